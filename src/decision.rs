@@ -1,0 +1,159 @@
+//! A decision: the outcome of a check.
+//!
+//! 1. A decision has one [`LimitStatus`] a charge, in the order of the charges.
+//! 2. [`retry_after`](Decision::retry_after) is true and tight: the smallest `d` such that the same check is admitted
+//!    `d` later if nothing else arrives. At `d − 1 µs` it is still refused.
+//! 3. [`reset_after`](LimitStatus::reset_after) is the time until the oldest counted unit leaves the window, that is,
+//!    until there is more to spend than now.
+//! 4. The figures of a decision as a whole are those of its [`binding`](Decision::binding) limit: of an admitted check
+//!    the one with the least left, of a refused one the one that takes longest to admit it.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use tower_sliding_window::{Limit, Limiter, MemoryStore};
+//!
+//! let limiter = Limiter::new(MemoryStore::new());
+//! let upload = Limit::per_minute("upload", 2);
+//! let first = limiter.check(&upload, "ada", 2).await?;
+//! assert!(first.is_allowed() && first.remaining() == 0);
+//!
+//! let second = limiter.check(&upload, "ada", 1).await?;
+//! assert!(second.retry_after().is_some_and(|wait| wait <= upload.window()));
+//! # Ok(()) }
+//! ```
+
+use std::{
+    iter,
+    time::{Duration, SystemTime},
+};
+
+use crate::{AdmissionId, Charge, Check, Limit};
+
+/// The outcome of a check. See the [module docs](self).
+#[derive(Clone, Debug)]
+pub struct Decision {
+    at: SystemTime,
+    id: AdmissionId,
+    first: LimitStatus,
+    rest: Vec<LimitStatus>,
+}
+
+/// How one limit stands after a decision, for the key that was charged.
+#[derive(Clone, Debug)]
+pub struct LimitStatus {
+    limit: Limit,
+    used: u64,
+    reset_after: Duration,
+    retry_after: Option<Duration>,
+}
+
+impl Decision {
+    /// A store's answer: when it decided, under which id, and how each charge came out.
+    pub fn new(check: &Check, at: SystemTime, id: AdmissionId, status: impl FnMut(&Charge) -> LimitStatus) -> Self {
+        let (first, rest) = check.map_charges(status);
+        Self { at, id, first, rest }
+    }
+
+    /// Whether the check was admitted, and its units counted.
+    #[must_use]
+    pub fn is_allowed(&self) -> bool {
+        self.statuses().all(|status| status.retry_after.is_none())
+    }
+
+    /// How long to wait until the same check is admitted, if nothing else arrives; `None` if it was admitted.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.statuses().filter_map(|status| status.retry_after).max()
+    }
+
+    /// The limit whose figures speak for the whole decision. See rule 4 of the [module docs](self).
+    #[must_use]
+    pub fn binding(&self) -> &LimitStatus {
+        self.rest.iter().fold(&self.first, |binding, status| {
+            let longer = status.retry_after.cmp(&binding.retry_after);
+            let less_left = status.remaining().cmp(&binding.remaining()).reverse();
+            let later = status.reset_after.cmp(&binding.reset_after);
+            if longer.then(less_left).then(later).is_gt() { status } else { binding }
+        })
+    }
+
+    /// How each limit stands, in the order of the charges.
+    pub fn statuses(&self) -> impl Iterator<Item = &LimitStatus> {
+        iter::once(&self.first).chain(&self.rest)
+    }
+
+    /// The [`binding`](Self::binding) limit.
+    #[must_use]
+    pub fn limit(&self) -> &Limit {
+        &self.binding().limit
+    }
+
+    /// The units in the window of the [`binding`](Self::binding) limit, those of this check included.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        self.binding().used
+    }
+
+    /// The units left under the [`binding`](Self::binding) limit.
+    #[must_use]
+    pub fn remaining(&self) -> u64 {
+        self.binding().remaining()
+    }
+
+    /// The time until there is more left under the [`binding`](Self::binding) limit.
+    #[must_use]
+    pub fn reset_after(&self) -> Duration {
+        self.binding().reset_after
+    }
+
+    /// When the store decided, by the store's clock.
+    #[must_use]
+    pub fn at(&self) -> SystemTime {
+        self.at
+    }
+
+    /// The identity of the admission.
+    #[must_use]
+    pub fn id(&self) -> AdmissionId {
+        self.id
+    }
+}
+
+impl LimitStatus {
+    /// How `charge` came out: the units `used` after the decision, the time until the oldest of them leaves (zero if
+    /// there are none), and, if this charge refused the check, how long until it would not.
+    #[must_use]
+    pub fn new(charge: &Charge, used: u64, reset_after: Duration, retry_after: Option<Duration>) -> Self {
+        Self { limit: charge.limit().clone(), used, reset_after, retry_after }
+    }
+
+    /// The limit.
+    #[must_use]
+    pub fn limit(&self) -> &Limit {
+        &self.limit
+    }
+
+    /// The units in the window, those of this check included if it was admitted.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        self.used
+    }
+
+    /// The units left: 0 also where the limit was lowered below what is used.
+    #[must_use]
+    pub fn remaining(&self) -> u64 {
+        self.limit.units().saturating_sub(self.used)
+    }
+
+    /// The time until the oldest counted unit leaves the window; zero if nothing is counted.
+    #[must_use]
+    pub fn reset_after(&self) -> Duration {
+        self.reset_after
+    }
+
+    /// How long this limit alone would refuse the check; `None` if it did not refuse it.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
+    }
+}

@@ -1,0 +1,83 @@
+//! What a limiter can answer instead of a decision.
+//!
+//! 1. A refusal is a decision, not an error.
+//! 2. [`Error::NeverFits`] is the caller's: no waiting helps. [`Error::TimedOut`] and [`Error::Unavailable`] are the
+//!    store's: whether the work goes on without a decision is the caller's choice, or the route's failure mode.
+//! 3. A [`StoreError`] keeps its cause as [`source`](std::error::Error::source); neither holds a key or a password.
+
+use std::{error, fmt, sync::Arc, time::Duration};
+
+use crate::NeverFits;
+
+/// Why there is no decision. See the [module docs](self).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// The cost is above the limit.
+    NeverFits(NeverFits),
+    /// The store did not answer within the deadline. The check may or may not have been counted.
+    TimedOut {
+        /// The deadline that passed.
+        deadline: Duration,
+    },
+    /// The store answered with an error, or could not be reached.
+    Unavailable(StoreError),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NeverFits(_) => f.write_str("the check can never be admitted"),
+            Self::TimedOut { deadline } => write!(f, "the rate-limit store did not answer within {deadline:?}"),
+            Self::Unavailable(_) => f.write_str("the rate-limit store is unavailable"),
+        }
+    }
+}
+
+impl error::Error for Error {
+    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
+        match self {
+            Self::NeverFits(error) => Some(error),
+            Self::TimedOut { .. } => None,
+            Self::Unavailable(error) => Some(error),
+        }
+    }
+}
+
+impl From<NeverFits> for Error {
+    fn from(error: NeverFits) -> Self {
+        Self::NeverFits(error)
+    }
+}
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Self {
+        Self::Unavailable(error)
+    }
+}
+
+/// A store's failure: what it was doing, and the cause. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct StoreError {
+    doing: &'static str,
+    cause: Arc<dyn error::Error + Send + Sync>,
+}
+
+impl StoreError {
+    /// A failure while `doing` something, such as "deciding a check".
+    pub fn new(doing: &'static str, cause: impl Into<Box<dyn error::Error + Send + Sync>>) -> Self {
+        Self { doing, cause: cause.into().into() }
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} failed", self.doing)
+    }
+}
+
+impl error::Error for StoreError {
+    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
+        Some(&*self.cause)
+    }
+}

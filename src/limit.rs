@@ -1,0 +1,219 @@
+//! A limit: how many units in which window, under which name.
+//!
+//! 1. A limit of `n` units in a window `W` means: for every instant `x`, the units admitted in `(x − W, x]` never
+//!    exceed `n`. There is no window boundary to wait for or to exploit.
+//! 2. The name is part of the key under which a store remembers units, so two limits of one name share their units
+//!    for the same key. Give one name one window everywhere.
+//! 3. Units run from 1 to [`Limit::MAX_UNITS`], windows from 1 ms to 365 days, names are 1 to 64 characters out of
+//!    `A-Z a-z 0-9 _ . -`.
+//!
+//! ```
+//! use std::time::Duration;
+//! use tower_sliding_window::Limit;
+//!
+//! // Literals: a mistake in a `const` does not compile.
+//! const LOGIN: Limit = Limit::per_minute("login", 5);
+//! assert_eq!(LOGIN.window(), Duration::from_secs(60));
+//!
+//! // Values from a configuration: a mistake is an error that names the value.
+//! let error = Limit::new("up stream", 9_500, Duration::from_secs(86_400)).unwrap_err();
+//! assert!(error.to_string().contains("up stream"));
+//! ```
+
+use std::{borrow::Cow, error, fmt, time::Duration};
+
+/// How many units in which window, under which name. See the [module docs](self).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Limit {
+    name: Cow<'static, str>,
+    units: u64,
+    window: Window,
+}
+
+/// A checked window in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Window(u64);
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(60 * 60);
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+impl Limit {
+    /// The largest number of units, 2^52: Redis scripts count in doubles, and a limit plus one cost must stay exact.
+    pub const MAX_UNITS: u64 = 1 << 52;
+    /// The shortest window, 1 ms.
+    pub const MIN_WINDOW: Duration = Duration::from_millis(1);
+    /// The longest window, 365 days.
+    pub const MAX_WINDOW: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+    /// A limit from values that are not known before run time. A window is rounded up to whole microseconds.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidLimit`], naming the value, when the name, the units or the window is outside the [rules](self).
+    pub fn new(name: impl Into<Cow<'static, str>>, units: u64, window: Duration) -> Result<Self, InvalidLimit> {
+        let name = name.into();
+        match Problem::of(&name, units, window) {
+            None => Ok(Self { name, units, window: Window::rounded_up(window) }),
+            Some(problem) => Err(InvalidLimit { problem, name: name.into_owned(), units, window }),
+        }
+    }
+
+    /// A limit on literals. In a `const`, a value outside the [rules](self) does not compile.
+    ///
+    /// # Panics
+    ///
+    /// Where it is built at run time from a value outside the rules. For such values there is [`Limit::new`].
+    #[must_use]
+    #[track_caller]
+    pub const fn per(name: &'static str, units: u64, window: Duration) -> Self {
+        if let Some(problem) = Problem::of(name, units, window) {
+            panic!("{}", problem.rule());
+        }
+        Self { name: Cow::Borrowed(name), units, window: Window::rounded_up(window) }
+    }
+
+    /// So many units in any second.
+    ///
+    /// # Panics
+    ///
+    /// As [`Limit::per`].
+    #[must_use]
+    #[track_caller]
+    pub const fn per_second(name: &'static str, units: u64) -> Self {
+        Self::per(name, units, SECOND)
+    }
+
+    /// So many units in any 60 seconds.
+    ///
+    /// # Panics
+    ///
+    /// As [`Limit::per`].
+    #[must_use]
+    #[track_caller]
+    pub const fn per_minute(name: &'static str, units: u64) -> Self {
+        Self::per(name, units, MINUTE)
+    }
+
+    /// So many units in any 60 minutes.
+    ///
+    /// # Panics
+    ///
+    /// As [`Limit::per`].
+    #[must_use]
+    #[track_caller]
+    pub const fn per_hour(name: &'static str, units: u64) -> Self {
+        Self::per(name, units, HOUR)
+    }
+
+    /// So many units in any 24 hours.
+    ///
+    /// # Panics
+    ///
+    /// As [`Limit::per`].
+    #[must_use]
+    #[track_caller]
+    pub const fn per_day(name: &'static str, units: u64) -> Self {
+        Self::per(name, units, DAY)
+    }
+
+    /// The name, which stores, headers and logs use.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The name as a map's key: a name that was a literal is not copied.
+    pub(crate) fn shared_name(&self) -> Cow<'static, str> {
+        self.name.clone()
+    }
+
+    /// The units that fit into one window.
+    #[must_use]
+    pub const fn units(&self) -> u64 {
+        self.units
+    }
+
+    /// The length of the window, exact to the microsecond.
+    #[must_use]
+    pub const fn window(&self) -> Duration {
+        Duration::from_micros(self.window.0)
+    }
+
+    /// The window in microseconds, the unit of all arithmetic inside.
+    pub(crate) const fn window_micros(&self) -> u64 {
+        self.window.0
+    }
+}
+
+impl Window {
+    /// Rounding down would let a unit leave before its window has passed.
+    const fn rounded_up(window: Duration) -> Self {
+        Self(window.as_nanos().div_ceil(1_000) as u64)
+    }
+}
+
+/// A limit that cannot be: the error of [`Limit::new`], naming the offending value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidLimit {
+    problem: Problem,
+    name: String,
+    units: u64,
+    window: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Problem {
+    Name,
+    Units,
+    Window,
+}
+
+impl Problem {
+    const fn of(name: &str, units: u64, window: Duration) -> Option<Self> {
+        if !is_fixed_alphabet(name) {
+            Some(Self::Name)
+        } else if units == 0 || units > Limit::MAX_UNITS {
+            Some(Self::Units)
+        } else if window.as_nanos() < Limit::MIN_WINDOW.as_nanos() || window.as_nanos() > Limit::MAX_WINDOW.as_nanos() {
+            Some(Self::Window)
+        } else {
+            None
+        }
+    }
+
+    const fn rule(self) -> &'static str {
+        match self {
+            Self::Name => "a limit's name must be 1 to 64 characters of A-Z a-z 0-9 _ . -",
+            Self::Units => "a limit's units must be 1 to 2^52",
+            Self::Window => "a limit's window must be 1 ms to 365 days",
+        }
+    }
+}
+
+/// Whether `text` is 1 to 64 characters of `[A-Za-z0-9_.-]`: what may stand in a Redis key or a header as it is.
+pub(crate) const fn is_fixed_alphabet(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    let mut at = 0;
+    while at < bytes.len() {
+        if !(bytes[at].is_ascii_alphanumeric() || matches!(bytes[at], b'_' | b'.' | b'-')) {
+            return false;
+        }
+        at += 1;
+    }
+    !bytes.is_empty() && bytes.len() <= 64
+}
+
+impl fmt::Display for InvalidLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "limit {:?}: {}, not ", self.name, self.problem.rule())?;
+        match self.problem {
+            Problem::Name => write!(f, "{:?}", self.name),
+            Problem::Units => write!(f, "{}", self.units),
+            Problem::Window => write!(f, "{:?}", self.window),
+        }
+    }
+}
+
+impl error::Error for InvalidLimit {}
