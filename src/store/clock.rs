@@ -1,0 +1,99 @@
+//! The time a store decides by.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant, SystemTime},
+};
+
+/// A clock that stands still until it is told to move: for tests of code that uses this crate.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use tower_sliding_window::{Limit, Limiter, ManualClock, MemoryStore};
+///
+/// let clock = ManualClock::new();
+/// let limiter = Limiter::new(MemoryStore::builder().clock(&clock).build());
+/// let limit = Limit::per_hour("report", 1);
+/// assert!(limiter.check(&limit, "ada", 1).await?.is_allowed());
+///
+/// let refused = limiter.check(&limit, "ada", 1).await?;
+/// clock.advance(refused.retry_after().expect("the hour's only unit is spent"));
+/// assert!(limiter.check(&limit, "ada", 1).await?.is_allowed());
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct ManualClock(Arc<AtomicU64>);
+
+impl ManualClock {
+    /// A clock that stands at the present time.
+    #[must_use]
+    pub fn new() -> Self {
+        Self(Arc::new(AtomicU64::new(micros_since_epoch(SystemTime::now()))))
+    }
+
+    /// Moves the clock forward; below a microsecond is cut off.
+    pub fn advance(&self, by: Duration) {
+        self.0.fetch_add(micros(by), Ordering::SeqCst);
+    }
+
+    /// Moves the clock back, as a wrongly set server clock would.
+    pub fn step_back(&self, by: Duration) {
+        self.0.fetch_sub(micros(by), Ordering::SeqCst);
+    }
+
+    /// The time it shows.
+    #[must_use]
+    pub fn now(&self) -> SystemTime {
+        system_time(self.micros())
+    }
+
+    pub(super) fn micros(&self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+impl Default for ManualClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Where a store in this process takes its time from.
+#[derive(Clone, Debug)]
+pub(super) enum Clock {
+    /// The system's time at the start, and from there on monotonic: the system clock may step, this one never does.
+    Monotonic {
+        started: Instant,
+        epoch: u64,
+    },
+    Manual(ManualClock),
+}
+
+impl Clock {
+    pub(super) fn monotonic() -> Self {
+        Self::Monotonic { started: Instant::now(), epoch: micros_since_epoch(SystemTime::now()) }
+    }
+
+    /// Microseconds since the Unix epoch.
+    pub(super) fn now(&self) -> u64 {
+        match self {
+            Self::Monotonic { started, epoch } => epoch.saturating_add(micros(started.elapsed())),
+            Self::Manual(clock) => clock.micros(),
+        }
+    }
+}
+
+pub(super) fn system_time(micros: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_micros(micros)
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn micros_since_epoch(time: SystemTime) -> u64 {
+    micros(time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default())
+}

@@ -1,0 +1,182 @@
+//! Connections: bb8's pool over bb8-redis's manager, taught to notice broken connections without a PING.
+//!
+//! 1. A connection that failed takes its whole generation with it: when one is cut, a restarted or demoted server has
+//!    mostly cut them all, and handing out the rest one by one would cost one failed check each.
+//! 2. A connection that has left several requests in a row unanswered is dropped too: it may be half open, which no
+//!    error ever reports.
+//! 3. Both are looked up in this process. Nothing is asked of the server when a connection is taken.
+
+use std::{
+    error, fmt,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use bb8::{ManageConnection, Pool, RunError};
+use bb8_redis::RedisConnectionManager;
+use redis::{
+    Cmd, ConnectionInfo, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value,
+    aio::{ConnectionLike, MultiplexedConnection},
+    io::tcp::{TcpSettings, socket2::TcpKeepalive},
+};
+
+/// A connection that left this many requests in a row unanswered is dropped.
+const MAX_UNANSWERED: u32 = 3;
+
+/// How long sent data may stay unacknowledged, and an idle peer silent, before the kernel ends the connection.
+const PEER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A pool of connections to one server. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Connections {
+    pool: Pool<Manager>,
+    generation: Arc<AtomicU64>,
+    last_failure: LastFailure,
+    connect_timeout: Duration,
+}
+
+/// A connection taken from the pool; it goes back when it is dropped.
+pub(super) struct Connection<'a> {
+    pooled: bb8::PooledConnection<'a, Manager>,
+    generation: &'a AtomicU64,
+}
+
+impl Connections {
+    /// Sets the pool up. Connects nowhere yet, and needs no runtime.
+    pub(super) fn new(info: ConnectionInfo, connections: u32, connect_timeout: Duration) -> RedisResult<Self> {
+        let tcp = TcpSettings::default()
+            .set_nodelay(true)
+            .set_keepalive(TcpKeepalive::new().with_time(PEER_TIMEOUT).with_interval(PEER_TIMEOUT));
+        #[cfg(target_os = "linux")]
+        let tcp = tcp.set_user_timeout(PEER_TIMEOUT);
+        let generation = Arc::new(AtomicU64::new(0));
+        let manager = Manager {
+            inner: RedisConnectionManager::new(info.set_tcp_settings(tcp))?,
+            generation: Arc::clone(&generation),
+        };
+        let last_failure = LastFailure::default();
+        let pool = Pool::builder()
+            .max_size(connections)
+            .connection_timeout(connect_timeout)
+            .idle_timeout(None)
+            .max_lifetime(None)
+            .error_sink(Box::new(last_failure.clone()))
+            .build_unchecked(manager);
+        Ok(Self { pool, generation, last_failure, connect_timeout })
+    }
+
+    pub(super) async fn get(&self) -> Result<Connection<'_>, NoConnection> {
+        match self.pool.get().await {
+            Ok(pooled) => Ok(Connection { pooled, generation: &self.generation }),
+            Err(RunError::User(error)) => Err(NoConnection { after: None, cause: Some(error) }),
+            Err(RunError::TimedOut) => {
+                Err(NoConnection { after: Some(self.connect_timeout), cause: self.last_failure.get() })
+            }
+        }
+    }
+}
+
+impl Connection<'_> {
+    pub(super) async fn send(&mut self, command: &Cmd) -> RedisResult<Value> {
+        // Counted before the wait: a caller whose deadline passes drops this future in the middle of it.
+        self.pooled.unanswered += 1;
+        let outcome = self.pooled.inner.req_packed_command(command).await.and_then(Value::extract_error);
+        match &outcome {
+            Err(error) if error.is_timeout() => {}
+            Err(error) if ends_the_connection(error) => self.end_generation(),
+            _ => self.pooled.unanswered = 0,
+        }
+        outcome
+    }
+
+    /// Makes every connection of this generation be replaced, once however many of them fail.
+    fn end_generation(&self) {
+        let ended = self.pooled.generation;
+        let _ = self.generation.compare_exchange(ended, ended + 1, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+/// Whether an error says that the next request should go over a new connection: the peer is gone, or it has become a
+/// replica and a new connection may reach the new primary.
+pub(super) fn ends_the_connection(error: &RedisError) -> bool {
+    error.is_unrecoverable_error() || error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
+}
+
+/// What bb8 manages: a multiplexed connection and what is known of its health.
+struct Managed {
+    inner: MultiplexedConnection,
+    generation: u64,
+    unanswered: u32,
+}
+
+struct Manager {
+    inner: RedisConnectionManager,
+    generation: Arc<AtomicU64>,
+}
+
+impl ManageConnection for Manager {
+    type Connection = Managed;
+    type Error = RedisError;
+
+    async fn connect(&self) -> RedisResult<Managed> {
+        // Read before connecting: if the generation ends meanwhile, this connection may have reached the old server.
+        let generation = self.generation.load(Ordering::Relaxed);
+        Ok(Managed { inner: self.inner.connect().await?, generation, unanswered: 0 })
+    }
+
+    async fn is_valid(&self, connection: &mut Managed) -> RedisResult<()> {
+        if self.has_broken(connection) {
+            return Err(RedisError::from((ErrorKind::Io, "the connection has been given up")));
+        }
+        Ok(())
+    }
+
+    fn has_broken(&self, connection: &mut Managed) -> bool {
+        connection.unanswered >= MAX_UNANSWERED || connection.generation != self.generation.load(Ordering::Relaxed)
+    }
+}
+
+/// Why connecting failed last: bb8 itself only tells that it took too long.
+#[derive(Clone, Debug, Default)]
+struct LastFailure(Arc<Mutex<Option<RedisError>>>);
+
+impl LastFailure {
+    fn get(&self) -> Option<RedisError> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl bb8::ErrorSink<RedisError> for LastFailure {
+    fn sink(&self, error: RedisError) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+    }
+
+    fn boxed_clone(&self) -> Box<dyn bb8::ErrorSink<RedisError>> {
+        Box::new(self.clone())
+    }
+}
+
+/// No connection could be had.
+#[derive(Debug)]
+pub(super) struct NoConnection {
+    after: Option<Duration>,
+    cause: Option<RedisError>,
+}
+
+impl fmt::Display for NoConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.after {
+            Some(after) => write!(f, "no connection to Redis within {after:?}"),
+            None => f.write_str("no connection to Redis"),
+        }
+    }
+}
+
+impl error::Error for NoConnection {
+    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
+        self.cause.as_ref().map(|cause| cause as _)
+    }
+}

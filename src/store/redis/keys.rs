@@ -1,0 +1,57 @@
+//! The layout of our keys in Redis: `{prefix}:{<digest>}:<limit>`.
+//!
+//! 1. The digest is the first 128 bits of SHA-256 over the namespace and the value of the [`Key`], in hex: what a user
+//!    sent never stands in a key, so it can neither be read there nor reach into another's key.
+//! 2. The braces are a Cluster hash tag around our own digest: all limits of one identity live in one slot, and
+//!    identities spread over all of them.
+//! 3. The default prefix carries the version of the layout.
+
+use std::fmt::Write;
+
+use sha2::{Digest, Sha256};
+
+use crate::{Key, Limit};
+
+pub(super) const DEFAULT_PREFIX: &str = "tsw1";
+
+/// Bytes of the digest that stand in a key: 128 bits.
+const DIGEST_BYTES: usize = 16;
+
+pub(super) fn redis_key(prefix: &str, limit: &Limit, key: &Key) -> String {
+    let mut sha = Sha256::new();
+    // The length first, so that no namespace and value can be split in two ways.
+    sha.update((key.namespace().len() as u64).to_le_bytes());
+    sha.update(key.namespace());
+    sha.update(key.value());
+
+    let mut text = String::with_capacity(prefix.len() + 2 * DIGEST_BYTES + limit.name().len() + 4);
+    text.push_str(prefix);
+    text.push_str(":{");
+    for byte in &sha.finalize()[..DIGEST_BYTES] {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{byte:02x}");
+    }
+    text.push_str("}:");
+    text.push_str(limit.name());
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_made_of_the_fixed_alphabet_and_one_hash_tag() {
+        let limit = Limit::per_minute("login", 5);
+        let text = redis_key("tsw1", &limit, &Key::new("tenant", "a}:b{c}\r\n\0"));
+        let (digest, rest) = text.strip_prefix("tsw1:{").unwrap().split_once('}').unwrap();
+        assert!(digest.len() == 32 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        assert_eq!(rest, ":login");
+    }
+
+    #[test]
+    fn namespace_and_value_cannot_be_shifted_into_each_other() {
+        let limit = Limit::per_minute("login", 5);
+        assert_ne!(redis_key("p", &limit, &Key::new("ab", "c")), redis_key("p", &limit, &Key::new("a", "bc")));
+    }
+}

@@ -1,0 +1,34 @@
+//! A Lua script on the server: sent by its hash, and whole only when the server does not know it.
+
+use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, cmd};
+
+use super::connection::Connection;
+
+pub(super) struct Script {
+    source: &'static str,
+    sha1: String,
+}
+
+impl Script {
+    pub(super) fn new(source: &'static str) -> Self {
+        Self { source, sha1: redis::Script::new(source).get_hash().to_owned() }
+    }
+
+    /// Runs the script with the keys and arguments that `fill` appends.
+    ///
+    /// NOSCRIPT is answered by one EVAL, which runs the script and loads it: one round trip, on the right server, and
+    /// without the permission that SCRIPT LOAD needs. It is not repeated: a server that loses scripts that fast is
+    /// not helped by a loop.
+    pub(super) async fn run(&self, connection: &mut Connection<'_>, fill: impl Fn(&mut Cmd)) -> RedisResult<Value> {
+        let mut evalsha = cmd("EVALSHA");
+        fill(evalsha.arg(&self.sha1));
+        match connection.send(&evalsha).await {
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                let mut eval = cmd("EVAL");
+                fill(eval.arg(self.source));
+                connection.send(&eval).await
+            }
+            outcome => outcome,
+        }
+    }
+}
