@@ -1,0 +1,141 @@
+//! The limiter: a store and a deadline, without HTTP.
+//!
+//! 1. [`check`](Limiter::check) spends, [`peek`](Limiter::peek) asks, [`reset`](Limiter::reset) forgets.
+//! 2. Every answer comes within the [`deadline`](Limiter::deadline), 50 ms by default, which covers queueing,
+//!    connecting and the reply. It runs from the first poll, and arms a timer only if the store makes it wait.
+//! 3. A refusal is a [`Decision`]; what is not a decision is a typed [`Error`].
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
+//! use tower_sliding_window::{Limit, Limiter, MemoryStore};
+//!
+//! // 5000 calls an hour for each access token of an upstream service.
+//! const CALLS: Limit = Limit::per_hour("calls", 5_000);
+//!
+//! let limiter = Limiter::new(MemoryStore::new());
+//! match limiter.check(&CALLS, "token-7", 1).await? {
+//!     decision if decision.is_allowed() => assert_eq!(decision.remaining(), 4_999),
+//!     decision => println!("wait {:?}", decision.retry_after()),
+//! }
+//! assert_eq!(limiter.peek(&CALLS, "token-7").await?.remaining(), 4_999);
+//! # Ok(()) }
+//! ```
+
+mod deadline;
+mod failure;
+
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use pin_project_lite::pin_project;
+
+use self::deadline::Deadline;
+pub use self::failure::FailureMode;
+use crate::{Charge, Check, Decision, Error, Key, Limit, NeverFits, store::Store};
+
+/// How long a decision may take unless the limiter says otherwise.
+const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
+
+/// A store and a deadline. See the [module docs](self). Cheap to clone if the store is.
+#[derive(Clone, Debug)]
+pub struct Limiter<S> {
+    store: S,
+    deadline: Duration,
+}
+
+impl<S: Store> Limiter<S> {
+    /// A limiter on `store` with a deadline of 50 ms.
+    #[must_use]
+    pub fn new(store: S) -> Self {
+        Self { store, deadline: DEFAULT_DEADLINE }
+    }
+
+    /// Sets how long any answer may take. Default: 50 ms.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Spends `cost` units of `limit` in the name of `key`, if they are left.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NeverFits`] if the cost is above the limit, [`Error::TimedOut`] past the deadline,
+    /// [`Error::Unavailable`] if the store fails.
+    pub fn check(&self, limit: &Limit, key: impl Into<Key>, cost: u64) -> Decide<S> {
+        match Charge::new(limit.clone(), key, cost) {
+            Ok(charge) => self.check_all(Check::new(charge)),
+            Err(error) => Decide { state: Deciding::Never { error: Some(error) } },
+        }
+    }
+
+    /// Decides several charges together, all or nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails.
+    pub fn check_all(&self, check: Check) -> Decide<S> {
+        Decide { state: Deciding::Asked { decision: Deadline::new(self.store.decide(check), self.deadline) } }
+    }
+
+    /// How `limit` stands for `key`, without spending anything.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails.
+    pub fn peek(&self, limit: &Limit, key: impl Into<Key>) -> Decide<S> {
+        self.check(limit, key, 0)
+    }
+
+    /// Forgets what `limit` counts for `key`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails.
+    pub async fn reset(&self, limit: &Limit, key: impl Into<Key>) -> Result<(), Error> {
+        Deadline::new(self.store.reset(limit.clone(), key.into()), self.deadline).await?.map_err(Error::from)
+    }
+}
+
+pin_project! {
+    /// The future of a limiter's decision.
+    #[must_use = "futures do nothing unless polled"]
+    pub struct Decide<S: Store> {
+        #[pin]
+        state: Deciding<S>,
+    }
+}
+
+pin_project! {
+    #[project = DecidingProjection]
+    enum Deciding<S: Store> {
+        Never { error: Option<NeverFits> },
+        Asked { #[pin] decision: Deadline<S::Decide> },
+    }
+}
+
+impl<S: Store> Future for Decide<S> {
+    type Output = Result<Decision, Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.project().state.project() {
+            DecidingProjection::Never { error } => match error.take() {
+                Some(error) => Poll::Ready(Err(error.into())),
+                // Only a future that is polled again after it was ready has no error left.
+                None => panic!("`Decide` polled after completion"),
+            },
+            DecidingProjection::Asked { decision } => decision.poll(cx).map(|outcome| Ok(outcome??)),
+        }
+    }
+}
+
+impl<S: Store> std::fmt::Debug for Decide<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Decide").finish_non_exhaustive()
+    }
+}
