@@ -1,0 +1,158 @@
+//! The client's address behind trusted proxies.
+
+use std::{error, fmt, net::IpAddr};
+
+use http::{HeaderName, request::Parts};
+use ipnet::IpNet;
+
+use super::{
+    KeyError, KeyExtractor,
+    address::{InvalidPrefix, Ipv6Prefix, canonical},
+    forwarded::{Style, addresses},
+    header::{header_name, single_value},
+    peer_ip::peer,
+};
+use crate::Key;
+
+/// A chain of more hops than this is not followed further.
+const MAX_HOPS: usize = 32;
+
+/// The client's address behind trusted proxies.
+///
+/// 1. A peer outside the trusted ranges is the client, whatever its headers say.
+/// 2. Behind a trusted peer exactly one header is read: `X-Forwarded-For` unless told otherwise. The others are
+///    ignored, since a proxy passes on what it does not overwrite.
+/// 3. `X-Forwarded-For` and `Forwarded` are walked from right to left over all of their lines. As long as a hop is
+///    trusted, its word on the one before it counts; the first that is not trusted is the client. At an element
+///    without a readable address the walk stops at the last hop that is known.
+/// 4. A single-value header must be there exactly once, with an address in it: otherwise the request is answered
+///    with 400.
+/// 5. Addresses are compared and counted as [`PeerIp`](super::PeerIp) counts them: IPv4 one by one however it is
+///    written, IPv6 by /64.
+///
+/// ```
+/// use std::net::SocketAddr;
+/// use http::Request;
+/// use tower_sliding_window::{ClientIp, KeyExtractor};
+///
+/// let client_ip = ClientIp::behind(["10.0.0.0/8"])?;
+/// let proxy: SocketAddr = "10.0.0.1:4000".parse()?;
+/// // The client wrote the first address itself; the proxy appended the second.
+/// let request = Request::get("/").header("x-forwarded-for", "198.51.100.1, 203.0.113.7").extension(proxy);
+/// let (parts, ()) = request.body(())?.into_parts();
+/// assert_eq!(client_ip.extract(&parts)?.value(), [203, 0, 113, 7]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct ClientIp {
+    trusted: Vec<IpNet>,
+    source: Source,
+    prefix: Ipv6Prefix,
+}
+
+/// The one header that is believed.
+#[derive(Clone, Debug)]
+enum Source {
+    Chain(HeaderName, Style),
+    Single(HeaderName),
+}
+
+impl ClientIp {
+    /// The client behind proxies in these ranges, such as `10.0.0.0/8` or `2001:db8::/32`; a single address stands for
+    /// itself. Reads `X-Forwarded-For`.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidCidr`], naming the value, if one is not a range.
+    pub fn behind<R: AsRef<str>>(trusted: impl IntoIterator<Item = R>) -> Result<Self, InvalidCidr> {
+        let trusted = trusted.into_iter().map(|range| parse_range(range.as_ref())).collect::<Result<_, _>>()?;
+        let source = Source::Chain(HeaderName::from_static("x-forwarded-for"), Style::Plain);
+        Ok(Self { trusted, source, prefix: Ipv6Prefix::default() })
+    }
+
+    /// Reads `Forwarded` (RFC 7239) instead of `X-Forwarded-For`.
+    #[must_use]
+    pub fn forwarded(mut self) -> Self {
+        self.source = Source::Chain(http::header::FORWARDED, Style::Rfc7239);
+        self
+    }
+
+    /// Reads a header with a single address instead, such as `cf-connecting-ip` or `x-real-ip`. Only for a proxy that
+    /// always overwrites it.
+    ///
+    /// # Panics
+    ///
+    /// If `name` is a text that is not a header name. A [`HeaderName`] never panics.
+    #[must_use]
+    #[track_caller]
+    pub fn single_header(mut self, name: impl TryInto<HeaderName>) -> Self {
+        self.source = Source::Single(header_name(name));
+        self
+    }
+
+    /// Counts IPv6 addresses by this many leading bits. Default: 64.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidPrefix`] if that is not 1 to 128.
+    pub fn ipv6_prefix(mut self, bits: u8) -> Result<Self, InvalidPrefix> {
+        self.prefix = Ipv6Prefix::new(bits)?;
+        Ok(self)
+    }
+
+    fn is_trusted(&self, address: IpAddr) -> bool {
+        self.trusted.iter().any(|range| range.contains(&address))
+    }
+
+    fn client(&self, parts: &Parts) -> Result<IpAddr, KeyError> {
+        let peer = canonical(peer(parts)?);
+        if !self.is_trusted(peer) {
+            return Ok(peer);
+        }
+        match &self.source {
+            Source::Chain(name, style) => {
+                let mut client = peer;
+                for hop in addresses(&parts.headers, name.as_str(), *style).take(MAX_HOPS) {
+                    match hop {
+                        Some(address) if self.is_trusted(client) => client = address,
+                        _ => break,
+                    }
+                }
+                Ok(client)
+            }
+            Source::Single(name) => {
+                let address = single_value(&parts.headers, name)?;
+                address
+                    .parse()
+                    .map(canonical)
+                    .map_err(|_| KeyError::invalid(name.as_str().to_owned(), "not an address"))
+            }
+        }
+    }
+}
+
+impl KeyExtractor for ClientIp {
+    fn extract(&self, parts: &Parts) -> Result<Key, KeyError> {
+        self.client(parts).map(|client| self.prefix.key(client))
+    }
+}
+
+fn parse_range(range: &str) -> Result<IpNet, InvalidCidr> {
+    let range = range.trim();
+    let single = || range.parse::<IpAddr>().map(IpNet::from).ok();
+    range.parse().ok().or_else(single).ok_or_else(|| InvalidCidr { range: range.to_owned() })
+}
+
+/// A range of trusted proxies that is not one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidCidr {
+    range: String,
+}
+
+impl fmt::Display for InvalidCidr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} is not an address range such as 10.0.0.0/8 or 2001:db8::/32", self.range)
+    }
+}
+
+impl error::Error for InvalidCidr {}

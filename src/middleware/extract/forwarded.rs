@@ -1,0 +1,182 @@
+//! The addresses in `X-Forwarded-For` and `Forwarded`, from right to left.
+//!
+//! Every proxy appends, so only the right end of such a header was written by somebody we know. Reading starts there
+//! and never needs anything to its left to be well-formed: what a client sent cannot change how a proxy's own element
+//! is read.
+
+use std::net::{IpAddr, SocketAddr};
+
+use http::HeaderMap;
+
+use super::address::canonical;
+
+/// The elements of all lines of a header, the last one first. `None` is an element without a readable address.
+pub(super) fn addresses<'a>(
+    headers: &'a HeaderMap,
+    name: &str,
+    style: Style,
+) -> impl Iterator<Item = Option<IpAddr>> + use<'a> {
+    headers.get_all(name).into_iter().rev().flat_map(move |line| {
+        let mut rest = Some(line.as_bytes());
+        std::iter::from_fn(move || {
+            let element;
+            (rest, element) = style.split_last(rest?);
+            Some(style.address(element))
+        })
+    })
+}
+
+/// How a header writes its elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Style {
+    /// `X-Forwarded-For`: addresses between commas.
+    Plain,
+    /// `Forwarded` (RFC 7239): parameters between semicolons, elements between commas, both outside quotes.
+    Rfc7239,
+}
+
+impl Style {
+    /// The text before the last comma, if there is one, and the text behind it.
+    fn split_last(self, line: &[u8]) -> (Option<&[u8]>, &[u8]) {
+        let comma = match self {
+            Self::Plain => line.iter().rposition(|byte| *byte == b','),
+            Self::Rfc7239 => last_outside_quotes(line, b','),
+        };
+        match comma {
+            Some(at) => (Some(&line[..at]), &line[at + 1..]),
+            None => (None, line),
+        }
+    }
+
+    fn address(self, element: &[u8]) -> Option<IpAddr> {
+        let node = match self {
+            Self::Plain => element.trim_ascii().to_vec(),
+            Self::Rfc7239 => for_parameter(element)?,
+        };
+        parse_node(str::from_utf8(&node).ok()?)
+    }
+}
+
+/// An address with or without brackets and port. A name, `unknown` or `_hidden` has no address.
+fn parse_node(node: &str) -> Option<IpAddr> {
+    let bracketed = || node.strip_prefix('[')?.strip_suffix(']')?.parse().map(IpAddr::V6).ok();
+    let with_port = || node.parse::<SocketAddr>().map(|address| address.ip()).ok();
+    node.parse().ok().or_else(bracketed).or_else(with_port).map(canonical)
+}
+
+/// The value of an element's only `for` parameter, unquoted.
+fn for_parameter(mut element: &[u8]) -> Option<Vec<u8>> {
+    let mut found = None;
+    loop {
+        let semicolon = last_outside_quotes(element, b';');
+        let parameter = &element[semicolon.map_or(0, |at| at + 1)..];
+        let equals = parameter.iter().position(|byte| *byte == b'=')?;
+        let (name, value) = (&parameter[..equals], &parameter[equals + 1..]);
+        let value = unquote(value.trim_ascii())?;
+        if name.trim_ascii().eq_ignore_ascii_case(b"for") && found.replace(value).is_some() {
+            return None;
+        }
+        match semicolon {
+            Some(at) => element = &element[..at],
+            None => return found,
+        }
+    }
+}
+
+/// A token as it is, a quoted string without its quotes and backslashes (RFC 9110, section 5.6.4).
+fn unquote(value: &[u8]) -> Option<Vec<u8>> {
+    if !value.contains(&b'"') {
+        return Some(value.to_vec());
+    }
+    let mut inside = value.strip_prefix(b"\"")?.strip_suffix(b"\"")?.iter();
+    let mut plain = Vec::with_capacity(inside.len());
+    while let Some(byte) = inside.next() {
+        plain.push(match byte {
+            b'\\' => *inside.next()?,
+            b'"' => return None,
+            byte => *byte,
+        });
+    }
+    Some(plain)
+}
+
+/// The last place of `separator` outside quotes, as seen from the right end.
+fn last_outside_quotes(text: &[u8], separator: u8) -> Option<usize> {
+    let mut quoted = false;
+    for (at, byte) in text.iter().enumerate().rev() {
+        let is_escaped = || text[..at].iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 1;
+        if *byte == b'"' && !(quoted && is_escaped()) {
+            quoted = !quoted;
+        } else if *byte == separator && !quoted {
+            return Some(at);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(style: Style, lines: &[&str]) -> Vec<Option<String>> {
+        let mut headers = HeaderMap::new();
+        for line in lines {
+            headers.append("x", line.parse().unwrap());
+        }
+        addresses(&headers, "x", style).map(|address| address.map(|address| address.to_string())).collect()
+    }
+
+    fn some(addresses: &[&str]) -> Vec<Option<String>> {
+        addresses.iter().map(|address| Some((*address).to_owned())).collect()
+    }
+
+    #[test]
+    fn all_lines_are_read_from_the_right_end_of_the_last() {
+        let lines = ["192.0.2.1, 192.0.2.2", "192.0.2.3"];
+        assert_eq!(read(Style::Plain, &lines), some(&["192.0.2.3", "192.0.2.2", "192.0.2.1"]));
+    }
+
+    #[test]
+    fn every_way_to_write_an_address_is_read() {
+        for (node, address) in [
+            ("192.0.2.1", "192.0.2.1"),
+            ("192.0.2.1:443", "192.0.2.1"),
+            ("2001:db8::1", "2001:db8::1"),
+            ("[2001:db8::1]", "2001:db8::1"),
+            ("[2001:db8::1]:443", "2001:db8::1"),
+            ("::ffff:192.0.2.1", "192.0.2.1"),
+        ] {
+            assert_eq!(read(Style::Plain, &[node]), some(&[address]), "{node}");
+            assert_eq!(read(Style::Rfc7239, &[&format!("proto=http; For=\"{node}\"")]), some(&[address]), "{node}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_an_address_is_nobody() {
+        for node in
+            ["", "unknown", "_hidden", "192.0.2.1:99999", "192.0.2", "fe80::1%eth0", "example.org", "[192.0.2.1]"]
+        {
+            assert_eq!(read(Style::Plain, &[node]), [None], "{node}");
+            assert_eq!(read(Style::Rfc7239, &[&format!("for=\"{node}\"")]), [None], "{node}");
+        }
+        for element in
+            ["", "by=192.0.2.1", "for=192.0.2.1;for=192.0.2.2", "for", "for=\"192.0.2.1", "for=\"192\\\".0.2.1\""]
+        {
+            assert_eq!(read(Style::Rfc7239, &[element]), [None], "{element}");
+        }
+    }
+
+    #[test]
+    fn quotes_hide_separators() {
+        let line = r#"for=192.0.2.1;host="a,b;for=6.6.6.6\"", for="192.0.2.2""#;
+        assert_eq!(read(Style::Rfc7239, &[line]), some(&["192.0.2.2", "192.0.2.1"]));
+    }
+
+    /// Read from the left, the client's open quote would turn the proxy's quotes inside out and lay its host name,
+    /// which the client has chosen too, open as an element.
+    #[test]
+    fn an_open_quote_on_the_left_does_not_change_the_right() {
+        let line = r#"for="x, for=192.0.2.1;host="a,for=6.6.6.6,b""#;
+        assert_eq!(read(Style::Rfc7239, &[line])[0], Some("192.0.2.1".to_owned()));
+    }
+}

@@ -1,0 +1,77 @@
+//! The value of a header.
+
+use http::{HeaderMap, HeaderName, request::Parts};
+
+use super::{KeyError, KeyExtractor};
+use crate::Key;
+
+/// The longest header value that becomes a key: 4 KiB.
+const MAX_LENGTH: usize = 4096;
+
+/// The value of a header, such as a tenant's name that a gateway has set.
+///
+/// The header must be there exactly once, with 1 to 4096 bytes of UTF-8 in it: otherwise the request is answered with
+/// 400. Who can send any value can spend in anybody's name: read a header only if somebody trusted has set it. For a
+/// secret use [`ApiKey`](super::ApiKey).
+///
+/// ```
+/// use http::Request;
+/// use tower_sliding_window::{Header, KeyExtractor};
+///
+/// let tenant = Header::new("x-tenant");
+/// let (parts, ()) = Request::get("/").header("x-tenant", "7").body(()).unwrap().into_parts();
+/// assert!(tenant.extract(&parts).is_ok());
+///
+/// let (parts, ()) = Request::get("/").body(()).unwrap().into_parts();
+/// assert_eq!(tenant.extract(&parts).unwrap_err().status(), 400);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Header {
+    name: HeaderName,
+}
+
+impl Header {
+    /// The value of the header `name`.
+    ///
+    /// # Panics
+    ///
+    /// If `name` is a text that is not a header name. A [`HeaderName`] never panics.
+    #[must_use]
+    #[track_caller]
+    pub fn new(name: impl TryInto<HeaderName>) -> Self {
+        Self { name: header_name(name) }
+    }
+}
+
+impl KeyExtractor for Header {
+    fn extract(&self, parts: &Parts) -> Result<Key, KeyError> {
+        let value = single_value(&parts.headers, &self.name)?;
+        // A header's name cannot hold a colon, so two headers never give the same text.
+        Ok(Key::new("header", format!("{}:{value}", self.name)))
+    }
+}
+
+/// The name as it is, or a panic where the layer is built.
+#[track_caller]
+pub(super) fn header_name(name: impl TryInto<HeaderName>) -> HeaderName {
+    match name.try_into() {
+        Ok(name) => name,
+        Err(_) => panic!("a header name must be a token of letters, digits and !#$%&'*+-.^_`|~"),
+    }
+}
+
+/// The value of a header that must be there exactly once, without the white space around it.
+pub(super) fn single_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a str, KeyError> {
+    let invalid = |problem| KeyError::invalid(name.as_str().to_owned(), problem);
+    let mut lines = headers.get_all(name).into_iter();
+    let line = lines.next().ok_or_else(|| KeyError::missing(name.as_str().to_owned()))?;
+    if lines.next().is_some() {
+        return Err(invalid("repeated"));
+    }
+    let value = str::from_utf8(line.as_bytes()).map_err(|_| invalid("not UTF-8"))?.trim();
+    match value.len() {
+        0 => Err(invalid("empty")),
+        1..=MAX_LENGTH => Ok(value),
+        _ => Err(invalid("longer than 4 KiB")),
+    }
+}

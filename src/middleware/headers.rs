@@ -1,0 +1,85 @@
+//! Rate-limit headers.
+//!
+//! 1. `X-RateLimit-Limit`, `-Remaining` and `-Reset` are those of the decision's binding limit. Nothing standardizes
+//!    them: `-Reset` is a number of seconds by default, as at Envoy and Kong, or a Unix time, as at GitHub.
+//! 2. Times are rounded up to whole seconds, and `Retry-After` (RFC 9110, section 10.2.3) is at least 1: a client that
+//!    does as it is told is never early.
+//! 3. Where layers are stacked, the response shows the figures of whichever has the least left.
+
+use std::time::{Duration, SystemTime};
+
+use http::{
+    HeaderMap, HeaderName, HeaderValue,
+    header::{CACHE_CONTROL, RETRY_AFTER},
+};
+
+use crate::Decision;
+
+const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+
+/// The headers a browser's script may only read if CORS exposes them: for `CorsLayer::expose_headers`.
+#[allow(clippy::declare_interior_mutable_const, reason = "a HeaderName of a static text has no interior to mutate")]
+pub const EXPOSED_HEADERS: [HeaderName; 4] = [RETRY_AFTER, LIMIT, REMAINING, RESET];
+
+/// How `X-RateLimit-Reset` is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ResetFormat {
+    /// Seconds from now, rounded up. No clock can be wrong about it.
+    #[default]
+    DeltaSeconds,
+    /// A Unix time in seconds, rounded up, by the store's clock.
+    EpochSeconds,
+}
+
+/// Writes the figures of a decision, unless the headers already have those of a limit with no more left.
+pub(super) fn write_figures(headers: &mut HeaderMap, decision: &Decision, format: ResetFormat) {
+    let binding = decision.binding();
+    let shown = headers.get(&REMAINING).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if shown.is_some_and(|remaining| remaining <= binding.remaining()) {
+        return;
+    }
+    let reset = match format {
+        ResetFormat::DeltaSeconds => binding.reset_after(),
+        ResetFormat::EpochSeconds => {
+            let at = decision.at() + binding.reset_after();
+            at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+        }
+    };
+    headers.insert(LIMIT, binding.limit().units().into());
+    headers.insert(REMAINING, binding.remaining().into());
+    headers.insert(RESET, seconds_rounded_up(reset).into());
+}
+
+/// Tells when to come back.
+pub(super) fn write_retry_after(headers: &mut HeaderMap, wait: Duration) {
+    headers.insert(RETRY_AFTER, retry_after_seconds(wait).into());
+}
+
+/// An answer to one client at one moment is nobody else's (RFC 6585, section 4, for 429).
+pub(super) fn forbid_storing(headers: &mut HeaderMap) {
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+}
+
+/// `Retry-After: 0` would make some clients come back at once.
+pub(super) fn retry_after_seconds(wait: Duration) -> u64 {
+    seconds_rounded_up(wait).max(1)
+}
+
+fn seconds_rounded_up(duration: Duration) -> u64 {
+    duration.as_secs() + u64::from(duration.subsec_nanos() > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_are_rounded_up_and_a_wait_is_at_least_one() {
+        let waits =
+            [0, 1, 999_999, 1_000_000, 1_000_001].map(|micros| retry_after_seconds(Duration::from_micros(micros)));
+        assert_eq!(waits, [1, 1, 1, 1, 2]);
+    }
+}

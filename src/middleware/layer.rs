@@ -1,0 +1,142 @@
+//! The layer, which is its own builder.
+
+use std::{error, fmt, sync::Arc, time::Duration};
+
+use http::request::Parts;
+use tower_layer::Layer;
+
+use super::{
+    events::Events,
+    headers::ResetFormat,
+    keyed_limit::KeyedLimit,
+    policy::{Limits, Policy},
+    rejection::JsonResponse,
+    service::RateLimit,
+};
+use crate::{FailureMode, Limiter, store::Store};
+
+/// Guards services with limits. See the [module docs](crate::middleware).
+///
+/// It becomes a [`Layer`] with its first [`limit`](Self::limit): a layer without limits does not compile.
+/// What is counted lives in the store, so all services made by one layer, and all layers on one store, share it.
+#[derive(Clone, Debug)]
+#[must_use = "a layer guards nothing until it is applied to a service"]
+pub struct RateLimitLayer<S, R = JsonResponse, L = Limits> {
+    policy: Arc<Policy<S, R, L>>,
+}
+
+impl<S: Store> RateLimitLayer<S, JsonResponse, ()> {
+    /// A layer that decides by `store`: fail-open, with a deadline of 50 ms, and a cost of 1 for every request.
+    pub fn new(store: S) -> Self {
+        let policy = Policy {
+            limiter: Limiter::new(store),
+            limits: (),
+            cost: None,
+            failure_mode: FailureMode::default(),
+            reset_format: ResetFormat::default(),
+            responder: JsonResponse,
+            events: Arc::new(Events::default()),
+        };
+        Self { policy: Arc::new(policy) }
+    }
+}
+
+impl<S: Store, R: Clone> RateLimitLayer<S, R, ()> {
+    /// Sets the first limit.
+    pub fn limit(self, limit: KeyedLimit) -> RateLimitLayer<S, R, Limits> {
+        let Policy { limiter, limits: (), cost, failure_mode, reset_format, responder, events } =
+            Arc::unwrap_or_clone(self.policy);
+        let limits = Limits::new(limit);
+        let policy = Policy { limiter, limits, cost, failure_mode, reset_format, responder, events };
+        RateLimitLayer { policy: Arc::new(policy) }
+    }
+}
+
+impl<S: Store, R: Clone> RateLimitLayer<S, R, Limits> {
+    /// Adds a limit. A request is admitted by all limits of the layer or charged to none.
+    ///
+    /// # Panics
+    ///
+    /// If the layer has a limit of this name already. Where names come from a configuration there is
+    /// [`try_limit`](Self::try_limit).
+    #[track_caller]
+    pub fn limit(self, limit: KeyedLimit) -> Self {
+        match self.try_limit(limit) {
+            Ok(layer) => layer,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Adds a limit, as [`limit`](Self::limit) does.
+    ///
+    /// # Errors
+    ///
+    /// [`DuplicateLimit`] if the layer has a limit of this name already.
+    pub fn try_limit(mut self, limit: KeyedLimit) -> Result<Self, DuplicateLimit> {
+        let name = limit.limit().name().to_owned();
+        if Arc::make_mut(&mut self.policy).limits.push(limit) { Ok(self) } else { Err(DuplicateLimit { name }) }
+    }
+}
+
+impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
+    /// How many units a request takes of every limit of the layer. Default: 1. With a cost of 0 a request is free, and
+    /// is let through however much is used.
+    pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
+        self.set(|policy| policy.cost = Some(Arc::new(cost)))
+    }
+
+    /// How long a decision may take before the failure mode decides. Default: 50 ms.
+    pub fn deadline(self, deadline: Duration) -> Self {
+        self.set(|policy| policy.limiter = policy.limiter.clone().deadline(deadline))
+    }
+
+    /// Lets requests through while the store cannot decide, without rate-limit headers. The default.
+    pub fn fail_open(self) -> Self {
+        self.set(|policy| policy.failure_mode = FailureMode::Open)
+    }
+
+    /// Answers requests with 503 while the store cannot decide.
+    pub fn fail_closed(self) -> Self {
+        self.set(|policy| policy.failure_mode = FailureMode::Closed)
+    }
+
+    /// How `X-RateLimit-Reset` is written. Default: seconds from now.
+    pub fn reset_format(self, format: ResetFormat) -> Self {
+        self.set(|policy| policy.reset_format = format)
+    }
+
+    /// Makes the responses to rejected requests: see [`rejection`](super::rejection).
+    pub fn on_rejection<T>(self, responder: T) -> RateLimitLayer<S, T, L> {
+        let Policy { limiter, limits, cost, failure_mode, reset_format, responder: _, events } =
+            Arc::unwrap_or_clone(self.policy);
+        let policy = Policy { limiter, limits, cost, failure_mode, reset_format, responder, events };
+        RateLimitLayer { policy: Arc::new(policy) }
+    }
+
+    fn set(mut self, change: impl FnOnce(&mut Policy<S, R, L>)) -> Self {
+        change(Arc::make_mut(&mut self.policy));
+        self
+    }
+}
+
+impl<I, S, R> Layer<I> for RateLimitLayer<S, R> {
+    type Service = RateLimit<I, S, R>;
+
+    fn layer(&self, inner: I) -> Self::Service {
+        RateLimit::new(inner, Arc::clone(&self.policy))
+    }
+}
+
+/// Two limits of one layer have the same name, so they would count into each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DuplicateLimit {
+    name: String,
+}
+
+impl fmt::Display for DuplicateLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "two limits of one layer are named {:?}", self.name)
+    }
+}
+
+impl error::Error for DuplicateLimit {}

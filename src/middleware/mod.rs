@@ -1,0 +1,61 @@
+//! The tower middleware: layer, service, and what they answer.
+//!
+//! 1. A request's keys are extracted, its cost is computed, and all limits of the layer are decided in one atomic step.
+//! 2. Admitted, it goes to the inner service, with the [`Decision`](crate::Decision) in its extensions; the response
+//!    gets `X-RateLimit-Limit`, `-Remaining` and `-Reset`.
+//! 3. Rejected, it is answered in the service's place, and the service is not called: see [`rejection`].
+//! 4. If the store cannot decide within the deadline, the layer's failure mode does. Fail-open lets the request through
+//!    without rate-limit headers and with [`Degraded`] in the response's extensions; fail-closed answers 503.
+//! 5. The error type and the body type of the service stay what they are.
+//!
+//! Order matters. Put the layer outside of `Buffer` and `ConcurrencyLimit`, whose permit would otherwise be held while
+//! the store decides, and inside of CORS: a browser cannot read a 429 without CORS headers, and needs
+//! [`EXPOSED_HEADERS`] exposed to see the figures. Behind `Router::layer`, 404s are charged as well; behind
+//! `Router::route_layer` they are not.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::net::SocketAddr;
+//! use axum::{Router, body::Body, extract::connect_info::MockConnectInfo, routing::get};
+//! use http::{Request, request::Parts};
+//! use tower::ServiceExt;
+//! use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
+//!
+//! let layer = RateLimitLayer::new(MemoryStore::new())
+//!     .limit(Limit::per_second("burst", 10).by(PeerIp::new()))
+//!     .limit(Limit::per_hour("hourly", 12).by(PeerIp::new()))
+//!     .cost(|request: &Parts| if request.uri.path() == "/search" { 10 } else { 1 });
+//!
+//! let app = Router::new()
+//!     .route("/search", get(|| async { "found" }))
+//!     .layer(layer)
+//!     .layer(MockConnectInfo(SocketAddr::from(([203, 0, 113, 7], 50_000))));
+//!
+//! let search = || Request::get("/search").body(Body::empty());
+//! let found = app.clone().oneshot(search()?).await?;
+//! assert_eq!(found.headers()["x-ratelimit-remaining"], "0");
+//!
+//! let refused = app.oneshot(search()?).await?;
+//! assert_eq!(refused.status(), 429);
+//! # Ok(()) }
+//! ```
+
+mod events;
+pub mod extract;
+mod future;
+mod headers;
+mod keyed_limit;
+mod layer;
+mod policy;
+pub mod rejection;
+mod service;
+
+pub use self::{
+    future::ResponseFuture,
+    headers::{EXPOSED_HEADERS, ResetFormat},
+    keyed_limit::KeyedLimit,
+    layer::{DuplicateLimit, RateLimitLayer},
+    policy::Limits,
+    rejection::{Degraded, JsonResponse, Rejection, RejectionResponse},
+    service::RateLimit,
+};

@@ -1,0 +1,169 @@
+//! What a client gets instead of the service's response.
+//!
+//! | rejection | status | headers |
+//! |---|---|---|
+//! | over a limit | 429 | `Retry-After`, `X-RateLimit-*` |
+//! | cost above the limit | 429 | none of these: waiting does not help |
+//! | no key | 400; 401 for API keys, with `WWW-Authenticate`; 500 if the server does not know its peers | |
+//! | no decision, failing closed | 503 | `Retry-After` of 1 to 5 s, drawn at random so that clients do not return all at once |
+//!
+//! All have `Cache-Control: no-store`, a short JSON body, and the [`Rejection`] in the response's extensions, where
+//! outer layers find the reason.
+//!
+//! A closure given to [`RateLimitLayer::on_rejection`](super::RateLimitLayer::on_rejection) makes the response. It gets
+//! status and headers ready-made, and keeps of them what it wants:
+//!
+//! ```
+//! use axum::body::Body;
+//! use http::Response;
+//! use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer, Rejection};
+//!
+//! let layer = RateLimitLayer::new(MemoryStore::new())
+//!     .limit(Limit::per_minute("login", 5).by(PeerIp::new()))
+//!     .on_rejection(|rejection: &Rejection, head: Response<()>| match rejection {
+//!         Rejection::Limited(_) => head.map(|()| Body::from("Slow down, please.")),
+//!         _ => head.map(|()| Body::empty()),
+//!     });
+//! ```
+
+use std::{fmt::Write, time::Duration};
+
+use http::{
+    HeaderValue, Response, StatusCode,
+    header::{CONTENT_TYPE, WWW_AUTHENTICATE},
+};
+
+use super::{
+    extract::KeyError,
+    headers::{ResetFormat, forbid_storing, retry_after_seconds, write_figures, write_retry_after},
+};
+use crate::{Decision, Error, NeverFits, admission::random};
+
+/// Why a request did not reach the service. See the [module docs](self).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Rejection {
+    /// A limit refused it.
+    Limited(Decision),
+    /// It costs more than a limit allows at all.
+    NeverFits(NeverFits),
+    /// It has no key.
+    NoKey(KeyError),
+    /// The store could not decide, and the layer fails closed.
+    Unavailable(Error),
+}
+
+impl Rejection {
+    /// The status of the answer.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::Limited(_) | Self::NeverFits(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::NoKey(error) => error.status(),
+            Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    /// Status, headers and reason of the answer, without a body.
+    pub(super) fn head(&self, format: ResetFormat) -> Response<()> {
+        let mut head = Response::new(());
+        *head.status_mut() = self.status();
+        let headers = head.headers_mut();
+        forbid_storing(headers);
+        match self {
+            Self::Limited(decision) => {
+                write_figures(headers, decision, format);
+                write_retry_after(headers, decision.retry_after().unwrap_or_default());
+            }
+            Self::NoKey(error) => {
+                if let Some(challenge) = error.challenge() {
+                    headers.insert(WWW_AUTHENTICATE, challenge.clone());
+                }
+            }
+            Self::Unavailable(_) => write_retry_after(headers, Duration::from_secs(1 + random() % 5)),
+            Self::NeverFits(_) => {}
+        }
+        head
+    }
+
+    /// The default body.
+    fn json(&self) -> String {
+        match self {
+            Self::Limited(decision) => format!(
+                r#"{{"error":"rate limit exceeded","limit":"{}","retry_after":{}}}"#,
+                decision.limit().name(),
+                retry_after_seconds(decision.retry_after().unwrap_or_default()),
+            ),
+            Self::NeverFits(error) => format!(
+                r#"{{"error":"request costs more than the limit","limit":"{}","cost":{},"units":{}}}"#,
+                error.limit().name(),
+                error.cost(),
+                error.limit().units(),
+            ),
+            // What the server got wrong is for its log.
+            Self::NoKey(error) if error.status().is_server_error() => r#"{"error":"internal error"}"#.to_owned(),
+            Self::NoKey(error) => format!(r#"{{"error":"{}"}}"#, escaped(&error.to_string())),
+            Self::Unavailable(_) => r#"{"error":"rate limiting is unavailable"}"#.to_owned(),
+        }
+    }
+}
+
+/// A text as it stands between the quotes of a JSON string (RFC 8259, section 7).
+fn escaped(text: &str) -> String {
+    text.chars().fold(String::with_capacity(text.len()), |mut escaped, c| {
+        // Writing to a String cannot fail.
+        let _ = match c {
+            '"' | '\\' => write!(escaped, "\\{c}"),
+            c if c.is_control() => write!(escaped, "\\u{:04x}", u32::from(c)),
+            c => write!(escaped, "{c}"),
+        };
+        escaped
+    })
+}
+
+/// Makes the response to a rejected request out of its status and headers. See the [module docs](self).
+pub trait RejectionResponse<B> {
+    /// The response. `head` has the status, the headers and the reason; all may be changed.
+    fn respond(&self, rejection: &Rejection, head: Response<()>) -> Response<B>;
+}
+
+impl<F, B> RejectionResponse<B> for F
+where
+    F: Fn(&Rejection, Response<()>) -> Response<B>,
+{
+    fn respond(&self, rejection: &Rejection, head: Response<()>) -> Response<B> {
+        self(rejection, head)
+    }
+}
+
+/// The default answer: a short JSON body.
+///
+/// It fits every body that can be made of a `String`, such as axum's and `http_body_util::Full<Bytes>`. For others, say
+/// how with [`RateLimitLayer::on_rejection`](super::RateLimitLayer::on_rejection).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct JsonResponse;
+
+impl<B: From<String>> RejectionResponse<B> for JsonResponse {
+    fn respond(&self, rejection: &Rejection, mut head: Response<()>) -> Response<B> {
+        head.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        head.map(|()| rejection.json().into())
+    }
+}
+
+/// In the extensions of a response that was let through although the store could not decide.
+#[derive(Clone, Debug)]
+pub struct Degraded {
+    error: Error,
+}
+
+impl Degraded {
+    pub(super) fn new(error: Error) -> Self {
+        Self { error }
+    }
+
+    /// Why there was no decision.
+    #[must_use]
+    pub fn error(&self) -> &Error {
+        &self.error
+    }
+}
