@@ -27,7 +27,7 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NeverFits(_) => f.write_str("the check can never be admitted"),
+            Self::NeverFits(error) => error.fmt(f),
             Self::TimedOut { deadline } => write!(f, "the rate-limit store did not answer within {deadline:?}"),
             Self::Unavailable(_) => f.write_str("the rate-limit store is unavailable"),
         }
@@ -37,8 +37,7 @@ impl fmt::Display for Error {
 impl error::Error for Error {
     fn source(&self) -> Option<&(dyn error::Error + 'static)> {
         match self {
-            Self::NeverFits(error) => Some(error),
-            Self::TimedOut { .. } => None,
+            Self::NeverFits(_) | Self::TimedOut { .. } => None,
             Self::Unavailable(error) => Some(error),
         }
     }

@@ -1,0 +1,148 @@
+//! An axum server with a limit of its own on each route.
+//!
+//! ```sh
+//! cargo run --example server
+//! REDIS_URL=redis://127.0.0.1:6379/ PORT=0 cargo run --example server
+//! ```
+//!
+//! | variable | meaning | default |
+//! |---|---|---|
+//! | `PORT` | where to listen on 127.0.0.1; 0 picks a free port | 3000 |
+//! | `REDIS_URL` | share the limits through this Redis, which may still be down | the in-process store |
+//! | `TRUSTED_PROXIES` | address ranges, separated by commas, behind which `X-Forwarded-For` tells the client | the peer's address |
+//! | `API_KEY_SECRET` | what API keys are hashed with, the same for all servers on one Redis | a public one |
+
+use std::{
+    env,
+    error::Error,
+    io::{self, Write, stderr, stdout},
+    net::SocketAddr,
+};
+
+use axum::{
+    Router,
+    extract::Extension,
+    routing::{get, post},
+};
+use http::request::Parts;
+use tokio::net::TcpListener;
+use tower_sliding_window::{
+    ApiKey, ClientIp, Decision, KeyedLimit, Limit, MemoryStore, PeerIp, RateLimitLayer, RedisStore, Secret, Store,
+};
+
+const HELLO: Limit = Limit::per("hello", 5, std::time::Duration::from_secs(10));
+const LOGIN: Limit = Limit::per_minute("login", 3);
+const API_BURST: Limit = Limit::per_second("api-burst", 10);
+const API_STEADY: Limit = Limit::per_minute("api-steady", 100);
+
+/// Good enough to try things out. A server that means it sets `API_KEY_SECRET`.
+const EXAMPLE_SECRET: &str = "everybody can read this secret";
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    tracing_subscriber::fmt().with_writer(stderr).init();
+    let addresses = match env::var("TRUSTED_PROXIES") {
+        Ok(proxies) => Addresses::Behind(ClientIp::behind(proxies.split(','))?),
+        Err(_) => Addresses::Peer(PeerIp::new()),
+    };
+    let secret = Secret::new(env::var("API_KEY_SECRET").unwrap_or_else(|_| EXAMPLE_SECRET.to_owned()))?;
+    match env::var("REDIS_URL") {
+        Ok(url) => serve(app(RedisStore::builder(&url).build()?, &addresses, &secret), "Redis, shared").await,
+        Err(_) => serve(app(MemoryStore::new(), &addresses, &secret), "in process; set REDIS_URL to share it").await,
+    }
+}
+
+/// Where client addresses come from.
+enum Addresses {
+    Peer(PeerIp),
+    Behind(ClientIp),
+}
+
+impl Addresses {
+    fn limit(&self, limit: Limit) -> KeyedLimit {
+        match self {
+            Self::Peer(peer) => limit.by(peer.clone()),
+            Self::Behind(proxies) => limit.by(proxies.clone()),
+        }
+    }
+}
+
+fn app<S: Store>(store: S, addresses: &Addresses, secret: &Secret) -> Router {
+    let hello = RateLimitLayer::new(store.clone()).limit(addresses.limit(HELLO)).fail_open();
+    let login = RateLimitLayer::new(store.clone()).limit(addresses.limit(LOGIN)).fail_closed();
+    // Both limits are decided together, and both routes spend from them.
+    let api = RateLimitLayer::new(store)
+        .limit(API_BURST.by(ApiKey::header("x-api-key", secret)))
+        .limit(API_STEADY.by(ApiKey::header("x-api-key", secret)))
+        .cost(|request: &Parts| if request.uri.path() == "/search" { 10 } else { 1 })
+        .fail_open();
+
+    let api = Router::new()
+        .route("/items", get(|| async { "items\n" }))
+        .route("/search", get(|| async { "search results\n" }))
+        .route_layer(api);
+    Router::new()
+        .route("/hello", get(say_hello).layer(hello))
+        .route("/login", post(|| async { "welcome\n" }).layer(login))
+        .nest("/api", api)
+        .route("/health", get(|| async { "ok\n" }))
+}
+
+/// The decision is there for handlers, unless the store could not decide.
+async fn say_hello(decision: Option<Extension<Decision>>) -> String {
+    match decision {
+        Some(Extension(decision)) => format!("hello; {} more in {:?}\n", decision.remaining(), HELLO.window()),
+        None => "hello; nobody counts\n".to_owned(),
+    }
+}
+
+async fn serve(app: Router, store: &str) -> Result<(), Box<dyn Error>> {
+    let port = env::var("PORT").unwrap_or_else(|_| "3000".to_owned());
+    let port: u16 = port.parse().map_err(|error| format!("PORT={port:?} is not a port: {error}"))?;
+    let listener = TcpListener::bind(("127.0.0.1", port)).await?;
+    let address = listener.local_addr()?;
+    // Before the text that tells everybody that the server is up, so that no signal is missed.
+    let shutdown = shutdown_signal()?;
+    writeln!(
+        stdout(),
+        "\
+listening on http://{address}
+store: {store}
+
+route             limit                       counted by        without a store
+GET  /hello       5 in 10 s                   client address    open
+POST /login       3 in 60 s                   client address    closed (503)
+GET  /api/items   10 in 1 s and 100 in 60 s   x-api-key         open
+GET  /api/search  the same, at a cost of 10   x-api-key         open
+GET  /health      none
+
+try: curl -i http://{address}/hello"
+    )?;
+
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>())
+        .with_graceful_shutdown(shutdown)
+        .await?;
+    writeln!(stdout(), "shut down")?;
+    Ok(())
+}
+
+/// Ctrl-C, and on Unix SIGTERM.
+#[cfg(unix)]
+fn shutdown_signal() -> io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    })
+}
+
+#[cfg(not(unix))]
+fn shutdown_signal() -> io::Result<impl Future<Output = ()>> {
+    Ok(async {
+        let _ = tokio::signal::ctrl_c().await;
+    })
+}

@@ -1,0 +1,178 @@
+//! Random histories on a store and on the plain model, with the time passed in, decided alike to the microsecond.
+//!
+//! The seed is printed; `SEED=... bash tests/run.sh properties` runs the same histories again. A failing history is
+//! shrunk to a short one.
+
+use std::{cell::Cell, env, ops::RangeInclusive, time::Duration};
+
+use proptest::{
+    collection::vec,
+    prelude::*,
+    sample::{select, subsequence},
+    test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner},
+};
+use tokio::runtime::Runtime;
+use tower_sliding_window::{AdmissionId, Charge, Check, Limit, Limiter, ManualClock, MemoryStore, RedisStore, Store};
+
+use crate::support::{
+    PATIENCE,
+    model::{Model, ModelCharge, Standing},
+    redis_server::RedisServer,
+};
+
+const LIMITS: [Limit; 4] = [
+    Limit::per_second("small", 3),
+    Limit::per("medium", 10, Duration::from_millis(10_007)),
+    Limit::per_minute("large", 200),
+    // Its log is longer than what the script reads at a time.
+    Limit::per_hour("huge", 1_500),
+];
+
+const KEYS: [&str; 2] = ["ada", "bob"];
+
+/// Histories of 500 steps on average make the 100,000 that are asserted below, with a wide margin. The shortest is one
+/// step, so that a failing history can shrink.
+const HISTORIES: u32 = 250;
+const STEPS: RangeInclusive<usize> = 1..=1_000;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Check {
+        buckets: Vec<(usize, usize)>,
+        cost: u64,
+        id: Option<u64>,
+    },
+    Reset {
+        limit: usize,
+        key: usize,
+    },
+    Advance(u64),
+    Rewind(u64),
+    /// To the moment at which the check refused last will pass, or one microsecond before.
+    AdvanceToRetry {
+        early: bool,
+    },
+}
+
+/// Whether a history may contain steps back of the clock: the in-process store's own clock never does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Clocks {
+    OnlyForward,
+    BothWays,
+}
+
+fn step(clocks: Clocks) -> impl Strategy<Value = Step> {
+    let buckets: Vec<(usize, usize)> = (0..LIMITS.len()).flat_map(|limit| [(limit, 0), (limit, 1)]).collect();
+    let cost = prop_oneof![6 => Just(1), 3 => 0..=10u64, 2 => 0..=200u64, 1 => 100..=1_500u64];
+    let id = prop_oneof![4 => Just(None), 1 => (0..6u64).prop_map(Some)];
+    let time = prop_oneof![
+        0..=3u64,
+        0..=1_500_000u64,
+        0..=70_000_000u64,
+        select(vec![1_000_000, 10_007_000, 60_000_000, 3_600_000_000])
+    ];
+    let back = match clocks {
+        Clocks::OnlyForward => 0,
+        Clocks::BothWays => 1,
+    };
+    prop_oneof![
+        24 => (subsequence(buckets, 1..=3), cost, id).prop_map(|(buckets, cost, id)| Step::Check { buckets, cost, id }),
+        1 => (0..LIMITS.len(), 0..KEYS.len()).prop_map(|(limit, key)| Step::Reset { limit, key }),
+        6 => time.clone().prop_map(Step::Advance),
+        back => time.prop_map(Step::Rewind),
+        4 => any::<bool>().prop_map(|early| Step::AdvanceToRetry { early }),
+    ]
+}
+
+/// Takes a history on a store and on the model, and compares every answer.
+async fn replay<S: Store>(limiter: &Limiter<S>, clock: &ManualClock, steps: &[Step]) -> Result<(), TestCaseError> {
+    let mut model = Model::default();
+    let mut last_retry = 0;
+    for (number, step) in steps.iter().enumerate() {
+        match step {
+            Step::Advance(micros) => clock.advance(Duration::from_micros(*micros)),
+            Step::Rewind(micros) => clock.step_back(Duration::from_micros(*micros)),
+            Step::AdvanceToRetry { early } => {
+                clock.advance(Duration::from_micros(last_retry).saturating_sub(Duration::from_micros((*early).into())));
+                last_retry = 0;
+            }
+            Step::Reset { limit, key } => {
+                model.reset((*limit, *key));
+                limiter.reset(&LIMITS[*limit], KEYS[*key]).await.unwrap();
+            }
+            Step::Check { buckets, cost, id } => {
+                let charges: Vec<ModelCharge> = buckets.iter().map(|&bucket| charge(bucket, *cost)).collect();
+                let now =
+                    u64::try_from(clock.now().duration_since(std::time::UNIX_EPOCH).unwrap().as_micros()).unwrap();
+                let expected = model.decide(now, &charges, *id);
+                let decision = limiter.check_all(check(&charges, *id)).await.unwrap();
+                prop_assert_eq!(Standing::all_of(&decision), expected, "step {}: {:?}", number, step);
+                last_retry =
+                    decision.retry_after().map_or(last_retry, |retry| u64::try_from(retry.as_micros()).unwrap());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A cost that the limit allows.
+fn charge(bucket: (usize, usize), cost: u64) -> ModelCharge {
+    let limit = LIMITS[bucket.0].clone();
+    ModelCharge { bucket, cost: cost.min(limit.units()), limit }
+}
+
+fn check(charges: &[ModelCharge], id: Option<u64>) -> Check {
+    let mut charges =
+        charges.iter().map(|charge| Charge::new(charge.limit.clone(), KEYS[charge.bucket.1], charge.cost).unwrap());
+    let first = Check::new(charges.next().unwrap());
+    let check = charges.try_fold(first, Check::and).unwrap();
+    match id {
+        Some(id) => check.with_id(AdmissionId::from(id)),
+        None => check,
+    }
+}
+
+fn run(clocks: Clocks, history: impl Fn(Vec<Step>) -> Result<(), TestCaseError>) {
+    let seed = env::var("SEED").map_or_else(|_| random_seed(), |seed| seed.parse().expect("SEED is a number"));
+    println!("SEED={seed}");
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&u64::to_le_bytes(seed));
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
+    let config = Config { cases: HISTORIES, failure_persistence: None, ..Config::default() };
+    let steps_taken = Cell::new(0);
+    let outcome = TestRunner::new_with_rng(config, rng).run(&vec(step(clocks), STEPS), |steps| {
+        steps_taken.set(steps_taken.get() + steps.len());
+        history(steps)
+    });
+    if let Err(failure) = outcome {
+        panic!("SEED={seed} finds a difference to the model:\n{failure}");
+    }
+    println!("{} steps without a difference", steps_taken.get());
+    assert!(steps_taken.get() >= 100_000);
+}
+
+fn random_seed() -> u64 {
+    u64::from_be_bytes(AdmissionId::fresh().to_bytes())
+}
+
+#[test]
+fn memory_decides_as_the_model_does() {
+    let runtime = Runtime::new().unwrap();
+    run(Clocks::OnlyForward, |steps| {
+        let clock = ManualClock::new();
+        let limiter = Limiter::new(MemoryStore::builder().clock(&clock).build());
+        runtime.block_on(replay(&limiter, &clock, &steps))
+    });
+}
+
+#[test]
+fn redis_decides_as_the_model_does() {
+    let (runtime, server) = (Runtime::new().unwrap(), RedisServer::start());
+    let clock = ManualClock::new();
+    let store = RedisStore::builder(&server.url()).clock(&clock).build().unwrap();
+    let limiter = Limiter::new(store).deadline(PATIENCE);
+    run(Clocks::BothWays, |steps| {
+        server.run::<()>("FLUSHALL");
+        runtime.block_on(replay(&limiter, &clock, &steps))
+    });
+}

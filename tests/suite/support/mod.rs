@@ -1,0 +1,38 @@
+//! What the tests share.
+
+pub(crate) mod model;
+pub(crate) mod redis_server;
+
+use std::time::Duration;
+
+use tower_sliding_window::{Limiter, ManualClock, MemoryStore, RedisStore, Store};
+
+use self::redis_server::RedisServer;
+
+/// Long enough that no test fails because the machine is busy.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A limiter on one of the stores, with the time in the test's hands.
+pub(crate) struct Fixture<S> {
+    pub(crate) limiter: Limiter<S>,
+    pub(crate) clock: ManualClock,
+    /// Ends with the test.
+    _server: Option<RedisServer>,
+}
+
+impl<S: Store> Fixture<S> {
+    fn new(store: S, clock: ManualClock, server: Option<RedisServer>) -> Self {
+        Self { limiter: Limiter::new(store).deadline(PATIENCE), clock, _server: server }
+    }
+}
+
+pub(crate) fn memory() -> Fixture<MemoryStore> {
+    let clock = ManualClock::new();
+    Fixture::new(MemoryStore::builder().clock(&clock).build(), clock, None)
+}
+
+pub(crate) fn redis() -> Fixture<RedisStore> {
+    let (clock, server) = (ManualClock::new(), RedisServer::start());
+    let store = RedisStore::builder(&server.url()).clock(&clock).connect_timeout(PATIENCE).build().unwrap();
+    Fixture::new(store, clock, Some(server))
+}

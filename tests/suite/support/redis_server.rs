@@ -1,0 +1,135 @@
+//! A redis-server of the test's own, on a free port, gone when the test is.
+
+use std::{
+    net::TcpListener,
+    process::{Child, Command, Stdio},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use redis::{Connection, FromRedisValue};
+use tempfile::TempDir;
+
+pub(crate) struct RedisServer {
+    process: Child,
+    port: u16,
+    options: Vec<String>,
+    dir: TempDir,
+}
+
+impl RedisServer {
+    pub(crate) fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// Starts a server with these command-line options beside our own.
+    pub(crate) fn start_with(options: &[&str]) -> Self {
+        let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
+        let dir = tempfile::tempdir().unwrap();
+        // Somebody else may take a port between our look and the server's start.
+        for _ in 0..10 {
+            let port = free_port();
+            let mut process = spawn(port, &options, &dir);
+            if wait_until_up(&mut process, port) {
+                return Self { process, port, options, dir };
+            }
+        }
+        panic!("redis-server does not start; its log is in {:?}", dir.keep());
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/", self.port)
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// A connection beside those of the store under test.
+    pub(crate) fn connect(&self) -> Connection {
+        redis::Client::open(self.url()).unwrap().get_connection().unwrap()
+    }
+
+    /// Runs a command, written as in redis-cli.
+    pub(crate) fn run<T: FromRedisValue>(&self, command: &str) -> T {
+        let mut words = command.split_whitespace();
+        let mut command = redis::cmd(words.next().unwrap());
+        words.for_each(|word| {
+            command.arg(word);
+        });
+        command.query(&mut self.connect()).unwrap()
+    }
+
+    pub(crate) fn keys(&self) -> Vec<String> {
+        self.run("KEYS *")
+    }
+
+    /// The server stands still: connections stay open, nothing is answered.
+    pub(crate) fn pause(&self) {
+        self.signal("-STOP");
+    }
+
+    pub(crate) fn resume(&self) {
+        self.signal("-CONT");
+    }
+
+    /// `kill -9`.
+    pub(crate) fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    /// Starts it again on the same port, empty.
+    pub(crate) fn restart(&mut self) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            self.process = spawn(self.port, &self.options, &self.dir);
+            if wait_until_up(&mut self.process, self.port) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "redis-server does not come back on its port");
+        }
+    }
+
+    fn signal(&self, signal: &str) {
+        let status = Command::new("kill").args([signal, &self.process.id().to_string()]).status().unwrap();
+        assert!(status.success());
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+}
+
+fn spawn(port: u16, options: &[String], dir: &TempDir) -> Child {
+    Command::new("redis-server")
+        .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
+        .args(["--logfile", "redis.log", "--dir"])
+        .arg(dir.path())
+        .args(options)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("redis-server is not installed: run `bash tests/run.sh`, which installs it")
+}
+
+fn wait_until_up(process: &mut Child, port: u16) -> bool {
+    let client = redis::Client::open(format!("redis://127.0.0.1:{port}/")).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while Instant::now() < deadline && process.try_wait().unwrap().is_none() {
+        // A server that asks for a password is up, too.
+        match client.get_connection().and_then(|mut connection| redis::cmd("PING").query::<String>(&mut connection)) {
+            Err(error) if error.is_io_error() => sleep(Duration::from_millis(5)),
+            _ => return true,
+        }
+    }
+    let _ = process.kill();
+    let _ = process.wait();
+    false
+}
