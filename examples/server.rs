@@ -17,6 +17,7 @@ use std::{
     error::Error,
     io::{self, Write, stderr, stdout},
     net::SocketAddr,
+    process::ExitCode,
 };
 
 use axum::{
@@ -39,8 +40,18 @@ const API_STEADY: Limit = Limit::per_minute("api-steady", 100);
 const EXAMPLE_SECRET: &str = "everybody can read this secret";
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn main() -> ExitCode {
     tracing_subscriber::fmt().with_writer(stderr).init();
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
     let addresses = match env::var("TRUSTED_PROXIES") {
         Ok(proxies) => Addresses::Behind(ClientIp::behind(proxies.split(','))?),
         Err(_) => Addresses::Peer(PeerIp::new()),

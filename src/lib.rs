@@ -1,5 +1,88 @@
-//! Exact, distributed rate limiting for tower and axum on Redis.
-mod admission;
+//! Exact, distributed rate limiting for [tower](https://docs.rs/tower) and [axum](https://docs.rs/axum) on Redis.
+//!
+//! A [`RateLimitLayer`] takes keys from each request, lets one atomic step decide, and forwards the request or answers
+//! 429. The window slides: in no span of the window's length, wherever it begins, is more admitted than the limit, by
+//! however many processes share it.
+//!
+//! ```no_run
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # #[cfg(all(feature = "axum", feature = "redis"))] {
+//! # use axum::{Router, routing::{get, post}};
+//! # use http::request::Parts;
+//! use std::{net::SocketAddr, time::Duration};
+//! use tower_sliding_window::{ApiKey, ClientIp, Limit, PeerIp, RateLimitLayer, RedisStore, Secret};
+//!
+//! let secret = Secret::new(std::env::var("API_KEY_SECRET")?)?;
+//! let store = RedisStore::connect("redis://127.0.0.1:6379").await?;
+//!
+//! let login = RateLimitLayer::new(store.clone())
+//!     .limit(Limit::per_minute("login", 5).by(PeerIp::new()))
+//!     .fail_closed();
+//!
+//! // Three limits, decided together: all or nothing.
+//! let api = RateLimitLayer::new(store)
+//!     .limit(Limit::per_second("burst", 10).by(ApiKey::header("x-api-key", &secret)))
+//!     .limit(Limit::per_hour("hourly", 1_000).by(ApiKey::header("x-api-key", &secret)))
+//!     .limit(Limit::per_minute("address", 600).by(ClientIp::behind(["10.0.0.0/8"])?))
+//!     .cost(|request: &Parts| if request.uri.path().starts_with("/search") { 100 } else { 1 })
+//!     .deadline(Duration::from_millis(50))
+//!     .fail_open();
+//!
+//! # let (sign_in, search) = (|| async {}, || async {});
+//! let app = Router::new()
+//!     .route("/login", post(sign_in).layer(login))
+//!     .nest("/api", Router::new().route("/search", get(search)).route_layer(api));
+//! # let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+//! // The layer has to be told who is at the other end.
+//! axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
+//! # } Ok(()) }
+//! ```
+//!
+//! # Where to read on
+//!
+//! | module | what it says |
+//! |---|---|
+//! | [`limit`], [`key`], [`check`], [`decision`], [`error`] | what is counted, in whose name, and what comes out |
+//! | [`limiter`] | deciding without HTTP: for clients, jobs, and services of other kinds |
+//! | [`middleware`] | how a request goes through the layer, and where to put it in a stack |
+//! | [`middleware::extract`] | keys: addresses, headers, API keys, closures |
+//! | [`middleware::rejection`] | the answers, and how to replace them |
+//! | [`store`] | what a store has to do |
+//!
+//! # Stores
+//!
+//! [`MemoryStore`] counts within one process, without a runtime or a task. `RedisStore` shares its limits between all
+//! processes on one server: each decision is one script on Redis 6.2 or newer, by the server's clock.
+//!
+//! # What is guaranteed, and what is not
+//!
+//! * With Redis up, no window of the limit's length holds more than the limit, however many clients race.
+//! * A refusal costs nothing, and its retry time is exact if nothing else arrives meanwhile.
+//! * If the server's clock steps back, nothing is over-admitted, and a key is right again one window after the first
+//!   refusal that the step causes. If it steps forward, windows end early by the step: at most one extra limit a key.
+//! * Replication to a Redis replica is asynchronous: what a failed primary had not passed on is forgotten, so at a
+//!   failover up to that many units can be admitted again.
+//! * An eviction policy such as `allkeys-lru` or `volatile-lru` lets Redis forget live windows. Use `noeviction`.
+//! * While Redis is slow or gone the route's [`FailureMode`] holds: fail-open limits nothing, fail-closed admits
+//!   nothing.
+//! * A check that was given up at its deadline may have been counted: at most one request's cost, never more admitted
+//!   than the limit.
+//!
+//! # Features
+//!
+//! | feature | default | what it adds |
+//! |---|---|---|
+//! | `axum` | yes | [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo` |
+//! | `redis` | yes | `RedisStore` |
+//! | `tracing` | yes | log lines for set-up errors and an unavailable store, at most one a second of each kind |
+//!
+//! Constructors that take literals, such as [`Limit::per_minute`] or [`Header::new`], panic on a mistake where the layer
+//! is built, or do not compile in a `const`. For values from a configuration each has a neighbour that returns an
+//! error. Nothing panics later.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+pub mod admission;
 pub mod check;
 pub mod decision;
 pub mod error;
@@ -29,3 +112,7 @@ pub use self::{
     },
     store::{ManualClock, MemoryStore, Store},
 };
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

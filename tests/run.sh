@@ -26,6 +26,4 @@ if ! command -v redis-server >/dev/null; then
 fi
 redis-server --version
 
-# The example is run as a program by its test, so it has to be built.
-cargo build --all-features --examples
 cargo test --all-features "$@"

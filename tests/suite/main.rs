@@ -2,6 +2,15 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests say what they expect by panicking")]
 
+mod concurrency;
 mod conformance;
+mod example_server;
+mod extractors;
+mod layer;
+mod memory;
 mod properties;
+mod redis_errors;
+mod redis_state;
+mod secrets;
+mod servers;
 mod support;

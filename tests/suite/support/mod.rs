@@ -1,5 +1,6 @@
 //! What the tests share.
 
+pub(crate) mod http_client;
 pub(crate) mod model;
 pub(crate) mod redis_server;
 

@@ -41,10 +41,6 @@ impl RedisServer {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
-    pub(crate) fn port(&self) -> u16 {
-        self.port
-    }
-
     /// A connection beside those of the store under test.
     pub(crate) fn connect(&self) -> Connection {
         redis::Client::open(self.url()).unwrap().get_connection().unwrap()

@@ -1,0 +1,247 @@
+//! The example server as a program: its contract, alone, beside another, and with Redis in trouble.
+
+use std::{
+    env,
+    io::{BufRead, BufReader, Read},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use tokio::{task::JoinSet, time::sleep};
+
+use crate::support::{
+    PATIENCE,
+    http_client::{Answer, HttpClient},
+    redis_server::RedisServer,
+};
+
+struct Server {
+    process: Child,
+    url: String,
+    output: BufReader<std::process::ChildStdout>,
+    client: HttpClient,
+}
+
+/// Cargo builds the examples together with the tests, into a folder beside them.
+fn program() -> PathBuf {
+    let folder = env::current_exe().unwrap().parent().unwrap().parent().unwrap().join("examples");
+    let program = folder.join(format!("server{}", env::consts::EXE_SUFFIX));
+    assert!(program.exists(), "the example server is not built: run `cargo build --examples`");
+    program
+}
+
+fn command(variables: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(program());
+    for name in ["PORT", "REDIS_URL", "TRUSTED_PROXIES", "API_KEY_SECRET"] {
+        command.env_remove(name);
+    }
+    command.env("PORT", "0").envs(variables.iter().copied());
+    command
+}
+
+impl Server {
+    fn start(variables: &[(&str, &str)]) -> Self {
+        let mut process = command(variables).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut output = BufReader::new(process.stdout.take().unwrap());
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        let url = line.trim().strip_prefix("listening on ").unwrap().to_owned();
+        Self { process, url, output, client: HttpClient::new() }
+    }
+
+    async fn get(&self, path: &str) -> Answer {
+        self.client.get(&format!("{}{path}", self.url)).await
+    }
+
+    async fn log_in(&self) -> Answer {
+        self.client.send("POST", &format!("{}/login", self.url), &[]).await
+    }
+
+    async fn api(&self, path: &str, key: &str) -> Answer {
+        self.client.send("GET", &format!("{}/api/{path}", self.url), &[("x-api-key", key)]).await
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[tokio::test]
+async fn hello_admits_five_and_again_after_exactly_retry_after() {
+    let server = Server::start(&[]);
+    for remaining in (0..5).rev() {
+        let answer = server.get("/hello").await;
+        assert_eq!((answer.status.as_u16(), answer.number("x-ratelimit-remaining")), (200, Some(remaining)));
+    }
+    let refused = server.get("/hello").await;
+    assert_eq!(refused.status, 429);
+    sleep(Duration::from_secs(refused.number("retry-after").unwrap())).await;
+    assert_eq!(server.get("/hello").await.status, 200);
+    for _ in 0..100 {
+        assert_eq!(server.get("/health").await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn two_servers_on_one_redis_admit_exactly_five_of_a_hundred_at_once() {
+    let redis = RedisServer::start();
+    let servers = [(); 2].map(|()| Server::start(&[("REDIS_URL", &redis.url())]));
+    let mut requests = JoinSet::new();
+    for number in 0..100 {
+        let (client, url) = (servers[number % 2].client.clone(), format!("{}/hello", servers[number % 2].url));
+        requests.spawn(async move { client.get(&url).await });
+    }
+    let answers = requests.join_all().await;
+    // A request that met a slow machine's deadline is let through without figures: it is not an admission.
+    let mut admitted: Vec<u64> = answers
+        .iter()
+        .filter(|answer| answer.status == 200)
+        .filter_map(|answer| answer.number("x-ratelimit-remaining"))
+        .collect();
+    admitted.sort_unstable();
+    assert_eq!(admitted, [0, 1, 2, 3, 4]);
+}
+
+#[tokio::test]
+async fn items_and_search_spend_from_the_same_two_limits() {
+    let server = Server::start(&[]);
+    assert_eq!(server.api("search", "ada").await.number("x-ratelimit-remaining"), Some(0));
+    let refused = server.api("items", "ada").await;
+    assert_eq!((refused.status.as_u16(), refused.number("x-ratelimit-limit")), (429, Some(10)));
+    assert_eq!(server.api("items", "bob").await.number("x-ratelimit-remaining"), Some(9));
+    assert_eq!(server.get("/api/items").await.status, 401);
+    assert_eq!(server.get("/api/nowhere").await.status, 404);
+
+    // Ten searches fit into a minute, one into a second.
+    for _ in 0..9 {
+        while server.api("search", "ada").await.status == 429 {
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+    sleep(Duration::from_millis(1_100)).await;
+    let refused = server.api("items", "ada").await;
+    assert_eq!((refused.status.as_u16(), refused.number("x-ratelimit-limit")), (429, Some(100)));
+}
+
+#[tokio::test]
+async fn behind_a_proxy_the_forwarded_address_counts() {
+    let server = Server::start(&[("TRUSTED_PROXIES", "127.0.0.0/8, 10.0.0.0/8")]);
+    let url = format!("{}/login", server.url);
+    let mut statuses = Vec::new();
+    for chain in ["198.51.100.1, 192.0.2.1", "198.51.100.2, 192.0.2.1, 10.0.0.1", "192.0.2.1", "192.0.2.1", "192.0.2.2"]
+    {
+        statuses.push(server.client.send("POST", &url, &[("x-forwarded-for", chain)]).await.status.as_u16());
+    }
+    assert_eq!(statuses, [200, 200, 200, 429, 200]);
+
+    let direct = Server::start(&[]);
+    let url = format!("{}/login", direct.url);
+    let mut statuses = Vec::new();
+    for chain in ["192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.4"] {
+        statuses.push(direct.client.send("POST", &url, &[("x-forwarded-for", chain)]).await.status.as_u16());
+    }
+    assert_eq!(statuses, [200, 200, 200, 429], "without trusted proxies the header is not believed");
+}
+
+/// What `/login` and `/api/items` answer while Redis cannot: in their own mode, every time, and soon.
+async fn assert_degraded(server: &Server) {
+    for number in 0..10 {
+        let asked = Instant::now();
+        let login = server.log_in().await;
+        assert_eq!((login.status.as_u16(), login.number("x-ratelimit-limit")), (503, None), "login {number}");
+        assert!((1..=5).contains(&login.number("retry-after").unwrap()));
+        let items = server.api("items", "ada").await;
+        assert_eq!((items.status.as_u16(), items.number("x-ratelimit-limit")), (200, None), "items {number}");
+        // Two deadlines of 50 ms. A wait for a connection or for a reply would take a second and more.
+        assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
+    }
+}
+
+/// Decisions are back when an answer has figures again.
+async fn assert_recovers(server: &Server) {
+    let back = Instant::now();
+    while server.api("items", "ada").await.number("x-ratelimit-limit").is_none() {
+        assert!(back.elapsed() < PATIENCE, "no decisions after {PATIENCE:?}");
+        sleep(Duration::from_millis(10)).await;
+    }
+    println!("decisions are back after {:?}", back.elapsed());
+}
+
+#[tokio::test]
+async fn a_hanging_redis_leaves_each_route_in_its_mode() {
+    let redis = RedisServer::start();
+    let server = Server::start(&[("REDIS_URL", &redis.url())]);
+    assert_recovers(&server).await;
+    redis.pause();
+    assert_degraded(&server).await;
+    redis.resume();
+    assert_recovers(&server).await;
+}
+
+#[tokio::test]
+async fn a_killed_redis_leaves_each_route_in_its_mode() {
+    let mut redis = RedisServer::start();
+    let server = Server::start(&[("REDIS_URL", &redis.url())]);
+    assert_recovers(&server).await;
+    redis.kill();
+    assert_degraded(&server).await;
+    redis.restart();
+    assert_recovers(&server).await;
+}
+
+#[tokio::test]
+async fn redis_may_come_up_after_the_server() {
+    let mut redis = RedisServer::start();
+    redis.kill();
+    let server = Server::start(&[("REDIS_URL", &redis.url())]);
+    assert_degraded(&server).await;
+    redis.restart();
+    assert_recovers(&server).await;
+}
+
+#[tokio::test]
+async fn a_flushed_script_is_no_error() {
+    let redis = RedisServer::start();
+    let server = Server::start(&[("REDIS_URL", &redis.url())]);
+    assert_recovers(&server).await;
+    for _ in 0..20 {
+        redis.run::<()>("SCRIPT FLUSH");
+        assert!(server.api("items", "ada").await.number("x-ratelimit-limit").is_some());
+    }
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn it_shuts_down_gracefully() {
+    for signal in ["-INT", "-TERM"] {
+        let mut server = Server::start(&[]);
+        server.get("/health").await;
+        // The client's connection would keep the server waiting.
+        server.client = HttpClient::new();
+        Command::new("kill").args([signal, &server.process.id().to_string()]).status().unwrap();
+        let text: Vec<String> = server.output.by_ref().lines().map(Result::unwrap).collect();
+        assert!(text.iter().any(|line| line.contains("curl -i")), "{text:?}");
+        assert_eq!(text.last().unwrap(), "shut down");
+        assert!(server.process.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn settings_that_cannot_be_are_named() {
+    for (name, value) in [
+        ("PORT", "many"),
+        ("TRUSTED_PROXIES", "10.0.0.0/99"),
+        ("REDIS_URL", "http://localhost"),
+        ("API_KEY_SECRET", "short"),
+    ] {
+        let output = command(&[(name, value)]).output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success());
+        let named = if name == "API_KEY_SECRET" { "16 bytes" } else { value };
+        assert!(text.contains(named), "{text}");
+    }
+}

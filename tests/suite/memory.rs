@@ -1,0 +1,69 @@
+//! What the in-process store remembers, and for how long.
+
+use std::time::Duration;
+
+use tower_sliding_window::{Error, Limit, Limiter, ManualClock, MemoryStore};
+
+const CALLS: Limit = Limit::per_minute("calls", 3);
+
+fn store(capacity: usize) -> (MemoryStore, Limiter<MemoryStore>, ManualClock) {
+    let clock = ManualClock::new();
+    let store = MemoryStore::builder().capacity(capacity).clock(&clock).build();
+    (store.clone(), Limiter::new(store), clock)
+}
+
+/// Rule 9: whatever was done to the keys, they are gone a window and a sweep later, as long as checks arrive.
+#[tokio::test]
+async fn nothing_stays_after_the_window_and_one_sweep() {
+    let (store, limiter, clock) = store(1_000_000);
+    for key in 0..1_000 {
+        for _ in 0..1 + key % 5 {
+            limiter.check(&CALLS, key.to_string(), 1).await.unwrap();
+        }
+    }
+    assert_eq!(store.keys(), 1_000);
+    clock.advance(CALLS.window());
+    for _ in 0..100 {
+        clock.advance(Duration::from_millis(20));
+        limiter.peek(&CALLS, "ada").await.unwrap();
+    }
+    assert_eq!(store.keys(), 0);
+}
+
+#[tokio::test]
+async fn a_refusal_or_a_peek_remembers_nothing_of_a_new_key() {
+    let (store, limiter, _) = store(1_000_000);
+    limiter.peek(&CALLS, "ada").await.unwrap();
+    limiter.check(&CALLS, "ada", 0).await.unwrap();
+    assert!(matches!(limiter.check(&CALLS, "ada", 4).await, Err(Error::NeverFits(error)) if error.cost() == 4));
+    assert_eq!(store.keys(), 0);
+}
+
+/// Forgetting somebody's admissions to make room would let them be spent twice.
+#[tokio::test]
+async fn a_full_store_is_unavailable_until_something_expires() {
+    let (_, limiter, clock) = store(10);
+    for key in 0..10 {
+        assert!(limiter.check(&CALLS, key.to_string(), 1).await.unwrap().is_allowed());
+    }
+    let Err(Error::Unavailable(error)) = limiter.check(&CALLS, "more", 1).await else { panic!("not full") };
+    assert!(format!("{error:?}").contains("Full"), "{error:?}");
+
+    clock.advance(CALLS.window());
+    for _ in 0..100 {
+        clock.advance(Duration::from_millis(20));
+        // Still full at first: the sweep takes its time.
+        let _ = limiter.peek(&CALLS, "ada").await;
+    }
+    assert!(limiter.check(&CALLS, "more", 1).await.unwrap().is_allowed());
+}
+
+#[tokio::test]
+async fn a_reset_makes_room() {
+    let (_, limiter, _) = store(2);
+    limiter.check(&CALLS, "ada", 1).await.unwrap();
+    limiter.check(&CALLS, "ada", 1).await.unwrap();
+    assert!(limiter.check(&CALLS, "ada", 1).await.is_err());
+    limiter.reset(&CALLS, "ada").await.unwrap();
+    assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().used(), 1);
+}

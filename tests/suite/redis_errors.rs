@@ -1,0 +1,193 @@
+//! What a store makes of a server that is slow, gone, or says no.
+
+use std::{error::Error as _, time::Duration};
+
+use tokio::time::{Instant, sleep};
+use tower_sliding_window::{Error, Limit, Limiter, RedisStore};
+
+use crate::support::{PATIENCE, redis_server::RedisServer};
+
+const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
+
+fn limiter(url: &str) -> Limiter<RedisStore> {
+    Limiter::new(RedisStore::builder(url).connections(2).build().unwrap()).deadline(PATIENCE)
+}
+
+/// An error and its causes.
+fn chain(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+async fn used(limiter: &Limiter<RedisStore>) -> Result<u64, Error> {
+    limiter.check(&CALLS, "ada", 1).await.map(|decision| decision.used())
+}
+
+#[tokio::test]
+async fn a_server_that_has_forgotten_the_script_is_sent_it_again() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    for expected in 1..=5 {
+        assert_eq!(used(&limiter).await.unwrap(), expected);
+        server.run::<()>("SCRIPT FLUSH");
+    }
+}
+
+/// With two connections, so that the second would be just as dead when it is taken.
+#[tokio::test]
+async fn a_restarted_server_costs_no_check() {
+    let mut server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    for _ in 0..4 {
+        tokio::try_join!(used(&limiter), used(&limiter)).unwrap();
+        server.kill();
+        server.restart();
+    }
+    assert_eq!(used(&limiter).await.unwrap(), 1, "the server came back empty");
+}
+
+#[tokio::test]
+async fn connections_that_are_cut_cost_no_check_and_no_unit() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    for expected in 1..=20 {
+        assert_eq!(used(&limiter).await.unwrap(), expected);
+        server.run::<()>("CLIENT KILL TYPE normal SKIPME yes");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_hangs_is_given_up_at_the_deadline_and_taken_up_again() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    used(&limiter).await.unwrap();
+    let hasty = limiter.clone().deadline(Duration::from_millis(50));
+
+    server.pause();
+    for _ in 0..10 {
+        let asked = Instant::now();
+        assert!(matches!(used(&hasty).await, Err(Error::TimedOut { deadline }) if deadline.as_millis() == 50));
+        assert!(asked.elapsed() >= Duration::from_millis(50));
+    }
+    server.resume();
+    used(&limiter).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_may_come_up_after_the_store() {
+    let mut server = RedisServer::start();
+    server.kill();
+    assert!(RedisStore::connect(&server.url()).await.is_err(), "connecting at once is refused");
+
+    let limiter = limiter(&server.url());
+    let error = used(&limiter).await.unwrap_err();
+    assert!(chain(&error).contains("refused"), "the cause is named: {}", chain(&error));
+    server.restart();
+    let up = Instant::now();
+    while used(&limiter).await.is_err() {
+        assert!(up.elapsed() < PATIENCE);
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_without_memory_says_so() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    used(&limiter).await.unwrap();
+    server.run::<()>("CONFIG SET maxmemory 1");
+    let error = used(&limiter).await.unwrap_err();
+    assert!(chain(&error).contains("OOM"), "{}", chain(&error));
+    server.run::<()>("CONFIG SET maxmemory 0");
+    assert_eq!(used(&limiter).await.unwrap(), 2, "what failed was not counted");
+}
+
+#[tokio::test]
+async fn a_user_without_permission_says_so() {
+    let server = RedisServer::start();
+    server.run::<()>("ACL SETUSER guest on >guest ~* +@all -zadd");
+    server.run::<()>("ACL SETUSER nobody on >nobody ~* +@connection");
+    for user in ["guest", "nobody"] {
+        let url = server.url().replace("redis://", &format!("redis://{user}:{user}@"));
+        let error = used(&limiter(&url)).await.unwrap_err();
+        assert!(matches!(error, Error::Unavailable(_)));
+        assert!(chain(&error).contains("permission") || chain(&error).contains("can't run"), "{}", chain(&error));
+        assert!(!chain(&error).contains(&format!(":{user}@")), "the password stays out of it");
+    }
+    assert_eq!(server.keys(), [""; 0]);
+}
+
+/// After a failover the old connections reach a replica. They are dropped, and the check goes over a new one.
+#[tokio::test]
+async fn a_primary_that_became_a_replica_is_left() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    used(&limiter).await.unwrap();
+    let before: u64 = connections_received(&server);
+    server.run::<()>("REPLICAOF 127.0.0.1 1");
+    let error = used(&limiter).await.unwrap_err();
+    assert!(chain(&error).contains("ReadOnly"), "{}", chain(&error));
+    assert!(connections_received(&server) >= before + 2, "the check has tried a new connection");
+
+    server.run::<()>("REPLICAOF NO ONE");
+    assert_eq!(used(&limiter).await.unwrap(), 2);
+}
+
+fn connections_received(server: &RedisServer) -> u64 {
+    let stats: String = server.run("INFO stats");
+    let line = stats.lines().find_map(|line| line.strip_prefix("total_connections_received:")).unwrap();
+    line.trim().parse().unwrap()
+}
+
+/// A script that somebody else runs holds the server up. What it then says is no answer, and its connection stays good.
+#[tokio::test]
+async fn a_busy_server_says_so() {
+    let server = RedisServer::start_with(&["--lua-time-limit", "50"]);
+    let limiter = limiter(&server.url());
+    used(&limiter).await.unwrap();
+    let mut other = server.connect();
+    let spinning = std::thread::spawn(move || {
+        let outcome: redis::RedisResult<()> = redis::cmd("EVAL").arg("while true do end").arg(0).query(&mut other);
+        outcome.unwrap_err()
+    });
+    let error = loop {
+        if let Err(error) = used(&limiter).await {
+            break error;
+        }
+    };
+    assert!(chain(&error).contains("BUSY"), "{}", chain(&error));
+    server.run::<()>("SCRIPT KILL");
+    spinning.join().unwrap();
+    used(&limiter).await.unwrap();
+}
+
+#[tokio::test]
+async fn settings_that_cannot_be_name_the_value_and_never_the_password() {
+    for (url, shown) in [
+        ("http://127.0.0.1", "http://127.0.0.1"),
+        ("redis://user:s3cret@:port/", "redis://***@:port/"),
+        ("s3cret@nowhere", "***@nowhere"),
+        ("", "\"\""),
+    ] {
+        let error = RedisStore::builder(url).build().unwrap_err();
+        assert!(error.to_string().contains(shown), "{error}");
+        assert!(!format!("{error} {error:?} {:?}", RedisStore::builder(url)).contains("s3cret"));
+    }
+    for prefix in ["", "a:b", "a b", "{a}", &"a".repeat(65)] {
+        let error = RedisStore::builder("redis://127.0.0.1/").prefix(prefix).build().unwrap_err();
+        assert!(error.to_string().contains(&format!("{prefix:?}")), "{error}");
+    }
+    assert!(RedisStore::builder("redis://127.0.0.1/").connections(0).build().is_err());
+    assert!(RedisStore::builder("redis://127.0.0.1/").connect_timeout(Duration::ZERO).build().is_err());
+}
+
+/// Nothing is opened or spawned until the first check.
+#[test]
+fn a_store_needs_no_runtime_to_be_built() {
+    RedisStore::builder("redis://127.0.0.1:1/").build().unwrap();
+}

@@ -1,0 +1,179 @@
+//! What stands in Redis after each kind of operation: keys, members, scores, expiry.
+
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep;
+use tower_sliding_window::{Charge, Check, Error, Limit, Limiter, ManualClock, RedisStore};
+
+use crate::support::{PATIENCE, redis_server::RedisServer};
+
+const LOGIN: Limit = Limit::per("login", 3, Duration::from_secs(10));
+
+/// What a key outlives its last unit by, in milliseconds.
+const SLACK: i64 = 1_000;
+
+/// A limiter on the server's own clock.
+fn limiter(server: &RedisServer) -> Limiter<RedisStore> {
+    Limiter::new(RedisStore::builder(&server.url()).build().unwrap()).deadline(PATIENCE)
+}
+
+fn only_key(server: &RedisServer) -> String {
+    let keys = server.keys();
+    assert_eq!(keys.len(), 1, "{keys:?}");
+    keys.into_iter().next().unwrap()
+}
+
+/// The members with their scores.
+fn entries(server: &RedisServer, key: &str) -> Vec<(Vec<u8>, i64)> {
+    server.run(&format!("ZRANGE {key} 0 -1 WITHSCORES"))
+}
+
+/// Milliseconds until the key expires.
+fn ttl(server: &RedisServer, key: &str) -> i64 {
+    server.run(&format!("PTTL {key}"))
+}
+
+#[tokio::test]
+async fn an_admission_is_one_entry_and_the_sum() {
+    let server = RedisServer::start();
+    limiter(&server).check(&LOGIN, "ada", 1).await.unwrap();
+    let decision = limiter(&server).check(&LOGIN, "ada", 2).await.unwrap();
+
+    let key = only_key(&server);
+    assert!(key.starts_with("tsw1:{") && key.ends_with("}:login"), "{key}");
+    let entries = entries(&server, &key);
+    assert_eq!(entries[0], (b"used".to_vec(), -3));
+    assert_eq!(entries[1].0.len(), 8, "a cost of 1 is not written");
+    assert_eq!(entries[2].0, [&decision.id().to_bytes()[..], b"2"].concat());
+    let at = decision.at().duration_since(std::time::UNIX_EPOCH).unwrap().as_micros();
+    assert_eq!(u128::try_from(entries[2].1).unwrap(), at);
+    assert!((10_000..=10_000 + SLACK).contains(&ttl(&server, &key)));
+}
+
+#[tokio::test]
+async fn a_cost_of_ten_thousand_is_one_member() {
+    let server = RedisServer::start();
+    limiter(&server).check(&Limit::per_day("quota", 20_000), "ada", 10_000).await.unwrap();
+    let key = only_key(&server);
+    assert_eq!(entries(&server, &key).len(), 2);
+    assert_eq!(entries(&server, &key)[0].1, -10_000);
+}
+
+#[tokio::test]
+async fn a_refusal_adds_nothing_and_moves_no_expiry() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server);
+    limiter.check(&LOGIN, "ada", 3).await.unwrap();
+    let key = only_key(&server);
+    // An expiry that is easily told from the one that an admission would set.
+    server.run::<()>(&format!("PEXPIRE {key} 5000"));
+    let before = entries(&server, &key);
+
+    for _ in 0..10 {
+        assert!(!limiter.check(&LOGIN, "ada", 1).await.unwrap().is_allowed());
+        assert!(limiter.peek(&LOGIN, "ada").await.unwrap().is_allowed());
+    }
+    assert_eq!(entries(&server, &key), before);
+    assert!(ttl(&server, &key) <= 5_000);
+}
+
+#[tokio::test]
+async fn a_refusal_by_one_limit_leaves_no_key_for_the_others() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server);
+    limiter.check(&LOGIN, "ada", 3).await.unwrap();
+    let charge = |limit: &Limit| Charge::new(limit.clone(), "ada", 1).unwrap();
+    let both = Check::new(charge(&Limit::per_day("daily", 100))).and(charge(&LOGIN)).unwrap();
+    assert!(!limiter.check_all(both).await.unwrap().is_allowed());
+    assert!(only_key(&server).ends_with(":login"));
+}
+
+#[tokio::test]
+async fn peeking_and_resetting_leave_no_key() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server);
+    limiter.peek(&LOGIN, "ada").await.unwrap();
+    assert_eq!(server.keys(), [""; 0]);
+    limiter.check(&LOGIN, "ada", 1).await.unwrap();
+    limiter.reset(&LOGIN, "ada").await.unwrap();
+    assert_eq!(server.keys(), [""; 0]);
+}
+
+#[tokio::test]
+async fn expired_entries_are_dropped_and_the_sum_follows() {
+    let (server, clock) = (RedisServer::start(), ManualClock::new());
+    let store = RedisStore::builder(&server.url()).clock(&clock).build().unwrap();
+    let limiter = Limiter::new(store).deadline(PATIENCE);
+    for cost in [1, 2] {
+        limiter.check(&LOGIN, "ada", cost).await.unwrap();
+        clock.advance(Duration::from_secs(4));
+    }
+    let key = only_key(&server);
+    // The first has left, the second has not; the refused check trims, too.
+    clock.advance(Duration::from_secs(2));
+    assert!(!limiter.check(&LOGIN, "ada", 2).await.unwrap().is_allowed());
+    assert_eq!(entries(&server, &key).iter().map(|entry| entry.0.len()).collect::<Vec<_>>(), [4, 9]);
+    assert_eq!(entries(&server, &key)[0].1, -2);
+
+    // Everything has left: a check that spends nothing leaves nothing.
+    clock.advance(Duration::from_secs(10));
+    limiter.peek(&LOGIN, "ada").await.unwrap();
+    assert_eq!(server.keys(), [""; 0]);
+}
+
+/// Rule 9, on the server's own clock, whatever happened to the key.
+#[tokio::test]
+async fn nothing_stays_after_the_window_and_the_slack() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server);
+    let limit = |name| Limit::per(name, 2, Duration::from_millis(200));
+    for key in ["ada", "bob"] {
+        for cost in [1, 1, 1, 2] {
+            limiter.check(&limit("admitted-and-refused"), key, cost).await.unwrap();
+        }
+        limiter.peek(&limit("peeked"), key).await.unwrap();
+        limiter.check(&limit("reset"), key, 1).await.unwrap();
+        limiter.reset(&limit("reset"), key).await.unwrap();
+    }
+    assert_eq!(server.keys().len(), 2);
+
+    let last_unit = Instant::now();
+    while !server.keys().is_empty() {
+        sleep(Duration::from_millis(20)).await;
+        assert!(last_unit.elapsed() < PATIENCE);
+    }
+}
+
+/// Rule 6: after a step back of the clock, neither entries nor keys outlive one window and the slack.
+#[tokio::test]
+async fn entries_from_the_future_are_pulled_back_by_the_refusal_they_cause() {
+    let (server, clock) = (RedisServer::start(), ManualClock::new());
+    let store = RedisStore::builder(&server.url()).clock(&clock).build().unwrap();
+    let limiter = Limiter::new(store).deadline(PATIENCE);
+    limiter.check(&LOGIN, "ada", 3).await.unwrap();
+    let key = only_key(&server);
+    server.run::<()>(&format!("PEXPIRE {key} 3600000"));
+
+    clock.step_back(Duration::from_secs(3_600));
+    let refused = limiter.check(&LOGIN, "ada", 1).await.unwrap();
+    assert_eq!(refused.retry_after(), Some(LOGIN.window()));
+    let now = refused.at().duration_since(std::time::UNIX_EPOCH).unwrap().as_micros();
+    assert_eq!(u128::try_from(entries(&server, &key)[1].1).unwrap(), now);
+    assert!(ttl(&server, &key) <= 10_000 + SLACK);
+}
+
+/// A key that is not ours, under a name that is: one error, and nothing written to the other charges.
+#[tokio::test]
+async fn a_key_of_a_wrong_type_fails_its_check_alone() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server);
+    limiter.check(&LOGIN, "ada", 1).await.unwrap();
+    let key = only_key(&server);
+    server.run::<()>(&format!("SET {key} text"));
+
+    let charge = |limit: &Limit| Charge::new(limit.clone(), "ada", 1).unwrap();
+    let both = Check::new(charge(&Limit::per_day("daily", 100))).and(charge(&LOGIN)).unwrap();
+    let error = limiter.check_all(both).await.unwrap_err();
+    assert!(matches!(&error, Error::Unavailable(cause) if format!("{cause:?}").contains("WRONGTYPE")), "{error:?}");
+    assert_eq!(server.keys(), [key], "the daily limit was not charged");
+}

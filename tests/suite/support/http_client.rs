@@ -1,0 +1,44 @@
+//! A client for servers on this machine.
+
+use http::{HeaderMap, Request, StatusCode};
+use http_body_util::{BodyExt, Empty};
+use hyper::body::Bytes;
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+
+#[derive(Clone)]
+pub(crate) struct HttpClient(Client<HttpConnector, Empty<Bytes>>);
+
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: String,
+}
+
+impl HttpClient {
+    pub(crate) fn new() -> Self {
+        Self(Client::builder(TokioExecutor::new()).build_http())
+    }
+
+    pub(crate) async fn get(&self, url: &str) -> Answer {
+        self.send("GET", url, &[]).await
+    }
+
+    pub(crate) async fn send(&self, method: &str, url: &str, headers: &[(&str, &str)]) -> Answer {
+        let request = Request::builder().method(method).uri(url);
+        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        let response = self.0.request(request.body(Empty::new()).unwrap()).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let body = body.collect().await.unwrap().to_bytes();
+        Answer { status: parts.status, headers: parts.headers, body: String::from_utf8(body.into()).unwrap() }
+    }
+}
+
+impl Answer {
+    /// A header that is a number.
+    pub(crate) fn number(&self, name: &str) -> Option<u64> {
+        self.headers.get(name).map(|value| value.to_str().unwrap().parse().unwrap())
+    }
+}
