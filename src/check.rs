@@ -21,7 +21,7 @@
 
 use std::{error, fmt, iter};
 
-use crate::{AdmissionId, Key, Limit};
+use crate::{admission::AdmissionId, key::Key, limit::Limit};
 
 /// One limit, one key, one cost. See the [module docs](self).
 #[derive(Clone, Debug)]

@@ -27,7 +27,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use crate::{AdmissionId, Charge, Check, Limit};
+use crate::{
+    admission::AdmissionId,
+    check::{Charge, Check},
+    limit::Limit,
+};
 
 /// The outcome of a check. See the [module docs](self).
 #[derive(Clone, Debug)]

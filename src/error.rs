@@ -7,7 +7,7 @@
 
 use std::{error, fmt, sync::Arc, time::Duration};
 
-use crate::NeverFits;
+use crate::check::NeverFits;
 
 /// Why there is no decision. See the [module docs](self).
 #[derive(Clone, Debug)]

@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use crate::AdmissionId;
+use crate::admission::AdmissionId;
 
 /// The admissions of one limit for one key that are still in the window, and their sum.
 #[derive(Debug, Default)]

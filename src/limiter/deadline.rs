@@ -10,7 +10,7 @@ use std::{
 use pin_project_lite::pin_project;
 use tokio::time::{Sleep, sleep};
 
-use crate::Error;
+use crate::error::Error;
 
 pin_project! {
     /// Gives up on a future that is not ready in time.

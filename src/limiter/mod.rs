@@ -35,7 +35,14 @@ use pin_project_lite::pin_project;
 
 use self::deadline::Deadline;
 pub use self::failure::FailureMode;
-use crate::{Charge, Check, Decision, Error, Key, Limit, NeverFits, store::Store};
+use crate::{
+    check::{Charge, Check, NeverFits},
+    decision::Decision,
+    error::Error,
+    key::Key,
+    limit::Limit,
+    store::Store,
+};
 
 /// How long a decision may take unless the limiter says otherwise.
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);

@@ -17,7 +17,7 @@ use super::{
     policy::{Admission, Limits, Policy},
     rejection::RejectionResponse,
 };
-use crate::{Decision, Error, limiter::Decide, store::Store};
+use crate::{decision::Decision, error::Error, limiter::Decide, store::Store};
 
 pin_project! {
     /// The response future of [`RateLimit`](super::RateLimit).

@@ -13,7 +13,7 @@ use http::{
     header::{CACHE_CONTROL, RETRY_AFTER},
 };
 
-use crate::Decision;
+use crate::decision::Decision;
 
 const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");

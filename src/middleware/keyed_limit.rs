@@ -4,8 +4,8 @@ use std::{fmt, sync::Arc};
 
 use http::request::Parts;
 
-use super::extract::KeyExtractor;
-use crate::{Charge, Limit, Rejection};
+use super::{extract::KeyExtractor, rejection::Rejection};
+use crate::{check::Charge, limit::Limit};
 
 /// A limit and the extractor of its keys: made by [`Limit::by`], taken by
 /// [`RateLimitLayer::limit`](super::RateLimitLayer::limit).

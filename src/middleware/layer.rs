@@ -13,7 +13,10 @@ use super::{
     rejection::JsonResponse,
     service::RateLimit,
 };
-use crate::{FailureMode, Limiter, store::Store};
+use crate::{
+    limiter::{FailureMode, Limiter},
+    store::Store,
+};
 
 /// Guards services with limits. See the [module docs](crate::middleware).
 ///

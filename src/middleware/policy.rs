@@ -10,7 +10,12 @@ use super::{
     keyed_limit::KeyedLimit,
     rejection::{Degraded, Rejection, RejectionResponse},
 };
-use crate::{Check, Decision, Error, FailureMode, Limiter};
+use crate::{
+    check::Check,
+    decision::Decision,
+    error::Error,
+    limiter::{FailureMode, Limiter},
+};
 
 /// How many units a request takes.
 pub(super) type Cost = dyn Fn(&Parts) -> u64 + Send + Sync;

@@ -37,7 +37,7 @@ use super::{
     extract::KeyError,
     headers::{ResetFormat, forbid_storing, retry_after_seconds, write_figures, write_retry_after},
 };
-use crate::{Decision, Error, NeverFits, admission::random};
+use crate::{admission::random, check::NeverFits, decision::Decision, error::Error};
 
 /// Why a request did not reach the service. See the [module docs](self).
 #[derive(Clone, Debug)]

@@ -22,7 +22,7 @@ pub use self::{
     clock::ManualClock,
     memory::{MemoryDecide, MemoryStore, MemoryStoreBuilder},
 };
-use crate::{Check, Decision, Key, Limit, StoreError};
+use crate::{check::Check, decision::Decision, error::StoreError, key::Key, limit::Limit};
 
 /// What decides a check and remembers it. See the [module docs](self).
 ///

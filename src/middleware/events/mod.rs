@@ -6,7 +6,7 @@
 mod throttle;
 
 use super::extract::KeyError;
-use crate::{Error, FailureMode, NeverFits};
+use crate::{check::NeverFits, error::Error, limiter::FailureMode};
 
 /// The log lines of one layer.
 #[derive(Debug, Default)]

@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-use crate::Key;
+use crate::key::Key;
 
 /// How many leading bits of an IPv6 address make a key: a single subscriber has at least a /64 (RFC 6177).
 #[derive(Clone, Copy, Debug)]

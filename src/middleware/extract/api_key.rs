@@ -10,7 +10,7 @@ use super::{
     KeyError, KeyExtractor,
     header::{header_name, single_value},
 };
-use crate::Key;
+use crate::key::Key;
 
 /// Bytes of the hash that make a key: 128 bits.
 const HASH_BYTES: usize = 16;

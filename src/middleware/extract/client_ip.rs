@@ -12,7 +12,7 @@ use super::{
     header::{header_name, single_value},
     peer_ip::peer,
 };
-use crate::Key;
+use crate::key::Key;
 
 /// A chain of more hops than this is not followed further.
 const MAX_HOPS: usize = 32;

@@ -3,7 +3,7 @@
 use http::request::Parts;
 
 use super::{KeyError, KeyExtractor};
-use crate::Key;
+use crate::key::Key;
 
 /// One key of two: see [`KeyExtractor::and`].
 #[derive(Clone, Debug)]

@@ -3,7 +3,7 @@
 use http::{HeaderMap, HeaderName, request::Parts};
 
 use super::{KeyError, KeyExtractor};
-use crate::Key;
+use crate::key::Key;
 
 /// The longest header value that becomes a key: 4 KiB.
 const MAX_LENGTH: usize = 4096;

@@ -44,7 +44,7 @@ pub use self::{
     header::Header,
     peer_ip::PeerIp,
 };
-use crate::Key;
+use crate::key::Key;
 
 /// From a request to the key in whose name it spends. See the [module docs](self).
 pub trait KeyExtractor: Send + Sync + 'static {

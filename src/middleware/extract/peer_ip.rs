@@ -8,7 +8,7 @@ use super::{
     KeyError, KeyExtractor,
     address::{InvalidPrefix, Ipv6Prefix},
 };
-use crate::Key;
+use crate::key::Key;
 
 /// The address at the other end of the connection: nothing a client sends can change it.
 ///

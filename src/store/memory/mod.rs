@@ -26,7 +26,14 @@ use super::{
     Store,
     clock::{Clock, ManualClock, system_time},
 };
-use crate::{AdmissionId, Charge, Check, Decision, Key, Limit, StoreError};
+use crate::{
+    admission::AdmissionId,
+    check::{Charge, Check},
+    decision::Decision,
+    error::StoreError,
+    key::Key,
+    limit::Limit,
+};
 
 /// Many locks, so that threads seldom meet at one.
 const SHARDS: usize = 64;

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{AdmissionId, Charge, Key, Limit, LimitStatus, window::Log};
+use crate::{admission::AdmissionId, check::Charge, decision::LimitStatus, key::Key, limit::Limit, window::Log};
 
 #[derive(Debug)]
 pub(super) struct Shard {

@@ -5,7 +5,13 @@ use std::{error, fmt, time::Duration};
 use redis::{Cmd, Value};
 
 use super::keys::redis_key;
-use crate::{AdmissionId, Check, Decision, LimitStatus, StoreError, store::clock::system_time};
+use crate::{
+    admission::AdmissionId,
+    check::Check,
+    decision::{Decision, LimitStatus},
+    error::StoreError,
+    store::clock::system_time,
+};
 
 /// A check on its way, with the identity it will be counted under.
 pub(super) struct Submission {

@@ -10,7 +10,7 @@ use std::fmt::Write;
 
 use sha2::{Digest, Sha256};
 
-use crate::{Key, Limit};
+use crate::{key::Key, limit::Limit};
 
 pub(super) const DEFAULT_PREFIX: &str = "tsw1";
 

@@ -32,7 +32,13 @@ use super::{
     Store,
     clock::{Clock, ManualClock},
 };
-use crate::{Check, Decision, Key, Limit, StoreError, limit::is_fixed_alphabet};
+use crate::{
+    check::Check,
+    decision::Decision,
+    error::StoreError,
+    key::Key,
+    limit::{Limit, is_fixed_alphabet},
+};
 
 /// Limits shared by every process that uses the same Redis. See the [crate docs](crate#stores).
 ///
