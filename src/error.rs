@@ -4,6 +4,19 @@
 //! 2. [`Error::NeverFits`] is the caller's: no waiting helps. [`Error::TimedOut`] and [`Error::Unavailable`] are the
 //!    store's: whether the work goes on without a decision is the caller's choice, or the route's failure mode.
 //! 3. A [`StoreError`] keeps its cause as [`source`](std::error::Error::source); neither holds a key or a password.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() {
+//! use tower_sliding_window::{Error, Limit, Limiter, MemoryStore};
+//!
+//! let limiter = Limiter::new(MemoryStore::new());
+//! match limiter.check(&Limit::per_minute("export", 10), "ada", 11).await {
+//!     Ok(decision) => println!("{} left", decision.remaining()),
+//!     Err(Error::NeverFits(never)) => assert_eq!((never.cost(), never.limit().units()), (11, 10)),
+//!     Err(store) => println!("go on without a decision, or do not: {store}"),
+//! }
+//! # }
+//! ```
 
 use std::{error, fmt, sync::Arc, time::Duration};
 

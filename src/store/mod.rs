@@ -6,8 +6,36 @@
 //! 4. A check is charged when its future is first polled, not when it is made; a dropped future may have been charged.
 //!
 //! [`MemoryStore`] serves one process. `RedisStore` shares its limits between all processes that use the same server.
-//! A store of your own implements [`Store`]; the conformance suite in the repository's `tests/conformance.rs` says
-//! what it has to get right.
+//! A store of your own implements [`Store`]; the conformance suite, `tests/suite/conformance.rs` in the repository, says
+//! what it has to get right. One that wraps another is short:
+//!
+//! ```
+//! use std::sync::{Arc, atomic::{AtomicU64, Ordering}};
+//! use tower_sliding_window::{Check, Key, Limit, MemoryStore, Store};
+//!
+//! /// Counts the checks that pass through it.
+//! #[derive(Clone)]
+//! struct Counted<S> {
+//!     store: S,
+//!     checks: Arc<AtomicU64>,
+//! }
+//!
+//! impl<S: Store> Store for Counted<S> {
+//!     type Decide = S::Decide;
+//!     type Reset = S::Reset;
+//!
+//!     fn decide(&self, check: Check) -> S::Decide {
+//!         self.checks.fetch_add(1, Ordering::Relaxed);
+//!         self.store.decide(check)
+//!     }
+//!
+//!     fn reset(&self, limit: Limit, key: Key) -> S::Reset {
+//!         self.store.reset(limit, key)
+//!     }
+//! }
+//! # fn is_store(_: impl Store) {}
+//! # is_store(Counted { store: MemoryStore::new(), checks: Arc::default() });
+//! ```
 
 mod clock;
 mod memory;
