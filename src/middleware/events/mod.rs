@@ -58,11 +58,16 @@ struct Chain<'a>(&'a dyn std::error::Error);
 #[cfg(feature = "tracing")]
 impl std::fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.0)?;
+        let mut shown = self.0.to_string();
+        f.write_str(&shown)?;
         let mut cause = self.0.source();
         while let Some(error) = cause {
-            write!(f, ": {error}")?;
-            cause = error.source();
+            // Some errors say what their cause says.
+            let text = error.to_string();
+            if text != shown {
+                write!(f, ": {text}")?;
+            }
+            (shown, cause) = (text, error.source());
         }
         Ok(())
     }

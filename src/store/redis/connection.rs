@@ -8,10 +8,13 @@
 
 use std::{
     error, fmt,
+    future::{Future, poll_fn},
+    pin::pin,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    task::Poll,
     time::Duration,
 };
 
@@ -22,6 +25,7 @@ use redis::{
     aio::{ConnectionLike, MultiplexedConnection},
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
+use tokio::sync::Notify;
 
 /// A connection that left this many requests in a row unanswered is dropped.
 const MAX_UNANSWERED: u32 = 3;
@@ -29,12 +33,15 @@ const MAX_UNANSWERED: u32 = 3;
 /// How long sent data may stay unacknowledged, and an idle peer silent, before the kernel ends the connection.
 const PEER_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The kind of our own error about a connection that is not to be used again. Connecting never fails with it.
+const GIVEN_UP: ErrorKind = ErrorKind::Client;
+
 /// A pool of connections to one server. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Connections {
     pool: Pool<Manager>,
     generation: Arc<AtomicU64>,
-    last_failure: LastFailure,
+    failures: Arc<Failures>,
     connect_timeout: Duration,
 }
 
@@ -57,24 +64,39 @@ impl Connections {
             inner: RedisConnectionManager::new(info.set_tcp_settings(tcp))?,
             generation: Arc::clone(&generation),
         };
-        let last_failure = LastFailure::default();
+        let failures = Arc::new(Failures::default());
         let pool = Pool::builder()
             .max_size(connections)
             .connection_timeout(connect_timeout)
             .idle_timeout(None)
             .max_lifetime(None)
-            .error_sink(Box::new(last_failure.clone()))
+            // The next check tries again, so that nobody waits out a pause between two tries.
+            .retry_connection(false)
+            .error_sink(Box::new(Sink(Arc::clone(&failures))))
             .build_unchecked(manager);
-        Ok(Self { pool, generation, last_failure, connect_timeout })
+        Ok(Self { pool, generation, failures, connect_timeout })
     }
 
+    /// A connection, new or idle. Where none is left and none can be made, the wait ends at once, with the cause.
     pub(super) async fn get(&self) -> Result<Connection<'_>, NoConnection> {
-        match self.pool.get().await {
-            Ok(pooled) => Ok(Connection { pooled, generation: &self.generation }),
-            Err(RunError::User(error)) => Err(NoConnection { after: None, cause: Some(error) }),
-            Err(RunError::TimedOut) => {
-                Err(NoConnection { after: Some(self.connect_timeout), cause: self.last_failure.get() })
-            }
+        let mut pooled = pin!(self.pool.get());
+        loop {
+            let mut failure = pin!(self.failures.happened.notified());
+            failure.as_mut().enable();
+            let outcome = poll_fn(|cx| match pooled.as_mut().poll(cx) {
+                Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
+                Poll::Pending => failure.as_mut().poll(cx).map(|()| None),
+            });
+            return match outcome.await {
+                Some(Ok(pooled)) => Ok(Connection { pooled, generation: &self.generation }),
+                Some(Err(RunError::User(error))) => Err(NoConnection { after: None, cause: Some(error) }),
+                Some(Err(RunError::TimedOut)) => {
+                    Err(NoConnection { after: Some(self.connect_timeout), cause: self.failures.last() })
+                }
+                // Others are in use: one of them will do.
+                None if self.pool.state().connections > 0 => continue,
+                None => Err(NoConnection { after: None, cause: self.failures.last() }),
+            };
         }
     }
 }
@@ -129,7 +151,7 @@ impl ManageConnection for Manager {
 
     async fn is_valid(&self, connection: &mut Managed) -> RedisResult<()> {
         if self.has_broken(connection) {
-            return Err(RedisError::from((ErrorKind::Io, "the connection has been given up")));
+            return Err(RedisError::from((GIVEN_UP, "the connection has been given up")));
         }
         Ok(())
     }
@@ -139,23 +161,34 @@ impl ManageConnection for Manager {
     }
 }
 
-/// Why connecting failed last: bb8 itself only tells that it took too long.
-#[derive(Clone, Debug, Default)]
-struct LastFailure(Arc<Mutex<Option<RedisError>>>);
+/// Where bb8 reports that connecting failed, which it tells nobody who waits.
+#[derive(Debug, Default)]
+struct Failures {
+    last: Mutex<Option<RedisError>>,
+    happened: Notify,
+}
 
-impl LastFailure {
-    fn get(&self) -> Option<RedisError> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+impl Failures {
+    fn last(&self) -> Option<RedisError> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-impl bb8::ErrorSink<RedisError> for LastFailure {
+#[derive(Debug)]
+struct Sink(Arc<Failures>);
+
+impl bb8::ErrorSink<RedisError> for Sink {
     fn sink(&self, error: RedisError) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        if error.kind() == GIVEN_UP {
+            // An old connection was not taken. That says nothing about making a new one.
+            return;
+        }
+        *self.0.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        self.0.happened.notify_waiters();
     }
 
     fn boxed_clone(&self) -> Box<dyn bb8::ErrorSink<RedisError>> {
-        Box::new(self.clone())
+        Box::new(Self(Arc::clone(&self.0)))
     }
 }
 
