@@ -4,6 +4,8 @@
 //! cargo run --release -p benches
 //! ```
 
+#![allow(clippy::expect_used, reason = "a benchmark that cannot go on has nothing better to do")]
+
 mod server;
 
 use std::time::Duration;
