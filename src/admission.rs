@@ -29,10 +29,21 @@ impl AdmissionId {
     /// An id that no other admission has.
     #[must_use]
     pub fn fresh() -> Self {
+        Self::fresh_run(1)
+    }
+
+    /// The first of so many ids in a row that no other admission has.
+    pub(crate) fn fresh_run(length: u64) -> Self {
         thread_local! {
             static NEXT: Cell<u64> = Cell::new(random());
         }
-        Self(NEXT.replace(NEXT.get().wrapping_add(1)))
+        Self(NEXT.replace(NEXT.get().wrapping_add(length)))
+    }
+
+    /// The id so many places further in a row.
+    #[cfg(feature = "redis")]
+    pub(crate) fn following(self, places: u64) -> Self {
+        Self(self.0.wrapping_add(places))
     }
 
     /// The eight bytes of the id.

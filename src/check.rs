@@ -24,7 +24,7 @@ use std::{error, fmt, iter};
 use crate::{admission::AdmissionId, key::Key, limit::Limit};
 
 /// One limit, one key, one cost. See the [module docs](self).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Charge {
     limit: Limit,
     key: Key,
@@ -110,6 +110,13 @@ impl Check {
     /// One value a charge, in order: the shape that keeps "there is always one" in the type.
     pub(crate) fn map_charges<T>(&self, mut value: impl FnMut(&Charge) -> T) -> (T, Vec<T>) {
         (value(&self.first), self.rest.iter().map(value).collect())
+    }
+
+    /// Whether it makes no difference which of the two is decided first: they charge the same, and neither has an
+    /// identity of its caller's.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_interchangeable_with(&self, other: &Self) -> bool {
+        self.id.or(other.id).is_none() && self.first == other.first && self.rest == other.rest
     }
 
     /// The identity of the caller's, if there is one.

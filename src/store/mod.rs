@@ -45,7 +45,7 @@ mod redis;
 use std::future::Future;
 
 #[cfg(feature = "redis")]
-pub use self::redis::{InvalidRedisConfig, RedisFuture, RedisStore, RedisStoreBuilder};
+pub use self::redis::{InvalidRedisConfig, RedisDecide, RedisReset, RedisStore, RedisStoreBuilder};
 pub use self::{
     clock::ManualClock,
     memory::{MemoryDecide, MemoryStore, MemoryStoreBuilder},

@@ -3,7 +3,12 @@
 //! The seed is printed; `SEED=... bash tests/run.sh properties` runs the same histories again. A failing history is
 //! shrunk to a short one.
 
-use std::{cell::Cell, env, ops::RangeInclusive, time::Duration};
+use std::{
+    cell::Cell,
+    env,
+    ops::RangeInclusive,
+    time::{Duration, UNIX_EPOCH},
+};
 
 use proptest::{
     collection::vec,
@@ -11,7 +16,10 @@ use proptest::{
     sample::{select, subsequence},
     test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRunner},
 };
-use tokio::runtime::Runtime;
+use tokio::{
+    runtime::{Builder, Runtime},
+    task::JoinHandle,
+};
 use tower_sliding_window::{AdmissionId, Charge, Check, Limit, Limiter, ManualClock, MemoryStore, RedisStore, Store};
 
 use crate::support::{
@@ -37,11 +45,8 @@ const STEPS: RangeInclusive<usize> = 1..=1_000;
 
 #[derive(Clone, Debug)]
 enum Step {
-    Check {
-        buckets: Vec<(usize, usize)>,
-        cost: u64,
-        id: Option<u64>,
-    },
+    /// Checks that arrive together, so that a store may decide them in one batch.
+    Checks(Vec<Asked>),
     Reset {
         limit: usize,
         key: usize,
@@ -52,6 +57,15 @@ enum Step {
     AdvanceToRetry {
         early: bool,
     },
+}
+
+#[derive(Clone, Debug)]
+struct Asked {
+    buckets: Vec<(usize, usize)>,
+    cost: u64,
+    id: Option<u64>,
+    /// How many callers ask the same.
+    copies: usize,
 }
 
 /// Whether a history may contain steps back of the clock: the in-process store's own clock never does.
@@ -65,6 +79,13 @@ fn step(clocks: Clocks) -> impl Strategy<Value = Step> {
     let buckets: Vec<(usize, usize)> = (0..LIMITS.len()).flat_map(|limit| [(limit, 0), (limit, 1)]).collect();
     let cost = prop_oneof![6 => Just(1), 3 => 0..=10u64, 2 => 0..=200u64, 1 => 100..=1_500u64];
     let id = prop_oneof![4 => Just(None), 1 => (0..6u64).prop_map(Some)];
+    let copies = prop_oneof![6 => Just(1), 1 => 1..=20usize];
+    let asked = (subsequence(buckets, 1..=3), cost, id, copies).prop_map(|(buckets, cost, id, copies)| Asked {
+        buckets,
+        cost,
+        id,
+        copies,
+    });
     let time = prop_oneof![
         0..=3u64,
         0..=1_500_000u64,
@@ -76,7 +97,8 @@ fn step(clocks: Clocks) -> impl Strategy<Value = Step> {
         Clocks::BothWays => 1,
     };
     prop_oneof![
-        24 => (subsequence(buckets, 1..=3), cost, id).prop_map(|(buckets, cost, id)| Step::Check { buckets, cost, id }),
+        18 => asked.clone().prop_map(|asked| Step::Checks(vec![asked])),
+        6 => vec(asked, 1..=8).prop_map(Step::Checks),
         1 => (0..LIMITS.len(), 0..KEYS.len()).prop_map(|(limit, key)| Step::Reset { limit, key }),
         6 => time.clone().prop_map(Step::Advance),
         back => time.prop_map(Step::Rewind),
@@ -100,19 +122,31 @@ async fn replay<S: Store>(limiter: &Limiter<S>, clock: &ManualClock, steps: &[St
                 model.reset((*limit, *key));
                 limiter.reset(&LIMITS[*limit], KEYS[*key]).await.unwrap();
             }
-            Step::Check { buckets, cost, id } => {
-                let charges: Vec<ModelCharge> = buckets.iter().map(|&bucket| charge(bucket, *cost)).collect();
-                let now =
-                    u64::try_from(clock.now().duration_since(std::time::UNIX_EPOCH).unwrap().as_micros()).unwrap();
-                let expected = model.decide(now, &charges, *id);
-                let decision = limiter.check_all(check(&charges, *id)).await.unwrap();
-                prop_assert_eq!(Standing::all_of(&decision), expected, "step {}: {:?}", number, step);
-                last_retry =
-                    decision.retry_after().map_or(last_retry, |retry| u64::try_from(retry.as_micros()).unwrap());
+            Step::Checks(asked) => {
+                let checks: Vec<(Vec<ModelCharge>, Option<u64>)> = asked.iter().flat_map(Asked::checks).collect();
+                let now = clock.now().duration_since(UNIX_EPOCH).unwrap();
+                let now = u64::try_from(now.as_micros()).unwrap();
+                // On a runtime of one thread the tasks are polled in this order, before anything is sent.
+                let decisions: Vec<JoinHandle<_>> =
+                    checks.iter().map(|(charges, id)| tokio::spawn(limiter.check_all(check(charges, *id)))).collect();
+                for ((charges, id), decision) in checks.iter().zip(decisions) {
+                    let expected = model.decide(now, charges, *id);
+                    let decision = decision.await.unwrap().unwrap();
+                    prop_assert_eq!(Standing::all_of(&decision), expected, "step {}: {:?}", number, step);
+                    let retry = decision.retry_after();
+                    last_retry = retry.map_or(last_retry, |retry| u64::try_from(retry.as_micros()).unwrap());
+                }
             }
         }
     }
     Ok(())
+}
+
+impl Asked {
+    fn checks(&self) -> impl Iterator<Item = (Vec<ModelCharge>, Option<u64>)> {
+        let charges: Vec<ModelCharge> = self.buckets.iter().map(|&bucket| charge(bucket, self.cost)).collect();
+        std::iter::repeat_n((charges, self.id), self.copies)
+    }
 }
 
 /// A cost that the limit allows.
@@ -151,13 +185,17 @@ fn run(clocks: Clocks, history: impl Fn(Vec<Step>) -> Result<(), TestCaseError>)
     assert!(steps_taken.get() >= 100_000);
 }
 
+fn one_thread() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
 fn random_seed() -> u64 {
     u64::from_be_bytes(AdmissionId::fresh().to_bytes())
 }
 
 #[test]
 fn memory_decides_as_the_model_does() {
-    let runtime = Runtime::new().unwrap();
+    let runtime = one_thread();
     run(Clocks::OnlyForward, |steps| {
         let clock = ManualClock::new();
         let limiter = Limiter::new(MemoryStore::builder().clock(&clock).build());
@@ -167,7 +205,7 @@ fn memory_decides_as_the_model_does() {
 
 #[test]
 fn redis_decides_as_the_model_does() {
-    let (runtime, server) = (Runtime::new().unwrap(), RedisServer::start());
+    let (runtime, server) = (one_thread(), RedisServer::start());
     let clock = ManualClock::new();
     let store = RedisStore::builder(&server.url()).clock(&clock).build().unwrap();
     let limiter = Limiter::new(store).deadline(PATIENCE);

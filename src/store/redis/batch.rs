@@ -1,96 +1,195 @@
 //! A batch of checks on the wire: the keys and arguments of `sliding_log.lua`, and its reply.
+//!
+//! Checks that are equal but for their caller travel as one submission with several copies, which costs Redis about as
+//! much as one. They are still decided in the order of arrival: a check joins an earlier one only if nothing between
+//! the two touches a key of theirs, and the order of what touches different keys cannot be told from outside.
 
-use std::{error, fmt, time::Duration};
+use std::{
+    collections::HashMap,
+    error, fmt,
+    hash::{BuildHasher, RandomState},
+    iter,
+    time::Duration,
+    vec,
+};
 
 use redis::{Cmd, Value};
 
-use super::keys::redis_key;
+use super::{
+    keys::redis_key,
+    queue::{Job, Outcome},
+};
 use crate::{
     admission::AdmissionId,
-    check::Check,
+    check::Charge,
     decision::{Decision, LimitStatus},
     error::StoreError,
+    key::Key,
     store::clock::system_time,
 };
 
-/// A check on its way, with the identity it will be counted under.
-pub(super) struct Submission {
-    check: Check,
+/// Jobs that are on their way together.
+#[derive(Default)]
+pub(super) struct Batch {
+    submissions: Vec<Submission>,
+}
+
+/// A job and its copies, which are counted under `id` and those that follow it.
+struct Submission {
+    first: Job,
+    copies: Vec<Job>,
     id: AdmissionId,
 }
 
-impl Submission {
-    pub(super) fn new(check: Check) -> Self {
-        let id = check.id().unwrap_or_else(AdmissionId::fresh);
-        Self { check, id }
+impl Batch {
+    pub(super) fn new(jobs: Vec<Job>) -> Self {
+        let hasher = RandomState::new();
+        // The submission that was the last to touch a key. Two keys of one hash only keep equal checks apart.
+        let mut last_touch: HashMap<u64, usize> = HashMap::new();
+        let mut submissions: Vec<Submission> = Vec::with_capacity(jobs.len());
+        for job in jobs {
+            let touched: Vec<u64> = job.check.charges().map(|charge| hasher.hash_one(bucket(charge))).collect();
+            let last = touched.first().and_then(|hash| last_touch.get(hash)).copied();
+            let earlier = last.filter(|last| touched.iter().all(|hash| last_touch.get(hash) == Some(last)));
+            match earlier.and_then(|earlier| submissions.get_mut(earlier)) {
+                Some(earlier) if earlier.first.check.is_interchangeable_with(&job.check) => earlier.copies.push(job),
+                _ => {
+                    last_touch.extend(touched.into_iter().map(|hash| (hash, submissions.len())));
+                    submissions.push(Submission { id: AdmissionId::from(0), first: job, copies: Vec::new() });
+                }
+            }
+        }
+        for submission in &mut submissions {
+            submission.id = submission.first.check.id().unwrap_or_else(|| AdmissionId::fresh_run(submission.size()));
+        }
+        Self { submissions }
     }
-}
 
-/// Appends the number of keys, the keys, and the arguments. `now` is empty for the server's clock; `again` says that
-/// these very submissions may have been counted by an earlier try.
-pub(super) fn write(command: &mut Cmd, prefix: &str, batch: &[Submission], now: &str, again: bool) {
-    let charges = || batch.iter().flat_map(|submission| submission.check.charges());
-    command.arg(charges().count());
-    for charge in charges() {
-        command.arg(redis_key(prefix, charge.limit(), charge.key()));
-    }
-    command.arg(now);
-    for Submission { check, id } in batch {
-        let given = again || check.id().is_some();
-        command.arg(check.charges().count()).arg(&id.to_bytes()).arg(u8::from(given));
-        for charge in check.charges() {
-            command.arg(charge.limit().units()).arg(charge.cost()).arg(charge.limit().window_micros());
+    /// Appends the number of keys, the keys, and the arguments. `now` is empty for the server's clock; `again` says
+    /// that this very batch may have been counted by an earlier try.
+    pub(super) fn write(&self, command: &mut Cmd, prefix: &str, now: &str, again: bool) {
+        let charges = || self.submissions.iter().flat_map(|submission| submission.first.check.charges());
+        command.arg(charges().count());
+        for charge in charges() {
+            command.arg(redis_key(prefix, charge.limit(), charge.key()));
+        }
+        command.arg(now);
+        for submission in &self.submissions {
+            let check = &submission.first.check;
+            let given = again || check.id().is_some();
+            command.arg(check.charges().count()).arg(submission.size()).arg(&submission.id.to_bytes());
+            command.arg(u8::from(given));
+            for charge in check.charges() {
+                command.arg(charge.limit().units()).arg(charge.cost()).arg(charge.limit().window_micros());
+            }
         }
     }
-}
 
-/// Reads one outcome a check out of the script's reply.
-pub(super) fn read(reply: Value, batch: &[Submission]) -> Result<Vec<Result<Decision, StoreError>>, MalformedReply> {
-    let Value::Array(fields) = reply else { return Err(MalformedReply) };
-    let mut fields = fields.into_iter();
-    let now = micros(fields.next().as_ref())?;
-    let outcomes = batch.iter().map(|submission| read_one(&mut fields, now, submission)).collect::<Result<_, _>>()?;
-    if fields.next().is_some() { Err(MalformedReply) } else { Ok(outcomes) }
-}
+    /// Answers every job out of the script's reply, or all of them with an error.
+    pub(super) fn finish(self, reply: Result<Value, StoreError>) {
+        let outcomes =
+            reply.and_then(|reply| self.read(reply).map_err(|error| StoreError::new("deciding a check", error)));
+        match outcomes {
+            Ok(outcomes) => iter::zip(self.into_jobs(), outcomes).for_each(|(job, outcome)| job.finish(outcome)),
+            Err(error) => self.into_jobs().for_each(|job| job.finish(Err(error.clone()))),
+        }
+    }
 
-fn read_one(
-    fields: &mut impl Iterator<Item = Value>,
-    now: u64,
-    submission: &Submission,
-) -> Result<Result<Decision, StoreError>, MalformedReply> {
-    let mut failure = None;
-    let mut malformed = false;
-    let decision = Decision::new(&submission.check, system_time(now), submission.id, |charge| {
-        let (used, reset, retry) = (fields.next(), micros(fields.next().as_ref()), micros(fields.next().as_ref()));
-        let used = match used {
-            Some(Value::BulkString(text)) => {
-                failure = Some(String::from_utf8_lossy(&text).into_owned());
-                Ok(0)
-            }
-            used => micros(used.as_ref()),
-        };
-        malformed |= used.is_err() || reset.is_err() || retry.is_err();
-        let duration = |micros: Result<u64, _>| Duration::from_micros(micros.unwrap_or_default());
-        let retry = Some(duration(retry)).filter(|retry| !retry.is_zero());
-        LimitStatus::new(charge, used.unwrap_or_default(), duration(reset), retry)
-    });
-    match failure {
-        _ if malformed => Err(MalformedReply),
-        Some(failure) => Ok(Err(StoreError::new("deciding a check", failure))),
-        None => Ok(Ok(decision)),
+    fn into_jobs(self) -> impl Iterator<Item = Job> {
+        self.submissions.into_iter().flat_map(|submission| iter::once(submission.first).chain(submission.copies))
+    }
+
+    /// The outcome of every job, in the order of [`into_jobs`](Self::into_jobs).
+    fn read(&self, reply: Value) -> Result<Vec<Outcome>, MalformedReply> {
+        let Value::Array(fields) = reply else { return Err(MalformedReply) };
+        let mut fields = Fields(fields.into_iter());
+        let now = fields.number()?;
+        let mut outcomes = Vec::with_capacity(self.submissions.len());
+        for submission in &self.submissions {
+            submission.read(&mut fields, now, &mut outcomes)?;
+        }
+        if fields.0.next().is_some() { Err(MalformedReply) } else { Ok(outcomes) }
     }
 }
 
-fn micros(field: Option<&Value>) -> Result<u64, MalformedReply> {
-    match field {
-        Some(Value::Int(number)) => u64::try_from(*number).map_err(|_| MalformedReply),
-        _ => Err(MalformedReply),
+impl Submission {
+    fn size(&self) -> u64 {
+        1 + self.copies.len() as u64
+    }
+
+    fn read(&self, fields: &mut Fields, now: u64, outcomes: &mut Vec<Outcome>) -> Result<(), MalformedReply> {
+        let check = &self.first.check;
+        let admitted = fields.number_or_text()?;
+        let statuses = check.charges().map(|_| fields.status()).collect::<Result<Vec<_>, _>>()?;
+        for copy in 0..self.size() {
+            outcomes.push(match &admitted {
+                Err(text) => Err(StoreError::new("deciding a check", text.clone())),
+                Ok(admitted) => {
+                    let mut statuses = statuses.iter();
+                    let id = self.id.following(copy);
+                    Ok(Decision::new(check, system_time(now), id, |charge| {
+                        statuses.next().copied().unwrap_or_default().of_copy(charge, copy, *admitted)
+                    }))
+                }
+            });
+        }
+        Ok(())
+    }
+}
+
+/// How a charge stands after all copies of its check.
+#[derive(Clone, Copy, Default)]
+struct Status {
+    used: u64,
+    reset: u64,
+    retry: u64,
+}
+
+impl Status {
+    /// How it stood after this copy: the first `admitted` ones were counted one after the other.
+    fn of_copy(self, charge: &Charge, copy: u64, admitted: u64) -> LimitStatus {
+        let later = admitted.saturating_sub(copy + 1);
+        let retry = (copy >= admitted && self.retry > 0).then(|| Duration::from_micros(self.retry));
+        let used = self.used.saturating_sub(later.saturating_mul(charge.cost()));
+        LimitStatus::new(charge, used, Duration::from_micros(self.reset), retry)
+    }
+}
+
+/// What identifies the set that a charge is counted in.
+fn bucket(charge: &Charge) -> (&str, &Key) {
+    (charge.limit().name(), charge.key())
+}
+
+/// The reply, field by field.
+struct Fields(vec::IntoIter<Value>);
+
+impl Fields {
+    fn number(&mut self) -> Result<u64, MalformedReply> {
+        match self.0.next() {
+            Some(Value::Int(number)) => u64::try_from(number).map_err(|_| MalformedReply),
+            _ => Err(MalformedReply),
+        }
+    }
+
+    fn number_or_text(&mut self) -> Result<Result<u64, String>, MalformedReply> {
+        match self.0.as_slice() {
+            [Value::BulkString(text), ..] => {
+                let text = String::from_utf8_lossy(text).into_owned();
+                self.0.next();
+                Ok(Err(text))
+            }
+            _ => self.number().map(Ok),
+        }
+    }
+
+    fn status(&mut self) -> Result<Status, MalformedReply> {
+        Ok(Status { used: self.number()?, reset: self.number()?, retry: self.number()? })
     }
 }
 
 /// The script's reply is not what the script sends: something stands between us and Redis.
 #[derive(Debug)]
-pub(super) struct MalformedReply;
+struct MalformedReply;
 
 impl fmt::Display for MalformedReply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,24 +1,28 @@
--- Decides a batch of checks, one after the other. Each check is admitted whole or refused whole.
+-- Decides a batch of checks, one after the other. Each check is admitted whole or refused whole. A check may come in
+-- several copies, from several callers: they are decided as if one after the other, too.
 --
 -- KEYS   one sorted set a charge: the log of one limit for one identity
 -- ARGV   now        microseconds since the Unix epoch, or '' for the server's own clock
 --        then for each check
 --          charges  how many there are; they take the next keys, in order
---          id       eight bytes: the identity of the admission
+--          copies   how many
+--          id       eight bytes: the identity of the first copy's admission; those of the others follow it
 --          given    '1' if the same id may have been counted before, else '0'
 --          then for each charge
 --            units  the limit
 --            cost   units to take; 0 asks without spending
 --            window microseconds
--- reply  a flat list: now, then for each charge of each check
---          used     units in the window after the decision, or an error text if the key could not be read
---          reset    microseconds until the oldest of them leaves the window, 0 if there are none
---          retry    microseconds until this charge would no longer refuse the check, 0 if it does not
---        A check is admitted if none of its charges has a retry or an error.
+-- reply  a flat list: now, then for each check
+--          admitted how many copies, the first ones; or an error text if a key could not be read
+--          then for each charge
+--            used   units in the window after the decision
+--            reset  microseconds until the oldest of them leaves the window, 0 if there are none
+--            retry  microseconds until this charge would no longer refuse one more copy, 0 if it refused none
 --
--- The log   one entry an admission: score = its time in microseconds, member = its id, and behind the id its cost
---           if that is above 1. One more member, 'used', has the sum of all entries as its negated score, which
---           puts it before every entry: one read of the first ranks gives the sum and the oldest entry.
+-- The log   one entry an admission, or one for all admitted copies of a check: score = its time in microseconds,
+--           member = its id, and behind the id its units if there are more than 1. One more member, 'used', has the sum
+--           of all entries as its negated score, which puts it before every entry: one read of the first ranks gives
+--           the sum and the oldest entry.
 -- Cost      O(log n) a charge, and O(1) more for each entry that has expired. A refusal whose log has costs above 1
 --           reads as many entries as have to leave: no more than the cost of the refused charge.
 -- Expiry    window + 1 s after the last admission. A refusal moves no expiry and adds no entry.
@@ -31,6 +35,14 @@ local CHUNK = 500   -- entries read at a time
 
 local function text(number)
   return string.format('%.0f', number)
+end
+
+local function ttl(window)
+  return text(math.ceil(window / 1000) + SLACK)
+end
+
+local function entry(id, units)
+  return units == 1 and id or id .. text(units)
 end
 
 local function weight(member)
@@ -86,12 +98,20 @@ end
 
 -- The clock has stepped back: entries from the future count as having happened now, so that the key is right again
 -- after one window.
-local function pull_back(key, now, ttl)
+local function pull_back(key, now, expiry)
   local future = redis.call('ZRANGEBYSCORE', key, '(' .. now, '+inf')
   for _, member in ipairs(future) do
     redis.call('ZADD', key, now, member)
   end
-  redis.call('PEXPIRE', key, ttl)
+  redis.call('PEXPIRE', key, expiry)
+end
+
+-- How many copies of a check an earlier try has counted under this id: all that it admitted share one entry.
+local function counted_before(key, id, cost, copies)
+  for count = copies, 1, -1 do
+    if redis.call('ZSCORE', key, entry(id, count * cost)) then return count end
+  end
+  return 0
 end
 
 local now
@@ -103,61 +123,76 @@ else
 end
 local now_text = text(now)
 
-local reply = { now }
-local k, a = 0, 1  -- how many keys and arguments the checks so far have taken
+local reply, r = { now }, 1  -- and its length
+local k, a = 0, 1            -- how many keys and arguments the checks so far have taken
+local used, oldest, stale, counted = {}, {}, {}, {}  -- of each charge of a check
 
 while a < #ARGV do
-  local charges, id, given = tonumber(ARGV[a + 1]), ARGV[a + 2], ARGV[a + 3] == '1'
-  a = a + 3
+  local charges, copies, id, given = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), ARGV[a + 3], ARGV[a + 4] == '1'
+  a = a + 4
 
   -- First look at every charge, then write: no key is written unless all of them fit.
-  local used, oldest, stale, cost, excess = {}, {}, {}, {}, {}
-  local failure, refused
+  local admitted, before, failure = copies, 0, nil
   for i = 1, charges do
     local key, at = KEYS[k + i], a + 3 * i
-    cost[i] = tonumber(ARGV[at - 1])
-    used[i], oldest[i], stale[i] = trim(key, now - tonumber(ARGV[at]))
-    if not used[i] then
-      failure = oldest[i]
-      break
+    local units, cost, window = tonumber(ARGV[at - 2]), tonumber(ARGV[at - 1]), tonumber(ARGV[at])
+    if failure then
+      used[i], oldest[i], stale[i] = 0, nil, false
+    else
+      used[i], oldest[i], stale[i] = trim(key, now - window)
+      if not used[i] then
+        failure, used[i], oldest[i] = oldest[i], 0, nil
+      end
     end
-    if given and cost[i] > 0 then
-      local member = cost[i] == 1 and id or id .. ARGV[at - 1]
-      if redis.call('ZSCORE', key, member) then cost[i] = 0 end
+    counted[i] = 0
+    if cost > 0 and not failure then
+      if given then
+        counted[i] = counted_before(key, id, cost, copies)
+        before = math.max(before, counted[i])
+      end
+      local fitting = math.max(0, math.floor((units - used[i]) / cost))
+      admitted = math.min(admitted, counted[i] + fitting)
     end
-    excess[i] = used[i] + cost[i] - tonumber(ARGV[at - 2])
-    refused = refused or (cost[i] > 0 and excess[i] > 0)
   end
+  -- What an earlier try has refused stays refused.
+  if before > 0 then admitted = math.min(admitted, before) end
 
+  r = r + 1
+  reply[r] = failure or admitted
+
+  local is_explained = admitted == copies
   for i = 1, charges do
     local key, at = KEYS[k + i], a + 3 * i
-    local window = tonumber(ARGV[at])
-    local ttl = text(math.ceil(window / 1000) + SLACK)
-    local retry = 0
+    local units, cost, window = tonumber(ARGV[at - 2]), tonumber(ARGV[at - 1]), tonumber(ARGV[at])
+    local taken, retry = cost * (admitted - counted[i]), 0
 
-    if used[i] and not failure and not refused and cost[i] > 0 then
-      used[i] = used[i] + cost[i]
+    if taken > 0 and not failure then
+      used[i] = used[i] + taken
       oldest[i] = oldest[i] or now
-      local member = cost[i] == 1 and id or id .. ARGV[at - 1]
-      redis.call('ZADD', key, text(-used[i]), 'used', now_text, member)
-      redis.call('PEXPIRE', key, ttl)
+      redis.call('ZADD', key, text(-used[i]), 'used', now_text, entry(id, taken))
+      redis.call('PEXPIRE', key, ttl(window))
     elseif stale[i] then
       redis.call('ZADD', key, text(-used[i]), 'used')
     end
 
-    if refused and not failure and cost[i] > 0 and excess[i] > 0 then
-      local at = departure(key, used[i], excess[i])
-      if at > now then
-        pull_back(key, now_text, ttl)
-        at = now
+    -- Whether this charge refuses the first copy that is not admitted; one that it has counted before it does not.
+    local excess = used[i] + cost - units
+    if admitted < copies and admitted >= counted[i] and cost > 0 and excess > 0 and not failure then
+      local free_at = departure(key, used[i], excess)
+      if free_at > now then
+        pull_back(key, now_text, ttl(window))
+        free_at = now
       end
-      retry = at + window - now
+      retry = free_at + window - now
+      is_explained = true
     end
 
-    reply[#reply + 1] = failure or used[i]
-    reply[#reply + 1] = oldest[i] and not failure and math.min(oldest[i], now) + window - now or 0
-    reply[#reply + 1] = retry
+    reply[r + 1] = used[i]
+    reply[r + 2] = oldest[i] and math.min(oldest[i], now) + window - now or 0
+    reply[r + 3] = retry
+    r = r + 3
   end
+  if not is_explained then reply[r] = 1 end
 
   k = k + charges
   a = a + 3 * charges

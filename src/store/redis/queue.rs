@@ -1,0 +1,111 @@
+//! Where checks wait while earlier ones are on their way.
+//!
+//! 1. A lone check leaves at once. While as many batches are in flight as may be, arriving checks queue; when one
+//!    returns, what has queued up leaves as the next. There is no timer and no added delay.
+//! 2. Batches, their number in flight, and the queue are bounded. A full queue is an error, never a longer queue.
+//! 3. A check whose caller has given up before it is sent is not sent.
+//! 4. Nobody owns the queue: whoever finds a free slot serves it until it is empty.
+
+use std::{
+    error, fmt,
+    iter::from_fn,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use crossbeam_queue::ArrayQueue;
+use tokio::sync::oneshot;
+
+use crate::{check::Check, decision::Decision, error::StoreError};
+
+/// The checks of one batch at most. Beyond some dozens a larger batch costs Redis no less a check, and all of its
+/// checks wait for its last.
+const MAX_BATCH: usize = 128;
+
+/// The checks that may wait at most: some tens of milliseconds' worth of what one server decides.
+const CAPACITY: usize = 8_192;
+
+pub(super) type Outcome = Result<Decision, StoreError>;
+
+/// A check, and who waits for its outcome.
+pub(super) struct Job {
+    pub(super) check: Check,
+    caller: oneshot::Sender<Outcome>,
+}
+
+impl Job {
+    pub(super) fn new(check: Check) -> (Self, oneshot::Receiver<Outcome>) {
+        let (caller, outcome) = oneshot::channel();
+        (Self { check, caller }, outcome)
+    }
+
+    /// Answers the caller, if it still waits.
+    pub(super) fn finish(self, outcome: Outcome) {
+        let _ = self.caller.send(outcome);
+    }
+}
+
+pub(super) struct Queue {
+    waiting: ArrayQueue<Job>,
+    in_flight: AtomicUsize,
+    max_in_flight: usize,
+}
+
+impl Queue {
+    pub(super) fn new(max_in_flight: usize) -> Arc<Self> {
+        Arc::new(Self { waiting: ArrayQueue::new(CAPACITY), in_flight: AtomicUsize::new(0), max_in_flight })
+    }
+
+    /// Lets a job wait. Who has pushed one has to try to [`enter`](Self::enter) then.
+    pub(super) fn push(&self, job: Job) -> Result<(), Full> {
+        self.waiting.push(job).map_err(|_| Full)
+    }
+
+    /// A slot to send batches in, if one is free.
+    pub(super) fn enter(self: &Arc<Self>) -> Option<Slot> {
+        // Sequentially consistent, together with `Slot::leave`: either the pusher sees the slot that has become free,
+        // or the leaver sees the job that has been pushed.
+        let free = |in_flight| (in_flight < self.max_in_flight).then_some(in_flight + 1);
+        let entered = self.in_flight.fetch_update(Ordering::SeqCst, Ordering::SeqCst, free).is_ok();
+        entered.then(|| Slot { queue: Arc::clone(self) })
+    }
+}
+
+/// The right to have one batch in flight.
+pub(super) struct Slot {
+    queue: Arc<Queue>,
+}
+
+impl Slot {
+    /// The next batch, of jobs whose callers still wait; empty if there are none.
+    pub(super) fn next_batch(&self) -> Vec<Job> {
+        from_fn(|| self.queue.waiting.pop()).filter(|job| !job.caller.is_closed()).take(MAX_BATCH).collect()
+    }
+
+    /// Gives the slot up because the queue was empty, and returns one if that is no longer so.
+    pub(super) fn leave(self) -> Option<Self> {
+        let queue = Arc::clone(&self.queue);
+        drop(self);
+        if queue.waiting.is_empty() { None } else { queue.enter() }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.queue.in_flight.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// As many checks wait as may wait.
+#[derive(Debug)]
+pub(super) struct Full;
+
+impl fmt::Display for Full {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{CAPACITY} checks are waiting for Redis already")
+    }
+}
+
+impl error::Error for Full {}
