@@ -8,7 +8,6 @@
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # #[cfg(all(feature = "axum", feature = "redis"))] {
 //! # use axum::{Router, routing::{get, post}};
-//! # use http::request::Parts;
 //! use std::{net::SocketAddr, time::Duration};
 //! use tower_sliding_window::{ApiKey, ClientIp, Limit, PeerIp, RateLimitLayer, RedisStore, Secret};
 //!
@@ -24,7 +23,7 @@
 //!     .limit(Limit::per_second("burst", 10).by(ApiKey::header("x-api-key", &secret)))
 //!     .limit(Limit::per_hour("hourly", 1_000).by(ApiKey::header("x-api-key", &secret)))
 //!     .limit(Limit::per_minute("address", 600).by(ClientIp::behind(["10.0.0.0/8"])?))
-//!     .cost(|request: &Parts| if request.uri.path().starts_with("/search") { 100 } else { 1 })
+//!     .cost(|request| if request.uri.path().starts_with("/search") { 100 } else { 1 })
 //!     .deadline(Duration::from_millis(50))
 //!     .fail_open();
 //!
@@ -65,6 +64,8 @@
 //! * An eviction policy such as `allkeys-lru` or `volatile-lru` lets Redis forget live windows. Use `noeviction`.
 //! * While Redis is slow or gone the route's [`FailureMode`] holds: fail-open limits nothing, fail-closed admits
 //!   nothing.
+//! * A limit's name is the name of what it counts, wherever it is used: limits of one name on one store share their units
+//!   for the same key. Give one name one window, and each application on a shared Redis a prefix.
 //! * A check that was given up at its deadline may have been counted: at most one request's cost, never more admitted
 //!   than the limit.
 //!
@@ -76,9 +77,10 @@
 //! | `redis` | yes | `RedisStore` |
 //! | `tracing` | yes | log lines for set-up errors and an unavailable store, at most one a second of each kind |
 //!
-//! Constructors that take literals, such as [`Limit::per_minute`] or [`Header::new`], panic on a mistake where the layer
-//! is built, or do not compile in a `const`. For values from a configuration each has a neighbour that returns an
-//! error. Nothing panics later.
+//! What takes literals, such as [`Limit::per_minute`], [`Header::new`] or [`RateLimitLayer::limit`], panics on a mistake
+//! where the layer is built, or does not compile in a `const`. For values from a configuration there are
+//! [`Limit::new`] and [`RateLimitLayer::limits`], which return an error, and an `http::HeaderName` in the place of its
+//! text. Nothing panics later.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -106,9 +108,9 @@ pub use self::{
     limit::{InvalidLimit, Limit},
     limiter::{FailureMode, Limiter},
     middleware::{
-        Degraded, DuplicateLimit, EXPOSED_HEADERS, JsonResponse, KeyedLimit, RateLimit, RateLimitLayer, Rejection,
+        Degraded, EXPOSED_HEADERS, InvalidLimits, JsonResponse, KeyedLimit, RateLimit, RateLimitLayer, Rejection,
         RejectionResponse, ResetFormat,
-        extract::{ApiKey, ClientIp, Header, KeyError, KeyExtractor, PeerIp, Secret},
+        extract::{ApiKey, ClientIp, Everyone, Header, KeyError, KeyExtractor, PeerIp, Secret},
     },
     store::{ManualClock, MemoryStore, Store},
 };

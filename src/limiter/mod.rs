@@ -90,7 +90,8 @@ impl<S: Store> Limiter<S> {
         Decide { state: Deciding::Asked { decision: Deadline::new(self.store.decide(check), self.deadline) } }
     }
 
-    /// How `limit` stands for `key`, without spending anything.
+    /// How `limit` stands for `key`, without spending anything. Look at [`remaining`](Decision::remaining): asking costs
+    /// nothing, so the decision itself is never a refusal, even when nothing is left.
     ///
     /// # Errors
     ///

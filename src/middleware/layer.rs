@@ -2,7 +2,7 @@
 
 use std::{error, fmt, sync::Arc, time::Duration};
 
-use http::request::Parts;
+use http::{Response, request::Parts};
 use tower_layer::Layer;
 
 use super::{
@@ -10,7 +10,7 @@ use super::{
     headers::ResetFormat,
     keyed_limit::KeyedLimit,
     policy::{Limits, Policy},
-    rejection::JsonResponse,
+    rejection::{JsonResponse, Rejection},
     service::RateLimit,
 };
 use crate::{
@@ -45,6 +45,20 @@ impl<S: Store> RateLimitLayer<S, JsonResponse, ()> {
 }
 
 impl<S: Store, R: Clone> RateLimitLayer<S, R, ()> {
+    /// Sets limits that come from a configuration.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidLimits`] if there are none, or two of one name.
+    pub fn limits(
+        self,
+        limits: impl IntoIterator<Item = KeyedLimit>,
+    ) -> Result<RateLimitLayer<S, R, Limits>, InvalidLimits> {
+        let mut limits = limits.into_iter();
+        let first = limits.next().ok_or(InvalidLimits::None)?;
+        limits.try_fold(self.limit(first), RateLimitLayer::try_limit)
+    }
+
     /// Sets the first limit.
     pub fn limit(self, limit: KeyedLimit) -> RateLimitLayer<S, R, Limits> {
         let Policy { limiter, limits: (), cost, failure_mode, reset_format, responder, events } =
@@ -74,10 +88,14 @@ impl<S: Store, R: Clone> RateLimitLayer<S, R, Limits> {
     ///
     /// # Errors
     ///
-    /// [`DuplicateLimit`] if the layer has a limit of this name already.
-    pub fn try_limit(mut self, limit: KeyedLimit) -> Result<Self, DuplicateLimit> {
+    /// [`InvalidLimits`] if the layer has a limit of this name already.
+    pub fn try_limit(mut self, limit: KeyedLimit) -> Result<Self, InvalidLimits> {
         let name = limit.limit().name().to_owned();
-        if Arc::make_mut(&mut self.policy).limits.push(limit) { Ok(self) } else { Err(DuplicateLimit { name }) }
+        if Arc::make_mut(&mut self.policy).limits.push(limit) {
+            Ok(self)
+        } else {
+            Err(InvalidLimits::SameName { name })
+        }
     }
 }
 
@@ -95,12 +113,17 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
 
     /// Lets requests through while the store cannot decide, without rate-limit headers. The default.
     pub fn fail_open(self) -> Self {
-        self.set(|policy| policy.failure_mode = FailureMode::Open)
+        self.failure_mode(FailureMode::Open)
     }
 
     /// Answers requests with 503 while the store cannot decide.
     pub fn fail_closed(self) -> Self {
-        self.set(|policy| policy.failure_mode = FailureMode::Closed)
+        self.failure_mode(FailureMode::Closed)
+    }
+
+    /// What to do while the store cannot decide, where that is not known before run time.
+    pub fn failure_mode(self, mode: FailureMode) -> Self {
+        self.set(|policy| policy.failure_mode = mode)
     }
 
     /// How `X-RateLimit-Reset` is written. Default: seconds from now.
@@ -108,8 +131,12 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
         self.set(|policy| policy.reset_format = format)
     }
 
-    /// Makes the responses to rejected requests: see [`rejection`](super::rejection).
-    pub fn on_rejection<T>(self, responder: T) -> RateLimitLayer<S, T, L> {
+    /// Makes the responses to rejected requests, out of the reason and a head with status and headers: see
+    /// [`rejection`](super::rejection).
+    pub fn on_rejection<F, B>(self, responder: F) -> RateLimitLayer<S, F, L>
+    where
+        F: Fn(&Rejection, Response<()>) -> Response<B>,
+    {
         let Policy { limiter, limits, cost, failure_mode, reset_format, responder: _, events } =
             Arc::unwrap_or_clone(self.policy);
         let policy = Policy { limiter, limits, cost, failure_mode, reset_format, responder, events };
@@ -130,16 +157,26 @@ impl<I, S, R> Layer<I> for RateLimitLayer<S, R> {
     }
 }
 
-/// Two limits of one layer have the same name, so they would count into each other.
+/// Limits that no layer can have.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DuplicateLimit {
-    name: String,
+#[non_exhaustive]
+pub enum InvalidLimits {
+    /// There are none, so nothing would be limited.
+    None,
+    /// Two have the same name, so they would count into each other.
+    SameName {
+        /// The name.
+        name: String,
+    },
 }
 
-impl fmt::Display for DuplicateLimit {
+impl fmt::Display for InvalidLimits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "two limits of one layer are named {:?}", self.name)
+        match self {
+            Self::None => f.write_str("a layer needs at least one limit"),
+            Self::SameName { name } => write!(f, "two limits of one layer are named {name:?}"),
+        }
     }
 }
 
-impl error::Error for DuplicateLimit {}
+impl error::Error for InvalidLimits {}

@@ -54,7 +54,7 @@ pub use self::{
     future::ResponseFuture,
     headers::{EXPOSED_HEADERS, ResetFormat},
     keyed_limit::KeyedLimit,
-    layer::{DuplicateLimit, RateLimitLayer},
+    layer::{InvalidLimits, RateLimitLayer},
     policy::Limits,
     rejection::{Degraded, JsonResponse, Rejection, RejectionResponse},
     service::RateLimit,

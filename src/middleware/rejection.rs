@@ -11,20 +11,21 @@
 //! outer layers find the reason.
 //!
 //! A closure given to [`RateLimitLayer::on_rejection`](super::RateLimitLayer::on_rejection) makes the response. It gets
-//! status and headers ready-made, and keeps of them what it wants:
+//! status and headers ready-made, all but `Content-Type`, and keeps of them what it wants:
 //!
 //! ```
 //! use axum::body::Body;
-//! use http::Response;
 //! use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer, Rejection};
 //!
 //! let layer = RateLimitLayer::new(MemoryStore::new())
 //!     .limit(Limit::per_minute("login", 5).by(PeerIp::new()))
-//!     .on_rejection(|rejection: &Rejection, head: Response<()>| match rejection {
+//!     .on_rejection(|rejection, head| match rejection {
 //!         Rejection::Limited(_) => head.map(|()| Body::from("Slow down, please.")),
 //!         _ => head.map(|()| Body::empty()),
 //!     });
 //! ```
+//!
+//! With axum, what has a head and a part that is a response is a response: `(head, Json(..)).into_response()`.
 
 use std::{fmt::Write, time::Duration};
 
@@ -122,6 +123,11 @@ fn escaped(text: &str) -> String {
 }
 
 /// Makes the response to a rejected request out of its status and headers. See the [module docs](self).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` makes no response with a body of type `{B}`",
+    note = "the default response needs a body that can be made of a `String`; \
+            for others say how with `RateLimitLayer::on_rejection`"
+)]
 pub trait RejectionResponse<B> {
     /// The response. `head` has the status, the headers and the reason; all may be changed.
     fn respond(&self, rejection: &Rejection, head: Response<()>) -> Response<B>;

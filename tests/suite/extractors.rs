@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
 use http::{HeaderValue, Request, request::Parts};
-use tower_sliding_window::{ApiKey, ClientIp, Header, Key, KeyError, KeyExtractor, PeerIp, Secret};
+use tower_sliding_window::{ApiKey, ClientIp, Everyone, Header, Key, KeyError, KeyExtractor, PeerIp, Secret};
 
 /// A request from a peer, with these header lines.
 fn from(peer: &str, lines: &[(&str, &str)]) -> Parts {
@@ -331,6 +331,11 @@ mod combinations {
         assert_eq!((keyed.namespace(), key(&peer).namespace()), ("api-key", "ip"));
         // A malformed key must not be a way into the budget of its address.
         assert!(either.extract(&from(&peer, &[("x-api-key", "")])).is_err());
+    }
+
+    #[test]
+    fn everyone_is_one() {
+        assert_eq!(Everyone.extract(&from("192.0.2.1", &[])).unwrap(), Everyone.extract(&with(&[])).unwrap());
     }
 
     #[test]

@@ -367,7 +367,7 @@ async fn clones_and_services_of_one_layer_count_together() {
 async fn a_body_that_is_no_string_takes_a_responder_of_its_own() {
     let layer = RateLimitLayer::new(MemoryStore::new())
         .limit(CALLS.by(anyone))
-        .on_rejection(|_: &Rejection, head: Response<()>| head.map(|()| [0_u8; 4]));
+        .on_rejection(|_, head| head.map(|()| [0_u8; 4]));
     let service = service_fn(|_: Request<()>| async { Ok::<_, Infallible>(Response::new([1_u8; 4])) });
     let app = ServiceBuilder::new().layer(layer).service(service);
     let mut bodies = Vec::new();
@@ -382,6 +382,11 @@ fn two_limits_of_one_name_are_refused_by_name() {
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone));
     let error = layer.try_limit(CALLS.by(anyone)).unwrap_err();
     assert_eq!(error.to_string(), r#"two limits of one layer are named "calls""#);
+    let error = RateLimitLayer::new(MemoryStore::new()).limits([]).unwrap_err();
+    assert_eq!(error.to_string(), "a layer needs at least one limit");
+    let limits = ["a", "b"].map(|name| Limit::new(name, 1, Duration::from_secs(1)).unwrap().by(anyone));
+    assert!(RateLimitLayer::new(MemoryStore::new()).limits(limits.clone()).is_ok());
+    assert!(RateLimitLayer::new(MemoryStore::new()).limits([limits[0].clone(), limits[0].clone()]).is_err());
 }
 
 #[test]

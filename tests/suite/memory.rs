@@ -43,9 +43,11 @@ async fn a_refusal_or_a_peek_remembers_nothing_of_a_new_key() {
 #[tokio::test]
 async fn a_full_store_is_unavailable_until_something_expires() {
     let (_, limiter, clock) = store(10);
-    for key in 0..10 {
-        assert!(limiter.check(&CALLS, key.to_string(), 1).await.unwrap().is_allowed());
+    for key in ["a", "a", "a", "b", "b", "b", "c", "c", "c", "d"] {
+        assert!(limiter.check(&CALLS, key, 1).await.unwrap().is_allowed());
     }
+    assert!(!limiter.check(&CALLS, "a", 1).await.unwrap().is_allowed(), "a refusal needs no room");
+    assert_eq!(limiter.peek(&CALLS, "d").await.unwrap().used(), 1);
     let Err(Error::Unavailable(error)) = limiter.check(&CALLS, "more", 1).await else { panic!("not full") };
     assert!(format!("{error:?}").contains("Full"), "{error:?}");
 

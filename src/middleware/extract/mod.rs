@@ -28,6 +28,7 @@ mod address;
 mod api_key;
 mod client_ip;
 mod combine;
+mod everyone;
 mod forwarded;
 mod header;
 mod peer_ip;
@@ -41,12 +42,15 @@ pub use self::{
     api_key::{ApiKey, Secret, WeakSecret},
     client_ip::{ClientIp, InvalidCidr},
     combine::{And, Or},
+    everyone::Everyone,
     header::Header,
     peer_ip::PeerIp,
 };
 use crate::key::Key;
 
 /// From a request to the key in whose name it spends. See the [module docs](self).
+#[diagnostic::on_unimplemented(note = "a closure is an extractor if it is a `Fn(&Parts) -> Result<Key, KeyError>`; \
+            its argument needs its type: `|parts: &Parts|`")]
 pub trait KeyExtractor: Send + Sync + 'static {
     /// The key of a request.
     ///

@@ -69,7 +69,11 @@ pub(super) fn peer(parts: &Parts) -> Result<IpAddr, KeyError> {
 
     from_axum.or_else(|| parts.extensions.get().copied()).map(|peer: SocketAddr| peer.ip()).ok_or_else(|| {
         // A set-up error and not the client's fault, so not something that `or` may pass over either.
-        KeyError::invalid("peer address", "unknown; serve with connect info, or put a SocketAddr into the extensions")
-            .with_status(StatusCode::INTERNAL_SERVER_ERROR)
+        KeyError::invalid(
+            "peer address",
+            "unknown; serve with into_make_service_with_connect_info::<SocketAddr>(), or put a SocketAddr into the \
+             request's extensions",
+        )
+        .with_status(StatusCode::INTERNAL_SERVER_ERROR)
     })
 }

@@ -2,8 +2,8 @@
 //!
 //! 1. It obeys every rule of a decision but the shared clock: its own clock is monotonic.
 //! 2. It remembers at most [`capacity`](MemoryStoreBuilder::capacity) admissions. When they are all still in their
-//!    windows, a check fails with an error and the failure mode decides: forgetting one instead would let somebody
-//!    spend the same unit twice.
+//!    windows, it goes on refusing, but what would be admitted fails with an error, and the failure mode decides:
+//!    forgetting an admission instead would let somebody spend the same unit twice.
 //! 3. What has expired is swept in passing, one shard at a time, in a cycle of one second as long as checks arrive.
 //! 4. It needs no runtime and no task.
 
@@ -69,7 +69,7 @@ pub struct MemoryStoreBuilder {
 }
 
 impl MemoryStore {
-    /// A store that remembers up to a million admissions.
+    /// A store that remembers up to a million admissions: see [`capacity`](MemoryStoreBuilder::capacity).
     #[must_use]
     pub fn new() -> Self {
         Self::builder().build()
@@ -89,6 +89,9 @@ impl MemoryStore {
 
 impl MemoryStoreBuilder {
     /// How many admissions to remember at most, about 24 bytes each. Default: 1,000,000.
+    ///
+    /// A full store still refuses, but fails where it would admit, and the failure mode decides. It is full when so many
+    /// units, or keys, are in their windows at once: give it room for the limits times the keys that you expect.
     pub fn capacity(mut self, admissions: usize) -> Self {
         self.capacity = admissions;
         self
@@ -150,12 +153,14 @@ impl Shared {
     fn decide(&self, check: &Check) -> Result<Decision, StoreError> {
         let now = self.clock.now();
         self.sweep_in_passing(now);
-        if self.admissions.load(Ordering::Relaxed) >= self.capacity {
-            return Err(StoreError::new("deciding a check", Full { capacity: self.capacity }));
-        }
 
         let mut locked = Locked::of(self, check);
         let refused = check.charges().any(|charge| locked.shard(charge).refuses(charge, check.id(), now));
+        // A refusal needs no room, nor does a check that spends nothing.
+        let needs_room = !refused && check.charges().any(|charge| charge.cost() > 0);
+        if needs_room && self.admissions.load(Ordering::Relaxed) >= self.capacity {
+            return Err(StoreError::new("deciding a check", Full { capacity: self.capacity }));
+        }
         let id = check.id().unwrap_or_else(AdmissionId::fresh);
         Ok(Decision::new(check, system_time(now), id, |charge| {
             let shard = locked.shard(charge);

@@ -32,7 +32,7 @@ impl RedisStoreBuilder {
         }
     }
 
-    /// What every key begins with: 1 to 64 characters of `A-Z a-z 0-9 _ . -`. Default: `tsw1`.
+    /// What every key begins with, so that two applications on one Redis do not share limits of the same name: 1 to 64 characters of `A-Z a-z 0-9 _ . -`. Default: `tsw1`.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into();
         self
@@ -74,6 +74,9 @@ impl RedisStoreBuilder {
         }
         if self.connect_timeout.is_zero() {
             return Err(InvalidRedisConfig::new("the connect timeout must be longer than 0 s".to_owned()));
+        }
+        if self.url.starts_with("rediss:") {
+            return Err(InvalidRedisConfig::new("rediss:// URLs, for TLS, are not supported yet".to_owned()));
         }
         let connections = connection_info(&self.url)
             .and_then(|info| Connections::new(info, self.connections, self.connect_timeout))

@@ -42,6 +42,7 @@ pub(super) struct Connections {
     pool: Pool<Manager>,
     generation: Arc<AtomicU64>,
     failures: Arc<Failures>,
+    address: Arc<str>,
     connect_timeout: Duration,
 }
 
@@ -59,6 +60,7 @@ impl Connections {
             .set_keepalive(TcpKeepalive::new().with_time(PEER_TIMEOUT).with_interval(PEER_TIMEOUT));
         #[cfg(target_os = "linux")]
         let tcp = tcp.set_user_timeout(PEER_TIMEOUT);
+        let address = info.addr().to_string().into();
         let generation = Arc::new(AtomicU64::new(0));
         let manager = Manager {
             inner: RedisConnectionManager::new(info.set_tcp_settings(tcp))?,
@@ -74,7 +76,7 @@ impl Connections {
             .retry_connection(false)
             .error_sink(Box::new(Sink(Arc::clone(&failures))))
             .build_unchecked(manager);
-        Ok(Self { pool, generation, failures, connect_timeout })
+        Ok(Self { pool, generation, failures, address, connect_timeout })
     }
 
     /// A connection, new or idle. Where none is left and none can be made, the wait ends at once, with the cause.
@@ -87,16 +89,15 @@ impl Connections {
                 Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
                 Poll::Pending => failure.as_mut().poll(cx).map(|()| None),
             });
-            return match outcome.await {
-                Some(Ok(pooled)) => Ok(Connection { pooled, generation: &self.generation }),
-                Some(Err(RunError::User(error))) => Err(NoConnection { after: None, cause: Some(error) }),
-                Some(Err(RunError::TimedOut)) => {
-                    Err(NoConnection { after: Some(self.connect_timeout), cause: self.failures.last() })
-                }
+            let (after, cause) = match outcome.await {
+                Some(Ok(pooled)) => return Ok(Connection { pooled, generation: &self.generation }),
+                Some(Err(RunError::User(error))) => (None, Some(error)),
+                Some(Err(RunError::TimedOut)) => (Some(self.connect_timeout), self.failures.last()),
                 // Others are in use: one of them will do.
                 None if self.pool.state().connections > 0 => continue,
-                None => Err(NoConnection { after: None, cause: self.failures.last() }),
+                None => (None, self.failures.last()),
             };
+            return Err(NoConnection { address: Arc::clone(&self.address), after, cause });
         }
     }
 }
@@ -195,6 +196,7 @@ impl bb8::ErrorSink<RedisError> for Sink {
 /// No connection could be had.
 #[derive(Debug)]
 pub(super) struct NoConnection {
+    address: Arc<str>,
     after: Option<Duration>,
     cause: Option<RedisError>,
 }
@@ -202,8 +204,8 @@ pub(super) struct NoConnection {
 impl fmt::Display for NoConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.after {
-            Some(after) => write!(f, "no connection to Redis within {after:?}"),
-            None => f.write_str("no connection to Redis"),
+            Some(after) => write!(f, "no connection to Redis at {} within {after:?}", self.address),
+            None => write!(f, "no connection to Redis at {}", self.address),
         }
     }
 }
