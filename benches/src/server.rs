@@ -40,6 +40,11 @@ impl Server {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
+    pub(crate) async fn multiplexed(&self) -> redis::aio::MultiplexedConnection {
+        let client = redis::Client::open(self.url()).expect("a URL");
+        client.get_multiplexed_async_connection().await.expect("the server is up")
+    }
+
     /// Runs a command, written as in redis-cli.
     pub(crate) fn run<T: redis::FromRedisValue>(&self, command: &str) -> T {
         let mut connection =

@@ -37,9 +37,10 @@ fn ttl(server: &RedisServer, key: &str) -> i64 {
 async fn an_admission_is_one_entry_and_the_sum() {
     let server = RedisServer::start();
     limiter(&server).check(&LOGIN, "ada", 1).await.unwrap();
-    let decision = limiter(&server).check(&LOGIN, "ada", 2).await.unwrap();
-
     let key = only_key(&server);
+    assert_eq!(entries(&server, &key).len(), 1, "as long as every entry is one unit, their number is the sum");
+
+    let decision = limiter(&server).check(&LOGIN, "ada", 2).await.unwrap();
     assert!(key.starts_with("tsw1:{") && key.ends_with("}:login"), "{key}");
     let entries = entries(&server, &key);
     assert_eq!(entries[0], (b"used".to_vec(), -3));

@@ -73,15 +73,28 @@ impl Batch {
         for charge in charges() {
             command.arg(redis_key(prefix, charge.limit(), charge.key()));
         }
-        command.arg(now);
+        // Most checks of a batch have the same shape, which is then sent and read once.
+        let (mut shapes, mut numbers) = (Vec::<&Submission>::new(), Vec::with_capacity(self.submissions.len()));
         for submission in &self.submissions {
-            let check = &submission.first.check;
+            let known = shapes.iter().rposition(|shape| shape.has_the_shape_of(submission));
+            numbers.push(
+                1 + known.unwrap_or_else(|| {
+                    shapes.push(submission);
+                    shapes.len() - 1
+                }),
+            );
+        }
+        command.arg(now).arg(shapes.len());
+        for shape in shapes {
+            let check = &shape.first.check;
             let given = again || check.id().is_some();
-            command.arg(check.charges().count()).arg(submission.size()).arg(&submission.id.to_bytes());
-            command.arg(u8::from(given));
+            command.arg(shape.size()).arg(u8::from(given)).arg(check.charges().count());
             for charge in check.charges() {
                 command.arg(charge.limit().units()).arg(charge.cost()).arg(charge.limit().window_micros());
             }
+        }
+        for (submission, number) in iter::zip(&self.submissions, numbers) {
+            command.arg(number).arg(&submission.id.to_bytes());
         }
     }
 
@@ -115,6 +128,15 @@ impl Batch {
 impl Submission {
     fn size(&self) -> u64 {
         1 + self.copies.len() as u64
+    }
+
+    /// Whether the two differ in nothing but their keys and ids.
+    fn has_the_shape_of(&self, other: &Self) -> bool {
+        let figures = |charge: &Charge| (charge.limit().units(), charge.cost(), charge.limit().window_micros());
+        let (this, that) = (&self.first.check, &other.first.check);
+        self.size() == other.size()
+            && this.id().is_some() == that.id().is_some()
+            && this.charges().map(figures).eq(that.charges().map(figures))
     }
 
     fn read(&self, fields: &mut Fields, now: u64, outcomes: &mut Vec<Outcome>) -> Result<(), MalformedReply> {

@@ -6,8 +6,6 @@
 //!    identities spread over all of them.
 //! 3. The default prefix carries the version of the layout.
 
-use std::fmt::Write;
-
 use sha2::{Digest, Sha256};
 
 use crate::{key::Key, limit::Limit};
@@ -16,6 +14,8 @@ pub(super) const DEFAULT_PREFIX: &str = "tsw1";
 
 /// Bytes of the digest that stand in a key: 128 bits.
 const DIGEST_BYTES: usize = 16;
+
+const HEX: [char; 16] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
 
 pub(super) fn redis_key(prefix: &str, limit: &Limit, key: &Key) -> String {
     let mut sha = Sha256::new();
@@ -28,8 +28,8 @@ pub(super) fn redis_key(prefix: &str, limit: &Limit, key: &Key) -> String {
     text.push_str(prefix);
     text.push_str(":{");
     for byte in &sha.finalize()[..DIGEST_BYTES] {
-        // Writing to a String cannot fail.
-        let _ = write!(text, "{byte:02x}");
+        text.push(HEX[usize::from(byte >> 4)]);
+        text.push(HEX[usize::from(byte & 15)]);
     }
     text.push_str("}:");
     text.push_str(limit.name());
