@@ -2,6 +2,7 @@
 
 pub(crate) mod http_client;
 pub(crate) mod model;
+pub(crate) mod proxy;
 pub(crate) mod redis_server;
 
 use std::time::Duration;

@@ -1,0 +1,192 @@
+//! How checks travel together to Redis.
+//!
+//! That a batch decides as the same checks one by one is shown by the random histories in `properties.rs`.
+
+use std::time::Duration;
+
+use tokio::{
+    runtime::Handle,
+    task::{JoinHandle, yield_now},
+    time::{Instant, sleep},
+};
+use tower_sliding_window::{Decision, Error, Limit, Limiter, RedisStore};
+
+use crate::support::{PATIENCE, proxy::Proxy, redis_server::RedisServer};
+
+const CALLS: Limit = Limit::per_hour("calls", 100_000);
+
+fn limiter(url: &str) -> Limiter<RedisStore> {
+    Limiter::new(RedisStore::builder(url).connect_timeout(PATIENCE).build().unwrap()).deadline(PATIENCE)
+}
+
+/// On the tests' runtimes of one thread, all of these are asked before the first is sent.
+fn ask(
+    limiter: &Limiter<RedisStore>,
+    keys: impl IntoIterator<Item = &'static str>,
+) -> Vec<JoinHandle<Result<Decision, Error>>> {
+    keys.into_iter().map(|key| tokio::spawn(limiter.check(&CALLS, key, 1))).collect()
+}
+
+async fn used(answers: Vec<JoinHandle<Result<Decision, Error>>>) -> Vec<u64> {
+    let mut used = Vec::new();
+    for answer in answers {
+        used.push(answer.await.unwrap().unwrap().used());
+    }
+    used
+}
+
+/// The script calls since the last `CONFIG RESETSTAT`.
+fn script_calls(server: &RedisServer) -> u64 {
+    let stats: String = server.run("INFO commandstats");
+    let calls = |command: &str| {
+        let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")))?;
+        line.split(',').next()?.parse::<u64>().ok()
+    };
+    calls("evalsha").unwrap_or(0) + calls("eval").unwrap_or(0)
+}
+
+#[tokio::test]
+async fn checks_that_arrive_together_leave_together_and_are_decided_in_order() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    limiter.peek(&CALLS, "ada").await.unwrap();
+    server.run::<()>("CONFIG RESETSTAT");
+    let keys = ["ada", "bob", "ada", "eve", "ada", "bob"];
+    assert_eq!(used(ask(&limiter, keys)).await, [1, 1, 2, 1, 3, 2]);
+    assert_eq!(script_calls(&server), 1);
+}
+
+#[tokio::test]
+async fn equal_checks_share_one_entry_and_keep_identities_of_their_own() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    let mut ids = Vec::new();
+    for answer in ask(&limiter, ["ada"; 100]) {
+        ids.push(answer.await.unwrap().unwrap().id());
+    }
+    let key = server.keys().remove(0);
+    let entries: Vec<(Vec<u8>, i64)> = server.run(&format!("ZRANGE {key} 0 -1 WITHSCORES"));
+    assert_eq!(entries.len(), 2);
+    assert_eq!(entries[0], (b"used".to_vec(), -100));
+    assert_eq!(&entries[1].0[8..], b"100");
+    ids.sort_by_key(|id| id.to_bytes());
+    ids.dedup();
+    assert_eq!(ids.len(), 100);
+}
+
+#[tokio::test]
+async fn a_batch_that_uses_a_limit_up_admits_the_first() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    let limit = Limit::per_hour("ten", 10);
+    let answers: Vec<_> = (0..25).map(|_| tokio::spawn(limiter.check(&limit, "ada", 3))).collect();
+    for (number, answer) in answers.into_iter().enumerate() {
+        let decision = answer.await.unwrap().unwrap();
+        assert_eq!(decision.is_allowed(), number < 3, "{number}");
+        assert_eq!(decision.used(), [3, 6, 9].get(number).copied().unwrap_or(9));
+    }
+}
+
+/// One check alone in a batch with a key of a wrong type does not take the others along.
+#[tokio::test]
+async fn a_key_that_cannot_be_read_fails_nobody_else() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    limiter.check(&CALLS, "bob", 1).await.unwrap();
+    let key = server.keys().remove(0);
+    server.run::<()>(&format!("SET {key} text"));
+    let outcomes = ask(&limiter, ["ada", "bob", "ada"]);
+    let mut allowed = Vec::new();
+    for outcome in outcomes {
+        allowed.push(outcome.await.unwrap().map(|decision| decision.used()).ok());
+    }
+    assert_eq!(allowed, [Some(1), None, Some(2)]);
+}
+
+/// Two batches are in flight while the server stands still. Of those that wait behind them, half give up.
+#[tokio::test]
+async fn who_gives_up_is_not_sent_and_takes_nobody_along() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    used(ask(&limiter, ["ada"])).await;
+    server.pause();
+    let mut answers = Vec::new();
+    for _ in 0..10 {
+        answers.extend(ask(&limiter, ["ada"]));
+        // Lets what can be sent be sent.
+        for _ in 0..10 {
+            yield_now().await;
+        }
+    }
+    let (gone, waiting): (Vec<_>, Vec<_>) = answers.into_iter().enumerate().partition(|(number, _)| number % 2 == 1);
+    for (_, answer) in gone {
+        answer.abort();
+        let _ = answer.await;
+    }
+    server.resume();
+    for (_, answer) in waiting {
+        assert!(answer.await.unwrap().unwrap().is_allowed());
+    }
+    // One before, the two that were in flight, one of which nobody waits for, and four of the eight that queued.
+    assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 1 + 2 + 4);
+}
+
+#[tokio::test]
+async fn a_full_queue_is_an_error_and_not_a_longer_queue() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    used(ask(&limiter, ["ada"])).await;
+    server.pause();
+    let answers = ask(&limiter, ["ada"; 10_000]);
+    while !answers[9_999].is_finished() {
+        yield_now().await;
+    }
+    server.resume();
+    let mut refused = 0;
+    for answer in answers {
+        match answer.await.unwrap() {
+            Ok(decision) => assert!(decision.is_allowed()),
+            Err(Error::Unavailable(error)) => {
+                assert!(format!("{error:?}").contains("Full"), "{error:?}");
+                refused += 1;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!((1_000..=2_000).contains(&refused), "{refused}");
+}
+
+#[tokio::test]
+async fn no_task_outlives_the_store() {
+    let server = RedisServer::start();
+    let before = Handle::current().metrics().num_alive_tasks();
+    let limiter = limiter(&server.url());
+    used(ask(&limiter, ["ada", "bob"])).await;
+    limiter.reset(&CALLS, "ada").await.unwrap();
+    assert!(Handle::current().metrics().num_alive_tasks() > before, "connections have tasks");
+    drop(limiter);
+    let dropped = Instant::now();
+    while Handle::current().metrics().num_alive_tasks() > before {
+        assert!(dropped.elapsed() < PATIENCE);
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// The server has counted, and its answer is lost. What is sent again carries its identity and counts once.
+#[tokio::test]
+async fn a_lost_reply_counts_once() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server).await;
+    let limiter = limiter(proxy.url());
+    used(ask(&limiter, ["ada"])).await;
+    let mut expected = 1;
+    for round in 0..100 {
+        proxy.lose_replies(1);
+        // Alone, and with company of its own and of other keys.
+        let keys = [&["ada"][..], &["ada", "ada", "bob", "ada"]][round % 2];
+        let last = used(ask(&limiter, keys.iter().copied())).await.pop();
+        assert!(proxy.has_lost_them());
+        expected += keys.iter().filter(|key| **key == "ada").count() as u64;
+        assert_eq!(last, Some(expected), "round {round}");
+    }
+}
