@@ -52,21 +52,22 @@ end
 -- Drops what has expired. Returns the units left, the time of the oldest entry, whether their sum is written down, and
 -- whether what is written is out of date. Or nil and an error text, before anything was written.
 local function trim(key, cutoff)
-  local first = pcall('ZRANGE', key, 0, 1, 'WITHSCORES')
+  local first = pcall('ZRANGE', key, 0, 0, 'WITHSCORES')
   if first.err then return nil, first.err end
-  if #first == 0 then return 0, nil, false, false end
+  local member, score = first[1], tonumber(first[2])
+  if not member then return 0, nil, false, false end
 
-  local is_summed = first[1] == 'used'
-  local oldest = tonumber(is_summed and first[4] or first[2])
+  local is_summed = member == 'used'
+  local oldest = is_summed and tonumber(call('ZRANGE', key, 1, 1, 'WITHSCORES')[2]) or score
   if oldest > cutoff then
-    return is_summed and -tonumber(first[2]) or call('ZCARD', key), oldest, is_summed, false
+    return is_summed and -score or call('ZCARD', key), oldest, is_summed, false
   end
   if tonumber(call('ZREVRANGE', key, 0, 0, 'WITHSCORES')[2]) <= cutoff then
     call('UNLINK', key)
     return 0, nil, false, false
   end
 
-  local used, rank = -tonumber(first[2]), is_summed and 1 or 0
+  local used, rank = -score, is_summed and 1 or 0
   local entries
   repeat
     entries = call('ZRANGE', key, rank, rank + CHUNK - 1, 'WITHSCORES')
@@ -119,6 +120,8 @@ if not now then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 end
+
+local now_text = text(now)  -- quicker to pass on than the number
 
 local shapes = {}
 local a = 2  -- how many arguments have been taken
@@ -183,9 +186,9 @@ while a < #ARGV do
       used[i] = used[i] + taken
       oldest[i] = oldest[i] or now
       if taken > 1 or is_summed[i] then
-        call('ZADD', key, -used[i], 'used', now, entry(id, taken))
+        call('ZADD', key, -used[i], 'used', now_text, entry(id, taken))
       else
-        call('ZADD', key, now, id)
+        call('ZADD', key, now_text, id)
       end
       call('PEXPIRE', key, charge.expiry)
     elseif is_stale[i] then
