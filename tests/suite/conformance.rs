@@ -226,6 +226,33 @@ async fn extreme_numbers_are_exact(test: Fixture<impl Store>) {
     assert_eq!(test.spend(&short, 1).await.retry_after(), Some(MICROSECOND));
 }
 
+/// Logs that are longer than what is read at a time, of single units and of weighted ones, gone in part and as a whole.
+async fn long_logs_are_exact(test: Fixture<impl Store>) {
+    for cost in [1, 2] {
+        let limit = Limit::per(["single", "weighted"][usize::from(cost == 2)], 1_200 * cost, Duration::from_secs(10));
+        for _ in 0..1_200 {
+            assert!(test.spend(&limit, cost).await.is_allowed());
+            test.clock.advance(Duration::from_millis(1));
+        }
+        let dear = test.spend(&limit, 900 * cost).await;
+        assert_eq!(dear.retry_after(), Some(Duration::from_millis(10_000 - 1_200 + 899)));
+
+        test.clock.advance(Duration::from_millis(10_000 - 1_200 + 699));
+        assert_eq!(test.used(&limit).await, 500 * cost, "700 are gone");
+        assert_eq!(test.spend(&limit, 701 * cost).await.retry_after(), Some(Duration::from_millis(1)));
+        test.clock.advance(Duration::from_millis(499));
+        assert_eq!(test.used(&limit).await, cost, "the last is left");
+        test.clock.advance(Duration::from_millis(1));
+        assert_eq!(test.used(&limit).await, 0);
+
+        for _ in 0..600 {
+            test.spend(&limit, cost).await;
+        }
+        test.clock.advance(limit.window());
+        assert_eq!(test.spend(&limit, 1_200 * cost).await.used(), 1_200 * cost, "all are gone at once");
+    }
+}
+
 /// A decision's own figures are those of the limit with the least left.
 async fn a_decision_speaks_for_its_tightest_limit(test: Fixture<impl Store>) {
     let (narrow, wide) = (Limit::per_minute("narrow", 5), Limit::per_hour("wide", 100));
@@ -267,5 +294,6 @@ for_every_store! {
     keys_and_limits_are_separate
     a_changed_limit_applies_to_the_recorded_history
     extreme_numbers_are_exact
+    long_logs_are_exact
     a_decision_speaks_for_its_tightest_limit
 }

@@ -3,7 +3,7 @@
 use std::{error::Error as _, time::Duration};
 
 use tokio::time::{Instant, sleep};
-use tower_sliding_window::{Error, Limit, Limiter, RedisStore};
+use tower_sliding_window::{AdmissionId, Charge, Check, Error, Limit, Limiter, ManualClock, RedisStore};
 
 use crate::support::{PATIENCE, redis_server::RedisServer};
 
@@ -122,6 +122,47 @@ async fn a_user_without_permission_says_so() {
         assert!(!chain(&error).contains(&format!(":{user}@")), "the password stays out of it");
     }
     assert_eq!(server.keys(), [""; 0]);
+}
+
+/// A user that may run the commands that the README lists, on our keys, and nothing else.
+#[tokio::test]
+async fn the_documented_permissions_are_enough() {
+    let readme = include_str!("../../README.md");
+    let (_, listed) = readme.split_once("The user needs").unwrap();
+    let (listed, _) = listed.split_once(" on `").unwrap();
+    let commands: Vec<String> =
+        listed.split('`').skip(1).step_by(2).map(|name| format!("+{}", name.to_lowercase())).collect();
+    assert!(commands.len() >= 12, "{commands:?}");
+
+    let server = RedisServer::start();
+    server.run::<()>(&format!("ACL SETUSER limiter on >limiter ~tsw1:* -@all {}", commands.join(" ")));
+    let url = server.url().replace("redis://", "redis://limiter:limiter@");
+    RedisStore::connect(&url).await.unwrap();
+    let clock = ManualClock::new();
+    let store = RedisStore::builder(&url).clock(&clock);
+    let limiter = Limiter::new(store.build().unwrap()).deadline(PATIENCE);
+    let limit = Limit::per("calls", 600, Duration::from_secs(1));
+    let id = AdmissionId::from(7);
+    for cost in [1, 1, 3, 600, 595, 1] {
+        let charge = Charge::new(limit.clone(), "ada", cost).unwrap();
+        limiter.check_all(Check::new(charge.clone())).await.unwrap();
+        limiter.check_all(Check::new(charge).with_id(id)).await.unwrap();
+        clock.advance(Duration::from_millis(300));
+    }
+    clock.step_back(Duration::from_secs(5));
+    limiter.check(&limit, "ada", 600).await.unwrap();
+    // A log that is long enough to be freed as a whole.
+    for _ in 0..600 {
+        limiter.check(&limit, "bob", 1).await.unwrap();
+    }
+    clock.advance(Duration::from_secs(10));
+    limiter.peek(&limit, "ada").await.unwrap();
+    limiter.peek(&limit, "bob").await.unwrap();
+    limiter.reset(&limit, "ada").await.unwrap();
+    let calls: String = server.run("INFO commandstats");
+    for command in &commands {
+        assert!(calls.contains(&format!("cmdstat_{}:", &command[1..])), "{command} is listed, but not used");
+    }
 }
 
 /// After a failover the old connections reach a replica. They are dropped, and the check goes over a new one.

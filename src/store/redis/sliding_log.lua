@@ -30,7 +30,7 @@
 -- Numbers   integers below 2^53 in doubles. As arguments they are exact; in texts they are written with %.0f, since
 --           `..` and tostring would lose digits.
 -- Server    Redis 6.2 or newer, and what is compatible with it. Commands: TIME ZRANGE ZRANGEBYSCORE ZREVRANGE ZSCORE
---           ZCARD ZADD ZREMRANGEBYRANK PEXPIRE UNLINK.
+--           ZCARD ZADD ZREMRANGEBYRANK ZREMRANGEBYSCORE PEXPIRE UNLINK.
 
 local SLACK = 1000  -- milliseconds a key outlives its last unit: a promoted replica's clock may be ahead
 local CHUNK = 500   -- entries read at a time
@@ -62,24 +62,36 @@ local function trim(key, cutoff)
   if oldest > cutoff then
     return is_summed and -score or call('ZCARD', key), oldest, is_summed, false
   end
-  if tonumber(call('ZREVRANGE', key, 0, 0, 'WITHSCORES')[2]) <= cutoff then
+
+  -- A large log that is all gone is freed at once, off the server's main thread.
+  local size = call('ZCARD', key)
+  if size > CHUNK and tonumber(call('ZREVRANGE', key, 0, 0, 'WITHSCORES')[2]) <= cutoff then
     call('UNLINK', key)
     return 0, nil, false, false
   end
+  if not is_summed then
+    local left = size - call('ZREMRANGEBYSCORE', key, 0, text(cutoff))
+    if left == 0 then return 0, nil, false, false end
+    return left, tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]), false, false
+  end
 
-  local used, rank = -score, is_summed and 1 or 0
-  local entries
-  repeat
-    entries = call('ZRANGE', key, rank, rank + CHUNK - 1, 'WITHSCORES')
-    local expired = 0
+  -- What leaves has to be subtracted. In a steady stream that is one entry.
+  local used, chunk = -score, 2
+  while true do
+    local entries, expired = call('ZRANGE', key, 1, chunk, 'WITHSCORES'), 0
     while expired * 2 < #entries and tonumber(entries[expired * 2 + 2]) <= cutoff do
-      if is_summed then used = used - weight(entries[expired * 2 + 1]) end
+      used = used - weight(entries[expired * 2 + 1])
       expired = expired + 1
     end
-    call('ZREMRANGEBYRANK', key, rank, rank + expired - 1)
+    if used == 0 then
+      call('UNLINK', key)
+      return 0, nil, false, false
+    end
+    call('ZREMRANGEBYRANK', key, 1, expired)
     oldest = tonumber(entries[expired * 2 + 2])
-  until oldest
-  return is_summed and used or call('ZCARD', key), oldest, is_summed, is_summed
+    if oldest then return used, oldest, true, true end
+    chunk = min(chunk * 8, CHUNK)
+  end
 end
 
 -- The time of the entry with whose leaving at least `units` units have left.
