@@ -155,9 +155,11 @@ async fn the_documented_permissions_are_enough() {
     for _ in 0..600 {
         limiter.check(&limit, "bob", 1).await.unwrap();
     }
+    limiter.check(&limit, "eve", 1).await.unwrap();
     clock.advance(Duration::from_secs(10));
-    limiter.peek(&limit, "ada").await.unwrap();
-    limiter.peek(&limit, "bob").await.unwrap();
+    for key in ["ada", "bob", "eve"] {
+        assert_eq!(limiter.peek(&limit, key).await.unwrap().used(), 0);
+    }
     limiter.reset(&limit, "ada").await.unwrap();
     let calls: String = server.run("INFO commandstats");
     for command in &commands {
