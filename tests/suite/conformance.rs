@@ -261,6 +261,12 @@ async fn a_decision_speaks_for_its_tightest_limit(test: Fixture<impl Store>) {
     assert_eq!(decision.reset_after(), narrow.window());
     assert_eq!(decision.at(), test.clock.now());
 
+    // With as little left under both, it speaks for the one that takes longer to have more.
+    let (minute, hour) = (Limit::per_minute("minute", 5), Limit::per_hour("hour", 5));
+    for limits in [[minute.clone(), hour.clone()], [hour.clone(), minute]] {
+        assert_eq!(test.spend_all(&limits, 1).await.limit(), &hour);
+    }
+
     // Refused by both, it waits for the one that takes longer.
     test.spend(&narrow, 4).await;
     test.spend(&wide, 99).await;

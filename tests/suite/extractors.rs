@@ -43,6 +43,8 @@ mod peer_ip {
         requests[0].extensions.insert(peer);
         requests[1].extensions.insert(ConnectInfo(peer));
         requests[2].extensions.insert(MockConnectInfo(peer));
+        // The connection's own knowledge goes before what a layer has inserted.
+        requests[1].extensions.insert(SocketAddr::from(([192, 0, 2, 9], 1)));
         for request in requests {
             assert_eq!(PeerIp::new().extract(&request).unwrap(), key("192.0.2.1"));
         }
@@ -275,6 +277,8 @@ mod api_key {
         let key = extract(&secret());
         assert_eq!(key.value().len(), 16);
         assert_eq!(key, extract(&secret()), "the same on every instance");
+        // HMAC-SHA-256 over "tower-sliding-window api key v1\0k3y", and the same in the next version.
+        assert_eq!(u128::from_be_bytes(key.value().try_into().unwrap()), 0x53859960b3ff35b3f7d0f99874ddb7ed);
         assert_ne!(key, extract(&Secret::new("another secret of ours").unwrap()));
     }
 

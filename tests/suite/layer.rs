@@ -22,6 +22,8 @@ use tower_sliding_window::{
     RateLimitLayer, Rejection, ResetFormat, Store, StoreError,
 };
 
+use crate::support::log::Log;
+
 const CALLS: Limit = Limit::per_minute("calls", 2);
 
 /// Everybody is the same.
@@ -186,6 +188,14 @@ async fn of_stacked_layers_the_strictest_is_shown() {
     }
 }
 
+/// With as much left under both, the response keeps what it has.
+#[tokio::test]
+async fn of_equally_strict_layers_the_inner_is_shown() {
+    let layer = |limit: Limit| RateLimitLayer::new(MemoryStore::new()).limit(limit.by(anyone));
+    let app = layer(Limit::per_hour("outer", 5)).layer(layer(Limit::per_minute("inner", 5)).layer(service_fn(hello)));
+    assert_eq!(figures(app.oneshot(request()).await.unwrap().headers())[2], Some("60"));
+}
+
 #[tokio::test]
 async fn fail_open_lets_through_and_shows_no_figures() {
     let app = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).fail_open().layer(service_fn(hello));
@@ -276,6 +286,24 @@ async fn every_rejection_can_be_replaced() {
     assert!(response.status() == 503 && response.headers().contains_key("retry-after"), "the head is kept");
     assert!(response.extensions().get::<Rejection>().is_some(), "the reason stays");
     assert_eq!(json(response).await, "later");
+}
+
+/// An operator finds every set-up error and every outage in the log, with its cause, and not a thousand times.
+#[tokio::test]
+async fn what_an_operator_has_to_know_is_logged_once_a_second() {
+    let log = Log::start();
+    let lines = |text: &str| log.text().lines().filter(|line| line.contains(text)).count();
+    let no_peer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(PeerIp::new())).layer(service_fn(hello));
+    let too_dear = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone)).cost(|_| 3).layer(service_fn(hello));
+    let no_store = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).layer(service_fn(hello));
+    for _ in 0..10 {
+        no_peer.clone().oneshot(request()).await.unwrap();
+        too_dear.clone().oneshot(request()).await.unwrap();
+        no_store.clone().oneshot(request()).await.unwrap();
+    }
+    assert_eq!(lines("into_make_service_with_connect_info"), 1, "{}", log.text());
+    assert_eq!(lines("a cost of 3 never fits into the limit"), 1, "{}", log.text());
+    assert_eq!(lines("unavailable: deciding a check failed: out of order"), 1, "{}", log.text());
 }
 
 /// A service that panics if it is called without having been polled ready, as `Buffer` or `ConcurrencyLimit` would.
@@ -386,7 +414,10 @@ fn two_limits_of_one_name_are_refused_by_name() {
     assert_eq!(error.to_string(), "a layer needs at least one limit");
     let limits = ["a", "b"].map(|name| Limit::new(name, 1, Duration::from_secs(1)).unwrap().by(anyone));
     assert!(RateLimitLayer::new(MemoryStore::new()).limits(limits.clone()).is_ok());
-    assert!(RateLimitLayer::new(MemoryStore::new()).limits([limits[0].clone(), limits[0].clone()]).is_err());
+    for twice in &limits {
+        let limits = limits.iter().chain([twice]).cloned();
+        assert!(RateLimitLayer::new(MemoryStore::new()).limits(limits).is_err());
+    }
 }
 
 #[test]

@@ -69,3 +69,15 @@ async fn a_reset_makes_room() {
     limiter.reset(&CALLS, "ada").await.unwrap();
     assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().used(), 1);
 }
+
+/// What has expired makes room as soon as its key is asked for, and not only when it is swept.
+#[tokio::test]
+async fn what_has_expired_makes_room() {
+    let (_, limiter, clock) = store(3);
+    for _ in 0..50 {
+        assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().used(), 1);
+        limiter.check(&CALLS, "ada", 1).await.unwrap();
+        limiter.check(&CALLS, "ada", 1).await.unwrap();
+        clock.advance(CALLS.window());
+    }
+}

@@ -5,7 +5,7 @@ use std::{error::Error as _, time::Duration};
 use tokio::time::{Instant, sleep};
 use tower_sliding_window::{AdmissionId, Charge, Check, Error, Limit, Limiter, ManualClock, RedisStore};
 
-use crate::support::{PATIENCE, redis_server::RedisServer};
+use crate::support::{PATIENCE, proxy::Proxy, redis_server::RedisServer};
 
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
 
@@ -116,6 +116,7 @@ async fn a_user_without_permission_says_so() {
     server.run::<()>("ACL SETUSER nobody on >nobody ~* +@connection");
     for user in ["guest", "nobody"] {
         let url = server.url().replace("redis://", &format!("redis://{user}:{user}@"));
+        assert!(RedisStore::connect(&url).await.is_err() || user == "guest", "connecting tries the script out");
         let error = used(&limiter(&url)).await.unwrap_err();
         assert!(matches!(error, Error::Unavailable(_)));
         assert!(chain(&error).contains("permission") || chain(&error).contains("can't run"), "{}", chain(&error));
@@ -167,26 +168,63 @@ async fn the_documented_permissions_are_enough() {
     }
 }
 
-/// After a failover the old connections reach a replica. They are dropped, and the check goes over a new one.
+/// After a failover the old connections reach what has become a replica. They are left, and the check goes over a new
+/// one, to the new primary.
 #[tokio::test]
 async fn a_primary_that_became_a_replica_is_left() {
+    let (old, new) = (RedisServer::start(), RedisServer::start());
+    let proxy = Proxy::start(&old).await;
+    let limiter = limiter(proxy.url());
+    used(&limiter).await.unwrap();
+    old.run::<()>("REPLICAOF 127.0.0.1 1");
+    let error = used(&limiter).await.unwrap_err();
+    assert!(chain(&error).contains("ReadOnly"), "as long as there is no other: {}", chain(&error));
+
+    proxy.lead_to(&new);
+    assert_eq!(used(&limiter).await.unwrap(), 1);
+}
+
+/// A connection that nothing comes back over, and that no error ever ends.
+#[tokio::test]
+async fn a_silent_connection_is_left() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server).await;
+    let limiter = limiter(proxy.url());
+    used(&limiter).await.unwrap();
+    proxy.silence_what_is_open();
+    let silent = Instant::now();
+    while used(&limiter).await.is_err() {
+        assert!(silent.elapsed() < PATIENCE);
+    }
+}
+
+#[tokio::test]
+async fn a_reset_survives_a_connection_that_is_cut() {
     let server = RedisServer::start();
     let limiter = limiter(&server.url());
     used(&limiter).await.unwrap();
-    let before: u64 = connections_received(&server);
-    server.run::<()>("REPLICAOF 127.0.0.1 1");
-    let error = used(&limiter).await.unwrap_err();
-    assert!(chain(&error).contains("ReadOnly"), "{}", chain(&error));
-    assert!(connections_received(&server) >= before + 2, "the check has tried a new connection");
-
-    server.run::<()>("REPLICAOF NO ONE");
-    assert_eq!(used(&limiter).await.unwrap(), 2);
+    server.run::<()>("CLIENT KILL TYPE normal SKIPME yes");
+    limiter.reset(&CALLS, "ada").await.unwrap();
+    assert_eq!(used(&limiter).await.unwrap(), 1);
 }
 
-fn connections_received(server: &RedisServer) -> u64 {
-    let stats: String = server.run("INFO stats");
-    let line = stats.lines().find_map(|line| line.strip_prefix("total_connections_received:")).unwrap();
-    line.trim().parse().unwrap()
+/// A server that takes one connection and no more still decides over that one.
+#[tokio::test]
+async fn a_connection_that_cannot_be_made_does_not_fail_who_can_use_another() {
+    let server = RedisServer::start_with(&["--maxclients", "1"]);
+    let limiter = limiter(&server.url());
+    while used(&limiter).await.is_err() {
+        // The connection that has seen the server start is still being closed.
+        sleep(Duration::from_millis(10)).await;
+    }
+    for _ in 0..20 {
+        // The second is asked while the first is on its way.
+        let first = tokio::spawn(limiter.check(&CALLS, "ada", 1));
+        tokio::task::yield_now().await;
+        tokio::task::yield_now().await;
+        let second = tokio::spawn(limiter.check(&CALLS, "bob", 1));
+        assert!(first.await.unwrap().is_ok() && second.await.unwrap().is_ok());
+    }
 }
 
 /// A script that somebody else runs holds the server up. What it then says is no answer, and its connection stays good.

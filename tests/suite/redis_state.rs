@@ -48,7 +48,8 @@ async fn an_admission_is_one_entry_and_the_sum() {
     assert_eq!(entries[2].0, [&decision.id().to_bytes()[..], b"2"].concat());
     let at = decision.at().duration_since(std::time::UNIX_EPOCH).unwrap().as_micros();
     assert_eq!(u128::try_from(entries[2].1).unwrap(), at);
-    assert!((10_000..=10_000 + SLACK).contains(&ttl(&server, &key)));
+    let ttl = ttl(&server, &key);
+    assert!((10_000..=10_000 + SLACK).contains(&ttl), "{ttl}");
 }
 
 #[tokio::test]
@@ -177,4 +178,25 @@ async fn a_key_of_a_wrong_type_fails_its_check_alone() {
     let error = limiter.check_all(both).await.unwrap_err();
     assert!(matches!(&error, Error::Unavailable(cause) if format!("{cause:?}").contains("WRONGTYPE")), "{error:?}");
     assert_eq!(server.keys(), [key], "the daily limit was not charged");
+}
+
+/// What a failed check has dropped is taken off the sum all the same.
+#[tokio::test]
+async fn a_failed_check_leaves_the_sums_right() {
+    let (server, clock) = (RedisServer::start(), ManualClock::new());
+    let store = RedisStore::builder(&server.url()).clock(&clock).build().unwrap();
+    let limiter = Limiter::new(store).deadline(PATIENCE);
+    for _ in 0..2 {
+        limiter.check(&Limit::per("heavy", 10, Duration::from_secs(10)), "ada", 3).await.unwrap();
+        clock.advance(Duration::from_secs(5));
+    }
+    limiter.check(&LOGIN, "ada", 1).await.unwrap();
+    let login = server.keys().into_iter().find(|key| key.ends_with(":login")).unwrap();
+    server.run::<()>(&format!("SET {login} text"));
+
+    let heavy = Limit::per("heavy", 10, Duration::from_secs(10));
+    let charge = |limit: &Limit| Charge::new(limit.clone(), "ada", 1).unwrap();
+    let both = Check::new(charge(&heavy)).and(charge(&LOGIN)).unwrap();
+    assert!(limiter.check_all(both).await.is_err());
+    assert_eq!(limiter.peek(&heavy, "ada").await.unwrap().used(), 3);
 }

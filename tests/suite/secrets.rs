@@ -3,7 +3,6 @@
 use std::{
     io::{BufRead, BufReader, Write},
     net::{SocketAddr, TcpStream},
-    sync::{Arc, Mutex},
     thread,
     time::Duration,
 };
@@ -14,32 +13,11 @@ use tower::ServiceExt;
 use tower_sliding_window::{
     ApiKey, Decision, Degraded, KeyExtractor, Limit, Limiter, PeerIp, RateLimitLayer, RedisStore, Rejection, Secret,
 };
-use tracing_subscriber::{filter::LevelFilter, util::SubscriberInitExt};
 
-use crate::support::{PATIENCE, redis_server::RedisServer};
+use crate::support::{PATIENCE, log::Log, redis_server::RedisServer};
 
 const API_KEY: &str = "sk-live-do-not-show-me-to-anybody";
 const SECRET: &str = "the secret that api keys are hashed with";
-
-/// All log lines, down to trace.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Log {
-    fn text(&self) -> String {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
-    }
-}
 
 /// What the server is told, from now on until it ends.
 fn monitor(server: &RedisServer) -> thread::JoinHandle<String> {
@@ -64,14 +42,7 @@ fn debug_of(response: &Response<Body>) -> String {
 
 #[tokio::test]
 async fn an_api_key_appears_nowhere_but_in_the_request() {
-    let log = Log::default();
-    let writer = log.clone();
-    let _subscriber = tracing_subscriber::fmt()
-        .with_max_level(LevelFilter::TRACE)
-        .with_writer(move || writer.clone())
-        .finish()
-        .set_default();
-
+    let log = Log::start();
     let server = RedisServer::start();
     let monitored = monitor(&server);
     let secret = Secret::new(SECRET).unwrap();

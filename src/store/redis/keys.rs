@@ -49,6 +49,14 @@ mod tests {
         assert_eq!(rest, ":login");
     }
 
+    /// SHA-256 over the length of "tenant" in eight bytes, "tenant", and "7": another digest would start every window
+    /// anew.
+    #[test]
+    fn the_digest_stays_what_it_is() {
+        let text = redis_key("tsw1", &Limit::per_minute("login", 5), &Key::new("tenant", "7"));
+        assert_eq!(text, "tsw1:{b809af3ad722c1c586b48482746c1e24}:login");
+    }
+
     #[test]
     fn namespace_and_value_cannot_be_shifted_into_each_other() {
         let limit = Limit::per_minute("login", 5);
