@@ -68,21 +68,18 @@ impl Log {
 
     /// The time until at least `units` units have left the window: 0 for none, and never more than the window.
     ///
-    /// Where the entry to wait for lies in the future, the clock has stepped back: every entry from the future then
-    /// counts as having happened now, so that the key is right again after one window.
+    /// To be asked where a check is refused: if the clock has stepped back, entries from the future then count as having
+    /// happened now, so that the key is right again after one window.
     pub(crate) fn wait_for(&mut self, units: u64, now: u64, window: u64) -> u64 {
+        for entry in self.entries.iter_mut().rev().take_while(|entry| entry.at > now) {
+            entry.at = now;
+        }
         let mut left = 0;
         let departure = self.entries.iter().find(|entry| {
             left += entry.units;
             left >= units
         });
-        let Some(at) = departure.filter(|_| units > 0).map(|entry| entry.at) else { return 0 };
-        if at > now {
-            for entry in self.entries.iter_mut().rev().take_while(|entry| entry.at > now) {
-                entry.at = now;
-            }
-        }
-        leaves_after(at, now, window)
+        departure.filter(|_| units > 0).map_or(0, |entry| leaves_after(entry.at, now, window))
     }
 
     /// Records an admission.
@@ -130,7 +127,7 @@ mod tests {
     fn entries_from_the_future_count_as_now_once_they_refuse() {
         let mut log = log(&[(5_000, 1), (9_000, 1), (9_500, 1)]);
         assert_eq!(log.wait_for(1, 5_500, WINDOW), 500, "the past entry is what is waited for");
-        assert_eq!(log.wait_for(2, 5_500, WINDOW), WINDOW);
+        assert_eq!(log.wait_for(2, 5_500, WINDOW), WINDOW, "the others count as now");
         assert_eq!((log.trim(6_500, WINDOW), log.used()), (3, 0), "one window later the key is right again");
     }
 

@@ -226,6 +226,19 @@ async fn extreme_numbers_are_exact(test: Fixture<impl Store>) {
     assert_eq!(test.spend(&short, 1).await.retry_after(), Some(MICROSECOND));
 }
 
+/// Rule 6: a key is right again one window after the first refusal that a step back of the clock causes, also where what
+/// came after the step leaves the window first.
+async fn a_key_is_right_again_one_window_after_a_step_back(test: Fixture<impl Store>) {
+    let limit = Limit::per("calls", 10, Duration::from_secs(10));
+    assert!(test.spend(&limit, 9).await.is_allowed());
+    test.clock.step_back(Duration::from_secs(3_600));
+    assert!(test.spend(&limit, 1).await.is_allowed());
+    test.clock.advance(Duration::from_secs(1));
+    assert!(!test.spend(&limit, 1).await.is_allowed(), "never more than the limit");
+    test.clock.advance(limit.window());
+    assert_eq!(test.spend(&limit, 10).await.remaining(), 0, "all of it is there again");
+}
+
 /// Logs that are longer than what is read at a time, of single units and of weighted ones, gone in part and as a whole.
 async fn long_logs_are_exact(test: Fixture<impl Store>) {
     for cost in [1, 2] {
@@ -300,6 +313,7 @@ for_every_store! {
     keys_and_limits_are_separate
     a_changed_limit_applies_to_the_recorded_history
     extreme_numbers_are_exact
+    a_key_is_right_again_one_window_after_a_step_back
     long_logs_are_exact
     a_decision_speaks_for_its_tightest_limit
 }

@@ -200,3 +200,18 @@ async fn a_failed_check_leaves_the_sums_right() {
     assert!(limiter.check_all(both).await.is_err());
     assert_eq!(limiter.peek(&heavy, "ada").await.unwrap().used(), 3);
 }
+
+/// A set that something else has written to our key, with a sum that its entries do not make up, holds nobody up.
+#[tokio::test]
+async fn a_sum_that_is_not_ours_ends_no_script_in_a_loop() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server);
+    limiter.check(&LOGIN, "ada", 1).await.unwrap();
+    let key = only_key(&server);
+    for entry in ["9000000000000000 abcdefgh2", "5 abcdefgh2"] {
+        server.run::<()>(&format!("DEL {key}"));
+        server.run::<()>(&format!("ZADD {key} -50 used {entry}"));
+        let _ = limiter.check(&LOGIN, "ada", 1).await;
+        assert_eq!(server.run::<String>("PING"), "PONG");
+    }
+}

@@ -83,7 +83,8 @@ local function trim(key, cutoff)
       used = used - weight(entries[expired * 2 + 1])
       expired = expired + 1
     end
-    if used == 0 then
+    -- No entries but a sum: not of our making, and nothing to go on with.
+    if used == 0 or #entries == 0 then
       call('UNLINK', key)
       return 0, nil, false, false
     end
@@ -95,13 +96,15 @@ local function trim(key, cutoff)
 end
 
 -- The time of the entry with whose leaving at least `units` units have left.
-local function departure(key, is_summed, units)
+local function departure(key, is_summed, units, now)
   if not is_summed then
     return tonumber(call('ZRANGE', key, units - 1, units - 1, 'WITHSCORES')[2])
   end
   local rank = 1
   while true do
     local entries = call('ZRANGE', key, rank, rank + CHUNK - 1, 'WITHSCORES')
+    -- A sum above the entries is not of our making; no script may loop for ever over it.
+    if #entries == 0 then return now end
     for i = 1, #entries, 2 do
       units = units - weight(entries[i])
       if units <= 0 then return tonumber(entries[i + 1]) end
@@ -110,9 +113,10 @@ local function departure(key, is_summed, units)
   end
 end
 
--- The clock has stepped back: entries from the future count as having happened now, so that the key is right again
+-- Where the clock has stepped back, entries from the future count as having happened now, so that the key is right again
 -- after one window.
 local function pull_back(key, now, expiry)
+  if tonumber(call('ZREVRANGE', key, 0, 0, 'WITHSCORES')[2]) <= now then return end
   for _, member in ipairs(call('ZRANGEBYSCORE', key, '(' .. text(now), '+inf')) do
     call('ZADD', key, now, member)
   end
@@ -210,12 +214,8 @@ while a < #ARGV do
     -- Whether this charge refuses the first copy that is not admitted; one that it has counted before it does not.
     local excess = used[i] + cost - charge.units
     if admitted < copies and admitted >= counted[i] and cost > 0 and excess > 0 and not failure then
-      local free_at = departure(key, is_summed[i] or taken > 1, excess)
-      if free_at > now then
-        pull_back(key, now, charge.expiry)
-        free_at = now
-      end
-      retry = free_at + window - now
+      pull_back(key, now, charge.expiry)
+      retry = departure(key, is_summed[i] or taken > 1, excess, now) + window - now
       is_explained = true
     end
 

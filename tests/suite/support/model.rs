@@ -89,13 +89,10 @@ impl Model {
         self.of(charge).map(|unit| unit.at.min(now) + window(charge) - now).filter(|wait| fits(*wait)).min()
     }
 
-    /// Where what lies in the future alone refuses a charge, it counts as having happened now from here on.
+    /// Where a charge refuses, what lies in the future counts as having happened now from here on.
     fn pull_back(&mut self, now: u64, charge: &ModelCharge) {
-        let future: u64 = self.of(charge).filter(|unit| unit.at > now).map(|unit| unit.cost).sum();
-        if future + charge.cost > charge.limit.units() {
-            for unit in self.units.iter_mut().filter(|unit| unit.bucket == charge.bucket) {
-                unit.at = unit.at.min(now);
-            }
+        for unit in self.units.iter_mut().filter(|unit| unit.bucket == charge.bucket) {
+            unit.at = unit.at.min(now);
         }
     }
 
