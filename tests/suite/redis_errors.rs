@@ -255,6 +255,7 @@ async fn settings_that_cannot_be_name_the_value_and_never_the_password() {
         ("http://127.0.0.1", "http://127.0.0.1"),
         ("redis://user:s3cret@:port/", "redis://***@:port/"),
         ("s3cret@nowhere", "***@nowhere"),
+        ("redis://host/db?password=s3cret", "redis://host/db"),
         ("", "\"\""),
     ] {
         let error = RedisStore::builder(url).build().unwrap_err();

@@ -116,6 +116,8 @@ impl InvalidRedisConfig {
     }
 
     fn url(url: &str, cause: RedisError) -> Self {
+        // A password stands before the host, or among the parameters.
+        let (url, _) = url.split_once('?').unwrap_or((url, ""));
         let shown = match (url.split_once("://"), url.rsplit_once('@')) {
             (Some((scheme, _)), Some((_, host))) => format!("{scheme}://***@{host}"),
             (None, Some((_, host))) => format!("***@{host}"),
