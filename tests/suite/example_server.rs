@@ -90,20 +90,26 @@ async fn hello_admits_five_and_again_after_exactly_retry_after() {
 async fn two_servers_on_one_redis_admit_exactly_five_of_a_hundred_at_once() {
     let redis = RedisServer::start();
     let servers = [(); 2].map(|()| Server::start(&[("REDIS_URL", &redis.url())]));
-    let mut requests = JoinSet::new();
-    for number in 0..100 {
-        let (client, url) = (servers[number % 2].client.clone(), format!("{}/hello", servers[number % 2].url));
-        requests.spawn(async move { client.get(&url).await });
+    // A request that met a slow machine's deadline is let through without figures, and may have been counted: then this
+    // try shows nothing, and the next one has to.
+    for _ in 0..5 {
+        redis.run::<()>("FLUSHALL");
+        let mut requests = JoinSet::new();
+        for number in 0..100 {
+            let (client, url) = (servers[number % 2].client.clone(), format!("{}/hello", servers[number % 2].url));
+            requests.spawn(async move { client.get(&url).await });
+        }
+        let answers = requests.join_all().await;
+        if answers.iter().all(|answer| answer.headers.contains_key("x-ratelimit-remaining")) {
+            let admitted = answers.iter().filter(|answer| answer.status == 200);
+            let mut remaining: Vec<u64> =
+                admitted.filter_map(|answer| answer.number("x-ratelimit-remaining")).collect();
+            remaining.sort_unstable();
+            assert_eq!(remaining, [0, 1, 2, 3, 4]);
+            return;
+        }
     }
-    let answers = requests.join_all().await;
-    // A request that met a slow machine's deadline is let through without figures: it is not an admission.
-    let mut admitted: Vec<u64> = answers
-        .iter()
-        .filter(|answer| answer.status == 200)
-        .filter_map(|answer| answer.number("x-ratelimit-remaining"))
-        .collect();
-    admitted.sort_unstable();
-    assert_eq!(admitted, [0, 1, 2, 3, 4]);
+    panic!("the machine is too slow to decide 100 requests in time, five times in a row");
 }
 
 #[tokio::test]
