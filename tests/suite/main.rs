@@ -13,5 +13,6 @@ mod properties;
 mod redis_errors;
 mod redis_state;
 mod secrets;
+mod server_time;
 mod servers;
 mod support;

@@ -138,7 +138,10 @@ async fn the_documented_permissions_are_enough() {
     let server = RedisServer::start();
     server.run::<()>(&format!("ACL SETUSER limiter on >limiter ~tsw1:* -@all {}", commands.join(" ")));
     let url = server.url().replace("redis://", "redis://limiter:limiter@");
-    RedisStore::connect(&url).await.unwrap();
+    let limiter = Limiter::new(RedisStore::connect(&url).await.unwrap()).deadline(PATIENCE);
+    for _ in 0..3 {
+        limiter.check(&Limit::per_day("by-the-server", 5), "ada", 1).await.unwrap();
+    }
     let clock = ManualClock::new();
     let store = RedisStore::builder(&url).clock(&clock);
     let limiter = Limiter::new(store.build().unwrap()).deadline(PATIENCE);

@@ -23,9 +23,9 @@ fn only_key(server: &RedisServer) -> String {
     keys.into_iter().next().unwrap()
 }
 
-/// The members with their scores.
+/// The members with their scores: the sum if there is one, then the oldest first.
 fn entries(server: &RedisServer, key: &str) -> Vec<(Vec<u8>, i64)> {
-    server.run(&format!("ZRANGE {key} 0 -1 WITHSCORES"))
+    server.run(&format!("ZREVRANGE {key} 0 -1 WITHSCORES"))
 }
 
 /// Milliseconds until the key expires.
@@ -43,13 +43,37 @@ async fn an_admission_is_one_entry_and_the_sum() {
     let decision = limiter(&server).check(&LOGIN, "ada", 2).await.unwrap();
     assert!(key.starts_with("tsw1:{") && key.ends_with("}:login"), "{key}");
     let entries = entries(&server, &key);
-    assert_eq!(entries[0], (b"used".to_vec(), -3));
+    assert_eq!(entries[0], (b"used".to_vec(), 3));
     assert_eq!(entries[1].0.len(), 8, "a cost of 1 is not written");
     assert_eq!(entries[2].0, [&decision.id().to_bytes()[..], b"2"].concat());
     let at = decision.at().duration_since(std::time::UNIX_EPOCH).unwrap().as_micros();
-    assert_eq!(u128::try_from(entries[2].1).unwrap(), at);
+    assert_eq!(u128::try_from(-entries[2].1).unwrap(), at);
     let ttl = ttl(&server, &key);
     assert!((10_000..=10_000 + SLACK).contains(&ttl), "{ttl}");
+}
+
+/// An odd expiry, two windows and the slack after the oldest entry; an even one, a window and the slack after the last,
+/// where there is a sum.
+#[tokio::test]
+async fn the_expiry_tells_the_oldest_entry_of_a_log_without_a_sum() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server);
+    let limit = Limit::per("calls", 100, Duration::from_millis(30_001));
+    let expiry = |key: &str| server.run::<i64>(&format!("PEXPIRETIME {key}"));
+    limiter.check(&limit, "ada", 1).await.unwrap();
+    let key = only_key(&server);
+    assert_eq!(expiry(&key) % 2, 0);
+
+    for _ in 0..3 {
+        sleep(Duration::from_millis(5)).await;
+        limiter.check(&limit, "ada", 1).await.unwrap();
+        let oldest = -entries(&server, &key)[0].1;
+        let late = (expiry(&key) - 2 * 30_001 - SLACK) * 1_000 - oldest;
+        assert!(expiry(&key) % 2 == 1 && (0..2_000).contains(&late), "{late}");
+    }
+
+    limiter.check(&limit, "ada", 2).await.unwrap();
+    assert!(expiry(&key) % 2 == 0 && (30_001..=30_004 + SLACK).contains(&ttl(&server, &key)));
 }
 
 #[tokio::test]
@@ -58,7 +82,7 @@ async fn a_cost_of_ten_thousand_is_one_member() {
     limiter(&server).check(&Limit::per_day("quota", 20_000), "ada", 10_000).await.unwrap();
     let key = only_key(&server);
     assert_eq!(entries(&server, &key).len(), 2);
-    assert_eq!(entries(&server, &key)[0].1, -10_000);
+    assert_eq!(entries(&server, &key)[0].1, 10_000);
 }
 
 #[tokio::test]
@@ -115,7 +139,7 @@ async fn expired_entries_are_dropped_and_the_sum_follows() {
     clock.advance(Duration::from_secs(2));
     assert!(!limiter.check(&LOGIN, "ada", 2).await.unwrap().is_allowed());
     assert_eq!(entries(&server, &key).iter().map(|entry| entry.0.len()).collect::<Vec<_>>(), [4, 9]);
-    assert_eq!(entries(&server, &key)[0].1, -2);
+    assert_eq!(entries(&server, &key)[0].1, 2);
 
     // Everything has left: a check that spends nothing leaves nothing.
     clock.advance(Duration::from_secs(10));
@@ -160,7 +184,7 @@ async fn entries_from_the_future_are_pulled_back_by_the_refusal_they_cause() {
     let refused = limiter.check(&LOGIN, "ada", 1).await.unwrap();
     assert_eq!(refused.retry_after(), Some(LOGIN.window()));
     let now = refused.at().duration_since(std::time::UNIX_EPOCH).unwrap().as_micros();
-    assert_eq!(u128::try_from(entries(&server, &key)[1].1).unwrap(), now);
+    assert_eq!(u128::try_from(-entries(&server, &key)[1].1).unwrap(), now);
     assert!(ttl(&server, &key) <= 10_000 + SLACK);
 }
 
@@ -208,9 +232,9 @@ async fn a_sum_that_is_not_ours_ends_no_script_in_a_loop() {
     let limiter = limiter(&server);
     limiter.check(&LOGIN, "ada", 1).await.unwrap();
     let key = only_key(&server);
-    for entry in ["9000000000000000 abcdefgh2", "5 abcdefgh2"] {
+    for entry in ["-9000000000000000 abcdefgh2", "-5 abcdefgh2"] {
         server.run::<()>(&format!("DEL {key}"));
-        server.run::<()>(&format!("ZADD {key} -50 used {entry}"));
+        server.run::<()>(&format!("ZADD {key} 50 used {entry}"));
         let _ = limiter.check(&LOGIN, "ada", 1).await;
         assert_eq!(server.run::<String>("PING"), "PONG");
     }

@@ -77,12 +77,10 @@ impl Batch {
         let (mut shapes, mut numbers) = (Vec::<&Submission>::new(), Vec::with_capacity(self.submissions.len()));
         for submission in &self.submissions {
             let known = shapes.iter().rposition(|shape| shape.has_the_shape_of(submission));
-            numbers.push(
-                1 + known.unwrap_or_else(|| {
-                    shapes.push(submission);
-                    shapes.len() - 1
-                }),
-            );
+            numbers.push(known.unwrap_or(shapes.len()) + 1);
+            if known.is_none() {
+                shapes.push(submission);
+            }
         }
         command.arg(now).arg(shapes.len());
         for shape in shapes {
@@ -93,8 +91,12 @@ impl Batch {
                 command.arg(charge.limit().units()).arg(charge.cost()).arg(charge.limit().window_micros());
             }
         }
-        for (submission, number) in iter::zip(&self.submissions, numbers) {
-            command.arg(number).arg(&submission.id.to_bytes());
+        let mut submissions = self.submissions.iter();
+        for run in numbers.chunk_by(usize::eq) {
+            command.arg(run[0]).arg(run.len());
+            for submission in submissions.by_ref().take(run.len()) {
+                command.arg(&submission.id.to_bytes());
+            }
         }
     }
 
@@ -141,8 +143,9 @@ impl Submission {
 
     fn read(&self, fields: &mut Fields, now: u64, outcomes: &mut Vec<Outcome>) -> Result<(), MalformedReply> {
         let check = &self.first.check;
-        let admitted = fields.number_or_text()?;
-        let statuses = check.charges().map(|_| fields.status()).collect::<Result<Vec<_>, _>>()?;
+        let admitted = fields.admitted(self.size())?;
+        let is_whole = matches!(admitted, Ok(admitted) if admitted == self.size());
+        let statuses = check.charges().map(|_| fields.status(is_whole)).collect::<Result<Vec<_>, _>>()?;
         for copy in 0..self.size() {
             outcomes.push(match &admitted {
                 Err(text) => Err(StoreError::new("deciding a check", text.clone())),
@@ -193,19 +196,21 @@ impl Fields {
         }
     }
 
-    fn number_or_text(&mut self) -> Result<Result<u64, String>, MalformedReply> {
-        match self.0.as_slice() {
-            [Value::BulkString(text), ..] => {
-                let text = String::from_utf8_lossy(text).into_owned();
-                self.0.next();
-                Ok(Err(text))
-            }
-            _ => self.number().map(Ok),
-        }
+    /// How many of so many copies are admitted, or the text of an error.
+    fn admitted(&mut self, copies: u64) -> Result<Result<u64, String>, MalformedReply> {
+        let admitted = match self.0.as_slice().first() {
+            Some(Value::Int(negative @ ..0)) => Ok(negative.unsigned_abs() - 1),
+            Some(Value::BulkString(text)) => Err(String::from_utf8_lossy(text).into_owned()),
+            // Nothing is said where all of them are.
+            _ => return Ok(Ok(copies)),
+        };
+        self.0.next();
+        if admitted.as_ref().is_ok_and(|admitted| *admitted >= copies) { Err(MalformedReply) } else { Ok(admitted) }
     }
 
-    fn status(&mut self) -> Result<Status, MalformedReply> {
-        Ok(Status { used: self.number()?, reset: self.number()?, retry: self.number()? })
+    fn status(&mut self, is_whole: bool) -> Result<Status, MalformedReply> {
+        let (used, reset) = (self.number()?, self.number()?);
+        Ok(Status { used, reset, retry: if is_whole { 0 } else { self.number()? } })
     }
 }
 

@@ -10,76 +10,110 @@
 --            units  the limit
 --            cost   units to take; 0 asks without spending
 --            window microseconds
---        then for each check
---          shape    its number, from 1; its charges take the next keys, in order
---          id       eight bytes: the identity of the first copy's admission; those of the others follow it
+--        then runs of checks of one shape
+--          shape    its number, from 1
+--          checks   how many follow; then for each check, whose charges take the next keys, in order
+--            id     eight bytes: the identity of the first copy's admission; those of the others follow it
 -- reply  a flat list: now, then for each check
---          admitted how many copies, the first ones; or an error text if a key could not be read
+--          -1 - n   if only the first n copies are admitted, or an error text if a key could not be read;
+--                   nothing if all copies are admitted
 --          then for each charge
 --            used   units in the window after the decision
---            reset  microseconds until the oldest of them leaves the window, 0 if there are none
---            retry  microseconds until this charge would no longer refuse one more copy, 0 if it refused none
+--            reset  microseconds until the oldest of them leaves the window, 0 if there are none; read from an expiry,
+--                   it is up to 2 milliseconds more
+--            retry  only if not all copies are admitted: microseconds until this charge would no longer refuse one
+--                   more copy, 0 if it refuses none
 --
 -- The log   one entry an admission, or one for all admitted copies of a check: score = its time in microseconds,
---           member = its id, and behind the id its units if there are more than 1. Once there has been such an entry,
---           one more member, 'used', has the sum of all entries as its negated score, which puts it before them all:
---           one read of the first ranks gives the sum and the oldest entry. Until then the sum is the number of entries.
+--           negated, so that the newest stands first, where writing is quick; member = its id, and behind the id its
+--           units if there are more than 1. Once there has been such an entry, one more member, 'used', has the sum of
+--           all entries as its score, which puts it behind them all: one read of the last ranks gives the sum and the
+--           oldest entry. Until then the sum is the number of entries.
+-- Expiry    In milliseconds since the Unix epoch. An odd one, two windows + SLACK after the oldest entry, is that of a
+--           log without a sum, and tells the time of the oldest entry. Most admissions read no more: as long as such an
+--           expiry is more than a window + SLACK away, no entry has left the window. An even one, a window + SLACK
+--           after the last admission, tells nothing: it is that of a log with a sum, or with a single entry, or by
+--           another clock than the server's. An expiry is only believed where a check fits, so after a change of the
+--           window it may spoil figures, but no decision. A refusal moves no expiry and adds no entry.
 -- Cost      O(log n) a charge, and O(1) more for each entry that has expired. A refusal whose log has the sum written
 --           down reads as many entries as have to leave: no more than the cost of the refused charge.
--- Expiry    window + 1 s after the last admission. A refusal moves no expiry and adds no entry.
 -- Numbers   integers below 2^53 in doubles. As arguments they are exact; in texts they are written with %.0f, since
 --           `..` and tostring would lose digits.
--- Server    Redis 6.2 or newer, and what is compatible with it. Commands: TIME ZRANGE ZRANGEBYSCORE ZREVRANGE ZSCORE
---           ZCARD ZADD ZREMRANGEBYRANK ZREMRANGEBYSCORE PEXPIRE UNLINK.
+-- Server    Redis 6.2 or newer, and what is compatible with it. Commands: TIME PEXPIRETIME ZCARD ZRANGE ZREVRANGE
+--           ZRANGEBYSCORE ZSCORE ZADD ZREMRANGEBYRANK ZREMRANGEBYSCORE PEXPIRE PEXPIREAT UNLINK.
 
 local SLACK = 1000  -- milliseconds a key outlives its last unit: a promoted replica's clock may be ahead
 local CHUNK = 500   -- entries read at a time
 
-local call, pcall, floor, max, min = redis.call, redis.pcall, math.floor, math.max, math.min
+local call, pcall, ceil, floor, max, min = redis.call, redis.pcall, math.ceil, math.floor, math.max, math.min
 
-local function text(number)
-  return string.format('%.0f', number)
+local now = tonumber(ARGV[1])
+local is_server_time = not now
+if is_server_time then
+  local time = call('TIME')
+  now = time[1] * 1000000 + time[2]
+end
+local score = string.format('%.0f', -now)  -- of what is admitted now; quicker to pass on than the number
+-- PEXPIRETIME came with Redis 7.0, and so did this number. By another clock than the server's an expiry tells nothing.
+local is_expiry_telling = is_server_time and redis.REDIS_VERSION_NUM
+
+-- Rounds microseconds up to an odd number of milliseconds.
+local function odd_ms(micros)
+  return ceil((micros - 1000) / 2000) * 2 + 1
+end
+
+-- Lets a key live until an admission of now has left the window.
+local function outlive(key, window_ms)
+  if is_server_time then
+    call('PEXPIREAT', key, ceil(now / 2000) * 2 + ceil(window_ms / 2) * 2 + SLACK)
+  else
+    call('PEXPIRE', key, window_ms + SLACK)
+  end
 end
 
 local function entry(id, units)
-  return units == 1 and id or id .. text(units)
+  return units == 1 and id or id .. string.format('%.0f', units)
 end
 
 local function weight(member)
   return tonumber(string.sub(member, 9)) or 1
 end
 
+-- The time of the entry of this rank, from the oldest.
+local function time_of(key, rank)
+  return -tonumber(call('ZREVRANGE', key, rank, rank, 'WITHSCORES')[2])
+end
+
 -- Drops what has expired. Returns the units left, the time of the oldest entry, whether their sum is written down, and
 -- whether what is written is out of date. Or nil and an error text, before anything was written.
 local function trim(key, cutoff)
-  local first = pcall('ZRANGE', key, 0, 0, 'WITHSCORES')
-  if first.err then return nil, first.err end
-  local member, score = first[1], tonumber(first[2])
-  if not member then return 0, nil, false, false end
+  local last = pcall('ZREVRANGE', key, 0, 0, 'WITHSCORES')
+  if last.err then return nil, last.err end
+  if not last[1] then return 0, nil, false, false end
 
-  local is_summed = member == 'used'
-  local oldest = is_summed and tonumber(call('ZRANGE', key, 1, 1, 'WITHSCORES')[2]) or score
+  local is_summed = last[1] == 'used'
+  local oldest = is_summed and time_of(key, 1) or -tonumber(last[2])
   if oldest > cutoff then
-    return is_summed and -score or call('ZCARD', key), oldest, is_summed, false
+    return is_summed and tonumber(last[2]) or call('ZCARD', key), oldest, is_summed, false
   end
 
   -- A large log that is all gone is freed at once, off the server's main thread.
   local size = call('ZCARD', key)
-  if size > CHUNK and tonumber(call('ZREVRANGE', key, 0, 0, 'WITHSCORES')[2]) <= cutoff then
+  if size > CHUNK and -tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]) <= cutoff then
     call('UNLINK', key)
     return 0, nil, false, false
   end
   if not is_summed then
-    local left = size - call('ZREMRANGEBYSCORE', key, 0, text(cutoff))
+    local left = size - call('ZREMRANGEBYSCORE', key, string.format('%.0f', -cutoff), 0)
     if left == 0 then return 0, nil, false, false end
-    return left, tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]), false, false
+    return left, time_of(key, 0), false, false
   end
 
   -- What leaves has to be subtracted. In a steady stream that is one entry.
-  local used, chunk = -score, 2
+  local used, chunk = tonumber(last[2]), 2
   while true do
-    local entries, expired = call('ZRANGE', key, 1, chunk, 'WITHSCORES'), 0
-    while expired * 2 < #entries and tonumber(entries[expired * 2 + 2]) <= cutoff do
+    local entries, expired = call('ZREVRANGE', key, 1, chunk, 'WITHSCORES'), 0
+    while expired * 2 < #entries and -tonumber(entries[expired * 2 + 2]) <= cutoff do
       used = used - weight(entries[expired * 2 + 1])
       expired = expired + 1
     end
@@ -88,26 +122,65 @@ local function trim(key, cutoff)
       call('UNLINK', key)
       return 0, nil, false, false
     end
-    call('ZREMRANGEBYRANK', key, 1, expired)
+    call('ZREMRANGEBYRANK', key, -1 - expired, -2)
     oldest = tonumber(entries[expired * 2 + 2])
-    if oldest then return used, oldest, true, true end
+    if oldest then return used, -oldest, true, true end
     chunk = min(chunk * 8, CHUNK)
   end
 end
 
--- The time of the entry with whose leaving at least `units` units have left.
-local function departure(key, is_summed, units, now)
-  if not is_summed then
-    return tonumber(call('ZRANGE', key, units - 1, units - 1, 'WITHSCORES')[2])
+-- Looks at the log of a charge, and notes in the charge how it stands. Returns an error text if it cannot be read.
+local function look(charge, key)
+  charge.counted, charge.is_summed, charge.is_stale, charge.is_covered = 0, false, false, false
+  if is_expiry_telling then
+    local expires = call('PEXPIRETIME', key)
+    if expires == -2 then
+      charge.used, charge.oldest = 0, nil
+      return
+    end
+    local oldest = (expires - 2 * charge.window_ms - SLACK) * 1000
+    if expires % 2 == 1 and oldest - 2000 + charge.window >= now then
+      local size = pcall('ZCARD', key)
+      if tonumber(size) and size + charge.cost_of_all <= charge.units then
+        charge.used, charge.oldest, charge.is_covered = size, oldest, true
+        return
+      end
+    end
   end
+  local used, oldest, is_summed, is_stale = trim(key, now - charge.window)
+  if not used then return oldest end
+  charge.used, charge.oldest, charge.is_summed, charge.is_stale = used, oldest, is_summed, is_stale
+end
+
+-- Counts units under an id.
+local function admit(charge, key, id, units)
+  charge.used = charge.used + units
+  if units > 1 or charge.is_summed then
+    charge.is_summed = true
+    call('ZADD', key, charge.used, 'used', score, entry(id, units))
+    outlive(key, charge.window_ms)
+  else
+    call('ZADD', key, score, id)
+    if not (is_expiry_telling and charge.oldest and charge.oldest <= now) then
+      outlive(key, charge.window_ms)
+    elseif not charge.is_covered then
+      call('PEXPIREAT', key, odd_ms(charge.oldest) + 2 * charge.window_ms + SLACK)
+    end
+  end
+  charge.oldest = charge.oldest or now
+end
+
+-- The time of the entry with whose leaving at least `units` units have left.
+local function departure(key, is_summed, units)
+  if not is_summed then return time_of(key, units - 1) end
   local rank = 1
   while true do
-    local entries = call('ZRANGE', key, rank, rank + CHUNK - 1, 'WITHSCORES')
+    local entries = call('ZREVRANGE', key, rank, rank + CHUNK - 1, 'WITHSCORES')
     -- A sum above the entries is not of our making; no script may loop for ever over it.
     if #entries == 0 then return now end
     for i = 1, #entries, 2 do
       units = units - weight(entries[i])
-      if units <= 0 then return tonumber(entries[i + 1]) end
+      if units <= 0 then return -tonumber(entries[i + 1]) end
     end
     rank = rank + CHUNK
   end
@@ -115,12 +188,12 @@ end
 
 -- Where the clock has stepped back, entries from the future count as having happened now, so that the key is right again
 -- after one window.
-local function pull_back(key, now, expiry)
-  if tonumber(call('ZREVRANGE', key, 0, 0, 'WITHSCORES')[2]) <= now then return end
-  for _, member in ipairs(call('ZRANGEBYSCORE', key, '(' .. text(now), '+inf')) do
-    call('ZADD', key, now, member)
+local function pull_back(charge, key)
+  if -tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]) <= now then return end
+  for _, member in ipairs(call('ZRANGEBYSCORE', key, '-inf', '(' .. score)) do
+    call('ZADD', key, score, member)
   end
-  call('PEXPIRE', key, expiry)
+  outlive(key, charge.window_ms)
 end
 
 -- How many copies of a check an earlier try has counted under this id: all that it admitted share one entry.
@@ -131,26 +204,16 @@ local function counted_before(key, id, cost, copies)
   return 0
 end
 
-local now = tonumber(ARGV[1])
-if not now then
-  local time = call('TIME')
-  now = time[1] * 1000000 + time[2]
-end
-
-local now_text = text(now)  -- quicker to pass on than the number
-
-local shapes = {}
-local a = 2  -- how many arguments have been taken
-for number = 1, tonumber(ARGV[2]) do
-  local shape = { copies = tonumber(ARGV[a + 1]), given = ARGV[a + 2] == '1', charges = tonumber(ARGV[a + 3]) }
+local shapes, a = {}, 2  -- a: how many arguments have been taken
+for number = 1, ARGV[2] do
+  local shape = { copies = ARGV[a + 1] + 0, is_given = ARGV[a + 2] == '1', charges = ARGV[a + 3] + 0 }
   a = a + 3
   for i = 1, shape.charges do
-    local window = tonumber(ARGV[a + 3])
+    local units, cost, window = ARGV[a + 1] + 0, ARGV[a + 2] + 0, ARGV[a + 3] + 0
     shape[i] = {
-      units = tonumber(ARGV[a + 1]),
-      cost = tonumber(ARGV[a + 2]),
-      window = window,
-      expiry = math.ceil(window / 1000) + SLACK,
+      units = units, cost = cost, cost_of_all = cost * shape.copies, window = window, window_ms = ceil(window / 1000),
+      -- How it stands in the check at hand. `is_covered` says that the expiry is late enough for one more entry.
+      used = 0, oldest = nil, counted = 0, is_summed = false, is_stale = false, is_covered = false,
     }
     a = a + 3
   end
@@ -159,74 +222,70 @@ end
 
 local reply, r = { now }, 1  -- and its length
 local k = 0                  -- how many keys have been taken
-local used, oldest, is_summed, is_stale, counted = {}, {}, {}, {}, {}  -- of each charge of a check
 
-while a < #ARGV do
-  local shape, id = shapes[tonumber(ARGV[a + 1])], ARGV[a + 2]
-  local copies, charges = shape.copies, shape.charges
-  a = a + 2
-
+local function decide(shape, id)
   -- First look at every charge, then write: no key is written unless all of them fit.
-  local admitted, before, failure = copies, 0, nil
-  for i = 1, charges do
-    local charge = shape[i]
-    local cost = charge.cost
-    counted[i] = 0
-    if not failure then
-      used[i], oldest[i], is_summed[i], is_stale[i] = trim(KEYS[k + i], now - charge.window)
-      failure = not used[i] and oldest[i] or nil
-    end
+  local copies, admitted, before, failure = shape.copies, shape.copies, 0, nil
+  for i = 1, shape.charges do
+    local charge, key = shape[i], KEYS[k + i]
+    failure = failure or look(charge, key)
     if failure then
-      used[i], oldest[i], is_stale[i] = 0, nil, false
-    elseif cost > 0 then
-      if shape.given then
-        counted[i] = counted_before(KEYS[k + i], id, cost, copies)
-        before = max(before, counted[i])
+      charge.used, charge.oldest, charge.is_stale = 0, nil, false
+    elseif charge.cost > 0 then
+      if shape.is_given then
+        charge.counted = counted_before(key, id, charge.cost, copies)
+        before = max(before, charge.counted)
       end
-      admitted = min(admitted, counted[i] + max(0, floor((charge.units - used[i]) / cost)))
+      if charge.used + charge.cost_of_all > charge.units then
+        admitted = min(admitted, charge.counted + max(0, floor((charge.units - charge.used) / charge.cost)))
+      end
     end
   end
   -- What an earlier try has refused stays refused.
   if before > 0 then admitted = min(admitted, before) end
 
-  r = r + 1
-  reply[r] = failure or admitted
-
-  local is_explained = admitted == copies
-  for i = 1, charges do
-    local key, charge = KEYS[k + i], shape[i]
-    local cost, window, retry = charge.cost, charge.window, 0
-
-    local taken = cost * (admitted - counted[i])
-    if taken > 0 and not failure then
-      used[i] = used[i] + taken
-      oldest[i] = oldest[i] or now
-      if taken > 1 or is_summed[i] then
-        call('ZADD', key, -used[i], 'used', now_text, entry(id, taken))
-      else
-        call('ZADD', key, now_text, id)
-      end
-      call('PEXPIRE', key, charge.expiry)
-    elseif is_stale[i] then
-      call('ZADD', key, -used[i], 'used')
-    end
-
-    -- Whether this charge refuses the first copy that is not admitted; one that it has counted before it does not.
-    local excess = used[i] + cost - charge.units
-    if admitted < copies and admitted >= counted[i] and cost > 0 and excess > 0 and not failure then
-      pull_back(key, now, charge.expiry)
-      retry = departure(key, is_summed[i] or taken > 1, excess, now) + window - now
-      is_explained = true
-    end
-
-    reply[r + 1] = used[i]
-    reply[r + 2] = oldest[i] and min(oldest[i], now) + window - now or 0
-    reply[r + 3] = retry
-    r = r + 3
+  local is_whole = admitted == copies and not failure
+  if not is_whole then
+    r = r + 1
+    reply[r] = failure or -1 - admitted
   end
-  if not is_explained then reply[r] = 1 end
 
-  k = k + charges
+  local is_explained = false
+  for i = 1, shape.charges do
+    local charge, key = shape[i], KEYS[k + i]
+    local units = charge.cost * (admitted - charge.counted)
+    if units > 0 and not failure then
+      admit(charge, key, id, units)
+    elseif charge.is_stale then
+      call('ZADD', key, charge.used, 'used')
+    end
+
+    reply[r + 1] = charge.used
+    reply[r + 2] = charge.oldest and min(charge.oldest, now) + charge.window - now or 0
+    r = r + 2
+    if not is_whole then
+      -- Whether this charge refuses the first copy that is not admitted; one that it has counted before it does not.
+      local excess, retry = charge.used + charge.cost - charge.units, 0
+      if charge.cost > 0 and excess > 0 and admitted >= charge.counted and not failure then
+        pull_back(charge, key)
+        retry = departure(key, charge.is_summed, excess) + charge.window - now
+        is_explained = true
+      end
+      r = r + 1
+      reply[r] = retry
+    end
+  end
+  -- What is refused only because an earlier try has refused it may be tried again at once.
+  if not is_whole and not is_explained then reply[r] = 1 end
+  k = k + shape.charges
+end
+
+while a < #ARGV do
+  local shape, last = shapes[ARGV[a + 1] + 0], a + 2 + ARGV[a + 2]
+  for i = a + 3, last do
+    decide(shape, ARGV[i])
+  end
+  a = last
 end
 
 return reply
