@@ -76,7 +76,10 @@ impl Asked {
             self.charges().into_iter().map(|charge| Charge::new(charge.limit, "ada", charge.cost).unwrap());
         let first = Check::new(charges.next().unwrap());
         let check = charges.try_fold(first, Check::and).unwrap();
-        self.id.map_or(check.clone(), |id| check.with_id(AdmissionId::from(id)))
+        match self.id {
+            Some(id) => check.with_id(AdmissionId::from(id)),
+            None => check,
+        }
     }
 }
 
