@@ -32,12 +32,15 @@ impl AdmissionId {
         Self::fresh_run(1)
     }
 
-    /// The first of so many ids in a row that no other admission has.
+    /// The first of so many ids in a row, at most 256, that no other admission has. They differ in their last byte only.
     pub(crate) fn fresh_run(length: u64) -> Self {
         thread_local! {
             static NEXT: Cell<u64> = Cell::new(random());
         }
-        Self(NEXT.replace(NEXT.get().wrapping_add(length)))
+        let next = NEXT.get();
+        let first = if next % 256 + length > 256 { next.wrapping_add(256 - next % 256) } else { next };
+        NEXT.set(first.wrapping_add(length));
+        Self(first)
     }
 
     /// The id so many places further in a row.

@@ -20,21 +20,21 @@
 --          then for each charge
 --            used   units in the window after the decision
 --            reset  microseconds until the oldest of them leaves the window, 0 if there are none; read from an expiry,
---                   it is up to 2 milliseconds more
+--                   it is up to 6 milliseconds more
 --            retry  only if not all copies are admitted: microseconds until this charge would no longer refuse one
 --                   more copy, 0 if it refuses none
 --
--- The log   one entry an admission, or one for all admitted copies of a check: score = its time in microseconds,
---           negated, so that the newest stands first, where writing is quick; member = its id, and behind the id its
---           units if there are more than 1. Once there has been such an entry, one more member, 'used', has the sum of
---           all entries as its score, which puts it behind them all: one read of the last ranks gives the sum and the
---           oldest entry. Until then the sum is the number of entries.
--- Expiry    In milliseconds since the Unix epoch. An odd one, two windows + SLACK after the oldest entry, is that of a
---           log without a sum, and tells the time of the oldest entry. Most admissions read no more: as long as such an
---           expiry is more than a window + SLACK away, no entry has left the window. An even one, a window + SLACK
---           after the last admission, tells nothing: it is that of a log with a sum, or with a single entry, or by
---           another clock than the server's. An expiry is only believed where a check fits, so after a change of the
---           window it may spoil figures, but no decision. A refusal moves no expiry and adds no entry.
+-- The log   one entry an admission, or one for many copies of a check that are admitted together: score = its time in
+--           microseconds, negated, so that the newest stands first, where writing is quick; member = its id, and behind
+--           the id its units if there are more than 1. Once there has been such an entry, one more member, 'used', has
+--           the sum of all entries as its score, which puts it behind them all: one read of the last ranks gives the
+--           sum and the oldest entry. Until then the sum is the number of entries.
+-- Expiry    In milliseconds since the Unix epoch. An odd one, two windows + SLACK after the oldest entry, tells its
+--           time, and whether there is a sum: 1 modulo 4 if not, 3 if so. Most admissions read little more: as long as
+--           such an expiry is more than a window + SLACK away, no entry has left the window. An even one, a window +
+--           SLACK after the last admission, tells nothing: it is that of a log with a single entry, or by another clock
+--           than the server's. An expiry is only believed where a check fits, so after a change of the window it may
+--           spoil figures, but no decision. A refusal moves no expiry and adds no entry.
 -- Cost      O(log n) a charge, and O(1) more for each entry that has expired. A refusal whose log has the sum written
 --           down reads as many entries as have to leave: no more than the cost of the refused charge.
 -- Numbers   integers below 2^53 in doubles. As arguments they are exact; in texts they are written with %.0f, since
@@ -44,6 +44,7 @@
 
 local SLACK = 1000  -- milliseconds a key outlives its last unit: a promoted replica's clock may be ahead
 local CHUNK = 500   -- entries read at a time
+local FEW = 4       -- so many copies of cost 1 get entries of their own: two that met by chance are not worth a sum
 
 local call, pcall, ceil, floor, max, min = redis.call, redis.pcall, math.ceil, math.floor, math.max, math.min
 
@@ -57,9 +58,10 @@ local score = string.format('%.0f', -now)  -- of what is admitted now; quicker t
 -- PEXPIRETIME came with Redis 7.0, and so did this number. By another clock than the server's an expiry tells nothing.
 local is_expiry_telling = is_server_time and redis.REDIS_VERSION_NUM
 
--- Rounds microseconds up to an odd number of milliseconds.
-local function odd_ms(micros)
-  return ceil((micros - 1000) / 2000) * 2 + 1
+-- The expiry that tells the time of the oldest entry, and whether there is a sum.
+local function telling(charge)
+  local expires, remainder = ceil(charge.oldest / 1000) + 2 * charge.window_ms + SLACK, charge.is_summed and 3 or 1
+  return expires + (remainder - expires) % 4
 end
 
 -- Lets a key live until an admission of now has left the window.
@@ -73,6 +75,11 @@ end
 
 local function entry(id, units)
   return units == 1 and id or id .. string.format('%.0f', units)
+end
+
+-- The id so many places further. Its last byte does not run over within the copies of a check.
+local function following(id, places)
+  return string.sub(id, 1, 7) .. string.char(string.byte(id, 8) + places)
 end
 
 local function weight(member)
@@ -139,10 +146,12 @@ local function look(charge, key)
       return
     end
     local oldest = (expires - 2 * charge.window_ms - SLACK) * 1000
-    if expires % 2 == 1 and oldest - 2000 + charge.window >= now then
-      local size = pcall('ZCARD', key)
-      if tonumber(size) and size + charge.cost_of_all <= charge.units then
-        charge.used, charge.oldest, charge.is_covered = size, oldest, true
+    if expires % 2 == 1 and oldest - 6000 + charge.window >= now then
+      local is_summed = expires % 4 == 3
+      local used = is_summed and pcall('ZSCORE', key, 'used') or pcall('ZCARD', key)
+      used = tonumber(used)
+      if used and used + charge.cost_of_all <= charge.units then
+        charge.used, charge.oldest, charge.is_summed, charge.is_covered = used, oldest, is_summed, true
         return
       end
     end
@@ -154,18 +163,21 @@ end
 
 -- Counts units under an id.
 local function admit(charge, key, id, units)
+  local was_summed = charge.is_summed
   charge.used = charge.used + units
-  if units > 1 or charge.is_summed then
+  if was_summed or units > 1 and (charge.cost > 1 or units > FEW) then
     charge.is_summed = true
     call('ZADD', key, charge.used, 'used', score, entry(id, units))
-    outlive(key, charge.window_ms)
   else
     call('ZADD', key, score, id)
-    if not (is_expiry_telling and charge.oldest and charge.oldest <= now) then
-      outlive(key, charge.window_ms)
-    elseif not charge.is_covered then
-      call('PEXPIREAT', key, odd_ms(charge.oldest) + 2 * charge.window_ms + SLACK)
+    for places = 2, units do
+      call('ZADD', key, score, following(id, places - 1))
     end
+  end
+  if not (is_expiry_telling and charge.oldest and charge.oldest <= now) then
+    outlive(key, charge.window_ms)
+  elseif not charge.is_covered or charge.is_summed ~= was_summed then
+    call('PEXPIREAT', key, telling(charge))
   end
   charge.oldest = charge.oldest or now
 end
@@ -196,10 +208,16 @@ local function pull_back(charge, key)
   outlive(key, charge.window_ms)
 end
 
--- How many copies of a check an earlier try has counted under this id: all that it admitted share one entry.
+-- How many copies of a check an earlier try has counted under this id: all that it admitted share one entry, or have
+-- one each.
 local function counted_before(key, id, cost, copies)
   for count = copies, 1, -1 do
-    if call('ZSCORE', key, entry(id, count * cost)) then return count end
+    if call('ZSCORE', key, entry(id, count * cost)) then
+      while cost == 1 and count < copies and call('ZSCORE', key, following(id, count)) do
+        count = count + 1
+      end
+      return count
+    end
   end
   return 0
 end
