@@ -1,0 +1,74 @@
+//! What is measured: each decides whether a key may go on. The services differ only in their layers.
+
+mod floor;
+mod naive;
+mod ours;
+mod tower_rate_limit_redis;
+
+use std::{
+    convert::Infallible,
+    future::{Future, Ready, ready},
+    task::{Context, Poll},
+};
+
+use http::{HeaderValue, Request, Response, StatusCode};
+use tower::Service;
+
+pub(crate) use self::{
+    floor::Floor,
+    naive::Naive,
+    ours::{OURS, ours, wide},
+    tower_rate_limit_redis::{TOWER_RATE_LIMIT_REDIS, tower_rate_limit_redis},
+};
+
+/// Something that decides. Each task has its own clone.
+pub(crate) trait Contender: Clone + Send + 'static {
+    /// Whether `key` may go on.
+    fn decide(&mut self, key: usize) -> impl Future<Output = bool> + Send;
+}
+
+/// The service behind every layer.
+#[derive(Clone)]
+pub(crate) struct Inner;
+
+impl Service<Request<()>> for Inner {
+    type Response = Response<String>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<String>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<()>) -> Self::Future {
+        ready(Ok(Response::new(String::new())))
+    }
+}
+
+/// A request in the name of a key.
+fn request(key: usize) -> Request<()> {
+    let mut request = Request::new(());
+    request.headers_mut().insert("x-key", HeaderValue::from(key));
+    request
+}
+
+/// A tower service.
+#[derive(Clone)]
+pub(crate) struct Layered<S>(pub(crate) S);
+
+impl<S> Contender for Layered<S>
+where
+    S: Service<Request<()>, Response = Response<String>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send,
+{
+    async fn decide(&mut self, key: usize) -> bool {
+        // Every layer here is ready whenever its inner service is, and ours always is.
+        let Ok(response) = self.0.call(request(key)).await;
+        match response.status() {
+            StatusCode::OK => true,
+            StatusCode::TOO_MANY_REQUESTS => false,
+            // A limiter that fails is quick, and no figure.
+            status => panic!("a limiter failed with {status}"),
+        }
+    }
+}
