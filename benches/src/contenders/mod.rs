@@ -3,6 +3,7 @@
 mod floor;
 mod naive;
 mod ours;
+mod tower_governor;
 mod tower_rate_limit_redis;
 
 use std::{
@@ -11,13 +12,15 @@ use std::{
     task::{Context, Poll},
 };
 
+use axum::body::Body;
 use http::{HeaderValue, Request, Response, StatusCode};
 use tower::Service;
 
 pub(crate) use self::{
     floor::Floor,
     naive::Naive,
-    ours::{OURS, ours, wide},
+    ours::{OURS, ours, ours_in_process, wide},
+    tower_governor::{TOWER_GOVERNOR, tower_governor, tower_governor_without_headers},
     tower_rate_limit_redis::{TOWER_RATE_LIMIT_REDIS, tower_rate_limit_redis},
 };
 
@@ -27,21 +30,21 @@ pub(crate) trait Contender: Clone + Send + 'static {
     fn decide(&mut self, key: usize) -> impl Future<Output = bool> + Send;
 }
 
-/// The service behind every layer.
+/// The service behind every layer. Its bodies are axum's, since tower_governor knows no simpler ones to answer with.
 #[derive(Clone)]
 pub(crate) struct Inner;
 
 impl Service<Request<()>> for Inner {
-    type Response = Response<String>;
+    type Response = Response<Body>;
     type Error = Infallible;
-    type Future = Ready<Result<Response<String>, Infallible>>;
+    type Future = Ready<Result<Response<Body>, Infallible>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, _: Request<()>) -> Self::Future {
-        ready(Ok(Response::new(String::new())))
+        ready(Ok(Response::new(Body::empty())))
     }
 }
 
@@ -58,7 +61,7 @@ pub(crate) struct Layered<S>(pub(crate) S);
 
 impl<S> Contender for Layered<S>
 where
-    S: Service<Request<()>, Response = Response<String>, Error = Infallible> + Clone + Send + 'static,
+    S: Service<Request<()>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send,
 {
     async fn decide(&mut self, key: usize) -> bool {

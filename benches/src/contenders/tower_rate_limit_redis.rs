@@ -1,7 +1,8 @@
 //! The crate tower-rate-limit-redis: GCRA, one script a decision, over one multiplexed connection.
 
-use std::{marker::PhantomData, time::Duration};
+use std::time::Duration;
 
+use axum::body::Body;
 use http::{Request, Response};
 use tower::Layer;
 use tower_rate_limit_redis::{KeyResolver, RateLimitLayer};
@@ -13,40 +14,28 @@ use crate::server::Server;
 pub(crate) const TOWER_RATE_LIMIT_REDIS: &str = "tower-rate-limit-redis";
 
 /// Its largest bucket: 65,535 at once, and a thousand more every second.
-async fn wide_layer<B: 'static>(server: &Server) -> RateLimitLayer<XKey<B>> {
+async fn wide_layer(server: &Server) -> RateLimitLayer<XKey> {
     layer(server, u16::MAX, Duration::from_millis(1)).await
 }
 
-async fn layer<B: 'static>(server: &Server, capacity: u16, interval: Duration) -> RateLimitLayer<XKey<B>> {
+async fn layer(server: &Server, capacity: u16, interval: Duration) -> RateLimitLayer<XKey> {
     let client = redis_0_32::Client::open(server.url()).expect("a URL");
     let connection = client.get_multiplexed_async_connection().await.expect("the server is up");
-    RateLimitLayer::builder()
-        .conn(connection)
-        .key_resolver(XKey(PhantomData))
-        .capacity(capacity)
-        .emission_interval(interval)
-        .build()
+    RateLimitLayer::builder().conn(connection).key_resolver(XKey).capacity(capacity).emission_interval(interval).build()
 }
 
 pub(crate) async fn tower_rate_limit_redis(server: &Server) -> impl Contender {
     Layered(wide_layer(server).await.layer(Inner))
 }
 
-/// The key of a request, for a service whose bodies are of type `B`.
-pub(crate) struct XKey<B>(PhantomData<fn() -> B>);
+#[derive(Clone)]
+pub(crate) struct XKey;
 
-impl<B> KeyResolver for XKey<B> {
+impl KeyResolver for XKey {
     type Key = Vec<u8>;
-    type ErrorBody = B;
+    type ErrorBody = Body;
 
-    fn key<T>(&self, request: &Request<T>) -> Result<Self::Key, Response<B>> {
+    fn key<T>(&self, request: &Request<T>) -> Result<Self::Key, Response<Body>> {
         Ok(request.headers()["x-key"].as_bytes().to_vec())
-    }
-}
-
-// Not derived: a body is not cloned.
-impl<B> Clone for XKey<B> {
-    fn clone(&self) -> Self {
-        Self(PhantomData)
     }
 }

@@ -1,6 +1,7 @@
 //! The scenarios, each a list of comparisons.
 
 mod cost;
+mod in_process;
 mod lone;
 mod throughput;
 
@@ -19,4 +20,5 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario { name: "hot-key", run: throughput::hot_key },
     Scenario { name: "lone", run: lone::run },
     Scenario { name: "cost", run: cost::run },
+    Scenario { name: "in-process", run: in_process::run },
 ];
