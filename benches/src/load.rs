@@ -26,8 +26,8 @@ pub(crate) fn two_threads() -> Runtime {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
 
-/// Decisions a second of 256 tasks that each ask again as soon as they are admitted.
-pub(crate) async fn closed_loop<C: Contender>(contender: &C, round: Duration, keys: usize) -> f64 {
+/// Decisions a second of 256 tasks that each ask again as soon as they have the answer, which is always the same.
+pub(crate) async fn closed_loop<C: Contender>(contender: &C, round: Duration, keys: usize, answer: bool) -> f64 {
     let ended = Arc::new(AtomicBool::new(false));
     let mut tasks = JoinSet::new();
     let started = Instant::now();
@@ -38,7 +38,7 @@ pub(crate) async fn closed_loop<C: Contender>(contender: &C, round: Duration, ke
             let mut key = task * 7_919;
             while !ended.load(Ordering::Relaxed) {
                 key = (key + 104_729) % keys;
-                assert!(contender.decide(key).await, "the limit is never reached");
+                assert_eq!(contender.decide(key).await, answer, "a limit is never reached, or spent from the start");
                 decisions += 1;
             }
             decisions

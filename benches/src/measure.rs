@@ -14,6 +14,8 @@ pub(crate) struct Effort {
 pub(crate) enum Unit {
     PerSecond,
     Micros,
+    /// That Redis runs.
+    Scripts,
 }
 
 impl Unit {
@@ -21,6 +23,7 @@ impl Unit {
         match self {
             Self::PerSecond => "a second",
             Self::Micros => "us",
+            Self::Scripts => "scripts",
         }
     }
 
@@ -33,6 +36,7 @@ impl Unit {
             Self::PerSecond if figure >= 1e6 => format!("{:.2} M/s", figure / 1e6),
             Self::PerSecond => format!("{:.1} k/s", figure / 1e3),
             Self::Micros => format!("{figure:.2} us"),
+            Self::Scripts => format!("{figure:.1}"),
         }
     }
 }

@@ -59,10 +59,22 @@ impl Server {
 
     /// Server time a script call since the last `CONFIG RESETSTAT`, in microseconds.
     pub(crate) fn script_micros(&self) -> f64 {
+        self.script_stat("usec") / self.script_calls()
+    }
+
+    /// Script calls since the last `CONFIG RESETSTAT`.
+    pub(crate) fn script_calls(&self) -> f64 {
+        self.script_stat("calls")
+    }
+
+    /// A figure of all script calls together; a script that the server does not know yet comes as EVAL.
+    fn script_stat(&self, name: &str) -> f64 {
         let stats: String = self.run("INFO commandstats");
-        let line = stats.lines().find(|line| line.starts_with("cmdstat_evalsha:")).expect("scripts were run");
-        let field = line.split(',').find_map(|field| field.strip_prefix("usec_per_call=")).expect("a mean");
-        field.parse().expect("a number")
+        let lines = stats
+            .lines()
+            .filter_map(|line| line.strip_prefix("cmdstat_evalsha:").or_else(|| line.strip_prefix("cmdstat_eval:")));
+        let fields = lines.flat_map(|line| line.split(',')).filter_map(|field| field.split_once('='));
+        fields.filter(|(field, _)| *field == name).map(|(_, figure)| figure.parse::<f64>().expect("a number")).sum()
     }
 }
 

@@ -1,5 +1,6 @@
 //! What is measured: each decides whether a key may go on. The services differ only in their layers.
 
+mod asked;
 mod floor;
 mod naive;
 mod ours;
@@ -17,11 +18,12 @@ use http::{HeaderValue, Request, Response, StatusCode};
 use tower::Service;
 
 pub(crate) use self::{
+    asked::Asked,
     floor::Floor,
     naive::Naive,
-    ours::{OURS, ours, ours_in_process, wide},
+    ours::{OURS, ours, ours_in_process, spent, wide},
     tower_governor::{TOWER_GOVERNOR, tower_governor, tower_governor_without_headers},
-    tower_rate_limit_redis::{TOWER_RATE_LIMIT_REDIS, tower_rate_limit_redis},
+    tower_rate_limit_redis::{TOWER_RATE_LIMIT_REDIS, tower_rate_limit_redis, tower_rate_limit_redis_spent},
 };
 
 /// Something that decides. Each task has its own clone.

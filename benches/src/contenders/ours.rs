@@ -17,6 +17,11 @@ pub(crate) fn wide() -> Limit {
     Limit::per_hour("wide", 1_000_000_000)
 }
 
+/// Reached at once, and for as long as anybody measures.
+pub(crate) fn spent() -> Limit {
+    Limit::per_hour("spent", 1)
+}
+
 /// With a deadline that a loaded machine does not reach, and closed: what is not decided is not to be counted.
 async fn layer(server: &Server, limit: Limit) -> RateLimitLayer<RedisStore> {
     let store = RedisStore::connect(&server.url()).await.expect("the server is up");

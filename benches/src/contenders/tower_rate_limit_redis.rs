@@ -13,19 +13,20 @@ use crate::server::Server;
 /// Its name in tables and plots.
 pub(crate) const TOWER_RATE_LIMIT_REDIS: &str = "tower-rate-limit-redis";
 
-/// Its largest bucket: 65,535 at once, and a thousand more every second.
-async fn wide_layer(server: &Server) -> RateLimitLayer<XKey> {
-    layer(server, u16::MAX, Duration::from_millis(1)).await
+/// With its largest bucket: 65,535 at once, and a thousand more every second.
+pub(crate) async fn tower_rate_limit_redis(server: &Server) -> impl Contender {
+    Layered(layer(server, u16::MAX, Duration::from_millis(1)).await.layer(Inner))
+}
+
+/// With a bucket of one, filled again after an hour.
+pub(crate) async fn tower_rate_limit_redis_spent(server: &Server) -> impl Contender {
+    Layered(layer(server, 1, Duration::from_secs(3600)).await.layer(Inner))
 }
 
 async fn layer(server: &Server, capacity: u16, interval: Duration) -> RateLimitLayer<XKey> {
     let client = redis_0_32::Client::open(server.url()).expect("a URL");
     let connection = client.get_multiplexed_async_connection().await.expect("the server is up");
     RateLimitLayer::builder().conn(connection).key_resolver(XKey).capacity(capacity).emission_interval(interval).build()
-}
-
-pub(crate) async fn tower_rate_limit_redis(server: &Server) -> impl Contender {
-    Layered(wide_layer(server).await.layer(Inner))
 }
 
 #[derive(Clone)]

@@ -1,6 +1,7 @@
 //! The scenarios, each a list of comparisons.
 
 mod cost;
+mod flood;
 mod in_process;
 mod lone;
 mod throughput;
@@ -20,5 +21,6 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario { name: "hot-key", run: throughput::hot_key },
     Scenario { name: "lone", run: lone::run },
     Scenario { name: "cost", run: cost::run },
+    Scenario { name: "flood", run: flood::run },
     Scenario { name: "in-process", run: in_process::run },
 ];

@@ -29,20 +29,20 @@ fn throughput(effort: Effort, keys: usize, what: &str) -> Outcome {
     let contest = Contest::new(what, Unit::PerSecond)
         .side(OURS, || {
             fresh();
-            runtime.block_on(closed_loop(&us, effort.round, keys))
+            runtime.block_on(closed_loop(&us, effort.round, keys, true))
         })
         .side(TOWER_RATE_LIMIT_REDIS, || {
             fresh();
-            let measured = closed_loop(&rival, effort.round, keys);
+            let measured = closed_loop(&rival, effort.round, keys, true);
             runtime.block_on(async { if keys == 1 { forgetting(&server, measured).await } else { measured.await } })
         })
         .side(Naive::LABEL, || {
             fresh();
-            runtime.block_on(closed_loop(&naive, effort.round, keys))
+            runtime.block_on(closed_loop(&naive, effort.round, keys, true))
         })
         .side(Floor::LABEL, || {
             fresh();
-            runtime.block_on(closed_loop(&floor, effort.round, keys))
+            runtime.block_on(closed_loop(&floor, effort.round, keys, true))
         });
     Ok(vec![contest.measure(effort.rounds)])
 }
