@@ -53,8 +53,13 @@ fn main() -> ExitCode {
             }
         }
     }
+    if cfg!(not(tower_rate_limiter)) {
+        println!(
+            "\nnot measured: tower-rate-limiter, which declares rustc 1.96; benches/Cargo.toml says how to include it"
+        );
+    }
     match report.write(&arguments.out) {
-        Ok(files) => println!("\nwritten: {}", files.join(" ")),
+        Ok(files) => println!("written: {}", files.join(" ")),
         Err(error) => {
             eprintln!("cannot write to {}: {error}", arguments.out.display());
             is_complete = false;

@@ -6,6 +6,8 @@ mod naive;
 mod ours;
 mod tower_governor;
 mod tower_rate_limit_redis;
+#[cfg(tower_rate_limiter)]
+mod tower_rate_limiter;
 
 use std::{
     convert::Infallible,
@@ -17,6 +19,8 @@ use axum::body::Body;
 use http::{HeaderValue, Request, Response, StatusCode};
 use tower::Service;
 
+#[cfg(tower_rate_limiter)]
+pub(crate) use self::tower_rate_limiter::{TOWER_RATE_LIMITER, tower_rate_limiter};
 pub(crate) use self::{
     asked::Asked,
     floor::Floor,

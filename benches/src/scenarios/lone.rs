@@ -1,6 +1,8 @@
 //! The median time of one request when there is no other.
 
 use super::Outcome;
+#[cfg(tower_rate_limiter)]
+use crate::contenders::{TOWER_RATE_LIMITER, tower_rate_limiter};
 use crate::{
     contenders::{Floor, OURS, TOWER_RATE_LIMIT_REDIS, ours, tower_rate_limit_redis, wide},
     load::{median_micros, two_threads},
@@ -22,10 +24,17 @@ pub(crate) fn run(effort: Effort) -> Outcome {
         .side(TOWER_RATE_LIMIT_REDIS, || {
             fresh();
             runtime.block_on(median_micros(&rival, effort.round))
-        })
-        .side(Floor::LABEL, || {
-            fresh();
-            runtime.block_on(median_micros(&floor, effort.round))
         });
+    #[cfg(tower_rate_limiter)]
+    let other_rival = runtime.block_on(tower_rate_limiter(&server));
+    #[cfg(tower_rate_limiter)]
+    let contest = contest.side(TOWER_RATE_LIMITER, || {
+        fresh();
+        runtime.block_on(median_micros(&other_rival, effort.round))
+    });
+    let contest = contest.side(Floor::LABEL, || {
+        fresh();
+        runtime.block_on(median_micros(&floor, effort.round))
+    });
     Ok(vec![contest.measure(effort.rounds)])
 }

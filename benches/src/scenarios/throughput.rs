@@ -3,6 +3,8 @@
 use std::{future::Future, pin::pin, time::Duration};
 
 use super::Outcome;
+#[cfg(tower_rate_limiter)]
+use crate::contenders::{TOWER_RATE_LIMITER, tower_rate_limiter};
 use crate::{
     contenders::{Floor, Naive, OURS, TOWER_RATE_LIMIT_REDIS, ours, tower_rate_limit_redis, wide},
     load::{KEYS, closed_loop, two_threads},
@@ -35,7 +37,15 @@ fn throughput(effort: Effort, keys: usize, what: &str) -> Outcome {
             fresh();
             let measured = closed_loop(&rival, effort.round, keys, true);
             runtime.block_on(async { if keys == 1 { forgetting(&server, measured).await } else { measured.await } })
-        })
+        });
+    #[cfg(tower_rate_limiter)]
+    let other_rival = runtime.block_on(tower_rate_limiter(&server));
+    #[cfg(tower_rate_limiter)]
+    let contest = contest.side(TOWER_RATE_LIMITER, || {
+        fresh();
+        runtime.block_on(closed_loop(&other_rival, effort.round, keys, true))
+    });
+    let contest = contest
         .side(Naive::LABEL, || {
             fresh();
             runtime.block_on(closed_loop(&naive, effort.round, keys, true))
