@@ -25,9 +25,11 @@ pub(crate) use self::{
     asked::Asked,
     floor::Floor,
     naive::Naive,
-    ours::{OURS, ours, ours_in_process, spent, wide},
+    ours::{OURS, our_layer, ours, ours_in_process, spent, wide},
     tower_governor::{TOWER_GOVERNOR, tower_governor, tower_governor_without_headers},
-    tower_rate_limit_redis::{TOWER_RATE_LIMIT_REDIS, tower_rate_limit_redis, tower_rate_limit_redis_spent},
+    tower_rate_limit_redis::{
+        TOWER_RATE_LIMIT_REDIS, tower_rate_limit_redis, tower_rate_limit_redis_layer, tower_rate_limit_redis_spent,
+    },
 };
 
 /// Something that decides. Each task has its own clone.

@@ -23,14 +23,14 @@ pub(crate) fn spent() -> Limit {
 }
 
 /// With a deadline that a loaded machine does not reach, and closed: what is not decided is not to be counted.
-async fn layer(server: &Server, limit: Limit) -> RateLimitLayer<RedisStore> {
+pub(crate) async fn our_layer(server: &Server, limit: Limit) -> RateLimitLayer<RedisStore> {
     let store = RedisStore::connect(&server.url()).await.expect("the server is up");
     let layer = RateLimitLayer::new(store).limit(limit.by(Header::new("x-key")));
     layer.fail_closed().deadline(Duration::from_secs(10))
 }
 
 pub(crate) async fn ours(server: &Server, limit: Limit) -> Layered<RateLimit<Inner, RedisStore>> {
-    Layered(layer(server, limit).await.layer(Inner))
+    Layered(our_layer(server, limit).await.layer(Inner))
 }
 
 /// In this process alone: a million a second for each key, all of them remembered, with what leaves at the same pace as

@@ -14,8 +14,12 @@ use crate::server::Server;
 pub(crate) const TOWER_RATE_LIMIT_REDIS: &str = "tower-rate-limit-redis";
 
 /// With its largest bucket: 65,535 at once, and a thousand more every second.
+pub(crate) async fn tower_rate_limit_redis_layer(server: &Server) -> RateLimitLayer<XKey> {
+    layer(server, u16::MAX, Duration::from_millis(1)).await
+}
+
 pub(crate) async fn tower_rate_limit_redis(server: &Server) -> impl Contender {
-    Layered(layer(server, u16::MAX, Duration::from_millis(1)).await.layer(Inner))
+    Layered(tower_rate_limit_redis_layer(server).await.layer(Inner))
 }
 
 /// With a bucket of one, filled again after an hour.

@@ -2,6 +2,7 @@
 
 mod cost;
 mod flood;
+mod http;
 mod in_process;
 mod lone;
 mod throughput;
@@ -23,4 +24,5 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario { name: "cost", run: cost::run },
     Scenario { name: "flood", run: flood::run },
     Scenario { name: "in-process", run: in_process::run },
+    Scenario { name: "http", run: http::run },
 ];
