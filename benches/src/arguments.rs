@@ -12,10 +12,10 @@ use crate::{
 };
 
 /// Long enough for the median to settle.
-const FULL: Effort = Effort { rounds: 7, round: Duration::from_secs(2) };
+const FULL: Effort = Effort { rounds: 7, round: Duration::from_secs(2), entries: 1_000_000 };
 
 /// Less than two minutes for all scenarios.
-const QUICK: Effort = Effort { rounds: 3, round: Duration::from_millis(400) };
+const QUICK: Effort = Effort { rounds: 3, round: Duration::from_millis(400), entries: 100_000 };
 
 pub(crate) struct Arguments {
     pub(crate) scenarios: Vec<&'static Scenario>,

@@ -7,6 +7,8 @@ use std::time::Duration;
 pub(crate) struct Effort {
     pub(crate) rounds: usize,
     pub(crate) round: Duration,
+    /// In the window of a key that is used a lot.
+    pub(crate) entries: usize,
 }
 
 /// What a figure counts.
@@ -16,6 +18,7 @@ pub(crate) enum Unit {
     Micros,
     /// That Redis runs.
     Scripts,
+    Bytes,
 }
 
 impl Unit {
@@ -24,6 +27,7 @@ impl Unit {
             Self::PerSecond => "a second",
             Self::Micros => "us",
             Self::Scripts => "scripts",
+            Self::Bytes => "bytes",
         }
     }
 
@@ -37,6 +41,7 @@ impl Unit {
             Self::PerSecond => format!("{:.1} k/s", figure / 1e3),
             Self::Micros => format!("{figure:.2} us"),
             Self::Scripts => format!("{figure:.1}"),
+            Self::Bytes => format!("{figure:.1} B"),
         }
     }
 }

@@ -45,16 +45,24 @@ impl Server {
         client.get_multiplexed_async_connection().await.expect("the server is up")
     }
 
+    pub(crate) fn connection(&self) -> redis::Connection {
+        redis::Client::open(self.url()).and_then(|client| client.get_connection()).expect("the server is up")
+    }
+
     /// Runs a command, written as in redis-cli.
     pub(crate) fn run<T: redis::FromRedisValue>(&self, command: &str) -> T {
-        let mut connection =
-            redis::Client::open(self.url()).and_then(|client| client.get_connection()).expect("a connection");
         let mut words = command.split_whitespace();
         let mut command = redis::cmd(words.next().expect("a command"));
         words.for_each(|word| {
             command.arg(word);
         });
-        command.query(&mut connection).expect("an answer")
+        command.query(&mut self.connection()).expect("an answer")
+    }
+
+    /// Bytes of all keys together, with their names.
+    pub(crate) fn memory(&self) -> f64 {
+        let keys: Vec<String> = self.run("KEYS *");
+        keys.iter().map(|key| self.run::<f64>(&format!("MEMORY USAGE {key} SAMPLES 0"))).sum()
     }
 
     /// Server time a script call since the last `CONFIG RESETSTAT`, in microseconds.

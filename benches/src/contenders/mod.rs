@@ -2,6 +2,7 @@
 
 mod asked;
 mod floor;
+mod log_by_time;
 mod naive;
 mod ours;
 mod tower_governor;
@@ -24,6 +25,7 @@ pub(crate) use self::tower_rate_limiter::{TOWER_RATE_LIMITER, tower_rate_limiter
 pub(crate) use self::{
     asked::Asked,
     floor::Floor,
+    log_by_time::{LOG_BY_TIME, fill_log_by_time},
     naive::Naive,
     ours::{OURS, our_layer, ours, ours_in_process, spent, wide},
     tower_governor::{TOWER_GOVERNOR, tower_governor, tower_governor_without_headers},

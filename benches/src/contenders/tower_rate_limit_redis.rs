@@ -13,9 +13,9 @@ use crate::server::Server;
 /// Its name in tables and plots.
 pub(crate) const TOWER_RATE_LIMIT_REDIS: &str = "tower-rate-limit-redis";
 
-/// With its largest bucket: 65,535 at once, and a thousand more every second.
+/// With its largest bucket: 65,535 at once, and one more every second, so that its keys live as long as they are used.
 pub(crate) async fn tower_rate_limit_redis_layer(server: &Server) -> RateLimitLayer<XKey> {
-    layer(server, u16::MAX, Duration::from_millis(1)).await
+    layer(server, u16::MAX, Duration::from_secs(1)).await
 }
 
 pub(crate) async fn tower_rate_limit_redis(server: &Server) -> impl Contender {

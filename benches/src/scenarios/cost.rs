@@ -27,7 +27,7 @@ pub(crate) fn run(effort: Effort) -> Outcome {
         });
         server.script_micros()
     };
-    let contest = Contest::new("Redis time a decision", Unit::Micros)
+    let contest = Contest::new("Redis time, at a cost of 10,000", Unit::Micros)
         .side("at a cost of 10,000", || decide(10_000))
         .side("at a cost of 1", || decide(1));
     Ok(vec![contest.measure(effort.rounds)])

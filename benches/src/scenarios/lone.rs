@@ -16,7 +16,7 @@ pub(crate) fn run(effort: Effort) -> Outcome {
     let us = runtime.block_on(ours(&server, wide()));
     let rival = runtime.block_on(tower_rate_limit_redis(&server));
     let floor = runtime.block_on(Floor::new(&server));
-    let contest = Contest::new("median of one request at a time", Unit::Micros)
+    let contest = Contest::new("median time, one request at a time", Unit::Micros)
         .side(OURS, || {
             fresh();
             runtime.block_on(median_micros(&us, effort.round))

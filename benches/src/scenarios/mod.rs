@@ -1,10 +1,12 @@
 //! The scenarios, each a list of comparisons.
 
 mod cost;
+mod entries;
 mod flood;
 mod http;
 mod in_process;
 mod lone;
+mod memory;
 mod throughput;
 
 use crate::measure::{Comparison, Effort};
@@ -22,6 +24,8 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario { name: "hot-key", run: throughput::hot_key },
     Scenario { name: "lone", run: lone::run },
     Scenario { name: "cost", run: cost::run },
+    Scenario { name: "entries", run: entries::run },
+    Scenario { name: "memory", run: memory::run },
     Scenario { name: "flood", run: flood::run },
     Scenario { name: "in-process", run: in_process::run },
     Scenario { name: "http", run: http::run },

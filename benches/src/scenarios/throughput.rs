@@ -57,11 +57,11 @@ fn throughput(effort: Effort, keys: usize, what: &str) -> Outcome {
     Ok(vec![contest.measure(effort.rounds)])
 }
 
-/// Empties the server five times a second meanwhile: one bucket of the rival, even the largest, is soon spent, and its
+/// Empties the server ten times a second meanwhile: one bucket of the rival, even the largest, is soon spent, and its
 /// refusals write nothing, so they would be quicker than its admissions.
 async fn forgetting(server: &Server, measured: impl Future<Output = f64>) -> f64 {
     let mut measured = pin!(measured);
-    let mut often = tokio::time::interval(Duration::from_millis(200));
+    let mut often = tokio::time::interval(Duration::from_millis(100));
     loop {
         tokio::select! {
             figure = &mut measured => return figure,
