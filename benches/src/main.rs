@@ -4,41 +4,66 @@
 //! cargo run --release -p benches                 # all scenarios
 //! cargo run --release -p benches -- hot-key      # one of them
 //! cargo run --release -p benches -- --quick      # all of them, in short rounds
+//! cargo run --release -p benches -- --out DIR    # and where to write the figures and the plots
 //! ```
+//!
+//! Without `--out`, a full run writes to `benches/results`, and any other to `benches/results/partial`, so that a quick
+//! look does not replace figures that took their time.
 
 #![allow(clippy::expect_used, reason = "a benchmark that cannot go on has nothing better to do")]
 
+mod arguments;
 mod contenders;
+mod load;
 mod measure;
+mod report;
 mod scenarios;
 mod server;
 
-use std::{env, process::ExitCode, time::Duration};
+use std::process::ExitCode;
 
-use crate::{measure::Effort, scenarios::SCENARIOS};
+use crate::{
+    arguments::Arguments,
+    report::{Finding, Report},
+};
 
 fn main() -> ExitCode {
-    let mut effort = Effort { rounds: 7, round: Duration::from_secs(2) };
-    let mut chosen = Vec::new();
-    for argument in env::args().skip(1) {
-        match SCENARIOS.iter().find(|scenario| scenario.name == argument) {
-            Some(scenario) => chosen.push(scenario),
-            None if argument == "--quick" => effort = Effort { rounds: 3, round: Duration::from_millis(400) },
-            None => {
-                let names: Vec<&str> = SCENARIOS.iter().map(|scenario| scenario.name).collect();
-                eprintln!("{argument:?} is neither --quick nor a scenario: {}", names.join(", "));
-                return ExitCode::FAILURE;
+    let arguments = match Arguments::read() {
+        Ok(arguments) => arguments,
+        Err(problem) => {
+            eprintln!("{problem}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let mut report = Report::default();
+    let mut is_complete = true;
+    println!("{}", report::HEADING);
+    for scenario in &arguments.scenarios {
+        match (scenario.run)(arguments.effort) {
+            Ok(comparisons) => {
+                for comparison in comparisons {
+                    let finding = Finding { scenario: scenario.name, comparison };
+                    print!("{finding}");
+                    report.findings.push(finding);
+                }
+            }
+            Err(problem) => {
+                is_complete = false;
+                eprintln!("{}: {problem}", scenario.name);
             }
         }
     }
-    if chosen.is_empty() {
-        chosen.extend(SCENARIOS);
+    if cfg!(not(tower_rate_limiter)) {
+        println!(
+            "\nnot measured: tower-rate-limiter, which declares rustc 1.96; benches/Cargo.toml says how to include it"
+        );
     }
-    println!("{:<12} {:>12}  {:<28} {:>12}  {:<8} (spread)", "scenario", "us", "against", "them", "ratio");
-    for scenario in chosen {
-        for row in (scenario.run)(effort) {
-            println!("{:<12} {row}", scenario.name);
+    match report.write(&arguments.out) {
+        Ok(files) => println!("written: {}", files.join(" ")),
+        Err(error) => {
+            eprintln!("cannot write to {}: {error}", arguments.out.display());
+            is_complete = false;
         }
     }
-    ExitCode::SUCCESS
+    if is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -1,54 +1,124 @@
 //! How things are measured: in turn, round by round, so that a ratio holds while the machine's speed drifts.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
+/// How much of everything.
 #[derive(Clone, Copy)]
 pub(crate) struct Effort {
     pub(crate) rounds: usize,
     pub(crate) round: Duration,
+    /// In the window of a key that is used a lot.
+    pub(crate) entries: usize,
 }
 
-/// What of two figures is better, and how it is written.
-#[derive(Clone, Copy)]
+/// What a figure counts.
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unit {
     PerSecond,
     Micros,
+    /// That Redis runs.
+    Scripts,
+    Bytes,
 }
 
-/// Us against one other, over all rounds.
-pub(crate) struct Row {
-    against: &'static str,
+impl Unit {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::PerSecond => "a second",
+            Self::Micros => "us",
+            Self::Scripts => "scripts",
+            Self::Bytes => "bytes",
+        }
+    }
+
+    pub(crate) fn more_is_better(self) -> bool {
+        self == Self::PerSecond
+    }
+
+    pub(crate) fn show(self, figure: f64) -> String {
+        match self {
+            Self::PerSecond if figure >= 1e6 => format!("{:.2} M/s", figure / 1e6),
+            Self::PerSecond => format!("{:.1} k/s", figure / 1e3),
+            Self::Micros => format!("{figure:.2} us"),
+            Self::Scripts => format!("{figure:.1}"),
+            Self::Bytes => format!("{figure:.1} B"),
+        }
+    }
+}
+
+/// Sides that are to be measured against the first of them.
+pub(crate) struct Contest<'a> {
+    what: String,
     unit: Unit,
-    pairs: Vec<(f64, f64)>,
+    sides: Vec<(String, Box<dyn FnMut() -> f64 + 'a>)>,
 }
 
-impl Row {
-    pub(crate) fn new(against: &'static str, unit: Unit) -> Self {
-        Self { against, unit, pairs: Vec::new() }
+impl<'a> Contest<'a> {
+    pub(crate) fn new(what: impl Into<String>, unit: Unit) -> Self {
+        Self { what: what.into(), unit, sides: Vec::new() }
     }
 
-    /// The figures of one round.
-    pub(crate) fn add(&mut self, us: f64, them: f64) {
-        self.pairs.push((us, them));
+    /// Adds a side, and how one figure of it is taken. The first one is us.
+    pub(crate) fn side(mut self, label: impl Into<String>, measure: impl FnMut() -> f64 + 'a) -> Self {
+        self.sides.push((label.into(), Box::new(measure)));
+        self
+    }
+
+    /// Takes a figure of every side in every round: forwards, then backwards, so that nobody always comes first.
+    pub(crate) fn measure(mut self, rounds: usize) -> Comparison {
+        let mut figures = vec![Vec::with_capacity(rounds); self.sides.len()];
+        for round in 0..rounds {
+            for turn in 0..self.sides.len() {
+                let side = if round % 2 == 0 { turn } else { self.sides.len() - 1 - turn };
+                figures[side].push((self.sides[side].1)());
+            }
+        }
+        let mut sides = self.sides.into_iter().zip(figures).map(|((label, _), figures)| Series { label, figures });
+        let us = sides.next().expect("a contest has a first side");
+        Comparison { what: self.what, unit: self.unit, us, others: sides.collect() }
     }
 }
 
-impl fmt::Display for Row {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (us, them) = (sorted(self.pairs.iter().map(|pair| pair.0)), sorted(self.pairs.iter().map(|pair| pair.1)));
-        let ratios = sorted(self.pairs.iter().map(|(us, them)| us / them));
-        let middle = ratios.len() / 2;
-        let shown = |figure: f64| match self.unit {
-            Unit::PerSecond => format!("{:.1} k/s", figure / 1e3),
-            Unit::Micros => format!("{figure:.2} us"),
-        };
-        write!(f, "{:>12}  {:<28} {:>12}  ", shown(us[middle]), self.against, shown(them[middle]))?;
-        write!(f, "{:<8.2} ({:.2} to {:.2})", ratios[middle], ratios[0], ratios[ratios.len() - 1])
+/// One side's figures, one a round.
+pub(crate) struct Series {
+    pub(crate) label: String,
+    pub(crate) figures: Vec<f64>,
+}
+
+impl Series {
+    pub(crate) fn spread(&self) -> Spread {
+        Spread::of(self.figures.iter().copied())
     }
 }
 
-fn sorted(figures: impl Iterator<Item = f64>) -> Vec<f64> {
-    let mut figures: Vec<f64> = figures.collect();
-    figures.sort_by(f64::total_cmp);
-    figures
+/// Us against the others, over all rounds.
+pub(crate) struct Comparison {
+    pub(crate) what: String,
+    pub(crate) unit: Unit,
+    pub(crate) us: Series,
+    pub(crate) others: Vec<Series>,
+}
+
+impl Comparison {
+    /// Ours by theirs, each from one round.
+    pub(crate) fn ratios<'a>(&'a self, other: &'a Series) -> impl Iterator<Item = f64> + 'a {
+        self.us.figures.iter().zip(&other.figures).map(|(us, them)| us / them)
+    }
+}
+
+/// The middle of some figures, and their ends.
+#[derive(Clone, Copy)]
+pub(crate) struct Spread {
+    pub(crate) least: f64,
+    pub(crate) median: f64,
+    pub(crate) most: f64,
+}
+
+impl Spread {
+    pub(crate) fn of(figures: impl Iterator<Item = f64>) -> Self {
+        let mut figures: Vec<f64> = figures.collect();
+        figures.sort_by(f64::total_cmp);
+        let last = figures.len() - 1;
+        Self { least: figures[0], median: figures[figures.len() / 2], most: figures[last] }
+    }
 }

@@ -45,24 +45,44 @@ impl Server {
         client.get_multiplexed_async_connection().await.expect("the server is up")
     }
 
+    pub(crate) fn connection(&self) -> redis::Connection {
+        redis::Client::open(self.url()).and_then(|client| client.get_connection()).expect("the server is up")
+    }
+
     /// Runs a command, written as in redis-cli.
     pub(crate) fn run<T: redis::FromRedisValue>(&self, command: &str) -> T {
-        let mut connection =
-            redis::Client::open(self.url()).and_then(|client| client.get_connection()).expect("a connection");
         let mut words = command.split_whitespace();
         let mut command = redis::cmd(words.next().expect("a command"));
         words.for_each(|word| {
             command.arg(word);
         });
-        command.query(&mut connection).expect("an answer")
+        command.query(&mut self.connection()).expect("an answer")
+    }
+
+    /// Bytes of all keys together, with their names.
+    pub(crate) fn memory(&self) -> f64 {
+        let keys: Vec<String> = self.run("KEYS *");
+        keys.iter().map(|key| self.run::<f64>(&format!("MEMORY USAGE {key} SAMPLES 0"))).sum()
     }
 
     /// Server time a script call since the last `CONFIG RESETSTAT`, in microseconds.
     pub(crate) fn script_micros(&self) -> f64 {
+        self.script_stat("usec") / self.script_calls()
+    }
+
+    /// Script calls since the last `CONFIG RESETSTAT`.
+    pub(crate) fn script_calls(&self) -> f64 {
+        self.script_stat("calls")
+    }
+
+    /// A figure of all script calls together; a script that the server does not know yet comes as EVAL.
+    fn script_stat(&self, name: &str) -> f64 {
         let stats: String = self.run("INFO commandstats");
-        let line = stats.lines().find(|line| line.starts_with("cmdstat_evalsha:")).expect("scripts were run");
-        let field = line.split(',').find_map(|field| field.strip_prefix("usec_per_call=")).expect("a mean");
-        field.parse().expect("a number")
+        let lines = stats
+            .lines()
+            .filter_map(|line| line.strip_prefix("cmdstat_evalsha:").or_else(|| line.strip_prefix("cmdstat_eval:")));
+        let fields = lines.flat_map(|line| line.split(',')).filter_map(|field| field.split_once('='));
+        fields.filter(|(field, _)| *field == name).map(|(_, figure)| figure.parse::<f64>().expect("a number")).sum()
     }
 }
 

@@ -1,0 +1,87 @@
+//! What is measured: each decides whether a key may go on. The services differ only in their layers.
+
+mod asked;
+mod floor;
+mod log_by_time;
+mod naive;
+mod ours;
+mod tower_governor;
+mod tower_rate_limit_redis;
+#[cfg(tower_rate_limiter)]
+mod tower_rate_limiter;
+
+use std::{
+    convert::Infallible,
+    future::{Future, Ready, ready},
+    task::{Context, Poll},
+};
+
+use axum::body::Body;
+use http::{HeaderValue, Request, Response, StatusCode};
+use tower::Service;
+
+#[cfg(tower_rate_limiter)]
+pub(crate) use self::tower_rate_limiter::{TOWER_RATE_LIMITER, tower_rate_limiter};
+pub(crate) use self::{
+    asked::Asked,
+    floor::Floor,
+    log_by_time::{LOG_BY_TIME, fill_log_by_time},
+    naive::Naive,
+    ours::{OURS, our_layer, ours, ours_in_process, spent, wide},
+    tower_governor::{TOWER_GOVERNOR, tower_governor, tower_governor_without_headers},
+    tower_rate_limit_redis::{
+        TOWER_RATE_LIMIT_REDIS, tower_rate_limit_redis, tower_rate_limit_redis_layer, tower_rate_limit_redis_spent,
+    },
+};
+
+/// Something that decides. Each task has its own clone.
+pub(crate) trait Contender: Clone + Send + 'static {
+    /// Whether `key` may go on.
+    fn decide(&mut self, key: usize) -> impl Future<Output = bool> + Send;
+}
+
+/// The service behind every layer. Its bodies are axum's, since tower_governor knows no simpler ones to answer with.
+#[derive(Clone)]
+pub(crate) struct Inner;
+
+impl Service<Request<()>> for Inner {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<()>) -> Self::Future {
+        ready(Ok(Response::new(Body::empty())))
+    }
+}
+
+/// A request in the name of a key.
+fn request(key: usize) -> Request<()> {
+    let mut request = Request::new(());
+    request.headers_mut().insert("x-key", HeaderValue::from(key));
+    request
+}
+
+/// A tower service.
+#[derive(Clone)]
+pub(crate) struct Layered<S>(pub(crate) S);
+
+impl<S> Contender for Layered<S>
+where
+    S: Service<Request<()>, Response = Response<Body>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send,
+{
+    async fn decide(&mut self, key: usize) -> bool {
+        // Every layer here is ready whenever its inner service is, and ours always is.
+        let Ok(response) = self.0.call(request(key)).await;
+        match response.status() {
+            StatusCode::OK => true,
+            StatusCode::TOO_MANY_REQUESTS => false,
+            // A limiter that fails is quick, and no figure.
+            status => panic!("a limiter failed with {status}"),
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! The sliding log as it is mostly written.
+
+use std::sync::Arc;
+
+use bb8_redis::RedisConnectionManager;
+use redis::Script;
+
+use super::Contender;
+use crate::server::Server;
+
+/// One script a decision, on bb8 as it comes.
+#[derive(Clone)]
+pub(crate) struct Naive {
+    pool: bb8::Pool<RedisConnectionManager>,
+    script: Arc<Script>,
+}
+
+impl Naive {
+    pub(crate) const LABEL: &str = "naive log on bb8";
+
+    pub(crate) async fn new(server: &Server) -> Self {
+        let manager = RedisConnectionManager::new(server.url()).expect("a URL");
+        let pool = bb8::Pool::builder().max_size(16).build(manager).await.expect("the server is up");
+        let script = Script::new(
+            "local time = redis.call('TIME')
+             local now = time[1] * 1000000 + time[2]
+             redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, now - 3600000000)
+             if redis.call('ZCARD', KEYS[1]) >= 1000000000 then return 0 end
+             redis.call('ZADD', KEYS[1], now, ARGV[1])
+             redis.call('EXPIRE', KEYS[1], 3600)
+             return 1",
+        );
+        Self { pool, script: Arc::new(script) }
+    }
+}
+
+impl Contender for Naive {
+    async fn decide(&mut self, key: usize) -> bool {
+        let member = tower_sliding_window::AdmissionId::fresh().to_bytes();
+        let mut connection = self.pool.get().await.expect("a connection");
+        let mut script = self.script.key(format!("naive:{key}"));
+        let allowed: u64 = script.arg(&member[..]).invoke_async(&mut *connection).await.expect("an answer");
+        allowed == 1
+    }
+}

@@ -1,0 +1,43 @@
+//! This crate.
+
+use std::time::Duration;
+
+use http::request::Parts;
+use tower::Layer;
+use tower_sliding_window::{Header, Key, KeyError, Limit, MemoryStore, RateLimit, RateLimitLayer, RedisStore};
+
+use super::{Inner, Layered};
+use crate::server::Server;
+
+/// Our name in tables and plots.
+pub(crate) const OURS: &str = "tower-sliding-window";
+
+/// Never reached.
+pub(crate) fn wide() -> Limit {
+    Limit::per_hour("wide", 1_000_000_000)
+}
+
+/// Reached at once, and for as long as anybody measures.
+pub(crate) fn spent() -> Limit {
+    Limit::per_hour("spent", 1)
+}
+
+/// With a deadline that a loaded machine does not reach, and closed: what is not decided is not to be counted.
+pub(crate) async fn our_layer(server: &Server, limit: Limit) -> RateLimitLayer<RedisStore> {
+    let store = RedisStore::connect(&server.url()).await.expect("the server is up");
+    let layer = RateLimitLayer::new(store).limit(limit.by(Header::new("x-key")));
+    layer.fail_closed().deadline(Duration::from_secs(10))
+}
+
+pub(crate) async fn ours(server: &Server, limit: Limit) -> Layered<RateLimit<Inner, RedisStore>> {
+    Layered(our_layer(server, limit).await.layer(Inner))
+}
+
+/// In this process alone: a million a second for each key, all of them remembered, with what leaves at the same pace as
+/// what arrives.
+pub(crate) fn ours_in_process() -> Layered<RateLimit<Inner, MemoryStore>> {
+    let key = |parts: &Parts| Ok::<_, KeyError>(Key::new("x", &parts.headers["x-key"]));
+    let store = MemoryStore::builder().capacity(50_000_000).build();
+    let layer = RateLimitLayer::new(store).limit(Limit::per_second("wide", 1_000_000).by(key));
+    Layered(layer.fail_closed().layer(Inner))
+}

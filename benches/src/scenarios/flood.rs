@@ -1,0 +1,69 @@
+//! A client that goes on although its limit is spent: refusals on one core, and what they cost Redis.
+
+use std::time::{Duration, Instant};
+
+use tokio::runtime::{Builder, Runtime};
+
+use super::Outcome;
+use crate::{
+    contenders::{Asked, Contender, OURS, TOWER_RATE_LIMIT_REDIS, ours, spent, tower_rate_limit_redis_spent},
+    load::{TASKS, closed_loop},
+    measure::{Contest, Effort, Unit},
+    server::Server,
+};
+
+/// How many are looked at on the server.
+const REFUSALS: u32 = 5_000;
+
+pub(crate) fn run(effort: Effort) -> Outcome {
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let server = Server::start();
+    let (asked, service) = (runtime.block_on(Asked::new(&server, spent())), runtime.block_on(ours(&server, spent())));
+    let rival = runtime.block_on(tower_rate_limit_redis_spent(&server));
+    // Each spends what it has. What ours count is not one key: a header's value is in a namespace of its own.
+    runtime.block_on(asked.clone().decide(0));
+    runtime.block_on(service.clone().decide(0));
+    runtime.block_on(rival.clone().decide(0));
+
+    let (alone, many) =
+        (format!("{TOWER_RATE_LIMIT_REDIS}, one task"), format!("{TOWER_RATE_LIMIT_REDIS}, {TASKS} tasks"));
+    let round = effort.round;
+    let limiter = Contest::new("refusals a second, Limiter", Unit::PerSecond)
+        .side(format!("{OURS}, one task"), || runtime.block_on(one_task(&asked, round)))
+        .side(&alone, || runtime.block_on(one_task(&rival, round)))
+        .side(&many, || runtime.block_on(closed_loop(&rival, round, 1, false)));
+    let layer = Contest::new("refusals a second, service", Unit::PerSecond)
+        .side(format!("{OURS}, one task"), || runtime.block_on(one_task(&service, round)))
+        .side(&alone, || runtime.block_on(one_task(&rival, round)))
+        .side(&many, || runtime.block_on(closed_loop(&rival, round, 1, false)));
+    let scripts = Contest::new("scripts per 1000 refusals", Unit::Scripts)
+        .side(OURS, || scripts_per_thousand(&runtime, &server, &service))
+        .side(TOWER_RATE_LIMIT_REDIS, || scripts_per_thousand(&runtime, &server, &rival));
+    Ok([limiter, layer, scripts].map(|contest| contest.measure(effort.rounds)).into())
+}
+
+/// Refusals a second of a task that asks again as soon as it is refused.
+async fn one_task<C: Contender>(contender: &C, round: Duration) -> f64 {
+    let mut contender = contender.clone();
+    let (started, mut refusals) = (Instant::now(), 0_u32);
+    while started.elapsed() < round {
+        // A look at the clock is not free, and a task that never waits has to make way for others by itself.
+        for _ in 0..64 {
+            assert!(!contender.decide(0).await, "the limit is spent");
+        }
+        refusals += 64;
+        tokio::task::yield_now().await;
+    }
+    f64::from(refusals) / started.elapsed().as_secs_f64()
+}
+
+fn scripts_per_thousand<C: Contender>(runtime: &Runtime, server: &Server, contender: &C) -> f64 {
+    let mut contender = contender.clone();
+    server.run::<()>("CONFIG RESETSTAT");
+    runtime.block_on(async {
+        for _ in 0..REFUSALS {
+            assert!(!contender.decide(0).await, "the limit is spent");
+        }
+    });
+    server.script_calls() * 1e3 / f64::from(REFUSALS)
+}

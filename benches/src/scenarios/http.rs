@@ -1,0 +1,83 @@
+//! What an HTTP server keeps of its speed: an axum route under wrk, server and client on one machine, all admitted.
+
+use std::{
+    io::Write,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use axum::{Router, routing::get};
+use tempfile::NamedTempFile;
+use tokio::{net::TcpListener, runtime::Runtime};
+
+use super::Outcome;
+use crate::{
+    contenders::{OURS, TOWER_RATE_LIMIT_REDIS, our_layer, tower_rate_limit_redis_layer, wide},
+    load::{KEYS, two_threads},
+    measure::{Contest, Effort, Unit},
+    server::Server,
+};
+
+/// Requests in the name of all keys, made beforehand, one after the other.
+const REQUESTS: &str = "\
+local requests, last = {}, 0
+function init()
+  for key = 1, KEYS do
+    wrk.headers['x-key'] = key
+    requests[key] = wrk.format()
+  end
+end
+function request()
+  last = last % #requests + 1
+  return requests[last]
+end
+";
+
+pub(crate) fn run(effort: Effort) -> Outcome {
+    if Command::new("wrk").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
+        return Err("wrk is not installed: `apt-get install wrk` or `brew install wrk`, then run this again".into());
+    }
+    let (runtime, server) = (two_threads(), Server::start());
+    let url = runtime.block_on(serve(&runtime, &server));
+    let mut script = NamedTempFile::new().expect("a temporary file");
+    script.write_all(REQUESTS.replace("KEYS", &KEYS.to_string()).as_bytes()).expect("room for it");
+
+    let measure = |route: &str| {
+        server.run::<()>("FLUSHALL");
+        requests_per_second(&format!("{url}/{route}"), &script, effort.round)
+    };
+    let contest = Contest::new("requests a second, axum under wrk", Unit::PerSecond)
+        .side(OURS, || measure("ours"))
+        .side(TOWER_RATE_LIMIT_REDIS, || measure("rival"))
+        .side("the route without a limiter", || measure("bare"));
+    Ok(vec![contest.measure(effort.rounds)])
+}
+
+/// One server with a route for each side: those that are not asked cost nothing.
+async fn serve(runtime: &Runtime, server: &Server) -> String {
+    let hello = || get(|| async { "hello" });
+    let app = Router::new()
+        .route("/ours", hello().layer(our_layer(server, wide()).await))
+        .route("/rival", hello().layer(tower_rate_limit_redis_layer(server).await))
+        .route("/bare", hello());
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("a bound address");
+    runtime.spawn(async { axum::serve(listener, app).await });
+    format!("http://{address}")
+}
+
+fn requests_per_second(url: &str, script: &NamedTempFile, round: Duration) -> f64 {
+    // Whole seconds are all that it takes.
+    let duration = format!("-d{}", round.as_secs().max(1));
+    let output = Command::new("wrk")
+        .args(["-t1", "-c64", &duration, "-s"])
+        .args([script.path().as_os_str(), url.as_ref()])
+        .output()
+        .expect("wrk runs");
+    let report = String::from_utf8_lossy(&output.stdout);
+    // Quick answers that are not from behind the limiter are no figure.
+    let is_clean = output.status.success() && !report.contains("Non-2xx") && !report.contains("Socket errors");
+    assert!(is_clean, "not all requests were answered well:\n{report}{}", String::from_utf8_lossy(&output.stderr));
+    let figure = report.lines().find_map(|line| line.strip_prefix("Requests/sec:")).expect("a figure");
+    figure.trim().parse().expect("a number")
+}

@@ -1,0 +1,32 @@
+//! The scenarios, each a list of comparisons.
+
+mod cost;
+mod entries;
+mod flood;
+mod http;
+mod in_process;
+mod lone;
+mod memory;
+mod throughput;
+
+use crate::measure::{Comparison, Effort};
+
+/// The comparisons, or in one line why there are none.
+pub(crate) type Outcome = Result<Vec<Comparison>, String>;
+
+pub(crate) struct Scenario {
+    pub(crate) name: &'static str,
+    pub(crate) run: fn(Effort) -> Outcome,
+}
+
+pub(crate) const SCENARIOS: &[Scenario] = &[
+    Scenario { name: "many-keys", run: throughput::many_keys },
+    Scenario { name: "hot-key", run: throughput::hot_key },
+    Scenario { name: "lone", run: lone::run },
+    Scenario { name: "cost", run: cost::run },
+    Scenario { name: "entries", run: entries::run },
+    Scenario { name: "memory", run: memory::run },
+    Scenario { name: "flood", run: flood::run },
+    Scenario { name: "in-process", run: in_process::run },
+    Scenario { name: "http", run: http::run },
+];

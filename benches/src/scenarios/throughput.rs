@@ -1,0 +1,71 @@
+//! What a server under load gets: decisions a second of 256 tasks, all admitted.
+
+use std::{future::Future, pin::pin, time::Duration};
+
+use super::Outcome;
+#[cfg(tower_rate_limiter)]
+use crate::contenders::{TOWER_RATE_LIMITER, tower_rate_limiter};
+use crate::{
+    contenders::{Floor, Naive, OURS, TOWER_RATE_LIMIT_REDIS, ours, tower_rate_limit_redis, wide},
+    load::{KEYS, closed_loop, two_threads},
+    measure::{Contest, Effort, Unit},
+    server::Server,
+};
+
+pub(crate) fn many_keys(effort: Effort) -> Outcome {
+    throughput(effort, KEYS, "decisions a second, 10,000 keys")
+}
+
+pub(crate) fn hot_key(effort: Effort) -> Outcome {
+    throughput(effort, 1, "decisions a second, one key")
+}
+
+fn throughput(effort: Effort, keys: usize, what: &str) -> Outcome {
+    let (runtime, server) = (two_threads(), Server::start());
+    // So that no log grows from round to round.
+    let fresh = || server.run::<()>("FLUSHALL");
+    let us = runtime.block_on(ours(&server, wide()));
+    let rival = runtime.block_on(tower_rate_limit_redis(&server));
+    let naive = runtime.block_on(Naive::new(&server));
+    let floor = runtime.block_on(Floor::new(&server));
+    let contest = Contest::new(what, Unit::PerSecond)
+        .side(OURS, || {
+            fresh();
+            runtime.block_on(closed_loop(&us, effort.round, keys, true))
+        })
+        .side(TOWER_RATE_LIMIT_REDIS, || {
+            fresh();
+            let measured = closed_loop(&rival, effort.round, keys, true);
+            runtime.block_on(async { if keys == 1 { forgetting(&server, measured).await } else { measured.await } })
+        });
+    #[cfg(tower_rate_limiter)]
+    let other_rival = runtime.block_on(tower_rate_limiter(&server));
+    #[cfg(tower_rate_limiter)]
+    let contest = contest.side(TOWER_RATE_LIMITER, || {
+        fresh();
+        runtime.block_on(closed_loop(&other_rival, effort.round, keys, true))
+    });
+    let contest = contest
+        .side(Naive::LABEL, || {
+            fresh();
+            runtime.block_on(closed_loop(&naive, effort.round, keys, true))
+        })
+        .side(Floor::LABEL, || {
+            fresh();
+            runtime.block_on(closed_loop(&floor, effort.round, keys, true))
+        });
+    Ok(vec![contest.measure(effort.rounds)])
+}
+
+/// Empties the server ten times a second meanwhile: one bucket of the rival, even the largest, is soon spent, and its
+/// refusals write nothing, so they would be quicker than its admissions.
+async fn forgetting(server: &Server, measured: impl Future<Output = f64>) -> f64 {
+    let mut measured = pin!(measured);
+    let mut often = tokio::time::interval(Duration::from_millis(100));
+    loop {
+        tokio::select! {
+            figure = &mut measured => return figure,
+            _ = often.tick() => server.run::<()>("FLUSHALL"),
+        }
+    }
+}
