@@ -2,7 +2,11 @@
 //!
 //! That a batch decides as the same checks one by one is shown by the random histories in `properties.rs`.
 
-use std::time::Duration;
+use std::{
+    future::{Future, poll_fn},
+    task::Poll,
+    time::Duration,
+};
 
 use tokio::{
     runtime::Handle,
@@ -15,8 +19,14 @@ use crate::support::{PATIENCE, proxy::Proxy, redis_server::RedisServer};
 
 const CALLS: Limit = Limit::per_hour("calls", 100_000);
 
+fn limiter_with(connections: u32, url: &str) -> Limiter<RedisStore> {
+    let store = RedisStore::builder(url).connections(connections).connect_timeout(PATIENCE).build().unwrap();
+    Limiter::new(store).deadline(PATIENCE)
+}
+
+/// With one batch at a time in flight.
 fn limiter(url: &str) -> Limiter<RedisStore> {
-    Limiter::new(RedisStore::builder(url).connect_timeout(PATIENCE).build().unwrap()).deadline(PATIENCE)
+    limiter_with(1, url)
 }
 
 /// On the tests' runtimes of one thread, all of these are asked before the first is sent.
@@ -107,7 +117,7 @@ async fn a_key_that_cannot_be_read_fails_nobody_else() {
 #[tokio::test]
 async fn who_gives_up_is_not_sent_and_takes_nobody_along() {
     let server = RedisServer::start();
-    let limiter = limiter(&server.url());
+    let limiter = limiter_with(2, &server.url());
     used(ask(&limiter, ["ada"])).await;
     server.pause();
     let mut answers = Vec::new();
@@ -129,6 +139,34 @@ async fn who_gives_up_is_not_sent_and_takes_nobody_along() {
     }
     // One before, the two that were in flight, one of which nobody waits for, and four of the eight that queued.
     assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 1 + 2 + 4);
+}
+
+/// A check that finds nothing in flight is sent by its own caller. One who then never polls it again holds up nobody.
+#[tokio::test]
+async fn a_check_that_nobody_polls_holds_up_no_other() {
+    let server = RedisServer::start();
+    let limiter = limiter_with(2, &server.url());
+    used(ask(&limiter, ["ada"])).await;
+    let mut unpolled = Box::pin(limiter.check(&CALLS, "ada", 1));
+    assert!(poll_fn(|cx| Poll::Ready(unpolled.as_mut().poll(cx).is_pending())).await);
+    for round in 0..20 {
+        used(ask(&limiter, ["bob", "eve", "bob"])).await;
+        assert_eq!(limiter.peek(&CALLS, "bob").await.unwrap().used(), 2 * (round + 1));
+    }
+    assert!(unpolled.await.unwrap().is_allowed());
+}
+
+/// What was sent alone and is dropped before its answer leaves the way free.
+#[tokio::test]
+async fn a_check_that_is_dropped_on_its_way_harms_no_other() {
+    let server = RedisServer::start();
+    let limiter = limiter_with(2, &server.url());
+    for round in 0..20 {
+        let mut dropped = Box::pin(limiter.check(&CALLS, "ada", 1));
+        assert!(poll_fn(|cx| Poll::Ready(dropped.as_mut().poll(cx).is_pending())).await);
+        drop(dropped);
+        assert_eq!(used(ask(&limiter, ["bob"])).await, [round + 1]);
+    }
 }
 
 #[tokio::test]
@@ -177,14 +215,17 @@ async fn no_task_outlives_the_store() {
 async fn a_lost_reply_counts_once() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
-    let limiter = limiter(proxy.url());
-    used(ask(&limiter, ["ada"])).await;
-    let mut expected = 1;
+    // Alone, and with company of its own and of other keys.
+    let alone = (limiter_with(2, proxy.url()), &["ada"][..]);
+    let together = (limiter(proxy.url()), &["ada", "ada", "bob", "ada"][..]);
+    for (limiter, _) in [&alone, &together] {
+        used(ask(limiter, ["eve"])).await;
+    }
+    let mut expected = 0;
     for round in 0..100 {
         proxy.lose_replies(1);
-        // Alone, and with company of its own and of other keys.
-        let keys = [&["ada"][..], &["ada", "ada", "bob", "ada"]][round % 2];
-        let last = used(ask(&limiter, keys.iter().copied())).await.pop();
+        let (limiter, keys) = if round % 2 == 0 { &alone } else { &together };
+        let last = used(ask(limiter, keys.iter().copied())).await.pop();
         assert!(proxy.has_lost_them());
         expected += keys.iter().filter(|key| **key == "ada").count() as u64;
         assert_eq!(last, Some(expected), "round {round}");

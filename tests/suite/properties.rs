@@ -106,8 +106,13 @@ fn step(clocks: Clocks) -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Takes a history on a store and on the model, and compares every answer.
-async fn replay<S: Store>(limiter: &Limiter<S>, clock: &ManualClock, steps: &[Step]) -> Result<(), TestCaseError> {
+/// Takes a history on a store and on the model, and compares every answer. Checks that come alone and those that come
+/// together go through limiters of their own, on the same store or on two that share everything.
+async fn replay<S: Store>(
+    [alone, together]: [&Limiter<S>; 2],
+    clock: &ManualClock,
+    steps: &[Step],
+) -> Result<(), TestCaseError> {
     let mut model = Model::default();
     let mut last_retry = 0;
     for (number, step) in steps.iter().enumerate() {
@@ -120,12 +125,13 @@ async fn replay<S: Store>(limiter: &Limiter<S>, clock: &ManualClock, steps: &[St
             }
             Step::Reset { limit, key } => {
                 model.reset((*limit, *key));
-                limiter.reset(&LIMITS[*limit], KEYS[*key]).await.unwrap();
+                alone.reset(&LIMITS[*limit], KEYS[*key]).await.unwrap();
             }
             Step::Checks(asked) => {
                 let checks: Vec<(Vec<ModelCharge>, Option<u64>)> = asked.iter().flat_map(Asked::checks).collect();
                 let now = clock.now().duration_since(UNIX_EPOCH).unwrap();
                 let now = u64::try_from(now.as_micros()).unwrap();
+                let limiter = if checks.len() == 1 { alone } else { together };
                 // On a runtime of one thread the tasks are polled in this order, before anything is sent.
                 let decisions: Vec<JoinHandle<_>> =
                     checks.iter().map(|(charges, id)| tokio::spawn(limiter.check_all(check(charges, *id)))).collect();
@@ -199,7 +205,7 @@ fn memory_decides_as_the_model_does() {
     run(Clocks::OnlyForward, |steps| {
         let clock = ManualClock::new();
         let limiter = Limiter::new(MemoryStore::builder().clock(&clock).build());
-        runtime.block_on(replay(&limiter, &clock, &steps))
+        runtime.block_on(replay([&limiter; 2], &clock, &steps))
     });
 }
 
@@ -207,10 +213,14 @@ fn memory_decides_as_the_model_does() {
 fn redis_decides_as_the_model_does() {
     let (runtime, server) = (one_thread(), RedisServer::start());
     let clock = ManualClock::new();
-    let store = RedisStore::builder(&server.url()).clock(&clock).build().unwrap();
-    let limiter = Limiter::new(store).deadline(PATIENCE);
+    // Over one connection what comes together is decided in the order of its arrival. Only over more does a check that
+    // comes alone need no queue.
+    let [alone, together] = [2, 1].map(|connections| {
+        let store = RedisStore::builder(&server.url()).clock(&clock).connections(connections).build().unwrap();
+        Limiter::new(store).deadline(PATIENCE)
+    });
     run(Clocks::BothWays, |steps| {
         server.run::<()>("FLUSHALL");
-        runtime.block_on(replay(&limiter, &clock, &steps))
+        runtime.block_on(replay([&alone, &together], &clock, &steps))
     });
 }

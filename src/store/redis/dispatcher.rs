@@ -1,6 +1,6 @@
 //! Sends what waits in the queue, one batch a slot.
 
-use std::{error::Error, sync::Arc};
+use std::{error::Error, future::Future, pin::Pin, sync::Arc};
 
 use redis::{RedisError, Value, cmd};
 use tokio::{runtime::Handle, sync::oneshot};
@@ -33,16 +33,28 @@ impl Dispatcher {
         &self.prefix
     }
 
-    /// Queues a check, and serves the queue if there is a free slot.
-    pub(super) fn submit(self: &Arc<Self>, check: Check) -> Result<oneshot::Receiver<Outcome>, StoreError> {
+    /// Queues a check, and sees to it that it is sent: in a task, or, if nothing is in flight, by whoever polls the
+    /// future that comes with its outcome.
+    pub(super) fn submit(self: &Arc<Self>, check: Check) -> Result<Submitted, StoreError> {
         let failed = |cause| StoreError::new("deciding a check", cause);
         let runtime = Handle::try_current().map_err(failed)?;
         let (job, outcome) = Job::new(check);
+        if let Some(slot) = self.queue.enter_alone() {
+            return Ok((outcome, Some(Box::pin(Arc::clone(self).serve_one(job, slot, runtime)))));
+        }
         self.queue.push(job).map_err(|full| StoreError::new("deciding a check", full))?;
         if let Some(slot) = self.queue.enter() {
             runtime.spawn(Arc::clone(self).serve(slot));
         }
-        Ok(outcome)
+        Ok((outcome, None))
+    }
+
+    /// Sends one check, and leaves what has queued up meanwhile to a task.
+    async fn serve_one(self: Arc<Self>, job: Job, slot: Slot, runtime: Handle) {
+        self.decide(Batch::new(vec![job])).await;
+        if let Some(slot) = slot.leave() {
+            runtime.spawn(self.serve(slot));
+        }
     }
 
     /// Sends batches until nobody waits any more.
@@ -101,5 +113,10 @@ impl Dispatcher {
         outcome.await.map_err(|cause: Cause| StoreError::new("resetting a key", cause))
     }
 }
+
+/// Where the outcome of a check arrives, and what has to be polled until then, if anything.
+pub(super) type Submitted = (oneshot::Receiver<Outcome>, Option<Sending>);
+
+pub(super) type Sending = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 type Cause = Box<dyn Error + Send + Sync>;

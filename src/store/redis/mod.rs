@@ -32,7 +32,10 @@ use std::{
 use tokio::sync::oneshot;
 
 pub use self::builder::{InvalidRedisConfig, RedisStoreBuilder};
-use self::{dispatcher::Dispatcher, queue::Outcome};
+use self::{
+    dispatcher::{Dispatcher, Sending},
+    queue::Outcome,
+};
 use super::Store;
 use crate::{check::Check, error::StoreError, key::Key, limit::Limit};
 
@@ -77,8 +80,8 @@ impl Store for RedisStore {
     }
 }
 
-/// The future of a [`RedisStore`]'s decision: it sends the check when it is first polled, in a task of the runtime that
-/// polls it. Dropped before the check has left, it takes it back.
+/// The future of a [`RedisStore`]'s decision: it sends the check when it is first polled, by itself or in a task of the
+/// runtime that polls it. Dropped before the check has left, it takes it back.
 #[must_use = "futures do nothing unless polled"]
 pub struct RedisDecide {
     state: State,
@@ -86,7 +89,7 @@ pub struct RedisDecide {
 
 enum State {
     Unsent { dispatcher: Arc<Dispatcher>, check: Check },
-    Sent { outcome: oneshot::Receiver<Outcome> },
+    Sent { outcome: oneshot::Receiver<Outcome>, sending: Option<Sending> },
     Done,
 }
 
@@ -98,11 +101,16 @@ impl Future for RedisDecide {
             && let State::Unsent { dispatcher, check } = mem::replace(&mut self.state, State::Done)
         {
             match dispatcher.submit(check) {
-                Ok(outcome) => self.state = State::Sent { outcome },
+                Ok((outcome, sending)) => self.state = State::Sent { outcome, sending },
                 Err(error) => return Poll::Ready(Err(error)),
             }
         }
-        let State::Sent { outcome } = &mut self.state else { panic!("`RedisDecide` polled after completion") };
+        let State::Sent { outcome, sending } = &mut self.state else { panic!("`RedisDecide` polled after completion") };
+        if let Some(its_own) = sending {
+            // The outcome is not asked for before it is there: it would wake the very task that brings it.
+            ready!(its_own.as_mut().poll(cx));
+            *sending = None;
+        }
         let outcome = ready!(Pin::new(outcome).poll(cx));
         self.state = State::Done;
         // Only a runtime that shuts down lets go of a check without an outcome.

@@ -4,7 +4,9 @@
 //!    returns, what has queued up leaves as the next. There is no timer and no added delay.
 //! 2. Batches, their number in flight, and the queue are bounded. A full queue is an error, never a longer queue.
 //! 3. A check whose caller has given up before it is sent is not sent.
-//! 4. Nobody owns the queue: whoever finds a free slot serves it until it is empty.
+//! 4. Nobody owns the queue: whoever finds a free slot starts a task that serves it until it is empty.
+//! 5. A check that finds nothing in flight does not even queue: its own caller sends it, without a task. It leaves at
+//!    least one slot to the queue, which nobody can hold up by not polling.
 
 use std::{
     error, fmt,
@@ -56,6 +58,13 @@ pub(super) struct Queue {
 impl Queue {
     pub(super) fn new(max_in_flight: usize) -> Arc<Self> {
         Arc::new(Self { waiting: ArrayQueue::new(CAPACITY), in_flight: AtomicUsize::new(0), max_in_flight })
+    }
+
+    /// A slot for a check that is to be sent by itself, if nothing is in flight.
+    pub(super) fn enter_alone(self: &Arc<Self>) -> Option<Slot> {
+        let entered =
+            self.max_in_flight > 1 && self.in_flight.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        entered.then(|| Slot { queue: Arc::clone(self) })
     }
 
     /// Lets a job wait. Who has pushed one has to try to [`enter`](Self::enter) then.

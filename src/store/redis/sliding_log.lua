@@ -20,7 +20,7 @@
 --          then for each charge
 --            used   units in the window after the decision
 --            reset  microseconds until the oldest of them leaves the window, 0 if there are none; read from an expiry,
---                   it is up to 6 milliseconds more
+--                   it is up to 1 millisecond more
 --            retry  only if not all copies are admitted: microseconds until this charge would no longer refuse one
 --                   more copy, 0 if it refuses none
 --
@@ -29,47 +29,55 @@
 --           the id its units if there are more than 1. Once there has been such an entry, one more member, 'used', has
 --           the sum of all entries as its score, which puts it behind them all: one read of the last ranks gives the
 --           sum and the oldest entry. Until then the sum is the number of entries.
--- Expiry    In milliseconds since the Unix epoch. An odd one, two windows + SLACK after the oldest entry, tells its
---           time, and whether there is a sum: 1 modulo 4 if not, 3 if so. Most admissions read little more: as long as
---           such an expiry is more than a window + SLACK away, no entry has left the window. An even one, a window +
---           SLACK after the last admission, tells nothing: it is that of a log with a single entry, or by another clock
---           than the server's. An expiry is only believed where a check fits, so after a change of the window it may
---           spoil figures, but no decision. A refusal moves no expiry and adds no entry.
+-- Expiry    A log of one entry, and one with a sum, expires a window + SLACK after its last admission. Any other expires
+--           two windows + SLACK after its oldest entry, which is late enough for all that is admitted in the window
+--           after that entry: so most admissions need not move it, and read from it when the oldest entry leaves. No
+--           decision depends on it, only that figure. A refusal moves no expiry and adds no entry.
 -- Cost      O(log n) a charge, and O(1) more for each entry that has expired. A refusal whose log has the sum written
 --           down reads as many entries as have to leave: no more than the cost of the refused charge.
 -- Numbers   integers below 2^53 in doubles. As arguments they are exact; in texts they are written with %.0f, since
 --           `..` and tostring would lose digits.
--- Server    Redis 6.2 or newer, and what is compatible with it. Commands: TIME PEXPIRETIME ZCARD ZRANGE ZREVRANGE
+-- Server    Redis 6.2 or newer, and what is compatible with it. Commands: TIME PEXPIRETIME ZCARD ZCOUNT ZRANGE ZREVRANGE
 --           ZRANGEBYSCORE ZSCORE ZADD ZREMRANGEBYRANK ZREMRANGEBYSCORE PEXPIRE PEXPIREAT UNLINK.
 
 local SLACK = 1000  -- milliseconds a key outlives its last unit: a promoted replica's clock may be ahead
 local CHUNK = 500   -- entries read at a time
 local FEW = 4       -- so many copies of cost 1 get entries of their own: two that met by chance are not worth a sum
 
-local call, pcall, ceil, floor, max, min = redis.call, redis.pcall, math.ceil, math.floor, math.max, math.min
-
+local call, pcall, ceil = redis.call, redis.pcall, math.ceil
 local now = tonumber(ARGV[1])
 local is_server_time = not now
 if is_server_time then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 end
+local present = ceil(now / 1000)           -- milliseconds
 local score = string.format('%.0f', -now)  -- of what is admitted now; quicker to pass on than the number
 -- PEXPIRETIME came with Redis 7.0, and so did this number. By another clock than the server's an expiry tells nothing.
 local is_expiry_telling = is_server_time and redis.REDIS_VERSION_NUM
 
--- The expiry that tells the time of the oldest entry, and whether there is a sum.
-local function telling(charge)
-  local expires, remainder = ceil(charge.oldest / 1000) + 2 * charge.window_ms + SLACK, charge.is_summed and 3 or 1
-  return expires + (remainder - expires) % 4
+-- The way of most checks that come alone, before anything is set up that it does not need: one charge of one unit, on a
+-- log from which nothing has left, without a sum, with room. What follows below would do the same.
+if #ARGV == 11 and ARGV[3] == '1' and ARGV[4] == '0' and ARGV[7] == '1' and is_expiry_telling then
+  local key, window = KEYS[1], ARGV[8] + 0
+  if pcall('ZCOUNT', key, string.format('%.0f', window - now), '+inf') == 0 then
+    local oldest = (call('PEXPIRETIME', key) - 2 * ceil(window / 1000) - SLACK) * 1000
+    local used = oldest - 1000 + window >= now and call('ZCARD', key)
+    if used and used < ARGV[6] + 0 then
+      call('ZADD', key, score, ARGV[11])
+      return { now, used + 1, math.min(oldest, now) + window - now }
+    end
+  end
 end
 
+local floor, max, min = math.floor, math.max, math.min
+
 -- Lets a key live until an admission of now has left the window.
-local function outlive(key, window_ms)
+local function outlive(key, charge)
   if is_server_time then
-    call('PEXPIREAT', key, ceil(now / 2000) * 2 + ceil(window_ms / 2) * 2 + SLACK)
+    call('PEXPIREAT', key, present + charge.window_ms + SLACK)
   else
-    call('PEXPIRE', key, window_ms + SLACK)
+    call('PEXPIRE', key, charge.window_ms + SLACK)
   end
 end
 
@@ -92,12 +100,9 @@ local function time_of(key, rank)
 end
 
 -- Drops what has expired. Returns the units left, the time of the oldest entry, whether their sum is written down, and
--- whether what is written is out of date. Or nil and an error text, before anything was written.
+-- whether what is written is out of date.
 local function trim(key, cutoff)
-  local last = pcall('ZREVRANGE', key, 0, 0, 'WITHSCORES')
-  if last.err then return nil, last.err end
-  if not last[1] then return 0, nil, false, false end
-
+  local last = call('ZREVRANGE', key, 0, 0, 'WITHSCORES')
   local is_summed = last[1] == 'used'
   local oldest = is_summed and time_of(key, 1) or -tonumber(last[2])
   if oldest > cutoff then
@@ -138,46 +143,45 @@ end
 
 -- Looks at the log of a charge, and notes in the charge how it stands. Returns an error text if it cannot be read.
 local function look(charge, key)
-  charge.counted, charge.is_summed, charge.is_stale, charge.is_covered = 0, false, false, false
-  if is_expiry_telling then
-    local expires = call('PEXPIRETIME', key)
-    if expires == -2 then
-      charge.used, charge.oldest = 0, nil
-      return
-    end
-    local oldest = (expires - 2 * charge.window_ms - SLACK) * 1000
-    if expires % 2 == 1 and oldest - 6000 + charge.window >= now then
-      local is_summed = expires % 4 == 3
-      local used = is_summed and pcall('ZSCORE', key, 'used') or pcall('ZCARD', key)
-      used = tonumber(used)
-      if used and used + charge.cost_of_all <= charge.units then
-        charge.used, charge.oldest, charge.is_summed, charge.is_covered = used, oldest, is_summed, true
-        return
-      end
-    end
+  charge.used, charge.oldest, charge.counted = 0, nil, 0
+  charge.is_summed, charge.is_stale, charge.is_covered = false, false, false
+  -- What has expired, and the sum.
+  local beyond = pcall('ZCOUNT', key, charge.cutoff, '+inf')
+  if beyond ~= 0 then
+    if type(beyond) == 'table' then return beyond.err end
+    charge.used, charge.oldest, charge.is_summed, charge.is_stale = trim(key, now - charge.window)
+    return
   end
-  local used, oldest, is_summed, is_stale = trim(key, now - charge.window)
-  if not used then return oldest end
-  charge.used, charge.oldest, charge.is_summed, charge.is_stale = used, oldest, is_summed, is_stale
+  local expires = is_expiry_telling and call('PEXPIRETIME', key)
+  if expires == -2 then return end
+  charge.used = call('ZCARD', key)
+  -- Rounded up by less than 1000. That it has not left the window says that the expiry is one of two windows.
+  local oldest = expires and (expires - 2 * charge.window_ms - SLACK) * 1000
+  charge.is_covered = oldest and oldest - 1000 + charge.window >= now
+  if charge.is_covered then
+    charge.oldest = oldest
+  elseif charge.used > 0 then
+    charge.oldest = time_of(key, 0)
+  end
 end
 
 -- Counts units under an id.
 local function admit(charge, key, id, units)
-  local was_summed = charge.is_summed
   charge.used = charge.used + units
-  if was_summed or units > 1 and (charge.cost > 1 or units > FEW) then
+  if charge.is_summed or units > 1 and (charge.cost > 1 or units > FEW) then
     charge.is_summed = true
     call('ZADD', key, charge.used, 'used', score, entry(id, units))
+    outlive(key, charge)
   else
     call('ZADD', key, score, id)
     for places = 2, units do
       call('ZADD', key, score, following(id, places - 1))
     end
-  end
-  if not (is_expiry_telling and charge.oldest and charge.oldest <= now) then
-    outlive(key, charge.window_ms)
-  elseif not charge.is_covered or charge.is_summed ~= was_summed then
-    call('PEXPIREAT', key, telling(charge))
+    if not (is_expiry_telling and charge.oldest and charge.oldest <= now) then
+      outlive(key, charge)
+    elseif not charge.is_covered then
+      call('PEXPIREAT', key, ceil(charge.oldest / 1000) + 2 * charge.window_ms + SLACK)
+    end
   end
   charge.oldest = charge.oldest or now
 end
@@ -205,7 +209,7 @@ local function pull_back(charge, key)
   for _, member in ipairs(call('ZRANGEBYSCORE', key, '-inf', '(' .. score)) do
     call('ZADD', key, score, member)
   end
-  outlive(key, charge.window_ms)
+  outlive(key, charge)
 end
 
 -- How many copies of a check an earlier try has counted under this id: all that it admitted share one entry, or have
@@ -230,6 +234,7 @@ for number = 1, ARGV[2] do
     local units, cost, window = ARGV[a + 1] + 0, ARGV[a + 2] + 0, ARGV[a + 3] + 0
     shape[i] = {
       units = units, cost = cost, cost_of_all = cost * shape.copies, window = window, window_ms = ceil(window / 1000),
+      cutoff = string.format('%.0f', window - now),  -- as a score
       -- How it stands in the check at hand. `is_covered` says that the expiry is late enough for one more entry.
       used = 0, oldest = nil, counted = 0, is_summed = false, is_stale = false, is_covered = false,
     }
