@@ -24,7 +24,7 @@ use std::{error, fmt, iter};
 use crate::{admission::AdmissionId, key::Key, limit::Limit};
 
 /// One limit, one key, one cost. See the [module docs](self).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Charge {
     limit: Limit,
     key: Key,

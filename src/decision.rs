@@ -58,6 +58,16 @@ impl Decision {
         Self { at, id, first, rest }
     }
 
+    /// The same decision so much later, if nothing has arrived since and no unit has left its window.
+    pub(crate) fn later(&self, by: Duration) -> Self {
+        let later = |status: &LimitStatus| LimitStatus {
+            reset_after: status.reset_after.saturating_sub(by),
+            retry_after: status.retry_after.map(|retry_after| retry_after.saturating_sub(by)),
+            ..status.clone()
+        };
+        Self { at: self.at + by, id: self.id, first: later(&self.first), rest: self.rest.iter().map(later).collect() }
+    }
+
     /// Whether the check was admitted, and its units counted.
     #[must_use]
     pub fn is_allowed(&self) -> bool {

@@ -106,13 +106,13 @@ pub use self::{
     error::{Error, StoreError},
     key::Key,
     limit::{InvalidLimit, Limit},
-    limiter::{FailureMode, Limiter},
+    limiter::{DenyCache, FailureMode, Limiter},
     middleware::{
         Degraded, EXPOSED_HEADERS, InvalidLimits, JsonResponse, KeyedLimit, RateLimit, RateLimitLayer, Rejection,
         RejectionResponse, ResetFormat,
         extract::{ApiKey, ClientIp, Everyone, Header, KeyError, KeyExtractor, PeerIp, Secret},
     },
-    store::{ManualClock, MemoryStore, Store},
+    store::{Epoch, ManualClock, MemoryStore, Store},
 };
 
 #[cfg(doctest)]

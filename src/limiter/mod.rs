@@ -22,19 +22,23 @@
 //! ```
 
 mod deadline;
+mod deny_cache;
 mod failure;
 
 use std::{
     future::Future,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
 use pin_project_lite::pin_project;
 
-use self::deadline::Deadline;
-pub use self::failure::FailureMode;
+use self::{
+    deadline::Deadline,
+    deny_cache::{Question, Refusals},
+};
+pub use self::{deny_cache::DenyCache, failure::FailureMode};
 use crate::{
     check::{Charge, Check, NeverFits},
     decision::Decision,
@@ -52,19 +56,29 @@ const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
 pub struct Limiter<S> {
     store: S,
     deadline: Duration,
+    refusals: Refusals,
 }
 
 impl<S: Store> Limiter<S> {
     /// A limiter on `store` with a deadline of 50 ms.
     #[must_use]
     pub fn new(store: S) -> Self {
-        Self { store, deadline: DEFAULT_DEADLINE }
+        let refusals = Refusals::new(DenyCache::new(), store.epoch());
+        Self { store, deadline: DEFAULT_DEADLINE, refusals }
     }
 
     /// Sets how long any answer may take. Default: 50 ms.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
+        self
+    }
+
+    /// Sets for how long, and how many, refusals may be repeated without asking the store. Default:
+    /// [`DenyCache::new`].
+    #[must_use]
+    pub fn deny_cache(mut self, deny_cache: DenyCache) -> Self {
+        self.refusals = Refusals::new(deny_cache, self.store.epoch());
         self
     }
 
@@ -87,7 +101,13 @@ impl<S: Store> Limiter<S> {
     ///
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails.
     pub fn check_all(&self, check: Check) -> Decide<S> {
-        Decide { state: Deciding::Asked { decision: Deadline::new(self.store.decide(check), self.deadline) } }
+        let state = match self.refusals.recall(&check) {
+            Ok(refusal) => Deciding::Recalled { refusal: Some(refusal) },
+            Err(question) => {
+                Deciding::Asked { decision: Deadline::new(self.store.decide(check), self.deadline), question }
+            }
+        };
+        Decide { state }
     }
 
     /// How `limit` stands for `key`, without spending anything. Look at [`remaining`](Decision::remaining): asking costs
@@ -123,7 +143,8 @@ pin_project! {
     #[project = DecidingProjection]
     enum Deciding<S: Store> {
         Never { error: Option<NeverFits> },
-        Asked { #[pin] decision: Deadline<S::Decide> },
+        Recalled { refusal: Option<Decision> },
+        Asked { #[pin] decision: Deadline<S::Decide>, question: Option<Question> },
     }
 }
 
@@ -131,14 +152,19 @@ impl<S: Store> Future for Decide<S> {
     type Output = Result<Decision, Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.project().state.project() {
-            DecidingProjection::Never { error } => match error.take() {
-                Some(error) => Poll::Ready(Err(error.into())),
-                // Only a future that is polled again after it was ready has no error left.
-                None => panic!("`Decide` polled after completion"),
-            },
-            DecidingProjection::Asked { decision } => decision.poll(cx).map(|outcome| Ok(outcome??)),
-        }
+        let known = match self.project().state.project() {
+            DecidingProjection::Never { error } => error.take().map(|error| Err(error.into())),
+            DecidingProjection::Recalled { refusal } => refusal.take().map(Ok),
+            DecidingProjection::Asked { decision, question } => {
+                let outcome = ready!(decision.poll(cx))??;
+                if let Some(question) = question.take() {
+                    question.answered(&outcome);
+                }
+                Some(Ok(outcome))
+            }
+        };
+        // Only a future that is polled again after it was ready has nothing left.
+        Poll::Ready(known.unwrap_or_else(|| panic!("`Decide` polled after completion")))
     }
 }
 

@@ -14,7 +14,7 @@ use super::{
     service::RateLimit,
 };
 use crate::{
-    limiter::{FailureMode, Limiter},
+    limiter::{DenyCache, FailureMode, Limiter},
     store::Store,
 };
 
@@ -109,6 +109,11 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
     /// How long a decision may take before the failure mode decides. Default: 50 ms.
     pub fn deadline(self, deadline: Duration) -> Self {
         self.set(|policy| policy.limiter = policy.limiter.clone().deadline(deadline))
+    }
+
+    /// For how long, and how many, refusals may be repeated without asking the store. Default: [`DenyCache::new`].
+    pub fn deny_cache(self, deny_cache: DenyCache) -> Self {
+        self.set(|policy| policy.limiter = policy.limiter.clone().deny_cache(deny_cache))
     }
 
     /// Lets requests through while the store cannot decide, without rate-limit headers. The default.

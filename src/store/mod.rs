@@ -38,16 +38,19 @@
 //! ```
 
 mod clock;
+mod epoch;
 mod memory;
 #[cfg(feature = "redis")]
 mod redis;
 
 use std::future::Future;
 
+pub(crate) use self::epoch::Moment;
 #[cfg(feature = "redis")]
 pub use self::redis::{InvalidRedisConfig, RedisDecide, RedisReset, RedisStore, RedisStoreBuilder};
 pub use self::{
     clock::ManualClock,
+    epoch::Epoch,
     memory::{MemoryDecide, MemoryStore, MemoryStoreBuilder},
 };
 use crate::{check::Check, decision::Decision, error::StoreError, key::Key, limit::Limit};
@@ -68,4 +71,10 @@ pub trait Store: Clone + Send + Sync + 'static {
 
     /// Forgets what `limit` counts for `key`.
     fn reset(&self, limit: Limit, key: Key) -> Self::Reset;
+
+    /// If the store has an epoch, a limiter may repeat its refusals for as long as the epoch lasts, instead of asking
+    /// again. Default: it has none.
+    fn epoch(&self) -> Option<&Epoch> {
+        None
+    }
 }

@@ -5,6 +5,7 @@
 mod batching;
 mod concurrency;
 mod conformance;
+mod deny_cache;
 mod example_server;
 mod extractors;
 mod layer;

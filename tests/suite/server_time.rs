@@ -13,7 +13,7 @@ use proptest::{
     test_runner::{Config, TestCaseError, TestRunner},
 };
 use tokio::{runtime::Builder, time::sleep};
-use tower_sliding_window::{AdmissionId, Charge, Check, Limit, Limiter, RedisStore};
+use tower_sliding_window::{AdmissionId, Charge, Check, DenyCache, Limit, Limiter, RedisStore};
 
 use crate::support::{
     PATIENCE,
@@ -124,7 +124,7 @@ fn redis_decides_by_its_own_clock_as_the_model_does() {
     let (runtime, server) = (Builder::new_current_thread().enable_all().build().unwrap(), RedisServer::start());
     // One batch at a time, so that they are decided in the order in which they were asked.
     let store = RedisStore::builder(&server.url()).connections(1).build().unwrap();
-    let limiter = Limiter::new(store).deadline(PATIENCE);
+    let limiter = Limiter::new(store).deadline(PATIENCE).deny_cache(DenyCache::off());
     let config = Config { cases: 24, failure_persistence: None, max_shrink_iters: 50, ..Config::default() };
     let outcome = TestRunner::new(config).run(&vec(step(), 1..=500), |steps| {
         server.run::<()>("FLUSHALL");

@@ -12,7 +12,13 @@ use super::{
     queue::{Job, Outcome, Queue, Slot},
     script::Script,
 };
-use crate::{check::Check, error::StoreError, key::Key, limit::Limit, store::clock::Clock};
+use crate::{
+    check::Check,
+    error::StoreError,
+    key::Key,
+    limit::Limit,
+    store::{clock::Clock, epoch::Epoch},
+};
 
 pub(super) struct Dispatcher {
     connections: Connections,
@@ -21,12 +27,18 @@ pub(super) struct Dispatcher {
     prefix: String,
     /// A clock of this process instead of the server's.
     clock: Option<Clock>,
+    epoch: Epoch,
 }
 
 impl Dispatcher {
     pub(super) fn new(connections: Connections, max_in_flight: usize, prefix: String, clock: Option<Clock>) -> Self {
         let script = Script::new(include_str!("sliding_log.lua"));
-        Self { connections, script, queue: Queue::new(max_in_flight), prefix, clock }
+        let epoch = Epoch::by(clock.clone().unwrap_or_else(Clock::monotonic));
+        Self { connections, script, queue: Queue::new(max_in_flight), prefix, clock, epoch }
+    }
+
+    pub(super) fn epoch(&self) -> &Epoch {
+        &self.epoch
     }
 
     pub(super) fn prefix(&self) -> &str {
@@ -110,7 +122,10 @@ impl Dispatcher {
             };
             Ok(())
         };
-        outcome.await.map_err(|cause: Cause| StoreError::new("resetting a key", cause))
+        self.epoch.end();
+        let outcome = outcome.await;
+        self.epoch.end();
+        outcome.map_err(|cause: Cause| StoreError::new("resetting a key", cause))
     }
 }
 

@@ -36,7 +36,7 @@ use self::{
     dispatcher::{Dispatcher, Sending},
     queue::Outcome,
 };
-use super::Store;
+use super::{Store, epoch::Epoch};
 use crate::{check::Check, error::StoreError, key::Key, limit::Limit};
 
 /// Limits shared by every process that uses the same Redis. See the [crate docs](crate#stores).
@@ -77,6 +77,10 @@ impl Store for RedisStore {
     fn reset(&self, limit: Limit, key: Key) -> RedisReset {
         let dispatcher = Arc::clone(&self.dispatcher);
         RedisReset(Box::pin(async move { dispatcher.reset(&limit, &key).await }))
+    }
+
+    fn epoch(&self) -> Option<&Epoch> {
+        Some(self.dispatcher.epoch())
     }
 }
 

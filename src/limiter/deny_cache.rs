@@ -1,0 +1,169 @@
+//! The deny cache: refusals that are repeated without asking the store.
+//!
+//! 1. A check that was refused is refused again, in this process, until the first of its figures would change by itself:
+//!    until the oldest unit of one of its limits leaves the window. The figures count down meanwhile. A check is the
+//!    same if its limits, keys and costs are.
+//! 2. It is never wrong about what this process does: after a [reset](super::Limiter::reset), under a limit that was
+//!    raised, or with an id of the caller's, the store is asked.
+//! 3. What others give back, it sees late: by its [`max_age`](DenyCache::max_age), one second by default, at most. So
+//!    much can its figures be late, too, where others spend smaller costs of what is left.
+//! 4. It holds a bounded number of refusals, as digests under a key of the process's own, never the keys themselves.
+//! 5. It is used where a store says that it may be: by `RedisStore`, not by `MemoryStore`, which decides as quickly.
+//!
+//! ```
+//! use std::time::Duration;
+//! use tower_sliding_window::{DenyCache, Limiter, MemoryStore};
+//!
+//! let limiter = Limiter::new(MemoryStore::new());
+//! // Nobody ever gives anything back, so a refusal holds for as long as it says.
+//! let patient = limiter.clone().deny_cache(DenyCache::new().max_age(Duration::MAX));
+//! let every_time = limiter.deny_cache(DenyCache::off());
+//! ```
+
+use std::{
+    hash::{BuildHasher, Hash, Hasher, RandomState},
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use quick_cache::sync::Cache;
+
+use crate::{
+    check::Check,
+    decision::{Decision, LimitStatus},
+    store::{Epoch, Moment},
+};
+
+/// Settings of a limiter's deny cache. See the [module docs](crate::DenyCache).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct DenyCache {
+    max_age: Duration,
+    capacity: usize,
+}
+
+impl DenyCache {
+    /// A deny cache of 10,000 refusals, for one second each at most.
+    pub const fn new() -> Self {
+        Self { max_age: Duration::from_secs(1), capacity: 10_000 }
+    }
+
+    /// No deny cache: the store is asked every time.
+    pub const fn off() -> Self {
+        Self { max_age: Duration::ZERO, capacity: 0 }
+    }
+
+    /// How long a refusal may be repeated at most. Default: one second.
+    ///
+    /// That is how late this process sees what others give back: a reset by another process, a failover to a server that
+    /// has lost entries. Zero is [`off`](Self::off).
+    pub const fn max_age(mut self, max_age: Duration) -> Self {
+        self.max_age = max_age;
+        self
+    }
+
+    /// How many refusals to remember at most, about 200 bytes each. Default: 10,000.
+    pub const fn capacity(mut self, refusals: usize) -> Self {
+        self.capacity = refusals;
+        self
+    }
+}
+
+impl Default for DenyCache {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What a limiter remembers. Clones remember the same.
+#[derive(Clone, Debug)]
+pub(super) struct Refusals(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    settings: DenyCache,
+    /// The store's, if it has one.
+    epoch: Option<Epoch>,
+    /// Two keys for a digest of 128 bits: no two checks share one, and nobody outside can make them.
+    hashers: [RandomState; 2],
+    /// Made by the first refusal.
+    cache: OnceLock<Cache<[u64; 2], Refusal>>,
+}
+
+#[derive(Clone, Debug)]
+struct Refusal {
+    epoch: u64,
+    /// From when until when it may be repeated.
+    asked: u64,
+    until: u64,
+    /// When it arrived. Its figures count down from there, so that nobody is told to come too early.
+    answered: u64,
+    decision: Arc<Decision>,
+}
+
+/// A check on its way to the store.
+#[derive(Debug)]
+pub(super) struct Question {
+    refusals: Refusals,
+    digest: [u64; 2],
+    asked: Moment,
+}
+
+impl Refusals {
+    pub(super) fn new(settings: DenyCache, epoch: Option<&Epoch>) -> Self {
+        // Without an epoch, as without any age, nothing is ever recalled.
+        let epoch = epoch.filter(|_| !settings.max_age.is_zero()).cloned();
+        let hashers = [RandomState::new(), RandomState::new()];
+        Self(Arc::new(Shared { settings, epoch, hashers, cache: OnceLock::new() }))
+    }
+
+    /// The refusal of a check, or what is needed to remember the one that may come; neither where the store is to be
+    /// asked every time.
+    pub(super) fn recall(&self, check: &Check) -> Result<Decision, Option<Question>> {
+        let (Some(epoch), None) = (&self.0.epoch, check.id()) else { return Err(None) };
+        let (asked, digest) = (epoch.moment(), self.0.digest(check));
+        match self.0.cache.get().and_then(|cache| cache.get(&digest)) {
+            Some(refusal) if refusal.holds_at(asked) => Ok(refusal.at(asked)),
+            _ => Err(Some(Question { refusals: self.clone(), digest, asked })),
+        }
+    }
+}
+
+impl Shared {
+    fn digest(&self, check: &Check) -> [u64; 2] {
+        self.hashers.each_ref().map(|keyed| {
+            let mut hasher = keyed.build_hasher();
+            check.charges().for_each(|charge| charge.hash(&mut hasher));
+            hasher.finish()
+        })
+    }
+}
+
+impl Question {
+    /// Remembers the answer if it is a refusal.
+    pub(super) fn answered(self, decision: &Decision) {
+        let Shared { settings, epoch: Some(epoch), cache, .. } = &*self.refusals.0 else { return };
+        let Some(retry_after) = decision.retry_after() else { return };
+        let steady = decision.statuses().filter(|status| status.used() > 0).map(LimitStatus::reset_after);
+        let held = steady.fold(retry_after, Duration::min).min(settings.max_age);
+        let refusal = Refusal {
+            epoch: self.asked.epoch,
+            asked: self.asked.micros,
+            until: self.asked.micros.saturating_add(u64::try_from(held.as_micros()).unwrap_or(u64::MAX)),
+            answered: epoch.moment().micros,
+            decision: Arc::new(decision.clone()),
+        };
+        cache.get_or_init(|| Cache::new(settings.capacity)).insert(self.digest, refusal);
+    }
+}
+
+impl Refusal {
+    /// Not before it was asked for either: then the clock has stepped back.
+    fn holds_at(&self, moment: Moment) -> bool {
+        self.epoch == moment.epoch && (self.asked..self.until).contains(&moment.micros)
+    }
+
+    fn at(&self, moment: Moment) -> Decision {
+        self.decision.later(Duration::from_micros(moment.micros.saturating_sub(self.answered)))
+    }
+}
