@@ -7,7 +7,9 @@
 //!    raised, or with an id of the caller's, the store is asked.
 //! 3. What others give back, it sees late: by its [`max_age`](DenyCache::max_age), one second by default, at most. So
 //!    much can its figures be late, too, where others spend smaller costs of what is left.
-//! 4. It holds a bounded number of refusals, as digests under a key of the process's own, never the keys themselves.
+//! 4. It holds a bounded number of refusals, as 64-bit digests under a key of the process's own, never the keys
+//!    themselves. Nobody outside can make two checks meet; among 10,000 refusals and a million checks a second, chance
+//!    does once in fifty years.
 //! 5. It is used where a store says that it may be: by `RedisStore`, not by `MemoryStore`, which decides as quickly.
 //!
 //! ```
@@ -84,10 +86,9 @@ struct Shared {
     settings: DenyCache,
     /// The store's, if it has one.
     epoch: Option<Epoch>,
-    /// Two keys for a digest of 128 bits: no two checks share one, and nobody outside can make them.
-    hashers: [RandomState; 2],
+    hasher: RandomState,
     /// Made by the first refusal.
-    cache: OnceLock<Cache<[u64; 2], Refusal>>,
+    cache: OnceLock<Cache<u64, Refusal>>,
 }
 
 #[derive(Clone, Debug)]
@@ -105,7 +106,7 @@ struct Refusal {
 #[derive(Debug)]
 pub(super) struct Question {
     refusals: Refusals,
-    digest: [u64; 2],
+    digest: u64,
     asked: Moment,
 }
 
@@ -113,8 +114,7 @@ impl Refusals {
     pub(super) fn new(settings: DenyCache, epoch: Option<&Epoch>) -> Self {
         // Without an epoch, as without any age, nothing is ever recalled.
         let epoch = epoch.filter(|_| !settings.max_age.is_zero()).cloned();
-        let hashers = [RandomState::new(), RandomState::new()];
-        Self(Arc::new(Shared { settings, epoch, hashers, cache: OnceLock::new() }))
+        Self(Arc::new(Shared { settings, epoch, hasher: RandomState::new(), cache: OnceLock::new() }))
     }
 
     /// The refusal of a check, or what is needed to remember the one that may come; neither where the store is to be
@@ -130,12 +130,10 @@ impl Refusals {
 }
 
 impl Shared {
-    fn digest(&self, check: &Check) -> [u64; 2] {
-        self.hashers.each_ref().map(|keyed| {
-            let mut hasher = keyed.build_hasher();
-            check.charges().for_each(|charge| charge.hash(&mut hasher));
-            hasher.finish()
-        })
+    fn digest(&self, check: &Check) -> u64 {
+        let mut hasher = self.hasher.build_hasher();
+        check.charges().for_each(|charge| charge.hash(&mut hasher));
+        hasher.finish()
     }
 }
 

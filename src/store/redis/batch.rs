@@ -16,7 +16,7 @@ use std::{
 use redis::{Cmd, Value};
 
 use super::{
-    keys::redis_key,
+    keys::write_redis_key,
     queue::{Job, Outcome},
 };
 use crate::{
@@ -45,16 +45,18 @@ impl Batch {
     pub(super) fn new(jobs: Vec<Job>) -> Self {
         let hasher = RandomState::new();
         // The submission that was the last to touch a key. Two keys of one hash only keep equal checks apart.
-        let mut last_touch: HashMap<u64, usize> = HashMap::new();
+        let mut last_touch: HashMap<u64, usize> = HashMap::with_capacity(jobs.len());
+        let mut touched = Vec::new();
         let mut submissions: Vec<Submission> = Vec::with_capacity(jobs.len());
         for job in jobs {
-            let touched: Vec<u64> = job.check.charges().map(|charge| hasher.hash_one(bucket(charge))).collect();
+            touched.clear();
+            touched.extend(job.check.charges().map(|charge| hasher.hash_one(bucket(charge))));
             let last = touched.first().and_then(|hash| last_touch.get(hash)).copied();
             let earlier = last.filter(|last| touched.iter().all(|hash| last_touch.get(hash) == Some(last)));
             match earlier.and_then(|earlier| submissions.get_mut(earlier)) {
                 Some(earlier) if earlier.first.check.is_interchangeable_with(&job.check) => earlier.copies.push(job),
                 _ => {
-                    last_touch.extend(touched.into_iter().map(|hash| (hash, submissions.len())));
+                    last_touch.extend(touched.iter().map(|hash| (*hash, submissions.len())));
                     submissions.push(Submission { id: AdmissionId::from(0), first: job, copies: Vec::new() });
                 }
             }
@@ -70,8 +72,11 @@ impl Batch {
     pub(super) fn write(&self, command: &mut Cmd, prefix: &str, now: &str, again: bool) {
         let charges = || self.submissions.iter().flat_map(|submission| submission.first.check.charges());
         command.arg(charges().count());
+        let mut key = String::new();
         for charge in charges() {
-            command.arg(redis_key(prefix, charge.limit(), charge.key()));
+            key.clear();
+            write_redis_key(&mut key, prefix, charge.limit(), charge.key());
+            command.arg(&key);
         }
         // Most checks of a batch have the same shape, which is then sent and read once.
         let (mut shapes, mut numbers) = (Vec::<&Submission>::new(), Vec::with_capacity(self.submissions.len()));
@@ -119,9 +124,9 @@ impl Batch {
         let Value::Array(fields) = reply else { return Err(MalformedReply) };
         let mut fields = Fields(fields.into_iter());
         let now = fields.number()?;
-        let mut outcomes = Vec::with_capacity(self.submissions.len());
+        let (mut outcomes, mut statuses) = (Vec::with_capacity(self.submissions.len()), Vec::new());
         for submission in &self.submissions {
-            submission.read(&mut fields, now, &mut outcomes)?;
+            submission.read(&mut fields, now, &mut statuses, &mut outcomes)?;
         }
         if fields.0.next().is_some() { Err(MalformedReply) } else { Ok(outcomes) }
     }
@@ -141,11 +146,21 @@ impl Submission {
             && this.charges().map(figures).eq(that.charges().map(figures))
     }
 
-    fn read(&self, fields: &mut Fields, now: u64, outcomes: &mut Vec<Outcome>) -> Result<(), MalformedReply> {
+    /// Appends the outcome of each copy. `statuses` is room to work in.
+    fn read(
+        &self,
+        fields: &mut Fields,
+        now: u64,
+        statuses: &mut Vec<Status>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Result<(), MalformedReply> {
         let check = &self.first.check;
         let admitted = fields.admitted(self.size())?;
         let is_whole = matches!(admitted, Ok(admitted) if admitted == self.size());
-        let statuses = check.charges().map(|_| fields.status(is_whole)).collect::<Result<Vec<_>, _>>()?;
+        statuses.clear();
+        for _ in check.charges() {
+            statuses.push(fields.status(is_whole)?);
+        }
         for copy in 0..self.size() {
             outcomes.push(match &admitted {
                 Err(text) => Err(StoreError::new("deciding a check", text.clone())),

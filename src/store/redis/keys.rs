@@ -18,13 +18,19 @@ const DIGEST_BYTES: usize = 16;
 const HEX: [char; 16] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
 
 pub(super) fn redis_key(prefix: &str, limit: &Limit, key: &Key) -> String {
+    let mut text = String::with_capacity(prefix.len() + 2 * DIGEST_BYTES + limit.name().len() + 4);
+    write_redis_key(&mut text, prefix, limit, key);
+    text
+}
+
+/// Appends a key to a text.
+pub(super) fn write_redis_key(text: &mut String, prefix: &str, limit: &Limit, key: &Key) {
     let mut sha = Sha256::new();
     // The length first, so that no namespace and value can be split in two ways.
     sha.update((key.namespace().len() as u64).to_le_bytes());
     sha.update(key.namespace());
     sha.update(key.value());
 
-    let mut text = String::with_capacity(prefix.len() + 2 * DIGEST_BYTES + limit.name().len() + 4);
     text.push_str(prefix);
     text.push_str(":{");
     for byte in &sha.finalize()[..DIGEST_BYTES] {
@@ -33,7 +39,6 @@ pub(super) fn redis_key(prefix: &str, limit: &Limit, key: &Key) -> String {
     }
     text.push_str("}:");
     text.push_str(limit.name());
-    text
 }
 
 #[cfg(test)]
