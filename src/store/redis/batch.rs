@@ -78,28 +78,16 @@ impl Batch {
             write_redis_key(&mut key, prefix, charge.limit(), charge.key());
             command.arg(&key);
         }
-        // Most checks of a batch have the same shape, which is then sent and read once.
-        let (mut shapes, mut numbers) = (Vec::<&Submission>::new(), Vec::with_capacity(self.submissions.len()));
-        for submission in &self.submissions {
-            let known = shapes.iter().rposition(|shape| shape.has_the_shape_of(submission));
-            numbers.push(known.unwrap_or(shapes.len()) + 1);
-            if known.is_none() {
-                shapes.push(submission);
-            }
-        }
-        command.arg(now).arg(shapes.len());
-        for shape in shapes {
-            let check = &shape.first.check;
+        command.arg(now);
+        for run in self.submissions.chunk_by(Submission::has_the_shape_of) {
+            let (shape, check) = (&run[0], &run[0].first.check);
             let given = again || check.id().is_some();
             command.arg(shape.size()).arg(u8::from(given)).arg(check.charges().count());
             for charge in check.charges() {
                 command.arg(charge.limit().units()).arg(charge.cost()).arg(charge.limit().window_micros());
             }
-        }
-        let mut submissions = self.submissions.iter();
-        for run in numbers.chunk_by(usize::eq) {
-            command.arg(run[0]).arg(run.len());
-            for submission in submissions.by_ref().take(run.len()) {
+            command.arg(run.len());
+            for submission in run {
                 command.arg(&submission.id.to_bytes());
             }
         }
