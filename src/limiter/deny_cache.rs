@@ -23,12 +23,12 @@
 //! ```
 
 use std::{
-    hash::{BuildHasher, Hash, Hasher, RandomState},
+    hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState},
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
-use quick_cache::sync::Cache;
+use quick_cache::{UnitWeighter, sync::Cache};
 
 use crate::{
     check::Check,
@@ -88,7 +88,7 @@ struct Shared {
     epoch: Option<Epoch>,
     hasher: RandomState,
     /// Made by the first refusal.
-    cache: OnceLock<Cache<u64, Refusal>>,
+    cache: OnceLock<Cache<u64, Refusal, UnitWeighter, BuildHasherDefault<AsItIs>>>,
 }
 
 #[derive(Clone, Debug)]
@@ -151,7 +151,28 @@ impl Question {
             answered: epoch.moment().micros,
             decision: Arc::new(decision.clone()),
         };
-        cache.get_or_init(|| Cache::new(settings.capacity)).insert(self.digest, refusal);
+        let room = settings.capacity;
+        cache
+            .get_or_init(|| Cache::with(room, room as u64, UnitWeighter, Default::default(), Default::default()))
+            .insert(self.digest, refusal);
+    }
+}
+
+/// A digest is as good a hash as any.
+#[derive(Default)]
+struct AsItIs(u64);
+
+impl Hasher for AsItIs {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.0 = self.0.rotate_left(8) ^ u64::from(*byte));
+    }
+
+    fn write_u64(&mut self, digest: u64) {
+        self.0 = digest;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
     }
 }
 
