@@ -51,7 +51,9 @@
 //! # Stores
 //!
 //! [`MemoryStore`] counts within one process, without a runtime or a task. `RedisStore` shares its limits between all
-//! processes on one server: each decision is one script on Redis 6.2 or newer, by the server's clock.
+//! processes on one server: each decision is one script on Redis 6.2 or newer, by the server's clock. Checks that arrive
+//! while a script is on its way share the next one, equal checks share one entry, and a refusal is repeated in the
+//! process, without asking Redis, until it would no longer be true: see [`DenyCache`].
 //!
 //! # What is guaranteed, and what is not
 //!
@@ -66,6 +68,8 @@
 //!   nothing.
 //! * A limit's name is the name of what it counts, wherever it is used: limits of one name on one store share their units
 //!   for the same key. Give one name one window, and each application on a shared Redis a prefix.
+//! * A refusal is final for a second at most: so late does a process see what another gives back by a reset. Its own
+//!   resets it sees at once.
 //! * A check that was given up at its deadline may have been counted: at most one request's cost, never more admitted
 //!   than the limit.
 //!

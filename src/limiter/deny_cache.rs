@@ -1,26 +1,4 @@
-//! The deny cache: refusals that are repeated without asking the store.
-//!
-//! 1. A check that was refused is refused again, in this process, until the first of its figures would change by itself:
-//!    until the oldest unit of one of its limits leaves the window. The figures count down meanwhile. A check is the
-//!    same if its limits, keys and costs are.
-//! 2. It is never wrong about what this process does: after a [reset](super::Limiter::reset), under a limit that was
-//!    raised, or with an id of the caller's, the store is asked.
-//! 3. What others give back, it sees late: by its [`max_age`](DenyCache::max_age), one second by default, at most. So
-//!    much can its figures be late, too, where others spend smaller costs of what is left.
-//! 4. It holds a bounded number of refusals, as 64-bit digests under a key of the process's own, never the keys
-//!    themselves. Nobody outside can make two checks meet; among 10,000 refusals and a million checks a second, chance
-//!    does once in fifty years.
-//! 5. It is used where a store says that it may be: by `RedisStore`, not by `MemoryStore`, which decides as quickly.
-//!
-//! ```
-//! use std::time::Duration;
-//! use tower_sliding_window::{DenyCache, Limiter, MemoryStore};
-//!
-//! let limiter = Limiter::new(MemoryStore::new());
-//! // Nobody ever gives anything back, so a refusal holds for as long as it says.
-//! let patient = limiter.clone().deny_cache(DenyCache::new().max_age(Duration::MAX));
-//! let every_time = limiter.deny_cache(DenyCache::off());
-//! ```
+//! The deny cache: refusals that are repeated without asking the store. [`DenyCache`] has its rules.
 
 use std::{
     hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState},
@@ -36,7 +14,30 @@ use crate::{
     store::{Epoch, Moment},
 };
 
-/// Settings of a limiter's deny cache. See the [module docs](crate::DenyCache).
+/// Settings of a limiter's deny cache: refusals that are repeated without asking the store.
+///
+/// 1. A check that was refused is refused again, in this process, until the first of its figures would change by itself:
+///    until the oldest unit of one of its limits leaves the window. The figures count down meanwhile. A check is the
+///    same if its limits, keys and costs are.
+/// 2. It is never wrong about what this process does: after a [reset](super::Limiter::reset), under a limit that was
+///    raised, or with an id of the caller's, the store is asked.
+/// 3. What others give back, it sees late: by its [`max_age`](Self::max_age), one second by default, at most. So much can
+///    its figures be late, too, where others spend smaller costs of what is left.
+/// 4. It holds a bounded number of refusals, as 64-bit digests under a key of the process's own, never the keys
+///    themselves. Nobody outside can make two checks meet; among 10,000 refusals and a million checks a second, chance
+///    does once in fifty years.
+/// 5. It is used where a store says so by its [epoch](crate::Store::epoch): by `RedisStore`, not by `MemoryStore`, which
+///    decides as quickly.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_sliding_window::{DenyCache, Limiter, MemoryStore};
+///
+/// let limiter = Limiter::new(MemoryStore::new());
+/// // Nobody ever gives anything back, so a refusal holds for as long as it says.
+/// let patient = limiter.clone().deny_cache(DenyCache::new().max_age(Duration::MAX));
+/// let every_time = limiter.deny_cache(DenyCache::off());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct DenyCache {

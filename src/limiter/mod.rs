@@ -4,6 +4,7 @@
 //! 2. Every answer comes within the [`deadline`](Limiter::deadline), 50 ms by default, which covers queueing,
 //!    connecting and the reply. It runs from the first poll, and arms a timer only if the store makes it wait.
 //! 3. A refusal is a [`Decision`]; what is not a decision is a typed [`Error`].
+//! 4. A refusal may be repeated without asking the store, for as long as it is true: see [`DenyCache`].
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {

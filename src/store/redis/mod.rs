@@ -6,7 +6,8 @@
 //!
 //! 1. One sorted set a limit and identity; the script's header says what stands in it.
 //! 2. The time is the server's, read once a script, so all processes decide by one clock.
-//! 3. One script decides many checks, in the order of their arrival. A lone check does not wait for company.
+//! 3. One script decides many checks, in the order of their arrival. A lone check does not wait for company, nor for a
+//!    task: its own caller sends it.
 //! 4. EVALSHA, and EVAL once when the server does not know the script.
 //! 5. A batch that met a broken connection, or a server that has become a replica, is sent once more over a new
 //!    connection. It carries its identities, so should the first try have run after all, it counts once.
