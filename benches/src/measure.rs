@@ -40,7 +40,7 @@ impl Unit {
             Self::PerSecond if figure >= 1e6 => format!("{:.2} M/s", figure / 1e6),
             Self::PerSecond => format!("{:.1} k/s", figure / 1e3),
             Self::Micros => format!("{figure:.2} us"),
-            Self::Scripts => format!("{figure:.1}"),
+            Self::Scripts => format!("{figure:.4}"),
             Self::Bytes => format!("{figure:.1} B"),
         }
     }

@@ -82,7 +82,10 @@ impl Server {
             .lines()
             .filter_map(|line| line.strip_prefix("cmdstat_evalsha:").or_else(|| line.strip_prefix("cmdstat_eval:")));
         let fields = lines.flat_map(|line| line.split(',')).filter_map(|field| field.split_once('='));
-        fields.filter(|(field, _)| *field == name).map(|(_, figure)| figure.parse::<f64>().expect("a number")).sum()
+        fields
+            .filter(|(field, _)| *field == name)
+            .map(|(_, figure)| figure.parse::<f64>().expect("a number"))
+            .fold(0.0, |sum, figure| sum + figure)
     }
 }
 
