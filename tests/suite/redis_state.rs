@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
-use tower_sliding_window::{Charge, Check, Error, Limit, Limiter, ManualClock, RedisStore};
+use tower_sliding_window::{Charge, Check, DenyCache, Error, Limit, Limiter, ManualClock, RedisStore};
 
 use crate::support::{PATIENCE, redis_server::RedisServer};
 
@@ -67,6 +67,45 @@ async fn the_expiry_outlives_every_entry_and_is_seldom_moved() {
         let late = (expiry(&only_key(&server)) - windows * 30_001 - SLACK) * 1_000 - from;
         assert!((0..1_000).contains(&late), "{windows} windows: {late}");
         sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Alone, and as one of several charges, an admission moves the expiry only where it has to.
+#[tokio::test]
+async fn an_expiry_that_is_late_enough_stays() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server);
+    let charge = |name| Charge::new(Limit::per_day(name, 100), "ada", 1).unwrap();
+    let checks = [Check::new(charge("alone")), Check::new(charge("both")).and(charge("too")).unwrap()];
+    for (check, logs) in checks.into_iter().zip([1, 2]) {
+        server.run::<()>("CONFIG RESETSTAT");
+        for _ in 0..10 {
+            assert!(limiter.check_all(check.clone()).await.unwrap().is_allowed());
+        }
+        let stats: String = server.run("INFO commandstats");
+        let moved = format!("cmdstat_pexpireat:calls={},", 2 * logs);
+        assert!(stats.contains(&moved), "by the first two admissions: {stats}");
+    }
+}
+
+/// Somebody else has moved it, or the limit had another window: figures may be wrong, and nothing else.
+#[tokio::test]
+async fn no_decision_depends_on_the_expiry() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server).deny_cache(DenyCache::off());
+    for (round, costs) in [&[5][..], &[1, 1, 1, 1, 1], &[1, 2, 1, 1]].into_iter().enumerate() {
+        for life in [5_000, 10_900, 11_500, 16_000, 20_990, 3_600_000] {
+            let key = format!("{round} {life}");
+            let limit = Limit::per("calls", 6, Duration::from_secs(10));
+            for cost in costs {
+                assert!(limiter.check(&limit, key.as_str(), *cost).await.unwrap().is_allowed());
+            }
+            let redis_key = server.keys().remove(0);
+            server.run::<()>(&format!("PEXPIRE {redis_key} {life}"));
+            let allowed = async || limiter.check(&limit, key.as_str(), 1).await.unwrap().is_allowed();
+            assert_eq!([allowed().await, allowed().await, allowed().await], [true, false, false], "{costs:?} {life}");
+            server.run::<()>("FLUSHALL");
+        }
     }
 }
 
