@@ -107,8 +107,13 @@ impl Check {
         iter::once(&self.first).chain(&self.rest)
     }
 
+    /// The charge of a check that has no other.
+    pub(crate) fn only_charge(&self) -> Option<&Charge> {
+        self.rest.is_empty().then_some(&self.first)
+    }
+
     /// One value a charge, in order: the shape that keeps "there is always one" in the type.
-    pub(crate) fn map_charges<T>(&self, mut value: impl FnMut(&Charge) -> T) -> (T, Vec<T>) {
+    pub(crate) fn map_charges<'a, T>(&'a self, mut value: impl FnMut(&'a Charge) -> T) -> (T, Vec<T>) {
         (value(&self.first), self.rest.iter().map(value).collect())
     }
 

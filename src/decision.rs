@@ -54,7 +54,11 @@ pub struct LimitStatus {
 impl Decision {
     /// A store's answer: when it decided, under which id, and how each charge came out.
     pub fn new(check: &Check, at: SystemTime, id: AdmissionId, status: impl FnMut(&Charge) -> LimitStatus) -> Self {
-        let (first, rest) = check.map_charges(status);
+        Self::of_statuses(at, id, check.map_charges(status))
+    }
+
+    /// Of one status a charge, in order.
+    pub(crate) fn of_statuses(at: SystemTime, id: AdmissionId, (first, rest): (LimitStatus, Vec<LimitStatus>)) -> Self {
         Self { at, id, first, rest }
     }
 

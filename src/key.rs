@@ -16,32 +16,47 @@
 //! let key: Key = "nightly-import".into();
 //! ```
 
-use std::fmt;
+use std::{
+    fmt,
+    hash::{Hash, Hasher},
+    ptr,
+};
 
 /// In whose name units are spent. See the [module docs](self).
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone)]
 pub struct Key {
     namespace: &'static str,
-    value: Box<[u8]>,
+    value: Value,
+}
+
+/// The bytes of a key. Short ones, such as addresses, hashes and most names, are kept in place, so that making,
+/// cloning and comparing a key neither allocates nor follows a pointer.
+#[derive(Clone)]
+enum Value {
+    Short { length: u8, bytes: [u8; Self::SHORT] },
+    Long(Box<[u8]>),
 }
 
 impl Key {
     /// A key of any bytes in a namespace.
     #[must_use]
     pub fn new(namespace: &'static str, value: impl AsRef<[u8]>) -> Self {
-        Self { namespace, value: value.as_ref().into() }
+        Self::joined(namespace, &[value.as_ref()])
+    }
+
+    /// A key whose value is these parts, one after the other.
+    pub(crate) fn joined(namespace: &'static str, parts: &[&[u8]]) -> Self {
+        Self { namespace, value: Value::of(parts) }
     }
 
     /// The key of two keys together: equal only if both are.
     #[must_use]
     pub fn pair(first: &Self, second: &Self) -> Self {
         // Each part is preceded by its length, so no two different pairs give the same bytes.
-        let parts = [first.namespace.as_bytes(), &first.value, second.namespace.as_bytes(), &second.value];
-        let value: Vec<u8> = parts
-            .iter()
-            .flat_map(|part| (part.len() as u64).to_le_bytes().into_iter().chain(part.iter().copied()))
-            .collect();
-        Self { namespace: "pair", value: value.into() }
+        let parts = [first.namespace.as_bytes(), first.value(), second.namespace.as_bytes(), second.value()];
+        let lengths = parts.map(|part| (part.len() as u64).to_le_bytes());
+        let framed = [0, 1, 2, 3].map(|index| [&lengths[index][..], parts[index]]);
+        Self::joined("pair", framed.as_flattened())
     }
 
     /// The namespace.
@@ -53,7 +68,45 @@ impl Key {
     /// The value, for stores to digest. It may be personal: do not log it.
     #[must_use]
     pub fn value(&self) -> &[u8] {
-        &self.value
+        match &self.value {
+            Value::Short { length, bytes } => &bytes[..usize::from(*length)],
+            Value::Long(bytes) => bytes,
+        }
+    }
+}
+
+impl Value {
+    /// So many bytes fit where the other form has its pointer and length.
+    const SHORT: usize = 22;
+
+    fn of(parts: &[&[u8]]) -> Self {
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        if length > Self::SHORT {
+            return Self::Long(parts.concat().into());
+        }
+        let (mut bytes, mut end) = ([0; Self::SHORT], 0);
+        for part in parts {
+            bytes[end..end + part.len()].copy_from_slice(part);
+            end += part.len();
+        }
+        Self::Short { length: length as u8, bytes }
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        // Nearly always it is the same literal, and nothing has to be read.
+        let same_namespace = ptr::eq(self.namespace, other.namespace) || self.namespace == other.namespace;
+        same_namespace && self.value() == other.value()
+    }
+}
+
+impl Eq for Key {}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.namespace.hash(state);
+        self.value().hash(state);
     }
 }
 
@@ -72,5 +125,35 @@ impl From<String> for Key {
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Key").field(&self.namespace).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hash::{BuildHasher, RandomState};
+
+    use super::*;
+
+    #[test]
+    fn keys_of_all_lengths_are_what_they_were_made_of() {
+        let (text, hasher) = ([7; 64], RandomState::new());
+        for length in 0..text.len() {
+            let (first, second) = text[..length].split_at(length / 3);
+            let (whole, joined) = (Key::new("a", &text[..length]), Key::joined("a", &[first, second]));
+            assert_eq!((whole.value(), &whole), (&text[..length], &joined));
+            assert_eq!(hasher.hash_one(&whole), hasher.hash_one(&joined));
+            assert_ne!(whole, Key::new("a", &text[..=length]));
+            assert_ne!(whole, Key::new("b", &text[..length]));
+        }
+    }
+
+    #[test]
+    fn two_pairs_are_equal_only_if_their_parts_are() {
+        let key = |value: &str| Key::new("a", value);
+        let pairs = [("", "ab"), ("a", "b"), ("ab", ""), ("b", "a")].map(|(a, b)| Key::pair(&key(a), &key(b)));
+        for (index, pair) in pairs.iter().enumerate() {
+            assert!(pairs[..index].iter().all(|other| other != pair));
+        }
+        assert_eq!(Key::pair(&key("a"), &key("b")), pairs[1]);
     }
 }

@@ -13,9 +13,9 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::{
-    headers::{ResetFormat, write_figures},
+    headers::Figures,
     policy::{Admission, Limits, Policy},
-    rejection::RejectionResponse,
+    rejection::{Degraded, RejectionResponse},
 };
 use crate::{decision::Decision, error::Error, limiter::Decide, store::Store};
 
@@ -38,9 +38,15 @@ pin_project! {
     #[project = StateProjection]
     enum State<I, S: Store, R, ReqBody, F, ResBody> {
         Deciding { #[pin] decide: Decide<S>, held: Option<Held<I, S, R, ReqBody>> },
-        Forwarded { #[pin] response: F, admission: Admission, reset_format: ResetFormat },
+        Forwarded { #[pin] response: F, note: Note },
         Rejected { response: Option<Response<ResBody>> },
     }
+}
+
+/// What the response is to say of how the request was let through.
+enum Note {
+    Figures(Figures),
+    Degraded(Degraded),
 }
 
 /// What waits for the decision: the service that was polled ready, the request, and what the layer was told.
@@ -85,11 +91,11 @@ where
                     let outcome = ready!(decide.poll(cx));
                     held.take().map(|held| held.proceed(outcome))
                 }
-                StateProjection::Forwarded { response, admission, reset_format } => {
+                StateProjection::Forwarded { response, note } => {
                     let mut response = ready!(response.poll(cx))?;
-                    match admission {
-                        Admission::Decided(decision) => write_figures(response.headers_mut(), decision, *reset_format),
-                        Admission::Undecided(degraded) => {
+                    match note {
+                        Note::Figures(figures) => figures.write(response.headers_mut()),
+                        Note::Degraded(degraded) => {
                             response.extensions_mut().insert(degraded.clone());
                         }
                     }
@@ -115,11 +121,15 @@ impl<I, S: Store, R, ReqBody> Held<I, S, R, ReqBody> {
     {
         match self.policy.verdict(outcome) {
             Ok(admission) => {
-                if let Admission::Decided(decision) = &admission {
-                    self.request.extensions_mut().insert(decision.clone());
-                }
-                let reset_format = self.policy.reset_format;
-                State::Forwarded { response: self.inner.call(self.request), admission, reset_format }
+                let note = match admission {
+                    Admission::Decided(decision) => {
+                        let figures = Figures::of(&decision, self.policy.reset_format);
+                        self.request.extensions_mut().insert(decision);
+                        Note::Figures(figures)
+                    }
+                    Admission::Undecided(degraded) => Note::Degraded(degraded),
+                };
+                State::Forwarded { response: self.inner.call(self.request), note }
             }
             Err(rejection) => State::Rejected { response: Some(self.policy.reject(rejection)) },
         }

@@ -13,6 +13,7 @@ use http::{
     header::{CACHE_CONTROL, RETRY_AFTER},
 };
 
+use super::number::header_value;
 use crate::decision::Decision;
 
 const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
@@ -34,28 +35,42 @@ pub enum ResetFormat {
     EpochSeconds,
 }
 
-/// Writes the figures of a decision, unless the headers already have those of a limit with no more left.
-pub(super) fn write_figures(headers: &mut HeaderMap, decision: &Decision, format: ResetFormat) {
-    let binding = decision.binding();
-    let shown = headers.get(&REMAINING).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-    if shown.is_some_and(|remaining| remaining <= binding.remaining()) {
-        return;
+/// What the headers say of a decision.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Figures {
+    limit: u64,
+    remaining: u64,
+    reset: u64,
+}
+
+impl Figures {
+    pub(super) fn of(decision: &Decision, format: ResetFormat) -> Self {
+        let binding = decision.binding();
+        let reset = match format {
+            ResetFormat::DeltaSeconds => binding.reset_after(),
+            ResetFormat::EpochSeconds => {
+                let at = decision.at() + binding.reset_after();
+                at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+            }
+        };
+        Self { limit: binding.limit().units(), remaining: binding.remaining(), reset: seconds_rounded_up(reset) }
     }
-    let reset = match format {
-        ResetFormat::DeltaSeconds => binding.reset_after(),
-        ResetFormat::EpochSeconds => {
-            let at = decision.at() + binding.reset_after();
-            at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+
+    /// Writes them, unless the headers already have those of a limit with no more left.
+    pub(super) fn write(self, headers: &mut HeaderMap) {
+        let shown = headers.get(&REMAINING).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+        if shown.is_some_and(|remaining| remaining <= self.remaining) {
+            return;
         }
-    };
-    headers.insert(LIMIT, binding.limit().units().into());
-    headers.insert(REMAINING, binding.remaining().into());
-    headers.insert(RESET, seconds_rounded_up(reset).into());
+        headers.insert(LIMIT, header_value(self.limit));
+        headers.insert(REMAINING, header_value(self.remaining));
+        headers.insert(RESET, header_value(self.reset));
+    }
 }
 
 /// Tells when to come back.
 pub(super) fn write_retry_after(headers: &mut HeaderMap, wait: Duration) {
-    headers.insert(RETRY_AFTER, retry_after_seconds(wait).into());
+    headers.insert(RETRY_AFTER, header_value(retry_after_seconds(wait)));
 }
 
 /// An answer to one client at one moment is nobody else's (RFC 6585, section 4, for 429).

@@ -46,6 +46,7 @@ mod future;
 mod headers;
 mod keyed_limit;
 mod layer;
+mod number;
 mod policy;
 pub mod rejection;
 mod service;

@@ -66,7 +66,10 @@ impl<S, R> Policy<S, R, Limits> {
     pub(super) fn check(&self, parts: &Parts) -> Result<Check, Rejection> {
         let cost = self.cost.as_ref().map_or(1, |cost| cost(parts));
         let first = self.limits.first.charge(parts, cost)?;
-        let rest = self.limits.rest.iter().map(|limit| limit.charge(parts, cost)).collect::<Result<_, _>>()?;
+        let mut rest = Vec::with_capacity(self.limits.rest.len());
+        for limit in &self.limits.rest {
+            rest.push(limit.charge(parts, cost)?);
+        }
         Ok(Check::of_distinct(first, rest))
     }
 

@@ -36,7 +36,7 @@ use http::{
 
 use super::{
     extract::KeyError,
-    headers::{ResetFormat, forbid_storing, retry_after_seconds, write_figures, write_retry_after},
+    headers::{Figures, ResetFormat, forbid_storing, retry_after_seconds, write_retry_after},
 };
 use crate::{admission::random, check::NeverFits, decision::Decision, error::Error};
 
@@ -73,7 +73,7 @@ impl Rejection {
         forbid_storing(headers);
         match self {
             Self::Limited(decision) => {
-                write_figures(headers, decision, format);
+                Figures::of(decision, format).write(headers);
                 write_retry_after(headers, decision.retry_after().unwrap_or_default());
             }
             Self::NoKey(error) => {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{Error, Limit, Limiter, ManualClock, MemoryStore};
+use tower_sliding_window::{AdmissionId, Charge, Check, Error, Limit, Limiter, ManualClock, MemoryStore};
 
 const CALLS: Limit = Limit::per_minute("calls", 3);
 
@@ -58,6 +58,21 @@ async fn a_full_store_is_unavailable_until_something_expires() {
         let _ = limiter.peek(&CALLS, "ada").await;
     }
     assert!(limiter.check(&CALLS, "more", 1).await.unwrap().is_allowed());
+}
+
+/// All or nothing holds for the room as well, and what is counted already needs none.
+#[tokio::test]
+async fn a_check_takes_room_for_all_of_its_charges_or_none() {
+    let (store, limiter, _) = store(2);
+    let charge = |key| Charge::new(CALLS, key, 1).unwrap();
+    let two = || Check::new(charge("a")).and(charge("b")).unwrap().with_id(AdmissionId::from(7));
+    assert!(limiter.check_all(two().and(charge("c")).unwrap()).await.is_err());
+    assert_eq!(store.keys(), 0);
+
+    for _ in 0..2 {
+        assert!(limiter.check_all(two()).await.unwrap().is_allowed());
+    }
+    assert!(limiter.check(&CALLS, "c", 1).await.is_err());
 }
 
 #[tokio::test]

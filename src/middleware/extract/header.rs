@@ -47,7 +47,7 @@ impl KeyExtractor for Header {
     fn extract(&self, parts: &Parts) -> Result<Key, KeyError> {
         let value = single_value(&parts.headers, &self.name)?;
         // A header's name cannot hold a colon, so two headers never give the same text.
-        Ok(Key::new("header", format!("{}:{value}", self.name)))
+        Ok(Key::joined("header", &[self.name.as_str().as_bytes(), b":", value.as_bytes()]))
     }
 }
 

@@ -1,0 +1,54 @@
+//! Numbers as header values.
+
+use http::HeaderValue;
+
+/// Below this, a number's text is at hand: most limits, what is left of them, and seconds up to two hours.
+const AT_HAND: usize = 10_000;
+
+/// All of these numbers, each with four digits.
+static DIGITS: [[u8; 4]; AT_HAND] = {
+    let mut digits = [[0; 4]; AT_HAND];
+    let mut number = 0;
+    while number < AT_HAND {
+        let (mut place, mut rest) = (4, number);
+        while place > 0 {
+            place -= 1;
+            digits[number][place] = b'0' + (rest % 10) as u8;
+            rest /= 10;
+        }
+        number += 1;
+    }
+    digits
+};
+
+static TEXT: &str = match str::from_utf8(DIGITS.as_flattened()) {
+    Ok(text) => text,
+    Err(_) => panic!("digits are ASCII"),
+};
+
+/// What `HeaderValue::from` gives in two allocations: in none for a number at hand, in one for any other.
+pub(super) fn header_value(number: u64) -> HeaderValue {
+    match at_hand(number) {
+        Some(text) => HeaderValue::from_static(text),
+        None => number.to_string().try_into().unwrap_or_else(|_| number.into()),
+    }
+}
+
+fn at_hand(number: u64) -> Option<&'static str> {
+    let start = 4 * usize::try_from(number).ok().filter(|index| *index < AT_HAND)?;
+    let zeros = [1_000, 100, 10].into_iter().filter(|power| number < *power).count();
+    Some(&TEXT[start + zeros..start + 4])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_written_as_it_always_is() {
+        let edges = [u64::from(u32::MAX), u64::MAX / 4, u64::MAX / 4 + 1, u64::MAX - 1, u64::MAX];
+        for number in (0..=10_001).chain(edges) {
+            assert_eq!(header_value(number), HeaderValue::from(number));
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Where a slot is found: under which limit, for which key.
+
+use std::{
+    borrow::Cow,
+    hash::{BuildHasher, Hash, Hasher, RandomState},
+};
+
+use crate::{key::Key, limit::Limit};
+
+/// The name of a limit and a key, hashed once, for the choice of the shard and for the look-up in it.
+#[derive(Clone, Debug)]
+pub(super) struct Address {
+    hash: u64,
+    limit: Cow<'static, str>,
+    key: Key,
+}
+
+impl Address {
+    /// Keys come from clients, so the hash has to be keyed.
+    pub(super) fn new(limit: &Limit, key: &Key, hasher: &RandomState) -> Self {
+        Self { hash: hasher.hash_one((limit.name(), key)), limit: limit.shared_name(), key: key.clone() }
+    }
+
+    /// One of so many shards, by bits from the middle: the table in the shard goes by the lowest and the highest.
+    pub(super) fn shard(&self, shards: usize) -> usize {
+        (self.hash >> 32) as usize % shards
+    }
+}
+
+impl PartialEq for Address {
+    fn eq(&self, other: &Self) -> bool {
+        self.key == other.key && self.limit == other.limit
+    }
+}
+
+impl Eq for Address {}
+
+impl Hash for Address {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
+}
+
+/// Takes the hash that an address carries for what it is.
+#[derive(Debug, Default)]
+pub(super) struct Carried(u64);
+
+impl Hasher for Carried {
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("an address hashes as one number");
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}

@@ -1,0 +1,67 @@
+//! How many admissions a store may remember, and how many it does.
+
+use std::{
+    error, fmt,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use crate::error::StoreError;
+
+#[derive(Debug)]
+pub(super) struct Room {
+    capacity: usize,
+    taken: AtomicUsize,
+}
+
+/// Every admission that the store has room for is still in its window.
+#[derive(Debug)]
+pub(super) struct Full {
+    capacity: usize,
+}
+
+impl Room {
+    pub(super) fn new(capacity: usize) -> Self {
+        Self { capacity, taken: AtomicUsize::new(0) }
+    }
+
+    pub(super) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Gives back the room of admissions that are gone, and takes that of new ones; if it is full, only gives back.
+    ///
+    /// Where as many come as go, nothing is written, so that threads do not meet here.
+    pub(super) fn exchange(&self, gone: usize, new: usize) -> Result<(), Full> {
+        if new <= gone {
+            self.give_back(gone - new);
+            return Ok(());
+        }
+        if self.taken.load(Ordering::Relaxed) + (new - gone) > self.capacity {
+            self.give_back(gone);
+            return Err(Full { capacity: self.capacity });
+        }
+        self.taken.fetch_add(new - gone, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Gives back the room of admissions that are gone.
+    pub(super) fn give_back(&self, gone: usize) {
+        if gone > 0 {
+            self.taken.fetch_sub(gone, Ordering::Relaxed);
+        }
+    }
+}
+
+impl fmt::Display for Full {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the in-process store is full: all of its {} admissions are still in their windows", self.capacity)
+    }
+}
+
+impl error::Error for Full {}
+
+impl From<Full> for StoreError {
+    fn from(full: Full) -> Self {
+        Self::new("deciding a check", full)
+    }
+}

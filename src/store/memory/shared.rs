@@ -1,0 +1,154 @@
+//! What the clones of a store share: the shards, and how a check is decided in them.
+
+use std::{
+    array,
+    hash::RandomState,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+};
+
+use super::{
+    address::Address,
+    room::{Full, Room},
+    shard::Shard,
+    slot::Attempt,
+};
+use crate::{
+    admission::AdmissionId,
+    check::{Charge, Check},
+    decision::{Decision, LimitStatus},
+    error::StoreError,
+    key::Key,
+    limit::Limit,
+    store::clock::{Clock, system_time},
+};
+
+/// Many locks, so that threads seldom meet at one.
+const SHARDS: usize = 64;
+
+/// One shard is swept this often, in microseconds, so that all of them are within a second.
+const SWEEP_INTERVAL: u64 = 1_000_000 / SHARDS as u64;
+
+pub(super) struct Shared {
+    shards: [Mutex<Shard>; SHARDS],
+    hasher: RandomState,
+    clock: Clock,
+    room: Room,
+    /// When the next shard is to be swept.
+    next_sweep: AtomicU64,
+    /// Which one that is.
+    sweeping: AtomicUsize,
+}
+
+impl Shared {
+    pub(super) fn new(clock: Clock, room: Room) -> Self {
+        Self {
+            shards: array::from_fn(|_| Mutex::default()),
+            hasher: RandomState::new(),
+            clock,
+            room,
+            next_sweep: AtomicU64::new(0),
+            sweeping: AtomicUsize::new(0),
+        }
+    }
+
+    pub(super) fn decide(&self, check: &Check) -> Result<Decision, StoreError> {
+        let now = self.clock.now();
+        self.sweep_in_passing(now);
+
+        let id = check.id().unwrap_or_else(AdmissionId::fresh);
+        let attempt = Attempt { now, id, is_given: check.id().is_some() };
+        let decision = |statuses| Decision::of_statuses(system_time(now), id, statuses);
+        Ok(match check.only_charge() {
+            Some(charge) => decision((self.decide_one(charge, attempt)?, Vec::new())),
+            None => decision(self.decide_all(check, attempt)?),
+        })
+    }
+
+    /// Decides a charge that is alone in its check, as most are: one lock, one look-up, and no list.
+    fn decide_one(&self, charge: &Charge, attempt: Attempt) -> Result<LimitStatus, Full> {
+        let address = self.address(charge.limit(), charge.key());
+        self.lock(address.shard(SHARDS)).decide(address, charge, attempt, &self.room)
+    }
+
+    /// Looks at all charges first, and then counts all of them, or none.
+    fn decide_all(&self, check: &Check, attempt: Attempt) -> Result<(LimitStatus, Vec<LimitStatus>), Full> {
+        let addresses: Vec<Address> =
+            check.charges().map(|charge| self.address(charge.limit(), charge.key())).collect();
+        let mut locked = Locked::of(self, &addresses);
+        let (mut gone, mut new, mut refused) = (0, 0, false);
+        for (charge, address) in check.charges().zip(&addresses) {
+            let look = locked.shard(address).look(address, charge, attempt);
+            gone += look.gone;
+            new += look.new;
+            refused |= look.refuses;
+        }
+        self.room.exchange(gone, if refused { 0 } else { new })?;
+        let mut place = 0;
+        Ok(check.map_charges(|charge| {
+            let address = &addresses[place];
+            place += 1;
+            let shard = locked.shard(address);
+            if refused { shard.refuse(address, charge, attempt) } else { shard.admit(address, charge, attempt) }
+        }))
+    }
+
+    pub(super) fn reset(&self, limit: &Limit, key: &Key) {
+        let address = self.address(limit, key);
+        let gone = self.lock(address.shard(SHARDS)).remove(&address);
+        self.room.give_back(gone);
+    }
+
+    pub(super) fn capacity(&self) -> usize {
+        self.room.capacity()
+    }
+
+    pub(super) fn keys(&self) -> usize {
+        (0..SHARDS).map(|index| self.lock(index).keys()).sum()
+    }
+
+    fn address(&self, limit: &Limit, key: &Key) -> Address {
+        Address::new(limit, key, &self.hasher)
+    }
+
+    fn lock(&self, index: usize) -> MutexGuard<'_, Shard> {
+        // No code that can panic runs under the lock, and a shard is whole between any two of its operations.
+        self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sweeps the next shard if it is time, and leaves it to somebody else if its lock is taken.
+    fn sweep_in_passing(&self, now: u64) {
+        let due = self.next_sweep.load(Ordering::Relaxed);
+        let next = now.saturating_add(SWEEP_INTERVAL);
+        // A due time far ahead is left over from a clock that has stepped back.
+        let is_due = due <= now || due > next;
+        if is_due && self.next_sweep.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            let index = self.sweeping.fetch_add(1, Ordering::Relaxed) % SHARDS;
+            if let Ok(mut shard) = self.shards[index].try_lock() {
+                self.room.give_back(shard.sweep(now));
+            }
+        }
+    }
+}
+
+/// The locks of all shards that a check needs, taken in the order of the shards, so that two checks never wait for
+/// each other.
+struct Locked<'a>(Vec<(usize, MutexGuard<'a, Shard>)>);
+
+impl<'a> Locked<'a> {
+    fn of(shared: &'a Shared, addresses: &[Address]) -> Self {
+        let mut indexes: Vec<usize> = addresses.iter().map(|address| address.shard(SHARDS)).collect();
+        indexes.sort_unstable();
+        indexes.dedup();
+        Self(indexes.into_iter().map(|index| (index, shared.lock(index))).collect())
+    }
+
+    /// The shard of one of the addresses.
+    fn shard(&mut self, address: &Address) -> &mut Shard {
+        let index = address.shard(SHARDS);
+        let place = self.0.partition_point(|(locked, _)| *locked < index);
+        &mut self.0[place].1
+    }
+}
