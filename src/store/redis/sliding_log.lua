@@ -166,10 +166,11 @@ local function decider()
       for places = 2, units do
         call('ZADD', key, score, following(id, places - 1))
       end
-      if not (is_expiry_telling and charge.oldest and charge.oldest <= now) then
-        outlive(key, charge)
-      elseif not charge.is_covered then
+      local is_late_enough, is_telling = charge.is_covered, is_expiry_telling and charge.oldest and charge.oldest <= now
+      if not is_late_enough and is_telling then
         call('PEXPIREAT', key, ceil(charge.oldest / 1000) + 2 * charge.window_ms + SLACK)
+      elseif not is_late_enough then
+        outlive(key, charge)
       end
     end
     charge.oldest = charge.oldest or now
