@@ -3,7 +3,7 @@
 use std::{error::Error, future::Future, pin::Pin, sync::Arc};
 
 use redis::{RedisError, Value, cmd};
-use tokio::{runtime::Handle, sync::oneshot};
+use tokio::{runtime::Handle, sync::oneshot, task::yield_now};
 
 use super::{
     batch::Batch,
@@ -72,6 +72,8 @@ impl Dispatcher {
     /// Sends batches until nobody waits any more.
     async fn serve(self: Arc<Self>, mut slot: Slot) {
         loop {
+            // Who is about to ask may come along.
+            yield_now().await;
             let jobs = slot.next_batch();
             if !jobs.is_empty() {
                 self.decide(Batch::new(jobs)).await;

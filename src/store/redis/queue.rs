@@ -1,7 +1,8 @@
 //! Where checks wait while earlier ones are on their way.
 //!
 //! 1. A lone check leaves at once. While as many batches are in flight as may be, arriving checks queue; when one
-//!    returns, what has queued up leaves as the next. There is no timer and no added delay.
+//!    returns, what has queued up leaves as the next. There is no timer and no added delay: a batch only lets those
+//!    tasks go first that are ready to run, and may want to come along.
 //! 2. Batches, their number in flight, and the queue are bounded. A full queue is an error, never a longer queue.
 //! 3. A check whose caller has given up before it is sent is not sent.
 //! 4. Nobody owns the queue: whoever finds a free slot starts a task that serves it until it is empty.
