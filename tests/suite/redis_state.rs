@@ -50,8 +50,7 @@ async fn an_admission_is_one_entry_and_the_sum() {
     assert_eq!(u128::try_from(-entries[2].1).unwrap(), at);
 }
 
-/// A window and the slack after the last admission; or, where there are several entries and no sum, two windows after the
-/// oldest of them.
+/// A window and the slack after the only entry, two windows after the oldest of several.
 #[tokio::test]
 async fn the_expiry_outlives_every_entry_and_is_seldom_moved() {
     let server = RedisServer::start();
@@ -59,7 +58,7 @@ async fn the_expiry_outlives_every_entry_and_is_seldom_moved() {
     let limit = Limit::per("calls", 100, Duration::from_millis(30_001));
     let expiry = |key: &str| server.run::<i64>(&format!("PEXPIRETIME {key}"));
     let mut oldest = None;
-    for (cost, windows) in [(1, 1), (1, 2), (1, 2), (2, 1), (1, 1)] {
+    for (cost, windows) in [(1, 1), (1, 2), (1, 2), (2, 2), (1, 2)] {
         let decision = limiter.check(&limit, "ada", cost).await.unwrap();
         let at = i64::try_from(decision.at().duration_since(std::time::UNIX_EPOCH).unwrap().as_micros()).unwrap();
         let from = if windows == 2 { oldest.unwrap() } else { at };

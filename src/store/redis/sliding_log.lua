@@ -27,10 +27,10 @@
 --           the id its units if there are more than 1. Once there has been such an entry, one more member, 'used', has
 --           the sum of all entries as its score, which puts it behind them all: one read of the last ranks gives the
 --           sum and the oldest entry. Until then the sum is the number of entries.
--- Expiry    A log of one entry, and one with a sum, expires a window + SLACK after its last admission. Any other expires
---           two windows + SLACK after its oldest entry, which is late enough for all that is admitted in the window
---           after that entry: so most admissions need not move it, and read from it when the oldest entry leaves. No
---           decision depends on it, only that figure. A refusal moves no expiry and adds no entry.
+-- Expiry    A log of one entry expires a window + SLACK after it. Any other expires two windows + SLACK after its oldest
+--           entry, which is late enough for all that is admitted in the window after that entry: so most admissions need
+--           not move it, and read from it when the oldest entry leaves. No decision depends on it, only that figure.
+--           By another clock than the server's, every admission moves it. A refusal moves no expiry and adds no entry.
 -- Cost      O(log n) a charge, and O(1) more for each entry that has expired. A refusal whose log has the sum written
 --           down reads as many entries as have to leave: no more than the cost of the refused charge.
 -- Numbers   integers below 2^53 in doubles. As arguments they are exact; in texts they are written with %.0f, since
@@ -92,11 +92,6 @@ local function decider()
   -- whether what is written is out of date.
   local function trim(key, cutoff)
     local last = call('ZREVRANGE', key, 0, 0, 'WITHSCORES')
-    local is_summed = last[1] == 'used'
-    local oldest = is_summed and time_of(key, 1) or -tonumber(last[2])
-    if oldest > cutoff then
-      return is_summed and tonumber(last[2]) or call('ZCARD', key), oldest, is_summed, false
-    end
 
     -- A large log that is all gone is freed at once, off the server's main thread.
     local size = call('ZCARD', key)
@@ -104,7 +99,7 @@ local function decider()
       call('UNLINK', key)
       return 0, nil, false, false
     end
-    if not is_summed then
+    if last[1] ~= 'used' then
       local left = size - call('ZREMRANGEBYSCORE', key, string.format('%.0f', -cutoff), 0)
       if left == 0 then return 0, nil, false, false end
       return left, time_of(key, 0), false, false
@@ -124,7 +119,7 @@ local function decider()
         return 0, nil, false, false
       end
       call('ZREMRANGEBYRANK', key, -1 - expired, -2)
-      oldest = tonumber(entries[expired * 2 + 2])
+      local oldest = tonumber(entries[expired * 2 + 2])
       if oldest then return used, -oldest, true, true end
       chunk = min(chunk * 8, CHUNK)
     end
@@ -134,23 +129,26 @@ local function decider()
   local function look(charge, key)
     charge.used, charge.oldest, charge.counted = 0, nil, 0
     charge.is_summed, charge.is_stale, charge.is_covered = false, false, false
-    -- What has expired, and the sum.
     local beyond = pcall('ZCOUNT', key, charge.cutoff, '+inf')
-    if beyond ~= 0 then
-      if type(beyond) == 'table' then return beyond.err end
+    if type(beyond) == 'table' then return beyond.err end
+    -- What is counted is what has expired, and the sum.
+    local last = beyond == 1 and call('ZREVRANGE', key, 0, 0, 'WITHSCORES')
+    charge.is_summed = last and last[1] == 'used'
+    if beyond > 0 and not charge.is_summed then
       charge.used, charge.oldest, charge.is_summed, charge.is_stale = trim(key, now - charge.window)
       return
     end
+
     local expires = is_expiry_telling and call('PEXPIRETIME', key)
     if expires == -2 then return end
-    charge.used = call('ZCARD', key)
+    charge.used = charge.is_summed and tonumber(last[2]) or call('ZCARD', key)
     -- Rounded up by less than 1000. That it has not left the window says that the expiry is one of two windows.
     local oldest = expires and (expires - 2 * charge.window_ms - SLACK) * 1000
     charge.is_covered = oldest and oldest - 1000 + charge.window >= now
     if charge.is_covered then
       charge.oldest = oldest
     elseif charge.used > 0 then
-      charge.oldest = time_of(key, 0)
+      charge.oldest = time_of(key, charge.is_summed and 1 or 0)
     end
   end
 
@@ -160,16 +158,16 @@ local function decider()
     if charge.is_summed or units > 1 and (charge.cost > 1 or units > FEW) then
       charge.is_summed = true
       call('ZADD', key, charge.used, 'used', score, entry(id, units))
-      outlive(key, charge)
     else
       call('ZADD', key, score, id)
       for places = 2, units do
         call('ZADD', key, score, following(id, places - 1))
       end
-      local is_late_enough, is_telling = charge.is_covered, is_expiry_telling and charge.oldest and charge.oldest <= now
-      if not is_late_enough and is_telling then
+    end
+    if not charge.is_covered then
+      if is_expiry_telling and charge.oldest and charge.oldest <= now then
         call('PEXPIREAT', key, ceil(charge.oldest / 1000) + 2 * charge.window_ms + SLACK)
-      elseif not is_late_enough then
+      else
         outlive(key, charge)
       end
     end
