@@ -291,8 +291,8 @@ local function shape_at(place)
 end
 
 -- The way of most checks, before anything is set up that it does not need: one charge of one unit, on a log from which
--- nothing has left, without a sum, with room. Returns whether that is so; if not, nothing is done. `decide` would do the
--- same.
+-- nothing has left, without a sum, with room. Returns whether that is so; if not, nothing is done. What `decider` makes
+-- would do the same.
 local function decide_plainly(key, id, units, window, cutoff)
   if pcall('ZCOUNT', key, cutoff, '+inf') ~= 0 then return false end
   local window_ms, expires = ceil(window / 1000), call('PEXPIRETIME', key)
@@ -301,11 +301,17 @@ local function decide_plainly(key, id, units, window, cutoff)
     call('PEXPIREAT', key, present + window_ms + SLACK)
     reply[r + 1], reply[r + 2] = 1, window
   else
-    local oldest = (expires - 2 * window_ms - SLACK) * 1000
-    if oldest - 1000 + window < now then return false end
     local used = call('ZCARD', key)
     if used >= units then return false end
+    local oldest = (expires - 2 * window_ms - SLACK) * 1000
+    local is_covered = oldest - 1000 + window >= now
+    if not is_covered then
+      oldest = -tonumber(call('ZREVRANGE', key, 0, 0, 'WITHSCORES')[2])
+      if oldest > now then return false end
+    end
+    -- The first write, since a server without memory refuses no other.
     call('ZADD', key, score, id)
+    if not is_covered then call('PEXPIREAT', key, ceil(oldest / 1000) + 2 * window_ms + SLACK) end
     reply[r + 1], reply[r + 2] = used + 1, oldest < now and oldest + window - now or window
   end
   r, k = r + 2, k + 1
