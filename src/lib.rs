@@ -68,8 +68,8 @@
 //!   nothing.
 //! * A limit's name is the name of what it counts, wherever it is used: limits of one name on one store share their units
 //!   for the same key. Give one name one window, and each application on a shared Redis a prefix.
-//! * A refusal is final for a second at most: so late does a process see what another gives back by a reset. Its own
-//!   resets it sees at once.
+//! * A reset is seen at once through all clones of a store, and within a second by other processes, which may repeat a
+//!   refusal for so long.
 //! * A check that was given up at its deadline may have been counted: at most one request's cost, never more admitted
 //!   than the limit.
 //!

@@ -16,27 +16,31 @@ use crate::{
 
 /// Settings of a limiter's deny cache: refusals that are repeated without asking the store.
 ///
-/// 1. A check that was refused is refused again, in this process, until the first of its figures would change by itself:
-///    until the oldest unit of one of its limits leaves the window. The figures count down meanwhile. A check is the
-///    same if its limits, keys and costs are.
-/// 2. It is never wrong about what this process does: after a [reset](super::Limiter::reset), under a limit that was
-///    raised, or with an id of the caller's, the store is asked.
-/// 3. What others give back, it sees late: by its [`max_age`](Self::max_age), one second by default, at most. So much can
-///    its figures be late, too, where others spend smaller costs of what is left.
-/// 4. It holds a bounded number of refusals, as 64-bit digests under a key of the process's own, never the keys
+/// 1. A check that was refused is refused again without asking, until the oldest unit of one of its limits leaves the
+///    window. Its figures count down meanwhile. A check is the same if its limits, keys and costs are.
+/// 2. That is done where the limits that refuse have nothing left: then nobody can spend from them meanwhile, so the
+///    retry time stays true. What its other limits have left is told as it was.
+/// 3. After a [reset](super::Limiter::reset) through any clone of the store, under a limit that was raised, or with an id
+///    of the caller's, the store is asked.
+/// 4. A reset by another process, or through another store on the same server, is seen after the
+///    [`max_age`](Self::max_age), one second by default, at most.
+/// 5. It holds a bounded number of refusals, as 64-bit digests under a key of the process's own, never the keys
 ///    themselves. Nobody outside can make two checks meet; among 10,000 refusals and a million checks a second, chance
 ///    does once in fifty years.
-/// 5. It is used where a store says so by its [epoch](crate::Store::epoch): by `RedisStore`, not by `MemoryStore`, which
+/// 6. It is used where a store says so by its [epoch](crate::Store::epoch): by `RedisStore`, not by `MemoryStore`, which
 ///    decides as quickly.
 ///
 /// ```
+/// # #[cfg(feature = "redis")]
+/// # fn settings() -> Result<(), Box<dyn std::error::Error>> {
 /// use std::time::Duration;
-/// use tower_sliding_window::{DenyCache, Limiter, MemoryStore};
+/// use tower_sliding_window::{DenyCache, Limiter, RedisStore};
 ///
-/// let limiter = Limiter::new(MemoryStore::new());
-/// // Nobody ever gives anything back, so a refusal holds for as long as it says.
+/// let limiter = Limiter::new(RedisStore::builder("redis://127.0.0.1:6379").build()?);
+/// // Nobody ever resets a key, so a refusal holds for as long as it says.
 /// let patient = limiter.clone().deny_cache(DenyCache::new().max_age(Duration::MAX));
 /// let every_time = limiter.deny_cache(DenyCache::off());
+/// # Ok(()) }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
@@ -58,8 +62,8 @@ impl DenyCache {
 
     /// How long a refusal may be repeated at most. Default: one second.
     ///
-    /// That is how late this process sees what others give back: a reset by another process, a failover to a server that
-    /// has lost entries. Zero is [`off`](Self::off).
+    /// That is how late a reset by another process is seen, or a failover to a server that has lost entries. Zero is
+    /// [`off`](Self::off).
     pub const fn max_age(mut self, max_age: Duration) -> Self {
         self.max_age = max_age;
         self
@@ -143,6 +147,10 @@ impl Question {
     pub(super) fn answered(self, decision: &Decision) {
         let Shared { settings, epoch: Some(epoch), cache, .. } = &*self.refusals.0 else { return };
         let Some(retry_after) = decision.retry_after() else { return };
+        if decision.statuses().any(|status| status.retry_after().is_some() && status.remaining() > 0) {
+            // Somebody may spend what is left, and the wait become longer.
+            return;
+        }
         let steady = decision.statuses().filter(|status| status.used() > 0).map(LimitStatus::reset_after);
         let held = steady.fold(retry_after, Duration::min).min(settings.max_age);
         let refusal = Refusal {

@@ -1,4 +1,4 @@
-//! The limiter: a store and a deadline, without HTTP.
+//! The limiter: a store, a deadline, and a memory for refusals, without HTTP.
 //!
 //! 1. [`check`](Limiter::check) spends, [`peek`](Limiter::peek) asks, [`reset`](Limiter::reset) forgets.
 //! 2. Every answer comes within the [`deadline`](Limiter::deadline), 50 ms by default, which covers queueing,
@@ -52,7 +52,8 @@ use crate::{
 /// How long a decision may take unless the limiter says otherwise.
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
 
-/// A store and a deadline. See the [module docs](self). Cheap to clone if the store is.
+/// A store, a deadline, and a memory for refusals, which clones share. See the [module docs](self). Cheap to clone if
+/// the store is.
 #[derive(Clone, Debug)]
 pub struct Limiter<S> {
     store: S,
@@ -102,13 +103,7 @@ impl<S: Store> Limiter<S> {
     ///
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails.
     pub fn check_all(&self, check: Check) -> Decide<S> {
-        let state = match self.refusals.recall(&check) {
-            Ok(refusal) => Deciding::Recalled { refusal: Some(refusal) },
-            Err(question) => {
-                Deciding::Asked { decision: Deadline::new(self.store.decide(check), self.deadline), question }
-            }
-        };
-        Decide { state }
+        Decide { state: Deciding::Made { made: Some((self.clone(), check)) } }
     }
 
     /// How `limit` stands for `key`, without spending anything. Look at [`remaining`](Decision::remaining): asking costs
@@ -122,6 +117,9 @@ impl<S: Store> Limiter<S> {
     }
 
     /// Forgets what `limit` counts for `key`.
+    ///
+    /// What a layer counts is under the keys that its extractor makes:
+    /// [`extract`](crate::KeyExtractor::extract) makes the key of a request for a reset, too.
     ///
     /// # Errors
     ///
@@ -144,7 +142,7 @@ pin_project! {
     #[project = DecidingProjection]
     enum Deciding<S: Store> {
         Never { error: Option<NeverFits> },
-        Recalled { refusal: Option<Decision> },
+        Made { made: Option<(Limiter<S>, Check)> },
         Asked { #[pin] decision: Deadline<S::Decide>, question: Option<Question> },
     }
 }
@@ -153,19 +151,34 @@ impl<S: Store> Future for Decide<S> {
     type Output = Result<Decision, Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let known = match self.project().state.project() {
-            DecidingProjection::Never { error } => error.take().map(|error| Err(error.into())),
-            DecidingProjection::Recalled { refusal } => refusal.take().map(Ok),
-            DecidingProjection::Asked { decision, question } => {
-                let outcome = ready!(decision.poll(cx))??;
-                if let Some(question) = question.take() {
-                    question.answered(&outcome);
+        let mut state = self.project().state;
+        loop {
+            let next = match state.as_mut().project() {
+                DecidingProjection::Never { error } => match error.take() {
+                    Some(error) => return Poll::Ready(Err(error.into())),
+                    None => None,
+                },
+                DecidingProjection::Made { made } => match made.take() {
+                    Some((limiter, check)) => match limiter.refusals.recall(&check) {
+                        Ok(refusal) => return Poll::Ready(Ok(refusal)),
+                        Err(question) => {
+                            let decision = Deadline::new(limiter.store.decide(check), limiter.deadline);
+                            Some(Deciding::Asked { decision, question })
+                        }
+                    },
+                    None => None,
+                },
+                DecidingProjection::Asked { decision, question } => {
+                    let outcome = ready!(decision.poll(cx))??;
+                    if let Some(question) = question.take() {
+                        question.answered(&outcome);
+                    }
+                    return Poll::Ready(Ok(outcome));
                 }
-                Some(Ok(outcome))
-            }
-        };
-        // Only a future that is polled again after it was ready has nothing left.
-        Poll::Ready(known.unwrap_or_else(|| panic!("`Decide` polled after completion")))
+            };
+            // Only a future that is polled again after it was ready has nothing to go on with.
+            state.set(next.unwrap_or_else(|| panic!("`Decide` polled after completion")));
+        }
     }
 }
 

@@ -7,10 +7,11 @@ use std::sync::{
 
 use super::clock::Clock;
 
-/// A time in which this process gave nothing back to a store: see [`Store::epoch`](super::Store::epoch).
+/// A time in which nothing is given back through a store and its clones: see [`Store::epoch`](super::Store::epoch).
 ///
-/// A refusal holds for as long as nothing is given back. So a store that has an epoch [ends](Self::end) it whenever
-/// something is given back through it, and what was refused before is asked again. Clones are one epoch.
+/// A refusal holds for as long as nothing is given back. So a store that has an epoch [ends](Self::end) it whenever a key
+/// is reset through it, and what was refused before is asked again. Clones of an epoch are one epoch, and clones of a
+/// store have to have the same.
 #[derive(Clone, Debug)]
 pub struct Epoch {
     clock: Clock,
@@ -35,8 +36,8 @@ impl Epoch {
         Self { clock, number: Arc::default() }
     }
 
-    /// Ends the epoch, since a key is reset, units are refunded, or the like: to be called both before this is sent to
-    /// where it is remembered, and after, so that no refusal from in between is repeated.
+    /// Ends the epoch. A store calls it both before it sends a reset and when that is done, so that no refusal from in
+    /// between is repeated.
     pub fn end(&self) {
         self.number.fetch_add(1, Ordering::SeqCst);
     }

@@ -73,7 +73,8 @@ pub trait Store: Clone + Send + Sync + 'static {
     fn reset(&self, limit: Limit, key: Key) -> Self::Reset;
 
     /// If the store has an epoch, a limiter may repeat its refusals for as long as the epoch lasts, instead of asking
-    /// again. Default: it has none.
+    /// again: see [`DenyCache`](crate::DenyCache). Default: it has none. A store that wraps another hands on the other's
+    /// epoch, or is asked every time.
     fn epoch(&self) -> Option<&Epoch> {
         None
     }

@@ -103,6 +103,32 @@ async fn what_is_not_the_same_check_is_asked() {
     assert_eq!(test.scripts(), 4);
 }
 
+/// While something is left, somebody may spend it, and the wait become longer.
+#[tokio::test]
+async fn a_refusal_that_leaves_something_is_asked() {
+    let test = Test::start();
+    let limiter = test.limiter();
+    let limit = Limit::per_minute("calls", 3);
+    for (cost, admitted, remaining) in [(1, true, 2), (3, false, 2), (2, true, 0), (3, false, 0)] {
+        test.clock.advance(Duration::from_millis(1));
+        let decision = limiter.check(&limit, "ada", cost).await.unwrap();
+        assert_eq!((decision.is_allowed(), decision.remaining()), (admitted, remaining));
+    }
+    test.scripts();
+    assert_eq!(limiter.check(&limit, "ada", 3).await.unwrap().remaining(), 0);
+    assert_eq!(test.scripts(), 0);
+}
+
+/// What counts is when a check is first polled, not when it is made.
+#[tokio::test]
+async fn a_check_that_is_made_before_a_reset_and_polled_after_it_passes() {
+    let test = Test::start();
+    let limiter = test.refused().await;
+    let made = limiter.check(&CALLS, "ada", 1);
+    limiter.reset(&CALLS, "ada").await.unwrap();
+    assert!(made.await.unwrap().is_allowed());
+}
+
 /// Rule 7: an admission that is repeated with its id is no refusal, however much is used since.
 #[tokio::test]
 async fn a_check_with_an_id_is_asked() {
