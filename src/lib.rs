@@ -96,6 +96,7 @@ pub mod key;
 pub mod limit;
 pub mod limiter;
 pub mod middleware;
+mod prehashed;
 pub mod store;
 mod window;
 

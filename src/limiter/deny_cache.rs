@@ -11,6 +11,7 @@ use quick_cache::{UnitWeighter, sync::Cache};
 use crate::{
     check::Check,
     decision::{Decision, LimitStatus},
+    prehashed::Prehashed,
     store::{Epoch, Moment},
 };
 
@@ -93,7 +94,7 @@ struct Shared {
     epoch: Option<Epoch>,
     hasher: RandomState,
     /// Made by the first refusal.
-    cache: OnceLock<Cache<u64, Refusal, UnitWeighter, BuildHasherDefault<AsItIs>>>,
+    cache: OnceLock<Cache<u64, Refusal, UnitWeighter, BuildHasherDefault<Prehashed>>>,
 }
 
 #[derive(Clone, Debug)]
@@ -164,24 +165,6 @@ impl Question {
         cache
             .get_or_init(|| Cache::with(room, room as u64, UnitWeighter, Default::default(), Default::default()))
             .insert(self.digest, refusal);
-    }
-}
-
-/// A digest is as good a hash as any.
-#[derive(Default)]
-struct AsItIs(u64);
-
-impl Hasher for AsItIs {
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.0 = self.0.rotate_left(8) ^ u64::from(*byte));
-    }
-
-    fn write_u64(&mut self, digest: u64) {
-        self.0 = digest;
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
     }
 }
 

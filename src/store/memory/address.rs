@@ -40,21 +40,3 @@ impl Hash for Address {
         state.write_u64(self.hash);
     }
 }
-
-/// Takes the hash that an address carries for what it is.
-#[derive(Debug, Default)]
-pub(super) struct Carried(u64);
-
-impl Hasher for Carried {
-    fn write_u64(&mut self, hash: u64) {
-        self.0 = hash;
-    }
-
-    fn write(&mut self, _: &[u8]) {
-        unreachable!("an address hashes as one number");
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}

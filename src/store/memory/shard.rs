@@ -6,16 +6,16 @@ use std::{
 };
 
 use super::{
-    address::{Address, Carried},
+    address::Address,
     room::{Full, Room},
     slot::{Attempt, Look, Slot},
 };
-use crate::{check::Charge, decision::LimitStatus};
+use crate::{check::Charge, decision::LimitStatus, prehashed::Prehashed};
 
 /// Slots in which something is counted: what is refused or free leaves none behind.
 #[derive(Debug, Default)]
 pub(super) struct Shard {
-    slots: HashMap<Address, Slot, BuildHasherDefault<Carried>>,
+    slots: HashMap<Address, Slot, BuildHasherDefault<Prehashed>>,
 }
 
 impl Shard {
