@@ -264,7 +264,7 @@ async fn a_sum_that_is_not_ours_ends_no_script_in_a_loop() {
     let limiter = limiter(&server);
     limiter.check(&LOGIN, "ada", 1).await.unwrap();
     let key = only_key(&server);
-    for entry in ["-9000000000000000 abcdefgh2", "-5 abcdefgh2"] {
+    for entry in ["-9000000000000000 abcdefgh2", "-5 abcdefgh2", "50 used"] {
         server.run::<()>(&format!("DEL {key}"));
         server.run::<()>(&format!("ZADD {key} 50 used {entry}"));
         let _ = limiter.check(&LOGIN, "ada", 1).await;

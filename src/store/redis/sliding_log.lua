@@ -85,7 +85,8 @@ local function decider()
 
   -- The time of the entry of this rank, from the oldest.
   local function time_of(key, rank)
-    return -tonumber(call('ZREVRANGE', key, rank, rank, 'WITHSCORES')[2])
+    local found = call('ZREVRANGE', key, rank, rank, 'WITHSCORES')[2]
+    return found and -tonumber(found) or now
   end
 
   -- Drops what has expired. Returns the units left, the time of the oldest entry, whether their sum is written down, and
@@ -290,30 +291,44 @@ local function shape_at(place)
   return shape
 end
 
--- The way of most checks, before anything is set up that it does not need: one charge of one unit, on a log from which
--- nothing has left, without a sum, with room. Returns whether that is so; if not, nothing is done. What `decider` makes
--- would do the same.
-local function decide_plainly(key, id, units, window, cutoff)
-  if pcall('ZCOUNT', key, cutoff, '+inf') ~= 0 then return false end
+-- The way of most checks, before anything is set up that it does not need: one charge, on a log from which nothing has
+-- left, with room. Returns whether that is so; if not, nothing is done. What `decider` makes would do the same.
+local function decide_plainly(key, id, units, cost, window, cutoff)
+  -- What is counted is what has expired, and the sum.
+  local beyond, used, is_summed = pcall('ZCOUNT', key, cutoff, '+inf'), 0, false
+  if beyond == 1 then
+    local last = call('ZREVRANGE', key, 0, 0, 'WITHSCORES')
+    used, is_summed = tonumber(last[2]), last[1] == 'used'
+  end
+  if beyond ~= 0 and not is_summed then return false end
+
   local window_ms, expires = ceil(window / 1000), call('PEXPIRETIME', key)
-  if expires == -2 then
-    call('ZADD', key, score, id)
-    call('PEXPIREAT', key, present + window_ms + SLACK)
-    reply[r + 1], reply[r + 2] = 1, window
-  else
-    local used = call('ZCARD', key)
-    if used >= units then return false end
-    local oldest = (expires - 2 * window_ms - SLACK) * 1000
-    local is_covered = oldest - 1000 + window >= now
+  local oldest, is_covered
+  if expires ~= -2 then
+    used = is_summed and used or call('ZCARD', key)
+    if used + cost > units then return false end
+    oldest = (expires - 2 * window_ms - SLACK) * 1000
+    is_covered = oldest - 1000 + window >= now
     if not is_covered then
-      oldest = -tonumber(call('ZREVRANGE', key, 0, 0, 'WITHSCORES')[2])
+      local rank = is_summed and 1 or 0
+      local first = call('ZREVRANGE', key, rank, rank, 'WITHSCORES')[2]
+      oldest = first and -tonumber(first) or now + 1
       if oldest > now then return false end
     end
-    -- The first write, since a server without memory refuses no other.
-    call('ZADD', key, score, id)
-    if not is_covered then call('PEXPIREAT', key, ceil(oldest / 1000) + 2 * window_ms + SLACK) end
-    reply[r + 1], reply[r + 2] = used + 1, oldest < now and oldest + window - now or window
   end
+
+  -- The first write, since a server without memory refuses no other.
+  if is_summed or cost > 1 then
+    call('ZADD', key, used + cost, 'used', score, cost > 1 and id .. string.format('%.0f', cost) or id)
+  else
+    call('ZADD', key, score, id)
+  end
+  if not oldest then
+    call('PEXPIREAT', key, present + window_ms + SLACK)
+  elseif not is_covered then
+    call('PEXPIREAT', key, ceil(oldest / 1000) + 2 * window_ms + SLACK)
+  end
+  reply[r + 1], reply[r + 2] = used + cost, oldest and oldest < now and oldest + window - now or window
   r, k = r + 2, k + 1
   return true
 end
@@ -321,16 +336,16 @@ end
 local decide
 while a < #ARGV do
   local run, charges, shape = a + 1, ARGV[a + 3] + 0, nil
-  local is_plain = ARGV[run] == '1' and ARGV[run + 1] == '0' and charges == 1 and ARGV[run + 4] == '1'
-  local units, window, cutoff
+  local is_plain = ARGV[run] == '1' and ARGV[run + 1] == '0' and charges == 1 and ARGV[run + 4] ~= '0'
+  local units, cost, window, cutoff
   if is_plain and is_expiry_telling then
-    units, window = ARGV[run + 3] + 0, ARGV[run + 5] + 0
+    units, cost, window = ARGV[run + 3] + 0, ARGV[run + 4] + 0, ARGV[run + 5] + 0
     cutoff = string.format('%.0f', window - now)
   end
   local first = run + 4 + 3 * charges
   a = first - 1 + ARGV[first - 1]
   for i = first, a do
-    if not (cutoff and decide_plainly(KEYS[k + 1], ARGV[i], units, window, cutoff)) then
+    if not (cutoff and decide_plainly(KEYS[k + 1], ARGV[i], units, cost, window, cutoff)) then
       decide, shape = decide or decider(), shape or shape_at(run)
       decide(shape, ARGV[i])
     end
