@@ -70,7 +70,7 @@ impl DenyCache {
         self
     }
 
-    /// How many refusals to remember at most, about 200 bytes each. Default: 10,000.
+    /// How many refusals to remember at most. Default: 10,000.
     pub const fn capacity(mut self, refusals: usize) -> Self {
         self.capacity = refusals;
         self

@@ -21,6 +21,7 @@ static DIGITS: [[u8; 4]; AT_HAND] = {
     digits
 };
 
+/// Read once, by the compiler: what could panic here does not compile.
 static TEXT: &str = match str::from_utf8(DIGITS.as_flattened()) {
     Ok(text) => text,
     Err(_) => panic!("digits are ASCII"),

@@ -166,8 +166,8 @@ struct Refusals(HashMap<Charges, (u64, Vec<Standing>)>);
 type Charges = Vec<(usize, usize, u64)>;
 
 impl Refusals {
-    /// Whether a check was told what it was told last, less than a second ago, and this was true: the model refuses it,
-    /// too, for at least as long.
+    /// Whether a check was told what it was told last, less than a second ago, and this was true: the limits that refuse
+    /// stand as they do in the model, which refuses for at least as long.
     fn has_repeated(
         &mut self,
         now: u64,
@@ -189,7 +189,8 @@ impl Refusals {
         if !repeated && id.is_none() && retry(told).is_some() {
             self.0.insert(check, (now, told.to_vec()));
         }
-        id.is_none() && repeated && retry(told).is_some() && retry(told) <= retry(expected)
+        let is_true = told.iter().zip(expected).all(|(told, expected)| told.retry.is_none() || told == expected);
+        id.is_none() && repeated && retry(told).is_some() && is_true && retry(told) <= retry(expected)
     }
 }
 
