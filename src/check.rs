@@ -4,7 +4,9 @@
 //! 2. A cost above the limit can never be admitted: [`Charge::new`] refuses it with [`NeverFits`], which is not a
 //!    refusal to wait out.
 //! 3. A [`Check`] is admitted whole or refused whole, in one atomic step, and a refusal costs nothing.
-//! 4. A check sent again with the same id counts once; without an id, every time it is sent is a new admission.
+//! 4. A charge may [reserve](Charge::reserve) its units until it is settled, and may be in the
+//!    [shadow](Charge::in_shadow): then it counts, but never refuses.
+//! 5. A check sent again with the same id counts once; without an id, every time it is sent is a new admission.
 //!
 //! ```
 //! use tower_sliding_window::{Charge, Check, Limit};
@@ -19,9 +21,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-use std::{error, fmt, iter};
+use std::{error, fmt, iter, time::Duration};
 
-use crate::{admission::AdmissionId, key::Key, limit::Limit};
+use crate::{admission::AdmissionId, algorithm::Algorithm, key::Key, limit::Limit};
 
 /// One limit, one key, one cost. See the [module docs](self).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -29,6 +31,9 @@ pub struct Charge {
     limit: Limit,
     key: Key,
     cost: u64,
+    /// Microseconds, at most the window; 0 for none.
+    lease: u64,
+    is_shadow: bool,
 }
 
 impl Charge {
@@ -41,7 +46,24 @@ impl Charge {
         if cost > limit.units() {
             return Err(NeverFits { limit, cost });
         }
-        Ok(Self { limit, key: key.into(), cost })
+        Ok(Self { limit, key: key.into(), cost, lease: 0, is_shadow: false })
+    }
+
+    /// Reserves the units: they count as admitted, until they are [settled](crate::settlement) or the lease ends. Then
+    /// they are given back. A lease is at least a microsecond, and ends with the window at the latest.
+    #[must_use]
+    pub fn reserve(mut self, lease: Duration) -> Self {
+        let lease = u64::try_from(lease.as_micros()).unwrap_or(u64::MAX);
+        self.lease = lease.clamp(1, self.limit.window_micros());
+        self
+    }
+
+    /// Puts the charge into the shadow: it is counted where it fits and the others are admitted, and says in its
+    /// [`LimitStatus`](crate::LimitStatus) where it does not, but never refuses the check.
+    #[must_use]
+    pub fn in_shadow(mut self) -> Self {
+        self.is_shadow = true;
+        self
     }
 
     /// The limit.
@@ -60,6 +82,28 @@ impl Charge {
     #[must_use]
     pub fn cost(&self) -> u64 {
         self.cost
+    }
+
+    /// How long its units are reserved, if they are.
+    #[must_use]
+    pub fn lease(&self) -> Option<Duration> {
+        self.lease_micros().map(Duration::from_micros)
+    }
+
+    /// Whether it counts without refusing.
+    #[must_use]
+    pub fn is_shadow(&self) -> bool {
+        self.is_shadow
+    }
+
+    pub(crate) fn lease_micros(&self) -> Option<u64> {
+        (self.lease > 0).then_some(self.lease)
+    }
+
+    /// The time to record a reservation of `now` under, so that it leaves the window when its lease ends.
+    pub(crate) fn leaves_by(&self, now: u64) -> u64 {
+        let held = now.saturating_add(self.lease).saturating_sub(self.limit.window_micros());
+        if self.limit.algorithm() == Algorithm::counter() { held } else { held.min(self.limit.recorded_at(now)) }
     }
 }
 
@@ -117,11 +161,18 @@ impl Check {
         (value(&self.first), self.rest.iter().map(value).collect())
     }
 
-    /// Whether it makes no difference which of the two is decided first: they charge the same, and neither has an
-    /// identity of its caller's.
+    /// Whether it makes no difference which of the two is decided first: they charge the same, and nothing tells the one
+    /// from the other afterwards.
     #[cfg(feature = "redis")]
     pub(crate) fn is_interchangeable_with(&self, other: &Self) -> bool {
-        self.id.or(other.id).is_none() && self.first == other.first && self.rest == other.rest
+        self.id.or(other.id).is_none()
+            && self.first == other.first
+            && self.rest == other.rest
+            && self.charges().all(|charge| charge.lease == 0 && !charge.is_shadow)
+    }
+
+    pub(crate) fn into_charges(self) -> (Charge, Vec<Charge>) {
+        (self.first, self.rest)
     }
 
     /// The identity of the caller's, if there is one.

@@ -6,7 +6,8 @@
 //! 3. [`reset_after`](LimitStatus::reset_after) is the time until the oldest counted unit leaves the window, that is,
 //!    until there is more to spend than now. `RedisStore` may tell it up to a millisecond late, never early.
 //! 4. The figures of a decision as a whole are those of its [`binding`](Decision::binding) limit: of an admitted check
-//!    the one with the least left, of a refused one the one that takes longest to admit it.
+//!    the one with the least left, of a refused one the one that takes longest to admit it. Limits in the
+//!    [shadow](Charge::in_shadow) speak only where there is no other.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -49,6 +50,7 @@ pub struct LimitStatus {
     used: u64,
     reset_after: Duration,
     retry_after: Option<Duration>,
+    is_shadow: bool,
 }
 
 impl Decision {
@@ -75,24 +77,32 @@ impl Decision {
     /// Whether the check was admitted, and its units counted.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
-        self.statuses().all(|status| status.retry_after.is_none())
+        self.statuses().all(|status| status.refuses().is_none())
     }
 
     /// How long to wait until the same check is admitted, if nothing else arrives; `None` if it was admitted.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
-        self.statuses().filter_map(|status| status.retry_after).max()
+        self.statuses().filter_map(LimitStatus::refuses).max()
     }
 
     /// The limit whose figures speak for the whole decision. See rule 4 of the [module docs](self).
     #[must_use]
     pub fn binding(&self) -> &LimitStatus {
         self.rest.iter().fold(&self.first, |binding, status| {
+            if status.is_shadow != binding.is_shadow {
+                return if binding.is_shadow { status } else { binding };
+            }
             let longer = status.retry_after.cmp(&binding.retry_after);
             let less_left = status.remaining().cmp(&binding.remaining()).reverse();
             let later = status.reset_after.cmp(&binding.reset_after);
             if longer.then(less_left).then(later).is_gt() { status } else { binding }
         })
+    }
+
+    /// The limits in the shadow that would have refused the check, and for how long.
+    pub fn shadow_refusals(&self) -> impl Iterator<Item = &LimitStatus> {
+        self.statuses().filter(|status| status.is_shadow && status.retry_after.is_some())
     }
 
     /// How each limit stands, in the order of the charges.
@@ -142,7 +152,7 @@ impl LimitStatus {
     /// there are none), and, if this charge refused the check, how long until it would not.
     #[must_use]
     pub fn new(charge: &Charge, used: u64, reset_after: Duration, retry_after: Option<Duration>) -> Self {
-        Self { limit: charge.limit().clone(), used, reset_after, retry_after }
+        Self { limit: charge.limit().clone(), used, reset_after, retry_after, is_shadow: charge.is_shadow() }
     }
 
     /// The limit.
@@ -170,8 +180,21 @@ impl LimitStatus {
     }
 
     /// How long this limit alone would refuse the check; `None` if it did not refuse it.
+    ///
+    /// A limit in the [shadow](Charge::in_shadow) says here for how long it would have refused.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
+    }
+
+    /// Whether the limit only counts.
+    #[must_use]
+    pub fn is_shadow(&self) -> bool {
+        self.is_shadow
+    }
+
+    /// For how long the limit refuses the check, if it does.
+    fn refuses(&self) -> Option<Duration> {
+        self.retry_after.filter(|_| !self.is_shadow)
     }
 }

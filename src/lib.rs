@@ -89,6 +89,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod admission;
+pub mod algorithm;
 pub mod check;
 pub mod decision;
 pub mod error;
@@ -97,6 +98,7 @@ pub mod limit;
 pub mod limiter;
 pub mod middleware;
 mod prehashed;
+pub mod settlement;
 pub mod store;
 mod window;
 
@@ -106,17 +108,19 @@ pub use self::store::RedisStore;
 #[doc(inline)]
 pub use self::{
     admission::AdmissionId,
+    algorithm::Algorithm,
     check::{Charge, Check, DuplicateCharge, NeverFits},
     decision::{Decision, LimitStatus},
     error::{Error, StoreError},
     key::Key,
     limit::{InvalidLimit, Limit},
-    limiter::{DenyCache, FailureMode, Limiter},
+    limiter::{DenyCache, FailureMode, Limiter, Reservation},
     middleware::{
         Degraded, EXPOSED_HEADERS, InvalidLimits, JsonResponse, KeyedLimit, RateLimit, RateLimitLayer, Rejection,
         RejectionResponse, ResetFormat,
         extract::{ApiKey, ClientIp, Everyone, Header, KeyError, KeyExtractor, PeerIp, Secret},
     },
+    settlement::{Settled, Settlement},
     store::{Epoch, ManualClock, MemoryStore, Store},
 };
 

@@ -4,7 +4,8 @@
 //!    exceed `n`. There is no window boundary to wait for or to exploit.
 //! 2. The name is part of the key under which a store remembers units, so two limits of one name share their units
 //!    for the same key. Give one name one window everywhere.
-//! 3. Units run from 1 to [`Limit::MAX_UNITS`], windows from 1 ms to 365 days, names are 1 to 64 characters out of
+//! 3. It counts by an exact log, unless it is told to count by another [algorithm](crate::algorithm).
+//! 4. Units run from 1 to [`Limit::MAX_UNITS`], windows from 1 ms to 365 days, names are 1 to 64 characters out of
 //!    `A-Z a-z 0-9 _ . -`.
 //!
 //! ```
@@ -22,12 +23,15 @@
 
 use std::{borrow::Cow, error, fmt, time::Duration};
 
+use crate::algorithm::Algorithm;
+
 /// How many units in which window, under which name. See the [module docs](self).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Limit {
     name: Cow<'static, str>,
     units: u64,
     window: Window,
+    algorithm: Algorithm,
 }
 
 /// A checked window in microseconds.
@@ -55,7 +59,7 @@ impl Limit {
     pub fn new(name: impl Into<Cow<'static, str>>, units: u64, window: Duration) -> Result<Self, InvalidLimit> {
         let name = name.into();
         match Problem::of(&name, units, window) {
-            None => Ok(Self { name, units, window: Window::rounded_up(window) }),
+            None => Ok(Self { name, units, window: Window::rounded_up(window), algorithm: Algorithm::log() }),
             Some(problem) => Err(InvalidLimit { problem, name: name.into_owned(), units, window }),
         }
     }
@@ -71,7 +75,7 @@ impl Limit {
         if let Some(problem) = Problem::of(name, units, window) {
             panic!("{}", problem.rule());
         }
-        Self { name: Cow::Borrowed(name), units, window: Window::rounded_up(window) }
+        Self { name: Cow::Borrowed(name), units, window: Window::rounded_up(window), algorithm: Algorithm::log() }
     }
 
     /// So many units in any second.
@@ -118,6 +122,13 @@ impl Limit {
         Self::per(name, units, DAY)
     }
 
+    /// The same limit, counted in another way. Default: [`Algorithm::log`], which is exact.
+    #[must_use]
+    pub const fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
+        self.algorithm = algorithm;
+        self
+    }
+
     /// The name, which stores, headers and logs use.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -141,9 +152,20 @@ impl Limit {
         Duration::from_micros(self.window.0)
     }
 
+    /// How the units are counted.
+    #[must_use]
+    pub const fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
     /// The window in microseconds, the unit of all arithmetic inside.
     pub(crate) const fn window_micros(&self) -> u64 {
         self.window.0
+    }
+
+    /// The time under which an admission of `now` is remembered: until a window after it the admission counts.
+    pub(crate) fn recorded_at(&self, now: u64) -> u64 {
+        self.algorithm.kind().recorded_at(now, self.window.0)
     }
 }
 

@@ -21,9 +21,9 @@ use crate::{
 ///    window. Its figures count down meanwhile. A check is the same if its limits, keys and costs are.
 /// 2. That is done where the limits that refuse have nothing left: then nobody can spend from them meanwhile, so the
 ///    retry time stays true. What its other limits have left is told as it was.
-/// 3. After a [reset](super::Limiter::reset) through any clone of the store, under a limit that was raised, or with an id
-///    of the caller's, the store is asked.
-/// 4. A reset by another process, or through another store on the same server, is seen after the
+/// 3. After a [reset](super::Limiter::reset) or a [settlement](crate::settlement) of the limit through any clone of the
+///    store, under a limit that was raised, or with an id of the caller's, the store is asked.
+/// 4. A reset or settlement by another process, or through another store on the same server, is seen after the
 ///    [`max_age`](Self::max_age), one second by default, at most.
 /// 5. It holds a bounded number of refusals, as 64-bit digests under a key of the process's own, never the keys
 ///    themselves. Nobody outside can make two checks meet; among 10,000 refusals and a million checks a second, chance
@@ -127,7 +127,7 @@ impl Refusals {
     /// asked every time.
     pub(super) fn recall(&self, check: &Check) -> Result<Decision, Option<Question>> {
         let (Some(epoch), None) = (&self.0.epoch, check.id()) else { return Err(None) };
-        let (asked, digest) = (epoch.moment(), self.0.digest(check));
+        let (asked, digest) = (epoch.moment(check), self.0.digest(check));
         match self.0.cache.get().and_then(|cache| cache.get(&digest)) {
             Some(refusal) if refusal.holds_at(asked) => Ok(refusal.at(asked)),
             _ => Err(Some(Question { refusals: self.clone(), digest, asked })),
@@ -158,7 +158,7 @@ impl Question {
             epoch: self.asked.epoch,
             asked: self.asked.micros,
             until: self.asked.micros.saturating_add(u64::try_from(held.as_micros()).unwrap_or(u64::MAX)),
-            answered: epoch.moment().micros,
+            answered: epoch.micros(),
             decision: Arc::new(decision.clone()),
         };
         let room = settings.capacity;

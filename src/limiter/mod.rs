@@ -1,6 +1,7 @@
 //! The limiter: a store, a deadline, and a memory for refusals, without HTTP.
 //!
-//! 1. [`check`](Limiter::check) spends, [`peek`](Limiter::peek) asks, [`reset`](Limiter::reset) forgets.
+//! 1. [`check`](Limiter::check) spends, [`peek`](Limiter::peek) asks, [`reserve`](Limiter::reserve) spends what is
+//!    [settled](Limiter::settle) later, [`reset`](Limiter::reset) forgets.
 //! 2. Every answer comes within the [`deadline`](Limiter::deadline), 50 ms by default, which covers queueing,
 //!    connecting and the reply. It runs from the first poll, and arms a timer only if the store makes it wait.
 //! 3. A refusal is a [`Decision`]; what is not a decision is a typed [`Error`].
@@ -25,6 +26,7 @@
 mod deadline;
 mod deny_cache;
 mod failure;
+mod reservation;
 
 use std::{
     future::Future,
@@ -39,13 +41,14 @@ use self::{
     deadline::Deadline,
     deny_cache::{Question, Refusals},
 };
-pub use self::{deny_cache::DenyCache, failure::FailureMode};
+pub use self::{deny_cache::DenyCache, failure::FailureMode, reservation::Reservation};
 use crate::{
     check::{Charge, Check, NeverFits},
     decision::Decision,
     error::Error,
     key::Key,
     limit::Limit,
+    settlement::{Settled, Settlement},
     store::Store,
 };
 
@@ -104,6 +107,54 @@ impl<S: Store> Limiter<S> {
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails.
     pub fn check_all(&self, check: Check) -> Decide<S> {
         Decide { state: Deciding::Made { made: Some((self.clone(), check)) } }
+    }
+
+    /// Reserves `cost` units of `limit` in the name of `key`, if they are left: for work whose cost is known only
+    /// afterwards. What is not settled is given back when the lease ends, with the window at the latest. The inner error
+    /// is the refusal.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Limit, Limiter, MemoryStore};
+    ///
+    /// const TOKENS: Limit = Limit::per_hour("tokens", 10_000);
+    ///
+    /// let limiter = Limiter::new(MemoryStore::new());
+    /// match limiter.reserve(&TOKENS, "ada", 2_000, Duration::from_secs(120)).await? {
+    ///     Ok(reservation) => {
+    ///         let used = 1_234; // as the answer says
+    ///         reservation.settle(used).await?;
+    ///     }
+    ///     Err(refused) => println!("come back in {:?}", refused.retry_after()),
+    /// }
+    /// assert_eq!(limiter.peek(&TOKENS, "ada").await?.used(), 1_234);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`check`](Self::check).
+    pub async fn reserve(
+        &self,
+        limit: &Limit,
+        key: impl Into<Key>,
+        cost: u64,
+        lease: Duration,
+    ) -> Result<Result<Reservation<S>, Decision>, Error> {
+        let check = Check::new(Charge::new(limit.clone(), key, cost)?.reserve(lease));
+        let decision = self.check_all(check.clone()).await?;
+        let is_allowed = decision.is_allowed();
+        Ok(if is_allowed { Ok(Reservation::new(self.clone(), check, decision)) } else { Err(decision) })
+    }
+
+    /// Sets what an admitted check has really cost, or gives it back: see [`settlement`](crate::settlement).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails. It may be tried again.
+    pub async fn settle(&self, settlement: Settlement) -> Result<Settled, Error> {
+        Deadline::new(self.store.settle(settlement), self.deadline).await?.map_err(Error::from)
     }
 
     /// How `limit` stands for `key`, without spending anything. Look at [`remaining`](Decision::remaining): asking costs

@@ -3,7 +3,8 @@
 //! 1. A store decides a [`Check`] in one atomic step: all of its charges or none.
 //! 2. A refusal writes nothing: no unit, no longer life for a key.
 //! 3. After the last unit has left its window, plus a slack that the store states, nothing of the key is left.
-//! 4. A check is charged when its future is first polled, not when it is made; a dropped future may have been charged.
+//! 4. A settlement is exact, counts once, and gives back nothing that was not spent.
+//! 5. A check is charged when its future is first polled, not when it is made; a dropped future may have been charged.
 //!
 //! [`MemoryStore`] serves one process. `RedisStore` shares its limits between all processes that use the same server.
 //! A store of your own implements [`Store`]; the conformance suite, `tests/suite/conformance.rs` in the repository, says
@@ -11,7 +12,7 @@
 //!
 //! ```
 //! use std::sync::{Arc, atomic::{AtomicU64, Ordering}};
-//! use tower_sliding_window::{Check, Key, Limit, MemoryStore, Store};
+//! use tower_sliding_window::{Check, Key, Limit, MemoryStore, Settlement, Store};
 //!
 //! /// Counts the checks that pass through it.
 //! #[derive(Clone)]
@@ -22,11 +23,16 @@
 //!
 //! impl<S: Store> Store for Counted<S> {
 //!     type Decide = S::Decide;
+//!     type Settle = S::Settle;
 //!     type Reset = S::Reset;
 //!
 //!     fn decide(&self, check: Check) -> S::Decide {
 //!         self.checks.fetch_add(1, Ordering::Relaxed);
 //!         self.store.decide(check)
+//!     }
+//!
+//!     fn settle(&self, settlement: Settlement) -> S::Settle {
+//!         self.store.settle(settlement)
 //!     }
 //!
 //!     fn reset(&self, limit: Limit, key: Key) -> S::Reset {
@@ -53,7 +59,14 @@ pub use self::{
     epoch::Epoch,
     memory::{MemoryDecide, MemoryStore, MemoryStoreBuilder},
 };
-use crate::{check::Check, decision::Decision, error::StoreError, key::Key, limit::Limit};
+use crate::{
+    check::Check,
+    decision::Decision,
+    error::StoreError,
+    key::Key,
+    limit::Limit,
+    settlement::{Settled, Settlement},
+};
 
 /// What decides a check and remembers it. See the [module docs](self).
 ///
@@ -63,11 +76,17 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// The future of a decision.
     type Decide: Future<Output = Result<Decision, StoreError>> + Send + 'static;
 
+    /// The future of a settlement.
+    type Settle: Future<Output = Result<Settled, StoreError>> + Send + 'static;
+
     /// The future of a reset.
     type Reset: Future<Output = Result<(), StoreError>> + Send + 'static;
 
     /// Decides `check` and, if it is admitted, counts it.
     fn decide(&self, check: Check) -> Self::Decide;
+
+    /// Sets what an admitted check has really cost: see [`settlement`](crate::settlement).
+    fn settle(&self, settlement: Settlement) -> Self::Settle;
 
     /// Forgets what `limit` counts for `key`.
     fn reset(&self, limit: Limit, key: Key) -> Self::Reset;

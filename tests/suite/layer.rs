@@ -2,7 +2,7 @@
 
 use std::{
     convert::Infallible,
-    future::{Future, Pending, Ready, pending, ready},
+    future::{Future, Ready, ready},
     net::SocketAddr,
     pin::pin,
     sync::{
@@ -18,11 +18,14 @@ use http::{HeaderMap, Request, Response, StatusCode, request::Parts};
 use http_body_util::BodyExt;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_sliding_window::{
-    Check, Decision, Degraded, EXPOSED_HEADERS, Error, Header, Key, KeyError, Limit, ManualClock, MemoryStore, PeerIp,
-    RateLimitLayer, Rejection, ResetFormat, Store, StoreError,
+    Decision, Degraded, EXPOSED_HEADERS, Error, Header, Key, KeyError, Limit, ManualClock, MemoryStore, PeerIp,
+    RateLimitLayer, Rejection, ResetFormat,
 };
 
-use crate::support::log::Log;
+use crate::support::{
+    log::Log,
+    stores::{Failing, Silent},
+};
 
 const CALLS: Limit = Limit::per_minute("calls", 2);
 
@@ -47,40 +50,6 @@ async fn json(response: Response<Body>) -> String {
 fn figures(headers: &HeaderMap) -> [Option<&str>; 4] {
     ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset", "retry-after"]
         .map(|name| headers.get(name).map(|value| value.to_str().unwrap()))
-}
-
-/// A store that fails at once.
-#[derive(Clone)]
-struct Failing;
-
-impl Store for Failing {
-    type Decide = Ready<Result<Decision, StoreError>>;
-    type Reset = Ready<Result<(), StoreError>>;
-
-    fn decide(&self, _: Check) -> Self::Decide {
-        ready(Err(StoreError::new("deciding a check", "out of order")))
-    }
-
-    fn reset(&self, _: Limit, _: Key) -> Self::Reset {
-        ready(Err(StoreError::new("resetting a key", "out of order")))
-    }
-}
-
-/// A store that never answers.
-#[derive(Clone)]
-struct Silent;
-
-impl Store for Silent {
-    type Decide = Pending<Result<Decision, StoreError>>;
-    type Reset = Pending<Result<(), StoreError>>;
-
-    fn decide(&self, _: Check) -> Self::Decide {
-        pending()
-    }
-
-    fn reset(&self, _: Limit, _: Key) -> Self::Reset {
-        pending()
-    }
 }
 
 #[tokio::test]

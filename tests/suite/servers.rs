@@ -12,11 +12,9 @@ use hyper::{
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use tokio::net::TcpListener;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_sliding_window::{
-    Decision, Header, Key, KeyError, Limit, MemoryStore, PeerIp, RateLimitLayer, Store, StoreError,
-};
+use tower_sliding_window::{Decision, Header, Key, KeyError, Limit, MemoryStore, PeerIp, RateLimitLayer};
 
-use crate::support::http_client::HttpClient;
+use crate::support::{http_client::HttpClient, stores::Failing};
 
 const CALLS: Limit = Limit::per_hour("calls", 2);
 
@@ -61,23 +59,7 @@ async fn layer_charges_not_found_and_route_layer_does_not() {
 
 #[tokio::test]
 async fn limits_and_failure_modes_are_chosen_route_by_route() {
-    #[derive(Clone)]
-    struct Down;
-
-    impl Store for Down {
-        type Decide = std::future::Ready<Result<Decision, StoreError>>;
-        type Reset = std::future::Ready<Result<(), StoreError>>;
-
-        fn decide(&self, _: tower_sliding_window::Check) -> Self::Decide {
-            std::future::ready(Err(StoreError::new("deciding a check", "down")))
-        }
-
-        fn reset(&self, _: Limit, _: Key) -> Self::Reset {
-            std::future::ready(Ok(()))
-        }
-    }
-
-    let layer = || RateLimitLayer::new(Down).limit(CALLS.by(PeerIp::new()));
+    let layer = || RateLimitLayer::new(Failing).limit(CALLS.by(PeerIp::new()));
     let nested = Router::new().route("/items", get(|| async {})).route_layer(layer().fail_open());
     let app = Router::new()
         .route("/login", get(|| async {}).layer(layer().fail_closed()))

@@ -5,20 +5,22 @@ use std::{
     hash::{BuildHasher, Hash, Hasher, RandomState},
 };
 
-use crate::{key::Key, limit::Limit};
+use crate::{algorithm::Algorithm, key::Key, limit::Limit};
 
-/// The name of a limit and a key, hashed once, for the choice of the shard and for the look-up in it.
+/// The name of a limit, its algorithm, and a key, hashed once, for the choice of the shard and for the look-up in it.
 #[derive(Clone, Debug)]
 pub(super) struct Address {
     hash: u64,
     limit: Cow<'static, str>,
+    algorithm: Algorithm,
     key: Key,
 }
 
 impl Address {
     /// Keys come from clients, so the hash has to be keyed.
     pub(super) fn new(limit: &Limit, key: &Key, hasher: &RandomState) -> Self {
-        Self { hash: hasher.hash_one((limit.name(), key)), limit: limit.shared_name(), key: key.clone() }
+        let hash = hasher.hash_one((limit.name(), key));
+        Self { hash, limit: limit.shared_name(), algorithm: limit.algorithm(), key: key.clone() }
     }
 
     /// One of so many shards, by bits from the middle: the table in the shard goes by the lowest and the highest.
@@ -29,7 +31,7 @@ impl Address {
 
 impl PartialEq for Address {
     fn eq(&self, other: &Self) -> bool {
-        self.key == other.key && self.limit == other.limit
+        self.key == other.key && self.limit == other.limit && self.algorithm == other.algorithm
     }
 }
 

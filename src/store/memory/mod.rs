@@ -26,7 +26,14 @@ use super::{
     Store,
     clock::{Clock, ManualClock},
 };
-use crate::{check::Check, decision::Decision, error::StoreError, key::Key, limit::Limit};
+use crate::{
+    check::Check,
+    decision::Decision,
+    error::StoreError,
+    key::Key,
+    limit::Limit,
+    settlement::{Settled, Settlement},
+};
 
 /// Limits shared within one process. See the [crate docs](crate#stores).
 ///
@@ -87,10 +94,15 @@ impl MemoryStoreBuilder {
 
 impl Store for MemoryStore {
     type Decide = MemoryDecide;
+    type Settle = Ready<Result<Settled, StoreError>>;
     type Reset = Ready<Result<(), StoreError>>;
 
     fn decide(&self, check: Check) -> MemoryDecide {
         MemoryDecide { store: self.clone(), check }
+    }
+
+    fn settle(&self, settlement: Settlement) -> Self::Settle {
+        ready(Ok(self.0.settle(&settlement)))
     }
 
     fn reset(&self, limit: Limit, key: Key) -> Self::Reset {

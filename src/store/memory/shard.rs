@@ -8,9 +8,15 @@ use std::{
 use super::{
     address::Address,
     room::{Full, Room},
-    slot::{Attempt, Look, Slot},
+    slot::{Look, Outcome, Slot},
 };
-use crate::{check::Charge, decision::LimitStatus, prehashed::Prehashed};
+use crate::{
+    check::Charge,
+    decision::LimitStatus,
+    prehashed::Prehashed,
+    settlement::{Account, Settlement},
+    window::Attempt,
+};
 
 /// Slots in which something is counted: what is refused or free leaves none behind.
 #[derive(Debug, Default)]
@@ -30,7 +36,7 @@ impl Shard {
         match self.slots.entry(address) {
             Entry::Occupied(mut slot) => slot.get_mut().decide(charge, attempt, room),
             Entry::Vacant(place) => {
-                let mut slot = Slot::default();
+                let mut slot = Slot::new(charge.limit());
                 let status = slot.decide(charge, attempt, room)?;
                 if !slot.is_empty() {
                     place.insert(slot);
@@ -44,14 +50,14 @@ impl Shard {
     pub(super) fn look(&mut self, address: &Address, charge: &Charge, attempt: Attempt) -> Look {
         self.slots
             .get_mut(address)
-            .map_or_else(|| Slot::default().look(charge, attempt), |slot| slot.look(charge, attempt))
+            .map_or_else(|| Slot::new(charge.limit()).look(charge, attempt), |slot| slot.look(charge, attempt))
     }
 
     /// How a charge stands in a check that is refused, by it or by another charge.
     pub(super) fn refuse(&mut self, address: &Address, charge: &Charge, attempt: Attempt) -> LimitStatus {
         self.slots
             .get_mut(address)
-            .map_or_else(|| Slot::default().refuse(charge, attempt), |slot| slot.refuse(charge, attempt))
+            .map_or_else(|| Slot::new(charge.limit()).refuse(charge, attempt), |slot| slot.refuse(charge, attempt))
     }
 
     /// Counts a charge of a check that is admitted, and says how it stands then.
@@ -59,7 +65,7 @@ impl Shard {
         if let Some(slot) = self.slots.get_mut(address) {
             return slot.admit(charge, attempt);
         }
-        let mut slot = Slot::default();
+        let mut slot = Slot::new(charge.limit());
         let status = slot.admit(charge, attempt);
         if !slot.is_empty() {
             self.slots.insert(address.clone(), slot);
@@ -67,12 +73,30 @@ impl Shard {
         status
     }
 
-    /// Forgets a key under a limit, and says how many admissions that were.
-    pub(super) fn remove(&mut self, address: &Address) -> usize {
-        self.slots.remove(address).map_or(0, |slot| slot.admissions())
+    /// Sets what an admission has cost.
+    pub(super) fn settle(
+        &mut self,
+        address: &Address,
+        now: u64,
+        settlement: &Settlement,
+        account: &Account,
+    ) -> Outcome {
+        let Some(slot) = self.slots.get_mut(address) else {
+            return Slot::new(account.charge().limit()).settle(now, settlement, account);
+        };
+        let outcome = slot.settle(now, settlement, account);
+        if slot.is_empty() {
+            self.slots.remove(address);
+        }
+        outcome
     }
 
-    /// Drops what has expired, under every limit and for every key, and says how many admissions that were.
+    /// Forgets a key under a limit, and says how many entries that were.
+    pub(super) fn remove(&mut self, address: &Address) -> usize {
+        self.slots.remove(address).map_or(0, |slot| slot.entries())
+    }
+
+    /// Drops what has expired, under every limit and for every key, and says how many entries that were.
     pub(super) fn sweep(&mut self, now: u64) -> usize {
         let mut gone = 0;
         self.slots.retain(|_, slot| {

@@ -7,13 +7,14 @@ use std::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use super::{
     address::Address,
     room::{Full, Room},
     shard::Shard,
-    slot::Attempt,
+    slot::Look,
 };
 use crate::{
     admission::AdmissionId,
@@ -22,7 +23,9 @@ use crate::{
     error::StoreError,
     key::Key,
     limit::Limit,
+    settlement::{Settled, Settlement},
     store::clock::{Clock, system_time},
+    window::Attempt,
 };
 
 /// Many locks, so that threads seldom meet at one.
@@ -78,21 +81,35 @@ impl Shared {
         let addresses: Vec<Address> =
             check.charges().map(|charge| self.address(charge.limit(), charge.key())).collect();
         let mut locked = Locked::of(self, &addresses);
-        let (mut gone, mut new, mut refused) = (0, 0, false);
-        for (charge, address) in check.charges().zip(&addresses) {
-            let look = locked.shard(address).look(address, charge, attempt);
-            gone += look.gone;
-            new += look.new;
-            refused |= look.refuses;
-        }
-        self.room.exchange(gone, if refused { 0 } else { new })?;
-        let mut place = 0;
-        Ok(check.map_charges(|charge| {
-            let address = &addresses[place];
-            place += 1;
-            let shard = locked.shard(address);
-            if refused { shard.refuse(address, charge, attempt) } else { shard.admit(address, charge, attempt) }
+        let looks: Vec<Look> = check
+            .charges()
+            .zip(&addresses)
+            .map(|(charge, address)| locked.shard(address).look(address, charge, attempt))
+            .collect();
+        let is_refused = check.charges().zip(&looks).any(|(charge, look)| look.refuses && !charge.is_shadow());
+        let admits = |look: &&Look| !is_refused && !look.refuses;
+        let (gone, new) = (looks.iter().map(|look| look.gone).sum(), looks.iter().filter(admits).map(|look| look.new));
+        self.room.exchange(gone, new.sum())?;
+        let mut places = addresses.iter().zip(&looks);
+        Ok(check.map_charges(|charge| match places.next() {
+            Some((address, look)) if admits(&look) => locked.shard(address).admit(address, charge, attempt),
+            Some((address, _)) => locked.shard(address).refuse(address, charge, attempt),
+            None => LimitStatus::new(charge, 0, Duration::ZERO, None),
         }))
+    }
+
+    /// Settles one charge after the other: each is exact by itself.
+    pub(super) fn settle(&self, settlement: &Settlement) -> Settled {
+        let (now, mut is_known) = (self.clock.now(), false);
+        let statuses = settlement.map_accounts(|account| {
+            let charge = account.charge();
+            let address = self.address(charge.limit(), charge.key());
+            let outcome = self.lock(address.shard(SHARDS)).settle(&address, now, settlement, account);
+            self.room.give_back(outcome.gone);
+            is_known |= outcome.is_known;
+            outcome.status
+        });
+        Settled::of_statuses(settlement, system_time(now), is_known, statuses)
     }
 
     pub(super) fn reset(&self, limit: &Limit, key: &Key) {

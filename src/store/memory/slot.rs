@@ -3,36 +3,46 @@
 use std::time::Duration;
 
 use super::room::{Full, Room};
-use crate::{admission::AdmissionId, check::Charge, decision::LimitStatus, window::Log};
+use crate::{
+    check::Charge,
+    decision::LimitStatus,
+    limit::Limit,
+    settlement::{Account, Settlement},
+    window::{Attempt, Window},
+};
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Slot {
-    log: Log,
-    /// The window of the last admission, which is what a sweep goes by.
-    window: u64,
-}
-
-/// When a check is decided, and under which identity.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Attempt {
-    pub(super) now: u64,
-    pub(super) id: AdmissionId,
-    /// Whether the identity is the caller's, so that it may be in a log already.
-    pub(super) is_given: bool,
+    window: Window,
+    /// The length of the window at the last admission, which is what a sweep goes by.
+    length: u64,
 }
 
 /// What a check needs to know of a charge before all of its charges are counted, or none.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look {
-    /// Admissions that had left the window, and are dropped.
+    /// Entries that had left the window, and are dropped.
     pub(super) gone: usize,
-    /// Admissions to remember if the check is admitted: none for a charge that is free, or counted already.
+    /// Entries to remember if the check is admitted: none for a charge that is free, or counted already, or that is
+    /// counted together with others.
     pub(super) new: usize,
     /// Whether the charge does not fit.
     pub(super) refuses: bool,
 }
 
+/// What came of the settlement of one charge.
+pub(super) struct Outcome {
+    pub(super) status: LimitStatus,
+    pub(super) is_known: bool,
+    /// Entries that are no more.
+    pub(super) gone: usize,
+}
+
 impl Slot {
+    pub(super) fn new(limit: &Limit) -> Self {
+        Self { window: Window::new(limit), length: limit.window_micros() }
+    }
+
     /// Decides a charge that is alone in its check.
     pub(super) fn decide(&mut self, charge: &Charge, attempt: Attempt, room: &Room) -> Result<LimitStatus, Full> {
         let Look { gone, new, refuses } = self.look(charge, attempt);
@@ -46,57 +56,68 @@ impl Slot {
 
     /// Drops what has left the window, and looks at what is left.
     pub(super) fn look(&mut self, charge: &Charge, attempt: Attempt) -> Look {
-        let gone = self.log.trim(attempt.now, charge.limit().window_micros());
+        let gone = self.window.trim(attempt.now, charge.limit().window_micros());
         let counts = self.counts(charge, attempt);
-        Look { gone, new: counts.into(), refuses: counts && self.excess(charge) > 0 }
+        let new = if counts { self.window.growth(charge, attempt) } else { 0 };
+        Look { gone, new, refuses: counts && !self.fits(charge, attempt) }
     }
 
     /// How a charge stands in a check that is refused, by it or by another charge.
     pub(super) fn refuse(&mut self, charge: &Charge, attempt: Attempt) -> LimitStatus {
-        let excess = if self.counts(charge, attempt) { self.excess(charge) } else { 0 };
-        let wait = (excess > 0).then(|| self.log.wait_for(excess, attempt.now, charge.limit().window_micros()));
-        self.status(charge, attempt, wait.map(Duration::from_micros))
+        let refuses = self.counts(charge, attempt) && !self.fits(charge, attempt);
+        let most = charge.limit().units().saturating_sub(charge.cost());
+        let wait = refuses.then(|| self.window.wait_for(most, attempt.now, charge.limit()));
+        self.status(charge, attempt.now, wait.map(Duration::from_micros))
     }
 
     /// Counts a charge of a check that is admitted, and says how it stands then.
     pub(super) fn admit(&mut self, charge: &Charge, attempt: Attempt) -> LimitStatus {
         if self.counts(charge, attempt) {
-            self.log.admit(attempt.now, charge.cost(), attempt.id);
-            self.window = charge.limit().window_micros();
+            self.window.admit(charge, attempt);
+            self.length = charge.limit().window_micros();
         }
-        self.status(charge, attempt, None)
+        self.status(charge, attempt.now, None)
     }
 
-    /// Drops what has left the window of the last admission, and says how many admissions that were.
+    /// Sets what an admission has cost.
+    pub(super) fn settle(&mut self, now: u64, settlement: &Settlement, account: &Account) -> Outcome {
+        let (charge, before) = (account.charge(), self.window.len());
+        self.window.trim(now, charge.limit().window_micros());
+        let is_known = self.window.settle(now, settlement, account);
+        Outcome { status: self.status(charge, now, None), is_known, gone: before.saturating_sub(self.window.len()) }
+    }
+
+    /// Drops what has left the window of the last admission, and says how many entries that were.
     pub(super) fn sweep(&mut self, now: u64) -> usize {
-        let gone = self.log.trim(now, self.window);
-        self.log.shrink();
+        let gone = self.window.trim(now, self.length);
+        self.window.shrink();
         gone
     }
 
-    /// The number of admissions.
-    pub(super) fn admissions(&self) -> usize {
-        self.log.len()
+    /// The number of entries.
+    pub(super) fn entries(&self) -> usize {
+        self.window.len()
     }
 
     /// Whether nothing is left to remember.
     pub(super) fn is_empty(&self) -> bool {
-        self.log.is_empty()
+        self.window.len() == 0
     }
 
-    /// Whether an admission of the charge is to be remembered: it is not free, and not counted already.
+    /// Whether an admission of the charge is to be counted: it is not free, and not counted already.
     fn counts(&self, charge: &Charge, attempt: Attempt) -> bool {
-        let is_counted = || attempt.is_given && self.log.contains(attempt.id, charge.cost());
+        let is_counted = || attempt.is_given && self.window.contains(charge, attempt.id);
         charge.cost() > 0 && !is_counted()
     }
 
-    /// The units by which the charge does not fit.
-    fn excess(&self, charge: &Charge) -> u64 {
-        (self.log.used() + charge.cost()).saturating_sub(charge.limit().units())
+    fn fits(&self, charge: &Charge, attempt: Attempt) -> bool {
+        let limit = charge.limit();
+        self.window.used(attempt.now, limit.window_micros()) + charge.cost() <= limit.units()
     }
 
-    fn status(&self, charge: &Charge, attempt: Attempt, retry_after: Option<Duration>) -> LimitStatus {
-        let reset_after = self.log.reset_after(attempt.now, charge.limit().window_micros());
-        LimitStatus::new(charge, self.log.used(), Duration::from_micros(reset_after), retry_after)
+    fn status(&self, charge: &Charge, now: u64, retry_after: Option<Duration>) -> LimitStatus {
+        let limit = charge.limit();
+        let (used, reset_after) = (self.window.used(now, limit.window_micros()), self.window.reset_after(now, limit));
+        LimitStatus::new(charge, used, Duration::from_micros(reset_after), retry_after)
     }
 }

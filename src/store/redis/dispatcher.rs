@@ -124,9 +124,9 @@ impl Dispatcher {
             };
             Ok(())
         };
-        self.epoch.end();
+        self.epoch.end(limit);
         let outcome = outcome.await;
-        self.epoch.end();
+        self.epoch.end(limit);
         outcome.map_err(|cause: Cause| StoreError::new("resetting a key", cause))
     }
 }

@@ -69,10 +69,15 @@ impl RedisStore {
 
 impl Store for RedisStore {
     type Decide = RedisDecide;
+    type Settle = std::future::Ready<Result<crate::Settled, StoreError>>;
     type Reset = RedisReset;
 
     fn decide(&self, check: Check) -> RedisDecide {
         RedisDecide { state: State::Unsent { dispatcher: Arc::clone(&self.dispatcher), check } }
+    }
+
+    fn settle(&self, _: crate::Settlement) -> Self::Settle {
+        std::future::ready(Err(StoreError::new("settling", "to come")))
     }
 
     fn reset(&self, limit: Limit, key: Key) -> RedisReset {

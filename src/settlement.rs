@@ -1,0 +1,167 @@
+//! Settlement: saying afterwards what an admitted check has really cost.
+//!
+//! 1. A charge that [reserves](crate::Charge::reserve) counts at its cost from the decision on. Settled, it counts at its
+//!    true cost instead, as of when it was admitted; at a cost of 0 it is as if it had never been.
+//! 2. A true cost may be above the reserved one, and even above the limit: what was spent was spent. It is counted, and
+//!    whoever comes next is refused until enough has left the window.
+//! 3. A settlement counts once, however often it is sent. A second one, or one of an admission whose lease or window has
+//!    ended, changes nothing and says so: [`Settled::is_known`].
+//! 4. An admission that was not reserved can be settled by its id, too, if its limit counts by a
+//!    [log](crate::Algorithm::log), or if the id was the caller's own.
+//!
+//! [`Limiter::reserve`](crate::Limiter::reserve) does all of this for one limit. For several, and for stores:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::time::Duration;
+//! use tower_sliding_window::{Charge, Check, Limit, Limiter, MemoryStore, Settlement};
+//!
+//! let (requests, tokens) = (Limit::per_minute("requests", 60), Limit::per_hour("tokens", 10_000));
+//! let check = Check::new(Charge::new(requests, "ada", 1)?)
+//!     .and(Charge::new(tokens.clone(), "ada", 2_000)?.reserve(Duration::from_secs(120)))?;
+//!
+//! let limiter = Limiter::new(MemoryStore::new());
+//! let decision = limiter.check_all(check.clone()).await?;
+//! assert!(decision.is_allowed());
+//!
+//! // The answer took 1,234 tokens; the request stays one request.
+//! let settlement = Settlement::new(check, &decision, |charge| (charge.limit() == &tokens).then_some(1_234));
+//! assert!(limiter.settle(settlement).await?.is_known());
+//! assert_eq!(limiter.peek(&tokens, "ada").await?.used(), 1_234);
+//! # Ok(()) }
+//! ```
+
+use std::time::SystemTime;
+
+use crate::{
+    admission::AdmissionId,
+    check::{Charge, Check},
+    decision::{Decision, LimitStatus},
+    limit::Limit,
+};
+
+/// What an admitted check has really cost. See the [module docs](self).
+#[derive(Clone, Debug)]
+#[must_use = "a settlement settles nothing until a store or a limiter gets it"]
+pub struct Settlement {
+    id: AdmissionId,
+    at: SystemTime,
+    first: Account,
+    rest: Vec<Account>,
+}
+
+/// A charge of an admitted check, and what it has really cost, if that is to be settled.
+#[derive(Clone, Debug)]
+pub struct Account {
+    charge: Charge,
+    cost: Option<u64>,
+}
+
+/// What came of a settlement.
+#[derive(Clone, Debug)]
+pub struct Settled {
+    decision: Decision,
+    is_known: bool,
+}
+
+impl Settlement {
+    /// Settles an admitted check. `cost` says of each charge what it has really cost; `None` leaves it as it is. A cost
+    /// above [`Limit::MAX_UNITS`] is settled as that.
+    pub fn new(check: Check, admitted: &Decision, cost: impl FnMut(&Charge) -> Option<u64>) -> Self {
+        Self::by_id(check, admitted.id(), admitted.at(), cost)
+    }
+
+    /// Gives back all that an admitted check has taken.
+    pub fn refund(check: Check, admitted: &Decision) -> Self {
+        Self::new(check, admitted, |_| Some(0))
+    }
+
+    /// Settles an admitted check whose [`Decision`] is not at hand: by the id and the time that it had. The time may be
+    /// rough where the charge is neither reserved nor decided together with equal ones.
+    pub fn by_id(check: Check, id: AdmissionId, at: SystemTime, mut cost: impl FnMut(&Charge) -> Option<u64>) -> Self {
+        let mut account = |charge: Charge| {
+            let cost = cost(&charge).map(|cost| cost.min(Limit::MAX_UNITS));
+            Account { charge, cost }
+        };
+        let (first, rest) = check.into_charges();
+        let first = account(first);
+        Self { id, at, first, rest: rest.into_iter().map(account).collect() }
+    }
+
+    /// The id of the admission.
+    #[must_use]
+    pub fn id(&self) -> AdmissionId {
+        self.id
+    }
+
+    /// When it was admitted, by the store's clock.
+    #[must_use]
+    pub fn at(&self) -> SystemTime {
+        self.at
+    }
+
+    /// The charges of the check, and what each has really cost.
+    pub fn accounts(&self) -> impl Iterator<Item = &Account> {
+        std::iter::once(&self.first).chain(&self.rest)
+    }
+
+    pub(crate) fn at_micros(&self) -> u64 {
+        let since = self.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+    }
+
+    /// One value an account, in order.
+    pub(crate) fn map_accounts<'a, T>(&'a self, mut value: impl FnMut(&'a Account) -> T) -> (T, Vec<T>) {
+        (value(&self.first), self.rest.iter().map(value).collect())
+    }
+}
+
+impl Account {
+    /// The charge as it was admitted.
+    #[must_use]
+    pub fn charge(&self) -> &Charge {
+        &self.charge
+    }
+
+    /// What it has really cost; `None` if it stays as it is.
+    #[must_use]
+    pub fn cost(&self) -> Option<u64> {
+        self.cost
+    }
+}
+
+impl Settled {
+    /// A store's answer: how each limit stands now, and whether any of them still knew an admission that was to be
+    /// settled.
+    pub fn new(
+        settlement: &Settlement,
+        at: SystemTime,
+        is_known: bool,
+        status: impl FnMut(&Account) -> LimitStatus,
+    ) -> Self {
+        Self::of_statuses(settlement, at, is_known, settlement.map_accounts(status))
+    }
+
+    /// Of one status an account, in order.
+    pub(crate) fn of_statuses(
+        settlement: &Settlement,
+        at: SystemTime,
+        is_known: bool,
+        statuses: (LimitStatus, Vec<LimitStatus>),
+    ) -> Self {
+        Self { decision: Decision::of_statuses(at, settlement.id, statuses), is_known }
+    }
+
+    /// Whether it was counted, under at least one of the limits. If not, it was settled before, or its lease or its
+    /// window had ended, and nothing has changed.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        self.is_known
+    }
+
+    /// How the limits stand after it.
+    #[must_use]
+    pub fn decision(&self) -> &Decision {
+        &self.decision
+    }
+}

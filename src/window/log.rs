@@ -1,0 +1,223 @@
+//! The log: admissions and when they were, in the order of their times, also when the clock has stepped back.
+//!
+//! A unit recorded at `t` counts at `now` while `now − window < t`; at `t + window` exactly it is gone. What is recorded
+//! is the time of the admission for an exact log, the end of its sub-window for a compact one, and the start of its window
+//! for a fixed one. What is held for a lease is recorded a window before the lease ends, so that it leaves then.
+
+use std::collections::VecDeque;
+
+use crate::admission::AdmissionId;
+
+/// What is still in the window, and its sum.
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    entries: VecDeque<Entry>,
+    used: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    at: u64,
+    units: Units,
+    id: AdmissionId,
+}
+
+/// So many units, and what kind of entry it is that they stand in: one word for both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Units(u64);
+
+impl Units {
+    /// An admission that its id tells from others.
+    const KEPT: u64 = 0;
+    /// The same, until it is settled.
+    const HELD: u64 = 1 << 62;
+    /// Admissions of one time, together. The id means nothing.
+    const SUM: u64 = 2 << 62;
+
+    fn new(kind: u64, units: u64) -> Self {
+        Self(kind | units & !(3 << 62))
+    }
+
+    fn count(self) -> u64 {
+        self.0 & !(3 << 62)
+    }
+
+    fn is_sum(self) -> bool {
+        self.0 & (3 << 62) == Self::SUM
+    }
+}
+
+impl Log {
+    /// Drops what has left the window and says how many entries that were.
+    pub(super) fn trim(&mut self, now: u64, window: u64) -> usize {
+        let before = self.entries.len();
+        while let Some(entry) = self.entries.front().filter(|entry| entry.at.saturating_add(window) <= now) {
+            self.used -= entry.units.count();
+            self.entries.pop_front();
+        }
+        before - self.entries.len()
+    }
+
+    /// The units in the log.
+    pub(super) fn used(&self) -> u64 {
+        self.used
+    }
+
+    /// The number of entries.
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Gives back memory that a burst left behind.
+    pub(super) fn shrink(&mut self) {
+        if self.entries.capacity() / 4 > self.entries.len() {
+            self.entries.shrink_to_fit();
+        }
+    }
+
+    /// The time until the oldest entry leaves the window; 0 if there is none. What is recorded after the `present`
+    /// counts as recorded then.
+    pub(super) fn reset_after(&self, now: u64, present: u64, window: u64) -> u64 {
+        self.entries.front().map_or(0, |entry| leaves_after(entry.at.min(present), now, window))
+    }
+
+    /// Whether this very admission is in the log. Linear, newest first: what is repeated is mostly recent.
+    pub(super) fn contains(&self, id: AdmissionId, units: u64) -> bool {
+        let is_it = |entry: &Entry| entry.id == id && !entry.units.is_sum() && entry.units.count() == units;
+        self.entries.iter().rev().any(is_it)
+    }
+
+    /// Whether admissions of this time would be added to those of an entry that is there.
+    pub(super) fn has_sum_at(&self, at: u64) -> bool {
+        self.entries.iter().rev().take_while(|entry| entry.at >= at).any(|entry| entry.is_sum_at(at))
+    }
+
+    /// The time until at most so many units are left: 0 if that is so, and never more than a window after the `present`.
+    /// What is recorded after the present is from now on recorded then.
+    pub(super) fn wait_for(&mut self, most: u64, now: u64, present: u64, window: u64) -> u64 {
+        self.pull_back(present);
+        let mut left = self.used;
+        if left <= most {
+            return 0;
+        }
+        let departure = self.entries.iter().find(|entry| {
+            left -= entry.units.count();
+            left <= most
+        });
+        departure.map_or(0, |entry| leaves_after(entry.at, now, window))
+    }
+
+    /// Lets what is recorded after the present be recorded then.
+    pub(super) fn pull_back(&mut self, present: u64) {
+        for entry in self.entries.iter_mut().rev().take_while(|entry| entry.at > present) {
+            entry.at = present;
+        }
+    }
+
+    /// When the entries leave the window, the oldest first, and how many units with each.
+    pub(super) fn departures(&self, window: u64) -> impl Iterator<Item = (u64, u64)> {
+        self.entries.iter().map(move |entry| (entry.at.saturating_add(window), entry.units.count()))
+    }
+
+    /// Records an admission that its id tells from others.
+    pub(super) fn keep(&mut self, at: u64, units: u64, id: AdmissionId) {
+        self.insert(Entry { at, units: Units::new(Units::KEPT, units), id });
+    }
+
+    /// Records an admission that is going to be settled.
+    pub(super) fn hold(&mut self, at: u64, units: u64, id: AdmissionId) {
+        self.insert(Entry { at, units: Units::new(Units::HELD, units), id });
+    }
+
+    /// Records an admission together with the others of its time.
+    pub(super) fn add(&mut self, at: u64, units: u64) {
+        let mut newer = self.entries.iter_mut().rev().take_while(|entry| entry.at >= at);
+        if let Some(entry) = newer.find(|entry| entry.is_sum_at(at)) {
+            entry.units = Units::new(Units::SUM, entry.units.count() + units);
+            self.used += units;
+        } else {
+            self.insert(Entry { at, units: Units::new(Units::SUM, units), id: AdmissionId::from(0) });
+        }
+    }
+
+    /// Takes an admission out, and says under which time it was recorded.
+    pub(super) fn take(&mut self, id: AdmissionId, units: u64, is_held: bool) -> Option<u64> {
+        let units = Units::new(if is_held { Units::HELD } else { Units::KEPT }, units);
+        let place = self.entries.iter().rposition(|entry| entry.id == id && entry.units == units)?;
+        let entry = self.entries.remove(place)?;
+        self.used -= entry.units.count();
+        Some(entry.at)
+    }
+
+    fn insert(&mut self, entry: Entry) {
+        // Looked for from the new end, where it nearly always is: a binary search would read all over a long log.
+        let later = self.entries.iter().rev().take_while(|other| other.at > entry.at).count();
+        self.used += entry.units.count();
+        self.entries.insert(self.entries.len() - later, entry);
+    }
+}
+
+impl Entry {
+    fn is_sum_at(&self, at: u64) -> bool {
+        self.at == at && self.units.is_sum()
+    }
+}
+
+fn leaves_after(at: u64, now: u64, window: u64) -> u64 {
+    at.saturating_add(window).saturating_sub(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WINDOW: u64 = 1_000;
+
+    fn log(entries: &[(u64, u64)]) -> Log {
+        let mut log = Log::default();
+        for &(at, units) in entries {
+            log.keep(at, units, AdmissionId::fresh());
+        }
+        log
+    }
+
+    #[test]
+    fn a_unit_counts_until_its_window_has_passed_and_not_a_microsecond_longer() {
+        let mut log = log(&[(5_000, 3)]);
+        assert_eq!((log.trim(5_999, WINDOW), log.used()), (0, 3));
+        assert_eq!((log.trim(6_000, WINDOW), log.used()), (1, 0));
+    }
+
+    #[test]
+    fn waiting_for_units_means_waiting_for_the_entry_that_frees_enough() {
+        let mut log = log(&[(5_000, 1), (5_100, 4), (5_200, 1)]);
+        let waits = [6, 5, 4, 1, 0].map(|most| log.wait_for(most, 5_300, 5_300, WINDOW));
+        assert_eq!(waits, [0, 700, 800, 800, 900]);
+    }
+
+    #[test]
+    fn entries_from_the_future_count_as_now_once_they_refuse() {
+        let mut log = log(&[(5_000, 1), (9_000, 1), (9_500, 1)]);
+        assert_eq!(log.wait_for(2, 5_500, 5_500, WINDOW), 500, "the past entry is what is waited for");
+        assert_eq!(log.wait_for(1, 5_500, 5_500, WINDOW), WINDOW, "the others count as now");
+        assert_eq!((log.trim(6_500, WINDOW), log.used()), (3, 0), "one window later the key is right again");
+    }
+
+    #[test]
+    fn entries_stay_in_order_when_the_clock_steps_back() {
+        let mut log = log(&[(9_000, 2), (5_000, 1)]);
+        assert_eq!((log.trim(6_000, WINDOW), log.used()), (1, 2));
+    }
+
+    #[test]
+    fn admissions_of_one_time_are_one_entry_and_one_with_an_id_is_not_among_them() {
+        let mut log = Log::default();
+        let id = AdmissionId::from(0);
+        log.add(5_099, 2);
+        log.hold(5_099, 3, id);
+        log.add(5_099, 4);
+        assert_eq!((log.len(), log.used(), log.contains(id, 6)), (2, 9, false));
+        assert_eq!((log.take(id, 3, false), log.take(id, 3, true), log.take(id, 3, true)), (None, Some(5_099), None));
+        assert_eq!((log.len(), log.used()), (1, 6));
+    }
+}

@@ -1,0 +1,156 @@
+//! A window: the arithmetic of one limit for one key, with the time passed in.
+//!
+//! Times and windows are microseconds. `log.rs` remembers admissions, each by itself or many of one sub-window together;
+//! `counter.rs` remembers two numbers. `store/redis/*.lua` is the same arithmetic in Lua; the conformance suite and the
+//! plain model of the tests hold both to the same rules.
+
+mod counter;
+mod log;
+
+use self::{counter::Counter, log::Log};
+use crate::{
+    admission::AdmissionId,
+    algorithm::Kind,
+    check::Charge,
+    limit::Limit,
+    settlement::{Account, Settlement},
+};
+
+/// What one limit remembers for one key.
+#[derive(Debug)]
+pub(crate) enum Window {
+    Log(Log),
+    Counter(Counter),
+}
+
+/// When a check is decided, and under which identity.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Attempt {
+    pub(crate) now: u64,
+    pub(crate) id: AdmissionId,
+    /// Whether the identity is the caller's, so that it may have been counted already.
+    pub(crate) is_given: bool,
+}
+
+impl Window {
+    /// An empty window of a limit.
+    pub(crate) fn new(limit: &Limit) -> Self {
+        match limit.algorithm().kind() {
+            Kind::Counter => Self::Counter(Counter::default()),
+            Kind::Log | Kind::Compact { .. } | Kind::Fixed => Self::Log(Log::default()),
+        }
+    }
+
+    /// Drops what has left the window and says how many entries that were.
+    pub(crate) fn trim(&mut self, now: u64, window: u64) -> usize {
+        match self {
+            Self::Log(log) => log.trim(now, window),
+            Self::Counter(counter) => counter.trim(now, window),
+        }
+    }
+
+    /// The number of entries.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Log(log) => log.len(),
+            Self::Counter(counter) => counter.len(),
+        }
+    }
+
+    /// Gives back memory that a burst left behind.
+    pub(crate) fn shrink(&mut self) {
+        match self {
+            Self::Log(log) => log.shrink(),
+            Self::Counter(counter) => counter.shrink(),
+        }
+    }
+
+    /// The units in the window.
+    pub(crate) fn used(&self, now: u64, window: u64) -> u64 {
+        match self {
+            Self::Log(log) => log.used(),
+            Self::Counter(counter) => counter.used(now, window),
+        }
+    }
+
+    /// The time until fewer units are in the window; 0 if there are none.
+    pub(crate) fn reset_after(&self, now: u64, limit: &Limit) -> u64 {
+        let window = limit.window_micros();
+        match self {
+            Self::Log(log) => log.reset_after(now, limit.recorded_at(now), window),
+            Self::Counter(counter) => counter.reset_after(now, window),
+        }
+    }
+
+    /// Whether this very admission is counted already.
+    pub(crate) fn contains(&self, charge: &Charge, id: AdmissionId) -> bool {
+        match self {
+            Self::Log(log) => log.contains(id, charge.cost()),
+            Self::Counter(counter) => counter.held().contains(id, charge.cost()),
+        }
+    }
+
+    /// How many entries [`admit`](Self::admit) would add.
+    pub(crate) fn growth(&self, charge: &Charge, attempt: Attempt) -> usize {
+        let is_kept = is_kept(charge, attempt);
+        match self {
+            Self::Log(log) => (is_kept || !log.has_sum_at(charge.limit().recorded_at(attempt.now))).into(),
+            Self::Counter(counter) => (is_kept || counter.is_zero()).into(),
+        }
+    }
+
+    /// Records an admission.
+    pub(crate) fn admit(&mut self, charge: &Charge, attempt: Attempt) {
+        let Attempt { now, id, .. } = attempt;
+        let (limit, units) = (charge.limit(), charge.cost());
+        match self {
+            Self::Log(log) if charge.lease_micros().is_some() => log.hold(charge.leaves_by(now), units, id),
+            Self::Log(log) if is_kept(charge, attempt) => log.keep(limit.recorded_at(now), units, id),
+            Self::Log(log) => log.add(limit.recorded_at(now), units),
+            Self::Counter(counter) if charge.lease_micros().is_some() => {
+                counter.held_mut().hold(charge.leaves_by(now), units, id);
+            }
+            Self::Counter(counter) if attempt.is_given => counter.held_mut().keep(now, units, id),
+            Self::Counter(counter) => counter.add(now, limit.window_micros(), units),
+        }
+    }
+
+    /// The time until at most so many units are in the window: 0 if that is so, and never more than two windows.
+    ///
+    /// To be asked where a check is refused: if the clock has stepped back, entries from the future then count as having
+    /// happened now, so that the key is right again after one window.
+    pub(crate) fn wait_for(&mut self, most: u64, now: u64, limit: &Limit) -> u64 {
+        let window = limit.window_micros();
+        match self {
+            Self::Log(log) => log.wait_for(most, now, limit.recorded_at(now), window),
+            Self::Counter(counter) => counter.wait_for(most, now, window),
+        }
+    }
+
+    /// Sets what an admission has cost, and says whether it was known.
+    pub(crate) fn settle(&mut self, now: u64, settlement: &Settlement, account: &Account) -> bool {
+        let (charge, id) = (account.charge(), settlement.id());
+        let (limit, is_held) = (charge.limit(), charge.lease_micros().is_some());
+        let log = match self {
+            Self::Log(log) => log,
+            Self::Counter(counter) => counter.held_mut(),
+        };
+        let (Some(cost), Some(recorded_at)) = (account.cost(), log.take(id, charge.cost(), is_held)) else {
+            return false;
+        };
+        // Not in the future, should the clock have stepped back since.
+        let at = if is_held { settlement.at_micros().min(now) } else { recorded_at };
+        match self {
+            _ if cost == 0 => {}
+            Self::Log(log) if limit.algorithm().kind() == Kind::Log => log.keep(at, cost, id),
+            Self::Log(log) => log.add(limit.recorded_at(at), cost),
+            Self::Counter(counter) => counter.add_at(at, now, limit.window_micros(), cost),
+        }
+        true
+    }
+}
+
+/// Whether an admission is an entry of its own, under its id.
+fn is_kept(charge: &Charge, attempt: Attempt) -> bool {
+    charge.limit().algorithm().kind() == Kind::Log || attempt.is_given || charge.lease_micros().is_some()
+}
