@@ -171,10 +171,6 @@ impl Check {
             && self.charges().all(|charge| charge.lease == 0 && !charge.is_shadow)
     }
 
-    pub(crate) fn into_charges(self) -> (Charge, Vec<Charge>) {
-        (self.first, self.rest)
-    }
-
     /// The identity of the caller's, if there is one.
     #[must_use]
     pub fn id(&self) -> Option<AdmissionId> {

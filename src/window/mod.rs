@@ -128,7 +128,7 @@ impl Window {
     }
 
     /// Sets what an admission has cost, and says whether it was known.
-    pub(crate) fn settle(&mut self, now: u64, settlement: &Settlement, account: &Account) -> bool {
+    pub(crate) fn settle(&mut self, now: u64, settlement: &Settlement, account: Account<'_>) -> bool {
         let (charge, id) = (account.charge(), settlement.id());
         let (limit, is_held) = (charge.limit(), charge.lease_micros().is_some());
         let log = match self {
