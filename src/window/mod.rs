@@ -142,7 +142,7 @@ impl Window {
         let at = if is_held { settlement.at_micros().min(now) } else { recorded_at };
         match self {
             _ if cost == 0 => {}
-            Self::Log(log) if limit.algorithm().kind() == Kind::Log => log.keep(at, cost, id),
+            Self::Log(log) if limit.algorithm().kind() == Kind::Log => log.settle(at, cost, id),
             Self::Log(log) => log.add(limit.recorded_at(at), cost),
             Self::Counter(counter) => counter.add_at(at, now, limit.window_micros(), cost),
         }

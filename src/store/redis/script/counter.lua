@@ -61,15 +61,23 @@ local function first_fit(charge, most, from)
   end
 end
 
--- Whether this very admission has been counted before.
-function counter.counted_before(charge, key, id)
-  local is_counted = call('ZSCORE', key, named(charge, id, charge.cost)) or call('ZSCORE', key, named(charge, id, charge.cost, true))
-  return is_counted and 1 or 0
+-- The time under which something with an id is recorded, if it has not left the window.
+local function found(charge, key, member)
+  local at = call('ZSCORE', key, member)
+  return at and -tonumber(at) + charge.window > now and -tonumber(at)
 end
 
-local function forget(charge, key)
-  for _, member in ipairs(charge.gone) do call('ZREM', key, member) end
-  charge.gone = {}
+-- Whether this very admission has been counted before.
+function counter.counted_before(charge, key, id)
+  local held = found(charge, key, named(charge, id, charge.cost, true))
+  return (held or found(charge, key, named(charge, id, charge.cost))) and 1 or 0
+end
+
+-- Drops what has left the window, all but what has just been written again.
+local function forget(charge, key, written)
+  for _, member in ipairs(charge.gone) do
+    if member ~= written then call('ZREM', key, member) end
+  end
 end
 
 -- Where the clock has stepped back, what was counted in later windows counts as counted now.
@@ -88,10 +96,12 @@ end
 -- Counts units under an id.
 function counter.admit(charge, key, id, units, is_given)
   charge.used = charge.used + units
+  local written
   if charge.lease > 0 or is_given then
     local is_held = charge.lease > 0
     local time = is_held and charge.held_at or now
-    call('ZADD', key, text(-time), named(charge, id, units, is_held))
+    written = named(charge, id, units, is_held)
+    call('ZADD', key, text(-time), written)
     charge.held = charge.held + units
     table.insert(charge.departures, { at = time + charge.window, units = units })
     outlive(key, charge, charge.at, 2)
@@ -100,7 +110,7 @@ function counter.admit(charge, key, id, units, is_given)
     if join(charge, key, charge.at, units) or not is_server_time then outlive(key, charge, charge.at, 2) end
     if charge.is_ahead then pull_back_counts(charge, key) end
   end
-  forget(charge, key)
+  forget(charge, key, written)
 end
 
 function counter.keep() end
@@ -137,9 +147,9 @@ end
 -- Sets what an admission has cost, as of when it was, and returns whether it was known.
 function counter.settle(charge, key, id, time, cost)
   local member = named(charge, id, charge.cost, charge.lease > 0)
-  local found = call('ZSCORE', key, member)
-  if not found or -tonumber(found) + charge.window <= now then return false end
-  local start = recorded_at(charge, charge.lease > 0 and min(time, now) or -tonumber(found))
+  local at = found(charge, key, member)
+  if not at then return false end
+  local start = recorded_at(charge, charge.lease > 0 and min(time, now) or at)
   if cost > 0 and start >= charge.at - charge.window then
     join(charge, key, min(start, charge.at), cost)
     outlive(key, charge, charge.at, 2)

@@ -31,10 +31,25 @@ local function named(charge, id, units, is_held)
   return (units ~= 1 or is_held) and member .. (is_held and '+' or '') .. text(units) or member
 end
 
--- The units of an entry. One without an id is two bytes of its time, and its units.
+-- The member of an entry that copies of a check share: the first one's id, their number and the cost of each.
+local function named_together(id, copies, cost)
+  return id .. text(copies) .. '*' .. text(cost)
+end
+
+-- The member of an admission that has been settled, which no id finds any more: its units with a point behind them.
+local function named_settled(id, units)
+  return id .. text(units) .. '.'
+end
+
+-- The units of an entry, and if copies share it, the cost of each. One without an id is two bytes of its time, and its
+-- units.
 local function weight(charge, member)
-  local place = charge.is_exact and 9 or string.byte(member) == KEPT and 10 or 3
-  return tonumber(string.sub(member, place)) or 1
+  local units = string.sub(member, charge.is_exact and 9 or string.byte(member) == KEPT and 10 or 3)
+  if units == '' then return 1 end
+  local number = tonumber(units)
+  if number then return number end
+  local copies, cost = string.match(units, '^(%d+)%*(%d+)$')
+  return copies and copies * cost or 1, tonumber(cost)
 end
 
 -- Adds units to those that were admitted at the same recorded time, and returns whether they are the first.

@@ -96,7 +96,8 @@ end
 function log.counted_before(charge, key, id, copies)
   if copies == 1 and call('ZSCORE', key, named(charge, id, charge.cost, true)) then return 1 end
   for count = copies, 1, -1 do
-    if call('ZSCORE', key, named(charge, id, count * charge.cost)) then
+    local member = count == 1 and named(charge, id, charge.cost) or named_together(id, count, charge.cost)
+    if call('ZSCORE', key, member) then
       while charge.is_exact and charge.cost == 1 and count < copies and call('ZSCORE', key, following(id, count)) do
         count = count + 1
       end
@@ -128,7 +129,8 @@ function log.admit(charge, key, id, units, is_given)
 
   if charge.is_summed or units > 1 and (charge.cost > 1 or units > FEW) then
     charge.is_summed = true
-    call('ZADD', key, charge.used, 'used', score, named(charge, id, units))
+    local member = units == charge.cost and named(charge, id, units) or named_together(id, units / charge.cost, charge.cost)
+    call('ZADD', key, charge.used, 'used', score, member)
   else
     call('ZADD', key, score, id)
     for places = 2, units do
@@ -194,11 +196,10 @@ end
 local function shared(charge, key, id, time)
   local at = text(-time)
   for _, member in ipairs(call('ZRANGEBYSCORE', key, at, at)) do
-    local copies = member ~= 'used' and weight(charge, member) / charge.cost or 0
+    local units, cost = weight(charge, member)
     local places = string.byte(id, 8) - (string.byte(member, 8) or 256)
-    if copies % 1 == 0 and places >= 0 and places < copies and string.sub(member, 1, 7) == string.sub(id, 1, 7) then
-      return member, places
-    end
+    local is_ours = cost == charge.cost and places >= 0 and string.sub(member, 1, 7) == string.sub(id, 1, 7)
+    if is_ours and places * cost < units then return member, places end
   end
 end
 
@@ -216,7 +217,7 @@ function log.settle(charge, key, id, time, cost)
 
   time = charge.lease > 0 and min(time, now) or -tonumber(found)
   charge.used = charge.used - charge.cost + cost
-  if charge.is_summed or cost > 1 or not charge.is_exact then
+  if charge.is_summed or cost > 0 then
     charge.is_summed = true
     call('ZADD', key, charge.used, 'used')
   end
@@ -229,7 +230,9 @@ function log.settle(charge, key, id, time, cost)
     end
   end
   if cost > 0 and charge.is_exact then
-    call('ZADD', key, text(-time), named(charge, id, cost))
+    -- Whoever gives an id again after its settlement may settle it to the same.
+    while call('ZREM', key, named_settled(id, cost)) == 1 do cost = 2 * cost end
+    call('ZADD', key, text(-time), named_settled(id, cost))
   elseif cost > 0 then
     join(charge, key, recorded_at(charge, time), cost)
   end
