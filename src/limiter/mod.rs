@@ -1,7 +1,8 @@
 //! The limiter: a store, a deadline, and a memory for refusals, without HTTP.
 //!
 //! 1. [`check`](Limiter::check) spends, [`acquire`](Limiter::acquire) waits until it can, [`peek`](Limiter::peek) asks,
-//!    [`reserve`](Limiter::reserve) spends what is [settled](Limiter::settle) later, [`reset`](Limiter::reset) forgets.
+//!    [`reserve`](Limiter::reserve) spends what is [settled](Limiter::settle) later, [`close`](Limiter::close) takes all
+//!    for a time, [`reset`](Limiter::reset) forgets.
 //! 2. Every answer comes within the [`deadline`](Limiter::deadline), 50 ms by default, which covers queueing,
 //!    connecting and the reply. It runs from the first poll, and arms a timer only if the store makes it wait.
 //! 3. A refusal is a [`Decision`]; what is not a decision is a typed [`Error`].
@@ -24,6 +25,7 @@
 //! ```
 
 mod acquire;
+mod close;
 mod deadline;
 mod deny_cache;
 mod failure;

@@ -4,6 +4,7 @@
 
 mod acquiring;
 mod batching;
+mod closing;
 mod concurrency;
 mod conformance;
 mod deny_cache;
