@@ -9,6 +9,7 @@ mod concurrency;
 mod conformance;
 mod deny_cache;
 mod example_server;
+mod examples;
 mod extractors;
 mod layer;
 mod memory;
