@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests say what they expect by panicking")]
 
 mod acquiring;
+mod algorithms;
 mod batching;
 mod closing;
 mod concurrency;
@@ -19,4 +20,5 @@ mod redis_state;
 mod secrets;
 mod server_time;
 mod servers;
+mod settlement;
 mod support;
