@@ -116,8 +116,8 @@ pub use self::{
     limit::{InvalidLimit, Limit},
     limiter::{DenyCache, FailureMode, Limiter, Reservation},
     middleware::{
-        Degraded, EXPOSED_HEADERS, InvalidLimits, JsonResponse, KeyedLimit, RateLimit, RateLimitLayer, Rejection,
-        RejectionResponse, ResetFormat,
+        Degraded, EXPOSED_HEADERS, InvalidLimits, JsonResponse, KeyedLimit, Outcome, RateLimit, RateLimitLayer,
+        Rejection, RejectionResponse, ResetFormat, ShadowRefusals,
         extract::{ApiKey, ClientIp, Everyone, Header, KeyError, KeyExtractor, PeerIp, Secret},
     },
     settlement::{Settled, Settlement},

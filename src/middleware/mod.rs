@@ -6,7 +6,9 @@
 //! 3. Rejected, it is answered in the service's place, and the service is not called: see [`rejection`].
 //! 4. If the store cannot decide within the deadline, the layer's failure mode does. Fail-open lets the request through
 //!    without rate-limit headers and with [`Degraded`] in the response's extensions; fail-closed answers 503.
-//! 5. The error type and the body type of the service stay what they are.
+//! 5. The response may [settle](KeyedLimit::settle) what its request has really cost; a limit may be tried in the
+//!    [shadow](KeyedLimit::in_shadow) first, where it refuses nothing.
+//! 6. The error type and the body type of the service stay what they are.
 //!
 //! Order matters. Put the layer outside of `Buffer` and `ConcurrencyLimit`, whose permit would otherwise be held while
 //! the store decides, and inside of CORS: a browser cannot read a 429 without CORS headers, and needs
@@ -40,23 +42,32 @@
 //! # Ok(()) }
 //! ```
 
+mod afterwards;
+mod claim;
+mod draft;
 mod events;
 pub mod extract;
 mod future;
 mod headers;
 mod keyed_limit;
 mod layer;
+mod limits;
+mod note;
 mod number;
+mod outcome;
 mod policy;
 pub mod rejection;
 mod service;
+mod shadow;
 
 pub use self::{
     future::ResponseFuture,
     headers::{EXPOSED_HEADERS, ResetFormat},
     keyed_limit::KeyedLimit,
-    layer::{InvalidLimits, RateLimitLayer},
-    policy::Limits,
+    layer::RateLimitLayer,
+    limits::{InvalidLimits, Limits},
+    outcome::Outcome,
     rejection::{Degraded, JsonResponse, Rejection, RejectionResponse},
     service::RateLimit,
+    shadow::{LeftOut, ShadowRefusals},
 };

@@ -10,8 +10,10 @@ use http::{Request, Response};
 use tower_service::Service;
 
 use super::{
-    future::ResponseFuture,
-    policy::{Limits, Policy},
+    claim::Claim,
+    future::{Held, ResponseFuture},
+    limits::Limits,
+    policy::Policy,
     rejection::{JsonResponse, RejectionResponse},
 };
 use crate::store::Store;
@@ -64,13 +66,16 @@ where
         let inner = mem::replace(&mut self.inner, clone);
 
         let (parts, body) = request.into_parts();
-        match self.policy.check(&parts) {
-            Ok(check) => {
-                let decide = self.policy.limiter.check_all(check);
+        match self.policy.claim(&parts) {
+            Ok(Claim { check, record }) => {
                 let request = Request::from_parts(parts, body);
-                ResponseFuture::deciding(decide, inner, request, Arc::clone(&self.policy))
+                let held = Held { inner, request, policy: Arc::clone(&self.policy), record };
+                match check {
+                    Some(check) => ResponseFuture::deciding(self.policy.limiter.check_all(check), held),
+                    None => ResponseFuture::uncounted(held),
+                }
             }
-            Err(rejection) => ResponseFuture::rejected(self.policy.reject(rejection)),
+            Err(rejection) => ResponseFuture::rejected(self.policy.reject(rejection, None)),
         }
     }
 }

@@ -16,4 +16,6 @@ mod redis_state;
 mod secrets;
 mod server_time;
 mod servers;
+mod settling;
+mod shadow;
 mod support;

@@ -5,7 +5,7 @@
 #[cfg(feature = "tracing")]
 mod throttle;
 
-use super::extract::KeyError;
+use super::{extract::KeyError, rejection::Rejection, shadow::ShadowRefusals};
 use crate::{check::NeverFits, error::Error, limiter::FailureMode};
 
 /// The log lines of one layer.
@@ -17,6 +17,23 @@ pub(super) struct Events {
     no_key: throttle::Throttle,
     #[cfg(feature = "tracing")]
     never_fits: throttle::Throttle,
+    #[cfg(feature = "tracing")]
+    shadow: throttle::Throttle,
+    #[cfg(feature = "tracing")]
+    not_settled: throttle::Throttle,
+    #[cfg(feature = "tracing")]
+    settled_late: throttle::Throttle,
+}
+
+impl Events {
+    /// What an operator has to know of a rejection: not those that a limit is there for.
+    pub(super) fn rejected(&self, rejection: &Rejection) {
+        match rejection {
+            Rejection::NeverFits(error) => self.never_fits(error),
+            Rejection::NoKey(error) if error.status().is_server_error() => self.no_key(error),
+            _ => {}
+        }
+    }
 }
 
 #[cfg(feature = "tracing")]
@@ -28,15 +45,35 @@ impl Events {
         }
     }
 
-    pub(super) fn no_key(&self, error: &KeyError) {
+    fn no_key(&self, error: &KeyError) {
         if let Some(suppressed) = self.no_key.pass() {
             tracing::error!(%error, suppressed, "the server is not set up to find a rate-limit key");
         }
     }
 
-    pub(super) fn never_fits(&self, error: &NeverFits) {
+    fn never_fits(&self, error: &NeverFits) {
         if let Some(suppressed) = self.never_fits.pass() {
             tracing::warn!(%error, suppressed, "request can never be admitted");
+        }
+    }
+
+    pub(super) fn shadow(&self, refusals: &ShadowRefusals) {
+        if let Some(suppressed) = self.shadow.pass() {
+            let limits = refusals.listed();
+            tracing::info!(limits, suppressed, "limits in the shadow would have refused a request");
+        }
+    }
+
+    pub(super) fn not_settled(&self, error: &Error) {
+        if let Some(suppressed) = self.not_settled.pass() {
+            let error = Chain(error);
+            tracing::warn!(%error, suppressed, "a request is not settled, and stays charged as it was");
+        }
+    }
+
+    pub(super) fn settled_late(&self) {
+        if let Some(suppressed) = self.settled_late.pass() {
+            tracing::warn!(suppressed, "a response took longer than its lease: what it has cost is not counted");
         }
     }
 }
@@ -46,9 +83,15 @@ impl Events {
 impl Events {
     pub(super) fn no_decision(&self, _: &Error, _: FailureMode) {}
 
-    pub(super) fn no_key(&self, _: &KeyError) {}
+    fn no_key(&self, _: &KeyError) {}
 
-    pub(super) fn never_fits(&self, _: &NeverFits) {}
+    fn never_fits(&self, _: &NeverFits) {}
+
+    pub(super) fn shadow(&self, _: &ShadowRefusals) {}
+
+    pub(super) fn not_settled(&self, _: &Error) {}
+
+    pub(super) fn settled_late(&self) {}
 }
 
 /// An error and its causes in one line.

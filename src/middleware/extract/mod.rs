@@ -37,6 +37,7 @@ use std::{borrow::Cow, error, fmt};
 
 use http::{HeaderValue, StatusCode, request::Parts};
 
+pub(super) use self::header::header_name;
 pub use self::{
     address::InvalidPrefix,
     api_key::{ApiKey, Secret, WeakSecret},

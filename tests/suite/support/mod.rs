@@ -5,6 +5,7 @@ pub(crate) mod log;
 pub(crate) mod model;
 pub(crate) mod proxy;
 pub(crate) mod redis_server;
+pub(crate) mod requests;
 pub(crate) mod stores;
 
 use std::time::Duration;
