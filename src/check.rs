@@ -78,6 +78,11 @@ impl Charge {
         &self.key
     }
 
+    /// What is charged, and in whose name.
+    pub(crate) fn whose(&self) -> (&Limit, &Key) {
+        (&self.limit, &self.key)
+    }
+
     /// The units this charge takes if it is admitted.
     #[must_use]
     pub fn cost(&self) -> u64 {
@@ -94,6 +99,11 @@ impl Charge {
     #[must_use]
     pub fn is_shadow(&self) -> bool {
         self.is_shadow
+    }
+
+    /// Whether there are moments at which it refuses.
+    pub(crate) fn can_refuse(&self) -> bool {
+        self.cost > 0 && !self.is_shadow
     }
 
     pub(crate) fn lease_micros(&self) -> Option<u64> {
@@ -149,6 +159,17 @@ impl Check {
     /// The charges, in the order in which they were added; there is always one.
     pub fn charges(&self) -> impl Iterator<Item = &Charge> {
         iter::once(&self.first).chain(&self.rest)
+    }
+
+    /// Whether any of its charges can refuse it.
+    pub(crate) fn can_be_refused(&self) -> bool {
+        self.charges().any(Charge::can_refuse)
+    }
+
+    /// The same limits and keys, to ask how they stand.
+    pub(crate) fn without_costs(&self) -> Self {
+        let (first, rest) = self.map_charges(|charge| Charge { cost: 0, lease: 0, ..charge.clone() });
+        Self { first, rest, id: self.id }
     }
 
     /// The charge of a check that has no other.

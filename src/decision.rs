@@ -74,6 +74,15 @@ impl Decision {
         Self { at: self.at + by, id: self.id, first: later(&self.first), rest: self.rest.iter().map(later).collect() }
     }
 
+    /// The same figures as a refusal for so long, by every charge of the check that can refuse.
+    pub(crate) fn refused_for(mut self, check: &Check, wait: Duration) -> Self {
+        let statuses = iter::once(&mut self.first).chain(&mut self.rest);
+        for (_, status) in check.charges().zip(statuses).filter(|(charge, _)| charge.can_refuse()) {
+            status.retry_after = Some(wait);
+        }
+        self
+    }
+
     /// Whether the check was admitted, and its units counted.
     #[must_use]
     pub fn is_allowed(&self) -> bool {

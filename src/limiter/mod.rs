@@ -1,7 +1,8 @@
 //! The limiter: a store, a deadline, and a memory for refusals, without HTTP.
 //!
-//! 1. [`check`](Limiter::check) spends, [`peek`](Limiter::peek) asks, [`reserve`](Limiter::reserve) spends what is
-//!    [settled](Limiter::settle) later, [`reset`](Limiter::reset) forgets.
+//! 1. [`check`](Limiter::check) spends, [`acquire`](Limiter::acquire) waits until it can, [`peek`](Limiter::peek) asks,
+//!    [`reserve`](Limiter::reserve) spends what is [settled](Limiter::settle) later, [`close`](Limiter::close) takes all
+//!    for a time, [`reset`](Limiter::reset) forgets.
 //! 2. Every answer comes within the [`deadline`](Limiter::deadline), 50 ms by default, which covers queueing,
 //!    connecting and the reply. It runs from the first poll, and arms a timer only if the store makes it wait.
 //! 3. A refusal is a [`Decision`]; what is not a decision is a typed [`Error`].
@@ -23,9 +24,13 @@
 //! # Ok(()) }
 //! ```
 
+mod acquire;
+mod close;
 mod deadline;
 mod deny_cache;
 mod failure;
+mod line;
+mod patience;
 mod reservation;
 
 use std::{
@@ -40,6 +45,7 @@ use pin_project_lite::pin_project;
 use self::{
     deadline::Deadline,
     deny_cache::{Question, Refusals},
+    line::Lines,
 };
 pub use self::{deny_cache::DenyCache, failure::FailureMode, reservation::Reservation};
 use crate::{
@@ -62,6 +68,7 @@ pub struct Limiter<S> {
     store: S,
     deadline: Duration,
     refusals: Refusals,
+    lines: Lines,
 }
 
 impl<S: Store> Limiter<S> {
@@ -69,7 +76,7 @@ impl<S: Store> Limiter<S> {
     #[must_use]
     pub fn new(store: S) -> Self {
         let refusals = Refusals::new(DenyCache::new(), store.epoch());
-        Self { store, deadline: DEFAULT_DEADLINE, refusals }
+        Self { store, deadline: DEFAULT_DEADLINE, refusals, lines: Lines::default() }
     }
 
     /// Sets how long any answer may take. Default: 50 ms.
@@ -106,7 +113,8 @@ impl<S: Store> Limiter<S> {
     ///
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails.
     pub fn check_all(&self, check: Check) -> Decide<S> {
-        Decide { state: Deciding::Made { made: Some((self.clone(), check)) } }
+        let made = Made { store: self.store.clone(), deadline: self.deadline, refusals: self.refusals.clone(), check };
+        Decide { state: Deciding::Made { made: Some(made) } }
     }
 
     /// Reserves `cost` units of `limit` in the name of `key`, if they are left: for work whose cost is known only
@@ -154,7 +162,10 @@ impl<S: Store> Limiter<S> {
     ///
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails. It may be tried again.
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, Error> {
-        Deadline::new(self.store.settle(settlement), self.deadline).await?.map_err(Error::from)
+        let line = self.lines.digest(settlement.accounts().map(|account| account.charge().whose()));
+        let settled = Deadline::new(self.store.settle(settlement), self.deadline).await??;
+        self.lines.given_back(line);
+        Ok(settled)
     }
 
     /// How `limit` stands for `key`, without spending anything. Look at [`remaining`](Decision::remaining): asking costs
@@ -176,8 +187,20 @@ impl<S: Store> Limiter<S> {
     ///
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails.
     pub async fn reset(&self, limit: &Limit, key: impl Into<Key>) -> Result<(), Error> {
-        Deadline::new(self.store.reset(limit.clone(), key.into()), self.deadline).await?.map_err(Error::from)
+        let key = key.into();
+        let line = self.lines.digest([(limit, &key)]);
+        Deadline::new(self.store.reset(limit.clone(), key), self.deadline).await??;
+        self.lines.given_back(line);
+        Ok(())
     }
+}
+
+/// What a decision needs of its limiter.
+struct Made<S> {
+    store: S,
+    deadline: Duration,
+    refusals: Refusals,
+    check: Check,
 }
 
 pin_project! {
@@ -193,7 +216,7 @@ pin_project! {
     #[project = DecidingProjection]
     enum Deciding<S: Store> {
         Never { error: Option<NeverFits> },
-        Made { made: Option<(Limiter<S>, Check)> },
+        Made { made: Option<Made<S>> },
         Asked { #[pin] decision: Deadline<S::Decide>, question: Option<Question> },
     }
 }
@@ -210,10 +233,10 @@ impl<S: Store> Future for Decide<S> {
                     None => None,
                 },
                 DecidingProjection::Made { made } => match made.take() {
-                    Some((limiter, check)) => match limiter.refusals.recall(&check) {
+                    Some(Made { store, deadline, refusals, check }) => match refusals.recall(&check) {
                         Ok(refusal) => return Poll::Ready(Ok(refusal)),
                         Err(question) => {
-                            let decision = Deadline::new(limiter.store.decide(check), limiter.deadline);
+                            let decision = Deadline::new(store.decide(check), deadline);
                             Some(Deciding::Asked { decision, question })
                         }
                     },

@@ -2,7 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests say what they expect by panicking")]
 
+mod acquiring;
 mod batching;
+mod closing;
 mod concurrency;
 mod conformance;
 mod deny_cache;

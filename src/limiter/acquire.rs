@@ -1,0 +1,107 @@
+//! Waiting for room.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{
+    Limiter,
+    line::Place,
+    patience::{LEAST_PAUSE, Patience},
+};
+use crate::{
+    check::{Charge, Check},
+    decision::Decision,
+    error::Error,
+    key::Key,
+    limit::Limit,
+    store::Store,
+};
+
+impl<S: Store> Limiter<S> {
+    /// Spends `cost` units of `limit` in the name of `key`, and waits up to `patience` until they are left.
+    ///
+    /// 1. A refusal is waited out for as long as it says, and then asked again. One that is longer than what is left of
+    ///    the patience is returned at once, as the [`Decision`] that it is. Without any patience this is
+    ///    [`check`](Self::check).
+    /// 2. Through one limiter and its clones, those who wait for the same limits and keys stand in one line, in the
+    ///    order in which they came, whatever their costs: only the first asks, and nobody overtakes. Who gives up or is
+    ///    dropped leaves the line.
+    /// 3. Who cannot be the first in time is refused without having been asked for, since asking could overtake: for as
+    ///    long as the first has to wait, with what is used at present. So the retry time is here the least that it can be.
+    /// 4. A [`check`](Self::check), a limiter of another process, and a check of other limits or keys stand in no line,
+    ///    or in another: between those, whoever asks first after there is room gets it.
+    /// 5. What is given back through the limiter, by a [settlement](Self::settle) or [reset](Self::reset) of the same
+    ///    limits and keys, lets the first in line ask at once; what others give back is seen when it asks.
+    /// 6. The [`deadline`](Self::deadline) is that of each question, not of the wait, and a question is not cut short by
+    ///    the patience. An error of the store is returned at once.
+    ///
+    /// What is never refused, such as a cost of 0, never waits. Waiting needs a tokio runtime with time; it makes no task.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Limit, Limiter, MemoryStore};
+    ///
+    /// const CALLS: Limit = Limit::per("calls", 2, Duration::from_millis(20));
+    ///
+    /// let limiter = Limiter::new(MemoryStore::new());
+    /// for _ in 0..5 {
+    ///     let decision = limiter.acquire(&CALLS, "token-7", 1, Duration::from_secs(5)).await?;
+    ///     assert!(decision.is_allowed());
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`check`](Self::check).
+    pub async fn acquire(
+        &self,
+        limit: &Limit,
+        key: impl Into<Key>,
+        cost: u64,
+        patience: Duration,
+    ) -> Result<Decision, Error> {
+        let check = Check::new(Charge::new(limit.clone(), key, cost)?);
+        self.acquire_all(check, patience).await
+    }
+
+    /// Decides several charges together, all or nothing, and waits up to `patience` until all of them fit: see
+    /// [`acquire`](Self::acquire).
+    ///
+    /// # Errors
+    ///
+    /// As [`check_all`](Self::check_all).
+    pub async fn acquire_all(&self, check: Check, patience: Duration) -> Result<Decision, Error> {
+        if !check.can_be_refused() {
+            return self.check_all(check).await;
+        }
+        let (patience, line) = (Patience::new(patience), self.lines.digest(check.charges().map(Charge::whose)));
+        let (place, mut asks_at) = match self.lines.join_others(line) {
+            Some(place) if patience.allows(place.first_waits()) => (place, Instant::now()),
+            Some(place) => return self.refuse(&check, &place).await,
+            None => {
+                let decision = self.check_all(check.clone()).await?;
+                let Some(asks_at) = patience.ask_again_at(&decision) else { return Ok(decision) };
+                (self.lines.join(line), asks_at)
+            }
+        };
+        let Some(_turn) = place.turn(patience).await else { return self.refuse(&check, &place).await };
+        loop {
+            place.wait_until(asks_at).await;
+            let decision = self.check_all(check.clone()).await?;
+            match patience.ask_again_at(&decision) {
+                Some(again) => asks_at = again,
+                None => return Ok(decision),
+            }
+        }
+    }
+
+    /// The refusal of who stands behind others.
+    async fn refuse(&self, check: &Check, place: &Place) -> Result<Decision, Error> {
+        let standing = self.check_all(check.without_costs()).await?;
+        // Room for the first may be there by now, and not for those behind.
+        Ok(standing.refused_for(check, place.first_waits().max(LEAST_PAUSE)))
+    }
+}

@@ -1,0 +1,41 @@
+//! How long a caller is ready to wait.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::decision::Decision;
+
+/// Between two questions for the same room, however short the wait is that a store asks for.
+pub(super) const LEAST_PAUSE: Duration = Duration::from_millis(1);
+
+/// A patience that has begun.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    end: Option<Instant>,
+}
+
+impl Patience {
+    /// Begins now. A patience beyond what a clock can show never ends.
+    pub(super) fn new(patience: Duration) -> Self {
+        Self { end: Instant::now().checked_add(patience) }
+    }
+
+    pub(super) fn end(self) -> Option<Instant> {
+        self.end
+    }
+
+    /// Whether such a wait, from now on, ends before the patience.
+    pub(super) fn allows(self, wait: Duration) -> bool {
+        let Some(end) = self.end else { return true };
+        let left = end.saturating_duration_since(Instant::now());
+        // A store that always says to come back at once would otherwise be asked for ever.
+        !left.is_zero() && wait <= left
+    }
+
+    /// When to ask again after a decision; `None` if it is an admission, or one to wait for longer than this.
+    pub(super) fn ask_again_at(self, decision: &Decision) -> Option<Instant> {
+        let wait = decision.retry_after().filter(|wait| self.allows(*wait))?;
+        Instant::now().checked_add(wait.max(LEAST_PAUSE))
+    }
+}

@@ -1,0 +1,229 @@
+//! What an upstream's answer says of when to come back.
+//!
+//! 1. `Retry-After` (RFC 9110, section 10.2.3) of a 429 or 503, in seconds or as a date, goes before all else. On other
+//!    answers it means something else.
+//! 2. On any answer, a limit with nothing left counts for as long as its answer says: a member of `RateLimit`
+//!    (draft-ietf-httpapi-ratelimit-headers, the list of -08 and later, and the dictionary of -07), or
+//!    `X-RateLimit-Remaining` with `-Reset`, also without the `X-`. Of several, the longest.
+//! 3. `-Reset` is a number of seconds, or above a billion a Unix time: nobody closes for thirty years.
+//! 4. What is malformed, or is over already, is ignored. A 429 that says nothing else counts for one second.
+//! 5. Nothing counts for more than a day.
+
+use std::time::{Duration, SystemTime};
+
+use http::{HeaderMap, HeaderName, StatusCode, header::RETRY_AFTER};
+
+/// For a 429 that does not say how long.
+const DEFAULT: Duration = Duration::from_secs(1);
+const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+/// In September 2001.
+const FIRST_UNIX_TIME: u64 = 1_000_000_000;
+
+const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+/// What is left, and until when: X-RateLimit as nearly everybody has it, and as drafts before -07 did.
+static PAIRS: [(HeaderName, HeaderName); 2] = [
+    (HeaderName::from_static("x-ratelimit-remaining"), HeaderName::from_static("x-ratelimit-reset")),
+    (HeaderName::from_static("ratelimit-remaining"), HeaderName::from_static("ratelimit-reset")),
+];
+
+/// How long an upstream says to stay away, if it does. See the module docs.
+pub(super) fn closed_for(status: StatusCode, headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+    let says_when = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+    let retry_after = values(headers, &RETRY_AFTER).filter_map(|value| retry_after(value, now)).max();
+    let used_up = || {
+        let listed = values(headers, &RATE_LIMIT).filter_map(longest_used_up).map(Duration::from_secs);
+        let paired = PAIRS.iter().filter_map(|(remaining, reset)| {
+            let is_used_up = values(headers, remaining).any(|value| number(value) == Some(0));
+            is_used_up.then(|| values(headers, reset).filter_map(|value| reset_after(value, now)).max())?
+        });
+        listed.chain(paired).max()
+    };
+    let default = (status == StatusCode::TOO_MANY_REQUESTS).then_some(DEFAULT);
+    let is_ahead = |wait: &Duration| !wait.is_zero();
+    let told = retry_after.filter(|wait| says_when && is_ahead(wait)).or_else(|| used_up().filter(is_ahead));
+    told.or(default).map(|wait| wait.min(LONGEST))
+}
+
+fn values<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> + use<'a> {
+    headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok())
+}
+
+fn retry_after(value: &str, now: SystemTime) -> Option<Duration> {
+    match number(value) {
+        Some(seconds) => Some(Duration::from_secs(seconds)),
+        None => httpdate::parse_http_date(value.trim()).ok()?.duration_since(now).ok(),
+    }
+}
+
+fn reset_after(value: &str, now: SystemTime) -> Option<Duration> {
+    let seconds = Duration::from_secs(number(value)?);
+    if seconds <= Duration::from_secs(FIRST_UNIX_TIME) {
+        return Some(seconds);
+    }
+    seconds.checked_sub(now.duration_since(SystemTime::UNIX_EPOCH).ok()?)
+}
+
+/// The longest time of those members of a `RateLimit` that have nothing left, in seconds.
+fn longest_used_up(field: &str) -> Option<u64> {
+    let listed = split(field, ',').filter_map(|member| {
+        let number_of = |name| split(member, ';').skip(1).find_map(|parameter| named(parameter, name));
+        number_of("t").filter(|_| number_of("r") == Some(0))
+    });
+    // The dictionary is of one limit.
+    let number_of = |name| split(field, ',').find_map(|member| named(split(member, ';').next()?, name));
+    let dictionary = number_of("reset").filter(|_| number_of("remaining") == Some(0));
+    listed.chain(dictionary).max()
+}
+
+/// The number in `name=number`.
+fn named(text: &str, name: &str) -> Option<u64> {
+    let (key, value) = text.split_once('=')?;
+    (key.trim() == name).then(|| number(value))?
+}
+
+/// Digits only. One that is too large is as large as can be.
+fn number(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| text.parse().unwrap_or(u64::MAX))
+}
+
+/// Splits where the separator does not stand in a quoted string.
+fn split(text: &str, separator: char) -> impl Iterator<Item = &str> {
+    let (mut is_quoted, mut is_escaped) = (false, false);
+    text.split(move |character| {
+        let was_escaped = std::mem::take(&mut is_escaped);
+        match character {
+            '\\' if is_quoted && !was_escaped => is_escaped = true,
+            '"' if !was_escaped => is_quoted = !is_quoted,
+            _ => {}
+        }
+        character == separator && !is_quoted
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+    use proptest::{collection::vec, prelude::any, proptest};
+
+    use super::*;
+
+    /// Wed, 15 Jul 2026 10:36:17 GMT.
+    const NOW: u64 = 1_784_111_777;
+
+    fn seconds(status: u16, headers: &[(&'static str, &[u8])]) -> Option<u64> {
+        closed_at(SystemTime::UNIX_EPOCH + Duration::from_secs(NOW), status, headers)
+    }
+
+    fn closed_at(now: SystemTime, status: u16, headers: &[(&'static str, &[u8])]) -> Option<u64> {
+        let headers = headers.iter().map(|(name, value)| {
+            (HeaderName::from_static(name), HeaderValue::from_bytes(value).unwrap_or(HeaderValue::from_static("")))
+        });
+        closed_for(StatusCode::from_u16(status).unwrap(), &headers.collect(), now).map(|wait| wait.as_secs())
+    }
+
+    #[test]
+    fn retry_after_counts_on_a_429_and_a_503() {
+        for (status, value, expected) in [
+            (429, "30", Some(30)),
+            (503, " 30 ", Some(30)),
+            (200, "30", None),
+            (301, "30", None),
+            (429, "Wed, 15 Jul 2026 10:37:47 GMT", Some(90)),
+            (429, "Wednesday, 15-Jul-26 10:37:47 GMT", Some(90)),
+            (429, "Wed Jul 15 10:37:47 2026", Some(90)),
+            (503, "Wed, 15 Jul 2026 10:35:37 GMT", None),
+            (429, "Wed, 15 Jul 2026 10:35:36 GMT", Some(1)),
+            (429, "Fri, 31 Dec 9999 23:59:59 GMT", Some(86_400)),
+            (429, "99999999999999999999999999", Some(86_400)),
+            (429, "0", Some(1)),
+            (429, "soon", Some(1)),
+            (429, "-5", Some(1)),
+            (503, "1.5", None),
+            (503, "", None),
+        ] {
+            assert_eq!(seconds(status, &[("retry-after", value.as_bytes())]), expected, "{status} {value}");
+        }
+        assert_eq!((seconds(429, &[]), seconds(503, &[]), seconds(200, &[])), (Some(1), None, None));
+    }
+
+    #[test]
+    fn a_rate_limit_field_counts_where_nothing_is_left() {
+        for (value, expected) in [
+            (r#""default";r=0;t=30"#, Some(30)),
+            (r#""default";r=1;t=30"#, None),
+            (r#""burst";r=0;t=3, "daily";r=0;t=900,"other";r=7;t=9999"#, Some(900)),
+            (r#""default"; t=30; r=0; pk=:sdfjLJUOUH==:"#, Some(30)),
+            (r#""odd, \";r=0;t=99";r=5;t=30"#, None),
+            (r#""odd, \";r=5;t=99";r=0;t=30"#, Some(30)),
+            (r#""default";r=0"#, None),
+            (r#""default";r=0;t=-4"#, None),
+            (r#""default";r=0;t=0"#, None),
+            (r#""default";r=0;t=100000"#, Some(86_400)),
+            (r#"default;r=0;t=30"#, Some(30)),
+            ("limit=100, remaining=0, reset=30", Some(30)),
+            ("limit=100;w=60,remaining=0,reset=30", Some(30)),
+            ("limit=100, remaining=1, reset=30", None),
+            ("remaining=0", None),
+            ("r=0;t=", None),
+            (r#"";r=0;t=30"#, None),
+        ] {
+            assert_eq!(seconds(200, &[("ratelimit", value.as_bytes())]), expected, "{value}");
+        }
+        let two: [(&str, &[u8]); 2] = [("ratelimit", br#""a";r=0;t=3"#), ("ratelimit", br#""b";r=0;t=5"#)];
+        assert_eq!(seconds(200, &two), Some(5), "a list may be of several lines");
+    }
+
+    #[test]
+    fn x_rate_limit_counts_where_nothing_is_left() {
+        for (remaining, reset, expected) in [
+            ("0", "30", Some(30)),
+            ("1", "30", None),
+            ("0", "1784111807", Some(30)),
+            ("0", "1784111777", None),
+            ("0", "1784000000", None),
+            ("0", "1000000000", Some(86_400)),
+            ("0", "tomorrow", None),
+            ("", "30", None),
+            ("00", "30", Some(30)),
+        ] {
+            for [left, until] in
+                [["x-ratelimit-remaining", "x-ratelimit-reset"], ["ratelimit-remaining", "ratelimit-reset"]]
+            {
+                let headers = [(left, remaining.as_bytes()), (until, reset.as_bytes())];
+                assert_eq!(seconds(403, &headers), expected, "{remaining} {reset}");
+            }
+        }
+        assert_eq!(seconds(403, &[("x-ratelimit-remaining", b"0")]), None);
+    }
+
+    #[test]
+    fn retry_after_goes_before_the_others_and_these_before_the_default() {
+        let rate_limit: (&str, &[u8]) = ("ratelimit", br#""default";r=0;t=30"#);
+        let x_rate_limit: [(&str, &[u8]); 2] = [("x-ratelimit-remaining", b"0"), ("x-ratelimit-reset", b"40")];
+        let all = |first: &[(&'static str, &'static [u8])]| [first, &[rate_limit], &x_rate_limit].concat();
+        assert_eq!(seconds(429, &all(&[("retry-after", b"5")])), Some(5));
+        assert_eq!(seconds(429, &all(&[("retry-after", b"soon")])), Some(40));
+        assert_eq!(seconds(200, &all(&[("retry-after", b"5")])), Some(40));
+        assert_eq!(seconds(429, &all(&[])), Some(40));
+    }
+
+    proptest! {
+        #[test]
+        fn no_value_panics_or_closes_for_more_than_a_day(
+            status in 100_u16..600,
+            bytes in vec(any::<u8>(), 0..40),
+            text in r#"[ "\\;,=rt0-9remaingst]{0,60}"#,
+            now in 0..u64::MAX / 4_000_000_000,
+        ) {
+            let now = SystemTime::UNIX_EPOCH + Duration::from_secs(now);
+            for value in [&bytes[..], text.as_bytes()] {
+                let names = ["retry-after", "ratelimit", "x-ratelimit-reset", "ratelimit-reset"];
+                let headers = names.map(|name| (name, value));
+                let closed = closed_at(now, status, &[&headers[..], &[("x-ratelimit-remaining", b"0")]].concat());
+                assert!(closed.is_none_or(|wait| wait <= LONGEST.as_secs()));
+            }
+        }
+    }
+}
