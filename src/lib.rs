@@ -111,7 +111,7 @@ pub use self::{
     algorithm::Algorithm,
     check::{Charge, Check, DuplicateCharge, NeverFits},
     decision::{Decision, LimitStatus},
-    error::{Error, StoreError},
+    error::{ChoiceError, Error, StoreError},
     key::Key,
     limit::{InvalidLimit, Limit},
     limiter::{DenyCache, FailureMode, Limiter, Reservation},

@@ -193,6 +193,11 @@ impl<S: Store> Limiter<S> {
         self.lines.given_back(line);
         Ok(())
     }
+
+    /// Something else that has to come within the deadline.
+    pub(crate) fn within<F>(&self, future: F) -> Deadline<F> {
+        Deadline::new(future, self.deadline)
+    }
 }
 
 /// What a decision needs of its limiter.

@@ -1,7 +1,10 @@
 //! What a request takes: its check, and what has to be known of it afterwards.
 
-use super::{draft::Draft, shadow::LeftOut};
-use crate::check::{Charge, Check};
+use super::{draft::Draft, rejection::Rejection, shadow::LeftOut};
+use crate::{
+    check::{Charge, Check},
+    error::{ChoiceError, Error},
+};
 
 /// The charges of a request, as they come together.
 #[derive(Default)]
@@ -35,6 +38,18 @@ impl Charges {
         Self { rest: Vec::with_capacity(limits.saturating_sub(1)), is_kept, ..Self::default() }
     }
 
+    /// Those of drafts in the order of the layer's limits, some of which were chosen: then two can be the same.
+    pub(super) fn claim_all(drafts: Vec<Draft>, is_kept: bool) -> Result<Claim, Error> {
+        let mut charges = Self::of(drafts.len(), is_kept);
+        for (place, draft) in drafts.into_iter().enumerate() {
+            match draft {
+                Draft::Charge(charge) => charges.add_chosen(place, charge)?,
+                draft => charges.add(place, draft),
+            }
+        }
+        Ok(charges.claim())
+    }
+
     /// Adds what the limit in this place of the layer makes of the request.
     pub(super) fn add(&mut self, place: usize, draft: Draft) {
         match draft {
@@ -48,7 +63,35 @@ impl Charges {
                 }
             }
             Draft::LeftOut(left_out) => self.left_out.push(left_out),
+            Draft::Nothing | Draft::Choosing(_) => {}
         }
+    }
+
+    /// Adds a charge that may be on the limit and key of another. Then one in the shadow gives way.
+    fn add_chosen(&mut self, place: usize, charge: Charge) -> Result<(), Error> {
+        let mut all = self.first.iter_mut().chain(&mut self.rest).enumerate();
+        let same = all.find_map(|(index, other)| {
+            // Who decides what a duplicate is: the check.
+            let duplicate = Check::new(other.clone()).and(charge.clone()).err()?;
+            Some((index, other, ChoiceError::Duplicate(duplicate)))
+        });
+        match same {
+            None => self.add(place, Draft::Charge(charge)),
+            Some((_, _, error)) if charge.is_shadow() => self.leave_out(&charge, error),
+            Some((index, other, error)) if other.is_shadow() => {
+                let shadow = std::mem::replace(other, charge);
+                if let Some(kept) = self.places.get_mut(index) {
+                    *kept = place;
+                }
+                self.leave_out(&shadow, error);
+            }
+            Some((_, _, error)) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    fn leave_out(&mut self, charge: &Charge, error: ChoiceError) {
+        self.left_out.push(LeftOut::new(Some(charge.limit().clone()), Rejection::Unavailable(error.into())));
     }
 
     pub(super) fn claim(self) -> Claim {

@@ -14,11 +14,12 @@ use tower_service::Service;
 
 use super::{
     afterwards::{Afterwards, Work},
-    claim::Record,
+    asking::{Asked, Asking},
+    claim::{Claim, Record},
     headers::Figures,
     limits::Limits,
     note::{Note, Progress, Word},
-    policy::{Admission, Policy},
+    policy::{Admission, Claimed, Policy},
     rejection::RejectionResponse,
 };
 use crate::{decision::Decision, error::Error, limiter::Decide, store::Store};
@@ -41,7 +42,12 @@ pin_project! {
 pin_project! {
     #[project = StateProjection]
     enum State<I, S: Store, R, ReqBody, F, ResBody> {
-        Deciding { #[pin] decide: Decide<S>, held: Option<Held<I, S, R, ReqBody>> },
+        Deciding {
+            #[pin] decide: Decide<S>,
+            held: Option<Held<I, S, R, ReqBody>>,
+            record: Option<Box<Record>>,
+        },
+        Asking { asking: Asking, held: Option<Held<I, S, R, ReqBody>> },
         Forwarded { #[pin] response: F, note: Option<Note<S, R>> },
         Concluding { work: Work, answer: Option<(Response<ResBody>, Note<S, R>)> },
         Rejected { response: Option<Response<ResBody>> },
@@ -53,7 +59,6 @@ pub(super) struct Held<I, S, R, ReqBody> {
     pub(super) inner: I,
     pub(super) request: Request<ReqBody>,
     pub(super) policy: Arc<Policy<S, R, Limits>>,
-    pub(super) record: Option<Box<Record>>,
 }
 
 impl<I, S, R, ReqBody, ResBody> ResponseFuture<I, S, R, ReqBody, ResBody>
@@ -61,17 +66,19 @@ where
     I: Service<Request<ReqBody>>,
     S: Store,
 {
-    pub(super) fn deciding(decide: Decide<S>, held: Held<I, S, R, ReqBody>) -> Self {
-        Self { state: State::Deciding { decide, held: Some(held) } }
-    }
-
-    /// Where there is nothing to decide.
-    pub(super) fn uncounted(held: Held<I, S, R, ReqBody>) -> Self
+    pub(super) fn claimed(claimed: Claimed, held: Held<I, S, R, ReqBody>) -> Self
     where
         I: Service<Request<ReqBody>, Response = Response<ResBody>>,
         R: RejectionResponse<ResBody>,
     {
-        Self { state: held.proceed(Ok(None)) }
+        let state = match claimed {
+            Claimed::Known(Claim { check: Some(check), record }) => {
+                State::Deciding { decide: held.policy.limiter.check_all(check), held: Some(held), record }
+            }
+            Claimed::Known(Claim { check: None, record }) => held.proceed(Ok(None), record),
+            Claimed::Asks(asking) => State::Asking { asking, held: Some(held) },
+        };
+        Self { state }
     }
 
     pub(super) fn rejected(response: Response<ResBody>) -> Self {
@@ -91,9 +98,13 @@ where
         let mut state = self.project().state;
         loop {
             let next = match state.as_mut().project() {
-                StateProjection::Deciding { decide, held } => {
+                StateProjection::Deciding { decide, held, record } => {
                     let outcome = ready!(decide.poll(cx));
-                    held.take().map(|held| held.proceed(outcome.map(Some)))
+                    held.take().map(|held| held.proceed(outcome.map(Some), record.take()))
+                }
+                StateProjection::Asking { asking, held } => {
+                    let Asked { outcome, record } = ready!(asking.as_mut().poll(cx));
+                    held.take().map(|held| held.proceed(outcome, record))
                 }
                 StateProjection::Forwarded { response, note } => {
                     let response = ready!(response.poll(cx))?;
@@ -125,12 +136,16 @@ where
 
 impl<I, S: Store, R, ReqBody> Held<I, S, R, ReqBody> {
     /// Calls the inner service, now that it is decided that it may be called, or answers in its place.
-    fn proceed<ResBody>(self, outcome: Result<Option<Decision>, Error>) -> State<I, S, R, ReqBody, I::Future, ResBody>
+    fn proceed<ResBody>(
+        self,
+        outcome: Result<Option<Decision>, Error>,
+        record: Option<Box<Record>>,
+    ) -> State<I, S, R, ReqBody, I::Future, ResBody>
     where
         I: Service<Request<ReqBody>, Response = Response<ResBody>>,
         R: RejectionResponse<ResBody>,
     {
-        let Self { mut inner, request, policy, record } = self;
+        let Self { mut inner, request, policy } = self;
         match policy.verdict(outcome) {
             Ok(admission) => {
                 let (mut parts, body) = request.into_parts();

@@ -1,16 +1,16 @@
 //! A limit, the extractor of its keys, and what it does otherwise than the others of its layer.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
 use super::{
-    draft::{Draft, Terms},
+    draft::{Choice, Choosing, Draft, Terms},
     extract::KeyExtractor,
     outcome::Outcome,
     rejection::Rejection,
 };
-use crate::limit::Limit;
+use crate::{error::ChoiceError, limit::Limit};
 
 /// How many units a request takes.
 pub(super) type Cost = dyn Fn(&Parts) -> u64 + Send + Sync;
@@ -18,11 +18,11 @@ pub(super) type Cost = dyn Fn(&Parts) -> u64 + Send + Sync;
 /// How many units a request has taken.
 pub(super) type Settle = dyn Fn(&Outcome<'_>) -> u64 + Send + Sync;
 
-/// A limit and the extractor of its keys: made by [`Limit::by`], taken by
+/// A limit and the extractor of its keys: made by [`Limit::by`] or [`KeyedLimit::chosen`], taken by
 /// [`RateLimitLayer::limit`](super::RateLimitLayer::limit).
 #[derive(Clone)]
 pub struct KeyedLimit {
-    limit: Limit,
+    source: Source,
     extractor: Arc<dyn KeyExtractor>,
     cost: Option<Arc<Cost>>,
     settle: Option<Arc<Settle>>,
@@ -30,22 +30,80 @@ pub struct KeyedLimit {
     is_shadow: bool,
 }
 
+#[derive(Clone)]
+enum Source {
+    Fixed(Limit),
+    Chosen(Arc<dyn Fn(&Parts) -> Choice + Send + Sync>),
+}
+
 impl Limit {
     /// Counts requests by the key that `extractor` finds in them.
     #[must_use]
     pub fn by(self, extractor: impl KeyExtractor) -> KeyedLimit {
-        KeyedLimit {
-            limit: self,
-            extractor: Arc::new(extractor),
-            cost: None,
-            settle: None,
-            lease: Duration::MAX,
-            is_shadow: false,
-        }
+        KeyedLimit::new(Source::Fixed(self), extractor)
     }
 }
 
 impl KeyedLimit {
+    fn new(source: Source, extractor: impl KeyExtractor) -> Self {
+        let extractor = Arc::new(extractor);
+        Self { source, extractor, cost: None, settle: None, lease: Duration::MAX, is_shadow: false }
+    }
+
+    /// A limit that is chosen for each request, by its plan, tenant or path. `choose` reads the request, and what it
+    /// returns may then take its time, in a cache or a database.
+    ///
+    /// ```
+    /// use std::convert::Infallible;
+    /// use http::request::Parts;
+    /// use tower_sliding_window::{Header, KeyedLimit, Limit};
+    ///
+    /// const FREE: Limit = Limit::per_hour("calls", 100);
+    /// const PRO: Limit = Limit::per_hour("calls", 10_000);
+    ///
+    /// let calls = KeyedLimit::chosen(Header::new("x-tenant"), |parts: &Parts| {
+    ///     let tenant = parts.headers["x-tenant"].clone();
+    ///     async move {
+    ///         Ok::<_, Infallible>(match tenant.as_bytes() {
+    ///             b"us" => None, // no limit
+    ///             b"acme" => Some(PRO),
+    ///             _ => Some(FREE),
+    ///         })
+    ///     }
+    /// });
+    /// ```
+    ///
+    /// 1. A key comes first: a request without one is answered before anything is chosen.
+    /// 2. `None` limits nothing: the request is charged by the layer's other limits only, and if there are none, goes
+    ///    through without a decision and without figures.
+    /// 3. All limits of a layer that have to be chosen are chosen at once, within the layer's deadline. The decision
+    ///    then has a deadline of the same length for itself.
+    /// 4. An error, or a choice that is too slow, is [`Error::NoLimit`](crate::Error::NoLimit), and so is a limit that
+    ///    the request is charged by already, for the same key. The layer's failure mode decides, as it does without a
+    ///    store. In the [shadow](Self::in_shadow) the limit is left out instead.
+    /// 5. Limits of one name share their units: who moves from one plan to another of the same name and window takes
+    ///    along what is used.
+    #[must_use]
+    pub fn chosen<E, C, F, L, X>(extractor: E, choose: C) -> Self
+    where
+        E: KeyExtractor,
+        C: Fn(&Parts) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<L, X>> + Send + 'static,
+        L: Into<Option<Limit>>,
+        X: Into<Box<dyn Error + Send + Sync>>,
+    {
+        let choose = move |parts: &Parts| -> Choice {
+            let choice = choose(parts);
+            Box::pin(async move {
+                match choice.await {
+                    Ok(limit) => Ok(limit.into()),
+                    Err(error) => Err(ChoiceError::Failed(error.into().into())),
+                }
+            })
+        };
+        Self::new(Source::Chosen(Arc::new(choose)), extractor)
+    }
+
     /// How many units a request takes of this limit, whatever the layer's
     /// [`cost`](super::RateLimitLayer::cost) says. Default: that.
     #[must_use]
@@ -119,10 +177,13 @@ impl KeyedLimit {
         self
     }
 
-    /// The limit.
+    /// The limit, unless it is [chosen](Self::chosen) for each request.
     #[must_use]
-    pub fn limit(&self) -> &Limit {
-        &self.limit
+    pub fn limit(&self) -> Option<&Limit> {
+        match &self.source {
+            Source::Fixed(limit) => Some(limit),
+            Source::Chosen(_) => None,
+        }
     }
 
     pub(super) fn is_shadow(&self) -> bool {
@@ -137,9 +198,13 @@ impl KeyedLimit {
     pub(super) fn draft(&self, parts: &Parts, cost: u64) -> Result<Draft, Rejection> {
         let cost = self.cost.as_ref().map_or(cost, |own| own(parts));
         let terms = self.terms();
-        match self.extractor.extract(parts) {
-            Ok(key) => terms.charge(self.limit.clone(), key, cost).map_err(Rejection::NeverFits),
-            Err(error) => terms.forgive(Some(&self.limit), Rejection::NoKey(error)),
+        let key = match self.extractor.extract(parts) {
+            Ok(key) => key,
+            Err(error) => return terms.forgive(self.limit(), Rejection::NoKey(error)),
+        };
+        match &self.source {
+            Source::Fixed(limit) => terms.charge(limit.clone(), key, cost).map_err(Rejection::NeverFits),
+            Source::Chosen(choose) => Ok(Draft::Choosing(Choosing { choice: choose(parts), key, cost, terms })),
         }
     }
 
@@ -151,7 +216,7 @@ impl KeyedLimit {
 impl fmt::Debug for KeyedLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KeyedLimit")
-            .field("limit", &self.limit)
+            .field("limit", &self.limit())
             .field("settles", &self.settle.is_some())
             .field("is_shadow", &self.is_shadow)
             .finish_non_exhaustive()

@@ -3,8 +3,9 @@
 use std::{error, fmt, iter};
 
 use super::keyed_limit::KeyedLimit;
+use crate::limit::Limit;
 
-/// The limits of a layer, at least one, no two of one name.
+/// The limits of a layer, at least one. No two that are not chosen for each request have one name.
 #[derive(Clone, Debug)]
 pub struct Limits {
     first: KeyedLimit,
@@ -18,8 +19,9 @@ impl Limits {
 
     /// Adds a limit, unless there is one of that name already.
     pub(super) fn push(&mut self, limit: KeyedLimit) -> Result<(), InvalidLimits> {
-        let name = limit.limit().name();
-        if self.iter().any(|other| other.limit().name() == name) {
+        if let Some(name) = limit.limit().map(Limit::name)
+            && self.iter().any(|other| other.limit().is_some_and(|other| other.name() == name))
+        {
             return Err(InvalidLimits::SameName { name: name.to_owned() });
         }
         self.rest.push(limit);

@@ -1,6 +1,7 @@
 //! The tower middleware: layer, service, and what they answer.
 //!
-//! 1. A request's keys are extracted, its cost is computed, and all limits of the layer are decided in one atomic step.
+//! 1. A request's keys are extracted, its cost is computed, its limits are [chosen](KeyedLimit::chosen) where they depend
+//!    on it, and all of them are decided in one atomic step.
 //! 2. Admitted, it goes to the inner service, with the [`Decision`](crate::Decision) in its extensions; the response
 //!    gets `X-RateLimit-Limit`, `-Remaining` and `-Reset`.
 //! 3. Rejected, it is answered in the service's place, and the service is not called: see [`rejection`].
@@ -43,6 +44,7 @@
 //! ```
 
 mod afterwards;
+mod asking;
 mod claim;
 mod draft;
 mod events;

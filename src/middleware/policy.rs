@@ -5,6 +5,7 @@ use std::{fmt, sync::Arc};
 use http::{HeaderName, Response, request::Parts};
 
 use super::{
+    asking::{Asking, choose_and_ask},
     claim::{Charges, Claim, Record},
     events::Events,
     headers::ResetFormat,
@@ -17,6 +18,7 @@ use crate::{
     decision::Decision,
     error::Error,
     limiter::{FailureMode, Limiter},
+    store::Store,
 };
 
 /// What a layer was told, shared by all of its services.
@@ -38,6 +40,12 @@ pub(super) struct Settings {
     pub(super) events: Arc<Events>,
 }
 
+/// How it comes to be known what a request takes.
+pub(super) enum Claimed {
+    Known(Claim),
+    Asks(Asking),
+}
+
 /// How a request that was let through came to be.
 #[derive(Debug)]
 pub(super) enum Admission {
@@ -49,13 +57,20 @@ pub(super) enum Admission {
 
 impl<S, R> Policy<S, R, Limits> {
     /// What a request takes.
-    pub(super) fn claim(&self, parts: &Parts) -> Result<Claim, Rejection> {
+    pub(super) fn claim(&self, parts: &Parts) -> Result<Claimed, Rejection>
+    where
+        S: Store,
+    {
         let cost = self.settings.cost.as_ref().map_or(1, |cost| cost(parts));
-        let mut charges = Charges::of(self.limits.len(), self.settles());
-        for (place, limit) in self.limits.iter().enumerate() {
-            charges.add(place, limit.draft(parts, cost)?);
+        if self.limits.iter().all(|limit| limit.limit().is_some()) {
+            let mut charges = Charges::of(self.limits.len(), self.settles());
+            for (place, limit) in self.limits.iter().enumerate() {
+                charges.add(place, limit.draft(parts, cost)?);
+            }
+            return Ok(Claimed::Known(charges.claim()));
         }
-        Ok(charges.claim())
+        let drafts = self.limits.iter().map(|limit| limit.draft(parts, cost)).collect::<Result<_, _>>()?;
+        Ok(Claimed::Asks(choose_and_ask(self.limiter.clone(), drafts, self.settles())))
     }
 
     fn settles(&self) -> bool {
@@ -90,7 +105,12 @@ impl<S, R> Policy<S, R, Limits> {
     pub(super) fn shadow(&self, decision: Option<&Decision>, left_out: Vec<LeftOut>) -> Option<ShadowRefusals> {
         let shadow = ShadowRefusals::of(decision, left_out)?;
         self.settings.events.shadow(&shadow);
-        shadow.left_out().for_each(|left_out| self.settings.events.rejected(left_out.rejection()));
+        for left_out in shadow.left_out() {
+            match left_out.rejection() {
+                Rejection::Unavailable(error) => self.settings.events.no_decision(error, FailureMode::Open),
+                rejection => self.settings.events.rejected(rejection),
+            }
+        }
         Some(shadow)
     }
 

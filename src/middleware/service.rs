@@ -10,7 +10,6 @@ use http::{Request, Response};
 use tower_service::Service;
 
 use super::{
-    claim::Claim,
     future::{Held, ResponseFuture},
     limits::Limits,
     policy::Policy,
@@ -67,13 +66,9 @@ where
 
         let (parts, body) = request.into_parts();
         match self.policy.claim(&parts) {
-            Ok(Claim { check, record }) => {
+            Ok(claimed) => {
                 let request = Request::from_parts(parts, body);
-                let held = Held { inner, request, policy: Arc::clone(&self.policy), record };
-                match check {
-                    Some(check) => ResponseFuture::deciding(self.policy.limiter.check_all(check), held),
-                    None => ResponseFuture::uncounted(held),
-                }
+                ResponseFuture::claimed(claimed, Held { inner, request, policy: Arc::clone(&self.policy) })
             }
             Err(rejection) => ResponseFuture::rejected(self.policy.reject(rejection, None)),
         }

@@ -8,6 +8,7 @@ mod closing;
 mod concurrency;
 mod conformance;
 mod deny_cache;
+mod dynamic_limits;
 mod example_server;
 mod extractors;
 mod layer;
