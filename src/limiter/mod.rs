@@ -181,7 +181,8 @@ impl<S: Store> Limiter<S> {
     /// Forgets what `limit` counts for `key`.
     ///
     /// What a layer counts is under the keys that its extractor makes:
-    /// [`extract`](crate::KeyExtractor::extract) makes the key of a request for a reset, too.
+    /// [`extract`](crate::KeyExtractor::extract) makes the key of a request for a reset, too, and
+    /// [`ApiKey::key`](crate::ApiKey::key) and its like that of a value.
     ///
     /// # Errors
     ///

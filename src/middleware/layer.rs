@@ -6,7 +6,7 @@ use http::{HeaderName, Response, request::Parts};
 use tower_layer::Layer;
 
 use super::{
-    extract::header_name,
+    extract::{KeyExtractor, header_name},
     headers::ResetFormat,
     keyed_limit::KeyedLimit,
     limits::{InvalidLimits, Limits},
@@ -15,6 +15,7 @@ use super::{
     service::RateLimit,
 };
 use crate::{
+    key::Key,
     limiter::{DenyCache, FailureMode, Limiter},
     store::Store,
 };
@@ -90,6 +91,49 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
     /// Default: 1. With a cost of 0 a request is free, and is let through however much is used.
     pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.set(|settings| settings.cost = Some(Arc::new(cost)))
+    }
+
+    /// Lets requests through uncounted, such as those to a health check. Called several times, any of them will do.
+    ///
+    /// ```
+    /// # use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
+    /// let layer = RateLimitLayer::new(MemoryStore::new())
+    ///     .limit(Limit::per_minute("requests", 60).by(PeerIp::new()))
+    ///     .skip(|request| request.uri.path() == "/health");
+    /// ```
+    pub fn skip(self, skip: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.set(|settings| settings.gate.skip(Arc::new(skip)))
+    }
+
+    /// Counts CORS preflights, too: `OPTIONS` with `Origin` and `Access-Control-Request-Method`. Default: they are let
+    /// through uncounted, since a browser sends them of itself, and the request proper is counted. Where `OPTIONS` does
+    /// work of its own, anybody can send it so.
+    pub fn count_preflights(self) -> Self {
+        self.set(|settings| settings.gate.count_preflights())
+    }
+
+    /// Lets requests through uncounted whose key is one of these, such as those of a monitor or of your own office. A
+    /// request that the extractor finds no key in is not on the list.
+    ///
+    /// ```
+    /// # use tower_sliding_window::{ApiKey, Limit, MemoryStore, PeerIp, RateLimitLayer, Secret};
+    /// # fn layer() -> Result<(), Box<dyn std::error::Error>> {
+    /// let (peer, api_key) = (PeerIp::new(), ApiKey::bearer(&Secret::new("32 random bytes out of the vault")?));
+    /// let (office, leaked) = (peer.key("203.0.113.7".parse()?), api_key.key("t0ken"));
+    /// let layer = RateLimitLayer::new(MemoryStore::new())
+    ///     .limit(Limit::per_minute("requests", 60).by(peer.clone()))
+    ///     .allow(peer, [office])
+    ///     .deny(api_key, [leaked]);
+    /// # Ok(()) }
+    /// ```
+    pub fn allow(self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Self {
+        self.set(|settings| settings.gate.allow(extractor, keys))
+    }
+
+    /// Answers requests with 403 whose key is one of these, before anything else: see [`allow`](Self::allow). A request
+    /// that the extractor finds no key in is not on the list, so this is no authentication.
+    pub fn deny(self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Self {
+        self.set(|settings| settings.gate.deny(extractor, keys))
     }
 
     /// How long a decision may take before the failure mode decides. Default: 50 ms.

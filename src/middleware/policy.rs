@@ -8,6 +8,7 @@ use super::{
     asking::{Asking, choose_and_ask},
     claim::{Charges, Claim, Record},
     events::Events,
+    gate::{Gate, Passage},
     headers::ResetFormat,
     keyed_limit::Cost,
     limits::Limits,
@@ -33,6 +34,7 @@ pub(super) struct Policy<S, R, L> {
 /// What has a default.
 #[derive(Clone, Default)]
 pub(super) struct Settings {
+    pub(super) gate: Gate,
     pub(super) cost: Option<Arc<Cost>>,
     pub(super) failure_mode: FailureMode,
     pub(super) reset_format: ResetFormat,
@@ -61,6 +63,11 @@ impl<S, R> Policy<S, R, Limits> {
     where
         S: Store,
     {
+        match self.settings.gate.passage(parts, &self.settings.events) {
+            Passage::Denied => return Err(Rejection::Denied),
+            Passage::Uncounted => return Ok(Claimed::Known(Claim { check: None, record: None })),
+            Passage::Counted => {}
+        }
         let cost = self.settings.cost.as_ref().map_or(1, |cost| cost(parts));
         if self.limits.iter().all(|limit| limit.limit().is_some()) {
             let mut charges = Charges::of(self.limits.len(), self.settles());
@@ -136,6 +143,7 @@ impl<S: fmt::Debug, R, L: fmt::Debug> fmt::Debug for Policy<S, R, L> {
         f.debug_struct("Policy")
             .field("limiter", &self.limiter)
             .field("limits", &self.limits)
+            .field("gate", &self.settings.gate)
             .field("failure_mode", &self.settings.failure_mode)
             .field("reset_format", &self.settings.reset_format)
             .finish_non_exhaustive()

@@ -21,4 +21,5 @@ mod server_time;
 mod servers;
 mod settling;
 mod shadow;
+mod skipping;
 mod support;

@@ -45,7 +45,7 @@ impl Events {
         }
     }
 
-    fn no_key(&self, error: &KeyError) {
+    pub(super) fn no_key(&self, error: &KeyError) {
         if let Some(suppressed) = self.no_key.pass() {
             tracing::error!(%error, suppressed, "the server is not set up to find a rate-limit key");
         }
@@ -83,7 +83,7 @@ impl Events {
 impl Events {
     pub(super) fn no_decision(&self, _: &Error, _: FailureMode) {}
 
-    fn no_key(&self, _: &KeyError) {}
+    pub(super) fn no_key(&self, _: &KeyError) {}
 
     fn never_fits(&self, _: &NeverFits) {}
 
