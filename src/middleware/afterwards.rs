@@ -1,6 +1,11 @@
 //! What is done between the service's response and the client.
 
-use std::{future::Future, pin::Pin, sync::Arc};
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use http::{Response, request, response};
 
@@ -11,11 +16,13 @@ use super::{
     outcome::Outcome,
     policy::{Admission, Policy},
     shadow::ShadowRefusals,
+    upstream::closed_for,
 };
 use crate::{
     check::Check,
     decision::Decision,
     error::Error,
+    limiter::Limiter,
     settlement::{Settled, Settlement},
     store::Store,
 };
@@ -27,17 +34,24 @@ pub(super) struct Afterwards<S, R> {
     shadow: Option<ShadowRefusals>,
 }
 
-/// An admission that may be settled.
+/// An admission of which more is to be known.
 struct Admitted {
     check: Check,
     /// Of which limit of the layer each charge of the check is.
     places: Vec<usize>,
     decision: Decision,
-    request: request::Parts,
+    /// Where one of them settles.
+    request: Option<request::Parts>,
 }
 
-/// The one thing here that cannot be named: what a limiter does for a settlement.
-pub(super) type Work = Pin<Box<dyn Future<Output = Result<Settled, Error>> + Send>>;
+/// In a box: what a limiter does in several steps cannot be named.
+pub(super) type Work = Pin<Box<dyn Future<Output = Done> + Send>>;
+
+/// What came of it.
+pub(super) struct Done {
+    settled: Option<Result<Settled, Error>>,
+    closed: Result<(), Error>,
+}
 
 impl<S, R> Afterwards<S, R> {
     /// What remains to be done for a request that is let through, if anything does. `request` is its parts, to keep.
@@ -53,10 +67,10 @@ impl<S, R> Afterwards<S, R> {
             None => (None, Vec::new()),
         };
         let shadow = policy.shadow(decision, left_out);
-        let admitted = kept.zip(decision).and_then(|((check, places), decision)| {
-            let settles =
-                places.iter().any(|place| policy.limits.get(*place).is_some_and(|limit| limit.settles().is_some()));
-            settles.then(|| Admitted { check, places, decision: decision.clone(), request: request() })
+        let admitted = kept.zip(decision).map(|((check, places), decision)| {
+            let settles = |place: &usize| policy.limits.get(*place).is_some_and(|limit| limit.settles().is_some());
+            let request = places.iter().any(settles).then(request);
+            Admitted { check, places, decision: decision.clone(), request }
         });
         let is_needed = shadow.is_some() || admitted.is_some();
         is_needed.then(|| Box::new(Self { policy: Arc::clone(policy), admitted, shadow }))
@@ -69,25 +83,50 @@ impl<S, R> Afterwards<S, R> {
     {
         let Some(admitted) = &self.admitted else { return (response, None) };
         let (parts, body) = response.into_parts();
-        let work = admitted.settlement(&self.policy.limits, &parts).map(|settlement| -> Work {
+        let settlement = admitted.settlement(&self.policy.limits, &parts);
+        let closing = if self.policy.settings.heeds_upstream { self.closing(admitted, &parts) } else { None };
+        let is_any = settlement.is_some() || closing.is_some();
+        let work = is_any.then(|| -> Work {
             let limiter = self.policy.limiter.clone();
-            Box::pin(async move { limiter.settle(settlement).await })
+            Box::pin(async move {
+                let settled = match settlement {
+                    Some(settlement) => Some(limiter.settle(settlement).await),
+                    None => None,
+                };
+                let closed = match closing {
+                    Some((check, time)) => {
+                        limiter.within(close(&limiter, &check, time)).await.and_then(|closed| closed)
+                    }
+                    None => Ok(()),
+                };
+                Done { settled, closed }
+            })
         });
         (Response::from_parts(parts, body), work)
     }
 
+    /// What an upstream wants to be closed, and for how long.
+    fn closing(&self, admitted: &Admitted, response: &response::Parts) -> Option<(Check, Duration)> {
+        let time = closed_for(response.status, &response.headers, SystemTime::now())?;
+        self.policy.settings.events.closes(time);
+        Some((admitted.check.clone(), time))
+    }
+
     /// The figures after a settlement.
-    pub(super) fn end(&self, settled: Result<Settled, Error>) -> Option<Figures> {
-        let events = &self.policy.settings.events;
-        match settled {
+    pub(super) fn end(&self, done: Done) -> Option<Figures> {
+        let settings = &self.policy.settings;
+        if let Err(error) = done.closed {
+            settings.events.not_closed(&error);
+        }
+        match done.settled? {
             Ok(settled) => {
                 if !settled.is_known() && self.admitted.as_ref().is_some_and(Admitted::is_leased) {
-                    events.settled_late();
+                    settings.events.settled_late();
                 }
-                Some(Figures::of(settled.decision(), self.policy.settings.reset_format))
+                (!settings.heeds_upstream).then(|| Figures::of(settled.decision(), settings.reset_format))
             }
             Err(error) => {
-                events.not_settled(&error);
+                settings.events.not_settled(&error);
                 None
             }
         }
@@ -101,9 +140,19 @@ impl<S, R> Afterwards<S, R> {
     }
 }
 
+/// Closes what a check has charged. One limit that cannot be closed does not keep the others open.
+async fn close<S: Store>(limiter: &Limiter<S>, check: &Check, time: Duration) -> Result<(), Error> {
+    let mut closed = Ok(());
+    for charge in check.charges().filter(|charge| !charge.is_shadow()) {
+        closed = closed.and(limiter.close(charge.limit(), charge.key().clone(), time).await);
+    }
+    closed
+}
+
 impl Admitted {
     /// What is to be settled, if something is: it has cost something else, or would be given back.
     fn settlement(&self, limits: &Limits, response: &response::Parts) -> Option<Settlement> {
+        let request = self.request.as_ref()?;
         let mut is_due = false;
         let charged = self.check.charges().zip(&self.places).zip(self.decision.statuses());
         let costs: Vec<Option<u64>> = charged
@@ -113,7 +162,7 @@ impl Admitted {
                 if charge.cost() == 0 || status.retry_after().is_some() {
                     return None;
                 }
-                let cost = settle(&Outcome::new(&self.request, response, charge.cost()));
+                let cost = settle(&Outcome::new(request, response, charge.cost()));
                 is_due |= cost != charge.cost() || charge.lease() < Some(charge.limit().window());
                 Some(cost)
             })

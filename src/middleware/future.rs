@@ -152,9 +152,11 @@ impl<I, S: Store, R, ReqBody> Held<I, S, R, ReqBody> {
                 let afterwards = Afterwards::of(&policy, record, &admission, || parts.clone());
                 let word = match admission {
                     Admission::Decided(decision) => {
-                        let figures = Figures::of(&decision, policy.settings.reset_format);
+                        // An upstream's figures are its own.
+                        let figures = (!policy.settings.heeds_upstream)
+                            .then(|| Figures::of(&decision, policy.settings.reset_format));
                         parts.extensions.insert(decision);
-                        Word::Figures(figures)
+                        figures.map_or(Word::Nothing, Word::Figures)
                     }
                     Admission::Undecided(degraded) => Word::Degraded(degraded),
                     Admission::Uncounted => Word::Nothing,

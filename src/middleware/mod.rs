@@ -12,6 +12,9 @@
 //!    [shadow](KeyedLimit::in_shadow) first, where it refuses nothing.
 //! 7. The error type and the body type of the service stay what they are.
 //!
+//! Around a client, for calls to others, the layer can [wait](RateLimitLayer::wait_up_to) for room instead of refusing,
+//! and [heed](RateLimitLayer::heed_upstream) an upstream that says to stay away.
+//!
 //! Order matters. Put the layer outside of `Buffer` and `ConcurrencyLimit`, whose permit would otherwise be held while
 //! the store decides, and inside of CORS: a browser cannot read a 429 without CORS headers, and needs
 //! [`EXPOSED_HEADERS`] exposed to see the figures. Behind `Router::layer`, 404s are charged as well; behind
@@ -62,8 +65,8 @@ mod outcome;
 mod policy;
 pub mod rejection;
 mod service;
+mod settings;
 mod shadow;
-#[cfg_attr(not(test), expect(dead_code, reason = "for the layer of outbound calls, which is yet to come"))]
 mod upstream;
 
 pub use self::{

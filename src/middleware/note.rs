@@ -3,11 +3,11 @@
 use http::Response;
 
 use super::{
-    afterwards::{Afterwards, Work},
+    afterwards::{Afterwards, Done, Work},
     headers::Figures,
     rejection::Degraded,
 };
-use crate::{error::Error, settlement::Settled, store::Store};
+use crate::store::Store;
 
 /// What a response is to say of how its request was let through, and what is to be done before.
 pub(super) struct Note<S, R> {
@@ -41,7 +41,7 @@ impl<S: Store, R> Note<S, R> {
     }
 
     /// Writes the response, now that what had to be done is done.
-    pub(super) fn concluded<B>(mut self, done: Result<Settled, Error>, response: Response<B>) -> Response<B> {
+    pub(super) fn concluded<B>(mut self, done: Done, response: Response<B>) -> Response<B> {
         if let Some(figures) = self.afterwards.as_ref().and_then(|afterwards| afterwards.end(done)) {
             self.word = Word::Figures(figures);
         }

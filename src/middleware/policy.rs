@@ -1,18 +1,16 @@
 //! What a layer was told: from a request to a claim, and from a decision to a verdict.
 
-use std::{fmt, sync::Arc};
+use std::fmt;
 
-use http::{HeaderName, Response, request::Parts};
+use http::{Response, request::Parts};
 
 use super::{
-    asking::{Asking, choose_and_ask},
+    asking::{Asker, Asking},
     claim::{Charges, Claim, Record},
-    events::Events,
-    gate::{Gate, Passage},
-    headers::ResetFormat,
-    keyed_limit::Cost,
+    gate::Passage,
     limits::Limits,
     rejection::{Degraded, Rejection, RejectionResponse},
+    settings::Settings,
     shadow::{LeftOut, ShadowRefusals},
 };
 use crate::{
@@ -29,17 +27,6 @@ pub(super) struct Policy<S, R, L> {
     pub(super) limits: L,
     pub(super) responder: R,
     pub(super) settings: Settings,
-}
-
-/// What has a default.
-#[derive(Clone, Default)]
-pub(super) struct Settings {
-    pub(super) gate: Gate,
-    pub(super) cost: Option<Arc<Cost>>,
-    pub(super) failure_mode: FailureMode,
-    pub(super) reset_format: ResetFormat,
-    pub(super) shadow_header: Option<HeaderName>,
-    pub(super) events: Arc<Events>,
 }
 
 /// How it comes to be known what a request takes.
@@ -69,19 +56,26 @@ impl<S, R> Policy<S, R, Limits> {
             Passage::Counted => {}
         }
         let cost = self.settings.cost.as_ref().map_or(1, |cost| cost(parts));
+        let is_kept = self.settings.heeds_upstream || self.limits.iter().any(|limit| limit.settles().is_some());
         if self.limits.iter().all(|limit| limit.limit().is_some()) {
-            let mut charges = Charges::of(self.limits.len(), self.settles());
+            let mut charges = Charges::of(self.limits.len(), is_kept);
             for (place, limit) in self.limits.iter().enumerate() {
                 charges.add(place, limit.draft(parts, cost)?);
             }
-            return Ok(Claimed::Known(charges.claim()));
+            return Ok(match self.settings.patience {
+                None => Claimed::Known(charges.claim()),
+                Some(_) => Claimed::Asks(self.asker().ask(charges.claim())),
+            });
         }
         let drafts = self.limits.iter().map(|limit| limit.draft(parts, cost)).collect::<Result<_, _>>()?;
-        Ok(Claimed::Asks(choose_and_ask(self.limiter.clone(), drafts, self.settles())))
+        Ok(Claimed::Asks(self.asker().choose_and_ask(drafts, is_kept)))
     }
 
-    fn settles(&self) -> bool {
-        self.limits.iter().any(|limit| limit.settles().is_some())
+    fn asker(&self) -> Asker<S>
+    where
+        S: Clone,
+    {
+        Asker::new(self.limiter.clone(), self.settings.patience)
     }
 
     /// Whether a request is let through.

@@ -6,7 +6,7 @@
 //! | cost above the limit | 429 | none of these: waiting does not help |
 //! | no key | 400; 401 for API keys, with `WWW-Authenticate`; 500 if the server does not know its peers | |
 //! | on a list of [denied](super::RateLimitLayer::deny) keys | 403 | |
-//! | no decision, failing closed | 503 | `Retry-After` of 1 to 5 s, drawn at random so that clients do not return all at once |
+//! | no decision, or no limit to be chosen, failing closed | 503 | `Retry-After` of 1 to 5 s, drawn at random so that clients do not return all at once |
 //!
 //! All have `Cache-Control: no-store`, a short JSON body, and the [`Rejection`] in the response's extensions, where
 //! outer layers find the reason.

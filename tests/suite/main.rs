@@ -13,6 +13,7 @@ mod example_server;
 mod extractors;
 mod layer;
 mod memory;
+mod outbound;
 mod properties;
 mod redis_errors;
 mod redis_state;

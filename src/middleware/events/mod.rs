@@ -5,6 +5,8 @@
 #[cfg(feature = "tracing")]
 mod throttle;
 
+use std::time::Duration;
+
 use super::{extract::KeyError, rejection::Rejection, shadow::ShadowRefusals};
 use crate::{check::NeverFits, error::Error, limiter::FailureMode};
 
@@ -23,6 +25,10 @@ pub(super) struct Events {
     not_settled: throttle::Throttle,
     #[cfg(feature = "tracing")]
     settled_late: throttle::Throttle,
+    #[cfg(feature = "tracing")]
+    closes: throttle::Throttle,
+    #[cfg(feature = "tracing")]
+    not_closed: throttle::Throttle,
 }
 
 impl Events {
@@ -76,6 +82,19 @@ impl Events {
             tracing::warn!(suppressed, "a response took longer than its lease: what it has cost is not counted");
         }
     }
+
+    pub(super) fn closes(&self, time: Duration) {
+        if let Some(suppressed) = self.closes.pass() {
+            tracing::info!(?time, suppressed, "an upstream says to stay away");
+        }
+    }
+
+    pub(super) fn not_closed(&self, error: &Error) {
+        if let Some(suppressed) = self.not_closed.pass() {
+            let error = Chain(error);
+            tracing::warn!(%error, suppressed, "an upstream says to stay away, but its limits stay open");
+        }
+    }
 }
 
 #[cfg(not(feature = "tracing"))]
@@ -92,6 +111,10 @@ impl Events {
     pub(super) fn not_settled(&self, _: &Error) {}
 
     pub(super) fn settled_late(&self) {}
+
+    pub(super) fn closes(&self, _: Duration) {}
+
+    pub(super) fn not_closed(&self, _: &Error) {}
 }
 
 /// An error and its causes in one line.

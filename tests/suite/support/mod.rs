@@ -1,6 +1,7 @@
 //! What the tests share.
 
 pub(crate) mod http_client;
+pub(crate) mod http_server;
 pub(crate) mod log;
 pub(crate) mod model;
 pub(crate) mod proxy;
