@@ -24,9 +24,9 @@ impl<S: Store> Limiter<S> {
     /// 1. A refusal is waited out for as long as it says, and then asked again. One that is longer than what is left of
     ///    the patience is returned at once, as the [`Decision`] that it is. Without any patience this is
     ///    [`check`](Self::check).
-    /// 2. Through one limiter and its clones, those who wait for the same limits and keys stand in one line, in the
-    ///    order in which they came, whatever their costs: only the first asks, and nobody overtakes. Who gives up or is
-    ///    dropped leaves the line.
+    /// 2. Through one limiter and its clones there is one line for the same limits and keys, whatever the costs. Who is
+    ///    refused, or comes while others wait, goes to its end; only the first in line asks, and nobody overtakes. Who
+    ///    gives up or is dropped leaves the line.
     /// 3. Who cannot be the first in time is refused without having been asked for, since asking could overtake: for as
     ///    long as the first has to wait, with what is used at present. So the retry time is here the least that it can be.
     /// 4. A [`check`](Self::check), a limiter of another process, and a check of other limits or keys stand in no line,

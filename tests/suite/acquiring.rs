@@ -175,6 +175,38 @@ async fn many_wait_and_the_limit_holds_on_redis() {
     assert_many_wait_and_the_limit_holds([limiter(), limiter()]).await;
 }
 
+/// Nobody asks Redis but the first in line, and who is told that it would be too long.
+#[tokio::test]
+async fn a_line_spares_redis() {
+    let server = RedisServer::start();
+    let limiter = Limiter::new(RedisStore::builder(&server.url()).build().unwrap()).deadline(PATIENCE);
+    let limit = Limit::per_minute("calls", 3);
+    let check = |id| Check::new(Charge::new(limit.clone(), "ada", 1).unwrap()).with_id(AdmissionId::from(id));
+    assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());
+    let mut waiting = JoinSet::new();
+    for id in 0..50 {
+        let (waiter, check) = (limiter.clone(), check(id));
+        waiting.spawn(async move { waiter.acquire_all(check, Duration::MAX).await });
+        settle_down().await;
+        // Until the first has been refused, whoever comes asks, too.
+        while id == 0 && !format!("{limiter:?}").contains("Lines(1)") {
+            yield_now().await;
+        }
+    }
+    server.run::<()>("CONFIG RESETSTAT");
+    for id in 50..60 {
+        let refused = limiter.acquire_all(check(id), Duration::from_secs(1)).await.unwrap();
+        let wait = refused.retry_after().unwrap();
+        assert!(wait > limit.window() - PATIENCE && wait <= limit.window(), "{wait:?}");
+        assert_eq!((refused.used(), refused.id()), (3, AdmissionId::from(id)));
+    }
+    let stats: String = server.run("INFO commandstats");
+    let scripts = stats.lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap();
+    assert!(scripts.contains("calls=10,"), "{scripts}");
+    waiting.shutdown().await;
+    assert!(format!("{limiter:?}").contains("Lines(0)"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_wait_is_as_long_as_the_refusal_says() {
     let test = Test::spent().await;

@@ -1,9 +1,7 @@
 //! The example server as a program: its contract, alone, beside another, and with Redis in trouble.
 
 use std::{
-    env,
     io::{BufRead, BufReader, Read},
-    path::PathBuf,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -12,6 +10,7 @@ use tokio::{task::JoinSet, time::sleep};
 
 use crate::support::{
     PATIENCE,
+    example::example,
     http_client::{Answer, HttpClient},
     redis_server::RedisServer,
 };
@@ -23,21 +22,8 @@ struct Server {
     client: HttpClient,
 }
 
-/// Cargo builds the examples together with the tests, into a folder beside them.
-fn program() -> PathBuf {
-    let folder = env::current_exe().unwrap().parent().unwrap().parent().unwrap().join("examples");
-    let program = folder.join(format!("server{}", env::consts::EXE_SUFFIX));
-    assert!(program.exists(), "the example server is not built: run `cargo build --examples`");
-    program
-}
-
 fn command(variables: &[(&str, &str)]) -> Command {
-    let mut command = Command::new(program());
-    for name in ["PORT", "REDIS_URL", "TRUSTED_PROXIES", "API_KEY_SECRET"] {
-        command.env_remove(name);
-    }
-    command.env("PORT", "0").envs(variables.iter().copied());
-    command
+    example("server", &[&[("PORT", "0")], variables].concat())
 }
 
 impl Server {

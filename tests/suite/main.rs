@@ -10,6 +10,7 @@ mod conformance;
 mod deny_cache;
 mod dynamic_limits;
 mod example_server;
+mod examples;
 mod extractors;
 mod layer;
 mod memory;

@@ -1,5 +1,6 @@
 //! What the tests share.
 
+pub(crate) mod example;
 pub(crate) mod http_client;
 pub(crate) mod http_server;
 pub(crate) mod log;

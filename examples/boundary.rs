@@ -1,0 +1,76 @@
+//! What a limit of 50 a minute admits across a boundary of the clock: by a fixed window 100, by the sliding log 50.
+//!
+//! ```sh
+//! cargo run --example boundary
+//! REDIS_URL=redis://127.0.0.1:6379/ cargo run --example boundary
+//! ```
+//!
+//! The time is made up, so nobody has to wait for the boundary.
+
+use std::{
+    env,
+    error::Error,
+    process::{self, ExitCode},
+    time::{Duration, UNIX_EPOCH},
+};
+
+use tower_sliding_window::{
+    Algorithm, Error as LimiterError, Limit, Limiter, ManualClock, MemoryStore, RedisStore, Store,
+};
+
+const LIMIT: Limit = Limit::per_minute("boundary", 50);
+const SECOND: Duration = Duration::from_secs(1);
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
+    let clock = ManualClock::new();
+    match env::var("REDIS_URL") {
+        Ok(url) => compare(RedisStore::builder(&url).clock(&clock).build()?, &clock).await?,
+        Err(_) => compare(MemoryStore::builder().clock(&clock).build(), &clock).await?,
+    }
+    Ok(())
+}
+
+async fn compare<S: Store>(store: S, clock: &ManualClock) -> Result<(), LimiterError> {
+    // A lone machine's first script may take its time.
+    let limiter = Limiter::new(store).deadline(Duration::from_secs(1));
+    println!("{} calls a minute; 100 calls arrive 1 s before a minute ends, and 100 more 1 s after", LIMIT.units());
+    for (name, algorithm) in [("fixed window", Algorithm::fixed()), ("sliding log", Algorithm::log())] {
+        let limit = LIMIT.with_algorithm(algorithm);
+        // Nobody else's, should several of these run on one Redis.
+        let key = format!("{name} {}", process::id());
+        wait_for_the_last_second(clock);
+        let before = admitted(&limiter, &limit, &key).await?;
+        clock.advance(2 * SECOND);
+        let after = admitted(&limiter, &limit, &key).await?;
+        println!("{name:12}  {before} + {after:2} = {:3} within 2 s", before + after);
+        limiter.reset(&limit, key).await?;
+    }
+    Ok(())
+}
+
+fn wait_for_the_last_second(clock: &ManualClock) {
+    let window = LIMIT.window().as_micros();
+    let gone = clock.now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() % window;
+    let left = u64::try_from(window - gone).unwrap_or_default();
+    clock.advance(Duration::from_micros(left) + LIMIT.window() - SECOND);
+}
+
+/// How many of 100 calls get through.
+async fn admitted<S: Store>(limiter: &Limiter<S>, limit: &Limit, key: &str) -> Result<u64, LimiterError> {
+    let mut admitted = 0;
+    for _ in 0..100 {
+        admitted += u64::from(limiter.check(limit, key, 1).await?.is_allowed());
+    }
+    Ok(admitted)
+}
