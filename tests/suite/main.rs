@@ -9,6 +9,7 @@ mod concurrency;
 mod conformance;
 mod deny_cache;
 mod dynamic_limits;
+mod example_http;
 mod example_server;
 mod examples;
 mod extractors;
