@@ -189,11 +189,10 @@ impl Check {
         self.id.or(other.id).is_none()
             && self.first == other.first
             && self.rest == other.rest
-            && self.charges().all(|charge| charge.lease == 0 && !charge.is_shadow)
-    }
-
-    pub(crate) fn into_charges(self) -> (Charge, Vec<Charge>) {
-        (self.first, self.rest)
+            && self.charges().all(|charge| {
+                // What a counter says depends on who was first.
+                charge.lease == 0 && !charge.is_shadow && charge.limit.algorithm() != Algorithm::counter()
+            })
     }
 
     /// The identity of the caller's, if there is one.

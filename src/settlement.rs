@@ -31,7 +31,7 @@
 //! # Ok(()) }
 //! ```
 
-use std::time::SystemTime;
+use std::{iter, time::SystemTime};
 
 use crate::{
     admission::AdmissionId,
@@ -44,16 +44,17 @@ use crate::{
 #[derive(Clone, Debug)]
 #[must_use = "a settlement settles nothing until a store or a limiter gets it"]
 pub struct Settlement {
+    check: Check,
     id: AdmissionId,
     at: SystemTime,
-    first: Account,
-    rest: Vec<Account>,
+    /// One for each charge of the check.
+    costs: Vec<Option<u64>>,
 }
 
 /// A charge of an admitted check, and what it has really cost, if that is to be settled.
-#[derive(Clone, Debug)]
-pub struct Account {
-    charge: Charge,
+#[derive(Clone, Copy, Debug)]
+pub struct Account<'a> {
+    charge: &'a Charge,
     cost: Option<u64>,
 }
 
@@ -79,13 +80,13 @@ impl Settlement {
     /// Settles an admitted check whose [`Decision`] is not at hand: by the id and the time that it had. The time may be
     /// rough where the charge is neither reserved nor decided together with equal ones.
     pub fn by_id(check: Check, id: AdmissionId, at: SystemTime, mut cost: impl FnMut(&Charge) -> Option<u64>) -> Self {
-        let mut account = |charge: Charge| {
-            let cost = cost(&charge).map(|cost| cost.min(Limit::MAX_UNITS));
-            Account { charge, cost }
-        };
-        let (first, rest) = check.into_charges();
-        let first = account(first);
-        Self { id, at, first, rest: rest.into_iter().map(account).collect() }
+        let costs = check.charges().map(|charge| cost(charge).map(|cost| cost.min(Limit::MAX_UNITS))).collect();
+        Self { check, id, at, costs }
+    }
+
+    /// The check as it was admitted.
+    pub fn check(&self) -> &Check {
+        &self.check
     }
 
     /// The id of the admission.
@@ -101,26 +102,21 @@ impl Settlement {
     }
 
     /// The charges of the check, and what each has really cost.
-    pub fn accounts(&self) -> impl Iterator<Item = &Account> {
-        std::iter::once(&self.first).chain(&self.rest)
+    pub fn accounts(&self) -> impl Iterator<Item = Account<'_>> {
+        iter::zip(self.check.charges(), &self.costs).map(|(charge, cost)| Account { charge, cost: *cost })
     }
 
     pub(crate) fn at_micros(&self) -> u64 {
         let since = self.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
     }
-
-    /// One value an account, in order.
-    pub(crate) fn map_accounts<'a, T>(&'a self, mut value: impl FnMut(&'a Account) -> T) -> (T, Vec<T>) {
-        (value(&self.first), self.rest.iter().map(value).collect())
-    }
 }
 
-impl Account {
+impl<'a> Account<'a> {
     /// The charge as it was admitted.
     #[must_use]
-    pub fn charge(&self) -> &Charge {
-        &self.charge
+    pub fn charge(&self) -> &'a Charge {
+        self.charge
     }
 
     /// What it has really cost; `None` if it stays as it is.
@@ -137,19 +133,17 @@ impl Settled {
         settlement: &Settlement,
         at: SystemTime,
         is_known: bool,
-        status: impl FnMut(&Account) -> LimitStatus,
+        mut status: impl FnMut(Account<'_>) -> LimitStatus,
     ) -> Self {
-        Self::of_statuses(settlement, at, is_known, settlement.map_accounts(status))
+        let mut costs = settlement.costs.iter();
+        let decision = Decision::new(&settlement.check, at, settlement.id, |charge| {
+            status(Account { charge, cost: costs.next().copied().flatten() })
+        });
+        Self::of(decision, is_known)
     }
 
-    /// Of one status an account, in order.
-    pub(crate) fn of_statuses(
-        settlement: &Settlement,
-        at: SystemTime,
-        is_known: bool,
-        statuses: (LimitStatus, Vec<LimitStatus>),
-    ) -> Self {
-        Self { decision: Decision::of_statuses(at, settlement.id, statuses), is_known }
+    pub(crate) fn of(decision: Decision, is_known: bool) -> Self {
+        Self { decision, is_known }
     }
 
     /// Whether it was counted, under at least one of the limits. If not, it was settled before, or its lease or its

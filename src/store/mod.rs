@@ -53,7 +53,7 @@ use std::future::Future;
 
 pub(crate) use self::epoch::Moment;
 #[cfg(feature = "redis")]
-pub use self::redis::{InvalidRedisConfig, RedisDecide, RedisReset, RedisStore, RedisStoreBuilder};
+pub use self::redis::{InvalidRedisConfig, RedisDecide, RedisReset, RedisSettle, RedisStore, RedisStoreBuilder};
 pub use self::{
     clock::ManualClock,
     epoch::Epoch,

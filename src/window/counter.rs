@@ -106,7 +106,7 @@ impl Counts {
             self
         } else if self.start > start {
             Self { start, current: self.current + self.previous, previous: 0 }
-        } else if self.start + window == start {
+        } else if self.start + window >= start {
             Self { start, current: 0, previous: self.current }
         } else {
             Self { start, current: 0, previous: 0 }

@@ -33,6 +33,8 @@ impl Units {
     const HELD: u64 = 1 << 62;
     /// Admissions of one time, together. The id means nothing.
     const SUM: u64 = 2 << 62;
+    /// An admission that has been settled. No id finds it any more.
+    const SETTLED: u64 = 3 << 62;
 
     fn new(kind: u64, units: u64) -> Self {
         Self(kind | units & !(3 << 62))
@@ -42,8 +44,8 @@ impl Units {
         self.0 & !(3 << 62)
     }
 
-    fn is_sum(self) -> bool {
-        self.0 & (3 << 62) == Self::SUM
+    fn kind(self) -> u64 {
+        self.0 & (3 << 62)
     }
 }
 
@@ -83,7 +85,8 @@ impl Log {
 
     /// Whether this very admission is in the log. Linear, newest first: what is repeated is mostly recent.
     pub(super) fn contains(&self, id: AdmissionId, units: u64) -> bool {
-        let is_it = |entry: &Entry| entry.id == id && !entry.units.is_sum() && entry.units.count() == units;
+        let units = [Units::new(Units::KEPT, units), Units::new(Units::HELD, units)];
+        let is_it = |entry: &Entry| entry.id == id && units.contains(&entry.units);
         self.entries.iter().rev().any(is_it)
     }
 
@@ -129,6 +132,11 @@ impl Log {
         self.insert(Entry { at, units: Units::new(Units::HELD, units), id });
     }
 
+    /// Records what an admission has cost in the end.
+    pub(super) fn settle(&mut self, at: u64, units: u64, id: AdmissionId) {
+        self.insert(Entry { at, units: Units::new(Units::SETTLED, units), id });
+    }
+
     /// Records an admission together with the others of its time.
     pub(super) fn add(&mut self, at: u64, units: u64) {
         let mut newer = self.entries.iter_mut().rev().take_while(|entry| entry.at >= at);
@@ -159,7 +167,7 @@ impl Log {
 
 impl Entry {
     fn is_sum_at(&self, at: u64) -> bool {
-        self.at == at && self.units.is_sum()
+        self.at == at && self.units.kind() == Units::SUM
     }
 }
 

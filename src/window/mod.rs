@@ -128,7 +128,7 @@ impl Window {
     }
 
     /// Sets what an admission has cost, and says whether it was known.
-    pub(crate) fn settle(&mut self, now: u64, settlement: &Settlement, account: &Account) -> bool {
+    pub(crate) fn settle(&mut self, now: u64, settlement: &Settlement, account: Account<'_>) -> bool {
         let (charge, id) = (account.charge(), settlement.id());
         let (limit, is_held) = (charge.limit(), charge.lease_micros().is_some());
         let log = match self {
@@ -141,7 +141,7 @@ impl Window {
         let at = if is_held { settlement.at_micros().min(now) } else { recorded_at };
         match self {
             _ if cost == 0 => {}
-            Self::Log(log) if limit.algorithm().kind() == Kind::Log => log.keep(at, cost, id),
+            Self::Log(log) if limit.algorithm().kind() == Kind::Log => log.settle(at, cost, id),
             Self::Log(log) => log.add(limit.recorded_at(at), cost),
             Self::Counter(counter) => counter.add_at(at, now, limit.window_micros(), cost),
         }

@@ -7,8 +7,8 @@ use std::{
     cell::Cell,
     collections::HashMap,
     env,
-    ops::RangeInclusive,
-    time::{Duration, UNIX_EPOCH},
+    ops::{Range, RangeInclusive},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use proptest::{
@@ -22,7 +22,8 @@ use tokio::{
     task::JoinHandle,
 };
 use tower_sliding_window::{
-    AdmissionId, Charge, Check, DenyCache, Limit, Limiter, ManualClock, MemoryStore, RedisStore, Store,
+    AdmissionId, Algorithm, Charge, Check, DenyCache, Limit, Limiter, ManualClock, MemoryStore, RedisStore, Settlement,
+    Store,
 };
 
 use crate::support::{
@@ -31,13 +32,23 @@ use crate::support::{
     redis_server::RedisServer,
 };
 
-const LIMITS: [Limit; 4] = [
+const LIMITS: [Limit; 10] = [
     Limit::per_second("small", 3),
     Limit::per("medium", 10, Duration::from_millis(10_007)),
     Limit::per_minute("large", 200),
     // Its log is longer than what the script reads at a time.
     Limit::per_hour("huge", 1_500),
+    Limit::per("rough", 10, Duration::from_millis(10_007)).with_algorithm(Algorithm::compact(3)),
+    Limit::per_minute("compact", 200).with_algorithm(Algorithm::compact(16)),
+    Limit::per_hour("fine", 1_500).with_algorithm(Algorithm::compact(128)),
+    Limit::per("fixed", 10, Duration::from_millis(10_007)).with_algorithm(Algorithm::fixed()),
+    Limit::per("counter", 10, Duration::from_millis(10_007)).with_algorithm(Algorithm::counter()),
+    Limit::per_minute("counters", 200).with_algorithm(Algorithm::counter()),
 ];
+
+/// The first of them are exact logs.
+const LOGS: Range<usize> = 0..4;
+const ALL: Range<usize> = 0..10;
 
 const KEYS: [&str; 2] = ["ada", "bob"];
 
@@ -50,6 +61,12 @@ const STEPS: RangeInclusive<usize> = 1..=1_000;
 enum Step {
     /// Checks that arrive together, so that a store may decide them in one batch.
     Checks(Vec<Asked>),
+    /// Of the admission that was so many before the last, so many times.
+    Settle {
+        back: usize,
+        cost: u64,
+        times: usize,
+    },
     Reset {
         limit: usize,
         key: usize,
@@ -69,6 +86,18 @@ struct Asked {
     id: Option<u64>,
     /// How many callers ask the same.
     copies: usize,
+    /// Which of the charges hold their units, and for how many microseconds.
+    lease: Option<(usize, u64)>,
+    /// Which of them is in the shadow.
+    shadow: Option<usize>,
+}
+
+/// A check that was admitted.
+#[derive(Clone)]
+struct Admitted {
+    charges: Vec<ModelCharge>,
+    id: AdmissionId,
+    at: SystemTime,
 }
 
 /// Whether a history may contain steps back of the clock: the in-process store's own clock never does.
@@ -78,17 +107,17 @@ enum Clocks {
     BothWays,
 }
 
-fn step(clocks: Clocks) -> impl Strategy<Value = Step> {
-    let buckets: Vec<(usize, usize)> = (0..LIMITS.len()).flat_map(|limit| [(limit, 0), (limit, 1)]).collect();
+fn step(clocks: Clocks, limits: Range<usize>) -> impl Strategy<Value = Step> {
+    let buckets: Vec<(usize, usize)> = limits.clone().flat_map(|limit| [(limit, 0), (limit, 1)]).collect();
     let cost = prop_oneof![6 => Just(1), 3 => 0..=10u64, 2 => 0..=200u64, 1 => 100..=1_500u64];
     let id = prop_oneof![4 => Just(None), 1 => (0..6u64).prop_map(Some)];
     let copies = prop_oneof![6 => Just(1), 1 => 1..=20usize];
-    let asked = (subsequence(buckets, 1..=3), cost, id, copies).prop_map(|(buckets, cost, id, copies)| Asked {
-        buckets,
-        cost,
-        id,
-        copies,
-    });
+    let lease =
+        prop_oneof![5 => Just(None), 1 => (0..3usize, prop_oneof![1..=1_000u64, 1..=70_000_000u64]).prop_map(Some)];
+    let shadow = prop_oneof![8 => Just(None), 1 => (0..3usize).prop_map(Some)];
+    let asked = (subsequence(buckets, 1..=3), cost, id, copies, lease, shadow)
+        .prop_map(|(buckets, cost, id, copies, lease, shadow)| Asked { buckets, cost, id, copies, lease, shadow });
+    let settled = prop_oneof![3 => Just(0), 3 => 0..=10u64, 1 => 0..=2_000u64];
     let time = prop_oneof![
         0..=3u64,
         0..=1_500_000u64,
@@ -102,7 +131,8 @@ fn step(clocks: Clocks) -> impl Strategy<Value = Step> {
     prop_oneof![
         18 => asked.clone().prop_map(|asked| Step::Checks(vec![asked])),
         6 => vec(asked, 1..=8).prop_map(Step::Checks),
-        1 => (0..LIMITS.len(), 0..KEYS.len()).prop_map(|(limit, key)| Step::Reset { limit, key }),
+        4 => (0..8usize, settled, 1..=2usize).prop_map(|(back, cost, times)| Step::Settle { back, cost, times }),
+        1 => (limits, 0..KEYS.len()).prop_map(|(limit, key)| Step::Reset { limit, key }),
         6 => time.clone().prop_map(Step::Advance),
         back => time.prop_map(Step::Rewind),
         4 => any::<bool>().prop_map(|early| Step::AdvanceToRetry { early }),
@@ -117,13 +147,18 @@ async fn replay<S: Store>(
     steps: &[Step],
 ) -> Result<(), TestCaseError> {
     let mut model = Model::default();
+    let mut admitted: Vec<Admitted> = Vec::new();
+    let mut has_stepped_back = false;
     let mut last_retry = 0;
     // Each limiter has a deny cache of its own.
     let mut refusals = [Refusals::default(), Refusals::default()];
     for (number, step) in steps.iter().enumerate() {
         match step {
             Step::Advance(micros) => clock.advance(Duration::from_micros(*micros)),
-            Step::Rewind(micros) => clock.step_back(Duration::from_micros(*micros)),
+            Step::Rewind(micros) => {
+                has_stepped_back |= *micros > 0;
+                clock.step_back(Duration::from_micros(*micros));
+            }
             Step::AdvanceToRetry { early } => {
                 clock.advance(Duration::from_micros(last_retry).saturating_sub(Duration::from_micros((*early).into())));
                 last_retry = 0;
@@ -134,10 +169,20 @@ async fn replay<S: Store>(
                     limiter.reset(&LIMITS[*limit], KEYS[*key]).await.unwrap();
                 }
             }
+            Step::Settle { back, cost, times } => {
+                let Some(admitted) = admitted.iter().rev().nth(*back) else { continue };
+                // Each limiter's store has an epoch of its own to end.
+                for limiter in [alone, together].into_iter().cycle().take(2 * times) {
+                    let settled = limiter.settle(admitted.settlement(*cost)).await.unwrap();
+                    let told = (settled.is_known(), Standing::all_of(settled.decision()));
+                    let expected =
+                        admitted.settle(&mut model, micros(clock.now()), *cost, has_stepped_back.then_some(&told.1));
+                    prop_assert_eq!(told, expected, "step {}: {:?}", number, step);
+                }
+            }
             Step::Checks(asked) => {
                 let checks: Vec<(Vec<ModelCharge>, Option<u64>)> = asked.iter().flat_map(Asked::checks).collect();
-                let now = clock.now().duration_since(UNIX_EPOCH).unwrap();
-                let now = u64::try_from(now.as_micros()).unwrap();
+                let now = micros(clock.now());
                 let limiter = if checks.len() == 1 { alone } else { together };
                 // On a runtime of one thread the tasks are polled in this order, before anything is sent.
                 let decisions: Vec<JoinHandle<_>> =
@@ -145,6 +190,10 @@ async fn replay<S: Store>(
                 for ((charges, id), decision) in checks.iter().zip(decisions) {
                     let expected = model.decide(now, charges, *id);
                     let decision = decision.await.unwrap().unwrap();
+                    model.identify(u64::from_be_bytes(decision.id().to_bytes()));
+                    if decision.is_allowed() {
+                        admitted.push(Admitted { charges: charges.clone(), id: decision.id(), at: decision.at() });
+                    }
                     let told = Standing::all_of(&decision);
                     if !refusals[checks.len().min(2) - 1].has_repeated(now, (charges, *id), &told, &expected) {
                         prop_assert_eq!(told, expected, "step {}: {:?}", number, step);
@@ -156,6 +205,36 @@ async fn replay<S: Store>(
         }
     }
     Ok(())
+}
+
+impl Admitted {
+    fn settlement(&self, cost: u64) -> Settlement {
+        Settlement::by_id(check(&self.charges, None), self.id, self.at, |_| Some(cost))
+    }
+
+    /// What a settlement comes to in the model. After a step back of the clock an entry that was shared may not be found:
+    /// then what was told has not changed.
+    fn settle(
+        &self,
+        model: &mut Model,
+        now: u64,
+        cost: u64,
+        told_after_a_step_back: Option<&Vec<Standing>>,
+    ) -> (bool, Vec<Standing>) {
+        let admission = (u64::from_be_bytes(self.id.to_bytes()), micros(self.at));
+        // Each charge is settled by itself.
+        let settle = |(place, charge): (usize, &ModelCharge)| {
+            let is_unchanged = |told: &Vec<Standing>| told[place] == model.standing(now, charge, None);
+            let is_lost = told_after_a_step_back.is_some_and(is_unchanged) && model.has_moved(now, charge, admission);
+            !is_lost && model.settle(now, charge, admission, cost)
+        };
+        let is_known = self.charges.iter().enumerate().map(settle).fold(false, |known, this| known | this);
+        (is_known, self.charges.iter().map(|charge| model.standing(now, charge, None)).collect())
+    }
+}
+
+fn micros(time: SystemTime) -> u64 {
+    u64::try_from(time.duration_since(UNIX_EPOCH).unwrap().as_micros()).unwrap()
 }
 
 /// The last refusal of each check: what a deny cache may repeat.
@@ -196,7 +275,13 @@ impl Refusals {
 
 impl Asked {
     fn checks(&self) -> impl Iterator<Item = (Vec<ModelCharge>, Option<u64>)> {
-        let charges: Vec<ModelCharge> = self.buckets.iter().map(|&bucket| charge(bucket, self.cost)).collect();
+        let mut charges: Vec<ModelCharge> = self.buckets.iter().map(|&bucket| charge(bucket, self.cost)).collect();
+        if let Some(charge) = self.lease.and_then(|(place, _)| charges.get_mut(place)) {
+            charge.lease = self.lease.map(|(_, lease)| lease.min(charge.window()));
+        }
+        if let Some(charge) = self.shadow.and_then(|place| charges.get_mut(place)) {
+            charge.is_shadow = true;
+        }
         std::iter::repeat_n((charges, self.id), self.copies)
     }
 }
@@ -204,12 +289,16 @@ impl Asked {
 /// A cost that the limit allows.
 fn charge(bucket: (usize, usize), cost: u64) -> ModelCharge {
     let limit = LIMITS[bucket.0].clone();
-    ModelCharge { bucket, cost: cost.min(limit.units()), limit }
+    let cost = cost.min(limit.units());
+    ModelCharge::new(limit, bucket, cost)
 }
 
 fn check(charges: &[ModelCharge], id: Option<u64>) -> Check {
-    let mut charges =
-        charges.iter().map(|charge| Charge::new(charge.limit.clone(), KEYS[charge.bucket.1], charge.cost).unwrap());
+    let mut charges = charges.iter().map(|charge| {
+        let made = Charge::new(charge.limit.clone(), KEYS[charge.bucket.1], charge.cost).unwrap();
+        let made = charge.lease.map(|lease| made.clone().reserve(Duration::from_micros(lease))).unwrap_or(made);
+        if charge.is_shadow { made.in_shadow() } else { made }
+    });
     let first = Check::new(charges.next().unwrap());
     let check = charges.try_fold(first, Check::and).unwrap();
     match id {
@@ -218,7 +307,7 @@ fn check(charges: &[ModelCharge], id: Option<u64>) -> Check {
     }
 }
 
-fn run(clocks: Clocks, history: impl Fn(Vec<Step>) -> Result<(), TestCaseError>) {
+fn run(clocks: Clocks, limits: Range<usize>, history: impl Fn(Vec<Step>) -> Result<(), TestCaseError>) {
     let seed = env::var("SEED").map_or_else(|_| random_seed(), |seed| seed.parse().expect("SEED is a number"));
     println!("SEED={seed}");
     let mut bytes = [0; 32];
@@ -226,7 +315,7 @@ fn run(clocks: Clocks, history: impl Fn(Vec<Step>) -> Result<(), TestCaseError>)
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
     let config = Config { cases: HISTORIES, failure_persistence: None, ..Config::default() };
     let steps_taken = Cell::new(0);
-    let outcome = TestRunner::new_with_rng(config, rng).run(&vec(step(clocks), STEPS), |steps| {
+    let outcome = TestRunner::new_with_rng(config, rng).run(&vec(step(clocks, limits), STEPS), |steps| {
         steps_taken.set(steps_taken.get() + steps.len());
         history(steps)
     });
@@ -245,10 +334,9 @@ fn random_seed() -> u64 {
     u64::from_be_bytes(AdmissionId::fresh().to_bytes())
 }
 
-#[test]
-fn memory_decides_as_the_model_does() {
+fn memory(limits: Range<usize>) {
     let runtime = one_thread();
-    run(Clocks::OnlyForward, |steps| {
+    run(Clocks::OnlyForward, limits, |steps| {
         let clock = ManualClock::new();
         let limiter = Limiter::new(MemoryStore::builder().clock(&clock).build());
         runtime.block_on(replay([&limiter; 2], &clock, &steps))
@@ -256,24 +344,39 @@ fn memory_decides_as_the_model_does() {
 }
 
 #[test]
+fn memory_decides_as_the_model_does() {
+    memory(LOGS);
+}
+
+#[test]
+fn memory_counts_by_every_algorithm_as_the_model_does() {
+    memory(ALL);
+}
+
+#[test]
 fn redis_decides_as_the_model_does() {
-    redis(Clocks::BothWays, DenyCache::off());
+    redis(Clocks::BothWays, LOGS, DenyCache::off());
+}
+
+#[test]
+fn redis_counts_by_every_algorithm_as_the_model_does() {
+    redis(Clocks::BothWays, ALL, DenyCache::off());
 }
 
 /// What is repeated does not pull entries back after a step back of the clock, as asking would: a later refusal does.
 #[test]
 fn redis_and_the_deny_cache_decide_as_the_model_does() {
-    redis(Clocks::OnlyForward, DenyCache::new());
+    redis(Clocks::OnlyForward, ALL, DenyCache::new());
 }
 
-fn redis(clocks: Clocks, deny_cache: DenyCache) {
+fn redis(clocks: Clocks, limits: Range<usize>, deny_cache: DenyCache) {
     let (runtime, server) = (one_thread(), RedisServer::start());
     let clock = ManualClock::new();
     // Over one connection what comes together is decided in the order of its arrival. Only over more does a check that
     // comes alone need no queue.
     let stores = [2, 1]
         .map(|connections| RedisStore::builder(&server.url()).clock(&clock).connections(connections).build().unwrap());
-    run(clocks, |steps| {
+    run(clocks, limits, |steps| {
         server.run::<()>("FLUSHALL");
         let [alone, together] =
             stores.clone().map(|store| Limiter::new(store).deadline(PATIENCE).deny_cache(deny_cache));

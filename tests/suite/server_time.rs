@@ -66,7 +66,7 @@ impl Asked {
     fn charges(&self) -> Vec<ModelCharge> {
         let charge = |&limit: &usize| {
             let limit_of = LIMITS[limit].clone();
-            ModelCharge { bucket: (limit, 0), cost: self.cost.min(limit_of.units()), limit: limit_of }
+            ModelCharge::new(limit_of.clone(), (limit, 0), self.cost.min(limit_of.units()))
         };
         self.limits.iter().map(charge).collect()
     }

@@ -79,7 +79,7 @@ impl Shard {
         address: &Address,
         now: u64,
         settlement: &Settlement,
-        account: &Account,
+        account: Account<'_>,
     ) -> Outcome {
         let Some(slot) = self.slots.get_mut(address) else {
             return Slot::new(account.charge().limit()).settle(now, settlement, account);

@@ -94,22 +94,24 @@ impl Shared {
         Ok(check.map_charges(|charge| match places.next() {
             Some((address, look)) if admits(&look) => locked.shard(address).admit(address, charge, attempt),
             Some((address, _)) => locked.shard(address).refuse(address, charge, attempt),
-            None => LimitStatus::new(charge, 0, Duration::ZERO, None),
+            None => unused(charge),
         }))
     }
 
     /// Settles one charge after the other: each is exact by itself.
     pub(super) fn settle(&self, settlement: &Settlement) -> Settled {
-        let (now, mut is_known) = (self.clock.now(), false);
-        let statuses = settlement.map_accounts(|account| {
-            let charge = account.charge();
-            let address = self.address(charge.limit(), charge.key());
+        let (now, mut is_known, mut statuses) = (self.clock.now(), false, Vec::new());
+        for account in settlement.accounts() {
+            let address = self.address(account.charge().limit(), account.charge().key());
             let outcome = self.lock(address.shard(SHARDS)).settle(&address, now, settlement, account);
             self.room.give_back(outcome.gone);
             is_known |= outcome.is_known;
-            outcome.status
-        });
-        Settled::of_statuses(settlement, system_time(now), is_known, statuses)
+            statuses.push(outcome.status);
+        }
+        let mut statuses = statuses.into_iter();
+        Settled::new(settlement, system_time(now), is_known, |account| {
+            statuses.next().unwrap_or_else(|| unused(account.charge()))
+        })
     }
 
     pub(super) fn reset(&self, limit: &Limit, key: &Key) {
@@ -148,6 +150,11 @@ impl Shared {
             }
         }
     }
+}
+
+/// How a charge stands where nothing is counted.
+fn unused(charge: &Charge) -> LimitStatus {
+    LimitStatus::new(charge, 0, Duration::ZERO, None)
 }
 
 /// The locks of all shards that a check needs, taken in the order of the shards, so that two checks never wait for

@@ -80,7 +80,7 @@ impl Slot {
     }
 
     /// Sets what an admission has cost.
-    pub(super) fn settle(&mut self, now: u64, settlement: &Settlement, account: &Account) -> Outcome {
+    pub(super) fn settle(&mut self, now: u64, settlement: &Settlement, account: Account<'_>) -> Outcome {
         let (charge, before) = (account.charge(), self.window.len());
         self.window.trim(now, charge.limit().window_micros());
         let is_known = self.window.settle(now, settlement, account);

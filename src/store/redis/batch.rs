@@ -1,4 +1,4 @@
-//! A batch of checks on the wire: the keys and arguments of `sliding_log.lua`, and its reply.
+//! A batch of checks and settlements on the wire: the keys and arguments of the script, and its reply.
 //!
 //! Checks that are equal but for their caller travel as one submission with several copies, which costs Redis about as
 //! much as one. They are still decided in the order of arrival: a check joins an earlier one only if nothing between
@@ -21,6 +21,7 @@ use super::{
 };
 use crate::{
     admission::AdmissionId,
+    algorithm::Kind,
     check::Charge,
     decision::{Decision, LimitStatus},
     error::StoreError,
@@ -50,11 +51,11 @@ impl Batch {
         let mut submissions: Vec<Submission> = Vec::with_capacity(jobs.len());
         for job in jobs {
             touched.clear();
-            touched.extend(job.check.charges().map(|charge| hasher.hash_one(bucket(charge))));
+            touched.extend(job.check().charges().map(|charge| hasher.hash_one(bucket(charge))));
             let last = touched.first().and_then(|hash| last_touch.get(hash)).copied();
             let earlier = last.filter(|last| touched.iter().all(|hash| last_touch.get(hash) == Some(last)));
             match earlier.and_then(|earlier| submissions.get_mut(earlier)) {
-                Some(earlier) if earlier.first.check.is_interchangeable_with(&job.check) => earlier.copies.push(job),
+                Some(earlier) if earlier.first.is_interchangeable_with(&job) => earlier.copies.push(job),
                 _ => {
                     last_touch.extend(touched.iter().map(|hash| (*hash, submissions.len())));
                     submissions.push(Submission { id: AdmissionId::from(0), first: job, copies: Vec::new() });
@@ -62,7 +63,7 @@ impl Batch {
             }
         }
         for submission in &mut submissions {
-            submission.id = submission.first.check.id().unwrap_or_else(|| AdmissionId::fresh_run(submission.size()));
+            submission.id = submission.first.id().unwrap_or_else(|| AdmissionId::fresh_run(submission.size()));
         }
         Self { submissions }
     }
@@ -70,7 +71,7 @@ impl Batch {
     /// Appends the number of keys, the keys, and the arguments. `now` is empty for the server's clock; `again` says
     /// that this very batch may have been counted by an earlier try.
     pub(super) fn write(&self, command: &mut Cmd, prefix: &str, now: &str, again: bool) {
-        let charges = || self.submissions.iter().flat_map(|submission| submission.first.check.charges());
+        let charges = || self.submissions.iter().flat_map(|submission| submission.first.check().charges());
         command.arg(charges().count());
         let mut key = String::new();
         for charge in charges() {
@@ -80,17 +81,28 @@ impl Batch {
         }
         command.arg(now);
         for run in self.submissions.chunk_by(Submission::has_the_shape_of) {
-            let (shape, check) = (&run[0], &run[0].first.check);
-            let given = again || check.id().is_some();
-            command.arg(shape.size()).arg(u8::from(given)).arg(check.charges().count());
-            for charge in check.charges() {
-                command.arg(charge.limit().units()).arg(charge.cost()).arg(charge.limit().window_micros());
-            }
+            run[0].write_shape(command, again);
             command.arg(run.len());
             for submission in run {
                 command.arg(&submission.id.to_bytes());
+                if let Job::Settle { settlement, .. } = &submission.first {
+                    command.arg(settlement.at_micros());
+                }
             }
         }
+    }
+
+    /// Fails what a second try might count twice, and keeps the rest.
+    pub(super) fn without_unrepeatable(mut self, error: &StoreError) -> Self {
+        let (repeatable, others) =
+            self.submissions.into_iter().partition(|submission| submission.first.is_repeatable());
+        self.submissions = repeatable;
+        Self { submissions: others }.finish(Err(error.clone()));
+        self
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.submissions.is_empty()
     }
 
     /// Answers every job out of the script's reply, or all of them with an error.
@@ -108,7 +120,7 @@ impl Batch {
     }
 
     /// The outcome of every job, in the order of [`into_jobs`](Self::into_jobs).
-    fn read(&self, reply: Value) -> Result<Vec<Outcome>, MalformedReply> {
+    fn read(&self, reply: Value) -> Result<Vec<Outcome<(Decision, bool)>>, MalformedReply> {
         let Value::Array(fields) = reply else { return Err(MalformedReply) };
         let mut fields = Fields(fields.into_iter());
         let now = fields.number()?;
@@ -125,13 +137,59 @@ impl Submission {
         1 + self.copies.len() as u64
     }
 
+    /// Appends all that a run of equal shapes has in common.
+    fn write_shape(&self, command: &mut Cmd, again: bool) {
+        let check = self.first.check();
+        let is_plain = check.charges().all(is_plain);
+        let kind = match &self.first {
+            Job::Settle { .. } if again => "settle again",
+            Job::Settle { .. } => "settle",
+            Job::Decide { .. } => match (is_plain, again || check.id().is_some()) {
+                (true, false) => "plain",
+                (true, true) => "again",
+                (false, false) => "any",
+                (false, true) => "given",
+            },
+        };
+        command.arg(self.size()).arg(kind).arg(check.charges().count());
+        let mut costs = match &self.first {
+            Job::Settle { settlement, .. } => settlement.accounts().map(|account| account.cost()).collect(),
+            Job::Decide { .. } => Vec::new(),
+        }
+        .into_iter();
+        for charge in check.charges() {
+            let limit = charge.limit();
+            command.arg(limit.units()).arg(charge.cost()).arg(limit.window_micros());
+            if !(is_plain && matches!(self.first, Job::Decide { .. })) {
+                match limit.algorithm().kind() {
+                    Kind::Log => command.arg("log"),
+                    Kind::Fixed => command.arg("fixed"),
+                    Kind::Counter => command.arg("counter"),
+                    Kind::Compact { entries } => command.arg(entries),
+                };
+                command.arg(charge.lease_micros().unwrap_or(0));
+                match costs.next().flatten() {
+                    Some(cost) => command.arg(cost),
+                    None if charge.is_shadow() => command.arg("shadow"),
+                    None => command.arg(""),
+                };
+            }
+        }
+    }
+
     /// Whether the two differ in nothing but their keys and ids.
     fn has_the_shape_of(&self, other: &Self) -> bool {
-        let figures = |charge: &Charge| (charge.limit().units(), charge.cost(), charge.limit().window_micros());
-        let (this, that) = (&self.first.check, &other.first.check);
+        let (Job::Decide { check, .. }, Job::Decide { check: other_check, .. }) = (&self.first, &other.first) else {
+            return false;
+        };
+        let figures = |charge: &Charge| {
+            let limit = charge.limit();
+            let numbers = (limit.units(), charge.cost(), limit.window_micros());
+            (numbers, limit.algorithm(), charge.lease_micros(), charge.is_shadow())
+        };
         self.size() == other.size()
-            && this.id().is_some() == that.id().is_some()
-            && this.charges().map(figures).eq(that.charges().map(figures))
+            && check.id().is_some() == other_check.id().is_some()
+            && check.charges().map(figures).eq(other_check.charges().map(figures))
     }
 
     /// Appends the outcome of each copy. `statuses` is room to work in.
@@ -140,29 +198,39 @@ impl Submission {
         fields: &mut Fields,
         now: u64,
         statuses: &mut Vec<Status>,
-        outcomes: &mut Vec<Outcome>,
+        outcomes: &mut Vec<Outcome<(Decision, bool)>>,
     ) -> Result<(), MalformedReply> {
-        let check = &self.first.check;
-        let admitted = fields.admitted(self.size())?;
-        let is_whole = matches!(admitted, Ok(admitted) if admitted == self.size());
+        let (check, doing) = match &self.first {
+            Job::Decide { check, .. } => (check, "deciding a check"),
+            Job::Settle { settlement, .. } => (settlement.check(), "settling an admission"),
+        };
+        let is_settlement = matches!(self.first, Job::Settle { .. });
+        let told = fields.told(self.size())?;
+        let has_retries = told.is_some() && !is_settlement;
+        let admitted = told.unwrap_or(Ok(self.size()));
         statuses.clear();
         for _ in check.charges() {
-            statuses.push(fields.status(is_whole)?);
+            statuses.push(fields.status(has_retries)?);
         }
         for copy in 0..self.size() {
             outcomes.push(match &admitted {
-                Err(text) => Err(StoreError::new("deciding a check", text.clone())),
+                Err(text) => Err(StoreError::new(doing, text.clone())),
                 Ok(admitted) => {
                     let mut statuses = statuses.iter();
-                    let id = self.id.following(copy);
-                    Ok(Decision::new(check, system_time(now), id, |charge| {
+                    let decision = Decision::new(check, system_time(now), self.id.following(copy), |charge| {
                         statuses.next().copied().unwrap_or_default().of_copy(charge, copy, *admitted)
-                    }))
+                    });
+                    Ok((decision, *admitted > 0))
                 }
             });
         }
         Ok(())
     }
+}
+
+/// Whether a charge is what most are: exact, and neither held nor in the shadow.
+fn is_plain(charge: &Charge) -> bool {
+    charge.limit().algorithm().kind() == Kind::Log && charge.lease_micros().is_none() && !charge.is_shadow()
 }
 
 /// How a charge stands after all copies of its check.
@@ -177,7 +245,8 @@ impl Status {
     /// How it stood after this copy: the first `admitted` ones were counted one after the other.
     fn of_copy(self, charge: &Charge, copy: u64, admitted: u64) -> LimitStatus {
         let later = admitted.saturating_sub(copy + 1);
-        let retry = (copy >= admitted && self.retry > 0).then(|| Duration::from_micros(self.retry));
+        let is_told = copy >= admitted || charge.is_shadow();
+        let retry = (is_told && self.retry > 0).then(|| Duration::from_micros(self.retry));
         let used = self.used.saturating_sub(later.saturating_mul(charge.cost()));
         LimitStatus::new(charge, used, Duration::from_micros(self.reset), retry)
     }
@@ -199,21 +268,24 @@ impl Fields {
         }
     }
 
-    /// How many of so many copies are admitted, or the text of an error.
-    fn admitted(&mut self, copies: u64) -> Result<Result<u64, String>, MalformedReply> {
+    /// How many of so many copies are admitted, or the text of an error. Mostly nothing is said: then all of them are.
+    fn told(&mut self, copies: u64) -> Result<Option<Result<u64, String>>, MalformedReply> {
         let admitted = match self.0.as_slice().first() {
             Some(Value::Int(negative @ ..0)) => Ok(negative.unsigned_abs() - 1),
             Some(Value::BulkString(text)) => Err(String::from_utf8_lossy(text).into_owned()),
-            // Nothing is said where all of them are.
-            _ => return Ok(Ok(copies)),
+            _ => return Ok(None),
         };
         self.0.next();
-        if admitted.as_ref().is_ok_and(|admitted| *admitted >= copies) { Err(MalformedReply) } else { Ok(admitted) }
+        if admitted.as_ref().is_ok_and(|admitted| *admitted > copies) {
+            Err(MalformedReply)
+        } else {
+            Ok(Some(admitted))
+        }
     }
 
-    fn status(&mut self, is_whole: bool) -> Result<Status, MalformedReply> {
+    fn status(&mut self, has_retry: bool) -> Result<Status, MalformedReply> {
         let (used, reset) = (self.number()?, self.number()?);
-        Ok(Status { used, reset, retry: if is_whole { 0 } else { self.number()? } })
+        Ok(Status { used, reset, retry: if has_retry { self.number()? } else { 0 } })
     }
 }
 

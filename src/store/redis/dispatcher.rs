@@ -9,14 +9,16 @@ use super::{
     batch::Batch,
     connection::{Connections, ends_the_connection},
     keys::redis_key,
-    queue::{Job, Outcome, Queue, Slot},
-    script::Script,
+    queue::{GivenBack, Job, Outcome, Queue, Slot},
+    script::{DECIDE, Script},
 };
 use crate::{
     check::Check,
+    decision::Decision,
     error::StoreError,
     key::Key,
     limit::Limit,
+    settlement::{Settled, Settlement},
     store::{clock::Clock, epoch::Epoch},
 };
 
@@ -32,7 +34,7 @@ pub(super) struct Dispatcher {
 
 impl Dispatcher {
     pub(super) fn new(connections: Connections, max_in_flight: usize, prefix: String, clock: Option<Clock>) -> Self {
-        let script = Script::new(include_str!("sliding_log.lua"));
+        let script = Script::new(DECIDE);
         let epoch = Epoch::by(clock.clone().unwrap_or_else(Clock::monotonic));
         Self { connections, script, queue: Queue::new(max_in_flight), prefix, clock, epoch }
     }
@@ -45,25 +47,37 @@ impl Dispatcher {
         &self.prefix
     }
 
-    /// Queues a check, and sees to it that it is sent: in a task, or, if nothing is in flight, by whoever polls the
-    /// future that comes with its outcome.
-    pub(super) fn submit(self: &Arc<Self>, check: Check) -> Result<Submitted, StoreError> {
-        let failed = |cause| StoreError::new("deciding a check", cause);
-        let runtime = Handle::try_current().map_err(failed)?;
-        let (job, outcome) = Job::new(check);
+    /// Sends a check.
+    pub(super) fn decide(self: &Arc<Self>, check: Check) -> Result<Submitted<Decision>, StoreError> {
+        let (caller, outcome) = oneshot::channel();
+        Ok((outcome, self.submit("deciding a check", Job::Decide { check, caller })?))
+    }
+
+    /// Sends a settlement.
+    pub(super) fn settle(self: &Arc<Self>, settlement: Settlement) -> Result<Submitted<Settled>, StoreError> {
+        let (caller, outcome) = oneshot::channel();
+        let given_back =
+            GivenBack::new(&self.epoch, settlement.check().charges().map(|charge| charge.limit().clone()).collect());
+        Ok((outcome, self.submit("settling an admission", Job::Settle { settlement, caller, given_back })?))
+    }
+
+    /// Queues a job, and sees to it that it is sent: in a task, or, if nothing is in flight, by whoever polls the future
+    /// that this returns.
+    fn submit(self: &Arc<Self>, doing: &'static str, job: Job) -> Result<Option<Sending>, StoreError> {
+        let runtime = Handle::try_current().map_err(|cause| StoreError::new(doing, cause))?;
         if let Some(slot) = self.queue.enter_alone() {
-            return Ok((outcome, Some(Box::pin(Arc::clone(self).serve_one(job, slot, runtime)))));
+            return Ok(Some(Box::pin(Arc::clone(self).serve_one(job, slot, runtime))));
         }
-        self.queue.push(job).map_err(|full| StoreError::new("deciding a check", full))?;
+        self.queue.push(job).map_err(|full| StoreError::new(doing, full))?;
         if let Some(slot) = self.queue.enter() {
             runtime.spawn(Arc::clone(self).serve(slot));
         }
-        Ok((outcome, None))
+        Ok(None)
     }
 
-    /// Sends one check, and leaves what has queued up meanwhile to a task.
+    /// Sends one job, and leaves what has queued up meanwhile to a task.
     async fn serve_one(self: Arc<Self>, job: Job, slot: Slot, runtime: Handle) {
-        self.decide(Batch::new(vec![job])).await;
+        self.run(Batch::new(vec![job])).await;
         if let Some(slot) = slot.leave() {
             runtime.spawn(self.serve(slot));
         }
@@ -76,7 +90,7 @@ impl Dispatcher {
             yield_now().await;
             let jobs = slot.next_batch();
             if !jobs.is_empty() {
-                self.decide(Batch::new(jobs)).await;
+                self.run(Batch::new(jobs)).await;
                 continue;
             }
             match slot.leave() {
@@ -86,18 +100,25 @@ impl Dispatcher {
         }
     }
 
-    async fn decide(&self, batch: Batch) {
-        let reply = self.send(&batch).await;
+    /// Sends a batch, and once more if the connection was broken: of that, what counts once however often it is sent.
+    async fn run(&self, mut batch: Batch) {
+        let now = self.now();
+        let mut reply = self.try_send(&batch, &now, false).await;
+        if let Ok(Err(error)) = &reply
+            && ends_the_connection(error)
+        {
+            batch = batch.without_unrepeatable(&StoreError::new("deciding a check", error.clone()));
+            if !batch.is_empty() {
+                reply = self.try_send(&batch, &now, true).await;
+            }
+        }
+        let reply = reply.and_then(|reply| Ok(reply?));
         batch.finish(reply.map_err(|cause| StoreError::new("deciding a check", cause)));
     }
 
-    /// Sends a batch, and once more if the connection was broken.
-    async fn send(&self, batch: &Batch) -> Result<Value, Cause> {
-        let now = self.clock.as_ref().map_or_else(String::new, |clock| clock.now().to_string());
-        match self.try_send(batch, &now, false).await? {
-            Err(error) if ends_the_connection(&error) => Ok(self.try_send(batch, &now, true).await??),
-            outcome => Ok(outcome?),
-        }
+    /// Microseconds since the Unix epoch by a clock of this process, or nothing for the server's.
+    fn now(&self) -> String {
+        self.clock.as_ref().map_or_else(String::new, |clock| clock.now().to_string())
     }
 
     /// The inner error is the server's or the connection's, the outer one that there was no connection.
@@ -108,7 +129,7 @@ impl Dispatcher {
 
     /// Sends a batch of nothing: reaches the server, loads the script, and tells whether this user may run it.
     pub(super) async fn try_out(&self) -> Result<(), StoreError> {
-        let reply = self.send(&Batch::default()).await;
+        let reply = self.try_send(&Batch::default(), &self.now(), false).await.and_then(|reply| Ok(reply?));
         reply.map(drop).map_err(|cause| StoreError::new("connecting to Redis", cause))
     }
 
@@ -124,15 +145,15 @@ impl Dispatcher {
             };
             Ok(())
         };
-        self.epoch.end(limit);
+        let given_back = GivenBack::new(&self.epoch, vec![limit.clone()]);
         let outcome = outcome.await;
-        self.epoch.end(limit);
+        drop(given_back);
         outcome.map_err(|cause: Cause| StoreError::new("resetting a key", cause))
     }
 }
 
-/// Where the outcome of a check arrives, and what has to be polled until then, if anything.
-pub(super) type Submitted = (oneshot::Receiver<Outcome>, Option<Sending>);
+/// Where the outcome arrives, and what has to be polled until then, if anything.
+pub(super) type Submitted<T> = (oneshot::Receiver<Outcome<T>>, Option<Sending>);
 
 pub(super) type Sending = Pin<Box<dyn Future<Output = ()> + Send>>;
 

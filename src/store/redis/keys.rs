@@ -1,4 +1,4 @@
-//! The layout of our keys in Redis: `{prefix}:{<digest>}:<limit>`.
+//! The layout of our keys in Redis: `{prefix}:{<digest>}:<limit>`, and `:<algorithm>` behind it unless that is the log.
 //!
 //! 1. The digest is the first 128 bits of SHA-256 over the namespace and the value of the [`Key`], in hex: what a user
 //!    sent never stands in a key, so it can neither be read there nor reach into another's key.
@@ -6,9 +6,11 @@
 //!    identities spread over all of them.
 //! 3. The default prefix carries the version of the layout.
 
+use std::fmt::Write;
+
 use sha2::{Digest, Sha256};
 
-use crate::{key::Key, limit::Limit};
+use crate::{algorithm::Kind, key::Key, limit::Limit};
 
 pub(super) const DEFAULT_PREFIX: &str = "tsw1";
 
@@ -39,6 +41,14 @@ pub(super) fn write_redis_key(text: &mut String, prefix: &str, limit: &Limit, ke
     }
     text.push_str("}:");
     text.push_str(limit.name());
+    // Each has a layout of its own. A limit's name has no colon.
+    match limit.algorithm().kind() {
+        Kind::Log => {}
+        Kind::Fixed => text.push_str(":fixed"),
+        Kind::Counter => text.push_str(":counter"),
+        // Writing to a String cannot fail.
+        Kind::Compact { entries } => drop(write!(text, ":compact{entries}")),
+    }
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! The shared store: one atomic script on Redis decides.
 //!
 //! A check goes through these rooms, in this order: `queue.rs`, where it waits while earlier ones are on their way;
-//! `dispatcher.rs`, which sends what waits; `batch.rs`, its form on the wire; `script.rs` and `connection.rs`, which
-//! carry it; and `sliding_log.lua`, which decides it. `keys.rs` is the layout of the keys.
+//! `dispatcher.rs`, which sends what waits; `batch.rs`, its form on the wire; `connection.rs` and `script/mod.rs`, which
+//! carry it; and the Lua files beside that, of which `head.lua` is the first, which decide it. `keys.rs` is the layout of the keys.
 //!
 //! 1. One sorted set a limit and identity; the script's header says what stands in it.
 //! 2. The time is the server's, read once a script, so all processes decide by one clock.
@@ -34,11 +34,18 @@ use tokio::sync::oneshot;
 
 pub use self::builder::{InvalidRedisConfig, RedisStoreBuilder};
 use self::{
-    dispatcher::{Dispatcher, Sending},
+    dispatcher::{Dispatcher, Sending, Submitted},
     queue::Outcome,
 };
 use super::{Store, epoch::Epoch};
-use crate::{check::Check, error::StoreError, key::Key, limit::Limit};
+use crate::{
+    check::Check,
+    decision::Decision,
+    error::StoreError,
+    key::Key,
+    limit::Limit,
+    settlement::{Settled, Settlement},
+};
 
 /// Limits shared by every process that uses the same Redis. See the [crate docs](crate#stores).
 ///
@@ -69,15 +76,15 @@ impl RedisStore {
 
 impl Store for RedisStore {
     type Decide = RedisDecide;
-    type Settle = std::future::Ready<Result<crate::Settled, StoreError>>;
+    type Settle = RedisSettle;
     type Reset = RedisReset;
 
     fn decide(&self, check: Check) -> RedisDecide {
-        RedisDecide { state: State::Unsent { dispatcher: Arc::clone(&self.dispatcher), check } }
+        RedisDecide { asking: Asking::Unsent { dispatcher: Arc::clone(&self.dispatcher), asked: check } }
     }
 
-    fn settle(&self, _: crate::Settlement) -> Self::Settle {
-        std::future::ready(Err(StoreError::new("settling", "to come")))
+    fn settle(&self, settlement: Settlement) -> RedisSettle {
+        RedisSettle { asking: Asking::Unsent { dispatcher: Arc::clone(&self.dispatcher), asked: settlement } }
     }
 
     fn reset(&self, limit: Limit, key: Key) -> RedisReset {
@@ -94,37 +101,63 @@ impl Store for RedisStore {
 /// runtime that polls it. Dropped before the check has left, it takes it back.
 #[must_use = "futures do nothing unless polled"]
 pub struct RedisDecide {
-    state: State,
+    asking: Asking<Check, Decision>,
 }
 
-enum State {
-    Unsent { dispatcher: Arc<Dispatcher>, check: Check },
-    Sent { outcome: oneshot::Receiver<Outcome>, sending: Option<Sending> },
-    Done,
+/// The future of a [`RedisStore`]'s settlement: it sends it when it is first polled. What has been queued is sent, even
+/// if this is dropped.
+#[must_use = "futures do nothing unless polled"]
+pub struct RedisSettle {
+    asking: Asking<Settlement, Settled>,
 }
 
 impl Future for RedisDecide {
-    type Output = Outcome;
+    type Output = Outcome<Decision>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
-        if let State::Unsent { .. } = self.state
-            && let State::Unsent { dispatcher, check } = mem::replace(&mut self.state, State::Done)
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.asking.poll(cx, Dispatcher::decide)
+    }
+}
+
+impl Future for RedisSettle {
+    type Output = Outcome<Settled>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.asking.poll(cx, Dispatcher::settle)
+    }
+}
+
+/// What is asked, and later what has been heard of it.
+enum Asking<Q, A> {
+    Unsent { dispatcher: Arc<Dispatcher>, asked: Q },
+    Sent { outcome: oneshot::Receiver<Outcome<A>>, sending: Option<Sending> },
+    Done,
+}
+
+impl<Q, A> Asking<Q, A> {
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        submit: impl FnOnce(&Arc<Dispatcher>, Q) -> Result<Submitted<A>, StoreError>,
+    ) -> Poll<Outcome<A>> {
+        if let Self::Unsent { .. } = self
+            && let Self::Unsent { dispatcher, asked } = mem::replace(self, Self::Done)
         {
-            match dispatcher.submit(check) {
-                Ok((outcome, sending)) => self.state = State::Sent { outcome, sending },
+            match submit(&dispatcher, asked) {
+                Ok((outcome, sending)) => *self = Self::Sent { outcome, sending },
                 Err(error) => return Poll::Ready(Err(error)),
             }
         }
-        let State::Sent { outcome, sending } = &mut self.state else { panic!("`RedisDecide` polled after completion") };
+        let Self::Sent { outcome, sending } = self else { panic!("a store's future polled after completion") };
         if let Some(its_own) = sending {
             // The outcome is not asked for before it is there: it would wake the very task that brings it.
             ready!(its_own.as_mut().poll(cx));
             *sending = None;
         }
         let outcome = ready!(Pin::new(outcome).poll(cx));
-        self.state = State::Done;
-        // Only a runtime that shuts down lets go of a check without an outcome.
-        Poll::Ready(outcome.unwrap_or_else(|gone| Err(StoreError::new("deciding a check", gone))))
+        *self = Self::Done;
+        // Only a runtime that shuts down lets go of a job without an outcome.
+        Poll::Ready(outcome.unwrap_or_else(|gone| Err(StoreError::new("asking Redis", gone))))
     }
 }
 
@@ -149,6 +182,12 @@ impl fmt::Debug for RedisStore {
 impl fmt::Debug for RedisDecide {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisDecide").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for RedisSettle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisSettle").finish_non_exhaustive()
     }
 }
 

@@ -19,9 +19,18 @@ use std::{
 };
 
 use crossbeam_queue::ArrayQueue;
-use tokio::sync::oneshot;
+use tokio::sync::oneshot::Sender;
 
-use crate::{check::Check, decision::Decision, error::StoreError};
+use crate::{
+    admission::AdmissionId,
+    algorithm::Algorithm,
+    check::{Charge, Check},
+    decision::Decision,
+    error::StoreError,
+    limit::Limit,
+    settlement::{Settled, Settlement},
+    store::epoch::Epoch,
+};
 
 /// The checks of one batch at most. Beyond some dozens a larger batch costs Redis no less a check, and all of its
 /// checks wait for its last.
@@ -30,23 +39,90 @@ const MAX_BATCH: usize = 128;
 /// The checks that may wait at most: some tens of milliseconds' worth of what one server decides.
 const CAPACITY: usize = 8_192;
 
-pub(super) type Outcome = Result<Decision, StoreError>;
+pub(super) type Outcome<T> = Result<T, StoreError>;
 
-/// A check, and who waits for its outcome.
-pub(super) struct Job {
-    pub(super) check: Check,
-    caller: oneshot::Sender<Outcome>,
+/// What is asked of the store, and who waits for the outcome.
+pub(super) enum Job {
+    Decide { check: Check, caller: Sender<Outcome<Decision>> },
+    Settle { settlement: Settlement, caller: Sender<Outcome<Settled>>, given_back: GivenBack },
 }
 
 impl Job {
-    pub(super) fn new(check: Check) -> (Self, oneshot::Receiver<Outcome>) {
-        let (caller, outcome) = oneshot::channel();
-        (Self { check, caller }, outcome)
+    /// The check that is to be decided, or that was admitted.
+    pub(super) fn check(&self) -> &Check {
+        match self {
+            Self::Decide { check, .. } => check,
+            Self::Settle { settlement, .. } => settlement.check(),
+        }
     }
 
-    /// Answers the caller, if it still waits.
-    pub(super) fn finish(self, outcome: Outcome) {
-        let _ = self.caller.send(outcome);
+    /// The identity of an admission that is to be settled, or that the caller has given to a check.
+    pub(super) fn id(&self) -> Option<AdmissionId> {
+        match self {
+            Self::Decide { check, .. } => check.id(),
+            Self::Settle { settlement, .. } => Some(settlement.id()),
+        }
+    }
+
+    /// Whether it makes no difference which of the two is decided first.
+    pub(super) fn is_interchangeable_with(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Decide { check, .. }, Self::Decide { check: other, .. }) => check.is_interchangeable_with(other),
+            _ => false,
+        }
+    }
+
+    /// Whether a second try counts once: what is decided has an identity under which it is remembered.
+    pub(super) fn is_repeatable(&self) -> bool {
+        match self {
+            Self::Decide { check, .. } => {
+                let is_kept =
+                    |charge: &Charge| charge.lease().is_some() || charge.limit().algorithm() == Algorithm::log();
+                check.id().is_some() || check.charges().all(is_kept)
+            }
+            Self::Settle { .. } => true,
+        }
+    }
+
+    /// Answers the caller, if it still waits: how the limits stand, and whether a settlement was known.
+    pub(super) fn finish(self, outcome: Outcome<(Decision, bool)>) {
+        match self {
+            Self::Decide { caller, .. } => drop(caller.send(outcome.map(|(decision, _)| decision))),
+            Self::Settle { caller, given_back, .. } => {
+                drop(given_back);
+                drop(caller.send(outcome.map(|(decision, is_known)| Settled::of(decision, is_known))));
+            }
+        }
+    }
+
+    /// Whether nobody waits for a decision any more. What was spent has to be settled all the same.
+    fn is_given_up(&self) -> bool {
+        matches!(self, Self::Decide { caller, .. } if caller.is_closed())
+    }
+}
+
+/// Units may be given back as long as this lives: it ends the store's epoch for the limits when it is made, and again
+/// when it is dropped.
+pub(super) struct GivenBack {
+    epoch: Epoch,
+    limits: Vec<Limit>,
+}
+
+impl GivenBack {
+    pub(super) fn new(epoch: &Epoch, limits: Vec<Limit>) -> Self {
+        let given_back = Self { epoch: epoch.clone(), limits };
+        given_back.end_epoch();
+        given_back
+    }
+
+    fn end_epoch(&self) {
+        self.limits.iter().for_each(|limit| self.epoch.end(limit));
+    }
+}
+
+impl Drop for GivenBack {
+    fn drop(&mut self) {
+        self.end_epoch();
     }
 }
 
@@ -91,7 +167,7 @@ pub(super) struct Slot {
 impl Slot {
     /// The next batch, of jobs whose callers still wait; empty if there are none.
     pub(super) fn next_batch(&self) -> Vec<Job> {
-        from_fn(|| self.queue.waiting.pop()).filter(|job| !job.caller.is_closed()).take(MAX_BATCH).collect()
+        from_fn(|| self.queue.waiting.pop()).filter(|job| !job.is_given_up()).take(MAX_BATCH).collect()
     }
 
     /// Gives the slot up because the queue was empty, and returns one if that is no longer so.

@@ -2,20 +2,34 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{Decision, Limit};
+use tower_sliding_window::{Algorithm, Decision, Limit};
 
 /// Everything that was ever admitted and has not been found expired.
 #[derive(Debug, Default)]
 pub(crate) struct Model {
     units: Vec<Unit>,
+    /// How many decisions there have been.
+    decisions: usize,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Unit {
     bucket: Bucket,
+    /// Until a window after this time it counts.
     at: u64,
     cost: u64,
-    id: Option<u64>,
+    name: Name,
+    decision: usize,
+}
+
+/// What tells an admission from others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Name {
+    /// Nothing.
+    None,
+    Id(Option<u64>),
+    /// The same, until it is settled.
+    Held(Option<u64>),
 }
 
 /// Which limit, and which key: whatever numbers the test gives them.
@@ -26,6 +40,9 @@ pub(crate) struct ModelCharge {
     pub(crate) limit: Limit,
     pub(crate) bucket: Bucket,
     pub(crate) cost: u64,
+    /// Microseconds, at most the window.
+    pub(crate) lease: Option<u64>,
+    pub(crate) is_shadow: bool,
 }
 
 /// How a charge stands after the decision, in microseconds.
@@ -50,63 +67,196 @@ impl Standing {
     }
 }
 
+impl ModelCharge {
+    pub(crate) fn new(limit: Limit, bucket: Bucket, cost: u64) -> Self {
+        Self { limit, bucket, cost, lease: None, is_shadow: false }
+    }
+
+    pub(crate) fn window(&self) -> u64 {
+        u64::try_from(self.limit.window().as_micros()).unwrap()
+    }
+
+    fn is_counter(&self) -> bool {
+        self.limit.algorithm() == Algorithm::counter()
+    }
+
+    fn is_log(&self) -> bool {
+        self.limit.algorithm() == Algorithm::log()
+    }
+
+    /// The time under which an admission is remembered that has no id.
+    fn recorded(&self, now: u64) -> u64 {
+        let (algorithm, window) = (self.limit.algorithm(), self.window());
+        if algorithm == Algorithm::log() {
+            return now;
+        }
+        if algorithm == Algorithm::fixed() || algorithm == Algorithm::counter() {
+            return now / window * window;
+        }
+        let mut entries = Algorithm::MIN_ENTRIES..=Algorithm::MAX_ENTRIES;
+        let entries = entries.find(|entries| algorithm == Algorithm::compact(*entries)).unwrap();
+        let part = window.div_ceil(u64::from(entries) - 2);
+        (now / part + 1) * part - 1
+    }
+
+    /// The latest time under which anything can be remembered, unless the clock has stepped back.
+    fn present(&self, unit: &Unit, now: u64) -> u64 {
+        if self.is_counter() && unit.name != Name::None { now } else { self.recorded(now) }
+    }
+
+    /// The units that count at a time, out of those that are remembered `now`. What lies in the future counts as now.
+    fn used(&self, units: &[Unit], now: u64, at: u64) -> u64 {
+        let (window, mut used, mut current, mut previous) = (self.window(), 0, 0, 0);
+        let start = at / window * window;
+        for unit in units.iter().filter(|unit| unit.bucket == self.bucket) {
+            let time = unit.at.min(self.present(unit, now));
+            if !self.is_counter() || unit.name != Name::None {
+                used += if time + window > at { unit.cost } else { 0 };
+            } else if time >= start {
+                current += unit.cost;
+            } else if time + window >= start {
+                previous += unit.cost;
+            }
+        }
+        let overlap = (start + window - at) as f64;
+        used + current + (previous as f64 * overlap / window as f64).ceil() as u64
+    }
+}
+
 impl Model {
     pub(crate) fn decide(&mut self, now: u64, charges: &[ModelCharge], id: Option<u64>) -> Vec<Standing> {
-        for charge in charges {
-            let window = window(charge);
-            self.units.retain(|unit| unit.bucket != charge.bucket || unit.at + window > now);
-        }
+        self.decisions += 1;
+        charges.iter().filter(|charge| !charge.is_counter()).for_each(|charge| self.forget(now, charge));
         let retries: Vec<Option<u64>> = charges.iter().map(|charge| self.retry(now, charge, id)).collect();
-        let is_admitted = retries.iter().all(Option::is_none);
+        let is_admitted = charges.iter().zip(&retries).all(|(charge, retry)| charge.is_shadow || retry.is_none());
         for (charge, retry) in charges.iter().zip(&retries) {
-            if is_admitted && charge.cost > 0 && !self.is_counted(charge, id) {
-                self.units.push(Unit { bucket: charge.bucket, at: now, cost: charge.cost, id });
+            if is_admitted && retry.is_none() && charge.cost > 0 && !self.is_counted(now, charge, id) {
+                self.admit(now, charge, id);
             }
             if retry.is_some() {
-                self.pull_back(now, charge);
+                self.pull_back(now, charge, |_| true);
             }
         }
         charges.iter().zip(retries).map(|(charge, retry)| self.standing(now, charge, retry)).collect()
+    }
+
+    /// The id of the last decision, if it was not given: as the store has told it.
+    pub(crate) fn identify(&mut self, id: u64) {
+        for unit in self.units.iter_mut().filter(|unit| unit.decision == self.decisions) {
+            match &mut unit.name {
+                Name::Id(name @ None) | Name::Held(name @ None) => *name = Some(id),
+                _ => {}
+            }
+        }
+    }
+
+    /// Sets what an admission has cost, and says whether it was known.
+    pub(crate) fn settle(&mut self, now: u64, charge: &ModelCharge, (id, at): (u64, u64), cost: u64) -> bool {
+        if !charge.is_counter() || self.find(now, charge, id).is_some() {
+            self.forget(now, charge);
+        }
+        let Some(place) = self.find(now, charge, id) else { return false };
+        let mut unit = self.units.remove(place);
+        if charge.lease.is_some() {
+            unit.at = at.min(now);
+        }
+        (unit.at, unit.name) = (if charge.is_log() { unit.at } else { charge.recorded(unit.at) }, Name::None);
+        if cost > 0 {
+            self.units.push(Unit { cost, ..unit });
+        }
+        true
+    }
+
+    /// Whether an admission that is known is remembered under another time than it was admitted at.
+    pub(crate) fn has_moved(&self, now: u64, charge: &ModelCharge, (id, at): (u64, u64)) -> bool {
+        self.find(now, charge, id).is_some_and(|place| self.units[place].at != at)
     }
 
     pub(crate) fn reset(&mut self, bucket: Bucket) {
         self.units.retain(|unit| unit.bucket != bucket);
     }
 
-    fn is_counted(&self, charge: &ModelCharge, id: Option<u64>) -> bool {
-        id.is_some() && self.of(charge).any(|unit| unit.id == id && unit.cost == charge.cost)
-    }
-
-    /// The first of all moments at which enough is gone, if nothing else arrives. What lies in the future counts as now.
-    fn retry(&self, now: u64, charge: &ModelCharge, id: Option<u64>) -> Option<u64> {
-        let fits = |wait: u64| {
-            let left = self.of(charge).filter(|unit| unit.at.min(now) + window(charge) > now + wait);
-            left.map(|unit| unit.cost).sum::<u64>() + charge.cost <= charge.limit.units()
+    pub(crate) fn standing(&self, now: u64, charge: &ModelCharge, retry: Option<u64>) -> Standing {
+        let used = charge.used(&self.units, now, now);
+        let reset = match self.of(charge).map(|unit| unit.at.min(charge.present(unit, now))).min() {
+            Some(oldest) if !charge.is_counter() => oldest + charge.window() - now,
+            _ if used == 0 => 0,
+            _ => self.first_fit(now, charge, used - 1),
         };
-        if charge.cost == 0 || self.is_counted(charge, id) || fits(0) {
-            return None;
-        }
-        self.of(charge).map(|unit| unit.at.min(now) + window(charge) - now).filter(|wait| fits(*wait)).min()
+        Standing { used, reset, retry }
     }
 
-    /// Where a charge refuses, what lies in the future counts as having happened now from here on.
-    fn pull_back(&mut self, now: u64, charge: &ModelCharge) {
-        for unit in self.units.iter_mut().filter(|unit| unit.bucket == charge.bucket) {
-            unit.at = unit.at.min(now);
+    fn admit(&mut self, now: u64, charge: &ModelCharge, id: Option<u64>) {
+        let (name, at) = match charge.lease {
+            Some(lease) => {
+                let held = now + lease - charge.window();
+                (Name::Held(id), if charge.is_counter() { held } else { held.min(charge.recorded(now)) })
+            }
+            None if charge.is_log() => (Name::Id(id), now),
+            None if id.is_some() => (Name::Id(id), if charge.is_counter() { now } else { charge.recorded(now) }),
+            None => (Name::None, charge.recorded(now)),
+        };
+        if charge.is_counter() {
+            self.forget(now, charge);
+            if name == Name::None {
+                self.pull_back(now, charge, |unit| unit.name == Name::None);
+            }
         }
+        self.units.push(Unit { bucket: charge.bucket, at, cost: charge.cost, name, decision: self.decisions });
     }
 
-    fn standing(&self, now: u64, charge: &ModelCharge, retry: Option<u64>) -> Standing {
-        let used = self.of(charge).map(|unit| unit.cost).sum();
-        let oldest = self.of(charge).map(|unit| unit.at.min(now)).min();
-        Standing { used, reset: oldest.map_or(0, |at| at + window(charge) - now), retry }
+    /// Drops what has left the window. Of a counter that is not done before there is something to write.
+    fn forget(&mut self, now: u64, charge: &ModelCharge) {
+        let window = charge.window();
+        self.units.retain(|unit| {
+            let lasts = if charge.is_counter() && unit.name == Name::None { 2 * window } else { window };
+            unit.bucket != charge.bucket || unit.at + lasts > now
+        });
+    }
+
+    fn find(&self, now: u64, charge: &ModelCharge, id: u64) -> Option<usize> {
+        let name = if charge.lease.is_some() { Name::Held(Some(id)) } else { Name::Id(Some(id)) };
+        self.units.iter().position(|unit| {
+            let is_live = unit.at + charge.window() > now;
+            unit.bucket == charge.bucket && unit.name == name && unit.cost == charge.cost && is_live
+        })
+    }
+
+    fn is_counted(&self, now: u64, charge: &ModelCharge, id: Option<u64>) -> bool {
+        let is_it = |unit: &Unit| matches!(unit.name, Name::Id(name) | Name::Held(name) if name == id);
+        let is_live = |unit: &Unit| unit.at + charge.window() > now;
+        id.is_some() && self.of(charge).any(|unit| is_it(unit) && unit.cost == charge.cost && is_live(unit))
+    }
+
+    /// The time until the charge passes, if nothing else arrives.
+    fn retry(&self, now: u64, charge: &ModelCharge, id: Option<u64>) -> Option<u64> {
+        let most = charge.limit.units() - charge.cost;
+        let fits = charge.cost == 0 || self.is_counted(now, charge, id) || charge.used(&self.units, now, now) <= most;
+        (!fits).then(|| self.first_fit(now, charge, most))
+    }
+
+    /// The smallest `d` such that at most so many units are used at `now + d`: what is used never rises by itself.
+    fn first_fit(&self, now: u64, charge: &ModelCharge, most: u64) -> u64 {
+        let (mut too_short, mut enough) = (0, 3 * charge.window());
+        while enough - too_short > 1 {
+            let middle = too_short.midpoint(enough);
+            if charge.used(&self.units, now, now + middle) <= most {
+                enough = middle;
+            } else {
+                too_short = middle;
+            }
+        }
+        enough
+    }
+
+    /// What lies in the future counts as having happened now from here on.
+    fn pull_back(&mut self, now: u64, charge: &ModelCharge, which: impl Fn(&Unit) -> bool) {
+        for unit in self.units.iter_mut().filter(|unit| unit.bucket == charge.bucket && which(unit)) {
+            unit.at = unit.at.min(charge.present(unit, now));
+        }
     }
 
     fn of<'a>(&'a self, charge: &'a ModelCharge) -> impl Iterator<Item = &'a Unit> {
         self.units.iter().filter(|unit| unit.bucket == charge.bucket)
     }
-}
-
-fn window(charge: &ModelCharge) -> u64 {
-    u64::try_from(charge.limit.window().as_micros()).unwrap()
 }

@@ -4,6 +4,26 @@ use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, cmd};
 
 use super::connection::Connection;
 
+/// The script that decides: `head.lua` says what it takes and what it replies.
+pub(super) const DECIDE: &str = concat!(
+    include_str!("head.lua"),
+    "\n",
+    include_str!("plain.lua"),
+    "\n",
+    include_str!("entries.lua"),
+    "\n",
+    include_str!("log.lua"),
+    "\n",
+    include_str!("counter.lua"),
+    "\n",
+    include_str!("check.lua"),
+    "\n",
+    include_str!("settle.lua"),
+    "\n",
+    include_str!("run.lua"),
+    "\n",
+);
+
 pub(super) struct Script {
     source: &'static str,
     sha1: String,

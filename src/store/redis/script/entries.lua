@@ -1,0 +1,78 @@
+-- The entries of a sorted set: score = the time under which something is recorded, negated, so that the newest stands
+-- first, where writing is quick. Until a window after that time it counts.
+--
+-- An exact log records an admission under its time and its id. A compact log records under the end of a sub-window, a
+-- fixed window and a counter under the start of a window, and put together what has the same time. What has an id of its
+-- own there, since its caller gave one or holds its units, is an entry of its own, too. What is held for a lease is
+-- recorded a window before the lease ends, so that it leaves then.
+
+local KEPT = 255  -- the first byte of an entry with an id, where most have none
+
+local floor, max, min = math.floor, math.max, math.min
+
+local function text(number)
+  return string.format('%.0f', number)
+end
+
+-- Lets a key live until so many windows after a time.
+local function outlive(key, charge, time, windows)
+  local left = windows * charge.window_ms + SLACK
+  if is_server_time then
+    call('PEXPIREAT', key, ceil(time / 1000) + left)
+  else
+    call('PEXPIRE', key, ceil((time - now) / 1000) + left)
+  end
+end
+
+-- The member of an entry that has an id: the id, and behind it its units if there are more than 1, or if they are held,
+-- with a plus sign then.
+local function named(charge, id, units, is_held)
+  local member = charge.is_exact and id or string.char(KEPT) .. id
+  return (units ~= 1 or is_held) and member .. (is_held and '+' or '') .. text(units) or member
+end
+
+-- The member of an entry that copies of a check share: the first one's id, their number and the cost of each.
+local function named_together(id, copies, cost)
+  return id .. text(copies) .. '*' .. text(cost)
+end
+
+-- The member of an admission that has been settled, which no id finds any more: its units with a point behind them.
+local function named_settled(id, units)
+  return id .. text(units) .. '.'
+end
+
+-- The units of an entry, and if copies share it, the cost of each. One without an id is two bytes of its time, and its
+-- units.
+local function weight(charge, member)
+  local units = string.sub(member, charge.is_exact and 9 or string.byte(member) == KEPT and 10 or 3)
+  if units == '' then return 1 end
+  local number = tonumber(units)
+  if number then return number end
+  local copies, cost = string.match(units, '^(%d+)%*(%d+)$')
+  return copies and copies * cost or 1, tonumber(cost)
+end
+
+-- Adds units to those that were admitted at the same recorded time, and returns whether they are the first.
+local function join(charge, key, time, units)
+  local at, members = text(-time), {}
+  for _, member in ipairs(call('ZRANGEBYSCORE', key, at, at)) do
+    if string.byte(member) ~= KEPT then
+      units = units + weight(charge, member)
+      members[#members + 1] = member
+    end
+  end
+  local part = floor(time / charge.part)
+  local joined = string.char(part % KEPT, floor(part / KEPT) % 256) .. text(units)
+  call('ZADD', key, at, joined)
+  for _, member in ipairs(members) do
+    if member ~= joined then call('ZREM', key, member) end
+  end
+  return #members == 0
+end
+
+-- The time under which an admission is recorded.
+local function recorded_at(charge, time)
+  if charge.is_exact then return time end
+  local start = time - time % charge.part
+  return charge.is_compact and start + charge.part - 1 or start
+end

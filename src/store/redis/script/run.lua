@@ -1,0 +1,56 @@
+-- The way through the rest of a batch, from where plain.lua has left it.
+
+-- Reads the shape of a run: all but its ids.
+local function shape_at(place)
+  local kind = ARGV[place + 1]
+  local shape = {
+    copies = ARGV[place] + 0, charges = ARGV[place + 2] + 0, has_shadow = false,
+    is_plain = kind == 'plain', is_given = kind == 'again' or kind == 'given',
+    is_settlement = kind == 'settle' or kind == 'settle again', is_again = kind == 'settle again',
+  }
+  local figures = (kind == 'plain' or kind == 'again') and 3 or 6
+  place = place + 3
+  for i = 1, shape.charges do
+    local units, cost, window = ARGV[place] + 0, ARGV[place + 1] + 0, ARGV[place + 2] + 0
+    local algorithm, lease, mode = 'log', 0, ''
+    if figures == 6 then
+      algorithm, lease, mode = ARGV[place + 3], ARGV[place + 4] + 0, ARGV[place + 5]
+    end
+    local entries = tonumber(algorithm)
+    local charge = {
+      units = units, cost = cost, window = window, lease = lease, window_ms = ceil(window / 1000),
+      cutoff = text(window - now),  -- as a score
+      is_exact = algorithm == 'log', is_counter = algorithm == 'counter', is_compact = entries ~= nil,
+      part = entries and ceil(window / (entries - 2)) or window,
+      is_shadow = mode == 'shadow', settled = tonumber(mode),
+    }
+    charge.at = recorded_at(charge, now)
+    charge.held_at = charge.is_counter and now + lease - window or min(now + lease - window, charge.at)
+    shape.has_shadow = shape.has_shadow or charge.is_shadow
+    shape[i] = charge
+    place = place + figures
+  end
+  shape.first, shape.last = place + 1, place
+  shape.last = place + ARGV[place] * (shape.is_settlement and 2 or 1)
+  return shape
+end
+
+while a < #ARGV do
+  local run = a + 1
+  local shape = shape_at(run)
+  local may_be_plain, charge = is_expiry_telling and is_plain(run), shape[1]
+  for i = resume or shape.first, shape.last, shape.is_settlement and 2 or 1 do
+    if shape.is_settlement then
+      settle(shape, ARGV[i], ARGV[i + 1] + 0, shape.is_again)
+    elseif
+      not may_be_plain
+      or i == resume
+      or not decide_plainly(KEYS[k + 1], ARGV[i], charge.units, charge.cost, charge.window, charge.cutoff)
+    then
+      decide(shape, ARGV[i])
+    end
+  end
+  a, resume = shape.last, nil
+end
+
+return reply
