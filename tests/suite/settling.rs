@@ -12,10 +12,16 @@ use std::{
 use axum::body::Body;
 use http::{Request, Response, StatusCode};
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_sliding_window::{Degraded, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, Outcome, RateLimitLayer};
+use tower_sliding_window::{
+    Algorithm, Charge, Check, Degraded, Key, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, Outcome,
+    RateLimitLayer, RedisStore, Settlement, Store,
+};
 
 use crate::support::{
+    Fixture, PATIENCE,
     log::Log,
+    memory, redis,
+    redis_server::RedisServer,
     requests::{anyone, figures, hello, request},
     stores::{Failing, Settles, Watched},
 };
@@ -243,4 +249,50 @@ async fn without_a_decision_or_a_charge_nothing_is_settled() {
     let app = RateLimitLayer::new(watched.clone()).limit(limit()).cost(|_| 0).layer(service_fn(answer));
     assert_eq!(app.oneshot(asks(200, 1)).await.unwrap().status(), 200);
     assert!(watched.settlements().is_empty());
+}
+
+/// What the layer needs of a store: of one check, one charge is settled and the other is not.
+async fn one_of_two_is_settled(fixture: Fixture<impl Store>) {
+    let key = || Key::new("test", "anyone");
+    for algorithm in [Algorithm::log(), Algorithm::compact(16), Algorithm::counter(), Algorithm::fixed()] {
+        for lease in [None, Some(Duration::from_secs(60))] {
+            let limiter = &fixture.limiter;
+            let (kept, settled) = (LOGIN.with_algorithm(algorithm), TOKENS.with_algorithm(algorithm));
+            let charge = |limit: &Limit| Charge::new(limit.clone(), key(), 2).unwrap();
+            let plain = lease.into_iter().fold(charge(&kept), Charge::reserve);
+            let check = Check::new(plain).and(charge(&settled).reserve(Duration::from_secs(60))).unwrap();
+            let decision = limiter.check_all(check.clone()).await.unwrap();
+            let settlement = Settlement::new(check, &decision, |charge| (charge.limit() == &settled).then_some(1));
+            assert!(limiter.settle(settlement).await.unwrap().is_known());
+            let kept = limiter.peek(&kept, key()).await.unwrap().used();
+            let settled = limiter.peek(&settled, key()).await.unwrap().used();
+            assert_eq!((kept, settled), (2, 1), "{algorithm:?} {lease:?}");
+            fixture.clock.advance(2 * TOKENS.window());
+        }
+    }
+}
+
+#[tokio::test]
+async fn in_process_a_charge_that_is_not_settled_stays() {
+    one_of_two_is_settled(memory()).await;
+}
+
+#[tokio::test]
+async fn on_redis_a_charge_that_is_not_settled_stays() {
+    one_of_two_is_settled(redis()).await;
+}
+
+#[tokio::test]
+async fn a_layer_on_redis_settles_as_well() {
+    let server = RedisServer::start();
+    let store = RedisStore::builder(&server.url()).connect_timeout(PATIENCE).build().unwrap();
+    let limit = LOGIN.by(anyone).settle(|o| u64::from(o.status() == 401));
+    let app = RateLimitLayer::new(store).limit(limit).deadline(PATIENCE).layer(service_fn(answer));
+    let mut seen = Vec::new();
+    for status in [200, 401, 200, 200, 401, 200] {
+        let response = app.clone().oneshot(asks(status, 0)).await.unwrap();
+        seen.push((response.status().as_u16(), figures(response.headers())[1].map(str::to_owned)));
+    }
+    let seen: Vec<_> = seen.iter().map(|(status, remaining)| (*status, remaining.as_deref().unwrap())).collect();
+    assert_eq!(seen, [(200, "2"), (401, "1"), (200, "1"), (200, "1"), (401, "0"), (429, "0")]);
 }
