@@ -3,7 +3,9 @@
 //! 1. A refusal is a decision, not an error.
 //! 2. [`Error::NeverFits`] is the caller's: no waiting helps. [`Error::TimedOut`] and [`Error::Unavailable`] are the
 //!    store's: whether the work goes on without a decision is the caller's choice, or the route's failure mode.
-//! 3. A [`StoreError`] keeps its cause as [`source`](std::error::Error::source); neither holds a key or a password.
+//! 3. [`Error::NoLimit`] is that of a limit which is [chosen](crate::KeyedLimit::chosen) for each request, and is dealt
+//!    with as those of the store.
+//! 4. A [`StoreError`] keeps its cause as [`source`](std::error::Error::source); neither holds a key or a password.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -20,7 +22,7 @@
 
 use std::{error, fmt, sync::Arc, time::Duration};
 
-use crate::check::NeverFits;
+use crate::check::{DuplicateCharge, NeverFits};
 
 /// Why there is no decision. See the [module docs](self).
 #[derive(Clone, Debug)]
@@ -35,6 +37,8 @@ pub enum Error {
     },
     /// The store answered with an error, or could not be reached.
     Unavailable(StoreError),
+    /// No limit could be chosen for the request.
+    NoLimit(ChoiceError),
 }
 
 impl fmt::Display for Error {
@@ -43,6 +47,7 @@ impl fmt::Display for Error {
             Self::NeverFits(error) => error.fmt(f),
             Self::TimedOut { deadline } => write!(f, "the rate-limit store did not answer within {deadline:?}"),
             Self::Unavailable(_) => f.write_str("the rate-limit store is unavailable"),
+            Self::NoLimit(_) => f.write_str("no rate limit could be chosen"),
         }
     }
 }
@@ -52,6 +57,7 @@ impl error::Error for Error {
         match self {
             Self::NeverFits(_) | Self::TimedOut { .. } => None,
             Self::Unavailable(error) => Some(error),
+            Self::NoLimit(error) => Some(error),
         }
     }
 }
@@ -65,6 +71,47 @@ impl From<NeverFits> for Error {
 impl From<StoreError> for Error {
     fn from(error: StoreError) -> Self {
         Self::Unavailable(error)
+    }
+}
+
+impl From<ChoiceError> for Error {
+    fn from(error: ChoiceError) -> Self {
+        Self::NoLimit(error)
+    }
+}
+
+/// Why no limit could be [chosen](crate::KeyedLimit::chosen) for a request. Cheap to clone.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum ChoiceError {
+    /// What chooses the limit has failed.
+    Failed(Arc<dyn error::Error + Send + Sync>),
+    /// It took longer than the deadline.
+    TimedOut {
+        /// The deadline that passed.
+        deadline: Duration,
+    },
+    /// It has chosen a limit that the request is charged for the same key already.
+    Duplicate(DuplicateCharge),
+}
+
+impl fmt::Display for ChoiceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(_) => f.write_str("choosing a limit failed"),
+            Self::TimedOut { deadline } => write!(f, "choosing a limit took longer than {deadline:?}"),
+            Self::Duplicate(_) => f.write_str("a limit was chosen twice"),
+        }
+    }
+}
+
+impl error::Error for ChoiceError {
+    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
+        match self {
+            Self::Failed(cause) => Some(&**cause),
+            Self::TimedOut { .. } => None,
+            Self::Duplicate(error) => Some(error),
+        }
     }
 }
 

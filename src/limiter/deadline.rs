@@ -17,7 +17,7 @@ pin_project! {
     ///
     /// The timer is armed only once the future has made somebody wait: a store that answers at once costs no timer and
     /// needs no runtime.
-    pub(super) struct Deadline<F> {
+    pub(crate) struct Deadline<F> {
         #[pin]
         future: F,
         deadline: Duration,

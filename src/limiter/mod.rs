@@ -181,7 +181,8 @@ impl<S: Store> Limiter<S> {
     /// Forgets what `limit` counts for `key`.
     ///
     /// What a layer counts is under the keys that its extractor makes:
-    /// [`extract`](crate::KeyExtractor::extract) makes the key of a request for a reset, too.
+    /// [`extract`](crate::KeyExtractor::extract) makes the key of a request for a reset, too, and
+    /// [`ApiKey::key`](crate::ApiKey::key) and its like that of a value.
     ///
     /// # Errors
     ///
@@ -192,6 +193,11 @@ impl<S: Store> Limiter<S> {
         Deadline::new(self.store.reset(limit.clone(), key), self.deadline).await??;
         self.lines.given_back(line);
         Ok(())
+    }
+
+    /// Something else that has to come within the deadline.
+    pub(crate) fn within<F>(&self, future: F) -> Deadline<F> {
+        Deadline::new(future, self.deadline)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The response future: first the decision, then the inner service's response.
+//! The response future: first the decision, then the inner service's response, then what is left to do about it.
 
 use std::{
     fmt,
@@ -13,9 +13,14 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::{
+    afterwards::{Afterwards, Work},
+    asking::{Asked, Asking},
+    claim::{Claim, Record},
     headers::Figures,
-    policy::{Admission, Limits, Policy},
-    rejection::{Degraded, RejectionResponse},
+    limits::Limits,
+    note::{Note, Progress, Word},
+    policy::{Admission, Claimed, Policy},
+    rejection::RejectionResponse,
 };
 use crate::{decision::Decision, error::Error, limiter::Decide, store::Store};
 
@@ -37,23 +42,23 @@ pin_project! {
 pin_project! {
     #[project = StateProjection]
     enum State<I, S: Store, R, ReqBody, F, ResBody> {
-        Deciding { #[pin] decide: Decide<S>, held: Option<Held<I, S, R, ReqBody>> },
-        Forwarded { #[pin] response: F, note: Note },
+        Deciding {
+            #[pin] decide: Decide<S>,
+            held: Option<Held<I, S, R, ReqBody>>,
+            record: Option<Box<Record>>,
+        },
+        Asking { asking: Asking, held: Option<Held<I, S, R, ReqBody>> },
+        Forwarded { #[pin] response: F, note: Option<Note<S, R>> },
+        Concluding { work: Work, answer: Option<(Response<ResBody>, Note<S, R>)> },
         Rejected { response: Option<Response<ResBody>> },
     }
 }
 
-/// What the response is to say of how the request was let through.
-enum Note {
-    Figures(Figures),
-    Degraded(Degraded),
-}
-
 /// What waits for the decision: the service that was polled ready, the request, and what the layer was told.
-struct Held<I, S, R, ReqBody> {
-    inner: I,
-    request: Request<ReqBody>,
-    policy: Arc<Policy<S, R, Limits>>,
+pub(super) struct Held<I, S, R, ReqBody> {
+    pub(super) inner: I,
+    pub(super) request: Request<ReqBody>,
+    pub(super) policy: Arc<Policy<S, R, Limits>>,
 }
 
 impl<I, S, R, ReqBody, ResBody> ResponseFuture<I, S, R, ReqBody, ResBody>
@@ -61,13 +66,19 @@ where
     I: Service<Request<ReqBody>>,
     S: Store,
 {
-    pub(super) fn deciding(
-        decide: Decide<S>,
-        inner: I,
-        request: Request<ReqBody>,
-        policy: Arc<Policy<S, R, Limits>>,
-    ) -> Self {
-        Self { state: State::Deciding { decide, held: Some(Held { inner, request, policy }) } }
+    pub(super) fn claimed(claimed: Claimed, held: Held<I, S, R, ReqBody>) -> Self
+    where
+        I: Service<Request<ReqBody>, Response = Response<ResBody>>,
+        R: RejectionResponse<ResBody>,
+    {
+        let state = match claimed {
+            Claimed::Known(Claim { check: Some(check), record }) => {
+                State::Deciding { decide: held.policy.limiter.check_all(check), held: Some(held), record }
+            }
+            Claimed::Known(Claim { check: None, record }) => held.proceed(Ok(None), record),
+            Claimed::Asks(asking) => State::Asking { asking, held: Some(held) },
+        };
+        Self { state }
     }
 
     pub(super) fn rejected(response: Response<ResBody>) -> Self {
@@ -87,19 +98,30 @@ where
         let mut state = self.project().state;
         loop {
             let next = match state.as_mut().project() {
-                StateProjection::Deciding { decide, held } => {
+                StateProjection::Deciding { decide, held, record } => {
                     let outcome = ready!(decide.poll(cx));
-                    held.take().map(|held| held.proceed(outcome))
+                    held.take().map(|held| held.proceed(outcome.map(Some), record.take()))
+                }
+                StateProjection::Asking { asking, held } => {
+                    let Asked { outcome, record } = ready!(asking.as_mut().poll(cx));
+                    held.take().map(|held| held.proceed(outcome, record))
                 }
                 StateProjection::Forwarded { response, note } => {
-                    let mut response = ready!(response.poll(cx))?;
-                    match note {
-                        Note::Figures(figures) => figures.write(response.headers_mut()),
-                        Note::Degraded(degraded) => {
-                            response.extensions_mut().insert(degraded.clone());
+                    let response = ready!(response.poll(cx))?;
+                    match note.take().map(|note| note.conclude(response)) {
+                        Some(Progress::Done(response)) => return Poll::Ready(Ok(response)),
+                        Some(Progress::Waits { work, answer }) => {
+                            Some(State::Concluding { work, answer: Some(answer) })
                         }
+                        None => None,
                     }
-                    return Poll::Ready(Ok(response));
+                }
+                StateProjection::Concluding { work, answer } => {
+                    let done = ready!(work.as_mut().poll(cx));
+                    match answer.take() {
+                        Some((response, note)) => return Poll::Ready(Ok(note.concluded(done, response))),
+                        None => None,
+                    }
                 }
                 StateProjection::Rejected { response } => match response.take() {
                     Some(response) => return Poll::Ready(Ok(response)),
@@ -114,24 +136,35 @@ where
 
 impl<I, S: Store, R, ReqBody> Held<I, S, R, ReqBody> {
     /// Calls the inner service, now that it is decided that it may be called, or answers in its place.
-    fn proceed<ResBody>(mut self, outcome: Result<Decision, Error>) -> State<I, S, R, ReqBody, I::Future, ResBody>
+    fn proceed<ResBody>(
+        self,
+        outcome: Result<Option<Decision>, Error>,
+        record: Option<Box<Record>>,
+    ) -> State<I, S, R, ReqBody, I::Future, ResBody>
     where
         I: Service<Request<ReqBody>, Response = Response<ResBody>>,
         R: RejectionResponse<ResBody>,
     {
-        match self.policy.verdict(outcome) {
+        let Self { mut inner, request, policy } = self;
+        match policy.verdict(outcome) {
             Ok(admission) => {
-                let note = match admission {
+                let (mut parts, body) = request.into_parts();
+                let afterwards = Afterwards::of(&policy, record, &admission, || parts.clone());
+                let word = match admission {
                     Admission::Decided(decision) => {
-                        let figures = Figures::of(&decision, self.policy.reset_format);
-                        self.request.extensions_mut().insert(decision);
-                        Note::Figures(figures)
+                        // An upstream's figures are its own.
+                        let figures = (!policy.settings.heeds_upstream)
+                            .then(|| Figures::of(&decision, policy.settings.reset_format));
+                        parts.extensions.insert(decision);
+                        figures.map_or(Word::Nothing, Word::Figures)
                     }
-                    Admission::Undecided(degraded) => Note::Degraded(degraded),
+                    Admission::Undecided(degraded) => Word::Degraded(degraded),
+                    Admission::Uncounted => Word::Nothing,
                 };
-                State::Forwarded { response: self.inner.call(self.request), note }
+                let response = inner.call(Request::from_parts(parts, body));
+                State::Forwarded { response, note: Some(Note { word, afterwards }) }
             }
-            Err(rejection) => State::Rejected { response: Some(self.policy.reject(rejection)) },
+            Err(rejection) => State::Rejected { response: Some(policy.reject(rejection, record)) },
         }
     }
 }

@@ -1,44 +1,224 @@
-//! A limit and the extractor of its keys.
+//! A limit, the extractor of its keys, and what it does otherwise than the others of its layer.
 
-use std::{fmt, sync::Arc};
+use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
-use super::{extract::KeyExtractor, rejection::Rejection};
-use crate::{check::Charge, limit::Limit};
+use super::{
+    draft::{Choice, Choosing, Draft, Terms},
+    extract::KeyExtractor,
+    outcome::Outcome,
+    rejection::Rejection,
+};
+use crate::{error::ChoiceError, limit::Limit};
 
-/// A limit and the extractor of its keys: made by [`Limit::by`], taken by
+/// How many units a request takes.
+pub(super) type Cost = dyn Fn(&Parts) -> u64 + Send + Sync;
+
+/// How many units a request has taken.
+pub(super) type Settle = dyn Fn(&Outcome<'_>) -> u64 + Send + Sync;
+
+/// A limit and the extractor of its keys: made by [`Limit::by`] or [`KeyedLimit::chosen`], taken by
 /// [`RateLimitLayer::limit`](super::RateLimitLayer::limit).
 #[derive(Clone)]
 pub struct KeyedLimit {
-    limit: Limit,
+    source: Source,
     extractor: Arc<dyn KeyExtractor>,
+    cost: Option<Arc<Cost>>,
+    settle: Option<Arc<Settle>>,
+    lease: Duration,
+    is_shadow: bool,
+}
+
+#[derive(Clone)]
+enum Source {
+    Fixed(Limit),
+    Chosen(Arc<dyn Fn(&Parts) -> Choice + Send + Sync>),
 }
 
 impl Limit {
     /// Counts requests by the key that `extractor` finds in them.
     #[must_use]
     pub fn by(self, extractor: impl KeyExtractor) -> KeyedLimit {
-        KeyedLimit { limit: self, extractor: Arc::new(extractor) }
+        KeyedLimit::new(Source::Fixed(self), extractor)
     }
 }
 
 impl KeyedLimit {
-    /// The limit.
+    fn new(source: Source, extractor: impl KeyExtractor) -> Self {
+        let extractor = Arc::new(extractor);
+        Self { source, extractor, cost: None, settle: None, lease: Duration::MAX, is_shadow: false }
+    }
+
+    /// A limit that is chosen for each request, by its plan, tenant or path. `choose` reads the request, and what it
+    /// returns may then take its time, in a cache or a database.
+    ///
+    /// ```
+    /// use std::convert::Infallible;
+    /// use http::request::Parts;
+    /// use tower_sliding_window::{Header, KeyedLimit, Limit};
+    ///
+    /// const FREE: Limit = Limit::per_hour("calls", 100);
+    /// const PRO: Limit = Limit::per_hour("calls", 10_000);
+    ///
+    /// let calls = KeyedLimit::chosen(Header::new("x-tenant"), |parts: &Parts| {
+    ///     let tenant = parts.headers["x-tenant"].clone();
+    ///     async move {
+    ///         Ok::<_, Infallible>(match tenant.as_bytes() {
+    ///             b"us" => None, // no limit
+    ///             b"acme" => Some(PRO),
+    ///             _ => Some(FREE),
+    ///         })
+    ///     }
+    /// });
+    /// ```
+    ///
+    /// 1. A key comes first: a request without one is answered before anything is chosen.
+    /// 2. `None` limits nothing: the request is charged by the layer's other limits only, and if there are none, goes
+    ///    through without a decision and without figures.
+    /// 3. All limits of a layer that have to be chosen are chosen at once, within the layer's deadline. The decision
+    ///    then has a deadline of the same length for itself.
+    /// 4. An error, or a choice that is too slow, is [`Error::NoLimit`](crate::Error::NoLimit), and so is a limit that
+    ///    the request is charged by already, for the same key. The layer's failure mode decides, as it does without a
+    ///    store. In the [shadow](Self::in_shadow) the limit is left out instead.
+    /// 5. Limits of one name share their units: who moves from one plan to another of the same name and window takes
+    ///    along what is used.
     #[must_use]
-    pub fn limit(&self) -> &Limit {
-        &self.limit
+    pub fn chosen<E, C, F, L, X>(extractor: E, choose: C) -> Self
+    where
+        E: KeyExtractor,
+        C: Fn(&Parts) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<L, X>> + Send + 'static,
+        L: Into<Option<Limit>>,
+        X: Into<Box<dyn Error + Send + Sync>>,
+    {
+        let choose = move |parts: &Parts| -> Choice {
+            let choice = choose(parts);
+            Box::pin(async move {
+                match choice.await {
+                    Ok(limit) => Ok(limit.into()),
+                    Err(error) => Err(ChoiceError::Failed(error.into().into())),
+                }
+            })
+        };
+        Self::new(Source::Chosen(Arc::new(choose)), extractor)
+    }
+
+    /// How many units a request takes of this limit, whatever the layer's
+    /// [`cost`](super::RateLimitLayer::cost) says. Default: that.
+    #[must_use]
+    pub fn cost(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
+        self.cost = Some(Arc::new(cost));
+        self
+    }
+
+    /// Lets the response say what a request has really cost: what was charged is then only reserved, and settled before
+    /// the response goes out. Default: what was charged is the cost.
+    ///
+    /// ```
+    /// use tower_sliding_window::{Everyone, Limit};
+    ///
+    /// // Only failed logins count.
+    /// let login = Limit::per_minute("login", 5).by(Everyone).settle(|o| u64::from(o.status() == 401));
+    ///
+    /// // Server errors are free.
+    /// let calls = Limit::per_hour("calls", 1_000)
+    ///     .by(Everyone)
+    ///     .settle(|o| if o.status().is_server_error() { 0 } else { o.cost() });
+    ///
+    /// // The tokens that an answer has used, as its handler says in an extension; 500 are reserved.
+    /// #[derive(Clone)]
+    /// struct Used(u64);
+    ///
+    /// let tokens = Limit::per_hour("tokens", 10_000)
+    ///     .by(Everyone)
+    ///     .cost(|_| 500)
+    ///     .settle(|o| o.response().extensions.get().map_or(o.cost(), |Used(tokens)| *tokens));
+    /// ```
+    ///
+    /// 1. All limits of a request are settled at once, within the layer's deadline, if the cost of one is not what it
+    ///    was charged. The response then shows what is left after that.
+    /// 2. A cost above what was charged is counted, even above the limit: whoever comes next waits.
+    /// 3. A request whose service fails, panics, or is given up by its client, and one whose settlement fails, stays
+    ///    charged as it was, so that nobody cancels for free: until it leaves the window, or for the
+    ///    [`lease`](Self::lease).
+    /// 4. The head of the response tells the cost. What a body uses while it is streamed has to be in the charge.
+    /// 5. What was let through at a cost of 0, or without a decision, reserves nothing and is not settled.
+    #[must_use]
+    pub fn settle(mut self, cost: impl Fn(&Outcome<'_>) -> u64 + Send + Sync + 'static) -> Self {
+        self.settle = Some(Arc::new(cost));
+        self
+    }
+
+    /// For how long at most what a request is charged stays reserved: if it is not [settled](Self::settle) by then, it
+    /// is given back. Default: the window.
+    ///
+    /// Give it longer than any response takes: what is settled later than that does not count. It has no meaning for a
+    /// limit that does not settle.
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// Puts the limit into the shadow: it counts, and says what it would have refused, but refuses nothing. So a limit
+    /// can be tried on real traffic.
+    ///
+    /// 1. What it would have refused is told by the [`Decision`](crate::Decision) in the request's extensions, by
+    ///    [`ShadowRefusals`](super::ShadowRefusals) in the response's, by a log line at most once a second, and, on
+    ///    request, by a [header](super::RateLimitLayer::shadow_header).
+    /// 2. It is left out of a check that it has no key for, or whose cost is above it, and says that, too.
+    /// 3. The figures that a client sees are those of the other limits, if there are any.
+    /// 4. A layer whose limits are all in the shadow lets requests through without a decision, too, whatever its failure
+    ///    mode.
+    #[must_use]
+    pub fn in_shadow(mut self) -> Self {
+        self.is_shadow = true;
+        self
+    }
+
+    /// The limit, unless it is [chosen](Self::chosen) for each request.
+    #[must_use]
+    pub fn limit(&self) -> Option<&Limit> {
+        match &self.source {
+            Source::Fixed(limit) => Some(limit),
+            Source::Chosen(_) => None,
+        }
+    }
+
+    pub(super) fn is_shadow(&self) -> bool {
+        self.is_shadow
+    }
+
+    pub(super) fn settles(&self) -> Option<&Settle> {
+        self.settle.as_deref()
     }
 
     /// What a request of this cost takes from the limit.
-    pub(super) fn charge(&self, parts: &Parts, cost: u64) -> Result<Charge, Rejection> {
-        let key = self.extractor.extract(parts).map_err(Rejection::NoKey)?;
-        Charge::new(self.limit.clone(), key, cost).map_err(Rejection::NeverFits)
+    pub(super) fn draft(&self, parts: &Parts, cost: u64) -> Result<Draft, Rejection> {
+        let cost = self.cost.as_ref().map_or(cost, |own| own(parts));
+        let terms = self.terms();
+        let key = match self.extractor.extract(parts) {
+            Ok(key) => key,
+            Err(error) => return terms.forgive(self.limit(), Rejection::NoKey(error)),
+        };
+        match &self.source {
+            Source::Fixed(limit) => terms.charge(limit.clone(), key, cost).map_err(Rejection::NeverFits),
+            Source::Chosen(choose) => Ok(Draft::Choosing(Choosing { choice: choose(parts), key, cost, terms })),
+        }
+    }
+
+    fn terms(&self) -> Terms {
+        Terms { lease: self.settle.is_some().then_some(self.lease), is_shadow: self.is_shadow }
     }
 }
 
 impl fmt::Debug for KeyedLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeyedLimit").field("limit", &self.limit).finish_non_exhaustive()
+        f.debug_struct("KeyedLimit")
+            .field("limit", &self.limit())
+            .field("settles", &self.settle.is_some())
+            .field("is_shadow", &self.is_shadow)
+            .finish_non_exhaustive()
     }
 }

@@ -1,22 +1,19 @@
 //! The layer, which is its own builder.
 
-use std::{error, fmt, sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use http::{Response, request::Parts};
+use http::Response;
 use tower_layer::Layer;
 
 use super::{
-    events::Events,
-    headers::ResetFormat,
     keyed_limit::KeyedLimit,
-    policy::{Limits, Policy},
+    limits::{InvalidLimits, Limits},
+    policy::Policy,
     rejection::{JsonResponse, Rejection},
     service::RateLimit,
+    settings::Settings,
 };
-use crate::{
-    limiter::{DenyCache, FailureMode, Limiter},
-    store::Store,
-};
+use crate::{limiter::Limiter, store::Store};
 
 /// Guards services with limits. See the [module docs](crate::middleware).
 ///
@@ -31,16 +28,8 @@ pub struct RateLimitLayer<S, R = JsonResponse, L = Limits> {
 impl<S: Store> RateLimitLayer<S, JsonResponse, ()> {
     /// A layer that decides by `store`: fail-open, with a deadline of 50 ms, and a cost of 1 for every request.
     pub fn new(store: S) -> Self {
-        let policy = Policy {
-            limiter: Limiter::new(store),
-            limits: (),
-            cost: None,
-            failure_mode: FailureMode::default(),
-            reset_format: ResetFormat::default(),
-            responder: JsonResponse,
-            events: Arc::new(Events::default()),
-        };
-        Self { policy: Arc::new(policy) }
+        let (limiter, settings) = (Limiter::new(store), Settings::default());
+        Self { policy: Arc::new(Policy { limiter, limits: (), responder: JsonResponse, settings }) }
     }
 }
 
@@ -61,11 +50,8 @@ impl<S: Store, R: Clone> RateLimitLayer<S, R, ()> {
 
     /// Sets the first limit.
     pub fn limit(self, limit: KeyedLimit) -> RateLimitLayer<S, R, Limits> {
-        let Policy { limiter, limits: (), cost, failure_mode, reset_format, responder, events } =
-            Arc::unwrap_or_clone(self.policy);
-        let limits = Limits::new(limit);
-        let policy = Policy { limiter, limits, cost, failure_mode, reset_format, responder, events };
-        RateLimitLayer { policy: Arc::new(policy) }
+        let Policy { limiter, limits: (), responder, settings } = Arc::unwrap_or_clone(self.policy);
+        RateLimitLayer { policy: Arc::new(Policy { limiter, limits: Limits::new(limit), responder, settings }) }
     }
 }
 
@@ -90,66 +76,30 @@ impl<S: Store, R: Clone> RateLimitLayer<S, R, Limits> {
     ///
     /// [`InvalidLimits`] if the layer has a limit of this name already.
     pub fn try_limit(mut self, limit: KeyedLimit) -> Result<Self, InvalidLimits> {
-        let name = limit.limit().name().to_owned();
-        if Arc::make_mut(&mut self.policy).limits.push(limit) {
-            Ok(self)
-        } else {
-            Err(InvalidLimits::SameName { name })
-        }
+        Arc::make_mut(&mut self.policy).limits.push(limit)?;
+        Ok(self)
     }
 }
 
 impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
-    /// How many units a request takes of every limit of the layer. Default: 1. With a cost of 0 a request is free, and
-    /// is let through however much is used.
-    pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
-        self.set(|policy| policy.cost = Some(Arc::new(cost)))
-    }
-
-    /// How long a decision may take before the failure mode decides. Default: 50 ms.
-    pub fn deadline(self, deadline: Duration) -> Self {
-        self.set(|policy| policy.limiter = policy.limiter.clone().deadline(deadline))
-    }
-
-    /// For how long, and how many, refusals may be repeated without asking the store. Default: [`DenyCache::new`].
-    pub fn deny_cache(self, deny_cache: DenyCache) -> Self {
-        self.set(|policy| policy.limiter = policy.limiter.clone().deny_cache(deny_cache))
-    }
-
-    /// Lets requests through while the store cannot decide, without rate-limit headers. The default.
-    pub fn fail_open(self) -> Self {
-        self.failure_mode(FailureMode::Open)
-    }
-
-    /// Answers requests with 503 while the store cannot decide.
-    pub fn fail_closed(self) -> Self {
-        self.failure_mode(FailureMode::Closed)
-    }
-
-    /// What to do while the store cannot decide, where that is not known before run time.
-    pub fn failure_mode(self, mode: FailureMode) -> Self {
-        self.set(|policy| policy.failure_mode = mode)
-    }
-
-    /// How `X-RateLimit-Reset` is written. Default: seconds from now.
-    pub fn reset_format(self, format: ResetFormat) -> Self {
-        self.set(|policy| policy.reset_format = format)
-    }
-
     /// Makes the responses to rejected requests, out of the reason and a head with status and headers: see
     /// [`rejection`](super::rejection).
     pub fn on_rejection<F, B>(self, responder: F) -> RateLimitLayer<S, F, L>
     where
         F: Fn(&Rejection, Response<()>) -> Response<B>,
     {
-        let Policy { limiter, limits, cost, failure_mode, reset_format, responder: _, events } =
-            Arc::unwrap_or_clone(self.policy);
-        let policy = Policy { limiter, limits, cost, failure_mode, reset_format, responder, events };
-        RateLimitLayer { policy: Arc::new(policy) }
+        let Policy { limiter, limits, responder: _, settings } = Arc::unwrap_or_clone(self.policy);
+        RateLimitLayer { policy: Arc::new(Policy { limiter, limits, responder, settings }) }
     }
 
-    fn set(mut self, change: impl FnOnce(&mut Policy<S, R, L>)) -> Self {
-        change(Arc::make_mut(&mut self.policy));
+    pub(super) fn set(mut self, change: impl FnOnce(&mut Settings)) -> Self {
+        change(&mut Arc::make_mut(&mut self.policy).settings);
+        self
+    }
+
+    pub(super) fn set_limiter(mut self, change: impl FnOnce(Limiter<S>) -> Limiter<S>) -> Self {
+        let policy = Arc::make_mut(&mut self.policy);
+        policy.limiter = change(policy.limiter.clone());
         self
     }
 }
@@ -161,27 +111,3 @@ impl<I, S, R> Layer<I> for RateLimitLayer<S, R> {
         RateLimit::new(inner, Arc::clone(&self.policy))
     }
 }
-
-/// Limits that no layer can have.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum InvalidLimits {
-    /// There are none, so nothing would be limited.
-    None,
-    /// Two have the same name, so they would count into each other.
-    SameName {
-        /// The name.
-        name: String,
-    },
-}
-
-impl fmt::Display for InvalidLimits {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::None => f.write_str("a layer needs at least one limit"),
-            Self::SameName { name } => write!(f, "two limits of one layer are named {name:?}"),
-        }
-    }
-}
-
-impl error::Error for InvalidLimits {}

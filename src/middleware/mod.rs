@@ -1,12 +1,19 @@
 //! The tower middleware: layer, service, and what they answer.
 //!
-//! 1. A request's keys are extracted, its cost is computed, and all limits of the layer are decided in one atomic step.
-//! 2. Admitted, it goes to the inner service, with the [`Decision`](crate::Decision) in its extensions; the response
+//! 1. A request may be [denied](RateLimitLayer::deny), or let through [uncounted](RateLimitLayer::skip).
+//! 2. Its keys are extracted, its cost is computed, its limits are [chosen](KeyedLimit::chosen) where they depend
+//!    on it, and all of them are decided in one atomic step.
+//! 3. Admitted, it goes to the inner service, with the [`Decision`](crate::Decision) in its extensions; the response
 //!    gets `X-RateLimit-Limit`, `-Remaining` and `-Reset`.
-//! 3. Rejected, it is answered in the service's place, and the service is not called: see [`rejection`].
-//! 4. If the store cannot decide within the deadline, the layer's failure mode does. Fail-open lets the request through
+//! 4. Rejected, it is answered in the service's place, and the service is not called: see [`rejection`].
+//! 5. If the store cannot decide within the deadline, the layer's failure mode does. Fail-open lets the request through
 //!    without rate-limit headers and with [`Degraded`] in the response's extensions; fail-closed answers 503.
-//! 5. The error type and the body type of the service stay what they are.
+//! 6. The response may [settle](KeyedLimit::settle) what its request has really cost; a limit may be tried in the
+//!    [shadow](KeyedLimit::in_shadow) first, where it refuses nothing.
+//! 7. The error type and the body type of the service stay what they are.
+//!
+//! Around a client, for calls to others, the layer can [wait](RateLimitLayer::wait_up_to) for room instead of refusing,
+//! and [heed](RateLimitLayer::heed_upstream) an upstream that says to stay away.
 //!
 //! Order matters. Put the layer outside of `Buffer` and `ConcurrencyLimit`, whose permit would otherwise be held while
 //! the store decides, and inside of CORS: a browser cannot read a 429 without CORS headers, and needs
@@ -40,25 +47,36 @@
 //! # Ok(()) }
 //! ```
 
+mod afterwards;
+mod asking;
+mod claim;
+mod draft;
 mod events;
 pub mod extract;
 mod future;
+mod gate;
 mod headers;
 mod keyed_limit;
 mod layer;
+mod limits;
+mod note;
 mod number;
+mod outcome;
 mod policy;
 pub mod rejection;
 mod service;
-#[cfg_attr(not(test), expect(dead_code, reason = "for the layer of outbound calls, which is yet to come"))]
+mod settings;
+mod shadow;
 mod upstream;
 
 pub use self::{
     future::ResponseFuture,
     headers::{EXPOSED_HEADERS, ResetFormat},
     keyed_limit::KeyedLimit,
-    layer::{InvalidLimits, RateLimitLayer},
-    policy::Limits,
+    layer::RateLimitLayer,
+    limits::{InvalidLimits, Limits},
+    outcome::Outcome,
     rejection::{Degraded, JsonResponse, Rejection, RejectionResponse},
     service::RateLimit,
+    shadow::{LeftOut, ShadowRefusals},
 };

@@ -5,7 +5,8 @@
 //! | over a limit | 429 | `Retry-After`, `X-RateLimit-*` |
 //! | cost above the limit | 429 | none of these: waiting does not help |
 //! | no key | 400; 401 for API keys, with `WWW-Authenticate`; 500 if the server does not know its peers | |
-//! | no decision, failing closed | 503 | `Retry-After` of 1 to 5 s, drawn at random so that clients do not return all at once |
+//! | on a list of [denied](super::RateLimitLayer::deny) keys | 403 | |
+//! | no decision, or no limit to be chosen, failing closed | 503 | `Retry-After` of 1 to 5 s, drawn at random so that clients do not return all at once |
 //!
 //! All have `Cache-Control: no-store`, a short JSON body, and the [`Rejection`] in the response's extensions, where
 //! outer layers find the reason.
@@ -50,7 +51,9 @@ pub enum Rejection {
     NeverFits(NeverFits),
     /// It has no key.
     NoKey(KeyError),
-    /// The store could not decide, and the layer fails closed.
+    /// Its key is on a list of [denied](super::RateLimitLayer::deny) keys.
+    Denied,
+    /// The store could not decide, or no limit be chosen, and the layer fails closed.
     Unavailable(Error),
 }
 
@@ -61,6 +64,7 @@ impl Rejection {
         match self {
             Self::Limited(_) | Self::NeverFits(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::NoKey(error) => error.status(),
+            Self::Denied => StatusCode::FORBIDDEN,
             Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
@@ -82,7 +86,7 @@ impl Rejection {
                 }
             }
             Self::Unavailable(_) => write_retry_after(headers, Duration::from_secs(1 + random() % 5)),
-            Self::NeverFits(_) => {}
+            Self::NeverFits(_) | Self::Denied => {}
         }
         head
     }
@@ -104,6 +108,7 @@ impl Rejection {
             // What the server got wrong is for its log.
             Self::NoKey(error) if error.status().is_server_error() => r#"{"error":"internal error"}"#.to_owned(),
             Self::NoKey(error) => format!(r#"{{"error":"{}"}}"#, escaped(&error.to_string())),
+            Self::Denied => r#"{"error":"denied"}"#.to_owned(),
             Self::Unavailable(_) => r#"{"error":"rate limiting is unavailable"}"#.to_owned(),
         }
     }

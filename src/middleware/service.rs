@@ -10,8 +10,9 @@ use http::{Request, Response};
 use tower_service::Service;
 
 use super::{
-    future::ResponseFuture,
-    policy::{Limits, Policy},
+    future::{Held, ResponseFuture},
+    limits::Limits,
+    policy::Policy,
     rejection::{JsonResponse, RejectionResponse},
 };
 use crate::store::Store;
@@ -64,13 +65,12 @@ where
         let inner = mem::replace(&mut self.inner, clone);
 
         let (parts, body) = request.into_parts();
-        match self.policy.check(&parts) {
-            Ok(check) => {
-                let decide = self.policy.limiter.check_all(check);
+        match self.policy.claim(&parts) {
+            Ok(claimed) => {
                 let request = Request::from_parts(parts, body);
-                ResponseFuture::deciding(decide, inner, request, Arc::clone(&self.policy))
+                ResponseFuture::claimed(claimed, Held { inner, request, policy: Arc::clone(&self.policy) })
             }
-            Err(rejection) => ResponseFuture::rejected(self.policy.reject(rejection)),
+            Err(rejection) => ResponseFuture::rejected(self.policy.reject(rejection, None)),
         }
     }
 }

@@ -135,9 +135,8 @@ impl Window {
             Self::Log(log) => log,
             Self::Counter(counter) => counter.held_mut(),
         };
-        let (Some(cost), Some(recorded_at)) = (account.cost(), log.take(id, charge.cost(), is_held)) else {
-            return false;
-        };
+        let Some(cost) = account.cost() else { return false };
+        let Some(recorded_at) = log.take(id, charge.cost(), is_held) else { return false };
         // Not in the future, should the clock have stepped back since.
         let at = if is_held { settlement.at_micros().min(now) } else { recorded_at };
         match self {

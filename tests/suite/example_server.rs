@@ -1,8 +1,8 @@
 //! The example server as a program: its contract, alone, beside another, and with Redis in trouble.
 
 use std::{
-    io::{BufRead, BufReader, Read},
-    process::{Child, Command, Stdio},
+    io::{BufRead, Read},
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -10,55 +10,30 @@ use tokio::{task::JoinSet, time::sleep};
 
 use crate::support::{
     PATIENCE,
-    example::example,
+    example::{Server, example},
     http_client::{Answer, HttpClient},
     redis_server::RedisServer,
 };
-
-struct Server {
-    process: Child,
-    url: String,
-    output: BufReader<std::process::ChildStdout>,
-    client: HttpClient,
-}
 
 fn command(variables: &[(&str, &str)]) -> Command {
     example("server", &[&[("PORT", "0")], variables].concat())
 }
 
-impl Server {
-    fn start(variables: &[(&str, &str)]) -> Self {
-        let mut process = command(variables).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let mut output = BufReader::new(process.stdout.take().unwrap());
-        let mut line = String::new();
-        output.read_line(&mut line).unwrap();
-        let url = line.trim().strip_prefix("listening on ").unwrap().to_owned();
-        Self { process, url, output, client: HttpClient::new() }
-    }
-
-    async fn get(&self, path: &str) -> Answer {
-        self.client.get(&format!("{}{path}", self.url)).await
-    }
-
-    async fn log_in(&self) -> Answer {
-        self.client.send("POST", &format!("{}/login", self.url), &[]).await
-    }
-
-    async fn api(&self, path: &str, key: &str) -> Answer {
-        self.client.send("GET", &format!("{}/api/{path}", self.url), &[("x-api-key", key)]).await
-    }
+fn start(variables: &[(&str, &str)]) -> Server {
+    Server::start("server", variables)
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+async fn log_in(server: &Server) -> Answer {
+    server.send("POST", "/login", &[]).await
+}
+
+async fn api(server: &Server, path: &str, key: &str) -> Answer {
+    server.send("GET", &format!("/api/{path}"), &[("x-api-key", key)]).await
 }
 
 #[tokio::test]
 async fn hello_admits_five_and_again_after_exactly_retry_after() {
-    let server = Server::start(&[]);
+    let server = start(&[]);
     for remaining in (0..5).rev() {
         let answer = server.get("/hello").await;
         assert_eq!((answer.status.as_u16(), answer.number("x-ratelimit-remaining")), (200, Some(remaining)));
@@ -75,7 +50,7 @@ async fn hello_admits_five_and_again_after_exactly_retry_after() {
 #[tokio::test]
 async fn two_servers_on_one_redis_admit_exactly_five_of_a_hundred_at_once() {
     let redis = RedisServer::start();
-    let servers = [(); 2].map(|()| Server::start(&[("REDIS_URL", &redis.url())]));
+    let servers = [(); 2].map(|()| start(&[("REDIS_URL", &redis.url())]));
     // A request that met a slow machine's deadline is let through without figures, and may have been counted: then this
     // try shows nothing, and the next one has to.
     for _ in 0..5 {
@@ -100,28 +75,28 @@ async fn two_servers_on_one_redis_admit_exactly_five_of_a_hundred_at_once() {
 
 #[tokio::test]
 async fn items_and_search_spend_from_the_same_two_limits() {
-    let server = Server::start(&[]);
-    assert_eq!(server.api("search", "ada").await.number("x-ratelimit-remaining"), Some(0));
-    let refused = server.api("items", "ada").await;
+    let server = start(&[]);
+    assert_eq!(api(&server, "search", "ada").await.number("x-ratelimit-remaining"), Some(0));
+    let refused = api(&server, "items", "ada").await;
     assert_eq!((refused.status.as_u16(), refused.number("x-ratelimit-limit")), (429, Some(10)));
-    assert_eq!(server.api("items", "bob").await.number("x-ratelimit-remaining"), Some(9));
+    assert_eq!(api(&server, "items", "bob").await.number("x-ratelimit-remaining"), Some(9));
     assert_eq!(server.get("/api/items").await.status, 401);
     assert_eq!(server.get("/api/nowhere").await.status, 404);
 
     // Ten searches fit into a minute, one into a second.
     for _ in 0..9 {
-        while server.api("search", "ada").await.status == 429 {
+        while api(&server, "search", "ada").await.status == 429 {
             sleep(Duration::from_millis(100)).await;
         }
     }
     sleep(Duration::from_millis(1_100)).await;
-    let refused = server.api("items", "ada").await;
+    let refused = api(&server, "items", "ada").await;
     assert_eq!((refused.status.as_u16(), refused.number("x-ratelimit-limit")), (429, Some(100)));
 }
 
 #[tokio::test]
 async fn behind_a_proxy_the_forwarded_address_counts() {
-    let server = Server::start(&[("TRUSTED_PROXIES", "127.0.0.0/8, 10.0.0.0/8")]);
+    let server = start(&[("TRUSTED_PROXIES", "127.0.0.0/8, 10.0.0.0/8")]);
     let url = format!("{}/login", server.url);
     let mut statuses = Vec::new();
     for chain in ["198.51.100.1, 192.0.2.1", "198.51.100.2, 192.0.2.1, 10.0.0.1", "192.0.2.1", "192.0.2.1", "192.0.2.2"]
@@ -130,7 +105,7 @@ async fn behind_a_proxy_the_forwarded_address_counts() {
     }
     assert_eq!(statuses, [200, 200, 200, 429, 200]);
 
-    let direct = Server::start(&[]);
+    let direct = start(&[]);
     let url = format!("{}/login", direct.url);
     let mut statuses = Vec::new();
     for chain in ["192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.4"] {
@@ -143,10 +118,10 @@ async fn behind_a_proxy_the_forwarded_address_counts() {
 async fn assert_degraded(server: &Server) {
     for number in 0..10 {
         let asked = Instant::now();
-        let login = server.log_in().await;
+        let login = log_in(server).await;
         assert_eq!((login.status.as_u16(), login.number("x-ratelimit-limit")), (503, None), "login {number}");
         assert!((1..=5).contains(&login.number("retry-after").unwrap()));
-        let items = server.api("items", "ada").await;
+        let items = api(server, "items", "ada").await;
         assert_eq!((items.status.as_u16(), items.number("x-ratelimit-limit")), (200, None), "items {number}");
         // Two deadlines of 50 ms. A wait for a connection or for a reply would take a second and more.
         assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
@@ -156,7 +131,7 @@ async fn assert_degraded(server: &Server) {
 /// Decisions are back when an answer has figures again.
 async fn assert_recovers(server: &Server) {
     let back = Instant::now();
-    while server.api("items", "ada").await.number("x-ratelimit-limit").is_none() {
+    while api(server, "items", "ada").await.number("x-ratelimit-limit").is_none() {
         assert!(back.elapsed() < PATIENCE, "no decisions after {PATIENCE:?}");
         sleep(Duration::from_millis(10)).await;
     }
@@ -166,7 +141,7 @@ async fn assert_recovers(server: &Server) {
 #[tokio::test]
 async fn a_hanging_redis_leaves_each_route_in_its_mode() {
     let redis = RedisServer::start();
-    let server = Server::start(&[("REDIS_URL", &redis.url())]);
+    let server = start(&[("REDIS_URL", &redis.url())]);
     assert_recovers(&server).await;
     redis.pause();
     assert_degraded(&server).await;
@@ -177,7 +152,7 @@ async fn a_hanging_redis_leaves_each_route_in_its_mode() {
 #[tokio::test]
 async fn a_killed_redis_leaves_each_route_in_its_mode() {
     let mut redis = RedisServer::start();
-    let server = Server::start(&[("REDIS_URL", &redis.url())]);
+    let server = start(&[("REDIS_URL", &redis.url())]);
     assert_recovers(&server).await;
     redis.kill();
     assert_degraded(&server).await;
@@ -189,7 +164,7 @@ async fn a_killed_redis_leaves_each_route_in_its_mode() {
 async fn redis_may_come_up_after_the_server() {
     let mut redis = RedisServer::start();
     redis.kill();
-    let server = Server::start(&[("REDIS_URL", &redis.url())]);
+    let server = start(&[("REDIS_URL", &redis.url())]);
     assert_degraded(&server).await;
     redis.restart();
     assert_recovers(&server).await;
@@ -198,11 +173,11 @@ async fn redis_may_come_up_after_the_server() {
 #[tokio::test]
 async fn a_flushed_script_is_no_error() {
     let redis = RedisServer::start();
-    let server = Server::start(&[("REDIS_URL", &redis.url())]);
+    let server = start(&[("REDIS_URL", &redis.url())]);
     assert_recovers(&server).await;
     for _ in 0..20 {
         redis.run::<()>("SCRIPT FLUSH");
-        assert!(server.api("items", "ada").await.number("x-ratelimit-limit").is_some());
+        assert!(api(&server, "items", "ada").await.number("x-ratelimit-limit").is_some());
     }
 }
 
@@ -210,7 +185,7 @@ async fn a_flushed_script_is_no_error() {
 #[tokio::test]
 async fn it_shuts_down_gracefully() {
     for signal in ["-INT", "-TERM"] {
-        let mut server = Server::start(&[]);
+        let mut server = start(&[]);
         server.get("/health").await;
         // The client's connection would keep the server waiting.
         server.client = HttpClient::new();

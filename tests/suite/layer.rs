@@ -14,43 +14,20 @@ use std::{
 };
 
 use axum::body::Body;
-use http::{HeaderMap, Request, Response, StatusCode, request::Parts};
-use http_body_util::BodyExt;
+use http::{Request, Response, StatusCode, request::Parts};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_sliding_window::{
-    Decision, Degraded, EXPOSED_HEADERS, Error, Header, Key, KeyError, Limit, ManualClock, MemoryStore, PeerIp,
+    Decision, Degraded, EXPOSED_HEADERS, Error, Header, KeyError, Limit, ManualClock, MemoryStore, PeerIp,
     RateLimitLayer, Rejection, ResetFormat,
 };
 
 use crate::support::{
     log::Log,
+    requests::{anyone, figures, hello, json, request},
     stores::{Failing, Silent},
 };
 
 const CALLS: Limit = Limit::per_minute("calls", 2);
-
-/// Everybody is the same.
-fn anyone(_: &Parts) -> Result<Key, KeyError> {
-    Ok(Key::new("test", "anyone"))
-}
-
-fn request() -> Request<Body> {
-    Request::new(Body::empty())
-}
-
-async fn hello(_: Request<Body>) -> Result<Response<Body>, Infallible> {
-    Ok(Response::new(Body::from("hello")))
-}
-
-async fn json(response: Response<Body>) -> String {
-    String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().into()).unwrap()
-}
-
-/// The rate-limit headers: limit, remaining, reset, retry-after.
-fn figures(headers: &HeaderMap) -> [Option<&str>; 4] {
-    ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset", "retry-after"]
-        .map(|name| headers.get(name).map(|value| value.to_str().unwrap()))
-}
 
 #[tokio::test]
 async fn an_admitted_request_carries_its_decision_and_its_response_the_figures() {

@@ -1,6 +1,6 @@
 //! The layer under axum and under plain hyper, over real sockets.
 
-use std::{convert::Infallible, net::SocketAddr};
+use std::convert::Infallible;
 
 use axum::{Extension, Router, routing::get};
 use http::{Request, Response, request::Parts};
@@ -14,16 +14,9 @@ use tokio::net::TcpListener;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{Decision, Header, Key, KeyError, Limit, MemoryStore, PeerIp, RateLimitLayer};
 
-use crate::support::{http_client::HttpClient, stores::Failing};
+use crate::support::{http_client::HttpClient, http_server::serve, stores::Failing};
 
 const CALLS: Limit = Limit::per_hour("calls", 2);
-
-async fn serve(app: Router) -> String {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    tokio::spawn(async { axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await });
-    url
-}
 
 #[tokio::test]
 async fn axum_counts_by_the_peer_of_the_connection() {

@@ -5,7 +5,9 @@
 #[cfg(feature = "tracing")]
 mod throttle;
 
-use super::extract::KeyError;
+use std::time::Duration;
+
+use super::{extract::KeyError, rejection::Rejection, shadow::ShadowRefusals};
 use crate::{check::NeverFits, error::Error, limiter::FailureMode};
 
 /// The log lines of one layer.
@@ -17,6 +19,27 @@ pub(super) struct Events {
     no_key: throttle::Throttle,
     #[cfg(feature = "tracing")]
     never_fits: throttle::Throttle,
+    #[cfg(feature = "tracing")]
+    shadow: throttle::Throttle,
+    #[cfg(feature = "tracing")]
+    not_settled: throttle::Throttle,
+    #[cfg(feature = "tracing")]
+    settled_late: throttle::Throttle,
+    #[cfg(feature = "tracing")]
+    closes: throttle::Throttle,
+    #[cfg(feature = "tracing")]
+    not_closed: throttle::Throttle,
+}
+
+impl Events {
+    /// What an operator has to know of a rejection: not those that a limit is there for.
+    pub(super) fn rejected(&self, rejection: &Rejection) {
+        match rejection {
+            Rejection::NeverFits(error) => self.never_fits(error),
+            Rejection::NoKey(error) if error.status().is_server_error() => self.no_key(error),
+            _ => {}
+        }
+    }
 }
 
 #[cfg(feature = "tracing")]
@@ -34,9 +57,42 @@ impl Events {
         }
     }
 
-    pub(super) fn never_fits(&self, error: &NeverFits) {
+    fn never_fits(&self, error: &NeverFits) {
         if let Some(suppressed) = self.never_fits.pass() {
             tracing::warn!(%error, suppressed, "request can never be admitted");
+        }
+    }
+
+    pub(super) fn shadow(&self, refusals: &ShadowRefusals) {
+        if let Some(suppressed) = self.shadow.pass() {
+            let limits = refusals.listed();
+            tracing::info!(limits, suppressed, "limits in the shadow would have refused a request");
+        }
+    }
+
+    pub(super) fn not_settled(&self, error: &Error) {
+        if let Some(suppressed) = self.not_settled.pass() {
+            let error = Chain(error);
+            tracing::warn!(%error, suppressed, "a request is not settled, and stays charged as it was");
+        }
+    }
+
+    pub(super) fn settled_late(&self) {
+        if let Some(suppressed) = self.settled_late.pass() {
+            tracing::warn!(suppressed, "a response took longer than its lease: what it has cost is not counted");
+        }
+    }
+
+    pub(super) fn closes(&self, time: Duration) {
+        if let Some(suppressed) = self.closes.pass() {
+            tracing::info!(?time, suppressed, "an upstream says to stay away");
+        }
+    }
+
+    pub(super) fn not_closed(&self, error: &Error) {
+        if let Some(suppressed) = self.not_closed.pass() {
+            let error = Chain(error);
+            tracing::warn!(%error, suppressed, "an upstream says to stay away, but its limits stay open");
         }
     }
 }
@@ -48,7 +104,17 @@ impl Events {
 
     pub(super) fn no_key(&self, _: &KeyError) {}
 
-    pub(super) fn never_fits(&self, _: &NeverFits) {}
+    fn never_fits(&self, _: &NeverFits) {}
+
+    pub(super) fn shadow(&self, _: &ShadowRefusals) {}
+
+    pub(super) fn not_settled(&self, _: &Error) {}
+
+    pub(super) fn settled_late(&self) {}
+
+    pub(super) fn closes(&self, _: Duration) {}
+
+    pub(super) fn not_closed(&self, _: &Error) {}
 }
 
 /// An error and its causes in one line.

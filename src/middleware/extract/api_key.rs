@@ -66,6 +66,12 @@ impl ApiKey {
         Self { source: Source::Bearer, secret: secret.clone() }
     }
 
+    /// The key of a token, for lists and resets. White space around it does not count.
+    #[must_use]
+    pub fn key(&self, token: &str) -> Key {
+        Key::new("api-key", self.secret.hash(token.trim()))
+    }
+
     fn token<'a>(&self, parts: &'a Parts) -> Result<&'a str, KeyError> {
         let Source::Header(name) = &self.source else {
             return bearer_token(single_value(&parts.headers, &AUTHORIZATION)?);
@@ -84,7 +90,7 @@ impl ApiKey {
 impl KeyExtractor for ApiKey {
     fn extract(&self, parts: &Parts) -> Result<Key, KeyError> {
         let token = self.token(parts).map_err(|error| error.unauthorized(self.challenge()))?;
-        Ok(Key::new("api-key", self.secret.hash(token)))
+        Ok(self.key(token))
     }
 }
 

@@ -100,6 +100,12 @@ impl ClientIp {
         Ok(self)
     }
 
+    /// The key of an address, for lists and resets. Of an IPv6 address it is that of its whole prefix.
+    #[must_use]
+    pub fn key(&self, address: IpAddr) -> Key {
+        self.prefix.key(address)
+    }
+
     fn is_trusted(&self, address: IpAddr) -> bool {
         self.trusted.iter().any(|range| range.contains(&address))
     }
@@ -133,7 +139,7 @@ impl ClientIp {
 
 impl KeyExtractor for ClientIp {
     fn extract(&self, parts: &Parts) -> Result<Key, KeyError> {
-        self.client(parts).map(|client| self.prefix.key(client))
+        self.client(parts).map(|client| self.key(client))
     }
 }
 

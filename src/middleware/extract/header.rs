@@ -41,19 +41,24 @@ impl Header {
     pub fn new(name: impl TryInto<HeaderName>) -> Self {
         Self { name: header_name(name) }
     }
+
+    /// The key of a value, for lists and resets. White space around it does not count.
+    #[must_use]
+    pub fn key(&self, value: &str) -> Key {
+        // A header's name cannot hold a colon, so two headers never give the same text.
+        Key::joined("header", &[self.name.as_str().as_bytes(), b":", value.trim().as_bytes()])
+    }
 }
 
 impl KeyExtractor for Header {
     fn extract(&self, parts: &Parts) -> Result<Key, KeyError> {
-        let value = single_value(&parts.headers, &self.name)?;
-        // A header's name cannot hold a colon, so two headers never give the same text.
-        Ok(Key::joined("header", &[self.name.as_str().as_bytes(), b":", value.as_bytes()]))
+        single_value(&parts.headers, &self.name).map(|value| self.key(value))
     }
 }
 
 /// The name as it is, or a panic where the layer is built.
 #[track_caller]
-pub(super) fn header_name(name: impl TryInto<HeaderName>) -> HeaderName {
+pub(in crate::middleware) fn header_name(name: impl TryInto<HeaderName>) -> HeaderName {
     match name.try_into() {
         Ok(name) => name,
         Err(_) => panic!("a header name must be a token of letters, digits and !#$%&'*+-.^_`|~"),

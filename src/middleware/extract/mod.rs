@@ -8,6 +8,8 @@
 //!    put into the extensions. Its argument needs its type: `|parts: &Parts|`.
 //! 4. [`and`](KeyExtractor::and) makes one key of two. [`or`](KeyExtractor::or) takes the second only where the first
 //!    is absent; a value that is there but malformed is an error and no way around.
+//! 5. The built-in extractors make the key of a value that is known otherwise, too, for a reset or a list: see
+//!    [`ApiKey::key`].
 //!
 //! ```
 //! use http::{Request, request::Parts};
@@ -37,6 +39,7 @@ use std::{borrow::Cow, error, fmt};
 
 use http::{HeaderValue, StatusCode, request::Parts};
 
+pub(super) use self::header::header_name;
 pub use self::{
     address::InvalidPrefix,
     api_key::{ApiKey, Secret, WeakSecret},

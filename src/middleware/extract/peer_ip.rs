@@ -47,11 +47,17 @@ impl PeerIp {
     pub fn ipv6_prefix(self, bits: u8) -> Result<Self, InvalidPrefix> {
         Ok(Self { prefix: Ipv6Prefix::new(bits)? })
     }
+
+    /// The key of an address, for lists and resets. Of an IPv6 address it is that of its whole prefix.
+    #[must_use]
+    pub fn key(&self, address: IpAddr) -> Key {
+        self.prefix.key(address)
+    }
 }
 
 impl KeyExtractor for PeerIp {
     fn extract(&self, parts: &Parts) -> Result<Key, KeyError> {
-        Ok(self.prefix.key(peer(parts)?))
+        peer(parts).map(|peer| self.key(peer))
     }
 }
 

@@ -1,6 +1,12 @@
 //! The examples as programs of their own.
 
-use std::{env, process::Command};
+use std::{
+    env,
+    io::{BufRead, BufReader},
+    process::{Child, ChildStdout, Command, Stdio},
+};
+
+use super::http_client::{Answer, HttpClient};
 
 /// All settings that examples take. Those of whoever runs the tests are not theirs.
 const SETTINGS: [&str; 13] = [
@@ -31,4 +37,44 @@ pub(crate) fn example(name: &str, settings: &[(&str, &str)]) -> Command {
     });
     command.envs(settings.iter().copied());
     command
+}
+
+/// An example that is a server, on a port of its own, until it is dropped.
+pub(crate) struct Server {
+    pub(crate) process: Child,
+    pub(crate) url: String,
+    /// What it prints after its address.
+    pub(crate) output: BufReader<ChildStdout>,
+    pub(crate) client: HttpClient,
+}
+
+impl Server {
+    pub(crate) fn start(name: &str, settings: &[(&str, &str)]) -> Self {
+        let mut command = example(name, &[&[("PORT", "0")], settings].concat());
+        let mut process = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut output = BufReader::new(process.stdout.take().unwrap());
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        let url = line.trim().strip_prefix("listening on ").unwrap().to_owned();
+        Self { process, url, output, client: HttpClient::new() }
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        self.send("GET", path, &[]).await
+    }
+
+    pub(crate) async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+        self.client.send(method, &format!("{}{path}", self.url), headers).await
+    }
+
+    pub(crate) async fn post(&self, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+        self.client.send_with("POST", &format!("{}{path}", self.url), headers, body).await
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
 }

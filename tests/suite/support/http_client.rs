@@ -1,7 +1,7 @@
 //! A client for servers on this machine.
 
 use http::{HeaderMap, Request, StatusCode};
-use http_body_util::{BodyExt, Empty};
+use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
@@ -9,7 +9,7 @@ use hyper_util::{
 };
 
 #[derive(Clone)]
-pub(crate) struct HttpClient(Client<HttpConnector, Empty<Bytes>>);
+pub(crate) struct HttpClient(Client<HttpConnector, Full<Bytes>>);
 
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
@@ -27,9 +27,13 @@ impl HttpClient {
     }
 
     pub(crate) async fn send(&self, method: &str, url: &str, headers: &[(&str, &str)]) -> Answer {
+        self.send_with(method, url, headers, "").await
+    }
+
+    pub(crate) async fn send_with(&self, method: &str, url: &str, headers: &[(&str, &str)], body: &str) -> Answer {
         let request = Request::builder().method(method).uri(url);
         let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
-        let response = self.0.request(request.body(Empty::new()).unwrap()).await.unwrap();
+        let response = self.0.request(request.body(Full::from(body.to_owned())).unwrap()).await.unwrap();
         let (parts, body) = response.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
         Answer { status: parts.status, headers: parts.headers, body: String::from_utf8(body.into()).unwrap() }

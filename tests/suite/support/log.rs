@@ -3,6 +3,8 @@
 use std::{
     io,
     sync::{Arc, Mutex},
+    thread,
+    time::Duration,
 };
 
 use tracing_subscriber::{filter::LevelFilter, util::SubscriberInitExt};
@@ -19,6 +21,9 @@ impl Log {
         let writer = lines.clone();
         let subscriber = tracing_subscriber::fmt().with_ansi(false).with_max_level(LevelFilter::TRACE);
         let subscriber = subscriber.with_writer(move || writer.clone()).finish().set_default();
+        // An event that another test came to for the first time just now may have missed this subscriber: it asks again.
+        thread::sleep(Duration::from_millis(5));
+        tracing::callsite::rebuild_interest_cache();
         Self { lines, _subscriber: Box::new(subscriber) }
     }
 

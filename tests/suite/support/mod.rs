@@ -2,10 +2,12 @@
 
 pub(crate) mod example;
 pub(crate) mod http_client;
+pub(crate) mod http_server;
 pub(crate) mod log;
 pub(crate) mod model;
 pub(crate) mod proxy;
 pub(crate) mod redis_server;
+pub(crate) mod requests;
 pub(crate) mod stores;
 
 use std::time::Duration;

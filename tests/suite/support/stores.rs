@@ -1,8 +1,12 @@
-//! Stores that do not decide.
+//! Stores that do not decide, and one whose settlements are watched.
 
-use std::future::{Pending, Ready, pending, ready};
+use std::{
+    future::{Future, Pending, Ready, pending, ready},
+    pin::Pin,
+    sync::{Arc, Mutex},
+};
 
-use tower_sliding_window::{Check, Decision, Key, Limit, Settled, Settlement, Store, StoreError};
+use tower_sliding_window::{Check, Decision, Key, Limit, MemoryStore, Settled, Settlement, Store, StoreError};
 
 /// A store that always fails.
 #[derive(Clone)]
@@ -45,5 +49,55 @@ impl Store for Silent {
 
     fn reset(&self, _: Limit, _: Key) -> Self::Reset {
         pending()
+    }
+}
+
+/// A store that remembers its settlements, and may fail to settle.
+#[derive(Clone)]
+pub(crate) struct Watched {
+    store: MemoryStore,
+    settles: Settles,
+    /// Of each settlement, the costs.
+    settlements: Arc<Mutex<Vec<Vec<Option<u64>>>>>,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum Settles {
+    Well,
+    Fails,
+    Never,
+}
+
+impl Watched {
+    pub(crate) fn new(store: MemoryStore, settles: Settles) -> Self {
+        Self { store, settles, settlements: Arc::default() }
+    }
+
+    pub(crate) fn settlements(&self) -> Vec<Vec<Option<u64>>> {
+        self.settlements.lock().unwrap().clone()
+    }
+}
+
+impl Store for Watched {
+    type Decide = <MemoryStore as Store>::Decide;
+    type Settle = Pin<Box<dyn Future<Output = Result<Settled, StoreError>> + Send>>;
+    type Reset = <MemoryStore as Store>::Reset;
+
+    fn decide(&self, check: Check) -> Self::Decide {
+        self.store.decide(check)
+    }
+
+    fn settle(&self, settlement: Settlement) -> Self::Settle {
+        let costs = settlement.accounts().map(|account| account.cost()).collect();
+        self.settlements.lock().unwrap().push(costs);
+        match self.settles {
+            Settles::Well => Box::pin(self.store.settle(settlement)),
+            Settles::Fails => Box::pin(Failing.settle(settlement)),
+            Settles::Never => Box::pin(Silent.settle(settlement)),
+        }
+    }
+
+    fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
+        self.store.reset(limit, key)
     }
 }

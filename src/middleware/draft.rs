@@ -1,0 +1,116 @@
+//! What one limit makes of a request, before its check is whole.
+
+use std::{
+    future::poll_fn,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use super::{rejection::Rejection, shadow::LeftOut};
+use crate::{
+    check::{Charge, NeverFits},
+    error::{ChoiceError, Error},
+    key::Key,
+    limit::Limit,
+    limiter::Limiter,
+    store::Store,
+};
+
+/// What one limit makes of a request.
+pub(super) enum Draft {
+    Charge(Charge),
+    /// The limit is in the shadow, and cannot charge the request.
+    LeftOut(LeftOut),
+    /// There is no such limit for this request.
+    Nothing,
+    Choosing(Choosing),
+}
+
+/// How a limit charges.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    /// For how long it reserves its units, if it settles them.
+    pub(super) lease: Option<Duration>,
+    pub(super) is_shadow: bool,
+}
+
+/// A limit that is being chosen, or none, and what is to be charged to it.
+pub(super) struct Choosing {
+    pub(super) choice: Choice,
+    pub(super) key: Key,
+    pub(super) cost: u64,
+    pub(super) terms: Terms,
+}
+
+/// In a box, since each limit of a layer may choose in its own way.
+pub(super) type Choice = Pin<Box<dyn Future<Output = Result<Option<Limit>, ChoiceError>> + Send>>;
+
+impl Terms {
+    pub(super) fn charge(self, limit: Limit, key: Key, cost: u64) -> Result<Draft, NeverFits> {
+        match Charge::new(limit, key, cost) {
+            Ok(charge) => {
+                let charge = self.lease.into_iter().fold(charge, Charge::reserve);
+                Ok(Draft::Charge(if self.is_shadow { charge.in_shadow() } else { charge }))
+            }
+            Err(error) if self.is_shadow => {
+                Ok(Draft::LeftOut(LeftOut::new(Some(error.limit().clone()), Rejection::NeverFits(error))))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What is a rejection where the limit is not in the shadow.
+    pub(super) fn forgive(self, limit: Option<&Limit>, rejection: Rejection) -> Result<Draft, Rejection> {
+        if self.is_shadow { Ok(Draft::LeftOut(LeftOut::new(limit.cloned(), rejection))) } else { Err(rejection) }
+    }
+
+    fn chosen(self, choice: Result<Option<Limit>, ChoiceError>, key: Key, cost: u64) -> Result<Draft, Error> {
+        match choice {
+            Ok(Some(limit)) => Ok(self.charge(limit, key, cost)?),
+            Ok(None) => Ok(Draft::Nothing),
+            Err(error) if self.is_shadow => {
+                Ok(Draft::LeftOut(LeftOut::new(None, Rejection::Unavailable(error.into()))))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Choosing {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Draft, Error>> {
+        let choice = self.choice.as_mut().poll(cx);
+        choice.map(|choice| self.terms.chosen(choice, self.key.clone(), self.cost))
+    }
+
+    /// Too late.
+    fn give_up(&self, deadline: Duration) -> Result<Draft, Error> {
+        self.terms.chosen(Err(ChoiceError::TimedOut { deadline }), self.key.clone(), self.cost)
+    }
+}
+
+/// Chooses all limits that have to be, at once, within the deadline.
+pub(super) async fn choose<S: Store>(drafts: &mut [Draft], limiter: &Limiter<S>) -> Result<(), Error> {
+    let chosen = poll_fn(|cx| {
+        let mut is_pending = false;
+        for draft in drafts.iter_mut() {
+            if let Draft::Choosing(choosing) = draft {
+                match choosing.poll(cx) {
+                    Poll::Ready(chosen) => *draft = chosen?,
+                    Poll::Pending => is_pending = true,
+                }
+            }
+        }
+        if is_pending { Poll::Pending } else { Poll::Ready(Ok(())) }
+    });
+    match limiter.within(chosen).await {
+        Ok(chosen) => chosen,
+        Err(Error::TimedOut { deadline }) => drafts.iter_mut().try_for_each(|draft| {
+            if let Draft::Choosing(choosing) = draft {
+                *draft = choosing.give_up(deadline)?;
+            }
+            Ok(())
+        }),
+        Err(error) => Err(error),
+    }
+}

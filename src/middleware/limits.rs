@@ -1,0 +1,66 @@
+//! The limits of a layer.
+
+use std::{error, fmt, iter};
+
+use super::keyed_limit::KeyedLimit;
+use crate::limit::Limit;
+
+/// The limits of a layer, at least one. No two that are not chosen for each request have one name.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    first: KeyedLimit,
+    rest: Vec<KeyedLimit>,
+}
+
+impl Limits {
+    pub(super) fn new(first: KeyedLimit) -> Self {
+        Self { first, rest: Vec::new() }
+    }
+
+    /// Adds a limit, unless there is one of that name already.
+    pub(super) fn push(&mut self, limit: KeyedLimit) -> Result<(), InvalidLimits> {
+        if let Some(name) = limit.limit().map(Limit::name)
+            && self.iter().any(|other| other.limit().is_some_and(|other| other.name() == name))
+        {
+            return Err(InvalidLimits::SameName { name: name.to_owned() });
+        }
+        self.rest.push(limit);
+        Ok(())
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &KeyedLimit> {
+        iter::once(&self.first).chain(&self.rest)
+    }
+
+    pub(super) fn get(&self, place: usize) -> Option<&KeyedLimit> {
+        place.checked_sub(1).map_or(Some(&self.first), |place| self.rest.get(place))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        1 + self.rest.len()
+    }
+}
+
+/// Limits that no layer can have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InvalidLimits {
+    /// There are none, so nothing would be limited.
+    None,
+    /// Two have the same name, so they would count into each other.
+    SameName {
+        /// The name.
+        name: String,
+    },
+}
+
+impl fmt::Display for InvalidLimits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("a layer needs at least one limit"),
+            Self::SameName { name } => write!(f, "two limits of one layer are named {name:?}"),
+        }
+    }
+}
+
+impl error::Error for InvalidLimits {}

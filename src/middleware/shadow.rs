@@ -1,0 +1,82 @@
+//! What limits in the shadow would have refused.
+
+use http::{HeaderName, HeaderValue, Response};
+
+use super::rejection::Rejection;
+use crate::{decision::Decision, limit::Limit};
+
+/// In the extensions of a response: what limits in the [shadow](super::KeyedLimit::in_shadow) would have refused, of all
+/// layers that it went through.
+#[derive(Clone, Debug)]
+pub struct ShadowRefusals {
+    decisions: Vec<Decision>,
+    left_out: Vec<LeftOut>,
+}
+
+/// A limit in the shadow that could not charge a request at all, and was left out of its check.
+#[derive(Clone, Debug)]
+pub struct LeftOut {
+    limit: Option<Limit>,
+    rejection: Rejection,
+}
+
+impl ShadowRefusals {
+    /// What there is to tell, if there is something.
+    pub(super) fn of(decision: Option<&Decision>, left_out: Vec<LeftOut>) -> Option<Self> {
+        let refused = decision.filter(|decision| decision.shadow_refusals().next().is_some());
+        let is_any = refused.is_some() || !left_out.is_empty();
+        is_any.then(|| Self { decisions: refused.cloned().into_iter().collect(), left_out })
+    }
+
+    /// The names of the limits that would have refused the request.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let refusals = self.decisions().flat_map(Decision::shadow_refusals).map(|status| status.limit().name());
+        refusals.chain(self.left_out().filter_map(LeftOut::limit).map(Limit::name))
+    }
+
+    /// The decisions in which a limit without room is: see [`Decision::shadow_refusals`].
+    pub fn decisions(&self) -> impl Iterator<Item = &Decision> {
+        self.decisions.iter()
+    }
+
+    /// The limits that could not charge the request at all.
+    pub fn left_out(&self) -> impl Iterator<Item = &LeftOut> {
+        self.left_out.iter()
+    }
+
+    /// Adds them to a response, and their names to a header of it, if there is to be one.
+    pub(super) fn write<B>(mut self, response: &mut Response<B>, header: Option<&HeaderName>) {
+        let names = || HeaderValue::try_from(self.listed()).ok();
+        if let Some((header, names)) = header.and_then(|header| Some((header, names()?))) {
+            // Where layers are stacked, each has a line.
+            response.headers_mut().append(header, names);
+        }
+        if let Some(inner) = response.extensions_mut().remove::<Self>() {
+            self.decisions.extend(inner.decisions);
+            self.left_out.extend(inner.left_out);
+        }
+        response.extensions_mut().insert(self);
+    }
+
+    pub(super) fn listed(&self) -> String {
+        self.names().collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl LeftOut {
+    pub(super) fn new(limit: Option<Limit>, rejection: Rejection) -> Self {
+        Self { limit, rejection }
+    }
+
+    /// The limit, if it is known.
+    #[must_use]
+    pub fn limit(&self) -> Option<&Limit> {
+        self.limit.as_ref()
+    }
+
+    /// What it would have answered.
+    #[must_use]
+    pub fn rejection(&self) -> &Rejection {
+        &self.rejection
+    }
+}

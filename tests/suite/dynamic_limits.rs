@@ -1,0 +1,260 @@
+//! Limits that are chosen for each request.
+
+use std::{
+    convert::Infallible,
+    error::Error as _,
+    future::pending,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::body::Body;
+use http::{Request, Response, request::Parts};
+use tokio::time::{Instant, sleep};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_sliding_window::{
+    ChoiceError, Decision, Degraded, Error, Header, Key, KeyError, KeyedLimit, Limit, MemoryStore, RateLimitLayer,
+    Rejection, ShadowRefusals,
+};
+
+use crate::support::{
+    log::Log,
+    requests::{anyone, figures, hello, json, request},
+};
+
+const FREE: Limit = Limit::per_hour("calls", 1);
+const PRO: Limit = Limit::per_hour("calls", 3);
+const BURST: Limit = Limit::per_second("burst", 10);
+
+/// By the plan in a header: `x-plan: free`, `pro`, or no limit.
+fn by_plan(parts: &Parts) -> impl Future<Output = Result<Option<Limit>, Infallible>> + Send + use<> {
+    let plan = parts.headers.get("x-plan").map(|plan| plan.to_str().unwrap().to_owned());
+    async move {
+        tokio::task::yield_now().await;
+        Ok(match plan.as_deref() {
+            Some("free") => Some(FREE),
+            Some("pro") => Some(PRO),
+            _ => None,
+        })
+    }
+}
+
+/// A choice that needs no time.
+fn at_once(limit: Limit) -> KeyedLimit {
+    KeyedLimit::chosen(anyone, move |_: &Parts| {
+        let limit = limit.clone();
+        async move { Ok::<_, Infallible>(limit) }
+    })
+}
+
+fn of_plan(plan: &str) -> Request<Body> {
+    Request::get("/").header("x-plan", plan).body(Body::empty()).unwrap()
+}
+
+fn refusals(response: &Response<Body>) -> Vec<String> {
+    let refusals: Option<&ShadowRefusals> = response.extensions().get();
+    let left_out = refusals.into_iter().flat_map(ShadowRefusals::left_out);
+    left_out.map(|left_out| format!("{:?} {:?}", left_out.limit().map(Limit::name), left_out.rejection())).collect()
+}
+
+#[tokio::test]
+async fn a_request_is_held_to_the_limit_of_its_plan() {
+    let layer = RateLimitLayer::new(MemoryStore::new()).limit(KeyedLimit::chosen(Header::new("x-user"), by_plan));
+    let app = layer.layer(service_fn(hello));
+    let call = |plan: &str, user: &str| {
+        let request = Request::get("/").header("x-plan", plan).header("x-user", user).body(Body::empty()).unwrap();
+        app.clone().oneshot(request)
+    };
+    let mut seen = Vec::new();
+    // The last one has moved to another plan of the same name, and takes along what is used.
+    for (plan, user) in [
+        ("free", "ada"),
+        ("free", "ada"),
+        ("pro", "bob"),
+        ("pro", "bob"),
+        ("pro", "bob"),
+        ("pro", "bob"),
+        ("pro", "ada"),
+    ] {
+        let response = call(plan, user).await.unwrap();
+        let [limit, remaining, ..] = figures(response.headers()).map(|figure| figure.unwrap_or_default().to_owned());
+        seen.push((response.status().as_u16(), limit, remaining));
+    }
+    let seen: Vec<_> = seen.iter().map(|(status, limit, remaining)| (*status, &**limit, &**remaining)).collect();
+    let bob = [(200, "3", "2"), (200, "3", "1"), (200, "3", "0"), (429, "3", "0")];
+    assert_eq!(seen[..2], [(200, "1", "0"), (429, "1", "0")]);
+    assert_eq!(seen[2..6], bob);
+    assert_eq!(seen[6], (200, "3", "1"));
+}
+
+#[tokio::test]
+async fn no_limit_leaves_the_others_and_without_others_nothing_is_decided() {
+    let store = MemoryStore::new();
+    let service = service_fn(|request: Request<Body>| async move {
+        let is_decided = request.extensions().get::<Decision>().is_some();
+        Ok::<_, Infallible>(Response::new(Body::from(is_decided.to_string())))
+    });
+    let free = RateLimitLayer::new(store.clone()).limit(KeyedLimit::chosen(anyone, by_plan));
+    let response = free.clone().layer(service).oneshot(of_plan("own")).await.unwrap();
+    assert_eq!((response.status().as_u16(), figures(response.headers())), (200, [None; 4]));
+    assert!(response.extensions().get::<Degraded>().is_none());
+    assert_eq!(json(response).await, "false");
+    assert_eq!(store.keys(), 0);
+
+    let response = free.limit(BURST.by(anyone)).layer(service).oneshot(of_plan("own")).await.unwrap();
+    assert_eq!(figures(response.headers())[..2], [Some("10"), Some("9")]);
+    assert_eq!(json(response).await, "true");
+    assert_eq!(store.keys(), 1);
+}
+
+#[tokio::test]
+async fn a_choice_that_fails_is_dealt_with_in_the_layers_mode() {
+    let log = Log::start();
+    let failing = KeyedLimit::chosen(anyone, |_: &Parts| async { Err::<Limit, _>("no plans today") });
+    let layer = RateLimitLayer::new(MemoryStore::new()).limit(BURST.by(anyone)).limit(failing);
+    let response = layer.clone().fail_open().layer(service_fn(hello)).oneshot(request()).await.unwrap();
+    assert_eq!((response.status().as_u16(), figures(response.headers())), (200, [None; 4]));
+    let degraded: &Degraded = response.extensions().get().unwrap();
+    assert!(matches!(degraded.error(), Error::NoLimit(ChoiceError::Failed(_))));
+    let cause = degraded.error().source().unwrap().source().unwrap();
+    assert_eq!(cause.to_string(), "no plans today");
+    assert!(
+        log.text().contains("no rate limit could be chosen: choosing a limit failed: no plans today"),
+        "{}",
+        log.text()
+    );
+
+    let response = layer.fail_closed().layer(service_fn(hello)).oneshot(request()).await.unwrap();
+    assert_eq!(response.status(), 503);
+    assert!(matches!(response.extensions().get(), Some(Rejection::Unavailable(Error::NoLimit(_)))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_limits_are_chosen_at_once_within_the_deadline() {
+    let after = |millis: u64, name: &'static str| {
+        KeyedLimit::chosen(anyone, move |_: &Parts| async move {
+            sleep(Duration::from_millis(millis)).await;
+            Ok::<_, Infallible>(Limit::per_minute(name, 5))
+        })
+    };
+    let layer = RateLimitLayer::new(MemoryStore::new()).deadline(Duration::from_millis(40)).fail_closed();
+    let asked = Instant::now();
+    let app = layer.clone().limit(after(30, "a")).limit(after(30, "b")).layer(service_fn(hello));
+    assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
+    assert_eq!(asked.elapsed(), Duration::from_millis(30));
+
+    let asked = Instant::now();
+    let app = layer.limit(after(30, "a")).limit(after(50, "b")).layer(service_fn(hello));
+    let response = app.oneshot(request()).await.unwrap();
+    assert_eq!((response.status().as_u16(), asked.elapsed()), (503, Duration::from_millis(40)));
+    let Some(Rejection::Unavailable(error)) = response.extensions().get() else { panic!("{response:?}") };
+    assert_eq!(error.source().unwrap().to_string(), "choosing a limit took longer than 40ms");
+}
+
+/// Only at run time can it be known that two limits are the same.
+#[tokio::test]
+async fn one_limit_chosen_twice_for_one_key_is_an_error() {
+    let store = MemoryStore::new();
+    let layer = RateLimitLayer::new(store.clone()).fail_closed().limit(FREE.by(anyone)).limit(at_once(PRO));
+    let response = layer.clone().layer(service_fn(hello)).oneshot(request()).await.unwrap();
+    assert_eq!(response.status(), 503);
+    let Some(Rejection::Unavailable(error)) = response.extensions().get() else { panic!("{response:?}") };
+    let Error::NoLimit(ChoiceError::Duplicate(duplicate)) = error else { panic!("{error:?}") };
+    assert_eq!(duplicate.to_string(), r#"one check charges the limit "calls" twice for the same key"#);
+    assert_eq!(store.keys(), 0, "nothing is counted");
+
+    let other = |_: &Parts| Ok::<_, KeyError>(Key::new("test", "other"));
+    let layer = RateLimitLayer::new(store.clone()).limit(at_once(PRO)).limit(FREE.by(other));
+    assert_eq!(layer.layer(service_fn(hello)).oneshot(request()).await.unwrap().status(), 200);
+    assert_eq!(store.keys(), 2);
+
+    // Names that are known beforehand are still compared where the layer is built.
+    let layer = RateLimitLayer::new(store).limit(at_once(PRO)).limit(FREE.by(anyone)).limit(at_once(PRO));
+    assert!(layer.try_limit(PRO.by(anyone)).is_err());
+}
+
+#[tokio::test]
+async fn without_a_key_nothing_is_chosen() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&asked);
+    let limit = KeyedLimit::chosen(Header::new("x-user"), move |_: &Parts| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        async { Ok::<_, Infallible>(None) }
+    });
+    let response =
+        RateLimitLayer::new(MemoryStore::new()).limit(limit).layer(service_fn(hello)).oneshot(request()).await.unwrap();
+    assert_eq!((response.status().as_u16(), asked.load(Ordering::Relaxed)), (400, 0));
+}
+
+#[tokio::test]
+async fn a_chosen_limit_charges_settles_and_refuses_like_any_other() {
+    let app = RateLimitLayer::new(MemoryStore::new())
+        .limit(BURST.by(anyone).settle(|_| 7))
+        .limit(at_once(PRO).cost(|_| 2).settle(|_| 1))
+        .layer(service_fn(hello));
+    let response = app.clone().oneshot(request()).await.unwrap();
+    assert_eq!(figures(response.headers())[..2], [Some("3"), Some("2")]);
+    let response = app.clone().oneshot(request()).await.unwrap();
+    assert_eq!(figures(response.headers())[..2], [Some("10"), Some("0")]);
+    assert_eq!(app.oneshot(request()).await.unwrap().status(), 429);
+
+    let dear = RateLimitLayer::new(MemoryStore::new()).limit(at_once(PRO)).cost(|_| 4).layer(service_fn(hello));
+    let response = dear.oneshot(request()).await.unwrap();
+    assert!(matches!(response.extensions().get(), Some(Rejection::NeverFits(_))), "{response:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_the_shadow_no_choice_is_wrong() {
+    let log = Log::start();
+    let failing = KeyedLimit::chosen(anyone, |_: &Parts| async { Err::<Limit, _>("no plans today") });
+    let slow = KeyedLimit::chosen(anyone, |_: &Parts| pending::<Result<Limit, Infallible>>());
+    let layer = RateLimitLayer::new(MemoryStore::new())
+        .fail_closed()
+        .limit(BURST.by(anyone))
+        .limit(failing.in_shadow())
+        .limit(slow.in_shadow())
+        .limit(at_once(PRO).cost(|_| 4).in_shadow());
+    let response = layer.layer(service_fn(hello)).oneshot(request()).await.unwrap();
+    assert_eq!((response.status().as_u16(), figures(response.headers())[1]), (200, Some("9")));
+    let [failed, late, dear] = &refusals(&response)[..] else { panic!("{:?}", refusals(&response)) };
+    let is_so =
+        failed.contains("Failed") && late.contains("TimedOut") && dear.starts_with(r#"Some("calls") NeverFits"#);
+    assert!(is_so, "{failed}\n{late}\n{dear}");
+    assert!(log.text().contains("choosing a limit failed: no plans today"), "{}", log.text());
+
+    // Of two that are the same, the one in the shadow gives way, whichever comes first.
+    for limits in [[at_once(FREE).in_shadow(), at_once(PRO)], [at_once(PRO), at_once(FREE).in_shadow()]] {
+        let layer = RateLimitLayer::new(MemoryStore::new()).fail_closed().limits(limits).unwrap();
+        let app = layer.layer(service_fn(hello));
+        for (status, remaining) in [(200, "2"), (200, "1"), (200, "0"), (429, "0")] {
+            let response = app.clone().oneshot(request()).await.unwrap();
+            assert_eq!((response.status().as_u16(), figures(response.headers())[1]), (status, Some(remaining)));
+            if status == 200 {
+                assert!(refusals(&response)[0].contains("Duplicate"), "{:?}", refusals(&response));
+            }
+        }
+    }
+}
+
+/// Whose settlement is whose, when a later limit has taken the place of an earlier one.
+#[tokio::test]
+async fn a_limit_that_takes_anothers_place_is_settled_by_its_own_rule() {
+    let app = RateLimitLayer::new(MemoryStore::new())
+        .limit(at_once(PRO).in_shadow().settle(|_| 3))
+        .limit(at_once(PRO).settle(|_| 0))
+        .layer(service_fn(hello));
+    for _ in 0..5 {
+        let response = app.clone().oneshot(request()).await.unwrap();
+        assert_eq!((response.status().as_u16(), figures(response.headers())[1]), (200, Some("3")));
+    }
+}
+
+#[test]
+fn a_future_that_chooses_can_be_sent() {
+    fn is_sent<T: Send>(_: T) {}
+    let mut app = RateLimitLayer::new(MemoryStore::new()).limit(at_once(PRO)).layer(service_fn(hello));
+    is_sent(tower::Service::call(&mut app, request()));
+}

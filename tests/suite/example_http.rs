@@ -1,0 +1,74 @@
+//! The small examples that are servers, as programs.
+
+use std::io::BufRead;
+
+use crate::support::example::Server;
+
+#[tokio::test]
+async fn only_failed_logins_count_by_address_and_by_account() {
+    let server = Server::start("login", &[]);
+    let log_in = async |account: &str, password: &str| {
+        let answer = server.post(&format!("/login/{account}"), &[], password).await;
+        (answer.status.as_u16(), answer.number("x-ratelimit-remaining"), answer.number("x-ratelimit-limit"))
+    };
+    for _ in 0..20 {
+        assert_eq!(log_in("ada", "correct horse").await, (200, Some(5), Some(5)));
+    }
+    for remaining in (0..5).rev() {
+        assert_eq!(log_in("ada", "wrong").await, (401, Some(remaining), Some(5)));
+        if remaining > 0 {
+            assert_eq!(log_in("bob", "correct horse").await, (200, Some(remaining), Some(5)));
+        }
+    }
+    assert_eq!(log_in("ada", "correct horse").await, (429, Some(0), Some(5)));
+}
+
+#[tokio::test]
+async fn guesses_that_arrive_together_are_counted_together() {
+    let server = Server::start("login", &[]);
+    let mut guesses = tokio::task::JoinSet::new();
+    for _ in 0..40 {
+        let (client, url) = (server.client.clone(), format!("{}/login/ada", server.url));
+        guesses.spawn(async move { client.send_with("POST", &url, &[], "wrong").await.status.as_u16() });
+    }
+    let mut statuses = guesses.join_all().await;
+    statuses.sort_unstable();
+    assert_eq!((&statuses[..5], statuses.iter().filter(|status| **status == 429).count()), (&[401; 5][..], 35));
+}
+
+#[tokio::test]
+async fn tokens_count_as_the_answer_says() {
+    let server = Server::start("llm_tokens", &[]);
+    let complete = async |prompt: &str, headers: &[(&str, &str)]| {
+        server.post("/complete", &[&[("x-api-key", "ada")], headers].concat(), prompt).await
+    };
+    // An estimate of a hundred each would allow for three of them.
+    for _ in 0..10 {
+        let answer = complete("one two three", &[]).await;
+        assert_eq!(
+            (answer.status.as_u16(), answer.number("x-tokens-used"), &*answer.body),
+            (200, Some(6), "one two three\n")
+        );
+    }
+    let answer = complete(&"long ".repeat(170), &[("x-max-tokens", "0")]).await;
+    assert_eq!((answer.status.as_u16(), answer.number("x-tokens-used")), (200, Some(170)));
+    // 230 are used, and the requests are not the fewest that are left any more.
+    let answer = complete(&"long ".repeat(70), &[("x-max-tokens", "80")]).await;
+    assert_eq!((answer.number("x-tokens-used"), answer.number("x-ratelimit-remaining")), (Some(140), Some(30)));
+    assert_eq!(answer.number("x-ratelimit-limit"), Some(400));
+    let refused = complete("one", &[]).await;
+    assert_eq!((refused.status.as_u16(), refused.number("x-ratelimit-limit")), (429, Some(400)));
+    // A short answer still fits.
+    assert_eq!(complete("one", &[("x-max-tokens", "5")]).await.status, 200);
+    assert_eq!(server.send("POST", "/complete", &[]).await.status, 401);
+}
+
+#[test]
+fn they_say_what_to_try() {
+    for name in ["login", "llm_tokens"] {
+        let mut server = Server::start(name, &[]);
+        let mut line = String::new();
+        server.output.read_line(&mut line).unwrap();
+        assert!(line.starts_with("try: curl -i ") && line.contains(&server.url), "{line}");
+    }
+}

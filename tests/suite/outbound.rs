@@ -1,0 +1,246 @@
+//! The layer around a client: calls to an upstream that has limits of its own.
+
+use std::{
+    convert::Infallible,
+    future::{Ready, ready},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use axum::{Router, body::Body, routing::get};
+use http::{HeaderMap, Request, Response, request::Parts};
+use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
+use tower_sliding_window::{
+    Check, Decision, Degraded, Key, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Rejection, Settled,
+    Settlement, Store, StoreError,
+};
+
+use crate::support::{
+    PATIENCE,
+    http_server::serve,
+    log::Log,
+    requests::{anyone, figures, request},
+    stores::Failing,
+};
+
+const CALLS: Limit = Limit::per_minute("calls", 10);
+/// Short enough to wait for.
+const TIGHT: Limit = Limit::per("tight", 2, Duration::from_millis(300));
+
+/// An upstream that answers as it is told by the request's headers, and counts its calls.
+struct Upstream {
+    url: String,
+    calls: Arc<AtomicUsize>,
+}
+
+impl Upstream {
+    async fn start() -> Self {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&calls);
+        let answer = move |headers: HeaderMap| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            ready(told(&headers))
+        };
+        let url = serve(Router::new().route("/", get(answer))).await;
+        Self { url, calls }
+    }
+
+    fn calls(&self) -> usize {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    /// Through a client of its own behind the layer.
+    async fn call<S: Store>(&self, layer: &RateLimitLayer<S>, headers: &[(&str, &str)]) -> Response<Body> {
+        let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
+        let client = client.map_response(|response| response.map(Body::new));
+        let client = ServiceBuilder::new().layer(layer.clone()).service(client);
+        let request =
+            headers.iter().fold(Request::get(&self.url), |request, (name, value)| request.header(*name, *value));
+        client.oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
+    }
+}
+
+/// `answer-x: y` in the request is `x: y` in the response; `answer` is its status.
+fn told(headers: &HeaderMap) -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    for (name, value) in headers {
+        match name.as_str().strip_prefix("answer") {
+            Some("") => *response.status_mut() = value.to_str().unwrap().parse().unwrap(),
+            Some(name) => {
+                let name = http::HeaderName::try_from(&name[1..]).unwrap();
+                response.headers_mut().insert(name, value.clone());
+            }
+            None => {}
+        }
+    }
+    response
+}
+
+fn layer(limit: KeyedLimit) -> RateLimitLayer<MemoryStore> {
+    RateLimitLayer::new(MemoryStore::new()).limit(limit).deadline(PATIENCE)
+}
+
+#[tokio::test]
+async fn a_call_over_the_limit_does_not_reach_the_upstream() {
+    let (upstream, layer) = (Upstream::start().await, layer(TIGHT.by(anyone)).cost(|_| 2));
+    assert_eq!(upstream.call(&layer, &[]).await.status(), 200);
+    let refused = upstream.call(&layer, &[]).await;
+    assert_eq!((refused.status().as_u16(), figures(refused.headers())[3]), (429, Some("1")));
+    assert_eq!(upstream.calls(), 1);
+}
+
+#[tokio::test]
+async fn a_call_waits_for_room_if_that_is_not_too_long() {
+    let (upstream, layer) = (Upstream::start().await, layer(TIGHT.by(anyone)));
+    let patient = layer.clone().wait_up_to(PATIENCE);
+    let asked = Instant::now();
+    for _ in 0..5 {
+        assert_eq!(upstream.call(&patient, &[]).await.status(), 200);
+    }
+    assert!(asked.elapsed() >= 2 * TIGHT.window(), "{:?}", asked.elapsed());
+    assert_eq!(upstream.calls(), 5);
+
+    // The limit is what it is for others: a day is more than anybody's patience here.
+    let impatient = self::layer(Limit::per_day("day", 1).by(anyone)).wait_up_to(PATIENCE);
+    assert_eq!(upstream.call(&impatient, &[]).await.status(), 200);
+    let asked = Instant::now();
+    let refused = upstream.call(&impatient, &[]).await;
+    assert!(matches!(refused.extensions().get(), Some(Rejection::Limited(_))), "{refused:?}");
+    assert!(asked.elapsed() < PATIENCE / 2, "{:?}", asked.elapsed());
+}
+
+#[tokio::test]
+async fn a_chosen_limit_is_waited_for_and_settled_like_any_other() {
+    let choose = |_: &Parts| async { Ok::<_, Infallible>(TIGHT) };
+    let layer = layer(KeyedLimit::chosen(anyone, choose).cost(|_| 2).settle(|_| 1)).wait_up_to(PATIENCE);
+    let (upstream, asked) = (Upstream::start().await, Instant::now());
+    for remaining in ["1", "1"] {
+        let response = upstream.call(&layer, &[]).await;
+        assert_eq!((response.status().as_u16(), figures(response.headers())[1]), (200, Some(remaining)));
+    }
+    assert!(asked.elapsed() >= TIGHT.window(), "{:?}", asked.elapsed());
+}
+
+#[tokio::test]
+async fn an_upstream_that_says_to_stay_away_is_left_alone() {
+    let log = Log::start();
+    let says = [
+        (&[("answer", "429"), ("answer-retry-after", "30")][..], 429, "30"),
+        (&[("answer", "503"), ("answer-retry-after", "20")], 503, "20"),
+        (&[("answer-x-ratelimit-remaining", "0"), ("answer-x-ratelimit-reset", "10")], 200, "10"),
+        (&[("answer", "429")], 429, "1"),
+    ];
+    for (headers, status, wait) in says {
+        let (upstream, layer) = (Upstream::start().await, layer(CALLS.by(anyone)).heed_upstream());
+        assert_eq!(upstream.call(&layer, &[]).await.status(), 200);
+        assert_eq!(upstream.call(&layer, headers).await.status(), status);
+        let refused = upstream.call(&layer, &[]).await;
+        assert_eq!(
+            (refused.status().as_u16(), figures(refused.headers())),
+            (429, [Some("10"), Some("0"), Some(wait), Some(wait)])
+        );
+        assert_eq!(upstream.calls(), 2);
+    }
+    assert!(log.text().contains("an upstream says to stay away"), "{}", log.text());
+}
+
+/// Whatever it says, of itself and of when to come back.
+#[tokio::test]
+async fn an_upstream_that_is_not_listened_to_closes_nothing() {
+    let (upstream, layer) = (Upstream::start().await, layer(CALLS.by(anyone)));
+    for _ in 0..3 {
+        let response = upstream.call(&layer, &[("answer", "429"), ("answer-retry-after", "30")]).await;
+        assert_eq!(response.headers()["retry-after"], "30");
+    }
+    assert_eq!(upstream.calls(), 3);
+}
+
+#[tokio::test]
+async fn the_figures_of_a_heeded_upstream_are_its_own() {
+    let upstream = Upstream::start().await;
+    let layer = layer(CALLS.by(anyone).settle(|_| 3)).heed_upstream();
+    let response = upstream.call(&layer, &[("answer-x-ratelimit-remaining", "4000")]).await;
+    assert_eq!(figures(response.headers()), [None, Some("4000"), None, None]);
+    let response = upstream.call(&layer, &[]).await;
+    assert_eq!(figures(response.headers()), [None; 4]);
+}
+
+#[tokio::test]
+async fn who_waits_comes_back_when_the_upstream_has_said() {
+    let (upstream, layer) = (Upstream::start().await, layer(CALLS.by(anyone)).heed_upstream());
+    let layer = layer.wait_up_to(PATIENCE);
+    assert_eq!(upstream.call(&layer, &[("answer", "429"), ("answer-retry-after", "1")]).await.status(), 429);
+    let asked = Instant::now();
+    assert_eq!(upstream.call(&layer, &[]).await.status(), 200);
+    assert!(asked.elapsed() > Duration::from_millis(800), "{:?}", asked.elapsed());
+}
+
+/// What is settled is not what is closed; what is in the shadow is not closed.
+#[tokio::test]
+async fn a_response_is_settled_and_all_of_its_limits_are_closed() {
+    let store = MemoryStore::new();
+    let (free, tried, plain) = (Limit::per_hour("free", 9), Limit::per_hour("tried", 9), Limit::per_hour("plain", 9));
+    let layer = RateLimitLayer::new(store.clone())
+        .limit(free.clone().by(anyone).cost(|_| 4).settle(|_| 0))
+        .limit(tried.clone().by(anyone).in_shadow())
+        .limit(plain.clone().by(anyone))
+        .deadline(PATIENCE)
+        .heed_upstream();
+    let upstream = Upstream::start().await;
+    upstream.call(&layer, &[("answer", "429"), ("answer-retry-after", "60")]).await;
+    let (limiter, mut left) = (Limiter::new(store), Vec::new());
+    for limit in [&free, &tried, &plain] {
+        let key = anyone(&request().into_parts().0).unwrap();
+        let decision = limiter.peek(limit, key).await.unwrap();
+        left.push((decision.remaining(), decision.reset_after() <= Duration::from_secs(60)));
+    }
+    assert_eq!(left, [(0, true), (8, false), (0, true)]);
+}
+
+/// A store that decides once, and is then gone.
+#[derive(Clone)]
+struct Once {
+    store: MemoryStore,
+    asked: Arc<AtomicUsize>,
+}
+
+impl Store for Once {
+    type Decide = Pin<Box<dyn Future<Output = Result<Decision, StoreError>> + Send>>;
+    type Settle = Ready<Result<Settled, StoreError>>;
+    type Reset = Ready<Result<(), StoreError>>;
+
+    fn decide(&self, check: Check) -> Self::Decide {
+        match self.asked.fetch_add(1, Ordering::Relaxed) {
+            0 => Box::pin(self.store.decide(check)),
+            _ => Box::pin(Failing.decide(check)),
+        }
+    }
+
+    fn settle(&self, settlement: Settlement) -> Self::Settle {
+        self.store.settle(settlement)
+    }
+
+    fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
+        self.store.reset(limit, key)
+    }
+}
+
+#[tokio::test]
+async fn a_limit_that_cannot_be_closed_leaves_the_response_as_it_is() {
+    let log = Log::start();
+    let store = Once { store: MemoryStore::new(), asked: Arc::default() };
+    let layer = RateLimitLayer::new(store).limit(CALLS.by(anyone)).heed_upstream();
+    let app = layer.layer(service_fn(|request: Request<Body>| ready(Ok::<_, Infallible>(told(request.headers())))));
+    let told = Request::get("/").header("answer", "429").header("answer-retry-after", "7").body(Body::empty()).unwrap();
+    let response = app.clone().oneshot(told).await.unwrap();
+    assert_eq!((response.status().as_u16(), figures(response.headers())[3]), (429, Some("7")));
+    assert!(log.text().contains("its limits stay open"), "{}", log.text());
+
+    let response = app.oneshot(request()).await.unwrap();
+    assert!(response.status() == 200 && response.extensions().get::<Degraded>().is_some());
+}

@@ -1,0 +1,298 @@
+//! What a request has cost, told by its response.
+
+use std::{
+    convert::Infallible,
+    future::{Future, pending, poll_fn},
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::pin,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use axum::body::Body;
+use http::{Request, Response, StatusCode};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_sliding_window::{
+    Algorithm, Charge, Check, Degraded, Key, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, Outcome,
+    RateLimitLayer, RedisStore, Settlement, Store,
+};
+
+use crate::support::{
+    Fixture, PATIENCE,
+    log::Log,
+    memory, redis,
+    redis_server::RedisServer,
+    requests::{anyone, figures, hello, request},
+    stores::{Failing, Settles, Watched},
+};
+
+const LOGIN: Limit = Limit::per_minute("login", 2);
+const TOKENS: Limit = Limit::per_hour("tokens", 1_000);
+
+/// What an answer has used, in the response's extensions.
+#[derive(Clone)]
+struct Used(u64);
+
+/// Answers with the status in the path, and with the tokens that are asked for in a header.
+async fn answer(request: Request<Body>) -> Result<Response<Body>, Infallible> {
+    let status: StatusCode = request.uri().path()[1..].parse().unwrap();
+    let used = request.headers().get("x-use").map(|value| Used(value.to_str().unwrap().parse().unwrap()));
+    let response = Response::builder().status(status);
+    let response = used.into_iter().fold(response, |response, used| response.extension(used));
+    Ok(response.body(Body::empty()).unwrap())
+}
+
+fn asks(status: u16, tokens: u64) -> Request<Body> {
+    Request::get(format!("/{status}")).header("x-use", tokens).body(Body::empty()).unwrap()
+}
+
+fn used(outcome: &Outcome<'_>) -> u64 {
+    outcome.response().extensions.get().map_or_else(|| outcome.cost(), |Used(tokens)| *tokens)
+}
+
+/// A store, its clock, and a limiter that looks into it.
+fn store() -> (MemoryStore, ManualClock, Limiter<MemoryStore>) {
+    let clock = ManualClock::new();
+    let store = MemoryStore::builder().clock(&clock).build();
+    (store.clone(), clock, Limiter::new(store))
+}
+
+async fn spent(limiter: &Limiter<MemoryStore>, limit: &Limit) -> u64 {
+    limiter.peek(limit, anyone(&request().into_parts().0).unwrap()).await.unwrap().used()
+}
+
+#[tokio::test]
+async fn only_failed_logins_count() {
+    let limit = LOGIN.by(anyone).settle(|o| u64::from(o.status() == 401));
+    let app = RateLimitLayer::new(MemoryStore::new()).limit(limit).layer(service_fn(answer));
+    let mut seen = Vec::new();
+    for status in [200, 401, 200, 200, 401, 200] {
+        let response = app.clone().oneshot(asks(status, 0)).await.unwrap();
+        let [_, remaining, _, _] = figures(response.headers()).map(|figure| figure.map(str::to_owned));
+        seen.push((response.status().as_u16(), remaining.unwrap()));
+    }
+    let seen: Vec<_> = seen.iter().map(|(status, remaining)| (*status, &**remaining)).collect();
+    assert_eq!(seen, [(200, "2"), (401, "1"), (200, "1"), (200, "1"), (401, "0"), (429, "0")]);
+}
+
+#[tokio::test]
+async fn what_an_answer_has_used_is_counted_whether_less_or_more_than_reserved() {
+    let (store, clock, limiter) = store();
+    let app = RateLimitLayer::new(store).limit(TOKENS.by(anyone).cost(|_| 500).settle(used)).layer(service_fn(answer));
+    for (tokens, all) in [(10, 10), (490, 500)] {
+        let response = app.clone().oneshot(asks(200, tokens)).await.unwrap();
+        assert_eq!(figures(response.headers())[1], Some(&*(1_000 - all).to_string()));
+        assert_eq!(spent(&limiter, &TOKENS).await, all);
+        clock.advance(Duration::from_secs(60));
+    }
+    // More than the limit: what was spent was spent.
+    let response = app.clone().oneshot(asks(200, 5_000)).await.unwrap();
+    assert_eq!((response.status(), figures(response.headers())[1]), (StatusCode::OK, Some("0")));
+    assert_eq!(spent(&limiter, &TOKENS).await, 5_500);
+    let refused = app.clone().oneshot(asks(200, 1)).await.unwrap();
+    assert_eq!((refused.status(), figures(refused.headers())[3]), (StatusCode::TOO_MANY_REQUESTS, Some("3600")));
+}
+
+#[tokio::test]
+async fn a_settled_limit_and_one_that_is_not_are_decided_and_settled_together() {
+    let (store, _clock, limiter) = store();
+    let watched = Watched::new(store, Settles::Well);
+    let errors = Limit::per_minute("errors", 10);
+    let app = RateLimitLayer::new(watched.clone())
+        .limit(LOGIN.by(anyone))
+        .limit(TOKENS.by(anyone).cost(|_| 500).settle(used))
+        .limit(errors.clone().by(anyone).settle(|o| if o.status().is_server_error() { 0 } else { o.cost() }))
+        .layer(service_fn(answer));
+    app.clone().oneshot(asks(500, 20)).await.unwrap();
+    assert_eq!(watched.settlements(), [[None, Some(20), Some(0)]]);
+    let all = (spent(&limiter, &LOGIN).await, spent(&limiter, &TOKENS).await, spent(&limiter, &errors).await);
+    assert_eq!(all, (1, 20, 0));
+
+    // What has cost what was charged leaves nothing to settle.
+    app.oneshot(asks(200, 500)).await.unwrap();
+    assert_eq!(watched.settlements().len(), 1);
+}
+
+#[tokio::test]
+async fn a_limit_has_a_cost_of_its_own() {
+    let (store, _clock, limiter) = store();
+    let app = RateLimitLayer::new(store)
+        .limit(TOKENS.by(anyone).cost(|request| request.headers.len() as u64))
+        .limit(LOGIN.by(anyone))
+        .cost(|_| 2)
+        .layer(service_fn(hello));
+    let request = Request::get("/").header("a", "1").header("b", "2").header("c", "3").body(Body::empty()).unwrap();
+    app.oneshot(request).await.unwrap();
+    assert_eq!((spent(&limiter, &TOKENS).await, spent(&limiter, &LOGIN).await), (3, 2));
+}
+
+#[tokio::test]
+async fn an_outcome_has_the_request_and_the_response() {
+    let (store, _clock, limiter) = store();
+    let cost = |outcome: &Outcome<'_>| {
+        assert_eq!((outcome.request().uri.path(), outcome.status().as_u16(), outcome.cost()), ("/404", 404, 7));
+        assert!(!format!("{outcome:?}").contains("x-use"), "headers may be secret");
+        outcome.request().headers["x-use"].to_str().unwrap().parse().unwrap()
+    };
+    let app = RateLimitLayer::new(store).limit(TOKENS.by(anyone).settle(cost)).cost(|_| 7).layer(service_fn(answer));
+    app.oneshot(asks(404, 77)).await.unwrap();
+    assert_eq!(spent(&limiter, &TOKENS).await, 77);
+}
+
+#[tokio::test]
+async fn with_a_lease_shorter_than_the_window_every_response_is_settled() {
+    let (store, clock, limiter) = store();
+    let watched = Watched::new(store, Settles::Well);
+    let limit = TOKENS.by(anyone).cost(|_| 500).settle(used).lease(Duration::from_secs(30));
+    let app = RateLimitLayer::new(watched.clone()).limit(limit).layer(service_fn(answer));
+    app.oneshot(asks(200, 500)).await.unwrap();
+    assert_eq!(watched.settlements(), [[Some(500)]]);
+    clock.advance(Duration::from_secs(31));
+    assert_eq!(spent(&limiter, &TOKENS).await, 500, "otherwise it would have been given back");
+}
+
+#[tokio::test]
+async fn what_takes_longer_than_its_lease_does_not_count_and_the_log_says_so() {
+    let log = Log::start();
+    let (store, clock, limiter) = store();
+    let slow = move |request| {
+        clock.advance(Duration::from_secs(31));
+        answer(request)
+    };
+    let limit = TOKENS.by(anyone).cost(|_| 500).settle(used).lease(Duration::from_secs(30));
+    let app = RateLimitLayer::new(store).limit(limit).layer(service_fn(slow));
+    let response = app.oneshot(asks(200, 400)).await.unwrap();
+    assert_eq!(figures(response.headers())[1], Some("1000"));
+    assert_eq!(spent(&limiter, &TOKENS).await, 0);
+    assert!(log.text().contains("longer than its lease"), "{}", log.text());
+}
+
+/// Nobody gets out of a charge by giving up, nor by making the service fail.
+#[tokio::test]
+async fn without_a_response_the_charge_stays_for_its_lease() {
+    fn panicking() -> StatusCode {
+        panic!("as handlers do")
+    }
+    let free = |limit: Limit| limit.by(anyone).settle(|_| 0);
+    for lease in [None, Some(Duration::from_secs(5))] {
+        let (store, clock, limiter) = store();
+        let layer = |limit: KeyedLimit| {
+            let limit = lease.into_iter().fold(limit, KeyedLimit::lease);
+            RateLimitLayer::new(store.clone()).limit(limit)
+        };
+        let (failed, dropped, panicked) =
+            (Limit::per_minute("failed", 9), Limit::per_minute("dropped", 9), Limit::per_minute("panicked", 9));
+
+        let failing = service_fn(|_: Request<Body>| async { Err::<Response<Body>, _>("broken") });
+        assert!(layer(free(failed.clone())).layer(failing).oneshot(request()).await.is_err());
+
+        let hanging = service_fn(|_: Request<Body>| pending::<Result<Response<Body>, Infallible>>());
+        {
+            let mut response = pin!(layer(free(dropped.clone())).layer(hanging).call(request()));
+            assert!(response.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        }
+
+        let broken = service_fn(|_: Request<Body>| async {
+            let status = panicking();
+            Ok::<_, Infallible>(Response::builder().status(status).body(Body::empty()).unwrap())
+        });
+        let mut response = pin!(layer(free(panicked.clone())).layer(broken).call(request()));
+        let poll = |cx: &mut Context<'_>| match catch_unwind(AssertUnwindSafe(|| response.as_mut().poll(cx))) {
+            Ok(_) => panic!("it has not panicked"),
+            Err(_) => Poll::Ready(()),
+        };
+        poll_fn(poll).await;
+
+        for limit in [&failed, &dropped, &panicked] {
+            assert_eq!(spent(&limiter, limit).await, 1, "{limit:?}");
+        }
+        clock.advance(lease.unwrap_or(LOGIN.window()));
+        for limit in [&failed, &dropped, &panicked] {
+            assert_eq!(spent(&limiter, limit).await, 0, "{limit:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_goes_out_unsettled_and_the_charge_stays() {
+    let log = Log::start();
+    for settles in [Settles::Fails, Settles::Never] {
+        let (store, _clock, limiter) = store();
+        let limit = TOKENS.by(anyone).cost(|_| 500).settle(used);
+        let app = RateLimitLayer::new(Watched::new(store, settles))
+            .limit(limit)
+            .deadline(Duration::from_millis(40))
+            .layer(service_fn(answer));
+        let asked = tokio::time::Instant::now();
+        for remaining in ["500", "0"] {
+            let response = app.clone().oneshot(asks(200, 1)).await.unwrap();
+            assert_eq!((response.status(), figures(response.headers())[1]), (StatusCode::OK, Some(remaining)));
+        }
+        let waited = if let Settles::Never = settles { 80 } else { 0 };
+        assert_eq!(asked.elapsed(), Duration::from_millis(waited));
+        assert_eq!(spent(&limiter, &TOKENS).await, 1_000);
+    }
+    let lines = |text: &str| log.text().lines().filter(|line| line.contains(text)).count();
+    assert_eq!(lines("stays charged as it was"), 2, "one a second and layer: {}", log.text());
+    assert_eq!(lines("settling an admission failed: out of order"), 1, "{}", log.text());
+    assert_eq!(lines("did not answer within 40ms"), 1, "{}", log.text());
+}
+
+#[tokio::test]
+async fn without_a_decision_or_a_charge_nothing_is_settled() {
+    let limit = || TOKENS.by(anyone).settle(|_| panic!("nothing to settle"));
+    let app = RateLimitLayer::new(Failing).limit(limit()).layer(service_fn(answer));
+    let response = app.oneshot(asks(200, 1)).await.unwrap();
+    assert!(response.extensions().get::<Degraded>().is_some());
+
+    let watched = Watched::new(MemoryStore::new(), Settles::Well);
+    let app = RateLimitLayer::new(watched.clone()).limit(limit()).cost(|_| 0).layer(service_fn(answer));
+    assert_eq!(app.oneshot(asks(200, 1)).await.unwrap().status(), 200);
+    assert!(watched.settlements().is_empty());
+}
+
+/// What the layer needs of a store: of one check, one charge is settled and the other is not.
+async fn one_of_two_is_settled(fixture: Fixture<impl Store>) {
+    let key = || Key::new("test", "anyone");
+    for algorithm in [Algorithm::log(), Algorithm::compact(16), Algorithm::counter(), Algorithm::fixed()] {
+        for lease in [None, Some(Duration::from_secs(60))] {
+            let limiter = &fixture.limiter;
+            let (kept, settled) = (LOGIN.with_algorithm(algorithm), TOKENS.with_algorithm(algorithm));
+            let charge = |limit: &Limit| Charge::new(limit.clone(), key(), 2).unwrap();
+            let plain = lease.into_iter().fold(charge(&kept), Charge::reserve);
+            let check = Check::new(plain).and(charge(&settled).reserve(Duration::from_secs(60))).unwrap();
+            let decision = limiter.check_all(check.clone()).await.unwrap();
+            let settlement = Settlement::new(check, &decision, |charge| (charge.limit() == &settled).then_some(1));
+            assert!(limiter.settle(settlement).await.unwrap().is_known());
+            let kept = limiter.peek(&kept, key()).await.unwrap().used();
+            let settled = limiter.peek(&settled, key()).await.unwrap().used();
+            assert_eq!((kept, settled), (2, 1), "{algorithm:?} {lease:?}");
+            fixture.clock.advance(2 * TOKENS.window());
+        }
+    }
+}
+
+#[tokio::test]
+async fn in_process_a_charge_that_is_not_settled_stays() {
+    one_of_two_is_settled(memory()).await;
+}
+
+#[tokio::test]
+async fn on_redis_a_charge_that_is_not_settled_stays() {
+    one_of_two_is_settled(redis()).await;
+}
+
+#[tokio::test]
+async fn a_layer_on_redis_settles_as_well() {
+    let server = RedisServer::start();
+    let store = RedisStore::builder(&server.url()).connect_timeout(PATIENCE).build().unwrap();
+    let limit = LOGIN.by(anyone).settle(|o| u64::from(o.status() == 401));
+    let app = RateLimitLayer::new(store).limit(limit).deadline(PATIENCE).layer(service_fn(answer));
+    let mut seen = Vec::new();
+    for status in [200, 401, 200, 200, 401, 200] {
+        let response = app.clone().oneshot(asks(status, 0)).await.unwrap();
+        seen.push((response.status().as_u16(), figures(response.headers())[1].map(str::to_owned)));
+    }
+    let seen: Vec<_> = seen.iter().map(|(status, remaining)| (*status, remaining.as_deref().unwrap())).collect();
+    assert_eq!(seen, [(200, "2"), (401, "1"), (200, "1"), (200, "1"), (401, "0"), (429, "0")]);
+}

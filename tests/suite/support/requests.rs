@@ -1,0 +1,31 @@
+//! Requests without a server, and what their responses say.
+
+use std::convert::Infallible;
+
+use axum::body::Body;
+use http::{HeaderMap, Request, Response, request::Parts};
+use http_body_util::BodyExt;
+use tower_sliding_window::{Key, KeyError};
+
+/// Everybody is the same.
+pub(crate) fn anyone(_: &Parts) -> Result<Key, KeyError> {
+    Ok(Key::new("test", "anyone"))
+}
+
+pub(crate) fn request() -> Request<Body> {
+    Request::new(Body::empty())
+}
+
+pub(crate) async fn hello(_: Request<Body>) -> Result<Response<Body>, Infallible> {
+    Ok(Response::new(Body::from("hello")))
+}
+
+pub(crate) async fn json(response: Response<Body>) -> String {
+    String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().into()).unwrap()
+}
+
+/// The rate-limit headers: limit, remaining, reset, retry-after.
+pub(crate) fn figures(headers: &HeaderMap) -> [Option<&str>; 4] {
+    ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset", "retry-after"]
+        .map(|name| headers.get(name).map(|value| value.to_str().unwrap()))
+}
