@@ -1,20 +1,19 @@
 //! The rules of a decision, as plainly as they can be written: the oracle of every store.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use tower_sliding_window::{Algorithm, Decision, Limit};
 
 /// Everything that was ever admitted and has not been found expired.
 #[derive(Debug, Default)]
 pub(crate) struct Model {
-    units: Vec<Unit>,
+    units: HashMap<Bucket, Vec<Unit>>,
     /// How many decisions there have been.
     decisions: usize,
 }
 
 #[derive(Clone, Debug)]
 struct Unit {
-    bucket: Bucket,
     /// Until a window after this time it counts.
     at: u64,
     cost: u64,
@@ -43,6 +42,8 @@ pub(crate) struct ModelCharge {
     /// Microseconds, at most the window.
     pub(crate) lease: Option<u64>,
     pub(crate) is_shadow: bool,
+    /// Of a compact log: how long a sub-window is.
+    part: Option<u64>,
 }
 
 /// How a charge stands after the decision, in microseconds.
@@ -69,7 +70,12 @@ impl Standing {
 
 impl ModelCharge {
     pub(crate) fn new(limit: Limit, bucket: Bucket, cost: u64) -> Self {
-        Self { limit, bucket, cost, lease: None, is_shadow: false }
+        let mut entries = Algorithm::MIN_ENTRIES..=Algorithm::MAX_ENTRIES;
+        let window = u64::try_from(limit.window().as_micros()).unwrap();
+        let is_other = [Algorithm::log(), Algorithm::fixed(), Algorithm::counter()].contains(&limit.algorithm());
+        let entries = if is_other { None } else { entries.find(|n| limit.algorithm() == Algorithm::compact(*n)) };
+        let part = entries.map(|entries| window.div_ceil(u64::from(entries) - 2));
+        Self { limit, bucket, cost, lease: None, is_shadow: false, part }
     }
 
     pub(crate) fn window(&self) -> u64 {
@@ -86,17 +92,11 @@ impl ModelCharge {
 
     /// The time under which an admission is remembered that has no id.
     fn recorded(&self, now: u64) -> u64 {
-        let (algorithm, window) = (self.limit.algorithm(), self.window());
-        if algorithm == Algorithm::log() {
-            return now;
+        match self.part {
+            Some(part) => (now / part + 1) * part - 1,
+            None if self.is_log() => now,
+            None => now / self.window() * self.window(),
         }
-        if algorithm == Algorithm::fixed() || algorithm == Algorithm::counter() {
-            return now / window * window;
-        }
-        let mut entries = Algorithm::MIN_ENTRIES..=Algorithm::MAX_ENTRIES;
-        let entries = entries.find(|entries| algorithm == Algorithm::compact(*entries)).unwrap();
-        let part = window.div_ceil(u64::from(entries) - 2);
-        (now / part + 1) * part - 1
     }
 
     /// The latest time under which anything can be remembered, unless the clock has stepped back.
@@ -108,7 +108,7 @@ impl ModelCharge {
     fn used(&self, units: &[Unit], now: u64, at: u64) -> u64 {
         let (window, mut used, mut current, mut previous) = (self.window(), 0, 0, 0);
         let start = at / window * window;
-        for unit in units.iter().filter(|unit| unit.bucket == self.bucket) {
+        for unit in units {
             let time = unit.at.min(self.present(unit, now));
             if !self.is_counter() || unit.name != Name::None {
                 used += if time + window > at { unit.cost } else { 0 };
@@ -142,7 +142,7 @@ impl Model {
 
     /// The id of the last decision, if it was not given: as the store has told it.
     pub(crate) fn identify(&mut self, id: u64) {
-        for unit in self.units.iter_mut().filter(|unit| unit.decision == self.decisions) {
+        for unit in self.units.values_mut().flatten().filter(|unit| unit.decision == self.decisions) {
             match &mut unit.name {
                 Name::Id(name @ None) | Name::Held(name @ None) => *name = Some(id),
                 _ => {}
@@ -156,7 +156,7 @@ impl Model {
             self.forget(now, charge);
         }
         let Some(place) = self.find(now, charge, id) else { return false };
-        let mut unit = self.units.remove(place);
+        let mut unit = self.units_of(charge).remove(place);
         if charge.lease.is_some() {
             unit.at = at.min(now);
         }
@@ -165,7 +165,7 @@ impl Model {
         }
         (unit.at, unit.name) = (if charge.is_log() { unit.at } else { charge.recorded(unit.at) }, Name::None);
         if cost > 0 {
-            self.units.push(Unit { cost, ..unit });
+            self.units_of(charge).push(Unit { cost, ..unit });
         }
         true
     }
@@ -174,16 +174,16 @@ impl Model {
     pub(crate) fn has_moved(&self, now: u64, charge: &ModelCharge, (id, at): (u64, u64)) -> bool {
         charge.is_log()
             && charge.lease.is_none()
-            && self.find(now, charge, id).is_some_and(|place| self.units[place].at != at)
+            && self.find(now, charge, id).is_some_and(|place| self.of(charge)[place].at != at)
     }
 
     pub(crate) fn reset(&mut self, bucket: Bucket) {
-        self.units.retain(|unit| unit.bucket != bucket);
+        self.units.remove(&bucket);
     }
 
     pub(crate) fn standing(&self, now: u64, charge: &ModelCharge, retry: Option<u64>) -> Standing {
-        let used = charge.used(&self.units, now, now);
-        let live = self.of(charge).filter(|unit| unit.at + charge.window() > now);
+        let used = charge.used(self.of(charge), now, now);
+        let live = self.of(charge).iter().filter(|unit| unit.at + charge.window() > now);
         let reset = match live.map(|unit| unit.at.min(charge.present(unit, now))).min() {
             Some(oldest) if !charge.is_counter() => oldest + charge.window() - now,
             _ if used == 0 => 0,
@@ -208,36 +208,37 @@ impl Model {
                 self.pull_back(now, charge, |unit| unit.name == Name::None);
             }
         }
-        self.units.push(Unit { bucket: charge.bucket, at, cost: charge.cost, name, decision: self.decisions });
+        let unit = Unit { at, cost: charge.cost, name, decision: self.decisions };
+        self.units_of(charge).push(unit);
     }
 
     /// Drops what has left the window. Of a counter that is not done before there is something to write.
     fn forget(&mut self, now: u64, charge: &ModelCharge) {
         let window = charge.window();
-        self.units.retain(|unit| {
+        self.units_of(charge).retain(|unit| {
             let lasts = if charge.is_counter() && unit.name == Name::None { 2 * window } else { window };
-            unit.bucket != charge.bucket || unit.at + lasts > now
+            unit.at + lasts > now
         });
     }
 
     fn find(&self, now: u64, charge: &ModelCharge, id: u64) -> Option<usize> {
         let name = if charge.lease.is_some() { Name::Held(Some(id)) } else { Name::Id(Some(id)) };
-        self.units.iter().position(|unit| {
-            let is_live = unit.at + charge.window() > now;
-            unit.bucket == charge.bucket && unit.name == name && unit.cost == charge.cost && is_live
-        })
+        self.of(charge)
+            .iter()
+            .position(|unit| unit.name == name && unit.cost == charge.cost && unit.at + charge.window() > now)
     }
 
     fn is_counted(&self, now: u64, charge: &ModelCharge, id: Option<u64>) -> bool {
         let is_it = |unit: &Unit| matches!(unit.name, Name::Id(name) | Name::Held(name) if name == id);
         let is_live = |unit: &Unit| unit.at + charge.window() > now;
-        id.is_some() && self.of(charge).any(|unit| is_it(unit) && unit.cost == charge.cost && is_live(unit))
+        id.is_some() && self.of(charge).iter().any(|unit| is_it(unit) && unit.cost == charge.cost && is_live(unit))
     }
 
     /// The time until the charge passes, if nothing else arrives.
     fn retry(&self, now: u64, charge: &ModelCharge, id: Option<u64>) -> Option<u64> {
         let most = charge.limit.units() - charge.cost;
-        let fits = charge.cost == 0 || self.is_counted(now, charge, id) || charge.used(&self.units, now, now) <= most;
+        let fits =
+            charge.cost == 0 || self.is_counted(now, charge, id) || charge.used(self.of(charge), now, now) <= most;
         (!fits).then(|| self.first_fit(now, charge, most))
     }
 
@@ -246,7 +247,7 @@ impl Model {
         let (mut too_short, mut enough) = (0, 3 * charge.window());
         while enough - too_short > 1 {
             let middle = too_short.midpoint(enough);
-            if charge.used(&self.units, now, now + middle) <= most {
+            if charge.used(self.of(charge), now, now + middle) <= most {
                 enough = middle;
             } else {
                 too_short = middle;
@@ -257,12 +258,16 @@ impl Model {
 
     /// What lies in the future counts as having happened now from here on.
     fn pull_back(&mut self, now: u64, charge: &ModelCharge, which: impl Fn(&Unit) -> bool) {
-        for unit in self.units.iter_mut().filter(|unit| unit.bucket == charge.bucket && which(unit)) {
+        for unit in self.units_of(charge).iter_mut().filter(|unit| which(unit)) {
             unit.at = unit.at.min(charge.present(unit, now));
         }
     }
 
-    fn of<'a>(&'a self, charge: &'a ModelCharge) -> impl Iterator<Item = &'a Unit> {
-        self.units.iter().filter(|unit| unit.bucket == charge.bucket)
+    fn of(&self, charge: &ModelCharge) -> &[Unit] {
+        self.units.get(&charge.bucket).map_or(&[], Vec::as_slice)
+    }
+
+    fn units_of(&mut self, charge: &ModelCharge) -> &mut Vec<Unit> {
+        self.units.entry(charge.bucket).or_default()
     }
 }
