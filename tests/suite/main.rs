@@ -24,6 +24,7 @@ mod secrets;
 mod server_time;
 mod servers;
 mod settlement;
+mod settlement_faults;
 mod settling;
 mod shadow;
 mod skipping;

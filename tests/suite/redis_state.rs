@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
-use tower_sliding_window::{Charge, Check, DenyCache, Error, Limit, Limiter, ManualClock, RedisStore};
+use tower_sliding_window::{Algorithm, Charge, Check, DenyCache, Error, Limit, Limiter, ManualClock, RedisStore};
 
 use crate::support::{PATIENCE, redis_server::RedisServer};
 
@@ -269,5 +269,43 @@ async fn a_sum_that_is_not_ours_ends_no_script_in_a_loop() {
         server.run::<()>(&format!("ZADD {key} 50 used {entry}"));
         let _ = limiter.check(&LOGIN, "ada", 1).await;
         assert_eq!(server.run::<String>("PING"), "PONG");
+    }
+}
+
+/// The bytes of a key whose limit is spent in full, evenly over its window.
+async fn bytes_spent_in_full(units: u64, algorithm: Algorithm) -> u64 {
+    const STEPS: u64 = 1_000;
+    let (server, clock) = (RedisServer::start(), ManualClock::new());
+    let store = RedisStore::builder(&server.url()).clock(&clock).build().unwrap();
+    let limiter = Limiter::new(store).deadline(PATIENCE).deny_cache(DenyCache::off());
+    let limit = Limit::per("calls", units, Duration::from_secs(1_000)).with_algorithm(algorithm);
+    let steps = STEPS.min(units);
+    let mut admitted = 0;
+    for _ in 0..steps {
+        let cost = units / steps;
+        admitted += if limiter.check(&limit, "ada", cost).await.unwrap().is_allowed() { cost } else { 0 };
+        clock.advance(limit.window() / u32::try_from(steps).unwrap());
+    }
+    assert!(admitted > units / 2);
+    server.run(&format!("MEMORY USAGE {} SAMPLES 0", only_key(&server)))
+}
+
+/// What the table in the docs of `Algorithm` says.
+#[tokio::test]
+async fn the_documented_memory_is_enough() {
+    for (algorithm, most) in [
+        (Algorithm::compact(128), [3_072; 3]),
+        (Algorithm::compact(16), [512; 3]),
+        (Algorithm::counter(), [300; 3]),
+        (Algorithm::fixed(), [300; 3]),
+    ] {
+        for (units, most) in [100, 1_000, 1_000_000].into_iter().zip(most) {
+            let bytes = bytes_spent_in_full(units, algorithm).await;
+            println!("{algorithm:?} at {units}: {bytes} bytes");
+            assert!(bytes < most, "{algorithm:?} at {units}: {bytes} bytes");
+        }
+    }
+    for units in [100, 1_000] {
+        println!("log at {units}: {} bytes", bytes_spent_in_full(units, Algorithm::log()).await);
     }
 }

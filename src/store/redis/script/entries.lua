@@ -63,10 +63,13 @@ local function join(charge, key, time, units)
   end
   local part = floor(time / charge.part)
   local joined = string.char(part % KEPT, floor(part / KEPT) % 256) .. text(units)
-  call('ZADD', key, at, joined)
+  -- For a counter this is the first write. A compact log must not have one entry more even for a moment: beyond 128 Redis
+  -- changes how it keeps a set, for good.
+  if charge.is_counter then call('ZADD', key, at, joined) end
   for _, member in ipairs(members) do
     if member ~= joined then call('ZREM', key, member) end
   end
+  if not charge.is_counter then call('ZADD', key, at, joined) end
   return #members == 0
 end
 

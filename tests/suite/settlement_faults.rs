@@ -1,0 +1,150 @@
+//! Settlement when something goes wrong: a reply that is lost, a batch that is sent again, a process that is killed.
+
+use std::{
+    io::Write,
+    net::TcpStream,
+    time::{Duration, Instant},
+};
+
+use tower_sliding_window::{
+    Algorithm, ApiKey, Charge, Check, DenyCache, Key, Limit, Limiter, ManualClock, RedisStore, Secret, Settlement,
+};
+
+use crate::support::{PATIENCE, example::Server, proxy::Proxy, redis_server::RedisServer};
+
+const TOKENS: Limit = Limit::per_hour("tokens", 1_000_000);
+const LEASE: Duration = Duration::from_secs(60);
+
+fn limiter(url: &str) -> Limiter<RedisStore> {
+    let store = RedisStore::builder(url).build().unwrap();
+    Limiter::new(store).deadline(PATIENCE).deny_cache(DenyCache::off())
+}
+
+/// The reply to the reservation is lost, and then the one to its settlement: each is sent again, and counts once.
+#[tokio::test]
+async fn lost_replies_count_once() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server).await;
+    let limiter = limiter(proxy.url());
+    let mut expected = 0;
+    for algorithm in [Algorithm::log(), Algorithm::compact(16), Algorithm::counter(), Algorithm::fixed()] {
+        let limit = TOKENS.with_algorithm(algorithm);
+        limiter.peek(&limit, "ada").await.unwrap();
+        for cost in 0..50 {
+            proxy.lose_replies(1);
+            let reservation = limiter.reserve(&limit, "ada", 30, LEASE).await.unwrap().unwrap();
+            assert!(proxy.has_lost_them());
+            assert_eq!(reservation.decision().used(), expected + 30, "{algorithm:?}");
+
+            proxy.lose_replies(1);
+            let settled = reservation.settle(cost).await.unwrap();
+            assert!(proxy.has_lost_them());
+            expected += cost;
+            assert_eq!((settled.is_known(), settled.decision().used()), (true, expected), "{algorithm:?}");
+        }
+        expected = 0;
+    }
+}
+
+/// What has no identity is not sent again: it fails, and has been counted once at most. What travels with it goes on.
+#[tokio::test]
+async fn what_a_second_try_might_count_twice_is_not_sent_again() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server).await;
+    let limiter = limiter(proxy.url());
+    let compact = TOKENS.with_algorithm(Algorithm::compact(16));
+    limiter.peek(&compact, "ada").await.unwrap();
+
+    for round in 1..=20 {
+        proxy.lose_replies(1);
+        assert!(limiter.check(&compact, "ada", 1).await.is_err());
+        assert!(proxy.has_lost_them());
+        assert_eq!(limiter.peek(&compact, "ada").await.unwrap().used(), round);
+    }
+
+    let url = proxy.url().to_owned();
+    let store = RedisStore::builder(&url).connections(1).build().unwrap();
+    let batching = Limiter::new(store).deadline(PATIENCE);
+    batching.peek(&TOKENS, "bob").await.unwrap();
+    proxy.lose_replies(1);
+    let (log, compact) = tokio::join!(batching.check(&TOKENS, "bob", 1), batching.check(&compact, "bob", 1));
+    assert!(compact.is_err() && log.unwrap().used() == 1);
+}
+
+/// A hundred callers settle at once, each twice, and ask in between.
+#[tokio::test]
+async fn settlements_and_checks_travel_together() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    let tasks = (1..=100).map(|cost| {
+        let limiter = limiter.clone();
+        tokio::spawn(async move {
+            let reservation = limiter.reserve(&TOKENS, "ada", 1_000, LEASE).await.unwrap().unwrap();
+            let (first, second) = tokio::join!(reservation.settle(cost), reservation.settle(cost));
+            assert!(first.unwrap().is_known() != second.unwrap().is_known());
+            limiter.check(&TOKENS, "ada", 1).await.unwrap();
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        task.await.unwrap();
+    }
+    assert_eq!(limiter.peek(&TOKENS, "ada").await.unwrap().used(), 100 * 101 / 2 + 100);
+}
+
+/// Equal checks that travel together share an entry: each can be given back by itself, once.
+#[tokio::test]
+async fn copies_that_share_an_entry_are_refunded_one_by_one() {
+    let server = RedisServer::start();
+    let store = RedisStore::builder(&server.url()).connections(1).build().unwrap();
+    let limiter = Limiter::new(store).deadline(PATIENCE);
+    let check = Check::new(Charge::new(TOKENS, "ada", 3).unwrap());
+    let asked: Vec<_> = (0..40).map(|_| tokio::spawn(limiter.check_all(check.clone()))).collect();
+    let mut decisions = Vec::new();
+    for decision in asked {
+        decisions.push(decision.await.unwrap().unwrap());
+    }
+    let entries = || server.run::<i64>(&format!("ZCARD {}", server.keys()[0]));
+    assert!(entries() < 10, "they share");
+    for (place, decision) in decisions.iter().enumerate() {
+        for is_known in [true, false] {
+            let settled = limiter.settle(Settlement::refund(check.clone(), decision)).await.unwrap();
+            let left = 3 * (39 - place as u64);
+            assert_eq!((settled.is_known(), settled.decision().used()), (is_known, left));
+        }
+    }
+    assert!(server.keys().is_empty(), "nothing stays");
+}
+
+/// A server is killed while a request whose tokens it has reserved is still on its way in. They count once, until the
+/// lease ends.
+#[tokio::test]
+async fn what_a_killed_process_has_reserved_comes_back_when_the_lease_ends() {
+    let redis = RedisServer::start();
+    let mut server = Server::start("llm_tokens", &[("REDIS_URL", &redis.url())]);
+    // All but the body, which the handler waits for.
+    let mut request = TcpStream::connect(server.url.trim_start_matches("http://")).unwrap();
+    let head = "POST /complete HTTP/1.1\r\nhost: localhost\r\nx-api-key: ada\r\ncontent-length: 40\r\n\r\n";
+    request.write_all(head.as_bytes()).unwrap();
+
+    let tokens = Limit::per_minute("tokens", 400);
+    let key =
+        || -> Key { ApiKey::header("x-api-key", &Secret::new("everybody can read this secret").unwrap()).key("ada") };
+    let used = async |limiter: &Limiter<RedisStore>| limiter.peek(&tokens, key()).await.unwrap().used();
+    let present = limiter(&redis.url());
+    let started = Instant::now();
+    while used(&present).await == 0 {
+        assert!(started.elapsed() < PATIENCE, "the example reserves nothing");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    server.process.kill().unwrap();
+    server.process.wait().unwrap();
+    assert_eq!(used(&present).await, 110, "a quarter of the bytes, and the longest answer");
+
+    // The same entries, looked at later.
+    for (later, expected) in [(Duration::from_secs(15), 110), (Duration::from_secs(21), 0)] {
+        let clock = ManualClock::new();
+        clock.advance(later);
+        let store = RedisStore::builder(&redis.url()).clock(&clock).build().unwrap();
+        assert_eq!(used(&Limiter::new(store).deadline(PATIENCE)).await, expected, "after {later:?}");
+    }
+}
