@@ -15,7 +15,7 @@ use tower_sliding_window::{
 };
 
 use crate::support::{
-    memory,
+    Fixture, for_every_store,
     stores::{Failing, Silent},
 };
 
@@ -27,9 +27,7 @@ const fn seconds(seconds: u64) -> Duration {
 }
 
 /// Units that leave meanwhile make no room, and those that do not leave count afterwards.
-#[tokio::test]
-async fn a_closed_limit_refuses_everybody_until_exactly_then() {
-    let test = memory();
+async fn a_closed_limit_refuses_everybody_until_exactly_then(test: Fixture<impl Store>) {
     for cost in [3, 2] {
         test.limiter.check(&CALLS, "ada", cost).await.unwrap();
         test.clock.advance(seconds(25));
@@ -52,9 +50,7 @@ async fn a_closed_limit_refuses_everybody_until_exactly_then() {
     assert!(test.limiter.check(&CALLS, "bob", 10).await.unwrap().is_allowed(), "nobody else's was closed");
 }
 
-#[tokio::test]
-async fn a_limit_is_closed_for_its_window_at_most_and_for_no_time_not_at_all() {
-    let test = memory();
+async fn a_limit_is_closed_for_its_window_at_most_and_for_no_time_not_at_all(test: Fixture<impl Store>) {
     test.limiter.close(&CALLS, "ada", Duration::ZERO).await.unwrap();
     assert_eq!(test.limiter.peek(&CALLS, "ada").await.unwrap().used(), 0);
     test.limiter.close(&CALLS, "ada", Duration::MAX).await.unwrap();
@@ -63,33 +59,27 @@ async fn a_limit_is_closed_for_its_window_at_most_and_for_no_time_not_at_all() {
     assert!(test.limiter.check(&CALLS, "ada", 10).await.unwrap().is_allowed());
 }
 
-#[tokio::test]
-async fn a_limit_that_is_used_up_is_left_as_it_is() {
-    let test = memory();
+async fn a_limit_that_is_used_up_is_left_as_it_is(test: Fixture<impl Store>) {
     test.limiter.check(&CALLS, "ada", 10).await.unwrap();
     test.clock.advance(seconds(50));
     test.limiter.close(&CALLS, "ada", seconds(30)).await.unwrap();
     assert_eq!(test.limiter.check(&CALLS, "ada", 1).await.unwrap().retry_after(), Some(seconds(10)));
 }
 
-#[tokio::test]
-async fn a_reset_opens_what_is_closed() {
-    let test = memory();
+async fn a_reset_opens_what_is_closed(test: Fixture<impl Store>) {
     test.limiter.close(&CALLS, "ada", seconds(30)).await.unwrap();
     test.limiter.reset(&CALLS, "ada").await.unwrap();
     assert!(test.limiter.check(&CALLS, "ada", 10).await.unwrap().is_allowed());
 }
 
 /// Other algorithms keep less, and close for as long as they can.
-#[tokio::test]
-async fn every_algorithm_closes() {
+async fn every_algorithm_closes(test: Fixture<impl Store>) {
     let part = CALLS.window() / 14;
     for (algorithm, longest) in [
         (Algorithm::compact(16), seconds(30) + part),
         (Algorithm::counter(), seconds(30)),
         (Algorithm::fixed(), seconds(30)),
     ] {
-        let test = memory();
         let since = test.clock.now().duration_since(UNIX_EPOCH).unwrap().as_micros() % 60_000_000;
         // A second after the clock's window has begun.
         test.clock.advance(seconds(61) - Duration::from_micros(since as u64));
@@ -152,4 +142,12 @@ async fn without_a_store_nothing_is_closed_and_the_error_says_so() {
     assert!(matches!(failing, Err(Error::Unavailable(_))));
     let silent = Limiter::new(Silent).close(&CALLS, "ada", seconds(30)).await;
     assert!(matches!(silent, Err(Error::TimedOut { .. })));
+}
+
+for_every_store! {
+    a_closed_limit_refuses_everybody_until_exactly_then
+    a_limit_is_closed_for_its_window_at_most_and_for_no_time_not_at_all
+    a_limit_that_is_used_up_is_left_as_it_is
+    a_reset_opens_what_is_closed
+    every_algorithm_closes
 }

@@ -1,12 +1,12 @@
 //! What every store has to get right, rule by rule, with the time passed in.
 //!
-//! Each test runs once a store. A new store adds one line to the macro at the end.
+//! Each test runs once a store. A new store adds one line to the macro in `support`.
 
 use std::time::Duration;
 
 use tower_sliding_window::{AdmissionId, Charge, Check, Decision, Limit, LimitStatus, Store};
 
-use crate::support::{Fixture, memory, redis};
+use crate::support::{Fixture, for_every_store};
 
 const MICROSECOND: Duration = Duration::from_micros(1);
 
@@ -285,17 +285,6 @@ async fn a_decision_speaks_for_its_tightest_limit(test: Fixture<impl Store>) {
     test.spend(&wide, 99).await;
     let refused = test.spend_all(&[narrow, wide.clone()], 1).await;
     assert_eq!((refused.limit(), refused.retry_after()), (&wide, Some(wide.window())));
-}
-
-macro_rules! for_every_store {
-    ($($test:ident)*) => {
-        mod on_memory {
-            $(#[tokio::test] async fn $test() { super::$test(super::memory()).await; })*
-        }
-        mod on_redis {
-            $(#[tokio::test] async fn $test() { super::$test(super::redis()).await; })*
-        }
-    };
 }
 
 for_every_store! {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests say what they expect by panicking")]
 
 mod acquiring;
+mod algorithms;
 mod batching;
 mod closing;
 mod concurrency;
@@ -22,6 +23,7 @@ mod redis_state;
 mod secrets;
 mod server_time;
 mod servers;
+mod settlement;
 mod settling;
 mod shadow;
 mod skipping;

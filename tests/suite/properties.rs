@@ -176,7 +176,7 @@ async fn replay<S: Store>(
                     let settled = limiter.settle(admitted.settlement(*cost)).await.unwrap();
                     let told = (settled.is_known(), Standing::all_of(settled.decision()));
                     let expected =
-                        admitted.settle(&mut model, micros(clock.now()), *cost, has_stepped_back.then_some(&told.1));
+                        admitted.settle(&mut model, micros(clock.now()), *cost, has_stepped_back.then_some(&told));
                     prop_assert_eq!(told, expected, "step {}: {:?}", number, step);
                 }
             }
@@ -219,12 +219,14 @@ impl Admitted {
         model: &mut Model,
         now: u64,
         cost: u64,
-        told_after_a_step_back: Option<&Vec<Standing>>,
+        told_after_a_step_back: Option<&(bool, Vec<Standing>)>,
     ) -> (bool, Vec<Standing>) {
         let admission = (u64::from_be_bytes(self.id.to_bytes()), micros(self.at));
         // Each charge is settled by itself.
         let settle = |(place, charge): (usize, &ModelCharge)| {
-            let is_unchanged = |told: &Vec<Standing>| told[place] == model.standing(now, charge, None);
+            let is_unchanged = |(is_known, told): &(bool, Vec<Standing>)| {
+                told[place] == model.standing(now, charge, None) && !(*is_known && cost == charge.cost)
+            };
             let is_lost = told_after_a_step_back.is_some_and(is_unchanged) && model.has_moved(now, charge, admission);
             !is_lost && model.settle(now, charge, admission, cost)
         };

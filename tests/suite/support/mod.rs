@@ -43,3 +43,16 @@ pub(crate) fn redis() -> Fixture<RedisStore> {
     let store = RedisStore::builder(&server.url()).clock(&clock).connect_timeout(PATIENCE).build().unwrap();
     Fixture::new(store, clock, Some(server))
 }
+
+/// Runs tests that take a fixture once a store.
+macro_rules! for_every_store {
+    ($($test:ident)*) => {
+        mod on_memory {
+            $(#[tokio::test] async fn $test() { super::$test(crate::support::memory()).await; })*
+        }
+        mod on_redis {
+            $(#[tokio::test] async fn $test() { super::$test(crate::support::redis()).await; })*
+        }
+    };
+}
+pub(crate) use for_every_store;

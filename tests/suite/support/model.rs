@@ -160,6 +160,9 @@ impl Model {
         if charge.lease.is_some() {
             unit.at = at.min(now);
         }
+        if charge.is_counter() {
+            unit.at = unit.at.min(now);
+        }
         (unit.at, unit.name) = (if charge.is_log() { unit.at } else { charge.recorded(unit.at) }, Name::None);
         if cost > 0 {
             self.units.push(Unit { cost, ..unit });
@@ -167,9 +170,11 @@ impl Model {
         true
     }
 
-    /// Whether an admission that is known is remembered under another time than it was admitted at.
+    /// Whether an admission that is known to an exact log is remembered under another time than it was admitted at.
     pub(crate) fn has_moved(&self, now: u64, charge: &ModelCharge, (id, at): (u64, u64)) -> bool {
-        self.find(now, charge, id).is_some_and(|place| self.units[place].at != at)
+        charge.is_log()
+            && charge.lease.is_none()
+            && self.find(now, charge, id).is_some_and(|place| self.units[place].at != at)
     }
 
     pub(crate) fn reset(&mut self, bucket: Bucket) {
@@ -178,7 +183,8 @@ impl Model {
 
     pub(crate) fn standing(&self, now: u64, charge: &ModelCharge, retry: Option<u64>) -> Standing {
         let used = charge.used(&self.units, now, now);
-        let reset = match self.of(charge).map(|unit| unit.at.min(charge.present(unit, now))).min() {
+        let live = self.of(charge).filter(|unit| unit.at + charge.window() > now);
+        let reset = match live.map(|unit| unit.at.min(charge.present(unit, now))).min() {
             Some(oldest) if !charge.is_counter() => oldest + charge.window() - now,
             _ if used == 0 => 0,
             _ => self.first_fit(now, charge, used - 1),

@@ -230,9 +230,10 @@ function log.settle(charge, key, id, time, cost)
     end
   end
   if cost > 0 and charge.is_exact then
-    -- Whoever gives an id again after its settlement may settle it to the same.
-    while call('ZREM', key, named_settled(id, cost)) == 1 do cost = 2 * cost end
-    call('ZADD', key, text(-time), named_settled(id, cost))
+    local settled = named_settled(id, cost)
+    -- Whoever gives an id again after its settlement may settle it to the same. No number minds spaces behind it.
+    while call('ZSCORE', key, settled) do settled = settled .. ' ' end
+    call('ZADD', key, text(-time), settled)
   elseif cost > 0 then
     join(charge, key, recorded_at(charge, time), cost)
   end

@@ -1,0 +1,198 @@
+//! Settlement and refunds: what every store has to get right, by every algorithm, with the time passed in.
+
+use std::time::Duration;
+
+use tower_sliding_window::{AdmissionId, Algorithm, Charge, Check, Decision, Limit, Settlement, Store};
+
+use crate::support::{Fixture, for_every_store};
+
+const MICROSECOND: Duration = Duration::from_micros(1);
+const LEASE: Duration = Duration::from_secs(5);
+const TOKENS: Limit = Limit::per_minute("tokens", 100);
+
+const ALGORITHMS: [Algorithm; 4] = [Algorithm::log(), Algorithm::compact(16), Algorithm::counter(), Algorithm::fixed()];
+
+fn held(limit: &Limit, cost: u64, lease: Duration) -> Check {
+    Check::new(Charge::new(limit.clone(), "ada", cost).unwrap().reserve(lease))
+}
+
+fn plain(limit: &Limit, cost: u64) -> Check {
+    Check::new(Charge::new(limit.clone(), "ada", cost).unwrap())
+}
+
+impl<S: Store> Fixture<S> {
+    async fn take(&self, check: &Check) -> Decision {
+        let decision = self.limiter.check_all(check.clone()).await.unwrap();
+        assert!(decision.is_allowed());
+        decision
+    }
+
+    /// Settles, and tells whether it was known, and what is used then.
+    async fn settled(&self, check: &Check, admitted: &Decision, cost: u64) -> (bool, u64) {
+        let settled = self.limiter.settle(Settlement::new(check.clone(), admitted, |_| Some(cost))).await.unwrap();
+        (settled.is_known(), settled.decision().used())
+    }
+
+    async fn peeked(&self, limit: &Limit) -> u64 {
+        self.limiter.peek(limit, "ada").await.unwrap().used()
+    }
+}
+
+/// To a second after a window of the clock has begun, so that no algorithm is near its end.
+fn to_the_start_of_a_window(test: &Fixture<impl Store>) {
+    let since = test.clock.now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let into = Duration::from_micros(u64::try_from(since.as_micros() % TOKENS.window().as_micros()).unwrap());
+    test.clock.advance(TOKENS.window() - into + Duration::from_secs(1));
+}
+
+/// Down, up, and to nothing; and the second time nothing happens.
+async fn a_settlement_counts_once_at_what_it_says(test: Fixture<impl Store>) {
+    for algorithm in ALGORITHMS {
+        let limit = TOKENS.with_algorithm(algorithm);
+        for (cost, used) in [(40, 70), (90, 120), (0, 30), (60, 90)] {
+            to_the_start_of_a_window(&test);
+            test.limiter.reset(&limit, "ada").await.unwrap();
+            test.take(&plain(&limit, 30)).await;
+            let check = held(&limit, 60, LEASE);
+            let admitted = test.take(&check).await;
+            assert_eq!(admitted.used(), 90, "what is reserved counts");
+            assert_eq!(test.settled(&check, &admitted, cost).await, (true, used), "{algorithm:?}");
+            for again in [cost, 0, 99] {
+                assert_eq!(test.settled(&check, &admitted, again).await, (false, used), "{algorithm:?}");
+            }
+            test.clock.advance(LEASE);
+            assert_eq!(test.peeked(&limit).await, used, "{algorithm:?}: the lease ends nothing any more");
+        }
+    }
+}
+
+/// What was settled above the limit is counted: the next is refused until enough of it has left.
+async fn what_was_spent_above_the_limit_is_paid_off(test: Fixture<impl Store>) {
+    let check = held(&TOKENS, 10, LEASE);
+    let admitted = test.take(&check).await;
+    test.clock.advance(Duration::from_secs(1));
+    assert_eq!(test.settled(&check, &admitted, 250).await, (true, 250));
+    let refused = test.limiter.check(&TOKENS, "ada", 1).await.unwrap();
+    assert_eq!((refused.remaining(), refused.retry_after()), (0, Some(Duration::from_secs(59))));
+    test.clock.advance(Duration::from_secs(59));
+    assert_eq!(test.peeked(&TOKENS).await, 0, "it counts as of when it was admitted");
+}
+
+/// What nobody settles is given back when the lease ends, to the microsecond; then it is too late to settle it.
+async fn a_lease_ends_by_itself(test: Fixture<impl Store>) {
+    for algorithm in ALGORITHMS {
+        let limit = TOKENS.with_algorithm(algorithm);
+        to_the_start_of_a_window(&test);
+        let check = held(&limit, 100, LEASE);
+        let admitted = test.take(&check).await;
+        assert_eq!(test.limiter.check(&limit, "ada", 1).await.unwrap().retry_after(), Some(LEASE), "{algorithm:?}");
+        test.clock.advance(LEASE - MICROSECOND);
+        assert_eq!(test.limiter.check(&limit, "ada", 1).await.unwrap().retry_after(), Some(MICROSECOND));
+        test.clock.advance(MICROSECOND);
+        assert_eq!(test.settled(&check, &admitted, 50).await, (false, 0), "{algorithm:?}");
+        assert_eq!(test.take(&plain(&limit, 100)).await.used(), 100);
+    }
+}
+
+/// A lease beyond the window ends with it.
+async fn a_lease_is_a_window_at_most(test: Fixture<impl Store>) {
+    test.take(&held(&TOKENS, 100, Duration::MAX)).await;
+    let wait = test.limiter.check(&TOKENS, "ada", 1).await.unwrap().retry_after();
+    assert_eq!(wait, Some(TOKENS.window()));
+}
+
+/// A settlement of one charge of several leaves the others as they are.
+async fn charges_are_settled_one_by_one(test: Fixture<impl Store>) {
+    let requests = Limit::per_minute("requests", 10);
+    let check = held(&TOKENS, 60, LEASE).and(Charge::new(requests.clone(), "ada", 1).unwrap()).unwrap();
+    let admitted = test.take(&check).await;
+    let tokens = |charge: &Charge| (charge.limit() == &TOKENS).then_some(7);
+    let settled = test.limiter.settle(Settlement::new(check.clone(), &admitted, tokens)).await.unwrap();
+    let used: Vec<u64> = settled.decision().statuses().map(|status| status.used()).collect();
+    assert_eq!((settled.is_known(), used), (true, vec![7, 1]));
+
+    let settled = test.limiter.settle(Settlement::refund(check, &admitted)).await.unwrap();
+    let used: Vec<u64> = settled.decision().statuses().map(|status| status.used()).collect();
+    assert_eq!((settled.is_known(), used), (true, vec![7, 0]), "what was not settled yet can be");
+}
+
+/// An admission that was not reserved can be given back where it has an entry of its own.
+async fn an_admission_can_be_refunded_by_its_id(test: Fixture<impl Store>) {
+    for algorithm in ALGORITHMS {
+        let limit = TOKENS.with_algorithm(algorithm);
+        to_the_start_of_a_window(&test);
+        let (ours, others) = (plain(&limit, 20), plain(&limit, 30));
+        let (admitted, _) = (test.take(&ours).await, test.take(&others).await);
+        let is_known = algorithm == Algorithm::log();
+        let left = if is_known { 30 } else { 50 };
+        assert_eq!(test.settled(&ours, &admitted, 0).await, (is_known, left), "{algorithm:?}");
+        assert_eq!(test.settled(&ours, &admitted, 0).await, (false, left), "{algorithm:?}");
+
+        let named = plain(&limit, 5).with_id(AdmissionId::from(77));
+        let admitted = test.take(&named).await;
+        assert_eq!(test.settled(&named, &admitted, 0).await, (true, left), "{algorithm:?}: an id of the caller's");
+    }
+}
+
+/// Nothing is given back for an id that was never admitted, or at another cost than it was.
+async fn a_foreign_settlement_frees_nothing(test: Fixture<impl Store>) {
+    for algorithm in ALGORITHMS {
+        let limit = TOKENS.with_algorithm(algorithm);
+        to_the_start_of_a_window(&test);
+        let check = held(&limit, 20, LEASE);
+        let admitted = test.take(&check).await;
+        let unknown = Settlement::by_id(check.clone(), AdmissionId::fresh(), admitted.at(), |_| Some(0));
+        let at_another_cost = Settlement::refund(held(&limit, 90, LEASE), &admitted);
+        let not_reserved = Settlement::refund(plain(&limit, 20), &admitted);
+        for settlement in [unknown, at_another_cost, not_reserved] {
+            let settled = test.limiter.settle(settlement).await.unwrap();
+            assert_eq!((settled.is_known(), settled.decision().used()), (false, 20), "{algorithm:?}");
+        }
+        assert_eq!(test.settled(&check, &admitted, 0).await, (true, 0));
+    }
+}
+
+/// A limit lowered below what is used refuses, and what is settled comes back all the same.
+async fn a_lowered_limit_settles_exactly(test: Fixture<impl Store>) {
+    let check = held(&TOKENS, 60, LEASE);
+    let admitted = test.take(&check).await;
+    let lowered = Limit::per_minute("tokens", 30);
+    let refused = test.limiter.check(&lowered, "ada", 1).await.unwrap();
+    assert_eq!((refused.is_allowed(), refused.used(), refused.remaining()), (false, 60, 0));
+    assert_eq!(test.settled(&check, &admitted, 29).await, (true, 29));
+    assert!(test.limiter.check(&lowered, "ada", 1).await.unwrap().is_allowed());
+}
+
+/// A charge in the shadow counts where it fits, and says where it does not, but refuses nothing.
+async fn a_limit_in_the_shadow_never_refuses(test: Fixture<impl Store>) {
+    let enforced = Limit::per_minute("enforced", 3);
+    for algorithm in ALGORITHMS {
+        to_the_start_of_a_window(&test);
+        let tried = Limit::per_minute("tried", 2).with_algorithm(algorithm);
+        let charge = |limit: &Limit| Charge::new(limit.clone(), "ada", 1).unwrap();
+        let check = Check::new(charge(&tried).in_shadow()).and(charge(&enforced)).unwrap();
+        for (is_allowed, refusals, used) in
+            [(true, 0, [1, 1]), (true, 0, [2, 2]), (true, 1, [2, 3]), (false, 1, [2, 3])]
+        {
+            let decision = test.limiter.check_all(check.clone()).await.unwrap();
+            assert_eq!((decision.is_allowed(), decision.shadow_refusals().count()), (is_allowed, refusals));
+            assert_eq!(decision.statuses().map(|status| status.used()).collect::<Vec<_>>(), used, "{algorithm:?}");
+            assert_eq!(decision.limit(), &enforced, "the figures are those of the limit that is enforced");
+            let would_wait = decision.shadow_refusals().next().and_then(|status| status.retry_after());
+            assert_eq!(would_wait.is_some_and(|wait| !wait.is_zero()), refusals == 1);
+        }
+        test.limiter.reset(&enforced, "ada").await.unwrap();
+    }
+}
+
+for_every_store! {
+    a_settlement_counts_once_at_what_it_says
+    what_was_spent_above_the_limit_is_paid_off
+    a_lease_ends_by_itself
+    a_lease_is_a_window_at_most
+    charges_are_settled_one_by_one
+    an_admission_can_be_refunded_by_its_id
+    a_foreign_settlement_frees_nothing
+    a_lowered_limit_settles_exactly
+    a_limit_in_the_shadow_never_refuses
+}
