@@ -1,5 +1,5 @@
-//! Requests and tokens a minute for each API key, as services of language models count: an estimate is reserved, and what
-//! the answer has used is what counts.
+//! Requests and tokens a minute for each API key, as services of language models count: an estimate is reserved, and
+//! what the answer has used is what counts.
 //!
 //! ```sh
 //! cargo run --example llm_tokens

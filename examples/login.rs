@@ -7,12 +7,13 @@
 
 use std::{env, error::Error, net::SocketAddr};
 
-use axum::{Router, extract::Path, routing::post};
-use http::{StatusCode, request::Parts};
+use axum::{Router, routing::post};
+use http::{HeaderMap, StatusCode};
 use tokio::net::TcpListener;
-use tower_sliding_window::{Key, KeyError, Limit, MemoryStore, Outcome, PeerIp, RateLimitLayer, RedisStore, Store};
+use tower_sliding_window::{Header, Limit, MemoryStore, Outcome, PeerIp, RateLimitLayer, RedisStore, Store};
 
 const BY_ADDRESS: Limit = Limit::per_minute("failed-logins-address", 5);
+/// Whoever uses it up keeps the owner out as well: so it is the larger one.
 const BY_ACCOUNT: Limit = Limit::per_hour("failed-logins-account", 10);
 
 fn app<S: Store>(store: S) -> Router {
@@ -20,22 +21,16 @@ fn app<S: Store>(store: S) -> Router {
     let failures = |outcome: &Outcome<'_>| u64::from(outcome.status() == StatusCode::UNAUTHORIZED);
     let limits = RateLimitLayer::new(store)
         .limit(BY_ADDRESS.by(PeerIp::new()).settle(failures))
-        .limit(BY_ACCOUNT.by(account).settle(failures))
+        .limit(BY_ACCOUNT.by(Header::new("x-account")).settle(failures))
         .fail_closed();
-    Router::new().route("/login/{account}", post(log_in).layer(limits))
-}
-
-fn account(request: &Parts) -> Result<Key, KeyError> {
-    let account = request.uri.path().rsplit('/').next().unwrap_or_default();
-    Ok(Key::new("account", account))
+    Router::new().route("/login", post(log_in).layer(limits))
 }
 
 /// A login that takes one password for all.
-async fn log_in(Path(account): Path<String>, password: String) -> (StatusCode, String) {
-    if password == "correct horse" {
-        (StatusCode::OK, format!("welcome, {account}\n"))
-    } else {
-        (StatusCode::UNAUTHORIZED, "no\n".to_owned())
+async fn log_in(headers: HeaderMap, password: String) -> (StatusCode, String) {
+    match headers.get("x-account").and_then(|account| account.to_str().ok()) {
+        Some(account) if password == "correct horse" => (StatusCode::OK, format!("welcome, {account}\n")),
+        _ => (StatusCode::UNAUTHORIZED, "no\n".to_owned()),
     }
 }
 
@@ -49,8 +44,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(("127.0.0.1", port)).await?;
     let url = format!("http://{}", listener.local_addr()?);
     println!("listening on {url}");
-    println!("try: curl -i -d wrong {url}/login/ada");
-    println!("and: curl -i -d 'correct horse' {url}/login/ada");
+    println!("try: curl -i -H 'x-account: ada' -d wrong {url}/login");
+    println!("and: curl -i -H 'x-account: ada' -d 'correct horse' {url}/login");
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
     Ok(())
 }

@@ -79,7 +79,7 @@
 //! |---|---|---|
 //! | `axum` | yes | [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo` |
 //! | `redis` | yes | `RedisStore` |
-//! | `tracing` | yes | log lines for set-up errors and an unavailable store, at most one a second of each kind |
+//! | `tracing` | yes | log lines for set-up errors, an unavailable store, and the like, at most one a second of each kind |
 //!
 //! What takes literals, such as [`Limit::per_minute`], [`Header::new`] or [`RateLimitLayer::limit`], panics on a mistake
 //! where the layer is built, or does not compile in a `const`. For values from a configuration there are

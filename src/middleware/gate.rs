@@ -1,7 +1,7 @@
 //! Who is let through uncounted, and who not at all.
 //!
-//! 1. Who is on a list of denied keys is answered 403. Then who is on a list of allowed keys, is skipped, or sends a CORS
-//!    preflight goes to the service uncounted. Everybody else is counted.
+//! 1. Who is on a list of denied keys is answered 403. Then who is on a list of allowed keys, is skipped, or sends a
+//!    CORS preflight goes to the service uncounted. Everybody else is counted.
 //! 2. Who has no key is on no list: a [`KeyError`](super::extract::KeyError) neither denies nor allows.
 
 use std::{collections::HashSet, fmt, sync::Arc};

@@ -169,8 +169,8 @@ impl KeyedLimit {
     ///    request, by a [header](super::RateLimitLayer::shadow_header).
     /// 2. It is left out of a check that it has no key for, or whose cost is above it, and says that, too.
     /// 3. The figures that a client sees are those of the other limits, if there are any.
-    /// 4. A layer whose limits are all in the shadow lets requests through without a decision, too, whatever its failure
-    ///    mode.
+    /// 4. A layer whose limits are all in the shadow lets requests through without a decision, too, whatever its
+    ///    failure mode.
     #[must_use]
     pub fn in_shadow(mut self) -> Self {
         self.is_shadow = true;

@@ -161,7 +161,7 @@ impl<B: From<String>> RejectionResponse<B> for JsonResponse {
     }
 }
 
-/// In the extensions of a response that was let through although the store could not decide.
+/// In the extensions of the response to a request that was let through without a decision.
 #[derive(Clone, Debug)]
 pub struct Degraded {
     error: Error,

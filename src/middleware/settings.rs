@@ -33,8 +33,8 @@ pub(super) struct Settings {
 }
 
 impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
-    /// How many units a request takes of every limit of the layer that has no [cost](super::KeyedLimit::cost) of its own.
-    /// Default: 1. With a cost of 0 a request is free, and is let through however much is used.
+    /// How many units a request takes of every limit of the layer that has no [cost](super::KeyedLimit::cost) of its
+    /// own. Default: 1. With a cost of 0 a request is free, and is let through however much is used.
     pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.set(|settings| settings.cost = Some(Arc::new(cost)))
     }
@@ -112,8 +112,8 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
         self.set(|settings| settings.reset_format = format)
     }
 
-    /// Names the limits in the [shadow](super::KeyedLimit::in_shadow) that would have refused a request in this header of the
-    /// response, such as `X-RateLimit-Shadow`, separated by commas. Default: no header tells of them.
+    /// Names the limits in the [shadow](super::KeyedLimit::in_shadow) that would have refused a request in this header
+    /// of the response, such as `X-RateLimit-Shadow`, separated by commas. Default: no header tells of them.
     ///
     /// # Panics
     ///
@@ -124,8 +124,8 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
         self.set(|settings| settings.shadow_header = Some(name))
     }
 
-    /// Waits for room, so long at most, where a limit refuses: for calls to others, which had better be late than not at
-    /// all. Default: it is refused at once. What would take longer than that is still refused at once.
+    /// Waits for room, so long at most, where a limit refuses: for calls to others, which had better be late than not
+    /// at all. Default: it is refused at once. What would take longer than that is still refused at once.
     ///
     /// 1. Those who wait for the same limits and keys, through any clone of the layer in this process, stand in line as
     ///    [`Limiter::acquire`](crate::Limiter::acquire) says. Only after that does the service get the request.
@@ -160,8 +160,8 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
     /// [closed](crate::Limiter::close) for its key for so long, its window at most, for all who share the store.
     ///
     /// The response goes out unchanged, after the limits are closed, or after the deadline: figures in it are the
-    /// upstream's, never ours. Limits in the [shadow](super::KeyedLimit::in_shadow) are not closed. Default: the upstream is not
-    /// listened to.
+    /// upstream's, never ours. Limits in the [shadow](super::KeyedLimit::in_shadow) are not closed. Default: the
+    /// upstream is not listened to.
     pub fn heed_upstream(self) -> Self {
         self.set(|settings| settings.heeds_upstream = true)
     }

@@ -5,8 +5,8 @@ use http::{HeaderName, HeaderValue, Response};
 use super::rejection::Rejection;
 use crate::{decision::Decision, limit::Limit};
 
-/// In the extensions of a response: what limits in the [shadow](super::KeyedLimit::in_shadow) would have refused, of all
-/// layers that it went through.
+/// In the extensions of a response: what limits in the [shadow](super::KeyedLimit::in_shadow) would have refused, of
+/// all layers that it went through.
 #[derive(Clone, Debug)]
 pub struct ShadowRefusals {
     decisions: Vec<Decision>,

@@ -3,7 +3,6 @@
 use std::{
     convert::Infallible,
     error::Error as _,
-    future::pending,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -210,7 +209,10 @@ async fn a_chosen_limit_charges_settles_and_refuses_like_any_other() {
 async fn in_the_shadow_no_choice_is_wrong() {
     let log = Log::start();
     let failing = KeyedLimit::chosen(anyone, |_: &Parts| async { Err::<Limit, _>("no plans today") });
-    let slow = KeyedLimit::chosen(anyone, |_: &Parts| pending::<Result<Limit, Infallible>>());
+    let slow = KeyedLimit::chosen(anyone, |_: &Parts| async {
+        sleep(Duration::from_secs(3_600)).await;
+        Ok::<Limit, Infallible>(BURST)
+    });
     let layer = RateLimitLayer::new(MemoryStore::new())
         .fail_closed()
         .limit(BURST.by(anyone))

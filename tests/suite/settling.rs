@@ -141,6 +141,7 @@ async fn an_outcome_has_the_request_and_the_response() {
 
 #[tokio::test]
 async fn with_a_lease_shorter_than_the_window_every_response_is_settled() {
+    let log = Log::start();
     let (store, clock, limiter) = store();
     let watched = Watched::new(store, Settles::Well);
     let limit = TOKENS.by(anyone).cost(|_| 500).settle(used).lease(Duration::from_secs(30));
@@ -149,6 +150,7 @@ async fn with_a_lease_shorter_than_the_window_every_response_is_settled() {
     assert_eq!(watched.settlements(), [[Some(500)]]);
     clock.advance(Duration::from_secs(31));
     assert_eq!(spent(&limiter, &TOKENS).await, 500, "otherwise it would have been given back");
+    assert_eq!(log.text(), "");
 }
 
 #[tokio::test]

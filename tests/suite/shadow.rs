@@ -131,6 +131,11 @@ async fn of_stacked_layers_each_names_its_own() {
     let lines: Vec<_> = response.headers().get_all("x-ratelimit-shadow").iter().collect();
     assert_eq!(lines, ["other", "tried"]);
     assert_eq!(names(&response), ["tried", "other"]);
+
+    let full = |limit: Limit| RateLimitLayer::new(MemoryStore::new()).limit(limit.by(anyone).in_shadow());
+    let app = full(TRIED).layer(full(Limit::per_minute("other", 1)).layer(service_fn(hello)));
+    assert!(names(&app.clone().oneshot(request()).await.unwrap()).is_empty());
+    assert_eq!(names(&app.oneshot(request()).await.unwrap()), ["tried", "other"]);
 }
 
 /// What the shadow would have refused was not charged, so there is nothing to settle.
