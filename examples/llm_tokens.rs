@@ -6,7 +6,7 @@
 //! REDIS_URL=redis://127.0.0.1:6379/ PORT=0 cargo run --example llm_tokens
 //! ```
 
-use std::{env, error::Error};
+use std::{env, error::Error, time::Duration};
 
 use axum::{
     Router,
@@ -23,6 +23,9 @@ const TOKENS: Limit = Limit::per_minute("tokens", 400);
 /// How long an answer may be, and is if the request says nothing.
 const MAX_TOKENS: u64 = 100;
 
+/// No answer takes longer. What is not settled by then, since the server has crashed, is given back.
+const LONGEST: Duration = Duration::from_secs(20);
+
 /// Good enough to try things out. A server that means it has one of its own.
 const EXAMPLE_SECRET: &str = "everybody can read this secret";
 
@@ -30,7 +33,7 @@ fn app<S: Store>(store: S) -> Result<Router, Box<dyn Error>> {
     let api_key = ApiKey::header("x-api-key", &Secret::new(EXAMPLE_SECRET)?);
     let limits = RateLimitLayer::new(store)
         .limit(REQUESTS.by(api_key.clone()))
-        .limit(TOKENS.by(api_key).cost(estimate).settle(used));
+        .limit(TOKENS.by(api_key).cost(estimate).settle(used).lease(LONGEST));
     Ok(Router::new().route("/complete", post(complete).layer(limits)))
 }
 

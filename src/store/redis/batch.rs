@@ -207,7 +207,7 @@ impl Submission {
         let is_settlement = matches!(self.first, Job::Settle { .. });
         let told = fields.told(self.size())?;
         let has_retries = told.is_some() && !is_settlement;
-        let admitted = told.unwrap_or(Ok(self.size()));
+        let admitted = told.unwrap_or_else(|| Ok(self.size()));
         statuses.clear();
         for _ in check.charges() {
             statuses.push(fields.status(has_retries)?);
