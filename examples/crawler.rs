@@ -11,6 +11,7 @@
 //! | `WORKERS`, `PAGES` | so many workers fetch so many pages | 4, 20 |
 //! | `PATIENCE` | seconds that a page may wait for room | 60 |
 //! | `TOKEN` | the access token | a made-up one |
+//! | `API_KEY_SECRET` | what tokens are hashed with, the same for all crawlers on one Redis | a public one |
 //! | `REDIS_URL` | count together with the crawlers of other processes on this Redis | the in-process store |
 
 use std::{
@@ -27,7 +28,10 @@ use std::{
 };
 
 use tokio::{task::JoinSet, time::sleep};
-use tower_sliding_window::{Error as LimiterError, Key, Limit, Limiter, MemoryStore, RedisStore, Store};
+use tower_sliding_window::{Error as LimiterError, Key, Limit, Limiter, MemoryStore, RedisStore, Secret, Store};
+
+/// Good enough to try things out. A crawler that means it sets `API_KEY_SECRET`.
+const EXAMPLE_SECRET: &str = "everybody can read this secret";
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -51,12 +55,13 @@ async fn run() -> Result<(), Box<dyn Error>> {
 
 async fn crawl<S: Store>(limiter: Limiter<S>, limit: Limit) -> Result<(), Box<dyn Error>> {
     let (workers, pages) = (setting("WORKERS", 4)?, setting("PAGES", 20)?);
+    let secret = Secret::new(env::var("API_KEY_SECRET").unwrap_or_else(|_| EXAMPLE_SECRET.to_owned()))?;
     let crawler = Arc::new(Crawler {
         // A crawler has more time than a web server.
         limiter: limiter.deadline(Duration::from_secs(1)),
         limit,
-        // Redis gets a digest of it, and `Debug` shows "token": the token itself goes nowhere but to the API.
-        token: Key::new("token", env::var("TOKEN").unwrap_or_else(|_| "example-token".to_owned())),
+        // A keyed hash of it is all that the limiter and Redis get: the token itself goes nowhere but to the API.
+        token: secret.key("token", &env::var("TOKEN").unwrap_or_else(|_| "example-token".to_owned())),
         patience: Duration::try_from_secs_f64(setting("PATIENCE", 60.0)?)?,
         api: Api::default(),
         next_page: AtomicU64::new(1),

@@ -47,6 +47,14 @@ fn the_boundary_lets_100_through_a_fixed_window_and_50_through_a_sliding_one() {
 }
 
 #[test]
+fn the_boundary_is_the_same_on_redis() {
+    let server = RedisServer::start();
+    let run = run("boundary", &[("REDIS_URL", &server.url())]);
+    assert!(run.is_success, "{}", run.errors);
+    assert_eq!(run.lines[1..], ["fixed window  50 + 50 = 100 within 2 s", "sliding log   50 +  0 =  50 within 2 s"]);
+}
+
+#[test]
 fn the_crawler_waits_until_there_is_room() {
     let run = run("crawler", &[("CALLS", "5"), ("WINDOW", "0.4"), ("PAGES", "12")]);
     assert!(run.is_success, "{}", run.errors);

@@ -3,7 +3,7 @@
 use std::{error::Error as _, time::Duration};
 
 use tokio::time::{Instant, sleep};
-use tower_sliding_window::{AdmissionId, Charge, Check, Error, Limit, Limiter, ManualClock, RedisStore};
+use tower_sliding_window::{AdmissionId, Algorithm, Charge, Check, Error, Limit, Limiter, ManualClock, RedisStore};
 
 use crate::support::{PATIENCE, proxy::Proxy, redis_server::RedisServer};
 
@@ -165,6 +165,16 @@ async fn the_documented_permissions_are_enough() {
         assert_eq!(limiter.peek(&limit, key).await.unwrap().used(), 0);
     }
     limiter.reset(&limit, "ada").await.unwrap();
+    for algorithm in [Algorithm::log(), Algorithm::compact(16), Algorithm::counter(), Algorithm::fixed()] {
+        let limit = Limit::per_day("others", 20).with_algorithm(algorithm);
+        for _ in 0..2 {
+            let reservation = limiter.reserve(&limit, "ada", 5, Duration::from_secs(1)).await.unwrap().unwrap();
+            limiter.check(&limit, "ada", 5).await.unwrap();
+            assert!(reservation.settle(2).await.unwrap().is_known());
+            clock.step_back(Duration::from_secs(100_000));
+            assert!(!limiter.check(&limit, "ada", 20).await.unwrap().is_allowed());
+        }
+    }
     let calls: String = server.run("INFO commandstats");
     for command in &commands {
         assert!(calls.contains(&format!("cmdstat_{}:", &command[1..])), "{command} is listed, but not used");

@@ -69,7 +69,7 @@ impl ApiKey {
     /// The key of a token, for lists and resets. White space around it does not count.
     #[must_use]
     pub fn key(&self, token: &str) -> Key {
-        Key::new("api-key", self.secret.hash(token.trim()))
+        self.secret.key("api-key", token.trim())
     }
 
     fn token<'a>(&self, parts: &'a Parts) -> Result<&'a str, KeyError> {
@@ -131,6 +131,21 @@ impl Secret {
         }
         // HMAC takes a key of any length; the error is the trait's, not the algorithm's.
         Hmac::new_from_slice(secret).map(|mac| Self { mac }).map_err(|_| weak)
+    }
+
+    /// The key of something secret that does not come with a request, such as an access token of a client: the first 128
+    /// bits of its HMAC-SHA-256, and nothing of itself.
+    ///
+    /// ```
+    /// use tower_sliding_window::Secret;
+    ///
+    /// let secret = Secret::new("32 random bytes out of the vault")?;
+    /// assert_eq!(secret.key("token", "t0ken").value().len(), 16);
+    /// # Ok::<(), tower_sliding_window::middleware::extract::WeakSecret>(())
+    /// ```
+    #[must_use]
+    pub fn key(&self, namespace: &'static str, value: &str) -> Key {
+        Key::new(namespace, self.hash(value))
     }
 
     fn hash(&self, token: &str) -> [u8; HASH_BYTES] {
