@@ -78,7 +78,8 @@
 //! | feature | default | what it adds |
 //! |---|---|---|
 //! | `axum` | yes | [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo` |
-//! | `redis` | yes | `RedisStore` |
+//! | `redis` | yes | `RedisStore`, on one server or behind sentinels |
+//! | `tls` | no | `rediss://` URLs, by rustls: the system's root certificates, or those of the builder |
 //! | `tracing` | yes | log lines for set-up errors, an unavailable store, and the like, at most one a second of each kind |
 //!
 //! What takes literals, such as [`Limit::per_minute`], [`Header::new`] or [`RateLimitLayer::limit`], panics on a mistake

@@ -18,9 +18,11 @@ mod layer;
 mod memory;
 mod outbound;
 mod properties;
+mod reaching;
 mod redis_errors;
 mod redis_state;
 mod secrets;
+mod sentinel;
 mod server_time;
 mod servers;
 mod settlement;
@@ -29,3 +31,5 @@ mod settling;
 mod shadow;
 mod skipping;
 mod support;
+#[cfg(feature = "tls")]
+mod tls;

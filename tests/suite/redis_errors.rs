@@ -275,8 +275,11 @@ async fn settings_that_cannot_be_name_the_value_and_never_the_password() {
         assert!(error.to_string().contains(shown), "{error}");
         assert!(!format!("{error} {error:?} {:?}", RedisStore::builder(url)).contains("s3cret"));
     }
-    let error = RedisStore::builder("rediss://:s3cret@127.0.0.1/").build().unwrap_err();
-    assert!(error.to_string().contains("TLS") && !error.to_string().contains("s3cret"), "{error}");
+    #[cfg(not(feature = "tls"))]
+    {
+        let error = RedisStore::builder("rediss://:s3cret@127.0.0.1/").build().unwrap_err();
+        assert!(error.to_string().contains("`tls`") && !error.to_string().contains("s3cret"), "{error}");
+    }
     for prefix in ["", "a:b", "a b", "{a}", &"a".repeat(65)] {
         let error = RedisStore::builder("redis://127.0.0.1/").prefix(prefix).build().unwrap_err();
         assert!(error.to_string().contains(&format!("{prefix:?}")), "{error}");

@@ -1,38 +1,48 @@
 //! The settings of a store on Redis.
 
-use std::{error, fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
-use redis::{ConnectionInfo, IntoConnectionInfo, RedisError};
-
-use super::{RedisStore, connection::Connections, dispatcher::Dispatcher, keys::DEFAULT_PREFIX};
-use crate::{
-    limit::is_fixed_alphabet,
-    store::clock::{Clock, ManualClock},
+use super::{
+    RedisStore, access::Access, connection::Connections, dispatcher::Dispatcher, invalid::InvalidRedisConfig,
+    keys::DEFAULT_PREFIX, sentinel::Sentinels, target::Target, time::Time,
 };
+use crate::{limit::is_fixed_alphabet, store::clock::ManualClock};
 
 /// How to build a [`RedisStore`].
 #[derive(Clone)]
 #[must_use]
 pub struct RedisStoreBuilder {
-    url: String,
+    place: Place,
+    access: Access,
     prefix: String,
     connections: u32,
     connect_timeout: Duration,
-    clock: Option<ManualClock>,
+    client_name: Option<String>,
+    time: Time,
+}
+
+/// Where the store is.
+#[derive(Clone)]
+pub(super) enum Place {
+    Node(String),
+    Sentinels { urls: Vec<String>, primary: String },
 }
 
 impl RedisStoreBuilder {
-    pub(super) fn new(url: &str) -> Self {
+    pub(super) fn new(place: Place) -> Self {
         Self {
-            url: url.to_owned(),
+            place,
+            access: Access::default(),
             prefix: DEFAULT_PREFIX.to_owned(),
             connections: 2,
             connect_timeout: Duration::from_secs(1),
-            clock: None,
+            client_name: None,
+            time: Time::Server,
         }
     }
 
-    /// What every key begins with, so that two applications on one Redis do not share limits of the same name: 1 to 64 characters of `A-Z a-z 0-9 _ . -`. Default: `tsw1`.
+    /// What every key begins with, so that two applications on one Redis do not share limits of the same name: 1 to 64
+    /// characters of `A-Z a-z 0-9 _ . -`. Default: `tsw1`.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into();
         self
@@ -52,9 +62,60 @@ impl RedisStoreBuilder {
         self
     }
 
+    /// The ACL user to sign in as. Default: the URL's; the server's default user where it has none, and behind sentinels.
+    pub fn username(mut self, username: impl Into<String>) -> Self {
+        self.access.username = Some(username.into());
+        self
+    }
+
+    /// The password to sign in with, so that it need not stand in a URL. Default: the URL's; behind sentinels, whose URLs
+    /// hold their own, none.
+    pub fn password(mut self, password: impl Into<String>) -> Self {
+        self.access.password = Some(password.into());
+        self
+    }
+
+    /// The number of the database. Default: the URL's; behind sentinels, 0.
+    pub fn database(mut self, number: u32) -> Self {
+        self.access.database = Some(number);
+        self
+    }
+
+    /// The name that `CLIENT LIST` shows for each connection: 1 to 64 characters of `A-Z a-z 0-9 _ . -`. The user needs
+    /// `CLIENT|SETNAME`, or stays nameless. Default: none.
+    pub fn client_name(mut self, name: impl Into<String>) -> Self {
+        self.client_name = Some(name.into());
+        self
+    }
+
+    /// Trusts the servers whose certificates this authority has signed, and no others: one or more certificates in PEM.
+    /// Default: the authorities that the system trusts.
+    #[cfg(feature = "tls")]
+    pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.access.trust.root = Some(pem.into());
+        self
+    }
+
+    /// Shows the servers this certificate, and proves it by its key, both in PEM. Default: none.
+    #[cfg(feature = "tls")]
+    pub fn client_certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
+        self.access.trust.own = Some((pem.into(), key.into()));
+        self
+    }
+
+    /// Decides by the system clock of each process instead of the server's, for servers on which a script may not ask for
+    /// the `TIME`.
+    ///
+    /// The clocks of all processes have to agree, as those that NTP keeps do: by as much as one is ahead of another, a
+    /// window can end early in the one, and that much more be admitted, and late in the other. Default: the server's.
+    pub fn client_clock(mut self) -> Self {
+        self.time = Time::Client;
+        self
+    }
+
     /// Decides by this clock instead of the server's: for tests.
     pub fn clock(mut self, clock: &ManualClock) -> Self {
-        self.clock = Some(clock.clone());
+        self.time = Time::Manual(clock.clone());
         self
     }
 
@@ -62,79 +123,46 @@ impl RedisStoreBuilder {
     ///
     /// # Errors
     ///
-    /// [`InvalidRedisConfig`], naming the value, if the URL is not one that Redis has, if the prefix has other
-    /// characters, or if the number of connections or the timeout is zero.
+    /// [`InvalidRedisConfig`], naming the value, if a URL is not one that Redis has, if there is none, if a certificate is
+    /// not one, if the prefix or a name has other characters, or if the number of connections or the timeout is zero.
     pub fn build(self) -> Result<RedisStore, InvalidRedisConfig> {
-        if !is_fixed_alphabet(&self.prefix) {
-            let rule = "the key prefix must be 1 to 64 characters of A-Z a-z 0-9 _ . -, not ";
-            return Err(InvalidRedisConfig::new(format!("{rule}{:?}", self.prefix)));
+        for (what, text) in [("key prefix", Some(&self.prefix)), ("client name", self.client_name.as_ref())] {
+            if let Some(text) = text.filter(|text| !is_fixed_alphabet(text)) {
+                let rule = "must be 1 to 64 characters of A-Z a-z 0-9 _ . -, not";
+                return Err(InvalidRedisConfig::new(format!("the {what} {rule} {text:?}")));
+            }
         }
         if self.connections == 0 {
-            return Err(InvalidRedisConfig::new("the number of connections must be 1 or more, not 0".to_owned()));
+            return Err(InvalidRedisConfig::new("the number of connections must be 1 or more, not 0"));
         }
         if self.connect_timeout.is_zero() {
-            return Err(InvalidRedisConfig::new("the connect timeout must be longer than 0 s".to_owned()));
+            return Err(InvalidRedisConfig::new("the connect timeout must be longer than 0 s"));
         }
-        if self.url.starts_with("rediss:") {
-            return Err(InvalidRedisConfig::new("rediss:// URLs, for TLS, are not supported yet".to_owned()));
-        }
-        let connections = connection_info(&self.url)
-            .and_then(|info| Connections::new(info, self.connections, self.connect_timeout))
-            .map_err(|error| InvalidRedisConfig::url(&self.url, error))?;
-        let dispatcher =
-            Dispatcher::new(connections, self.connections as usize, self.prefix, self.clock.map(Clock::Manual));
+        let target = self.place.target(self.access)?;
+        let connections = Connections::new(target, self.client_name, self.connections, self.connect_timeout);
+        let dispatcher = Dispatcher::new(connections, self.connections as usize, self.prefix, self.time);
         Ok(RedisStore { dispatcher: Arc::new(dispatcher) })
     }
 }
 
-fn connection_info(url: &str) -> Result<ConnectionInfo, RedisError> {
-    url.into_connection_info()
+impl Place {
+    fn target(self, access: Access) -> Result<Target, InvalidRedisConfig> {
+        Ok(match self {
+            Self::Node(url) => {
+                Target::node(access.server(&url)?).map_err(|cause| InvalidRedisConfig::url(&url, cause))?
+            }
+            Self::Sentinels { urls, primary } => Target::Sentinels(Sentinels::new(&urls, primary, access)?),
+        })
+    }
 }
 
 impl fmt::Debug for RedisStoreBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The URL may hold a password.
+        // The URL and the access may hold a password.
         f.debug_struct("RedisStoreBuilder")
             .field("prefix", &self.prefix)
             .field("connections", &self.connections)
             .field("connect_timeout", &self.connect_timeout)
             .finish_non_exhaustive()
-    }
-}
-
-/// A setting that no [`RedisStore`] can have: the error of [`RedisStoreBuilder::build`], naming the value. The password
-/// of a URL is left out.
-#[derive(Debug)]
-pub struct InvalidRedisConfig {
-    problem: String,
-    cause: Option<RedisError>,
-}
-
-impl InvalidRedisConfig {
-    fn new(problem: String) -> Self {
-        Self { problem, cause: None }
-    }
-
-    fn url(url: &str, cause: RedisError) -> Self {
-        // A password stands before the host, or among the parameters.
-        let (url, _) = url.split_once('?').unwrap_or((url, ""));
-        let shown = match (url.split_once("://"), url.rsplit_once('@')) {
-            (Some((scheme, _)), Some((_, host))) => format!("{scheme}://***@{host}"),
-            (None, Some((_, host))) => format!("***@{host}"),
-            (_, None) => url.to_owned(),
-        };
-        Self { problem: format!("{shown:?} is not a Redis URL such as redis://127.0.0.1:6379/0"), cause: Some(cause) }
-    }
-}
-
-impl fmt::Display for InvalidRedisConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.problem)
-    }
-}
-
-impl error::Error for InvalidRedisConfig {
-    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
-        self.cause.as_ref().map(|cause| cause as _)
     }
 }

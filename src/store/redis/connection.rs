@@ -1,4 +1,4 @@
-//! Connections: bb8's pool over bb8-redis's manager, taught to notice broken connections without a PING.
+//! Connections: bb8's pool over a manager like bb8-redis's, taught to notice broken connections without a PING.
 //!
 //! 1. A connection that failed takes its whole generation with it: when one is cut, a restarted or demoted server has
 //!    mostly cut them all, and handing out the rest one by one would cost one failed check each.
@@ -19,24 +19,21 @@ use std::{
 };
 
 use bb8::{ManageConnection, Pool, RunError};
-use bb8_redis::RedisConnectionManager;
-use redis::{
-    Cmd, ConnectionInfo, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value,
-    aio::{ConnectionLike, MultiplexedConnection},
-    io::tcp::{TcpSettings, socket2::TcpKeepalive},
-};
+use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::sync::Notify;
+
+use super::target::{Link, Target};
 
 /// A connection that left this many requests in a row unanswered is dropped.
 const MAX_UNANSWERED: u32 = 3;
 
 /// How long sent data may stay unacknowledged, and an idle peer silent, before the kernel ends the connection.
-const PEER_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const PEER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The kind of our own error about a connection that is not to be used again. Connecting never fails with it.
 const GIVEN_UP: ErrorKind = ErrorKind::Client;
 
-/// A pool of connections to one server. Cheap to clone.
+/// A pool of connections to one target. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Connections {
     pool: Pool<Manager>,
@@ -53,19 +50,11 @@ pub(super) struct Connection<'a> {
 }
 
 impl Connections {
-    /// Sets the pool up. Connects nowhere yet, and needs no runtime.
-    pub(super) fn new(info: ConnectionInfo, connections: u32, connect_timeout: Duration) -> RedisResult<Self> {
-        let tcp = TcpSettings::default()
-            .set_nodelay(true)
-            .set_keepalive(TcpKeepalive::new().with_time(PEER_TIMEOUT).with_interval(PEER_TIMEOUT));
-        #[cfg(target_os = "linux")]
-        let tcp = tcp.set_user_timeout(PEER_TIMEOUT);
-        let address = info.addr().to_string().into();
+    /// Sets the pool up. Connects nowhere yet, and needs no runtime. Each connection gets the name, if there is one.
+    pub(super) fn new(target: Target, name: Option<String>, connections: u32, connect_timeout: Duration) -> Self {
+        let address = target.to_string().into();
         let generation = Arc::new(AtomicU64::new(0));
-        let manager = Manager {
-            inner: RedisConnectionManager::new(info.set_tcp_settings(tcp))?,
-            generation: Arc::clone(&generation),
-        };
+        let manager = Manager { target, name, generation: Arc::clone(&generation) };
         let failures = Arc::new(Failures::default());
         let pool = Pool::builder()
             .max_size(connections)
@@ -76,7 +65,7 @@ impl Connections {
             .retry_connection(false)
             .error_sink(Box::new(Sink(Arc::clone(&failures))))
             .build_unchecked(manager);
-        Ok(Self { pool, generation, failures, address, connect_timeout })
+        Self { pool, generation, failures, address, connect_timeout }
     }
 
     /// A connection, new or idle. Where none is left and none can be made, the wait ends at once, with the cause.
@@ -106,7 +95,7 @@ impl Connection<'_> {
     pub(super) async fn send(&mut self, command: &Cmd) -> RedisResult<Value> {
         // Counted before the wait: a caller whose deadline passes drops this future in the middle of it.
         self.pooled.unanswered += 1;
-        let outcome = self.pooled.inner.req_packed_command(command).await.and_then(Value::extract_error);
+        let outcome = self.pooled.link.send(command).await.and_then(Value::extract_error);
         match &outcome {
             Err(error) if error.is_timeout() => {}
             Err(error) if ends_the_connection(error) => self.end_generation(),
@@ -128,15 +117,16 @@ pub(super) fn ends_the_connection(error: &RedisError) -> bool {
     error.is_unrecoverable_error() || error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
 }
 
-/// What bb8 manages: a multiplexed connection and what is known of its health.
+/// What bb8 manages: a connection and what is known of its health.
 struct Managed {
-    inner: MultiplexedConnection,
+    link: Link,
     generation: u64,
     unanswered: u32,
 }
 
 struct Manager {
-    inner: RedisConnectionManager,
+    target: Target,
+    name: Option<String>,
     generation: Arc<AtomicU64>,
 }
 
@@ -147,7 +137,8 @@ impl ManageConnection for Manager {
     async fn connect(&self) -> RedisResult<Managed> {
         // Read before connecting: if the generation ends meanwhile, this connection may have reached the old server.
         let generation = self.generation.load(Ordering::Relaxed);
-        Ok(Managed { inner: self.inner.connect().await?, generation, unanswered: 0 })
+        let link = self.target.connect(self.name.as_deref()).await?;
+        Ok(Managed { link, generation, unanswered: 0 })
     }
 
     async fn is_valid(&self, connection: &mut Managed) -> RedisResult<()> {

@@ -11,6 +11,7 @@ use super::{
     keys::redis_key,
     queue::{GivenBack, Job, Outcome, Queue, Slot},
     script::{DECIDE, Script},
+    time::Time,
 };
 use crate::{
     check::Check,
@@ -19,7 +20,7 @@ use crate::{
     key::Key,
     limit::Limit,
     settlement::{Settled, Settlement},
-    store::{clock::Clock, epoch::Epoch},
+    store::epoch::Epoch,
 };
 
 pub(super) struct Dispatcher {
@@ -27,16 +28,15 @@ pub(super) struct Dispatcher {
     script: Script,
     queue: Arc<Queue>,
     prefix: String,
-    /// A clock of this process instead of the server's.
-    clock: Option<Clock>,
+    time: Time,
     epoch: Epoch,
 }
 
 impl Dispatcher {
-    pub(super) fn new(connections: Connections, max_in_flight: usize, prefix: String, clock: Option<Clock>) -> Self {
+    pub(super) fn new(connections: Connections, max_in_flight: usize, prefix: String, time: Time) -> Self {
         let script = Script::new(DECIDE);
-        let epoch = Epoch::by(clock.clone().unwrap_or_else(Clock::monotonic));
-        Self { connections, script, queue: Queue::new(max_in_flight), prefix, clock, epoch }
+        let epoch = time.epoch();
+        Self { connections, script, queue: Queue::new(max_in_flight), prefix, time, epoch }
     }
 
     pub(super) fn epoch(&self) -> &Epoch {
@@ -102,7 +102,7 @@ impl Dispatcher {
 
     /// Sends a batch, and once more if the connection was broken: of that, what counts once however often it is sent.
     async fn run(&self, mut batch: Batch) {
-        let now = self.now();
+        let now = self.time.now();
         let mut reply = self.try_send(&batch, &now, false).await;
         if let Ok(Err(error)) = &reply
             && ends_the_connection(error)
@@ -116,11 +116,6 @@ impl Dispatcher {
         batch.finish(reply.map_err(|cause| StoreError::new("deciding a check", cause)));
     }
 
-    /// Microseconds since the Unix epoch by a clock of this process, or nothing for the server's.
-    fn now(&self) -> String {
-        self.clock.as_ref().map_or_else(String::new, |clock| clock.now().to_string())
-    }
-
     /// The inner error is the server's or the connection's, the outer one that there was no connection.
     async fn try_send(&self, batch: &Batch, now: &str, again: bool) -> Result<Result<Value, RedisError>, Cause> {
         let mut connection = self.connections.get().await?;
@@ -129,7 +124,7 @@ impl Dispatcher {
 
     /// Sends a batch of nothing: reaches the server, loads the script, and tells whether this user may run it.
     pub(super) async fn try_out(&self) -> Result<(), StoreError> {
-        let reply = self.try_send(&Batch::default(), &self.now(), false).await.and_then(|reply| Ok(reply?));
+        let reply = self.try_send(&Batch::default(), &self.time.now(), false).await.and_then(|reply| Ok(reply?));
         reply.map(drop).map_err(|cause| StoreError::new("connecting to Redis", cause))
     }
 

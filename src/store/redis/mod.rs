@@ -1,5 +1,7 @@
 //! The shared store: one atomic script on Redis decides.
 //!
+//! `builder.rs` and `access.rs` are the settings, `target.rs` where connections lead, `sentinel.rs` one way to find it.
+//!
 //! A check goes through these rooms, in this order: `queue.rs`, where it waits while earlier ones are on their way;
 //! `dispatcher.rs`, which sends what waits; `batch.rs`, its form on the wire; `connection.rs` and `script/mod.rs`, which
 //! carry it; and the Lua files beside that, of which `head.lua` is the first, which decide it. `keys.rs` is the layout of the keys.
@@ -13,13 +15,20 @@
 //!    connection. It carries its identities, so should the first try have run after all, it counts once.
 //! 6. Nothing but digests leaves the process.
 
+mod access;
 mod batch;
 mod builder;
 mod connection;
 mod dispatcher;
+mod invalid;
 mod keys;
 mod queue;
 mod script;
+mod sentinel;
+mod target;
+mod time;
+#[cfg(feature = "tls")]
+mod tls;
 
 use std::{
     fmt,
@@ -32,11 +41,12 @@ use std::{
 
 use tokio::sync::oneshot;
 
-pub use self::builder::{InvalidRedisConfig, RedisStoreBuilder};
 use self::{
+    builder::Place,
     dispatcher::{Dispatcher, Sending, Submitted},
     queue::Outcome,
 };
+pub use self::{builder::RedisStoreBuilder, invalid::InvalidRedisConfig};
 use super::{Store, epoch::Epoch};
 use crate::{
     check::Check,
@@ -70,7 +80,20 @@ impl RedisStore {
 
     /// A store with settings of its own.
     pub fn builder(url: &str) -> RedisStoreBuilder {
-        RedisStoreBuilder::new(url)
+        RedisStoreBuilder::new(Place::Node(url.to_owned()))
+    }
+
+    /// A store on the server that sentinels, at URLs such as `redis://10.0.0.1:26379`, name as the primary called so. Each
+    /// connection asks them anew, so it survives a failover; what the old primary had not replicated is forgotten.
+    ///
+    /// A URL holds the user and password of the sentinel itself. Those of the server, and its database, are set on the
+    /// builder. Where the first URL is a `rediss://` one, the server is reached over TLS, too.
+    pub fn sentinel<U: Into<String>>(
+        urls: impl IntoIterator<Item = U>,
+        primary: impl Into<String>,
+    ) -> RedisStoreBuilder {
+        let urls = urls.into_iter().map(Into::into).collect();
+        RedisStoreBuilder::new(Place::Sentinels { urls, primary: primary.into() })
     }
 }
 

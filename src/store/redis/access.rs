@@ -1,0 +1,58 @@
+//! How a server is spoken to, wherever it is: as whom, in which database, and over what.
+
+use redis::{ConnectionInfo, IntoConnectionInfo, io::tcp::TcpSettings, io::tcp::socket2::TcpKeepalive};
+
+use super::{connection::PEER_TIMEOUT, invalid::InvalidRedisConfig};
+
+/// What the settings say beside the URL. What they leave open, the URL says.
+#[derive(Clone, Default)]
+pub(super) struct Access {
+    pub(super) username: Option<String>,
+    pub(super) password: Option<String>,
+    pub(super) database: Option<u32>,
+    #[cfg(feature = "tls")]
+    pub(super) trust: super::tls::Trust,
+}
+
+impl Access {
+    /// How to reach the server at `url` as these settings say.
+    pub(super) fn server(&self, url: &str) -> Result<ConnectionInfo, InvalidRedisConfig> {
+        Ok(self.sign_in(self.endpoint(url)?))
+    }
+
+    /// How to reach what is at `url` as the URL says.
+    pub(super) fn endpoint(&self, url: &str) -> Result<ConnectionInfo, InvalidRedisConfig> {
+        #[cfg(not(feature = "tls"))]
+        if url.starts_with("rediss:") || url.starts_with("valkeys:") {
+            return Err(InvalidRedisConfig::new("rediss:// URLs, for TLS, need this crate's feature `tls`"));
+        }
+        let info = url.into_connection_info().map_err(|cause| InvalidRedisConfig::url(url, cause))?;
+        #[cfg(feature = "tls")]
+        let info = self.trust.apply(info)?;
+        Ok(info.set_tcp_settings(tcp_settings()))
+    }
+
+    /// With the user, the password and the database of these settings, where they have any.
+    pub(super) fn sign_in(&self, info: ConnectionInfo) -> ConnectionInfo {
+        let mut redis = info.redis_settings().clone();
+        if let Some(username) = &self.username {
+            redis = redis.set_username(username);
+        }
+        if let Some(password) = &self.password {
+            redis = redis.set_password(password);
+        }
+        if let Some(database) = self.database {
+            redis = redis.set_db(database.into());
+        }
+        info.set_redis_settings(redis)
+    }
+}
+
+pub(super) fn tcp_settings() -> TcpSettings {
+    let tcp = TcpSettings::default()
+        .set_nodelay(true)
+        .set_keepalive(TcpKeepalive::new().with_time(PEER_TIMEOUT).with_interval(PEER_TIMEOUT));
+    #[cfg(target_os = "linux")]
+    let tcp = tcp.set_user_timeout(PEER_TIMEOUT);
+    tcp
+}

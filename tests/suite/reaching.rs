@@ -1,0 +1,75 @@
+//! Ways to reach a server: over a Unix socket, as a user, under a name, and by the clock of the client.
+
+use std::{error::Error as _, path::Path, time::Duration};
+
+use redis::{ConnectionAddr, IntoConnectionInfo};
+use tower_sliding_window::{Error, Limit, Limiter, RedisStore, store::RedisStoreBuilder};
+
+use crate::support::{PATIENCE, redis_server::RedisServer};
+
+const CALLS: Limit = Limit::per_hour("calls", 3);
+
+fn limiter(builder: RedisStoreBuilder) -> Limiter<RedisStore> {
+    Limiter::new(builder.connect_timeout(PATIENCE).build().unwrap()).deadline(PATIENCE)
+}
+
+async fn used(limiter: &Limiter<RedisStore>) -> Result<u64, Error> {
+    limiter.check(&CALLS, "ada", 1).await.map(|decision| decision.used())
+}
+
+#[tokio::test]
+async fn a_unix_socket_will_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("redis.sock");
+    let server = RedisServer::start_with(&["--unixsocket", &socket.display().to_string()]);
+    assert!(Path::new(&socket).exists());
+    let url = format!("redis+unix://{}?db=2", socket.display());
+    assert!(matches!(url.as_str().into_connection_info().unwrap().addr(), ConnectionAddr::Unix(_)));
+    assert_eq!(used(&limiter(RedisStore::builder(&url))).await.unwrap(), 1);
+    assert!(server.run::<String>("INFO keyspace").contains("db2:keys=1"));
+}
+
+#[tokio::test]
+async fn a_connection_has_the_name_user_and_database_of_the_builder() {
+    let server = RedisServer::start();
+    server.run::<()>("ACL SETUSER shop on >s3cret ~* +@all");
+    server.run::<()>("ACL SETUSER nameless on >s3cret ~* +@all -client|setname");
+    let builder =
+        RedisStore::builder(&server.url()).username("shop").password("s3cret").database(5).client_name("web-1");
+    assert!(!format!("{builder:?}").contains("s3cret"));
+    let store = limiter(builder.clone());
+    used(&store).await.unwrap();
+    let clients: String = server.run("CLIENT LIST");
+    let ours = clients.lines().find(|client| client.contains("name=web-1 ")).unwrap();
+    assert!(ours.contains("user=shop ") && ours.contains(" db=5 "), "{ours}");
+
+    let nameless = limiter(builder.clone().username("nameless"));
+    assert_eq!(used(&nameless).await.unwrap(), 2, "who may not have a name may count all the same");
+    let error = builder.client_name("two words").build().unwrap_err();
+    assert!(error.to_string().contains("client name") && error.to_string().contains("two words"), "{error}");
+}
+
+/// As on servers that do not let scripts ask for the time.
+#[tokio::test]
+async fn by_the_clients_clock_no_script_asks_for_the_time() {
+    let server = RedisServer::start();
+    server.run::<()>("ACL SETUSER timeless on >timeless ~* +@all -time");
+    let builder = RedisStore::builder(&server.url()).username("timeless").password("timeless");
+    let Error::Unavailable(error) = used(&limiter(builder.clone())).await.unwrap_err() else {
+        panic!("no answer at all")
+    };
+    assert!(error.source().unwrap().to_string().contains("script"), "{error:?}");
+
+    let (one, other) = (limiter(builder.clone().client_clock()), limiter(builder.client_clock()));
+    let short = Limit::per("short", 2, Duration::from_millis(300));
+    for limiter in [&one, &other] {
+        assert!(limiter.check(&short, "ada", 1).await.unwrap().is_allowed());
+    }
+    let refused = other.check(&short, "ada", 1).await.unwrap();
+    let wait = refused.retry_after().unwrap();
+    assert!(wait <= short.window(), "{wait:?}");
+    let drift = refused.at().duration_since(std::time::SystemTime::now()).unwrap_or_default();
+    assert!(drift < Duration::from_millis(1), "a decision is of the present: {drift:?}");
+    tokio::time::sleep(wait + Duration::from_millis(2)).await;
+    assert!(one.check(&short, "ada", 1).await.unwrap().is_allowed());
+}

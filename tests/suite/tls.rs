@@ -1,0 +1,93 @@
+//! TLS: whom a store trusts, and what it shows.
+
+use std::{net::TcpListener, process::Command};
+
+use tempfile::TempDir;
+use tower_sliding_window::{Error, Limit, Limiter, RedisStore, store::RedisStoreBuilder};
+
+use crate::support::{PATIENCE, redis_server::RedisServer};
+
+const CALLS: Limit = Limit::per_hour("calls", 3);
+
+async fn used(builder: RedisStoreBuilder) -> Result<u64, Error> {
+    let limiter = Limiter::new(builder.connect_timeout(PATIENCE).build().unwrap()).deadline(PATIENCE);
+    limiter.check(&CALLS, "ada", 1).await.map(|decision| decision.used())
+}
+
+/// An authority, and certificates that it has signed for the server and for a client.
+struct Certificates(TempDir);
+
+impl Certificates {
+    fn make() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let openssl = |arguments: &str| {
+            let output = Command::new("openssl").args(arguments.split(' ')).current_dir(dir.path()).output();
+            let output = output.expect("openssl is not installed: install it");
+            assert!(output.status.success(), "openssl {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+        };
+        let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
+        openssl(&format!("req -x509 {key} -keyout ca.key -out ca.pem -subj /CN=authority -days 2"));
+        std::fs::write(dir.path().join("names"), "subjectAltName=IP:127.0.0.1\nbasicConstraints=CA:FALSE\n").unwrap();
+        for name in ["server", "client"] {
+            openssl(&format!("req {key} -keyout {name}.key -out {name}.csr -subj /CN={name}"));
+            let sign = "x509 -req -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names";
+            openssl(&format!("{sign} -in {name}.csr -out {name}.pem"));
+        }
+        Self(dir)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).display().to_string()
+    }
+
+    fn read(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.path(name)).unwrap()
+    }
+
+    /// A server that speaks TLS on a port of its own, and whose URL there. `clients` says whether they must show a
+    /// certificate.
+    fn server(&self, clients: &str) -> (RedisServer, String) {
+        let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+        let (cert, key, ca) = (self.path("server.pem"), self.path("server.key"), self.path("ca.pem"));
+        let server = RedisServer::start_with(&[
+            "--tls-port",
+            &port.to_string(),
+            "--tls-cert-file",
+            &cert,
+            "--tls-key-file",
+            &key,
+            "--tls-ca-cert-file",
+            &ca,
+            "--tls-auth-clients",
+            clients,
+        ]);
+        (server, format!("rediss://127.0.0.1:{port}/"))
+    }
+}
+
+#[tokio::test]
+async fn tls_trusts_the_authority_that_it_is_given_and_no_other() {
+    let certificates = Certificates::make();
+    let (_server, url) = certificates.server("no");
+    let builder = RedisStore::builder(&url);
+    assert_eq!(used(builder.clone().root_certificate(certificates.read("ca.pem"))).await.unwrap(), 1);
+
+    let other = Certificates::make();
+    for untrusting in [builder.clone(), builder.clone().root_certificate(other.read("ca.pem"))] {
+        let Error::Unavailable(error) = used(untrusting).await.unwrap_err() else { panic!("no answer at all") };
+        assert!(format!("{error:?}").contains("certificate"), "{error:?}");
+    }
+    let error = builder.root_certificate("-----BEGIN CERTIFICATE-----\nnone\n-----END CERTIFICATE-----").build();
+    assert!(error.unwrap_err().to_string().contains("certificate"));
+    assert!(RedisStore::builder(&format!("{url}#insecure")).build().is_err());
+}
+
+#[tokio::test]
+async fn a_server_may_ask_for_our_certificate() {
+    let certificates = Certificates::make();
+    let (_server, url) = certificates.server("yes");
+    let builder = RedisStore::builder(&url).root_certificate(certificates.read("ca.pem"));
+    assert!(used(builder.clone()).await.is_err());
+    let (own, key) = (certificates.read("client.pem"), certificates.read("client.key"));
+    assert_eq!(used(builder.client_certificate(own, key)).await.unwrap(), 1);
+}
