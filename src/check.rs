@@ -23,7 +23,13 @@
 
 use std::{error, fmt, iter, time::Duration};
 
-use crate::{admission::AdmissionId, algorithm::Algorithm, key::Key, limit::Limit};
+use crate::{
+    admission::AdmissionId,
+    algorithm::Algorithm,
+    decision::{Decision, LimitStatus},
+    key::Key,
+    limit::Limit,
+};
 
 /// One limit, one key, one cost. See the [module docs](self).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -76,6 +82,15 @@ impl Charge {
     #[must_use]
     pub fn key(&self) -> &Key {
         &self.key
+    }
+
+    /// The same charge on a smaller limit, if it fits; one in the shadow stays on its own, which refuses nothing.
+    fn under(&self, smaller: impl Fn(&Limit) -> Option<Limit>) -> Option<Self> {
+        if self.is_shadow {
+            return Some(self.clone());
+        }
+        let limit = smaller(&self.limit).filter(|limit| self.cost <= limit.units())?;
+        Some(Self { limit, ..self.clone() })
     }
 
     /// What is charged, and in whose name.
@@ -169,6 +184,23 @@ impl Check {
     /// The same limits and keys, to ask how they stand.
     pub(crate) fn without_costs(&self) -> Self {
         let (first, rest) = self.map_charges(|charge| Charge { cost: 0, lease: 0, ..charge.clone() });
+        Self { first, rest, id: self.id }
+    }
+
+    /// The same check on smaller limits, if all of its charges fit.
+    pub(crate) fn under(&self, smaller: impl Fn(&Limit) -> Option<Limit>) -> Option<Self> {
+        let first = self.first.under(&smaller)?;
+        let rest = self.rest.iter().map(|charge| charge.under(&smaller)).collect::<Option<_>>()?;
+        Some(Self { first, rest, id: self.id })
+    }
+
+    /// The same check as it was decided.
+    pub(crate) fn on_limits_of(&self, decision: &Decision) -> Self {
+        let mut limits = decision.statuses().map(LimitStatus::limit);
+        let (first, rest) = self.map_charges(|charge| {
+            let limit = limits.next().unwrap_or(&charge.limit).clone();
+            Charge { limit, ..charge.clone() }
+        });
         Self { first, rest, id: self.id }
     }
 

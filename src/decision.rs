@@ -25,12 +25,14 @@
 
 use std::{
     iter,
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use crate::{
     admission::AdmissionId,
     check::{Charge, Check},
+    error::Error,
     limit::Limit,
 };
 
@@ -41,6 +43,8 @@ pub struct Decision {
     id: AdmissionId,
     first: LimitStatus,
     rest: Vec<LimitStatus>,
+    /// Why the store has not decided it, if that is so.
+    instead_of: Option<Arc<Error>>,
 }
 
 /// How one limit stands after a decision, for the key that was charged.
@@ -61,7 +65,13 @@ impl Decision {
 
     /// Of one status a charge, in order.
     pub(crate) fn of_statuses(at: SystemTime, id: AdmissionId, (first, rest): (LimitStatus, Vec<LimitStatus>)) -> Self {
-        Self { at, id, first, rest }
+        Self { at, id, first, rest, instead_of: None }
+    }
+
+    /// A decision of this process, since the store has failed to decide.
+    pub(crate) fn instead_of(mut self, error: Error) -> Self {
+        self.instead_of = Some(Arc::new(error));
+        self
     }
 
     /// The same decision so much later, if nothing has arrived since and no unit has left its window.
@@ -71,7 +81,8 @@ impl Decision {
             retry_after: status.retry_after.map(|retry_after| retry_after.saturating_sub(by)),
             ..status.clone()
         };
-        Self { at: self.at + by, id: self.id, first: later(&self.first), rest: self.rest.iter().map(later).collect() }
+        let (first, rest) = (later(&self.first), self.rest.iter().map(later).collect());
+        Self { at: self.at + by, id: self.id, first, rest, instead_of: self.instead_of.clone() }
     }
 
     /// The same figures as a refusal for so long, by every charge of the check that can refuse.
@@ -141,6 +152,13 @@ impl Decision {
     #[must_use]
     pub fn reset_after(&self) -> Duration {
         self.binding().reset_after
+    }
+
+    /// Why the store has not decided, where this process has decided in its place: under a share of each limit, whose
+    /// figures these then are. See [`Share`](crate::Share). `None` for a decision of the store.
+    #[must_use]
+    pub fn local_cause(&self) -> Option<&Error> {
+        self.instead_of.as_deref()
     }
 
     /// When the store decided, by the store's clock.

@@ -65,7 +65,7 @@
 //!   failover up to that many units can be admitted again.
 //! * An eviction policy such as `allkeys-lru` or `volatile-lru` lets Redis forget live windows. Use `noeviction`.
 //! * While Redis is slow or gone the route's [`FailureMode`] holds: fail-open limits nothing, fail-closed admits
-//!   nothing.
+//!   nothing, fail-local admits a [`Share`] of each limit in each process.
 //! * A limit's name is the name of what it counts, wherever it is used: limits of one name on one store share their units
 //!   for the same key. Give one name one window, and each application on a shared Redis a prefix.
 //! * A reset is seen at once through all clones of a store, and within a second by other processes, which may repeat a
@@ -115,7 +115,7 @@ pub use self::{
     error::{ChoiceError, Error, StoreError},
     key::Key,
     limit::{InvalidLimit, Limit},
-    limiter::{DenyCache, FailureMode, Limiter, Reservation},
+    limiter::{DenyCache, FailureMode, Limiter, Reservation, Share},
     middleware::{
         Degraded, EXPOSED_HEADERS, InvalidLimits, JsonResponse, KeyedLimit, Outcome, RateLimit, RateLimitLayer,
         Rejection, RejectionResponse, ResetFormat, ShadowRefusals,

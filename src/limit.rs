@@ -129,6 +129,11 @@ impl Limit {
         self
     }
 
+    /// The same limit of so many units, at most its own, if that is a limit.
+    pub(crate) fn of_units(&self, units: u64) -> Option<Self> {
+        (units > 0).then(|| Self { units: units.min(self.units), ..self.clone() })
+    }
+
     /// The name, which stores, headers and logs use.
     #[must_use]
     pub fn name(&self) -> &str {

@@ -49,6 +49,7 @@ pub struct Settlement {
     at: SystemTime,
     /// One for each charge of the check.
     costs: Vec<Option<u64>>,
+    is_local: bool,
 }
 
 /// A charge of an admitted check, and what it has really cost, if that is to be settled.
@@ -69,7 +70,9 @@ impl Settlement {
     /// Settles an admitted check. `cost` says of each charge what it has really cost; `None` leaves it as it is. A cost
     /// above [`Limit::MAX_UNITS`] is settled as that.
     pub fn new(check: Check, admitted: &Decision, cost: impl FnMut(&Charge) -> Option<u64>) -> Self {
-        Self::by_id(check, admitted.id(), admitted.at(), cost)
+        let is_local = admitted.local_cause().is_some();
+        let check = if is_local { check.on_limits_of(admitted) } else { check };
+        Self { is_local, ..Self::by_id(check, admitted.id(), admitted.at(), cost) }
     }
 
     /// Gives back all that an admitted check has taken.
@@ -81,7 +84,7 @@ impl Settlement {
     /// rough where the charge is neither reserved nor decided together with equal ones.
     pub fn by_id(check: Check, id: AdmissionId, at: SystemTime, mut cost: impl FnMut(&Charge) -> Option<u64>) -> Self {
         let costs = check.charges().map(|charge| cost(charge).map(|cost| cost.min(Limit::MAX_UNITS))).collect();
-        Self { check, id, at, costs }
+        Self { check, id, at, costs, is_local: false }
     }
 
     /// The check as it was admitted.
@@ -104,6 +107,11 @@ impl Settlement {
     /// The charges of the check, and what each has really cost.
     pub fn accounts(&self) -> impl Iterator<Item = Account<'_>> {
         iter::zip(self.check.charges(), &self.costs).map(|(charge, cost)| Account { charge, cost: *cost })
+    }
+
+    /// Whether the admission was decided in this process, in the store's place.
+    pub(crate) fn is_local(&self) -> bool {
+        self.is_local
     }
 
     pub(crate) fn at_micros(&self) -> u64 {

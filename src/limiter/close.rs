@@ -50,15 +50,17 @@ impl<S: Store> Limiter<S> {
     ///
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails. It may be tried again.
     pub async fn close(&self, limit: &Limit, key: impl Into<Key>, time: Duration) -> Result<(), Error> {
+        // What this process counts in the store's place closes nothing for others.
+        let limiter = self.clone().with_share(None);
         let key = key.into();
-        let mut left = if time.is_zero() { 0 } else { self.peek(limit, key.clone()).await?.remaining() };
+        let mut left = if time.is_zero() { 0 } else { limiter.peek(limit, key.clone()).await?.remaining() };
         let mut lost = 0;
         for _ in 0..ATTEMPTS {
             if left == 0 {
                 break;
             }
             let charge = Charge::new(limit.clone(), key.clone(), (left >> lost).max(1))?.reserve(time);
-            let decision = self.check_all(Check::new(charge.clone())).await?;
+            let decision = limiter.check_all(Check::new(charge.clone())).await?;
             if !decision.is_allowed() {
                 lost += 1;
             } else if matches!(limit.algorithm().kind(), Kind::Log | Kind::Compact { .. }) {

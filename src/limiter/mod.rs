@@ -7,6 +7,7 @@
 //!    connecting and the reply. It runs from the first poll, and arms a timer only if the store makes it wait.
 //! 3. A refusal is a [`Decision`]; what is not a decision is a typed [`Error`].
 //! 4. A refusal may be repeated without asking the store, for as long as it is true: see [`DenyCache`].
+//! 5. While the store cannot decide, this process may, under a share of each limit: see [`Share`].
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -30,6 +31,7 @@ mod deadline;
 mod deny_cache;
 mod failure;
 mod line;
+mod local;
 mod patience;
 mod reservation;
 
@@ -46,8 +48,13 @@ use self::{
     deadline::Deadline,
     deny_cache::{Question, Refusals},
     line::Lines,
+    local::Local,
 };
-pub use self::{deny_cache::DenyCache, failure::FailureMode, reservation::Reservation};
+pub use self::{
+    deny_cache::DenyCache,
+    failure::{FailureMode, Share},
+    reservation::Reservation,
+};
 use crate::{
     check::{Charge, Check, NeverFits},
     decision::Decision,
@@ -69,6 +76,9 @@ pub struct Limiter<S> {
     deadline: Duration,
     refusals: Refusals,
     lines: Lines,
+    /// Under which to decide in the store's place, if at all.
+    share: Option<Share>,
+    local: Local,
 }
 
 impl<S: Store> Limiter<S> {
@@ -76,7 +86,8 @@ impl<S: Store> Limiter<S> {
     #[must_use]
     pub fn new(store: S) -> Self {
         let refusals = Refusals::new(DenyCache::new(), store.epoch());
-        Self { store, deadline: DEFAULT_DEADLINE, refusals, lines: Lines::default() }
+        let (lines, local) = (Lines::default(), Local::default());
+        Self { store, deadline: DEFAULT_DEADLINE, refusals, lines, share: None, local }
     }
 
     /// Sets how long any answer may take. Default: 50 ms.
@@ -91,6 +102,33 @@ impl<S: Store> Limiter<S> {
     #[must_use]
     pub fn deny_cache(mut self, deny_cache: DenyCache) -> Self {
         self.refusals = Refusals::new(deny_cache, self.store.epoch());
+        self
+    }
+
+    /// Decides in this process, under such a share of each limit, while the store cannot. Default: the store's failure is
+    /// an [`Error`], and what happens without a decision is the caller's choice.
+    ///
+    /// ```
+    /// # #[cfg(feature = "redis")]
+    /// # async fn call() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tower_sliding_window::{Limit, Limiter, RedisStore, Share};
+    ///
+    /// let store = RedisStore::builder("redis://127.0.0.1:6379").build()?;
+    /// let limiter = Limiter::new(store).fail_local(Share::one_of(8));
+    /// let decision = limiter.check(&Limit::per_day("upstream", 9_500), "account-7", 1).await?;
+    /// if let Some(error) = decision.local_cause() {
+    ///     println!("{} of this process's share left: {error}", decision.remaining());
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn fail_local(self, share: Share) -> Self {
+        self.with_share(Some(share))
+    }
+
+    /// The share to decide under in the store's place, if any.
+    pub(crate) fn with_share(mut self, share: Option<Share>) -> Self {
+        self.share = share;
         self
     }
 
@@ -113,7 +151,19 @@ impl<S: Store> Limiter<S> {
     ///
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails.
     pub fn check_all(&self, check: Check) -> Decide<S> {
-        let made = Made { store: self.store.clone(), deadline: self.deadline, refusals: self.refusals.clone(), check };
+        self.decide(check, self.share)
+    }
+
+    /// Decides, in the store's place under this share, if any.
+    pub(crate) fn decide(&self, check: Check, share: Option<Share>) -> Decide<S> {
+        let stand_in = share.map(|share| StandIn { local: self.local.clone(), share, check: check.clone() });
+        let made = Made {
+            store: self.store.clone(),
+            deadline: self.deadline,
+            refusals: self.refusals.clone(),
+            check,
+            stand_in: stand_in.map(Box::new),
+        };
         Decide { state: Deciding::Made { made: Some(made) } }
     }
 
@@ -163,7 +213,11 @@ impl<S: Store> Limiter<S> {
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails. It may be tried again.
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, Error> {
         let line = self.lines.digest(settlement.accounts().map(|account| account.charge().whose()));
-        let settled = Deadline::new(self.store.settle(settlement), self.deadline).await??;
+        let settled = if settlement.is_local() {
+            self.local.settle(settlement).await?
+        } else {
+            Deadline::new(self.store.settle(settlement), self.deadline).await??
+        };
         self.lines.given_back(line);
         Ok(settled)
     }
@@ -207,6 +261,14 @@ struct Made<S> {
     deadline: Duration,
     refusals: Refusals,
     check: Check,
+    stand_in: Option<Box<StandIn>>,
+}
+
+/// What decides in the store's place. Most checks have none, so it is in a box.
+struct StandIn {
+    local: Local,
+    share: Share,
+    check: Check,
 }
 
 pin_project! {
@@ -223,7 +285,11 @@ pin_project! {
     enum Deciding<S: Store> {
         Never { error: Option<NeverFits> },
         Made { made: Option<Made<S>> },
-        Asked { #[pin] decision: Deadline<S::Decide>, question: Option<Question> },
+        Asked {
+            #[pin] decision: Deadline<S::Decide>,
+            question: Option<Question>,
+            stand_in: Option<Box<StandIn>>,
+        },
     }
 }
 
@@ -239,26 +305,38 @@ impl<S: Store> Future for Decide<S> {
                     None => None,
                 },
                 DecidingProjection::Made { made } => match made.take() {
-                    Some(Made { store, deadline, refusals, check }) => match refusals.recall(&check) {
+                    Some(Made { store, deadline, refusals, check, stand_in }) => match refusals.recall(&check) {
                         Ok(refusal) => return Poll::Ready(Ok(refusal)),
                         Err(question) => {
                             let decision = Deadline::new(store.decide(check), deadline);
-                            Some(Deciding::Asked { decision, question })
+                            Some(Deciding::Asked { decision, question, stand_in })
                         }
                     },
                     None => None,
                 },
-                DecidingProjection::Asked { decision, question } => {
-                    let outcome = ready!(decision.poll(cx))??;
-                    if let Some(question) = question.take() {
-                        question.answered(&outcome);
-                    }
-                    return Poll::Ready(Ok(outcome));
+                DecidingProjection::Asked { decision, question, stand_in } => {
+                    let outcome = ready!(decision.poll(cx)).and_then(|answer| Ok(answer?));
+                    return Poll::Ready(match (outcome, stand_in.take()) {
+                        (Ok(decision), _) => {
+                            if let Some(question) = question.take() {
+                                question.answered(&decision);
+                            }
+                            Ok(decision)
+                        }
+                        (Err(error), Some(stand_in)) => stand_in.decide(error),
+                        (Err(error), None) => Err(error),
+                    });
                 }
             };
             // Only a future that is polled again after it was ready has nothing to go on with.
             state.set(next.unwrap_or_else(|| panic!("`Decide` polled after completion")));
         }
+    }
+}
+
+impl StandIn {
+    fn decide(self, error: Error) -> Result<Decision, Error> {
+        self.local.decide(&self.check, self.share, error)
     }
 }
 

@@ -18,11 +18,16 @@ use super::{
     claim::{Claim, Record},
     headers::Figures,
     limits::Limits,
-    note::{Note, Progress, Word},
-    policy::{Admission, Claimed, Policy},
+    note::{Note, Progress},
+    policy::{Admission, Claimed, Policy, verdict},
     rejection::RejectionResponse,
 };
-use crate::{decision::Decision, error::Error, limiter::Decide, store::Store};
+use crate::{
+    decision::Decision,
+    error::Error,
+    limiter::{Decide, FailureMode},
+    store::Store,
+};
 
 pin_project! {
     /// The response future of [`RateLimit`](super::RateLimit).
@@ -60,6 +65,8 @@ pub(super) struct Held<I, S, R, ReqBody> {
     pub(super) inner: I,
     pub(super) request: Request<ReqBody>,
     pub(super) policy: Arc<Policy<S, R, Limits>>,
+    /// What to do if the store cannot decide.
+    pub(super) mode: FailureMode,
 }
 
 impl<I, S, R, ReqBody, ResBody> ResponseFuture<I, S, R, ReqBody, ResBody>
@@ -73,9 +80,11 @@ where
         R: RejectionResponse<ResBody>,
     {
         let state = match claimed {
-            Claimed::Known(Claim { check: Some(check), record }) => {
-                State::Deciding { decide: held.policy.limiter.check_all(check), held: Some(held), record }
-            }
+            Claimed::Known(Claim { check: Some(check), record }) => State::Deciding {
+                decide: held.policy.limiter.decide(check, held.mode.share()),
+                held: Some(held),
+                record,
+            },
             Claimed::Known(Claim { check: None, record }) => held.proceed(Ok(None), record),
             Claimed::Asks(asking) => State::Asking { asking, held: Some(held) },
         };
@@ -146,26 +155,26 @@ impl<I, S: Store, R, ReqBody> Held<I, S, R, ReqBody> {
         I: Service<Request<ReqBody>, Response = Response<ResBody>>,
         R: RejectionResponse<ResBody>,
     {
-        let Self { mut inner, request, policy } = self;
-        match policy.verdict(outcome) {
+        let Self { mut inner, request, policy, mode } = self;
+        let degraded = policy.degraded(&outcome, mode);
+        match verdict(outcome, mode) {
             Ok(admission) => {
                 let (mut parts, body) = request.into_parts();
                 let afterwards = Afterwards::of(&policy, record, &admission, || parts.clone());
-                let word = match admission {
+                let figures = match admission {
                     Admission::Decided(decision) => {
                         // An upstream's figures are its own.
                         let figures = (!policy.settings.heeds_upstream)
                             .then(|| Figures::of(&decision, policy.settings.reset_format));
                         parts.extensions.insert(decision);
-                        figures.map_or(Word::Nothing, Word::Figures)
+                        figures
                     }
-                    Admission::Undecided(degraded) => Word::Degraded(degraded),
-                    Admission::Uncounted => Word::Nothing,
+                    Admission::Uncounted => None,
                 };
                 let response = inner.call(Request::from_parts(parts, body));
-                State::Forwarded { response, note: Some(Note { word, afterwards }) }
+                State::Forwarded { response, note: Some(Note { figures, degraded, afterwards }) }
             }
-            Err(rejection) => State::Rejected { response: Some(policy.reject(rejection, record)) },
+            Err(rejection) => State::Rejected { response: Some(policy.reject(rejection, record, degraded)) },
         }
     }
 }

@@ -28,7 +28,13 @@ pub struct RateLimitLayer<S, R = JsonResponse, L = Limits> {
 impl<S: Store> RateLimitLayer<S, JsonResponse, ()> {
     /// A layer that decides by `store`: fail-open, with a deadline of 50 ms, and a cost of 1 for every request.
     pub fn new(store: S) -> Self {
-        let (limiter, settings) = (Limiter::new(store), Settings::default());
+        Self::on(Limiter::new(store))
+    }
+
+    /// A layer that decides by `limiter`, with its deadline, and shares with it and with other layers on it what clones
+    /// of a limiter share. A setting of the layer's is not the limiter's.
+    pub fn on(limiter: Limiter<S>) -> Self {
+        let settings = Settings::default();
         Self { policy: Arc::new(Policy { limiter, limits: (), responder: JsonResponse, settings }) }
     }
 }

@@ -7,7 +7,8 @@
 //!    gets `X-RateLimit-Limit`, `-Remaining` and `-Reset`.
 //! 4. Rejected, it is answered in the service's place, and the service is not called: see [`rejection`].
 //! 5. If the store cannot decide within the deadline, the layer's failure mode does. Fail-open lets the request through
-//!    without rate-limit headers and with [`Degraded`] in the response's extensions; fail-closed answers 503.
+//!    without rate-limit headers, fail-closed answers 503, fail-local decides in this process under a
+//!    [share](crate::Share) of each limit. The response has [`Degraded`] in its extensions.
 //! 6. The response may [settle](KeyedLimit::settle) what its request has really cost; a limit may be tried in the
 //!    [shadow](KeyedLimit::in_shadow) first, where it refuses nothing.
 //! 7. The error type and the body type of the service stay what they are.

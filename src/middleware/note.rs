@@ -11,14 +11,9 @@ use crate::store::Store;
 
 /// What a response is to say of how its request was let through, and what is to be done before.
 pub(super) struct Note<S, R> {
-    pub(super) word: Word,
+    pub(super) figures: Option<Figures>,
+    pub(super) degraded: Option<Degraded>,
     pub(super) afterwards: Option<Box<Afterwards<S, R>>>,
-}
-
-pub(super) enum Word {
-    Nothing,
-    Figures(Figures),
-    Degraded(Degraded),
 }
 
 /// How far a response has come.
@@ -43,18 +38,17 @@ impl<S: Store, R> Note<S, R> {
     /// Writes the response, now that what had to be done is done.
     pub(super) fn concluded<B>(mut self, done: Done, response: Response<B>) -> Response<B> {
         if let Some(figures) = self.afterwards.as_ref().and_then(|afterwards| afterwards.end(done)) {
-            self.word = Word::Figures(figures);
+            self.figures = Some(figures);
         }
         self.write(response)
     }
 
     fn write<B>(self, mut response: Response<B>) -> Response<B> {
-        match self.word {
-            Word::Nothing => {}
-            Word::Figures(figures) => figures.write(response.headers_mut()),
-            Word::Degraded(degraded) => {
-                response.extensions_mut().insert(degraded);
-            }
+        if let Some(figures) = self.figures {
+            figures.write(response.headers_mut());
+        }
+        if let Some(degraded) = self.degraded {
+            response.extensions_mut().insert(degraded);
         }
         if let Some(afterwards) = self.afterwards {
             afterwards.write(&mut response);

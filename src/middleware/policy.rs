@@ -39,67 +39,63 @@ pub(super) enum Claimed {
 #[derive(Debug)]
 pub(super) enum Admission {
     Decided(Decision),
-    Undecided(Degraded),
-    /// There was nothing to decide.
+    /// There was nothing to decide, or nobody who could.
     Uncounted,
 }
 
 impl<S, R> Policy<S, R, Limits> {
-    /// What a request takes.
-    pub(super) fn claim(&self, parts: &Parts) -> Result<Claimed, Rejection>
+    /// What a request takes, and what is done with it while the store cannot decide.
+    pub(super) fn claim(&self, parts: &Parts) -> Result<(Claimed, FailureMode), Rejection>
     where
         S: Store,
     {
         match self.settings.gate.passage(parts, &self.settings.events) {
             Passage::Denied => return Err(Rejection::Denied),
-            Passage::Uncounted => return Ok(Claimed::Known(Claim { check: None, record: None })),
+            Passage::Uncounted => {
+                return Ok((Claimed::Known(Claim { check: None, record: None }), FailureMode::default()));
+            }
             Passage::Counted => {}
         }
         let cost = self.settings.cost.as_ref().map_or(1, |cost| cost(parts));
+        let mode = self.failure_mode(parts, cost);
         let is_kept = self.settings.heeds_upstream || self.limits.iter().any(|limit| limit.settles().is_some());
         if self.limits.iter().all(|limit| limit.limit().is_some()) {
             let mut charges = Charges::of(self.limits.len(), is_kept);
             for (place, limit) in self.limits.iter().enumerate() {
                 charges.add(place, limit.draft(parts, cost)?);
             }
-            return Ok(match self.settings.patience {
+            let claimed = match self.settings.patience {
                 None => Claimed::Known(charges.claim()),
-                Some(_) => Claimed::Asks(self.asker().ask(charges.claim())),
-            });
+                Some(_) => Claimed::Asks(self.asker(mode).ask(charges.claim())),
+            };
+            return Ok((claimed, mode));
         }
         let drafts = self.limits.iter().map(|limit| limit.draft(parts, cost)).collect::<Result<_, _>>()?;
-        Ok(Claimed::Asks(self.asker().choose_and_ask(drafts, is_kept)))
+        Ok((Claimed::Asks(self.asker(mode).choose_and_ask(drafts, is_kept)), mode))
     }
 
-    fn asker(&self) -> Asker<S>
+    fn asker(&self, mode: FailureMode) -> Asker<S>
     where
-        S: Clone,
+        S: Store,
     {
-        Asker::new(self.limiter.clone(), self.settings.patience)
+        Asker::new(self.limiter.clone().with_share(mode.share()), self.settings.patience)
     }
 
-    /// Whether a request is let through.
-    pub(super) fn verdict(&self, outcome: Result<Option<Decision>, Error>) -> Result<Admission, Rejection> {
-        match outcome {
-            Ok(Some(decision)) if decision.is_allowed() => Ok(Admission::Decided(decision)),
-            Ok(Some(decision)) => Err(Rejection::Limited(decision)),
-            Ok(None) => Ok(Admission::Uncounted),
-            Err(Error::NeverFits(error)) => Err(Rejection::NeverFits(error)),
-            Err(error) => {
-                let mode = self.failure_mode();
-                self.settings.events.no_decision(&error, mode);
-                match mode {
-                    FailureMode::Open => Ok(Admission::Undecided(Degraded::new(error))),
-                    FailureMode::Closed => Err(Rejection::Unavailable(error)),
-                }
-            }
-        }
+    /// What there is to say of a request that the store has not decided.
+    pub(super) fn degraded(&self, outcome: &Result<Option<Decision>, Error>, mode: FailureMode) -> Option<Degraded> {
+        let error = match outcome {
+            Ok(decision) => decision.as_ref()?.local_cause()?,
+            Err(Error::NeverFits(_)) => return None,
+            Err(error) => error,
+        };
+        self.settings.events.no_decision(error, mode);
+        Some(Degraded::new(error.clone(), mode))
     }
 
     /// What is only in the shadow refuses nothing, least of all without a decision.
-    fn failure_mode(&self) -> FailureMode {
+    fn failure_mode(&self, parts: &Parts, cost: u64) -> FailureMode {
         let is_shadow = self.limits.iter().all(|limit| limit.is_shadow());
-        if is_shadow { FailureMode::Open } else { self.settings.failure_mode }
+        if is_shadow { FailureMode::Open } else { self.settings.failing.mode(parts, cost) }
     }
 
     /// What limits in the shadow would have refused.
@@ -116,7 +112,12 @@ impl<S, R> Policy<S, R, Limits> {
     }
 
     /// The answer to a request that is not let through.
-    pub(super) fn reject<B>(&self, rejection: Rejection, record: Option<Box<Record>>) -> Response<B>
+    pub(super) fn reject<B>(
+        &self,
+        rejection: Rejection,
+        record: Option<Box<Record>>,
+        degraded: Option<Degraded>,
+    ) -> Response<B>
     where
         R: RejectionResponse<B>,
     {
@@ -125,10 +126,27 @@ impl<S, R> Policy<S, R, Limits> {
         let shadow = self.shadow(decision, record.map(|record| record.left_out).unwrap_or_default());
         let mut response = self.responder.respond(&rejection, rejection.head(self.settings.reset_format));
         response.extensions_mut().insert(rejection);
+        if let Some(degraded) = degraded {
+            response.extensions_mut().insert(degraded);
+        }
         if let Some(shadow) = shadow {
             shadow.write(&mut response, self.settings.shadow_header.as_ref());
         }
         response
+    }
+}
+
+/// Whether a request is let through.
+pub(super) fn verdict(outcome: Result<Option<Decision>, Error>, mode: FailureMode) -> Result<Admission, Rejection> {
+    match outcome {
+        Ok(Some(decision)) if decision.is_allowed() => Ok(Admission::Decided(decision)),
+        Ok(Some(decision)) => Err(Rejection::Limited(decision)),
+        Ok(None) => Ok(Admission::Uncounted),
+        Err(Error::NeverFits(error)) => Err(Rejection::NeverFits(error)),
+        Err(error) => match mode {
+            FailureMode::Open => Ok(Admission::Uncounted),
+            FailureMode::Closed | FailureMode::Local(_) => Err(Rejection::Unavailable(error)),
+        },
     }
 }
 
@@ -138,7 +156,7 @@ impl<S: fmt::Debug, R, L: fmt::Debug> fmt::Debug for Policy<S, R, L> {
             .field("limiter", &self.limiter)
             .field("limits", &self.limits)
             .field("gate", &self.settings.gate)
-            .field("failure_mode", &self.settings.failure_mode)
+            .field("failing", &self.settings.failing)
             .field("reset_format", &self.settings.reset_format)
             .finish_non_exhaustive()
     }

@@ -6,10 +6,10 @@
 //! | cost above the limit | 429 | none of these: waiting does not help |
 //! | no key | 400; 401 for API keys, with `WWW-Authenticate`; 500 if the server does not know its peers | |
 //! | on a list of [denied](super::RateLimitLayer::deny) keys | 403 | |
-//! | no decision, or no limit to be chosen, failing closed | 503 | `Retry-After` of 1 to 5 s, drawn at random so that clients do not return all at once |
+//! | no decision, or no limit to be chosen, failing closed; a cost above the [share](crate::Share), failing local | 503 | `Retry-After` of 1 to 5 s, drawn at random so that clients do not return all at once |
 //!
 //! All have `Cache-Control: no-store`, a short JSON body, and the [`Rejection`] in the response's extensions, where
-//! outer layers find the reason.
+//! outer layers find the reason. Where the store has not decided, [`Degraded`] is there as well.
 //!
 //! A closure given to [`RateLimitLayer::on_rejection`](super::RateLimitLayer::on_rejection) makes the response. It gets
 //! status and headers ready-made, all but `Content-Type`, and keeps of them what it wants:
@@ -39,7 +39,7 @@ use super::{
     extract::KeyError,
     headers::{Figures, ResetFormat, forbid_storing, retry_after_seconds, write_retry_after},
 };
-use crate::{admission::random, check::NeverFits, decision::Decision, error::Error};
+use crate::{admission::random, check::NeverFits, decision::Decision, error::Error, limiter::FailureMode};
 
 /// Why a request did not reach the service. See the [module docs](self).
 #[derive(Clone, Debug)]
@@ -53,7 +53,8 @@ pub enum Rejection {
     NoKey(KeyError),
     /// Its key is on a list of [denied](super::RateLimitLayer::deny) keys.
     Denied,
-    /// The store could not decide, or no limit be chosen, and the layer fails closed.
+    /// The store could not decide, or no limit be chosen, and the layer fails closed, or the request takes more than the
+    /// [share](crate::Share) that it fails over to.
     Unavailable(Error),
 }
 
@@ -161,20 +162,28 @@ impl<B: From<String>> RejectionResponse<B> for JsonResponse {
     }
 }
 
-/// In the extensions of the response to a request that was let through without a decision.
+/// In the extensions of every response to a request that the store has not decided, whether it was let through, answered
+/// 503, or decided in this process. Of stacked layers, the outermost is told.
 #[derive(Clone, Debug)]
 pub struct Degraded {
     error: Error,
+    mode: FailureMode,
 }
 
 impl Degraded {
-    pub(super) fn new(error: Error) -> Self {
-        Self { error }
+    pub(super) fn new(error: Error, mode: FailureMode) -> Self {
+        Self { error, mode }
     }
 
-    /// Why there was no decision.
+    /// Why the store has not decided.
     #[must_use]
     pub fn error(&self) -> &Error {
         &self.error
+    }
+
+    /// What was done about it.
+    #[must_use]
+    pub fn mode(&self) -> FailureMode {
+        self.mode
     }
 }

@@ -66,11 +66,11 @@ where
 
         let (parts, body) = request.into_parts();
         match self.policy.claim(&parts) {
-            Ok(claimed) => {
+            Ok((claimed, mode)) => {
                 let request = Request::from_parts(parts, body);
-                ResponseFuture::claimed(claimed, Held { inner, request, policy: Arc::clone(&self.policy) })
+                ResponseFuture::claimed(claimed, Held { inner, request, policy: Arc::clone(&self.policy), mode })
             }
-            Err(rejection) => ResponseFuture::rejected(self.policy.reject(rejection, None)),
+            Err(rejection) => ResponseFuture::rejected(self.policy.reject(rejection, None, None)),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What a layer can be told, and has a default for.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use http::{HeaderName, request::Parts};
 
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     key::Key,
-    limiter::{DenyCache, FailureMode},
+    limiter::{DenyCache, FailureMode, Share},
     store::Store,
 };
 
@@ -23,13 +23,48 @@ use crate::{
 pub(super) struct Settings {
     pub(super) gate: Gate,
     pub(super) cost: Option<Arc<Cost>>,
-    pub(super) failure_mode: FailureMode,
+    pub(super) failing: Failing,
     pub(super) reset_format: ResetFormat,
     pub(super) shadow_header: Option<HeaderName>,
     /// How long to wait for room, if it is waited for.
     pub(super) patience: Option<Duration>,
     pub(super) heeds_upstream: bool,
     pub(super) events: Arc<Events>,
+}
+
+/// What to do with a request of such a cost.
+type ModeBy = dyn Fn(&Parts, u64) -> FailureMode + Send + Sync;
+
+/// What to do with a request while the store cannot decide.
+#[derive(Clone)]
+pub(super) enum Failing {
+    Always(FailureMode),
+    By(Arc<ModeBy>),
+}
+
+impl Failing {
+    /// With a request of such a cost.
+    pub(super) fn mode(&self, request: &Parts, cost: u64) -> FailureMode {
+        match self {
+            Self::Always(mode) => *mode,
+            Self::By(mode) => mode(request, cost),
+        }
+    }
+}
+
+impl Default for Failing {
+    fn default() -> Self {
+        Self::Always(FailureMode::default())
+    }
+}
+
+impl fmt::Debug for Failing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Always(mode) => mode.fmt(f),
+            Self::By(_) => f.write_str("by request"),
+        }
+    }
 }
 
 impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
@@ -102,9 +137,29 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
         self.failure_mode(FailureMode::Closed)
     }
 
+    /// Decides in this process, under a share of each limit, while the store cannot. What is more than the share holds at
+    /// any time is answered 503: see [`Share`].
+    pub fn fail_local(self, share: Share) -> Self {
+        self.failure_mode(FailureMode::Local(share))
+    }
+
     /// What to do while the store cannot decide, where that is not known before run time.
     pub fn failure_mode(self, mode: FailureMode) -> Self {
-        self.set(|settings| settings.failure_mode = mode)
+        self.set(|settings| settings.failing = Failing::Always(mode))
+    }
+
+    /// What to do while the store cannot decide, by the request and by what it takes after the layer's
+    /// [`cost`](Self::cost): cheap requests go on, say, and dear ones do not.
+    ///
+    /// ```
+    /// # use tower_sliding_window::{Everyone, FailureMode, Limit, MemoryStore, RateLimitLayer};
+    /// let layer = RateLimitLayer::new(MemoryStore::new())
+    ///     .limit(Limit::per_day("quota", 9_500).by(Everyone))
+    ///     .cost(|request| if request.uri.path() == "/search" { 100 } else { 1 })
+    ///     .failure_mode_by(|_, cost| if cost < 100 { FailureMode::Open } else { FailureMode::Closed });
+    /// ```
+    pub fn failure_mode_by(self, mode: impl Fn(&Parts, u64) -> FailureMode + Send + Sync + 'static) -> Self {
+        self.set(|settings| settings.failing = Failing::By(Arc::new(mode)))
     }
 
     /// How `X-RateLimit-Reset` is written. Default: seconds from now.

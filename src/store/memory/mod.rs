@@ -61,6 +61,11 @@ impl MemoryStore {
         MemoryStoreBuilder { capacity: 1_000_000, clock: None }
     }
 
+    /// Decides without a future.
+    pub(crate) fn decide_now(&self, check: &Check) -> Result<Decision, StoreError> {
+        self.0.decide(check)
+    }
+
     /// The number of keys that are remembered, expired ones included until they are swept.
     #[must_use]
     pub fn keys(&self) -> usize {
@@ -123,7 +128,7 @@ impl Future for MemoryDecide {
     type Output = Result<Decision, StoreError>;
 
     fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
-        Poll::Ready(self.store.0.decide(&self.check))
+        Poll::Ready(self.store.decide_now(&self.check))
     }
 }
 

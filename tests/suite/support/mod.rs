@@ -9,6 +9,7 @@ pub(crate) mod proxy;
 pub(crate) mod redis_server;
 pub(crate) mod requests;
 pub(crate) mod stores;
+pub(crate) mod switched;
 
 use std::time::Duration;
 

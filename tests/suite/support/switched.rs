@@ -1,0 +1,80 @@
+//! A store that works, fails or falls silent as it is told.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use tower_sliding_window::{Check, Decision, Key, Limit, MemoryStore, Settled, Settlement, Store, StoreError};
+
+use super::stores::{Failing, Silent};
+
+#[derive(Clone)]
+pub(crate) struct Switched {
+    store: MemoryStore,
+    state: Arc<Mutex<State>>,
+    asked: Arc<AtomicUsize>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum State {
+    Works,
+    Fails,
+    Hangs,
+}
+
+type Answer<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;
+
+impl Switched {
+    pub(crate) fn new(state: State) -> Self {
+        Self { store: MemoryStore::new(), state: Arc::new(Mutex::new(state)), asked: Arc::default() }
+    }
+
+    pub(crate) fn set(&self, state: State) {
+        *self.state.lock().unwrap() = state;
+    }
+
+    /// How often it has been asked something.
+    pub(crate) fn asked(&self) -> usize {
+        self.asked.load(Ordering::SeqCst)
+    }
+
+    fn state(&self) -> State {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        *self.state.lock().unwrap()
+    }
+}
+
+impl Store for Switched {
+    type Decide = Answer<Decision>;
+    type Settle = Answer<Settled>;
+    type Reset = Answer<()>;
+
+    fn decide(&self, check: Check) -> Self::Decide {
+        match self.state() {
+            State::Works => Box::pin(self.store.decide(check)),
+            State::Fails => Box::pin(Failing.decide(check)),
+            State::Hangs => Box::pin(Silent.decide(check)),
+        }
+    }
+
+    fn settle(&self, settlement: Settlement) -> Self::Settle {
+        match self.state() {
+            State::Works => Box::pin(self.store.settle(settlement)),
+            State::Fails => Box::pin(Failing.settle(settlement)),
+            State::Hangs => Box::pin(Silent.settle(settlement)),
+        }
+    }
+
+    fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
+        match self.state() {
+            State::Works => Box::pin(self.store.reset(limit, key)),
+            State::Fails => Box::pin(Failing.reset(limit, key)),
+            State::Hangs => Box::pin(Silent.reset(limit, key)),
+        }
+    }
+}
