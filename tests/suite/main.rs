@@ -14,6 +14,7 @@ mod example_http;
 mod example_server;
 mod examples;
 mod extractors;
+mod faults;
 mod layer;
 mod memory;
 mod outbound;

@@ -56,6 +56,11 @@ impl RedisServer {
         command.query(&mut self.connect()).unwrap()
     }
 
+    /// How many connections are open, beside the one that asks.
+    pub(crate) fn connections(&self) -> usize {
+        self.run::<String>("CLIENT LIST TYPE normal").lines().count() - 1
+    }
+
     pub(crate) fn keys(&self) -> Vec<String> {
         self.run("KEYS *")
     }
