@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
-use tower_sliding_window::{Decision, Error, Limit, Limiter, RedisStore};
+use tower_sliding_window::{Charge, Check, Decision, Error, Limit, Limiter, RedisStore, Settlement};
 
 use super::row;
 use crate::support::{PATIENCE, proxy::Proxy, redis_server::RedisServer};
@@ -85,4 +85,25 @@ async fn what_is_lost_twice_fails_and_counts_once() {
         }
     }
     row("both replies lost", CHECKS, format!("failed {failed}, each counted once"));
+}
+
+/// What was sent again can be given back as anything else: alone, as copies that share an entry, and at a cost.
+#[tokio::test]
+async fn what_is_sent_again_can_be_given_back() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server).await;
+    let limiter = limiter(&proxy);
+    limiter.peek(&CALLS, "ada").await.unwrap();
+    for (copies, cost) in [(1, 1), (1, 7), (3, 1), (40, 1), (40, 7)] {
+        let check = Check::new(Charge::new(CALLS, "ada", cost).unwrap());
+        proxy.lose_replies(1);
+        let answers: Vec<_> = (0..copies).map(|_| tokio::spawn(limiter.check_all(check.clone()))).collect();
+        for answer in answers {
+            let decision = answer.await.unwrap().unwrap();
+            let settled = limiter.settle(Settlement::refund(check.clone(), &decision)).await.unwrap();
+            assert!(settled.is_known(), "{copies} copies of {cost}");
+        }
+        assert!(proxy.has_lost_them());
+        assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 0, "{copies} copies of {cost}");
+    }
 }
