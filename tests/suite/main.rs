@@ -15,6 +15,7 @@ mod example_server;
 mod examples;
 mod extractors;
 mod faults;
+mod fuzz;
 mod layer;
 mod memory;
 mod outbound;
