@@ -122,7 +122,10 @@ fn free_port() -> u16 {
 fn spawn(port: u16, options: &[String], dir: &TempDir) -> Child {
     Command::new(env::var_os("REDIS_SERVER").unwrap_or_else(|| "redis-server".into()))
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
-        .args(["--logfile", "redis.log", "--dir"])
+        .arg("--logfile")
+        // Redis 6.2 would open it where the tests run.
+        .arg(dir.path().join("redis.log"))
+        .arg("--dir")
         .arg(dir.path())
         .args(options)
         .stdout(Stdio::null())
