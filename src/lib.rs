@@ -47,6 +47,7 @@
 //! | [`middleware::extract`] | keys: addresses, headers, API keys, closures |
 //! | [`middleware::rejection`] | the answers, and how to replace them |
 //! | [`store`] | what a store has to do |
+//! | [`what_happens_when`] | what a client sees when something fails, and for how long |
 //!
 //! # Stores
 //!
@@ -101,6 +102,8 @@ pub mod middleware;
 mod prehashed;
 pub mod settlement;
 pub mod store;
+#[doc = include_str!("what_happens_when.md")]
+pub mod what_happens_when {}
 mod window;
 
 #[cfg(feature = "redis")]

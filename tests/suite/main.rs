@@ -15,6 +15,8 @@ mod example_server;
 mod examples;
 mod extractors;
 mod fail_local;
+mod faults;
+mod fuzz;
 mod layer;
 mod memory;
 mod outbound;

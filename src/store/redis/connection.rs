@@ -114,7 +114,10 @@ impl Connection<'_> {
 /// Whether an error says that the next request should go over a new connection: the peer is gone, or it has become a
 /// replica and a new connection may reach the new primary.
 pub(super) fn ends_the_connection(error: &RedisError) -> bool {
-    error.is_unrecoverable_error() || error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
+    // Before Redis 7.0 what a script's command is refused with stands in the text of an error of the script.
+    let is_read_only = error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
+        || error.detail().is_some_and(|text| text.contains("-READONLY "));
+    error.is_unrecoverable_error() || is_read_only
 }
 
 /// What bb8 manages: a connection and what is known of its health.

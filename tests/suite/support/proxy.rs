@@ -1,24 +1,47 @@
-//! A proxy in front of redis-server that can lose replies, fall silent, and lead to another server.
+//! A proxy in front of redis-server that can lose, delay and split what passes through it, cut connections, fall silent,
+//! and lead to another server.
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::{TcpListener, TcpStream},
+    sync::broadcast,
+    time::sleep,
 };
 
 use super::redis_server::RedisServer;
 
 pub(crate) struct Proxy {
     url: String,
-    target: Arc<Mutex<String>>,
-    to_lose: Arc<AtomicUsize>,
+    wires: Arc<Wires>,
+}
+
+/// What all connections look up.
+struct Wires {
+    target: Mutex<String>,
+    to_lose: AtomicUsize,
     /// Connections of a lower number are silent.
-    silent_below: Arc<AtomicUsize>,
-    accepted: Arc<AtomicUsize>,
+    silent_below: AtomicUsize,
+    accepted: AtomicUsize,
+    delay_micros: AtomicU64,
+    is_splitting: AtomicBool,
+    cuts: broadcast::Sender<Cut>,
+}
+
+/// How a connection ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cut {
+    /// In order, as if the server had closed it.
+    Close,
+    /// With a RST, and what is on its way is lost.
+    Reset,
 }
 
 impl Proxy {
@@ -26,21 +49,19 @@ impl Proxy {
     pub(crate) async fn start(server: &RedisServer) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let url = format!("redis://{}/", listener.local_addr().unwrap());
-        let proxy = Self {
-            url,
-            target: Arc::new(Mutex::new(address(server))),
-            to_lose: Arc::default(),
-            silent_below: Arc::default(),
-            accepted: Arc::default(),
-        };
-        let (target, to_lose) = (Arc::clone(&proxy.target), Arc::clone(&proxy.to_lose));
-        let (silent_below, accepted) = (Arc::clone(&proxy.silent_below), Arc::clone(&proxy.accepted));
+        let wires = Arc::new(Wires {
+            target: Mutex::new(address(server)),
+            to_lose: AtomicUsize::new(0),
+            silent_below: AtomicUsize::new(0),
+            accepted: AtomicUsize::new(0),
+            delay_micros: AtomicU64::new(0),
+            is_splitting: AtomicBool::new(false),
+            cuts: broadcast::Sender::new(16),
+        });
+        let proxy = Self { url, wires: Arc::clone(&wires) };
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                let target = target.lock().unwrap().clone();
-                let server = TcpStream::connect(target).await.unwrap();
-                let number = accepted.fetch_add(1, Ordering::SeqCst);
-                tokio::spawn(forward(client, server, number, Arc::clone(&to_lose), Arc::clone(&silent_below)));
+                tokio::spawn(forward(client, Arc::clone(&wires)));
             }
         });
         proxy
@@ -48,12 +69,12 @@ impl Proxy {
 
     /// Connections made from now on lead to another server.
     pub(crate) fn lead_to(&self, server: &RedisServer) {
-        *self.target.lock().unwrap() = address(server);
+        *self.wires.target.lock().unwrap() = address(server);
     }
 
     /// The connections that are open stay open, and nothing comes back over them any more.
     pub(crate) fn silence_what_is_open(&self) {
-        self.silent_below.store(self.accepted.load(Ordering::SeqCst), Ordering::SeqCst);
+        self.wires.silent_below.store(self.wires.accepted.load(Ordering::SeqCst), Ordering::SeqCst);
     }
 
     pub(crate) fn url(&self) -> &str {
@@ -62,11 +83,27 @@ impl Proxy {
 
     /// The next replies, so many of them, do not arrive: each time the connection is cut after the server has answered.
     pub(crate) fn lose_replies(&self, replies: usize) {
-        self.to_lose.store(replies, Ordering::SeqCst);
+        self.wires.to_lose.store(replies, Ordering::SeqCst);
     }
 
     pub(crate) fn has_lost_them(&self) -> bool {
-        self.to_lose.load(Ordering::SeqCst) == 0
+        self.wires.to_lose.load(Ordering::SeqCst) == 0
+    }
+
+    /// From now on replies arrive so much later, one after the other.
+    pub(crate) fn delay_replies(&self, by: Duration) {
+        self.wires.delay_micros.store(u64::try_from(by.as_micros()).unwrap(), Ordering::SeqCst);
+    }
+
+    /// Whether everything travels byte by byte from now on, in both directions.
+    pub(crate) fn split_packets(&self, is_splitting: bool) {
+        self.wires.is_splitting.store(is_splitting, Ordering::SeqCst);
+    }
+
+    /// Ends every connection that is open.
+    pub(crate) fn cut(&self, how: Cut) {
+        // Nobody hears it if none is open.
+        let _ = self.wires.cuts.send(how);
     }
 }
 
@@ -74,27 +111,55 @@ fn address(server: &RedisServer) -> String {
     server.url().trim_start_matches("redis://").trim_end_matches('/').to_owned()
 }
 
-async fn forward(
-    client: TcpStream,
-    server: TcpStream,
-    number: usize,
-    to_lose: Arc<AtomicUsize>,
-    silent_below: Arc<AtomicUsize>,
-) {
-    let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
-        (client.into_split(), server.into_split());
-    let requests = tokio::spawn(async move {
-        let _ = tokio::io::copy(&mut from_client, &mut to_server).await;
-    });
-    let mut reply = vec![0; 64 * 1024];
-    while let Ok(length @ 1..) = from_server.read(&mut reply).await {
-        if number < silent_below.load(Ordering::SeqCst) {
-            continue;
-        }
-        let lost = to_lose.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
-        if lost || to_client.write_all(&reply[..length]).await.is_err() {
+async fn forward(mut client: TcpStream, wires: Arc<Wires>) {
+    let target = wires.target.lock().unwrap().clone();
+    // Where no server is, the client's connection is closed at once.
+    let Ok(mut server) = TcpStream::connect(target).await else { return };
+    let number = wires.accepted.fetch_add(1, Ordering::SeqCst);
+    let mut cuts = wires.cuts.subscribe();
+    client.set_nodelay(true).and_then(|()| server.set_nodelay(true)).unwrap();
+    let ((from_client, to_client), (from_server, to_server)) = (client.split(), server.split());
+    let cut = tokio::select! {
+        () = requests(from_client, to_server, &wires) => Cut::Close,
+        () = replies(from_server, to_client, number, &wires) => Cut::Close,
+        cut = cuts.recv() => cut.unwrap_or(Cut::Close),
+    };
+    if cut == Cut::Reset {
+        // It may be gone already.
+        let _ = client.set_zero_linger();
+    }
+}
+
+async fn requests(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, wires: &Wires) {
+    let mut request = vec![0; 64 * 1024];
+    while let Ok(length @ 1..) = from.read(&mut request).await {
+        if pass_on(&request[..length], &mut to, wires).await.is_err() {
             break;
         }
     }
-    requests.abort();
+}
+
+async fn replies(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, number: usize, wires: &Wires) {
+    let mut reply = vec![0; 64 * 1024];
+    while let Ok(length @ 1..) = from.read(&mut reply).await {
+        let delay = Duration::from_micros(wires.delay_micros.load(Ordering::SeqCst));
+        if !delay.is_zero() {
+            sleep(delay).await;
+        }
+        if number < wires.silent_below.load(Ordering::SeqCst) {
+            continue;
+        }
+        let lost = wires.to_lose.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
+        if lost || pass_on(&reply[..length], &mut to, wires).await.is_err() {
+            break;
+        }
+    }
+}
+
+async fn pass_on(bytes: &[u8], to: &mut (impl AsyncWrite + Unpin), wires: &Wires) -> std::io::Result<()> {
+    let size = if wires.is_splitting.load(Ordering::SeqCst) { 1 } else { bytes.len() };
+    for part in bytes.chunks(size) {
+        to.write_all(part).await?;
+    }
+    Ok(())
 }

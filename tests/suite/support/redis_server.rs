@@ -1,6 +1,9 @@
 //! A redis-server of the test's own, on a free port, gone when the test is.
+//!
+//! `REDIS_SERVER` names the program, where it is not to be the redis-server that is installed.
 
 use std::{
+    env,
     net::TcpListener,
     process::{Child, Command, Stdio},
     thread::sleep,
@@ -56,6 +59,18 @@ impl RedisServer {
         command.query(&mut self.connect()).unwrap()
     }
 
+    /// Before 7.0 a server can neither tell when a key expires, nor a script its version.
+    pub(crate) fn is_before_7(&self) -> bool {
+        let info: String = self.run("INFO server");
+        let version = info.lines().find_map(|line| line.strip_prefix("redis_version:")).unwrap();
+        version.split('.').next().unwrap().parse::<u32>().unwrap() < 7
+    }
+
+    /// How many connections are open, beside the one that asks.
+    pub(crate) fn connections(&self) -> usize {
+        self.run::<String>("CLIENT LIST TYPE normal").lines().count() - 1
+    }
+
     pub(crate) fn keys(&self) -> Vec<String> {
         self.run("KEYS *")
     }
@@ -105,9 +120,12 @@ fn free_port() -> u16 {
 }
 
 fn spawn(port: u16, options: &[String], dir: &TempDir) -> Child {
-    Command::new("redis-server")
+    Command::new(env::var_os("REDIS_SERVER").unwrap_or_else(|| "redis-server".into()))
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
-        .args(["--logfile", "redis.log", "--dir"])
+        .arg("--logfile")
+        // Redis 6.2 would open it where the tests run.
+        .arg(dir.path().join("redis.log"))
+        .arg("--dir")
         .arg(dir.path())
         .args(options)
         .stdout(Stdio::null())

@@ -12,6 +12,7 @@
 --           newest entry.
 
 local CHUNK = 500  -- entries read at a time
+local RESENT = 5000000  -- microseconds between two tries of a batch at most: more than connecting and a reply may take
 local FEW = 4      -- so many copies of cost 1 get entries of their own: two that met by chance are not worth a sum
 
 -- The id so many places further. Its last byte does not run over within the copies of a check.
@@ -191,15 +192,18 @@ function log.wait(charge, key, most)
   end
 end
 
--- The entry that an admission shares with equal ones that were decided at the same time, and how many places before it
--- that entry's own id is.
+-- The entry that an admission shares with equal ones that were decided at the same time, how many places before it that
+-- entry's own id is, and the entry's score. What was sent again was told later than the first try has counted it.
 local function shared(charge, key, id, time)
-  local at = text(-time)
-  for _, member in ipairs(call('ZRANGEBYSCORE', key, at, at)) do
-    local units, cost = weight(charge, member)
-    local places = string.byte(id, 8) - (string.byte(member, 8) or 256)
-    local is_ours = cost == charge.cost and places >= 0 and string.sub(member, 1, 7) == string.sub(id, 1, 7)
-    if is_ours and places * cost < units then return member, places end
+  for _, earlier in ipairs({ 0, RESENT }) do
+    local entries = call('ZRANGEBYSCORE', key, text(-time), text(earlier - time), 'WITHSCORES', 'LIMIT', 0, CHUNK)
+    for i = 1, #entries, 2 do
+      local member = entries[i]
+      local units, cost = weight(charge, member)
+      local places = string.byte(id, 8) - (string.byte(member, 8) or 256)
+      local is_ours = cost == charge.cost and places >= 0 and string.sub(member, 1, 7) == string.sub(id, 1, 7)
+      if is_ours and places * cost < units then return member, places, entries[i + 1] end
+    end
   end
 end
 
@@ -208,10 +212,8 @@ function log.settle(charge, key, id, time, cost)
   local member, copies, place = named(charge, id, charge.cost, charge.lease > 0), 1, 0
   local found = call('ZSCORE', key, member)
   if not found and charge.is_exact and charge.lease == 0 and charge.cost > 0 then
-    member, place = shared(charge, key, id, time)
-    if member then
-      found, copies = -time, weight(charge, member) / charge.cost
-    end
+    member, place, found = shared(charge, key, id, time)
+    copies = found and weight(charge, member) / charge.cost
   end
   if not found then return false end
 

@@ -1,0 +1,79 @@
+//! A clock that steps by an hour, either way, while many ask.
+
+use std::time::Duration;
+
+use tokio::{task::JoinSet, time::sleep};
+use tower_sliding_window::{DenyCache, Limit, Limiter, ManualClock, RedisStore};
+
+use super::{CLIENTS, row};
+use crate::support::{PATIENCE, redis_server::RedisServer};
+
+const UNITS: u64 = 50;
+const LIMIT: Limit = Limit::per("calls", UNITS, Duration::from_secs(10));
+const HOUR: Duration = Duration::from_secs(3_600);
+const MICROSECOND: Duration = Duration::from_micros(1);
+
+fn limiters(server: &RedisServer, clock: &ManualClock) -> Vec<Limiter<RedisStore>> {
+    let store = || RedisStore::builder(&server.url()).clock(clock).connect_timeout(PATIENCE).build().unwrap();
+    (0..2).map(|_| Limiter::new(store()).deadline(PATIENCE).deny_cache(DenyCache::off())).collect()
+}
+
+/// All clients ask so many times; how many were admitted.
+async fn admitted(limiters: &[Limiter<RedisStore>], times: usize) -> u64 {
+    let mut clients = JoinSet::new();
+    for number in 0..CLIENTS {
+        let limiter = limiters[number % limiters.len()].clone();
+        clients.spawn(async move {
+            let mut admitted = 0;
+            for _ in 0..times {
+                admitted += u64::from(limiter.check(&LIMIT, "ada", 1).await.unwrap().is_allowed());
+            }
+            admitted
+        });
+    }
+    clients.join_all().await.into_iter().sum()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_hour_back_and_an_hour_forward() {
+    let (server, clock) = (RedisServer::start(), ManualClock::new());
+    let limiters = limiters(&server, &clock);
+    for _ in 0..10 {
+        assert_eq!(admitted(&limiters, 2).await, UNITS);
+        clock.step_back(HOUR);
+        assert_eq!(admitted(&limiters, 1).await, 0, "nothing more backwards");
+        clock.advance(LIMIT.window() - MICROSECOND);
+        assert_eq!(admitted(&limiters, 1).await, 0);
+        clock.advance(MICROSECOND);
+        assert_eq!(admitted(&limiters, 2).await, UNITS, "right again after one window");
+
+        clock.advance(HOUR);
+        assert_eq!(admitted(&limiters, 2).await, UNITS, "one extra limit forwards, and no more");
+        clock.advance(LIMIT.window());
+    }
+    row("clock: an hour back and forth", CLIENTS, format!("{UNITS} a step, 0 backwards"));
+}
+
+/// The clock steps in the middle of what is being asked: each step forward admits one limit more, and no step back any.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn steps_while_many_ask() {
+    const STEPS: u64 = 50;
+
+    let (server, clock) = (RedisServer::start(), ManualClock::new());
+    let limiters = limiters(&server, &clock);
+    let stepping = tokio::spawn(async move {
+        for _ in 0..STEPS {
+            sleep(Duration::from_millis(10)).await;
+            clock.step_back(HOUR);
+            sleep(Duration::from_millis(10)).await;
+            clock.advance(HOUR);
+        }
+    });
+    let mut total = 0;
+    while !stepping.is_finished() {
+        total += admitted(&limiters, 10).await;
+    }
+    stepping.await.unwrap();
+    row("clock: steps while many ask", CLIENTS, format!("admitted {total} over {STEPS} steps each way"));
+    assert!((UNITS..=UNITS * (1 + STEPS)).contains(&total), "{total}");
+}

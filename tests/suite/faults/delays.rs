@@ -1,0 +1,84 @@
+//! Replies that arrive around the deadline, before or after it.
+
+use std::time::Duration;
+
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+use tower_sliding_window::{DenyCache, Error, Limit, Limiter, RedisStore};
+
+use super::{
+    CLIENTS,
+    load::{History, Load},
+    row,
+};
+use crate::support::{PATIENCE, proxy::Proxy, redis_server::RedisServer};
+
+const DEADLINE: Duration = Duration::from_millis(50);
+
+/// What has timed out may have been counted, and nothing else beside what was admitted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replies_around_the_deadline() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server).await;
+    let load = Load::start(proxy.url(), CLIENTS, DEADLINE).await;
+    for _ in 0..3 {
+        for delay in [0, 20, 45, 50, 55, 90] {
+            proxy.delay_replies(Duration::from_millis(delay));
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+    proxy.delay_replies(Duration::ZERO);
+    load.recover().await;
+    let outcome = load.end().await.keeps_the_rules("replies around the deadline", History::Exact);
+    assert!(outcome.failed_with("timed out") > 0, "{outcome}");
+}
+
+/// More ask than can wait, of a server whose replies all come too late. Those that find no room are told so, everybody
+/// hears at the deadline, and those that have given up are not asked for afterwards.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_behind_late_replies() {
+    const FLOOD: usize = 20_000;
+    const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
+
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server).await;
+    let store = RedisStore::builder(proxy.url()).build().unwrap();
+    let limiter = Limiter::new(store).deadline(DEADLINE).deny_cache(DenyCache::off());
+    limiter.clone().deadline(PATIENCE).peek(&CALLS, "ada").await.unwrap();
+
+    proxy.delay_replies(Duration::from_millis(400));
+    let mut clients = JoinSet::new();
+    for _ in 0..FLOOD {
+        clients.spawn(timeout(PATIENCE, limiter.check(&CALLS, "ada", 1)));
+    }
+    let (mut full, mut late, mut allowed) = (0, 0, 0);
+    for answer in clients.join_all().await {
+        match answer.expect("a request is stuck") {
+            Ok(_) => allowed += 1,
+            Err(Error::TimedOut { .. }) => late += 1,
+            Err(error) => {
+                assert!(format!("{error:?}").contains("Full"), "{error:?}");
+                full += 1;
+            }
+        }
+    }
+    proxy.delay_replies(Duration::ZERO);
+    // Until the batch returns that is on its way, there is no room.
+    let (healed, patient) = (Instant::now(), limiter.clone().deadline(PATIENCE));
+    let used = loop {
+        match patient.peek(&CALLS, "ada").await {
+            Ok(decision) => break decision.used(),
+            Err(error) => assert!(healed.elapsed() < PATIENCE, "nothing is decided any more: {error:?}"),
+        }
+    };
+    row(
+        "a flood behind late replies",
+        FLOOD,
+        format!("admitted {allowed}, counted {used}, late {late}, no room {full}"),
+    );
+    assert!(full > 0, "the queue has an end");
+    assert_eq!(allowed, 0, "every reply is late");
+    assert!(used <= 1_000, "only what was on its way was counted: {used}");
+}

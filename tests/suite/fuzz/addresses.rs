@@ -1,0 +1,176 @@
+//! `X-Forwarded-For`, `Forwarded` and single-value headers: what the client wrote never changes whose key it is.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use http::{Request, request::Parts};
+use proptest::{collection::vec, option, prelude::*};
+use tower_sliding_window::{ClientIp, Key, KeyExtractor, PeerIp};
+
+use super::{fuzz, header_text, header_value};
+
+const PROXY: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+const SIGNS: &[u8] = b",,,;;==\"\"\\\\[]::..ffoorr  0129";
+
+/// How a chain of hops is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Style {
+    XForwardedFor,
+    Forwarded,
+}
+
+impl Style {
+    fn name(self) -> &'static str {
+        match self {
+            Self::XForwardedFor => "x-forwarded-for",
+            Self::Forwarded => "forwarded",
+        }
+    }
+
+    fn extractor(self) -> ClientIp {
+        let extractor = ClientIp::behind(["10.0.0.0/8"]).unwrap();
+        if self == Self::Forwarded { extractor.forwarded() } else { extractor }
+    }
+
+    /// The element that a proxy appends for a peer, whose host name the client has chosen.
+    fn element(self, hop: &Hop) -> Vec<u8> {
+        let node = hop.node.as_bytes();
+        if self == Self::XForwardedFor {
+            return node.to_vec();
+        }
+        let mut element = [b"for=\"", node, b"\""].concat();
+        if let Some(host) = &hop.host {
+            element.extend(b";host=\"");
+            host.iter().for_each(|byte| {
+                let escape: &[u8] = if b"\"\\".contains(byte) { b"\\" } else { b"" };
+                element.extend(escape.iter().chain([byte]));
+            });
+            element.push(b'"');
+        }
+        element
+    }
+}
+
+/// A peer as a proxy writes it down.
+#[derive(Clone, Debug)]
+struct Hop {
+    address: IpAddr,
+    node: String,
+    host: Option<Vec<u8>>,
+}
+
+/// Out of any addresses, in one of the ways to write them.
+fn hop(address: impl Strategy<Value = IpAddr>) -> impl Strategy<Value = Hop> {
+    (address, 0..4_u8, any::<u16>(), option::of(header_text(SIGNS))).prop_map(|(address, form, port, host)| {
+        let node = match (form, address) {
+            (0, _) => address.to_string(),
+            (1, IpAddr::V4(address)) => format!("::ffff:{address}"),
+            (2, IpAddr::V4(address)) => format!("[::ffff:{address}]:{port}"),
+            (1 | 2, IpAddr::V6(address)) => format!("[{address}]"),
+            _ => SocketAddr::new(address, port).to_string(),
+        };
+        Hop { address, node, host }
+    })
+}
+
+/// Not one of the proxies.
+fn stranger() -> impl Strategy<Value = IpAddr> {
+    let v4 = (11..=255_u8, any::<[u8; 3]>()).prop_map(|(a, [b, c, d])| IpAddr::from([a, b, c, d]));
+    let v6 = any::<u64>().prop_map(|low| IpAddr::from(Ipv6Addr::from_bits(0x2001_0db8 << 96 | u128::from(low) << 32)));
+    prop_oneof![v4, v6]
+}
+
+fn trusted() -> impl Strategy<Value = IpAddr> {
+    any::<[u8; 3]>().prop_map(|[b, c, d]| IpAddr::from([10, b, c, d]))
+}
+
+fn style() -> impl Strategy<Value = Style> {
+    prop_oneof![Just(Style::XForwardedFor), Just(Style::Forwarded)]
+}
+
+/// What a client has sent: lines of garbage, or of what looks like hops.
+fn claims() -> impl Strategy<Value = Vec<Vec<u8>>> {
+    let hops = vec(hop(prop_oneof![stranger(), trusted()]), 0..4).prop_map(|hops| {
+        let elements: Vec<_> = hops.iter().map(|hop| Style::Forwarded.element(hop)).collect();
+        elements.join(&b", "[..])
+    });
+    let list = vec(hop(prop_oneof![stranger(), trusted()]), 0..4).prop_map(|hops| {
+        let nodes: Vec<_> = hops.into_iter().map(|hop| hop.node.into_bytes()).collect();
+        nodes.join(&b", "[..])
+    });
+    vec(prop_oneof![2 => header_text(SIGNS), 1 => hops, 1 => list], 0..3)
+}
+
+fn request(peer: IpAddr, name: &str, lines: &[Vec<u8>]) -> Parts {
+    let request = lines.iter().fold(Request::builder(), |request, line| request.header(name, header_value(line)));
+    request.extension(SocketAddr::new(peer, 50_000)).body(()).unwrap().into_parts().0
+}
+
+fn key(address: IpAddr) -> Key {
+    PeerIp::new().key(address)
+}
+
+/// Behind any number of proxies, each of which appends to the line it got or begins one.
+#[test]
+fn the_left_end_never_changes_the_key() {
+    let values = (style(), claims(), hop(stranger()), vec((hop(trusted()), any::<bool>()), 0..6), any::<bool>());
+    fuzz(&values, |(style, mut lines, client, proxies, is_new_line)| {
+        let written = [(client.clone(), is_new_line)].into_iter().chain(proxies);
+        for (hop, is_new_line) in written {
+            let element = style.element(&hop);
+            match lines.last_mut().filter(|_| !is_new_line) {
+                Some(line) => {
+                    line.extend(b", ");
+                    line.extend(element);
+                }
+                None => lines.push(element),
+            }
+        }
+        let parts = request(PROXY, style.name(), &lines);
+        prop_assert_eq!(style.extractor().extract(&parts).unwrap(), key(client.address));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_peer_that_is_not_trusted_is_the_client() {
+    fuzz(&(style(), claims(), stranger()), |(style, lines, peer)| {
+        let parts = request(peer, style.name(), &lines);
+        prop_assert_eq!(style.extractor().extract(&parts).unwrap(), key(peer));
+        let single = style.extractor().single_header(style.name());
+        prop_assert_eq!(single.extract(&parts).unwrap(), key(peer));
+        Ok(())
+    });
+}
+
+/// Where the last proxy could not tell the address, the one before it is not asked.
+#[test]
+fn nothing_is_read_on_the_left_of_what_is_no_address() {
+    let unreadable = prop_oneof![Just("unknown"), Just("_hidden"), Just("999.1.1.1"), Just("[::"), Just("")];
+    fuzz(&(style(), claims(), unreadable, trusted()), |(style, mut lines, node, proxy)| {
+        let hop = |node: String| style.element(&Hop { address: proxy, node, host: None });
+        let line = [hop(node.to_owned()), hop(proxy.to_string())].join(&b", "[..]);
+        match lines.last_mut() {
+            Some(last) => last.extend([b", ", &line[..]].concat()),
+            None => lines.push(line),
+        }
+        let parts = request(PROXY, style.name(), &lines);
+        prop_assert_eq!(style.extractor().extract(&parts).unwrap(), key(proxy));
+        Ok(())
+    });
+}
+
+/// Garbage all over: whoever it is then, it is somebody, or an error for the client.
+#[test]
+fn every_header_is_read_without_a_panic() {
+    fuzz(&(style(), claims()), |(style, lines)| {
+        let parts = request(PROXY, style.name(), &lines);
+        prop_assert!(style.extractor().extract(&parts).is_ok());
+        let single = style.extractor().single_header(style.name()).extract(&parts);
+        let only = if let [line] = &lines[..] { str::from_utf8(line).ok() } else { None };
+        match only.and_then(|line| line.trim().parse::<IpAddr>().ok()) {
+            Some(address) => prop_assert_eq!(single.unwrap(), key(address)),
+            None => prop_assert_eq!(single.unwrap_err().status(), 400),
+        }
+        Ok(())
+    });
+}

@@ -1,0 +1,173 @@
+//! A server that replies anything at all to the script: a decision or a typed error each, and never a panic.
+
+use std::{
+    io::Write,
+    net::{TcpListener, TcpStream},
+    sync::{Arc, Mutex},
+    thread,
+};
+
+use axum::body::Body;
+use http::Response;
+use proptest::{collection::vec, prelude::*, sample::select};
+use redis::{Parser, Value};
+use tokio::runtime::{Builder, Runtime};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_sliding_window::{Charge, Check, DenyCache, Error, Limit, Limiter, RateLimitLayer, RedisStore, ResetFormat};
+
+use super::fuzz;
+use crate::support::{
+    PATIENCE,
+    requests::{anyone, hello, request},
+};
+
+const CALLS: Limit = Limit::per_minute("calls", 10);
+const OTHER: Limit = Limit::per_hour("other", 100);
+
+/// It says what it is told to say, and closes the connection if that is no whole reply.
+struct Impostor {
+    url: String,
+    says: Arc<Mutex<Says>>,
+}
+
+#[derive(Clone, Debug)]
+enum Says {
+    Reply(Vec<u8>),
+    /// And hangs up.
+    Last(Vec<u8>),
+}
+
+impl Impostor {
+    /// On a thread for each connection, which ends with it.
+    fn start() -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let url = format!("redis://{}/", listener.local_addr().unwrap());
+        let says = Arc::new(Mutex::new(Says::Reply(b"+OK\r\n".to_vec())));
+        let said = Arc::clone(&says);
+        thread::spawn(move || {
+            for connection in listener.incoming() {
+                let said = Arc::clone(&said);
+                thread::spawn(move || talk(connection.unwrap(), &said));
+            }
+        });
+        Self { url, says }
+    }
+
+    fn says(&self, says: Says) {
+        *self.says.lock().unwrap() = says;
+    }
+
+    fn limiter(&self) -> Limiter<RedisStore> {
+        Limiter::new(RedisStore::builder(&self.url).build().unwrap()).deadline(PATIENCE)
+    }
+}
+
+fn talk(mut connection: TcpStream, says: &Mutex<Says>) {
+    connection.set_nodelay(true).unwrap();
+    let mut parser = Parser::new();
+    while let Ok(Value::Array(request)) = parser.parse_value(&connection) {
+        let is_script = matches!(&request[0], Value::BulkString(name) if name.starts_with(b"EVAL"));
+        let says = if is_script { says.lock().unwrap().clone() } else { Says::Reply(b"+OK\r\n".to_vec()) };
+        let (Says::Reply(bytes) | Says::Last(bytes)) = &says;
+        if connection.write_all(bytes).is_err() || matches!(says, Says::Last(_)) {
+            break;
+        }
+    }
+}
+
+fn number() -> impl Strategy<Value = i64> {
+    prop_oneof![
+        4 => 0..200_i64,
+        2 => -20..0_i64,
+        1 => any::<i64>(),
+        1 => select(vec![i64::MIN, i64::MAX, i64::MIN + 1, 1 << 53, 1_800_000_000_000_000]),
+    ]
+}
+
+/// Any reply on the wire.
+fn reply() -> impl Strategy<Value = Vec<u8>> {
+    let bulk = |bytes: &[u8]| [format!("${}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat();
+    let leaf = prop_oneof![
+        6 => number().prop_map(|number| format!(":{number}\r\n").into_bytes()),
+        1 => vec(any::<u8>(), 0..20).prop_map(move |bytes| bulk(&bytes)),
+        1 => "[ -~]{0,20}".prop_map(|text| format!("+{text}\r\n").into_bytes()),
+        1 => "(ERR|NOSCRIPT|BUSY|OOM|READONLY|MOVED|LOADING|)[ -~]{0,20}"
+            .prop_map(|text| format!("-{text}\r\n").into_bytes()),
+        1 => select(vec![&b"$-1\r\n"[..], b"*-1\r\n", b"*0\r\n", b"_\r\n", b"#t\r\n", b",1.5\r\n"])
+            .prop_map(<[u8]>::to_vec),
+    ];
+    leaf.prop_recursive(2, 24, 8, |inner| {
+        vec(inner, 0..8).prop_map(|items| [format!("*{}\r\n", items.len()).into_bytes(), items.concat()].concat())
+    })
+}
+
+/// Numbers, as many as a script might send.
+fn plausible() -> impl Strategy<Value = Vec<u8>> {
+    vec(number(), 1..8).prop_map(|numbers| {
+        let items: String = numbers.iter().map(|number| format!(":{number}\r\n")).collect();
+        format!("*{}\r\n{items}", numbers.len()).into_bytes()
+    })
+}
+
+fn says() -> impl Strategy<Value = Says> {
+    prop_oneof![
+        4 => plausible().prop_map(Says::Reply),
+        4 => reply().prop_map(Says::Reply),
+        1 => vec(any::<u8>(), 0..40).prop_map(Says::Last),
+        1 => (reply(), any::<prop::sample::Index>()).prop_map(|(bytes, at)| Says::Last(bytes[..at.index(bytes.len())].to_vec())),
+    ]
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Alone, with a second limit, and settled, with a memory for refusals and without.
+#[test]
+fn every_reply_is_a_decision_or_an_error() {
+    let (runtime, impostor) = (runtime(), Impostor::start());
+    let limiters = runtime.block_on(async { [impostor.limiter(), impostor.limiter().deny_cache(DenyCache::off())] });
+    let check = Check::new(Charge::new(CALLS, "ada", 3).unwrap());
+    let two = check.clone().and(Charge::new(OTHER, "ada", 3).unwrap()).unwrap();
+    let answers = std::cell::Cell::new((0, 0));
+    fuzz(&(says(), any::<bool>(), any::<bool>()), |(says, is_remembered, is_alone)| {
+        impostor.says(says);
+        let check = if is_alone { &check } else { &two };
+        let limiter = &limiters[usize::from(is_remembered)];
+        match runtime.block_on(limiter.check_all(check.clone())) {
+            Ok(decision) => {
+                for status in decision.statuses() {
+                    prop_assert!(status.remaining() <= status.limit().units());
+                }
+                let _ = (decision.retry_after(), decision.reset_after(), decision.at(), format!("{decision:?}"));
+                answers.set((answers.get().0 + 1, answers.get().1));
+            }
+            Err(Error::Unavailable(error)) => {
+                prop_assert!(std::error::Error::source(&error).is_some(), "{:?}", error);
+                prop_assert!(!format!("{error:?}").contains("RecvError"), "a task has panicked");
+                answers.set((answers.get().0, answers.get().1 + 1));
+            }
+            Err(error) => prop_assert!(false, "{:?}", error),
+        }
+        Ok(())
+    });
+    let (decisions, errors) = answers.get();
+    assert!(decisions > 0 && errors > 0, "both come up: {decisions} and {errors}");
+}
+
+/// Times and numbers of any size stand in the headers of an answer.
+#[test]
+fn every_reply_makes_an_answer() {
+    let (runtime, impostor) = (runtime(), Impostor::start());
+    let store = || RedisStore::builder(&impostor.url).build().unwrap();
+    let services = [ResetFormat::DeltaSeconds, ResetFormat::EpochSeconds].map(|format| {
+        let layer = RateLimitLayer::new(store()).limit(CALLS.by(anyone)).limit(OTHER.by(anyone));
+        layer.deadline(PATIENCE).fail_closed().reset_format(format).layer(service_fn(hello))
+    });
+    fuzz(&(says(), 0..2_usize), |(says, format)| {
+        impostor.says(says);
+        let response: Response<Body> = runtime.block_on(services[format].clone().oneshot(request())).unwrap();
+        prop_assert!([200, 429, 503].contains(&response.status().as_u16()), "{}", response.status());
+        Ok(())
+    });
+}
