@@ -1,7 +1,8 @@
 //! The identity of an admission.
 //!
 //! 1. Every admission has one, so two requests in the same microsecond are two.
-//! 2. A check that is repeated with the same id, while its first admission is still in the window, counts once.
+//! 2. A check that is repeated with the same id, while its first admission is still in the window, counts once. What has
+//!    been [settled](crate::settlement) is done with: after that the id is that of a new admission.
 //! 3. Fresh ids are unique without coordination: each thread counts up from its own 64 random bits. A thousand threads
 //!    with a million live ids each meet with a probability below 1e-7.
 //!
@@ -49,7 +50,13 @@ impl AdmissionId {
         Self(self.0.wrapping_add(places))
     }
 
-    /// The eight bytes of the id.
+    /// The id of these eight bytes: see [`to_bytes`](Self::to_bytes).
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; 8]) -> Self {
+        Self(u64::from_be_bytes(bytes))
+    }
+
+    /// The eight bytes of the id, to keep it.
     #[must_use]
     pub const fn to_bytes(self) -> [u8; 8] {
         self.0.to_be_bytes()

@@ -37,7 +37,7 @@
 //!    if nothing else arrives.
 //! 2. What has an id of its own, given by the caller or for a [reservation](crate::Limiter::reserve), is remembered under
 //!    it until it is settled or gone: one more entry a key, whatever the algorithm. Without an id only `log` knows an
-//!    admission from another, so a repeated check counts twice elsewhere.
+//!    admission from another: elsewhere a repeated check counts twice, and nothing can be refunded.
 //! 3. A limit whose algorithm is changed starts anew: the old history is neither read nor written any more, and expires.
 
 /// How a limit counts. See the [module docs](self).
@@ -127,7 +127,7 @@ impl Kind {
             Self::Log => now,
             Self::Compact { entries } => {
                 let part = window.div_ceil(u64::from(entries) - 2);
-                now - now % part + (part - 1)
+                (now - now % part).saturating_add(part - 1)
             }
             Self::Counter | Self::Fixed => now - now % window,
         }

@@ -125,10 +125,16 @@ impl Charge {
         (self.lease > 0).then_some(self.lease)
     }
 
-    /// The time to record a reservation of `now` under, so that it leaves the window when its lease ends.
-    pub(crate) fn leaves_by(&self, now: u64) -> u64 {
+    /// The time to record an admission of `now` under that is found by its id; a reservation so that it leaves the window
+    /// when its lease ends.
+    pub(crate) fn kept_at(&self, now: u64) -> u64 {
         let held = now.saturating_add(self.lease).saturating_sub(self.limit.window_micros());
-        if self.limit.algorithm() == Algorithm::counter() { held } else { held.min(self.limit.recorded_at(now)) }
+        match (self.lease, self.limit.algorithm() == Algorithm::counter()) {
+            (0, true) => now,
+            (0, false) => self.limit.recorded_at(now),
+            (_, true) => held,
+            (_, false) => held.min(self.limit.recorded_at(now)),
+        }
     }
 }
 

@@ -200,7 +200,8 @@ impl LimitStatus {
         self.limit.units().saturating_sub(self.used)
     }
 
-    /// The time until the oldest counted unit leaves the window; zero if nothing is counted.
+    /// The time until fewer units are counted; zero if there are none. Under a [compact](crate::Algorithm::compact) log it
+    /// may be a sub-window longer than the window.
     #[must_use]
     pub fn reset_after(&self) -> Duration {
         self.reset_after

@@ -6,7 +6,8 @@
 //!    whoever comes next is refused until enough has left the window.
 //! 3. A settlement counts once, however often it is sent. A second one, or one of an admission whose lease or window has
 //!    ended, changes nothing and says so: [`Settled::is_known`].
-//! 4. An admission that was not reserved can be settled by its id, too, if its limit counts by a
+//! 4. What has cost nothing has no admission that could be settled: reserve at least one unit.
+//! 5. An admission that was not reserved can be settled by its id, too, if its limit counts by a
 //!    [log](crate::Algorithm::log), or if the id was the caller's own.
 //!
 //! [`Limiter::reserve`](crate::Limiter::reserve) does all of this for one limit. For several, and for stores:
@@ -37,7 +38,6 @@ use crate::{
     admission::AdmissionId,
     check::{Charge, Check},
     decision::{Decision, LimitStatus},
-    limit::Limit,
 };
 
 /// What an admitted check has really cost. See the [module docs](self).
@@ -68,22 +68,45 @@ pub struct Settled {
 
 impl Settlement {
     /// Settles an admitted check. `cost` says of each charge what it has really cost; `None` leaves it as it is. A cost
-    /// above [`Limit::MAX_UNITS`] is settled as that.
+    /// above both the limit and 2^32 is settled as the larger of them: the key is closed until it leaves either way.
     pub fn new(check: Check, admitted: &Decision, cost: impl FnMut(&Charge) -> Option<u64>) -> Self {
         let is_local = admitted.local_cause().is_some();
         let check = if is_local { check.on_limits_of(admitted) } else { check };
         Self { is_local, ..Self::by_id(check, admitted.id(), admitted.at(), cost) }
     }
 
-    /// Gives back all that an admitted check has taken.
+    /// Gives back all that an admitted check has taken. The check has to be the one that was admitted, to the unit.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tower_sliding_window::{Charge, Check, Limit, Limiter, MemoryStore, Settlement};
+    ///
+    /// const JOBS: Limit = Limit::per_day("jobs", 100);
+    ///
+    /// let limiter = Limiter::new(MemoryStore::new());
+    /// let check = Check::new(Charge::new(JOBS, "ada", 5)?);
+    /// let decision = limiter.check_all(check.clone()).await?;
+    /// // The job has failed, and is not to count.
+    /// let settled = limiter.settle(Settlement::refund(check, &decision)).await?;
+    /// assert!(settled.is_known() && settled.decision().used() == 0);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// Under a limit of another [algorithm](crate::algorithm) than the log, only what was reserved, or given an id of the
+    /// caller's, can be given back.
     pub fn refund(check: Check, admitted: &Decision) -> Self {
         Self::new(check, admitted, |_| Some(0))
     }
 
-    /// Settles an admitted check whose [`Decision`] is not at hand: by the id and the time that it had. The time may be
-    /// rough where the charge is neither reserved nor decided together with equal ones.
+    /// Settles an admitted check whose [`Decision`] is not at hand, as in another process: by the same charges, and the
+    /// [id](Decision::id) and the [time](Decision::at) of the decision. A time before the admission settles nothing: what
+    /// was admitted later under the same id is another admission. One after it finds what was neither reserved nor decided
+    /// together with equal checks.
     pub fn by_id(check: Check, id: AdmissionId, at: SystemTime, mut cost: impl FnMut(&Charge) -> Option<u64>) -> Self {
-        let costs = check.charges().map(|charge| cost(charge).map(|cost| cost.min(Limit::MAX_UNITS))).collect();
+        let costs = check
+            .charges()
+            .map(|charge| cost(charge).map(|cost| cost.min(charge.limit().units().max(1 << 32))))
+            .collect();
         Self { check, id, at, costs, is_local: false }
     }
 
@@ -155,7 +178,8 @@ impl Settled {
     }
 
     /// Whether it was counted, under at least one of the limits. If not, it was settled before, or its lease or its
-    /// window had ended, and nothing has changed.
+    /// window had ended, and nothing has changed. Where the reply to a first try was lost, and it was sent again, the
+    /// second cannot tell, and says yes.
     #[must_use]
     pub fn is_known(&self) -> bool {
         self.is_known

@@ -167,7 +167,7 @@ impl<S: Store> Limiter<S> {
         Decide { state: Deciding::Made { made: Some(made) } }
     }
 
-    /// Reserves `cost` units of `limit` in the name of `key`, if they are left: for work whose cost is known only
+    /// Reserves `cost` units of `limit`, at least one, in the name of `key`, if they are left: for work whose cost is known only
     /// afterwards. What is not settled is given back when the lease ends, with the window at the latest. The inner error
     /// is the refusal.
     ///
@@ -200,7 +200,7 @@ impl<S: Store> Limiter<S> {
         cost: u64,
         lease: Duration,
     ) -> Result<Result<Reservation<S>, Decision>, Error> {
-        let check = Check::new(Charge::new(limit.clone(), key, cost)?.reserve(lease));
+        let check = Check::new(Charge::new(limit.clone(), key, cost.max(1))?.reserve(lease));
         let decision = self.check_all(check.clone()).await?;
         let is_allowed = decision.is_allowed();
         Ok(if is_allowed { Ok(Reservation::new(self.clone(), check, decision)) } else { Err(decision) })

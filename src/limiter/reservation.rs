@@ -32,7 +32,8 @@ impl<S: Store> Reservation<S> {
         &self.decision
     }
 
-    /// Sets what it has really cost, which may be more or less, or nothing. Sent again, it counts once.
+    /// Sets what it has really cost, which may be more or less, or nothing. Sent again, it counts once. One that comes
+    /// after the lease has ended changes nothing: [`is_known`](Settled::is_known) tells.
     ///
     /// # Errors
     ///

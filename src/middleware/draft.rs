@@ -48,6 +48,8 @@ pub(super) type Choice = Pin<Box<dyn Future<Output = Result<Option<Limit>, Choic
 
 impl Terms {
     pub(super) fn charge(self, limit: Limit, key: Key, cost: u64) -> Result<Draft, NeverFits> {
+        // What is to be settled has to be remembered.
+        let cost = if self.lease.is_some() { cost.max(1) } else { cost };
         match Charge::new(limit, key, cost) {
             Ok(charge) => {
                 let charge = self.lease.into_iter().fold(charge, Charge::reserve);

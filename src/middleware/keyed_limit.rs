@@ -80,7 +80,8 @@ impl KeyedLimit {
     ///    then has a deadline of the same length for itself.
     /// 4. An error, or a choice that is too slow, is [`Error::NoLimit`](crate::Error::NoLimit), and so is a limit that
     ///    the request is charged by already, for the same key. The layer's failure mode decides, as it does without a
-    ///    store. In the [shadow](Self::in_shadow) the limit is left out instead.
+    ///    store: so a tenant who may nothing at all is not one for an error here, which fail-open lets through, but for
+    ///    [`deny`](super::RateLimitLayer::deny) or your authentication. In the [shadow](Self::in_shadow) the limit is left out instead.
     /// 5. Limits of one name share their units: who moves from one plan to another of the same name and window takes
     ///    along what is used.
     #[must_use]
@@ -143,7 +144,8 @@ impl KeyedLimit {
     ///    charged as it was, so that nobody cancels for free: until it leaves the window, or for the
     ///    [`lease`](Self::lease).
     /// 4. The head of the response tells the cost. What a body uses while it is streamed has to be in the charge.
-    /// 5. What was let through at a cost of 0, or without a decision, reserves nothing and is not settled.
+    /// 5. At least one unit is reserved, whatever the cost says, so that there is something to settle. What was let through
+    ///    without a decision is not settled.
     #[must_use]
     pub fn settle(mut self, cost: impl Fn(&Outcome<'_>) -> u64 + Send + Sync + 'static) -> Self {
         self.settle = Some(Arc::new(cost));

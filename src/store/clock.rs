@@ -34,20 +34,24 @@ impl ManualClock {
         Self(Arc::new(AtomicU64::new(micros_since_epoch(SystemTime::now()))))
     }
 
-    /// Moves the clock forward; below a microsecond is cut off.
+    /// Moves the clock forward; below a microsecond is cut off. At the end of its time it stands.
     pub fn advance(&self, by: Duration) {
-        self.0.fetch_add(micros(by), Ordering::SeqCst);
+        self.set(|now| now.saturating_add(micros(by)));
     }
 
-    /// Moves the clock back, as a wrongly set server clock would.
+    /// Moves the clock back, as a wrongly set server clock would; to 1970 at most.
     pub fn step_back(&self, by: Duration) {
-        self.0.fetch_sub(micros(by), Ordering::SeqCst);
+        self.set(|now| now.saturating_sub(micros(by)));
     }
 
     /// The time it shows.
     #[must_use]
     pub fn now(&self) -> SystemTime {
         system_time(self.micros())
+    }
+
+    fn set(&self, time: impl Fn(u64) -> u64) {
+        let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| Some(time(now)));
     }
 
     pub(super) fn micros(&self) -> u64 {

@@ -36,12 +36,15 @@ impl Units {
     /// An admission that has been settled. No id finds it any more.
     const SETTLED: u64 = 3 << 62;
 
+    /// The most units that an entry can have.
+    const MOST: u64 = !(3 << 62);
+
     fn new(kind: u64, units: u64) -> Self {
-        Self(kind | units & !(3 << 62))
+        Self(kind | units & Self::MOST)
     }
 
     fn count(self) -> u64 {
-        self.0 & !(3 << 62)
+        self.0 & Self::MOST
     }
 
     fn kind(self) -> u64 {
@@ -54,7 +57,7 @@ impl Log {
     pub(super) fn trim(&mut self, now: u64, window: u64) -> usize {
         let before = self.entries.len();
         while let Some(entry) = self.entries.front().filter(|entry| entry.at.saturating_add(window) <= now) {
-            self.used -= entry.units.count();
+            self.used = self.used.saturating_sub(entry.units.count());
             self.entries.pop_front();
         }
         before - self.entries.len()
@@ -104,7 +107,7 @@ impl Log {
             return 0;
         }
         let departure = self.entries.iter().find(|entry| {
-            left -= entry.units.count();
+            left = left.saturating_sub(entry.units.count());
             left <= most
         });
         departure.map_or(0, |entry| leaves_after(entry.at, now, window))
@@ -141,26 +144,28 @@ impl Log {
     pub(super) fn add(&mut self, at: u64, units: u64) {
         let mut newer = self.entries.iter_mut().rev().take_while(|entry| entry.at >= at);
         if let Some(entry) = newer.find(|entry| entry.is_sum_at(at)) {
-            entry.units = Units::new(Units::SUM, entry.units.count() + units);
-            self.used += units;
+            entry.units = Units::new(Units::SUM, entry.units.count().saturating_add(units).min(Units::MOST));
+            self.used = self.used.saturating_add(units);
         } else {
             self.insert(Entry { at, units: Units::new(Units::SUM, units), id: AdmissionId::from(0) });
         }
     }
 
-    /// Takes an admission out, and says under which time it was recorded.
-    pub(super) fn take(&mut self, id: AdmissionId, units: u64, is_held: bool) -> Option<u64> {
+    /// Takes an admission out that was recorded at this time, or, if the clock has stepped back since, before it, and says
+    /// when. One that is recorded later is another, to which the id was given again.
+    pub(super) fn take(&mut self, id: AdmissionId, units: u64, is_held: bool, at: u64) -> Option<u64> {
         let units = Units::new(if is_held { Units::HELD } else { Units::KEPT }, units);
-        let place = self.entries.iter().rposition(|entry| entry.id == id && entry.units == units)?;
+        let is_it = |entry: &Entry| entry.id == id && entry.units == units && entry.at <= at;
+        let place = self.entries.iter().rposition(is_it)?;
         let entry = self.entries.remove(place)?;
-        self.used -= entry.units.count();
+        self.used = self.used.saturating_sub(entry.units.count());
         Some(entry.at)
     }
 
     fn insert(&mut self, entry: Entry) {
         // Looked for from the new end, where it nearly always is: a binary search would read all over a long log.
         let later = self.entries.iter().rev().take_while(|other| other.at > entry.at).count();
-        self.used += entry.units.count();
+        self.used = self.used.saturating_add(entry.units.count());
         self.entries.insert(self.entries.len() - later, entry);
     }
 }
@@ -225,7 +230,9 @@ mod tests {
         log.hold(5_099, 3, id);
         log.add(5_099, 4);
         assert_eq!((log.len(), log.used(), log.contains(id, 6)), (2, 9, false));
-        assert_eq!((log.take(id, 3, false), log.take(id, 3, true), log.take(id, 3, true)), (None, Some(5_099), None));
+        let mut take = |is_held, at| log.take(id, 3, is_held, at);
+        assert_eq!((take(false, 5_099), take(true, 5_098)), (None, None), "another kind, another time");
+        assert_eq!((take(true, 5_099), take(true, 5_099)), (Some(5_099), None));
         assert_eq!((log.len(), log.used()), (1, 6));
     }
 }

@@ -104,13 +104,13 @@ impl Window {
         let Attempt { now, id, .. } = attempt;
         let (limit, units) = (charge.limit(), charge.cost());
         match self {
-            Self::Log(log) if charge.lease_micros().is_some() => log.hold(charge.leaves_by(now), units, id),
-            Self::Log(log) if is_kept(charge, attempt) => log.keep(limit.recorded_at(now), units, id),
+            Self::Log(log) if charge.lease_micros().is_some() => log.hold(charge.kept_at(now), units, id),
+            Self::Log(log) if is_kept(charge, attempt) => log.keep(charge.kept_at(now), units, id),
             Self::Log(log) => log.add(limit.recorded_at(now), units),
             Self::Counter(counter) if charge.lease_micros().is_some() => {
-                counter.held_mut().hold(charge.leaves_by(now), units, id);
+                counter.held_mut().hold(charge.kept_at(now), units, id);
             }
-            Self::Counter(counter) if attempt.is_given => counter.held_mut().keep(now, units, id),
+            Self::Counter(counter) if attempt.is_given => counter.held_mut().keep(charge.kept_at(now), units, id),
             Self::Counter(counter) => counter.add(now, limit.window_micros(), units),
         }
     }
@@ -136,7 +136,8 @@ impl Window {
             Self::Counter(counter) => counter.held_mut(),
         };
         let Some(cost) = account.cost() else { return false };
-        let Some(recorded_at) = log.take(id, charge.cost(), is_held) else { return false };
+        let kept_at = charge.kept_at(settlement.at_micros());
+        let Some(recorded_at) = log.take(id, charge.cost(), is_held, kept_at) else { return false };
         // Not in the future, should the clock have stepped back since.
         let at = if is_held { settlement.at_micros().min(now) } else { recorded_at };
         match self {

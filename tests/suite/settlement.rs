@@ -152,6 +152,47 @@ async fn a_foreign_settlement_frees_nothing(test: Fixture<impl Store>) {
     }
 }
 
+/// A settlement is of the admission it was made for, and not of a later one to which the id was given again.
+async fn a_late_settlement_leaves_a_redelivery_alone(test: Fixture<impl Store>) {
+    for algorithm in ALGORITHMS {
+        let limit = TOKENS.with_algorithm(algorithm);
+        to_the_start_of_a_window(&test);
+        let check = held(&limit, 60, LEASE).with_id(AdmissionId::from(4711));
+        let first = test.take(&check).await;
+        test.clock.advance(LEASE);
+        let second = test.take(&check).await;
+        assert_eq!(test.settled(&check, &first, 10).await, (false, 60), "{algorithm:?}: its lease has ended");
+        assert_eq!(test.settled(&check, &second, 20).await, (true, 20), "{algorithm:?}");
+
+        // Also where nothing is held, and the first has been given back.
+        let named = plain(&limit, 30).with_id(AdmissionId::from(77));
+        let first = test.take(&named).await;
+        assert_eq!(test.settled(&named, &first, 0).await, (true, 20));
+        test.clock.advance(LEASE);
+        test.take(&named).await;
+        // A fixed window does not tell them apart: what counts is the same.
+        if algorithm != Algorithm::fixed() {
+            assert_eq!(test.settled(&named, &first, 0).await, (false, 50), "{algorithm:?}");
+        }
+    }
+}
+
+/// What nobody can have spent closes the key, and does not overflow.
+async fn absurd_costs_close_a_key_and_no_more(test: Fixture<impl Store>) {
+    for algorithm in ALGORITHMS {
+        let limit = TOKENS.with_algorithm(algorithm);
+        to_the_start_of_a_window(&test);
+        for _ in 0..20 {
+            let check = held(&limit, 1, LEASE);
+            let admitted = test.take(&check).await;
+            let settled = test.limiter.settle(Settlement::new(check, &admitted, |_| Some(u64::MAX))).await.unwrap();
+            assert!(settled.is_known() && settled.decision().remaining() == 0, "{algorithm:?}");
+            let refused = test.limiter.check(&limit, "ada", 1).await.unwrap();
+            test.clock.advance(refused.retry_after().unwrap());
+        }
+    }
+}
+
 /// A limit lowered below what is used refuses, and what is settled comes back all the same.
 async fn a_lowered_limit_settles_exactly(test: Fixture<impl Store>) {
     let check = held(&TOKENS, 60, LEASE);
@@ -193,6 +234,8 @@ for_every_store! {
     charges_are_settled_one_by_one
     an_admission_can_be_refunded_by_its_id
     a_foreign_settlement_frees_nothing
+    a_late_settlement_leaves_a_redelivery_alone
+    absurd_costs_close_a_key_and_no_more
     a_lowered_limit_settles_exactly
     a_limit_in_the_shadow_never_refuses
 }

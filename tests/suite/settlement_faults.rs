@@ -115,6 +115,24 @@ async fn copies_that_share_an_entry_are_refunded_one_by_one() {
     assert!(server.keys().is_empty(), "nothing stays");
 }
 
+/// A server without memory admits nothing, but takes back what was reserved.
+#[tokio::test]
+async fn a_server_without_memory_takes_units_back() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    for algorithm in [Algorithm::log(), Algorithm::compact(16), Algorithm::counter(), Algorithm::fixed()] {
+        let limit = TOKENS.with_algorithm(algorithm);
+        let reservations = [30, 40].map(|cost| limiter.reserve(&limit, "ada", cost, LEASE));
+        let [first, second] = reservations;
+        let (first, second) = (first.await.unwrap().unwrap(), second.await.unwrap().unwrap());
+        server.run::<()>("CONFIG SET maxmemory 1");
+        assert!(limiter.check(&limit, "ada", 1).await.is_err());
+        assert_eq!(first.release().await.unwrap().decision().used(), 40, "{algorithm:?}");
+        assert_eq!(second.settle(5).await.unwrap().decision().used(), 5, "{algorithm:?}");
+        server.run::<()>("CONFIG SET maxmemory 0");
+    }
+}
+
 /// A server is killed while a request whose tokens it has reserved is still on its way in. They count once, until the
 /// lease ends.
 #[tokio::test]

@@ -127,8 +127,8 @@ pub struct RedisDecide {
     asking: Asking<Check, Decision>,
 }
 
-/// The future of a [`RedisStore`]'s settlement: it sends it when it is first polled. What has been queued is sent, even
-/// if this is dropped.
+/// The future of a [`RedisStore`]'s settlement: it sends it when it is first polled. Dropped before it is ready, it may or
+/// may not have been settled.
 #[must_use = "futures do nothing unless polled"]
 pub struct RedisSettle {
     asking: Asking<Settlement, Settled>,

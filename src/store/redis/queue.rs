@@ -76,8 +76,9 @@ impl Job {
     pub(super) fn is_repeatable(&self) -> bool {
         match self {
             Self::Decide { check, .. } => {
-                let is_kept =
-                    |charge: &Charge| charge.lease().is_some() || charge.limit().algorithm() == Algorithm::log();
+                let is_kept = |charge: &Charge| {
+                    charge.cost() == 0 || charge.lease().is_some() || charge.limit().algorithm() == Algorithm::log()
+                };
                 check.id().is_some() || check.charges().all(is_kept)
             }
             Self::Settle { .. } => true,

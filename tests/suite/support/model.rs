@@ -152,10 +152,10 @@ impl Model {
 
     /// Sets what an admission has cost, and says whether it was known.
     pub(crate) fn settle(&mut self, now: u64, charge: &ModelCharge, (id, at): (u64, u64), cost: u64) -> bool {
-        if !charge.is_counter() || self.find(now, charge, id).is_some() {
+        if !charge.is_counter() || self.find(now, charge, (id, at)).is_some() {
             self.forget(now, charge);
         }
-        let Some(place) = self.find(now, charge, id) else { return false };
+        let Some(place) = self.find(now, charge, (id, at)) else { return false };
         let mut unit = self.units_of(charge).remove(place);
         if charge.lease.is_some() {
             unit.at = at.min(now);
@@ -174,7 +174,7 @@ impl Model {
     pub(crate) fn has_moved(&self, now: u64, charge: &ModelCharge, (id, at): (u64, u64)) -> bool {
         charge.is_log()
             && charge.lease.is_none()
-            && self.find(now, charge, id).is_some_and(|place| self.of(charge)[place].at != at)
+            && self.find(now, charge, (id, at)).is_some_and(|place| self.of(charge)[place].at != at)
     }
 
     pub(crate) fn reset(&mut self, bucket: Bucket) {
@@ -193,15 +193,7 @@ impl Model {
     }
 
     fn admit(&mut self, now: u64, charge: &ModelCharge, id: Option<u64>) {
-        let (name, at) = match charge.lease {
-            Some(lease) => {
-                let held = now + lease - charge.window();
-                (Name::Held(id), if charge.is_counter() { held } else { held.min(charge.recorded(now)) })
-            }
-            None if charge.is_log() => (Name::Id(id), now),
-            None if id.is_some() => (Name::Id(id), if charge.is_counter() { now } else { charge.recorded(now) }),
-            None => (Name::None, charge.recorded(now)),
-        };
+        let (name, at) = Self::recorded(now, charge, id);
         if charge.is_counter() {
             self.forget(now, charge);
             if name == Name::None {
@@ -210,6 +202,19 @@ impl Model {
         }
         let unit = Unit { at, cost: charge.cost, name, decision: self.decisions };
         self.units_of(charge).push(unit);
+    }
+
+    /// Under which name and time an admission is remembered.
+    fn recorded(now: u64, charge: &ModelCharge, id: Option<u64>) -> (Name, u64) {
+        match charge.lease {
+            Some(lease) => {
+                let held = now + lease - charge.window();
+                (Name::Held(id), if charge.is_counter() { held } else { held.min(charge.recorded(now)) })
+            }
+            None if charge.is_log() => (Name::Id(id), now),
+            None if id.is_some() => (Name::Id(id), if charge.is_counter() { now } else { charge.recorded(now) }),
+            None => (Name::None, charge.recorded(now)),
+        }
     }
 
     /// Drops what has left the window. Of a counter that is not done before there is something to write.
@@ -221,11 +226,14 @@ impl Model {
         });
     }
 
-    fn find(&self, now: u64, charge: &ModelCharge, id: u64) -> Option<usize> {
+    /// An admission under this id, at this time or, if the clock has stepped back since, before it.
+    fn find(&self, now: u64, charge: &ModelCharge, (id, at): (u64, u64)) -> Option<usize> {
+        let latest = Self::recorded(at, charge, Some(id)).1;
         let name = if charge.lease.is_some() { Name::Held(Some(id)) } else { Name::Id(Some(id)) };
-        self.of(charge)
-            .iter()
-            .position(|unit| unit.name == name && unit.cost == charge.cost && unit.at + charge.window() > now)
+        self.of(charge).iter().position(|unit| {
+            let is_live = unit.at + charge.window() > now && unit.at <= latest;
+            unit.name == name && unit.cost == charge.cost && is_live
+        })
     }
 
     fn is_counted(&self, now: u64, charge: &ModelCharge, id: Option<u64>) -> bool {

@@ -99,7 +99,7 @@ function counter.admit(charge, key, id, units, is_given)
   local written
   if charge.lease > 0 or is_given then
     local is_held = charge.lease > 0
-    local time = is_held and charge.held_at or now
+    local time = charge.kept_at
     written = named(charge, id, units, is_held)
     call('ZADD', key, text(-time), written)
     charge.held = charge.held + units
@@ -148,13 +148,14 @@ end
 function counter.settle(charge, key, id, time, cost)
   local member = named(charge, id, charge.cost, charge.lease > 0)
   local at = found(charge, key, member)
-  if not at then return false end
+  if not at or at > kept_at(charge, time) then return false end
   local start = recorded_at(charge, charge.lease > 0 and min(time, now) or at)
+  -- The first write, so that a server without memory lets units be given back.
+  call('ZREM', key, member)
   if cost > 0 and start >= charge.at - charge.window then
     join(charge, key, min(start, charge.at), cost)
     outlive(key, charge, charge.at, 2)
   end
-  call('ZREM', key, member)
   forget(charge, key)
   counter.look(charge, key)
   return true

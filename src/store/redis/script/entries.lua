@@ -79,3 +79,11 @@ local function recorded_at(charge, time)
   local start = time - time % charge.part
   return charge.is_compact and start + charge.part - 1 or start
 end
+
+-- The time under which what has an id is recorded. When the clock has stepped back it may be an earlier one, but never a
+-- later: that is another admission, to which the id was given again.
+local function kept_at(charge, time)
+  if charge.lease == 0 then return charge.is_counter and time or recorded_at(charge, time) end
+  local held = time + charge.lease - charge.window
+  return charge.is_counter and held or min(held, recorded_at(charge, time))
+end

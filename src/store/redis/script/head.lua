@@ -37,8 +37,8 @@
 --           down reads as many entries as have to leave: no more than the cost of the refused charge.
 -- Numbers   integers below 2^53 in doubles. As arguments they are exact; in texts they are written with %.0f, since
 --           `..` and tostring would lose digits.
--- Writes    The first one of a check is a ZADD, since a server without memory refuses no other. A refusal moves no expiry
---           and adds no entry.
+-- Writes    The first one of a check is a ZADD, since a server without memory refuses no other, and that of a settlement a
+--           ZREM, so that it does not. A refusal moves no expiry and adds no entry.
 -- Server    Redis 6.2 or newer, and what is compatible with it. Commands: TIME PEXPIRETIME ZCARD ZCOUNT ZRANGE ZREVRANGE
 --           ZRANGEBYSCORE ZSCORE ZADD ZREM ZREMRANGEBYRANK ZREMRANGEBYSCORE PEXPIRE PEXPIREAT UNLINK.
 

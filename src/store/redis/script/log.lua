@@ -116,7 +116,7 @@ function log.admit(charge, key, id, units, is_given)
     charge.is_summed = true
     call('ZADD', key, charge.used, 'used')
     if charge.lease > 0 then
-      time = charge.held_at
+      time = charge.kept_at
       call('ZADD', key, text(-time), named(charge, id, units, true))
     elseif is_given then
       call('ZADD', key, text(-time), named(charge, id, units))
@@ -155,7 +155,7 @@ end
 
 -- Microseconds until fewer units are in the window.
 function log.reset(charge)
-  return charge.oldest and min(charge.oldest, charge.at) + charge.window - now or 0
+  return charge.oldest and max(0, min(charge.oldest, charge.at) + charge.window - now) or 0
 end
 
 -- Where the clock has stepped back, entries from the future count as having happened now, so that the key is right again
@@ -215,15 +215,16 @@ function log.settle(charge, key, id, time, cost)
     member, place, found = shared(charge, key, id, time)
     copies = found and weight(charge, member) / charge.cost
   end
-  if not found then return false end
+  if not found or -tonumber(found) > kept_at(charge, time) then return false end
 
   time = charge.lease > 0 and min(time, now) or -tonumber(found)
   charge.used = charge.used - charge.cost + cost
+  -- The first write, so that a server without memory lets units be given back.
+  call('ZREM', key, member)
   if charge.is_summed or cost > 0 then
     charge.is_summed = true
     call('ZADD', key, charge.used, 'used')
   end
-  call('ZREM', key, member)
   -- Who shared the entry have one of their own from now on.
   for places = 0, copies - 1 do
     if places ~= place then

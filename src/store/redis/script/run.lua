@@ -25,7 +25,7 @@ local function shape_at(place)
       is_shadow = mode == 'shadow', settled = tonumber(mode),
     }
     charge.at = recorded_at(charge, now)
-    charge.held_at = charge.is_counter and now + lease - window or min(now + lease - window, charge.at)
+    charge.kept_at = kept_at(charge, now)
     shape.has_shadow = shape.has_shadow or charge.is_shadow
     shape[i] = charge
     place = place + figures
