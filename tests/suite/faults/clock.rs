@@ -55,9 +55,12 @@ async fn an_hour_back_and_an_hour_forward() {
 }
 
 /// The clock steps in the middle of what is being asked: each step forward admits one limit more, and no step back any.
+/// Each batch that was on its way meanwhile carries the time from before the step, so that the server sees one more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn steps_while_many_ask() {
     const STEPS: u64 = 50;
+    /// Two stores of two connections each.
+    const ON_THEIR_WAY: u64 = 4;
 
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiters = limiters(&server, &clock);
@@ -75,5 +78,5 @@ async fn steps_while_many_ask() {
     }
     stepping.await.unwrap();
     row("clock: steps while many ask", CLIENTS, format!("admitted {total} over {STEPS} steps each way"));
-    assert!((UNITS..=UNITS * (1 + STEPS)).contains(&total), "{total}");
+    assert!((UNITS..=UNITS * (1 + STEPS * (1 + ON_THEIR_WAY))).contains(&total), "{total}");
 }
