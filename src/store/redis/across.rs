@@ -6,8 +6,8 @@
 //!    how they stand: they say when their next unit leaves, which may be sooner than when they would admit the check.
 //! 3. Each keeps its charges under the id of the check, so that they can be given back and settled. If that id is the
 //!    caller's own, nothing is given back: what has been taken may be of an earlier try, and waits for the next.
-//! 4. Nothing is ever admitted beyond a limit. If a node stays away for longer than giving back is tried, its units stay
-//!    taken until they leave the window.
+//! 4. Nothing is ever admitted beyond a limit. If a node stays away for longer than giving back is tried, its units
+//!    stay taken until they leave the window.
 //! 5. It goes on in a task of its own, so that nobody who stops waiting leaves a check half taken.
 
 use std::{

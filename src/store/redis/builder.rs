@@ -60,8 +60,8 @@ impl RedisStoreBuilder {
     }
 
     /// How many connections to open at most, each for one batch of checks at a time. Default: 2, which is enough to
-    /// keep one Redis busy: checks that arrive meanwhile form the next batch. In a cluster, how many to each node, which
-    /// batches share.
+    /// keep one Redis busy: checks that arrive meanwhile form the next batch. In a cluster, how many to each node,
+    /// which batches share.
     pub fn connections(mut self, connections: u32) -> Self {
         self.connections = connections;
         self
@@ -74,14 +74,15 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// The ACL user to sign in as. Default: the URL's; the server's default user where it has none, and behind sentinels.
+    /// The ACL user to sign in as. Default: the URL's; the server's default user where it has none, and behind
+    /// sentinels.
     pub fn username(mut self, username: impl Into<String>) -> Self {
         self.access.username = Some(username.into());
         self
     }
 
-    /// The password to sign in with, so that it need not stand in a URL. Default: the URL's; behind sentinels, whose URLs
-    /// hold their own, none.
+    /// The password to sign in with, so that it need not stand in a URL. Default: the URL's; behind sentinels, whose
+    /// URLs hold their own, none.
     pub fn password(mut self, password: impl Into<String>) -> Self {
         self.access.password = Some(password.into());
         self
@@ -115,8 +116,8 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Decides by the system clock of each process instead of the server's, for servers on which a script may not ask for
-    /// the `TIME`.
+    /// Decides by the system clock of each process instead of the server's, for servers on which a script may not ask
+    /// for the `TIME`.
     ///
     /// The clocks of all processes have to agree, as those that NTP keeps do: by as much as one is ahead of another, a
     /// window can end early in the one, and that much more be admitted, and late in the other. Default: the server's.
@@ -135,8 +136,9 @@ impl RedisStoreBuilder {
     ///
     /// # Errors
     ///
-    /// [`InvalidRedisConfig`], naming the value, if a URL is not one that Redis has, if there is none, if a certificate is
-    /// not one, if the prefix or a name has other characters or is not to be had, or if the number of connections or the timeout is zero.
+    /// [`InvalidRedisConfig`], naming the value, if a URL is not one that Redis has, if there is none, if a certificate
+    /// is not one, if the prefix or a name has other characters or is not to be had, or if the number of connections or
+    /// the timeout is zero.
     pub fn build(self) -> Result<RedisStore, InvalidRedisConfig> {
         for (what, text) in [("key prefix", Some(&self.prefix)), ("client name", self.client_name.as_ref())] {
             if let Some(text) = text.filter(|text| !is_fixed_alphabet(text)) {

@@ -1,9 +1,10 @@
 //! A Redis Cluster: its nodes, and the two clients that reach them.
 //!
 //! 1. What is sent for the first time goes over a client that repeats nothing, so that it counts once.
-//! 2. What is sent again goes over one that follows slots which move, and waits a little for a node that is replaced. It
-//!    carries its identities, or certainly has not run before. So a check that keeps no identity, on a limit that does
-//!    not count by an exact log, is counted twice if its slot moves and a connection breaks at once: never too little.
+//! 2. What is sent again goes over one that follows slots which move, and waits a little for a node that is replaced.
+//!    It carries its identities, or certainly has not run before. So a check that keeps no identity, on a limit that
+//!    does not count by an exact log, is counted twice if its slot moves and a connection breaks at once: never too
+//!    little.
 //! 3. Both know by themselves which node has which slot, and connect anew to a node that is lost.
 
 use std::{

@@ -79,7 +79,8 @@ impl Connections {
         Self { pool, generation, failures, address, connect_timeout }
     }
 
-    /// A connection, new or idle, for what is sent for the first time, or again. Where none is left and none can be made, the wait ends at once, with the cause.
+    /// A connection, new or idle, for what is sent for the first time, or again. Where none is left and none can be
+    /// made, the wait ends at once, with the cause.
     pub(super) async fn get(&self, again: bool) -> Result<Connection<'_>, NoConnection> {
         let mut pooled = pin!(self.pool.get());
         loop {

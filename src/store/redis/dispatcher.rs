@@ -34,8 +34,8 @@ use crate::{
 pub(super) struct Dispatcher {
     connections: Connections,
     script: Script,
-    /// One, or in a cluster one for each of so many equal parts of the slots, so that a node that is slow holds up its own
-    /// checks only.
+    /// One, or in a cluster one for each of so many equal parts of the slots, so that a node that is slow holds up its
+    /// own checks only.
     queues: Box<[Arc<Queue>]>,
     prefix: String,
     time: Time,
@@ -96,8 +96,8 @@ impl Dispatcher {
         Ok((outcome, self.submit("settling an admission", Job::Settle { settlement, caller, given_back })?))
     }
 
-    /// Queues a job, and sees to it that it is sent: in a task, or, if nothing is in flight, by whoever polls the future
-    /// that this returns.
+    /// Queues a job, and sees to it that it is sent: in a task, or, if nothing is in flight, by whoever polls the
+    /// future that this returns.
     fn submit(self: &Arc<Self>, doing: &'static str, job: Job) -> Result<Option<Sending>, StoreError> {
         let runtime = Handle::try_current().map_err(|cause| StoreError::new(doing, cause))?;
         let queue = self.queue(&job);
@@ -166,8 +166,8 @@ impl Dispatcher {
         self.run(Batch::new(jobs)).await;
     }
 
-    /// Sends a batch, and once more if the connection was broken: of that, what counts once however often it is sent. In a
-    /// cluster, also what has not run since its slot is elsewhere.
+    /// Sends a batch, and once more if the connection was broken: of that, what counts once however often it is sent.
+    /// In a cluster, also what has not run since its slot is elsewhere.
     async fn run(&self, mut batch: Batch) {
         let now = self.time.now();
         let mut reply = self.try_send(&batch, &now, false).await;

@@ -1,11 +1,12 @@
 //! The shared store: one atomic script on Redis decides.
 //!
-//! `builder.rs` and `access.rs` are the settings, `target.rs` where connections lead; `sentinel.rs` and `cluster.rs` are
-//! two of the places, and `across.rs` decides what lies in several slots of a cluster.
+//! `builder.rs` and `access.rs` are the settings, `target.rs` where connections lead; `sentinel.rs` and `cluster.rs`
+//! are two of the places, and `across.rs` decides what lies in several slots of a cluster.
 //!
 //! A check goes through these rooms, in this order: `queue.rs`, where it waits while earlier ones are on their way;
-//! `dispatcher.rs`, which sends what waits; `batch.rs`, its form on the wire; `connection.rs` and `script/mod.rs`, which
-//! carry it; and the Lua files beside that, of which `head.lua` is the first, which decide it. `keys.rs` is the layout of the keys.
+//! `dispatcher.rs`, which sends what waits; `batch.rs`, its form on the wire; `connection.rs` and `script/mod.rs`,
+//! which carry it; and the Lua files beside that, of which `head.lua` is the first, which decide it. `keys.rs` is the
+//! layout of the keys.
 //!
 //! 1. One sorted set a limit and identity; the script's header says what stands in it.
 //! 2. The time is the server's, read once a script, so all processes decide by one clock.
@@ -86,8 +87,8 @@ impl RedisStore {
         RedisStoreBuilder::new(Place::Node(url.to_owned()))
     }
 
-    /// A store on the server that sentinels, at URLs such as `redis://10.0.0.1:26379`, name as the primary called so. Each
-    /// connection asks them anew, so it survives a failover; what the old primary had not replicated is forgotten.
+    /// A store on the server that sentinels, at URLs such as `redis://10.0.0.1:26379`, name as the primary called so.
+    /// Each connection asks them anew, so it survives a failover; what the old primary had not replicated is forgotten.
     ///
     /// A URL holds the user and password of the sentinel itself. Those of the server, and its database, are set on the
     /// builder. Where the first URL is a `rediss://` one, the server is reached over TLS, too.
@@ -104,10 +105,11 @@ impl RedisStore {
     ///
     /// All limits of one key live in one slot and are decided as on one server. A check of several keys mostly lives in
     /// several, which no script reaches at once. They are then asked one after the other, and when one refuses, those
-    /// before it are given back what they have counted. So nothing is admitted beyond a limit, and a refusal costs nothing
-    /// in the end; but in between others may be refused for units that are about to come back. Of such a check,
+    /// before it are given back what they have counted. So nothing is admitted beyond a limit, and a refusal costs
+    /// nothing in the end; but in between others may be refused for units that are about to come back. Of such a check,
     ///
     /// * the retry time can be too short: after it, a slot that had not been asked may refuse;
+    /// * each admission is an entry of its own, by whatever algorithm its limits count;
     /// * an id of the caller's own keeps what was taken, for the next try with it;
     /// * if a node goes away in the middle, what cannot be given back to it counts until it leaves the window.
     #[cfg(feature = "cluster")]
