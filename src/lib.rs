@@ -80,6 +80,7 @@
 //! |---|---|---|
 //! | `axum` | yes | [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo` |
 //! | `redis` | yes | `RedisStore`, on one server or behind sentinels |
+//! | `cluster` | no | `RedisStore` on a Redis Cluster |
 //! | `tls` | no | `rediss://` URLs, by rustls: the system's root certificates, or those of the builder |
 //! | `tracing` | yes | log lines for set-up errors, an unavailable store, and the like, at most one a second of each kind |
 //!

@@ -6,6 +6,8 @@ mod acquiring;
 mod algorithms;
 mod batching;
 mod closing;
+#[cfg(feature = "cluster")]
+mod cluster;
 mod concurrency;
 mod conformance;
 mod deny_cache;

@@ -2,11 +2,17 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+#[cfg(feature = "cluster")]
+use super::cluster::Cluster;
 use super::{
     RedisStore, access::Access, connection::Connections, dispatcher::Dispatcher, invalid::InvalidRedisConfig,
     keys::DEFAULT_PREFIX, sentinel::Sentinels, target::Target, time::Time,
 };
-use crate::{limit::is_fixed_alphabet, store::clock::ManualClock};
+use crate::{error::StoreError, limit::is_fixed_alphabet, store::clock::ManualClock};
+
+/// Into how many parts the checks of a cluster queue up: more than most have nodes.
+#[cfg(feature = "cluster")]
+const CLUSTER_QUEUES: usize = 16;
 
 /// How to build a [`RedisStore`].
 #[derive(Clone)]
@@ -25,7 +31,12 @@ pub struct RedisStoreBuilder {
 #[derive(Clone)]
 pub(super) enum Place {
     Node(String),
-    Sentinels { urls: Vec<String>, primary: String },
+    Sentinels {
+        urls: Vec<String>,
+        primary: String,
+    },
+    #[cfg(feature = "cluster")]
+    Cluster(Vec<String>),
 }
 
 impl RedisStoreBuilder {
@@ -49,7 +60,8 @@ impl RedisStoreBuilder {
     }
 
     /// How many connections to open at most, each for one batch of checks at a time. Default: 2, which is enough to
-    /// keep one Redis busy: checks that arrive meanwhile form the next batch.
+    /// keep one Redis busy: checks that arrive meanwhile form the next batch. In a cluster, how many to each node,
+    /// which batches share.
     pub fn connections(mut self, connections: u32) -> Self {
         self.connections = connections;
         self
@@ -62,14 +74,15 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// The ACL user to sign in as. Default: the URL's; the server's default user where it has none, and behind sentinels.
+    /// The ACL user to sign in as. Default: the URL's; the server's default user where it has none, and behind
+    /// sentinels.
     pub fn username(mut self, username: impl Into<String>) -> Self {
         self.access.username = Some(username.into());
         self
     }
 
-    /// The password to sign in with, so that it need not stand in a URL. Default: the URL's; behind sentinels, whose URLs
-    /// hold their own, none.
+    /// The password to sign in with, so that it need not stand in a URL. Default: the URL's; behind sentinels, whose
+    /// URLs hold their own, none.
     pub fn password(mut self, password: impl Into<String>) -> Self {
         self.access.password = Some(password.into());
         self
@@ -82,7 +95,7 @@ impl RedisStoreBuilder {
     }
 
     /// The name that `CLIENT LIST` shows for each connection: 1 to 64 characters of `A-Z a-z 0-9 _ . -`. The user needs
-    /// `CLIENT|SETNAME`, or stays nameless. Default: none.
+    /// `CLIENT|SETNAME`, or stays nameless. A cluster's connections have none. Default: none.
     pub fn client_name(mut self, name: impl Into<String>) -> Self {
         self.client_name = Some(name.into());
         self
@@ -103,8 +116,8 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Decides by the system clock of each process instead of the server's, for servers on which a script may not ask for
-    /// the `TIME`.
+    /// Decides by the system clock of each process instead of the server's, for servers on which a script may not ask
+    /// for the `TIME`.
     ///
     /// The clocks of all processes have to agree, as those that NTP keeps do: by as much as one is ahead of another, a
     /// window can end early in the one, and that much more be admitted, and late in the other. Default: the server's.
@@ -123,8 +136,9 @@ impl RedisStoreBuilder {
     ///
     /// # Errors
     ///
-    /// [`InvalidRedisConfig`], naming the value, if a URL is not one that Redis has, if there is none, if a certificate is
-    /// not one, if the prefix or a name has other characters, or if the number of connections or the timeout is zero.
+    /// [`InvalidRedisConfig`], naming the value, if a URL is not one that Redis has, if there is none, if a certificate
+    /// is not one, if the prefix or a name has other characters or is not to be had, or if the number of connections or
+    /// the timeout is zero.
     pub fn build(self) -> Result<RedisStore, InvalidRedisConfig> {
         for (what, text) in [("key prefix", Some(&self.prefix)), ("client name", self.client_name.as_ref())] {
             if let Some(text) = text.filter(|text| !is_fixed_alphabet(text)) {
@@ -139,9 +153,28 @@ impl RedisStoreBuilder {
             return Err(InvalidRedisConfig::new("the connect timeout must be longer than 0 s"));
         }
         let target = self.place.target(self.access)?;
+        #[cfg(feature = "cluster")]
+        if target.is_cluster() && self.client_name.is_some() {
+            return Err(InvalidRedisConfig::new("connections to a cluster cannot have a client name"));
+        }
+        #[cfg(feature = "cluster")]
+        let queues = if target.is_cluster() { CLUSTER_QUEUES } else { 1 };
+        #[cfg(not(feature = "cluster"))]
+        let queues = 1;
         let connections = Connections::new(target, self.client_name, self.connections, self.connect_timeout);
-        let dispatcher = Dispatcher::new(connections, self.connections as usize, self.prefix, self.time);
+        let dispatcher = Dispatcher::new(connections, queues, self.connections as usize, self.prefix, self.time);
         Ok(RedisStore { dispatcher: Arc::new(dispatcher) })
+    }
+
+    /// The store, once it has been reached and has let us run the script.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] if a setting is not valid, as for [`build`](Self::build), or the server cannot be reached.
+    pub async fn connect(self) -> Result<RedisStore, StoreError> {
+        let store = self.build().map_err(|error| StoreError::new("setting up Redis", error))?;
+        store.dispatcher.try_out().await?;
+        Ok(store)
     }
 }
 
@@ -152,6 +185,8 @@ impl Place {
                 Target::node(access.server(&url)?).map_err(|cause| InvalidRedisConfig::url(&url, cause))?
             }
             Self::Sentinels { urls, primary } => Target::Sentinels(Sentinels::new(&urls, primary, access)?),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(urls) => Target::Cluster(Box::new(Cluster::new(&urls, &access)?)),
         })
     }
 }

@@ -5,6 +5,7 @@
 //! 2. A connection that has left several requests in a row unanswered is dropped too: it may be half open, which no
 //!    error ever reports.
 //! 3. Both are looked up in this process. Nothing is asked of the server when a connection is taken.
+//! 4. A connection to a cluster leads to all of its nodes, and mends itself: batches share it.
 
 use std::{
     error, fmt,
@@ -19,7 +20,9 @@ use std::{
 };
 
 use bb8::{ManageConnection, Pool, RunError};
-use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
+#[cfg(feature = "cluster")]
+use redis::cluster_async::ClusterConnection;
+use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value, aio::ConnectionLike};
 use tokio::sync::Notify;
 
 use super::target::{Link, Target};
@@ -43,10 +46,18 @@ pub(super) struct Connections {
     connect_timeout: Duration,
 }
 
-/// A connection taken from the pool; it goes back when it is dropped.
+/// A connection taken from the pool.
 pub(super) struct Connection<'a> {
-    pooled: bb8::PooledConnection<'a, Manager>,
+    held: Held<'a>,
     generation: &'a AtomicU64,
+}
+
+enum Held<'a> {
+    /// It goes back when it is dropped.
+    Alone(bb8::PooledConnection<'a, Manager>),
+    /// One to a whole cluster has gone back already: a node that is slow must not keep others from the rest.
+    #[cfg(feature = "cluster")]
+    Shared(ClusterConnection),
 }
 
 impl Connections {
@@ -68,8 +79,9 @@ impl Connections {
         Self { pool, generation, failures, address, connect_timeout }
     }
 
-    /// A connection, new or idle. Where none is left and none can be made, the wait ends at once, with the cause.
-    pub(super) async fn get(&self) -> Result<Connection<'_>, NoConnection> {
+    /// A connection, new or idle, for what is sent for the first time, or again. Where none is left and none can be
+    /// made, the wait ends at once, with the cause.
+    pub(super) async fn get(&self, again: bool) -> Result<Connection<'_>, NoConnection> {
         let mut pooled = pin!(self.pool.get());
         loop {
             let mut failure = pin!(self.failures.happened.notified());
@@ -79,7 +91,9 @@ impl Connections {
                 Poll::Pending => failure.as_mut().poll(cx).map(|()| None),
             });
             let (after, cause) = match outcome.await {
-                Some(Ok(pooled)) => return Ok(Connection { pooled, generation: &self.generation }),
+                Some(Ok(pooled)) => {
+                    return Ok(Connection { held: Held::of(pooled, again), generation: &self.generation });
+                }
                 Some(Err(RunError::User(error))) => (None, Some(error)),
                 Some(Err(RunError::TimedOut)) => (Some(self.connect_timeout), self.failures.last()),
                 // Others are in use: one of them will do.
@@ -91,23 +105,45 @@ impl Connections {
     }
 }
 
+impl<'a> Held<'a> {
+    #[cfg_attr(not(feature = "cluster"), expect(unused_variables))]
+    fn of(pooled: bb8::PooledConnection<'a, Manager>, again: bool) -> Self {
+        match &pooled.link {
+            Link::Node(_) => Self::Alone(pooled),
+            #[cfg(feature = "cluster")]
+            Link::Cluster(link) => Self::Shared(link.connection(again)),
+        }
+    }
+}
+
 impl Connection<'_> {
     pub(super) async fn send(&mut self, command: &Cmd) -> RedisResult<Value> {
+        let pooled = match &mut self.held {
+            Held::Alone(pooled) => pooled,
+            // It mends itself.
+            #[cfg(feature = "cluster")]
+            Held::Shared(connection) => {
+                return connection.req_packed_command(command).await.and_then(Value::extract_error);
+            }
+        };
         // Counted before the wait: a caller whose deadline passes drops this future in the middle of it.
-        self.pooled.unanswered += 1;
-        let outcome = self.pooled.link.send(command).await.and_then(Value::extract_error);
+        pooled.unanswered += 1;
+        let outcome = match &mut pooled.link {
+            Link::Node(connection) => connection.req_packed_command(command).await.and_then(Value::extract_error),
+            // It is never held alone.
+            #[cfg(feature = "cluster")]
+            Link::Cluster(link) => link.connection(false).req_packed_command(command).await,
+        };
         match &outcome {
             Err(error) if error.is_timeout() => {}
-            Err(error) if ends_the_connection(error) => self.end_generation(),
-            _ => self.pooled.unanswered = 0,
+            Err(error) if ends_the_connection(error) => {
+                // Every connection of this generation is replaced, once however many of them fail.
+                let ended = pooled.generation;
+                let _ = self.generation.compare_exchange(ended, ended + 1, Ordering::Relaxed, Ordering::Relaxed);
+            }
+            _ => pooled.unanswered = 0,
         }
         outcome
-    }
-
-    /// Makes every connection of this generation be replaced, once however many of them fail.
-    fn end_generation(&self) {
-        let ended = self.pooled.generation;
-        let _ = self.generation.compare_exchange(ended, ended + 1, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
@@ -118,6 +154,17 @@ pub(super) fn ends_the_connection(error: &RedisError) -> bool {
     let is_read_only = error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
         || error.detail().is_some_and(|text| text.contains("-READONLY "));
     error.is_unrecoverable_error() || is_read_only
+}
+
+/// Whether an error says that a node of a cluster has not run what it was sent, and another may.
+#[cfg(feature = "cluster")]
+pub(super) fn is_elsewhere(error: &RedisError) -> bool {
+    use ServerErrorKind::{Ask, BusyLoading, ClusterDown, MasterDown, Moved, ReadOnly, TryAgain};
+    matches!(
+        error.kind(),
+        ErrorKind::ClusterConnectionNotFound
+            | ErrorKind::Server(Moved | Ask | TryAgain | ClusterDown | MasterDown | BusyLoading | ReadOnly)
+    )
 }
 
 /// What bb8 manages: a connection and what is known of its health.

@@ -1,18 +1,26 @@
 //! Sends what waits in the queue, one batch a slot.
 
-use std::{error::Error, future::Future, pin::Pin, sync::Arc};
+#[cfg(feature = "cluster")]
+use std::collections::HashMap;
+use std::{error::Error, future::Future, iter, pin::Pin, sync::Arc};
 
 use redis::{RedisError, Value, cmd};
+#[cfg(feature = "cluster")]
+use tokio::task::JoinSet;
 use tokio::{runtime::Handle, sync::oneshot, task::yield_now};
 
+#[cfg(feature = "cluster")]
+use super::{across, connection::is_elsewhere, keys::HASH_SLOTS};
 use super::{
     batch::Batch,
     connection::{Connections, ends_the_connection},
     keys::redis_key,
-    queue::{GivenBack, Job, Outcome, Queue, Slot},
+    queue::{CAPACITY, GivenBack, Job, Outcome, Queue, Slot},
     script::{DECIDE, Script},
     time::Time,
 };
+#[cfg(feature = "cluster")]
+use crate::admission::AdmissionId;
 use crate::{
     check::Check,
     decision::Decision,
@@ -26,17 +34,26 @@ use crate::{
 pub(super) struct Dispatcher {
     connections: Connections,
     script: Script,
-    queue: Arc<Queue>,
+    /// One, or in a cluster one for each of so many equal parts of the slots, so that a node that is slow holds up its
+    /// own checks only.
+    queues: Box<[Arc<Queue>]>,
     prefix: String,
     time: Time,
     epoch: Epoch,
 }
 
 impl Dispatcher {
-    pub(super) fn new(connections: Connections, max_in_flight: usize, prefix: String, time: Time) -> Self {
+    pub(super) fn new(
+        connections: Connections,
+        queues: usize,
+        max_in_flight: usize,
+        prefix: String,
+        time: Time,
+    ) -> Self {
         let script = Script::new(DECIDE);
         let epoch = time.epoch();
-        Self { connections, script, queue: Queue::new(max_in_flight), prefix, time, epoch }
+        let queues = iter::repeat_with(|| Queue::new(max_in_flight, CAPACITY / queues)).take(queues).collect();
+        Self { connections, script, queues, prefix, time, epoch }
     }
 
     pub(super) fn epoch(&self) -> &Epoch {
@@ -50,29 +67,63 @@ impl Dispatcher {
     /// Sends a check.
     pub(super) fn decide(self: &Arc<Self>, check: Check) -> Result<Submitted<Decision>, StoreError> {
         let (caller, outcome) = oneshot::channel();
+        #[cfg(feature = "cluster")]
+        if self.is_cluster() {
+            let id = check.id().unwrap_or_else(AdmissionId::fresh);
+            if let Some(parts) = across::split(&check, id) {
+                let runtime = Handle::try_current().map_err(|cause| StoreError::new("deciding a check", cause))?;
+                runtime.spawn(across::decide(Arc::clone(self), check, id, parts, caller));
+                return Ok((outcome, None));
+            }
+        }
         Ok((outcome, self.submit("deciding a check", Job::Decide { check, caller })?))
     }
 
     /// Sends a settlement.
     pub(super) fn settle(self: &Arc<Self>, settlement: Settlement) -> Result<Submitted<Settled>, StoreError> {
         let (caller, outcome) = oneshot::channel();
+        #[cfg(feature = "cluster")]
+        if self.is_cluster()
+            && let Some(parts) = across::split(settlement.check(), settlement.id())
+        {
+            let runtime = Handle::try_current().map_err(|cause| StoreError::new("settling an admission", cause))?;
+            let settled = across::settle(Arc::clone(self), settlement, parts);
+            runtime.spawn(async { drop(caller.send(settled.await)) });
+            return Ok((outcome, None));
+        }
         let given_back =
             GivenBack::new(&self.epoch, settlement.check().charges().map(|charge| charge.limit().clone()).collect());
         Ok((outcome, self.submit("settling an admission", Job::Settle { settlement, caller, given_back })?))
     }
 
-    /// Queues a job, and sees to it that it is sent: in a task, or, if nothing is in flight, by whoever polls the future
-    /// that this returns.
+    /// Queues a job, and sees to it that it is sent: in a task, or, if nothing is in flight, by whoever polls the
+    /// future that this returns.
     fn submit(self: &Arc<Self>, doing: &'static str, job: Job) -> Result<Option<Sending>, StoreError> {
         let runtime = Handle::try_current().map_err(|cause| StoreError::new(doing, cause))?;
-        if let Some(slot) = self.queue.enter_alone() {
+        let queue = self.queue(&job);
+        if let Some(slot) = queue.enter_alone() {
             return Ok(Some(Box::pin(Arc::clone(self).serve_one(job, slot, runtime))));
         }
-        self.queue.push(job).map_err(|full| StoreError::new(doing, full))?;
-        if let Some(slot) = self.queue.enter() {
+        queue.push(job).map_err(|full| StoreError::new(doing, full))?;
+        if let Some(slot) = queue.enter() {
             runtime.spawn(Arc::clone(self).serve(slot));
         }
         Ok(None)
+    }
+
+    #[cfg(feature = "cluster")]
+    fn is_cluster(&self) -> bool {
+        self.queues.len() > 1
+    }
+
+    /// Where a job waits.
+    #[cfg_attr(not(feature = "cluster"), expect(unused_variables))]
+    fn queue(&self, job: &Job) -> &Arc<Queue> {
+        #[cfg(feature = "cluster")]
+        if self.is_cluster() {
+            return &self.queues[usize::from(job.hash_slot()) * self.queues.len() / usize::from(HASH_SLOTS)];
+        }
+        &self.queues[0]
     }
 
     /// Sends one job, and leaves what has queued up meanwhile to a task.
@@ -90,7 +141,7 @@ impl Dispatcher {
             yield_now().await;
             let jobs = slot.next_batch();
             if !jobs.is_empty() {
-                self.run(Batch::new(jobs)).await;
+                self.run_all(jobs).await;
                 continue;
             }
             match slot.leave() {
@@ -100,14 +151,32 @@ impl Dispatcher {
         }
     }
 
+    /// Sends jobs as one batch, or in a cluster those of each slot as one, all at once.
+    async fn run_all(self: &Arc<Self>, jobs: Vec<Job>) {
+        #[cfg(feature = "cluster")]
+        if self.is_cluster() {
+            let mut batches = JoinSet::new();
+            for jobs in by_slot(jobs) {
+                let dispatcher = Arc::clone(self);
+                batches.spawn(async move { dispatcher.run(Batch::new(jobs)).await });
+            }
+            while batches.join_next().await.is_some() {}
+            return;
+        }
+        self.run(Batch::new(jobs)).await;
+    }
+
     /// Sends a batch, and once more if the connection was broken: of that, what counts once however often it is sent.
+    /// In a cluster, also what has not run since its slot is elsewhere.
     async fn run(&self, mut batch: Batch) {
         let now = self.time.now();
         let mut reply = self.try_send(&batch, &now, false).await;
         if let Ok(Err(error)) = &reply
-            && ends_the_connection(error)
+            && self.is_to_be_sent_again(error)
         {
-            batch = batch.without_unrepeatable(&StoreError::new("deciding a check", error.clone()));
+            if !self.is_elsewhere(error) {
+                batch = batch.without_unrepeatable(&StoreError::new("deciding a check", error.clone()));
+            }
             if !batch.is_empty() {
                 reply = self.try_send(&batch, &now, true).await;
             }
@@ -116,9 +185,23 @@ impl Dispatcher {
         batch.finish(reply.map_err(|cause| StoreError::new("deciding a check", cause)));
     }
 
+    fn is_to_be_sent_again(&self, error: &RedisError) -> bool {
+        ends_the_connection(error) || self.is_elsewhere(error)
+    }
+
+    /// Whether it has not run, since another node of the cluster has its slot.
+    #[cfg_attr(not(feature = "cluster"), expect(unused_variables, clippy::unused_self))]
+    fn is_elsewhere(&self, error: &RedisError) -> bool {
+        #[cfg(feature = "cluster")]
+        if self.is_cluster() {
+            return is_elsewhere(error);
+        }
+        false
+    }
+
     /// The inner error is the server's or the connection's, the outer one that there was no connection.
     async fn try_send(&self, batch: &Batch, now: &str, again: bool) -> Result<Result<Value, RedisError>, Cause> {
-        let mut connection = self.connections.get().await?;
+        let mut connection = self.connections.get(again).await?;
         Ok(self.script.run(&mut connection, |command| batch.write(command, &self.prefix, now, again)).await)
     }
 
@@ -132,10 +215,10 @@ impl Dispatcher {
     pub(super) async fn reset(&self, limit: &Limit, key: &Key) -> Result<(), StoreError> {
         let mut command = cmd("UNLINK");
         command.arg(redis_key(&self.prefix, limit, key));
-        let unlink = async || Ok::<_, Cause>(self.connections.get().await?.send(&command).await);
+        let unlink = async |again| Ok::<_, Cause>(self.connections.get(again).await?.send(&command).await);
         let outcome = async {
-            match unlink().await? {
-                Err(error) if ends_the_connection(&error) => unlink().await??,
+            match unlink(false).await? {
+                Err(error) if self.is_to_be_sent_again(&error) => unlink(true).await??,
                 outcome => outcome?,
             };
             Ok(())
@@ -145,6 +228,20 @@ impl Dispatcher {
         drop(given_back);
         outcome.map_err(|cause: Cause| StoreError::new("resetting a key", cause))
     }
+}
+
+/// The jobs of each slot, in their order.
+#[cfg(feature = "cluster")]
+fn by_slot(jobs: Vec<Job>) -> Vec<Vec<Job>> {
+    let (mut places, mut sets) = (HashMap::new(), Vec::<Vec<Job>>::new());
+    for job in jobs {
+        let place = *places.entry(job.hash_slot()).or_insert(sets.len());
+        match sets.get_mut(place) {
+            Some(set) => set.push(job),
+            None => sets.push(vec![job]),
+        }
+    }
+    sets
 }
 
 /// Where the outcome arrives, and what has to be polled until then, if anything.

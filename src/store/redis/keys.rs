@@ -17,6 +17,10 @@ pub(super) const DEFAULT_PREFIX: &str = "tsw1";
 /// Bytes of the digest that stand in a key: 128 bits.
 const DIGEST_BYTES: usize = 16;
 
+/// The slots of a cluster.
+#[cfg(feature = "cluster")]
+pub(super) const HASH_SLOTS: u16 = 16_384;
+
 const HEX: [char; 16] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
 
 pub(super) fn redis_key(prefix: &str, limit: &Limit, key: &Key) -> String {
@@ -27,18 +31,9 @@ pub(super) fn redis_key(prefix: &str, limit: &Limit, key: &Key) -> String {
 
 /// Appends a key to a text.
 pub(super) fn write_redis_key(text: &mut String, prefix: &str, limit: &Limit, key: &Key) {
-    let mut sha = Sha256::new();
-    // The length first, so that no namespace and value can be split in two ways.
-    sha.update((key.namespace().len() as u64).to_le_bytes());
-    sha.update(key.namespace());
-    sha.update(key.value());
-
     text.push_str(prefix);
     text.push_str(":{");
-    for byte in &sha.finalize()[..DIGEST_BYTES] {
-        text.push(HEX[usize::from(byte >> 4)]);
-        text.push(HEX[usize::from(byte & 15)]);
-    }
+    text.extend(digest(key));
     text.push_str("}:");
     text.push_str(limit.name());
     // Each has a layout of its own. A limit's name has no colon.
@@ -49,6 +44,28 @@ pub(super) fn write_redis_key(text: &mut String, prefix: &str, limit: &Limit, ke
         // Writing to a String cannot fail.
         Kind::Compact { entries } => drop(write!(text, ":compact{entries}")),
     }
+}
+
+/// The digest of a key, in hex.
+fn digest(key: &Key) -> impl Iterator<Item = char> {
+    let mut sha = Sha256::new();
+    // The length first, so that no namespace and value can be split in two ways.
+    sha.update((key.namespace().len() as u64).to_le_bytes());
+    sha.update(key.namespace());
+    sha.update(key.value());
+    sha.finalize()
+        .into_iter()
+        .take(DIGEST_BYTES)
+        .flat_map(|byte| [byte >> 4, byte & 15])
+        .map(|four| HEX[usize::from(four)])
+}
+
+/// The slot of a cluster that all limits of a key live in: CRC-16/XMODEM of what stands between the braces.
+#[cfg(feature = "cluster")]
+pub(super) fn hash_slot(key: &Key) -> u16 {
+    let with_bit = |crc: u16, _| if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
+    let crc = digest(key).fold(0, |crc: u16, digit| (0..8).fold(crc ^ (digit as u16) << 8, with_bit));
+    crc % HASH_SLOTS
 }
 
 #[cfg(test)]
@@ -76,5 +93,12 @@ mod tests {
     fn namespace_and_value_cannot_be_shifted_into_each_other() {
         let limit = Limit::per_minute("login", 5);
         assert_ne!(redis_key("p", &limit, &Key::new("ab", "c")), redis_key("p", &limit, &Key::new("a", "bc")));
+    }
+
+    /// As redis-cli's `CLUSTER KEYSLOT tsw1:{b809af3ad722c1c586b48482746c1e24}:login` says.
+    #[cfg(feature = "cluster")]
+    #[test]
+    fn the_slot_is_that_of_the_digest() {
+        assert_eq!(hash_slot(&Key::new("tenant", "7")), 980);
     }
 }

@@ -1,10 +1,12 @@
 //! The shared store: one atomic script on Redis decides.
 //!
-//! `builder.rs` and `access.rs` are the settings, `target.rs` where connections lead, `sentinel.rs` one way to find it.
+//! `builder.rs` and `access.rs` are the settings, `target.rs` where connections lead; `sentinel.rs` and `cluster.rs`
+//! are two of the places, and `across.rs` decides what lies in several slots of a cluster.
 //!
 //! A check goes through these rooms, in this order: `queue.rs`, where it waits while earlier ones are on their way;
-//! `dispatcher.rs`, which sends what waits; `batch.rs`, its form on the wire; `connection.rs` and `script/mod.rs`, which
-//! carry it; and the Lua files beside that, of which `head.lua` is the first, which decide it. `keys.rs` is the layout of the keys.
+//! `dispatcher.rs`, which sends what waits; `batch.rs`, its form on the wire; `connection.rs` and `script/mod.rs`,
+//! which carry it; and the Lua files beside that, of which `head.lua` is the first, which decide it. `keys.rs` is the
+//! layout of the keys.
 //!
 //! 1. One sorted set a limit and identity; the script's header says what stands in it.
 //! 2. The time is the server's, read once a script, so all processes decide by one clock.
@@ -16,8 +18,12 @@
 //! 6. Nothing but digests leaves the process.
 
 mod access;
+#[cfg(feature = "cluster")]
+mod across;
 mod batch;
 mod builder;
+#[cfg(feature = "cluster")]
+mod cluster;
 mod connection;
 mod dispatcher;
 mod invalid;
@@ -73,9 +79,7 @@ impl RedisStore {
     /// [`StoreError`] if the URL is not valid or the server cannot be reached. A process that has to start while Redis
     /// is down uses [`builder`](Self::builder) and [`build`](RedisStoreBuilder::build).
     pub async fn connect(url: &str) -> Result<Self, StoreError> {
-        let store = Self::builder(url).build().map_err(|error| StoreError::new("setting up Redis", error))?;
-        store.dispatcher.try_out().await?;
-        Ok(store)
+        Self::builder(url).connect().await
     }
 
     /// A store with settings of its own.
@@ -83,8 +87,8 @@ impl RedisStore {
         RedisStoreBuilder::new(Place::Node(url.to_owned()))
     }
 
-    /// A store on the server that sentinels, at URLs such as `redis://10.0.0.1:26379`, name as the primary called so. Each
-    /// connection asks them anew, so it survives a failover; what the old primary had not replicated is forgotten.
+    /// A store on the server that sentinels, at URLs such as `redis://10.0.0.1:26379`, name as the primary called so.
+    /// Each connection asks them anew, so it survives a failover; what the old primary had not replicated is forgotten.
     ///
     /// A URL holds the user and password of the sentinel itself. Those of the server, and its database, are set on the
     /// builder. Where the first URL is a `rediss://` one, the server is reached over TLS, too.
@@ -94,6 +98,23 @@ impl RedisStore {
     ) -> RedisStoreBuilder {
         let urls = urls.into_iter().map(Into::into).collect();
         RedisStoreBuilder::new(Place::Sentinels { urls, primary: primary.into() })
+    }
+
+    /// A store on the Redis Cluster that has nodes at these URLs, of which one that is up is enough: they tell of the
+    /// others. All have the user and password of the first, or of the builder.
+    ///
+    /// All limits of one key live in one slot and are decided as on one server. A check of several keys mostly lives in
+    /// several, which no script reaches at once. They are then asked one after the other, and when one refuses, those
+    /// before it are given back what they have counted. So nothing is admitted beyond a limit, and a refusal costs
+    /// nothing in the end; but in between others may be refused for units that are about to come back. Of such a check,
+    ///
+    /// * the retry time can be too short: after it, a slot that had not been asked may refuse;
+    /// * each admission is an entry of its own, by whatever algorithm its limits count;
+    /// * an id of the caller's own keeps what was taken, for the next try with it;
+    /// * if a node goes away in the middle, what cannot be given back to it counts until it leaves the window.
+    #[cfg(feature = "cluster")]
+    pub fn cluster<U: Into<String>>(urls: impl IntoIterator<Item = U>) -> RedisStoreBuilder {
+        RedisStoreBuilder::new(Place::Cluster(urls.into_iter().map(Into::into).collect()))
     }
 }
 

@@ -21,6 +21,8 @@ use std::{
 use crossbeam_queue::ArrayQueue;
 use tokio::sync::oneshot::Sender;
 
+#[cfg(feature = "cluster")]
+use super::keys::hash_slot;
 use crate::{
     admission::AdmissionId,
     algorithm::Algorithm,
@@ -37,7 +39,7 @@ use crate::{
 const MAX_BATCH: usize = 128;
 
 /// The checks that may wait at most: some tens of milliseconds' worth of what one server decides.
-const CAPACITY: usize = 8_192;
+pub(super) const CAPACITY: usize = 8_192;
 
 pub(super) type Outcome<T> = Result<T, StoreError>;
 
@@ -62,6 +64,12 @@ impl Job {
             Self::Decide { check, .. } => check.id(),
             Self::Settle { settlement, .. } => Some(settlement.id()),
         }
+    }
+
+    /// The slot of a cluster that it is for. What is for several is taken apart before it becomes a job.
+    #[cfg(feature = "cluster")]
+    pub(super) fn hash_slot(&self) -> u16 {
+        self.check().charges().next().map_or(0, |charge| hash_slot(charge.key()))
     }
 
     /// Whether it makes no difference which of the two is decided first.
@@ -134,8 +142,8 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    pub(super) fn new(max_in_flight: usize) -> Arc<Self> {
-        Arc::new(Self { waiting: ArrayQueue::new(CAPACITY), in_flight: AtomicUsize::new(0), max_in_flight })
+    pub(super) fn new(max_in_flight: usize, capacity: usize) -> Arc<Self> {
+        Arc::new(Self { waiting: ArrayQueue::new(capacity), in_flight: AtomicUsize::new(0), max_in_flight })
     }
 
     /// A slot for a check that is to be sent by itself, if nothing is in flight.
@@ -147,7 +155,7 @@ impl Queue {
 
     /// Lets a job wait. Who has pushed one has to try to [`enter`](Self::enter) then.
     pub(super) fn push(&self, job: Job) -> Result<(), Full> {
-        self.waiting.push(job).map_err(|_| Full)
+        self.waiting.push(job).map_err(|_| Full { waiting: self.waiting.capacity() })
     }
 
     /// A slot to send batches in, if one is free.
@@ -187,11 +195,13 @@ impl Drop for Slot {
 
 /// As many checks wait as may wait.
 #[derive(Debug)]
-pub(super) struct Full;
+pub(super) struct Full {
+    waiting: usize,
+}
 
 impl fmt::Display for Full {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{CAPACITY} checks are waiting for Redis already")
+        write!(f, "{} checks are waiting for Redis already", self.waiting)
     }
 }
 

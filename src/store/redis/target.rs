@@ -5,11 +5,13 @@ use std::fmt;
 use bb8::ManageConnection;
 use bb8_redis::RedisConnectionManager;
 use redis::{
-    Cmd, ConnectionInfo, RedisFuture, RedisResult, Value,
+    ConnectionInfo, RedisResult,
     aio::{ConnectionLike, MultiplexedConnection},
     cmd,
 };
 
+#[cfg(feature = "cluster")]
+use super::cluster::{Cluster, ClusterLink};
 use super::sentinel::Sentinels;
 
 /// What a store's connections lead to.
@@ -18,11 +20,15 @@ pub(super) enum Target {
     Node(RedisConnectionManager, String),
     /// Whichever server sentinels name as the primary.
     Sentinels(Sentinels),
+    #[cfg(feature = "cluster")]
+    Cluster(Box<Cluster>),
 }
 
 /// A connection that has been made.
 pub(super) enum Link {
     Node(MultiplexedConnection),
+    #[cfg(feature = "cluster")]
+    Cluster(ClusterLink),
 }
 
 impl Target {
@@ -31,10 +37,17 @@ impl Target {
         Ok(Self::Node(RedisConnectionManager::new(info)?, address))
     }
 
+    #[cfg(feature = "cluster")]
+    pub(super) fn is_cluster(&self) -> bool {
+        matches!(self, Self::Cluster(_))
+    }
+
     pub(super) async fn connect(&self, name: Option<&str>) -> RedisResult<Link> {
         let mut connection = match self {
             Self::Node(manager, _) => manager.connect().await?,
             Self::Sentinels(sentinels) => sentinels.connect().await?,
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => return Ok(Link::Cluster(cluster.connect().await?)),
         };
         if let Some(name) = name {
             // A name is for who looks at the server. A user that may not set it loses nothing else.
@@ -44,19 +57,13 @@ impl Target {
     }
 }
 
-impl Link {
-    pub(super) fn send<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
-        match self {
-            Self::Node(connection) => connection.req_packed_command(command),
-        }
-    }
-}
-
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Node(_, address) => f.write_str(address),
             Self::Sentinels(sentinels) => sentinels.fmt(f),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => cluster.fmt(f),
         }
     }
 }

@@ -36,6 +36,12 @@ impl Trust {
         Ok(client.get_connection_info().clone())
     }
 
+    /// Whether there are any.
+    #[cfg(feature = "cluster")]
+    pub(super) fn is_given(&self) -> bool {
+        self.root.is_some() || self.own.is_some()
+    }
+
     pub(super) fn certificates(&self) -> TlsCertificates {
         TlsCertificates {
             client_tls: self.own.clone().map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key }),

@@ -1,0 +1,200 @@
+//! Checks whose charges live in several slots of a cluster, where no script can decide them in one step.
+//!
+//! 1. The slots are asked one after the other, always in the same order, each for its own charges, all or nothing. The
+//!    check is admitted when the last has admitted it. Before that, it may hold units that others are refused for.
+//! 2. When one refuses, those before it are given back exactly what they had counted, and those after it are only asked
+//!    how they stand: they say when their next unit leaves, which may be sooner than when they would admit the check.
+//! 3. Each keeps its charges under the id of the check, so that they can be given back and settled. If that id is the
+//!    caller's own, nothing is given back: what has been taken may be of an earlier try, and waits for the next.
+//! 4. Nothing is ever admitted beyond a limit. If a node stays away for longer than giving back is tried, its units
+//!    stay taken until they leave the window.
+//! 5. It goes on in a task of its own, so that nobody who stops waiting leaves a check half taken.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use tokio::{sync::oneshot::Sender, time::sleep};
+
+use super::{
+    dispatcher::{Dispatcher, Submitted},
+    keys::hash_slot,
+    queue::Outcome,
+};
+use crate::{
+    admission::AdmissionId,
+    check::Check,
+    decision::{Decision, LimitStatus},
+    error::StoreError,
+    settlement::{Settled, Settlement},
+};
+
+/// How often giving back is tried again in the background, each time after twice as long.
+const ATTEMPTS: u32 = 6;
+const FIRST_WAIT: Duration = Duration::from_millis(50);
+
+/// The charges of a check that live in one slot, and their places among all.
+pub(super) struct Part {
+    check: Check,
+    places: Vec<usize>,
+}
+
+/// The parts of a check that has several.
+pub(super) fn split(check: &Check, id: AdmissionId) -> Option<Vec<Part>> {
+    let first = check.charges().next()?.key();
+    if check.charges().all(|charge| charge.key() == first) {
+        return None;
+    }
+    let mut parts = BTreeMap::<u16, (Vec<_>, Vec<usize>)>::new();
+    for (place, charge) in check.charges().enumerate() {
+        let (charges, places) = parts.entry(hash_slot(charge.key())).or_default();
+        charges.push(charge.clone());
+        places.push(place);
+    }
+    let part = |(mut charges, places): (Vec<_>, _)| {
+        let first = charges.remove(0);
+        Part { check: Check::of_distinct(first, charges).with_id(id), places }
+    };
+    (parts.len() > 1).then(|| parts.into_values().map(part).collect())
+}
+
+/// Decides a check part by part.
+pub(super) async fn decide(
+    dispatcher: Arc<Dispatcher>,
+    check: Check,
+    id: AdmissionId,
+    parts: Vec<Part>,
+    caller: Sender<Outcome<Decision>>,
+) {
+    let (mut taken, mut statuses, mut at) = (Vec::new(), Statuses::of(&check), SystemTime::UNIX_EPOCH);
+    let (mut rest, mut failure) = (parts.into_iter(), None);
+    while let Some(part) = rest.next() {
+        match answer(dispatcher.decide(part.check.clone())).await {
+            Ok(decision) => {
+                at = at.max(decision.at());
+                statuses.note(&part, &decision);
+                if decision.is_allowed() {
+                    taken.push(part);
+                    continue;
+                }
+            }
+            Err(error) => {
+                failure = Some(error);
+                // It may have been counted all the same.
+                taken.push(part);
+            }
+        }
+        if check.id().is_some() {
+            taken.clear();
+        }
+        if failure.is_none() {
+            let mut owed = Vec::new();
+            for part in taken.drain(..) {
+                match give_back(&dispatcher, &part, id, at).await {
+                    Ok(settled) => statuses.note(&part, settled.decision()),
+                    Err(_) => owed.push(part),
+                }
+            }
+            taken = owed;
+            // It is refused all the same if one of them cannot say.
+            for part in rest.by_ref() {
+                if let Ok(decision) = answer(dispatcher.decide(part.check.without_costs())).await {
+                    statuses.note_untaken(&part, &decision);
+                }
+            }
+        }
+        let outcome = failure.map_or_else(|| Ok(statuses.decision(&check, at, id)), Err);
+        drop(caller.send(outcome));
+        return give_back_later(&dispatcher, taken, id).await;
+    }
+    drop(caller.send(Ok(statuses.decision(&check, at, id))));
+}
+
+/// Settles an admission part by part.
+pub(super) async fn settle(dispatcher: Arc<Dispatcher>, settlement: Settlement, parts: Vec<Part>) -> Outcome<Settled> {
+    let costs: Vec<_> = settlement.accounts().map(|account| account.cost()).collect();
+    let (id, mut at, mut is_known, mut failure) = (settlement.id(), settlement.at(), false, None);
+    let mut statuses = Statuses::of(settlement.check());
+    for part in parts {
+        let mut places = part.places.iter();
+        let cost = |_: &_| places.next().and_then(|place| costs.get(*place).copied().flatten());
+        let of_part = Settlement::by_id(part.check.clone(), id, settlement.at(), cost);
+        match answer(dispatcher.settle(of_part)).await {
+            Ok(settled) => {
+                at = at.max(settled.decision().at());
+                is_known |= settled.is_known();
+                statuses.note(&part, settled.decision());
+            }
+            // The others are settled all the same. Sent again, each counts once.
+            Err(error) => failure = Some(error),
+        }
+    }
+    match failure {
+        Some(error) => Err(error),
+        None => Ok(Settled::of(statuses.decision(settlement.check(), at, id), is_known)),
+    }
+}
+
+async fn give_back(dispatcher: &Arc<Dispatcher>, part: &Part, id: AdmissionId, at: SystemTime) -> Outcome<Settled> {
+    answer(dispatcher.settle(Settlement::by_id(part.check.clone(), id, at, |_| Some(0)))).await
+}
+
+async fn give_back_later(dispatcher: &Arc<Dispatcher>, mut owed: Vec<Part>, id: AdmissionId) {
+    let mut wait = FIRST_WAIT;
+    for _ in 0..ATTEMPTS {
+        let mut left = Vec::new();
+        for part in owed {
+            if give_back(dispatcher, &part, id, SystemTime::now()).await.is_err() {
+                left.push(part);
+            }
+        }
+        if left.is_empty() {
+            return;
+        }
+        owed = left;
+        sleep(wait).await;
+        wait *= 2;
+    }
+}
+
+/// What comes of something that has been submitted.
+async fn answer<T>(submitted: Result<Submitted<T>, StoreError>) -> Outcome<T> {
+    let (outcome, sending) = submitted?;
+    if let Some(sending) = sending {
+        sending.await;
+    }
+    outcome.await.unwrap_or_else(|gone| Err(StoreError::new("asking Redis", gone)))
+}
+
+/// How the charges of the whole check stand, as far as they have been heard of.
+struct Statuses(Vec<LimitStatus>);
+
+impl Statuses {
+    fn of(check: &Check) -> Self {
+        Self(check.charges().map(|charge| LimitStatus::new(charge, 0, Duration::ZERO, None)).collect())
+    }
+
+    fn note(&mut self, part: &Part, decision: &Decision) {
+        for (place, status) in part.places.iter().zip(decision.statuses()) {
+            self.0[*place] = status.clone();
+        }
+    }
+
+    /// Notes how charges stand whose units were not asked for.
+    fn note_untaken(&mut self, part: &Part, decision: &Decision) {
+        for ((place, charge), status) in part.places.iter().zip(part.check.charges()).zip(decision.statuses()) {
+            let reset = status.reset_after();
+            let refuses = charge.cost() > 0 && status.used().saturating_add(charge.cost()) > charge.limit().units();
+            self.0[*place] = LimitStatus::new(charge, status.used(), reset, refuses.then_some(reset));
+        }
+    }
+
+    fn decision(self, check: &Check, at: SystemTime, id: AdmissionId) -> Decision {
+        let mut statuses = self.0.into_iter();
+        Decision::new(check, at, id, |charge| {
+            statuses.next().unwrap_or_else(|| LimitStatus::new(charge, 0, Duration::ZERO, None))
+        })
+    }
+}

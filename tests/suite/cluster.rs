@@ -1,0 +1,397 @@
+//! Limits on a Redis Cluster: decided as on one server, and over several slots, while nodes go and slots move.
+
+use std::{
+    collections::HashSet,
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    task::{JoinHandle, spawn_blocking},
+    time::{Instant, sleep},
+};
+use tower_sliding_window::{
+    AdmissionId, Algorithm, Charge, Check, DenyCache, Error, Limit, Limiter, ManualClock, RedisStore, Settlement,
+    store::RedisStoreBuilder,
+};
+
+use crate::support::{PATIENCE, redis_server::RedisServer};
+
+const OPTIONS: [&str; 4] = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
+
+/// Three primaries, and behind them a replica each if there are six.
+struct Cluster(Vec<RedisServer>);
+
+impl Cluster {
+    async fn start(nodes: usize) -> Self {
+        let start = move || {
+            let nodes: Vec<_> = (0..nodes).map(|_| RedisServer::start_with(&OPTIONS)).collect();
+            let output = Command::new("redis-cli")
+                .args(["--cluster", "create"])
+                .args(nodes.iter().map(address))
+                .args(["--cluster-replicas", if nodes.len() == 6 { "1" } else { "0" }, "--cluster-yes"])
+                .output()
+                .expect("redis-cli is not installed: install the package redis-tools");
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+            Self(nodes)
+        };
+        let cluster = spawn_blocking(start).await.unwrap();
+        until("the cluster does not come up", || cluster.0.iter().all(is_settled)).await;
+        cluster
+    }
+
+    fn builder(&self) -> RedisStoreBuilder {
+        RedisStore::cluster(self.0.iter().map(RedisServer::url)).connect_timeout(PATIENCE)
+    }
+
+    fn limiter(&self, builder: RedisStoreBuilder) -> Limiter<RedisStore> {
+        Limiter::new(builder.build().unwrap()).deny_cache(DenyCache::off()).deadline(Duration::from_secs(5))
+    }
+
+    fn keys(&self) -> Vec<String> {
+        self.0.iter().flat_map(RedisServer::keys).collect()
+    }
+}
+
+fn address(server: &RedisServer) -> String {
+    server.url().trim_start_matches("redis://").trim_end_matches('/').to_owned()
+}
+
+/// Whether a node knows of all slots, and if it is a replica, has all data.
+fn is_settled(node: &RedisServer) -> bool {
+    let replication: String = node.run("INFO replication");
+    node.run::<String>("CLUSTER INFO").contains("cluster_state:ok")
+        && (replication.contains("role:master") || replication.contains("master_link_status:up"))
+}
+
+async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let asked = Instant::now();
+    while !is_so() {
+        assert!(asked.elapsed() < PATIENCE, "{what}");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn charge(limit: &Limit, key: &str, cost: u64) -> Charge {
+    Charge::new(limit.clone(), key, cost).unwrap()
+}
+
+/// Several tasks that check for as long as the test runs.
+struct Load {
+    is_over: Arc<AtomicBool>,
+    admitted: Arc<AtomicU64>,
+    decided: Arc<AtomicU64>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Load {
+    fn start(limiter: &Limiter<RedisStore>, check: impl Fn(u64) -> Check + Send + Sync + 'static) -> Self {
+        let (is_over, check) = (Arc::<AtomicBool>::default(), Arc::new(check));
+        let (admitted, decided) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
+        let task = |number: u64| {
+            let (limiter, check, is_over) = (limiter.clone(), Arc::clone(&check), Arc::clone(&is_over));
+            let (admitted, decided) = (Arc::clone(&admitted), Arc::clone(&decided));
+            tokio::spawn(async move {
+                while !is_over.load(Ordering::SeqCst) {
+                    match limiter.check_all(check(number)).await {
+                        Ok(decision) => {
+                            admitted.fetch_add(u64::from(decision.is_allowed()), Ordering::SeqCst);
+                            decided.fetch_add(1, Ordering::SeqCst);
+                        }
+                        Err(_) => sleep(Duration::from_millis(5)).await,
+                    }
+                }
+            })
+        };
+        let tasks = (0..8).map(task).collect();
+        Self { is_over, admitted, decided, tasks }
+    }
+
+    async fn goes_on(&self) {
+        let before = self.decided.load(Ordering::SeqCst);
+        until("nothing is decided", || self.decided.load(Ordering::SeqCst) > before + 100).await;
+    }
+
+    async fn end(self) -> u64 {
+        self.is_over.store(true, Ordering::SeqCst);
+        for task in self.tasks {
+            task.await.unwrap();
+        }
+        self.admitted.load(Ordering::SeqCst)
+    }
+}
+
+#[tokio::test]
+async fn it_decides_as_one_server_does() {
+    let (cluster, clock) = (Cluster::start(3).await, ManualClock::new());
+    cluster.builder().connect().await.unwrap();
+    let limiter = cluster.limiter(cluster.builder().clock(&clock));
+    limiter_of_one_key(&limiter, &clock).await;
+    for algorithm in [Algorithm::log(), Algorithm::fixed(), Algorithm::counter(), Algorithm::compact(60)] {
+        several_keys(&limiter, &clock, algorithm).await;
+    }
+    ids_and_settlements(&limiter).await;
+    limiter.reset(&Limit::per_hour("burst", 3), "key-0").await.unwrap();
+    clock.advance(Duration::from_secs(3 * 3600));
+    assert!(RedisStore::cluster([""; 0]).build().is_err());
+    assert!(cluster.builder().client_name("web").build().is_err());
+    let slots: HashSet<usize> = (0..3).filter(|node| !cluster.0[*node].keys().is_empty()).collect();
+    assert_eq!(slots.len(), 3, "every node has its share");
+}
+
+/// Many at once, in all slots, each of two limits.
+async fn limiter_of_one_key(limiter: &Limiter<RedisStore>, clock: &ManualClock) {
+    let (burst, hourly) = (Limit::per_second("burst", 3), Limit::per_hour("hourly", 4));
+    let mut tasks = Vec::new();
+    for number in 0..100 {
+        let (limiter, burst, hourly) = (limiter.clone(), burst.clone(), hourly.clone());
+        tasks.push(tokio::spawn(async move {
+            let key = format!("key-{number}");
+            let mut admitted = 0;
+            for _ in 0..5 {
+                let check = Check::new(charge(&burst, &key, 1)).and(charge(&hourly, &key, 1)).unwrap();
+                let decision = limiter.check_all(check).await.unwrap();
+                admitted += u64::from(decision.is_allowed());
+                assert_eq!(decision.statuses().map(|status| status.used()).collect::<Vec<_>>(), [admitted; 2]);
+            }
+            assert_eq!(admitted, 3);
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    clock.advance(Duration::from_secs(1));
+    let check = Check::new(charge(&burst, "key-7", 2)).and(charge(&hourly, "key-7", 2)).unwrap();
+    let refused = limiter.check_all(check).await.unwrap();
+    assert_eq!(refused.retry_after(), Some(Duration::from_secs(3599)), "the hour refuses, the second does not");
+    assert_eq!(limiter.peek(&burst, "key-7").await.unwrap().used(), 0);
+}
+
+/// Checks of three keys, of which the one in the middle, or whichever its slot makes it, is used up first.
+async fn several_keys(limiter: &Limiter<RedisStore>, clock: &ManualClock, algorithm: Algorithm) {
+    let name = |what: &str| {
+        format!("{what}-{}", format!("{algorithm:?}").to_lowercase().replace(|c: char| !c.is_ascii_alphanumeric(), "-"))
+    };
+    let limit = |what: &str, units| {
+        Limit::new(name(what), units, Duration::from_secs(7 * 86_400)).unwrap().with_algorithm(algorithm)
+    };
+    let (wide, narrow, last) = (limit("wide", 10), limit("narrow", 5), limit("last", 8));
+    for number in 0..10 {
+        let keys = [format!("a-{number}"), format!("b-{number}"), format!("c-{number}")];
+        let check = |cost| {
+            Check::new(charge(&wide, &keys[0], 2))
+                .and(charge(&narrow, &keys[1], cost))
+                .unwrap()
+                .and(charge(&last, &keys[2], 1).in_shadow())
+                .unwrap()
+        };
+        for admitted in 1..=2 {
+            let decision = limiter.check_all(check(2)).await.unwrap();
+            assert!(decision.is_allowed());
+            let used: Vec<_> = decision.statuses().map(|status| status.used()).collect();
+            assert_eq!(used, [2 * admitted, 2 * admitted, admitted]);
+        }
+        let refused = limiter.check_all(check(2)).await.unwrap();
+        assert!(!refused.is_allowed(), "{algorithm:?}");
+        assert!(refused.retry_after().is_some());
+        assert_eq!(refused.limit().name(), narrow.name());
+        for (limit, key, used) in [(&wide, &keys[0], 4), (&narrow, &keys[1], 4), (&last, &keys[2], 2)] {
+            let status = refused.statuses().find(|status| status.limit().name() == limit.name()).unwrap();
+            assert_eq!(status.used(), used, "as the refusal says, {algorithm:?}");
+            assert_eq!(limiter.peek(limit, key.as_str()).await.unwrap().used(), used, "nothing is left of it");
+        }
+        assert!(limiter.check_all(check(1)).await.unwrap().is_allowed(), "what is left is there for others");
+    }
+    clock.advance(Duration::from_secs(1));
+}
+
+async fn ids_and_settlements(limiter: &Limiter<RedisStore>) {
+    let (tokens, calls) = (Limit::per_hour("tokens", 100), Limit::per_hour("calls", 2));
+    for number in 0..10 {
+        let (one, other) = (format!("one-{number}"), format!("other-{number}"));
+        let check = Check::new(charge(&tokens, &one, 40).reserve(Duration::from_secs(60)))
+            .and(charge(&calls, &other, 1))
+            .unwrap();
+        let with_id = check.clone().with_id(AdmissionId::from(number));
+        for _ in 0..3 {
+            assert!(limiter.check_all(with_id.clone()).await.unwrap().is_allowed(), "the same counts once");
+        }
+        let used = async || {
+            let (tokens, calls) = (limiter.peek(&tokens, one.as_str()), limiter.peek(&calls, other.as_str()));
+            [tokens.await.unwrap().used(), calls.await.unwrap().used()]
+        };
+        assert_eq!(used().await, [40, 1]);
+        let admitted = limiter.check_all(check.clone()).await.unwrap();
+        assert_eq!(used().await, [80, 2]);
+        let only_tokens = |charge: &Charge| (charge.limit().name() == "tokens").then_some(7);
+        let settled = limiter.settle(Settlement::new(check.clone(), &admitted, only_tokens)).await.unwrap();
+        assert!(settled.is_known());
+        assert_eq!(settled.decision().statuses().map(|status| status.used()).collect::<Vec<_>>(), [47, 2]);
+        assert!(!limiter.check_all(check.clone()).await.unwrap().is_allowed());
+        assert_eq!(used().await, [47, 2]);
+        let refunded =
+            limiter.settle(Settlement::by_id(check.clone(), AdmissionId::from(number), admitted.at(), |_| Some(0)));
+        assert!(refunded.await.unwrap().is_known());
+        assert_eq!(used().await, [7, 1]);
+        limiter.reset(&tokens, one.as_str()).await.unwrap();
+        assert_eq!(used().await, [0, 1]);
+    }
+}
+
+/// Pairs of a few keys, in either order. Units come back only from checks that were refused.
+#[tokio::test]
+async fn checks_that_race_for_several_keys_admit_no_more_than_the_limit() {
+    let cluster = Cluster::start(3).await;
+    let limiter = cluster.limiter(cluster.builder());
+    let limit = Limit::per_hour("pairs", 40);
+    let pair = |one: u64, other: u64| {
+        let limit = Limit::per_hour("pairs", 40);
+        Check::new(charge(&limit, &format!("key-{one}"), 1)).and(charge(&limit, &format!("key-{other}"), 1)).unwrap()
+    };
+    let mut tasks = Vec::new();
+    for task in 0..16 {
+        let limiter = limiter.clone();
+        tasks.push(tokio::spawn(async move {
+            let mut admitted = [0_u64; 4];
+            for round in 0..40 {
+                let (one, other) = ((task + round) % 4, (task + round + 1 + round % 3) % 4);
+                if limiter.check_all(pair(one, other)).await.unwrap().is_allowed() {
+                    admitted[one as usize] += 1;
+                    admitted[other as usize] += 1;
+                }
+            }
+            admitted
+        }));
+    }
+    let mut admitted = [0; 4];
+    for task in tasks {
+        for (sum, units) in admitted.iter_mut().zip(task.await.unwrap()) {
+            *sum += units;
+        }
+    }
+    for (number, admitted) in admitted.into_iter().enumerate() {
+        let used = limiter.peek(&limit, format!("key-{number}").as_str()).await.unwrap().used();
+        assert!(used <= limit.units());
+        assert_eq!(used, admitted, "what is refused is given back, and no more than that");
+    }
+    assert!(admitted.iter().sum::<u64>() >= limit.units());
+}
+
+/// A primary is killed under load: its slots are decided again once its replica has been promoted, and what had been
+/// replicated stays spent.
+#[tokio::test]
+async fn a_primary_that_is_lost_costs_no_limit() {
+    let mut cluster = Cluster::start(6).await;
+    let limiter = cluster.limiter(cluster.builder());
+    let spent = Limit::per_hour("spent", 3);
+    for number in 0..60 {
+        for _ in 0..3 {
+            assert!(limiter.check(&spent, format!("key-{number}"), 1).await.unwrap().is_allowed());
+        }
+    }
+    until("the replicas do not follow", || {
+        let of = |role: &str, offset: &str| -> Vec<String> {
+            let replications = cluster.0.iter().map(|node| node.run::<String>("INFO replication"));
+            let with_role = replications.filter(|replication| replication.contains(role));
+            let offsets = with_role.filter_map(|replication| {
+                replication.lines().find_map(|line| line.strip_prefix(offset).map(str::to_owned))
+            });
+            let mut offsets: Vec<_> = offsets.collect();
+            offsets.sort();
+            offsets
+        };
+        let replicas = of("role:slave", "slave_repl_offset:");
+        replicas.len() == 3 && replicas == of("role:master", "master_repl_offset:")
+    })
+    .await;
+
+    let (steady, check) = (Limit::per_hour("steady", 1_000_000), spent.clone());
+    let load = Load::start(&limiter, move |number| {
+        Check::new(charge(&check, &format!("key-{number}"), 1))
+            .and(charge(&steady, &format!("load-{number}"), 1).in_shadow())
+            .unwrap()
+    });
+    load.goes_on().await;
+    let lost =
+        cluster.0.iter().position(|node| node.run::<String>("INFO replication").contains("role:master")).unwrap();
+    cluster.0[lost].kill();
+    let killed = Instant::now();
+    for number in 0..60 {
+        let key = format!("key-{number}");
+        while limiter.check(&spent, key.as_str(), 1).await.map_or(true, |decision| {
+            assert!(!decision.is_allowed(), "{key} is admitted a fourth time");
+            false
+        }) {
+            assert!(killed.elapsed() < PATIENCE, "{key} is not decided again");
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+    load.goes_on().await;
+    assert_eq!(load.end().await, 0, "what was replicated stays spent");
+}
+
+/// A slot moves to another node and back, under load, while its keys are asked for on both.
+#[tokio::test]
+async fn a_slot_that_moves_costs_no_limit() {
+    let cluster = Cluster::start(3).await;
+    let limiter = cluster.limiter(cluster.builder());
+    for (limit, at_most) in [
+        (Limit::per_day("by-log", 2_000), 2_000),
+        (Limit::per_day("by-window", 2_000).with_algorithm(Algorithm::fixed()), 2_000),
+    ] {
+        let other = Limit::per_hour("other", 1_000_000);
+        let in_slot = limit.clone();
+        assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed());
+        let name = if limit.name() == "by-log" { "by-log" } else { "by-window:fixed" };
+        let key = cluster.keys().into_iter().find(|key| key.ends_with(name)).unwrap();
+        let mut from = cluster.0.iter().position(|node| node.keys().contains(&key)).unwrap();
+        let slot: u16 = cluster.0[from].run(&format!("CLUSTER KEYSLOT {key}"));
+        let load = Load::start(&limiter, move |number| match number % 2 {
+            0 => Check::new(charge(&in_slot, "ada", 1)),
+            _ => Check::new(charge(&in_slot, "ada", 1)).and(charge(&other, &format!("key-{number}"), 1)).unwrap(),
+        });
+        for _ in 0..4 {
+            load.goes_on().await;
+            let to = (from + 1) % 3;
+            let id = |node: usize| cluster.0[node].run::<String>("CLUSTER MYID");
+            cluster.0[to].run::<()>(&format!("CLUSTER SETSLOT {slot} IMPORTING {}", id(from)));
+            cluster.0[from].run::<()>(&format!("CLUSTER SETSLOT {slot} MIGRATING {}", id(to)));
+            sleep(Duration::from_millis(30)).await;
+            let address = address(&cluster.0[to]).replace(':', " ");
+            for key in cluster.0[from].run::<Vec<String>>(&format!("CLUSTER GETKEYSINSLOT {slot} 100")) {
+                cluster.0[from].run::<()>(&format!("MIGRATE {address} {key} 0 5000"));
+            }
+            // Now the one says that the other has it, and the other only says so who was sent by the one.
+            load.goes_on().await;
+            for node in [to, from, (to + 1) % 3] {
+                cluster.0[node].run::<()>(&format!("CLUSTER SETSLOT {slot} NODE {}", id(to)));
+            }
+            from = to;
+        }
+        load.goes_on().await;
+        let decided = Instant::now();
+        while limiter.check(&limit, "ada", 1).await.is_ok_and(|decision| decision.is_allowed()) {
+            assert!(decided.elapsed() < PATIENCE);
+        }
+        let admitted = load.end().await;
+        assert!(admitted < at_most, "{admitted} and those of the test are admitted of {at_most}");
+        let used = limiter.peek(&limit, "ada").await.unwrap().used();
+        assert!(used <= at_most && used > admitted, "{used} are used, {admitted} admitted");
+    }
+}
+
+#[tokio::test]
+async fn a_cluster_that_is_not_there_says_so() {
+    assert!(RedisStore::cluster(["redis://127.0.0.1:1/"]).connect().await.is_err());
+    let store = RedisStore::cluster(["redis://127.0.0.1:1/"]).connect_timeout(PATIENCE).build().unwrap();
+    let Err(Error::Unavailable(error)) =
+        Limiter::new(store).deadline(PATIENCE).check(&Limit::per_hour("calls", 1), "ada", 1).await
+    else {
+        panic!("no answer at all");
+    };
+    assert!(format!("{error:?}").contains("127.0.0.1:1"), "{error:?}");
+}
