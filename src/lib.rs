@@ -96,6 +96,8 @@ pub mod error;
 pub mod key;
 pub mod limit;
 pub mod limiter;
+#[cfg(feature = "tracing")]
+mod logging;
 pub mod middleware;
 mod prehashed;
 pub mod settlement;
@@ -114,7 +116,7 @@ pub use self::{
     error::{ChoiceError, Error, StoreError},
     key::Key,
     limit::{InvalidLimit, Limit},
-    limiter::{DenyCache, FailureMode, Limiter, Reservation, Share},
+    limiter::{Breaker, DenyCache, FailureMode, Limiter, Reservation, Share},
     middleware::{
         Degraded, EXPOSED_HEADERS, InvalidLimits, JsonResponse, KeyedLimit, Outcome, RateLimit, RateLimitLayer,
         Rejection, RejectionResponse, ResetFormat, ShadowRefusals,

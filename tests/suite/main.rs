@@ -5,6 +5,7 @@
 mod acquiring;
 mod algorithms;
 mod batching;
+mod breaker;
 mod closing;
 mod concurrency;
 mod conformance;

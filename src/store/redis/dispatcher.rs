@@ -68,7 +68,8 @@ impl Dispatcher {
         if let Some(slot) = self.queue.enter_alone() {
             return Ok(Some(Box::pin(Arc::clone(self).serve_one(job, slot, runtime))));
         }
-        self.queue.push(job).map_err(|full| StoreError::new(doing, full))?;
+        // Others are answered as ever: that one cannot come along is no reason to ask no more.
+        self.queue.push(job).map_err(|full| StoreError::new(doing, full).of_one_check())?;
         if let Some(slot) = self.queue.enter() {
             runtime.spawn(Arc::clone(self).serve(slot));
         }
