@@ -47,6 +47,7 @@
 //! | [`middleware::extract`] | keys: addresses, headers, API keys, closures |
 //! | [`middleware::rejection`] | the answers, and how to replace them |
 //! | [`store`] | what a store has to do |
+//! | [`metrics`](mod@metrics) | what is counted and measured |
 //!
 //! # Stores
 //!
@@ -80,6 +81,7 @@
 //! | `axum` | yes | [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo` |
 //! | `redis` | yes | `RedisStore` |
 //! | `tracing` | yes | log lines for set-up errors, an unavailable store, and the like, at most one a second of each kind |
+//! | `metrics` | no | counters, gauges and histograms for the recorder of the program: see [`metrics`](mod@metrics) |
 //!
 //! What takes literals, such as [`Limit::per_minute`], [`Header::new`] or [`RateLimitLayer::limit`], panics on a mistake
 //! where the layer is built, or does not compile in a `const`. For values from a configuration there are
@@ -98,6 +100,7 @@ pub mod limit;
 pub mod limiter;
 #[cfg(feature = "tracing")]
 mod logging;
+pub mod metrics;
 pub mod middleware;
 mod prehashed;
 pub mod settlement;

@@ -16,6 +16,7 @@ use super::{deadline::Deadline, events::Events};
 use crate::{
     decision::Decision,
     error::{Error, StoreError},
+    metrics,
 };
 
 /// Settings of a limiter's breaker: when to answer at once, without asking a store that has failed repeatedly.
@@ -183,6 +184,7 @@ impl Shared {
         let more = |failures: u32| Some(failures.saturating_add(1));
         let before = self.failures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
         if before.is_ok_and(|before| before.saturating_add(1) == self.settings.failures) {
+            metrics::breaker_opened();
             self.events.opened(error);
         }
     }
@@ -195,6 +197,7 @@ impl Shared {
         }
         let before = self.failures.swap(failures, Ordering::Relaxed);
         if self.settings.failures > 0 && before >= self.settings.failures {
+            metrics::breaker_closed();
             self.events.closed();
         }
     }
@@ -204,6 +207,9 @@ impl Drop for Shared {
     fn drop(&mut self) {
         if let Some(probe) = self.probe.get_mut().unwrap_or_else(PoisonError::into_inner) {
             probe.abort();
+        }
+        if self.is_open() {
+            metrics::breaker_closed();
         }
     }
 }

@@ -66,6 +66,7 @@ use crate::{
     error::{Error, StoreError},
     key::Key,
     limit::Limit,
+    metrics,
     settlement::{Settled, Settlement},
     store::Store,
 };
@@ -275,12 +276,15 @@ impl<S: Store> Limiter<S> {
         F: Future<Output = Result<T, StoreError>>,
     {
         match self.circuit.refuse(self.deadline, || self.store.decide(probe)) {
-            Some(error) => Err(error),
+            Some(error) => {
+                metrics::failed(&error);
+                Err(error)
+            }
             None => {
                 let outcome = Deadline::new(question(&self.store), self.deadline).await;
                 let outcome = outcome.and_then(|answer| Ok(answer?));
                 self.circuit.heard(&outcome);
-                outcome
+                outcome.inspect_err(metrics::failed)
             }
         }
     }
@@ -345,7 +349,11 @@ impl<S: Store> Future for Decide<S> {
                 DecidingProjection::Made { made } => match made.take() {
                     Some(Made { store, deadline, refusals, circuit, check, stand_in }) => {
                         let question = match refusals.recall(&check) {
-                            Ok(refusal) => return Poll::Ready(Ok(refusal)),
+                            Ok(refusal) => {
+                                metrics::recalled();
+                                metrics::decided(&refusal);
+                                return Poll::Ready(Ok(refusal));
+                            }
                             Err(question) => question,
                         };
                         if let Some(error) = circuit.refuse(deadline, || store.decide(check.without_costs())) {
@@ -361,6 +369,7 @@ impl<S: Store> Future for Decide<S> {
                     circuit.heard(&outcome);
                     return Poll::Ready(match outcome {
                         Ok(decision) => {
+                            metrics::decided(&decision);
                             if let Some(question) = question.take() {
                                 question.answered(&decision);
                             }
@@ -379,10 +388,11 @@ impl<S: Store> Future for Decide<S> {
 impl StandIn {
     /// What comes of a check that the store has not decided.
     fn decide(stand_in: Option<Box<Self>>, error: Error) -> Result<Decision, Error> {
-        match stand_in {
-            Some(stand_in) => stand_in.local.decide(&stand_in.check, stand_in.share, error),
-            None => Err(error),
-        }
+        metrics::failed(&error);
+        let Some(stand_in) = stand_in else { return Err(error) };
+        let decision = stand_in.local.decide(&stand_in.check, stand_in.share, error)?;
+        metrics::decided(&decision);
+        Ok(decision)
     }
 }
 

@@ -18,6 +18,8 @@ mod extractors;
 mod fail_local;
 mod layer;
 mod memory;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod outbound;
 mod properties;
 mod redis_errors;
@@ -31,3 +33,4 @@ mod settling;
 mod shadow;
 mod skipping;
 mod support;
+mod visibility;
