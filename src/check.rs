@@ -55,6 +55,11 @@ impl Charge {
         Ok(Self { limit, key: key.into(), cost, lease: 0, is_shadow: false })
     }
 
+    /// A charge of nothing.
+    pub(crate) fn of_nothing(limit: Limit, key: Key) -> Self {
+        Self { limit, key, cost: 0, lease: 0, is_shadow: false }
+    }
+
     /// Reserves the units: they count as admitted, until they are [settled](crate::settlement) or the lease ends. Then
     /// they are given back. A lease is at least a microsecond, and ends with the window at the latest.
     #[must_use]

@@ -2,7 +2,8 @@
 //!
 //! 1. A refusal is a decision, not an error.
 //! 2. [`Error::NeverFits`] is the caller's: no waiting helps. [`Error::TimedOut`] and [`Error::Unavailable`] are the
-//!    store's: whether the work goes on without a decision is the caller's choice, or the route's failure mode.
+//!    store's, and so is [`Error::BreakerOpen`], which repeats the last of them without asking: whether the work goes on
+//!    without a decision is the caller's choice, or the route's failure mode.
 //! 3. [`Error::NoLimit`] is that of a limit which is [chosen](crate::KeyedLimit::chosen) for each request, and is dealt
 //!    with as those of the store.
 //! 4. A [`StoreError`] keeps its cause as [`source`](std::error::Error::source); neither holds a key or a password.
@@ -37,6 +38,9 @@ pub enum Error {
     },
     /// The store answered with an error, or could not be reached.
     Unavailable(StoreError),
+    /// The store was not asked, since it has failed repeatedly; this was its last failure. See
+    /// [`Breaker`](crate::Breaker).
+    BreakerOpen(Arc<Self>),
     /// No limit could be chosen for the request.
     NoLimit(ChoiceError),
 }
@@ -47,6 +51,7 @@ impl fmt::Display for Error {
             Self::NeverFits(error) => error.fmt(f),
             Self::TimedOut { deadline } => write!(f, "the rate-limit store did not answer within {deadline:?}"),
             Self::Unavailable(_) => f.write_str("the rate-limit store is unavailable"),
+            Self::BreakerOpen(_) => f.write_str("the rate-limit store is not asked, since it has failed repeatedly"),
             Self::NoLimit(_) => f.write_str("no rate limit could be chosen"),
         }
     }
@@ -57,7 +62,19 @@ impl error::Error for Error {
         match self {
             Self::NeverFits(_) | Self::TimedOut { .. } => None,
             Self::Unavailable(error) => Some(error),
+            Self::BreakerOpen(error) => Some(&**error),
             Self::NoLimit(error) => Some(error),
+        }
+    }
+}
+
+impl Error {
+    /// Whether the store was asked, and others had better not ask it.
+    pub(crate) fn is_the_stores(&self) -> bool {
+        match self {
+            Self::TimedOut { .. } => true,
+            Self::Unavailable(error) => !error.is_of_one_check,
+            Self::NeverFits(_) | Self::BreakerOpen(_) | Self::NoLimit(_) => false,
         }
     }
 }
@@ -120,12 +137,21 @@ impl error::Error for ChoiceError {
 pub struct StoreError {
     doing: &'static str,
     cause: Arc<dyn error::Error + Send + Sync>,
+    is_of_one_check: bool,
 }
 
 impl StoreError {
     /// A failure while `doing` something, such as "deciding a check".
     pub fn new(doing: &'static str, cause: impl Into<Box<dyn error::Error + Send + Sync>>) -> Self {
-        Self { doing, cause: cause.into().into() }
+        Self { doing, cause: cause.into().into(), is_of_one_check: false }
+    }
+
+    /// Says that others may well be decided, so that a [`Breaker`](crate::Breaker) does not count it: as when a store is
+    /// full, and still refuses.
+    #[must_use]
+    pub fn of_one_check(mut self) -> Self {
+        self.is_of_one_check = true;
+        self
     }
 }
 

@@ -48,6 +48,7 @@
 //! | [`middleware::rejection`] | the answers, and how to replace them |
 //! | [`store`] | what a store has to do |
 //! | [`what_happens_when`] | what a client sees when something fails, and for how long |
+//! | [`metrics`](mod@metrics) | what is counted and measured |
 //!
 //! # Stores
 //!
@@ -83,6 +84,7 @@
 //! | `cluster` | no | `RedisStore` on a Redis Cluster |
 //! | `tls` | no | `rediss://` URLs, by rustls: the system's root certificates, or those of the builder |
 //! | `tracing` | yes | log lines for set-up errors, an unavailable store, and the like, at most one a second of each kind |
+//! | `metrics` | no | counters, gauges and histograms for the recorder of the program: see [`metrics`](mod@metrics) |
 //!
 //! What takes literals, such as [`Limit::per_minute`], [`Header::new`] or [`RateLimitLayer::limit`], panics on a mistake
 //! where the layer is built, or does not compile in a `const`. For values from a configuration there are
@@ -99,6 +101,9 @@ pub mod error;
 pub mod key;
 pub mod limit;
 pub mod limiter;
+#[cfg(feature = "tracing")]
+mod logging;
+pub mod metrics;
 pub mod middleware;
 mod prehashed;
 pub mod settlement;
@@ -119,7 +124,7 @@ pub use self::{
     error::{ChoiceError, Error, StoreError},
     key::Key,
     limit::{InvalidLimit, Limit},
-    limiter::{DenyCache, FailureMode, Limiter, Reservation, Share},
+    limiter::{Breaker, DenyCache, FailureMode, Limiter, Reservation, Share},
     middleware::{
         Degraded, EXPOSED_HEADERS, InvalidLimits, JsonResponse, KeyedLimit, Outcome, RateLimit, RateLimitLayer,
         Rejection, RejectionResponse, ResetFormat, ShadowRefusals,

@@ -83,6 +83,15 @@ impl From<NonZeroU32> for Share {
 }
 
 impl FailureMode {
+    /// Its name in metrics.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Closed => "closed",
+            Self::Local(_) => "local",
+        }
+    }
+
     /// The share to decide under in this process, if that is what to do.
     pub(crate) fn share(self) -> Option<Share> {
         if let Self::Local(share) = self { Some(share) } else { None }

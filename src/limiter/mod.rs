@@ -1,4 +1,4 @@
-//! The limiter: a store, a deadline, and a memory for refusals, without HTTP.
+//! The limiter: a store, a deadline, a memory for refusals, and what to do when the store fails, without HTTP.
 //!
 //! 1. [`check`](Limiter::check) spends, [`acquire`](Limiter::acquire) waits until it can, [`peek`](Limiter::peek) asks,
 //!    [`reserve`](Limiter::reserve) spends what is [settled](Limiter::settle) later, [`close`](Limiter::close) takes all
@@ -7,7 +7,8 @@
 //!    connecting and the reply. It runs from the first poll, and arms a timer only if the store makes it wait.
 //! 3. A refusal is a [`Decision`]; what is not a decision is a typed [`Error`].
 //! 4. A refusal may be repeated without asking the store, for as long as it is true: see [`DenyCache`].
-//! 5. While the store cannot decide, this process may, under a share of each limit: see [`Share`].
+//! 5. A store that has failed repeatedly is not asked, but tried in the background: see [`Breaker`].
+//! 6. While the store cannot decide, this process may, under a share of each limit: see [`Share`].
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -26,9 +27,11 @@
 //! ```
 
 mod acquire;
+mod breaker;
 mod close;
 mod deadline;
 mod deny_cache;
+mod events;
 mod failure;
 mod line;
 mod local;
@@ -44,23 +47,26 @@ use std::{
 
 use pin_project_lite::pin_project;
 
+pub use self::{
+    breaker::Breaker,
+    deny_cache::DenyCache,
+    failure::{FailureMode, Share},
+    reservation::Reservation,
+};
 use self::{
+    breaker::Circuit,
     deadline::Deadline,
     deny_cache::{Question, Refusals},
     line::Lines,
     local::Local,
 };
-pub use self::{
-    deny_cache::DenyCache,
-    failure::{FailureMode, Share},
-    reservation::Reservation,
-};
 use crate::{
     check::{Charge, Check, NeverFits},
     decision::Decision,
-    error::Error,
+    error::{Error, StoreError},
     key::Key,
     limit::Limit,
+    metrics,
     settlement::{Settled, Settlement},
     store::Store,
 };
@@ -68,13 +74,14 @@ use crate::{
 /// How long a decision may take unless the limiter says otherwise.
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
 
-/// A store, a deadline, and a memory for refusals, which clones share. See the [module docs](self). Cheap to clone if
+/// A store, a deadline, a memory for refusals, and a breaker, which clones share. See the [module docs](self). Cheap to clone if
 /// the store is.
 #[derive(Clone, Debug)]
 pub struct Limiter<S> {
     store: S,
     deadline: Duration,
     refusals: Refusals,
+    circuit: Circuit,
     lines: Lines,
     /// Under which to decide in the store's place, if at all.
     share: Option<Share>,
@@ -86,8 +93,8 @@ impl<S: Store> Limiter<S> {
     #[must_use]
     pub fn new(store: S) -> Self {
         let refusals = Refusals::new(DenyCache::new(), store.epoch());
-        let (lines, local) = (Lines::default(), Local::default());
-        Self { store, deadline: DEFAULT_DEADLINE, refusals, lines, share: None, local }
+        let (circuit, lines, local) = (Circuit::new(Breaker::new()), Lines::default(), Local::default());
+        Self { store, deadline: DEFAULT_DEADLINE, refusals, circuit, lines, share: None, local }
     }
 
     /// Sets how long any answer may take. Default: 50 ms.
@@ -102,6 +109,13 @@ impl<S: Store> Limiter<S> {
     #[must_use]
     pub fn deny_cache(mut self, deny_cache: DenyCache) -> Self {
         self.refusals = Refusals::new(deny_cache, self.store.epoch());
+        self
+    }
+
+    /// Sets after how many failures the store is not asked for a while. Default: [`Breaker::new`].
+    #[must_use]
+    pub fn breaker(mut self, breaker: Breaker) -> Self {
+        self.circuit = Circuit::new(breaker);
         self
     }
 
@@ -137,7 +151,7 @@ impl<S: Store> Limiter<S> {
     /// # Errors
     ///
     /// [`Error::NeverFits`] if the cost is above the limit, [`Error::TimedOut`] past the deadline,
-    /// [`Error::Unavailable`] if the store fails.
+    /// [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has failed repeatedly.
     pub fn check(&self, limit: &Limit, key: impl Into<Key>, cost: u64) -> Decide<S> {
         match Charge::new(limit.clone(), key, cost) {
             Ok(charge) => self.check_all(Check::new(charge)),
@@ -149,7 +163,8 @@ impl<S: Store> Limiter<S> {
     ///
     /// # Errors
     ///
-    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails.
+    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
+    /// failed repeatedly.
     pub fn check_all(&self, check: Check) -> Decide<S> {
         self.decide(check, self.share)
     }
@@ -161,6 +176,7 @@ impl<S: Store> Limiter<S> {
             store: self.store.clone(),
             deadline: self.deadline,
             refusals: self.refusals.clone(),
+            circuit: self.circuit.clone(),
             check,
             stand_in: stand_in.map(Box::new),
         };
@@ -210,13 +226,15 @@ impl<S: Store> Limiter<S> {
     ///
     /// # Errors
     ///
-    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails. It may be tried again.
+    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
+    /// failed repeatedly. It may be tried again.
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, Error> {
         let line = self.lines.digest(settlement.accounts().map(|account| account.charge().whose()));
         let settled = if settlement.is_local() {
             self.local.settle(settlement).await?
         } else {
-            Deadline::new(self.store.settle(settlement), self.deadline).await??
+            let check = settlement.check().without_costs();
+            self.ask(|store| store.settle(settlement), check).await?
         };
         self.lines.given_back(line);
         Ok(settled)
@@ -227,7 +245,8 @@ impl<S: Store> Limiter<S> {
     ///
     /// # Errors
     ///
-    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails.
+    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
+    /// failed repeatedly.
     pub fn peek(&self, limit: &Limit, key: impl Into<Key>) -> Decide<S> {
         self.check(limit, key, 0)
     }
@@ -240,13 +259,34 @@ impl<S: Store> Limiter<S> {
     ///
     /// # Errors
     ///
-    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails.
+    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
+    /// failed repeatedly.
     pub async fn reset(&self, limit: &Limit, key: impl Into<Key>) -> Result<(), Error> {
         let key = key.into();
         let line = self.lines.digest([(limit, &key)]);
-        Deadline::new(self.store.reset(limit.clone(), key), self.deadline).await??;
+        let check = Check::new(Charge::of_nothing(limit.clone(), key.clone()));
+        self.ask(|store| store.reset(limit.clone(), key), check).await?;
         self.lines.given_back(line);
         Ok(())
+    }
+
+    /// Asks the store something else than a decision, unless the breaker is open. `probe` is a check that costs nothing.
+    async fn ask<T, F>(&self, question: impl FnOnce(&S) -> F, probe: Check) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        match self.circuit.refuse(self.deadline, || self.store.decide(probe)) {
+            Some(error) => {
+                metrics::failed(&error);
+                Err(error)
+            }
+            None => {
+                let outcome = Deadline::new(question(&self.store), self.deadline).await;
+                let outcome = outcome.and_then(|answer| Ok(answer?));
+                self.circuit.heard(&outcome);
+                outcome.inspect_err(metrics::failed)
+            }
+        }
     }
 
     /// Something else that has to come within the deadline.
@@ -260,6 +300,7 @@ struct Made<S> {
     store: S,
     deadline: Duration,
     refusals: Refusals,
+    circuit: Circuit,
     check: Check,
     stand_in: Option<Box<StandIn>>,
 }
@@ -288,6 +329,7 @@ pin_project! {
         Asked {
             #[pin] decision: Deadline<S::Decide>,
             question: Option<Question>,
+            circuit: Circuit,
             stand_in: Option<Box<StandIn>>,
         },
     }
@@ -305,26 +347,35 @@ impl<S: Store> Future for Decide<S> {
                     None => None,
                 },
                 DecidingProjection::Made { made } => match made.take() {
-                    Some(Made { store, deadline, refusals, check, stand_in }) => match refusals.recall(&check) {
-                        Ok(refusal) => return Poll::Ready(Ok(refusal)),
-                        Err(question) => {
-                            let decision = Deadline::new(store.decide(check), deadline);
-                            Some(Deciding::Asked { decision, question, stand_in })
+                    Some(Made { store, deadline, refusals, circuit, check, stand_in }) => {
+                        let question = match refusals.recall(&check) {
+                            Ok(refusal) => {
+                                metrics::recalled();
+                                metrics::decided(&refusal);
+                                return Poll::Ready(Ok(refusal));
+                            }
+                            Err(question) => question,
+                        };
+                        if let Some(error) = circuit.refuse(deadline, || store.decide(check.without_costs())) {
+                            return Poll::Ready(StandIn::decide(stand_in, error));
                         }
-                    },
+                        let decision = Deadline::new(store.decide(check), deadline);
+                        Some(Deciding::Asked { decision, question, circuit, stand_in })
+                    }
                     None => None,
                 },
-                DecidingProjection::Asked { decision, question, stand_in } => {
+                DecidingProjection::Asked { decision, question, circuit, stand_in } => {
                     let outcome = ready!(decision.poll(cx)).and_then(|answer| Ok(answer?));
-                    return Poll::Ready(match (outcome, stand_in.take()) {
-                        (Ok(decision), _) => {
+                    circuit.heard(&outcome);
+                    return Poll::Ready(match outcome {
+                        Ok(decision) => {
+                            metrics::decided(&decision);
                             if let Some(question) = question.take() {
                                 question.answered(&decision);
                             }
                             Ok(decision)
                         }
-                        (Err(error), Some(stand_in)) => stand_in.decide(error),
-                        (Err(error), None) => Err(error),
+                        Err(error) => StandIn::decide(stand_in.take(), error),
                     });
                 }
             };
@@ -335,8 +386,13 @@ impl<S: Store> Future for Decide<S> {
 }
 
 impl StandIn {
-    fn decide(self, error: Error) -> Result<Decision, Error> {
-        self.local.decide(&self.check, self.share, error)
+    /// What comes of a check that the store has not decided.
+    fn decide(stand_in: Option<Box<Self>>, error: Error) -> Result<Decision, Error> {
+        metrics::failed(&error);
+        let Some(stand_in) = stand_in else { return Err(error) };
+        let decision = stand_in.local.decide(&stand_in.check, stand_in.share, error)?;
+        metrics::decided(&decision);
+        Ok(decision)
     }
 }
 

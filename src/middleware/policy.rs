@@ -17,6 +17,7 @@ use crate::{
     decision::Decision,
     error::Error,
     limiter::{FailureMode, Limiter},
+    metrics,
     store::Store,
 };
 
@@ -88,6 +89,11 @@ impl<S, R> Policy<S, R, Limits> {
             Err(Error::NeverFits(_)) => return None,
             Err(error) => error,
         };
+        if let Error::NoLimit(_) = error {
+            // The others have been counted by the limiter.
+            metrics::failed(error);
+        }
+        metrics::degraded(mode.label());
         self.settings.events.no_decision(error, mode);
         Some(Degraded::new(error.clone(), mode))
     }

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     key::Key,
-    limiter::{DenyCache, FailureMode, Share},
+    limiter::{Breaker, DenyCache, FailureMode, Share},
     store::Store,
 };
 
@@ -125,6 +125,11 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
     /// For how long, and how many, refusals may be repeated without asking the store. Default: [`DenyCache::new`].
     pub fn deny_cache(self, deny_cache: DenyCache) -> Self {
         self.set_limiter(|limiter| limiter.deny_cache(deny_cache))
+    }
+
+    /// After how many failures the store is not asked for a while. Default: [`Breaker::new`].
+    pub fn breaker(self, breaker: Breaker) -> Self {
+        self.set_limiter(|limiter| limiter.breaker(breaker))
     }
 
     /// Lets requests through while the store cannot decide, without rate-limit headers. The default.

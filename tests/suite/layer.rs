@@ -17,7 +17,7 @@ use axum::body::Body;
 use http::{Request, Response, StatusCode, request::Parts};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_sliding_window::{
-    Decision, Degraded, EXPOSED_HEADERS, Error, Header, KeyError, Limit, ManualClock, MemoryStore, PeerIp,
+    Breaker, Decision, Degraded, EXPOSED_HEADERS, Error, Header, KeyError, Limit, ManualClock, MemoryStore, PeerIp,
     RateLimitLayer, Rejection, ResetFormat,
 };
 
@@ -241,7 +241,8 @@ async fn what_an_operator_has_to_know_is_logged_once_a_second() {
     let lines = |text: &str| log.text().lines().filter(|line| line.contains(text)).count();
     let no_peer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(PeerIp::new())).layer(service_fn(hello));
     let too_dear = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone)).cost(|_| 3).layer(service_fn(hello));
-    let no_store = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).layer(service_fn(hello));
+    let no_store = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).breaker(Breaker::off());
+    let no_store = no_store.layer(service_fn(hello));
     for _ in 0..10 {
         no_peer.clone().oneshot(request()).await.unwrap();
         too_dear.clone().oneshot(request()).await.unwrap();

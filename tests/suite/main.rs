@@ -5,6 +5,7 @@
 mod acquiring;
 mod algorithms;
 mod batching;
+mod breaker;
 mod closing;
 #[cfg(feature = "cluster")]
 mod cluster;
@@ -21,6 +22,8 @@ mod faults;
 mod fuzz;
 mod layer;
 mod memory;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod outbound;
 mod properties;
 mod reaching;
@@ -38,3 +41,4 @@ mod skipping;
 mod support;
 #[cfg(feature = "tls")]
 mod tls;
+mod visibility;

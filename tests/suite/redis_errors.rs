@@ -3,7 +3,9 @@
 use std::{error::Error as _, time::Duration};
 
 use tokio::time::{Instant, sleep};
-use tower_sliding_window::{AdmissionId, Algorithm, Charge, Check, Error, Limit, Limiter, ManualClock, RedisStore};
+use tower_sliding_window::{
+    AdmissionId, Algorithm, Breaker, Charge, Check, Error, Limit, Limiter, ManualClock, RedisStore,
+};
 
 use crate::support::{PATIENCE, proxy::Proxy, redis_server::RedisServer};
 
@@ -66,7 +68,7 @@ async fn a_server_that_hangs_is_given_up_at_the_deadline_and_taken_up_again() {
     let server = RedisServer::start();
     let limiter = limiter(&server.url());
     used(&limiter).await.unwrap();
-    let hasty = limiter.clone().deadline(Duration::from_millis(50));
+    let hasty = limiter.clone().deadline(Duration::from_millis(50)).breaker(Breaker::off());
 
     server.pause();
     for _ in 0..10 {

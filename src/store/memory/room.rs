@@ -62,6 +62,7 @@ impl error::Error for Full {}
 
 impl From<Full> for StoreError {
     fn from(full: Full) -> Self {
-        Self::new("deciding a check", full)
+        // What would be refused still is, and goes on being so.
+        Self::new("deciding a check", full).of_one_check()
     }
 }

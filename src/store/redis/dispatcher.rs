@@ -27,6 +27,7 @@ use crate::{
     error::StoreError,
     key::Key,
     limit::Limit,
+    metrics::{self, Stopwatch},
     settlement::{Settled, Settlement},
     store::epoch::Epoch,
 };
@@ -104,7 +105,11 @@ impl Dispatcher {
         if let Some(slot) = queue.enter_alone() {
             return Ok(Some(Box::pin(Arc::clone(self).serve_one(job, slot, runtime))));
         }
-        queue.push(job).map_err(|full| StoreError::new(doing, full))?;
+        // Others are answered as ever: that one cannot come along is no reason to ask no more.
+        queue.push(job).map_err(|full| {
+            metrics::queue_full();
+            StoreError::new(doing, full).of_one_check()
+        })?;
         if let Some(slot) = queue.enter() {
             runtime.spawn(Arc::clone(self).serve(slot));
         }
@@ -128,6 +133,7 @@ impl Dispatcher {
 
     /// Sends one job, and leaves what has queued up meanwhile to a task.
     async fn serve_one(self: Arc<Self>, job: Job, slot: Slot, runtime: Handle) {
+        metrics::batch(1, 0);
         self.run(Batch::new(vec![job])).await;
         if let Some(slot) = slot.leave() {
             runtime.spawn(self.serve(slot));
@@ -141,6 +147,7 @@ impl Dispatcher {
             yield_now().await;
             let jobs = slot.next_batch();
             if !jobs.is_empty() {
+                metrics::batch(jobs.len(), slot.waiting());
                 self.run_all(jobs).await;
                 continue;
             }
@@ -201,8 +208,15 @@ impl Dispatcher {
 
     /// The inner error is the server's or the connection's, the outer one that there was no connection.
     async fn try_send(&self, batch: &Batch, now: &str, again: bool) -> Result<Result<Value, RedisError>, Cause> {
-        let mut connection = self.connections.get(again).await?;
-        Ok(self.script.run(&mut connection, |command| batch.write(command, &self.prefix, now, again)).await)
+        let stopwatch = Stopwatch::start();
+        let reply = match self.connections.get(again).await {
+            Ok(mut connection) => {
+                Ok(self.script.run(&mut connection, |command| batch.write(command, &self.prefix, now, again)).await)
+            }
+            Err(error) => Err(error.into()),
+        };
+        stopwatch.script();
+        reply
     }
 
     /// Sends a batch of nothing: reaches the server, loads the script, and tells whether this user may run it.

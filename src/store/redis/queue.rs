@@ -179,6 +179,11 @@ impl Slot {
         from_fn(|| self.queue.waiting.pop()).filter(|job| !job.is_given_up()).take(MAX_BATCH).collect()
     }
 
+    /// How many jobs wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.queue.waiting.len()
+    }
+
     /// Gives the slot up because the queue was empty, and returns one if that is no longer so.
     pub(super) fn leave(self) -> Option<Self> {
         let queue = Arc::clone(&self.queue);

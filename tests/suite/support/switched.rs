@@ -18,6 +18,7 @@ pub(crate) struct Switched {
     store: MemoryStore,
     state: Arc<Mutex<State>>,
     asked: Arc<AtomicUsize>,
+    waiting: Arc<()>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +32,12 @@ type Answer<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;
 
 impl Switched {
     pub(crate) fn new(state: State) -> Self {
-        Self { store: MemoryStore::new(), state: Arc::new(Mutex::new(state)), asked: Arc::default() }
+        Self {
+            store: MemoryStore::new(),
+            state: Arc::new(Mutex::new(state)),
+            asked: Arc::default(),
+            waiting: Arc::default(),
+        }
     }
 
     pub(crate) fn set(&self, state: State) {
@@ -41,6 +47,20 @@ impl Switched {
     /// How often it has been asked something.
     pub(crate) fn asked(&self) -> usize {
         self.asked.load(Ordering::SeqCst)
+    }
+
+    /// How many of its answers never come, and are waited for.
+    pub(crate) fn waiting(&self) -> usize {
+        Arc::weak_count(&self.waiting)
+    }
+
+    fn never<T>(&self, answer: impl Future<Output = Result<T, StoreError>> + Send + 'static) -> Answer<T> {
+        let waiting = Arc::downgrade(&self.waiting);
+        Box::pin(async move {
+            let answer = answer.await;
+            drop(waiting);
+            answer
+        })
     }
 
     fn state(&self) -> State {
@@ -58,7 +78,7 @@ impl Store for Switched {
         match self.state() {
             State::Works => Box::pin(self.store.decide(check)),
             State::Fails => Box::pin(Failing.decide(check)),
-            State::Hangs => Box::pin(Silent.decide(check)),
+            State::Hangs => self.never(Silent.decide(check)),
         }
     }
 
@@ -66,7 +86,7 @@ impl Store for Switched {
         match self.state() {
             State::Works => Box::pin(self.store.settle(settlement)),
             State::Fails => Box::pin(Failing.settle(settlement)),
-            State::Hangs => Box::pin(Silent.settle(settlement)),
+            State::Hangs => self.never(Silent.settle(settlement)),
         }
     }
 
@@ -74,7 +94,7 @@ impl Store for Switched {
         match self.state() {
             State::Works => Box::pin(self.store.reset(limit, key)),
             State::Fails => Box::pin(Failing.reset(limit, key)),
-            State::Hangs => Box::pin(Silent.reset(limit, key)),
+            State::Hangs => self.never(Silent.reset(limit, key)),
         }
     }
 }

@@ -10,7 +10,7 @@ const INTERVAL: u64 = 1_000_000;
 
 /// Lets one event a second pass and counts the others.
 #[derive(Debug)]
-pub(super) struct Throttle {
+pub(crate) struct Throttle {
     started: Instant,
     /// Microseconds after the start from which on the next event passes.
     next: AtomicU64,
@@ -19,7 +19,7 @@ pub(super) struct Throttle {
 
 impl Throttle {
     /// How many events were held back since the last that passed, if this one passes.
-    pub(super) fn pass(&self) -> Option<u64> {
+    pub(crate) fn pass(&self) -> Option<u64> {
         let now = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
         let next = self.next.load(Ordering::Relaxed);
         let passes = next <= now

@@ -2,33 +2,32 @@
 //!
 //! Without the feature `tracing` there are none.
 
-#[cfg(feature = "tracing")]
-mod throttle;
-
 use std::time::Duration;
 
 use super::{extract::KeyError, rejection::Rejection, shadow::ShadowRefusals};
+#[cfg(feature = "tracing")]
+use crate::logging::{Chain, Throttle};
 use crate::{check::NeverFits, error::Error, limiter::FailureMode};
 
 /// The log lines of one layer.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     #[cfg(feature = "tracing")]
-    no_decision: throttle::Throttle,
+    no_decision: Throttle,
     #[cfg(feature = "tracing")]
-    no_key: throttle::Throttle,
+    no_key: Throttle,
     #[cfg(feature = "tracing")]
-    never_fits: throttle::Throttle,
+    never_fits: Throttle,
     #[cfg(feature = "tracing")]
-    shadow: throttle::Throttle,
+    shadow: Throttle,
     #[cfg(feature = "tracing")]
-    not_settled: throttle::Throttle,
+    not_settled: Throttle,
     #[cfg(feature = "tracing")]
-    settled_late: throttle::Throttle,
+    settled_late: Throttle,
     #[cfg(feature = "tracing")]
-    closes: throttle::Throttle,
+    closes: Throttle,
     #[cfg(feature = "tracing")]
-    not_closed: throttle::Throttle,
+    not_closed: Throttle,
 }
 
 impl Events {
@@ -115,26 +114,4 @@ impl Events {
     pub(super) fn closes(&self, _: Duration) {}
 
     pub(super) fn not_closed(&self, _: &Error) {}
-}
-
-/// An error and its causes in one line.
-#[cfg(feature = "tracing")]
-struct Chain<'a>(&'a dyn std::error::Error);
-
-#[cfg(feature = "tracing")]
-impl std::fmt::Display for Chain<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut shown = self.0.to_string();
-        f.write_str(&shown)?;
-        let mut cause = self.0.source();
-        while let Some(error) = cause {
-            // Some errors say what their cause says.
-            let text = error.to_string();
-            if text != shown {
-                write!(f, ": {text}")?;
-            }
-            (shown, cause) = (text, error.source());
-        }
-        Ok(())
-    }
 }

@@ -1,0 +1,115 @@
+//! Whoever looks at a response sees that the store has not decided it, why, and what was done about it.
+
+use std::{convert::Infallible, error::Error as _, time::Duration};
+
+use axum::body::Body;
+use http::{Response, StatusCode};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_sliding_window::{
+    Breaker, Decision, Degraded, Error, FailureMode, KeyedLimit, Limit, ManualClock, MemoryStore, RateLimitLayer, Share,
+};
+
+use crate::support::{
+    log::Log,
+    requests::{anyone, figures, hello, request},
+    stores::{Failing, Silent},
+};
+
+const CALLS: Limit = Limit::per_minute("calls", 2);
+const MODES: [FailureMode; 3] = [FailureMode::Open, FailureMode::Closed, FailureMode::Local(Share::one_of(2))];
+
+fn degraded(response: &Response<Body>) -> Option<(FailureMode, &Error)> {
+    response.extensions().get::<Degraded>().map(|degraded| (degraded.mode(), degraded.error()))
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_degraded_answer_says_why_and_in_which_mode() {
+    for mode in MODES {
+        let failing = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).failure_mode(mode);
+        let failing = failing.breaker(Breaker::new().failures(1)).layer(service_fn(hello));
+        let silent = RateLimitLayer::new(Silent).limit(CALLS.by(anyone)).failure_mode(mode).layer(service_fn(hello));
+        let statuses = match mode {
+            FailureMode::Open => [200; 2],
+            FailureMode::Closed => [503; 2],
+            // A share of one.
+            _ => [200, 429],
+        };
+        for (number, status) in statuses.into_iter().enumerate() {
+            let response = failing.clone().oneshot(request()).await.unwrap();
+            assert_eq!(response.status(), status, "{mode:?}");
+            let (shown, error) = degraded(&response).unwrap();
+            assert_eq!(shown, mode);
+            match (number, error) {
+                (0, Error::Unavailable(_)) => {}
+                (1, Error::BreakerOpen(last)) => assert!(matches!(**last, Error::Unavailable(_))),
+                (_, error) => panic!("{error:?}"),
+            }
+            let response = silent.clone().oneshot(request()).await.unwrap();
+            assert!(matches!(degraded(&response), Some((shown, Error::TimedOut { .. })) if shown == mode));
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_the_store_has_decided_is_not_degraded() {
+    for mode in MODES {
+        let clock = ManualClock::new();
+        let store = MemoryStore::builder().clock(&clock).build();
+        let app = RateLimitLayer::new(store).limit(CALLS.by(anyone)).failure_mode(mode).layer(service_fn(hello));
+        for status in [200, 200, 429] {
+            let response = app.clone().oneshot(request()).await.unwrap();
+            assert_eq!((response.status().as_u16(), degraded(&response).is_some()), (status, false));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_limit_that_cannot_be_chosen_is_told_as_well() {
+    for mode in MODES {
+        let chosen = KeyedLimit::chosen(anyone, |_| async { Err::<Limit, _>("no such tenant") });
+        let layer = RateLimitLayer::new(MemoryStore::new()).limit(chosen).failure_mode(mode);
+        let response = layer.layer(service_fn(hello)).oneshot(request()).await.unwrap();
+        let (shown, error) = degraded(&response).unwrap();
+        assert_eq!(shown, mode);
+        assert_eq!(error.source().unwrap().source().unwrap().to_string(), "no such tenant");
+    }
+}
+
+/// A handler that is to know finds it in the decision, and the client finds the figures of the share.
+#[tokio::test]
+async fn a_local_decision_says_so_itself() {
+    let service = |request: http::Request<Body>| async move {
+        let decision: &Decision = request.extensions().get().unwrap();
+        let is_local = decision.local_cause().is_some();
+        Ok::<_, Infallible>(Response::new(Body::from(is_local.to_string())))
+    };
+    let layer = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).fail_local(Share::one_of(2));
+    let response = layer.layer(service_fn(service)).oneshot(request()).await.unwrap();
+    assert_eq!(figures(response.headers())[..2], [Some("1"), Some("0")]);
+    assert_eq!(crate::support::requests::json(response).await, "true");
+}
+
+#[tokio::test]
+async fn each_mode_is_logged_at_most_once_a_second() {
+    for (mode, shown) in MODES.into_iter().zip(["mode=Open", "mode=Closed", "mode=Local"]) {
+        let log = Log::start();
+        let layer = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).failure_mode(mode);
+        let app = layer.breaker(Breaker::off()).layer(service_fn(hello));
+        for _ in 0..10 {
+            app.clone().oneshot(request()).await.unwrap();
+        }
+        let text = log.text();
+        let lines: Vec<&str> = text.lines().filter(|line| line.contains("no rate-limit decision")).collect();
+        assert!(matches!(lines[..], [line] if line.contains(shown) && line.contains("out of order")), "{text}");
+    }
+}
+
+/// Of two degraded answers, the inner of which is the response.
+#[tokio::test(start_paused = true)]
+async fn the_outermost_layer_is_told() {
+    let inner = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).fail_closed();
+    let outer = RateLimitLayer::new(Silent).limit(CALLS.by(anyone)).fail_open().deadline(Duration::from_millis(1));
+    let response = outer.layer(inner.layer(service_fn(hello))).oneshot(request()).await.unwrap();
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(matches!(degraded(&response), Some((FailureMode::Open, Error::TimedOut { .. }))));
+}
