@@ -70,7 +70,7 @@ impl Charge {
     }
 
     /// Puts the charge into the shadow: it is counted where it fits and the others are admitted, and says in its
-    /// [`LimitStatus`](crate::LimitStatus) where it does not, but never refuses the check.
+    /// [`LimitStatus`] where it does not, but never refuses the check.
     #[must_use]
     pub fn in_shadow(mut self) -> Self {
         self.is_shadow = true;
