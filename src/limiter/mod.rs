@@ -30,6 +30,7 @@ mod acquire;
 mod breaker;
 mod close;
 mod deadline;
+mod decide;
 mod deny_cache;
 mod events;
 mod failure;
@@ -38,30 +39,18 @@ mod local;
 mod patience;
 mod reservation;
 
-use std::{
-    future::Future,
-    pin::Pin,
-    task::{Context, Poll, ready},
-    time::Duration,
-};
-
-use pin_project_lite::pin_project;
+use std::{future::Future, time::Duration};
 
 pub use self::{
     breaker::Breaker,
+    decide::Decide,
     deny_cache::DenyCache,
     failure::{FailureMode, Share},
     reservation::Reservation,
 };
-use self::{
-    breaker::Circuit,
-    deadline::Deadline,
-    deny_cache::{Question, Refusals},
-    line::Lines,
-    local::Local,
-};
+use self::{breaker::Circuit, deadline::Deadline, deny_cache::Refusals, line::Lines, local::Local};
 use crate::{
-    check::{Charge, Check, NeverFits},
+    check::{Charge, Check},
     decision::Decision,
     error::{Error, StoreError},
     key::Key,
@@ -74,8 +63,8 @@ use crate::{
 /// How long a decision may take unless the limiter says otherwise.
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
 
-/// A store, a deadline, a memory for refusals, and a breaker, which clones share. See the [module docs](self). Cheap to clone if
-/// the store is.
+/// A store, a deadline, a memory for refusals, and a breaker, which clones share. See the [module docs](self). Cheap to
+/// clone if the store is.
 #[derive(Clone, Debug)]
 pub struct Limiter<S> {
     store: S,
@@ -155,7 +144,7 @@ impl<S: Store> Limiter<S> {
     pub fn check(&self, limit: &Limit, key: impl Into<Key>, cost: u64) -> Decide<S> {
         match Charge::new(limit.clone(), key, cost) {
             Ok(charge) => self.check_all(Check::new(charge)),
-            Err(error) => Decide { state: Deciding::Never { error: Some(error) } },
+            Err(error) => Decide::never(error),
         }
     }
 
@@ -171,16 +160,7 @@ impl<S: Store> Limiter<S> {
 
     /// Decides, in the store's place under this share, if any.
     pub(crate) fn decide(&self, check: Check, share: Option<Share>) -> Decide<S> {
-        let stand_in = share.map(|share| StandIn { local: self.local.clone(), share, check: check.clone() });
-        let made = Made {
-            store: self.store.clone(),
-            deadline: self.deadline,
-            refusals: self.refusals.clone(),
-            circuit: self.circuit.clone(),
-            check,
-            stand_in: stand_in.map(Box::new),
-        };
-        Decide { state: Deciding::Made { made: Some(made) } }
+        Decide::new(self, check, share)
     }
 
     /// Reserves `cost` units of `limit`, at least one, in the name of `key`, if they are left: for work whose cost is known only
@@ -292,112 +272,5 @@ impl<S: Store> Limiter<S> {
     /// Something else that has to come within the deadline.
     pub(crate) fn within<F>(&self, future: F) -> Deadline<F> {
         Deadline::new(future, self.deadline)
-    }
-}
-
-/// What a decision needs of its limiter.
-struct Made<S> {
-    store: S,
-    deadline: Duration,
-    refusals: Refusals,
-    circuit: Circuit,
-    check: Check,
-    stand_in: Option<Box<StandIn>>,
-}
-
-/// What decides in the store's place. Most checks have none, so it is in a box.
-struct StandIn {
-    local: Local,
-    share: Share,
-    check: Check,
-}
-
-pin_project! {
-    /// The future of a limiter's decision.
-    #[must_use = "futures do nothing unless polled"]
-    pub struct Decide<S: Store> {
-        #[pin]
-        state: Deciding<S>,
-    }
-}
-
-pin_project! {
-    #[project = DecidingProjection]
-    enum Deciding<S: Store> {
-        Never { error: Option<NeverFits> },
-        Made { made: Option<Made<S>> },
-        Asked {
-            #[pin] decision: Deadline<S::Decide>,
-            question: Option<Question>,
-            circuit: Circuit,
-            stand_in: Option<Box<StandIn>>,
-        },
-    }
-}
-
-impl<S: Store> Future for Decide<S> {
-    type Output = Result<Decision, Error>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut state = self.project().state;
-        loop {
-            let next = match state.as_mut().project() {
-                DecidingProjection::Never { error } => match error.take() {
-                    Some(error) => return Poll::Ready(Err(error.into())),
-                    None => None,
-                },
-                DecidingProjection::Made { made } => match made.take() {
-                    Some(Made { store, deadline, refusals, circuit, check, stand_in }) => {
-                        let question = match refusals.recall(&check) {
-                            Ok(refusal) => {
-                                metrics::recalled();
-                                metrics::decided(&refusal);
-                                return Poll::Ready(Ok(refusal));
-                            }
-                            Err(question) => question,
-                        };
-                        if let Some(error) = circuit.refuse(deadline, || store.decide(check.without_costs())) {
-                            return Poll::Ready(StandIn::decide(stand_in, error));
-                        }
-                        let decision = Deadline::new(store.decide(check), deadline);
-                        Some(Deciding::Asked { decision, question, circuit, stand_in })
-                    }
-                    None => None,
-                },
-                DecidingProjection::Asked { decision, question, circuit, stand_in } => {
-                    let outcome = ready!(decision.poll(cx)).and_then(|answer| Ok(answer?));
-                    circuit.heard(&outcome);
-                    return Poll::Ready(match outcome {
-                        Ok(decision) => {
-                            metrics::decided(&decision);
-                            if let Some(question) = question.take() {
-                                question.answered(&decision);
-                            }
-                            Ok(decision)
-                        }
-                        Err(error) => StandIn::decide(stand_in.take(), error),
-                    });
-                }
-            };
-            // Only a future that is polled again after it was ready has nothing to go on with.
-            state.set(next.unwrap_or_else(|| panic!("`Decide` polled after completion")));
-        }
-    }
-}
-
-impl StandIn {
-    /// What comes of a check that the store has not decided.
-    fn decide(stand_in: Option<Box<Self>>, error: Error) -> Result<Decision, Error> {
-        metrics::failed(&error);
-        let Some(stand_in) = stand_in else { return Err(error) };
-        let decision = stand_in.local.decide(&stand_in.check, stand_in.share, error)?;
-        metrics::decided(&decision);
-        Ok(decision)
-    }
-}
-
-impl<S: Store> std::fmt::Debug for Decide<S> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Decide").finish_non_exhaustive()
     }
 }

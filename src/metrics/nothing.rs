@@ -22,7 +22,7 @@ pub(crate) fn breaker_closed() {}
 
 #[cfg(feature = "redis")]
 #[inline(always)]
-pub(crate) fn batch(_: usize, _: usize) {}
+pub(crate) fn batch(_: usize, _: impl FnOnce() -> usize) {}
 
 #[cfg(feature = "redis")]
 #[inline(always)]

@@ -59,9 +59,9 @@ pub(crate) fn breaker_closed() {
 
 /// A batch of so many leaves, and so many are left.
 #[cfg(feature = "redis")]
-pub(crate) fn batch(length: usize, waiting: usize) {
+pub(crate) fn batch(length: usize, waiting: impl FnOnce() -> usize) {
     histogram!("rate_limit_batch_checks").record(length as f64);
-    histogram!("rate_limit_queue_checks").record(waiting as f64);
+    histogram!("rate_limit_queue_checks").record(waiting() as f64);
 }
 
 #[cfg(feature = "redis")]

@@ -133,7 +133,7 @@ impl Dispatcher {
 
     /// Sends one job, and leaves what has queued up meanwhile to a task.
     async fn serve_one(self: Arc<Self>, job: Job, slot: Slot, runtime: Handle) {
-        metrics::batch(1, 0);
+        metrics::batch(1, || 0);
         self.run(Batch::new(vec![job])).await;
         if let Some(slot) = slot.leave() {
             runtime.spawn(self.serve(slot));
@@ -147,7 +147,7 @@ impl Dispatcher {
             yield_now().await;
             let jobs = slot.next_batch();
             if !jobs.is_empty() {
-                metrics::batch(jobs.len(), slot.waiting());
+                metrics::batch(jobs.len(), || slot.waiting());
                 self.run_all(jobs).await;
                 continue;
             }
