@@ -23,13 +23,7 @@
 
 use std::{error, fmt, iter, time::Duration};
 
-use crate::{
-    admission::AdmissionId,
-    algorithm::Algorithm,
-    decision::{Decision, LimitStatus},
-    key::Key,
-    limit::Limit,
-};
+use crate::{admission::AdmissionId, algorithm::Algorithm, key::Key, limit::Limit};
 
 /// One limit, one key, one cost. See the [module docs](self).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -70,7 +64,7 @@ impl Charge {
     }
 
     /// Puts the charge into the shadow: it is counted where it fits and the others are admitted, and says in its
-    /// [`LimitStatus`] where it does not, but never refuses the check.
+    /// [`LimitStatus`](crate::LimitStatus) where it does not, but never refuses the check.
     #[must_use]
     pub fn in_shadow(mut self) -> Self {
         self.is_shadow = true;
@@ -205,9 +199,8 @@ impl Check {
         Some(Self { first, rest, id: self.id })
     }
 
-    /// The same check as it was decided.
-    pub(crate) fn on_limits_of(&self, decision: &Decision) -> Self {
-        let mut limits = decision.statuses().map(LimitStatus::limit);
+    /// The same check on other limits, in order.
+    pub(crate) fn on_limits<'a>(&'a self, mut limits: impl Iterator<Item = &'a Limit>) -> Self {
         let (first, rest) = self.map_charges(|charge| {
             let limit = limits.next().unwrap_or(&charge.limit).clone();
             Charge { limit, ..charge.clone() }

@@ -42,6 +42,8 @@
 //! | module | what it says |
 //! |---|---|
 //! | [`limit`], [`key`], [`check`], [`decision`], [`error`] | what is counted, in whose name, and what comes out |
+//! | [`algorithm`] | an exact log, or less memory: how a limit counts, and how exact that is |
+//! | [`settlement`], [`admission`] | costs that are known afterwards, refunds, and ids that count once |
 //! | [`limiter`] | deciding without HTTP: for clients, jobs, and services of other kinds |
 //! | [`middleware`] | how a request goes through the layer, and where to put it in a stack |
 //! | [`middleware::extract`] | keys: addresses, headers, API keys, closures |
@@ -53,13 +55,16 @@
 //! # Stores
 //!
 //! [`MemoryStore`] counts within one process, without a runtime or a task. `RedisStore` shares its limits between all
-//! processes on one server: each decision is one script on Redis 6.2 or newer, by the server's clock. Checks that arrive
+//! processes on one server, behind sentinels, or on a cluster: each decision is one script on Redis 6.2 or newer, by the
+//! server's clock. Checks that arrive
 //! while a script is on its way share the next one, equal checks share one entry, and a refusal is repeated in the
 //! process, without asking Redis, until it would no longer be true: see [`DenyCache`].
 //!
 //! # What is guaranteed, and what is not
 //!
-//! * With Redis up, no window of the limit's length holds more than the limit, however many clients race.
+//! * With Redis up, no window of the limit's length holds more than the limit, however many clients race. Limits that
+//!   count by a counter or a fixed [`algorithm`] promise less, and a [`settlement`] counts what was spent, even above the
+//!   limit.
 //! * A refusal costs nothing, and its retry time is exact if nothing else arrives meanwhile.
 //! * If the server's clock steps back, nothing is over-admitted, and a key is right again one window after the first
 //!   refusal that the step causes. If it steps forward, windows end early by the step: at most one extra limit a key.
@@ -70,8 +75,8 @@
 //!   nothing, fail-local admits a [`Share`] of each limit in each process.
 //! * A limit's name is the name of what it counts, wherever it is used: limits of one name on one store share their units
 //!   for the same key. Give one name one window, and each application on a shared Redis a prefix.
-//! * A reset is seen at once through all clones of a store, and within a second by other processes, which may repeat a
-//!   refusal for so long.
+//! * A reset or a settlement is seen at once through all clones of a store, and within a second by other processes, which
+//!   may repeat a refusal for so long.
 //! * A check that was given up at its deadline may have been counted: at most one request's cost, never more admitted
 //!   than the limit.
 //!

@@ -71,7 +71,7 @@ impl Settlement {
     /// above both the limit and 2^32 is settled as the larger of them: the key is closed until it leaves either way.
     pub fn new(check: Check, admitted: &Decision, cost: impl FnMut(&Charge) -> Option<u64>) -> Self {
         let is_local = admitted.local_cause().is_some();
-        let check = if is_local { check.on_limits_of(admitted) } else { check };
+        let check = if is_local { check.on_limits(admitted.statuses().map(LimitStatus::limit)) } else { check };
         Self { is_local, ..Self::by_id(check, admitted.id(), admitted.at(), cost) }
     }
 

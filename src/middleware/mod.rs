@@ -62,6 +62,7 @@ mod layer;
 mod limits;
 mod note;
 mod number;
+mod options;
 mod outcome;
 mod policy;
 pub mod rejection;

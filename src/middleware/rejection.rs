@@ -28,7 +28,10 @@
 //!
 //! With axum, what has a head and a part that is a response is a response: `(head, Json(..)).into_response()`.
 
-use std::{fmt::Write, time::Duration};
+use std::{
+    fmt::{self, Write},
+    time::Duration,
+};
 
 use http::{
     HeaderValue, Response, StatusCode,
@@ -111,6 +114,23 @@ impl Rejection {
             Self::NoKey(error) => format!(r#"{{"error":"{}"}}"#, escaped(&error.to_string())),
             Self::Denied => r#"{"error":"denied"}"#.to_owned(),
             Self::Unavailable(_) => r#"{"error":"rate limiting is unavailable"}"#.to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for Rejection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Limited(decision) => write!(
+                f,
+                "over the limit {:?}; it has room in {:?}",
+                decision.limit().name(),
+                decision.retry_after().unwrap_or_default(),
+            ),
+            Self::NeverFits(error) => error.fmt(f),
+            Self::NoKey(error) => error.fmt(f),
+            Self::Denied => f.write_str("denied"),
+            Self::Unavailable(error) => error.fmt(f),
         }
     }
 }

@@ -1,8 +1,13 @@
 //! How a server is spoken to, wherever it is: as whom, in which database, and over what.
 
+use std::time::Duration;
+
 use redis::{ConnectionInfo, IntoConnectionInfo, io::tcp::TcpSettings, io::tcp::socket2::TcpKeepalive};
 
-use super::{connection::PEER_TIMEOUT, invalid::InvalidRedisConfig};
+use super::invalid::InvalidRedisConfig;
+
+/// How long sent data may stay unacknowledged, and an idle peer silent, before the kernel ends the connection.
+const PEER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the settings say beside the URL. What they leave open, the URL says.
 #[derive(Clone, Default)]

@@ -30,9 +30,6 @@ use super::target::{Link, Target};
 /// A connection that left this many requests in a row unanswered is dropped.
 const MAX_UNANSWERED: u32 = 3;
 
-/// How long sent data may stay unacknowledged, and an idle peer silent, before the kernel ends the connection.
-pub(super) const PEER_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// The kind of our own error about a connection that is not to be used again. Connecting never fails with it.
 const GIVEN_UP: ErrorKind = ErrorKind::Client;
 

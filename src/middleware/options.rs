@@ -1,0 +1,177 @@
+//! What a layer can be told: the methods of its builder beside those for limits.
+
+use std::{sync::Arc, time::Duration};
+
+use http::{HeaderName, request::Parts};
+
+use super::{
+    extract::{KeyExtractor, header_name},
+    headers::ResetFormat,
+    layer::RateLimitLayer,
+    settings::Failing,
+};
+use crate::{
+    key::Key,
+    limiter::{Breaker, DenyCache, FailureMode, Share},
+    store::Store,
+};
+
+impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
+    /// How many units a request takes of every limit of the layer that has no [cost](super::KeyedLimit::cost) of its
+    /// own. Default: 1. With a cost of 0 a request is free, and is let through however much is used.
+    pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
+        self.set(|settings| settings.cost = Some(Arc::new(cost)))
+    }
+
+    /// Lets requests through uncounted, such as those to a health check. Called several times, any of them will do.
+    ///
+    /// ```
+    /// # use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
+    /// let layer = RateLimitLayer::new(MemoryStore::new())
+    ///     .limit(Limit::per_minute("requests", 60).by(PeerIp::new()))
+    ///     .skip(|request| request.uri.path() == "/health");
+    /// ```
+    pub fn skip(self, skip: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.set(|settings| settings.gate.skip(Arc::new(skip)))
+    }
+
+    /// Counts CORS preflights, too: `OPTIONS` with `Origin` and `Access-Control-Request-Method`. Default: they are let
+    /// through uncounted, since a browser sends them of itself, and the request proper is counted. Where `OPTIONS` does
+    /// work of its own, anybody can send it so.
+    pub fn count_preflights(self) -> Self {
+        self.set(|settings| settings.gate.count_preflights())
+    }
+
+    /// Lets requests through uncounted whose key is one of these, such as those of a monitor or of your own office. A
+    /// request that the extractor finds no key in is not on the list.
+    ///
+    /// ```
+    /// # use tower_sliding_window::{ApiKey, Limit, MemoryStore, PeerIp, RateLimitLayer, Secret};
+    /// # fn layer() -> Result<(), Box<dyn std::error::Error>> {
+    /// let (peer, api_key) = (PeerIp::new(), ApiKey::bearer(&Secret::new("32 random bytes out of the vault")?));
+    /// let (office, leaked) = (peer.key("203.0.113.7".parse()?), api_key.key("t0ken"));
+    /// let layer = RateLimitLayer::new(MemoryStore::new())
+    ///     .limit(Limit::per_minute("requests", 60).by(peer.clone()))
+    ///     .allow(peer, [office])
+    ///     .deny(api_key, [leaked]);
+    /// # Ok(()) }
+    /// ```
+    pub fn allow(self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Self {
+        self.set(|settings| settings.gate.allow(extractor, keys))
+    }
+
+    /// Answers requests with 403 whose key is one of these, before anything else: see [`allow`](Self::allow). A request
+    /// that the extractor finds no key in is not on the list, so this is no authentication.
+    pub fn deny(self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Self {
+        self.set(|settings| settings.gate.deny(extractor, keys))
+    }
+
+    /// How long a decision may take before the failure mode decides. Default: 50 ms.
+    pub fn deadline(self, deadline: Duration) -> Self {
+        self.set_limiter(|limiter| limiter.deadline(deadline))
+    }
+
+    /// For how long, and how many, refusals may be repeated without asking the store. Default: [`DenyCache::new`].
+    pub fn deny_cache(self, deny_cache: DenyCache) -> Self {
+        self.set_limiter(|limiter| limiter.deny_cache(deny_cache))
+    }
+
+    /// After how many failures the store is not asked for a while. Default: [`Breaker::new`].
+    pub fn breaker(self, breaker: Breaker) -> Self {
+        self.set_limiter(|limiter| limiter.breaker(breaker))
+    }
+
+    /// Lets requests through while the store cannot decide, without rate-limit headers. The default.
+    pub fn fail_open(self) -> Self {
+        self.failure_mode(FailureMode::Open)
+    }
+
+    /// Answers requests with 503 while the store cannot decide.
+    pub fn fail_closed(self) -> Self {
+        self.failure_mode(FailureMode::Closed)
+    }
+
+    /// Decides in this process, under a share of each limit, while the store cannot. What is more than the share holds at
+    /// any time is answered 503: see [`Share`].
+    pub fn fail_local(self, share: Share) -> Self {
+        self.failure_mode(FailureMode::Local(share))
+    }
+
+    /// What to do while the store cannot decide, where that is not known before run time.
+    pub fn failure_mode(self, mode: FailureMode) -> Self {
+        self.set(|settings| settings.failing = Failing::Always(mode))
+    }
+
+    /// What to do while the store cannot decide, by the request and by what it takes after the layer's
+    /// [`cost`](Self::cost): cheap requests go on, say, and dear ones do not.
+    ///
+    /// ```
+    /// # use tower_sliding_window::{Everyone, FailureMode, Limit, MemoryStore, RateLimitLayer};
+    /// let layer = RateLimitLayer::new(MemoryStore::new())
+    ///     .limit(Limit::per_day("quota", 9_500).by(Everyone))
+    ///     .cost(|request| if request.uri.path() == "/search" { 100 } else { 1 })
+    ///     .failure_mode_by(|_, cost| if cost < 100 { FailureMode::Open } else { FailureMode::Closed });
+    /// ```
+    pub fn failure_mode_by(self, mode: impl Fn(&Parts, u64) -> FailureMode + Send + Sync + 'static) -> Self {
+        self.set(|settings| settings.failing = Failing::By(Arc::new(mode)))
+    }
+
+    /// How `X-RateLimit-Reset` is written. Default: seconds from now.
+    pub fn reset_format(self, format: ResetFormat) -> Self {
+        self.set(|settings| settings.reset_format = format)
+    }
+
+    /// Names the limits in the [shadow](super::KeyedLimit::in_shadow) that would have refused a request in this header
+    /// of the response, such as `X-RateLimit-Shadow`, separated by commas. Default: no header tells of them.
+    ///
+    /// # Panics
+    ///
+    /// If `name` is a text that is not a header name. A [`HeaderName`] never panics.
+    #[track_caller]
+    pub fn shadow_header(self, name: impl TryInto<HeaderName>) -> Self {
+        let name = header_name(name);
+        self.set(|settings| settings.shadow_header = Some(name))
+    }
+
+    /// Waits for room, so long at most, where a limit refuses: for calls to others, which had better be late than not
+    /// at all. Default: it is refused at once. What would take longer than that is still refused at once.
+    ///
+    /// 1. Those who wait for the same limits and keys, through any clone of the layer in this process, stand in line as
+    ///    [`Limiter::acquire`](crate::Limiter::acquire) says. Only after that does the service get the request.
+    /// 2. The instance of the service that was polled ready waits with the request, and with it what its readiness
+    ///    holds, such as a place in a `ConcurrencyLimit`.
+    /// 3. The deadline is that of each question to the store, not of the wait.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use axum::body::Body;
+    /// use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+    /// use tower::{ServiceBuilder, ServiceExt};
+    /// use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer};
+    ///
+    /// // The upstream allows 10 calls a second; a caller may wait for five seconds.
+    /// let limits = RateLimitLayer::new(MemoryStore::new())
+    ///     .limit(Limit::per_second("upstream", 10).by(Everyone))
+    ///     .wait_up_to(Duration::from_secs(5))
+    ///     .heed_upstream();
+    ///
+    /// let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
+    /// // A refusal is a 429 in the upstream's place, so the body has to be one that can be made of a text.
+    /// let client = client.map_response(|response| response.map(Body::new));
+    /// let client = ServiceBuilder::new().layer(limits).service(client);
+    /// ```
+    pub fn wait_up_to(self, patience: Duration) -> Self {
+        self.set(|settings| settings.patience = Some(patience))
+    }
+
+    /// Believes an upstream that says to stay away: by a 429 or a 503 with `Retry-After`, or by `RateLimit` or
+    /// `X-RateLimit` headers with nothing remaining. Then each limit that the request was charged by is
+    /// [closed](crate::Limiter::close) for its key for so long, its window at most, for all who share the store.
+    ///
+    /// The response goes out unchanged, after the limits are closed, or after the deadline: figures in it are the
+    /// upstream's, never ours. Limits in the [shadow](super::KeyedLimit::in_shadow) are not closed. Default: the
+    /// upstream is not listened to.
+    pub fn heed_upstream(self) -> Self {
+        self.set(|settings| settings.heeds_upstream = true)
+    }
+}
