@@ -241,16 +241,22 @@ async fn a_response_goes_out_unsettled_and_the_charge_stays() {
 }
 
 #[tokio::test]
-async fn without_a_decision_or_a_charge_nothing_is_settled() {
+async fn without_a_decision_nothing_is_settled() {
     let limit = || TOKENS.by(anyone).settle(|_| panic!("nothing to settle"));
     let app = RateLimitLayer::new(Failing).limit(limit()).layer(service_fn(answer));
     let response = app.oneshot(asks(200, 1)).await.unwrap();
     assert!(response.extensions().get::<Degraded>().is_some());
+}
 
+/// An estimate of nothing is no way to spend for nothing.
+#[tokio::test]
+async fn what_settles_reserves_at_least_one_unit() {
     let watched = Watched::new(MemoryStore::new(), Settles::Well);
-    let app = RateLimitLayer::new(watched.clone()).limit(limit()).cost(|_| 0).layer(service_fn(answer));
-    assert_eq!(app.oneshot(asks(200, 1)).await.unwrap().status(), 200);
-    assert!(watched.settlements().is_empty());
+    let limit = TOKENS.by(anyone).cost(|_| 0).settle(|outcome| 7 * outcome.cost());
+    let app = RateLimitLayer::new(watched.clone()).limit(limit).layer(service_fn(answer));
+    let response = app.oneshot(asks(200, 1)).await.unwrap();
+    assert_eq!(figures(response.headers())[1], Some("993"));
+    assert_eq!(watched.settlements().len(), 1);
 }
 
 /// What the layer needs of a store: of one check, one charge is settled and the other is not.

@@ -6,7 +6,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
-use tower_sliding_window::{DenyCache, Error, Limit, Limiter, RedisStore};
+use tower_sliding_window::{Breaker, DenyCache, Error, Limit, Limiter, RedisStore};
 
 use super::{
     CLIENTS,
@@ -45,7 +45,7 @@ async fn a_flood_behind_late_replies() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
     let store = RedisStore::builder(proxy.url()).build().unwrap();
-    let limiter = Limiter::new(store).deadline(DEADLINE).deny_cache(DenyCache::off());
+    let limiter = Limiter::new(store).deadline(DEADLINE).deny_cache(DenyCache::off()).breaker(Breaker::off());
     limiter.clone().deadline(PATIENCE).peek(&CALLS, "ada").await.unwrap();
 
     proxy.delay_replies(Duration::from_millis(400));

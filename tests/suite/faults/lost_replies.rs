@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
-use tower_sliding_window::{Charge, Check, Decision, Error, Limit, Limiter, RedisStore, Settlement};
+use tower_sliding_window::{Breaker, Charge, Check, Decision, Error, Limit, Limiter, RedisStore, Settlement};
 
 use super::row;
 use crate::support::{PATIENCE, proxy::Proxy, redis_server::RedisServer};
@@ -19,7 +19,7 @@ type Answer = JoinHandle<Result<Decision, Error>>;
 /// With one batch at a time in flight.
 fn limiter(proxy: &Proxy) -> Limiter<RedisStore> {
     let store = RedisStore::builder(proxy.url()).connections(1).connect_timeout(PATIENCE).build().unwrap();
-    Limiter::new(store).deadline(PATIENCE)
+    Limiter::new(store).deadline(PATIENCE).breaker(Breaker::off())
 }
 
 /// On a runtime of one thread, all of these are asked before the first is sent. Some are alone with their key, others are

@@ -13,7 +13,9 @@ use proptest::{collection::vec, prelude::*, sample::select};
 use redis::{Parser, Value};
 use tokio::runtime::{Builder, Runtime};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_sliding_window::{Charge, Check, DenyCache, Error, Limit, Limiter, RateLimitLayer, RedisStore, ResetFormat};
+use tower_sliding_window::{
+    Breaker, Charge, Check, DenyCache, Error, Limit, Limiter, RateLimitLayer, RedisStore, ResetFormat,
+};
 
 use super::fuzz;
 use crate::support::{
@@ -58,7 +60,8 @@ impl Impostor {
     }
 
     fn limiter(&self) -> Limiter<RedisStore> {
-        Limiter::new(RedisStore::builder(&self.url).build().unwrap()).deadline(PATIENCE)
+        let store = RedisStore::builder(&self.url).build().unwrap();
+        Limiter::new(store).deadline(PATIENCE).breaker(Breaker::off())
     }
 }
 
