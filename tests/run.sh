@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs every test, and installs redis-server first where it is missing. Without arguments, what asks a Redis is then run
-# again on the oldest one that is supported, 6.2.
+# again on the oldest one that is supported, 6.2; if that cannot be had, the last line says so, and with REQUIRE_OLDEST set
+# it is a failure.
 #
 #   bash tests/run.sh [arguments of cargo test]
 #   bash tests/run.sh --server /path/to/redis-server [arguments of cargo test]
@@ -58,7 +59,6 @@ if [ $# = 0 ] && [ -z "${REDIS_SERVER:-}" ]; then
     cargo test --all-features --test suite -- "${NOT_ITS_TESTS[@]}"
   else
     echo "tests/run.sh: NOT run on Redis 6.2, which could not be had; with one of your own: tests/run.sh --server ..." >&2
-    # Where nobody reads this, it must not pass for a run.
-    [ -z "${CI:-}" ] || exit 1
+    [ -z "${REQUIRE_OLDEST:-}" ] || exit 1
   fi
 fi

@@ -41,7 +41,11 @@ async fn instances_without_redis_admit_the_limit_together_and_hand_back() {
     let mut server = RedisServer::start();
     let instances = [(); 4].map(|()| {
         let store = RedisStore::builder(&server.url()).build().unwrap();
-        RateLimitLayer::new(store).limit(CALLS.by(anyone)).fail_local(QUARTER).layer(service_fn(hello))
+        RateLimitLayer::new(store)
+            .limit(CALLS.by(anyone))
+            .fail_local(QUARTER)
+            .deadline(PATIENCE)
+            .layer(service_fn(hello))
     });
     assert_eq!(status(&instances[0]).await, 200);
     server.kill();
