@@ -8,7 +8,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use http::{Request, Response};
+use http::{Request, Response, request};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
@@ -63,7 +63,9 @@ pin_project! {
 /// What waits for the decision: the service that was polled ready, the request, and what the layer was told.
 pub(super) struct Held<I, S, R, ReqBody> {
     pub(super) inner: I,
-    pub(super) request: Request<ReqBody>,
+    /// The request, in the two parts that it was looked at in.
+    pub(super) parts: request::Parts,
+    pub(super) body: ReqBody,
     pub(super) policy: Arc<Policy<S, R, Limits>>,
     /// What to do if the store cannot decide.
     pub(super) mode: FailureMode,
@@ -155,11 +157,10 @@ impl<I, S: Store, R, ReqBody> Held<I, S, R, ReqBody> {
         I: Service<Request<ReqBody>, Response = Response<ResBody>>,
         R: RejectionResponse<ResBody>,
     {
-        let Self { mut inner, request, policy, mode } = self;
+        let Self { mut inner, mut parts, body, policy, mode } = self;
         let degraded = policy.degraded(&outcome, mode);
         match verdict(outcome, mode) {
             Ok(admission) => {
-                let (mut parts, body) = request.into_parts();
                 let afterwards = Afterwards::of(&policy, record, &admission, || parts.clone());
                 let figures = match admission {
                     Admission::Decided(decision) => {

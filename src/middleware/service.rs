@@ -67,8 +67,7 @@ where
         let (parts, body) = request.into_parts();
         match self.policy.claim(&parts) {
             Ok((claimed, mode)) => {
-                let request = Request::from_parts(parts, body);
-                ResponseFuture::claimed(claimed, Held { inner, request, policy: Arc::clone(&self.policy), mode })
+                ResponseFuture::claimed(claimed, Held { inner, parts, body, policy: Arc::clone(&self.policy), mode })
             }
             Err(rejection) => ResponseFuture::rejected(self.policy.reject(rejection, None, None)),
         }
