@@ -21,7 +21,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-use std::{error, fmt, iter, time::Duration};
+use std::{error, fmt, iter, mem, time::Duration};
 
 use crate::{admission::AdmissionId, algorithm::Algorithm, key::Key, limit::Limit};
 
@@ -161,13 +161,13 @@ impl Check {
         if self.charges().any(|other| other.limit.name() == charge.limit.name() && other.key == charge.key) {
             return Err(DuplicateCharge { limit: charge.limit });
         }
-        self.rest.push(charge);
+        self.add_distinct(charge);
         Ok(self)
     }
 
-    /// A check of charges that are known to be on different limits.
-    pub(crate) fn of_distinct(first: Charge, rest: Vec<Charge>) -> Self {
-        Self { first, rest, id: None }
+    /// Adds a charge that is known to be on another limit than the others.
+    pub(crate) fn add_distinct(&mut self, charge: Charge) {
+        self.rest.push(charge);
     }
 
     /// Gives the check an identity of the caller's: repeated with it, the same check counts once.
@@ -179,6 +179,12 @@ impl Check {
     /// The charges, in the order in which they were added; there is always one.
     pub fn charges(&self) -> impl Iterator<Item = &Charge> {
         iter::once(&self.first).chain(&self.rest)
+    }
+
+    /// Puts a charge in the place of another, which it returns.
+    pub(crate) fn replace(&mut self, place: usize, charge: Charge) -> Charge {
+        let old = place.checked_sub(1).and_then(|place| self.rest.get_mut(place)).unwrap_or(&mut self.first);
+        mem::replace(old, charge)
     }
 
     /// Whether any of its charges can refuse it.

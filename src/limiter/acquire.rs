@@ -77,14 +77,14 @@ impl<S: Store> Limiter<S> {
         if !check.can_be_refused() {
             return self.check_all(check).await;
         }
-        let (patience, line) = (Patience::new(patience), self.lines.digest(check.charges().map(Charge::whose)));
-        let (place, mut asks_at) = match self.lines.join_others(line) {
+        let (patience, line) = (Patience::new(patience), self.parts.lines.digest(check.charges().map(Charge::whose)));
+        let (place, mut asks_at) = match self.parts.lines.join_others(line) {
             Some(place) if patience.allows(place.first_waits()) => (place, Instant::now()),
             Some(place) => return self.refuse(&check, &place).await,
             None => {
                 let decision = self.check_all(check.clone()).await?;
                 let Some(asks_at) = patience.ask_again_at(&decision) else { return Ok(decision) };
-                (self.lines.join(line), asks_at)
+                (self.parts.lines.join(line), asks_at)
             }
         };
         let Some(_turn) = place.turn(patience).await else { return self.refuse(&check, &place).await };

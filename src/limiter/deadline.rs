@@ -21,8 +21,8 @@ pin_project! {
         #[pin]
         future: F,
         deadline: Duration,
-        #[pin]
-        timer: Option<Sleep>,
+        // In a box, so that what needs none is not the larger for it.
+        timer: Option<Pin<Box<Sleep>>>,
     }
 }
 
@@ -36,16 +36,14 @@ impl<F: Future> Future for Deadline<F> {
     type Output = Result<F::Output, Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut this = self.project();
+        let this = self.project();
         if let Poll::Ready(output) = this.future.poll(cx) {
             return Poll::Ready(Ok(output));
         }
-        if this.timer.is_none() {
-            this.timer.set(Some(sleep(*this.deadline)));
-        }
-        match this.timer.as_pin_mut().map(|timer| timer.poll(cx)) {
-            Some(Poll::Ready(())) => Poll::Ready(Err(Error::TimedOut { deadline: *this.deadline })),
-            _ => Poll::Pending,
+        let timer = this.timer.get_or_insert_with(|| Box::pin(sleep(*this.deadline)));
+        match timer.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(Err(Error::TimedOut { deadline: *this.deadline })),
+            Poll::Pending => Poll::Pending,
         }
     }
 }

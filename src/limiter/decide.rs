@@ -5,19 +5,11 @@ use std::{
     future::Future,
     pin::Pin,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use pin_project_lite::pin_project;
 
-use super::{
-    Limiter,
-    breaker::Circuit,
-    deadline::Deadline,
-    deny_cache::{Question, Refusals},
-    failure::Share,
-    local::Local,
-};
+use super::{Limiter, Parts, deadline::Deadline, deny_cache::Question, failure::Share};
 use crate::{
     check::{Check, NeverFits},
     decision::Decision,
@@ -26,27 +18,12 @@ use crate::{
     store::Store,
 };
 
-/// What a decision needs of its limiter.
-struct Made<S> {
-    store: S,
-    deadline: Duration,
-    refusals: Refusals,
-    circuit: Circuit,
-    check: Check,
-    stand_in: Option<Box<StandIn>>,
-}
-
-/// What decides in the store's place. Most checks have none, so it is in a box.
-struct StandIn {
-    local: Local,
-    share: Share,
-    check: Check,
-}
-
 pin_project! {
     /// The future of a limiter's decision.
     #[must_use = "futures do nothing unless polled"]
     pub struct Decide<S: Store> {
+        limiter: Limiter<S>,
+        share: Option<Share>,
         #[pin]
         state: Deciding<S>,
     }
@@ -56,12 +33,12 @@ pin_project! {
     #[project = DecidingProjection]
     enum Deciding<S: Store> {
         Never { error: Option<NeverFits> },
-        Made { made: Option<Made<S>> },
+        Made { check: Option<Check> },
         Asked {
             #[pin] decision: Deadline<S::Decide>,
             question: Option<Question>,
-            circuit: Circuit,
-            stand_in: Option<Box<StandIn>>,
+            // What to decide in the store's place, in a box, since most checks have nobody else to decide them.
+            stand_in: Option<Box<Check>>,
         },
     }
 }
@@ -69,20 +46,11 @@ pin_project! {
 impl<S: Store> Decide<S> {
     /// Decides, in the store's place under this share, if any.
     pub(super) fn new(limiter: &Limiter<S>, check: Check, share: Option<Share>) -> Self {
-        let stand_in = share.map(|share| StandIn { local: limiter.local.clone(), share, check: check.clone() });
-        let made = Made {
-            store: limiter.store.clone(),
-            deadline: limiter.deadline,
-            refusals: limiter.refusals.clone(),
-            circuit: limiter.circuit.clone(),
-            check,
-            stand_in: stand_in.map(Box::new),
-        };
-        Self { state: Deciding::Made { made: Some(made) } }
+        Self { limiter: limiter.clone(), share, state: Deciding::Made { check: Some(check) } }
     }
 
-    pub(super) fn never(error: NeverFits) -> Self {
-        Self { state: Deciding::Never { error: Some(error) } }
+    pub(super) fn never(limiter: &Limiter<S>, error: NeverFits) -> Self {
+        Self { limiter: limiter.clone(), share: None, state: Deciding::Never { error: Some(error) } }
     }
 }
 
@@ -90,16 +58,17 @@ impl<S: Store> Future for Decide<S> {
     type Output = Result<Decision, Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut state = self.project().state;
+        let this = self.project();
+        let (parts, share, mut state) = (&*this.limiter.parts, *this.share, this.state);
         loop {
             let next = match state.as_mut().project() {
                 DecidingProjection::Never { error } => match error.take() {
                     Some(error) => return Poll::Ready(Err(error.into())),
                     None => None,
                 },
-                DecidingProjection::Made { made } => match made.take() {
-                    Some(Made { store, deadline, refusals, circuit, check, stand_in }) => {
-                        let question = match refusals.recall(&check) {
+                DecidingProjection::Made { check } => match check.take() {
+                    Some(check) => {
+                        let question = match parts.refusals.recall(&check) {
                             Ok(refusal) => {
                                 metrics::recalled();
                                 metrics::decided(&refusal);
@@ -107,26 +76,28 @@ impl<S: Store> Future for Decide<S> {
                             }
                             Err(question) => question,
                         };
-                        if let Some(error) = circuit.refuse(deadline, || store.decide(check.without_costs())) {
-                            return Poll::Ready(StandIn::decide(stand_in, error));
+                        let probe = || parts.store.decide(check.without_costs());
+                        if let Some(error) = parts.circuit.refuse(parts.deadline, probe) {
+                            return Poll::Ready(parts.decide_locally(Some(&check), share, error));
                         }
-                        let decision = Deadline::new(store.decide(check), deadline);
-                        Some(Deciding::Asked { decision, question, circuit, stand_in })
+                        let stand_in = share.map(|_| Box::new(check.clone()));
+                        let decision = Deadline::new(parts.store.decide(check), parts.deadline);
+                        Some(Deciding::Asked { decision, question, stand_in })
                     }
                     None => None,
                 },
-                DecidingProjection::Asked { decision, question, circuit, stand_in } => {
+                DecidingProjection::Asked { decision, question, stand_in } => {
                     let outcome = ready!(decision.poll(cx)).and_then(|answer| Ok(answer?));
-                    circuit.heard(&outcome);
+                    parts.circuit.heard(&outcome);
                     return Poll::Ready(match outcome {
                         Ok(decision) => {
                             metrics::decided(&decision);
                             if let Some(question) = question.take() {
-                                question.answered(&decision);
+                                parts.refusals.learn(question, &decision);
                             }
                             Ok(decision)
                         }
-                        Err(error) => StandIn::decide(stand_in.take(), error),
+                        Err(error) => parts.decide_locally(stand_in.as_deref(), share, error),
                     });
                 }
             };
@@ -136,12 +107,12 @@ impl<S: Store> Future for Decide<S> {
     }
 }
 
-impl StandIn {
+impl<S> Parts<S> {
     /// What comes of a check that the store has not decided.
-    fn decide(stand_in: Option<Box<Self>>, error: Error) -> Result<Decision, Error> {
+    fn decide_locally(&self, check: Option<&Check>, share: Option<Share>, error: Error) -> Result<Decision, Error> {
         metrics::failed(&error);
-        let Some(stand_in) = stand_in else { return Err(error) };
-        let decision = stand_in.local.decide(&stand_in.check, stand_in.share, error)?;
+        let Some((check, share)) = check.zip(share) else { return Err(error) };
+        let decision = self.local.decide(check, share, error)?;
         metrics::decided(&decision);
         Ok(decision)
     }

@@ -109,9 +109,8 @@ struct Refusal {
 }
 
 /// A check on its way to the store.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Question {
-    refusals: Refusals,
     digest: u64,
     asked: Moment,
 }
@@ -130,23 +129,14 @@ impl Refusals {
         let (asked, digest) = (epoch.moment(check), self.0.digest(check));
         match self.0.cache.get().and_then(|cache| cache.get(&digest)) {
             Some(refusal) if refusal.holds_at(asked) => Ok(refusal.at(asked)),
-            _ => Err(Some(Question { refusals: self.clone(), digest, asked })),
+            _ => Err(Some(Question { digest, asked })),
         }
     }
-}
 
-impl Shared {
-    fn digest(&self, check: &Check) -> u64 {
-        let mut hasher = self.hasher.build_hasher();
-        check.charges().for_each(|charge| charge.hash(&mut hasher));
-        hasher.finish()
-    }
-}
-
-impl Question {
-    /// Remembers the answer if it is a refusal.
-    pub(super) fn answered(self, decision: &Decision) {
-        let Shared { settings, epoch: Some(epoch), cache, .. } = &*self.refusals.0 else { return };
+    /// Remembers the answer to a question if it is a refusal.
+    pub(super) fn learn(&self, question: Question, decision: &Decision) {
+        let Shared { settings, epoch: Some(epoch), cache, .. } = &*self.0 else { return };
+        let Question { digest, asked } = question;
         let Some(retry_after) = decision.retry_after() else { return };
         if decision.statuses().any(|status| status.retry_after().is_some() && status.remaining() > 0) {
             // Somebody may spend what is left, and the wait become longer.
@@ -155,16 +145,24 @@ impl Question {
         let steady = decision.statuses().filter(|status| status.used() > 0).map(LimitStatus::reset_after);
         let held = steady.fold(retry_after, Duration::min).min(settings.max_age);
         let refusal = Refusal {
-            epoch: self.asked.epoch,
-            asked: self.asked.micros,
-            until: self.asked.micros.saturating_add(u64::try_from(held.as_micros()).unwrap_or(u64::MAX)),
+            epoch: asked.epoch,
+            asked: asked.micros,
+            until: asked.micros.saturating_add(u64::try_from(held.as_micros()).unwrap_or(u64::MAX)),
             answered: epoch.micros(),
             decision: Arc::new(decision.clone()),
         };
         let room = settings.capacity;
         cache
             .get_or_init(|| Cache::with(room, room as u64, UnitWeighter, Default::default(), Default::default()))
-            .insert(self.digest, refusal);
+            .insert(digest, refusal);
+    }
+}
+
+impl Shared {
+    fn digest(&self, check: &Check) -> u64 {
+        let mut hasher = self.hasher.build_hasher();
+        check.charges().for_each(|charge| charge.hash(&mut hasher));
+        hasher.finish()
     }
 }
 

@@ -39,7 +39,7 @@ mod local;
 mod patience;
 mod reservation;
 
-use std::{future::Future, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 
 pub use self::{
     breaker::Breaker,
@@ -64,9 +64,15 @@ use crate::{
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
 
 /// A store, a deadline, a memory for refusals, and a breaker, which clones share. See the [module docs](self). Cheap to
-/// clone if the store is.
+/// clone.
 #[derive(Clone, Debug)]
 pub struct Limiter<S> {
+    parts: Arc<Parts<S>>,
+}
+
+/// What a limiter is made of. A clone of it is what a limiter becomes when it gets a setting of its own.
+#[derive(Clone, Debug)]
+struct Parts<S> {
     store: S,
     deadline: Duration,
     refusals: Refusals,
@@ -83,29 +89,27 @@ impl<S: Store> Limiter<S> {
     pub fn new(store: S) -> Self {
         let refusals = Refusals::new(DenyCache::new(), store.epoch());
         let (circuit, lines, local) = (Circuit::new(Breaker::new()), Lines::default(), Local::default());
-        Self { store, deadline: DEFAULT_DEADLINE, refusals, circuit, lines, share: None, local }
+        let parts = Parts { store, deadline: DEFAULT_DEADLINE, refusals, circuit, lines, share: None, local };
+        Self { parts: Arc::new(parts) }
     }
 
     /// Sets how long any answer may take. Default: 50 ms.
     #[must_use]
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline;
-        self
+    pub fn deadline(self, deadline: Duration) -> Self {
+        self.set(|parts| parts.deadline = deadline)
     }
 
     /// Sets for how long, and how many, refusals may be repeated without asking the store. Default:
     /// [`DenyCache::new`].
     #[must_use]
-    pub fn deny_cache(mut self, deny_cache: DenyCache) -> Self {
-        self.refusals = Refusals::new(deny_cache, self.store.epoch());
-        self
+    pub fn deny_cache(self, deny_cache: DenyCache) -> Self {
+        self.set(|parts| parts.refusals = Refusals::new(deny_cache, parts.store.epoch()))
     }
 
     /// Sets after how many failures the store is not asked for a while. Default: [`Breaker::new`].
     #[must_use]
-    pub fn breaker(mut self, breaker: Breaker) -> Self {
-        self.circuit = Circuit::new(breaker);
-        self
+    pub fn breaker(self, breaker: Breaker) -> Self {
+        self.set(|parts| parts.circuit = Circuit::new(breaker))
     }
 
     /// Decides in this process, under such a share of each limit, while the store cannot. Default: the store's failure is
@@ -130,8 +134,12 @@ impl<S: Store> Limiter<S> {
     }
 
     /// The share to decide under in the store's place, if any.
-    pub(crate) fn with_share(mut self, share: Option<Share>) -> Self {
-        self.share = share;
+    pub(crate) fn with_share(self, share: Option<Share>) -> Self {
+        self.set(|parts| parts.share = share)
+    }
+
+    fn set(mut self, change: impl FnOnce(&mut Parts<S>)) -> Self {
+        change(Arc::make_mut(&mut self.parts));
         self
     }
 
@@ -144,7 +152,7 @@ impl<S: Store> Limiter<S> {
     pub fn check(&self, limit: &Limit, key: impl Into<Key>, cost: u64) -> Decide<S> {
         match Charge::new(limit.clone(), key, cost) {
             Ok(charge) => self.check_all(Check::new(charge)),
-            Err(error) => Decide::never(error),
+            Err(error) => Decide::never(self, error),
         }
     }
 
@@ -155,7 +163,7 @@ impl<S: Store> Limiter<S> {
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
     /// failed repeatedly.
     pub fn check_all(&self, check: Check) -> Decide<S> {
-        self.decide(check, self.share)
+        self.decide(check, self.parts.share)
     }
 
     /// Decides, in the store's place under this share, if any.
@@ -209,14 +217,14 @@ impl<S: Store> Limiter<S> {
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
     /// failed repeatedly. It may be tried again.
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, Error> {
-        let line = self.lines.digest(settlement.accounts().map(|account| account.charge().whose()));
+        let line = self.parts.lines.digest(settlement.accounts().map(|account| account.charge().whose()));
         let settled = if settlement.is_local() {
-            self.local.settle(settlement).await?
+            self.parts.local.settle(settlement).await?
         } else {
             let check = settlement.check().without_costs();
             self.ask(|store| store.settle(settlement), check).await?
         };
-        self.lines.given_back(line);
+        self.parts.lines.given_back(line);
         Ok(settled)
     }
 
@@ -243,10 +251,10 @@ impl<S: Store> Limiter<S> {
     /// failed repeatedly.
     pub async fn reset(&self, limit: &Limit, key: impl Into<Key>) -> Result<(), Error> {
         let key = key.into();
-        let line = self.lines.digest([(limit, &key)]);
+        let line = self.parts.lines.digest([(limit, &key)]);
         let check = Check::new(Charge::of_nothing(limit.clone(), key.clone()));
         self.ask(|store| store.reset(limit.clone(), key), check).await?;
-        self.lines.given_back(line);
+        self.parts.lines.given_back(line);
         Ok(())
     }
 
@@ -255,15 +263,16 @@ impl<S: Store> Limiter<S> {
     where
         F: Future<Output = Result<T, StoreError>>,
     {
-        match self.circuit.refuse(self.deadline, || self.store.decide(probe)) {
+        let parts = &*self.parts;
+        match parts.circuit.refuse(parts.deadline, || parts.store.decide(probe)) {
             Some(error) => {
                 metrics::failed(&error);
                 Err(error)
             }
             None => {
-                let outcome = Deadline::new(question(&self.store), self.deadline).await;
+                let outcome = Deadline::new(question(&parts.store), parts.deadline).await;
                 let outcome = outcome.and_then(|answer| Ok(answer?));
-                self.circuit.heard(&outcome);
+                parts.circuit.heard(&outcome);
                 outcome.inspect_err(metrics::failed)
             }
         }
@@ -271,6 +280,6 @@ impl<S: Store> Limiter<S> {
 
     /// Something else that has to come within the deadline.
     pub(crate) fn within<F>(&self, future: F) -> Deadline<F> {
-        Deadline::new(future, self.deadline)
+        Deadline::new(future, self.parts.deadline)
     }
 }

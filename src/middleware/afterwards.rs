@@ -14,7 +14,7 @@ use super::{
     headers::Figures,
     limits::Limits,
     outcome::Outcome,
-    policy::{Admission, Policy},
+    policy::Policy,
     shadow::ShadowRefusals,
     upstream::closed_for,
 };
@@ -58,10 +58,12 @@ impl<S, R> Afterwards<S, R> {
     pub(super) fn of(
         policy: &Arc<Policy<S, R, Limits>>,
         record: Option<Box<Record>>,
-        admission: &Admission,
+        decision: Option<&Decision>,
         request: impl FnOnce() -> request::Parts,
     ) -> Option<Box<Self>> {
-        let decision = if let Admission::Decided(decision) = admission { Some(decision) } else { None };
+        if record.is_none() && !policy.limits.traits().has_shadow {
+            return None;
+        }
         let (kept, left_out) = match record.map(|record| *record) {
             Some(Record { check, places, left_out }) => (check.map(|check| (check, places)), left_out),
             None => (None, Vec::new()),

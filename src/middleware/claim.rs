@@ -9,8 +9,7 @@ use crate::{
 /// The charges of a request, as they come together.
 #[derive(Default)]
 pub(super) struct Charges {
-    first: Option<Charge>,
-    rest: Vec<Charge>,
+    check: Option<Check>,
     /// Of which limit of the layer each of them is, where that is kept.
     places: Vec<usize>,
     left_out: Vec<LeftOut>,
@@ -33,14 +32,14 @@ pub(super) struct Record {
 }
 
 impl Charges {
-    /// Of at most so many limits. What `is_kept` can be settled afterwards.
-    pub(super) fn of(limits: usize, is_kept: bool) -> Self {
-        Self { rest: Vec::with_capacity(limits.saturating_sub(1)), is_kept, ..Self::default() }
+    /// None yet. What `is_kept` can be settled afterwards.
+    pub(super) fn new(is_kept: bool) -> Self {
+        Self { is_kept, ..Self::default() }
     }
 
     /// Those of drafts in the order of the layer's limits, some of which were chosen: then two can be the same.
     pub(super) fn claim_all(drafts: Vec<Draft>, is_kept: bool) -> Result<Claim, Error> {
-        let mut charges = Self::of(drafts.len(), is_kept);
+        let mut charges = Self::new(is_kept);
         for (place, draft) in drafts.into_iter().enumerate() {
             match draft {
                 Draft::Charge(charge) => charges.add_chosen(place, charge)?,
@@ -57,9 +56,9 @@ impl Charges {
                 if self.is_kept {
                     self.places.push(place);
                 }
-                match self.first {
-                    None => self.first = Some(charge),
-                    Some(_) => self.rest.push(charge),
+                match &mut self.check {
+                    None => self.check = Some(Check::new(charge)),
+                    Some(check) => check.add_distinct(charge),
                 }
             }
             Draft::LeftOut(left_out) => self.left_out.push(left_out),
@@ -69,23 +68,23 @@ impl Charges {
 
     /// Adds a charge that may be on the limit and key of another. Then one in the shadow gives way.
     fn add_chosen(&mut self, place: usize, charge: Charge) -> Result<(), Error> {
-        let mut all = self.first.iter_mut().chain(&mut self.rest).enumerate();
-        let same = all.find_map(|(index, other)| {
-            // Who decides what a duplicate is: the check.
-            let duplicate = Check::new(other.clone()).and(charge.clone()).err()?;
-            Some((index, other, ChoiceError::Duplicate(duplicate)))
+        // Who decides what a duplicate is: the check.
+        let duplicate = |other: &Charge| Check::new(other.clone()).and(charge.clone()).err();
+        let same = self.check.iter().flat_map(Check::charges).enumerate().find_map(|(index, other)| {
+            let error = ChoiceError::Duplicate(duplicate(other)?);
+            Some((index, other.is_shadow(), error))
         });
-        match same {
-            None => self.add(place, Draft::Charge(charge)),
-            Some((_, _, error)) if charge.is_shadow() => self.leave_out(&charge, error),
-            Some((index, other, error)) if other.is_shadow() => {
-                let shadow = std::mem::replace(other, charge);
+        match (same, &mut self.check) {
+            (None, _) | (_, None) => self.add(place, Draft::Charge(charge)),
+            (Some((_, _, error)), _) if charge.is_shadow() => self.leave_out(&charge, error),
+            (Some((index, true, error)), Some(check)) => {
+                let shadow = check.replace(index, charge);
                 if let Some(kept) = self.places.get_mut(index) {
                     *kept = place;
                 }
                 self.leave_out(&shadow, error);
             }
-            Some((_, _, error)) => return Err(error.into()),
+            (Some((_, false, error)), _) => return Err(error.into()),
         }
         Ok(())
     }
@@ -95,10 +94,13 @@ impl Charges {
     }
 
     pub(super) fn claim(self) -> Claim {
-        let check = self.first.map(|first| Check::of_distinct(first, self.rest));
-        let kept = check.as_ref().filter(|_| self.is_kept).cloned();
-        let is_recorded = kept.is_some() || !self.left_out.is_empty();
-        let record = Record { check: kept, places: self.places, left_out: self.left_out };
-        Claim { check, record: is_recorded.then(|| Box::new(record)) }
+        let Self { check, places, left_out, is_kept } = self;
+        let is_recorded = is_kept && check.is_some() || !left_out.is_empty();
+        let record = || {
+            let kept = check.as_ref().filter(|_| is_kept).cloned();
+            Box::new(Record { check: kept, places, left_out })
+        };
+        let record = is_recorded.then(record);
+        Claim { check, record }
     }
 }

@@ -19,7 +19,7 @@ use super::{
     headers::Figures,
     limits::Limits,
     note::{Note, Progress},
-    policy::{Admission, Claimed, Policy, verdict},
+    policy::{Claimed, Policy, verdict},
     rejection::RejectionResponse,
 };
 use crate::{
@@ -161,17 +161,13 @@ impl<I, S: Store, R, ReqBody> Held<I, S, R, ReqBody> {
         let degraded = policy.degraded(&outcome, mode);
         match verdict(outcome, mode) {
             Ok(admission) => {
-                let afterwards = Afterwards::of(&policy, record, &admission, || parts.clone());
-                let figures = match admission {
-                    Admission::Decided(decision) => {
-                        // An upstream's figures are its own.
-                        let figures = (!policy.settings.heeds_upstream)
-                            .then(|| Figures::of(&decision, policy.settings.reset_format));
-                        parts.extensions.insert(decision);
-                        figures
-                    }
-                    Admission::Uncounted => None,
-                };
+                let afterwards = Afterwards::of(&policy, record, admission.as_ref(), || parts.clone());
+                // An upstream's figures are its own.
+                let shown = admission.as_ref().filter(|_| !policy.settings.heeds_upstream);
+                let figures = shown.map(|decision| Figures::of(decision, policy.settings.reset_format));
+                if let Some(decision) = admission {
+                    parts.extensions.insert(decision);
+                }
                 let response = inner.call(Request::from_parts(parts, body));
                 State::Forwarded { response, note: Some(Note { figures, degraded, afterwards }) }
             }

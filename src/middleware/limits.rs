@@ -10,11 +10,25 @@ use crate::limit::Limit;
 pub struct Limits {
     first: KeyedLimit,
     rest: Vec<KeyedLimit>,
+    traits: Traits,
+}
+
+/// What is asked of all limits for each request, and does not change from one to the next.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Traits {
+    /// Whether one of them settles.
+    pub(super) settles: bool,
+    /// Whether one of them is chosen for each request.
+    pub(super) chooses: bool,
+    /// Whether one of them is in the shadow.
+    pub(super) has_shadow: bool,
+    /// Whether all of them are.
+    pub(super) is_shadow: bool,
 }
 
 impl Limits {
     pub(super) fn new(first: KeyedLimit) -> Self {
-        Self { first, rest: Vec::new() }
+        Self { traits: Traits::of(&first), first, rest: Vec::new() }
     }
 
     /// Adds a limit, unless there is one of that name already.
@@ -24,8 +38,13 @@ impl Limits {
         {
             return Err(InvalidLimits::SameName { name: name.to_owned() });
         }
+        self.traits = self.traits.and(Traits::of(&limit));
         self.rest.push(limit);
         Ok(())
+    }
+
+    pub(super) fn traits(&self) -> Traits {
+        self.traits
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &KeyedLimit> {
@@ -35,9 +54,25 @@ impl Limits {
     pub(super) fn get(&self, place: usize) -> Option<&KeyedLimit> {
         place.checked_sub(1).map_or(Some(&self.first), |place| self.rest.get(place))
     }
+}
 
-    pub(super) fn len(&self) -> usize {
-        1 + self.rest.len()
+impl Traits {
+    fn of(limit: &KeyedLimit) -> Self {
+        Self {
+            settles: limit.settles().is_some(),
+            chooses: limit.limit().is_none(),
+            has_shadow: limit.is_shadow(),
+            is_shadow: limit.is_shadow(),
+        }
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self {
+            settles: self.settles || other.settles,
+            chooses: self.chooses || other.chooses,
+            has_shadow: self.has_shadow || other.has_shadow,
+            is_shadow: self.is_shadow && other.is_shadow,
+        }
     }
 }
 

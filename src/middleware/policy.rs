@@ -36,14 +36,6 @@ pub(super) enum Claimed {
     Asks(Asking),
 }
 
-/// How a request that was let through came to be.
-#[derive(Debug)]
-pub(super) enum Admission {
-    Decided(Decision),
-    /// There was nothing to decide, or nobody who could.
-    Uncounted,
-}
-
 impl<S, R> Policy<S, R, Limits> {
     /// What a request takes, and what is done with it while the store cannot decide.
     pub(super) fn claim(&self, parts: &Parts) -> Result<(Claimed, FailureMode), Rejection>
@@ -59,9 +51,10 @@ impl<S, R> Policy<S, R, Limits> {
         }
         let cost = self.settings.cost.as_ref().map_or(1, |cost| cost(parts));
         let mode = self.failure_mode(parts, cost);
-        let is_kept = self.settings.heeds_upstream || self.limits.iter().any(|limit| limit.settles().is_some());
-        if self.limits.iter().all(|limit| limit.limit().is_some()) {
-            let mut charges = Charges::of(self.limits.len(), is_kept);
+        let traits = self.limits.traits();
+        let is_kept = self.settings.heeds_upstream || traits.settles;
+        if !traits.chooses {
+            let mut charges = Charges::new(is_kept);
             for (place, limit) in self.limits.iter().enumerate() {
                 charges.add(place, limit.draft(parts, cost)?);
             }
@@ -100,8 +93,7 @@ impl<S, R> Policy<S, R, Limits> {
 
     /// What is only in the shadow refuses nothing, least of all without a decision.
     fn failure_mode(&self, parts: &Parts, cost: u64) -> FailureMode {
-        let is_shadow = self.limits.iter().all(|limit| limit.is_shadow());
-        if is_shadow { FailureMode::Open } else { self.settings.failing.mode(parts, cost) }
+        if self.limits.traits().is_shadow { FailureMode::Open } else { self.settings.failing.mode(parts, cost) }
     }
 
     /// What limits in the shadow would have refused.
@@ -142,15 +134,17 @@ impl<S, R> Policy<S, R, Limits> {
     }
 }
 
-/// Whether a request is let through.
-pub(super) fn verdict(outcome: Result<Option<Decision>, Error>, mode: FailureMode) -> Result<Admission, Rejection> {
+/// Whether a request is let through, and by which decision; by none if there was nothing to decide, or nobody who could.
+pub(super) fn verdict(
+    outcome: Result<Option<Decision>, Error>,
+    mode: FailureMode,
+) -> Result<Option<Decision>, Rejection> {
     match outcome {
-        Ok(Some(decision)) if decision.is_allowed() => Ok(Admission::Decided(decision)),
-        Ok(Some(decision)) => Err(Rejection::Limited(decision)),
-        Ok(None) => Ok(Admission::Uncounted),
+        Ok(Some(decision)) if !decision.is_allowed() => Err(Rejection::Limited(decision)),
+        Ok(admission) => Ok(admission),
         Err(Error::NeverFits(error)) => Err(Rejection::NeverFits(error)),
         Err(error) => match mode {
-            FailureMode::Open => Ok(Admission::Uncounted),
+            FailureMode::Open => Ok(None),
             FailureMode::Closed | FailureMode::Local(_) => Err(Rejection::Unavailable(error)),
         },
     }

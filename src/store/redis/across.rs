@@ -11,7 +11,7 @@
 //! 5. It goes on in a task of its own, so that nobody who stops waiting leaves a check half taken.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -47,17 +47,19 @@ pub(super) fn split(check: &Check, id: AdmissionId) -> Option<Vec<Part>> {
     if check.charges().all(|charge| charge.key() == first) {
         return None;
     }
-    let mut parts = BTreeMap::<u16, (Vec<_>, Vec<usize>)>::new();
+    let mut parts = BTreeMap::<u16, Part>::new();
     for (place, charge) in check.charges().enumerate() {
-        let (charges, places) = parts.entry(hash_slot(charge.key())).or_default();
-        charges.push(charge.clone());
-        places.push(place);
+        match parts.entry(hash_slot(charge.key())) {
+            Entry::Vacant(part) => {
+                part.insert(Part { check: Check::new(charge.clone()).with_id(id), places: vec![place] });
+            }
+            Entry::Occupied(mut part) => {
+                part.get_mut().check.add_distinct(charge.clone());
+                part.get_mut().places.push(place);
+            }
+        }
     }
-    let part = |(mut charges, places): (Vec<_>, _)| {
-        let first = charges.remove(0);
-        Part { check: Check::of_distinct(first, charges).with_id(id), places }
-    };
-    (parts.len() > 1).then(|| parts.into_values().map(part).collect())
+    (parts.len() > 1).then(|| parts.into_values().collect())
 }
 
 /// Decides a check part by part.
