@@ -42,6 +42,7 @@ impl Charge {
     /// # Errors
     ///
     /// [`NeverFits`] when the cost is above the limit.
+    #[inline]
     pub fn new(limit: Limit, key: impl Into<Key>, cost: u64) -> Result<Self, NeverFits> {
         if cost > limit.units() {
             return Err(NeverFits { limit, cost });
@@ -148,6 +149,7 @@ pub struct Check {
 
 impl Check {
     /// A check of one charge. [`and`](Self::and) adds more.
+    #[inline]
     pub fn new(charge: Charge) -> Self {
         Self { first: charge, rest: Vec::new(), id: None }
     }

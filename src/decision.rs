@@ -59,11 +59,13 @@ pub struct LimitStatus {
 
 impl Decision {
     /// A store's answer: when it decided, under which id, and how each charge came out.
+    #[inline]
     pub fn new(check: &Check, at: SystemTime, id: AdmissionId, status: impl FnMut(&Charge) -> LimitStatus) -> Self {
         Self::of_statuses(at, id, check.map_charges(status))
     }
 
     /// Of one status a charge, in order.
+    #[inline]
     pub(crate) fn of_statuses(at: SystemTime, id: AdmissionId, (first, rest): (LimitStatus, Vec<LimitStatus>)) -> Self {
         Self { at, id, first, rest, instead_of: None }
     }
@@ -178,6 +180,7 @@ impl LimitStatus {
     /// How `charge` came out: the units `used` after the decision, the time until the oldest of them leaves (zero if
     /// there are none), and, if this charge refused the check, how long until it would not.
     #[must_use]
+    #[inline]
     pub fn new(charge: &Charge, used: u64, reset_after: Duration, retry_after: Option<Duration>) -> Self {
         Self { limit: charge.limit().clone(), used, reset_after, retry_after, is_shadow: charge.is_shadow() }
     }

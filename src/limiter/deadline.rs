@@ -27,6 +27,7 @@ pin_project! {
 }
 
 impl<F> Deadline<F> {
+    #[inline]
     pub(super) fn new(future: F, deadline: Duration) -> Self {
         Self { future, deadline, timer: None }
     }
@@ -35,6 +36,7 @@ impl<F> Deadline<F> {
 impl<F: Future> Future for Deadline<F> {
     type Output = Result<F::Output, Error>;
 
+    #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         if let Poll::Ready(output) = this.future.poll(cx) {

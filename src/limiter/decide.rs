@@ -45,6 +45,7 @@ pin_project! {
 
 impl<S: Store> Decide<S> {
     /// Decides, in the store's place under this share, if any.
+    #[inline]
     pub(super) fn new(limiter: &Limiter<S>, check: Check, share: Option<Share>) -> Self {
         Self { limiter: limiter.clone(), share, state: Deciding::Made { check: Some(check) } }
     }

@@ -167,6 +167,7 @@ impl<S: Store> Limiter<S> {
     }
 
     /// Decides, in the store's place under this share, if any.
+    #[inline]
     pub(crate) fn decide(&self, check: Check, share: Option<Share>) -> Decide<S> {
         Decide::new(self, check, share)
     }

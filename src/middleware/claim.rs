@@ -50,6 +50,7 @@ impl Charges {
     }
 
     /// Adds what the limit in this place of the layer makes of the request.
+    #[inline]
     pub(super) fn add(&mut self, place: usize, draft: Draft) {
         match draft {
             Draft::Charge(charge) => {
@@ -93,6 +94,7 @@ impl Charges {
         self.left_out.push(LeftOut::new(Some(charge.limit().clone()), Rejection::Unavailable(error.into())));
     }
 
+    #[inline]
     pub(super) fn claim(self) -> Claim {
         let Self { check, places, left_out, is_kept } = self;
         let is_recorded = is_kept && check.is_some() || !left_out.is_empty();

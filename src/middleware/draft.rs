@@ -47,6 +47,7 @@ pub(super) struct Choosing {
 pub(super) type Choice = Pin<Box<dyn Future<Output = Result<Option<Limit>, ChoiceError>> + Send>>;
 
 impl Terms {
+    #[inline]
     pub(super) fn charge(self, limit: Limit, key: Key, cost: u64) -> Result<Draft, NeverFits> {
         // What is to be settled has to be remembered.
         let cost = if self.lease.is_some() { cost.max(1) } else { cost };

@@ -76,6 +76,7 @@ where
     I: Service<Request<ReqBody>>,
     S: Store,
 {
+    #[inline]
     pub(super) fn claimed(claimed: Claimed, held: Held<I, S, R, ReqBody>) -> Self
     where
         I: Service<Request<ReqBody>, Response = Response<ResBody>>,
@@ -148,6 +149,7 @@ where
 
 impl<I, S: Store, R, ReqBody> Held<I, S, R, ReqBody> {
     /// Calls the inner service, now that it is decided that it may be called, or answers in its place.
+    #[inline]
     fn proceed<ResBody>(
         self,
         outcome: Result<Option<Decision>, Error>,

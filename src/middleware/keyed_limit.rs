@@ -197,6 +197,7 @@ impl KeyedLimit {
     }
 
     /// What a request of this cost takes from the limit.
+    #[inline]
     pub(super) fn draft(&self, parts: &Parts, cost: u64) -> Result<Draft, Rejection> {
         let cost = self.cost.as_ref().map_or(cost, |own| own(parts));
         let terms = self.terms();
@@ -210,6 +211,7 @@ impl KeyedLimit {
         }
     }
 
+    #[inline]
     fn terms(&self) -> Terms {
         Terms { lease: self.settle.is_some().then_some(self.lease), is_shadow: self.is_shadow }
     }

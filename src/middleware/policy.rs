@@ -38,6 +38,7 @@ pub(super) enum Claimed {
 
 impl<S, R> Policy<S, R, Limits> {
     /// What a request takes, and what is done with it while the store cannot decide.
+    #[inline]
     pub(super) fn claim(&self, parts: &Parts) -> Result<(Claimed, FailureMode), Rejection>
     where
         S: Store,
@@ -76,6 +77,7 @@ impl<S, R> Policy<S, R, Limits> {
     }
 
     /// What there is to say of a request that the store has not decided.
+    #[inline]
     pub(super) fn degraded(&self, outcome: &Result<Option<Decision>, Error>, mode: FailureMode) -> Option<Degraded> {
         let error = match outcome {
             Ok(decision) => decision.as_ref()?.local_cause()?,
@@ -135,6 +137,7 @@ impl<S, R> Policy<S, R, Limits> {
 }
 
 /// Whether a request is let through, and by which decision; by none if there was nothing to decide, or nobody who could.
+#[inline]
 pub(super) fn verdict(
     outcome: Result<Option<Decision>, Error>,
     mode: FailureMode,

@@ -62,6 +62,7 @@ impl MemoryStore {
     }
 
     /// Decides without a future.
+    #[inline]
     pub(crate) fn decide_now(&self, check: &Check) -> Result<Decision, StoreError> {
         self.0.decide(check)
     }
@@ -127,6 +128,7 @@ pub struct MemoryDecide {
 impl Future for MemoryDecide {
     type Output = Result<Decision, StoreError>;
 
+    #[inline]
     fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
         Poll::Ready(self.store.decide_now(&self.check))
     }
