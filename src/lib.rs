@@ -102,6 +102,7 @@ pub mod admission;
 pub mod algorithm;
 pub mod check;
 pub mod decision;
+mod digest;
 pub mod error;
 pub mod key;
 pub mod limit;

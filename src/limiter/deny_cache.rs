@@ -1,7 +1,7 @@
 //! The deny cache: refusals that are repeated without asking the store. [`DenyCache`] has its rules.
 
 use std::{
-    hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState},
+    hash::BuildHasherDefault,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -11,6 +11,7 @@ use quick_cache::{UnitWeighter, sync::Cache};
 use crate::{
     check::Check,
     decision::{Decision, LimitStatus},
+    digest::Digester,
     prehashed::Prehashed,
     store::{Epoch, Moment},
 };
@@ -92,7 +93,7 @@ struct Shared {
     settings: DenyCache,
     /// The store's, if it has one.
     epoch: Option<Epoch>,
-    hasher: RandomState,
+    digester: Digester,
     /// Made by the first refusal.
     cache: OnceLock<Cache<u64, Refusal, UnitWeighter, BuildHasherDefault<Prehashed>>>,
 }
@@ -119,14 +120,14 @@ impl Refusals {
     pub(super) fn new(settings: DenyCache, epoch: Option<&Epoch>) -> Self {
         // Without an epoch, as without any age, nothing is ever recalled.
         let epoch = epoch.filter(|_| !settings.max_age.is_zero()).cloned();
-        Self(Arc::new(Shared { settings, epoch, hasher: RandomState::new(), cache: OnceLock::new() }))
+        Self(Arc::new(Shared { settings, epoch, digester: Digester::default(), cache: OnceLock::new() }))
     }
 
     /// The refusal of a check, or what is needed to remember the one that may come; neither where the store is to be
     /// asked every time.
     pub(super) fn recall(&self, check: &Check) -> Result<Decision, Option<Question>> {
         let (Some(epoch), None) = (&self.0.epoch, check.id()) else { return Err(None) };
-        let (asked, digest) = (epoch.moment(check), self.0.digest(check));
+        let (asked, digest) = (epoch.moment(check), self.0.digester.of_check(check));
         match self.0.cache.get().and_then(|cache| cache.get(&digest)) {
             Some(refusal) if refusal.holds_at(asked) => Ok(refusal.at(asked)),
             _ => Err(Some(Question { digest, asked })),
@@ -155,14 +156,6 @@ impl Refusals {
         cache
             .get_or_init(|| Cache::with(room, room as u64, UnitWeighter, Default::default(), Default::default()))
             .insert(digest, refusal);
-    }
-}
-
-impl Shared {
-    fn digest(&self, check: &Check) -> u64 {
-        let mut hasher = self.hasher.build_hasher();
-        check.charges().for_each(|charge| charge.hash(&mut hasher));
-        hasher.finish()
     }
 }
 

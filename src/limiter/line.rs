@@ -4,7 +4,7 @@
 use std::{
     collections::{HashMap, hash_map::Entry},
     fmt,
-    hash::{BuildHasher, BuildHasherDefault, RandomState},
+    hash::BuildHasherDefault,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::patience::Patience;
-use crate::{key::Key, limit::Limit, prehashed::Prehashed};
+use crate::{digest::Digester, key::Key, limit::Limit, prehashed::Prehashed};
 
 /// All lines of a limiter, which its clones share.
 #[derive(Clone, Default)]
@@ -23,7 +23,7 @@ pub(super) struct Lines(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
-    hasher: RandomState,
+    digester: Digester,
     /// Only lines in which somebody is. Two sets of one digest share a line, which makes them slower, not wrong.
     lines: Mutex<HashMap<u64, Line, BuildHasherDefault<Prehashed>>>,
 }
@@ -52,7 +52,7 @@ pub(super) struct Place {
 impl Lines {
     /// The same for the same limits and keys, in whichever order.
     pub(super) fn digest<'a>(&self, charged: impl IntoIterator<Item = (&'a Limit, &'a Key)>) -> u64 {
-        let digest = |(limit, key): (&Limit, &Key)| self.0.hasher.hash_one((limit.name(), key));
+        let digest = |(limit, key): (&Limit, &Key)| self.0.digester.of_key(limit, key);
         charged.into_iter().map(digest).fold(0, u64::wrapping_add)
     }
 

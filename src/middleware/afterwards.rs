@@ -10,12 +10,7 @@ use std::{
 use http::{Response, request, response};
 
 use super::{
-    claim::Record,
-    headers::Figures,
-    limits::Limits,
-    outcome::Outcome,
-    policy::Policy,
-    shadow::ShadowRefusals,
+    claim::Record, headers::Figures, limits::Limits, outcome::Outcome, policy::Policy, shadow::ShadowRefusals,
     upstream::closed_for,
 };
 use crate::{

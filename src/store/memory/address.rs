@@ -2,10 +2,10 @@
 
 use std::{
     borrow::Cow,
-    hash::{BuildHasher, Hash, Hasher, RandomState},
+    hash::{Hash, Hasher},
 };
 
-use crate::{algorithm::Algorithm, key::Key, limit::Limit};
+use crate::{algorithm::Algorithm, digest::Digester, key::Key, limit::Limit};
 
 /// The name of a limit, its algorithm, and a key, hashed once, for the choice of the shard and for the look-up in it.
 #[derive(Clone, Debug)]
@@ -17,9 +17,8 @@ pub(super) struct Address {
 }
 
 impl Address {
-    /// Keys come from clients, so the hash has to be keyed.
-    pub(super) fn new(limit: &Limit, key: &Key, hasher: &RandomState) -> Self {
-        let hash = hasher.hash_one((limit.name(), key));
+    pub(super) fn new(limit: &Limit, key: &Key, digester: &Digester) -> Self {
+        let hash = digester.of_key(limit, key);
         Self { hash, limit: limit.shared_name(), algorithm: limit.algorithm(), key: key.clone() }
     }
 

@@ -2,7 +2,6 @@
 
 use std::{
     array,
-    hash::RandomState,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -20,6 +19,7 @@ use crate::{
     admission::AdmissionId,
     check::{Charge, Check},
     decision::{Decision, LimitStatus},
+    digest::Digester,
     error::StoreError,
     key::Key,
     limit::Limit,
@@ -36,7 +36,7 @@ const SWEEP_INTERVAL: u64 = 1_000_000 / SHARDS as u64;
 
 pub(super) struct Shared {
     shards: [Mutex<Shard>; SHARDS],
-    hasher: RandomState,
+    digester: Digester,
     clock: Clock,
     room: Room,
     /// When the next shard is to be swept.
@@ -49,7 +49,7 @@ impl Shared {
     pub(super) fn new(clock: Clock, room: Room) -> Self {
         Self {
             shards: array::from_fn(|_| Mutex::default()),
-            hasher: RandomState::new(),
+            digester: Digester::default(),
             clock,
             room,
             next_sweep: AtomicU64::new(0),
@@ -129,7 +129,7 @@ impl Shared {
     }
 
     fn address(&self, limit: &Limit, key: &Key) -> Address {
-        Address::new(limit, key, &self.hasher)
+        Address::new(limit, key, &self.digester)
     }
 
     fn lock(&self, index: usize) -> MutexGuard<'_, Shard> {

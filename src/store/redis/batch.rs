@@ -4,28 +4,23 @@
 //! much as one. They are still decided in the order of arrival: a check joins an earlier one only if nothing between
 //! the two touches a key of theirs, and the order of what touches different keys cannot be told from outside.
 
-use std::{
-    collections::HashMap,
-    error, fmt,
-    hash::{BuildHasher, RandomState},
-    iter,
-    time::Duration,
-    vec,
-};
+use std::{collections::HashMap, error, fmt, hash::BuildHasherDefault, iter, time::Duration, vec};
 
 use redis::{Cmd, Value};
 
 use super::{
     keys::write_redis_key,
     queue::{Job, Outcome},
+    script::Room,
 };
 use crate::{
     admission::AdmissionId,
     algorithm::Kind,
     check::Charge,
     decision::{Decision, LimitStatus},
+    digest::Digester,
     error::StoreError,
-    key::Key,
+    prehashed::Prehashed,
     store::clock::system_time,
 };
 
@@ -44,14 +39,15 @@ struct Submission {
 
 impl Batch {
     pub(super) fn new(jobs: Vec<Job>) -> Self {
-        let hasher = RandomState::new();
+        let digester = Digester::default();
         // The submission that was the last to touch a key. Two keys of one hash only keep equal checks apart.
-        let mut last_touch: HashMap<u64, usize> = HashMap::with_capacity(jobs.len());
+        let mut last_touch: HashMap<u64, usize, BuildHasherDefault<Prehashed>> =
+            HashMap::with_capacity_and_hasher(jobs.len(), BuildHasherDefault::default());
         let mut touched = Vec::new();
         let mut submissions: Vec<Submission> = Vec::with_capacity(jobs.len());
         for job in jobs {
             touched.clear();
-            touched.extend(job.check().charges().map(|charge| hasher.hash_one(bucket(charge))));
+            touched.extend(job.check().charges().map(|charge| digester.of_key(charge.limit(), charge.key())));
             let last = touched.first().and_then(|hash| last_touch.get(hash)).copied();
             let earlier = last.filter(|last| touched.iter().all(|hash| last_touch.get(hash) == Some(last)));
             match earlier.and_then(|earlier| submissions.get_mut(earlier)) {
@@ -85,11 +81,18 @@ impl Batch {
             command.arg(run.len());
             for submission in run {
                 command.arg(&submission.id.to_bytes());
-                if let Job::Settle { settlement, .. } = &submission.first {
-                    command.arg(settlement.at_micros());
+                if let Job::Settle(asked) = &submission.first {
+                    command.arg(asked.settlement.at_micros());
                 }
             }
         }
+    }
+
+    /// How much that is, about.
+    pub(super) fn room(&self) -> Room {
+        // A key and an id each, or a few more where shapes differ.
+        let arguments = 16 + 3 * self.submissions.len();
+        Room { arguments, bytes: 32 * arguments }
     }
 
     /// Fails what a second try might count twice, and keeps the rest.
@@ -142,9 +145,9 @@ impl Submission {
         let check = self.first.check();
         let is_plain = check.charges().all(is_plain);
         let kind = match &self.first {
-            Job::Settle { .. } if again => "settle again",
-            Job::Settle { .. } => "settle",
-            Job::Decide { .. } => match (is_plain, again || check.id().is_some()) {
+            Job::Settle(_) if again => "settle again",
+            Job::Settle(_) => "settle",
+            Job::Decide(_) => match (is_plain, again || check.id().is_some()) {
                 (true, false) => "plain",
                 (true, true) => "again",
                 (false, false) => "any",
@@ -153,14 +156,14 @@ impl Submission {
         };
         command.arg(self.size()).arg(kind).arg(check.charges().count());
         let mut costs = match &self.first {
-            Job::Settle { settlement, .. } => settlement.accounts().map(|account| account.cost()).collect(),
-            Job::Decide { .. } => Vec::new(),
+            Job::Settle(asked) => asked.settlement.accounts().map(|account| account.cost()).collect(),
+            Job::Decide(_) => Vec::new(),
         }
         .into_iter();
         for charge in check.charges() {
             let limit = charge.limit();
             command.arg(limit.units()).arg(charge.cost()).arg(limit.window_micros());
-            if !(is_plain && matches!(self.first, Job::Decide { .. })) {
+            if !(is_plain && matches!(self.first, Job::Decide(_))) {
                 match limit.algorithm().kind() {
                     Kind::Log => command.arg("log"),
                     Kind::Fixed => command.arg("fixed"),
@@ -179,7 +182,7 @@ impl Submission {
 
     /// Whether the two differ in nothing but their keys and ids.
     fn has_the_shape_of(&self, other: &Self) -> bool {
-        let (Job::Decide { check, .. }, Job::Decide { check: other_check, .. }) = (&self.first, &other.first) else {
+        let (Job::Decide(asked), Job::Decide(other_asked)) = (&self.first, &other.first) else {
             return false;
         };
         let figures = |charge: &Charge| {
@@ -188,8 +191,8 @@ impl Submission {
             (numbers, limit.algorithm(), charge.lease_micros(), charge.is_shadow())
         };
         self.size() == other.size()
-            && check.id().is_some() == other_check.id().is_some()
-            && check.charges().map(figures).eq(other_check.charges().map(figures))
+            && asked.check.id().is_some() == other_asked.check.id().is_some()
+            && asked.check.charges().map(figures).eq(other_asked.check.charges().map(figures))
     }
 
     /// Appends the outcome of each copy. `statuses` is room to work in.
@@ -201,10 +204,10 @@ impl Submission {
         outcomes: &mut Vec<Outcome<(Decision, bool)>>,
     ) -> Result<(), MalformedReply> {
         let (check, doing) = match &self.first {
-            Job::Decide { check, .. } => (check, "deciding a check"),
-            Job::Settle { settlement, .. } => (settlement.check(), "settling an admission"),
+            Job::Decide(asked) => (&asked.check, "deciding a check"),
+            Job::Settle(asked) => (asked.settlement.check(), "settling an admission"),
         };
-        let is_settlement = matches!(self.first, Job::Settle { .. });
+        let is_settlement = matches!(self.first, Job::Settle(_));
         let told = fields.told(self.size())?;
         let has_retries = told.is_some() && !is_settlement;
         let admitted = told.unwrap_or_else(|| Ok(self.size()));
@@ -250,11 +253,6 @@ impl Status {
         let used = self.used.saturating_sub(later.saturating_mul(charge.cost()));
         LimitStatus::new(charge, used, Duration::from_micros(self.reset), retry)
     }
-}
-
-/// What identifies the set that a charge is counted in.
-fn bucket(charge: &Charge) -> (&str, &Key) {
-    (charge.limit().name(), charge.key())
 }
 
 /// The reply, field by field.

@@ -15,7 +15,7 @@ use super::{
     batch::Batch,
     connection::{Connections, ends_the_connection},
     keys::redis_key,
-    queue::{CAPACITY, GivenBack, Job, Outcome, Queue, Slot},
+    queue::{CAPACITY, GivenBack, Job, Outcome, Queue, Slot, ToDecide, ToSettle},
     script::{DECIDE, Script},
     time::Time,
 };
@@ -77,7 +77,7 @@ impl Dispatcher {
                 return Ok((outcome, None));
             }
         }
-        Ok((outcome, self.submit("deciding a check", Job::Decide { check, caller })?))
+        Ok((outcome, self.submit("deciding a check", Job::Decide(Box::new(ToDecide { check, caller })))?))
     }
 
     /// Sends a settlement.
@@ -94,7 +94,10 @@ impl Dispatcher {
         }
         let given_back =
             GivenBack::new(&self.epoch, settlement.check().charges().map(|charge| charge.limit().clone()).collect());
-        Ok((outcome, self.submit("settling an admission", Job::Settle { settlement, caller, given_back })?))
+        Ok((
+            outcome,
+            self.submit("settling an admission", Job::Settle(Box::new(ToSettle { settlement, caller, given_back })))?,
+        ))
     }
 
     /// Queues a job, and sees to it that it is sent: in a task, or, if nothing is in flight, by whoever polls the
@@ -211,7 +214,8 @@ impl Dispatcher {
         let stopwatch = Stopwatch::start();
         let reply = match self.connections.get(again).await {
             Ok(mut connection) => {
-                Ok(self.script.run(&mut connection, |command| batch.write(command, &self.prefix, now, again)).await)
+                let write = |command: &mut _| batch.write(command, &self.prefix, now, again);
+                Ok(self.script.run(&mut connection, batch.room(), write).await)
             }
             Err(error) => Err(error.into()),
         };

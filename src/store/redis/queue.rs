@@ -43,26 +43,37 @@ pub(super) const CAPACITY: usize = 8_192;
 
 pub(super) type Outcome<T> = Result<T, StoreError>;
 
-/// What is asked of the store, and who waits for the outcome.
+/// What is asked of the store, and who waits for the outcome. In a box, since it goes from hand to hand.
 pub(super) enum Job {
-    Decide { check: Check, caller: Sender<Outcome<Decision>> },
-    Settle { settlement: Settlement, caller: Sender<Outcome<Settled>>, given_back: GivenBack },
+    Decide(Box<ToDecide>),
+    Settle(Box<ToSettle>),
+}
+
+pub(super) struct ToDecide {
+    pub(super) check: Check,
+    pub(super) caller: Sender<Outcome<Decision>>,
+}
+
+pub(super) struct ToSettle {
+    pub(super) settlement: Settlement,
+    pub(super) caller: Sender<Outcome<Settled>>,
+    pub(super) given_back: GivenBack,
 }
 
 impl Job {
     /// The check that is to be decided, or that was admitted.
     pub(super) fn check(&self) -> &Check {
         match self {
-            Self::Decide { check, .. } => check,
-            Self::Settle { settlement, .. } => settlement.check(),
+            Self::Decide(asked) => &asked.check,
+            Self::Settle(asked) => asked.settlement.check(),
         }
     }
 
     /// The identity of an admission that is to be settled, or that the caller has given to a check.
     pub(super) fn id(&self) -> Option<AdmissionId> {
         match self {
-            Self::Decide { check, .. } => check.id(),
-            Self::Settle { settlement, .. } => Some(settlement.id()),
+            Self::Decide(asked) => asked.check.id(),
+            Self::Settle(asked) => Some(asked.settlement.id()),
         }
     }
 
@@ -75,7 +86,7 @@ impl Job {
     /// Whether it makes no difference which of the two is decided first.
     pub(super) fn is_interchangeable_with(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Decide { check, .. }, Self::Decide { check: other, .. }) => check.is_interchangeable_with(other),
+            (Self::Decide(asked), Self::Decide(other)) => asked.check.is_interchangeable_with(&other.check),
             _ => false,
         }
     }
@@ -83,21 +94,22 @@ impl Job {
     /// Whether a second try counts once: what is decided has an identity under which it is remembered.
     pub(super) fn is_repeatable(&self) -> bool {
         match self {
-            Self::Decide { check, .. } => {
+            Self::Decide(asked) => {
                 let is_kept = |charge: &Charge| {
                     charge.cost() == 0 || charge.lease().is_some() || charge.limit().algorithm() == Algorithm::log()
                 };
-                check.id().is_some() || check.charges().all(is_kept)
+                asked.check.id().is_some() || asked.check.charges().all(is_kept)
             }
-            Self::Settle { .. } => true,
+            Self::Settle(_) => true,
         }
     }
 
     /// Answers the caller, if it still waits: how the limits stand, and whether a settlement was known.
     pub(super) fn finish(self, outcome: Outcome<(Decision, bool)>) {
         match self {
-            Self::Decide { caller, .. } => drop(caller.send(outcome.map(|(decision, _)| decision))),
-            Self::Settle { caller, given_back, .. } => {
+            Self::Decide(asked) => drop(asked.caller.send(outcome.map(|(decision, _)| decision))),
+            Self::Settle(asked) => {
+                let ToSettle { caller, given_back, .. } = *asked;
                 drop(given_back);
                 drop(caller.send(outcome.map(|(decision, is_known)| Settled::of(decision, is_known))));
             }
@@ -106,7 +118,7 @@ impl Job {
 
     /// Whether nobody waits for a decision any more. What was spent has to be settled all the same.
     fn is_given_up(&self) -> bool {
-        matches!(self, Self::Decide { caller, .. } if caller.is_closed())
+        matches!(self, Self::Decide(asked) if asked.caller.is_closed())
     }
 }
 

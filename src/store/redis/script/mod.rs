@@ -24,6 +24,13 @@ pub(super) const DECIDE: &str = concat!(
     "\n",
 );
 
+/// How much will be sent, about: what grows step by step is copied at each.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    pub(super) arguments: usize,
+    pub(super) bytes: usize,
+}
+
 pub(super) struct Script {
     source: &'static str,
     sha1: String,
@@ -39,9 +46,16 @@ impl Script {
     /// NOSCRIPT is answered by one EVAL, which runs the script and loads it: one round trip, on the right server, and
     /// without the permission that SCRIPT LOAD needs. It is not repeated: a server that loses scripts that fast is
     /// not helped by a loop.
-    pub(super) async fn run(&self, connection: &mut Connection<'_>, fill: impl Fn(&mut Cmd)) -> RedisResult<Value> {
-        let mut evalsha = cmd("EVALSHA");
-        fill(evalsha.arg(&self.sha1));
+    ///
+    /// There is `room` for so many arguments and bytes to begin with.
+    pub(super) async fn run(
+        &self,
+        connection: &mut Connection<'_>,
+        room: Room,
+        fill: impl Fn(&mut Cmd),
+    ) -> RedisResult<Value> {
+        let mut evalsha = Cmd::with_capacity(2 + room.arguments, 64 + room.bytes);
+        fill(evalsha.arg("EVALSHA").arg(&self.sha1));
         match connection.send(&evalsha).await {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
                 let mut eval = cmd("EVAL");
