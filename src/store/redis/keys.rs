@@ -1,7 +1,8 @@
 //! The layout of our keys in Redis: `{prefix}:{<digest>}:<limit>`, and `:<algorithm>` behind it unless that is the log.
 //!
-//! 1. The digest is the first 128 bits of SHA-256 over the namespace and the value of the [`Key`], in hex: what a user
-//!    sent never stands in a key, so it can neither be read there nor reach into another's key.
+//! 1. The digest is the first 128 bits of SHA-256 over the namespace and the value of the [`Key`], in 22 characters of
+//!    base64url (RFC 4648, section 5): what a user sent never stands in a key, so it can neither be read there nor reach
+//!    into another's key.
 //! 2. The braces are a Cluster hash tag around our own digest: all limits of one identity live in one slot, and
 //!    identities spread over all of them.
 //! 3. The default prefix carries the version of the layout.
@@ -14,17 +15,17 @@ use crate::{algorithm::Kind, key::Key, limit::Limit};
 
 pub(super) const DEFAULT_PREFIX: &str = "tsw1";
 
-/// Bytes of the digest that stand in a key: 128 bits.
-const DIGEST_BYTES: usize = 16;
+/// The characters of a digest of 128 bits: six bits each, and the last two by themselves.
+const DIGEST_LENGTH: usize = 22;
 
 /// The slots of a cluster.
 #[cfg(feature = "cluster")]
 pub(super) const HASH_SLOTS: u16 = 16_384;
 
-const HEX: [char; 16] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
+const BASE64URL: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 pub(super) fn redis_key(prefix: &str, limit: &Limit, key: &Key) -> String {
-    let mut text = String::with_capacity(prefix.len() + 2 * DIGEST_BYTES + limit.name().len() + 4);
+    let mut text = String::with_capacity(prefix.len() + DIGEST_LENGTH + limit.name().len() + 4);
     write_redis_key(&mut text, prefix, limit, key);
     text
 }
@@ -46,18 +47,16 @@ pub(super) fn write_redis_key(text: &mut String, prefix: &str, limit: &Limit, ke
     }
 }
 
-/// The digest of a key, in hex.
+/// The digest of a key, in base64url.
 fn digest(key: &Key) -> impl Iterator<Item = char> {
     let mut sha = Sha256::new();
     // The length first, so that no namespace and value can be split in two ways.
     sha.update((key.namespace().len() as u64).to_le_bytes());
     sha.update(key.namespace());
     sha.update(key.value());
-    sha.finalize()
-        .into_iter()
-        .take(DIGEST_BYTES)
-        .flat_map(|byte| [byte >> 4, byte & 15])
-        .map(|four| HEX[usize::from(four)])
+    let digest = sha.finalize().into_iter().take(16).fold(0, |digest: u128, byte| digest << 8 | u128::from(byte));
+    // Six bits after six, from the highest on.
+    (0..DIGEST_LENGTH).map(move |place| char::from(BASE64URL[(digest << (6 * place) >> 122) as usize]))
 }
 
 /// The slot of a cluster that all limits of a key live in: CRC-16/XMODEM of what stands between the braces.
@@ -77,7 +76,7 @@ mod tests {
         let limit = Limit::per_minute("login", 5);
         let text = redis_key("tsw1", &limit, &Key::new("tenant", "a}:b{c}\r\n\0"));
         let (digest, rest) = text.strip_prefix("tsw1:{").unwrap().split_once('}').unwrap();
-        assert!(digest.len() == 32 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        assert!(digest.len() == 22 && digest.bytes().all(|byte| BASE64URL.contains(&byte)));
         assert_eq!(rest, ":login");
     }
 
@@ -86,7 +85,7 @@ mod tests {
     #[test]
     fn the_digest_stays_what_it_is() {
         let text = redis_key("tsw1", &Limit::per_minute("login", 5), &Key::new("tenant", "7"));
-        assert_eq!(text, "tsw1:{b809af3ad722c1c586b48482746c1e24}:login");
+        assert_eq!(text, "tsw1:{uAmvOtciwcWGtISCdGweJA}:login");
     }
 
     #[test]
@@ -95,10 +94,10 @@ mod tests {
         assert_ne!(redis_key("p", &limit, &Key::new("ab", "c")), redis_key("p", &limit, &Key::new("a", "bc")));
     }
 
-    /// As redis-cli's `CLUSTER KEYSLOT tsw1:{b809af3ad722c1c586b48482746c1e24}:login` says.
+    /// As redis-cli's `CLUSTER KEYSLOT tsw1:{uAmvOtciwcWGtISCdGweJA}:login` says.
     #[cfg(feature = "cluster")]
     #[test]
     fn the_slot_is_that_of_the_digest() {
-        assert_eq!(hash_slot(&Key::new("tenant", "7")), 980);
+        assert_eq!(hash_slot(&Key::new("tenant", "7")), 4364);
     }
 }
