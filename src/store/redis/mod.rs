@@ -4,7 +4,7 @@
 //! are two of the places, and `across.rs` decides what lies in several slots of a cluster.
 //!
 //! A check goes through these rooms, in this order: `queue.rs`, where it waits while earlier ones are on their way;
-//! `dispatcher.rs`, which sends what waits; `batch.rs`, its form on the wire; `connection.rs` and `script/mod.rs`,
+//! `dispatcher.rs`, which sends what waits; `batch/`, its form on the wire; `connection.rs` and `script/mod.rs`,
 //! which carry it; and the Lua files beside that, of which `head.lua` is the first, which decide it. `keys.rs` is the
 //! layout of the keys.
 //!

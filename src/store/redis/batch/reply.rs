@@ -1,0 +1,130 @@
+//! What the script answers: `head.lua` says in which form.
+
+use std::{error, fmt, time::Duration, vec};
+
+use redis::Value;
+
+use super::{Batch, Submission};
+use crate::{
+    check::Charge,
+    decision::{Decision, LimitStatus},
+    error::StoreError,
+    store::{
+        clock::system_time,
+        redis::queue::{Job, Outcome},
+    },
+};
+
+impl Batch {
+    /// The outcome of every job, in the order of [`into_jobs`](Self::into_jobs).
+    pub(super) fn read(&self, reply: Value) -> Result<Vec<Outcome<(Decision, bool)>>, MalformedReply> {
+        let Value::Array(fields) = reply else { return Err(MalformedReply) };
+        let mut fields = Fields(fields.into_iter());
+        let now = fields.number()?;
+        let (mut outcomes, mut statuses) = (Vec::with_capacity(self.submissions.len()), Vec::new());
+        for submission in &self.submissions {
+            submission.read(&mut fields, now, &mut statuses, &mut outcomes)?;
+        }
+        if fields.0.next().is_some() { Err(MalformedReply) } else { Ok(outcomes) }
+    }
+}
+
+impl Submission {
+    /// Appends the outcome of each copy. `statuses` is room to work in.
+    fn read(
+        &self,
+        fields: &mut Fields,
+        now: u64,
+        statuses: &mut Vec<Status>,
+        outcomes: &mut Vec<Outcome<(Decision, bool)>>,
+    ) -> Result<(), MalformedReply> {
+        let (check, doing) = match &self.first {
+            Job::Decide(asked) => (&asked.check, "deciding a check"),
+            Job::Settle(asked) => (asked.settlement.check(), "settling an admission"),
+        };
+        let is_settlement = matches!(self.first, Job::Settle(_));
+        let told = fields.told(self.size())?;
+        let has_retries = told.is_some() && !is_settlement;
+        let admitted = told.unwrap_or_else(|| Ok(self.size()));
+        statuses.clear();
+        for _ in check.charges() {
+            statuses.push(fields.status(has_retries)?);
+        }
+        for copy in 0..self.size() {
+            outcomes.push(match &admitted {
+                Err(text) => Err(StoreError::new(doing, text.clone())),
+                Ok(admitted) => {
+                    let mut statuses = statuses.iter();
+                    let decision = Decision::new(check, system_time(now), self.id.following(copy), |charge| {
+                        statuses.next().copied().unwrap_or_default().of_copy(charge, copy, *admitted)
+                    });
+                    Ok((decision, *admitted > 0))
+                }
+            });
+        }
+        Ok(())
+    }
+}
+
+/// How a charge stands after all copies of its check.
+#[derive(Clone, Copy, Default)]
+struct Status {
+    used: u64,
+    reset: u64,
+    retry: u64,
+}
+
+impl Status {
+    /// How it stood after this copy: the first `admitted` ones were counted one after the other.
+    fn of_copy(self, charge: &Charge, copy: u64, admitted: u64) -> LimitStatus {
+        let later = admitted.saturating_sub(copy + 1);
+        let is_told = copy >= admitted || charge.is_shadow();
+        let retry = (is_told && self.retry > 0).then(|| Duration::from_micros(self.retry));
+        let used = self.used.saturating_sub(later.saturating_mul(charge.cost()));
+        LimitStatus::new(charge, used, Duration::from_micros(self.reset), retry)
+    }
+}
+
+/// The reply, field by field.
+struct Fields(vec::IntoIter<Value>);
+
+impl Fields {
+    fn number(&mut self) -> Result<u64, MalformedReply> {
+        match self.0.next() {
+            Some(Value::Int(number)) => u64::try_from(number).map_err(|_| MalformedReply),
+            _ => Err(MalformedReply),
+        }
+    }
+
+    /// How many of so many copies are admitted, or the text of an error. Mostly nothing is said: then all of them are.
+    fn told(&mut self, copies: u64) -> Result<Option<Result<u64, String>>, MalformedReply> {
+        let admitted = match self.0.as_slice().first() {
+            Some(Value::Int(negative @ ..0)) => Ok(negative.unsigned_abs() - 1),
+            Some(Value::BulkString(text)) => Err(String::from_utf8_lossy(text).into_owned()),
+            _ => return Ok(None),
+        };
+        self.0.next();
+        if admitted.as_ref().is_ok_and(|admitted| *admitted > copies) {
+            Err(MalformedReply)
+        } else {
+            Ok(Some(admitted))
+        }
+    }
+
+    fn status(&mut self, has_retry: bool) -> Result<Status, MalformedReply> {
+        let (used, reset) = (self.number()?, self.number()?);
+        Ok(Status { used, reset, retry: if has_retry { self.number()? } else { 0 } })
+    }
+}
+
+/// The script's reply is not what the script sends: something stands between us and Redis.
+#[derive(Debug)]
+pub(super) struct MalformedReply;
+
+impl fmt::Display for MalformedReply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the reply is not the script's")
+    }
+}
+
+impl error::Error for MalformedReply {}
