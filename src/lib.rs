@@ -43,6 +43,7 @@
 //! |---|---|
 //! | [`limit`], [`key`], [`check`], [`decision`], [`error`] | what is counted, in whose name, and what comes out |
 //! | [`algorithm`] | an exact log, or less memory: how a limit counts, and how exact that is |
+//! | [`split`] | a limit in parts, for a key that is too hot for one node of a cluster |
 //! | [`settlement`], [`admission`] | costs that are known afterwards, refunds, and ids that count once |
 //! | [`limiter`] | deciding without HTTP: for clients, jobs, and services of other kinds |
 //! | [`middleware`] | how a request goes through the layer, and where to put it in a stack |
@@ -113,6 +114,7 @@ pub mod metrics;
 pub mod middleware;
 mod prehashed;
 pub mod settlement;
+pub mod split;
 pub mod store;
 #[doc = include_str!("what_happens_when.md")]
 pub mod what_happens_when {}
@@ -137,6 +139,7 @@ pub use self::{
         extract::{ApiKey, ClientIp, Everyone, Header, KeyError, KeyExtractor, PeerIp, Secret},
     },
     settlement::{Settled, Settlement},
+    split::{InvalidSplit, Split},
     store::{Epoch, ManualClock, MemoryStore, Store},
 };
 

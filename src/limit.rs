@@ -21,7 +21,7 @@
 //! assert!(error.to_string().contains("up stream"));
 //! ```
 
-use std::{borrow::Cow, error, fmt, time::Duration};
+use std::{borrow::Cow, error, fmt, num::NonZeroU32, time::Duration};
 
 use crate::algorithm::Algorithm;
 
@@ -132,6 +132,12 @@ impl Limit {
     /// The same limit of so many units, at most its own, if that is a limit.
     pub(crate) fn of_units(&self, units: u64) -> Option<Self> {
         (units > 0).then(|| Self { units: units.min(self.units), ..self.clone() })
+    }
+
+    /// The limit of one of so many parts, which are no more than its units.
+    pub(crate) const fn of_part(mut self, parts: NonZeroU32) -> Self {
+        self.units /= parts.get() as u64;
+        self
     }
 
     /// The name, which stores, headers and logs use.

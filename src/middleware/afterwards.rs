@@ -17,6 +17,8 @@ use crate::{
     check::Check,
     decision::Decision,
     error::Error,
+    key::Key,
+    limit::Limit,
     limiter::Limiter,
     settlement::{Settled, Settlement},
     store::Store,
@@ -91,8 +93,8 @@ impl<S, R> Afterwards<S, R> {
                     None => None,
                 };
                 let closed = match closing {
-                    Some((check, time)) => {
-                        limiter.within(close(&limiter, &check, time)).await.and_then(|closed| closed)
+                    Some((limits, time)) => {
+                        limiter.within(close(&limiter, limits, time)).await.and_then(|closed| closed)
                     }
                     None => Ok(()),
                 };
@@ -103,10 +105,16 @@ impl<S, R> Afterwards<S, R> {
     }
 
     /// What an upstream wants to be closed, and for how long.
-    fn closing(&self, admitted: &Admitted, response: &response::Parts) -> Option<(Check, Duration)> {
+    fn closing(&self, admitted: &Admitted, response: &response::Parts) -> Option<(Vec<(Limit, Key)>, Duration)> {
         let time = closed_for(response.status, &response.headers, SystemTime::now())?;
         self.policy.settings.events.closes(time);
-        Some((admitted.check.clone(), time))
+        let charged = admitted.check.charges().zip(&admitted.places).filter(|(charge, _)| !charge.is_shadow());
+        let limits = charged.flat_map(|(charge, place)| {
+            let limit = self.policy.limits.get(*place);
+            let keys = limit.map(|limit| limit.all_parts_of(charge.key())).unwrap_or_default();
+            keys.into_iter().map(|key| (charge.limit().clone(), key))
+        });
+        Some((limits.collect(), time))
     }
 
     /// The figures after a settlement.
@@ -137,11 +145,11 @@ impl<S, R> Afterwards<S, R> {
     }
 }
 
-/// Closes what a check has charged. One limit that cannot be closed does not keep the others open.
-async fn close<S: Store>(limiter: &Limiter<S>, check: &Check, time: Duration) -> Result<(), Error> {
+/// Closes limits for keys. One that cannot be closed does not keep the others open.
+async fn close<S: Store>(limiter: &Limiter<S>, limits: Vec<(Limit, Key)>, time: Duration) -> Result<(), Error> {
     let mut closed = Ok(());
-    for charge in check.charges().filter(|charge| !charge.is_shadow()) {
-        closed = closed.and(limiter.close(charge.limit(), charge.key().clone(), time).await);
+    for (limit, key) in limits {
+        closed = closed.and(limiter.close(&limit, key, time).await);
     }
     closed
 }

@@ -2,6 +2,7 @@
 
 use std::{
     future::poll_fn,
+    num::NonZeroU32,
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
@@ -14,6 +15,7 @@ use crate::{
     key::Key,
     limit::Limit,
     limiter::Limiter,
+    split::Split,
     store::Store,
 };
 
@@ -33,6 +35,8 @@ pub(super) struct Terms {
     /// For how long it reserves its units, if it settles them.
     pub(super) lease: Option<Duration>,
     pub(super) is_shadow: bool,
+    /// Into how many it is split, if it is.
+    pub(super) parts: Option<NonZeroU32>,
 }
 
 /// A limit that is being chosen, or none, and what is to be charged to it.
@@ -49,6 +53,10 @@ pub(super) type Choice = Pin<Box<dyn Future<Output = Result<Option<Limit>, Choic
 impl Terms {
     #[inline]
     pub(super) fn charge(self, limit: Limit, key: Key, cost: u64) -> Result<Draft, NeverFits> {
+        let (limit, key) = match self.parts {
+            Some(parts) => Split::of_at_most(limit, parts).into_next(&key),
+            None => (limit, key),
+        };
         // What is to be settled has to be remembered.
         let cost = if self.lease.is_some() { cost.max(1) } else { cost };
         match Charge::new(limit, key, cost) {

@@ -1,6 +1,6 @@
 //! A limit, the extractor of its keys, and what it does otherwise than the others of its layer.
 
-use std::{error::Error, fmt, sync::Arc, time::Duration};
+use std::{error::Error, fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
@@ -10,7 +10,12 @@ use super::{
     outcome::Outcome,
     rejection::Rejection,
 };
-use crate::{error::ChoiceError, limit::Limit};
+use crate::{
+    error::ChoiceError,
+    key::Key,
+    limit::Limit,
+    split::{InvalidSplit, all_parts_of, number_of_parts},
+};
 
 /// How many units a request takes.
 pub(super) type Cost = dyn Fn(&Parts) -> u64 + Send + Sync;
@@ -28,6 +33,7 @@ pub struct KeyedLimit {
     settle: Option<Arc<Settle>>,
     lease: Duration,
     is_shadow: bool,
+    parts: Option<NonZeroU32>,
 }
 
 #[derive(Clone)]
@@ -47,7 +53,7 @@ impl Limit {
 impl KeyedLimit {
     fn new(source: Source, extractor: impl KeyExtractor) -> Self {
         let extractor = Arc::new(extractor);
-        Self { source, extractor, cost: None, settle: None, lease: Duration::MAX, is_shadow: false }
+        Self { source, extractor, cost: None, settle: None, lease: Duration::MAX, is_shadow: false, parts: None }
     }
 
     /// A limit that is chosen for each request, by its plan, tenant or path. `choose` reads the request, and what it
@@ -179,6 +185,46 @@ impl KeyedLimit {
         self
     }
 
+    /// Splits the limit into so many parts that count apart, and charges each request to one of them: for a key that is
+    /// too hot for one node of a Redis Cluster. [`split`](crate::split) has the rules.
+    ///
+    /// ```
+    /// use tower_sliding_window::{Everyone, Limit};
+    ///
+    /// // 16 parts of 6,250 units, on all nodes.
+    /// let requests = Limit::per_second("requests", 100_000).by(Everyone).split(16);
+    /// ```
+    ///
+    /// 1. No window holds more than the limit, but some may hold less: the remainder is never admitted, and a request is
+    ///    refused when its part is used up.
+    /// 2. The figures that a client sees are those of the part.
+    /// 3. A [chosen](Self::chosen) limit that has fewer units than there are parts is split into as many as it has.
+    /// 4. What is [settled](Self::settle) is settled in the part that was charged.
+    /// 5. An upstream that is [heeded](super::RateLimitLayer::heed_upstream) closes all parts, one after the other.
+    ///
+    /// # Panics
+    ///
+    /// If there are no parts, or more than units. Where their number comes from a configuration there is
+    /// [`try_split`](Self::try_split).
+    #[must_use]
+    #[track_caller]
+    pub fn split(self, parts: u32) -> Self {
+        match self.try_split(parts) {
+            Ok(split) => split,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Splits the limit, as [`split`](Self::split) does.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSplit`], naming the values, if there are no parts, or more than units.
+    pub fn try_split(mut self, parts: u32) -> Result<Self, InvalidSplit> {
+        self.parts = Some(number_of_parts(self.limit(), parts)?);
+        Ok(self)
+    }
+
     /// The limit, unless it is [chosen](Self::chosen) for each request.
     #[must_use]
     pub fn limit(&self) -> Option<&Limit> {
@@ -211,9 +257,15 @@ impl KeyedLimit {
         }
     }
 
+    /// The key that was charged, or all parts of which it is one.
+    pub(super) fn all_parts_of(&self, charged: &Key) -> Vec<Key> {
+        self.parts.map_or_else(|| vec![charged.clone()], |parts| all_parts_of(charged, parts).collect())
+    }
+
     #[inline]
     fn terms(&self) -> Terms {
-        Terms { lease: self.settle.is_some().then_some(self.lease), is_shadow: self.is_shadow }
+        let lease = self.settle.is_some().then_some(self.lease);
+        Terms { lease, is_shadow: self.is_shadow, parts: self.parts }
     }
 }
 
@@ -223,6 +275,7 @@ impl fmt::Debug for KeyedLimit {
             .field("limit", &self.limit())
             .field("settles", &self.settle.is_some())
             .field("is_shadow", &self.is_shadow)
+            .field("parts", &self.parts)
             .finish_non_exhaustive()
     }
 }

@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashSet,
-    process::Command,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -11,70 +10,14 @@ use std::{
 };
 
 use tokio::{
-    task::{JoinHandle, spawn_blocking},
+    task::JoinHandle,
     time::{Instant, sleep},
 };
 use tower_sliding_window::{
-    AdmissionId, Algorithm, Charge, Check, DenyCache, Error, Limit, Limiter, ManualClock, RedisStore, Settlement,
-    store::RedisStoreBuilder,
+    AdmissionId, Algorithm, Charge, Check, Error, Limit, Limiter, ManualClock, RedisStore, Settlement,
 };
 
-use crate::support::{PATIENCE, redis_server::RedisServer};
-
-const OPTIONS: [&str; 4] = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
-
-/// Three primaries, and behind them a replica each if there are six.
-struct Cluster(Vec<RedisServer>);
-
-impl Cluster {
-    async fn start(nodes: usize) -> Self {
-        let start = move || {
-            let nodes: Vec<_> = (0..nodes).map(|_| RedisServer::start_with(&OPTIONS)).collect();
-            let output = Command::new("redis-cli")
-                .args(["--cluster", "create"])
-                .args(nodes.iter().map(address))
-                .args(["--cluster-replicas", if nodes.len() == 6 { "1" } else { "0" }, "--cluster-yes"])
-                .output()
-                .expect("redis-cli is not installed: install the package redis-tools");
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-            Self(nodes)
-        };
-        let cluster = spawn_blocking(start).await.unwrap();
-        until("the cluster does not come up", || cluster.0.iter().all(is_settled)).await;
-        cluster
-    }
-
-    fn builder(&self) -> RedisStoreBuilder {
-        RedisStore::cluster(self.0.iter().map(RedisServer::url)).connect_timeout(PATIENCE)
-    }
-
-    fn limiter(&self, builder: RedisStoreBuilder) -> Limiter<RedisStore> {
-        Limiter::new(builder.build().unwrap()).deny_cache(DenyCache::off()).deadline(Duration::from_secs(5))
-    }
-
-    fn keys(&self) -> Vec<String> {
-        self.0.iter().flat_map(RedisServer::keys).collect()
-    }
-}
-
-fn address(server: &RedisServer) -> String {
-    server.url().trim_start_matches("redis://").trim_end_matches('/').to_owned()
-}
-
-/// Whether a node knows of all slots, and if it is a replica, has all data.
-fn is_settled(node: &RedisServer) -> bool {
-    let replication: String = node.run("INFO replication");
-    node.run::<String>("CLUSTER INFO").contains("cluster_state:ok")
-        && (replication.contains("role:master") || replication.contains("master_link_status:up"))
-}
-
-async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let asked = Instant::now();
-    while !is_so() {
-        assert!(asked.elapsed() < PATIENCE, "{what}");
-        sleep(Duration::from_millis(20)).await;
-    }
-}
+use crate::support::{PATIENCE, redis_cluster::RedisCluster, redis_server::RedisServer, until};
 
 fn charge(limit: &Limit, key: &str, cost: u64) -> Charge {
     Charge::new(limit.clone(), key, cost).unwrap()
@@ -127,7 +70,7 @@ impl Load {
 
 #[tokio::test]
 async fn it_decides_as_one_server_does() {
-    let (cluster, clock) = (Cluster::start(3).await, ManualClock::new());
+    let (cluster, clock) = (RedisCluster::start(3).await, ManualClock::new());
     cluster.builder().connect().await.unwrap();
     let limiter = cluster.limiter(cluster.builder().clock(&clock));
     limiter_of_one_key(&limiter, &clock).await;
@@ -245,7 +188,7 @@ async fn ids_and_settlements(limiter: &Limiter<RedisStore>) {
 /// Pairs of a few keys, in either order. Units come back only from checks that were refused.
 #[tokio::test]
 async fn checks_that_race_for_several_keys_admit_no_more_than_the_limit() {
-    let cluster = Cluster::start(3).await;
+    let cluster = RedisCluster::start(3).await;
     let limiter = cluster.limiter(cluster.builder());
     let limit = Limit::per_hour("pairs", 40);
     let pair = |one: u64, other: u64| {
@@ -285,7 +228,7 @@ async fn checks_that_race_for_several_keys_admit_no_more_than_the_limit() {
 /// replicated stays spent.
 #[tokio::test]
 async fn a_primary_that_is_lost_costs_no_limit() {
-    let mut cluster = Cluster::start(6).await;
+    let mut cluster = RedisCluster::start(6).await;
     let limiter = cluster.limiter(cluster.builder());
     let spent = Limit::per_hour("spent", 3);
     for number in 0..60 {
@@ -316,8 +259,7 @@ async fn a_primary_that_is_lost_costs_no_limit() {
             .unwrap()
     });
     load.goes_on().await;
-    let lost =
-        cluster.0.iter().position(|node| node.run::<String>("INFO replication").contains("role:master")).unwrap();
+    let lost = cluster.0.iter().position(RedisServer::is_primary).unwrap();
     cluster.0[lost].kill();
     let killed = Instant::now();
     for number in 0..60 {
@@ -337,7 +279,7 @@ async fn a_primary_that_is_lost_costs_no_limit() {
 /// A slot moves to another node and back, under load, while its keys are asked for on both.
 #[tokio::test]
 async fn a_slot_that_moves_costs_no_limit() {
-    let cluster = Cluster::start(3).await;
+    let cluster = RedisCluster::start(3).await;
     let limiter = cluster.limiter(cluster.builder());
     for (limit, at_most) in [
         (Limit::per_day("by-log", 2_000), 2_000),
@@ -361,7 +303,7 @@ async fn a_slot_that_moves_costs_no_limit() {
             cluster.0[to].run::<()>(&format!("CLUSTER SETSLOT {slot} IMPORTING {}", id(from)));
             cluster.0[from].run::<()>(&format!("CLUSTER SETSLOT {slot} MIGRATING {}", id(to)));
             sleep(Duration::from_millis(30)).await;
-            let address = address(&cluster.0[to]).replace(':', " ");
+            let address = cluster.0[to].address().replace(':', " ");
             for key in cluster.0[from].run::<Vec<String>>(&format!("CLUSTER GETKEYSINSLOT {slot} 100")) {
                 cluster.0[from].run::<()>(&format!("MIGRATE {address} {key} 0 5000"));
             }

@@ -38,6 +38,7 @@ mod settlement_faults;
 mod settling;
 mod shadow;
 mod skipping;
+mod split;
 mod support;
 #[cfg(feature = "tls")]
 mod tls;

@@ -49,6 +49,46 @@ async fn a_connection_has_the_name_user_and_database_of_the_builder() {
     assert!(error.to_string().contains("client name") && error.to_string().contains("two words"), "{error}");
 }
 
+/// Whatever it has: a user, a database, a protocol, a socket. What the builder says goes before it.
+#[tokio::test]
+async fn a_client_of_the_applications_leads_to_its_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("redis.sock").display().to_string();
+    let server = RedisServer::start_with(&["--unixsocket", &socket]);
+    server.run::<()>("ACL SETUSER shop on >s3cret ~* +@all");
+    server.run::<()>("ACL SETUSER other on >0ther ~* +@all");
+    let over_tcp = format!("redis://shop:s3cret@{}/5", server.address());
+    for (url, db) in [
+        (over_tcp.clone(), 5),
+        (format!("{over_tcp}?protocol=resp3"), 5),
+        (format!("redis+unix://{socket}?db=6&user=shop&pass=s3cret"), 6),
+        (format!("redis+unix://{socket}?db=6&user=shop&pass=s3cret&protocol=resp3"), 6),
+    ] {
+        let client = redis::Client::open(url.as_str()).unwrap();
+        let builder = RedisStore::from_client(&client).client_name("web-1");
+        assert!(!format!("{builder:?}").contains("s3cret"));
+        builder.clone().connect().await.unwrap();
+        for (builder, user, db) in
+            [(builder.clone(), "shop", db), (builder.username("other").password("0ther").database(7), "other", 7)]
+        {
+            let store = limiter(builder);
+            server.run::<()>("FLUSHALL");
+            for expected in 1..=3 {
+                assert_eq!(used(&store).await.unwrap(), expected, "{url}");
+            }
+            assert!(!store.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+            let clients: String = server.run("CLIENT LIST");
+            let ours = clients.lines().filter(|client| client.contains("name=web-1 "));
+            let is_right =
+                |client: &str| client.contains(&format!("user={user} ")) && client.contains(&format!(" db={db} "));
+            assert!(ours.clone().count() > 0 && ours.clone().any(is_right), "{clients}");
+        }
+    }
+    let error =
+        RedisStore::from_client(&redis::Client::open("redis://127.0.0.1:1").unwrap()).connect().await.unwrap_err();
+    assert!(format!("{error:?}").contains("127.0.0.1:1"), "{error:?}");
+}
+
 /// As on servers that do not let scripts ask for the time.
 #[tokio::test]
 async fn by_the_clients_clock_no_script_asks_for_the_time() {

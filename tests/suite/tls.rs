@@ -2,6 +2,7 @@
 
 use std::{net::TcpListener, process::Command};
 
+use redis::{Client, ClientTlsConfig, TlsCertificates};
 use tempfile::TempDir;
 use tower_sliding_window::{Error, Limit, Limiter, RedisStore, store::RedisStoreBuilder};
 
@@ -80,6 +81,25 @@ async fn tls_trusts_the_authority_that_it_is_given_and_no_other() {
     let error = builder.root_certificate("-----BEGIN CERTIFICATE-----\nnone\n-----END CERTIFICATE-----").build();
     assert!(error.unwrap_err().to_string().contains("certificate"));
     assert!(RedisStore::builder(&format!("{url}#insecure")).build().is_err());
+}
+
+#[tokio::test]
+async fn a_client_of_the_applications_keeps_its_certificates() {
+    let certificates = Certificates::make();
+    let (_server, url) = certificates.server("yes");
+    let root_cert = Some(certificates.read("ca.pem"));
+    let (client_cert, client_key) = (certificates.read("client.pem"), certificates.read("client.key"));
+    let client_tls = Some(ClientTlsConfig { client_cert, client_key });
+    let with_both = Client::build_with_tls(&*url, TlsCertificates { client_tls, root_cert }).unwrap();
+    assert_eq!(used(RedisStore::from_client(&with_both)).await.unwrap(), 1);
+
+    let without = Client::open(&*url).unwrap();
+    assert!(used(RedisStore::from_client(&without)).await.is_err());
+    let builder = RedisStore::from_client(&without).root_certificate(certificates.read("ca.pem"));
+    let (own, key) = (certificates.read("client.pem"), certificates.read("client.key"));
+    assert_eq!(used(builder.client_certificate(own, key)).await.unwrap(), 2);
+    let insecure = Client::open(format!("{url}#insecure")).unwrap();
+    assert!(RedisStore::from_client(&insecure).build().is_err());
 }
 
 #[tokio::test]

@@ -31,7 +31,19 @@ impl Access {
         if url.starts_with("rediss:") || url.starts_with("valkeys:") {
             return Err(InvalidRedisConfig::new("rediss:// URLs, for TLS, need this crate's feature `tls`"));
         }
-        let info = url.into_connection_info().map_err(|cause| InvalidRedisConfig::url(url, cause))?;
+        self.reach(url.into_connection_info().map_err(|cause| InvalidRedisConfig::url(url, cause))?)
+    }
+
+    /// How to reach what a client reaches, as these settings say.
+    pub(super) fn of_client(&self, info: ConnectionInfo) -> Result<ConnectionInfo, InvalidRedisConfig> {
+        #[cfg(not(feature = "tls"))]
+        if matches!(info.addr(), redis::ConnectionAddr::TcpTls { .. }) {
+            return Err(InvalidRedisConfig::new("a client for TLS needs this crate's feature `tls`"));
+        }
+        Ok(self.sign_in(self.reach(info)?))
+    }
+
+    fn reach(&self, info: ConnectionInfo) -> Result<ConnectionInfo, InvalidRedisConfig> {
         #[cfg(feature = "tls")]
         let info = self.trust.apply(info)?;
         Ok(info.set_tcp_settings(tcp_settings()))

@@ -2,6 +2,8 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use redis::ConnectionInfo;
+
 #[cfg(feature = "cluster")]
 use super::cluster::Cluster;
 use super::{
@@ -31,6 +33,7 @@ pub struct RedisStoreBuilder {
 #[derive(Clone)]
 pub(super) enum Place {
     Node(String),
+    Client(Box<ConnectionInfo>),
     Sentinels {
         urls: Vec<String>,
         primary: String,
@@ -74,21 +77,21 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// The ACL user to sign in as. Default: the URL's; the server's default user where it has none, and behind
+    /// The ACL user to sign in as. Default: the URL's or the client's; the server's default user where it has none, and behind
     /// sentinels.
     pub fn username(mut self, username: impl Into<String>) -> Self {
         self.access.username = Some(username.into());
         self
     }
 
-    /// The password to sign in with, so that it need not stand in a URL. Default: the URL's; behind sentinels, whose
-    /// URLs hold their own, none.
+    /// The password to sign in with, so that it need not stand in a URL. Default: the URL's or the client's; behind
+    /// sentinels, whose URLs hold their own, none.
     pub fn password(mut self, password: impl Into<String>) -> Self {
         self.access.password = Some(password.into());
         self
     }
 
-    /// The number of the database. Default: the URL's; behind sentinels, 0.
+    /// The number of the database. Default: the URL's or the client's; behind sentinels, 0.
     pub fn database(mut self, number: u32) -> Self {
         self.access.database = Some(number);
         self
@@ -184,6 +187,8 @@ impl Place {
             Self::Node(url) => {
                 Target::node(access.server(&url)?).map_err(|cause| InvalidRedisConfig::url(&url, cause))?
             }
+            Self::Client(info) => Target::node(access.of_client(*info)?)
+                .map_err(|cause| InvalidRedisConfig::caused("the client leads nowhere", cause))?,
             Self::Sentinels { urls, primary } => Target::Sentinels(Sentinels::new(&urls, primary, access)?),
             #[cfg(feature = "cluster")]
             Self::Cluster(urls) => Target::Cluster(Box::new(Cluster::new(&urls, &access)?)),

@@ -87,6 +87,24 @@ impl RedisStore {
         RedisStoreBuilder::new(Place::Node(url.to_owned()))
     }
 
+    /// A store on the server of a client that the application has already: its address, TLS, user, password, database and
+    /// protocol. The builder's settings go before the client's.
+    ///
+    /// ```no_run
+    /// # async fn store() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tower_sliding_window::RedisStore;
+    /// let client = redis::Client::open("redis://shop:s3cret@127.0.0.1:6379/5")?;
+    /// let store = RedisStore::from_client(&client).connect().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// It is a client of the crate `redis` in version 1. The connections are the store's own, with timeouts and keepalive of
+    /// its own: it notices broken ones by the replies that pass through its manager, and asks no `PING`. So a pool or a
+    /// connection of another manager is not taken.
+    pub fn from_client(client: &redis::Client) -> RedisStoreBuilder {
+        RedisStoreBuilder::new(Place::Client(Box::new(client.get_connection_info().clone())))
+    }
+
     /// A store on the server that sentinels, at URLs such as `redis://10.0.0.1:26379`, name as the primary called so.
     /// Each connection asks them anew, so it survives a failover; what the old primary had not replicated is forgotten.
     ///

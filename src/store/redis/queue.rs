@@ -4,7 +4,7 @@
 //!    returns, what has queued up leaves as the next. There is no timer and no added delay: a batch only lets those
 //!    tasks go first that are ready to run, and may want to come along.
 //! 2. Batches, their number in flight, and the queue are bounded. A full queue is an error, never a longer queue.
-//! 3. A check whose caller has given up before it is sent is not sent.
+//! 3. A check whose caller has given up before it is sent is not sent, and keeps nobody else out of a full queue.
 //! 4. Nobody owns the queue: whoever finds a free slot starts a task that serves it until it is empty.
 //! 5. A check that finds nothing in flight does not even queue: its own caller sends it, without a task. It leaves at
 //!    least one slot to the queue, which nobody can hold up by not polling.
@@ -12,8 +12,9 @@
 use std::{
     error, fmt,
     iter::from_fn,
+    mem,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -149,13 +150,16 @@ impl Drop for GivenBack {
 
 pub(super) struct Queue {
     waiting: ArrayQueue<Job>,
+    /// Those that came before them, and were still waited for when room was made: a batch at most, mostly none.
+    front: Mutex<Vec<Job>>,
     in_flight: AtomicUsize,
     max_in_flight: usize,
 }
 
 impl Queue {
     pub(super) fn new(max_in_flight: usize, capacity: usize) -> Arc<Self> {
-        Arc::new(Self { waiting: ArrayQueue::new(capacity), in_flight: AtomicUsize::new(0), max_in_flight })
+        let (waiting, front) = (ArrayQueue::new(capacity), Mutex::default());
+        Arc::new(Self { waiting, front, in_flight: AtomicUsize::new(0), max_in_flight })
     }
 
     /// A slot for a check that is to be sent by itself, if nothing is in flight.
@@ -167,7 +171,33 @@ impl Queue {
 
     /// Lets a job wait. Who has pushed one has to try to [`enter`](Self::enter) then.
     pub(super) fn push(&self, job: Job) -> Result<(), Full> {
-        self.waiting.push(job).map_err(|_| Full { waiting: self.waiting.capacity() })
+        self.waiting.push(job).or_else(|job| {
+            self.make_room();
+            self.waiting.push(job).map_err(|_| Full { waiting: self.waiting.capacity() })
+        })
+    }
+
+    /// Drops jobs that nobody waits for any more, from the front on, until a batch of others stands there. So each is
+    /// dropped once, and a queue of which all are waited for costs who finds it full no more than a look at one batch.
+    fn make_room(&self) {
+        let mut front = self.front();
+        front.retain(|job| !job.is_given_up());
+        while front.len() < MAX_BATCH
+            && let Some(job) = self.waiting.pop()
+        {
+            if !job.is_given_up() {
+                front.push(job);
+            }
+        }
+    }
+
+    /// Nobody takes a job out of the queue who does not hold this, so they stay in order.
+    fn front(&self) -> MutexGuard<'_, Vec<Job>> {
+        self.front.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn len(&self) -> usize {
+        self.front().len() + self.waiting.len()
     }
 
     /// A slot to send batches in, if one is free.
@@ -188,19 +218,24 @@ pub(super) struct Slot {
 impl Slot {
     /// The next batch, of jobs whose callers still wait; empty if there are none.
     pub(super) fn next_batch(&self) -> Vec<Job> {
-        from_fn(|| self.queue.waiting.pop()).filter(|job| !job.is_given_up()).take(MAX_BATCH).collect()
+        let mut front = self.queue.front();
+        let mut jobs = mem::take(&mut *front);
+        jobs.retain(|job| !job.is_given_up());
+        let room = MAX_BATCH - jobs.len();
+        jobs.extend(from_fn(|| self.queue.waiting.pop()).filter(|job| !job.is_given_up()).take(room));
+        jobs
     }
 
     /// How many jobs wait.
     pub(super) fn waiting(&self) -> usize {
-        self.queue.waiting.len()
+        self.queue.len()
     }
 
     /// Gives the slot up because the queue was empty, and returns one if that is no longer so.
     pub(super) fn leave(self) -> Option<Self> {
         let queue = Arc::clone(&self.queue);
         drop(self);
-        if queue.waiting.is_empty() { None } else { queue.enter() }
+        if queue.len() == 0 { None } else { queue.enter() }
     }
 }
 

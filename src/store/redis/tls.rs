@@ -20,7 +20,7 @@ pub(super) struct Trust {
 impl Trust {
     /// With these certificates, if it is reached over TLS.
     pub(super) fn apply(&self, info: ConnectionInfo) -> Result<ConnectionInfo, InvalidRedisConfig> {
-        let ConnectionAddr::TcpTls { insecure, .. } = info.addr() else { return Ok(info) };
+        let ConnectionAddr::TcpTls { insecure, tls_params, .. } = info.addr() else { return Ok(info) };
         if *insecure {
             return Err(InvalidRedisConfig::new(
                 "a rediss:// URL with #insecure is not supported: give the root certificate",
@@ -31,13 +31,16 @@ impl Trust {
             // It fails if somebody has just chosen, which is as good.
             let _ = ring::default_provider().install_default();
         }
+        // A client of the application's brings its own along.
+        if tls_params.is_some() && !self.is_given() {
+            return Ok(info);
+        }
         let client = Client::build_with_tls(info, self.certificates())
             .map_err(|cause| InvalidRedisConfig::caused("a certificate, or its key, is not PEM", cause))?;
         Ok(client.get_connection_info().clone())
     }
 
     /// Whether there are any.
-    #[cfg(feature = "cluster")]
     pub(super) fn is_given(&self) -> bool {
         self.root.is_some() || self.own.is_some()
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::{
     task::JoinSet,
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 use tower_sliding_window::{Breaker, DenyCache, Error, Limit, Limiter, RedisStore};
 
@@ -36,11 +36,13 @@ async fn replies_around_the_deadline() {
 }
 
 /// More ask than can wait, of a server whose replies all come too late. Those that find no room are told so, everybody
-/// hears at the deadline, and those that have given up are not asked for afterwards.
+/// hears at the deadline, and those that have given up neither keep their place nor are asked for afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_behind_late_replies() {
     const FLOOD: usize = 20_000;
     const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
+    /// Most have asked by then, and none has heard.
+    const DEADLINE: Duration = Duration::from_millis(150);
 
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
@@ -64,15 +66,12 @@ async fn a_flood_behind_late_replies() {
             }
         }
     }
-    proxy.delay_replies(Duration::ZERO);
-    // Until the batch returns that is on its way, there is no room.
-    let (healed, patient) = (Instant::now(), limiter.clone().deadline(PATIENCE));
-    let used = loop {
-        match patient.peek(&CALLS, "ada").await {
-            Ok(decision) => break decision.used(),
-            Err(error) => assert!(healed.elapsed() < PATIENCE, "nothing is decided any more: {error:?}"),
-        }
-    };
+    // The batches that are on their way have not returned yet.
+    let patient = limiter.clone().deadline(PATIENCE);
+    let heal = async { proxy.delay_replies(Duration::ZERO) };
+    let (used, asked, ()) = tokio::join!(patient.peek(&CALLS, "ada"), patient.check(&CALLS, "bob", 1), heal);
+    let (used, asked) = (used.expect("there is no room").used(), asked.expect("there is no room"));
+    assert_eq!(asked.used(), 1);
     row(
         "a flood behind late replies",
         FLOOD,

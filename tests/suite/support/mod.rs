@@ -6,19 +6,31 @@ pub(crate) mod http_server;
 pub(crate) mod log;
 pub(crate) mod model;
 pub(crate) mod proxy;
+#[cfg(feature = "cluster")]
+pub(crate) mod redis_cluster;
 pub(crate) mod redis_server;
 pub(crate) mod requests;
 pub(crate) mod stores;
 pub(crate) mod switched;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use tokio::time::sleep;
 use tower_sliding_window::{Limiter, ManualClock, MemoryStore, RedisStore, Store};
 
 use self::redis_server::RedisServer;
 
 /// Long enough that no test fails because the machine is busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Waits for something to be so.
+pub(crate) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let asked = Instant::now();
+    while !is_so() {
+        assert!(asked.elapsed() < PATIENCE, "{what}");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
 
 /// A limiter on one of the stores, with the time in the test's hands.
 pub(crate) struct Fixture<S> {

@@ -44,6 +44,11 @@ impl RedisServer {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
+    /// Host and port.
+    pub(crate) fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
     /// A connection beside those of the store under test.
     pub(crate) fn connect(&self) -> Connection {
         redis::Client::open(self.url()).unwrap().get_connection().unwrap()
@@ -64,6 +69,10 @@ impl RedisServer {
         let info: String = self.run("INFO server");
         let version = info.lines().find_map(|line| line.strip_prefix("redis_version:")).unwrap();
         version.split('.').next().unwrap().parse::<u32>().unwrap() < 7
+    }
+
+    pub(crate) fn is_primary(&self) -> bool {
+        self.run::<String>("INFO replication").contains("role:master")
     }
 
     /// How many connections are open, beside the one that asks.

@@ -1,0 +1,245 @@
+//! A split: one limit in parts that count apart, so that no single key has to bear all of a hot one.
+//!
+//! On a Redis Cluster a key lives on one node, however hot it is, and that node's speed is the limit's. The parts of a
+//! [`Split`] have keys of their own, which lie in slots of their own, and so on all nodes. On one server a split gains
+//! nothing: checks of one key that travel together cost about as much as one of them.
+//!
+//! 1. A limit of `n` units in `k` parts is `k` limits of `n / k` units each, rounded down, and of the same name. Each check
+//!    is charged to one part. So in no window are more than `n` units admitted, whoever races.
+//! 2. They may be fewer. The remainder of `n / k` is never admitted, and a check is refused when its part is used up,
+//!    though others may have room. The parts take turns, on each thread from a random one on, so that they fill up evenly.
+//! 3. The figures of a decision, its limit, what remains and the retry time, are those of the part that was asked. A
+//!    client that is refused and tries again at once may be admitted by another.
+//! 4. A cost above the units of a part is [`NeverFits`](crate::NeverFits), naming them, though it may be below the limit.
+//! 5. What is settled or given back is given back to the part that was charged, since its key stands in the check.
+//!    Whoever [waits](crate::Limiter::acquire), waits for the part that it was charged to first. A
+//!    [`Share`](crate::Share) is one of each part, rounded down again.
+//! 6. A part shares its units with no other key, nor with the same key where the limit is not split: split a name
+//!    everywhere or nowhere. A part's key does not depend on how many there are. So where their number changes, the parts
+//!    that were there before go on, and until a window after the change up to the units of all parts, of either size, can
+//!    be admitted.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
+//! use tower_sliding_window::{Limit, Limiter, MemoryStore, Split};
+//!
+//! // 16 parts of 625 units. More parts than units do not compile.
+//! const CALLS: Split = Limit::per_minute("calls", 10_000).split(16);
+//!
+//! let limiter = Limiter::new(MemoryStore::new());
+//! for _ in 0..100 {
+//!     let decision = limiter.check(CALLS.limit(), CALLS.next_key("tenant-7"), 1).await?;
+//!     assert!(decision.is_allowed() && decision.limit().units() == 625);
+//! }
+//!
+//! // How the whole stands, and how it is forgotten: a part at a time.
+//! let mut used = 0;
+//! for key in CALLS.keys("tenant-7") {
+//!     used += limiter.peek(CALLS.limit(), key.clone()).await?.used();
+//!     limiter.reset(CALLS.limit(), key).await?;
+//! }
+//! assert_eq!(used, 100);
+//! # Ok(()) }
+//! ```
+//!
+//! For HTTP there is [`KeyedLimit::split`](crate::KeyedLimit::split).
+
+use std::{cell::Cell, error, fmt, num::NonZeroU32};
+
+use crate::{admission::random, key::Key, limit::Limit};
+
+/// Nobody has this namespace by accident.
+const NAMESPACE: &str = "\0part";
+
+/// The bytes in front of a part's key that tell the part.
+const NUMBER_BYTES: usize = size_of::<u32>();
+
+/// A limit in parts that count apart: made by [`Limit::split`]. See the [module docs](self).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Split {
+    limit: Limit,
+    parts: NonZeroU32,
+}
+
+impl Limit {
+    /// The limit in so many equal parts: see [`split`](crate::split).
+    ///
+    /// # Panics
+    ///
+    /// If there are no parts, or more than units. In a `const`, that does not compile. For numbers that are not known
+    /// before run time there is [`Split::new`].
+    #[must_use]
+    #[track_caller]
+    pub const fn split(self, parts: u32) -> Split {
+        match NonZeroU32::new(parts) {
+            Some(parts) if parts.get() as u64 <= self.units() => Split { limit: self.of_part(parts), parts },
+            _ => panic!("a limit is split into at least one part, and at most as many as it has units"),
+        }
+    }
+}
+
+impl Split {
+    /// `limit` in so many parts, from values that are not known before run time.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSplit`], naming the values, if there are no parts, or more than units.
+    pub fn new(limit: Limit, parts: u32) -> Result<Self, InvalidSplit> {
+        let parts = number_of_parts(Some(&limit), parts)?;
+        Ok(Self { limit: limit.of_part(parts), parts })
+    }
+
+    /// `limit` in so many parts, or as many as it has units.
+    pub(crate) fn of_at_most(limit: Limit, parts: NonZeroU32) -> Self {
+        let units = u32::try_from(limit.units()).unwrap_or(u32::MAX);
+        let parts = NonZeroU32::new(units).map_or(parts, |units| parts.min(units));
+        Self { limit: limit.of_part(parts), parts }
+    }
+
+    /// The limit and the key of the part whose turn it is.
+    pub(crate) fn into_next(self, key: &Key) -> (Limit, Key) {
+        let key = part_of(turn(self.parts), key);
+        (self.limit, key)
+    }
+
+    /// The limit of each part.
+    #[must_use]
+    pub const fn limit(&self) -> &Limit {
+        &self.limit
+    }
+
+    /// How many parts there are.
+    #[must_use]
+    pub const fn parts(&self) -> u32 {
+        self.parts.get()
+    }
+
+    /// The key of the part whose turn it is to be charged in the name of `key`.
+    #[must_use]
+    pub fn next_key(&self, key: impl Into<Key>) -> Key {
+        part_of(turn(self.parts), &key.into())
+    }
+
+    /// The keys of all parts of `key`, to ask how they stand, to [reset](crate::Limiter::reset) or to
+    /// [close](crate::Limiter::close) them.
+    pub fn keys<K: Into<Key>>(&self, key: K) -> impl Iterator<Item = Key> + use<K> {
+        let key = key.into();
+        (0..self.parts.get()).map(move |number| part_of(number, &key))
+    }
+}
+
+/// So many parts of a limit, which may not be known yet.
+pub(crate) fn number_of_parts(limit: Option<&Limit>, parts: u32) -> Result<NonZeroU32, InvalidSplit> {
+    let has_units = |parts: &NonZeroU32| limit.is_none_or(|limit| u64::from(parts.get()) <= limit.units());
+    NonZeroU32::new(parts).filter(has_units).ok_or_else(|| InvalidSplit { limit: limit.cloned(), parts })
+}
+
+/// The keys of all parts of the key that `charged` is a part of, itself among them.
+pub(crate) fn all_parts_of(charged: &Key, parts: NonZeroU32) -> impl Iterator<Item = Key> {
+    let rest = charged.value().get(NUMBER_BYTES..).unwrap_or_default();
+    (0..parts.get()).map(|number| Key::joined(NAMESPACE, &[&number.to_le_bytes(), rest]))
+}
+
+/// The number has always as many bytes and so has the length, so no two parts of any keys give the same bytes.
+fn part_of(number: u32, key: &Key) -> Key {
+    let namespace = key.namespace().as_bytes();
+    let length = (namespace.len() as u64).to_le_bytes();
+    Key::joined(NAMESPACE, &[&number.to_le_bytes(), &length, namespace, key.value()])
+}
+
+/// Which of the parts is next: steps of the golden ratio around a circle that is as many arcs. All arcs are met evenly, by
+/// every other step, or every third, as well; so limits and keys that are charged by turns can have one counter.
+fn turn(parts: NonZeroU32) -> u32 {
+    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+    thread_local! {
+        static NEXT: Cell<u64> = Cell::new(random());
+    }
+    let next = NEXT.get();
+    NEXT.set(next.wrapping_add(STEP));
+    (((next >> 32) * u64::from(parts.get())) >> 32) as u32
+}
+
+/// A split that cannot be: the error of [`Split::new`] and of
+/// [`KeyedLimit::try_split`](crate::KeyedLimit::try_split), naming the values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidSplit {
+    limit: Option<Limit>,
+    parts: u32,
+}
+
+impl fmt::Display for InvalidSplit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.limit.as_ref().map(|limit| (limit.name(), limit.units())) {
+            Some((name, units)) => {
+                write!(f, "limit {name:?}: {units} units are split into 1 to {units} parts, not {}", self.parts)
+            }
+            None => write!(f, "a limit is split into 1 part or more, not {}", self.parts),
+        }
+    }
+}
+
+impl error::Error for InvalidSplit {}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn a_part_is_its_share_rounded_down() {
+        for (units, parts, expected) in [(10, 1, 10), (10, 3, 3), (10, 10, 1), (Limit::MAX_UNITS, u32::MAX, 1_048_576)]
+        {
+            let split = Split::new(Limit::per_hour("calls", units), parts).unwrap();
+            assert_eq!((split.limit().units(), split.parts()), (expected, parts));
+            assert_eq!(split, Limit::per_hour("calls", units).split(parts));
+            assert_eq!(split, Split::of_at_most(Limit::per_hour("calls", units), NonZeroU32::new(parts).unwrap()));
+        }
+        let few = Split::of_at_most(Limit::per_hour("calls", 3), NonZeroU32::new(16).unwrap());
+        assert_eq!((few.limit().units(), few.parts()), (1, 3));
+    }
+
+    #[test]
+    fn what_has_no_parts_or_no_units_is_named() {
+        for parts in [0, 11] {
+            let error = Split::new(Limit::per_hour("calls", 10), parts).unwrap_err().to_string();
+            assert!(error.contains("\"calls\"") && error.ends_with(&format!("not {parts}")), "{error}");
+        }
+    }
+
+    #[test]
+    fn no_part_has_the_key_of_another_or_of_a_whole() {
+        let split = Limit::per_hour("calls", 1_000).split(300);
+        let wholes = [Key::new("a", "bc"), Key::new("ab", "c"), Key::new("", "abc"), Key::new("abc", ""), "".into()];
+        let parts_of = |key: &Key| split.keys(key.clone()).collect::<Vec<_>>();
+        // Parts of parts are parts of their own.
+        let keys: Vec<_> = wholes.iter().chain(&parts_of(&wholes[0])[..2]).flat_map(parts_of).collect();
+        let distinct: HashSet<_> = keys.iter().chain(&wholes).collect();
+        assert_eq!(distinct.len(), 7 * 300 + 5);
+    }
+
+    #[test]
+    fn all_parts_are_found_from_any_of_them() {
+        let split = Limit::per_hour("calls", 10).split(7);
+        let all: Vec<_> = split.keys("ada").collect();
+        for key in &all {
+            assert_eq!(all_parts_of(key, split.parts).collect::<Vec<_>>(), all);
+        }
+    }
+
+    /// Also where several limits are charged by turns.
+    #[test]
+    fn parts_take_turns() {
+        for (limits, parts) in (1..8).flat_map(|limits| (2..32).map(move |parts| (limits, parts))) {
+            let mut times = vec![0; parts as usize];
+            for _ in 0..64 * parts {
+                for _ in 1..limits {
+                    turn(NonZeroU32::MIN);
+                }
+                times[turn(NonZeroU32::new(parts).unwrap()) as usize] += 1;
+            }
+            assert!(times.iter().all(|times| (56..=72).contains(times)), "{parts} parts of {limits} limits: {times:?}");
+        }
+    }
+}
