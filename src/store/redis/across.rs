@@ -20,8 +20,8 @@ use tokio::{sync::oneshot::Sender, time::sleep};
 
 use super::{
     dispatcher::{Dispatcher, Submitted},
+    job::Outcome,
     keys::hash_slot,
-    queue::Outcome,
 };
 use crate::{
     admission::AdmissionId,

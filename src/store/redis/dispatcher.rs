@@ -14,8 +14,9 @@ use super::{across, connection::is_elsewhere, keys::HASH_SLOTS};
 use super::{
     batch::Batch,
     connection::{Connections, ends_the_connection},
+    job::{GivenBack, Job, Outcome, ToDecide, ToSettle},
     keys::redis_key,
-    queue::{CAPACITY, GivenBack, Job, Outcome, Queue, Slot, ToDecide, ToSettle},
+    queue::{CAPACITY, Queue, Slot},
     script::{DECIDE, Script},
     time::Time,
 };

@@ -3,10 +3,10 @@
 //! `builder.rs` and `access.rs` are the settings, `target.rs` where connections lead; `sentinel.rs` and `cluster.rs`
 //! are two of the places, and `across.rs` decides what lies in several slots of a cluster.
 //!
-//! A check goes through these rooms, in this order: `queue.rs`, where it waits while earlier ones are on their way;
-//! `dispatcher.rs`, which sends what waits; `batch/`, its form on the wire; `connection.rs` and `script/mod.rs`,
-//! which carry it; and the Lua files beside that, of which `head.lua` is the first, which decide it. `keys.rs` is the
-//! layout of the keys.
+//! A check goes through these rooms, in this order: `job.rs`, what it is on its way; `queue.rs`, where it waits while earlier
+//! ones are on theirs; `dispatcher.rs`, which sends what waits; `batch/`, its form on the wire; `connection.rs` and
+//! `script/mod.rs`, which carry it; and the Lua files beside that, of which `head.lua` is the first, which decide it.
+//! `keys.rs` is the layout of the keys.
 //!
 //! 1. One sorted set a limit and identity; the script's header says what stands in it.
 //! 2. The time is the server's, read once a script, so all processes decide by one clock.
@@ -27,6 +27,7 @@ mod cluster;
 mod connection;
 mod dispatcher;
 mod invalid;
+mod job;
 mod keys;
 mod queue;
 mod script;
@@ -50,7 +51,7 @@ use tokio::sync::oneshot;
 use self::{
     builder::Place,
     dispatcher::{Dispatcher, Sending, Submitted},
-    queue::Outcome,
+    job::Outcome,
 };
 pub use self::{builder::RedisStoreBuilder, invalid::InvalidRedisConfig};
 use super::{Store, epoch::Epoch};

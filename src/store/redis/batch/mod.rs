@@ -12,7 +12,7 @@ use std::{collections::HashMap, hash::BuildHasherDefault, iter};
 
 use redis::Value;
 
-use super::queue::Job;
+use super::job::Job;
 use crate::{admission::AdmissionId, digest::Digester, error::StoreError, prehashed::Prehashed};
 
 /// Jobs that are on their way together.

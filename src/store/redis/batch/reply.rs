@@ -11,7 +11,7 @@ use crate::{
     error::StoreError,
     store::{
         clock::system_time,
-        redis::queue::{Job, Outcome},
+        redis::job::{Job, Outcome},
     },
 };
 

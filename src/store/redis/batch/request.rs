@@ -6,7 +6,7 @@ use super::{Batch, Submission};
 use crate::{
     algorithm::Kind,
     check::Charge,
-    store::redis::{keys::write_redis_key, queue::Job, script::Room},
+    store::redis::{job::Job, keys::write_redis_key, script::Room},
 };
 
 impl Batch {
