@@ -141,6 +141,13 @@ pub struct StoreError {
 }
 
 impl StoreError {
+    /// The same failure, of something else that it has kept from being done.
+    #[cfg(feature = "redis")]
+    pub(crate) fn when(mut self, doing: &'static str) -> Self {
+        self.doing = doing;
+        self
+    }
+
     /// A failure while `doing` something, such as "deciding a check".
     pub fn new(doing: &'static str, cause: impl Into<Box<dyn error::Error + Send + Sync>>) -> Self {
         Self { doing, cause: cause.into().into(), is_of_one_check: false }

@@ -46,6 +46,19 @@ async fn lost_replies_count_once() {
     }
 }
 
+/// Checks and settlements travel together, and each says what has failed.
+#[tokio::test]
+async fn an_error_names_what_it_has_kept_from_being_done() {
+    let mut server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    let reservation = limiter.reserve(&TOKENS, "ada", 30, LEASE).await.unwrap().unwrap();
+    server.kill();
+    let text = |error: &dyn std::error::Error| format!("{error}: {}", error.source().unwrap());
+    let (checked, settled) = tokio::join!(limiter.check(&TOKENS, "ada", 1), reservation.settle(20));
+    assert!(text(&checked.unwrap_err()).ends_with("deciding a check failed"));
+    assert!(text(&settled.unwrap_err()).ends_with("settling an admission failed"));
+}
+
 /// What has no identity is not sent again: it fails, and has been counted once at most. What travels with it goes on.
 #[tokio::test]
 async fn what_a_second_try_might_count_twice_is_not_sent_again() {

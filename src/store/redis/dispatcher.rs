@@ -78,7 +78,7 @@ impl Dispatcher {
                 return Ok((outcome, None));
             }
         }
-        Ok((outcome, self.submit("deciding a check", Job::Decide(Box::new(ToDecide { check, caller })))?))
+        Ok((outcome, self.submit(Job::Decide(Box::new(ToDecide { check, caller })))?))
     }
 
     /// Sends a settlement.
@@ -95,15 +95,13 @@ impl Dispatcher {
         }
         let given_back =
             GivenBack::new(&self.epoch, settlement.check().charges().map(|charge| charge.limit().clone()).collect());
-        Ok((
-            outcome,
-            self.submit("settling an admission", Job::Settle(Box::new(ToSettle { settlement, caller, given_back })))?,
-        ))
+        Ok((outcome, self.submit(Job::Settle(Box::new(ToSettle { settlement, caller, given_back })))?))
     }
 
     /// Queues a job, and sees to it that it is sent: in a task, or, if nothing is in flight, by whoever polls the
     /// future that this returns.
-    fn submit(self: &Arc<Self>, doing: &'static str, job: Job) -> Result<Option<Sending>, StoreError> {
+    fn submit(self: &Arc<Self>, job: Job) -> Result<Option<Sending>, StoreError> {
+        let doing = job.doing();
         let runtime = Handle::try_current().map_err(|cause| StoreError::new(doing, cause))?;
         let queue = self.queue(&job);
         if let Some(slot) = queue.enter_alone() {
@@ -186,14 +184,14 @@ impl Dispatcher {
             && self.is_to_be_sent_again(error)
         {
             if !self.is_elsewhere(error) {
-                batch = batch.without_unrepeatable(&StoreError::new("deciding a check", error.clone()));
+                batch = batch.without_unrepeatable(&StoreError::new("asking Redis", error.clone()));
             }
             if !batch.is_empty() {
                 reply = self.try_send(&batch, &now, true).await;
             }
         }
         let reply = reply.and_then(|reply| Ok(reply?));
-        batch.finish(reply.map_err(|cause| StoreError::new("deciding a check", cause)));
+        batch.finish(reply.map_err(|cause| StoreError::new("asking Redis", cause)));
     }
 
     fn is_to_be_sent_again(&self, error: &RedisError) -> bool {

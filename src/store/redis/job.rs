@@ -78,8 +78,18 @@ impl Job {
         }
     }
 
-    /// Answers the caller, if it still waits: how the limits stand, and whether a settlement was known.
+    /// What failed, if it fails.
+    pub(super) fn doing(&self) -> &'static str {
+        match self {
+            Self::Decide(_) => "deciding a check",
+            Self::Settle(_) => "settling an admission",
+        }
+    }
+
+    /// Answers the caller, if it still waits: how the limits stand, and whether a settlement was known. An error is from
+    /// now on this job's.
     pub(super) fn finish(self, outcome: Outcome<(Decision, bool)>) {
+        let outcome = outcome.map_err(|error| error.when(self.doing()));
         match self {
             Self::Decide(asked) => drop(asked.caller.send(outcome.map(|(decision, _)| decision))),
             Self::Settle(asked) => {

@@ -70,8 +70,7 @@ impl Batch {
 
     /// Answers every job out of the script's reply, or all of them with an error.
     pub(super) fn finish(self, reply: Result<Value, StoreError>) {
-        let outcomes =
-            reply.and_then(|reply| self.read(reply).map_err(|error| StoreError::new("deciding a check", error)));
+        let outcomes = reply.and_then(|reply| self.read(reply).map_err(|error| StoreError::new("asking Redis", error)));
         match outcomes {
             Ok(outcomes) => iter::zip(self.into_jobs(), outcomes).for_each(|(job, outcome)| job.finish(outcome)),
             Err(error) => self.into_jobs().for_each(|job| job.finish(Err(error.clone()))),

@@ -38,10 +38,7 @@ impl Submission {
         statuses: &mut Vec<Status>,
         outcomes: &mut Vec<Outcome<(Decision, bool)>>,
     ) -> Result<(), MalformedReply> {
-        let (check, doing) = match &self.first {
-            Job::Decide(asked) => (&asked.check, "deciding a check"),
-            Job::Settle(asked) => (asked.settlement.check(), "settling an admission"),
-        };
+        let check = self.first.check();
         let is_settlement = matches!(self.first, Job::Settle(_));
         let told = fields.told(self.size())?;
         let has_retries = told.is_some() && !is_settlement;
@@ -52,7 +49,7 @@ impl Submission {
         }
         for copy in 0..self.size() {
             outcomes.push(match &admitted {
-                Err(text) => Err(StoreError::new(doing, text.clone())),
+                Err(text) => Err(StoreError::new(self.first.doing(), text.clone())),
                 Ok(admitted) => {
                     let mut statuses = statuses.iter();
                     let decision = Decision::new(check, system_time(now), self.id.following(copy), |charge| {
