@@ -231,3 +231,37 @@ async fn a_lost_reply_counts_once() {
         assert_eq!(last, Some(expected), "round {round}");
     }
 }
+
+/// Of two equal checks there was room for one, and the answer is lost. When they are sent again there is room for both:
+/// the one that was refused stays refused, or it would be counted under the other's identity, which is to say not at all.
+#[tokio::test]
+async fn what_the_lost_reply_has_refused_stays_refused() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server).await;
+    let limiter = limiter(proxy.url());
+    let limit = Limit::per("calls", 2, Duration::from_secs(1));
+    let ask = |key: &'static str| limiter.check(&limit, key, 1);
+    // A machine that stands still for too long proves nothing.
+    for key in ["a", "b", "c", "d", "e", "f", "g", "h"] {
+        ask(key).await.unwrap();
+        sleep(Duration::from_millis(700)).await;
+        proxy.delay_replies(Duration::from_millis(400));
+        proxy.lose_replies(1);
+        let sent = Instant::now();
+        let answers = [ask(key), ask(key)].map(tokio::spawn);
+        while !proxy.has_lost_them() {
+            sleep(Duration::from_millis(5)).await;
+        }
+        proxy.delay_replies(Duration::ZERO);
+        let mut admitted = 0;
+        for answer in answers {
+            admitted += u64::from(answer.await.unwrap().unwrap().is_allowed());
+        }
+        let used = limiter.peek(&limit, key).await.unwrap().used();
+        if sent.elapsed() < Duration::from_millis(900) {
+            assert_eq!(admitted, used);
+            return;
+        }
+    }
+    panic!("no round was quick enough");
+}
