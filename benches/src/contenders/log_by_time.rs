@@ -7,7 +7,7 @@ use crate::server::Server;
 /// Its name in tables and plots.
 pub(crate) const LOG_BY_TIME: &str = "a log of times";
 
-/// Asks so many times in a row for one user, all admitted.
+/// Asks so many times in a row for one user, all admitted. Its key names the limit, as ours does.
 pub(crate) fn fill_log_by_time(server: &Server, admissions: u64) {
     let script = Script::new(
         "local time = redis.call('TIME')
@@ -21,13 +21,13 @@ pub(crate) fn fill_log_by_time(server: &Server, admissions: u64) {
     let mut connection = server.connection();
     for _ in 0..admissions {
         let allowed: u64 = script
-            .key("ratelimit:{user:1234}")
+            .key("ratelimit:requests:{user:1234}")
             .arg(admissions)
             .arg(3_600_000)
             .invoke(&mut connection)
             .expect("an answer");
         assert_eq!(allowed, 1, "the limit is filled, not passed");
     }
-    let entries: u64 = server.run("ZCARD ratelimit:{user:1234}");
+    let entries: u64 = server.run("ZCARD ratelimit:requests:{user:1234}");
     assert_eq!(entries, admissions, "no two in one microsecond");
 }
