@@ -6,9 +6,10 @@
 //!    does not count by an exact log, is counted twice if its slot moves and a connection breaks at once: never too
 //!    little.
 //! 3. Both know by themselves which node has which slot, and connect anew to a node that is lost.
-//! 4. A client of which nothing is heard any more, of no node, is replaced. It may be caught in a lock of its own: a request
-//!    that waits for its turn at the table of connections is not polled while the slots are looked up anew, which waits
-//!    for that table, too. Both then wait for ever. It takes many requests at the moment at which slots move.
+//! 4. A client of which nothing is heard any more, of no node, is replaced, for in version 1.8.1 it may be caught in a lock
+//!    of its own. Where tokio's budget for one turn of its task ends as a request takes the table of nodes, the request
+//!    keeps the table until it is polled again; and it is not, while the slots are looked up anew, which waits for the
+//!    table. So some dozens of requests at the moment at which slots move can stop it for ever.
 
 use std::{
     fmt,
@@ -103,7 +104,7 @@ impl ClusterLink {
 
     /// Whether it has fallen silent, so that another has to be made.
     pub(super) fn is_silent(&self) -> bool {
-        let is_silent = |nodes: &Nodes| nodes.silence.has_lasted(MAX_UNANSWERED, OVERALL_TIMEOUT);
+        let is_silent = |nodes: &Nodes| nodes.silence.has_lasted(MAX_UNANSWERED, RESPONSE_TIMEOUT);
         is_silent(&self.first) || self.again.get().is_some_and(is_silent)
     }
 }

@@ -6,7 +6,7 @@
 //!    error ever reports.
 //! 3. Both are looked up in this process. Nothing is asked of the server when a connection is taken.
 //! 4. A connection to a cluster leads to all of its nodes, and mends itself: batches share it. It is dropped when none of
-//!    them has said anything for a second.
+//!    them has said anything for half a second.
 
 use std::{
     error, fmt,
