@@ -2,7 +2,7 @@
 # Lets go wrong what can go wrong, under 200 clients, and prints what was seen: the table in src/what_happens_when.md. Leave
 # the machine alone meanwhile, for the times are measured.
 #
-#   bash tests/outage.sh            10 minutes of random faults, 10,000,000 inputs for each parser: some hours
+#   bash tests/outage.sh            10 minutes of random faults, 10,000,000 inputs for each parser: an hour
 #   bash tests/outage.sh --quick    a minute of random faults, 10,000 inputs: a few minutes, most of them compiling
 #
 # FAULT_SECONDS and FUZZ_CASES in front of it set either by itself. What the tests say is in target/outage.log.

@@ -25,7 +25,7 @@ use tower_sliding_window::{
 use crate::support::{
     PATIENCE,
     log::Log,
-    outage::{CLIENTS, millis, row},
+    outage::{CLIENTS, DEADLINE, millis, row},
     redis_server::RedisServer,
     requests::{anyone, hello, request},
     stores::Failing,
@@ -33,7 +33,6 @@ use crate::support::{
 };
 
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
-const DEADLINE: Duration = Duration::from_millis(50);
 const INTERVAL: Duration = Duration::from_millis(200);
 /// The time of a machine that is busy.
 const SLACK: Duration = Duration::from_secs(5);

@@ -222,6 +222,10 @@ impl Outcome {
         self.seen.admitted[..CHARGED_TWICE].iter().map(Vec::len).sum()
     }
 
+    pub(super) fn remembered_bytes(&self) -> usize {
+        self.admitted() * size_of::<Admitted>()
+    }
+
     pub(super) fn slowest(&self) -> Duration {
         self.seen.slowest
     }

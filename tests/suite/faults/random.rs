@@ -72,12 +72,12 @@ async fn random_faults() {
         "random faults",
         format!(
             "{faults} faults in {} s: {} decisions, {} failed, the slowest answer after {}; no panic, nobody stuck, no task \
-             or connection left; {grown} KiB more in memory, with {} admissions that the clients remember",
+             or connection left; {grown} KiB more in memory, {} of them what the clients remember",
             lasted.as_secs(),
             outcome.decided(),
             outcome.failed(),
             millis(outcome.slowest()),
-            outcome.admitted(),
+            outcome.remembered_bytes() / 1024,
         ),
         "10 minutes: zero panics, zero stuck requests, memory flat, no task or connection leaked",
     );

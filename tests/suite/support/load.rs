@@ -12,7 +12,10 @@ use std::{
 use tokio::{task::JoinSet, time::sleep};
 use tower_sliding_window::{Check, Limiter, Store};
 
-use super::{outage::CLIENTS, until};
+use super::{
+    outage::{CLIENTS, DEADLINE},
+    until,
+};
 
 /// Between two questions of a client.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -30,7 +33,10 @@ pub(crate) struct Told {
     pub(crate) decided: u64,
     pub(crate) failed: u64,
     pub(crate) slowest: Duration,
-    pub(crate) last_failure: Option<Instant>,
+    /// Without any decision.
+    pub(crate) longest_gap: Duration,
+    last_decision: Option<Instant>,
+    last_failure: Option<Instant>,
 }
 
 impl Load {
@@ -55,12 +61,12 @@ impl Load {
         Self { clients, is_over, told }
     }
 
-    /// Each client asks the limiter for the check of its number.
+    /// Each client asks the limiter for the check of its number, with the usual deadline.
     pub(crate) fn of_checks<S: Store>(
         limiter: &Limiter<S>,
         check: impl Fn(usize) -> Check + Send + Sync + 'static,
     ) -> Self {
-        let limiter = limiter.clone();
+        let limiter = limiter.clone().deadline(DEADLINE);
         Self::start(move |number| {
             let decision = limiter.check_all(check(number));
             async { decision.await.ok().map(|decision| decision.is_allowed()) }
@@ -89,15 +95,18 @@ impl Load {
 
 impl Told {
     fn hears(&mut self, is_admitted: Option<bool>, asked: Instant) {
-        self.slowest = self.slowest.max(asked.elapsed());
+        let now = Instant::now();
+        self.slowest = self.slowest.max(now - asked);
         match is_admitted {
             Some(is_admitted) => {
                 self.admitted += u64::from(is_admitted);
                 self.decided += 1;
+                let last = self.last_decision.replace(now);
+                self.longest_gap = self.longest_gap.max(last.map(|last| now - last).unwrap_or_default());
             }
             None => {
                 self.failed += 1;
-                self.last_failure = Some(Instant::now());
+                self.last_failure = Some(now);
             }
         }
     }

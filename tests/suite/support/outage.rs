@@ -6,6 +6,9 @@ use std::{fmt::Display, time::Duration};
 /// How many clients ask at once.
 pub(crate) const CLIENTS: usize = 200;
 
+/// How long each of them waits: as long as it does unless it is told otherwise.
+pub(crate) const DEADLINE: Duration = Duration::from_millis(50);
+
 /// One line of the table.
 pub(crate) fn row(fault: &str, seen: impl Display, to_reach: &str) {
     // On a line of its own, behind the test's name.
@@ -13,5 +16,6 @@ pub(crate) fn row(fault: &str, seen: impl Display, to_reach: &str) {
 }
 
 pub(crate) fn millis(time: Duration) -> String {
-    format!("{:.1} ms", time.as_secs_f64() * 1e3)
+    let millis = time.as_secs_f64() * 1e3;
+    if millis < 1.0 { format!("{millis:.2} ms") } else { format!("{millis:.0} ms") }
 }
