@@ -16,6 +16,7 @@ use tower_sliding_window::{
 
 use crate::support::{
     PATIENCE,
+    outage::row,
     redis_server::RedisServer,
     requests::{anyone, figures, hello, request},
     stores::Failing,
@@ -57,6 +58,11 @@ async fn instances_without_redis_admit_the_limit_together_and_hand_back() {
     }
     let responses = requests.join_all().await;
     let admitted = responses.iter().filter(|response| response.status() == 200).count();
+    row(
+        "Redis is gone, `fail_local` on 4 instances with a share of 1/4",
+        format!("{admitted} of 400 requests admitted in total, under a limit of 100"),
+        "at most the limit admitted in total",
+    );
     assert_eq!(admitted, 100, "each instance admits its quarter, and no more");
     for response in &responses {
         assert_eq!(degraded(response).mode(), FailureMode::Local(QUARTER));

@@ -6,6 +6,10 @@
 //!    does not count by an exact log, is counted twice if its slot moves and a connection breaks at once: never too
 //!    little.
 //! 3. Both know by themselves which node has which slot, and connect anew to a node that is lost.
+//! 4. A client of which nothing is heard any more, of no node, is replaced, for in version 1.8.1 it may be caught in a lock
+//!    of its own. Where tokio's budget for one turn of its task ends as a request takes the table of nodes, the request
+//!    keeps the table until it is polled again; and it is not, while the slots are looked up anew, which waits for the
+//!    table. So some dozens of requests at the moment at which slots move can stop it for ever.
 
 use std::{
     fmt,
@@ -14,14 +18,18 @@ use std::{
 };
 
 use redis::{
-    RedisResult,
+    Cmd, ErrorKind, RedisError, RedisResult, Value,
+    aio::ConnectionLike,
     cluster::{ClusterClient, ClusterClientBuilder, ClusterConfig},
     cluster_async::ClusterConnection,
 };
+use tokio::time::timeout;
 
 use super::{
     access::{Access, tcp_settings},
+    connection::MAX_UNANSWERED,
     invalid::InvalidRedisConfig,
+    silence::Silence,
 };
 
 /// How long a node may take to answer: as long as a server that is no cluster.
@@ -29,6 +37,9 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How long a client may be at one request, with all that it repeats and connects to.
 const OVERALL_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long it may take to connect to all nodes and to ask one for the slots, each of which has a limit of its own.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often the second client repeats what a node has refused, and how long it waits in between, in milliseconds.
 const RETRIES: u32 = 6;
@@ -40,17 +51,19 @@ pub(super) struct Cluster {
     nodes: String,
 }
 
-/// Connections to all nodes. Clones share them.
-#[derive(Clone)]
+/// Connections of both clients.
 pub(super) struct ClusterLink {
-    first: ClusterConnection,
-    again: Arc<Again>,
+    first: Nodes,
+    /// Made when it is needed.
+    again: OnceLock<Nodes>,
+    client: ClusterClient,
 }
 
-/// The second client, and its connection, made when it is needed.
-struct Again {
-    client: ClusterClient,
-    connection: OnceLock<ClusterConnection>,
+/// Connections to all nodes. Clones share them.
+#[derive(Clone)]
+pub(super) struct Nodes {
+    connection: ClusterConnection,
+    silence: Arc<Silence>,
 }
 
 impl Cluster {
@@ -76,18 +89,38 @@ impl Cluster {
     }
 
     pub(super) async fn connect(&self) -> RedisResult<ClusterLink> {
-        let first = self.first.get_async_connection().await?;
-        let again = Arc::new(Again { client: self.again.clone(), connection: OnceLock::new() });
-        Ok(ClusterLink { first, again })
+        let first = timeout(CONNECT_TIMEOUT, self.first.get_async_connection()).await;
+        let first = first.map_err(|_| RedisError::from((ErrorKind::Io, "the cluster's nodes do not answer")))??;
+        Ok(ClusterLink { first: Nodes::new(first), again: OnceLock::new(), client: self.again.clone() })
     }
 }
 
 impl ClusterLink {
     /// The connections for what is sent for the first time, or again.
-    pub(super) fn connection(&self, again: bool) -> ClusterConnection {
-        let Again { client, connection } = &*self.again;
-        let connect = || client.get_pending_async_connection_with_config(ClusterConfig::new());
-        if again { connection.get_or_init(connect).clone() } else { self.first.clone() }
+    pub(super) fn nodes(&self, again: bool) -> Nodes {
+        let connect = || Nodes::new(self.client.get_pending_async_connection_with_config(ClusterConfig::new()));
+        if again { self.again.get_or_init(connect).clone() } else { self.first.clone() }
+    }
+
+    /// Whether it has fallen silent, so that another has to be made.
+    pub(super) fn is_silent(&self) -> bool {
+        let is_silent = |nodes: &Nodes| nodes.silence.has_lasted(MAX_UNANSWERED, RESPONSE_TIMEOUT);
+        is_silent(&self.first) || self.again.get().is_some_and(is_silent)
+    }
+}
+
+impl Nodes {
+    fn new(connection: ClusterConnection) -> Self {
+        Self { connection, silence: Arc::new(Silence::new()) }
+    }
+
+    pub(super) async fn send(&mut self, command: &Cmd) -> RedisResult<Value> {
+        self.silence.asks();
+        let outcome = self.connection.req_packed_command(command).await.and_then(Value::extract_error);
+        if !outcome.as_ref().is_err_and(RedisError::is_timeout) {
+            self.silence.hears();
+        }
+        outcome
     }
 }
 

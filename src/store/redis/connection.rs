@@ -5,7 +5,8 @@
 //! 2. A connection that has left several requests in a row unanswered is dropped too: it may be half open, which no
 //!    error ever reports.
 //! 3. Both are looked up in this process. Nothing is asked of the server when a connection is taken.
-//! 4. A connection to a cluster leads to all of its nodes, and mends itself: batches share it.
+//! 4. A connection to a cluster leads to all of its nodes, and mends itself: batches share it. It is dropped when none of
+//!    them has said anything for half a second.
 
 use std::{
     error, fmt,
@@ -20,15 +21,15 @@ use std::{
 };
 
 use bb8::{ManageConnection, Pool, RunError};
-#[cfg(feature = "cluster")]
-use redis::cluster_async::ClusterConnection;
 use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value, aio::ConnectionLike};
 use tokio::sync::Notify;
 
+#[cfg(feature = "cluster")]
+use super::cluster::Nodes;
 use super::target::{Link, Target};
 
 /// A connection that left this many requests in a row unanswered is dropped.
-const MAX_UNANSWERED: u32 = 3;
+pub(super) const MAX_UNANSWERED: u32 = 3;
 
 /// The kind of our own error about a connection that is not to be used again. Connecting never fails with it.
 const GIVEN_UP: ErrorKind = ErrorKind::Client;
@@ -54,7 +55,7 @@ enum Held<'a> {
     Alone(bb8::PooledConnection<'a, Manager>),
     /// One to a whole cluster has gone back already: a node that is slow must not keep others from the rest.
     #[cfg(feature = "cluster")]
-    Shared(ClusterConnection),
+    Shared(Nodes),
 }
 
 impl Connections {
@@ -108,7 +109,7 @@ impl<'a> Held<'a> {
         match &pooled.link {
             Link::Node(_) => Self::Alone(pooled),
             #[cfg(feature = "cluster")]
-            Link::Cluster(link) => Self::Shared(link.connection(again)),
+            Link::Cluster(link) => Self::Shared(link.nodes(again)),
         }
     }
 }
@@ -119,9 +120,7 @@ impl Connection<'_> {
             Held::Alone(pooled) => pooled,
             // It mends itself.
             #[cfg(feature = "cluster")]
-            Held::Shared(connection) => {
-                return connection.req_packed_command(command).await.and_then(Value::extract_error);
-            }
+            Held::Shared(nodes) => return nodes.send(command).await,
         };
         // Counted before the wait: a caller whose deadline passes drops this future in the middle of it.
         pooled.unanswered += 1;
@@ -129,7 +128,7 @@ impl Connection<'_> {
             Link::Node(connection) => connection.req_packed_command(command).await.and_then(Value::extract_error),
             // It is never held alone.
             #[cfg(feature = "cluster")]
-            Link::Cluster(link) => link.connection(false).req_packed_command(command).await,
+            Link::Cluster(link) => link.nodes(false).send(command).await,
         };
         match &outcome {
             Err(error) if error.is_timeout() => {}
@@ -196,6 +195,12 @@ impl ManageConnection for Manager {
     }
 
     fn has_broken(&self, connection: &mut Managed) -> bool {
+        #[cfg(feature = "cluster")]
+        if let Link::Cluster(link) = &connection.link
+            && link.is_silent()
+        {
+            return true;
+        }
         connection.unanswered >= MAX_UNANSWERED || connection.generation != self.generation.load(Ordering::Relaxed)
     }
 }

@@ -32,6 +32,8 @@ mod keys;
 mod queue;
 mod script;
 mod sentinel;
+#[cfg(feature = "cluster")]
+mod silence;
 mod target;
 mod time;
 #[cfg(feature = "tls")]

@@ -28,7 +28,7 @@ pub(super) enum Target {
 pub(super) enum Link {
     Node(MultiplexedConnection),
     #[cfg(feature = "cluster")]
-    Cluster(ClusterLink),
+    Cluster(Box<ClusterLink>),
 }
 
 impl Target {
@@ -47,7 +47,7 @@ impl Target {
             Self::Node(manager, _) => manager.connect().await?,
             Self::Sentinels(sentinels) => sentinels.connect().await?,
             #[cfg(feature = "cluster")]
-            Self::Cluster(cluster) => return Ok(Link::Cluster(cluster.connect().await?)),
+            Self::Cluster(cluster) => return Ok(Link::Cluster(Box::new(cluster.connect().await?))),
         };
         if let Some(name) = name {
             // A name is for who looks at the server. A user that may not set it loses nothing else.

@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::{task::JoinSet, time::sleep};
 use tower_sliding_window::{DenyCache, Limit, Limiter, ManualClock, RedisStore};
 
-use super::{CLIENTS, row};
-use crate::support::{PATIENCE, redis_server::RedisServer};
+use super::{CLIENTS, reached};
+use crate::support::{PATIENCE, outage::row, redis_server::RedisServer};
 
 const UNITS: u64 = 50;
 const LIMIT: Limit = Limit::per("calls", UNITS, Duration::from_secs(10));
@@ -52,7 +52,13 @@ async fn an_hour_back_and_an_hour_forward() {
         assert_eq!(admitted(&limiter, 2).await, UNITS, "one extra limit forwards, and no more");
         clock.advance(LIMIT.window());
     }
-    row("clock: an hour back and forth", CLIENTS, format!("{UNITS} a step, 0 backwards"));
+    row(
+        "the clock steps back an hour, and forward an hour, ten times",
+        format!(
+            "of {UNITS} units none more backwards, and {UNITS} again after one window; {UNITS} more a step forward"
+        ),
+        "no over-admission, and a key right again within one window; at most one extra limit a key",
+    );
 }
 
 /// The clock steps in the middle of what is being asked: each step forward admits one limit more, and no step back any.
@@ -79,6 +85,6 @@ async fn steps_while_many_ask() {
         total += admitted(&limiter, 10).await;
     }
     stepping.await.unwrap();
-    row("clock: steps while many ask", CLIENTS, format!("admitted {total} over {STEPS} steps each way"));
+    reached("clock: steps while many ask", CLIENTS, format!("admitted {total} over {STEPS} steps each way"));
     assert!((UNITS..=UNITS * (1 + STEPS * (1 + ON_THEIR_WAY))).contains(&total), "{total}");
 }

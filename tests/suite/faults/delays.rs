@@ -11,7 +11,7 @@ use tower_sliding_window::{Breaker, DenyCache, Error, Limit, Limiter, RedisStore
 use super::{
     CLIENTS,
     load::{History, Load},
-    row,
+    reached,
 };
 use crate::support::{PATIENCE, proxy::Proxy, redis_server::RedisServer};
 
@@ -72,7 +72,7 @@ async fn a_flood_behind_late_replies() {
     let (used, asked, ()) = tokio::join!(patient.peek(&CALLS, "ada"), patient.check(&CALLS, "bob", 1), heal);
     let (used, asked) = (used.expect("there is no room").used(), asked.expect("there is no room"));
     assert_eq!(asked.used(), 1);
-    row(
+    reached(
         "a flood behind late replies",
         FLOOD,
         format!("admitted {allowed}, counted {used}, late {late}, no room {full}"),

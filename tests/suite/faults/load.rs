@@ -18,7 +18,7 @@ use tokio::{
 };
 use tower_sliding_window::{Charge, Check, DenyCache, Error, Limit, Limiter, RedisStore};
 
-use super::row;
+use super::reached;
 use crate::support::PATIENCE;
 
 /// Counted over and over again within a run.
@@ -179,7 +179,7 @@ pub(super) struct Outcome {
 impl Outcome {
     /// Prints what was reached, and holds it against the rules.
     pub(super) fn keeps_the_rules(mut self, fault: &str, history: History) -> Self {
-        row(fault, self.clients, &self);
+        reached(fault, self.clients, &self);
         assert!(self.admitted() > 0, "nothing was decided: {self}");
         // Whoever is to answer a request, and panics, lets go of it: this is what is then said.
         assert!(!self.seen.failed.contains_key("channel closed"), "a task has panicked: {self}");
@@ -209,6 +209,10 @@ impl Outcome {
         self
     }
 
+    pub(super) fn decided(&self) -> usize {
+        self.admitted() + self.seen.refused
+    }
+
     pub(super) fn admitted(&self) -> usize {
         self.seen.admitted.iter().map(Vec::len).sum()
     }
@@ -216,6 +220,14 @@ impl Outcome {
     /// Of these, how many were charged twice.
     fn admitted_twice(&self) -> usize {
         self.seen.admitted[..CHARGED_TWICE].iter().map(Vec::len).sum()
+    }
+
+    pub(super) fn remembered_bytes(&self) -> usize {
+        self.admitted() * size_of::<Admitted>()
+    }
+
+    pub(super) fn slowest(&self) -> Duration {
+        self.seen.slowest
     }
 
     pub(super) fn failed(&self) -> usize {

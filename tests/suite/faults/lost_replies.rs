@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tower_sliding_window::{Breaker, Charge, Check, Decision, Error, Limit, Limiter, RedisStore, Settlement};
 
-use super::row;
-use crate::support::{PATIENCE, proxy::Proxy, redis_server::RedisServer};
+use super::reached;
+use crate::support::{PATIENCE, outage::row, proxy::Proxy, redis_server::RedisServer};
 
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
 const KEYS: [&str; 5] = ["ada", "bob", "cy", "dee", "eve"];
@@ -61,7 +61,11 @@ async fn what_is_sent_again_counts_once() {
         }
     }
     assert_eq!(admitted, 10_000);
-    row("reply lost, sent again", CHECKS, format!("admitted {admitted}, each counted once"));
+    row(
+        "a reply is lost after the script has run, and the checks are sent again",
+        format!("{admitted} admissions, each counted once"),
+        "each admission counted once, in 10,000 trials",
+    );
 }
 
 /// Where the second reply is lost, too, the checks fail: they have been counted, and once only.
@@ -84,7 +88,7 @@ async fn what_is_lost_twice_fails_and_counts_once() {
             assert_eq!(limiter.peek(&CALLS, *key).await.unwrap().used(), expected);
         }
     }
-    row("both replies lost", CHECKS, format!("failed {failed}, each counted once"));
+    reached("both replies lost", CHECKS, format!("failed {failed}, each counted once"));
 }
 
 /// What was sent again can be given back as anything else: alone, as copies that share an entry, and at a cost.

@@ -1,12 +1,7 @@
 //! What goes wrong between a limiter and its server, under load: one file a kind of fault.
 //!
-//! Every run counts what was admitted against what the rules allow. The table of what each fault did comes with
-//!
-//! ```sh
-//! cargo test --all-features --test suite faults -- --nocapture --test-threads 1 | grep ' | '
-//! ```
-//!
-//! `FAULT_SECONDS=600` in front of it makes the random faults go on for so long.
+//! Every run counts what was admitted against what the rules allow, and prints what the fault did. `bash tests/outage.sh`
+//! makes the table of the worst of them, and lets the random faults go on for longer, as `FAULT_SECONDS=600` does.
 
 mod clock;
 mod connections;
@@ -14,19 +9,17 @@ mod delays;
 mod load;
 mod lost_replies;
 mod random;
+mod recovery;
 mod servers;
 
 use std::{fmt::Display, thread, time::Duration};
 
 use tokio::time::sleep;
 
-use crate::support::redis_server::RedisServer;
+use crate::support::{outage::CLIENTS, redis_server::RedisServer};
 
-/// How many clients ask at once.
-const CLIENTS: usize = 200;
-
-/// One line of the table.
-fn row(fault: &str, clients: usize, reached: impl Display) {
+/// One line of what faults did.
+fn reached(fault: &str, clients: usize, reached: impl Display) {
     // On a line of its own, behind the test's name.
     println!("\n{fault:<32} | {clients:>5} clients | {reached}");
 }

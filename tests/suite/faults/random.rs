@@ -17,6 +17,7 @@ use super::{
 };
 use crate::support::{
     PATIENCE,
+    outage::{millis, row},
     proxy::{Cut, Proxy},
     redis_server::RedisServer,
 };
@@ -53,7 +54,7 @@ async fn random_faults() {
         assert!(healed.elapsed() < PATIENCE, "connections have leaked");
         sleep(Duration::from_millis(10)).await;
     }
-    let memory = resident_bytes().zip(memory_before);
+    let (lasted, memory) = (started.elapsed(), resident_bytes().zip(memory_before));
     // What other tests take at the same time is not ours.
     if let (Some((now, before)), Some(_)) = (memory, told) {
         assert!(now < before + 64 * 1024 * 1024, "memory has grown from {before} to {now} bytes");
@@ -66,6 +67,20 @@ async fn random_faults() {
         assert!(ended.elapsed() < PATIENCE, "tasks or connections have leaked");
         sleep(Duration::from_millis(10)).await;
     }
+    let grown = memory.map_or(0, |(now, before)| now.saturating_sub(before) / 1024);
+    row(
+        "random faults",
+        format!(
+            "{faults} faults in {} s: {} decisions, {} failed, the slowest answer after {}; no panic, nobody stuck, no task \
+             or connection left; {grown} KiB more in memory, {} of them what the clients remember",
+            lasted.as_secs(),
+            outcome.decided(),
+            outcome.failed(),
+            millis(outcome.slowest()),
+            outcome.remembered_bytes() / 1024,
+        ),
+        "10 minutes: zero panics, zero stuck requests, memory flat, no task or connection leaked",
+    );
 }
 
 /// One fault, and its end. Whether the server has forgotten everything.

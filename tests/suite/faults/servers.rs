@@ -8,7 +8,7 @@ use super::{
     CLIENTS, keep_busy,
     load::{History, Load},
 };
-use crate::support::{PATIENCE, redis_server::RedisServer};
+use crate::support::{PATIENCE, outage::row, redis_server::RedisServer};
 
 const DEADLINE: Duration = Duration::from_millis(100);
 
@@ -55,6 +55,11 @@ async fn a_server_that_forgets_the_script() {
         redis::cmd("SCRIPT").arg("FLUSH").exec(&mut forgetful).unwrap();
     }
     let outcome = load.end().await.keeps_the_rules("SCRIPT FLUSH every 10 ms", History::Exact);
+    row(
+        "`SCRIPT FLUSH` every 10 ms",
+        format!("{} decisions, {} failed", outcome.decided(), outcome.failed()),
+        "no failed check",
+    );
     assert_eq!(outcome.failed(), 0, "{outcome}");
 }
 

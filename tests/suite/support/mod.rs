@@ -3,8 +3,10 @@
 pub(crate) mod example;
 pub(crate) mod http_client;
 pub(crate) mod http_server;
+pub(crate) mod load;
 pub(crate) mod log;
 pub(crate) mod model;
+pub(crate) mod outage;
 pub(crate) mod proxy;
 #[cfg(feature = "cluster")]
 pub(crate) mod redis_cluster;
