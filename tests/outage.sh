@@ -10,8 +10,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 case "${1:-}" in
-  "") seconds=600 cases=10000000 ;;
-  --quick) seconds=60 cases=10000 ;;
+  "") seconds=600 cases=10000000 profile=--release ;;
+  # As the tests are built: nothing is compiled twice.
+  --quick) seconds=60 cases=10000 profile=--profile=test ;;
   *) echo "tests/outage.sh: what is $1?" >&2 && exit 2 ;;
 esac
 export FAULT_SECONDS="${FAULT_SECONDS:-$seconds}" FUZZ_CASES="${FUZZ_CASES:-$cases}"
@@ -38,13 +39,13 @@ log=target/outage.log
 table=target/outage.md
 is_well=true
 
-suite() { cargo test --release --all-features --test suite -- "$@"; }
+suite() { cargo test "$profile" --all-features --test suite -- "$@"; }
 failed() {
   is_well=false
   printf '| %s | FAILED: %s | |\n' "$1" "$log" >>"$table"
 }
 
-cargo test --release --all-features --lib --test suite --no-run
+cargo test "$profile" --all-features --lib --test suite --no-run
 : >"$log"
 printf '| fault | seen | to reach |\n|---|---|---|\n' >"$table"
 for fault in "${FAULTS[@]}"; do
@@ -57,7 +58,7 @@ for fault in "${FAULTS[@]}"; do
 done
 
 echo "fuzz, $FUZZ_CASES cases for each test"
-if { suite fuzz:: && cargo test --release --all-features --lib no_value_panics_or_closes_for_more_than_a_day; } >>"$log" 2>&1; then
+if { suite fuzz:: && cargo test "$profile" --all-features --lib no_value_panics_or_closes_for_more_than_a_day; } >>"$log" 2>&1; then
   printf '| random input: %s | %s inputs for each of 11 tests: no panic, no accepted spoof | 10,000,000 inputs a parser: no panic, no accepted spoof |\n' \
     "$PARSED" "$FUZZ_CASES" >>"$table"
 else
