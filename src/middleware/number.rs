@@ -31,7 +31,7 @@ static TEXT: &str = match str::from_utf8(DIGITS.as_flattened()) {
 pub(super) fn header_value(number: u64) -> HeaderValue {
     match at_hand(number) {
         Some(text) => HeaderValue::from_static(text),
-        None => number.to_string().try_into().unwrap_or_else(|_| number.into()),
+        None => written(number),
     }
 }
 
@@ -41,6 +41,22 @@ fn at_hand(number: u64) -> Option<&'static str> {
     Some(&TEXT[start + zeros..start + 4])
 }
 
+/// Four digits at a time, from the last ones on.
+fn written(number: u64) -> HeaderValue {
+    let (mut digits, mut start, mut rest) = ([0; 20], 20, number);
+    let first = loop {
+        if let Some(first) = at_hand(rest) {
+            break first.as_bytes();
+        }
+        start -= 4;
+        digits[start..start + 4].copy_from_slice(&DIGITS[(rest % AT_HAND as u64) as usize]);
+        rest /= AT_HAND as u64;
+    };
+    start -= first.len();
+    digits[start..start + first.len()].copy_from_slice(first);
+    HeaderValue::from_bytes(&digits[start..]).unwrap_or_else(|_| number.into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -48,7 +64,8 @@ mod tests {
     #[test]
     fn a_number_is_written_as_it_always_is() {
         let edges = [u64::from(u32::MAX), u64::MAX / 4, u64::MAX / 4 + 1, u64::MAX - 1, u64::MAX];
-        for number in (0..=10_001).chain(edges) {
+        let lengths = (0..20).map(|digits| 10_u64.pow(digits)).flat_map(|power| [power - 1, power, power + 1]);
+        for number in (0..=10_001).chain(edges).chain(lengths) {
             assert_eq!(header_value(number), HeaderValue::from(number));
         }
     }
