@@ -126,6 +126,8 @@ pub(super) struct Seen {
     /// By their innermost cause.
     failed: BTreeMap<String, usize>,
     slowest: Duration,
+    /// What those who have joined it took in memory, with the room that a list keeps to grow.
+    joined_bytes: usize,
 }
 
 impl Seen {
@@ -147,6 +149,7 @@ impl Seen {
     }
 
     fn join(&mut self, other: Self) {
+        self.joined_bytes += other.admitted.iter().map(Vec::capacity).sum::<usize>() * size_of::<Admitted>();
         self.admitted.iter_mut().zip(other.admitted).for_each(|(mine, others)| mine.extend(others));
         self.refused += other.refused;
         other.failed.into_iter().for_each(|(cause, times)| *self.failed.entry(cause).or_default() += times);
@@ -223,7 +226,7 @@ impl Outcome {
     }
 
     pub(super) fn remembered_bytes(&self) -> usize {
-        self.admitted() * size_of::<Admitted>()
+        self.seen.joined_bytes
     }
 
     pub(super) fn slowest(&self) -> Duration {

@@ -72,7 +72,7 @@ async fn random_faults() {
         "random faults",
         format!(
             "{faults} faults in {} s: {} decisions, {} failed, the slowest answer after {}; no panic, nobody stuck, no task \
-             or connection left; {grown} KiB more in memory, {} of them what the clients remember",
+             or connection left; {grown} KiB more in memory, {} of them what the clients keep in mind",
             lasted.as_secs(),
             outcome.decided(),
             outcome.failed(),
