@@ -6,14 +6,15 @@
 //!
 //! 1. A limit of `n` units in `k` parts is `k` limits of `n / k` units each, rounded down, and of the same name. Each check
 //!    is charged to one part. So in no window are more than `n` units admitted, whoever races.
-//! 2. They may be fewer. The remainder of `n / k` is never admitted, and a check is refused when its part is used up,
-//!    though others may have room. The parts take turns, on each thread from a random one on, so that they fill up evenly.
+//! 2. They may be fewer. The remainder of `n / k` is never admitted, nor is what each part has left below a check's cost;
+//!    and a check is refused when its part is used up, though others may have room. The parts take turns, on each thread
+//!    from a random one on: they fill up evenly to within a few units, so let each have hundreds.
 //! 3. The figures of a decision, its limit, what remains and the retry time, are those of the part that was asked. A
 //!    client that is refused and tries again at once may be admitted by another.
 //! 4. A cost above the units of a part is [`NeverFits`](crate::NeverFits), naming them, though it may be below the limit.
 //! 5. What is settled or given back is given back to the part that was charged, since its key stands in the check.
-//!    Whoever [waits](crate::Limiter::acquire), waits for the part that it was charged to first. A
-//!    [`Share`](crate::Share) is one of each part, rounded down again.
+//!    Whoever [waits](crate::Limiter::acquire), waits for that part, and is refused at once if it will have no room in
+//!    time, whatever the others have. A [`Share`](crate::Share) is one of each part, rounded down again.
 //! 6. A part shares its units with no other key, nor with the same key where the limit is not split: split a name
 //!    everywhere or nowhere. A part's key does not depend on how many there are. So where their number changes, the parts
 //!    that were there before go on, and until a window after the change up to the units of all parts, of either size, can

@@ -244,7 +244,9 @@ impl<S: Store> Limiter<S> {
     ///
     /// What a layer counts is under the keys that its extractor makes:
     /// [`extract`](crate::KeyExtractor::extract) makes the key of a request for a reset, too, and
-    /// [`ApiKey::key`](crate::ApiKey::key) and its like that of a value.
+    /// [`ApiKey::key`](crate::ApiKey::key) and its like that of a value. Of a limit that the layer has
+    /// [split](crate::KeyedLimit::split), the key itself counts nothing: reset each of [`Split::keys`](crate::Split::keys),
+    /// under [`Split::limit`](crate::Split::limit), of the same limit in as many parts.
     ///
     /// # Errors
     ///

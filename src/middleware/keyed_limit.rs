@@ -197,7 +197,8 @@ impl KeyedLimit {
     ///
     /// 1. No window holds more than the limit, but some may hold less: the remainder is never admitted, and a request is
     ///    refused when its part is used up.
-    /// 2. The figures that a client sees are those of the part.
+    /// 2. The figures that a client sees are those of the part. A part is asked and reset as one of a
+    ///    [`Split`](crate::Split) of the same limit.
     /// 3. A [chosen](Self::chosen) limit that has fewer units than there are parts is split into as many as it has.
     /// 4. What is [settled](Self::settle) is settled in the part that was charged.
     /// 5. An upstream that is [heeded](super::RateLimitLayer::heed_upstream) closes all parts, one after the other.
@@ -215,7 +216,7 @@ impl KeyedLimit {
         }
     }
 
-    /// Splits the limit, as [`split`](Self::split) does.
+    /// Splits the limit, as [`split`](Self::split) does. The last number counts.
     ///
     /// # Errors
     ///
@@ -225,7 +226,7 @@ impl KeyedLimit {
         Ok(self)
     }
 
-    /// The limit, unless it is [chosen](Self::chosen) for each request.
+    /// The limit, whole also where it is [split](Self::split), unless it is [chosen](Self::chosen) for each request.
     #[must_use]
     pub fn limit(&self) -> Option<&Limit> {
         match &self.source {

@@ -247,8 +247,8 @@ pub(super) struct NoConnection {
 impl fmt::Display for NoConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.after {
-            Some(after) => write!(f, "no connection to Redis at {} within {after:?}", self.address),
-            None => write!(f, "no connection to Redis at {}", self.address),
+            Some(after) => write!(f, "no connection to Redis at {} could be opened within {after:?}", self.address),
+            None => write!(f, "no connection to Redis at {} could be opened", self.address),
         }
     }
 }

@@ -91,7 +91,7 @@ impl RedisStore {
     }
 
     /// A store on the server of a client that the application has already: its address, TLS, user, password, database and
-    /// protocol. The builder's settings go before the client's.
+    /// protocol. The builder's settings override the client's. TLS needs this crate's feature `tls`.
     ///
     /// ```no_run
     /// # async fn store() -> Result<(), Box<dyn std::error::Error>> {
