@@ -20,6 +20,12 @@ local function following(id, places)
   return string.sub(id, 1, 7) .. string.char(string.byte(id, 8) + places)
 end
 
+-- The time of the entry of this rank, from the oldest.
+local function time_of(key, rank)
+  local found = call('ZREVRANGE', key, rank, rank, 'WITHSCORES')[2]
+  return found and -tonumber(found) or now
+end
+
 -- Drops what has expired, and notes in the charge what is left.
 local function trim(charge, key)
   local cutoff, last = now - charge.window, call('ZREVRANGE', key, 0, 0, 'WITHSCORES')
@@ -82,7 +88,7 @@ function log.look(charge, key)
   if charge.is_covered then
     charge.oldest = oldest
   elseif charge.used > 0 then
-    charge.oldest = time_of(key, charge.is_summed and 1 or 0) or now
+    charge.oldest = time_of(key, charge.is_summed and 1 or 0)
   end
 end
 
@@ -173,7 +179,7 @@ end
 function log.wait(charge, key, most)
   pull_back(charge, key)
   local excess, rank = charge.used - most, 1
-  if not charge.is_summed then return (time_of(key, excess - 1) or now) + charge.window - now end
+  if not charge.is_summed then return time_of(key, excess - 1) + charge.window - now end
   while true do
     local entries = call('ZREVRANGE', key, rank, rank + CHUNK - 1, 'WITHSCORES')
     -- A sum above the entries is not of our making; no script may loop for ever over it.
@@ -240,7 +246,7 @@ function log.settle(charge, key, id, time, cost)
   else
     -- The oldest may have gone, so the expiry must not tell of it any more.
     outlive(key, charge, charge.at, 1)
-    charge.oldest = time_of(key, charge.is_summed and 1 or 0) or now
+    charge.oldest = time_of(key, charge.is_summed and 1 or 0)
   end
   return true
 end

@@ -10,6 +10,8 @@ pub(super) const DECIDE: &str = concat!(
     "\n",
     include_str!("plain.lua"),
     "\n",
+    include_str!("several.lua"),
+    "\n",
     include_str!("entries.lua"),
     "\n",
     include_str!("log.lua"),

@@ -38,15 +38,11 @@ end
 while a < #ARGV do
   local run = a + 1
   local shape = shape_at(run)
-  local may_be_plain, charge = is_expiry_telling and is_plain(run), shape[1]
+  local may_be_plain = is_plain(run)
   for i = resume or shape.first, shape.last, shape.is_settlement and 2 or 1 do
     if shape.is_settlement then
       settle(shape, ARGV[i], ARGV[i + 1] + 0, shape.is_again)
-    elseif
-      not may_be_plain
-      or i == resume
-      or not decide_plainly(KEYS[k + 1], ARGV[i], charge.units, charge.cost, charge.window, charge.cutoff)
-    then
+    elseif not may_be_plain or i == resume or not decide_plainly(ARGV[i], shape) then
       decide(shape, ARGV[i])
     end
   end
