@@ -33,6 +33,12 @@ fn ttl(server: &RedisServer, key: &str) -> i64 {
     server.run(&format!("PTTL {key}"))
 }
 
+/// The server's clock.
+fn micros(server: &RedisServer) -> i64 {
+    let (seconds, micros) = server.run::<(i64, i64)>("TIME");
+    seconds * 1_000_000 + micros
+}
+
 #[tokio::test]
 async fn an_admission_is_one_entry_and_the_sum() {
     let server = RedisServer::start();
@@ -61,8 +67,8 @@ async fn the_expiry_outlives_every_entry_and_is_seldom_moved() {
     let expiry = |key: &str| match is_telling {
         true => server.run::<i64>(&format!("PEXPIRETIME {key}")),
         false => {
-            let ((seconds, micros), left) = (server.run::<(i64, i64)>("TIME"), ttl(&server, key));
-            seconds * 1_000 + micros / 1_000 + left
+            let (now, left) = (micros(&server) / 1_000, ttl(&server, key));
+            now + left
         }
     };
     // Two commands take their time.
@@ -191,6 +197,77 @@ async fn expired_entries_are_dropped_and_the_sum_follows() {
     clock.advance(Duration::from_secs(10));
     limiter.peek(&LOGIN, "ada").await.unwrap();
     assert_eq!(server.keys(), [""; 0]);
+}
+
+/// The server's clock cannot be set, so the entries are written into the past.
+#[tokio::test]
+async fn an_admission_drops_what_has_left_by_the_servers_clock() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server);
+    let limit = Limit::per("calls", 1_000, Duration::from_secs(10));
+    let charge = |limit: &Limit, cost| Charge::new(limit.clone(), "ada", cost).unwrap();
+    let other = Limit::per_day("other", 1_000);
+    limiter.check(&limit, "ada", 1).await.unwrap();
+    let key = only_key(&server);
+    for (gone, left) in [(0, 1), (1, 0), (1, 2), (3, 1), (150, 2)] {
+        for (units, cost) in [(1, 1), (1, 3), (2, 1), (2, 3)] {
+            let now = micros(&server);
+            let before = |micros: i64, name: &str, number: i64| {
+                let weight = if units == 1 { String::new() } else { units.to_string() };
+                format!(" {} {name}{number:04}{weight}", micros + 1_000 * number - now)
+            };
+            let entries_gone = (0..gone).map(|number| before(10_000_000, "gone", number));
+            let entries_left = (0..left).map(|number| before(5_000_000, "left", number));
+            let sum = if units == 1 { String::new() } else { format!(" {} used", units * (gone + left)) };
+            server.run::<()>(&format!("DEL {key}"));
+            server.run::<()>(&format!("ZADD {key}{sum}{}", entries_gone.chain(entries_left).collect::<String>()));
+            server.run::<()>(&format!("PEXPIRE {key} 3000"));
+
+            let alone = Check::new(charge(&limit, cost));
+            let with_another = Check::new(charge(&other, 1)).and(charge(&limit, cost)).unwrap();
+            for (again, check) in [alone, with_another].into_iter().enumerate() {
+                let decision = limiter.check_all(check).await.unwrap();
+                let status = decision.statuses().find(|status| status.limit().name() == "calls").unwrap();
+                let used = u64::try_from(units * left).unwrap() + cost * (again as u64 + 1);
+                let case = format!("{gone} gone, {left} left, of {units}, and {cost}");
+                assert_eq!((decision.is_allowed(), status.used()), (true, used), "{case}");
+
+                let (sums, entries): (Vec<_>, Vec<_>) =
+                    entries(&server, &key).into_iter().partition(|(member, _)| member == b"used");
+                // A log that is all gone begins anew.
+                let is_summed = units > 1 && left > 0 || cost > 1;
+                assert_eq!(
+                    sums.iter().map(|(_, sum)| sum.unsigned_abs()).collect::<Vec<_>>(),
+                    if is_summed { vec![used] } else { vec![] },
+                    "{case}"
+                );
+                assert_eq!(entries.len(), usize::try_from(left).unwrap() + 1 + again, "{case}");
+                assert!(!entries.iter().any(|(member, _)| member.starts_with(b"gone")), "{case}");
+                assert!(ttl(&server, &key) >= 10_000, "{case}: what was admitted just now has a window to live");
+                let reset = if left > 0 { 4_000_000..=5_000_000 } else { 9_000_000..=10_000_000 };
+                assert!(reset.contains(&status.reset_after().as_micros()), "{case}: {status:?}");
+            }
+        }
+    }
+}
+
+/// Rule 6, where no clock can be passed in: an entry that another clock has written ahead of the server's.
+#[tokio::test]
+async fn an_entry_ahead_of_the_servers_clock_counts_as_of_now() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server).deny_cache(DenyCache::off());
+    limiter.check(&LOGIN, "ada", 1).await.unwrap();
+    let key = only_key(&server);
+    server.run::<()>(&format!("DEL {key}"));
+    server.run::<()>(&format!("ZADD {key} {} another1", -micros(&server) - 5_000_000));
+    for used in [2, 3, 3] {
+        let decision = limiter.check(&LOGIN, "ada", 1).await.unwrap();
+        assert_eq!(decision.used(), used);
+        assert!(decision.reset_after() <= LOGIN.window(), "{decision:?}");
+        let ttl = ttl(&server, &key);
+        // Two windows after what has just been admitted. Expiries are whole milliseconds, rounded up.
+        assert!((10_000..=20_001 + SLACK).contains(&ttl), "{used}: {ttl}");
+    }
 }
 
 /// Rule 9, on the server's own clock, whatever happened to the key.
