@@ -21,6 +21,9 @@ pub(crate) const TASKS: usize = 256;
 /// So many that no key matters.
 pub(crate) const KEYS: usize = 10_000;
 
+/// A window in which nothing leaves while it is measured.
+pub(crate) const HOUR: Duration = Duration::from_secs(3_600);
+
 /// The clients share the machine with the server, as all sides do.
 pub(crate) fn two_threads() -> Runtime {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")

@@ -1,6 +1,6 @@
 //! The sliding log as it is mostly written.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bb8_redis::RedisConnectionManager;
 use redis::Script;
@@ -13,24 +13,25 @@ use crate::server::Server;
 pub(crate) struct Naive {
     pool: bb8::Pool<RedisConnectionManager>,
     script: Arc<Script>,
+    window: Duration,
 }
 
 impl Naive {
     pub(crate) const LABEL: &str = "naive log on bb8";
 
-    pub(crate) async fn new(server: &Server) -> Self {
+    pub(crate) async fn new(server: &Server, window: Duration) -> Self {
         let manager = RedisConnectionManager::new(server.url()).expect("a URL");
         let pool = bb8::Pool::builder().max_size(16).build(manager).await.expect("the server is up");
         let script = Script::new(
             "local time = redis.call('TIME')
              local now = time[1] * 1000000 + time[2]
-             redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, now - 3600000000)
+             redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, now - ARGV[2] * 1000)
              if redis.call('ZCARD', KEYS[1]) >= 1000000000 then return 0 end
              redis.call('ZADD', KEYS[1], now, ARGV[1])
-             redis.call('EXPIRE', KEYS[1], 3600)
+             redis.call('PEXPIRE', KEYS[1], ARGV[2])
              return 1",
         );
-        Self { pool, script: Arc::new(script) }
+        Self { pool, script: Arc::new(script), window }
     }
 }
 
@@ -39,7 +40,8 @@ impl Contender for Naive {
         let member = tower_sliding_window::AdmissionId::fresh().to_bytes();
         let mut connection = self.pool.get().await.expect("a connection");
         let mut script = self.script.key(format!("naive:{key}"));
-        let allowed: u64 = script.arg(&member[..]).invoke_async(&mut *connection).await.expect("an answer");
+        script.arg(&member[..]).arg(self.window.as_millis() as u64);
+        let allowed: u64 = script.invoke_async(&mut *connection).await.expect("an answer");
         allowed == 1
     }
 }

@@ -7,14 +7,19 @@ use tower::Layer;
 use tower_sliding_window::{Header, Key, KeyError, Limit, MemoryStore, RateLimit, RateLimitLayer, RedisStore};
 
 use super::{Inner, Layered};
-use crate::server::Server;
+use crate::{load::HOUR, server::Server};
 
 /// Our name in tables and plots.
 pub(crate) const OURS: &str = "tower-sliding-window";
 
 /// Never reached.
 pub(crate) fn wide() -> Limit {
-    Limit::per_hour("wide", 1_000_000_000)
+    wide_in(HOUR)
+}
+
+/// Never reached, in a window of its own.
+pub(crate) fn wide_in(window: Duration) -> Limit {
+    Limit::per("wide", 1_000_000_000, window)
 }
 
 /// Reached at once, and for as long as anybody measures.

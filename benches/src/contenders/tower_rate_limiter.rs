@@ -12,10 +12,10 @@ use crate::server::Server;
 /// Its name in tables and plots.
 pub(crate) const TOWER_RATE_LIMITER: &str = "tower-rate-limiter";
 
-pub(crate) async fn tower_rate_limiter(server: &Server) -> impl Contender {
+pub(crate) async fn tower_rate_limiter(server: &Server, window: Duration) -> impl Contender {
     let layer = RateLimitLayer::builder(XKey)
         .limit(1_000_000_000)
-        .window(Duration::from_secs(3600))
+        .window(window)
         .with_store(RedisStore::new(server.multiplexed().await))
         .build()
         .expect("a policy");

@@ -21,6 +21,7 @@ pub(crate) struct Scenario {
 
 pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario { name: "many-keys", run: throughput::many_keys },
+    Scenario { name: "steady", run: throughput::steady },
     Scenario { name: "hot-key", run: throughput::hot_key },
     Scenario { name: "lone", run: lone::run },
     Scenario { name: "cost", run: cost::run },
