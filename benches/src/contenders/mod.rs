@@ -27,10 +27,11 @@ pub(crate) use self::{
     floor::Floor,
     log_by_time::{LOG_BY_TIME, fill_log_by_time},
     naive::Naive,
-    ours::{OURS, our_layer, ours, ours_in_process, spent, wide, wide_in},
+    ours::{OURS, our_layer, ours, ours_in_process, ours_thrice, spent, wide, wide_in},
     tower_governor::{TOWER_GOVERNOR, tower_governor, tower_governor_without_headers},
     tower_rate_limit_redis::{
         TOWER_RATE_LIMIT_REDIS, tower_rate_limit_redis, tower_rate_limit_redis_layer, tower_rate_limit_redis_spent,
+        tower_rate_limit_redis_thrice,
     },
 };
 

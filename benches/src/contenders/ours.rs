@@ -38,6 +38,14 @@ pub(crate) async fn ours(server: &Server, limit: Limit) -> Layered<RateLimit<Inn
     Layered(our_layer(server, limit).await.layer(Inner))
 }
 
+/// With three limits, which are decided together.
+pub(crate) async fn ours_thrice(server: &Server) -> Layered<RateLimit<Inner, RedisStore>> {
+    let limit = |name, window| Limit::per(name, 1_000_000_000, window).by(Header::new("x-key"));
+    let layer = our_layer(server, wide()).await;
+    let layer = layer.limit(limit("second", Duration::from_secs(1))).limit(limit("minute", Duration::from_secs(60)));
+    Layered(layer.layer(Inner))
+}
+
 /// In this process alone: a million a second for each key, all of them remembered, with what leaves at the same pace as
 /// what arrives.
 pub(crate) fn ours_in_process() -> Layered<RateLimit<Inner, MemoryStore>> {

@@ -5,6 +5,7 @@ mod entries;
 mod flood;
 mod http;
 mod in_process;
+mod limits;
 mod lone;
 mod memory;
 mod throughput;
@@ -22,6 +23,7 @@ pub(crate) struct Scenario {
 pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario { name: "many-keys", run: throughput::many_keys },
     Scenario { name: "steady", run: throughput::steady },
+    Scenario { name: "limits", run: limits::run },
     Scenario { name: "hot-key", run: throughput::hot_key },
     Scenario { name: "lone", run: lone::run },
     Scenario { name: "cost", run: cost::run },
