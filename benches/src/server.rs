@@ -65,6 +65,14 @@ impl Server {
         keys.iter().map(|key| self.run::<f64>(&format!("MEMORY USAGE {key} SAMPLES 0"))).sum()
     }
 
+    /// Processor time of the thread that does everything, since the server's start, in microseconds.
+    pub(crate) fn processor_micros(&self) -> f64 {
+        let info: String = self.run("INFO cpu");
+        let seconds =
+            info.lines().filter(|line| line.contains("_main_thread:")).filter_map(|line| line.split(':').nth(1));
+        1e6 * seconds.map(|seconds| seconds.trim().parse::<f64>().expect("a number")).sum::<f64>()
+    }
+
     /// Server time a script call since the last `CONFIG RESETSTAT`, in microseconds.
     pub(crate) fn script_micros(&self) -> f64 {
         self.script_stat("usec") / self.script_calls()

@@ -8,6 +8,7 @@ mod in_process;
 mod limits;
 mod lone;
 mod memory;
+mod server_time;
 mod throughput;
 
 use crate::measure::{Comparison, Effort};
@@ -26,6 +27,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario { name: "limits", run: limits::run },
     Scenario { name: "hot-key", run: throughput::hot_key },
     Scenario { name: "lone", run: lone::run },
+    Scenario { name: "server-time", run: server_time::run },
     Scenario { name: "cost", run: cost::run },
     Scenario { name: "entries", run: entries::run },
     Scenario { name: "memory", run: memory::run },

@@ -1,0 +1,81 @@
+//! What a decision takes of Redis: its processor time, which is the bound where keys are many. Beside us and the others,
+//! scripts that only make some of the calls of a log, 64 checks at a time: no log in a sorted set takes less.
+
+use redis::Script;
+use tokio::runtime::Runtime;
+
+use super::Outcome;
+use crate::{
+    contenders::{Contender, Floor, OURS, TOWER_RATE_LIMIT_REDIS, ours, tower_rate_limit_redis, wide},
+    load::{KEYS, closed_loop, two_threads},
+    measure::{Contest, Effort, Unit},
+    server::Server,
+};
+
+/// What is called for each check. `ZADD` writes the admission, `ZCARD` counts, `PEXPIRETIME` knows the oldest.
+const CALLS: [(&str, &str); 4] = [
+    ("no call, in batches", ""),
+    ("ZADD, in batches", "call('ZADD', key, score, id)"),
+    ("ZCARD and ZADD, in batches", "call('ZCARD', key) call('ZADD', key, score, id)"),
+    (
+        "PEXPIRETIME, ZCARD and ZADD, in batches",
+        "call('PEXPIRETIME', key) call('ZCARD', key) call('ZADD', key, score, id)",
+    ),
+];
+
+/// Checks of a batch, as many as come together where 256 tasks ask.
+const BATCH: usize = 64;
+
+/// Entries that a log gets.
+const ENTRIES: usize = 20;
+
+pub(crate) fn run(effort: Effort) -> Outcome {
+    let (runtime, server) = (two_threads(), Server::start());
+    let us = runtime.block_on(ours(&server, wide()));
+    let rival = runtime.block_on(tower_rate_limit_redis(&server));
+    let floor = runtime.block_on(Floor::new(&server));
+    let mut contest = Contest::new("Redis time, 10,000 keys", Unit::Micros)
+        .side(OURS, || of_contender(&runtime, &server, effort, &us))
+        .side(TOWER_RATE_LIMIT_REDIS, || of_contender(&runtime, &server, effort, &rival))
+        .side(Floor::LABEL, || of_contender(&runtime, &server, effort, &floor));
+    for (label, calls) in CALLS {
+        contest = contest.side(label, || of_calls(&server, calls));
+    }
+    Ok(vec![contest.measure(effort.rounds)])
+}
+
+fn of_contender(runtime: &Runtime, server: &Server, effort: Effort, contender: &impl Contender) -> f64 {
+    server.run::<()>("FLUSHALL");
+    let before = server.processor_micros();
+    let rate = runtime.block_on(closed_loop(contender, effort.round, KEYS, true));
+    (server.processor_micros() - before) / (rate * effort.round.as_secs_f64())
+}
+
+fn of_calls(server: &Server, calls: &str) -> f64 {
+    server.run::<()>("FLUSHALL");
+    let script = Script::new(&format!(
+        "local call, time, reply = redis.call, redis.call('TIME'), {{}}
+         local score = '-' .. time[1] .. string.format('%06d', time[2])
+         for i = 1, #KEYS do
+           local key, id = KEYS[i], ARGV[i]
+           {calls}
+           reply[2 * i - 1], reply[2 * i] = i, 0
+         end
+         return reply"
+    ));
+    let mut connection = server.connection();
+    let before = server.processor_micros();
+    for entry in 0..ENTRIES {
+        // Never in the order in which they lie in memory, or in that of the time before: clients do not ask so either.
+        let stride = 7_919 + 130 * entry;
+        let keys: Vec<String> = (0..KEYS).map(|turn| format!("tsw1:{{{:022}}}:wide", turn * stride % KEYS)).collect();
+        for batch in keys.chunks_exact(BATCH) {
+            let mut invocation = script.prepare_invoke();
+            for key in batch {
+                invocation.key(key).arg(&format!("{entry:08}"));
+            }
+            let _: Vec<i64> = invocation.invoke(&mut connection).expect("an answer");
+        }
+    }
+    (server.processor_micros() - before) / (ENTRIES * (KEYS / BATCH) * BATCH) as f64
+}
