@@ -8,10 +8,12 @@ local MANY = 100  -- entries that have left: so many are read and dropped in ste
 -- there is no room, or more to it.
 local function look_plainly(key, units, cost, window, window_ms, cutoff)
   -- What is counted is what has left, and the sum.
-  local beyond = pcall('ZCOUNT', key, cutoff, '+inf')
-  if type(beyond) == 'table' or beyond > MANY then return end
-  local sum = beyond > 0 and call('ZSCORE', key, 'used')
-  local gone = sum and beyond - 1 or beyond
+  local beyond, sum, gone = pcall('ZCOUNT', key, cutoff, '+inf'), false, 0
+  if beyond ~= 0 then
+    if type(beyond) == 'table' or beyond > MANY then return end
+    sum = call('ZSCORE', key, 'used')
+    gone = sum and beyond - 1 or beyond
+  end
   local expires = gone == 0 and call('PEXPIRETIME', key)
   if expires == -2 then return 0, 0, window, present + window_ms + SLACK end
 
