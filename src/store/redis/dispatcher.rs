@@ -7,7 +7,11 @@ use std::{error::Error, future::Future, iter, pin::Pin, sync::Arc};
 use redis::{RedisError, Value, cmd};
 #[cfg(feature = "cluster")]
 use tokio::task::JoinSet;
-use tokio::{runtime::Handle, sync::oneshot, task::yield_now};
+use tokio::{
+    runtime::Handle,
+    sync::oneshot,
+    task::{self, yield_now},
+};
 
 #[cfg(feature = "cluster")]
 use super::{across, connection::is_elsewhere, keys::HASH_SLOTS};
@@ -102,10 +106,14 @@ impl Dispatcher {
     /// future that this returns.
     fn submit(self: &Arc<Self>, job: Job) -> Result<Option<Sending>, StoreError> {
         let doing = job.doing();
-        let runtime = Handle::try_current().map_err(|cause| StoreError::new(doing, cause))?;
+        let runtime = || Handle::try_current().map_err(|cause| StoreError::new(doing, cause));
         let queue = self.queue(&job);
         if let Some(slot) = queue.enter_alone() {
-            return Ok(Some(Box::pin(Arc::clone(self).serve_one(job, slot, runtime))));
+            return Ok(Some(Box::pin(Arc::clone(self).serve_one(job, slot, runtime()?))));
+        }
+        // What is a task has a runtime. To ask for its handle is to count a reference, which all threads do at one place.
+        if task::try_id().is_none() {
+            runtime()?;
         }
         // Others are answered as ever: that one cannot come along is no reason to ask no more.
         queue.push(job).map_err(|full| {
@@ -113,7 +121,7 @@ impl Dispatcher {
             StoreError::new(doing, full).of_one_check()
         })?;
         if let Some(slot) = queue.enter() {
-            runtime.spawn(Arc::clone(self).serve(slot));
+            runtime()?.spawn(Arc::clone(self).serve(slot));
         }
         Ok(None)
     }

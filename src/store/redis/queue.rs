@@ -46,8 +46,10 @@ impl Queue {
 
     /// A slot for a check that is to be sent by itself, if nothing is in flight.
     pub(super) fn enter_alone(self: &Arc<Self>) -> Option<Slot> {
-        let entered =
-            self.max_in_flight > 1 && self.in_flight.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        // Only read where it is not to be changed: an exchange takes the number away from the other threads even if it fails.
+        let entered = self.max_in_flight > 1
+            && self.in_flight.load(Ordering::SeqCst) == 0
+            && self.in_flight.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         entered.then(|| Slot { queue: Arc::clone(self) })
     }
 
