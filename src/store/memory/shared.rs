@@ -78,13 +78,13 @@ impl Shared {
 
     /// Looks at all charges first, and then counts all of them, or none.
     fn decide_all(&self, check: &Check, attempt: Attempt) -> Result<(LimitStatus, Vec<LimitStatus>), Full> {
-        let addresses: Vec<Address> =
+        let addresses: Vec<Address<'_>> =
             check.charges().map(|charge| self.address(charge.limit(), charge.key())).collect();
         let mut locked = Locked::of(self, &addresses);
         let looks: Vec<Look> = check
             .charges()
             .zip(&addresses)
-            .map(|(charge, address)| locked.shard(address).look(address, charge, attempt))
+            .map(|(charge, address)| locked.shard(*address).look(*address, charge, attempt))
             .collect();
         let is_refused = check.charges().zip(&looks).any(|(charge, look)| look.refuses && !charge.is_shadow());
         let admits = |look: &&Look| !is_refused && !look.refuses;
@@ -92,8 +92,8 @@ impl Shared {
         self.room.exchange(gone, new.sum())?;
         let mut places = addresses.iter().zip(&looks);
         Ok(check.map_charges(|charge| match places.next() {
-            Some((address, look)) if admits(&look) => locked.shard(address).admit(address, charge, attempt),
-            Some((address, _)) => locked.shard(address).refuse(address, charge, attempt),
+            Some((address, look)) if admits(&look) => locked.shard(*address).admit(*address, charge, attempt),
+            Some((address, _)) => locked.shard(*address).refuse(*address, charge, attempt),
             None => unused(charge),
         }))
     }
@@ -103,7 +103,7 @@ impl Shared {
         let (now, mut is_known, mut statuses) = (self.clock.now(), false, Vec::new());
         for account in settlement.accounts() {
             let address = self.address(account.charge().limit(), account.charge().key());
-            let outcome = self.lock(address.shard(SHARDS)).settle(&address, now, settlement, account);
+            let outcome = self.lock(address.shard(SHARDS)).settle(address, now, settlement, account);
             self.room.give_back(outcome.gone);
             is_known |= outcome.is_known;
             statuses.push(outcome.status);
@@ -116,7 +116,7 @@ impl Shared {
 
     pub(super) fn reset(&self, limit: &Limit, key: &Key) {
         let address = self.address(limit, key);
-        let gone = self.lock(address.shard(SHARDS)).remove(&address);
+        let gone = self.lock(address.shard(SHARDS)).remove(address);
         self.room.give_back(gone);
     }
 
@@ -128,7 +128,7 @@ impl Shared {
         (0..SHARDS).map(|index| self.lock(index).keys()).sum()
     }
 
-    fn address(&self, limit: &Limit, key: &Key) -> Address {
+    fn address<'a>(&self, limit: &'a Limit, key: &'a Key) -> Address<'a> {
         Address::new(limit, key, &self.digester)
     }
 
@@ -162,7 +162,7 @@ fn unused(charge: &Charge) -> LimitStatus {
 struct Locked<'a>(Vec<(usize, MutexGuard<'a, Shard>)>);
 
 impl<'a> Locked<'a> {
-    fn of(shared: &'a Shared, addresses: &[Address]) -> Self {
+    fn of(shared: &'a Shared, addresses: &[Address<'_>]) -> Self {
         let mut indexes: Vec<usize> = addresses.iter().map(|address| address.shard(SHARDS)).collect();
         indexes.sort_unstable();
         indexes.dedup();
@@ -170,7 +170,7 @@ impl<'a> Locked<'a> {
     }
 
     /// The shard of one of the addresses.
-    fn shard(&mut self, address: &Address) -> &mut Shard {
+    fn shard(&mut self, address: Address<'_>) -> &mut Shard {
         let index = address.shard(SHARDS);
         let place = self.0.partition_point(|(locked, _)| *locked < index);
         &mut self.0[place].1
