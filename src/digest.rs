@@ -89,7 +89,7 @@ impl Text {
         self.length = 0;
     }
 
-    fn finish(mut self) -> u64 {
+    fn finish(&mut self) -> u64 {
         self.hash();
         self.hasher.finish()
     }

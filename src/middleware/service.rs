@@ -14,7 +14,7 @@ use super::{
     future::{Held, ResponseFuture},
     limits::Limits,
     note::Note,
-    policy::{Claimed, Policy},
+    policy::Policy,
     rejection::{JsonResponse, RejectionResponse},
 };
 use crate::{limiter::FailureMode, store::Store};
@@ -63,27 +63,32 @@ where
     /// Calls the inner service here and now if the check is decided without waiting.
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
-        let (claimed, mode) = match self.policy.claim(&parts) {
-            Ok(claim) => claim,
+        let mut claim = Claim::default();
+        let (asking, mode) = match self.policy.claim(&parts, &mut claim) {
+            Ok(claimed) => claimed,
             Err(rejection) => {
                 let response = self.policy.reject(rejection, None, None);
                 return self.rejected(response);
             }
         };
-        let (outcome, record) = match claimed {
-            Claimed::Known(Claim { check: None, record }) => (Ok(None), record),
-            Claimed::Known(Claim { check: Some(check), record }) => {
-                match self.policy.limiter.decide_now(&check, mode.share()) {
-                    Ok(outcome) => (outcome.map(Some), record),
-                    Err(unanswered) => {
-                        let decide = self.policy.limiter.decide_later(check, mode.share(), unanswered);
-                        return ResponseFuture::deciding(decide, record, self.hold(parts, body, mode));
-                    }
-                }
-            }
-            Claimed::Asks(asking) => return ResponseFuture::asking(asking, self.hold(parts, body, mode)),
+        if let Some(asking) = asking {
+            return ResponseFuture::asking(asking, self.hold(parts, body, mode));
+        }
+        let decided = match &claim.check {
+            Some(check) => self.policy.limiter.decide_now(check, mode.share()).map(|outcome| outcome.map(Some)),
+            None => Ok(Ok(None)),
         };
-        match Note::of(&self.policy, outcome, mode, record, &mut parts) {
+        let outcome = match decided {
+            Ok(outcome) => outcome,
+            Err(unanswered) => match claim.check {
+                Some(check) => {
+                    let decide = self.policy.limiter.decide_later(check, mode.share(), unanswered);
+                    return ResponseFuture::deciding(decide, claim.record, self.hold(parts, body, mode));
+                }
+                None => Ok(None),
+            },
+        };
+        match Note::of(&self.policy, outcome, mode, claim.record, &mut parts) {
             Ok(note) => ResponseFuture::forwarded(self.inner.call(Request::from_parts(parts, body)), note),
             Err(response) => self.rejected(response),
         }

@@ -15,6 +15,7 @@ pub(super) struct Address<'a> {
 
 /// A slot, and what it is found by.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(super) struct Place {
     hash: u64,
     key: Key,
@@ -58,3 +59,5 @@ impl Place {
             && self.algorithm == address.limit.algorithm()
     }
 }
+
+const _: () = assert!(size_of::<Place>() == 128);
