@@ -31,8 +31,9 @@ use crate::{
 pin_project! {
     /// The response future of [`RateLimit`](super::RateLimit).
     ///
-    /// Dropped before the decision, it leaves the inner service uncalled; the check may have been counted. Dropped
-    /// later, it may leave unsettled what is to be settled by the response.
+    /// What is decided without waiting is decided before there is a future. Dropped before the decision, it leaves the
+    /// inner service uncalled; the check may have been counted. Dropped later, it may leave unsettled what is to be
+    /// settled by the response.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<I, S, R, ReqBody, ResBody>
     where

@@ -5,7 +5,7 @@
 //!    windows, it goes on refusing, but what would be admitted fails with an error, and the failure mode decides:
 //!    forgetting an admission instead would let somebody spend the same unit twice.
 //! 3. What has expired is swept in passing, one shard at a time, in a cycle of one second as long as checks arrive.
-//! 4. It needs no runtime and no task.
+//! 4. It needs no runtime and no task, and decides at once.
 
 mod address;
 mod room;
