@@ -5,11 +5,10 @@ use hashbrown::HashTable;
 use super::{
     address::{Address, Place},
     room::{Full, Room},
-    slot::{Look, Outcome, Slot},
+    slot::{Look, Outcome, Slot, Standing},
 };
 use crate::{
     check::Charge,
-    decision::LimitStatus,
     settlement::{Account, Settlement},
     window::Attempt,
 };
@@ -28,14 +27,14 @@ impl Shard {
         charge: &Charge,
         attempt: Attempt,
         room: &Room,
-    ) -> Result<LimitStatus, Full> {
+    ) -> Result<Standing, Full> {
         if let Some(slot) = self.find(address) {
             return slot.decide(charge, attempt, room);
         }
         let mut slot = Slot::new(charge.limit());
-        let status = slot.decide(charge, attempt, room)?;
+        let standing = slot.decide(charge, attempt, room)?;
         self.keep(address, slot);
-        Ok(status)
+        Ok(standing)
     }
 
     /// Looks at a charge that is decided together with others.
@@ -45,20 +44,20 @@ impl Shard {
     }
 
     /// How a charge stands in a check that is refused, by it or by another charge.
-    pub(super) fn refuse(&mut self, address: Address<'_>, charge: &Charge, attempt: Attempt) -> LimitStatus {
+    pub(super) fn refuse(&mut self, address: Address<'_>, charge: &Charge, attempt: Attempt) -> Standing {
         self.find(address)
             .map_or_else(|| Slot::new(charge.limit()).refuse(charge, attempt), |slot| slot.refuse(charge, attempt))
     }
 
     /// Counts a charge of a check that is admitted, and says how it stands then.
-    pub(super) fn admit(&mut self, address: Address<'_>, charge: &Charge, attempt: Attempt) -> LimitStatus {
+    pub(super) fn admit(&mut self, address: Address<'_>, charge: &Charge, attempt: Attempt) -> Standing {
         if let Some(slot) = self.find(address) {
             return slot.admit(charge, attempt);
         }
         let mut slot = Slot::new(charge.limit());
-        let status = slot.admit(charge, attempt);
+        let standing = slot.admit(charge, attempt);
         self.keep(address, slot);
-        status
+        standing
     }
 
     /// Sets what an admission has cost.
