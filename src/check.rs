@@ -47,12 +47,18 @@ impl Charge {
         if cost > limit.units() {
             return Err(NeverFits { limit, cost });
         }
-        Ok(Self { limit, key: key.into(), cost, lease: 0, is_shadow: false })
+        Ok(Self::fitting(limit, key.into(), cost))
+    }
+
+    /// A charge whose cost is known to fit.
+    #[inline]
+    pub(crate) fn fitting(limit: Limit, key: Key, cost: u64) -> Self {
+        Self { limit, key, cost, lease: 0, is_shadow: false }
     }
 
     /// A charge of nothing.
     pub(crate) fn of_nothing(limit: Limit, key: Key) -> Self {
-        Self { limit, key, cost: 0, lease: 0, is_shadow: false }
+        Self::fitting(limit, key, 0)
     }
 
     /// Reserves the units: they count as admitted, until they are [settled](crate::settlement) or the lease ends. Then

@@ -24,7 +24,7 @@
 //! ```
 
 use std::{
-    iter,
+    fmt, iter,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -36,9 +36,13 @@ use crate::{
     limit::Limit,
 };
 
-/// The outcome of a check. See the [module docs](self).
+/// The outcome of a check. See the [module docs](self). Cheap to clone.
+#[derive(Clone)]
+pub struct Decision(Arc<Parts>);
+
+/// What a decision is made of: more than one would like to move from hand to hand.
 #[derive(Clone, Debug)]
-pub struct Decision {
+struct Parts {
     at: SystemTime,
     id: AdmissionId,
     first: LimitStatus,
@@ -67,12 +71,12 @@ impl Decision {
     /// Of one status a charge, in order.
     #[inline]
     pub(crate) fn of_statuses(at: SystemTime, id: AdmissionId, (first, rest): (LimitStatus, Vec<LimitStatus>)) -> Self {
-        Self { at, id, first, rest, instead_of: None }
+        Self(Arc::new(Parts { at, id, first, rest, instead_of: None }))
     }
 
     /// A decision of this process, since the store has failed to decide.
     pub(crate) fn instead_of(mut self, error: Error) -> Self {
-        self.instead_of = Some(Arc::new(error));
+        Arc::make_mut(&mut self.0).instead_of = Some(Arc::new(error));
         self
     }
 
@@ -83,13 +87,15 @@ impl Decision {
             retry_after: status.retry_after.map(|retry_after| retry_after.saturating_sub(by)),
             ..status.clone()
         };
-        let (first, rest) = (later(&self.first), self.rest.iter().map(later).collect());
-        Self { at: self.at + by, id: self.id, first, rest, instead_of: self.instead_of.clone() }
+        let Parts { at, id, first, rest, instead_of } = &*self.0;
+        let (first, rest) = (later(first), rest.iter().map(later).collect());
+        Self(Arc::new(Parts { at: *at + by, id: *id, first, rest, instead_of: instead_of.clone() }))
     }
 
     /// The same figures as a refusal for so long, by every charge of the check that can refuse.
     pub(crate) fn refused_for(mut self, check: &Check, wait: Duration) -> Self {
-        let statuses = iter::once(&mut self.first).chain(&mut self.rest);
+        let Parts { first, rest, .. } = Arc::make_mut(&mut self.0);
+        let statuses = iter::once(first).chain(rest);
         for (_, status) in check.charges().zip(statuses).filter(|(charge, _)| charge.can_refuse()) {
             status.retry_after = Some(wait);
         }
@@ -111,7 +117,7 @@ impl Decision {
     /// The limit whose figures speak for the whole decision. See rule 4 of the [module docs](self).
     #[must_use]
     pub fn binding(&self) -> &LimitStatus {
-        self.rest.iter().fold(&self.first, |binding, status| {
+        self.0.rest.iter().fold(&self.0.first, |binding, status| {
             if status.is_shadow != binding.is_shadow {
                 return if binding.is_shadow { status } else { binding };
             }
@@ -129,7 +135,7 @@ impl Decision {
 
     /// How each limit stands, in the order of the charges.
     pub fn statuses(&self) -> impl Iterator<Item = &LimitStatus> {
-        iter::once(&self.first).chain(&self.rest)
+        iter::once(&self.0.first).chain(&self.0.rest)
     }
 
     /// The [`binding`](Self::binding) limit.
@@ -160,19 +166,31 @@ impl Decision {
     /// figures these then are. See [`Share`](crate::Share). `None` for a decision of the store.
     #[must_use]
     pub fn local_cause(&self) -> Option<&Error> {
-        self.instead_of.as_deref()
+        self.0.instead_of.as_deref()
     }
 
     /// When the store decided, by the store's clock.
     #[must_use]
     pub fn at(&self) -> SystemTime {
-        self.at
+        self.0.at
     }
 
     /// The identity of the admission.
     #[must_use]
     pub fn id(&self) -> AdmissionId {
-        self.id
+        self.0.id
+    }
+}
+
+impl fmt::Debug for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Parts { at, id, first: _, rest: _, instead_of } = &*self.0;
+        f.debug_struct("Decision")
+            .field("at", at)
+            .field("id", id)
+            .field("statuses", &self.statuses().collect::<Vec<_>>())
+            .field("instead_of", instead_of)
+            .finish()
     }
 }
 

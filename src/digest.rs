@@ -63,12 +63,25 @@ impl Text {
 
     /// The length of the value stands behind it: read from its end, a text can be taken apart in one way only.
     fn push_key(&mut self, limit: &Limit, key: &Key) {
-        self.push(limit.name().as_bytes());
-        self.push(&Self::END);
-        self.push(key.namespace().as_bytes());
-        self.push(&Self::END);
-        self.push(key.value());
-        self.push(&(key.value().len() as u64).to_le_bytes());
+        self.push_with(limit.name().as_bytes(), Self::END);
+        self.push_with(key.namespace().as_bytes(), Self::END);
+        self.push_with(key.value(), (key.value().len() as u64).to_le_bytes());
+    }
+
+    /// Pushes a part and what stands behind it.
+    fn push_with<const N: usize>(&mut self, part: &[u8], tail: [u8; N]) {
+        let end = self.length + part.len();
+        match self.bytes.get_mut(self.length..end + N).and_then(|room| room.split_at_mut_checked(part.len())) {
+            Some((room, behind)) => {
+                room.copy_from_slice(part);
+                behind.copy_from_slice(&tail);
+                self.length = end + N;
+            }
+            None => {
+                self.push(part);
+                self.push(&tail);
+            }
+        }
     }
 
     fn push(&mut self, part: &[u8]) {
@@ -89,7 +102,7 @@ impl Text {
         self.length = 0;
     }
 
-    fn finish(mut self) -> u64 {
+    fn finish(&mut self) -> u64 {
         self.hash();
         self.hasher.finish()
     }

@@ -41,7 +41,7 @@ impl Key {
     /// A key of any bytes in a namespace.
     #[must_use]
     pub fn new(namespace: &'static str, value: impl AsRef<[u8]>) -> Self {
-        Self::joined(namespace, &[value.as_ref()])
+        Self { namespace, value: Value::of_one(value.as_ref()) }
     }
 
     /// A key whose value is these parts, one after the other.
@@ -78,6 +78,17 @@ impl Key {
 impl Value {
     /// So many bytes fit where the other form has its pointer and length.
     const SHORT: usize = 22;
+
+    fn of_one(value: &[u8]) -> Self {
+        let mut bytes = [0; Self::SHORT];
+        match bytes.get_mut(..value.len()) {
+            Some(room) => {
+                room.copy_from_slice(value);
+                Self::Short { length: value.len() as u8, bytes }
+            }
+            None => Self::Long(value.into()),
+        }
+    }
 
     fn of(parts: &[&[u8]]) -> Self {
         let length: usize = parts.iter().map(|part| part.len()).sum();

@@ -43,11 +43,21 @@ pin_project! {
     }
 }
 
+/// What is needed to remember the answer, of a check that cannot be decided without waiting.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unanswered(Option<Question>);
+
 impl<S: Store> Decide<S> {
     /// Decides, in the store's place under this share, if any.
     #[inline]
     pub(super) fn new(limiter: &Limiter<S>, check: Check, share: Option<Share>) -> Self {
         Self { limiter: limiter.clone(), share, state: Deciding::Made { check: Some(check) } }
+    }
+
+    /// Asks the store, since it takes waiting.
+    #[inline]
+    pub(super) fn asked(limiter: &Limiter<S>, check: Check, share: Option<Share>, unanswered: Unanswered) -> Self {
+        Self { limiter: limiter.clone(), share, state: limiter.parts.ask(check, share, unanswered) }
     }
 
     pub(super) fn never(limiter: &Limiter<S>, error: NeverFits) -> Self {
@@ -68,38 +78,15 @@ impl<S: Store> Future for Decide<S> {
                     None => None,
                 },
                 DecidingProjection::Made { check } => match check.take() {
-                    Some(check) => {
-                        let question = match parts.refusals.recall(&check) {
-                            Ok(refusal) => {
-                                metrics::recalled();
-                                metrics::decided(&refusal);
-                                return Poll::Ready(Ok(refusal));
-                            }
-                            Err(question) => question,
-                        };
-                        let probe = || parts.store.decide(check.without_costs());
-                        if let Some(error) = parts.circuit.refuse(parts.deadline, probe) {
-                            return Poll::Ready(parts.decide_locally(Some(&check), share, error));
-                        }
-                        let stand_in = share.map(|_| Box::new(check.clone()));
-                        let decision = Deadline::new(parts.store.decide(check), parts.deadline);
-                        Some(Deciding::Asked { decision, question, stand_in })
-                    }
+                    Some(check) => match parts.decide_now(&check, share) {
+                        Ok(outcome) => return Poll::Ready(outcome),
+                        Err(unanswered) => Some(parts.ask(check, share, unanswered)),
+                    },
                     None => None,
                 },
                 DecidingProjection::Asked { decision, question, stand_in } => {
                     let outcome = ready!(decision.poll(cx)).and_then(|answer| Ok(answer?));
-                    parts.circuit.heard(&outcome);
-                    return Poll::Ready(match outcome {
-                        Ok(decision) => {
-                            metrics::decided(&decision);
-                            if let Some(question) = question.take() {
-                                parts.refusals.learn(question, &decision);
-                            }
-                            Ok(decision)
-                        }
-                        Err(error) => parts.decide_locally(stand_in.as_deref(), share, error),
-                    });
+                    return Poll::Ready(parts.heard(outcome, Unanswered(*question), stand_in.as_deref(), share));
                 }
             };
             // Only a future that is polled again after it was ready has nothing to go on with.
@@ -108,7 +95,62 @@ impl<S: Store> Future for Decide<S> {
     }
 }
 
-impl<S> Parts<S> {
+impl<S: Store> Parts<S> {
+    /// Decides what takes no waiting: out of the deny cache, by an open breaker, or by a store that knows at once.
+    #[inline]
+    pub(super) fn decide_now(
+        &self,
+        check: &Check,
+        share: Option<Share>,
+    ) -> Result<Result<Decision, Error>, Unanswered> {
+        let question = match self.refusals.recall(check) {
+            Ok(refusal) => {
+                metrics::recalled();
+                metrics::decided(&refusal);
+                return Ok(Ok(refusal));
+            }
+            Err(question) => question,
+        };
+        let probe = || self.store.decide(check.without_costs());
+        if let Some(error) = self.circuit.refuse(self.deadline, probe) {
+            return Ok(self.decide_locally(Some(check), share, error));
+        }
+        match self.store.decide_now(check) {
+            Some(outcome) => Ok(self.heard(outcome.map_err(Error::from), Unanswered(question), Some(check), share)),
+            None => Err(Unanswered(question)),
+        }
+    }
+
+    /// Asks the store.
+    #[inline]
+    fn ask(&self, check: Check, share: Option<Share>, Unanswered(question): Unanswered) -> Deciding<S> {
+        let stand_in = share.map(|_| Box::new(check.clone()));
+        let decision = Deadline::new(self.store.decide(check), self.deadline);
+        Deciding::Asked { decision, question, stand_in }
+    }
+
+    /// What comes of the store's answer.
+    #[inline]
+    fn heard(
+        &self,
+        outcome: Result<Decision, Error>,
+        Unanswered(question): Unanswered,
+        check: Option<&Check>,
+        share: Option<Share>,
+    ) -> Result<Decision, Error> {
+        self.circuit.heard(&outcome);
+        match outcome {
+            Ok(decision) => {
+                metrics::decided(&decision);
+                if let Some(question) = question {
+                    self.refusals.learn(question, &decision);
+                }
+                Ok(decision)
+            }
+            Err(error) => self.decide_locally(check, share, error),
+        }
+    }
+
     /// What comes of a check that the store has not decided.
     fn decide_locally(&self, check: Option<&Check>, share: Option<Share>, error: Error) -> Result<Decision, Error> {
         metrics::failed(&error);

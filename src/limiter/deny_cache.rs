@@ -106,7 +106,7 @@ struct Refusal {
     until: u64,
     /// When it arrived. Its figures count down from there, so that nobody is told to come too early.
     answered: u64,
-    decision: Arc<Decision>,
+    decision: Decision,
 }
 
 /// A check on its way to the store.
@@ -150,7 +150,7 @@ impl Refusals {
             asked: asked.micros,
             until: asked.micros.saturating_add(u64::try_from(held.as_micros()).unwrap_or(u64::MAX)),
             answered: epoch.micros(),
-            decision: Arc::new(decision.clone()),
+            decision: decision.clone(),
         };
         let room = settings.capacity;
         cache

@@ -24,9 +24,9 @@ impl Local {
     pub(super) fn decide(&self, check: &Check, share: Share, error: Error) -> Result<Decision, Error> {
         let Some(check) = check.under(|limit| share.of(limit)) else { return Err(error) };
         match self.store().decide_now(&check) {
-            Ok(decision) => Ok(decision.instead_of(error)),
+            Some(Ok(decision)) => Ok(decision.instead_of(error)),
             // Full. Why the store itself does not decide is of more use.
-            Err(_) => Err(error),
+            Some(Err(_)) | None => Err(error),
         }
     }
 

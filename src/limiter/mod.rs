@@ -41,6 +41,7 @@ mod reservation;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
+pub(crate) use self::decide::Unanswered;
 pub use self::{
     breaker::Breaker,
     decide::Decide,
@@ -163,13 +164,23 @@ impl<S: Store> Limiter<S> {
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
     /// failed repeatedly.
     pub fn check_all(&self, check: Check) -> Decide<S> {
-        self.decide(check, self.parts.share)
+        Decide::new(self, check, self.parts.share)
     }
 
-    /// Decides, in the store's place under this share, if any.
+    /// Decides at once what takes no waiting, in the store's place under this share, if any.
     #[inline]
-    pub(crate) fn decide(&self, check: Check, share: Option<Share>) -> Decide<S> {
-        Decide::new(self, check, share)
+    pub(crate) fn decide_now(
+        &self,
+        check: &Check,
+        share: Option<Share>,
+    ) -> Result<Result<Decision, Error>, Unanswered> {
+        self.parts.decide_now(check, share)
+    }
+
+    /// Decides what could not be decided at once.
+    #[inline]
+    pub(crate) fn decide_later(&self, check: Check, share: Option<Share>, unanswered: Unanswered) -> Decide<S> {
+        Decide::asked(self, check, share, unanswered)
     }
 
     /// Reserves `cost` units of `limit`, at least one, in the name of `key`, if they are left: for work whose cost is known only

@@ -3,7 +3,7 @@
 use std::{future::Future, pin::Pin, time::Duration};
 
 use super::{
-    claim::{Charges, Claim, Record},
+    claim::{Claim, Record},
     draft::{Draft, choose},
 };
 use crate::{decision::Decision, error::Error, limiter::Limiter, store::Store};
@@ -38,7 +38,7 @@ impl<S: Store> Asker<S> {
     pub(super) fn choose_and_ask(self, mut drafts: Vec<Draft>, is_kept: bool) -> Asking {
         Box::pin(async move {
             let chosen = choose(&mut drafts, &self.limiter).await;
-            match chosen.and_then(|()| Charges::claim_all(drafts, is_kept)) {
+            match chosen.and_then(|()| Claim::of(drafts, is_kept)) {
                 Ok(claim) => self.answer(claim).await,
                 Err(error) => Asked { outcome: Err(error), record: None },
             }
@@ -46,7 +46,7 @@ impl<S: Store> Asker<S> {
     }
 
     async fn answer(&self, claim: Claim) -> Asked {
-        let Claim { check, record } = claim;
+        let Claim { check, record, .. } = claim;
         let outcome = match (check, self.patience) {
             (Some(check), Some(patience)) => self.limiter.acquire_all(check, patience).await.map(Some),
             (Some(check), None) => self.limiter.check_all(check).await.map(Some),

@@ -6,24 +6,17 @@ use crate::{
     error::{ChoiceError, Error},
 };
 
-/// The charges of a request, as they come together.
-#[derive(Default)]
-pub(super) struct Charges {
-    check: Option<Check>,
-    /// Of which limit of the layer each of them is, where that is kept.
-    places: Vec<usize>,
-    left_out: Vec<LeftOut>,
-    is_kept: bool,
-}
-
 /// What a request takes.
+#[derive(Default)]
 pub(super) struct Claim {
     /// What is to be decided, if anything is.
     pub(super) check: Option<Check>,
     pub(super) record: Option<Box<Record>>,
+    is_kept: bool,
 }
 
 /// What has to be known of a request once it is decided. Most have none, so it is in a box.
+#[derive(Default)]
 pub(super) struct Record {
     /// The check, and of which limit of the layer each of its charges is, if that is kept.
     pub(super) check: Option<Check>,
@@ -31,39 +24,45 @@ pub(super) struct Record {
     pub(super) left_out: Vec<LeftOut>,
 }
 
-impl Charges {
-    /// None yet. What `is_kept` can be settled afterwards.
-    pub(super) fn new(is_kept: bool) -> Self {
-        Self { is_kept, ..Self::default() }
-    }
-
-    /// Those of drafts in the order of the layer's limits, some of which were chosen: then two can be the same.
-    pub(super) fn claim_all(drafts: Vec<Draft>, is_kept: bool) -> Result<Claim, Error> {
-        let mut charges = Self::new(is_kept);
+impl Claim {
+    /// That of drafts in the order of the layer's limits, some of which were chosen: then two can be the same.
+    pub(super) fn of(drafts: Vec<Draft>, is_kept: bool) -> Result<Self, Error> {
+        let mut claim = Self::default();
+        claim.keep(is_kept);
         for (place, draft) in drafts.into_iter().enumerate() {
             match draft {
-                Draft::Charge(charge) => charges.add_chosen(place, charge)?,
-                draft => charges.add(place, draft),
+                Draft::Charge(charge) => claim.add_chosen(place, charge)?,
+                draft => claim.add(place, draft),
             }
         }
-        Ok(charges.claim())
+        claim.complete();
+        Ok(claim)
+    }
+
+    /// Before anything is added: whether it is kept, so that it can be settled afterwards.
+    #[inline]
+    pub(super) fn keep(&mut self, is_kept: bool) {
+        self.is_kept = is_kept;
     }
 
     /// Adds what the limit in this place of the layer makes of the request.
-    #[inline]
     pub(super) fn add(&mut self, place: usize, draft: Draft) {
         match draft {
-            Draft::Charge(charge) => {
-                if self.is_kept {
-                    self.places.push(place);
-                }
-                match &mut self.check {
-                    None => self.check = Some(Check::new(charge)),
-                    Some(check) => check.add_distinct(charge),
-                }
-            }
-            Draft::LeftOut(left_out) => self.left_out.push(left_out),
+            Draft::Charge(charge) => self.charge(place, charge),
+            Draft::LeftOut(left_out) => self.record().left_out.push(left_out),
             Draft::Nothing | Draft::Choosing(_) => {}
+        }
+    }
+
+    /// Adds a charge on the limit in this place of the layer, on which there is no other.
+    #[inline]
+    pub(super) fn charge(&mut self, place: usize, charge: Charge) {
+        if self.is_kept {
+            self.record().places.push(place);
+        }
+        match &mut self.check {
+            Some(check) => check.add_distinct(charge),
+            none => *none = Some(Check::new(charge)),
         }
     }
 
@@ -76,11 +75,11 @@ impl Charges {
             Some((index, other.is_shadow(), error))
         });
         match (same, &mut self.check) {
-            (None, _) | (_, None) => self.add(place, Draft::Charge(charge)),
+            (None, _) | (_, None) => self.charge(place, charge),
             (Some((_, _, error)), _) if charge.is_shadow() => self.leave_out(&charge, error),
             (Some((index, true, error)), Some(check)) => {
                 let shadow = check.replace(index, charge);
-                if let Some(kept) = self.places.get_mut(index) {
+                if let Some(kept) = self.record.as_mut().and_then(|record| record.places.get_mut(index)) {
                     *kept = place;
                 }
                 self.leave_out(&shadow, error);
@@ -91,18 +90,21 @@ impl Charges {
     }
 
     fn leave_out(&mut self, charge: &Charge, error: ChoiceError) {
-        self.left_out.push(LeftOut::new(Some(charge.limit().clone()), Rejection::Unavailable(error.into())));
+        let left_out = LeftOut::new(Some(charge.limit().clone()), Rejection::Unavailable(error.into()));
+        self.record().left_out.push(left_out);
     }
 
+    /// When all is added.
     #[inline]
-    pub(super) fn claim(self) -> Claim {
-        let Self { check, places, left_out, is_kept } = self;
-        let is_recorded = is_kept && check.is_some() || !left_out.is_empty();
-        let record = || {
-            let kept = check.as_ref().filter(|_| is_kept).cloned();
-            Box::new(Record { check: kept, places, left_out })
-        };
-        let record = is_recorded.then(record);
-        Claim { check, record }
+    pub(super) fn complete(&mut self) {
+        if self.is_kept
+            && let Some(record) = &mut self.record
+        {
+            record.check.clone_from(&self.check);
+        }
+    }
+
+    fn record(&mut self) -> &mut Record {
+        self.record.get_or_insert_default()
     }
 }

@@ -51,7 +51,6 @@ pub(super) struct Choosing {
 pub(super) type Choice = Pin<Box<dyn Future<Output = Result<Option<Limit>, ChoiceError>> + Send>>;
 
 impl Terms {
-    #[inline]
     pub(super) fn charge(self, limit: Limit, key: Key, cost: u64) -> Result<Draft, NeverFits> {
         let (limit, key) = match self.parts {
             Some(parts) => Split::of_at_most(limit, parts).into_next(&key),

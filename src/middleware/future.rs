@@ -13,13 +13,12 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::{
-    afterwards::{Afterwards, Work},
+    afterwards::Work,
     asking::{Asked, Asking},
-    claim::{Claim, Record},
-    headers::Figures,
+    claim::Record,
     limits::Limits,
     note::{Note, Progress},
-    policy::{Claimed, Policy, verdict},
+    policy::Policy,
     rejection::RejectionResponse,
 };
 use crate::{
@@ -32,8 +31,9 @@ use crate::{
 pin_project! {
     /// The response future of [`RateLimit`](super::RateLimit).
     ///
-    /// Dropped before the decision, it leaves the inner service uncalled; the check may have been counted. Dropped
-    /// later, it may leave unsettled what is to be settled by the response.
+    /// What is decided without waiting is decided before there is a future. Dropped before the decision, it leaves the
+    /// inner service uncalled; the check may have been counted. Dropped later, it may leave unsettled what is to be
+    /// settled by the response.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<I, S, R, ReqBody, ResBody>
     where
@@ -76,22 +76,21 @@ where
     I: Service<Request<ReqBody>>,
     S: Store,
 {
+    /// Waits for the store.
     #[inline]
-    pub(super) fn claimed(claimed: Claimed, held: Held<I, S, R, ReqBody>) -> Self
-    where
-        I: Service<Request<ReqBody>, Response = Response<ResBody>>,
-        R: RejectionResponse<ResBody>,
-    {
-        let state = match claimed {
-            Claimed::Known(Claim { check: Some(check), record }) => State::Deciding {
-                decide: held.policy.limiter.decide(check, held.mode.share()),
-                held: Some(held),
-                record,
-            },
-            Claimed::Known(Claim { check: None, record }) => held.proceed(Ok(None), record),
-            Claimed::Asks(asking) => State::Asking { asking, held: Some(held) },
-        };
-        Self { state }
+    pub(super) fn deciding(decide: Decide<S>, record: Option<Box<Record>>, held: Held<I, S, R, ReqBody>) -> Self {
+        Self { state: State::Deciding { decide, held: Some(held), record } }
+    }
+
+    /// Waits for what takes more than one question.
+    pub(super) fn asking(asking: Asking, held: Held<I, S, R, ReqBody>) -> Self {
+        Self { state: State::Asking { asking, held: Some(held) } }
+    }
+
+    /// Waits for the inner service, which is called already.
+    #[inline]
+    pub(super) fn forwarded(response: I::Future, note: Note<S, R>) -> Self {
+        Self { state: State::Forwarded { response, note: Some(note) } }
     }
 
     pub(super) fn rejected(response: Response<ResBody>) -> Self {
@@ -160,20 +159,9 @@ impl<I, S: Store, R, ReqBody> Held<I, S, R, ReqBody> {
         R: RejectionResponse<ResBody>,
     {
         let Self { mut inner, mut parts, body, policy, mode } = self;
-        let degraded = policy.degraded(&outcome, mode);
-        match verdict(outcome, mode) {
-            Ok(admission) => {
-                let afterwards = Afterwards::of(&policy, record, admission.as_ref(), || parts.clone());
-                // An upstream's figures are its own.
-                let shown = admission.as_ref().filter(|_| !policy.settings.heeds_upstream);
-                let figures = shown.map(|decision| Figures::of(decision, policy.settings.reset_format));
-                if let Some(decision) = admission {
-                    parts.extensions.insert(decision);
-                }
-                let response = inner.call(Request::from_parts(parts, body));
-                State::Forwarded { response, note: Some(Note { figures, degraded, afterwards }) }
-            }
-            Err(rejection) => State::Rejected { response: Some(policy.reject(rejection, record, degraded)) },
+        match Note::of(&policy, outcome, mode, record, &mut parts) {
+            Ok(note) => State::Forwarded { response: inner.call(Request::from_parts(parts, body)), note: Some(note) },
+            Err(response) => State::Rejected { response: Some(response) },
         }
     }
 }

@@ -13,7 +13,7 @@ use http::{
     header::{CACHE_CONTROL, RETRY_AFTER},
 };
 
-use super::number::header_value;
+use super::number::{header_value, lasting_header_value};
 use crate::decision::Decision;
 
 const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
@@ -62,7 +62,7 @@ impl Figures {
         if shown.is_some_and(|remaining| remaining <= self.remaining) {
             return;
         }
-        headers.insert(LIMIT, header_value(self.limit));
+        headers.insert(LIMIT, lasting_header_value(self.limit));
         headers.insert(REMAINING, header_value(self.remaining));
         headers.insert(RESET, header_value(self.reset));
     }

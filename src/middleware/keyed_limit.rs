@@ -5,12 +5,14 @@ use std::{error::Error, fmt, num::NonZeroU32, sync::Arc, time::Duration};
 use http::request::Parts;
 
 use super::{
+    claim::Claim,
     draft::{Choice, Choosing, Draft, Terms},
     extract::KeyExtractor,
     outcome::Outcome,
     rejection::Rejection,
 };
 use crate::{
+    check::Charge,
     error::ChoiceError,
     key::Key,
     limit::Limit,
@@ -243,8 +245,26 @@ impl KeyedLimit {
         self.settle.as_deref()
     }
 
-    /// What a request of this cost takes from the limit.
+    /// Adds to a claim what a request of this cost takes from the limit, which is not to be chosen.
     #[inline]
+    pub(super) fn charge(&self, parts: &Parts, cost: u64, place: usize, claim: &mut Claim) -> Result<(), Rejection> {
+        match &self.source {
+            // Nearly always, so it is made where it stays.
+            Source::Fixed(limit) if self.is_plain() && cost <= limit.units() => {
+                let key = self.extractor.extract(parts).map_err(Rejection::NoKey)?;
+                claim.charge(place, Charge::fitting(limit.clone(), key, cost));
+            }
+            _ => claim.add(place, self.draft(parts, cost)?),
+        }
+        Ok(())
+    }
+
+    /// Whether there is nothing to it but a limit and the extractor of its keys.
+    fn is_plain(&self) -> bool {
+        self.cost.is_none() && self.settle.is_none() && !self.is_shadow && self.parts.is_none()
+    }
+
+    /// What a request of this cost takes from the limit.
     pub(super) fn draft(&self, parts: &Parts, cost: u64) -> Result<Draft, Rejection> {
         let cost = self.cost.as_ref().map_or(cost, |own| own(parts));
         let terms = self.terms();

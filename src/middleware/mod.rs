@@ -12,6 +12,8 @@
 //! 6. The response may [settle](KeyedLimit::settle) what its request has really cost; a limit may be tried in the
 //!    [shadow](KeyedLimit::in_shadow) first, where it refuses nothing.
 //! 7. The error type and the body type of the service stay what they are.
+//! 8. What is decided [without waiting](crate::Store::decide_now) is charged, and the service called, when the layer's
+//!    service is called. What the store makes wait for is charged once the response future is polled.
 //!
 //! Around a client, for calls to others, the layer can [wait](RateLimitLayer::wait_up_to) for room instead of refusing,
 //! and [heed](RateLimitLayer::heed_upstream) an upstream that says to stay away.

@@ -1,13 +1,18 @@
 //! What a response is to say of how its request was let through.
 
-use http::Response;
+use std::sync::Arc;
+
+use http::{Response, request::Parts};
 
 use super::{
     afterwards::{Afterwards, Done, Work},
+    claim::Record,
     headers::Figures,
-    rejection::Degraded,
+    limits::Limits,
+    policy::{Policy, verdict},
+    rejection::{Degraded, RejectionResponse},
 };
-use crate::store::Store;
+use crate::{decision::Decision, error::Error, limiter::FailureMode, store::Store};
 
 /// What a response is to say of how its request was let through, and what is to be done before.
 pub(super) struct Note<S, R> {
@@ -23,6 +28,35 @@ pub(super) enum Progress<S, R, B> {
 }
 
 impl<S: Store, R> Note<S, R> {
+    /// What comes of an outcome: a note to a request that may go on, and now has the decision in its extensions, or the
+    /// answer to one that may not.
+    #[inline]
+    pub(super) fn of<B>(
+        policy: &Arc<Policy<S, R, Limits>>,
+        outcome: Result<Option<Decision>, Error>,
+        mode: FailureMode,
+        record: Option<Box<Record>>,
+        parts: &mut Parts,
+    ) -> Result<Self, Response<B>>
+    where
+        R: RejectionResponse<B>,
+    {
+        let degraded = policy.degraded(&outcome, mode);
+        match verdict(outcome, mode) {
+            Ok(admission) => {
+                let afterwards = Afterwards::of(policy, record, admission.as_ref(), || parts.clone());
+                // An upstream's figures are its own.
+                let shown = admission.as_ref().filter(|_| !policy.settings.heeds_upstream);
+                let figures = shown.map(|decision| Figures::of(decision, policy.settings.reset_format));
+                if let Some(decision) = admission {
+                    parts.extensions.insert(decision);
+                }
+                Ok(Self { figures, degraded, afterwards })
+            }
+            Err(rejection) => Err(policy.reject(rejection, record, degraded)),
+        }
+    }
+
     /// Writes the response, or begins what has to be done before.
     pub(super) fn conclude<B>(self, response: Response<B>) -> Progress<S, R, B> {
         let (response, work) = match &self.afterwards {

@@ -1,5 +1,7 @@
 //! Numbers as header values.
 
+use std::cell::RefCell;
+
 use http::HeaderValue;
 
 /// Below this, a number's text is at hand: most limits, what is left of them, and seconds up to two hours.
@@ -35,6 +37,31 @@ pub(super) fn header_value(number: u64) -> HeaderValue {
     }
 }
 
+thread_local! {
+    /// A few large numbers that this thread has written, each in the place that it falls into.
+    static WRITTEN: RefCell<[Option<(u64, HeaderValue)>; PLACES]> = const { RefCell::new([const { None }; PLACES]) };
+}
+
+/// A prime, so that round numbers do not all fall into one place.
+const PLACES: usize = 7;
+
+/// The same, of a number that comes again and again, such as a limit. One that is not at hand is written once, and its
+/// text is shared by the headers of a thread: threads that shared one would meet at the count of who has it.
+pub(super) fn lasting_header_value(number: u64) -> HeaderValue {
+    if let Some(text) = at_hand(number) {
+        return HeaderValue::from_static(text);
+    }
+    let shared = WRITTEN.try_with(|places| {
+        let place = &mut places.borrow_mut()[(number % PLACES as u64) as usize];
+        match place {
+            Some((there, value)) if *there == number => value.clone(),
+            _ => place.insert((number, written(number))).1.clone(),
+        }
+    });
+    // Where a thread is just ending, it has no place left.
+    shared.unwrap_or_else(|_| written(number))
+}
+
 fn at_hand(number: u64) -> Option<&'static str> {
     let start = 4 * usize::try_from(number).ok().filter(|index| *index < AT_HAND)?;
     let zeros = [1_000, 100, 10].into_iter().filter(|power| number < *power).count();
@@ -67,6 +94,8 @@ mod tests {
         let lengths = (0..20).map(|digits| 10_u64.pow(digits)).flat_map(|power| [power - 1, power, power + 1]);
         for number in (0..=10_001).chain(edges).chain(lengths) {
             assert_eq!(header_value(number), HeaderValue::from(number));
+            let twice = [lasting_header_value(number), lasting_header_value(number)];
+            assert_eq!(twice, [HeaderValue::from(number), HeaderValue::from(number)]);
         }
     }
 }

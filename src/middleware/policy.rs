@@ -1,12 +1,12 @@
 //! What a layer was told: from a request to a claim, and from a decision to a verdict.
 
-use std::fmt;
+use std::{fmt, mem};
 
 use http::{Response, request::Parts};
 
 use super::{
     asking::{Asker, Asking},
-    claim::{Charges, Claim, Record},
+    claim::{Claim, Record},
     gate::Passage,
     limits::Limits,
     rejection::{Degraded, Rejection, RejectionResponse},
@@ -30,43 +30,34 @@ pub(super) struct Policy<S, R, L> {
     pub(super) settings: Settings,
 }
 
-/// How it comes to be known what a request takes.
-pub(super) enum Claimed {
-    Known(Claim),
-    Asks(Asking),
-}
-
 impl<S, R> Policy<S, R, Limits> {
-    /// What a request takes, and what is done with it while the store cannot decide.
+    /// Adds to an empty claim what a request takes. What takes more than one question goes out of it again, into its
+    /// answer to come. Beside that, what is done with the request while the store cannot decide.
     #[inline]
-    pub(super) fn claim(&self, parts: &Parts) -> Result<(Claimed, FailureMode), Rejection>
+    pub(super) fn claim(&self, parts: &Parts, claim: &mut Claim) -> Result<(Option<Asking>, FailureMode), Rejection>
     where
         S: Store,
     {
         match self.settings.gate.passage(parts, &self.settings.events) {
             Passage::Denied => return Err(Rejection::Denied),
-            Passage::Uncounted => {
-                return Ok((Claimed::Known(Claim { check: None, record: None }), FailureMode::default()));
-            }
+            Passage::Uncounted => return Ok((None, FailureMode::default())),
             Passage::Counted => {}
         }
         let cost = self.settings.cost.as_ref().map_or(1, |cost| cost(parts));
         let mode = self.failure_mode(parts, cost);
         let traits = self.limits.traits();
         let is_kept = self.settings.heeds_upstream || traits.settles;
-        if !traits.chooses {
-            let mut charges = Charges::new(is_kept);
-            for (place, limit) in self.limits.iter().enumerate() {
-                charges.add(place, limit.draft(parts, cost)?);
-            }
-            let claimed = match self.settings.patience {
-                None => Claimed::Known(charges.claim()),
-                Some(_) => Claimed::Asks(self.asker(mode).ask(charges.claim())),
-            };
-            return Ok((claimed, mode));
+        if traits.chooses {
+            let drafts = self.limits.iter().map(|limit| limit.draft(parts, cost)).collect::<Result<_, _>>()?;
+            return Ok((Some(self.asker(mode).choose_and_ask(drafts, is_kept)), mode));
         }
-        let drafts = self.limits.iter().map(|limit| limit.draft(parts, cost)).collect::<Result<_, _>>()?;
-        Ok((Claimed::Asks(self.asker(mode).choose_and_ask(drafts, is_kept)), mode))
+        claim.keep(is_kept);
+        for (place, limit) in self.limits.iter().enumerate() {
+            limit.charge(parts, cost, place, claim)?;
+        }
+        claim.complete();
+        let asking = self.settings.patience.map(|_| self.asker(mode).ask(mem::take(claim)));
+        Ok((asking, mode))
     }
 
     fn asker(&self, mode: FailureMode) -> Asker<S>

@@ -6,16 +6,18 @@ use std::{
     task::{Context, Poll},
 };
 
-use http::{Request, Response};
+use http::{Request, Response, request::Parts};
 use tower_service::Service;
 
 use super::{
+    claim::Claim,
     future::{Held, ResponseFuture},
     limits::Limits,
+    note::Note,
     policy::Policy,
     rejection::{JsonResponse, RejectionResponse},
 };
-use crate::store::Store;
+use crate::{limiter::FailureMode, store::Store};
 
 /// A service guarded by a [`RateLimitLayer`](super::RateLimitLayer). See the [module docs](crate::middleware).
 pub struct RateLimit<I, S, R = JsonResponse> {
@@ -58,19 +60,62 @@ where
         self.inner.poll_ready(cx)
     }
 
+    /// Calls the inner service here and now if the check is decided without waiting.
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
-        // It is this instance that was polled ready, not a clone of it: it goes with the request, and the clone waits
-        // for the next `poll_ready`. See "Be careful when cloning inner services" in the docs of `tower_service`.
-        let clone = self.inner.clone();
-        let inner = mem::replace(&mut self.inner, clone);
-
-        let (parts, body) = request.into_parts();
-        match self.policy.claim(&parts) {
-            Ok((claimed, mode)) => {
-                ResponseFuture::claimed(claimed, Held { inner, parts, body, policy: Arc::clone(&self.policy), mode })
+        let (mut parts, body) = request.into_parts();
+        let mut claim = Claim::default();
+        let (asking, mode) = match self.policy.claim(&parts, &mut claim) {
+            Ok(claimed) => claimed,
+            Err(rejection) => {
+                let response = self.policy.reject(rejection, None, None);
+                return self.rejected(response);
             }
-            Err(rejection) => ResponseFuture::rejected(self.policy.reject(rejection, None, None)),
+        };
+        if let Some(asking) = asking {
+            return ResponseFuture::asking(asking, self.hold(parts, body, mode));
         }
+        let decided = match &claim.check {
+            Some(check) => self.policy.limiter.decide_now(check, mode.share()).map(|outcome| outcome.map(Some)),
+            None => Ok(Ok(None)),
+        };
+        let outcome = match decided {
+            Ok(outcome) => outcome,
+            Err(unanswered) => match claim.check {
+                Some(check) => {
+                    let decide = self.policy.limiter.decide_later(check, mode.share(), unanswered);
+                    return ResponseFuture::deciding(decide, claim.record, self.hold(parts, body, mode));
+                }
+                None => Ok(None),
+            },
+        };
+        match Note::of(&self.policy, outcome, mode, claim.record, &mut parts) {
+            Ok(note) => ResponseFuture::forwarded(self.inner.call(Request::from_parts(parts, body)), note),
+            Err(response) => self.rejected(response),
+        }
+    }
+}
+
+impl<I: Clone, S, R> RateLimit<I, S, R> {
+    /// Lets the inner service go with a request that has to wait. It is this instance that was polled ready, not a clone
+    /// of it; the clone waits for the next `poll_ready`. See "Be careful when cloning inner services" in the docs of
+    /// `tower_service`.
+    fn hold<ReqBody>(&mut self, parts: Parts, body: ReqBody, mode: FailureMode) -> Held<I, S, R, ReqBody> {
+        Held { inner: self.take_inner(), parts, body, policy: Arc::clone(&self.policy), mode }
+    }
+
+    /// Answers in the inner service's place, and lets go of what its readiness holds, such as a permit.
+    fn rejected<ReqBody, ResBody>(&mut self, response: Response<ResBody>) -> ResponseFuture<I, S, R, ReqBody, ResBody>
+    where
+        I: Service<Request<ReqBody>>,
+        S: Store,
+    {
+        drop(self.take_inner());
+        ResponseFuture::rejected(response)
+    }
+
+    fn take_inner(&mut self) -> I {
+        let clone = self.inner.clone();
+        mem::replace(&mut self.inner, clone)
     }
 }
 

@@ -5,6 +5,8 @@
 //! 3. After the last unit has left its window, plus a slack that the store states, nothing of the key is left.
 //! 4. A settlement is exact, counts once, and gives back nothing that was not spent.
 //! 5. A check is charged when its future is first polled, not when it is made; a dropped future may have been charged.
+//!    What takes no waiting is also decided [without a future](Store::decide_now), and charged then: so a layer on a
+//!    [`MemoryStore`] charges when its service is called.
 //!
 //! [`MemoryStore`] serves one process. `RedisStore` shares its limits between all processes that use the same server.
 //! A store of your own implements [`Store`]; the conformance suite, `tests/suite/conformance.rs` in the repository, says
@@ -84,6 +86,14 @@ pub trait Store: Clone + Send + Sync + 'static {
 
     /// Decides `check` and, if it is admitted, counts it.
     fn decide(&self, check: Check) -> Self::Decide;
+
+    /// Decides `check` without a future, and counts it now if it is admitted, where that takes no waiting. `None` says
+    /// that it would: then nothing has been done, and [`decide`](Self::decide) is asked. Default: `None`. A store that
+    /// wraps another need not hand this on: then it is asked by `decide` alone.
+    fn decide_now(&self, check: &Check) -> Option<Result<Decision, StoreError>> {
+        let _ = check;
+        None
+    }
 
     /// Sets what an admitted check has really cost: see [`settlement`](crate::settlement).
     fn settle(&self, settlement: Settlement) -> Self::Settle;

@@ -163,9 +163,12 @@ impl Log {
     }
 
     fn insert(&mut self, entry: Entry) {
-        // Looked for from the new end, where it nearly always is: a binary search would read all over a long log.
-        let later = self.entries.iter().rev().take_while(|other| other.at > entry.at).count();
         self.used = self.used.saturating_add(entry.units.count());
+        if self.entries.back().is_none_or(|newest| newest.at <= entry.at) {
+            return self.entries.push_back(entry);
+        }
+        // Looked for from the new end, near which it is: a binary search would read all over a long log.
+        let later = self.entries.iter().rev().take_while(|other| other.at > entry.at).count();
         self.entries.insert(self.entries.len() - later, entry);
     }
 }

@@ -20,7 +20,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) enum Window {
     Log(Log),
-    Counter(Counter),
+    Counter(Box<Counter>),
 }
 
 /// When a check is decided, and under which identity.
@@ -36,7 +36,7 @@ impl Window {
     /// An empty window of a limit.
     pub(crate) fn new(limit: &Limit) -> Self {
         match limit.algorithm().kind() {
-            Kind::Counter => Self::Counter(Counter::default()),
+            Kind::Counter => Self::Counter(Box::default()),
             Kind::Log | Kind::Compact { .. } | Kind::Fixed => Self::Log(Log::default()),
         }
     }

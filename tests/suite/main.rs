@@ -4,6 +4,7 @@
 
 mod acquiring;
 mod algorithms;
+mod at_once;
 mod batching;
 mod breaker;
 mod closing;

@@ -1,43 +1,61 @@
 //! Where a slot is found: under which limit, for which key.
 
-use std::{
-    borrow::Cow,
-    hash::{Hash, Hasher},
-};
+use std::borrow::Cow;
 
+use super::slot::Slot;
 use crate::{algorithm::Algorithm, digest::Digester, key::Key, limit::Limit};
 
 /// The name of a limit, its algorithm, and a key, hashed once, for the choice of the shard and for the look-up in it.
-#[derive(Clone, Debug)]
-pub(super) struct Address {
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Address<'a> {
     hash: u64,
-    limit: Cow<'static, str>,
-    algorithm: Algorithm,
-    key: Key,
+    limit: &'a Limit,
+    key: &'a Key,
 }
 
-impl Address {
-    pub(super) fn new(limit: &Limit, key: &Key, digester: &Digester) -> Self {
-        let hash = digester.of_key(limit, key);
-        Self { hash, limit: limit.shared_name(), algorithm: limit.algorithm(), key: key.clone() }
+/// A slot, and what it is found by: two cache lines, and no third that they begin or end in.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(super) struct Place {
+    hash: u64,
+    key: Key,
+    limit: Cow<'static, str>,
+    algorithm: Algorithm,
+    pub(super) slot: Slot,
+}
+
+impl<'a> Address<'a> {
+    #[inline]
+    pub(super) fn new(limit: &'a Limit, key: &'a Key, digester: &Digester) -> Self {
+        Self { hash: digester.of_key(limit, key), limit, key }
     }
 
-    /// One of so many shards, by bits from the middle: the table in the shard goes by the lowest and the highest.
+    /// What the table in a shard goes by, by the lowest and the highest bits.
+    pub(super) fn hash(&self) -> u64 {
+        self.hash
+    }
+
+    /// One of so many shards, by bits from the middle.
     pub(super) fn shard(&self, shards: usize) -> usize {
         (self.hash >> 32) as usize % shards
     }
 }
 
-impl PartialEq for Address {
-    fn eq(&self, other: &Self) -> bool {
-        self.key == other.key && self.limit == other.limit && self.algorithm == other.algorithm
+impl Place {
+    pub(super) fn new(address: Address<'_>, slot: Slot) -> Self {
+        let Address { hash, limit, key } = address;
+        Self { hash, key: key.clone(), limit: limit.shared_name(), algorithm: limit.algorithm(), slot }
     }
-}
 
-impl Eq for Address {}
+    pub(super) fn hash(&self) -> u64 {
+        self.hash
+    }
 
-impl Hash for Address {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64(self.hash);
+    #[inline]
+    pub(super) fn is_at(&self, address: Address<'_>) -> bool {
+        self.hash == address.hash
+            && self.key == *address.key
+            && self.limit == address.limit.name()
+            && self.algorithm == address.limit.algorithm()
     }
 }

@@ -5,7 +5,7 @@
 //!    windows, it goes on refusing, but what would be admitted fails with an error, and the failure mode decides:
 //!    forgetting an admission instead would let somebody spend the same unit twice.
 //! 3. What has expired is swept in passing, one shard at a time, in a cycle of one second as long as checks arrive.
-//! 4. It needs no runtime and no task.
+//! 4. It needs no runtime and no task, and decides at once.
 
 mod address;
 mod room;
@@ -61,12 +61,6 @@ impl MemoryStore {
         MemoryStoreBuilder { capacity: 1_000_000, clock: None }
     }
 
-    /// Decides without a future.
-    #[inline]
-    pub(crate) fn decide_now(&self, check: &Check) -> Result<Decision, StoreError> {
-        self.0.decide(check)
-    }
-
     /// The number of keys that are remembered, expired ones included until they are swept.
     #[must_use]
     pub fn keys(&self) -> usize {
@@ -107,6 +101,10 @@ impl Store for MemoryStore {
         MemoryDecide { store: self.clone(), check }
     }
 
+    fn decide_now(&self, check: &Check) -> Option<Result<Decision, StoreError>> {
+        Some(self.0.decide(check))
+    }
+
     fn settle(&self, settlement: Settlement) -> Self::Settle {
         ready(Ok(self.0.settle(&settlement)))
     }
@@ -130,7 +128,7 @@ impl Future for MemoryDecide {
 
     #[inline]
     fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
-        Poll::Ready(self.store.decide_now(&self.check))
+        Poll::Ready(self.store.0.decide(&self.check))
     }
 }
 

@@ -6,14 +6,13 @@ use std::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
-    time::Duration,
 };
 
 use super::{
     address::Address,
     room::{Full, Room},
     shard::Shard,
-    slot::Look,
+    slot::{Look, Standing},
 };
 use crate::{
     admission::AdmissionId,
@@ -65,58 +64,61 @@ impl Shared {
         let attempt = Attempt { now, id, is_given: check.id().is_some() };
         let decision = |statuses| Decision::of_statuses(system_time(now), id, statuses);
         Ok(match check.only_charge() {
-            Some(charge) => decision((self.decide_one(charge, attempt)?, Vec::new())),
+            Some(charge) => decision((self.decide_one(charge, attempt)?.of(charge), Vec::new())),
             None => decision(self.decide_all(check, attempt)?),
         })
     }
 
     /// Decides a charge that is alone in its check, as most are: one lock, one look-up, and no list.
-    fn decide_one(&self, charge: &Charge, attempt: Attempt) -> Result<LimitStatus, Full> {
+    fn decide_one(&self, charge: &Charge, attempt: Attempt) -> Result<Standing, Full> {
         let address = self.address(charge.limit(), charge.key());
         self.lock(address.shard(SHARDS)).decide(address, charge, attempt, &self.room)
     }
 
     /// Looks at all charges first, and then counts all of them, or none.
     fn decide_all(&self, check: &Check, attempt: Attempt) -> Result<(LimitStatus, Vec<LimitStatus>), Full> {
-        let addresses: Vec<Address> =
+        let addresses: Vec<Address<'_>> =
             check.charges().map(|charge| self.address(charge.limit(), charge.key())).collect();
         let mut locked = Locked::of(self, &addresses);
         let looks: Vec<Look> = check
             .charges()
             .zip(&addresses)
-            .map(|(charge, address)| locked.shard(address).look(address, charge, attempt))
+            .map(|(charge, address)| locked.shard(*address).look(*address, charge, attempt))
             .collect();
         let is_refused = check.charges().zip(&looks).any(|(charge, look)| look.refuses && !charge.is_shadow());
         let admits = |look: &&Look| !is_refused && !look.refuses;
         let (gone, new) = (looks.iter().map(|look| look.gone).sum(), looks.iter().filter(admits).map(|look| look.new));
         self.room.exchange(gone, new.sum())?;
         let mut places = addresses.iter().zip(&looks);
-        Ok(check.map_charges(|charge| match places.next() {
-            Some((address, look)) if admits(&look) => locked.shard(address).admit(address, charge, attempt),
-            Some((address, _)) => locked.shard(address).refuse(address, charge, attempt),
-            None => unused(charge),
+        Ok(check.map_charges(|charge| {
+            let standing = match places.next() {
+                Some((address, look)) if admits(&look) => locked.shard(*address).admit(*address, charge, attempt),
+                Some((address, _)) => locked.shard(*address).refuse(*address, charge, attempt),
+                None => Standing::default(),
+            };
+            standing.of(charge)
         }))
     }
 
     /// Settles one charge after the other: each is exact by itself.
     pub(super) fn settle(&self, settlement: &Settlement) -> Settled {
-        let (now, mut is_known, mut statuses) = (self.clock.now(), false, Vec::new());
+        let (now, mut is_known, mut standings) = (self.clock.now(), false, Vec::new());
         for account in settlement.accounts() {
             let address = self.address(account.charge().limit(), account.charge().key());
-            let outcome = self.lock(address.shard(SHARDS)).settle(&address, now, settlement, account);
+            let outcome = self.lock(address.shard(SHARDS)).settle(address, now, settlement, account);
             self.room.give_back(outcome.gone);
             is_known |= outcome.is_known;
-            statuses.push(outcome.status);
+            standings.push(outcome.standing);
         }
-        let mut statuses = statuses.into_iter();
+        let mut standings = standings.into_iter();
         Settled::new(settlement, system_time(now), is_known, |account| {
-            statuses.next().unwrap_or_else(|| unused(account.charge()))
+            standings.next().unwrap_or_default().of(account.charge())
         })
     }
 
     pub(super) fn reset(&self, limit: &Limit, key: &Key) {
         let address = self.address(limit, key);
-        let gone = self.lock(address.shard(SHARDS)).remove(&address);
+        let gone = self.lock(address.shard(SHARDS)).remove(address);
         self.room.give_back(gone);
     }
 
@@ -128,7 +130,7 @@ impl Shared {
         (0..SHARDS).map(|index| self.lock(index).keys()).sum()
     }
 
-    fn address(&self, limit: &Limit, key: &Key) -> Address {
+    fn address<'a>(&self, limit: &'a Limit, key: &'a Key) -> Address<'a> {
         Address::new(limit, key, &self.digester)
     }
 
@@ -152,17 +154,12 @@ impl Shared {
     }
 }
 
-/// How a charge stands where nothing is counted.
-fn unused(charge: &Charge) -> LimitStatus {
-    LimitStatus::new(charge, 0, Duration::ZERO, None)
-}
-
 /// The locks of all shards that a check needs, taken in the order of the shards, so that two checks never wait for
 /// each other.
 struct Locked<'a>(Vec<(usize, MutexGuard<'a, Shard>)>);
 
 impl<'a> Locked<'a> {
-    fn of(shared: &'a Shared, addresses: &[Address]) -> Self {
+    fn of(shared: &'a Shared, addresses: &[Address<'_>]) -> Self {
         let mut indexes: Vec<usize> = addresses.iter().map(|address| address.shard(SHARDS)).collect();
         indexes.sort_unstable();
         indexes.dedup();
@@ -170,7 +167,7 @@ impl<'a> Locked<'a> {
     }
 
     /// The shard of one of the addresses.
-    fn shard(&mut self, address: &Address) -> &mut Shard {
+    fn shard(&mut self, address: Address<'_>) -> &mut Shard {
         let index = address.shard(SHARDS);
         let place = self.0.partition_point(|(locked, _)| *locked < index);
         &mut self.0[place].1

@@ -30,9 +30,17 @@ pub(super) struct Look {
     pub(super) refuses: bool,
 }
 
+/// How a charge stands, in microseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Standing {
+    used: u64,
+    reset_after: u64,
+    retry_after: Option<u64>,
+}
+
 /// What came of the settlement of one charge.
 pub(super) struct Outcome {
-    pub(super) status: LimitStatus,
+    pub(super) standing: Standing,
     pub(super) is_known: bool,
     /// Entries that are no more.
     pub(super) gone: usize,
@@ -44,7 +52,7 @@ impl Slot {
     }
 
     /// Decides a charge that is alone in its check.
-    pub(super) fn decide(&mut self, charge: &Charge, attempt: Attempt, room: &Room) -> Result<LimitStatus, Full> {
+    pub(super) fn decide(&mut self, charge: &Charge, attempt: Attempt, room: &Room) -> Result<Standing, Full> {
         let Look { gone, new, refuses } = self.look(charge, attempt);
         if refuses {
             room.give_back(gone);
@@ -63,20 +71,20 @@ impl Slot {
     }
 
     /// How a charge stands in a check that is refused, by it or by another charge.
-    pub(super) fn refuse(&mut self, charge: &Charge, attempt: Attempt) -> LimitStatus {
+    pub(super) fn refuse(&mut self, charge: &Charge, attempt: Attempt) -> Standing {
         let refuses = self.counts(charge, attempt) && !self.fits(charge, attempt);
         let most = charge.limit().units().saturating_sub(charge.cost());
         let wait = refuses.then(|| self.window.wait_for(most, attempt.now, charge.limit()));
-        self.status(charge, attempt.now, wait.map(Duration::from_micros))
+        self.standing(charge, attempt.now, wait)
     }
 
     /// Counts a charge of a check that is admitted, and says how it stands then.
-    pub(super) fn admit(&mut self, charge: &Charge, attempt: Attempt) -> LimitStatus {
+    pub(super) fn admit(&mut self, charge: &Charge, attempt: Attempt) -> Standing {
         if self.counts(charge, attempt) {
             self.window.admit(charge, attempt);
             self.length = charge.limit().window_micros();
         }
-        self.status(charge, attempt.now, None)
+        self.standing(charge, attempt.now, None)
     }
 
     /// Sets what an admission has cost.
@@ -84,7 +92,7 @@ impl Slot {
         let (charge, before) = (account.charge(), self.window.len());
         self.window.trim(now, charge.limit().window_micros());
         let is_known = self.window.settle(now, settlement, account);
-        Outcome { status: self.status(charge, now, None), is_known, gone: before.saturating_sub(self.window.len()) }
+        Outcome { standing: self.standing(charge, now, None), is_known, gone: before.saturating_sub(self.window.len()) }
     }
 
     /// Drops what has left the window of the last admission, and says how many entries that were.
@@ -115,9 +123,18 @@ impl Slot {
         self.window.used(attempt.now, limit.window_micros()) + charge.cost() <= limit.units()
     }
 
-    fn status(&self, charge: &Charge, now: u64, retry_after: Option<Duration>) -> LimitStatus {
+    fn standing(&self, charge: &Charge, now: u64, retry_after: Option<u64>) -> Standing {
         let limit = charge.limit();
         let (used, reset_after) = (self.window.used(now, limit.window_micros()), self.window.reset_after(now, limit));
-        LimitStatus::new(charge, used, Duration::from_micros(reset_after), retry_after)
+        Standing { used, reset_after, retry_after }
+    }
+}
+
+impl Standing {
+    /// As it is told of the charge. Nothing is counted by default.
+    #[inline]
+    pub(super) fn of(self, charge: &Charge) -> LimitStatus {
+        let Self { used, reset_after, retry_after } = self;
+        LimitStatus::new(charge, used, Duration::from_micros(reset_after), retry_after.map(Duration::from_micros))
     }
 }
