@@ -72,7 +72,7 @@ fn of_calls(server: &Server, calls: &str) -> f64 {
         for batch in keys.chunks_exact(BATCH) {
             let mut invocation = script.prepare_invoke();
             for key in batch {
-                invocation.key(key).arg(&format!("{entry:08}"));
+                invocation.key(key).arg(format!("{entry:08}"));
             }
             let _: Vec<i64> = invocation.invoke(&mut connection).expect("an answer");
         }
