@@ -34,12 +34,19 @@ pin_project! {
     enum Deciding<S: Store> {
         Never { error: Option<NeverFits> },
         Made { check: Option<Check> },
-        Asked {
-            #[pin] decision: Deadline<S::Decide>,
-            question: Option<Question>,
-            // What to decide in the store's place, in a box, since most checks have nobody else to decide them.
-            stand_in: Option<Box<Check>>,
-        },
+        Asked { #[pin] undecided: Undecided<S> },
+    }
+}
+
+pin_project! {
+    /// A check that the store has been asked to decide. It is polled with the limiter, which is not counted once more for
+    /// it: all threads would do that at one place.
+    pub(crate) struct Undecided<S: Store> {
+        #[pin]
+        decision: Deadline<S::Decide>,
+        question: Option<Question>,
+        // What to decide in the store's place, in a box, since most checks have nobody else to decide them.
+        stand_in: Option<Box<Check>>,
     }
 }
 
@@ -54,12 +61,6 @@ impl<S: Store> Decide<S> {
         Self { limiter: limiter.clone(), share, state: Deciding::Made { check: Some(check) } }
     }
 
-    /// Asks the store, since it takes waiting.
-    #[inline]
-    pub(super) fn asked(limiter: &Limiter<S>, check: Check, share: Option<Share>, unanswered: Unanswered) -> Self {
-        Self { limiter: limiter.clone(), share, state: limiter.parts.ask(check, share, unanswered) }
-    }
-
     pub(super) fn never(limiter: &Limiter<S>, error: NeverFits) -> Self {
         Self { limiter: limiter.clone(), share: None, state: Deciding::Never { error: Some(error) } }
     }
@@ -70,7 +71,7 @@ impl<S: Store> Future for Decide<S> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        let (parts, share, mut state) = (&*this.limiter.parts, *this.share, this.state);
+        let (limiter, share, mut state) = (&*this.limiter, *this.share, this.state);
         loop {
             let next = match state.as_mut().project() {
                 DecidingProjection::Never { error } => match error.take() {
@@ -78,20 +79,34 @@ impl<S: Store> Future for Decide<S> {
                     None => None,
                 },
                 DecidingProjection::Made { check } => match check.take() {
-                    Some(check) => match parts.decide_now(&check, share) {
+                    Some(check) => match limiter.decide_now(&check, share) {
                         Ok(outcome) => return Poll::Ready(outcome),
-                        Err(unanswered) => Some(parts.ask(check, share, unanswered)),
+                        Err(unanswered) => {
+                            Some(Deciding::Asked { undecided: limiter.ask_store(check, share, unanswered) })
+                        }
                     },
                     None => None,
                 },
-                DecidingProjection::Asked { decision, question, stand_in } => {
-                    let outcome = ready!(decision.poll(cx)).and_then(|answer| Ok(answer?));
-                    return Poll::Ready(parts.heard(outcome, Unanswered(*question), stand_in.as_deref(), share));
-                }
+                DecidingProjection::Asked { undecided } => return undecided.poll(limiter, share, cx),
             };
             // Only a future that is polled again after it was ready has nothing to go on with.
             state.set(next.unwrap_or_else(|| panic!("`Decide` polled after completion")));
         }
+    }
+}
+
+impl<S: Store> Undecided<S> {
+    /// As a future is polled, by the limiter that has asked, under the same share.
+    #[inline]
+    pub(crate) fn poll(
+        self: Pin<&mut Self>,
+        limiter: &Limiter<S>,
+        share: Option<Share>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Decision, Error>> {
+        let this = self.project();
+        let outcome = ready!(this.decision.poll(cx)).and_then(|answer| Ok(answer?));
+        Poll::Ready(limiter.parts.heard(outcome, Unanswered(*this.question), this.stand_in.as_deref(), share))
     }
 }
 
@@ -123,10 +138,10 @@ impl<S: Store> Parts<S> {
 
     /// Asks the store.
     #[inline]
-    fn ask(&self, check: Check, share: Option<Share>, Unanswered(question): Unanswered) -> Deciding<S> {
+    pub(super) fn ask(&self, check: Check, share: Option<Share>, Unanswered(question): Unanswered) -> Undecided<S> {
         let stand_in = share.map(|_| Box::new(check.clone()));
         let decision = Deadline::new(self.store.decide(check), self.deadline);
-        Deciding::Asked { decision, question, stand_in }
+        Undecided { decision, question, stand_in }
     }
 
     /// What comes of the store's answer.

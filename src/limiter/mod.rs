@@ -41,7 +41,7 @@ mod reservation;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-pub(crate) use self::decide::Unanswered;
+pub(crate) use self::decide::{Unanswered, Undecided};
 pub use self::{
     breaker::Breaker,
     decide::Decide,
@@ -177,10 +177,10 @@ impl<S: Store> Limiter<S> {
         self.parts.decide_now(check, share)
     }
 
-    /// Decides what could not be decided at once.
+    /// Asks the store what could not be decided at once.
     #[inline]
-    pub(crate) fn decide_later(&self, check: Check, share: Option<Share>, unanswered: Unanswered) -> Decide<S> {
-        Decide::asked(self, check, share, unanswered)
+    pub(crate) fn ask_store(&self, check: Check, share: Option<Share>, unanswered: Unanswered) -> Undecided<S> {
+        self.parts.ask(check, share, unanswered)
     }
 
     /// Reserves `cost` units of `limit`, at least one, in the name of `key`, if they are left: for work whose cost is known only

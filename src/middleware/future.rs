@@ -24,7 +24,7 @@ use super::{
 use crate::{
     decision::Decision,
     error::Error,
-    limiter::{Decide, FailureMode},
+    limiter::{FailureMode, Undecided},
     store::Store,
 };
 
@@ -49,7 +49,7 @@ pin_project! {
     #[project = StateProjection]
     enum State<I, S: Store, R, ReqBody, F, ResBody> {
         Deciding {
-            #[pin] decide: Decide<S>,
+            #[pin] undecided: Undecided<S>,
             held: Option<Held<I, S, R, ReqBody>>,
             record: Option<Box<Record>>,
         },
@@ -78,8 +78,8 @@ where
 {
     /// Waits for the store.
     #[inline]
-    pub(super) fn deciding(decide: Decide<S>, record: Option<Box<Record>>, held: Held<I, S, R, ReqBody>) -> Self {
-        Self { state: State::Deciding { decide, held: Some(held), record } }
+    pub(super) fn deciding(undecided: Undecided<S>, record: Option<Box<Record>>, held: Held<I, S, R, ReqBody>) -> Self {
+        Self { state: State::Deciding { undecided, held: Some(held), record } }
     }
 
     /// Waits for what takes more than one question.
@@ -110,10 +110,13 @@ where
         let mut state = self.project().state;
         loop {
             let next = match state.as_mut().project() {
-                StateProjection::Deciding { decide, held, record } => {
-                    let outcome = ready!(decide.poll(cx));
-                    held.take().map(|held| held.proceed(outcome.map(Some), record.take()))
-                }
+                StateProjection::Deciding { undecided, held, record } => match held {
+                    Some(waiting) => {
+                        let outcome = ready!(undecided.poll(&waiting.policy.limiter, waiting.mode.share(), cx));
+                        held.take().map(|held| held.proceed(outcome.map(Some), record.take()))
+                    }
+                    None => None,
+                },
                 StateProjection::Asking { asking, held } => {
                     let Asked { outcome, record } = ready!(asking.as_mut().poll(cx));
                     held.take().map(|held| held.proceed(outcome, record))

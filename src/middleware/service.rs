@@ -82,8 +82,8 @@ where
             Ok(outcome) => outcome,
             Err(unanswered) => match claim.check {
                 Some(check) => {
-                    let decide = self.policy.limiter.decide_later(check, mode.share(), unanswered);
-                    return ResponseFuture::deciding(decide, claim.record, self.hold(parts, body, mode));
+                    let undecided = self.policy.limiter.ask_store(check, mode.share(), unanswered);
+                    return ResponseFuture::deciding(undecided, claim.record, self.hold(parts, body, mode));
                 }
                 None => Ok(None),
             },
