@@ -82,7 +82,7 @@ where
             StatusCode::OK => true,
             StatusCode::TOO_MANY_REQUESTS => false,
             // A limiter that fails is quick, and no figure.
-            status => panic!("a limiter failed with {status}"),
+            status => panic!("a limiter failed with {status}: {response:?}"),
         }
     }
 }
