@@ -1,16 +1,13 @@
 //! The median time of one request when there is no other.
 
 use super::Outcome;
+#[cfg(tower_rate_limiter)]
+use crate::contenders::{TOWER_RATE_LIMITER, tower_rate_limiter};
 use crate::{
     contenders::{Floor, OURS, TOWER_RATE_LIMIT_REDIS, ours, tower_rate_limit_redis, wide},
     load::{median_micros, two_threads},
     measure::{Contest, Effort, Unit},
     server::Server,
-};
-#[cfg(tower_rate_limiter)]
-use crate::{
-    contenders::{TOWER_RATE_LIMITER, tower_rate_limiter},
-    load::HOUR,
 };
 
 pub(crate) fn run(effort: Effort) -> Outcome {
@@ -29,7 +26,7 @@ pub(crate) fn run(effort: Effort) -> Outcome {
             runtime.block_on(median_micros(&rival, effort.round))
         });
     #[cfg(tower_rate_limiter)]
-    let other_rival = runtime.block_on(tower_rate_limiter(&server, HOUR));
+    let other_rival = runtime.block_on(tower_rate_limiter(&server));
     #[cfg(tower_rate_limiter)]
     let contest = contest.side(TOWER_RATE_LIMITER, || {
         fresh();

@@ -44,7 +44,7 @@ fn throughput(effort: Effort, keys: usize, window: Duration, what: &str) -> Outc
             runtime.block_on(async { if keys == 1 { forgetting(&server, measured).await } else { measured.await } })
         });
     #[cfg(tower_rate_limiter)]
-    let other_rival = runtime.block_on(tower_rate_limiter(&server, window));
+    let other_rival = runtime.block_on(tower_rate_limiter(&server));
     #[cfg(tower_rate_limiter)]
     let contest = contest.side(TOWER_RATE_LIMITER, || {
         fresh();
