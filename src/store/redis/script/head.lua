@@ -1,7 +1,7 @@
 -- Decides a batch of checks and settles admissions, one after the other. Each check is admitted whole or refused whole. A
 -- check may come in several copies, from several callers: they are decided as if one after the other, too.
 --
--- The script is these files, one after the other: head.lua; plain.lua and several.lua, which are all that most batches need,
+-- The script is these files, one after the other: head.lua; quick.lua and plain.lua, which are all that most batches need,
 -- and return where they were; entries.lua, log.lua and counter.lua, how a limit counts; check.lua and settle.lua, what is
 -- done; run.lua, the way through the rest of a batch. To make a function takes its time, too: hence the order.
 --

@@ -8,9 +8,9 @@ use super::connection::Connection;
 pub(super) const DECIDE: &str = concat!(
     include_str!("head.lua"),
     "\n",
-    include_str!("plain.lua"),
+    include_str!("quick.lua"),
     "\n",
-    include_str!("several.lua"),
+    include_str!("plain.lua"),
     "\n",
     include_str!("entries.lua"),
     "\n",

@@ -1,52 +1,62 @@
--- The way of most checks: exact logs with room, and ids that nobody has given before. Whether that is so is seen before
--- anything is written; if not, run.lua goes on with that check. `decide` in check.lua would do the same.
+-- The way of what quick.lua leaves: exact logs with room, and ids that nobody has given before. All charges of a check are
+-- looked at before anything is written; where it is otherwise, run.lua goes on with that check. `decide` in check.lua would
+-- do the same.
 
 local MANY = 100  -- entries that have left: so many are read and dropped in steps elsewhere
 
--- How a log stands: the units in the window, how many entries have left it, microseconds until the next one does if one is
--- admitted now, the expiry that the key needs then if it has not got it, and the sum if it is written down. Nothing if
--- there is no room, or more to it.
-local function look_plainly(key, units, cost, window, window_ms, cutoff)
+-- Notes in a charge how its log stands: the units in the window, how many entries have left it, microseconds until the next
+-- one does if one is admitted now, the expiry that the key needs then if it has not got it, and the sum if it is written
+-- down. Returns whether there is room, and no more to it.
+local function look_plainly(charge, key)
+  local window, window_ms = charge.window, charge.window_ms
   -- What is counted is what has left, and the sum.
-  local beyond, sum, gone = pcall('ZCOUNT', key, cutoff, '+inf'), false, 0
+  local beyond, sum, gone = pcall('ZCOUNT', key, charge.cutoff, '+inf'), false, 0
   if beyond ~= 0 then
-    if type(beyond) == 'table' or beyond > MANY then return end
+    if type(beyond) == 'table' or beyond > MANY then return false end
     sum = call('ZSCORE', key, 'used')
     gone = sum and beyond - 1 or beyond
   end
   local expires = gone == 0 and call('PEXPIRETIME', key)
-  if expires == -2 then return 0, 0, window, present + window_ms + SLACK end
+  charge.sum, charge.gone, charge.expiry = sum, gone, nil
+  if expires == -2 then
+    charge.used, charge.reset, charge.expiry = 0, window, present + window_ms + SLACK
+    return true
+  end
 
   local used = sum and tonumber(sum) or call('ZCARD', key) - gone
   if sum and gone > 0 then
     for _, member in ipairs(call('ZREVRANGE', key, 1, gone)) do
       -- Not a number if copies share the entry.
       local entry = #member == 8 and 1 or tonumber(string.sub(member, 9))
-      if not entry then return end
+      if not entry then return false end
       used = used - entry
     end
   end
-  if used + cost > units then return end
+  if used + charge.cost > charge.units then return false end
+  charge.used = used
 
   local oldest = expires and (expires - 2 * window_ms - SLACK) * 1000
   if oldest and oldest - 1000 + window >= now then
-    return used, 0, oldest < now and oldest + window - now or window, nil, sum
+    charge.reset = oldest < now and oldest + window - now or window
+    return true
   end
   oldest = call('ZREVRANGE', key, beyond, beyond, 'WITHSCORES')[2]
   if oldest then
     oldest = -tonumber(oldest)
-    if oldest > now then return end
-    return used, gone, oldest + window - now, ceil(oldest / 1000) + 2 * window_ms + SLACK, sum
+    charge.reset, charge.expiry = oldest + window - now, ceil(oldest / 1000) + 2 * window_ms + SLACK
+    return oldest <= now
   end
-  if not sum then return used, gone, window, present + window_ms + SLACK end
+  charge.reset, charge.expiry = window, present + window_ms + SLACK
+  return not sum
 end
 
--- Counts units in a log that stands so, and replies.
-local function admit_plainly(key, id, cost, used, gone, reset, expiry, sum)
-  local is_summed = sum or cost > 1
+-- Counts the units of a charge in a log that stands so, and replies.
+local function admit_plainly(charge, key, id)
+  local cost, gone, used = charge.cost, charge.gone, charge.used + charge.cost
+  local is_summed = charge.sum or cost > 1
   -- The first write, since a server without memory refuses no other.
   if is_summed then
-    call('ZADD', key, used + cost, 'used', score, cost > 1 and id .. string.format('%.0f', cost) or id)
+    call('ZADD', key, used, 'used', score, cost > 1 and id .. string.format('%.0f', cost) or id)
   else
     call('ZADD', key, score, id)
   end
@@ -54,31 +64,61 @@ local function admit_plainly(key, id, cost, used, gone, reset, expiry, sum)
     local last = is_summed and -2 or -1
     call('ZREMRANGEBYRANK', key, last + 1 - gone, last)
   end
-  if expiry then call('PEXPIREAT', key, expiry) end
-  reply[r + 1], reply[r + 2] = used + cost, reset
+  if charge.expiry then call('PEXPIREAT', key, charge.expiry) end
+  reply[r + 1], reply[r + 2] = used, charge.reset
   r = r + 2
 end
 
--- Checks of one charge first, without a table: a check that is alone is decided sooner than one is made. The first that
--- needs more is left to run.lua, and all that follow it.
-local resume
-while is_expiry_telling and a < #ARGV and not resume do
+-- Decides a check. Returns false if it has done nothing.
+local function decide_plainly(id, charges)
+  for i = 1, #charges do
+    if not look_plainly(charges[i], KEYS[k + i]) then return false end
+  end
+  for i = 1, #charges do
+    admit_plainly(charges[i], KEYS[k + i], id)
+  end
+  k = k + #charges
+  return true
+end
+
+-- Whether the checks of a run may be decided so: they have no copies, and none is a question that spends nothing.
+local function is_plain(run)
+  if not is_expiry_telling or ARGV[run] ~= '1' or ARGV[run + 1] ~= 'plain' then return false end
+  for i = 1, ARGV[run + 2] do
+    if ARGV[run + 1 + 3 * i] == '0' then return false end
+  end
+  return true
+end
+
+-- The charges of a run, each by its three figures.
+local function charges_of(run)
+  local charges = {}
+  for i = 1, ARGV[run + 2] do
+    local place = run + 3 * i
+    local window = ARGV[place + 2] + 0
+    charges[i] = {
+      units = ARGV[place] + 0, cost = ARGV[place + 1] + 0, window = window, window_ms = ceil(window / 1000),
+      cutoff = string.format('%.0f', window - now),
+    }
+  end
+  return charges
+end
+
+local stopped = resume
+resume = nil
+while a < #ARGV and not resume do
   local run = a + 1
-  if ARGV[run] ~= '1' or ARGV[run + 1] ~= 'plain' or ARGV[run + 2] ~= '1' or ARGV[run + 4] == '0' then break end
-  local units, cost, window = ARGV[run + 3] + 0, ARGV[run + 4] + 0, ARGV[run + 5] + 0
-  local window_ms, cutoff = ceil(window / 1000), string.format('%.0f', window - now)
-  local first = run + 7
+  if not is_plain(run) then break end
+  local charges = charges_of(run)
+  local first = run + 4 + 3 * #charges
   local last = first - 1 + ARGV[first - 1]
-  for i = first, last do
-    local key = KEYS[k + 1]
-    local used, gone, reset, expiry, sum = look_plainly(key, units, cost, window, window_ms, cutoff)
-    if not used then
+  for i = stopped or first, last do
+    if not decide_plainly(ARGV[i], charges) then
       resume = i
       break
     end
-    admit_plainly(key, ARGV[i], cost, used, gone, reset, expiry, sum)
-    k = k + 1
   end
+  stopped = nil
   if not resume then a = last end
 end
 if a == #ARGV then return reply end

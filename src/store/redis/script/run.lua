@@ -1,4 +1,4 @@
--- The way through the rest of a batch, from where plain.lua and several.lua have left it.
+-- The way through the rest of a batch, from where quick.lua and plain.lua have left it.
 
 -- Reads the shape of a run: all but its ids.
 local function shape_at(place)

@@ -1,0 +1,34 @@
+-- The way of most checks: one unit of an exact log that has room, that nothing has left, and that has no sum written down.
+-- There is neither a function nor a table here: a check that is alone is decided sooner than one is made. The first that
+-- needs more is left to plain.lua, and all that follow it.
+
+local resume
+while is_expiry_telling and a < #ARGV and not resume do
+  local run = a + 1
+  if ARGV[run] ~= '1' or ARGV[run + 1] ~= 'plain' or ARGV[run + 2] ~= '1' or ARGV[run + 4] ~= '1' then break end
+  local units, window = ARGV[run + 3] + 0, ARGV[run + 5] + 0
+  local window_ms, cutoff = ceil(window / 1000), string.format('%.0f', window - now)
+  local left = (2 * window_ms + SLACK) * 1000 - window + now  -- from then to a log's expiry it has not left the window
+  local first = run + 7
+  local last = first - 1 + ARGV[first - 1]
+  for i = first, last do
+    local key, used, reset = KEYS[k + 1], nil, nil
+    -- What is counted is what has left, and the sum.
+    if pcall('ZCOUNT', key, cutoff, '+inf') == 0 then
+      local expires = call('PEXPIRETIME', key)
+      reset = expires == -2 and window or expires * 1000 - left
+      -- Less than a millisecond may be what it was rounded up by; then it tells nothing.
+      used = expires == -2 and 0 or reset >= 1000 and call('ZCARD', key)
+    end
+    if not used or used >= units then
+      resume = i
+      break
+    end
+    call('ZADD', key, score, ARGV[i])
+    if used == 0 then call('PEXPIREAT', key, present + window_ms + SLACK) end
+    reply[r + 1], reply[r + 2] = used + 1, reset < window and reset or window
+    k, r = k + 1, r + 2
+  end
+  if not resume then a = last end
+end
+if a == #ARGV then return reply end
