@@ -21,6 +21,8 @@ use crate::support::{
     redis_server::RedisServer,
 };
 
+const KEYS: [&str; 4] = ["ada", "bob", "eve", "joe"];
+
 /// Short enough for many windows to pass, and of odd lengths, since expiries are whole milliseconds.
 const LIMITS: [Limit; 6] = [
     Limit::per("short", 3, Duration::from_micros(17_001)),
@@ -40,11 +42,13 @@ enum Step {
         back: usize,
         cost: u64,
     },
-    Reset(usize),
+    Reset(usize, usize),
 }
 
+/// What is asked for each of some keys, so that checks which differ in nothing else come together in one batch.
 #[derive(Clone, Debug)]
 struct Asked {
+    keys: Vec<usize>,
     limits: Vec<usize>,
     cost: u64,
     id: Option<u64>,
@@ -63,7 +67,10 @@ fn step() -> impl Strategy<Value = Step> {
     let copies = prop_oneof![8 => Just(1), 1 => 2..=5usize];
     let lease = prop_oneof![6 => Just(None), 1 => (1..60_000u64).prop_map(Some)];
     let limits = subsequence((0..LIMITS.len()).collect::<Vec<_>>(), 1..=3);
-    let asked = (limits, cost, id, copies, lease).prop_map(|(limits, cost, id, copies, lease)| Asked {
+    // The first is in most of them, so that some logs are full while others are new.
+    let keys = prop_oneof![2 => Just(vec![0]), 1 => subsequence((0..KEYS.len()).collect::<Vec<_>>(), 1..=4)];
+    let asked = (keys, limits, cost, id, copies, lease).prop_map(|(keys, limits, cost, id, copies, lease)| Asked {
+        keys,
         limits,
         cost,
         id,
@@ -75,23 +82,23 @@ fn step() -> impl Strategy<Value = Step> {
         12 => vec(asked, 1..=3).prop_map(Step::Checks),
         4 => pause.prop_map(Step::Sleep),
         2 => (0..4usize, 0..4u64).prop_map(|(back, cost)| Step::Settle { back, cost }),
-        1 => (0..LIMITS.len()).prop_map(Step::Reset),
+        1 => (0..LIMITS.len(), 0..KEYS.len()).prop_map(|(limit, key)| Step::Reset(limit, key)),
     ]
 }
 
 impl Asked {
-    fn charges(&self) -> Vec<ModelCharge> {
+    fn charges(&self, key: usize) -> Vec<ModelCharge> {
         let charge = |&limit: &usize| {
             let limit_of = LIMITS[limit].clone();
-            ModelCharge::new(limit_of.clone(), (limit, 0), self.cost.min(limit_of.units()))
+            ModelCharge::new(limit_of.clone(), (limit, key), self.cost.min(limit_of.units()))
         };
         let mut charges: Vec<ModelCharge> = self.limits.iter().map(charge).collect();
         charges[0].lease = self.lease.map(|lease| lease.min(charges[0].window()));
         charges
     }
 
-    fn check(&self) -> Check {
-        let check = check(&self.charges());
+    fn check(&self, key: usize) -> Check {
+        let check = check(&self.charges(key));
         match self.id {
             Some(id) => check.with_id(AdmissionId::from(id)),
             None => check,
@@ -101,7 +108,7 @@ impl Asked {
 
 fn check(charges: &[ModelCharge]) -> Check {
     let mut charges = charges.iter().map(|charge| {
-        let made = Charge::new(charge.limit.clone(), "ada", charge.cost).unwrap();
+        let made = Charge::new(charge.limit.clone(), KEYS[charge.bucket.1], charge.cost).unwrap();
         charge.lease.into_iter().map(Duration::from_micros).fold(made, Charge::reserve)
     });
     let first = Check::new(charges.next().unwrap());
@@ -122,15 +129,15 @@ fn compare(number: usize, told: Vec<Standing>, expected: Vec<Standing>) -> Resul
     Ok(())
 }
 
-async fn replay(limiter: &Limiter<RedisStore>, steps: &[Step]) -> Result<(), TestCaseError> {
+async fn replay<'a>(limiter: &Limiter<RedisStore>, steps: &'a [Step]) -> Result<(), TestCaseError> {
     let mut model = Model::default();
     let mut admitted: Vec<Admitted> = Vec::new();
     for (number, step) in steps.iter().enumerate() {
         match step {
             Step::Sleep(micros) => sleep(Duration::from_micros(*micros)).await,
-            Step::Reset(limit) => {
-                model.reset((*limit, 0));
-                limiter.reset(&LIMITS[*limit], "ada").await.unwrap();
+            Step::Reset(limit, key) => {
+                model.reset((*limit, *key));
+                limiter.reset(&LIMITS[*limit], KEYS[*key]).await.unwrap();
             }
             Step::Settle { back, cost } => {
                 let Some((charges, id, at)) = admitted.iter().rev().nth(*back) else { continue };
@@ -144,17 +151,19 @@ async fn replay(limiter: &Limiter<RedisStore>, steps: &[Step]) -> Result<(), Tes
                 compare(number, Standing::all_of(settled.decision()), expected)?;
             }
             Step::Checks(asked) => {
-                let asked: Vec<&Asked> =
-                    asked.iter().flat_map(|asked| std::iter::repeat_n(asked, asked.copies)).collect();
+                let of_one = |asked: &'a Asked| {
+                    asked.keys.iter().flat_map(move |&key| std::iter::repeat_n((asked, key), asked.copies))
+                };
+                let asked: Vec<(&Asked, usize)> = asked.iter().flat_map(of_one).collect();
                 let decisions: Vec<_> =
-                    asked.iter().map(|asked| tokio::spawn(limiter.check_all(asked.check()))).collect();
-                for (asked, decision) in asked.into_iter().zip(decisions) {
+                    asked.iter().map(|(asked, key)| tokio::spawn(limiter.check_all(asked.check(*key)))).collect();
+                for ((asked, key), decision) in asked.into_iter().zip(decisions) {
                     let decision = decision.await.unwrap().unwrap();
-                    let expected = model.decide(micros(decision.at()), &asked.charges(), asked.id);
+                    let expected = model.decide(micros(decision.at()), &asked.charges(key), asked.id);
                     let id = u64::from_be_bytes(decision.id().to_bytes());
                     model.identify(id);
                     if decision.is_allowed() {
-                        admitted.push((asked.charges(), id, decision.at()));
+                        admitted.push((asked.charges(key), id, decision.at()));
                     }
                     compare(number, Standing::all_of(&decision), expected)?;
                 }
