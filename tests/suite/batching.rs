@@ -84,6 +84,20 @@ async fn equal_checks_share_one_entry_and_keep_identities_of_their_own() {
     assert_eq!(ids.len(), 100);
 }
 
+/// Different checks leave by 64 at most, copies of one by 128.
+#[tokio::test]
+async fn batches_are_bounded() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    limiter.peek(&CALLS, "ada").await.unwrap();
+    for (keys, calls) in [(1, 2), (200, 4)] {
+        server.run::<()>("CONFIG RESETSTAT");
+        let ask = |number: usize| tokio::spawn(limiter.check(&CALLS, (number % keys).to_string(), 1));
+        used((0..200).map(ask).collect()).await;
+        assert_eq!(script_calls(&server), calls, "{keys}");
+    }
+}
+
 #[tokio::test]
 async fn a_batch_that_uses_a_limit_up_admits_the_first() {
     let server = RedisServer::start();

@@ -23,9 +23,12 @@ use crossbeam_queue::ArrayQueue;
 
 use super::job::Job;
 
-/// The checks of one batch at most. Beyond some dozens a larger batch costs Redis no less a check, and all of its
-/// checks wait for its last.
-const MAX_BATCH: usize = 128;
+/// The checks of one batch at most. Beyond some dozens a larger batch costs Redis more a check, not less: what it holds for
+/// each of them no longer fits into the nearest cache of a processor.
+const MAX_BATCH: usize = 64;
+
+/// The checks of a batch that begins with so many copies of one: to Redis they are one.
+const MAX_COPIES: usize = 128;
 
 /// The checks that may wait at most: some tens of milliseconds' worth of what one server decides.
 pub(super) const CAPACITY: usize = 8_192;
@@ -105,8 +108,12 @@ impl Slot {
         let mut front = self.queue.front();
         let mut jobs = mem::take(&mut *front);
         jobs.retain(|job| !job.is_given_up());
+        let mut waiting = from_fn(|| self.queue.waiting.pop()).filter(|job| !job.is_given_up());
         let room = MAX_BATCH - jobs.len();
-        jobs.extend(from_fn(|| self.queue.waiting.pop()).filter(|job| !job.is_given_up()).take(room));
+        jobs.extend(waiting.by_ref().take(room));
+        if jobs.len() == MAX_BATCH && jobs.iter().all(|job| job.is_interchangeable_with(&jobs[0])) {
+            jobs.extend(waiting.take(MAX_COPIES - MAX_BATCH));
+        }
         jobs
     }
 
