@@ -10,9 +10,9 @@ use crate::support::{PATIENCE, outage::row, proxy::Proxy, redis_server::RedisSer
 
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
 const KEYS: [&str; 5] = ["ada", "bob", "cy", "dee", "eve"];
-/// Of each trial's batch.
-const CHECKS: usize = 100;
-const BATCHES: usize = 100;
+/// Of each trial, few enough for one batch.
+const CHECKS: usize = 50;
+const BATCHES: usize = 200;
 
 type Answer = JoinHandle<Result<Decision, Error>>;
 
