@@ -76,7 +76,7 @@ async fn what_is_lost_twice_fails_and_counts_once() {
     let limiter = limiter(&proxy);
     limiter.peek(&CALLS, "ada").await.unwrap();
     let (mut used, mut failed) = ([0; KEYS.len()], 0);
-    for _ in 0..20 {
+    for _ in 0..40 {
         proxy.lose_replies(2);
         for (key, cost, answer) in ask(&limiter) {
             assert!(matches!(answer.await.unwrap(), Err(Error::Unavailable(_))));

@@ -75,7 +75,10 @@ impl RedisServer {
     pub(crate) fn is_primary(&self) -> bool {
         let connection = redis::Client::open(self.url()).unwrap().get_connection();
         let info = connection.and_then(|mut connection| redis::cmd("INFO").query::<String>(&mut connection));
-        info.is_ok_and(|info| info.contains("role:master"))
+        match info {
+            Err(error) if error.is_connection_dropped() => false,
+            info => info.unwrap().contains("role:master"),
+        }
     }
 
     /// How many connections are open, beside the one that asks.
