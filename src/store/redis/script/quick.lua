@@ -8,17 +8,19 @@ while is_expiry_telling and a < #ARGV and not resume do
   if ARGV[run] ~= '1' or ARGV[run + 1] ~= 'plain' or ARGV[run + 2] ~= '1' or ARGV[run + 4] ~= '1' then break end
   local units, window = ARGV[run + 3] + 0, ARGV[run + 5] + 0
   local window_ms, cutoff = ceil(window / 1000), string.format('%.0f', window - now)
-  local left = (2 * window_ms + SLACK) * 1000 - window + now  -- from then to a log's expiry it has not left the window
+  local due = (2 * window_ms + SLACK) * 1000 - window + now  -- the expiry of a log that its oldest entry is just leaving
   local first = run + 7
   local last = first - 1 + ARGV[first - 1]
   for i = first, last do
-    local key, used, reset = KEYS[k + 1], nil, nil
-    -- What is counted is what has left, and the sum.
-    if pcall('ZCOUNT', key, cutoff, '+inf') == 0 then
-      local expires = call('PEXPIRETIME', key)
-      reset = expires == -2 and window or expires * 1000 - left
-      -- Less than a millisecond may be what it was rounded up by; then it tells nothing.
-      used = expires == -2 and 0 or reset >= 1000 and call('ZCARD', key)
+    local key, used = KEYS[k + 1], nil
+    local expires = call('PEXPIRETIME', key)
+    local reset = expires == -2 and window or expires * 1000 - due
+    if expires == -2 then
+      used = 0
+    -- Less than a millisecond may be what it was rounded up by; then it tells nothing. What is counted is what has left,
+    -- and the sum.
+    elseif reset >= 1000 and pcall('ZCOUNT', key, cutoff, '+inf') == 0 then
+      used = call('ZCARD', key)
     end
     if not used or used >= units then
       resume = i
