@@ -6,7 +6,7 @@ use redis::Value;
 
 use super::{Batch, Submission};
 use crate::{
-    check::Charge,
+    check::{Charge, Check},
     decision::{Decision, LimitStatus},
     error::StoreError,
     store::{
@@ -49,7 +49,8 @@ impl Submission {
         }
         for copy in 0..self.size() {
             outcomes.push(match &admitted {
-                Err(text) => Err(StoreError::new(self.first.doing(), text.clone())),
+                // Other keys are as they should be.
+                Err(text) => Err(StoreError::new(self.first.doing(), Unreadable::new(check, text)).of_one_check()),
                 Ok(admitted) => {
                     let mut statuses = statuses.iter();
                     let decision = Decision::new(check, system_time(now), self.id.following(copy), |charge| {
@@ -113,6 +114,28 @@ impl Fields {
         Ok(Status { used, reset, retry: if has_retry { self.number()? } else { 0 } })
     }
 }
+
+/// What stands at a key of a check is not ours.
+#[derive(Debug)]
+struct Unreadable {
+    limits: Vec<String>,
+    text: String,
+}
+
+impl Unreadable {
+    fn new(check: &Check, text: &str) -> Self {
+        let limits = check.charges().map(|charge| charge.limit().name().to_owned()).collect();
+        Self { limits, text: text.to_owned() }
+    }
+}
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a key of {} cannot be read: {}", self.limits.join(", "), self.text)
+    }
+}
+
+impl error::Error for Unreadable {}
 
 /// The script's reply is not what the script sends: something stands between us and Redis.
 #[derive(Debug)]
