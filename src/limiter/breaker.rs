@@ -10,7 +10,11 @@ use std::{
     time::Duration,
 };
 
-use tokio::{runtime::Handle, task::AbortHandle, time::Instant};
+use tokio::{
+    runtime::Handle,
+    task::AbortHandle,
+    time::{Instant, sleep},
+};
 
 use super::{deadline::Deadline, events::Events};
 use crate::{
@@ -26,9 +30,10 @@ use crate::{
 /// 2. While it is open, every answer is [`Error::BreakerOpen`] with the last failure, at once: what happens then is the
 ///    route's [failure mode](super::FailureMode), or the caller's choice. A refusal that may be
 ///    [repeated](super::DenyCache) still is.
-/// 3. As soon as somebody asks, and then [once in a while](Self::probe_every), 200 ms by default, a probe goes to the
-///    store, one at a time: the same question at no cost. Nobody waits for it. It is a task of the caller's runtime that
-///    ends within the deadline, or with the limiter and its clones. Without a runtime, the caller's own check is the probe.
+/// 3. As soon as somebody asks, and then [once in a while](Self::probe_every), 200 ms by default, whether anybody asks or
+///    not, a probe goes to the store: the same question at no cost. Nobody waits for it. The probes are a task of the
+///    caller's runtime that ends when it closes, or with the limiter and its clones. Without a runtime, the caller's own
+///    check is the probe.
 /// 4. A probe that is answered within the deadline closes it. The next failure then opens it again; after the next answer
 ///    it takes as many as at first.
 /// 5. A cost above the limit, or a limit that cannot be chosen, is not the store's failure, nor is what a store says
@@ -70,8 +75,8 @@ impl Breaker {
         self
     }
 
-    /// How much time there is between two probes at least. Default: 200 ms. For so long it may stay open after the store
-    /// is back.
+    /// How much time there is between two probes at least, a millisecond or more. Default: 200 ms. For so long it may stay
+    /// open after the store is back.
     pub const fn probe_every(mut self, interval: Duration) -> Self {
         self.probe_every = interval;
         self
@@ -95,9 +100,9 @@ struct Shared {
     /// The last failure.
     cause: RwLock<Option<Arc<Error>>>,
     started: Instant,
-    /// The microsecond after the start from which on the next probe may leave.
-    next_probe: AtomicU64,
-    probe: Mutex<Option<AbortHandle>>,
+    /// The microsecond after the start from which on somebody who asks is to see to it that probes are sent.
+    next_look: AtomicU64,
+    probes: Mutex<Option<AbortHandle>>,
     events: Events,
 }
 
@@ -108,24 +113,25 @@ impl Circuit {
             failures: AtomicU32::new(0),
             cause: RwLock::new(None),
             started: Instant::now(),
-            next_probe: AtomicU64::new(0),
-            probe: Mutex::new(None),
+            next_look: AtomicU64::new(0),
+            probes: Mutex::new(None),
             events: Events::default(),
         }))
     }
 
-    /// What to answer instead of asking the store, if it is open. Then a probe may be sent.
-    pub(super) fn refuse<F>(&self, deadline: Duration, probe: impl FnOnce() -> F) -> Option<Error>
+    /// What to answer instead of asking the store, if it is open. Then `probes` may be what to send from now on.
+    pub(super) fn refuse<P, F>(&self, deadline: Duration, probes: impl FnOnce() -> P) -> Option<Error>
     where
+        P: Fn() -> F + Send + 'static,
         F: Future<Output = Result<Decision, StoreError>> + Send + 'static,
     {
         if !self.0.is_open() {
             return None;
         }
         let cause = self.0.cause.read().unwrap_or_else(PoisonError::into_inner).clone()?;
-        if self.0.passes_probe() {
+        if self.0.looks_after_probes() {
             let runtime = Handle::try_current().ok()?;
-            self.send(&runtime, || Deadline::new(probe(), deadline));
+            self.send(&runtime, deadline, probes);
         }
         Some(Error::BreakerOpen(cause))
     }
@@ -139,23 +145,33 @@ impl Circuit {
         }
     }
 
-    /// Sends a probe, unless there is one on its way. Of the limiter, it holds only what does not keep it alive.
-    fn send<F>(&self, runtime: &Handle, probe: impl FnOnce() -> Deadline<F>)
+    /// Sends probes until one is answered, unless that is being done. Of the limiter, their task holds only what does not
+    /// keep it alive.
+    fn send<P, F>(&self, runtime: &Handle, deadline: Duration, probes: impl FnOnce() -> P)
     where
+        P: Fn() -> F + Send + 'static,
         F: Future<Output = Result<Decision, StoreError>> + Send + 'static,
     {
-        let mut sent = self.0.probe.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sent = self.0.probes.lock().unwrap_or_else(PoisonError::into_inner);
         if sent.as_ref().is_some_and(|sent| !sent.is_finished()) {
             return;
         }
-        let (shared, probe) = (Arc::downgrade(&self.0), probe());
+        let (shared, every, probe) = (Arc::downgrade(&self.0), self.0.settings.probe_every, probes());
         let task = runtime.spawn(async move {
-            let outcome = probe.await.and_then(|answer| Ok(answer?));
-            let Some(shared) = shared.upgrade() else { return };
-            match outcome {
-                Err(error) if error.is_the_stores() => shared.failed(&error),
-                // One failure is enough to open it again: a probe writes nothing, and may pass where others do not.
-                _ => shared.count_from(shared.settings.failures.saturating_sub(1)),
+            loop {
+                let pause = sleep(every.max(Duration::from_millis(1)));
+                let outcome = Deadline::new(probe(), deadline).await.and_then(|answer| Ok(answer?));
+                let Some(shared) = shared.upgrade() else { return };
+                match outcome {
+                    Err(error) if error.is_the_stores() => shared.failed(&error),
+                    // One failure is enough to open it again: a probe writes nothing, and may pass where others do not.
+                    _ => shared.count_from(shared.settings.failures.saturating_sub(1)),
+                }
+                if !shared.is_open() {
+                    return;
+                }
+                drop(shared);
+                pause.await;
             }
         });
         *sent = Some(task.abort_handle());
@@ -167,12 +183,12 @@ impl Shared {
         self.settings.failures > 0 && self.failures.load(Ordering::Relaxed) >= self.settings.failures
     }
 
-    /// Whether the caller is to send the next probe.
-    fn passes_probe(&self) -> bool {
+    /// Whether the caller is to see to it that probes are sent.
+    fn looks_after_probes(&self) -> bool {
         let micros = |duration: Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
-        let (now, due) = (micros(self.started.elapsed()), self.next_probe.load(Ordering::Relaxed));
+        let (now, due) = (micros(self.started.elapsed()), self.next_look.load(Ordering::Relaxed));
         let next = now.saturating_add(micros(self.settings.probe_every));
-        due <= now && self.next_probe.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        due <= now && self.next_look.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
     fn failed(&self, error: &Error) {
@@ -205,8 +221,8 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if let Some(probe) = self.probe.get_mut().unwrap_or_else(PoisonError::into_inner) {
-            probe.abort();
+        if let Some(probes) = self.probes.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            probes.abort();
         }
         if self.is_open() {
             metrics::breaker_closed();

@@ -126,14 +126,19 @@ impl<S: Store> Parts<S> {
             }
             Err(question) => question,
         };
-        let probe = || self.store.decide(check.without_costs());
-        if let Some(error) = self.circuit.refuse(self.deadline, probe) {
+        if let Some(error) = self.circuit.refuse(self.deadline, || self.probes(check.without_costs())) {
             return Ok(self.decide_locally(Some(check), share, error));
         }
         match self.store.decide_now(check) {
             Some(outcome) => Ok(self.heard(outcome.map_err(Error::from), Unanswered(question), Some(check), share)),
             None => Err(Unanswered(question)),
         }
+    }
+
+    /// Questions to find out whether the store answers: this check, which costs nothing, again and again.
+    pub(super) fn probes(&self, check: Check) -> impl Fn() -> S::Decide + Send + use<S> {
+        let store = self.store.clone();
+        move || store.decide(check.clone())
     }
 
     /// Asks the store.

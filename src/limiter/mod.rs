@@ -278,7 +278,7 @@ impl<S: Store> Limiter<S> {
         F: Future<Output = Result<T, StoreError>>,
     {
         let parts = &*self.parts;
-        match parts.circuit.refuse(parts.deadline, || parts.store.decide(probe)) {
+        match parts.circuit.refuse(parts.deadline, || parts.probes(probe)) {
             Some(error) => {
                 metrics::failed(&error);
                 Err(error)

@@ -103,6 +103,23 @@ async fn a_probe_that_is_answered_closes_it_and_costs_nothing() {
     assert_eq!(decision.used(), 1);
 }
 
+/// Whoever comes first after an outage is decided, however long nobody has come.
+#[tokio::test(start_paused = true)]
+async fn once_somebody_has_asked_it_is_probed_until_it_closes() {
+    for state in [State::Fails, State::Hangs] {
+        let (limiter, store) = open(state).await;
+        assert!(is_open(&limiter));
+        sleep(10 * INTERVAL - Duration::from_millis(1)).await;
+        assert_eq!(store.asked(), 5 + 10);
+        store.set(State::Works);
+        sleep(INTERVAL).await;
+        assert_eq!(store.asked(), 5 + 11);
+        sleep(10 * INTERVAL).await;
+        assert_eq!(store.asked(), 5 + 11, "it is closed, and asked no more");
+        assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().used(), 1);
+    }
+}
+
 /// A probe writes nothing, and may pass where what writes does not.
 #[tokio::test(start_paused = true)]
 async fn after_a_probe_one_failure_opens_it_again_and_after_an_answer_five() {
@@ -183,11 +200,9 @@ async fn settlements_and_resets_do_not_wait_either() {
 
     // Who does nothing else gets it closed all the same.
     settle_down().await;
-    advance(INTERVAL).await;
-    settle_down().await;
     store.set(State::Works);
     assert!(matches!(at_once(reservation.settle(1)), Err(Error::BreakerOpen(_))));
-    settle_down().await;
+    sleep(2 * INTERVAL).await;
     assert!(reservation.settle(1).await.unwrap().is_known());
 }
 
