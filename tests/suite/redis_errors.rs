@@ -1,6 +1,6 @@
 //! What a store makes of a server that is slow, gone, or says no.
 
-use std::{error::Error as _, time::Duration};
+use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 use tower_sliding_window::{
@@ -16,7 +16,7 @@ fn limiter(url: &str) -> Limiter<RedisStore> {
 }
 
 /// An error and its causes.
-fn chain(error: &Error) -> String {
+fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -125,6 +125,30 @@ async fn a_user_without_permission_says_so() {
         assert!(!chain(&error).contains(&format!(":{user}@")), "the password stays out of it");
     }
     assert_eq!(server.keys(), [""; 0]);
+}
+
+/// Where nothing can be counted, a process that fails open would limit nothing: it had better not start.
+#[tokio::test]
+async fn connecting_finds_out_where_nothing_can_be_written() {
+    let server = RedisServer::start();
+    server.run::<()>("ACL SETUSER elsewhere on >elsewhere ~foo:* +@all");
+    let url = server.url().replace("redis://", "redis://elsewhere:elsewhere@");
+    let error = RedisStore::connect(&url).await.unwrap_err();
+    assert!(chain(&error).contains("permission"), "{}", chain(&error));
+
+    server.run::<()>("REPLICAOF 127.0.0.1 1");
+    let error = RedisStore::connect(&server.url()).await.unwrap_err();
+    assert!(chain(&error).contains("read only replica"), "{}", chain(&error));
+}
+
+#[tokio::test]
+async fn a_password_that_is_missing_is_named() {
+    let server = RedisServer::start();
+    server.run::<()>("CONFIG SET requirepass s3cret");
+    let error = used(&limiter(&server.url())).await.unwrap_err();
+    assert!(chain(&error).contains("NOAUTH"), "{}", chain(&error));
+    let right = server.url().replace("redis://", "redis://:s3cret@");
+    assert_eq!(used(&limiter(&right)).await.unwrap(), 1);
 }
 
 /// A user that may run the commands that the README lists, on our keys, and nothing else.
@@ -291,6 +315,7 @@ async fn settings_that_cannot_be_name_the_value_and_never_the_password() {
     }
     assert!(RedisStore::builder("redis://127.0.0.1/").connections(0).build().is_err());
     assert!(RedisStore::builder("redis://127.0.0.1/").connect_timeout(Duration::ZERO).build().is_err());
+    assert!(RedisStore::sentinel(["redis://127.0.0.1:26379"], "").build().is_err());
 }
 
 /// Nothing is opened or spawned until the first check.

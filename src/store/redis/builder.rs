@@ -169,11 +169,13 @@ impl RedisStoreBuilder {
         Ok(RedisStore { dispatcher: Arc::new(dispatcher) })
     }
 
-    /// The store, once it has been reached and has let us run the script.
+    /// The store, once it has been reached, and has let us run the script and delete a key that is not there. That a
+    /// server has no memory left shows at the first check.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if a setting is not valid, as for [`build`](Self::build), or the server cannot be reached.
+    /// [`StoreError`] if a setting is not valid, as for [`build`](Self::build), if the server cannot be reached, or if it is
+    /// a replica, or does not let this user write at keys of the prefix.
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
         let store = self.build().map_err(|error| StoreError::new("setting up Redis", error))?;
         store.dispatcher.try_out().await?;

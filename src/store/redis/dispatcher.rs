@@ -230,28 +230,34 @@ impl Dispatcher {
         reply
     }
 
-    /// Sends a batch of nothing: reaches the server, loads the script, and tells whether this user may run it.
+    /// Sends a batch of nothing and deletes a key that no limit has: reaches the server, loads the script, and tells
+    /// whether this user may run it there, and write at our keys.
     pub(super) async fn try_out(&self) -> Result<(), StoreError> {
-        let reply = self.try_send(&Batch::default(), &self.time.now(), false).await.and_then(|reply| Ok(reply?));
-        reply.map(drop).map_err(|cause| StoreError::new("connecting to Redis", cause))
+        let outcome = async {
+            self.try_send(&Batch::default(), &self.time.now(), false).await??;
+            self.unlink(&format!("{}:", self.prefix)).await
+        };
+        outcome.await.map_err(|cause| StoreError::new("connecting to Redis", cause))
+    }
+
+    /// Forgets what a limit counts for a key.
+    pub(super) async fn reset(&self, limit: &Limit, key: &Key) -> Result<(), StoreError> {
+        let given_back = GivenBack::new(&self.epoch, vec![limit.clone()]);
+        let outcome = self.unlink(&redis_key(&self.prefix, limit, key)).await;
+        drop(given_back);
+        outcome.map_err(|cause| StoreError::new("resetting a key", cause))
     }
 
     /// Deletes a key. Deleting it twice does no harm, so it is sent once more if the connection was broken.
-    pub(super) async fn reset(&self, limit: &Limit, key: &Key) -> Result<(), StoreError> {
+    async fn unlink(&self, key: &str) -> Result<(), Cause> {
         let mut command = cmd("UNLINK");
-        command.arg(redis_key(&self.prefix, limit, key));
-        let unlink = async |again| Ok::<_, Cause>(self.connections.get(again).await?.send(&command).await);
-        let outcome = async {
-            match unlink(false).await? {
-                Err(error) if self.is_to_be_sent_again(&error) => unlink(true).await??,
-                outcome => outcome?,
-            };
-            Ok(())
+        command.arg(key);
+        let send = async |again| Ok::<_, Cause>(self.connections.get(again).await?.send(&command).await);
+        match send(false).await? {
+            Err(error) if self.is_to_be_sent_again(&error) => send(true).await??,
+            outcome => outcome?,
         };
-        let given_back = GivenBack::new(&self.epoch, vec![limit.clone()]);
-        let outcome = outcome.await;
-        drop(given_back);
-        outcome.map_err(|cause: Cause| StoreError::new("resetting a key", cause))
+        Ok(())
     }
 }
 

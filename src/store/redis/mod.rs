@@ -75,11 +75,11 @@ pub struct RedisStore {
 }
 
 impl RedisStore {
-    /// A store on the server at `url`, such as `redis://127.0.0.1:6379/0`, that has been reached once.
+    /// A store on the server at `url`, such as `redis://127.0.0.1:6379/0`, that has been reached once, and can be written to.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if the URL is not valid or the server cannot be reached. A process that has to start while Redis
+    /// [`StoreError`] as of [`connect`](RedisStoreBuilder::connect) of the builder. A process that has to start while Redis
     /// is down uses [`builder`](Self::builder) and [`build`](RedisStoreBuilder::build).
     pub async fn connect(url: &str) -> Result<Self, StoreError> {
         Self::builder(url).connect().await

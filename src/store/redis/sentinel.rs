@@ -32,6 +32,9 @@ impl Sentinels {
         let Some(like) = infos.first().cloned() else {
             return Err(InvalidRedisConfig::new("there must be 1 sentinel or more, not 0"));
         };
+        if primary.is_empty() {
+            return Err(InvalidRedisConfig::new("the name of the primary must not be empty"));
+        }
         let like = like.set_redis_settings(Default::default());
         let open = |(url, info): (&String, _)| Client::open(info).map_err(|cause| InvalidRedisConfig::url(url, cause));
         let sentinels = iter::zip(urls, infos).map(open).collect::<Result<_, _>>()?;

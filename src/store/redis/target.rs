@@ -5,7 +5,7 @@ use std::fmt;
 use bb8::ManageConnection;
 use bb8_redis::RedisConnectionManager;
 use redis::{
-    ConnectionInfo, RedisResult,
+    ConnectionInfo, RedisResult, Value,
     aio::{ConnectionLike, MultiplexedConnection},
     cmd,
 };
@@ -49,6 +49,12 @@ impl Target {
             #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => return Ok(Link::Cluster(Box::new(cluster.connect().await?))),
         };
+        // A server that asks for a password answers a whole script without one with a protocol error, or hangs up.
+        match connection.req_packed_command(&cmd("PING")).await.and_then(Value::extract_error) {
+            Err(error) if error.code() == Some("NOAUTH") || error.is_unrecoverable_error() => return Err(error),
+            // Others come again with what is asked, where they matter.
+            _ => {}
+        }
         if let Some(name) = name {
             // A name is for who looks at the server. A user that may not set it loses nothing else.
             connection.req_packed_command(cmd("CLIENT").arg("SETNAME").arg(name)).await?;
