@@ -38,6 +38,7 @@ use crate::{
 
 /// The outcome of a check. See the [module docs](self). Cheap to clone.
 #[derive(Clone)]
+#[must_use = "a refusal is a decision, too: see `is_allowed`"]
 pub struct Decision(Arc<Parts>);
 
 /// What a decision is made of: more than one would like to move from hand to hand.

@@ -262,7 +262,7 @@ async fn who_comes_first_is_admitted_first() {
 async fn cheap_checks_do_not_overtake_a_dear_one() {
     let test = Test::start();
     for _ in 0..2 {
-        test.limiter.check(&CALLS, "ada", 1).await.unwrap();
+        assert!(test.limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
         test.pass(ms(40)).await;
     }
     test.wait("dear", of(3), PATIENCE).await;
@@ -280,7 +280,7 @@ async fn cheap_checks_do_not_overtake_a_dear_one() {
 #[tokio::test(start_paused = true)]
 async fn who_is_dropped_leaves_the_line_and_the_next_goes_on() {
     let test = Test::start();
-    test.limiter.check(&CALLS, "ada", 1).await.unwrap();
+    assert!(test.limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
     let first = test.wait("first", of(3), PATIENCE).await;
     let second = test.wait("second", of(3), PATIENCE).await;
     let _third = test.wait("third", of(2), PATIENCE).await;
@@ -296,9 +296,9 @@ async fn who_is_dropped_leaves_the_line_and_the_next_goes_on() {
 #[tokio::test(start_paused = true)]
 async fn who_runs_out_of_patience_behind_others_is_refused() {
     let test = Test::start();
-    test.limiter.check(&CALLS, "ada", 1).await.unwrap();
+    assert!(test.limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
     test.pass(ms(40)).await;
-    test.limiter.check(&CALLS, "ada", 1).await.unwrap();
+    assert!(test.limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
     let _first = test.wait("first", of(3), PATIENCE).await;
     let second = test.wait("second", of(3), ms(100)).await;
     test.pass(ms(60)).await;

@@ -135,7 +135,7 @@ async fn after_a_probe_one_failure_opens_it_again_and_after_an_answer_five() {
     store.set(State::Works);
     assert!(is_open(&limiter));
     settle_down().await;
-    limiter.check(&CALLS, "ada", 1).await.unwrap();
+    assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
     store.set(State::Fails);
     for _ in 0..5 {
         assert!(matches!(limiter.check(&CALLS, "ada", 1).await, Err(Error::Unavailable(_))));

@@ -29,7 +29,7 @@ const fn seconds(seconds: u64) -> Duration {
 /// Units that leave meanwhile make no room, and those that do not leave count afterwards.
 async fn a_closed_limit_refuses_everybody_until_exactly_then(test: Fixture<impl Store>) {
     for cost in [3, 2] {
-        test.limiter.check(&CALLS, "ada", cost).await.unwrap();
+        assert!(test.limiter.check(&CALLS, "ada", cost).await.unwrap().is_allowed());
         test.clock.advance(seconds(25));
     }
     // The three leave in 10 s, the two in 35 s.
@@ -60,7 +60,7 @@ async fn a_limit_is_closed_for_its_window_at_most_and_for_no_time_not_at_all(tes
 }
 
 async fn a_limit_that_is_used_up_is_left_as_it_is(test: Fixture<impl Store>) {
-    test.limiter.check(&CALLS, "ada", 10).await.unwrap();
+    assert!(test.limiter.check(&CALLS, "ada", 10).await.unwrap().is_allowed());
     test.clock.advance(seconds(50));
     test.limiter.close(&CALLS, "ada", seconds(30)).await.unwrap();
     assert_eq!(test.limiter.check(&CALLS, "ada", 1).await.unwrap().retry_after(), Some(seconds(10)));
@@ -84,7 +84,7 @@ async fn every_algorithm_closes(test: Fixture<impl Store>) {
         // A second after the clock's window has begun.
         test.clock.advance(seconds(61) - Duration::from_micros(since as u64));
         let limit = CALLS.with_algorithm(algorithm);
-        test.limiter.check(&limit, "ada", 4).await.unwrap();
+        assert!(test.limiter.check(&limit, "ada", 4).await.unwrap().is_allowed());
         test.clock.advance(seconds(1));
         test.limiter.close(&limit, "ada", seconds(30)).await.unwrap();
         let wait = test.limiter.check(&limit, "ada", 1).await.unwrap().retry_after().unwrap();

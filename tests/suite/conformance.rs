@@ -91,7 +91,7 @@ async fn several_keys_and_costs_are_all_or_nothing(test: Fixture<impl Store>) {
 /// Rule 3: a refused check leaves nothing behind that could refuse a later one.
 async fn refusals_cost_nothing(test: Fixture<impl Store>) {
     let limit = Limit::per_minute("login", 2);
-    test.spend(&limit, 2).await;
+    assert!(test.spend(&limit, 2).await.is_allowed());
     for _ in 0..100 {
         test.clock.advance(Duration::from_millis(10));
         assert!(!test.spend(&limit, 1).await.is_allowed());
@@ -127,7 +127,7 @@ async fn retry_after_is_true_and_tight(test: Fixture<impl Store>) {
 async fn retry_after_waits_for_enough_units(test: Fixture<impl Store>) {
     let limit = Limit::per_minute("calls", 10);
     for cost in [2, 3, 5] {
-        test.spend(&limit, cost).await;
+        assert!(test.spend(&limit, cost).await.is_allowed());
         test.clock.advance(Duration::from_secs(1));
     }
     for (cost, wait) in [(1, 57), (2, 57), (3, 58), (5, 58), (6, 59), (10, 59)] {
@@ -144,7 +144,7 @@ async fn an_id_counts_once(test: Fixture<impl Store>) {
         let decision = test.limiter.check_all(order()).await.unwrap();
         assert_eq!((decision.is_allowed(), decision.used(), decision.id()), (true, 4, AdmissionId::from(7)));
     }
-    test.spend(&limit, 6).await;
+    assert!(test.spend(&limit, 6).await.is_allowed());
     assert!(test.limiter.check_all(order()).await.unwrap().is_allowed(), "also when the limit is used up");
 
     test.clock.advance(limit.window());
@@ -168,7 +168,7 @@ async fn peeking_spends_nothing(test: Fixture<impl Store>) {
     let empty = test.limiter.peek(&limit, "ada").await.unwrap();
     assert_eq!((empty.used(), empty.remaining(), empty.reset_after()), (0, 3, Duration::ZERO));
 
-    test.spend(&limit, 3).await;
+    assert!(test.spend(&limit, 3).await.is_allowed());
     test.clock.advance(Duration::from_secs(20));
     for _ in 0..5 {
         let full = test.limiter.peek(&limit, "ada").await.unwrap();
@@ -179,8 +179,8 @@ async fn peeking_spends_nothing(test: Fixture<impl Store>) {
 
 async fn resetting_forgets_one_key_under_one_limit(test: Fixture<impl Store>) {
     let (one, other) = (Limit::per_minute("one", 3), Limit::per_minute("other", 3));
-    test.spend_all(&[one.clone(), other.clone()], 2).await;
-    test.limiter.check(&one, "bob", 2).await.unwrap();
+    assert!(test.spend_all(&[one.clone(), other.clone()], 2).await.is_allowed());
+    assert!(test.limiter.check(&one, "bob", 2).await.unwrap().is_allowed());
 
     test.limiter.reset(&one, "ada").await.unwrap();
     assert_eq!((test.used(&one).await, test.used(&other).await), (0, 2));
@@ -205,7 +205,7 @@ async fn keys_and_limits_are_separate(test: Fixture<impl Store>) {
 /// A limit that is raised or lowered applies at once to what was admitted before.
 async fn a_changed_limit_applies_to_the_recorded_history(test: Fixture<impl Store>) {
     let limit = |units| Limit::per_minute("plan", units);
-    test.spend(&limit(10), 8).await;
+    assert!(test.spend(&limit(10), 8).await.is_allowed());
     let lowered = test.spend(&limit(5), 1).await;
     assert_eq!((lowered.is_allowed(), lowered.used(), lowered.remaining()), (false, 8, 0));
     let raised = test.spend(&limit(20), 10).await;
@@ -259,7 +259,7 @@ async fn long_logs_are_exact(test: Fixture<impl Store>) {
         assert_eq!(test.used(&limit).await, 0);
 
         for _ in 0..600 {
-            test.spend(&limit, cost).await;
+            assert!(test.spend(&limit, cost).await.is_allowed());
         }
         test.clock.advance(limit.window());
         assert_eq!(test.spend(&limit, 1_200 * cost).await.used(), 1_200 * cost, "all are gone at once");
@@ -281,8 +281,8 @@ async fn a_decision_speaks_for_its_tightest_limit(test: Fixture<impl Store>) {
     }
 
     // Refused by both, it waits for the one that takes longer.
-    test.spend(&narrow, 4).await;
-    test.spend(&wide, 99).await;
+    assert!(test.spend(&narrow, 4).await.is_allowed());
+    assert!(test.spend(&wide, 99).await.is_allowed());
     let refused = test.spend_all(&[narrow, wide.clone()], 1).await;
     assert_eq!((refused.limit(), refused.retry_after()), (&wide, Some(wide.window())));
 }

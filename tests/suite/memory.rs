@@ -18,14 +18,14 @@ async fn nothing_stays_after_the_window_and_one_sweep() {
     let (store, limiter, clock) = store(1_000_000);
     for key in 0..1_000 {
         for _ in 0..1 + key % 5 {
-            limiter.check(&CALLS, key.to_string(), 1).await.unwrap();
+            let _ = limiter.check(&CALLS, key.to_string(), 1).await.unwrap();
         }
     }
     assert_eq!(store.keys(), 1_000);
     clock.advance(CALLS.window());
     for _ in 0..100 {
         clock.advance(Duration::from_millis(20));
-        limiter.peek(&CALLS, "ada").await.unwrap();
+        assert!(limiter.peek(&CALLS, "ada").await.unwrap().is_allowed());
     }
     assert_eq!(store.keys(), 0);
 }
@@ -33,8 +33,8 @@ async fn nothing_stays_after_the_window_and_one_sweep() {
 #[tokio::test]
 async fn a_refusal_or_a_peek_remembers_nothing_of_a_new_key() {
     let (store, limiter, _) = store(1_000_000);
-    limiter.peek(&CALLS, "ada").await.unwrap();
-    limiter.check(&CALLS, "ada", 0).await.unwrap();
+    assert!(limiter.peek(&CALLS, "ada").await.unwrap().is_allowed());
+    assert!(limiter.check(&CALLS, "ada", 0).await.unwrap().is_allowed());
     assert!(matches!(limiter.check(&CALLS, "ada", 4).await, Err(Error::NeverFits(error)) if error.cost() == 4));
     assert_eq!(store.keys(), 0);
 }
@@ -78,8 +78,8 @@ async fn a_check_takes_room_for_all_of_its_charges_or_none() {
 #[tokio::test]
 async fn a_reset_makes_room() {
     let (_, limiter, _) = store(2);
-    limiter.check(&CALLS, "ada", 1).await.unwrap();
-    limiter.check(&CALLS, "ada", 1).await.unwrap();
+    assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+    assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
     assert!(limiter.check(&CALLS, "ada", 1).await.is_err());
     limiter.reset(&CALLS, "ada").await.unwrap();
     assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().used(), 1);
@@ -91,8 +91,8 @@ async fn what_has_expired_makes_room() {
     let (_, limiter, clock) = store(3);
     for _ in 0..50 {
         assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().used(), 1);
-        limiter.check(&CALLS, "ada", 1).await.unwrap();
-        limiter.check(&CALLS, "ada", 1).await.unwrap();
+        assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+        assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
         clock.advance(CALLS.window());
     }
 }

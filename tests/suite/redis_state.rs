@@ -45,7 +45,7 @@ fn micros(server: &RedisServer) -> i64 {
 #[tokio::test]
 async fn an_admission_is_one_entry_and_the_sum() {
     let server = RedisServer::start();
-    limiter(&server).check(&LOGIN, "ada", 1).await.unwrap();
+    assert!(limiter(&server).check(&LOGIN, "ada", 1).await.unwrap().is_allowed());
     let key = only_key(&server);
     assert_eq!(entries(&server, &key).len(), 1, "as long as every entry is one unit, their number is the sum");
 
@@ -134,7 +134,7 @@ async fn no_decision_depends_on_the_expiry() {
 #[tokio::test]
 async fn a_cost_of_ten_thousand_is_one_member() {
     let server = RedisServer::start();
-    limiter(&server).check(&Limit::per_day("quota", 20_000), "ada", 10_000).await.unwrap();
+    assert!(limiter(&server).check(&Limit::per_day("quota", 20_000), "ada", 10_000).await.unwrap().is_allowed());
     let key = only_key(&server);
     assert_eq!(entries(&server, &key).len(), 2);
     assert_eq!(entries(&server, &key)[0].1, 10_000);
@@ -144,7 +144,7 @@ async fn a_cost_of_ten_thousand_is_one_member() {
 async fn a_refusal_adds_nothing_and_moves_no_expiry() {
     let server = RedisServer::start();
     let limiter = limiter(&server);
-    limiter.check(&LOGIN, "ada", 3).await.unwrap();
+    assert!(limiter.check(&LOGIN, "ada", 3).await.unwrap().is_allowed());
     let key = only_key(&server);
     // An expiry that is easily told from the one that an admission would set.
     server.run::<()>(&format!("PEXPIRE {key} 5000"));
@@ -162,7 +162,7 @@ async fn a_refusal_adds_nothing_and_moves_no_expiry() {
 async fn a_refusal_by_one_limit_leaves_no_key_for_the_others() {
     let server = RedisServer::start();
     let limiter = limiter(&server);
-    limiter.check(&LOGIN, "ada", 3).await.unwrap();
+    assert!(limiter.check(&LOGIN, "ada", 3).await.unwrap().is_allowed());
     let charge = |limit: &Limit| Charge::new(limit.clone(), "ada", 1).unwrap();
     let both = Check::new(charge(&Limit::per_day("daily", 100))).and(charge(&LOGIN)).unwrap();
     assert!(!limiter.check_all(both).await.unwrap().is_allowed());
@@ -173,9 +173,9 @@ async fn a_refusal_by_one_limit_leaves_no_key_for_the_others() {
 async fn peeking_and_resetting_leave_no_key() {
     let server = RedisServer::start();
     let limiter = limiter(&server);
-    limiter.peek(&LOGIN, "ada").await.unwrap();
+    assert!(limiter.peek(&LOGIN, "ada").await.unwrap().is_allowed());
     assert_eq!(server.keys(), [""; 0]);
-    limiter.check(&LOGIN, "ada", 1).await.unwrap();
+    assert!(limiter.check(&LOGIN, "ada", 1).await.unwrap().is_allowed());
     limiter.reset(&LOGIN, "ada").await.unwrap();
     assert_eq!(server.keys(), [""; 0]);
 }
@@ -186,7 +186,7 @@ async fn expired_entries_are_dropped_and_the_sum_follows() {
     let store = RedisStore::builder(&server.url()).clock(&clock).build().unwrap();
     let limiter = Limiter::new(store).deadline(PATIENCE);
     for cost in [1, 2] {
-        limiter.check(&LOGIN, "ada", cost).await.unwrap();
+        assert!(limiter.check(&LOGIN, "ada", cost).await.unwrap().is_allowed());
         clock.advance(Duration::from_secs(4));
     }
     let key = only_key(&server);
@@ -198,7 +198,7 @@ async fn expired_entries_are_dropped_and_the_sum_follows() {
 
     // Everything has left: a check that spends nothing leaves nothing.
     clock.advance(Duration::from_secs(10));
-    limiter.peek(&LOGIN, "ada").await.unwrap();
+    assert!(limiter.peek(&LOGIN, "ada").await.unwrap().is_allowed());
     assert_eq!(server.keys(), [""; 0]);
 }
 
@@ -210,7 +210,7 @@ async fn an_admission_drops_what_has_left_by_the_servers_clock() {
     let limit = Limit::per("calls", 1_000, Duration::from_secs(10));
     let charge = |limit: &Limit, cost| Charge::new(limit.clone(), "ada", cost).unwrap();
     let other = Limit::per_day("other", 1_000);
-    limiter.check(&limit, "ada", 1).await.unwrap();
+    assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed());
     let key = only_key(&server);
     for (gone, left) in [(0, 1), (1, 0), (1, 2), (3, 1), (150, 2)] {
         for (units, cost) in [(1, 1), (1, 3), (2, 1), (2, 3)] {
@@ -260,7 +260,7 @@ async fn an_admission_drops_what_has_left_by_the_servers_clock() {
 async fn an_entry_ahead_of_the_servers_clock_counts_as_of_now() {
     let server = RedisServer::start();
     let limiter = limiter(&server).deny_cache(DenyCache::off());
-    limiter.check(&LOGIN, "ada", 1).await.unwrap();
+    assert!(limiter.check(&LOGIN, "ada", 1).await.unwrap().is_allowed());
     let key = only_key(&server);
     for (is_told, longest) in [(false, 20_001 + SLACK), (true, 25_000 + SLACK)] {
         server.run::<()>(&format!("DEL {key}"));
@@ -288,10 +288,10 @@ async fn nothing_stays_after_the_window_and_the_slack() {
     let limit = |name| Limit::per(name, 2, Duration::from_millis(200));
     for key in ["ada", "bob"] {
         for cost in [1, 1, 1, 2] {
-            limiter.check(&limit("admitted-and-refused"), key, cost).await.unwrap();
+            let _ = limiter.check(&limit("admitted-and-refused"), key, cost).await.unwrap();
         }
-        limiter.peek(&limit("peeked"), key).await.unwrap();
-        limiter.check(&limit("reset"), key, 1).await.unwrap();
+        assert!(limiter.peek(&limit("peeked"), key).await.unwrap().is_allowed());
+        assert!(limiter.check(&limit("reset"), key, 1).await.unwrap().is_allowed());
         limiter.reset(&limit("reset"), key).await.unwrap();
     }
     assert_eq!(server.keys().len(), 2);
@@ -309,7 +309,7 @@ async fn entries_from_the_future_are_pulled_back_by_the_refusal_they_cause() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let store = RedisStore::builder(&server.url()).clock(&clock).build().unwrap();
     let limiter = Limiter::new(store).deadline(PATIENCE);
-    limiter.check(&LOGIN, "ada", 3).await.unwrap();
+    assert!(limiter.check(&LOGIN, "ada", 3).await.unwrap().is_allowed());
     let key = only_key(&server);
     server.run::<()>(&format!("PEXPIRE {key} 3600000"));
 
@@ -326,7 +326,7 @@ async fn entries_from_the_future_are_pulled_back_by_the_refusal_they_cause() {
 async fn a_key_of_a_wrong_type_fails_its_check_alone() {
     let server = RedisServer::start();
     let limiter = limiter(&server);
-    limiter.check(&LOGIN, "ada", 1).await.unwrap();
+    assert!(limiter.check(&LOGIN, "ada", 1).await.unwrap().is_allowed());
     let key = only_key(&server);
     server.run::<()>(&format!("SET {key} text"));
 
@@ -354,10 +354,10 @@ async fn a_failed_check_leaves_the_sums_right() {
     let store = RedisStore::builder(&server.url()).clock(&clock).build().unwrap();
     let limiter = Limiter::new(store).deadline(PATIENCE);
     for _ in 0..2 {
-        limiter.check(&Limit::per("heavy", 10, Duration::from_secs(10)), "ada", 3).await.unwrap();
+        assert!(limiter.check(&Limit::per("heavy", 10, Duration::from_secs(10)), "ada", 3).await.unwrap().is_allowed());
         clock.advance(Duration::from_secs(5));
     }
-    limiter.check(&LOGIN, "ada", 1).await.unwrap();
+    assert!(limiter.check(&LOGIN, "ada", 1).await.unwrap().is_allowed());
     let login = server.keys().into_iter().find(|key| key.ends_with(":login")).unwrap();
     server.run::<()>(&format!("SET {login} text"));
 
@@ -373,7 +373,7 @@ async fn a_failed_check_leaves_the_sums_right() {
 async fn a_sum_that_is_not_ours_ends_no_script_in_a_loop() {
     let server = RedisServer::start();
     let limiter = limiter(&server);
-    limiter.check(&LOGIN, "ada", 1).await.unwrap();
+    assert!(limiter.check(&LOGIN, "ada", 1).await.unwrap().is_allowed());
     let key = only_key(&server);
     for entry in ["-9000000000000000 abcdefgh2", "-5 abcdefgh2", "50 used"] {
         server.run::<()>(&format!("DEL {key}"));

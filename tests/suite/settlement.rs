@@ -52,7 +52,7 @@ async fn a_settlement_counts_once_at_what_it_says(test: Fixture<impl Store>) {
         for (cost, used) in [(40, 70), (90, 120), (0, 30), (60, 90)] {
             to_the_start_of_a_window(&test);
             test.limiter.reset(&limit, "ada").await.unwrap();
-            test.take(&plain(&limit, 30)).await;
+            assert!(test.take(&plain(&limit, 30)).await.is_allowed());
             let check = held(&limit, 60, LEASE);
             let admitted = test.take(&check).await;
             assert_eq!(admitted.used(), 90, "what is reserved counts");
@@ -96,7 +96,7 @@ async fn a_lease_ends_by_itself(test: Fixture<impl Store>) {
 
 /// A lease beyond the window ends with it.
 async fn a_lease_is_a_window_at_most(test: Fixture<impl Store>) {
-    test.take(&held(&TOKENS, 100, Duration::MAX)).await;
+    assert!(test.take(&held(&TOKENS, 100, Duration::MAX)).await.is_allowed());
     let wait = test.limiter.check(&TOKENS, "ada", 1).await.unwrap().retry_after();
     assert_eq!(wait, Some(TOKENS.window()));
 }
@@ -169,7 +169,7 @@ async fn a_late_settlement_leaves_a_redelivery_alone(test: Fixture<impl Store>) 
         let first = test.take(&named).await;
         assert_eq!(test.settled(&named, &first, 0).await, (true, 20));
         test.clock.advance(LEASE);
-        test.take(&named).await;
+        assert!(test.take(&named).await.is_allowed());
         // A fixed window does not tell them apart: what counts is the same.
         if algorithm != Algorithm::fixed() {
             assert_eq!(test.settled(&named, &first, 0).await, (false, 50), "{algorithm:?}");

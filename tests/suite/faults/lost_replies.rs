@@ -45,7 +45,7 @@ async fn what_is_sent_again_counts_once() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
     let limiter = limiter(&proxy);
-    limiter.peek(&CALLS, "ada").await.unwrap();
+    assert!(limiter.peek(&CALLS, "ada").await.unwrap().is_allowed());
     let (mut used, mut admitted) = ([0; KEYS.len()], 0);
     for _ in 0..BATCHES {
         proxy.lose_replies(1);
@@ -74,7 +74,7 @@ async fn what_is_lost_twice_fails_and_counts_once() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
     let limiter = limiter(&proxy);
-    limiter.peek(&CALLS, "ada").await.unwrap();
+    assert!(limiter.peek(&CALLS, "ada").await.unwrap().is_allowed());
     let (mut used, mut failed) = ([0; KEYS.len()], 0);
     for _ in 0..40 {
         proxy.lose_replies(2);
@@ -97,7 +97,7 @@ async fn what_is_sent_again_can_be_given_back() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
     let limiter = limiter(&proxy);
-    limiter.peek(&CALLS, "ada").await.unwrap();
+    assert!(limiter.peek(&CALLS, "ada").await.unwrap().is_allowed());
     for (copies, cost) in [(1, 1), (1, 7), (3, 1), (40, 1), (40, 7)] {
         let check = Check::new(Charge::new(CALLS, "ada", cost).unwrap());
         proxy.lose_replies(1);
