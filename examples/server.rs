@@ -110,7 +110,8 @@ async fn say_hello(decision: Option<Extension<Decision>>) -> String {
 async fn serve(app: Router, store: &str) -> Result<(), Box<dyn Error>> {
     let port = env::var("PORT").unwrap_or_else(|_| "3000".to_owned());
     let port: u16 = port.parse().map_err(|error| format!("PORT={port:?} is not a port: {error}"))?;
-    let listener = TcpListener::bind(("127.0.0.1", port)).await?;
+    let listener = TcpListener::bind(("127.0.0.1", port)).await;
+    let listener = listener.map_err(|error| format!("no server on port {port}, which PORT moves: {error}"))?;
     let address = listener.local_addr()?;
     // Before the text that tells everybody that the server is up, so that no signal is missed.
     let shutdown = shutdown_signal()?;

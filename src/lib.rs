@@ -89,7 +89,7 @@
 //! | `redis` | yes | `RedisStore`, on one server or behind sentinels |
 //! | `cluster` | no | `RedisStore` on a Redis Cluster |
 //! | `tls` | no | `rediss://` URLs, by rustls: the system's root certificates, or those of the builder |
-//! | `tracing` | yes | log lines for set-up errors, an unavailable store, and the like, at most one a second of each kind |
+//! | `tracing` | yes | log lines for set-up errors, an unavailable store, and the like, at most one a second of each kind and layer |
 //! | `metrics` | no | counters, gauges and histograms for the recorder of the program: see [`metrics`](mod@metrics) |
 //!
 //! What takes literals, such as [`Limit::per_minute`], [`Header::new`] or [`RateLimitLayer::limit`], panics on a mistake

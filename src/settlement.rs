@@ -186,7 +186,6 @@ impl Settled {
     }
 
     /// How the limits stand after it.
-    #[must_use]
     pub fn decision(&self) -> &Decision {
         &self.decision
     }

@@ -27,7 +27,6 @@ impl<S: Store> Reservation<S> {
     }
 
     /// The decision by which the units were reserved.
-    #[must_use]
     pub fn decision(&self) -> &Decision {
         &self.decision
     }

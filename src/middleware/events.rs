@@ -1,10 +1,10 @@
-//! The log lines of the layer: what an operator has to know, at most one line a second of each kind.
+//! The log lines of a layer: what an operator has to know, at most one line a second of each kind.
 //!
 //! Without the feature `tracing` there are none.
 
 use std::time::Duration;
 
-use super::{extract::KeyError, rejection::Rejection, shadow::ShadowRefusals};
+use super::{extract::KeyError, limits::Limits, rejection::Rejection, shadow::ShadowRefusals};
 #[cfg(feature = "tracing")]
 use crate::logging::{Chain, Throttle};
 use crate::{check::NeverFits, error::Error, limiter::FailureMode};
@@ -43,10 +43,10 @@ impl Events {
 
 #[cfg(feature = "tracing")]
 impl Events {
-    pub(super) fn no_decision(&self, error: &Error, mode: FailureMode) {
+    pub(super) fn no_decision(&self, limits: &Limits, error: &Error, mode: FailureMode) {
         if let Some(suppressed) = self.no_decision.pass() {
-            let error = Chain(error);
-            tracing::warn!(%error, ?mode, suppressed, "no rate-limit decision");
+            let (limits, error) = (limits.listed(), Chain(error));
+            tracing::warn!(%error, limits, ?mode, suppressed, "no rate-limit decision");
         }
     }
 
@@ -99,7 +99,7 @@ impl Events {
 #[cfg(not(feature = "tracing"))]
 #[allow(clippy::unused_self, reason = "the same calls with and without log lines")]
 impl Events {
-    pub(super) fn no_decision(&self, _: &Error, _: FailureMode) {}
+    pub(super) fn no_decision(&self, _: &Limits, _: &Error, _: FailureMode) {}
 
     pub(super) fn no_key(&self, _: &KeyError) {}
 

@@ -51,6 +51,13 @@ impl Limits {
         iter::once(&self.first).chain(&self.rest)
     }
 
+    /// Their names, for a log line.
+    #[cfg(feature = "tracing")]
+    pub(super) fn listed(&self) -> String {
+        let names = self.iter().map(|limit| limit.limit().map_or("a chosen one", Limit::name));
+        names.collect::<Vec<_>>().join(", ")
+    }
+
     pub(super) fn get(&self, place: usize) -> Option<&KeyedLimit> {
         place.checked_sub(1).map_or(Some(&self.first), |place| self.rest.get(place))
     }

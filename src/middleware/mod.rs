@@ -20,8 +20,9 @@
 //!
 //! Order matters. Put the layer outside of `Buffer` and `ConcurrencyLimit`, whose permit would otherwise be held while
 //! the store decides, and inside of CORS: a browser cannot read a 429 without CORS headers, and needs
-//! [`EXPOSED_HEADERS`] exposed to see the figures. Behind `Router::layer`, 404s are charged as well; behind
-//! `Router::route_layer` they are not.
+//! [`EXPOSED_HEADERS`] exposed to see the figures. Behind `Router::layer`, 404s are charged as well, and behind `layer` on
+//! a route's methods 405s; behind `route_layer` they are not. Within `Router::nest`, a request has lost the prefix of its
+//! path: costs, keys and [`skip`](RateLimitLayer::skip) see what is left.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -80,7 +80,7 @@ impl<S, R> Policy<S, R, Limits> {
             metrics::failed(error);
         }
         metrics::degraded(mode.label());
-        self.settings.events.no_decision(error, mode);
+        self.settings.events.no_decision(&self.limits, error, mode);
         Some(Degraded::new(error.clone(), mode))
     }
 
@@ -95,7 +95,9 @@ impl<S, R> Policy<S, R, Limits> {
         self.settings.events.shadow(&shadow);
         for left_out in shadow.left_out() {
             match left_out.rejection() {
-                Rejection::Unavailable(error) => self.settings.events.no_decision(error, FailureMode::Open),
+                Rejection::Unavailable(error) => {
+                    self.settings.events.no_decision(&self.limits, error, FailureMode::Open);
+                }
                 rejection => self.settings.events.rejected(rejection),
             }
         }

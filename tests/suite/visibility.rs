@@ -100,7 +100,8 @@ async fn each_mode_is_logged_at_most_once_a_second() {
         }
         let text = log.text();
         let lines: Vec<&str> = text.lines().filter(|line| line.contains("no rate-limit decision")).collect();
-        assert!(matches!(lines[..], [line] if line.contains(shown) && line.contains("out of order")), "{text}");
+        let [line] = lines[..] else { panic!("{text}") };
+        assert!(line.contains(shown) && line.contains("out of order") && line.contains("limits=\"calls\""), "{text}");
     }
 }
 
