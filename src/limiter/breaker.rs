@@ -28,7 +28,8 @@ use crate::{
 ///    [repeated](super::DenyCache) still is.
 /// 3. As soon as somebody asks, and then [once in a while](Self::probe_every), 200 ms by default, a probe goes to the
 ///    store, one at a time: the same question at no cost. Nobody waits for it. It is a task of the caller's runtime that
-///    ends within the deadline, or with the limiter and its clones. Without a runtime, the caller's own check is the probe.
+///    ends within the deadline, or with the limiter and its clones. Without a runtime, or in one that stands still between
+///    checks, so that a probe does not come to its end, the caller's own check is the probe.
 /// 4. A probe that is answered within the deadline closes it. The next failure then opens it again; after the next answer
 ///    it takes as many as at first.
 /// 5. A cost above the limit, or a limit that cannot be chosen, is not the store's failure, nor is what a store says
@@ -97,8 +98,15 @@ struct Shared {
     started: Instant,
     /// The microsecond after the start from which on the next probe may leave.
     next_probe: AtomicU64,
-    probe: Mutex<Option<AbortHandle>>,
+    probe: Mutex<Option<Probe>>,
     events: Events,
+}
+
+/// A probe that was sent.
+struct Probe {
+    task: AbortHandle,
+    /// When it has long come to its end, if anybody drives its runtime; `None` is beyond what a clock can show.
+    over: Option<Instant>,
 }
 
 impl Circuit {
@@ -123,9 +131,8 @@ impl Circuit {
             return None;
         }
         let cause = self.0.cause.read().unwrap_or_else(PoisonError::into_inner).clone()?;
-        if self.0.passes_probe() {
-            let runtime = Handle::try_current().ok()?;
-            self.send(&runtime, || Deadline::new(probe(), deadline));
+        if self.0.passes_probe() && !self.send(&Handle::try_current().ok()?, deadline, probe) {
+            return None;
         }
         Some(Error::BreakerOpen(cause))
     }
@@ -139,16 +146,18 @@ impl Circuit {
         }
     }
 
-    /// Sends a probe, unless there is one on its way. Of the limiter, it holds only what does not keep it alive.
-    fn send<F>(&self, runtime: &Handle, probe: impl FnOnce() -> Deadline<F>)
+    /// Sends a probe, unless there is one on its way; says whether that can still be waited for. Of the limiter, it holds
+    /// only what does not keep it alive.
+    fn send<F>(&self, runtime: &Handle, deadline: Duration, probe: impl FnOnce() -> F) -> bool
     where
         F: Future<Output = Result<Decision, StoreError>> + Send + 'static,
     {
-        let mut sent = self.0.probe.lock().unwrap_or_else(PoisonError::into_inner);
-        if sent.as_ref().is_some_and(|sent| !sent.is_finished()) {
-            return;
+        let (mut sent, now) = (self.0.probe.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
+        if let Some(sent) = sent.as_ref().filter(|sent| !sent.task.is_finished()) {
+            return sent.over.is_none_or(|over| now < over);
         }
-        let (shared, probe) = (Arc::downgrade(&self.0), probe());
+        let over = now.checked_add(deadline.saturating_add(self.0.settings.probe_every));
+        let (shared, probe) = (Arc::downgrade(&self.0), Deadline::new(probe(), deadline));
         let task = runtime.spawn(async move {
             let outcome = probe.await.and_then(|answer| Ok(answer?));
             let Some(shared) = shared.upgrade() else { return };
@@ -158,7 +167,8 @@ impl Circuit {
                 _ => shared.count_from(shared.settings.failures.saturating_sub(1)),
             }
         });
-        *sent = Some(task.abort_handle());
+        *sent = Some(Probe { task: task.abort_handle(), over });
+        true
     }
 }
 
@@ -206,7 +216,7 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         if let Some(probe) = self.probe.get_mut().unwrap_or_else(PoisonError::into_inner) {
-            probe.abort();
+            probe.task.abort();
         }
         if self.is_open() {
             metrics::breaker_closed();
