@@ -139,6 +139,10 @@ impl<S: Store> Limiter<S> {
         self.set(|parts| parts.share = share)
     }
 
+    pub(crate) fn share(&self) -> Option<Share> {
+        self.parts.share
+    }
+
     fn set(mut self, change: impl FnOnce(&mut Parts<S>)) -> Self {
         change(Arc::make_mut(&mut self.parts));
         self
