@@ -203,7 +203,7 @@ impl KeyedLimit {
     ///    [`Split`](crate::Split) of the same limit.
     /// 3. A [chosen](Self::chosen) limit that has fewer units than there are parts is split into as many as it has.
     /// 4. What is [settled](Self::settle) is settled in the part that was charged.
-    /// 5. An upstream that is [heeded](super::RateLimitLayer::heed_upstream) closes all parts, one after the other.
+    /// 5. An upstream that is [heeded](super::RateLimitLayer::heed_upstream) closes all parts.
     ///
     /// # Panics
     ///
