@@ -15,6 +15,7 @@ use crate::{
     error::Error,
     key::Key,
     limit::Limit,
+    metrics,
     store::Store,
 };
 
@@ -102,6 +103,8 @@ impl<S: Store> Limiter<S> {
     async fn refuse(&self, check: &Check, place: &Place) -> Result<Decision, Error> {
         let standing = self.check_all(check.without_costs()).await?;
         // Room for the first may be there by now, and not for those behind.
-        Ok(standing.refused_for(check, place.first_waits().max(LEAST_PAUSE)))
+        let refusal = standing.refused_for(check, place.first_waits().max(LEAST_PAUSE));
+        metrics::decided(&refusal);
+        Ok(refusal)
     }
 }
