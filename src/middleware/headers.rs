@@ -4,7 +4,8 @@
 //!    them: `-Reset` is a number of seconds by default, as at Envoy and Kong, or a Unix time, as at GitHub.
 //! 2. Times are rounded up to whole seconds, and `Retry-After` (RFC 9110, section 10.2.3) is at least 1: a client that
 //!    does as it is told is never early.
-//! 3. Where layers are stacked, the response shows the figures of whichever has the least left.
+//! 3. Where layers are stacked, the response shows the figures of whichever has the least left. A rejection keeps those
+//!    of the layer that has made it.
 
 use std::time::{Duration, SystemTime};
 

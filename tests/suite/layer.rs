@@ -142,6 +142,20 @@ async fn of_equally_strict_layers_the_inner_is_shown() {
     assert_eq!(figures(app.oneshot(request()).await.unwrap().headers())[2], Some("60"));
 }
 
+/// Else the reset would be another limit's than the wait.
+#[tokio::test]
+async fn a_rejection_of_an_inner_layer_keeps_its_figures() {
+    let hourly = Limit::per_hour("hourly", 5);
+    for (cost, expected) in [(3, [Some("5"), Some("2"), Some("3600"), Some("3600")]), (6, [None; 4])] {
+        let layer = |limit: Limit| RateLimitLayer::new(MemoryStore::new()).limit(limit.by(anyone));
+        let inner = layer(hourly.clone()).cost(move |_| cost).layer(service_fn(hello));
+        let app = layer(CALLS).layer(inner);
+        let _ = app.clone().oneshot(request()).await;
+        let response = app.oneshot(request()).await.unwrap();
+        assert_eq!((response.status().as_u16(), figures(response.headers())), (429, expected));
+    }
+}
+
 #[tokio::test]
 async fn fail_open_lets_through_and_shows_no_figures() {
     let app = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).fail_open().layer(service_fn(hello));
