@@ -50,8 +50,8 @@ impl Figures {
         let reset = match format {
             ResetFormat::DeltaSeconds => binding.reset_after(),
             ResetFormat::EpochSeconds => {
-                let at = decision.at() + binding.reset_after();
-                at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+                let at = decision.at().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+                at.saturating_add(binding.reset_after())
             }
         };
         Self { limit: binding.limit().units(), remaining: binding.remaining(), reset: seconds_rounded_up(reset) }
@@ -85,7 +85,8 @@ pub(super) fn retry_after_seconds(wait: Duration) -> u64 {
 }
 
 fn seconds_rounded_up(duration: Duration) -> u64 {
-    duration.as_secs() + u64::from(duration.subsec_nanos() > 0)
+    // A store may say that it will never be.
+    duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0))
 }
 
 #[cfg(test)]
