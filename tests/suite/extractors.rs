@@ -187,6 +187,21 @@ mod client_ip {
         assert_eq!(client(&behind(), "::ffff:10.0.0.1", &[("x-forwarded-for", "192.0.2.1")]), key("192.0.2.1"));
     }
 
+    /// And where it is the range that is written so.
+    #[test]
+    fn a_mapped_range_is_the_range() {
+        for range in ["::ffff:10.0.0.1", "::ffff:10.0.0.0/104", "::ffff:0.0.0.0/96"] {
+            let extractor = ClientIp::behind([range]).unwrap();
+            for peer in ["10.0.0.1", "::ffff:10.0.0.1"] {
+                let lines = [("x-forwarded-for", "2001:db8:1:1::7")];
+                assert_eq!(client(&extractor, peer, &lines), key("2001:db8:1:1::1"), "{range}");
+            }
+            assert_eq!(client(&extractor, "2001:db8::1", &[("x-forwarded-for", "192.0.2.1")]), key("2001:db8::1"));
+        }
+        let other = ClientIp::behind(["::ffff:10.0.0.2", "::ffff:11.0.0.0/104"]).unwrap();
+        assert_eq!(client(&other, PROXY, &[("x-forwarded-for", "192.0.2.1")]), key(PROXY));
+    }
+
     #[test]
     fn a_single_value_header_must_be_there_once_and_hold_an_address() {
         let extractor = behind().single_header("x-real-ip");
