@@ -174,6 +174,8 @@ mod client_ip {
             "For=\"192.0.2.1:4711\";proto=https;by=10.0.0.1",
             "proto=https; for=192.0.2.1",
             "for=198.51.100.1, for=192.0.2.1;host=\"a,b\"",
+            "for=192.0.2.1;",
+            ";; for=192.0.2.1; ;proto=https",
         ] {
             assert_eq!(client(&behind().forwarded(), PROXY, &[("forwarded", line)]), key("192.0.2.1"), "{line}");
         }
