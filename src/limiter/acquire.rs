@@ -78,17 +78,23 @@ impl<S: Store> Limiter<S> {
         if !check.can_be_refused() {
             return self.check_all(check).await;
         }
-        let (patience, line) = (Patience::new(patience), self.parts.lines.digest(check.charges().map(Charge::whose)));
-        let (place, mut asks_at) = match self.parts.lines.join_others(line) {
+        let (patience, lines) = (Patience::new(patience), &self.parts.lines);
+        let line = lines.digest(check.charges().map(Charge::whose));
+        let given_back = lines.times_given_back(line);
+        let (place, mut asks_at) = match lines.join_others(line) {
             Some(place) if patience.allows(place.first_waits()) => (place, Instant::now()),
             Some(place) => return self.refuse(&check, &place).await,
             None => {
                 let decision = self.check_all(check.clone()).await?;
                 let Some(asks_at) = patience.ask_again_at(&decision) else { return Ok(decision) };
-                (self.parts.lines.join(line), asks_at)
+                (lines.join(line), asks_at)
             }
         };
         let Some(_turn) = place.turn(patience).await else { return self.refuse(&check, &place).await };
+        if lines.times_given_back(line) != given_back {
+            // While the refusal was on its way, or to whoever was first before.
+            asks_at = Instant::now();
+        }
         loop {
             place.wait_until(asks_at).await;
             let decision = self.check_all(check.clone()).await?;
