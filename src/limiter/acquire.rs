@@ -24,7 +24,7 @@ impl<S: Store> Limiter<S> {
     ///
     /// 1. A refusal is waited out for as long as it says, and then asked again. One that is longer than what is left of
     ///    the patience is returned at once, as the [`Decision`] that it is. Without any patience this is
-    ///    [`check`](Self::check).
+    ///    [`check`](Self::check), unless others wait.
     /// 2. Through one limiter and its clones there is one line for the same limits and keys, whatever the costs. Who is
     ///    refused, or comes while others wait, goes to its end; only the first in line asks, and nobody overtakes. Who
     ///    gives up or is dropped leaves the line.

@@ -30,6 +30,8 @@ impl<S: Store> Limiter<S> {
     ///    [fixed](crate::Algorithm::fixed) window opens when the clock's window ends, and a
     ///    [counter](crate::Algorithm::counter) by little and little, as its estimate of what was spent before falls.
     /// 5. What others spend while it is being closed is theirs. A [reset](Self::reset) opens it.
+    /// 6. It takes several questions, ten at most, where others spend meanwhile: mostly three. The
+    ///    [`deadline`](Self::deadline) is that of each. Dropped in between, it may have closed the limit or not.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -48,7 +50,8 @@ impl<S: Store> Limiter<S> {
     ///
     /// # Errors
     ///
-    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails. It may be tried again.
+    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
+    /// failed repeatedly. It may be tried again.
     pub async fn close(&self, limit: &Limit, key: impl Into<Key>, time: Duration) -> Result<(), Error> {
         // What this process counts in the store's place closes nothing for others.
         let limiter = self.clone().with_share(None);

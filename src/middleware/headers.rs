@@ -6,6 +6,8 @@
 //!    does as it is told is never early.
 //! 3. Where layers are stacked, the response shows the figures of whichever has the least left. A rejection keeps those
 //!    of the layer that has made it.
+//! 4. They are those of the decision, or of the settlement: what was spent while the service worked is not in them, and a
+//!    `-Reset` in seconds is too long by that time.
 
 use std::time::{Duration, SystemTime};
 

@@ -178,7 +178,8 @@ impl KeyedLimit {
     ///    [`ShadowRefusals`](super::ShadowRefusals) in the response's, by a log line at most once a second, and, on
     ///    request, by a [header](super::RateLimitLayer::shadow_header).
     /// 2. It is left out of a check that it has no key for, or whose cost is above it, and says that, too.
-    /// 3. The figures that a client sees are those of the other limits, if there are any.
+    /// 3. The figures that a client sees are those of the other limits of its layer, if there are any. So put it into one
+    ///    layer with them: in a layer of its own it shows its figures, and of stacked layers those of the least left.
     /// 4. A layer whose limits are all in the shadow lets requests through without a decision, too, whatever its
     ///    failure mode.
     #[must_use]
