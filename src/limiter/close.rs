@@ -14,7 +14,7 @@ use crate::{
     store::Store,
 };
 
-/// How often to reserve what is left. After each race that is lost, half as much is tried for.
+/// How often to reserve what is left. After each race that is lost, twice of what others have spent in it is left to them.
 const ATTEMPTS: u32 = 8;
 
 impl<S: Store> Limiter<S> {
@@ -57,18 +57,20 @@ impl<S: Store> Limiter<S> {
         let limiter = self.clone().with_share(None);
         let key = key.into();
         let mut left = if time.is_zero() { 0 } else { limiter.peek(limit, key.clone()).await?.remaining() };
-        let mut lost = 0;
+        let mut spared = 0;
         for _ in 0..ATTEMPTS {
             if left == 0 {
                 break;
             }
-            let charge = Charge::new(limit.clone(), key.clone(), (left >> lost).max(1))?.reserve(time);
+            let charge = Charge::new(limit.clone(), key.clone(), left.saturating_sub(spared).max(1))?.reserve(time);
             let decision = limiter.check_all(Check::new(charge.clone())).await?;
-            if !decision.is_allowed() {
-                lost += 1;
+            spared = if !decision.is_allowed() {
+                2 * left.saturating_sub(decision.remaining())
             } else if matches!(limit.algorithm().kind(), Kind::Log | Kind::Compact { .. }) {
                 return self.take_all(charge, &decision).await;
-            }
+            } else {
+                0
+            };
             left = decision.remaining();
         }
         Ok(())
