@@ -58,8 +58,8 @@
 //! [`MemoryStore`] counts within one process, without a runtime or a task. `RedisStore` shares its limits between all
 //! processes on one server, behind sentinels, or on a cluster: each decision is one script on Redis 6.2 or newer, by the
 //! server's clock. Checks that arrive
-//! while a script is on its way share the next one, equal checks share one entry, and a refusal is repeated in the
-//! process, without asking Redis, until it would no longer be true: see [`DenyCache`].
+//! while a script is on its way share the next one, equal checks share one entry, and a refusal where nothing is left is
+//! repeated in the process, without asking Redis, for as long as it is known to be true: see [`DenyCache`].
 //!
 //! # What is guaranteed, and what is not
 //!
@@ -89,7 +89,7 @@
 //! | `redis` | yes | `RedisStore`, on one server or behind sentinels |
 //! | `cluster` | no | `RedisStore` on a Redis Cluster |
 //! | `tls` | no | `rediss://` URLs, by rustls: the system's root certificates, or those of the builder |
-//! | `tracing` | yes | log lines for set-up errors, an unavailable store, and the like, at most one a second of each kind and layer |
+//! | `tracing` | yes | log lines for set-up errors, an unavailable store, and the like: of each layer or limiter at most one a second of each kind |
 //! | `metrics` | no | counters, gauges and histograms for the recorder of the program: see [`metrics`](mod@metrics) |
 //!
 //! What takes literals, such as [`Limit::per_minute`], [`Header::new`] or [`RateLimitLayer::limit`], panics on a mistake

@@ -15,6 +15,7 @@ use crate::{
     error::Error,
     key::Key,
     limit::Limit,
+    metrics,
     store::Store,
 };
 
@@ -23,7 +24,7 @@ impl<S: Store> Limiter<S> {
     ///
     /// 1. A refusal is waited out for as long as it says, and then asked again. One that is longer than what is left of
     ///    the patience is returned at once, as the [`Decision`] that it is. Without any patience this is
-    ///    [`check`](Self::check).
+    ///    [`check`](Self::check), unless others wait.
     /// 2. Through one limiter and its clones there is one line for the same limits and keys, whatever the costs. Who is
     ///    refused, or comes while others wait, goes to its end; only the first in line asks, and nobody overtakes. Who
     ///    gives up or is dropped leaves the line.
@@ -77,17 +78,23 @@ impl<S: Store> Limiter<S> {
         if !check.can_be_refused() {
             return self.check_all(check).await;
         }
-        let (patience, line) = (Patience::new(patience), self.parts.lines.digest(check.charges().map(Charge::whose)));
-        let (place, mut asks_at) = match self.parts.lines.join_others(line) {
+        let (patience, lines) = (Patience::new(patience), &self.parts.lines);
+        let line = lines.digest(check.charges().map(Charge::whose));
+        let given_back = lines.times_given_back(line);
+        let (place, mut asks_at) = match lines.join_others(line) {
             Some(place) if patience.allows(place.first_waits()) => (place, Instant::now()),
             Some(place) => return self.refuse(&check, &place).await,
             None => {
                 let decision = self.check_all(check.clone()).await?;
                 let Some(asks_at) = patience.ask_again_at(&decision) else { return Ok(decision) };
-                (self.parts.lines.join(line), asks_at)
+                (lines.join(line), asks_at)
             }
         };
         let Some(_turn) = place.turn(patience).await else { return self.refuse(&check, &place).await };
+        if lines.times_given_back(line) != given_back {
+            // While the refusal was on its way, or to whoever was first before.
+            asks_at = Instant::now();
+        }
         loop {
             place.wait_until(asks_at).await;
             let decision = self.check_all(check.clone()).await?;
@@ -102,6 +109,8 @@ impl<S: Store> Limiter<S> {
     async fn refuse(&self, check: &Check, place: &Place) -> Result<Decision, Error> {
         let standing = self.check_all(check.without_costs()).await?;
         // Room for the first may be there by now, and not for those behind.
-        Ok(standing.refused_for(check, place.first_waits().max(LEAST_PAUSE)))
+        let refusal = standing.refused_for(check, place.first_waits().max(LEAST_PAUSE));
+        metrics::decided(&refusal);
+        Ok(refusal)
     }
 }

@@ -32,8 +32,8 @@ use crate::{
 ///    [repeated](super::DenyCache) still is.
 /// 3. As soon as somebody asks, and then [once in a while](Self::probe_every), 200 ms by default, whether anybody asks or
 ///    not, a probe goes to the store: the same question at no cost. Nobody waits for it. The probes are a task of the
-///    caller's runtime that ends when it closes, or with the limiter and its clones. Without a runtime, the caller's own
-///    check is the probe.
+///    caller's runtime that ends when it closes, or with the limiter and its clones. Without a runtime, or in one that
+///    stands still between checks, so that the probes do not get on, the caller's own check is the probe.
 /// 4. A probe that is answered within the deadline closes it. The next failure then opens it again; after the next answer
 ///    it takes as many as at first.
 /// 5. A cost above the limit, or a limit that cannot be chosen, is not the store's failure, nor is what a store says
@@ -100,8 +100,8 @@ struct Shared {
     /// The last failure.
     cause: RwLock<Option<Arc<Error>>>,
     started: Instant,
-    /// The microsecond after the start from which on somebody who asks is to see to it that probes are sent.
-    next_look: AtomicU64,
+    /// The microsecond after the start from which on the next probe is overdue: at once when it opens.
+    overdue: AtomicU64,
     probes: Mutex<Option<AbortHandle>>,
     events: Events,
 }
@@ -113,7 +113,7 @@ impl Circuit {
             failures: AtomicU32::new(0),
             cause: RwLock::new(None),
             started: Instant::now(),
-            next_look: AtomicU64::new(0),
+            overdue: AtomicU64::new(0),
             probes: Mutex::new(None),
             events: Events::default(),
         }))
@@ -129,9 +129,8 @@ impl Circuit {
             return None;
         }
         let cause = self.0.cause.read().unwrap_or_else(PoisonError::into_inner).clone()?;
-        if self.0.looks_after_probes() {
-            let runtime = Handle::try_current().ok()?;
-            self.send(&runtime, deadline, probes);
+        if self.0.sees_to_probes(deadline) && !self.send(&Handle::try_current().ok()?, deadline, probes) {
+            return None;
         }
         Some(Error::BreakerOpen(cause))
     }
@@ -145,16 +144,16 @@ impl Circuit {
         }
     }
 
-    /// Sends probes until one is answered, unless that is being done. Of the limiter, their task holds only what does not
-    /// keep it alive.
-    fn send<P, F>(&self, runtime: &Handle, deadline: Duration, probes: impl FnOnce() -> P)
+    /// Sends probes until one is answered, unless there is a task that does and does not get on. Of the limiter, that holds
+    /// only what does not keep it alive.
+    fn send<P, F>(&self, runtime: &Handle, deadline: Duration, probes: impl FnOnce() -> P) -> bool
     where
         P: Fn() -> F + Send + 'static,
         F: Future<Output = Result<Decision, StoreError>> + Send + 'static,
     {
         let mut sent = self.0.probes.lock().unwrap_or_else(PoisonError::into_inner);
         if sent.as_ref().is_some_and(|sent| !sent.is_finished()) {
-            return;
+            return false;
         }
         let (shared, every, probe) = (Arc::downgrade(&self.0), self.0.settings.probe_every, probes());
         let task = runtime.spawn(async move {
@@ -170,11 +169,13 @@ impl Circuit {
                 if !shared.is_open() {
                     return;
                 }
+                shared.overdue.store(shared.overdue_from_now(deadline), Ordering::Relaxed);
                 drop(shared);
                 pause.await;
             }
         });
         *sent = Some(task.abort_handle());
+        true
     }
 }
 
@@ -184,11 +185,18 @@ impl Shared {
     }
 
     /// Whether the caller is to see to it that probes are sent.
-    fn looks_after_probes(&self) -> bool {
-        let micros = |duration: Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
-        let (now, due) = (micros(self.started.elapsed()), self.next_look.load(Ordering::Relaxed));
-        let next = now.saturating_add(micros(self.settings.probe_every));
-        due <= now && self.next_look.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    fn sees_to_probes(&self, deadline: Duration) -> bool {
+        let overdue = self.overdue.load(Ordering::Relaxed);
+        if overdue > micros(self.started.elapsed()) {
+            return false;
+        }
+        let next = self.overdue_from_now(deadline);
+        self.overdue.compare_exchange(overdue, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// When a probe that is sent now, or after the pause, has long come to its end.
+    fn overdue_from_now(&self, deadline: Duration) -> u64 {
+        micros(self.started.elapsed().saturating_add(self.settings.probe_every).saturating_add(deadline))
     }
 
     fn failed(&self, error: &Error) {
@@ -200,6 +208,7 @@ impl Shared {
         let more = |failures: u32| Some(failures.saturating_add(1));
         let before = self.failures.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
         if before.is_ok_and(|before| before.saturating_add(1) == self.settings.failures) {
+            self.overdue.store(0, Ordering::Relaxed);
             metrics::breaker_opened();
             self.events.opened(error);
         }
@@ -217,6 +226,10 @@ impl Shared {
             self.events.closed();
         }
     }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 impl Drop for Shared {

@@ -14,7 +14,7 @@ use crate::{
     store::Store,
 };
 
-/// How often to reserve what is left. After each race that is lost, half as much is tried for.
+/// How often to reserve what is left. After each race that is lost, twice of what others have spent in it is left to them.
 const ATTEMPTS: u32 = 8;
 
 impl<S: Store> Limiter<S> {
@@ -30,6 +30,8 @@ impl<S: Store> Limiter<S> {
     ///    [fixed](crate::Algorithm::fixed) window opens when the clock's window ends, and a
     ///    [counter](crate::Algorithm::counter) by little and little, as its estimate of what was spent before falls.
     /// 5. What others spend while it is being closed is theirs. A [reset](Self::reset) opens it.
+    /// 6. It takes several questions, ten at most, where others spend meanwhile: mostly three. The
+    ///    [`deadline`](Self::deadline) is that of each. Dropped in between, it may have closed the limit or not.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -48,24 +50,27 @@ impl<S: Store> Limiter<S> {
     ///
     /// # Errors
     ///
-    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails. It may be tried again.
+    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
+    /// failed repeatedly. It may be tried again.
     pub async fn close(&self, limit: &Limit, key: impl Into<Key>, time: Duration) -> Result<(), Error> {
         // What this process counts in the store's place closes nothing for others.
         let limiter = self.clone().with_share(None);
         let key = key.into();
         let mut left = if time.is_zero() { 0 } else { limiter.peek(limit, key.clone()).await?.remaining() };
-        let mut lost = 0;
+        let mut spared = 0;
         for _ in 0..ATTEMPTS {
             if left == 0 {
                 break;
             }
-            let charge = Charge::new(limit.clone(), key.clone(), (left >> lost).max(1))?.reserve(time);
+            let charge = Charge::new(limit.clone(), key.clone(), left.saturating_sub(spared).max(1))?.reserve(time);
             let decision = limiter.check_all(Check::new(charge.clone())).await?;
-            if !decision.is_allowed() {
-                lost += 1;
+            spared = if !decision.is_allowed() {
+                2 * left.saturating_sub(decision.remaining())
             } else if matches!(limit.algorithm().kind(), Kind::Log | Kind::Compact { .. }) {
                 return self.take_all(charge, &decision).await;
-            }
+            } else {
+                0
+            };
             left = decision.remaining();
         }
         Ok(())

@@ -5,7 +5,10 @@ use std::{
     collections::{HashMap, hash_map::Entry},
     fmt,
     hash::BuildHasherDefault,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -17,6 +20,9 @@ use tokio::{
 use super::patience::Patience;
 use crate::{digest::Digester, key::Key, limit::Limit, prehashed::Prehashed};
 
+/// In so many parts it is counted how often something was given back.
+const PARTS: usize = 32;
+
 /// All lines of a limiter, which its clones share.
 #[derive(Clone, Default)]
 pub(super) struct Lines(Arc<Shared>);
@@ -26,6 +32,8 @@ struct Shared {
     digester: Digester,
     /// Only lines in which somebody is. Two sets of one digest share a line, which makes them slower, not wrong.
     lines: Mutex<HashMap<u64, Line, BuildHasherDefault<Prehashed>>>,
+    /// How often something was given back, also where nobody was in line.
+    given_back: [AtomicU64; PARTS],
 }
 
 struct Line {
@@ -72,11 +80,23 @@ impl Lines {
         Some(Place { lines: self.clone(), digest, queue: Arc::clone(&line.queue) })
     }
 
+    /// Changes when something is given back that those in such a line may wait for: a refusal from before may then be out
+    /// of date.
+    pub(super) fn times_given_back(&self, digest: u64) -> u64 {
+        self.count(digest).load(Ordering::Relaxed)
+    }
+
     /// Lets the first in line ask at once, since something was given back.
     pub(super) fn given_back(&self, digest: u64) {
+        // Before the look for a line: who joins after that look finds it counted.
+        self.count(digest).fetch_add(1, Ordering::Relaxed);
         if let Some(line) = self.lock().get(&digest) {
             line.queue.given_back.notify_one();
         }
+    }
+
+    fn count(&self, digest: u64) -> &AtomicU64 {
+        &self.0.given_back[digest as usize % PARTS]
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Line, BuildHasherDefault<Prehashed>>> {
@@ -105,7 +125,9 @@ impl Place {
     /// Lets the first in line wait until it is to ask, or until something is given back.
     pub(super) async fn wait_until(&self, asks_at: Instant) {
         *self.asks_at() = asks_at;
-        let _ = timeout_at(asks_at, self.queue.given_back.notified()).await;
+        if timeout_at(asks_at, self.queue.given_back.notified()).await.is_ok() {
+            *self.asks_at() = Instant::now();
+        }
     }
 
     /// How long the first in line waits until it asks.

@@ -3,8 +3,9 @@
 //! 1. [`check`](Limiter::check) spends, [`acquire`](Limiter::acquire) waits until it can, [`peek`](Limiter::peek) asks,
 //!    [`reserve`](Limiter::reserve) spends what is [settled](Limiter::settle) later, [`close`](Limiter::close) takes all
 //!    for a time, [`reset`](Limiter::reset) forgets.
-//! 2. Every answer comes within the [`deadline`](Limiter::deadline), 50 ms by default, which covers queueing,
-//!    connecting and the reply. It runs from the first poll, and arms a timer only if the store makes it wait.
+//! 2. Every question to the store is answered within the [`deadline`](Limiter::deadline), 50 ms by default, which covers
+//!    queueing, connecting and the reply. It runs from the first poll, and arms a timer only if the store makes it wait.
+//!    All but [`acquire`](Limiter::acquire) and [`close`](Limiter::close) ask one question.
 //! 3. A refusal is a [`Decision`]; what is not a decision is a typed [`Error`].
 //! 4. A refusal may be repeated without asking the store, for as long as it is true: see [`DenyCache`].
 //! 5. A store that has failed repeatedly is not asked, but tried in the background: see [`Breaker`].
@@ -94,7 +95,7 @@ impl<S: Store> Limiter<S> {
         Self { parts: Arc::new(parts) }
     }
 
-    /// Sets how long any answer may take. Default: 50 ms.
+    /// Sets how long the answer to any question may take. Default: 50 ms.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         self.set(|parts| parts.deadline = deadline)
@@ -137,6 +138,10 @@ impl<S: Store> Limiter<S> {
     /// The share to decide under in the store's place, if any.
     pub(crate) fn with_share(self, share: Option<Share>) -> Self {
         self.set(|parts| parts.share = share)
+    }
+
+    pub(crate) fn share(&self) -> Option<Share> {
+        self.parts.share
     }
 
     fn set(mut self, change: impl FnOnce(&mut Parts<S>)) -> Self {

@@ -36,7 +36,8 @@ impl<S: Store> Reservation<S> {
     ///
     /// # Errors
     ///
-    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails. It may be tried again.
+    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
+    /// failed repeatedly. It may be tried again.
     pub async fn settle(&self, cost: u64) -> Result<Settled, Error> {
         self.limiter.settle(Settlement::new(self.check.clone(), &self.decision, |_| Some(cost))).await
     }

@@ -14,7 +14,9 @@
 //!
 //! 1. They need the feature `metrics`, which is not a default one. Without it, nothing of them is compiled.
 //! 2. A check of several limits is a decision for each of them, but those that had room when another refused count
-//!    nothing. Decisions out of the deny cache, in this process while the store fails, and at no cost count as well.
+//!    nothing. Decisions out of the deny cache, in this process while the store fails, and at no cost count as well: who is
+//!    refused since others [wait](crate::Limiter::acquire) is a refusal, and before it an admission at no cost, by which
+//!    it has been asked how the limits stand.
 //! 3. A failure counts for each check, settlement or reset, whatever is done about it; a probe is none.
 //! 4. No label has a key in it. There are as many series as limits: where limits are
 //!    [chosen](crate::KeyedLimit::chosen), as many as they have names.

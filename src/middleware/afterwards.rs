@@ -1,9 +1,11 @@
 //! What is done between the service's response and the client.
 
 use std::{
-    future::Future,
+    future::{Future, poll_fn},
+    mem,
     pin::Pin,
     sync::Arc,
+    task::Poll,
     time::{Duration, SystemTime},
 };
 
@@ -145,12 +147,20 @@ impl<S, R> Afterwards<S, R> {
     }
 }
 
-/// Closes limits for keys. One that cannot be closed does not keep the others open.
+/// Closes limits for keys, all at once: neither their number nor one that cannot be closed keeps the others open.
 async fn close<S: Store>(limiter: &Limiter<S>, limits: Vec<(Limit, Key)>, time: Duration) -> Result<(), Error> {
+    let mut open: Vec<_> =
+        limits.iter().map(|(limit, key)| Box::pin(limiter.close(limit, key.clone(), time))).collect();
     let mut closed = Ok(());
-    for (limit, key) in limits {
-        closed = closed.and(limiter.close(&limit, key, time).await);
-    }
+    poll_fn(|cx| {
+        open.retain_mut(|closing| {
+            let Poll::Ready(outcome) = closing.as_mut().poll(cx) else { return true };
+            closed = mem::replace(&mut closed, Ok(())).and(outcome);
+            false
+        });
+        if open.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
     closed
 }
 

@@ -4,7 +4,10 @@
 //!    them: `-Reset` is a number of seconds by default, as at Envoy and Kong, or a Unix time, as at GitHub.
 //! 2. Times are rounded up to whole seconds, and `Retry-After` (RFC 9110, section 10.2.3) is at least 1: a client that
 //!    does as it is told is never early.
-//! 3. Where layers are stacked, the response shows the figures of whichever has the least left.
+//! 3. Where layers are stacked, the response shows the figures of whichever has the least left. A rejection keeps those
+//!    of the layer that has made it.
+//! 4. They are those of the decision, or of the settlement: what was spent while the service worked is not in them, and a
+//!    `-Reset` in seconds is too long by that time.
 
 use std::time::{Duration, SystemTime};
 
@@ -49,8 +52,8 @@ impl Figures {
         let reset = match format {
             ResetFormat::DeltaSeconds => binding.reset_after(),
             ResetFormat::EpochSeconds => {
-                let at = decision.at() + binding.reset_after();
-                at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+                let at = decision.at().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+                at.saturating_add(binding.reset_after())
             }
         };
         Self { limit: binding.limit().units(), remaining: binding.remaining(), reset: seconds_rounded_up(reset) }
@@ -84,7 +87,8 @@ pub(super) fn retry_after_seconds(wait: Duration) -> u64 {
 }
 
 fn seconds_rounded_up(duration: Duration) -> u64 {
-    duration.as_secs() + u64::from(duration.subsec_nanos() > 0)
+    // A store may say that it will never be.
+    duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0))
 }
 
 #[cfg(test)]

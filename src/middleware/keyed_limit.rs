@@ -178,7 +178,8 @@ impl KeyedLimit {
     ///    [`ShadowRefusals`](super::ShadowRefusals) in the response's, by a log line at most once a second, and, on
     ///    request, by a [header](super::RateLimitLayer::shadow_header).
     /// 2. It is left out of a check that it has no key for, or whose cost is above it, and says that, too.
-    /// 3. The figures that a client sees are those of the other limits, if there are any.
+    /// 3. The figures that a client sees are those of the other limits of its layer, if there are any. So put it into one
+    ///    layer with them: in a layer of its own it shows its figures, and of stacked layers those of the least left.
     /// 4. A layer whose limits are all in the shadow lets requests through without a decision, too, whatever its
     ///    failure mode.
     #[must_use]
@@ -203,7 +204,7 @@ impl KeyedLimit {
     ///    [`Split`](crate::Split) of the same limit.
     /// 3. A [chosen](Self::chosen) limit that has fewer units than there are parts is split into as many as it has.
     /// 4. What is [settled](Self::settle) is settled in the part that was charged.
-    /// 5. An upstream that is [heeded](super::RateLimitLayer::heed_upstream) closes all parts, one after the other.
+    /// 5. An upstream that is [heeded](super::RateLimitLayer::heed_upstream) closes all parts.
     ///
     /// # Panics
     ///

@@ -11,9 +11,12 @@ use super::{
     policy::Policy,
     rejection::{JsonResponse, Rejection},
     service::RateLimit,
-    settings::Settings,
+    settings::{Failing, Settings},
 };
-use crate::{limiter::Limiter, store::Store};
+use crate::{
+    limiter::{FailureMode, Limiter},
+    store::Store,
+};
 
 /// Guards services with limits. See the [module docs](crate::middleware).
 ///
@@ -32,9 +35,11 @@ impl<S: Store> RateLimitLayer<S, JsonResponse, ()> {
     }
 
     /// A layer that decides by `limiter`, with its deadline, and shares with it and with other layers on it what clones
-    /// of a limiter share. A setting of the layer's is not the limiter's.
+    /// of a limiter share. It is fail-local if the limiter [is](Limiter::fail_local), else fail-open. A setting of the
+    /// layer's is not the limiter's.
     pub fn on(limiter: Limiter<S>) -> Self {
-        let settings = Settings::default();
+        let failing = limiter.share().map(|share| Failing::Always(FailureMode::Local(share))).unwrap_or_default();
+        let settings = Settings { failing, ..Settings::default() };
         Self { policy: Arc::new(Policy { limiter, limits: (), responder: JsonResponse, settings }) }
     }
 }

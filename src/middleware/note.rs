@@ -10,7 +10,7 @@ use super::{
     headers::Figures,
     limits::Limits,
     policy::{Policy, verdict},
-    rejection::{Degraded, RejectionResponse},
+    rejection::{Degraded, Rejection, RejectionResponse},
 };
 use crate::{decision::Decision, error::Error, limiter::FailureMode, store::Store};
 
@@ -78,7 +78,10 @@ impl<S: Store, R> Note<S, R> {
     }
 
     fn write<B>(self, mut response: Response<B>) -> Response<B> {
-        if let Some(figures) = self.figures {
+        // An inner layer's rejection has the figures that its wait belongs to, or none.
+        if let Some(figures) = self.figures
+            && response.extensions().get::<Rejection>().is_none()
+        {
             figures.write(response.headers_mut());
         }
         if let Some(degraded) = self.degraded {

@@ -141,6 +141,7 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
     /// 2. The instance of the service that was polled ready waits with the request, and with it what its readiness
     ///    holds, such as a place in a `ConcurrencyLimit`.
     /// 3. The deadline is that of each question to the store, not of the wait.
+    /// 4. How many wait is not bounded here: a `ConcurrencyLimit` outside of the layer does that.
     ///
     /// ```
     /// use std::time::Duration;
@@ -168,9 +169,9 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
     /// `X-RateLimit` headers with nothing remaining. Then each limit that the request was charged by is
     /// [closed](crate::Limiter::close) for its key for so long, its window at most, for all who share the store.
     ///
-    /// The response goes out unchanged, after the limits are closed, or after the deadline: figures in it are the
-    /// upstream's, never ours. Limits in the [shadow](super::KeyedLimit::in_shadow) are not closed. Default: the
-    /// upstream is not listened to.
+    /// The response goes out unchanged, after the limits are closed, or after the deadline, which begins when what is to
+    /// be [settled](super::KeyedLimit::settle) is settled: figures in it are the upstream's, never ours. Limits in the
+    /// [shadow](super::KeyedLimit::in_shadow) are not closed. Default: the upstream is not listened to.
     pub fn heed_upstream(self) -> Self {
         self.set(|settings| settings.heeds_upstream = true)
     }

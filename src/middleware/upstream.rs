@@ -5,7 +5,8 @@
 //! 2. On any answer, a limit with nothing left counts for as long as its answer says: a member of `RateLimit`
 //!    (draft-ietf-httpapi-ratelimit-headers, the list of -08 and later, and the dictionary of -07), or
 //!    `X-RateLimit-Remaining` with `-Reset`, also without the `X-`. Of several, the longest.
-//! 3. `-Reset` is a number of seconds, or above a billion a Unix time: nobody closes for thirty years.
+//! 3. `-Reset` is a number of seconds, or above a billion a Unix time, and above a trillion one in milliseconds: nobody
+//!    closes for thirty years.
 //! 4. What is malformed, or is over already, is ignored. A 429 that says nothing else counts for one second.
 //! 5. Nothing counts for more than a day.
 
@@ -18,6 +19,7 @@ const DEFAULT: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 /// In September 2001.
 const FIRST_UNIX_TIME: u64 = 1_000_000_000;
+const FIRST_IN_MILLIS: u64 = 1_000 * FIRST_UNIX_TIME;
 
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 /// What is left, and until when: X-RateLimit as nearly everybody has it, and as drafts before -07 did.
@@ -56,11 +58,12 @@ fn retry_after(value: &str, now: SystemTime) -> Option<Duration> {
 }
 
 fn reset_after(value: &str, now: SystemTime) -> Option<Duration> {
-    let seconds = Duration::from_secs(number(value)?);
-    if seconds <= Duration::from_secs(FIRST_UNIX_TIME) {
-        return Some(seconds);
-    }
-    seconds.checked_sub(now.duration_since(SystemTime::UNIX_EPOCH).ok()?)
+    let time = match number(value)? {
+        seconds @ ..=FIRST_UNIX_TIME => return Some(Duration::from_secs(seconds)),
+        seconds @ ..=FIRST_IN_MILLIS => Duration::from_secs(seconds),
+        millis => Duration::from_millis(millis),
+    };
+    time.checked_sub(now.duration_since(SystemTime::UNIX_EPOCH).ok()?)
 }
 
 /// The longest time of those members of a `RateLimit` that have nothing left, in seconds.
@@ -183,6 +186,8 @@ mod tests {
             ("0", "1784111807", Some(30)),
             ("0", "1784111777", None),
             ("0", "1784000000", None),
+            ("0", "1784111807000", Some(30)),
+            ("0", "1784111777000", None),
             ("0", "1000000000", Some(86_400)),
             ("0", "tomorrow", None),
             ("", "30", None),

@@ -15,7 +15,7 @@ use std::{
 
 use tokio::{
     task::{JoinHandle, JoinSet, yield_now},
-    time::{Instant, advance, timeout},
+    time::{Instant, advance, sleep, timeout},
 };
 use tower_sliding_window::{
     AdmissionId, Charge, Check, Decision, Error, Key, Limit, LimitStatus, Limiter, ManualClock, MemoryStore,
@@ -357,6 +357,55 @@ async fn what_is_given_back_is_seen_by_the_first_in_line_at_once() {
     test.limiter.reset(&CALLS, "ada").await.unwrap();
     settle_down().await;
     assert_eq!((test.admitted(), begun.elapsed()), (vec!["a", "b"], Duration::ZERO));
+}
+
+/// A store whose answers are on their way for 10 ms.
+#[derive(Clone)]
+struct Far(MemoryStore);
+
+impl Store for Far {
+    type Decide = Pin<Box<dyn Future<Output = Result<Decision, StoreError>> + Send>>;
+    type Settle = <MemoryStore as Store>::Settle;
+    type Reset = <MemoryStore as Store>::Reset;
+
+    fn decide(&self, check: Check) -> Self::Decide {
+        let store = self.0.clone();
+        Box::pin(async move {
+            let decision = store.decide(check).await;
+            sleep(ms(10)).await;
+            decision
+        })
+    }
+
+    fn settle(&self, settlement: Settlement) -> Self::Settle {
+        self.0.settle(settlement)
+    }
+
+    fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
+        self.0.reset(limit, key)
+    }
+}
+
+/// By those, too, whose first question was on its way just then, or who were refused before there was a line; and who comes
+/// while the first asks is not told to wait for as long as that one had to.
+#[tokio::test(start_paused = true)]
+async fn what_is_given_back_is_seen_by_all_who_wait_for_it() {
+    for given_back_after in [ms(5), ms(15)] {
+        let (limiter, limit) = (Limiter::new(Far(MemoryStore::new())), Limit::per_hour("calls", 4));
+        let reservation = limiter.reserve(&limit, "ada", 4, Duration::MAX).await.unwrap().unwrap();
+        let mut waiting = JoinSet::new();
+        for _ in 0..3 {
+            let (limiter, limit) = (limiter.clone(), limit.clone());
+            waiting.spawn(async move { limiter.acquire(&limit, "ada", 1, Duration::MAX).await.unwrap() });
+        }
+        let begun = Instant::now();
+        sleep(given_back_after).await;
+        reservation.release().await.unwrap();
+        sleep(ms(5)).await;
+        waiting.spawn(async move { limiter.acquire(&limit, "ada", 1, ms(100)).await.unwrap() });
+        assert!(waiting.join_all().await.iter().all(Decision::is_allowed));
+        assert!(begun.elapsed() < ms(100), "{:?}", begun.elapsed());
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,12 +8,14 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
+    thread,
     time::{Duration, Instant},
 };
 
 use axum::body::Body;
 use http::{Response, StatusCode};
 use tokio::{
+    runtime,
     task::{JoinSet, yield_now},
     time::{advance, sleep},
 };
@@ -131,10 +133,8 @@ async fn after_a_probe_one_failure_opens_it_again_and_after_an_answer_five() {
     assert!(matches!(limiter.check(&CALLS, "ada", 1).await, Err(Error::Unavailable(_))));
     assert!(is_open(&limiter));
 
-    advance(INTERVAL).await;
     store.set(State::Works);
-    assert!(is_open(&limiter));
-    settle_down().await;
+    sleep(2 * INTERVAL).await;
     assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
     store.set(State::Fails);
     for _ in 0..5 {
@@ -246,6 +246,23 @@ fn without_a_runtime_the_callers_own_check_is_the_probe() {
     store.set(State::Works);
     assert!(at_once(limiter.check(&CALLS, "ada", 1)).unwrap().is_allowed());
     assert!(!is_open(&limiter));
+}
+
+/// As in a program that blocks on each check, and whose runtime stands still in between.
+#[test]
+fn where_nobody_drives_the_probe_the_callers_own_check_is_the_probe() {
+    let store = Switched::new(State::Fails);
+    let limiter = Limiter::new(store.clone()).deadline(Duration::from_millis(1));
+    let limiter = limiter.breaker(Breaker::new().failures(1).probe_every(Duration::from_millis(1)));
+    let runtime = runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let check = || runtime.block_on(limiter.check(&CALLS, "ada", 1));
+    assert!(matches!(check(), Err(Error::Unavailable(_))));
+    store.set(State::Works);
+    let begun = Instant::now();
+    while check().is_err() {
+        assert!(begun.elapsed() < PATIENCE, "asked {} times", store.asked());
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -126,13 +126,16 @@ impl Store for Busy {
 
 #[tokio::test]
 async fn a_limit_is_closed_though_others_go_on_to_spend() {
-    for algorithm in [Algorithm::log(), Algorithm::fixed()] {
+    for (limit, algorithm) in [CALLS, Limit::per_minute("many", 100_000)]
+        .into_iter()
+        .flat_map(|limit| [Algorithm::log(), Algorithm::fixed()].map(|algorithm| (limit.clone(), algorithm)))
+    {
         let clock = ManualClock::new();
         let store = Busy { store: MemoryStore::builder().clock(&clock).build(), spent: Arc::default() };
-        let (limiter, limit) = (Limiter::new(store.clone()), CALLS.with_algorithm(algorithm));
+        let (limiter, limit) = (Limiter::new(store.clone()), limit.with_algorithm(algorithm));
         limiter.close(&limit, "ada", seconds(30)).await.unwrap();
         assert!(store.spent.load(Ordering::SeqCst) > 1, "a race was lost");
-        assert!(!limiter.check(&limit, "ada", 1).await.unwrap().is_allowed(), "{algorithm:?}");
+        assert!(!limiter.check(&limit, "ada", 1).await.unwrap().is_allowed(), "{limit:?}");
     }
 }
 

@@ -174,6 +174,8 @@ mod client_ip {
             "For=\"192.0.2.1:4711\";proto=https;by=10.0.0.1",
             "proto=https; for=192.0.2.1",
             "for=198.51.100.1, for=192.0.2.1;host=\"a,b\"",
+            "for=192.0.2.1;",
+            ";; for=192.0.2.1; ;proto=https",
         ] {
             assert_eq!(client(&behind().forwarded(), PROXY, &[("forwarded", line)]), key("192.0.2.1"), "{line}");
         }
@@ -185,6 +187,21 @@ mod client_ip {
     #[test]
     fn a_mapped_proxy_is_still_the_proxy() {
         assert_eq!(client(&behind(), "::ffff:10.0.0.1", &[("x-forwarded-for", "192.0.2.1")]), key("192.0.2.1"));
+    }
+
+    /// And where it is the range that is written so.
+    #[test]
+    fn a_mapped_range_is_the_range() {
+        for range in ["::ffff:10.0.0.1", "::ffff:10.0.0.0/104", "::ffff:0.0.0.0/96"] {
+            let extractor = ClientIp::behind([range]).unwrap();
+            for peer in ["10.0.0.1", "::ffff:10.0.0.1"] {
+                let lines = [("x-forwarded-for", "2001:db8:1:1::7")];
+                assert_eq!(client(&extractor, peer, &lines), key("2001:db8:1:1::1"), "{range}");
+            }
+            assert_eq!(client(&extractor, "2001:db8::1", &[("x-forwarded-for", "192.0.2.1")]), key("2001:db8::1"));
+        }
+        let other = ClientIp::behind(["::ffff:10.0.0.2", "::ffff:11.0.0.0/104"]).unwrap();
+        assert_eq!(client(&other, PROXY, &[("x-forwarded-for", "192.0.2.1")]), key(PROXY));
     }
 
     #[test]
@@ -285,7 +302,7 @@ mod api_key {
     /// Whatever a lenient authentication takes for the same token has to be one key, or it multiplies the quota.
     #[test]
     fn every_spelling_of_a_bearer_token_is_one_key() {
-        for spelling in ["bearer t0ken", "BEARER t0ken", "Bearer   t0ken", "Bearer t0ken  "] {
+        for spelling in ["bearer t0ken", "BEARER t0ken", "Bearer   t0ken", "Bearer t0ken  ", "Bearer\tt0ken"] {
             assert_eq!(bearer(spelling).unwrap(), bearer("Bearer t0ken").unwrap(), "{spelling:?}");
         }
         assert_ne!(bearer("Bearer T0ken").unwrap(), bearer("Bearer t0ken").unwrap());

@@ -242,6 +242,16 @@ async fn layers_on_one_limiter_share_the_share() {
 }
 
 #[tokio::test]
+async fn a_layer_has_its_limiters_share_unless_it_is_told_otherwise() {
+    let limiter = Limiter::new(Failing).fail_local(QUARTER);
+    let layer = RateLimitLayer::on(limiter).limit(Limit::per_hour("calls", 4).by(anyone));
+    let app = layer.clone().layer(service_fn(hello));
+    assert_eq!((status(&app).await, status(&app).await), (StatusCode::OK, StatusCode::TOO_MANY_REQUESTS));
+    let open = layer.fail_open().layer(service_fn(hello));
+    assert_eq!(degraded(&open.oneshot(request()).await.unwrap()).mode(), FailureMode::Open);
+}
+
+#[tokio::test]
 async fn the_mode_may_depend_on_the_cost() {
     let app = RateLimitLayer::new(Failing)
         .limit(CALLS.by(anyone))

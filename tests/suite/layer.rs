@@ -10,15 +10,16 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use axum::body::Body;
 use http::{Request, Response, StatusCode, request::Parts};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_sliding_window::{
-    Breaker, Decision, Degraded, EXPOSED_HEADERS, Error, Header, KeyError, Limit, ManualClock, MemoryStore, PeerIp,
-    RateLimitLayer, Rejection, ResetFormat,
+    AdmissionId, Breaker, Charge, Check, Decision, Degraded, EXPOSED_HEADERS, Error, Header, Key, KeyError, Limit,
+    LimitStatus, ManualClock, MemoryStore, PeerIp, RateLimitLayer, Rejection, ResetFormat, Settlement, Store,
+    StoreError,
 };
 
 use crate::support::{
@@ -140,6 +141,54 @@ async fn of_equally_strict_layers_the_inner_is_shown() {
     let layer = |limit: Limit| RateLimitLayer::new(MemoryStore::new()).limit(limit.by(anyone));
     let app = layer(Limit::per_hour("outer", 5)).layer(layer(Limit::per_minute("inner", 5)).layer(service_fn(hello)));
     assert_eq!(figures(app.oneshot(request()).await.unwrap().headers())[2], Some("60"));
+}
+
+/// Else the reset would be another limit's than the wait.
+#[tokio::test]
+async fn a_rejection_of_an_inner_layer_keeps_its_figures() {
+    let hourly = Limit::per_hour("hourly", 5);
+    for (cost, expected) in [(3, [Some("5"), Some("2"), Some("3600"), Some("3600")]), (6, [None; 4])] {
+        let layer = |limit: Limit| RateLimitLayer::new(MemoryStore::new()).limit(limit.by(anyone));
+        let inner = layer(hourly.clone()).cost(move |_| cost).layer(service_fn(hello));
+        let app = layer(CALLS).layer(inner);
+        let _ = app.clone().oneshot(request()).await;
+        let response = app.oneshot(request()).await.unwrap();
+        assert_eq!((response.status().as_u16(), figures(response.headers())), (429, expected));
+    }
+}
+
+/// A store that never admits anybody again, and says so.
+#[derive(Clone)]
+struct Bans;
+
+impl Store for Bans {
+    type Decide = Ready<Result<Decision, StoreError>>;
+    type Settle = <Failing as Store>::Settle;
+    type Reset = <Failing as Store>::Reset;
+
+    fn decide(&self, check: Check) -> Self::Decide {
+        let never = Duration::MAX;
+        let status = |charge: &Charge| LimitStatus::new(charge, charge.limit().units(), never, Some(never));
+        ready(Ok(Decision::new(&check, SystemTime::now(), AdmissionId::fresh(), status)))
+    }
+
+    fn settle(&self, settlement: Settlement) -> Self::Settle {
+        Failing.settle(settlement)
+    }
+
+    fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
+        Failing.reset(limit, key)
+    }
+}
+
+#[tokio::test]
+async fn a_store_may_refuse_for_ever() {
+    for format in [ResetFormat::DeltaSeconds, ResetFormat::EpochSeconds] {
+        let app = RateLimitLayer::new(Bans).limit(CALLS.by(anyone)).reset_format(format).layer(service_fn(hello));
+        let response = app.oneshot(request()).await.unwrap();
+        let ever = Some("18446744073709551615");
+        assert_eq!(figures(response.headers()), [Some("2"), Some("0"), ever, ever]);
+    }
 }
 
 #[tokio::test]

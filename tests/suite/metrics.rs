@@ -3,7 +3,10 @@
 use std::{collections::BTreeMap, convert::Infallible, time::Duration};
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
-use tokio::{task::JoinSet, time::sleep};
+use tokio::{
+    task::{JoinSet, yield_now},
+    time::sleep,
+};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Breaker, DenyCache, Error, FailureMode, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Share,
@@ -82,6 +85,22 @@ async fn decisions_count_by_limit_and_outcome() {
     assert_eq!(["allowed", "refused"].map(|outcome| decisions("wide", outcome)), [3, 0], "it had room");
     assert_eq!(["allowed", "refused", "shadow_refused"].map(|outcome| decisions("trial", outcome)), [1, 0, 4]);
     assert!(all.keys().all(|series| series.starts_with("rate_limit_decisions_total")), "{all:?}");
+}
+
+/// Who is refused behind others has asked at no cost how the limit stands, which counts, too.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_behind_others_counts_as_one() {
+    let limiter = Limiter::new(MemoryStore::new());
+    assert!(limiter.check(&CALLS, "ada", 3).await.unwrap().is_allowed());
+    let waiter = limiter.clone();
+    let waiting = tokio::spawn(async move { waiter.acquire(&CALLS, "ada", 1, Duration::MAX).await });
+    yield_now().await;
+    let recorded = Recorded::start();
+    assert!(!limiter.acquire(&CALLS, "ada", 1, PATIENCE).await.unwrap().is_allowed());
+    let all = recorded.all();
+    let decisions = |outcome| count(&all, &format!("rate_limit_decisions_total limit=calls outcome={outcome}"));
+    assert_eq!(["allowed", "refused"].map(decisions), [1, 1]);
+    waiting.abort();
 }
 
 #[tokio::test(start_paused = true)]

@@ -14,6 +14,7 @@ use std::{
 use axum::{Router, body::Body, routing::get};
 use http::{HeaderMap, Request, Response, request::Parts};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+use tokio::time::sleep;
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_sliding_window::{
     Check, Decision, Degraded, Key, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Rejection, Settled,
@@ -25,7 +26,7 @@ use crate::support::{
     http_server::serve,
     log::Log,
     requests::{anyone, figures, request},
-    stores::Failing,
+    stores::{Failing, Silent},
 };
 
 const CALLS: Limit = Limit::per_minute("calls", 10);
@@ -227,6 +228,57 @@ impl Store for Once {
 
     fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
         self.store.reset(limit, key)
+    }
+}
+
+/// A store that takes a millisecond for each answer, and has none on one of its limits alone.
+#[derive(Clone)]
+struct Slow(MemoryStore);
+
+const SILENT: &str = "silent";
+
+impl Slow {
+    fn after<T>(answer: impl Future<Output = T> + Send + 'static) -> Pin<Box<dyn Future<Output = T> + Send>> {
+        Box::pin(async move {
+            sleep(Duration::from_millis(1)).await;
+            answer.await
+        })
+    }
+}
+
+impl Store for Slow {
+    type Decide = Pin<Box<dyn Future<Output = Result<Decision, StoreError>> + Send>>;
+    type Settle = Pin<Box<dyn Future<Output = Result<Settled, StoreError>> + Send>>;
+    type Reset = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send>>;
+
+    fn decide(&self, check: Check) -> Self::Decide {
+        let is_silent = check.charges().all(|charge| charge.limit().name() == SILENT);
+        if is_silent { Box::pin(Silent.decide(check)) } else { Self::after(self.0.decide(check)) }
+    }
+
+    fn settle(&self, settlement: Settlement) -> Self::Settle {
+        Self::after(self.0.settle(settlement))
+    }
+
+    fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
+        Self::after(self.0.reset(limit, key))
+    }
+}
+
+/// Neither how many there are nor one that cannot be closed keeps the others open.
+#[tokio::test(start_paused = true)]
+async fn all_limits_are_closed_at_once() {
+    let (store, whole) = (MemoryStore::new(), Limit::per_hour("parts", 320));
+    let layer = RateLimitLayer::new(Slow(store.clone()))
+        .limit(Limit::per_hour(SILENT, 10).by(anyone))
+        .limit(whole.clone().by(anyone).split(32))
+        .heed_upstream();
+    let app = layer.layer(service_fn(|request: Request<Body>| ready(Ok::<_, Infallible>(told(request.headers())))));
+    let told = Request::get("/").header("answer", "429").header("answer-retry-after", "60").body(Body::empty());
+    assert_eq!(app.oneshot(told.unwrap()).await.unwrap().status(), 429);
+    let (limiter, split) = (Limiter::new(store), whole.split(32));
+    for part in split.keys(anyone(&request().into_parts().0).unwrap()) {
+        assert_eq!(limiter.peek(split.limit(), part).await.unwrap().remaining(), 0);
     }
 }
 

@@ -96,7 +96,8 @@ impl KeyExtractor for ApiKey {
 
 fn bearer_token(credentials: &str) -> Result<&str, KeyError> {
     let what = "authorization";
-    let (scheme, token) = credentials.split_once(' ').unwrap_or((credentials, ""));
+    // At any white space, as a lenient authentication does: what only looks like another scheme would be "missing".
+    let (scheme, token) = credentials.split_once(char::is_whitespace).unwrap_or((credentials, ""));
     let token = token.trim();
     if !scheme.eq_ignore_ascii_case("bearer") {
         // Credentials of another scheme are no bearer token at all.

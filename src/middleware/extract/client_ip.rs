@@ -3,7 +3,7 @@
 use std::{error, fmt, net::IpAddr};
 
 use http::{HeaderName, request::Parts};
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 
 use super::{
     KeyError, KeyExtractor,
@@ -146,7 +146,14 @@ impl KeyExtractor for ClientIp {
 fn parse_range(range: &str) -> Result<IpNet, InvalidCidr> {
     let range = range.trim();
     let single = || range.parse::<IpAddr>().map(IpNet::from).ok();
-    range.parse().ok().or_else(single).ok_or_else(|| InvalidCidr { range: range.to_owned() })
+    let parsed = range.parse().ok().or_else(single).ok_or_else(|| InvalidCidr { range: range.to_owned() })?;
+    Ok(unmapped(parsed).map_or(parsed, IpNet::V4))
+}
+
+/// The range of IPv4 that one of `::ffff:0:0/96` stands for: what it is compared with is always written so.
+fn unmapped(range: IpNet) -> Option<Ipv4Net> {
+    let IpNet::V6(range) = range else { return None };
+    Ipv4Net::new(range.network().to_ipv4_mapped()?, range.prefix_len().checked_sub(96)?).ok()
 }
 
 /// A range of trusted proxies that is not one.

@@ -69,12 +69,15 @@ fn for_parameter(mut element: &[u8]) -> Option<Vec<u8>> {
     let mut found = None;
     loop {
         let semicolon = last_outside_quotes(element, b';');
-        let parameter = &element[semicolon.map_or(0, |at| at + 1)..];
-        let equals = parameter.iter().position(|byte| *byte == b'=')?;
-        let (name, value) = (&parameter[..equals], &parameter[equals + 1..]);
-        let value = unquote(value.trim_ascii())?;
-        if name.trim_ascii().eq_ignore_ascii_case(b"for") && found.replace(value).is_some() {
-            return None;
+        let parameter = element[semicolon.map_or(0, |at| at + 1)..].trim_ascii();
+        // Between semicolons there may be nothing.
+        if !parameter.is_empty() {
+            let equals = parameter.iter().position(|byte| *byte == b'=')?;
+            let (name, value) = (&parameter[..equals], &parameter[equals + 1..]);
+            let value = unquote(value.trim_ascii())?;
+            if name.trim_ascii().eq_ignore_ascii_case(b"for") && found.replace(value).is_some() {
+                return None;
+            }
         }
         match semicolon {
             Some(at) => element = &element[..at],

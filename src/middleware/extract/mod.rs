@@ -70,8 +70,9 @@ pub trait KeyExtractor: Send + Sync + 'static {
         And::new(self, other)
     }
 
-    /// The key of `other` where this one is absent. The built-in extractors each have a namespace of their own, so
-    /// keys of the one never meet keys of the other.
+    /// The key of `other` where this one is absent. Addresses, headers by their names, and API keys have namespaces of
+    /// their own, so keys of the one never meet keys of the other. An address is one key for [`PeerIp`] and for
+    /// [`ClientIp`], and so is a token for two [`ApiKey`]s of one secret.
     fn or<E: KeyExtractor>(self, other: E) -> Or<Self, E>
     where
         Self: Sized,
