@@ -224,6 +224,7 @@ async fn what_fails_at_once_is_for_the_failure_mode_and_the_breaker() {
     for asked in [0, 0, 0, 0, 0, 1] {
         let error = limiter.check(&CALLS, "anyone", 1).await.unwrap_err();
         assert_eq!(matches!(error, Error::BreakerOpen(_)), asked == 1);
+        tokio::task::yield_now().await;
         assert_eq!(store.0.load(Ordering::Relaxed), asked, "only the probe takes a future");
     }
 }
