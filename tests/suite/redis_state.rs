@@ -128,6 +128,25 @@ async fn no_decision_depends_on_the_expiry() {
     }
 }
 
+/// What was admitted before it, after the clock had stepped back over the beginning of a window of the clock, or under a
+/// shorter window, has set the expiry. What joins an entry that is there moves it again, or it would be forgotten too early.
+#[tokio::test]
+async fn what_joins_an_entry_has_a_window_to_live() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server);
+    for algorithm in [Algorithm::compact(3), Algorithm::counter(), Algorithm::fixed()] {
+        let limit = Limit::per_day("calls", 100).with_algorithm(algorithm);
+        limiter.check(&limit, "ada", 1).await.unwrap();
+        let key = only_key(&server);
+        let needed = ttl(&server, &key);
+        server.run::<()>(&format!("PEXPIRE {key} 20000"));
+        assert_eq!(limiter.check(&limit, "ada", 1).await.unwrap().used(), 2, "{algorithm:?}");
+        let ttl = ttl(&server, &key);
+        assert!(ttl > needed - 20_000, "{algorithm:?}: {ttl} of {needed}");
+        server.run::<()>("FLUSHALL");
+    }
+}
+
 #[tokio::test]
 async fn a_cost_of_ten_thousand_is_one_member() {
     let server = RedisServer::start();

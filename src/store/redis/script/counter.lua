@@ -107,7 +107,8 @@ function counter.admit(charge, key, id, units, is_given)
     outlive(key, charge, charge.at, 2)
   else
     charge.current = charge.current + units
-    if join(charge, key, charge.at, units) or not is_server_time then outlive(key, charge, charge.at, 2) end
+    local is_first = join(charge, key, charge.at, units)
+    if is_first or not outlives(key, charge, charge.at, 2) then outlive(key, charge, charge.at, 2) end
     if charge.is_ahead then pull_back_counts(charge, key) end
   end
   forget(charge, key, written)

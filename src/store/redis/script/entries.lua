@@ -24,6 +24,11 @@ local function outlive(key, charge, time, windows)
   end
 end
 
+-- Whether a key is known to live until then already.
+local function outlives(key, charge, time, windows)
+  return is_expiry_telling and call('PEXPIRETIME', key) >= ceil(time / 1000) + windows * charge.window_ms + SLACK
+end
+
 -- The member of an entry that has an id: the id, and behind it its units if there are more than 1, or if they are held,
 -- with a plus sign then.
 local function named(charge, id, units, is_held)

@@ -123,7 +123,9 @@ function log.admit(charge, key, id, units, is_given)
     else
       is_first = join(charge, key, time, units)
     end
-    if is_first or not is_server_time then outlive(key, charge, charge.at, 1) end
+    -- What an entry of this time has set may have been moved: by what was admitted before it, when the clock had stepped
+    -- back, or under a shorter window.
+    if is_first or not outlives(key, charge, charge.at, 1) then outlive(key, charge, charge.at, 1) end
     charge.oldest = min(charge.oldest or time, time)
     return
   end
