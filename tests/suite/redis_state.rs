@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
-use tower_sliding_window::{Algorithm, Charge, Check, DenyCache, Error, Limit, Limiter, ManualClock, RedisStore};
+use tower_sliding_window::{
+    AdmissionId, Algorithm, Charge, Check, DenyCache, Error, Limit, Limiter, ManualClock, RedisStore, Settlement,
+};
 
 use crate::support::{PATIENCE, redis_server::RedisServer};
 
@@ -316,6 +318,29 @@ async fn nothing_stays_after_the_window_and_the_slack() {
     while !server.keys().is_empty() {
         sleep(Duration::from_millis(20)).await;
         assert!(last_unit.elapsed() < PATIENCE);
+    }
+}
+
+/// What is settled late is counted as of when it was admitted, and its key expires by that, too.
+#[tokio::test]
+async fn a_settlement_lets_no_key_live_longer() {
+    let (server, clock) = (RedisServer::start(), ManualClock::new());
+    let limiter = Limiter::new(RedisStore::builder(&server.url()).clock(&clock).build().unwrap()).deadline(PATIENCE);
+    // In the middle of a window of the clock.
+    let since_epoch = clock.now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    clock.advance(Duration::from_micros(15_000_000 - u64::try_from(since_epoch.as_micros() % 10_000_000).unwrap()));
+    for algorithm in [Algorithm::log(), Algorithm::compact(3), Algorithm::counter()] {
+        let limit = Limit::per("calls", 100, Duration::from_secs(10)).with_algorithm(algorithm);
+        let check = Check::new(Charge::new(limit, "ada", 5).unwrap()).with_id(AdmissionId::from(7));
+        let decision = limiter.check_all(check.clone()).await.unwrap();
+        // In the next one, just before the admission leaves.
+        clock.advance(Duration::from_secs(9));
+        let settled = limiter.settle(Settlement::new(check, &decision, |_| Some(2))).await.unwrap();
+        assert_eq!((settled.is_known(), settled.decision().used()), (true, 2), "{algorithm:?}");
+        let life = 9_000 + ttl(&server, &only_key(&server));
+        assert!(life <= 2 * 10_000 + SLACK, "{algorithm:?}: {life} after the admission");
+        server.run::<()>("FLUSHALL");
+        clock.advance(Duration::from_secs(21));
     }
 }
 

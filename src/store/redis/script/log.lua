@@ -246,8 +246,9 @@ function log.settle(charge, key, id, time, cost)
     call('UNLINK', key)
     charge.oldest = nil
   else
-    -- The oldest may have gone, so the expiry must not tell of it any more.
-    outlive(key, charge, charge.at, 1)
+    -- The oldest may have gone, so the expiry must not tell of it any more. The newest may be as old as the admission.
+    local newest = -tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])
+    outlive(key, charge, min(newest, charge.at), 1)
     charge.oldest = time_of(key, charge.is_summed and 1 or 0)
   end
   return true
