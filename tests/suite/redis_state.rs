@@ -414,6 +414,30 @@ async fn a_sum_that_is_not_ours_ends_no_script_in_a_loop() {
     }
 }
 
+/// Nor do units that are no number of units: a counter looks for the moment at which they are fewer.
+#[tokio::test]
+async fn units_that_are_not_ours_end_no_script_in_a_loop() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server).deny_cache(DenyCache::off());
+    let limit = Limit::per_day("calls", 3).with_algorithm(Algorithm::counter());
+    limiter.check(&limit, "ada", 1).await.unwrap();
+    let key = only_key(&server);
+    for units in ["inf", "nan", "-1", "0.5", "1e300"] {
+        let now = micros(&server);
+        for (member, at) in
+            [(&b"\xffabcdefgh"[..], now), (b"ab", now - now % 86_400_000_000), (b"cd", now - 86_400_000_000)]
+        {
+            let member = [member, units.as_bytes()].concat();
+            redis::cmd("ZADD").arg(&key).arg(-at).arg(member).exec(&mut server.connect()).unwrap();
+        }
+        for cost in [0, 1] {
+            limiter.check(&limit, "ada", cost).await.unwrap();
+        }
+        assert_eq!(server.run::<String>("PING"), "PONG", "{units}");
+        server.run::<()>(&format!("DEL {key}"));
+    }
+}
+
 /// The bytes of a key whose limit is spent in full, evenly over its window.
 async fn bytes_spent_in_full(units: u64, algorithm: Algorithm) -> u64 {
     const STEPS: u64 = 1_000;
