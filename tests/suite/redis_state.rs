@@ -6,7 +6,9 @@ use std::{
 };
 
 use tokio::time::sleep;
-use tower_sliding_window::{Algorithm, Charge, Check, DenyCache, Error, Limit, Limiter, ManualClock, RedisStore};
+use tower_sliding_window::{
+    AdmissionId, Algorithm, Charge, Check, DenyCache, Error, Limit, Limiter, ManualClock, RedisStore, Settlement,
+};
 
 use crate::support::{PATIENCE, redis_server::RedisServer};
 
@@ -128,6 +130,25 @@ async fn no_decision_depends_on_the_expiry() {
             assert_eq!([allowed().await, allowed().await, allowed().await], [true, false, false], "{costs:?} {life}");
             server.run::<()>("FLUSHALL");
         }
+    }
+}
+
+/// What was admitted before it, after the clock had stepped back over the beginning of a window of the clock, or under a
+/// shorter window, has set the expiry. What joins an entry that is there moves it again, or it would be forgotten too early.
+#[tokio::test]
+async fn what_joins_an_entry_has_a_window_to_live() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server);
+    for algorithm in [Algorithm::compact(3), Algorithm::counter(), Algorithm::fixed()] {
+        let limit = Limit::per_day("calls", 100).with_algorithm(algorithm);
+        limiter.check(&limit, "ada", 1).await.unwrap();
+        let key = only_key(&server);
+        let needed = ttl(&server, &key);
+        server.run::<()>(&format!("PEXPIRE {key} 20000"));
+        assert_eq!(limiter.check(&limit, "ada", 1).await.unwrap().used(), 2, "{algorithm:?}");
+        let ttl = ttl(&server, &key);
+        assert!(ttl > needed - 20_000, "{algorithm:?}: {ttl} of {needed}");
+        server.run::<()>("FLUSHALL");
     }
 }
 
@@ -303,6 +324,29 @@ async fn nothing_stays_after_the_window_and_the_slack() {
     }
 }
 
+/// What is settled late is counted as of when it was admitted, and its key expires by that, too.
+#[tokio::test]
+async fn a_settlement_lets_no_key_live_longer() {
+    let (server, clock) = (RedisServer::start(), ManualClock::new());
+    let limiter = Limiter::new(RedisStore::builder(&server.url()).clock(&clock).build().unwrap()).deadline(PATIENCE);
+    // In the middle of a window of the clock.
+    let since_epoch = clock.now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    clock.advance(Duration::from_micros(15_000_000 - u64::try_from(since_epoch.as_micros() % 10_000_000).unwrap()));
+    for algorithm in [Algorithm::log(), Algorithm::compact(3), Algorithm::counter()] {
+        let limit = Limit::per("calls", 100, Duration::from_secs(10)).with_algorithm(algorithm);
+        let check = Check::new(Charge::new(limit, "ada", 5).unwrap()).with_id(AdmissionId::from(7));
+        let decision = limiter.check_all(check.clone()).await.unwrap();
+        // In the next one, just before the admission leaves.
+        clock.advance(Duration::from_secs(9));
+        let settled = limiter.settle(Settlement::new(check, &decision, |_| Some(2))).await.unwrap();
+        assert_eq!((settled.is_known(), settled.decision().used()), (true, 2), "{algorithm:?}");
+        let life = 9_000 + ttl(&server, &only_key(&server));
+        assert!(life <= 2 * 10_000 + SLACK, "{algorithm:?}: {life} after the admission");
+        server.run::<()>("FLUSHALL");
+        clock.advance(Duration::from_secs(21));
+    }
+}
+
 /// Rule 6: after a step back of the clock, neither entries nor keys outlive one window and the slack.
 #[tokio::test]
 async fn entries_from_the_future_are_pulled_back_by_the_refusal_they_cause() {
@@ -380,6 +424,30 @@ async fn a_sum_that_is_not_ours_ends_no_script_in_a_loop() {
         server.run::<()>(&format!("ZADD {key} 50 used {entry}"));
         let _ = limiter.check(&LOGIN, "ada", 1).await;
         assert_eq!(server.run::<String>("PING"), "PONG");
+    }
+}
+
+/// Nor do units that are no number of units: a counter looks for the moment at which they are fewer.
+#[tokio::test]
+async fn units_that_are_not_ours_end_no_script_in_a_loop() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server).deny_cache(DenyCache::off());
+    let limit = Limit::per_day("calls", 3).with_algorithm(Algorithm::counter());
+    limiter.check(&limit, "ada", 1).await.unwrap();
+    let key = only_key(&server);
+    for units in ["inf", "nan", "-1", "0.5", "1e300"] {
+        let now = micros(&server);
+        for (member, at) in
+            [(&b"\xffabcdefgh"[..], now), (b"ab", now - now % 86_400_000_000), (b"cd", now - 86_400_000_000)]
+        {
+            let member = [member, units.as_bytes()].concat();
+            redis::cmd("ZADD").arg(&key).arg(-at).arg(member).exec(&mut server.connect()).unwrap();
+        }
+        for cost in [0, 1] {
+            limiter.check(&limit, "ada", cost).await.unwrap();
+        }
+        assert_eq!(server.run::<String>("PING"), "PONG", "{units}");
+        server.run::<()>(&format!("DEL {key}"));
     }
 }
 

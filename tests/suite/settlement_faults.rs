@@ -146,6 +146,20 @@ async fn a_server_without_memory_takes_units_back() {
     }
 }
 
+/// Nor does a check that travels with it, and that such a server refuses, keep a settlement from being done.
+#[tokio::test]
+async fn a_server_without_memory_takes_units_back_from_behind_a_check() {
+    let server = RedisServer::start();
+    let store = RedisStore::builder(&server.url()).connections(1).build().unwrap();
+    let limiter = Limiter::new(store).deadline(PATIENCE).deny_cache(DenyCache::off());
+    let reservation = limiter.reserve(&TOKENS, "ada", 30, LEASE).await.unwrap().unwrap();
+    server.run::<()>("CONFIG SET maxmemory 1");
+    let (checked, settled) = tokio::join!(limiter.check(&TOKENS, "bob", 1), reservation.settle(5));
+    assert!(checked.is_err(), "there is no memory for it");
+    assert_eq!(settled.unwrap().decision().used(), 5);
+    assert_eq!(limiter.peek(&TOKENS, "bob").await.unwrap().used(), 0);
+}
+
 /// A server is killed while a request whose tokens it has reserved is still on its way in. They count once, until the
 /// lease ends.
 #[tokio::test]

@@ -17,7 +17,7 @@ use tokio::{
 use super::{across, connection::is_elsewhere, keys::HASH_SLOTS};
 use super::{
     batch::Batch,
-    connection::{Connections, ends_the_connection},
+    connection::{Connections, ends_the_connection, is_out_of_memory},
     job::{GivenBack, Job, Outcome, ToDecide, ToSettle},
     keys::redis_key,
     queue::{CAPACITY, Queue, Slot},
@@ -184,18 +184,28 @@ impl Dispatcher {
     }
 
     /// Sends a batch, and once more if the connection was broken: of that, what counts once however often it is sent.
-    /// In a cluster, also what has not run since its slot is elsewhere.
+    /// In a cluster, also what has not run since its slot is elsewhere. Where there is no memory for a check, settlements
+    /// are sent by themselves: they give units back, and need none.
     async fn run(&self, mut batch: Batch) {
-        let now = self.time.now();
-        let mut reply = self.try_send(&batch, &now, false).await;
+        let (now, mut again) = (self.time.now(), false);
+        let mut reply = self.try_send(&batch, &now, again).await;
         if let Ok(Err(error)) = &reply
             && self.is_to_be_sent_again(error)
         {
             if !self.is_elsewhere(error) {
-                batch = batch.without_unrepeatable(&StoreError::new("asking Redis", error.clone()));
+                batch = batch.only(Job::is_repeatable, &StoreError::new("asking Redis", error.clone()));
             }
             if !batch.is_empty() {
-                reply = self.try_send(&batch, &now, true).await;
+                again = true;
+                reply = self.try_send(&batch, &now, again).await;
+            }
+        }
+        if let Ok(Err(error)) = &reply
+            && is_out_of_memory(error)
+        {
+            batch = batch.only(Job::is_settlement, &StoreError::new("asking Redis", error.clone()));
+            if !batch.is_empty() {
+                reply = self.try_send(&batch, &now, again).await;
             }
         }
         let reply = reply.and_then(|reply| Ok(reply?));

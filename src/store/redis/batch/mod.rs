@@ -55,13 +55,11 @@ impl Batch {
         Self { submissions }
     }
 
-    /// Fails what a second try might count twice, and keeps the rest.
-    pub(super) fn without_unrepeatable(mut self, error: &StoreError) -> Self {
-        let (repeatable, others) =
-            self.submissions.into_iter().partition(|submission| submission.first.is_repeatable());
-        self.submissions = repeatable;
+    /// Keeps what is to be tried again, and fails the rest.
+    pub(super) fn only(self, is_kept: impl Fn(&Job) -> bool, error: &StoreError) -> Self {
+        let (submissions, others) = self.submissions.into_iter().partition(|submission| is_kept(&submission.first));
         Self { submissions: others }.finish(Err(error.clone()));
-        self
+        Self { submissions }
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -107,7 +107,8 @@ function counter.admit(charge, key, id, units, is_given)
     outlive(key, charge, charge.at, 2)
   else
     charge.current = charge.current + units
-    if join(charge, key, charge.at, units) or not is_server_time then outlive(key, charge, charge.at, 2) end
+    local is_first = join(charge, key, charge.at, units)
+    if is_first or not outlives(key, charge, charge.at, 2) then outlive(key, charge, charge.at, 2) end
     if charge.is_ahead then pull_back_counts(charge, key) end
   end
   forget(charge, key, written)
@@ -154,9 +155,14 @@ function counter.settle(charge, key, id, time, cost)
   call('ZREM', key, member)
   if cost > 0 and start >= charge.at - charge.window then
     join(charge, key, min(start, charge.at), cost)
-    outlive(key, charge, charge.at, 2)
   end
   forget(charge, key)
   counter.look(charge, key)
+  -- All that is left may be of the window before.
+  local is_present = charge.current > 0
+  for _, departure in ipairs(charge.departures) do
+    is_present = is_present or departure.at > charge.at + charge.window
+  end
+  outlive(key, charge, is_present and charge.at or charge.at - charge.window, 2)
   return true
 end

@@ -24,6 +24,11 @@ local function outlive(key, charge, time, windows)
   end
 end
 
+-- Whether a key is known to live until then already.
+local function outlives(key, charge, time, windows)
+  return is_expiry_telling and call('PEXPIRETIME', key) >= ceil(time / 1000) + windows * charge.window_ms + SLACK
+end
+
 -- The member of an entry that has an id: the id, and behind it its units if there are more than 1, or if they are held,
 -- with a plus sign then.
 local function named(charge, id, units, is_held)
@@ -46,10 +51,14 @@ end
 local function weight(charge, member)
   local units = string.sub(member, charge.is_exact and 9 or string.byte(member) == KEPT and 10 or 3)
   if units == '' then return 1 end
-  local number = tonumber(units)
-  if number then return number end
-  local copies, cost = string.match(units, '^(%d+)%*(%d+)$')
-  return copies and copies * cost or 1, tonumber(cost)
+  local number, copies, cost = tonumber(units), nil, nil
+  if not number then
+    copies, cost = string.match(units, '^(%d+)%*(%d+)$')
+    number = copies and copies * cost
+  end
+  -- Other than a whole number it is not of our making. Over such units a counter would look for a moment for ever.
+  local is_ours = number and number >= 0 and number < 2 ^ 53 and number % 1 == 0
+  return is_ours and number or 1, tonumber(cost)
 end
 
 -- Adds units to those that were admitted at the same recorded time, and returns whether they are the first.

@@ -123,7 +123,9 @@ function log.admit(charge, key, id, units, is_given)
     else
       is_first = join(charge, key, time, units)
     end
-    if is_first or not is_server_time then outlive(key, charge, charge.at, 1) end
+    -- What an entry of this time has set may have been moved: by what was admitted before it, when the clock had stepped
+    -- back, or under a shorter window.
+    if is_first or not outlives(key, charge, charge.at, 1) then outlive(key, charge, charge.at, 1) end
     charge.oldest = min(charge.oldest or time, time)
     return
   end
@@ -244,8 +246,9 @@ function log.settle(charge, key, id, time, cost)
     call('UNLINK', key)
     charge.oldest = nil
   else
-    -- The oldest may have gone, so the expiry must not tell of it any more.
-    outlive(key, charge, charge.at, 1)
+    -- The oldest may have gone, so the expiry must not tell of it any more. The newest may be as old as the admission.
+    local newest = -tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])
+    outlive(key, charge, min(newest, charge.at), 1)
     charge.oldest = time_of(key, charge.is_summed and 1 or 0)
   end
   return true
