@@ -49,10 +49,10 @@ impl Target {
             #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => return Ok(Link::Cluster(Box::new(cluster.connect().await?))),
         };
-        // A server that asks for a password answers a whole script without one with a protocol error, or hangs up.
+        // A server that asks for a password answers a whole script without one with a protocol error, or hangs up. All
+        // else that is wrong comes again with what is asked, which may then be sent once more.
         match connection.req_packed_command(&cmd("PING")).await.and_then(Value::extract_error) {
-            Err(error) if error.code() == Some("NOAUTH") || error.is_unrecoverable_error() => return Err(error),
-            // Others come again with what is asked, where they matter.
+            Err(error) if error.code() == Some("NOAUTH") => return Err(error),
             _ => {}
         }
         if let Some(name) = name {
