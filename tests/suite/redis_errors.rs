@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::{
+    runtime::Runtime,
+    time::{Instant, sleep},
+};
 use tower_sliding_window::{
     AdmissionId, Algorithm, Breaker, Charge, Check, Error, Limit, Limiter, ManualClock, RedisStore,
 };
@@ -238,6 +241,24 @@ async fn a_silent_connection_is_left() {
     while used(&limiter).await.is_err() {
         assert!(silent.elapsed() < PATIENCE);
     }
+}
+
+/// A runtime that ends while connections are being made takes them along. Others are made by the next one.
+#[test]
+fn a_runtime_that_ends_while_it_connects_harms_no_other() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    server.pause();
+    for _ in 0..2 {
+        let hasty = limiter.clone().deadline(Duration::from_millis(50));
+        let runtime = Runtime::new().unwrap();
+        let asked = [(); 2].map(|()| runtime.spawn(hasty.check(&CALLS, "ada", 1)));
+        for answer in asked {
+            assert!(matches!(runtime.block_on(answer).unwrap(), Err(Error::TimedOut { .. })));
+        }
+    }
+    server.resume();
+    assert!(Runtime::new().unwrap().block_on(used(&limiter)).is_ok());
 }
 
 #[tokio::test]

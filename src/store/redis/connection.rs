@@ -7,14 +7,16 @@
 //! 3. Both are looked up in this process. Nothing is asked of the server when a connection is taken.
 //! 4. A connection to a cluster leads to all of its nodes, and mends itself: batches share it. It is dropped when none of
 //!    them has said anything for half a second.
+//! 5. A pool counts on each connection that it has begun to make. With a runtime that ends meanwhile, that one ends
+//!    unmade: then there is a new pool, for whoever asks from another runtime.
 
 use std::{
     error, fmt,
     future::{Future, poll_fn},
     pin::pin,
     sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::Poll,
     time::Duration,
@@ -34,11 +36,11 @@ pub(super) const MAX_UNANSWERED: u32 = 3;
 /// The kind of our own error about a connection that is not to be used again. Connecting never fails with it.
 const GIVEN_UP: ErrorKind = ErrorKind::Client;
 
-/// A pool of connections to one target. Cheap to clone.
-#[derive(Clone)]
+/// A pool of connections to one target.
 pub(super) struct Connections {
-    pool: Pool<Manager>,
-    generation: Arc<AtomicU64>,
+    pool: RwLock<Pool<Manager>>,
+    manager: Manager,
+    connections: u32,
     failures: Arc<Failures>,
     address: Arc<str>,
     connect_timeout: Duration,
@@ -46,13 +48,13 @@ pub(super) struct Connections {
 
 /// A connection taken from the pool.
 pub(super) struct Connection<'a> {
-    held: Held<'a>,
+    held: Held,
     generation: &'a AtomicU64,
 }
 
-enum Held<'a> {
+enum Held {
     /// It goes back when it is dropped.
-    Alone(bb8::PooledConnection<'a, Manager>),
+    Alone(bb8::PooledConnection<'static, Manager>),
     /// One to a whole cluster has gone back already: a node that is slow must not keep others from the rest.
     #[cfg(feature = "cluster")]
     Shared(Nodes),
@@ -62,25 +64,28 @@ impl Connections {
     /// Sets the pool up. Connects nowhere yet, and needs no runtime. Each connection gets the name, if there is one.
     pub(super) fn new(target: Target, name: Option<String>, connections: u32, connect_timeout: Duration) -> Self {
         let address = target.to_string().into();
-        let generation = Arc::new(AtomicU64::new(0));
-        let manager = Manager { target, name, generation: Arc::clone(&generation) };
+        let manager =
+            Manager { target: Arc::new(target), name, generation: Arc::default(), is_abandoned: Arc::default() };
         let failures = Arc::new(Failures::default());
-        let pool = Pool::builder()
-            .max_size(connections)
-            .connection_timeout(connect_timeout)
-            .idle_timeout(None)
-            .max_lifetime(None)
-            // The next check tries again, so that nobody waits out a pause between two tries.
-            .retry_connection(false)
-            .error_sink(Box::new(Sink(Arc::clone(&failures))))
-            .build_unchecked(manager);
-        Self { pool, generation, failures, address, connect_timeout }
+        let pool = RwLock::new(new_pool(&manager, connections, connect_timeout, &failures));
+        Self { pool, manager, connections, failures, address, connect_timeout }
+    }
+
+    fn pool(&self) -> Pool<Manager> {
+        if self.manager.is_abandoned.load(Ordering::Relaxed) {
+            let mut pool = self.pool.write().unwrap_or_else(PoisonError::into_inner);
+            if self.manager.is_abandoned.swap(false, Ordering::Relaxed) {
+                *pool = new_pool(&self.manager, self.connections, self.connect_timeout, &self.failures);
+            }
+        }
+        self.pool.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// A connection, new or idle, for what is sent for the first time, or again. Where none is left and none can be
     /// made, the wait ends at once, with the cause.
     pub(super) async fn get(&self, again: bool) -> Result<Connection<'_>, NoConnection> {
-        let mut pooled = pin!(self.pool.get());
+        let pool = self.pool();
+        let mut pooled = pin!(pool.get_owned());
         loop {
             let mut failure = pin!(self.failures.happened.notified());
             failure.as_mut().enable();
@@ -90,12 +95,12 @@ impl Connections {
             });
             let (after, cause) = match outcome.await {
                 Some(Ok(pooled)) => {
-                    return Ok(Connection { held: Held::of(pooled, again), generation: &self.generation });
+                    return Ok(Connection { held: Held::of(pooled, again), generation: &self.manager.generation });
                 }
                 Some(Err(RunError::User(error))) => (None, Some(error)),
                 Some(Err(RunError::TimedOut)) => (Some(self.connect_timeout), self.failures.last()),
                 // Others are in use: one of them will do.
-                None if self.pool.state().connections > 0 => continue,
+                None if pool.state().connections > 0 => continue,
                 None => (None, self.failures.last()),
             };
             return Err(NoConnection { address: Arc::clone(&self.address), after, cause });
@@ -103,9 +108,21 @@ impl Connections {
     }
 }
 
-impl<'a> Held<'a> {
+fn new_pool(manager: &Manager, connections: u32, connect_timeout: Duration, failures: &Arc<Failures>) -> Pool<Manager> {
+    Pool::builder()
+        .max_size(connections)
+        .connection_timeout(connect_timeout)
+        .idle_timeout(None)
+        .max_lifetime(None)
+        // The next check tries again, so that nobody waits out a pause between two tries.
+        .retry_connection(false)
+        .error_sink(Box::new(Sink(Arc::clone(failures))))
+        .build_unchecked(manager.clone())
+}
+
+impl Held {
     #[cfg_attr(not(feature = "cluster"), expect(unused_variables))]
-    fn of(pooled: bb8::PooledConnection<'a, Manager>, again: bool) -> Self {
+    fn of(pooled: bb8::PooledConnection<'static, Manager>, again: bool) -> Self {
         match &pooled.link {
             Link::Node(_) => Self::Alone(pooled),
             #[cfg(feature = "cluster")]
@@ -176,10 +193,27 @@ struct Managed {
     unanswered: u32,
 }
 
+#[derive(Clone)]
 struct Manager {
-    target: Target,
+    target: Arc<Target>,
     name: Option<String>,
     generation: Arc<AtomicU64>,
+    /// Whether a runtime has ended while it connected.
+    is_abandoned: Arc<AtomicBool>,
+}
+
+/// A connection that is being made. Dropped before that is over, it is abandoned.
+struct Attempt<'a> {
+    is_abandoned: &'a AtomicBool,
+    is_over: bool,
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.is_abandoned.store(true, Ordering::Relaxed);
+        }
+    }
 }
 
 impl ManageConnection for Manager {
@@ -189,8 +223,10 @@ impl ManageConnection for Manager {
     async fn connect(&self) -> RedisResult<Managed> {
         // Read before connecting: if the generation ends meanwhile, this connection may have reached the old server.
         let generation = self.generation.load(Ordering::Relaxed);
-        let link = self.target.connect(self.name.as_deref()).await?;
-        Ok(Managed { link, generation, unanswered: 0 })
+        let mut attempt = Attempt { is_abandoned: &self.is_abandoned, is_over: false };
+        let link = self.target.connect(self.name.as_deref()).await;
+        attempt.is_over = true;
+        Ok(Managed { link: link?, generation, unanswered: 0 })
     }
 
     async fn is_valid(&self, connection: &mut Managed) -> RedisResult<()> {
