@@ -4,7 +4,8 @@
 //! 2. [`retry_after`](Decision::retry_after) is true and tight: the smallest `d` such that the same check is admitted
 //!    `d` later if nothing else arrives. At `d − 1 µs` it is still refused.
 //! 3. [`reset_after`](LimitStatus::reset_after) is the time until the oldest counted unit leaves the window, that is,
-//!    until there is more to spend than now. `RedisStore` may tell it up to a millisecond late, never early.
+//!    until there is more to spend than now. `RedisStore` may tell it up to a millisecond late, and
+//!    early only where the server's clock has stepped back, until it has caught up.
 //! 4. The figures of a decision as a whole are those of its [`binding`](Decision::binding) limit: of an admitted check
 //!    the one with the least left, of a refused one the one that takes longest to admit it. Limits in the
 //!    [shadow](Charge::in_shadow) speak only where there is no other.
