@@ -76,13 +76,20 @@ impl Load {
         &self.limiters[0]
     }
 
+    /// Goes on until the server answers both processes again.
+    pub(super) async fn goes_on(&self) {
+        let healed = Instant::now();
+        for limiter in &self.limiters {
+            let limiter = limiter.clone().deadline(PATIENCE);
+            while limiter.peek(&TOTAL, "all").await.is_err() {
+                assert!(healed.elapsed() < PATIENCE, "nothing is decided any more");
+            }
+        }
+    }
+
     /// Goes on until the server answers again, and a little longer.
     pub(super) async fn recover(&self) {
-        let healed = Instant::now();
-        let limiter = self.limiter().clone().deadline(PATIENCE);
-        while limiter.peek(&TOTAL, "all").await.is_err() {
-            assert!(healed.elapsed() < PATIENCE, "nothing is decided any more");
-        }
+        self.goes_on().await;
         sleep(Duration::from_millis(200)).await;
     }
 
