@@ -85,7 +85,7 @@
 //!
 //! | feature | default | what it adds |
 //! |---|---|---|
-//! | `axum` | yes | [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo` |
+//! | `axum` | yes | [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo`, and a [`Rejection`] is a response |
 //! | `redis` | yes | `RedisStore`, on one server or behind sentinels |
 //! | `cluster` | no | `RedisStore` on a Redis Cluster |
 //! | `tls` | no | `rediss://` URLs, by rustls: the system's root certificates, or those of the builder |

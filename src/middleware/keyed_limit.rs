@@ -151,7 +151,9 @@ impl KeyedLimit {
     /// 3. A request whose service fails, panics, or is given up by its client, and one whose settlement fails, stays
     ///    charged as it was, so that nobody cancels for free: until it leaves the window, or for the
     ///    [`lease`](Self::lease).
-    /// 4. The head of the response tells the cost. What a body uses while it is streamed has to be in the charge.
+    /// 4. The head of the response tells the cost. What a body uses while it is streamed has to be in the charge, or is
+    ///    [reserved](crate::Limiter::reserve) by the handler, and settled by whoever writes the body: see the example
+    ///    `llm_tokens`.
     /// 5. At least one unit is reserved, whatever the cost says, so that there is something to settle. What was let through
     ///    without a decision is not settled.
     #[must_use]

@@ -117,8 +117,7 @@ impl<S, R> Policy<S, R, Limits> {
         self.settings.events.rejected(&rejection);
         let decision = if let Rejection::Limited(decision) = &rejection { Some(decision) } else { None };
         let shadow = self.shadow(decision, record.map(|record| record.left_out).unwrap_or_default());
-        let mut response = self.responder.respond(&rejection, rejection.head(self.settings.reset_format));
-        response.extensions_mut().insert(rejection);
+        let mut response = rejection.into_response_by(&self.responder, self.settings.reset_format);
         if let Some(degraded) = degraded {
             response.extensions_mut().insert(degraded);
         }
@@ -138,10 +137,9 @@ pub(super) fn verdict(
     match outcome {
         Ok(Some(decision)) if !decision.is_allowed() => Err(Rejection::Limited(decision)),
         Ok(admission) => Ok(admission),
-        Err(Error::NeverFits(error)) => Err(Rejection::NeverFits(error)),
-        Err(error) => match mode {
-            FailureMode::Open => Ok(None),
-            FailureMode::Closed | FailureMode::Local(_) => Err(Rejection::Unavailable(error)),
+        Err(error) => match (Rejection::from(error), mode) {
+            (Rejection::Unavailable(_), FailureMode::Open) => Ok(None),
+            (rejection, _) => Err(rejection),
         },
     }
 }

@@ -27,6 +27,36 @@
 //! ```
 //!
 //! With axum, what has a head and a part that is a response is a response: `(head, Json(..)).into_response()`.
+//!
+//! A handler that asks a [`Limiter`](crate::Limiter) itself answers alike, if it returns its rejection: with axum, that is a
+//! response, too, the default one. A layer around it leaves its figures as they are.
+//!
+//! ```
+//! use axum::extract::State;
+//! use tower_sliding_window::{Limit, Limiter, MemoryStore, Rejection};
+//!
+//! const REPORTS: Limit = Limit::per_hour("reports", 100);
+//!
+//! async fn report(State(limiter): State<Limiter<MemoryStore>>, rows: String) -> Result<&'static str, Rejection> {
+//!     // What it costs is known once the body is.
+//!     let cost = rows.lines().count() as u64;
+//!     match limiter.check(&REPORTS, "everybody", cost).await? {
+//!         decision if decision.is_allowed() => Ok("done"),
+//!         refusal => Err(Rejection::Limited(refusal)),
+//!     }
+//! }
+//! # use axum::{Router, body::Body, routing::post};
+//! # use http::Request;
+//! # use tower::ServiceExt;
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let app = Router::new().route("/", post(report)).with_state(Limiter::new(MemoryStore::new()));
+//! # let send = |rows: usize| app.clone().oneshot(Request::post("/").body(Body::from("\n".repeat(rows))).unwrap());
+//! # assert_eq!(send(60).await?.status(), 200);
+//! # let refused = send(60).await?;
+//! # assert_eq!((refused.status().as_u16(), &refused.headers()["x-ratelimit-remaining"]), (429, &"40".parse()?));
+//! # assert!(!send(101).await?.headers().contains_key("retry-after"));
+//! # Ok(()) }
+//! ```
 
 use std::{
     fmt::{self, Write},
@@ -73,8 +103,19 @@ impl Rejection {
         }
     }
 
-    /// Status, headers and reason of the answer, without a body.
-    pub(super) fn head(&self, format: ResetFormat) -> Response<()> {
+    /// The answer, made by a responder, with the reason in its extensions.
+    pub(super) fn into_response_by<R: RejectionResponse<B>, B>(
+        self,
+        responder: &R,
+        format: ResetFormat,
+    ) -> Response<B> {
+        let mut response = responder.respond(&self, self.head(format));
+        response.extensions_mut().insert(self);
+        response
+    }
+
+    /// Status and headers of the answer.
+    fn head(&self, format: ResetFormat) -> Response<()> {
         let mut head = Response::new(());
         *head.status_mut() = self.status();
         let headers = head.headers_mut();
@@ -115,6 +156,30 @@ impl Rejection {
             Self::Denied => r#"{"error":"denied"}"#.to_owned(),
             Self::Unavailable(_) => r#"{"error":"rate limiting is unavailable"}"#.to_owned(),
         }
+    }
+}
+
+/// What a layer would answer that fails closed.
+impl From<Error> for Rejection {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::NeverFits(error) => Self::NeverFits(error),
+            error => Self::Unavailable(error),
+        }
+    }
+}
+
+impl From<KeyError> for Rejection {
+    fn from(error: KeyError) -> Self {
+        Self::NoKey(error)
+    }
+}
+
+/// The default answer, with a reset in [seconds from now](ResetFormat::DeltaSeconds).
+#[cfg(feature = "axum")]
+impl axum::response::IntoResponse for Rejection {
+    fn into_response(self) -> axum::response::Response {
+        self.into_response_by(&JsonResponse, ResetFormat::default())
     }
 }
 

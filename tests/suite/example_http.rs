@@ -1,8 +1,15 @@
 //! The small examples that are servers, as programs.
 
-use std::io::BufRead;
+use std::{
+    io::{BufRead, Read, Write},
+    net::TcpStream,
+    time::{Duration, Instant},
+};
 
-use crate::support::example::Server;
+use tokio::time::sleep;
+use tower_sliding_window::{ApiKey, Limit, Limiter, RedisStore, Secret};
+
+use crate::support::{PATIENCE, example::Server, redis_server::RedisServer};
 
 #[tokio::test]
 async fn only_failed_logins_count() {
@@ -63,6 +70,42 @@ async fn tokens_count_as_the_answer_says() {
     // A short answer still fits.
     assert_eq!(complete("one", &[("x-max-tokens", "5")]).await.status, 200);
     assert_eq!(server.send("POST", "/complete", &[]).await.status, 401);
+}
+
+/// What is streamed counts as it was reserved until its body has ended, or its client has left.
+#[tokio::test]
+async fn streamed_tokens_count_when_the_answer_ends() {
+    let redis = RedisServer::start();
+    let server = Server::start("llm_tokens", &[("REDIS_URL", &redis.url())]);
+    let store = RedisStore::builder(&redis.url()).build().unwrap();
+    let limiter = Limiter::new(store).deadline(PATIENCE);
+    let tokens = Limit::per_minute("tokens", 400);
+    let api_key = ApiKey::header("x-api-key", &Secret::new("everybody can read this secret").unwrap());
+    let used = async |name: &str| limiter.peek(&tokens, api_key.key(name)).await.unwrap().used();
+
+    let answer = server.post("/stream", &[("x-api-key", "ada")], "one two three").await;
+    assert_eq!((answer.status.as_u16(), &*answer.body), (200, "one two three "));
+    assert_eq!(answer.number("x-ratelimit-limit"), Some(60), "the requests, which the layer counts");
+    assert_eq!(used("ada").await, 6);
+    let answer = server.post("/stream", &[("x-api-key", "ada")], &"long ".repeat(240)).await;
+    assert_eq!((answer.status.as_u16(), answer.number("x-ratelimit-limit")), (429, Some(400)), "the tokens");
+    assert!(answer.number("retry-after").is_some());
+
+    let mut client = TcpStream::connect(server.url.trim_start_matches("http://")).unwrap();
+    let head = "POST /stream HTTP/1.1\r\nhost: localhost\r\nx-api-key: bob\r\ncontent-length: 500\r\n\r\n";
+    client.write_all((head.to_owned() + &"word ".repeat(100)).as_bytes()).unwrap();
+    assert!(client.read(&mut [0; 100]).unwrap() > 0, "the answer begins");
+    assert_eq!(used("bob").await, 225, "a quarter of the bytes, and the longest answer");
+    drop(client);
+    let left = Instant::now();
+    let settled = loop {
+        match used("bob").await {
+            225 => assert!(left.elapsed() < PATIENCE, "nothing is settled"),
+            settled => break settled,
+        }
+        sleep(Duration::from_millis(5)).await;
+    };
+    assert!((101..200).contains(&settled), "the prompt, and what was written: {settled}");
 }
 
 #[test]

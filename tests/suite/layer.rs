@@ -13,13 +13,13 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use axum::body::Body;
+use axum::{body::Body, response::IntoResponse};
 use http::{Request, Response, StatusCode, request::Parts};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_sliding_window::{
-    AdmissionId, Breaker, Charge, Check, Decision, Degraded, EXPOSED_HEADERS, Error, Header, Key, KeyError, Limit,
-    LimitStatus, ManualClock, MemoryStore, PeerIp, RateLimitLayer, Rejection, ResetFormat, Settlement, Store,
-    StoreError,
+    AdmissionId, Breaker, Charge, Check, Decision, Degraded, EXPOSED_HEADERS, Error, Header, Key, KeyError,
+    KeyExtractor, Limit, LimitStatus, Limiter, ManualClock, MemoryStore, PeerIp, RateLimitLayer, Rejection,
+    ResetFormat, Settlement, Store, StoreError,
 };
 
 use crate::support::{
@@ -154,6 +154,38 @@ async fn a_rejection_of_an_inner_layer_keeps_its_figures() {
         let _ = app.clone().oneshot(request()).await;
         let response = app.oneshot(request()).await.unwrap();
         assert_eq!((response.status().as_u16(), figures(response.headers())), (429, expected));
+    }
+}
+
+/// Whatever keeps a handler from going on, it answers as a layer would that fails closed.
+#[tokio::test]
+async fn a_handler_answers_as_the_layer_does() {
+    async fn spend<S: Store>(store: S, cost: u64, parts: &Parts) -> Result<(), Rejection> {
+        let key = Header::new("x-tenant").extract(parts)?;
+        match Limiter::new(store).check(&CALLS, key, cost).await? {
+            decision if decision.is_allowed() => Ok(()),
+            refusal => Err(Rejection::Limited(refusal)),
+        }
+    }
+    let (anonymous, _) = request().into_parts();
+    let (known, _) = Request::get("/").header("x-tenant", "acme").body(()).unwrap().into_parts();
+    let store = MemoryStore::new();
+    spend(store.clone(), 2, &known).await.unwrap();
+    for (answer, status, [limit, wait]) in [
+        (spend(store.clone(), 1, &known).await, 429, [Some("2"), Some("60")]),
+        (spend(store.clone(), 3, &known).await, 429, [None; 2]),
+        (spend(store, 1, &anonymous).await, 400, [None; 2]),
+        (spend(Failing, 1, &known).await, 503, [None, Some("any")]),
+    ] {
+        let handler = service_fn(|_: Request<Body>| ready(Ok::<_, Infallible>(answer.clone().into_response())));
+        let app = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_hour("all", 1).by(anyone)).layer(handler);
+        let response = app.oneshot(request()).await.unwrap();
+        let figures = figures(response.headers());
+        assert_eq!((response.status().as_u16(), figures[0]), (status, limit), "{answer:?}");
+        assert_eq!(figures[3].is_some(), wait.is_some(), "{answer:?}");
+        assert!(wait == Some("any") || figures[3] == wait, "{answer:?}");
+        assert_eq!(response.headers()["content-type"], "application/json");
+        assert!(response.extensions().get::<Rejection>().is_some());
     }
 }
 
