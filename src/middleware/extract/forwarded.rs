@@ -57,11 +57,19 @@ impl Style {
     }
 }
 
-/// An address with or without brackets and port. A name, `unknown` or `_hidden` has no address.
+/// An address with or without brackets and port, which may be hidden behind a name (RFC 7239, section 6.3). A name alone,
+/// such as `unknown` or `_hidden`, has no address.
 fn parse_node(node: &str) -> Option<IpAddr> {
-    let bracketed = || node.strip_prefix('[')?.strip_suffix(']')?.parse().map(IpAddr::V6).ok();
+    let bracketed = |node: &str| node.strip_prefix('[')?.strip_suffix(']')?.parse().map(IpAddr::V6).ok();
     let with_port = || node.parse::<SocketAddr>().map(|address| address.ip()).ok();
-    node.parse().ok().or_else(bracketed).or_else(with_port).map(canonical)
+    let with_hidden_port = || {
+        let (address, port) = node.rsplit_once(":_")?;
+        let is_name =
+            !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+        let address = bracketed(address).or_else(|| address.parse().map(IpAddr::V4).ok());
+        address.filter(|_| is_name)
+    };
+    node.parse().ok().or_else(|| bracketed(node)).or_else(with_port).or_else(with_hidden_port).map(canonical)
 }
 
 /// The value of an element's only `for` parameter, unquoted.
@@ -147,6 +155,8 @@ mod tests {
             ("2001:db8::1", "2001:db8::1"),
             ("[2001:db8::1]", "2001:db8::1"),
             ("[2001:db8::1]:443", "2001:db8::1"),
+            ("192.0.2.1:_p", "192.0.2.1"),
+            ("[2001:db8::1]:_a.b-c_1", "2001:db8::1"),
             ("::ffff:192.0.2.1", "192.0.2.1"),
         ] {
             assert_eq!(read(Style::Plain, &[node]), some(&[address]), "{node}");
@@ -156,9 +166,21 @@ mod tests {
 
     #[test]
     fn what_is_not_an_address_is_nobody() {
-        for node in
-            ["", "unknown", "_hidden", "192.0.2.1:99999", "192.0.2", "fe80::1%eth0", "example.org", "[192.0.2.1]"]
-        {
+        for node in [
+            "",
+            "unknown",
+            "_hidden",
+            "192.0.2.1:99999",
+            "192.0.2",
+            "fe80::1%eth0",
+            "example.org",
+            "[192.0.2.1]",
+            "192.0.2.1:_",
+            "192.0.2.1:_p:1",
+            "2001:db8::1:_p",
+            "_hidden:_p",
+            "[192.0.2.1]:_p",
+        ] {
             assert_eq!(read(Style::Plain, &[node]), [None], "{node}");
             assert_eq!(read(Style::Rfc7239, &[&format!("for=\"{node}\"")]), [None], "{node}");
         }
