@@ -11,12 +11,12 @@ use crate::{
     decision::Decision,
     error::{Error, StoreError},
     settlement::{Settled, Settlement},
-    store::{MemoryStore, Store},
+    store::{InProcess, Store},
 };
 
 /// What a limiter and its clones have admitted without their store. Made by the first decision.
 #[derive(Clone, Default)]
-pub(super) struct Local(Arc<OnceLock<MemoryStore>>);
+pub(super) struct Local(Arc<OnceLock<InProcess>>);
 
 impl Local {
     /// Decides a check that the store has failed to decide, under a share of its limits; the error where that cannot
@@ -34,8 +34,8 @@ impl Local {
         self.store().settle(settlement).await
     }
 
-    fn store(&self) -> &MemoryStore {
-        self.0.get_or_init(MemoryStore::new)
+    fn store(&self) -> &InProcess {
+        self.0.get_or_init(InProcess::new)
     }
 }
 

@@ -70,6 +70,9 @@ use crate::{
     settlement::{Settled, Settlement},
 };
 
+/// What decides in this process, in the place of a store that cannot.
+pub(crate) type InProcess = MemoryStore;
+
 /// What decides a check and remembers it. See the [module docs](self).
 ///
 /// A store is a handle: clones share what they remember. Its futures are associated types, so that a tower service can
