@@ -1,13 +1,17 @@
 //! Settlement when something goes wrong: a reply that is lost, a batch that is sent again, a process that is killed.
 
 use std::{
+    future::{Future, poll_fn},
     io::Write,
     net::TcpStream,
+    task::Poll,
     time::{Duration, Instant},
 };
 
+use tokio::time::sleep;
 use tower_sliding_window::{
     Algorithm, ApiKey, Charge, Check, DenyCache, Key, Limit, Limiter, ManualClock, RedisStore, Secret, Settlement,
+    Store,
 };
 
 use crate::support::{PATIENCE, example::Server, proxy::Proxy, redis_server::RedisServer};
@@ -43,6 +47,25 @@ async fn lost_replies_count_once() {
             assert_eq!((settled.is_known(), settled.decision().used()), (true, expected), "{algorithm:?}");
         }
         expected = 0;
+    }
+}
+
+/// What was spent has to be settled, also if whoever settles it cannot wait for that, as when a client leaves.
+#[tokio::test]
+async fn a_settlement_that_was_begun_is_done_though_its_caller_leaves() {
+    let server = RedisServer::start();
+    let observer = limiter(&server.url());
+    let check = Check::new(Charge::new(TOKENS, "ada", 30).unwrap().reserve(LEASE));
+    let admitted = observer.check_all(check.clone()).await.unwrap();
+    // It is not connected yet, so nothing has left when the caller does.
+    let store = RedisStore::builder(&server.url()).build().unwrap();
+    let mut settling = Box::pin(store.settle(Settlement::new(check, &admitted, |_| Some(5))));
+    assert!(poll_fn(|cx| Poll::Ready(settling.as_mut().poll(cx).is_pending())).await);
+    drop(settling);
+    let left = Instant::now();
+    while observer.peek(&TOKENS, "ada").await.unwrap().used() != 5 {
+        assert!(left.elapsed() < PATIENCE, "it is not settled");
+        sleep(Duration::from_millis(5)).await;
     }
 }
 
@@ -179,7 +202,7 @@ async fn what_a_killed_process_has_reserved_comes_back_when_the_lease_ends() {
     let started = Instant::now();
     while used(&present).await == 0 {
         assert!(started.elapsed() < PATIENCE, "the example reserves nothing");
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        sleep(Duration::from_millis(5)).await;
     }
     server.process.kill().unwrap();
     server.process.wait().unwrap();

@@ -108,7 +108,9 @@ impl Dispatcher {
         let doing = job.doing();
         let runtime = || Handle::try_current().map_err(|cause| StoreError::new(doing, cause));
         let queue = self.queue(&job);
-        if let Some(slot) = queue.enter_alone() {
+        if job.may_be_taken_back()
+            && let Some(slot) = queue.enter_alone()
+        {
             return Ok(Some(Box::pin(Arc::clone(self).serve_one(job, slot, runtime()?))));
         }
         // What is a task has a runtime. To ask for its handle is to count a reference, which all threads do at one place.

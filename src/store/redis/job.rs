@@ -105,7 +105,12 @@ impl Job {
         }
     }
 
-    /// Whether nobody waits for a decision any more. What was spent has to be settled all the same.
+    /// Whether it need not be done if nobody waits for it any more. What was spent has to be settled all the same.
+    pub(super) fn may_be_taken_back(&self) -> bool {
+        matches!(self, Self::Decide(_))
+    }
+
+    /// Whether nobody waits any more for what may be taken back.
     pub(super) fn is_given_up(&self) -> bool {
         matches!(self, Self::Decide(asked) if asked.caller.is_closed())
     }

@@ -169,8 +169,8 @@ pub struct RedisDecide {
     asking: Asking<Check, Decision>,
 }
 
-/// The future of a [`RedisStore`]'s settlement: it sends it when it is first polled. Dropped before it is ready, it may or
-/// may not have been settled.
+/// The future of a [`RedisStore`]'s settlement: it is sent by a task of the runtime that first polls it. Dropped after that,
+/// it does not take it back: what was spent has to be settled.
 #[must_use = "futures do nothing unless polled"]
 pub struct RedisSettle {
     asking: Asking<Settlement, Settled>,

@@ -4,10 +4,12 @@
 //!    returns, what has queued up leaves as the next. There is no timer and no added delay: a batch only lets those
 //!    tasks go first that are ready to run, and may want to come along.
 //! 2. Batches, their number in flight, and the queue are bounded. A full queue is an error, never a longer queue.
-//! 3. A check whose caller has given up before it is sent is not sent, and keeps nobody else out of a full queue.
+//! 3. A check whose caller has given up before it is sent is not sent. In a full queue it makes room for others, unless a
+//!    whole batch of them is to be sent before it.
 //! 4. Nobody owns the queue: whoever finds a free slot starts a task that serves it until it is empty.
 //! 5. A check that finds nothing in flight does not even queue: its own caller sends it, without a task. It leaves at
-//!    least one slot to the queue, which nobody can hold up by not polling.
+//!    least one slot to the queue, which nobody can hold up by not polling. A settlement is always sent by a task, since it
+//!    has to be done also if its caller leaves.
 
 use std::{
     error, fmt,
