@@ -1,6 +1,6 @@
 //! The layer, which is its own builder.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use http::Response;
 use tower_layer::Layer;
@@ -22,7 +22,6 @@ use crate::{
 ///
 /// It becomes a [`Layer`] with its first [`limit`](Self::limit): a layer without limits does not compile.
 /// What is counted lives in the store, so all services made by one layer, and all layers on one store, share it.
-#[derive(Clone, Debug)]
 #[must_use = "a layer guards nothing until it is applied to a service"]
 pub struct RateLimitLayer<S, R = JsonResponse, L = Limits> {
     policy: Arc<Policy<S, R, L>>,
@@ -120,5 +119,18 @@ impl<I, S, R> Layer<I> for RateLimitLayer<S, R> {
 
     fn layer(&self, inner: I) -> Self::Service {
         RateLimit::new(inner, Arc::clone(&self.policy))
+    }
+}
+
+// Not derived: a responder is shared, so it need not be `Clone`, and a closure is not `Debug`.
+impl<S, R, L> Clone for RateLimitLayer<S, R, L> {
+    fn clone(&self) -> Self {
+        Self { policy: Arc::clone(&self.policy) }
+    }
+}
+
+impl<S: fmt::Debug, R, L: fmt::Debug> fmt::Debug for RateLimitLayer<S, R, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RateLimitLayer").field("policy", &self.policy).finish()
     }
 }

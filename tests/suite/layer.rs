@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    fmt::Debug,
     future::{Future, Ready, ready},
     net::SocketAddr,
     pin::pin,
@@ -473,6 +474,7 @@ fn types_can_be_named_and_sent() {
         _service: tower_sliding_window::RateLimit<Strict, MemoryStore>,
     }
     fn is_shareable<T: Clone + Send + Sync + 'static>() {}
+    fn is_handled_as_any_other<T: Clone + Debug + Send + Sync + 'static>(_: &T) {}
     fn is_sent<T: Send>(_: &T) {}
 
     is_shareable::<RateLimitLayer<MemoryStore>>();
@@ -480,6 +482,12 @@ fn types_can_be_named_and_sent() {
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone));
     let mut service = layer.layer(Strict { is_ready: true });
     is_sent(&service.call(request()));
+    // Whatever a responder holds on to.
+    let (count, answered) = (AtomicUsize::new(0), layer.clone());
+    is_handled_as_any_other(&answered.on_rejection(move |_, head| {
+        count.fetch_add(1, Ordering::Relaxed);
+        head.map(|()| Body::empty())
+    }));
     let _app = App { _layer: layer, _service: service };
 }
 
