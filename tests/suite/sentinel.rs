@@ -137,7 +137,9 @@ async fn fail_over(fault: &str, not_replicated: u64) {
         format!("all decided again {} after the promotion; over-admitted {}", millis(back), told.admitted),
         &format!("decisions back within 2 s of the new primary; over-admission at most {not_replicated}"),
     );
-    assert_eq!(told.admitted, not_replicated);
+    // Who was told too late may have been admitted.
+    let admitted = told.admitted..=told.admitted + told.failed;
+    assert!(admitted.contains(&not_replicated), "{told:?}");
     assert_eq!(limiter.peek(&SPENT, "ada").await.unwrap().used(), SPENT.units());
 }
 
