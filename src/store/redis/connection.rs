@@ -133,30 +133,12 @@ impl Held {
 
 impl Connection<'_> {
     pub(super) async fn send(&mut self, command: &Cmd) -> RedisResult<Value> {
-        let pooled = match &mut self.held {
-            Held::Alone(pooled) => pooled,
+        match &mut self.held {
+            Held::Alone(pooled) => pooled.send(command, self.generation).await,
             // It mends itself.
             #[cfg(feature = "cluster")]
-            Held::Shared(nodes) => return nodes.send(command).await,
-        };
-        // Counted before the wait: a caller whose deadline passes drops this future in the middle of it.
-        pooled.unanswered += 1;
-        let outcome = match &mut pooled.link {
-            Link::Node(connection) => connection.req_packed_command(command).await.and_then(Value::extract_error),
-            // It is never held alone.
-            #[cfg(feature = "cluster")]
-            Link::Cluster(link) => link.nodes(false).send(command).await,
-        };
-        match &outcome {
-            Err(error) if error.is_timeout() => {}
-            Err(error) if ends_the_connection(error) => {
-                // Every connection of this generation is replaced, once however many of them fail.
-                let ended = pooled.generation;
-                let _ = self.generation.compare_exchange(ended, ended + 1, Ordering::Relaxed, Ordering::Relaxed);
-            }
-            _ => pooled.unanswered = 0,
+            Held::Shared(nodes) => nodes.send(command).await,
         }
-        outcome
     }
 }
 
@@ -191,6 +173,30 @@ struct Managed {
     link: Link,
     generation: u64,
     unanswered: u32,
+}
+
+impl Managed {
+    /// Sends a command, and notes whether the connection is of any more use.
+    async fn send(&mut self, command: &Cmd, generation: &AtomicU64) -> RedisResult<Value> {
+        // Counted before the wait: a caller whose deadline passes drops this future in the middle of it.
+        self.unanswered += 1;
+        let outcome = match &mut self.link {
+            Link::Node(connection) => connection.req_packed_command(command).await.and_then(Value::extract_error),
+            // It is never held alone.
+            #[cfg(feature = "cluster")]
+            Link::Cluster(link) => link.nodes(false).send(command).await,
+        };
+        match &outcome {
+            Err(error) if error.is_timeout() => {}
+            Err(error) if ends_the_connection(error) => {
+                // Every connection of this generation is replaced, once however many of them fail.
+                let ended = self.generation;
+                let _ = generation.compare_exchange(ended, ended + 1, Ordering::Relaxed, Ordering::Relaxed);
+            }
+            _ => self.unanswered = 0,
+        }
+        outcome
+    }
 }
 
 #[derive(Clone)]
