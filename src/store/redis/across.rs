@@ -16,7 +16,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use tokio::{sync::oneshot::Sender, time::sleep};
+use tokio::{
+    runtime::Handle,
+    sync::oneshot::{self, Sender},
+    time::sleep,
+};
 
 use super::{
     dispatcher::{Dispatcher, Submitted},
@@ -35,16 +39,38 @@ use crate::{
 const ATTEMPTS: u32 = 6;
 const FIRST_WAIT: Duration = Duration::from_millis(50);
 
+/// Sends a check, part by part if it lives in several slots.
+pub(super) fn decide(dispatcher: &Arc<Dispatcher>, check: Check) -> Result<Submitted<Decision>, StoreError> {
+    let id = check.id().unwrap_or_else(AdmissionId::fresh);
+    let Some(parts) = split(dispatcher, &check, id) else { return dispatcher.decide(check) };
+    let runtime = Handle::try_current().map_err(|cause| StoreError::new("deciding a check", cause))?;
+    let (caller, outcome) = oneshot::channel();
+    runtime.spawn(decide_parts(Arc::clone(dispatcher), check, id, parts, caller));
+    Ok((outcome, None))
+}
+
+/// Sends a settlement, part by part if it lives in several slots.
+pub(super) fn settle(dispatcher: &Arc<Dispatcher>, settlement: Settlement) -> Result<Submitted<Settled>, StoreError> {
+    let Some(parts) = split(dispatcher, settlement.check(), settlement.id()) else {
+        return dispatcher.settle(settlement);
+    };
+    let runtime = Handle::try_current().map_err(|cause| StoreError::new("settling an admission", cause))?;
+    let (caller, outcome) = oneshot::channel();
+    let settled = settle_parts(Arc::clone(dispatcher), settlement, parts);
+    runtime.spawn(async { drop(caller.send(settled.await)) });
+    Ok((outcome, None))
+}
+
 /// The charges of a check that live in one slot, and their places among all.
-pub(super) struct Part {
+struct Part {
     check: Check,
     places: Vec<usize>,
 }
 
 /// The parts of a check that has several.
-pub(super) fn split(check: &Check, id: AdmissionId) -> Option<Vec<Part>> {
+fn split(dispatcher: &Dispatcher, check: &Check, id: AdmissionId) -> Option<Vec<Part>> {
     let first = check.charges().next()?.key();
-    if check.charges().all(|charge| charge.key() == first) {
+    if !dispatcher.is_cluster() || check.charges().all(|charge| charge.key() == first) {
         return None;
     }
     let mut parts = BTreeMap::<u16, Part>::new();
@@ -63,7 +89,7 @@ pub(super) fn split(check: &Check, id: AdmissionId) -> Option<Vec<Part>> {
 }
 
 /// Decides a check part by part.
-pub(super) async fn decide(
+async fn decide_parts(
     dispatcher: Arc<Dispatcher>,
     check: Check,
     id: AdmissionId,
@@ -115,7 +141,7 @@ pub(super) async fn decide(
 }
 
 /// Settles an admission part by part.
-pub(super) async fn settle(dispatcher: Arc<Dispatcher>, settlement: Settlement, parts: Vec<Part>) -> Outcome<Settled> {
+async fn settle_parts(dispatcher: Arc<Dispatcher>, settlement: Settlement, parts: Vec<Part>) -> Outcome<Settled> {
     let costs: Vec<_> = settlement.accounts().map(|account| account.cost()).collect();
     let (id, mut at, mut is_known, mut failure) = (settlement.id(), settlement.at(), false, None);
     let mut statuses = Statuses::of(settlement.check());

@@ -27,7 +27,6 @@ use tokio::time::timeout;
 
 use super::{
     access::{Access, tcp_settings},
-    connection::MAX_UNANSWERED,
     invalid::InvalidRedisConfig,
     silence::Silence,
 };
@@ -102,9 +101,9 @@ impl ClusterLink {
         if again { self.again.get_or_init(connect).clone() } else { self.first.clone() }
     }
 
-    /// Whether it has fallen silent, so that another has to be made.
-    pub(super) fn is_silent(&self) -> bool {
-        let is_silent = |nodes: &Nodes| nodes.silence.has_lasted(MAX_UNANSWERED, RESPONSE_TIMEOUT);
+    /// Whether it has left so many requests unanswered, the first of them for longer than an answer may take.
+    pub(super) fn is_silent(&self, requests: u32) -> bool {
+        let is_silent = |nodes: &Nodes| nodes.silence.has_lasted(requests, RESPONSE_TIMEOUT);
         is_silent(&self.first) || self.again.get().is_some_and(is_silent)
     }
 }

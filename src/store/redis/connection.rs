@@ -31,7 +31,7 @@ use super::cluster::Nodes;
 use super::target::{Link, Target};
 
 /// A connection that left this many requests in a row unanswered is dropped.
-pub(super) const MAX_UNANSWERED: u32 = 3;
+const MAX_UNANSWERED: u32 = 3;
 
 /// The kind of our own error about a connection that is not to be used again. Connecting never fails with it.
 const GIVEN_UP: ErrorKind = ErrorKind::Client;
@@ -245,7 +245,7 @@ impl ManageConnection for Manager {
     fn has_broken(&self, connection: &mut Managed) -> bool {
         #[cfg(feature = "cluster")]
         if let Link::Cluster(link) = &connection.link
-            && link.is_silent()
+            && link.is_silent(MAX_UNANSWERED)
         {
             return true;
         }

@@ -13,8 +13,6 @@ use tokio::{
     task::{self, yield_now},
 };
 
-#[cfg(feature = "cluster")]
-use super::{across, connection::is_elsewhere, keys::HASH_SLOTS};
 use super::{
     batch::Batch,
     connection::{Connections, ends_the_connection, is_out_of_memory},
@@ -25,7 +23,7 @@ use super::{
     time::Time,
 };
 #[cfg(feature = "cluster")]
-use crate::admission::AdmissionId;
+use super::{connection::is_elsewhere, keys::HASH_SLOTS};
 use crate::{
     check::Check,
     decision::Decision,
@@ -70,33 +68,15 @@ impl Dispatcher {
         &self.prefix
     }
 
-    /// Sends a check.
+    /// Sends a check. In a cluster, all of it lives in one slot.
     pub(super) fn decide(self: &Arc<Self>, check: Check) -> Result<Submitted<Decision>, StoreError> {
         let (caller, outcome) = oneshot::channel();
-        #[cfg(feature = "cluster")]
-        if self.is_cluster() {
-            let id = check.id().unwrap_or_else(AdmissionId::fresh);
-            if let Some(parts) = across::split(&check, id) {
-                let runtime = Handle::try_current().map_err(|cause| StoreError::new("deciding a check", cause))?;
-                runtime.spawn(across::decide(Arc::clone(self), check, id, parts, caller));
-                return Ok((outcome, None));
-            }
-        }
         Ok((outcome, self.submit(Job::Decide(Box::new(ToDecide { check, caller })))?))
     }
 
-    /// Sends a settlement.
+    /// Sends a settlement. In a cluster, all of it lives in one slot.
     pub(super) fn settle(self: &Arc<Self>, settlement: Settlement) -> Result<Submitted<Settled>, StoreError> {
         let (caller, outcome) = oneshot::channel();
-        #[cfg(feature = "cluster")]
-        if self.is_cluster()
-            && let Some(parts) = across::split(settlement.check(), settlement.id())
-        {
-            let runtime = Handle::try_current().map_err(|cause| StoreError::new("settling an admission", cause))?;
-            let settled = across::settle(Arc::clone(self), settlement, parts);
-            runtime.spawn(async { drop(caller.send(settled.await)) });
-            return Ok((outcome, None));
-        }
         let given_back =
             GivenBack::new(&self.epoch, settlement.check().charges().map(|charge| charge.limit().clone()).collect());
         Ok((outcome, self.submit(Job::Settle(Box::new(ToSettle { settlement, caller, given_back })))?))
@@ -129,7 +109,7 @@ impl Dispatcher {
     }
 
     #[cfg(feature = "cluster")]
-    fn is_cluster(&self) -> bool {
+    pub(super) fn is_cluster(&self) -> bool {
         self.queues.len() > 1
     }
 

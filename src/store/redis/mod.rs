@@ -1,9 +1,10 @@
 //! The shared store: one atomic script on Redis decides.
 //!
 //! `builder.rs` and `access.rs` are the settings, `target.rs` where connections lead; `sentinel.rs` and `cluster.rs`
-//! are two of the places, and `across.rs` decides what lies in several slots of a cluster.
+//! are two of the places.
 //!
-//! A check goes through these rooms, in this order: `job.rs`, what it is on its way; `queue.rs`, where it waits while earlier
+//! A check goes through these rooms, in this order: `across.rs`, where it is taken apart if it lives in several slots of a
+//! cluster; `job.rs`, what it is on its way; `queue.rs`, where it waits while earlier
 //! ones are on theirs; `dispatcher.rs`, which sends what waits; `batch/`, its form on the wire; `connection.rs` and
 //! `script/mod.rs`, which carry it; and the Lua files beside that, of which `head.lua` is the first, which decide it.
 //! `keys.rs` is the layout of the keys.
@@ -180,7 +181,11 @@ impl Future for RedisDecide {
     type Output = Outcome<Decision>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.asking.poll(cx, Dispatcher::decide)
+        #[cfg(feature = "cluster")]
+        let send = across::decide;
+        #[cfg(not(feature = "cluster"))]
+        let send = Dispatcher::decide;
+        self.asking.poll(cx, send)
     }
 }
 
@@ -188,7 +193,11 @@ impl Future for RedisSettle {
     type Output = Outcome<Settled>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.asking.poll(cx, Dispatcher::settle)
+        #[cfg(feature = "cluster")]
+        let send = across::settle;
+        #[cfg(not(feature = "cluster"))]
+        let send = Dispatcher::settle;
+        self.asking.poll(cx, send)
     }
 }
 
