@@ -16,7 +16,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
-use tower_sliding_window::{Charge, Check, DenyCache, Error, Limit, Limiter, RedisStore};
+use tower_sliding_window::{Breaker, Charge, Check, DenyCache, Error, Limit, Limiter, RedisStore};
 
 use super::reached;
 use crate::support::PATIENCE;
@@ -100,7 +100,8 @@ impl Load {
         while let Some(client) = self.clients.join_next().await {
             seen.join(client.unwrap());
         }
-        let limiter = self.limiter().clone().deadline(PATIENCE);
+        // Without the breaker, which the last answers may have opened.
+        let limiter = self.limiter().clone().breaker(Breaker::off()).deadline(PATIENCE);
         let counted = limiter.peek(&TOTAL, "all").await.unwrap().used();
         Outcome { seen, counted, clients: self.number }
     }
