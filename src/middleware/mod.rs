@@ -54,6 +54,7 @@
 mod afterwards;
 mod asking;
 mod claim;
+mod degraded;
 mod draft;
 mod events;
 pub mod extract;
@@ -75,13 +76,14 @@ mod shadow;
 mod upstream;
 
 pub use self::{
+    degraded::Degraded,
     future::ResponseFuture,
     headers::{EXPOSED_HEADERS, ResetFormat},
     keyed_limit::KeyedLimit,
     layer::RateLimitLayer,
     limits::{InvalidLimits, Limits},
     outcome::Outcome,
-    rejection::{Degraded, JsonResponse, Rejection, RejectionResponse},
+    rejection::{JsonResponse, Rejection, RejectionResponse},
     service::RateLimit,
     shadow::{LeftOut, ShadowRefusals},
 };

@@ -7,10 +7,11 @@ use http::{Response, request::Parts};
 use super::{
     afterwards::{Afterwards, Done, Work},
     claim::Record,
+    degraded::Degraded,
     headers::Figures,
     limits::Limits,
     policy::{Policy, verdict},
-    rejection::{Degraded, Rejection, RejectionResponse},
+    rejection::{Rejection, RejectionResponse},
 };
 use crate::{decision::Decision, error::Error, limiter::FailureMode, store::Store};
 

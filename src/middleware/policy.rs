@@ -7,9 +7,10 @@ use http::{Response, request::Parts};
 use super::{
     asking::{Asker, Asking},
     claim::{Claim, Record},
+    degraded::Degraded,
     gate::Passage,
     limits::Limits,
-    rejection::{Degraded, Rejection, RejectionResponse},
+    rejection::{Rejection, RejectionResponse},
     settings::Settings,
     shadow::{LeftOut, ShadowRefusals},
 };

@@ -172,6 +172,9 @@ async fn a_handler_answers_as_the_layer_does() {
     let (known, _) = Request::get("/").header("x-tenant", "acme").body(()).unwrap().into_parts();
     let store = MemoryStore::new();
     spend(store.clone(), 2, &known).await.unwrap();
+    let error: Box<dyn std::error::Error> = spend(Failing, 1, &known).await.unwrap_err().into();
+    let cause = error.source().unwrap();
+    assert_eq!(format!("{error}: {cause}"), "the rate-limit store is unavailable: deciding a check failed");
     for (answer, status, [limit, wait]) in [
         (spend(store.clone(), 1, &known).await, 429, [Some("2"), Some("60")]),
         (spend(store.clone(), 3, &known).await, 429, [None; 2]),

@@ -1,0 +1,29 @@
+//! What is told of a request that the store has not decided.
+
+use crate::{error::Error, limiter::FailureMode};
+
+/// In the extensions of every response to a request that the store has not decided, whether it was let through, answered
+/// 503, or decided in this process. Of stacked layers, the outermost is told.
+#[derive(Clone, Debug)]
+pub struct Degraded {
+    error: Error,
+    mode: FailureMode,
+}
+
+impl Degraded {
+    pub(super) fn new(error: Error, mode: FailureMode) -> Self {
+        Self { error, mode }
+    }
+
+    /// Why the store has not decided.
+    #[must_use]
+    pub fn error(&self) -> &Error {
+        &self.error
+    }
+
+    /// What was done about it.
+    #[must_use]
+    pub fn mode(&self) -> FailureMode {
+        self.mode
+    }
+}

@@ -1,0 +1,126 @@
+//! The answer to a rejected request.
+
+use std::{fmt::Write, time::Duration};
+
+use http::{
+    HeaderValue, Response,
+    header::{CONTENT_TYPE, WWW_AUTHENTICATE},
+};
+
+use super::{
+    super::headers::{Figures, ResetFormat, forbid_storing, retry_after_seconds, write_retry_after},
+    Rejection,
+};
+use crate::admission::random;
+
+/// Makes the response to a rejected request out of its status and headers. See the [module docs](super).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` makes no response with a body of type `{B}`",
+    note = "the default response needs a body that can be made of a `String`; \
+            for others say how with `RateLimitLayer::on_rejection`"
+)]
+pub trait RejectionResponse<B> {
+    /// The response. `head` has the status, the headers and the reason; all may be changed.
+    fn respond(&self, rejection: &Rejection, head: Response<()>) -> Response<B>;
+}
+
+impl<F, B> RejectionResponse<B> for F
+where
+    F: Fn(&Rejection, Response<()>) -> Response<B>,
+{
+    fn respond(&self, rejection: &Rejection, head: Response<()>) -> Response<B> {
+        self(rejection, head)
+    }
+}
+
+/// The default answer: a short JSON body.
+///
+/// It fits every body that can be made of a `String`, such as axum's and `http_body_util::Full<Bytes>`. For others, say
+/// how with [`RateLimitLayer::on_rejection`](crate::RateLimitLayer::on_rejection).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct JsonResponse;
+
+impl<B: From<String>> RejectionResponse<B> for JsonResponse {
+    fn respond(&self, rejection: &Rejection, mut head: Response<()>) -> Response<B> {
+        head.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        head.map(|()| rejection.json().into())
+    }
+}
+
+/// The default answer, with a reset in [seconds from now](ResetFormat::DeltaSeconds).
+#[cfg(feature = "axum")]
+impl axum::response::IntoResponse for Rejection {
+    fn into_response(self) -> axum::response::Response {
+        self.into_response_by(&JsonResponse, ResetFormat::default())
+    }
+}
+
+impl Rejection {
+    /// The answer, made by a responder, with the reason in its extensions.
+    pub(in crate::middleware) fn into_response_by<R: RejectionResponse<B>, B>(
+        self,
+        responder: &R,
+        format: ResetFormat,
+    ) -> Response<B> {
+        let mut response = responder.respond(&self, self.head(format));
+        response.extensions_mut().insert(self);
+        response
+    }
+
+    /// Status and headers of the answer.
+    fn head(&self, format: ResetFormat) -> Response<()> {
+        let mut head = Response::new(());
+        *head.status_mut() = self.status();
+        let headers = head.headers_mut();
+        forbid_storing(headers);
+        match self {
+            Self::Limited(decision) => {
+                Figures::of(decision, format).write(headers);
+                write_retry_after(headers, decision.retry_after().unwrap_or_default());
+            }
+            Self::NoKey(error) => {
+                if let Some(challenge) = error.challenge() {
+                    headers.insert(WWW_AUTHENTICATE, challenge.clone());
+                }
+            }
+            Self::Unavailable(_) => write_retry_after(headers, Duration::from_secs(1 + random() % 5)),
+            Self::NeverFits(_) | Self::Denied => {}
+        }
+        head
+    }
+
+    /// The default body.
+    fn json(&self) -> String {
+        match self {
+            Self::Limited(decision) => format!(
+                r#"{{"error":"rate limit exceeded","limit":"{}","retry_after":{}}}"#,
+                decision.limit().name(),
+                retry_after_seconds(decision.retry_after().unwrap_or_default()),
+            ),
+            Self::NeverFits(error) => format!(
+                r#"{{"error":"request costs more than the limit","limit":"{}","cost":{},"units":{}}}"#,
+                error.limit().name(),
+                error.cost(),
+                error.limit().units(),
+            ),
+            // What the server got wrong is for its log.
+            Self::NoKey(error) if error.status().is_server_error() => r#"{"error":"internal error"}"#.to_owned(),
+            Self::NoKey(error) => format!(r#"{{"error":"{}"}}"#, escaped(&error.to_string())),
+            Self::Denied => r#"{"error":"denied"}"#.to_owned(),
+            Self::Unavailable(_) => r#"{"error":"rate limiting is unavailable"}"#.to_owned(),
+        }
+    }
+}
+
+/// A text as it stands between the quotes of a JSON string (RFC 8259, section 7).
+fn escaped(text: &str) -> String {
+    text.chars().fold(String::with_capacity(text.len()), |mut escaped, c| {
+        // Writing to a String cannot fail.
+        let _ = match c {
+            '"' | '\\' => write!(escaped, "\\{c}"),
+            c if c.is_control() => write!(escaped, "\\u{:04x}", u32::from(c)),
+            c => write!(escaped, "{c}"),
+        };
+        escaped
+    })
+}
