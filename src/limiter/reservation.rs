@@ -13,7 +13,8 @@ use crate::{
 
 /// Units that are reserved until they are settled: made by [`Limiter::reserve`].
 ///
-/// Dropped without being settled, as when a process ends, they count until the lease ends, and are then given back.
+/// It can go along with what spends the units, such as the body of a response that is streamed: the example `llm_tokens` does
+/// that. Dropped without being settled, as when a process ends, they count until the lease ends, and are then given back.
 #[must_use = "a reservation counts at its estimate until it is settled"]
 pub struct Reservation<S> {
     limiter: Limiter<S>,
