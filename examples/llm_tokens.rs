@@ -17,7 +17,10 @@ use axum::{
 };
 use http::{HeaderMap, header::CONTENT_LENGTH, request::Parts};
 use http_body_util::channel::Channel;
-use tokio::{net::TcpListener, time::sleep};
+use tokio::{
+    net::TcpListener,
+    time::{sleep, timeout},
+};
 use tower_sliding_window::{
     ApiKey, KeyExtractor, Limit, Limiter, MemoryStore, Outcome, RateLimitLayer, RedisStore, Rejection, Secret, Store,
 };
@@ -28,8 +31,11 @@ const TOKENS: Limit = Limit::per_minute("tokens", 400);
 /// How long an answer may be, and is if the request says nothing.
 const MAX_TOKENS: u64 = 100;
 
-/// No answer takes longer. What is not settled by then, since the server has crashed, is given back.
-const LONGEST: Duration = Duration::from_secs(20);
+/// No answer takes longer, however slowly its client reads.
+const LONGEST: Duration = Duration::from_secs(15);
+
+/// What is not settled by then, since the server has crashed, is given back.
+const LEASE: Duration = Duration::from_secs(20);
 
 /// Beside the time of an answer it does not matter much, and what is not settled is lost.
 const DEADLINE: Duration = Duration::from_secs(1);
@@ -51,7 +57,7 @@ fn app<S: Store>(store: S) -> Result<Router, Box<dyn Error>> {
     let (limiter, api_key) =
         (Limiter::new(store).deadline(DEADLINE), ApiKey::header("x-api-key", &Secret::new(EXAMPLE_SECRET)?));
     let requests = || RateLimitLayer::on(limiter.clone()).limit(REQUESTS.by(api_key.clone()));
-    let requests_and_tokens = requests().limit(TOKENS.by(api_key.clone()).cost(estimate).settle(used).lease(LONGEST));
+    let requests_and_tokens = requests().limit(TOKENS.by(api_key.clone()).cost(estimate).settle(used).lease(LEASE));
     Ok(Router::new()
         .route("/complete", post(complete).layer(requests_and_tokens))
         .route("/stream", post(stream).layer(requests()))
@@ -84,18 +90,21 @@ async fn stream<S: Store>(
     prompt: String,
 ) -> Result<Response, Rejection> {
     let key = api_key.extract(&request)?;
-    let reservation = limiter.reserve(&TOKENS, key, estimate(&request), LONGEST).await?.map_err(Rejection::Limited)?;
+    let reservation = limiter.reserve(&TOKENS, key, estimate(&request), LEASE).await?.map_err(Rejection::Limited)?;
     let longest = usize::try_from(longest_answer(&request.headers)).unwrap_or(usize::MAX);
     let (mut client, body) = Channel::<Bytes>::new(1);
     tokio::spawn(async move {
         let mut used = prompt.split_whitespace().count() as u64;
-        for word in prompt.split_whitespace().take(longest) {
-            if client.send_data(format!("{word} ").into()).await.is_err() {
-                break;
+        let writing = async {
+            for word in prompt.split_whitespace().take(longest) {
+                if client.send_data(format!("{word} ").into()).await.is_err() {
+                    break;
+                }
+                used += 1;
+                sleep(WORD).await;
             }
-            used += 1;
-            sleep(WORD).await;
-        }
+        };
+        let _ = timeout(LONGEST, writing).await;
         if let Err(error) = reservation.settle(used).await {
             eprintln!("{used} tokens are not settled: {error}");
         }

@@ -127,6 +127,12 @@ impl From<&str> for Key {
     }
 }
 
+impl From<&Self> for Key {
+    fn from(key: &Self) -> Self {
+        key.clone()
+    }
+}
+
 impl From<String> for Key {
     fn from(value: String) -> Self {
         Self::new("", value)

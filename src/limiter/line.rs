@@ -50,6 +50,13 @@ struct Queue {
     given_back: Notify,
 }
 
+/// Something that is being given back. When it is dropped, that is done, or goes on though nobody waits for it any more: then
+/// the first in line asks at once.
+pub(super) struct GivingBack<'a> {
+    lines: &'a Lines,
+    digest: u64,
+}
+
 /// A place in a line, until it is dropped.
 pub(super) struct Place {
     lines: Lines,
@@ -86,8 +93,13 @@ impl Lines {
         self.count(digest).load(Ordering::Relaxed)
     }
 
+    /// Something is being given back that those in such a line may wait for.
+    pub(super) fn give_back(&self, digest: u64) -> GivingBack<'_> {
+        GivingBack { lines: self, digest }
+    }
+
     /// Lets the first in line ask at once, since something was given back.
-    pub(super) fn given_back(&self, digest: u64) {
+    fn given_back(&self, digest: u64) {
         // Before the look for a line: who joins after that look finds it counted.
         self.count(digest).fetch_add(1, Ordering::Relaxed);
         if let Some(line) = self.lock().get(&digest) {
@@ -137,6 +149,12 @@ impl Place {
 
     fn asks_at(&self) -> MutexGuard<'_, Instant> {
         self.queue.asks_at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for GivingBack<'_> {
+    fn drop(&mut self) {
+        self.lines.given_back(self.digest);
     }
 }
 

@@ -189,8 +189,9 @@ impl<S: Store> Limiter<S> {
     }
 
     /// Reserves `cost` units of `limit`, at least one, in the name of `key`, if they are left: for work whose cost is known only
-    /// afterwards. What is not settled is given back when the lease ends, with the window at the latest. The inner error
-    /// is the refusal.
+    /// afterwards. What is not settled is given back when the lease ends, with the window at the latest, and also what has
+    /// been used by then: a lease has to be longer than the work. The inner error is the refusal, whose retry time does not
+    /// reckon with what others may give back.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -234,15 +235,13 @@ impl<S: Store> Limiter<S> {
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
     /// failed repeatedly. It may be tried again.
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, Error> {
-        let line = self.parts.lines.digest(settlement.accounts().map(|account| account.charge().whose()));
-        let settled = if settlement.is_local() {
-            self.parts.local.settle(settlement).await?
-        } else {
-            let check = settlement.check().without_costs();
-            self.ask(|store| store.settle(settlement), check).await?
-        };
-        self.parts.lines.given_back(line);
-        Ok(settled)
+        let lines = &self.parts.lines;
+        let _told = lines.give_back(lines.digest(settlement.accounts().map(|account| account.charge().whose())));
+        if settlement.is_local() {
+            return Ok(self.parts.local.settle(settlement).await?);
+        }
+        let check = settlement.check().without_costs();
+        self.ask(|store| store.settle(settlement), check).await
     }
 
     /// How `limit` stands for `key`, without spending anything. Look at [`remaining`](Decision::remaining): asking costs
@@ -270,11 +269,9 @@ impl<S: Store> Limiter<S> {
     /// failed repeatedly.
     pub async fn reset(&self, limit: &Limit, key: impl Into<Key>) -> Result<(), Error> {
         let key = key.into();
-        let line = self.parts.lines.digest([(limit, &key)]);
+        let _told = self.parts.lines.give_back(self.parts.lines.digest([(limit, &key)]));
         let check = Check::new(Charge::of_nothing(limit.clone(), key.clone()));
-        self.ask(|store| store.reset(limit.clone(), key), check).await?;
-        self.parts.lines.given_back(line);
-        Ok(())
+        self.ask(|store| store.reset(limit.clone(), key), check).await
     }
 
     /// Asks the store something else than a decision, unless the breaker is open. `probe` is a check that costs nothing.

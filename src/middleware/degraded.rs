@@ -1,6 +1,7 @@
 //! What is told of a request that the store has not decided.
 
-use crate::{error::Error, limiter::FailureMode};
+use super::events::Events;
+use crate::{error::Error, limiter::FailureMode, metrics};
 
 /// In the extensions of every response to a request that the store has not decided, whether it was let through, answered
 /// 503, or decided in this process. Of stacked layers, the outermost is told.
@@ -11,8 +12,11 @@ pub struct Degraded {
 }
 
 impl Degraded {
-    pub(super) fn new(error: Error, mode: FailureMode) -> Self {
-        Self { error, mode }
+    /// Tells operators as well.
+    pub(super) fn told(error: &Error, mode: FailureMode, events: &Events, limits: impl FnOnce() -> String) -> Self {
+        metrics::degraded(mode.label());
+        events.no_decision(limits, error, mode);
+        Self { error: error.clone(), mode }
     }
 
     /// Why the store has not decided.

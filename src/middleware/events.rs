@@ -4,12 +4,12 @@
 
 use std::time::Duration;
 
-use super::{extract::KeyError, limits::Limits, rejection::Rejection, shadow::ShadowRefusals};
+use super::{extract::KeyError, rejection::Rejection, shadow::ShadowRefusals};
 #[cfg(feature = "tracing")]
 use crate::logging::{Chain, Throttle};
 use crate::{check::NeverFits, error::Error, limiter::FailureMode};
 
-/// The log lines of one layer.
+/// The log lines of one layer, or of all handlers that answer with a rejection of their own.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     #[cfg(feature = "tracing")]
@@ -43,9 +43,9 @@ impl Events {
 
 #[cfg(feature = "tracing")]
 impl Events {
-    pub(super) fn no_decision(&self, limits: &Limits, error: &Error, mode: FailureMode) {
+    pub(super) fn no_decision(&self, limits: impl FnOnce() -> String, error: &Error, mode: FailureMode) {
         if let Some(suppressed) = self.no_decision.pass() {
-            let (limits, error) = (limits.listed(), Chain(error));
+            let (limits, error) = (limits(), Chain(error));
             tracing::warn!(%error, limits, ?mode, suppressed, "no rate-limit decision");
         }
     }
@@ -99,7 +99,7 @@ impl Events {
 #[cfg(not(feature = "tracing"))]
 #[allow(clippy::unused_self, reason = "the same calls with and without log lines")]
 impl Events {
-    pub(super) fn no_decision(&self, _: &Limits, _: &Error, _: FailureMode) {}
+    pub(super) fn no_decision(&self, _: impl FnOnce() -> String, _: &Error, _: FailureMode) {}
 
     pub(super) fn no_key(&self, _: &KeyError) {}
 

@@ -38,6 +38,35 @@ pub enum ResetFormat {
     EpochSeconds,
 }
 
+impl Decision {
+    /// Writes `X-RateLimit-Limit`, `-Remaining` and `-Reset` as a layer does: for a handler that asks a limiter itself. What is
+    /// there already of a limit with no more left stays; so of the handler's and those of layers around it, the client sees
+    /// those with the least left.
+    ///
+    /// ```
+    /// use axum::extract::State;
+    /// use http::HeaderMap;
+    /// use tower_sliding_window::{Limit, Limiter, MemoryStore, Rejection, ResetFormat};
+    ///
+    /// async fn report(State(limiter): State<Limiter<MemoryStore>>) -> Result<(HeaderMap, &'static str), Rejection> {
+    ///     let decision = limiter.check(&Limit::per_hour("reports", 100), "everybody", 1).await?;
+    ///     if !decision.is_allowed() {
+    ///         return Err(Rejection::Limited(decision));
+    ///     }
+    ///     let mut headers = HeaderMap::new();
+    ///     decision.write_headers(ResetFormat::DeltaSeconds, &mut headers);
+    ///     Ok((headers, "done"))
+    /// }
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// # let (headers, _) = report(State(Limiter::new(MemoryStore::new()))).await.unwrap();
+    /// # assert_eq!(headers["x-ratelimit-remaining"], "99");
+    /// # }
+    /// ```
+    pub fn write_headers(&self, format: ResetFormat, headers: &mut HeaderMap) {
+        Figures::of(self, format).write(headers);
+    }
+}
+
 /// What the headers say of a decision.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Figures {

@@ -165,8 +165,8 @@ impl KeyedLimit {
     /// For how long at most what a request is charged stays reserved: if it is not [settled](Self::settle) by then, it
     /// is given back. Default: the window.
     ///
-    /// Give it longer than any response takes: what is settled later than that does not count. It has no meaning for a
-    /// limit that does not settle.
+    /// Give it longer than any response takes: what is settled later than that does not count, and whoever hangs up is given
+    /// back then what was charged. It has no meaning for a limit that does not settle.
     #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;

@@ -52,7 +52,6 @@ impl Limits {
     }
 
     /// Their names, for a log line.
-    #[cfg(feature = "tracing")]
     pub(super) fn listed(&self) -> String {
         let names = self.iter().map(|limit| limit.limit().map_or("a chosen one", Limit::name));
         names.collect::<Vec<_>>().join(", ")

@@ -11,8 +11,10 @@
 //!    [share](crate::Share) of each limit. The response has [`Degraded`] in its extensions.
 //! 6. The response may [settle](KeyedLimit::settle) what its request has really cost; a limit may be tried in the
 //!    [shadow](KeyedLimit::in_shadow) first, where it refuses nothing.
-//! 7. The error type and the body type of the service stay what they are.
-//! 8. What is decided [without waiting](crate::Store::decide_now) is charged, and the service called, when the layer's
+//! 7. Where layers are stacked, the response shows the figures of whichever has the least left, and a rejection those of the
+//!    layer that has made it.
+//! 8. The error type and the body type of the service stay what they are.
+//! 9. What is decided [without waiting](crate::Store::decide_now) is charged, and the service called, when the layer's
 //!    service is called. What the store makes wait for is charged once the response future is polled.
 //!
 //! Around a client, for calls to others, the layer can [wait](RateLimitLayer::wait_up_to) for room instead of refusing,

@@ -80,9 +80,7 @@ impl<S, R> Policy<S, R, Limits> {
             // The others have been counted by the limiter.
             metrics::failed(error);
         }
-        metrics::degraded(mode.label());
-        self.settings.events.no_decision(&self.limits, error, mode);
-        Some(Degraded::new(error.clone(), mode))
+        Some(Degraded::told(error, mode, &self.settings.events, || self.limits.listed()))
     }
 
     /// What is only in the shadow refuses nothing, least of all without a decision.
@@ -97,7 +95,7 @@ impl<S, R> Policy<S, R, Limits> {
         for left_out in shadow.left_out() {
             match left_out.rejection() {
                 Rejection::Unavailable(error) => {
-                    self.settings.events.no_decision(&self.limits, error, FailureMode::Open);
+                    self.settings.events.no_decision(|| self.limits.listed(), error, FailureMode::Open);
                 }
                 rejection => self.settings.events.rejected(rejection),
             }

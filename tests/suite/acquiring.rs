@@ -3,8 +3,9 @@
 //! Where the order matters, tokio's time and the store's are both in the test's hands.
 
 use std::{
-    future::{Pending, Ready, pending, ready},
-    pin::Pin,
+    fmt::Debug,
+    future::{Pending, Ready, pending, poll_fn, ready},
+    pin::{Pin, pin},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -128,10 +129,15 @@ impl Test {
     }
 
     fn lines(&self) -> usize {
-        let debug = format!("{:?}", self.limiter);
-        let (_, lines) = debug.split_once("Lines(").unwrap();
-        lines.split_once(')').unwrap().0.parse().unwrap()
+        lines(&self.limiter)
     }
+}
+
+/// How many lines there are.
+fn lines(limiter: &impl Debug) -> usize {
+    let debug = format!("{limiter:?}");
+    let (_, lines) = debug.split_once("Lines(").unwrap();
+    lines.split_once(')').unwrap().0.parse().unwrap()
 }
 
 /// All tasks do what they can do without time passing.
@@ -406,6 +412,28 @@ async fn what_is_given_back_is_seen_by_all_who_wait_for_it() {
         assert!(waiting.join_all().await.iter().all(Decision::is_allowed));
         assert!(begun.elapsed() < ms(100), "{:?}", begun.elapsed());
     }
+}
+
+/// A settlement goes on though its caller leaves, and so does the word of it.
+#[tokio::test]
+async fn what_is_given_back_by_who_has_left_is_seen_too() {
+    let server = RedisServer::start();
+    let store = RedisStore::builder(&server.url()).build().unwrap();
+    let (limiter, limit) = (Limiter::new(store).deadline(PATIENCE), Limit::per_hour("calls", 10));
+    let reservation = limiter.reserve(&limit, "ada", 10, Duration::MAX).await.unwrap().unwrap();
+    let waiting = tokio::spawn({
+        let (limiter, limit) = (limiter.clone(), limit.clone());
+        async move { limiter.acquire(&limit, "ada", 1, Duration::MAX).await.unwrap() }
+    });
+    while lines(&limiter) == 0 {
+        yield_now().await;
+    }
+    sleep(ms(50)).await;
+    {
+        let mut settling = pin!(reservation.settle(1));
+        assert!(poll_fn(|cx| Poll::Ready(settling.as_mut().poll(cx).is_pending())).await);
+    }
+    assert!(timeout(PATIENCE, waiting).await.expect("it sleeps on").unwrap().is_allowed());
 }
 
 #[tokio::test(start_paused = true)]

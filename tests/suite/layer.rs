@@ -18,8 +18,8 @@ use axum::{body::Body, response::IntoResponse};
 use http::{Request, Response, StatusCode, request::Parts};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_sliding_window::{
-    AdmissionId, Breaker, Charge, Check, Decision, Degraded, EXPOSED_HEADERS, Error, Header, Key, KeyError,
-    KeyExtractor, Limit, LimitStatus, Limiter, ManualClock, MemoryStore, PeerIp, RateLimitLayer, Rejection,
+    AdmissionId, Breaker, Charge, Check, Decision, Degraded, EXPOSED_HEADERS, Error, FailureMode, Header, Key,
+    KeyError, KeyExtractor, Limit, LimitStatus, Limiter, ManualClock, MemoryStore, PeerIp, RateLimitLayer, Rejection,
     ResetFormat, Settlement, Store, StoreError,
 };
 
@@ -27,6 +27,7 @@ use crate::support::{
     log::Log,
     requests::{anyone, figures, hello, json, request},
     stores::{Failing, Silent},
+    until,
 };
 
 const CALLS: Limit = Limit::per_minute("calls", 2);
@@ -175,22 +176,45 @@ async fn a_handler_answers_as_the_layer_does() {
     let error: Box<dyn std::error::Error> = spend(Failing, 1, &known).await.unwrap_err().into();
     let cause = error.source().unwrap();
     assert_eq!(format!("{error}: {cause}"), "the rate-limit store is unavailable: deciding a check failed");
-    for (answer, status, [limit, wait]) in [
-        (spend(store.clone(), 1, &known).await, 429, [Some("2"), Some("60")]),
-        (spend(store.clone(), 3, &known).await, 429, [None; 2]),
-        (spend(store, 1, &anonymous).await, 400, [None; 2]),
-        (spend(Failing, 1, &known).await, 503, [None, Some("any")]),
+    let refusal = [Some("2"), Some("0"), Some("60"), Some("60")];
+    for (answer, status, expected) in [
+        (spend(store.clone(), 1, &known).await, 429, Some(refusal)),
+        (spend(store.clone(), 3, &known).await, 429, Some([None; 4])),
+        (spend(store, 1, &anonymous).await, 400, Some([None; 4])),
+        (spend(Failing, 1, &known).await, 503, None),
     ] {
         let handler = service_fn(|_: Request<Body>| ready(Ok::<_, Infallible>(answer.clone().into_response())));
         let app = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_hour("all", 1).by(anyone)).layer(handler);
         let response = app.oneshot(request()).await.unwrap();
         let figures = figures(response.headers());
-        assert_eq!((response.status().as_u16(), figures[0]), (status, limit), "{answer:?}");
-        assert_eq!(figures[3].is_some(), wait.is_some(), "{answer:?}");
-        assert!(wait == Some("any") || figures[3] == wait, "{answer:?}");
+        assert_eq!(response.status().as_u16(), status, "{answer:?}");
+        assert!(
+            expected.map_or_else(|| figures[3].is_some(), |expected| figures == expected),
+            "{figures:?}: {answer:?}"
+        );
         assert_eq!(response.headers()["content-type"], "application/json");
         assert!(response.extensions().get::<Rejection>().is_some());
+        let degraded = response.extensions().get::<Degraded>();
+        assert_eq!(degraded.map(Degraded::mode), (status == 503).then_some(FailureMode::Closed));
     }
+}
+
+/// What an operator has to know of it is logged as of a layer, at most once a second: here, of all tests together.
+#[tokio::test]
+async fn what_a_handler_answers_is_logged() {
+    let log = Log::start();
+    let (parts, _) = request().into_parts();
+    let unknown = PeerIp::new().extract(&parts).unwrap_err();
+    let failed = Limiter::new(Failing).check(&CALLS, "ada", 1).await.unwrap_err();
+    let dear = Limiter::new(Failing).check(&CALLS, "ada", 3).await.unwrap_err();
+    let rejections = [Rejection::from(unknown), failed.into(), dear.into()];
+    let lines = ["is not set up to find a rate-limit key", "no rate-limit decision", "can never be admitted"];
+    let logged = || {
+        rejections.iter().for_each(|rejection| drop(rejection.clone().into_response()));
+        let text = log.text();
+        lines.iter().all(|line| text.contains(line))
+    };
+    until("it is not logged", logged).await;
 }
 
 /// A store that never admits anybody again, and says so.

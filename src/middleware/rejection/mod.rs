@@ -28,8 +28,10 @@
 //!
 //! With axum, what has a head and a part that is a response is a response: `(head, Json(..)).into_response()`.
 //!
-//! A handler that asks a [`Limiter`](crate::Limiter) itself answers alike, if it returns its rejection: with axum, that is a
-//! response, too, the default one. A layer around it leaves its figures as they are.
+//! A handler that asks a [`Limiter`](crate::Limiter) itself answers as a layer does that fails closed, if it returns its
+//! rejection: with axum, that is a response, the default one, with the same log lines. A layer around it leaves its figures
+//! as they are. What the store cannot decide, a handler that wants to go on without a decision looks at instead of handing it
+//! on with `?`; of an admission, [`write_headers`](crate::Decision::write_headers) tells the client.
 //!
 //! ```
 //! use axum::extract::State;
@@ -72,7 +74,7 @@ use crate::{check::NeverFits, decision::Decision, error::Error};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Rejection {
-    /// A limit refused it.
+    /// A limit refused it. Of a refusal that is a value of its own, this makes an error: `.map_err(Rejection::Limited)?`.
     Limited(Decision),
     /// It costs more than a limit allows at all.
     NeverFits(NeverFits),

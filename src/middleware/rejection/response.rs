@@ -1,5 +1,7 @@
 //! The answer to a rejected request.
 
+#[cfg(feature = "axum")]
+use std::sync::LazyLock;
 use std::{fmt::Write, time::Duration};
 
 use http::{
@@ -7,11 +9,15 @@ use http::{
     header::{CONTENT_TYPE, WWW_AUTHENTICATE},
 };
 
+#[cfg(feature = "axum")]
+use super::super::{degraded::Degraded, events::Events};
 use super::{
     super::headers::{Figures, ResetFormat, forbid_storing, retry_after_seconds, write_retry_after},
     Rejection,
 };
 use crate::admission::random;
+#[cfg(feature = "axum")]
+use crate::limiter::FailureMode;
 
 /// Makes the response to a rejected request out of its status and headers. See the [module docs](super).
 #[diagnostic::on_unimplemented(
@@ -47,11 +53,26 @@ impl<B: From<String>> RejectionResponse<B> for JsonResponse {
     }
 }
 
-/// The default answer, with a reset in [seconds from now](ResetFormat::DeltaSeconds).
+/// The default answer of a layer that fails closed, with a reset in [seconds from now](ResetFormat::DeltaSeconds), and with
+/// what else such a layer tells: [`Degraded`], log lines, metrics.
 #[cfg(feature = "axum")]
 impl axum::response::IntoResponse for Rejection {
     fn into_response(self) -> axum::response::Response {
-        self.into_response_by(&JsonResponse, ResetFormat::default())
+        /// Of all handlers of the process.
+        static EVENTS: LazyLock<Events> = LazyLock::new(Events::default);
+
+        EVENTS.rejected(&self);
+        let degraded = match &self {
+            Self::Unavailable(error) => {
+                Some(Degraded::told(error, FailureMode::Closed, &EVENTS, || "a handler's".to_owned()))
+            }
+            _ => None,
+        };
+        let mut response = self.into_response_by(&JsonResponse, ResetFormat::default());
+        if let Some(degraded) = degraded {
+            response.extensions_mut().insert(degraded);
+        }
+        response
     }
 }
 

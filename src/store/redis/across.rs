@@ -41,8 +41,11 @@ const FIRST_WAIT: Duration = Duration::from_millis(50);
 
 /// Sends a check, part by part if it lives in several slots.
 pub(super) fn decide(dispatcher: &Arc<Dispatcher>, check: Check) -> Result<Submitted<Decision>, StoreError> {
+    if !dispatcher.is_cluster() {
+        return dispatcher.decide(check);
+    }
     let id = check.id().unwrap_or_else(AdmissionId::fresh);
-    let Some(parts) = split(dispatcher, &check, id) else { return dispatcher.decide(check) };
+    let Some(parts) = split(&check, id) else { return dispatcher.decide(check) };
     let runtime = Handle::try_current().map_err(|cause| StoreError::new("deciding a check", cause))?;
     let (caller, outcome) = oneshot::channel();
     runtime.spawn(decide_parts(Arc::clone(dispatcher), check, id, parts, caller));
@@ -51,9 +54,10 @@ pub(super) fn decide(dispatcher: &Arc<Dispatcher>, check: Check) -> Result<Submi
 
 /// Sends a settlement, part by part if it lives in several slots.
 pub(super) fn settle(dispatcher: &Arc<Dispatcher>, settlement: Settlement) -> Result<Submitted<Settled>, StoreError> {
-    let Some(parts) = split(dispatcher, settlement.check(), settlement.id()) else {
+    if !dispatcher.is_cluster() {
         return dispatcher.settle(settlement);
-    };
+    }
+    let Some(parts) = split(settlement.check(), settlement.id()) else { return dispatcher.settle(settlement) };
     let runtime = Handle::try_current().map_err(|cause| StoreError::new("settling an admission", cause))?;
     let (caller, outcome) = oneshot::channel();
     let settled = settle_parts(Arc::clone(dispatcher), settlement, parts);
@@ -68,9 +72,9 @@ struct Part {
 }
 
 /// The parts of a check that has several.
-fn split(dispatcher: &Dispatcher, check: &Check, id: AdmissionId) -> Option<Vec<Part>> {
+fn split(check: &Check, id: AdmissionId) -> Option<Vec<Part>> {
     let first = check.charges().next()?.key();
-    if !dispatcher.is_cluster() || check.charges().all(|charge| charge.key() == first) {
+    if check.charges().all(|charge| charge.key() == first) {
         return None;
     }
     let mut parts = BTreeMap::<u16, Part>::new();

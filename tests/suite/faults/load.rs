@@ -83,6 +83,7 @@ impl Load {
             let limiter = limiter.clone().deadline(PATIENCE);
             while limiter.peek(&TOTAL, "all").await.is_err() {
                 assert!(healed.elapsed() < PATIENCE, "nothing is decided any more");
+                sleep(PAUSE).await;
             }
         }
     }
