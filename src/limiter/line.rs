@@ -50,11 +50,20 @@ struct Queue {
     given_back: Notify,
 }
 
-/// Something that is being given back. When it is dropped, that is done, or goes on though nobody waits for it any more: then
-/// the first in line asks at once.
+/// Something that is being given back. Dropped, it is done, or goes on though its caller has left: the first in line asks at
+/// once.
 pub(super) struct GivingBack<'a> {
     lines: &'a Lines,
     digest: u64,
+    has_failed: bool,
+}
+
+impl GivingBack<'_> {
+    /// What came of it. Nobody is to ask a store because it has just failed.
+    pub(super) fn outcome<T, E>(mut self, outcome: Result<T, E>) -> Result<T, E> {
+        self.has_failed = outcome.is_err();
+        outcome
+    }
 }
 
 /// A place in a line, until it is dropped.
@@ -95,7 +104,7 @@ impl Lines {
 
     /// Something is being given back that those in such a line may wait for.
     pub(super) fn give_back(&self, digest: u64) -> GivingBack<'_> {
-        GivingBack { lines: self, digest }
+        GivingBack { lines: self, digest, has_failed: false }
     }
 
     /// Lets the first in line ask at once, since something was given back.
@@ -154,7 +163,9 @@ impl Place {
 
 impl Drop for GivingBack<'_> {
     fn drop(&mut self) {
-        self.lines.given_back(self.digest);
+        if !self.has_failed {
+            self.lines.given_back(self.digest);
+        }
     }
 }
 

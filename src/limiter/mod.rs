@@ -236,12 +236,13 @@ impl<S: Store> Limiter<S> {
     /// failed repeatedly. It may be tried again.
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, Error> {
         let lines = &self.parts.lines;
-        let _told = lines.give_back(lines.digest(settlement.accounts().map(|account| account.charge().whose())));
-        if settlement.is_local() {
-            return Ok(self.parts.local.settle(settlement).await?);
-        }
-        let check = settlement.check().without_costs();
-        self.ask(|store| store.settle(settlement), check).await
+        let giving_back = lines.give_back(lines.digest(settlement.accounts().map(|account| account.charge().whose())));
+        giving_back.outcome(if settlement.is_local() {
+            self.parts.local.settle(settlement).await.map_err(Error::from)
+        } else {
+            let check = settlement.check().without_costs();
+            self.ask(|store| store.settle(settlement), check).await
+        })
     }
 
     /// How `limit` stands for `key`, without spending anything. Look at [`remaining`](Decision::remaining): asking costs
@@ -269,9 +270,9 @@ impl<S: Store> Limiter<S> {
     /// failed repeatedly.
     pub async fn reset(&self, limit: &Limit, key: impl Into<Key>) -> Result<(), Error> {
         let key = key.into();
-        let _told = self.parts.lines.give_back(self.parts.lines.digest([(limit, &key)]));
+        let giving_back = self.parts.lines.give_back(self.parts.lines.digest([(limit, &key)]));
         let check = Check::new(Charge::of_nothing(limit.clone(), key.clone()));
-        self.ask(|store| store.reset(limit.clone(), key), check).await
+        giving_back.outcome(self.ask(|store| store.reset(limit.clone(), key), check).await)
     }
 
     /// Asks the store something else than a decision, unless the breaker is open. `probe` is a check that costs nothing.

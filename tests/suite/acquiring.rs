@@ -42,7 +42,7 @@ struct Asked {
 impl Store for Asked {
     type Decide = Answer;
     type Settle = <MemoryStore as Store>::Settle;
-    type Reset = <MemoryStore as Store>::Reset;
+    type Reset = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send>>;
 
     fn decide(&self, check: Check) -> Self::Decide {
         self.questions.fetch_add(1, Ordering::SeqCst);
@@ -55,7 +55,10 @@ impl Store for Asked {
     }
 
     fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
-        self.store.reset(limit, key)
+        if self.fails.load(Ordering::SeqCst) {
+            return Box::pin(ready(Err(StoreError::new("resetting a key", "out of order"))));
+        }
+        Box::pin(self.store.reset(limit, key))
     }
 }
 
@@ -412,6 +415,19 @@ async fn what_is_given_back_is_seen_by_all_who_wait_for_it() {
         assert!(waiting.join_all().await.iter().all(Decision::is_allowed));
         assert!(begun.elapsed() < ms(100), "{:?}", begun.elapsed());
     }
+}
+
+/// Whoever asked a store that has just failed would be told so, and wait no more.
+#[tokio::test(start_paused = true)]
+async fn what_fails_to_be_given_back_ends_nobodys_wait() {
+    let test = Test::spent().await;
+    test.wait("a", of(1), PATIENCE).await;
+    test.store.fails.store(true, Ordering::SeqCst);
+    assert!(test.limiter.reset(&CALLS, "ada").await.is_err());
+    settle_down().await;
+    test.store.fails.store(false, Ordering::SeqCst);
+    test.pass(ms(100)).await;
+    assert_eq!(test.admitted(), ["a"]);
 }
 
 /// A settlement goes on though its caller leaves, and so does the word of it.
