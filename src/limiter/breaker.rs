@@ -194,9 +194,11 @@ impl Shared {
         self.overdue.compare_exchange(overdue, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// When a probe that is sent now, or after the pause, has long come to its end.
+    /// When a probe that is sent now, or after the pause, has long come to its end. Twice the time that it takes, so that a
+    /// runtime that is busy for a moment is not taken for one that stands still.
     fn overdue_from_now(&self, deadline: Duration) -> u64 {
-        micros(self.started.elapsed().saturating_add(self.settings.probe_every).saturating_add(deadline))
+        let longest = self.settings.probe_every.saturating_add(deadline);
+        micros(self.started.elapsed().saturating_add(longest.saturating_mul(2)))
     }
 
     fn failed(&self, error: &Error) {

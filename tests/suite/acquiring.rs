@@ -444,7 +444,6 @@ async fn what_is_given_back_by_who_has_left_is_seen_too() {
     while lines(&limiter) == 0 {
         yield_now().await;
     }
-    sleep(ms(50)).await;
     {
         let mut settling = pin!(reservation.settle(1));
         assert!(poll_fn(|cx| Poll::Ready(settling.as_mut().poll(cx).is_pending())).await);
