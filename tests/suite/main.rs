@@ -6,6 +6,7 @@ mod acquiring;
 mod algorithms;
 mod at_once;
 mod batching;
+mod bounded_work;
 mod breaker;
 mod closing;
 #[cfg(feature = "cluster")]
@@ -26,6 +27,7 @@ mod memory;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod outbound;
+mod own_outcomes;
 mod properties;
 mod reaching;
 mod redis_errors;

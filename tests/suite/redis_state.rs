@@ -379,7 +379,10 @@ async fn a_key_of_a_wrong_type_fails_its_check_alone() {
     let error = limiter.check_all(both).await.unwrap_err();
     let Error::Unavailable(error) = &error else { panic!("{error:?}") };
     let cause = error.source().unwrap().to_string();
-    assert!(cause.starts_with("a key of daily, login cannot be read") && cause.contains("WRONGTYPE"), "{cause}");
+    assert!(
+        cause.starts_with("the key of the limit \"login\" cannot be read") && cause.contains("WRONGTYPE"),
+        "{cause}"
+    );
     assert_eq!(server.keys(), [key], "the daily limit was not charged");
 
     // However often it is asked for, that is no reason to ask for no other key.

@@ -8,6 +8,7 @@ mod in_process;
 mod limits;
 mod lone;
 mod memory;
+mod one_client;
 mod server_time;
 mod throughput;
 
@@ -34,4 +35,5 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario { name: "flood", run: flood::run },
     Scenario { name: "in-process", run: in_process::run },
     Scenario { name: "http", run: http::run },
+    Scenario { name: "one-client", run: one_client::run },
 ];

@@ -151,12 +151,6 @@ pub(super) fn ends_the_connection(error: &RedisError) -> bool {
     error.is_unrecoverable_error() || is_read_only
 }
 
-/// Whether an error says that a server without memory has refused the first write of a script: once anything is written, it
-/// refuses no more of it.
-pub(super) fn is_out_of_memory(error: &RedisError) -> bool {
-    error.code() == Some("OOM") || error.detail().is_some_and(|text| text.contains("-OOM "))
-}
-
 /// Whether an error says that a node of a cluster has not run what it was sent, and another may.
 #[cfg(feature = "cluster")]
 pub(super) fn is_elsewhere(error: &RedisError) -> bool {

@@ -15,7 +15,7 @@ use tokio::{
 
 use super::{
     batch::Batch,
-    connection::{Connections, ends_the_connection, is_out_of_memory},
+    connection::{Connections, ends_the_connection},
     job::{GivenBack, Job, Outcome, ToDecide, ToSettle},
     keys::redis_key,
     queue::{CAPACITY, Queue, Slot},
@@ -166,8 +166,7 @@ impl Dispatcher {
     }
 
     /// Sends a batch, and once more if the connection was broken: of that, what counts once however often it is sent.
-    /// In a cluster, also what has not run since its slot is elsewhere. Where there is no memory for a check, settlements
-    /// are sent by themselves: they give units back, and need none.
+    /// In a cluster, also what has not run since its slot is elsewhere.
     async fn run(&self, mut batch: Batch) {
         let (now, mut again) = (self.time.now(), false);
         let mut reply = self.try_send(&batch, &now, again).await;
@@ -179,14 +178,6 @@ impl Dispatcher {
             }
             if !batch.is_empty() {
                 again = true;
-                reply = self.try_send(&batch, &now, again).await;
-            }
-        }
-        if let Ok(Err(error)) = &reply
-            && is_out_of_memory(error)
-        {
-            batch = batch.only(Job::is_settlement, &StoreError::new("asking Redis", error.clone()));
-            if !batch.is_empty() {
                 reply = self.try_send(&batch, &now, again).await;
             }
         }

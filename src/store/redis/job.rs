@@ -78,11 +78,6 @@ impl Job {
         }
     }
 
-    /// Whether it settles an admission.
-    pub(super) fn is_settlement(&self) -> bool {
-        matches!(self, Self::Settle(_))
-    }
-
     /// What failed, if it fails.
     pub(super) fn doing(&self) -> &'static str {
         match self {

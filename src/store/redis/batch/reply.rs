@@ -49,8 +49,8 @@ impl Submission {
         }
         for copy in 0..self.size() {
             outcomes.push(match &admitted {
-                // Other keys are as they should be.
-                Err(text) => Err(StoreError::new(self.first.doing(), Unreadable::new(check, text)).of_one_check()),
+                // Other checks of the batch have outcomes of their own.
+                Err(text) => Err(StoreError::new(self.first.doing(), OneKeyFailed::new(check, text)).of_one_check()),
                 Ok(admitted) => {
                     let mut statuses = statuses.iter();
                     let decision = Decision::new(check, system_time(now), self.id.following(copy), |charge| {
@@ -115,27 +115,30 @@ impl Fields {
     }
 }
 
-/// What stands at a key of a check is not ours.
+/// A key of a check holds something that is not ours, or cannot be written.
 #[derive(Debug)]
-struct Unreadable {
-    limits: Vec<String>,
+struct OneKeyFailed {
+    limit: String,
     text: String,
 }
 
-impl Unreadable {
+impl OneKeyFailed {
+    /// Of a text that begins with the place of the charge, counted from 1.
     fn new(check: &Check, text: &str) -> Self {
-        let limits = check.charges().map(|charge| charge.limit().name().to_owned()).collect();
-        Self { limits, text: text.to_owned() }
+        let (place, text) = text.split_once(' ').unwrap_or(("", text));
+        let place = place.parse().unwrap_or(1_usize).saturating_sub(1);
+        let limit = check.charges().nth(place).map_or("an unknown limit", |charge| charge.limit().name());
+        Self { limit: limit.to_owned(), text: text.trim_end().to_owned() }
     }
 }
 
-impl fmt::Display for Unreadable {
+impl fmt::Display for OneKeyFailed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a key of {} cannot be read: {}", self.limits.join(", "), self.text)
+        write!(f, "the key of the limit {:?} cannot be read or written: {}", self.limit, self.text)
     }
 }
 
-impl error::Error for Unreadable {}
+impl error::Error for OneKeyFailed {}
 
 /// The script's reply is not what the script sends: something stands between us and Redis.
 #[derive(Debug)]

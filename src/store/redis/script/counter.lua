@@ -1,46 +1,73 @@
 -- How a counter counts: the units of the present window of the clock, and those of the one before by how much of it the
 -- sliding window still overlaps, rounded up to whole units. What has an id of its own counts in full.
 --
--- It is an entry a window, and one for each id: few enough to be read whole. It expires two windows + SLACK after the
--- start of the newest window, or a window after the newest id.
+-- The two numbers stand in one member behind all others, with the start of their window: its score is infinite. What has an
+-- id is kept and summed up as in a log. The key expires two windows + SLACK after the start of the newest window.
 
 local counter = {}
-
--- Looks at a counter, and notes in the charge how it stands. Returns an error text if it cannot be read.
-function counter.look(charge, key)
-  local entries = pcall('ZREVRANGE', key, 0, -1, 'WITHSCORES')
-  if entries.err then return entries.err end
-  local start = charge.at
-  charge.current, charge.previous, charge.held, charge.departures = 0, 0, 0, {}
-  charge.gone, charge.is_ahead = {}, false
-  for i = 1, #entries, 2 do
-    local member, time, units = entries[i], -tonumber(entries[i + 1]), weight(charge, entries[i])
-    local is_kept = string.byte(member) == KEPT
-    if is_kept and time + charge.window > now then
-      charge.held = charge.held + units
-      table.insert(charge.departures, { at = min(time, now) + charge.window, units = units })
-      charge.is_ahead = charge.is_ahead or time > now
-    elseif not is_kept and time >= start then
-      charge.current = charge.current + units
-      charge.is_ahead = charge.is_ahead or time > start
-    elseif not is_kept and time >= start - charge.window then
-      charge.previous = charge.previous + units
-    else
-      table.insert(charge.gone, member)
-    end
-  end
-  charge.used = charge.held + counter.estimate(charge, charge.current, charge.previous, start, now)
-end
 
 -- The units of two windows, of which the present one has begun at `start`.
 function counter.estimate(charge, current, previous, start, time)
   return current + ceil(previous * (start + charge.window - time) / charge.window)
 end
 
+local function estimate_now(charge)
+  return counter.estimate(charge, charge.current, charge.previous, charge.at, now)
+end
+
+-- Notes the numbers as they are in the present window. What was counted in a later one counts as counted now.
+local function note_counts(charge, start, current, previous)
+  charge.is_ahead = start > charge.at
+  if charge.is_ahead then
+    charge.current = current + previous
+  elseif start == charge.at then
+    charge.current, charge.previous = current, previous
+  elseif start + charge.window >= charge.at then
+    charge.previous = current
+  end
+end
+
+-- Looks at a counter, and notes in the charge how it stands. Returns an error text if it cannot be read.
+function counter.look(charge, key)
+  local last = pcall('ZREVRANGE', key, 0, 2, 'WITHSCORES')
+  if last.err then return last.err end
+  charge.current, charge.previous, charge.counts, charge.is_ahead = 0, 0, nil, false
+  local start, current, previous = string.match(last[1] or '', '^(%d+):(%d+):(%d+)$')
+  if start then
+    charge.heads, charge.counts = 1, last[1]
+    note_counts(charge, clamped(tonumber(start)), clamped(tonumber(current)), clamped(tonumber(previous)))
+  end
+  if last[2 * charge.heads + 1] == 'used' then
+    charge.is_summed, charge.sum = true, clamped(tonumber(last[2 * charge.heads + 2]))
+    charge.heads = charge.heads + 1
+  end
+  local oldest = last[2 * charge.heads + 2]
+  if oldest and time_in(oldest) + charge.window <= now then
+    trim(charge, key, call('ZCOUNT', key, charge.cutoff, '+inf') - charge.heads)
+  end
+  charge.oldest = charge.sum > 0 and time_of(charge, key, 0) or nil
+  charge.used = charge.sum + estimate_now(charge)
+end
+
+-- Writes the numbers down, as of the present window. Returns whether they are the first of it.
+local function write_counts(charge, key)
+  local counts, before = text(charge.at) .. ':' .. text(charge.current) .. ':' .. text(charge.previous), charge.counts
+  if counts == before then return false end
+  call('ZADD', key, '+inf', counts)
+  if before then
+    call('ZREM', key, before)
+  else
+    charge.heads = charge.heads + 1
+  end
+  charge.counts = counts
+  return not before or string.match(before, '^%d+') ~= text(charge.at)
+end
+
 -- The first moment from `from` on at which at most so many units are estimated.
 local function first_fit(charge, most, from)
   local start, current, previous = charge.at, charge.current, charge.previous
   while from >= start + charge.window do
+    if current + previous == 0 then return from end
     start, current, previous = start + charge.window, 0, current
   end
   while true do
@@ -64,7 +91,8 @@ end
 -- The time under which something with an id is recorded, if it has not left the window.
 local function found(charge, key, member)
   local at = call('ZSCORE', key, member)
-  return at and -tonumber(at) + charge.window > now and -tonumber(at)
+  at = at and time_in(at)
+  return at and at + charge.window > now and at
 end
 
 -- Whether this very admission has been counted before.
@@ -73,96 +101,90 @@ function counter.counted_before(charge, key, id)
   return (held or found(charge, key, named(charge, id, charge.cost))) and 1 or 0
 end
 
--- Drops what has left the window, all but what has just been written again.
-local function forget(charge, key, written)
-  for _, member in ipairs(charge.gone) do
-    if member ~= written then call('ZREM', key, member) end
-  end
-end
-
--- Where the clock has stepped back, what was counted in later windows counts as counted now.
-local function pull_back_counts(charge, key)
-  local units = 0
-  for _, member in ipairs(call('ZRANGEBYSCORE', key, '-inf', '(' .. text(-charge.at))) do
-    if string.byte(member) ~= KEPT then
-      units = units + weight(charge, member)
-      call('ZREM', key, member)
-    end
-  end
-  if units > 0 then join(charge, key, charge.at, units) end
-  outlive(key, charge, charge.at, 2)
-end
-
 -- Counts units under an id.
 function counter.admit(charge, key, id, units, is_given)
-  charge.used = charge.used + units
-  local written
-  if charge.lease > 0 or is_given then
-    local is_held = charge.lease > 0
-    local time = charge.kept_at
-    written = named(charge, id, units, is_held)
-    call('ZADD', key, text(-time), written)
-    charge.held = charge.held + units
-    table.insert(charge.departures, { at = time + charge.window, units = units })
-    outlive(key, charge, charge.at, 2)
+  local is_first = true
+  if (charge.lease > 0 or is_given) and not is_full(charge, key) then
+    add_to_sum(charge, key, units)
+    call('ZADD', key, text(-charge.kept_at), named(charge, id, units, charge.lease > 0))
+    charge.oldest = min(charge.oldest or charge.kept_at, charge.kept_at)
   else
-    charge.current = charge.current + units
-    local is_first = join(charge, key, charge.at, units)
-    if is_first or not outlives(key, charge, charge.at, 2) then outlive(key, charge, charge.at, 2) end
-    if charge.is_ahead then pull_back_counts(charge, key) end
+    charge.used, charge.current = charge.used + units, charge.current + units
+    is_first = write_counts(charge, key)
   end
-  forget(charge, key, written)
+  if is_first or not outlives(key, charge, charge.at, 2) then outlive(key, charge, charge.at, 2) end
 end
 
-function counter.keep() end
-
--- Microseconds until fewer units are used.
+-- Microseconds until fewer units are used: until the estimate falls, or the oldest of what has an id leaves.
 function counter.reset(charge)
-  return charge.used > 0 and counter.fit(charge, charge.used - 1) - now or 0
+  local estimate = estimate_now(charge)
+  local falls = estimate > 0 and first_fit(charge, estimate - 1, now)
+  local leaves = charge.oldest and min(charge.oldest, now) + charge.window
+  local sooner = falls and leaves and min(falls, leaves) or falls or leaves
+  return sooner and sooner - now or 0
 end
 
--- Microseconds until at most so many units are used.
+-- Microseconds until at most so many units are used, which are more now; or, where more of what has an id has to leave than
+-- one check may look at, at least not before.
 function counter.wait(charge, key, most)
   if charge.is_ahead then
-    pull_back_counts(charge, key)
-    for _, member in ipairs(call('ZRANGEBYSCORE', key, '-inf', '(' .. score)) do
-      if string.byte(member) == KEPT then call('ZADD', key, score, member) end
-    end
+    -- A server without memory lets the numbers go, and then come again.
+    call('ZREM', key, charge.counts)
+    charge.counts, charge.heads, charge.is_ahead = nil, charge.heads - 1, false
+    write_counts(charge, key)
+    outlive(key, charge, charge.at, 2)
   end
-  return counter.fit(charge, most) - now
+  if charge.sum > 0 then pull_back(charge, key) end
+  if charge.is_behind then return 1 end
+  local sum, from, entries = charge.sum, now, charge.sum > 0 and next_to_leave(charge, key) or {}
+  -- Between two departures of what has an id, only the estimate falls.
+  for i = 1, #entries, 2 do
+    local leaves = min(time_in(entries[i + 1]), now) + charge.window
+    local fits = most >= sum and first_fit(charge, most - sum, from)
+    if fits and (fits < leaves or fits == from) then return fits - now end
+    sum, from = sum - weight(charge, entries[i]), max(leaves, from)
+  end
+  if sum > 0 and #entries == 2 * LOOKED_AT then return from - now end
+  return first_fit(charge, max(0, most - sum), from) - now
 end
 
--- The first moment from now on at which at most so many units are used.
-function counter.fit(charge, most)
-  local held, from = charge.held, now
-  table.sort(charge.departures, function(one, other) return one.at < other.at end)
-  -- Between two departures of what is held, only the estimate falls.
-  for _, departure in ipairs(charge.departures) do
-    local fits = most >= held and first_fit(charge, most - held, from)
-    if fits and (fits < departure.at or fits == from) then return fits end
-    held, from = held - departure.units, max(departure.at, from)
+-- Adds units to the window of the clock in which they were admitted, unless it counts no longer.
+local function add_at(charge, start, units)
+  if start >= charge.at then
+    charge.current = charge.current + units
+  elseif start + charge.window >= charge.at then
+    charge.previous = charge.previous + units
   end
-  return first_fit(charge, most, from)
 end
 
 -- Sets what an admission has cost, as of when it was, and returns whether it was known.
 function counter.settle(charge, key, id, time, cost)
   local member = named(charge, id, charge.cost, charge.lease > 0)
   local at = found(charge, key, member)
-  if not at or at > kept_at(charge, time) then return false end
-  local start = recorded_at(charge, charge.lease > 0 and min(time, now) or at)
-  -- The first write, so that a server without memory lets units be given back.
-  call('ZREM', key, member)
-  if cost > 0 and start >= charge.at - charge.window then
-    join(charge, key, min(start, charge.at), cost)
+  if at and at <= kept_at(charge, time) then
+    -- The first write, so that a server without memory lets units be given back.
+    call('ZREM', key, member)
+    add_to_sum(charge, key, -charge.cost)
+    if cost > 0 then
+      add_at(charge, recorded_at(charge, charge.lease > 0 and min(time, now) or at), cost)
+      write_counts(charge, key)
+    end
+  elseif is_late(charge, time, cost) and not has_settled(charge, key, id, time) then
+    add_to_sum(charge, key, cost)
+    write_settled(charge, key, string.char(KEPT) .. named_settled(id, cost), time)
+  else
+    return false
   end
-  forget(charge, key)
-  counter.look(charge, key)
+  charge.used = charge.sum + estimate_now(charge)
+  if charge.used == 0 and charge.current + charge.previous == 0 then
+    call('UNLINK', key)
+    charge.oldest = nil
+    return true
+  end
+  charge.oldest = charge.sum > 0 and time_of(charge, key, 0) or nil
   -- All that is left may be of the window before.
-  local is_present = charge.current > 0
-  for _, departure in ipairs(charge.departures) do
-    is_present = is_present or departure.at > charge.at + charge.window
-  end
+  local newest = call('ZRANGE', key, 0, 0, 'WITHSCORES')
+  local is_present = charge.current > 0 or charge.sum > 0 and time_in(newest[2]) > charge.at
   outlive(key, charge, is_present and charge.at or charge.at - charge.window, 2)
   return true
 end

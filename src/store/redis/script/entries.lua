@@ -6,12 +6,24 @@
 -- own there, since its caller gave one or holds its units, is an entry of its own, too. What is held for a lease is
 -- recorded a window before the lease ends, so that it leaves then.
 
-local KEPT = 255  -- the first byte of an entry with an id, where most have none
+local KEPT = 255         -- the first byte of an entry with an id, where most have none
+local MOST_KEPT = 10000  -- entries with ids of a key whose memory is bounded; what comes beyond them gets no id
+local LARGEST = 2 ^ 53   -- the largest number that doubles count up to
 
 local floor, max, min = math.floor, math.max, math.min
 
 local function text(number)
   return string.format('%.0f', number)
+end
+
+-- A number as it may stand in a reply, whatever a key of ours was made to hold.
+local function clamped(number)
+  return number and number > 0 and min(ceil(number), LARGEST) or 0
+end
+
+-- The time that a score stands for.
+local function time_in(score)
+  return clamped(-tonumber(score))
 end
 
 -- Lets a key live until so many windows after a time.
@@ -46,11 +58,18 @@ local function named_settled(id, units)
   return id .. text(units) .. '.'
 end
 
+-- The mark of an admission that was settled when its lease was over. Its units are among those without an id.
+local function named_late(id)
+  return string.char(KEPT) .. id .. '.'
+end
+
 -- The units of an entry, and if copies share it, the cost of each. One without an id is two bytes of its time, and its
 -- units.
 local function weight(charge, member)
+  if charge.is_exact and #member == 8 then return 1 end
   local units = string.sub(member, charge.is_exact and 9 or string.byte(member) == KEPT and 10 or 3)
   if units == '' then return 1 end
+  if units == '.' then return 0 end
   local number, copies, cost = tonumber(units), nil, nil
   if not number then
     copies, cost = string.match(units, '^(%d+)%*(%d+)$')
@@ -63,23 +82,17 @@ end
 
 -- Adds units to those that were admitted at the same recorded time, and returns whether they are the first.
 local function join(charge, key, time, units)
-  local at, members = text(-time), {}
-  for _, member in ipairs(call('ZRANGEBYSCORE', key, at, at)) do
-    if string.byte(member) ~= KEPT then
-      units = units + weight(charge, member)
-      members[#members + 1] = member
-    end
-  end
+  local at = text(-time)
+  -- Among entries of one time, that without an id is the first.
+  local earlier = call('ZRANGEBYSCORE', key, at, at, 'LIMIT', 0, 1)[1]
+  if earlier and string.byte(earlier) == KEPT then earlier = nil end
+  if earlier then units = units + weight(charge, earlier) end
   local part = floor(time / charge.part)
   local joined = string.char(part % KEPT, floor(part / KEPT) % 256) .. text(units)
-  -- For a counter this is the first write. A compact log must not have one entry more even for a moment: beyond 128 Redis
-  -- changes how it keeps a set, for good.
-  if charge.is_counter then call('ZADD', key, at, joined) end
-  for _, member in ipairs(members) do
-    if member ~= joined then call('ZREM', key, member) end
-  end
-  if not charge.is_counter then call('ZADD', key, at, joined) end
-  return #members == 0
+  -- A compact log must not have one entry more even for a moment: beyond 128 Redis changes how it keeps a set, for good.
+  if earlier and earlier ~= joined then call('ZREM', key, earlier) end
+  call('ZADD', key, at, joined)
+  return not earlier
 end
 
 -- The time under which an admission is recorded.

@@ -25,26 +25,37 @@
 --            id     eight bytes: the identity of the first copy's admission; those of the others follow it
 --            at     only of an admission: when it was decided
 -- reply  a flat list: now, then for each check
---          -1 - n   if only the first n copies are admitted, or a charge is in the shadow, or an error text if a key could
---                   not be read; nothing if all copies are admitted. Of an admission: n is 1 if any limit knew it
+--          -1 - n   if only the first n copies are admitted, or a charge is in the shadow, or a text if a key could not be
+--                   read or written: the place of its charge, from 1, and the error; nothing if all copies are admitted. Of
+--                   an admission: n is 1 if any limit knew it
 --          then for each charge
 --            used   units in the window after the decision
 --            reset  microseconds until fewer are, 0 if there are none; read from an expiry, it is up to 1 millisecond more
 --            retry  only where -1 - n was sent, and not of an admission: microseconds until this charge would no longer
 --                   refuse one more copy, 0 if it refuses none
 --
--- Cost      O(log n) a charge, and O(1) more for each entry that has expired. A refusal whose log has the sum written
---           down reads as many entries as have to leave: no more than the cost of the refused charge.
--- Numbers   integers below 2^53 in doubles. As arguments they are exact; in texts they are written with %.0f, since
---           `..` and tostring would lose digits.
+-- Cost      O(log n) a charge, and O(1) more for each entry that is read, dropped or moved. Whatever its key holds, a charge
+--           reads at most 100 entries for a retry time, moves at most 100 after a step back of the clock, and drops at most
+--           500 that have left: some 0.5 ms. A batch is of at most 64 different checks.
+--           * A retry time that would need more entries to be read is told as when the last of those read leaves: the check
+--             does not pass before that.
+--           * Where more entries have left than may be dropped, those of one unit do not count. Those with units of their
+--             own count until later checks drop them, unless at most 500 entries stay, which are then all that is kept.
+--           * Where more entries are ahead of the clock than may be moved, each refusal moves the newest of them.
+--           * Under an algorithm other than the log, a key keeps 10,000 entries with an id. What comes beyond them counts
+--             without one.
+-- Numbers   integers up to 2^53 in doubles. As arguments they are exact; in texts they are written with %.0f, since
+--           `..` and tostring would lose digits. What a key holds is clamped to them where it is read.
 -- Writes    The first one of a check is a ZADD, since a server without memory refuses no other, and that of a settlement a
 --           ZREM, so that it does not. A refusal moves no expiry and adds no entry.
+-- Errors    of one key, such as a wrong type, or of a server without memory, are the outcome of the check that met them. An
+--           error of the server, such as READONLY, ends the script before anything is written.
 -- Server    Redis 6.2 or newer, and what is compatible with it. Commands: TIME PEXPIRETIME ZCARD ZCOUNT ZRANGE ZREVRANGE
---           ZRANGEBYSCORE ZSCORE ZADD ZREM ZREMRANGEBYRANK ZREMRANGEBYSCORE PEXPIRE PEXPIREAT UNLINK.
+--           ZRANGEBYSCORE ZSCORE ZADD ZREM ZREMRANGEBYRANK PEXPIRE PEXPIREAT UNLINK.
 
 local SLACK = 1000  -- milliseconds a key outlives its last unit: a promoted replica's clock may be ahead
 
-local call, pcall, ceil = redis.call, redis.pcall, math.ceil
+local attempt, call, pcall, ceil = pcall, redis.call, redis.pcall, math.ceil
 local now = tonumber(ARGV[1])
 local is_server_time = not now
 if is_server_time then

@@ -11,57 +11,77 @@
 --           By another clock than the server's, every admission moves it. Other logs expire a window + SLACK after their
 --           newest entry.
 
-local CHUNK = 500  -- entries read at a time
-local RESENT = 5000000  -- microseconds between two tries of a batch at most: more than connecting and a reply may take
-local FEW = 4      -- so many copies of cost 1 get entries of their own: two that met by chance are not worth a sum
+local LOOKED_AT = 100  -- entries that are looked at for a retry time, or moved after a step back of the clock
+local DROPPED = 500    -- entries that have left and are dropped in one check, or that are read to find one
+local RESENT = 5000000 -- microseconds between two tries of a batch at most: more than connecting and a reply may take
+local FEW = 4          -- so many copies of cost 1 get entries of their own: two that met by chance are not worth a sum
 
 -- The id so many places further. Its last byte does not run over within the copies of a check.
 local function following(id, places)
   return string.sub(id, 1, 7) .. string.char(string.byte(id, 8) + places)
 end
 
--- The time of the entry of this rank, from the oldest.
-local function time_of(key, rank)
+-- The time of the entry of this rank, from the oldest that has not left the window.
+local function time_of(charge, key, rank)
+  rank = rank + charge.heads + charge.left_behind
   local found = call('ZREVRANGE', key, rank, rank, 'WITHSCORES')[2]
-  return found and -tonumber(found) or now
+  return found and time_in(found) or now
 end
 
--- Drops what has expired, and notes in the charge what is left.
-local function trim(charge, key)
-  local cutoff, last = now - charge.window, call('ZREVRANGE', key, 0, 0, 'WITHSCORES')
+-- The units of some entries together. Between two of them there are so many places.
+local function weights(charge, members, places)
+  local sum = 0
+  for i = 1, #members, places do
+    sum = sum + weight(charge, members[i])
+  end
+  return sum
+end
 
-  -- A large log that is all gone is freed at once, off the server's main thread.
-  local size = call('ZCARD', key)
-  if size > CHUNK and -tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]) <= cutoff then
+-- Adds units to those of the entries, or takes some away, and writes the sum down.
+local function add_to_sum(charge, key, units)
+  charge.sum, charge.used = clamped(charge.sum + units), clamped(charge.used + units)
+  if not charge.is_summed then charge.heads = charge.heads + 1 end
+  charge.is_summed = true
+  call('ZADD', key, charge.sum, 'used')
+end
+
+-- Writes a key anew with a few entries. The many others are freed off the server's main thread.
+local function keep_only(charge, key, entries)
+  local scored = charge.heads > 0 and call('ZREVRANGE', key, 0, charge.heads - 1, 'WITHSCORES') or {}
+  for i = 1, #scored, 2 do
+    scored[i], scored[i + 1] = scored[i] == 'used' and charge.sum or scored[i + 1], scored[i]
+  end
+  for i = 1, #entries, 2 do
+    scored[#scored + 1], scored[#scored + 2] = entries[i + 1], entries[i]
+  end
+  call('UNLINK', key)
+  call('ZADD', key, unpack(scored))
+  outlive(key, charge, max(charge.at, #entries > 0 and time_in(entries[2]) or 0), charge.is_counter and 2 or 1)
+end
+
+-- Drops what has left the window, and notes in the charge what is left. One check drops no more than it may: behind that,
+-- entries of one unit are not counted, and others count until a later check drops them.
+local function trim(charge, key, expired)
+  local live, dropped = call('ZCARD', key) - expired - charge.heads, min(expired, DROPPED)
+  if live == 0 and not charge.is_counter then
     call('UNLINK', key)
-    return
-  end
-  if last[1] ~= 'used' then
-    charge.used = size - call('ZREMRANGEBYSCORE', key, text(-cutoff), 0)
-    charge.oldest = charge.used > 0 and time_of(key, 0) or nil
-    return
-  end
-
-  -- What leaves has to be subtracted. In a steady stream that is one entry.
-  local used, chunk = tonumber(last[2]), 2
-  while true do
-    local entries, expired = call('ZREVRANGE', key, 1, chunk, 'WITHSCORES'), 0
-    while expired * 2 < #entries and -tonumber(entries[expired * 2 + 2]) <= cutoff do
-      used = used - weight(charge, entries[expired * 2 + 1])
-      expired = expired + 1
+    charge.sum, charge.heads, charge.is_summed = 0, 0, false
+  elseif dropped < expired and live <= DROPPED then
+    local entries = live > 0 and call('ZRANGE', key, 0, live - 1, 'WITHSCORES') or {}
+    charge.sum = weights(charge, entries, 2)
+    keep_only(charge, key, entries)
+  else
+    local last = -1 - charge.heads
+    if charge.is_summed then
+      local leaving = call('ZREVRANGE', key, charge.heads, charge.heads + dropped - 1)
+      charge.sum, charge.is_behind = clamped(charge.sum - weights(charge, leaving, 1)), dropped < expired
+    else
+      charge.sum = live
     end
-    -- No entries but a sum: not of our making, and nothing to go on with.
-    if used == 0 or #entries == 0 then
-      call('UNLINK', key)
-      return
-    end
-    call('ZREMRANGEBYRANK', key, -1 - expired, -2)
-    local oldest = tonumber(entries[expired * 2 + 2])
-    if oldest then
-      charge.used, charge.oldest, charge.is_summed, charge.is_stale = used, -oldest, true, true
-      return
-    end
-    chunk = min(chunk * 8, CHUNK)
+    -- The first write, so that a server without memory lets the sum follow.
+    call('ZREMRANGEBYRANK', key, last + 1 - dropped, last)
+    if charge.is_summed then call('ZADD', key, charge.sum, 'used') end
+    charge.left_behind = expired - dropped
   end
 end
 
@@ -72,23 +92,29 @@ function log.look(charge, key)
   local beyond = pcall('ZCOUNT', key, charge.cutoff, '+inf')
   if type(beyond) == 'table' then return beyond.err end
   -- What is counted is what has expired, and the sum.
-  local last = beyond == 1 and call('ZREVRANGE', key, 0, 0, 'WITHSCORES')
-  charge.is_summed = last and last[1] == 'used'
-  if beyond > 0 and not charge.is_summed then
-    trim(charge, key)
+  local last = beyond > 0 and call('ZREVRANGE', key, 0, 0, 'WITHSCORES')
+  if last and last[1] == 'used' then
+    charge.is_summed, charge.heads, charge.sum = true, 1, clamped(tonumber(last[2]))
+  end
+  local expired = beyond - charge.heads
+  if expired > 0 then
+    trim(charge, key, expired)
+    charge.used = charge.sum
+    charge.oldest = charge.sum > 0 and time_of(charge, key, 0) or nil
     return
   end
 
   local expires = is_expiry_telling and charge.is_exact and call('PEXPIRETIME', key)
   if expires == -2 then return end
-  charge.used = charge.is_summed and tonumber(last[2]) or call('ZCARD', key)
+  if not charge.is_summed then charge.sum = call('ZCARD', key) end
+  charge.used = charge.sum
   -- Rounded up by less than 1000. That it has not left the window says that the expiry is one of two windows.
   local oldest = expires and (expires - 2 * charge.window_ms - SLACK) * 1000
   charge.is_covered = oldest and oldest - 1000 + charge.window >= now
   if charge.is_covered then
     charge.oldest = oldest
-  elseif charge.used > 0 then
-    charge.oldest = time_of(key, charge.is_summed and 1 or 0)
+  elseif charge.sum > 0 then
+    charge.oldest = time_of(charge, key, 0)
   end
 end
 
@@ -108,18 +134,20 @@ function log.counted_before(charge, key, id, copies)
   return 0
 end
 
+-- Whether a key has as many entries with ids as it may have.
+local function is_full(charge, key)
+  return not charge.is_exact and call('ZCARD', key) >= MOST_KEPT
+end
+
 -- Counts units under an id.
 function log.admit(charge, key, id, units, is_given)
-  charge.used = charge.used + units
   local time, is_first = charge.at, true
   if not charge.is_exact or charge.lease > 0 then
-    charge.is_summed = true
-    call('ZADD', key, charge.used, 'used')
-    if charge.lease > 0 then
+    local is_named = (charge.lease > 0 or is_given) and not is_full(charge, key)
+    add_to_sum(charge, key, units)
+    if is_named then
       time = charge.kept_at
-      call('ZADD', key, text(-time), named(charge, id, units, true))
-    elseif is_given then
-      call('ZADD', key, text(-time), named(charge, id, units))
+      call('ZADD', key, text(-time), named(charge, id, units, charge.lease > 0))
     else
       is_first = join(charge, key, time, units)
     end
@@ -131,14 +159,15 @@ function log.admit(charge, key, id, units, is_given)
   end
 
   if charge.is_summed or units > 1 and (charge.cost > 1 or units > FEW) then
-    charge.is_summed = true
+    add_to_sum(charge, key, units)
     local member = units == charge.cost and named(charge, id, units) or named_together(id, units / charge.cost, charge.cost)
-    call('ZADD', key, charge.used, 'used', score, member)
+    call('ZADD', key, score, member)
   else
     call('ZADD', key, score, id)
     for places = 2, units do
       call('ZADD', key, score, following(id, places - 1))
     end
+    charge.sum, charge.used = charge.sum + units, charge.used + units
   end
   if not charge.is_covered then
     if is_expiry_telling and charge.oldest and charge.oldest <= now then
@@ -150,55 +179,59 @@ function log.admit(charge, key, id, units, is_given)
   charge.oldest = charge.oldest or now
 end
 
--- Writes down what has been found out without an admission.
-function log.keep(charge, key)
-  if charge.is_stale then call('ZADD', key, charge.used, 'used') end
-end
-
 -- Microseconds until fewer units are in the window.
 function log.reset(charge)
-  return charge.oldest and max(0, min(charge.oldest, charge.at) + charge.window - now) or 0
+  return charge.oldest and max(0, min(charge.oldest, charge.latest) + charge.window - now) or 0
 end
 
 -- Where the clock has stepped back, entries from the future count as having happened now, so that the key is right again
--- after one window.
+-- after one window. Each refusal moves the newest of them, as many as one check may. A server without memory moves none.
 local function pull_back(charge, key)
-  local at, joined = text(-charge.at), 0
-  if -tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2]) <= charge.at then return end
-  for _, member in ipairs(call('ZRANGEBYSCORE', key, '-inf', '(' .. at)) do
+  local first = call('ZRANGE', key, 0, 0, 'WITHSCORES')
+  if #first == 0 or time_in(first[2]) <= charge.latest then return end
+  local at, joined = text(-charge.latest), 0
+  for _, member in ipairs(call('ZRANGEBYSCORE', key, '-inf', '(' .. at, 'LIMIT', 0, LOOKED_AT)) do
     if charge.is_exact or string.byte(member) == KEPT then
-      call('ZADD', key, at, member)
+      if pcall('ZADD', key, at, member) ~= 0 then return end
     else
       joined = joined + weight(charge, member)
       call('ZREM', key, member)
     end
   end
-  if joined > 0 then join(charge, key, charge.at, joined) end
-  outlive(key, charge, charge.at, 1)
+  if joined > 0 then join(charge, key, charge.latest, joined) end
+  outlive(key, charge, charge.at, charge.is_counter and 2 or 1)
 end
 
--- Microseconds until at most so many units are in the window. Only asked where there are more.
+-- The next entries to leave, the oldest first: their members and scores.
+local function next_to_leave(charge, key)
+  local first = charge.heads + charge.left_behind
+  return call('ZREVRANGE', key, first, first + LOOKED_AT - 1, 'WITHSCORES')
+end
+
+-- Microseconds until at most so many units are in the window, which are more now; or, where more entries have to leave than
+-- one check may look at, at least not before.
 function log.wait(charge, key, most)
   pull_back(charge, key)
-  local excess, rank = charge.used - most, 1
-  if not charge.is_summed then return time_of(key, excess - 1) + charge.window - now end
-  while true do
-    local entries = call('ZREVRANGE', key, rank, rank + CHUNK - 1, 'WITHSCORES')
-    -- A sum above the entries is not of our making; no script may loop for ever over it.
-    if #entries == 0 then return charge.window end
+  -- A later check will know better.
+  if charge.is_behind then return 1 end
+  local leaves, excess = now, charge.sum - most
+  if not charge.is_summed then
+    leaves = time_of(charge, key, excess - 1)
+  else
+    local entries = next_to_leave(charge, key)
     for i = 1, #entries, 2 do
-      excess = excess - weight(charge, entries[i])
-      if excess <= 0 then return -tonumber(entries[i + 1]) + charge.window - now end
+      leaves, excess = time_in(entries[i + 1]), excess - weight(charge, entries[i])
+      if excess <= 0 then break end
     end
-    rank = rank + CHUNK
   end
+  return min(leaves, charge.latest) + charge.window - now
 end
 
 -- The entry that an admission shares with equal ones that were decided at the same time, how many places before it that
 -- entry's own id is, and the entry's score. What was sent again was told later than the first try has counted it.
 local function shared(charge, key, id, time)
   for _, earlier in ipairs({ 0, RESENT }) do
-    local entries = call('ZRANGEBYSCORE', key, text(-time), text(earlier - time), 'WITHSCORES', 'LIMIT', 0, CHUNK)
+    local entries = call('ZRANGEBYSCORE', key, text(-time), text(earlier - time), 'WITHSCORES', 'LIMIT', 0, DROPPED)
     for i = 1, #entries, 2 do
       local member = entries[i]
       local units, cost = weight(charge, member)
@@ -209,6 +242,50 @@ local function shared(charge, key, id, time)
   end
 end
 
+-- Whether an exact log, or a counter, still has the entry that a settlement has left at a time under this id.
+local function has_settled(charge, key, id, time)
+  local at = text(-time)
+  local prefix = charge.is_exact and id or string.char(KEPT) .. id
+  for _, member in ipairs(call('ZRANGEBYSCORE', key, at, at, 'LIMIT', 0, DROPPED)) do
+    if string.sub(member, 1, #prefix) == prefix and string.sub(member, -1) == '.' then return true end
+  end
+  return false
+end
+
+-- Whether what was reserved at this time can be settled no more but by counting it anew: its lease is over, and its window
+-- is not.
+local function is_late(charge, time, cost)
+  return cost > 0 and charge.lease > 0 and time + charge.lease <= now and now < time + charge.window
+end
+
+-- Writes an entry of a settlement. Whoever gives an id again after its settlement may settle it to the same: no number minds
+-- spaces behind it.
+local function write_settled(charge, key, member, time)
+  for _ = 1, LOOKED_AT do
+    if not call('ZSCORE', key, member) then break end
+    member = member .. ' '
+  end
+  call('ZADD', key, text(-time), member)
+end
+
+-- Counts what was settled when its lease was over, as of when it was reserved, and returns whether it was news.
+local function settle_late(charge, key, id, time, cost)
+  if charge.is_exact then
+    if has_settled(charge, key, id, time) then return false end
+    add_to_sum(charge, key, cost)
+    write_settled(charge, key, named_settled(id, cost), time)
+  else
+    local at = min(recorded_at(charge, time), charge.at)
+    if at + charge.window <= now then return true end
+    if call('ZSCORE', key, named_late(id)) then return false end
+    local is_named = not is_full(charge, key)
+    add_to_sum(charge, key, cost)
+    join(charge, key, at, cost)
+    if is_named then call('ZADD', key, text(-at), named_late(id)) end
+  end
+  return true
+end
+
 -- Sets what an admission has cost, as of when it was, and returns whether it was known.
 function log.settle(charge, key, id, time, cost)
   local member, copies, place = named(charge, id, charge.cost, charge.lease > 0), 1, 0
@@ -217,39 +294,39 @@ function log.settle(charge, key, id, time, cost)
     member, place, found = shared(charge, key, id, time)
     copies = found and weight(charge, member) / charge.cost
   end
-  if not found or -tonumber(found) > kept_at(charge, time) then return false end
-
-  time = charge.lease > 0 and min(time, now) or -tonumber(found)
-  charge.used = charge.used - charge.cost + cost
-  -- The first write, so that a server without memory lets units be given back.
-  call('ZREM', key, member)
-  if charge.is_summed or cost > 0 then
-    charge.is_summed = true
-    call('ZADD', key, charge.used, 'used')
-  end
-  -- Who shared the entry have one of their own from now on.
-  for places = 0, copies - 1 do
-    if places ~= place then
-      local other = string.sub(id, 1, 7) .. string.char(string.byte(id, 8) - place + places)
-      call('ZADD', key, text(-time), named(charge, other, charge.cost))
+  if found and time_in(found) > kept_at(charge, time) then found = nil end
+  if not found then
+    if not is_late(charge, time, cost) or not settle_late(charge, key, id, time, cost) then return false end
+  else
+    time = charge.lease > 0 and min(time, now) or time_in(found)
+    -- The first write, so that a server without memory lets units be given back.
+    call('ZREM', key, member)
+    if charge.is_summed or cost > 0 then
+      add_to_sum(charge, key, cost - charge.cost)
+    else
+      charge.sum, charge.used = charge.sum - charge.cost, charge.used - charge.cost
     end
-  end
-  if cost > 0 and charge.is_exact then
-    local settled = named_settled(id, cost)
-    -- Whoever gives an id again after its settlement may settle it to the same. No number minds spaces behind it.
-    while call('ZSCORE', key, settled) do settled = settled .. ' ' end
-    call('ZADD', key, text(-time), settled)
-  elseif cost > 0 then
-    join(charge, key, recorded_at(charge, time), cost)
+    -- Who shared the entry have one of their own from now on.
+    for places = 0, copies - 1 do
+      if places ~= place then
+        local other = string.sub(id, 1, 7) .. string.char(string.byte(id, 8) - place + places)
+        call('ZADD', key, text(-time), named(charge, other, charge.cost))
+      end
+    end
+    if cost > 0 and charge.is_exact then
+      write_settled(charge, key, named_settled(id, cost), time)
+    elseif cost > 0 then
+      join(charge, key, recorded_at(charge, time), cost)
+    end
   end
   if charge.used == 0 then
     call('UNLINK', key)
     charge.oldest = nil
   else
     -- The oldest may have gone, so the expiry must not tell of it any more. The newest may be as old as the admission.
-    local newest = -tonumber(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])
+    local newest = time_in(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])
     outlive(key, charge, min(newest, charge.at), 1)
-    charge.oldest = time_of(key, charge.is_summed and 1 or 0)
+    charge.oldest = time_of(charge, key, 0)
   end
   return true
 end

@@ -32,7 +32,8 @@ local function look_plainly(charge, key)
       used = used - entry
     end
   end
-  if used + charge.cost > charge.units then return false end
+  -- Also where it is no number that a sum can be.
+  if not (used >= 0 and used + charge.cost <= charge.units) then return false end
   charge.used = used
 
   local oldest = expires and (expires - 2 * window_ms - SLACK) * 1000
@@ -50,16 +51,17 @@ local function look_plainly(charge, key)
   return not sum
 end
 
--- Counts the units of a charge in a log that stands so, and replies.
+-- Counts the units of a charge in a log that stands so, and replies. Returns false if it has done nothing.
 local function admit_plainly(charge, key, id)
   local cost, gone, used = charge.cost, charge.gone, charge.used + charge.cost
-  local is_summed = charge.sum or cost > 1
-  -- The first write, since a server without memory refuses no other.
+  local is_summed, written = charge.sum or cost > 1, nil
+  -- The first write of a check is the only one that a server without memory refuses.
   if is_summed then
-    call('ZADD', key, used, 'used', score, cost > 1 and id .. string.format('%.0f', cost) or id)
+    written = pcall('ZADD', key, used, 'used', score, cost > 1 and id .. string.format('%.0f', cost) or id)
   else
-    call('ZADD', key, score, id)
+    written = pcall('ZADD', key, score, id)
   end
+  if type(written) == 'table' then return false end
   if gone > 0 then
     local last = is_summed and -2 or -1
     call('ZREMRANGEBYRANK', key, last + 1 - gone, last)
@@ -67,6 +69,7 @@ local function admit_plainly(charge, key, id)
   if charge.expiry then call('PEXPIREAT', key, charge.expiry) end
   reply[r + 1], reply[r + 2] = used, charge.reset
   r = r + 2
+  return true
 end
 
 -- Decides a check. Returns false if it has done nothing.
@@ -75,7 +78,7 @@ local function decide_plainly(id, charges)
     if not look_plainly(charges[i], KEYS[k + i]) then return false end
   end
   for i = 1, #charges do
-    admit_plainly(charges[i], KEYS[k + i], id)
+    if not admit_plainly(charges[i], KEYS[k + i], id) then return false end
   end
   k = k + #charges
   return true

@@ -22,11 +22,11 @@ while is_expiry_telling and a < #ARGV and not resume do
     elseif reset >= 1000 and pcall('ZCOUNT', key, cutoff, '+inf') == 0 then
       used = call('ZCARD', key)
     end
-    if not used or used >= units then
+    -- A server without memory refuses this write; what else it says is said there.
+    if not used or used >= units or type(pcall('ZADD', key, score, ARGV[i])) == 'table' then
       resume = i
       break
     end
-    call('ZADD', key, score, ARGV[i])
     if used == 0 then call('PEXPIREAT', key, present + window_ms + SLACK) end
     reply[r + 1], reply[r + 2] = used + 1, reset < window and reset or window
     k, r = k + 1, r + 2

@@ -25,6 +25,7 @@ local function shape_at(place)
       is_shadow = mode == 'shadow', settled = tonumber(mode),
     }
     charge.at = recorded_at(charge, now)
+    charge.latest = charge.is_counter and now or charge.at  -- the latest time under which anything of now is recorded
     charge.kept_at = kept_at(charge, now)
     shape.has_shadow = shape.has_shadow or charge.is_shadow
     shape[i] = charge
@@ -35,6 +36,22 @@ local function shape_at(place)
   return shape
 end
 
+-- Decides a check. If that fails, nobody else is the worse for it.
+local function decide_alone(shape, id)
+  local places, keys = r, k
+  local is_done, problem = attempt(decide, shape, id)
+  if is_done then return end
+  for i = places + 1, #reply do
+    reply[i] = nil
+  end
+  r, k = places + 1, keys + shape.charges
+  reply[r] = failure_of(shape.at_fault, problem)
+  for i = 1, 3 * shape.charges do
+    reply[r + i] = 0
+  end
+  r = r + 3 * shape.charges
+end
+
 while a < #ARGV do
   local run = a + 1
   local shape = shape_at(run)
@@ -43,7 +60,7 @@ while a < #ARGV do
     if shape.is_settlement then
       settle(shape, ARGV[i], ARGV[i + 1] + 0, shape.is_again)
     elseif not may_be_plain or i == resume or not decide_plainly(ARGV[i], shape) then
-      decide(shape, ARGV[i])
+      decide_alone(shape, ARGV[i])
     end
   end
   a, resume = shape.last, nil

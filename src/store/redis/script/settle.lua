@@ -1,4 +1,4 @@
--- Settling an admission: each of its charges by itself.
+-- Settling an admission: each of its charges by itself. One that cannot be settled fails the settlement, and not the others.
 
 local function settle(shape, id, time, is_again)
   r = r + 1
@@ -6,17 +6,16 @@ local function settle(shape, id, time, is_again)
   for i = 1, shape.charges do
     local charge, key = shape[i], KEYS[k + i]
     local algorithm = algorithm_of(charge)
-    charge.used, charge.oldest, charge.is_summed, charge.is_stale, charge.is_covered = 0, nil, false, false, false
-    local problem = algorithm.look(charge, key)
-    if problem then
-      failure, charge.used, charge.oldest = problem, 0, nil
-    elseif charge.settled and algorithm.settle(charge, key, id, time, charge.settled) then
-      known = true
-    else
-      algorithm.keep(charge, key)
+    local is_done, problem = attempt(function()
+      local unreadable = look(charge, key)
+      if unreadable then error(unreadable, 0) end
+      if charge.settled and algorithm.settle(charge, key, id, time, charge.settled) then known = true end
+      reply[r + 1], reply[r + 2] = clamped(charge.used), clamped(algorithm.reset(charge))
+    end)
+    if not is_done then
+      failure = failure_of(i, problem)
+      reply[r + 1], reply[r + 2] = 0, 0
     end
-    reply[r + 1] = charge.used
-    reply[r + 2] = problem and 0 or algorithm.reset(charge)
     r = r + 2
   end
   -- A second try cannot tell what the first one has settled from what nobody knows.

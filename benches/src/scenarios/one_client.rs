@@ -1,0 +1,138 @@
+//! What one client can cost Redis: script time of each kind of check, on one key with so many entries or open reservations.
+
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tower_sliding_window::{
+    AdmissionId, Algorithm, Charge, Check, Decision, DenyCache, Limit, Limiter, ManualClock, RedisStore, Settlement,
+};
+
+use super::Outcome;
+use crate::{
+    load::{HOUR, TASKS, two_threads},
+    measure::Effort,
+    server::Server,
+};
+
+/// Each figure is the mean of so many checks, one at a time.
+const SAMPLE: u32 = 20;
+
+/// How a key is filled.
+#[derive(Clone, Copy)]
+enum Filled {
+    /// With admissions of this cost.
+    Admissions(u64),
+    Reservations,
+}
+
+const KEYS: [(&str, Algorithm, Filled); 8] = [
+    ("log, cost 1", Algorithm::log(), Filled::Admissions(1)),
+    ("log, cost 2", Algorithm::log(), Filled::Admissions(2)),
+    ("log, reservations", Algorithm::log(), Filled::Reservations),
+    ("compact(128), cost 2", Algorithm::compact(128), Filled::Admissions(2)),
+    ("compact(128), reservations", Algorithm::compact(128), Filled::Reservations),
+    ("counter, reservations", Algorithm::counter(), Filled::Reservations),
+    ("fixed, cost 2", Algorithm::fixed(), Filled::Admissions(2)),
+    ("fixed, reservations", Algorithm::fixed(), Filled::Reservations),
+];
+
+pub(crate) fn run(effort: Effort) -> Outcome {
+    let runtime = two_threads();
+    println!("\nus of script, the mean of {SAMPLE} checks; a dash where the case cannot be");
+    println!(
+        "| key | entries | admission | refusal at cost 1 | refusal at the largest cost | settlement | many leave at once | clock back |"
+    );
+    println!("|---|---|---|---|---|---|---|---|");
+    for (name, algorithm, filled) in KEYS {
+        for entries in [10, effort.entries / 100, effort.entries] {
+            let row = runtime.block_on(row(algorithm, filled, entries));
+            let cells: Vec<String> =
+                row.iter().map(|micros| micros.map_or("–".to_owned(), |us| format!("{us:.0}"))).collect();
+            println!("| {name} | {entries} | {} |", cells.join(" | "));
+        }
+    }
+    Ok(Vec::new())
+}
+
+async fn row(algorithm: Algorithm, filled: Filled, entries: usize) -> [Option<f64>; 6] {
+    let (server, clock) = (Server::start(), ManualClock::new());
+    let store = RedisStore::builder(&server.url()).clock(&clock).build().expect("valid settings");
+    let limiter = Limiter::new(store).deadline(Duration::from_secs(60)).deny_cache(DenyCache::off());
+    let limit = |units| Limit::new("calls", units, HOUR).expect("a valid limit").with_algorithm(algorithm);
+    let wide = limit(Limit::MAX_UNITS);
+    fill(&limiter, &wide, &clock, filled, entries).await;
+
+    let check =
+        |limit: &Limit, cost| Check::new(Charge::new(limit.clone(), "key", cost).expect("a cost below the limit"));
+    let ask = async |check: Check| limiter.check_all(check).await.expect("an answer");
+    let mut admitted: Vec<(Check, Decision)> = Vec::new();
+    let reserve = || Check::new(Charge::new(wide.clone(), "key", 1).expect("a cost of 1").reserve(HOUR));
+    for _ in 0..SAMPLE {
+        let check = reserve();
+        admitted.push((check.clone(), ask(check).await));
+    }
+    let used = limiter.peek(&wide, "key").await.expect("an answer").used();
+    let full = limit(used);
+    server.run::<()>("CONFIG RESETSTAT");
+    let mut row = [None; 6];
+    let measured = |server: &Server| {
+        let micros = server.script_micros();
+        server.run::<()>("CONFIG RESETSTAT");
+        Some(micros)
+    };
+    for _ in 0..SAMPLE {
+        assert!(!ask(check(&full, 1)).await.is_allowed());
+    }
+    row[1] = measured(&server);
+    for _ in 0..SAMPLE {
+        assert!(!ask(check(&full, used)).await.is_allowed());
+    }
+    row[2] = measured(&server);
+    for (check, decision) in &admitted {
+        let settlement = Settlement::new(check.clone(), decision, |_| Some(3));
+        assert!(limiter.settle(settlement).await.expect("an answer").is_known());
+    }
+    row[3] = measured(&server);
+    for _ in 0..SAMPLE {
+        assert!(ask(check(&wide, 1)).await.is_allowed());
+    }
+    row[0] = measured(&server);
+    // Refusals while the newest half of the entries is ahead of the clock.
+    clock.step_back(Duration::from_secs(1_000));
+    for _ in 0..SAMPLE {
+        assert!(!ask(check(&full, 1)).await.is_allowed());
+    }
+    row[5] = measured(&server);
+    clock.advance(Duration::from_secs(1_000) + HOUR - Duration::from_secs(1_000));
+    for _ in 0..SAMPLE {
+        let _ = ask(check(&wide, 1)).await;
+    }
+    row[4] = measured(&server);
+    row
+}
+
+/// Spread over 2,000 seconds. Identities of their own keep those that are decided together from sharing an entry.
+async fn fill(limiter: &Limiter<RedisStore>, limit: &Limit, clock: &ManualClock, filled: Filled, entries: usize) {
+    const STEPS: usize = 100;
+    for step in 0..STEPS {
+        let numbers = entries * step / STEPS..entries * (step + 1) / STEPS;
+        let mut tasks = JoinSet::new();
+        for task in 0..TASKS {
+            let (limiter, limit, numbers) = (limiter.clone(), limit.clone(), numbers.clone());
+            tasks.spawn(async move {
+                for number in numbers.skip(task).step_by(TASKS) {
+                    let cost = if let Filled::Admissions(cost) = filled { cost } else { 1 };
+                    let charge = Charge::new(limit.clone(), "key", cost).expect("a cost below the limit");
+                    let check = match filled {
+                        Filled::Admissions(_) if limit.algorithm() != Algorithm::log() => Check::new(charge),
+                        Filled::Admissions(_) => Check::new(charge).with_id(AdmissionId::from(number as u64)),
+                        Filled::Reservations => Check::new(charge.reserve(HOUR)),
+                    };
+                    assert!(limiter.check_all(check).await.expect("an answer").is_allowed());
+                }
+            });
+        }
+        tasks.join_all().await;
+        clock.advance(Duration::from_secs(20));
+    }
+}

@@ -1,0 +1,153 @@
+//! The work of one check is bounded, whatever its key holds: seen by what a check reads, drops and moves.
+
+use std::time::Duration;
+
+use tower_sliding_window::{Algorithm, Charge, Check, DenyCache, Limit, Limiter, ManualClock, RedisStore};
+
+use crate::support::{PATIENCE, redis_server::RedisServer};
+
+const MILLISECOND: Duration = Duration::from_millis(1);
+const HOUR: Duration = Duration::from_secs(3_600);
+const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
+
+/// Entries that a refusal looks at for its retry time, or moves after a step back of the clock.
+const LOOKED_AT: u32 = 100;
+
+/// Entries that have left and are dropped in one check.
+const DROPPED: u32 = 500;
+
+struct Test {
+    server: RedisServer,
+    clock: ManualClock,
+    limiter: Limiter<RedisStore>,
+}
+
+impl Test {
+    fn new() -> Self {
+        let (server, clock) = (RedisServer::start(), ManualClock::new());
+        let store = RedisStore::builder(&server.url()).clock(&clock).connect_timeout(PATIENCE).build().unwrap();
+        let limiter = Limiter::new(store).deadline(PATIENCE).deny_cache(DenyCache::off());
+        Self { server, clock, limiter }
+    }
+
+    /// So many admissions of a cost, a millisecond apart.
+    async fn fill(&self, limit: &Limit, admissions: u32, cost: u64) {
+        for _ in 0..admissions {
+            assert!(self.limiter.check(limit, "ada", cost).await.unwrap().is_allowed());
+            self.clock.advance(MILLISECOND);
+        }
+    }
+
+    /// The number of members of the only key.
+    fn members(&self) -> u32 {
+        let key = self.server.keys().remove(0);
+        self.server.run(&format!("ZCARD {key}"))
+    }
+}
+
+/// The retry time is exact where no more entries have to leave than a refusal looks at. Where more have to, it is a time
+/// before which the check does not pass.
+#[tokio::test]
+async fn a_retry_time_is_exact_or_not_before() {
+    let test = Test::new();
+    test.fill(&CALLS, 1_000, 2).await;
+    let leaves = |entry: u32| HOUR - MILLISECOND * (1_000 - entry);
+    for (entries, told) in [(1, 1), (LOOKED_AT, LOOKED_AT), (LOOKED_AT + 1, LOOKED_AT), (1_000, LOOKED_AT)] {
+        let full = Limit::per_hour("calls", 2_000);
+        let refused = test.limiter.check(&full, "ada", u64::from(entries) * 2).await.unwrap();
+        assert_eq!(refused.retry_after(), Some(leaves(told - 1)), "{entries} entries have to leave");
+    }
+    // Asked again then, it is told the rest, and in the end it passes.
+    let full = Limit::per_hour("calls", 2_000);
+    let mut asked = 0;
+    while let Some(wait) = test.limiter.check(&full, "ada", 2_000).await.unwrap().retry_after() {
+        test.clock.advance(wait);
+        asked += 1;
+    }
+    assert_eq!(asked, 1_000_u32.div_ceil(LOOKED_AT));
+}
+
+/// Entries of one unit are counted, not read: their retry times are exact at any number.
+#[tokio::test]
+async fn the_retry_time_of_single_units_is_always_exact() {
+    let test = Test::new();
+    test.fill(&CALLS, 1_000, 1).await;
+    let full = Limit::per_hour("calls", 1_000);
+    let refused = test.limiter.check(&full, "ada", 900).await.unwrap();
+    assert_eq!(refused.retry_after(), Some(HOUR - MILLISECOND * (1_000 - 899)));
+}
+
+/// A check drops no more entries than it may. Of single units those that are left over do not count. Of others they count
+/// until later checks drop them, unless few are left: then those are kept, and all others dropped.
+#[tokio::test]
+async fn many_entries_that_leave_at_once_are_dropped_by_and_by() {
+    for (cost, staying, counted_late) in [(1, 600, 0), (2, 600, 100), (2, 300, 0), (1, 300, 0)] {
+        let test = Test::new();
+        test.fill(&CALLS, 1_200, cost).await;
+        // To the moment at which the first of those that stay is the oldest.
+        test.clock.advance(HOUR - MILLISECOND * (staying + 1));
+        let used = test.limiter.peek(&CALLS, "ada").await.unwrap().used();
+        let is_behind = counted_late > 0;
+        let left_behind = if staying > DROPPED { 1_200 - staying - DROPPED } else { 0 };
+        let case = format!("{staying} of 1,200 entries of {cost} stay");
+        assert_eq!(used, u64::from(staying + counted_late) * cost, "{case}");
+        assert_eq!(test.members(), staying + left_behind + u32::from(cost > 1), "{case}");
+        if is_behind {
+            // What is not known yet refuses, and says to come back at once.
+            let full = Limit::per_hour("calls", used);
+            let second = test.limiter.check(&full, "ada", 1).await.unwrap();
+            assert!(second.is_allowed(), "the next check has dropped the rest: {second:?}");
+        }
+        assert_eq!(test.limiter.peek(&CALLS, "ada").await.unwrap().used(), u64::from(staying) * cost + u64::from(is_behind));
+        assert_eq!(test.members(), staying + u32::from(cost > 1) + u32::from(is_behind));
+    }
+}
+
+/// After a step back of the clock each refusal moves no more than it may, and tells the same retry time.
+#[tokio::test]
+async fn entries_from_the_future_are_moved_by_and_by() {
+    let test = Test::new();
+    test.fill(&CALLS, 250, 1).await;
+    let full = Limit::per_hour("calls", 250);
+    test.clock.step_back(HOUR * 2);
+    let key = test.server.keys().remove(0);
+    let now = test.clock.now().duration_since(std::time::UNIX_EPOCH).unwrap().as_micros();
+    for left in [150, 50, 0] {
+        let refused = test.limiter.check(&full, "ada", 1).await.unwrap();
+        assert_eq!(refused.retry_after(), Some(HOUR));
+        let ahead: u32 = test.server.run(&format!("ZCOUNT {key} -inf (-{now}"));
+        assert_eq!(ahead, left);
+    }
+    test.clock.advance(HOUR);
+    assert!(test.limiter.check(&full, "ada", 250).await.unwrap().is_allowed(), "one window later the key is right again");
+}
+
+/// Reservations that nobody settles, as of clients that hang up: a key whose memory is bounded keeps ten thousand of them.
+#[tokio::test]
+async fn open_reservations_are_bounded_where_memory_is() {
+    const MOST_KEPT: u64 = 10_000;
+    for algorithm in [Algorithm::counter(), Algorithm::fixed(), Algorithm::compact(16)] {
+        let test = Test::new();
+        let limit = CALLS.with_algorithm(algorithm);
+        // To the start of a window of the clock, so that none ends meanwhile.
+        let into = test.clock.now().duration_since(std::time::UNIX_EPOCH).unwrap().as_micros() % HOUR.as_micros();
+        test.clock.advance(HOUR - Duration::from_micros(u64::try_from(into).unwrap()));
+        let reserve = || Check::new(Charge::new(limit.clone(), "ada", 1).unwrap().reserve(HOUR / 60));
+        for _ in 0..110 {
+            let asked = (0..100).map(|_| tokio::spawn(test.limiter.check_all(reserve())));
+            for decision in asked.collect::<Vec<_>>() {
+                assert!(decision.await.unwrap().unwrap().is_allowed());
+            }
+        }
+        let members = test.members();
+        assert!((10_000..=10_003).contains(&members), "{algorithm:?}: {members}");
+        assert_eq!(test.limiter.peek(&limit, "ada").await.unwrap().used(), 11_000, "{algorithm:?}: all of them count");
+        // When the leases end, what was kept is given back, in as many checks as that takes. The rest stays charged.
+        test.clock.advance(HOUR / 60);
+        for _ in 0..MOST_KEPT.div_ceil(DROPPED.into()) {
+            assert!(test.limiter.peek(&limit, "ada").await.unwrap().is_allowed());
+        }
+        let used = test.limiter.peek(&limit, "ada").await.unwrap().used();
+        assert!((1_000..=1_003).contains(&used), "{algorithm:?}: {used}");
+    }
+}
