@@ -37,8 +37,14 @@
 //!    if nothing else arrives.
 //! 2. What has an id of its own, given by the caller or for a [reservation](crate::Limiter::reserve), is remembered under
 //!    it until it is settled or gone: one more entry a key, whatever the algorithm. Without an id only `log` knows an
-//!    admission from another: elsewhere a repeated check counts twice, and nothing can be refunded.
+//!    admission from another: elsewhere a repeated check counts twice, and nothing can be refunded. Under another algorithm
+//!    than `log` a key has at most 10,000 such entries. What is admitted beyond them has no id: it counts for its whole
+//!    window, and a settlement before its lease ends changes nothing.
 //! 3. A limit whose algorithm is changed starts anew: the old history is neither read nor written any more, and expires.
+
+/// How many entries with an id of their own a key has at most where memory is bounded: under every algorithm but the log.
+/// It bounds the work of a check as well.
+pub(crate) const MOST_NAMED: usize = 10_000;
 
 /// How a limit counts. See the [module docs](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -4,10 +4,18 @@
 //!    true cost instead, as of when it was admitted; at a cost of 0 it is as if it had never been.
 //! 2. A true cost may be above the reserved one, and even above the limit: what was spent was spent. It is counted, and
 //!    whoever comes next is refused until enough has left the window.
-//! 3. A settlement counts once, however often it is sent. A second one, or one of an admission whose lease or window has
-//!    ended, changes nothing and says so: [`Settled::is_known`].
-//! 4. What has cost nothing has no admission that could be settled: reserve at least one unit.
-//! 5. An admission that was not reserved can be settled by its id, too, if its limit counts by a
+//! 3. A settlement counts once, however often it is sent. A second one changes nothing and says so:
+//!    [`Settled::is_known`].
+//! 4. A settlement that comes after the lease still counts what was used, as of the admission, as long as the admission
+//!    would be in its window. So a lease can be much shorter than the window: it only says for how long the estimate
+//!    counts without a settlement. One that comes after the window changes nothing.
+//! 5. What was settled is not told apart for ever. Under another [algorithm](crate::algorithm) than the log a settlement
+//!    in time is added to what was admitted at about the same time, and leaves no trace of its id; under every algorithm one
+//!    at a cost of 0 leaves none. If such an admission is settled a second time after its lease, that counts as well. So
+//!    settle an admission in one place. What the store itself sends again, since a reply was lost, comes within seconds: it
+//!    counts twice only if the lease ends in between.
+//! 6. What has cost nothing has no admission that could be settled in time: reserve at least one unit.
+//! 7. An admission that was not reserved can be settled by its id, too, if its limit counts by a
 //!    [log](crate::Algorithm::log), or if the id was the caller's own.
 //!
 //! [`Limiter::reserve`](crate::Limiter::reserve) does all of this for one limit. For several, and for stores:
@@ -177,8 +185,8 @@ impl Settled {
         Self { decision, is_known }
     }
 
-    /// Whether it was counted, under at least one of the limits. If not, it was settled before, or its lease or its
-    /// window had ended, and nothing has changed. Where the reply to a first try was lost, and it was sent again, the
+    /// Whether it was counted, under at least one of the limits. If not, it was settled before, or its window had ended, or
+    /// it was given back after its lease, and nothing has changed. Where the reply to a first try was lost, and it was sent again, the
     /// second cannot tell, and says yes.
     #[must_use]
     pub fn is_known(&self) -> bool {

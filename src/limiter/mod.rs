@@ -189,9 +189,9 @@ impl<S: Store> Limiter<S> {
     }
 
     /// Reserves `cost` units of `limit`, at least one, in the name of `key`, if they are left: for work whose cost is known only
-    /// afterwards. What is not settled is given back when the lease ends, with the window at the latest, and also what has
-    /// been used by then: a lease has to be longer than the work. The inner error is the refusal, whose retry time does not
-    /// reckon with what others may give back.
+    /// afterwards. What is not settled is given back when the lease ends, with the window at the latest. A settlement after
+    /// the lease still counts what was used; in between others may have been admitted in its place. The inner error is the
+    /// refusal, whose retry time does not reckon with what others may give back.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {

@@ -93,6 +93,12 @@ impl Log {
         self.entries.iter().rev().any(is_it)
     }
 
+    /// Whether what an admission has cost in the end is recorded under this id and time.
+    pub(super) fn has_settled(&self, id: AdmissionId, at: u64) -> bool {
+        let is_it = |entry: &Entry| entry.at == at && entry.id == id && entry.units.kind() == Units::SETTLED;
+        self.entries.iter().rev().take_while(|entry| entry.at >= at).any(is_it)
+    }
+
     /// Whether admissions of this time would be added to those of an entry that is there.
     pub(super) fn has_sum_at(&self, at: u64) -> bool {
         self.entries.iter().rev().take_while(|entry| entry.at >= at).any(|entry| entry.is_sum_at(at))

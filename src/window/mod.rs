@@ -10,7 +10,7 @@ mod log;
 use self::{counter::Counter, log::Log};
 use crate::{
     admission::AdmissionId,
-    algorithm::Kind,
+    algorithm::{Kind, MOST_NAMED},
     check::Charge,
     limit::Limit,
     settlement::{Account, Settlement},
@@ -92,7 +92,7 @@ impl Window {
 
     /// How many entries [`admit`](Self::admit) would add.
     pub(crate) fn growth(&self, charge: &Charge, attempt: Attempt) -> usize {
-        let is_kept = is_kept(charge, attempt);
+        let is_kept = self.is_kept(charge, attempt);
         match self {
             Self::Log(log) => (is_kept || !log.has_sum_at(charge.limit().recorded_at(attempt.now))).into(),
             Self::Counter(counter) => (is_kept || counter.is_zero()).into(),
@@ -103,15 +103,16 @@ impl Window {
     pub(crate) fn admit(&mut self, charge: &Charge, attempt: Attempt) {
         let Attempt { now, id, .. } = attempt;
         let (limit, units) = (charge.limit(), charge.cost());
-        match self {
-            Self::Log(log) if charge.lease_micros().is_some() => log.hold(charge.kept_at(now), units, id),
-            Self::Log(log) if is_kept(charge, attempt) => log.keep(charge.kept_at(now), units, id),
-            Self::Log(log) => log.add(limit.recorded_at(now), units),
-            Self::Counter(counter) if charge.lease_micros().is_some() => {
-                counter.held_mut().hold(charge.kept_at(now), units, id);
-            }
-            Self::Counter(counter) if attempt.is_given => counter.held_mut().keep(charge.kept_at(now), units, id),
-            Self::Counter(counter) => counter.add(now, limit.window_micros(), units),
+        let (is_kept, is_held) = (self.is_kept(charge, attempt), charge.lease_micros().is_some());
+        let log = match self {
+            Self::Log(log) => log,
+            Self::Counter(counter) if is_kept => counter.held_mut(),
+            Self::Counter(counter) => return counter.add(now, limit.window_micros(), units),
+        };
+        match is_kept {
+            true if is_held => log.hold(charge.kept_at(now), units, id),
+            true => log.keep(charge.kept_at(now), units, id),
+            false => log.add(limit.recorded_at(now), units),
         }
     }
 
@@ -137,7 +138,9 @@ impl Window {
         };
         let Some(cost) = account.cost() else { return false };
         let kept_at = charge.kept_at(settlement.at_micros());
-        let Some(recorded_at) = log.take(id, charge.cost(), is_held, kept_at) else { return false };
+        let Some(recorded_at) = log.take(id, charge.cost(), is_held, kept_at) else {
+            return cost > 0 && self.settle_late(now, settlement, charge, cost);
+        };
         // Not in the future, should the clock have stepped back since.
         let at = if is_held { settlement.at_micros().min(now) } else { recorded_at };
         match self {
@@ -148,9 +151,38 @@ impl Window {
         }
         true
     }
-}
 
-/// Whether an admission is an entry of its own, under its id.
-fn is_kept(charge: &Charge, attempt: Attempt) -> bool {
-    charge.limit().algorithm().kind() == Kind::Log || attempt.is_given || charge.lease_micros().is_some()
+    /// Counts what was used under a lease that is over, unless that was done before or would have left by now.
+    fn settle_late(&mut self, now: u64, settlement: &Settlement, charge: &Charge, cost: u64) -> bool {
+        let (limit, id, at) = (charge.limit(), settlement.id(), settlement.at_micros());
+        let (window, is_full) = (limit.window_micros(), self.is_full_of_ids(limit));
+        let is_over = charge.lease_micros().is_some_and(|lease| at.saturating_add(lease) <= now);
+        let (log, time) = match self {
+            Self::Log(log) => (log, limit.recorded_at(at)),
+            Self::Counter(counter) => (counter.held_mut(), at),
+        };
+        // A fixed window may have ended before.
+        let would_count = at.min(time).saturating_add(window) > now;
+        if !is_over || !would_count || log.has_settled(id, time) {
+            return false;
+        }
+        match self {
+            Self::Log(log) if is_full => log.add(time, cost),
+            Self::Counter(counter) if is_full => counter.add_at(at, now, window, cost),
+            Self::Log(log) => log.settle(time, cost, id),
+            Self::Counter(counter) => counter.held_mut().settle(time, cost, id),
+        }
+        true
+    }
+
+    /// Whether an admission is an entry of its own, under its id.
+    fn is_kept(&self, charge: &Charge, attempt: Attempt) -> bool {
+        let has_id = attempt.is_given || charge.lease_micros().is_some();
+        charge.limit().algorithm().kind() == Kind::Log || has_id && !self.is_full_of_ids(charge.limit())
+    }
+
+    /// Whether no more entries can have an id of their own.
+    fn is_full_of_ids(&self, limit: &Limit) -> bool {
+        limit.algorithm().kind() != Kind::Log && self.len() >= MOST_NAMED
+    }
 }

@@ -28,7 +28,7 @@ use tower_sliding_window::{
 
 use crate::support::{
     PATIENCE,
-    model::{Model, ModelCharge, Standing},
+    model::{Expected, Model, ModelCharge, Standing},
     redis_server::RedisServer,
 };
 
@@ -144,9 +144,9 @@ fn step(clocks: Clocks, limits: Range<usize>) -> impl Strategy<Value = Step> {
 async fn replay<S: Store>(
     [alone, together]: [&Limiter<S>; 2],
     clock: &ManualClock,
+    mut model: Model,
     steps: &[Step],
 ) -> Result<(), TestCaseError> {
-    let mut model = Model::default();
     let mut admitted: Vec<Admitted> = Vec::new();
     let mut has_stepped_back = false;
     let mut last_retry = 0;
@@ -195,6 +195,7 @@ async fn replay<S: Store>(
                         admitted.push(Admitted { charges: charges.clone(), id: decision.id(), at: decision.at() });
                     }
                     let told = Standing::all_of(&decision);
+                    let expected = Expected::all_given(&expected, &told);
                     if !refusals[checks.len().min(2) - 1].has_repeated(now, (charges, *id), &told, &expected) {
                         prop_assert_eq!(told, expected, "step {}: {:?}", number, step);
                     }
@@ -341,7 +342,7 @@ fn memory(limits: Range<usize>) {
     run(Clocks::OnlyForward, limits, |steps| {
         let clock = ManualClock::new();
         let limiter = Limiter::new(MemoryStore::builder().clock(&clock).build());
-        runtime.block_on(replay([&limiter; 2], &clock, &steps))
+        runtime.block_on(replay([&limiter; 2], &clock, Model::of_memory(), &steps))
     });
 }
 
@@ -382,6 +383,6 @@ fn redis(clocks: Clocks, limits: Range<usize>, deny_cache: DenyCache) {
         server.run::<()>("FLUSHALL");
         let [alone, together] =
             stores.clone().map(|store| Limiter::new(store).deadline(PATIENCE).deny_cache(deny_cache));
-        runtime.block_on(replay([&alone, &together], &clock, &steps))
+        runtime.block_on(replay([&alone, &together], &clock, Model::of_redis(), &steps))
     });
 }

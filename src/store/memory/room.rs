@@ -46,6 +46,13 @@ impl Room {
         Ok(())
     }
 
+    /// Takes room for what has to be counted.
+    pub(super) fn take(&self, new: usize) {
+        if new > 0 {
+            self.taken.fetch_add(new, Ordering::Relaxed);
+        }
+    }
+
     /// Gives back the room of admissions that are gone.
     pub(super) fn give_back(&self, gone: usize) {
         if gone > 0 {

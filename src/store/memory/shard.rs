@@ -69,7 +69,10 @@ impl Shard {
         account: Account<'_>,
     ) -> Outcome {
         let Some(slot) = self.find(address) else {
-            return Slot::new(account.charge().limit()).settle(now, settlement, account);
+            let mut slot = Slot::new(account.charge().limit());
+            let outcome = slot.settle(now, settlement, account);
+            self.keep(address, slot);
+            return outcome;
         };
         let outcome = slot.settle(now, settlement, account);
         if slot.is_empty() {

@@ -107,6 +107,7 @@ impl Shared {
             let address = self.address(account.charge().limit(), account.charge().key());
             let outcome = self.lock(address.shard(SHARDS)).settle(address, now, settlement, account);
             self.room.give_back(outcome.gone);
+            self.room.take(outcome.new);
             is_known |= outcome.is_known;
             standings.push(outcome.standing);
         }

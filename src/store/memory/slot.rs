@@ -44,6 +44,8 @@ pub(super) struct Outcome {
     pub(super) is_known: bool,
     /// Entries that are no more.
     pub(super) gone: usize,
+    /// Entries that are new.
+    pub(super) new: usize,
 }
 
 impl Slot {
@@ -92,7 +94,10 @@ impl Slot {
         let (charge, before) = (account.charge(), self.window.len());
         self.window.trim(now, charge.limit().window_micros());
         let is_known = self.window.settle(now, settlement, account);
-        Outcome { standing: self.standing(charge, now, None), is_known, gone: before.saturating_sub(self.window.len()) }
+        self.length = charge.limit().window_micros();
+        let after = self.window.len();
+        let standing = self.standing(charge, now, None);
+        Outcome { standing, is_known, gone: before.saturating_sub(after), new: after.saturating_sub(before) }
     }
 
     /// Drops what has left the window of the last admission, and says how many entries that were.

@@ -5,9 +5,11 @@ use std::{collections::HashMap, time::Duration};
 use tower_sliding_window::{Algorithm, Decision, Limit};
 
 /// Everything that was ever admitted and has not been found expired.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Model {
     units: HashMap<Bucket, Vec<Unit>>,
+    /// How many entries the store looks at for a retry time, at most.
+    looked_at: usize,
     /// How many decisions there have been.
     decisions: usize,
 }
@@ -29,7 +31,12 @@ enum Name {
     Id(Option<u64>),
     /// The same, until it is settled.
     Held(Option<u64>),
+    /// What this id has cost in the end.
+    Settled(u64),
 }
+
+/// Under every algorithm but the log, a key has at most so many entries with an id of their own.
+const MOST_NAMED: usize = 10_000;
 
 /// Which limit, and which key: whatever numbers the test gives them.
 type Bucket = (usize, usize);
@@ -52,6 +59,31 @@ pub(crate) struct Standing {
     pub(crate) used: u64,
     pub(crate) reset: u64,
     pub(crate) retry: Option<u64>,
+}
+
+/// How a charge has to stand after the decision.
+#[derive(Clone, Debug)]
+pub(crate) struct Expected {
+    exact: Standing,
+    /// When the last entry has left that the store looks at for a retry time, if that is before the exact one.
+    not_before: Option<u64>,
+}
+
+impl Expected {
+    /// What has to be told, where this was told: the exact figures. Only a retry time for which more entries would have
+    /// to be looked at than the store does may be too early, but not before the last of those has left.
+    pub(crate) fn given(&self, told: &Standing) -> Standing {
+        let retry = match (self.not_before, told.retry, self.exact.retry) {
+            (Some(least), Some(told), Some(exact)) if (least..=exact).contains(&told) => Some(told),
+            _ => self.exact.retry,
+        };
+        Standing { retry, ..self.exact.clone() }
+    }
+
+    pub(crate) fn all_given(expected: &[Self], told: &[Standing]) -> Vec<Standing> {
+        assert_eq!(expected.len(), told.len());
+        expected.iter().zip(told).map(|(expected, told)| expected.given(told)).collect()
+    }
 }
 
 impl Standing {
@@ -99,6 +131,11 @@ impl ModelCharge {
         }
     }
 
+    /// The time under which an admission is remembered that has an id, unless it is held.
+    fn named_at(&self, now: u64) -> u64 {
+        if self.is_counter() { now } else { self.recorded(now) }
+    }
+
     /// The latest time under which anything can be remembered, unless the clock has stepped back.
     fn present(&self, unit: &Unit, now: u64) -> u64 {
         if self.is_counter() && unit.name != Name::None { now } else { self.recorded(now) }
@@ -124,7 +161,21 @@ impl ModelCharge {
 }
 
 impl Model {
-    pub(crate) fn decide(&mut self, now: u64, charges: &[ModelCharge], id: Option<u64>) -> Vec<Standing> {
+    /// Of the store in the process, whose retry times are always exact.
+    pub(crate) fn of_memory() -> Self {
+        Self::looking_at(usize::MAX)
+    }
+
+    /// Of a store on Redis, which looks at 100 entries for a retry time.
+    pub(crate) fn of_redis() -> Self {
+        Self::looking_at(100)
+    }
+
+    fn looking_at(entries: usize) -> Self {
+        Self { units: HashMap::new(), looked_at: entries, decisions: 0 }
+    }
+
+    pub(crate) fn decide(&mut self, now: u64, charges: &[ModelCharge], id: Option<u64>) -> Vec<Expected> {
         self.decisions += 1;
         charges.iter().filter(|charge| !charge.is_counter()).for_each(|charge| self.forget(now, charge));
         let retries: Vec<Option<u64>> = charges.iter().map(|charge| self.retry(now, charge, id)).collect();
@@ -137,15 +188,18 @@ impl Model {
                 self.pull_back(now, charge, |_| true);
             }
         }
-        charges.iter().zip(retries).map(|(charge, retry)| self.standing(now, charge, retry)).collect()
+        let expected = |(charge, retry)| Expected {
+            exact: self.standing(now, charge, retry),
+            not_before: retry.and_then(|exact| self.not_before(now, charge, exact)),
+        };
+        charges.iter().zip(retries).map(expected).collect()
     }
 
     /// The id of the last decision, if it was not given: as the store has told it.
     pub(crate) fn identify(&mut self, id: u64) {
         for unit in self.units.values_mut().flatten().filter(|unit| unit.decision == self.decisions) {
-            match &mut unit.name {
-                Name::Id(name @ None) | Name::Held(name @ None) => *name = Some(id),
-                _ => {}
+            if let Name::Id(name @ None) | Name::Held(name @ None) = &mut unit.name {
+                *name = Some(id);
             }
         }
     }
@@ -155,7 +209,9 @@ impl Model {
         if !charge.is_counter() || self.find(now, charge, (id, at)).is_some() {
             self.forget(now, charge);
         }
-        let Some(place) = self.find(now, charge, (id, at)) else { return false };
+        let Some(place) = self.find(now, charge, (id, at)) else {
+            return self.settle_late(now, charge, (id, at), cost);
+        };
         let mut unit = self.units_of(charge).remove(place);
         if charge.lease.is_some() {
             unit.at = at.min(now);
@@ -163,11 +219,39 @@ impl Model {
         if charge.is_counter() {
             unit.at = unit.at.min(now);
         }
-        (unit.at, unit.name) = (if charge.is_log() { unit.at } else { charge.recorded(unit.at) }, Name::None);
+        if charge.is_log() {
+            unit.name = Name::Settled(id);
+        } else {
+            (unit.at, unit.name) = (charge.recorded(unit.at), Name::None);
+        }
         if cost > 0 {
             self.units_of(charge).push(Unit { cost, ..unit });
         }
         true
+    }
+
+    /// Counts what was used under a lease that is over, if the admission would still count and this has not been done.
+    fn settle_late(&mut self, now: u64, charge: &ModelCharge, (id, at): (u64, u64), cost: u64) -> bool {
+        let Some(lease) = charge.lease.filter(|lease| *lease < charge.window()) else { return false };
+        let time = charge.named_at(at);
+        let is_settled = self.of(charge).iter().any(|unit| unit.name == Name::Settled(id) && unit.at == time);
+        // A fixed window may have ended before.
+        let would_count = now < at.min(time) + charge.window();
+        if is_settled || now < at + lease || !would_count || cost == 0 {
+            return false;
+        }
+        self.forget(now, charge);
+        let (name, at) =
+            if self.names(now, charge) { (Name::Settled(id), time) } else { (Name::None, charge.recorded(at)) };
+        let unit = Unit { at, cost, name, decision: self.decisions };
+        self.units_of(charge).push(unit);
+        true
+    }
+
+    /// Whether there is room for one more entry with an id of its own.
+    fn names(&self, now: u64, charge: &ModelCharge) -> bool {
+        let is_named = |unit: &&Unit| unit.name != Name::None && unit.at + charge.window() > now;
+        charge.is_log() || self.of(charge).iter().filter(is_named).count() < MOST_NAMED
     }
 
     /// Whether an admission that is known to an exact log is remembered under another time than it was admitted at.
@@ -193,7 +277,8 @@ impl Model {
     }
 
     fn admit(&mut self, now: u64, charge: &ModelCharge, id: Option<u64>) {
-        let (name, at) = Self::recorded(now, charge, id);
+        let (name, at) =
+            if self.names(now, charge) { Self::recorded(now, charge, id) } else { (Name::None, charge.recorded(now)) };
         if charge.is_counter() {
             self.forget(now, charge);
             if name == Name::None {
@@ -212,7 +297,7 @@ impl Model {
                 (Name::Held(id), if charge.is_counter() { held } else { held.min(charge.recorded(now)) })
             }
             None if charge.is_log() => (Name::Id(id), now),
-            None if id.is_some() => (Name::Id(id), if charge.is_counter() { now } else { charge.recorded(now) }),
+            None if id.is_some() => (Name::Id(id), charge.named_at(now)),
             None => (Name::None, charge.recorded(now)),
         }
     }
@@ -262,6 +347,17 @@ impl Model {
             }
         }
         enough
+    }
+
+    /// The time until the last entry has left that the store looks at, if a retry time takes more entries.
+    fn not_before(&self, now: u64, charge: &ModelCharge, exact: u64) -> Option<u64> {
+        let is_entry = |unit: &&Unit| !charge.is_counter() || unit.name != Name::None;
+        let leaves = |unit: &Unit| unit.at.min(charge.present(unit, now)) + charge.window();
+        let mut departures: Vec<u64> =
+            self.of(charge).iter().filter(is_entry).map(leaves).filter(|leaves| *leaves > now).collect();
+        departures.sort_unstable();
+        let last = departures.get(self.looked_at.checked_sub(1)?)? - now;
+        (last < exact).then_some(last)
     }
 
     /// What lies in the future counts as having happened now from here on.
