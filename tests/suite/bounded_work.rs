@@ -98,7 +98,10 @@ async fn many_entries_that_leave_at_once_are_dropped_by_and_by() {
             let second = test.limiter.check(&full, "ada", 1).await.unwrap();
             assert!(second.is_allowed(), "the next check has dropped the rest: {second:?}");
         }
-        assert_eq!(test.limiter.peek(&CALLS, "ada").await.unwrap().used(), u64::from(staying) * cost + u64::from(is_behind));
+        assert_eq!(
+            test.limiter.peek(&CALLS, "ada").await.unwrap().used(),
+            u64::from(staying) * cost + u64::from(is_behind)
+        );
         assert_eq!(test.members(), staying + u32::from(cost > 1) + u32::from(is_behind));
     }
 }
@@ -119,7 +122,10 @@ async fn entries_from_the_future_are_moved_by_and_by() {
         assert_eq!(ahead, left);
     }
     test.clock.advance(HOUR);
-    assert!(test.limiter.check(&full, "ada", 250).await.unwrap().is_allowed(), "one window later the key is right again");
+    assert!(
+        test.limiter.check(&full, "ada", 250).await.unwrap().is_allowed(),
+        "one window later the key is right again"
+    );
 }
 
 /// Reservations that nobody settles, as of clients that hang up: a key whose memory is bounded keeps ten thousand of them.

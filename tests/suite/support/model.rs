@@ -177,7 +177,7 @@ impl Model {
 
     pub(crate) fn decide(&mut self, now: u64, charges: &[ModelCharge], id: Option<u64>) -> Vec<Expected> {
         self.decisions += 1;
-        charges.iter().filter(|charge| !charge.is_counter()).for_each(|charge| self.forget(now, charge));
+        charges.iter().for_each(|charge| self.forget(now, charge));
         let retries: Vec<Option<u64>> = charges.iter().map(|charge| self.retry(now, charge, id)).collect();
         let is_admitted = charges.iter().zip(&retries).all(|(charge, retry)| charge.is_shadow || retry.is_none());
         for (charge, retry) in charges.iter().zip(&retries) {
@@ -206,9 +206,7 @@ impl Model {
 
     /// Sets what an admission has cost, and says whether it was known.
     pub(crate) fn settle(&mut self, now: u64, charge: &ModelCharge, (id, at): (u64, u64), cost: u64) -> bool {
-        if !charge.is_counter() || self.find(now, charge, (id, at)).is_some() {
-            self.forget(now, charge);
-        }
+        self.forget(now, charge);
         let Some(place) = self.find(now, charge, (id, at)) else {
             return self.settle_late(now, charge, (id, at), cost);
         };
@@ -225,6 +223,7 @@ impl Model {
             (unit.at, unit.name) = (charge.recorded(unit.at), Name::None);
         }
         if cost > 0 {
+            self.bring_counts_up(now, charge);
             self.units_of(charge).push(Unit { cost, ..unit });
         }
         true
@@ -240,7 +239,6 @@ impl Model {
         if is_settled || now < at + lease || !would_count || cost == 0 {
             return false;
         }
-        self.forget(now, charge);
         let (name, at) =
             if self.names(now, charge) { (Name::Settled(id), time) } else { (Name::None, charge.recorded(at)) };
         let unit = Unit { at, cost, name, decision: self.decisions };
@@ -279,11 +277,8 @@ impl Model {
     fn admit(&mut self, now: u64, charge: &ModelCharge, id: Option<u64>) {
         let (name, at) =
             if self.names(now, charge) { Self::recorded(now, charge, id) } else { (Name::None, charge.recorded(now)) };
-        if charge.is_counter() {
-            self.forget(now, charge);
-            if name == Name::None {
-                self.pull_back(now, charge, |unit| unit.name == Name::None);
-            }
+        if name == Name::None {
+            self.bring_counts_up(now, charge);
         }
         let unit = Unit { at, cost: charge.cost, name, decision: self.decisions };
         self.units_of(charge).push(unit);
@@ -302,13 +297,20 @@ impl Model {
         }
     }
 
-    /// Drops what has left the window. Of a counter that is not done before there is something to write.
+    /// Drops what has left the window, but the counts of a counter, which are only written with others.
     fn forget(&mut self, now: u64, charge: &ModelCharge) {
-        let window = charge.window();
-        self.units_of(charge).retain(|unit| {
-            let lasts = if charge.is_counter() && unit.name == Name::None { 2 * window } else { window };
-            unit.at + lasts > now
-        });
+        let (window, keeps_counts) = (charge.window(), charge.is_counter());
+        self.units_of(charge).retain(|unit| keeps_counts && unit.name == Name::None || unit.at + window > now);
+    }
+
+    /// Before the counts of a counter are written: drops those of windows before the last, and what lies in the future counts
+    /// as of now.
+    fn bring_counts_up(&mut self, now: u64, charge: &ModelCharge) {
+        if charge.is_counter() {
+            let window = charge.window();
+            self.units_of(charge).retain(|unit| unit.name != Name::None || unit.at + 2 * window > now);
+            self.pull_back(now, charge, |unit| unit.name == Name::None);
+        }
     }
 
     /// An admission under this id, at this time or, if the clock has stepped back since, before it.

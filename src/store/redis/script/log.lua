@@ -276,7 +276,8 @@ local function settle_late(charge, key, id, time, cost)
     write_settled(charge, key, named_settled(id, cost), time)
   else
     local at = min(recorded_at(charge, time), charge.at)
-    if at + charge.window <= now then return true end
+    -- A fixed window may have ended before.
+    if at + charge.window <= now then return false end
     if call('ZSCORE', key, named_late(id)) then return false end
     local is_named = not is_full(charge, key)
     add_to_sum(charge, key, cost)
