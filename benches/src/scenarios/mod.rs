@@ -1,5 +1,6 @@
 //! The scenarios, each a list of comparisons.
 
+mod attack;
 mod cost;
 mod entries;
 mod flood;
@@ -36,4 +37,5 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario { name: "in-process", run: in_process::run },
     Scenario { name: "http", run: http::run },
     Scenario { name: "one-client", run: one_client::run },
+    Scenario { name: "attack", run: attack::run },
 ];

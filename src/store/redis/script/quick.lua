@@ -22,8 +22,8 @@ while is_expiry_telling and a < #ARGV and not resume do
     elseif reset >= 1000 and pcall('ZCOUNT', key, cutoff, '+inf') == 0 then
       used = call('ZCARD', key)
     end
-    -- A server without memory refuses this write; what else it says is said there.
-    if not used or used >= units or type(pcall('ZADD', key, score, ARGV[i])) == 'table' then
+    -- A server without memory refuses this write.
+    if not used or used >= units or pcall('ZADD', key, score, ARGV[i]) ~= 1 then
       resume = i
       break
     end
