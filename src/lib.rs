@@ -42,6 +42,7 @@
 //! | module | what it says |
 //! |---|---|
 //! | [`limit`], [`key`], [`check`], [`decision`], [`error`] | what is counted, in whose name, and what comes out |
+//! | [`secret`] | what hashes API keys, and identities in Redis |
 //! | [`algorithm`] | an exact log, or less memory: how a limit counts, and how exact that is |
 //! | [`split`] | a limit in parts, for a key that is too hot for one node of a cluster |
 //! | [`settlement`], [`admission`] | costs that are known afterwards, refunds, and ids that count once |
@@ -113,6 +114,7 @@ mod logging;
 pub mod metrics;
 pub mod middleware;
 mod prehashed;
+pub mod secret;
 pub mod settlement;
 pub mod split;
 pub mod store;
@@ -136,8 +138,9 @@ pub use self::{
     middleware::{
         Degraded, EXPOSED_HEADERS, InvalidLimits, JsonResponse, KeyedLimit, Outcome, RateLimit, RateLimitLayer,
         Rejection, RejectionResponse, ResetFormat, ShadowRefusals,
-        extract::{ApiKey, ClientIp, Everyone, Header, KeyError, KeyExtractor, PeerIp, Secret},
+        extract::{ApiKey, ClientIp, Everyone, Header, KeyError, KeyExtractor, PeerIp},
     },
+    secret::Secret,
     settlement::{Settled, Settlement},
     split::{InvalidSplit, Split},
     store::{Epoch, ManualClock, MemoryStore, Store},

@@ -1,22 +1,12 @@
 //! API keys and bearer tokens, as keyed hashes.
 
-use std::{error, fmt};
-
-use hmac::{Hmac, KeyInit, Mac};
 use http::{HeaderName, HeaderValue, header::AUTHORIZATION, request::Parts};
-use sha2::Sha256;
 
 use super::{
     KeyError, KeyExtractor,
     header::{header_name, single_value},
 };
-use crate::key::Key;
-
-/// Bytes of the hash that make a key: 128 bits.
-const HASH_BYTES: usize = 16;
-
-/// What the hash is for, so that the same secret in another place gives other hashes.
-const DOMAIN: &[u8] = b"tower-sliding-window api key v1\0";
+use crate::{key::Key, secret::Secret};
 
 /// An API key from a header, or a bearer token: hashed before anything else sees it.
 ///
@@ -108,78 +98,3 @@ fn bearer_token(credentials: &str) -> Result<&str, KeyError> {
     }
     Ok(token)
 }
-
-/// What API keys are hashed with: the same on all instances that share a store, and known to nobody else.
-///
-/// Only a state derived from it is kept, and `Debug` shows nothing of that. A new secret gives every key a new identity:
-/// all windows start empty.
-#[derive(Clone)]
-pub struct Secret {
-    mac: Hmac<Sha256>,
-}
-
-impl Secret {
-    /// A secret of at least 16 bytes, best 32 random ones.
-    ///
-    /// # Errors
-    ///
-    /// [`WeakSecret`] if it is shorter.
-    pub fn new(secret: impl AsRef<[u8]>) -> Result<Self, WeakSecret> {
-        let secret = secret.as_ref();
-        let weak = WeakSecret { bytes: secret.len() };
-        if secret.len() < WeakSecret::MIN_BYTES {
-            return Err(weak);
-        }
-        // HMAC takes a key of any length; the error is the trait's, not the algorithm's.
-        Hmac::new_from_slice(secret).map(|mac| Self { mac }).map_err(|_| weak)
-    }
-
-    /// The key of something secret that does not come with a request, such as an access token of a client: the first 128
-    /// bits of its HMAC-SHA-256, and nothing of itself.
-    ///
-    /// ```
-    /// use tower_sliding_window::Secret;
-    ///
-    /// let secret = Secret::new("32 random bytes out of the vault")?;
-    /// assert_eq!(secret.key("token", "t0ken").value().len(), 16);
-    /// # Ok::<(), tower_sliding_window::middleware::extract::WeakSecret>(())
-    /// ```
-    #[must_use]
-    pub fn key(&self, namespace: &'static str, value: &str) -> Key {
-        Key::new(namespace, self.hash(value))
-    }
-
-    fn hash(&self, token: &str) -> [u8; HASH_BYTES] {
-        let mut mac = self.mac.clone();
-        mac.update(DOMAIN);
-        mac.update(token.as_bytes());
-        let full = mac.finalize().into_bytes();
-        let mut hash = [0; HASH_BYTES];
-        hash.copy_from_slice(&full[..HASH_BYTES]);
-        hash
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Secret").finish_non_exhaustive()
-    }
-}
-
-/// A secret too short to keep API keys secret.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WeakSecret {
-    bytes: usize,
-}
-
-impl WeakSecret {
-    const MIN_BYTES: usize = 16;
-}
-
-impl fmt::Display for WeakSecret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a secret must have at least {} bytes, not {}", Self::MIN_BYTES, self.bytes)
-    }
-}
-
-impl error::Error for WeakSecret {}

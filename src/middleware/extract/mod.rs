@@ -42,7 +42,7 @@ use http::{HeaderValue, StatusCode, request::Parts};
 pub(super) use self::header::header_name;
 pub use self::{
     address::InvalidPrefix,
-    api_key::{ApiKey, Secret, WeakSecret},
+    api_key::ApiKey,
     client_ip::{ClientIp, InvalidCidr},
     combine::{And, Or},
     everyone::Everyone,
@@ -50,6 +50,7 @@ pub use self::{
     peer_ip::PeerIp,
 };
 use crate::key::Key;
+pub use crate::secret::{Secret, WeakSecret};
 
 /// From a request to the key in whose name it spends. See the [module docs](self).
 #[diagnostic::on_unimplemented(note = "a closure is an extractor if it is a `Fn(&Parts) -> Result<Key, KeyError>`; \

@@ -17,7 +17,6 @@ use std::{
 };
 
 use tokio::{
-    runtime::Handle,
     sync::oneshot::{self, Sender},
     time::sleep,
 };
@@ -25,7 +24,7 @@ use tokio::{
 use super::{
     dispatcher::{Dispatcher, Submitted},
     job::Outcome,
-    keys::hash_slot,
+    keys::Keys,
 };
 use crate::{
     admission::AdmissionId,
@@ -45,10 +44,9 @@ pub(super) fn decide(dispatcher: &Arc<Dispatcher>, check: Check) -> Result<Submi
         return dispatcher.decide(check);
     }
     let id = check.id().unwrap_or_else(AdmissionId::fresh);
-    let Some(parts) = split(&check, id) else { return dispatcher.decide(check) };
-    let runtime = Handle::try_current().map_err(|cause| StoreError::new("deciding a check", cause))?;
+    let Some(parts) = split(dispatcher.keys(), &check, id) else { return dispatcher.decide(check) };
     let (caller, outcome) = oneshot::channel();
-    runtime.spawn(decide_parts(Arc::clone(dispatcher), check, id, parts, caller));
+    dispatcher.runtime().spawn(decide_parts(Arc::clone(dispatcher), check, id, parts, caller));
     Ok((outcome, None))
 }
 
@@ -57,11 +55,12 @@ pub(super) fn settle(dispatcher: &Arc<Dispatcher>, settlement: Settlement) -> Re
     if !dispatcher.is_cluster() {
         return dispatcher.settle(settlement);
     }
-    let Some(parts) = split(settlement.check(), settlement.id()) else { return dispatcher.settle(settlement) };
-    let runtime = Handle::try_current().map_err(|cause| StoreError::new("settling an admission", cause))?;
+    let Some(parts) = split(dispatcher.keys(), settlement.check(), settlement.id()) else {
+        return dispatcher.settle(settlement);
+    };
     let (caller, outcome) = oneshot::channel();
     let settled = settle_parts(Arc::clone(dispatcher), settlement, parts);
-    runtime.spawn(async { drop(caller.send(settled.await)) });
+    dispatcher.runtime().spawn(async { drop(caller.send(settled.await)) });
     Ok((outcome, None))
 }
 
@@ -72,14 +71,14 @@ struct Part {
 }
 
 /// The parts of a check that has several.
-fn split(check: &Check, id: AdmissionId) -> Option<Vec<Part>> {
+fn split(keys: &Keys, check: &Check, id: AdmissionId) -> Option<Vec<Part>> {
     let first = check.charges().next()?.key();
     if check.charges().all(|charge| charge.key() == first) {
         return None;
     }
     let mut parts = BTreeMap::<u16, Part>::new();
     for (place, charge) in check.charges().enumerate() {
-        match parts.entry(hash_slot(charge.key())) {
+        match parts.entry(keys.hash_slot(charge.key())) {
             Entry::Vacant(part) => {
                 part.insert(Part { check: Check::new(charge.clone()).with_id(id), places: vec![place] });
             }

@@ -1,20 +1,24 @@
 //! The settings of a store on Redis.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, time::Duration};
 
 use redis::ConnectionInfo;
 
 #[cfg(feature = "cluster")]
 use super::cluster::Cluster;
 use super::{
-    RedisStore, access::Access, connection::Connections, dispatcher::Dispatcher, invalid::InvalidRedisConfig,
-    keys::DEFAULT_PREFIX, sentinel::Sentinels, target::Target, time::Time,
+    RedisStore,
+    access::Access,
+    invalid::InvalidRedisConfig,
+    keys::{DEFAULT_PREFIX, Keys},
+    runtimes::Runtimes,
+    script::{DECIDE, Script},
+    sentinel::Sentinels,
+    shared::Shared,
+    target::Target,
+    time::Time,
 };
-use crate::{error::StoreError, limit::is_fixed_alphabet, store::clock::ManualClock};
-
-/// Into how many parts the checks of a cluster queue up: more than most have nodes.
-#[cfg(feature = "cluster")]
-const CLUSTER_QUEUES: usize = 16;
+use crate::{error::StoreError, limit::is_fixed_alphabet, secret::Secret, store::clock::ManualClock};
 
 /// How to build a [`RedisStore`].
 #[derive(Clone)]
@@ -23,6 +27,7 @@ pub struct RedisStoreBuilder {
     place: Place,
     access: Access,
     prefix: String,
+    secret: Option<Secret>,
     connections: u32,
     connect_timeout: Duration,
     client_name: Option<String>,
@@ -48,6 +53,7 @@ impl RedisStoreBuilder {
             place,
             access: Access::default(),
             prefix: DEFAULT_PREFIX.to_owned(),
+            secret: None,
             connections: 2,
             connect_timeout: Duration::from_secs(1),
             client_name: None,
@@ -62,9 +68,30 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// How many connections to open at most, each for one batch of checks at a time. Default: 2, which is enough to
-    /// keep one Redis busy: checks that arrive meanwhile form the next batch. In a cluster, how many to each node,
-    /// which batches share.
+    /// Hashes all identities in Redis with this secret: addresses, user names, and whatever else a [`Key`](crate::Key) is made
+    /// of. Whoever reads Redis then learns nothing about them but which entries are of one identity. It has to be the same
+    /// on all instances that share limits. Another secret, or none, starts every window anew.
+    ///
+    /// Default: none. Then the keys hold a SHA-256 without a secret. Whoever sees them, by `MONITOR`, in a dump, or on a replica,
+    /// can try all identities that there may be: every IPv4 address, or every name on a list, within minutes. An
+    /// [`ApiKey`](crate::ApiKey) is hashed with a secret of its own before, with or without this one.
+    ///
+    /// ```no_run
+    /// # fn store() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tower_sliding_window::{RedisStore, Secret};
+    ///
+    /// let secret = Secret::new(std::env::var("RATE_LIMIT_SECRET")?)?;
+    /// let store = RedisStore::builder("redis://127.0.0.1:6379").secret(&secret).build()?;
+    /// # Ok(()) }
+    /// ```
+    pub fn secret(mut self, secret: &Secret) -> Self {
+        self.secret = Some(secret.clone());
+        self
+    }
+
+    /// How many connections each tokio runtime of the process opens at most, each for one batch of checks at a time.
+    /// Default: 2, which is enough to keep one Redis busy: checks that arrive meanwhile form the next batch. In a cluster, how
+    /// many to each node, which batches share.
     pub fn connections(mut self, connections: u32) -> Self {
         self.connections = connections;
         self
@@ -160,13 +187,17 @@ impl RedisStoreBuilder {
         if target.is_cluster() && self.client_name.is_some() {
             return Err(InvalidRedisConfig::new("connections to a cluster cannot have a client name"));
         }
-        #[cfg(feature = "cluster")]
-        let queues = if target.is_cluster() { CLUSTER_QUEUES } else { 1 };
-        #[cfg(not(feature = "cluster"))]
-        let queues = 1;
-        let connections = Connections::new(target, self.client_name, self.connections, self.connect_timeout);
-        let dispatcher = Dispatcher::new(connections, queues, self.connections as usize, self.prefix, self.time);
-        Ok(RedisStore { dispatcher: Arc::new(dispatcher) })
+        let runtimes = Runtimes::new(Shared {
+            target,
+            client_name: self.client_name,
+            connections: self.connections,
+            connect_timeout: self.connect_timeout,
+            keys: Keys::new(self.prefix, self.secret.as_ref()),
+            script: Script::new(DECIDE),
+            epoch: self.time.epoch(),
+            time: self.time,
+        });
+        Ok(RedisStore { runtimes })
     }
 
     /// The store, once it has been reached, and has let us run the script and delete a key that is not there. That a
@@ -178,7 +209,7 @@ impl RedisStoreBuilder {
     /// a replica, or does not let this user write at keys of the prefix.
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
         let store = self.build().map_err(|error| StoreError::new("setting up Redis", error))?;
-        store.dispatcher.try_out().await?;
+        store.runtimes.dispatcher("connecting to Redis")?.try_out().await?;
         Ok(store)
     }
 }

@@ -1,91 +1,93 @@
-//! Connections: bb8's pool over a manager like bb8-redis's, taught to notice broken connections without a PING.
+//! Connections of one runtime: bb8's pool over a manager like bb8-redis's, taught to notice broken connections without a PING.
 //!
 //! 1. A connection that failed takes its whole generation with it: when one is cut, a restarted or demoted server has
 //!    mostly cut them all, and handing out the rest one by one would cost one failed check each.
 //! 2. A connection that has left several requests in a row unanswered is dropped too: it may be half open, which no
 //!    error ever reports.
 //! 3. Both are looked up in this process. Nothing is asked of the server when a connection is taken.
-//! 4. A connection to a cluster leads to all of its nodes, and mends itself: batches share it. It is dropped when none of
+//! 4. A connection is taken out of the pool, and waited for, by tasks only: a future that is not polled would keep it, or the
+//!    turn, from all others. What is sent without a task shares a connection that has gone back to the pool.
+//! 5. A connection to a cluster leads to all of its nodes, and mends itself: batches share it. It is dropped when none of
 //!    them has said anything for half a second.
-//! 5. A pool counts on each connection that it has begun to make. With a runtime that ends meanwhile, that one ends
-//!    unmade: then there is a new pool, for whoever asks from another runtime.
 
 use std::{
     error, fmt,
     future::{Future, poll_fn},
     pin::pin,
-    sync::{
-        Arc, Mutex, PoisonError, RwLock,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    task::Poll,
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
-use bb8::{ManageConnection, Pool, RunError};
-use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value, aio::ConnectionLike};
+use bb8::{ManageConnection, Pool, PooledConnection, RunError};
+use redis::{
+    Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value,
+    aio::{ConnectionLike, MultiplexedConnection},
+};
 use tokio::sync::Notify;
 
 #[cfg(feature = "cluster")]
-use super::cluster::Nodes;
-use super::target::{Link, Target};
-
-/// A connection that left this many requests in a row unanswered is dropped.
-const MAX_UNANSWERED: u32 = 3;
+use super::{
+    cluster::{ClusterLink, Nodes},
+    health::MAX_UNANSWERED,
+};
+use super::{health::Health, shared::Shared, target::Link};
 
 /// The kind of our own error about a connection that is not to be used again. Connecting never fails with it.
 const GIVEN_UP: ErrorKind = ErrorKind::Client;
 
-/// A pool of connections to one target.
+/// The connections of one runtime, which alone may ask for them.
 pub(super) struct Connections {
-    pool: RwLock<Pool<Manager>>,
-    manager: Manager,
-    connections: u32,
+    pool: Pool<Manager>,
+    connect_timeout: Duration,
     failures: Arc<Failures>,
     address: Arc<str>,
-    connect_timeout: Duration,
 }
 
-/// A connection taken from the pool.
+/// A connection to send over.
 pub(super) struct Connection<'a> {
-    held: Held,
-    generation: &'a AtomicU64,
+    line: Line,
+    /// What has been taken out of the pool goes back when this is dropped.
+    _taken: Option<PooledConnection<'a, Manager>>,
 }
 
-enum Held {
-    /// It goes back when it is dropped.
-    Alone(bb8::PooledConnection<'static, Manager>),
-    /// One to a whole cluster has gone back already: a node that is slow must not keep others from the rest.
+/// Clones send over one connection.
+#[derive(Clone)]
+enum Line {
+    Node(MultiplexedConnection, Arc<Health>),
     #[cfg(feature = "cluster")]
-    Shared(Nodes),
+    Cluster(Nodes),
 }
 
 impl Connections {
-    /// Sets the pool up. Connects nowhere yet, and needs no runtime. Each connection gets the name, if there is one.
-    pub(super) fn new(target: Target, name: Option<String>, connections: u32, connect_timeout: Duration) -> Self {
-        let address = target.to_string().into();
-        let manager =
-            Manager { target: Arc::new(target), name, generation: Arc::default(), is_abandoned: Arc::default() };
+    /// Sets the pool up. Connects nowhere yet.
+    pub(super) fn new(shared: &Arc<Shared>) -> Self {
         let failures = Arc::new(Failures::default());
-        let pool = RwLock::new(new_pool(&manager, connections, connect_timeout, &failures));
-        Self { pool, manager, connections, failures, address, connect_timeout }
+        let pool = Pool::builder()
+            .max_size(shared.connections)
+            .connection_timeout(shared.connect_timeout)
+            .idle_timeout(None)
+            .max_lifetime(None)
+            // The next check tries again, so that nobody waits out a pause between two tries.
+            .retry_connection(false)
+            .error_sink(Box::new(Sink(Arc::clone(&failures))))
+            .build_unchecked(Manager { shared: Arc::clone(shared), generation: Arc::default() });
+        Self { pool, failures, address: shared.target.to_string().into(), connect_timeout: shared.connect_timeout }
     }
 
-    fn pool(&self) -> Pool<Manager> {
-        if self.manager.is_abandoned.load(Ordering::Relaxed) {
-            let mut pool = self.pool.write().unwrap_or_else(PoisonError::into_inner);
-            if self.manager.is_abandoned.swap(false, Ordering::Relaxed) {
-                *pool = new_pool(&self.manager, self.connections, self.connect_timeout, &self.failures);
-            }
+    /// A connection that is there and idle, if there is one, for what is sent for the first time. It has gone back to the
+    /// pool already.
+    pub(super) fn share_idle(&self) -> Option<Connection<'static>> {
+        match pin!(self.pool.get()).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(pooled)) => Some(Connection { line: pooled.line(false), _taken: None }),
+            _ => None,
         }
-        self.pool.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// A connection, new or idle, for what is sent for the first time, or again. Where none is left and none can be
-    /// made, the wait ends at once, with the cause.
-    pub(super) async fn get(&self, again: bool) -> Result<Connection<'_>, NoConnection> {
-        let pool = self.pool();
-        let mut pooled = pin!(pool.get_owned());
+    /// made, the wait ends at once, with the cause. To be called in a task.
+    pub(super) async fn take(&self, again: bool) -> Result<Connection<'_>, NoConnection> {
+        let mut pooled = pin!(self.pool.get());
         loop {
             let mut failure = pin!(self.failures.happened.notified());
             failure.as_mut().enable();
@@ -94,13 +96,11 @@ impl Connections {
                 Poll::Pending => failure.as_mut().poll(cx).map(|()| None),
             });
             let (after, cause) = match outcome.await {
-                Some(Ok(pooled)) => {
-                    return Ok(Connection { held: Held::of(pooled, again), generation: &self.manager.generation });
-                }
+                Some(Ok(pooled)) => return Ok(Connection::taken(pooled, again)),
                 Some(Err(RunError::User(error))) => (None, Some(error)),
                 Some(Err(RunError::TimedOut)) => (Some(self.connect_timeout), self.failures.last()),
                 // Others are in use: one of them will do.
-                None if pool.state().connections > 0 => continue,
+                None if self.pool.state().connections > 0 => continue,
                 None => (None, self.failures.last()),
             };
             return Err(NoConnection { address: Arc::clone(&self.address), after, cause });
@@ -108,36 +108,22 @@ impl Connections {
     }
 }
 
-fn new_pool(manager: &Manager, connections: u32, connect_timeout: Duration, failures: &Arc<Failures>) -> Pool<Manager> {
-    Pool::builder()
-        .max_size(connections)
-        .connection_timeout(connect_timeout)
-        .idle_timeout(None)
-        .max_lifetime(None)
-        // The next check tries again, so that nobody waits out a pause between two tries.
-        .retry_connection(false)
-        .error_sink(Box::new(Sink(Arc::clone(failures))))
-        .build_unchecked(manager.clone())
-}
-
-impl Held {
-    #[cfg_attr(not(feature = "cluster"), expect(unused_variables))]
-    fn of(pooled: bb8::PooledConnection<'static, Manager>, again: bool) -> Self {
-        match &pooled.link {
-            Link::Node(_) => Self::Alone(pooled),
+impl<'a> Connection<'a> {
+    fn taken(pooled: PooledConnection<'a, Manager>, again: bool) -> Self {
+        match pooled.line(again) {
+            line @ Line::Node(..) => Self { line, _taken: Some(pooled) },
+            // It goes back at once: a node that is slow must not keep others from the rest.
             #[cfg(feature = "cluster")]
-            Link::Cluster(link) => Self::Shared(link.nodes(again)),
+            line @ Line::Cluster(_) => Self { line, _taken: None },
         }
     }
-}
 
-impl Connection<'_> {
     pub(super) async fn send(&mut self, command: &Cmd) -> RedisResult<Value> {
-        match &mut self.held {
-            Held::Alone(pooled) => pooled.send(command, self.generation).await,
+        match &mut self.line {
+            Line::Node(connection, health) => health.watch(connection.req_packed_command(command)).await,
             // It mends itself.
             #[cfg(feature = "cluster")]
-            Held::Shared(nodes) => nodes.send(command).await,
+            Line::Cluster(nodes) => nodes.send(command).await,
         }
     }
 }
@@ -163,57 +149,27 @@ pub(super) fn is_elsewhere(error: &RedisError) -> bool {
 }
 
 /// What bb8 manages: a connection and what is known of its health.
-struct Managed {
-    link: Link,
-    generation: u64,
-    unanswered: u32,
+enum Managed {
+    Node(MultiplexedConnection, Arc<Health>),
+    #[cfg(feature = "cluster")]
+    Cluster(Box<ClusterLink>),
 }
 
 impl Managed {
-    /// Sends a command, and notes whether the connection is of any more use.
-    async fn send(&mut self, command: &Cmd, generation: &AtomicU64) -> RedisResult<Value> {
-        // Counted before the wait: a caller whose deadline passes drops this future in the middle of it.
-        self.unanswered += 1;
-        let outcome = match &mut self.link {
-            Link::Node(connection) => connection.req_packed_command(command).await.and_then(Value::extract_error),
-            // It is never held alone.
+    /// To send over it for the first time, or again.
+    #[cfg_attr(not(feature = "cluster"), expect(unused_variables))]
+    fn line(&self, again: bool) -> Line {
+        match self {
+            Self::Node(connection, health) => Line::Node(connection.clone(), Arc::clone(health)),
             #[cfg(feature = "cluster")]
-            Link::Cluster(link) => link.nodes(false).send(command).await,
-        };
-        match &outcome {
-            Err(error) if error.is_timeout() => {}
-            Err(error) if ends_the_connection(error) => {
-                // Every connection of this generation is replaced, once however many of them fail.
-                let ended = self.generation;
-                let _ = generation.compare_exchange(ended, ended + 1, Ordering::Relaxed, Ordering::Relaxed);
-            }
-            _ => self.unanswered = 0,
+            Self::Cluster(link) => Line::Cluster(link.nodes(again)),
         }
-        outcome
     }
 }
 
-#[derive(Clone)]
 struct Manager {
-    target: Arc<Target>,
-    name: Option<String>,
+    shared: Arc<Shared>,
     generation: Arc<AtomicU64>,
-    /// Whether a runtime has ended while it connected.
-    is_abandoned: Arc<AtomicBool>,
-}
-
-/// A connection that is being made. Dropped before that is over, it is abandoned.
-struct Attempt<'a> {
-    is_abandoned: &'a AtomicBool,
-    is_over: bool,
-}
-
-impl Drop for Attempt<'_> {
-    fn drop(&mut self) {
-        if !self.is_over {
-            self.is_abandoned.store(true, Ordering::Relaxed);
-        }
-    }
 }
 
 impl ManageConnection for Manager {
@@ -221,12 +177,12 @@ impl ManageConnection for Manager {
     type Error = RedisError;
 
     async fn connect(&self) -> RedisResult<Managed> {
-        // Read before connecting: if the generation ends meanwhile, this connection may have reached the old server.
-        let generation = self.generation.load(Ordering::Relaxed);
-        let mut attempt = Attempt { is_abandoned: &self.is_abandoned, is_over: false };
-        let link = self.target.connect(self.name.as_deref()).await;
-        attempt.is_over = true;
-        Ok(Managed { link: link?, generation, unanswered: 0 })
+        let health = Health::of_next(&self.generation);
+        Ok(match self.shared.target.connect(self.shared.client_name.as_deref()).await? {
+            Link::Node(connection) => Managed::Node(connection, Arc::new(health)),
+            #[cfg(feature = "cluster")]
+            Link::Cluster(link) => Managed::Cluster(link),
+        })
     }
 
     async fn is_valid(&self, connection: &mut Managed) -> RedisResult<()> {
@@ -237,13 +193,11 @@ impl ManageConnection for Manager {
     }
 
     fn has_broken(&self, connection: &mut Managed) -> bool {
-        #[cfg(feature = "cluster")]
-        if let Link::Cluster(link) = &connection.link
-            && link.is_silent(MAX_UNANSWERED)
-        {
-            return true;
+        match connection {
+            Managed::Node(_, health) => health.has_broken(),
+            #[cfg(feature = "cluster")]
+            Managed::Cluster(link) => link.is_silent(MAX_UNANSWERED),
         }
-        connection.unanswered >= MAX_UNANSWERED || connection.generation != self.generation.load(Ordering::Relaxed)
     }
 }
 

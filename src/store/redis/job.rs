@@ -3,7 +3,7 @@
 use tokio::sync::oneshot::Sender;
 
 #[cfg(feature = "cluster")]
-use super::keys::hash_slot;
+use super::keys::Keys;
 use crate::{
     admission::AdmissionId,
     algorithm::Algorithm,
@@ -53,8 +53,8 @@ impl Job {
 
     /// The slot of a cluster that it is for. What is for several is taken apart before it becomes a job.
     #[cfg(feature = "cluster")]
-    pub(super) fn hash_slot(&self) -> u16 {
-        self.check().charges().next().map_or(0, |charge| hash_slot(charge.key()))
+    pub(super) fn hash_slot(&self, keys: &Keys) -> u16 {
+        self.check().charges().next().map_or(0, |charge| keys.hash_slot(charge.key()))
     }
 
     /// Whether it makes no difference which of the two is decided first.

@@ -3,11 +3,11 @@
 //! `builder.rs` and `access.rs` are the settings, `target.rs` where connections lead; `sentinel.rs` and `cluster.rs`
 //! are two of the places.
 //!
-//! A check goes through these rooms, in this order: `across.rs`, where it is taken apart if it lives in several slots of a
-//! cluster; `job.rs`, what it is on its way; `queue.rs`, where it waits while earlier
-//! ones are on theirs; `dispatcher.rs`, which sends what waits; `batch/`, its form on the wire; `connection.rs` and
-//! `script/mod.rs`, which carry it; and the Lua files beside that, of which `head.lua` is the first, which decide it.
-//! `keys.rs` is the layout of the keys.
+//! A check goes through these rooms, in this order: `runtimes.rs`, where it finds the dispatcher of its runtime; `across.rs`,
+//! where it is taken apart if it lives in several slots of a cluster; `job.rs`, what it is on its way; `queue.rs`, where it
+//! waits while earlier ones are on theirs; `dispatcher.rs`, which sends what waits; `batch/`, its form on the wire;
+//! `connection.rs` and `script/mod.rs`, which carry it; and the Lua files beside that, of which `head.lua` is the first, which
+//! decide it. `keys.rs` is the layout of the keys, and `shared.rs` what all runtimes have in common.
 //!
 //! 1. One sorted set a limit and identity; the script's header says what stands in it.
 //! 2. The time is the server's, read once a script, so all processes decide by one clock.
@@ -17,6 +17,8 @@
 //! 5. A batch that met a broken connection, or a server that has become a replica, is sent once more over a new
 //!    connection. It carries its identities, so should the first try have run after all, it counts once.
 //! 6. Nothing but digests leaves the process.
+//! 7. What another caller needs, such as a slot or a connection, is held by tasks only, and by those of one runtime only
+//!    what this runtime's callers need. So no future that is not polled, and no runtime that stands still, holds others up.
 
 mod access;
 #[cfg(feature = "cluster")]
@@ -27,12 +29,15 @@ mod builder;
 mod cluster;
 mod connection;
 mod dispatcher;
+mod health;
 mod invalid;
 mod job;
 mod keys;
 mod queue;
+mod runtimes;
 mod script;
 mod sentinel;
+mod shared;
 #[cfg(feature = "cluster")]
 mod silence;
 mod target;
@@ -55,6 +60,7 @@ use self::{
     builder::Place,
     dispatcher::{Dispatcher, Sending, Submitted},
     job::Outcome,
+    runtimes::Runtimes,
 };
 pub use self::{builder::RedisStoreBuilder, invalid::InvalidRedisConfig};
 use super::{Store, epoch::Epoch};
@@ -69,10 +75,12 @@ use crate::{
 
 /// Limits shared by every process that uses the same Redis. See the [crate docs](crate#stores).
 ///
-/// Clones share the connections.
+/// Clones share the connections. Each tokio runtime that uses the store has connections of its own, which it closes when it
+/// ends. So a runtime that stands still, such as one of a single thread between two calls of `block_on`, holds up no other. A
+/// future of the store belongs to the runtime in which it is polled first.
 #[derive(Clone)]
 pub struct RedisStore {
-    dispatcher: Arc<Dispatcher>,
+    runtimes: Arc<Runtimes>,
 }
 
 impl RedisStore {
@@ -146,20 +154,20 @@ impl Store for RedisStore {
     type Reset = RedisReset;
 
     fn decide(&self, check: Check) -> RedisDecide {
-        RedisDecide { asking: Asking::Unsent { dispatcher: Arc::clone(&self.dispatcher), asked: check } }
+        RedisDecide { asking: Asking::Unsent { runtimes: Arc::clone(&self.runtimes), asked: check } }
     }
 
     fn settle(&self, settlement: Settlement) -> RedisSettle {
-        RedisSettle { asking: Asking::Unsent { dispatcher: Arc::clone(&self.dispatcher), asked: settlement } }
+        RedisSettle { asking: Asking::Unsent { runtimes: Arc::clone(&self.runtimes), asked: settlement } }
     }
 
     fn reset(&self, limit: Limit, key: Key) -> RedisReset {
-        let dispatcher = Arc::clone(&self.dispatcher);
-        RedisReset(Box::pin(async move { dispatcher.reset(&limit, &key).await }))
+        let runtimes = Arc::clone(&self.runtimes);
+        RedisReset(Box::pin(async move { runtimes.dispatcher("resetting a key")?.reset(limit, &key).await }))
     }
 
     fn epoch(&self) -> Option<&Epoch> {
-        Some(self.dispatcher.epoch())
+        Some(&self.runtimes.shared().epoch)
     }
 }
 
@@ -185,7 +193,7 @@ impl Future for RedisDecide {
         let send = across::decide;
         #[cfg(not(feature = "cluster"))]
         let send = Dispatcher::decide;
-        self.asking.poll(cx, send)
+        self.asking.poll(cx, "deciding a check", send)
     }
 }
 
@@ -197,13 +205,13 @@ impl Future for RedisSettle {
         let send = across::settle;
         #[cfg(not(feature = "cluster"))]
         let send = Dispatcher::settle;
-        self.asking.poll(cx, send)
+        self.asking.poll(cx, "settling an admission", send)
     }
 }
 
 /// What is asked, and later what has been heard of it.
 enum Asking<Q, A> {
-    Unsent { dispatcher: Arc<Dispatcher>, asked: Q },
+    Unsent { runtimes: Arc<Runtimes>, asked: Q },
     Sent { outcome: oneshot::Receiver<Outcome<A>>, sending: Option<Sending> },
     Done,
 }
@@ -212,12 +220,13 @@ impl<Q, A> Asking<Q, A> {
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
+        doing: &'static str,
         submit: impl FnOnce(&Arc<Dispatcher>, Q) -> Result<Submitted<A>, StoreError>,
     ) -> Poll<Outcome<A>> {
         if let Self::Unsent { .. } = self
-            && let Self::Unsent { dispatcher, asked } = mem::replace(self, Self::Done)
+            && let Self::Unsent { runtimes, asked } = mem::replace(self, Self::Done)
         {
-            match submit(&dispatcher, asked) {
+            match runtimes.dispatcher(doing).and_then(|dispatcher| submit(&dispatcher, asked)) {
                 Ok((outcome, sending)) => *self = Self::Sent { outcome, sending },
                 Err(error) => return Poll::Ready(Err(error)),
             }
@@ -249,7 +258,7 @@ impl Future for RedisReset {
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisStore").field("prefix", &self.dispatcher.prefix()).finish_non_exhaustive()
+        f.debug_struct("RedisStore").field("prefix", &self.runtimes.shared().keys.prefix()).finish_non_exhaustive()
     }
 }
 

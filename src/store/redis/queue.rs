@@ -6,10 +6,11 @@
 //! 2. Batches, their number in flight, and the queue are bounded. A full queue is an error, never a longer queue.
 //! 3. A check whose caller has given up before it is sent is not sent. In a full queue it makes room for others, unless a
 //!    whole batch of them is to be sent before it.
-//! 4. Nobody owns the queue: whoever finds a free slot starts a task that serves it until it is empty.
-//! 5. A check that finds nothing in flight does not even queue: its own caller sends it, without a task. It leaves at
-//!    least one slot to the queue, which nobody can hold up by not polling. A settlement is always sent by a task, since it
-//!    has to be done also if its caller leaves.
+//! 4. Nobody owns the queue: whoever finds a free slot starts a task that serves it until it is empty. Slots are held by
+//!    tasks only, which the runtime polls.
+//! 5. A check that finds nothing in flight does not even queue: its own caller sends it, without a task, and without a slot. If
+//!    the caller stops polling, others queue instead, and lose nothing else. A settlement is always sent by a task, since it has
+//!    to be done also if its caller leaves.
 
 use std::{
     error, fmt,
@@ -17,7 +18,7 @@ use std::{
     mem,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -41,21 +42,25 @@ pub(super) struct Queue {
     front: Mutex<Vec<Job>>,
     in_flight: AtomicUsize,
     max_in_flight: usize,
+    /// Whether a check is on its way by itself.
+    is_one_alone: AtomicBool,
 }
 
 impl Queue {
     pub(super) fn new(max_in_flight: usize, capacity: usize) -> Arc<Self> {
         let (waiting, front) = (ArrayQueue::new(capacity), Mutex::default());
-        Arc::new(Self { waiting, front, in_flight: AtomicUsize::new(0), max_in_flight })
+        let (in_flight, is_one_alone) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Arc::new(Self { waiting, front, in_flight, max_in_flight, is_one_alone })
     }
 
-    /// A slot for a check that is to be sent by itself, if nothing is in flight.
-    pub(super) fn enter_alone(self: &Arc<Self>) -> Option<Slot> {
-        // Only read where it is not to be changed: an exchange takes the number away from the other threads even if it fails.
+    /// Lets a check be sent by itself, if nothing is in flight. Where only one batch may be, it would be a second one.
+    pub(super) fn enter_alone(self: &Arc<Self>) -> Option<Alone> {
+        // Only read where it is not to be changed: an exchange takes the flag away from the other threads even if it fails.
         let entered = self.max_in_flight > 1
-            && self.in_flight.load(Ordering::SeqCst) == 0
-            && self.in_flight.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-        entered.then(|| Slot { queue: Arc::clone(self) })
+            && self.in_flight.load(Ordering::Relaxed) == 0
+            && !self.is_one_alone.load(Ordering::Relaxed)
+            && !self.is_one_alone.swap(true, Ordering::Relaxed);
+        entered.then(|| Alone { queue: Arc::clone(self) })
     }
 
     /// Lets a job wait. Who has pushed one has to try to [`enter`](Self::enter) then.
@@ -99,7 +104,18 @@ impl Queue {
     }
 }
 
-/// The right to have one batch in flight.
+/// Says that a check is on its way by itself. It keeps nothing from others but the same.
+pub(super) struct Alone {
+    queue: Arc<Queue>,
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        self.queue.is_one_alone.store(false, Ordering::Relaxed);
+    }
+}
+
+/// The right to have one batch in flight. Held by tasks only.
 pub(super) struct Slot {
     queue: Arc<Queue>,
 }

@@ -6,19 +6,19 @@ use super::{Batch, Submission};
 use crate::{
     algorithm::Kind,
     check::Charge,
-    store::redis::{job::Job, keys::write_redis_key, script::Room},
+    store::redis::{job::Job, keys::Keys, script::Room},
 };
 
 impl Batch {
     /// Appends the number of keys, the keys, and the arguments. `now` is empty for the server's clock; `again` says
     /// that this very batch may have been counted by an earlier try.
-    pub(in crate::store::redis) fn write(&self, command: &mut Cmd, prefix: &str, now: &str, again: bool) {
+    pub(in crate::store::redis) fn write(&self, command: &mut Cmd, keys: &Keys, now: &str, again: bool) {
         let charges = || self.submissions.iter().flat_map(|submission| submission.first.check().charges());
         command.arg(charges().count());
         let mut key = String::new();
         for charge in charges() {
             key.clear();
-            write_redis_key(&mut key, prefix, charge.limit(), charge.key());
+            keys.write(&mut key, charge.limit(), charge.key());
             command.arg(&key);
         }
         command.arg(now);

@@ -1,0 +1,122 @@
+//! A secret of the application, and the keyed hashes under it.
+//!
+//! Two things can be hashed with it: what a client proves itself by, with [`ApiKey`](crate::ApiKey) and [`Secret::key`], and
+//! all identities that `RedisStore` writes to Redis, with `RedisStoreBuilder::secret`. One secret may serve both: each has a
+//! domain of its own, so the one says nothing about the other.
+
+use std::{error, fmt};
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+use crate::key::Key;
+
+/// Bytes of a hash that are kept: 128 bits.
+const HASH_BYTES: usize = 16;
+
+/// The domain of what a client proves itself by.
+const CREDENTIALS: &[u8] = b"tower-sliding-window api key v1\0";
+
+/// What identities are hashed with: the same on all instances that share a store, and known to nobody else.
+///
+/// Only a state derived from it is kept, and `Debug` shows nothing of that. A new secret gives every key a new identity:
+/// all windows start empty.
+#[derive(Clone)]
+pub struct Secret {
+    mac: Hmac<Sha256>,
+}
+
+impl Secret {
+    /// A secret of at least 16 bytes, best 32 random ones.
+    ///
+    /// # Errors
+    ///
+    /// [`WeakSecret`] if it is shorter.
+    pub fn new(secret: impl AsRef<[u8]>) -> Result<Self, WeakSecret> {
+        let secret = secret.as_ref();
+        let weak = WeakSecret { bytes: secret.len() };
+        if secret.len() < WeakSecret::MIN_BYTES {
+            return Err(weak);
+        }
+        // HMAC takes a key of any length; the error is the trait's, not the algorithm's.
+        Hmac::new_from_slice(secret).map(|mac| Self { mac }).map_err(|_| weak)
+    }
+
+    /// The key of something secret that does not come with a request, such as an access token of a client: the first 128
+    /// bits of its HMAC-SHA-256, and nothing of itself.
+    ///
+    /// ```
+    /// use tower_sliding_window::Secret;
+    ///
+    /// let secret = Secret::new("32 random bytes out of the vault")?;
+    /// assert_eq!(secret.key("token", "t0ken").value().len(), 16);
+    /// # Ok::<(), tower_sliding_window::middleware::extract::WeakSecret>(())
+    /// ```
+    #[must_use]
+    pub fn key(&self, namespace: &'static str, value: &str) -> Key {
+        Key::new(namespace, self.domain(CREDENTIALS).hash(&[value.as_bytes()]))
+    }
+
+    /// Hashes for one purpose. A domain ends with a NUL and has no other, so none is the beginning of another.
+    pub(crate) fn domain(&self, name: &'static [u8]) -> Domain {
+        let mut mac = self.mac.clone();
+        mac.update(name);
+        Domain { mac }
+    }
+}
+
+/// The hashes of a secret for one purpose: nothing can be told from them about those for another.
+#[derive(Clone)]
+pub(crate) struct Domain {
+    mac: Hmac<Sha256>,
+}
+
+impl Domain {
+    /// The first 128 bits of the HMAC-SHA-256 of these parts, one after the other.
+    pub(crate) fn hash(&self, parts: &[&[u8]]) -> [u8; HASH_BYTES] {
+        let mut mac = self.mac.clone();
+        parts.iter().for_each(|part| mac.update(part));
+        let full = mac.finalize().into_bytes();
+        let mut hash = [0; HASH_BYTES];
+        hash.copy_from_slice(&full[..HASH_BYTES]);
+        hash
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Secret").finish_non_exhaustive()
+    }
+}
+
+/// A secret too short to keep anything secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeakSecret {
+    bytes: usize,
+}
+
+impl WeakSecret {
+    const MIN_BYTES: usize = 16;
+}
+
+impl fmt::Display for WeakSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a secret must have at least {} bytes, not {}", Self::MIN_BYTES, self.bytes)
+    }
+}
+
+impl error::Error for WeakSecret {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By `printf 'tower-sliding-window api key v1\0t0ken' | openssl dgst -sha256 -hmac ...`: another hash would give every
+    /// client a new identity.
+    #[test]
+    fn the_hash_stays_what_it_is() {
+        let secret = Secret::new("32 random bytes out of the vault").unwrap();
+        let hex: String = secret.key("", "t0ken").value().iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, "5d62fa1da2ffa07a46b7b9cde20f4f58");
+    }
+}
