@@ -84,17 +84,16 @@ impl Counter {
     fn first_fit(&self, most: u64, now: u64, window: u64) -> u64 {
         let counts = self.counts.at(now, window);
         let (mut held, mut from) = (self.held.used(), now);
-        // Between two departures of what is held, only the estimate falls.
+        let fit = |held: u64, from: u64| most.checked_sub(held).map(|room| counts.first_fit(room, from, window));
+        // What is used never rises. So it fits after one departure or before it, if it does when that has been.
         for (leaves, units) in self.held.departures(window) {
-            let leaves = leaves.min(now.saturating_add(window));
-            let fits = most.checked_sub(held).map(|room| counts.first_fit(room, from, window));
-            match fits {
-                Some(fits) if fits < leaves || fits == from => return fits,
-                _ => {}
+            let (leaves, left) = (leaves.min(now.saturating_add(window)).max(from), held.saturating_sub(units));
+            if left + counts.at(leaves, window).estimate(leaves, window) <= most {
+                return fit(held, from).map_or(leaves, |fits| fits.min(leaves));
             }
-            (held, from) = (held - units, leaves.max(from));
+            (held, from) = (left, leaves);
         }
-        counts.first_fit(most - held, from, window)
+        fit(held, from).unwrap_or(from)
     }
 }
 

@@ -4,63 +4,25 @@
 //! is the time of the admission for an exact log, the end of its sub-window for a compact one, and the start of its window
 //! for a fixed one. What is held for a lease is recorded a window before the lease ends, so that it leaves then.
 
-use std::collections::VecDeque;
-
+use super::{
+    entries::Entries,
+    entry::{Entry, Kind},
+};
 use crate::admission::AdmissionId;
 
 /// What is still in the window, and its sum.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
-    entries: VecDeque<Entry>,
+    entries: Entries,
     used: u64,
-}
-
-#[derive(Debug)]
-struct Entry {
-    at: u64,
-    units: Units,
-    id: AdmissionId,
-}
-
-/// So many units, and what kind of entry it is that they stand in: one word for both.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Units(u64);
-
-impl Units {
-    /// An admission that its id tells from others.
-    const KEPT: u64 = 0;
-    /// The same, until it is settled.
-    const HELD: u64 = 1 << 62;
-    /// Admissions of one time, together. The id means nothing.
-    const SUM: u64 = 2 << 62;
-    /// An admission that has been settled. No id finds it any more.
-    const SETTLED: u64 = 3 << 62;
-
-    /// The most units that an entry can have.
-    const MOST: u64 = !(3 << 62);
-
-    fn new(kind: u64, units: u64) -> Self {
-        Self(kind | units & Self::MOST)
-    }
-
-    fn count(self) -> u64 {
-        self.0 & Self::MOST
-    }
-
-    fn kind(self) -> u64 {
-        self.0 & (3 << 62)
-    }
 }
 
 impl Log {
     /// Drops what has left the window and says how many entries that were.
     pub(super) fn trim(&mut self, now: u64, window: u64) -> usize {
-        let before = self.entries.len();
-        while let Some(entry) = self.entries.front().filter(|entry| entry.at.saturating_add(window) <= now) {
-            self.used = self.used.saturating_sub(entry.units.count());
-            self.entries.pop_front();
-        }
-        before - self.entries.len()
+        let (entries, units) = self.entries.drop_while(|entry| entry.at.saturating_add(window) <= now);
+        self.used = self.used.saturating_sub(units);
+        entries
     }
 
     /// The units in the log.
@@ -75,113 +37,93 @@ impl Log {
 
     /// Gives back memory that a burst left behind.
     pub(super) fn shrink(&mut self) {
-        if self.entries.capacity() / 4 > self.entries.len() {
-            self.entries.shrink_to_fit();
-        }
+        self.entries.shrink();
     }
 
     /// The time until the oldest entry leaves the window; 0 if there is none. What is recorded after the `present`
     /// counts as recorded then.
     pub(super) fn reset_after(&self, now: u64, present: u64, window: u64) -> u64 {
-        self.entries.front().map_or(0, |entry| leaves_after(entry.at.min(present), now, window))
+        self.entries.oldest().map_or(0, |entry| leaves_after(entry.at.min(present), now, window))
     }
 
-    /// Whether this very admission is in the log. Linear, newest first: what is repeated is mostly recent.
+    /// Whether this very admission is in the log.
     pub(super) fn contains(&self, id: AdmissionId, units: u64) -> bool {
-        let units = [Units::new(Units::KEPT, units), Units::new(Units::HELD, units)];
-        let is_it = |entry: &Entry| entry.id == id && units.contains(&entry.units);
-        self.entries.iter().rev().any(is_it)
+        let is_it = |entry: &Entry| entry.is(Kind::Kept) || entry.is(Kind::Held);
+        self.entries.find(u64::MAX, (id, units), is_it).is_some()
     }
 
     /// Whether what an admission has cost in the end is recorded under this id and time.
     pub(super) fn has_settled(&self, id: AdmissionId, at: u64) -> bool {
-        let is_it = |entry: &Entry| entry.at == at && entry.id == id && entry.units.kind() == Units::SETTLED;
-        self.entries.iter().rev().take_while(|entry| entry.at >= at).any(is_it)
+        self.entries.of(at).any(|(_, entry)| entry.id == id && entry.is(Kind::Settled))
     }
 
     /// Whether admissions of this time would be added to those of an entry that is there.
     pub(super) fn has_sum_at(&self, at: u64) -> bool {
-        self.entries.iter().rev().take_while(|entry| entry.at >= at).any(|entry| entry.is_sum_at(at))
+        self.entries.of(at).any(|(_, entry)| entry.is(Kind::Sum))
     }
 
     /// The time until at most so many units are left: 0 if that is so, and never more than a window after the `present`.
     /// What is recorded after the present is from now on recorded then.
     pub(super) fn wait_for(&mut self, most: u64, now: u64, present: u64, window: u64) -> u64 {
         self.pull_back(present);
-        let mut left = self.used;
-        if left <= most {
-            return 0;
-        }
-        let departure = self.entries.iter().find(|entry| {
-            left = left.saturating_sub(entry.units.count());
-            left <= most
-        });
-        departure.map_or(0, |entry| leaves_after(entry.at, now, window))
+        let excess = self.used.saturating_sub(most);
+        let departure = (excess > 0).then(|| self.entries.departure(excess)).flatten();
+        departure.map_or(0, |entry| leaves_after(entry.at.min(present), now, window))
     }
 
     /// Lets what is recorded after the present be recorded then.
     pub(super) fn pull_back(&mut self, present: u64) {
-        for entry in self.entries.iter_mut().rev().take_while(|entry| entry.at > present) {
-            entry.at = present;
-        }
+        self.entries.pull_back(present);
     }
 
     /// When the entries leave the window, the oldest first, and how many units with each.
     pub(super) fn departures(&self, window: u64) -> impl Iterator<Item = (u64, u64)> {
-        self.entries.iter().map(move |entry| (entry.at.saturating_add(window), entry.units.count()))
+        self.entries.iter().map(move |entry| (entry.at.saturating_add(window), entry.count()))
     }
 
-    /// Records an admission that its id tells from others.
-    pub(super) fn keep(&mut self, at: u64, units: u64, id: AdmissionId) {
-        self.insert(Entry { at, units: Units::new(Units::KEPT, units), id });
+    /// Records an admission under its id, and whether that was given.
+    pub(super) fn keep(&mut self, at: u64, units: u64, (id, is_given): (AdmissionId, bool)) {
+        let entry = Entry::new(Kind::Kept, at, units, id);
+        self.insert(if is_given { entry.given() } else { entry });
     }
 
-    /// Records an admission that is going to be settled.
-    pub(super) fn hold(&mut self, at: u64, units: u64, id: AdmissionId) {
-        self.insert(Entry { at, units: Units::new(Units::HELD, units), id });
+    /// The same of one that is going to be settled.
+    pub(super) fn hold(&mut self, at: u64, units: u64, (id, is_given): (AdmissionId, bool)) {
+        let entry = Entry::new(Kind::Held, at, units, id);
+        self.insert(if is_given { entry.given() } else { entry });
     }
 
     /// Records what an admission has cost in the end.
     pub(super) fn settle(&mut self, at: u64, units: u64, id: AdmissionId) {
-        self.insert(Entry { at, units: Units::new(Units::SETTLED, units), id });
+        self.insert(Entry::new(Kind::Settled, at, units, id));
     }
 
     /// Records an admission together with the others of its time.
     pub(super) fn add(&mut self, at: u64, units: u64) {
-        let mut newer = self.entries.iter_mut().rev().take_while(|entry| entry.at >= at);
-        if let Some(entry) = newer.find(|entry| entry.is_sum_at(at)) {
-            entry.units = Units::new(Units::SUM, entry.units.count().saturating_add(units).min(Units::MOST));
-            self.used = self.used.saturating_add(units);
-        } else {
-            self.insert(Entry { at, units: Units::new(Units::SUM, units), id: AdmissionId::from(0) });
+        let sum = self.entries.of(at).find(|(_, entry)| entry.is(Kind::Sum)).map(|(place, _)| place);
+        match sum {
+            Some(place) => {
+                self.entries.change(place, |entry| entry.add(units));
+                self.used = self.used.saturating_add(units);
+            }
+            None => self.insert(Entry::new(Kind::Sum, at, units, AdmissionId::from(0))),
         }
     }
 
     /// Takes an admission out that was recorded at this time, or, if the clock has stepped back since, before it, and says
     /// when. One that is recorded later is another, to which the id was given again.
     pub(super) fn take(&mut self, id: AdmissionId, units: u64, is_held: bool, at: u64) -> Option<u64> {
-        let units = Units::new(if is_held { Units::HELD } else { Units::KEPT }, units);
-        let is_it = |entry: &Entry| entry.id == id && entry.units == units && entry.at <= at;
-        let place = self.entries.iter().rposition(is_it)?;
+        let kind = if is_held { Kind::Held } else { Kind::Kept };
+        let place = self.entries.find(at, (id, units), |entry| entry.is(kind))?;
         let entry = self.entries.remove(place)?;
-        self.used = self.used.saturating_sub(entry.units.count());
+        self.used = self.used.saturating_sub(entry.count());
         Some(entry.at)
     }
 
+    #[inline]
     fn insert(&mut self, entry: Entry) {
-        self.used = self.used.saturating_add(entry.units.count());
-        if self.entries.back().is_none_or(|newest| newest.at <= entry.at) {
-            return self.entries.push_back(entry);
-        }
-        // Looked for from the new end, near which it is: a binary search would read all over a long log.
-        let later = self.entries.iter().rev().take_while(|other| other.at > entry.at).count();
-        self.entries.insert(self.entries.len() - later, entry);
-    }
-}
-
-impl Entry {
-    fn is_sum_at(&self, at: u64) -> bool {
-        self.at == at && self.units.kind() == Units::SUM
+        self.used = self.used.saturating_add(entry.count());
+        self.entries.insert(entry);
     }
 }
 
@@ -198,7 +140,7 @@ mod tests {
     fn log(entries: &[(u64, u64)]) -> Log {
         let mut log = Log::default();
         for &(at, units) in entries {
-            log.keep(at, units, AdmissionId::fresh());
+            log.keep(at, units, (AdmissionId::fresh(), false));
         }
         log
     }
@@ -236,7 +178,7 @@ mod tests {
         let mut log = Log::default();
         let id = AdmissionId::from(0);
         log.add(5_099, 2);
-        log.hold(5_099, 3, id);
+        log.hold(5_099, 3, (id, true));
         log.add(5_099, 4);
         assert_eq!((log.len(), log.used(), log.contains(id, 6)), (2, 9, false));
         let mut take = |is_held, at| log.take(id, 3, is_held, at);

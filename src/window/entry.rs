@@ -1,0 +1,72 @@
+//! An entry of a log: so many units, of which time, and whose they are.
+
+use crate::admission::AdmissionId;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// Until a window after this time it counts.
+    pub(super) at: u64,
+    pub(super) units: Units,
+    /// Means nothing in a sum.
+    pub(super) id: AdmissionId,
+}
+
+/// What an entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// An admission that its id tells from others.
+    Kept = 0,
+    /// The same, until it is settled.
+    Held = 1,
+    /// Admissions of one time, together.
+    Sum = 2,
+    /// An admission that has been settled.
+    Settled = 3,
+}
+
+/// So many units, and what kind of entry it is that they stand in: one word for both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Units(u64);
+
+impl Entry {
+    pub(super) fn new(kind: Kind, at: u64, units: u64, id: AdmissionId) -> Self {
+        Self { at, units: Units::new(kind, units), id }
+    }
+
+    /// The same entry, with an id that the caller has given.
+    pub(super) fn given(mut self) -> Self {
+        self.units.0 |= Units::GIVEN;
+        self
+    }
+
+    pub(super) fn is_given(&self) -> bool {
+        self.units.0 & Units::GIVEN != 0
+    }
+
+    pub(super) fn count(&self) -> u64 {
+        self.units.0 & Units::MOST
+    }
+
+    pub(super) fn is(&self, kind: Kind) -> bool {
+        self.units.0 >> Units::KIND == kind as u64
+    }
+
+    /// Adds units to a sum.
+    pub(super) fn add(&mut self, units: u64) {
+        self.units = Units::new(Kind::Sum, self.count().saturating_add(units).min(Units::MOST));
+    }
+}
+
+impl Units {
+    /// Above it stands the kind.
+    const KIND: u32 = 62;
+
+    const GIVEN: u64 = 1 << 61;
+
+    /// The most units that an entry can have.
+    const MOST: u64 = Self::GIVEN - 1;
+
+    fn new(kind: Kind, units: u64) -> Self {
+        Self((kind as u64) << Self::KIND | units & Self::MOST)
+    }
+}
