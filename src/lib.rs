@@ -52,6 +52,7 @@
 //! | [`middleware::rejection`] | the answers, and how to replace them |
 //! | [`store`] | what a store has to do |
 //! | [`what_happens_when`] | what a client sees when something fails, and for how long |
+//! | [`what_an_attacker_can_do`] | what hostile clients and upstreams can do, what bounds it, and what you choose |
 //! | [`metrics`](mod@metrics) | what is counted and measured |
 //!
 //! # Stores
@@ -120,6 +121,8 @@ pub mod split;
 pub mod store;
 #[doc = include_str!("what_happens_when.md")]
 pub mod what_happens_when {}
+#[doc = include_str!("what_an_attacker_can_do.md")]
+pub mod what_an_attacker_can_do {}
 mod window;
 
 #[cfg(feature = "redis")]

@@ -195,7 +195,6 @@ impl Dispatcher {
     /// Answers a batch. Sends it once more if the connection was broken: of that, what counts once however often it is sent.
     /// In a cluster, also what has not run since its slot is elsewhere.
     async fn conclude(&self, mut batch: Batch, now: String, mut reply: Result<Result<Value, RedisError>, Cause>) {
-        let mut again = false;
         if let Ok(Err(error)) = &reply
             && self.is_to_be_sent_again(error)
         {
@@ -203,8 +202,7 @@ impl Dispatcher {
                 batch = batch.only(Job::is_repeatable, &StoreError::new("asking Redis", error.clone()));
             }
             if !batch.is_empty() {
-                again = true;
-                reply = self.try_send(&batch, &now, again).await;
+                reply = self.try_send(&batch, &now, true).await;
             }
         }
         let reply = reply.and_then(|reply| Ok(reply?));
