@@ -22,12 +22,15 @@ mod extractors;
 mod fail_local;
 mod faults;
 mod fuzz;
+mod idle_runtimes;
+mod keyed_identities;
 mod layer;
 mod memory;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod outbound;
 mod own_outcomes;
+mod passwords;
 mod properties;
 mod reaching;
 mod redis_errors;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redis::{ConnectionInfo, IntoConnectionInfo, io::tcp::TcpSettings, io::tcp::socket2::TcpKeepalive};
 
-use super::invalid::InvalidRedisConfig;
+use super::{invalid::InvalidRedisConfig, url::is_ambiguous};
 
 /// How long sent data may stay unacknowledged, and an idle peer silent, before the kernel ends the connection.
 const PEER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -31,7 +31,14 @@ impl Access {
         if url.starts_with("rediss:") || url.starts_with("valkeys:") {
             return Err(InvalidRedisConfig::new("rediss:// URLs, for TLS, need this crate's feature `tls`"));
         }
-        self.reach(url.into_connection_info().map_err(|cause| InvalidRedisConfig::url(url, cause))?)
+        let info = url.into_connection_info().map_err(|cause| InvalidRedisConfig::url(url, cause))?;
+        if is_ambiguous(url) {
+            return Err(InvalidRedisConfig::new(
+                "a URL, not shown since it may hold a password, has an @ behind its host: in a user name or password write \
+                 / as %2F, ? as %3F and # as %23",
+            ));
+        }
+        self.reach(info)
     }
 
     /// How to reach what a client reaches, as these settings say.

@@ -4,8 +4,13 @@ use std::{error, fmt};
 
 use redis::RedisError;
 
+use super::url::host;
+
+const EXAMPLE: &str = "redis://127.0.0.1:6379/0";
+
 /// A setting that no [`RedisStore`](super::RedisStore) can have: the error of
-/// [`RedisStoreBuilder::build`](super::RedisStoreBuilder::build), naming the value. Passwords are left out.
+/// [`RedisStoreBuilder::build`](super::RedisStoreBuilder::build), naming the value. Of a URL it
+/// shows the host at most, and not even that where a password may stand in its place.
 #[derive(Debug)]
 pub struct InvalidRedisConfig {
     problem: String,
@@ -21,15 +26,13 @@ impl InvalidRedisConfig {
         Self { problem: problem.into(), cause: Some(cause) }
     }
 
+    /// A URL is not one of Redis. The cause is the client's, which does not repeat the URL.
     pub(super) fn url(url: &str, cause: RedisError) -> Self {
-        // A password stands before the host, or among the parameters.
-        let (url, _) = url.split_once('?').unwrap_or((url, ""));
-        let shown = match (url.split_once("://"), url.rsplit_once('@')) {
-            (Some((scheme, _)), Some((_, host))) => format!("{scheme}://***@{host}"),
-            (None, Some((_, host))) => format!("***@{host}"),
-            (_, None) => url.to_owned(),
+        let problem = match host(url) {
+            Some(host) => format!("the URL of the host {host:?} is not a Redis URL such as {EXAMPLE}"),
+            None => format!("a URL, not shown since it may hold a password, is not a Redis URL such as {EXAMPLE}"),
         };
-        Self::caused(format!("{shown:?} is not a Redis URL such as redis://127.0.0.1:6379/0"), cause)
+        Self::caused(problem, cause)
     }
 }
 

@@ -44,6 +44,7 @@ mod target;
 mod time;
 #[cfg(feature = "tls")]
 mod tls;
+mod url;
 
 use std::{
     fmt,

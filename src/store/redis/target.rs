@@ -5,7 +5,7 @@ use std::fmt;
 use bb8::ManageConnection;
 use bb8_redis::RedisConnectionManager;
 use redis::{
-    ConnectionInfo, RedisResult, Value,
+    ConnectionInfo, RedisError, RedisResult, Value,
     aio::{ConnectionLike, MultiplexedConnection},
     cmd,
 };
@@ -43,6 +43,10 @@ impl Target {
     }
 
     pub(super) async fn connect(&self, name: Option<&str>) -> RedisResult<Link> {
+        self.sign_in(name).await.map_err(without_arguments)
+    }
+
+    async fn sign_in(&self, name: Option<&str>) -> RedisResult<Link> {
         let mut connection = match self {
             Self::Node(manager, _) => manager.connect().await?,
             Self::Sentinels(sentinels) => sentinels.connect().await?,
@@ -60,6 +64,17 @@ impl Target {
             connection.req_packed_command(cmd("CLIENT").arg("SETNAME").arg(name)).await?;
         }
         Ok(Link::Node(connection))
+    }
+}
+
+/// A server that does not know a command repeats what it was sent with it. With a sign-in, that is the password.
+fn without_arguments(error: RedisError) -> RedisError {
+    match error.detail() {
+        Some(text) if text.contains("unknown command") => {
+            let command = text.split_once(',').map_or("", |(command, _)| command).to_owned();
+            RedisError::from((error.kind(), "the server refuses", command))
+        }
+        _ => error,
     }
 }
 

@@ -35,8 +35,10 @@ impl Trust {
         if tls_params.is_some() && !self.is_given() {
             return Ok(info);
         }
-        let client = Client::build_with_tls(info, self.certificates())
-            .map_err(|cause| InvalidRedisConfig::caused("a certificate, or its key, is not PEM", cause))?;
+        // The cause is left out: where the line breaks are lost, it repeats the key.
+        let client = Client::build_with_tls(info, self.certificates()).map_err(|_| {
+            InvalidRedisConfig::new("a certificate, or its key, is not PEM, or has lost its line breaks")
+        })?;
         Ok(client.get_connection_info().clone())
     }
 
