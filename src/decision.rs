@@ -82,18 +82,6 @@ impl Decision {
         self
     }
 
-    /// The same decision so much later, if nothing has arrived since and no unit has left its window.
-    pub(crate) fn later(&self, by: Duration) -> Self {
-        let later = |status: &LimitStatus| LimitStatus {
-            reset_after: status.reset_after.saturating_sub(by),
-            retry_after: status.retry_after.map(|retry_after| retry_after.saturating_sub(by)),
-            ..status.clone()
-        };
-        let Parts { at, id, first, rest, instead_of } = &*self.0;
-        let (first, rest) = (later(first), rest.iter().map(later).collect());
-        Self(Arc::new(Parts { at: *at + by, id: *id, first, rest, instead_of: instead_of.clone() }))
-    }
-
     /// The same figures as a refusal for so long, by every charge of the check that can refuse.
     pub(crate) fn refused_for(mut self, check: &Check, wait: Duration) -> Self {
         let Parts { first, rest, .. } = Arc::make_mut(&mut self.0);
@@ -102,6 +90,15 @@ impl Decision {
             status.retry_after = Some(wait);
         }
         self
+    }
+
+    /// The refusal of a check, of whose limits these are the figures at no cost, if it is one: until something leaves.
+    pub(crate) fn refusing(mut self, check: &Check) -> Option<Self> {
+        let Parts { first, rest, .. } = Arc::make_mut(&mut self.0);
+        for (charge, status) in check.charges().zip(iter::once(first).chain(rest)) {
+            status.retry_after = (charge.cost() > status.remaining()).then_some(status.reset_after);
+        }
+        (!self.is_allowed()).then_some(self)
     }
 
     /// Whether the check was admitted, and its units counted.

@@ -6,12 +6,7 @@
 
 use std::hash::{BuildHasher, DefaultHasher, Hasher, RandomState};
 
-use crate::{
-    algorithm::{Algorithm, Kind},
-    check::{Charge, Check},
-    key::Key,
-    limit::Limit,
-};
+use crate::{key::Key, limit::Limit};
 
 /// Makes digests that mean nothing to another.
 #[derive(Debug, Default)]
@@ -22,13 +17,6 @@ impl Digester {
     pub(crate) fn of_key(&self, limit: &Limit, key: &Key) -> u64 {
         let mut text = self.text();
         text.push_key(limit, key);
-        text.finish()
-    }
-
-    /// Of everything that makes a difference to a check's outcome, but its id.
-    pub(crate) fn of_check(&self, check: &Check) -> u64 {
-        let mut text = self.text();
-        check.charges().for_each(|charge| text.push_charge(charge));
         text.finish()
     }
 
@@ -50,16 +38,6 @@ impl Text {
 
     /// What no UTF-8 text has in it.
     const END: [u8; 1] = [0xff];
-
-    fn push_charge(&mut self, charge: &Charge) {
-        let limit = charge.limit();
-        self.push_key(limit, charge.key());
-        let lease = charge.lease_micros().unwrap_or(0);
-        let numbers = [limit.units(), limit.window_micros(), charge.cost(), lease];
-        numbers.into_iter().for_each(|number| self.push(&number.to_le_bytes()));
-        self.push(&[charge.is_shadow().into()]);
-        self.push(&number(limit.algorithm()).to_le_bytes());
-    }
 
     /// The length of the value stands behind it: read from its end, a text can be taken apart in one way only.
     fn push_key(&mut self, limit: &Limit, key: &Key) {
@@ -108,51 +86,26 @@ impl Text {
     }
 }
 
-fn number(algorithm: Algorithm) -> u16 {
-    match algorithm.kind() {
-        Kind::Log => 0,
-        Kind::Fixed => 1,
-        Kind::Counter => 2,
-        // At least 3.
-        Kind::Compact { entries } => entries,
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
-    fn charge(limit: Limit, key: Key, cost: u64) -> Charge {
-        Charge::new(limit, key, cost).unwrap()
-    }
-
     #[test]
-    fn equal_checks_have_one_digest_and_different_ones_do_not() {
+    fn equal_limits_and_keys_have_one_digest_and_different_ones_do_not() {
         let (digester, limit) = (Digester::default(), Limit::per_second("a", 10));
-        let key = |value: &str| Key::new("k", value);
-        let charges = [
-            charge(limit.clone(), key("1"), 1),
-            charge(limit.clone(), key("1"), 2),
-            charge(limit.clone(), key("1"), 1).reserve(Duration::from_millis(1)),
-            charge(limit.clone(), key("1"), 1).in_shadow(),
-            charge(limit.clone(), key(""), 1),
-            charge(limit.clone(), Key::new("k1", ""), 1),
-            charge(limit.clone(), Key::new("", "k1"), 1),
-            charge(Limit::per_second("ak", 10), Key::new("", "1"), 1),
-            charge(Limit::per_second("a", 11), key("1"), 1),
-            charge(Limit::per_minute("a", 10), key("1"), 1),
-            charge(limit.clone().with_algorithm(Algorithm::fixed()), key("1"), 1),
-            charge(limit.clone().with_algorithm(Algorithm::counter()), key("1"), 1),
-            charge(limit.clone().with_algorithm(Algorithm::compact(3)), key("1"), 1),
-            charge(limit.with_algorithm(Algorithm::compact(4)), key("1"), 1),
+        let all = [
+            (limit.clone(), Key::new("k", "1")),
+            (limit.clone(), Key::new("k", "")),
+            (limit.clone(), Key::new("k1", "")),
+            (limit.clone(), Key::new("", "k1")),
+            (Limit::per_second("ak", 10), Key::new("", "1")),
         ];
-        let digest = |charge: &Charge| digester.of_check(&Check::new(charge.clone()));
-        for (place, charge) in charges.iter().enumerate() {
-            assert_eq!(digest(charge), digest(charge));
-            assert!(charges[..place].iter().all(|other| digest(other) != digest(charge)), "{charge:?}");
+        let digest = |(limit, key): &(Limit, Key)| digester.of_key(limit, key);
+        for (place, one) in all.iter().enumerate() {
+            assert_eq!(digest(one), digest(one));
+            assert!(all[..place].iter().all(|other| digest(other) != digest(one)), "{one:?}");
         }
+        assert_eq!(digester.of_key(&Limit::per_minute("a", 7), &all[0].1), digest(&all[0]), "a limit is its name");
     }
 
     #[test]

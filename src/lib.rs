@@ -137,7 +137,7 @@ pub use self::{
     error::{ChoiceError, Error, StoreError},
     key::Key,
     limit::{InvalidLimit, Limit},
-    limiter::{Breaker, DenyCache, FailureMode, Limiter, Reservation, Share},
+    limiter::{FailureMode, Limiter, Reservation, Share},
     middleware::{
         Degraded, EXPOSED_HEADERS, InvalidLimits, JsonResponse, KeyedLimit, Outcome, RateLimit, RateLimitLayer,
         Rejection, RejectionResponse, ResetFormat, ShadowRefusals,
@@ -146,7 +146,7 @@ pub use self::{
     secret::Secret,
     settlement::{Settled, Settlement},
     split::{InvalidSplit, Split},
-    store::{Epoch, ManualClock, MemoryStore, Store},
+    store::{Breaker, DenyCache, Epoch, ManualClock, MemoryStore, Store},
 };
 
 #[cfg(doctest)]

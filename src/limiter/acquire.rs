@@ -25,16 +25,19 @@ impl<S: Store> Limiter<S> {
     /// 1. A refusal is waited out for as long as it says, and then asked again. One that is longer than what is left of
     ///    the patience is returned at once, as the [`Decision`] that it is. Without any patience this is
     ///    [`check`](Self::check), unless others wait.
-    /// 2. Through one limiter and its clones there is one line for the same limits and keys, whatever the costs. Who is
-    ///    refused, or comes while others wait, goes to its end; only the first in line asks, and nobody overtakes. Who
-    ///    gives up or is dropped leaves the line.
-    /// 3. Who cannot be the first in time is refused without having been asked for, since asking could overtake: for as
-    ///    long as the first has to wait, with what is used at present. So the retry time is here the least that it can be.
-    /// 4. A [`check`](Self::check), a limiter of another process, and a check of other limits or keys stand in no line,
-    ///    or in another: between those, whoever asks first after there is room gets it.
-    /// 5. What is given back through the limiter, by a [settlement](Self::settle) or [reset](Self::reset) of the same
+    /// 2. Through one limiter and its clones there is one line for the same limits and keys, whatever the costs. A caller
+    ///    that is refused, or comes while others wait, goes to its end; only the first in line asks, and no caller
+    ///    overtakes. One that gives up or is dropped leaves the line.
+    /// 3. A caller that cannot be the first in time is refused without having been asked for, since asking could overtake:
+    ///    for as long as the first has to wait, with what is used at present. So the retry time is here the least that it
+    ///    can be.
+    /// 4. A future that is kept and not polled stops no line. 100 ms after the first in line should have asked, or its
+    ///    question have ended, the next takes over. Polled again, the first goes on in its old place.
+    /// 5. A [`check`](Self::check), a limiter of another process, and a check of other limits or keys stand in no line,
+    ///    or in another: of those, the one that asks first after there is room gets it.
+    /// 6. What is given back through the limiter, by a [settlement](Self::settle) or [reset](Self::reset) of the same
     ///    limits and keys, lets the first in line ask at once; what others give back is seen when it asks.
-    /// 6. The [`deadline`](Self::deadline) is that of each question, not of the wait, and a question is not cut short by
+    /// 7. The [`deadline`](Self::deadline) is that of each question, not of the wait, and a question is not cut short by
     ///    the patience. An error of the store is returned at once.
     ///
     /// What is never refused, such as a cost of 0, never waits. Waiting needs a tokio runtime with time; it makes no task.
@@ -75,29 +78,43 @@ impl<S: Store> Limiter<S> {
     ///
     /// As [`check_all`](Self::check_all).
     pub async fn acquire_all(&self, check: Check, patience: Duration) -> Result<Decision, Error> {
+        let mut waited = Duration::ZERO;
+        self.acquire_after(check, patience, &mut waited).await
+    }
+
+    /// Waits for room for a request that has `waited` for other decisions already. That counts for the first question. Those
+    /// after a wait for room have the whole deadline, and it begins anew with them.
+    pub(crate) async fn acquire_after(
+        &self,
+        check: Check,
+        patience: Duration,
+        waited: &mut Duration,
+    ) -> Result<Decision, Error> {
         if !check.can_be_refused() {
-            return self.check_all(check).await;
+            return self.check_after(check, waited).await;
         }
         let (patience, lines) = (Patience::new(patience), &self.parts.lines);
         let line = lines.digest(check.charges().map(Charge::whose));
-        let given_back = lines.times_given_back(line);
+        let mut given_back = lines.times_given_back(line);
         let (place, mut asks_at) = match lines.join_others(line) {
             Some(place) if patience.allows(place.first_waits()) => (place, Instant::now()),
-            Some(place) => return self.refuse(&check, &place).await,
+            Some(place) => return self.refuse(&check, &place, waited).await,
             None => {
-                let decision = self.check_all(check.clone()).await?;
+                let decision = self.check_after(check.clone(), waited).await?;
                 let Some(asks_at) = patience.ask_again_at(&decision) else { return Ok(decision) };
                 (lines.join(line), asks_at)
             }
         };
-        let Some(_turn) = place.turn(patience).await else { return self.refuse(&check, &place).await };
-        if lines.times_given_back(line) != given_back {
-            // While the refusal was on its way, or to whoever was first before.
-            asks_at = Instant::now();
-        }
         loop {
-            place.wait_until(asks_at).await;
-            let decision = self.check_all(check.clone()).await?;
+            if !place.turn(patience).await {
+                return self.refuse(&check, &place, waited).await;
+            }
+            if !place.is_to_ask(asks_at, given_back, self.parts.deadline).await {
+                // Nobody has polled this, and others have taken over.
+                continue;
+            }
+            (*waited, given_back) = (Duration::ZERO, lines.times_given_back(line));
+            let decision = self.check_after(check.clone(), waited).await?;
             match patience.ask_again_at(&decision) {
                 Some(again) => asks_at = again,
                 None => return Ok(decision),
@@ -105,9 +122,9 @@ impl<S: Store> Limiter<S> {
         }
     }
 
-    /// The refusal of who stands behind others.
-    async fn refuse(&self, check: &Check, place: &Place) -> Result<Decision, Error> {
-        let standing = self.check_all(check.without_costs()).await?;
+    /// The refusal of a caller that stands behind others.
+    async fn refuse(&self, check: &Check, place: &Place, waited: &mut Duration) -> Result<Decision, Error> {
+        let standing = self.check_after(check.without_costs(), waited).await?;
         // Room for the first may be there by now, and not for those behind.
         let refusal = standing.refused_for(check, place.first_waits().max(LEAST_PAUSE));
         metrics::decided(&refusal);

@@ -12,6 +12,37 @@ use tokio::time::{Sleep, sleep};
 
 use crate::error::Error;
 
+/// A deadline, and how much of it a request has waited already: for the decisions of other layers, or for a choice.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Time {
+    deadline: Duration,
+    waited: Duration,
+}
+
+impl Time {
+    pub(super) fn new(deadline: Duration, waited: Duration) -> Self {
+        Self { deadline, waited }
+    }
+
+    fn left(self) -> Duration {
+        self.deadline.saturating_sub(self.waited)
+    }
+
+    /// Whether nothing is left of it, since it has been waited for.
+    pub(super) fn is_up(self) -> bool {
+        !self.waited.is_zero() && self.left().is_zero()
+    }
+
+    /// Whether at least half of it is left, so that its end tells something of what was asked last.
+    pub(super) fn is_mostly_left(self) -> bool {
+        self.left() >= self.deadline / 2
+    }
+
+    pub(super) fn error(self) -> Error {
+        Error::TimedOut { deadline: self.deadline }
+    }
+}
+
 pin_project! {
     /// Gives up on a future that is not ready in time.
     ///
@@ -20,7 +51,7 @@ pin_project! {
     pub(crate) struct Deadline<F> {
         #[pin]
         future: F,
-        deadline: Duration,
+        time: Time,
         // In a box, so that what needs none is not the larger for it.
         timer: Option<Pin<Box<Sleep>>>,
     }
@@ -28,8 +59,18 @@ pin_project! {
 
 impl<F> Deadline<F> {
     #[inline]
-    pub(super) fn new(future: F, deadline: Duration) -> Self {
-        Self { future, deadline, timer: None }
+    pub(super) fn new(future: F, time: Time) -> Self {
+        Self { future, time, timer: None }
+    }
+
+    pub(super) fn time(&self) -> Time {
+        self.time
+    }
+
+    /// How long the request has waited by now, what it had waited before included.
+    pub(super) fn waited(&self) -> Duration {
+        let begun = self.timer.as_ref().and_then(|timer| timer.deadline().checked_sub(self.time.left()));
+        self.time.waited.saturating_add(begun.map(|begun| begun.elapsed()).unwrap_or_default())
     }
 }
 
@@ -42,9 +83,10 @@ impl<F: Future> Future for Deadline<F> {
         if let Poll::Ready(output) = this.future.poll(cx) {
             return Poll::Ready(Ok(output));
         }
-        let timer = this.timer.get_or_insert_with(|| Box::pin(sleep(*this.deadline)));
+        let time = *this.time;
+        let timer = this.timer.get_or_insert_with(|| Box::pin(sleep(time.left())));
         match timer.as_mut().poll(cx) {
-            Poll::Ready(()) => Poll::Ready(Err(Error::TimedOut { deadline: *this.deadline })),
+            Poll::Ready(()) => Poll::Ready(Err(time.error())),
             Poll::Pending => Poll::Pending,
         }
     }

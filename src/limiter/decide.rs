@@ -5,17 +5,22 @@ use std::{
     future::Future,
     pin::Pin,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use pin_project_lite::pin_project;
 
-use super::{Limiter, Parts, deadline::Deadline, deny_cache::Question, failure::Share};
+use super::{
+    Limiter, Parts,
+    deadline::{Deadline, Time},
+    failure::Share,
+};
 use crate::{
     check::{Check, NeverFits},
     decision::Decision,
     error::Error,
     metrics,
-    store::Store,
+    store::{Question, Store},
 };
 
 pin_project! {
@@ -23,7 +28,8 @@ pin_project! {
     #[must_use = "futures do nothing unless polled"]
     pub struct Decide<S: Store> {
         limiter: Limiter<S>,
-        share: Option<Share>,
+        // For other decisions, before this one.
+        waited: Duration,
         #[pin]
         state: Deciding<S>,
     }
@@ -50,19 +56,22 @@ pin_project! {
     }
 }
 
-/// What is needed to remember the answer, of a check that cannot be decided without waiting.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Unanswered(Option<Question>);
+/// A check that cannot be decided without waiting: how long it may wait, and what is needed to remember the answer.
+#[derive(Debug)]
+pub(crate) struct Unanswered {
+    time: Time,
+    question: Option<Question>,
+}
 
 impl<S: Store> Decide<S> {
-    /// Decides, in the store's place under this share, if any.
+    /// Decides, after so long a wait for other decisions.
     #[inline]
-    pub(super) fn new(limiter: &Limiter<S>, check: Check, share: Option<Share>) -> Self {
-        Self { limiter: limiter.clone(), share, state: Deciding::Made { check: Some(check) } }
+    pub(super) fn new(limiter: &Limiter<S>, check: Check, waited: Duration) -> Self {
+        Self { limiter: limiter.clone(), waited, state: Deciding::Made { check: Some(check) } }
     }
 
     pub(super) fn never(limiter: &Limiter<S>, error: NeverFits) -> Self {
-        Self { limiter: limiter.clone(), share: None, state: Deciding::Never { error: Some(error) } }
+        Self { limiter: limiter.clone(), waited: Duration::ZERO, state: Deciding::Never { error: Some(error) } }
     }
 }
 
@@ -71,7 +80,8 @@ impl<S: Store> Future for Decide<S> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        let (limiter, share, mut state) = (&*this.limiter, *this.share, this.state);
+        let (limiter, waited, mut state) = (&*this.limiter, *this.waited, this.state);
+        let share = limiter.share();
         loop {
             let next = match state.as_mut().project() {
                 DecidingProjection::Never { error } => match error.take() {
@@ -79,7 +89,7 @@ impl<S: Store> Future for Decide<S> {
                     None => None,
                 },
                 DecidingProjection::Made { check } => match check.take() {
-                    Some(check) => match limiter.decide_now(&check, share) {
+                    Some(check) => match limiter.decide_now(&check, share, || waited) {
                         Ok(outcome) => return Poll::Ready(outcome),
                         Err(unanswered) => {
                             Some(Deciding::Asked { undecided: limiter.ask_store(check, share, unanswered) })
@@ -105,48 +115,80 @@ impl<S: Store> Undecided<S> {
         cx: &mut Context<'_>,
     ) -> Poll<Result<Decision, Error>> {
         let this = self.project();
+        let time = this.decision.time();
         let outcome = ready!(this.decision.poll(cx)).and_then(|answer| Ok(answer?));
-        Poll::Ready(limiter.parts.heard(outcome, Unanswered(*this.question), this.stand_in.as_deref(), share))
+        let unanswered = Unanswered { time, question: this.question.take() };
+        Poll::Ready(limiter.parts.heard(outcome, unanswered, this.stand_in.as_deref(), share))
+    }
+
+    /// How long the request has waited for decisions by now.
+    pub(crate) fn waited(&self) -> Duration {
+        self.decision.waited()
     }
 }
 
 impl<S: Store> Parts<S> {
-    /// Decides what takes no waiting: out of the deny cache, by an open breaker, or by a store that knows at once.
+    /// Decides what takes no waiting: out of the deny cache, by an open breaker, or by a store that knows at once; and what
+    /// has no time left to wait, since the request has `waited` for other decisions.
     #[inline]
     pub(super) fn decide_now(
         &self,
         check: &Check,
         share: Option<Share>,
+        waited: impl FnOnce() -> Duration,
     ) -> Result<Result<Decision, Error>, Unanswered> {
-        let question = match self.refusals.recall(check) {
-            Ok(refusal) => {
-                metrics::recalled();
-                metrics::decided(&refusal);
-                return Ok(Ok(refusal));
-            }
+        let question = match self.recall(check) {
+            Ok(refusal) => return Ok(Ok(refusal)),
             Err(question) => question,
         };
         if let Some(error) = self.circuit.refuse(self.deadline, || self.probes(check.without_costs())) {
             return Ok(self.decide_locally(Some(check), share, error));
         }
-        match self.store.decide_now(check) {
-            Some(outcome) => Ok(self.heard(outcome.map_err(Error::from), Unanswered(question), Some(check), share)),
-            None => Err(Unanswered(question)),
+        if let Some(outcome) = self.store.decide_now(check) {
+            let answered = Unanswered { time: self.time(Duration::ZERO), question };
+            return Ok(self.heard(outcome.map_err(Error::from), answered, Some(check), share));
         }
+        let time = self.time(waited());
+        if time.is_up() {
+            return Ok(self.decide_locally(Some(check), share, time.error()));
+        }
+        Err(Unanswered { time, question })
+    }
+
+    /// The refusal of a check, if that is known without asking a store that makes its callers wait, and without spending
+    /// anything if it is none. Where a store at hand has told it, the retry time is a "not before".
+    pub(super) fn refuse_now(&self, check: &Check) -> Option<Decision> {
+        if let Ok(refusal) = self.recall(check) {
+            return Some(refusal);
+        }
+        if self.circuit.is_open_for(self.deadline) || !check.can_be_refused() {
+            return None;
+        }
+        let refusal = self.store.decide_now(&check.without_costs())?.ok()?.refusing(check)?;
+        metrics::decided(&refusal);
+        Some(refusal)
+    }
+
+    /// The refusal of a check out of the deny cache, or what is needed to remember the one that may come.
+    fn recall(&self, check: &Check) -> Result<Decision, Option<Question>> {
+        let refusal = self.refusals.recall(check)?;
+        metrics::recalled();
+        metrics::decided(&refusal);
+        Ok(refusal)
     }
 
     /// Questions to find out whether the store answers: this check, which costs nothing, again and again.
-    pub(super) fn probes(&self, check: Check) -> impl Fn() -> S::Decide + Send + use<S> {
+    pub(super) fn probes(&self, check: Check) -> impl Fn(Duration) -> Deadline<S::Decide> + Send + use<S> {
         let store = self.store.clone();
-        move || store.decide(check.clone())
+        move |deadline| Deadline::new(store.decide(check.clone()), Time::new(deadline, Duration::ZERO))
     }
 
     /// Asks the store.
     #[inline]
-    pub(super) fn ask(&self, check: Check, share: Option<Share>, Unanswered(question): Unanswered) -> Undecided<S> {
+    pub(super) fn ask(&self, check: Check, share: Option<Share>, unanswered: Unanswered) -> Undecided<S> {
+        let Unanswered { time, question } = unanswered;
         let stand_in = share.map(|_| Box::new(check.clone()));
-        let decision = Deadline::new(self.store.decide(check), self.deadline);
-        Undecided { decision, question, stand_in }
+        Undecided { decision: Deadline::new(self.store.decide(check), time), question, stand_in }
     }
 
     /// What comes of the store's answer.
@@ -154,21 +196,33 @@ impl<S: Store> Parts<S> {
     fn heard(
         &self,
         outcome: Result<Decision, Error>,
-        Unanswered(question): Unanswered,
+        unanswered: Unanswered,
         check: Option<&Check>,
         share: Option<Share>,
     ) -> Result<Decision, Error> {
-        self.circuit.heard(&outcome);
+        self.told(&outcome, unanswered.time);
         match outcome {
             Ok(decision) => {
                 metrics::decided(&decision);
-                if let Some(question) = question {
+                if let Some(question) = &unanswered.question {
                     self.refusals.learn(question, &decision);
                 }
                 Ok(decision)
             }
             Err(error) => self.decide_locally(check, share, error),
         }
+    }
+
+    /// Tells the breaker what came of a question that had so much time.
+    pub(super) fn told<T>(&self, outcome: &Result<T, Error>, time: Time) {
+        if time.is_mostly_left() || !matches!(outcome, Err(Error::TimedOut { .. })) {
+            self.circuit.heard(outcome, self.deadline);
+        }
+    }
+
+    /// The deadline of a question, after so long a wait for other decisions.
+    pub(super) fn time(&self, waited: Duration) -> Time {
+        Time::new(self.deadline, waited)
     }
 
     /// What comes of a check that the store has not decided.

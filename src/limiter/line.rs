@@ -1,23 +1,23 @@
-//! Lines of those who wait for room: one for each set of limits and keys. [`Limiter::acquire`](super::Limiter::acquire)
-//! has their rules.
+//! Lines of callers that wait for room: one for each set of limits and keys. [`Limiter::acquire`](super::Limiter::acquire)
+//! has their rules. `turn.rs` is the order in one of them.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
     fmt,
+    future::poll_fn,
     hash::BuildHasherDefault,
+    pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    task::{Poll, ready},
     time::Duration,
 };
 
-use tokio::{
-    sync::{Notify, Semaphore, SemaphorePermit},
-    time::{Instant, timeout_at},
-};
+use tokio::time::{Instant, sleep_until};
 
-use super::patience::Patience;
+use super::{patience::Patience, turn::Turns};
 use crate::{digest::Digester, key::Key, limit::Limit, prehashed::Prehashed};
 
 /// In so many parts it is counted how often something was given back.
@@ -37,21 +37,12 @@ struct Shared {
 }
 
 struct Line {
-    queue: Arc<Queue>,
+    turns: Arc<Mutex<Turns>>,
     places: usize,
 }
 
-/// What those in one line share.
-struct Queue {
-    /// The first in line has the only permit. The semaphore gives it on in the order in which it was asked for.
-    turn: Semaphore,
-    /// When the first in line is going to ask.
-    asks_at: Mutex<Instant>,
-    given_back: Notify,
-}
-
-/// Something that is being given back. Dropped, it is done, or goes on though its caller has left: the first in line asks at
-/// once.
+/// Something that is being given back. Dropped, it is done, or goes on though its caller has left: then the first in line
+/// asks at once.
 pub(super) struct GivingBack<'a> {
     lines: &'a Lines,
     digest: u64,
@@ -59,7 +50,7 @@ pub(super) struct GivingBack<'a> {
 }
 
 impl GivingBack<'_> {
-    /// What came of it. Nobody is to ask a store because it has just failed.
+    /// What came of it. No caller is to ask a store because it has just failed.
     pub(super) fn outcome<T, E>(mut self, outcome: Result<T, E>) -> Result<T, E> {
         self.has_failed = outcome.is_err();
         outcome
@@ -70,7 +61,8 @@ impl GivingBack<'_> {
 pub(super) struct Place {
     lines: Lines,
     digest: u64,
-    queue: Arc<Queue>,
+    turns: Arc<Mutex<Turns>>,
+    number: u64,
 }
 
 impl Lines {
@@ -83,23 +75,25 @@ impl Lines {
     /// The last place in a line.
     pub(super) fn join(&self, digest: u64) -> Place {
         let mut lines = self.lock();
-        let line = lines.entry(digest).or_insert_with(|| Line { queue: Arc::new(Queue::new()), places: 0 });
-        line.places += 1;
-        Place { lines: self.clone(), digest, queue: Arc::clone(&line.queue) }
+        let new = || Line { turns: Arc::new(Mutex::new(Turns::new())), places: 0 };
+        self.place(digest, lines.entry(digest).or_insert_with(new))
     }
 
     /// The last place in a line in which others are.
     pub(super) fn join_others(&self, digest: u64) -> Option<Place> {
-        let mut lines = self.lock();
-        let line = lines.get_mut(&digest)?;
+        Some(self.place(digest, self.lock().get_mut(&digest)?))
+    }
+
+    fn place(&self, digest: u64, line: &mut Line) -> Place {
         line.places += 1;
-        Some(Place { lines: self.clone(), digest, queue: Arc::clone(&line.queue) })
+        let number = lock(&line.turns).next_number();
+        Place { lines: self.clone(), digest, turns: Arc::clone(&line.turns), number }
     }
 
     /// Changes when something is given back that those in such a line may wait for: a refusal from before may then be out
     /// of date.
     pub(super) fn times_given_back(&self, digest: u64) -> u64 {
-        self.count(digest).load(Ordering::Relaxed)
+        self.count(digest).load(Ordering::SeqCst)
     }
 
     /// Something is being given back that those in such a line may wait for.
@@ -109,10 +103,12 @@ impl Lines {
 
     /// Lets the first in line ask at once, since something was given back.
     fn given_back(&self, digest: u64) {
-        // Before the look for a line: who joins after that look finds it counted.
-        self.count(digest).fetch_add(1, Ordering::Relaxed);
-        if let Some(line) = self.lock().get(&digest) {
-            line.queue.given_back.notify_one();
+        // Before the look for a line: a caller that joins after that look finds it counted.
+        self.count(digest).fetch_add(1, Ordering::SeqCst);
+        let turns = self.lock().get(&digest).map(|line| Arc::clone(&line.turns));
+        if let Some(turns) = turns {
+            let woken = lock(&turns).ask_now(Instant::now());
+            woken.wake();
         }
     }
 
@@ -125,40 +121,59 @@ impl Lines {
     }
 }
 
-impl Queue {
-    fn new() -> Self {
-        Self { turn: Semaphore::new(1), asks_at: Mutex::new(Instant::now()), given_back: Notify::new() }
-    }
-}
-
 impl Place {
-    /// Waits to be the first in line, which it is until the permit is dropped; `None` if the patience ends before.
-    pub(super) async fn turn(&self, patience: Patience) -> Option<SemaphorePermit<'_>> {
-        let turn = self.queue.turn.acquire();
-        let turn = match patience.end() {
-            Some(end) => timeout_at(end, turn).await.ok()?,
-            None => turn.await,
-        };
-        // An error would say that the semaphore is closed, which it never is.
-        turn.ok()
+    /// Waits to be the first in line, which it is until it is dropped, or has lost its turn; `false` if the patience ends
+    /// before.
+    pub(super) async fn turn(&self, patience: Patience) -> bool {
+        let mut timer = pin!(sleep_until(Instant::now()));
+        poll_fn(|cx| {
+            loop {
+                let (look_again_at, woken) = lock(&self.turns).take(self.number, cx.waker(), Instant::now());
+                woken.wake();
+                let Some(at) = look_again_at else { return Poll::Ready(true) };
+                if patience.is_over() {
+                    lock(&self.turns).give_up(self.number);
+                    return Poll::Ready(false);
+                }
+                timer.as_mut().reset(patience.end().map_or(at, |end| at.min(end)));
+                ready!(timer.as_mut().poll(cx));
+            }
+        })
+        .await
     }
 
-    /// Lets the first in line wait until it is to ask, or until something is given back.
-    pub(super) async fn wait_until(&self, asks_at: Instant) {
-        *self.asks_at() = asks_at;
-        if timeout_at(asks_at, self.queue.given_back.notified()).await.is_ok() {
-            *self.asks_at() = Instant::now();
-        }
+    /// Lets the first in line wait until it is to ask, or until something has been given back since so many times. `false` if
+    /// it has lost its turn. A question may then take so long.
+    pub(super) async fn is_to_ask(&self, at: Instant, given_back: u64, deadline: Duration) -> bool {
+        let mut timer = pin!(sleep_until(at));
+        poll_fn(|cx| {
+            loop {
+                let now = Instant::now();
+                let mut turns = lock(&self.turns);
+                if !turns.is_first(self.number, cx.waker()) {
+                    return Poll::Ready(false);
+                }
+                let asks = now >= at || self.lines.times_given_back(self.digest) != given_back;
+                let woken = if asks { turns.ask(now, deadline) } else { turns.ask_at(at) };
+                drop(turns);
+                woken.wake();
+                if asks {
+                    return Poll::Ready(true);
+                }
+                ready!(timer.as_mut().poll(cx));
+            }
+        })
+        .await
     }
 
     /// How long the first in line waits until it asks.
     pub(super) fn first_waits(&self) -> Duration {
-        self.asks_at().saturating_duration_since(Instant::now())
+        lock(&self.turns).asks_at().saturating_duration_since(Instant::now())
     }
+}
 
-    fn asks_at(&self) -> MutexGuard<'_, Instant> {
-        self.queue.asks_at.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn lock(turns: &Mutex<Turns>) -> MutexGuard<'_, Turns> {
+    turns.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Drop for GivingBack<'_> {
@@ -171,6 +186,8 @@ impl Drop for GivingBack<'_> {
 
 impl Drop for Place {
     fn drop(&mut self) {
+        let woken = lock(&self.turns).leave(self.number, Instant::now());
+        woken.wake();
         if let Entry::Occupied(mut line) = self.lines.lock().entry(self.digest) {
             line.get_mut().places -= 1;
             if line.get().places == 0 {

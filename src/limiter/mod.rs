@@ -7,8 +7,9 @@
 //!    queueing, connecting and the reply. It runs from the first poll, and arms a timer only if the store makes it wait.
 //!    All but [`acquire`](Limiter::acquire) and [`close`](Limiter::close) ask one question.
 //! 3. A refusal is a [`Decision`]; what is not a decision is a typed [`Error`].
-//! 4. A refusal may be repeated without asking the store, for as long as it is true: see [`DenyCache`].
-//! 5. A store that has failed repeatedly is not asked, but tried in the background: see [`Breaker`].
+//! 4. What is known to be refused is refused without asking the store, for as long as that is true: see [`DenyCache`].
+//! 5. A store that has failed repeatedly is not asked, but tried in the background: see [`Breaker`]. Limiters on clones of
+//!    one `RedisStore` know the same of it.
 //! 6. While the store cannot decide, this process may, under a share of each limit: see [`Share`].
 //!
 //! ```
@@ -28,29 +29,27 @@
 //! ```
 
 mod acquire;
-mod breaker;
 mod close;
 mod deadline;
 mod decide;
-mod deny_cache;
-mod events;
 mod failure;
 mod line;
 mod local;
 mod patience;
 mod reservation;
+mod turn;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
+use tokio::time::Instant;
+
 pub(crate) use self::decide::{Unanswered, Undecided};
+use self::{deadline::Deadline, line::Lines, local::Local};
 pub use self::{
-    breaker::Breaker,
     decide::Decide,
-    deny_cache::DenyCache,
     failure::{FailureMode, Share},
     reservation::Reservation,
 };
-use self::{breaker::Circuit, deadline::Deadline, deny_cache::Refusals, line::Lines, local::Local};
 use crate::{
     check::{Charge, Check},
     decision::Decision,
@@ -59,7 +58,7 @@ use crate::{
     limit::Limit,
     metrics,
     settlement::{Settled, Settlement},
-    store::Store,
+    store::{Breaker, Circuit, DenyCache, Refusals, Store},
 };
 
 /// How long a decision may take unless the limiter says otherwise.
@@ -70,6 +69,8 @@ const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
 #[derive(Clone, Debug)]
 pub struct Limiter<S> {
     parts: Arc<Parts<S>>,
+    /// Under which to decide in the store's place, if at all.
+    share: Option<Share>,
 }
 
 /// What a limiter is made of. A clone of it is what a limiter becomes when it gets a setting of its own.
@@ -80,19 +81,18 @@ struct Parts<S> {
     refusals: Refusals,
     circuit: Circuit,
     lines: Lines,
-    /// Under which to decide in the store's place, if at all.
-    share: Option<Share>,
     local: Local,
 }
 
 impl<S: Store> Limiter<S> {
-    /// A limiter on `store` with a deadline of 50 ms.
+    /// A limiter on `store` with a deadline of 50 ms. It has the deny cache and the breaker of the store, if the store has an
+    /// [epoch](Store::epoch).
     #[must_use]
     pub fn new(store: S) -> Self {
-        let refusals = Refusals::new(DenyCache::new(), store.epoch());
-        let (circuit, lines, local) = (Circuit::new(Breaker::new()), Lines::default(), Local::default());
-        let parts = Parts { store, deadline: DEFAULT_DEADLINE, refusals, circuit, lines, share: None, local };
-        Self { parts: Arc::new(parts) }
+        let (refusals, circuit) = (Refusals::of_store(store.epoch()), Circuit::of_store(store.epoch()));
+        let (lines, local) = (Lines::default(), Local::default());
+        let parts = Parts { store, deadline: DEFAULT_DEADLINE, refusals, circuit, lines, local };
+        Self { parts: Arc::new(parts), share: None }
     }
 
     /// Sets how long the answer to any question may take. Default: 50 ms.
@@ -101,17 +101,18 @@ impl<S: Store> Limiter<S> {
         self.set(|parts| parts.deadline = deadline)
     }
 
-    /// Sets for how long, and how many, refusals may be repeated without asking the store. Default:
-    /// [`DenyCache::new`].
+    /// Gives this limiter and its clones a deny cache of their own: for how long, and of how many, refusals are remembered.
+    /// Default: the store's, which is [`DenyCache::new`].
     #[must_use]
     pub fn deny_cache(self, deny_cache: DenyCache) -> Self {
-        self.set(|parts| parts.refusals = Refusals::new(deny_cache, parts.store.epoch()))
+        self.set(|parts| parts.refusals = Refusals::own(deny_cache, parts.store.epoch()))
     }
 
-    /// Sets after how many failures the store is not asked for a while. Default: [`Breaker::new`].
+    /// Gives this limiter and its clones a breaker of their own: after how many failures the store is not asked for a
+    /// while. Default: the store's, which is [`Breaker::new`].
     #[must_use]
     pub fn breaker(self, breaker: Breaker) -> Self {
-        self.set(|parts| parts.circuit = Circuit::new(breaker))
+        self.set(|parts| parts.circuit = Circuit::own(breaker))
     }
 
     /// Decides in this process, under such a share of each limit, while the store cannot. Default: the store's failure is
@@ -137,11 +138,11 @@ impl<S: Store> Limiter<S> {
 
     /// The share to decide under in the store's place, if any.
     pub(crate) fn with_share(self, share: Option<Share>) -> Self {
-        self.set(|parts| parts.share = share)
+        Self { share, ..self }
     }
 
     pub(crate) fn share(&self) -> Option<Share> {
-        self.parts.share
+        self.share
     }
 
     fn set(mut self, change: impl FnOnce(&mut Parts<S>)) -> Self {
@@ -169,17 +170,32 @@ impl<S: Store> Limiter<S> {
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
     /// failed repeatedly.
     pub fn check_all(&self, check: Check) -> Decide<S> {
-        Decide::new(self, check, self.parts.share)
+        Decide::new(self, check, Duration::ZERO)
     }
 
-    /// Decides at once what takes no waiting, in the store's place under this share, if any.
+    /// Decides for a request that has `waited` for other decisions already, and adds to that how long it waits for this.
+    pub(crate) async fn check_after(&self, check: Check, waited: &mut Duration) -> Result<Decision, Error> {
+        let asked = Instant::now();
+        let outcome = Decide::new(self, check, *waited).await;
+        *waited = waited.saturating_add(asked.elapsed());
+        outcome
+    }
+
+    /// Decides at once what takes no waiting, in the store's place under this share, if any; and what has no time left to
+    /// wait, since its request has `waited` for other decisions.
     #[inline]
     pub(crate) fn decide_now(
         &self,
         check: &Check,
         share: Option<Share>,
+        waited: impl FnOnce() -> Duration,
     ) -> Result<Result<Decision, Error>, Unanswered> {
-        self.parts.decide_now(check, share)
+        self.parts.decide_now(check, share, waited)
+    }
+
+    /// The refusal of a check, if it is known at once that there is one. Nothing is spent if there is none.
+    pub(crate) fn refuse_now(&self, check: &Check) -> Option<Decision> {
+        self.parts.refuse_now(check)
     }
 
     /// Asks the store what could not be decided at once.
@@ -287,9 +303,10 @@ impl<S: Store> Limiter<S> {
                 Err(error)
             }
             None => {
-                let outcome = Deadline::new(question(&parts.store), parts.deadline).await;
+                let time = parts.time(Duration::ZERO);
+                let outcome = Deadline::new(question(&parts.store), time).await;
                 let outcome = outcome.and_then(|answer| Ok(answer?));
-                parts.circuit.heard(&outcome);
+                parts.told(&outcome, time);
                 outcome.inspect_err(metrics::failed)
             }
         }
@@ -297,6 +314,11 @@ impl<S: Store> Limiter<S> {
 
     /// Something else that has to come within the deadline.
     pub(crate) fn within<F>(&self, future: F) -> Deadline<F> {
-        Deadline::new(future, self.parts.deadline)
+        self.within_after(future, Duration::ZERO)
+    }
+
+    /// Something else that has to come within what a request that has `waited` already has left of the deadline.
+    pub(crate) fn within_after<F>(&self, future: F, waited: Duration) -> Deadline<F> {
+        Deadline::new(future, self.parts.time(waited))
     }
 }

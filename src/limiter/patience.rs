@@ -25,6 +25,10 @@ impl Patience {
         self.end
     }
 
+    pub(super) fn is_over(self) -> bool {
+        self.end.is_some_and(|end| end <= Instant::now())
+    }
+
     /// Whether such a wait, from now on, ends before the patience.
     pub(super) fn allows(self, wait: Duration) -> bool {
         let Some(end) = self.end else { return true };

@@ -2,6 +2,8 @@
 
 use std::{future::Future, pin::Pin, time::Duration};
 
+use tokio::time::Instant;
+
 use super::{
     claim::{Claim, Record},
     draft::{Draft, choose},
@@ -16,17 +18,20 @@ pub(super) struct Asked {
     /// No decision where there was nothing to decide.
     pub(super) outcome: Result<Option<Decision>, Error>,
     pub(super) record: Option<Box<Record>>,
+    /// How long the request has waited for decisions and choices by now.
+    pub(super) waited: Duration,
 }
 
-/// Who asks, and with how much patience.
+/// What asks for a request: with how much patience, and how long the request has waited already.
 pub(super) struct Asker<S> {
     limiter: Limiter<S>,
     patience: Option<Duration>,
+    waited: Duration,
 }
 
 impl<S> Asker<S> {
-    pub(super) fn new(limiter: Limiter<S>, patience: Option<Duration>) -> Self {
-        Self { limiter, patience }
+    pub(super) fn new(limiter: Limiter<S>, patience: Option<Duration>, waited: Duration) -> Self {
+        Self { limiter, patience, waited }
     }
 }
 
@@ -35,23 +40,26 @@ impl<S: Store> Asker<S> {
         Box::pin(async move { self.answer(claim).await })
     }
 
-    pub(super) fn choose_and_ask(self, mut drafts: Vec<Draft>, is_kept: bool) -> Asking {
+    pub(super) fn choose_and_ask(mut self, mut drafts: Vec<Draft>, is_kept: bool) -> Asking {
         Box::pin(async move {
-            let chosen = choose(&mut drafts, &self.limiter).await;
+            let begun = Instant::now();
+            let chosen = choose(&mut drafts, &self.limiter, self.waited).await;
+            self.waited = self.waited.saturating_add(begun.elapsed());
             match chosen.and_then(|()| Claim::of(drafts, is_kept)) {
                 Ok(claim) => self.answer(claim).await,
-                Err(error) => Asked { outcome: Err(error), record: None },
+                Err(error) => Asked { outcome: Err(error), record: None, waited: self.waited },
             }
         })
     }
 
-    async fn answer(&self, claim: Claim) -> Asked {
+    async fn answer(mut self, claim: Claim) -> Asked {
         let Claim { check, record, .. } = claim;
+        let waited = &mut self.waited;
         let outcome = match (check, self.patience) {
-            (Some(check), Some(patience)) => self.limiter.acquire_all(check, patience).await.map(Some),
-            (Some(check), None) => self.limiter.check_all(check).await.map(Some),
+            (Some(check), Some(patience)) => self.limiter.acquire_after(check, patience, waited).await.map(Some),
+            (Some(check), None) => self.limiter.check_after(check, waited).await.map(Some),
             (None, _) => Ok(None),
         };
-        Asked { outcome, record }
+        Asked { outcome, record, waited: self.waited }
     }
 }

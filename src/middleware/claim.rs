@@ -50,7 +50,7 @@ impl Claim {
         match draft {
             Draft::Charge(charge) => self.charge(place, charge),
             Draft::LeftOut(left_out) => self.record().left_out.push(left_out),
-            Draft::Nothing | Draft::Choosing(_) => {}
+            Draft::Nothing | Draft::Open(_) | Draft::Choosing(_) => {}
         }
     }
 

@@ -4,9 +4,12 @@ use std::{
     future::poll_fn,
     num::NonZeroU32,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
+
+use http::request::Parts;
 
 use super::{rejection::Rejection, shadow::LeftOut};
 use crate::{
@@ -26,7 +29,17 @@ pub(super) enum Draft {
     LeftOut(LeftOut),
     /// There is no such limit for this request.
     Nothing,
+    /// The limit has to be chosen first.
+    Open(Open),
     Choosing(Choosing),
+}
+
+/// A limit that is to be chosen, and what is to be charged to it.
+pub(super) struct Open {
+    pub(super) choose: Arc<Choose>,
+    pub(super) key: Key,
+    pub(super) cost: u64,
+    pub(super) terms: Terms,
 }
 
 /// How a limit charges.
@@ -41,11 +54,14 @@ pub(super) struct Terms {
 
 /// A limit that is being chosen, or none, and what is to be charged to it.
 pub(super) struct Choosing {
-    pub(super) choice: Choice,
-    pub(super) key: Key,
-    pub(super) cost: u64,
-    pub(super) terms: Terms,
+    choice: Choice,
+    key: Key,
+    cost: u64,
+    terms: Terms,
 }
+
+/// Chooses a limit for a request, or none.
+pub(super) type Choose = dyn Fn(&Parts) -> Choice + Send + Sync;
 
 /// In a box, since each limit of a layer may choose in its own way.
 pub(super) type Choice = Pin<Box<dyn Future<Output = Result<Option<Limit>, ChoiceError>> + Send>>;
@@ -99,8 +115,29 @@ impl Choosing {
     }
 }
 
-/// Chooses all limits that have to be, at once, within the deadline.
-pub(super) async fn choose<S: Store>(drafts: &mut [Draft], limiter: &Limiter<S>) -> Result<(), Error> {
+impl Draft {
+    /// Begins to choose, where a limit is to be chosen.
+    pub(super) fn begin(self, request: &Parts) -> Self {
+        match self {
+            Self::Open(Open { choose, key, cost, terms }) => {
+                Self::Choosing(Choosing { choice: choose(request), key, cost, terms })
+            }
+            draft => draft,
+        }
+    }
+
+    /// What is charged whatever is chosen.
+    pub(super) fn charge(&self) -> Option<&Charge> {
+        if let Self::Charge(charge) = self { Some(charge) } else { None }
+    }
+}
+
+/// Chooses all limits that have to be, at once, within what is left of the deadline to a request that has `waited` already.
+pub(super) async fn choose<S: Store>(
+    drafts: &mut [Draft],
+    limiter: &Limiter<S>,
+    waited: Duration,
+) -> Result<(), Error> {
     let chosen = poll_fn(|cx| {
         let mut is_pending = false;
         for draft in drafts.iter_mut() {
@@ -113,7 +150,7 @@ pub(super) async fn choose<S: Store>(drafts: &mut [Draft], limiter: &Limiter<S>)
         }
         if is_pending { Poll::Pending } else { Poll::Ready(Ok(())) }
     });
-    match limiter.within(chosen).await {
+    match limiter.within_after(chosen, waited).await {
         Ok(chosen) => chosen,
         Err(Error::TimedOut { deadline }) => drafts.iter_mut().try_for_each(|draft| {
             if let Draft::Choosing(choosing) = draft {

@@ -6,6 +6,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use http::{Request, Response, request};
@@ -20,6 +21,7 @@ use super::{
     note::{Note, Progress},
     policy::Policy,
     rejection::RejectionResponse,
+    waited::note_waited,
 };
 use crate::{
     decision::Decision,
@@ -110,16 +112,18 @@ where
         let mut state = self.project().state;
         loop {
             let next = match state.as_mut().project() {
-                StateProjection::Deciding { undecided, held, record } => match held {
+                StateProjection::Deciding { mut undecided, held, record } => match held {
                     Some(waiting) => {
-                        let outcome = ready!(undecided.poll(&waiting.policy.limiter, waiting.mode.share(), cx));
-                        held.take().map(|held| held.proceed(outcome.map(Some), record.take()))
+                        let (limiter, share) = (&waiting.policy.limiter, waiting.mode.share());
+                        let outcome = ready!(undecided.as_mut().poll(limiter, share, cx));
+                        let waited = undecided.waited();
+                        held.take().map(|held| held.proceed(outcome.map(Some), record.take(), waited))
                     }
                     None => None,
                 },
                 StateProjection::Asking { asking, held } => {
-                    let Asked { outcome, record } = ready!(asking.as_mut().poll(cx));
-                    held.take().map(|held| held.proceed(outcome, record))
+                    let Asked { outcome, record, waited } = ready!(asking.as_mut().poll(cx));
+                    held.take().map(|held| held.proceed(outcome, record, waited))
                 }
                 StateProjection::Forwarded { response, note } => {
                     let response = ready!(response.poll(cx))?;
@@ -150,18 +154,21 @@ where
 }
 
 impl<I, S: Store, R, ReqBody> Held<I, S, R, ReqBody> {
-    /// Calls the inner service, now that it is decided that it may be called, or answers in its place.
+    /// Calls the inner service, now that it is decided that it may be called, or answers in its place. The request has
+    /// waited for so long by now.
     #[inline]
     fn proceed<ResBody>(
         self,
         outcome: Result<Option<Decision>, Error>,
         record: Option<Box<Record>>,
+        waited: Duration,
     ) -> State<I, S, R, ReqBody, I::Future, ResBody>
     where
         I: Service<Request<ReqBody>, Response = Response<ResBody>>,
         R: RejectionResponse<ResBody>,
     {
         let Self { mut inner, mut parts, body, policy, mode } = self;
+        note_waited(&mut parts, waited);
         match Note::of(&policy, outcome, mode, record, &mut parts) {
             Ok(note) => State::Forwarded { response: inner.call(Request::from_parts(parts, body)), note: Some(note) },
             Err(response) => State::Rejected { response: Some(response) },

@@ -6,7 +6,7 @@ use http::request::Parts;
 
 use super::{
     claim::Claim,
-    draft::{Choice, Choosing, Draft, Terms},
+    draft::{Choice, Choose, Draft, Open, Terms},
     extract::KeyExtractor,
     outcome::Outcome,
     rejection::Rejection,
@@ -41,7 +41,7 @@ pub struct KeyedLimit {
 #[derive(Clone)]
 enum Source {
     Fixed(Limit),
-    Chosen(Arc<dyn Fn(&Parts) -> Choice + Send + Sync>),
+    Chosen(Arc<Choose>),
 }
 
 impl Limit {
@@ -84,13 +84,20 @@ impl KeyedLimit {
     /// 1. A key comes first: a request without one is answered before anything is chosen.
     /// 2. `None` limits nothing: the request is charged by the layer's other limits only, and if there are none, goes
     ///    through without a decision and without figures.
-    /// 3. All limits of a layer that have to be chosen are chosen at once, within the layer's deadline. The decision
-    ///    then has a deadline of the same length for itself.
-    /// 4. An error, or a choice that is too slow, is [`Error::NoLimit`](crate::Error::NoLimit), and so is a limit that
+    /// 3. All limits of a layer that have to be chosen are chosen at once. Choice and decision have the layer's deadline
+    ///    together. Where the choice takes all of it, nothing is asked.
+    /// 4. Nothing is chosen for a request that the layer's other limits are known to refuse: because they have refused it
+    ///    just now and the [`DenyCache`](crate::DenyCache) remembers it, or because the store
+    ///    [decides at once](crate::Store::decide_now), as `MemoryStore` does. Its retry time is then a true "not before".
+    ///    So a client that is over a limit by address costs no look-ups, but for one each time that a refusal is forgotten,
+    ///    after a second. Clients that are not over one cost a look-up a request: keep a cache in `choose`. Where even the
+    ///    first refusal is to cost none, put the other limits into a layer of their own outside of this one. A layer that
+    ///    [waits](super::RateLimitLayer::wait_up_to) for room always chooses.
+    /// 5. An error, or a choice that is too slow, is [`Error::NoLimit`](crate::Error::NoLimit), and so is a limit that
     ///    the request is charged by already, for the same key. The layer's failure mode decides, as it does without a
     ///    store: so a tenant who may nothing at all is not one for an error here, which fail-open lets through, but for
     ///    [`deny`](super::RateLimitLayer::deny) or your authentication. In the [shadow](Self::in_shadow) the limit is left out instead.
-    /// 5. Limits of one name share their units: who moves from one plan to another of the same name and window takes
+    /// 6. Limits of one name share their units: who moves from one plan to another of the same name and window takes
     ///    along what is used.
     #[must_use]
     pub fn chosen<E, C, F, L, X>(extractor: E, choose: C) -> Self
@@ -277,7 +284,7 @@ impl KeyedLimit {
         };
         match &self.source {
             Source::Fixed(limit) => terms.charge(limit.clone(), key, cost).map_err(Rejection::NeverFits),
-            Source::Chosen(choose) => Ok(Draft::Choosing(Choosing { choice: choose(parts), key, cost, terms })),
+            Source::Chosen(choose) => Ok(Draft::Open(Open { choose: Arc::clone(choose), key, cost, terms })),
         }
     }
 

@@ -12,8 +12,8 @@ use super::{
 };
 use crate::{
     key::Key,
-    limiter::{Breaker, DenyCache, FailureMode, Share},
-    store::Store,
+    limiter::{FailureMode, Share},
+    store::{Breaker, DenyCache, Store},
 };
 
 impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
@@ -66,17 +66,23 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
         self.set(|settings| settings.gate.deny(extractor, keys))
     }
 
-    /// How long a decision may take before the failure mode decides. Default: 50 ms.
+    /// How long a request may wait for a decision before the failure mode decides. Default: 50 ms.
+    ///
+    /// That is how long it may have waited in all: for layers further out, for limits that are
+    /// [chosen](super::KeyedLimit::chosen), and for this decision. So a request waits for at most the longest deadline of
+    /// its layers.
     pub fn deadline(self, deadline: Duration) -> Self {
         self.set_limiter(|limiter| limiter.deadline(deadline))
     }
 
-    /// For how long, and how many, refusals may be repeated without asking the store. Default: [`DenyCache::new`].
+    /// Gives the layer a deny cache of its own: for how long, and of how many, refusals are remembered. Default: the store's,
+    /// or that of the limiter it is made [on](RateLimitLayer::on).
     pub fn deny_cache(self, deny_cache: DenyCache) -> Self {
         self.set_limiter(|limiter| limiter.deny_cache(deny_cache))
     }
 
-    /// After how many failures the store is not asked for a while. Default: [`Breaker::new`].
+    /// Gives the layer a breaker of its own: after how many failures the store is not asked for a while. Default: the
+    /// store's, or that of the limiter it is made [on](RateLimitLayer::on).
     pub fn breaker(self, breaker: Breaker) -> Self {
         self.set_limiter(|limiter| limiter.breaker(breaker))
     }

@@ -8,13 +8,16 @@ use super::{
     asking::{Asker, Asking},
     claim::{Claim, Record},
     degraded::Degraded,
+    draft::Draft,
     gate::Passage,
     limits::Limits,
     rejection::{Rejection, RejectionResponse},
     settings::Settings,
     shadow::{LeftOut, ShadowRefusals},
+    waited::waited,
 };
 use crate::{
+    check::Check,
     decision::Decision,
     error::Error,
     limiter::{FailureMode, Limiter},
@@ -31,17 +34,26 @@ pub(super) struct Policy<S, R, L> {
     pub(super) settings: Settings,
 }
 
+/// What is to be done about a claim.
+pub(super) enum Next {
+    Decide,
+    /// It takes more than one question, and is not in the claim any more.
+    Ask(Asking),
+    /// It is refused without a question.
+    Refuse(Decision),
+}
+
 impl<S, R> Policy<S, R, Limits> {
-    /// Adds to an empty claim what a request takes. What takes more than one question goes out of it again, into its
-    /// answer to come. Beside that, what is done with the request while the store cannot decide.
+    /// Adds to an empty claim what a request takes, and says what is to be done about it. Beside that, what is done with the
+    /// request while the store cannot decide.
     #[inline]
-    pub(super) fn claim(&self, parts: &Parts, claim: &mut Claim) -> Result<(Option<Asking>, FailureMode), Rejection>
+    pub(super) fn claim(&self, parts: &Parts, claim: &mut Claim) -> Result<(Next, FailureMode), Rejection>
     where
         S: Store,
     {
         match self.settings.gate.passage(parts, &self.settings.events) {
             Passage::Denied => return Err(Rejection::Denied),
-            Passage::Uncounted => return Ok((None, FailureMode::default())),
+            Passage::Uncounted => return Ok((Next::Decide, FailureMode::default())),
             Passage::Counted => {}
         }
         let cost = self.settings.cost.as_ref().map_or(1, |cost| cost(parts));
@@ -49,23 +61,42 @@ impl<S, R> Policy<S, R, Limits> {
         let traits = self.limits.traits();
         let is_kept = self.settings.heeds_upstream || traits.settles;
         if traits.chooses {
-            let drafts = self.limits.iter().map(|limit| limit.draft(parts, cost)).collect::<Result<_, _>>()?;
-            return Ok((Some(self.asker(mode).choose_and_ask(drafts, is_kept)), mode));
+            let drafts = self.limits.iter().map(|limit| limit.draft(parts, cost)).collect::<Result<Vec<_>, _>>()?;
+            if let Some(refusal) = self.refuse_unchosen(&drafts) {
+                drafts.into_iter().enumerate().for_each(|(place, draft)| claim.add(place, draft));
+                return Ok((Next::Refuse(refusal), mode));
+            }
+            let drafts = drafts.into_iter().map(|draft| draft.begin(parts)).collect();
+            return Ok((Next::Ask(self.asker(mode, parts).choose_and_ask(drafts, is_kept)), mode));
         }
         claim.keep(is_kept);
         for (place, limit) in self.limits.iter().enumerate() {
             limit.charge(parts, cost, place, claim)?;
         }
         claim.complete();
-        let asking = self.settings.patience.map(|_| self.asker(mode).ask(mem::take(claim)));
-        Ok((asking, mode))
+        let waits = self.settings.patience.is_some();
+        let next = if waits { Next::Ask(self.asker(mode, parts).ask(mem::take(claim))) } else { Next::Decide };
+        Ok((next, mode))
     }
 
-    fn asker(&self, mode: FailureMode) -> Asker<S>
+    /// The refusal of a request that limits refuse which need not be chosen, if that is known at once: then there is no need
+    /// to choose. Where room is waited for there is.
+    fn refuse_unchosen(&self, drafts: &[Draft]) -> Option<Decision>
     where
         S: Store,
     {
-        Asker::new(self.limiter.clone().with_share(mode.share()), self.settings.patience)
+        let mut charges = drafts.iter().filter_map(Draft::charge).cloned();
+        let first = charges.next().filter(|_| self.settings.patience.is_none())?;
+        let mut check = Check::new(first);
+        charges.for_each(|charge| check.add_distinct(charge));
+        self.limiter.refuse_now(&check)
+    }
+
+    fn asker(&self, mode: FailureMode, parts: &Parts) -> Asker<S>
+    where
+        S: Store,
+    {
+        Asker::new(self.limiter.clone().with_share(mode.share()), self.settings.patience, waited(parts))
     }
 
     /// What there is to say of a request that the store has not decided.

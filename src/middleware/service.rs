@@ -14,8 +14,9 @@ use super::{
     future::{Held, ResponseFuture},
     limits::Limits,
     note::Note,
-    policy::Policy,
+    policy::{Next, Policy},
     rejection::{JsonResponse, RejectionResponse},
+    waited::waited,
 };
 use crate::{limiter::FailureMode, store::Store};
 
@@ -64,19 +65,21 @@ where
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
         let mut claim = Claim::default();
-        let (asking, mode) = match self.policy.claim(&parts, &mut claim) {
+        let (next, mode) = match self.policy.claim(&parts, &mut claim) {
             Ok(claimed) => claimed,
             Err(rejection) => {
                 let response = self.policy.reject(rejection, None, None);
                 return self.rejected(response);
             }
         };
-        if let Some(asking) = asking {
-            return ResponseFuture::asking(asking, self.hold(parts, body, mode));
-        }
-        let decided = match &claim.check {
-            Some(check) => self.policy.limiter.decide_now(check, mode.share()).map(|outcome| outcome.map(Some)),
-            None => Ok(Ok(None)),
+        let limiter = &self.policy.limiter;
+        let decided = match (next, &claim.check) {
+            (Next::Ask(asking), _) => return ResponseFuture::asking(asking, self.hold(parts, body, mode)),
+            (Next::Refuse(refusal), _) => Ok(Ok(Some(refusal))),
+            (Next::Decide, Some(check)) => {
+                limiter.decide_now(check, mode.share(), || waited(&parts)).map(|outcome| outcome.map(Some))
+            }
+            (Next::Decide, None) => Ok(Ok(None)),
         };
         let outcome = match decided {
             Ok(outcome) => outcome,

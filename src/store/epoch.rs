@@ -1,36 +1,41 @@
-//! What a limiter has to know to repeat a store's refusal without asking again.
+//! What the clones of a store share in this process.
 
 use std::{
-    array,
+    array, fmt,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
 
-use super::clock::Clock;
-use crate::{check::Check, limit::Limit};
+use super::{
+    breaker::{Breaker, Health},
+    clock::Clock,
+    deny_cache::{DenyCache, Memory},
+};
+use crate::limit::Limit;
 
 /// Limits fall into so many parts, each with an epoch of its own, so that those that are settled all the time leave the
 /// refusals of others alone.
 const PARTS: usize = 64;
 
-/// A time in which nothing is given back through a store and its clones: see [`Store::epoch`](super::Store::epoch).
+/// What the clones of a store share in this process, so that all limiters and layers on them know the same of it: see
+/// [`Store::epoch`](super::Store::epoch).
 ///
-/// A refusal holds for as long as nothing is given back. So a store that has an epoch [ends](Self::end) it for a limit
-/// whenever a key is reset or an admission settled through it, and what the limit has refused before is asked again.
-/// Clones of an epoch are one epoch, and clones of a store have to have the same.
-#[derive(Clone, Debug)]
-pub struct Epoch {
-    clock: Clock,
-    numbers: Arc<[AtomicU64; PARTS]>,
-}
+/// 1. Clones of an epoch are one epoch, and clones of a store have to have the same. A store that wraps another hands on
+///    the other's.
+/// 2. Whether the store answers: its [`Breaker`].
+/// 3. What it has refused: its [`DenyCache`]. A refusal holds for as long as nothing is given back. So the store
+///    [ends](Self::end) the epoch for a limit whenever a key is reset or an admission settled through it, and what the
+///    limit has refused before is asked again.
+#[derive(Clone)]
+pub struct Epoch(Arc<Shared>);
 
-/// A moment: by the epoch's clock, and in which epoch.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Moment {
-    pub(crate) micros: u64,
-    pub(crate) epoch: u64,
+struct Shared {
+    clock: Clock,
+    numbers: [AtomicU64; PARTS],
+    health: Arc<Health>,
+    memory: Arc<Memory>,
 }
 
 impl Epoch {
@@ -41,25 +46,36 @@ impl Epoch {
     }
 
     pub(super) fn by(clock: Clock) -> Self {
-        Self { clock, numbers: Arc::new(array::from_fn(|_| AtomicU64::new(0))) }
+        Self(Arc::new(Shared {
+            clock,
+            numbers: array::from_fn(|_| AtomicU64::new(0)),
+            health: Arc::new(Health::new(Breaker::new())),
+            memory: Arc::new(Memory::new(DenyCache::new())),
+        }))
     }
 
     /// Ends the epoch for a limit, whatever the key. A store calls it both before it sends what gives units back and when
     /// that is done, so that no refusal from in between is repeated.
     pub fn end(&self, limit: &Limit) {
-        self.numbers[part(limit)].fetch_add(1, Ordering::SeqCst);
+        self.0.numbers[part(limit)].fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The present moment, for a check.
-    pub(crate) fn moment(&self, check: &Check) -> Moment {
-        // None of the numbers ever falls, so their sum is the same only if each of them is.
-        let epoch = check.charges().map(|charge| self.numbers[part(charge.limit())].load(Ordering::SeqCst)).sum();
-        Moment { micros: self.clock.now(), epoch }
+    /// The number of the present epoch of a limit.
+    pub(super) fn number(&self, limit: &Limit) -> u64 {
+        self.0.numbers[part(limit)].load(Ordering::SeqCst)
     }
 
-    /// The present time by the epoch's clock.
-    pub(crate) fn micros(&self) -> u64 {
-        self.clock.now()
+    /// The present time by the epoch's clock, in microseconds.
+    pub(super) fn now(&self) -> u64 {
+        self.0.clock.now()
+    }
+
+    pub(super) fn health(&self) -> &Arc<Health> {
+        &self.0.health
+    }
+
+    pub(super) fn memory(&self) -> &Arc<Memory> {
+        &self.0.memory
     }
 }
 
@@ -75,5 +91,11 @@ fn part(limit: &Limit) -> usize {
 impl Default for Epoch {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+impl fmt::Debug for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Epoch").field("health", &self.0.health).field("memory", &self.0.memory).finish_non_exhaustive()
     }
 }

@@ -45,21 +45,29 @@
 //! # is_store(Counted { store: MemoryStore::new(), checks: Arc::default() });
 //! ```
 
+mod breaker;
 mod clock;
+mod deny_cache;
 mod epoch;
+mod events;
 mod memory;
 #[cfg(feature = "redis")]
 mod redis;
 
 use std::future::Future;
 
-pub(crate) use self::epoch::Moment;
 #[cfg(feature = "redis")]
 pub use self::redis::{InvalidRedisConfig, RedisDecide, RedisReset, RedisSettle, RedisStore, RedisStoreBuilder};
 pub use self::{
+    breaker::Breaker,
     clock::ManualClock,
+    deny_cache::DenyCache,
     epoch::Epoch,
     memory::{MemoryDecide, MemoryStore, MemoryStoreBuilder},
+};
+pub(crate) use self::{
+    breaker::Circuit,
+    deny_cache::{Question, Refusals},
 };
 use crate::{
     check::Check,
@@ -104,9 +112,9 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// Forgets what `limit` counts for `key`.
     fn reset(&self, limit: Limit, key: Key) -> Self::Reset;
 
-    /// If the store has an epoch, a limiter may repeat its refusals for as long as the epoch lasts, instead of asking
-    /// again: see [`DenyCache`](crate::DenyCache). Default: it has none. A store that wraps another hands on the other's
-    /// epoch, or is asked every time.
+    /// What clones of the store share in this process, if they do: whether it answers, by its [`Breaker`], and what it has
+    /// refused, by its [`DenyCache`]. Default: nothing. Then each limiter has a breaker of its own, and no refusal is
+    /// remembered. A store that wraps another hands on the other's epoch.
     fn epoch(&self) -> Option<&Epoch> {
         None
     }

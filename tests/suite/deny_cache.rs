@@ -1,4 +1,4 @@
-//! Refusals that are repeated without asking Redis, and when they are not.
+//! What is refused without asking Redis, and when it is asked.
 //!
 //! That they are right in random histories is shown in `properties.rs`.
 
@@ -91,31 +91,118 @@ async fn a_refusal_ends_with_the_window_of_its_oldest_unit() {
 }
 
 #[tokio::test]
-async fn what_is_not_the_same_check_is_asked() {
+async fn what_is_not_known_to_be_refused_is_asked() {
     let test = Test::start();
     let limiter = test.refused().await;
     test.scripts();
-    let raised = Limit::per_minute("calls", 3);
+    let (raised, longer) = (Limit::per_minute("calls", 3), Limit::per_hour("calls", 2));
     assert!(limiter.check(&CALLS, "bob", 1).await.unwrap().is_allowed());
-    assert!(!limiter.check(&CALLS, "ada", 2).await.unwrap().is_allowed());
     assert!(limiter.peek(&CALLS, "ada").await.unwrap().is_allowed());
     assert!(limiter.check(&raised, "ada", 1).await.unwrap().is_allowed());
-    assert_eq!(test.scripts(), 4);
+    assert!(!limiter.check(&longer, "ada", 1).await.unwrap().is_allowed());
+    let shadow = Check::new(Charge::new(CALLS, "ada", 1).unwrap().in_shadow());
+    assert!(limiter.check_all(shadow).await.unwrap().is_allowed());
+    assert_eq!(test.scripts(), 5);
 }
 
-/// While something is left, somebody may spend it, and the wait become longer.
+/// However they vary their costs: 64 refusals cost Redis one script.
 #[tokio::test]
-async fn a_refusal_that_leaves_something_is_asked() {
+async fn a_cost_above_what_is_left_is_refused_without_asking() {
     let test = Test::start();
-    let limiter = test.limiter();
-    let limit = Limit::per_minute("calls", 3);
-    for (cost, admitted, remaining) in [(1, true, 2), (3, false, 2), (2, true, 0), (3, false, 0)] {
-        test.clock.advance(Duration::from_millis(1));
-        let decision = limiter.check(&limit, "ada", cost).await.unwrap();
-        assert_eq!((decision.is_allowed(), decision.remaining()), (admitted, remaining));
+    let (limiter, limit) = (test.limiter(), Limit::per_minute("calls", 100));
+    for _ in 0..98 {
+        test.clock.advance(Duration::from_millis(10));
+        assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed());
     }
     test.scripts();
-    assert_eq!(limiter.check(&limit, "ada", 3).await.unwrap().remaining(), 0);
+    let mut told = Vec::new();
+    for cost in 3..67 {
+        let refused = limiter.check(&limit, "ada", cost).await.unwrap();
+        assert_eq!((refused.is_allowed(), refused.used(), refused.remaining()), (false, 98, 2));
+        told.push(refused.retry_after().unwrap());
+    }
+    assert_eq!(test.scripts(), 1);
+
+    let every_time = limiter.clone().deny_cache(DenyCache::off());
+    for (cost, told) in (3..67).zip(told) {
+        let exact = every_time.check(&limit, "ada", cost).await.unwrap().retry_after().unwrap();
+        assert!(told <= exact && told >= limit.window() - Duration::from_secs(1), "{cost}: {told:?}, not {exact:?}");
+        assert_eq!(told == exact, cost == 3, "the others are told when to come at the earliest");
+    }
+    assert!(limiter.check(&limit, "ada", 2).await.unwrap().is_allowed(), "what fits is asked");
+}
+
+#[tokio::test]
+async fn a_lower_cost_is_asked_again_when_something_may_have_left() {
+    let test = Test::start();
+    let limiter = test.limiter().deny_cache(DenyCache::new().max_age(Duration::MAX));
+    let limit = Limit::per_minute("calls", 10);
+    for (cost, admitted) in [(1, true), (8, true), (9, false)] {
+        assert_eq!(limiter.check(&limit, "ada", cost).await.unwrap().is_allowed(), admitted);
+        test.clock.advance(Duration::from_secs(1));
+    }
+    test.scripts();
+    // The first unit leaves in 57 s, and makes room for 2. That is told of all costs but the refused one and higher ones.
+    for (cost, wait) in [(2, 57), (3, 57), (8, 57), (9, 58), (10, 58)] {
+        let refused = limiter.check(&limit, "ada", cost).await.unwrap();
+        assert_eq!(refused.retry_after(), Some(Duration::from_secs(wait)), "{cost}");
+    }
+    // A store may tell up to a millisecond late when something leaves.
+    test.clock.advance(Duration::from_millis(56_999) - Duration::from_micros(1));
+    assert!(!limiter.check(&limit, "ada", 2).await.unwrap().is_allowed());
+    assert_eq!(test.scripts(), 0);
+    test.clock.advance(Duration::from_micros(1));
+    assert!(!limiter.check(&limit, "ada", 2).await.unwrap().is_allowed());
+    assert_eq!(test.scripts(), 1);
+    test.clock.advance(Duration::from_millis(1));
+    assert!(limiter.check(&limit, "ada", 2).await.unwrap().is_allowed());
+}
+
+/// What a limiter with one set of limits has learned serves one with another set.
+#[tokio::test]
+async fn limiters_on_clones_of_a_store_know_the_same_of_it() {
+    let test = Test::start();
+    let both = |cost, key| {
+        let other = Charge::new(Limit::per_hour("hourly", 100), key, 1).unwrap();
+        Check::new(Charge::new(CALLS, "ada", cost).unwrap()).and(other).unwrap()
+    };
+    for admitted in [true, true, false] {
+        assert_eq!(test.limiter().check_all(both(1, "ada")).await.unwrap().is_allowed(), admitted);
+    }
+    test.scripts();
+    let refused = test.limiter().check(&CALLS, "ada", 2).await.unwrap();
+    assert_eq!((refused.is_allowed(), refused.retry_after()), (false, Some(CALLS.window())));
+    let refused = test.limiter().check_all(both(2, "ada")).await.unwrap();
+    let statuses: Vec<_> = refused.statuses().map(|status| (status.used(), status.retry_after().is_some())).collect();
+    assert_eq!(statuses, [(2, true), (2, false)]);
+    assert_eq!(test.scripts(), 0);
+
+    // How the other limit stands for another key is not known.
+    assert!(!test.limiter().check_all(both(1, "bob")).await.unwrap().is_allowed());
+    assert!(test.limiter().check(&Limit::per_hour("hourly", 100), "ada", 1).await.unwrap().is_allowed());
+    assert_eq!(test.scripts(), 2, "what is remembered to fit is asked");
+    let own = test.limiter().deny_cache(DenyCache::new());
+    assert!(!own.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+    assert_eq!(test.scripts(), 1, "one of its own knows nothing yet");
+}
+
+/// A limit in the shadow would have refused, and another did.
+#[tokio::test]
+async fn a_limit_in_the_shadow_refuses_nothing_out_of_memory_either() {
+    let test = Test::start();
+    let limiter = test.limiter();
+    let trial = Limit::per_minute("trial", 1);
+    let both = || {
+        let shadow = Charge::new(trial.clone(), "ada", 1).unwrap().in_shadow();
+        Check::new(Charge::new(CALLS, "ada", 1).unwrap()).and(shadow).unwrap()
+    };
+    for admitted in [true, true, false] {
+        assert_eq!(limiter.check_all(both()).await.unwrap().is_allowed(), admitted);
+    }
+    test.scripts();
+    let again = limiter.check_all(both()).await.unwrap();
+    assert_eq!((again.is_allowed(), again.shadow_refusals().count()), (false, 1));
+    assert!(!limiter.check(&trial, "ada", 1).await.unwrap().is_allowed(), "by itself it is not in the shadow");
     assert_eq!(test.scripts(), 0);
 }
 

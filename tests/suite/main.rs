@@ -45,6 +45,7 @@ mod settling;
 mod shadow;
 mod skipping;
 mod split;
+mod stacked;
 mod support;
 #[cfg(feature = "tls")]
 mod tls;

@@ -196,7 +196,10 @@ async fn replay<S: Store>(
                     }
                     let told = Standing::all_of(&decision);
                     let expected = Expected::all_given(&expected, &told);
-                    if !refusals[checks.len().min(2) - 1].has_repeated(now, (charges, *id), &told, &expected) {
+                    let refusals = &mut refusals[checks.len().min(2) - 1];
+                    if told == expected {
+                        refusals.note(now, charges, *id, &told);
+                    } else if !refusals.has_refused(now, (charges, *id), &told, &expected) {
                         prop_assert_eq!(told, expected, "step {}: {:?}", number, step);
                     }
                     let retry = decision.retry_after();
@@ -240,40 +243,71 @@ fn micros(time: SystemTime) -> u64 {
     u64::try_from(time.duration_since(UNIX_EPOCH).unwrap().as_micros()).unwrap()
 }
 
-/// The last refusal of each check: what a deny cache may repeat.
+/// How each limit and key stood when a check of it was refused, less than a second ago: what a deny cache may know.
 #[derive(Default)]
-struct Refusals(HashMap<Charges, (u64, Vec<Standing>)>);
+struct Refusals(HashMap<(usize, usize), Vec<Refused>>);
 
-/// Limit, key and cost of each charge of a check.
-type Charges = Vec<(usize, usize, u64)>;
+struct Refused {
+    at: u64,
+    cost: u64,
+    standing: Standing,
+}
 
 impl Refusals {
-    /// Whether a check was told what it was told last, less than a second ago, and this was true: the limits that refuse
-    /// stand as they do in the model, which refuses for at least as long.
-    fn has_repeated(
-        &mut self,
+    fn note(&mut self, now: u64, charges: &[ModelCharge], id: Option<u64>, told: &[Standing]) {
+        if id.is_some() || !is_refused(charges, told) {
+            return;
+        }
+        for (charge, standing) in charges.iter().zip(told) {
+            let refused = self.0.entry(charge.bucket).or_default();
+            refused.retain(|refused| now.wrapping_sub(refused.at) < 1_000_000);
+            refused.push(Refused { at: now, cost: charge.cost, standing: standing.clone() });
+        }
+    }
+
+    /// Whether a check was refused by what is known, and rightly so: the model refuses it as well, and for at least as
+    /// long.
+    fn has_refused(
+        &self,
         now: u64,
         (charges, id): (&[ModelCharge], Option<u64>),
         told: &[Standing],
         expected: &[Standing],
     ) -> bool {
-        let retry = |standings: &[Standing]| standings.iter().filter_map(|standing| standing.retry).max();
-        let check = charges.iter().map(|charge| (charge.bucket.0, charge.bucket.1, charge.cost)).collect();
-        let repeated = self.0.get(&check).is_some_and(|(at, refusal)| {
-            let elapsed = now.wrapping_sub(*at);
-            let later = refusal.iter().map(|standing| Standing {
-                used: standing.used,
-                reset: standing.reset.saturating_sub(elapsed),
-                retry: standing.retry.map(|retry| retry.saturating_sub(elapsed)),
-            });
-            elapsed < 1_000_000 && later.eq(told.iter().cloned())
+        let retry = |standings: &[Standing]| {
+            charges.iter().zip(standings).filter(|(charge, _)| !charge.is_shadow).filter_map(|(_, s)| s.retry).max()
+        };
+        let is_known = charges.iter().zip(told).zip(expected).all(|((charge, told), expected)| {
+            let refused = self.0.get(&charge.bucket).into_iter().flatten();
+            refused.into_iter().any(|refused| refused.is_told(now, charge, told, expected))
         });
-        if !repeated && id.is_none() && retry(told).is_some() {
-            self.0.insert(check, (now, told.to_vec()));
-        }
-        let is_true = told.iter().zip(expected).all(|(told, expected)| told.retry.is_none() || told == expected);
-        id.is_none() && repeated && retry(told).is_some() && is_true && retry(told) <= retry(expected)
+        id.is_none() && is_known && is_refused(charges, told) && retry(told) <= retry(expected)
     }
+}
+
+impl Refused {
+    /// Whether a charge is told what follows from this, and it is true.
+    fn is_told(&self, now: u64, charge: &ModelCharge, told: &Standing, expected: &Standing) -> bool {
+        let (elapsed, left) = (now.wrapping_sub(self.at), charge.limit.units().saturating_sub(self.standing.used));
+        let refused = self.standing.retry.filter(|_| self.cost <= charge.cost);
+        let not_before = refused.unwrap_or(self.standing.reset).saturating_sub(elapsed);
+        let follows = Standing {
+            used: self.standing.used,
+            reset: self.standing.reset.saturating_sub(elapsed),
+            retry: (charge.cost > left).then_some(not_before),
+        };
+        // Where nothing is left, nothing can be spent meanwhile.
+        let is_exact = left == 0 && refused.is_some() && self.cost == charge.cost;
+        elapsed < 1_000_000
+            && *told == follows
+            && told.used <= expected.used
+            && (told.retry.is_none() || expected.retry >= told.retry)
+            && (!is_exact || told == expected)
+    }
+}
+
+fn is_refused(charges: &[ModelCharge], standings: &[Standing]) -> bool {
+    charges.iter().zip(standings).any(|(charge, standing)| !charge.is_shadow && standing.retry.is_some())
 }
 
 impl Asked {

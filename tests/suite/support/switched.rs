@@ -1,4 +1,4 @@
-//! A store that works, fails or falls silent as it is told.
+//! A store that works, is slow, fails or falls silent as it is told.
 
 use std::{
     future::Future,
@@ -7,9 +7,11 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
-use tower_sliding_window::{Check, Decision, Key, Limit, MemoryStore, Settled, Settlement, Store, StoreError};
+use tokio::time::sleep;
+use tower_sliding_window::{Check, Decision, Epoch, Key, Limit, MemoryStore, Settled, Settlement, Store, StoreError};
 
 use super::stores::{Failing, Silent};
 
@@ -19,11 +21,14 @@ pub(crate) struct Switched {
     state: Arc<Mutex<State>>,
     asked: Arc<AtomicUsize>,
     waiting: Arc<()>,
+    epoch: Option<Epoch>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum State {
     Works,
+    /// For so long.
+    Takes(Duration),
     Fails,
     Hangs,
 }
@@ -37,7 +42,13 @@ impl Switched {
             state: Arc::new(Mutex::new(state)),
             asked: Arc::default(),
             waiting: Arc::default(),
+            epoch: None,
         }
+    }
+
+    /// One whose clones share what they know of it.
+    pub(crate) fn with_epoch(state: State) -> Self {
+        Self { epoch: Some(Epoch::new()), ..Self::new(state) }
     }
 
     pub(crate) fn set(&self, state: State) {
@@ -77,6 +88,7 @@ impl Store for Switched {
     fn decide(&self, check: Check) -> Self::Decide {
         match self.state() {
             State::Works => Box::pin(self.store.decide(check)),
+            State::Takes(time) => late(time, self.store.decide(check)),
             State::Fails => Box::pin(Failing.decide(check)),
             State::Hangs => self.never(Silent.decide(check)),
         }
@@ -85,6 +97,7 @@ impl Store for Switched {
     fn settle(&self, settlement: Settlement) -> Self::Settle {
         match self.state() {
             State::Works => Box::pin(self.store.settle(settlement)),
+            State::Takes(time) => late(time, self.store.settle(settlement)),
             State::Fails => Box::pin(Failing.settle(settlement)),
             State::Hangs => self.never(Silent.settle(settlement)),
         }
@@ -93,8 +106,20 @@ impl Store for Switched {
     fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
         match self.state() {
             State::Works => Box::pin(self.store.reset(limit, key)),
+            State::Takes(time) => late(time, self.store.reset(limit, key)),
             State::Fails => Box::pin(Failing.reset(limit, key)),
             State::Hangs => self.never(Silent.reset(limit, key)),
         }
     }
+
+    fn epoch(&self) -> Option<&Epoch> {
+        self.epoch.as_ref()
+    }
+}
+
+fn late<T>(time: Duration, answer: impl Future<Output = Result<T, StoreError>> + Send + 'static) -> Answer<T> {
+    Box::pin(async move {
+        sleep(time).await;
+        answer.await
+    })
 }

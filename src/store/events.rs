@@ -1,4 +1,4 @@
-//! The log lines of a limiter: what an operator has to know, at most one line a second of each kind.
+//! The log lines of a breaker: what an operator has to know, at most one line a second of each kind.
 //!
 //! Without the feature `tracing` there are none.
 
@@ -11,6 +11,8 @@ pub(super) struct Events {
     #[cfg(feature = "tracing")]
     opened: Throttle,
     #[cfg(feature = "tracing")]
+    opened_for_more: Throttle,
+    #[cfg(feature = "tracing")]
     closed: Throttle,
 }
 
@@ -20,6 +22,13 @@ impl Events {
         if let Some(suppressed) = self.opened.pass() {
             let error = Chain(error);
             tracing::warn!(%error, suppressed, "the rate-limit store has failed repeatedly: the breaker opens");
+        }
+    }
+
+    pub(super) fn opened_for_more(&self, error: &Error) {
+        if let Some(suppressed) = self.opened_for_more.pass() {
+            let error = Chain(error);
+            tracing::warn!(%error, suppressed, "the rate-limit store fails questions with longer deadlines as well");
         }
     }
 
@@ -34,6 +43,8 @@ impl Events {
 #[allow(clippy::unused_self, reason = "the same calls with and without log lines")]
 impl Events {
     pub(super) fn opened(&self, _: &Error) {}
+
+    pub(super) fn opened_for_more(&self, _: &Error) {}
 
     pub(super) fn closed(&self) {}
 }
