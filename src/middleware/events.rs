@@ -35,8 +35,15 @@ impl Events {
     pub(super) fn rejected(&self, rejection: &Rejection) {
         match rejection {
             Rejection::NeverFits(error) => self.never_fits(error),
-            Rejection::NoKey(error) if error.status().is_server_error() => self.no_key(error),
+            Rejection::NoKey(error) => self.unusable_key(error),
             _ => {}
+        }
+    }
+
+    /// A client's mistake is no news.
+    pub(super) fn unusable_key(&self, error: &KeyError) {
+        if error.status().is_server_error() {
+            self.no_key(error);
         }
     }
 }
@@ -50,7 +57,7 @@ impl Events {
         }
     }
 
-    pub(super) fn no_key(&self, error: &KeyError) {
+    fn no_key(&self, error: &KeyError) {
         if let Some(suppressed) = self.no_key.pass() {
             tracing::error!(%error, suppressed, "the server is not set up to find a rate-limit key");
         }
@@ -101,7 +108,7 @@ impl Events {
 impl Events {
     pub(super) fn no_decision(&self, _: impl FnOnce() -> String, _: &Error, _: FailureMode) {}
 
-    pub(super) fn no_key(&self, _: &KeyError) {}
+    fn no_key(&self, _: &KeyError) {}
 
     fn never_fits(&self, _: &NeverFits) {}
 

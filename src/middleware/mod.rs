@@ -73,6 +73,7 @@ mod number;
 mod options;
 mod outcome;
 mod policy;
+mod preflight;
 pub mod rejection;
 mod service;
 mod settings;

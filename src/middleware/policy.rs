@@ -51,10 +51,8 @@ impl<S, R> Policy<S, R, Limits> {
     where
         S: Store,
     {
-        match self.settings.gate.passage(parts, &self.settings.events) {
-            Passage::Denied => return Err(Rejection::Denied),
-            Passage::Uncounted => return Ok((Next::Decide, FailureMode::default())),
-            Passage::Counted => {}
+        if let Passage::Uncounted = self.settings.gate.passage(parts, &self.settings.events)? {
+            return Ok((Next::Decide, FailureMode::default()));
         }
         let cost = self.settings.cost.as_ref().map_or(1, |cost| cost(parts));
         let mode = self.failure_mode(parts, cost);
