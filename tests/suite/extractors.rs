@@ -79,6 +79,8 @@ mod peer_ip {
         let wider = PeerIp::new().ipv6_prefix(48).unwrap();
         let of = |peer| wider.extract(&from(peer, &[])).unwrap();
         assert_eq!(of("2001:db8:1:1::1"), of("2001:db8:1:2::1"));
+        // Where two limits of one name count by different prefixes, subnet 0 is not the whole network.
+        assert_ne!(of("2001:db8:1::1"), key("2001:db8:1::1"));
     }
 }
 
@@ -175,12 +177,16 @@ mod client_ip {
             "proto=https; for=192.0.2.1",
             "for=198.51.100.1, for=192.0.2.1;host=\"a,b\"",
             "for=192.0.2.1;",
+            // A hidden port does not hide the address.
+            "for=\"192.0.2.1:_p\"",
+            "for=\"192.0.2.1:_a.b-c_1\";by=\"10.0.0.1:_p\"",
             ";; for=192.0.2.1; ;proto=https",
         ] {
             assert_eq!(client(&behind().forwarded(), PROXY, &[("forwarded", line)]), key("192.0.2.1"), "{line}");
         }
-        let line = "for=\"[2001:db8:1:1::7]:4711\"";
-        assert_eq!(client(&behind().forwarded(), PROXY, &[("forwarded", line)]), key("2001:db8:1:1::1"));
+        for line in ["for=\"[2001:db8:1:1::7]:4711\"", "for=\"[2001:db8:1:1::7]:_p\""] {
+            assert_eq!(client(&behind().forwarded(), PROXY, &[("forwarded", line)]), key("2001:db8:1:1::1"), "{line}");
+        }
     }
 
     /// Trusted behind IPv4 written as IPv6, too: a dual-stack listener shows the proxy as `::ffff:10.0.0.1`.
@@ -191,17 +197,42 @@ mod client_ip {
 
     /// And where it is the range that is written so.
     #[test]
-    fn a_mapped_range_is_the_range() {
-        for range in ["::ffff:10.0.0.1", "::ffff:10.0.0.0/104", "::ffff:0.0.0.0/96"] {
+    fn a_range_is_the_range_in_every_spelling() {
+        for range in [
+            "::ffff:10.0.0.1",
+            "::ffff:10.0.0.0/104",
+            "::ffff:0.0.0.0/96",
+            "64:ff9b::10.0.0.1",
+            "64:ff9b::10.0.0.0/104",
+            "64:ff9b::/96",
+            "::ffff:0:10.0.0.0/104",
+            "2002:a00::/24",
+        ] {
             let extractor = ClientIp::behind([range]).unwrap();
-            for peer in ["10.0.0.1", "::ffff:10.0.0.1"] {
+            for peer in ["10.0.0.1", "::ffff:10.0.0.1", "64:ff9b::10.0.0.1", "2002:a00:1::7"] {
                 let lines = [("x-forwarded-for", "2001:db8:1:1::7")];
-                assert_eq!(client(&extractor, peer, &lines), key("2001:db8:1:1::1"), "{range}");
+                assert_eq!(client(&extractor, peer, &lines), key("2001:db8:1:1::1"), "{range} {peer}");
             }
             assert_eq!(client(&extractor, "2001:db8::1", &[("x-forwarded-for", "192.0.2.1")]), key("2001:db8::1"));
         }
-        let other = ClientIp::behind(["::ffff:10.0.0.2", "::ffff:11.0.0.0/104"]).unwrap();
+        let other = ClientIp::behind(["::ffff:10.0.0.2", "::ffff:11.0.0.0/104", "64:ff9b:1::/48"]).unwrap();
         assert_eq!(client(&other, PROXY, &[("x-forwarded-for", "192.0.2.1")]), key(PROXY));
+        assert_eq!(client(&other, "64:ff9b:1::1", &[("x-forwarded-for", "192.0.2.1")]), key("192.0.2.1"));
+    }
+
+    /// What a trusted hop has written is read up to a bound. A client that makes it longer gets no key but its own.
+    #[test]
+    fn a_header_is_read_for_16_kib() {
+        let (forwarded, padded) = (behind().forwarded(), |bytes| format!("for=192.0.2.1;host={}", "x".repeat(bytes)));
+        let extract = |line: &str| forwarded.extract(&from(PROXY, &[("forwarded", line)]));
+        assert_eq!(extract(&padded(16_000)).unwrap(), key("192.0.2.1"));
+        let error = extract(&padded(17_000)).unwrap_err();
+        assert_eq!((error.status().as_u16(), error.to_string()), (400, "forwarded: longer than 16 KiB".to_owned()));
+        assert!(!error.is_missing());
+        // What stands on the left of the client is not read at all.
+        assert_eq!(extract(&format!("{}, for=192.0.2.1", "x".repeat(100_000))).unwrap(), key("192.0.2.1"));
+        let chain = format!("192.0.2.1{}", ", 10.0.0.2".repeat(20)) + &" ".repeat(17_000);
+        assert_eq!(behind().extract(&from(PROXY, &[("x-forwarded-for", &chain)])).unwrap_err().status(), 400);
     }
 
     #[test]
