@@ -23,7 +23,7 @@ pub(super) struct Events {
     #[cfg(feature = "tracing")]
     not_settled: Throttle,
     #[cfg(feature = "tracing")]
-    settled_late: Throttle,
+    heeded_by_none: Throttle,
     #[cfg(feature = "tracing")]
     closes: Throttle,
     #[cfg(feature = "tracing")]
@@ -83,9 +83,13 @@ impl Events {
         }
     }
 
-    pub(super) fn settled_late(&self) {
-        if let Some(suppressed) = self.settled_late.pass() {
-            tracing::warn!(suppressed, "a response took longer than its lease: what it has cost is not counted");
+    pub(super) fn heeded_by_none(&self) {
+        if let Some(suppressed) = self.heeded_by_none.pass() {
+            tracing::warn!(
+                suppressed,
+                "a layer is to heed its upstream, but none of its limits does: key one by `UpstreamHost`, or say \
+                 `KeyedLimit::heed_upstream`"
+            );
         }
     }
 
@@ -116,7 +120,7 @@ impl Events {
 
     pub(super) fn not_settled(&self, _: &Error) {}
 
-    pub(super) fn settled_late(&self) {}
+    pub(super) fn heeded_by_none(&self) {}
 
     pub(super) fn closes(&self, _: Duration) {}
 

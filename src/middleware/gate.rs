@@ -77,7 +77,7 @@ impl List {
         Self { extractor: Arc::new(extractor), keys: Arc::new(keys.into_iter().collect()) }
     }
 
-    /// Whether the request's key is on the list. An error is that of a key which is there and cannot be read.
+    /// Whether the request's key is on the list; an error if the key is there and cannot be read.
     fn has(&self, parts: &Parts) -> Result<bool, KeyError> {
         match self.extractor.extract(parts) {
             Ok(key) => Ok(self.keys.contains(&key)),

@@ -41,7 +41,7 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
     /// A preflight is an `OPTIONS` with exactly one `Origin` that is an origin, exactly one
     /// `Access-Control-Request-Method` that is a method, and no body: no `Transfer-Encoding`, and no `Content-Length`
     /// other than 0. Over HTTP/2 a body may come without any length, which its head does not tell. Anybody can send such
-    /// requests. So where `OPTIONS` does work of its own, count them.
+    /// requests: where `OPTIONS` does work of its own, count them.
     pub fn count_preflights(self) -> Self {
         self.set(|settings| settings.gate.count_preflights())
     }
@@ -168,7 +168,7 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
     ///
     /// // The upstream allows 10 calls a second; a caller may wait for five seconds.
     /// let limits = RateLimitLayer::new(MemoryStore::new())
-    ///     .limit(Limit::per_second("upstream", 10).by(Everyone))
+    ///     .limit(Limit::per_second("upstream", 10).by(Everyone).heed_upstream(true))
     ///     .wait_up_to(Duration::from_secs(5))
     ///     .heed_upstream();
     ///
@@ -182,12 +182,27 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
     }
 
     /// Believes an upstream that says to stay away: by a 429 or a 503 with `Retry-After`, or by `RateLimit` or
-    /// `X-RateLimit` headers with nothing remaining. Then each limit that the request was charged by is
-    /// [closed](crate::Limiter::close) for its key for so long, its window at most, for all who share the store.
+    /// `X-RateLimit` headers with nothing remaining. Then each limit that heeds it, and that the request was charged by,
+    /// is [closed](crate::Limiter::close) for its key for so long, its window at most, for all who share the store.
     ///
-    /// The response goes out unchanged, after the limits are closed, or after the deadline, which begins when what is to
-    /// be [settled](super::KeyedLimit::settle) is settled: figures in it are the upstream's, never ours. Limits in the
-    /// [shadow](super::KeyedLimit::in_shadow) are not closed. Default: the upstream is not listened to.
+    /// 1. A limit by the called host, [`UpstreamHost`](super::extract::UpstreamHost), heeds it: a host closes itself alone.
+    ///    Any other limit heeds it only if [`KeyedLimit::heed_upstream`](super::KeyedLimit::heed_upstream) says so: for a
+    ///    client that calls a single upstream. If no limit heeds it, a log line says so where the layer is applied.
+    /// 2. The response goes out unchanged, after the limits are closed, or after the deadline, which begins when what is to
+    ///    be [settled](super::KeyedLimit::settle) is settled. Figures in it are the upstream's, never ours.
+    /// 3. Limits in the [shadow](super::KeyedLimit::in_shadow) are not closed.
+    ///
+    /// Default: the upstream is not listened to.
+    ///
+    /// ```
+    /// use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer, UpstreamHost};
+    ///
+    /// // A crawler of many hosts, none of which closes the others.
+    /// let limits = RateLimitLayer::new(MemoryStore::new())
+    ///     .limit(Limit::per_second("host", 2).by(UpstreamHost))
+    ///     .limit(Limit::per_second("total", 100).by(Everyone))
+    ///     .heed_upstream();
+    /// ```
     pub fn heed_upstream(self) -> Self {
         self.set(|settings| settings.heeds_upstream = true)
     }

@@ -1,10 +1,15 @@
 //! Extractors, and what attackers try with them.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::HashSet,
+    net::{IpAddr, SocketAddr},
+};
 
 use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
 use http::{HeaderValue, Request, request::Parts};
-use tower_sliding_window::{ApiKey, ClientIp, Everyone, Header, Key, KeyError, KeyExtractor, PeerIp, Secret};
+use tower_sliding_window::{
+    ApiKey, ClientIp, Everyone, Header, Key, KeyError, KeyExtractor, PeerIp, Secret, UpstreamHost,
+};
 
 /// A request from a peer, with these header lines.
 fn from(peer: &str, lines: &[(&str, &str)]) -> Parts {
@@ -220,7 +225,7 @@ mod client_ip {
         assert_eq!(client(&other, "64:ff9b:1::1", &[("x-forwarded-for", "192.0.2.1")]), key("192.0.2.1"));
     }
 
-    /// What a trusted hop has written is read up to a bound. A client that makes it longer gets no key but its own.
+    /// The hops that are trusted are read up to a bound. A client that makes them longer gets no other key.
     #[test]
     fn a_header_is_read_for_16_kib() {
         let (forwarded, padded) = (behind().forwarded(), |bytes| format!("for=192.0.2.1;host={}", "x".repeat(bytes)));
@@ -229,7 +234,7 @@ mod client_ip {
         let error = extract(&padded(17_000)).unwrap_err();
         assert_eq!((error.status().as_u16(), error.to_string()), (400, "forwarded: longer than 16 KiB".to_owned()));
         assert!(!error.is_missing());
-        // What stands on the left of the client is not read at all.
+        // The text on the left of the client is not read at all.
         assert_eq!(extract(&format!("{}, for=192.0.2.1", "x".repeat(100_000))).unwrap(), key("192.0.2.1"));
         let chain = format!("192.0.2.1{}", ", 10.0.0.2".repeat(20)) + &" ".repeat(17_000);
         assert_eq!(behind().extract(&from(PROXY, &[("x-forwarded-for", &chain)])).unwrap_err().status(), 400);
@@ -358,6 +363,55 @@ mod api_key {
         assert_eq!(error.to_string(), "a secret must have at least 16 bytes, not 9");
         let shown = format!("{:?} {:?}", secret(), ApiKey::header("x-api-key", &secret()));
         assert!(!shown.contains("0123456789abcdef"));
+    }
+}
+
+mod upstream_host {
+    use super::*;
+
+    fn host(uri: &str) -> Result<Key, KeyError> {
+        UpstreamHost.key(&uri.parse().unwrap())
+    }
+
+    /// Or an upstream that is told to wait is called by another name.
+    #[test]
+    fn every_spelling_of_a_host_is_one_key() {
+        for (spellings, host_itself) in [
+            (
+                &["http://Example.ORG/a?b", "http://example.org:80", "ws://example.org./", "http://u:p@example.org/"][..],
+                "http://example.org/",
+            ),
+            (&["https://example.org:443/", "wss://EXAMPLE.org", "http://example.org:443/"], "https://example.org/"),
+            (&["http://[2001:DB8:0::1]/", "http://[2001:db8::1]:80/"], "http://[2001:db8::1]/"),
+            (&["http://192.0.2.1:80/"], "http://192.0.2.1/"),
+        ] {
+            for spelling in spellings {
+                assert_eq!(host(spelling).unwrap(), host(host_itself).unwrap(), "{spelling}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_two_hosts_share_a_key() {
+        let hosts = [
+            "http://example.org/",
+            "http://example.org:8080/",
+            "https://example.org/",
+            "http://www.example.org/",
+            "http://example.com/",
+            "http://192.0.2.1/",
+            "http://[2001:db8::1]/",
+        ];
+        let keys: HashSet<_> = hosts.iter().map(|uri| host(uri).unwrap()).collect();
+        assert_eq!(keys.len(), hosts.len());
+    }
+
+    /// A server's requests name theirs in a header, which their clients choose.
+    #[test]
+    fn without_a_host_there_is_no_key() {
+        let error = UpstreamHost.extract(&with(&[("host", "example.org")])).unwrap_err();
+        assert!(error.is_missing() && error.status() == 400, "{error}");
+        assert!(host("http://./").is_err());
     }
 }
 

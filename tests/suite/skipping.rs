@@ -77,7 +77,7 @@ async fn preflights_are_let_through_unless_they_are_to_be_counted() {
 
 /// No browser sends these: they are requests for a route that takes `OPTIONS`, too.
 #[tokio::test]
-async fn what_only_looks_like_a_preflight_is_counted() {
+async fn requests_that_only_look_like_preflights_are_counted() {
     for headers in [
         &[][..],
         &[ORIGIN],
@@ -133,7 +133,7 @@ async fn a_request_without_a_key_is_on_no_list() {
 
 const LEAKED: &str = "t0ken";
 
-/// However it is written, a denied token does not get through to an authentication that would take it.
+/// A denied token does not get through to an authentication that would take it, however it is written.
 #[tokio::test]
 async fn a_denied_token_passes_in_no_spelling() {
     let secret = Secret::new("32 random bytes out of the vault").unwrap();
@@ -185,7 +185,7 @@ async fn a_denied_token_passes_in_no_spelling() {
     }
 }
 
-/// What cannot be read may be a denied key, and is not an allowed one.
+/// An unreadable key may be a denied one, and is not an allowed one.
 #[tokio::test]
 async fn an_unreadable_key_is_answered_by_a_deny_list_and_counted_by_an_allow_list() {
     let (tenant, counted) = (Header::new("x-tenant"), ("x-counted", ""));

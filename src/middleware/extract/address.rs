@@ -109,7 +109,9 @@ fn is_translated_locally(address: Ipv6Addr) -> bool {
 /// The IPv4 address that an address stands for, or the address.
 pub(super) fn canonical(address: IpAddr) -> IpAddr {
     match address {
-        IpAddr::V6(address) => embedding(address).map_or(address.into(), |found| found.address_in(address).into()),
+        IpAddr::V6(address) => {
+            embedding(address).map_or_else(|| address.into(), |found| found.address_in(address).into())
+        }
         address => address,
     }
 }
@@ -177,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_next_to_a_spelling_is_none() {
+    fn addresses_beside_the_spellings_stand_for_themselves() {
         for other in ["::", "::1", "64:ff9b:0:1::192.0.2.1", "2003:c000:201::", "2001:1::3fff:fdfe", "::fffe:192.0.2.1"]
         {
             assert_eq!(canonical(other.parse().unwrap()), other.parse::<IpAddr>().unwrap());
@@ -212,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_the_ipv4_range_that_it_spells_or_what_it_says() {
+    fn a_range_is_the_ipv4_range_that_it_spells_or_itself() {
         let holds = |range: &str, address: &str| Range::new(range.parse().unwrap()).contains(address.parse().unwrap());
         for range in [
             "10.0.0.0/8",

@@ -52,9 +52,9 @@ impl ApiKey {
 
     /// The token of `Authorization: Bearer` (RFC 6750); the scheme in any case, the spaces around the token left out.
     ///
-    /// It is absent only where there is no `Authorization` at all. Whatever else stands there is malformed, credentials of
-    /// another scheme as well: an authentication that does not look at the scheme would take a token out of them that is
-    /// on no [list](crate::RateLimitLayer::deny) and has no budget here. Where another scheme is welcome, say so:
+    /// The token is absent only if there is no `Authorization`. Credentials of another scheme are malformed, since an
+    /// authentication that does not look at the scheme takes a token out of them: a [denied](crate::RateLimitLayer::deny)
+    /// token would pass, and an allowed one would spend from another budget. Where another scheme is welcome, say so:
     ///
     /// ```
     /// use http::{header::AUTHORIZATION, request::Parts};

@@ -24,8 +24,8 @@ const MAX_HOPS: usize = 32;
 ///    ignored, since a proxy passes on what it does not overwrite.
 /// 3. `X-Forwarded-For` and `Forwarded` are walked from right to left over all of their lines. As long as a hop is
 ///    trusted, its word on the one before it counts; the first that is not trusted is the client. At an element
-///    without a readable address the walk stops at the last hop that is known. It goes over 32 hops at most, and over
-///    16 KiB: a request whose trusted hops take more than that is answered with 400.
+///    without a readable address the walk stops at the last hop that is known. It stops after 32 hops. A request whose
+///    trusted hops take more than 16 KiB is answered with 400.
 /// 4. A single-value header must be there exactly once, with an address in it: otherwise the request is answered
 ///    with 400.
 /// 5. Addresses are compared and counted as [`PeerIp`](super::PeerIp) counts them: IPv4 one by one however it is

@@ -228,7 +228,7 @@ mod tests {
 
     /// The bytes that are looked at do not depend on what a client sends.
     #[test]
-    fn what_begins_too_far_to_the_left_is_not_read() {
+    fn an_element_too_far_to_the_left_is_not_read() {
         let near = "for=192.0.2.1, for=192.0.2.2";
         let hops = |line: String| {
             let mut headers = HeaderMap::new();

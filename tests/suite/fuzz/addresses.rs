@@ -178,7 +178,7 @@ fn every_header_is_read_without_a_panic() {
     });
 }
 
-/// The ways to write an IPv4 address as one of IPv6. What is not part of it is random.
+/// The ways to write an IPv4 address as one of IPv6, with noise in the bits that are not part of it.
 fn spellings(address: Ipv4Addr, noise: u128) -> Vec<IpAddr> {
     let bits = u128::from(address.to_bits());
     let low = |prefix: u128| Ipv6Addr::from_bits(prefix | bits);
