@@ -20,8 +20,9 @@ fn app<S: Store>(store: S) -> Router {
     // Each attempt reserves one unit of both, so that guesses sent at the same time are counted, too.
     let failures = |outcome: &Outcome<'_>| u64::from(outcome.status() == StatusCode::UNAUTHORIZED);
     let limits = RateLimitLayer::new(store)
-        .limit(BY_ADDRESS.by(PeerIp::new()).settle(failures))
-        .limit(BY_ACCOUNT.by(Header::new("x-account")).settle(failures))
+        // A guess that is broken off counts as a failure, too.
+        .limit(BY_ADDRESS.by(PeerIp::new()).settle(failures).settle_dropped(1))
+        .limit(BY_ACCOUNT.by(Header::new("x-account")).settle(failures).settle_dropped(1))
         .fail_closed();
     Router::new().route("/login", post(log_in).layer(limits))
 }

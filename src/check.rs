@@ -167,7 +167,7 @@ impl Check {
     /// [`DuplicateCharge`] when the check already charges a limit of this name for this key: add up the costs instead.
     pub fn and(mut self, charge: Charge) -> Result<Self, DuplicateCharge> {
         if self.charges().any(|other| other.limit.name() == charge.limit.name() && other.key == charge.key) {
-            return Err(DuplicateCharge { limit: charge.limit });
+            return Err(DuplicateCharge::new(charge.limit));
         }
         self.add_distinct(charge);
         Ok(self)
@@ -285,6 +285,12 @@ impl error::Error for NeverFits {}
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DuplicateCharge {
     limit: Limit,
+}
+
+impl DuplicateCharge {
+    pub(crate) fn new(limit: Limit) -> Self {
+        Self { limit }
+    }
 }
 
 impl fmt::Display for DuplicateCharge {

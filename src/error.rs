@@ -108,7 +108,8 @@ pub enum ChoiceError {
         /// The deadline that passed.
         deadline: Duration,
     },
-    /// It has chosen a limit that the request is charged for the same key already.
+    /// It has chosen, in the [shadow](crate::KeyedLimit::in_shadow), a limit that the request is charged by already, for
+    /// the same key: only a limit that is [left out](crate::ShadowRefusals::left_out) says so.
     Duplicate(DuplicateCharge),
 }
 

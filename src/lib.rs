@@ -141,7 +141,7 @@ pub use self::{
     middleware::{
         Degraded, EXPOSED_HEADERS, InvalidLimits, JsonResponse, KeyedLimit, Outcome, RateLimit, RateLimitLayer,
         Rejection, RejectionResponse, ResetFormat, ShadowRefusals,
-        extract::{ApiKey, ClientIp, Everyone, Header, KeyError, KeyExtractor, PeerIp},
+        extract::{ApiKey, ClientIp, Everyone, Header, KeyError, KeyExtractor, PeerIp, UpstreamHost},
     },
     secret::Secret,
     settlement::{Settled, Settlement},

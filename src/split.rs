@@ -141,6 +141,12 @@ pub(crate) fn all_parts_of(charged: &Key, parts: NonZeroU32) -> impl Iterator<It
     (0..parts.get()).map(|number| Key::joined(NAMESPACE, &[&number.to_le_bytes(), rest]))
 }
 
+/// Whether two keys are one, or parts of one.
+pub(crate) fn is_of_one_whole(one: &Key, other: &Key) -> bool {
+    let are_parts = one.namespace() == NAMESPACE && other.namespace() == NAMESPACE;
+    one == other || are_parts && one.value().get(NUMBER_BYTES..) == other.value().get(NUMBER_BYTES..)
+}
+
 /// The number has always as many bytes and so has the length, so no two parts of any keys give the same bytes.
 fn part_of(number: u32, key: &Key) -> Key {
     let namespace = key.namespace().as_bytes();
@@ -226,6 +232,8 @@ mod tests {
         let all: Vec<_> = split.keys("ada").collect();
         for key in &all {
             assert_eq!(all_parts_of(key, split.parts).collect::<Vec<_>>(), all);
+            assert!(is_of_one_whole(key, &all[0]) && !is_of_one_whole(key, &"ada".into()));
+            assert!(split.keys("bob").all(|other| !is_of_one_whole(key, &other)));
         }
     }
 

@@ -3,7 +3,6 @@
 use std::{
     future::{Future, poll_fn},
     mem,
-    pin::Pin,
     sync::Arc,
     task::Poll,
     time::{Duration, SystemTime},
@@ -12,7 +11,14 @@ use std::{
 use http::{Response, request, response};
 
 use super::{
-    claim::Record, headers::Figures, limits::Limits, outcome::Outcome, policy::Policy, shadow::ShadowRefusals,
+    claim::{Origin, Record},
+    errand::Errand,
+    headers::Figures,
+    limits::Limits,
+    outcome::Outcome,
+    policy::Policy,
+    settling,
+    shadow::ShadowRefusals,
     upstream::closed_for,
 };
 use crate::{
@@ -31,28 +37,28 @@ pub(super) struct Afterwards<S, R> {
     policy: Arc<Policy<S, R, Limits>>,
     admitted: Option<Admitted>,
     shadow: Option<ShadowRefusals>,
+    /// Settles the request if this is dropped before its response.
+    dropped: Option<Errand<()>>,
 }
 
 /// An admission of which more is to be known.
 struct Admitted {
     check: Check,
-    /// Of which limit of the layer each charge of the check is.
-    places: Vec<usize>,
+    origins: Vec<Origin>,
     decision: Decision,
     /// Where one of them settles.
     request: Option<request::Parts>,
 }
 
-/// In a box: what a limiter does in several steps cannot be named.
-pub(super) type Work = Pin<Box<dyn Future<Output = Done> + Send>>;
+/// What is begun goes on, also if the client leaves: otherwise it would leave with units that it has used.
+pub(super) type Work = Errand<Done>;
 
 /// What came of it.
 pub(super) struct Done {
-    settled: Option<Result<Settled, Error>>,
-    closed: Result<(), Error>,
+    settled: Option<Settled>,
 }
 
-impl<S, R> Afterwards<S, R> {
+impl<S: Store, R> Afterwards<S, R> {
     /// What remains to be done for a request that is let through, if anything does. `request` is its parts, to keep.
     pub(super) fn of(
         policy: &Arc<Policy<S, R, Limits>>,
@@ -63,44 +69,48 @@ impl<S, R> Afterwards<S, R> {
         if record.is_none() && !policy.limits.traits().has_shadow {
             return None;
         }
-        let (kept, left_out) = match record.map(|record| *record) {
-            Some(Record { check, places, left_out }) => (check.map(|check| (check, places)), left_out),
-            None => (None, Vec::new()),
-        };
+        let Record { check, origins, left_out, dropped } = record.map(|record| *record).unwrap_or_default();
         let shadow = policy.shadow(decision, left_out);
-        let admitted = kept.zip(decision).map(|((check, places), decision)| {
-            let settles = |place: &usize| policy.limits.get(*place).is_some_and(|limit| limit.settles().is_some());
-            let request = places.iter().any(settles).then(request);
-            Admitted { check, places, decision: decision.clone(), request }
+        let admitted = check.zip(decision).map(|(check, decision)| {
+            let settles =
+                |origin: &Origin| policy.limits.get(origin.place).is_some_and(|limit| limit.settles().is_some());
+            let request = origins.iter().any(settles).then(request);
+            Admitted { check, origins, decision: decision.clone(), request }
         });
+        let guard =
+            |admitted: &Admitted| policy.dropping()?.guard(&admitted.check, &admitted.origins, &admitted.decision);
+        let dropped = dropped.or_else(|| admitted.as_ref().and_then(guard));
         let is_needed = shadow.is_some() || admitted.is_some();
-        is_needed.then(|| Box::new(Self { policy: Arc::clone(policy), admitted, shadow }))
+        is_needed.then(|| Box::new(Self { policy: Arc::clone(policy), admitted, shadow, dropped }))
     }
 
     /// Begins what takes time, if there is such a thing.
-    pub(super) fn begin<B>(&self, response: Response<B>) -> (Response<B>, Option<Work>)
-    where
-        S: Store,
-    {
+    pub(super) fn begin<B>(&mut self, response: Response<B>) -> (Response<B>, Option<Work>) {
         let Some(admitted) = &self.admitted else { return (response, None) };
         let (parts, body) = response.into_parts();
         let settlement = admitted.settlement(&self.policy.limits, &parts);
+        // Not before, since what says the cost may panic.
+        if let Some(mut dropped) = self.dropped.take() {
+            dropped.call_off();
+        }
         let closing = if self.policy.settings.heeds_upstream { self.closing(admitted, &parts) } else { None };
         let is_any = settlement.is_some() || closing.is_some();
-        let work = is_any.then(|| -> Work {
-            let limiter = self.policy.limiter.clone();
-            Box::pin(async move {
+        let work = is_any.then(|| {
+            let (limiter, events) = (self.policy.limiter.clone(), Arc::clone(&self.policy.settings.events));
+            Errand::new(async move {
                 let settled = match settlement {
-                    Some(settlement) => Some(limiter.settle(settlement).await),
+                    Some(settlement) => {
+                        limiter.settle(settlement).await.inspect_err(|error| events.not_settled(error)).ok()
+                    }
                     None => None,
                 };
-                let closed = match closing {
-                    Some((limits, time)) => {
-                        limiter.within(close(&limiter, limits, time)).await.and_then(|closed| closed)
+                if let Some((limits, time)) = closing {
+                    let closed = limiter.within(close(&limiter, limits, time)).await.and_then(|closed| closed);
+                    if let Err(error) = closed {
+                        events.not_closed(&error);
                     }
-                    None => Ok(()),
-                };
-                Done { settled, closed }
+                }
+                Done { settled }
             })
         });
         (Response::from_parts(parts, body), work)
@@ -109,34 +119,20 @@ impl<S, R> Afterwards<S, R> {
     /// What an upstream wants to be closed, and for how long.
     fn closing(&self, admitted: &Admitted, response: &response::Parts) -> Option<(Vec<(Limit, Key)>, Duration)> {
         let time = closed_for(response.status, &response.headers, SystemTime::now())?;
-        self.policy.settings.events.closes(time);
-        let charged = admitted.check.charges().zip(&admitted.places).filter(|(charge, _)| !charge.is_shadow());
-        let limits = charged.flat_map(|(charge, place)| {
-            let limit = self.policy.limits.get(*place);
-            let keys = limit.map(|limit| limit.all_parts_of(charge.key())).unwrap_or_default();
-            keys.into_iter().map(|key| (charge.limit().clone(), key))
-        });
-        Some((limits.collect(), time))
+        let limits: Vec<_> = admitted.heeding(&self.policy.limits).collect();
+        if !limits.is_empty() {
+            self.policy.settings.events.closes(time);
+        }
+        Some((limits, time)).filter(|(limits, _)| !limits.is_empty())
     }
+}
 
+impl<S, R> Afterwards<S, R> {
     /// The figures after a settlement.
-    pub(super) fn end(&self, done: Done) -> Option<Figures> {
+    pub(super) fn end(&self, done: &Done) -> Option<Figures> {
         let settings = &self.policy.settings;
-        if let Err(error) = done.closed {
-            settings.events.not_closed(&error);
-        }
-        match done.settled? {
-            Ok(settled) => {
-                if !settled.is_known() && self.admitted.as_ref().is_some_and(Admitted::is_leased) {
-                    settings.events.settled_late();
-                }
-                (!settings.heeds_upstream).then(|| Figures::of(settled.decision(), settings.reset_format))
-            }
-            Err(error) => {
-                settings.events.not_settled(&error);
-                None
-            }
-        }
+        let settled = done.settled.as_ref().filter(|_| !settings.heeds_upstream)?;
+        Some(Figures::of(settled.decision(), settings.reset_format))
     }
 
     /// Writes what is to be said of the shadow.
@@ -165,29 +161,23 @@ async fn close<S: Store>(limiter: &Limiter<S>, limits: Vec<(Limit, Key)>, time: 
 }
 
 impl Admitted {
-    /// What is to be settled, if something is: it has cost something else, or would be given back.
+    /// What the response has to be settled at, if it has to be.
     fn settlement(&self, limits: &Limits, response: &response::Parts) -> Option<Settlement> {
         let request = self.request.as_ref()?;
-        let mut is_due = false;
-        let charged = self.check.charges().zip(&self.places).zip(self.decision.statuses());
-        let costs: Vec<Option<u64>> = charged
-            .map(|((charge, place), status)| {
-                let settle = limits.get(*place).and_then(|limit| limit.settles())?;
-                // Where the shadow would have refused, nothing is counted.
-                if charge.cost() == 0 || status.retry_after().is_some() {
-                    return None;
-                }
-                let cost = settle(&Outcome::new(request, response, charge.cost()));
-                is_due |= cost != charge.cost() || charge.lease() < Some(charge.limit().window());
-                Some(cost)
-            })
-            .collect();
-        let mut costs = costs.into_iter();
-        is_due.then(|| Settlement::new(self.check.clone(), &self.decision, |_| costs.next().flatten()))
+        settling::settlement(&self.check, &self.origins, &self.decision, |charge, origin| {
+            let settle = limits.get(origin.place)?.settles();
+            Some(settle.map_or(origin.cost, |settle| settle(&Outcome::new(request, response, charge.cost()))))
+        })
     }
 
-    /// Whether what is not settled is given back before it would leave its window.
-    fn is_leased(&self) -> bool {
-        self.check.charges().any(|charge| charge.lease().is_some_and(|lease| lease < charge.limit().window()))
+    /// What was charged by limits that heed the upstream, all parts of it.
+    fn heeding(&self, limits: &Limits) -> impl Iterator<Item = (Limit, Key)> {
+        let charged = self.check.charges().enumerate().filter(|(_, charge)| !charge.is_shadow());
+        charged.flat_map(move |(index, charge)| {
+            let heeding = self.origins.iter().filter(move |origin| origin.charge == index);
+            let heeding = heeding.filter_map(|origin| limits.get(origin.place)).find(|limit| limit.heeds_upstream());
+            let keys = heeding.map(|limit| limit.all_parts_of(charge.key())).unwrap_or_default();
+            keys.into_iter().map(|key| (charge.limit().clone(), key))
+        })
     }
 }

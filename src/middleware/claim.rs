@@ -1,9 +1,10 @@
 //! What a request takes: its check, and what has to be known of it afterwards.
 
-use super::{draft::Draft, rejection::Rejection, shadow::LeftOut};
+use super::{draft::Draft, errand::Errand, rejection::Rejection, shadow::LeftOut};
 use crate::{
-    check::{Charge, Check},
+    check::{Charge, Check, DuplicateCharge, NeverFits},
     error::{ChoiceError, Error},
+    split::is_of_one_whole,
 };
 
 /// What a request takes.
@@ -18,10 +19,23 @@ pub(super) struct Claim {
 /// What has to be known of a request once it is decided. Most have none, so it is in a box.
 #[derive(Default)]
 pub(super) struct Record {
-    /// The check, and of which limit of the layer each of its charges is, if that is kept.
+    /// The check, and of which limits of the layer its charges are, if that is kept.
     pub(super) check: Option<Check>,
-    pub(super) places: Vec<usize>,
+    pub(super) origins: Vec<Origin>,
     pub(super) left_out: Vec<LeftOut>,
+    /// What settles the request if it is dropped, where that is known before the others.
+    pub(super) dropped: Option<Errand<()>>,
+}
+
+/// A limit of the layer that a charge is made for. A charge may have two, where one was chosen.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Origin {
+    /// Which of the check's charges.
+    pub(super) charge: usize,
+    /// Which of the layer's limits.
+    pub(super) place: usize,
+    /// What the limit by itself would charge.
+    pub(super) cost: u64,
 }
 
 impl Claim {
@@ -58,7 +72,8 @@ impl Claim {
     #[inline]
     pub(super) fn charge(&mut self, place: usize, charge: Charge) {
         if self.is_kept {
-            self.record().places.push(place);
+            let index = self.check.iter().flat_map(Check::charges).count();
+            self.record().origins.push(Origin { charge: index, place, cost: charge.cost() });
         }
         match &mut self.check {
             Some(check) => check.add_distinct(charge),
@@ -66,32 +81,50 @@ impl Claim {
         }
     }
 
-    /// Adds a charge that may be on the limit and key of another. Then one in the shadow gives way.
+    /// Adds a charge that may be on the limit and key of another. Then the stricter of them is charged, and one in the
+    /// shadow gives way.
     fn add_chosen(&mut self, place: usize, charge: Charge) -> Result<(), Error> {
-        // Who decides what a duplicate is: the check.
-        let duplicate = |other: &Charge| Check::new(other.clone()).and(charge.clone()).err();
-        let same = self.check.iter().flat_map(Check::charges).enumerate().find_map(|(index, other)| {
-            let error = ChoiceError::Duplicate(duplicate(other)?);
-            Some((index, other.is_shadow(), error))
-        });
-        match (same, &mut self.check) {
-            (None, _) | (_, None) => self.charge(place, charge),
-            (Some((_, _, error)), _) if charge.is_shadow() => self.leave_out(&charge, error),
-            (Some((index, true, error)), Some(check)) => {
-                let shadow = check.replace(index, charge);
-                if let Some(kept) = self.record.as_mut().and_then(|record| record.places.get_mut(index)) {
-                    *kept = place;
+        let same = self.check.iter().flat_map(Check::charges).enumerate().find(|(_, other)| is_same(other, &charge));
+        let Some((index, other)) = same.map(|(index, other)| (index, other.clone())) else {
+            self.charge(place, charge);
+            return Ok(());
+        };
+        let origin = Origin { charge: index, place, cost: charge.cost() };
+        match (other.is_shadow(), charge.is_shadow()) {
+            (false, true) => self.leave_out(&charge),
+            (true, false) => {
+                if let Some(record) = &mut self.record {
+                    record.origins.retain(|other| other.charge != index);
                 }
-                self.leave_out(&shadow, error);
+                if let Some(shadow) = self.replace(charge, origin) {
+                    self.leave_out(&shadow);
+                }
             }
-            (Some((_, false, error)), _) => return Err(error.into()),
+            (_, is_shadow) => match stricter(&other, &charge) {
+                Ok(stricter) => drop(self.replace(stricter, origin)),
+                Err(error) if is_shadow => self.leave_out_by(&charge, Rejection::NeverFits(error)),
+                Err(error) => return Err(error.into()),
+            },
         }
         Ok(())
     }
 
-    fn leave_out(&mut self, charge: &Charge, error: ChoiceError) {
-        let left_out = LeftOut::new(Some(charge.limit().clone()), Rejection::Unavailable(error.into()));
-        self.record().left_out.push(left_out);
+    /// Puts a charge in the place of the one that its origin names, which it returns.
+    fn replace(&mut self, charge: Charge, origin: Origin) -> Option<Charge> {
+        let old = self.check.as_mut().map(|check| check.replace(origin.charge, charge));
+        if self.is_kept {
+            self.record().origins.push(origin);
+        }
+        old
+    }
+
+    fn leave_out(&mut self, charge: &Charge) {
+        let error = ChoiceError::Duplicate(DuplicateCharge::new(charge.limit().clone()));
+        self.leave_out_by(charge, Rejection::Unavailable(error.into()));
+    }
+
+    fn leave_out_by(&mut self, charge: &Charge, rejection: Rejection) {
+        self.record().left_out.push(LeftOut::new(Some(charge.limit().clone()), rejection));
     }
 
     /// When all is added.
@@ -107,4 +140,23 @@ impl Claim {
     fn record(&mut self) -> &mut Record {
         self.record.get_or_insert_default()
     }
+}
+
+/// Whether both count under one name for one key, or for two parts of it.
+fn is_same(one: &Charge, other: &Charge) -> bool {
+    one.limit().name() == other.limit().name() && is_of_one_whole(one.key(), other.key())
+}
+
+/// One charge in the place of two: on the limit of fewer units, of a longer window where they are equal, at the larger
+/// cost. If only one of them is reserved, the other would stay for its window: so does this.
+fn stricter(one: &Charge, other: &Charge) -> Result<Charge, NeverFits> {
+    let slack = |charge: &Charge| (charge.limit().units(), std::cmp::Reverse(charge.limit().window()));
+    let kept = if slack(other) < slack(one) { other } else { one };
+    let charge = Charge::new(kept.limit().clone(), kept.key().clone(), one.cost().max(other.cost()))?;
+    let charge = match (one.lease(), other.lease()) {
+        (None, None) => charge,
+        (Some(one), Some(other)) => charge.reserve(one.max(other)),
+        _ => charge.reserve(kept.limit().window()),
+    };
+    Ok(if kept.is_shadow() { charge.in_shadow() } else { charge })
 }

@@ -23,7 +23,7 @@ pub(super) struct Events {
     #[cfg(feature = "tracing")]
     not_settled: Throttle,
     #[cfg(feature = "tracing")]
-    settled_late: Throttle,
+    heeded_by_none: Throttle,
     #[cfg(feature = "tracing")]
     closes: Throttle,
     #[cfg(feature = "tracing")]
@@ -35,8 +35,15 @@ impl Events {
     pub(super) fn rejected(&self, rejection: &Rejection) {
         match rejection {
             Rejection::NeverFits(error) => self.never_fits(error),
-            Rejection::NoKey(error) if error.status().is_server_error() => self.no_key(error),
+            Rejection::NoKey(error) => self.unusable_key(error),
             _ => {}
+        }
+    }
+
+    /// A client's mistake is no news.
+    pub(super) fn unusable_key(&self, error: &KeyError) {
+        if error.status().is_server_error() {
+            self.no_key(error);
         }
     }
 }
@@ -50,7 +57,7 @@ impl Events {
         }
     }
 
-    pub(super) fn no_key(&self, error: &KeyError) {
+    fn no_key(&self, error: &KeyError) {
         if let Some(suppressed) = self.no_key.pass() {
             tracing::error!(%error, suppressed, "the server is not set up to find a rate-limit key");
         }
@@ -76,9 +83,13 @@ impl Events {
         }
     }
 
-    pub(super) fn settled_late(&self) {
-        if let Some(suppressed) = self.settled_late.pass() {
-            tracing::warn!(suppressed, "a response took longer than its lease: what it has cost is not counted");
+    pub(super) fn heeded_by_none(&self) {
+        if let Some(suppressed) = self.heeded_by_none.pass() {
+            tracing::warn!(
+                suppressed,
+                "a layer is to heed its upstream, but none of its limits does: key one by `UpstreamHost`, or say \
+                 `KeyedLimit::heed_upstream`"
+            );
         }
     }
 
@@ -101,7 +112,7 @@ impl Events {
 impl Events {
     pub(super) fn no_decision(&self, _: impl FnOnce() -> String, _: &Error, _: FailureMode) {}
 
-    pub(super) fn no_key(&self, _: &KeyError) {}
+    fn no_key(&self, _: &KeyError) {}
 
     fn never_fits(&self, _: &NeverFits) {}
 
@@ -109,7 +120,7 @@ impl Events {
 
     pub(super) fn not_settled(&self, _: &Error) {}
 
-    pub(super) fn settled_late(&self) {}
+    pub(super) fn heeded_by_none(&self) {}
 
     pub(super) fn closes(&self, _: Duration) {}
 

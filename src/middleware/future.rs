@@ -15,8 +15,9 @@ use tower_service::Service;
 
 use super::{
     afterwards::Work,
-    asking::{Asked, Asking},
+    asking::Asked,
     claim::Record,
+    errand::Errand,
     limits::Limits,
     note::{Note, Progress},
     policy::Policy,
@@ -34,8 +35,9 @@ pin_project! {
     /// The response future of [`RateLimit`](super::RateLimit).
     ///
     /// What is decided without waiting is decided before there is a future. Dropped before the decision, it leaves the
-    /// inner service uncalled; the check may have been counted. Dropped later, it may leave unsettled what is to be
-    /// settled by the response.
+    /// inner service uncalled; the check may have been counted. Dropped before the response, it leaves what was reserved
+    /// to the end of its lease, or has it settled as [`settle_dropped`](super::KeyedLimit::settle_dropped) says. A
+    /// settlement that has begun goes on: a task of the current runtime does that, within the layer's deadline.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<I, S, R, ReqBody, ResBody>
     where
@@ -55,9 +57,9 @@ pin_project! {
             held: Option<Held<I, S, R, ReqBody>>,
             record: Option<Box<Record>>,
         },
-        Asking { asking: Asking, held: Option<Held<I, S, R, ReqBody>> },
+        Asking { #[pin] asking: Errand<Asked>, held: Option<Held<I, S, R, ReqBody>> },
         Forwarded { #[pin] response: F, note: Option<Note<S, R>> },
-        Concluding { work: Work, answer: Option<(Response<ResBody>, Note<S, R>)> },
+        Concluding { #[pin] work: Work, answer: Option<(Response<ResBody>, Note<S, R>)> },
         Rejected { response: Option<Response<ResBody>> },
     }
 }
@@ -85,7 +87,7 @@ where
     }
 
     /// Waits for what takes more than one question.
-    pub(super) fn asking(asking: Asking, held: Held<I, S, R, ReqBody>) -> Self {
+    pub(super) fn asking(asking: Errand<Asked>, held: Held<I, S, R, ReqBody>) -> Self {
         Self { state: State::Asking { asking, held: Some(held) } }
     }
 
@@ -122,7 +124,7 @@ where
                     None => None,
                 },
                 StateProjection::Asking { asking, held } => {
-                    let Asked { outcome, record, waited } = ready!(asking.as_mut().poll(cx));
+                    let Asked { outcome, record, waited } = ready!(asking.poll(cx));
                     held.take().map(|held| held.proceed(outcome, record, waited))
                 }
                 StateProjection::Forwarded { response, note } => {
@@ -136,9 +138,9 @@ where
                     }
                 }
                 StateProjection::Concluding { work, answer } => {
-                    let done = ready!(work.as_mut().poll(cx));
+                    let done = ready!(work.poll(cx));
                     match answer.take() {
-                        Some((response, note)) => return Poll::Ready(Ok(note.concluded(done, response))),
+                        Some((response, note)) => return Poll::Ready(Ok(note.concluded(&done, response))),
                         None => None,
                     }
                 }

@@ -1,18 +1,20 @@
-//! Who is let through uncounted, and who not at all.
+//! Which requests are let through uncounted, and which not at all.
 //!
-//! 1. Who is on a list of denied keys is answered 403. Then who is on a list of allowed keys, is skipped, or sends a
-//!    CORS preflight goes to the service uncounted. Everybody else is counted.
-//! 2. Who has no key is on no list: a [`KeyError`](super::extract::KeyError) neither denies nor allows.
+//! 1. A request whose key is on a list of denied keys is answered 403. Then a request whose key is on a list of allowed
+//!    keys, one that is skipped, and a CORS preflight go to the service uncounted. All others are counted.
+//! 2. A request without a key is on no list. A key that is there but cannot be read is not absent: a list of denied keys
+//!    answers it with the status of its [`KeyError`], and no list of allowed keys has it.
 
 use std::{collections::HashSet, fmt, sync::Arc};
 
-use http::{
-    Method,
-    header::{ACCESS_CONTROL_REQUEST_METHOD, ORIGIN},
-    request::Parts,
-};
+use http::request::Parts;
 
-use super::{events::Events, extract::KeyExtractor};
+use super::{
+    events::Events,
+    extract::{KeyError, KeyExtractor},
+    preflight::is_preflight,
+    rejection::Rejection,
+};
 use crate::key::Key;
 
 /// Which requests are not counted.
@@ -35,7 +37,6 @@ struct List {
 /// How a request passes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Passage {
-    Denied,
     Uncounted,
     Counted,
 }
@@ -57,15 +58,17 @@ impl Gate {
         self.counts_preflights = true;
     }
 
-    pub(super) fn passage(&self, parts: &Parts, events: &Events) -> Passage {
-        let is_on_any = |lists: &[List]| lists.iter().any(|list| list.has(parts, events));
-        if is_on_any(&self.denied) {
-            return Passage::Denied;
+    pub(super) fn passage(&self, parts: &Parts, events: &Events) -> Result<Passage, Rejection> {
+        for list in &self.denied {
+            if list.has(parts).map_err(Rejection::NoKey)? {
+                return Err(Rejection::Denied);
+            }
         }
+        let allows = |list: &List| list.has(parts).inspect_err(|error| events.unusable_key(error)).unwrap_or(false);
         let is_skipped = !self.counts_preflights && is_preflight(parts)
             || self.skipped.iter().any(|skips| skips(parts))
-            || is_on_any(&self.allowed);
-        if is_skipped { Passage::Uncounted } else { Passage::Counted }
+            || self.allowed.iter().any(allows);
+        Ok(if is_skipped { Passage::Uncounted } else { Passage::Counted })
     }
 }
 
@@ -74,25 +77,14 @@ impl List {
         Self { extractor: Arc::new(extractor), keys: Arc::new(keys.into_iter().collect()) }
     }
 
-    fn has(&self, parts: &Parts, events: &Events) -> bool {
+    /// Whether the request's key is on the list; an error if the key is there and cannot be read.
+    fn has(&self, parts: &Parts) -> Result<bool, KeyError> {
         match self.extractor.extract(parts) {
-            Ok(key) => self.keys.contains(&key),
-            Err(error) => {
-                if error.status().is_server_error() {
-                    events.no_key(&error);
-                }
-                false
-            }
+            Ok(key) => Ok(self.keys.contains(&key)),
+            Err(error) if error.is_missing() => Ok(false),
+            Err(error) => Err(error),
         }
     }
-}
-
-/// What a browser sends of itself before a request to another origin (Fetch, section 3.3.2): the script that makes it
-/// send one has no say in it, and the request itself is counted.
-fn is_preflight(parts: &Parts) -> bool {
-    parts.method == Method::OPTIONS
-        && parts.headers.contains_key(ORIGIN)
-        && parts.headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
 }
 
 impl fmt::Debug for Gate {

@@ -118,6 +118,10 @@ impl<I, S, R> Layer<I> for RateLimitLayer<S, R> {
     type Service = RateLimit<I, S, R>;
 
     fn layer(&self, inner: I) -> Self::Service {
+        let Policy { settings, limits, .. } = &*self.policy;
+        if settings.heeds_upstream && !limits.traits().heeds_upstream {
+            settings.events.heeded_by_none();
+        }
         RateLimit::new(inner, Arc::clone(&self.policy))
     }
 }

@@ -1,8 +1,8 @@
 //! The limits of a layer.
 
-use std::{error, fmt, iter};
+use std::{error, fmt, iter, sync::Arc};
 
-use super::keyed_limit::KeyedLimit;
+use super::{dropped::WhenDropped, keyed_limit::KeyedLimit};
 use crate::limit::Limit;
 
 /// The limits of a layer, at least one. No two that are not chosen for each request have one name.
@@ -11,6 +11,8 @@ pub struct Limits {
     first: KeyedLimit,
     rest: Vec<KeyedLimit>,
     traits: Traits,
+    /// By their places, if one of them settles requests that are dropped.
+    when_dropped: Option<Arc<[WhenDropped]>>,
 }
 
 /// What is asked of all limits for each request, and does not change from one to the next.
@@ -18,6 +20,8 @@ pub struct Limits {
 pub(super) struct Traits {
     /// Whether one of them settles.
     pub(super) settles: bool,
+    /// Whether one of them heeds the upstream.
+    pub(super) heeds_upstream: bool,
     /// Whether one of them is chosen for each request.
     pub(super) chooses: bool,
     /// Whether one of them is in the shadow.
@@ -28,7 +32,9 @@ pub(super) struct Traits {
 
 impl Limits {
     pub(super) fn new(first: KeyedLimit) -> Self {
-        Self { traits: Traits::of(&first), first, rest: Vec::new() }
+        let mut limits = Self { traits: Traits::of(&first), first, rest: Vec::new(), when_dropped: None };
+        limits.when_dropped = limits.list_dropped();
+        limits
     }
 
     /// Adds a limit, unless there is one of that name already.
@@ -40,7 +46,17 @@ impl Limits {
         }
         self.traits = self.traits.and(Traits::of(&limit));
         self.rest.push(limit);
+        self.when_dropped = self.list_dropped();
         Ok(())
+    }
+
+    fn list_dropped(&self) -> Option<Arc<[WhenDropped]>> {
+        let all: Arc<[_]> = self.iter().map(KeyedLimit::when_dropped).collect();
+        all.iter().any(|limit| matches!(limit, WhenDropped::Costs(_))).then_some(all)
+    }
+
+    pub(super) fn when_dropped(&self) -> Option<Arc<[WhenDropped]>> {
+        self.when_dropped.clone()
     }
 
     pub(super) fn traits(&self) -> Traits {
@@ -66,6 +82,7 @@ impl Traits {
     fn of(limit: &KeyedLimit) -> Self {
         Self {
             settles: limit.settles().is_some(),
+            heeds_upstream: limit.heeds_upstream(),
             chooses: limit.limit().is_none(),
             has_shadow: limit.is_shadow(),
             is_shadow: limit.is_shadow(),
@@ -75,6 +92,7 @@ impl Traits {
     fn and(self, other: Self) -> Self {
         Self {
             settles: self.settles || other.settles,
+            heeds_upstream: self.heeds_upstream || other.heeds_upstream,
             chooses: self.chooses || other.chooses,
             has_shadow: self.has_shadow || other.has_shadow,
             is_shadow: self.is_shadow && other.is_shadow,

@@ -59,8 +59,8 @@ impl<S: Store, R> Note<S, R> {
     }
 
     /// Writes the response, or begins what has to be done before.
-    pub(super) fn conclude<B>(self, response: Response<B>) -> Progress<S, R, B> {
-        let (response, work) = match &self.afterwards {
+    pub(super) fn conclude<B>(mut self, response: Response<B>) -> Progress<S, R, B> {
+        let (response, work) = match &mut self.afterwards {
             Some(afterwards) => afterwards.begin(response),
             None => (response, None),
         };
@@ -71,7 +71,7 @@ impl<S: Store, R> Note<S, R> {
     }
 
     /// Writes the response, now that what had to be done is done.
-    pub(super) fn concluded<B>(mut self, done: Done, response: Response<B>) -> Response<B> {
+    pub(super) fn concluded<B>(mut self, done: &Done, response: Response<B>) -> Response<B> {
         if let Some(figures) = self.afterwards.as_ref().and_then(|afterwards| afterwards.end(done)) {
             self.figures = Some(figures);
         }

@@ -35,15 +35,19 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
         self.set(|settings| settings.gate.skip(Arc::new(skip)))
     }
 
-    /// Counts CORS preflights, too: `OPTIONS` with `Origin` and `Access-Control-Request-Method`. Default: they are let
-    /// through uncounted, since a browser sends them of itself, and the request proper is counted. Where `OPTIONS` does
-    /// work of its own, anybody can send it so.
+    /// Counts CORS preflights, too. Default: they are let through uncounted, since a browser sends them of itself, and the
+    /// request proper is counted.
+    ///
+    /// A preflight is an `OPTIONS` with exactly one `Origin` that is an origin, exactly one
+    /// `Access-Control-Request-Method` that is a method, and no body: no `Transfer-Encoding`, and no `Content-Length`
+    /// other than 0. Over HTTP/2 a body may come without any length, which its head does not tell. Anybody can send such
+    /// requests: where `OPTIONS` does work of its own, count them.
     pub fn count_preflights(self) -> Self {
         self.set(|settings| settings.gate.count_preflights())
     }
 
     /// Lets requests through uncounted whose key is one of these, such as those of a monitor or of your own office. A
-    /// request that the extractor finds no key in is not on the list.
+    /// request without a key, or with one that cannot be read, is not on the list.
     ///
     /// ```
     /// # use tower_sliding_window::{ApiKey, Limit, MemoryStore, PeerIp, RateLimitLayer, Secret};
@@ -60,8 +64,14 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
         self.set(|settings| settings.gate.allow(extractor, keys))
     }
 
-    /// Answers requests with 403 whose key is one of these, before anything else: see [`allow`](Self::allow). A request
-    /// that the extractor finds no key in is not on the list, so this is no authentication.
+    /// Answers requests with 403 whose key is one of these, before anything else: see [`allow`](Self::allow).
+    ///
+    /// 1. A request without a key is not on the list, so this is no authentication.
+    /// 2. A key that is there but cannot be read, such as an `Authorization` sent twice, may be one of these. It is answered
+    ///    as a limit by the same extractor answers it, with the status of its [`KeyError`](super::extract::KeyError):
+    ///    401 for an [`ApiKey`](super::extract::ApiKey).
+    /// 3. Only what the extractor reads is compared. If your authentication takes a token out of the query or a cookie as
+    ///    well, this does not see it there.
     pub fn deny(self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Self {
         self.set(|settings| settings.gate.deny(extractor, keys))
     }
@@ -158,7 +168,7 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
     ///
     /// // The upstream allows 10 calls a second; a caller may wait for five seconds.
     /// let limits = RateLimitLayer::new(MemoryStore::new())
-    ///     .limit(Limit::per_second("upstream", 10).by(Everyone))
+    ///     .limit(Limit::per_second("upstream", 10).by(Everyone).heed_upstream(true))
     ///     .wait_up_to(Duration::from_secs(5))
     ///     .heed_upstream();
     ///
@@ -172,12 +182,27 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
     }
 
     /// Believes an upstream that says to stay away: by a 429 or a 503 with `Retry-After`, or by `RateLimit` or
-    /// `X-RateLimit` headers with nothing remaining. Then each limit that the request was charged by is
-    /// [closed](crate::Limiter::close) for its key for so long, its window at most, for all who share the store.
+    /// `X-RateLimit` headers with nothing remaining. Then each limit that heeds it, and that the request was charged by,
+    /// is [closed](crate::Limiter::close) for its key for so long, its window at most, for all who share the store.
     ///
-    /// The response goes out unchanged, after the limits are closed, or after the deadline, which begins when what is to
-    /// be [settled](super::KeyedLimit::settle) is settled: figures in it are the upstream's, never ours. Limits in the
-    /// [shadow](super::KeyedLimit::in_shadow) are not closed. Default: the upstream is not listened to.
+    /// 1. A limit by the called host, [`UpstreamHost`](super::extract::UpstreamHost), heeds it: a host closes itself alone.
+    ///    Any other limit heeds it only if [`KeyedLimit::heed_upstream`](super::KeyedLimit::heed_upstream) says so: for a
+    ///    client that calls a single upstream. If no limit heeds it, a log line says so where the layer is applied.
+    /// 2. The response goes out unchanged, after the limits are closed, or after the deadline, which begins when what is to
+    ///    be [settled](super::KeyedLimit::settle) is settled. Figures in it are the upstream's, never ours.
+    /// 3. Limits in the [shadow](super::KeyedLimit::in_shadow) are not closed.
+    ///
+    /// Default: the upstream is not listened to.
+    ///
+    /// ```
+    /// use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer, UpstreamHost};
+    ///
+    /// // A crawler of many hosts, none of which closes the others.
+    /// let limits = RateLimitLayer::new(MemoryStore::new())
+    ///     .limit(Limit::per_second("host", 2).by(UpstreamHost))
+    ///     .limit(Limit::per_second("total", 100).by(Everyone))
+    ///     .heed_upstream();
+    /// ```
     pub fn heed_upstream(self) -> Self {
         self.set(|settings| settings.heeds_upstream = true)
     }

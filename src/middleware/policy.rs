@@ -1,14 +1,16 @@
 //! What a layer was told: from a request to a claim, and from a decision to a verdict.
 
-use std::{fmt, mem};
+use std::{fmt, mem, sync::Arc};
 
 use http::{Response, request::Parts};
 
 use super::{
-    asking::{Asker, Asking},
+    asking::{Asked, Asker, Asking},
     claim::{Claim, Record},
     degraded::Degraded,
     draft::Draft,
+    dropped::Dropping,
+    errand::Errand,
     gate::Passage,
     limits::Limits,
     rejection::{Rejection, RejectionResponse},
@@ -51,15 +53,13 @@ impl<S, R> Policy<S, R, Limits> {
     where
         S: Store,
     {
-        match self.settings.gate.passage(parts, &self.settings.events) {
-            Passage::Denied => return Err(Rejection::Denied),
-            Passage::Uncounted => return Ok((Next::Decide, FailureMode::default())),
-            Passage::Counted => {}
+        if let Passage::Uncounted = self.settings.gate.passage(parts, &self.settings.events)? {
+            return Ok((Next::Decide, FailureMode::default()));
         }
         let cost = self.settings.cost.as_ref().map_or(1, |cost| cost(parts));
         let mode = self.failure_mode(parts, cost);
         let traits = self.limits.traits();
-        let is_kept = self.settings.heeds_upstream || traits.settles;
+        let is_kept = self.settings.heeds_upstream && traits.heeds_upstream || traits.settles;
         if traits.chooses {
             let drafts = self.limits.iter().map(|limit| limit.draft(parts, cost)).collect::<Result<Vec<_>, _>>()?;
             if let Some(refusal) = self.refuse_unchosen(&drafts) {
@@ -77,6 +77,26 @@ impl<S, R> Policy<S, R, Limits> {
         let waits = self.settings.patience.is_some();
         let next = if waits { Next::Ask(self.asker(mode, parts).ask(mem::take(claim))) } else { Next::Decide };
         Ok((next, mode))
+    }
+
+    /// What settles requests that are dropped, if some limit says at what.
+    pub(super) fn dropping(&self) -> Option<Dropping<S>>
+    where
+        S: Store,
+    {
+        let limits = self.limits.when_dropped()?;
+        Some(Dropping::new(self.limiter.clone(), limits, Arc::clone(&self.settings.events)))
+    }
+
+    /// A decision that takes more than one question. A request that is dropped while it waits for room leaves the line.
+    pub(super) fn asked_for(&self, asking: Asking) -> Errand<Asked>
+    where
+        S: Store,
+    {
+        match self.dropping().filter(|_| self.settings.patience.is_none()) {
+            Some(dropping) => dropping.follow_up_asking(asking),
+            None => Errand::given_up_when_dropped(asking),
+        }
     }
 
     /// The refusal of a request that limits refuse which need not be chosen, if that is known at once: then there is no need

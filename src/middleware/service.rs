@@ -74,7 +74,9 @@ where
         };
         let limiter = &self.policy.limiter;
         let decided = match (next, &claim.check) {
-            (Next::Ask(asking), _) => return ResponseFuture::asking(asking, self.hold(parts, body, mode)),
+            (Next::Ask(asking), _) => {
+                return ResponseFuture::asking(self.policy.asked_for(asking), self.hold(parts, body, mode));
+            }
             (Next::Refuse(refusal), _) => Ok(Ok(Some(refusal))),
             (Next::Decide, Some(check)) => {
                 limiter.decide_now(check, mode.share(), || waited(&parts)).map(|outcome| outcome.map(Some))
@@ -86,6 +88,10 @@ where
             Err(unanswered) => match claim.check {
                 Some(check) => {
                     let undecided = self.policy.limiter.ask_store(check, mode.share(), unanswered);
+                    if let Some(dropping) = self.policy.dropping() {
+                        let asking = dropping.follow_up(undecided, mode.share(), claim.record);
+                        return ResponseFuture::asking(asking, self.hold(parts, body, mode));
+                    }
                     return ResponseFuture::deciding(undecided, claim.record, self.hold(parts, body, mode));
                 }
                 None => Ok(None),

@@ -3,6 +3,7 @@
 use std::{
     convert::Infallible,
     error::Error as _,
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -15,8 +16,8 @@ use http::{Request, Response, request::Parts};
 use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    ChoiceError, Decision, Degraded, Error, Header, Key, KeyError, KeyedLimit, Limit, MemoryStore, RateLimitLayer,
-    Rejection, ShadowRefusals,
+    ChoiceError, ClientIp, Decision, Degraded, Error, Header, Key, KeyError, KeyedLimit, Limit, Limiter, ManualClock,
+    MemoryStore, PeerIp, RateLimitLayer, Rejection, ShadowRefusals,
 };
 
 use crate::support::{
@@ -153,18 +154,128 @@ async fn all_limits_are_chosen_at_once_within_the_deadline() {
     assert_eq!(error.source().unwrap().to_string(), "choosing a limit took longer than 40ms");
 }
 
-/// Only at run time can it be known that two limits are the same.
+/// As a client without a proxy is found by both of its addresses: only at run time is it known that two limits are one.
 #[tokio::test]
-async fn one_limit_chosen_twice_for_one_key_is_an_error() {
-    let store = MemoryStore::new();
-    let layer = RateLimitLayer::new(store.clone()).fail_closed().limit(FREE.by(anyone)).limit(at_once(PRO));
-    let response = layer.clone().layer(service_fn(hello)).oneshot(request()).await.unwrap();
-    assert_eq!(response.status(), 503);
-    let Some(Rejection::Unavailable(error)) = response.extensions().get() else { panic!("{response:?}") };
-    let Error::NoLimit(ChoiceError::Duplicate(duplicate)) = error else { panic!("{error:?}") };
-    assert_eq!(duplicate.to_string(), r#"one check charges the limit "calls" twice for the same key"#);
-    assert_eq!(store.keys(), 0, "nothing is counted");
+async fn two_limits_that_are_one_are_decided_once_by_the_stricter() {
+    let (few, many) = (Limit::per_minute("calls", 2), Limit::per_minute("calls", 10));
+    let longer = Limit::per_hour("calls", 2);
+    let direct = || {
+        let mut request = request();
+        request.extensions_mut().insert(SocketAddr::from(([192, 0, 2, 1], 50_000)));
+        request
+    };
+    for (fixed, choice, stricter) in [
+        (&few, &many, &few),
+        (&many, &few, &few),
+        (&few, &longer, &longer),
+        (&longer, &few, &longer),
+        (&few, &few, &few),
+    ] {
+        for is_chosen_first in [false, true] {
+            let store = MemoryStore::new();
+            let (fixed, choice) = (fixed.clone().by(PeerIp::new()), choice.clone());
+            let chosen = KeyedLimit::chosen(ClientIp::behind(["10.0.0.0/8"]).unwrap(), move |_: &Parts| {
+                let choice = choice.clone();
+                async move { Ok::<_, Infallible>(choice) }
+            });
+            let limits = if is_chosen_first { [chosen, fixed] } else { [fixed, chosen] };
+            let app = RateLimitLayer::new(store.clone()).limits(limits).unwrap().layer(service_fn(hello));
+            let mut statuses = Vec::new();
+            for _ in 0..50 {
+                let response = app.clone().oneshot(direct()).await.unwrap();
+                assert!(response.extensions().get::<Degraded>().is_none(), "{response:?}");
+                statuses.push(response.status().as_u16());
+            }
+            assert_eq!((&statuses[..2], statuses[2..].iter().all(|status| *status == 429)), (&[200; 2][..], true));
+            let key = PeerIp::new().key([192, 0, 2, 1].into());
+            let decision = Limiter::new(store.clone()).check(stricter, key, 1).await.unwrap();
+            let longest_wait = decision.retry_after().unwrap();
+            assert!(longest_wait > stricter.window() - Duration::from_secs(50), "{longest_wait:?}");
+            assert_eq!(store.keys(), 1);
+        }
+    }
+}
 
+#[tokio::test]
+async fn of_two_limits_that_are_one_the_larger_cost_counts() {
+    for costs in [[1, 2], [2, 1]] {
+        let limits = [PRO.by(anyone).cost(move |_| costs[0]), at_once(PRO).cost(move |_| costs[1])];
+        let app = RateLimitLayer::new(MemoryStore::new()).limits(limits).unwrap().layer(service_fn(hello));
+        let response = app.clone().oneshot(request()).await.unwrap();
+        assert_eq!(figures(response.headers())[..2], [Some("3"), Some("1")]);
+        assert_eq!(app.oneshot(request()).await.unwrap().status(), 429);
+    }
+    // One that is above the stricter never fits.
+    let layer = RateLimitLayer::new(MemoryStore::new()).limit(FREE.by(anyone)).limit(at_once(PRO).cost(|_| 2));
+    let response = layer.layer(service_fn(hello)).oneshot(request()).await.unwrap();
+    assert!(matches!(response.extensions().get(), Some(Rejection::NeverFits(_))), "{response:?}");
+}
+
+/// At the larger of what both say that it has cost. One that does not settle says what it charges.
+#[tokio::test]
+async fn two_limits_that_are_one_are_settled_together() {
+    let plain = |limit: KeyedLimit| limit;
+    let settled: fn(KeyedLimit) -> KeyedLimit = |limit| limit.cost(|_| 9).settle(|_| 4);
+    let free: fn(KeyedLimit) -> KeyedLimit = |limit| limit.settle(|_| 0);
+    let fixed = Limit::per_hour("calls", 20);
+    for (one, other, used) in
+        [(plain as fn(_) -> _, settled, 4), (plain, free, 1), (settled, free, 4), (free, free, 0), (plain, plain, 1)]
+    {
+        for (first, second) in [(one, other), (other, one)] {
+            let store = MemoryStore::new();
+            let limits = [first(fixed.clone().by(anyone)), second(at_once(fixed.clone()))];
+            let app = RateLimitLayer::new(store.clone()).limits(limits).unwrap().layer(service_fn(hello));
+            assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
+            let key = anyone(&request().into_parts().0).unwrap();
+            assert_eq!(Limiter::new(store).peek(&fixed, key).await.unwrap().used(), used);
+        }
+    }
+}
+
+/// The lease of the other gives nothing of it back.
+#[tokio::test]
+async fn two_limits_that_are_one_stay_charged_by_the_one_that_does_not_settle() {
+    let clock = ManualClock::new();
+    let store = MemoryStore::builder().clock(&clock).build();
+    let limits = [PRO.by(anyone), at_once(PRO).settle(|_| 0).lease(Duration::from_secs(1)).settle_dropped(0)];
+    let broken = service_fn(|_: Request<Body>| async { Err::<Response<Body>, _>("broken") });
+    let app = RateLimitLayer::new(store.clone()).limits(limits).unwrap().layer(broken);
+    assert!(app.oneshot(request()).await.is_err());
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    let limiter = Limiter::new(store);
+    let key = || anyone(&request().into_parts().0).unwrap();
+    for used in [1, 1, 0] {
+        assert_eq!(limiter.peek(&PRO, key()).await.unwrap().used(), used);
+        clock.advance(PRO.window() / 2);
+    }
+}
+
+/// Whichever part of it is charged.
+#[tokio::test]
+async fn two_split_limits_that_are_one_are_charged_once() {
+    let store = MemoryStore::new();
+    let (whole, plan) = (Limit::per_hour("calls", 64), Limit::per_hour("calls", 640));
+    let layer = RateLimitLayer::new(store.clone())
+        .limit(whole.clone().by(anyone).split(8))
+        .limit(at_once(plan).split(8))
+        .layer(service_fn(hello));
+    let mut admitted = 0;
+    for _ in 0..200 {
+        admitted += u64::from(layer.clone().oneshot(request()).await.unwrap().status() == 200);
+    }
+    let (limiter, split) = (Limiter::new(store), whole.split(8));
+    let mut used = 0;
+    for key in split.keys(anyone(&request().into_parts().0).unwrap()) {
+        used += limiter.peek(split.limit(), key).await.unwrap().used();
+    }
+    assert_eq!((admitted, used), (64, 64));
+}
+
+#[tokio::test]
+async fn limits_of_one_name_for_different_keys_are_two() {
+    let store = MemoryStore::new();
     let other = |_: &Parts| Ok::<_, KeyError>(Key::new("test", "other"));
     let layer = RateLimitLayer::new(store.clone()).limit(at_once(PRO)).limit(FREE.by(other));
     assert_eq!(layer.layer(service_fn(hello)).oneshot(request()).await.unwrap().status(), 200);
@@ -173,6 +284,26 @@ async fn one_limit_chosen_twice_for_one_key_is_an_error() {
     // Names that are known beforehand are still compared where the layer is built.
     let layer = RateLimitLayer::new(store).limit(at_once(PRO)).limit(FREE.by(anyone)).limit(at_once(PRO));
     assert!(layer.try_limit(PRO.by(anyone)).is_err());
+}
+
+/// One that never fits is left out.
+#[tokio::test]
+async fn two_limits_in_the_shadow_that_are_one_are_decided_by_the_stricter() {
+    let app = RateLimitLayer::new(MemoryStore::new())
+        .limit(BURST.by(anyone))
+        .limit(at_once(PRO).in_shadow())
+        .limit(at_once(FREE).in_shadow())
+        .layer(service_fn(hello));
+    for refusals in [0, 1] {
+        let response = app.clone().oneshot(request()).await.unwrap();
+        let shadow: Option<&ShadowRefusals> = response.extensions().get();
+        let names = shadow.map_or(0, |shadow| shadow.names().count());
+        assert_eq!((response.status().as_u16(), names), (200, refusals));
+    }
+    let layer = RateLimitLayer::new(MemoryStore::new());
+    let layer = layer.limit(at_once(PRO).in_shadow().cost(|_| 2)).limit(at_once(FREE).in_shadow());
+    let response = layer.layer(service_fn(hello)).oneshot(request()).await.unwrap();
+    assert!(refusals(&response)[0].contains("NeverFits"), "{:?}", refusals(&response));
 }
 
 #[tokio::test]

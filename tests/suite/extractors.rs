@@ -1,10 +1,15 @@
 //! Extractors, and what attackers try with them.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::HashSet,
+    net::{IpAddr, SocketAddr},
+};
 
 use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
 use http::{HeaderValue, Request, request::Parts};
-use tower_sliding_window::{ApiKey, ClientIp, Everyone, Header, Key, KeyError, KeyExtractor, PeerIp, Secret};
+use tower_sliding_window::{
+    ApiKey, ClientIp, Everyone, Header, Key, KeyError, KeyExtractor, PeerIp, Secret, UpstreamHost,
+};
 
 /// A request from a peer, with these header lines.
 fn from(peer: &str, lines: &[(&str, &str)]) -> Parts {
@@ -79,6 +84,8 @@ mod peer_ip {
         let wider = PeerIp::new().ipv6_prefix(48).unwrap();
         let of = |peer| wider.extract(&from(peer, &[])).unwrap();
         assert_eq!(of("2001:db8:1:1::1"), of("2001:db8:1:2::1"));
+        // Where two limits of one name count by different prefixes, subnet 0 is not the whole network.
+        assert_ne!(of("2001:db8:1::1"), key("2001:db8:1::1"));
     }
 }
 
@@ -175,12 +182,16 @@ mod client_ip {
             "proto=https; for=192.0.2.1",
             "for=198.51.100.1, for=192.0.2.1;host=\"a,b\"",
             "for=192.0.2.1;",
+            // A hidden port does not hide the address.
+            "for=\"192.0.2.1:_p\"",
+            "for=\"192.0.2.1:_a.b-c_1\";by=\"10.0.0.1:_p\"",
             ";; for=192.0.2.1; ;proto=https",
         ] {
             assert_eq!(client(&behind().forwarded(), PROXY, &[("forwarded", line)]), key("192.0.2.1"), "{line}");
         }
-        let line = "for=\"[2001:db8:1:1::7]:4711\"";
-        assert_eq!(client(&behind().forwarded(), PROXY, &[("forwarded", line)]), key("2001:db8:1:1::1"));
+        for line in ["for=\"[2001:db8:1:1::7]:4711\"", "for=\"[2001:db8:1:1::7]:_p\""] {
+            assert_eq!(client(&behind().forwarded(), PROXY, &[("forwarded", line)]), key("2001:db8:1:1::1"), "{line}");
+        }
     }
 
     /// Trusted behind IPv4 written as IPv6, too: a dual-stack listener shows the proxy as `::ffff:10.0.0.1`.
@@ -191,17 +202,42 @@ mod client_ip {
 
     /// And where it is the range that is written so.
     #[test]
-    fn a_mapped_range_is_the_range() {
-        for range in ["::ffff:10.0.0.1", "::ffff:10.0.0.0/104", "::ffff:0.0.0.0/96"] {
+    fn a_range_is_the_range_in_every_spelling() {
+        for range in [
+            "::ffff:10.0.0.1",
+            "::ffff:10.0.0.0/104",
+            "::ffff:0.0.0.0/96",
+            "64:ff9b::10.0.0.1",
+            "64:ff9b::10.0.0.0/104",
+            "64:ff9b::/96",
+            "::ffff:0:10.0.0.0/104",
+            "2002:a00::/24",
+        ] {
             let extractor = ClientIp::behind([range]).unwrap();
-            for peer in ["10.0.0.1", "::ffff:10.0.0.1"] {
+            for peer in ["10.0.0.1", "::ffff:10.0.0.1", "64:ff9b::10.0.0.1", "2002:a00:1::7"] {
                 let lines = [("x-forwarded-for", "2001:db8:1:1::7")];
-                assert_eq!(client(&extractor, peer, &lines), key("2001:db8:1:1::1"), "{range}");
+                assert_eq!(client(&extractor, peer, &lines), key("2001:db8:1:1::1"), "{range} {peer}");
             }
             assert_eq!(client(&extractor, "2001:db8::1", &[("x-forwarded-for", "192.0.2.1")]), key("2001:db8::1"));
         }
-        let other = ClientIp::behind(["::ffff:10.0.0.2", "::ffff:11.0.0.0/104"]).unwrap();
+        let other = ClientIp::behind(["::ffff:10.0.0.2", "::ffff:11.0.0.0/104", "64:ff9b:1::/48"]).unwrap();
         assert_eq!(client(&other, PROXY, &[("x-forwarded-for", "192.0.2.1")]), key(PROXY));
+        assert_eq!(client(&other, "64:ff9b:1::1", &[("x-forwarded-for", "192.0.2.1")]), key("192.0.2.1"));
+    }
+
+    /// The hops that are trusted are read up to a bound. A client that makes them longer gets no other key.
+    #[test]
+    fn a_header_is_read_for_16_kib() {
+        let (forwarded, padded) = (behind().forwarded(), |bytes| format!("for=192.0.2.1;host={}", "x".repeat(bytes)));
+        let extract = |line: &str| forwarded.extract(&from(PROXY, &[("forwarded", line)]));
+        assert_eq!(extract(&padded(16_000)).unwrap(), key("192.0.2.1"));
+        let error = extract(&padded(17_000)).unwrap_err();
+        assert_eq!((error.status().as_u16(), error.to_string()), (400, "forwarded: longer than 16 KiB".to_owned()));
+        assert!(!error.is_missing());
+        // The text on the left of the client is not read at all.
+        assert_eq!(extract(&format!("{}, for=192.0.2.1", "x".repeat(100_000))).unwrap(), key("192.0.2.1"));
+        let chain = format!("192.0.2.1{}", ", 10.0.0.2".repeat(20)) + &" ".repeat(17_000);
+        assert_eq!(behind().extract(&from(PROXY, &[("x-forwarded-for", &chain)])).unwrap_err().status(), 400);
     }
 
     #[test]
@@ -327,6 +363,55 @@ mod api_key {
         assert_eq!(error.to_string(), "a secret must have at least 16 bytes, not 9");
         let shown = format!("{:?} {:?}", secret(), ApiKey::header("x-api-key", &secret()));
         assert!(!shown.contains("0123456789abcdef"));
+    }
+}
+
+mod upstream_host {
+    use super::*;
+
+    fn host(uri: &str) -> Result<Key, KeyError> {
+        UpstreamHost.key(&uri.parse().unwrap())
+    }
+
+    /// Or an upstream that is told to wait is called by another name.
+    #[test]
+    fn every_spelling_of_a_host_is_one_key() {
+        for (spellings, host_itself) in [
+            (
+                &["http://Example.ORG/a?b", "http://example.org:80", "ws://example.org./", "http://u:p@example.org/"][..],
+                "http://example.org/",
+            ),
+            (&["https://example.org:443/", "wss://EXAMPLE.org", "http://example.org:443/"], "https://example.org/"),
+            (&["http://[2001:DB8:0::1]/", "http://[2001:db8::1]:80/"], "http://[2001:db8::1]/"),
+            (&["http://192.0.2.1:80/"], "http://192.0.2.1/"),
+        ] {
+            for spelling in spellings {
+                assert_eq!(host(spelling).unwrap(), host(host_itself).unwrap(), "{spelling}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_two_hosts_share_a_key() {
+        let hosts = [
+            "http://example.org/",
+            "http://example.org:8080/",
+            "https://example.org/",
+            "http://www.example.org/",
+            "http://example.com/",
+            "http://192.0.2.1/",
+            "http://[2001:db8::1]/",
+        ];
+        let keys: HashSet<_> = hosts.iter().map(|uri| host(uri).unwrap()).collect();
+        assert_eq!(keys.len(), hosts.len());
+    }
+
+    /// A server's requests name theirs in a header, which their clients choose.
+    #[test]
+    fn without_a_host_there_is_no_key() {
+        let error = UpstreamHost.extract(&with(&[("host", "example.org")])).unwrap_err();
+        assert!(error.is_missing() && error.status() == 400, "{error}");
+        assert!(host("http://./").is_err());
     }
 }
 

@@ -22,6 +22,7 @@ mod extractors;
 mod fail_local;
 mod faults;
 mod fuzz;
+mod hanging_up;
 mod idle_runtimes;
 mod keyed_identities;
 mod layer;

@@ -17,8 +17,8 @@ use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use tokio::time::sleep;
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Check, Decision, Degraded, Key, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Rejection, Settled,
-    Settlement, Store, StoreError,
+    Check, Decision, Degraded, Everyone, Header, Key, KeyExtractor, KeyedLimit, Limit, Limiter, MemoryStore,
+    RateLimitLayer, Rejection, Settled, Settlement, Store, StoreError, UpstreamHost,
 };
 
 use crate::support::{
@@ -137,7 +137,7 @@ async fn an_upstream_that_says_to_stay_away_is_left_alone() {
         (&[("answer", "429")], 429, "1"),
     ];
     for (headers, status, wait) in says {
-        let (upstream, layer) = (Upstream::start().await, layer(CALLS.by(anyone)).heed_upstream());
+        let (upstream, layer) = (Upstream::start().await, layer(CALLS.by(anyone).heed_upstream(true)).heed_upstream());
         assert_eq!(upstream.call(&layer, &[]).await.status(), 200);
         assert_eq!(upstream.call(&layer, headers).await.status(), status);
         let refused = upstream.call(&layer, &[]).await;
@@ -164,7 +164,7 @@ async fn an_upstream_that_is_not_listened_to_closes_nothing() {
 #[tokio::test]
 async fn the_figures_of_a_heeded_upstream_are_its_own() {
     let upstream = Upstream::start().await;
-    let layer = layer(CALLS.by(anyone).settle(|_| 3)).heed_upstream();
+    let layer = layer(CALLS.by(anyone).heed_upstream(true).settle(|_| 3)).heed_upstream();
     let response = upstream.call(&layer, &[("answer-x-ratelimit-remaining", "4000")]).await;
     assert_eq!(figures(response.headers()), [None, Some("4000"), None, None]);
     let response = upstream.call(&layer, &[]).await;
@@ -173,7 +173,7 @@ async fn the_figures_of_a_heeded_upstream_are_its_own() {
 
 #[tokio::test]
 async fn who_waits_comes_back_when_the_upstream_has_said() {
-    let (upstream, layer) = (Upstream::start().await, layer(CALLS.by(anyone)).heed_upstream());
+    let (upstream, layer) = (Upstream::start().await, layer(CALLS.by(anyone).heed_upstream(true)).heed_upstream());
     let layer = layer.wait_up_to(PATIENCE);
     assert_eq!(upstream.call(&layer, &[("answer", "429"), ("answer-retry-after", "1")]).await.status(), 429);
     let asked = Instant::now();
@@ -187,9 +187,9 @@ async fn a_response_is_settled_and_all_of_its_limits_are_closed() {
     let store = MemoryStore::new();
     let (free, tried, plain) = (Limit::per_hour("free", 9), Limit::per_hour("tried", 9), Limit::per_hour("plain", 9));
     let layer = RateLimitLayer::new(store.clone())
-        .limit(free.clone().by(anyone).cost(|_| 4).settle(|_| 0))
-        .limit(tried.clone().by(anyone).in_shadow())
-        .limit(plain.clone().by(anyone))
+        .limit(free.clone().by(anyone).cost(|_| 4).settle(|_| 0).heed_upstream(true))
+        .limit(tried.clone().by(anyone).in_shadow().heed_upstream(true))
+        .limit(plain.clone().by(anyone).heed_upstream(true))
         .deadline(PATIENCE)
         .heed_upstream();
     let upstream = Upstream::start().await;
@@ -201,6 +201,90 @@ async fn a_response_is_settled_and_all_of_its_limits_are_closed() {
         left.push((decision.remaining(), decision.reset_after() <= Duration::from_secs(60)));
     }
     assert_eq!(left, [(0, true), (8, false), (0, true)]);
+}
+
+/// An upstream as a service, which answers as it is told.
+async fn call(layer: &RateLimitLayer<MemoryStore>, url: &str, headers: &[(&str, &str)]) -> Response<Body> {
+    let upstream = service_fn(|request: Request<Body>| ready(Ok::<_, Infallible>(told(request.headers()))));
+    let request = headers.iter().fold(Request::get(url), |request, (name, value)| request.header(*name, *value));
+    layer.layer(upstream).oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
+}
+
+/// A success that says that nothing is left for a day.
+const USED_UP: (&str, &str) = ("answer-ratelimit", r#""x";r=0;t=86400"#);
+
+/// The others, and the limit of all, are none of its business.
+#[tokio::test]
+async fn a_hostile_upstream_closes_itself_alone() {
+    let away = [("answer", "429"), ("answer-retry-after", "86400")];
+    for says in [&[USED_UP][..], &away] {
+        let store = MemoryStore::new();
+        let (host, total, account) = (Limit::per_hour("host", 50), Limit::per_hour("total", 500), "account");
+        let layer = RateLimitLayer::new(store.clone())
+            .limit(host.clone().by(UpstreamHost))
+            .limit(total.clone().by(Everyone))
+            .limit(Limit::per_hour(account, 500).by(anyone))
+            .heed_upstream();
+        call(&layer, "http://hostile.example/", says).await;
+        for url in ["http://hostile.example/", "http://HOSTILE.example.:80/other?x"] {
+            let refused = call(&layer, url, &[]).await;
+            assert_eq!((refused.status().as_u16(), figures(refused.headers())[0]), (429, Some("50")), "{url}");
+        }
+        for url in ["http://honest.example/", "http://hostile.example:8080/", "https://hostile.example/"] {
+            assert_eq!(call(&layer, url, &[]).await.status(), 200, "{url}");
+        }
+        let everyone = Everyone.extract(&request().into_parts().0).unwrap();
+        assert_eq!(Limiter::new(store).peek(&total, everyone).await.unwrap().used(), 4);
+    }
+}
+
+#[tokio::test]
+async fn an_upstream_closes_a_limit_for_its_window_at_most() {
+    let says: [&[(&str, &str)]; 3] = [
+        &[USED_UP],
+        &[("answer", "429"), ("answer-retry-after", "86400")],
+        &[("answer-x-ratelimit-remaining", "0"), ("answer-x-ratelimit-reset", "86400")],
+    ];
+    for says in says {
+        let layer = layer(CALLS.by(UpstreamHost)).heed_upstream();
+        call(&layer, "http://upstream.example/", says).await;
+        let refused = call(&layer, "http://upstream.example/", &[]).await;
+        assert_eq!((refused.status().as_u16(), figures(refused.headers())[3]), (429, Some("60")));
+    }
+}
+
+/// The host may be a part of the key. Where it may be missing, and in a closure, nobody knows.
+#[tokio::test]
+async fn a_limit_heeds_by_its_key_unless_it_is_told() {
+    let tenant = || Header::new("x-tenant");
+    let closure = |parts: &Parts| UpstreamHost.extract(parts);
+    let chosen = || KeyedLimit::chosen(UpstreamHost, |_: &Parts| async { Ok::<_, Infallible>(CALLS) });
+    for (limit, heeds) in [
+        (CALLS.by(UpstreamHost), true),
+        (CALLS.by(UpstreamHost.and(tenant())), true),
+        (CALLS.by(tenant().and(UpstreamHost)), true),
+        (CALLS.by(UpstreamHost.or(UpstreamHost)), true),
+        (CALLS.by(UpstreamHost.or(tenant())), false),
+        (CALLS.by(tenant()), false),
+        (CALLS.by(closure), false),
+        (chosen(), true),
+        (chosen().heed_upstream(false), false),
+        (CALLS.by(UpstreamHost).heed_upstream(false), false),
+        (CALLS.by(closure).heed_upstream(true), true),
+        (CALLS.by(Everyone).heed_upstream(true), true),
+    ] {
+        let log = Log::start();
+        let layer = layer(limit).heed_upstream();
+        call(&layer, "http://upstream.example/", &[("x-tenant", "7"), ("answer", "429")]).await;
+        let closed = call(&layer, "http://upstream.example/", &[("x-tenant", "7")]).await.status() == 429;
+        // A layer that listens in vain says so where it is applied.
+        let says_so = log.text().contains("none of its limits does");
+        assert_eq!((closed, says_so), (heeds, !heeds), "{}", log.text());
+        assert_eq!(log.text().contains("says to stay away"), heeds);
+    }
+    let log = Log::start();
+    call(&layer(CALLS.by(Everyone)), "http://upstream.example/", &[]).await;
+    assert_eq!(log.text(), "");
 }
 
 /// A store that decides once, and is then gone.
@@ -270,8 +354,8 @@ impl Store for Slow {
 async fn all_limits_are_closed_at_once() {
     let (store, whole) = (MemoryStore::new(), Limit::per_hour("parts", 320));
     let layer = RateLimitLayer::new(Slow(store.clone()))
-        .limit(Limit::per_hour(SILENT, 10).by(anyone))
-        .limit(whole.clone().by(anyone).split(32))
+        .limit(Limit::per_hour(SILENT, 10).by(anyone).heed_upstream(true))
+        .limit(whole.clone().by(anyone).heed_upstream(true).split(32))
         .heed_upstream();
     let app = layer.layer(service_fn(|request: Request<Body>| ready(Ok::<_, Infallible>(told(request.headers())))));
     let told = Request::get("/").header("answer", "429").header("answer-retry-after", "60").body(Body::empty());
@@ -286,7 +370,7 @@ async fn all_limits_are_closed_at_once() {
 async fn a_limit_that_cannot_be_closed_leaves_the_response_as_it_is() {
     let log = Log::start();
     let store = Once { store: MemoryStore::new(), asked: Arc::default() };
-    let layer = RateLimitLayer::new(store).limit(CALLS.by(anyone)).heed_upstream();
+    let layer = RateLimitLayer::new(store).limit(CALLS.by(anyone).heed_upstream(true)).heed_upstream();
     let app = layer.layer(service_fn(|request: Request<Body>| ready(Ok::<_, Infallible>(told(request.headers())))));
     let told = Request::get("/").header("answer", "429").header("answer-retry-after", "7").body(Body::empty()).unwrap();
     let response = app.clone().oneshot(told).await.unwrap();

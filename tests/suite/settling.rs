@@ -108,9 +108,13 @@ async fn a_settled_limit_and_one_that_is_not_are_decided_and_settled_together() 
     let all = (spent(&limiter, &LOGIN).await, spent(&limiter, &TOKENS).await, spent(&limiter, &errors).await);
     assert_eq!(all, (1, 20, 0));
 
-    // What has cost what was charged leaves nothing to settle.
+    // A cost that is the charge is settled only where the lease would give it back.
     app.oneshot(asks(200, 500)).await.unwrap();
-    assert_eq!(watched.settlements().len(), 1);
+    assert_eq!(watched.settlements()[1..], [[None, Some(500), Some(1)]]);
+    let app =
+        RateLimitLayer::new(watched.clone()).limit(LOGIN.by(anyone).settle(|o| o.cost())).layer(service_fn(answer));
+    app.oneshot(asks(200, 0)).await.unwrap();
+    assert_eq!(watched.settlements().len(), 2);
 }
 
 #[tokio::test]
@@ -153,20 +157,32 @@ async fn with_a_lease_shorter_than_the_window_every_response_is_settled() {
     assert_eq!(log.text(), "");
 }
 
+/// A short lease loses nothing.
 #[tokio::test]
-async fn what_takes_longer_than_its_lease_does_not_count_and_the_log_says_so() {
+async fn a_response_that_takes_longer_than_its_lease_counts_as_well() {
     let log = Log::start();
-    let (store, clock, limiter) = store();
-    let slow = move |request| {
-        clock.advance(Duration::from_secs(31));
-        answer(request)
-    };
-    let limit = TOKENS.by(anyone).cost(|_| 500).settle(used).lease(Duration::from_secs(30));
-    let app = RateLimitLayer::new(store).limit(limit).layer(service_fn(slow));
-    let response = app.oneshot(asks(200, 400)).await.unwrap();
-    assert_eq!(figures(response.headers())[1], Some("1000"));
-    assert_eq!(spent(&limiter, &TOKENS).await, 0);
-    assert!(log.text().contains("longer than its lease"), "{}", log.text());
+    for lease in [None, Some(Duration::from_secs(30))] {
+        let (store, clock, limiter) = store();
+        let slow = {
+            let clock = clock.clone();
+            move |request| {
+                clock.advance(Duration::from_secs(61));
+                answer(request)
+            }
+        };
+        let limit = TOKENS.by(anyone).cost(|_| 500).settle(used);
+        let limit = lease.into_iter().fold(limit, KeyedLimit::lease);
+        let app = RateLimitLayer::new(store).limit(limit).layer(service_fn(slow));
+        let response = app.oneshot(asks(200, 400)).await.unwrap();
+        assert_eq!(figures(response.headers())[1], Some("600"));
+        assert_eq!(spent(&limiter, &TOKENS).await, 400);
+        // As of when it was admitted.
+        clock.advance(TOKENS.window() - Duration::from_secs(62));
+        assert_eq!(spent(&limiter, &TOKENS).await, 400);
+        clock.advance(Duration::from_secs(1));
+        assert_eq!(spent(&limiter, &TOKENS).await, 0);
+    }
+    assert_eq!(log.text(), "");
 }
 
 /// Nobody gets out of a charge by giving up, nor by making the service fail.
@@ -208,7 +224,7 @@ async fn without_a_response_the_charge_stays_for_its_lease() {
         for limit in [&failed, &dropped, &panicked] {
             assert_eq!(spent(&limiter, limit).await, 1, "{limit:?}");
         }
-        clock.advance(lease.unwrap_or(LOGIN.window()));
+        clock.advance(lease.unwrap_or(Duration::from_secs(60)));
         for limit in [&failed, &dropped, &panicked] {
             assert_eq!(spent(&limiter, limit).await, 0, "{limit:?}");
         }

@@ -1,13 +1,13 @@
-//! Who is let through uncounted, and who not at all.
+//! Which requests are let through uncounted, and which not at all.
 
 use std::net::{IpAddr, SocketAddr};
 
 use axum::body::Body;
-use http::{Request, request::Parts};
+use http::{HeaderValue, Method, Request, StatusCode, request::Parts};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    ApiKey, ClientIp, Decision, Header, Key, KeyError, KeyExtractor, Limit, Limiter, MemoryStore, PeerIp,
-    RateLimitLayer, Rejection, Secret,
+    ApiKey, ClientIp, Decision, Header, KeyError, KeyExtractor, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer,
+    Rejection, Secret,
 };
 
 use crate::support::{
@@ -55,21 +55,52 @@ async fn what_is_skipped_needs_no_key() {
     assert_eq!(outcome(&layer.skip(|_| true), request()).await, (200, false));
 }
 
+fn options(headers: &[(&str, &str)]) -> Request<Body> {
+    let mut request = to("/", headers);
+    *request.method_mut() = Method::OPTIONS;
+    request
+}
+
+const ORIGIN: (&str, &str) = ("origin", "https://example.org");
+const METHOD: (&str, &str) = ("access-control-request-method", "PUT");
+const COUNTED: (&str, &str) = ("x-counted", "");
+
 #[tokio::test]
 async fn preflights_are_let_through_unless_they_are_to_be_counted() {
-    let options = |headers: &[(&str, &str)]| {
-        let mut request = to("/", headers);
-        *request.method_mut() = http::Method::OPTIONS;
-        request
-    };
-    let (origin, method) = (("origin", "https://example.org"), ("access-control-request-method", "PUT"));
-    let counted = ("x-counted", "");
-    assert_eq!(outcome(&layer(), options(&[origin, method])).await, (200, false));
-    for headers in [&[origin, counted][..], &[method, counted], &[counted]] {
-        assert_eq!(outcome(&layer(), options(headers)).await, (200, true));
+    for preflight in [&[ORIGIN, METHOD][..], &[("origin", "null"), METHOD], &[ORIGIN, METHOD, ("content-length", "0")]]
+    {
+        assert_eq!(outcome(&layer(), options(preflight)).await, (200, false));
     }
-    assert_eq!(outcome(&layer(), to("/", &[origin, method, counted])).await, (200, true));
-    assert_eq!(outcome(&layer().count_preflights(), options(&[origin, method, counted])).await, (200, true));
+    assert_eq!(outcome(&layer(), to("/", &[ORIGIN, METHOD, COUNTED])).await, (200, true));
+    assert_eq!(outcome(&layer().count_preflights(), options(&[ORIGIN, METHOD, COUNTED])).await, (200, true));
+}
+
+/// No browser sends these: they are requests for a route that takes `OPTIONS`, too.
+#[tokio::test]
+async fn requests_that_only_look_like_preflights_are_counted() {
+    for headers in [
+        &[][..],
+        &[ORIGIN],
+        &[METHOD],
+        &[("origin", ""), METHOD],
+        &[("origin", "example.org"), METHOD],
+        &[("origin", "https://example.org/"), METHOD],
+        &[ORIGIN, ORIGIN, METHOD],
+        &[ORIGIN, ("access-control-request-method", "")],
+        &[ORIGIN, ("access-control-request-method", "P/UT")],
+        &[ORIGIN, METHOD, METHOD],
+        &[ORIGIN, METHOD, ("content-length", "1")],
+        &[ORIGIN, METHOD, ("content-length", "")],
+        &[ORIGIN, METHOD, ("content-length", "0"), ("content-length", "7")],
+        &[ORIGIN, METHOD, ("transfer-encoding", "chunked")],
+    ] {
+        let layer = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_minute("calls", 1).by(anyone));
+        let request = || options(&[headers, &[COUNTED]].concat());
+        assert_eq!(outcome(&layer, request()).await, (200, true), "{headers:?}");
+        for _ in 0..49 {
+            assert_eq!(outcome(&layer, request()).await.0, 429, "{headers:?}");
+        }
+    }
 }
 
 #[tokio::test]
@@ -92,24 +123,101 @@ async fn lists_deny_first_and_then_allow() {
     assert_eq!(json(denied).await, r#"{"error":"denied"}"#);
 }
 
-/// Whether it is missing or of no use; a server that does not know its peers is told so.
+/// A request has no key only if nothing is there.
 #[tokio::test]
-async fn who_has_no_key_is_on_no_list() {
-    let log = Log::start();
-    let everybody = |_: &Parts| Err(KeyError::invalid("key", "of no use"));
-    let here = PeerIp::new().key(IpAddr::from([127, 0, 0, 1]));
+async fn a_request_without_a_key_is_on_no_list() {
     let tenant = Header::new("x-tenant");
-    let layer = layer()
-        .deny(tenant.clone(), [tenant.key("")])
-        .deny(everybody, [Key::new("test", "")])
-        .allow(tenant.clone(), [tenant.key("")])
-        .allow(PeerIp::new(), [here.clone()]);
+    let layer = layer().deny(tenant.clone(), [tenant.key("")]).allow(tenant.clone(), [tenant.key("")]);
     assert_eq!(outcome(&layer, to("/", &[("x-counted", "")])).await, (200, true));
-    assert!(log.text().contains("into_make_service_with_connect_info"), "{}", log.text());
+}
 
-    let mut known = request();
-    known.extensions_mut().insert(SocketAddr::from(([127, 0, 0, 1], 1)));
-    assert_eq!(outcome(&layer, known).await, (200, false));
+const LEAKED: &str = "t0ken";
+
+/// A denied token does not get through to an authentication that would take it, however it is written.
+#[tokio::test]
+async fn a_denied_token_passes_in_no_spelling() {
+    let secret = Secret::new("32 random bytes out of the vault").unwrap();
+    let (bearer, header) = (ApiKey::bearer(&secret), ApiKey::header("x-api-key", &secret));
+    let layer = layer().deny(bearer.clone(), [bearer.key(LEAKED)]).deny(header.clone(), [header.key(LEAKED)]);
+    let authorized = |lines: &[&str]| {
+        let mut request = request();
+        for line in lines {
+            request.headers_mut().append("authorization", HeaderValue::from_bytes(line.as_bytes()).unwrap());
+        }
+        request
+    };
+    for spelling in ["Bearer t0ken", "bEARER  t0ken ", " Bearer\tt0ken", "Bearer\u{a0}t0ken", "\tBearer \t t0ken\t"] {
+        assert_eq!(outcome(&layer, authorized(&[spelling])).await, (403, false), "{spelling:?}");
+    }
+    for lines in [
+        &["Bearer t0ken", "Bearer t0ken"][..],
+        &["Bearer t0ken", "Bearer other"],
+        &["Bearer other", "Bearer t0ken"],
+        &["Basic dXNlcjpwYXNz", "Bearer t0ken"],
+        &["", "Bearer t0ken"],
+        &["Basic dXNlcjpwYXNz, Bearer t0ken"],
+        &["Bearer t0ken, Basic dXNlcjpwYXNz"],
+        &["Bearer t0ken,Basic"],
+        &["Bearer \"t0ken\""],
+        &["Bearer Bearer t0ken"],
+        &["Bearer: t0ken"],
+        &["Bearer=t0ken"],
+        &["Bearert0ken"],
+        &["Basic t0ken"],
+        &["Token t0ken"],
+        &["t0ken"],
+        &["Bearer"],
+        &[""],
+        &["Bearer t0ken\u{feff}"],
+        &["Bearer t0ken \u{ff}\u{200b}"],
+    ] {
+        assert_eq!(outcome(&layer, authorized(lines)).await, (401, false), "{lines:?}");
+    }
+    let twice = to("/", &[("x-api-key", LEAKED), ("x-api-key", LEAKED)]);
+    let response = layer.clone().layer(service_fn(hello)).oneshot(twice).await.unwrap();
+    assert!(matches!(response.extensions().get(), Some(Rejection::NoKey(_))), "{response:?}");
+    assert_eq!((response.status().as_u16(), response.headers()["www-authenticate"].as_bytes()), (401, &b"ApiKey"[..]));
+    assert_eq!(json(response).await, r#"{"error":"x-api-key: repeated"}"#);
+    for other in [&[][..], &["Bearer other"]] {
+        let mut request = authorized(other);
+        request.headers_mut().insert("x-counted", HeaderValue::from_static(""));
+        assert_eq!(outcome(&layer, request).await, (200, true), "{other:?}");
+    }
+}
+
+/// An unreadable key may be a denied one, and is not an allowed one.
+#[tokio::test]
+async fn an_unreadable_key_is_answered_by_a_deny_list_and_counted_by_an_allow_list() {
+    let (tenant, counted) = (Header::new("x-tenant"), ("x-counted", ""));
+    let twice = [("x-tenant", "7"), ("x-tenant", "7"), counted];
+    let denies = layer().deny(tenant.clone(), [tenant.key("7")]);
+    assert_eq!(outcome(&denies, to("/", &twice)).await, (400, false));
+    let allows = layer().allow(tenant.clone(), [tenant.key("7")]);
+    assert_eq!(outcome(&allows, to("/", &twice[..1])).await, (200, false));
+    assert_eq!(outcome(&allows, to("/", &twice)).await, (200, true));
+
+    let teapot = |_: &Parts| Err(KeyError::invalid("key", "of no use").with_status(StatusCode::IM_A_TEAPOT));
+    assert_eq!(outcome(&layer().deny(teapot, []), request()).await, (418, false));
+}
+
+/// A server that does not know its peers is told so.
+#[tokio::test]
+async fn an_unknown_peer_is_on_a_deny_list_an_error_and_on_an_allow_list_not_allowed() {
+    let here = PeerIp::new().key(IpAddr::from([127, 0, 0, 1]));
+    let known = || {
+        let mut request = request();
+        request.extensions_mut().insert(SocketAddr::from(([127, 0, 0, 1], 1)));
+        request
+    };
+    for (layer, unknown, at_home) in [
+        (layer().deny(PeerIp::new(), [here.clone()]), (500, false), (403, false)),
+        (layer().allow(PeerIp::new(), [here.clone()]), (200, true), (200, false)),
+    ] {
+        let log = Log::start();
+        assert_eq!(outcome(&layer, to("/", &[("x-counted", "")])).await, unknown);
+        assert!(log.text().contains("into_make_service_with_connect_info"), "{}", log.text());
+        assert_eq!(outcome(&layer, known()).await, at_home);
+    }
 }
 
 /// A key that is written down is the key that a request has, so it can be listed, and reset.

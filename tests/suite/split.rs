@@ -224,7 +224,8 @@ async fn a_chosen_limit_is_split_when_it_is_chosen() {
 #[tokio::test]
 async fn an_upstream_that_is_heeded_closes_all_parts() {
     let store = MemoryStore::new();
-    let layer = RateLimitLayer::new(store.clone()).limit(Limit::per_hour("calls", 80).by(anyone).split(8));
+    let layer =
+        RateLimitLayer::new(store.clone()).limit(Limit::per_hour("calls", 80).by(anyone).heed_upstream(true).split(8));
     let app = layer.heed_upstream().layer(service_fn(|_: Request<Body>| async {
         Ok::<_, Infallible>(Response::builder().status(429).header("retry-after", 60).body(Body::empty()).unwrap())
     }));

@@ -1,9 +1,28 @@
 //! Addresses: from what a connection or a header shows to what a limit counts by.
+//!
+//! 1. An IPv4 address is one key however it is written. These IPv6 addresses stand for one:
+//!
+//!    | address | what it is |
+//!    |---|---|
+//!    | `::ffff:a.b.c.d` | mapped by a dual-stack listener (RFC 4291) |
+//!    | `::a.b.c.d`, but `::` and `::1` | "compatible", long deprecated (RFC 4291) |
+//!    | `::ffff:0:a.b.c.d` | translated (RFC 2765) |
+//!    | `64:ff9b::a.b.c.d` | translated by NAT64 (RFC 6052) |
+//!    | `2002:aabb:ccdd::/48` | 6to4 (RFC 3056): a network behind that address |
+//!    | `2001::/32` | Teredo (RFC 4380): a host behind the address in its last 32 bits, each of which is inverted |
+//!
+//!    Grouped by /64, clients would share a key, or one client would have 65,536.
+//! 2. In `64:ff9b:1::/48` (RFC 8215) the place of the IPv4 address depends on the length of the operator's prefix, which
+//!    nobody else knows. So the whole address is the key. No two clients share it, and a client has no second one: a
+//!    translator makes one address of each IPv4 address, and no other network routes that prefix.
+//! 3. Any other IPv6 address counts by its prefix, whose length is part of the key.
 
 use std::{
     error, fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::key::Key;
 
@@ -12,6 +31,8 @@ use crate::key::Key;
 pub(super) struct Ipv6Prefix(u8);
 
 impl Ipv6Prefix {
+    const WHOLE: Self = Self(128);
+
     pub(super) fn new(bits: u8) -> Result<Self, InvalidPrefix> {
         if (1..=128).contains(&bits) { Ok(Self(bits)) } else { Err(InvalidPrefix { bits }) }
     }
@@ -21,8 +42,9 @@ impl Ipv6Prefix {
         match canonical(address) {
             IpAddr::V4(address) => Key::new("ip", address.octets()),
             IpAddr::V6(address) => {
-                let mask = u128::MAX << (128 - u32::from(self.0));
-                Key::new("ip", (address.to_bits() & mask).to_be_bytes())
+                let Self(bits) = if is_translated_locally(address) { Self::WHOLE } else { self };
+                let mask = u128::MAX << (128 - u32::from(bits));
+                Key::joined("ip", &[&[bits], &(address.to_bits() & mask).to_be_bytes()])
             }
         }
     }
@@ -34,17 +56,85 @@ impl Default for Ipv6Prefix {
     }
 }
 
-/// An IPv4 address stays one however it is written: as it is, mapped into IPv6 by a dual-stack listener
-/// (`::ffff:a.b.c.d`), or translated by NAT64 (`64:ff9b::a.b.c.d`, RFC 6052). Grouped by /64, all of the latter two
-/// would share one key.
-pub(super) fn canonical(address: IpAddr) -> IpAddr {
-    const NAT64: u128 = Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0).to_bits();
+/// A prefix of IPv6 addresses that stand for IPv4 addresses.
+struct Embedding {
+    prefix: Ipv6Addr,
+    bits: u8,
+    /// How many bits stand behind the IPv4 address.
+    behind: u8,
+    is_inverted: bool,
+}
 
-    match address.to_canonical() {
-        IpAddr::V6(address) if address.to_bits() >> 32 == NAT64 >> 32 => {
-            IpAddr::V4(Ipv4Addr::from_bits(address.to_bits() as u32))
+static EMBEDDINGS: [Embedding; 6] = [
+    Embedding::of_last_bits([0, 0, 0, 0, 0, 0xffff], 96),
+    Embedding::of_last_bits([0; 6], 96),
+    Embedding::of_last_bits([0, 0, 0, 0, 0xffff, 0], 96),
+    Embedding::of_last_bits([0x64, 0xff9b, 0, 0, 0, 0], 96),
+    Embedding { behind: 80, ..Embedding::of_last_bits([0x2002, 0, 0, 0, 0, 0], 16) },
+    Embedding { is_inverted: true, ..Embedding::of_last_bits([0x2001, 0, 0, 0, 0, 0], 32) },
+];
+
+impl Embedding {
+    const fn of_last_bits([a, b, c, d, e, f]: [u16; 6], bits: u8) -> Self {
+        Self { prefix: Ipv6Addr::new(a, b, c, d, e, f, 0, 0), bits, behind: 0, is_inverted: false }
+    }
+
+    fn has(&self, address: Ipv6Addr) -> bool {
+        (address.to_bits() ^ self.prefix.to_bits()) >> (128 - self.bits) == 0
+    }
+
+    fn address_in(&self, address: Ipv6Addr) -> Ipv4Addr {
+        let embedded = (address.to_bits() >> self.behind) as u32;
+        Ipv4Addr::from_bits(if self.is_inverted { !embedded } else { embedded })
+    }
+
+    /// The IPv4 range that an IPv6 range is a spelling of: one that ends within the IPv4 address, in front of which stands
+    /// nothing but the prefix.
+    fn range_in(&self, range: Ipv6Net) -> Option<Ipv4Net> {
+        let is_all_of_it = self.bits + 32 + self.behind == 128;
+        let bits = range.prefix_len().checked_sub(self.bits).filter(|bits| is_all_of_it && *bits <= 32)?;
+        Ipv4Net::new(self.address_in(range.network()), bits).ok()
+    }
+}
+
+fn embedding(address: Ipv6Addr) -> Option<&'static Embedding> {
+    let is_itself = matches!(address, Ipv6Addr::UNSPECIFIED | Ipv6Addr::LOCALHOST);
+    EMBEDDINGS.iter().find(|embedding| embedding.has(address)).filter(|_| !is_itself)
+}
+
+fn is_translated_locally(address: Ipv6Addr) -> bool {
+    matches!(address.segments(), [0x64, 0xff9b, 1, ..])
+}
+
+/// The IPv4 address that an address stands for, or the address.
+pub(super) fn canonical(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V6(address) => {
+            embedding(address).map_or_else(|| address.into(), |found| found.address_in(address).into())
         }
         address => address,
+    }
+}
+
+/// Whether an address is in a range. An IPv4 range holds all spellings of its addresses, and so does an IPv6 range that
+/// is a spelling of one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Range(IpNet);
+
+impl Range {
+    pub(super) fn new(range: IpNet) -> Self {
+        let embedded = match range {
+            IpNet::V6(range) => embedding(range.network()).and_then(|found| found.range_in(range)),
+            IpNet::V4(_) => None,
+        };
+        Self(embedded.map_or(range, IpNet::V4))
+    }
+
+    pub(super) fn contains(&self, address: IpAddr) -> bool {
+        match self.0 {
+            IpNet::V4(_) => self.0.contains(&canonical(address)),
+            IpNet::V6(_) => self.0.contains(&address),
+        }
     }
 }
 
@@ -64,6 +154,8 @@ impl error::Error for InvalidPrefix {}
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     fn key(address: &str) -> Key {
@@ -71,11 +163,46 @@ mod tests {
     }
 
     #[test]
-    fn every_spelling_of_an_ipv4_address_is_one_key_and_no_two_addresses_share_one() {
-        for spelling in ["::ffff:192.0.2.1", "::ffff:c000:201", "64:ff9b::192.0.2.1"] {
+    fn every_spelling_of_an_ipv4_address_is_one_key() {
+        for spelling in [
+            "::ffff:192.0.2.1",
+            "::ffff:c000:201",
+            "::192.0.2.1",
+            "::ffff:0:192.0.2.1",
+            "64:ff9b::192.0.2.1",
+            "2002:c000:201::",
+            "2002:c000:201:ffff::7",
+            "2001:0:4136:e378:8000:63bf:3fff:fdfe",
+        ] {
             assert_eq!(key(spelling), key("192.0.2.1"), "{spelling}");
         }
-        assert_ne!(key("::ffff:192.0.2.1"), key("::ffff:192.0.2.2"));
+    }
+
+    #[test]
+    fn addresses_beside_the_spellings_stand_for_themselves() {
+        for other in ["::", "::1", "64:ff9b:0:1::192.0.2.1", "2003:c000:201::", "2001:1::3fff:fdfe", "::fffe:192.0.2.1"]
+        {
+            assert_eq!(canonical(other.parse().unwrap()), other.parse::<IpAddr>().unwrap());
+        }
+    }
+
+    /// Wherever in it the operator puts the IPv4 address.
+    #[test]
+    fn a_locally_translated_address_is_a_key_of_its_own() {
+        let translated = [
+            "64:ff9b:1:c000:2:100::",
+            "64:ff9b:1:c000:2:200::",
+            "64:ff9b:1:c0:0:201::",
+            "64:ff9b:1:c0:0:202::",
+            "64:ff9b:1:0:c0:2:100:0",
+            "64:ff9b:1:0:c0:2:200:0",
+            "64:ff9b:1::192.0.2.1",
+            "64:ff9b:1::192.0.2.2",
+        ];
+        let keys: HashSet<_> = translated.into_iter().chain(["192.0.2.1", "192.0.2.2"]).map(key).collect();
+        assert_eq!(keys.len(), 10);
+        let wide = Ipv6Prefix::new(32).unwrap();
+        assert_eq!(wide.key(translated[0].parse().unwrap()), key(translated[0]));
     }
 
     #[test]
@@ -84,6 +211,31 @@ mod tests {
         assert_ne!(key("2001:db8:1:2::1"), key("2001:db8:1:3::1"));
         let single = Ipv6Prefix::new(128).unwrap();
         assert_ne!(single.key("2001:db8::1".parse().unwrap()), single.key("2001:db8::2".parse().unwrap()));
+    }
+
+    #[test]
+    fn a_range_is_the_ipv4_range_that_it_spells_or_itself() {
+        let holds = |range: &str, address: &str| Range::new(range.parse().unwrap()).contains(address.parse().unwrap());
+        for range in [
+            "10.0.0.0/8",
+            "::ffff:10.0.0.0/104",
+            "::10.0.0.0/104",
+            "::ffff:0:10.0.0.0/104",
+            "64:ff9b::10.0.0.0/104",
+            "2002:a00::/24",
+        ] {
+            for address in ["10.1.2.3", "::ffff:10.1.2.3", "64:ff9b::10.1.2.3", "2002:a01:203:4::5"] {
+                assert!(holds(range, address), "{range} {address}");
+            }
+            for address in ["11.1.2.3", "::ffff:11.1.2.3", "2002:b01:203::", "2001:db8::a01:203"] {
+                assert!(!holds(range, address), "{range} {address}");
+            }
+        }
+        // Narrower than the IPv4 address: nothing else is in it.
+        assert!(holds("2002:a01:203:4::/64", "2002:a01:203:4::5"));
+        assert!(!holds("2002:a01:203:4::/64", "2002:a01:203:5::5") && !holds("2002:a01:203:4::/64", "10.1.2.3"));
+        assert!(holds("64:ff9b:1::/48", "64:ff9b:1::10.1.2.3") && !holds("64:ff9b:1::/48", "10.1.2.3"));
+        assert!(!holds("::1/128", "0.0.0.1") && holds("::1/128", "::1"));
     }
 
     #[test]

@@ -51,6 +51,26 @@ impl ApiKey {
     }
 
     /// The token of `Authorization: Bearer` (RFC 6750); the scheme in any case, the spaces around the token left out.
+    ///
+    /// The token is absent only if there is no `Authorization`. Credentials of another scheme are malformed, since an
+    /// authentication that does not look at the scheme takes a token out of them: a [denied](crate::RateLimitLayer::deny)
+    /// token would pass, and an allowed one would spend from another budget. Where another scheme is welcome, say so:
+    ///
+    /// ```
+    /// use http::{header::AUTHORIZATION, request::Parts};
+    /// use tower_sliding_window::{ApiKey, KeyError, KeyExtractor, PeerIp, Secret};
+    ///
+    /// let bearer = ApiKey::bearer(&Secret::new("32 random bytes out of the vault")?);
+    /// let unless_basic = move |parts: &Parts| {
+    ///     let mut lines = parts.headers.get_all(AUTHORIZATION).into_iter();
+    ///     match (lines.next(), lines.next()) {
+    ///         (Some(only), None) if only.as_bytes().starts_with(b"Basic ") => Err(KeyError::missing("bearer token")),
+    ///         _ => bearer.extract(parts),
+    ///     }
+    /// };
+    /// let by_token_or_address = unless_basic.or(PeerIp::new());
+    /// # Ok::<(), tower_sliding_window::middleware::extract::WeakSecret>(())
+    /// ```
     #[must_use]
     pub fn bearer(secret: &Secret) -> Self {
         Self { source: Source::Bearer, secret: secret.clone() }
@@ -85,16 +105,16 @@ impl KeyExtractor for ApiKey {
 }
 
 fn bearer_token(credentials: &str) -> Result<&str, KeyError> {
-    let what = "authorization";
-    // At any white space, as a lenient authentication does: what only looks like another scheme would be "missing".
+    let invalid = |problem| Err(KeyError::invalid("authorization", problem));
+    // At any white space, as a lenient authentication does.
     let (scheme, token) = credentials.split_once(char::is_whitespace).unwrap_or((credentials, ""));
     let token = token.trim();
     if !scheme.eq_ignore_ascii_case("bearer") {
-        // Credentials of another scheme are no bearer token at all.
-        return Err(KeyError::missing(what));
+        return invalid("not a bearer token");
     }
-    if token.is_empty() || token.contains(|c: char| c.is_whitespace()) {
-        return Err(KeyError::invalid(what, "not one token"));
+    // A comma may join two lines, and quotes may be taken off: each a second way to write a token.
+    if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic() && !b",\"".contains(&byte)) {
+        return invalid("not one token");
     }
     Ok(token)
 }

@@ -3,12 +3,12 @@
 use std::{error, fmt, net::IpAddr};
 
 use http::{HeaderName, request::Parts};
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
 
 use super::{
     KeyError, KeyExtractor,
-    address::{InvalidPrefix, Ipv6Prefix, canonical},
-    forwarded::{Style, addresses},
+    address::{InvalidPrefix, Ipv6Prefix, Range},
+    forwarded::{Hop, Hops, Style},
     header::{header_name, single_value},
     peer_ip::peer,
 };
@@ -24,11 +24,12 @@ const MAX_HOPS: usize = 32;
 ///    ignored, since a proxy passes on what it does not overwrite.
 /// 3. `X-Forwarded-For` and `Forwarded` are walked from right to left over all of their lines. As long as a hop is
 ///    trusted, its word on the one before it counts; the first that is not trusted is the client. At an element
-///    without a readable address the walk stops at the last hop that is known.
+///    without a readable address the walk stops at the last hop that is known. It stops after 32 hops. A request whose
+///    trusted hops take more than 16 KiB is answered with 400.
 /// 4. A single-value header must be there exactly once, with an address in it: otherwise the request is answered
 ///    with 400.
 /// 5. Addresses are compared and counted as [`PeerIp`](super::PeerIp) counts them: IPv4 one by one however it is
-///    written, IPv6 by /64.
+///    written, IPv6 by /64. So a range is the same range in all spellings.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -45,7 +46,7 @@ const MAX_HOPS: usize = 32;
 /// ```
 #[derive(Clone, Debug)]
 pub struct ClientIp {
-    trusted: Vec<IpNet>,
+    trusted: Vec<Range>,
     source: Source,
     prefix: Ipv6Prefix,
 }
@@ -90,7 +91,7 @@ impl ClientIp {
         self
     }
 
-    /// Counts IPv6 addresses by this many leading bits. Default: 64.
+    /// Counts IPv6 addresses by this many leading bits. Default: 64. Prefixes of different lengths have different keys.
     ///
     /// # Errors
     ///
@@ -107,31 +108,31 @@ impl ClientIp {
     }
 
     fn is_trusted(&self, address: IpAddr) -> bool {
-        self.trusted.iter().any(|range| range.contains(&address))
+        self.trusted.iter().any(|range| range.contains(address))
     }
 
     fn client(&self, parts: &Parts) -> Result<IpAddr, KeyError> {
-        let peer = canonical(peer(parts)?);
+        let peer = peer(parts)?;
         if !self.is_trusted(peer) {
             return Ok(peer);
         }
         match &self.source {
             Source::Chain(name, style) => {
-                let mut client = peer;
-                for hop in addresses(&parts.headers, name.as_str(), *style).take(MAX_HOPS) {
-                    match hop {
-                        Some(address) if self.is_trusted(client) => client = address,
-                        _ => break,
+                let (mut client, mut hops) = (peer, Hops::of(&parts.headers, name.as_str(), *style).take(MAX_HOPS));
+                while self.is_trusted(client) {
+                    match hops.next() {
+                        Some(Hop::Address(address)) => client = address,
+                        Some(Hop::TooFar) => {
+                            return Err(KeyError::invalid(name.as_str().to_owned(), "longer than 16 KiB"));
+                        }
+                        Some(Hop::Unknown) | None => break,
                     }
                 }
                 Ok(client)
             }
             Source::Single(name) => {
                 let address = single_value(&parts.headers, name)?;
-                address
-                    .parse()
-                    .map(canonical)
-                    .map_err(|_| KeyError::invalid(name.as_str().to_owned(), "not an address"))
+                address.parse().map_err(|_| KeyError::invalid(name.as_str().to_owned(), "not an address"))
             }
         }
     }
@@ -143,17 +144,11 @@ impl KeyExtractor for ClientIp {
     }
 }
 
-fn parse_range(range: &str) -> Result<IpNet, InvalidCidr> {
+fn parse_range(range: &str) -> Result<Range, InvalidCidr> {
     let range = range.trim();
     let single = || range.parse::<IpAddr>().map(IpNet::from).ok();
     let parsed = range.parse().ok().or_else(single).ok_or_else(|| InvalidCidr { range: range.to_owned() })?;
-    Ok(unmapped(parsed).map_or(parsed, IpNet::V4))
-}
-
-/// The range of IPv4 that one of `::ffff:0:0/96` stands for: what it is compared with is always written so.
-fn unmapped(range: IpNet) -> Option<Ipv4Net> {
-    let IpNet::V6(range) = range else { return None };
-    Ipv4Net::new(range.network().to_ipv4_mapped()?, range.prefix_len().checked_sub(96)?).ok()
+    Ok(Range::new(parsed))
 }
 
 /// A range of trusted proxies that is not one.

@@ -22,6 +22,10 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
     fn extract(&self, parts: &Parts) -> Result<Key, KeyError> {
         Ok(Key::pair(&self.first.extract(parts)?, &self.second.extract(parts)?))
     }
+
+    fn is_by_upstream(&self) -> bool {
+        self.first.is_by_upstream() || self.second.is_by_upstream()
+    }
 }
 
 /// The key of the second where the first is absent: see [`KeyExtractor::or`].
@@ -43,5 +47,9 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
             Err(error) if error.is_missing() => self.second.extract(parts),
             outcome => outcome,
         }
+    }
+
+    fn is_by_upstream(&self) -> bool {
+        self.first.is_by_upstream() && self.second.is_by_upstream()
     }
 }

@@ -4,26 +4,63 @@
 //! and never needs anything to its left to be well-formed: what a client sent cannot change how a proxy's own element
 //! is read.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    iter::Rev,
+    net::{IpAddr, SocketAddr},
+};
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue, header::ValueIter};
 
-use super::address::canonical;
+/// How much of a header is looked at, from its right end: a hop for each of 512 bytes, twice as many as the longest host
+/// name has.
+const MAX_BYTES: usize = 32 * 512;
 
-/// The elements of all lines of a header, the last one first. `None` is an element without a readable address.
-pub(super) fn addresses<'a>(
-    headers: &'a HeaderMap,
-    name: &str,
+/// The elements of all lines of a header, the last one first.
+pub(super) struct Hops<'a> {
+    lines: Rev<ValueIter<'a, HeaderValue>>,
+    /// What is left of the present line.
+    line: Option<&'a [u8]>,
+    bytes_left: usize,
     style: Style,
-) -> impl Iterator<Item = Option<IpAddr>> + use<'a> {
-    headers.get_all(name).into_iter().rev().flat_map(move |line| {
-        let mut rest = Some(line.as_bytes());
-        std::iter::from_fn(move || {
-            let element;
-            (rest, element) = style.split_last(rest?);
-            Some(style.address(element))
-        })
-    })
+}
+
+/// An element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hop {
+    Address(IpAddr),
+    /// There is no readable address in it.
+    Unknown,
+    /// It begins beyond what is looked at.
+    TooFar,
+}
+
+impl<'a> Hops<'a> {
+    pub(super) fn of(headers: &'a HeaderMap, name: &str, style: Style) -> Self {
+        Self { lines: headers.get_all(name).into_iter().rev(), line: None, bytes_left: MAX_BYTES, style }
+    }
+}
+
+impl Iterator for Hops<'_> {
+    type Item = Hop;
+
+    fn next(&mut self) -> Option<Hop> {
+        let line = match self.line.take() {
+            Some(line) => line,
+            None => self.lines.next()?.as_bytes(),
+        };
+        let near = &line[line.len().saturating_sub(self.bytes_left)..];
+        let (is_first, element) = match self.style.last_comma(near) {
+            Some(at) => (false, &near[at + 1..]),
+            None if near.len() < line.len() => {
+                self.bytes_left = 0;
+                return Some(Hop::TooFar);
+            }
+            None => (true, near),
+        };
+        self.bytes_left = self.bytes_left.saturating_sub(element.len() + 1);
+        self.line = if is_first { None } else { line.get(..line.len() - element.len() - 1) };
+        Some(self.style.address(element).map_or(Hop::Unknown, Hop::Address))
+    }
 }
 
 /// How a header writes its elements.
@@ -36,15 +73,10 @@ pub(super) enum Style {
 }
 
 impl Style {
-    /// The text before the last comma, if there is one, and the text behind it.
-    fn split_last(self, line: &[u8]) -> (Option<&[u8]>, &[u8]) {
-        let comma = match self {
+    fn last_comma(self, line: &[u8]) -> Option<usize> {
+        match self {
             Self::Plain => line.iter().rposition(|byte| *byte == b','),
             Self::Rfc7239 => last_outside_quotes(line, b','),
-        };
-        match comma {
-            Some(at) => (Some(&line[..at]), &line[at + 1..]),
-            None => (None, line),
         }
     }
 
@@ -69,7 +101,7 @@ fn parse_node(node: &str) -> Option<IpAddr> {
         let address = bracketed(address).or_else(|| address.parse().map(IpAddr::V4).ok());
         address.filter(|_| is_name)
     };
-    node.parse().ok().or_else(|| bracketed(node)).or_else(with_port).or_else(with_hidden_port).map(canonical)
+    node.parse().ok().or_else(|| bracketed(node)).or_else(with_port).or_else(with_hidden_port)
 }
 
 /// The value of an element's only `for` parameter, unquoted.
@@ -134,7 +166,8 @@ mod tests {
         for line in lines {
             headers.append("x", line.parse().unwrap());
         }
-        addresses(&headers, "x", style).map(|address| address.map(|address| address.to_string())).collect()
+        let address = |hop| if let Hop::Address(address) = hop { Some(address.to_string()) } else { None };
+        Hops::of(&headers, "x", style).map(address).collect()
     }
 
     fn some(addresses: &[&str]) -> Vec<Option<String>> {
@@ -157,7 +190,7 @@ mod tests {
             ("[2001:db8::1]:443", "2001:db8::1"),
             ("192.0.2.1:_p", "192.0.2.1"),
             ("[2001:db8::1]:_a.b-c_1", "2001:db8::1"),
-            ("::ffff:192.0.2.1", "192.0.2.1"),
+            ("::ffff:192.0.2.1", "::ffff:192.0.2.1"),
         ] {
             assert_eq!(read(Style::Plain, &[node]), some(&[address]), "{node}");
             assert_eq!(read(Style::Rfc7239, &[&format!("proto=http; For=\"{node}\"")]), some(&[address]), "{node}");
@@ -191,6 +224,27 @@ mod tests {
         {
             assert_eq!(read(Style::Rfc7239, &[element]), [None], "{element}");
         }
+    }
+
+    /// The bytes that are looked at do not depend on what a client sends.
+    #[test]
+    fn an_element_too_far_to_the_left_is_not_read() {
+        let near = "for=192.0.2.1, for=192.0.2.2";
+        let hops = |line: String| {
+            let mut headers = HeaderMap::new();
+            headers.append("x", "for=192.0.2.3".parse().unwrap());
+            headers.append("x", line.parse().unwrap());
+            Hops::of(&headers, "x", Style::Rfc7239).take(4).collect::<Vec<_>>()
+        };
+        let [first, second, third] = [[192, 0, 2, 2], [192, 0, 2, 1], [192, 0, 2, 3]].map(|ip| Hop::Address(ip.into()));
+        assert_eq!(hops(near.to_owned()), [first, second, third]);
+        for left in ["x".repeat(10 * MAX_BYTES), "\\".repeat(10 * MAX_BYTES), "\"".repeat(10 * MAX_BYTES)] {
+            assert_eq!(hops(format!("{left}, {near}")), [first, second, Hop::TooFar, Hop::TooFar]);
+        }
+        // To the byte: the line and the comma that ends the one before it.
+        let full = |bytes: usize| format!("for=192.0.2.1;ext={}", "x".repeat(bytes - "for=192.0.2.1;ext=".len()));
+        assert_eq!(hops(full(MAX_BYTES)), [second, Hop::TooFar]);
+        assert_eq!(hops(full(MAX_BYTES + 1)), [Hop::TooFar, Hop::TooFar]);
     }
 
     #[test]

@@ -73,10 +73,10 @@ pub(super) fn single_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Res
     if lines.next().is_some() {
         return Err(invalid("repeated"));
     }
-    let value = str::from_utf8(line.as_bytes()).map_err(|_| invalid("not UTF-8"))?.trim();
-    match value.len() {
-        0 => Err(invalid("empty")),
-        1..=MAX_LENGTH => Ok(value),
-        _ => Err(invalid("longer than 4 KiB")),
+    let line = line.as_bytes().trim_ascii();
+    if line.len() > MAX_LENGTH {
+        return Err(invalid("longer than 4 KiB"));
     }
+    let value = str::from_utf8(line).map_err(|_| invalid("not UTF-8"))?.trim();
+    if value.is_empty() { Err(invalid("empty")) } else { Ok(value) }
 }

@@ -34,6 +34,7 @@ mod everyone;
 mod forwarded;
 mod header;
 mod peer_ip;
+mod upstream_host;
 
 use std::{borrow::Cow, error, fmt};
 
@@ -48,6 +49,7 @@ pub use self::{
     everyone::Everyone,
     header::Header,
     peer_ip::PeerIp,
+    upstream_host::UpstreamHost,
 };
 use crate::key::Key;
 pub use crate::secret::{Secret, WeakSecret};
@@ -62,6 +64,12 @@ pub trait KeyExtractor: Send + Sync + 'static {
     ///
     /// [`KeyError`] if the request has none: it is then answered, not forwarded.
     fn extract(&self, parts: &Parts) -> Result<Key, KeyError>;
+
+    /// Whether no two upstreams share a key. Then a limit by it [heeds](crate::KeyedLimit::heed_upstream) its upstream, since
+    /// none can close it for another. Default: no.
+    fn is_by_upstream(&self) -> bool {
+        false
+    }
 
     /// One key of both: equal only if both are.
     fn and<E: KeyExtractor>(self, other: E) -> And<Self, E>

@@ -13,7 +13,9 @@ use crate::key::Key;
 /// The address at the other end of the connection: nothing a client sends can change it.
 ///
 /// Behind a proxy that is the proxy's address, so all clients would share one key: use [`ClientIp`](super::ClientIp)
-/// there. IPv4 addresses count one by one, IPv6 addresses by their /64.
+/// there. IPv4 addresses count one by one, also where they are mapped or translated into IPv6 (`::ffff:a.b.c.d`,
+/// `64:ff9b::a.b.c.d`) or come by 6to4; IPv6 addresses by their /64. A translator with a prefix of your own network makes
+/// addresses like any other: there count by [all bits](Self::ipv6_prefix).
 ///
 /// With axum, serve the router with `into_make_service_with_connect_info::<SocketAddr>()`. Elsewhere, put the
 /// connection's [`SocketAddr`] into the request's extensions. A request without either is answered with 500 and logged.
@@ -39,7 +41,7 @@ impl PeerIp {
         Self::default()
     }
 
-    /// Counts IPv6 addresses by this many leading bits. Default: 64.
+    /// Counts IPv6 addresses by this many leading bits. Default: 64. Prefixes of different lengths have different keys.
     ///
     /// # Errors
     ///

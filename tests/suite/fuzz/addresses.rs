@@ -1,6 +1,9 @@
 //! `X-Forwarded-For`, `Forwarded` and single-value headers: what the client wrote never changes whose key it is.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::{
+    collections::HashSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+};
 
 use http::{Request, request::Parts};
 use proptest::{collection::vec, option, prelude::*};
@@ -171,6 +174,68 @@ fn every_header_is_read_without_a_panic() {
             Some(address) => prop_assert_eq!(single.unwrap(), key(address)),
             None => prop_assert_eq!(single.unwrap_err().status(), 400),
         }
+        Ok(())
+    });
+}
+
+/// The ways to write an IPv4 address as one of IPv6, with noise in the bits that are not part of it.
+fn spellings(address: Ipv4Addr, noise: u128) -> Vec<IpAddr> {
+    let bits = u128::from(address.to_bits());
+    let low = |prefix: u128| Ipv6Addr::from_bits(prefix | bits);
+    let sixto4 = Ipv6Addr::from_bits(0x2002 << 112 | bits << 80 | noise >> 48);
+    let teredo = Ipv6Addr::from_bits(0x2001 << 112 | noise >> 64 << 32 & (u128::MAX >> 32) | bits ^ 0xffff_ffff);
+    let compatible = low(0);
+    let written = [low(0xffff << 32), low(0xffff << 48), low(0x64_ff9b << 96), sixto4, teredo];
+    let is_itself = compatible.is_loopback() || compatible.is_unspecified();
+    let all = written.into_iter().chain((!is_itself).then_some(compatible)).map(IpAddr::V6);
+    all.chain([IpAddr::V4(address)]).collect()
+}
+
+/// Where a local translator puts it, by the length of its prefix (RFC 6052, section 2.2).
+fn translated_locally(address: Ipv4Addr, length: u8) -> IpAddr {
+    let (prefix, bits) = (0x0064_ff9b_0001_u128 << 80, u128::from(address.to_bits()));
+    // The bits 64 to 71 are left out: so many bits of the address stand behind them.
+    let behind = match length {
+        48 => 16,
+        56 => 24,
+        64 => 32,
+        _ => return Ipv6Addr::from_bits(prefix | bits).into(),
+    };
+    Ipv6Addr::from_bits(prefix | bits >> behind << 64 | (bits & ((1 << behind) - 1)) << (56 - behind)).into()
+}
+
+/// An IPv4 client is one client, and never another.
+#[test]
+fn all_spellings_of_an_ipv4_address_are_one_key_and_no_two_addresses_share_one() {
+    let address = || any::<u32>().prop_map(Ipv4Addr::from_bits);
+    // Neighbours are as different as strangers.
+    let pair = (address(), prop_oneof![address().prop_map(Ok), (0..32_u32).prop_map(Err)]);
+    fuzz(&(pair, any::<[u128; 2]>(), 1..=128_u8), |((one, other), noise, prefix)| {
+        let other = other.unwrap_or_else(|bit| Ipv4Addr::from_bits(one.to_bits() ^ 1 << bit));
+        let extractor = PeerIp::new().ipv6_prefix(prefix).unwrap();
+        let keys = |address, noise| -> HashSet<Key> {
+            spellings(address, noise).into_iter().map(|address| extractor.key(address)).collect()
+        };
+        let (ours, theirs) = (keys(one, noise[0]), keys(other, noise[1]));
+        prop_assert_eq!((ours.len(), theirs.len()), (1, 1));
+        prop_assert_eq!(ours == theirs, one == other);
+        for length in [48, 56, 64, 96] {
+            let [ours, theirs] = [one, other].map(|address| extractor.key(translated_locally(address, length)));
+            prop_assert_eq!(ours == theirs, one == other);
+        }
+        Ok(())
+    });
+}
+
+/// A network is not one of its subnets, however its address ends.
+#[test]
+fn ipv6_prefixes_of_different_lengths_never_share_a_key() {
+    let address = (any::<u128>(), 0..128_u32).prop_map(|(bits, zeros)| Ipv6Addr::from_bits(bits >> zeros << zeros));
+    fuzz(&(address, 1..=128_u8, 1..=128_u8), |(address, one, other)| {
+        let key = |bits: u8| PeerIp::new().ipv6_prefix(bits).unwrap().key(address.into());
+        let is_counted_whole =
+            PeerIp::new().key(address.into()).value().len() == 4 || address.segments()[..3] == [0x64, 0xff9b, 1];
+        prop_assert_eq!(key(one) == key(other), one == other || is_counted_whole);
         Ok(())
     });
 }

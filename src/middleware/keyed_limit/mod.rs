@@ -1,5 +1,7 @@
 //! A limit, the extractor of its keys, and what it does otherwise than the others of its layer.
 
+mod settle;
+
 use std::{error::Error, fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 use http::request::Parts;
@@ -7,6 +9,7 @@ use http::request::Parts;
 use super::{
     claim::Claim,
     draft::{Choice, Choose, Draft, Open, Terms},
+    dropped::WhenDropped,
     extract::KeyExtractor,
     outcome::Outcome,
     rejection::Rejection,
@@ -25,8 +28,11 @@ pub(super) type Cost = dyn Fn(&Parts) -> u64 + Send + Sync;
 /// How many units a request has taken.
 pub(super) type Settle = dyn Fn(&Outcome<'_>) -> u64 + Send + Sync;
 
+/// Longer than most responses take, and short, since a client that hangs up keeps units from others for so long.
+const DEFAULT_LEASE: Duration = Duration::from_secs(60);
+
 /// A limit and the extractor of its keys: made by [`Limit::by`] or [`KeyedLimit::chosen`], taken by
-/// [`RateLimitLayer::limit`](super::RateLimitLayer::limit).
+/// [`RateLimitLayer::limit`](crate::RateLimitLayer::limit).
 #[derive(Clone)]
 pub struct KeyedLimit {
     source: Source,
@@ -34,6 +40,10 @@ pub struct KeyedLimit {
     cost: Option<Arc<Cost>>,
     settle: Option<Arc<Settle>>,
     lease: Duration,
+    /// What a dropped request has cost, if that is not left to its lease.
+    dropped: Option<u64>,
+    /// Whether it heeds the upstream, if that is not left to its extractor.
+    heeds_upstream: Option<bool>,
     is_shadow: bool,
     parts: Option<NonZeroU32>,
 }
@@ -54,8 +64,17 @@ impl Limit {
 
 impl KeyedLimit {
     fn new(source: Source, extractor: impl KeyExtractor) -> Self {
-        let extractor = Arc::new(extractor);
-        Self { source, extractor, cost: None, settle: None, lease: Duration::MAX, is_shadow: false, parts: None }
+        Self {
+            source,
+            extractor: Arc::new(extractor),
+            cost: None,
+            settle: None,
+            lease: DEFAULT_LEASE,
+            dropped: None,
+            heeds_upstream: None,
+            is_shadow: false,
+            parts: None,
+        }
     }
 
     /// A limit that is chosen for each request, by its plan, tenant or path. `choose` reads the request, and what it
@@ -92,12 +111,16 @@ impl KeyedLimit {
     ///    So a client that is over a limit by address costs no look-ups, but for one each time that a refusal is forgotten,
     ///    after a second. Clients that are not over one cost a look-up a request: keep a cache in `choose`. Where even the
     ///    first refusal is to cost none, put the other limits into a layer of their own outside of this one. A layer that
-    ///    [waits](super::RateLimitLayer::wait_up_to) for room always chooses.
-    /// 5. An error, or a choice that is too slow, is [`Error::NoLimit`](crate::Error::NoLimit), and so is a limit that
-    ///    the request is charged by already, for the same key. The layer's failure mode decides, as it does without a
-    ///    store: so a tenant who may nothing at all is not one for an error here, which fail-open lets through, but for
-    ///    [`deny`](super::RateLimitLayer::deny) or your authentication. In the [shadow](Self::in_shadow) the limit is left out instead.
-    /// 6. Limits of one name share their units: who moves from one plan to another of the same name and window takes
+    ///    [waits](crate::RateLimitLayer::wait_up_to) for room always chooses.
+    /// 5. An error, or a choice that is too slow, is [`Error::NoLimit`](crate::Error::NoLimit). The layer's failure mode
+    ///    decides, as it does without a store: so a tenant who may nothing at all is not one for an error here, which
+    ///    fail-open lets through, but for [`deny`](crate::RateLimitLayer::deny) or your authentication. In the
+    ///    [shadow](Self::in_shadow) the limit is left out instead.
+    /// 6. Two limits of one name for one key are one limit: [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp)
+    ///    give one key for a client without a proxy. The stricter of them is decided. It has fewer units, or the longer
+    ///    window where these are equal. It is charged the larger cost, and [settled](Self::settle) at the larger. A limit in
+    ///    the shadow is left out beside one that is not.
+    /// 7. Limits of one name share their units: who moves from one plan to another of the same name and window takes
     ///    along what is used.
     #[must_use]
     pub fn chosen<E, C, F, L, X>(extractor: E, choose: C) -> Self
@@ -120,63 +143,21 @@ impl KeyedLimit {
         Self::new(Source::Chosen(Arc::new(choose)), extractor)
     }
 
-    /// How many units a request takes of this limit, whatever the layer's
-    /// [`cost`](super::RateLimitLayer::cost) says. Default: that.
-    #[must_use]
-    pub fn cost(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
-        self.cost = Some(Arc::new(cost));
-        self
-    }
-
-    /// Lets the response say what a request has really cost: what was charged is then only reserved, and settled before
-    /// the response goes out. Default: what was charged is the cost.
+    /// Whether an upstream that says to stay away [closes](crate::Limiter::close) the limit, where the layer
+    /// [heeds](crate::RateLimitLayer::heed_upstream) it. Default: yes for a limit by the called host, which is
+    /// [`UpstreamHost`](crate::UpstreamHost), or that [and](KeyExtractor::and) something else; no for all others.
+    ///
+    /// The upstream closes it for all calls of the key, for its window at most. So say `true` only where all calls of a key
+    /// go to one upstream: by [`Everyone`](crate::Everyone) in a client that has one upstream, or by an account there.
     ///
     /// ```
     /// use tower_sliding_window::{Everyone, Limit};
     ///
-    /// // Only failed logins count.
-    /// let login = Limit::per_minute("login", 5).by(Everyone).settle(|o| u64::from(o.status() == 401));
-    ///
-    /// // Server errors are free.
-    /// let calls = Limit::per_hour("calls", 1_000)
-    ///     .by(Everyone)
-    ///     .settle(|o| if o.status().is_server_error() { 0 } else { o.cost() });
-    ///
-    /// // The tokens that an answer has used, as its handler says in an extension; 500 are reserved.
-    /// #[derive(Clone)]
-    /// struct Used(u64);
-    ///
-    /// let tokens = Limit::per_hour("tokens", 10_000)
-    ///     .by(Everyone)
-    ///     .cost(|_| 500)
-    ///     .settle(|o| o.response().extensions.get().map_or(o.cost(), |Used(tokens)| *tokens));
+    /// let calls = Limit::per_hour("upstream", 5_000).by(Everyone).heed_upstream(true);
     /// ```
-    ///
-    /// 1. All limits of a request are settled at once, within the layer's deadline, if the cost of one is not what it
-    ///    was charged. The response then shows what is left after that.
-    /// 2. A cost above what was charged is counted, even above the limit: whoever comes next waits.
-    /// 3. A request whose service fails, panics, or is given up by its client, and one whose settlement fails, stays
-    ///    charged as it was, so that nobody cancels for free: until it leaves the window, or for the
-    ///    [`lease`](Self::lease).
-    /// 4. The head of the response tells the cost. What a body uses while it is streamed has to be in the charge, or is
-    ///    [reserved](crate::Limiter::reserve) by the handler, and settled by whoever writes the body: see the example
-    ///    `llm_tokens`.
-    /// 5. At least one unit is reserved, whatever the cost says, so that there is something to settle. What was let through
-    ///    without a decision is not settled.
     #[must_use]
-    pub fn settle(mut self, cost: impl Fn(&Outcome<'_>) -> u64 + Send + Sync + 'static) -> Self {
-        self.settle = Some(Arc::new(cost));
-        self
-    }
-
-    /// For how long at most what a request is charged stays reserved: if it is not [settled](Self::settle) by then, it
-    /// is given back. Default: the window.
-    ///
-    /// Give it longer than any response takes: what is settled later than that does not count, and whoever hangs up is given
-    /// back then what was charged. It has no meaning for a limit that does not settle.
-    #[must_use]
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = lease;
+    pub fn heed_upstream(mut self, heeds: bool) -> Self {
+        self.heeds_upstream = Some(heeds);
         self
     }
 
@@ -184,8 +165,8 @@ impl KeyedLimit {
     /// can be tried on real traffic.
     ///
     /// 1. What it would have refused is told by the [`Decision`](crate::Decision) in the request's extensions, by
-    ///    [`ShadowRefusals`](super::ShadowRefusals) in the response's, by a log line at most once a second, and, on
-    ///    request, by a [header](super::RateLimitLayer::shadow_header).
+    ///    [`ShadowRefusals`](crate::ShadowRefusals) in the response's, by a log line at most once a second, and, on
+    ///    request, by a [header](crate::RateLimitLayer::shadow_header).
     /// 2. It is left out of a check that it has no key for, or whose cost is above it, and says that, too.
     /// 3. The figures that a client sees are those of the other limits of its layer, if there are any. So put it into one
     ///    layer with them: in a layer of its own it shows its figures, and of stacked layers those of the least left.
@@ -213,7 +194,7 @@ impl KeyedLimit {
     ///    [`Split`](crate::Split) of the same limit.
     /// 3. A [chosen](Self::chosen) limit that has fewer units than there are parts is split into as many as it has.
     /// 4. What is [settled](Self::settle) is settled in the part that was charged.
-    /// 5. An upstream that is [heeded](super::RateLimitLayer::heed_upstream) closes all parts.
+    /// 5. An upstream that is [heeded](Self::heed_upstream) closes all parts.
     ///
     /// # Panics
     ///
@@ -253,6 +234,18 @@ impl KeyedLimit {
 
     pub(super) fn settles(&self) -> Option<&Settle> {
         self.settle.as_deref()
+    }
+
+    pub(super) fn heeds_upstream(&self) -> bool {
+        self.heeds_upstream.unwrap_or_else(|| self.extractor.is_by_upstream())
+    }
+
+    pub(super) fn when_dropped(&self) -> WhenDropped {
+        match (&self.settle, self.dropped) {
+            (None, _) => WhenDropped::StaysCharged,
+            (Some(_), None) => WhenDropped::KeepsLease,
+            (Some(_), Some(units)) => WhenDropped::Costs(units),
+        }
     }
 
     /// Adds to a claim what a request of this cost takes from the limit, which is not to be chosen.
@@ -305,6 +298,7 @@ impl fmt::Debug for KeyedLimit {
         f.debug_struct("KeyedLimit")
             .field("limit", &self.limit())
             .field("settles", &self.settle.is_some())
+            .field("heeds_upstream", &self.heeds_upstream())
             .field("is_shadow", &self.is_shadow)
             .field("parts", &self.parts)
             .finish_non_exhaustive()

@@ -1,0 +1,87 @@
+//! What a request has cost that is dropped before its response: see
+//! [`settle_dropped`](super::KeyedLimit::settle_dropped).
+
+use std::{future::poll_fn, pin::pin, sync::Arc};
+
+use super::{
+    asking::{Asked, Asking},
+    claim::{Origin, Record},
+    errand::Errand,
+    events::Events,
+    settling::settlement,
+};
+use crate::{
+    check::Check,
+    decision::Decision,
+    limiter::{Limiter, Share, Undecided},
+    store::Store,
+};
+
+/// What a limit says of a dropped request.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum WhenDropped {
+    /// It stays charged, since the limit does not settle.
+    StaysCharged,
+    /// It stays charged until its lease ends.
+    KeepsLease,
+    /// It has cost so many units, at most what was charged.
+    Costs(u64),
+}
+
+/// Settles dropped requests.
+pub(super) struct Dropping<S> {
+    limiter: Limiter<S>,
+    /// What the limits of the layer say, by their places.
+    limits: Arc<[WhenDropped]>,
+    events: Arc<Events>,
+}
+
+impl<S: Store> Dropping<S> {
+    pub(super) fn new(limiter: Limiter<S>, limits: Arc<[WhenDropped]>, events: Arc<Events>) -> Self {
+        Self { limiter, limits, events }
+    }
+
+    /// Settles an admitted request when it is dropped, if there is something to settle.
+    pub(super) fn guard(&self, check: &Check, origins: &[Origin], decision: &Decision) -> Option<Errand<()>> {
+        let settlement =
+            settlement(check, origins, decision, |charge, origin| match self.limits.get(origin.place)? {
+                WhenDropped::StaysCharged => Some(origin.cost),
+                WhenDropped::KeepsLease => None,
+                WhenDropped::Costs(units) => Some(charge.cost().min(*units)),
+            })?;
+        let (limiter, events) = (self.limiter.clone(), Arc::clone(&self.events));
+        Some(Errand::new(async move {
+            if let Err(error) = limiter.settle(settlement).await {
+                events.not_settled(&error);
+            }
+        }))
+    }
+
+    /// Follows up a question to the store, also if the request is dropped meanwhile: it may be counted by then.
+    pub(super) fn follow_up(
+        self,
+        undecided: Undecided<S>,
+        share: Option<Share>,
+        record: Option<Box<Record>>,
+    ) -> Errand<Asked> {
+        let limiter = self.limiter.clone();
+        self.follow_up_asking(Box::pin(async move {
+            let mut undecided = pin!(undecided);
+            let decision = poll_fn(|cx| undecided.as_mut().poll(&limiter, share, cx)).await;
+            Asked { outcome: decision.map(Some), record, waited: undecided.waited() }
+        }))
+    }
+
+    pub(super) fn follow_up_asking(self, asking: Asking) -> Errand<Asked> {
+        Errand::new(async move {
+            let mut asked = asking.await;
+            if let (Ok(Some(decision)), Some(record)) = (&asked.outcome, &mut asked.record)
+                && decision.is_allowed()
+                && let Some(check) = &record.check
+            {
+                record.dropped = self.guard(check, &record.origins, decision);
+            }
+            asked
+        })
+    }
+}

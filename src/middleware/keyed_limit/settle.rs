@@ -1,0 +1,112 @@
+//! The costs of a limit: before a request, after it, and without a response.
+
+use std::{sync::Arc, time::Duration};
+
+use http::request::Parts;
+
+use super::{super::outcome::Outcome, KeyedLimit};
+
+impl KeyedLimit {
+    /// How many units a request takes of this limit, whatever the layer's
+    /// [`cost`](crate::RateLimitLayer::cost) says. Default: that.
+    #[must_use]
+    pub fn cost(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
+        self.cost = Some(Arc::new(cost));
+        self
+    }
+
+    /// Lets the response say how many units a request has really cost. The charge is then only reserved, and it is settled
+    /// before the response goes out. Default: the charge is the cost.
+    ///
+    /// ```
+    /// use tower_sliding_window::{ApiKey, Limit, PeerIp, Secret};
+    ///
+    /// // Only failed logins count.
+    /// let login = Limit::per_minute("login", 5).by(PeerIp::new()).settle(|o| u64::from(o.status() == 401));
+    ///
+    /// // Server errors are free.
+    /// let calls = Limit::per_hour("calls", 1_000)
+    ///     .by(PeerIp::new())
+    ///     .settle(|o| if o.status().is_server_error() { 0 } else { o.cost() });
+    ///
+    /// // The tokens that an answer has used, as its handler says in an extension; 500 are reserved.
+    /// #[derive(Clone)]
+    /// struct Used(u64);
+    ///
+    /// let api_key = ApiKey::bearer(&Secret::new("32 random bytes out of the vault")?);
+    /// let tokens = Limit::per_hour("tokens", 10_000)
+    ///     .by(api_key)
+    ///     .cost(|_| 500)
+    ///     .settle(|o| o.response().extensions.get().map_or(o.cost(), |Used(tokens)| *tokens));
+    /// # Ok::<(), tower_sliding_window::middleware::extract::WeakSecret>(())
+    /// ```
+    ///
+    /// **Count by client.** A reservation takes units from all clients that share the key. By
+    /// [`Everyone`](crate::Everyone), a client that sends 20 such requests to the last limit, and hangs up, closes it for
+    /// all others until the [`lease`](Self::lease) ends. Then it can do so again.
+    ///
+    /// 1. All limits of a request are settled at once, within the layer's deadline, if the cost of one is not its charge,
+    ///    or its lease would end before its window. The response then shows the units that are left after that.
+    /// 2. A cost above the charge is counted, even above the limit: the next requests are refused.
+    /// 3. A request that is dropped before its response stays charged until its lease ends, unless
+    ///    [`settle_dropped`](Self::settle_dropped) says otherwise. So does a request whose settlement fails. A settlement
+    ///    that has begun goes on when the client leaves.
+    /// 4. The head of the response tells the cost. Units that a body uses while it is streamed have to be in the charge,
+    ///    or the handler [reserves](crate::Limiter::reserve) them, and settles when the body ends: see the example
+    ///    `llm_tokens`.
+    /// 5. At least one unit is reserved, whatever the cost says, so that there is something to settle. A request that was
+    ///    let through without a decision is not settled.
+    #[must_use]
+    pub fn settle(mut self, cost: impl Fn(&Outcome<'_>) -> u64 + Send + Sync + 'static) -> Self {
+        self.settle = Some(Arc::new(cost));
+        self
+    }
+
+    /// For how long a charge stays reserved that is not [settled](Self::settle): then its units are given back. Default: a
+    /// minute, or the window if that is shorter.
+    ///
+    /// 1. For so long a request without a response takes units from others: one whose client hangs up, or one of a process
+    ///    that is killed. Hence the short default.
+    /// 2. A response that takes longer than its lease loses nothing. It is settled all the same, and counts as of its
+    ///    admission. Only its units are free for others in between, so make the lease longer than most responses take.
+    /// 3. Each response is settled, in one more question to the store, if the lease is shorter than the window. A lease as
+    ///    long as the window saves the question where the cost is the charge.
+    ///
+    /// It has no meaning for a limit that does not settle.
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// Settles a request at so many units, at most its charge, as soon as it is dropped before its response: its client has
+    /// hung up, or the service has failed or panicked. Default: it stays charged until its [`lease`](Self::lease) ends, and
+    /// then has cost nothing.
+    ///
+    /// ```
+    /// use tower_sliding_window::{Limit, PeerIp};
+    ///
+    /// // 500 are reserved for an answer. A client that leaves before it has used 50.
+    /// let tokens = Limit::per_hour("tokens", 10_000)
+    ///     .by(PeerIp::new())
+    ///     .cost(|_| 500)
+    ///     .settle(|o| o.response().headers.get("x-used").and_then(|used| used.to_str().ok()?.parse().ok()).unwrap_or(500))
+    ///     .settle_dropped(50);
+    /// ```
+    ///
+    /// 1. With 0, a client that hangs up gets its units back at once. It can make the service work for nothing, as often as
+    ///    it likes.
+    /// 2. With `u64::MAX`, it pays its charge for the whole window. Where clients share a key, as by
+    ///    [`Everyone`](crate::Everyone), it then closes the limit for all of them.
+    /// 3. A request that is dropped while the store decides is settled once it is decided, since it may be counted. A request
+    ///    that [waits for room](crate::RateLimitLayer::wait_up_to) leaves the line instead. If it is counted at that moment,
+    ///    it stays charged until its lease ends.
+    /// 4. A task of the current runtime settles, within the layer's deadline. Without a runtime the lease ends the charge.
+    ///
+    /// It has no meaning for a limit that does not settle.
+    #[must_use]
+    pub fn settle_dropped(mut self, units: u64) -> Self {
+        self.dropped = Some(units);
+        self
+    }
+}
