@@ -3,8 +3,8 @@
 //! 1. A key is a namespace and a value. Equal values in different namespaces are different keys, so an address can
 //!    never collide with an API key or a user name that looks like it.
 //! 2. A value can be personal or secret, so [`Debug`](std::fmt::Debug) prints the namespace alone, and
-//!    `RedisStore` sends a digest, never the value. A secret does not become a value at all: see
-//!    [`ApiKey`](crate::ApiKey).
+//!    `RedisStore` sends a digest, never the value; a value that can be guessed is safe from readers of Redis only if the store
+//!    has a [`Secret`](crate::Secret). What is secret itself does not become a value at all: see [`ApiKey`](crate::ApiKey).
 //!
 //! ```
 //! use tower_sliding_window::Key;

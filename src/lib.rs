@@ -61,7 +61,8 @@
 //! processes on one server, behind sentinels, or on a cluster: each decision is one script on Redis 6.2 or newer, by the
 //! server's clock. Checks that arrive
 //! while a script is on its way share the next one, equal checks share one entry, and a refusal where nothing is left is
-//! repeated in the process, without asking Redis, for as long as it is known to be true: see [`DenyCache`].
+//! repeated in the process, without asking Redis, for as long as it is known to be true: see [`DenyCache`]. Each tokio runtime
+//! of the process has connections of its own, so one that stands still or ends holds up no other.
 //!
 //! # What is guaranteed, and what is not
 //!
@@ -80,6 +81,8 @@
 //!   for the same key. Give one name one window, and each application on a shared Redis a prefix.
 //! * A reset or a settlement is seen at once through all clones of a store, and within a second by other processes, which
 //!   may repeat a refusal for so long.
+//! * Identities stand in Redis as hashes, never as what they are. Unless the store has a secret, a reader of Redis finds those
+//!   that can be guessed, such as IPv4 addresses and user names, by trying them: see `RedisStoreBuilder::secret`.
 //! * A check that was given up at its deadline may have been counted: at most one request's cost, never more admitted
 //!   than the limit.
 //!
