@@ -23,7 +23,12 @@ use tower_sliding_window::{
     RedisStore, Settled, Settlement, Store, StoreError,
 };
 
-use crate::support::{PATIENCE, redis_server::RedisServer, stores::Silent};
+use crate::support::{
+    PATIENCE,
+    redis_server::RedisServer,
+    stores::Silent,
+    switched::{State, Switched},
+};
 
 const CALLS: Limit = Limit::per("calls", 3, ms(100));
 
@@ -476,6 +481,146 @@ async fn the_deadline_is_that_of_a_question_and_not_of_the_wait() {
     let silent = Limiter::new(Silent).deadline(ms(50)).acquire(&CALLS, "ada", 1, PATIENCE).await;
     assert!(matches!(silent, Err(Error::TimedOut { .. })));
     assert!(begun.elapsed() < ms(60), "{:?}", begun.elapsed());
+}
+
+/// How late the first in line may be before the next takes over, as the docs say.
+const GRACE: Duration = ms(100);
+
+/// Somebody who waits, has been polled once, and is then kept.
+type Kept = Pin<Box<dyn Future<Output = Result<Decision, Error>> + Send>>;
+
+/// Waits, and is not polled any more.
+async fn keep<S: Store>(limiter: &Limiter<S>, check: Check) -> Kept {
+    keep_for(limiter, check, PATIENCE).await
+}
+
+async fn keep_for<S: Store>(limiter: &Limiter<S>, check: Check, patience: Duration) -> Kept {
+    let limiter = limiter.clone();
+    let mut kept: Kept = Box::pin(async move { limiter.acquire_all(check, patience).await });
+    assert!(poll_fn(|cx| Poll::Ready(kept.as_mut().poll(cx).is_pending())).await);
+    kept
+}
+
+async fn in_time(waiting: Waiting) -> Decision {
+    timeout(PATIENCE, waiting).await.expect("the line stands still").unwrap().unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_first_in_line_that_nobody_polls_is_passed_by() {
+    let test = Test::spent().await;
+    let first = keep(&test.limiter, of(3)).await;
+    let _second = test.wait("second", of(1), PATIENCE).await;
+    let _third = test.wait("third", of(1), PATIENCE).await;
+    test.pass(ms(100)).await;
+    assert_eq!(test.admitted(), Vec::<&str>::new(), "it is given its time");
+    test.pass(GRACE).await;
+    assert_eq!(test.admitted(), ["second", "third"]);
+
+    // Polled again, it goes on in its old place.
+    let fourth = test.wait("fourth", of(2), PATIENCE).await;
+    let first = tokio::spawn(first);
+    settle_down().await;
+    assert!(!first.is_finished() && !fourth.is_finished());
+    test.pass(ms(100)).await;
+    assert!(fourth.is_finished(), "it was first by then");
+    test.pass(ms(100)).await;
+    assert_eq!(first.await.unwrap().unwrap().used(), 3);
+    assert_eq!(test.lines(), 0);
+}
+
+/// Half of a hundred are not polled, the first of them among them. The others are admitted in the order in which they came.
+#[tokio::test(start_paused = true)]
+async fn all_that_are_polled_get_through_though_others_are_not() {
+    let test = Test::spent().await;
+    let names: Vec<&'static str> = (0..50).map(|number| &*format!("{number}").leak()).collect();
+    let mut kept = Vec::new();
+    for name in &names {
+        kept.push(keep(&test.limiter, of(1)).await);
+        test.wait(name, of(1), PATIENCE).await;
+    }
+    test.questions();
+    for _ in 0..600 {
+        test.pass(ms(10)).await;
+    }
+    assert_eq!(test.admitted(), names);
+    assert!(test.questions() <= 150, "only the first in line asks");
+
+    // Each of the others still gets its turn, in the order in which they are polled.
+    let waiting: Vec<_> = kept.into_iter().map(tokio::spawn).collect();
+    for _ in 0..200 {
+        test.pass(ms(10)).await;
+    }
+    for waiting in waiting {
+        assert!(waiting.await.unwrap().unwrap().is_allowed());
+    }
+    assert_eq!(test.lines(), 0);
+}
+
+/// Something is given back, and only the second in line can use it.
+#[tokio::test(start_paused = true)]
+async fn what_is_given_back_is_not_kept_from_the_next_by_a_first_that_nobody_polls() {
+    let (limiter, limit) = (Limiter::new(MemoryStore::new()), Limit::per_hour("calls", 3));
+    let check = || Check::new(Charge::new(limit.clone(), "ada", 1).unwrap());
+    assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());
+    let _first = keep_for(&limiter, check(), Duration::MAX).await;
+    let second = tokio::spawn({
+        let (limiter, check) = (limiter.clone(), check());
+        async move { limiter.acquire_all(check, Duration::MAX).await }
+    });
+    settle_down().await;
+    limiter.reset(&limit, "ada").await.unwrap();
+    let begun = Instant::now();
+    assert!(in_time(second).await.is_allowed());
+    assert!(begun.elapsed() <= GRACE, "{:?}", begun.elapsed());
+}
+
+/// The first leaves long before its time, and the next two do not know.
+#[tokio::test(start_paused = true)]
+async fn a_line_of_which_the_next_are_not_polled_goes_on() {
+    let (store, limit) = (MemoryStore::new(), Limit::per_hour("calls", 3));
+    let limiter = Limiter::new(store.clone());
+    let check = || Check::new(Charge::new(limit.clone(), "ada", 1).unwrap());
+    let wait = || {
+        let (limiter, check) = (limiter.clone(), check());
+        tokio::spawn(async move { limiter.acquire_all(check, Duration::MAX).await })
+    };
+    assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());
+    let first = wait();
+    settle_down().await;
+    let _second = keep_for(&limiter, check(), Duration::MAX).await;
+    let _third = keep_for(&limiter, check(), Duration::MAX).await;
+    let last = wait();
+    settle_down().await;
+    // Not through the limiter, so that it tells nobody.
+    Limiter::new(store).reset(&limit, "ada").await.unwrap();
+    first.abort();
+    let begun = Instant::now();
+    assert!(in_time(last).await.is_allowed());
+    assert!(begun.elapsed() <= Duration::from_secs(3), "{:?}", begun.elapsed());
+}
+
+/// The store has its question, but nobody asks for the answer.
+#[tokio::test(start_paused = true)]
+async fn a_question_that_nobody_polls_stops_the_line_until_its_deadline_and_a_grace() {
+    let store = Switched::new(State::Works);
+    let (limiter, limit) = (Limiter::new(store.clone()).deadline(ms(50)), Limit::per_hour("calls", 3));
+    let check = || Check::new(Charge::new(limit.clone(), "ada", 1).unwrap());
+    assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());
+    let mut first = keep_for(&limiter, check(), Duration::MAX).await;
+    let second = tokio::spawn({
+        let (limiter, check) = (limiter.clone(), check());
+        async move { limiter.acquire_all(check, Duration::MAX).await }
+    });
+    settle_down().await;
+    limiter.reset(&limit, "ada").await.unwrap();
+    store.set(State::Hangs);
+    assert!(poll_fn(|cx| Poll::Ready(first.as_mut().poll(cx).is_pending())).await);
+    assert_eq!(store.waiting(), 1, "it has asked");
+    store.set(State::Works);
+    let begun = Instant::now();
+    assert!(in_time(second).await.is_allowed());
+    let waited = begun.elapsed();
+    assert!((ms(50)..=ms(50) + GRACE + ms(2)).contains(&waited), "{waited:?}");
 }
 
 /// A store that refuses without saying for how long is not asked without a pause.

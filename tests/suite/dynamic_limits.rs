@@ -17,11 +17,13 @@ use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     ChoiceError, ClientIp, Decision, Degraded, Error, Header, Key, KeyError, KeyedLimit, Limit, Limiter, ManualClock,
-    MemoryStore, PeerIp, RateLimitLayer, Rejection, ShadowRefusals,
+    MemoryStore, PeerIp, RateLimitLayer, RedisStore, Rejection, ShadowRefusals, Store,
 };
 
 use crate::support::{
+    PATIENCE,
     log::Log,
+    redis_server::RedisServer,
     requests::{anyone, figures, hello, json, request},
 };
 
@@ -317,6 +319,69 @@ async fn without_a_key_nothing_is_chosen() {
     let response =
         RateLimitLayer::new(MemoryStore::new()).limit(limit).layer(service_fn(hello)).oneshot(request()).await.unwrap();
     assert_eq!((response.status().as_u16(), asked.load(Ordering::Relaxed)), (400, 0));
+}
+
+/// A layer of 5 a minute by address and a limit that is looked up for each request, and how many look-ups there were.
+fn looked_up<S: Store>(store: S) -> (RateLimitLayer<S>, Arc<AtomicUsize>) {
+    let look_ups = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&look_ups);
+    let plan = KeyedLimit::chosen(anyone, move |_: &Parts| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        async { Ok::<_, Infallible>(Limit::per_hour("plan", 10_000)) }
+    });
+    let trial = Limit::per_minute("trial", 3).by(anyone).in_shadow();
+    let layer = RateLimitLayer::new(store).limit(plan).limit(Limit::per_minute("address", 5).by(anyone)).limit(trial);
+    (layer.deadline(PATIENCE), look_ups)
+}
+
+/// How many of so many requests are admitted. The refusals tell of the limit by address.
+async fn admitted<S: Store>(layer: &RateLimitLayer<S>, requests: usize) -> usize {
+    let app = layer.layer(service_fn(hello));
+    let mut admitted = 0;
+    for _ in 0..requests {
+        let response = app.clone().oneshot(request()).await.unwrap();
+        if response.status() == 200 {
+            admitted += 1;
+            continue;
+        }
+        let [limit, remaining, reset, retry] = figures(response.headers());
+        assert_eq!((response.status().as_u16(), limit, remaining), (429, Some("5"), Some("0")));
+        let seconds = |figure: Option<&str>| figure.unwrap().parse::<u64>().unwrap();
+        assert!((1..=60).contains(&seconds(retry)) && seconds(reset) <= seconds(retry));
+        let shadow: &ShadowRefusals = response.extensions().get().unwrap();
+        assert_eq!(shadow.names().collect::<Vec<_>>(), ["trial"]);
+    }
+    admitted
+}
+
+#[tokio::test]
+async fn nothing_is_chosen_for_requests_that_another_limit_refuses() {
+    let clock = ManualClock::new();
+    let (layer, look_ups) = looked_up(MemoryStore::builder().clock(&clock).build());
+    assert_eq!((admitted(&layer, 1_000).await, look_ups.load(Ordering::Relaxed)), (5, 5));
+    clock.advance(Duration::from_secs(60));
+    assert_eq!((admitted(&layer, 1_000).await, look_ups.load(Ordering::Relaxed)), (5, 10));
+}
+
+/// Redis has to refuse once. That is remembered for a second.
+#[tokio::test]
+async fn nothing_is_chosen_for_requests_that_are_known_to_be_refused_by_redis() {
+    let (server, clock) = (RedisServer::start(), ManualClock::new());
+    let (layer, look_ups) = looked_up(RedisStore::builder(&server.url()).clock(&clock).build().unwrap());
+    assert_eq!((admitted(&layer, 1_000).await, look_ups.load(Ordering::Relaxed)), (5, 6));
+    clock.advance(Duration::from_secs(1));
+    assert_eq!((admitted(&layer, 1_000).await, look_ups.load(Ordering::Relaxed)), (0, 7));
+    clock.advance(Duration::from_secs(59));
+    assert_eq!((admitted(&layer, 1_000).await, look_ups.load(Ordering::Relaxed)), (5, 13));
+}
+
+/// What it waits for depends on the choice.
+#[tokio::test(start_paused = true)]
+async fn a_layer_that_waits_for_room_chooses() {
+    let clock = ManualClock::new();
+    let (layer, look_ups) = looked_up(MemoryStore::builder().clock(&clock).build());
+    let layer = layer.wait_up_to(Duration::from_secs(1));
+    assert_eq!((admitted(&layer, 10).await, look_ups.load(Ordering::Relaxed)), (5, 10));
 }
 
 #[tokio::test]
