@@ -33,16 +33,6 @@ impl Entry {
         Self { at, units: Units::new(kind, units), id }
     }
 
-    /// The same entry, with an id that the caller has given.
-    pub(super) fn given(mut self) -> Self {
-        self.units.0 |= Units::GIVEN;
-        self
-    }
-
-    pub(super) fn is_given(&self) -> bool {
-        self.units.0 & Units::GIVEN != 0
-    }
-
     pub(super) fn count(&self) -> u64 {
         self.units.0 & Units::MOST
     }
@@ -61,10 +51,8 @@ impl Units {
     /// Above it stands the kind.
     const KIND: u32 = 62;
 
-    const GIVEN: u64 = 1 << 61;
-
     /// The most units that an entry can have.
-    const MOST: u64 = Self::GIVEN - 1;
+    const MOST: u64 = (1 << Self::KIND) - 1;
 
     fn new(kind: Kind, units: u64) -> Self {
         Self((kind as u64) << Self::KIND | units & Self::MOST)

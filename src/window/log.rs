@@ -48,8 +48,8 @@ impl Log {
 
     /// Whether this very admission is in the log.
     pub(super) fn contains(&self, id: AdmissionId, units: u64) -> bool {
-        let is_it = |entry: &Entry| entry.is(Kind::Kept) || entry.is(Kind::Held);
-        self.entries.find(u64::MAX, (id, units), is_it).is_some()
+        let is_it = |entry: &Entry| entry.count() == units && (entry.is(Kind::Kept) || entry.is(Kind::Held));
+        self.entries.find(id, u64::MAX, is_it).is_some()
     }
 
     /// Whether what an admission has cost in the end is recorded under this id and time.
@@ -81,16 +81,14 @@ impl Log {
         self.entries.iter().map(move |entry| (entry.at.saturating_add(window), entry.count()))
     }
 
-    /// Records an admission under its id, and whether that was given.
-    pub(super) fn keep(&mut self, at: u64, units: u64, (id, is_given): (AdmissionId, bool)) {
-        let entry = Entry::new(Kind::Kept, at, units, id);
-        self.insert(if is_given { entry.given() } else { entry });
+    /// Records an admission that its id tells from others.
+    pub(super) fn keep(&mut self, at: u64, units: u64, id: AdmissionId) {
+        self.insert(Entry::new(Kind::Kept, at, units, id));
     }
 
-    /// The same of one that is going to be settled.
-    pub(super) fn hold(&mut self, at: u64, units: u64, (id, is_given): (AdmissionId, bool)) {
-        let entry = Entry::new(Kind::Held, at, units, id);
-        self.insert(if is_given { entry.given() } else { entry });
+    /// Records an admission that is going to be settled.
+    pub(super) fn hold(&mut self, at: u64, units: u64, id: AdmissionId) {
+        self.insert(Entry::new(Kind::Held, at, units, id));
     }
 
     /// Records what an admission has cost in the end.
@@ -114,7 +112,7 @@ impl Log {
     /// when. One that is recorded later is another, to which the id was given again.
     pub(super) fn take(&mut self, id: AdmissionId, units: u64, is_held: bool, at: u64) -> Option<u64> {
         let kind = if is_held { Kind::Held } else { Kind::Kept };
-        let place = self.entries.find(at, (id, units), |entry| entry.is(kind))?;
+        let place = self.entries.find(id, at, |entry| entry.count() == units && entry.is(kind))?;
         let entry = self.entries.remove(place)?;
         self.used = self.used.saturating_sub(entry.count());
         Some(entry.at)
@@ -140,7 +138,7 @@ mod tests {
     fn log(entries: &[(u64, u64)]) -> Log {
         let mut log = Log::default();
         for &(at, units) in entries {
-            log.keep(at, units, (AdmissionId::fresh(), false));
+            log.keep(at, units, AdmissionId::fresh());
         }
         log
     }
@@ -178,7 +176,7 @@ mod tests {
         let mut log = Log::default();
         let id = AdmissionId::from(0);
         log.add(5_099, 2);
-        log.hold(5_099, 3, (id, true));
+        log.hold(5_099, 3, id);
         log.add(5_099, 4);
         assert_eq!((log.len(), log.used(), log.contains(id, 6)), (2, 9, false));
         let mut take = |is_held, at| log.take(id, 3, is_held, at);

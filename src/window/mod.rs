@@ -4,10 +4,10 @@
 //! `counter.rs` remembers two numbers. `store/redis/*.lua` is the same arithmetic in Lua; the conformance suite and the
 //! plain model of the tests hold both to the same rules.
 
+mod chunk;
 mod counter;
 mod entries;
 mod entry;
-mod ids;
 mod log;
 
 use self::{counter::Counter, log::Log};
@@ -104,7 +104,7 @@ impl Window {
 
     /// Records an admission.
     pub(crate) fn admit(&mut self, charge: &Charge, attempt: Attempt) {
-        let Attempt { now, id, is_given } = attempt;
+        let Attempt { now, id, .. } = attempt;
         let (limit, units) = (charge.limit(), charge.cost());
         let (is_kept, is_held) = (self.is_kept(charge, attempt), charge.lease_micros().is_some());
         let log = match self {
@@ -113,8 +113,8 @@ impl Window {
             Self::Counter(counter) => return counter.add(now, limit.window_micros(), units),
         };
         match is_kept {
-            true if is_held => log.hold(charge.kept_at(now), units, (id, is_given)),
-            true => log.keep(charge.kept_at(now), units, (id, is_given)),
+            true if is_held => log.hold(charge.kept_at(now), units, id),
+            true => log.keep(charge.kept_at(now), units, id),
             false => log.add(limit.recorded_at(now), units),
         }
     }
