@@ -226,6 +226,10 @@ impl Model {
             self.bring_counts_up(now, charge);
             self.units_of(charge).push(Unit { cost, ..unit });
         }
+        if charge.is_counter() && charge.used(self.of(charge), now, now) == 0 {
+            // Counts that have left are not kept for themselves.
+            self.reset(charge.bucket);
+        }
         true
     }
 

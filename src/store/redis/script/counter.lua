@@ -117,6 +117,7 @@ end
 
 -- Microseconds until fewer units are used: until the estimate falls, or the oldest of what has an id leaves.
 function counter.reset(charge)
+  if charge.is_behind then return 1 end
   local estimate = estimate_now(charge)
   local falls = estimate > 0 and first_fit(charge, estimate - 1, now)
   local leaves = charge.oldest and min(charge.oldest, now) + charge.window

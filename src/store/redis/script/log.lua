@@ -181,6 +181,7 @@ end
 
 -- Microseconds until fewer units are in the window.
 function log.reset(charge)
+  if charge.is_behind then return 1 end
   return charge.oldest and max(0, min(charge.oldest, charge.latest) + charge.window - now) or 0
 end
 
