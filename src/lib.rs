@@ -60,16 +60,19 @@
 //! [`MemoryStore`] counts within one process, without a runtime or a task. `RedisStore` shares its limits between all
 //! processes on one server, behind sentinels, or on a cluster: each decision is one script on Redis 6.2 or newer, by the
 //! server's clock. Checks that arrive
-//! while a script is on its way share the next one, equal checks share one entry, and a refusal where nothing is left is
-//! repeated in the process, without asking Redis, for as long as it is known to be true: see [`DenyCache`]. Each tokio runtime
-//! of the process has connections of its own, so one that stands still or ends holds up no other.
+//! while a script is on its way share the next one, equal checks share one entry, and what is known to be refused is refused
+//! in the process, without asking Redis, for as long as that is true: see [`DenyCache`]. All limiters and layers on clones of
+//! one store share what is known of it: what it has refused, and whether it answers. Each tokio runtime of the process has
+//! connections of its own, so one that stands still or ends holds up no other.
 //!
 //! # What is guaranteed, and what is not
 //!
 //! * With Redis up, no window of the limit's length holds more than the limit, however many clients race. Limits that
 //!   count by a counter or a fixed [`algorithm`] promise less, and a [`settlement`] counts what was spent, even above the
 //!   limit.
-//! * A refusal costs nothing, and its retry time is exact if nothing else arrives meanwhile.
+//! * A refusal costs nothing, and its retry time is exact if nothing else arrives meanwhile. Where the process
+//!   [remembers](DenyCache) that less is left than a check costs, it is a true "not before".
+//! * A request waits for decisions for at most the longest [deadline](RateLimitLayer::deadline) of all layers that it passes.
 //! * If the server's clock steps back, nothing is over-admitted, and a key is right again one window after the first
 //!   refusal that the step causes. If it steps forward, windows end early by the step: at most one extra limit a key.
 //! * Replication to a Redis replica is asynchronous: what a failed primary had not passed on is forgotten, so at a
@@ -80,9 +83,10 @@
 //! * A limit's name is the name of what it counts, wherever it is used: limits of one name on one store share their units
 //!   for the same key. Give one name one window, and each application on a shared Redis a prefix.
 //! * A reset or a settlement is seen at once through all clones of a store, and within a second by other processes, which
-//!   may repeat a refusal for so long.
-//! * Identities stand in Redis as hashes, never as what they are. Unless the store has a secret, a reader of Redis finds those
-//!   that can be guessed, such as IPv4 addresses and user names, by trying them: see `RedisStoreBuilder::secret`.
+//! while a script is on its way share the next one, equal checks share one entry, and what is known to be refused is refused
+//! in the process, without asking Redis, for as long as that is true: see [`DenyCache`]. All limiters and layers on clones of
+//! one store share what is known of it: what it has refused, and whether it answers. Each tokio runtime of the process has
+//! connections of its own, so one that stands still or ends holds up no other.
 //! * A check that was given up at its deadline may have been counted: at most one request's cost, never more admitted
 //!   than the limit.
 //!

@@ -110,7 +110,7 @@ impl<S: Store> Limiter<S> {
                 return self.refuse(&check, &place, waited).await;
             }
             if !place.is_to_ask(asks_at, given_back, self.parts.deadline).await {
-                // Nobody has polled this, and others have taken over.
+                // It was not polled for a while, and another has taken over.
                 continue;
             }
             (*waited, given_back) = (Duration::ZERO, lines.times_given_back(line));

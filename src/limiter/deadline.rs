@@ -69,8 +69,13 @@ impl<F> Deadline<F> {
 
     /// How long the request has waited by now, what it had waited before included.
     pub(super) fn waited(&self) -> Duration {
+        self.time.waited.saturating_add(self.took())
+    }
+
+    /// How long the future has made somebody wait by now.
+    pub(super) fn took(&self) -> Duration {
         let begun = self.timer.as_ref().and_then(|timer| timer.deadline().checked_sub(self.time.left()));
-        self.time.waited.saturating_add(begun.map(|begun| begun.elapsed()).unwrap_or_default())
+        begun.map(|begun| begun.elapsed()).unwrap_or_default()
     }
 }
 

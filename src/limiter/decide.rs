@@ -114,11 +114,10 @@ impl<S: Store> Undecided<S> {
         share: Option<Share>,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Decision, Error>> {
-        let this = self.project();
-        let time = this.decision.time();
-        let outcome = ready!(this.decision.poll(cx)).and_then(|answer| Ok(answer?));
-        let unanswered = Unanswered { time, question: this.question.take() };
-        Poll::Ready(limiter.parts.heard(outcome, unanswered, this.stand_in.as_deref(), share))
+        let mut this = self.project();
+        let outcome = ready!(this.decision.as_mut().poll(cx)).and_then(|answer| Ok(answer?));
+        limiter.parts.told(&outcome, &this.decision);
+        Poll::Ready(limiter.parts.heard(outcome, this.question.as_ref(), this.stand_in.as_deref(), share))
     }
 
     /// How long the request has waited for decisions by now.
@@ -145,8 +144,9 @@ impl<S: Store> Parts<S> {
             return Ok(self.decide_locally(Some(check), share, error));
         }
         if let Some(outcome) = self.store.decide_now(check) {
-            let answered = Unanswered { time: self.time(Duration::ZERO), question };
-            return Ok(self.heard(outcome.map_err(Error::from), answered, Some(check), share));
+            let outcome = outcome.map_err(Error::from);
+            self.circuit.heard(&outcome, || Duration::ZERO);
+            return Ok(self.heard(outcome, question.as_ref(), Some(check), share));
         }
         let time = self.time(waited());
         if time.is_up() {
@@ -196,15 +196,14 @@ impl<S: Store> Parts<S> {
     fn heard(
         &self,
         outcome: Result<Decision, Error>,
-        unanswered: Unanswered,
+        question: Option<&Question>,
         check: Option<&Check>,
         share: Option<Share>,
     ) -> Result<Decision, Error> {
-        self.told(&outcome, unanswered.time);
         match outcome {
             Ok(decision) => {
                 metrics::decided(&decision);
-                if let Some(question) = &unanswered.question {
+                if let Some(question) = question {
                     self.refusals.learn(question, &decision);
                 }
                 Ok(decision)
@@ -213,10 +212,10 @@ impl<S: Store> Parts<S> {
         }
     }
 
-    /// Tells the breaker what came of a question that had so much time.
-    pub(super) fn told<T>(&self, outcome: &Result<T, Error>, time: Time) {
-        if time.is_mostly_left() || !matches!(outcome, Err(Error::TimedOut { .. })) {
-            self.circuit.heard(outcome, self.deadline);
+    /// Tells the breaker what came of a question.
+    pub(super) fn told<T, F>(&self, outcome: &Result<T, Error>, asked: &Deadline<F>) {
+        if asked.time().is_mostly_left() || !matches!(outcome, Err(Error::TimedOut { .. })) {
+            self.circuit.heard(outcome, || asked.took());
         }
     }
 

@@ -39,7 +39,7 @@ mod patience;
 mod reservation;
 mod turn;
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -303,10 +303,9 @@ impl<S: Store> Limiter<S> {
                 Err(error)
             }
             None => {
-                let time = parts.time(Duration::ZERO);
-                let outcome = Deadline::new(question(&parts.store), time).await;
-                let outcome = outcome.and_then(|answer| Ok(answer?));
-                parts.told(&outcome, time);
+                let mut asked = pin!(self.within(question(&parts.store)));
+                let outcome = asked.as_mut().await.and_then(|answer| Ok(answer?));
+                parts.told(&outcome, &asked);
                 outcome.inspect_err(metrics::failed)
             }
         }

@@ -1,31 +1,31 @@
 //! Whose turn it is in a line.
 //!
-//! 1. The turn goes to the callers in the order of their numbers. Only the first asks, until it leaves.
-//! 2. The first says when it asks, and how long the question may take. If it has not got on by then and [`GRACE`], nobody
-//!    polls it: it loses its turn, and the next takes over. Each place further back waits for one grace more, so that only
-//!    one takes over, and places in between that are not polled either are passed by.
-//! 3. Whoever is passed by is no longer waiting, until it is polled: then it takes its place again, by its number.
-//! 4. Woken are the first and the next, which has to know when to take over. The others look by themselves, the seldomer the
-//!    further back they are.
+//! 1. The callers have the turn in the order of their numbers. Only the first asks, until it leaves.
+//! 2. The first says when it asks, and how long the question may take. If it does not get on by then and a [`GRACE`], it is
+//!    not polled: it loses its turn, and the next takes over. Each place further back waits for one grace more, so that
+//!    only one takes over, and places in between that are not polled either are passed by.
+//! 3. A caller that is passed by does not count as waiting until it is polled. Then it takes its place again, by its number.
+//! 4. Only the first and the next are woken: the next has to know when to take over. The others look by themselves, the
+//!    seldomer the further back they are.
 
 use std::{collections::BTreeMap, task::Waker, time::Duration};
 
 use tokio::time::Instant;
 
-/// How late whoever has the turn may be.
+/// How late the first in line may be.
 pub(super) const GRACE: Duration = Duration::from_millis(100);
 
-/// How often the next but one looks at least; each further back that much more seldom.
+/// After so long the next but one looks, the one behind it after twice as long, and so on.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Places further back are as this one.
+/// All places further back look as often as this one.
 const FAR: usize = 64;
 
 /// No question takes longer.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 pub(super) struct Turns {
-    /// Those that are polled, as far as is known.
+    /// The callers that are polled, as far as is known.
     waiting: BTreeMap<u64, Waker>,
     first: Option<u64>,
     /// When the first asks.
@@ -35,7 +35,7 @@ pub(super) struct Turns {
     numbers: u64,
 }
 
-/// Who is to look at the line, once that is no longer locked.
+/// The callers that are to look at the line, once it is no longer locked.
 #[must_use]
 pub(super) struct Woken([Option<Waker>; 2]);
 
@@ -121,7 +121,7 @@ impl Turns {
         self.appoint(self.waiting.keys().next().copied(), now)
     }
 
-    /// Gives somebody the turn to ask now.
+    /// Gives a place the turn, to ask now.
     fn appoint(&mut self, first: Option<u64>, now: Instant) -> Woken {
         (self.first, self.asks_at, self.due) = (first, now, later(now, GRACE));
         Woken([first.and_then(|first| self.waiting.get(&first).cloned()), self.next()])

@@ -5,8 +5,8 @@
 //! | `rate_limit_decisions_total` | counter | decisions | `limit`: the limit's name; `outcome`: `allowed`, `refused`, `shadow_refused` | how often a limit was part of an admission, has refused, or in the [shadow](crate::KeyedLimit::in_shadow) would have refused |
 //! | `rate_limit_failures_total` | counter | failures | `cause`: `timed_out`, `unavailable`, `breaker_open`, `no_limit` | how often there was no answer of the store: see [`Error`](crate::Error) |
 //! | `rate_limit_degraded_total` | counter | requests | `mode`: `open`, `closed`, `local` | how often a layer's [failure mode](crate::FailureMode) has decided, or a handler has answered 503 by a [`Rejection`](crate::Rejection) |
-//! | `rate_limit_deny_cache_hits_total` | counter | refusals | | how many were [repeated](crate::DenyCache) without asking the store |
-//! | `rate_limit_breakers_open` | gauge | breakers | | how many [breakers](crate::Breaker) are open: 0 or 1 where there is one limiter or layer |
+//! | `rate_limit_deny_cache_hits_total` | counter | refusals | | how many came out of a [`DenyCache`](crate::DenyCache), without asking the store |
+//! | `rate_limit_breakers_open` | gauge | breakers | | how many [breakers](crate::Breaker) are open: 0 or 1 where there is one `RedisStore`, whatever is on it, and no limiter or layer has one of its own |
 //! | `rate_limit_batch_checks` | histogram | checks and settlements | | how many travelled to Redis in one batch |
 //! | `rate_limit_queue_checks` | histogram | checks and settlements | | how many were left waiting when a batch left |
 //! | `rate_limit_queue_full_total` | counter | checks and settlements | | how many failed because too many were waiting |

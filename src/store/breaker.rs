@@ -33,9 +33,10 @@ use crate::{
 /// 3. A store that has an [epoch](crate::Store::epoch), as `RedisStore` has, has one breaker for all of its clones, whatever
 ///    limiters and layers are made on them, with the usual settings. One that is set on a limiter or layer is its own. Of
 ///    other stores, each limiter and its clones, or each layer and its services, have one.
-/// 4. A limiter in a hurry closes the store to nobody who has more time: a timeout counts only for questions with the same
-///    deadline or a shorter one. A longer one is asked until it has failed as often itself. An error counts for all. Where
-///    less than half of the deadline was left, since the request had waited elsewhere before, a timeout counts for nobody.
+/// 4. A limiter in a hurry keeps nobody with more time from the store: a timeout counts only for questions with the same
+///    deadline or a shorter one. Questions with a longer deadline are asked until as many of them have failed. An error
+///    counts for all, and an answer for all that have as much time as it took. Where less than half of the deadline was
+///    left, since the request had waited elsewhere before, a timeout counts for none.
 /// 5. As soon as somebody asks, and then [once in a while](Self::probe_every), 200 ms by default, whether anybody asks or
 ///    not, a probe goes to the store: the same question at no cost. Nobody waits for it. It has as much time as the longest
 ///    deadline of those who were answered by the breaker. The probes are a task of a caller's runtime that ends when the
@@ -167,10 +168,10 @@ impl Circuit {
         Some(Error::BreakerOpen(cause))
     }
 
-    /// Counts what came of a question with this deadline.
-    pub(crate) fn heard<T>(&self, outcome: &Result<T, Error>, deadline: Duration) {
+    /// Counts what came of a question that took so long.
+    pub(crate) fn heard<T>(&self, outcome: &Result<T, Error>, took: impl FnOnce() -> Duration) {
         match outcome {
-            Ok(_) => self.0.heard_answer(micros(deadline)),
+            Ok(_) => self.0.heard_answer(took),
             Err(error) if error.is_the_stores() => self.0.heard_failure(error),
             Err(_) => {}
         }
@@ -275,7 +276,7 @@ impl Health {
             return;
         }
         let deadline = if let Error::TimedOut { deadline } = error { micros(*deadline) } else { u64::MAX };
-        // Before it is open: who finds it open finds a cause.
+        // Before it is open: a caller that finds it open finds a cause.
         *self.cause.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(error.clone()));
         let mut run = self.run();
         if self.is_open_for(deadline) {
@@ -302,16 +303,16 @@ impl Health {
         }
     }
 
-    /// That says nothing of questions with a shorter deadline.
-    fn heard_answer(&self, deadline: u64) {
+    /// That says nothing of questions with a deadline that is shorter than it took.
+    fn heard_answer(&self, took: impl FnOnce() -> Duration) {
         if !self.has_failed.load(Ordering::Relaxed) && !self.is_open() {
             return;
         }
-        let mut run = self.run();
-        if deadline <= run.shortest {
+        let (took, mut run) = (micros(took()), self.run());
+        if took <= run.shortest {
             self.count(&mut run, Run::NONE);
         }
-        if self.is_open_for(deadline) {
+        if self.is_open_for(took) {
             self.close(run);
         }
     }
@@ -324,7 +325,7 @@ impl Health {
 
     fn close(&self, run: MutexGuard<'_, Run>) {
         let was_open = self.open_for.swap(0, Ordering::Relaxed) > 0;
-        // Nobody waits for a log line.
+        // No caller waits for a log line.
         drop(run);
         if was_open {
             metrics::breaker_closed();

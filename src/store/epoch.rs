@@ -23,7 +23,7 @@ const PARTS: usize = 64;
 /// [`Store::epoch`](super::Store::epoch).
 ///
 /// 1. Clones of an epoch are one epoch, and clones of a store have to have the same. A store that wraps another hands on
-///    the other's.
+///    the other's, if it hands on limits and keys as they are: what one of them has refused is refused by all.
 /// 2. Whether the store answers: its [`Breaker`].
 /// 3. What it has refused: its [`DenyCache`]. A refusal holds for as long as nothing is given back. So the store
 ///    [ends](Self::end) the epoch for a limit whenever a key is reset or an admission settled through it, and what the

@@ -114,7 +114,7 @@ pub trait Store: Clone + Send + Sync + 'static {
 
     /// What clones of the store share in this process, if they do: whether it answers, by its [`Breaker`], and what it has
     /// refused, by its [`DenyCache`]. Default: nothing. Then each limiter has a breaker of its own, and no refusal is
-    /// remembered. A store that wraps another hands on the other's epoch.
+    /// remembered. A store that wraps another hands on the other's epoch, if it hands on limits and keys as they are.
     fn epoch(&self) -> Option<&Epoch> {
         None
     }

@@ -486,7 +486,7 @@ async fn the_deadline_is_that_of_a_question_and_not_of_the_wait() {
 /// How late the first in line may be before the next takes over, as the docs say.
 const GRACE: Duration = ms(100);
 
-/// Somebody who waits, has been polled once, and is then kept.
+/// A wait that has been polled once, and is then kept.
 type Kept = Pin<Box<dyn Future<Output = Result<Decision, Error>> + Send>>;
 
 /// Waits, and is not polled any more.

@@ -247,6 +247,24 @@ async fn a_limiter_in_a_hurry_closes_the_store_to_nobody_with_more_time() {
     assert!(refused >= 90, "it is open for its own kind, and was {refused} times");
 }
 
+/// An answer counts for all that have as much time as it took.
+#[tokio::test(start_paused = true)]
+async fn a_quick_answer_closes_it_for_all() {
+    let store = Switched::with_epoch(State::Hangs);
+    let hasty = Limiter::new(store.clone()).deadline(Duration::from_millis(10));
+    for (takes, closes) in [(20, false), (5, true)] {
+        store.set(State::Hangs);
+        while !matches!(hasty.check(&CALLS, "ada", 1).await, Err(Error::BreakerOpen(_))) {}
+        // A probe is on its way, and will not be answered.
+        settle_down().await;
+        store.set(State::Takes(Duration::from_millis(takes)));
+        let patient = Limiter::new(store.clone());
+        assert!(patient.check(&CALLS, "bob", 1).await.is_ok());
+        let is_open = matches!(hasty.check(&CALLS, "ada", 1).await, Err(Error::BreakerOpen(_)));
+        assert_eq!(is_open, !closes, "after {takes} ms");
+    }
+}
+
 /// A store that does not answer within 50 ms does not answer within 1 ms either.
 #[tokio::test(start_paused = true)]
 async fn a_limiter_with_more_time_opens_it_for_those_in_a_hurry() {
