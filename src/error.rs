@@ -154,8 +154,8 @@ impl StoreError {
         Self { doing, cause: cause.into().into(), is_of_one_check: false }
     }
 
-    /// Says that others may well be decided, so that a [`Breaker`](crate::Breaker) does not count it: as when a store is
-    /// full, and still refuses.
+    /// Says that others may well be decided, so that a [`Breaker`](crate::Breaker) does not count it: as when a store has
+    /// no room for more under one limit.
     #[must_use]
     pub fn of_one_check(mut self) -> Self {
         self.is_of_one_check = true;

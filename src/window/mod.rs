@@ -131,18 +131,24 @@ impl Window {
         }
     }
 
-    /// Sets what an admission has cost, and says whether it was known.
-    pub(crate) fn settle(&mut self, now: u64, settlement: &Settlement, account: Account<'_>) -> bool {
+    /// Sets what an admission has cost, and says whether it was known. For entries that are new room is `taken` before.
+    pub(crate) fn settle<E>(
+        &mut self,
+        now: u64,
+        settlement: &Settlement,
+        account: Account<'_>,
+        taken: impl FnOnce(usize) -> Result<(), E>,
+    ) -> Result<bool, E> {
         let (charge, id) = (account.charge(), settlement.id());
         let (limit, is_held) = (charge.limit(), charge.lease_micros().is_some());
         let log = match self {
             Self::Log(log) => log,
             Self::Counter(counter) => counter.held_mut(),
         };
-        let Some(cost) = account.cost() else { return false };
+        let Some(cost) = account.cost() else { return Ok(false) };
         let kept_at = charge.kept_at(settlement.at_micros());
         let Some(recorded_at) = log.take(id, charge.cost(), is_held, kept_at) else {
-            return cost > 0 && self.settle_late(now, settlement, charge, cost);
+            return self.settle_late(now, settlement, (charge, cost), taken);
         };
         // Not in the future, should the clock have stepped back since.
         let at = if is_held { settlement.at_micros().min(now) } else { recorded_at };
@@ -152,30 +158,42 @@ impl Window {
             Self::Log(log) => log.add(limit.recorded_at(at), cost),
             Self::Counter(counter) => counter.add_at(at, now, limit.window_micros(), cost),
         }
-        true
+        Ok(true)
     }
 
     /// Counts what was used under a lease that is over, unless that was done before or would have left by now.
-    fn settle_late(&mut self, now: u64, settlement: &Settlement, charge: &Charge, cost: u64) -> bool {
+    fn settle_late<E>(
+        &mut self,
+        now: u64,
+        settlement: &Settlement,
+        (charge, cost): (&Charge, u64),
+        taken: impl FnOnce(usize) -> Result<(), E>,
+    ) -> Result<bool, E> {
         let (limit, id, at) = (charge.limit(), settlement.id(), settlement.at_micros());
-        let (window, is_full) = (limit.window_micros(), self.is_full_of_ids(limit));
-        let is_over = charge.lease_micros().is_some_and(|lease| at.saturating_add(lease) <= now);
+        let window = limit.window_micros();
         let (log, time) = match self {
-            Self::Log(log) => (log, limit.recorded_at(at)),
-            Self::Counter(counter) => (counter.held_mut(), at),
+            Self::Log(log) => (&*log, limit.recorded_at(at)),
+            Self::Counter(counter) => (counter.held(), at),
         };
+        let is_over = charge.lease_micros().is_some_and(|lease| at.saturating_add(lease) <= now);
         // A fixed window may have ended before.
         let would_count = at.min(time).saturating_add(window) > now;
-        if !is_over || !would_count || log.has_settled(id, time) {
-            return false;
+        if cost == 0 || !is_over || !would_count || log.has_settled(id, time) {
+            return Ok(false);
         }
+        let is_full = self.is_full_of_ids(limit);
+        taken(match self {
+            Self::Log(log) if is_full => (!log.has_sum_at(time)).into(),
+            Self::Counter(counter) if is_full => counter.is_zero().into(),
+            Self::Log(_) | Self::Counter(_) => 1,
+        })?;
         match self {
             Self::Log(log) if is_full => log.add(time, cost),
             Self::Counter(counter) if is_full => counter.add_at(at, now, window, cost),
             Self::Log(log) => log.settle(time, cost, id),
             Self::Counter(counter) => counter.held_mut().settle(time, cost, id),
         }
-        true
+        Ok(true)
     }
 
     /// Whether an admission is an entry of its own, under its id.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tokio::task::JoinSet;
 use tower_sliding_window::{AdmissionId, Algorithm, Charge, Check, Decision, Limit, Settlement, Store};
 
 use crate::support::{Fixture, for_every_store};
@@ -196,6 +197,31 @@ async fn absurd_costs_close_a_key_and_no_more(test: Fixture<impl Store>) {
     }
 }
 
+/// Where memory is bounded, a key has at most 10,000 reservations. What comes beyond them counts as any other admission.
+async fn without_an_id_of_its_own_an_admission_counts_for_its_window(test: Fixture<impl Store>) {
+    for algorithm in [Algorithm::compact(16), Algorithm::counter(), Algorithm::fixed()] {
+        let limit = Limit::per_day("tokens", 1_000_000).with_algorithm(algorithm);
+        let into = test.clock.now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() % 86_400;
+        test.clock.advance(Duration::from_secs(86_400 - into + 60));
+        let check = held(&limit, 1, LEASE);
+        let mut open = JoinSet::new();
+        for _ in 0..10_100 {
+            let (limiter, check) = (test.limiter.clone(), check.clone());
+            open.spawn(async move { limiter.check_all(check).await.unwrap() });
+        }
+        let mut settled = JoinSet::new();
+        for decision in open.join_all().await {
+            let (limiter, refund) = (test.limiter.clone(), Settlement::refund(check.clone(), &decision));
+            settled.spawn(async move { limiter.settle(refund).await.unwrap().is_known() });
+        }
+        let known = settled.join_all().await.into_iter().filter(|is_known| *is_known).count() as u64;
+        assert!((9_900..=10_000).contains(&known), "{known}, {algorithm:?}");
+        assert_eq!(test.peeked(&limit).await, 10_100 - known, "{algorithm:?}");
+        test.clock.advance(LEASE);
+        assert_eq!(test.peeked(&limit).await, 10_100 - known, "{algorithm:?}: no lease ends");
+    }
+}
+
 /// A limit lowered below what is used refuses, and what is settled comes back all the same.
 async fn a_lowered_limit_settles_exactly(test: Fixture<impl Store>) {
     let check = held(&TOKENS, 60, LEASE);
@@ -239,6 +265,7 @@ for_every_store! {
     a_foreign_settlement_frees_nothing
     a_late_settlement_leaves_a_redelivery_alone
     absurd_costs_close_a_key_and_no_more
+    without_an_id_of_its_own_an_admission_counts_for_its_window
     a_lowered_limit_settles_exactly
     a_limit_in_the_shadow_never_refuses
 }

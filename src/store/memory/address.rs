@@ -1,8 +1,8 @@
 //! Where a slot is found: under which limit, for which key.
 
-use std::borrow::Cow;
+use std::sync::Arc;
 
-use super::slot::Slot;
+use super::{holding::Holding, slot::Slot};
 use crate::{algorithm::Algorithm, digest::Digester, key::Key, limit::Limit};
 
 /// The name of a limit, its algorithm, and a key, hashed once, for the choice of the shard and for the look-up in it.
@@ -19,8 +19,9 @@ pub(super) struct Address<'a> {
 pub(super) struct Place {
     hash: u64,
     key: Key,
-    limit: Cow<'static, str>,
     algorithm: Algorithm,
+    /// Of all keys under the limit's name.
+    pub(super) holding: Arc<Holding>,
     pub(super) slot: Slot,
 }
 
@@ -28,6 +29,10 @@ impl<'a> Address<'a> {
     #[inline]
     pub(super) fn new(limit: &'a Limit, key: &'a Key, digester: &Digester) -> Self {
         Self { hash: digester.of_key(limit, key), limit, key }
+    }
+
+    pub(super) fn limit(&self) -> &'a Limit {
+        self.limit
     }
 
     /// What the table in a shard goes by, by the lowest and the highest bits.
@@ -42,9 +47,9 @@ impl<'a> Address<'a> {
 }
 
 impl Place {
-    pub(super) fn new(address: Address<'_>, slot: Slot) -> Self {
+    pub(super) fn new(address: Address<'_>, slot: Slot, holding: Arc<Holding>) -> Self {
         let Address { hash, limit, key } = address;
-        Self { hash, key: key.clone(), limit: limit.shared_name(), algorithm: limit.algorithm(), slot }
+        Self { hash, key: key.clone(), algorithm: limit.algorithm(), holding, slot }
     }
 
     pub(super) fn hash(&self) -> u64 {
@@ -55,7 +60,17 @@ impl Place {
     pub(super) fn is_at(&self, address: Address<'_>) -> bool {
         self.hash == address.hash
             && self.key == *address.key
-            && self.limit == address.limit.name()
+            && self.holding.is_of(address.limit)
             && self.algorithm == address.limit.algorithm()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_two_cache_lines() {
+        assert_eq!(size_of::<Place>(), 128);
     }
 }

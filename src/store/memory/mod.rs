@@ -1,17 +1,29 @@
 //! The in-process store.
 //!
-//! 1. It obeys every rule of a decision but the shared clock: its own clock is monotonic.
-//! 2. It remembers at most [`capacity`](MemoryStoreBuilder::capacity) admissions. When they are all still in their
-//!    windows, it goes on refusing, but what would be admitted fails with an error, and the failure mode decides:
-//!    forgetting an admission instead would let somebody spend the same unit twice.
-//! 3. What has expired is swept in passing, one shard at a time, in a cycle of one second as long as checks arrive.
-//! 4. It needs no runtime and no task, and decides at once.
+//! 1. It obeys every rule of a decision but the shared clock: its own clock is monotonic. Its retry times are exact, however
+//!    much a key remembers.
+//! 2. It remembers at most [`capacity`](MemoryStoreBuilder::capacity) admissions, and forgets none that is still in its
+//!    window: that would let somebody spend the same unit twice.
+//! 3. A limit gets more room only as long as it holds less than is free. A limit that takes all it can get leaves half of
+//!    the room to others, two leave a third, and so on: any other limit finds as much room as each of them has. Limits are
+//!    told apart by their names.
+//! 4. Where room is short, what has expired is swept first, under every limit. Then the limits that hold the most get no
+//!    more: what they would admit fails with an error, and the failure mode of the layer decides. What they would refuse,
+//!    they still refuse, and a key whose admissions leave as fast as new ones come goes on.
+//! 5. So a client with endless keys, such as the addresses of an IPv6 network, cannot keep another limit from being
+//!    enforced. But new keys of the same limit fail while it is without room. Count such keys under a wider prefix, too, by
+//!    a limit of another name.
+//! 6. A settlement after its lease needs room as an admission does, and fails where there is none.
+//! 7. What has expired is swept in passing, one shard at a time, in a cycle of one second as long as checks arrive.
+//! 8. It needs no runtime and no task, and decides at once.
 
 mod address;
+mod holding;
 mod room;
 mod shard;
 mod shared;
 mod slot;
+mod sweeps;
 
 use std::{
     fmt,
@@ -50,7 +62,8 @@ pub struct MemoryStoreBuilder {
 }
 
 impl MemoryStore {
-    /// A store that remembers up to a million admissions: see [`capacity`](MemoryStoreBuilder::capacity).
+    /// A store that remembers up to a million admissions, half of them under one limit: see
+    /// [`capacity`](MemoryStoreBuilder::capacity).
     #[must_use]
     pub fn new() -> Self {
         Self::builder().build()
@@ -71,8 +84,10 @@ impl MemoryStore {
 impl MemoryStoreBuilder {
     /// How many admissions to remember at most, about 24 bytes each. Default: 1,000,000.
     ///
-    /// A full store still refuses, but fails where it would admit, and the failure mode decides. It is full when so many
-    /// units, or keys, are in their windows at once: give it room for the limits times the keys that you expect.
+    /// A limit that is alone gets half of it, rounded up; each of two that take all they can get a third: so there is
+    /// always room for another limit. A limit without room still refuses, but fails where it would admit, and the failure
+    /// mode decides. It is without room when so many of its units, or keys, are in their windows at once: give the store
+    /// twice as much as the limits times the keys that you expect.
     pub fn capacity(mut self, admissions: usize) -> Self {
         self.capacity = admissions;
         self
@@ -106,7 +121,7 @@ impl Store for MemoryStore {
     }
 
     fn settle(&self, settlement: Settlement) -> Self::Settle {
-        ready(Ok(self.0.settle(&settlement)))
+        ready(self.0.settle(&settlement))
     }
 
     fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
@@ -140,6 +155,11 @@ impl Default for MemoryStore {
 
 impl fmt::Debug for MemoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryStore").field("capacity", &self.0.capacity()).finish_non_exhaustive()
+        let room = self.0.room();
+        f.debug_struct("MemoryStore")
+            .field("capacity", &room.capacity())
+            .field("admissions", &room.taken())
+            .field("limits", &room.limits())
+            .finish_non_exhaustive()
     }
 }

@@ -1,18 +1,17 @@
 //! What the clones of a store share: the shards, and how a check is decided in them.
 
 use std::{
-    array,
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
-    },
+    array, iter,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use super::{
     address::Address,
+    holding::Holding,
     room::{Full, Room},
     shard::Shard,
     slot::{Look, Standing},
+    sweeps::{SHARDS, Sweeps},
 };
 use crate::{
     admission::AdmissionId,
@@ -27,21 +26,15 @@ use crate::{
     window::Attempt,
 };
 
-/// Many locks, so that threads seldom meet at one.
-const SHARDS: usize = 64;
-
-/// One shard is swept this often, in microseconds, so that all of them are within a second.
-const SWEEP_INTERVAL: u64 = 1_000_000 / SHARDS as u64;
+/// A check that finds no room sweeps on until it has looked at so many keys, which takes less than a millisecond.
+const SWEPT_AT_ONCE: usize = 10_000;
 
 pub(super) struct Shared {
     shards: [Mutex<Shard>; SHARDS],
     digester: Digester,
     clock: Clock,
     room: Room,
-    /// When the next shard is to be swept.
-    next_sweep: AtomicU64,
-    /// Which one that is.
-    sweeping: AtomicUsize,
+    sweeps: Sweeps,
 }
 
 impl Shared {
@@ -51,8 +44,7 @@ impl Shared {
             digester: Digester::default(),
             clock,
             room,
-            next_sweep: AtomicU64::new(0),
-            sweeping: AtomicUsize::new(0),
+            sweeps: Sweeps::new(),
         }
     }
 
@@ -62,11 +54,12 @@ impl Shared {
 
         let id = check.id().unwrap_or_else(AdmissionId::fresh);
         let attempt = Attempt { now, id, is_given: check.id().is_some() };
-        let decision = |statuses| Decision::of_statuses(system_time(now), id, statuses);
-        Ok(match check.only_charge() {
-            Some(charge) => decision((self.decide_one(charge, attempt)?.of(charge), Vec::new())),
-            None => decision(self.decide_all(check, attempt)?),
-        })
+        let statuses = self.with_room(now, || match check.only_charge() {
+            Some(charge) => Ok((self.decide_one(charge, attempt)?.of(charge), Vec::new())),
+            None => self.decide_all(check, attempt),
+        });
+        let statuses = statuses.map_err(|full| full.when("deciding a check"))?;
+        Ok(Decision::of_statuses(system_time(now), id, statuses))
     }
 
     /// Decides a charge that is alone in its check, as most are: one lock, one look-up, and no list.
@@ -86,45 +79,73 @@ impl Shared {
             .map(|(charge, address)| locked.shard(*address).look(*address, charge, attempt))
             .collect();
         let is_refused = check.charges().zip(&looks).any(|(charge, look)| look.refuses && !charge.is_shadow());
-        let admits = |look: &&Look| !is_refused && !look.refuses;
-        let (gone, new) = (looks.iter().map(|look| look.gone).sum(), looks.iter().filter(admits).map(|look| look.new));
-        self.room.exchange(gone, new.sum())?;
-        let mut places = addresses.iter().zip(&looks);
+        let admits = |look: &Look| !is_refused && !look.refuses;
+        let changes = looks.iter().map(|look| (look.gone, if admits(look) { look.new } else { 0 }));
+        let changes: Vec<Change<'_>> = iter::zip(addresses, changes).collect();
+        let mut places = iter::zip(self.exchange(&mut locked, &changes)?, iter::zip(&changes, &looks));
         Ok(check.map_charges(|charge| {
             let standing = match places.next() {
-                Some((address, look)) if admits(&look) => locked.shard(*address).admit(*address, charge, attempt),
-                Some((address, _)) => locked.shard(*address).refuse(*address, charge, attempt),
+                Some((holding, ((address, _), look))) if admits(look) => {
+                    locked.shard(*address).admit(*address, charge, attempt, holding)
+                }
+                Some((_, ((address, _), _))) => locked.shard(*address).refuse(*address, charge, attempt),
                 None => Standing::default(),
             };
             standing.of(charge)
         }))
     }
 
-    /// Settles one charge after the other: each is exact by itself.
-    pub(super) fn settle(&self, settlement: &Settlement) -> Settled {
-        let (now, mut is_known, mut standings) = (self.clock.now(), false, Vec::new());
+    /// Exchanges the room of what is gone for that of what is new, for all charges; if there is none for one of them, only
+    /// gives back. Returns the holdings that have changed.
+    fn exchange(&self, locked: &mut Locked<'_>, changes: &[Change<'_>]) -> Result<Vec<Option<Arc<Holding>>>, Full> {
+        let mut holdings = Vec::with_capacity(changes.len());
+        for (place, &(address, (gone, new))) in changes.iter().enumerate() {
+            let holding = (gone != new).then(|| locked.shard(address).holding(address, &self.room));
+            if let Some(Err(full)) = holding.as_ref().map(|holding| self.room.exchange(holding, gone, new)) {
+                for (other, &(address, (gone, new))) in changes.iter().enumerate().filter(|(other, _)| *other != place)
+                {
+                    let back = if other < place { new } else { gone };
+                    if back > 0 {
+                        self.room.give_back(&locked.shard(address).holding(address, &self.room), back);
+                    }
+                }
+                return Err(full);
+            }
+            holdings.push(holding);
+        }
+        Ok(holdings)
+    }
+
+    /// Settles one charge after the other: each is exact by itself. One for which there is no room leaves the others alone.
+    pub(super) fn settle(&self, settlement: &Settlement) -> Result<Settled, StoreError> {
+        let (now, mut is_known, mut full, mut standings) = (self.clock.now(), false, None, Vec::new());
         for account in settlement.accounts() {
             let address = self.address(account.charge().limit(), account.charge().key());
-            let outcome = self.lock(address.shard(SHARDS)).settle(address, now, settlement, account);
-            self.room.give_back(outcome.gone);
-            self.room.take(outcome.new);
-            is_known |= outcome.is_known;
-            standings.push(outcome.standing);
+            let settle = || self.lock(address.shard(SHARDS)).settle(address, now, settlement, account, &self.room);
+            match self.with_room(now, settle) {
+                Ok(outcome) => {
+                    is_known |= outcome.is_known;
+                    standings.push(outcome.standing);
+                }
+                Err(error) => full = Some(error),
+            }
+        }
+        if let Some(full) = full {
+            return Err(full.when("settling an admission"));
         }
         let mut standings = standings.into_iter();
-        Settled::new(settlement, system_time(now), is_known, |account| {
+        Ok(Settled::new(settlement, system_time(now), is_known, |account| {
             standings.next().unwrap_or_default().of(account.charge())
-        })
+        }))
     }
 
     pub(super) fn reset(&self, limit: &Limit, key: &Key) {
         let address = self.address(limit, key);
-        let gone = self.lock(address.shard(SHARDS)).remove(address);
-        self.room.give_back(gone);
+        self.lock(address.shard(SHARDS)).remove(address, &self.room);
     }
 
-    pub(super) fn capacity(&self) -> usize {
-        self.room.capacity()
+    pub(super) fn room(&self) -> &Room {
+        &self.room
     }
 
     pub(super) fn keys(&self) -> usize {
@@ -141,19 +162,45 @@ impl Shared {
     }
 
     /// Sweeps the next shard if it is time, and leaves it to somebody else if its lock is taken.
+    #[inline]
     fn sweep_in_passing(&self, now: u64) {
-        let due = self.next_sweep.load(Ordering::Relaxed);
-        let next = now.saturating_add(SWEEP_INTERVAL);
-        // A due time far ahead is left over from a clock that has stepped back.
-        let is_due = due <= now || due > next;
-        if is_due && self.next_sweep.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            let index = self.sweeping.fetch_add(1, Ordering::Relaxed) % SHARDS;
+        if let Some(index) = self.sweeps.turn(now) {
             if let Ok(mut shard) = self.shards[index].try_lock() {
-                self.room.give_back(shard.sweep(now));
+                shard.sweep(now, &self.room);
+                self.sweeps.has_swept(index, now);
+            }
+            if index == 0 {
+                self.room.forget_empty_holdings();
             }
         }
     }
+
+    /// Does what may need room. If there is none, does it again once more of what has expired is swept.
+    #[inline]
+    fn with_room<T>(&self, now: u64, mut act: impl FnMut() -> Result<T, Full>) -> Result<T, Full> {
+        match act() {
+            Err(_) if self.make_room(now) => act(),
+            outcome => outcome,
+        }
+    }
+
+    /// Sweeps what has not been swept for long, and says whether anything had expired.
+    #[cold]
+    fn make_room(&self, now: u64) -> bool {
+        let (mut keys, mut is_any) = (0, false);
+        for index in 0..SHARDS {
+            if keys < SWEPT_AT_ONCE && self.sweeps.is_overdue(index, now) {
+                let mut shard = self.lock(index);
+                keys += shard.keys();
+                is_any |= shard.sweep(now, &self.room);
+            }
+        }
+        is_any
+    }
 }
+
+/// Of one charge, how many entries are gone, and how many are new.
+type Change<'a> = (Address<'a>, (usize, usize));
 
 /// The locks of all shards that a check needs, taken in the order of the shards, so that two checks never wait for
 /// each other.

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::room::{Full, Room};
 use crate::{
     check::Charge,
     decision::LimitStatus,
@@ -42,10 +41,6 @@ pub(super) struct Standing {
 pub(super) struct Outcome {
     pub(super) standing: Standing,
     pub(super) is_known: bool,
-    /// Entries that are no more.
-    pub(super) gone: usize,
-    /// Entries that are new.
-    pub(super) new: usize,
 }
 
 impl Slot {
@@ -53,14 +48,20 @@ impl Slot {
         Self { window: Window::new(limit), length: limit.window_micros() }
     }
 
-    /// Decides a charge that is alone in its check.
-    pub(super) fn decide(&mut self, charge: &Charge, attempt: Attempt, room: &Room) -> Result<Standing, Full> {
+    /// Decides a charge that is alone in its check. Room for what is gone is `exchanged` for that of what is new.
+    #[inline]
+    pub(super) fn decide<E>(
+        &mut self,
+        charge: &Charge,
+        attempt: Attempt,
+        exchanged: impl FnOnce(usize, usize) -> Result<(), E>,
+    ) -> Result<Standing, E> {
         let Look { gone, new, refuses } = self.look(charge, attempt);
         if refuses {
-            room.give_back(gone);
+            exchanged(gone, 0)?;
             return Ok(self.refuse(charge, attempt));
         }
-        room.exchange(gone, new)?;
+        exchanged(gone, new)?;
         Ok(self.admit(charge, attempt))
     }
 
@@ -89,15 +90,26 @@ impl Slot {
         self.standing(charge, attempt.now, None)
     }
 
-    /// Sets what an admission has cost.
-    pub(super) fn settle(&mut self, now: u64, settlement: &Settlement, account: Account<'_>) -> Outcome {
-        let (charge, before) = (account.charge(), self.window.len());
-        self.window.trim(now, charge.limit().window_micros());
-        let is_known = self.window.settle(now, settlement, account);
-        self.length = charge.limit().window_micros();
-        let after = self.window.len();
-        let standing = self.standing(charge, now, None);
-        Outcome { standing, is_known, gone: before.saturating_sub(after), new: after.saturating_sub(before) }
+    /// Sets what an admission has cost. Room for what is gone is `exchanged` for that of what is new, which only a
+    /// settlement after the lease is.
+    pub(super) fn settle<E>(
+        &mut self,
+        now: u64,
+        settlement: &Settlement,
+        account: Account<'_>,
+        mut exchanged: impl FnMut(usize, usize) -> Result<(), E>,
+    ) -> Result<Outcome, E> {
+        let charge = account.charge();
+        let length = charge.limit().window_micros();
+        exchanged(self.window.trim(now, length), 0)?;
+        let (before, mut new) = (self.window.len(), 0);
+        let is_known = self.window.settle(now, settlement, account, |entries| {
+            new = entries;
+            exchanged(0, new)
+        })?;
+        exchanged((before + new).saturating_sub(self.window.len()), 0)?;
+        self.length = length;
+        Ok(Outcome { standing: self.standing(charge, now, None), is_known })
     }
 
     /// Drops what has left the window of the last admission, and says how many entries that were.
