@@ -122,8 +122,8 @@ fn a_url_shows_its_host_at_most() {
         ("default:s3cr3t", None),
         ("s3cr3t@nowhere", None),
         ("redis://shop:1234?p4ss@host", None),
-        ("redis://shop:s3cr3t@redis.internal/db", Some("redis.internal")),
-        ("redis://redis.internal/db?password=s3cr3t", Some("redis.internal")),
+        ("redis://shop:s3cr3t@redis.internal/db", Some("redis://…@redis.internal…")),
+        ("redis://redis.internal/db?password=s3cr3t", Some("redis://redis.internal…")),
     ] {
         let seen = shown(&RedisStore::builder(url).build().unwrap_err());
         assert!(host.is_none_or(|host| seen.contains(host)), "{seen}");

@@ -314,11 +314,15 @@ async fn a_busy_server_says_so() {
 
 #[tokio::test]
 async fn settings_that_cannot_be_name_the_value_and_never_the_password() {
-    for url in
-        ["http://127.0.0.1", "redis://user:s3cret@:port/", "s3cret@nowhere", "redis://host/db?password=s3cret", ""]
-    {
+    for (url, shown) in [
+        ("http://127.0.0.1", "http://127.0.0.1"),
+        ("redis://user:s3cret@:port/", "not shown"),
+        ("s3cret@nowhere", "not shown"),
+        ("redis://host/db?password=s3cret", "redis://host…"),
+        ("", "not shown"),
+    ] {
         let error = RedisStore::builder(url).build().unwrap_err();
-        assert!(error.to_string().contains("redis://127.0.0.1:6379/0"), "{error}");
+        assert!(error.to_string().contains(shown), "{error}");
         assert!(!format!("{error} {error:?} {:?}", RedisStore::builder(url)).contains("s3cret"));
     }
     #[cfg(not(feature = "tls"))]

@@ -4,13 +4,11 @@ use std::{error, fmt};
 
 use redis::RedisError;
 
-use super::url::host;
-
-const EXAMPLE: &str = "redis://127.0.0.1:6379/0";
+use super::url::shown;
 
 /// A setting that no [`RedisStore`](super::RedisStore) can have: the error of
-/// [`RedisStoreBuilder::build`](super::RedisStoreBuilder::build), naming the value. Of a URL it
-/// shows the host at most, and not even that where a password may stand in its place.
+/// [`RedisStoreBuilder::build`](super::RedisStoreBuilder::build), naming the value. Of a URL it shows the
+/// scheme and the host at most, and not even those where a password may stand in their place.
 #[derive(Debug)]
 pub struct InvalidRedisConfig {
     problem: String,
@@ -28,11 +26,9 @@ impl InvalidRedisConfig {
 
     /// A URL is not one of Redis. The cause is the client's, which does not repeat the URL.
     pub(super) fn url(url: &str, cause: RedisError) -> Self {
-        let problem = match host(url) {
-            Some(host) => format!("the URL of the host {host:?} is not a Redis URL such as {EXAMPLE}"),
-            None => format!("a URL, not shown since it may hold a password, is not a Redis URL such as {EXAMPLE}"),
-        };
-        Self::caused(problem, cause)
+        let shown = shown(url).map(|shown| format!("{shown:?}"));
+        let shown = shown.as_deref().unwrap_or("a URL, not shown since it may hold a password,");
+        Self::caused(format!("{shown} is not a Redis URL such as redis://127.0.0.1:6379/0"), cause)
     }
 }
 
