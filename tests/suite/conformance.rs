@@ -102,6 +102,7 @@ async fn refusals_cost_nothing(test: Fixture<impl Store>) {
 
 /// Rule 4, for costs from 1 to 100 and one to three limits: refused at `retry_after − 1 µs`, admitted at `retry_after`.
 async fn retry_after_is_true_and_tight(test: Fixture<impl Store>) {
+    let test = test.asking_every_time();
     for cost in 1..=100 {
         let limits = &[BURST, HOURLY, DAILY][..usize::try_from(cost % 3).unwrap() + 1];
         // Uneven costs at uneven times, until the cost in question does not fit either.
@@ -125,6 +126,7 @@ async fn retry_after_is_true_and_tight(test: Fixture<impl Store>) {
 
 /// Rule 4: for a cost of `c`, not the oldest entry decides but the one whose leaving frees enough.
 async fn retry_after_waits_for_enough_units(test: Fixture<impl Store>) {
+    let test = test.asking_every_time();
     let limit = Limit::per_minute("calls", 10);
     for cost in [2, 3, 5] {
         assert!(test.spend(&limit, cost).await.is_allowed());

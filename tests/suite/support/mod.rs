@@ -18,7 +18,7 @@ pub(crate) mod switched;
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
-use tower_sliding_window::{Limiter, ManualClock, MemoryStore, RedisStore, Store};
+use tower_sliding_window::{DenyCache, Limiter, ManualClock, MemoryStore, RedisStore, Store};
 
 use self::redis_server::RedisServer;
 
@@ -45,6 +45,11 @@ pub(crate) struct Fixture<S> {
 impl<S: Store> Fixture<S> {
     fn new(store: S, clock: ManualClock, server: Option<RedisServer>) -> Self {
         Self { limiter: Limiter::new(store).deadline(PATIENCE), clock, _server: server }
+    }
+
+    /// Asks the store itself, every time.
+    pub(crate) fn asking_every_time(self) -> Self {
+        Self { limiter: self.limiter.deny_cache(DenyCache::off()), ..self }
     }
 }
 
