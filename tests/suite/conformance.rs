@@ -243,6 +243,7 @@ async fn a_key_is_right_again_one_window_after_a_step_back(test: Fixture<impl St
 
 /// Logs that are longer than what is read at a time, of single units and of weighted ones, gone in part and as a whole.
 async fn long_logs_are_exact(test: Fixture<impl Store>) {
+    let test = test.asking_every_time();
     for cost in [1, 2] {
         let limit = Limit::per(["single", "weighted"][usize::from(cost == 2)], 1_200 * cost, Duration::from_secs(10));
         for _ in 0..1_200 {
