@@ -83,10 +83,9 @@
 //! * A limit's name is the name of what it counts, wherever it is used: limits of one name on one store share their units
 //!   for the same key. Give one name one window, and each application on a shared Redis a prefix.
 //! * A reset or a settlement is seen at once through all clones of a store, and within a second by other processes, which
-//! while a script is on its way share the next one, equal checks share one entry, and what is known to be refused is refused
-//! in the process, without asking Redis, for as long as that is true: see [`DenyCache`]. All limiters and layers on clones of
-//! one store share what is known of it: what it has refused, and whether it answers. Each tokio runtime of the process has
-//! connections of its own, so one that stands still or ends holds up no other.
+//!   may remember a refusal for so long.
+//! * Identities stand in Redis as hashes, never as what they are. Unless the store has a secret, a reader of Redis finds those
+//!   that can be guessed, such as IPv4 addresses and user names, by trying them: see `RedisStoreBuilder::secret`.
 //! * A check that was given up at its deadline may have been counted: at most one request's cost, never more admitted
 //!   than the limit.
 //!

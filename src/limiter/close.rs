@@ -25,7 +25,7 @@ impl<S: Store> Limiter<S> {
     ///    [`acquire`](Self::acquire) wait for as long as the upstream has said.
     /// 2. Afterwards what was spent before counts as it did. Closing takes nothing for longer, and nothing is forgotten.
     /// 3. A limit that is used up is left as it is: it refuses until its oldest unit leaves the window, even if that is
-    ///    sooner. Who is then told again to stay away closes it again.
+    ///    sooner. A caller that is told again to stay away closes it again.
     /// 4. A [compact](crate::Algorithm::compact) log may stay closed for up to a sub-window longer. A
     ///    [fixed](crate::Algorithm::fixed) window opens when the clock's window ends, and a
     ///    [counter](crate::Algorithm::counter) by little and little, as its estimate of what was spent before falls.

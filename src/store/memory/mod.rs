@@ -4,9 +4,9 @@
 //!    much a key remembers.
 //! 2. It remembers at most [`capacity`](MemoryStoreBuilder::capacity) admissions, and forgets none that is still in its
 //!    window: that would let somebody spend the same unit twice.
-//! 3. A limit gets more room only as long as it holds less than is free. A limit that takes all it can get leaves half of
-//!    the room to others, two leave a third, and so on: any other limit finds as much room as each of them has. Limits are
-//!    told apart by their names.
+//! 3. A limit gets more room only as long as it holds less than is free. So a limit can take half of what those before it
+//!    have left, and always leaves as much to others. Two that fill at once take a third each. Limits are told apart by their
+//!    names.
 //! 4. Where room is short, what has expired is swept first, under every limit. Then the limits that hold the most get no
 //!    more: what they would admit fails with an error, and the failure mode of the layer decides. What they would refuse,
 //!    they still refuse, and a key whose admissions leave as fast as new ones come goes on.
@@ -84,10 +84,10 @@ impl MemoryStore {
 impl MemoryStoreBuilder {
     /// How many admissions to remember at most, about 24 bytes each. Default: 1,000,000.
     ///
-    /// A limit that is alone gets half of it, rounded up; each of two that take all they can get a third: so there is
-    /// always room for another limit. A limit without room still refuses, but fails where it would admit, and the failure
-    /// mode decides. It is without room when so many of its units, or keys, are in their windows at once: give the store
-    /// twice as much as the limits times the keys that you expect.
+    /// A limit that is alone gets half of it, rounded up, and each further limit half of what is left then: so there is always
+    /// room for another limit. A limit without room still refuses, but fails where it would admit, and the failure mode
+    /// decides. It is without room when so many of its units, or keys, are in their windows at once. Give the store at least
+    /// twice what all limits together are expected to hold, and twice more for each limit that clients can fill.
     pub fn capacity(mut self, admissions: usize) -> Self {
         self.capacity = admissions;
         self

@@ -28,7 +28,9 @@ impl InvalidRedisConfig {
     pub(super) fn url(url: &str, cause: RedisError) -> Self {
         let shown = shown(url).map(|shown| format!("{shown:?}"));
         let shown = shown.as_deref().unwrap_or("a URL, not shown since it may hold a password,");
-        Self::caused(format!("{shown} is not a Redis URL such as redis://127.0.0.1:6379/0"), cause)
+        let problem = format!("{shown} is not a Redis URL such as redis://127.0.0.1:6379/0");
+        // Of parameters the client repeats the value.
+        Self { problem, cause: (!url.contains('?')).then_some(cause) }
     }
 }
 

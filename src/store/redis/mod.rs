@@ -112,8 +112,8 @@ impl RedisStore {
     /// ```
     ///
     /// It is a client of the crate `redis` in version 1. The connections are the store's own, with timeouts and keepalive of
-    /// its own: it notices broken ones by the replies that pass through its manager, and asks no `PING`. So a pool or a
-    /// connection of another manager is not taken.
+    /// its own. The manager notices broken ones by the replies that pass through it, and sends a `PING` only over a new one.
+    /// So a pool or a connection of another manager is not taken.
     pub fn from_client(client: &redis::Client) -> RedisStoreBuilder {
         RedisStoreBuilder::new(Place::Client(Box::new(client.get_connection_info().clone())))
     }
