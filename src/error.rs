@@ -31,7 +31,8 @@ use crate::check::{DuplicateCharge, NeverFits};
 pub enum Error {
     /// The cost is above the limit.
     NeverFits(NeverFits),
-    /// The store did not answer within the deadline. The check may or may not have been counted.
+    /// The store did not answer within the deadline. The check may or may not have been counted. Of stacked layers, one that
+    /// has nothing left of its deadline, since the request has waited for others, has not asked.
     TimedOut {
         /// The deadline that passed.
         deadline: Duration,

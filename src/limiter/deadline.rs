@@ -72,8 +72,13 @@ impl<F> Deadline<F> {
         self.time.waited.saturating_add(self.took())
     }
 
+    /// How long an answer that has come took: no longer than the deadline, however late it was looked at.
+    pub(super) fn took_in_time(&self) -> Duration {
+        self.took().min(self.time.deadline)
+    }
+
     /// How long the future has made somebody wait by now.
-    pub(super) fn took(&self) -> Duration {
+    fn took(&self) -> Duration {
         let begun = self.timer.as_ref().and_then(|timer| timer.deadline().checked_sub(self.time.left()));
         begun.map(|begun| begun.elapsed()).unwrap_or_default()
     }

@@ -215,7 +215,7 @@ impl<S: Store> Parts<S> {
     /// Tells the breaker what came of a question.
     pub(super) fn told<T, F>(&self, outcome: &Result<T, Error>, asked: &Deadline<F>) {
         if asked.time().is_mostly_left() || !matches!(outcome, Err(Error::TimedOut { .. })) {
-            self.circuit.heard(outcome, || asked.took());
+            self.circuit.heard(outcome, || asked.took_in_time());
         }
     }
 

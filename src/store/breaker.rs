@@ -1,26 +1,13 @@
 //! The breaker: a store that has failed repeatedly is not asked. [`Breaker`] has its rules.
 
-use std::{
-    fmt,
-    future::Future,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{fmt, future::Future, sync::Arc, time::Duration};
 
-use tokio::{
-    runtime::Handle,
-    task::AbortHandle,
-    time::{Instant, sleep},
-};
+use tokio::{runtime::Handle, time::sleep};
 
-use super::{epoch::Epoch, events::Events};
+use super::{epoch::Epoch, health::Health};
 use crate::{
     decision::Decision,
     error::{Error, StoreError},
-    metrics,
 };
 
 /// Settings of a breaker: when to answer at once, without asking a store that has failed repeatedly.
@@ -63,8 +50,8 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Breaker {
-    failures: u32,
-    probe_every: Duration,
+    pub(super) failures: u32,
+    pub(super) probe_every: Duration,
 }
 
 impl Breaker {
@@ -101,34 +88,6 @@ impl Default for Breaker {
 /// A limiter's way to a breaker. As long as there is one, probes go on.
 pub(crate) struct Circuit(Arc<Health>);
 
-/// Whether a store answers, as far as is known.
-///
-/// Deadlines are microseconds, at least 1. An error counts as a timeout after the longest of all.
-pub(super) struct Health {
-    settings: Breaker,
-    /// The longest deadline that it is open for; 0 while it is closed.
-    open_for: AtomicU64,
-    run: Mutex<Run>,
-    /// Whether that has failures in it.
-    has_failed: AtomicBool,
-    /// The last failure.
-    cause: RwLock<Option<Arc<Error>>>,
-    /// The longest deadline of the questions that it has answered since it opened.
-    longest: AtomicU64,
-    started: Instant,
-    /// The microsecond after the start of the last sign of a probe; 0 if there was none since it opened.
-    sign: AtomicU64,
-    probes: Mutex<Option<AbortHandle>>,
-    users: AtomicUsize,
-    events: Events,
-}
-
-/// Failures in a row, for all questions with no longer deadline than the shortest of theirs.
-struct Run {
-    failures: u32,
-    shortest: u64,
-}
-
 impl Circuit {
     /// The one that all limiters on a store use; a limiter's own where the store has no epoch.
     pub(crate) fn of_store(epoch: Option<&Epoch>) -> Self {
@@ -141,13 +100,13 @@ impl Circuit {
     }
 
     fn to(health: Arc<Health>) -> Self {
-        health.users.fetch_add(1, Ordering::SeqCst);
+        health.add_user();
         Self(health)
     }
 
     /// Whether questions with this deadline are not asked.
     pub(crate) fn is_open_for(&self, deadline: Duration) -> bool {
-        self.0.is_open_for(micros(deadline))
+        self.0.is_open_for(deadline)
     }
 
     /// What to answer instead of asking the store, if it is open. Then `probes` may be what to send from now on, each with
@@ -160,8 +119,7 @@ impl Circuit {
         if !self.is_open_for(deadline) {
             return None;
         }
-        let cause = self.0.cause.read().unwrap_or_else(PoisonError::into_inner).clone()?;
-        self.0.has_answered(micros(deadline));
+        let cause = self.0.answer(deadline)?;
         if self.0.sees_to_probes(deadline) && !self.send(&Handle::try_current().ok()?, deadline, probes) {
             return None;
         }
@@ -188,11 +146,11 @@ impl Circuit {
         if sent.as_ref().is_some_and(|sent| !sent.is_finished()) {
             return false;
         }
-        let (health, every, probe) = (Arc::downgrade(&self.0), self.0.settings.probe_every, probes());
+        let (health, every, probe) = (Arc::downgrade(&self.0), self.0.probe_every(), probes());
         let task = runtime.spawn(async move {
             loop {
                 let Some(deadline) = health.upgrade().map(|health| health.begin_probe(deadline)) else { return };
-                let pause = sleep(every.max(Duration::from_millis(1)));
+                let pause = sleep(every);
                 let outcome = probe(deadline).await.and_then(|answer| Ok(answer?));
                 if !health.upgrade().is_some_and(|health| health.end_probe(outcome)) {
                     return;
@@ -205,157 +163,6 @@ impl Circuit {
     }
 }
 
-impl Health {
-    pub(super) fn new(settings: Breaker) -> Self {
-        Self {
-            settings,
-            open_for: AtomicU64::new(0),
-            run: Mutex::new(Run::NONE),
-            has_failed: AtomicBool::new(false),
-            cause: RwLock::new(None),
-            longest: AtomicU64::new(0),
-            started: Instant::now(),
-            sign: AtomicU64::new(0),
-            probes: Mutex::new(None),
-            users: AtomicUsize::new(0),
-            events: Events::default(),
-        }
-    }
-
-    fn is_open_for(&self, deadline: u64) -> bool {
-        // Not even the shortest is 0.
-        deadline <= self.open_for.load(Ordering::Relaxed)
-    }
-
-    fn is_open(&self) -> bool {
-        self.open_for.load(Ordering::Relaxed) > 0
-    }
-
-    /// Notes that the breaker answers a question with this deadline.
-    fn has_answered(&self, deadline: u64) {
-        // What others read all the time is not written without a need.
-        if self.longest.load(Ordering::Relaxed) < deadline {
-            self.longest.fetch_max(deadline, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether the caller is to see to it that probes are sent. Twice the time that one takes, so that a runtime that is
-    /// busy for a moment is not taken for one that stands still.
-    fn sees_to_probes(&self, deadline: Duration) -> bool {
-        let overdue = self.settings.probe_every.saturating_add(deadline).saturating_mul(2);
-        let (sign, now) = (self.sign.load(Ordering::Relaxed), self.now());
-        if sign > 0 && now < sign.saturating_add(micros(overdue)) {
-            return false;
-        }
-        self.sign.compare_exchange(sign, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-    }
-
-    /// The deadline of a probe that begins, at least this.
-    fn begin_probe(&self, deadline: Duration) -> Duration {
-        self.sign.store(self.now(), Ordering::Relaxed);
-        deadline.max(Duration::from_micros(self.longest.load(Ordering::Relaxed)))
-    }
-
-    /// Counts what came of a probe, and says whether it goes on.
-    fn end_probe(&self, outcome: Result<Decision, Error>) -> bool {
-        match outcome {
-            Err(error) if error.is_the_stores() => self.heard_failure(&error),
-            _ => {
-                let mut run = self.run();
-                // One failure is enough to open it again: a probe writes nothing, and may pass where others do not.
-                self.count(&mut run, Run { failures: self.settings.failures.saturating_sub(1), ..Run::NONE });
-                self.close(run);
-            }
-        }
-        self.sign.store(self.now(), Ordering::Relaxed);
-        self.is_open()
-    }
-
-    fn heard_failure(&self, error: &Error) {
-        if self.settings.failures == 0 {
-            return;
-        }
-        let deadline = if let Error::TimedOut { deadline } = error { micros(*deadline) } else { u64::MAX };
-        // Before it is open: a caller that finds it open finds a cause.
-        *self.cause.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(error.clone()));
-        let mut run = self.run();
-        if self.is_open_for(deadline) {
-            return;
-        }
-        let (failures, shortest) = (run.failures.saturating_add(1), run.shortest.min(deadline));
-        if failures < self.settings.failures {
-            self.count(&mut run, Run { failures, shortest });
-            return;
-        }
-        self.count(&mut run, Run::NONE);
-        let was_open = self.is_open();
-        if !was_open {
-            self.sign.store(0, Ordering::Relaxed);
-            self.longest.store(0, Ordering::Relaxed);
-            metrics::breaker_opened();
-        }
-        self.open_for.store(shortest, Ordering::Relaxed);
-        drop(run);
-        if was_open {
-            self.events.opened_for_more(error);
-        } else {
-            self.events.opened(error);
-        }
-    }
-
-    /// That says nothing of questions with a deadline that is shorter than it took.
-    fn heard_answer(&self, took: impl FnOnce() -> Duration) {
-        if !self.has_failed.load(Ordering::Relaxed) && !self.is_open() {
-            return;
-        }
-        let (took, mut run) = (micros(took()), self.run());
-        if took <= run.shortest {
-            self.count(&mut run, Run::NONE);
-        }
-        if self.is_open_for(took) {
-            self.close(run);
-        }
-    }
-
-    /// Counts failures in a row from here on.
-    fn count(&self, run: &mut Run, counted: Run) {
-        self.has_failed.store(counted.failures > 0, Ordering::Relaxed);
-        *run = counted;
-    }
-
-    fn close(&self, run: MutexGuard<'_, Run>) {
-        let was_open = self.open_for.swap(0, Ordering::Relaxed) > 0;
-        // No caller waits for a log line.
-        drop(run);
-        if was_open {
-            metrics::breaker_closed();
-            self.events.closed();
-        }
-    }
-
-    /// Microseconds since the start.
-    fn now(&self) -> u64 {
-        micros(self.started.elapsed())
-    }
-
-    fn run(&self) -> MutexGuard<'_, Run> {
-        self.run.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn probes(&self) -> MutexGuard<'_, Option<AbortHandle>> {
-        self.probes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Run {
-    const NONE: Self = Self { failures: 0, shortest: u64::MAX };
-}
-
-/// At least 1.
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX).max(1)
-}
-
 impl Clone for Circuit {
     fn clone(&self) -> Self {
         Self::to(Arc::clone(&self.0))
@@ -364,39 +171,12 @@ impl Clone for Circuit {
 
 impl Drop for Circuit {
     fn drop(&mut self) {
-        if self.0.users.fetch_sub(1, Ordering::SeqCst) > 1 {
-            return;
-        }
-        let mut probes = self.0.probes();
-        // Unless there is a new one by now.
-        if self.0.users.load(Ordering::SeqCst) == 0
-            && let Some(probes) = probes.take()
-        {
-            probes.abort();
-            self.0.sign.store(0, Ordering::Relaxed);
-        }
-    }
-}
-
-impl Drop for Health {
-    fn drop(&mut self) {
-        if self.is_open() {
-            metrics::breaker_closed();
-        }
+        self.0.remove_user();
     }
 }
 
 impl fmt::Debug for Circuit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
-    }
-}
-
-impl fmt::Debug for Health {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Breaker")
-            .field("settings", &self.settings)
-            .field("is_open", &self.is_open())
-            .finish_non_exhaustive()
     }
 }

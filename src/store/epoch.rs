@@ -9,9 +9,10 @@ use std::{
 };
 
 use super::{
-    breaker::{Breaker, Health},
+    breaker::Breaker,
     clock::Clock,
     deny_cache::{DenyCache, Memory},
+    health::Health,
 };
 use crate::limit::Limit;
 

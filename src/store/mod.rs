@@ -50,6 +50,7 @@ mod clock;
 mod deny_cache;
 mod epoch;
 mod events;
+mod health;
 mod memory;
 #[cfg(feature = "redis")]
 mod redis;
