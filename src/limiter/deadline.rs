@@ -12,6 +12,9 @@ use tokio::time::{Sleep, sleep};
 
 use crate::error::Error;
 
+/// What a question has at least, however long its request has waited: enough for a store that answers.
+const LEAST: Duration = Duration::from_millis(5);
+
 /// A deadline, and how much of it a request has waited already: for the decisions of other layers, or for a choice.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Time {
@@ -25,17 +28,12 @@ impl Time {
     }
 
     fn left(self) -> Duration {
-        self.deadline.saturating_sub(self.waited)
-    }
-
-    /// Whether nothing is left of it, since it has been waited for.
-    pub(super) fn is_up(self) -> bool {
-        !self.waited.is_zero() && self.left().is_zero()
+        self.deadline.saturating_sub(self.waited).max(LEAST.min(self.deadline))
     }
 
     /// Whether at least half of it is left, so that its end tells something of what was asked last.
     pub(super) fn is_mostly_left(self) -> bool {
-        self.left() >= self.deadline / 2
+        self.waited <= self.deadline / 2
     }
 
     pub(super) fn error(self) -> Error {
@@ -75,6 +73,11 @@ impl<F> Deadline<F> {
     /// How long an answer that has come took: no longer than the deadline, however late it was looked at.
     pub(super) fn took_in_time(&self) -> Duration {
         self.took().min(self.time.deadline)
+    }
+
+    /// Whether its end was noticed so late that the caller's runtime must have stood still.
+    pub(super) fn is_noticed_late(&self) -> bool {
+        self.took() > self.time.left() + (self.time.left() / 2).max(Duration::from_millis(10))
     }
 
     /// How long the future has made somebody wait by now.

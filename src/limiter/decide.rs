@@ -148,11 +148,7 @@ impl<S: Store> Parts<S> {
             self.circuit.heard(&outcome, || Duration::ZERO);
             return Ok(self.heard(outcome, question.as_ref(), Some(check), share));
         }
-        let time = self.time(waited());
-        if time.is_up() {
-            return Ok(self.decide_locally(Some(check), share, time.error()));
-        }
-        Err(Unanswered { time, question })
+        Err(Unanswered { time: self.time(waited()), question })
     }
 
     /// The refusal of a check, if that is known without asking a store that makes its callers wait, and without spending
@@ -214,7 +210,9 @@ impl<S: Store> Parts<S> {
 
     /// Tells the breaker what came of a question.
     pub(super) fn told<T, F>(&self, outcome: &Result<T, Error>, asked: &Deadline<F>) {
-        if asked.time().is_mostly_left() || !matches!(outcome, Err(Error::TimedOut { .. })) {
+        // A timeout says nothing of the store where the request had waited elsewhere, or the runtime stood still.
+        let is_telling = asked.time().is_mostly_left() && !asked.is_noticed_late();
+        if is_telling || !matches!(outcome, Err(Error::TimedOut { .. })) {
             self.circuit.heard(outcome, || asked.took_in_time());
         }
     }

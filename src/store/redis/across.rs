@@ -198,7 +198,7 @@ async fn answer<T>(submitted: Result<Submitted<T>, StoreError>) -> Outcome<T> {
     if let Some(sending) = sending {
         sending.await;
     }
-    outcome.await.unwrap_or_else(|gone| Err(StoreError::new("asking Redis", gone)))
+    outcome.await.unwrap_or_else(|gone| Err(StoreError::new("asking Redis", gone).of_one_check()))
 }
 
 /// How the charges of the whole check stand, as far as they have been heard of.

@@ -7,6 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use redis::{RedisResult, Value};
@@ -15,6 +16,9 @@ use super::connection::ends_the_connection;
 
 /// A connection that left this many requests in a row unanswered is dropped.
 pub(super) const MAX_UNANSWERED: u32 = 3;
+
+/// A caller that leaves sooner, as when its client hangs up, says nothing of the connection.
+const SOON: Duration = Duration::from_millis(5);
 
 /// Shared by all that send over the connection.
 #[derive(Debug)]
@@ -39,7 +43,7 @@ impl Health {
 
     /// Waits for a reply, and notes what it says about the connection.
     pub(super) async fn watch(&self, reply: impl Future<Output = RedisResult<Value>>) -> RedisResult<Value> {
-        let asked = Asked(self);
+        let asked = Asked { health: self, at: Instant::now() };
         let outcome = reply.await.and_then(Value::extract_error);
         if outcome.as_ref().is_err_and(redis::RedisError::is_timeout) {
             return outcome;
@@ -61,10 +65,15 @@ impl Health {
 
 /// A request that counts as unanswered when this is dropped: the reply took too long for the client, or for the caller, whose
 /// deadline drops the wait in the middle of it.
-struct Asked<'a>(&'a Health);
+struct Asked<'a> {
+    health: &'a Health,
+    at: Instant,
+}
 
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
-        self.0.unanswered.fetch_add(1, Ordering::Relaxed);
+        if self.at.elapsed() >= SOON {
+            self.health.unanswered.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }

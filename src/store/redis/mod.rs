@@ -241,7 +241,7 @@ impl<Q, A> Asking<Q, A> {
         let outcome = ready!(Pin::new(outcome).poll(cx));
         *self = Self::Done;
         // Only a runtime that shuts down lets go of a job without an outcome.
-        Poll::Ready(outcome.unwrap_or_else(|gone| Err(StoreError::new("asking Redis", gone))))
+        Poll::Ready(outcome.unwrap_or_else(|gone| Err(StoreError::new("asking Redis", gone).of_one_check())))
     }
 }
 

@@ -29,7 +29,7 @@ impl Runtimes {
 
     /// The dispatcher of the runtime that this is called in.
     pub(super) fn dispatcher(self: &Arc<Self>, doing: &'static str) -> Result<Arc<Dispatcher>, StoreError> {
-        let runtime = Handle::try_current().map_err(|cause| StoreError::new(doing, cause))?;
+        let runtime = Handle::try_current().map_err(|cause| StoreError::new(doing, cause).of_one_check())?;
         let id = runtime.id();
         let known = find(&self.dispatchers.read().unwrap_or_else(PoisonError::into_inner), id);
         Ok(known.unwrap_or_else(|| self.register(id, runtime)))

@@ -4,15 +4,22 @@ local function algorithm_of(charge)
   return charge.is_counter and counter or log
 end
 
--- What to reply if a charge has failed: its place and the error. An error of the server rather than of what stands at a key
--- fails the whole batch, which may then be sent again.
+-- What fails a whole batch, which may then be sent again: the server's own state, and what its user may not do.
+local OF_THE_SERVER = {
+  'READONLY', 'NOREPLICAS', 'MISCONF', 'LOADING', 'MASTERDOWN', 'CLUSTERDOWN', 'BUSY', 'NOPERM', 'NOAUTH', 'TRYAGAIN',
+  'MOVED', 'ASK ', 'script killed', 'run this command', 'not allowed from script', 'nknown Redis command', 'non local key',
+}
+
+-- What to reply if a charge has failed: its place and the error.
 local function failure_of(place, problem)
   local told = type(problem) == 'table' and problem.err or problem
-  for _, its_own in ipairs({ 'WRONGTYPE', 'OOM', 'not a valid', 'not an integer', 'invalid expire', 'attempt to' }) do
-    if string.find(told, its_own, 1, true) then return text(place) .. ' ' .. told end
+  for _, state in ipairs(OF_THE_SERVER) do
+    if string.find(told, state, 1, true) then
+      -- Only as a table does it keep its code, which a script before Redis 7.0 cannot fail with.
+      error(redis.REDIS_VERSION_NUM and { err = told } or told, 0)
+    end
   end
-  -- Only as a table does it keep its code, which a script before Redis 7.0 cannot fail with.
-  error(redis.REDIS_VERSION_NUM and { err = told } or told, 0)
+  return text(place) .. ' ' .. told
 end
 
 -- Looks at what a limit has counted for a key, and notes in the charge how it stands: the units used, and those that are
@@ -71,6 +78,9 @@ local function decide(shape, id)
       refuses = charge.used + charge.cost > charge.units
     end
     local retry = refuses and max(1, algorithm.wait(charge, key, charge.units - charge.cost)) or 0
+
+    -- A refusal is remembered by when the oldest leaves. The expiry may be that of another window under this name.
+    if not is_whole and charge.is_covered then charge.oldest = time_of(charge, key, 0) end
 
     reply[r + 1] = clamped(charge.used)
     reply[r + 2] = clamped(algorithm.reset(charge))

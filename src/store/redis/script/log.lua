@@ -39,8 +39,11 @@ end
 
 -- Adds units to those of the entries, or takes some away, and writes the sum down.
 local function add_to_sum(charge, key, units)
+  if not charge.is_summed then
+    -- What has left and is still there leaves the sum when it is dropped. So it has to be in it from the start.
+    charge.heads, charge.sum, charge.is_behind = charge.heads + 1, charge.sum + charge.left_behind, charge.left_behind > 0
+  end
   charge.sum, charge.used = clamped(charge.sum + units), clamped(charge.used + units)
-  if not charge.is_summed then charge.heads = charge.heads + 1 end
   charge.is_summed = true
   call('ZADD', key, charge.sum, 'used')
 end
@@ -55,6 +58,7 @@ local function keep_only(charge, key, entries)
     scored[#scored + 1], scored[#scored + 2] = entries[i + 1], entries[i]
   end
   call('UNLINK', key)
+  if #scored == 0 then return end
   call('ZADD', key, unpack(scored))
   outlive(key, charge, max(charge.at, #entries > 0 and time_in(entries[2]) or 0), charge.is_counter and 2 or 1)
 end
