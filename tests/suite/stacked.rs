@@ -67,17 +67,19 @@ async fn layers_on_a_server_that_hangs_wait_for_the_longest_deadline_together() 
         let app = stacked(&RedisStore::builder(&server.url()).build().unwrap(), &deadlines.map(ms));
         while error(&app.clone().oneshot(request()).await.unwrap()).is_some() {}
         server.pause();
-        let mut worst = Duration::ZERO;
+        let mut waits = Vec::new();
         for _ in 0..40 {
             let asked = Instant::now();
             let response = app.clone().oneshot(request()).await.unwrap();
-            worst = worst.max(asked.elapsed());
+            waits.push(asked.elapsed());
             assert_eq!(response.status(), 200);
             assert!(error(&response).is_some());
         }
         server.resume();
-        // Of a busy machine. The sum of the deadlines is more than that.
-        assert!(worst < ms(350), "{deadlines:?}: {worst:?}");
+        // On a busy machine two may be late. The five before the breaker opens would wait for the sum of the deadlines.
+        waits.sort();
+        let [.., third, _, worst] = waits[..] else { panic!("{waits:?}") };
+        assert!(third < ms(350), "{deadlines:?}: {waits:?}");
         let text = log.text();
         let lines = text.matches("the breaker opens").count();
         assert_eq!(lines, 1, "{text}");
