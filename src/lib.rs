@@ -72,7 +72,8 @@
 //!   limit.
 //! * A refusal costs nothing, and its retry time is exact if nothing else arrives meanwhile. Where the process
 //!   [remembers](DenyCache) that less is left than a check costs, it is a true "not before".
-//! * A request waits for decisions for at most the longest [deadline](RateLimitLayer::deadline) of all layers that it passes.
+//! * A request waits for decisions for at most the longest [deadline](RateLimitLayer::deadline) of all layers that it passes,
+//!   and 5 ms for each layer that found nothing left of it.
 //! * If the server's clock steps back, nothing is over-admitted, and a key is right again one window after the first
 //!   refusal that the step causes. If it steps forward, windows end early by the step: at most one extra limit a key.
 //! * Replication to a Redis replica is asynchronous: what a failed primary had not passed on is forgotten, so at a

@@ -18,7 +18,8 @@ pub(super) struct Asked {
     /// No decision where there was nothing to decide.
     pub(super) outcome: Result<Option<Decision>, Error>,
     pub(super) record: Option<Box<Record>>,
-    /// How long the request has waited for decisions and choices by now.
+    /// How long the request has waited for decisions by now. A choice is no matter of the store, and takes no time from
+    /// layers further in.
     pub(super) waited: Duration,
 }
 
@@ -44,9 +45,13 @@ impl<S: Store> Asker<S> {
         Box::pin(async move {
             let begun = Instant::now();
             let chosen = choose(&mut drafts, &self.limiter, self.waited).await;
-            self.waited = self.waited.saturating_add(begun.elapsed());
+            let choice = begun.elapsed();
             match chosen.and_then(|()| Claim::of(drafts, is_kept)) {
-                Ok(claim) => self.answer(claim).await,
+                Ok(claim) => {
+                    self.waited = self.waited.saturating_add(choice);
+                    let asked = self.answer(claim).await;
+                    Asked { waited: asked.waited.saturating_sub(choice), ..asked }
+                }
                 Err(error) => Asked { outcome: Err(error), record: None, waited: self.waited },
             }
         })

@@ -147,12 +147,11 @@ fn is_same(one: &Charge, other: &Charge) -> bool {
     one.limit().name() == other.limit().name() && is_of_one_whole(one.key(), other.key())
 }
 
-/// One charge in the place of two: on the limit that has fewer units for the same time, at the larger cost. If only one of them is reserved, the other would stay for its window: so does this.
+/// One charge in the place of two: on the limit of fewer units, of a longer window where they are equal, at the larger
+/// cost. If only one of them is reserved, the other would stay for its window: so does this.
 fn stricter(one: &Charge, other: &Charge) -> Result<Charge, NeverFits> {
-    let (limit, other_limit) = (one.limit(), other.limit());
-    let units = u128::from(limit.units()) * other_limit.window().as_micros();
-    let other_units = u128::from(other_limit.units()) * limit.window().as_micros();
-    let kept = if (other_units, other_limit.units()) < (units, limit.units()) { other } else { one };
+    let slack = |charge: &Charge| (charge.limit().units(), std::cmp::Reverse(charge.limit().window()));
+    let kept = if slack(other) < slack(one) { other } else { one };
     let charge = Charge::new(kept.limit().clone(), kept.key().clone(), one.cost().max(other.cost()))?;
     let charge = match (one.lease(), other.lease()) {
         (None, None) => charge,

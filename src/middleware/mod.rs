@@ -10,7 +10,7 @@
 //!    without rate-limit headers, fail-closed answers 503, fail-local decides in this process under a
 //!    [share](crate::Share) of each limit. The response has [`Degraded`] in its extensions. The deadline is the request's:
 //!    what it has waited for a choice, and for the decisions of layers further out, counts. So a request waits for at most
-//!    the longest deadline of all layers that it passes. With nothing left of it, a layer does not ask its store.
+//!    the longest deadline of all layers that it passes. With nothing left of it, a layer waits for 5 ms.
 //! 6. The response may [settle](KeyedLimit::settle) what its request has really cost; a limit may be tried in the
 //!    [shadow](KeyedLimit::in_shadow) first, where it refuses nothing.
 //! 7. Where layers are stacked, the response shows the figures of whichever has the least left, and a rejection those of the

@@ -78,9 +78,9 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
 
     /// How long a request may wait for a decision before the failure mode decides. Default: 50 ms.
     ///
-    /// That is how long it may have waited in all: for layers further out, for limits that are
-    /// [chosen](super::KeyedLimit::chosen), and for this decision. So a request waits for at most the longest deadline of
-    /// its layers.
+    /// It may have waited for layers further out already, and for limits that are
+    /// [chosen](super::KeyedLimit::chosen): that is taken off, but for 5 ms. So a request waits for at most the longest
+    /// deadline of its layers, and 5 ms for each layer that found nothing left.
     pub fn deadline(self, deadline: Duration) -> Self {
         self.set_limiter(|limiter| limiter.deadline(deadline))
     }

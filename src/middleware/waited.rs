@@ -1,7 +1,8 @@
 //! How long a request waits for decisions, through all layers on its way.
 //!
-//! Each layer waits for at most its own deadline, less what was waited before. So all together wait for at most the longest
-//! of their deadlines.
+//! Each layer waits for at most its own deadline, less what was waited before, but for 5 ms if nothing is left: so a store
+//! that hangs turns no limit off on another that answers. All together wait for at most the longest of their deadlines, and
+//! 5 ms for each layer that found nothing left.
 
 use std::time::Duration;
 

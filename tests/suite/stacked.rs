@@ -102,7 +102,9 @@ async fn a_request_waits_for_the_longest_deadline_of_its_layers() {
         let app = around(&layer(&Silent, outer), app);
         let asked = time::Instant::now();
         let response = app.oneshot(request()).await.unwrap();
-        assert_eq!((response.status().as_u16(), asked.elapsed()), (200, ms(50)), "{deadlines:?}");
+        // A layer with nothing left has 5 ms.
+        assert_eq!(response.status(), 200);
+        assert!((ms(50)..=ms(60)).contains(&asked.elapsed()), "{deadlines:?}: {:?}", asked.elapsed());
     }
 }
 
@@ -117,18 +119,19 @@ async fn what_one_layer_has_waited_the_next_has_less() {
     assert_eq!((response.status().as_u16(), asked.elapsed(), inner.asked()), (503, ms(50), 1));
 }
 
+/// A store that hangs further out turns no limit off on one that answers.
 #[tokio::test(start_paused = true)]
-async fn with_no_time_left_the_store_is_not_asked() {
+async fn with_no_time_left_a_store_that_answers_still_decides() {
     let inner = Switched::new(State::Works);
     for fails_closed in [true, false] {
         let guard = layer(&inner, ms(50));
         let app = around(&if fails_closed { guard.fail_closed() } else { guard }, handler());
+        let begun = time::Instant::now();
         let response = around(&layer(&Silent, ms(50)), app).oneshot(request()).await.unwrap();
-        assert_eq!(response.status(), if fails_closed { 503 } else { 200 });
-        // Of two that are degraded, the outer one is told.
+        assert_eq!((response.status().as_u16(), begun.elapsed()), (200, ms(50)));
         assert!(matches!(error(&response), Some(Error::TimedOut { deadline }) if *deadline == ms(50)));
     }
-    assert_eq!(inner.asked(), 0);
+    assert_eq!(inner.asked(), 2);
 
     // What takes no waiting is decided all the same.
     let one = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_hour("one", 1).by(anyone));
@@ -166,13 +169,13 @@ async fn a_choice_and_its_decision_have_one_deadline() {
     };
     let store = Switched::new(State::Hangs);
     let layer_of = |limit| RateLimitLayer::new(store.clone()).limit(limit).breaker(Breaker::off());
-    for (takes, asked) in [(30, 1), (50, 1)] {
-        // The layer around it has waited for nothing, and the one inside has nothing left.
+    for (takes, waits, asked) in [(30, 80, 2), (50, 100, 1)] {
+        // The layer inside has what the decision of this one has left. The choice takes nothing from it.
         let app = around(&layer(&store, ms(50)).breaker(Breaker::off()), handler());
         let app = around(&layer_of(chosen_after(ms(takes))), app);
         let begun = time::Instant::now();
         let response = app.oneshot(request()).await.unwrap();
-        assert_eq!((response.status().as_u16(), begun.elapsed()), (200, ms(50)));
+        assert_eq!((response.status().as_u16(), begun.elapsed()), (200, ms(waits)));
         assert_eq!(store.asked(), asked, "after a choice of {takes} ms");
         assert!(matches!(error(&response), Some(Error::TimedOut { .. } | Error::NoLimit(_))));
     }
@@ -192,13 +195,13 @@ async fn a_wait_for_room_leaves_the_next_layer_its_time() {
     assert!(begun.elapsed() >= ms(500));
 }
 
-/// But no layer begins to wait for it with nothing left.
+/// A store that answers is asked for room, too, with nothing left.
 #[tokio::test(start_paused = true)]
-async fn with_no_time_left_no_room_is_waited_for() {
+async fn with_no_time_left_room_is_asked_for() {
     let store = Switched::new(State::Works);
     let waiting = layer(&store, ms(50)).wait_up_to(ms(1_000));
     let begun = time::Instant::now();
     let app = around(&layer(&Silent, ms(50)), around(&waiting, handler()));
     assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
-    assert_eq!((begun.elapsed(), store.asked()), (ms(50), 0));
+    assert_eq!((begun.elapsed(), store.asked()), (ms(50), 1));
 }

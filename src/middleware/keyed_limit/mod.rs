@@ -104,7 +104,7 @@ impl KeyedLimit {
     /// 2. `None` limits nothing: the request is charged by the layer's other limits only, and if there are none, goes
     ///    through without a decision and without figures.
     /// 3. All limits of a layer that have to be chosen are chosen at once. Choice and decision have the layer's deadline
-    ///    together. Where the choice takes all of it, nothing is asked.
+    ///    together. The choice takes no time from layers further in.
     /// 4. Nothing is chosen for a request that the layer's other limits are known to refuse: because they have refused it
     ///    just now and the [`DenyCache`](crate::DenyCache) remembers it, or because the store
     ///    [decides at once](crate::Store::decide_now), as `MemoryStore` does. Its retry time is then a true "not before".
