@@ -29,9 +29,11 @@ pub(super) struct Trace {
 
 impl Chunk {
     pub(super) fn new(entries: VecDeque<Entry>) -> Self {
-        let units = entries.iter().fold(0, |units: u64, entry| units.saturating_add(entry.count()));
-        let mut ids = Ids(Box::new([0; Ids::WORDS]));
-        entries.iter().for_each(|entry| ids.add(Trace::of(entry.id)));
+        let (mut units, mut ids) = (0_u64, Ids(Box::new([0; Ids::WORDS])));
+        for entry in &entries {
+            units = units.saturating_add(entry.count());
+            ids.add(Trace::of(entry.id));
+        }
         Self { entries, units, ids }
     }
 

@@ -52,6 +52,12 @@ impl Entries {
         self.newest.back().or_else(|| self.older.as_ref()?.chunks.back()?.entries().back())
     }
 
+    /// The newest, unless it is in a chunk.
+    pub(super) fn newest(&self) -> Option<(Place, &Entry)> {
+        let place = || Place { chunk: self.chunks().len(), index: self.newest.len() - 1 };
+        self.newest.back().map(|entry| (place(), entry))
+    }
+
     /// All of them, the oldest first.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
         self.chunks().flat_map(Chunk::entries).chain(&self.newest)
@@ -80,16 +86,10 @@ impl Entries {
     }
 
     /// The entry with which so many units have left, the oldest first.
+    #[inline]
     pub(super) fn departure(&self, mut units: u64) -> Option<&Entry> {
-        let mut entries = &self.newest;
-        for chunk in self.chunks() {
-            if chunk.units() >= units {
-                entries = chunk.entries();
-                break;
-            }
-            units -= chunk.units();
-        }
-        entries.iter().find(|entry| {
+        let older = self.older.as_ref().and_then(|older| older.with_units(&mut units));
+        older.unwrap_or(&self.newest).iter().find(|entry| {
             units = units.saturating_sub(entry.count());
             units == 0
         })
@@ -149,10 +149,15 @@ impl Entries {
     }
 
     /// Lets those of a later time be of this one. Of very many only the first are changed.
+    #[inline]
     pub(super) fn pull_back(&mut self, at: u64) {
-        if self.last().is_none_or(|last| last.at <= at) {
-            return;
+        if self.last().is_some_and(|last| last.at > at) {
+            self.pull_back_later(at);
         }
+    }
+
+    #[cold]
+    fn pull_back_later(&mut self, at: u64) {
         let mut left = PULLED_BACK;
         if let Some(older) = &mut self.older {
             let later = older.chunks.partition_point(|chunk| chunk.last() <= at);
@@ -207,6 +212,16 @@ impl Older {
         }
         self.len -= 1;
         Some(removed)
+    }
+
+    /// The entries of the chunk with which so many units have left, and takes those of the chunks before it away from them.
+    fn with_units(&self, units: &mut u64) -> Option<&VecDeque<Entry>> {
+        let is_it = |chunk: &&Chunk| {
+            let is_it = chunk.units() >= *units;
+            *units -= if is_it { 0 } else { chunk.units() };
+            is_it
+        };
+        self.chunks.iter().find(is_it).map(Chunk::entries)
     }
 
     fn drop_while(&mut self, is_gone: impl Fn(&Entry) -> bool) -> (usize, u64) {

@@ -5,7 +5,7 @@
 //! for a fixed one. What is held for a lease is recorded a window before the lease ends, so that it leaves then.
 
 use super::{
-    entries::Entries,
+    entries::{Entries, Place},
     entry::{Entry, Kind},
 };
 use crate::admission::AdmissionId;
@@ -19,8 +19,15 @@ pub(crate) struct Log {
 
 impl Log {
     /// Drops what has left the window and says how many entries that were.
+    #[inline]
     pub(super) fn trim(&mut self, now: u64, window: u64) -> usize {
-        let (entries, units) = self.entries.drop_while(|entry| entry.at.saturating_add(window) <= now);
+        let has_left = |entry: &Entry| entry.at.saturating_add(window) <= now;
+        if self.entries.oldest().is_some_and(has_left) { self.drop_while(has_left) } else { 0 }
+    }
+
+    #[inline(never)]
+    fn drop_while(&mut self, has_left: impl Fn(&Entry) -> bool) -> usize {
+        let (entries, units) = self.entries.drop_while(has_left);
         self.used = self.used.saturating_sub(units);
         entries
     }
@@ -59,7 +66,7 @@ impl Log {
 
     /// Whether admissions of this time would be added to those of an entry that is there.
     pub(super) fn has_sum_at(&self, at: u64) -> bool {
-        self.entries.of(at).any(|(_, entry)| entry.is(Kind::Sum))
+        self.sum_at(at).is_some()
     }
 
     /// The time until at most so many units are left: 0 if that is so, and never more than a window after the `present`.
@@ -98,8 +105,7 @@ impl Log {
 
     /// Records an admission together with the others of its time.
     pub(super) fn add(&mut self, at: u64, units: u64) {
-        let sum = self.entries.of(at).find(|(_, entry)| entry.is(Kind::Sum)).map(|(place, _)| place);
-        match sum {
+        match self.sum_at(at) {
             Some(place) => {
                 self.entries.change(place, |entry| entry.add(units));
                 self.used = self.used.saturating_add(units);
@@ -116,6 +122,13 @@ impl Log {
         let entry = self.entries.remove(place)?;
         self.used = self.used.saturating_sub(entry.count());
         Some(entry.at)
+    }
+
+    fn sum_at(&self, at: u64) -> Option<Place> {
+        let is_it = |(_, entry): &(Place, &Entry)| entry.at == at && entry.is(Kind::Sum);
+        // Nearly always it is the newest of all.
+        let sum = self.entries.newest().filter(is_it).or_else(|| self.entries.of(at).find(is_it));
+        sum.map(|(place, _)| place)
     }
 
     #[inline]

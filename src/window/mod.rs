@@ -95,6 +95,9 @@ impl Window {
 
     /// How many entries [`admit`](Self::admit) would add.
     pub(crate) fn growth(&self, charge: &Charge, attempt: Attempt) -> usize {
+        if is_exact(charge) {
+            return 1;
+        }
         let is_kept = self.is_kept(charge, attempt);
         match self {
             Self::Log(log) => (is_kept || !log.has_sum_at(charge.limit().recorded_at(attempt.now))).into(),
@@ -106,14 +109,14 @@ impl Window {
     pub(crate) fn admit(&mut self, charge: &Charge, attempt: Attempt) {
         let Attempt { now, id, .. } = attempt;
         let (limit, units) = (charge.limit(), charge.cost());
-        let (is_kept, is_held) = (self.is_kept(charge, attempt), charge.lease_micros().is_some());
+        let is_kept = is_exact(charge) || self.is_kept(charge, attempt);
         let log = match self {
             Self::Log(log) => log,
             Self::Counter(counter) if is_kept => counter.held_mut(),
             Self::Counter(counter) => return counter.add(now, limit.window_micros(), units),
         };
         match is_kept {
-            true if is_held => log.hold(charge.kept_at(now), units, id),
+            true if charge.lease_micros().is_some() => log.hold(charge.kept_at(now), units, id),
             true => log.keep(charge.kept_at(now), units, id),
             false => log.add(limit.recorded_at(now), units),
         }
@@ -196,14 +199,18 @@ impl Window {
         Ok(true)
     }
 
-    /// Whether an admission is an entry of its own, under its id.
+    /// Whether an admission is an entry of its own, under its id, where not every one is.
     fn is_kept(&self, charge: &Charge, attempt: Attempt) -> bool {
-        let has_id = attempt.is_given || charge.lease_micros().is_some();
-        charge.limit().algorithm().kind() == Kind::Log || has_id && !self.is_full_of_ids(charge.limit())
+        (attempt.is_given || charge.lease_micros().is_some()) && !self.is_full_of_ids(charge.limit())
     }
 
     /// Whether no more entries can have an id of their own.
     fn is_full_of_ids(&self, limit: &Limit) -> bool {
         limit.algorithm().kind() != Kind::Log && self.len() >= MOST_NAMED
     }
+}
+
+/// Whether every admission is an entry of its own.
+fn is_exact(charge: &Charge) -> bool {
+    charge.limit().algorithm().kind() == Kind::Log
 }

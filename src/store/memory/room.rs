@@ -62,24 +62,39 @@ impl Room {
         self.holdings.forget_empty();
     }
 
-    /// Gives back the room of admissions that are gone, and takes that of new ones; if there is none, only gives back.
+    /// Whether there is room for so many more, whichever limits they are of.
+    pub(super) fn is_ample(&self, new: usize) -> bool {
+        // No limit holds more than all of them do.
+        self.taken().saturating_add(new) <= self.capacity / 2
+    }
+
+    /// Gives back the room of admissions that are gone, and takes that of new ones, of which it is known that there is
+    /// enough.
     ///
     /// Where as many come as go, nothing is written, so that threads do not meet here.
-    pub(super) fn exchange(&self, holding: &Holding, gone: usize, new: usize) -> Result<(), Full> {
+    pub(super) fn change(&self, holding: &Holding, gone: usize, new: usize) {
         if new <= gone {
-            self.give_back(holding, gone - new);
-            return Ok(());
+            return self.give_back(holding, gone - new);
         }
-        let more = new - gone;
-        // As if they came one after the other: the last of them, too, finds more free than the limit holds.
-        let (held, taken) = (holding.admissions() + more - 1, self.taken() + more - 1);
-        if held >= self.capacity.saturating_sub(taken) {
+        holding.add(new - gone);
+        self.taken.0.fetch_add(new - gone, Ordering::Relaxed);
+    }
+
+    /// The same where there may be none. Then it only gives back.
+    #[inline]
+    pub(super) fn exchange(&self, holding: &Holding, gone: usize, new: usize) -> Result<(), Full> {
+        if new > gone && !self.has_room(holding, new - gone) {
             self.give_back(holding, gone);
             return Err(Full { limit: holding.name().clone(), held: holding.admissions(), capacity: self.capacity });
         }
-        holding.add(more);
-        self.taken.0.fetch_add(more, Ordering::Relaxed);
+        self.change(holding, gone, new);
         Ok(())
+    }
+
+    /// As if they came one after the other: the last of them, too, finds more free than the limit holds.
+    fn has_room(&self, holding: &Holding, more: usize) -> bool {
+        let (held, taken) = (holding.admissions() + more - 1, self.taken() + more - 1);
+        held < self.capacity.saturating_sub(taken)
     }
 
     /// Gives back the room of admissions that are gone.

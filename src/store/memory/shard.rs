@@ -56,28 +56,43 @@ impl Shard {
     }
 
     /// How a charge stands in a check that is refused, by it or by another charge.
-    pub(super) fn refuse(&mut self, address: Address<'_>, charge: &Charge, attempt: Attempt) -> Standing {
+    pub(super) fn refuse(
+        &mut self,
+        address: Address<'_>,
+        charge: &Charge,
+        attempt: Attempt,
+        look: &Look,
+        room: &Room,
+    ) -> Standing {
         match self.find(address) {
-            Some(place) => place.slot.refuse(charge, attempt),
+            Some(Place { slot, holding, .. }) => {
+                room.give_back(holding, look.gone);
+                slot.refuse(charge, attempt)
+            }
             None => Slot::new(charge.limit()).refuse(charge, attempt),
         }
     }
 
-    /// Counts a charge of a check that is admitted, and says how it stands then. The holding is known if it is counted
-    /// in a new place.
+    /// Counts a charge of a check that is admitted, and says how it stands then.
     pub(super) fn admit(
         &mut self,
         address: Address<'_>,
         charge: &Charge,
         attempt: Attempt,
-        holding: Option<Arc<Holding>>,
+        look: Look,
+        room: &Room,
     ) -> Standing {
-        if let Some(place) = self.find(address) {
-            return place.slot.admit(charge, attempt);
+        if let Some(Place { slot, holding, .. }) = self.find(address) {
+            room.change(holding, look.gone, look.new);
+            return slot.admit(charge, attempt);
         }
         let mut slot = Slot::new(charge.limit());
         let standing = slot.admit(charge, attempt);
-        self.keep(address, slot, holding);
+        if !slot.is_empty() {
+            let holding = look.holding.unwrap_or_else(|| self.new_holding(address, room));
+            room.change(&holding, look.gone, look.new);
+            self.keep(address, slot, Some(holding));
+        }
         standing
     }
 
@@ -116,15 +131,33 @@ impl Shard {
         }
     }
 
-    /// What the limit of an address holds.
-    pub(super) fn holding(&mut self, address: Address<'_>, room: &Room) -> Arc<Holding> {
-        match self.find(address) {
-            Some(place) => place.holding.clone(),
-            None => self.new_holding(address, room),
+    /// Exchanges the room of what is gone for that of what is new, and returns the holding if there is no place yet.
+    pub(super) fn exchange(
+        &mut self,
+        address: Address<'_>,
+        (gone, new): (usize, usize),
+        room: &Room,
+    ) -> Result<Option<Arc<Holding>>, Full> {
+        if let Some(place) = self.find(address) {
+            room.exchange(&place.holding, gone, new)?;
+            return Ok(None);
+        }
+        if new == 0 {
+            return Ok(None);
+        }
+        let holding = self.new_holding(address, room);
+        room.exchange(&holding, gone, new)?;
+        Ok(Some(holding))
+    }
+
+    /// Gives back room that was taken, or of what is gone.
+    pub(super) fn give_back(&mut self, address: Address<'_>, holding: Option<&Holding>, entries: usize, room: &Room) {
+        if let Some(holding) = holding.or_else(|| self.find(address).map(|place| &*place.holding)) {
+            room.give_back(holding, entries);
         }
     }
 
-    /// The same for an address that has no place yet.
+    /// The holding of an address that has no place yet.
     fn new_holding(&mut self, address: Address<'_>, room: &Room) -> Arc<Holding> {
         self.holdings.of(address.limit(), || room.holding(address.limit()))
     }

@@ -1,13 +1,12 @@
 //! What the clones of a store share: the shards, and how a check is decided in them.
 
 use std::{
-    array, iter,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    array, iter, mem,
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use super::{
     address::Address,
-    holding::Holding,
     room::{Full, Room},
     shard::Shard,
     slot::{Look, Standing},
@@ -54,12 +53,15 @@ impl Shared {
 
         let id = check.id().unwrap_or_else(AdmissionId::fresh);
         let attempt = Attempt { now, id, is_given: check.id().is_some() };
-        let statuses = self.with_room(now, || match check.only_charge() {
-            Some(charge) => Ok((self.decide_one(charge, attempt)?.of(charge), Vec::new())),
-            None => self.decide_all(check, attempt),
-        });
-        let statuses = statuses.map_err(|full| full.when("deciding a check"))?;
-        Ok(Decision::of_statuses(system_time(now), id, statuses))
+        let decision = |statuses| Decision::of_statuses(system_time(now), id, statuses);
+        let error = |full: Full| full.when("deciding a check");
+        Ok(match check.only_charge() {
+            Some(charge) => {
+                let standing = self.with_room(now, || self.decide_one(charge, attempt)).map_err(error)?;
+                decision((standing.of(charge), Vec::new()))
+            }
+            None => decision(self.with_room(now, || self.decide_all(check, attempt)).map_err(error)?),
+        })
     }
 
     /// Decides a charge that is alone in its check, as most are: one lock, one look-up, and no list.
@@ -73,22 +75,24 @@ impl Shared {
         let addresses: Vec<Address<'_>> =
             check.charges().map(|charge| self.address(charge.limit(), charge.key())).collect();
         let mut locked = Locked::of(self, &addresses);
-        let looks: Vec<Look> = check
+        let mut looks: Vec<Look> = check
             .charges()
             .zip(&addresses)
             .map(|(charge, address)| locked.shard(*address).look(*address, charge, attempt))
             .collect();
         let is_refused = check.charges().zip(&looks).any(|(charge, look)| look.refuses && !charge.is_shadow());
-        let admits = |look: &Look| !is_refused && !look.refuses;
-        let changes = looks.iter().map(|look| (look.gone, if admits(look) { look.new } else { 0 }));
-        let changes: Vec<Change<'_>> = iter::zip(addresses, changes).collect();
-        let mut places = iter::zip(self.exchange(&mut locked, &changes)?, iter::zip(&changes, &looks));
+        looks.iter_mut().filter(|look| is_refused || look.refuses).for_each(|look| look.new = 0);
+        let new: usize = looks.iter().map(|look| look.new).sum();
+        if new > 0 && !self.room.is_ample(new) {
+            self.exchange(&mut locked, &addresses, &mut looks)?;
+        }
+        let mut places = iter::zip(addresses, looks);
         Ok(check.map_charges(|charge| {
             let standing = match places.next() {
-                Some((holding, ((address, _), look))) if admits(look) => {
-                    locked.shard(*address).admit(*address, charge, attempt, holding)
+                Some((address, look)) if is_refused || look.refuses => {
+                    locked.shard(address).refuse(address, charge, attempt, &look, &self.room)
                 }
-                Some((_, ((address, _), _))) => locked.shard(*address).refuse(*address, charge, attempt),
+                Some((address, look)) => locked.shard(address).admit(address, charge, attempt, look, &self.room),
                 None => Standing::default(),
             };
             standing.of(charge)
@@ -96,24 +100,24 @@ impl Shared {
     }
 
     /// Exchanges the room of what is gone for that of what is new, for all charges; if there is none for one of them, only
-    /// gives back. Returns the holdings that have changed.
-    fn exchange(&self, locked: &mut Locked<'_>, changes: &[Change<'_>]) -> Result<Vec<Option<Arc<Holding>>>, Full> {
-        let mut holdings = Vec::with_capacity(changes.len());
-        for (place, &(address, (gone, new))) in changes.iter().enumerate() {
-            let holding = (gone != new).then(|| locked.shard(address).holding(address, &self.room));
-            if let Some(Err(full)) = holding.as_ref().map(|holding| self.room.exchange(holding, gone, new)) {
-                for (other, &(address, (gone, new))) in changes.iter().enumerate().filter(|(other, _)| *other != place)
-                {
-                    let back = if other < place { new } else { gone };
-                    if back > 0 {
-                        self.room.give_back(&locked.shard(address).holding(address, &self.room), back);
-                    }
-                }
-                return Err(full);
+    /// gives back.
+    fn exchange(&self, locked: &mut Locked<'_>, addresses: &[Address<'_>], looks: &mut [Look]) -> Result<(), Full> {
+        let mut full = None;
+        for (address, look) in iter::zip(addresses, &mut *looks) {
+            let (gone, new) = if full.is_none() { (look.gone, look.new) } else { (look.gone, 0) };
+            match locked.shard(*address).exchange(*address, (gone, new), &self.room) {
+                Ok(holding) => (look.holding, look.gone, look.new) = (holding, 0, new),
+                Err(error) => (look.new, full) = (0, Some(error)),
             }
-            holdings.push(holding);
         }
-        Ok(holdings)
+        let Some(full) = full else {
+            looks.iter_mut().for_each(|look| look.new = 0);
+            return Ok(());
+        };
+        for (address, look) in iter::zip(addresses, looks) {
+            locked.shard(*address).give_back(*address, look.holding.as_deref(), look.new, &self.room);
+        }
+        Err(full)
     }
 
     /// Settles one charge after the other: each is exact by itself. One for which there is no room leaves the others alone.
@@ -178,9 +182,13 @@ impl Shared {
     /// Does what may need room. If there is none, does it again once more of what has expired is swept.
     #[inline]
     fn with_room<T>(&self, now: u64, mut act: impl FnMut() -> Result<T, Full>) -> Result<T, Full> {
-        match act() {
-            Err(_) if self.make_room(now) => act(),
-            outcome => outcome,
+        let mut is_swept = false;
+        loop {
+            match act() {
+                Err(full) if mem::replace(&mut is_swept, true) || !self.make_room(now) => return Err(full),
+                Err(_) => {}
+                outcome => return outcome,
+            }
         }
     }
 
@@ -198,9 +206,6 @@ impl Shared {
         is_any
     }
 }
-
-/// Of one charge, how many entries are gone, and how many are new.
-type Change<'a> = (Address<'a>, (usize, usize));
 
 /// The locks of all shards that a check needs, taken in the order of the shards, so that two checks never wait for
 /// each other.

@@ -1,7 +1,8 @@
 //! What one limit counts for one key.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use super::holding::Holding;
 use crate::{
     check::Charge,
     decision::LimitStatus,
@@ -18,7 +19,7 @@ pub(super) struct Slot {
 }
 
 /// What a check needs to know of a charge before all of its charges are counted, or none.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Look {
     /// Entries that had left the window, and are dropped.
     pub(super) gone: usize,
@@ -27,6 +28,8 @@ pub(super) struct Look {
     pub(super) new: usize,
     /// Whether the charge does not fit.
     pub(super) refuses: bool,
+    /// Of a slot that is new, if room has been taken for it.
+    pub(super) holding: Option<Arc<Holding>>,
 }
 
 /// How a charge stands, in microseconds.
@@ -56,7 +59,7 @@ impl Slot {
         attempt: Attempt,
         exchanged: impl FnOnce(usize, usize) -> Result<(), E>,
     ) -> Result<Standing, E> {
-        let Look { gone, new, refuses } = self.look(charge, attempt);
+        let Look { gone, new, refuses, .. } = self.look(charge, attempt);
         if refuses {
             exchanged(gone, 0)?;
             return Ok(self.refuse(charge, attempt));
@@ -70,7 +73,7 @@ impl Slot {
         let gone = self.window.trim(attempt.now, charge.limit().window_micros());
         let counts = self.counts(charge, attempt);
         let new = if counts { self.window.growth(charge, attempt) } else { 0 };
-        Look { gone, new, refuses: counts && !self.fits(charge, attempt) }
+        Look { gone, new, refuses: counts && !self.fits(charge, attempt), holding: None }
     }
 
     /// How a charge stands in a check that is refused, by it or by another charge.
