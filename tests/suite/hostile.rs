@@ -52,7 +52,7 @@ fn callers_without_a_runtime_open_no_breaker() {
     let store = RedisStore::builder(&server.url()).connect_timeout(PATIENCE).build().unwrap();
     let calls = Limit::per_hour("calls", 3_000);
     let healthy = Limiter::new(store.clone());
-    runtime.block_on(async { healthy.check(&calls, "ada", 1).await.unwrap() });
+    drop(runtime.block_on(async { healthy.check(&calls, "ada", 1).await.unwrap() }));
     let stray = Limiter::new(store);
     for _ in 0..5 {
         let mut check = Box::pin(stray.check(&calls, "eve", 1));
@@ -72,7 +72,7 @@ fn futures_of_an_ended_runtime_open_no_breaker() {
     let store = RedisStore::builder(&server.url()).connect_timeout(PATIENCE).build().unwrap();
     let calls = Limit::per_hour("calls", 3_000);
     let healthy = Limiter::new(store.clone());
-    runtime.block_on(async { healthy.check(&calls, "ada", 1).await.unwrap() });
+    drop(runtime.block_on(async { healthy.check(&calls, "ada", 1).await.unwrap() }));
     let stray = Limiter::new(store).deadline(PATIENCE);
     let begun: Vec<_> = {
         let ended = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -200,7 +200,7 @@ async fn clients_that_hang_up_cost_no_connections() {
     let store = RedisStore::builder(&server.url()).connect_timeout(PATIENCE).build().unwrap();
     let calls = Limit::per_hour("calls", 3_000_000);
     let limiter = Limiter::new(store);
-    limiter.check(&calls, "ada", 1).await.unwrap();
+    drop(limiter.check(&calls, "ada", 1).await.unwrap());
     let received = || -> u64 {
         let info: String = server.run("INFO stats");
         info.lines().find_map(|line| line.strip_prefix("total_connections_received:")).unwrap().trim().parse().unwrap()

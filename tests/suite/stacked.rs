@@ -169,14 +169,14 @@ async fn a_choice_and_its_decision_have_one_deadline() {
     };
     let store = Switched::new(State::Hangs);
     let layer_of = |limit| RateLimitLayer::new(store.clone()).limit(limit).breaker(Breaker::off());
-    for (takes, waits, asked) in [(30, 80, 2), (50, 100, 1)] {
+    for (takes, waits, asked) in [(30, 80, 2), (60, 100, 3)] {
         // The layer inside has what the decision of this one has left. The choice takes nothing from it.
         let app = around(&layer(&store, ms(50)).breaker(Breaker::off()), handler());
         let app = around(&layer_of(chosen_after(ms(takes))), app);
         let begun = time::Instant::now();
         let response = app.oneshot(request()).await.unwrap();
         assert_eq!((response.status().as_u16(), begun.elapsed()), (200, ms(waits)));
-        assert_eq!(store.asked(), asked, "after a choice of {takes} ms");
+        assert_eq!(store.asked(), asked, "in all, after a choice of {takes} ms");
         assert!(matches!(error(&response), Some(Error::TimedOut { .. } | Error::NoLimit(_))));
     }
 }
