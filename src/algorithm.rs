@@ -38,8 +38,8 @@
 //! 2. What has an id of its own, given by the caller or for a [reservation](crate::Limiter::reserve), is remembered under
 //!    it until it is settled or gone: one more entry a key, whatever the algorithm. Without an id only `log` knows an
 //!    admission from another: elsewhere a repeated check counts twice, and nothing can be refunded. Under another algorithm
-//!    than `log` a key has at most 10,000 such entries. What is admitted beyond them has no id: it counts for its whole
-//!    window, and a settlement before its lease ends changes nothing.
+//!    than `log` a key has at most 10,000 such entries. Admissions beyond them have no id: they count for their whole window,
+//!    a settlement before the lease ends changes nothing, and one after it counts beside them.
 //! 3. A limit whose algorithm is changed starts anew: the old history is neither read nor written any more, and expires.
 
 /// How many entries with an id of their own a key has at most where memory is bounded: under every algorithm but the log.

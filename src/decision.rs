@@ -2,8 +2,8 @@
 //!
 //! 1. A decision has one [`LimitStatus`] a charge, in the order of the charges.
 //! 2. [`retry_after`](Decision::retry_after) is true and tight: the smallest `d` such that the same check is admitted
-//!    `d` later if nothing else arrives. At `d − 1 µs` it is still refused. What is refused without asking the store may be
-//!    told less, a true "not before": see [`DenyCache`](crate::DenyCache).
+//!    `d` later if nothing else arrives. At `d − 1 µs` it is still refused. A refusal that the process makes
+//!    without asking the store may tell less, a true "not before": see [`DenyCache`](crate::DenyCache).
 //! 3. [`reset_after`](LimitStatus::reset_after) is the time until the oldest counted unit leaves the window, that is,
 //!    until there is more to spend than now. `RedisStore` may tell it up to a millisecond late, and
 //!    early only where the server's clock has stepped back, until it has caught up.

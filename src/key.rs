@@ -4,7 +4,7 @@
 //!    never collide with an API key or a user name that looks like it.
 //! 2. A value can be personal or secret, so [`Debug`](std::fmt::Debug) prints the namespace alone, and
 //!    `RedisStore` sends a digest, never the value; a value that can be guessed is safe from readers of Redis only if the store
-//!    has a [`Secret`](crate::Secret). What is secret itself does not become a value at all: see [`ApiKey`](crate::ApiKey).
+//!    has a [`Secret`](crate::Secret). A secret does not become a value at all: see [`ApiKey`](crate::ApiKey).
 //!
 //! ```
 //! use tower_sliding_window::Key;

@@ -17,7 +17,7 @@ const HASH_BYTES: usize = 16;
 /// The domain of what a client proves itself by.
 const CREDENTIALS: &[u8] = b"tower-sliding-window api key v1\0";
 
-/// What identities are hashed with: the same on all instances that share a store, and known to nobody else.
+/// A secret to hash identities with: the same on all instances that share a store, and known to nobody else.
 ///
 /// Only a state derived from it is kept, and `Debug` shows nothing of that. A new secret gives every key a new identity:
 /// all windows start empty.

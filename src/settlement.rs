@@ -9,12 +9,11 @@
 //! 4. A settlement that comes after the lease still counts what was used, as of the admission, as long as the admission
 //!    would be in its window. So a lease can be much shorter than the window: it only says for how long the estimate
 //!    counts without a settlement. One that comes after the window changes nothing.
-//! 5. What was settled is not told apart for ever. Under another [algorithm](crate::algorithm) than the log a settlement
-//!    in time is added to what was admitted at about the same time, and leaves no trace of its id; under every algorithm one
-//!    at a cost of 0 leaves none. If such an admission is settled a second time after its lease, that counts as well. So
-//!    settle an admission in one place. What the store itself sends again, since a reply was lost, comes within seconds: it
-//!    counts twice only if the lease ends in between.
-//! 6. What has cost nothing has no admission that could be settled in time: reserve at least one unit.
+//! 5. A store forgets that an admission was settled: after a settlement at a cost of 0, and under another
+//!    [algorithm](crate::algorithm) than the log after any settlement in time. A second settlement after the lease then
+//!    counts again. So settle an admission in one place. A settlement that the store itself sends again, since a reply was
+//!    lost, comes within seconds: it counts twice only if the lease ends in between.
+//! 6. A charge of 0 units leaves no admission to settle: reserve at least one unit.
 //! 7. An admission that was not reserved can be settled by its id, too, if its limit counts by a
 //!    [log](crate::Algorithm::log), or if the id was the caller's own.
 //!

@@ -35,8 +35,8 @@ impl<S: Store> Limiter<S> {
     ///    question have ended, the next takes over. Polled again, the first goes on in its old place.
     /// 5. A [`check`](Self::check), a limiter of another process, and a check of other limits or keys stand in no line,
     ///    or in another: of those, the one that asks first after there is room gets it.
-    /// 6. What is given back through the limiter, by a [settlement](Self::settle) or [reset](Self::reset) of the same
-    ///    limits and keys, lets the first in line ask at once; what others give back is seen when it asks.
+    /// 6. A [settlement](Self::settle) or [reset](Self::reset) of the same limits and keys through the limiter lets the first
+    ///    in line ask at once. Units that others give back are seen when it asks.
     /// 7. The [`deadline`](Self::deadline) is that of each question, not of the wait, and a question is not cut short by
     ///    the patience. An error of the store is returned at once.
     ///

@@ -7,7 +7,7 @@
 //!    queueing, connecting and the reply. It runs from the first poll, and arms a timer only if the store makes it wait.
 //!    All but [`acquire`](Limiter::acquire) and [`close`](Limiter::close) ask one question.
 //! 3. A refusal is a [`Decision`]; what is not a decision is a typed [`Error`].
-//! 4. What is known to be refused is refused without asking the store, for as long as that is true: see [`DenyCache`].
+//! 4. A check that is known to be refused is refused without asking the store, as long as that is true: see [`DenyCache`].
 //! 5. A store that has failed repeatedly is not asked, but tried in the background: see [`Breaker`]. Limiters on clones of
 //!    one `RedisStore` know the same of it.
 //! 6. While the store cannot decide, this process may, under a share of each limit: see [`Share`].
@@ -205,9 +205,9 @@ impl<S: Store> Limiter<S> {
     }
 
     /// Reserves `cost` units of `limit`, at least one, in the name of `key`, if they are left: for work whose cost is known only
-    /// afterwards. What is not settled is given back when the lease ends, with the window at the latest. A settlement after
-    /// the lease still counts what was used; in between others may have been admitted in its place. The inner error is the
-    /// refusal, whose retry time does not reckon with what others may give back.
+    /// afterwards. Units that are not settled are given back when the lease ends, with the window at the latest. A
+    /// settlement after the lease still counts what was used; in between others may have been admitted in its place. The inner
+    /// error is the refusal, a [`Decision`]. Its retry time does not reckon with units that others may give back.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {

@@ -1,4 +1,4 @@
-//! What a request has cost that is dropped before its response: see
+//! The cost of a request that is dropped before its response: see
 //! [`settle_dropped`](super::KeyedLimit::settle_dropped).
 
 use std::{future::poll_fn, pin::pin, sync::Arc};

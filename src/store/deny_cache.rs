@@ -30,10 +30,10 @@ const LATE: u64 = 1_000;
 ///    leaves the window. Until then, any cost above what is left is refused without asking: others can only spend
 ///    meanwhile. So a client that varies its costs is refused as cheaply as one that repeats them.
 /// 2. A check of several limits is refused so if the process remembers how each of them stands. It may have learned that
-///    from different checks, of different layers. What is remembered never admits anything.
+///    from different checks, of different layers. Nothing is admitted so.
 /// 3. The figures count down meanwhile. The retry time stays exact where nothing is left and the refusal was one of the
 ///    same cost. Otherwise it is a true "not before": at a cost of at least the refused one, the time that was told for that;
-///    at a lower cost, the time until the oldest unit leaves. What other limits have left is told as it was.
+///    at a lower cost, the time until the oldest unit leaves. The figures of other limits are told as they were.
 /// 4. The store is asked after a [reset](crate::Limiter::reset) or a [settlement](crate::settlement) of the limit through
 ///    any clone of the store, under a limit of other units, window or algorithm, and with an id of the caller's.
 /// 5. A reset or settlement by another process, or through another store on the same server, is seen after the

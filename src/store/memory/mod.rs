@@ -7,14 +7,14 @@
 //! 3. A limit gets more room only as long as it holds less than is free. So a limit can take half of what those before it
 //!    have left, and always leaves as much to others. Two that fill at once take a third each. Limits are told apart by their
 //!    names.
-//! 4. Where room is short, what has expired is swept first, under every limit. Then the limits that hold the most get no
-//!    more: what they would admit fails with an error, and the failure mode of the layer decides. What they would refuse,
-//!    they still refuse, and a key whose admissions leave as fast as new ones come goes on.
+//! 4. Where room is short, expired admissions are swept first, under every limit. Then the limits that hold the most get no
+//!    more: their admissions fail with an error, and the failure mode of the layer decides. They still refuse, and a key whose
+//!    admissions leave as fast as new ones come goes on.
 //! 5. So a client with endless keys, such as the addresses of an IPv6 network, cannot keep another limit from being
 //!    enforced. But new keys of the same limit fail while it is without room. Count such keys under a wider prefix, too, by
 //!    a limit of another name.
 //! 6. A settlement after its lease needs room as an admission does, and fails where there is none.
-//! 7. What has expired is swept in passing, one shard at a time, in a cycle of one second as long as checks arrive.
+//! 7. Expired admissions are swept in passing, one shard at a time, in a cycle of one second as long as checks arrive.
 //! 8. It needs no runtime and no task, and decides at once.
 
 mod address;
