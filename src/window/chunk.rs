@@ -7,7 +7,7 @@ use crate::admission::{AdmissionId, random};
 
 /// How many entries a chunk is made of; it has less than twice as many. To move some of so many takes a microsecond at most.
 /// The unit tests have short chunks, so that there are many.
-pub(super) const CHUNK: usize = if cfg!(test) { 4 } else { 1_024 };
+pub(super) const CHUNK: usize = if cfg!(test) { 8 } else { 1_024 };
 
 #[derive(Debug)]
 pub(super) struct Chunk {
