@@ -1,6 +1,6 @@
 //! What one client can cost Redis: script time of each kind of check, on one key with so many entries or open reservations.
 
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use tokio::task::JoinSet;
 use tower_sliding_window::{
@@ -58,6 +58,9 @@ async fn row(algorithm: Algorithm, filled: Filled, entries: usize) -> [Option<f6
     let (server, clock) = (Server::start(), ManualClock::new());
     let store = RedisStore::builder(&server.url()).clock(&clock).build().expect("valid settings");
     let limiter = Limiter::new(store).deadline(Duration::from_secs(60)).deny_cache(DenyCache::off());
+    // To the start of a window of the clock, so that none ends while the key is filled.
+    let since = clock.now().duration_since(UNIX_EPOCH).expect("a time after 1970");
+    clock.advance(HOUR - Duration::from_secs(since.as_secs() % HOUR.as_secs()));
     let limit = |units| Limit::new("calls", units, HOUR).expect("a valid limit").with_algorithm(algorithm);
     let wide = limit(Limit::MAX_UNITS);
     let check =
