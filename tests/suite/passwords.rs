@@ -137,7 +137,7 @@ async fn a_server_that_does_not_know_the_sign_in_gives_no_password_away() {
     let server = RedisServer::start_with(&["--rename-command", "HELLO", ""]);
     let url = server.url().replace("redis://", "redis://shop:s3cr3t@") + "?protocol=resp3";
     let seen = shown(&RedisStore::connect(&url).await.unwrap_err());
-    assert!(seen.contains("unknown command") && seen.contains("HELLO") && !seen.contains("s3cr3t"), "{seen}");
+    assert!(seen.contains("HELLO") && !seen.contains("s3cr3t"), "{seen}");
     let sentinels = RedisStore::sentinel([url], "main").connect().await;
     assert!(!shown(&sentinels.unwrap_err()).contains("s3cr3t"));
 }
