@@ -12,7 +12,7 @@ use tokio::time::{Sleep, sleep};
 
 use crate::error::Error;
 
-/// What a question has at least, however long its request has waited: enough for a store that answers.
+/// A question has at least this time, however long its request has waited: enough for a store that answers.
 const LEAST: Duration = Duration::from_millis(5);
 
 /// A deadline, and how much of it a request has waited already: for the decisions of other layers, or for a choice.

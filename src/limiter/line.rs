@@ -50,7 +50,7 @@ pub(super) struct GivingBack<'a> {
 }
 
 impl GivingBack<'_> {
-    /// What came of it. No caller is to ask a store because it has just failed.
+    /// Notes the outcome. No caller is to ask a store because it has just failed.
     pub(super) fn outcome<T, E>(mut self, outcome: Result<T, E>) -> Result<T, E> {
         self.has_failed = outcome.is_err();
         outcome

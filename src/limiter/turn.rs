@@ -153,7 +153,7 @@ impl Woken {
     }
 }
 
-/// What is beyond what a clock can show never comes too soon.
+/// So much later, or the instant itself where that is beyond what a clock can show.
 fn later(instant: Instant, by: Duration) -> Instant {
     instant.checked_add(by).unwrap_or(instant)
 }

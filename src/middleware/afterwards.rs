@@ -50,7 +50,7 @@ struct Admitted {
     request: Option<request::Parts>,
 }
 
-/// What is begun goes on, also if the client leaves: otherwise it would leave with units that it has used.
+/// Work that goes on if the client leaves: otherwise the client would leave with units that it has used.
 pub(super) type Work = Errand<Done>;
 
 /// What came of it.
@@ -161,7 +161,7 @@ async fn close<S: Store>(limiter: &Limiter<S>, limits: Vec<(Limit, Key)>, time: 
 }
 
 impl Admitted {
-    /// What the response has to be settled at, if it has to be.
+    /// The settlement of the response, if one is due.
     fn settlement(&self, limits: &Limits, response: &response::Parts) -> Option<Settlement> {
         let request = self.request.as_ref()?;
         settling::settlement(&self.check, &self.origins, &self.decision, |charge, origin| {
