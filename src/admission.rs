@@ -4,7 +4,7 @@
 //! 2. A check that is repeated with the same id, while its first admission is still in the window, counts once. What has
 //!    been [settled](crate::settlement) is done with: after that the id is that of a new admission.
 //! 3. Fresh ids are unique without coordination: each thread counts up from its own 64 random bits. A thousand threads
-//!    with a million live ids each meet with a probability below 1e-7.
+//!    with a million live ids each meet with a probability below 1e-5.
 //!
 //! ```
 //! use tower_sliding_window::AdmissionId;
@@ -33,13 +33,14 @@ impl AdmissionId {
         Self::fresh_run(1)
     }
 
-    /// The first of so many ids in a row, at most 256, that no other admission has. They differ in their last byte only.
+    /// The first of so many ids in a row, at most 256, that no other admission has. They differ in their last byte only,
+    /// which is 0 for the first if there are several: so each tells its place among them.
     pub(crate) fn fresh_run(length: u64) -> Self {
         thread_local! {
             static NEXT: Cell<u64> = Cell::new(random());
         }
         let next = NEXT.get();
-        let first = if next % 256 + length > 256 { next.wrapping_add(256 - next % 256) } else { next };
+        let first = if length > 1 && next % 256 > 0 { next.wrapping_add(256 - next % 256) } else { next };
         NEXT.set(first.wrapping_add(length));
         Self(first)
     }

@@ -6,7 +6,10 @@
 //! 3. A [`Check`] is admitted whole or refused whole, in one atomic step, and a refusal costs nothing.
 //! 4. A charge may [reserve](Charge::reserve) its units until it is settled, and may be in the
 //!    [shadow](Charge::in_shadow): then it counts, but never refuses.
-//! 5. A check sent again with the same id counts once; without an id, every time it is sent is a new admission.
+//! 5. Where the cost is known only afterwards, a charge may ask whether [anything is left](Charge::any_left), and take
+//!    nothing. Another then counts what was [spent](Charge::spent), and never refuses.
+//! 6. A check sent again with the same id counts once. A check is one admission: as long as any of its limits knows the id,
+//!    it is admitted whole, and none of them is charged again. Without an id, every time it is sent is a new admission.
 //!
 //! ```
 //! use tower_sliding_window::{Charge, Check, Limit};
@@ -33,7 +36,19 @@ pub struct Charge {
     cost: u64,
     /// Microseconds, at most the window; 0 for none.
     lease: u64,
+    takes: Takes,
     is_shadow: bool,
+}
+
+/// Whether a charge takes its cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Takes {
+    /// If all charges of the check fit.
+    WhatFits,
+    /// In no case: it only refuses.
+    Nothing,
+    /// In any case: it never refuses.
+    WhatWasSpent,
 }
 
 impl Charge {
@@ -53,7 +68,30 @@ impl Charge {
     /// A charge whose cost is known to fit.
     #[inline]
     pub(crate) fn fitting(limit: Limit, key: Key, cost: u64) -> Self {
-        Self { limit, key, cost, lease: 0, is_shadow: false }
+        Self { limit, key, cost, lease: 0, takes: Takes::WhatFits, is_shadow: false }
+    }
+
+    /// A charge that takes nothing, and refuses the check where nothing is left: for work whose cost is
+    /// [counted](Self::spent) only afterwards.
+    #[must_use]
+    pub fn any_left(limit: Limit, key: impl Into<Key>) -> Self {
+        Self { takes: Takes::Nothing, ..Self::fitting(limit, key.into(), 1) }
+    }
+
+    /// A charge of units that have been spent already: it counts in full, even above the limit, and never refuses. What
+    /// comes next is refused until enough has left the window.
+    ///
+    /// A cost above both the limit and 2^32 counts as the larger of them, as that of a
+    /// [`Settlement`](crate::Settlement) does.
+    #[must_use]
+    pub fn spent(limit: Limit, key: impl Into<Key>, cost: u64) -> Self {
+        let cost = cost.min(limit.most_spent());
+        Self { takes: Takes::WhatWasSpent, ..Self::fitting(limit, key.into(), cost) }
+    }
+
+    /// Lets units that were [spent](Self::spent) count for so long only, at most for the window.
+    pub(crate) fn counting_for(self, time: Duration) -> Self {
+        self.reserve(time)
     }
 
     /// A charge of nothing.
@@ -95,7 +133,7 @@ impl Charge {
         if self.is_shadow {
             return Some(self.clone());
         }
-        let limit = smaller(&self.limit).filter(|limit| self.cost <= limit.units())?;
+        let limit = smaller(&self.limit).filter(|limit| self.is_spent() || self.cost <= limit.units())?;
         Some(Self { limit, ..self.clone() })
     }
 
@@ -104,13 +142,41 @@ impl Charge {
         (&self.limit, &self.key)
     }
 
-    /// The units this charge takes if it is admitted.
+    /// The units that have to be left for this charge. It takes them if the check is admitted, unless it
+    /// [takes nothing](Self::takes_nothing).
     #[must_use]
     pub fn cost(&self) -> u64 {
         self.cost
     }
 
-    /// How long its units are reserved, if they are.
+    /// Whether it only asks if [anything is left](Self::any_left).
+    #[must_use]
+    pub fn takes_nothing(&self) -> bool {
+        self.takes == Takes::Nothing
+    }
+
+    /// Whether it counts units that have been [spent](Self::spent) already.
+    #[must_use]
+    pub fn is_spent(&self) -> bool {
+        self.takes == Takes::WhatWasSpent
+    }
+
+    /// Whether its units are reserved: counted until they are settled, or the lease ends.
+    pub(crate) fn is_reserved(&self) -> bool {
+        self.lease > 0 && !self.is_spent()
+    }
+
+    /// Whether every admission is recorded by itself, under its time.
+    pub(crate) fn is_exact(&self) -> bool {
+        self.limit.algorithm() == Algorithm::log()
+    }
+
+    /// The units that it takes where it is admitted.
+    pub(crate) fn units(&self) -> u64 {
+        if self.takes_nothing() { 0 } else { self.cost }
+    }
+
+    /// How long its units count, if that is not for the window: those that are reserved.
     #[must_use]
     pub fn lease(&self) -> Option<Duration> {
         self.lease_micros().map(Duration::from_micros)
@@ -124,7 +190,7 @@ impl Charge {
 
     /// Whether there are moments at which it refuses.
     pub(crate) fn can_refuse(&self) -> bool {
-        self.cost > 0 && !self.is_shadow
+        self.cost > 0 && !self.is_shadow && !self.is_spent()
     }
 
     pub(crate) fn lease_micros(&self) -> Option<u64> {
@@ -140,6 +206,14 @@ impl Charge {
             (0, false) => self.limit.recorded_at(now),
             (_, true) => held,
             (_, false) => held.min(self.limit.recorded_at(now)),
+        }
+    }
+
+    /// When an admission was that is recorded under this time, as exactly as that tells.
+    pub(crate) fn admitted_at(&self, kept_at: u64) -> u64 {
+        match self.lease {
+            0 => kept_at,
+            lease => kept_at.saturating_add(self.limit.window_micros()).saturating_sub(lease),
         }
     }
 }
@@ -202,7 +276,8 @@ impl Check {
 
     /// The same limits and keys, to ask how they stand.
     pub(crate) fn without_costs(&self) -> Self {
-        let (first, rest) = self.map_charges(|charge| Charge { cost: 0, lease: 0, ..charge.clone() });
+        let (first, rest) =
+            self.map_charges(|charge| Charge { cost: 0, lease: 0, takes: Takes::WhatFits, ..charge.clone() });
         Self { first, rest, id: self.id }
     }
 
@@ -241,7 +316,10 @@ impl Check {
             && self.rest == other.rest
             && self.charges().all(|charge| {
                 // What a counter says depends on who was first.
-                charge.lease == 0 && !charge.is_shadow && charge.limit.algorithm() != Algorithm::counter()
+                charge.lease == 0
+                    && charge.takes == Takes::WhatFits
+                    && !charge.is_shadow
+                    && charge.limit.algorithm() != Algorithm::counter()
             })
     }
 

@@ -4,10 +4,14 @@
 //! 2. [`retry_after`](Decision::retry_after) is true and tight: the smallest `d` such that the same check is admitted
 //!    `d` later if nothing else arrives. At `d − 1 µs` it is still refused. A refusal that the process makes
 //!    without asking the store may tell less, a true "not before": see [`DenyCache`](crate::DenyCache).
-//! 3. [`reset_after`](LimitStatus::reset_after) is the time until the oldest counted unit leaves the window, that is,
-//!    until there is more to spend than now. `RedisStore` may tell it up to a millisecond late, and
-//!    early only where the server's clock has stepped back, until it has caught up.
-//! 4. The figures of a decision as a whole are those of its [`binding`](Decision::binding) limit: of an admitted check
+//! 3. [Reserved](Charge::reserve) units may be given back at any time. So a check that would be admitted without them is told
+//!    to come back after a short while, [`retry_reserved_after`](crate::Limiter::retry_reserved_after), one second by
+//!    default, or earlier if a lease ends before. [`is_refused_by_reservations`](Decision::is_refused_by_reservations) says
+//!    so. A check that the other units alone refuse is sent away for as long as they do.
+//! 4. [`reset_after`](LimitStatus::reset_after) is the time until the oldest counted unit leaves the window, that is,
+//!    until there is more to spend than now. It is never early. `RedisStore` may tell it up to a millisecond late, and where the
+//!    server's clock has stepped back, up to that step.
+//! 5. The figures of a decision as a whole are those of its [`binding`](Decision::binding) limit: of an admitted check
 //!    the one with the least left, of a refused one the one that takes longest to admit it. Limits in the
 //!    [shadow](Charge::in_shadow) speak only where there is no other.
 //!
@@ -59,10 +63,25 @@ struct Parts {
 pub struct LimitStatus {
     limit: Limit,
     used: u64,
+    reserved: u64,
     reset_after: Duration,
-    retry_after: Option<Duration>,
+    retry: Option<Retry>,
     is_shadow: bool,
 }
+
+/// When to come back after a refusal.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Retry {
+    /// If all that is reserved is given back now: zero if that would do. With nothing reserved it is the same as the other.
+    pub(crate) least: Duration,
+    /// If nothing is given back before its lease ends.
+    pub(crate) most: Duration,
+    /// How long it takes to find out.
+    reserved_after: Duration,
+}
+
+/// How long it takes to find out whether reserved units are given back, unless the limiter says otherwise.
+pub(crate) const RETRY_RESERVED_AFTER: Duration = Duration::from_secs(1);
 
 impl Decision {
     /// A store's answer: when it decided, under which id, and how each charge came out.
@@ -88,7 +107,18 @@ impl Decision {
         let Parts { first, rest, .. } = Arc::make_mut(&mut self.0);
         let statuses = iter::once(first).chain(rest);
         for (_, status) in check.charges().zip(statuses).filter(|(charge, _)| charge.can_refuse()) {
-            status.retry_after = Some(wait);
+            status.retry = Some(Retry::of(wait, wait));
+        }
+        self
+    }
+
+    /// The same decision, with so short a retry time where only reservations refuse.
+    pub(crate) fn with_retry_reserved_after(mut self, wait: Duration) -> Self {
+        let is_other = |retry: &Retry| retry.least < retry.most && retry.reserved_after != wait;
+        if self.statuses().any(|status| status.retry.as_ref().is_some_and(is_other)) {
+            let Parts { first, rest, .. } = Arc::make_mut(&mut self.0);
+            let retries = iter::once(first).chain(rest).filter_map(|status| status.retry.as_mut());
+            retries.for_each(|retry| retry.reserved_after = wait);
         }
         self
     }
@@ -97,7 +127,7 @@ impl Decision {
     pub(crate) fn refusing(mut self, check: &Check) -> Option<Self> {
         let Parts { first, rest, .. } = Arc::make_mut(&mut self.0);
         for (charge, status) in check.charges().zip(iter::once(first).chain(rest)) {
-            status.retry_after = (charge.cost() > status.remaining()).then_some(status.reset_after);
+            *status = status.clone().until_something_leaves(charge);
         }
         (!self.is_allowed()).then_some(self)
     }
@@ -108,10 +138,18 @@ impl Decision {
         self.statuses().all(|status| status.refuses().is_none())
     }
 
-    /// How long to wait until the same check is admitted, if nothing else arrives; `None` if it was admitted.
+    /// How long to wait until the same check is admitted, if nothing else arrives; `None` if it was admitted. Where only
+    /// reservations are in the way, it is how long to wait until it may be: see rule 3 of the [module docs](self).
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.statuses().filter_map(LimitStatus::refuses).max()
+    }
+
+    /// Whether the check was refused, and would have been admitted if all units that are reserved were given back.
+    #[must_use]
+    pub fn is_refused_by_reservations(&self) -> bool {
+        !self.is_allowed()
+            && self.statuses().filter(|status| status.refuses().is_some()).all(LimitStatus::is_refused_by_reservations)
     }
 
     /// The limit whose figures speak for the whole decision. See rule 4 of the [module docs](self).
@@ -121,7 +159,7 @@ impl Decision {
             if status.is_shadow != binding.is_shadow {
                 return if binding.is_shadow { status } else { binding };
             }
-            let longer = status.retry_after.cmp(&binding.retry_after);
+            let longer = status.retry_after().cmp(&binding.retry_after());
             let less_left = status.remaining().cmp(&binding.remaining()).reverse();
             let later = status.reset_after.cmp(&binding.reset_after);
             if longer.then(less_left).then(later).is_gt() { status } else { binding }
@@ -130,7 +168,7 @@ impl Decision {
 
     /// The limits in the shadow that would have refused the check, and for how long.
     pub fn shadow_refusals(&self) -> impl Iterator<Item = &LimitStatus> {
-        self.statuses().filter(|status| status.is_shadow && status.retry_after.is_some())
+        self.statuses().filter(|status| status.is_shadow && status.retry.is_some())
     }
 
     /// How each limit stands, in the order of the charges.
@@ -169,7 +207,8 @@ impl Decision {
         self.0.instead_of.as_deref()
     }
 
-    /// When the store decided, by the store's clock.
+    /// When the store decided, by the store's clock. Of an admission that was repeated under its
+    /// [id](crate::Check::with_id), when it was admitted first.
     #[must_use]
     pub fn at(&self) -> SystemTime {
         self.0.at
@@ -200,7 +239,40 @@ impl LimitStatus {
     #[must_use]
     #[inline]
     pub fn new(charge: &Charge, used: u64, reset_after: Duration, retry_after: Option<Duration>) -> Self {
-        Self { limit: charge.limit().clone(), used, reset_after, retry_after, is_shadow: charge.is_shadow() }
+        Self {
+            limit: charge.limit().clone(),
+            used,
+            reserved: 0,
+            reset_after,
+            retry: retry_after.map(|wait| Retry::of(wait, wait)),
+            is_shadow: charge.is_shadow(),
+        }
+    }
+
+    /// Says how many of the used units are reserved, and if the charge refused the check, how long it would do so `at_least`:
+    /// if all of them were given back now.
+    #[must_use]
+    pub fn with_reserved(mut self, units: u64, at_least: Duration) -> Self {
+        self.reserved = units;
+        self.retry = self.retry.map(|retry| Retry::of(at_least.min(retry.most), retry.most));
+        self
+    }
+
+    /// The same figures, as a refusal until something leaves where the charge does not fit.
+    pub(crate) fn until_something_leaves(mut self, charge: &Charge) -> Self {
+        let most = self.reset_after;
+        let settled = self.used.saturating_sub(self.reserved);
+        let would_fit = self.reserved > 0 && settled.saturating_add(charge.cost()) <= self.limit.units();
+        let least = if would_fit { Duration::ZERO } else { most };
+        let refuses = !charge.is_spent() && charge.cost() > self.remaining();
+        self.retry = refuses.then(|| Retry::of(least, most));
+        self
+    }
+
+    /// The same figures, and if it refuses, for at least as long as this.
+    pub(crate) fn not_before(mut self, known: &Retry) -> Self {
+        self.retry = self.retry.map(|retry| Retry::of(retry.least.max(known.least), retry.most.max(known.most)));
+        self
     }
 
     /// The limit.
@@ -213,6 +285,12 @@ impl LimitStatus {
     #[must_use]
     pub fn used(&self) -> u64 {
         self.used
+    }
+
+    /// Those of the used units that are [reserved](Charge::reserve), and may be given back.
+    #[must_use]
+    pub fn reserved(&self) -> u64 {
+        self.reserved
     }
 
     /// The units left: 0 also where the limit was lowered below what is used.
@@ -233,7 +311,18 @@ impl LimitStatus {
     /// A limit in the [shadow](Charge::in_shadow) says here for how long it would have refused.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
-        self.retry_after
+        self.retry.map(Retry::told)
+    }
+
+    /// Whether the limit refused the check, and would not have if all units that are reserved were given back.
+    #[must_use]
+    pub fn is_refused_by_reservations(&self) -> bool {
+        self.reserved > 0 && self.retry.is_some_and(|retry| retry.least.is_zero())
+    }
+
+    /// When to come back, if it refused the check.
+    pub(crate) fn retry(&self) -> Option<Retry> {
+        self.retry
     }
 
     /// Whether the limit only counts.
@@ -244,6 +333,17 @@ impl LimitStatus {
 
     /// For how long the limit refuses the check, if it does.
     fn refuses(&self) -> Option<Duration> {
-        self.retry_after.filter(|_| !self.is_shadow)
+        self.retry_after().filter(|_| !self.is_shadow)
+    }
+}
+
+impl Retry {
+    pub(crate) fn of(least: Duration, most: Duration) -> Self {
+        Self { least, most, reserved_after: RETRY_RESERVED_AFTER }
+    }
+
+    /// As it is told: no longer than it takes to find out, but for as long as it is sure.
+    fn told(self) -> Duration {
+        self.reserved_after.max(self.least).min(self.most)
     }
 }

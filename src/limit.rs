@@ -174,6 +174,11 @@ impl Limit {
         self.window.0
     }
 
+    /// The most that can be counted at once of what has been spent: with more, nothing is left all the same.
+    pub(crate) fn most_spent(&self) -> u64 {
+        self.units.max(1 << 32)
+    }
+
     /// The time under which an admission of `now` is remembered: until a window after it the admission counts.
     pub(crate) fn recorded_at(&self, now: u64) -> u64 {
         self.algorithm.kind().recorded_at(now, self.window.0)

@@ -112,7 +112,7 @@ impl Settlement {
     pub fn by_id(check: Check, id: AdmissionId, at: SystemTime, mut cost: impl FnMut(&Charge) -> Option<u64>) -> Self {
         let costs = check
             .charges()
-            .map(|charge| cost(charge).map(|cost| cost.min(charge.limit().units().max(1 << 32))))
+            .map(|charge| cost(charge).map(|cost| cost.min(charge.limit().most_spent())))
             .collect();
         Self { check, id, at, costs, is_local: false }
     }

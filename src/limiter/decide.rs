@@ -161,13 +161,15 @@ impl<S: Store> Parts<S> {
             return None;
         }
         let refusal = self.store.decide_now(&check.without_costs())?.ok()?.refusing(check)?;
+        let refusal = refusal.with_retry_reserved_after(self.retry_reserved_after);
         metrics::decided(&refusal);
         Some(refusal)
     }
 
     /// The refusal of a check out of the deny cache, or what is needed to remember the one that may come.
     fn recall(&self, check: &Check) -> Result<Decision, Option<Question>> {
-        let refusal = self.refusals.recall(check)?;
+        let refusal = self.refusals.recall(check, self.retry_reserved_after)?;
+        let refusal = refusal.with_retry_reserved_after(self.retry_reserved_after);
         metrics::recalled();
         metrics::decided(&refusal);
         Ok(refusal)
@@ -202,7 +204,7 @@ impl<S: Store> Parts<S> {
                 if let Some(question) = question {
                     self.refusals.learn(question, &decision);
                 }
-                Ok(decision)
+                Ok(decision.with_retry_reserved_after(self.retry_reserved_after))
             }
             Err(error) => self.decide_locally(check, share, error),
         }
@@ -228,7 +230,7 @@ impl<S: Store> Parts<S> {
         let Some((check, share)) = check.zip(share) else { return Err(error) };
         let decision = self.local.decide(check, share, error)?;
         metrics::decided(&decision);
-        Ok(decision)
+        Ok(decision.with_retry_reserved_after(self.retry_reserved_after))
     }
 }
 

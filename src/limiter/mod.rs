@@ -52,7 +52,7 @@ pub use self::{
 };
 use crate::{
     check::{Charge, Check},
-    decision::Decision,
+    decision::{Decision, RETRY_RESERVED_AFTER},
     error::{Error, StoreError},
     key::Key,
     limit::Limit,
@@ -78,6 +78,7 @@ pub struct Limiter<S> {
 struct Parts<S> {
     store: S,
     deadline: Duration,
+    retry_reserved_after: Duration,
     refusals: Refusals,
     circuit: Circuit,
     lines: Lines,
@@ -91,7 +92,8 @@ impl<S: Store> Limiter<S> {
     pub fn new(store: S) -> Self {
         let (refusals, circuit) = (Refusals::of_store(store.epoch()), Circuit::of_store(store.epoch()));
         let (lines, local) = (Lines::default(), Local::default());
-        let parts = Parts { store, deadline: DEFAULT_DEADLINE, refusals, circuit, lines, local };
+        let (deadline, retry_reserved_after) = (DEFAULT_DEADLINE, RETRY_RESERVED_AFTER);
+        let parts = Parts { store, deadline, retry_reserved_after, refusals, circuit, lines, local };
         Self { parts: Arc::new(parts), share: None }
     }
 
@@ -99,6 +101,17 @@ impl<S: Store> Limiter<S> {
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         self.set(|parts| parts.deadline = deadline)
+    }
+
+    /// Sets when a check is to come back that only [reserved](Charge::reserve) units refuse, which may be given back at any
+    /// time. Default: one second. A lease that ends before makes it shorter, and units that are not reserved may make it
+    /// longer: see the rules of a [`decision`](crate::decision).
+    ///
+    /// For so long, [`acquire`](Self::acquire) waits at most until it asks again, and a [`DenyCache`] remembers such a
+    /// refusal.
+    #[must_use]
+    pub fn retry_reserved_after(self, wait: Duration) -> Self {
+        self.set(|parts| parts.retry_reserved_after = wait)
     }
 
     /// Gives this limiter and its clones a deny cache of their own: for how long, and of how many, refusals are remembered.
@@ -207,7 +220,7 @@ impl<S: Store> Limiter<S> {
     /// Reserves `cost` units of `limit`, at least one, in the name of `key`, if they are left: for work whose cost is known only
     /// afterwards. Units that are not settled are given back when the lease ends, with the window at the latest. A
     /// settlement after the lease still counts what was used; in between others may have been admitted in its place. The inner
-    /// error is the refusal, a [`Decision`]. Its retry time does not reckon with units that others may give back.
+    /// error is the refusal, a [`Decision`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {

@@ -31,15 +31,21 @@ impl Patience {
 
     /// Whether such a wait, from now on, ends before the patience.
     pub(super) fn allows(self, wait: Duration) -> bool {
-        let Some(end) = self.end else { return true };
-        let left = end.saturating_duration_since(Instant::now());
         // A store that always says to come back at once would otherwise be asked for ever.
-        !left.is_zero() && wait <= left
+        self.left().is_none_or(|left| !left.is_zero() && wait <= left)
     }
 
-    /// When to ask again after a decision; `None` if it is an admission, or one to wait for longer than this.
+    /// When to ask again after a decision; `None` if it is an admission, or one to wait for longer than this. Reserved units
+    /// may be given back at any time: those are waited for as long as there is patience.
     pub(super) fn ask_again_at(self, decision: &Decision) -> Option<Instant> {
-        let wait = decision.retry_after().filter(|wait| self.allows(*wait))?;
-        Instant::now().checked_add(wait.max(LEAST_PAUSE))
+        let mut wait = decision.retry_after()?;
+        if decision.is_refused_by_reservations() {
+            wait = self.left().map_or(wait, |left| wait.min(left));
+        }
+        Instant::now().checked_add(wait.max(LEAST_PAUSE)).filter(|_| self.allows(wait))
+    }
+
+    fn left(self) -> Option<Duration> {
+        self.end.map(|end| end.saturating_duration_since(Instant::now()))
     }
 }

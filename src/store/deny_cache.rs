@@ -15,7 +15,7 @@ use crate::{
     admission::AdmissionId,
     algorithm::Algorithm,
     check::{Charge, Check},
-    decision::{Decision, LimitStatus},
+    decision::{Decision, LimitStatus, Retry},
     digest::Digester,
     limit::Limit,
     prehashed::Prehashed,
@@ -34,6 +34,8 @@ const LATE: u64 = 1_000;
 /// 3. The figures count down meanwhile. The retry time stays exact where nothing is left and the refusal was one of the
 ///    same cost. Otherwise it is a true "not before": at a cost of at least the refused one, the time that was told for that;
 ///    at a lower cost, the time until the oldest unit leaves. The figures of other limits are told as they were.
+///    Where some of the used units are reserved, nothing is remembered for longer than
+///    [`retry_reserved_after`](crate::Limiter::retry_reserved_after).
 /// 4. The store is asked after a [reset](crate::Limiter::reset) or a [settlement](crate::settlement) of the limit through
 ///    any clone of the store, under a limit of other units, window or algorithm, and with an id of the caller's.
 /// 5. A reset or settlement by another process, or through another store on the same server, is seen after the
@@ -125,9 +127,10 @@ struct Standing {
     id: AdmissionId,
     cost: u64,
     used: u64,
+    reserved: u64,
     reset: Duration,
     /// If the limit refused the cost.
-    retry: Option<Duration>,
+    retry: Option<Retry>,
 }
 
 /// A check on its way to the store.
@@ -160,8 +163,8 @@ impl Refusals {
     }
 
     /// The refusal of a check, or what is needed to remember the one that may come; neither where the store is to be
-    /// asked every time.
-    pub(crate) fn recall(&self, check: &Check) -> Result<Decision, Option<Question>> {
+    /// asked every time. What some reservations are in is not remembered for longer than `reserved_for`.
+    pub(crate) fn recall(&self, check: &Check, reserved_for: Duration) -> Result<Decision, Option<Question>> {
         let (Some((epoch, memory)), None) = (&self.0, check.id()) else { return Err(None) };
         if !check.can_be_refused() {
             return Err(None);
@@ -172,7 +175,7 @@ impl Refusals {
             cost: charge.cost(),
         });
         let question = Question { asked: epoch.now(), first, rest };
-        memory.refuse(check, &question).ok_or(Some(question))
+        memory.refuse(check, &question, reserved_for).ok_or(Some(question))
     }
 
     /// Remembers the answer to a question if it is a refusal.
@@ -191,10 +194,11 @@ impl Memory {
     }
 
     /// The refusal of a check, if all of its limits are remembered, and one refuses.
-    fn refuse(&self, check: &Check, question: &Question) -> Option<Decision> {
+    fn refuse(&self, check: &Check, question: &Question, reserved_for: Duration) -> Option<Decision> {
         let standings = self.standings.get()?;
         let recall = |charge: &Charge, asked: &Asked| {
-            standings.get(&asked.digest).filter(|standing| standing.holds_for(charge, asked, question.asked))
+            let holds = |standing: &Standing| standing.holds_for(charge, asked, question.asked, reserved_for);
+            standings.get(&asked.digest).filter(holds)
         };
         let mut charges = check.charges();
         let first = recall(charges.next()?, &question.first)?;
@@ -203,7 +207,7 @@ impl Memory {
 
         let all = || iter::once(&first).chain(&rest);
         let refusing =
-            check.charges().zip(all()).find(|(charge, standing)| !charge.is_shadow() && standing.refuses(charge));
+            check.charges().zip(all()).find(|(charge, standing)| charge.can_refuse() && standing.refuses(charge));
         let (_, refusing) = refusing?;
         let at = refusing.at + refusing.age(question.asked);
         let mut standings = all();
@@ -220,7 +224,8 @@ impl Memory {
         for (asked, status) in iter::once(&question.first).chain(&question.rest).zip(decision.statuses()) {
             // What is not used does not leave.
             let leaves = (status.used() > 0).then_some(status.reset_after());
-            let held = leaves.into_iter().chain(status.retry_after()).fold(self.settings.max_age, Duration::min);
+            let refused = status.retry().map(|retry| retry.most);
+            let held = leaves.into_iter().chain(refused).fold(self.settings.max_age, Duration::min);
             let limit = status.limit();
             standings.insert(
                 asked.digest,
@@ -230,14 +235,15 @@ impl Memory {
                     algorithm: limit.algorithm(),
                     epoch: asked.epoch,
                     asked: question.asked,
-                    until: question.asked.saturating_add(u64::try_from(held.as_micros()).unwrap_or(u64::MAX)),
+                    until: question.asked.saturating_add(micros(held)),
                     answered,
                     at: decision.at(),
                     id: decision.id(),
                     cost: asked.cost,
                     used: status.used(),
+                    reserved: status.reserved(),
                     reset: status.reset_after(),
-                    retry: status.retry_after(),
+                    retry: status.retry(),
                 },
             );
         }
@@ -246,12 +252,13 @@ impl Memory {
 
 impl Standing {
     /// Whether it is still so, and of this limit. A time before it was asked for says that the clock has stepped back.
-    fn holds_for(&self, charge: &Charge, asked: &Asked, now: u64) -> bool {
+    fn holds_for(&self, charge: &Charge, asked: &Asked, now: u64, reserved_for: Duration) -> bool {
         // By the retry time, which is never late, a cost as large as that is refused until the end.
         let late = if self.has_refused(charge) { 0 } else { LATE };
+        let given_back = if self.reserved > 0 { self.asked.saturating_add(micros(reserved_for)) } else { u64::MAX };
         self.is_of(charge.limit())
             && self.epoch == asked.epoch
-            && (self.asked..self.until.saturating_sub(late)).contains(&now)
+            && (self.asked..self.until.saturating_sub(late).min(given_back)).contains(&now)
     }
 
     fn is_of(&self, limit: &Limit) -> bool {
@@ -274,10 +281,17 @@ impl Standing {
 
     fn status(&self, charge: &Charge, now: u64) -> LimitStatus {
         let left = |time: Duration| time.saturating_sub(self.age(now));
-        let not_before = self.retry.filter(|_| self.has_refused(charge)).unwrap_or(self.reset);
-        let retry = self.refuses(charge).then(|| left(not_before));
-        LimitStatus::new(charge, self.used, left(self.reset), retry)
+        let status = LimitStatus::new(charge, self.used, left(self.reset), None);
+        let status = status.with_reserved(self.reserved, Duration::ZERO).until_something_leaves(charge);
+        match self.retry.filter(|_| self.has_refused(charge)) {
+            Some(known) => status.not_before(&Retry::of(left(known.least), left(known.most))),
+            None => status,
+        }
     }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 impl fmt::Debug for Memory {

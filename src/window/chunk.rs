@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, sync::LazyLock};
 
-use super::entry::Entry;
+use super::entry::{Entry, Sum};
 use crate::admission::{AdmissionId, random};
 
 /// How many entries a chunk is made of; it has less than twice as many. To move some of so many takes a microsecond at most.
@@ -12,7 +12,7 @@ pub(super) const CHUNK: usize = if cfg!(test) { 8 } else { 1_024 };
 #[derive(Debug)]
 pub(super) struct Chunk {
     entries: VecDeque<Entry>,
-    units: u64,
+    sum: Sum,
     ids: Ids,
 }
 
@@ -29,12 +29,12 @@ pub(super) struct Trace {
 
 impl Chunk {
     pub(super) fn new(entries: VecDeque<Entry>) -> Self {
-        let (mut units, mut ids) = (0_u64, Ids(Box::new([0; Ids::WORDS])));
+        let (mut sum, mut ids) = (Sum::default(), Ids(Box::new([0; Ids::WORDS])));
         for entry in &entries {
-            units = units.saturating_add(entry.count());
+            sum.add(entry.sum());
             ids.add(Trace::of(entry.id));
         }
-        Self { entries, units, ids }
+        Self { entries, sum, ids }
     }
 
     pub(super) fn entries(&self) -> &VecDeque<Entry> {
@@ -42,8 +42,8 @@ impl Chunk {
     }
 
     /// The sum of the units.
-    pub(super) fn units(&self) -> u64 {
-        self.units
+    pub(super) fn sum(&self) -> Sum {
+        self.sum
     }
 
     pub(super) fn may_have(&self, trace: Trace) -> bool {
@@ -66,7 +66,7 @@ impl Chunk {
             *self = Self::new(std::mem::take(&mut self.entries));
             return Some(half);
         }
-        self.units = self.units.saturating_add(entry.count());
+        self.sum.add(entry.sum());
         self.ids.add(Trace::of(entry.id));
         None
     }
@@ -74,24 +74,24 @@ impl Chunk {
     /// Changes an entry, but neither its time nor its id.
     pub(super) fn change(&mut self, index: usize, change: impl FnOnce(&mut Entry)) {
         if let Some(entry) = self.entries.get_mut(index) {
-            let before = entry.count();
+            self.sum.subtract(entry.sum());
             change(entry);
-            self.units = self.units.saturating_sub(before).saturating_add(entry.count());
+            self.sum.add(entry.sum());
         }
     }
 
     pub(super) fn remove(&mut self, index: usize) -> Option<Entry> {
         let removed = self.entries.remove(index)?;
-        self.units = self.units.saturating_sub(removed.count());
+        self.sum.subtract(removed.sum());
         shrink(&mut self.entries);
         Some(removed)
     }
 
-    /// Drops the oldest, as long as they are gone, and says how many entries and units that were.
-    pub(super) fn drop_while(&mut self, is_gone: impl Fn(&Entry) -> bool) -> (usize, u64) {
-        let (entries, units) = drop_while(&mut self.entries, is_gone);
-        self.units = self.units.saturating_sub(units);
-        (entries, units)
+    /// Drops the oldest, as long as they are gone, and says how many entries that were, and of how many units.
+    pub(super) fn drop_while(&mut self, is_gone: impl Fn(&Entry) -> bool) -> (usize, Sum) {
+        let (entries, sum) = drop_while(&mut self.entries, is_gone);
+        self.sum.subtract(sum);
+        (entries, sum)
     }
 
     /// Lets the first of those of a later time be of this one, at most so many, and says how many that were.
@@ -131,15 +131,16 @@ pub(super) fn up_to(entries: &VecDeque<Entry>, at: u64) -> usize {
     entries.partition_point(|entry| entry.at <= at)
 }
 
-/// Drops the oldest, as long as they are gone, and says how many entries and units that were.
+/// Drops the oldest, as long as they are gone, and says how many entries that were, and of how many units.
 #[inline]
-pub(super) fn drop_while(entries: &mut VecDeque<Entry>, is_gone: impl Fn(&Entry) -> bool) -> (usize, u64) {
-    let (mut dropped, mut units) = (0, 0_u64);
+pub(super) fn drop_while(entries: &mut VecDeque<Entry>, is_gone: impl Fn(&Entry) -> bool) -> (usize, Sum) {
+    let (mut dropped, mut sum) = (0, Sum::default());
     while let Some(entry) = entries.front().filter(|entry| is_gone(entry)) {
-        (dropped, units) = (dropped + 1, units.saturating_add(entry.count()));
+        dropped += 1;
+        sum.add(entry.sum());
         entries.pop_front();
     }
-    (dropped, units)
+    (dropped, sum)
 }
 
 /// Lets the first of those of a later time be of this one, at most so many, and says how many that were.

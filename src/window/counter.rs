@@ -3,7 +3,11 @@
 //! The units of the previous window count by how much of it the sliding window still overlaps. The estimate is made in
 //! double precision, as Lua makes it, so that every store comes to the same.
 
-use super::log::Log;
+use super::{
+    Wait,
+    entry::{Sum, Which},
+    log::Log,
+};
 
 /// Two counters, and beside them what is known by its id.
 #[derive(Debug, Default)]
@@ -56,13 +60,13 @@ impl Counter {
 
     /// The time until the estimate is less than now.
     pub(super) fn reset_after(&self, now: u64, window: u64) -> u64 {
-        self.used(now, window).checked_sub(1).map_or(0, |less| self.first_fit(less, now, window) - now)
+        self.used(now, window).checked_sub(1).map_or(0, |less| self.first_fit(less, now, window, Sum::all) - now)
     }
 
-    pub(super) fn wait_for(&mut self, most: u64, now: u64, window: u64) -> u64 {
+    pub(super) fn wait_for(&mut self, most: u64, now: u64, window: u64) -> Wait {
         self.counts = self.counts.at(now, window);
         self.held.pull_back(now);
-        self.first_fit(most, now, window) - now
+        Wait::of(self.held.held(), |which| self.first_fit(most, now, window, which) - now)
     }
 
     pub(super) fn add(&mut self, now: u64, window: u64, units: u64) {
@@ -80,14 +84,14 @@ impl Counter {
         }
     }
 
-    /// The first moment from now on at which at most so many units are used.
-    fn first_fit(&self, most: u64, now: u64, window: u64) -> u64 {
-        let counts = self.counts.at(now, window);
-        let (mut held, mut from) = (self.held.used(), now);
+    /// The first moment from now on at which at most so many units are used, those with an id being only these.
+    fn first_fit(&self, most: u64, now: u64, window: u64, which: Which) -> u64 {
+        let counts = self.counts;
+        let (mut held, mut from) = (which(self.held.sum()), now);
         let fit = |held: u64, from: u64| most.checked_sub(held).map(|room| counts.first_fit(room, from, window));
         // What is used never rises. So it fits after one departure or before it, if it does when that has been.
-        for (leaves, units) in self.held.departures(window) {
-            let (leaves, left) = (leaves.min(now.saturating_add(window)).max(from), held.saturating_sub(units));
+        for (leaves, sum) in self.held.departures(window) {
+            let (leaves, left) = (leaves.max(from), held.saturating_sub(which(sum)));
             if left + counts.at(leaves, window).estimate(leaves, window) <= most {
                 return fit(held, from).map_or(leaves, |fits| fits.min(leaves));
             }
@@ -118,10 +122,13 @@ impl Counts {
         self.current + (self.previous as f64 * overlap / window as f64).ceil() as u64
     }
 
-    /// The first moment from this one on at which the estimate is at most `most`, which is at most two windows later.
+    /// The first moment from this one on at which the estimate is at most `most`, which is at most two windows later, or
+    /// later than that by how far the clock has stepped back.
     fn first_fit(self, most: u64, from: u64, window: u64) -> u64 {
+        // Until the window of the clock in which they were counted, nothing changes.
+        let is_ahead = self.start > from && self.current + self.previous > most;
+        let mut from = if is_ahead { self.start } else { from };
         let mut counts = self.at(from, window);
-        let mut from = from;
         loop {
             let end = counts.start + window;
             if counts.estimate(from, window) <= most {
@@ -171,7 +178,7 @@ mod tests {
         for (previous, current, most) in [(8, 3, 4), (8, 3, 3), (8, 3, 2), (8, 3, 0), (7, 0, 1), (0, 9, 5)] {
             let now = WINDOW + 7;
             let mut counter = counter(previous, current);
-            let fits = now + counter.wait_for(most, now, WINDOW);
+            let fits = now + counter.wait_for(most, now, WINDOW).most;
             assert!(counter.used(fits, WINDOW) <= most);
             assert!(counter.used(fits - 1, WINDOW) > most, "{previous} {current} {most}");
         }

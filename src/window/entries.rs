@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     chunk::{CHUNK, Chunk, Trace, drop_while, pull_back, shrink, up_to},
-    entry::Entry,
+    entry::{Entry, Sum, Which},
 };
 use crate::admission::AdmissionId;
 
@@ -85,12 +85,17 @@ impl Entries {
         near.or_else(far).map(|(place, _)| place)
     }
 
-    /// The entry with which so many units have left, the oldest first.
+    pub(super) fn get(&self, Place { chunk, index }: Place) -> Option<&Entry> {
+        let chunk = self.older.as_ref().and_then(|older| older.chunks.get(chunk));
+        chunk.map_or(&self.newest, Chunk::entries).get(index)
+    }
+
+    /// The entry with which so many of these units have left, the oldest first.
     #[inline]
-    pub(super) fn departure(&self, mut units: u64) -> Option<&Entry> {
-        let older = self.older.as_ref().and_then(|older| older.with_units(&mut units));
+    pub(super) fn departure(&self, mut units: u64, which: Which) -> Option<&Entry> {
+        let older = self.older.as_ref().and_then(|older| older.with_units(&mut units, which));
         older.unwrap_or(&self.newest).iter().find(|entry| {
-            units = units.saturating_sub(entry.count());
+            units = units.saturating_sub(which(entry.sum()));
             units == 0
         })
     }
@@ -135,17 +140,18 @@ impl Entries {
         }
     }
 
-    /// Drops the oldest, as long as they are gone, and says how many entries and units that were.
+    /// Drops the oldest, as long as they are gone, and says how many entries that were, and of how many units.
     #[inline]
-    pub(super) fn drop_while(&mut self, is_gone: impl Fn(&Entry) -> bool) -> (usize, u64) {
+    pub(super) fn drop_while(&mut self, is_gone: impl Fn(&Entry) -> bool) -> (usize, Sum) {
         let Some(older) = &mut self.older else { return drop_while(&mut self.newest, is_gone) };
-        let (older_entries, older_units) = older.drop_while(&is_gone);
+        let (older_entries, mut sum) = older.drop_while(&is_gone);
         if !older.chunks.is_empty() {
-            return (older_entries, older_units);
+            return (older_entries, sum);
         }
         self.older = None;
-        let (entries, units) = drop_while(&mut self.newest, is_gone);
-        (older_entries + entries, older_units.saturating_add(units))
+        let (entries, newest) = drop_while(&mut self.newest, is_gone);
+        sum.add(newest);
+        (older_entries + entries, sum)
     }
 
     /// Lets those of a later time be of this one. Of very many only the first are changed.
@@ -214,30 +220,33 @@ impl Older {
         Some(removed)
     }
 
-    /// The entries of the chunk with which so many units have left, and takes those of the chunks before it away from them.
-    fn with_units(&self, units: &mut u64) -> Option<&VecDeque<Entry>> {
+    /// The entries of the chunk with which so many of these units have left, and takes those of the chunks before it away
+    /// from them.
+    fn with_units(&self, units: &mut u64, which: Which) -> Option<&VecDeque<Entry>> {
         let is_it = |chunk: &&Chunk| {
-            let is_it = chunk.units() >= *units;
-            *units -= if is_it { 0 } else { chunk.units() };
+            let of_chunk = which(chunk.sum());
+            let is_it = of_chunk >= *units;
+            *units -= if is_it { 0 } else { of_chunk };
             is_it
         };
         self.chunks.iter().find(is_it).map(Chunk::entries)
     }
 
-    fn drop_while(&mut self, is_gone: impl Fn(&Entry) -> bool) -> (usize, u64) {
-        let (mut entries, mut units) = (0, 0_u64);
+    fn drop_while(&mut self, is_gone: impl Fn(&Entry) -> bool) -> (usize, Sum) {
+        let (mut entries, mut sum) = (0, Sum::default());
         while let Some(chunk) = self.chunks.front_mut() {
             let is_whole = chunk.entries().back().is_none_or(&is_gone);
             let (some, of_them) =
-                if is_whole { (chunk.entries().len(), chunk.units()) } else { chunk.drop_while(&is_gone) };
-            (entries, units) = (entries + some, units.saturating_add(of_them));
+                if is_whole { (chunk.entries().len(), chunk.sum()) } else { chunk.drop_while(&is_gone) };
+            entries += some;
+            sum.add(of_them);
             if !is_whole {
                 break;
             }
             self.chunks.pop_front();
         }
         self.len -= entries;
-        (entries, units)
+        (entries, sum)
     }
 }
 
@@ -250,24 +259,25 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Step {
-        Insert { at: u64, units: u64 },
+        Insert { at: u64, units: u64, is_held: bool },
         Settle { nth: usize },
         Add { nth: usize, units: u64 },
         Drop { until: u64 },
         PullBack { at: u64 },
         Find { nth: usize, later: u64 },
-        Departure { units: u64 },
+        Departure { units: u64, is_held: bool },
     }
 
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
-            8 => (0..60u64, 1..5u64).prop_map(|(at, units)| Step::Insert { at, units }),
+            8 => (0..60u64, 1..5u64, any::<bool>())
+                .prop_map(|(at, units, is_held)| Step::Insert { at, units, is_held }),
             2 => any::<usize>().prop_map(|nth| Step::Settle { nth }),
             1 => (any::<usize>(), 1..5u64).prop_map(|(nth, units)| Step::Add { nth, units }),
             1 => (0..20u64).prop_map(|until| Step::Drop { until }),
             1 => (40..60u64).prop_map(|at| Step::PullBack { at }),
             4 => (any::<usize>(), 0..60u64).prop_map(|(nth, later)| Step::Find { nth, later }),
-            2 => (1..200u64).prop_map(|units| Step::Departure { units }),
+            2 => (1..200u64, any::<bool>()).prop_map(|(units, is_held)| Step::Departure { units, is_held }),
         ]
     }
 
@@ -285,8 +295,9 @@ mod tests {
         let (mut entries, mut plain, mut since, mut next_id) = (Entries::default(), Plain::default(), 0, 0);
         for step in steps {
             match *step {
-                Step::Insert { at, units } => {
-                    let entry = Entry::new(Kind::Kept, since + at, units, AdmissionId::from(next_id));
+                Step::Insert { at, units, is_held } => {
+                    let kind = if is_held { Kind::Held } else { Kind::Kept };
+                    let entry = Entry::new(kind, since + at, units, AdmissionId::from(next_id));
                     next_id += 1;
                     entries.insert(entry);
                     plain.insert(entry);
@@ -306,7 +317,9 @@ mod tests {
                 Step::Drop { until } => {
                     since += until;
                     let left = plain.0.split_off(plain.0.partition_point(|entry| entry.at <= since));
-                    let gone = (plain.0.len(), plain.0.iter().map(Entry::count).sum());
+                    let mut sum = Sum::default();
+                    plain.0.iter().for_each(|entry| sum.add(entry.sum()));
+                    let gone = (plain.0.len(), sum);
                     plain.0 = left;
                     assert_eq!(entries.drop_while(|entry| entry.at <= since), gone);
                 }
@@ -323,13 +336,13 @@ mod tests {
                     assert!(entries.of(entry.at).any(|found| found == (place, &entry)));
                     assert_eq!(entry.at.checked_sub(1).and_then(find), None, "what is later is not found");
                 }
-                Step::Departure { units } => {
-                    let mut left = units;
+                Step::Departure { units, is_held } => {
+                    let (which, mut left): (Which, _) = (if is_held { Sum::all } else { Sum::not_held }, units);
                     let departs = |entry: &&Entry| {
-                        left = left.saturating_sub(entry.count());
+                        left = left.saturating_sub(which(entry.sum()));
                         left == 0
                     };
-                    assert_eq!(entries.departure(units), plain.0.iter().find(departs));
+                    assert_eq!(entries.departure(units, which), plain.0.iter().find(departs));
                 }
                 Step::Settle { .. } | Step::Add { .. } | Step::Find { .. } => {}
             }

@@ -11,6 +11,38 @@ pub(super) struct Entry {
     pub(super) id: AdmissionId,
 }
 
+/// Units of several entries together, and how many of them are held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sum {
+    pub(super) units: u64,
+    pub(super) held: u64,
+}
+
+/// Which units of a sum are meant.
+pub(super) type Which = fn(Sum) -> u64;
+
+impl Sum {
+    /// All of them.
+    pub(super) fn all(self) -> u64 {
+        self.units
+    }
+
+    /// Those that nobody gives back.
+    pub(super) fn not_held(self) -> u64 {
+        self.units.saturating_sub(self.held)
+    }
+
+    pub(super) fn add(&mut self, other: Self) {
+        self.units = self.units.saturating_add(other.units);
+        self.held = self.held.saturating_add(other.held);
+    }
+
+    pub(super) fn subtract(&mut self, other: Self) {
+        self.units = self.units.saturating_sub(other.units);
+        self.held = self.held.saturating_sub(other.held);
+    }
+}
+
 /// What an entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -35,6 +67,11 @@ impl Entry {
 
     pub(super) fn count(&self) -> u64 {
         self.units.0 & Units::MOST
+    }
+
+    pub(super) fn sum(&self) -> Sum {
+        let units = self.count();
+        Sum { units, held: if self.is(Kind::Held) { units } else { 0 } }
     }
 
     pub(super) fn is(&self, kind: Kind) -> bool {

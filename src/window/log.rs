@@ -6,15 +6,16 @@
 
 use super::{
     entries::{Entries, Place},
-    entry::{Entry, Kind},
+    entry::{Entry, Kind, Sum, Which},
 };
+use super::Wait;
 use crate::admission::AdmissionId;
 
 /// What is still in the window, and its sum.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     entries: Entries,
-    used: u64,
+    sum: Sum,
 }
 
 impl Log {
@@ -27,14 +28,19 @@ impl Log {
 
     #[inline(never)]
     fn drop_while(&mut self, has_left: impl Fn(&Entry) -> bool) -> usize {
-        let (entries, units) = self.entries.drop_while(has_left);
-        self.used = self.used.saturating_sub(units);
+        let (entries, sum) = self.entries.drop_while(has_left);
+        self.sum.subtract(sum);
         entries
     }
 
     /// The units in the log.
     pub(super) fn used(&self) -> u64 {
-        self.used
+        self.sum.units
+    }
+
+    /// Those of them that are reserved.
+    pub(super) fn held(&self) -> u64 {
+        self.sum.held
     }
 
     /// The number of entries.
@@ -47,16 +53,15 @@ impl Log {
         self.entries.shrink();
     }
 
-    /// The time until the oldest entry leaves the window; 0 if there is none. What is recorded after the `present`
-    /// counts as recorded then.
-    pub(super) fn reset_after(&self, now: u64, present: u64, window: u64) -> u64 {
-        self.entries.oldest().map_or(0, |entry| leaves_after(entry.at.min(present), now, window))
+    /// The time until the oldest entry leaves the window; 0 if there is none.
+    pub(super) fn reset_after(&self, now: u64, window: u64) -> u64 {
+        self.entries.oldest().map_or(0, |entry| leaves_after(entry.at, now, window))
     }
 
-    /// Whether this very admission is in the log.
-    pub(super) fn contains(&self, id: AdmissionId, units: u64) -> bool {
+    /// The time under which this very admission is in the log, if it is.
+    pub(super) fn time_of(&self, id: AdmissionId, units: u64) -> Option<u64> {
         let is_it = |entry: &Entry| entry.count() == units && (entry.is(Kind::Kept) || entry.is(Kind::Held));
-        self.entries.find(id, u64::MAX, is_it).is_some()
+        self.entries.find(id, u64::MAX, is_it).and_then(|place| self.entries.get(place)).map(|entry| entry.at)
     }
 
     /// Whether what an admission has cost in the end is recorded under this id and time.
@@ -71,11 +76,14 @@ impl Log {
 
     /// The time until at most so many units are left: 0 if that is so, and never more than a window after the `present`.
     /// What is recorded after the present is from now on recorded then.
-    pub(super) fn wait_for(&mut self, most: u64, now: u64, present: u64, window: u64) -> u64 {
+    pub(super) fn wait_for(&mut self, most: u64, now: u64, present: u64, window: u64) -> Wait {
         self.pull_back(present);
-        let excess = self.used.saturating_sub(most);
-        let departure = (excess > 0).then(|| self.entries.departure(excess)).flatten();
-        departure.map_or(0, |entry| leaves_after(entry.at.min(present), now, window))
+        let until_left = |which: Which| {
+            let excess = which(self.sum).saturating_sub(most);
+            let departure = (excess > 0).then(|| self.entries.departure(excess, which)).flatten();
+            departure.map_or(0, |entry| leaves_after(entry.at.min(present), now, window))
+        };
+        Wait::of(self.held(), until_left)
     }
 
     /// Lets what is recorded after the present be recorded then.
@@ -83,9 +91,14 @@ impl Log {
         self.entries.pull_back(present);
     }
 
-    /// When the entries leave the window, the oldest first, and how many units with each.
-    pub(super) fn departures(&self, window: u64) -> impl Iterator<Item = (u64, u64)> {
-        self.entries.iter().map(move |entry| (entry.at.saturating_add(window), entry.count()))
+    /// The units in the log.
+    pub(super) fn sum(&self) -> Sum {
+        self.sum
+    }
+
+    /// When the entries leave the window, the oldest first, and which units with each.
+    pub(super) fn departures(&self, window: u64) -> impl Iterator<Item = (u64, Sum)> {
+        self.entries.iter().map(move |entry| (entry.at.saturating_add(window), entry.sum()))
     }
 
     /// Records an admission that its id tells from others.
@@ -108,7 +121,7 @@ impl Log {
         match self.sum_at(at) {
             Some(place) => {
                 self.entries.change(place, |entry| entry.add(units));
-                self.used = self.used.saturating_add(units);
+                self.sum.units = self.sum.units.saturating_add(units);
             }
             None => self.insert(Entry::new(Kind::Sum, at, units, AdmissionId::from(0))),
         }
@@ -120,7 +133,7 @@ impl Log {
         let kind = if is_held { Kind::Held } else { Kind::Kept };
         let place = self.entries.find(id, at, |entry| entry.count() == units && entry.is(kind))?;
         let entry = self.entries.remove(place)?;
-        self.used = self.used.saturating_sub(entry.count());
+        self.sum.subtract(entry.sum());
         Some(entry.at)
     }
 
@@ -133,7 +146,7 @@ impl Log {
 
     #[inline]
     fn insert(&mut self, entry: Entry) {
-        self.used = self.used.saturating_add(entry.count());
+        self.sum.add(entry.sum());
         self.entries.insert(entry);
     }
 }
@@ -166,15 +179,25 @@ mod tests {
     #[test]
     fn waiting_for_units_means_waiting_for_the_entry_that_frees_enough() {
         let mut log = log(&[(5_000, 1), (5_100, 4), (5_200, 1)]);
-        let waits = [6, 5, 4, 1, 0].map(|most| log.wait_for(most, 5_300, 5_300, WINDOW));
+        let waits = [6, 5, 4, 1, 0].map(|most| log.wait_for(most, 5_300, 5_300, WINDOW).most);
         assert_eq!(waits, [0, 700, 800, 800, 900]);
+    }
+
+    #[test]
+    fn units_that_are_held_are_waited_for_at_most_and_not_at_least() {
+        let mut log = log(&[(5_000, 1), (5_200, 2)]);
+        log.hold(4_900, 3, AdmissionId::fresh());
+        let waits = [6, 5, 3, 2, 1, 0].map(|most| log.wait_for(most, 5_300, 5_300, WINDOW));
+        let waits = waits.map(|Wait { least, most }| (least, most));
+        assert_eq!(waits, [(0, 0), (0, 600), (0, 600), (700, 700), (900, 900), (900, 900)]);
     }
 
     #[test]
     fn entries_from_the_future_count_as_now_once_they_refuse() {
         let mut log = log(&[(5_000, 1), (9_000, 1), (9_500, 1)]);
-        assert_eq!(log.wait_for(2, 5_500, 5_500, WINDOW), 500, "the past entry is what is waited for");
-        assert_eq!(log.wait_for(1, 5_500, 5_500, WINDOW), WINDOW, "the others count as now");
+        assert_eq!(log.reset_after(4_000, WINDOW), 2_000, "as long as nothing is refused, they leave when they say");
+        assert_eq!(log.wait_for(2, 5_500, 5_500, WINDOW).most, 500, "the past entry is what is waited for");
+        assert_eq!(log.wait_for(1, 5_500, 5_500, WINDOW).most, WINDOW, "the others count as now");
         assert_eq!((log.trim(6_500, WINDOW), log.used()), (3, 0), "one window later the key is right again");
     }
 
@@ -191,7 +214,7 @@ mod tests {
         log.add(5_099, 2);
         log.hold(5_099, 3, id);
         log.add(5_099, 4);
-        assert_eq!((log.len(), log.used(), log.contains(id, 6)), (2, 9, false));
+        assert_eq!((log.len(), log.used(), log.held(), log.time_of(id, 6)), (2, 9, 3, None));
         let mut take = |is_held, at| log.take(id, 3, is_held, at);
         assert_eq!((take(false, 5_099), take(true, 5_098)), (None, None), "another kind, another time");
         assert_eq!((take(true, 5_099), take(true, 5_099)), (Some(5_099), None));

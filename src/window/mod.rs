@@ -10,7 +10,11 @@ mod entries;
 mod entry;
 mod log;
 
-use self::{counter::Counter, log::Log};
+use self::{
+    counter::Counter,
+    entry::{Sum, Which},
+    log::Log,
+};
 use crate::{
     admission::AdmissionId,
     algorithm::{Kind, MOST_NAMED},
@@ -33,6 +37,24 @@ pub(crate) struct Attempt {
     pub(crate) id: AdmissionId,
     /// Whether the identity is the caller's, so that it may have been counted already.
     pub(crate) is_given: bool,
+}
+
+/// How long to wait for room, in microseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wait {
+    /// If all that is reserved is given back now: 0 if that would do.
+    pub(crate) least: u64,
+    /// If nothing is given back before its lease ends.
+    pub(crate) most: u64,
+}
+
+impl Wait {
+    /// Of the time until there is room, as it is with and without the units that are `held`.
+    fn of(held: u64, until_room: impl Fn(Which) -> u64) -> Self {
+        let most = until_room(Sum::all);
+        let least = if held > 0 { until_room(Sum::not_held) } else { most };
+        Self { least, most }
+    }
 }
 
 impl Window {
@@ -76,26 +98,37 @@ impl Window {
         }
     }
 
+    /// Those of them that are reserved.
+    pub(crate) fn reserved(&self) -> u64 {
+        self.log().held()
+    }
+
     /// The time until fewer units are in the window; 0 if there are none.
     pub(crate) fn reset_after(&self, now: u64, limit: &Limit) -> u64 {
         let window = limit.window_micros();
         match self {
-            Self::Log(log) => log.reset_after(now, limit.recorded_at(now), window),
+            Self::Log(log) => log.reset_after(now, window),
             Self::Counter(counter) => counter.reset_after(now, window),
         }
     }
 
-    /// Whether this very admission is counted already.
-    pub(crate) fn contains(&self, charge: &Charge, id: AdmissionId) -> bool {
+    /// When this very admission was counted, if it is counted already. Where many share one time, it may not be told more
+    /// exactly than that.
+    pub(crate) fn counted_at(&self, charge: &Charge, id: AdmissionId) -> Option<u64> {
+        self.log().time_of(id, charge.cost()).map(|at| charge.admitted_at(at))
+    }
+
+    /// What has an id.
+    fn log(&self) -> &Log {
         match self {
-            Self::Log(log) => log.contains(id, charge.cost()),
-            Self::Counter(counter) => counter.held().contains(id, charge.cost()),
+            Self::Log(log) => log,
+            Self::Counter(counter) => counter.held(),
         }
     }
 
     /// How many entries [`admit`](Self::admit) would add.
     pub(crate) fn growth(&self, charge: &Charge, attempt: Attempt) -> usize {
-        if is_exact(charge) {
+        if charge.is_exact() {
             return 1;
         }
         let is_kept = self.is_kept(charge, attempt);
@@ -109,14 +142,14 @@ impl Window {
     pub(crate) fn admit(&mut self, charge: &Charge, attempt: Attempt) {
         let Attempt { now, id, .. } = attempt;
         let (limit, units) = (charge.limit(), charge.cost());
-        let is_kept = is_exact(charge) || self.is_kept(charge, attempt);
+        let is_kept = charge.is_exact() || self.is_kept(charge, attempt);
         let log = match self {
             Self::Log(log) => log,
             Self::Counter(counter) if is_kept => counter.held_mut(),
             Self::Counter(counter) => return counter.add(now, limit.window_micros(), units),
         };
         match is_kept {
-            true if charge.lease_micros().is_some() => log.hold(charge.kept_at(now), units, id),
+            true if charge.is_reserved() => log.hold(charge.kept_at(now), units, id),
             true => log.keep(charge.kept_at(now), units, id),
             false => log.add(limit.recorded_at(now), units),
         }
@@ -126,7 +159,7 @@ impl Window {
     ///
     /// To be asked where a check is refused: if the clock has stepped back, entries from the future then count as having
     /// happened now, so that the key is right again after one window.
-    pub(crate) fn wait_for(&mut self, most: u64, now: u64, limit: &Limit) -> u64 {
+    pub(crate) fn wait_for(&mut self, most: u64, now: u64, limit: &Limit) -> Wait {
         let window = limit.window_micros();
         match self {
             Self::Log(log) => log.wait_for(most, now, limit.recorded_at(now), window),
@@ -143,7 +176,7 @@ impl Window {
         taken: impl FnOnce(usize) -> Result<(), E>,
     ) -> Result<bool, E> {
         let (charge, id) = (account.charge(), settlement.id());
-        let (limit, is_held) = (charge.limit(), charge.lease_micros().is_some());
+        let (limit, is_held) = (charge.limit(), charge.is_reserved());
         let log = match self {
             Self::Log(log) => log,
             Self::Counter(counter) => counter.held_mut(),
@@ -174,14 +207,11 @@ impl Window {
     ) -> Result<bool, E> {
         let (limit, id, at) = (charge.limit(), settlement.id(), settlement.at_micros());
         let window = limit.window_micros();
-        let (log, time) = match self {
-            Self::Log(log) => (&*log, limit.recorded_at(at)),
-            Self::Counter(counter) => (counter.held(), at),
-        };
+        let time = if let Self::Log(_) = self { limit.recorded_at(at) } else { at };
         let is_over = charge.lease_micros().is_some_and(|lease| at.saturating_add(lease) <= now);
         // A fixed window may have ended before.
         let would_count = at.min(time).saturating_add(window) > now;
-        if cost == 0 || !is_over || !would_count || log.has_settled(id, time) {
+        if cost == 0 || !is_over || !would_count || self.log().has_settled(id, time) {
             return Ok(false);
         }
         let is_full = self.is_full_of_ids(limit);
@@ -208,9 +238,4 @@ impl Window {
     fn is_full_of_ids(&self, limit: &Limit) -> bool {
         limit.algorithm().kind() != Kind::Log && self.len() >= MOST_NAMED
     }
-}
-
-/// Whether every admission is an entry of its own.
-fn is_exact(charge: &Charge) -> bool {
-    charge.limit().algorithm().kind() == Kind::Log
 }

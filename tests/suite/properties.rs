@@ -28,7 +28,7 @@ use tower_sliding_window::{
 
 use crate::support::{
     PATIENCE,
-    model::{Expected, Model, ModelCharge, Standing},
+    model::{Expected, Model, ModelCharge, Standing, Takes},
     redis_server::RedisServer,
 };
 
@@ -67,6 +67,10 @@ enum Step {
         cost: u64,
         times: usize,
     },
+    /// Sends a check again that was admitted, with its id: so many before the last.
+    Repeat {
+        back: usize,
+    },
     Reset {
         limit: usize,
         key: usize,
@@ -90,6 +94,8 @@ struct Asked {
     lease: Option<(usize, u64)>,
     /// Which of them is in the shadow.
     shadow: Option<usize>,
+    /// Which of them takes nothing, or has been spent.
+    takes: Option<(usize, Takes)>,
 }
 
 /// A check that was admitted.
@@ -98,6 +104,8 @@ struct Admitted {
     charges: Vec<ModelCharge>,
     id: AdmissionId,
     at: SystemTime,
+    /// Whether nothing was decided together with it.
+    is_alone: bool,
 }
 
 /// Whether a history may contain steps back of the clock: the in-process store's own clock never does.
@@ -115,8 +123,13 @@ fn step(clocks: Clocks, limits: Range<usize>) -> impl Strategy<Value = Step> {
     let lease =
         prop_oneof![5 => Just(None), 1 => (0..3usize, prop_oneof![1..=1_000u64, 1..=70_000_000u64]).prop_map(Some)];
     let shadow = prop_oneof![8 => Just(None), 1 => (0..3usize).prop_map(Some)];
-    let asked = (subsequence(buckets, 1..=3), cost, id, copies, lease, shadow)
-        .prop_map(|(buckets, cost, id, copies, lease, shadow)| Asked { buckets, cost, id, copies, lease, shadow });
+    let takes = prop_oneof![
+        8 => Just(None),
+        1 => (0..3usize, select(vec![Takes::Nothing, Takes::WhatWasSpent])).prop_map(Some)
+    ];
+    let asked = (subsequence(buckets, 1..=3), cost, id, copies, (lease, shadow, takes)).prop_map(
+        |(buckets, cost, id, copies, (lease, shadow, takes))| Asked { buckets, cost, id, copies, lease, shadow, takes },
+    );
     let settled = prop_oneof![3 => Just(0), 3 => 0..=10u64, 1 => 0..=2_000u64];
     let time = prop_oneof![
         0..=3u64,
@@ -132,6 +145,7 @@ fn step(clocks: Clocks, limits: Range<usize>) -> impl Strategy<Value = Step> {
         18 => asked.clone().prop_map(|asked| Step::Checks(vec![asked])),
         6 => vec(asked, 1..=8).prop_map(Step::Checks),
         4 => (0..8usize, settled, 1..=2usize).prop_map(|(back, cost, times)| Step::Settle { back, cost, times }),
+        2 => (0..8usize).prop_map(|back| Step::Repeat { back }),
         1 => (limits, 0..KEYS.len()).prop_map(|(limit, key)| Step::Reset { limit, key }),
         6 => time.clone().prop_map(Step::Advance),
         back => time.prop_map(Step::Rewind),
@@ -148,17 +162,13 @@ async fn replay<S: Store>(
     steps: &[Step],
 ) -> Result<(), TestCaseError> {
     let mut admitted: Vec<Admitted> = Vec::new();
-    let mut has_stepped_back = false;
     let mut last_retry = 0;
     // Each limiter has a deny cache of its own.
     let mut refusals = [Refusals::default(), Refusals::default()];
     for (number, step) in steps.iter().enumerate() {
         match step {
             Step::Advance(micros) => clock.advance(Duration::from_micros(*micros)),
-            Step::Rewind(micros) => {
-                has_stepped_back |= *micros > 0;
-                clock.step_back(Duration::from_micros(*micros));
-            }
+            Step::Rewind(micros) => clock.step_back(Duration::from_micros(*micros)),
             Step::AdvanceToRetry { early } => {
                 clock.advance(Duration::from_micros(last_retry).saturating_sub(Duration::from_micros((*early).into())));
                 last_retry = 0;
@@ -175,9 +185,24 @@ async fn replay<S: Store>(
                 for limiter in [alone, together].into_iter().cycle().take(2 * times) {
                     let settled = limiter.settle(admitted.settlement(*cost)).await.unwrap();
                     let told = (settled.is_known(), Standing::all_of(settled.decision()));
-                    let expected =
-                        admitted.settle(&mut model, micros(clock.now()), *cost, has_stepped_back.then_some(&told));
+                    let expected = admitted.settle(&mut model, micros(clock.now()), *cost);
                     prop_assert_eq!(told, expected, "step {}: {:?}", number, step);
+                }
+            }
+            Step::Repeat { back } => {
+                let Some(admitted_before) = admitted.iter().rev().filter(|admitted| admitted.is_alone).nth(*back) else {
+                    continue;
+                };
+                let mut again = admitted_before.clone();
+                let id = u64::from_be_bytes(again.id.to_bytes());
+                let decision = alone.check_all(check(&again.charges, Some(id))).await.unwrap();
+                let expected = model.decide(micros(clock.now()), &again.charges, Some(id));
+                let told = Standing::all_of(&decision);
+                let expected = Expected::all_given(&expected, &told);
+                prop_assert_eq!(told, expected, "step {}: {:?}", number, step);
+                if decision.is_allowed() {
+                    again.at = decision.at();
+                    admitted.push(again);
                 }
             }
             Step::Checks(asked) => {
@@ -192,7 +217,9 @@ async fn replay<S: Store>(
                     let decision = decision.await.unwrap().unwrap();
                     model.identify(u64::from_be_bytes(decision.id().to_bytes()));
                     if decision.is_allowed() {
-                        admitted.push(Admitted { charges: charges.clone(), id: decision.id(), at: decision.at() });
+                        let is_alone = checks.len() == 1;
+                        let charges = charges.clone();
+                        admitted.push(Admitted { charges, id: decision.id(), at: decision.at(), is_alone });
                     }
                     let told = Standing::all_of(&decision);
                     let expected = Expected::all_given(&expected, &told);
@@ -216,25 +243,12 @@ impl Admitted {
         Settlement::by_id(check(&self.charges, None), self.id, self.at, |_| Some(cost))
     }
 
-    /// What a settlement comes to in the model. After a step back of the clock an entry that was shared may not be found:
-    /// then what was told has not changed.
-    fn settle(
-        &self,
-        model: &mut Model,
-        now: u64,
-        cost: u64,
-        told_after_a_step_back: Option<&(bool, Vec<Standing>)>,
-    ) -> (bool, Vec<Standing>) {
+    /// What a settlement comes to in the model.
+    fn settle(&self, model: &mut Model, now: u64, cost: u64) -> (bool, Vec<Standing>) {
         let admission = (u64::from_be_bytes(self.id.to_bytes()), micros(self.at));
         // Each charge is settled by itself.
-        let settle = |(place, charge): (usize, &ModelCharge)| {
-            let is_unchanged = |(is_known, told): &(bool, Vec<Standing>)| {
-                told[place] == model.standing(now, charge, None) && !(*is_known && cost == charge.cost)
-            };
-            let is_lost = told_after_a_step_back.is_some_and(is_unchanged) && model.has_moved(now, charge, admission);
-            !is_lost && model.settle(now, charge, admission, cost)
-        };
-        let is_known = self.charges.iter().enumerate().map(settle).fold(false, |known, this| known | this);
+        let settle = |charge: &ModelCharge| model.settle(now, charge, admission, cost);
+        let is_known = self.charges.iter().map(settle).fold(false, |known, this| known | this);
         (is_known, self.charges.iter().map(|charge| model.standing(now, charge, None)).collect())
     }
 }
@@ -291,10 +305,13 @@ impl Refused {
         let (elapsed, left) = (now.wrapping_sub(self.at), charge.limit.units().saturating_sub(self.standing.used));
         let refused = self.standing.retry.filter(|_| self.cost <= charge.cost);
         let not_before = refused.unwrap_or(self.standing.reset).saturating_sub(elapsed);
+        let is_reserved = self.standing.reserved > 0;
         let follows = Standing {
             used: self.standing.used,
+            reserved: self.standing.reserved,
             reset: self.standing.reset.saturating_sub(elapsed),
-            retry: (charge.cost > left).then_some(not_before),
+            // With reserved units, it need not be longer than it takes to find out.
+            retry: (charge.takes != Takes::WhatWasSpent && charge.cost > left).then(|| if is_reserved { told.retry.unwrap_or(0) } else { not_before }),
         };
         // Where nothing is left, nothing can be spent meanwhile.
         let is_exact = left == 0 && refused.is_some() && self.cost == charge.cost;
@@ -319,6 +336,15 @@ impl Asked {
         if let Some(charge) = self.shadow.and_then(|place| charges.get_mut(place)) {
             charge.is_shadow = true;
         }
+        if let Some((place, takes)) = self.takes
+            && let Some(charge) = charges.get_mut(place)
+        {
+            charge.lease = None;
+            charge.takes = takes;
+            if takes == Takes::Nothing {
+                charge.cost = 1;
+            }
+        }
         std::iter::repeat_n((charges, self.id), self.copies)
     }
 }
@@ -332,7 +358,12 @@ fn charge(bucket: (usize, usize), cost: u64) -> ModelCharge {
 
 fn check(charges: &[ModelCharge], id: Option<u64>) -> Check {
     let mut charges = charges.iter().map(|charge| {
-        let made = Charge::new(charge.limit.clone(), KEYS[charge.bucket.1], charge.cost).unwrap();
+        let (limit, key) = (charge.limit.clone(), KEYS[charge.bucket.1]);
+        let made = match charge.takes {
+            Takes::WhatFits => Charge::new(limit, key, charge.cost).unwrap(),
+            Takes::Nothing => Charge::any_left(limit, key),
+            Takes::WhatWasSpent => Charge::spent(limit, key, charge.cost),
+        };
         let made = charge.lease.map(|lease| made.clone().reserve(Duration::from_micros(lease))).unwrap_or(made);
         if charge.is_shadow { made.in_shadow() } else { made }
     });

@@ -25,26 +25,26 @@ pub(super) struct Shard {
 }
 
 impl Shard {
-    /// Decides a charge that is alone in its check.
+    /// Decides a charge that is alone in its check, and says when it was counted if it was before.
     pub(super) fn decide(
         &mut self,
         address: Address<'_>,
         charge: &Charge,
         attempt: Attempt,
         room: &Room,
-    ) -> Result<Standing, Full> {
+    ) -> Result<(Standing, Option<u64>), Full> {
         if let Some(Place { slot, holding, .. }) = self.find(address) {
             return slot.decide(charge, attempt, |gone, new| room.exchange(holding, gone, new));
         }
         let (mut slot, mut holding) = (Slot::new(charge.limit()), None);
-        let standing = slot.decide(charge, attempt, |gone, new| {
+        let decided = slot.decide(charge, attempt, |gone, new| {
             if new == 0 {
                 return Ok(());
             }
             room.exchange(holding.insert(self.new_holding(address, room)), gone, new)
         })?;
         self.keep(address, slot, holding);
-        Ok(standing)
+        Ok(decided)
     }
 
     /// Looks at a charge that is decided together with others.
@@ -70,6 +70,24 @@ impl Shard {
                 slot.refuse(charge, attempt)
             }
             None => Slot::new(charge.limit()).refuse(charge, attempt),
+        }
+    }
+
+    /// How a charge stands in a check that was counted before.
+    pub(super) fn stand(
+        &mut self,
+        address: Address<'_>,
+        charge: &Charge,
+        attempt: Attempt,
+        look: &Look,
+        room: &Room,
+    ) -> Standing {
+        match self.find(address) {
+            Some(Place { slot, holding, .. }) => {
+                room.give_back(holding, look.gone);
+                slot.stand(charge, attempt)
+            }
+            None => Standing::default(),
         }
     }
 

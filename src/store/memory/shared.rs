@@ -28,6 +28,9 @@ use crate::{
 /// A check that finds no room sweeps on until it has looked at so many keys, which takes less than a millisecond.
 const SWEPT_AT_ONCE: usize = 10_000;
 
+/// One a charge, of which there is at least one.
+type Statuses = (LimitStatus, Vec<LimitStatus>);
+
 pub(super) struct Shared {
     shards: [Mutex<Shard>; SHARDS],
     digester: Digester,
@@ -53,25 +56,33 @@ impl Shared {
 
         let id = check.id().unwrap_or_else(AdmissionId::fresh);
         let attempt = Attempt { now, id, is_given: check.id().is_some() };
-        let decision = |statuses| Decision::of_statuses(system_time(now), id, statuses);
+        let decision = |counted_at: Option<u64>, statuses| {
+            Decision::of_statuses(system_time(counted_at.unwrap_or(now)), id, statuses)
+        };
         let error = |full: Full| full.when("deciding a check");
         Ok(match check.only_charge() {
             Some(charge) => {
-                let standing = self.with_room(now, || self.decide_one(charge, attempt)).map_err(error)?;
-                decision((standing.of(charge), Vec::new()))
+                let decide = || self.decide_one(charge, attempt);
+                let (standing, counted_at) = self.with_room(now, decide).map_err(error)?;
+                decision(counted_at, (standing.of(charge), Vec::new()))
             }
-            None => decision(self.with_room(now, || self.decide_all(check, attempt)).map_err(error)?),
+            None => {
+                let decide = || self.decide_all(check, attempt);
+                let (statuses, counted_at) = self.with_room(now, decide).map_err(error)?;
+                decision(counted_at, statuses)
+            }
         })
     }
 
     /// Decides a charge that is alone in its check, as most are: one lock, one look-up, and no list.
-    fn decide_one(&self, charge: &Charge, attempt: Attempt) -> Result<Standing, Full> {
+    fn decide_one(&self, charge: &Charge, attempt: Attempt) -> Result<(Standing, Option<u64>), Full> {
         let address = self.address(charge.limit(), charge.key());
         self.lock(address.shard(SHARDS)).decide(address, charge, attempt, &self.room)
     }
 
-    /// Looks at all charges first, and then counts all of them, or none.
-    fn decide_all(&self, check: &Check, attempt: Attempt) -> Result<(LimitStatus, Vec<LimitStatus>), Full> {
+    /// Looks at all charges first, and then counts all of them, or none. If one of them knows the check, it was admitted
+    /// before, and none is counted again.
+    fn decide_all(&self, check: &Check, attempt: Attempt) -> Result<(Statuses, Option<u64>), Full> {
         let addresses: Vec<Address<'_>> =
             check.charges().map(|charge| self.address(charge.limit(), charge.key())).collect();
         let mut locked = Locked::of(self, &addresses);
@@ -80,15 +91,23 @@ impl Shared {
             .zip(&addresses)
             .map(|(charge, address)| locked.shard(*address).look(*address, charge, attempt))
             .collect();
-        let is_refused = check.charges().zip(&looks).any(|(charge, look)| look.refuses && !charge.is_shadow());
-        looks.iter_mut().filter(|look| is_refused || look.refuses).for_each(|look| look.new = 0);
+        let known = check.charges().zip(&looks).filter_map(|(charge, look)| Some((charge.is_exact(), look.counted_at?)));
+        // Another than an exact log may not tell the time to the microsecond.
+        let counted_at = known.max().map(|(_, at)| at);
+        let is_known = counted_at.is_some();
+        let refuses = |(charge, look): (&Charge, &Look)| look.refuses && !charge.is_shadow();
+        let is_refused = !is_known && check.charges().zip(&looks).any(refuses);
+        looks.iter_mut().filter(|look| is_known || is_refused || look.refuses).for_each(|look| look.new = 0);
         let new: usize = looks.iter().map(|look| look.new).sum();
         if new > 0 && !self.room.is_ample(new) {
             self.exchange(&mut locked, &addresses, &mut looks)?;
         }
         let mut places = iter::zip(addresses, looks);
-        Ok(check.map_charges(|charge| {
+        let statuses = check.map_charges(|charge| {
             let standing = match places.next() {
+                Some((address, look)) if is_known => {
+                    locked.shard(address).stand(address, charge, attempt, &look, &self.room)
+                }
                 Some((address, look)) if is_refused || look.refuses => {
                     locked.shard(address).refuse(address, charge, attempt, &look, &self.room)
                 }
@@ -96,7 +115,8 @@ impl Shared {
                 None => Standing::default(),
             };
             standing.of(charge)
-        }))
+        });
+        Ok((statuses, counted_at))
     }
 
     /// Exchanges the room of what is gone for that of what is new, for all charges; if there is none for one of them, only

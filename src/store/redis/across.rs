@@ -218,9 +218,9 @@ impl Statuses {
     /// Notes how charges stand whose units were not asked for.
     fn note_untaken(&mut self, part: &Part, decision: &Decision) {
         for ((place, charge), status) in part.places.iter().zip(part.check.charges()).zip(decision.statuses()) {
-            let reset = status.reset_after();
-            let refuses = charge.cost() > 0 && status.used().saturating_add(charge.cost()) > charge.limit().units();
-            self.0[*place] = LimitStatus::new(charge, status.used(), reset, refuses.then_some(reset));
+            let untaken = LimitStatus::new(charge, status.used(), status.reset_after(), None);
+            let untaken = untaken.with_reserved(status.reserved(), Duration::ZERO);
+            self.0[*place] = if charge.can_refuse() { untaken.until_something_leaves(charge) } else { untaken };
         }
     }
 

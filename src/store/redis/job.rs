@@ -6,7 +6,6 @@ use tokio::sync::oneshot::Sender;
 use super::keys::Keys;
 use crate::{
     admission::AdmissionId,
-    algorithm::Algorithm,
     check::{Charge, Check},
     decision::Decision,
     error::StoreError,
@@ -70,7 +69,7 @@ impl Job {
         match self {
             Self::Decide(asked) => {
                 let is_kept = |charge: &Charge| {
-                    charge.cost() == 0 || charge.lease().is_some() || charge.limit().algorithm() == Algorithm::log()
+                    charge.units() == 0 || charge.lease().is_some() || charge.is_exact()
                 };
                 asked.check.id().is_some() || asked.check.charges().all(is_kept)
             }

@@ -35,6 +35,17 @@ enum Name {
     Settled(u64),
 }
 
+/// What a charge takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Takes {
+    WhatFits,
+    Nothing,
+    WhatWasSpent,
+}
+
+/// After so long, in microseconds, a check is to come back that only reserved units refuse.
+const RETRY_RESERVED_AFTER: u64 = 1_000_000;
+
 /// Under every algorithm but the log, a key has at most so many entries with an id of their own.
 const MOST_NAMED: usize = 10_000;
 
@@ -49,6 +60,7 @@ pub(crate) struct ModelCharge {
     /// Microseconds, at most the window.
     pub(crate) lease: Option<u64>,
     pub(crate) is_shadow: bool,
+    pub(crate) takes: Takes,
     /// Of a compact log: how long a sub-window is.
     part: Option<u64>,
 }
@@ -57,6 +69,8 @@ pub(crate) struct ModelCharge {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Standing {
     pub(crate) used: u64,
+    /// Of them.
+    pub(crate) reserved: u64,
     pub(crate) reset: u64,
     pub(crate) retry: Option<u64>,
 }
@@ -93,6 +107,7 @@ impl Standing {
             .statuses()
             .map(|status| Self {
                 used: status.used(),
+                reserved: status.reserved(),
                 reset: micros(status.reset_after()),
                 retry: status.retry_after().map(micros),
             })
@@ -107,7 +122,7 @@ impl ModelCharge {
         let is_other = [Algorithm::log(), Algorithm::fixed(), Algorithm::counter()].contains(&limit.algorithm());
         let entries = if is_other { None } else { entries.find(|n| limit.algorithm() == Algorithm::compact(*n)) };
         let part = entries.map(|entries| window.div_ceil(u64::from(entries) - 2));
-        Self { limit, bucket, cost, lease: None, is_shadow: false, part }
+        Self { limit, bucket, cost, lease: None, is_shadow: false, takes: Takes::WhatFits, part }
     }
 
     pub(crate) fn window(&self) -> u64 {
@@ -141,8 +156,8 @@ impl ModelCharge {
         if self.is_counter() && unit.name != Name::None { now } else { self.recorded(now) }
     }
 
-    /// The units that count at a time, out of those that are remembered `now`. What lies in the future counts as now.
-    fn used(&self, units: &[Unit], now: u64, at: u64) -> u64 {
+    /// The units that count at a time, out of these that are remembered `now`. What lies in the future counts as now.
+    fn used<'a>(&self, units: impl IntoIterator<Item = &'a Unit>, now: u64, at: u64) -> u64 {
         let (window, mut used, mut current, mut previous) = (self.window(), 0, 0, 0);
         let start = at / window * window;
         for unit in units {
@@ -178,10 +193,14 @@ impl Model {
     pub(crate) fn decide(&mut self, now: u64, charges: &[ModelCharge], id: Option<u64>) -> Vec<Expected> {
         self.decisions += 1;
         charges.iter().for_each(|charge| self.forget(now, charge));
-        let retries: Vec<Option<u64>> = charges.iter().map(|charge| self.retry(now, charge, id)).collect();
+        // A check is admitted whole.
+        let is_known = charges.iter().any(|charge| self.is_counted(now, charge, id));
+        let retry = |charge| if is_known { None } else { self.retry(now, charge) };
+        let retries: Vec<Option<u64>> = charges.iter().map(retry).collect();
         let is_admitted = charges.iter().zip(&retries).all(|(charge, retry)| charge.is_shadow || retry.is_none());
         for (charge, retry) in charges.iter().zip(&retries) {
-            if is_admitted && retry.is_none() && charge.cost > 0 && !self.is_counted(now, charge, id) {
+            let takes_units = charge.cost > 0 && charge.takes != Takes::Nothing;
+            if is_admitted && retry.is_none() && takes_units && !is_known {
                 self.admit(now, charge, id);
             }
             if retry.is_some() {
@@ -256,26 +275,22 @@ impl Model {
         charge.is_log() || self.of(charge).iter().filter(is_named).count() < MOST_NAMED
     }
 
-    /// Whether an admission that is known to an exact log is remembered under another time than it was admitted at.
-    pub(crate) fn has_moved(&self, now: u64, charge: &ModelCharge, (id, at): (u64, u64)) -> bool {
-        charge.is_log()
-            && charge.lease.is_none()
-            && self.find(now, charge, (id, at)).is_some_and(|place| self.of(charge)[place].at != at)
-    }
-
     pub(crate) fn reset(&mut self, bucket: Bucket) {
         self.units.remove(&bucket);
     }
 
     pub(crate) fn standing(&self, now: u64, charge: &ModelCharge, retry: Option<u64>) -> Standing {
         let used = charge.used(self.of(charge), now, now);
-        let live = self.of(charge).iter().filter(|unit| unit.at + charge.window() > now);
-        let reset = match live.map(|unit| unit.at.min(charge.present(unit, now))).min() {
+        let live = || self.of(charge).iter().filter(|unit| unit.at + charge.window() > now);
+        // What lies in the future stays there, as long as nothing is refused.
+        let used_at = |at| charge.used(self.of(charge), at, at);
+        let reset = match live().map(|unit| unit.at).min() {
             Some(oldest) if !charge.is_counter() => oldest + charge.window() - now,
             _ if used == 0 => 0,
-            _ => self.first_fit(now, charge, used - 1),
+            _ => self.first_fit(now, charge, used - 1, used_at),
         };
-        Standing { used, reset, retry }
+        let reserved = live().filter(|unit| matches!(unit.name, Name::Held(_))).map(|unit| unit.cost).sum();
+        Standing { used, reserved, reset, retry }
     }
 
     fn admit(&mut self, now: u64, charge: &ModelCharge, id: Option<u64>) {
@@ -330,23 +345,34 @@ impl Model {
     fn is_counted(&self, now: u64, charge: &ModelCharge, id: Option<u64>) -> bool {
         let is_it = |unit: &Unit| matches!(unit.name, Name::Id(name) | Name::Held(name) if name == id);
         let is_live = |unit: &Unit| unit.at + charge.window() > now;
-        id.is_some() && self.of(charge).iter().any(|unit| is_it(unit) && unit.cost == charge.cost && is_live(unit))
+        let is_counted = |unit: &Unit| is_it(unit) && unit.cost == charge.cost && is_live(unit);
+        id.is_some() && charge.takes != Takes::Nothing && self.of(charge).iter().any(is_counted)
     }
 
-    /// The time until the charge passes, if nothing else arrives.
-    fn retry(&self, now: u64, charge: &ModelCharge, id: Option<u64>) -> Option<u64> {
-        let most = charge.limit.units() - charge.cost;
-        let fits =
-            charge.cost == 0 || self.is_counted(now, charge, id) || charge.used(self.of(charge), now, now) <= most;
-        (!fits).then(|| self.first_fit(now, charge, most))
+    /// The time until the charge passes, if nothing else arrives; and no longer than it takes to find out, where it would
+    /// pass before if all that is reserved were given back.
+    fn retry(&self, now: u64, charge: &ModelCharge) -> Option<u64> {
+        if charge.cost == 0 || charge.takes == Takes::WhatWasSpent {
+            return None;
+        }
+        let most = charge.limit.units().checked_sub(charge.cost).unwrap();
+        if charge.used(self.of(charge), now, now) <= most {
+            return None;
+        }
+        let is_settled = |unit: &&Unit| !matches!(unit.name, Name::Held(_));
+        let settled_at = |at| charge.used(self.of(charge).iter().filter(is_settled), now, at);
+        let sure = if settled_at(now) <= most { 0 } else { self.first_fit(now, charge, most, settled_at) };
+        let exact = self.first_fit(now, charge, most, |at| charge.used(self.of(charge), now, at));
+        Some(exact.min(sure.max(RETRY_RESERVED_AFTER)))
     }
 
     /// The smallest `d` such that at most so many units are used at `now + d`: what is used never rises by itself.
-    fn first_fit(&self, now: u64, charge: &ModelCharge, most: u64) -> u64 {
-        let (mut too_short, mut enough) = (0, 3 * charge.window());
+    fn first_fit(&self, now: u64, charge: &ModelCharge, most: u64, used_at: impl Fn(u64) -> u64) -> u64 {
+        let ahead = self.of(charge).iter().map(|unit| unit.at.saturating_sub(now)).max().unwrap_or(0);
+        let (mut too_short, mut enough) = (0, 3 * charge.window() + ahead);
         while enough - too_short > 1 {
             let middle = too_short.midpoint(enough);
-            if charge.used(self.of(charge), now, now + middle) <= most {
+            if used_at(now + middle) <= most {
                 enough = middle;
             } else {
                 too_short = middle;
@@ -362,7 +388,10 @@ impl Model {
         let mut departures: Vec<u64> =
             self.of(charge).iter().filter(is_entry).map(leaves).filter(|leaves| *leaves > now).collect();
         departures.sort_unstable();
-        let last = departures.get(self.looked_at.checked_sub(1)?)? - now;
+        let mut last = departures.get(self.looked_at.checked_sub(1)?)? - now;
+        if self.of(charge).iter().any(|unit| matches!(unit.name, Name::Held(_))) {
+            last = last.min(RETRY_RESERVED_AFTER);
+        }
         (last < exact).then_some(last)
     }
 

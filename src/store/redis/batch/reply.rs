@@ -40,6 +40,7 @@ impl Submission {
     ) -> Result<(), MalformedReply> {
         let check = self.first.check();
         let is_settlement = matches!(self.first, Job::Settle(_));
+        let at = system_time(fields.counted_at()?.unwrap_or(now));
         let told = fields.told(self.size())?;
         let has_retries = told.is_some() && !is_settlement;
         let admitted = told.unwrap_or_else(|| Ok(self.size()));
@@ -53,7 +54,7 @@ impl Submission {
                 Err(text) => Err(StoreError::new(self.first.doing(), OneKeyFailed::new(check, text)).of_one_check()),
                 Ok(admitted) => {
                     let mut statuses = statuses.iter();
-                    let decision = Decision::new(check, system_time(now), self.id.following(copy), |charge| {
+                    let decision = Decision::new(check, at, self.id.following(copy), |charge| {
                         statuses.next().copied().unwrap_or_default().of_copy(charge, copy, *admitted)
                     });
                     Ok((decision, *admitted > 0))
@@ -70,6 +71,9 @@ struct Status {
     used: u64,
     reset: u64,
     retry: u64,
+    reserved: u64,
+    /// The retry time if all that is reserved were given back.
+    least: u64,
 }
 
 impl Status {
@@ -79,7 +83,11 @@ impl Status {
         let is_told = copy >= admitted || charge.is_shadow();
         let retry = (is_told && self.retry > 0).then(|| Duration::from_micros(self.retry));
         let used = self.used.saturating_sub(later.saturating_mul(charge.cost()));
-        LimitStatus::new(charge, used, Duration::from_micros(self.reset), retry)
+        let status = LimitStatus::new(charge, used, Duration::from_micros(self.reset), retry);
+        if self.reserved == 0 {
+            return status;
+        }
+        status.with_reserved(self.reserved, Duration::from_micros(self.least))
     }
 }
 
@@ -92,6 +100,14 @@ impl Fields {
             Some(Value::Int(number)) => u64::try_from(number).map_err(|_| MalformedReply),
             _ => Err(MalformedReply),
         }
+    }
+
+    /// When an earlier try has counted the check, if one has.
+    fn counted_at(&mut self) -> Result<Option<u64>, MalformedReply> {
+        let Some(Value::Array(at)) = self.0.as_slice().first() else { return Ok(None) };
+        let [Value::Int(at)] = at[..] else { return Err(MalformedReply) };
+        self.0.next();
+        u64::try_from(at).map(Some).map_err(|_| MalformedReply)
     }
 
     /// How many of so many copies are admitted, or the text of an error. Mostly nothing is said: then all of them are.
@@ -110,8 +126,20 @@ impl Fields {
     }
 
     fn status(&mut self, has_retry: bool) -> Result<Status, MalformedReply> {
-        let (used, reset) = (self.number()?, self.number()?);
-        Ok(Status { used, reset, retry: if has_retry { self.number()? } else { 0 } })
+        let mut status = Status { used: self.number()?, ..Status::default() };
+        match self.0.next() {
+            Some(Value::Int(negative @ ..0)) => {
+                status.reset = negative.unsigned_abs() - 1;
+                status.reserved = self.number()?;
+            }
+            Some(Value::Int(reset)) => status.reset = reset.unsigned_abs(),
+            _ => return Err(MalformedReply),
+        }
+        if has_retry {
+            status.retry = self.number()?;
+            status.least = if status.reserved > 0 { self.number()? } else { status.retry };
+        }
+        Ok(status)
     }
 }
 

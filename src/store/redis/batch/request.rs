@@ -76,8 +76,7 @@ impl Submission {
                 command.arg(charge.lease_micros().unwrap_or(0));
                 match costs.next().flatten() {
                     Some(cost) => command.arg(cost),
-                    None if charge.is_shadow() => command.arg("shadow"),
-                    None => command.arg(""),
+                    None => command.arg(mode(charge)),
                 };
             }
         }
@@ -91,7 +90,7 @@ impl Submission {
         let figures = |charge: &Charge| {
             let limit = charge.limit();
             let numbers = (limit.units(), charge.cost(), limit.window_micros());
-            (numbers, limit.algorithm(), charge.lease_micros(), charge.is_shadow())
+            (numbers, limit.algorithm(), charge.lease_micros(), mode(charge))
         };
         self.size() == other.size()
             && asked.check.id().is_some() == other_asked.check.id().is_some()
@@ -99,7 +98,18 @@ impl Submission {
     }
 }
 
-/// Whether a charge is what most are: exact, and neither held nor in the shadow.
+/// Whether a charge is what most are: exact, not reserved, and nothing but refused or counted.
 fn is_plain(charge: &Charge) -> bool {
-    charge.limit().algorithm().kind() == Kind::Log && charge.lease_micros().is_none() && !charge.is_shadow()
+    charge.is_exact() && charge.lease_micros().is_none() && mode(charge).is_empty()
+}
+
+/// Whether a charge refuses, and what it takes.
+fn mode(charge: &Charge) -> &'static str {
+    match (charge.is_shadow(), charge.takes_nothing()) {
+        _ if charge.is_spent() => "spent",
+        (true, true) => "left shadow",
+        (true, false) => "shadow",
+        (false, true) => "left",
+        (false, false) => "",
+    }
 }

@@ -17,8 +17,8 @@ end
 
 -- Notes the numbers as they are in the present window. What was counted in a later one counts as counted now.
 local function note_counts(charge, start, current, previous)
-  charge.is_ahead = start > charge.at
-  if charge.is_ahead then
+  if start > charge.at then
+    charge.ahead = { start = start, current = current, previous = previous }
     charge.current = current + previous
   elseif start == charge.at then
     charge.current, charge.previous = current, previous
@@ -29,18 +29,15 @@ end
 
 -- Looks at a counter, and notes in the charge how it stands. Returns an error text if it cannot be read.
 function counter.look(charge, key)
-  local last = pcall('ZREVRANGE', key, 0, 2, 'WITHSCORES')
+  local last = pcall('ZREVRANGE', key, 0, 3, 'WITHSCORES')
   if last.err then return last.err end
-  charge.current, charge.previous, charge.counts, charge.is_ahead = 0, 0, nil, false
+  charge.current, charge.previous, charge.counts, charge.ahead = 0, 0, nil, nil
   local start, current, previous = string.match(last[1] or '', '^(%d+):(%d+):(%d+)$')
   if start then
     charge.heads, charge.counts = 1, last[1]
     note_counts(charge, clamped(tonumber(start)), clamped(tonumber(current)), clamped(tonumber(previous)))
   end
-  if last[2 * charge.heads + 1] == 'used' then
-    charge.is_summed, charge.sum = true, clamped(tonumber(last[2 * charge.heads + 2]))
-    charge.heads = charge.heads + 1
-  end
+  read_heads(charge, last, 2 * charge.heads + 1)
   local oldest = last[2 * charge.heads + 2]
   if oldest and time_in(oldest) + charge.window <= now then
     trim(charge, key, call('ZCOUNT', key, charge.cutoff, '+inf') - charge.heads)
@@ -59,13 +56,18 @@ local function write_counts(charge, key)
   else
     charge.heads = charge.heads + 1
   end
-  charge.counts = counts
+  charge.counts, charge.ahead = counts, nil
   return not before or string.match(before, '^%d+') ~= text(charge.at)
 end
 
 -- The first moment from `from` on at which at most so many units are estimated.
 local function first_fit(charge, most, from)
   local start, current, previous = charge.at, charge.current, charge.previous
+  local ahead = charge.ahead
+  -- Until the window of the clock in which they were counted, nothing changes.
+  if ahead and current > most then
+    start, current, previous, from = ahead.start, ahead.current, ahead.previous, max(from, ahead.start)
+  end
   while from >= start + charge.window do
     if current + previous == 0 then return from end
     start, current, previous = start + charge.window, 0, current
@@ -95,18 +97,19 @@ local function found(charge, key, member)
   return at and at + charge.window > now and at
 end
 
--- Whether this very admission has been counted before.
+-- Whether this very admission has been counted before: 1 or 0, and under which time.
 function counter.counted_before(charge, key, id)
-  local held = found(charge, key, named(charge, id, charge.cost, true))
-  return (held or found(charge, key, named(charge, id, charge.cost))) and 1 or 0
+  local reserved = found(charge, key, named(charge, id, charge.cost, true))
+  local at = reserved or found(charge, key, named(charge, id, charge.cost))
+  return at and 1 or 0, at
 end
 
 -- Counts units under an id.
 function counter.admit(charge, key, id, units, is_given)
   local is_first = true
   if (charge.lease > 0 or is_given) and not is_full(charge, key) then
-    add_to_sum(charge, key, units)
-    call('ZADD', key, text(-charge.kept_at), named(charge, id, units, charge.lease > 0))
+    add_to_sum(charge, key, units, charge.is_reserving and units)
+    call('ZADD', key, text(-charge.kept_at), named(charge, id, units, charge.is_reserving))
     charge.oldest = min(charge.oldest or charge.kept_at, charge.kept_at)
   else
     charge.used, charge.current = charge.used + units, charge.current + units
@@ -120,33 +123,47 @@ function counter.reset(charge)
   if charge.is_behind then return 1 end
   local estimate = estimate_now(charge)
   local falls = estimate > 0 and first_fit(charge, estimate - 1, now)
-  local leaves = charge.oldest and min(charge.oldest, now) + charge.window
+  local leaves = charge.oldest and charge.oldest + charge.window
   local sooner = falls and leaves and min(falls, leaves) or falls or leaves
   return sooner and sooner - now or 0
 end
 
--- Microseconds until at most so many units are used, which are more now; or, where more of what has an id has to leave than
--- one check may look at, at least not before.
+-- The first moment at which at most so many units are used, if those with an id, which leave with these entries, are so many
+-- together. Where more of them have to leave than one check may look at, it is at least not before.
+local function first_room(charge, most, sum, entries, is_counted)
+  local from = now
+  -- Between two departures of what has an id, only the estimate falls.
+  for i = 1, #entries, 2 do
+    if is_counted(entries[i]) then
+      local leaves = min(time_in(entries[i + 1]), now) + charge.window
+      local fits = most >= sum and first_fit(charge, most - sum, from)
+      if fits and (fits < leaves or fits == from) then return fits end
+      sum, from = sum - weight(charge, entries[i]), max(leaves, from)
+    end
+  end
+  if sum > 0 and #entries == 2 * LOOKED_AT then return from end
+  return first_fit(charge, max(0, most - sum), from)
+end
+
+-- Microseconds until at most so many units are used, which are more now, at least. And the same if all reserved units were
+-- given back now.
 function counter.wait(charge, key, most)
-  if charge.is_ahead then
+  if charge.ahead then
     -- A server without memory lets the numbers go, and then come again.
     call('ZREM', key, charge.counts)
-    charge.counts, charge.heads, charge.is_ahead = nil, charge.heads - 1, false
+    charge.counts, charge.heads, charge.ahead = nil, charge.heads - 1, nil
     write_counts(charge, key)
     outlive(key, charge, charge.at, 2)
   end
   if charge.sum > 0 then pull_back(charge, key) end
-  if charge.is_behind then return 1 end
-  local sum, from, entries = charge.sum, now, charge.sum > 0 and next_to_leave(charge, key) or {}
-  -- Between two departures of what has an id, only the estimate falls.
-  for i = 1, #entries, 2 do
-    local leaves = min(time_in(entries[i + 1]), now) + charge.window
-    local fits = most >= sum and first_fit(charge, most - sum, from)
-    if fits and (fits < leaves or fits == from) then return fits - now end
-    sum, from = sum - weight(charge, entries[i]), max(leaves, from)
+  if charge.is_behind then return 1, 0 end
+  local entries = charge.sum > 0 and next_to_leave(charge, key) or {}
+  local wait = first_room(charge, most, charge.sum, entries, function() return true end) - now
+  if charge.reserved == 0 then return wait, wait end
+  local function is_settled(member)
+    return not is_reserved(charge, member)
   end
-  if sum > 0 and #entries == 2 * LOOKED_AT then return from - now end
-  return first_fit(charge, max(0, most - sum), from) - now
+  return wait, first_room(charge, most, charge.sum - charge.reserved, entries, is_settled) - now
 end
 
 -- Adds units to the window of the clock in which they were admitted, unless it counts no longer.
@@ -160,12 +177,12 @@ end
 
 -- Sets what an admission has cost, as of when it was, and returns whether it was known.
 function counter.settle(charge, key, id, time, cost)
-  local member = named(charge, id, charge.cost, charge.lease > 0)
+  local member = named(charge, id, charge.cost, charge.is_reserving)
   local at = found(charge, key, member)
   if at and at <= kept_at(charge, time) then
     -- The first write, so that a server without memory lets units be given back.
     call('ZREM', key, member)
-    add_to_sum(charge, key, -charge.cost)
+    add_to_sum(charge, key, -charge.cost, charge.is_reserving and -charge.cost)
     if cost > 0 then
       add_at(charge, recorded_at(charge, charge.lease > 0 and min(time, now) or at), cost)
       write_counts(charge, key)

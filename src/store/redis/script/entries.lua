@@ -41,11 +41,17 @@ local function outlives(key, charge, time, windows)
   return is_expiry_telling and call('PEXPIRETIME', key) >= ceil(time / 1000) + windows * charge.window_ms + SLACK
 end
 
--- The member of an entry that has an id: the id, and behind it its units if there are more than 1, or if they are held,
--- with a plus sign then.
-local function named(charge, id, units, is_held)
+-- The member of an entry that has an id: the id, and behind it its units if there are more than 1, or if they are
+-- reserved, with a plus sign then.
+local function named(charge, id, units, is_reserved)
   local member = charge.is_exact and id or string.char(KEPT) .. id
-  return (units ~= 1 or is_held) and member .. (is_held and '+' or '') .. text(units) or member
+  return (units ~= 1 or is_reserved) and member .. (is_reserved and '+' or '') .. text(units) or member
+end
+
+-- Whether the units of an entry are reserved.
+local function is_reserved(charge, member)
+  local place = charge.is_exact and 9 or string.byte(member) == KEPT and 10
+  return place and string.byte(member, place) == 43  -- a plus sign
 end
 
 -- The member of an entry that copies of a check share: the first one's id, their number and the cost of each.

@@ -19,20 +19,25 @@
 --            where there are six figures
 --            algorithm  'log', 'fixed', 'counter', or the entries of a compact log
 --            lease      microseconds to hold the units for, at most the window; 0 for a charge that holds none
---            mode       of a check: 'shadow' if the charge never refuses, else ''; of an admission: what it has really
---                       cost, '' to leave it as it is
+--            mode       of a check: '' for a charge that refuses, and takes its units; 'shadow' for one that never refuses,
+--                       'left' for one that takes nothing, 'left shadow' for both, 'spent' for one that takes its units
+--                       even beyond its limit; of an admission: what it has really cost, '' to leave it as it is
 --          checks   how many follow; then for each check, whose charges take the next keys, in order
 --            id     eight bytes: the identity of the first copy's admission; those of the others follow it
 --            at     only of an admission: when it was decided
 -- reply  a flat list: now, then for each check
+--          { at }   only if it was counted by an earlier try: when that was
 --          -1 - n   if only the first n copies are admitted, or a charge is in the shadow, or a text if a key could not be
 --                   read or written: the place of its charge, from 1, and the error; nothing if all copies are admitted. Of
 --                   an admission: n is 1 if any limit knew it
 --          then for each charge
 --            used   units in the window after the decision
---            reset  microseconds until fewer are, 0 if there are none; read from an expiry, it is up to 1 millisecond more
+--            reset  microseconds until fewer are, 0 if there are none; read from an expiry, it is up to 1 millisecond more.
+--                   If some units are reserved, -1 - reset, and then
+--              reserved  how many
 --            retry  only where -1 - n was sent, and not of an admission: microseconds until this charge would no longer
---                   refuse one more copy, 0 if it refuses none
+--                   refuse one more copy, 0 if it refuses none; and then, if some units are reserved
+--              least     the same if all of them were given back now
 --
 -- Cost      O(log n) a charge, and O(1) more for each entry that is read, dropped or moved. Whatever its key holds, a charge
 --           reads at most 100 entries for a retry time, moves at most 100 after a step back of the clock, and drops at most

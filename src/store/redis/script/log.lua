@@ -1,19 +1,21 @@
 -- How a log counts: an exact one, a compact one, and a fixed window.
 --
--- The sum   As long as all entries are of one unit, their number is the sum. Once there has been another, one more member,
+-- Heads     As long as all entries are of one unit, their number is the sum. Once there has been another, one more member,
 --           'used', has the sum of all entries as its score, which puts it behind them all: one read of the last ranks
---           gives the sum and the oldest entry.
+--           gives the sum and the oldest entry. While units are reserved, the score of 'reserved' is their sum. It stands
+--           right before the other, since it is never greater.
 -- Copies    Copies of a check that are admitted together to an exact log share an entry under the first one's id, with
---           their units; a few of cost 1 get entries of their own.
--- Expiry    An exact log of one entry expires a window + SLACK after it. Any other expires two windows + SLACK after its
---           oldest entry, which is late enough for all that is admitted in the window after that entry: so most admissions
---           need not move it, and read from it when the oldest entry leaves. No decision depends on it, only that figure.
---           By another clock than the server's, every admission moves it. Other logs expire a window + SLACK after their
---           newest entry.
+--           their units; a few of cost 1 get entries of their own. The last byte of the first one's id is 0, and that of
+--           each other copy is its place behind it: so the entry is found by the id of any of them.
+-- Expiry    An exact log of one entry of one unit expires a window + SLACK after it. Any other expires two windows + SLACK
+--           after its oldest entry, which is late enough for all that is admitted in the window after that entry: so most
+--           admissions need not move it, and read from it when the oldest entry leaves. No decision depends on it, only
+--           that figure. By another clock than the server's, every admission moves it. Other logs expire a window + SLACK
+--           after their newest entry.
 
 local LOOKED_AT = 100  -- entries that are looked at for a retry time, or moved after a step back of the clock
 local DROPPED = 500    -- entries that have left and are dropped in one check, or that are read to find one
-local RESENT = 5000000 -- microseconds between two tries of a batch at most: more than connecting and a reply may take
+local COPIES = 128     -- the copies of a check that travel together at most
 local FEW = 4          -- so many copies of cost 1 get entries of their own: two that met by chance are not worth a sum
 
 -- The id so many places further. Its last byte does not run over within the copies of a check.
@@ -28,39 +30,79 @@ local function time_of(charge, key, rank)
   return found and time_in(found) or now
 end
 
--- The units of some entries together. Between two of them there are so many places.
+-- The units of some entries together, and how many of them are reserved. Between two entries there are so many places.
 local function weights(charge, members, places)
-  local sum = 0
+  local sum, reserved = 0, 0
   for i = 1, #members, places do
-    sum = sum + weight(charge, members[i])
+    local units = weight(charge, members[i])
+    sum = sum + units
+    if is_reserved(charge, members[i]) then reserved = reserved + units end
   end
-  return sum
+  return sum, reserved
 end
 
--- Adds units to those of the entries, or takes some away, and writes the sum down.
-local function add_to_sum(charge, key, units)
+-- Reads the heads of what some read of the last ranks has given, from this place on, and notes them in the charge.
+local function read_heads(charge, last, place)
+  if last[place] ~= 'used' then return end
+  charge.is_summed, charge.sum, charge.heads = true, clamped(tonumber(last[place + 1])), charge.heads + 1
+  if last[place + 2] ~= 'reserved' then return end
+  charge.reserved, charge.heads = min(clamped(tonumber(last[place + 3])), charge.sum), charge.heads + 1
+end
+
+-- Writes the sums down, of which that of reserved units was so much before.
+local function write_heads(charge, key, reserved_before)
+  if charge.reserved > 0 then
+    call('ZADD', key, charge.sum, 'used', charge.reserved, 'reserved')
+    if reserved_before == 0 then charge.heads = charge.heads + 1 end
+  else
+    call('ZADD', key, charge.sum, 'used')
+    if reserved_before > 0 then
+      call('ZREM', key, 'reserved')
+      charge.heads = charge.heads - 1
+    end
+  end
+end
+
+-- Adds units to those of the entries, or takes some away, and writes the sums down. So many of them are reserved.
+local function add_to_sum(charge, key, units, reserved)
   if not charge.is_summed then
     -- What has left and is still there leaves the sum when it is dropped. So it has to be in it from the start.
     charge.heads, charge.sum, charge.is_behind = charge.heads + 1, charge.sum + charge.left_behind, charge.left_behind > 0
   end
   charge.sum, charge.used = clamped(charge.sum + units), clamped(charge.used + units)
   charge.is_summed = true
-  call('ZADD', key, charge.sum, 'used')
+  local before = charge.reserved
+  charge.reserved = min(clamped(before + (reserved or 0)), charge.sum)
+  write_heads(charge, key, before)
+end
+
+-- Lets a log live as its entries need it: of an exact one the oldest of them tells, of others the newest.
+local function outlive_entries(charge, key, newest)
+  if charge.is_exact and is_expiry_telling and charge.oldest then
+    outlive(key, charge, charge.oldest, 2)
+  else
+    outlive(key, charge, newest, charge.is_counter and 2 or 1)
+  end
 end
 
 -- Writes a key anew with a few entries. The many others are freed off the server's main thread.
 local function keep_only(charge, key, entries)
-  local scored = charge.heads > 0 and call('ZREVRANGE', key, 0, charge.heads - 1, 'WITHSCORES') or {}
-  for i = 1, #scored, 2 do
-    scored[i], scored[i + 1] = scored[i] == 'used' and charge.sum or scored[i + 1], scored[i]
+  local scored = {}
+  local function keep(at, member)
+    scored[#scored + 1], scored[#scored + 2] = at, member
   end
+  if charge.counts then keep('+inf', charge.counts) end
+  if charge.is_summed then keep(charge.sum, 'used') end
+  if charge.reserved > 0 then keep(charge.reserved, 'reserved') end
+  charge.heads = #scored / 2
   for i = 1, #entries, 2 do
-    scored[#scored + 1], scored[#scored + 2] = entries[i + 1], entries[i]
+    keep(entries[i + 1], entries[i])
   end
   call('UNLINK', key)
   if #scored == 0 then return end
   call('ZADD', key, unpack(scored))
-  outlive(key, charge, max(charge.at, #entries > 0 and time_in(entries[2]) or 0), charge.is_counter and 2 or 1)
+  charge.oldest = #entries > 0 and time_in(entries[#entries]) or nil
+  outlive_entries(charge, key, max(charge.at, #entries > 0 and time_in(entries[2]) or 0))
 end
 
 -- Drops what has left the window, and notes in the charge what is left. One check drops no more than it may: behind that,
@@ -69,22 +111,23 @@ local function trim(charge, key, expired)
   local live, dropped = call('ZCARD', key) - expired - charge.heads, min(expired, DROPPED)
   if live == 0 and not charge.is_counter then
     call('UNLINK', key)
-    charge.sum, charge.heads, charge.is_summed = 0, 0, false
+    charge.sum, charge.reserved, charge.heads, charge.is_summed = 0, 0, 0, false
   elseif dropped < expired and live <= DROPPED then
     local entries = live > 0 and call('ZRANGE', key, 0, live - 1, 'WITHSCORES') or {}
-    charge.sum = weights(charge, entries, 2)
+    charge.sum, charge.reserved = weights(charge, entries, 2)
     keep_only(charge, key, entries)
   else
-    local last = -1 - charge.heads
+    local last, before = -1 - charge.heads, charge.reserved
     if charge.is_summed then
-      local leaving = call('ZREVRANGE', key, charge.heads, charge.heads + dropped - 1)
-      charge.sum, charge.is_behind = clamped(charge.sum - weights(charge, leaving, 1)), dropped < expired
+      local units, reserved = weights(charge, call('ZREVRANGE', key, charge.heads, charge.heads + dropped - 1), 1)
+      charge.sum, charge.is_behind = clamped(charge.sum - units), dropped < expired
+      charge.reserved = min(clamped(before - reserved), charge.sum)
     else
       charge.sum = live
     end
-    -- The first write, so that a server without memory lets the sum follow.
+    -- The first write, so that a server without memory lets the sums follow.
     call('ZREMRANGEBYRANK', key, last + 1 - dropped, last)
-    if charge.is_summed then call('ZADD', key, charge.sum, 'used') end
+    if charge.is_summed then write_heads(charge, key, before) end
     charge.left_behind = expired - dropped
   end
 end
@@ -95,11 +138,8 @@ local log = {}
 function log.look(charge, key)
   local beyond = pcall('ZCOUNT', key, charge.cutoff, '+inf')
   if type(beyond) == 'table' then return beyond.err end
-  -- What is counted is what has expired, and the sum.
-  local last = beyond > 0 and call('ZREVRANGE', key, 0, 0, 'WITHSCORES')
-  if last and last[1] == 'used' then
-    charge.is_summed, charge.heads, charge.sum = true, 1, clamped(tonumber(last[2]))
-  end
+  -- What is counted is what has expired, and the heads.
+  if beyond > 0 then read_heads(charge, call('ZREVRANGE', key, 0, 1, 'WITHSCORES'), 1) end
   local expired = beyond - charge.heads
   if expired > 0 then
     trim(charge, key, expired)
@@ -112,27 +152,29 @@ function log.look(charge, key)
   if expires == -2 then return end
   if not charge.is_summed then charge.sum = call('ZCARD', key) end
   charge.used = charge.sum
-  -- Rounded up by less than 1000. That it has not left the window says that the expiry is one of two windows.
-  local oldest = expires and (expires - 2 * charge.window_ms - SLACK) * 1000
+  -- Rounded up by less than 1000. That of one entry of one unit is of one window, and tells nothing.
+  local oldest = expires and (charge.is_summed or charge.sum > 1) and (expires - 2 * charge.window_ms - SLACK) * 1000
   charge.is_covered = oldest and oldest - 1000 + charge.window >= now
-  if charge.is_covered then
+  if charge.is_covered and oldest <= now then
     charge.oldest = oldest
   elseif charge.sum > 0 then
     charge.oldest = time_of(charge, key, 0)
   end
 end
 
--- How many copies of a check have been counted under this id before: all that were admitted share one entry, or have one
--- each.
+-- How many copies of a check have been counted under this id before, and under which time: all that were admitted share
+-- one entry, or have one each.
 function log.counted_before(charge, key, id, copies)
-  if copies == 1 and call('ZSCORE', key, named(charge, id, charge.cost, true)) then return 1 end
+  local reserved = copies == 1 and call('ZSCORE', key, named(charge, id, charge.cost, true))
+  if reserved then return 1, time_in(reserved) end
   for count = copies, 1, -1 do
     local member = count == 1 and named(charge, id, charge.cost) or named_together(id, count, charge.cost)
-    if call('ZSCORE', key, member) then
+    local found = call('ZSCORE', key, member)
+    if found then
       while charge.is_exact and charge.cost == 1 and count < copies and call('ZSCORE', key, following(id, count)) do
         count = count + 1
       end
-      return count
+      return count, time_in(found)
     end
   end
   return 0
@@ -148,17 +190,17 @@ function log.admit(charge, key, id, units, is_given)
   local time, is_first = charge.at, true
   if not charge.is_exact or charge.lease > 0 then
     local is_named = (charge.lease > 0 or is_given) and not is_full(charge, key)
-    add_to_sum(charge, key, units)
+    add_to_sum(charge, key, units, is_named and charge.is_reserving and units)
     if is_named then
       time = charge.kept_at
-      call('ZADD', key, text(-time), named(charge, id, units, charge.lease > 0))
+      call('ZADD', key, text(-time), named(charge, id, units, charge.is_reserving))
     else
       is_first = join(charge, key, time, units)
     end
+    charge.oldest = min(charge.oldest or time, time)
     -- What an entry of this time has set may have been moved: by what was admitted before it, when the clock had stepped
     -- back, or under a shorter window.
-    if is_first or not outlives(key, charge, charge.at, 1) then outlive(key, charge, charge.at, 1) end
-    charge.oldest = min(charge.oldest or time, time)
+    if is_first or not outlives(key, charge, charge.at, 1) then outlive_entries(charge, key, charge.at) end
     return
   end
 
@@ -173,20 +215,20 @@ function log.admit(charge, key, id, units, is_given)
     end
     charge.sum, charge.used = charge.sum + units, charge.used + units
   end
+  charge.oldest = min(charge.oldest or now, now)
   if not charge.is_covered then
-    if is_expiry_telling and charge.oldest and charge.oldest <= now then
-      outlive(key, charge, charge.oldest, 2)
-    else
+    if is_expiry_telling and not charge.is_summed and charge.sum == 1 then
       outlive(key, charge, now, 1)
+    else
+      outlive_entries(charge, key, now)
     end
   end
-  charge.oldest = charge.oldest or now
 end
 
 -- Microseconds until fewer units are in the window.
 function log.reset(charge)
   if charge.is_behind then return 1 end
-  return charge.oldest and max(0, min(charge.oldest, charge.latest) + charge.window - now) or 0
+  return charge.oldest and max(0, charge.oldest + charge.window - now) or 0
 end
 
 -- Where the clock has stepped back, entries from the future count as having happened now, so that the key is right again
@@ -204,7 +246,8 @@ local function pull_back(charge, key)
     end
   end
   if joined > 0 then join(charge, key, charge.latest, joined) end
-  outlive(key, charge, charge.at, charge.is_counter and 2 or 1)
+  charge.oldest = time_of(charge, key, 0)
+  outlive_entries(charge, key, charge.at)
 end
 
 -- The next entries to leave, the oldest first: their members and scores.
@@ -214,36 +257,42 @@ local function next_to_leave(charge, key)
 end
 
 -- Microseconds until at most so many units are in the window, which are more now; or, where more entries have to leave than
--- one check may look at, at least not before.
+-- one check may look at, at least not before. And the same if all reserved units were given back now.
 function log.wait(charge, key, most)
   pull_back(charge, key)
   -- A later check will know better.
-  if charge.is_behind then return 1 end
-  local leaves, excess = now, charge.sum - most
+  if charge.is_behind then return 1, 0 end
+  local leaves, excess, settled = now, charge.sum - most, charge.sum - charge.reserved - most
+  local settled_leaves = settled > 0 and now
   if not charge.is_summed then
     leaves = time_of(charge, key, excess - 1)
+    settled_leaves = leaves
   else
     local entries = next_to_leave(charge, key)
     for i = 1, #entries, 2 do
-      leaves, excess = time_in(entries[i + 1]), excess - weight(charge, entries[i])
+      local units = weight(charge, entries[i])
+      leaves, excess = time_in(entries[i + 1]), excess - units
+      if settled > 0 then
+        settled_leaves = leaves
+        if not is_reserved(charge, entries[i]) then settled = settled - units end
+      end
       if excess <= 0 then break end
     end
   end
-  return min(leaves, charge.latest) + charge.window - now
+  local function wait_for(time)
+    return min(time, charge.latest) + charge.window - now
+  end
+  return wait_for(leaves), settled_leaves and wait_for(settled_leaves) or 0
 end
 
--- The entry that an admission shares with equal ones that were decided at the same time, how many places before it that
--- entry's own id is, and the entry's score. What was sent again was told later than the first try has counted it.
-local function shared(charge, key, id, time)
-  for _, earlier in ipairs({ 0, RESENT }) do
-    local entries = call('ZRANGEBYSCORE', key, text(-time), text(earlier - time), 'WITHSCORES', 'LIMIT', 0, DROPPED)
-    for i = 1, #entries, 2 do
-      local member = entries[i]
-      local units, cost = weight(charge, member)
-      local places = string.byte(id, 8) - (string.byte(member, 8) or 256)
-      local is_ours = cost == charge.cost and places >= 0 and string.sub(member, 1, 7) == string.sub(id, 1, 7)
-      if is_ours and places * cost < units then return member, places, entries[i + 1] end
-    end
+-- The entry that an admission shares with equal ones, how many places before it that entry's own id is, and the entry's
+-- score.
+local function shared(charge, key, id)
+  local first, place = string.sub(id, 1, 7) .. '\0', string.byte(id, 8)
+  for count = max(place + 1, 2), COPIES do
+    local member = named_together(first, count, charge.cost)
+    local found = call('ZSCORE', key, member)
+    if found then return member, place, found end
   end
 end
 
@@ -294,10 +343,10 @@ end
 
 -- Sets what an admission has cost, as of when it was, and returns whether it was known.
 function log.settle(charge, key, id, time, cost)
-  local member, copies, place = named(charge, id, charge.cost, charge.lease > 0), 1, 0
+  local member, copies, place = named(charge, id, charge.cost, charge.is_reserving), 1, 0
   local found = call('ZSCORE', key, member)
   if not found and charge.is_exact and charge.lease == 0 and charge.cost > 0 then
-    member, place, found = shared(charge, key, id, time)
+    member, place, found = shared(charge, key, id)
     copies = found and weight(charge, member) / charge.cost
   end
   if found and time_in(found) > kept_at(charge, time) then found = nil end
@@ -308,7 +357,7 @@ function log.settle(charge, key, id, time, cost)
     -- The first write, so that a server without memory lets units be given back.
     call('ZREM', key, member)
     if charge.is_summed or cost > 0 then
-      add_to_sum(charge, key, cost - charge.cost)
+      add_to_sum(charge, key, cost - charge.cost, charge.is_reserving and -charge.cost)
     else
       charge.sum, charge.used = charge.sum - charge.cost, charge.used - charge.cost
     end
@@ -331,8 +380,8 @@ function log.settle(charge, key, id, time, cost)
   else
     -- The oldest may have gone, so the expiry must not tell of it any more. The newest may be as old as the admission.
     local newest = time_in(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])
-    outlive(key, charge, min(newest, charge.at), 1)
     charge.oldest = time_of(charge, key, 0)
+    outlive_entries(charge, key, min(newest, charge.at))
   end
   return true
 end

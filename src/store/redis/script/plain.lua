@@ -18,8 +18,9 @@ local function look_plainly(charge, key)
   end
   local expires = gone == 0 and call('PEXPIRETIME', key)
   charge.sum, charge.gone, charge.expiry = sum, gone, nil
+  local first_expiry = present + (charge.cost > 1 and 2 or 1) * window_ms + SLACK
   if expires == -2 then
-    charge.used, charge.reset, charge.expiry = 0, window, present + window_ms + SLACK
+    charge.used, charge.reset, charge.expiry = 0, window, first_expiry
     return true
   end
 
@@ -36,7 +37,7 @@ local function look_plainly(charge, key)
   if not (used >= 0 and used + charge.cost <= charge.units) then return false end
   charge.used = used
 
-  local oldest = expires and (expires - 2 * window_ms - SLACK) * 1000
+  local oldest = expires and (sum or used > 1) and (expires - 2 * window_ms - SLACK) * 1000
   if oldest and oldest - 1000 + window >= now then
     charge.reset = oldest < now and oldest + window - now or window
     return true
@@ -47,7 +48,7 @@ local function look_plainly(charge, key)
     charge.reset, charge.expiry = oldest + window - now, ceil(oldest / 1000) + 2 * window_ms + SLACK
     return oldest <= now
   end
-  charge.reset, charge.expiry = window, present + window_ms + SLACK
+  charge.reset, charge.expiry = window, first_expiry
   return not sum
 end
 

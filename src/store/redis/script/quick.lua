@@ -21,6 +21,8 @@ while is_expiry_telling and a < #ARGV and not resume do
     -- and the sum.
     elseif reset >= 1000 and pcall('ZCOUNT', key, cutoff, '+inf') == 0 then
       used = call('ZCARD', key)
+      -- The expiry of one entry tells nothing; it is read so only where the clock has stepped back.
+      if used == 1 then used = nil end
     end
     -- A server without memory refuses this write.
     if not used or used >= units or pcall('ZADD', key, score, ARGV[i]) ~= 1 then

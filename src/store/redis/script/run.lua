@@ -17,12 +17,17 @@ local function shape_at(place)
       algorithm, lease, mode = ARGV[place + 3], ARGV[place + 4] + 0, ARGV[place + 5]
     end
     local entries = tonumber(algorithm)
+    local is_spent = mode == 'spent'
     local charge = {
       units = units, cost = cost, window = window, lease = lease, window_ms = ceil(window / 1000),
-      cutoff = text(window - now),  -- as a score
+      -- As a score. Within a window of 1970 nothing has left, and the heads are all that is above 0.
+      cutoff = now < window and '(0' or text(window - now),
+      needs = is_spent and 0 or cost,                                   -- units that have to be left
+      takes = (mode == 'left' or mode == 'left shadow') and 0 or cost,  -- units that are counted
+      is_reserving = lease > 0 and not is_spent,
       is_exact = algorithm == 'log', is_counter = algorithm == 'counter', is_compact = entries ~= nil,
       part = entries and ceil(window / (entries - 2)) or window,
-      is_shadow = mode == 'shadow', settled = tonumber(mode),
+      is_shadow = mode == 'shadow' or mode == 'left shadow', settled = tonumber(mode),
     }
     charge.at = recorded_at(charge, now)
     charge.latest = charge.is_counter and now or charge.at  -- the latest time under which anything of now is recorded

@@ -10,13 +10,13 @@ local function settle(shape, id, time, is_again)
       local unreadable = look(charge, key)
       if unreadable then error(unreadable, 0) end
       if charge.settled and algorithm.settle(charge, key, id, time, charge.settled) then known = true end
-      reply[r + 1], reply[r + 2] = clamped(charge.used), clamped(algorithm.reset(charge))
+      tell(charge)
     end)
     if not is_done then
       failure = failure_of(i, problem)
       reply[r + 1], reply[r + 2] = 0, 0
+      r = r + 2
     end
-    r = r + 2
   end
   -- A second try cannot tell what the first one has settled from what nobody knows.
   reply[place] = failure or (known or is_again) and -2 or -1
