@@ -34,6 +34,7 @@ pub struct Charge {
     /// Microseconds, at most the window; 0 for none.
     lease: u64,
     is_shadow: bool,
+    is_hidden: bool,
 }
 
 impl Charge {
@@ -45,7 +46,7 @@ impl Charge {
     #[inline]
     pub fn new(limit: Limit, key: impl Into<Key>, cost: u64) -> Result<Self, NeverFits> {
         if cost > limit.units() {
-            return Err(NeverFits { limit, cost });
+            return Err(NeverFits { limit, cost, is_hidden: false });
         }
         Ok(Self::fitting(limit, key.into(), cost))
     }
@@ -53,7 +54,7 @@ impl Charge {
     /// A charge whose cost is known to fit.
     #[inline]
     pub(crate) fn fitting(limit: Limit, key: Key, cost: u64) -> Self {
-        Self { limit, key, cost, lease: 0, is_shadow: false }
+        Self { limit, key, cost, lease: 0, is_shadow: false, is_hidden: false }
     }
 
     /// A charge of nothing.
@@ -75,6 +76,14 @@ impl Charge {
     #[must_use]
     pub fn in_shadow(mut self) -> Self {
         self.is_shadow = true;
+        self
+    }
+
+    /// Hides the limit from clients: it counts and refuses, but speaks neither in headers nor in the default body of a
+    /// rejection. See [`Decision::visible`](crate::Decision::visible).
+    #[must_use]
+    pub fn hidden(mut self) -> Self {
+        self.is_hidden = true;
         self
     }
 
@@ -120,6 +129,12 @@ impl Charge {
     #[must_use]
     pub fn is_shadow(&self) -> bool {
         self.is_shadow
+    }
+
+    /// Whether clients do not see the limit.
+    #[must_use]
+    pub fn is_hidden(&self) -> bool {
+        self.is_hidden
     }
 
     /// Whether there are moments at which it refuses.
@@ -257,9 +272,23 @@ impl Check {
 pub struct NeverFits {
     limit: Limit,
     cost: u64,
+    is_hidden: bool,
 }
 
 impl NeverFits {
+    /// Says that the limit is [hidden](Charge::hidden) from clients.
+    #[must_use]
+    pub fn hidden(mut self) -> Self {
+        self.is_hidden = true;
+        self
+    }
+
+    /// Whether clients do not see the limit.
+    #[must_use]
+    pub fn is_hidden(&self) -> bool {
+        self.is_hidden
+    }
+
     /// The limit that is too small.
     #[must_use]
     pub fn limit(&self) -> &Limit {
