@@ -54,7 +54,8 @@ impl ShadowRefusals {
 
     /// Adds them to a response, and the names that clients may see to a header of it, if there is to be one.
     pub(super) fn write<B>(mut self, response: &mut Response<B>, header: Option<&HeaderName>) {
-        if let Some((header, names)) = header.and_then(|header| Some((header, self.shown()?))) {
+        let names = || HeaderValue::try_from(self.listed(false)).ok().filter(|names| !names.is_empty());
+        if let Some((header, names)) = header.and_then(|header| Some((header, names()?))) {
             // Where layers are stacked, each has a line.
             response.headers_mut().append(header, names);
         }
@@ -65,14 +66,10 @@ impl ShadowRefusals {
         response.extensions_mut().insert(self);
     }
 
-    pub(super) fn listed(&self) -> String {
-        self.names().collect::<Vec<_>>().join(", ")
-    }
-
-    /// The names that clients may see, if there is one.
-    fn shown(&self) -> Option<HeaderValue> {
-        let names: Vec<_> = self.limits().filter_map(|(name, is_hidden)| (!is_hidden).then_some(name)).collect();
-        HeaderValue::try_from(names.join(", ")).ok().filter(|_| !names.is_empty())
+    /// Their names, with or without those that clients do not see.
+    pub(super) fn listed(&self, with_hidden: bool) -> String {
+        let names = self.limits().filter_map(|(name, is_hidden)| (with_hidden || !is_hidden).then_some(name));
+        names.collect::<Vec<_>>().join(", ")
     }
 }
 

@@ -83,11 +83,8 @@ async fn the_figures_are_those_of_the_limits_that_clients_may_see() {
     let total = Limit::per_hour("total", 2);
     let service = service_fn(|request: Request<Body>| {
         let decision: &Decision = request.extensions().get().unwrap();
-        ready(Ok::<_, Infallible>(Response::new(Body::from(format!(
-            "{} {}",
-            decision.limit().name(),
-            decision.used()
-        )))))
+        let seen = format!("{} {}", decision.limit().name(), decision.used());
+        ready(Ok::<_, Infallible>(Response::new(Body::from(seen))))
     });
     for limits in [[total.clone().by(anyone).hidden(), MINE.by(anyone)], [MINE.by(anyone), total.by(anyone).hidden()]] {
         let app = RateLimitLayer::new(MemoryStore::new()).limits(limits).unwrap().layer(service);
@@ -166,7 +163,7 @@ async fn what_is_hidden_stays_hidden() {
     tells_nothing(&around(&RateLimitLayer::new(Failing).limit(share).fail_local(Share::one_of(4)), handler())).await;
 }
 
-/// With the deny cache and without, and beside one that clients may see and that the same refusal has told of.
+/// What is remembered of it serves another layer as well, whose clients may see the limit.
 #[tokio::test]
 async fn a_hidden_limit_on_redis_is_hidden_out_of_the_deny_cache_as_well() {
     let server = RedisServer::start();
@@ -187,7 +184,6 @@ async fn a_hidden_limit_on_redis_is_hidden_out_of_the_deny_cache_as_well() {
         assert_eq!((refused.status().as_u16(), &figures(refused.headers())[..3]), (status, &[None; 3][..]));
         assert_eq!(json(refused).await, body);
 
-        // Another layer shows the same limit: what is remembered of it does not hide it there, nor the other way round.
         let refused = ask(&around(&layer.limit(TOTAL.by(anyone)), handler())).await;
         assert_eq!(figures(refused.headers())[..2], [Some("1"), Some("0")]);
         assert_eq!(figures(ask(&around(&hidden, handler())).await.headers())[..3], [None; 3]);
