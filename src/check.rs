@@ -38,6 +38,7 @@ pub struct Charge {
     lease: u64,
     takes: Takes,
     is_shadow: bool,
+    is_hidden: bool,
 }
 
 /// Whether a charge takes its cost.
@@ -60,7 +61,7 @@ impl Charge {
     #[inline]
     pub fn new(limit: Limit, key: impl Into<Key>, cost: u64) -> Result<Self, NeverFits> {
         if cost > limit.units() {
-            return Err(NeverFits { limit, cost });
+            return Err(NeverFits { limit, cost, is_hidden: false });
         }
         Ok(Self::fitting(limit, key.into(), cost))
     }
@@ -68,7 +69,7 @@ impl Charge {
     /// A charge whose cost is known to fit.
     #[inline]
     pub(crate) fn fitting(limit: Limit, key: Key, cost: u64) -> Self {
-        Self { limit, key, cost, lease: 0, takes: Takes::WhatFits, is_shadow: false }
+        Self { limit, key, cost, lease: 0, takes: Takes::WhatFits, is_shadow: false, is_hidden: false }
     }
 
     /// A charge that takes nothing, and refuses the check where nothing is left: for work whose cost is
@@ -113,6 +114,14 @@ impl Charge {
     #[must_use]
     pub fn in_shadow(mut self) -> Self {
         self.is_shadow = true;
+        self
+    }
+
+    /// Hides the limit from clients: it counts and refuses, but speaks neither in headers nor in the default body of a
+    /// rejection. See [`Decision::visible`](crate::Decision::visible).
+    #[must_use]
+    pub fn hidden(mut self) -> Self {
+        self.is_hidden = true;
         self
     }
 
@@ -186,6 +195,12 @@ impl Charge {
     #[must_use]
     pub fn is_shadow(&self) -> bool {
         self.is_shadow
+    }
+
+    /// Whether clients do not see the limit.
+    #[must_use]
+    pub fn is_hidden(&self) -> bool {
+        self.is_hidden
     }
 
     /// Whether there are moments at which it refuses.
@@ -335,9 +350,23 @@ impl Check {
 pub struct NeverFits {
     limit: Limit,
     cost: u64,
+    is_hidden: bool,
 }
 
 impl NeverFits {
+    /// Says that the limit is [hidden](Charge::hidden) from clients.
+    #[must_use]
+    pub fn hidden(mut self) -> Self {
+        self.is_hidden = true;
+        self
+    }
+
+    /// Whether clients do not see the limit.
+    #[must_use]
+    pub fn is_hidden(&self) -> bool {
+        self.is_hidden
+    }
+
     /// The limit that is too small.
     #[must_use]
     pub fn limit(&self) -> &Limit {

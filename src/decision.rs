@@ -14,6 +14,8 @@
 //! 5. The figures of a decision as a whole are those of its [`binding`](Decision::binding) limit: of an admitted check
 //!    the one with the least left, of a refused one the one that takes longest to admit it. Limits in the
 //!    [shadow](Charge::in_shadow) speak only where there is no other.
+//! 6. What a client is told are the figures of the [`visible`](Decision::visible) limit: the binding one of those that are
+//!    not [hidden](Charge::hidden). Of a refused check it is one that has refused, or there is none.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -67,6 +69,7 @@ pub struct LimitStatus {
     reset_after: Duration,
     retry: Option<Retry>,
     is_shadow: bool,
+    is_hidden: bool,
 }
 
 /// When to come back after a refusal.
@@ -152,18 +155,21 @@ impl Decision {
             && self.statuses().filter(|status| status.refuses().is_some()).all(LimitStatus::is_refused_by_reservations)
     }
 
-    /// The limit whose figures speak for the whole decision. See rule 4 of the [module docs](self).
+    /// The limit whose figures speak for the whole decision. See rule 5 of the [module docs](self).
     #[must_use]
     pub fn binding(&self) -> &LimitStatus {
-        self.0.rest.iter().fold(&self.0.first, |binding, status| {
-            if status.is_shadow != binding.is_shadow {
-                return if binding.is_shadow { status } else { binding };
-            }
-            let longer = status.retry_after().cmp(&binding.retry_after());
-            let less_left = status.remaining().cmp(&binding.remaining()).reverse();
-            let later = status.reset_after.cmp(&binding.reset_after);
-            if longer.then(less_left).then(later).is_gt() { status } else { binding }
-        })
+        self.0.rest.iter().fold(&self.0.first, LimitStatus::binding)
+    }
+
+    /// The limit whose figures clients see: the [`binding`](Self::binding) one of those that are not
+    /// [hidden](Charge::hidden).
+    ///
+    /// `None` if all are hidden, and also if only hidden ones have refused the check: another one would say that there is
+    /// something left.
+    #[must_use]
+    pub fn visible(&self) -> Option<&LimitStatus> {
+        let visible = self.statuses().filter(|status| !status.is_hidden).reduce(LimitStatus::binding)?;
+        (visible.refuses().is_some() || self.is_allowed()).then_some(visible)
     }
 
     /// The limits in the shadow that would have refused the check, and for how long.
@@ -246,6 +252,7 @@ impl LimitStatus {
             reset_after,
             retry: retry_after.map(|wait| Retry::of(wait, wait)),
             is_shadow: charge.is_shadow(),
+            is_hidden: charge.is_hidden(),
         }
     }
 
@@ -329,6 +336,23 @@ impl LimitStatus {
     #[must_use]
     pub fn is_shadow(&self) -> bool {
         self.is_shadow
+    }
+
+    /// Whether clients do not see the limit.
+    #[must_use]
+    pub fn is_hidden(&self) -> bool {
+        self.is_hidden
+    }
+
+    /// Whichever of the two is binding.
+    fn binding<'a>(&'a self, other: &'a Self) -> &'a Self {
+        if other.is_shadow != self.is_shadow {
+            return if self.is_shadow { other } else { self };
+        }
+        let longer = other.retry_after().cmp(&self.retry_after());
+        let less_left = other.remaining().cmp(&self.remaining()).reverse();
+        let later = other.reset_after.cmp(&self.reset_after);
+        if longer.then(less_left).then(later).is_gt() { other } else { self }
     }
 
     /// For how long the limit refuses the check, if it does.

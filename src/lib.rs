@@ -146,8 +146,8 @@ pub use self::{
     limit::{InvalidLimit, Limit},
     limiter::{FailureMode, Limiter, Reservation, Share},
     middleware::{
-        Degraded, EXPOSED_HEADERS, InvalidLimits, JsonResponse, KeyedLimit, Outcome, RateLimit, RateLimitLayer,
-        Rejection, RejectionResponse, ResetFormat, ShadowRefusals,
+        Degraded, EXPOSED_HEADERS, HeaderSets, InvalidLimits, JsonResponse, KeyedLimit, Outcome, RateLimit,
+        RateLimitLayer, Rejection, RejectionResponse, ResetFormat, ShadowRefusals,
         extract::{ApiKey, ClientIp, Everyone, Header, KeyError, KeyExtractor, PeerIp, UpstreamHost},
     },
     secret::Secret,

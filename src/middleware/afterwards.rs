@@ -130,9 +130,7 @@ impl<S: Store, R> Afterwards<S, R> {
 impl<S, R> Afterwards<S, R> {
     /// The figures after a settlement.
     pub(super) fn end(&self, done: &Done) -> Option<Figures> {
-        let settings = &self.policy.settings;
-        let settled = done.settled.as_ref().filter(|_| !settings.heeds_upstream)?;
-        Some(Figures::of(settled.decision(), settings.reset_format))
+        Figures::of(done.settled.as_ref()?.decision())
     }
 
     /// Writes what is to be said of the shadow.

@@ -124,7 +124,7 @@ impl Claim {
     }
 
     fn leave_out_by(&mut self, charge: &Charge, rejection: Rejection) {
-        self.record().left_out.push(LeftOut::new(Some(charge.limit().clone()), rejection));
+        self.record().left_out.push(LeftOut::new(Some(charge.limit().clone()), rejection, charge.is_hidden()));
     }
 
     /// When all is added.
@@ -148,11 +148,13 @@ fn is_same(one: &Charge, other: &Charge) -> bool {
 }
 
 /// One charge in the place of two: on the limit of fewer units, of a longer window where they are equal, at the larger
-/// cost. If only one of them is reserved, the other would stay for its window: so does this.
+/// cost, and hidden if one of them is. If only one of them is reserved, the other would stay for its window: so does this.
 fn stricter(one: &Charge, other: &Charge) -> Result<Charge, NeverFits> {
     let slack = |charge: &Charge| (charge.limit().units(), std::cmp::Reverse(charge.limit().window()));
     let kept = if slack(other) < slack(one) { other } else { one };
-    let charge = Charge::new(kept.limit().clone(), kept.key().clone(), one.cost().max(other.cost()))?;
+    let is_hidden = one.is_hidden() || other.is_hidden();
+    let charge = Charge::new(kept.limit().clone(), kept.key().clone(), one.cost().max(other.cost()));
+    let charge = if is_hidden { charge.map(Charge::hidden).map_err(NeverFits::hidden) } else { charge }?;
     let charge = match (one.lease(), other.lease()) {
         (None, None) => charge,
         (Some(one), Some(other)) => charge.reserve(one.max(other)),

@@ -48,6 +48,7 @@ pub(super) struct Terms {
     /// For how long it reserves its units, if it settles them.
     pub(super) lease: Option<Duration>,
     pub(super) is_shadow: bool,
+    pub(super) is_hidden: bool,
     /// Into how many it is split, if it is.
     pub(super) parts: Option<NonZeroU32>,
 }
@@ -74,30 +75,31 @@ impl Terms {
         };
         // What is to be settled has to be remembered.
         let cost = if self.lease.is_some() { cost.max(1) } else { cost };
-        match Charge::new(limit, key, cost) {
+        let charge = Charge::new(limit, key, cost);
+        match if self.is_hidden { charge.map(Charge::hidden).map_err(NeverFits::hidden) } else { charge } {
             Ok(charge) => {
                 let charge = self.lease.into_iter().fold(charge, Charge::reserve);
                 Ok(Draft::Charge(if self.is_shadow { charge.in_shadow() } else { charge }))
             }
-            Err(error) if self.is_shadow => {
-                Ok(Draft::LeftOut(LeftOut::new(Some(error.limit().clone()), Rejection::NeverFits(error))))
-            }
+            Err(error) if self.is_shadow => Ok(self.left_out(Some(error.limit().clone()), Rejection::NeverFits(error))),
             Err(error) => Err(error),
         }
     }
 
     /// What is a rejection where the limit is not in the shadow.
     pub(super) fn forgive(self, limit: Option<&Limit>, rejection: Rejection) -> Result<Draft, Rejection> {
-        if self.is_shadow { Ok(Draft::LeftOut(LeftOut::new(limit.cloned(), rejection))) } else { Err(rejection) }
+        if self.is_shadow { Ok(self.left_out(limit.cloned(), rejection)) } else { Err(rejection) }
+    }
+
+    fn left_out(self, limit: Option<Limit>, rejection: Rejection) -> Draft {
+        Draft::LeftOut(LeftOut::new(limit, rejection, self.is_hidden))
     }
 
     fn chosen(self, choice: Result<Option<Limit>, ChoiceError>, key: Key, cost: u64) -> Result<Draft, Error> {
         match choice {
             Ok(Some(limit)) => Ok(self.charge(limit, key, cost)?),
             Ok(None) => Ok(Draft::Nothing),
-            Err(error) if self.is_shadow => {
-                Ok(Draft::LeftOut(LeftOut::new(None, Rejection::Unavailable(error.into()))))
-            }
+            Err(error) if self.is_shadow => Ok(self.left_out(None, Rejection::Unavailable(error.into()))),
             Err(error) => Err(error.into()),
         }
     }

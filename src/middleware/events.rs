@@ -71,7 +71,7 @@ impl Events {
 
     pub(super) fn shadow(&self, refusals: &ShadowRefusals) {
         if let Some(suppressed) = self.shadow.pass() {
-            let limits = refusals.listed();
+            let limits = refusals.listed(true);
             tracing::info!(limits, suppressed, "limits in the shadow would have refused a request");
         }
     }

@@ -1,47 +1,74 @@
 //! Rate-limit headers.
 //!
-//! 1. `X-RateLimit-Limit`, `-Remaining` and `-Reset` are those of the decision's binding limit. Nothing standardizes
-//!    them: `-Reset` is a number of seconds by default, as at Envoy and Kong, or a Unix time, as at GitHub.
+//! 1. `X-RateLimit-Limit`, `-Remaining` and `-Reset` are those of the decision's visible limit; without one there are none.
+//!    Nothing standardizes them: `-Reset` is a number of seconds by default, as at Envoy and Kong, or a Unix time, as at
+//!    GitHub.
 //! 2. Times are rounded up to whole seconds, and `Retry-After` (RFC 9110, section 10.2.3) is at least 1: a client that
-//!    does as it is told is never early.
-//! 3. Where layers are stacked, the response shows the figures of whichever has the least left. A rejection keeps those
-//!    of the layer that has made it.
-//! 4. They are those of the decision, or of the settlement: what was spent while the service worked is not in them, and a
+//!    does as it is told is never early. It is no figure but what a 429 or 503 means, so it is there without figures, too.
+//! 3. Where layers are stacked, the response shows the figures of the visible limit with the least left. A rejection keeps
+//!    those of the layer that has made it, or the absence of them. The reset is in one format: that of the outermost layer
+//!    that sends figures.
+//! 4. A layer that sends no figures leaves alone what is there.
+//! 5. They are those of the decision, or of the settlement: what was spent while the service worked is not in them, and a
 //!    `-Reset` in seconds is too long by that time.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use http::{
     HeaderMap, HeaderName, HeaderValue,
     header::{CACHE_CONTROL, RETRY_AFTER},
 };
 
-use super::number::{header_value, lasting_header_value};
+use super::{
+    number::{header_value, lasting_header_value},
+    reset::{RESET, Reset, ResetFormat, number, seconds_rounded_up},
+};
 use crate::decision::Decision;
 
 const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
-const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 
-/// The headers a browser's script may only read if CORS exposes them: for `CorsLayer::expose_headers`.
+/// All headers that layers may send and a browser's script may only read if CORS exposes them: for
+/// `CorsLayer::expose_headers`.
 #[allow(clippy::declare_interior_mutable_const, reason = "a HeaderName of a static text has no interior to mutate")]
 pub const EXPOSED_HEADERS: [HeaderName; 4] = [RETRY_AFTER, LIMIT, REMAINING, RESET];
 
-/// How `X-RateLimit-Reset` is written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ResetFormat {
-    /// Seconds from now, rounded up. No clock can be wrong about it.
-    #[default]
-    DeltaSeconds,
-    /// A Unix time in seconds, rounded up, by the store's clock.
-    EpochSeconds,
+/// Which sets of headers a layer sends: see [`RateLimitLayer::headers`](crate::RateLimitLayer::headers).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct HeaderSets {
+    x_rate_limit: bool,
+}
+
+impl HeaderSets {
+    /// No set.
+    pub const fn none() -> Self {
+        Self { x_rate_limit: false }
+    }
+
+    /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`. The default.
+    pub const fn x_rate_limit() -> Self {
+        Self { x_rate_limit: true }
+    }
+
+    pub(super) fn has_x_rate_limit(self) -> bool {
+        self.x_rate_limit
+    }
+}
+
+impl Default for HeaderSets {
+    fn default() -> Self {
+        Self::x_rate_limit()
+    }
 }
 
 impl Decision {
-    /// Writes `X-RateLimit-Limit`, `-Remaining` and `-Reset` as a layer does: for a handler that asks a limiter itself. What is
-    /// there already of a limit with no more left stays; so of the handler's and those of layers around it, the client sees
-    /// those with the least left.
+    /// Writes `X-RateLimit-Limit`, `-Remaining` and `-Reset` as a layer does: for a handler that asks a limiter itself. They
+    /// are those of the [visible](Self::visible) limit; without one, nothing is written. What is there already of a limit with
+    /// no more left stays; so of the handler's and those of layers around it, the client sees those with the least left.
+    ///
+    /// The format should be that of the outermost layer around the handler: headers alone do not tell the layers which one
+    /// it is, so they leave the reset as it is.
     ///
     /// ```
     /// use axum::extract::State;
@@ -63,7 +90,9 @@ impl Decision {
     /// # }
     /// ```
     pub fn write_headers(&self, format: ResetFormat, headers: &mut HeaderMap) {
-        Figures::of(self, format).write(headers);
+        if let Some(figures) = Figures::of(self) {
+            figures.write(format, headers);
+        }
     }
 }
 
@@ -72,31 +101,30 @@ impl Decision {
 pub(super) struct Figures {
     limit: u64,
     remaining: u64,
-    reset: u64,
+    reset: Reset,
 }
 
 impl Figures {
-    pub(super) fn of(decision: &Decision, format: ResetFormat) -> Self {
-        let binding = decision.binding();
-        let reset = match format {
-            ResetFormat::DeltaSeconds => binding.reset_after(),
-            ResetFormat::EpochSeconds => {
-                let at = decision.at().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-                at.saturating_add(binding.reset_after())
-            }
-        };
-        Self { limit: binding.limit().units(), remaining: binding.remaining(), reset: seconds_rounded_up(reset) }
+    /// Those that a client may see, if there are any.
+    pub(super) fn of(decision: &Decision) -> Option<Self> {
+        let status = decision.visible()?;
+        let reset = Reset::of(status, decision.at());
+        Some(Self { limit: status.limit().units(), remaining: status.remaining(), reset })
     }
 
-    /// Writes them, unless the headers already have those of a limit with no more left.
-    pub(super) fn write(self, headers: &mut HeaderMap) {
-        let shown = headers.get(&REMAINING).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-        if shown.is_some_and(|remaining| remaining <= self.remaining) {
-            return;
+    pub(super) fn reset(self) -> Reset {
+        self.reset
+    }
+
+    /// Writes them, unless the headers already have those of a limit with no more left; says whether it has.
+    pub(super) fn write(self, format: ResetFormat, headers: &mut HeaderMap) -> bool {
+        if number(headers, &REMAINING).is_some_and(|remaining| remaining <= self.remaining) {
+            return false;
         }
         headers.insert(LIMIT, lasting_header_value(self.limit));
         headers.insert(REMAINING, header_value(self.remaining));
-        headers.insert(RESET, header_value(self.reset));
+        self.reset.write(format, headers);
+        true
     }
 }
 
@@ -113,11 +141,6 @@ pub(super) fn forbid_storing(headers: &mut HeaderMap) {
 /// `Retry-After: 0` would make some clients come back at once.
 pub(super) fn retry_after_seconds(wait: Duration) -> u64 {
     seconds_rounded_up(wait).max(1)
-}
-
-fn seconds_rounded_up(duration: Duration) -> u64 {
-    // A store may say that it will never be.
-    duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0))
 }
 
 #[cfg(test)]

@@ -13,8 +13,10 @@
 //!    the longest deadline of all layers that it passes. With nothing left of it, a layer waits for 5 ms.
 //! 6. The response may [settle](KeyedLimit::settle) what its request has really cost; a limit may be tried in the
 //!    [shadow](KeyedLimit::in_shadow) first, where it refuses nothing.
-//! 7. Where layers are stacked, the response shows the figures of whichever has the least left, and a rejection those of the
-//!    layer that has made it.
+//! 7. A limit may be [hidden](KeyedLimit::hidden) from clients, and a layer says which [headers](RateLimitLayer::headers) it
+//!    sends. Where layers are stacked, the response shows the figures of the visible limit with the least left, and a
+//!    rejection those of the layer that has made it, if they are visible. The reset has the
+//!    [format](RateLimitLayer::reset_format) of the outermost layer that sends figures.
 //! 8. The error type and the body type of the service stay what they are.
 //! 9. What is decided [without waiting](crate::Store::decide_now) is charged, and the service called, when the layer's
 //!    service is called. What the store makes wait for is charged once the response future is polled.
@@ -77,6 +79,7 @@ mod outcome;
 mod policy;
 mod preflight;
 pub mod rejection;
+mod reset;
 mod service;
 mod settings;
 mod settling;
@@ -87,12 +90,13 @@ mod waited;
 pub use self::{
     degraded::Degraded,
     future::ResponseFuture,
-    headers::{EXPOSED_HEADERS, ResetFormat},
+    headers::{EXPOSED_HEADERS, HeaderSets},
     keyed_limit::KeyedLimit,
     layer::RateLimitLayer,
     limits::{InvalidLimits, Limits},
     outcome::Outcome,
     rejection::{JsonResponse, Rejection, RejectionResponse},
+    reset::ResetFormat,
     service::RateLimit,
     shadow::{LeftOut, ShadowRefusals},
 };

@@ -12,11 +12,14 @@ use super::{
     limits::Limits,
     policy::{Policy, verdict},
     rejection::{Rejection, RejectionResponse},
+    reset::ResetFormat,
 };
 use crate::{decision::Decision, error::Error, limiter::FailureMode, store::Store};
 
 /// What a response is to say of how its request was let through, and what is to be done before.
 pub(super) struct Note<S, R> {
+    /// How figures are written, if the layer sends them.
+    pub(super) format: Option<ResetFormat>,
     pub(super) figures: Option<Figures>,
     pub(super) degraded: Option<Degraded>,
     pub(super) afterwards: Option<Box<Afterwards<S, R>>>,
@@ -47,14 +50,18 @@ impl<S: Store, R> Note<S, R> {
             Ok(admission) => {
                 let afterwards = Afterwards::of(policy, record, admission.as_ref(), || parts.clone());
                 // An upstream's figures are its own.
-                let shown = admission.as_ref().filter(|_| !policy.settings.heeds_upstream);
-                let figures = shown.map(|decision| Figures::of(decision, policy.settings.reset_format));
+                let format = policy.reset_format(parts).filter(|_| !policy.settings.heeds_upstream);
+                let shown = admission.as_ref().filter(|_| format.is_some());
+                let figures = shown.and_then(Figures::of);
+                if let Some(format) = format {
+                    format.tell(&mut parts.extensions);
+                }
                 if let Some(decision) = admission {
                     parts.extensions.insert(decision);
                 }
-                Ok(Self { figures, degraded, afterwards })
+                Ok(Self { format, figures, degraded, afterwards })
             }
-            Err(rejection) => Err(policy.reject(rejection, record, degraded)),
+            Err(rejection) => Err(policy.reject(parts, rejection, record, degraded)),
         }
     }
 
@@ -79,11 +86,8 @@ impl<S: Store, R> Note<S, R> {
     }
 
     fn write<B>(self, mut response: Response<B>) -> Response<B> {
-        // An inner layer's rejection has the figures that its wait belongs to, or none.
-        if let Some(figures) = self.figures
-            && response.extensions().get::<Rejection>().is_none()
-        {
-            figures.write(response.headers_mut());
+        if let Some(format) = self.format {
+            self.show(format, &mut response);
         }
         if let Some(degraded) = self.degraded {
             response.extensions_mut().insert(degraded);
@@ -92,5 +96,24 @@ impl<S: Store, R> Note<S, R> {
             afterwards.write(&mut response);
         }
         response
+    }
+
+    /// Writes the layer's figures, or those that are there in its format.
+    fn show<B>(&self, format: ResetFormat, response: &mut Response<B>) {
+        let reset = match response.extensions().get::<Rejection>() {
+            // Of an inner layer. It has the figures that its wait belongs to, or none.
+            Some(rejection) => rejection.figures().map(Figures::reset),
+            None => {
+                if let Some(figures) = self.figures
+                    && figures.write(format, response.headers_mut())
+                {
+                    return figures.reset().leave(format, response.extensions_mut());
+                }
+                response.extensions().get().copied()
+            }
+        };
+        if let Some(reset) = reset {
+            reset.rewrite(format, response.headers_mut());
+        }
     }
 }

@@ -6,8 +6,9 @@ use http::{HeaderName, request::Parts};
 
 use super::{
     extract::{KeyExtractor, header_name},
-    headers::ResetFormat,
+    headers::HeaderSets,
     layer::RateLimitLayer,
+    reset::ResetFormat,
     settings::Failing,
 };
 use crate::{
@@ -132,13 +133,35 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
         self.set(|settings| settings.failing = Failing::By(Arc::new(mode)))
     }
 
+    /// Which sets of headers the layer sends. Default: `X-RateLimit-*`.
+    ///
+    /// ```
+    /// # use tower_sliding_window::{Everyone, HeaderSets, Limit, MemoryStore, RateLimitLayer};
+    /// let layer = RateLimitLayer::new(MemoryStore::new())
+    ///     .limit(Limit::per_second("service", 20_000).by(Everyone))
+    ///     .headers(HeaderSets::none());
+    /// ```
+    ///
+    /// 1. `Retry-After` on a 429 or 503 belongs to no set, since it is what the answer means: it is always sent.
+    ///    [`on_rejection`](Self::on_rejection) can take it out.
+    /// 2. A set has the figures of the layer's limits that are not [hidden](super::KeyedLimit::hidden). The default body of a
+    ///    rejection names its limit whatever is sent, unless that is hidden.
+    /// 3. What layers further in, or the service, have sent of a set stays, whether this layer sends it or not.
+    pub fn headers(self, sets: HeaderSets) -> Self {
+        self.set(|settings| settings.headers = sets)
+    }
+
     /// How `X-RateLimit-Reset` is written. Default: seconds from now.
+    ///
+    /// Where layers are stacked, the format of the outermost one that sends the figures is that of all of them, also where
+    /// another one refuses.
     pub fn reset_format(self, format: ResetFormat) -> Self {
         self.set(|settings| settings.reset_format = format)
     }
 
     /// Names the limits in the [shadow](super::KeyedLimit::in_shadow) that would have refused a request in this header
-    /// of the response, such as `X-RateLimit-Shadow`, separated by commas. Default: no header tells of them.
+    /// of the response, such as `X-RateLimit-Shadow`, separated by commas, but for [hidden](super::KeyedLimit::hidden) ones.
+    /// Default: no header tells of them.
     ///
     /// # Panics
     ///

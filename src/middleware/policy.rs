@@ -14,6 +14,7 @@ use super::{
     gate::Passage,
     limits::Limits,
     rejection::{Rejection, RejectionResponse},
+    reset::ResetFormat,
     settings::Settings,
     shadow::{LeftOut, ShadowRefusals},
     waited::waited,
@@ -154,9 +155,16 @@ impl<S, R> Policy<S, R, Limits> {
         Some(shadow)
     }
 
+    /// How the figures are written that a client sees of this request, if the layer sends them.
+    pub(super) fn reset_format(&self, request: &Parts) -> Option<ResetFormat> {
+        let settings = &self.settings;
+        settings.headers.has_x_rate_limit().then(|| settings.reset_format.within(&request.extensions))
+    }
+
     /// The answer to a request that is not let through.
     pub(super) fn reject<B>(
         &self,
+        request: &Parts,
         rejection: Rejection,
         record: Option<Box<Record>>,
         degraded: Option<Degraded>,
@@ -167,7 +175,7 @@ impl<S, R> Policy<S, R, Limits> {
         self.settings.events.rejected(&rejection);
         let decision = if let Rejection::Limited(decision) = &rejection { Some(decision) } else { None };
         let shadow = self.shadow(decision, record.map(|record| record.left_out).unwrap_or_default());
-        let mut response = rejection.into_response_by(&self.responder, self.settings.reset_format);
+        let mut response = rejection.into_response_by(&self.responder, self.reset_format(request));
         if let Some(degraded) = degraded {
             response.extensions_mut().insert(degraded);
         }
@@ -201,6 +209,7 @@ impl<S: fmt::Debug, R, L: fmt::Debug> fmt::Debug for Policy<S, R, L> {
             .field("limits", &self.limits)
             .field("gate", &self.settings.gate)
             .field("failing", &self.settings.failing)
+            .field("headers", &self.settings.headers)
             .field("reset_format", &self.settings.reset_format)
             .finish_non_exhaustive()
     }

@@ -68,7 +68,7 @@ where
         let (next, mode) = match self.policy.claim(&parts, &mut claim) {
             Ok(claimed) => claimed,
             Err(rejection) => {
-                let response = self.policy.reject(rejection, None, None);
+                let response = self.policy.reject(&parts, rejection, None, None);
                 return self.rejected(response);
             }
         };

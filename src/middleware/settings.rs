@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use http::{HeaderName, request::Parts};
 
-use super::{events::Events, gate::Gate, headers::ResetFormat, keyed_limit::Cost};
+use super::{events::Events, gate::Gate, headers::HeaderSets, keyed_limit::Cost, reset::ResetFormat};
 use crate::limiter::FailureMode;
 
 /// What has a default.
@@ -13,6 +13,7 @@ pub(super) struct Settings {
     pub(super) gate: Gate,
     pub(super) cost: Option<Arc<Cost>>,
     pub(super) failing: Failing,
+    pub(super) headers: HeaderSets,
     pub(super) reset_format: ResetFormat,
     pub(super) shadow_header: Option<HeaderName>,
     /// How long to wait for room, if it is waited for.

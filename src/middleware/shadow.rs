@@ -18,6 +18,7 @@ pub struct ShadowRefusals {
 pub struct LeftOut {
     limit: Option<Limit>,
     rejection: Rejection,
+    is_hidden: bool,
 }
 
 impl ShadowRefusals {
@@ -30,8 +31,15 @@ impl ShadowRefusals {
 
     /// The names of the limits that would have refused the request.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        let refusals = self.decisions().flat_map(Decision::shadow_refusals).map(|status| status.limit().name());
-        refusals.chain(self.left_out().filter_map(LeftOut::limit).map(Limit::name))
+        self.limits().map(|(name, _)| name)
+    }
+
+    /// Their names, and whether they are hidden from clients.
+    fn limits(&self) -> impl Iterator<Item = (&str, bool)> {
+        let refusals = self.decisions().flat_map(Decision::shadow_refusals);
+        let refusals = refusals.map(|status| (status.limit().name(), status.is_hidden()));
+        let left_out = self.left_out().filter_map(|left_out| Some((left_out.limit()?.name(), left_out.is_hidden)));
+        refusals.chain(left_out)
     }
 
     /// The decisions in which a limit without room is: see [`Decision::shadow_refusals`].
@@ -44,9 +52,9 @@ impl ShadowRefusals {
         self.left_out.iter()
     }
 
-    /// Adds them to a response, and their names to a header of it, if there is to be one.
+    /// Adds them to a response, and the names that clients may see to a header of it, if there is to be one.
     pub(super) fn write<B>(mut self, response: &mut Response<B>, header: Option<&HeaderName>) {
-        let names = || HeaderValue::try_from(self.listed()).ok();
+        let names = || HeaderValue::try_from(self.listed(false)).ok().filter(|names| !names.is_empty());
         if let Some((header, names)) = header.and_then(|header| Some((header, names()?))) {
             // Where layers are stacked, each has a line.
             response.headers_mut().append(header, names);
@@ -58,14 +66,16 @@ impl ShadowRefusals {
         response.extensions_mut().insert(self);
     }
 
-    pub(super) fn listed(&self) -> String {
-        self.names().collect::<Vec<_>>().join(", ")
+    /// Their names, with or without those that clients do not see.
+    pub(super) fn listed(&self, with_hidden: bool) -> String {
+        let names = self.limits().filter_map(|(name, is_hidden)| (with_hidden || !is_hidden).then_some(name));
+        names.collect::<Vec<_>>().join(", ")
     }
 }
 
 impl LeftOut {
-    pub(super) fn new(limit: Option<Limit>, rejection: Rejection) -> Self {
-        Self { limit, rejection }
+    pub(super) fn new(limit: Option<Limit>, rejection: Rejection, is_hidden: bool) -> Self {
+        Self { limit, rejection, is_hidden }
     }
 
     /// The limit, if it is known.

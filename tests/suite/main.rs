@@ -23,6 +23,7 @@ mod fail_local;
 mod faults;
 mod fuzz;
 mod hanging_up;
+mod headers;
 mod hostile;
 mod idle_runtimes;
 mod keyed_identities;

@@ -45,6 +45,7 @@ pub struct KeyedLimit {
     /// Whether it heeds the upstream, if that is not left to its extractor.
     heeds_upstream: Option<bool>,
     is_shadow: bool,
+    is_hidden: bool,
     parts: Option<NonZeroU32>,
 }
 
@@ -73,6 +74,7 @@ impl KeyedLimit {
             dropped: None,
             heeds_upstream: None,
             is_shadow: false,
+            is_hidden: false,
             parts: None,
         }
     }
@@ -178,6 +180,37 @@ impl KeyedLimit {
         self
     }
 
+    /// Hides the limit from clients: it counts and refuses as any other, but neither headers nor the default body of a
+    /// rejection tell of it. So a limit on the load of a whole service does not show that load to everybody. Default: clients
+    /// see it.
+    ///
+    /// ```
+    /// use tower_sliding_window::{Everyone, Limit, MemoryStore, PeerIp, RateLimitLayer};
+    ///
+    /// let layer = RateLimitLayer::new(MemoryStore::new())
+    ///     .limit(Limit::per_second("service", 20_000).by(Everyone).hidden())
+    ///     .limit(Limit::per_minute("requests", 60).by(PeerIp::new()));
+    /// ```
+    ///
+    /// 1. The figures that a client sees are those of the layer's other limits, however little is left under this one. If
+    ///    all limits of the layer are hidden, it shows none.
+    /// 2. A refusal by hidden limits alone is a 429 with a `Retry-After`, which is true, but without figures: those of
+    ///    another limit would say that there is something left. Its default body names no limit. If a limit that is not
+    ///    hidden refuses as well, the figures and the name are that one's.
+    /// 3. A cost above it is a 429 whose default body names neither the limit nor a number.
+    /// 4. The server sees the limit: in the [`Decision`](crate::Decision), the extensions, metrics, log lines, and the text
+    ///    of a [`Rejection`]. So a responder of your own should not hand these on.
+    /// 5. In the [shadow](Self::in_shadow), its name is in no [header](crate::RateLimitLayer::shadow_header) either.
+    /// 6. Of two limits that are [one](Self::chosen) for a request, the one that is decided is hidden if either is. Where one
+    ///    refuses before the other is chosen, it is not known that they are one.
+    ///
+    /// To send no figures of any limit, tell the [layer](crate::RateLimitLayer::headers).
+    #[must_use]
+    pub fn hidden(mut self) -> Self {
+        self.is_hidden = true;
+        self
+    }
+
     /// Splits the limit into so many parts that count apart, and charges each request to one of them: for a key that is
     /// too hot for one node of a Redis Cluster. [`split`](crate::split) has the rules.
     ///
@@ -264,7 +297,7 @@ impl KeyedLimit {
 
     /// Whether there is nothing to it but a limit and the extractor of its keys.
     fn is_plain(&self) -> bool {
-        self.cost.is_none() && self.settle.is_none() && !self.is_shadow && self.parts.is_none()
+        self.cost.is_none() && self.settle.is_none() && !self.is_shadow && !self.is_hidden && self.parts.is_none()
     }
 
     /// What a request of this cost takes from the limit.
@@ -289,7 +322,7 @@ impl KeyedLimit {
     #[inline]
     fn terms(&self) -> Terms {
         let lease = self.settle.is_some().then_some(self.lease);
-        Terms { lease, is_shadow: self.is_shadow, parts: self.parts }
+        Terms { lease, is_shadow: self.is_shadow, is_hidden: self.is_hidden, parts: self.parts }
     }
 }
 
@@ -300,6 +333,7 @@ impl fmt::Debug for KeyedLimit {
             .field("settles", &self.settle.is_some())
             .field("heeds_upstream", &self.heeds_upstream())
             .field("is_shadow", &self.is_shadow)
+            .field("is_hidden", &self.is_hidden)
             .field("parts", &self.parts)
             .finish_non_exhaustive()
     }

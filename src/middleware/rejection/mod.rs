@@ -8,11 +8,16 @@
 //! | on a list of [denied](super::RateLimitLayer::deny) keys | 403 | |
 //! | no decision, or no limit to be chosen, failing closed; a cost above the [share](crate::Share), failing local | 503 | `Retry-After` of 1 to 5 s, drawn at random so that clients do not return all at once |
 //!
+//! A refusal by [hidden](super::KeyedLimit::hidden) limits alone has no `X-RateLimit-*`, and neither has that of a layer that
+//! does not send [these](super::RateLimitLayer::headers). `Retry-After` is no figure, but what a 429 or 503 means, and is
+//! sent all the same.
+//!
 //! All have `Cache-Control: no-store`, a short JSON body, and the [`Rejection`] in the response's extensions, where
 //! outer layers find the reason. Where the store has not decided, [`Degraded`](super::Degraded) is there as well.
 //!
 //! A closure given to [`RateLimitLayer::on_rejection`](super::RateLimitLayer::on_rejection) makes the response. It gets
-//! status and headers ready-made, all but `Content-Type`, and keeps of them what it wants:
+//! status and headers ready-made, all but `Content-Type`, and keeps of them what it wants. The rejection also tells it of
+//! hidden limits; [`Decision::visible`](crate::Decision::visible) is what a client may know.
 //!
 //! ```
 //! use axum::body::Body;
@@ -30,7 +35,7 @@
 //!
 //! A handler that asks a [`Limiter`](crate::Limiter) itself answers as a layer does that fails closed, if it returns its
 //! rejection: with axum, that is a response, the default one, with the same log lines. A layer around it leaves its figures
-//! as they are. What the store cannot decide, a handler that wants to go on without a decision looks at instead of handing it
+//! as they are, but for the [format](super::RateLimitLayer::reset_format) of the reset. What the store cannot decide, a handler that wants to go on without a decision looks at instead of handing it
 //! on with `?`; of an admission, [`write_headers`](crate::Decision::write_headers) tells the client.
 //!
 //! ```

@@ -12,7 +12,10 @@ use http::{
 #[cfg(feature = "axum")]
 use super::super::{degraded::Degraded, events::Events};
 use super::{
-    super::headers::{Figures, ResetFormat, forbid_storing, retry_after_seconds, write_retry_after},
+    super::{
+        headers::{Figures, forbid_storing, retry_after_seconds, write_retry_after},
+        reset::ResetFormat,
+    },
     Rejection,
 };
 use crate::admission::random;
@@ -53,8 +56,8 @@ impl<B: From<String>> RejectionResponse<B> for JsonResponse {
     }
 }
 
-/// The default answer of a layer that fails closed, with a reset in [seconds from now](ResetFormat::DeltaSeconds), and with
-/// what else such a layer tells: [`Degraded`], log lines, metrics.
+/// The default answer of a layer that fails closed, and what else such a layer tells: [`Degraded`], log lines, metrics. Its
+/// reset is in [seconds from now](ResetFormat::DeltaSeconds), or in the format of the layer around it.
 #[cfg(feature = "axum")]
 impl axum::response::IntoResponse for Rejection {
     fn into_response(self) -> axum::response::Response {
@@ -68,7 +71,7 @@ impl axum::response::IntoResponse for Rejection {
             }
             _ => None,
         };
-        let mut response = self.into_response_by(&JsonResponse, ResetFormat::default());
+        let mut response = self.into_response_by(&JsonResponse, Some(ResetFormat::default()));
         if let Some(degraded) = degraded {
             response.extensions_mut().insert(degraded);
         }
@@ -77,11 +80,16 @@ impl axum::response::IntoResponse for Rejection {
 }
 
 impl Rejection {
-    /// The answer, made by a responder, with the reason in its extensions.
+    /// The figures that a client may see of it, if there are any.
+    pub(in crate::middleware) fn figures(&self) -> Option<Figures> {
+        if let Self::Limited(decision) = self { Figures::of(decision) } else { None }
+    }
+
+    /// The answer, made by a responder, with the reason in its extensions, and with figures in this format, if any.
     pub(in crate::middleware) fn into_response_by<R: RejectionResponse<B>, B>(
         self,
         responder: &R,
-        format: ResetFormat,
+        format: Option<ResetFormat>,
     ) -> Response<B> {
         let mut response = responder.respond(&self, self.head(format));
         response.extensions_mut().insert(self);
@@ -89,16 +97,16 @@ impl Rejection {
     }
 
     /// Status and headers of the answer.
-    fn head(&self, format: ResetFormat) -> Response<()> {
+    fn head(&self, format: Option<ResetFormat>) -> Response<()> {
         let mut head = Response::new(());
         *head.status_mut() = self.status();
         let headers = head.headers_mut();
         forbid_storing(headers);
+        if let Some((figures, format)) = self.figures().zip(format) {
+            figures.write(format, headers);
+        }
         match self {
-            Self::Limited(decision) => {
-                Figures::of(decision, format).write(headers);
-                write_retry_after(headers, decision.retry_after().unwrap_or_default());
-            }
+            Self::Limited(decision) => write_retry_after(headers, decision.retry_after().unwrap_or_default()),
             Self::NoKey(error) => {
                 if let Some(challenge) = error.challenge() {
                     headers.insert(WWW_AUTHENTICATE, challenge.clone());
@@ -114,10 +122,13 @@ impl Rejection {
     fn json(&self) -> String {
         match self {
             Self::Limited(decision) => format!(
-                r#"{{"error":"rate limit exceeded","limit":"{}","retry_after":{}}}"#,
-                decision.limit().name(),
+                r#"{{"error":"rate limit exceeded"{},"retry_after":{}}}"#,
+                decision.visible().map(|status| format!(r#","limit":"{}""#, status.limit().name())).unwrap_or_default(),
                 retry_after_seconds(decision.retry_after().unwrap_or_default()),
             ),
+            Self::NeverFits(error) if error.is_hidden() => {
+                r#"{"error":"request costs more than the limit"}"#.to_owned()
+            }
             Self::NeverFits(error) => format!(
                 r#"{{"error":"request costs more than the limit","limit":"{}","cost":{},"units":{}}}"#,
                 error.limit().name(),
