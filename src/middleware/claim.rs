@@ -23,6 +23,8 @@ pub(super) struct Record {
     pub(super) check: Option<Check>,
     pub(super) origins: Vec<Origin>,
     pub(super) left_out: Vec<LeftOut>,
+    /// Why limits could not be chosen.
+    pub(super) unchosen: Vec<Error>,
     /// What settles the request if it is dropped, where that is known before the others.
     pub(super) dropped: Option<Errand<()>>,
 }
@@ -39,18 +41,26 @@ pub(super) struct Origin {
 }
 
 impl Claim {
-    /// That of drafts in the order of the layer's limits, some of which were chosen: then two can be the same.
-    pub(super) fn of(drafts: Vec<Draft>, is_kept: bool) -> Result<Self, Error> {
+    /// An empty one, of a request for which limits could not be chosen, and why.
+    pub(super) fn unchosen(unchosen: Vec<Error>) -> Self {
         let mut claim = Self::default();
-        claim.keep(is_kept);
+        if !unchosen.is_empty() {
+            claim.record().unchosen = unchosen;
+        }
+        claim
+    }
+
+    /// Adds drafts in the order of the layer's limits, some of which were chosen: then two can be the same.
+    pub(super) fn add_all(&mut self, drafts: Vec<Draft>, is_kept: bool) -> Result<(), Error> {
+        self.keep(is_kept);
         for (place, draft) in drafts.into_iter().enumerate() {
             match draft {
-                Draft::Charge(charge) => claim.add_chosen(place, charge)?,
-                draft => claim.add(place, draft),
+                Draft::Charge(charge) => self.add_chosen(place, charge)?,
+                draft => self.add(place, draft),
             }
         }
-        claim.complete();
-        Ok(claim)
+        self.complete();
+        Ok(())
     }
 
     /// Before anything is added: whether it is kept, so that it can be settled afterwards.

@@ -1,13 +1,6 @@
 //! What one limit makes of a request, before its check is whole.
 
-use std::{
-    future::poll_fn,
-    num::NonZeroU32,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{future::poll_fn, num::NonZeroU32, pin::Pin, sync::Arc, task::Poll, time::Duration};
 
 use http::request::Parts;
 
@@ -17,7 +10,7 @@ use crate::{
     error::{ChoiceError, Error},
     key::Key,
     limit::Limit,
-    limiter::Limiter,
+    limiter::{FailureMode, Limiter},
     split::Split,
     store::Store,
 };
@@ -64,7 +57,9 @@ pub(super) struct Choosing {
 pub(super) type Choose = dyn Fn(&Parts) -> Choice + Send + Sync;
 
 /// In a box, since each limit of a layer may choose in its own way.
-pub(super) type Choice = Pin<Box<dyn Future<Output = Result<Option<Limit>, ChoiceError>> + Send>>;
+pub(super) type Choice = Pin<Box<dyn Future<Output = Chosen> + Send>>;
+
+type Chosen = Result<Option<Limit>, ChoiceError>;
 
 impl Terms {
     pub(super) fn charge(self, limit: Limit, key: Key, cost: u64) -> Result<Draft, NeverFits> {
@@ -90,28 +85,22 @@ impl Terms {
     pub(super) fn forgive(self, limit: Option<&Limit>, rejection: Rejection) -> Result<Draft, Rejection> {
         if self.is_shadow { Ok(Draft::LeftOut(LeftOut::new(limit.cloned(), rejection))) } else { Err(rejection) }
     }
-
-    fn chosen(self, choice: Result<Option<Limit>, ChoiceError>, key: Key, cost: u64) -> Result<Draft, Error> {
-        match choice {
-            Ok(Some(limit)) => Ok(self.charge(limit, key, cost)?),
-            Ok(None) => Ok(Draft::Nothing),
-            Err(error) if self.is_shadow => {
-                Ok(Draft::LeftOut(LeftOut::new(None, Rejection::Unavailable(error.into()))))
-            }
-            Err(error) => Err(error.into()),
-        }
-    }
 }
 
 impl Choosing {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Draft, Error>> {
-        let choice = self.choice.as_mut().poll(cx);
-        choice.map(|choice| self.terms.chosen(choice, self.key.clone(), self.cost))
-    }
-
-    /// Too late.
-    fn give_up(&self, deadline: Duration) -> Result<Draft, Error> {
-        self.terms.chosen(Err(ChoiceError::TimedOut { deadline }), self.key.clone(), self.cost)
+    /// What the limit charges, now that it is chosen or could not be.
+    fn end(&self, choice: Chosen, unchosen: &mut Vec<Error>) -> Result<Draft, NeverFits> {
+        match choice {
+            Ok(Some(limit)) => self.terms.charge(limit, self.key.clone(), self.cost),
+            Ok(None) => Ok(Draft::Nothing),
+            Err(error) if self.terms.is_shadow => {
+                Ok(Draft::LeftOut(LeftOut::new(None, Rejection::Unavailable(error.into()))))
+            }
+            Err(error) => {
+                unchosen.push(error.into());
+                Ok(Draft::Nothing)
+            }
+        }
     }
 }
 
@@ -132,32 +121,48 @@ impl Draft {
     }
 }
 
-/// Chooses all limits that have to be, at once, within what is left of the deadline to a request that has `waited` already.
-pub(super) async fn choose<S: Store>(
-    drafts: &mut [Draft],
-    limiter: &Limiter<S>,
-    waited: Duration,
-) -> Result<(), Error> {
-    let chosen = poll_fn(|cx| {
+/// The limits of a request, some of which are being chosen.
+pub(super) struct Choices {
+    pub(super) drafts: Vec<Draft>,
+    /// Why limits could not be chosen.
+    pub(super) unchosen: Vec<Error>,
+    mode: FailureMode,
+}
+
+impl Choices {
+    /// `mode` says what is done with a request for which a limit cannot be chosen.
+    pub(super) fn new(drafts: Vec<Draft>, mode: FailureMode) -> Self {
+        Self { drafts, unchosen: Vec::new(), mode }
+    }
+
+    /// Chooses all limits that have to be, at once, within what is left of the deadline to a request that has `waited`
+    /// already. An error if the request is not to be let through whatever the other limits say.
+    pub(super) async fn choose<S: Store>(&mut self, limiter: &Limiter<S>, waited: Duration) -> Result<(), Error> {
+        let chosen = poll_fn(|cx| {
+            let is_pending = self.end(|choosing| choosing.choice.as_mut().poll(cx))?;
+            if is_pending { Poll::Pending } else { Poll::Ready(Ok(())) }
+        });
+        match limiter.within_after(chosen, waited).await {
+            Err(Error::TimedOut { deadline }) => {
+                self.end(|_| Poll::Ready(Err(ChoiceError::TimedOut { deadline }))).map(|_| ())
+            }
+            chosen => chosen?,
+        }
+    }
+
+    /// Ends the choices that are ready, and says whether others are not.
+    fn end(&mut self, mut choice: impl FnMut(&mut Choosing) -> Poll<Chosen>) -> Result<bool, Error> {
         let mut is_pending = false;
-        for draft in drafts.iter_mut() {
-            if let Draft::Choosing(choosing) = draft {
-                match choosing.poll(cx) {
-                    Poll::Ready(chosen) => *draft = chosen?,
-                    Poll::Pending => is_pending = true,
-                }
+        for draft in &mut self.drafts {
+            let Draft::Choosing(choosing) = draft else { continue };
+            match choice(choosing) {
+                Poll::Ready(choice) => *draft = choosing.end(choice, &mut self.unchosen)?,
+                Poll::Pending => is_pending = true,
             }
         }
-        if is_pending { Poll::Pending } else { Poll::Ready(Ok(())) }
-    });
-    match limiter.within_after(chosen, waited).await {
-        Ok(chosen) => chosen,
-        Err(Error::TimedOut { deadline }) => drafts.iter_mut().try_for_each(|draft| {
-            if let Draft::Choosing(choosing) = draft {
-                *draft = choosing.give_up(deadline)?;
-            }
-            Ok(())
-        }),
-        Err(error) => Err(error),
+        match self.unchosen.first() {
+            Some(error) if self.mode != FailureMode::Open => Err(error.clone()),
+            _ => Ok(is_pending),
+        }
     }
 }

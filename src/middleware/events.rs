@@ -15,6 +15,8 @@ pub(super) struct Events {
     #[cfg(feature = "tracing")]
     no_decision: Throttle,
     #[cfg(feature = "tracing")]
+    no_choice: Throttle,
+    #[cfg(feature = "tracing")]
     no_key: Throttle,
     #[cfg(feature = "tracing")]
     never_fits: Throttle,
@@ -54,6 +56,13 @@ impl Events {
         if let Some(suppressed) = self.no_decision.pass() {
             let (limits, error) = (limits(), Chain(error));
             tracing::warn!(%error, limits, ?mode, suppressed, "no rate-limit decision");
+        }
+    }
+
+    pub(super) fn no_choice(&self, limits: impl FnOnce() -> String, error: &Error, mode: FailureMode) {
+        if let Some(suppressed) = self.no_choice.pass() {
+            let (limits, error) = (limits(), Chain(error));
+            tracing::warn!(%error, limits, ?mode, suppressed, "a rate limit could not be chosen");
         }
     }
 
@@ -111,6 +120,8 @@ impl Events {
 #[allow(clippy::unused_self, reason = "the same calls with and without log lines")]
 impl Events {
     pub(super) fn no_decision(&self, _: impl FnOnce() -> String, _: &Error, _: FailureMode) {}
+
+    pub(super) fn no_choice(&self, _: impl FnOnce() -> String, _: &Error, _: FailureMode) {}
 
     fn no_key(&self, _: &KeyError) {}
 
