@@ -47,7 +47,7 @@ impl<S: Store> Asker<S> {
             let chosen = choices.choose(&self.limiter, self.waited).await;
             let choice = begun.elapsed();
             let Choices { drafts, unchosen, .. } = choices;
-            let mut claim = Claim::unchosen(unchosen);
+            let mut claim = Claim::without(unchosen);
             match chosen.and_then(|()| claim.add_all(drafts, is_kept)) {
                 Ok(()) => {
                     self.waited = self.waited.saturating_add(choice);

@@ -1,6 +1,11 @@
 //! What a request takes: its check, and what has to be known of it afterwards.
 
-use super::{draft::Draft, errand::Errand, rejection::Rejection, shadow::LeftOut};
+use super::{
+    draft::{Draft, Unchosen},
+    errand::Errand,
+    rejection::Rejection,
+    shadow::LeftOut,
+};
 use crate::{
     check::{Charge, Check, DuplicateCharge, NeverFits},
     error::{ChoiceError, Error},
@@ -23,8 +28,7 @@ pub(super) struct Record {
     pub(super) check: Option<Check>,
     pub(super) origins: Vec<Origin>,
     pub(super) left_out: Vec<LeftOut>,
-    /// Why limits could not be chosen.
-    pub(super) unchosen: Vec<Error>,
+    pub(super) unchosen: Vec<Unchosen>,
     /// What settles the request if it is dropped, where that is known before the others.
     pub(super) dropped: Option<Errand<()>>,
 }
@@ -41,8 +45,8 @@ pub(super) struct Origin {
 }
 
 impl Claim {
-    /// An empty one, of a request for which limits could not be chosen, and why.
-    pub(super) fn unchosen(unchosen: Vec<Error>) -> Self {
+    /// An empty one, of a request for which these limits could not be chosen.
+    pub(super) fn without(unchosen: Vec<Unchosen>) -> Self {
         let mut claim = Self::default();
         if !unchosen.is_empty() {
             claim.record().unchosen = unchosen;

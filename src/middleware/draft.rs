@@ -30,6 +30,7 @@ pub(super) enum Draft {
 /// A limit that is to be chosen, and what is to be charged to it.
 pub(super) struct Open {
     pub(super) choose: Arc<Choose>,
+    pub(super) fallback: Option<Limit>,
     pub(super) key: Key,
     pub(super) cost: u64,
     pub(super) terms: Terms,
@@ -48,9 +49,17 @@ pub(super) struct Terms {
 /// A limit that is being chosen, or none, and what is to be charged to it.
 pub(super) struct Choosing {
     choice: Choice,
+    fallback: Option<Limit>,
     key: Key,
     cost: u64,
     terms: Terms,
+}
+
+/// A limit that could not be chosen.
+pub(super) struct Unchosen {
+    pub(super) error: Error,
+    /// What is charged in its place.
+    pub(super) fallback: Option<Limit>,
 }
 
 /// Chooses a limit for a request, or none.
@@ -88,19 +97,19 @@ impl Terms {
 }
 
 impl Choosing {
-    /// What the limit charges, now that it is chosen or could not be.
-    fn end(&self, choice: Chosen, unchosen: &mut Vec<Error>) -> Result<Draft, NeverFits> {
-        match choice {
-            Ok(Some(limit)) => self.terms.charge(limit, self.key.clone(), self.cost),
-            Ok(None) => Ok(Draft::Nothing),
-            Err(error) if self.terms.is_shadow => {
-                Ok(Draft::LeftOut(LeftOut::new(None, Rejection::Unavailable(error.into()))))
+    /// What is charged, now that a limit is chosen or could not be.
+    fn end(&self, choice: Chosen, unchosen: &mut Vec<Unchosen>) -> Result<Draft, NeverFits> {
+        let limit = match choice {
+            Ok(limit) => limit,
+            Err(error) if self.terms.is_shadow && self.fallback.is_none() => {
+                return Ok(Draft::LeftOut(LeftOut::new(None, Rejection::Unavailable(error.into()))));
             }
             Err(error) => {
-                unchosen.push(error.into());
-                Ok(Draft::Nothing)
+                unchosen.push(Unchosen { error: error.into(), fallback: self.fallback.clone() });
+                self.fallback.clone()
             }
-        }
+        };
+        limit.map_or(Ok(Draft::Nothing), |limit| self.terms.charge(limit, self.key.clone(), self.cost))
     }
 }
 
@@ -108,8 +117,8 @@ impl Draft {
     /// Begins to choose, where a limit is to be chosen.
     pub(super) fn begin(self, request: &Parts) -> Self {
         match self {
-            Self::Open(Open { choose, key, cost, terms }) => {
-                Self::Choosing(Choosing { choice: choose(request), key, cost, terms })
+            Self::Open(Open { choose, fallback, key, cost, terms }) => {
+                Self::Choosing(Choosing { choice: choose(request), fallback, key, cost, terms })
             }
             draft => draft,
         }
@@ -124,13 +133,12 @@ impl Draft {
 /// The limits of a request, some of which are being chosen.
 pub(super) struct Choices {
     pub(super) drafts: Vec<Draft>,
-    /// Why limits could not be chosen.
-    pub(super) unchosen: Vec<Error>,
+    pub(super) unchosen: Vec<Unchosen>,
     mode: FailureMode,
 }
 
 impl Choices {
-    /// `mode` says what is done with a request for which a limit cannot be chosen.
+    /// `mode` says what is done with a request for which a limit without a fallback cannot be chosen.
     pub(super) fn new(drafts: Vec<Draft>, mode: FailureMode) -> Self {
         Self { drafts, unchosen: Vec::new(), mode }
     }
@@ -160,8 +168,8 @@ impl Choices {
                 Poll::Pending => is_pending = true,
             }
         }
-        match self.unchosen.first() {
-            Some(error) if self.mode != FailureMode::Open => Err(error.clone()),
+        match self.unchosen.iter().find(|unchosen| unchosen.fallback.is_none()) {
+            Some(Unchosen { error, .. }) if self.mode != FailureMode::Open => Err(error.clone()),
             _ => Ok(is_pending),
         }
     }

@@ -8,7 +8,7 @@ use super::{
     asking::{Asked, Asker, Asking},
     claim::{Claim, Record},
     degraded::Degraded,
-    draft::{Choices, Draft},
+    draft::{Choices, Draft, Unchosen},
     dropped::Dropping,
     errand::Errand,
     gate::Passage,
@@ -125,14 +125,18 @@ impl<S, R> Policy<S, R, Limits> {
         &self,
         outcome: &Result<Option<Decision>, Error>,
         mode: FailureMode,
-        unchosen: &[Error],
+        unchosen: &[Unchosen],
     ) -> Option<Degraded> {
         let undecided = match outcome {
             Ok(decision) => decision.as_ref().and_then(Decision::local_cause),
             Err(Error::NeverFits(_) | Error::NoLimit(_)) => None,
             Err(error) => Some(error),
         };
-        Degraded::of(undecided, unchosen, mode, &self.settings.events, || self.limits.listed())
+        let (events, limits) = (&self.settings.events, || self.limits.listed());
+        if unchosen.is_empty() {
+            return undecided.map(|error| Degraded::told(error, mode, events, limits));
+        }
+        Degraded::of_choices(undecided, unchosen, mode, events, limits)
     }
 
     /// What is only in the shadow refuses nothing, least of all without a decision.
@@ -147,7 +151,7 @@ impl<S, R> Policy<S, R, Limits> {
         for left_out in shadow.left_out() {
             match left_out.rejection() {
                 Rejection::Unavailable(error) => {
-                    self.settings.events.no_choice(|| self.limits.listed(), error, FailureMode::Open);
+                    self.settings.events.no_choice(|| self.limits.listed(), error, Some(FailureMode::Open), &[]);
                 }
                 rejection => self.settings.events.rejected(rejection),
             }

@@ -3,6 +3,7 @@
 use std::{
     convert::Infallible,
     error::Error as _,
+    future::{Ready, ready},
     net::SocketAddr,
     sync::{
         Arc,
@@ -12,12 +13,12 @@ use std::{
 };
 
 use axum::body::Body;
-use http::{Request, Response, StatusCode, request::Parts};
+use http::{Request, Response, request::Parts};
 use tokio::time::{Instant, sleep};
-use tower::{Layer, Service, ServiceExt, service_fn};
+use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    ChoiceError, ClientIp, Decision, Degraded, Error, FailureMode, Header, Key, KeyError, KeyedLimit, Limit, Limiter,
-    ManualClock, MemoryStore, PeerIp, RateLimitLayer, RedisStore, Rejection, ShadowRefusals, Share, Store,
+    ClientIp, Decision, Degraded, Header, Key, KeyError, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, PeerIp,
+    RateLimitLayer, RedisStore, Rejection, ShadowRefusals, Store,
 };
 
 use crate::support::{
@@ -25,8 +26,6 @@ use crate::support::{
     log::Log,
     redis_server::RedisServer,
     requests::{anyone, figures, hello, json, request},
-    stores::Failing,
-    switched::{State, Switched},
 };
 
 const FREE: Limit = Limit::per_hour("calls", 1);
@@ -46,33 +45,14 @@ fn by_plan(parts: &Parts) -> impl Future<Output = Result<Option<Limit>, Infallib
     }
 }
 
+/// Chooses one and the same limit.
+fn always(limit: Limit) -> impl Fn(&Parts) -> Ready<Result<Limit, Infallible>> {
+    move |_| ready(Ok(limit.clone()))
+}
+
 /// A choice that needs no time.
 fn at_once(limit: Limit) -> KeyedLimit {
-    KeyedLimit::chosen(anyone, move |_: &Parts| {
-        let limit = limit.clone();
-        async move { Ok::<_, Infallible>(limit) }
-    })
-}
-
-/// A choice that is an error.
-fn failing() -> KeyedLimit {
-    KeyedLimit::chosen(anyone, |_: &Parts| async { Err::<Limit, _>("no plans today") })
-}
-
-/// What a response tells of a decision without all of its limits: the failure mode, and the innermost cause.
-fn degraded(response: &Response<Body>) -> (Option<FailureMode>, String) {
-    let degraded: &Degraded = response.extensions().get().unwrap();
-    let mut cause: &dyn std::error::Error = degraded.error();
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    (Some(degraded.mode()), cause.to_string())
-}
-
-/// What everybody has used.
-async fn used(store: &MemoryStore, limit: &Limit) -> u64 {
-    let key = anyone(&request().into_parts().0).unwrap();
-    Limiter::new(store.clone()).peek(limit, key).await.unwrap().used()
+    KeyedLimit::chosen(anyone, always(limit))
 }
 
 fn of_plan(plan: &str) -> Request<Body> {
@@ -135,204 +115,6 @@ async fn no_limit_leaves_the_others_and_without_others_nothing_is_decided() {
     assert_eq!(store.keys(), 1);
 }
 
-for_every_store! {
-    a_choice_that_fails_leaves_the_other_limits_in_force
-}
-
-async fn a_choice_that_fails_leaves_the_other_limits_in_force<S: Store>(fixture: Fixture<S>) {
-    let layer = RateLimitLayer::on(fixture.limiter).limit(BURST.by(anyone)).limit(failing()).fail_open();
-    let app = layer.layer(service_fn(hello));
-    let mut responses = Vec::new();
-    for _ in 0..30 {
-        responses.push(app.clone().oneshot(request()).await.unwrap());
-    }
-    let answered = |status| responses.iter().filter(|response| response.status() == status).count();
-    assert_eq!((answered(StatusCode::OK), answered(StatusCode::TOO_MANY_REQUESTS)), (10, 20));
-    for (number, response) in responses.iter().enumerate() {
-        let left = 9_usize.saturating_sub(number).to_string();
-        let retry = (number >= 10).then_some("1");
-        assert_eq!(figures(response.headers()), [Some("10"), Some(&*left), Some("1"), retry]);
-        if number < 10 {
-            assert_eq!(degraded(response), (Some(FailureMode::Open), "no plans today".to_owned()));
-        } else {
-            let Some(Rejection::Limited(refusal)) = response.extensions().get() else { panic!("{response:?}") };
-            assert_eq!(refusal.limit().name(), "burst");
-        }
-    }
-}
-
-/// Nobody is charged for a 503.
-#[tokio::test]
-async fn a_choice_that_fails_ends_a_request_that_is_not_to_be_let_through() {
-    for mode in [FailureMode::Closed, FailureMode::Local(Share::one_of(1))] {
-        let store = Switched::new(State::Works);
-        let layer = RateLimitLayer::new(store.clone()).limit(BURST.by(anyone)).limit(failing());
-        // By the request's mode, where requests differ.
-        let by_request = layer.clone().failure_mode_by(move |request, _| match request.headers.get("x-plan") {
-            Some(_) => FailureMode::Open,
-            None => mode,
-        });
-        for layer in [layer.failure_mode(mode), by_request.clone()] {
-            let response = layer.layer(service_fn(hello)).oneshot(request()).await.unwrap();
-            assert_eq!((response.status().as_u16(), store.asked()), (503, 0));
-            assert!(matches!(response.extensions().get(), Some(Rejection::Unavailable(Error::NoLimit(_)))));
-            assert_eq!(degraded(&response), (Some(mode), "no plans today".to_owned()));
-        }
-        let response = by_request.layer(service_fn(hello)).oneshot(of_plan("any")).await.unwrap();
-        assert_eq!((response.status().as_u16(), figures(response.headers())[1]), (200, Some("9")));
-        assert_eq!(degraded(&response).0, Some(FailureMode::Open));
-    }
-}
-
-/// With nobody to decide, it is let through; the log has the error.
-#[tokio::test]
-async fn a_choice_that_fails_leaves_nothing_to_decide_where_there_is_no_other_limit() {
-    let log = Log::start();
-    let app = RateLimitLayer::new(MemoryStore::new()).limit(failing()).layer(service_fn(hello));
-    for _ in 0..3 {
-        let response = app.clone().oneshot(request()).await.unwrap();
-        assert_eq!((response.status().as_u16(), figures(response.headers())), (200, [None; 4]));
-        assert_eq!(degraded(&response), (Some(FailureMode::Open), "no plans today".to_owned()));
-    }
-    let text = log.text();
-    let lines: Vec<_> = text.lines().filter(|line| line.contains("could not be chosen")).collect();
-    let [line] = lines[..] else { panic!("{text}") };
-    assert!(line.contains("no rate limit could be chosen: choosing a limit failed: no plans today"), "{line}");
-    assert!(line.contains("mode=Open") && line.contains("limits=\"a chosen one\""), "{line}");
-}
-
-/// Its error follows the mode as ever, and the log has both.
-#[tokio::test]
-async fn a_store_that_fails_as_well_tells_its_own_error() {
-    let share = FailureMode::Local(Share::one_of(1));
-    for (mode, status) in [(FailureMode::Open, 200), (FailureMode::Closed, 503), (share, 503)] {
-        let log = Log::start();
-        let layer = RateLimitLayer::new(Failing).limit(failing()).limit(BURST.by(anyone)).failure_mode(mode);
-        let response = layer.layer(service_fn(hello)).oneshot(request()).await.unwrap();
-        assert_eq!((response.status().as_u16(), figures(response.headers())[1]), (status, None));
-        let is_asked = mode == FailureMode::Open;
-        let cause = if is_asked { "out of order" } else { "no plans today" };
-        assert_eq!(degraded(&response), (Some(mode), cause.to_owned()));
-        let text = log.text();
-        assert!(text.contains("no plans today"), "{text}");
-        assert_eq!(text.contains("no rate-limit decision"), is_asked, "{text}");
-    }
-}
-
-/// The one that was chosen counts, refuses, and never fits as ever.
-#[tokio::test]
-async fn of_several_choices_one_that_fails_takes_none_along() {
-    for limits in [[failing(), at_once(PRO)], [at_once(PRO), failing()]] {
-        let [one, other] = limits;
-        let app = RateLimitLayer::new(MemoryStore::new()).limit(one.clone()).limit(other.clone());
-        let app = app.layer(service_fn(hello));
-        for (status, remaining) in [(200, "2"), (200, "1"), (200, "0"), (429, "0")] {
-            let response = app.clone().oneshot(request()).await.unwrap();
-            assert_eq!((response.status().as_u16(), figures(response.headers())[1]), (status, Some(remaining)));
-            assert_eq!(degraded(&response), (Some(FailureMode::Open), "no plans today".to_owned()));
-        }
-        let dear = RateLimitLayer::new(MemoryStore::new()).limit(one).limit(other).cost(|_| 4).layer(service_fn(hello));
-        let response = dear.oneshot(request()).await.unwrap();
-        assert!(matches!(response.extensions().get(), Some(Rejection::NeverFits(_))), "{response:?}");
-    }
-}
-
-/// Whichever place in the layer the choice has that fails.
-#[tokio::test]
-async fn beside_a_choice_that_fails_the_others_are_settled_by_their_own_rules() {
-    for is_failing_first in [false, true] {
-        for fails in [false, true] {
-            let store = MemoryStore::new();
-            let settled = BURST.by(anyone).cost(|_| 5).settle(|_| 2).settle_dropped(3);
-            let limits = if is_failing_first { [failing(), settled] } else { [settled, failing()] };
-            let service = service_fn(move |request: Request<Body>| async move {
-                if fails { Err("broken") } else { hello(request).await.map_err(|_| "never") }
-            });
-            let app = RateLimitLayer::new(store.clone()).limits(limits).unwrap().layer(service);
-            assert_eq!(app.oneshot(request()).await.is_err(), fails);
-            for _ in 0..100 {
-                tokio::task::yield_now().await;
-            }
-            assert_eq!(used(&store, &BURST).await, if fails { 3 } else { 2 });
-        }
-    }
-}
-
-#[tokio::test]
-async fn beside_a_choice_that_fails_room_is_waited_for() {
-    let tight = Limit::per("tight", 1, Duration::from_millis(300));
-    let layer = RateLimitLayer::new(MemoryStore::new()).limit(tight.by(anyone)).limit(failing()).wait_up_to(PATIENCE);
-    let app = layer.layer(service_fn(hello));
-    let asked = Instant::now();
-    for _ in 0..2 {
-        let response = app.clone().oneshot(request()).await.unwrap();
-        assert_eq!((response.status().as_u16(), degraded(&response).0), (200, Some(FailureMode::Open)));
-    }
-    assert!(asked.elapsed() >= Duration::from_millis(300));
-}
-
-/// It is given up at the deadline, and by then the others are decided.
-#[tokio::test(start_paused = true)]
-async fn a_choice_that_hangs_ends_with_the_deadline() {
-    let hanging = KeyedLimit::chosen(anyone, |_: &Parts| std::future::pending::<Result<Limit, Infallible>>());
-    let deadline = Duration::from_millis(40);
-    let layer = RateLimitLayer::new(MemoryStore::new()).limit(hanging).limit(BURST.by(anyone)).deadline(deadline);
-    let refused = layer.clone().fail_closed().layer(service_fn(hello)).oneshot(request()).await.unwrap();
-    assert_eq!(refused.status(), 503);
-    let app = layer.layer(service_fn(hello));
-    for number in 0..12 {
-        let asked = Instant::now();
-        let response = app.clone().oneshot(request()).await.unwrap();
-        let status = if number < 10 { 200 } else { 429 };
-        assert_eq!(response.status(), status, "{number}");
-        if status == 200 {
-            assert_eq!(asked.elapsed(), deadline);
-            let told: &Degraded = response.extensions().get().unwrap();
-            assert!(matches!(told.error(), Error::NoLimit(ChoiceError::TimedOut { .. })));
-        }
-    }
-}
-
-/// As a handler that panics: it ends its own request.
-#[tokio::test]
-async fn a_choice_that_panics_ends_its_own_request_and_charges_nothing() {
-    let chosen = KeyedLimit::chosen(anyone, |parts: &Parts| {
-        let plan = parts.headers.get("x-plan").cloned();
-        assert!(plan.as_ref().is_none_or(|plan| plan != "at once"), "as choices do");
-        async move {
-            tokio::task::yield_now().await;
-            assert!(plan.is_none(), "as choices do");
-            Ok::<_, Infallible>(PRO)
-        }
-    });
-    for dropped in [None, Some(0)] {
-        for mode in [FailureMode::Open, FailureMode::Closed, FailureMode::Local(Share::one_of(1))] {
-            let store = MemoryStore::new();
-            let chosen = dropped.into_iter().fold(chosen.clone().settle(|_| 1), KeyedLimit::settle_dropped);
-            let layer = RateLimitLayer::new(store.clone()).limit(BURST.by(anyone)).limit(chosen).failure_mode(mode);
-            let app = layer.layer(service_fn(hello));
-            for plan in ["at once", "later"] {
-                let mut broken = app.clone();
-                let ended = tokio::spawn(async move { broken.ready().await.unwrap().call(of_plan(plan)).await }).await;
-                assert!(ended.unwrap_err().is_panic());
-            }
-            // One whose client leaves while the choice goes on, which ends without it.
-            let mut service = app.clone();
-            let leaves = tokio::spawn(async move { service.ready().await.unwrap().call(of_plan("later")).await });
-            tokio::task::yield_now().await;
-            leaves.abort();
-            assert!(leaves.await.is_err());
-            for _ in 0..100 {
-                tokio::task::yield_now().await;
-            }
-            assert_eq!((used(&store, &BURST).await, used(&store, &PRO).await), (0, 0));
-            let response = app.oneshot(request()).await.unwrap();
-            assert_eq!((response.status().as_u16(), figures(response.headers())[1]), (200, Some("2")));
-            assert!(response.extensions().get::<Degraded>().is_none());
-        }
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn all_limits_are_chosen_at_once_within_the_deadline() {
     let after = |millis: u64, name: &'static str| {
@@ -355,6 +137,38 @@ async fn all_limits_are_chosen_at_once_within_the_deadline() {
     assert_eq!(error.source().unwrap().to_string(), "choosing a limit took longer than 40ms");
 }
 
+for_every_store! {
+    of_two_windows_under_one_name_the_shorter_holds_and_the_longer_forgets
+}
+
+/// One request after the other, for one key: what the docs warn of.
+async fn of_two_windows_under_one_name_the_shorter_holds_and_the_longer_forgets<S: Store>(fixture: Fixture<S>) {
+    let fixture = fixture.asking_every_time();
+    let by_plan = KeyedLimit::chosen(anyone, |parts: &Parts| {
+        let is_short = parts.headers["x-plan"] == "short";
+        async move {
+            Ok::<_, Infallible>(if is_short { Limit::per_minute("calls", 2) } else { Limit::per_hour("calls", 4) })
+        }
+    });
+    let app = RateLimitLayer::on(fixture.limiter.clone()).limit(by_plan).layer(service_fn(hello));
+    for (seconds, plan, status, remaining) in [
+        (0, "long", 200, "3"),
+        (0, "long", 200, "2"),
+        (0, "long", 200, "1"),
+        (0, "long", 200, "0"),
+        (59, "short", 429, "0"),
+        (2, "long", 429, "0"),
+        // Here those of the first second are forgotten.
+        (0, "short", 200, "1"),
+        (0, "long", 200, "2"),
+        (0, "short", 429, "0"),
+    ] {
+        fixture.clock.advance(Duration::from_secs(seconds));
+        let response = app.clone().oneshot(of_plan(plan)).await.unwrap();
+        assert_eq!((response.status().as_u16(), figures(response.headers())[1]), (status, Some(remaining)), "{plan}");
+    }
+}
+
 /// As a client without a proxy is found by both of its addresses: only at run time is it known that two limits are one.
 #[tokio::test]
 async fn two_limits_that_are_one_are_decided_once_by_the_stricter() {
@@ -372,13 +186,14 @@ async fn two_limits_that_are_one_are_decided_once_by_the_stricter() {
         (&longer, &few, &longer),
         (&few, &few, &few),
     ] {
-        for is_chosen_first in [false, true] {
+        for (is_chosen_first, are_both_chosen) in [(false, false), (true, false), (false, true)] {
             let store = MemoryStore::new();
-            let (fixed, choice) = (fixed.clone().by(PeerIp::new()), choice.clone());
-            let chosen = KeyedLimit::chosen(ClientIp::behind(["10.0.0.0/8"]).unwrap(), move |_: &Parts| {
-                let choice = choice.clone();
-                async move { Ok::<_, Infallible>(choice) }
-            });
+            let chosen = KeyedLimit::chosen(ClientIp::behind(["10.0.0.0/8"]).unwrap(), always(choice.clone()));
+            let fixed = if are_both_chosen {
+                KeyedLimit::chosen(PeerIp::new(), always(fixed.clone()))
+            } else {
+                fixed.clone().by(PeerIp::new())
+            };
             let limits = if is_chosen_first { [chosen, fixed] } else { [fixed, chosen] };
             let app = RateLimitLayer::new(store.clone()).limits(limits).unwrap().layer(service_fn(hello));
             let mut statuses = Vec::new();
