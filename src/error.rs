@@ -4,8 +4,9 @@
 //! 2. [`Error::NeverFits`] is the caller's: no waiting helps. [`Error::TimedOut`] and [`Error::Unavailable`] are the
 //!    store's, and so is [`Error::BreakerOpen`], which repeats the last of them without asking: whether the work goes on
 //!    without a decision is the caller's choice, or the route's failure mode.
-//! 3. [`Error::NoLimit`] is that of a limit which is [chosen](crate::KeyedLimit::chosen) for each request, and is dealt
-//!    with as those of the store.
+//! 3. [`Error::NoLimit`] is that of a limit which is [chosen](crate::KeyedLimit::chosen) for each request. It concerns this
+//!    limit alone: its [fallback](crate::KeyedLimit::fallback) is charged in its place, or the route's failure mode says
+//!    whether the request goes on without it.
 //! 4. A [`StoreError`] keeps its cause as [`source`](std::error::Error::source); neither holds a key or a password.
 //!
 //! ```
@@ -42,7 +43,7 @@ pub enum Error {
     /// The store was not asked, since it has failed repeatedly; this was its last failure. See
     /// [`Breaker`](crate::Breaker).
     BreakerOpen(Arc<Self>),
-    /// No limit could be chosen for the request.
+    /// A limit could not be chosen for the request.
     NoLimit(ChoiceError),
 }
 
@@ -98,7 +99,7 @@ impl From<ChoiceError> for Error {
     }
 }
 
-/// Why no limit could be [chosen](crate::KeyedLimit::chosen) for a request. Cheap to clone.
+/// Why a limit could not be [chosen](crate::KeyedLimit::chosen) for a request. Cheap to clone.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ChoiceError {

@@ -6,8 +6,9 @@ use crate::limit::Limit;
 
 /// What to do when the store cannot decide in time.
 ///
-/// No mode applies to a refusal, nor to a request that has no key: only to a store that is slow or gone, or where a
-/// limit cannot be [chosen](crate::KeyedLimit::chosen).
+/// No mode applies to a refusal, nor to a request that has no key: only to a store that is slow or gone, and to a limit
+/// that cannot be [chosen](crate::KeyedLimit::chosen) and has no [fallback](crate::KeyedLimit::fallback). `Open` leaves that
+/// limit out, and the others decide. The other modes refuse the work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FailureMode {
@@ -30,8 +31,8 @@ pub enum FailureMode {
 /// 3. A cost above the share, as any cost where the share is less than one unit, is refused until the store is back:
 ///    with its error, by a layer with a 503. It would fit into the limit, so it is not
 ///    [`NeverFits`](crate::Error::NeverFits).
-/// 4. A limit in the [shadow](crate::Charge::in_shadow) keeps all of its units, since it refuses nothing. Without a
-///    limit, where none could be [chosen](crate::KeyedLimit::chosen), nothing can be decided: refused, as in 3.
+/// 4. A limit in the [shadow](crate::Charge::in_shadow) keeps all of its units, since it refuses nothing. One
+///    that could not be [chosen](crate::KeyedLimit::chosen), and has no fallback, has no share: refused, as in 3.
 /// 5. What is reserved in the process is settled in the process, through a clone of the same limiter, also when the store
 ///    is back. A settlement [by id](crate::Settlement::by_id) goes to the store, which does not know it.
 /// 6. A limiter and its clones, or a layer and its services, share what they count, in a

@@ -69,7 +69,7 @@ impl<S: Store, R> Afterwards<S, R> {
         if record.is_none() && !policy.limits.traits().has_shadow {
             return None;
         }
-        let Record { check, origins, left_out, dropped } = record.map(|record| *record).unwrap_or_default();
+        let Record { check, origins, left_out, dropped, .. } = record.map(|record| *record).unwrap_or_default();
         let shadow = policy.shadow(decision, left_out);
         let admitted = check.zip(decision).map(|(check, decision)| {
             let settles =

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{
     claim::{Claim, Record},
-    draft::{Draft, choose},
+    draft::Choices,
 };
 use crate::{decision::Decision, error::Error, limiter::Limiter, store::Store};
 
@@ -41,18 +41,20 @@ impl<S: Store> Asker<S> {
         Box::pin(async move { self.answer(claim).await })
     }
 
-    pub(super) fn choose_and_ask(mut self, mut drafts: Vec<Draft>, is_kept: bool) -> Asking {
+    pub(super) fn choose_and_ask(mut self, mut choices: Choices, is_kept: bool) -> Asking {
         Box::pin(async move {
             let begun = Instant::now();
-            let chosen = choose(&mut drafts, &self.limiter, self.waited).await;
+            let chosen = choices.choose(&self.limiter, self.waited).await;
             let choice = begun.elapsed();
-            match chosen.and_then(|()| Claim::of(drafts, is_kept)) {
-                Ok(claim) => {
+            let Choices { drafts, unchosen, .. } = choices;
+            let mut claim = Claim::without(unchosen);
+            match chosen.and_then(|()| claim.add_all(drafts, is_kept)) {
+                Ok(()) => {
                     self.waited = self.waited.saturating_add(choice);
                     let asked = self.answer(claim).await;
                     Asked { waited: asked.waited.saturating_sub(choice), ..asked }
                 }
-                Err(error) => Asked { outcome: Err(error), record: None, waited: self.waited },
+                Err(error) => Asked { outcome: Err(error), record: claim.record, waited: self.waited },
             }
         })
     }

@@ -1,6 +1,11 @@
 //! What a request takes: its check, and what has to be known of it afterwards.
 
-use super::{draft::Draft, errand::Errand, rejection::Rejection, shadow::LeftOut};
+use super::{
+    draft::{Draft, Unchosen},
+    errand::Errand,
+    rejection::Rejection,
+    shadow::LeftOut,
+};
 use crate::{
     check::{Charge, Check, DuplicateCharge, NeverFits},
     error::{ChoiceError, Error},
@@ -23,6 +28,7 @@ pub(super) struct Record {
     pub(super) check: Option<Check>,
     pub(super) origins: Vec<Origin>,
     pub(super) left_out: Vec<LeftOut>,
+    pub(super) unchosen: Vec<Unchosen>,
     /// What settles the request if it is dropped, where that is known before the others.
     pub(super) dropped: Option<Errand<()>>,
 }
@@ -39,18 +45,26 @@ pub(super) struct Origin {
 }
 
 impl Claim {
-    /// That of drafts in the order of the layer's limits, some of which were chosen: then two can be the same.
-    pub(super) fn of(drafts: Vec<Draft>, is_kept: bool) -> Result<Self, Error> {
+    /// An empty one, of a request for which these limits could not be chosen.
+    pub(super) fn without(unchosen: Vec<Unchosen>) -> Self {
         let mut claim = Self::default();
-        claim.keep(is_kept);
+        if !unchosen.is_empty() {
+            claim.record().unchosen = unchosen;
+        }
+        claim
+    }
+
+    /// Adds drafts in the order of the layer's limits, some of which were chosen: then two can be the same.
+    pub(super) fn add_all(&mut self, drafts: Vec<Draft>, is_kept: bool) -> Result<(), Error> {
+        self.keep(is_kept);
         for (place, draft) in drafts.into_iter().enumerate() {
             match draft {
-                Draft::Charge(charge) => claim.add_chosen(place, charge)?,
-                draft => claim.add(place, draft),
+                Draft::Charge(charge) => self.add_chosen(place, charge)?,
+                draft => self.add(place, draft),
             }
         }
-        claim.complete();
-        Ok(claim)
+        self.complete();
+        Ok(())
     }
 
     /// Before anything is added: whether it is kept, so that it can be settled afterwards.

@@ -1,13 +1,6 @@
 //! What one limit makes of a request, before its check is whole.
 
-use std::{
-    future::poll_fn,
-    num::NonZeroU32,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{future::poll_fn, num::NonZeroU32, pin::Pin, sync::Arc, task::Poll, time::Duration};
 
 use http::request::Parts;
 
@@ -17,7 +10,7 @@ use crate::{
     error::{ChoiceError, Error},
     key::Key,
     limit::Limit,
-    limiter::Limiter,
+    limiter::{FailureMode, Limiter},
     split::Split,
     store::Store,
 };
@@ -37,6 +30,7 @@ pub(super) enum Draft {
 /// A limit that is to be chosen, and what is to be charged to it.
 pub(super) struct Open {
     pub(super) choose: Arc<Choose>,
+    pub(super) fallback: Option<Limit>,
     pub(super) key: Key,
     pub(super) cost: u64,
     pub(super) terms: Terms,
@@ -56,16 +50,26 @@ pub(super) struct Terms {
 /// A limit that is being chosen, or none, and what is to be charged to it.
 pub(super) struct Choosing {
     choice: Choice,
+    fallback: Option<Limit>,
     key: Key,
     cost: u64,
     terms: Terms,
+}
+
+/// A limit that could not be chosen.
+pub(super) struct Unchosen {
+    pub(super) error: Error,
+    /// What is charged in its place.
+    pub(super) fallback: Option<Limit>,
 }
 
 /// Chooses a limit for a request, or none.
 pub(super) type Choose = dyn Fn(&Parts) -> Choice + Send + Sync;
 
 /// In a box, since each limit of a layer may choose in its own way.
-pub(super) type Choice = Pin<Box<dyn Future<Output = Result<Option<Limit>, ChoiceError>> + Send>>;
+pub(super) type Choice = Pin<Box<dyn Future<Output = Chosen> + Send>>;
+
+type Chosen = Result<Option<Limit>, ChoiceError>;
 
 impl Terms {
     pub(super) fn charge(self, limit: Limit, key: Key, cost: u64) -> Result<Draft, NeverFits> {
@@ -94,26 +98,22 @@ impl Terms {
     fn left_out(self, limit: Option<Limit>, rejection: Rejection) -> Draft {
         Draft::LeftOut(LeftOut::new(limit, rejection, self.is_hidden))
     }
-
-    fn chosen(self, choice: Result<Option<Limit>, ChoiceError>, key: Key, cost: u64) -> Result<Draft, Error> {
-        match choice {
-            Ok(Some(limit)) => Ok(self.charge(limit, key, cost)?),
-            Ok(None) => Ok(Draft::Nothing),
-            Err(error) if self.is_shadow => Ok(self.left_out(None, Rejection::Unavailable(error.into()))),
-            Err(error) => Err(error.into()),
-        }
-    }
 }
 
 impl Choosing {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Draft, Error>> {
-        let choice = self.choice.as_mut().poll(cx);
-        choice.map(|choice| self.terms.chosen(choice, self.key.clone(), self.cost))
-    }
-
-    /// Too late.
-    fn give_up(&self, deadline: Duration) -> Result<Draft, Error> {
-        self.terms.chosen(Err(ChoiceError::TimedOut { deadline }), self.key.clone(), self.cost)
+    /// What is charged, now that a limit is chosen or could not be.
+    fn end(&self, choice: Chosen, unchosen: &mut Vec<Unchosen>) -> Result<Draft, NeverFits> {
+        let limit = match choice {
+            Ok(limit) => limit,
+            Err(error) if self.terms.is_shadow && self.fallback.is_none() => {
+                return Ok(self.terms.left_out(None, Rejection::Unavailable(error.into())));
+            }
+            Err(error) => {
+                unchosen.push(Unchosen { error: error.into(), fallback: self.fallback.clone() });
+                self.fallback.clone()
+            }
+        };
+        limit.map_or(Ok(Draft::Nothing), |limit| self.terms.charge(limit, self.key.clone(), self.cost))
     }
 }
 
@@ -121,8 +121,8 @@ impl Draft {
     /// Begins to choose, where a limit is to be chosen.
     pub(super) fn begin(self, request: &Parts) -> Self {
         match self {
-            Self::Open(Open { choose, key, cost, terms }) => {
-                Self::Choosing(Choosing { choice: choose(request), key, cost, terms })
+            Self::Open(Open { choose, fallback, key, cost, terms }) => {
+                Self::Choosing(Choosing { choice: choose(request), fallback, key, cost, terms })
             }
             draft => draft,
         }
@@ -134,32 +134,47 @@ impl Draft {
     }
 }
 
-/// Chooses all limits that have to be, at once, within what is left of the deadline to a request that has `waited` already.
-pub(super) async fn choose<S: Store>(
-    drafts: &mut [Draft],
-    limiter: &Limiter<S>,
-    waited: Duration,
-) -> Result<(), Error> {
-    let chosen = poll_fn(|cx| {
+/// The limits of a request, some of which are being chosen.
+pub(super) struct Choices {
+    pub(super) drafts: Vec<Draft>,
+    pub(super) unchosen: Vec<Unchosen>,
+    mode: FailureMode,
+}
+
+impl Choices {
+    /// `mode` says what is done with a request for which a limit without a fallback cannot be chosen.
+    pub(super) fn new(drafts: Vec<Draft>, mode: FailureMode) -> Self {
+        Self { drafts, unchosen: Vec::new(), mode }
+    }
+
+    /// Chooses all limits that have to be, at once, within what is left of the deadline to a request that has `waited`
+    /// already. An error if the request is not to be let through whatever the other limits say.
+    pub(super) async fn choose<S: Store>(&mut self, limiter: &Limiter<S>, waited: Duration) -> Result<(), Error> {
+        let chosen = poll_fn(|cx| {
+            let is_pending = self.end(|choosing| choosing.choice.as_mut().poll(cx))?;
+            if is_pending { Poll::Pending } else { Poll::Ready(Ok(())) }
+        });
+        match limiter.within_after(chosen, waited).await {
+            Err(Error::TimedOut { deadline }) => {
+                self.end(|_| Poll::Ready(Err(ChoiceError::TimedOut { deadline }))).map(|_| ())
+            }
+            chosen => chosen?,
+        }
+    }
+
+    /// Ends the choices that are ready, and says whether others are not.
+    fn end(&mut self, mut choice: impl FnMut(&mut Choosing) -> Poll<Chosen>) -> Result<bool, Error> {
         let mut is_pending = false;
-        for draft in drafts.iter_mut() {
-            if let Draft::Choosing(choosing) = draft {
-                match choosing.poll(cx) {
-                    Poll::Ready(chosen) => *draft = chosen?,
-                    Poll::Pending => is_pending = true,
-                }
+        for draft in &mut self.drafts {
+            let Draft::Choosing(choosing) = draft else { continue };
+            match choice(choosing) {
+                Poll::Ready(choice) => *draft = choosing.end(choice, &mut self.unchosen)?,
+                Poll::Pending => is_pending = true,
             }
         }
-        if is_pending { Poll::Pending } else { Poll::Ready(Ok(())) }
-    });
-    match limiter.within_after(chosen, waited).await {
-        Ok(chosen) => chosen,
-        Err(Error::TimedOut { deadline }) => drafts.iter_mut().try_for_each(|draft| {
-            if let Draft::Choosing(choosing) = draft {
-                *draft = choosing.give_up(deadline)?;
-            }
-            Ok(())
-        }),
-        Err(error) => Err(error),
+        match self.unchosen.iter().find(|unchosen| unchosen.fallback.is_none()) {
+            Some(Unchosen { error, .. }) if self.mode != FailureMode::Open => Err(error.clone()),
+            _ => Ok(is_pending),
+        }
     }
 }

@@ -7,13 +7,15 @@ use std::time::Duration;
 use super::{extract::KeyError, rejection::Rejection, shadow::ShadowRefusals};
 #[cfg(feature = "tracing")]
 use crate::logging::{Chain, Throttle};
-use crate::{check::NeverFits, error::Error, limiter::FailureMode};
+use crate::{check::NeverFits, error::Error, limit::Limit, limiter::FailureMode};
 
 /// The log lines of one layer, or of all handlers that answer with a rejection of their own.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     #[cfg(feature = "tracing")]
     no_decision: Throttle,
+    #[cfg(feature = "tracing")]
+    no_choice: Throttle,
     #[cfg(feature = "tracing")]
     no_key: Throttle,
     #[cfg(feature = "tracing")]
@@ -54,6 +56,22 @@ impl Events {
         if let Some(suppressed) = self.no_decision.pass() {
             let (limits, error) = (limits(), Chain(error));
             tracing::warn!(%error, limits, ?mode, suppressed, "no rate-limit decision");
+        }
+    }
+
+    /// What is done about it: by a failure mode, or by limits in the place of others.
+    pub(super) fn no_choice(
+        &self,
+        limits: impl FnOnce() -> String,
+        error: &Error,
+        mode: Option<FailureMode>,
+        fallbacks: &[Limit],
+    ) {
+        if let Some(suppressed) = self.no_choice.pass() {
+            let (limits, error, mode) = (limits(), Chain(error), mode.map(tracing::field::debug));
+            let names: Vec<_> = fallbacks.iter().map(Limit::name).collect();
+            let fallbacks = (!names.is_empty()).then(|| names.join(", "));
+            tracing::warn!(%error, limits, mode, fallbacks, suppressed, "a rate limit could not be chosen");
         }
     }
 
@@ -111,6 +129,8 @@ impl Events {
 #[allow(clippy::unused_self, reason = "the same calls with and without log lines")]
 impl Events {
     pub(super) fn no_decision(&self, _: impl FnOnce() -> String, _: &Error, _: FailureMode) {}
+
+    pub(super) fn no_choice(&self, _: impl FnOnce() -> String, _: &Error, _: Option<FailureMode>, _: &[Limit]) {}
 
     fn no_key(&self, _: &KeyError) {}
 

@@ -8,7 +8,8 @@
 //! 4. Rejected, it is answered in the service's place, and the service is not called: see [`rejection`].
 //! 5. If the store cannot decide within the deadline, the layer's failure mode does. Fail-open lets the request through
 //!    without rate-limit headers, fail-closed answers 503, fail-local decides in this process under a
-//!    [share](crate::Share) of each limit. The response has [`Degraded`] in its extensions. The deadline is the request's:
+//!    [share](crate::Share) of each limit. Where only a limit could not be [chosen](KeyedLimit::chosen), fail-open leaves it
+//!    to the others to decide. The response has [`Degraded`] in its extensions. The deadline is the request's:
 //!    what it has waited for a choice, and for the decisions of layers further out, counts. So a request waits for at most
 //!    the longest deadline of all layers that it passes. With nothing left of it, a layer waits for 5 ms.
 //! 6. The response may [settle](KeyedLimit::settle) what its request has really cost; a limit may be tried in the

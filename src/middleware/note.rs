@@ -45,7 +45,8 @@ impl<S: Store, R> Note<S, R> {
     where
         R: RejectionResponse<B>,
     {
-        let degraded = policy.degraded(&outcome, mode);
+        let unchosen = record.as_deref().map_or(&[][..], |record| &record.unchosen);
+        let degraded = policy.degraded(&outcome, mode, unchosen);
         match verdict(outcome, mode) {
             Ok(admission) => {
                 let afterwards = Afterwards::of(policy, record, admission.as_ref(), || parts.clone());

@@ -8,7 +8,7 @@ use super::{
     asking::{Asked, Asker, Asking},
     claim::{Claim, Record},
     degraded::Degraded,
-    draft::Draft,
+    draft::{Choices, Draft, Unchosen},
     dropped::Dropping,
     errand::Errand,
     gate::Passage,
@@ -24,7 +24,6 @@ use crate::{
     decision::Decision,
     error::Error,
     limiter::{FailureMode, Limiter},
-    metrics,
     store::Store,
 };
 
@@ -68,7 +67,8 @@ impl<S, R> Policy<S, R, Limits> {
                 return Ok((Next::Refuse(refusal), mode));
             }
             let drafts = drafts.into_iter().map(|draft| draft.begin(parts)).collect();
-            return Ok((Next::Ask(self.asker(mode, parts).choose_and_ask(drafts, is_kept)), mode));
+            let choices = Choices::new(drafts, mode);
+            return Ok((Next::Ask(self.asker(mode, parts).choose_and_ask(choices, is_kept)), mode));
         }
         claim.keep(is_kept);
         for (place, limit) in self.limits.iter().enumerate() {
@@ -120,19 +120,24 @@ impl<S, R> Policy<S, R, Limits> {
         Asker::new(self.limiter.clone().with_share(mode.share()), self.settings.patience, waited(parts))
     }
 
-    /// What there is to say of a request that the store has not decided.
+    /// What there is to say of a request that the store has not decided, or not under all of its limits.
     #[inline]
-    pub(super) fn degraded(&self, outcome: &Result<Option<Decision>, Error>, mode: FailureMode) -> Option<Degraded> {
-        let error = match outcome {
-            Ok(decision) => decision.as_ref()?.local_cause()?,
-            Err(Error::NeverFits(_)) => return None,
-            Err(error) => error,
+    pub(super) fn degraded(
+        &self,
+        outcome: &Result<Option<Decision>, Error>,
+        mode: FailureMode,
+        unchosen: &[Unchosen],
+    ) -> Option<Degraded> {
+        let undecided = match outcome {
+            Ok(decision) => decision.as_ref().and_then(Decision::local_cause),
+            Err(Error::NeverFits(_) | Error::NoLimit(_)) => None,
+            Err(error) => Some(error),
         };
-        if let Error::NoLimit(_) = error {
-            // The others have been counted by the limiter.
-            metrics::failed(error);
+        let (events, limits) = (&self.settings.events, || self.limits.listed());
+        if unchosen.is_empty() {
+            return undecided.map(|error| Degraded::told(error, mode, events, limits));
         }
-        Some(Degraded::told(error, mode, &self.settings.events, || self.limits.listed()))
+        Degraded::of_choices(undecided, unchosen, mode, events, limits)
     }
 
     /// What is only in the shadow refuses nothing, least of all without a decision.
@@ -147,7 +152,7 @@ impl<S, R> Policy<S, R, Limits> {
         for left_out in shadow.left_out() {
             match left_out.rejection() {
                 Rejection::Unavailable(error) => {
-                    self.settings.events.no_decision(|| self.limits.listed(), error, FailureMode::Open);
+                    self.settings.events.no_choice(|| self.limits.listed(), error, Some(FailureMode::Open), &[]);
                 }
                 rejection => self.settings.events.rejected(rejection),
             }

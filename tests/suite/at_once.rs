@@ -216,7 +216,7 @@ async fn what_fails_at_once_is_for_the_failure_mode_and_the_breaker() {
             let response = app.call(request()).await.unwrap();
             assert_eq!(response.status(), status);
             let degraded: &Degraded = response.extensions().get().unwrap();
-            assert_eq!(degraded.mode(), mode);
+            assert_eq!(degraded.mode(), Some(mode));
         }
     }
     let store = FailsAtOnce::default();

@@ -3,6 +3,7 @@
 use std::{
     convert::Infallible,
     error::Error as _,
+    future::{Ready, ready},
     net::SocketAddr,
     sync::{
         Arc,
@@ -16,12 +17,12 @@ use http::{Request, Response, request::Parts};
 use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    ChoiceError, ClientIp, Decision, Degraded, Error, Header, Key, KeyError, KeyedLimit, Limit, Limiter, ManualClock,
-    MemoryStore, PeerIp, RateLimitLayer, RedisStore, Rejection, ShadowRefusals, Store,
+    ClientIp, Decision, Degraded, Header, Key, KeyError, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, PeerIp,
+    RateLimitLayer, RedisStore, Rejection, ShadowRefusals, Store,
 };
 
 use crate::support::{
-    PATIENCE,
+    Fixture, PATIENCE, for_every_store,
     log::Log,
     redis_server::RedisServer,
     requests::{anyone, figures, hello, json, request},
@@ -44,12 +45,14 @@ fn by_plan(parts: &Parts) -> impl Future<Output = Result<Option<Limit>, Infallib
     }
 }
 
+/// Chooses one and the same limit.
+fn always(limit: Limit) -> impl Fn(&Parts) -> Ready<Result<Limit, Infallible>> {
+    move |_| ready(Ok(limit.clone()))
+}
+
 /// A choice that needs no time.
 fn at_once(limit: Limit) -> KeyedLimit {
-    KeyedLimit::chosen(anyone, move |_: &Parts| {
-        let limit = limit.clone();
-        async move { Ok::<_, Infallible>(limit) }
-    })
+    KeyedLimit::chosen(anyone, always(limit))
 }
 
 fn of_plan(plan: &str) -> Request<Body> {
@@ -112,28 +115,6 @@ async fn no_limit_leaves_the_others_and_without_others_nothing_is_decided() {
     assert_eq!(store.keys(), 1);
 }
 
-#[tokio::test]
-async fn a_choice_that_fails_is_dealt_with_in_the_layers_mode() {
-    let log = Log::start();
-    let failing = KeyedLimit::chosen(anyone, |_: &Parts| async { Err::<Limit, _>("no plans today") });
-    let layer = RateLimitLayer::new(MemoryStore::new()).limit(BURST.by(anyone)).limit(failing);
-    let response = layer.clone().fail_open().layer(service_fn(hello)).oneshot(request()).await.unwrap();
-    assert_eq!((response.status().as_u16(), figures(response.headers())), (200, [None; 4]));
-    let degraded: &Degraded = response.extensions().get().unwrap();
-    assert!(matches!(degraded.error(), Error::NoLimit(ChoiceError::Failed(_))));
-    let cause = degraded.error().source().unwrap().source().unwrap();
-    assert_eq!(cause.to_string(), "no plans today");
-    assert!(
-        log.text().contains("no rate limit could be chosen: choosing a limit failed: no plans today"),
-        "{}",
-        log.text()
-    );
-
-    let response = layer.fail_closed().layer(service_fn(hello)).oneshot(request()).await.unwrap();
-    assert_eq!(response.status(), 503);
-    assert!(matches!(response.extensions().get(), Some(Rejection::Unavailable(Error::NoLimit(_)))));
-}
-
 #[tokio::test(start_paused = true)]
 async fn all_limits_are_chosen_at_once_within_the_deadline() {
     let after = |millis: u64, name: &'static str| {
@@ -156,6 +137,38 @@ async fn all_limits_are_chosen_at_once_within_the_deadline() {
     assert_eq!(error.source().unwrap().to_string(), "choosing a limit took longer than 40ms");
 }
 
+for_every_store! {
+    of_two_windows_under_one_name_the_shorter_holds_and_the_longer_forgets
+}
+
+/// One request after the other, for one key: what the docs warn of.
+async fn of_two_windows_under_one_name_the_shorter_holds_and_the_longer_forgets<S: Store>(fixture: Fixture<S>) {
+    let fixture = fixture.asking_every_time();
+    let by_plan = KeyedLimit::chosen(anyone, |parts: &Parts| {
+        let is_short = parts.headers["x-plan"] == "short";
+        async move {
+            Ok::<_, Infallible>(if is_short { Limit::per_minute("calls", 2) } else { Limit::per_hour("calls", 4) })
+        }
+    });
+    let app = RateLimitLayer::on(fixture.limiter.clone()).limit(by_plan).layer(service_fn(hello));
+    for (seconds, plan, status, remaining) in [
+        (0, "long", 200, "3"),
+        (0, "long", 200, "2"),
+        (0, "long", 200, "1"),
+        (0, "long", 200, "0"),
+        (59, "short", 429, "0"),
+        (2, "long", 429, "0"),
+        // Here those of the first second are forgotten.
+        (0, "short", 200, "1"),
+        (0, "long", 200, "2"),
+        (0, "short", 429, "0"),
+    ] {
+        fixture.clock.advance(Duration::from_secs(seconds));
+        let response = app.clone().oneshot(of_plan(plan)).await.unwrap();
+        assert_eq!((response.status().as_u16(), figures(response.headers())[1]), (status, Some(remaining)), "{plan}");
+    }
+}
+
 /// As a client without a proxy is found by both of its addresses: only at run time is it known that two limits are one.
 #[tokio::test]
 async fn two_limits_that_are_one_are_decided_once_by_the_stricter() {
@@ -173,13 +186,14 @@ async fn two_limits_that_are_one_are_decided_once_by_the_stricter() {
         (&longer, &few, &longer),
         (&few, &few, &few),
     ] {
-        for is_chosen_first in [false, true] {
+        for (is_chosen_first, are_both_chosen) in [(false, false), (true, false), (false, true)] {
             let store = MemoryStore::new();
-            let (fixed, choice) = (fixed.clone().by(PeerIp::new()), choice.clone());
-            let chosen = KeyedLimit::chosen(ClientIp::behind(["10.0.0.0/8"]).unwrap(), move |_: &Parts| {
-                let choice = choice.clone();
-                async move { Ok::<_, Infallible>(choice) }
-            });
+            let chosen = KeyedLimit::chosen(ClientIp::behind(["10.0.0.0/8"]).unwrap(), always(choice.clone()));
+            let fixed = if are_both_chosen {
+                KeyedLimit::chosen(PeerIp::new(), always(fixed.clone()))
+            } else {
+                fixed.clone().by(PeerIp::new())
+            };
             let limits = if is_chosen_first { [chosen, fixed] } else { [fixed, chosen] };
             let app = RateLimitLayer::new(store.clone()).limits(limits).unwrap().layer(service_fn(hello));
             let mut statuses = Vec::new();

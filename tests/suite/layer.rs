@@ -195,7 +195,7 @@ async fn a_handler_answers_as_the_layer_does() {
         assert_eq!(response.headers()["content-type"], "application/json");
         assert!(response.extensions().get::<Rejection>().is_some());
         let degraded = response.extensions().get::<Degraded>();
-        assert_eq!(degraded.map(Degraded::mode), (status == 503).then_some(FailureMode::Closed));
+        assert_eq!(degraded.and_then(Degraded::mode), (status == 503).then_some(FailureMode::Closed));
     }
 }
 

@@ -20,6 +20,7 @@ mod example_server;
 mod examples;
 mod extractors;
 mod fail_local;
+mod failed_choices;
 mod faults;
 mod fuzz;
 mod hanging_up;

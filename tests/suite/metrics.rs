@@ -118,9 +118,11 @@ async fn failures_count_by_cause_and_degraded_answers_by_mode() {
     assert!(matches!(never, Err(Error::NeverFits(_))));
     Limiter::new(Silent).check(&CALLS, "ada", 1).await.unwrap_err();
     Limiter::new(Silent).reset(&CALLS, "ada").await.unwrap_err();
-    let chosen = KeyedLimit::chosen(anyone, |_| async { Err::<Limit, _>("no such tenant") });
-    let app = RateLimitLayer::new(MemoryStore::new()).limit(chosen).layer(service_fn(hello));
-    app.oneshot(request()).await.unwrap();
+    let chosen = || KeyedLimit::chosen(anyone, |_| async { Err::<Limit, _>("no such tenant") });
+    for limits in [vec![chosen()], vec![chosen(), chosen().fallback(CALLS)], vec![chosen().fallback(CALLS)]] {
+        let layer = RateLimitLayer::new(MemoryStore::new()).limits(limits).unwrap();
+        layer.layer(service_fn(hello)).oneshot(request()).await.unwrap();
+    }
     let chosen = KeyedLimit::chosen(anyone, |_| async { Ok::<_, Infallible>(None::<Limit>) });
     let app = RateLimitLayer::new(MemoryStore::new()).limit(chosen).layer(service_fn(hello));
     app.oneshot(request()).await.unwrap();
@@ -128,11 +130,12 @@ async fn failures_count_by_cause_and_degraded_answers_by_mode() {
     let all = recorded.all();
     let failures = ["unavailable", "breaker_open", "timed_out", "no_limit"]
         .map(|cause| count(&all, &format!("rate_limit_failures_total cause={cause}")));
-    assert_eq!(failures, [5, 4, 2, 1]);
-    let degraded =
-        ["open", "closed", "local"].map(|mode| count(&all, &format!("rate_limit_degraded_total mode={mode}")));
-    assert_eq!(degraded, [4, 3, 3]);
-    assert_eq!(count(&all, "rate_limit_decisions_total limit=calls outcome=allowed"), 3, "those of this process");
+    assert_eq!(failures, [5, 4, 2, 3]);
+    let degraded = ["open", "closed", "local", "fallback"]
+        .map(|mode| count(&all, &format!("rate_limit_degraded_total mode={mode}")));
+    assert_eq!(degraded, [5, 3, 3, 1]);
+    let allowed = count(&all, "rate_limit_decisions_total limit=calls outcome=allowed");
+    assert_eq!(allowed, 5, "three of this process, and two of a fallback");
 }
 
 #[tokio::test]

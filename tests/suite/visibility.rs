@@ -19,7 +19,7 @@ const CALLS: Limit = Limit::per_minute("calls", 2);
 const MODES: [FailureMode; 3] = [FailureMode::Open, FailureMode::Closed, FailureMode::Local(Share::one_of(2))];
 
 fn degraded(response: &Response<Body>) -> Option<(FailureMode, &Error)> {
-    response.extensions().get::<Degraded>().map(|degraded| (degraded.mode(), degraded.error()))
+    response.extensions().get::<Degraded>().map(|degraded| (degraded.mode().unwrap(), degraded.error()))
 }
 
 #[tokio::test(start_paused = true)]

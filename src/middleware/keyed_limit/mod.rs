@@ -1,14 +1,15 @@
 //! A limit, the extractor of its keys, and what it does otherwise than the others of its layer.
 
+mod chosen;
 mod settle;
 
-use std::{error::Error, fmt, num::NonZeroU32, sync::Arc, time::Duration};
+use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
 use super::{
     claim::Claim,
-    draft::{Choice, Choose, Draft, Open, Terms},
+    draft::{Choose, Draft, Open, Terms},
     dropped::WhenDropped,
     extract::KeyExtractor,
     outcome::Outcome,
@@ -16,7 +17,6 @@ use super::{
 };
 use crate::{
     check::Charge,
-    error::ChoiceError,
     key::Key,
     limit::Limit,
     split::{InvalidSplit, all_parts_of, number_of_parts},
@@ -36,6 +36,8 @@ const DEFAULT_LEASE: Duration = Duration::from_secs(60);
 #[derive(Clone)]
 pub struct KeyedLimit {
     source: Source,
+    /// What is charged where none can be chosen.
+    fallback: Option<Limit>,
     extractor: Arc<dyn KeyExtractor>,
     cost: Option<Arc<Cost>>,
     settle: Option<Arc<Settle>>,
@@ -67,6 +69,7 @@ impl KeyedLimit {
     fn new(source: Source, extractor: impl KeyExtractor) -> Self {
         Self {
             source,
+            fallback: None,
             extractor: Arc::new(extractor),
             cost: None,
             settle: None,
@@ -77,72 +80,6 @@ impl KeyedLimit {
             is_hidden: false,
             parts: None,
         }
-    }
-
-    /// A limit that is chosen for each request, by its plan, tenant or path. `choose` reads the request, and what it
-    /// returns may then take its time, in a cache or a database.
-    ///
-    /// ```
-    /// use std::convert::Infallible;
-    /// use http::request::Parts;
-    /// use tower_sliding_window::{Header, KeyedLimit, Limit};
-    ///
-    /// const FREE: Limit = Limit::per_hour("calls", 100);
-    /// const PRO: Limit = Limit::per_hour("calls", 10_000);
-    ///
-    /// let calls = KeyedLimit::chosen(Header::new("x-tenant"), |parts: &Parts| {
-    ///     let tenant = parts.headers["x-tenant"].clone();
-    ///     async move {
-    ///         Ok::<_, Infallible>(match tenant.as_bytes() {
-    ///             b"us" => None, // no limit
-    ///             b"acme" => Some(PRO),
-    ///             _ => Some(FREE),
-    ///         })
-    ///     }
-    /// });
-    /// ```
-    ///
-    /// 1. A key comes first: a request without one is answered before anything is chosen.
-    /// 2. `None` limits nothing: the request is charged by the layer's other limits only, and if there are none, goes
-    ///    through without a decision and without figures.
-    /// 3. All limits of a layer that have to be chosen are chosen at once. Choice and decision have the layer's deadline
-    ///    together. The choice takes no time from layers further in.
-    /// 4. Nothing is chosen for a request that the layer's other limits are known to refuse: because they have refused it
-    ///    just now and the [`DenyCache`](crate::DenyCache) remembers it, or because the store
-    ///    [decides at once](crate::Store::decide_now), as `MemoryStore` does. Its retry time is then a true "not before".
-    ///    So a client that is over a limit by address costs no look-ups, but for one each time that a refusal is forgotten,
-    ///    after a second. Clients that are not over one cost a look-up a request: keep a cache in `choose`. Where even the
-    ///    first refusal is to cost none, put the other limits into a layer of their own outside of this one. A layer that
-    ///    [waits](crate::RateLimitLayer::wait_up_to) for room always chooses.
-    /// 5. An error, or a choice that is too slow, is [`Error::NoLimit`](crate::Error::NoLimit). The layer's failure mode
-    ///    decides, as it does without a store: so a tenant who may nothing at all is not one for an error here, which
-    ///    fail-open lets through, but for [`deny`](crate::RateLimitLayer::deny) or your authentication. In the
-    ///    [shadow](Self::in_shadow) the limit is left out instead.
-    /// 6. Two limits of one name for one key are one limit: [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp)
-    ///    give one key for a client without a proxy. The stricter of them is decided. It has fewer units, or the longer
-    ///    window where these are equal. It is charged the larger cost, and [settled](Self::settle) at the larger. A limit in
-    ///    the shadow is left out beside one that is not.
-    /// 7. Limits of one name share their units: who moves from one plan to another of the same name and window takes
-    ///    along what is used.
-    #[must_use]
-    pub fn chosen<E, C, F, L, X>(extractor: E, choose: C) -> Self
-    where
-        E: KeyExtractor,
-        C: Fn(&Parts) -> F + Send + Sync + 'static,
-        F: Future<Output = Result<L, X>> + Send + 'static,
-        L: Into<Option<Limit>>,
-        X: Into<Box<dyn Error + Send + Sync>>,
-    {
-        let choose = move |parts: &Parts| -> Choice {
-            let choice = choose(parts);
-            Box::pin(async move {
-                match choice.await {
-                    Ok(limit) => Ok(limit.into()),
-                    Err(error) => Err(ChoiceError::Failed(error.into().into())),
-                }
-            })
-        };
-        Self::new(Source::Chosen(Arc::new(choose)), extractor)
     }
 
     /// Whether an upstream that says to stay away [closes](crate::Limiter::close) the limit, where the layer
@@ -310,7 +247,10 @@ impl KeyedLimit {
         };
         match &self.source {
             Source::Fixed(limit) => terms.charge(limit.clone(), key, cost).map_err(Rejection::NeverFits),
-            Source::Chosen(choose) => Ok(Draft::Open(Open { choose: Arc::clone(choose), key, cost, terms })),
+            Source::Chosen(choose) => {
+                let (choose, fallback) = (Arc::clone(choose), self.fallback.clone());
+                Ok(Draft::Open(Open { choose, fallback, key, cost, terms }))
+            }
         }
     }
 
@@ -330,6 +270,7 @@ impl fmt::Debug for KeyedLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KeyedLimit")
             .field("limit", &self.limit())
+            .field("fallback", &self.fallback)
             .field("settles", &self.settle.is_some())
             .field("heeds_upstream", &self.heeds_upstream())
             .field("is_shadow", &self.is_shadow)
