@@ -5,7 +5,7 @@
 //!    for a time, [`reset`](Limiter::reset) forgets.
 //! 2. Every question to the store is answered within the [`deadline`](Limiter::deadline), 50 ms by default, which covers
 //!    queueing, connecting and the reply. It runs from the first poll, and arms a timer only if the store makes it wait.
-//!    All but [`acquire`](Limiter::acquire) and [`close`](Limiter::close) ask one question.
+//!    All but [`acquire`](Limiter::acquire) ask one question.
 //! 3. A refusal is a [`Decision`]; what is not a decision is a typed [`Error`].
 //! 4. A check that is known to be refused is refused without asking the store, as long as that is true: see [`DenyCache`].
 //! 5. A store that has failed repeatedly is not asked, but tried in the background: see [`Breaker`]. Limiters on clones of

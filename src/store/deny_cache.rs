@@ -32,7 +32,7 @@ const LATE: u64 = 1_000;
 /// 2. A check of several limits is refused so if the process remembers how each of them stands. It may have learned that
 ///    from different checks, of different layers. Nothing is admitted so.
 /// 3. The figures count down meanwhile. The retry time stays exact where nothing is left and the refusal was one of the
-///    same cost. Otherwise it is a true "not before": at a cost of at least the refused one, the time that was told for that;
+///    same cost, unless another counts meanwhile what was [spent](crate::Charge::spent) beyond the limit. Otherwise it is a true "not before": at a cost of at least the refused one, the time that was told for that;
 ///    at a lower cost, the time until the oldest unit leaves. The figures of other limits are told as they were.
 ///    Where some of the used units are reserved, nothing is remembered for longer than
 ///    [`retry_reserved_after`](crate::Limiter::retry_reserved_after).

@@ -313,8 +313,9 @@ impl Refused {
             // With reserved units, it need not be longer than it takes to find out.
             retry: (charge.takes != Takes::WhatWasSpent && charge.cost > left).then(|| if is_reserved { told.retry.unwrap_or(0) } else { not_before }),
         };
-        // Where nothing is left, nothing can be spent meanwhile.
-        let is_exact = left == 0 && refused.is_some() && self.cost == charge.cost;
+        // Where nothing is left, nothing can be admitted meanwhile. But what has been spent is counted.
+        let is_exact =
+            left == 0 && refused.is_some() && self.cost == charge.cost && self.standing.used == expected.used;
         elapsed < 1_000_000
             && *told == follows
             && told.used <= expected.used

@@ -1,6 +1,6 @@
 //! The rules of a decision, as plainly as they can be written: the oracle of every store.
 
-use std::{collections::HashMap, time::Duration};
+use std::{borrow::Borrow, collections::HashMap, time::Duration};
 
 use tower_sliding_window::{Algorithm, Decision, Limit};
 
@@ -157,10 +157,11 @@ impl ModelCharge {
     }
 
     /// The units that count at a time, out of these that are remembered `now`. What lies in the future counts as now.
-    fn used<'a>(&self, units: impl IntoIterator<Item = &'a Unit>, now: u64, at: u64) -> u64 {
+    fn used(&self, units: impl IntoIterator<Item = impl Borrow<Unit>>, now: u64, at: u64) -> u64 {
         let (window, mut used, mut current, mut previous) = (self.window(), 0, 0, 0);
         let start = at / window * window;
         for unit in units {
+            let unit = unit.borrow();
             let time = unit.at.min(self.present(unit, now));
             if !self.is_counter() || unit.name != Name::None {
                 used += if time + window > at { unit.cost } else { 0 };
