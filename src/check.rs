@@ -90,6 +90,11 @@ impl Charge {
         Self { takes: Takes::WhatWasSpent, ..Self::fitting(limit, key.into(), cost) }
     }
 
+    /// Units of this limit and key that have been [spent](Self::spent) already.
+    pub(crate) fn as_spent(&self, cost: u64) -> Self {
+        Self { cost: cost.min(self.limit.most_spent()), takes: Takes::WhatWasSpent, ..self.clone() }
+    }
+
     /// Lets units that were [spent](Self::spent) count for so long only, at most for the window.
     pub(crate) fn counting_for(self, time: Duration) -> Self {
         self.reserve(time)

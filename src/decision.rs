@@ -126,6 +126,18 @@ impl Decision {
         self
     }
 
+    /// The same decision, with the statuses of another in these places.
+    pub(crate) fn with_statuses_of(mut self, other: &Self, places: &[usize]) -> Self {
+        let Parts { first, rest, .. } = Arc::make_mut(&mut self.0);
+        let mut statuses: Vec<_> = iter::once(first).chain(rest).collect();
+        for (place, status) in iter::zip(places, other.statuses()) {
+            if let Some(old) = statuses.get_mut(*place) {
+                **old = status.clone();
+            }
+        }
+        self
+    }
+
     /// The refusal of a check, of whose limits these are the figures at no cost, if it is one: until something leaves.
     pub(crate) fn refusing(mut self, check: &Check) -> Option<Self> {
         let Parts { first, rest, .. } = Arc::make_mut(&mut self.0);

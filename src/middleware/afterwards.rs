@@ -17,7 +17,7 @@ use super::{
     limits::Limits,
     outcome::Outcome,
     policy::Policy,
-    settling,
+    settling::Due,
     shadow::ShadowRefusals,
     upstream::closed_for,
 };
@@ -28,7 +28,6 @@ use crate::{
     key::Key,
     limit::Limit,
     limiter::Limiter,
-    settlement::{Settled, Settlement},
     store::Store,
 };
 
@@ -55,7 +54,8 @@ pub(super) type Work = Errand<Done>;
 
 /// What came of it.
 pub(super) struct Done {
-    settled: Option<Settled>,
+    /// How the limits stand after what was due.
+    settled: Option<Decision>,
 }
 
 impl<S: Store, R> Afterwards<S, R> {
@@ -88,20 +88,18 @@ impl<S: Store, R> Afterwards<S, R> {
     pub(super) fn begin<B>(&mut self, response: Response<B>) -> (Response<B>, Option<Work>) {
         let Some(admitted) = &self.admitted else { return (response, None) };
         let (parts, body) = response.into_parts();
-        let settlement = admitted.settlement(&self.policy.limits, &parts);
+        let due = admitted.due(&self.policy.limits, &parts);
         // Not before, since what says the cost may panic.
         if let Some(mut dropped) = self.dropped.take() {
             dropped.call_off();
         }
         let closing = if self.policy.settings.heeds_upstream { self.closing(admitted, &parts) } else { None };
-        let is_any = settlement.is_some() || closing.is_some();
+        let is_any = due.is_some() || closing.is_some();
         let work = is_any.then(|| {
             let (limiter, events) = (self.policy.limiter.clone(), Arc::clone(&self.policy.settings.events));
             Errand::new(async move {
-                let settled = match settlement {
-                    Some(settlement) => {
-                        limiter.settle(settlement).await.inspect_err(|error| events.not_settled(error)).ok()
-                    }
+                let settled = match due {
+                    Some(due) => due.settle(&limiter).await.inspect_err(|error| events.not_settled(error)).ok(),
                     None => None,
                 };
                 if let Some((limits, time)) = closing {
@@ -130,7 +128,7 @@ impl<S: Store, R> Afterwards<S, R> {
 impl<S, R> Afterwards<S, R> {
     /// The figures after a settlement.
     pub(super) fn end(&self, done: &Done) -> Option<Figures> {
-        Figures::of(done.settled.as_ref()?.decision())
+        Figures::of(done.settled.as_ref()?)
     }
 
     /// Writes what is to be said of the shadow.
@@ -159,10 +157,10 @@ async fn close<S: Store>(limiter: &Limiter<S>, limits: Vec<(Limit, Key)>, time: 
 }
 
 impl Admitted {
-    /// The settlement of the response, if one is due.
-    fn settlement(&self, limits: &Limits, response: &response::Parts) -> Option<Settlement> {
+    /// What is due by the response, if anything is.
+    fn due(&self, limits: &Limits, response: &response::Parts) -> Option<Due> {
         let request = self.request.as_ref()?;
-        settling::settlement(&self.check, &self.origins, &self.decision, |charge, origin| {
+        Due::of(&self.check, &self.origins, &self.decision, |charge, origin| {
             let settle = limits.get(origin.place)?.settles();
             Some(settle.map_or(origin.cost, |settle| settle(&Outcome::new(request, response, charge.cost()))))
         })

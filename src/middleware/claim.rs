@@ -163,15 +163,23 @@ fn is_same(one: &Charge, other: &Charge) -> bool {
 
 /// One charge in the place of two: on the limit of fewer units, of a longer window where they are equal, at the larger
 /// cost, and hidden if one of them is. If only one of them is reserved, the other would stay for its window: so does this.
+/// One that only asks if anything is left is settled with the other, which is reserved for it.
 fn stricter(one: &Charge, other: &Charge) -> Result<Charge, NeverFits> {
     let slack = |charge: &Charge| (charge.limit().units(), std::cmp::Reverse(charge.limit().window()));
     let kept = if slack(other) < slack(one) { other } else { one };
     let is_hidden = one.is_hidden() || other.is_hidden();
-    let charge = Charge::new(kept.limit().clone(), kept.key().clone(), one.cost().max(other.cost()));
+    let (limit, key) = (kept.limit().clone(), kept.key().clone());
+    let charge = if one.takes_nothing() && other.takes_nothing() {
+        Ok(Charge::any_left(limit, key))
+    } else {
+        Charge::new(limit, key, one.cost().max(other.cost()))
+    };
     let charge = if is_hidden { charge.map(Charge::hidden).map_err(NeverFits::hidden) } else { charge }?;
     let charge = match (one.lease(), other.lease()) {
-        (None, None) => charge,
+        (None, None) if one.takes_nothing() == other.takes_nothing() => charge,
         (Some(one), Some(other)) => charge.reserve(one.max(other)),
+        (Some(lease), None) if other.takes_nothing() => charge.reserve(lease),
+        (None, Some(lease)) if one.takes_nothing() => charge.reserve(lease),
         _ => charge.reserve(kept.limit().window()),
     };
     Ok(if kept.is_shadow() { charge.in_shadow() } else { charge })

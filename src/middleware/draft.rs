@@ -41,6 +41,8 @@ pub(super) struct Open {
 pub(super) struct Terms {
     /// For how long it reserves its units, if it settles them.
     pub(super) lease: Option<Duration>,
+    /// Whether it only asks if anything is left, and counts afterwards.
+    pub(super) counts_afterwards: bool,
     pub(super) is_shadow: bool,
     pub(super) is_hidden: bool,
     /// Into how many it is split, if it is.
@@ -79,7 +81,11 @@ impl Terms {
         };
         // What is to be settled has to be remembered.
         let cost = if self.lease.is_some() { cost.max(1) } else { cost };
-        let charge = Charge::new(limit, key, cost);
+        let charge = if self.counts_afterwards {
+            Ok(Charge::any_left(limit, key))
+        } else {
+            Charge::new(limit, key, cost)
+        };
         match if self.is_hidden { charge.map(Charge::hidden).map_err(NeverFits::hidden) } else { charge } {
             Ok(charge) => {
                 let charge = self.lease.into_iter().fold(charge, Charge::reserve);

@@ -8,7 +8,7 @@ use super::{
     claim::{Origin, Record},
     errand::Errand,
     events::Events,
-    settling::settlement,
+    settling::Due,
 };
 use crate::{
     check::Check,
@@ -22,9 +22,9 @@ use crate::{
 pub(super) enum WhenDropped {
     /// It stays charged, since the limit does not settle.
     StaysCharged,
-    /// It stays charged until its lease ends.
+    /// It stays charged until its lease ends, if anything was charged.
     KeepsLease,
-    /// It has cost so many units, at most what was charged.
+    /// It has cost so many units, at most what was charged, if anything was.
     Costs(u64),
 }
 
@@ -43,15 +43,15 @@ impl<S: Store> Dropping<S> {
 
     /// Settles an admitted request when it is dropped, if there is something to settle.
     pub(super) fn guard(&self, check: &Check, origins: &[Origin], decision: &Decision) -> Option<Errand<()>> {
-        let settlement =
-            settlement(check, origins, decision, |charge, origin| match self.limits.get(origin.place)? {
-                WhenDropped::StaysCharged => Some(origin.cost),
-                WhenDropped::KeepsLease => None,
-                WhenDropped::Costs(units) => Some(charge.cost().min(*units)),
-            })?;
+        let due = Due::of(check, origins, decision, |charge, origin| match self.limits.get(origin.place)? {
+            WhenDropped::StaysCharged => Some(origin.cost),
+            WhenDropped::KeepsLease => None,
+            WhenDropped::Costs(units) if charge.takes_nothing() => Some(*units),
+            WhenDropped::Costs(units) => Some(charge.cost().min(*units)),
+        })?;
         let (limiter, events) = (self.limiter.clone(), Arc::clone(&self.events));
         Some(Errand::new(async move {
-            if let Err(error) = limiter.settle(settlement).await {
+            if let Err(error) = due.settle(&limiter).await {
                 events.not_settled(&error);
             }
         }))

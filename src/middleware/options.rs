@@ -86,6 +86,13 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
         self.set_limiter(|limiter| limiter.deadline(deadline))
     }
 
+    /// When a client is to come back that only [reserved](super::KeyedLimit::settle) units refuse: see
+    /// [`Limiter::retry_reserved_after`](crate::Limiter::retry_reserved_after). Default: one second, or that of the limiter
+    /// the layer is made [on](RateLimitLayer::on).
+    pub fn retry_reserved_after(self, wait: Duration) -> Self {
+        self.set_limiter(|limiter| limiter.retry_reserved_after(wait))
+    }
+
     /// Gives the layer a deny cache of its own: for how long, and of how many, refusals are remembered. Default: the store's,
     /// or that of the limiter it is made [on](RateLimitLayer::on).
     pub fn deny_cache(self, deny_cache: DenyCache) -> Self {

@@ -41,6 +41,8 @@ pub struct KeyedLimit {
     extractor: Arc<dyn KeyExtractor>,
     cost: Option<Arc<Cost>>,
     settle: Option<Arc<Settle>>,
+    /// Whether it charges nothing before.
+    counts_afterwards: bool,
     lease: Duration,
     /// What a dropped request has cost, if that is not left to its lease.
     dropped: Option<u64>,
@@ -73,6 +75,7 @@ impl KeyedLimit {
             extractor: Arc::new(extractor),
             cost: None,
             settle: None,
+            counts_afterwards: false,
             lease: DEFAULT_LEASE,
             dropped: None,
             heeds_upstream: None,
@@ -261,8 +264,13 @@ impl KeyedLimit {
 
     #[inline]
     fn terms(&self) -> Terms {
-        let lease = self.settle.is_some().then_some(self.lease);
-        Terms { lease, is_shadow: self.is_shadow, is_hidden: self.is_hidden, parts: self.parts }
+        Terms {
+            lease: (self.settle.is_some() && !self.counts_afterwards).then_some(self.lease),
+            counts_afterwards: self.counts_afterwards,
+            is_shadow: self.is_shadow,
+            is_hidden: self.is_hidden,
+            parts: self.parts,
+        }
     }
 }
 
@@ -272,6 +280,7 @@ impl fmt::Debug for KeyedLimit {
             .field("limit", &self.limit())
             .field("fallback", &self.fallback)
             .field("settles", &self.settle.is_some())
+            .field("counts_afterwards", &self.counts_afterwards)
             .field("heeds_upstream", &self.heeds_upstream())
             .field("is_shadow", &self.is_shadow)
             .field("is_hidden", &self.is_hidden)

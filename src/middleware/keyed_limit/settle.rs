@@ -18,6 +18,20 @@ impl KeyedLimit {
     /// Lets the response say how many units a request has really cost. The charge is then only reserved, and it is settled
     /// before the response goes out. Default: the charge is the cost.
     ///
+    /// What is reserved may be given back, so a client that only reservations refuse is told to come back after
+    /// [a second](crate::RateLimitLayer::retry_reserved_after). To reserve nothing, [count afterwards](Self::count_afterwards):
+    ///
+    /// | | `settle` | `count_afterwards` |
+    /// |---|---|---|
+    /// | before the response | the charge counts | nothing counts |
+    /// | a request is refused | where its charge does not fit | where nothing is left |
+    /// | more than the limit is spent | by what a request costs above its charge | by what all requests in flight cost |
+    /// | requests at once that turn out to be free | some are refused, with a retry time of a second | none is refused |
+    /// | the cost counts as of | the admission | the response |
+    /// | without a response | the charge counts until its lease ends | nothing counts |
+    /// | questions to the store | two, or one where the charge is the cost and the lease the window | two, or one where the cost is 0 |
+    /// | take it for | costs that must not exceed the limit: tokens, money | what is mostly free, or unknown before: failed logins, bytes sent |
+    ///
     /// ```
     /// use tower_sliding_window::{ApiKey, Limit, PeerIp, Secret};
     ///
@@ -59,6 +73,35 @@ impl KeyedLimit {
     #[must_use]
     pub fn settle(mut self, cost: impl Fn(&Outcome<'_>) -> u64 + Send + Sync + 'static) -> Self {
         self.settle = Some(Arc::new(cost));
+        self.counts_afterwards = false;
+        self
+    }
+
+    /// Lets the response alone say how many units a request costs. Nothing is reserved: a request is let through while
+    /// anything is left of the limit, and its cost is counted, as of then, before its response goes out.
+    /// [`settle`](Self::settle) has a table of when to use which. Of the two, the one that is called last holds.
+    ///
+    /// ```
+    /// use tower_sliding_window::{Limit, PeerIp};
+    ///
+    /// // Five failed logins a minute. Any number of good ones may be on their way at once.
+    /// let failures = Limit::per_minute("failed-logins", 5).by(PeerIp::new()).count_afterwards(|o| u64::from(o.status() == 401));
+    /// ```
+    ///
+    /// 1. More than the limit may be spent: by what those requests cost that are in flight when the last unit is. With `n`
+    ///    requests of a client at once, each of at most `c` units, that is `n · c` units, less one. Bound `n` by another
+    ///    limit, or a concurrency limit, where that matters: a client that sends 1,000 passwords at once gets 1,000 tries.
+    /// 2. What is counted above the limit is counted: the next requests are refused until enough has left the window.
+    /// 3. What a request would [cost](Self::cost) before its response has no meaning for this limit.
+    /// 4. A request that is dropped before its response costs nothing, unless [`settle_dropped`](Self::settle_dropped) says
+    ///    how much. A count that has begun goes on when the client leaves. If it fails, a log line says so, and nothing is
+    ///    counted.
+    /// 5. The head of the response tells the cost, as for [`settle`](Self::settle). A handler that knows it only at the end of
+    ///    a body counts it itself, by [`Charge::spent`](crate::Charge::spent).
+    #[must_use]
+    pub fn count_afterwards(mut self, cost: impl Fn(&Outcome<'_>) -> u64 + Send + Sync + 'static) -> Self {
+        self.settle = Some(Arc::new(cost));
+        self.counts_afterwards = true;
         self
     }
 
@@ -79,7 +122,7 @@ impl KeyedLimit {
         self
     }
 
-    /// Settles a request at so many units, at most its charge, as soon as it is dropped before its response: its client has
+    /// Settles a request at so many units, at most its charge if it has one, as soon as it is dropped before its response: its client has
     /// hung up, or the service has failed or panicked. Default: it stays charged until its [`lease`](Self::lease) ends, and
     /// then has cost nothing.
     ///

@@ -301,7 +301,8 @@ local function has_settled(charge, key, id, time)
   local at = text(-time)
   local prefix = charge.is_exact and id or string.char(KEPT) .. id
   for _, member in ipairs(call('ZRANGEBYSCORE', key, at, at, 'LIMIT', 0, DROPPED)) do
-    if string.sub(member, 1, #prefix) == prefix and string.sub(member, -1) == '.' then return true end
+    -- There may be spaces behind it.
+    if string.sub(member, 1, #prefix) == prefix and string.find(member, '%. *$') then return true end
   end
   return false
 end
