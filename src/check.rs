@@ -90,9 +90,9 @@ impl Charge {
         Self { takes: Takes::WhatWasSpent, ..Self::fitting(limit, key.into(), cost) }
     }
 
-    /// Units of this limit and key that have been [spent](Self::spent) already.
-    pub(crate) fn as_spent(&self, cost: u64) -> Self {
-        Self { cost: cost.min(self.limit.most_spent()), takes: Takes::WhatWasSpent, ..self.clone() }
+    /// Units that have been [spent](Self::spent) in the name of the key of this charge.
+    pub(crate) fn as_spent(&self, limit: Limit, cost: u64) -> Self {
+        Self { cost: cost.min(limit.most_spent()), limit, takes: Takes::WhatWasSpent, ..self.clone() }
     }
 
     /// Lets units that were [spent](Self::spent) count for so long only, at most for the window.

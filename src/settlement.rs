@@ -110,10 +110,8 @@ impl Settlement {
     /// was admitted later under the same id is another admission. One after it finds what was neither reserved nor decided
     /// together with equal checks.
     pub fn by_id(check: Check, id: AdmissionId, at: SystemTime, mut cost: impl FnMut(&Charge) -> Option<u64>) -> Self {
-        let costs = check
-            .charges()
-            .map(|charge| cost(charge).map(|cost| cost.min(charge.limit().most_spent())))
-            .collect();
+        let costs =
+            check.charges().map(|charge| cost(charge).map(|cost| cost.min(charge.limit().most_spent()))).collect();
         Self { check, id, at, costs, is_local: false }
     }
 

@@ -30,6 +30,10 @@ impl Local {
         }
     }
 
+    pub(super) async fn count(&self, spent: Check) -> Result<Decision, StoreError> {
+        self.store().decide(spent).await
+    }
+
     pub(super) async fn settle(&self, settlement: Settlement) -> Result<Settled, StoreError> {
         self.store().settle(settlement).await
     }

@@ -274,6 +274,11 @@ impl<S: Store> Limiter<S> {
         })
     }
 
+    /// Counts what was spent by an admission: in this process, if that has decided in the store's place.
+    pub(crate) async fn count(&self, spent: Check, is_local: bool) -> Result<Decision, Error> {
+        if is_local { Ok(self.parts.local.count(spent).await?) } else { self.check_all(spent).await }
+    }
+
     /// How `limit` stands for `key`, without spending anything. Look at [`remaining`](Decision::remaining): asking costs
     /// nothing, so the decision itself is never a refusal, even when nothing is left.
     ///

@@ -21,15 +21,7 @@ use super::{
     shadow::ShadowRefusals,
     upstream::closed_for,
 };
-use crate::{
-    check::Check,
-    decision::Decision,
-    error::Error,
-    key::Key,
-    limit::Limit,
-    limiter::Limiter,
-    store::Store,
-};
+use crate::{check::Check, decision::Decision, error::Error, key::Key, limit::Limit, limiter::Limiter, store::Store};
 
 /// What is done with a response of which more is to be said than figures. Most have none, so it is in a box.
 pub(super) struct Afterwards<S, R> {

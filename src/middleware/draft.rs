@@ -81,11 +81,8 @@ impl Terms {
         };
         // What is to be settled has to be remembered.
         let cost = if self.lease.is_some() { cost.max(1) } else { cost };
-        let charge = if self.counts_afterwards {
-            Ok(Charge::any_left(limit, key))
-        } else {
-            Charge::new(limit, key, cost)
-        };
+        let charge =
+            if self.counts_afterwards { Ok(Charge::any_left(limit, key)) } else { Charge::new(limit, key, cost) };
         match if self.is_hidden { charge.map(Charge::hidden).map_err(NeverFits::hidden) } else { charge } {
             Ok(charge) => {
                 let charge = self.lease.into_iter().fold(charge, Charge::reserve);

@@ -54,7 +54,9 @@ impl Due {
                 && is_counted
                 && let Some(cost @ 1..) = cost()
             {
-                Spent::add(&mut spent, charge.as_spent(cost), index);
+                // A share, if this process has decided in the store's place.
+                let limit = status.limit().clone();
+                Spent::add(&mut spent, charge.as_spent(limit, cost), index);
             }
         }
         let mut costs = costs.into_iter();
@@ -66,13 +68,14 @@ impl Due {
     /// Does what is due, and says how the limits stand then. One that fails leaves the other alone.
     pub(super) async fn settle<S: Store>(self, limiter: &Limiter<S>) -> Result<Decision, Error> {
         let Self { admitted, settlement, spent } = self;
+        let is_local = admitted.local_cause().is_some();
         let settled = match settlement {
             Some(settlement) => limiter.settle(settlement).await.map(|settled| settled.decision().clone()),
             None => Ok(admitted),
         };
         match spent {
             Some(Spent { check, places }) => {
-                let counted = limiter.check_all(check).await?;
+                let counted = limiter.count(check, is_local).await?;
                 settled.map(|decision| decision.with_statuses_of(&counted, &places))
             }
             None => settled,

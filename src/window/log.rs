@@ -4,11 +4,11 @@
 //! is the time of the admission for an exact log, the end of its sub-window for a compact one, and the start of its window
 //! for a fixed one. What is held for a lease is recorded a window before the lease ends, so that it leaves then.
 
+use super::Wait;
 use super::{
     entries::{Entries, Place},
     entry::{Entry, Kind, Sum, Which},
 };
-use super::Wait;
 use crate::admission::AdmissionId;
 
 /// What is still in the window, and its sum.

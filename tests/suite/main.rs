@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests say what they expect by panicking")]
 
 mod acquiring;
+mod afterwards;
 mod algorithms;
 mod at_once;
 mod batching;

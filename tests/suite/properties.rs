@@ -190,7 +190,8 @@ async fn replay<S: Store>(
                 }
             }
             Step::Repeat { back } => {
-                let Some(admitted_before) = admitted.iter().rev().filter(|admitted| admitted.is_alone).nth(*back) else {
+                let Some(admitted_before) = admitted.iter().rev().filter(|admitted| admitted.is_alone).nth(*back)
+                else {
                     continue;
                 };
                 let mut again = admitted_before.clone();
@@ -311,7 +312,8 @@ impl Refused {
             reserved: self.standing.reserved,
             reset: self.standing.reset.saturating_sub(elapsed),
             // With reserved units, it need not be longer than it takes to find out.
-            retry: (charge.takes != Takes::WhatWasSpent && charge.cost > left).then(|| if is_reserved { told.retry.unwrap_or(0) } else { not_before }),
+            retry: (charge.takes != Takes::WhatWasSpent && charge.cost > left)
+                .then(|| if is_reserved { told.retry.unwrap_or(0) } else { not_before }),
         };
         // Where nothing is left, nothing can be admitted meanwhile. But what has been spent is counted.
         let is_exact =

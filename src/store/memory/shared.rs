@@ -91,7 +91,8 @@ impl Shared {
             .zip(&addresses)
             .map(|(charge, address)| locked.shard(*address).look(*address, charge, attempt))
             .collect();
-        let known = check.charges().zip(&looks).filter_map(|(charge, look)| Some((charge.is_exact(), look.counted_at?)));
+        let known =
+            check.charges().zip(&looks).filter_map(|(charge, look)| Some((charge.is_exact(), look.counted_at?)));
         // Another than an exact log may not tell the time to the microsecond.
         let counted_at = known.max().map(|(_, at)| at);
         let is_known = counted_at.is_some();

@@ -68,9 +68,7 @@ impl Job {
     pub(super) fn is_repeatable(&self) -> bool {
         match self {
             Self::Decide(asked) => {
-                let is_kept = |charge: &Charge| {
-                    charge.units() == 0 || charge.lease().is_some() || charge.is_exact()
-                };
+                let is_kept = |charge: &Charge| charge.units() == 0 || charge.lease().is_some() || charge.is_exact();
                 asked.check.id().is_some() || asked.check.charges().all(is_kept)
             }
             Self::Settle(_) => true,
