@@ -35,8 +35,10 @@ impl<S: Store> Limiter<S> {
     ///    question have ended, the next takes over. Polled again, the first goes on in its old place.
     /// 5. A [`check`](Self::check), a limiter of another process, and a check of other limits or keys stand in no line,
     ///    or in another: of those, the one that asks first after there is room gets it.
-    /// 6. A [settlement](Self::settle) or [reset](Self::reset) of the same limits and keys through the limiter lets the first
-    ///    in line ask at once. Units that others give back are seen when it asks.
+    /// 6. A [settlement](Self::settle) or [reset](Self::reset) through the limiter lets the first in each line ask at once that
+    ///    waits for one of its limits and keys. Units that others give back are seen when it asks: where only
+    ///    [reserved](crate::Charge::reserve) units are in the way, that is after
+    ///    [`retry_reserved_after`](Self::retry_reserved_after), or once more when the patience ends before.
     /// 7. The [`deadline`](Self::deadline) is that of each question, not of the wait, and a question is not cut short by
     ///    the patience. An error of the store is returned at once.
     ///
@@ -94,15 +96,15 @@ impl<S: Store> Limiter<S> {
             return self.check_after(check, waited).await;
         }
         let (patience, lines) = (Patience::new(patience), &self.parts.lines);
-        let line = lines.digest(check.charges().map(Charge::whose));
-        let mut given_back = lines.times_given_back(line);
-        let (place, mut asks_at) = match lines.join_others(line) {
+        let charged = lines.charged(check.charges().map(Charge::whose));
+        let mut given_back = lines.times_given_back(&charged);
+        let (place, mut asks_at) = match lines.join_others(&charged) {
             Some(place) if patience.allows(place.first_waits()) => (place, Instant::now()),
             Some(place) => return self.refuse(&check, &place, waited).await,
             None => {
                 let decision = self.check_after(check.clone(), waited).await?;
                 let Some(asks_at) = patience.ask_again_at(&decision) else { return Ok(decision) };
-                (lines.join(line), asks_at)
+                (lines.join(&charged), asks_at)
             }
         };
         loop {
@@ -113,7 +115,7 @@ impl<S: Store> Limiter<S> {
                 // It was not polled for a while, and another has taken over.
                 continue;
             }
-            (*waited, given_back) = (Duration::ZERO, lines.times_given_back(line));
+            (*waited, given_back) = (Duration::ZERO, lines.times_given_back(&charged));
             let decision = self.check_after(check.clone(), waited).await?;
             match patience.ask_again_at(&decision) {
                 Some(again) => asks_at = again,

@@ -30,10 +30,18 @@ pub(super) struct Lines(Arc<Shared>);
 #[derive(Default)]
 struct Shared {
     digester: Digester,
-    /// Only lines in which somebody is. Two sets of one digest share a line, which makes them slower, not wrong.
-    lines: Mutex<HashMap<u64, Line, BuildHasherDefault<Prehashed>>>,
+    standing: Mutex<Standing>,
     /// How often something was given back, also where nobody was in line.
     given_back: [AtomicU64; PARTS],
+}
+
+/// Only lines in which somebody is.
+#[derive(Default)]
+struct Standing {
+    /// Two sets of one digest share a line, which makes them slower, not wrong.
+    lines: HashMap<u64, Line, BuildHasherDefault<Prehashed>>,
+    /// Which lines wait for a limit and key.
+    waiting_for: HashMap<u64, Vec<u64>, BuildHasherDefault<Prehashed>>,
 }
 
 struct Line {
@@ -41,11 +49,20 @@ struct Line {
     places: usize,
 }
 
-/// Something that is being given back. Dropped, it is done, or goes on though its caller has left: then the first in line
-/// asks at once.
+/// What a check is charged to: limits and keys.
+#[derive(Clone, Debug)]
+pub(super) struct Charged {
+    /// The same for the same limits and keys, in whichever order.
+    digest: u64,
+    /// Of each limit and key.
+    each: Vec<u64>,
+}
+
+/// Something that is being given back. Dropped, it is done, or goes on though its caller has left: then the first in each
+/// line that waits for it asks at once.
 pub(super) struct GivingBack<'a> {
     lines: &'a Lines,
-    digest: u64,
+    charged: Charged,
     has_failed: bool,
 }
 
@@ -60,53 +77,54 @@ impl GivingBack<'_> {
 /// A place in a line, until it is dropped.
 pub(super) struct Place {
     lines: Lines,
-    digest: u64,
+    charged: Charged,
     turns: Arc<Mutex<Turns>>,
     number: u64,
 }
 
 impl Lines {
-    /// The same for the same limits and keys, in whichever order.
-    pub(super) fn digest<'a>(&self, charged: impl IntoIterator<Item = (&'a Limit, &'a Key)>) -> u64 {
+    pub(super) fn charged<'a>(&self, charged: impl IntoIterator<Item = (&'a Limit, &'a Key)>) -> Charged {
         let digest = |(limit, key): (&Limit, &Key)| self.0.digester.of_key(limit, key);
-        charged.into_iter().map(digest).fold(0, u64::wrapping_add)
+        let each: Vec<u64> = charged.into_iter().map(digest).collect();
+        Charged { digest: each.iter().copied().fold(0, u64::wrapping_add), each }
     }
 
     /// The last place in a line.
-    pub(super) fn join(&self, digest: u64) -> Place {
-        let mut lines = self.lock();
-        let new = || Line { turns: Arc::new(Mutex::new(Turns::new())), places: 0 };
-        self.place(digest, lines.entry(digest).or_insert_with(new))
+    pub(super) fn join(&self, charged: &Charged) -> Place {
+        let mut standing = self.lock();
+        self.place(charged, standing.line(charged))
     }
 
     /// The last place in a line in which others are.
-    pub(super) fn join_others(&self, digest: u64) -> Option<Place> {
-        Some(self.place(digest, self.lock().get_mut(&digest)?))
+    pub(super) fn join_others(&self, charged: &Charged) -> Option<Place> {
+        Some(self.place(charged, self.lock().lines.get_mut(&charged.digest)?))
     }
 
-    fn place(&self, digest: u64, line: &mut Line) -> Place {
+    fn place(&self, charged: &Charged, line: &mut Line) -> Place {
         line.places += 1;
         let number = lock(&line.turns).next_number();
-        Place { lines: self.clone(), digest, turns: Arc::clone(&line.turns), number }
+        Place { lines: self.clone(), charged: charged.clone(), turns: Arc::clone(&line.turns), number }
     }
 
     /// Changes when something is given back that those in such a line may wait for: a refusal from before may then be out
     /// of date.
-    pub(super) fn times_given_back(&self, digest: u64) -> u64 {
-        self.count(digest).load(Ordering::SeqCst)
+    pub(super) fn times_given_back(&self, charged: &Charged) -> u64 {
+        charged.each.iter().map(|digest| self.count(*digest).load(Ordering::SeqCst)).fold(0, u64::wrapping_add)
     }
 
-    /// Something is being given back that those in such a line may wait for.
-    pub(super) fn give_back(&self, digest: u64) -> GivingBack<'_> {
-        GivingBack { lines: self, digest, has_failed: false }
+    /// Something is being given back that others may wait for.
+    pub(super) fn give_back(&self, charged: Charged) -> GivingBack<'_> {
+        GivingBack { lines: self, charged, has_failed: false }
     }
 
-    /// Lets the first in line ask at once, since something was given back.
-    fn given_back(&self, digest: u64) {
-        // Before the look for a line: a caller that joins after that look finds it counted.
-        self.count(digest).fetch_add(1, Ordering::SeqCst);
-        let turns = self.lock().get(&digest).map(|line| Arc::clone(&line.turns));
-        if let Some(turns) = turns {
+    /// Lets the first in each line that waits for it ask at once, since something was given back.
+    fn given_back(&self, charged: &Charged) {
+        // Before the look for lines: a caller that joins after that look finds it counted.
+        for digest in &charged.each {
+            self.count(*digest).fetch_add(1, Ordering::SeqCst);
+        }
+        let lines = self.lock().waiting_for(charged);
+        for turns in lines {
             let woken = lock(&turns).ask_now(Instant::now());
             woken.wake();
         }
@@ -116,8 +134,44 @@ impl Lines {
         &self.0.given_back[digest as usize % PARTS]
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Line, BuildHasherDefault<Prehashed>>> {
-        self.0.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Standing> {
+        self.0.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Standing {
+    /// The line of what is charged, which may be new.
+    fn line(&mut self, charged: &Charged) -> &mut Line {
+        self.lines.entry(charged.digest).or_insert_with(|| {
+            for digest in &charged.each {
+                self.waiting_for.entry(*digest).or_default().push(charged.digest);
+            }
+            Line { turns: Arc::new(Mutex::new(Turns::new())), places: 0 }
+        })
+    }
+
+    /// The lines that wait for any of this.
+    fn waiting_for(&self, charged: &Charged) -> Vec<Arc<Mutex<Turns>>> {
+        let lines = charged.each.iter().filter_map(|digest| self.waiting_for.get(digest)).flatten();
+        lines.filter_map(|line| self.lines.get(line)).map(|line| Arc::clone(&line.turns)).collect()
+    }
+
+    /// Leaves a line, which ends with the last who is in it.
+    fn leave(&mut self, charged: &Charged) {
+        let Some(line) = self.lines.get_mut(&charged.digest) else { return };
+        line.places -= 1;
+        if line.places > 0 {
+            return;
+        }
+        self.lines.remove(&charged.digest);
+        for digest in &charged.each {
+            if let Entry::Occupied(mut lines) = self.waiting_for.entry(*digest) {
+                lines.get_mut().retain(|line| *line != charged.digest);
+                if lines.get().is_empty() {
+                    lines.remove();
+                }
+            }
+        }
     }
 }
 
@@ -153,7 +207,7 @@ impl Place {
                 if !turns.is_first(self.number, cx.waker()) {
                     return Poll::Ready(false);
                 }
-                let asks = now >= at || self.lines.times_given_back(self.digest) != given_back;
+                let asks = now >= at || self.lines.times_given_back(&self.charged) != given_back;
                 let woken = if asks { turns.ask(now, deadline) } else { turns.ask_at(at) };
                 drop(turns);
                 woken.wake();
@@ -179,7 +233,7 @@ fn lock(turns: &Mutex<Turns>) -> MutexGuard<'_, Turns> {
 impl Drop for GivingBack<'_> {
     fn drop(&mut self) {
         if !self.has_failed {
-            self.lines.given_back(self.digest);
+            self.lines.given_back(&self.charged);
         }
     }
 }
@@ -188,18 +242,13 @@ impl Drop for Place {
     fn drop(&mut self) {
         let woken = lock(&self.turns).leave(self.number, Instant::now());
         woken.wake();
-        if let Entry::Occupied(mut line) = self.lines.lock().entry(self.digest) {
-            line.get_mut().places -= 1;
-            if line.get().places == 0 {
-                line.remove();
-            }
-        }
+        self.lines.lock().leave(&self.charged);
     }
 }
 
 /// How many lines there are.
 impl fmt::Debug for Lines {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Lines").field(&self.lock().len()).finish()
+        f.debug_tuple("Lines").field(&self.lock().lines.len()).finish()
     }
 }

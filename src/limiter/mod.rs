@@ -265,7 +265,7 @@ impl<S: Store> Limiter<S> {
     /// failed repeatedly. It may be tried again.
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, Error> {
         let lines = &self.parts.lines;
-        let giving_back = lines.give_back(lines.digest(settlement.accounts().map(|account| account.charge().whose())));
+        let giving_back = lines.give_back(lines.charged(settlement.accounts().map(|account| account.charge().whose())));
         giving_back.outcome(if settlement.is_local() {
             self.parts.local.settle(settlement).await.map_err(Error::from)
         } else {
@@ -304,7 +304,7 @@ impl<S: Store> Limiter<S> {
     /// failed repeatedly.
     pub async fn reset(&self, limit: &Limit, key: impl Into<Key>) -> Result<(), Error> {
         let key = key.into();
-        let giving_back = self.parts.lines.give_back(self.parts.lines.digest([(limit, &key)]));
+        let giving_back = self.parts.lines.give_back(self.parts.lines.charged([(limit, &key)]));
         let check = Check::new(Charge::of_nothing(limit.clone(), key.clone()));
         giving_back.outcome(self.ask(|store| store.reset(limit.clone(), key), check).await)
     }

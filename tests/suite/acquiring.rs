@@ -373,6 +373,23 @@ async fn what_is_given_back_is_seen_by_the_first_in_line_at_once() {
     assert_eq!((test.admitted(), begun.elapsed()), (vec!["a", "b"], Duration::ZERO));
 }
 
+/// Of several limits that a line waits for, one is given back by another check than those of the line.
+#[tokio::test(start_paused = true)]
+async fn what_is_given_back_of_one_limit_is_seen_by_all_lines_that_wait_for_it() {
+    let test = Test::start();
+    let reservation = test.limiter.reserve(&CALLS, "ada", 3, ms(100)).await.unwrap().unwrap();
+    let begun = Instant::now();
+    let other = Limit::per("other", 3, ms(100));
+    for (name, key) in [("a", "bob"), ("b", "cy")] {
+        let both = of(1).and(Charge::new(other.clone(), key, 1).unwrap()).unwrap();
+        test.wait(name, both, PATIENCE).await;
+    }
+    assert_eq!((test.admitted(), test.lines()), (vec![], 2));
+    reservation.release().await.unwrap();
+    settle_down().await;
+    assert_eq!((test.admitted(), test.lines(), begun.elapsed()), (vec!["a", "b"], 0, Duration::ZERO));
+}
+
 /// A store whose answers are on their way for 10 ms.
 #[derive(Clone)]
 struct Far(MemoryStore);

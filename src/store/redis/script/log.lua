@@ -2,8 +2,8 @@
 --
 -- Heads     As long as all entries are of one unit, their number is the sum. Once there has been another, one more member,
 --           'used', has the sum of all entries as its score, which puts it behind them all: one read of the last ranks
---           gives the sum and the oldest entry. While units are reserved, the score of 'reserved' is their sum. It stands
---           right before the other, since it is never greater.
+--           gives the sum and the oldest entry. While units are reserved, the score of 'held' is their sum. It stands
+--           right before the other, since it is never greater. Neither has as many bytes as an id.
 -- Copies    Copies of a check that are admitted together to an exact log share an entry under the first one's id, with
 --           their units; a few of cost 1 get entries of their own. The last byte of the first one's id is 0, and that of
 --           each other copy is its place behind it: so the entry is found by the id of any of them.
@@ -45,19 +45,19 @@ end
 local function read_heads(charge, last, place)
   if last[place] ~= 'used' then return end
   charge.is_summed, charge.sum, charge.heads = true, clamped(tonumber(last[place + 1])), charge.heads + 1
-  if last[place + 2] ~= 'reserved' then return end
+  if last[place + 2] ~= 'held' then return end
   charge.reserved, charge.heads = min(clamped(tonumber(last[place + 3])), charge.sum), charge.heads + 1
 end
 
 -- Writes the sums down, of which that of reserved units was so much before.
 local function write_heads(charge, key, reserved_before)
   if charge.reserved > 0 then
-    call('ZADD', key, charge.sum, 'used', charge.reserved, 'reserved')
+    call('ZADD', key, charge.sum, 'used', charge.reserved, 'held')
     if reserved_before == 0 then charge.heads = charge.heads + 1 end
   else
     call('ZADD', key, charge.sum, 'used')
     if reserved_before > 0 then
-      call('ZREM', key, 'reserved')
+      call('ZREM', key, 'held')
       charge.heads = charge.heads - 1
     end
   end
@@ -93,7 +93,7 @@ local function keep_only(charge, key, entries)
   end
   if charge.counts then keep('+inf', charge.counts) end
   if charge.is_summed then keep(charge.sum, 'used') end
-  if charge.reserved > 0 then keep(charge.reserved, 'reserved') end
+  if charge.reserved > 0 then keep(charge.reserved, 'held') end
   charge.heads = #scored / 2
   for i = 1, #entries, 2 do
     keep(entries[i + 1], entries[i])

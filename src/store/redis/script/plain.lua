@@ -27,7 +27,7 @@ local function look_plainly(charge, key)
   local used = sum and tonumber(sum) or call('ZCARD', key) - gone
   if sum and gone > 0 then
     for _, member in ipairs(call('ZREVRANGE', key, 1, gone)) do
-      -- Not a number if copies share the entry.
+      -- Not a number if copies share the entry, or if this is the sum of what is held.
       local entry = #member == 8 and 1 or tonumber(string.sub(member, 9))
       if not entry then return false end
       used = used - entry
