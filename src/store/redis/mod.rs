@@ -252,7 +252,9 @@ impl<Q, A> Asking<Q, A> {
                 Err(error) => return Poll::Ready(Err(error)),
             }
         }
-        let Self::Sent(Sent { outcome, sending, .. }) = self else { panic!("a store's future polled after completion") };
+        let Self::Sent(Sent { outcome, sending, .. }) = self else {
+            panic!("a store's future polled after completion")
+        };
         if let Some(its_own) = sending {
             // The outcome is not asked for before it is there: it would wake the very task that brings it.
             ready!(its_own.as_mut().poll(cx));
