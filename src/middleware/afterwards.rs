@@ -5,7 +5,7 @@ use std::{
     mem,
     sync::Arc,
     task::Poll,
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use http::{Response, request, response};
@@ -13,13 +13,14 @@ use http::{Response, request, response};
 use super::{
     claim::{Origin, Record},
     errand::Errand,
+    events::Events,
     headers::Figures,
     limits::Limits,
     outcome::Outcome,
     policy::Policy,
     settling,
     shadow::ShadowRefusals,
-    upstream::closed_for,
+    upstream::{Away, away},
 };
 use crate::{
     check::Check,
@@ -93,7 +94,11 @@ impl<S: Store, R> Afterwards<S, R> {
         if let Some(mut dropped) = self.dropped.take() {
             dropped.call_off();
         }
-        let closing = if self.policy.settings.heeds_upstream { self.closing(admitted, &parts) } else { None };
+        let closing = if self.policy.settings.heeds_upstream {
+            Closing::of(admitted, settlement.as_ref(), &self.policy.limits, &parts)
+        } else {
+            None
+        };
         let is_any = settlement.is_some() || closing.is_some();
         let work = is_any.then(|| {
             let (limiter, events) = (self.policy.limiter.clone(), Arc::clone(&self.policy.settings.events));
@@ -104,8 +109,8 @@ impl<S: Store, R> Afterwards<S, R> {
                     }
                     None => None,
                 };
-                if let Some((limits, time)) = closing {
-                    let closed = limiter.within(close(&limiter, limits, time)).await.and_then(|closed| closed);
+                if let Some(closing) = closing {
+                    let closed = limiter.within(closing.close(&limiter, &events)).await.and_then(|closed| closed);
                     if let Err(error) = closed {
                         events.not_closed(&error);
                     }
@@ -114,16 +119,6 @@ impl<S: Store, R> Afterwards<S, R> {
             })
         });
         (Response::from_parts(parts, body), work)
-    }
-
-    /// What an upstream wants to be closed, and for how long.
-    fn closing(&self, admitted: &Admitted, response: &response::Parts) -> Option<(Vec<(Limit, Key)>, Duration)> {
-        let time = closed_for(response.status, &response.headers, SystemTime::now())?;
-        let limits: Vec<_> = admitted.heeding(&self.policy.limits).collect();
-        if !limits.is_empty() {
-            self.policy.settings.events.closes(time);
-        }
-        Some((limits, time)).filter(|(limits, _)| !limits.is_empty())
     }
 }
 
@@ -143,21 +138,57 @@ impl<S, R> Afterwards<S, R> {
     }
 }
 
-/// Closes limits for keys, all at once: neither their number nor one that cannot be closed keeps the others open.
-async fn close<S: Store>(limiter: &Limiter<S>, limits: Vec<(Limit, Key)>, time: Duration) -> Result<(), Error> {
-    let mut open: Vec<_> =
-        limits.iter().map(|(limit, key)| Box::pin(limiter.close(limit, key.clone(), time))).collect();
-    let mut closed = Ok(());
-    poll_fn(|cx| {
-        open.retain_mut(|closing| {
-            let Poll::Ready(outcome) = closing.as_mut().poll(cx) else { return true };
-            closed = mem::replace(&mut closed, Ok(())).and(outcome);
-            false
-        });
-        if open.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
-    closed
+/// What an upstream wants to be closed, and for how long.
+struct Closing {
+    limits: Vec<(Limit, Key)>,
+    away: Away,
+}
+
+impl Closing {
+    fn of(
+        admitted: &Admitted,
+        settlement: Option<&Settlement>,
+        limits: &Limits,
+        response: &response::Parts,
+    ) -> Option<Self> {
+        let away = away(response.status, &response.headers, SystemTime::now())?;
+        let is_news = |index: usize| away.is_refusal || admitted.has_left(index, settlement);
+        let limits: Vec<_> = admitted.heeding(limits, is_news).collect();
+        (!limits.is_empty()).then_some(Self { limits, away })
+    }
+
+    /// Closes all at once: neither their number nor one that cannot be closed keeps the others open.
+    async fn close<S: Store>(self, limiter: &Limiter<S>, events: &Events) -> Result<(), Error> {
+        let Self { limits, away } = self;
+        let mut open: Vec<_> =
+            limits.into_iter().map(|(limit, key)| Box::pin(close(limiter, limit, key, away, events))).collect();
+        let mut closed = Ok(());
+        poll_fn(|cx| {
+            open.retain_mut(|closing| {
+                let Poll::Ready(outcome) = closing.as_mut().poll(cx) else { return true };
+                closed = mem::replace(&mut closed, Ok(())).and(outcome);
+                false
+            });
+            if open.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        closed
+    }
+}
+
+/// Closes a limit, unless the upstream says no more than that nothing is left, and that is so here as well.
+async fn close<S: Store>(
+    limiter: &Limiter<S>,
+    limit: Limit,
+    key: Key,
+    away: Away,
+    events: &Events,
+) -> Result<(), Error> {
+    if !away.is_refusal && limiter.clone().with_share(None).peek(&limit, key.clone()).await?.remaining() == 0 {
+        return Ok(());
+    }
+    events.closes(away.time);
+    limiter.close(&limit, key, away.time).await
 }
 
 impl Admitted {
@@ -170,13 +201,24 @@ impl Admitted {
         })
     }
 
-    /// What was charged by limits that heed the upstream, all parts of it.
-    fn heeding(&self, limits: &Limits) -> impl Iterator<Item = (Limit, Key)> {
+    /// Whether the limit of a charge had something left when this was admitted, or has by what it gives back.
+    fn has_left(&self, index: usize, settlement: Option<&Settlement>) -> bool {
+        let left = self.decision.statuses().nth(index).is_none_or(|status| status.remaining() > 0);
+        let account = settlement.and_then(|settlement| settlement.accounts().nth(index));
+        left || account.is_some_and(|account| account.cost().is_some_and(|cost| cost < account.charge().cost()))
+    }
+
+    /// What is to be closed of what was charged by limits that heed the upstream: the key of a charge, if it `is_to_close`,
+    /// and all other parts of it.
+    fn heeding(&self, limits: &Limits, is_to_close: impl Fn(usize) -> bool) -> impl Iterator<Item = (Limit, Key)> {
         let charged = self.check.charges().enumerate().filter(|(_, charge)| !charge.is_shadow());
         charged.flat_map(move |(index, charge)| {
             let heeding = self.origins.iter().filter(move |origin| origin.charge == index);
             let heeding = heeding.filter_map(|origin| limits.get(origin.place)).find(|limit| limit.heeds_upstream());
-            let keys = heeding.map(|limit| limit.all_parts_of(charge.key())).unwrap_or_default();
+            let mut keys = heeding.map(|limit| limit.all_parts_of(charge.key())).unwrap_or_default();
+            if !is_to_close(index) {
+                keys.retain(|key| key != charge.key());
+            }
             keys.into_iter().map(|key| (charge.limit().clone(), key))
         })
     }
