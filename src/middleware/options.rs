@@ -195,6 +195,9 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
     /// 3. The response goes out unchanged, after the limits are closed, or after the deadline, which begins when what is to
     ///    be [settled](super::KeyedLimit::settle) is settled. Figures in it are the upstream's, never ours.
     /// 4. Limits in the [shadow](super::KeyedLimit::in_shadow) are not closed.
+    /// 5. Calls arrive closer together than they left, by as much as their times on the way differ. An upstream with the same
+    ///    limit refuses what is then too many, and the limit is closed for it. So let its window be longer by that much:
+    ///    `Limit::per("upstream", 10, Duration::from_millis(1_050))` for an upstream of 10 a second.
     ///
     /// Default: the upstream is not listened to.
     ///
