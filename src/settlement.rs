@@ -39,7 +39,10 @@
 //! # Ok(()) }
 //! ```
 
-use std::{iter, time::SystemTime};
+use std::{
+    iter,
+    time::{Duration, SystemTime},
+};
 
 use crate::{
     admission::AdmissionId,
@@ -113,6 +116,12 @@ impl Settlement {
         let costs =
             check.charges().map(|charge| cost(charge).map(|cost| cost.min(charge.limit().most_spent()))).collect();
         Self { check, id, at, costs, is_local: false }
+    }
+
+    /// The same, with the units counting as of so much later than the admission, but not after now: those that were reserved.
+    pub(crate) fn as_of_later(mut self, delay: Duration) -> Self {
+        self.at = self.at.checked_add(delay).unwrap_or(self.at);
+        self
     }
 
     /// The check as it was admitted.

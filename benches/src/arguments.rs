@@ -8,14 +8,14 @@ use std::{
 
 use crate::{
     measure::Effort,
-    scenarios::{SCENARIOS, Scenario},
+    scenarios::{LONG, SCENARIOS, Scenario},
 };
 
 /// Long enough for the median to settle.
-const FULL: Effort = Effort { rounds: 7, round: Duration::from_secs(2), entries: 1_000_000 };
+const FULL: Effort = Effort { rounds: 7, round: Duration::from_secs(2), entries: 1_000_000, calls: 300 };
 
 /// Less than two minutes for all scenarios.
-const QUICK: Effort = Effort { rounds: 3, round: Duration::from_millis(400), entries: 100_000 };
+const QUICK: Effort = Effort { rounds: 3, round: Duration::from_millis(400), entries: 100_000, calls: 60 };
 
 pub(crate) struct Arguments {
     pub(crate) scenarios: Vec<&'static Scenario>,
@@ -28,12 +28,12 @@ impl Arguments {
         let (mut scenarios, mut is_quick, mut out) = (Vec::new(), false, None);
         let mut arguments = env::args().skip(1);
         while let Some(argument) = arguments.next() {
-            match SCENARIOS.iter().find(|scenario| scenario.name == argument) {
+            match SCENARIOS.iter().chain(LONG).find(|scenario| scenario.name == argument) {
                 Some(scenario) => scenarios.push(scenario),
                 None if argument == "--quick" => is_quick = true,
                 None if argument == "--out" => out = Some(arguments.next().ok_or("--out needs a folder")?.into()),
                 None => {
-                    let names: Vec<&str> = SCENARIOS.iter().map(|scenario| scenario.name).collect();
+                    let names: Vec<&str> = SCENARIOS.iter().chain(LONG).map(|scenario| scenario.name).collect();
                     return Err(format!(
                         "{argument:?} is neither --quick nor --out nor a scenario: {}",
                         names.join(", ")

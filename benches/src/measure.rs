@@ -9,6 +9,8 @@ pub(crate) struct Effort {
     pub(crate) round: Duration,
     /// In the window of a key that is used a lot.
     pub(crate) entries: usize,
+    /// Of an upstream that admits ten a second.
+    pub(crate) calls: usize,
 }
 
 /// What a figure counts.
@@ -38,7 +40,8 @@ impl Unit {
     pub(crate) fn show(self, figure: f64) -> String {
         match self {
             Self::PerSecond if figure >= 1e6 => format!("{:.2} M/s", figure / 1e6),
-            Self::PerSecond => format!("{:.1} k/s", figure / 1e3),
+            Self::PerSecond if figure >= 1e3 => format!("{:.1} k/s", figure / 1e3),
+            Self::PerSecond => format!("{figure:.2} /s"),
             Self::Micros => format!("{figure:.2} us"),
             Self::Scripts => format!("{figure:.4}"),
             Self::Bytes => format!("{figure:.1} B"),

@@ -5,23 +5,33 @@ use std::{
     mem,
     sync::Arc,
     task::Poll,
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
 use http::{Response, request, response};
+use tokio::time::Instant;
 
 use super::{
     claim::{Origin, Record},
     errand::Errand,
+    events::Events,
     headers::Figures,
     limits::Limits,
     outcome::Outcome,
     policy::Policy,
     settling::Due,
     shadow::ShadowRefusals,
-    upstream::closed_for,
+    upstream::{Away, away},
 };
-use crate::{check::Check, decision::Decision, error::Error, key::Key, limit::Limit, limiter::Limiter, store::Store};
+use crate::{
+    check::{Charge, Check},
+    decision::Decision,
+    error::Error,
+    key::Key,
+    limit::Limit,
+    limiter::Limiter,
+    store::Store,
+};
 
 /// What is done with a response of which more is to be said than figures. Most have none, so it is in a box.
 pub(super) struct Afterwards<S, R> {
@@ -39,7 +49,12 @@ struct Admitted {
     decision: Decision,
     /// Where one of them settles.
     request: Option<request::Parts>,
+    since: Instant,
 }
+
+/// A call counts as of its answer, since the upstream may have counted it that late; later than its admission by such a part
+/// of the window at most, which is the throughput that this can cost.
+const HEEDED_LATE: u32 = 10;
 
 /// Work that goes on if the client leaves: otherwise the client would leave with units that it has used.
 pub(super) type Work = Errand<Done>;
@@ -67,7 +82,7 @@ impl<S: Store, R> Afterwards<S, R> {
             let settles =
                 |origin: &Origin| policy.limits.get(origin.place).is_some_and(|limit| limit.settles().is_some());
             let request = origins.iter().any(settles).then(request);
-            Admitted { check, origins, decision: decision.clone(), request }
+            Admitted { check, origins, decision: decision.clone(), request, since: Instant::now() }
         });
         let guard =
             |admitted: &Admitted| policy.dropping()?.guard(&admitted.check, &admitted.origins, &admitted.decision);
@@ -80,12 +95,16 @@ impl<S: Store, R> Afterwards<S, R> {
     pub(super) fn begin<B>(&mut self, response: Response<B>) -> (Response<B>, Option<Work>) {
         let Some(admitted) = &self.admitted else { return (response, None) };
         let (parts, body) = response.into_parts();
-        let due = admitted.due(&self.policy.limits, &parts);
+        let due = admitted.due(&self.policy, &parts);
         // Not before, since what says the cost may panic.
         if let Some(mut dropped) = self.dropped.take() {
             dropped.call_off();
         }
-        let closing = if self.policy.settings.heeds_upstream { self.closing(admitted, &parts) } else { None };
+        let closing = if self.policy.settings.heeds_upstream {
+            Closing::of(admitted, due.as_ref(), &self.policy.limits, &parts)
+        } else {
+            None
+        };
         let is_any = due.is_some() || closing.is_some();
         let work = is_any.then(|| {
             let (limiter, events) = (self.policy.limiter.clone(), Arc::clone(&self.policy.settings.events));
@@ -94,8 +113,8 @@ impl<S: Store, R> Afterwards<S, R> {
                     Some(due) => due.settle(&limiter).await.inspect_err(|error| events.not_settled(error)).ok(),
                     None => None,
                 };
-                if let Some((limits, time)) = closing {
-                    let closed = limiter.within(close(&limiter, limits, time)).await.and_then(|closed| closed);
+                if let Some(closing) = closing {
+                    let closed = limiter.within(closing.close(&limiter, &events)).await.and_then(|closed| closed);
                     if let Err(error) = closed {
                         events.not_closed(&error);
                     }
@@ -104,16 +123,6 @@ impl<S: Store, R> Afterwards<S, R> {
             })
         });
         (Response::from_parts(parts, body), work)
-    }
-
-    /// What an upstream wants to be closed, and for how long.
-    fn closing(&self, admitted: &Admitted, response: &response::Parts) -> Option<(Vec<(Limit, Key)>, Duration)> {
-        let time = closed_for(response.status, &response.headers, SystemTime::now())?;
-        let limits: Vec<_> = admitted.heeding(&self.policy.limits).collect();
-        if !limits.is_empty() {
-            self.policy.settings.events.closes(time);
-        }
-        Some((limits, time)).filter(|(limits, _)| !limits.is_empty())
     }
 }
 
@@ -131,40 +140,85 @@ impl<S, R> Afterwards<S, R> {
     }
 }
 
-/// Closes limits for keys, all at once: neither their number nor one that cannot be closed keeps the others open.
-async fn close<S: Store>(limiter: &Limiter<S>, limits: Vec<(Limit, Key)>, time: Duration) -> Result<(), Error> {
-    let mut open: Vec<_> =
-        limits.iter().map(|(limit, key)| Box::pin(limiter.close(limit, key.clone(), time))).collect();
-    let mut closed = Ok(());
-    poll_fn(|cx| {
-        open.retain_mut(|closing| {
-            let Poll::Ready(outcome) = closing.as_mut().poll(cx) else { return true };
-            closed = mem::replace(&mut closed, Ok(())).and(outcome);
-            false
-        });
-        if open.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
-    closed
+/// What an upstream wants to be closed, and for how long.
+struct Closing {
+    limits: Vec<(Limit, Key)>,
+    away: Away,
+}
+
+impl Closing {
+    fn of(admitted: &Admitted, due: Option<&Due>, limits: &Limits, response: &response::Parts) -> Option<Self> {
+        let away = away(response.status, &response.headers, SystemTime::now())?;
+        let is_news = |index: usize| away.is_refusal || admitted.has_left(index, due);
+        let limits: Vec<_> = admitted.heeding(limits, is_news).collect();
+        (!limits.is_empty()).then_some(Self { limits, away })
+    }
+
+    /// Closes all at once: neither their number nor one that cannot be closed keeps the others open.
+    async fn close<S: Store>(self, limiter: &Limiter<S>, events: &Events) -> Result<(), Error> {
+        let Self { limits, away } = self;
+        let mut open: Vec<_> =
+            limits.into_iter().map(|(limit, key)| Box::pin(close(limiter, limit, key, away, events))).collect();
+        let mut closed = Ok(());
+        poll_fn(|cx| {
+            open.retain_mut(|closing| {
+                let Poll::Ready(outcome) = closing.as_mut().poll(cx) else { return true };
+                closed = mem::replace(&mut closed, Ok(())).and(outcome);
+                false
+            });
+            if open.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        closed
+    }
+}
+
+/// Closes a limit, unless the upstream says no more than that nothing is left, and that is so here as well.
+async fn close<S: Store>(
+    limiter: &Limiter<S>,
+    limit: Limit,
+    key: Key,
+    away: Away,
+    events: &Events,
+) -> Result<(), Error> {
+    if !away.is_refusal && limiter.clone().with_share(None).peek(&limit, key.clone()).await?.remaining() == 0 {
+        return Ok(());
+    }
+    events.closes(away.time);
+    limiter.close(&limit, key, away.time).await
 }
 
 impl Admitted {
     /// What is due by the response, if anything is.
-    fn due(&self, limits: &Limits, response: &response::Parts) -> Option<Due> {
-        let request = self.request.as_ref()?;
-        Due::of(&self.check, &self.origins, &self.decision, |charge, origin| {
-            let settle = limits.get(origin.place)?.settles();
-            Some(settle.map_or(origin.cost, |settle| settle(&Outcome::new(request, response, charge.cost()))))
+    fn due<S, R>(&self, policy: &Policy<S, R, Limits>, response: &response::Parts) -> Option<Due> {
+        let limits = &policy.limits;
+        let cost = |charge: &Charge, origin: &Origin| {
+            let Some(settle) = limits.get(origin.place)?.settles() else { return Some(origin.cost) };
+            Some(settle(&Outcome::new(self.request.as_ref()?, response, charge.cost())))
+        };
+        Due::of(&self.check, &self.origins, &self.decision, cost, |charge, origin| {
+            let heeds = policy.settings.heeds_upstream && limits.get(origin.place)?.heeds_upstream();
+            heeds.then(|| self.since.elapsed().min(charge.limit().window() / HEEDED_LATE))
         })
     }
 
-    /// What was charged by limits that heed the upstream, all parts of it.
-    fn heeding(&self, limits: &Limits) -> impl Iterator<Item = (Limit, Key)> {
+    /// Whether the limit of a charge had something left when this was admitted, or has by what it gives back.
+    fn has_left(&self, index: usize, due: Option<&Due>) -> bool {
+        let left = self.decision.statuses().nth(index).is_none_or(|status| status.remaining() > 0);
+        left || due.is_some_and(|due| due.gives_back(index))
+    }
+
+    /// What is to be closed of what was charged by limits that heed the upstream: the key of a charge, if it `is_to_close`,
+    /// and all other parts of it.
+    fn heeding(&self, limits: &Limits, is_to_close: impl Fn(usize) -> bool) -> impl Iterator<Item = (Limit, Key)> {
         let charged = self.check.charges().enumerate().filter(|(_, charge)| !charge.is_shadow());
         charged.flat_map(move |(index, charge)| {
             let heeding = self.origins.iter().filter(move |origin| origin.charge == index);
             let heeding = heeding.filter_map(|origin| limits.get(origin.place)).find(|limit| limit.heeds_upstream());
-            let keys = heeding.map(|limit| limit.all_parts_of(charge.key())).unwrap_or_default();
+            let mut keys = heeding.map(|limit| limit.all_parts_of(charge.key())).unwrap_or_default();
+            if !is_to_close(index) {
+                keys.retain(|key| key != charge.key());
+            }
             keys.into_iter().map(|key| (charge.limit().clone(), key))
         })
     }

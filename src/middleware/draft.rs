@@ -41,6 +41,8 @@ pub(super) struct Open {
 pub(super) struct Terms {
     /// For how long it reserves its units, if it settles them.
     pub(super) lease: Option<Duration>,
+    /// Whether it heeds the upstream: then its units count as of the answer, and are reserved until then.
+    pub(super) heeds_upstream: bool,
     /// Whether it only asks if anything is left, and counts afterwards.
     pub(super) counts_afterwards: bool,
     pub(super) is_shadow: bool,
@@ -85,7 +87,8 @@ impl Terms {
             if self.counts_afterwards { Ok(Charge::any_left(limit, key)) } else { Charge::new(limit, key, cost) };
         match if self.is_hidden { charge.map(Charge::hidden).map_err(NeverFits::hidden) } else { charge } {
             Ok(charge) => {
-                let charge = self.lease.into_iter().fold(charge, Charge::reserve);
+                let heeding = (self.heeds_upstream && charge.units() > 0).then(|| charge.limit().window());
+                let charge = self.lease.or(heeding).into_iter().fold(charge, Charge::reserve);
                 Ok(Draft::Charge(if self.is_shadow { charge.in_shadow() } else { charge }))
             }
             Err(error) if self.is_shadow => Ok(self.left_out(Some(error.limit().clone()), Rejection::NeverFits(error))),

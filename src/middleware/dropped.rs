@@ -11,7 +11,7 @@ use super::{
     settling::Due,
 };
 use crate::{
-    check::Check,
+    check::{Charge, Check},
     decision::Decision,
     limiter::{Limiter, Share, Undecided},
     store::Store,
@@ -43,12 +43,13 @@ impl<S: Store> Dropping<S> {
 
     /// Settles an admitted request when it is dropped, if there is something to settle.
     pub(super) fn guard(&self, check: &Check, origins: &[Origin], decision: &Decision) -> Option<Errand<()>> {
-        let due = Due::of(check, origins, decision, |charge, origin| match self.limits.get(origin.place)? {
+        let cost = |charge: &Charge, origin: &Origin| match self.limits.get(origin.place)? {
             WhenDropped::StaysCharged => Some(origin.cost),
             WhenDropped::KeepsLease => None,
             WhenDropped::Costs(units) if charge.takes_nothing() => Some(*units),
             WhenDropped::Costs(units) => Some(charge.cost().min(*units)),
-        })?;
+        };
+        let due = Due::of(check, origins, decision, cost, |_, _| None)?;
         let (limiter, events) = (self.limiter.clone(), Arc::clone(&self.events));
         Some(Errand::new(async move {
             if let Err(error) = due.settle(&limiter).await {

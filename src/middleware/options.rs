@@ -218,9 +218,17 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
     /// 1. A limit by the called host, [`UpstreamHost`](super::extract::UpstreamHost), heeds it: a host closes itself alone.
     ///    Any other limit heeds it only if [`KeyedLimit::heed_upstream`](super::KeyedLimit::heed_upstream) says so: for a
     ///    client that calls a single upstream. If no limit heeds it, a log line says so where the layer is applied.
-    /// 2. The response goes out unchanged, after the limits are closed, or after the deadline, which begins when what is to
+    /// 2. A refusal, which is a 429, a 503 with `Retry-After`, or a 403 with nothing remaining, closes a limit whatever it has
+    ///    left: the upstream counts more. Any other answer closes it only if it had something left here, both when the call
+    ///    was admitted and when it is answered. Otherwise it says no more than is counted here, and with times that are
+    ///    rounded up to seconds.
+    /// 3. The response goes out unchanged, after the limits are closed, or after the deadline, which begins when what is to
     ///    be [settled](super::KeyedLimit::settle) is settled. Figures in it are the upstream's, never ours.
-    /// 3. Limits in the [shadow](super::KeyedLimit::in_shadow) are not closed.
+    /// 4. Limits in the [shadow](super::KeyedLimit::in_shadow) are not closed.
+    /// 5. Calls arrive closer together than they left, by as much as their times on the way differ. So that an upstream with
+    ///    the same limit does not refuse what is then too many, a call counts as of its answer: the upstream has counted it by
+    ///    then. It counts later than it left by a tenth of the window at most, which is the throughput that this can cost. Until
+    ///    then its units are reserved, and settling them is one more question to the store for each call.
     ///
     /// Default: the upstream is not listened to.
     ///

@@ -61,7 +61,11 @@ impl<S, R> Policy<S, R, Limits> {
         let traits = self.limits.traits();
         let is_kept = self.settings.heeds_upstream && traits.heeds_upstream || traits.settles;
         if traits.chooses {
-            let drafts = self.limits.iter().map(|limit| limit.draft(parts, cost)).collect::<Result<Vec<_>, _>>()?;
+            let drafts = self
+                .limits
+                .iter()
+                .map(|limit| limit.draft(parts, cost, self.settings.heeds_upstream))
+                .collect::<Result<Vec<_>, _>>()?;
             if let Some(refusal) = self.refuse_unchosen(&drafts) {
                 drafts.into_iter().enumerate().for_each(|(place, draft)| claim.add(place, draft));
                 return Ok((Next::Refuse(refusal), mode));
@@ -72,7 +76,7 @@ impl<S, R> Policy<S, R, Limits> {
         }
         claim.keep(is_kept);
         for (place, limit) in self.limits.iter().enumerate() {
-            limit.charge(parts, cost, place, claim)?;
+            limit.charge(parts, cost, self.settings.heeds_upstream, (place, claim))?;
         }
         claim.complete();
         let waits = self.settings.patience.is_some();

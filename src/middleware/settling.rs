@@ -1,6 +1,8 @@
 //! What is due for an admitted request once its cost is known: what it has reserved is settled, and what it has spent of
 //! limits that count afterwards is counted.
 
+use std::time::Duration;
+
 use super::claim::Origin;
 use crate::{
     check::{Charge, Check},
@@ -15,6 +17,8 @@ use crate::{
 pub(super) struct Due {
     admitted: Decision,
     settlement: Option<Settlement>,
+    /// What counts as of later than the admission.
+    later: Option<Settlement>,
     spent: Option<Spent>,
 }
 
@@ -24,55 +28,77 @@ struct Spent {
     places: Vec<usize>,
 }
 
+/// What a charge that is reserved has cost, and how much later it counts.
+#[derive(Clone, Copy, Default)]
+struct Cost {
+    units: Option<u64>,
+    delay: Option<Duration>,
+}
+
 impl Due {
     /// What is due, if anything is. `cost` says what a charge has cost by one of its limits, and of several the largest
-    /// counts. `None` leaves the charge as it is.
+    /// counts. `None` leaves the charge as it is. `delay` says how much later than its admission it counts by one of its
+    /// limits, if it does.
     pub(super) fn of(
         check: &Check,
         origins: &[Origin],
         admitted: &Decision,
         cost: impl Fn(&Charge, &Origin) -> Option<u64>,
+        delay: impl Fn(&Charge, &Origin) -> Option<Duration>,
     ) -> Option<Self> {
         let (mut is_settled, mut spent) = (false, None::<Spent>);
         let mut costs = Vec::new();
         for ((index, charge), status) in check.charges().enumerate().zip(admitted.statuses()) {
+            costs.push(Cost::default());
             // Where the shadow would have refused, nothing is counted.
-            let is_counted = status.retry_after().is_none() && charge.cost() > 0;
-            let cost = || {
-                let costs = origins.iter().filter(|origin| origin.charge == index).map(|origin| cost(charge, origin));
-                costs.reduce(|one, other| Some(one?.max(other?))).flatten()
-            };
-            let of_lease = match charge.lease().filter(|_| is_counted) {
-                Some(lease) => cost().inspect(|cost| {
-                    // What is given back at the end of a lease has to be counted anew.
-                    is_settled |= *cost != charge.cost() || lease < charge.limit().window();
-                }),
-                None => None,
-            };
-            costs.push(of_lease);
-            if charge.takes_nothing()
-                && is_counted
-                && let Some(cost @ 1..) = cost()
+            if status.retry_after().is_some() || charge.cost() == 0 {
+                continue;
+            }
+            let of_limits = || origins.iter().filter(|origin| origin.charge == index);
+            let units =
+                || of_limits().map(|origin| cost(charge, origin)).reduce(|one, other| Some(one?.max(other?))).flatten();
+            if let Some(lease) = charge.lease() {
+                let (units, delay) = (units(), of_limits().filter_map(|origin| delay(charge, origin)).max());
+                costs[index] = Cost { units, delay };
+                // What is given back at the end of a lease has to be counted anew.
+                is_settled |= delay.is_none()
+                    && units.is_some_and(|units| units != charge.cost() || lease < charge.limit().window());
+            } else if charge.takes_nothing()
+                && let Some(units @ 1..) = units()
             {
                 // A share, if this process has decided in the store's place.
                 let limit = status.limit().clone();
-                Spent::add(&mut spent, charge.as_spent(limit, cost), index);
+                Spent::add(&mut spent, charge.as_spent(limit, units), index);
             }
         }
-        let mut costs = costs.into_iter();
-        let settlement = is_settled.then(|| Settlement::new(check.clone(), admitted, |_| costs.next().flatten()));
-        let is_due = settlement.is_some() || spent.is_some();
-        is_due.then(|| Self { admitted: admitted.clone(), settlement, spent })
+        let settlement_of = |is_meant: &dyn Fn(&Cost) -> bool| {
+            let mut costs = costs.iter();
+            Settlement::new(check.clone(), admitted, |_| costs.next().filter(|cost| is_meant(cost))?.units)
+        };
+        let settlement = is_settled.then(|| settlement_of(&|cost| cost.delay.is_none()));
+        let delay = costs.iter().filter_map(|cost| cost.delay).min();
+        let later = delay.map(|delay| settlement_of(&|cost| cost.delay.is_some()).as_of_later(delay));
+        let is_due = settlement.is_some() || later.is_some() || spent.is_some();
+        is_due.then(|| Self { admitted: admitted.clone(), settlement, later, spent })
     }
 
-    /// Does what is due, and says how the limits stand then. One that fails leaves the other alone.
+    /// Whether units of this charge are given back.
+    pub(super) fn gives_back(&self, index: usize) -> bool {
+        let accounts = [&self.settlement, &self.later].into_iter().flatten();
+        accounts
+            .filter_map(|settlement| settlement.accounts().nth(index))
+            .any(|account| account.cost().is_some_and(|cost| cost < account.charge().cost()))
+    }
+
+    /// Does what is due, and says how the limits stand then. One that fails leaves the others alone.
     pub(super) async fn settle<S: Store>(self, limiter: &Limiter<S>) -> Result<Decision, Error> {
-        let Self { admitted, settlement, spent } = self;
+        let Self { admitted, settlement, later, spent } = self;
         let is_local = admitted.local_cause().is_some();
-        let settled = match settlement {
-            Some(settlement) => limiter.settle(settlement).await.map(|settled| settled.decision().clone()),
-            None => Ok(admitted),
-        };
+        let mut settled = Ok(admitted);
+        for settlement in [settlement, later].into_iter().flatten() {
+            let outcome = limiter.settle(settlement).await.map(|settled| settled.decision().clone());
+            settled = settled.and(outcome);
+        }
         match spent {
             Some(Spent { check, places }) => {
                 let counted = limiter.count(check, is_local).await?;

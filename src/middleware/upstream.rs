@@ -9,6 +9,8 @@
 //!    closes for thirty years.
 //! 4. What is malformed, or is over already, is ignored. A 429 that says nothing else counts for one second.
 //! 5. Nothing counts for more than a day.
+//! 6. A 429, a 503 by its `Retry-After`, and a 403 with nothing left say that the call was refused, so that the upstream counts
+//!    more than we do. Any other answer may say no more than we know.
 
 use std::time::{Duration, SystemTime};
 
@@ -28,8 +30,16 @@ static PAIRS: [(HeaderName, HeaderName); 2] = [
     (HeaderName::from_static("ratelimit-remaining"), HeaderName::from_static("ratelimit-reset")),
 ];
 
-/// How long an upstream says to stay away, if it does. See the module docs.
-pub(super) fn closed_for(status: StatusCode, headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+/// What an upstream says that wants its callers to stay away.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Away {
+    pub(super) time: Duration,
+    /// Whether it has refused the call.
+    pub(super) is_refusal: bool,
+}
+
+/// Whether an upstream says to stay away, and for how long. See the module docs.
+pub(super) fn away(status: StatusCode, headers: &HeaderMap, now: SystemTime) -> Option<Away> {
     let says_when = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
     let retry_after = values(headers, &RETRY_AFTER).filter_map(|value| retry_after(value, now)).max();
     let used_up = || {
@@ -42,8 +52,10 @@ pub(super) fn closed_for(status: StatusCode, headers: &HeaderMap, now: SystemTim
     };
     let default = (status == StatusCode::TOO_MANY_REQUESTS).then_some(DEFAULT);
     let is_ahead = |wait: &Duration| !wait.is_zero();
-    let told = retry_after.filter(|wait| says_when && is_ahead(wait)).or_else(|| used_up().filter(is_ahead));
-    told.or(default).map(|wait| wait.min(LONGEST))
+    let retry_after = retry_after.filter(|wait| says_when && is_ahead(wait));
+    let is_refusal = retry_after.is_some() || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::FORBIDDEN);
+    let time = retry_after.or_else(|| used_up().filter(is_ahead)).or(default)?;
+    Some(Away { time: time.min(LONGEST), is_refusal })
 }
 
 fn values<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> + use<'a> {
@@ -116,14 +128,18 @@ mod tests {
     const NOW: u64 = 1_784_111_777;
 
     fn seconds(status: u16, headers: &[(&'static str, &[u8])]) -> Option<u64> {
-        closed_at(SystemTime::UNIX_EPOCH + Duration::from_secs(NOW), status, headers)
+        at_now(status, headers).map(|away| away.time.as_secs())
     }
 
-    fn closed_at(now: SystemTime, status: u16, headers: &[(&'static str, &[u8])]) -> Option<u64> {
+    fn at_now(status: u16, headers: &[(&'static str, &[u8])]) -> Option<Away> {
+        away_at(SystemTime::UNIX_EPOCH + Duration::from_secs(NOW), status, headers)
+    }
+
+    fn away_at(now: SystemTime, status: u16, headers: &[(&'static str, &[u8])]) -> Option<Away> {
         let headers = headers.iter().map(|(name, value)| {
             (HeaderName::from_static(name), HeaderValue::from_bytes(value).unwrap_or(HeaderValue::from_static("")))
         });
-        closed_for(StatusCode::from_u16(status).unwrap(), &headers.collect(), now).map(|wait| wait.as_secs())
+        away(StatusCode::from_u16(status).unwrap(), &headers.collect(), now)
     }
 
     #[test]
@@ -214,6 +230,66 @@ mod tests {
         assert_eq!(seconds(429, &all(&[])), Some(40));
     }
 
+    #[test]
+    fn a_refusal_is_told_from_what_others_say() {
+        let used_up: (&str, &[u8]) = ("ratelimit", br#""default";r=0;t=30"#);
+        let retry_after: (&str, &[u8]) = ("retry-after", b"5");
+        for (status, headers, expected) in [
+            (429, &[][..], Some(true)),
+            (429, &[used_up], Some(true)),
+            (503, &[retry_after, used_up], Some(true)),
+            (503, &[used_up], Some(false)),
+            (403, &[used_up], Some(true)),
+            (403, &[], None),
+            (403, &[retry_after], None),
+            (200, &[used_up], Some(false)),
+            (404, &[used_up], Some(false)),
+        ] {
+            assert_eq!(at_now(status, headers).map(|away| away.is_refusal), expected, "{status} {headers:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_absurd_closes_for_a_day_or_not_at_all() {
+        for (status, header, value, expected) in [
+            (429, "retry-after", "99999999999", Some(86_400)),
+            (503, "retry-after", "99999999999", Some(86_400)),
+            (429, "retry-after", "Thu, 01 Jan 1970 00:00:00 GMT", Some(1)),
+            (503, "retry-after", "Thu, 01 Jan 1970 00:00:00 GMT", None),
+            (503, "retry-after", "Wed, 31 Dec 1969 23:59:59 GMT", None),
+            (200, "x-ratelimit-reset", "-1", None),
+            (200, "x-ratelimit-reset", "99999999999999999999", Some(86_400)),
+            (200, "ratelimit-reset", "-1", None),
+            (200, "ratelimit", "limit=1, remaining=0, reset=-1", None),
+            (200, "ratelimit", "limit=1, remaining=0, reset=99999999999", Some(86_400)),
+            (200, "ratelimit", r#""x";r=0;t=-1"#, None),
+            (200, "ratelimit", r#""x";r=-1;t=5"#, None),
+        ] {
+            let headers = [(header, value.as_bytes()), ("x-ratelimit-remaining", b"0"), ("ratelimit-remaining", b"0")];
+            assert_eq!(seconds(status, &headers), expected, "{status} {header} {value}");
+        }
+    }
+
+    /// Of each header the longest line counts, among those that make sense.
+    #[test]
+    fn each_header_may_have_many_lines() {
+        let texts =
+            |text: &dyn Fn(u64) -> String| (1..=20).map(text).chain(["?".to_owned(), "-1".to_owned()]).collect();
+        let pairs = |name| (name, texts(&|number| (100 + number).to_string()));
+        let lines: [(&str, Vec<String>); 6] = [
+            ("retry-after", texts(&|number| number.to_string())),
+            ("ratelimit", texts(&|number| format!(r#""x";r={};t={}"#, number % 2, 200 + number))),
+            ("x-ratelimit-remaining", texts(&|number| (number % 2).to_string())),
+            ("ratelimit-remaining", texts(&|number| (number % 2).to_string())),
+            pairs("x-ratelimit-reset"),
+            pairs("ratelimit-reset"),
+        ];
+        let headers: Vec<(&str, &[u8])> =
+            lines.iter().flat_map(|(name, lines)| lines.iter().map(|line| (*name, line.as_bytes()))).collect();
+        assert_eq!((seconds(429, &headers), seconds(200, &headers)), (Some(20), Some(220)));
+        assert_eq!(seconds(200, &headers[44..]), Some(120), "without `RateLimit`");
+    }
+
     proptest! {
         #[test]
         fn no_value_panics_or_closes_for_more_than_a_day(
@@ -226,8 +302,8 @@ mod tests {
             for value in [&bytes[..], text.as_bytes()] {
                 let names = ["retry-after", "ratelimit", "x-ratelimit-reset", "ratelimit-reset"];
                 let headers = names.map(|name| (name, value));
-                let closed = closed_at(now, status, &[&headers[..], &[("x-ratelimit-remaining", b"0")]].concat());
-                assert!(closed.is_none_or(|wait| wait <= LONGEST.as_secs()));
+                let away = away_at(now, status, &[&headers[..], &[("x-ratelimit-remaining", b"0")]].concat());
+                assert!(away.is_none_or(|away| away.time <= LONGEST));
             }
         }
     }

@@ -5,10 +5,15 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, SystemTime},
 };
 
+use tokio::time::Instant;
+
 /// A clock that stands still until it is told to move: for tests of code that uses this crate.
+///
+/// A test on a `MemoryStore` that [pauses tokio's time](crate::MemoryStore#in-tests) needs none. This one works without
+/// that, on several threads, and with a `RedisStore`.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -68,7 +73,8 @@ impl Default for ManualClock {
 /// Where a store in this process takes its time from.
 #[derive(Clone, Debug)]
 pub(super) enum Clock {
-    /// The system's time at the start, and from there on monotonic: the system clock may step, this one never does.
+    /// The system's time at the start, and from there on monotonic: the system clock may step, this one never does. It is
+    /// tokio's, which needs no runtime, so that tests can pause it.
     Monotonic {
         started: Instant,
         epoch: u64,

@@ -40,7 +40,7 @@ struct Shared {
 }
 
 impl Epoch {
-    /// An epoch by a monotonic clock of this process.
+    /// An epoch by a monotonic clock of this process, which is tokio's: a test may pause it.
     #[must_use]
     pub fn new() -> Self {
         Self::by(Clock::monotonic())

@@ -45,6 +45,12 @@ async fn used(answers: Vec<JoinHandle<Result<Decision, Error>>>) -> Vec<u64> {
     used
 }
 
+async fn turns(number: usize) {
+    for _ in 0..number {
+        yield_now().await;
+    }
+}
+
 /// The script calls since the last `CONFIG RESETSTAT`.
 fn script_calls(server: &RedisServer) -> u64 {
     let stats: String = server.run("INFO commandstats");
@@ -139,9 +145,7 @@ async fn who_gives_up_is_not_sent_and_takes_nobody_along() {
     for _ in 0..10 {
         answers.extend(ask(&limiter, ["ada"]));
         // Lets what can be sent be sent.
-        for _ in 0..10 {
-            yield_now().await;
-        }
+        turns(10).await;
     }
     let (gone, waiting): (Vec<_>, Vec<_>) = answers.into_iter().enumerate().partition(|(number, _)| number % 2 == 1);
     for (_, answer) in gone {
@@ -207,6 +211,34 @@ async fn a_full_queue_is_an_error_and_not_a_longer_queue() {
         }
     }
     assert!((1_000..=2_000).contains(&refused), "{refused}");
+}
+
+/// Those who have given up leave their places to others, wherever in the queue they stand, and nobody who waits loses a place
+/// by it: three crowds of them, behind, between and before others who wait.
+#[tokio::test]
+async fn who_gives_up_makes_room_wherever_in_the_queue() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    used(ask(&limiter, ["ada"])).await;
+    server.pause();
+    let mut waiting = Vec::new();
+    for crowd in 1..=3 {
+        waiting.extend(ask(&limiter, ["ada"; 1_000]));
+        let gone = ask(&limiter, ["bob"; 10_000]);
+        while !gone[9_999].is_finished() {
+            yield_now().await;
+        }
+        for answer in gone {
+            answer.abort();
+            let _ = answer.await;
+        }
+        assert!(waiting.iter().all(|answer| !answer.is_finished()), "after {crowd} crowds");
+    }
+    waiting.extend(ask(&limiter, ["ada"; 1_000]));
+    turns(10).await;
+    server.resume();
+    assert_eq!(used(waiting).await, (2..=4_001).collect::<Vec<_>>());
+    assert_eq!(limiter.peek(&CALLS, "bob").await.unwrap().used(), 0);
 }
 
 #[tokio::test]

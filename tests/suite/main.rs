@@ -36,6 +36,7 @@ mod metrics;
 mod outbound;
 mod own_outcomes;
 mod passwords;
+mod paused_time;
 mod properties;
 mod reaching;
 mod redis_errors;

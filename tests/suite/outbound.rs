@@ -14,18 +14,18 @@ use std::{
 use axum::{Router, body::Body, routing::get};
 use http::{HeaderMap, Request, Response, request::Parts};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
-use tokio::time::sleep;
+use tokio::time::{self, sleep};
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Check, Decision, Degraded, Everyone, Header, Key, KeyExtractor, KeyedLimit, Limit, Limiter, MemoryStore,
-    RateLimitLayer, Rejection, Settled, Settlement, Store, StoreError, UpstreamHost,
+    Check, Decision, Degraded, Everyone, Header, Key, KeyExtractor, KeyedLimit, Limit, Limiter, ManualClock,
+    MemoryStore, RateLimitLayer, Rejection, Settled, Settlement, Store, StoreError, UpstreamHost,
 };
 
 use crate::support::{
     PATIENCE,
     http_server::serve,
     log::Log,
-    requests::{anyone, figures, request},
+    requests::{anyone, figures, hello, request},
     stores::{Failing, Silent},
 };
 
@@ -347,6 +347,179 @@ impl Store for Slow {
     fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
         Self::after(self.0.reset(limit, key))
     }
+}
+
+/// An upstream that takes as long as it is told to answer, by the store's clock.
+async fn call_that_takes(
+    layer: &RateLimitLayer<MemoryStore>,
+    clock: &ManualClock,
+    time: Duration,
+    headers: &[(&str, &str)],
+) -> Response<Body> {
+    let upstream = service_fn(|request: Request<Body>| {
+        clock.advance(time);
+        ready(Ok::<_, Infallible>(told(request.headers())))
+    });
+    let request = headers.iter().fold(Request::get("/"), |request, (name, value)| request.header(*name, *value));
+    layer.layer(upstream).oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
+}
+
+/// A layer of two calls a minute, and the clock of its store.
+fn two_a_minute() -> (RateLimitLayer<MemoryStore>, ManualClock) {
+    let clock = ManualClock::new();
+    let store = MemoryStore::builder().clock(&clock).build();
+    let two = Limit::per_minute("two", 2).by(anyone).heed_upstream(true);
+    (RateLimitLayer::new(store).limit(two).heed_upstream(), clock)
+}
+
+const fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// What a success says of a limit that is used up here as well is what is known: it has nothing left, until a unit leaves. That
+/// may be sooner than the upstream says, which rounds its times up.
+#[tokio::test]
+async fn a_success_that_says_no_more_than_is_counted_here_closes_nothing() {
+    let says = [("answer-x-ratelimit-remaining", "0"), ("answer-x-ratelimit-reset", "30")];
+    // Used up by this call. While it is answered, an earlier one leaves its window.
+    let (layer, clock) = two_a_minute();
+    assert_eq!(call_that_takes(&layer, &clock, seconds(59), &[]).await.status(), 200);
+    assert_eq!(call_that_takes(&layer, &clock, seconds(2), &says).await.status(), 200);
+    assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 200);
+
+    // Used up by a call that came after it, and is answered before.
+    let (layer, clock) = two_a_minute();
+    let (inner, time) = (layer.clone(), clock.clone());
+    let slow = layer.layer(service_fn(move |request: Request<Body>| {
+        let (inner, time) = (inner.clone(), time.clone());
+        async move {
+            assert_eq!(call_that_takes(&inner, &time, seconds(40), &[]).await.status(), 200);
+            Ok::<_, Infallible>(told(request.headers()))
+        }
+    }));
+    let request = says.iter().fold(Request::get("/"), |request, (name, value)| request.header(*name, *value));
+    assert_eq!(slow.oneshot(request.body(Body::empty()).unwrap()).await.unwrap().status(), 200);
+    assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 429, "both are used");
+    clock.advance(seconds(21));
+    assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 200, "one has left");
+}
+
+/// Where something is left here, it is news.
+#[tokio::test]
+async fn a_success_that_says_more_than_is_counted_here_closes() {
+    let says = [("answer-x-ratelimit-remaining", "0"), ("answer-x-ratelimit-reset", "30")];
+    let (layer, clock) = two_a_minute();
+    assert_eq!(call_that_takes(&layer, &clock, seconds(0), &says).await.status(), 200);
+    clock.advance(seconds(29));
+    assert_eq!(figures(call_that_takes(&layer, &clock, seconds(0), &[]).await.headers())[3], Some("1"));
+    clock.advance(seconds(1));
+    assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 200);
+}
+
+/// Of several limits, those close that had something left. Of one in parts, the others do.
+#[tokio::test]
+async fn a_success_closes_those_limits_that_it_says_more_of() {
+    let store = MemoryStore::new();
+    let (one, nine, four) = (Limit::per_hour("one", 1), Limit::per_hour("nine", 9), Limit::per_hour("four", 4));
+    let layer = RateLimitLayer::new(store.clone())
+        .limit(one.clone().by(anyone).heed_upstream(true))
+        .limit(nine.clone().by(anyone).heed_upstream(true))
+        .limit(four.clone().by(anyone).split(4).heed_upstream(true))
+        .heed_upstream();
+    let says = [("answer-x-ratelimit-remaining", "0"), ("answer-x-ratelimit-reset", "30")];
+    assert_eq!(call(&layer, "/", &says).await.status(), 200);
+    let (limiter, split, key) = (Limiter::new(store), four.split(4), anyone(&request().into_parts().0).unwrap());
+    let parts = split.keys(key.clone()).map(|part| (split.limit(), part));
+    let limits = [(&one, key.clone()), (&nine, key)].into_iter().chain(parts);
+    let (mut left, mut ends_soon) = (Vec::new(), Vec::new());
+    for (limit, key) in limits {
+        let decision = limiter.peek(limit, key).await.unwrap();
+        left.push(decision.remaining());
+        ends_soon.push(decision.reset_after() <= seconds(30));
+    }
+    assert_eq!(left, [0; 6]);
+    assert_eq!(ends_soon[..2], [false, true]);
+    assert_eq!(
+        ends_soon[2..].iter().filter(|ends_soon| **ends_soon).count(),
+        3,
+        "the part that was charged is used up"
+    );
+}
+
+/// What was reserved and is given back is left here, whatever was left when the call was admitted.
+#[tokio::test]
+async fn a_success_says_more_where_the_call_gives_something_back() {
+    for (cost, closes) in [(2, false), (0, true)] {
+        let store = MemoryStore::new();
+        let layer = RateLimitLayer::new(store.clone()).heed_upstream();
+        let limit = Limit::per_hour("calls", 2);
+        let layer = layer.limit(limit.clone().by(anyone).cost(|_| 2).settle(move |_| cost).heed_upstream(true));
+        let says = [("answer-x-ratelimit-remaining", "0"), ("answer-x-ratelimit-reset", "30")];
+        assert_eq!(call(&layer, "/", &says).await.status(), 200);
+        let left = Limiter::new(store).peek(&limit, anyone(&request().into_parts().0).unwrap()).await.unwrap();
+        assert_eq!((left.remaining(), left.reset_after() <= seconds(30)), (0, closes));
+    }
+}
+
+/// A refusal says that the count here is wrong: also of a limit that is used up, whose oldest unit leaves sooner.
+#[tokio::test]
+async fn a_refusal_closes_a_limit_that_is_used_up_until_its_time() {
+    let says: [&[(&str, &str)]; 3] = [
+        &[("answer", "429"), ("answer-retry-after", "40")],
+        &[("answer", "503"), ("answer-retry-after", "40")],
+        &[("answer", "403"), ("answer-x-ratelimit-remaining", "0"), ("answer-x-ratelimit-reset", "40")],
+    ];
+    for says in says {
+        let (layer, clock) = two_a_minute();
+        assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 200);
+        call_that_takes(&layer, &clock, seconds(30), says).await;
+        let refused = call_that_takes(&layer, &clock, seconds(0), &[]).await;
+        assert_eq!((refused.status().as_u16(), figures(refused.headers())[3]), (429, Some("40")), "{says:?}");
+        clock.advance(seconds(39));
+        let refused = call_that_takes(&layer, &clock, seconds(0), &[]).await;
+        assert_eq!((refused.status().as_u16(), figures(refused.headers())[3]), (429, Some("1")), "{says:?}");
+        clock.advance(seconds(1));
+        assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 200, "{says:?}");
+    }
+}
+
+/// An upstream that counts as the client does, and says so. Twenty callers at a time, who wait for as long as it takes.
+#[tokio::test(start_paused = true)]
+async fn heeding_an_upstream_of_the_same_limit_costs_no_time() {
+    const TEN: Limit = Limit::per_second("ten", 10);
+    const CALLS: usize = 1_000;
+    const LATENCY: Duration = Duration::from_millis(20);
+
+    let mut times = Vec::new();
+    for heeds in [false, true] {
+        let counted = RateLimitLayer::new(MemoryStore::new()).limit(TEN.by(anyone)).layer(service_fn(hello));
+        let upstream = service_fn(move |request: Request<Body>| {
+            let counted = counted.clone();
+            async move {
+                sleep(LATENCY).await;
+                let response = counted.oneshot(request).await;
+                sleep(LATENCY).await;
+                response
+            }
+        });
+        let client = RateLimitLayer::new(MemoryStore::new()).limit(TEN.by(anyone).heed_upstream(true));
+        let client = client.wait_up_to(Duration::from_secs(600));
+        let client = if heeds { client.heed_upstream() } else { client }.layer(upstream);
+        let begun = time::Instant::now();
+        let callers = (0..20).map(|_| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                for _ in 0..CALLS / 20 {
+                    assert_eq!(client.clone().oneshot(request()).await.unwrap().status(), 200);
+                }
+            })
+        });
+        for caller in callers.collect::<Vec<_>>() {
+            caller.await.unwrap();
+        }
+        times.push(begun.elapsed());
+    }
+    assert!(times[1] < times[0] * 11 / 10, "{times:?}");
 }
 
 /// Neither how many there are nor one that cannot be closed keeps the others open.

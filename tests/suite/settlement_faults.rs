@@ -8,10 +8,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::time::sleep;
+use tokio::{
+    runtime::{self, Runtime},
+    time::sleep,
+};
 use tower_sliding_window::{
-    Algorithm, ApiKey, Charge, Check, DenyCache, Key, Limit, Limiter, ManualClock, RedisStore, Secret, Settlement,
-    Store,
+    Algorithm, ApiKey, Charge, Check, DenyCache, Error, Key, Limit, Limiter, ManualClock, RedisStore, Secret,
+    Settlement, Store,
 };
 
 use crate::support::{PATIENCE, example::Server, proxy::Proxy, redis_server::RedisServer};
@@ -22,6 +25,10 @@ const LEASE: Duration = Duration::from_secs(60);
 fn limiter(url: &str) -> Limiter<RedisStore> {
     let store = RedisStore::builder(url).build().unwrap();
     Limiter::new(store).deadline(PATIENCE).deny_cache(DenyCache::off())
+}
+
+fn two_threads() -> Runtime {
+    runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
 /// The reply to the reservation is lost, and then the one to its settlement: each is sent again, and counts once.
@@ -66,6 +73,48 @@ async fn a_settlement_that_was_begun_is_done_though_its_caller_leaves() {
     while observer.peek(&TOKENS, "ada").await.unwrap().used() != 5 {
         assert!(left.elapsed() < PATIENCE, "it is not settled");
         sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// What a settlement that its caller has given up gives back, is seen once it is done: until then others were refused, and that
+/// is not repeated, however long it would hold. It is done late since it has to wait for the batch before it, or since the
+/// server was a replica when it was first sent.
+#[test]
+fn what_a_settlement_gives_back_is_seen_though_its_caller_left() {
+    const ONE: Limit = Limit::per_hour("one", 1);
+    const DELAY: Duration = Duration::from_millis(400);
+
+    let (living, elsewhere) = (two_threads(), two_threads());
+    for is_replica in [false, true] {
+        let server = RedisServer::start();
+        let proxy = living.block_on(Proxy::start(&server));
+        let store = RedisStore::builder(proxy.url()).connections(1).build().unwrap();
+        let limiter = Limiter::new(store).deadline(PATIENCE).deny_cache(DenyCache::new().max_age(Duration::MAX));
+        let check = Check::new(Charge::new(ONE, "ada", 1).unwrap());
+        let admitted = living.block_on(limiter.check_all(check.clone())).unwrap();
+        assert!(elsewhere.block_on(limiter.peek(&ONE, "bob")).unwrap().is_allowed(), "it is connected");
+
+        proxy.delay_replies(DELAY);
+        if is_replica {
+            server.run::<()>(&format!("REPLICAOF {}", server.address().replace(':', " ")));
+        } else {
+            living.spawn(limiter.check(&ONE, "eve", 1));
+        }
+        let hasty = limiter.clone().deadline(DELAY / 8);
+        let settling = async {
+            sleep(DELAY / 8).await;
+            hasty.settle(Settlement::refund(check, &admitted)).await
+        };
+        assert!(matches!(living.block_on(settling).unwrap_err(), Error::TimedOut { .. }));
+        if is_replica {
+            server.run::<()>("REPLICAOF NO ONE");
+        }
+        assert!(!elsewhere.block_on(limiter.check(&ONE, "ada", 1)).unwrap().is_allowed(), "it is not done yet");
+
+        let refused = Instant::now();
+        while !elsewhere.block_on(limiter.check(&ONE, "ada", 1)).unwrap().is_allowed() {
+            assert!(refused.elapsed() < PATIENCE, "the refusal is repeated for ever");
+        }
     }
 }
 

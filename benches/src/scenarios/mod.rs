@@ -4,6 +4,7 @@ mod attack;
 mod cost;
 mod entries;
 mod flood;
+mod heed;
 mod http;
 mod in_process;
 mod limits;
@@ -38,4 +39,8 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario { name: "http", run: http::run },
     Scenario { name: "one-client", run: one_client::run },
     Scenario { name: "attack", run: attack::run },
+    Scenario { name: "heed", run: heed::run },
 ];
+
+/// Those that take so long that they only run when they are asked for.
+pub(crate) const LONG: &[Scenario] = &[Scenario { name: "heed-long", run: heed::run_long }];

@@ -221,16 +221,23 @@ impl KeyedLimit {
         }
     }
 
-    /// Adds to a claim what a request of this cost takes from the limit, which is not to be chosen.
+    /// Adds to a claim, in this place of the layer, what a request of this cost takes from the limit, which is not to be
+    /// chosen. The layer may heed its upstream.
     #[inline]
-    pub(super) fn charge(&self, parts: &Parts, cost: u64, place: usize, claim: &mut Claim) -> Result<(), Rejection> {
+    pub(super) fn charge(
+        &self,
+        parts: &Parts,
+        cost: u64,
+        heeds: bool,
+        (place, claim): (usize, &mut Claim),
+    ) -> Result<(), Rejection> {
         match &self.source {
             // Nearly always, so it is made where it stays.
-            Source::Fixed(limit) if self.is_plain() && cost <= limit.units() => {
+            Source::Fixed(limit) if self.is_plain() && !heeds && cost <= limit.units() => {
                 let key = self.extractor.extract(parts).map_err(Rejection::NoKey)?;
                 claim.charge(place, Charge::fitting(limit.clone(), key, cost));
             }
-            _ => claim.add(place, self.draft(parts, cost)?),
+            _ => claim.add(place, self.draft(parts, cost, heeds)?),
         }
         Ok(())
     }
@@ -240,10 +247,10 @@ impl KeyedLimit {
         self.cost.is_none() && self.settle.is_none() && !self.is_shadow && !self.is_hidden && self.parts.is_none()
     }
 
-    /// What a request of this cost takes from the limit.
-    pub(super) fn draft(&self, parts: &Parts, cost: u64) -> Result<Draft, Rejection> {
+    /// What a request of this cost takes from the limit, in a layer that may heed its upstream.
+    pub(super) fn draft(&self, parts: &Parts, cost: u64, heeds: bool) -> Result<Draft, Rejection> {
         let cost = self.cost.as_ref().map_or(cost, |own| own(parts));
-        let terms = self.terms();
+        let terms = self.terms(heeds);
         let key = match self.extractor.extract(parts) {
             Ok(key) => key,
             Err(error) => return terms.forgive(self.limit(), Rejection::NoKey(error)),
@@ -263,9 +270,10 @@ impl KeyedLimit {
     }
 
     #[inline]
-    fn terms(&self) -> Terms {
+    fn terms(&self, heeds: bool) -> Terms {
         Terms {
             lease: (self.settle.is_some() && !self.counts_afterwards).then_some(self.lease),
+            heeds_upstream: heeds && self.heeds_upstream(),
             counts_afterwards: self.counts_afterwards,
             is_shadow: self.is_shadow,
             is_hidden: self.is_hidden,

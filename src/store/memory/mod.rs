@@ -1,6 +1,6 @@
 //! The in-process store.
 //!
-//! 1. It obeys every rule of a decision but the shared clock: its own clock is monotonic. Its retry times are exact, however
+//! 1. It obeys every rule of a decision but the shared clock: its own clock is monotonic, and tokio's. Its retry times are exact, however
 //!    much a key remembers.
 //! 2. It remembers at most [`capacity`](MemoryStoreBuilder::capacity) admissions, and forgets none that is still in its
 //!    window: that would let somebody spend the same unit twice.
@@ -50,6 +50,31 @@ use crate::{
 /// Limits shared within one process. See the [crate docs](crate#stores).
 ///
 /// Clones share what they remember.
+///
+/// # In tests
+///
+/// Unless it has a [clock](MemoryStoreBuilder::clock) of its own, a store goes by tokio's time. So a test that
+/// [pauses](https://docs.rs/tokio/latest/tokio/time/fn.pause.html) it has the windows in its hands:
+///
+/// ```
+/// # /*
+/// #[tokio::test(start_paused = true)] // with tokio's feature `test-util`
+/// async fn a_minute_later_there_is_room() {
+/// # */
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() {
+///     use std::time::Duration;
+///     use tower_sliding_window::{Limit, Limiter, MemoryStore};
+///
+///     let (limiter, once) = (Limiter::new(MemoryStore::new()), Limit::per_minute("once", 1));
+///     assert!(limiter.check(&once, "ada", 1).await.is_ok_and(|first| first.is_allowed()));
+///     assert!(limiter.check(&once, "ada", 1).await.is_ok_and(|second| !second.is_allowed()));
+///     tokio::time::advance(Duration::from_secs(60)).await;
+///     assert!(limiter.check(&once, "ada", 1).await.is_ok_and(|third| third.is_allowed()));
+/// }
+/// ```
+///
+/// For a thread outside of the test's runtime, time is not paused. A test that has such threads uses a
+/// [`ManualClock`].
 #[derive(Clone)]
 pub struct MemoryStore(Arc<Shared>);
 
@@ -93,7 +118,7 @@ impl MemoryStoreBuilder {
         self
     }
 
-    /// Decides by this clock instead of the system's: for tests.
+    /// Decides by this clock instead of [tokio's](MemoryStore#in-tests): for tests.
     pub fn clock(mut self, clock: &ManualClock) -> Self {
         self.clock = Some(clock.clone());
         self

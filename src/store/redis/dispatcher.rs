@@ -80,7 +80,6 @@ impl Dispatcher {
         &self.shared.keys
     }
 
-    #[cfg(feature = "cluster")]
     pub(super) fn runtime(&self) -> &Handle {
         &self.runtime
     }
@@ -120,6 +119,11 @@ impl Dispatcher {
             self.runtime.spawn(Arc::clone(self).serve(slot));
         }
         Ok(None)
+    }
+
+    /// Counts a caller of this runtime that gives up. In which of the queues its job stands, if at all, is not known.
+    pub(super) fn note_given_up(&self) {
+        self.queues.iter().for_each(|queue| queue.note_given_up());
     }
 
     #[cfg(feature = "cluster")]

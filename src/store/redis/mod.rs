@@ -55,7 +55,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use tokio::sync::oneshot;
+use tokio::{runtime::Id, sync::oneshot};
 
 use self::{
     builder::Place,
@@ -213,8 +213,25 @@ impl Future for RedisSettle {
 /// What is asked, and later what has been heard of it.
 enum Asking<Q, A> {
     Unsent { runtimes: Arc<Runtimes>, asked: Q },
-    Sent { outcome: oneshot::Receiver<Outcome<A>>, sending: Option<Sending> },
+    Sent(Sent<A>),
     Done,
+}
+
+struct Sent<A> {
+    outcome: oneshot::Receiver<Outcome<A>>,
+    sending: Option<Sending>,
+    /// Where it was asked.
+    runtimes: Arc<Runtimes>,
+    runtime: Id,
+}
+
+impl<A> Drop for Sent<A> {
+    fn drop(&mut self) {
+        if self.sending.is_none() && !self.outcome.is_terminated() {
+            self.outcome.close();
+            self.runtimes.note_given_up(self.runtime);
+        }
+    }
 }
 
 impl<Q, A> Asking<Q, A> {
@@ -227,12 +244,17 @@ impl<Q, A> Asking<Q, A> {
         if let Self::Unsent { .. } = self
             && let Self::Unsent { runtimes, asked } = mem::replace(self, Self::Done)
         {
-            match runtimes.dispatcher(doing).and_then(|dispatcher| submit(&dispatcher, asked)) {
-                Ok((outcome, sending)) => *self = Self::Sent { outcome, sending },
+            let submit = |dispatcher: Arc<Dispatcher>| Ok((dispatcher.runtime().id(), submit(&dispatcher, asked)?));
+            match runtimes.dispatcher(doing).and_then(submit) {
+                Ok((runtime, (outcome, sending))) => {
+                    *self = Self::Sent(Sent { outcome, sending, runtimes, runtime });
+                }
                 Err(error) => return Poll::Ready(Err(error)),
             }
         }
-        let Self::Sent { outcome, sending } = self else { panic!("a store's future polled after completion") };
+        let Self::Sent(Sent { outcome, sending, .. }) = self else {
+            panic!("a store's future polled after completion")
+        };
         if let Some(its_own) = sending {
             // The outcome is not asked for before it is there: it would wake the very task that brings it.
             ready!(its_own.as_mut().poll(cx));

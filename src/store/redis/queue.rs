@@ -4,8 +4,8 @@
 //!    returns, what has queued up leaves as the next. There is no timer and no added delay: a batch only lets those
 //!    tasks go first that are ready to run, and may want to come along.
 //! 2. Batches, their number in flight, and the queue are bounded. A full queue is an error, never a longer queue.
-//! 3. A check whose caller has given up before it is sent is not sent. In a full queue it makes room for others, unless a
-//!    whole batch of them is to be sent before it.
+//! 3. A check whose caller has given up before it is sent is not sent. Wherever it stands, it keeps no place from others:
+//!    as many as the queue is for always find room if they are waited for.
 //! 4. Nobody owns the queue: whoever finds a free slot starts a task that serves it until it is empty. Slots are held by
 //!    tasks only, which the runtime polls.
 //! 5. A check that finds nothing in flight does not even queue: its own caller sends it, without a task, and without a slot. If
@@ -13,9 +13,9 @@
 //!    to be done also if its caller leaves.
 
 use std::{
+    collections::VecDeque,
     error, fmt,
     iter::from_fn,
-    mem,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -33,13 +33,20 @@ const MAX_BATCH: usize = 64;
 /// The checks of a batch that begins with so many copies of one: to Redis they are one.
 const MAX_COPIES: usize = 128;
 
-/// The checks that may wait at most: some tens of milliseconds' worth of what one server decides.
+/// The checks that may wait: some tens of milliseconds' worth of what one server decides. After some have given up in a full
+/// queue it may be twice as many.
 pub(super) const CAPACITY: usize = 8_192;
 
+/// There are places for this part more of the capacity, which those who have given up may take until room is made.
+const SPARE: usize = 32;
+
 pub(super) struct Queue {
+    capacity: usize,
     waiting: ArrayQueue<Job>,
-    /// Those that came before them, and were still waited for when room was made: a batch at most, mostly none.
-    front: Mutex<Vec<Job>>,
+    /// Those that came before them, and were still waited for when room was made: mostly none.
+    front: Mutex<VecDeque<Job>>,
+    /// How many callers have given up since room was last made. The checks of some have left the queue by now.
+    given_up: AtomicUsize,
     in_flight: AtomicUsize,
     max_in_flight: usize,
     /// Whether a check is on its way by itself.
@@ -48,9 +55,9 @@ pub(super) struct Queue {
 
 impl Queue {
     pub(super) fn new(max_in_flight: usize, capacity: usize) -> Arc<Self> {
-        let (waiting, front) = (ArrayQueue::new(capacity), Mutex::default());
-        let (in_flight, is_one_alone) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Arc::new(Self { waiting, front, in_flight, max_in_flight, is_one_alone })
+        let (waiting, front) = (ArrayQueue::new(capacity + capacity.div_ceil(SPARE)), Mutex::default());
+        let (given_up, in_flight, is_one_alone) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicBool::new(false));
+        Arc::new(Self { capacity, waiting, front, given_up, in_flight, max_in_flight, is_one_alone })
     }
 
     /// Lets a check be sent by itself, if nothing is in flight. Where only one batch may be, it would be a second one.
@@ -67,26 +74,35 @@ impl Queue {
     pub(super) fn push(&self, job: Job) -> Result<(), Full> {
         self.waiting.push(job).or_else(|job| {
             self.make_room();
-            self.waiting.push(job).map_err(|_| Full { waiting: self.waiting.capacity() })
+            self.waiting.push(job).map_err(|_| Full { waiting: self.len() })
         })
     }
 
-    /// Drops jobs that nobody waits for any more, from the front on, until a batch of others stands there. So each is
-    /// dropped once, and a queue of which all are waited for costs who finds it full no more than a look at one batch.
+    /// Counts a caller that gives up, after its job can be seen to be given up.
+    pub(super) fn note_given_up(&self) {
+        self.given_up.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Drops the jobs that nobody waits for any more, once those who have given up may have taken all spare places. So a look
+    /// at the whole queue is paid for by as many of them, and a queue of which all are waited for is found full at once.
     fn make_room(&self) {
         let mut front = self.front();
+        if self.given_up.load(Ordering::SeqCst) < self.waiting.capacity() - self.capacity {
+            return;
+        }
+        self.given_up.store(0, Ordering::SeqCst);
         front.retain(|job| !job.is_given_up());
-        while front.len() < MAX_BATCH
+        while front.len() < self.capacity
             && let Some(job) = self.waiting.pop()
         {
             if !job.is_given_up() {
-                front.push(job);
+                front.push_back(job);
             }
         }
     }
 
     /// Nobody takes a job out of the queue who does not hold this, so they stay in order.
-    fn front(&self) -> MutexGuard<'_, Vec<Job>> {
+    fn front(&self) -> MutexGuard<'_, VecDeque<Job>> {
         self.front.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -124,11 +140,9 @@ impl Slot {
     /// The next batch, of jobs whose callers still wait; empty if there are none.
     pub(super) fn next_batch(&self) -> Vec<Job> {
         let mut front = self.queue.front();
-        let mut jobs = mem::take(&mut *front);
-        jobs.retain(|job| !job.is_given_up());
-        let mut waiting = from_fn(|| self.queue.waiting.pop()).filter(|job| !job.is_given_up());
-        let room = MAX_BATCH - jobs.len();
-        jobs.extend(waiting.by_ref().take(room));
+        let next = || front.pop_front().or_else(|| self.queue.waiting.pop());
+        let mut waiting = from_fn(next).filter(|job| !job.is_given_up());
+        let mut jobs: Vec<_> = waiting.by_ref().take(MAX_BATCH).collect();
         if jobs.len() == MAX_BATCH && jobs.iter().all(|job| job.is_interchangeable_with(&jobs[0])) {
             jobs.extend(waiting.take(MAX_COPIES - MAX_BATCH));
         }

@@ -51,6 +51,14 @@ impl Runtimes {
         dispatcher
     }
 
+    /// Counts a caller that gives up, of the runtime in which it has asked.
+    pub(super) fn note_given_up(&self, runtime: Id) {
+        let known = find(&self.dispatchers.read().unwrap_or_else(PoisonError::into_inner), runtime);
+        if let Some(dispatcher) = known {
+            dispatcher.note_given_up();
+        }
+    }
+
     fn forget(&self, ended: &Weak<Dispatcher>) {
         let mut all = self.dispatchers.write().unwrap_or_else(PoisonError::into_inner);
         let place = all.iter().position(|(_, dispatcher)| Arc::as_ptr(dispatcher) == ended.as_ptr());
