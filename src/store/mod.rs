@@ -4,7 +4,12 @@
 //! 2. A refusal writes nothing: no unit, no longer life for a key.
 //! 3. After the last unit has left its window, plus a slack that the store states, nothing of the key is left.
 //! 4. A settlement is exact, counts once, and gives back nothing that was not spent.
-//! 5. A check is charged when its future is first polled, not when it is made; a dropped future may have been charged.
+//! 5. A check whose id any of its limits still knows was admitted whole: it is admitted, and none of them is charged again.
+//!    The decision tells when it was admitted.
+//! 6. A charge that [takes nothing](crate::Charge::takes_nothing) refuses and is not counted. One that is
+//!    [spent](crate::Charge::is_spent) is counted and never refuses.
+//! 7. A status tells which of its units are [reserved](crate::LimitStatus::with_reserved).
+//! 8. A check is charged when its future is first polled, not when it is made; a dropped future may have been charged.
 //!    What takes no waiting is also decided [without a future](Store::decide_now), and charged then: so a layer on a
 //!    [`MemoryStore`] charges when its service is called.
 //!
