@@ -157,9 +157,12 @@ async fn replay<'a>(limiter: &Limiter<RedisStore>, steps: &'a [Step]) -> Result<
                 let asked: Vec<(&Asked, usize)> = asked.iter().flat_map(of_one).collect();
                 let decisions: Vec<_> =
                     asked.iter().map(|(asked, key)| tokio::spawn(limiter.check_all(asked.check(*key)))).collect();
+                // Of the same batch. A check that is repeated says when it was admitted first.
+                let now = micros(tokio::spawn(limiter.peek(&LIMITS[0], "the clock")).await.unwrap().unwrap().at());
                 for ((asked, key), decision) in asked.into_iter().zip(decisions) {
                     let decision = decision.await.unwrap().unwrap();
-                    let expected = model.decide(micros(decision.at()), &asked.charges(key), asked.id);
+                    prop_assert!(micros(decision.at()) == now || asked.id.is_some(), "step {}", number);
+                    let expected = model.decide(now, &asked.charges(key), asked.id);
                     let id = u64::from_be_bytes(decision.id().to_bytes());
                     model.identify(id);
                     if decision.is_allowed() {
