@@ -57,12 +57,11 @@ impl Due {
             let of_limits = || origins.iter().filter(|origin| origin.charge == index);
             let units =
                 || of_limits().map(|origin| cost(charge, origin)).reduce(|one, other| Some(one?.max(other?))).flatten();
-            if let Some(lease) = charge.lease() {
+            if charge.lease().is_some() {
                 let (units, delay) = (units(), of_limits().filter_map(|origin| delay(charge, origin)).max());
                 costs[index] = Cost { units, delay };
-                // What is given back at the end of a lease has to be counted anew.
-                is_settled |= delay.is_none()
-                    && units.is_some_and(|units| units != charge.cost() || lease < charge.limit().window());
+                // Also where the cost is the charge: others would be told that it may be given back.
+                is_settled |= delay.is_none() && units.is_some();
             } else if charge.takes_nothing()
                 && let Some(units @ 1..) = units()
             {

@@ -29,7 +29,7 @@ impl KeyedLimit {
     /// | requests at once that turn out to be free | some are refused, with a retry time of a second | none is refused |
     /// | the cost counts as of | the admission | the response |
     /// | without a response | the charge counts until its lease ends | nothing counts |
-    /// | questions to the store | two, or one where the charge is the cost and the lease the window | two, or one where the cost is 0 |
+    /// | questions to the store | two | two, or one where the cost is 0 |
     /// | take it for | costs that must not exceed the limit: tokens, money | what is mostly free, or unknown before: failed logins, bytes sent |
     ///
     /// ```
@@ -59,8 +59,8 @@ impl KeyedLimit {
     /// [`Everyone`](crate::Everyone), a client that sends 20 such requests to the last limit, and hangs up, closes it for
     /// all others until the [`lease`](Self::lease) ends. Then it can do so again.
     ///
-    /// 1. All limits of a request are settled at once, within the layer's deadline, if the cost of one is not its charge,
-    ///    or its lease would end before its window. The response then shows the units that are left after that.
+    /// 1. All limits of a request are settled at once, within the layer's deadline, also where the cost is the charge. The
+    ///    response then shows the units that are left after that.
     /// 2. A cost above the charge is counted, even above the limit: the next requests are refused.
     /// 3. A request that is dropped before its response stays charged until its lease ends, unless
     ///    [`settle_dropped`](Self::settle_dropped) says otherwise. So does a request whose settlement fails. A settlement
@@ -112,8 +112,6 @@ impl KeyedLimit {
     ///    that is killed. Hence the short default.
     /// 2. A response that takes longer than its lease loses nothing. It is settled all the same, and counts as of its
     ///    admission. Only its units are free for others in between, so make the lease longer than most responses take.
-    /// 3. Each response is settled, in one more question to the store, if the lease is shorter than the window. A lease as
-    ///    long as the window saves the question where the cost is the charge.
     ///
     /// It has no meaning for a limit that does not settle.
     #[must_use]
