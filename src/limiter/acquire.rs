@@ -16,7 +16,7 @@ use crate::{
     key::Key,
     limit::Limit,
     metrics,
-    store::Store,
+    store::{DenyCache, Store},
 };
 
 impl<S: Store> Limiter<S> {
@@ -98,12 +98,14 @@ impl<S: Store> Limiter<S> {
         let (patience, lines) = (Patience::new(patience), &self.parts.lines);
         let charged = lines.charged(check.charges().map(Charge::whose));
         let mut given_back = lines.times_given_back(&charged);
+        let mut asking = self.clone();
         let (place, mut asks_at) = match lines.join_others(&charged) {
             Some(place) if patience.allows(place.first_waits()) => (place, Instant::now()),
             Some(place) => return self.refuse(&check, &place, waited).await,
             None => {
                 let decision = self.check_after(check.clone(), waited).await?;
                 let Some(asks_at) = patience.ask_again_at(&decision) else { return Ok(decision) };
+                asking = self.to_ask_after(&decision);
                 (lines.join(&charged), asks_at)
             }
         };
@@ -116,12 +118,18 @@ impl<S: Store> Limiter<S> {
                 continue;
             }
             (*waited, given_back) = (Duration::ZERO, lines.times_given_back(&charged));
-            let decision = self.check_after(check.clone(), waited).await?;
+            let decision = asking.check_after(check.clone(), waited).await?;
             match patience.ask_again_at(&decision) {
-                Some(again) => asks_at = again,
+                Some(again) => (asks_at, asking) = (again, self.to_ask_after(&decision)),
                 None => return Ok(decision),
             }
         }
+    }
+
+    /// Who is to ask again after a refusal: nobody who remembers it, where others may have given back what was reserved.
+    fn to_ask_after(&self, refusal: &Decision) -> Self {
+        let limiter = self.clone();
+        if refusal.is_refused_by_reservations() { limiter.deny_cache(DenyCache::off()) } else { limiter }
     }
 
     /// The refusal of a caller that stands behind others.

@@ -31,21 +31,26 @@ impl Patience {
 
     /// Whether such a wait, from now on, ends before the patience.
     pub(super) fn allows(self, wait: Duration) -> bool {
-        // A store that always says to come back at once would otherwise be asked for ever.
-        self.left().is_none_or(|left| !left.is_zero() && wait <= left)
+        is_within(self.left(Instant::now()), wait)
     }
 
     /// When to ask again after a decision; `None` if it is an admission, or one to wait for longer than this. Reserved units
     /// may be given back at any time: those are waited for as long as there is patience.
     pub(super) fn ask_again_at(self, decision: &Decision) -> Option<Instant> {
-        let mut wait = decision.retry_after()?;
+        let now = Instant::now();
+        let (left, mut wait) = (self.left(now), decision.retry_after()?);
         if decision.is_refused_by_reservations() {
-            wait = self.left().map_or(wait, |left| wait.min(left));
+            wait = left.map_or(wait, |left| wait.min(left));
         }
-        Instant::now().checked_add(wait.max(LEAST_PAUSE)).filter(|_| self.allows(wait))
+        now.checked_add(wait.max(LEAST_PAUSE)).filter(|_| is_within(left, wait))
     }
 
-    fn left(self) -> Option<Duration> {
-        self.end.map(|end| end.saturating_duration_since(Instant::now()))
+    fn left(self, now: Instant) -> Option<Duration> {
+        self.end.map(|end| end.saturating_duration_since(now))
     }
+}
+
+fn is_within(left: Option<Duration>, wait: Duration) -> bool {
+    // A store that always says to come back at once would otherwise be asked for ever.
+    left.is_none_or(|left| !left.is_zero() && wait <= left)
 }
