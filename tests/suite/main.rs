@@ -41,6 +41,7 @@ mod properties;
 mod reaching;
 mod redis_errors;
 mod redis_state;
+mod reserved_units;
 mod secrets;
 mod sentinel;
 mod server_time;

@@ -8,6 +8,7 @@ use tower_sliding_window::{AdmissionId, Algorithm, Charge, Check, Decision, Limi
 use crate::support::{Fixture, for_every_store};
 
 const MICROSECOND: Duration = Duration::from_micros(1);
+const SECOND: Duration = Duration::from_secs(1);
 const LEASE: Duration = Duration::from_secs(5);
 const TOKENS: Limit = Limit::per_minute("tokens", 100);
 
@@ -86,9 +87,19 @@ async fn a_lease_ends_by_itself(test: Fixture<impl Store>) {
         to_the_start_of_a_window(&test);
         let check = held(&limit, 100, LEASE);
         let admitted = test.take(&check).await;
-        assert_eq!(test.limiter.check(&limit, "ada", 1).await.unwrap().retry_after(), Some(LEASE), "{algorithm:?}");
-        test.clock.advance(LEASE - MICROSECOND);
-        assert_eq!(test.limiter.check(&limit, "ada", 1).await.unwrap().retry_after(), Some(MICROSECOND));
+        // It may be given back at any time, and is told of with the end of the lease from a second before it on.
+        for (pause, told) in [
+            (Duration::ZERO, SECOND),
+            (LEASE - SECOND - MICROSECOND, SECOND),
+            (2 * MICROSECOND, SECOND - MICROSECOND),
+            (SECOND - 2 * MICROSECOND, MICROSECOND),
+        ] {
+            test.clock.advance(pause);
+            let refused = test.limiter.check(&limit, "ada", 1).await.unwrap();
+            let reserved = refused.binding().reserved();
+            let told_of = (refused.retry_after(), refused.is_refused_by_reservations(), refused.used(), reserved);
+            assert_eq!(told_of, (Some(told), true, 100, 100), "{algorithm:?}");
+        }
         test.clock.advance(MICROSECOND);
         assert_eq!(test.peeked(&limit).await, 0, "{algorithm:?}");
         for is_known in [true, false] {
@@ -101,8 +112,15 @@ async fn a_lease_ends_by_itself(test: Fixture<impl Store>) {
 /// A lease beyond the window ends with it.
 async fn a_lease_is_a_window_at_most(test: Fixture<impl Store>) {
     assert!(test.take(&held(&TOKENS, 100, Duration::MAX)).await.is_allowed());
-    let wait = test.limiter.check(&TOKENS, "ada", 1).await.unwrap().retry_after();
+    let refused = test.limiter.check(&TOKENS, "ada", 1).await.unwrap();
+    assert_eq!(refused.retry_after(), Some(SECOND), "it may be given back before");
+    let patient = test.limiter.clone().retry_reserved_after(Duration::MAX);
+    let wait = patient.check(&TOKENS, "ada", 1).await.unwrap().retry_after();
     assert_eq!(wait, Some(TOKENS.window()));
+    test.clock.advance(TOKENS.window() - MICROSECOND);
+    assert_eq!(test.peeked(&TOKENS).await, 100);
+    test.clock.advance(MICROSECOND);
+    assert_eq!(test.peeked(&TOKENS).await, 0);
 }
 
 /// A settlement of one charge of several leaves the others as they are.
