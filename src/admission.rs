@@ -40,7 +40,7 @@ impl AdmissionId {
             static NEXT: Cell<u64> = Cell::new(random());
         }
         let next = NEXT.get();
-        let first = if length > 1 && next % 256 > 0 { next.wrapping_add(256 - next % 256) } else { next };
+        let first = if length > 1 { next.wrapping_add(255) & !255 } else { next };
         NEXT.set(first.wrapping_add(length));
         Self(first)
     }

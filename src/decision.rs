@@ -70,6 +70,7 @@ pub struct LimitStatus {
     retry: Option<Retry>,
     is_shadow: bool,
     is_hidden: bool,
+    is_spent: bool,
 }
 
 /// When to come back after a refusal.
@@ -265,6 +266,7 @@ impl LimitStatus {
             retry: retry_after.map(|wait| Retry::of(wait, wait)),
             is_shadow: charge.is_shadow(),
             is_hidden: charge.is_hidden(),
+            is_spent: charge.is_spent(),
         }
     }
 
@@ -283,7 +285,7 @@ impl LimitStatus {
         let settled = self.used.saturating_sub(self.reserved);
         let would_fit = self.reserved > 0 && settled.saturating_add(charge.cost()) <= self.limit.units();
         let least = if would_fit { Duration::ZERO } else { most };
-        let refuses = !charge.is_spent() && charge.cost() > self.remaining();
+        let refuses = !self.is_spent && charge.cost() > self.remaining();
         self.retry = refuses.then(|| Retry::of(least, most));
         self
     }
@@ -337,6 +339,12 @@ impl LimitStatus {
     #[must_use]
     pub fn is_refused_by_reservations(&self) -> bool {
         self.reserved > 0 && self.retry.is_some_and(|retry| retry.least.is_zero())
+    }
+
+    /// Whether it has counted what was [spent](Charge::spent) already.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn is_spent(&self) -> bool {
+        self.is_spent
     }
 
     /// When to come back, if it refused the check.

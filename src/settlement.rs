@@ -119,7 +119,7 @@ impl Settlement {
     }
 
     /// The same, with the units counting as of so much later than the admission, but not after now: those that were reserved.
-    pub(crate) fn as_of_later(mut self, delay: Duration) -> Self {
+    pub(crate) fn delayed_by(mut self, delay: Duration) -> Self {
         self.at = self.at.checked_add(delay).unwrap_or(self.at);
         self
     }

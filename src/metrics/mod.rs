@@ -2,7 +2,7 @@
 //!
 //! | name | kind | unit | labels | what it says |
 //! |---|---|---|---|---|
-//! | `rate_limit_decisions_total` | counter | decisions | `limit`: the limit's name; `outcome`: `allowed`, `refused`, `shadow_refused` | how often a limit was part of an admission, has refused, or in the [shadow](crate::KeyedLimit::in_shadow) would have refused |
+//! | `rate_limit_decisions_total` | counter | decisions | `limit`: the limit's name; `outcome`: `allowed`, `refused`, `shadow_refused` | how often a limit was part of an admission, but for counting [afterwards](crate::KeyedLimit::count_afterwards), has refused, or in the [shadow](crate::KeyedLimit::in_shadow) would have refused |
 //! | `rate_limit_failures_total` | counter | failures | `cause`: `timed_out`, `unavailable`, `breaker_open`, `no_limit` | how often there was no answer of the store, or a limit could not be chosen: see [`Error`](crate::Error) |
 //! | `rate_limit_degraded_total` | counter | requests | `mode`: `open`, `closed`, `local`, `fallback` | how often a layer's [failure mode](crate::FailureMode) has decided, or let a limit be left out; how often only [fallbacks](crate::KeyedLimit::fallback) were needed; how often a handler has answered 503 by a [`Rejection`](crate::Rejection) |
 //! | `rate_limit_deny_cache_hits_total` | counter | refusals | | how many came out of a [`DenyCache`](crate::DenyCache), without asking the store |

@@ -16,6 +16,8 @@ pub(crate) fn decided(decision: &Decision) {
         let outcome = match status.retry_after() {
             Some(_) if status.is_shadow() => "shadow_refused",
             Some(_) => "refused",
+            // It was let through before.
+            None if status.is_spent() => continue,
             None if is_allowed => "allowed",
             // Another has refused.
             None => continue,

@@ -56,8 +56,10 @@ impl Reset {
     pub(super) fn of(status: &LimitStatus, at: SystemTime) -> Self {
         let at = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         // What is reserved may be given back before.
-        let found_out = status.retry_after().filter(|_| status.is_refused_by_reservations());
-        let after = found_out.map_or(status.reset_after(), |retry| retry.min(status.reset_after()));
+        let after = match status.retry_after() {
+            Some(retry) if status.is_refused_by_reservations() => retry.min(status.reset_after()),
+            _ => status.reset_after(),
+        };
         Self { delta: seconds_rounded_up(after), epoch: seconds_rounded_up(at.saturating_add(after)) }
     }
 

@@ -76,7 +76,7 @@ impl Due {
         };
         let settlement = is_settled.then(|| settlement_of(&|cost| cost.delay.is_none()));
         let delay = costs.iter().filter_map(|cost| cost.delay).min();
-        let later = delay.map(|delay| settlement_of(&|cost| cost.delay.is_some()).as_of_later(delay));
+        let later = delay.map(|delay| settlement_of(&|cost| cost.delay.is_some()).delayed_by(delay));
         let is_due = settlement.is_some() || later.is_some() || spent.is_some();
         is_due.then(|| Self { admitted: admitted.clone(), settlement, later, spent })
     }
