@@ -105,11 +105,15 @@ fn reply() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// Numbers, as many as a script might send.
+/// Numbers, as many as a script might send, and among them the time of an earlier try.
 fn plausible() -> impl Strategy<Value = Vec<u8>> {
-    vec(number(), 1..8).prop_map(|numbers| {
-        let items: String = numbers.iter().map(|number| format!(":{number}\r\n")).collect();
-        format!("*{}\r\n{items}", numbers.len()).into_bytes()
+    let at = prop_oneof![3 => Just(None), 1 => number().prop_map(Some)];
+    (vec(number(), 1..12), at).prop_map(|(numbers, at)| {
+        let mut items: Vec<String> = numbers.iter().map(|number| format!(":{number}\r\n")).collect();
+        if let Some(at) = at {
+            items.insert(1, format!("*1\r\n:{at}\r\n"));
+        }
+        format!("*{}\r\n{}", items.len(), items.concat()).into_bytes()
     })
 }
 
@@ -126,14 +130,35 @@ fn says() -> impl Strategy<Value = Says> {
 fn is_the_scripts(says: &Says, charges: usize) -> bool {
     let Says::Reply(bytes) = says else { return false };
     let Ok(Value::Array(fields)) = redis::parse_redis_value(bytes) else { return false };
-    let numbers = fields.iter().map(|field| if let Value::Int(number) = field { Some(*number) } else { None });
-    match numbers.collect::<Option<Vec<_>>>().as_deref() {
-        Some([now, -2..=-1, told @ ..]) => {
-            *now >= 0 && told.len() == 3 * charges && told.iter().all(|number| *number >= 0)
-        }
-        Some(told) => told.len() == 1 + 2 * charges && told.iter().all(|number| *number >= 0),
-        None => false,
+    read(&fields, charges) == Some(&[])
+}
+
+/// What is left of a reply behind how so many charges stand.
+fn read(fields: &[Value], charges: usize) -> Option<&[Value]> {
+    let [Value::Int(0..), told @ ..] = fields else { return None };
+    let mut rest = told;
+    if let [Value::Array(at), behind @ ..] = rest {
+        let [Value::Int(0..)] = at[..] else { return None };
+        rest = behind;
     }
+    let mut has_retries = false;
+    if let [Value::Int(-2..=-1), behind @ ..] = rest {
+        (has_retries, rest) = (true, behind);
+    }
+    for _ in 0..charges {
+        let [Value::Int(0..), Value::Int(reset), behind @ ..] = rest else { return None };
+        rest = behind;
+        let mut is_reserved = false;
+        if *reset < 0 {
+            let [Value::Int(reserved @ 0..), behind @ ..] = rest else { return None };
+            (is_reserved, rest) = (*reserved > 0, behind);
+        }
+        for _ in 0..usize::from(has_retries) * (1 + usize::from(is_reserved)) {
+            let [Value::Int(0..), behind @ ..] = rest else { return None };
+            rest = behind;
+        }
+    }
+    Some(rest)
 }
 
 fn runtime() -> Runtime {
