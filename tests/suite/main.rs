@@ -54,6 +54,7 @@ mod shadow;
 mod skipping;
 mod split;
 mod stacked;
+mod steps_back;
 mod support;
 #[cfg(feature = "tls")]
 mod tls;

@@ -109,9 +109,10 @@ local function recorded_at(charge, time)
 end
 
 -- The time under which what has an id is recorded. When the clock has stepped back it may be an earlier one, but never a
--- later: that is another admission, to which the id was given again.
+-- later: that is another admission, to which the id was given again. It is not before 1970, since a score above 0 is that
+-- of a sum.
 local function kept_at(charge, time)
   if charge.lease == 0 then return charge.is_counter and time or recorded_at(charge, time) end
-  local held = time + charge.lease - charge.window
+  local held = max(0, time + charge.lease - charge.window)
   return charge.is_counter and held or min(held, recorded_at(charge, time))
 end

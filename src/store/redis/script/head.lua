@@ -52,7 +52,8 @@
 -- Numbers   integers up to 2^53 in doubles. As arguments they are exact; in texts they are written with %.0f, since
 --           `..` and tostring would lose digits. What a key holds is clamped to them where it is read.
 -- Writes    The first one of a check is a ZADD, since a server without memory refuses no other, and that of a settlement a
---           ZREM, so that it does not. A refusal moves no expiry and adds no entry.
+--           ZREM, so that it does not. A refusal adds no entry, and moves no expiry but that of a log of which it has dropped
+--           the oldest entries.
 -- Errors    of one key, such as a wrong type, or of a server without memory, are the outcome of the check that met them. An
 --           error of the server, such as READONLY, ends the script before anything is written.
 -- Server    Redis 6.2 or newer, and what is compatible with it. Commands: TIME PEXPIRETIME ZCARD ZCOUNT ZRANGE ZREVRANGE

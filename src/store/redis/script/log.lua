@@ -145,6 +145,8 @@ function log.look(charge, key)
     trim(charge, key, expired)
     charge.used = charge.sum
     charge.oldest = charge.sum > 0 and time_of(charge, key, 0) or nil
+    -- If the clock steps back, the expiry must not tell of what has been dropped as if it were still to leave.
+    if charge.is_exact and is_expiry_telling and charge.oldest then outlive(key, charge, charge.oldest, 2) end
     return
   end
 
