@@ -28,7 +28,7 @@ use tower_sliding_window::{
 
 use crate::support::{
     PATIENCE,
-    model::{Expected, Model, ModelCharge, Standing, Takes},
+    model::{Expected, Model, ModelCharge, RETRY_RESERVED_AFTER, Standing, Takes},
     redis_server::RedisServer,
 };
 
@@ -250,7 +250,7 @@ impl Admitted {
         // Each charge is settled by itself.
         let settle = |charge: &ModelCharge| model.settle(now, charge, admission, cost);
         let is_known = self.charges.iter().map(settle).fold(false, |known, this| known | this);
-        (is_known, self.charges.iter().map(|charge| model.standing(now, charge, None)).collect())
+        (is_known, self.charges.iter().map(|charge| model.unrefused(now, charge)).collect())
     }
 }
 
@@ -305,15 +305,23 @@ impl Refused {
     fn is_told(&self, now: u64, charge: &ModelCharge, told: &Standing, expected: &Standing) -> bool {
         let (elapsed, left) = (now.wrapping_sub(self.at), charge.limit.units().saturating_sub(self.standing.used));
         let refused = self.standing.retry.filter(|_| self.cost <= charge.cost);
-        let not_before = refused.unwrap_or(self.standing.reset).saturating_sub(elapsed);
-        let is_reserved = self.standing.reserved > 0;
+        let reset = self.standing.reset.saturating_sub(elapsed);
+        let settled = self.standing.used - self.standing.reserved;
+        // Until something leaves, or as long as it takes to find out what is given back, if that would do.
+        let least = if settled + charge.cost > charge.limit.units() { reset } else { reset.min(RETRY_RESERVED_AFTER) };
+        let not_before = match refused {
+            Some(refused) if self.standing.reserved == 0 => refused.saturating_sub(elapsed),
+            // Of what was told, some is sure, and some takes finding out.
+            Some(_) => told.retry.unwrap_or(0).max(least),
+            None => least,
+        };
+        let refuses = charge.takes != Takes::WhatWasSpent && charge.cost > left;
         let follows = Standing {
             used: self.standing.used,
             reserved: self.standing.reserved,
-            reset: self.standing.reset.saturating_sub(elapsed),
-            // With reserved units, it need not be longer than it takes to find out.
-            retry: (charge.takes != Takes::WhatWasSpent && charge.cost > left)
-                .then(|| if is_reserved { told.retry.unwrap_or(0) } else { not_before }),
+            reset,
+            retry: refuses.then_some(not_before),
+            by_reservations: refuses && told.by_reservations && settled + charge.cost <= charge.limit.units(),
         };
         // Where nothing is left, nothing can be admitted meanwhile. But what has been spent is counted.
         let is_exact =

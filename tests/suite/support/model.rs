@@ -44,7 +44,7 @@ pub(crate) enum Takes {
 }
 
 /// After so long, in microseconds, a check is to come back that only reserved units refuse.
-const RETRY_RESERVED_AFTER: u64 = 1_000_000;
+pub(crate) const RETRY_RESERVED_AFTER: u64 = 1_000_000;
 
 /// Under every algorithm but the log, a key has at most so many entries with an id of their own.
 const MOST_NAMED: usize = 10_000;
@@ -73,6 +73,24 @@ pub(crate) struct Standing {
     pub(crate) reserved: u64,
     pub(crate) reset: u64,
     pub(crate) retry: Option<u64>,
+    /// Whether it would not be refused if all that is reserved were given back.
+    pub(crate) by_reservations: bool,
+}
+
+/// How long a charge is refused.
+#[derive(Clone, Copy, Debug)]
+struct Refusal {
+    /// If all that is reserved were given back now.
+    sure: u64,
+    /// If nothing is given back before its lease ends.
+    longest: u64,
+}
+
+impl Refusal {
+    /// No longer than it takes to find out what is given back, but for as long as it is sure.
+    fn told(self) -> u64 {
+        self.longest.min(self.sure.max(RETRY_RESERVED_AFTER))
+    }
 }
 
 /// How a charge has to stand after the decision.
@@ -110,6 +128,7 @@ impl Standing {
                 reserved: status.reserved(),
                 reset: micros(status.reset_after()),
                 retry: status.retry_after().map(micros),
+                by_reservations: status.is_refused_by_reservations(),
             })
             .collect()
     }
@@ -197,7 +216,7 @@ impl Model {
         // A check is admitted whole.
         let is_known = charges.iter().any(|charge| self.is_counted(now, charge, id));
         let retry = |charge| if is_known { None } else { self.retry(now, charge) };
-        let retries: Vec<Option<u64>> = charges.iter().map(retry).collect();
+        let retries: Vec<Option<Refusal>> = charges.iter().map(retry).collect();
         let is_admitted = charges.iter().zip(&retries).all(|(charge, retry)| charge.is_shadow || retry.is_none());
         for (charge, retry) in charges.iter().zip(&retries) {
             let takes_units = charge.cost > 0 && charge.takes != Takes::Nothing;
@@ -210,7 +229,7 @@ impl Model {
         }
         let expected = |(charge, retry)| Expected {
             exact: self.standing(now, charge, retry),
-            not_before: retry.and_then(|exact| self.not_before(now, charge, exact)),
+            not_before: retry.and_then(|refusal| self.not_before(now, charge, refusal)),
         };
         charges.iter().zip(retries).map(expected).collect()
     }
@@ -280,7 +299,12 @@ impl Model {
         self.units.remove(&bucket);
     }
 
-    pub(crate) fn standing(&self, now: u64, charge: &ModelCharge, retry: Option<u64>) -> Standing {
+    /// How a limit stands that has refused nothing.
+    pub(crate) fn unrefused(&self, now: u64, charge: &ModelCharge) -> Standing {
+        self.standing(now, charge, None)
+    }
+
+    fn standing(&self, now: u64, charge: &ModelCharge, refusal: Option<Refusal>) -> Standing {
         let used = charge.used(self.of(charge), now, now);
         let live = || self.of(charge).iter().filter(|unit| unit.at + charge.window() > now);
         // What lies in the future stays there, as long as nothing is refused.
@@ -291,7 +315,8 @@ impl Model {
             _ => self.first_fit(now, charge, used - 1, used_at),
         };
         let reserved = live().filter(|unit| matches!(unit.name, Name::Held(_))).map(|unit| unit.cost).sum();
-        Standing { used, reserved, reset, retry }
+        let by_reservations = reserved > 0 && refusal.is_some_and(|refusal| refusal.sure == 0);
+        Standing { used, reserved, reset, retry: refusal.map(Refusal::told), by_reservations }
     }
 
     fn admit(&mut self, now: u64, charge: &ModelCharge, id: Option<u64>) {
@@ -350,9 +375,8 @@ impl Model {
         id.is_some() && charge.takes != Takes::Nothing && self.of(charge).iter().any(is_counted)
     }
 
-    /// The time until the charge passes, if nothing else arrives; and no longer than it takes to find out, where it would
-    /// pass before if all that is reserved were given back.
-    fn retry(&self, now: u64, charge: &ModelCharge) -> Option<u64> {
+    /// The time until the charge passes, if nothing else arrives.
+    fn retry(&self, now: u64, charge: &ModelCharge) -> Option<Refusal> {
         if charge.cost == 0 || charge.takes == Takes::WhatWasSpent {
             return None;
         }
@@ -363,8 +387,8 @@ impl Model {
         let is_settled = |unit: &&Unit| !matches!(unit.name, Name::Held(_));
         let settled_at = |at| charge.used(self.of(charge).iter().filter(is_settled), now, at);
         let sure = if settled_at(now) <= most { 0 } else { self.first_fit(now, charge, most, settled_at) };
-        let exact = self.first_fit(now, charge, most, |at| charge.used(self.of(charge), now, at));
-        Some(exact.min(sure.max(RETRY_RESERVED_AFTER)))
+        let longest = self.first_fit(now, charge, most, |at| charge.used(self.of(charge), now, at));
+        Some(Refusal { sure, longest })
     }
 
     /// The smallest `d` such that at most so many units are used at `now + d`: what is used never rises by itself.
@@ -382,18 +406,16 @@ impl Model {
         enough
     }
 
-    /// The time until the last entry has left that the store looks at, if a retry time takes more entries.
-    fn not_before(&self, now: u64, charge: &ModelCharge, exact: u64) -> Option<u64> {
+    /// What is told by the entries that the store looks at, if the last of them leaves before the charge passes.
+    fn not_before(&self, now: u64, charge: &ModelCharge, refusal: Refusal) -> Option<u64> {
         let is_entry = |unit: &&Unit| !charge.is_counter() || unit.name != Name::None;
         let leaves = |unit: &Unit| unit.at.min(charge.present(unit, now)) + charge.window();
         let mut departures: Vec<u64> =
             self.of(charge).iter().filter(is_entry).map(leaves).filter(|leaves| *leaves > now).collect();
         departures.sort_unstable();
-        let mut last = departures.get(self.looked_at.checked_sub(1)?)? - now;
-        if self.of(charge).iter().any(|unit| matches!(unit.name, Name::Held(_))) {
-            last = last.min(RETRY_RESERVED_AFTER);
-        }
-        (last < exact).then_some(last)
+        let last = departures.get(self.looked_at.checked_sub(1)?)? - now;
+        let seen = Refusal { sure: refusal.sure.min(last), longest: refusal.longest.min(last) };
+        (seen.told() < refusal.told()).then_some(seen.told())
     }
 
     /// What lies in the future counts as having happened now from here on.
