@@ -43,10 +43,13 @@ end
 
 -- Reads the heads of what some read of the last ranks has given, from this place on, and notes them in the charge.
 local function read_heads(charge, last, place)
-  if last[place] ~= 'used' then return end
-  charge.is_summed, charge.sum, charge.heads = true, clamped(tonumber(last[place + 1])), charge.heads + 1
-  if last[place + 2] ~= 'held' then return end
-  charge.reserved, charge.heads = min(clamped(tonumber(last[place + 3])), charge.sum), charge.heads + 1
+  -- Not of our making is a 'held' above the sum. It must not hide that.
+  local sum, held = place, place + 2
+  if last[held] == 'used' and last[sum] == 'held' then sum, held = held, sum end
+  if last[sum] ~= 'used' then return end
+  charge.is_summed, charge.sum, charge.heads = true, clamped(tonumber(last[sum + 1])), charge.heads + 1
+  if last[held] ~= 'held' then return end
+  charge.reserved, charge.heads = min(clamped(tonumber(last[held + 1])), charge.sum), charge.heads + 1
 end
 
 -- Writes the sums down, of which that of reserved units was so much before.
