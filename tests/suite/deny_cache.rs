@@ -326,3 +326,88 @@ async fn a_refusal_is_repeated_while_redis_is_silent() {
     assert!(timeout(Duration::from_millis(100), limiter.check(&CALLS, "bob", 1)).await.is_err());
     server.resume();
 }
+
+/// Reserved units may be given back by another process at any time: what they refuse is asked again after that setting.
+#[tokio::test]
+async fn a_refusal_by_reservations_is_remembered_no_longer_than_that_setting() {
+    const MILLISECOND: Duration = Duration::from_millis(1);
+    let (second, forever) = (Duration::from_secs(1), DenyCache::new().max_age(Duration::MAX));
+    for (setting, cache, remembered) in [
+        (second, DenyCache::new(), second),
+        (200 * MILLISECOND, DenyCache::new(), 200 * MILLISECOND),
+        (5 * second, DenyCache::new(), second),
+        (second, forever, second),
+        (5 * second, forever, 5 * second),
+        (Duration::ZERO, forever, Duration::ZERO),
+    ] {
+        for by_settled_as_well in [false, true] {
+            let test = Test::start();
+            let limiter = test.limiter().deny_cache(cache).retry_reserved_after(setting);
+            let elsewhere = Limiter::new(by(&test.clock, RedisStore::builder(&test.server.url()))).deadline(PATIENCE);
+            let other = Limit::per_minute("other", 1);
+            let check = match by_settled_as_well {
+                true => {
+                    assert!(elsewhere.check(&other, "ada", 1).await.unwrap().is_allowed());
+                    let charge = Charge::new(other.clone(), "ada", 1).unwrap();
+                    Check::new(Charge::new(CALLS, "ada", 1).unwrap()).and(charge).unwrap()
+                }
+                false => Check::new(Charge::new(CALLS, "ada", 1).unwrap()),
+            };
+            let reservation = elsewhere.reserve(&CALLS, "ada", 2, Duration::MAX).await.unwrap().unwrap();
+            let first = limiter.check_all(check.clone()).await.unwrap();
+            assert_eq!(first.is_refused_by_reservations(), !by_settled_as_well);
+            test.scripts();
+            reservation.release().await.unwrap();
+            test.scripts();
+            if !remembered.is_zero() {
+                test.clock.advance(remembered - Duration::from_micros(1));
+                let again = limiter.check_all(check.clone()).await.unwrap();
+                let wait = if by_settled_as_well { CALLS.window() - remembered } else { setting };
+                let late = again.retry_after().unwrap() - wait;
+                assert!(!again.is_allowed() && late <= Duration::from_micros(1), "{setting:?} {cache:?}: {again:?}");
+                assert_eq!(again.statuses().next().unwrap().reserved(), 2);
+                assert_eq!(test.scripts(), 0, "{setting:?} {cache:?}");
+                test.clock.advance(Duration::from_micros(1));
+            }
+            let then = limiter.check_all(check.clone()).await.unwrap();
+            assert_eq!((then.is_allowed(), test.scripts()), (!by_settled_as_well, 1), "{setting:?} {cache:?}");
+            assert!(!then.is_refused_by_reservations());
+        }
+    }
+}
+
+/// Another cost is told when it would pass at the earliest, and whether reservations alone are in its way.
+#[tokio::test]
+async fn what_reservations_refuse_is_refused_at_other_costs_without_asking() {
+    let test = Test::start();
+    let (limiter, limit) = (test.limiter(), Limit::per_minute("calls", 10));
+    for lease in [Duration::from_secs(30), Duration::from_millis(600), Duration::MAX] {
+        assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());
+        test.clock.advance(Duration::from_secs(10));
+        let reservation = limiter.reserve(&limit, "ada", 6, lease).await.unwrap().unwrap();
+        assert!(limiter.check(&limit, "ada", 5).await.unwrap().is_refused_by_reservations());
+        test.scripts();
+        test.clock.advance(Duration::from_millis(100));
+        let mut told = Vec::new();
+        for cost in 2..=10 {
+            told.push(limiter.check(&limit, "ada", cost).await.unwrap());
+        }
+        assert_eq!(test.scripts(), 0, "{lease:?}");
+        let every_time = limiter.clone().deny_cache(DenyCache::off());
+        for (cost, told) in (2..=10).zip(told) {
+            let exact = every_time.check(&limit, "ada", cost).await.unwrap();
+            let figures = |decision: &tower_sliding_window::Decision| {
+                (decision.is_allowed(), decision.used(), decision.binding().reserved(), decision.reset_after())
+            };
+            assert_eq!(figures(&told), figures(&exact), "{cost} {lease:?}");
+            assert_eq!(told.is_refused_by_reservations(), cost <= 7, "{cost} {lease:?}");
+            assert_eq!(exact.is_refused_by_reservations(), cost <= 7, "{cost} {lease:?}");
+            assert!(told.retry_after() <= exact.retry_after(), "{cost} {lease:?}: {told:?} {exact:?}");
+            let is_exact = told.retry_after() == exact.retry_after();
+            assert!(is_exact || cost > 7, "{cost} {lease:?}: {told:?} {exact:?}");
+        }
+        assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed(), "what fits is asked");
+        reservation.release().await.unwrap();
+        test.clock.advance(limit.window());
+    }
+}

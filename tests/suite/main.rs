@@ -44,6 +44,7 @@ mod redis_errors;
 mod redis_state;
 mod reserved_units;
 mod secrets;
+mod sent_again;
 mod sentinel;
 mod server_time;
 mod servers;

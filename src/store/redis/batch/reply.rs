@@ -40,7 +40,8 @@ impl Submission {
     ) -> Result<(), MalformedReply> {
         let check = self.first.check();
         let is_settlement = matches!(self.first, Job::Settle(_));
-        let at = system_time(fields.counted_at()?.unwrap_or(now));
+        let counted_at = fields.counted_at()?;
+        let at = system_time(counted_at.unwrap_or(now));
         let told = fields.told(self.size())?;
         let has_retries = told.is_some() && !is_settlement;
         let admitted = told.unwrap_or_else(|| Ok(self.size()));
@@ -53,9 +54,11 @@ impl Submission {
                 // Other checks of the batch have outcomes of their own.
                 Err(text) => Err(StoreError::new(self.first.doing(), OneKeyFailed::new(check, text)).of_one_check()),
                 Ok(admitted) => {
+                    // Those that an earlier try has counted are all told how it stands now.
+                    let later = if counted_at.is_some() { 0 } else { admitted.saturating_sub(copy + 1) };
                     let mut statuses = statuses.iter();
                     let decision = Decision::new(check, at, self.id.following(copy), |charge| {
-                        statuses.next().copied().unwrap_or_default().of_copy(charge, copy, *admitted)
+                        statuses.next().copied().unwrap_or_default().of_copy(charge, later, copy >= *admitted)
                     });
                     Ok((decision, *admitted > 0))
                 }
@@ -77,10 +80,9 @@ struct Status {
 }
 
 impl Status {
-    /// How it stood after this copy: the first `admitted` ones were counted one after the other.
-    fn of_copy(self, charge: &Charge, copy: u64, admitted: u64) -> LimitStatus {
-        let later = admitted.saturating_sub(copy + 1);
-        let is_told = copy >= admitted || charge.is_shadow();
+    /// How it stood after a copy behind which so many `later` ones were counted.
+    fn of_copy(self, charge: &Charge, later: u64, is_refused: bool) -> LimitStatus {
+        let is_told = is_refused || charge.is_shadow();
         let retry = (is_told && self.retry > 0).then(|| Duration::from_micros(self.retry));
         let used = self.used.saturating_sub(later.saturating_mul(charge.cost()));
         let status = LimitStatus::new(charge, used, Duration::from_micros(self.reset), retry);
