@@ -105,11 +105,15 @@ fn reply() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// Numbers, as many as a script might send.
+/// Numbers, as many as a script might send, and perhaps when an earlier try was.
 fn plausible() -> impl Strategy<Value = Vec<u8>> {
-    vec(number(), 1..8).prop_map(|numbers| {
-        let items: String = numbers.iter().map(|number| format!(":{number}\r\n")).collect();
-        format!("*{}\r\n{items}", numbers.len()).into_bytes()
+    let at = prop_oneof![6 => Just(None), 1 => number().prop_map(Some)];
+    (vec(number(), 1..12), at).prop_map(|(numbers, at)| {
+        let mut items: Vec<String> = numbers.iter().map(|number| format!(":{number}\r\n")).collect();
+        if let Some(at) = at {
+            items.insert(1, format!("*1\r\n:{at}\r\n"));
+        }
+        format!("*{}\r\n{}", items.len(), items.concat()).into_bytes()
     })
 }
 
@@ -126,14 +130,30 @@ fn says() -> impl Strategy<Value = Says> {
 fn is_the_scripts(says: &Says, charges: usize) -> bool {
     let Says::Reply(bytes) = says else { return false };
     let Ok(Value::Array(fields)) = redis::parse_redis_value(bytes) else { return false };
-    let numbers = fields.iter().map(|field| if let Value::Int(number) = field { Some(*number) } else { None });
-    match numbers.collect::<Option<Vec<_>>>().as_deref() {
-        Some([now, -2..=-1, told @ ..]) => {
-            *now >= 0 && told.len() == 3 * charges && told.iter().all(|number| *number >= 0)
-        }
-        Some(told) => told.len() == 1 + 2 * charges && told.iter().all(|number| *number >= 0),
-        None => false,
+    let mut fields = fields.into_iter().peekable();
+    let is_time = |field: Option<Value>| matches!(field, Some(Value::Int(0..)));
+    if !is_time(fields.next()) {
+        return false;
     }
+    // When an earlier try has counted it.
+    if let Some(Value::Array(mut at)) = fields.next_if(|field| matches!(field, Value::Array(_)))
+        && (at.len() != 1 || !is_time(at.pop()))
+    {
+        return false;
+    }
+    let has_retries = fields.next_if(|field| matches!(field, Value::Int(-2..=-1))).is_some();
+    for _ in 0..charges {
+        if !is_time(fields.next()) {
+            return false;
+        }
+        let Some(Value::Int(reset)) = fields.next() else { return false };
+        // With a reset below 0 come the reserved units, and what they make of a retry time.
+        let more = usize::from(reset < 0) + usize::from(has_retries) * (1 + usize::from(reset < 0));
+        if !(0..more).all(|_| is_time(fields.next())) {
+            return false;
+        }
+    }
+    fields.next().is_none()
 }
 
 fn runtime() -> Runtime {
