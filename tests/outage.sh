@@ -23,6 +23,7 @@ FAULTS=(
   breaker::a_server_that_hangs_delays_nobody_for_longer_than_the_deadline
   faults::recovery::a_server_that_dies_and_is_restarted
   faults::lost_replies::what_is_sent_again_counts_once
+  faults::lost_replies::what_is_sent_again_by_several_limits_counts_once_and_can_be_given_back
   faults::servers::a_server_that_forgets_the_script
   sentinel::a_failover_is_followed
   sentinel::what_was_not_replicated_is_admitted_once_more

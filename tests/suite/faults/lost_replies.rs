@@ -3,12 +3,16 @@
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
-use tower_sliding_window::{Breaker, Charge, Check, Decision, Error, Limit, Limiter, RedisStore, Settlement};
+use tower_sliding_window::{
+    Breaker, Charge, Check, Decision, DenyCache, Error, Limit, Limiter, RedisStore, Settlement,
+};
 
 use super::reached;
 use crate::support::{PATIENCE, outage::row, proxy::Proxy, redis_server::RedisServer};
 
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
+const SHORT: Limit = Limit::per("short", 1_000_000, Duration::from_secs(10));
+const FLEETING: Limit = Limit::per("fleeting", 1_000_000, Duration::from_millis(2));
 const KEYS: [&str; 5] = ["ada", "bob", "cy", "dee", "eve"];
 /// Of each trial, few enough for one batch.
 const CHECKS: usize = 50;
@@ -65,6 +69,89 @@ async fn what_is_sent_again_counts_once() {
         "a reply is lost after the script has run, and the checks are sent again",
         format!("{admitted} admissions, each counted once"),
         "each admission counted once, in 10,000 trials",
+    );
+}
+
+/// Of several limits, of which the shortest window may have passed before the second try: `CHECKS` checks, some alone, some
+/// as copies, some reserved.
+fn ask_several(
+    limiter: &Limiter<RedisStore>,
+    trial: usize,
+) -> Vec<(usize, Check, JoinHandle<Result<Decision, Error>>)> {
+    let ask_one = |number: usize| {
+        let (key, cost) = (number * number % KEYS.len(), [1, 1, 1, 7][number / 10 % 4]);
+        let is_reserved = number.is_multiple_of(13);
+        let limits = [FLEETING, SHORT, CALLS];
+        let limits = if (trial + number / 5).is_multiple_of(2) { &limits[..] } else { &limits[1..] };
+        let mut charges = limits.iter().map(|limit| {
+            let charge = Charge::new(limit.clone(), KEYS[key], cost).unwrap();
+            if is_reserved { charge.reserve(Duration::from_secs(600)) } else { charge }
+        });
+        let first = Check::new(charges.next().unwrap());
+        let check = charges.try_fold(first, Check::and).unwrap();
+        (key, check.clone(), tokio::spawn(limiter.check_all(check)))
+    };
+    (0..CHECKS).map(ask_one).collect()
+}
+
+/// 10,000 admissions by two or three limits whose reply is lost, and that are sent again and then given back: each counts
+/// once by each limit that still knows it, and is found.
+#[tokio::test]
+async fn what_is_sent_again_by_several_limits_counts_once_and_can_be_given_back() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server).await;
+    let limiter = limiter(&proxy).deny_cache(DenyCache::off());
+    assert!(limiter.peek(&CALLS, "ada").await.unwrap().is_allowed());
+    let (mut admitted, mut given_back, mut passed) = (0, 0, 0);
+    for trial in 0..BATCHES {
+        // In every other trial the shortest window passes between the two tries, for certain.
+        let later = if trial.is_multiple_of(2) { 2 * FLEETING.window() } else { Duration::ZERO };
+        proxy.delay_replies(later);
+        proxy.lose_replies(1);
+        let (mut used, mut decisions) = ([0; KEYS.len()], Vec::new());
+        let asked = ask_several(&limiter, trial);
+        for (key, check, answer) in asked {
+            let decision = answer.await.unwrap().unwrap();
+            proxy.delay_replies(Duration::ZERO);
+            assert!(decision.is_allowed());
+            let cost = check.charges().next().unwrap().cost();
+            used[key] += cost;
+            let has_passed = check.charges().count() == 3 && !later.is_zero();
+            (admitted, passed) = (admitted + 1, passed + u64::from(has_passed));
+            decisions.push((check, decision));
+        }
+        assert!(proxy.has_lost_them());
+        for (key, expected) in KEYS.iter().zip(used) {
+            let [short, long] = [SHORT, CALLS].map(|limit| limiter.peek(&limit, *key));
+            assert_eq!(
+                (short.await.unwrap().used(), long.await.unwrap().used()),
+                (expected, expected),
+                "trial {trial}"
+            );
+        }
+        let refunds: Vec<_> = decisions
+            .into_iter()
+            .map(|(check, decision)| {
+                let (limiter, refund) = (limiter.clone(), Settlement::refund(check, &decision));
+                tokio::spawn(async move { limiter.settle(refund).await.unwrap().is_known() })
+            })
+            .collect();
+        for refund in refunds {
+            given_back += u64::from(refund.await.unwrap());
+        }
+        for key in KEYS {
+            let [fleeting, short, long] = [FLEETING, SHORT, CALLS].map(|limit| limiter.peek(&limit, key));
+            let left = [fleeting.await, short.await, long.await].map(|standing| standing.unwrap().used());
+            assert_eq!(left, [0; 3], "trial {trial}");
+        }
+    }
+    assert_eq!((admitted, given_back), (10_000, 10_000));
+    row(
+        "the same by two or three limits, of which the shortest window passes before the second try, and a refund of each",
+        format!(
+            "{admitted} admissions, in {passed} of them the shortest window had passed; {given_back} refunds found"
+        ),
+        "each admission counted once and each refund found, in 10,000 trials",
     );
 }
 
