@@ -3,6 +3,8 @@
 //! 1. Every admission has one, so two requests in the same microsecond are two.
 //! 2. A check that is repeated with the same id, while its first admission is still in the window, counts once. What has
 //!    been [settled](crate::settlement) is done with: after that the id is that of a new admission.
+//!    Give ids of your own for that: the [id](crate::Decision::id) of a decision without one settles it, but may not be known
+//!    when it is given to another check.
 //! 3. Fresh ids are unique without coordination: each thread counts up from its own 64 random bits. A thousand threads
 //!    with a million live ids each meet with a probability below 1e-5.
 //!

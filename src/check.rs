@@ -278,6 +278,15 @@ impl Check {
         self
     }
 
+    /// The same check, whose leases begin so much later, and end when they did.
+    pub(crate) fn with_leases_shorter_by(&self, delay: Duration) -> Self {
+        let (first, rest) = self.map_charges(|charge| match charge.lease() {
+            Some(lease) => charge.clone().reserve(lease.saturating_sub(delay)),
+            None => charge.clone(),
+        });
+        Self { first, rest, id: self.id }
+    }
+
     /// The charges, in the order in which they were added; there is always one.
     pub fn charges(&self) -> impl Iterator<Item = &Charge> {
         iter::once(&self.first).chain(&self.rest)

@@ -9,7 +9,7 @@
 //!    default, or earlier if a lease ends before. [`is_refused_by_reservations`](Decision::is_refused_by_reservations) says
 //!    so. A check that the other units alone refuse is sent away for as long as they do.
 //! 4. [`reset_after`](LimitStatus::reset_after) is the time until the oldest counted unit leaves the window, that is,
-//!    until there is more to spend than now. It is never early. `RedisStore` may tell it up to a millisecond late, and where the
+//!    until there is more to spend than now. It is never early where a name has one window. `RedisStore` may tell it up to a millisecond late, and where the
 //!    server's clock has stepped back, up to that step.
 //! 5. The figures of a decision as a whole are those of its [`binding`](Decision::binding) limit: of an admitted check
 //!    the one with the least left, of a refused one the one that takes longest to admit it. Limits in the

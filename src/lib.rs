@@ -71,7 +71,8 @@
 //!   count by a counter or a fixed [`algorithm`] promise less, and a [`settlement`] counts what was spent, even above the
 //!   limit.
 //! * A refusal costs nothing, and its retry time is exact if nothing else arrives meanwhile. Where the process
-//!   [remembers](DenyCache) that less is left than a check costs, it is a true "not before".
+//!   [remembers](DenyCache) that less is left than a check costs, it is a true "not before". Where only units are in the way
+//!   that are [reserved](KeyedLimit::settle), it is a second by default, since they may be given back at any time.
 //! * A request waits for decisions for at most the longest [deadline](RateLimitLayer::deadline) of all layers that it passes,
 //!   and 5 ms for each layer that found nothing left of it.
 //! * If the server's clock steps back, nothing is over-admitted, and a key is right again one window after the first

@@ -118,10 +118,15 @@ impl Settlement {
         Self { check, id, at, costs, is_local: false }
     }
 
-    /// The same, with the units counting as of so much later than the admission, but not after now: those that were reserved.
-    pub(crate) fn delayed_by(mut self, delay: Duration) -> Self {
-        self.at = self.at.checked_add(delay).unwrap_or(self.at);
-        self
+    /// The same, with the units counting as of so much later than the admission, but not after now: those that were reserved,
+    /// for longer than that. Their leases end when they did.
+    pub(crate) fn counting_later_by(self, delay: Duration) -> Self {
+        // As exactly as leases are counted, so that they end at the same microsecond.
+        let delay = delay - Duration::from_nanos((delay.subsec_nanos() % 1_000).into());
+        match self.at.checked_add(delay) {
+            Some(at) => Self { at, check: self.check.with_leases_shorter_by(delay), ..self },
+            None => self,
+        }
     }
 
     /// The check as it was admitted.

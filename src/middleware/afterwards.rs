@@ -9,7 +9,6 @@ use std::{
 };
 
 use http::{Response, request, response};
-use tokio::time::Instant;
 
 use super::{
     claim::{Origin, Record},
@@ -49,7 +48,6 @@ struct Admitted {
     decision: Decision,
     /// Where one of them settles.
     request: Option<request::Parts>,
-    since: Instant,
 }
 
 /// A call counts as of its answer, since the upstream may have counted it that late; later than its admission by such a part
@@ -82,7 +80,7 @@ impl<S: Store, R> Afterwards<S, R> {
             let settles =
                 |origin: &Origin| policy.limits.get(origin.place).is_some_and(|limit| limit.settles().is_some());
             let request = origins.iter().any(settles).then(request);
-            Admitted { check, origins, decision: decision.clone(), request, since: Instant::now() }
+            Admitted { check, origins, decision: decision.clone(), request }
         });
         let guard =
             |admitted: &Admitted| policy.dropping()?.guard(&admitted.check, &admitted.origins, &admitted.decision);
@@ -198,7 +196,7 @@ impl Admitted {
         };
         Due::of(&self.check, &self.origins, &self.decision, cost, |charge, origin| {
             let heeds = policy.settings.heeds_upstream && limits.get(origin.place)?.heeds_upstream();
-            heeds.then(|| self.since.elapsed().min(charge.limit().window() / HEEDED_LATE))
+            heeds.then(|| charge.limit().window() / HEEDED_LATE)
         })
     }
 

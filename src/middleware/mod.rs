@@ -12,8 +12,9 @@
 //!    to the others to decide. The response has [`Degraded`] in its extensions. The deadline is the request's:
 //!    what it has waited for a choice, and for the decisions of layers further out, counts. So a request waits for at most
 //!    the longest deadline of all layers that it passes. With nothing left of it, a layer waits for 5 ms.
-//! 6. The response may [settle](KeyedLimit::settle) what its request has really cost; a limit may be tried in the
-//!    [shadow](KeyedLimit::in_shadow) first, where it refuses nothing.
+//! 6. The response may say what its request has really cost: a limit [settles](KeyedLimit::settle) what it has reserved, or
+//!    [counts afterwards](KeyedLimit::count_afterwards). A limit may be tried in the [shadow](KeyedLimit::in_shadow) first,
+//!    where it refuses nothing.
 //! 7. A limit may be [hidden](KeyedLimit::hidden) from clients, and a layer says which [headers](RateLimitLayer::headers) it
 //!    sends. Where layers are stacked, the response shows the figures of the visible limit with the least left, and a
 //!    rejection those of the layer that has made it, if they are visible. The reset has the

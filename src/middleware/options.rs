@@ -218,6 +218,8 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
     /// 1. A limit by the called host, [`UpstreamHost`](super::extract::UpstreamHost), heeds it: a host closes itself alone.
     ///    Any other limit heeds it only if [`KeyedLimit::heed_upstream`](super::KeyedLimit::heed_upstream) says so: for a
     ///    client that calls a single upstream. If no limit heeds it, a log line says so where the layer is applied.
+    ///    A limit of ten a second is closed for a second at most. Where the upstream may say more, give the layer a limit of a
+    ///    longer window that heeds it, too.
     /// 2. A refusal, which is a 429, a 503 with `Retry-After`, or a 403 with nothing remaining, closes a limit whatever it has
     ///    left: the upstream counts more. Any other answer closes it only if it had something left here, both when the call
     ///    was admitted and when it is answered. Otherwise it says no more than is counted here, and with times that are

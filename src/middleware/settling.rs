@@ -35,6 +35,9 @@ struct Cost {
     delay: Option<Duration>,
 }
 
+/// As exactly as stores count time.
+const MICRO: Duration = Duration::from_micros(1);
+
 impl Due {
     /// What is due, if anything is. `cost` says what a charge has cost by one of its limits, and of several the largest
     /// counts. `None` leaves the charge as it is. `delay` says how much later than its admission it counts by one of its
@@ -57,8 +60,11 @@ impl Due {
             let of_limits = || origins.iter().filter(|origin| origin.charge == index);
             let units =
                 || of_limits().map(|origin| cost(charge, origin)).reduce(|one, other| Some(one?.max(other?))).flatten();
-            if charge.lease().is_some() {
-                let (units, delay) = (units(), of_limits().filter_map(|origin| delay(charge, origin)).max());
+            if let Some(lease) = charge.lease() {
+                let longest = of_limits().filter_map(|origin| delay(charge, origin)).max();
+                // Within the lease, so that one that is over is still seen to be.
+                let delay = longest.map(|delay| delay.min(lease.saturating_sub(MICRO)));
+                let units = units();
                 costs[index] = Cost { units, delay };
                 // Also where the cost is the charge: others would be told that it may be given back.
                 is_settled |= delay.is_none() && units.is_some();
@@ -76,7 +82,7 @@ impl Due {
         };
         let settlement = is_settled.then(|| settlement_of(&|cost| cost.delay.is_none()));
         let delay = costs.iter().filter_map(|cost| cost.delay).min();
-        let later = delay.map(|delay| settlement_of(&|cost| cost.delay.is_some()).delayed_by(delay));
+        let later = delay.map(|delay| settlement_of(&|cost| cost.delay.is_some()).counting_later_by(delay));
         let is_due = settlement.is_some() || later.is_some() || spent.is_some();
         is_due.then(|| Self { admitted: admitted.clone(), settlement, later, spent })
     }

@@ -9,6 +9,9 @@ use super::{
     log::Log,
 };
 
+/// The most units that a window of the clock counts: as many as a double counts exactly.
+const LARGEST: u64 = 1 << 53;
+
 /// Two counters, and beside them what is known by its id.
 #[derive(Debug, Default)]
 pub(crate) struct Counter {
@@ -55,7 +58,7 @@ impl Counter {
     }
 
     pub(super) fn used(&self, now: u64, window: u64) -> u64 {
-        self.held.used() + self.counts.at(now, window).estimate(now, window)
+        self.held.used().saturating_add(self.counts.at(now, window).estimate(now, window))
     }
 
     /// The time until the estimate is less than now.
@@ -71,16 +74,16 @@ impl Counter {
 
     pub(super) fn add(&mut self, now: u64, window: u64, units: u64) {
         self.counts = self.counts.at(now, window);
-        self.counts.current += units;
+        self.counts.current = (self.counts.current + units).min(LARGEST);
     }
 
     /// Adds units to the window of the clock in which they were admitted, unless it counts no longer.
     pub(super) fn add_at(&mut self, at: u64, now: u64, window: u64, units: u64) {
         self.counts = self.counts.at(now, window);
         if at >= self.counts.start {
-            self.counts.current += units;
+            self.counts.current = (self.counts.current + units).min(LARGEST);
         } else if at >= self.counts.start.saturating_sub(window) {
-            self.counts.previous += units;
+            self.counts.previous = (self.counts.previous + units).min(LARGEST);
         }
     }
 
@@ -92,7 +95,7 @@ impl Counter {
         // What is used never rises. So it fits after one departure or before it, if it does when that has been.
         for (leaves, sum) in self.held.departures(window) {
             let (leaves, left) = (leaves.max(from), held.saturating_sub(which(sum)));
-            if left + counts.at(leaves, window).estimate(leaves, window) <= most {
+            if left.saturating_add(counts.at(leaves, window).estimate(leaves, window)) <= most {
                 return fit(held, from).map_or(leaves, |fits| fits.min(leaves));
             }
             (held, from) = (left, leaves);

@@ -6,6 +6,7 @@ mod acquiring;
 mod afterwards;
 mod algorithms;
 mod at_once;
+mod attack;
 mod batching;
 mod bounded_work;
 mod breaker;

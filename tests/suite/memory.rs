@@ -88,7 +88,8 @@ async fn a_limit_without_room_is_unavailable_until_something_expires() {
     // What has expired is swept before anything fails, wherever it is.
     clock.advance(Duration::from_secs(1));
     assert!(limiter.check(&CALLS, "more", 1).await.unwrap().is_allowed());
-    assert_eq!(room(&store).0, 1);
+    // All of it, unless the shard that was swept in passing had enough.
+    assert!((1..=10).contains(&room(&store).0), "{:?}", room(&store));
 }
 
 /// A client with endless keys, such as addresses of an IPv6 network, fills what the limit can get.

@@ -376,6 +376,23 @@ const fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
+/// Calls that are on their way for different times arrive closer together than they left. So each counts as of its answer, a
+/// tenth of the window later at most.
+#[tokio::test]
+async fn a_heeded_call_counts_as_of_its_answer() {
+    for (takes, later) in [(0, 0), (4, 4), (6, 6), (30, 6)] {
+        let (layer, clock) = two_a_minute();
+        for _ in 0..2 {
+            assert_eq!(call_that_takes(&layer, &clock, seconds(takes), &[]).await.status(), 200);
+        }
+        // The first one has left before the second.
+        clock.advance(seconds(60 + later - 2 * takes) - Duration::from_micros(1));
+        assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 429, "{takes}");
+        clock.advance(Duration::from_micros(1));
+        assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 200, "{takes}");
+    }
+}
+
 /// What a success says of a limit that is used up here as well is what is known: it has nothing left, until a unit leaves. That
 /// may be sooner than the upstream says, which rounds its times up.
 #[tokio::test]
@@ -384,7 +401,7 @@ async fn a_success_that_says_no_more_than_is_counted_here_closes_nothing() {
     // Used up by this call. While it is answered, an earlier one leaves its window.
     let (layer, clock) = two_a_minute();
     assert_eq!(call_that_takes(&layer, &clock, seconds(59), &[]).await.status(), 200);
-    assert_eq!(call_that_takes(&layer, &clock, seconds(2), &says).await.status(), 200);
+    assert_eq!(call_that_takes(&layer, &clock, seconds(7), &says).await.status(), 200);
     assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 200);
 
     // Used up by a call that came after it, and is answered before.
@@ -400,8 +417,8 @@ async fn a_success_that_says_no_more_than_is_counted_here_closes_nothing() {
     let request = says.iter().fold(Request::get("/"), |request, (name, value)| request.header(*name, *value));
     assert_eq!(slow.oneshot(request.body(Body::empty()).unwrap()).await.unwrap().status(), 200);
     assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 429, "both are used");
-    clock.advance(seconds(21));
-    assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 200, "one has left");
+    clock.advance(seconds(26));
+    assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 200, "they have left");
 }
 
 /// Where something is left here, it is news.

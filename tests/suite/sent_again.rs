@@ -206,9 +206,9 @@ async fn a_settlement_finds_what_was_sent_again_whichever_clock_it_had(test: Fix
                         let check = all(charges).with_id(AdmissionId::from(5_000 + number as u64));
                         let first = test.decide(&check).await;
                         if is_back {
-                            test.clock.step_back(step)
+                            test.clock.step_back(step);
                         } else {
-                            test.clock.advance(step)
+                            test.clock.advance(step);
                         }
                         let second = test.decide(&check).await;
                         assert!(second.is_allowed() && used(&second) == [cost, cost], "{case}");

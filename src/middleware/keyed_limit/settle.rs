@@ -16,7 +16,7 @@ impl KeyedLimit {
     }
 
     /// Lets the response say how many units a request has really cost. The charge is then only reserved, and it is settled
-    /// before the response goes out. Default: the charge is the cost.
+    /// before the response goes out. Default: a request costs its charge.
     ///
     /// What is reserved may be given back, so a client that only reservations refuse is told to come back after
     /// [a second](crate::RateLimitLayer::retry_reserved_after). To reserve nothing, [count afterwards](Self::count_afterwards):
@@ -30,7 +30,7 @@ impl KeyedLimit {
     /// | the cost counts as of | the admission | the response |
     /// | without a response | the charge counts until its lease ends | nothing counts |
     /// | questions to the store | two | two, or one where the cost is 0 |
-    /// | take it for | costs that must not exceed the limit: tokens, money | what is mostly free, or unknown before: failed logins, bytes sent |
+    /// | take it for | what must not exceed the limit: tokens, money, guesses of a password | what is mostly free, or unknown before: bytes sent, failed logins of many users behind one address |
     ///
     /// ```
     /// use tower_sliding_window::{ApiKey, Limit, PeerIp, Secret};
@@ -84,13 +84,15 @@ impl KeyedLimit {
     /// ```
     /// use tower_sliding_window::{Limit, PeerIp};
     ///
-    /// // Five failed logins a minute. Any number of good ones may be on their way at once.
+    /// // Five failed logins a minute. Any number of good ones may be on their way at once. So may any number of guesses, unless
+    /// // another limit bounds all attempts: see rule 1.
     /// let failures = Limit::per_minute("failed-logins", 5).by(PeerIp::new()).count_afterwards(|o| u64::from(o.status() == 401));
     /// ```
     ///
     /// 1. More than the limit may be spent: by what those requests cost that are in flight when the last unit is. With `n`
-    ///    requests of a client at once, each of at most `c` units, that is `n · c` units, less one. Bound `n` by another
-    ///    limit, or a concurrency limit, where that matters: a client that sends 1,000 passwords at once gets 1,000 tries.
+    ///    requests of a client at once, each of at most `c` units, that is `n · c` units, less one. A client that sends 1,000
+    ///    passwords at once gets 1,000 tries. Where that matters, [settle](Self::settle), or bound `n` by another limit or a
+    ///    concurrency limit.
     /// 2. What is counted above the limit is counted: the next requests are refused until enough has left the window.
     /// 3. What a request would [cost](Self::cost) before its response has no meaning for this limit.
     /// 4. A request that is dropped before its response costs nothing, unless [`settle_dropped`](Self::settle_dropped) says
@@ -120,9 +122,9 @@ impl KeyedLimit {
         self
     }
 
-    /// Settles a request at so many units, at most its charge if it has one, as soon as it is dropped before its response: its client has
-    /// hung up, or the service has failed or panicked. Default: it stays charged until its [`lease`](Self::lease) ends, and
-    /// then has cost nothing.
+    /// Settles a request at so many units, at most its charge if it has one, as soon as it is dropped before its response:
+    /// its client has hung up, or the service has failed or panicked. Default: it stays charged until its
+    /// [`lease`](Self::lease) ends, and then has cost nothing.
     ///
     /// ```
     /// use tower_sliding_window::{Limit, PeerIp};

@@ -74,10 +74,7 @@ async fn what_is_sent_again_counts_once() {
 
 /// Of several limits, of which the shortest window may have passed before the second try: `CHECKS` checks, some alone, some
 /// as copies, some reserved.
-fn ask_several(
-    limiter: &Limiter<RedisStore>,
-    trial: usize,
-) -> Vec<(usize, Check, JoinHandle<Result<Decision, Error>>)> {
+fn ask_several(limiter: &Limiter<RedisStore>, trial: usize) -> Vec<(usize, Check, Answer)> {
     let ask_one = |number: usize| {
         let (key, cost) = (number * number % KEYS.len(), [1, 1, 1, 7][number / 10 % 4]);
         let is_reserved = number.is_multiple_of(13);

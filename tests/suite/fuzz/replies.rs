@@ -105,9 +105,9 @@ fn reply() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// Numbers, as many as a script might send, and among them the time of an earlier try.
+/// Numbers, as many as a script might send, and perhaps when an earlier try was.
 fn plausible() -> impl Strategy<Value = Vec<u8>> {
-    let at = prop_oneof![3 => Just(None), 1 => number().prop_map(Some)];
+    let at = prop_oneof![6 => Just(None), 1 => number().prop_map(Some)];
     (vec(number(), 1..12), at).prop_map(|(numbers, at)| {
         let mut items: Vec<String> = numbers.iter().map(|number| format!(":{number}\r\n")).collect();
         if let Some(at) = at {
@@ -130,35 +130,30 @@ fn says() -> impl Strategy<Value = Says> {
 fn is_the_scripts(says: &Says, charges: usize) -> bool {
     let Says::Reply(bytes) = says else { return false };
     let Ok(Value::Array(fields)) = redis::parse_redis_value(bytes) else { return false };
-    read(&fields, charges) == Some(&[])
-}
-
-/// What is left of a reply behind how so many charges stand.
-fn read(fields: &[Value], charges: usize) -> Option<&[Value]> {
-    let [Value::Int(0..), told @ ..] = fields else { return None };
-    let mut rest = told;
-    if let [Value::Array(at), behind @ ..] = rest {
-        let [Value::Int(0..)] = at[..] else { return None };
-        rest = behind;
+    let mut fields = fields.into_iter().peekable();
+    let is_time = |field: Option<Value>| matches!(field, Some(Value::Int(0..)));
+    if !is_time(fields.next()) {
+        return false;
     }
-    let mut has_retries = false;
-    if let [Value::Int(-2..=-1), behind @ ..] = rest {
-        (has_retries, rest) = (true, behind);
+    // When an earlier try has counted it.
+    if let Some(Value::Array(mut at)) = fields.next_if(|field| matches!(field, Value::Array(_)))
+        && (at.len() != 1 || !is_time(at.pop()))
+    {
+        return false;
     }
+    let has_retries = fields.next_if(|field| matches!(field, Value::Int(-2..=-1))).is_some();
     for _ in 0..charges {
-        let [Value::Int(0..), Value::Int(reset), behind @ ..] = rest else { return None };
-        rest = behind;
-        let mut is_reserved = false;
-        if *reset < 0 {
-            let [Value::Int(reserved @ 0..), behind @ ..] = rest else { return None };
-            (is_reserved, rest) = (*reserved > 0, behind);
+        if !is_time(fields.next()) {
+            return false;
         }
-        for _ in 0..usize::from(has_retries) * (1 + usize::from(is_reserved)) {
-            let [Value::Int(0..), behind @ ..] = rest else { return None };
-            rest = behind;
+        let Some(Value::Int(reset)) = fields.next() else { return false };
+        // With a reset below 0 come the reserved units, and what they make of a retry time.
+        let more = usize::from(reset < 0) + usize::from(has_retries) * (1 + usize::from(reset < 0));
+        if !(0..more).all(|_| is_time(fields.next())) {
+            return false;
         }
     }
-    Some(rest)
+    fields.next().is_none()
 }
 
 fn runtime() -> Runtime {

@@ -90,13 +90,6 @@ local function first_fit(charge, most, from)
   end
 end
 
--- The time under which something with an id is recorded, if it has not left the window.
-local function found(charge, key, member)
-  local at = call('ZSCORE', key, member)
-  at = at and time_in(at)
-  return at and at + charge.window > now and at
-end
-
 -- Whether this very admission has been counted before: 1 or 0, and under which time.
 function counter.counted_before(charge, key, id)
   local reserved = found(charge, key, named(charge, id, charge.cost, true))

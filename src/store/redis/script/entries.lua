@@ -86,6 +86,13 @@ local function weight(charge, member)
   return is_ours and number or 1, tonumber(cost)
 end
 
+-- The time under which something with an id is recorded, if it has not left the window: it may have left, and be there still.
+local function found(charge, key, member)
+  local at = call('ZSCORE', key, member)
+  at = at and time_in(at)
+  return at and at + charge.window > now and at
+end
+
 -- Adds units to those that were admitted at the same recorded time, and returns whether they are the first.
 local function join(charge, key, time, units)
   local at = text(-time)

@@ -43,10 +43,13 @@ end
 
 -- Reads the heads of what some read of the last ranks has given, from this place on, and notes them in the charge.
 local function read_heads(charge, last, place)
-  if last[place] ~= 'used' then return end
-  charge.is_summed, charge.sum, charge.heads = true, clamped(tonumber(last[place + 1])), charge.heads + 1
-  if last[place + 2] ~= 'held' then return end
-  charge.reserved, charge.heads = min(clamped(tonumber(last[place + 3])), charge.sum), charge.heads + 1
+  -- Not of our making is a 'held' above the sum. It must not hide that.
+  local sum, held = place, place + 2
+  if last[held] == 'used' and last[sum] == 'held' then sum, held = held, sum end
+  if last[sum] ~= 'used' then return end
+  charge.is_summed, charge.sum, charge.heads = true, clamped(tonumber(last[sum + 1])), charge.heads + 1
+  if last[held] ~= 'held' then return end
+  charge.reserved, charge.heads = min(clamped(tonumber(last[held + 1])), charge.sum), charge.heads + 1
 end
 
 -- Writes the sums down, of which that of reserved units was so much before.
@@ -167,16 +170,16 @@ end
 -- How many copies of a check have been counted under this id before, and under which time: all that were admitted share
 -- one entry, or have one each.
 function log.counted_before(charge, key, id, copies)
-  local reserved = copies == 1 and call('ZSCORE', key, named(charge, id, charge.cost, true))
-  if reserved then return 1, time_in(reserved) end
+  local reserved = copies == 1 and found(charge, key, named(charge, id, charge.cost, true))
+  if reserved then return 1, reserved end
   for count = copies, 1, -1 do
     local member = count == 1 and named(charge, id, charge.cost) or named_together(id, count, charge.cost)
-    local found = call('ZSCORE', key, member)
-    if found then
+    local at = found(charge, key, member)
+    if at then
       while charge.is_exact and charge.cost == 1 and count < copies and call('ZSCORE', key, following(id, count)) do
         count = count + 1
       end
-      return count, time_in(found)
+      return count, at
     end
   end
   return 0
@@ -288,13 +291,13 @@ function log.wait(charge, key, most)
 end
 
 -- The entry that an admission shares with equal ones, how many places before it that entry's own id is, and the entry's
--- score.
+-- time.
 local function shared(charge, key, id)
   local first, place = string.sub(id, 1, 7) .. '\0', string.byte(id, 8)
   for count = max(place + 1, 2), COPIES do
     local member = named_together(first, count, charge.cost)
-    local found = call('ZSCORE', key, member)
-    if found then return member, place, found end
+    local at = found(charge, key, member)
+    if at then return member, place, at end
   end
 end
 
@@ -347,16 +350,15 @@ end
 -- Sets what an admission has cost, as of when it was, and returns whether it was known.
 function log.settle(charge, key, id, time, cost)
   local member, copies, place = named(charge, id, charge.cost, charge.is_reserving), 1, 0
-  local found = call('ZSCORE', key, member)
-  if not found and charge.is_exact and charge.lease == 0 and charge.cost > 0 then
-    member, place, found = shared(charge, key, id)
-    copies = found and weight(charge, member) / charge.cost
+  local at = found(charge, key, member)
+  if not at and charge.is_exact and charge.lease == 0 and charge.cost > 0 then
+    member, place, at = shared(charge, key, id)
+    copies = at and weight(charge, member) / charge.cost
   end
-  if found and time_in(found) > kept_at(charge, time) then found = nil end
-  if not found then
+  if not at or at > kept_at(charge, time) then
     if not is_late(charge, time, cost) or not settle_late(charge, key, id, time, cost) then return false end
   else
-    time = charge.lease > 0 and min(time, now) or time_in(found)
+    time = charge.lease > 0 and min(time, now) or at
     -- The first write, so that a server without memory lets units be given back.
     call('ZREM', key, member)
     if charge.is_summed or cost > 0 then
