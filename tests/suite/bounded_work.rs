@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{Algorithm, Charge, Check, DenyCache, Limit, Limiter, ManualClock, RedisStore};
+use tower_sliding_window::{AdmissionId, Algorithm, Charge, Check, DenyCache, Limit, Limiter, ManualClock, RedisStore};
 
 use crate::support::{PATIENCE, redis_server::RedisServer};
 
@@ -155,5 +155,39 @@ async fn open_reservations_are_bounded_where_memory_is() {
         }
         let used = test.limiter.peek(&limit, "ada").await.unwrap().used();
         assert!((1_000..=1_003).contains(&used), "{algorithm:?}: {used}");
+    }
+}
+
+/// An id that is given again when its window has passed is that of a new admission, also where the old one has not been
+/// dropped yet: what it counted goes with it.
+#[tokio::test]
+async fn an_id_that_is_given_again_before_its_entry_is_dropped_counts_once() {
+    for (cost, lease) in [(1, None), (2, None), (1, Some(HOUR)), (2, Some(HOUR))] {
+        let test = Test::new();
+        let check = |id: u64| {
+            let charge = lease.into_iter().fold(Charge::new(CALLS, "ada", cost).unwrap(), Charge::reserve);
+            test.limiter.check_all(Check::new(charge).with_id(AdmissionId::from(id)))
+        };
+        for id in 0..1_200 {
+            assert!(check(id).await.unwrap().is_allowed());
+            test.clock.advance(MILLISECOND);
+        }
+        // 600 have left, of which the first check drops 500, and so many stay that the others are not dropped with them.
+        test.clock.advance(HOUR - MILLISECOND * 601);
+        for (given, id) in (590..600).enumerate() {
+            let again = check(id).await.unwrap();
+            assert_eq!(again.at(), test.clock.now(), "{id} of {cost} is a new one");
+            let counted = again.used() - (600 + given as u64 + 1) * cost;
+            assert!(counted <= 100 * cost, "{id} of {cost}: {counted} too many");
+        }
+        for _ in 0..2 {
+            assert!(test.limiter.peek(&CALLS, "ada").await.unwrap().is_allowed());
+        }
+        for left in [610, 10] {
+            let standing = test.limiter.peek(&CALLS, "ada").await.unwrap();
+            let reserved = if lease.is_some() { left * cost } else { 0 };
+            assert_eq!((standing.used(), standing.binding().reserved()), (left * cost, reserved), "{cost} {lease:?}");
+            test.clock.advance(MILLISECOND * 600);
+        }
     }
 }

@@ -102,7 +102,7 @@ function counter.admit(charge, key, id, units, is_given)
   local is_first = true
   if (charge.lease > 0 or is_given) and not is_full(charge, key) then
     add_to_sum(charge, key, units, charge.is_reserving and units)
-    call('ZADD', key, text(-charge.kept_at), named(charge, id, units, charge.is_reserving))
+    write_named(charge, key, charge.kept_at, named(charge, id, units, charge.is_reserving), units)
     charge.oldest = min(charge.oldest or charge.kept_at, charge.kept_at)
   else
     charge.used, charge.current = charge.used + units, charge.current + units

@@ -79,6 +79,15 @@ local function add_to_sum(charge, key, units, reserved)
   write_heads(charge, key, before)
 end
 
+-- Writes an entry whose units are in the sum. Where an id was given again, one of as many units may stand there that has
+-- left: it is then no longer there to be dropped.
+local function write_named(charge, key, time, member, units)
+  if call('ZADD', key, text(-time), member) == 0 then
+    add_to_sum(charge, key, -units, charge.is_reserving and -units)
+    charge.left_behind = charge.left_behind - 1
+  end
+end
+
 -- Lets a log live as its entries need it: of an exact one the oldest of them tells, of others the newest.
 local function outlive_entries(charge, key, newest)
   if charge.is_exact and is_expiry_telling and charge.oldest then
@@ -198,7 +207,7 @@ function log.admit(charge, key, id, units, is_given)
     add_to_sum(charge, key, units, is_named and charge.is_reserving and units)
     if is_named then
       time = charge.kept_at
-      call('ZADD', key, text(-time), named(charge, id, units, charge.is_reserving))
+      write_named(charge, key, time, named(charge, id, units, charge.is_reserving), units)
     else
       is_first = join(charge, key, time, units)
     end
@@ -212,7 +221,7 @@ function log.admit(charge, key, id, units, is_given)
   if charge.is_summed or units > 1 and (charge.cost > 1 or units > FEW) then
     add_to_sum(charge, key, units)
     local member = units == charge.cost and named(charge, id, units) or named_together(id, units / charge.cost, charge.cost)
-    call('ZADD', key, score, member)
+    write_named(charge, key, now, member, units)
   else
     call('ZADD', key, score, id)
     for places = 2, units do
