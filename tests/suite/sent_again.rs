@@ -20,7 +20,7 @@ const LONG: Limit = Limit::per_hour("long", 3);
 const ALGORITHMS: [Algorithm; 4] = [Algorithm::log(), Algorithm::compact(16), Algorithm::counter(), Algorithm::fixed()];
 
 /// So much later than the first try comes the second one. Replies have half a second.
-const LATER: Duration = ms(400);
+const LATER: Duration = ms(200);
 
 const fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
