@@ -81,7 +81,7 @@ impl Load {
     /// Until some more is decided.
     pub(crate) async fn goes_on(&self) {
         let before = self.told.lock().unwrap().decided;
-        until("nothing is decided", || self.told.lock().unwrap().decided > before + 500).await;
+        until("nothing is decided", || self.told.lock().unwrap().decided > before + 100).await;
     }
 
     /// Lets every client hear its last answer.
