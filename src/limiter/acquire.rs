@@ -126,7 +126,8 @@ impl<S: Store> Limiter<S> {
         }
     }
 
-    /// Who is to ask again after a refusal: nobody who remembers it, where others may have given back what was reserved.
+    /// The limiter that asks again after a refusal: one that does not remember it, where reserved units may have been given
+    /// back by others.
     fn to_ask_after(&self, refusal: &Decision) -> Self {
         let limiter = self.clone();
         if refusal.is_refused_by_reservations() { limiter.deny_cache(DenyCache::off()) } else { limiter }

@@ -51,7 +51,7 @@ impl<S: Store> Limiter<S> {
         let all = Charge::spent(limit.clone(), key, limit.units()).counting_for(time);
         // What this process counts in the store's place closes nothing for others.
         let closed = self.clone().with_share(None).check_all(Check::new(all)).await;
-        // What is remembered of the limit would send its callers away for too short a time.
+        // Refusals that are remembered would send callers away for too short a time.
         if let Some(epoch) = self.parts.store.epoch() {
             epoch.end(limit);
         }

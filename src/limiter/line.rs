@@ -49,7 +49,7 @@ struct Line {
     places: usize,
 }
 
-/// What a check is charged to: limits and keys.
+/// The limits and keys that a check is charged to.
 #[derive(Clone, Debug)]
 pub(super) struct Charged {
     /// The same for the same limits and keys, in whichever order.

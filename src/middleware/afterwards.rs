@@ -138,7 +138,7 @@ impl<S, R> Afterwards<S, R> {
     }
 }
 
-/// What an upstream wants to be closed, and for how long.
+/// The limits that an upstream wants to be closed, and for how long.
 struct Closing {
     limits: Vec<(Limit, Key)>,
     away: Away,
@@ -187,7 +187,7 @@ async fn close<S: Store>(
 }
 
 impl Admitted {
-    /// What is due by the response, if anything is.
+    /// The settlements and counts that the response makes due, if there are any.
     fn due<S, R>(&self, policy: &Policy<S, R, Limits>, response: &response::Parts) -> Option<Due> {
         let limits = &policy.limits;
         let cost = |charge: &Charge, origin: &Origin| {

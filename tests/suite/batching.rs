@@ -13,7 +13,7 @@ use tokio::{
     task::{JoinHandle, yield_now},
     time::{Instant, sleep},
 };
-use tower_sliding_window::{Decision, Error, Limit, Limiter, RedisStore};
+use tower_sliding_window::{Breaker, Decision, Error, Limit, Limiter, RedisStore};
 
 use crate::support::{PATIENCE, proxy::Proxy, redis_server::RedisServer};
 
@@ -218,10 +218,10 @@ async fn a_full_queue_is_an_error_and_not_a_longer_queue() {
 #[tokio::test]
 async fn who_gives_up_makes_room_wherever_in_the_queue() {
     let server = RedisServer::start();
-    let limiter = limiter(&server.url());
+    let limiter = limiter(&server.url()).breaker(Breaker::off());
     used(ask(&limiter, ["ada"])).await;
     server.pause();
-    let mut waiting = Vec::new();
+    let (mut waiting, paused) = (Vec::new(), Instant::now());
     for _ in 0..3 {
         waiting.extend(ask(&limiter, ["ada"; 1_000]));
         let gone = ask(&limiter, ["bob"; 10_000]);
@@ -235,16 +235,17 @@ async fn who_gives_up_makes_room_wherever_in_the_queue() {
     }
     waiting.extend(ask(&limiter, ["ada"; 1_000]));
     turns(10).await;
+    // The batches that were on their way to a server that did not answer for half a second, each of 128 copies at most.
+    let lost = 128 * (2 + paused.elapsed().as_millis() as usize / 500);
     server.resume();
     let mut used = Vec::new();
     for answer in waiting {
         match answer.await.unwrap() {
             Ok(decision) => used.push(decision.used()),
-            // What was on its way to a server that did not answer for half a second.
             Err(error) => assert!(!format!("{error:?}").contains("Full"), "{error:?}"),
         }
     }
-    assert!(!used.is_empty() && used.is_sorted(), "{}", used.len());
+    assert!(used.len() + lost >= 4_000 && used.is_sorted(), "{} and {lost}", used.len());
     assert_eq!(limiter.peek(&CALLS, "bob").await.unwrap().used(), 0);
 }
 
