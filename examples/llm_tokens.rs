@@ -22,7 +22,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tower_sliding_window::{
-    ApiKey, KeyExtractor, Limit, Limiter, MemoryStore, Outcome, RateLimitLayer, RedisStore, Rejection, Secret, Store,
+    ApiKey, Exchange, KeyExtractor, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Rejection, Secret, Store,
 };
 
 const REQUESTS: Limit = Limit::per_minute("requests", 60);
@@ -70,7 +70,7 @@ fn estimate(request: &Parts) -> u64 {
 }
 
 /// What it has used, as the answer says. One that says nothing is an error, and free.
-fn used(outcome: &Outcome<'_>) -> u64 {
+fn used(outcome: &Exchange<'_>) -> u64 {
     number(&outcome.response().headers, "x-tokens-used").unwrap_or_default()
 }
 

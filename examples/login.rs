@@ -10,7 +10,7 @@ use std::{env, error::Error, net::SocketAddr};
 use axum::{Router, routing::post};
 use http::{HeaderMap, StatusCode};
 use tokio::net::TcpListener;
-use tower_sliding_window::{Header, Limit, MemoryStore, Outcome, PeerIp, RateLimitLayer, RedisStore, Store};
+use tower_sliding_window::{Exchange, Header, Limit, MemoryStore, PeerIp, RateLimitLayer, RedisStore, Store};
 
 const BY_ADDRESS: Limit = Limit::per_minute("failed-logins-address", 5);
 /// Whoever uses it up keeps the owner out as well: so it is the larger one.
@@ -18,7 +18,7 @@ const BY_ACCOUNT: Limit = Limit::per_hour("failed-logins-account", 10);
 
 fn app<S: Store>(store: S) -> Router {
     // Each attempt reserves one unit of both, so that guesses sent at the same time are counted, too.
-    let failures = |outcome: &Outcome<'_>| u64::from(outcome.status() == StatusCode::UNAUTHORIZED);
+    let failures = |outcome: &Exchange<'_>| u64::from(outcome.status() == StatusCode::UNAUTHORIZED);
     let limits = RateLimitLayer::new(store)
         // A guess that is broken off counts as a failure, too.
         .limit(BY_ADDRESS.by(PeerIp::new()).settle(failures).settle_dropped(1))

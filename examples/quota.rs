@@ -131,7 +131,7 @@ struct Region<S> {
 }
 
 /// What became of a call.
-enum Outcome {
+enum Exchange {
     Made,
     MadeUncounted,
     Refused,
@@ -151,23 +151,23 @@ impl<S: Store> Region<S> {
             }
             let outcome = self.call(Call::List).await?;
             tally.count(Call::List, &outcome);
-            if matches!(outcome, Outcome::Refused) || self.is_stopped.load(Ordering::Relaxed) {
+            if matches!(outcome, Exchange::Refused) || self.is_stopped.load(Ordering::Relaxed) {
                 break;
             }
         }
         Ok((self.name, tally))
     }
 
-    async fn call(&self, call: Call) -> Result<Outcome, Failure> {
+    async fn call(&self, call: Call) -> Result<Exchange, Failure> {
         let outcome = match self.limiter.check_all(call.check()?).await {
-            Ok(decision) if decision.is_allowed() => Outcome::Made,
-            Ok(_) => Outcome::Refused,
+            Ok(decision) if decision.is_allowed() => Exchange::Made,
+            Ok(_) => Exchange::Refused,
             Err(LimiterError::NeverFits(never)) => return Err(never.into()),
             // The store is slow or gone.
-            Err(_) if call == Call::List => Outcome::MadeUncounted,
-            Err(_) => Outcome::NotDared,
+            Err(_) if call == Call::List => Exchange::MadeUncounted,
+            Err(_) => Exchange::NotDared,
         };
-        if matches!(outcome, Outcome::Made | Outcome::MadeUncounted) {
+        if matches!(outcome, Exchange::Made | Exchange::MadeUncounted) {
             sleep(self.upstream).await;
         }
         Ok(outcome)
@@ -185,13 +185,13 @@ struct Tally {
 }
 
 impl Tally {
-    fn count(&mut self, call: Call, outcome: &Outcome) {
+    fn count(&mut self, call: Call, outcome: &Exchange) {
         let counter = match (outcome, call) {
-            (Outcome::Made, Call::Search) => &mut self.searches,
-            (Outcome::Made, _) => &mut self.lists,
-            (Outcome::MadeUncounted, _) => &mut self.uncounted,
-            (Outcome::Refused, _) => &mut self.refused,
-            (Outcome::NotDared, _) => &mut self.not_dared,
+            (Exchange::Made, Call::Search) => &mut self.searches,
+            (Exchange::Made, _) => &mut self.lists,
+            (Exchange::MadeUncounted, _) => &mut self.uncounted,
+            (Exchange::Refused, _) => &mut self.refused,
+            (Exchange::NotDared, _) => &mut self.not_dared,
         };
         *counter += 1;
     }

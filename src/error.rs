@@ -4,7 +4,7 @@
 //! 2. [`Error::NeverFits`] is the caller's: no waiting helps. [`Error::TimedOut`] and [`Error::Unavailable`] are the
 //!    store's, and so is [`Error::BreakerOpen`], which repeats the last of them without asking: whether the work goes on
 //!    without a decision is the caller's choice, or the route's failure mode.
-//! 3. [`Error::NoLimit`] is that of a limit which is [chosen](crate::KeyedLimit::chosen) for each request. It concerns this
+//! 3. [`Error::LimitNotChosen`] is that of a limit which is [chosen](crate::KeyedLimit::chosen) for each request. It concerns this
 //!    limit alone: its [fallback](crate::KeyedLimit::fallback) is charged in its place, or the route's failure mode says
 //!    whether the request goes on without it.
 //! 4. A [`StoreError`] keeps its cause as [`source`](std::error::Error::source); neither holds a key or a password.
@@ -44,7 +44,7 @@ pub enum Error {
     /// [`Breaker`](crate::Breaker).
     BreakerOpen(Arc<Self>),
     /// A limit could not be chosen for the request.
-    NoLimit(ChoiceError),
+    LimitNotChosen(ChoiceError),
 }
 
 impl fmt::Display for Error {
@@ -54,7 +54,7 @@ impl fmt::Display for Error {
             Self::TimedOut { deadline } => write!(f, "the rate-limit store did not answer within {deadline:?}"),
             Self::Unavailable(_) => f.write_str("the rate-limit store is unavailable"),
             Self::BreakerOpen(_) => f.write_str("the rate-limit store is not asked, since it has failed repeatedly"),
-            Self::NoLimit(_) => f.write_str("no rate limit could be chosen"),
+            Self::LimitNotChosen(_) => f.write_str("no rate limit could be chosen"),
         }
     }
 }
@@ -65,7 +65,7 @@ impl error::Error for Error {
             Self::NeverFits(_) | Self::TimedOut { .. } => None,
             Self::Unavailable(error) => Some(error),
             Self::BreakerOpen(error) => Some(&**error),
-            Self::NoLimit(error) => Some(error),
+            Self::LimitNotChosen(error) => Some(error),
         }
     }
 }
@@ -76,7 +76,7 @@ impl Error {
         match self {
             Self::TimedOut { .. } => true,
             Self::Unavailable(error) => !error.is_of_one_check,
-            Self::NeverFits(_) | Self::BreakerOpen(_) | Self::NoLimit(_) => false,
+            Self::NeverFits(_) | Self::BreakerOpen(_) | Self::LimitNotChosen(_) => false,
         }
     }
 }
@@ -95,7 +95,7 @@ impl From<StoreError> for Error {
 
 impl From<ChoiceError> for Error {
     fn from(error: ChoiceError) -> Self {
-        Self::NoLimit(error)
+        Self::LimitNotChosen(error)
     }
 }
 

@@ -147,14 +147,14 @@ pub use self::{
     limit::{InvalidLimit, Limit},
     limiter::{FailureMode, Limiter, Reservation, Share},
     middleware::{
-        Degraded, EXPOSED_HEADERS, HeaderSets, InvalidLimits, JsonResponse, KeyedLimit, Outcome, RateLimit,
+        Degraded, EXPOSED_HEADERS, Exchange, HeaderSets, InvalidLimits, JsonResponse, KeyedLimit, RateLimit,
         RateLimitLayer, Rejection, RejectionResponse, ResetFormat, ShadowRefusals,
         extract::{ApiKey, ClientIp, Everyone, Header, KeyError, KeyExtractor, PeerIp, UpstreamHost},
     },
     secret::Secret,
     settlement::{Settled, Settlement},
     split::{InvalidSplit, Split},
-    store::{Breaker, DenyCache, Epoch, ManualClock, MemoryStore, Store},
+    store::{Breaker, DenyCache, LocalState, ManualClock, MemoryStore, Store},
 };
 
 #[cfg(doctest)]

@@ -5,7 +5,7 @@
 //! 2. A true cost may be above the reserved one, and even above the limit: what was spent was spent. It is counted, and
 //!    whoever comes next is refused until enough has left the window.
 //! 3. A settlement counts once, however often it is sent. A second one changes nothing and says so:
-//!    [`Settled::is_known`].
+//!    [`Settled::was_applied`].
 //! 4. A settlement that comes after the lease still counts what was used, as of the admission, as long as the admission
 //!    would be in its window. So a lease can be much shorter than the window: it only says for how long the estimate
 //!    counts without a settlement. One that comes after the window changes nothing.
@@ -34,7 +34,7 @@
 //!
 //! // The answer took 1,234 tokens; the request stays one request.
 //! let settlement = Settlement::new(check, &decision, |charge| (charge.limit() == &tokens).then_some(1_234));
-//! assert!(limiter.settle(settlement).await?.is_known());
+//! assert!(limiter.settle(settlement).await?.was_applied());
 //! assert_eq!(limiter.peek(&tokens, "ada").await?.used(), 1_234);
 //! # Ok(()) }
 //! ```
@@ -98,7 +98,7 @@ impl Settlement {
     /// let decision = limiter.check_all(check.clone()).await?;
     /// // The job has failed, and is not to count.
     /// let settled = limiter.settle(Settlement::refund(check, &decision)).await?;
-    /// assert!(settled.is_known() && settled.decision().used() == 0);
+    /// assert!(settled.was_applied() && settled.decision().used() == 0);
     /// # Ok(()) }
     /// ```
     ///
@@ -200,7 +200,7 @@ impl Settled {
     /// it was given back after its lease, and nothing has changed. Where the reply to a first try was lost, and it was sent again, the
     /// second cannot tell, and says yes.
     #[must_use]
-    pub fn is_known(&self) -> bool {
+    pub fn was_applied(&self) -> bool {
         self.is_known
     }
 

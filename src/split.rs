@@ -122,7 +122,7 @@ impl Split {
     }
 
     /// The keys of all parts of `key`, to ask how they stand, to [reset](crate::Limiter::reset) or to
-    /// [close](crate::Limiter::close) them.
+    /// [close](crate::Limiter::pause) them.
     pub fn keys<K: Into<Key>>(&self, key: K) -> impl Iterator<Item = Key> + use<K> {
         let key = key.into();
         (0..self.parts.get()).map(move |number| part_of(number, &key))

@@ -1,7 +1,7 @@
 //! The limiter: a store, a deadline, a memory for refusals, and what to do when the store fails, without HTTP.
 //!
 //! 1. [`check`](Limiter::check) spends, [`acquire`](Limiter::acquire) waits until it can, [`peek`](Limiter::peek) asks,
-//!    [`reserve`](Limiter::reserve) spends what is [settled](Limiter::settle) later, [`close`](Limiter::close) takes all
+//!    [`reserve`](Limiter::reserve) spends what is [settled](Limiter::settle) later, [`pause`](Limiter::pause) takes all
 //!    for a time, [`reset`](Limiter::reset) forgets.
 //! 2. Every question to the store is answered within the [`deadline`](Limiter::deadline), 50 ms by default, which covers
 //!    queueing, connecting and the reply. It runs from the first poll, and arms a timer only if the store makes it wait.
@@ -29,13 +29,13 @@
 //! ```
 
 mod acquire;
-mod close;
 mod deadline;
 mod decide;
 mod failure;
 mod line;
 mod local;
 mod patience;
+mod pause;
 mod reservation;
 mod turn;
 
@@ -87,10 +87,10 @@ struct Parts<S> {
 
 impl<S: Store> Limiter<S> {
     /// A limiter on `store` with a deadline of 50 ms. It has the deny cache and the breaker of the store, if the store has an
-    /// [epoch](Store::epoch).
+    /// [local state](Store::local_state).
     #[must_use]
     pub fn new(store: S) -> Self {
-        let (refusals, circuit) = (Refusals::of_store(store.epoch()), Circuit::of_store(store.epoch()));
+        let (refusals, circuit) = (Refusals::of_store(store.local_state()), Circuit::of_store(store.local_state()));
         let (lines, local) = (Lines::default(), Local::default());
         let (deadline, retry_reserved_after) = (DEFAULT_DEADLINE, RETRY_RESERVED_AFTER);
         let parts = Parts { store, deadline, retry_reserved_after, refusals, circuit, lines, local };
@@ -118,7 +118,7 @@ impl<S: Store> Limiter<S> {
     /// Default: the store's, which is [`DenyCache::new`].
     #[must_use]
     pub fn deny_cache(self, deny_cache: DenyCache) -> Self {
-        self.set(|parts| parts.refusals = Refusals::own(deny_cache, parts.store.epoch()))
+        self.set(|parts| parts.refusals = Refusals::own(deny_cache, parts.store.local_state()))
     }
 
     /// Gives this limiter and its clones a breaker of their own: after how many failures the store is not asked for a

@@ -34,7 +34,7 @@ impl<S: Store> Reservation<S> {
 
     /// Sets what it has really cost, which may be more or less, or nothing. Sent again, it counts once. One that comes
     /// after the lease still counts what was used, as long as the admission would be in its window:
-    /// [`is_known`](Settled::is_known) tells.
+    /// [`was_applied`](Settled::was_applied) tells.
     ///
     /// # Errors
     ///

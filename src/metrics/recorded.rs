@@ -33,7 +33,7 @@ pub(crate) fn failed(error: &Error) {
         Error::TimedOut { .. } => "timed_out",
         Error::Unavailable(_) => "unavailable",
         Error::BreakerOpen(_) => "breaker_open",
-        Error::NoLimit(_) => "no_limit",
+        Error::LimitNotChosen(_) => "no_limit",
         // The caller's.
         Error::NeverFits(_) => return,
     };

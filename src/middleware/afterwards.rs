@@ -14,9 +14,9 @@ use super::{
     claim::{Origin, Record},
     errand::Errand,
     events::Events,
+    exchange::Exchange,
     headers::Figures,
     limits::Limits,
-    outcome::Outcome,
     policy::Policy,
     settling::Due,
     shadow::ShadowRefusals,
@@ -183,7 +183,7 @@ async fn close<S: Store>(
         return Ok(());
     }
     events.closes(away.time);
-    limiter.close(&limit, key, away.time).await
+    limiter.pause(&limit, key, away.time).await
 }
 
 impl Admitted {
@@ -192,7 +192,7 @@ impl Admitted {
         let limits = &policy.limits;
         let cost = |charge: &Charge, origin: &Origin| {
             let Some(settle) = limits.get(origin.place)?.settles() else { return Some(origin.cost) };
-            Some(settle(&Outcome::new(self.request.as_ref()?, response, charge.cost())))
+            Some(settle(&Exchange::new(self.request.as_ref()?, response, charge.cost())))
         };
         Due::of(&self.check, &self.origins, &self.decision, cost, |charge, origin| {
             let heeds = policy.settings.heeds_upstream && limits.get(origin.place)?.heeds_upstream();

@@ -67,6 +67,7 @@ mod draft;
 mod dropped;
 mod errand;
 mod events;
+mod exchange;
 pub mod extract;
 mod future;
 mod gate;
@@ -77,7 +78,6 @@ mod limits;
 mod note;
 mod number;
 mod options;
-mod outcome;
 mod policy;
 mod preflight;
 pub mod rejection;
@@ -91,12 +91,12 @@ mod waited;
 
 pub use self::{
     degraded::Degraded,
+    exchange::Exchange,
     future::ResponseFuture,
     headers::{EXPOSED_HEADERS, HeaderSets},
     keyed_limit::KeyedLimit,
     layer::RateLimitLayer,
     limits::{InvalidLimits, Limits},
-    outcome::Outcome,
     rejection::{JsonResponse, Rejection, RejectionResponse},
     reset::ResetFormat,
     service::RateLimit,

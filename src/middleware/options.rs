@@ -213,7 +213,7 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
 
     /// Believes an upstream that says to stay away: by a 429 or a 503 with `Retry-After`, or by `RateLimit` or
     /// `X-RateLimit` headers with nothing remaining. Then each limit that heeds it, and that the request was charged by,
-    /// is [closed](crate::Limiter::close) for its key for so long, its window at most, for all who share the store.
+    /// is [closed](crate::Limiter::pause) for its key for so long, its window at most, for all who share the store.
     ///
     /// 1. A limit by the called host, [`UpstreamHost`](super::extract::UpstreamHost), heeds it: a host closes itself alone.
     ///    Any other limit heeds it only if [`KeyedLimit::heed_upstream`](super::KeyedLimit::heed_upstream) says so: for a

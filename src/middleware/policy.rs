@@ -134,7 +134,7 @@ impl<S, R> Policy<S, R, Limits> {
     ) -> Option<Degraded> {
         let undecided = match outcome {
             Ok(decision) => decision.as_ref().and_then(Decision::local_cause),
-            Err(Error::NeverFits(_) | Error::NoLimit(_)) => None,
+            Err(Error::NeverFits(_) | Error::LimitNotChosen(_)) => None,
             Err(error) => Some(error),
         };
         let (events, limits) = (&self.settings.events, || self.limits.listed());

@@ -4,7 +4,7 @@ use std::{fmt, future::Future, sync::Arc, time::Duration};
 
 use tokio::{runtime::Handle, time::sleep};
 
-use super::{epoch::Epoch, health::Health};
+use super::{health::Health, local_state::LocalState};
 use crate::{
     decision::Decision,
     error::{Error, StoreError},
@@ -17,7 +17,7 @@ use crate::{
 /// 2. While it is open, every answer is [`Error::BreakerOpen`] with the last failure, at once: what happens then is the
 ///    route's [failure mode](crate::FailureMode), or the caller's choice. A refusal that is
 ///    [remembered](crate::DenyCache) still is one.
-/// 3. A store that has an [epoch](crate::Store::epoch), as `RedisStore` has, has one breaker for all of its clones, whatever
+/// 3. A store that has a [local state](crate::Store::local_state), as `RedisStore` has, has one breaker for all of its clones, whatever
 ///    limiters and layers are made on them, with the usual settings. One that is set on a limiter or layer is its own. Of
 ///    other stores, each limiter and its clones, or each layer and its services, have one.
 /// 4. A limiter in a hurry keeps nobody with more time from the store: a timeout counts only for questions with the same
@@ -89,9 +89,9 @@ impl Default for Breaker {
 pub(crate) struct Circuit(Arc<Health>);
 
 impl Circuit {
-    /// The one that all limiters on a store use; a limiter's own where the store has no epoch.
-    pub(crate) fn of_store(epoch: Option<&Epoch>) -> Self {
-        epoch.map_or_else(|| Self::own(Breaker::new()), |epoch| Self::to(Arc::clone(epoch.health())))
+    /// The one that all limiters on a store use; a limiter's own where the store has no local state.
+    pub(crate) fn of_store(local_state: Option<&LocalState>) -> Self {
+        local_state.map_or_else(|| Self::own(Breaker::new()), |local_state| Self::to(Arc::clone(local_state.health())))
     }
 
     /// One that nobody else uses.

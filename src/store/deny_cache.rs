@@ -10,7 +10,7 @@ use std::{
 
 use quick_cache::{UnitWeighter, sync::Cache};
 
-use super::epoch::Epoch;
+use super::local_state::LocalState;
 use crate::{
     admission::AdmissionId,
     algorithm::Algorithm,
@@ -43,7 +43,7 @@ const LATE: u64 = 1_000;
 /// 6. It remembers a bounded number of limits and keys, as 64-bit digests under a secret of the process's own, never the
 ///    keys themselves. Nobody outside can make two of them meet; among 10,000 that are remembered and a million checks a
 ///    second, chance does once in fifty years.
-/// 7. It is used where a store has an [epoch](crate::Store::epoch): by `RedisStore`, not by `MemoryStore`, which decides as
+/// 7. It is used where a store has a [local state](crate::Store::local_state): by `RedisStore`, not by `MemoryStore`, which decides as
 ///    quickly. Clones of such a store have one, whatever limiters and layers are made on them. One that is set on a
 ///    limiter or layer is its own.
 ///
@@ -109,7 +109,7 @@ pub(super) struct Memory {
 
 /// The refusals that a limiter knows of. Clones know the same.
 #[derive(Clone, Debug)]
-pub(crate) struct Refusals(Option<(Epoch, Arc<Memory>)>);
+pub(crate) struct Refusals(Option<(LocalState, Arc<Memory>)>);
 
 /// How a limit stood for a key when a check of it was refused.
 #[derive(Clone, Copy)]
@@ -117,7 +117,7 @@ struct Standing {
     units: u64,
     window: u64,
     algorithm: Algorithm,
-    epoch: u64,
+    local_state: u64,
     /// From when until when it may be told.
     asked: u64,
     until: u64,
@@ -145,45 +145,45 @@ pub(crate) struct Question {
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     digest: u64,
-    epoch: u64,
+    local_state: u64,
     cost: u64,
 }
 
 impl Refusals {
     /// Those that all limiters on a store know of.
-    pub(crate) fn of_store(epoch: Option<&Epoch>) -> Self {
-        Self(epoch.map(|epoch| (epoch.clone(), Arc::clone(epoch.memory()))))
+    pub(crate) fn of_store(local_state: Option<&LocalState>) -> Self {
+        Self(local_state.map(|local_state| (local_state.clone(), Arc::clone(local_state.memory()))))
     }
 
     /// Those of one limiter.
-    pub(crate) fn own(settings: DenyCache, epoch: Option<&Epoch>) -> Self {
-        // Without an epoch, as without any age, nothing is ever recalled.
-        let epoch = epoch.filter(|_| !settings.max_age.is_zero());
-        Self(epoch.map(|epoch| (epoch.clone(), Arc::new(Memory::new(settings)))))
+    pub(crate) fn own(settings: DenyCache, local_state: Option<&LocalState>) -> Self {
+        // Without a local state, as without any age, nothing is ever recalled.
+        let local_state = local_state.filter(|_| !settings.max_age.is_zero());
+        Self(local_state.map(|local_state| (local_state.clone(), Arc::new(Memory::new(settings)))))
     }
 
     /// The refusal of a check, or what is needed to remember the one that may come; neither where the store is to be
     /// asked every time. What some reservations are in is not remembered for longer than `reserved_for`.
     pub(crate) fn recall(&self, check: &Check, reserved_for: Duration) -> Result<Decision, Option<Question>> {
-        let (Some((epoch, memory)), None) = (&self.0, check.id()) else { return Err(None) };
+        let (Some((local_state, memory)), None) = (&self.0, check.id()) else { return Err(None) };
         if !check.can_be_refused() {
             return Err(None);
         }
         let (first, rest) = check.map_charges(|charge| Asked {
             digest: memory.digester.of_key(charge.limit(), charge.key()),
-            epoch: epoch.number(charge.limit()),
+            local_state: local_state.number(charge.limit()),
             cost: charge.cost(),
         });
-        let question = Question { asked: epoch.now(), first, rest };
+        let question = Question { asked: local_state.now(), first, rest };
         memory.refuse(check, &question, reserved_for).ok_or(Some(question))
     }
 
     /// Remembers the answer to a question if it is a refusal.
     pub(crate) fn learn(&self, question: &Question, decision: &Decision) {
-        if let Some((epoch, memory)) = &self.0
+        if let Some((local_state, memory)) = &self.0
             && !decision.is_allowed()
         {
-            memory.learn(question, decision, epoch.now());
+            memory.learn(question, decision, local_state.now());
         }
     }
 }
@@ -233,7 +233,7 @@ impl Memory {
                     units: limit.units(),
                     window: limit.window_micros(),
                     algorithm: limit.algorithm(),
-                    epoch: asked.epoch,
+                    local_state: asked.local_state,
                     asked: question.asked,
                     until: question.asked.saturating_add(micros(held)),
                     answered,
@@ -257,7 +257,7 @@ impl Standing {
         let late = if self.has_refused(charge) { 0 } else { LATE };
         let given_back = if self.reserved > 0 { self.asked.saturating_add(micros(reserved_for)) } else { u64::MAX };
         self.is_of(charge.limit())
-            && self.epoch == asked.epoch
+            && self.local_state == asked.local_state
             && (self.asked..self.until.saturating_sub(late).min(given_back)).contains(&now)
     }
 

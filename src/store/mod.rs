@@ -53,9 +53,9 @@
 mod breaker;
 mod clock;
 mod deny_cache;
-mod epoch;
 mod events;
 mod health;
+mod local_state;
 mod memory;
 #[cfg(feature = "redis")]
 mod redis;
@@ -68,7 +68,7 @@ pub use self::{
     breaker::Breaker,
     clock::ManualClock,
     deny_cache::DenyCache,
-    epoch::Epoch,
+    local_state::LocalState,
     memory::{MemoryDecide, MemoryStore, MemoryStoreBuilder},
 };
 pub(crate) use self::{
@@ -120,8 +120,8 @@ pub trait Store: Clone + Send + Sync + 'static {
 
     /// What clones of the store share in this process, if they do: whether it answers, by its [`Breaker`], and what it has
     /// refused, by its [`DenyCache`]. Default: nothing. Then each limiter has a breaker of its own, and no refusal is
-    /// remembered. A store that wraps another hands on the other's epoch, if it hands on limits and keys as they are.
-    fn epoch(&self) -> Option<&Epoch> {
+    /// remembered. A store that wraps another hands on the other's local state, if it hands on limits and keys as they are.
+    fn local_state(&self) -> Option<&LocalState> {
         None
     }
 }

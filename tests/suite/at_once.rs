@@ -15,8 +15,8 @@ use axum::body::Body;
 use http::{Request, Response};
 use tower::{Layer, Service, ServiceExt};
 use tower_sliding_window::{
-    Check, Decision, Degraded, Epoch, Error, FailureMode, Key, Limit, Limiter, MemoryStore, RateLimitLayer, Settlement,
-    Share, Store, StoreError,
+    Check, Decision, Degraded, Error, FailureMode, Key, Limit, Limiter, LocalState, MemoryStore, RateLimitLayer,
+    Settlement, Share, Store, StoreError,
 };
 
 use crate::support::{
@@ -66,17 +66,17 @@ impl Service<Request<Body>> for Counted {
     }
 }
 
-/// A store that has an epoch, and does not hand on what it could decide at once.
+/// A store that has a local state, and does not hand on what it could decide at once.
 #[derive(Clone)]
 struct Wrapped {
     store: MemoryStore,
-    epoch: Epoch,
+    local_state: LocalState,
     asked: Arc<AtomicUsize>,
 }
 
 impl Wrapped {
     fn new() -> Self {
-        Self { store: MemoryStore::new(), epoch: Epoch::new(), asked: Arc::default() }
+        Self { store: MemoryStore::new(), local_state: LocalState::new(), asked: Arc::default() }
     }
 }
 
@@ -98,8 +98,8 @@ impl Store for Wrapped {
         self.store.reset(limit, key)
     }
 
-    fn epoch(&self) -> Option<&Epoch> {
-        Some(&self.epoch)
+    fn local_state(&self) -> Option<&LocalState> {
+        Some(&self.local_state)
     }
 }
 

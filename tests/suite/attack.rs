@@ -53,7 +53,7 @@ async fn what_has_left_the_window_is_not_settled(test: Fixture<impl Store>) {
     with_many_that_have_left(&test).await;
     let refund = Settlement::by_id(of_one(599), AdmissionId::from(599), test.clock.now(), |_| Some(0));
     let settled = test.limiter.settle(refund).await.unwrap();
-    assert_eq!((settled.is_known(), settled.decision().used()), (false, 600));
+    assert_eq!((settled.was_applied(), settled.decision().used()), (false, 600));
 }
 
 async fn spent_without_end_never_opens_a_limit(test: Fixture<impl Store>) {
@@ -140,8 +140,8 @@ async fn no_time_and_endless_times_until_reserved_units_may_be_given_back() {
         assert_eq!(refused.retry_after(), Some(wait.min(Duration::from_secs(30))));
         assert!(limiter.acquire(&limit, "ada", 1, Duration::from_secs(31)).await.unwrap().is_allowed());
         drop(held);
-        limiter.close(&limit, "ada", Duration::MAX).await.unwrap();
-        limiter.close(&limit, "ada", Duration::ZERO).await.unwrap();
+        limiter.pause(&limit, "ada", Duration::MAX).await.unwrap();
+        limiter.pause(&limit, "ada", Duration::ZERO).await.unwrap();
         assert_eq!(limiter.check(&limit, "ada", 1).await.unwrap().retry_after(), Some(limit.window()));
     }
 }

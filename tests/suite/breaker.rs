@@ -341,7 +341,7 @@ async fn settlements_and_resets_do_not_wait_either() {
     store.set(State::Works);
     assert!(matches!(at_once(reservation.settle(1)), Err(Error::BreakerOpen(_))));
     sleep(2 * INTERVAL).await;
-    assert!(reservation.settle(1).await.unwrap().is_known());
+    assert!(reservation.settle(1).await.unwrap().was_applied());
 }
 
 #[tokio::test]

@@ -162,7 +162,7 @@ async fn where_no_limit_is_chosen_nothing_can_be_decided() {
     let app = RateLimitLayer::new(Failing).limit(chosen).fail_local(QUARTER).layer(service_fn(hello));
     let response = app.oneshot(request()).await.unwrap();
     assert_eq!(response.status(), 503);
-    assert!(matches!(degraded(&response).error(), Error::NoLimit(_)));
+    assert!(matches!(degraded(&response).error(), Error::LimitNotChosen(_)));
 
     let chosen = KeyedLimit::chosen(anyone, |_| async { Ok::<_, Infallible>(Limit::per_hour("plan", 4)) });
     let app = RateLimitLayer::new(Failing).limit(chosen).fail_local(QUARTER).layer(service_fn(hello));
@@ -178,7 +178,7 @@ async fn what_is_reserved_in_the_process_is_settled_there() {
     assert!(reservation.decision().local_cause().is_some());
     store.set(State::Works);
     let settled = reservation.settle(5).await.unwrap();
-    assert_eq!((settled.is_known(), settled.decision().used(), settled.decision().remaining()), (true, 5, 20));
+    assert_eq!((settled.was_applied(), settled.decision().used(), settled.decision().remaining()), (true, 5, 20));
     assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 0, "the store has not heard of it");
 
     let check = Check::new(Charge::new(CALLS, "ada", 1).unwrap());
@@ -207,7 +207,7 @@ async fn a_limiter_says_why_and_closes_for_nobody() {
     assert!(matches!(decision.local_cause(), Some(Error::Unavailable(_))));
     assert_eq!((decision.limit().units(), decision.remaining()), (25, 24));
 
-    assert!(limiter.close(&CALLS, "ada", Duration::from_secs(60)).await.is_err());
+    assert!(limiter.pause(&CALLS, "ada", Duration::from_secs(60)).await.is_err());
     assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 1);
     assert!(Limiter::new(Failing).check(&CALLS, "ada", 1).await.is_err(), "unless it is told so");
 }

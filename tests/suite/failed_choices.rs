@@ -104,7 +104,7 @@ async fn a_choice_that_fails_ends_a_request_that_is_not_to_be_let_through() {
         for layer in [layer.failure_mode(mode), by_request.clone()] {
             let response = layer.layer(service_fn(hello)).oneshot(request()).await.unwrap();
             assert_eq!((response.status().as_u16(), store.asked()), (503, 0));
-            assert!(matches!(response.extensions().get(), Some(Rejection::Unavailable(Error::NoLimit(_)))));
+            assert!(matches!(response.extensions().get(), Some(Rejection::Unavailable(Error::LimitNotChosen(_)))));
             assert_eq!(degraded(&response), (Some(mode), "no plans today".to_owned()));
         }
         let response = by_request.layer(service_fn(hello)).oneshot(of_plan("any")).await.unwrap();
@@ -217,7 +217,7 @@ async fn a_choice_that_hangs_ends_with_the_deadline() {
         if status == 200 {
             assert_eq!(asked.elapsed(), deadline);
             let told: &Degraded = response.extensions().get().unwrap();
-            assert!(matches!(told.error(), Error::NoLimit(ChoiceError::TimedOut { .. })));
+            assert!(matches!(told.error(), Error::LimitNotChosen(ChoiceError::TimedOut { .. })));
         }
     }
 }

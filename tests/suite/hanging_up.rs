@@ -14,7 +14,7 @@ use http::{Request, Response};
 use tokio::task::yield_now;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Check, Decision, Key, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, Outcome, RateLimitLayer, RedisStore,
+    Check, Decision, Exchange, Key, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, RateLimitLayer, RedisStore,
     Settled, Settlement, Store, StoreError,
 };
 
@@ -293,7 +293,7 @@ async fn a_settlement_that_has_begun_goes_on() {
 #[tokio::test]
 async fn a_settlement_that_panics_is_that_of_a_dropped_request() {
     let (store, _clock, limiter) = store();
-    let cost = |_: &Outcome<'_>| -> u64 { panic!("as closures do") };
+    let cost = |_: &Exchange<'_>| -> u64 { panic!("as closures do") };
     let limit = TOKENS.by(anyone).cost(|_| 500).settle(cost).settle_dropped(50);
     let app = RateLimitLayer::new(store).limit(limit).layer(service_fn(hello));
     assert!(tokio::spawn(app.oneshot(request())).await.unwrap_err().is_panic());

@@ -114,7 +114,7 @@ async fn a_settlement_begins_a_sum_with_what_is_left_behind() {
     }
     clock.advance(HOUR / 2 + MILLISECOND);
     let settled = limiter.settle(Settlement::new(check, &last.unwrap(), |_| Some(3))).await.unwrap();
-    assert!(settled.is_known());
+    assert!(settled.was_applied());
     let mut told = Vec::new();
     for _ in 0..4 {
         told.push(limiter.peek(&calls, "ada").await.unwrap().used());

@@ -10,7 +10,6 @@ mod attack;
 mod batching;
 mod bounded_work;
 mod breaker;
-mod closing;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod concurrency;
@@ -38,6 +37,7 @@ mod outbound;
 mod own_outcomes;
 mod passwords;
 mod paused_time;
+mod pausing;
 mod properties;
 mod reaching;
 mod redis_errors;

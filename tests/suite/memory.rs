@@ -210,7 +210,7 @@ async fn a_settlement_after_its_lease_fails_without_room() {
         assert!(error.contains("settling an admission failed"), "{error}");
     }
     limiter.reset(&CALLS, "bob").await.unwrap();
-    assert!(reservation.settle(3).await.unwrap().is_known());
+    assert!(reservation.settle(3).await.unwrap().was_applied());
     assert_eq!((limiter.peek(&CALLS, "ada").await.unwrap().used(), room(&store).0), (3, 1));
 }
 
@@ -301,7 +301,7 @@ async fn a_long_log_is_as_exact_as_a_short_one() {
         let refund = Settlement::refund(check.clone(), decision);
         used = limit.units() - limiter.settle(refund).await.unwrap().decision().remaining();
         let again = limiter.settle(Settlement::refund(check.clone(), decision)).await.unwrap();
-        assert_eq!((again.is_known(), again.decision().used()), (false, used));
+        assert_eq!((again.was_applied(), again.decision().used()), (false, used));
     }
     clock.advance(limit.window());
     assert_eq!(limiter.peek(&limit, "ada").await.unwrap().used(), 0);

@@ -181,10 +181,10 @@ async fn replay<S: Store>(
             }
             Step::Settle { back, cost, times } => {
                 let Some(admitted) = admitted.iter().rev().nth(*back) else { continue };
-                // Each limiter's store has an epoch of its own to end.
+                // Each limiter's store has a local state of its own to end.
                 for limiter in [alone, together].into_iter().cycle().take(2 * times) {
                     let settled = limiter.settle(admitted.settlement(*cost)).await.unwrap();
-                    let told = (settled.is_known(), Standing::all_of(settled.decision()));
+                    let told = (settled.was_applied(), Standing::all_of(settled.decision()));
                     let expected = admitted.settle(&mut model, micros(clock.now()), *cost);
                     prop_assert_eq!(told, expected, "step {}: {:?}", number, step);
                 }

@@ -339,7 +339,7 @@ async fn a_settlement_lets_no_key_live_longer() {
         // In the next one, just before the admission leaves.
         clock.advance(Duration::from_secs(9));
         let settled = limiter.settle(Settlement::new(check, &decision, |_| Some(2))).await.unwrap();
-        assert_eq!((settled.is_known(), settled.decision().used()), (true, 2), "{algorithm:?}");
+        assert_eq!((settled.was_applied(), settled.decision().used()), (true, 2), "{algorithm:?}");
         let life = 9_000 + ttl(&server, &only_key(&server));
         assert!(life <= 2 * 10_000 + SLACK, "{algorithm:?}: {life} after the admission");
         server.run::<()>("FLUSHALL");

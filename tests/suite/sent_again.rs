@@ -55,7 +55,7 @@ impl<S: Store> Fixture<S> {
 
     async fn refund(&self, check: &Check, decision: &Decision) -> (bool, Vec<u64>) {
         let settled = self.limiter.settle(Settlement::refund(check.clone(), decision)).await.unwrap();
-        (settled.is_known(), used(settled.decision()))
+        (settled.was_applied(), used(settled.decision()))
     }
 }
 
@@ -348,7 +348,7 @@ async fn what_is_sent_again_after_the_shorter_window_is_admitted_whole() {
             assert_eq!(lossy.used(&long).await, left, "{case}");
             let settled = lossy.limiter.settle(Settlement::refund(check.clone(), &decision)).await.unwrap();
             left -= cost;
-            assert!(settled.is_known(), "{case}");
+            assert!(settled.was_applied(), "{case}");
             assert_eq!(settled.decision().statuses().nth(1).unwrap().used(), left, "{case}");
         }
         assert!(lossy.used(&short).await <= all_of_it, "{case}: that of somebody else, and no more");
@@ -383,7 +383,7 @@ async fn of_copies_that_are_sent_again_as_many_are_admitted_as_by_the_first_try(
         for (place, decision) in admitted.into_iter().enumerate() {
             let settled = lossy.limiter.settle(Settlement::refund(check.clone(), decision)).await.unwrap();
             let left = (fit - 1 - place as u64) * cost;
-            let known = (settled.is_known(), settled.decision().statuses().nth(1).unwrap().used());
+            let known = (settled.was_applied(), settled.decision().statuses().nth(1).unwrap().used());
             assert_eq!(known, (true, left), "{case}");
         }
         lossy.direct.reset(&short, "ada").await.unwrap();
@@ -421,7 +421,7 @@ async fn a_settlement_finds_what_a_clock_that_was_ahead_has_counted() {
                 assert!(decision.is_allowed(), "{case}");
                 let settled = lossy.limiter.settle(Settlement::refund(check.clone(), &decision)).await.unwrap();
                 left -= cost;
-                assert_eq!((settled.is_known(), settled.decision().used()), (true, left), "{case}");
+                assert_eq!((settled.was_applied(), settled.decision().used()), (true, left), "{case}");
             }
         }
     }
@@ -467,7 +467,7 @@ async fn a_settlement_of_copies_is_found_with_bounded_work() {
                 server.run::<()>("CONFIG RESETSTAT");
                 let settled = limiter.settle(Settlement::refund(check.clone(), &decision)).await.unwrap();
                 sum -= if is_known { cost } else { 0 };
-                let told = (settled.is_known(), settled.decision().used());
+                let told = (settled.was_applied(), settled.decision().used());
                 assert_eq!(told, (is_known, sum), "{copies} copies of {cost}");
                 most = most.max(commands(&server.run::<String>("INFO commandstats")));
             }

@@ -32,7 +32,7 @@ impl<S: Store> Fixture<S> {
     /// Settles, and tells whether it was known, and what is used then.
     async fn settled(&self, check: &Check, admitted: &Decision, cost: u64) -> (bool, u64) {
         let settled = self.limiter.settle(Settlement::new(check.clone(), admitted, |_| Some(cost))).await.unwrap();
-        (settled.is_known(), settled.decision().used())
+        (settled.was_applied(), settled.decision().used())
     }
 
     async fn peeked(&self, limit: &Limit) -> u64 {
@@ -131,11 +131,11 @@ async fn charges_are_settled_one_by_one(test: Fixture<impl Store>) {
     let tokens = |charge: &Charge| (charge.limit() == &TOKENS).then_some(7);
     let settled = test.limiter.settle(Settlement::new(check.clone(), &admitted, tokens)).await.unwrap();
     let used: Vec<u64> = settled.decision().statuses().map(|status| status.used()).collect();
-    assert_eq!((settled.is_known(), used), (true, vec![7, 1]));
+    assert_eq!((settled.was_applied(), used), (true, vec![7, 1]));
 
     let settled = test.limiter.settle(Settlement::refund(check, &admitted)).await.unwrap();
     let used: Vec<u64> = settled.decision().statuses().map(|status| status.used()).collect();
-    assert_eq!((settled.is_known(), used), (true, vec![7, 0]), "what was not settled yet can be");
+    assert_eq!((settled.was_applied(), used), (true, vec![7, 0]), "what was not settled yet can be");
 }
 
 /// An admission that was not reserved can be given back where it has an entry of its own.
@@ -168,7 +168,7 @@ async fn a_foreign_settlement_frees_nothing(test: Fixture<impl Store>) {
         let not_reserved = Settlement::refund(plain(&limit, 20), &admitted);
         for settlement in [unknown, at_another_cost, not_reserved] {
             let settled = test.limiter.settle(settlement).await.unwrap();
-            assert_eq!((settled.is_known(), settled.decision().used()), (false, 20), "{algorithm:?}");
+            assert_eq!((settled.was_applied(), settled.decision().used()), (false, 20), "{algorithm:?}");
         }
         assert_eq!(test.settled(&check, &admitted, 0).await, (true, 0));
     }
@@ -208,7 +208,7 @@ async fn absurd_costs_close_a_key_and_no_more(test: Fixture<impl Store>) {
             let check = held(&limit, 1, LEASE);
             let admitted = test.take(&check).await;
             let settled = test.limiter.settle(Settlement::new(check, &admitted, |_| Some(u64::MAX))).await.unwrap();
-            assert!(settled.is_known() && settled.decision().remaining() == 0, "{algorithm:?}");
+            assert!(settled.was_applied() && settled.decision().remaining() == 0, "{algorithm:?}");
             let refused = test.limiter.check(&limit, "ada", 1).await.unwrap();
             test.clock.advance(refused.retry_after().unwrap());
         }
@@ -232,7 +232,7 @@ async fn without_an_id_of_its_own_an_admission_counts_for_its_window(test: Fixtu
         for decisions in open.chunks(100) {
             let refund = |decision: &Decision| {
                 let (limiter, refund) = (test.limiter.clone(), Settlement::refund(check.clone(), decision));
-                async move { limiter.settle(refund).await.unwrap().is_known() }
+                async move { limiter.settle(refund).await.unwrap().was_applied() }
             };
             let settled: JoinSet<_> = decisions.iter().map(refund).collect();
             known += settled.join_all().await.into_iter().filter(|is_known| *is_known).count() as u64;

@@ -51,7 +51,7 @@ async fn lost_replies_count_once() {
             let settled = reservation.settle(cost).await.unwrap();
             assert!(proxy.has_lost_them());
             expected += cost;
-            assert_eq!((settled.is_known(), settled.decision().used()), (true, expected), "{algorithm:?}");
+            assert_eq!((settled.was_applied(), settled.decision().used()), (true, expected), "{algorithm:?}");
         }
         expected = 0;
     }
@@ -166,7 +166,7 @@ async fn settlements_and_checks_travel_together() {
         tokio::spawn(async move {
             let reservation = limiter.reserve(&TOKENS, "ada", 1_000, LEASE).await.unwrap().unwrap();
             let (first, second) = tokio::join!(reservation.settle(cost), reservation.settle(cost));
-            assert!(first.unwrap().is_known() != second.unwrap().is_known());
+            assert!(first.unwrap().was_applied() != second.unwrap().was_applied());
             assert!(limiter.check(&TOKENS, "ada", 1).await.unwrap().is_allowed());
         })
     });
@@ -194,7 +194,7 @@ async fn copies_that_share_an_entry_are_refunded_one_by_one() {
         for is_known in [true, false] {
             let settled = limiter.settle(Settlement::refund(check.clone(), decision)).await.unwrap();
             let left = 3 * (39 - place as u64);
-            assert_eq!((settled.is_known(), settled.decision().used()), (is_known, left));
+            assert_eq!((settled.was_applied(), settled.decision().used()), (is_known, left));
         }
     }
     assert!(server.keys().is_empty(), "nothing stays");

@@ -13,7 +13,7 @@ use axum::body::Body;
 use http::{Request, Response, StatusCode};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Degraded, Key, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, Outcome,
+    Algorithm, Charge, Check, Degraded, Exchange, Key, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore,
     RateLimitLayer, RedisStore, Settlement, Store,
 };
 
@@ -46,7 +46,7 @@ fn asks(status: u16, tokens: u64) -> Request<Body> {
     Request::get(format!("/{status}")).header("x-use", tokens).body(Body::empty()).unwrap()
 }
 
-fn used(outcome: &Outcome<'_>) -> u64 {
+fn used(outcome: &Exchange<'_>) -> u64 {
     outcome.response().extensions.get().map_or_else(|| outcome.cost(), |Used(tokens)| *tokens)
 }
 
@@ -133,7 +133,7 @@ async fn a_limit_has_a_cost_of_its_own() {
 #[tokio::test]
 async fn an_outcome_has_the_request_and_the_response() {
     let (store, _clock, limiter) = store();
-    let cost = |outcome: &Outcome<'_>| {
+    let cost = |outcome: &Exchange<'_>| {
         assert_eq!((outcome.request().uri.path(), outcome.status().as_u16(), outcome.cost()), ("/404", 404, 7));
         assert!(!format!("{outcome:?}").contains("x-use"), "headers may be secret");
         outcome.request().headers["x-use"].to_str().unwrap().parse().unwrap()
@@ -287,7 +287,7 @@ async fn one_of_two_is_settled(fixture: Fixture<impl Store>) {
             let check = Check::new(plain).and(charge(&settled).reserve(Duration::from_secs(60))).unwrap();
             let decision = limiter.check_all(check.clone()).await.unwrap();
             let settlement = Settlement::new(check, &decision, |charge| (charge.limit() == &settled).then_some(1));
-            assert!(limiter.settle(settlement).await.unwrap().is_known());
+            assert!(limiter.settle(settlement).await.unwrap().was_applied());
             let kept = limiter.peek(&kept, key()).await.unwrap().used();
             let settled = limiter.peek(&settled, key()).await.unwrap().used();
             assert_eq!((kept, settled), (2, 1), "{algorithm:?} {lease:?}");

@@ -177,7 +177,7 @@ async fn a_choice_and_its_decision_have_one_deadline() {
         let response = app.oneshot(request()).await.unwrap();
         assert_eq!((response.status().as_u16(), begun.elapsed()), (200, ms(waits)));
         assert_eq!(store.asked(), asked, "in all, after a choice of {takes} ms");
-        assert!(matches!(error(&response), Some(Error::TimedOut { .. } | Error::NoLimit(_))));
+        assert!(matches!(error(&response), Some(Error::TimedOut { .. } | Error::LimitNotChosen(_))));
     }
 }
 

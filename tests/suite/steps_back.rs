@@ -67,7 +67,7 @@ impl<S: Store> Fixture<S> {
             Reserves(cost) => drop(self.limiter.reserve(limit, "ada", cost, seconds(7)).await.unwrap().unwrap()),
             Settles(cost, settled) => {
                 let reservation = self.limiter.reserve(limit, "ada", cost, seconds(7)).await.unwrap().unwrap();
-                assert!(reservation.settle(settled).await.unwrap().is_known());
+                assert!(reservation.settle(settled).await.unwrap().was_applied());
             }
             Waits(time) => self.clock.advance(time),
             Peeks => drop(self.limiter.peek(limit, "ada").await.unwrap()),
@@ -169,12 +169,12 @@ async fn within_a_window_of_1970_everything_counts_as_ever(test: Fixture<impl St
             assert_eq!(status(second.decision()), (86, 11), "{case}");
             assert!(test.limiter.check(&limit, "ada", 15).await.unwrap().is_refused_by_reservations(), "{case}");
             let settled = first.settle(2).await.unwrap();
-            assert_eq!((settled.is_known(), status(settled.decision())), (true, (83, 6)), "{case}");
+            assert_eq!((settled.was_applied(), status(settled.decision())), (true, (83, 6)), "{case}");
             let given_back = second.release().await.unwrap();
-            assert_eq!((given_back.is_known(), status(given_back.decision())), (true, (77, 0)), "{case}");
+            assert_eq!((given_back.was_applied(), status(given_back.decision())), (true, (77, 0)), "{case}");
             let admitted = test.limiter.check_all(named.clone()).await.unwrap();
             let refunded = test.limiter.settle(Settlement::refund(named, &admitted)).await.unwrap();
-            assert_eq!((refunded.is_known(), refunded.decision().used()), (true, 74), "{case}");
+            assert_eq!((refunded.was_applied(), refunded.decision().used()), (true, 74), "{case}");
 
             // A lease that nobody settles ends, and then everything has left.
             let _kept = test.limiter.reserve(&limit, "ada", 26, seconds(9)).await.unwrap().unwrap();
@@ -233,7 +233,7 @@ async fn within_a_window_of_1970_the_stores_count_the_same() {
                 let settlement = || Settlement::new(check.clone(), decision, |_| Some(cost));
                 let of_memory = memory.limiter.settle(settlement()).await.unwrap();
                 let of_redis = redis.limiter.settle(settlement()).await.unwrap();
-                assert_eq!(of_memory.is_known(), of_redis.is_known(), "{}", case());
+                assert_eq!(of_memory.was_applied(), of_redis.was_applied(), "{}", case());
                 let [memory, redis] = [of_memory, of_redis].map(|settled| Standing::all_of(settled.decision()));
                 assert_eq!(memory, redis, "{}", case());
                 continue;
@@ -302,7 +302,7 @@ impl Shifted {
             Reserves(cost) => drop(self.limiter.reserve(&CALLS, "ada", cost, seconds(7)).await.unwrap().unwrap()),
             Settles(cost, settled) => {
                 let reservation = self.limiter.reserve(&CALLS, "ada", cost, seconds(7)).await.unwrap().unwrap();
-                assert!(reservation.settle(settled).await.unwrap().is_known());
+                assert!(reservation.settle(settled).await.unwrap().was_applied());
             }
             Waits(_) => {}
             Peeks => drop(self.limiter.peek(&CALLS, "ada").await.unwrap()),

@@ -46,7 +46,7 @@ impl KeyedLimit {
     ///    after a second. Clients that are not over one cost a look-up a request: keep a cache in `choose`. Where even the
     ///    first refusal is to cost none, put the other limits into a layer of their own outside of this one. A layer that
     ///    [waits](crate::RateLimitLayer::wait_up_to) for room always chooses.
-    /// 5. An error, or a choice that is too slow, is [`Error::NoLimit`](crate::Error::NoLimit), and concerns this limit
+    /// 5. An error, or a choice that is too slow, is [`Error::LimitNotChosen`](crate::Error::LimitNotChosen), and concerns this limit
     ///    alone. With a [fallback](Self::fallback), that is charged in its place. Without one, the layer's failure mode
     ///    decides. Fail-open leaves the limit out: the others count and refuse as ever, and show their figures. Fail-closed and
     ///    fail-local answer 503 at once, and nothing is charged. In the [shadow](Self::in_shadow) the limit is left out. So

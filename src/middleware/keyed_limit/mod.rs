@@ -11,8 +11,8 @@ use super::{
     claim::Claim,
     draft::{Choose, Draft, Open, Terms},
     dropped::WhenDropped,
+    exchange::Exchange,
     extract::KeyExtractor,
-    outcome::Outcome,
     rejection::Rejection,
 };
 use crate::{
@@ -26,7 +26,7 @@ use crate::{
 pub(super) type Cost = dyn Fn(&Parts) -> u64 + Send + Sync;
 
 /// How many units a request has taken.
-pub(super) type Settle = dyn Fn(&Outcome<'_>) -> u64 + Send + Sync;
+pub(super) type Settle = dyn Fn(&Exchange<'_>) -> u64 + Send + Sync;
 
 /// Longer than most responses take, and short, since a client that hangs up keeps units from others for so long.
 const DEFAULT_LEASE: Duration = Duration::from_secs(60);
@@ -85,7 +85,7 @@ impl KeyedLimit {
         }
     }
 
-    /// Whether an upstream that says to stay away [closes](crate::Limiter::close) the limit, where the layer
+    /// Whether an upstream that says to stay away [closes](crate::Limiter::pause) the limit, where the layer
     /// [heeds](crate::RateLimitLayer::heed_upstream) it. Default: yes for a limit by the called host, which is
     /// [`UpstreamHost`](crate::UpstreamHost), or that [and](KeyExtractor::and) something else; no for all others.
     ///

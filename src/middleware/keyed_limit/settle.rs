@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use http::request::Parts;
 
-use super::{super::outcome::Outcome, KeyedLimit};
+use super::{super::exchange::Exchange, KeyedLimit};
 
 impl KeyedLimit {
     /// How many units a request takes of this limit, whatever the layer's
@@ -71,7 +71,7 @@ impl KeyedLimit {
     /// 5. At least one unit is reserved, whatever the cost says, so that there is something to settle. A request that was
     ///    let through without a decision is not settled.
     #[must_use]
-    pub fn settle(mut self, cost: impl Fn(&Outcome<'_>) -> u64 + Send + Sync + 'static) -> Self {
+    pub fn settle(mut self, cost: impl Fn(&Exchange<'_>) -> u64 + Send + Sync + 'static) -> Self {
         self.settle = Some(Arc::new(cost));
         self.counts_afterwards = false;
         self
@@ -101,7 +101,7 @@ impl KeyedLimit {
     /// 5. The head of the response tells the cost, as for [`settle`](Self::settle). A handler that knows it only at the end of
     ///    a body counts it itself, by [`Charge::spent`](crate::Charge::spent).
     #[must_use]
-    pub fn count_afterwards(mut self, cost: impl Fn(&Outcome<'_>) -> u64 + Send + Sync + 'static) -> Self {
+    pub fn count_afterwards(mut self, cost: impl Fn(&Exchange<'_>) -> u64 + Send + Sync + 'static) -> Self {
         self.settle = Some(Arc::new(cost));
         self.counts_afterwards = true;
         self

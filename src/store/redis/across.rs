@@ -155,7 +155,7 @@ async fn settle_parts(dispatcher: Arc<Dispatcher>, settlement: Settlement, parts
         match answer(dispatcher.settle(of_part)).await {
             Ok(settled) => {
                 at = at.max(settled.decision().at());
-                is_known |= settled.is_known();
+                is_known |= settled.was_applied();
                 statuses.note(&part, settled.decision());
             }
             // The others are settled all the same. Sent again, each counts once.

@@ -194,7 +194,7 @@ impl RedisStoreBuilder {
             connect_timeout: self.connect_timeout,
             keys: Keys::new(self.prefix, self.secret.as_ref()),
             script: Script::new(DECIDE),
-            epoch: self.time.epoch(),
+            local_state: self.time.local_state(),
             time: self.time,
         });
         Ok(RedisStore { runtimes })

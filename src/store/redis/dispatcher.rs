@@ -94,7 +94,7 @@ impl Dispatcher {
     pub(super) fn settle(self: &Arc<Self>, settlement: Settlement) -> Result<Submitted<Settled>, StoreError> {
         let (caller, outcome) = oneshot::channel();
         let given_back = GivenBack::new(
-            &self.shared.epoch,
+            &self.shared.local_state,
             settlement.check().charges().map(|charge| charge.limit().clone()).collect(),
         );
         Ok((outcome, self.submit(Job::Settle(Box::new(ToSettle { settlement, caller, given_back })))?))
@@ -263,7 +263,7 @@ impl Dispatcher {
     /// Forgets what a limit counts for a key.
     pub(super) async fn reset(self: &Arc<Self>, limit: Limit, key: &Key) -> Result<(), StoreError> {
         let (dispatcher, key) = (Arc::clone(self), self.shared.keys.of(&limit, key));
-        let given_back = GivenBack::new(&self.shared.epoch, vec![limit]);
+        let given_back = GivenBack::new(&self.shared.local_state, vec![limit]);
         let outcome = self.in_a_task(async move { dispatcher.unlink(&key).await }).await;
         drop(given_back);
         outcome.map_err(|cause| StoreError::new("resetting a key", cause))

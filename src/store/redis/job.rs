@@ -11,7 +11,7 @@ use crate::{
     error::StoreError,
     limit::Limit,
     settlement::{Settled, Settlement},
-    store::epoch::Epoch,
+    store::local_state::LocalState,
 };
 
 pub(super) type Outcome<T> = Result<T, StoreError>;
@@ -108,22 +108,22 @@ impl Job {
     }
 }
 
-/// Units may be given back as long as this lives: it ends the store's epoch for the limits when it is made, and again
+/// Units may be given back as long as this lives: it ends the store's local state for the limits when it is made, and again
 /// when it is dropped.
 pub(super) struct GivenBack {
-    epoch: Epoch,
+    local_state: LocalState,
     limits: Vec<Limit>,
 }
 
 impl GivenBack {
-    pub(super) fn new(epoch: &Epoch, limits: Vec<Limit>) -> Self {
-        let given_back = Self { epoch: epoch.clone(), limits };
+    pub(super) fn new(local_state: &LocalState, limits: Vec<Limit>) -> Self {
+        let given_back = Self { local_state: local_state.clone(), limits };
         given_back.end_epoch();
         given_back
     }
 
     fn end_epoch(&self) {
-        self.limits.iter().for_each(|limit| self.epoch.end(limit));
+        self.limits.iter().for_each(|limit| self.local_state.forget_refusals(limit));
     }
 }
 

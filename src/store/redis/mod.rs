@@ -64,7 +64,7 @@ use self::{
     runtimes::Runtimes,
 };
 pub use self::{builder::RedisStoreBuilder, invalid::InvalidRedisConfig};
-use super::{Store, epoch::Epoch};
+use super::{Store, local_state::LocalState};
 use crate::{
     check::Check,
     decision::Decision,
@@ -167,8 +167,8 @@ impl Store for RedisStore {
         RedisReset(Box::pin(async move { runtimes.dispatcher("resetting a key")?.reset(limit, &key).await }))
     }
 
-    fn epoch(&self) -> Option<&Epoch> {
-        Some(&self.runtimes.shared().epoch)
+    fn local_state(&self) -> Option<&LocalState> {
+        Some(&self.runtimes.shared().local_state)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{keys::Keys, script::Script, target::Target, time::Time};
-use crate::store::epoch::Epoch;
+use crate::store::local_state::LocalState;
 
 pub(super) struct Shared {
     pub(super) target: Target,
@@ -15,5 +15,5 @@ pub(super) struct Shared {
     pub(super) keys: Keys,
     pub(super) script: Script,
     pub(super) time: Time,
-    pub(super) epoch: Epoch,
+    pub(super) local_state: LocalState,
 }

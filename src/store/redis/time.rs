@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::store::{
     clock::{Clock, ManualClock},
-    epoch::Epoch,
+    local_state::LocalState,
 };
 
 #[derive(Clone)]
@@ -27,9 +27,9 @@ impl Time {
         }
     }
 
-    /// An epoch by a clock that runs as fast.
-    pub(super) fn epoch(&self) -> Epoch {
-        Epoch::by(match self {
+    /// A local state by a clock that runs as fast.
+    pub(super) fn local_state(&self) -> LocalState {
+        LocalState::by(match self {
             Self::Server | Self::Client => Clock::monotonic(),
             Self::Manual(clock) => Clock::Manual(clock.clone()),
         })

@@ -95,7 +95,7 @@ impl Load {
     }
 
     /// Lets every client hear its last answer, and asks the server what it has counted.
-    pub(super) async fn end(mut self) -> Outcome {
+    pub(super) async fn end(mut self) -> Exchange {
         self.is_over.store(true, Ordering::Relaxed);
         let mut seen = Seen::default();
         while let Some(client) = self.clients.join_next().await {
@@ -104,7 +104,7 @@ impl Load {
         // Without the breaker, which the last answers may have opened.
         let limiter = self.limiter().clone().breaker(Breaker::off()).deadline(PATIENCE);
         let counted = limiter.peek(&TOTAL, "all").await.unwrap().used();
-        Outcome { seen, counted, clients: self.number }
+        Exchange { seen, counted, clients: self.number }
     }
 }
 
@@ -182,13 +182,13 @@ fn innermost(error: &Error) -> String {
 
 /// What all clients were told, and what the server has counted.
 #[derive(Debug)]
-pub(super) struct Outcome {
+pub(super) struct Exchange {
     seen: Seen,
     counted: u64,
     clients: usize,
 }
 
-impl Outcome {
+impl Exchange {
     /// Prints what was reached, and holds it against the rules.
     pub(super) fn keeps_the_rules(mut self, fault: &str, history: History) -> Self {
         reached(fault, self.clients, &self);
@@ -252,7 +252,7 @@ impl Outcome {
     }
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for Exchange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (admitted, twice, counted) = (self.admitted(), self.admitted_twice(), self.counted);
         write!(f, "admitted {admitted}, {twice} of them twice, which counted {counted}, ")?;

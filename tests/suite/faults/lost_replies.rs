@@ -135,7 +135,7 @@ async fn what_is_sent_again_by_several_limits_counts_once_and_can_be_given_back(
             .into_iter()
             .map(|(check, decision)| {
                 let (limiter, refund) = (limiter.clone(), Settlement::refund(check, &decision));
-                tokio::spawn(async move { limiter.settle(refund).await.unwrap().is_known() })
+                tokio::spawn(async move { limiter.settle(refund).await.unwrap().was_applied() })
             })
             .collect();
         for refund in refunds {
@@ -194,7 +194,7 @@ async fn what_is_sent_again_can_be_given_back() {
         for answer in answers {
             let decision = answer.await.unwrap().unwrap();
             let settled = limiter.settle(Settlement::refund(check.clone(), &decision)).await.unwrap();
-            assert!(settled.is_known(), "{copies} copies of {cost}");
+            assert!(settled.was_applied(), "{copies} copies of {cost}");
         }
         assert!(proxy.has_lost_them());
         assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 0, "{copies} copies of {cost}");

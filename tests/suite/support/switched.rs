@@ -11,7 +11,9 @@ use std::{
 };
 
 use tokio::time::sleep;
-use tower_sliding_window::{Check, Decision, Epoch, Key, Limit, MemoryStore, Settled, Settlement, Store, StoreError};
+use tower_sliding_window::{
+    Check, Decision, Key, Limit, LocalState, MemoryStore, Settled, Settlement, Store, StoreError,
+};
 
 use super::stores::{Failing, Silent};
 
@@ -21,7 +23,7 @@ pub(crate) struct Switched {
     state: Arc<Mutex<State>>,
     asked: Arc<AtomicUsize>,
     waiting: Arc<()>,
-    epoch: Option<Epoch>,
+    local_state: Option<LocalState>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -42,13 +44,13 @@ impl Switched {
             state: Arc::new(Mutex::new(state)),
             asked: Arc::default(),
             waiting: Arc::default(),
-            epoch: None,
+            local_state: None,
         }
     }
 
     /// One whose clones share what they know of it.
     pub(crate) fn with_epoch(state: State) -> Self {
-        Self { epoch: Some(Epoch::new()), ..Self::new(state) }
+        Self { local_state: Some(LocalState::new()), ..Self::new(state) }
     }
 
     pub(crate) fn set(&self, state: State) {
@@ -112,8 +114,8 @@ impl Store for Switched {
         }
     }
 
-    fn epoch(&self) -> Option<&Epoch> {
-        self.epoch.as_ref()
+    fn local_state(&self) -> Option<&LocalState> {
+        self.local_state.as_ref()
     }
 }
 

@@ -16,21 +16,21 @@ use super::{
 };
 use crate::limit::Limit;
 
-/// Limits fall into so many parts, each with an epoch of its own, so that those that are settled all the time leave the
+/// Limits fall into so many parts, each with a local state of its own, so that those that are settled all the time leave the
 /// refusals of others alone.
 const PARTS: usize = 64;
 
 /// What the clones of a store share in this process, so that all limiters and layers on them know the same of it: see
-/// [`Store::epoch`](super::Store::epoch).
+/// [`Store::local_state`](super::Store::local_state).
 ///
-/// 1. Clones of an epoch are one epoch, and clones of a store have to have the same. A store that wraps another hands on
-///    the other's, if it hands on limits and keys as they are: what one of them has refused is refused by all.
-/// 2. Whether the store answers: its [`Breaker`].
-/// 3. What it has refused: its [`DenyCache`]. A refusal holds for as long as nothing is given back. So the store
-///    [ends](Self::end) the epoch for a limit whenever a key is reset or an admission settled through it, and what the
-///    limit has refused before is asked again.
+/// 1. Clones share one local state, and all clones of a store return the same one. A store that wraps another returns the
+///    other's, if it passes limits and keys on as they are: then what one of the two has refused, both refuse.
+/// 2. It knows whether the store answers: its [`Breaker`].
+/// 3. It knows what the store has refused: its [`DenyCache`]. A refusal holds for as long as nothing is given back. So the
+///    store [forgets the refusals](Self::forget_refusals) of a limit whenever a key is reset or an admission settled
+///    through it, and asks again.
 #[derive(Clone)]
-pub struct Epoch(Arc<Shared>);
+pub struct LocalState(Arc<Shared>);
 
 struct Shared {
     clock: Clock,
@@ -39,8 +39,8 @@ struct Shared {
     memory: Arc<Memory>,
 }
 
-impl Epoch {
-    /// An epoch by a monotonic clock of this process, which is tokio's: a test may pause it.
+impl LocalState {
+    /// A local state by a monotonic clock of this process, which is tokio's: a test may pause it.
     #[must_use]
     pub fn new() -> Self {
         Self::by(Clock::monotonic())
@@ -55,18 +55,18 @@ impl Epoch {
         }))
     }
 
-    /// Ends the epoch for a limit, whatever the key. A store calls it both before it sends what gives units back and when
-    /// that is done, so that no refusal from in between is repeated.
-    pub fn end(&self, limit: &Limit) {
+    /// Forgets all refusals of a limit, whatever the key. A store calls it twice: before it sends something that gives units
+    /// back, and when that is done. So no refusal from in between is repeated.
+    pub fn forget_refusals(&self, limit: &Limit) {
         self.0.numbers[part(limit)].fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The number of the present epoch of a limit.
+    /// Changes whenever the refusals of a limit are forgotten.
     pub(super) fn number(&self, limit: &Limit) -> u64 {
         self.0.numbers[part(limit)].load(Ordering::SeqCst)
     }
 
-    /// The present time by the epoch's clock, in microseconds.
+    /// The present time by the local state's clock, in microseconds.
     pub(super) fn now(&self) -> u64 {
         self.0.clock.now()
     }
@@ -89,14 +89,17 @@ fn part(limit: &Limit) -> usize {
     (hash >> 32) as usize % PARTS
 }
 
-impl Default for Epoch {
+impl Default for LocalState {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl fmt::Debug for Epoch {
+impl fmt::Debug for LocalState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Epoch").field("health", &self.0.health).field("memory", &self.0.memory).finish_non_exhaustive()
+        f.debug_struct("LocalState")
+            .field("health", &self.0.health)
+            .field("memory", &self.0.memory)
+            .finish_non_exhaustive()
     }
 }

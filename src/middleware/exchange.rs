@@ -5,13 +5,13 @@ use std::fmt;
 use http::{StatusCode, request, response};
 
 /// A request and the response to it, by which a limit [settles](super::KeyedLimit::settle) what it has cost.
-pub struct Outcome<'a> {
+pub struct Exchange<'a> {
     request: &'a request::Parts,
     response: &'a response::Parts,
     cost: u64,
 }
 
-impl<'a> Outcome<'a> {
+impl<'a> Exchange<'a> {
     pub(super) fn new(request: &'a request::Parts, response: &'a response::Parts, cost: u64) -> Self {
         Self { request, response, cost }
     }
@@ -41,10 +41,10 @@ impl<'a> Outcome<'a> {
     }
 }
 
-impl fmt::Debug for Outcome<'_> {
+impl fmt::Debug for Exchange<'_> {
     // Headers may hold secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Outcome")
+        f.debug_struct("Exchange")
             .field("method", &self.request.method)
             .field("status", &self.response.status)
             .field("cost", &self.cost)

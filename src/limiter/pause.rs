@@ -44,7 +44,7 @@ impl<S: Store> Limiter<S> {
     ///
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
     /// failed repeatedly. It may be tried again.
-    pub async fn close(&self, limit: &Limit, key: impl Into<Key>, time: Duration) -> Result<(), Error> {
+    pub async fn pause(&self, limit: &Limit, key: impl Into<Key>, time: Duration) -> Result<(), Error> {
         if time.is_zero() {
             return Ok(());
         }
@@ -52,8 +52,8 @@ impl<S: Store> Limiter<S> {
         // What this process counts in the store's place closes nothing for others.
         let closed = self.clone().with_share(None).check_all(Check::new(all)).await;
         // Refusals that are remembered would send callers away for too short a time.
-        if let Some(epoch) = self.parts.store.epoch() {
-            epoch.end(limit);
+        if let Some(local_state) = self.parts.store.local_state() {
+            local_state.forget_refusals(limit);
         }
         closed.map(drop)
     }

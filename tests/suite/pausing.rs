@@ -23,7 +23,7 @@ async fn a_closed_limit_refuses_everybody_until_exactly_then(test: Fixture<impl 
         test.clock.advance(seconds(25));
     }
     // The three leave in 10 s, the two in 35 s.
-    test.limiter.close(&CALLS, "ada", seconds(30)).await.unwrap();
+    test.limiter.pause(&CALLS, "ada", seconds(30)).await.unwrap();
     for elapsed in [0, 9, 10, 11, 29] {
         let refused = test.limiter.check(&CALLS, "ada", 1).await.unwrap();
         assert_eq!(refused.retry_after(), Some(seconds(30 - elapsed)), "after {elapsed} s");
@@ -41,9 +41,9 @@ async fn a_closed_limit_refuses_everybody_until_exactly_then(test: Fixture<impl 
 }
 
 async fn a_limit_is_closed_for_its_window_at_most_and_for_no_time_not_at_all(test: Fixture<impl Store>) {
-    test.limiter.close(&CALLS, "ada", Duration::ZERO).await.unwrap();
+    test.limiter.pause(&CALLS, "ada", Duration::ZERO).await.unwrap();
     assert_eq!(test.limiter.peek(&CALLS, "ada").await.unwrap().used(), 0);
-    test.limiter.close(&CALLS, "ada", Duration::MAX).await.unwrap();
+    test.limiter.pause(&CALLS, "ada", Duration::MAX).await.unwrap();
     assert_eq!(test.limiter.check(&CALLS, "ada", 1).await.unwrap().retry_after(), Some(CALLS.window()));
     test.clock.advance(CALLS.window());
     assert!(test.limiter.check(&CALLS, "ada", 10).await.unwrap().is_allowed());
@@ -53,7 +53,7 @@ async fn a_limit_that_is_used_up_is_closed_as_well(test: Fixture<impl Store>) {
     assert!(test.limiter.check(&CALLS, "ada", 10).await.unwrap().is_allowed());
     test.clock.advance(seconds(50));
     for (time, wait) in [(5, 10), (30, 30), (20, 30)] {
-        test.limiter.close(&CALLS, "ada", seconds(time)).await.unwrap();
+        test.limiter.pause(&CALLS, "ada", seconds(time)).await.unwrap();
         assert_eq!(test.limiter.check(&CALLS, "ada", 1).await.unwrap().retry_after(), Some(seconds(wait)), "{time}");
     }
     test.clock.advance(seconds(30));
@@ -61,7 +61,7 @@ async fn a_limit_that_is_used_up_is_closed_as_well(test: Fixture<impl Store>) {
 }
 
 async fn a_reset_opens_what_is_closed(test: Fixture<impl Store>) {
-    test.limiter.close(&CALLS, "ada", seconds(30)).await.unwrap();
+    test.limiter.pause(&CALLS, "ada", seconds(30)).await.unwrap();
     test.limiter.reset(&CALLS, "ada").await.unwrap();
     assert!(test.limiter.check(&CALLS, "ada", 10).await.unwrap().is_allowed());
 }
@@ -75,7 +75,7 @@ async fn every_algorithm_closes(test: Fixture<impl Store>) {
         let limit = CALLS.with_algorithm(algorithm);
         assert!(test.limiter.check(&limit, "ada", 4).await.unwrap().is_allowed());
         test.clock.advance(seconds(1));
-        test.limiter.close(&limit, "ada", seconds(30)).await.unwrap();
+        test.limiter.pause(&limit, "ada", seconds(30)).await.unwrap();
         let refused = test.limiter.check(&limit, "ada", 1).await.unwrap();
         assert_eq!((refused.retry_after(), refused.is_refused_by_reservations()), (Some(seconds(30)), false));
     }
@@ -83,9 +83,9 @@ async fn every_algorithm_closes(test: Fixture<impl Store>) {
 
 #[tokio::test(start_paused = true)]
 async fn without_a_store_nothing_is_closed_and_the_error_says_so() {
-    let failing = Limiter::new(Failing).close(&CALLS, "ada", seconds(30)).await;
+    let failing = Limiter::new(Failing).pause(&CALLS, "ada", seconds(30)).await;
     assert!(matches!(failing, Err(Error::Unavailable(_))));
-    let silent = Limiter::new(Silent).close(&CALLS, "ada", seconds(30)).await;
+    let silent = Limiter::new(Silent).pause(&CALLS, "ada", seconds(30)).await;
     assert!(matches!(silent, Err(Error::TimedOut { .. })));
 }
 
