@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lets go wrong what can go wrong, under 200 clients, and prints what was seen: the table in src/what_happens_when.md. Leave
+# Lets go wrong what can go wrong, under 200 clients, and prints what was seen: the table in src/guide/what_happens_when.md. Leave
 # the machine alone meanwhile, for the times are measured.
 #
 #   bash tests/outage.sh            10 minutes of random faults, 10,000,000 inputs for each parser: an hour
