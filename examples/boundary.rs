@@ -1,11 +1,11 @@
-//! What a limit of 50 a minute admits across a boundary of the clock: by a fixed window 100, by the sliding log 50.
+//! Across a minute's boundary, a fixed window of 50 a minute admits 100 calls within two seconds, the sliding log 50.
 //!
 //! ```sh
 //! cargo run --example boundary
 //! REDIS_URL=redis://127.0.0.1:6379/ cargo run --example boundary
 //! ```
 //!
-//! The time is made up, so nobody has to wait for the boundary.
+//! A manual clock moves the time, so the program does not wait for the boundary.
 
 use std::{
     env,
@@ -42,12 +42,12 @@ async fn run() -> Result<(), Box<dyn Error>> {
 }
 
 async fn compare<S: Store>(store: S, clock: &ManualClock) -> Result<(), LimiterError> {
-    // A lone machine's first script may take its time.
+    // The first call connects and sends the whole script, which can take longer than the default of 50 ms.
     let limiter = Limiter::new(store).deadline(Duration::from_secs(1));
     println!("{} calls a minute; 100 calls arrive 1 s before a minute ends, and 100 more 1 s after", LIMIT.units());
     for (name, algorithm) in [("fixed window", Algorithm::fixed()), ("sliding log", Algorithm::log())] {
         let limit = LIMIT.with_algorithm(algorithm);
-        // Nobody else's, should several of these run on one Redis.
+        // A key for each process, since several of these may run on one Redis.
         let key = format!("{name} {}", process::id());
         wait_for_the_last_second(clock);
         let before = admitted(&limiter, &limit, &key).await?;

@@ -1,4 +1,4 @@
-//! Outbound calls: a crawler that stays within the 5000 calls an hour that an API gives each access token.
+//! A crawler that stays within the 5,000 calls an hour that an API allows for each access token.
 //!
 //! ```sh
 //! cargo run --example crawler
@@ -7,12 +7,12 @@
 //!
 //! | variable | meaning | default |
 //! |---|---|---|
-//! | `CALLS`, `WINDOW` | so many calls of a token in any so many seconds | 5000, 3600 |
-//! | `WORKERS`, `PAGES` | so many workers fetch so many pages | 4, 20 |
-//! | `PATIENCE` | seconds that a page may wait for room | 60 |
-//! | `TOKEN` | the access token | a made-up one |
-//! | `API_KEY_SECRET` | what tokens are hashed with, the same for all crawlers on one Redis | a public one |
-//! | `REDIS_URL` | count together with the crawlers of other processes on this Redis | the in-process store |
+//! | `CALLS`, `WINDOW` | calls that a token has in any window; seconds of the window | 5000, 3600 |
+//! | `WORKERS`, `PAGES` | number of workers, number of pages that they fetch | 4, 20 |
+//! | `MAX_WAIT` | seconds that a page may wait for its call | 60 |
+//! | `TOKEN` | the access token | an example |
+//! | `API_KEY_SECRET` | the secret that tokens are hashed under, the same for all crawlers on one Redis | a public one |
+//! | `REDIS_URL` | the Redis that crawlers in several processes share | the in-process store |
 
 use std::{
     env,
@@ -30,7 +30,7 @@ use std::{
 use tokio::{task::JoinSet, time::sleep};
 use tower_sliding_window::{Error as LimiterError, Key, Limit, Limiter, MemoryStore, RedisStore, Secret, Store};
 
-/// Good enough to try things out. A crawler that means it sets `API_KEY_SECRET`.
+/// For a first try only. A real crawler sets `API_KEY_SECRET`.
 const EXAMPLE_SECRET: &str = "everybody can read this secret";
 
 #[tokio::main]
@@ -60,9 +60,9 @@ async fn crawl<S: Store>(limiter: Limiter<S>, limit: Limit) -> Result<(), Box<dy
         // A crawler has more time than a web server.
         limiter: limiter.deadline(Duration::from_secs(1)),
         limit,
-        // A keyed hash of it is all that the limiter and Redis get: the token itself goes nowhere but to the API.
+        // The limiter and Redis get a keyed hash. Only the API gets the token itself.
         token: secret.key("token", &env::var("TOKEN").unwrap_or_else(|_| "example-token".to_owned())),
-        patience: Duration::try_from_secs_f64(setting("PATIENCE", 60.0)?)?,
+        max_wait: Duration::try_from_secs_f64(setting("MAX_WAIT", 60.0)?)?,
         api: Api::default(),
         next_page: AtomicU64::new(1),
     });
@@ -74,66 +74,65 @@ async fn crawl<S: Store>(limiter: Limiter<S>, limit: Limit) -> Result<(), Box<dy
     );
 
     let begun = Instant::now();
-    let mut working: JoinSet<Result<Work, Unavailable>> =
+    let mut working: JoinSet<Result<Tally, Unavailable>> =
         (0..workers).map(|_| Arc::clone(&crawler).work(pages)).collect();
-    let mut done = Work::default();
-    while let Some(work) = working.join_next().await {
-        // The first that finds no limiter ends all of them.
-        let work = work??;
-        done = Work { fetched: done.fetched + work.fetched, refused: done.refused + work.refused };
+    let mut total = Tally::default();
+    while let Some(tally) = working.join_next().await {
+        // The first worker that has no limiter ends the program, and with it the others.
+        let tally = tally??;
+        total = Tally { fetched: total.fetched + tally.fetched, refused: total.refused + tally.refused };
     }
-    println!("{} pages fetched and {} put off in {:.1?}", done.fetched, done.refused, begun.elapsed());
+    println!("{} pages fetched and {} put off in {:.1?}", total.fetched, total.refused, begun.elapsed());
     println!("the API was called {} times; {} left", crawler.api.calls(), crawler.remaining().await?);
     Ok(())
 }
 
-/// What the workers share.
+/// Shared by all workers.
 struct Crawler<S> {
     limiter: Limiter<S>,
     limit: Limit,
     token: Key,
-    patience: Duration,
+    max_wait: Duration,
     api: Api,
     next_page: AtomicU64,
 }
 
-/// What came of a worker's pages.
+/// A worker's pages.
 #[derive(Default)]
-struct Work {
+struct Tally {
     fetched: u64,
     refused: u64,
 }
 
 impl<S: Store> Crawler<S> {
-    /// How many calls remain, without spending one.
+    /// The calls that are left. Asking spends none.
     async fn remaining(&self) -> Result<u64, Unavailable> {
         Ok(self.limiter.peek(&self.limit, self.token.clone()).await?.remaining())
     }
 
-    async fn work(self: Arc<Self>, pages: u64) -> Result<Work, Unavailable> {
-        let mut work = Work::default();
+    async fn work(self: Arc<Self>, pages: u64) -> Result<Tally, Unavailable> {
+        let mut tally = Tally::default();
         loop {
             let page = self.next_page.fetch_add(1, Ordering::Relaxed);
             if page > pages {
-                return Ok(work);
+                return Ok(tally);
             }
             let asked = Instant::now();
-            // Workers wait in the order in which they have asked. A refusal takes nothing, so the next page, or the
-            // next process, finds the window as it was.
-            let decision = self.limiter.acquire(&self.limit, self.token.clone(), 1, self.patience).await?;
+            // Workers wait in line, first come first served. A refusal takes nothing.
+            let decision = self.limiter.acquire(&self.limit, self.token.clone(), 1, self.max_wait).await?;
             if let Some(wait) = decision.retry_after() {
-                println!("page {page}: put off, there is room in {wait:.1?}");
-                work.refused += 1;
+                println!("page {page}: put off, the next call is free in {wait:.1?}");
+                tally.refused += 1;
                 continue;
             }
             self.api.fetch(page).await;
             println!("page {page}: fetched after {:.1?}, {} left", asked.elapsed(), decision.remaining());
-            work.fetched += 1;
+            tally.fetched += 1;
         }
     }
 }
 
-/// Nobody knows how many calls are left. A crawler that went on would risk its token, so it stops.
+/// The limiter cannot tell how many calls are left. A crawler that went on would risk its token, so it stops.
 #[derive(Debug)]
 struct Unavailable(LimiterError);
 
@@ -157,7 +156,7 @@ impl fmt::Display for Unavailable {
 
 impl Error for Unavailable {}
 
-/// Stands for the API.
+/// Takes the place of the API.
 #[derive(Default)]
 struct Api {
     calls: AtomicU64,

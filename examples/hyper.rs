@@ -27,7 +27,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     loop {
         let (stream, peer) = listener.accept().await?;
         let guarded = guarded.clone();
-        // Nobody but the server knows who is at the other end: it has to say so.
+        // Only the server knows the client's address. `PeerIp` finds it in the extensions.
         let service = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(peer);
             tower::ServiceExt::oneshot(guarded.clone(), request)

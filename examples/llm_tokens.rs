@@ -1,5 +1,5 @@
-//! Requests and tokens a minute for each API key, as services of language models count: an estimate is reserved, and
-//! what the answer has used is what counts, be it whole or streamed word by word.
+//! Requests and tokens a minute for each API key, as services of language models count them. Each request reserves an
+//! estimate, and pays for the tokens that the response used, whether it comes whole or word by word.
 //!
 //! ```sh
 //! cargo run --example llm_tokens
@@ -28,27 +28,27 @@ use tower_sliding_window::{
 const REQUESTS: Limit = Limit::per_minute("requests", 60);
 const TOKENS: Limit = Limit::per_minute("tokens", 400);
 
-/// How long an answer may be, and is if the request says nothing.
+/// The longest response in tokens, and the default of a request that names no length.
 const MAX_TOKENS: u64 = 100;
 
-/// No answer takes longer, however slowly its client reads.
+/// A response is cut off after this time, however slowly its client reads.
 const LONGEST: Duration = Duration::from_secs(15);
 
-/// What is not settled by then, since the server has crashed, is given back.
+/// If the server crashes, reserved tokens come back after this time.
 const LEASE: Duration = Duration::from_secs(20);
 
-/// Beside the time of an answer it does not matter much, and what is not settled is lost.
+/// Longer than the default: it is short beside the time of a response, and a settlement should not fail for lack of time.
 const DEADLINE: Duration = Duration::from_secs(1);
 
-/// How long a model takes for a word that it streams.
+/// The time that a model takes for each streamed word.
 const WORD: Duration = Duration::from_millis(20);
 
-/// Good enough to try things out. A server that means it has one of its own.
+/// For a first try only. A real server has a secret of its own.
 const EXAMPLE_SECRET: &str = "everybody can read this secret";
 
-/// What handlers need that count by themselves.
+/// For the handler that counts its own tokens.
 #[derive(Clone)]
-struct Counting<S> {
+struct Tokens<S> {
     limiter: Limiter<S>,
     api_key: ApiKey,
 }
@@ -61,17 +61,17 @@ fn app<S: Store>(store: S) -> Result<Router, Box<dyn Error>> {
     Ok(Router::new()
         .route("/complete", post(complete).layer(requests_and_tokens))
         .route("/stream", post(stream).layer(requests()))
-        .with_state(Counting { limiter, api_key }))
+        .with_state(Tokens { limiter, api_key }))
 }
 
-/// The most that a request can use: its prompt, at about four bytes a token, and the longest answer.
+/// The most tokens that a request can use: its prompt, at about four bytes a token, and the longest response.
 fn estimate(request: &Parts) -> u64 {
     number(&request.headers, CONTENT_LENGTH.as_str()).unwrap_or_default().div_ceil(4) + longest_answer(&request.headers)
 }
 
-/// What it has used, as the answer says. One that says nothing is an error, and free.
-fn used(outcome: &Exchange<'_>) -> u64 {
-    number(&outcome.response().headers, "x-tokens-used").unwrap_or_default()
+/// The tokens that the response reports. An error reports none, and is free.
+fn used(exchange: &Exchange<'_>) -> u64 {
+    number(&exchange.response().headers, "x-tokens-used").unwrap_or_default()
 }
 
 /// A model that repeats the prompt, a token a word.
@@ -82,10 +82,10 @@ async fn complete(headers: HeaderMap, prompt: String) -> Response {
     ([("x-tokens-used", used.to_string())], answer.join(" ") + "\n").into_response()
 }
 
-/// The same, word by word. The head of such a response cannot say what its body is going to use: so the handler reserves,
-/// and whoever writes the body settles, also if the client leaves before its end.
+/// The same, word by word. Response headers cannot report the cost of a streamed body. So the handler reserves, and the task
+/// that writes the body settles, even if the client leaves before its end.
 async fn stream<S: Store>(
-    State(Counting { limiter, api_key }): State<Counting<S>>,
+    State(Tokens { limiter, api_key }): State<Tokens<S>>,
     request: Parts,
     prompt: String,
 ) -> Result<Response, Rejection> {

@@ -1,4 +1,4 @@
-//! Only failed logins count: five a minute from one address, and ten an hour for one account, from wherever they come.
+//! Only failed logins count: five a minute from one address, and ten an hour for one account from any address.
 //!
 //! ```sh
 //! cargo run --example login
@@ -13,21 +13,21 @@ use tokio::net::TcpListener;
 use tower_sliding_window::{Exchange, Header, Limit, MemoryStore, PeerIp, RateLimitLayer, RedisStore, Store};
 
 const BY_ADDRESS: Limit = Limit::per_minute("failed-logins-address", 5);
-/// Whoever uses it up keeps the owner out as well: so it is the larger one.
+/// An attacker who uses it up locks out the owner, too. So it is the larger one.
 const BY_ACCOUNT: Limit = Limit::per_hour("failed-logins-account", 10);
 
 fn app<S: Store>(store: S) -> Router {
-    // Each attempt reserves one unit of both, so that guesses sent at the same time are counted, too.
-    let failures = |outcome: &Exchange<'_>| u64::from(outcome.status() == StatusCode::UNAUTHORIZED);
+    // Each attempt reserves one unit of both limits, so that guesses that arrive together cannot exceed them.
+    let failures = |exchange: &Exchange<'_>| u64::from(exchange.status() == StatusCode::UNAUTHORIZED);
     let limits = RateLimitLayer::new(store)
-        // A guess that is broken off counts as a failure, too.
+        // A guess whose client hangs up counts as failed.
         .limit(BY_ADDRESS.by(PeerIp::new()).settle(failures).settle_dropped(1))
         .limit(BY_ACCOUNT.by(Header::new("x-account")).settle(failures).settle_dropped(1))
         .fail_closed();
     Router::new().route("/login", post(log_in).layer(limits))
 }
 
-/// A login that takes one password for all.
+/// All accounts have the same password.
 async fn log_in(headers: HeaderMap, password: String) -> (StatusCode, String) {
     match headers.get("x-account").and_then(|account| account.to_str().ok()) {
         Some(account) if password == "correct horse" => (StatusCode::OK, format!("welcome, {account}\n")),

@@ -1,18 +1,18 @@
-//! An upstream's daily quota of 10,000 units, shared by eight regions, with cheap calls and dear ones.
+//! Eight regions share an upstream's daily quota of 10,000 units, with cheap and dear calls.
 //!
 //! ```sh
 //! cargo run --example quota
 //! ```
 //!
-//! Our limit is 9,500, below the real quota. A `list` is 1 unit; a `search` is 100, and has a limit of its own on top:
-//! both are decided together, all or nothing. When the limiter is not available, lists are made all the same (fail-open),
-//! searches are not (fail-closed).
+//! Our limit is 9,500, below the real quota. A `list` costs 1 unit. A `search` costs 100, and has a daily limit of its own;
+//! both limits are decided together, all or nothing. While the limiter is unavailable, regions make lists (fail-open) but no
+//! searches (fail-closed).
 //!
 //! | variable | meaning | default |
 //! |---|---|---|
-//! | `LISTS`, `SEARCHES` | what each region would like to do | 600, 20 |
-//! | `CALL_MILLIS` | how long the upstream takes for a call | 1 |
-//! | `REDIS_URL` | share the quota through this Redis | the in-process store |
+//! | `LISTS`, `SEARCHES` | calls that each region wants to make | 600, 20 |
+//! | `CALL_MILLIS` | milliseconds that the upstream takes for a call | 1 |
+//! | `REDIS_URL` | the Redis through which processes share the quota | the in-process store |
 
 use std::{
     env,
@@ -34,7 +34,7 @@ const QUOTA: Limit = Limit::per_day("quota", 9_500);
 const SEARCHES: Limit = Limit::per_day("searches", 60);
 
 const REGIONS: [&str; 8] = ["us", "gb", "de", "fr", "jp", "kr", "br", "in"];
-/// The upstream counts by the key of our account, so all regions spend from one.
+/// The upstream counts by account, so all regions spend in the name of one key.
 const ACCOUNT: &str = "account-1";
 
 type Failure = Box<dyn Error + Send + Sync>;
@@ -86,7 +86,7 @@ async fn share<S: Store>(limiter: Limiter<S>) -> Result<(), Failure> {
                 }
                 None => break,
             },
-            // Calls that are on their way come to their end.
+            // Regions finish the call that they are in.
             interrupted = &mut interrupt, if !is_stopped.load(Ordering::Relaxed) => {
                 interrupted?;
                 println!("stopping");
@@ -103,7 +103,7 @@ async fn share<S: Store>(limiter: Limiter<S>) -> Result<(), Failure> {
 enum Call {
     List,
     Search,
-    /// Dearer than a day's quota.
+    /// Costs more than a day's quota.
     Export,
 }
 
@@ -116,7 +116,7 @@ impl Call {
         }
     }
 
-    /// What it takes: from the quota, and for a search one of the day's searches, too.
+    /// Takes the cost from the quota. A search also takes one of the day's searches.
     fn check(self) -> Result<Check, Failure> {
         let check = Check::new(Charge::new(QUOTA, ACCOUNT, self.cost())?);
         Ok(if self == Self::Search { check.and(Charge::new(SEARCHES, ACCOUNT, 1)?)? } else { check })
@@ -130,8 +130,7 @@ struct Region<S> {
     is_stopped: Arc<AtomicBool>,
 }
 
-/// What became of a call.
-enum Exchange {
+enum CallOutcome {
     Made,
     MadeUncounted,
     Refused,
@@ -139,42 +138,42 @@ enum Exchange {
 }
 
 impl<S: Store> Region<S> {
-    /// Makes its calls, the searches spread among the lists, until all are made or the quota is spent.
+    /// Makes its calls, with the searches spread among the lists, until all are made or the quota is spent.
     async fn work(self, lists: u64, searches: u64) -> Result<(&'static str, Tally), Failure> {
         let mut tally = Tally::default();
         let every = (lists / searches.max(1)).max(1);
         for number in 0..lists {
             if number % every == 0 && number / every < searches {
-                // Too dear for now, or no searches left: lists may go on.
+                // If a search is refused, cheap lists may still fit.
                 let outcome = self.call(Call::Search).await?;
                 tally.count(Call::Search, &outcome);
             }
             let outcome = self.call(Call::List).await?;
             tally.count(Call::List, &outcome);
-            if matches!(outcome, Exchange::Refused) || self.is_stopped.load(Ordering::Relaxed) {
+            if matches!(outcome, CallOutcome::Refused) || self.is_stopped.load(Ordering::Relaxed) {
                 break;
             }
         }
         Ok((self.name, tally))
     }
 
-    async fn call(&self, call: Call) -> Result<Exchange, Failure> {
+    async fn call(&self, call: Call) -> Result<CallOutcome, Failure> {
         let outcome = match self.limiter.check_all(call.check()?).await {
-            Ok(decision) if decision.is_allowed() => Exchange::Made,
-            Ok(_) => Exchange::Refused,
+            Ok(decision) if decision.is_allowed() => CallOutcome::Made,
+            Ok(_) => CallOutcome::Refused,
             Err(LimiterError::NeverFits(never)) => return Err(never.into()),
             // The store is slow or gone.
-            Err(_) if call == Call::List => Exchange::MadeUncounted,
-            Err(_) => Exchange::NotDared,
+            Err(_) if call == Call::List => CallOutcome::MadeUncounted,
+            Err(_) => CallOutcome::NotDared,
         };
-        if matches!(outcome, Exchange::Made | Exchange::MadeUncounted) {
+        if matches!(outcome, CallOutcome::Made | CallOutcome::MadeUncounted) {
             sleep(self.upstream).await;
         }
         Ok(outcome)
     }
 }
 
-/// Calls that were made, and why others were not.
+/// Calls that were made, and calls that were not, by reason.
 #[derive(Default)]
 struct Tally {
     lists: u64,
@@ -185,13 +184,13 @@ struct Tally {
 }
 
 impl Tally {
-    fn count(&mut self, call: Call, outcome: &Exchange) {
+    fn count(&mut self, call: Call, outcome: &CallOutcome) {
         let counter = match (outcome, call) {
-            (Exchange::Made, Call::Search) => &mut self.searches,
-            (Exchange::Made, _) => &mut self.lists,
-            (Exchange::MadeUncounted, _) => &mut self.uncounted,
-            (Exchange::Refused, _) => &mut self.refused,
-            (Exchange::NotDared, _) => &mut self.not_dared,
+            (CallOutcome::Made, Call::Search) => &mut self.searches,
+            (CallOutcome::Made, _) => &mut self.lists,
+            (CallOutcome::MadeUncounted, _) => &mut self.uncounted,
+            (CallOutcome::Refused, _) => &mut self.refused,
+            (CallOutcome::NotDared, _) => &mut self.not_dared,
         };
         *counter += 1;
     }

@@ -7,10 +7,10 @@
 //!
 //! | variable | meaning | default |
 //! |---|---|---|
-//! | `PORT` | where to listen on 127.0.0.1; 0 picks a free port | 3000 |
-//! | `REDIS_URL` | share the limits through this Redis, which may still be down | the in-process store |
-//! | `TRUSTED_PROXIES` | address ranges, separated by commas, behind which `X-Forwarded-For` tells the client | the peer's address |
-//! | `API_KEY_SECRET` | what API keys are hashed with, the same for all servers on one Redis | a public one |
+//! | `PORT` | the port on 127.0.0.1; 0 picks a free one | 3000 |
+//! | `REDIS_URL` | the Redis through which servers share the limits; it may still be down | the in-process store |
+//! | `TRUSTED_PROXIES` | address ranges of proxies, separated by commas, whose `X-Forwarded-For` is believed | none: the peer's address counts |
+//! | `API_KEY_SECRET` | the secret that API keys are hashed under, the same for all servers on one Redis | a public one |
 
 use std::{
     env,
@@ -36,7 +36,7 @@ const LOGIN: Limit = Limit::per_minute("login", 3);
 const API_BURST: Limit = Limit::per_second("api-burst", 10);
 const API_STEADY: Limit = Limit::per_minute("api-steady", 100);
 
-/// Good enough to try things out. A server that means it sets `API_KEY_SECRET`.
+/// For a first try only. A real server sets `API_KEY_SECRET`.
 const EXAMPLE_SECRET: &str = "everybody can read this secret";
 
 #[tokio::main]
@@ -59,11 +59,11 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let secret = Secret::new(env::var("API_KEY_SECRET").unwrap_or_else(|_| EXAMPLE_SECRET.to_owned()))?;
     match env::var("REDIS_URL") {
         Ok(url) => serve(app(RedisStore::builder(&url).build()?, &addresses, &secret), "Redis, shared").await,
-        Err(_) => serve(app(MemoryStore::new(), &addresses, &secret), "in process; set REDIS_URL to share it").await,
+        Err(_) => serve(app(MemoryStore::new(), &addresses, &secret), "in this process; REDIS_URL shares it").await,
     }
 }
 
-/// Where client addresses come from.
+/// The source of client addresses.
 enum Addresses {
     Peer(PeerIp),
     Behind(ClientIp),
@@ -81,7 +81,7 @@ impl Addresses {
 fn app<S: Store>(store: S, addresses: &Addresses, secret: &Secret) -> Router {
     let hello = RateLimitLayer::new(store.clone()).limit(addresses.limit(HELLO)).fail_open();
     let login = RateLimitLayer::new(store.clone()).limit(addresses.limit(LOGIN)).fail_closed();
-    // Both limits are decided together, and both routes spend from them.
+    // Both limits are decided together, and both routes of the API spend from them.
     let api = RateLimitLayer::new(store)
         .limit(API_BURST.by(ApiKey::header("x-api-key", secret)))
         .limit(API_STEADY.by(ApiKey::header("x-api-key", secret)))
@@ -99,11 +99,11 @@ fn app<S: Store>(store: S, addresses: &Addresses, secret: &Secret) -> Router {
         .route("/health", get(|| async { "ok\n" }))
 }
 
-/// The decision is there for handlers, unless the store could not decide.
+/// Handlers find the decision in the request, unless the store could not decide.
 async fn say_hello(decision: Option<Extension<Decision>>) -> String {
     match decision {
         Some(Extension(decision)) => format!("hello; {} more in {:?}\n", decision.remaining(), HELLO.window()),
-        None => "hello; nobody counts\n".to_owned(),
+        None => "hello; not counted, since the store did not decide\n".to_owned(),
     }
 }
 
@@ -111,9 +111,9 @@ async fn serve(app: Router, store: &str) -> Result<(), Box<dyn Error>> {
     let port = env::var("PORT").unwrap_or_else(|_| "3000".to_owned());
     let port: u16 = port.parse().map_err(|error| format!("PORT={port:?} is not a port: {error}"))?;
     let listener = TcpListener::bind(("127.0.0.1", port)).await;
-    let listener = listener.map_err(|error| format!("no server on port {port}, which PORT moves: {error}"))?;
+    let listener = listener.map_err(|error| format!("cannot listen on port {port}; PORT sets another: {error}"))?;
     let address = listener.local_addr()?;
-    // Before the text that tells everybody that the server is up, so that no signal is missed.
+    // Before the text that says the server is up, so that no signal after it is missed.
     let shutdown = shutdown_signal()?;
     writeln!(
         stdout(),

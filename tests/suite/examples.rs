@@ -68,7 +68,7 @@ fn the_crawler_waits_until_there_is_room() {
 fn the_crawler_puts_off_what_would_wait_too_long_and_that_leaves_no_mark() {
     let server = RedisServer::start();
     let settings =
-        [("CALLS", "5"), ("PAGES", "8"), ("PATIENCE", "1"), ("TOKEN", "s3cret"), ("REDIS_URL", &server.url())];
+        [("CALLS", "5"), ("PAGES", "8"), ("MAX_WAIT", "1"), ("TOKEN", "s3cret"), ("REDIS_URL", &server.url())];
     let first = run("crawler", &settings);
     assert!(first.is_success, "{}", first.errors);
     assert_eq!((first.with(": fetched after"), first.with(": put off")), (5, 3));

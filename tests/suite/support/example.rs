@@ -18,7 +18,7 @@ const SETTINGS: [&str; 13] = [
     "WINDOW",
     "WORKERS",
     "PAGES",
-    "PATIENCE",
+    "MAX_WAIT",
     "TOKEN",
     "LISTS",
     "SEARCHES",
