@@ -1,4 +1,4 @@
-//! Eight regions share an upstream's daily quota of 10,000 units, with cheap and dear calls.
+//! Eight regions share an upstream's daily quota of 10,000 units, with cheap and expensive calls.
 //!
 //! ```sh
 //! cargo run --example quota
