@@ -72,10 +72,10 @@
 //! * With Redis up, no window of a limit ever admits more than the limit. Limits that choose another [`algorithm`] than the
 //!   exact log, or that [count afterwards](KeyedLimit::count_afterwards), promise less.
 //! * A refusal takes nothing from any limit.
-//! * Its retry time is the first moment at which this check would pass, or where that is not known, a time before which it does
-//!   not pass: see [`decision`].
-//! * A request waits for decisions for at most the longest [deadline](RateLimitLayer::deadline) of its layers, and 5 ms for each
-//!   layer that found nothing left of it.
+//! * Its retry time is the first moment at which this check would pass. Where the process does not know that moment, the check
+//!   does not pass before the retry time: see [`decision`].
+//! * A request waits for decisions for at most the longest [deadline](RateLimitLayer::deadline) of its layers, and 5 ms more for
+//!   each layer whose deadline is used up before.
 //! * API keys leave the process as keyed hashes only.
 //!
 //! Failover, eviction, a clock that steps and an outage weaken them: [`guide::what_happens_when`] says by how much.

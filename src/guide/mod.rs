@@ -1,18 +1,4 @@
-//! The guide: one page for each task.
-//!
-//! | I want to … | page |
-//! |---|---|
-//! | limit by address, API key, user or tenant; exempt or block some clients | [`choosing_keys`] |
-//! | combine limits; limit each route on its own; hide a limit from clients | [`several_limits`] |
-//! | count only failed logins, or the tokens that a response used | [`costs_known_afterwards`] |
-//! | give each plan or tenant its own limit | [`limits_by_plan`] |
-//! | decide what a route does while Redis is slow or gone | [`when_redis_fails`] |
-//! | limit calls to an upstream, or wait instead of being refused | [`around_a_client`] |
-//! | limit to millions of units, or spread a hot key over a cluster | [`large_limits`] |
-//! | set up Redis: permissions, memory, cluster, sentinel, TLS | [`running_redis`] |
-//! | test my limits, or try one on real traffic before it refuses | [`testing_your_limits`] |
-//! | look up a fault: its effect, and how long it lasts | [`what_happens_when`] |
-//! | know what a hostile client can do | [`what_an_attacker_can_do`] |
+//! The guide: one page for each task. Each opens with an example.
 
 #[doc = include_str!("around_a_client.md")]
 pub mod around_a_client {}
