@@ -75,7 +75,7 @@ impl<S: Store, R> Policy<S, R, Limits> {
         if self.limits.any_is_chosen {
             return self.plan_choice(request, cost, mode);
         }
-        let builder = self.limits.check(request, cost, *heeds_upstream, self.keeps_check())?;
+        let builder = self.limits.check(request, cost, *heeds_upstream)?;
         let (check, details) = (builder.check, builder.details);
         Ok(match check {
             None => Plan::Forward(details),
@@ -85,14 +85,15 @@ impl<S: Store, R> Policy<S, R, Limits> {
     }
 
     fn plan_choice(&self, request: &Parts, cost: u64, mode: FailureMode) -> Result<Plan, Rejection> {
-        let drafts = self.limits.iter().map(|limit| limit.draft(request, cost, self.settings.heeds_upstream));
+        let heeds_upstream = self.settings.heeds_upstream;
+        let drafts = self.limits.iter().map(|limit| limit.draft(request, cost, heeds_upstream));
         let drafts = drafts.collect::<Result<Vec<_>, _>>()?;
         if let Some(refusal) = self.refuse_without_choice(&drafts) {
             let left_out = drafts.into_iter().filter_map(DraftCharge::into_left_out).collect();
             return Ok(Plan::Reject(Rejection::Limited(refusal), left_out));
         }
         let choices = LimitChoices::begin(drafts, request, mode);
-        Ok(Plan::Await(self.decider(request, mode).choose_and_decide(choices, self.keeps_check())))
+        Ok(Plan::Await(self.decider(request, mode).choose_and_decide(choices, self.limits.keeps_check(heeds_upstream))))
     }
 
     /// The refusal by the limits that need no choice, if it is known at once: then no limit is chosen. A layer that waits for
@@ -111,11 +112,6 @@ impl<S: Store, R> Policy<S, R, Limits> {
 }
 
 impl<S, R> Policy<S, R, Limits> {
-    /// Whether a check is kept until its response, to settle it.
-    fn keeps_check(&self) -> bool {
-        self.limits.any_settles || self.settings.heeds_upstream && self.limits.any_heeds_upstream
-    }
-
     /// Limits in the shadow refuse nothing, even without a decision.
     fn failure_mode(&self, request: &Parts, cost: u64) -> FailureMode {
         let Settings { failure_mode, failure_mode_by, .. } = &self.settings;

@@ -69,7 +69,7 @@ where
                 match limiter.decide_now(&check, mode.share(), || time_waited(&parts)) {
                     Ok(outcome) => Decided::at_once(outcome.map(Some), mode, details),
                     Err(unanswered) => {
-                        let pending = PendingDecision::send(limiter, check, unanswered, mode, details);
+                        let pending = PendingDecision::new(limiter.ask_store(check, unanswered), mode, details);
                         return match DroppedRequests::of(&self.policy) {
                             Some(dropped) => {
                                 ResponseFuture::awaiting(dropped.complete_pending(pending), self.hold(parts, body))

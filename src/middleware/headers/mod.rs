@@ -128,7 +128,7 @@ impl Decision {
 
 /// The figures of a decision that clients see. In a response's extensions, those in its headers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Figures {
+pub(crate) struct Figures {
     limit: u64,
     remaining: u64,
     reset_delta: u64,

@@ -49,12 +49,12 @@ impl<B: From<String>> RejectionResponse<B> for JsonResponse {
 
 impl Rejection {
     /// The figures that clients see.
-    pub(in crate::middleware) fn figures(&self) -> Option<Figures> {
+    pub(crate) fn figures(&self) -> Option<Figures> {
         if let Self::Limited(decision) = self { Figures::of(decision) } else { None }
     }
 
     /// The responder's response, with the rejection in its extensions. With `format`, it has figures.
-    pub(in crate::middleware) fn into_response_by<R: RejectionResponse<B>, B>(
+    pub(crate) fn into_response_by<R: RejectionResponse<B>, B>(
         self,
         responder: &R,
         format: Option<ResetFormat>,

@@ -23,7 +23,7 @@ pub struct LeftOut {
 
 impl ShadowRefusals {
     /// `None` if no limit would have refused.
-    pub(in super::super) fn of(decision: Option<&Decision>, left_out: Vec<LeftOut>) -> Option<Self> {
+    pub(crate) fn of(decision: Option<&Decision>, left_out: Vec<LeftOut>) -> Option<Self> {
         let refused = decision.filter(|decision| decision.shadow_refusals().next().is_some());
         let is_any = refused.is_some() || !left_out.is_empty();
         is_any.then(|| Self { decisions: refused.cloned().into_iter().collect(), left_out })
@@ -53,7 +53,7 @@ impl ShadowRefusals {
     }
 
     /// Adds them to the response's extensions, and the names of visible limits to its header.
-    pub(in super::super) fn write<B>(mut self, response: &mut Response<B>, header: Option<&HeaderName>) {
+    pub(crate) fn write<B>(mut self, response: &mut Response<B>, header: Option<&HeaderName>) {
         let names = || HeaderValue::try_from(self.name_list(false)).ok().filter(|names| !names.is_empty());
         if let Some((header, names)) = header.and_then(|header| Some((header, names()?))) {
             // Stacked layers have one line each.
@@ -66,14 +66,14 @@ impl ShadowRefusals {
         response.extensions_mut().insert(self);
     }
 
-    pub(in super::super) fn name_list(&self, with_hidden: bool) -> String {
+    pub(crate) fn name_list(&self, with_hidden: bool) -> String {
         let names = self.limits().filter_map(|(name, is_hidden)| (with_hidden || !is_hidden).then_some(name));
         names.collect::<Vec<_>>().join(", ")
     }
 }
 
 impl LeftOut {
-    pub(in super::super) fn new(limit: Option<Limit>, rejection: Rejection, is_hidden: bool) -> Self {
+    pub(crate) fn new(limit: Option<Limit>, rejection: Rejection, is_hidden: bool) -> Self {
         Self { limit, rejection, is_hidden }
     }
 

@@ -23,7 +23,7 @@ use crate::{
     check::Check,
     decision::Decision,
     error::Error,
-    limiter::{FailureMode, Limiter, Unanswered, Undecided},
+    limiter::{FailureMode, Limiter, Undecided},
     store::Store,
 };
 
@@ -65,19 +65,12 @@ pin_project! {
 }
 
 impl<S: Store> PendingDecision<S> {
-    /// Sends the check to the store.
     #[inline]
-    pub(crate) fn send(
-        limiter: &Limiter<S>,
-        check: Check,
-        unanswered: Unanswered,
-        mode: FailureMode,
-        details: Option<Box<CheckDetails>>,
-    ) -> Self {
-        Self { undecided: limiter.ask_store(check, unanswered), mode, details }
+    pub(crate) fn new(undecided: Undecided<S>, mode: FailureMode, details: Option<Box<CheckDetails>>) -> Self {
+        Self { undecided, mode, details }
     }
 
-    /// Polls as a future does, with the limiter that has sent the check.
+    /// Polls as a future does, with the limiter that has asked the store.
     pub(crate) fn poll(self: Pin<&mut Self>, limiter: &Limiter<S>, cx: &mut Context<'_>) -> Poll<Decided> {
         let mut this = self.project();
         let outcome = ready!(this.undecided.as_mut().poll(limiter, cx)).map(Some);

@@ -20,7 +20,7 @@ use crate::{
 pub struct Limits {
     first: KeyedLimit,
     rest: Vec<KeyedLimit>,
-    pub(crate) any_settles: bool,
+    any_settles: bool,
     pub(crate) any_heeds_upstream: bool,
     pub(crate) any_is_chosen: bool,
     pub(crate) any_is_shadow: bool,
@@ -72,6 +72,11 @@ impl Limits {
         index.checked_sub(1).map_or(Some(&self.first), |index| self.rest.get(index))
     }
 
+    /// Whether the check of a request is kept until its response, to settle it.
+    pub(crate) fn keeps_check(&self, heeds_upstream: bool) -> bool {
+        self.any_settles || heeds_upstream && self.any_heeds_upstream
+    }
+
     /// For a log line.
     pub(crate) fn names(&self) -> String {
         let names = self.iter().map(|limit| limit.limit().map_or("a chosen one", Limit::name));
@@ -80,14 +85,8 @@ impl Limits {
 
     /// The charges of a request, none of which needs a choice. The layer may heed its upstream.
     #[inline]
-    pub(crate) fn check(
-        &self,
-        request: &Parts,
-        cost: u64,
-        heeds_upstream: bool,
-        keeps_check: bool,
-    ) -> Result<CheckBuilder, Rejection> {
-        let mut builder = CheckBuilder::new(keeps_check);
+    pub(crate) fn check(&self, request: &Parts, cost: u64, heeds_upstream: bool) -> Result<CheckBuilder, Rejection> {
+        let mut builder = CheckBuilder::new(self.keeps_check(heeds_upstream));
         for (index, limit) in self.iter().enumerate() {
             match limit.plain_charge(request, cost, heeds_upstream)? {
                 Some(charge) => builder.add_charge(index, charge),

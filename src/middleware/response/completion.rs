@@ -21,7 +21,7 @@ use super::{
 use crate::{decision::Decision, error::Error, limiter::FailureMode, store::Store};
 
 /// Completes the response to a request that was let through.
-pub(in super::super) struct Completion<S, R> {
+pub(crate) struct Completion<S, R> {
     /// `None` if the layer sends no figures.
     format: Option<ResetFormat>,
     figures: Option<Figures>,
@@ -32,7 +32,7 @@ pub(in super::super) struct Completion<S, R> {
 impl<S: Store, R> Completion<S, R> {
     /// Lets the request through, with the decision in its extensions, or makes the response to a rejected request.
     #[inline]
-    pub(in super::super) fn new<B>(
+    pub(crate) fn new<B>(
         policy: &Arc<Policy<S, R, Limits>>,
         decided: Decided,
         request: &mut Parts,
@@ -65,7 +65,7 @@ impl<S: Store, R> Completion<S, R> {
     }
 
     /// Begins the settlements of the request, if there are any. The response waits for them.
-    pub(in super::super) fn settle<B>(&mut self, response: Response<B>) -> (Response<B>, Option<Settling>) {
+    pub(crate) fn settle<B>(&mut self, response: Response<B>) -> (Response<B>, Option<Settling>) {
         match &mut self.follow_up {
             Some(follow_up) => follow_up.settle(response),
             None => (response, None),
@@ -73,7 +73,7 @@ impl<S: Store, R> Completion<S, R> {
     }
 
     /// Writes headers and extensions of the response. `settled` is the decision after the settlements.
-    pub(in super::super) fn write<B>(mut self, settled: Option<&Decision>, mut response: Response<B>) -> Response<B> {
+    pub(crate) fn write<B>(mut self, settled: Option<&Decision>, mut response: Response<B>) -> Response<B> {
         if let Some(figures) = settled.and_then(Figures::of) {
             self.figures = Some(figures);
         }
@@ -145,7 +145,7 @@ impl<S, R> Policy<S, R, Limits> {
     }
 
     /// The response to a request that is not let through.
-    pub(in super::super) fn reject<B>(
+    pub(crate) fn reject<B>(
         &self,
         request: &Parts,
         rejection: Rejection,

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// It has no part of the policy's type `R`, which need not be `'static`.
-pub(in super::super) struct DroppedRequests<S> {
+pub(crate) struct DroppedRequests<S> {
     limiter: Limiter<S>,
     /// One for each limit of the layer.
     costs: Arc<[DroppedCost]>,
@@ -28,7 +28,7 @@ pub(in super::super) struct DroppedRequests<S> {
 
 impl<S: Store> DroppedRequests<S> {
     /// `None` if no limit settles dropped requests.
-    pub(in super::super) fn of<R>(policy: &Policy<S, R, Limits>) -> Option<Self> {
+    pub(crate) fn of<R>(policy: &Policy<S, R, Limits>) -> Option<Self> {
         let costs = policy.limits.dropped_costs()?;
         Some(Self { limiter: policy.limiter.clone(), costs, events: Arc::clone(&policy.settings.events) })
     }
@@ -51,7 +51,7 @@ impl<S: Store> DroppedRequests<S> {
     }
 
     /// Completes a pending decision even if the request is dropped, since it may then be counted.
-    pub(in super::super) fn complete_pending(self, pending: PendingDecision<S>) -> DecisionFuture {
+    pub(crate) fn complete_pending(self, pending: PendingDecision<S>) -> DecisionFuture {
         let limiter = self.limiter.clone();
         self.complete(Box::pin(async move {
             let mut pending = pin!(pending);
@@ -60,7 +60,7 @@ impl<S: Store> DroppedRequests<S> {
     }
 
     /// Completes a decision even if the request is dropped, since it may then be counted.
-    pub(in super::super) fn complete(self, decision: DecisionFuture) -> DecisionFuture {
+    pub(crate) fn complete(self, decision: DecisionFuture) -> DecisionFuture {
         Box::pin(Detachable::new(async move {
             let mut decided = decision.await;
             self.add_guard(&mut decided);

@@ -48,7 +48,7 @@ const MAX_DELAY_DIVISOR: u32 = 10;
 
 /// The settlements and pauses that a response waits for, and the decision after the settlements. They go on if the client
 /// leaves, since it would otherwise leave with units that it has used.
-pub(in super::super) type Settling = Detachable<Option<Decision>>;
+pub(crate) type Settling = Detachable<Option<Decision>>;
 
 impl<S: Store, R> FollowUp<S, R> {
     /// The follow-up of a request that is let through. `request` clones its parts.
