@@ -93,47 +93,43 @@ where
         let mut state = self.project().state;
         loop {
             let next = match state.as_mut().project() {
-                StateProjection::Deciding { decision, request } => match request {
-                    Some(pending) => {
-                        let decided = ready!(decision.poll(&pending.policy.limiter, cx));
-                        request.take().map(|request| request.proceed(decided))
-                    }
-                    None => None,
-                },
+                StateProjection::Deciding { decision, request } => {
+                    let pending = request.as_ref().unwrap_or_else(|| polled_after_completion());
+                    let decided = ready!(decision.poll(&pending.policy.limiter, cx));
+                    take(request).proceed(decided)
+                }
                 StateProjection::Awaiting { decision, request } => {
                     let decided = ready!(decision.as_mut().poll(cx));
-                    request.take().map(|request| request.proceed(decided))
+                    take(request).proceed(decided)
                 }
                 StateProjection::Forwarded { response, completion } => {
                     let response = ready!(response.poll(cx))?;
-                    match completion.take() {
-                        Some(mut completion) => match completion.settle(response) {
-                            (response, None) => return Poll::Ready(Ok(completion.write(None, response))),
-                            (response, Some(settling)) => {
-                                Some(State::Settling { settling, response: Some((response, completion)) })
-                            }
-                        },
-                        None => None,
+                    let mut completion = take(completion);
+                    match completion.settle(response) {
+                        (response, None) => return Poll::Ready(Ok(completion.write(None, response))),
+                        (response, Some(settling)) => {
+                            State::Settling { settling, response: Some((response, completion)) }
+                        }
                     }
                 }
                 StateProjection::Settling { settling, response } => {
                     let settled = ready!(settling.poll(cx));
-                    match response.take() {
-                        Some((response, completion)) => {
-                            return Poll::Ready(Ok(completion.write(settled.as_ref(), response)));
-                        }
-                        None => None,
-                    }
+                    let (response, completion) = take(response);
+                    return Poll::Ready(Ok(completion.write(settled.as_ref(), response)));
                 }
-                StateProjection::Rejected { response } => match response.take() {
-                    Some(response) => return Poll::Ready(Ok(response)),
-                    None => None,
-                },
+                StateProjection::Rejected { response } => return Poll::Ready(Ok(take(response))),
             };
-            // Nothing comes next only for a future that is polled again after it was ready.
-            state.set(next.unwrap_or_else(|| panic!("`ResponseFuture` polled after completion")));
+            state.set(next);
         }
     }
+}
+
+fn take<T>(value: &mut Option<T>) -> T {
+    value.take().unwrap_or_else(|| polled_after_completion())
+}
+
+fn polled_after_completion() -> ! {
+    panic!("`ResponseFuture` polled after completion")
 }
 
 impl<I, S: Store, R, ReqBody> PendingRequest<I, S, R, ReqBody> {

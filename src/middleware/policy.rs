@@ -7,7 +7,7 @@ use http::{HeaderName, request::Parts};
 use super::{
     events::Events,
     headers::{HeaderSets, ResetFormat},
-    rejection::{Rejection, shadow::LeftOut},
+    rejection::Rejection,
     request::{CheckDetails, Cost, Decider, DecisionFuture, DraftCharge, LimitChoices, Limits, RequestFilter},
 };
 use crate::{
@@ -48,20 +48,22 @@ type FailureModeBy = dyn Fn(&Parts, u64) -> FailureMode + Send + Sync;
 
 /// What a layer does with a request.
 pub(super) enum Plan {
+    /// Responds in the service's place: the request is denied, has no key, or costs too much.
+    Reject(Rejection),
     /// Calls the service: no limit charges the request.
     Forward(Option<Box<CheckDetails>>),
+    /// Refuses a request without asking the store.
+    Refuse { refusal: Decision, mode: FailureMode, details: Option<Box<CheckDetails>> },
     /// Decides a check: at once if the store can, otherwise when it replies.
     Decide { check: Check, mode: FailureMode, details: Option<Box<CheckDetails>> },
-    /// Awaits a decision that needs a choice of limits or a wait for capacity.
+    /// Awaits a decision that needs a choice of limits, or may wait for capacity.
     Await(DecisionFuture),
-    /// Responds in the service's place.
-    Reject(Rejection, Vec<LeftOut>),
 }
 
 impl<S: Store, R> Policy<S, R, Limits> {
     #[inline]
     pub(super) fn plan(&self, request: &Parts) -> Plan {
-        self.plan_or_reject(request).unwrap_or_else(|rejection| Plan::Reject(rejection, Vec::new()))
+        self.plan_or_reject(request).unwrap_or_else(Plan::Reject)
     }
 
     #[inline]
@@ -78,9 +80,9 @@ impl<S: Store, R> Policy<S, R, Limits> {
         let builder = self.limits.check(request, cost, *heeds_upstream)?;
         let (check, details) = (builder.check, builder.details);
         Ok(match check {
+            check if max_wait.is_some() => Plan::Await(self.decider(request, mode).decide(check, details)),
+            Some(check) => Plan::Decide { check, mode, details },
             None => Plan::Forward(details),
-            Some(check) if max_wait.is_none() => Plan::Decide { check, mode, details },
-            Some(check) => Plan::Await(self.decider(request, mode).decide(check, details)),
         })
     }
 
@@ -89,8 +91,9 @@ impl<S: Store, R> Policy<S, R, Limits> {
         let drafts = self.limits.iter().map(|limit| limit.draft(request, cost, heeds_upstream));
         let drafts = drafts.collect::<Result<Vec<_>, _>>()?;
         if let Some(refusal) = self.refuse_without_choice(&drafts) {
-            let left_out = drafts.into_iter().filter_map(DraftCharge::into_left_out).collect();
-            return Ok(Plan::Reject(Rejection::Limited(refusal), left_out));
+            let left_out: Vec<_> = drafts.into_iter().filter_map(DraftCharge::into_left_out).collect();
+            let details = CheckDetails { left_out, ..CheckDetails::default() };
+            return Ok(Plan::Refuse { refusal, mode, details: Some(Box::new(details)) });
         }
         let choices = LimitChoices::begin(drafts, request, mode);
         Ok(Plan::Await(self.decider(request, mode).choose_and_decide(choices, self.limits.keeps_check(heeds_upstream))))

@@ -64,7 +64,11 @@ where
         let (mut parts, body) = request.into_parts();
         let Policy { limiter, settings, .. } = &*self.policy;
         let decided = match self.policy.plan(&parts) {
+            Plan::Reject(rejection) => {
+                return self.reject(self.policy.reject(&parts, rejection, Vec::new(), None));
+            }
             Plan::Forward(details) => Decided::at_once(Ok(None), FailureMode::default(), details),
+            Plan::Refuse { refusal, mode, details } => Decided::at_once(Ok(Some(refusal)), mode, details),
             Plan::Decide { check, mode, details } => {
                 match limiter.decide_now(&check, mode.share(), || time_waited(&parts)) {
                     Ok(outcome) => Decided::at_once(outcome.map(Some), mode, details),
@@ -86,9 +90,6 @@ where
                     None => decision,
                 };
                 return ResponseFuture::awaiting(decision, self.hold(parts, body));
-            }
-            Plan::Reject(rejection, left_out) => {
-                return self.reject(self.policy.reject(&parts, rejection, left_out, None));
             }
         };
         match Completion::new(&self.policy, decided, &mut parts) {

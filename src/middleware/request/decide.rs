@@ -94,9 +94,9 @@ impl<S: Store> Decider<S> {
         Self { limiter, mode, max_wait, waited: time_waited(request) }
     }
 
-    pub(crate) fn decide(mut self, check: Check, details: Option<Box<CheckDetails>>) -> DecisionFuture {
+    pub(crate) fn decide(mut self, check: Option<Check>, details: Option<Box<CheckDetails>>) -> DecisionFuture {
         Box::pin(async move {
-            let outcome = self.outcome(Some(check)).await;
+            let outcome = self.outcome(check).await;
             Decided { outcome, mode: self.mode, details, waited: self.waited }
         })
     }
