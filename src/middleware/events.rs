@@ -13,7 +13,6 @@ pub(super) struct Events {
     throttles: [Throttle; 9],
 }
 
-/// What a log line reports.
 #[cfg_attr(not(feature = "tracing"), allow(dead_code, reason = "only log lines read the fields"))]
 pub(super) enum Event<'a> {
     NoDecision {

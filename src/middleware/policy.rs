@@ -46,7 +46,7 @@ pub(super) struct Settings {
 /// The failure mode of a request of a cost.
 type FailureModeBy = dyn Fn(&Parts, u64) -> FailureMode + Send + Sync;
 
-/// What a layer does with a request.
+/// The next step of a layer for a request.
 pub(super) enum Plan {
     /// Responds in the service's place: the request is denied, has no key, or costs too much.
     Reject(Rejection),

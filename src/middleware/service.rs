@@ -62,7 +62,7 @@ where
     /// Calls the inner service right away if the check is decided without waiting.
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
-        let Policy { limiter, settings, .. } = &*self.policy;
+        let limiter = &self.policy.limiter;
         let decided = match self.policy.plan(&parts) {
             Plan::Reject(rejection) => {
                 return self.reject(self.policy.reject(&parts, rejection, Vec::new(), None));
@@ -74,18 +74,14 @@ where
                     Ok(outcome) => Decided::at_once(outcome.map(Some), mode, details),
                     Err(unanswered) => {
                         let pending = PendingDecision::new(limiter.ask_store(check, unanswered), mode, details);
-                        return match DroppedRequests::of(&self.policy) {
-                            Some(dropped) => {
-                                ResponseFuture::awaiting(dropped.complete_pending(pending), self.hold(parts, body))
-                            }
-                            None => ResponseFuture::deciding(pending, self.hold(parts, body)),
-                        };
+                        return self.wait_for_store(pending, parts, body);
                     }
                 }
             }
             Plan::Await(decision) => {
-                // A dropped request leaves the line instead.
-                let decision = match DroppedRequests::of(&self.policy).filter(|_| settings.max_wait.is_none()) {
+                // A request that is dropped while it waits for capacity leaves the line instead.
+                let may_wait = self.policy.settings.max_wait.is_some();
+                let decision = match DroppedRequests::of(&self.policy).filter(|_| !may_wait) {
                     Some(dropped) => dropped.complete(decision),
                     None => decision,
                 };
@@ -100,6 +96,22 @@ where
 }
 
 impl<I: Clone, S, R> RateLimit<I, S, R> {
+    fn wait_for_store<ReqBody, ResBody>(
+        &mut self,
+        pending: PendingDecision<S>,
+        parts: Parts,
+        body: ReqBody,
+    ) -> ResponseFuture<I, S, R, ReqBody, ResBody>
+    where
+        I: Service<Request<ReqBody>>,
+        S: Store,
+    {
+        match DroppedRequests::of(&self.policy) {
+            Some(dropped) => ResponseFuture::awaiting(dropped.complete_pending(pending), self.hold(parts, body)),
+            None => ResponseFuture::deciding(pending, self.hold(parts, body)),
+        }
+    }
+
     /// Takes out the inner service with a request that has to wait. It is this instance that was polled ready, not a clone
     /// of it; the clone waits for the next `poll_ready`. See "Be careful when cloning inner services" in the docs of
     /// `tower_service`.

@@ -140,7 +140,7 @@ impl fmt::Display for Rejection {
         match self {
             Self::Limited(decision) => write!(
                 f,
-                "over the limit {:?}; it has room in {:?}",
+                "over the limit {:?}; retry in {:?}",
                 decision.limit().name(),
                 decision.retry_after().unwrap_or_default(),
             ),

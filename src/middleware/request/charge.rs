@@ -1,4 +1,4 @@
-//! The charge that one limit makes for a request, and the choice of the limit where that depends on the request.
+//! The charge that one limit makes for a request, and the choice of a limit that depends on the request.
 
 use std::{future::poll_fn, mem, num::NonZeroU32, pin::Pin, sync::Arc, task::Poll, time::Duration};
 
@@ -47,7 +47,7 @@ pub(crate) struct LimitChoice<C> {
 pub(super) struct ChargeOptions {
     /// Set if the limit settles.
     pub(super) lease: Option<Duration>,
-    /// Then the units are reserved until the response, as of which they count.
+    /// Then the units are reserved until the response, and count as of its time.
     pub(super) heeds_upstream: bool,
     pub(super) counts_afterwards: bool,
     pub(super) is_shadow: bool,

@@ -27,7 +27,7 @@ use crate::{
     store::Store,
 };
 
-/// In a box, since the code of users by which limits are chosen has no name.
+/// In a box, since it may contain the future of a user's closure.
 pub(crate) type DecisionFuture = Pin<Box<dyn Future<Output = Decided> + Send>>;
 
 /// The outcome of a request's check.
@@ -54,8 +54,8 @@ impl Decided {
 }
 
 pin_project! {
-    /// A check that the store is deciding. It is polled with the limiter, since each clone of one would be counted at a place
-    /// that all threads share.
+    /// A check that the store is deciding. It borrows the limiter at each poll: a clone would cost an atomic operation on a
+    /// counter that all threads share.
     pub(crate) struct PendingDecision<S: Store> {
         #[pin]
         undecided: Undecided<S>,

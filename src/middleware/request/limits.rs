@@ -113,7 +113,7 @@ pub(crate) struct CheckDetails {
     pub(crate) charged: Vec<ChargedLimit>,
     pub(crate) left_out: Vec<LeftOut>,
     pub(crate) unchosen: Vec<UnchosenLimit>,
-    /// Settles the request when it is dropped. Set if the check was decided where a drop goes unnoticed.
+    /// Settles the request when this is dropped. Set if the check was decided by a future that outlives the request.
     pub(crate) drop_guard: Option<Detachable<()>>,
 }
 
