@@ -51,8 +51,8 @@ pin_project! {
         #[pin]
         decision: Deadline<S::Decide>,
         question: Option<Question>,
-        // What to decide in the store's place, in a box, since most checks have nobody else to decide them.
-        stand_in: Option<Box<Check>>,
+        // The check to decide in this process if the store fails, in a box, since most checks have none.
+        stand_in: Option<Box<(Check, Share)>>,
     }
 }
 
@@ -61,6 +61,7 @@ pin_project! {
 pub(crate) struct Unanswered {
     time: Time,
     question: Option<Question>,
+    share: Option<Share>,
 }
 
 impl<S: Store> Decide<S> {
@@ -91,13 +92,11 @@ impl<S: Store> Future for Decide<S> {
                 DecidingProjection::Made { check } => match check.take() {
                     Some(check) => match limiter.decide_now(&check, share, || waited) {
                         Ok(outcome) => return Poll::Ready(outcome),
-                        Err(unanswered) => {
-                            Some(Deciding::Asked { undecided: limiter.ask_store(check, share, unanswered) })
-                        }
+                        Err(unanswered) => Some(Deciding::Asked { undecided: limiter.ask_store(check, unanswered) }),
                     },
                     None => None,
                 },
-                DecidingProjection::Asked { undecided } => return undecided.poll(limiter, share, cx),
+                DecidingProjection::Asked { undecided } => return undecided.poll(limiter, cx),
             };
             // Only a future that is polled again after it was ready has nothing to go on with.
             state.set(next.unwrap_or_else(|| panic!("`Decide` polled after completion")));
@@ -106,18 +105,18 @@ impl<S: Store> Future for Decide<S> {
 }
 
 impl<S: Store> Undecided<S> {
-    /// As a future is polled, by the limiter that has asked, under the same share.
+    /// As a future is polled, by the limiter that has asked.
     #[inline]
     pub(crate) fn poll(
         self: Pin<&mut Self>,
         limiter: &Limiter<S>,
-        share: Option<Share>,
         cx: &mut Context<'_>,
     ) -> Poll<Result<Decision, Error>> {
         let mut this = self.project();
         let outcome = ready!(this.decision.as_mut().poll(cx)).and_then(|answer| Ok(answer?));
         limiter.parts.told(&outcome, &this.decision);
-        Poll::Ready(limiter.parts.heard(outcome, this.question.as_ref(), this.stand_in.as_deref(), share))
+        let stand_in = this.stand_in.as_deref().map(|(check, share)| (check, *share));
+        Poll::Ready(limiter.parts.heard(outcome, this.question.as_ref(), stand_in))
     }
 
     /// How long the request has waited for decisions by now.
@@ -141,14 +140,14 @@ impl<S: Store> Parts<S> {
             Err(question) => question,
         };
         if let Some(error) = self.circuit.refuse(self.deadline, || self.probes(check.without_costs())) {
-            return Ok(self.decide_locally(Some(check), share, error));
+            return Ok(self.decide_locally(share.map(|share| (check, share)), error));
         }
         if let Some(outcome) = self.store.decide_now(check) {
             let outcome = outcome.map_err(Error::from);
             self.circuit.heard(&outcome, || Duration::ZERO);
-            return Ok(self.heard(outcome, question.as_ref(), Some(check), share));
+            return Ok(self.heard(outcome, question.as_ref(), share.map(|share| (check, share))));
         }
-        Err(Unanswered { time: self.time(waited()), question })
+        Err(Unanswered { time: self.time(waited()), question, share })
     }
 
     /// The refusal of a check, if that is known without asking a store that makes its callers wait, and without spending
@@ -183,9 +182,9 @@ impl<S: Store> Parts<S> {
 
     /// Asks the store.
     #[inline]
-    pub(super) fn ask(&self, check: Check, share: Option<Share>, unanswered: Unanswered) -> Undecided<S> {
-        let Unanswered { time, question } = unanswered;
-        let stand_in = share.map(|_| Box::new(check.clone()));
+    pub(super) fn ask(&self, check: Check, unanswered: Unanswered) -> Undecided<S> {
+        let Unanswered { time, question, share } = unanswered;
+        let stand_in = share.map(|share| Box::new((check.clone(), share)));
         Undecided { decision: Deadline::new(self.store.decide(check), time), question, stand_in }
     }
 
@@ -195,8 +194,7 @@ impl<S: Store> Parts<S> {
         &self,
         outcome: Result<Decision, Error>,
         question: Option<&Question>,
-        check: Option<&Check>,
-        share: Option<Share>,
+        stand_in: Option<(&Check, Share)>,
     ) -> Result<Decision, Error> {
         match outcome {
             Ok(decision) => {
@@ -206,7 +204,7 @@ impl<S: Store> Parts<S> {
                 }
                 Ok(decision.with_retry_reserved_after(self.retry_reserved_after))
             }
-            Err(error) => self.decide_locally(check, share, error),
+            Err(error) => self.decide_locally(stand_in, error),
         }
     }
 
@@ -225,9 +223,9 @@ impl<S: Store> Parts<S> {
     }
 
     /// What comes of a check that the store has not decided.
-    fn decide_locally(&self, check: Option<&Check>, share: Option<Share>, error: Error) -> Result<Decision, Error> {
+    fn decide_locally(&self, stand_in: Option<(&Check, Share)>, error: Error) -> Result<Decision, Error> {
         metrics::failed(&error);
-        let Some((check, share)) = check.zip(share) else { return Err(error) };
+        let Some((check, share)) = stand_in else { return Err(error) };
         let decision = self.local.decide(check, share, error)?;
         metrics::decided(&decision);
         Ok(decision.with_retry_reserved_after(self.retry_reserved_after))

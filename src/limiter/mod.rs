@@ -213,8 +213,8 @@ impl<S: Store> Limiter<S> {
 
     /// Asks the store what could not be decided at once.
     #[inline]
-    pub(crate) fn ask_store(&self, check: Check, share: Option<Share>, unanswered: Unanswered) -> Undecided<S> {
-        self.parts.ask(check, share, unanswered)
+    pub(crate) fn ask_store(&self, check: Check, unanswered: Unanswered) -> Undecided<S> {
+        self.parts.ask(check, unanswered)
     }
 
     /// Reserves `cost` units of `limit`, at least one, in the name of `key`, if they are left: for work whose cost is known only

@@ -1,4 +1,4 @@
-//! The response future: first the decision, then the inner service's response, then what is left to do about it.
+//! The response future: the decision, then the inner service's response, then the settlements.
 
 use std::{
     fmt,
@@ -6,7 +6,6 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use http::{Request, Response, request};
@@ -14,30 +13,20 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::{
-    afterwards::Work,
-    asking::Asked,
-    claim::Record,
-    errand::Errand,
-    limits::Limits,
-    note::{Note, Progress},
     policy::Policy,
     rejection::RejectionResponse,
-    waited::note_waited,
+    request::{Decided, DecisionFuture, Limits, PendingDecision},
+    response::{Completion, Settling},
 };
-use crate::{
-    decision::Decision,
-    error::Error,
-    limiter::{FailureMode, Undecided},
-    store::Store,
-};
+use crate::store::Store;
 
 pin_project! {
     /// The response future of [`RateLimit`](super::RateLimit).
     ///
-    /// What is decided without waiting is decided before there is a future. Dropped before the decision, it leaves the
-    /// inner service uncalled; the check may have been counted. Dropped before the response, it leaves what was reserved
-    /// to the end of its lease, or has it settled as [`settle_dropped`](super::KeyedLimit::settle_dropped) says. A
-    /// settlement that has begun goes on: a task of the current runtime does that, within the layer's deadline.
+    /// If it is dropped before the decision, the inner service is not called, but the check may have been counted. If it is
+    /// dropped before the response, the reserved units stay until the end of their lease, or are settled as
+    /// [`settle_dropped`](super::KeyedLimit::settle_dropped) says. A settlement that has begun is completed by a task of the
+    /// current runtime, within the layer's deadline.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<I, S, R, ReqBody, ResBody>
     where
@@ -52,27 +41,20 @@ pin_project! {
 pin_project! {
     #[project = StateProjection]
     enum State<I, S: Store, R, ReqBody, F, ResBody> {
-        Deciding {
-            #[pin] undecided: Undecided<S>,
-            held: Option<Held<I, S, R, ReqBody>>,
-            record: Option<Box<Record>>,
-        },
-        Asking { #[pin] asking: Errand<Asked>, held: Option<Held<I, S, R, ReqBody>> },
-        Forwarded { #[pin] response: F, note: Option<Note<S, R>> },
-        Concluding { #[pin] work: Work, answer: Option<(Response<ResBody>, Note<S, R>)> },
+        Deciding { #[pin] decision: PendingDecision<S>, request: Option<PendingRequest<I, S, R, ReqBody>> },
+        Awaiting { decision: DecisionFuture, request: Option<PendingRequest<I, S, R, ReqBody>> },
+        Forwarded { #[pin] response: F, completion: Option<Completion<S, R>> },
+        Settling { #[pin] settling: Settling, response: Option<(Response<ResBody>, Completion<S, R>)> },
         Rejected { response: Option<Response<ResBody>> },
     }
 }
 
-/// What waits for the decision: the service that was polled ready, the request, and what the layer was told.
-pub(super) struct Held<I, S, R, ReqBody> {
+/// A request that waits for its decision, with the inner service that was polled ready for it.
+pub(super) struct PendingRequest<I, S, R, ReqBody> {
     pub(super) inner: I,
-    /// The request, in the two parts that it was looked at in.
     pub(super) parts: request::Parts,
     pub(super) body: ReqBody,
     pub(super) policy: Arc<Policy<S, R, Limits>>,
-    /// What to do if the store cannot decide.
-    pub(super) mode: FailureMode,
 }
 
 impl<I, S, R, ReqBody, ResBody> ResponseFuture<I, S, R, ReqBody, ResBody>
@@ -80,21 +62,18 @@ where
     I: Service<Request<ReqBody>>,
     S: Store,
 {
-    /// Waits for the store.
     #[inline]
-    pub(super) fn deciding(undecided: Undecided<S>, record: Option<Box<Record>>, held: Held<I, S, R, ReqBody>) -> Self {
-        Self { state: State::Deciding { undecided, held: Some(held), record } }
+    pub(super) fn deciding(decision: PendingDecision<S>, request: PendingRequest<I, S, R, ReqBody>) -> Self {
+        Self { state: State::Deciding { decision, request: Some(request) } }
     }
 
-    /// Waits for what takes more than one question.
-    pub(super) fn asking(asking: Errand<Asked>, held: Held<I, S, R, ReqBody>) -> Self {
-        Self { state: State::Asking { asking, held: Some(held) } }
+    pub(super) fn awaiting(decision: DecisionFuture, request: PendingRequest<I, S, R, ReqBody>) -> Self {
+        Self { state: State::Awaiting { decision, request: Some(request) } }
     }
 
-    /// Waits for the inner service, which is called already.
     #[inline]
-    pub(super) fn forwarded(response: I::Future, note: Note<S, R>) -> Self {
-        Self { state: State::Forwarded { response, note: Some(note) } }
+    pub(super) fn forwarded(response: I::Future, completion: Completion<S, R>) -> Self {
+        Self { state: State::Forwarded { response, completion: Some(completion) } }
     }
 
     pub(super) fn rejected(response: Response<ResBody>) -> Self {
@@ -114,65 +93,59 @@ where
         let mut state = self.project().state;
         loop {
             let next = match state.as_mut().project() {
-                StateProjection::Deciding { mut undecided, held, record } => match held {
-                    Some(waiting) => {
-                        let (limiter, share) = (&waiting.policy.limiter, waiting.mode.share());
-                        let outcome = ready!(undecided.as_mut().poll(limiter, share, cx));
-                        let waited = undecided.waited();
-                        held.take().map(|held| held.proceed(outcome.map(Some), record.take(), waited))
-                    }
-                    None => None,
-                },
-                StateProjection::Asking { asking, held } => {
-                    let Asked { outcome, record, waited } = ready!(asking.poll(cx));
-                    held.take().map(|held| held.proceed(outcome, record, waited))
+                StateProjection::Deciding { decision, request } => {
+                    let pending = request.as_ref().unwrap_or_else(|| polled_after_completion());
+                    let decided = ready!(decision.poll(&pending.policy.limiter, cx));
+                    take(request).proceed(decided)
                 }
-                StateProjection::Forwarded { response, note } => {
+                StateProjection::Awaiting { decision, request } => {
+                    let decided = ready!(decision.as_mut().poll(cx));
+                    take(request).proceed(decided)
+                }
+                StateProjection::Forwarded { response, completion } => {
                     let response = ready!(response.poll(cx))?;
-                    match note.take().map(|note| note.conclude(response)) {
-                        Some(Progress::Done(response)) => return Poll::Ready(Ok(response)),
-                        Some(Progress::Waits { work, answer }) => {
-                            Some(State::Concluding { work, answer: Some(answer) })
+                    let mut completion = take(completion);
+                    match completion.settle(response) {
+                        (response, None) => return Poll::Ready(Ok(completion.write(None, response))),
+                        (response, Some(settling)) => {
+                            State::Settling { settling, response: Some((response, completion)) }
                         }
-                        None => None,
                     }
                 }
-                StateProjection::Concluding { work, answer } => {
-                    let done = ready!(work.poll(cx));
-                    match answer.take() {
-                        Some((response, note)) => return Poll::Ready(Ok(note.concluded(&done, response))),
-                        None => None,
-                    }
+                StateProjection::Settling { settling, response } => {
+                    let settled = ready!(settling.poll(cx));
+                    let (response, completion) = take(response);
+                    return Poll::Ready(Ok(completion.write(settled.as_ref(), response)));
                 }
-                StateProjection::Rejected { response } => match response.take() {
-                    Some(response) => return Poll::Ready(Ok(response)),
-                    None => None,
-                },
+                StateProjection::Rejected { response } => return Poll::Ready(Ok(take(response))),
             };
-            // Only a future that is polled again after it was ready has nothing to go on with.
-            state.set(next.unwrap_or_else(|| panic!("`ResponseFuture` polled after completion")));
+            state.set(next);
         }
     }
 }
 
-impl<I, S: Store, R, ReqBody> Held<I, S, R, ReqBody> {
-    /// Calls the inner service, now that it is decided that it may be called, or answers in its place. The request has
-    /// waited for so long by now.
+fn take<T>(value: &mut Option<T>) -> T {
+    value.take().unwrap_or_else(|| polled_after_completion())
+}
+
+fn polled_after_completion() -> ! {
+    panic!("`ResponseFuture` polled after completion")
+}
+
+impl<I, S: Store, R, ReqBody> PendingRequest<I, S, R, ReqBody> {
+    /// Calls the inner service, or responds in its place.
     #[inline]
-    fn proceed<ResBody>(
-        self,
-        outcome: Result<Option<Decision>, Error>,
-        record: Option<Box<Record>>,
-        waited: Duration,
-    ) -> State<I, S, R, ReqBody, I::Future, ResBody>
+    fn proceed<ResBody>(self, decided: Decided) -> State<I, S, R, ReqBody, I::Future, ResBody>
     where
         I: Service<Request<ReqBody>, Response = Response<ResBody>>,
         R: RejectionResponse<ResBody>,
     {
-        let Self { mut inner, mut parts, body, policy, mode } = self;
-        note_waited(&mut parts, waited);
-        match Note::of(&policy, outcome, mode, record, &mut parts) {
-            Ok(note) => State::Forwarded { response: inner.call(Request::from_parts(parts, body)), note: Some(note) },
+        let Self { mut inner, mut parts, body, policy } = self;
+        match Completion::new(&policy, decided, &mut parts) {
+            Ok(completion) => {
+                let response = inner.call(Request::from_parts(parts, body));
+                State::Forwarded { response, completion: Some(completion) }
+            }
             Err(response) => State::Rejected { response: Some(response) },
         }
     }

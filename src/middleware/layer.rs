@@ -1,4 +1,4 @@
-//! The layer, which is its own builder.
+//! The layer, which is its own builder: its store and its limits.
 
 use std::{fmt, sync::Arc};
 
@@ -6,12 +6,11 @@ use http::Response;
 use tower_layer::Layer;
 
 use super::{
-    keyed_limit::KeyedLimit,
-    limits::{InvalidLimits, Limits},
-    policy::Policy,
+    events::Event,
+    policy::{Policy, Settings},
     rejection::{JsonResponse, Rejection},
+    request::{InvalidLimits, KeyedLimit, Limits},
     service::RateLimit,
-    settings::{Failing, Settings},
 };
 use crate::{
     limiter::{FailureMode, Limiter},
@@ -20,35 +19,35 @@ use crate::{
 
 /// Guards services with limits. See the [module docs](crate::middleware).
 ///
-/// It becomes a [`Layer`] with its first [`limit`](Self::limit): a layer without limits does not compile.
-/// What is counted lives in the store, so all services made by one layer, and all layers on one store, share it.
+/// It is a [`Layer`] once it has a first [`limit`](Self::limit), so a layer without limits does not compile. The store counts,
+/// so all services of one layer, and all layers on one store, share their units.
 #[must_use = "a layer guards nothing until it is applied to a service"]
 pub struct RateLimitLayer<S, R = JsonResponse, L = Limits> {
     policy: Arc<Policy<S, R, L>>,
 }
 
 impl<S: Store> RateLimitLayer<S, JsonResponse, ()> {
-    /// A layer that decides by `store`: fail-open, with a deadline of 50 ms, and a cost of 1 for every request.
+    /// A layer on `store` that fails open, with a deadline of 50 ms, and a cost of 1 for every request.
     pub fn new(store: S) -> Self {
         Self::on(Limiter::new(store))
     }
 
-    /// A layer that decides by `limiter`, with its deadline, and shares with it and with other layers on it what clones
-    /// of a limiter share. It is fail-local if the limiter [is](Limiter::fail_local), else fail-open. A setting of the
-    /// layer's is not the limiter's.
+    /// A layer on `limiter`, with its deadline. It shares with the limiter, and with other layers on it, everything that clones
+    /// of a limiter share. It fails local if the limiter [does](Limiter::fail_local), otherwise it fails open. Settings of the
+    /// layer do not change the limiter.
     pub fn on(limiter: Limiter<S>) -> Self {
-        let failing = limiter.share().map(|share| Failing::Always(FailureMode::Local(share))).unwrap_or_default();
-        let settings = Settings { failing, ..Settings::default() };
+        let failure_mode = limiter.share().map(FailureMode::Local).unwrap_or_default();
+        let settings = Settings { failure_mode, ..Settings::default() };
         Self { policy: Arc::new(Policy { limiter, limits: (), responder: JsonResponse, settings }) }
     }
 }
 
 impl<S: Store, R: Clone> RateLimitLayer<S, R, ()> {
-    /// Sets limits that come from a configuration.
+    /// Sets all limits, from a configuration.
     ///
     /// # Errors
     ///
-    /// [`InvalidLimits`] if there are none, or two of one name.
+    /// [`InvalidLimits`] if there are none, or if two have one name.
     pub fn limits(
         self,
         limits: impl IntoIterator<Item = KeyedLimit>,
@@ -61,17 +60,18 @@ impl<S: Store, R: Clone> RateLimitLayer<S, R, ()> {
     /// Sets the first limit.
     pub fn limit(self, limit: KeyedLimit) -> RateLimitLayer<S, R, Limits> {
         let Policy { limiter, limits: (), responder, settings } = Arc::unwrap_or_clone(self.policy);
-        RateLimitLayer { policy: Arc::new(Policy { limiter, limits: Limits::new(limit), responder, settings }) }
+        RateLimitLayer {
+            policy: Arc::new(Policy { limiter, limits: Limits::new(limit, Vec::new()), responder, settings }),
+        }
     }
 }
 
 impl<S: Store, R: Clone> RateLimitLayer<S, R, Limits> {
-    /// Adds a limit. A request is admitted by all limits of the layer or charged to none.
+    /// Adds a limit. A request is admitted by all limits of the layer, or charged by none.
     ///
     /// # Panics
     ///
-    /// If the layer has a limit of this name already. Where names come from a configuration there is
-    /// [`try_limit`](Self::try_limit).
+    /// If the layer already has a limit of this name. For names from a configuration, use [`try_limit`](Self::try_limit).
     #[track_caller]
     pub fn limit(self, limit: KeyedLimit) -> Self {
         match self.try_limit(limit) {
@@ -84,7 +84,7 @@ impl<S: Store, R: Clone> RateLimitLayer<S, R, Limits> {
     ///
     /// # Errors
     ///
-    /// [`InvalidLimits`] if the layer has a limit of this name already.
+    /// [`InvalidLimits`] if the layer already has a limit of this name.
     pub fn try_limit(mut self, limit: KeyedLimit) -> Result<Self, InvalidLimits> {
         Arc::make_mut(&mut self.policy).limits.push(limit)?;
         Ok(self)
@@ -92,8 +92,8 @@ impl<S: Store, R: Clone> RateLimitLayer<S, R, Limits> {
 }
 
 impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
-    /// Makes the responses to rejected requests, out of the reason and a head with status and headers: see
-    /// [`rejection`](super::rejection).
+    /// Makes the responses to rejected requests. The closure gets the reason, and a head with status and headers: see
+    /// [`rejection`](super::rejection). Default: [`JsonResponse`].
     pub fn on_rejection<F, B>(self, responder: F) -> RateLimitLayer<S, F, L>
     where
         F: Fn(&Rejection, Response<()>) -> Response<B>,
@@ -119,14 +119,14 @@ impl<I, S, R> Layer<I> for RateLimitLayer<S, R> {
 
     fn layer(&self, inner: I) -> Self::Service {
         let Policy { settings, limits, .. } = &*self.policy;
-        if settings.heeds_upstream && !limits.traits().heeds_upstream {
-            settings.events.heeded_by_none();
+        if settings.heeds_upstream && !limits.any_heeds_upstream {
+            settings.events.log(Event::UpstreamNotHeeded);
         }
         RateLimit::new(inner, Arc::clone(&self.policy))
     }
 }
 
-// Not derived: a responder is shared, so it need not be `Clone`, and a closure is not `Debug`.
+// Not derived, since that would require `R: Clone` and `R: Debug`. A responder is shared, and a closure is not `Debug`.
 impl<S, R, L> Clone for RateLimitLayer<S, R, L> {
     fn clone(&self) -> Self {
         Self { policy: Arc::clone(&self.policy) }

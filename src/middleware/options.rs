@@ -1,4 +1,4 @@
-//! What a layer can be told: the methods of its builder beside those for limits.
+//! The options of a layer: the methods of its builder besides those for limits.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,10 +6,8 @@ use http::{HeaderName, request::Parts};
 
 use super::{
     extract::{KeyExtractor, header_name},
-    headers::HeaderSets,
+    headers::{HeaderSets, ResetFormat},
     layer::RateLimitLayer,
-    reset::ResetFormat,
-    settings::Failing,
 };
 use crate::{
     key::Key,
@@ -18,13 +16,14 @@ use crate::{
 };
 
 impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
-    /// How many units a request takes of every limit of the layer that has no [cost](super::KeyedLimit::cost) of its
-    /// own. Default: 1. With a cost of 0 a request is free, and is let through however much is used.
+    /// Sets the units that a request takes of each limit of the layer without a [cost](super::KeyedLimit::cost) of its own.
+    /// Default: 1. A request with a cost of 0 is free, and is admitted even if nothing is left.
     pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.set(|settings| settings.cost = Some(Arc::new(cost)))
     }
 
-    /// Lets requests through uncounted, such as those to a health check. Called several times, any of them will do.
+    /// Lets requests through uncounted, such as those of a health check. Called several times, a request is skipped if any
+    /// of the closures returns `true`.
     ///
     /// ```
     /// # use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
@@ -33,22 +32,21 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
     ///     .skip(|request| request.uri.path() == "/health");
     /// ```
     pub fn skip(self, skip: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.set(|settings| settings.gate.skip(Arc::new(skip)))
+        self.set(|settings| settings.filter.skip(Arc::new(skip)))
     }
 
-    /// Counts CORS preflights, too. Default: they are let through uncounted, since a browser sends them of itself, and the
-    /// request proper is counted.
+    /// Counts CORS preflights, too. Default: they are let through uncounted, since a browser sends them by itself before a
+    /// request that is counted.
     ///
-    /// A preflight is an `OPTIONS` with exactly one `Origin` that is an origin, exactly one
-    /// `Access-Control-Request-Method` that is a method, and no body: no `Transfer-Encoding`, and no `Content-Length`
-    /// other than 0. Over HTTP/2 a body may come without any length, which its head does not tell. Anybody can send such
-    /// requests: where `OPTIONS` does work of its own, count them.
+    /// A preflight is an `OPTIONS` request with exactly one valid `Origin`, exactly one valid
+    /// `Access-Control-Request-Method`, no `Transfer-Encoding`, and no `Content-Length` other than 0. Any client can send
+    /// such requests, and over HTTP/2 they may have a body. If your service does real work for `OPTIONS`, count them.
     pub fn count_preflights(self) -> Self {
-        self.set(|settings| settings.gate.count_preflights())
+        self.set(|settings| settings.filter.count_preflights())
     }
 
-    /// Lets requests through uncounted whose key is one of these, such as those of a monitor or of your own office. A
-    /// request without a key, or with one that cannot be read, is not on the list.
+    /// Lets requests with one of these keys through uncounted, such as those of a monitor or of your own office. A request
+    /// without a key, or with a key that cannot be read, is not on the list.
     ///
     /// ```
     /// # use tower_sliding_window::{ApiKey, Limit, MemoryStore, PeerIp, RateLimitLayer, Secret};
@@ -62,45 +60,45 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
     /// # Ok(()) }
     /// ```
     pub fn allow(self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Self {
-        self.set(|settings| settings.gate.allow(extractor, keys))
+        self.set(|settings| settings.filter.allow(extractor, keys))
     }
 
-    /// Answers requests with 403 whose key is one of these, before anything else: see [`allow`](Self::allow).
+    /// Responds with 403 to requests with one of these keys, before anything else. [`allow`](Self::allow) has an example.
     ///
-    /// 1. A request without a key is not on the list, so this is no authentication.
-    /// 2. A key that is there but cannot be read, such as an `Authorization` sent twice, may be one of these. It is answered
-    ///    as a limit by the same extractor answers it, with the status of its [`KeyError`](super::extract::KeyError):
-    ///    401 for an [`ApiKey`](super::extract::ApiKey).
-    /// 3. Only what the extractor reads is compared. If your authentication takes a token out of the query or a cookie as
-    ///    well, this does not see it there.
+    /// * A request without a key is not on the list, so this is no authentication.
+    /// * A key that is present but cannot be read, such as an `Authorization` sent twice, may be a denied one. It is rejected
+    ///   with the status of its [`KeyError`](super::extract::KeyError): 401 for an
+    ///   [`ApiKey`](super::extract::ApiKey).
+    /// * Only the extractor reads the key. If your authentication also accepts a token from the query or a cookie, a denied
+    ///   token passes there.
     pub fn deny(self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Self {
-        self.set(|settings| settings.gate.deny(extractor, keys))
+        self.set(|settings| settings.filter.deny(extractor, keys))
     }
 
-    /// How long a request may wait for a decision before the failure mode decides. Default: 50 ms.
+    /// Sets how long a request waits for a decision before the failure mode decides. Default: 50 ms.
     ///
-    /// It may have waited for layers further out already, and for limits that are
-    /// [chosen](super::KeyedLimit::chosen): that is taken off, but for 5 ms. So a request waits for at most the longest
-    /// deadline of its layers, and 5 ms for each layer that found nothing left.
+    /// The time that the request has waited in layers further out, and for [chosen](super::KeyedLimit::chosen) limits, is
+    /// subtracted, but at least 5 ms remain. So a request waits for at most the longest deadline of its layers, plus 5 ms for
+    /// each layer that found nothing left.
     pub fn deadline(self, deadline: Duration) -> Self {
         self.set_limiter(|limiter| limiter.deadline(deadline))
     }
 
-    /// When a client is to come back that only [reserved](super::KeyedLimit::settle) units refuse: see
+    /// Sets the retry time of a request that only [reserved](super::KeyedLimit::settle) units refuse: see
     /// [`Limiter::retry_reserved_after`](crate::Limiter::retry_reserved_after). Default: one second, or that of the limiter
-    /// the layer is made [on](RateLimitLayer::on).
+    /// [under the layer](RateLimitLayer::on).
     pub fn retry_reserved_after(self, wait: Duration) -> Self {
         self.set_limiter(|limiter| limiter.retry_reserved_after(wait))
     }
 
-    /// Gives the layer a deny cache of its own: for how long, and of how many, refusals are remembered. Default: the store's,
-    /// or that of the limiter it is made [on](RateLimitLayer::on).
+    /// Gives the layer its own deny cache, which sets for how long and how many refusals are remembered. Default: that of
+    /// the store, or of the limiter [under the layer](RateLimitLayer::on).
     pub fn deny_cache(self, deny_cache: DenyCache) -> Self {
         self.set_limiter(|limiter| limiter.deny_cache(deny_cache))
     }
 
-    /// Gives the layer a breaker of its own: after how many failures the store is not asked for a while. Default: the
-    /// store's, or that of the limiter it is made [on](RateLimitLayer::on).
+    /// Gives the layer its own breaker, which sets after how many failures the store gets a rest. Default: that of the
+    /// store, or of the limiter [under the layer](RateLimitLayer::on).
     pub fn breaker(self, breaker: Breaker) -> Self {
         self.set_limiter(|limiter| limiter.breaker(breaker))
     }
@@ -110,37 +108,37 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
         self.failure_mode(FailureMode::Open)
     }
 
-    /// Answers requests with 503 while the store cannot decide.
+    /// Responds with 503 while the store cannot decide.
     pub fn fail_closed(self) -> Self {
         self.failure_mode(FailureMode::Closed)
     }
 
-    /// Decides in this process, under a share of each limit, while the store cannot. What is more than the share holds at
-    /// any time is answered 503: see [`Share`].
+    /// Decides in this process while the store cannot, under a share of each limit. A request that costs more than the whole
+    /// share gets a 503: see [`Share`].
     pub fn fail_local(self, share: Share) -> Self {
         self.failure_mode(FailureMode::Local(share))
     }
 
-    /// What to do while the store cannot decide, where that is not known before run time.
+    /// Sets the failure mode, where it is only known at run time. Default: fail-open.
     pub fn failure_mode(self, mode: FailureMode) -> Self {
-        self.set(|settings| settings.failing = Failing::Always(mode))
+        self.set(|settings| (settings.failure_mode, settings.failure_mode_by) = (mode, None))
     }
 
-    /// What to do while the store cannot decide, by the request and by what it takes after the layer's
-    /// [`cost`](Self::cost): cheap requests go on, say, and dear ones do not.
+    /// Sets the failure mode by the request and its cost, which is the layer's [`cost`](Self::cost).
     ///
     /// ```
     /// # use tower_sliding_window::{Everyone, FailureMode, Limit, MemoryStore, RateLimitLayer};
+    /// // Cheap requests go on without the store, expensive ones do not.
     /// let layer = RateLimitLayer::new(MemoryStore::new())
     ///     .limit(Limit::per_day("quota", 9_500).by(Everyone))
     ///     .cost(|request| if request.uri.path() == "/search" { 100 } else { 1 })
     ///     .failure_mode_by(|_, cost| if cost < 100 { FailureMode::Open } else { FailureMode::Closed });
     /// ```
     pub fn failure_mode_by(self, mode: impl Fn(&Parts, u64) -> FailureMode + Send + Sync + 'static) -> Self {
-        self.set(|settings| settings.failing = Failing::By(Arc::new(mode)))
+        self.set(|settings| settings.failure_mode_by = Some(Arc::new(mode)))
     }
 
-    /// Which sets of headers the layer sends. Default: `X-RateLimit-*`.
+    /// Sets which sets of headers the layer sends. Default: `X-RateLimit-*`.
     ///
     /// ```
     /// # use tower_sliding_window::{Everyone, HeaderSets, Limit, MemoryStore, RateLimitLayer};
@@ -149,26 +147,24 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
     ///     .headers(HeaderSets::none());
     /// ```
     ///
-    /// 1. `Retry-After` on a 429 or 503 belongs to no set, since it is what the answer means: it is always sent.
-    ///    [`on_rejection`](Self::on_rejection) can take it out.
-    /// 2. A set has the figures of the layer's limits that are not [hidden](super::KeyedLimit::hidden). The default body of a
-    ///    rejection names its limit whatever is sent, unless that is hidden.
-    /// 3. What layers further in, or the service, have sent of a set stays, whether this layer sends it or not.
+    /// * `Retry-After` belongs to no set: a 429 or 503 always has it, unless [`on_rejection`](Self::on_rejection) removes it.
+    /// * The headers show limits that are not [hidden](super::KeyedLimit::hidden). The default body of a rejection names its
+    ///   limit, unless that is hidden, whatever headers are sent.
+    /// * Headers of layers further in, or of the service, stay.
     pub fn headers(self, sets: HeaderSets) -> Self {
         self.set(|settings| settings.headers = sets)
     }
 
-    /// How `X-RateLimit-Reset` is written. Default: seconds from now.
+    /// Sets the format of `X-RateLimit-Reset`. Default: seconds from now.
     ///
-    /// Where layers are stacked, the format of the outermost one that sends the figures is that of all of them, also where
-    /// another one refuses.
+    /// Of stacked layers, the outermost one that sends figures sets the format for all, also for their rejections.
     pub fn reset_format(self, format: ResetFormat) -> Self {
         self.set(|settings| settings.reset_format = format)
     }
 
-    /// Names the limits in the [shadow](super::KeyedLimit::in_shadow) that would have refused a request in this header
-    /// of the response, such as `X-RateLimit-Shadow`, separated by commas, but for [hidden](super::KeyedLimit::hidden) ones.
-    /// Default: no header tells of them.
+    /// Names the limits in the [shadow](super::KeyedLimit::in_shadow) that would have refused a request in this header of the
+    /// response, such as `X-RateLimit-Shadow`, separated by commas. [Hidden](super::KeyedLimit::hidden) limits are not named.
+    /// Default: no header.
     ///
     /// # Panics
     ///
@@ -179,15 +175,8 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
         self.set(|settings| settings.shadow_header = Some(name))
     }
 
-    /// Waits for room, so long at most, where a limit refuses: for calls to others, which had better be late than not
-    /// at all. Default: it is refused at once. What would take longer than that is still refused at once.
-    ///
-    /// 1. Those who wait for the same limits and keys, through any clone of the layer in this process, stand in line as
-    ///    [`Limiter::acquire`](crate::Limiter::acquire) says. Only after that does the service get the request.
-    /// 2. The instance of the service that was polled ready waits with the request, and with it what its readiness
-    ///    holds, such as a place in a `ConcurrencyLimit`.
-    /// 3. The deadline is that of each question to the store, not of the wait.
-    /// 4. How many wait is not bounded here: a `ConcurrencyLimit` outside of the layer does that.
+    /// Lets a request wait for capacity for up to `max_wait`, instead of refusing it: around a client, whose calls can rather
+    /// be late than fail. Default: a request is refused at once. So is a request that would have to wait longer.
     ///
     /// ```
     /// use std::time::Duration;
@@ -196,53 +185,53 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
     /// use tower::{ServiceBuilder, ServiceExt};
     /// use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer};
     ///
-    /// // The upstream allows 10 calls a second; a caller may wait for five seconds.
+    /// // The upstream allows 10 calls a second. A call may wait for five seconds.
     /// let limits = RateLimitLayer::new(MemoryStore::new())
     ///     .limit(Limit::per_second("upstream", 10).by(Everyone).heed_upstream(true))
     ///     .wait_up_to(Duration::from_secs(5))
     ///     .heed_upstream();
     ///
     /// let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
-    /// // A refusal is a 429 in the upstream's place, so the body has to be one that can be made of a text.
+    /// // A refusal is a 429 with a text, so the response needs a body that can be made of a text.
     /// let client = client.map_response(|response| response.map(Body::new));
     /// let client = ServiceBuilder::new().layer(limits).service(client);
     /// ```
-    pub fn wait_up_to(self, patience: Duration) -> Self {
-        self.set(|settings| settings.patience = Some(patience))
+    ///
+    /// * Requests for the same limits and keys wait in one line, through all clones of the layer in this process: see
+    ///   [`Limiter::acquire`](crate::Limiter::acquire).
+    /// * The inner service waits with its request, so a permit of a `ConcurrencyLimit` inside the layer is held meanwhile.
+    /// * The number of waiting requests is not bounded. A `ConcurrencyLimit` outside of the layer bounds it.
+    /// * The deadline is for each reply of the store, not for the wait.
+    pub fn wait_up_to(self, max_wait: Duration) -> Self {
+        self.set(|settings| settings.max_wait = Some(max_wait))
     }
 
-    /// Believes an upstream that says to stay away: by a 429 or a 503 with `Retry-After`, or by `RateLimit` or
-    /// `X-RateLimit` headers with nothing remaining. Then each limit that heeds it, and that the request was charged by,
-    /// is [closed](crate::Limiter::pause) for its key for so long, its window at most, for all who share the store.
-    ///
-    /// 1. A limit by the called host, [`UpstreamHost`](super::extract::UpstreamHost), heeds it: a host closes itself alone.
-    ///    Any other limit heeds it only if [`KeyedLimit::heed_upstream`](super::KeyedLimit::heed_upstream) says so: for a
-    ///    client that calls a single upstream. If no limit heeds it, a log line says so where the layer is applied.
-    ///    A limit of ten a second is closed for a second at most. Where the upstream may say more, give the layer a limit of a
-    ///    longer window that heeds it, too.
-    /// 2. A refusal, which is a 429, a 503 with `Retry-After`, or a 403 with nothing remaining, closes a limit whatever it has
-    ///    left: the upstream counts more. Any other answer closes it only if it had something left here, both when the call
-    ///    was admitted and when it is answered. Otherwise it says no more than is counted here, and with times that are
-    ///    rounded up to seconds.
-    /// 3. The response goes out unchanged, after the limits are closed, or after the deadline, which begins when what is to
-    ///    be [settled](super::KeyedLimit::settle) is settled. Figures in it are the upstream's, never ours.
-    /// 4. Limits in the [shadow](super::KeyedLimit::in_shadow) are not closed.
-    /// 5. Calls arrive closer together than they left, by as much as their times on the way differ. So that an upstream with
-    ///    the same limit does not refuse what is then too many, a call counts as of its answer: the upstream has counted it by
-    ///    then. It counts later than it left by a tenth of the window at most, which is the throughput that this can cost. Until
-    ///    then its units are reserved, and settling them is one more question to the store for each call.
-    ///
-    /// Default: the upstream is not listened to.
+    /// Obeys an upstream that asks for a pause, by a 429, by a 503 with `Retry-After`, or by `RateLimit` or `X-RateLimit-*`
+    /// headers with nothing remaining. Each limit that heeds it, and that has charged the call, is
+    /// [paused](crate::Limiter::pause) for its key, for at most one window, in all processes on the store. Default: the
+    /// upstream is ignored.
     ///
     /// ```
     /// use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer, UpstreamHost};
     ///
-    /// // A crawler of many hosts, none of which closes the others.
+    /// // A crawler of many hosts. A host pauses only calls to itself.
     /// let limits = RateLimitLayer::new(MemoryStore::new())
     ///     .limit(Limit::per_second("host", 2).by(UpstreamHost))
     ///     .limit(Limit::per_second("total", 100).by(Everyone))
     ///     .heed_upstream();
     /// ```
+    ///
+    /// * A limit by [`UpstreamHost`](super::extract::UpstreamHost) heeds its upstream. Any other limit does only with
+    ///   [`KeyedLimit::heed_upstream`](super::KeyedLimit::heed_upstream). If none does, a log line warns when the layer is
+    ///   applied. Limits in the [shadow](super::KeyedLimit::in_shadow) are not paused.
+    /// * A limit of a short window is paused only briefly. If the upstream may ask for more, add a limit of a longer window
+    ///   that heeds it.
+    /// * A refusal, which is a 429, a 503 with `Retry-After`, or a 403 with nothing remaining, pauses a limit whatever it has
+    ///   left. Any other response pauses it only if something was left, both at the admission and at the response.
+    /// * The response goes out unchanged, with the upstream's figures, once the limits are paused, or after the deadline.
+    /// * A call counts as of its response, but at most a tenth of the window after its admission, since the upstream may have
+    ///   counted it that late. Until then its units are reserved. This costs up to a tenth of the throughput, and one more call
+    ///   of the store for each request.
     pub fn heed_upstream(self) -> Self {
         self.set(|settings| settings.heeds_upstream = true)
     }

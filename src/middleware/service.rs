@@ -10,13 +10,11 @@ use http::{Request, Response, request::Parts};
 use tower_service::Service;
 
 use super::{
-    claim::Claim,
-    future::{Held, ResponseFuture},
-    limits::Limits,
-    note::Note,
-    policy::{Next, Policy},
+    future::{PendingRequest, ResponseFuture},
+    policy::{Plan, Policy},
     rejection::{JsonResponse, RejectionResponse},
-    waited::waited,
+    request::{Decided, Limits, PendingDecision, time_waited},
+    response::{Completion, DroppedRequests},
 };
 use crate::{limiter::FailureMode, store::Store};
 
@@ -61,59 +59,68 @@ where
         self.inner.poll_ready(cx)
     }
 
-    /// Calls the inner service here and now if the check is decided without waiting.
+    /// Calls the inner service right away if the check is decided without waiting.
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
-        let mut claim = Claim::default();
-        let (next, mode) = match self.policy.claim(&parts, &mut claim) {
-            Ok(claimed) => claimed,
-            Err(rejection) => {
-                let response = self.policy.reject(&parts, rejection, None, None);
-                return self.rejected(response);
-            }
-        };
         let limiter = &self.policy.limiter;
-        let decided = match (next, &claim.check) {
-            (Next::Ask(asking), _) => {
-                return ResponseFuture::asking(self.policy.asked_for(asking), self.hold(parts, body, mode));
+        let decided = match self.policy.plan(&parts) {
+            Plan::Reject(rejection) => {
+                return self.reject(self.policy.reject(&parts, rejection, Vec::new(), None));
             }
-            (Next::Refuse(refusal), _) => Ok(Ok(Some(refusal))),
-            (Next::Decide, Some(check)) => {
-                limiter.decide_now(check, mode.share(), || waited(&parts)).map(|outcome| outcome.map(Some))
-            }
-            (Next::Decide, None) => Ok(Ok(None)),
-        };
-        let outcome = match decided {
-            Ok(outcome) => outcome,
-            Err(unanswered) => match claim.check {
-                Some(check) => {
-                    let undecided = self.policy.limiter.ask_store(check, mode.share(), unanswered);
-                    if let Some(dropping) = self.policy.dropping() {
-                        let asking = dropping.follow_up(undecided, mode.share(), claim.record);
-                        return ResponseFuture::asking(asking, self.hold(parts, body, mode));
+            Plan::Forward(details) => Decided::at_once(Ok(None), FailureMode::default(), details),
+            Plan::Refuse { refusal, mode, details } => Decided::at_once(Ok(Some(refusal)), mode, details),
+            Plan::Decide { check, mode, details } => {
+                match limiter.decide_now(&check, mode.share(), || time_waited(&parts)) {
+                    Ok(outcome) => Decided::at_once(outcome.map(Some), mode, details),
+                    Err(unanswered) => {
+                        let pending = PendingDecision::new(limiter.ask_store(check, unanswered), mode, details);
+                        return self.wait_for_store(pending, parts, body);
                     }
-                    return ResponseFuture::deciding(undecided, claim.record, self.hold(parts, body, mode));
                 }
-                None => Ok(None),
-            },
+            }
+            Plan::Await(decision) => {
+                // A request that is dropped while it waits for capacity leaves the line instead.
+                let may_wait = self.policy.settings.max_wait.is_some();
+                let decision = match DroppedRequests::of(&self.policy).filter(|_| !may_wait) {
+                    Some(dropped) => dropped.complete(decision),
+                    None => decision,
+                };
+                return ResponseFuture::awaiting(decision, self.hold(parts, body));
+            }
         };
-        match Note::of(&self.policy, outcome, mode, claim.record, &mut parts) {
-            Ok(note) => ResponseFuture::forwarded(self.inner.call(Request::from_parts(parts, body)), note),
-            Err(response) => self.rejected(response),
+        match Completion::new(&self.policy, decided, &mut parts) {
+            Ok(completion) => ResponseFuture::forwarded(self.inner.call(Request::from_parts(parts, body)), completion),
+            Err(response) => self.reject(response),
         }
     }
 }
 
 impl<I: Clone, S, R> RateLimit<I, S, R> {
-    /// Lets the inner service go with a request that has to wait. It is this instance that was polled ready, not a clone
-    /// of it; the clone waits for the next `poll_ready`. See "Be careful when cloning inner services" in the docs of
-    /// `tower_service`.
-    fn hold<ReqBody>(&mut self, parts: Parts, body: ReqBody, mode: FailureMode) -> Held<I, S, R, ReqBody> {
-        Held { inner: self.take_inner(), parts, body, policy: Arc::clone(&self.policy), mode }
+    fn wait_for_store<ReqBody, ResBody>(
+        &mut self,
+        pending: PendingDecision<S>,
+        parts: Parts,
+        body: ReqBody,
+    ) -> ResponseFuture<I, S, R, ReqBody, ResBody>
+    where
+        I: Service<Request<ReqBody>>,
+        S: Store,
+    {
+        match DroppedRequests::of(&self.policy) {
+            Some(dropped) => ResponseFuture::awaiting(dropped.complete_pending(pending), self.hold(parts, body)),
+            None => ResponseFuture::deciding(pending, self.hold(parts, body)),
+        }
     }
 
-    /// Answers in the inner service's place, and lets go of what its readiness holds, such as a permit.
-    fn rejected<ReqBody, ResBody>(&mut self, response: Response<ResBody>) -> ResponseFuture<I, S, R, ReqBody, ResBody>
+    /// Takes out the inner service with a request that has to wait. It is this instance that was polled ready, not a clone
+    /// of it; the clone waits for the next `poll_ready`. See "Be careful when cloning inner services" in the docs of
+    /// `tower_service`.
+    fn hold<ReqBody>(&mut self, parts: Parts, body: ReqBody) -> PendingRequest<I, S, R, ReqBody> {
+        PendingRequest { inner: self.take_inner(), parts, body, policy: Arc::clone(&self.policy) }
+    }
+
+    /// Responds in the inner service's place, and drops the ready instance, so that it frees a permit that it may hold.
+    fn reject<ReqBody, ResBody>(&mut self, response: Response<ResBody>) -> ResponseFuture<I, S, R, ReqBody, ResBody>
     where
         I: Service<Request<ReqBody>>,
         S: Store,
@@ -128,7 +135,7 @@ impl<I: Clone, S, R> RateLimit<I, S, R> {
     }
 }
 
-// Not derived: a responder is shared, so it need not be `Clone`.
+// Not derived, since that would require `R: Clone`. A responder is shared.
 impl<I: Clone, S, R> Clone for RateLimit<I, S, R> {
     fn clone(&self) -> Self {
         Self { inner: self.inner.clone(), policy: Arc::clone(&self.policy) }

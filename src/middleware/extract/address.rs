@@ -1,6 +1,6 @@
-//! Addresses: from what a connection or a header shows to what a limit counts by.
+//! IP addresses: the key of an address, and ranges of addresses.
 //!
-//! 1. An IPv4 address is one key however it is written. These IPv6 addresses stand for one:
+//! 1. An IPv4 address has one key, however it is written. These IPv6 addresses stand for an IPv4 address:
 //!
 //!    | address | what it is |
 //!    |---|---|
@@ -9,13 +9,13 @@
 //!    | `::ffff:0:a.b.c.d` | translated (RFC 2765) |
 //!    | `64:ff9b::a.b.c.d` | translated by NAT64 (RFC 6052) |
 //!    | `2002:aabb:ccdd::/48` | 6to4 (RFC 3056): a network behind that address |
-//!    | `2001::/32` | Teredo (RFC 4380): a host behind the address in its last 32 bits, each of which is inverted |
+//!    | `2001::/32` | Teredo (RFC 4380): a host behind the address in the last 32 bits, which are inverted |
 //!
 //!    Grouped by /64, clients would share a key, or one client would have 65,536.
-//! 2. In `64:ff9b:1::/48` (RFC 8215) the place of the IPv4 address depends on the length of the operator's prefix, which
-//!    nobody else knows. So the whole address is the key. No two clients share it, and a client has no second one: a
-//!    translator makes one address of each IPv4 address, and no other network routes that prefix.
-//! 3. Any other IPv6 address counts by its prefix, whose length is part of the key.
+//! 2. In `64:ff9b:1::/48` (RFC 8215), only the operator knows the place of the IPv4 address. So the whole address is the key.
+//!    A client still has one key only: a translator makes one address of each IPv4 address, and no other network routes that
+//!    prefix.
+//! 3. Any other IPv6 address has the key of its prefix. The length of the prefix is part of the key.
 
 use std::{
     error, fmt,
@@ -26,7 +26,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::key::Key;
 
-/// How many leading bits of an IPv6 address make a key: a single subscriber has at least a /64 (RFC 6177).
+/// The leading bits of an IPv6 address that make its key. Default: 64, since a subscriber has at least a /64 (RFC 6177).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ipv6Prefix(u8);
 
@@ -37,7 +37,6 @@ impl Ipv6Prefix {
         if (1..=128).contains(&bits) { Ok(Self(bits)) } else { Err(InvalidPrefix { bits }) }
     }
 
-    /// The key of an address: an IPv4 address whole, an IPv6 address by its prefix.
     pub(super) fn key(self, address: IpAddr) -> Key {
         match canonical(address) {
             IpAddr::V4(address) => Key::new("ip", address.octets()),
@@ -60,7 +59,7 @@ impl Default for Ipv6Prefix {
 struct Embedding {
     prefix: Ipv6Addr,
     bits: u8,
-    /// How many bits stand behind the IPv4 address.
+    /// The bits after the IPv4 address.
     behind: u8,
     is_inverted: bool,
 }
@@ -88,8 +87,7 @@ impl Embedding {
         Ipv4Addr::from_bits(if self.is_inverted { !embedded } else { embedded })
     }
 
-    /// The IPv4 range that an IPv6 range is a spelling of: one that ends within the IPv4 address, in front of which stands
-    /// nothing but the prefix.
+    /// The IPv4 range that an IPv6 range spells: its prefix ends within the IPv4 address.
     fn range_in(&self, range: Ipv6Net) -> Option<Ipv4Net> {
         let is_all_of_it = self.bits + 32 + self.behind == 128;
         let bits = range.prefix_len().checked_sub(self.bits).filter(|bits| is_all_of_it && *bits <= 32)?;
@@ -116,8 +114,7 @@ pub(super) fn canonical(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Whether an address is in a range. An IPv4 range holds all spellings of its addresses, and so does an IPv6 range that
-/// is a spelling of one.
+/// A range that contains all spellings of its IPv4 addresses, also if the range itself is spelled in IPv6.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Range(IpNet);
 
@@ -186,7 +183,7 @@ mod tests {
         }
     }
 
-    /// Wherever in it the operator puts the IPv4 address.
+    /// Wherever the operator puts the IPv4 address in it.
     #[test]
     fn a_locally_translated_address_is_a_key_of_its_own() {
         let translated = [

@@ -8,13 +8,13 @@ use super::{
 };
 use crate::{key::Key, secret::Secret};
 
-/// An API key from a header, or a bearer token: hashed before anything else sees it.
+/// An API key from a header, or a bearer token, as a keyed hash.
 ///
-/// The key is the first 128 bits of HMAC-SHA-256 under your [`Secret`]. What a client sent is not kept, logged, or sent
-/// to a store. A request whose key is absent, repeated, empty, not UTF-8 or longer than 4 KiB is answered with 401.
+/// The key is the first 128 bits of HMAC-SHA-256 under your [`Secret`]. The token itself is neither kept, nor logged, nor
+/// sent to a store. A request whose token is absent, repeated, empty, not UTF-8 or longer than 4 KiB gets a 401.
 ///
-/// Whether the key is a valid one is not checked here. A client that makes keys up gets a fresh budget for each, so put
-/// the layer behind your authentication, or add a limit by address to it.
+/// The token is not verified. A client that makes up tokens gets a new budget for each, so put the layer behind your
+/// authentication, or add a limit by address.
 ///
 /// ```
 /// use http::Request;
@@ -50,11 +50,12 @@ impl ApiKey {
         Self { source: Source::Header(header_name(name)), secret: secret.clone() }
     }
 
-    /// The token of `Authorization: Bearer` (RFC 6750); the scheme in any case, the spaces around the token left out.
+    /// The token of `Authorization: Bearer` (RFC 6750). The scheme may be in any case, and spaces around the token are
+    /// trimmed.
     ///
-    /// The token is absent only if there is no `Authorization`. Credentials of another scheme are malformed, since an
-    /// authentication that does not look at the scheme takes a token out of them: a [denied](crate::RateLimitLayer::deny)
-    /// token would pass, and an allowed one would spend from another budget. Where another scheme is welcome, say so:
+    /// The token is absent only if there is no `Authorization`. Another scheme is an error, not an absent token: an
+    /// authentication that ignores the scheme would accept a [denied](crate::RateLimitLayer::deny) token from it. If you
+    /// accept another scheme, make it absent:
     ///
     /// ```
     /// use http::{header::AUTHORIZATION, request::Parts};
@@ -76,7 +77,7 @@ impl ApiKey {
         Self { source: Source::Bearer, secret: secret.clone() }
     }
 
-    /// The key of a token, for lists and resets. White space around it does not count.
+    /// The key of a token, for lists and resets. Spaces around the token are trimmed.
     #[must_use]
     pub fn key(&self, token: &str) -> Key {
         self.secret.key("api-key", token.trim())
@@ -106,13 +107,13 @@ impl KeyExtractor for ApiKey {
 
 fn bearer_token(credentials: &str) -> Result<&str, KeyError> {
     let invalid = |problem| Err(KeyError::invalid("authorization", problem));
-    // At any white space, as a lenient authentication does.
+    // At any white space, since a lenient authentication splits there.
     let (scheme, token) = credentials.split_once(char::is_whitespace).unwrap_or((credentials, ""));
     let token = token.trim();
     if !scheme.eq_ignore_ascii_case("bearer") {
         return invalid("not a bearer token");
     }
-    // A comma may join two lines, and quotes may be taken off: each a second way to write a token.
+    // A proxy may join two lines with a comma, and an authentication may remove quotes: a token would have two spellings.
     if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic() && !b",\"".contains(&byte)) {
         return invalid("not one token");
     }

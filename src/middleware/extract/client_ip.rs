@@ -14,22 +14,19 @@ use super::{
 };
 use crate::key::Key;
 
-/// A chain of more hops than this is not followed further.
 const MAX_HOPS: usize = 32;
 
 /// The client's address behind trusted proxies.
 ///
-/// 1. A peer outside the trusted ranges is the client, whatever its headers say.
-/// 2. Behind a trusted peer exactly one header is read: `X-Forwarded-For` unless told otherwise. The others are
-///    ignored, since a proxy passes on what it does not overwrite.
-/// 3. `X-Forwarded-For` and `Forwarded` are walked from right to left over all of their lines. As long as a hop is
-///    trusted, its word on the one before it counts; the first that is not trusted is the client. At an element
-///    without a readable address the walk stops at the last hop that is known. It stops after 32 hops. A request whose
-///    trusted hops take more than 16 KiB is answered with 400.
-/// 4. A single-value header must be there exactly once, with an address in it: otherwise the request is answered
-///    with 400.
-/// 5. Addresses are compared and counted as [`PeerIp`](super::PeerIp) counts them: IPv4 one by one however it is
-///    written, IPv6 by /64. So a range is the same range in all spellings.
+/// 1. A peer outside the trusted ranges is the client, whatever headers it sends.
+/// 2. Behind a trusted peer, exactly one header is read. Default: `X-Forwarded-For`. All others are ignored, since a proxy
+///    passes on the headers that it does not overwrite.
+/// 3. `X-Forwarded-For` and `Forwarded` are read from right to left, over all of their lines. A trusted hop vouches for the
+///    hop before it. The first hop that is not trusted is the client. At an element without a readable address, and after 32
+///    hops, the last known hop is the client. A request whose trusted hops take more than 16 KiB gets a 400.
+/// 4. A single-value header must be present exactly once, with an address in it. Otherwise the request gets a 400.
+/// 5. Addresses have the keys of [`PeerIp`](super::PeerIp): one for each IPv4 address, however it is written, and one for
+///    each IPv6 /64. Ranges match all spellings of an address, too.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -51,7 +48,6 @@ pub struct ClientIp {
     prefix: Ipv6Prefix,
 }
 
-/// The one header that is believed.
 #[derive(Clone, Debug)]
 enum Source {
     Chain(HeaderName, Style),
@@ -59,12 +55,12 @@ enum Source {
 }
 
 impl ClientIp {
-    /// The client behind proxies in these ranges, such as `10.0.0.0/8` or `2001:db8::/32`; a single address stands for
-    /// itself. Reads `X-Forwarded-For`.
+    /// The client behind proxies in these ranges or at these addresses, such as `10.0.0.0/8` or `2001:db8::1`. Reads
+    /// `X-Forwarded-For`.
     ///
     /// # Errors
     ///
-    /// [`InvalidCidr`], naming the value, if one is not a range.
+    /// [`InvalidCidr`] if one is neither a range nor an address.
     pub fn behind<R: AsRef<str>>(trusted: impl IntoIterator<Item = R>) -> Result<Self, InvalidCidr> {
         let trusted = trusted.into_iter().map(|range| parse_range(range.as_ref())).collect::<Result<_, _>>()?;
         let source = Source::Chain(HeaderName::from_static("x-forwarded-for"), Style::Plain);
@@ -78,8 +74,8 @@ impl ClientIp {
         self
     }
 
-    /// Reads a header with a single address instead, such as `cf-connecting-ip` or `x-real-ip`. Only for a proxy that
-    /// always overwrites it.
+    /// Reads a header with a single address instead, such as `cf-connecting-ip` or `x-real-ip`. Use it only if the proxy
+    /// always overwrites the header.
     ///
     /// # Panics
     ///
@@ -91,17 +87,17 @@ impl ClientIp {
         self
     }
 
-    /// Counts IPv6 addresses by this many leading bits. Default: 64. Prefixes of different lengths have different keys.
+    /// Groups IPv6 addresses by this many leading bits. Default: 64. Prefixes of different lengths have different keys.
     ///
     /// # Errors
     ///
-    /// [`InvalidPrefix`] if that is not 1 to 128.
+    /// [`InvalidPrefix`] if `bits` is not 1 to 128.
     pub fn ipv6_prefix(mut self, bits: u8) -> Result<Self, InvalidPrefix> {
         self.prefix = Ipv6Prefix::new(bits)?;
         Ok(self)
     }
 
-    /// The key of an address, for lists and resets. Of an IPv6 address it is that of its whole prefix.
+    /// The key of an address, for lists and resets. An IPv6 address has the key of its whole prefix.
     #[must_use]
     pub fn key(&self, address: IpAddr) -> Key {
         self.prefix.key(address)
@@ -151,7 +147,7 @@ fn parse_range(range: &str) -> Result<Range, InvalidCidr> {
     Ok(Range::new(parsed))
 }
 
-/// A range of trusted proxies that is not one.
+/// A text that is neither an address range nor an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidCidr {
     range: String,

@@ -28,7 +28,7 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
     }
 }
 
-/// The key of the second where the first is absent: see [`KeyExtractor::or`].
+/// The key of the second if the first is absent: see [`KeyExtractor::or`].
 #[derive(Clone, Debug)]
 pub struct Or<A, B> {
     first: A,

@@ -1,15 +1,14 @@
-//! One key for all.
+//! One key for all requests.
 
 use http::request::Parts;
 
 use super::{KeyError, KeyExtractor};
 use crate::key::Key;
 
-/// One key for all requests: a limit on what the service takes in total.
+/// One key for all requests, for a limit on the load of the whole service.
 ///
-/// Any client can use it up for all others, so put a limit by client beside it. A limit that
-/// [settles](crate::KeyedLimit::settle) had better count by client: a client that hangs up keeps its reservation from all
-/// others that share the key.
+/// A single client can use it up for all others, so add a limit by client. [Settle](crate::KeyedLimit::settle) that one: under
+/// this key, a client that hangs up would keep its reserved units from all others.
 ///
 /// ```
 /// use tower_sliding_window::{Everyone, Limit};

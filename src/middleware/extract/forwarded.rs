@@ -1,8 +1,7 @@
 //! The addresses in `X-Forwarded-For` and `Forwarded`, from right to left.
 //!
-//! Every proxy appends, so only the right end of such a header was written by somebody we know. Reading starts there
-//! and never needs anything to its left to be well-formed: what a client sent cannot change how a proxy's own element
-//! is read.
+//! Every proxy appends, so only the right end of the header comes from a proxy that we know. Reading starts there, and does
+//! not depend on the text to its left: a client cannot change how the proxy's own element is read.
 
 use std::{
     iter::Rev,
@@ -11,14 +10,13 @@ use std::{
 
 use http::{HeaderMap, HeaderValue, header::ValueIter};
 
-/// How much of a header is looked at, from its right end: a hop for each of 512 bytes, twice as many as the longest host
-/// name has.
+/// How much of a header is read, from its right end: 32 hops of 512 bytes, twice the length of the longest host name.
 const MAX_BYTES: usize = 32 * 512;
 
 /// The elements of all lines of a header, the last one first.
 pub(super) struct Hops<'a> {
     lines: Rev<ValueIter<'a, HeaderValue>>,
-    /// What is left of the present line.
+    /// The rest of the current line.
     line: Option<&'a [u8]>,
     bytes_left: usize,
     style: Style,
@@ -28,9 +26,9 @@ pub(super) struct Hops<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hop {
     Address(IpAddr),
-    /// There is no readable address in it.
+    /// Without a readable address.
     Unknown,
-    /// It begins beyond what is looked at.
+    /// It begins further to the left than is read.
     TooFar,
 }
 
@@ -89,8 +87,8 @@ impl Style {
     }
 }
 
-/// An address with or without brackets and port, which may be hidden behind a name (RFC 7239, section 6.3). A name alone,
-/// such as `unknown` or `_hidden`, has no address.
+/// An address, with or without brackets and port. The port may be a name (RFC 7239, section 6.3). A node that is a name, such
+/// as `unknown` or `_hidden`, has no address.
 fn parse_node(node: &str) -> Option<IpAddr> {
     let bracketed = |node: &str| node.strip_prefix('[')?.strip_suffix(']')?.parse().map(IpAddr::V6).ok();
     let with_port = || node.parse::<SocketAddr>().map(|address| address.ip()).ok();
@@ -110,7 +108,7 @@ fn for_parameter(mut element: &[u8]) -> Option<Vec<u8>> {
     loop {
         let semicolon = last_outside_quotes(element, b';');
         let parameter = element[semicolon.map_or(0, |at| at + 1)..].trim_ascii();
-        // Between semicolons there may be nothing.
+        // RFC 7239 allows empty parameters.
         if !parameter.is_empty() {
             let equals = parameter.iter().position(|byte| *byte == b'=')?;
             let (name, value) = (&parameter[..equals], &parameter[equals + 1..]);
@@ -126,7 +124,7 @@ fn for_parameter(mut element: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// A token as it is, a quoted string without its quotes and backslashes (RFC 9110, section 5.6.4).
+/// Removes the quotes and backslashes of a quoted string (RFC 9110, section 5.6.4).
 fn unquote(value: &[u8]) -> Option<Vec<u8>> {
     if !value.contains(&b'"') {
         return Some(value.to_vec());
@@ -143,7 +141,7 @@ fn unquote(value: &[u8]) -> Option<Vec<u8>> {
     Some(plain)
 }
 
-/// The last place of `separator` outside quotes, as seen from the right end.
+/// The index of the last `separator` outside quotes, read from the right end.
 fn last_outside_quotes(text: &[u8], separator: u8) -> Option<usize> {
     let mut quoted = false;
     for (at, byte) in text.iter().enumerate().rev() {
@@ -198,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_an_address_is_nobody() {
+    fn a_node_without_an_address_is_unknown() {
         for node in [
             "",
             "unknown",
@@ -226,7 +224,7 @@ mod tests {
         }
     }
 
-    /// The bytes that are looked at do not depend on what a client sends.
+    /// A client cannot make the server read more bytes.
     #[test]
     fn an_element_too_far_to_the_left_is_not_read() {
         let near = "for=192.0.2.1, for=192.0.2.2";
@@ -253,8 +251,8 @@ mod tests {
         assert_eq!(read(Style::Rfc7239, &[line]), some(&["192.0.2.2", "192.0.2.1"]));
     }
 
-    /// Read from the left, the client's open quote would turn the proxy's quotes inside out and lay its host name,
-    /// which the client has chosen too, open as an element.
+    /// Read from the left, the client's open quote would invert the proxy's quotes, and the host name in them, which the client
+    /// has chosen, would be read as an element.
     #[test]
     fn an_open_quote_on_the_left_does_not_change_the_right() {
         let line = r#"for="x, for=192.0.2.1;host="a,for=6.6.6.6,b""#;

@@ -5,14 +5,14 @@ use http::{HeaderMap, HeaderName, request::Parts};
 use super::{KeyError, KeyExtractor};
 use crate::key::Key;
 
-/// The longest header value that becomes a key: 4 KiB.
 const MAX_LENGTH: usize = 4096;
 
 /// The value of a header, such as a tenant's name that a gateway has set.
 ///
-/// The header must be there exactly once, with 1 to 4096 bytes of UTF-8 in it: otherwise the request is answered with
-/// 400. Who can send any value can spend in anybody's name: read a header only if somebody trusted has set it. For a
-/// secret use [`ApiKey`](super::ApiKey).
+/// The header must be present exactly once, with 1 to 4096 bytes of UTF-8. Otherwise the request gets a 400.
+///
+/// A client that can set the header can spend the units of any other client. So use a header that a trusted proxy sets. For
+/// a secret, use [`ApiKey`](super::ApiKey).
 ///
 /// ```
 /// use http::Request;
@@ -42,10 +42,10 @@ impl Header {
         Self { name: header_name(name) }
     }
 
-    /// The key of a value, for lists and resets. White space around it does not count.
+    /// The key of a value, for lists and resets. Spaces around the value are trimmed.
     #[must_use]
     pub fn key(&self, value: &str) -> Key {
-        // A header's name cannot hold a colon, so two headers never give the same text.
+        // No header name has a colon, so no two headers have one key.
         Key::joined("header", &[self.name.as_str().as_bytes(), b":", value.trim().as_bytes()])
     }
 }
@@ -56,16 +56,16 @@ impl KeyExtractor for Header {
     }
 }
 
-/// The name as it is, or a panic where the layer is built.
+/// Panics for an invalid name, while the layer is built.
 #[track_caller]
-pub(in crate::middleware) fn header_name(name: impl TryInto<HeaderName>) -> HeaderName {
+pub(crate) fn header_name(name: impl TryInto<HeaderName>) -> HeaderName {
     match name.try_into() {
         Ok(name) => name,
         Err(_) => panic!("a header name must be a token of letters, digits and !#$%&'*+-.^_`|~"),
     }
 }
 
-/// The value of a header that must be there exactly once, without the white space around it.
+/// The trimmed value of a header that must be present exactly once.
 pub(super) fn single_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a str, KeyError> {
     let invalid = |problem| KeyError::invalid(name.as_str().to_owned(), problem);
     let mut lines = headers.get_all(name).into_iter();

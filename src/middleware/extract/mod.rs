@@ -1,15 +1,14 @@
-//! Extractors: from a request to the key in whose name it spends.
+//! Extractors: each finds the key in a request that its units are charged to.
 //!
-//! 1. An extractor gives a key or a [`KeyError`], never "no limit": a request without a key is answered, with the
-//!    status that the error carries, and does not reach the service.
-//! 2. Nothing that a client can choose freely decides on its own how much it may spend. Take a key that an earlier
-//!    layer has verified, or stack a limit by address beside the limit by key.
-//! 3. Any closure over [`Parts`] is an extractor, for path parameters, host names, or what an authentication layer has
-//!    put into the extensions. Its argument needs its type: `|parts: &Parts|`.
-//! 4. [`and`](KeyExtractor::and) makes one key of two. [`or`](KeyExtractor::or) takes the second only where the first
-//!    is absent; a value that is there but malformed is an error and no way around.
-//! 5. The built-in extractors make the key of a value that is known otherwise, too, for a reset or a list: see
-//!    [`ApiKey::key`].
+//! 1. An extractor returns a key or a [`KeyError`], never "no limit". A request without a key is rejected with the status of
+//!    the error.
+//! 2. Do not limit only by a value that clients can choose freely, since a new value has a new budget. Use a key that an
+//!    earlier layer has verified, or add a limit by address.
+//! 3. Any closure over [`Parts`] is an extractor: for path parameters, host names, or the extensions of an authentication
+//!    layer. Its argument needs its type: `|parts: &Parts|`.
+//! 4. [`and`](KeyExtractor::and) makes one key of two. [`or`](KeyExtractor::or) uses the second only if the first is absent.
+//!    A value that is present but malformed is an error, so that it is no way around the first.
+//! 5. The built-in extractors also make the key of a given value, for a reset or a list: see [`ApiKey::key`].
 //!
 //! ```
 //! use http::{Request, request::Parts};
@@ -54,7 +53,7 @@ pub use self::{
 use crate::key::Key;
 pub use crate::secret::{Secret, WeakSecret};
 
-/// From a request to the key in whose name it spends. See the [module docs](self).
+/// Finds the key of a request. See the [module docs](self).
 #[diagnostic::on_unimplemented(note = "a closure is an extractor if it is a `Fn(&Parts) -> Result<Key, KeyError>`; \
             its argument needs its type: `|parts: &Parts|`")]
 pub trait KeyExtractor: Send + Sync + 'static {
@@ -62,16 +61,16 @@ pub trait KeyExtractor: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`KeyError`] if the request has none: it is then answered, not forwarded.
+    /// [`KeyError`] if the request has none. Then it is rejected.
     fn extract(&self, parts: &Parts) -> Result<Key, KeyError>;
 
-    /// Whether no two upstreams share a key. Then a limit by it [heeds](crate::KeyedLimit::heed_upstream) its upstream, since
-    /// none can close it for another. Default: no.
+    /// Whether no two upstreams share a key. Then a limit by it [heeds](crate::KeyedLimit::heed_upstream) its upstream, which
+    /// can pause calls to itself only. Default: no.
     fn is_by_upstream(&self) -> bool {
         false
     }
 
-    /// One key of both: equal only if both are.
+    /// Makes one key of both. Two such keys are equal only if both of their keys are.
     fn and<E: KeyExtractor>(self, other: E) -> And<Self, E>
     where
         Self: Sized,
@@ -79,9 +78,8 @@ pub trait KeyExtractor: Send + Sync + 'static {
         And::new(self, other)
     }
 
-    /// The key of `other` where this one is absent. Addresses, headers by their names, and API keys have namespaces of
-    /// their own, so keys of the one never meet keys of the other. An address is one key for [`PeerIp`] and for
-    /// [`ClientIp`], and so is a token for two [`ApiKey`]s of one secret.
+    /// Uses the key of `other` if this one is absent. Keys of addresses, of API keys, and of each header are never equal. An
+    /// address has one key for [`PeerIp`] and [`ClientIp`], and a token has one key for all [`ApiKey`]s of one secret.
     fn or<E: KeyExtractor>(self, other: E) -> Or<Self, E>
     where
         Self: Sized,
@@ -99,7 +97,7 @@ where
     }
 }
 
-/// Why a request has no key, and with which status it is answered.
+/// Why a request has no key, and the status of its rejection.
 #[derive(Clone, Debug)]
 pub struct KeyError {
     what: Cow<'static, str>,
@@ -110,7 +108,7 @@ pub struct KeyError {
 }
 
 impl KeyError {
-    /// There is no such thing in the request, answered with 400.
+    /// The request has no `what`. The status is 400.
     #[must_use]
     pub fn missing(what: impl Into<Cow<'static, str>>) -> Self {
         Self {
@@ -122,20 +120,20 @@ impl KeyError {
         }
     }
 
-    /// It is there, but cannot be used because of `problem`, as in "repeated"; answered with 400.
+    /// The request has a `what` that cannot be used because of `problem`, such as "repeated". The status is 400.
     #[must_use]
     pub fn invalid(what: impl Into<Cow<'static, str>>, problem: impl Into<Cow<'static, str>>) -> Self {
         Self { problem: problem.into(), is_missing: false, ..Self::missing(what) }
     }
 
-    /// Answers with this status instead. One of the 5xx says that the server is set up wrongly, and is logged.
+    /// Sets the status. A 5xx means that the server is set up wrongly, and is logged.
     #[must_use]
     pub fn with_status(mut self, status: StatusCode) -> Self {
         self.status = status;
         self
     }
 
-    /// Answers with 401 and this challenge (RFC 9110, section 11.6.1).
+    /// Sets the status 401 and this challenge (RFC 9110, section 11.6.1).
     #[must_use]
     pub fn unauthorized(mut self, challenge: HeaderValue) -> Self {
         self.status = StatusCode::UNAUTHORIZED;
@@ -143,19 +141,19 @@ impl KeyError {
         self
     }
 
-    /// Whether it is absent, rather than there and of no use.
+    /// Whether the key is absent, rather than present and unusable.
     #[must_use]
     pub fn is_missing(&self) -> bool {
         self.is_missing
     }
 
-    /// The status of the answer.
+    /// The status of the rejection.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         self.status
     }
 
-    /// The value of `WWW-Authenticate` in the answer.
+    /// The value of `WWW-Authenticate` in the response.
     #[must_use]
     pub fn challenge(&self) -> Option<&HeaderValue> {
         self.challenge.as_ref()

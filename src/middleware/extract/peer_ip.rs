@@ -10,15 +10,16 @@ use super::{
 };
 use crate::key::Key;
 
-/// The address at the other end of the connection: nothing a client sends can change it.
+/// The address at the other end of the connection. No client can forge it by its request.
 ///
-/// Behind a proxy that is the proxy's address, so all clients would share one key: use [`ClientIp`](super::ClientIp)
-/// there. IPv4 addresses count one by one, also where they are mapped or translated into IPv6 (`::ffff:a.b.c.d`,
-/// `64:ff9b::a.b.c.d`) or come by 6to4; IPv6 addresses by their /64. A translator with a prefix of your own network makes
-/// addresses like any other: there count by [all bits](Self::ipv6_prefix).
+/// Behind a proxy this is the proxy's address, one key for all clients: use [`ClientIp`](super::ClientIp) there.
 ///
-/// With axum, serve the router with `into_make_service_with_connect_info::<SocketAddr>()`. Elsewhere, put the
-/// connection's [`SocketAddr`] into the request's extensions. A request without either is answered with 500 and logged.
+/// Each IPv4 address has one key, also if it is mapped or translated to IPv6 (`::ffff:a.b.c.d`, `64:ff9b::a.b.c.d`, 6to4).
+/// IPv6 addresses share the key of their /64. If a translator in your network uses its own prefix, count by
+/// [all bits](Self::ipv6_prefix).
+///
+/// With axum, serve the router with `into_make_service_with_connect_info::<SocketAddr>()`. Without axum, put the
+/// connection's [`SocketAddr`] into the request's extensions. A request with neither gets a 500, and is logged.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -35,22 +36,22 @@ pub struct PeerIp {
 }
 
 impl PeerIp {
-    /// The peer's address, IPv6 by /64.
+    /// IPv6 addresses by their /64.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Counts IPv6 addresses by this many leading bits. Default: 64. Prefixes of different lengths have different keys.
+    /// Groups IPv6 addresses by this many leading bits. Default: 64. Prefixes of different lengths have different keys.
     ///
     /// # Errors
     ///
-    /// [`InvalidPrefix`] if that is not 1 to 128.
+    /// [`InvalidPrefix`] if `bits` is not 1 to 128.
     pub fn ipv6_prefix(self, bits: u8) -> Result<Self, InvalidPrefix> {
         Ok(Self { prefix: Ipv6Prefix::new(bits)? })
     }
 
-    /// The key of an address, for lists and resets. Of an IPv6 address it is that of its whole prefix.
+    /// The key of an address, for lists and resets. An IPv6 address has the key of its whole prefix.
     #[must_use]
     pub fn key(&self, address: IpAddr) -> Key {
         self.prefix.key(address)
@@ -63,7 +64,7 @@ impl KeyExtractor for PeerIp {
     }
 }
 
-/// The peer's address, wherever the server has put it.
+/// The peer's address from the extensions, where axum or another server puts it.
 pub(super) fn peer(parts: &Parts) -> Result<IpAddr, KeyError> {
     #[cfg(feature = "axum")]
     let from_axum = {
@@ -76,7 +77,7 @@ pub(super) fn peer(parts: &Parts) -> Result<IpAddr, KeyError> {
     let from_axum: Option<SocketAddr> = None;
 
     from_axum.or_else(|| parts.extensions.get().copied()).map(|peer: SocketAddr| peer.ip()).ok_or_else(|| {
-        // A set-up error and not the client's fault, so not something that `or` may pass over either.
+        // A mistake in the set-up: `invalid`, so that `or` does not hide it.
         KeyError::invalid(
             "peer address",
             "unknown; serve with into_make_service_with_connect_info::<SocketAddr>(), or put a SocketAddr into the \

@@ -1,4 +1,4 @@
-//! The host that a client calls.
+//! The host that a call goes to.
 
 use std::net::Ipv6Addr;
 
@@ -9,11 +9,10 @@ use crate::key::Key;
 
 /// The host and port that a request goes to: for a layer around a client that calls several upstreams.
 ///
-/// They are those of the request's URI, without user and password: the host in lower case and without a dot at its end,
-/// and the scheme's own port (80, or 443) where none is named. A request whose URI names no host, as servers get them, is
-/// answered with 400.
+/// The host of the URI is read in lower case, and without a dot at its end. A URI without a port has the port of its scheme,
+/// 80 or 443. A request whose URI has no host, as on a server, gets a 400.
 ///
-/// A limit by it listens to the upstream, where its layer [does](crate::RateLimitLayer::heed_upstream).
+/// A limit by it obeys the upstream in a layer that [heeds](crate::RateLimitLayer::heed_upstream) it.
 ///
 /// ```
 /// use http::Request;
@@ -27,11 +26,11 @@ use crate::key::Key;
 pub struct UpstreamHost;
 
 impl UpstreamHost {
-    /// The key of the host that a URI names, for lists and resets.
+    /// The key of a URI's host, for lists and resets.
     ///
     /// # Errors
     ///
-    /// [`KeyError`] if it names none.
+    /// [`KeyError`] if it has no host.
     pub fn key(self, uri: &Uri) -> Result<Key, KeyError> {
         let host = uri.host().map(|host| host.strip_suffix('.').unwrap_or(host));
         let host = host.filter(|host| !host.is_empty()).ok_or_else(|| KeyError::missing("host of the URI"))?;
@@ -42,7 +41,7 @@ impl UpstreamHost {
             Some("https" | "wss") => Some(443),
             _ => None,
         });
-        // The port has always as many bytes, so no two hosts give the same.
+        // The port always has two bytes, so no two hosts have one key.
         Ok(Key::joined("upstream", &[&port.unwrap_or_default().to_be_bytes(), host.as_bytes()]))
     }
 }

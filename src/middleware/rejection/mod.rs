@@ -1,23 +1,22 @@
-//! What a client gets instead of the service's response.
+//! The response that a client gets instead of the service's.
 //!
 //! | rejection | status | headers |
 //! |---|---|---|
 //! | over a limit | 429 | `Retry-After`, `X-RateLimit-*` |
-//! | cost above the limit | 429 | none of these: waiting does not help |
-//! | no key | 400; 401 for API keys, with `WWW-Authenticate`; 500 if the server does not know its peers | |
-//! | on a list of [denied](super::RateLimitLayer::deny) keys | 403 | |
-//! | no decision, or no limit to be chosen, failing closed; a cost above the [share](crate::Share), failing local | 503 | `Retry-After` of 1 to 5 s, drawn at random so that clients do not return all at once |
+//! | cost above the limit | 429 | none of these, since waiting does not help |
+//! | no key | 400; 401 with `WWW-Authenticate` for API keys; 500 if the server does not know its peers | |
+//! | key on a list of [denied](super::RateLimitLayer::deny) keys | 403 | |
+//! | no decision, or no limit could be chosen, while failing closed; or a cost above the [share](crate::Share), while failing local | 503 | `Retry-After` of 1 to 5 s, at random so that clients do not all return at once |
 //!
-//! A refusal by [hidden](super::KeyedLimit::hidden) limits alone has no `X-RateLimit-*`, and neither has that of a layer that
-//! does not send [these](super::RateLimitLayer::headers). `Retry-After` is no figure, but what a 429 or 503 means, and is
-//! sent all the same.
+//! All have `Cache-Control: no-store`, a short JSON body, and the [`Rejection`] in the response's extensions, so that outer
+//! layers see the reason. If the store has not decided, [`Degraded`](super::Degraded) is there as well.
 //!
-//! All have `Cache-Control: no-store`, a short JSON body, and the [`Rejection`] in the response's extensions, where
-//! outer layers find the reason. Where the store has not decided, [`Degraded`](super::Degraded) is there as well.
+//! A refusal by [hidden](super::KeyedLimit::hidden) limits alone has no `X-RateLimit-*`, nor has a refusal of a layer that does
+//! not send [them](super::RateLimitLayer::headers). Both still have `Retry-After`.
 //!
-//! A closure given to [`RateLimitLayer::on_rejection`](super::RateLimitLayer::on_rejection) makes the response. It gets
-//! status and headers ready-made, all but `Content-Type`, and keeps of them what it wants. The rejection also tells it of
-//! hidden limits; [`Decision::visible`](crate::Decision::visible) is what a client may know.
+//! To send another response, give a closure to [`RateLimitLayer::on_rejection`](super::RateLimitLayer::on_rejection). It gets
+//! the status and all headers but `Content-Type`. The rejection it gets includes hidden limits;
+//! [`Decision::visible`](crate::Decision::visible) is the limit that clients may see.
 //!
 //! ```
 //! use axum::body::Body;
@@ -31,12 +30,14 @@
 //!     });
 //! ```
 //!
-//! With axum, what has a head and a part that is a response is a response: `(head, Json(..)).into_response()`.
+//! With axum, a head and a responder make a response: `(head, Json(..)).into_response()`.
 //!
-//! A handler that asks a [`Limiter`](crate::Limiter) itself answers as a layer does that fails closed, if it returns its
-//! rejection: with axum, that is a response, the default one, with the same log lines. A layer around it leaves its figures
-//! as they are, but for the [format](super::RateLimitLayer::reset_format) of the reset. What the store cannot decide, a handler that wants to go on without a decision looks at instead of handing it
-//! on with `?`; of an admission, [`write_headers`](crate::Decision::write_headers) tells the client.
+//! # In a handler
+//!
+//! With axum, a [`Rejection`] is a response. So a handler that calls a [`Limiter`](crate::Limiter) can return it, and responds
+//! as a layer that fails closed does. To go on without a decision, handle the error of the limiter instead of passing it on
+//! with `?`. [`write_headers`](crate::Decision::write_headers) writes the figures of an admission. A layer around the handler
+//! leaves the figures of its rejection as they are, except for the [format](super::RateLimitLayer::reset_format) of the reset.
 //!
 //! ```
 //! use axum::extract::State;
@@ -45,7 +46,7 @@
 //! const REPORTS: Limit = Limit::per_hour("reports", 100);
 //!
 //! async fn report(State(limiter): State<Limiter<MemoryStore>>, rows: String) -> Result<&'static str, Rejection> {
-//!     // What it costs is known once the body is.
+//!     // The body is needed to know the cost.
 //!     let cost = rows.lines().count() as u64;
 //!     match limiter.check(&REPORTS, "everybody", cost).await? {
 //!         decision if decision.is_allowed() => Ok("done"),
@@ -66,34 +67,38 @@
 //! ```
 
 mod response;
+pub(super) mod shadow;
 
 use std::{error, fmt};
 
 use http::StatusCode;
 
 pub use self::response::{JsonResponse, RejectionResponse};
-use super::extract::KeyError;
+use super::{
+    events::{Event, Events},
+    extract::KeyError,
+};
 use crate::{check::NeverFits, decision::Decision, error::Error};
 
 /// Why a request did not reach the service. See the [module docs](self).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Rejection {
-    /// A limit refused it. Of a refusal that is a value of its own, this makes an error: `.map_err(Rejection::Limited)?`.
+    /// A limit refused it. Some methods return a refusal as a value: `.map_err(Rejection::Limited)?` makes it an error.
     Limited(Decision),
-    /// It costs more than a limit allows at all.
+    /// It costs more than a limit ever admits.
     NeverFits(NeverFits),
     /// It has no key.
     NoKey(KeyError),
     /// Its key is on a list of [denied](super::RateLimitLayer::deny) keys.
     Denied,
-    /// The store could not decide, or no limit be chosen, and the layer fails closed, or the request takes more than the
-    /// [share](crate::Share) that it fails over to.
+    /// The store could not decide or no limit could be chosen, and the layer fails closed. Or it fails local, and the
+    /// request costs more than the [share](crate::Share).
     Unavailable(Error),
 }
 
 impl Rejection {
-    /// The status of the answer.
+    /// The status of the response.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match self {
@@ -103,9 +108,18 @@ impl Rejection {
             Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
+
+    /// Logs a mistake in the set-up of limits or server. A client's mistake is not logged.
+    pub(super) fn log(&self, events: &Events) {
+        match self {
+            Self::NeverFits(error) => events.log(Event::NeverFits(error)),
+            Self::NoKey(error) if error.status().is_server_error() => events.log(Event::NoKey(error)),
+            _ => {}
+        }
+    }
 }
 
-/// What a layer would answer that fails closed.
+/// The rejection of a layer that fails closed.
 impl From<Error> for Rejection {
     fn from(error: Error) -> Self {
         match error {
@@ -126,7 +140,7 @@ impl fmt::Display for Rejection {
         match self {
             Self::Limited(decision) => write!(
                 f,
-                "over the limit {:?}; it has room in {:?}",
+                "over the limit {:?}; retry in {:?}",
                 decision.limit().name(),
                 decision.retry_after().unwrap_or_default(),
             ),
@@ -140,7 +154,7 @@ impl fmt::Display for Rejection {
 
 impl error::Error for Rejection {
     fn source(&self) -> Option<&(dyn error::Error + 'static)> {
-        // Its text is this one's.
+        // The error's text is this one's already.
         if let Self::Unavailable(error) = self { error.source() } else { None }
     }
 }

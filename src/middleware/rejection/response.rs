@@ -1,7 +1,5 @@
-//! The answer to a rejected request.
+//! The response to a rejected request.
 
-#[cfg(feature = "axum")]
-use std::sync::LazyLock;
 use std::{fmt::Write, time::Duration};
 
 use http::{
@@ -9,27 +7,20 @@ use http::{
     header::{CONTENT_TYPE, WWW_AUTHENTICATE},
 };
 
-#[cfg(feature = "axum")]
-use super::super::{degraded::Degraded, events::Events};
 use super::{
-    super::{
-        headers::{Figures, forbid_storing, retry_after_seconds, write_retry_after},
-        reset::ResetFormat,
-    },
+    super::headers::{Figures, ResetFormat, forbid_storing, retry_after_seconds, write_retry_after},
     Rejection,
 };
 use crate::admission::random;
-#[cfg(feature = "axum")]
-use crate::limiter::FailureMode;
 
-/// Makes the response to a rejected request out of its status and headers. See the [module docs](super).
+/// Makes the response to a rejected request. See the [module docs](super).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` makes no response with a body of type `{B}`",
     note = "the default response needs a body that can be made of a `String`; \
             for others say how with `RateLimitLayer::on_rejection`"
 )]
 pub trait RejectionResponse<B> {
-    /// The response. `head` has the status, the headers and the reason; all may be changed.
+    /// The response. `head` has the status and the headers, which may be changed.
     fn respond(&self, rejection: &Rejection, head: Response<()>) -> Response<B>;
 }
 
@@ -42,10 +33,10 @@ where
     }
 }
 
-/// The default answer: a short JSON body.
+/// The default response: a short JSON body.
 ///
-/// It fits every body that can be made of a `String`, such as axum's and `http_body_util::Full<Bytes>`. For others, say
-/// how with [`RateLimitLayer::on_rejection`](crate::RateLimitLayer::on_rejection).
+/// It works with every body that can be made of a `String`, such as axum's and `http_body_util::Full<Bytes>`. For other
+/// bodies, use [`RateLimitLayer::on_rejection`](crate::RateLimitLayer::on_rejection).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct JsonResponse;
 
@@ -56,37 +47,14 @@ impl<B: From<String>> RejectionResponse<B> for JsonResponse {
     }
 }
 
-/// The default answer of a layer that fails closed, and what else such a layer tells: [`Degraded`], log lines, metrics. Its
-/// reset is in [seconds from now](ResetFormat::DeltaSeconds), or in the format of the layer around it.
-#[cfg(feature = "axum")]
-impl axum::response::IntoResponse for Rejection {
-    fn into_response(self) -> axum::response::Response {
-        /// Of all handlers of the process.
-        static EVENTS: LazyLock<Events> = LazyLock::new(Events::default);
-
-        EVENTS.rejected(&self);
-        let degraded = match &self {
-            Self::Unavailable(error) => {
-                Some(Degraded::told(error, FailureMode::Closed, &EVENTS, || "a handler's".to_owned()))
-            }
-            _ => None,
-        };
-        let mut response = self.into_response_by(&JsonResponse, Some(ResetFormat::default()));
-        if let Some(degraded) = degraded {
-            response.extensions_mut().insert(degraded);
-        }
-        response
-    }
-}
-
 impl Rejection {
-    /// The figures that a client may see of it, if there are any.
-    pub(in crate::middleware) fn figures(&self) -> Option<Figures> {
+    /// The figures that clients see.
+    pub(crate) fn figures(&self) -> Option<Figures> {
         if let Self::Limited(decision) = self { Figures::of(decision) } else { None }
     }
 
-    /// The answer, made by a responder, with the reason in its extensions, and with figures in this format, if any.
-    pub(in crate::middleware) fn into_response_by<R: RejectionResponse<B>, B>(
+    /// The responder's response, with the rejection in its extensions. With `format`, it has figures.
+    pub(crate) fn into_response_by<R: RejectionResponse<B>, B>(
         self,
         responder: &R,
         format: Option<ResetFormat>,
@@ -96,7 +64,6 @@ impl Rejection {
         response
     }
 
-    /// Status and headers of the answer.
     fn head(&self, format: Option<ResetFormat>) -> Response<()> {
         let mut head = Response::new(());
         *head.status_mut() = self.status();
@@ -135,7 +102,7 @@ impl Rejection {
                 error.cost(),
                 error.limit().units(),
             ),
-            // What the server got wrong is for its log.
+            // The server's mistake is for its log only.
             Self::NoKey(error) if error.status().is_server_error() => r#"{"error":"internal error"}"#.to_owned(),
             Self::NoKey(error) => format!(r#"{{"error":"{}"}}"#, escaped(&error.to_string())),
             Self::Denied => r#"{"error":"denied"}"#.to_owned(),
@@ -144,7 +111,7 @@ impl Rejection {
     }
 }
 
-/// A text as it stands between the quotes of a JSON string (RFC 8259, section 7).
+/// A text escaped for a JSON string (RFC 8259, section 7).
 fn escaped(text: &str) -> String {
     text.chars().fold(String::with_capacity(text.len()), |mut escaped, c| {
         // Writing to a String cannot fail.

@@ -4,14 +4,14 @@ use std::cell::RefCell;
 
 use http::HeaderValue;
 
-/// Below this, a number's text is at hand: most limits, what is left of them, and seconds up to two hours.
-const AT_HAND: usize = 10_000;
+/// Smaller numbers have a static text: most limits, remaining units, and seconds up to two hours.
+const STATIC_TEXTS: usize = 10_000;
 
-/// All of these numbers, each with four digits.
-static DIGITS: [[u8; 4]; AT_HAND] = {
-    let mut digits = [[0; 4]; AT_HAND];
+/// All smaller numbers, each with four digits.
+static DIGITS: [[u8; 4]; STATIC_TEXTS] = {
+    let mut digits = [[0; 4]; STATIC_TEXTS];
     let mut number = 0;
-    while number < AT_HAND {
+    while number < STATIC_TEXTS {
         let (mut place, mut rest) = (4, number);
         while place > 0 {
             place -= 1;
@@ -23,61 +23,61 @@ static DIGITS: [[u8; 4]; AT_HAND] = {
     digits
 };
 
-/// Read once, by the compiler: what could panic here does not compile.
+/// Evaluated by the compiler, so that the panic is an error at compile time.
 static TEXT: &str = match str::from_utf8(DIGITS.as_flattened()) {
     Ok(text) => text,
     Err(_) => panic!("digits are ASCII"),
 };
 
-/// What `HeaderValue::from` gives in two allocations: in none for a number at hand, in one for any other.
+/// As `HeaderValue::from`, which needs two allocations: none for a number with a static text, one for any other.
 pub(super) fn header_value(number: u64) -> HeaderValue {
-    match at_hand(number) {
+    match static_text(number) {
         Some(text) => HeaderValue::from_static(text),
         None => written(number),
     }
 }
 
 thread_local! {
-    /// A few large numbers that this thread has written, each in the place that it falls into.
-    static WRITTEN: RefCell<[Option<(u64, HeaderValue)>; PLACES]> = const { RefCell::new([const { None }; PLACES]) };
+    /// A few large numbers that this thread has written.
+    static WRITTEN: RefCell<[Option<(u64, HeaderValue)>; CACHED]> = const { RefCell::new([const { None }; CACHED]) };
 }
 
-/// A prime, so that round numbers do not all fall into one place.
-const PLACES: usize = 7;
+/// A prime, so that round numbers do not all get one index.
+const CACHED: usize = 7;
 
-/// The same, of a number that comes again and again, such as a limit. One that is not at hand is written once, and its
-/// text is shared by the headers of a thread: threads that shared one would meet at the count of who has it.
+/// The same, for a number that comes again and again, such as a limit. Its text is shared by the headers of one thread, since
+/// all threads would contend for the reference count of a common one.
 pub(super) fn lasting_header_value(number: u64) -> HeaderValue {
-    if let Some(text) = at_hand(number) {
+    if let Some(text) = static_text(number) {
         return HeaderValue::from_static(text);
     }
-    let shared = WRITTEN.try_with(|places| {
-        let place = &mut places.borrow_mut()[(number % PLACES as u64) as usize];
-        match place {
-            Some((there, value)) if *there == number => value.clone(),
-            _ => place.insert((number, written(number))).1.clone(),
+    let shared = WRITTEN.try_with(|cache| {
+        let cached = &mut cache.borrow_mut()[(number % CACHED as u64) as usize];
+        match cached {
+            Some((other, value)) if *other == number => value.clone(),
+            _ => cached.insert((number, written(number))).1.clone(),
         }
     });
-    // Where a thread is just ending, it has no place left.
+    // A thread that is ending has no cache any more.
     shared.unwrap_or_else(|_| written(number))
 }
 
-fn at_hand(number: u64) -> Option<&'static str> {
-    let start = 4 * usize::try_from(number).ok().filter(|index| *index < AT_HAND)?;
+fn static_text(number: u64) -> Option<&'static str> {
+    let start = 4 * usize::try_from(number).ok().filter(|index| *index < STATIC_TEXTS)?;
     let zeros = [1_000, 100, 10].into_iter().filter(|power| number < *power).count();
     Some(&TEXT[start + zeros..start + 4])
 }
 
-/// Four digits at a time, from the last ones on.
+/// Writes four digits at a time, the last ones first.
 fn written(number: u64) -> HeaderValue {
     let (mut digits, mut start, mut rest) = ([0; 20], 20, number);
     let first = loop {
-        if let Some(first) = at_hand(rest) {
+        if let Some(first) = static_text(rest) {
             break first.as_bytes();
         }
         start -= 4;
-        digits[start..start + 4].copy_from_slice(&DIGITS[(rest % AT_HAND as u64) as usize]);
-        rest /= AT_HAND as u64;
+        digits[start..start + 4].copy_from_slice(&DIGITS[(rest % STATIC_TEXTS as u64) as usize]);
+        rest /= STATIC_TEXTS as u64;
     };
     start -= first.len();
     digits[start..start + first.len()].copy_from_slice(first);

@@ -1,19 +1,19 @@
-//! What limits in the shadow would have refused.
+//! The requests that limits in the shadow would have rejected.
 
 use http::{HeaderName, HeaderValue, Response};
 
-use super::rejection::Rejection;
+use super::Rejection;
 use crate::{decision::Decision, limit::Limit};
 
-/// In the extensions of a response: what limits in the [shadow](super::KeyedLimit::in_shadow) would have refused, of
-/// all layers that it went through.
+/// The limits in the [shadow](crate::KeyedLimit::in_shadow) that would have refused a request, in all layers that it went
+/// through: in the extensions of its response.
 #[derive(Clone, Debug)]
 pub struct ShadowRefusals {
     decisions: Vec<Decision>,
     left_out: Vec<LeftOut>,
 }
 
-/// A limit in the shadow that could not charge a request at all, and was left out of its check.
+/// A limit in the shadow that could not charge a request, and was left out of its check.
 #[derive(Clone, Debug)]
 pub struct LeftOut {
     limit: Option<Limit>,
@@ -22,8 +22,8 @@ pub struct LeftOut {
 }
 
 impl ShadowRefusals {
-    /// What there is to tell, if there is something.
-    pub(super) fn of(decision: Option<&Decision>, left_out: Vec<LeftOut>) -> Option<Self> {
+    /// `None` if no limit would have refused.
+    pub(crate) fn of(decision: Option<&Decision>, left_out: Vec<LeftOut>) -> Option<Self> {
         let refused = decision.filter(|decision| decision.shadow_refusals().next().is_some());
         let is_any = refused.is_some() || !left_out.is_empty();
         is_any.then(|| Self { decisions: refused.cloned().into_iter().collect(), left_out })
@@ -34,7 +34,7 @@ impl ShadowRefusals {
         self.limits().map(|(name, _)| name)
     }
 
-    /// Their names, and whether they are hidden from clients.
+    /// The names, and whether the limits are hidden.
     fn limits(&self) -> impl Iterator<Item = (&str, bool)> {
         let refusals = self.decisions().flat_map(Decision::shadow_refusals);
         let refusals = refusals.map(|status| (status.limit().name(), status.is_hidden()));
@@ -42,21 +42,21 @@ impl ShadowRefusals {
         refusals.chain(left_out)
     }
 
-    /// The decisions in which a limit without room is: see [`Decision::shadow_refusals`].
+    /// The decisions in which a limit would have refused: see [`Decision::shadow_refusals`].
     pub fn decisions(&self) -> impl Iterator<Item = &Decision> {
         self.decisions.iter()
     }
 
-    /// The limits that could not charge the request at all.
+    /// The limits that could not charge the request.
     pub fn left_out(&self) -> impl Iterator<Item = &LeftOut> {
         self.left_out.iter()
     }
 
-    /// Adds them to a response, and the names that clients may see to a header of it, if there is to be one.
-    pub(super) fn write<B>(mut self, response: &mut Response<B>, header: Option<&HeaderName>) {
-        let names = || HeaderValue::try_from(self.listed(false)).ok().filter(|names| !names.is_empty());
+    /// Adds them to the response's extensions, and the names of visible limits to its header.
+    pub(crate) fn write<B>(mut self, response: &mut Response<B>, header: Option<&HeaderName>) {
+        let names = || HeaderValue::try_from(self.name_list(false)).ok().filter(|names| !names.is_empty());
         if let Some((header, names)) = header.and_then(|header| Some((header, names()?))) {
-            // Where layers are stacked, each has a line.
+            // Stacked layers have one line each.
             response.headers_mut().append(header, names);
         }
         if let Some(inner) = response.extensions_mut().remove::<Self>() {
@@ -66,15 +66,14 @@ impl ShadowRefusals {
         response.extensions_mut().insert(self);
     }
 
-    /// Their names, with or without those that clients do not see.
-    pub(super) fn listed(&self, with_hidden: bool) -> String {
+    pub(crate) fn name_list(&self, with_hidden: bool) -> String {
         let names = self.limits().filter_map(|(name, is_hidden)| (with_hidden || !is_hidden).then_some(name));
         names.collect::<Vec<_>>().join(", ")
     }
 }
 
 impl LeftOut {
-    pub(super) fn new(limit: Option<Limit>, rejection: Rejection, is_hidden: bool) -> Self {
+    pub(crate) fn new(limit: Option<Limit>, rejection: Rejection, is_hidden: bool) -> Self {
         Self { limit, rejection, is_hidden }
     }
 
@@ -84,7 +83,7 @@ impl LeftOut {
         self.limit.as_ref()
     }
 
-    /// What it would have answered.
+    /// The rejection that the request would have got.
     #[must_use]
     pub fn rejection(&self) -> &Rejection {
         &self.rejection

@@ -1,46 +1,45 @@
-//! What an upstream's answer says of when to come back.
+//! The request of an upstream to pause, read from its response.
 //!
-//! 1. `Retry-After` (RFC 9110, section 10.2.3) of a 429 or 503, in seconds or as a date, goes before all else. On other
-//!    answers it means something else.
-//! 2. On any answer, a limit with nothing left counts for as long as its answer says: a member of `RateLimit`
+//! 1. `Retry-After` (RFC 9110, section 10.2.3) of a 429 or 503, in seconds or as a date, goes before all else. In other
+//!    responses it has another meaning.
+//! 2. In any response, a limit with nothing left asks for a pause until its reset: a member of `RateLimit`
 //!    (draft-ietf-httpapi-ratelimit-headers, the list of -08 and later, and the dictionary of -07), or
-//!    `X-RateLimit-Remaining` with `-Reset`, also without the `X-`. Of several, the longest.
-//! 3. `-Reset` is a number of seconds, or above a billion a Unix time, and above a trillion one in milliseconds: nobody
-//!    closes for thirty years.
-//! 4. What is malformed, or is over already, is ignored. A 429 that says nothing else counts for one second.
-//! 5. Nothing counts for more than a day.
-//! 6. A 429, a 503 by its `Retry-After`, and a 403 with nothing left say that the call was refused, so that the upstream counts
-//!    more than we do. Any other answer may say no more than we know.
+//!    `X-RateLimit-Remaining` with `-Reset`, also without the `X-`. Of several, the longest counts.
+//! 3. A `-Reset` is a number of seconds, above a billion a Unix time, and above a trillion a Unix time in milliseconds: no
+//!    upstream asks for a pause of thirty years.
+//! 4. Values that are malformed, or already over, are ignored. A 429 without any other value asks for one second.
+//! 5. No pause is longer than a day.
+//! 6. A 429, a 503 with `Retry-After`, and a 403 with nothing left are refusals: the upstream has counted more than we have.
+//!    Any other response may report no more than we know.
 
 use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, HeaderName, StatusCode, header::RETRY_AFTER};
 
-/// For a 429 that does not say how long.
+/// For a 429 without a time.
 const DEFAULT: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
-/// In September 2001.
+/// In September 2001. A smaller number is no Unix time.
 const FIRST_UNIX_TIME: u64 = 1_000_000_000;
 const FIRST_IN_MILLIS: u64 = 1_000 * FIRST_UNIX_TIME;
 
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
-/// What is left, and until when: X-RateLimit as nearly everybody has it, and as drafts before -07 did.
+/// The units left, and the reset: as most APIs send them, and as drafts before -07 did.
 static PAIRS: [(HeaderName, HeaderName); 2] = [
     (HeaderName::from_static("x-ratelimit-remaining"), HeaderName::from_static("x-ratelimit-reset")),
     (HeaderName::from_static("ratelimit-remaining"), HeaderName::from_static("ratelimit-reset")),
 ];
 
-/// What an upstream says that wants its callers to stay away.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Away {
+pub(super) struct PauseRequest {
     pub(super) time: Duration,
-    /// Whether it has refused the call.
+    /// Whether the upstream has refused the call.
     pub(super) is_refusal: bool,
 }
 
-/// Whether an upstream says to stay away, and for how long. See the module docs.
-pub(super) fn away(status: StatusCode, headers: &HeaderMap, now: SystemTime) -> Option<Away> {
-    let says_when = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+/// `None` if the upstream asks for no pause. See the module docs.
+pub(super) fn pause_request(status: StatusCode, headers: &HeaderMap, now: SystemTime) -> Option<PauseRequest> {
+    let can_retry_after = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
     let retry_after = values(headers, &RETRY_AFTER).filter_map(|value| retry_after(value, now)).max();
     let used_up = || {
         let listed = values(headers, &RATE_LIMIT).filter_map(longest_used_up).map(Duration::from_secs);
@@ -52,10 +51,10 @@ pub(super) fn away(status: StatusCode, headers: &HeaderMap, now: SystemTime) -> 
     };
     let default = (status == StatusCode::TOO_MANY_REQUESTS).then_some(DEFAULT);
     let is_ahead = |wait: &Duration| !wait.is_zero();
-    let retry_after = retry_after.filter(|wait| says_when && is_ahead(wait));
+    let retry_after = retry_after.filter(|wait| can_retry_after && is_ahead(wait));
     let is_refusal = retry_after.is_some() || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::FORBIDDEN);
     let time = retry_after.or_else(|| used_up().filter(is_ahead)).or(default)?;
-    Some(Away { time: time.min(LONGEST), is_refusal })
+    Some(PauseRequest { time: time.min(LONGEST), is_refusal })
 }
 
 fn values<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> + use<'a> {
@@ -78,13 +77,13 @@ fn reset_after(value: &str, now: SystemTime) -> Option<Duration> {
     time.checked_sub(now.duration_since(SystemTime::UNIX_EPOCH).ok()?)
 }
 
-/// The longest time of those members of a `RateLimit` that have nothing left, in seconds.
+/// The longest time, in seconds, of the members of a `RateLimit` that have nothing left.
 fn longest_used_up(field: &str) -> Option<u64> {
     let listed = split(field, ',').filter_map(|member| {
         let number_of = |name| split(member, ';').skip(1).find_map(|parameter| named(parameter, name));
         number_of("t").filter(|_| number_of("r") == Some(0))
     });
-    // The dictionary is of one limit.
+    // The dictionary has one limit.
     let number_of = |name| split(field, ',').find_map(|member| named(split(member, ';').next()?, name));
     let dictionary = number_of("reset").filter(|_| number_of("remaining") == Some(0));
     listed.chain(dictionary).max()
@@ -96,14 +95,14 @@ fn named(text: &str, name: &str) -> Option<u64> {
     (key.trim() == name).then(|| number(value))?
 }
 
-/// Digits only. One that is too large is as large as can be.
+/// Digits only. A number that is too large saturates.
 fn number(text: &str) -> Option<u64> {
     let text = text.trim();
     let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| text.parse().unwrap_or(u64::MAX))
 }
 
-/// Splits where the separator does not stand in a quoted string.
+/// Splits at the separators outside of quoted strings.
 fn split(text: &str, separator: char) -> impl Iterator<Item = &str> {
     let (mut is_quoted, mut is_escaped) = (false, false);
     text.split(move |character| {
@@ -128,18 +127,18 @@ mod tests {
     const NOW: u64 = 1_784_111_777;
 
     fn seconds(status: u16, headers: &[(&'static str, &[u8])]) -> Option<u64> {
-        at_now(status, headers).map(|away| away.time.as_secs())
+        at_now(status, headers).map(|pause| pause.time.as_secs())
     }
 
-    fn at_now(status: u16, headers: &[(&'static str, &[u8])]) -> Option<Away> {
-        away_at(SystemTime::UNIX_EPOCH + Duration::from_secs(NOW), status, headers)
+    fn at_now(status: u16, headers: &[(&'static str, &[u8])]) -> Option<PauseRequest> {
+        pause_at(SystemTime::UNIX_EPOCH + Duration::from_secs(NOW), status, headers)
     }
 
-    fn away_at(now: SystemTime, status: u16, headers: &[(&'static str, &[u8])]) -> Option<Away> {
+    fn pause_at(now: SystemTime, status: u16, headers: &[(&'static str, &[u8])]) -> Option<PauseRequest> {
         let headers = headers.iter().map(|(name, value)| {
             (HeaderName::from_static(name), HeaderValue::from_bytes(value).unwrap_or(HeaderValue::from_static("")))
         });
-        away(StatusCode::from_u16(status).unwrap(), &headers.collect(), now)
+        pause_request(StatusCode::from_u16(status).unwrap(), &headers.collect(), now)
     }
 
     #[test]
@@ -231,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_told_from_what_others_say() {
+    fn a_refusal_is_told_from_other_responses() {
         let used_up: (&str, &[u8]) = ("ratelimit", br#""default";r=0;t=30"#);
         let retry_after: (&str, &[u8]) = ("retry-after", b"5");
         for (status, headers, expected) in [
@@ -245,12 +244,12 @@ mod tests {
             (200, &[used_up], Some(false)),
             (404, &[used_up], Some(false)),
         ] {
-            assert_eq!(at_now(status, headers).map(|away| away.is_refusal), expected, "{status} {headers:?}");
+            assert_eq!(at_now(status, headers).map(|pause| pause.is_refusal), expected, "{status} {headers:?}");
         }
     }
 
     #[test]
-    fn what_is_absurd_closes_for_a_day_or_not_at_all() {
+    fn an_absurd_value_pauses_for_a_day_or_not_at_all() {
         for (status, header, value, expected) in [
             (429, "retry-after", "99999999999", Some(86_400)),
             (503, "retry-after", "99999999999", Some(86_400)),
@@ -270,7 +269,7 @@ mod tests {
         }
     }
 
-    /// Of each header the longest line counts, among those that make sense.
+    /// The longest of the well-formed lines of a header counts.
     #[test]
     fn each_header_may_have_many_lines() {
         let texts =
@@ -292,7 +291,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_value_panics_or_closes_for_more_than_a_day(
+        fn no_value_panics_or_pauses_for_more_than_a_day(
             status in 100_u16..600,
             bytes in vec(any::<u8>(), 0..40),
             text in r#"[ "\\;,=rt0-9remaingst]{0,60}"#,
@@ -302,8 +301,8 @@ mod tests {
             for value in [&bytes[..], text.as_bytes()] {
                 let names = ["retry-after", "ratelimit", "x-ratelimit-reset", "ratelimit-reset"];
                 let headers = names.map(|name| (name, value));
-                let away = away_at(now, status, &[&headers[..], &[("x-ratelimit-remaining", b"0")]].concat());
-                assert!(away.is_none_or(|away| away.time <= LONGEST));
+                let pause = pause_at(now, status, &[&headers[..], &[("x-ratelimit-remaining", b"0")]].concat());
+                assert!(pause.is_none_or(|pause| pause.time <= LONGEST));
             }
         }
     }

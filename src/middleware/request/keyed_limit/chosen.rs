@@ -1,0 +1,104 @@
+//! Limits that are chosen for each request.
+
+use std::{error::Error, sync::Arc};
+
+use http::request::Parts;
+
+use super::{
+    super::{super::extract::KeyExtractor, charge::LimitFuture},
+    KeyedLimit, LimitSource,
+};
+use crate::{error::ChoiceError, limit::Limit};
+
+impl KeyedLimit {
+    /// A limit that `choose` chooses for each request: by its plan, tenant or path. The closure reads the request, and its
+    /// future may wait for a cache or a database.
+    ///
+    /// ```
+    /// use std::convert::Infallible;
+    /// use http::request::Parts;
+    /// use tower_sliding_window::{Header, KeyedLimit, Limit};
+    ///
+    /// const FREE: Limit = Limit::per_hour("calls", 100);
+    /// const PRO: Limit = Limit::per_hour("calls", 10_000);
+    ///
+    /// let calls = KeyedLimit::chosen(Header::new("x-tenant"), |parts: &Parts| {
+    ///     let tenant = parts.headers["x-tenant"].clone();
+    ///     async move {
+    ///         Ok::<_, Infallible>(match tenant.as_bytes() {
+    ///             b"us" => None, // no limit
+    ///             b"acme" => Some(PRO),
+    ///             _ => Some(FREE),
+    ///         })
+    ///     }
+    /// });
+    /// ```
+    ///
+    /// 1. The key comes first: a request without one is rejected before a limit is chosen.
+    /// 2. With `None`, only the layer's other limits charge the request. If there are none, it goes through without a decision
+    ///    and without figures.
+    /// 3. All chosen limits of a layer are chosen at once. Choice and decision share the layer's deadline.
+    /// 4. An error, or a choice that is too slow, is [`Error::LimitNotChosen`](crate::Error::LimitNotChosen) and concerns this
+    ///    limit alone. Its [fallback](Self::fallback) is charged in its place. Without a fallback, the layer's failure mode
+    ///    decides. Fail-open leaves the limit out, and the others decide. Fail-closed and fail-local respond with 503 at once,
+    ///    and nothing is charged. A limit in the [shadow](Self::in_shadow) is left out. So don't return an error for a tenant
+    ///    that must not get in, since fail-open would let it in: [`deny`](crate::RateLimitLayer::deny) its key, or leave it to
+    ///    your authentication.
+    /// 5. Limits of one name and one [`Algorithm`](crate::Algorithm) share the units of a key. So a tenant keeps its used units
+    ///    when it moves to another plan. **Give all limits of a name one window.** A request under a shorter window makes the
+    ///    longer one forget all older units. At worst, the longer one then admits its units again in each of the shorter windows.
+    /// 6. Two limits of one name for one key are one limit, as for [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp)
+    ///    without a proxy. The stricter is charged, at the larger cost: it has fewer units, or the longer window if these are
+    ///    equal. A limit in the shadow is left out beside one that is not.
+    /// 7. No limit is chosen for a request that the layer's other limits are known to refuse: because the
+    ///    [`DenyCache`](crate::DenyCache) remembers it, or because the store
+    ///    [decides at once](crate::Store::decide_now), as `MemoryStore` does. So a client that is over a limit by address costs
+    ///    about one look-up a second. All other requests cost one each: keep a cache in `choose`. A layer that
+    ///    [waits](crate::RateLimitLayer::wait_up_to) for capacity always chooses.
+    /// 8. A choice that panics ends its own request, as a handler that panics does. Nothing is charged for it.
+    #[must_use]
+    pub fn chosen<E, C, F, L, X>(extractor: E, choose: C) -> Self
+    where
+        E: KeyExtractor,
+        C: Fn(&Parts) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<L, X>> + Send + 'static,
+        L: Into<Option<Limit>>,
+        X: Into<Box<dyn Error + Send + Sync>>,
+    {
+        let choose = move |parts: &Parts| -> LimitFuture {
+            let choice = choose(parts);
+            Box::pin(async move {
+                match choice.await {
+                    Ok(limit) => Ok(limit.into()),
+                    Err(error) => Err(ChoiceError::Failed(error.into().into())),
+                }
+            })
+        };
+        Self::new(LimitSource::Chosen(Arc::new(choose)), extractor)
+    }
+
+    /// The limit to charge if no limit can be [chosen](Self::chosen), because the choice fails or is too slow. Default: none,
+    /// and the layer's failure mode decides. It has no effect on a limit that is not chosen.
+    ///
+    /// ```
+    /// use http::request::Parts;
+    /// use tower_sliding_window::{Header, KeyedLimit, Limit};
+    ///
+    /// # async fn plan_of(_: http::HeaderValue) -> Result<Limit, std::io::Error> { Ok(Limit::per_hour("calls", 10_000)) }
+    /// // While the database of plans is gone, each tenant has the smallest plan.
+    /// let calls = KeyedLimit::chosen(Header::new("x-tenant"), |parts: &Parts| plan_of(parts.headers["x-tenant"].clone()))
+    ///     .fallback(Limit::per_hour("calls", 100));
+    /// ```
+    ///
+    /// * It is decided together with the layer's other limits, in every failure mode, and has all options of the limit.
+    /// * With the name and the window of the chosen limits, it shares their units: a tenant that has already used more than the
+    ///   fallback is refused. With a name of its own it counts apart, so that a window may hold the units of both.
+    /// * A cost above it is [`NeverFits`](crate::NeverFits), even if the limit that could not be chosen has more units.
+    /// * [`Degraded::fallbacks`](crate::Degraded::fallbacks) in the response's extensions, a log line at most once a second, and
+    ///   the [metrics](mod@crate::metrics) report it.
+    #[must_use]
+    pub fn fallback(mut self, limit: Limit) -> Self {
+        self.fallback = Some(limit);
+        self
+    }
+}

@@ -1,0 +1,292 @@
+//! A limit, the extractor of its keys, and its own options.
+
+mod chosen;
+mod settle;
+
+use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
+
+use http::request::Parts;
+
+pub use self::settle::Exchange;
+pub(crate) use self::settle::{CostAfterwards, DroppedCost};
+use super::{
+    super::{extract::KeyExtractor, rejection::Rejection},
+    charge::{ChargeOptions, ChooseLimit, DraftCharge, LimitChoice},
+};
+use crate::{
+    check::Charge,
+    key::Key,
+    limit::Limit,
+    split::{InvalidSplit, all_parts_of, number_of_parts},
+};
+
+/// The units that a request takes.
+pub(crate) type Cost = dyn Fn(&Parts) -> u64 + Send + Sync;
+
+/// Longer than most responses take. Short, since a client that hangs up keeps the units from others for this long.
+const DEFAULT_LEASE: Duration = Duration::from_secs(60);
+
+/// A limit and the extractor of its keys. Made by [`Limit::by`] or [`KeyedLimit::chosen`], and taken by
+/// [`RateLimitLayer::limit`](crate::RateLimitLayer::limit).
+#[derive(Clone)]
+pub struct KeyedLimit {
+    source: LimitSource,
+    /// Charged if no limit can be chosen.
+    fallback: Option<Limit>,
+    extractor: Arc<dyn KeyExtractor>,
+    cost: Option<Arc<Cost>>,
+    cost_afterwards: Option<Arc<CostAfterwards>>,
+    /// Whether nothing is reserved before the response.
+    counts_afterwards: bool,
+    lease: Duration,
+    /// The units of a dropped request. `None` leaves it to its lease.
+    dropped: Option<u64>,
+    /// `None` leaves it to the extractor.
+    heeds_upstream: Option<bool>,
+    is_shadow: bool,
+    is_hidden: bool,
+    parts: Option<NonZeroU32>,
+}
+
+#[derive(Clone)]
+enum LimitSource {
+    Fixed(Limit),
+    Chosen(Arc<ChooseLimit>),
+}
+
+impl Limit {
+    /// Counts requests by the key that `extractor` finds in them.
+    #[must_use]
+    pub fn by(self, extractor: impl KeyExtractor) -> KeyedLimit {
+        KeyedLimit::new(LimitSource::Fixed(self), extractor)
+    }
+}
+
+impl KeyedLimit {
+    fn new(source: LimitSource, extractor: impl KeyExtractor) -> Self {
+        Self {
+            source,
+            fallback: None,
+            extractor: Arc::new(extractor),
+            cost: None,
+            cost_afterwards: None,
+            counts_afterwards: false,
+            lease: DEFAULT_LEASE,
+            dropped: None,
+            heeds_upstream: None,
+            is_shadow: false,
+            is_hidden: false,
+            parts: None,
+        }
+    }
+
+    /// Whether the upstream can [pause](crate::Limiter::pause) the limit, in a layer that
+    /// [heeds](crate::RateLimitLayer::heed_upstream) it. Default: yes for a limit by
+    /// [`UpstreamHost`](crate::UpstreamHost), alone or [combined](KeyExtractor::and) with another extractor; no for all
+    /// others.
+    ///
+    /// An upstream pauses the limit for all calls of the key, for at most one window. So say `true` only if all calls of a
+    /// key go to one upstream.
+    ///
+    /// ```
+    /// use tower_sliding_window::{Everyone, Limit};
+    ///
+    /// let calls = Limit::per_hour("upstream", 5_000).by(Everyone).heed_upstream(true);
+    /// ```
+    #[must_use]
+    pub fn heed_upstream(mut self, heeds: bool) -> Self {
+        self.heeds_upstream = Some(heeds);
+        self
+    }
+
+    /// Puts the limit into the shadow: it counts, and reports the requests that it would have refused, but refuses nothing.
+    /// So a limit can be tried on real traffic. Default: the limit refuses.
+    ///
+    /// * Its refusals are in the [`Decision`](crate::Decision) in the request's extensions, in
+    ///   [`ShadowRefusals`](crate::ShadowRefusals) in the response's, in a log line at most once a second, and in a
+    ///   [header](crate::RateLimitLayer::shadow_header) if you want one.
+    /// * If a request has no key for the limit, or costs more than the limit, the limit is left out of the check, and that
+    ///   is reported, too.
+    /// * Clients see the figures of the layer's other limits. Of a layer without other limits they see those of the limit in
+    ///   the shadow, so put it into one layer with the limits that refuse.
+    /// * If all limits of a layer are in the shadow, the layer fails open, whatever its failure mode.
+    #[must_use]
+    pub fn in_shadow(mut self) -> Self {
+        self.is_shadow = true;
+        self
+    }
+
+    /// Hides the limit from clients: it counts and refuses, but no header and no default body of a rejection shows it. So a
+    /// limit on the load of a whole service does not show that load to everybody. Default: clients see it.
+    ///
+    /// ```
+    /// use tower_sliding_window::{Everyone, Limit, MemoryStore, PeerIp, RateLimitLayer};
+    ///
+    /// let layer = RateLimitLayer::new(MemoryStore::new())
+    ///     .limit(Limit::per_second("service", 20_000).by(Everyone).hidden())
+    ///     .limit(Limit::per_minute("requests", 60).by(PeerIp::new()));
+    /// ```
+    ///
+    /// * Clients see the figures of the layer's other limits, however little is left of this one.
+    /// * If only hidden limits refuse, the 429 has a `Retry-After`, but no figures, and its default body names no limit. If a
+    ///   visible limit refuses as well, the client sees that one.
+    /// * The server sees the limit: in the [`Decision`](crate::Decision), the extensions, metrics, log lines, and the text of
+    ///   a [`Rejection`]. A responder of your own should not pass these on.
+    /// * In the [shadow](Self::in_shadow), its name is in no [header](crate::RateLimitLayer::shadow_header) either.
+    /// * If two [chosen](Self::chosen) limits are the same for a request, the limit that is decided is hidden if either is.
+    ///
+    /// [`RateLimitLayer::headers`](crate::RateLimitLayer::headers) hides the figures of all limits.
+    #[must_use]
+    pub fn hidden(mut self) -> Self {
+        self.is_hidden = true;
+        self
+    }
+
+    /// Splits the limit into this many parts that count apart, and charges each request to one part: for a key that is too
+    /// hot for one node of a Redis Cluster. See [`split`](crate::split). Default: the limit is whole.
+    ///
+    /// ```
+    /// use tower_sliding_window::{Everyone, Limit};
+    ///
+    /// // 16 parts of 6,250 units, on all nodes.
+    /// let requests = Limit::per_second("requests", 100_000).by(Everyone).split(16);
+    /// ```
+    ///
+    /// * No window admits more than the limit, but some admit less: a request is refused when its part is used up, and the
+    ///   remainder of the division is never admitted.
+    /// * Clients see the figures of the part. [`Split`](crate::Split) makes the keys of the parts, to peek at them or to reset
+    ///   them.
+    /// * A [chosen](Self::chosen) limit with fewer units than parts gets as many parts as it has units.
+    /// * An upstream that is [heeded](Self::heed_upstream) pauses all parts.
+    ///
+    /// # Panics
+    ///
+    /// If there are no parts, or more parts than units. For a number from a configuration, use
+    /// [`try_split`](Self::try_split).
+    #[must_use]
+    #[track_caller]
+    pub fn split(self, parts: u32) -> Self {
+        match self.try_split(parts) {
+            Ok(split) => split,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Splits the limit, as [`split`](Self::split) does. Called again, the last number holds.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidSplit`] if there are no parts, or more parts than units.
+    pub fn try_split(mut self, parts: u32) -> Result<Self, InvalidSplit> {
+        self.parts = Some(number_of_parts(self.limit(), parts)?);
+        Ok(self)
+    }
+
+    /// The whole limit, even if it is [split](Self::split). `None` if it is [chosen](Self::chosen) for each request.
+    #[must_use]
+    pub fn limit(&self) -> Option<&Limit> {
+        match &self.source {
+            LimitSource::Fixed(limit) => Some(limit),
+            LimitSource::Chosen(_) => None,
+        }
+    }
+
+    pub(crate) fn is_shadow(&self) -> bool {
+        self.is_shadow
+    }
+
+    pub(crate) fn cost_afterwards(&self) -> Option<&CostAfterwards> {
+        self.cost_afterwards.as_deref()
+    }
+
+    pub(crate) fn heeds_upstream(&self) -> bool {
+        self.heeds_upstream.unwrap_or_else(|| self.extractor.is_by_upstream())
+    }
+
+    pub(crate) fn dropped_cost(&self) -> DroppedCost {
+        match (&self.cost_afterwards, self.dropped) {
+            (None, _) => DroppedCost::Charge,
+            (Some(_), None) => DroppedCost::Lease,
+            (Some(_), Some(units)) => DroppedCost::Units(units),
+        }
+    }
+
+    /// The charge of a limit without options, which most limits are: made without the detour over a [`DraftCharge`].
+    #[inline]
+    pub(super) fn plain_charge(
+        &self,
+        parts: &Parts,
+        cost: u64,
+        heeds_upstream: bool,
+    ) -> Result<Option<Charge>, Rejection> {
+        match &self.source {
+            LimitSource::Fixed(limit) if self.is_plain() && !heeds_upstream && cost <= limit.units() => {
+                let key = self.extractor.extract(parts).map_err(Rejection::NoKey)?;
+                Ok(Some(Charge::fitting(limit.clone(), key, cost)))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn is_plain(&self) -> bool {
+        self.cost.is_none()
+            && self.cost_afterwards.is_none()
+            && !self.is_shadow
+            && !self.is_hidden
+            && self.parts.is_none()
+    }
+
+    /// The charge of a request of this cost, in a layer that may heed its upstream.
+    pub(crate) fn draft(
+        &self,
+        parts: &Parts,
+        cost: u64,
+        heeds_upstream: bool,
+    ) -> Result<DraftCharge<Arc<ChooseLimit>>, Rejection> {
+        let cost = self.cost.as_ref().map_or(cost, |own| own(parts));
+        let options = self.charge_options(heeds_upstream);
+        let key = match self.extractor.extract(parts) {
+            Ok(key) => key,
+            Err(error) => return options.leave_out_or_reject(self.limit(), Rejection::NoKey(error)),
+        };
+        match &self.source {
+            LimitSource::Fixed(limit) => options.charge(limit.clone(), key, cost).map_err(Rejection::NeverFits),
+            LimitSource::Chosen(choose) => {
+                let (choose, fallback) = (Arc::clone(choose), self.fallback.clone());
+                Ok(DraftCharge::ToChoose(LimitChoice { choose, fallback, key, cost, options }))
+            }
+        }
+    }
+
+    /// The keys of all parts of a split limit, or the charged key alone.
+    pub(crate) fn all_parts_of(&self, charged: &Key) -> Vec<Key> {
+        self.parts.map_or_else(|| vec![charged.clone()], |parts| all_parts_of(charged, parts).collect())
+    }
+
+    #[inline]
+    fn charge_options(&self, heeds_upstream: bool) -> ChargeOptions {
+        ChargeOptions {
+            lease: (self.cost_afterwards.is_some() && !self.counts_afterwards).then_some(self.lease),
+            heeds_upstream: heeds_upstream && self.heeds_upstream(),
+            counts_afterwards: self.counts_afterwards,
+            is_shadow: self.is_shadow,
+            is_hidden: self.is_hidden,
+            parts: self.parts,
+        }
+    }
+}
+
+impl fmt::Debug for KeyedLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyedLimit")
+            .field("limit", &self.limit())
+            .field("fallback", &self.fallback)
+            .field("settles", &self.cost_afterwards.is_some())
+            .field("counts_afterwards", &self.counts_afterwards)
+            .field("heeds_upstream", &self.heeds_upstream())
+            .field("is_shadow", &self.is_shadow)
+            .field("is_hidden", &self.is_hidden)
+            .field("parts", &self.parts)
+            .finish_non_exhaustive()
+    }
+}

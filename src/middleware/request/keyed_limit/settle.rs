@@ -1,0 +1,221 @@
+//! The costs of a limit: before a request, after its response, and without a response.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use http::{
+    StatusCode,
+    request::{self, Parts},
+    response,
+};
+
+use super::KeyedLimit;
+
+/// The units that a request has cost, by its response.
+pub(crate) type CostAfterwards = dyn Fn(&Exchange<'_>) -> u64 + Send + Sync;
+
+/// The cost of a request that is dropped before its response.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum DroppedCost {
+    /// Its charge, since the limit does not settle.
+    Charge,
+    /// Its charge until the lease ends, then nothing.
+    Lease,
+    /// So many units, at most its charge if it has one.
+    Units(u64),
+}
+
+impl KeyedLimit {
+    /// The units that a request takes of this limit. Default: the [`cost`](crate::RateLimitLayer::cost) of the layer.
+    #[must_use]
+    pub fn cost(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
+        self.cost = Some(Arc::new(cost));
+        self
+    }
+
+    /// Sets the units that a request has really cost, by its response. Until then its charge is reserved. Default: a request
+    /// costs its charge.
+    ///
+    /// ```
+    /// use tower_sliding_window::{ApiKey, Limit, PeerIp, Secret};
+    ///
+    /// // Only failed logins count.
+    /// let login = Limit::per_minute("login", 5).by(PeerIp::new()).settle(|exchange| u64::from(exchange.status() == 401));
+    ///
+    /// // Server errors are free.
+    /// let calls = Limit::per_hour("calls", 1_000)
+    ///     .by(PeerIp::new())
+    ///     .settle(|exchange| if exchange.status().is_server_error() { 0 } else { exchange.cost() });
+    ///
+    /// // 500 tokens are reserved. The handler reports the tokens that the response has used in an extension.
+    /// #[derive(Clone)]
+    /// struct Used(u64);
+    ///
+    /// let api_key = ApiKey::bearer(&Secret::new("32 random bytes out of the vault")?);
+    /// let tokens = Limit::per_hour("tokens", 10_000)
+    ///     .by(api_key)
+    ///     .cost(|_| 500)
+    ///     .settle(|exchange| exchange.response().extensions.get().map_or(exchange.cost(), |Used(tokens)| *tokens));
+    /// # Ok::<(), tower_sliding_window::middleware::extract::WeakSecret>(())
+    /// ```
+    ///
+    /// To reserve nothing, [count afterwards](Self::count_afterwards):
+    ///
+    /// | | `settle` | `count_afterwards` |
+    /// |---|---|---|
+    /// | before the response | the charge counts | nothing counts |
+    /// | a request is refused if | its charge does not fit | nothing is left |
+    /// | more than the limit is spent | by the cost of a request above its charge | by the cost of all requests in flight |
+    /// | concurrent requests that turn out to be free | some are refused, with a retry time of a second | none is refused |
+    /// | the cost counts as of | the admission | the response |
+    /// | without a response | the charge counts until its lease ends | nothing counts |
+    /// | calls of the store | two | two, or one if the cost is 0 |
+    /// | use it for | limits that must hold: tokens, money, guesses of a password | requests that are mostly free, or whose cost is unknown before: bytes sent, failed logins of many users behind one address |
+    ///
+    /// * All limits of a request are settled together, within the layer's deadline, before the response goes out. The
+    ///   response shows the units that are left then.
+    /// * A cost above the charge counts in full, even above the limit: the next requests are refused.
+    /// * A request that is dropped before its response stays charged until its [`lease`](Self::lease) ends, unless
+    ///   [`settle_dropped`](Self::settle_dropped) sets another cost. So does a request whose settlement fails.
+    /// * The cost is computed from the head of the response. For units that a body uses while it is streamed,
+    ///   [reserve](crate::Limiter::reserve) them in the handler and settle at the end of the body: see the example
+    ///   `llm_tokens`.
+    /// * At least one unit is reserved, even at a cost of 0. A request that was let through without a decision is not settled.
+    /// * If only reserved units are in the way, the retry time is
+    ///   [a second](crate::RateLimitLayer::retry_reserved_after), since they may be given back at any time.
+    ///
+    /// **Count by client.** A reservation takes units from all clients that share the key. With
+    /// [`Everyone`](crate::Everyone), a single client could exhaust the last limit of the example for everybody: it sends 20
+    /// requests, hangs up, and does so again whenever the leases have ended.
+    #[must_use]
+    pub fn settle(mut self, cost: impl Fn(&Exchange<'_>) -> u64 + Send + Sync + 'static) -> Self {
+        self.cost_afterwards = Some(Arc::new(cost));
+        self.counts_afterwards = false;
+        self
+    }
+
+    /// Counts the units that a request has cost after its response, and reserves nothing before. A request is admitted while
+    /// anything is left of the limit. Of this and [`settle`](Self::settle), the last call holds; there is a table of when to
+    /// use which.
+    ///
+    /// ```
+    /// use tower_sliding_window::{Limit, PeerIp};
+    ///
+    /// // Five failed logins a minute. Successful ones are never in the way of each other.
+    /// let failures = Limit::per_minute("failed-logins", 5)
+    ///     .by(PeerIp::new())
+    ///     .count_afterwards(|exchange| u64::from(exchange.status() == 401));
+    /// ```
+    ///
+    /// * The requests in flight can exceed the limit: with `n` concurrent requests of a client, each of at most `c` units, by up
+    ///   to `n · c - 1` units. A client that sends 1,000 passwords at once gets 1,000 tries. Where that matters,
+    ///   [settle](Self::settle) instead, or bound `n` by another limit or a concurrency limit.
+    /// * Units above the limit count, too: the next requests are refused until enough of them have left the window.
+    /// * The [`cost`](Self::cost) before the response has no effect.
+    /// * A request that is dropped before its response costs nothing, unless [`settle_dropped`](Self::settle_dropped) sets a
+    ///   cost. A count that fails is logged, and nothing is counted.
+    /// * The cost is computed from the head of the response. A handler that knows it only at the end of the body counts it
+    ///   with [`Charge::spent`](crate::Charge::spent).
+    #[must_use]
+    pub fn count_afterwards(mut self, cost: impl Fn(&Exchange<'_>) -> u64 + Send + Sync + 'static) -> Self {
+        self.cost_afterwards = Some(Arc::new(cost));
+        self.counts_afterwards = true;
+        self
+    }
+
+    /// How long a charge stays reserved if it is not [settled](Self::settle). Then its units are given back. Default: a
+    /// minute, or the window if that is shorter.
+    ///
+    /// * If a client hangs up or a process is killed, the units are taken from others for this long.
+    /// * A response that takes longer than its lease is still settled, as of its admission. But its units are free for others
+    ///   in between, so make the lease longer than most responses take.
+    ///
+    /// It has no effect on a limit that does not settle.
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// Settles a request at this many units, at most its charge if it has one, when it is dropped before its response: its
+    /// client has hung up, or the service has failed or panicked. Default: it stays charged until its
+    /// [`lease`](Self::lease) ends, and then has cost nothing.
+    ///
+    /// ```
+    /// use tower_sliding_window::{Limit, PeerIp};
+    ///
+    /// fn tokens(response: &http::response::Parts) -> Option<u64> {
+    ///     response.headers.get("x-used")?.to_str().ok()?.parse().ok()
+    /// }
+    ///
+    /// // 500 are reserved for a response. A client that hangs up before it has used 50.
+    /// let tokens = Limit::per_hour("tokens", 10_000)
+    ///     .by(PeerIp::new())
+    ///     .cost(|_| 500)
+    ///     .settle(|exchange| tokens(exchange.response()).unwrap_or(500))
+    ///     .settle_dropped(50);
+    /// ```
+    ///
+    /// * With 0, a client that hangs up gets its units back at once. It can make the service work for free, as often as it
+    ///   likes.
+    /// * With `u64::MAX`, it pays its charge for the whole window. If clients share the key, it can use up the limit for all of
+    ///   them.
+    /// * A request that is dropped while the store decides is settled once it is decided, since it may have been counted. A
+    ///   request that [waits for capacity](crate::RateLimitLayer::wait_up_to) leaves the line instead. If it is counted at
+    ///   that moment, it stays charged until its lease ends.
+    /// * A task of the current runtime settles, within the layer's deadline. Without a runtime, the lease ends the charge.
+    ///
+    /// It has no effect on a limit that does not settle.
+    #[must_use]
+    pub fn settle_dropped(mut self, units: u64) -> Self {
+        self.dropped = Some(units);
+        self
+    }
+}
+
+/// A request and its response, from which a limit computes the cost to [settle](KeyedLimit::settle).
+pub struct Exchange<'a> {
+    request: &'a request::Parts,
+    response: &'a response::Parts,
+    cost: u64,
+}
+
+impl<'a> Exchange<'a> {
+    pub(crate) fn new(request: &'a request::Parts, response: &'a response::Parts, cost: u64) -> Self {
+        Self { request, response, cost }
+    }
+
+    /// The request as it came, without its body.
+    #[must_use]
+    pub fn request(&self) -> &'a request::Parts {
+        self.request
+    }
+
+    /// The service's response, without its body.
+    #[must_use]
+    pub fn response(&self) -> &'a response::Parts {
+        self.response
+    }
+
+    /// The response's status.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        self.response.status
+    }
+
+    /// The units that the limit has charged.
+    #[must_use]
+    pub fn cost(&self) -> u64 {
+        self.cost
+    }
+}
+
+impl fmt::Debug for Exchange<'_> {
+    // Without headers, since they may hold secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Exchange")
+            .field("method", &self.request.method)
+            .field("status", &self.response.status)
+            .field("cost", &self.cost)
+            .finish_non_exhaustive()
+    }
+}

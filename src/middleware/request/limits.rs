@@ -1,0 +1,194 @@
+//! The limits of a layer, and the check that they make of a request.
+
+use std::{error, fmt, iter, mem, sync::Arc};
+
+use http::request::Parts;
+
+use super::{
+    super::rejection::{Rejection, shadow::LeftOut},
+    charge::{DraftCharge, UnchosenLimit},
+    detachable::Detachable,
+    keyed_limit::{DroppedCost, KeyedLimit},
+};
+use crate::{
+    check::{Charge, Check},
+    limit::Limit,
+};
+
+/// The limits of a layer, at least one. No two that are not chosen for each request have one name.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    first: KeyedLimit,
+    rest: Vec<KeyedLimit>,
+    any_settles: bool,
+    pub(crate) any_heeds_upstream: bool,
+    pub(crate) any_is_chosen: bool,
+    pub(crate) any_is_shadow: bool,
+    pub(crate) all_are_shadow: bool,
+    dropped_costs: Option<Arc<[DroppedCost]>>,
+}
+
+impl Limits {
+    pub(crate) fn new(first: KeyedLimit, rest: Vec<KeyedLimit>) -> Self {
+        // Here, so that no request has to look through all limits for it.
+        let all = || iter::once(&first).chain(&rest);
+        let costs: Arc<[_]> = all().map(KeyedLimit::dropped_cost).collect();
+        let settles_dropped = costs.iter().any(|cost| matches!(cost, DroppedCost::Units(_)));
+        Self {
+            any_settles: all().any(|limit| limit.cost_afterwards().is_some()),
+            any_heeds_upstream: all().any(KeyedLimit::heeds_upstream),
+            any_is_chosen: all().any(|limit| limit.limit().is_none()),
+            any_is_shadow: all().any(KeyedLimit::is_shadow),
+            all_are_shadow: all().all(KeyedLimit::is_shadow),
+            dropped_costs: settles_dropped.then_some(costs),
+            first,
+            rest,
+        }
+    }
+
+    /// Adds a limit, unless another has its name.
+    pub(crate) fn push(&mut self, limit: KeyedLimit) -> Result<(), InvalidLimits> {
+        if let Some(name) = limit.limit().map(Limit::name)
+            && self.iter().any(|other| other.limit().is_some_and(|other| other.name() == name))
+        {
+            return Err(InvalidLimits::SameName { name: name.to_owned() });
+        }
+        let mut rest = mem::take(&mut self.rest);
+        rest.push(limit);
+        *self = Self::new(self.first.clone(), rest);
+        Ok(())
+    }
+
+    /// The costs of a dropped request, one for each limit; `None` if no limit settles dropped requests.
+    pub(crate) fn dropped_costs(&self) -> Option<Arc<[DroppedCost]>> {
+        self.dropped_costs.clone()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &KeyedLimit> {
+        iter::once(&self.first).chain(&self.rest)
+    }
+
+    pub(crate) fn get(&self, index: usize) -> Option<&KeyedLimit> {
+        index.checked_sub(1).map_or(Some(&self.first), |index| self.rest.get(index))
+    }
+
+    /// Whether the check of a request is kept until its response, to settle it.
+    pub(crate) fn keeps_check(&self, heeds_upstream: bool) -> bool {
+        self.any_settles || heeds_upstream && self.any_heeds_upstream
+    }
+
+    /// For a log line.
+    pub(crate) fn names(&self) -> String {
+        let names = self.iter().map(|limit| limit.limit().map_or("a chosen one", Limit::name));
+        names.collect::<Vec<_>>().join(", ")
+    }
+
+    /// The charges of a request, none of which needs a choice. The layer may heed its upstream.
+    #[inline]
+    pub(crate) fn check(&self, request: &Parts, cost: u64, heeds_upstream: bool) -> Result<CheckBuilder, Rejection> {
+        let mut builder = CheckBuilder::new(self.keeps_check(heeds_upstream));
+        for (index, limit) in self.iter().enumerate() {
+            match limit.plain_charge(request, cost, heeds_upstream)? {
+                Some(charge) => builder.add_charge(index, charge),
+                None => builder.add(index, limit.draft(request, cost, heeds_upstream)?),
+            }
+        }
+        builder.keep_check();
+        Ok(builder)
+    }
+}
+
+/// Makes a check out of charges.
+pub(crate) struct CheckBuilder {
+    pub(crate) check: Option<Check>,
+    pub(crate) details: Option<Box<CheckDetails>>,
+    pub(super) keeps_check: bool,
+}
+
+/// The details of a check that its response needs. Most checks have none, so they are boxed.
+#[derive(Default)]
+pub(crate) struct CheckDetails {
+    /// The check itself, if the response settles it.
+    pub(crate) check: Option<Check>,
+    pub(crate) charged: Vec<ChargedLimit>,
+    pub(crate) left_out: Vec<LeftOut>,
+    pub(crate) unchosen: Vec<UnchosenLimit>,
+    /// Settles the request when this is dropped. Set if the check was decided by a future that outlives the request.
+    pub(crate) drop_guard: Option<Detachable<()>>,
+}
+
+/// A limit of the layer and its charge. Two chosen limits may have one charge.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ChargedLimit {
+    pub(crate) charge_index: usize,
+    pub(crate) limit_index: usize,
+    /// The cost by this limit alone.
+    pub(crate) cost: u64,
+}
+
+impl CheckBuilder {
+    /// With `keeps_check`, the details get a copy of the check, to settle it afterwards.
+    #[inline]
+    pub(super) fn new(keeps_check: bool) -> Self {
+        Self { check: None, details: None, keeps_check }
+    }
+
+    pub(super) fn add<C>(&mut self, limit_index: usize, draft: DraftCharge<C>) {
+        match draft {
+            DraftCharge::Charge(charge) => self.add_charge(limit_index, charge),
+            DraftCharge::LeftOut(left_out) => self.details().left_out.push(left_out),
+            DraftCharge::Unlimited | DraftCharge::ToChoose(_) => {}
+        }
+    }
+
+    /// Adds a charge on a limit that has no other charge.
+    #[inline]
+    pub(super) fn add_charge(&mut self, limit_index: usize, charge: Charge) {
+        if self.keeps_check {
+            let charge_index = self.check.iter().flat_map(Check::charges).count();
+            self.details().charged.push(ChargedLimit { charge_index, limit_index, cost: charge.cost() });
+        }
+        match &mut self.check {
+            Some(check) => check.add_distinct(charge),
+            none => *none = Some(Check::new(charge)),
+        }
+    }
+
+    /// Copies the check into the details, now that it is complete.
+    #[inline]
+    pub(super) fn keep_check(&mut self) {
+        if self.keeps_check
+            && let Some(details) = &mut self.details
+        {
+            details.check.clone_from(&self.check);
+        }
+    }
+
+    pub(super) fn details(&mut self) -> &mut CheckDetails {
+        self.details.get_or_insert_default()
+    }
+}
+
+/// Limits that no layer can have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum InvalidLimits {
+    /// There are none, so nothing would be limited.
+    None,
+    /// Two have the same name, so they would count into each other.
+    SameName {
+        /// The name.
+        name: String,
+    },
+}
+
+impl fmt::Display for InvalidLimits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("a layer needs at least one limit"),
+            Self::SameName { name } => write!(f, "two limits of one layer are named {name:?}"),
+        }
+    }
+}
+
+impl error::Error for InvalidLimits {}

@@ -1,0 +1,22 @@
+//! From a request to its check: which requests are counted, under which limits, by which keys and costs.
+
+mod charge;
+mod decide;
+mod detachable;
+mod duplicates;
+mod filter;
+mod keyed_limit;
+mod limits;
+
+pub(super) use self::{
+    charge::{DraftCharge, LimitChoices, UnchosenLimit},
+    decide::{Decided, Decider, DecisionFuture, PendingDecision, record_time_waited, time_waited},
+    detachable::Detachable,
+    filter::RequestFilter,
+    keyed_limit::{Cost, DroppedCost},
+    limits::{ChargedLimit, CheckDetails},
+};
+pub use self::{
+    keyed_limit::{Exchange, KeyedLimit},
+    limits::{InvalidLimits, Limits},
+};

@@ -1,0 +1,79 @@
+//! Settles requests that are dropped before their response: see
+//! [`settle_dropped`](crate::KeyedLimit::settle_dropped).
+
+use std::{future::poll_fn, pin::pin, sync::Arc};
+
+use super::{
+    super::{
+        events::{Event, Events},
+        policy::Policy,
+        request::{ChargedLimit, Decided, DecisionFuture, Detachable, DroppedCost, Limits, PendingDecision},
+    },
+    settlements::Settlements,
+};
+use crate::{
+    check::{Charge, Check},
+    decision::Decision,
+    limiter::Limiter,
+    store::Store,
+};
+
+/// It has no part of the policy's type `R`, which need not be `'static`.
+pub(crate) struct DroppedRequests<S> {
+    limiter: Limiter<S>,
+    /// One for each limit of the layer.
+    costs: Arc<[DroppedCost]>,
+    events: Arc<Events>,
+}
+
+impl<S: Store> DroppedRequests<S> {
+    /// `None` if no limit settles dropped requests.
+    pub(crate) fn of<R>(policy: &Policy<S, R, Limits>) -> Option<Self> {
+        let costs = policy.limits.dropped_costs()?;
+        Some(Self { limiter: policy.limiter.clone(), costs, events: Arc::clone(&policy.settings.events) })
+    }
+
+    /// Settles an admitted request when it is dropped. `None` if it has nothing to settle.
+    pub(super) fn guard(&self, check: &Check, charged: &[ChargedLimit], decision: &Decision) -> Option<Detachable<()>> {
+        let cost = |charge: &Charge, charged: &ChargedLimit| match self.costs.get(charged.limit_index)? {
+            DroppedCost::Charge => Some(charged.cost),
+            DroppedCost::Lease => None,
+            DroppedCost::Units(units) if charge.takes_nothing() => Some(*units),
+            DroppedCost::Units(units) => Some(charge.cost().min(*units)),
+        };
+        let settlements = Settlements::new(check, charged, decision, cost, |_, _| None)?;
+        let (limiter, events) = (self.limiter.clone(), Arc::clone(&self.events));
+        Some(Detachable::new(async move {
+            if let Err(error) = settlements.apply(&limiter).await {
+                events.log(Event::NotSettled(&error));
+            }
+        }))
+    }
+
+    /// Completes a pending decision even if the request is dropped, since it may then be counted.
+    pub(crate) fn complete_pending(self, pending: PendingDecision<S>) -> DecisionFuture {
+        let limiter = self.limiter.clone();
+        self.complete(Box::pin(async move {
+            let mut pending = pin!(pending);
+            poll_fn(|cx| pending.as_mut().poll(&limiter, cx)).await
+        }))
+    }
+
+    /// Completes a decision even if the request is dropped, since it may then be counted.
+    pub(crate) fn complete(self, decision: DecisionFuture) -> DecisionFuture {
+        Box::pin(Detachable::new(async move {
+            let mut decided = decision.await;
+            self.add_guard(&mut decided);
+            decided
+        }))
+    }
+
+    fn add_guard(&self, decided: &mut Decided) {
+        if let (Ok(Some(decision)), Some(details)) = (&decided.outcome, &mut decided.details)
+            && decision.is_allowed()
+            && let Some(check) = &details.check
+        {
+            details.drop_guard = self.guard(check, &details.charged, decision);
+        }
+    }
+}

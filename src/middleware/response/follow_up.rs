@@ -1,0 +1,171 @@
+//! The follow-up of a request with more than figures in its response: settlements, pauses, refusals of limits in the shadow.
+
+use std::{sync::Arc, time::SystemTime};
+
+use http::{Response, request, response};
+
+use super::{
+    super::{
+        events::Event,
+        policy::Policy,
+        rejection::shadow::ShadowRefusals,
+        request::{ChargedLimit, CheckDetails, Detachable, Exchange, Limits},
+    },
+    dropped::DroppedRequests,
+    pause::Pause,
+    settlements::Settlements,
+    upstream::pause_request,
+};
+use crate::{
+    check::{Charge, Check},
+    decision::Decision,
+    key::Key,
+    limit::Limit,
+    store::Store,
+};
+
+/// Most requests have no follow-up, so it is boxed.
+pub(super) struct FollowUp<S, R> {
+    policy: Arc<Policy<S, R, Limits>>,
+    admitted: Option<AdmittedCheck>,
+    shadow: Option<ShadowRefusals>,
+    /// Settles the request when this is dropped before its response.
+    drop_guard: Option<Detachable<()>>,
+}
+
+/// A check that is settled after its response, or whose limits the upstream may pause.
+struct AdmittedCheck {
+    check: Check,
+    charged: Vec<ChargedLimit>,
+    decision: Decision,
+    /// Kept if a limit computes its cost from it.
+    request: Option<request::Parts>,
+}
+
+/// A call counts as of its response, since the upstream may have counted it that late, but at most this part of the window
+/// later than its admission. This is the throughput that it can cost.
+const MAX_DELAY_DIVISOR: u32 = 10;
+
+/// The settlements and pauses that a response waits for, and the decision after the settlements. They go on if the client
+/// leaves, since it would otherwise leave with units that it has used.
+pub(crate) type Settling = Detachable<Option<Decision>>;
+
+impl<S: Store, R> FollowUp<S, R> {
+    /// The follow-up of a request that is let through. `request` clones its parts.
+    pub(super) fn new(
+        policy: &Arc<Policy<S, R, Limits>>,
+        details: Option<Box<CheckDetails>>,
+        decision: Option<&Decision>,
+        request: impl FnOnce() -> request::Parts,
+    ) -> Option<Box<Self>> {
+        if details.is_none() && !policy.limits.any_is_shadow {
+            return None;
+        }
+        let CheckDetails { check, charged, left_out, drop_guard, .. } =
+            details.map(|details| *details).unwrap_or_default();
+        let shadow = policy.shadow_refusals(decision, left_out);
+        let admitted = check.zip(decision).map(|(check, decision)| {
+            let settles = |charged: &ChargedLimit| {
+                policy.limits.get(charged.limit_index).is_some_and(|limit| limit.cost_afterwards().is_some())
+            };
+            let request = charged.iter().any(settles).then(request);
+            AdmittedCheck { check, charged, decision: decision.clone(), request }
+        });
+        let guard = |admitted: &AdmittedCheck| {
+            DroppedRequests::of(policy)?.guard(&admitted.check, &admitted.charged, &admitted.decision)
+        };
+        let drop_guard = drop_guard.or_else(|| admitted.as_ref().and_then(guard));
+        let is_needed = shadow.is_some() || admitted.is_some();
+        is_needed.then(|| Box::new(Self { policy: Arc::clone(policy), admitted, shadow, drop_guard }))
+    }
+
+    /// Begins the settlements and pauses.
+    pub(super) fn settle<B>(&mut self, response: Response<B>) -> (Response<B>, Option<Settling>) {
+        let Some(admitted) = &self.admitted else { return (response, None) };
+        let (parts, body) = response.into_parts();
+        let settlements = admitted.settlements(&self.policy, &parts);
+        // Only now, since the closure that computes the cost may panic, and the guard then settles.
+        if let Some(mut drop_guard) = self.drop_guard.take() {
+            drop_guard.cancel();
+        }
+        let pause = if self.policy.settings.heeds_upstream {
+            admitted.pause(settlements.as_ref(), &self.policy.limits, &parts)
+        } else {
+            None
+        };
+        let is_needed = settlements.is_some() || pause.is_some();
+        let settling = is_needed.then(|| {
+            let (limiter, events) = (self.policy.limiter.clone(), Arc::clone(&self.policy.settings.events));
+            Detachable::new(async move {
+                let settled = match settlements {
+                    Some(settlements) => {
+                        let settled = settlements.apply(&limiter).await;
+                        settled.inspect_err(|error| events.log(Event::NotSettled(error))).ok()
+                    }
+                    None => None,
+                };
+                if let Some(pause) = pause {
+                    let paused = limiter.within(pause.apply(&limiter, &events)).await.and_then(|paused| paused);
+                    if let Err(error) = paused {
+                        events.log(Event::NotPaused(&error));
+                    }
+                }
+                settled
+            })
+        });
+        (Response::from_parts(parts, body), settling)
+    }
+}
+
+impl<S, R> FollowUp<S, R> {
+    pub(super) fn write_shadow<B>(self, response: &mut Response<B>) {
+        if let Some(shadow) = self.shadow {
+            shadow.write(response, self.policy.settings.shadow_header.as_ref());
+        }
+    }
+}
+
+impl AdmittedCheck {
+    fn settlements<S, R>(&self, policy: &Policy<S, R, Limits>, response: &response::Parts) -> Option<Settlements> {
+        let limits = &policy.limits;
+        let cost = |charge: &Charge, charged: &ChargedLimit| {
+            let Some(cost) = limits.get(charged.limit_index)?.cost_afterwards() else { return Some(charged.cost) };
+            Some(cost(&Exchange::new(self.request.as_ref()?, response, charge.cost())))
+        };
+        Settlements::new(&self.check, &self.charged, &self.decision, cost, |charge, charged| {
+            let heeds = policy.settings.heeds_upstream && limits.get(charged.limit_index)?.heeds_upstream();
+            heeds.then(|| charge.limit().window() / MAX_DELAY_DIVISOR)
+        })
+    }
+
+    /// The pause that the upstream asks for. If it has not refused the call, a limit that was used up here, and gives
+    /// nothing back, is not paused.
+    fn pause(&self, settlements: Option<&Settlements>, limits: &Limits, response: &response::Parts) -> Option<Pause> {
+        let request = pause_request(response.status, &response.headers, SystemTime::now())?;
+        let paused: Vec<_> =
+            self.heeding(limits, |index| request.is_refusal || self.has_left(index, settlements)).collect();
+        (!paused.is_empty()).then_some(Pause { limits: paused, request })
+    }
+
+    /// Whether a limit had something left at the admission, or gets something back.
+    fn has_left(&self, index: usize, settlements: Option<&Settlements>) -> bool {
+        let left = self.decision.statuses().nth(index).is_none_or(|status| status.remaining() > 0);
+        left || settlements.is_some_and(|settlements| settlements.gives_back(index))
+    }
+
+    /// The limits and keys that heed the upstream: the key of a charge, if it `is_paused`, and all other parts of a split
+    /// limit.
+    fn heeding(&self, limits: &Limits, is_paused: impl Fn(usize) -> bool) -> impl Iterator<Item = (Limit, Key)> {
+        let charges = self.check.charges().enumerate().filter(|(_, charge)| !charge.is_shadow());
+        charges.flat_map(move |(index, charge)| {
+            let charged = self.charged.iter().filter(move |charged| charged.charge_index == index);
+            let heeding =
+                charged.filter_map(|charged| limits.get(charged.limit_index)).find(|limit| limit.heeds_upstream());
+            let mut keys = heeding.map(|limit| limit.all_parts_of(charge.key())).unwrap_or_default();
+            if !is_paused(index) {
+                keys.retain(|key| key != charge.key());
+            }
+            keys.into_iter().map(|key| (charge.limit().clone(), key))
+        })
+    }
+}

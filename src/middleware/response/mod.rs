@@ -1,0 +1,14 @@
+//! From a decision to the response: settlements, headers, extensions, or a rejection.
+
+mod completion;
+mod degraded;
+mod dropped;
+mod follow_up;
+#[cfg(feature = "axum")]
+mod handler;
+mod pause;
+mod settlements;
+mod upstream;
+
+pub use self::degraded::Degraded;
+pub(super) use self::{completion::Completion, dropped::DroppedRequests, follow_up::Settling};
