@@ -1,11 +1,13 @@
-//! A Lua script on the server: sent by its hash, and whole only when the server does not know it.
+//! The Lua script that decides: sent by its hash, and whole only if the server does not know it.
+
+use std::sync::LazyLock;
 
 use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, cmd};
 
-use super::connection::Connection;
+use super::connect::Connection;
 
-/// The script that decides: `head.lua` says what it takes and what it replies.
-pub(super) const DECIDE: &str = concat!(
+/// `head.lua` describes its arguments and its reply.
+const DECIDE: &str = concat!(
     include_str!("head.lua"),
     "\n",
     include_str!("quick.lua"),
@@ -26,45 +28,27 @@ pub(super) const DECIDE: &str = concat!(
     "\n",
 );
 
-/// How much will be sent, about: what grows step by step is copied at each.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Room {
-    pub(super) arguments: usize,
-    pub(super) bytes: usize,
-}
+static SHA1: LazyLock<String> = LazyLock::new(|| redis::Script::new(DECIDE).get_hash().to_owned());
 
-pub(super) struct Script {
-    source: &'static str,
-    sha1: String,
-}
-
-impl Script {
-    pub(super) fn new(source: &'static str) -> Self {
-        Self { source, sha1: redis::Script::new(source).get_hash().to_owned() }
-    }
-
-    /// Runs the script with the keys and arguments that `fill` appends.
-    ///
-    /// NOSCRIPT is answered by one EVAL, which runs the script and loads it: one round trip, on the right server, and
-    /// without the permission that SCRIPT LOAD needs. It is not repeated: a server that loses scripts that fast is
-    /// not helped by a loop.
-    ///
-    /// There is `room` for so many arguments and bytes to begin with.
-    pub(super) async fn run(
-        &self,
-        connection: &mut Connection<'_>,
-        room: Room,
-        fill: impl Fn(&mut Cmd),
-    ) -> RedisResult<Value> {
-        let mut evalsha = Cmd::with_capacity(2 + room.arguments, 64 + room.bytes);
-        fill(evalsha.arg("EVALSHA").arg(&self.sha1));
-        match connection.send(&evalsha).await {
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                let mut eval = cmd("EVAL");
-                fill(eval.arg(self.source));
-                connection.send(&eval).await
-            }
-            outcome => outcome,
+/// Runs the script with the keys and arguments that `write` appends: about so many `arguments`.
+///
+/// NOSCRIPT is followed by one EVAL, which runs the script and loads it: one round trip, to the right server, and without the
+/// permission that SCRIPT LOAD needs. It is not repeated: a loop does not help a server that loses scripts that fast.
+pub(super) async fn run(
+    connection: &mut Connection,
+    again: bool,
+    arguments: usize,
+    write: impl Fn(&mut Cmd),
+) -> RedisResult<Value> {
+    // With capacity for all, so that the command is not copied each time it grows.
+    let mut evalsha = Cmd::with_capacity(2 + arguments, 64 + 32 * arguments);
+    write(evalsha.arg("EVALSHA").arg(&*SHA1));
+    match connection.send(&evalsha, again).await {
+        Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+            let mut eval = cmd("EVAL");
+            write(eval.arg(DECIDE));
+            connection.send(&eval, again).await
         }
+        result => result,
     }
 }
