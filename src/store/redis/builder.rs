@@ -22,9 +22,10 @@ pub struct RedisStoreBuilder {
 
 impl RedisStoreBuilder {
     pub(super) fn new(address: Address) -> Self {
+        let connect_timeout = Duration::from_secs(1);
         Self {
             address,
-            connection: ConnectionSettings::default(),
+            connection: ConnectionSettings { connections: 2, connect_timeout, ..ConnectionSettings::default() },
             prefix: DEFAULT_PREFIX.to_owned(),
             secret: None,
             time: TimeSource::Server,

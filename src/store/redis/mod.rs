@@ -12,8 +12,8 @@
 //! 5. A batch is sent once more, over a new connection, if its connection broke or the server has become a replica. It
 //!    carries its ids, so it counts once even if the first try has run.
 //! 6. Only digests of keys leave the process.
-//! 7. Only tasks hold what other callers wait for, such as permits and connections, and each runtime has its own. So no
-//!    future that is not polled, and no runtime that stands still, delays other callers.
+//! 7. Only tasks hold connections and other things that callers wait for, and each runtime has its own. So neither a future
+//!    that is not polled nor a runtime that is not driven delays other callers.
 
 mod builder;
 mod connect;
@@ -49,7 +49,7 @@ use crate::{
 /// Limits shared by every process that uses the same Redis. See the [crate docs](crate#stores).
 ///
 /// Clones share the connections. Each tokio runtime that uses the store has connections of its own, which close when the
-/// runtime ends. So a runtime that stands still, such as a single-threaded one between two calls of `block_on`, delays no
+/// runtime ends. So a runtime that is not driven, such as a single-threaded one between two calls of `block_on`, delays no
 /// other. A future of the store belongs to the runtime that polls it first.
 #[derive(Clone)]
 pub struct RedisStore {

@@ -83,7 +83,7 @@ impl Health {
             || self.generation != self.current.load(Ordering::Relaxed)
     }
 
-    /// Waits for a reply, and notes what it says about the connection.
+    /// Waits for a reply, and learns from it whether the connection works.
     async fn watch(&self, reply: impl Future<Output = RedisResult<Value>>) -> RedisResult<Value> {
         let wait = ReplyWait { health: self, since: Instant::now() };
         let result = reply.await.and_then(Value::extract_error);

@@ -10,7 +10,7 @@ use super::{invalid::InvalidRedisConfig, url::is_ambiguous};
 const PEER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The builder's settings of connections. A `None` leaves the setting to the URL.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(crate) struct ConnectionSettings {
     pub(crate) username: Option<String>,
     pub(crate) password: Option<String>,
@@ -21,21 +21,6 @@ pub(crate) struct ConnectionSettings {
     /// The most connections that a runtime opens, and the most batches of each queue that are in flight.
     pub(crate) connections: u32,
     pub(crate) connect_timeout: Duration,
-}
-
-impl Default for ConnectionSettings {
-    fn default() -> Self {
-        Self {
-            username: None,
-            password: None,
-            database: None,
-            #[cfg(feature = "tls")]
-            certificates: super::tls::Certificates::default(),
-            client_name: None,
-            connections: 2,
-            connect_timeout: Duration::from_secs(1),
-        }
-    }
 }
 
 impl ConnectionSettings {

@@ -11,7 +11,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use redis::{Cmd, Value};
+use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, cmd};
 
 use super::{
     queue::Job,
@@ -27,7 +27,11 @@ use crate::{
     store::{
         clock::{Clock, ManualClock},
         local_state::LocalState,
-        redis::keys::Keys,
+        redis::{
+            connect::Connection,
+            keys::Keys,
+            script::{DECIDE, SHA1},
+        },
     },
 };
 
@@ -42,7 +46,7 @@ pub(crate) enum TimeSource {
 }
 
 impl TimeSource {
-    /// The microseconds since the Unix epoch by which the script decides. Empty for the server's own time.
+    /// The time for the script, in microseconds since the Unix epoch. Empty if the script reads the server's clock.
     pub(super) fn now(&self) -> String {
         match self {
             Self::Server => String::new(),
@@ -103,14 +107,29 @@ impl Batch {
         self.jobs.is_empty()
     }
 
-    /// About how many arguments [`write`](Self::write) appends: a key and an id for each job, and a few for each shape.
-    pub(super) fn arguments(&self) -> usize {
-        16 + 3 * self.jobs.len()
+    /// Runs the script. `again` says that an earlier try may have counted this batch.
+    ///
+    /// NOSCRIPT is followed by one EVAL, which runs the script and loads it: one round trip, to the right server, and without
+    /// the permission that SCRIPT LOAD needs. It is not repeated: a loop does not help a server that loses scripts that
+    /// fast.
+    pub(super) async fn send(&self, connection: &mut Connection, keys: &Keys, again: bool) -> RedisResult<Value> {
+        // Capacity for about all, so that the command is not copied as it grows: a key and an id for each job, and a few
+        // arguments for each shape.
+        let arguments = 16 + 3 * self.jobs.len();
+        let mut evalsha = Cmd::with_capacity(2 + arguments, 64 + 32 * arguments);
+        self.write(evalsha.arg("EVALSHA").arg(&*SHA1), keys, again);
+        match connection.send(&evalsha, again).await {
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                let mut eval = cmd("EVAL");
+                self.write(eval.arg(DECIDE), keys, again);
+                connection.send(&eval, again).await
+            }
+            result => result,
+        }
     }
 
-    /// Appends the number of keys, the keys, and the arguments: `head.lua` says in which form. `again` says that an earlier
-    /// try may have counted this batch.
-    pub(super) fn write(&self, command: &mut Cmd, keys: &Keys, again: bool) {
+    /// Appends the number of keys, the keys, and the arguments: `head.lua` describes them.
+    fn write(&self, command: &mut Cmd, keys: &Keys, again: bool) {
         let charges = || self.jobs.iter().flat_map(|job| job.check().charges());
         command.arg(charges().count());
         let mut key = String::new();
@@ -164,7 +183,7 @@ fn fail(jobs: Vec<Box<Job>>, error: &StoreError) {
     jobs.into_iter().for_each(|job| job.finish(&mut errors));
 }
 
-/// Appends what a run of jobs of one shape has in common.
+/// Appends the arguments that all jobs of one shape share.
 fn write_shape(job: &Job, command: &mut Cmd, again: bool) {
     let check = job.check();
     let is_plain = check.charges().all(is_plain);

@@ -24,7 +24,7 @@ impl Dispatcher {
         result.await.map_err(|cause| StoreError::new("connecting to Redis", cause))
     }
 
-    /// Forgets what a limit counts for a key.
+    /// Forgets the counted units of a limit and a key.
     pub(crate) async fn reset(self: &Arc<Self>, limit: Limit, key: &Key) -> Result<(), StoreError> {
         let (dispatcher, key) = (Arc::clone(self), self.keys().of(&limit, key));
         let refusals = StaleRefusals::new(&self.config.local_state, vec![limit]);

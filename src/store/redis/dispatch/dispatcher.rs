@@ -34,7 +34,6 @@ use crate::{
         redis::{
             connect::{Connection, Pool, Server, needs_new_connection, was_not_run},
             keys::{HASH_SLOTS, Keys},
-            script,
         },
     },
 };
@@ -142,7 +141,7 @@ impl Dispatcher {
     async fn send_alone(self: Arc<Self>, job: Box<Job>, mut connection: Connection, _permit: Permit) {
         metrics::batch(1, || 0);
         let (batch, stopwatch) = (Batch::new(vec![job], &self.config.time), Stopwatch::start());
-        let reply = self.send(&mut connection, &batch, false).await;
+        let reply = batch.send(&mut connection, self.keys(), false).await;
         stopwatch.script();
         match reply {
             Ok(reply) => batch.finish(Ok(reply)),
@@ -190,8 +189,8 @@ impl Dispatcher {
         self.finish(batch, reply).await;
     }
 
-    /// Gives the callers of a batch their results. Sends again what counts only once, if the connection was broken; and all, if
-    /// another node of the cluster has the slot.
+    /// Gives the callers of a batch their results, after a second try if that may help. A node of a cluster that does not have
+    /// the slot has run nothing, so all jobs are sent again. After a broken connection, only those that count once.
     async fn finish(&self, mut batch: Batch, mut reply: Result<RedisResult<Value>, Cause>) {
         if let Ok(Err(error)) = &reply
             && self.is_worth_another_try(error)
@@ -219,16 +218,11 @@ impl Dispatcher {
     pub(super) async fn try_send(&self, batch: &Batch, again: bool) -> Result<RedisResult<Value>, Cause> {
         let stopwatch = Stopwatch::start();
         let reply = match self.pool.take().await {
-            Ok((mut connection, _pooled)) => Ok(self.send(&mut connection, batch, again).await),
+            Ok((mut connection, _pooled)) => Ok(batch.send(&mut connection, self.keys(), again).await),
             Err(error) => Err(error.into()),
         };
         stopwatch.script();
         reply
-    }
-
-    async fn send(&self, connection: &mut Connection, batch: &Batch, again: bool) -> RedisResult<Value> {
-        let write = |command: &mut _| batch.write(command, &self.config.keys, again);
-        script::run(connection, again, batch.arguments(), write).await
     }
 }
 

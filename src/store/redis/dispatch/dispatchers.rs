@@ -1,7 +1,7 @@
 //! One dispatcher for each tokio runtime that uses the store.
 //!
 //! 1. A connection, and a task that sends, work only while their runtime is driven. So each runtime has its own queue and
-//!    connections, and a runtime that stands still or ends delays no other.
+//!    connections, and a runtime that is not driven, or ends, delays no other.
 //! 2. A dispatcher ends with its runtime. An idle task notices it: the runtime drops the task when it shuts down.
 //! 3. All dispatchers end with the store.
 

@@ -82,8 +82,9 @@ impl Job {
 
     /// Gives the check and its copies their ids: the caller's own, or fresh ones.
     pub(super) fn set_id(&mut self) {
-        if let Self::Decide { check, copies, id, .. } = self {
-            *id = check.id().unwrap_or_else(|| AdmissionId::fresh_run(1 + copies.len() as u64));
+        let count = self.count();
+        if let Self::Decide { check, id, .. } = self {
+            *id = check.id().unwrap_or_else(|| AdmissionId::fresh_run(count));
         }
     }
 
@@ -130,7 +131,7 @@ impl Job {
         }
     }
 
-    /// The deed, for an error.
+    /// For the text of an error.
     pub(super) fn doing(&self) -> &'static str {
         match self {
             Self::Decide { .. } => "deciding a check",
@@ -255,7 +256,7 @@ impl Queue {
         jobs
     }
 
-    /// Whoever takes jobs out of the queue holds this lock, so that they stay in order.
+    /// Locked by all code that takes jobs out of the queue, so that they stay in order.
     fn front(&self) -> MutexGuard<'_, VecDeque<Box<Job>>> {
         self.front.lock().unwrap_or_else(PoisonError::into_inner)
     }
