@@ -15,12 +15,11 @@ use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, cmd};
 
 use super::{
     queue::Job,
-    reply::{MalformedReply, Reply},
+    reply::{self, MalformedReply},
 };
 use crate::{
     algorithm::Kind,
     check::Charge,
-    decision::Decision,
     digest::Digester,
     error::StoreError,
     prehashed::Prehashed,
@@ -154,7 +153,8 @@ impl Batch {
     /// Gives every caller its result from the script's reply, or the error.
     pub(super) fn finish(self, reply: Result<Value, StoreError>) {
         let mut results = Vec::with_capacity(self.jobs.len());
-        let read = |reply| self.read(reply, &mut results).map_err(|error| StoreError::new("asking Redis", error));
+        let malformed = |MalformedReply| StoreError::new("asking Redis", "the reply is not the script's");
+        let read = |reply| reply::read(reply, &self.jobs, &mut results).map_err(malformed);
         match reply.and_then(read) {
             Ok(()) => {
                 let mut results = results.into_iter();
@@ -162,19 +162,6 @@ impl Batch {
             }
             Err(error) => fail(self.jobs, &error),
         }
-    }
-
-    /// Appends the result of every job and of its copies.
-    fn read(
-        &self,
-        reply: Value,
-        results: &mut Vec<Result<(Decision, bool), StoreError>>,
-    ) -> Result<(), MalformedReply> {
-        let mut reply = Reply::new(reply)?;
-        for job in &self.jobs {
-            reply.read(job, results)?;
-        }
-        reply.end()
     }
 }
 

@@ -108,7 +108,7 @@ impl Dispatcher {
     /// it instead.
     fn submit(self: &Arc<Self>, job: Box<Job>) -> Result<Option<Sending>, StoreError> {
         let (queue, doing) = (self.queue(&job), job.doing());
-        if job.is_cancellable()
+        if matches!(*job, Job::Decide { .. })
             && let Some(permit) = queue.lone_permit()
             && let Some(connection) = self.pool.share_idle()
         {

@@ -4,11 +4,9 @@
 //!    queue leaves as the next one. There is no timer and no added delay.
 //! 2. The batches, their number in flight, and the queue are bounded. A full queue is an error, never a longer queue.
 //! 3. A check whose caller has stopped waiting is not sent, and takes no place in the queue from other checks.
-//! 4. A task that finds a free permit serves the queue until it is empty. Only tasks, which the runtime polls, hold
-//!    permits.
+//! 4. A task that finds a free permit serves the queue until it is empty.
 //! 5. A check that finds nothing in flight skips the queue: its caller sends it, without a task. If that caller stops
-//!    polling, other checks queue instead. A settlement is always sent by a task, since it must happen even if its caller
-//!    leaves.
+//!    polling, other checks queue instead. A settlement never skips the queue, since it must happen even if its caller leaves.
 
 use std::{
     collections::VecDeque,
@@ -158,11 +156,7 @@ impl Job {
         }
     }
 
-    /// Whether it is not done once its caller stops waiting. A settlement is done in any case.
-    pub(super) fn is_cancellable(&self) -> bool {
-        matches!(self, Self::Decide { .. })
-    }
-
+    /// Whether its caller has stopped waiting. A settlement is done nevertheless.
     fn is_cancelled(&self) -> bool {
         matches!(self, Self::Decide { caller, .. } if caller.is_closed())
     }

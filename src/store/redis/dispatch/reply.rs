@@ -1,6 +1,6 @@
 //! The script's reply: `head.lua` says in which form.
 
-use std::{error, fmt, time::Duration, vec};
+use std::{time::Duration, vec};
 
 use redis::Value;
 
@@ -12,8 +12,24 @@ use crate::{
     store::clock::system_time,
 };
 
-/// The reply, read job by job.
-pub(super) struct Reply {
+/// Appends the results of all jobs and of their copies: the decision, and whether a settlement was applied.
+pub(super) fn read(
+    reply: Value,
+    jobs: &[Box<Job>],
+    results: &mut Vec<Result<(Decision, bool), StoreError>>,
+) -> Result<(), MalformedReply> {
+    let Value::Array(fields) = reply else { return Err(MalformedReply) };
+    let mut fields = fields.into_iter();
+    let now = number(&mut fields)?;
+    let mut reply = Reply { fields, now, statuses: Vec::new() };
+    for job in jobs {
+        reply.read(job, results)?;
+    }
+    if reply.fields.as_slice().is_empty() { Ok(()) } else { Err(MalformedReply) }
+}
+
+/// The rest of the reply.
+struct Reply {
     fields: vec::IntoIter<Value>,
     /// The script's time, in microseconds.
     now: u64,
@@ -22,15 +38,7 @@ pub(super) struct Reply {
 }
 
 impl Reply {
-    pub(super) fn new(reply: Value) -> Result<Self, MalformedReply> {
-        let Value::Array(fields) = reply else { return Err(MalformedReply) };
-        let mut fields = fields.into_iter();
-        let now = number(&mut fields)?;
-        Ok(Self { fields, now, statuses: Vec::new() })
-    }
-
-    /// Appends the results of a job and its copies: the decision, and whether a settlement was applied.
-    pub(super) fn read(
+    fn read(
         &mut self,
         job: &Job,
         results: &mut Vec<Result<(Decision, bool), StoreError>>,
@@ -48,7 +56,7 @@ impl Reply {
         for copy in 0..count {
             results.push(match &admitted {
                 // The other jobs of the batch have results of their own.
-                Err(text) => Err(StoreError::new(job.doing(), KeyError::new(check, text)).of_one_check()),
+                Err(text) => Err(StoreError::new(job.doing(), key_error(check, text)).of_one_check()),
                 Ok(admitted) => {
                     // If an earlier try has counted the copies, each gets the present status.
                     let later = if counted_at.is_some() { 0 } else { admitted.saturating_sub(copy + 1) };
@@ -61,11 +69,6 @@ impl Reply {
             });
         }
         Ok(())
-    }
-
-    /// Checks that nothing is left.
-    pub(super) fn end(mut self) -> Result<(), MalformedReply> {
-        if self.fields.next().is_some() { Err(MalformedReply) } else { Ok(()) }
     }
 
     /// The time at which an earlier try has counted the check, if one has.
@@ -84,13 +87,13 @@ impl Reply {
             _ => return Ok(None),
         };
         self.fields.next();
-        if admitted.as_ref().is_ok_and(|admitted| *admitted > copies) {
-            Err(MalformedReply)
-        } else {
-            Ok(Some(admitted))
-        }
+        let is_too_many = admitted.as_ref().is_ok_and(|admitted| *admitted > copies);
+        if is_too_many { Err(MalformedReply) } else { Ok(Some(admitted)) }
     }
 }
+
+/// The reply is not of the script, but probably of a proxy in front of Redis.
+pub(super) struct MalformedReply;
 
 /// The status of a charge after all copies of its check. The times are microseconds.
 #[derive(Clone, Copy, Default)]
@@ -141,39 +144,11 @@ fn number(fields: &mut vec::IntoIter<Value>) -> Result<u64, MalformedReply> {
     }
 }
 
-/// A key of a check has a value of another application, or cannot be written.
-#[derive(Debug)]
-struct KeyError {
-    limit: String,
-    text: String,
+/// The error of a key that has a value of another application, or cannot be written. The script's text begins with the number
+/// of the charge, counted from 1.
+fn key_error(check: &Check, text: &str) -> String {
+    let (number, text) = text.split_once(' ').unwrap_or(("", text));
+    let index = number.parse().unwrap_or(1_usize).saturating_sub(1);
+    let limit = check.charges().nth(index).map_or("an unknown limit", |charge| charge.limit().name());
+    format!("the key of the limit {limit:?} cannot be read or written: {}", text.trim_end())
 }
-
-impl KeyError {
-    /// `text` begins with the number of the charge, counted from 1.
-    fn new(check: &Check, text: &str) -> Self {
-        let (number, text) = text.split_once(' ').unwrap_or(("", text));
-        let index = number.parse().unwrap_or(1_usize).saturating_sub(1);
-        let limit = check.charges().nth(index).map_or("an unknown limit", |charge| charge.limit().name());
-        Self { limit: limit.to_owned(), text: text.trim_end().to_owned() }
-    }
-}
-
-impl fmt::Display for KeyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the key of the limit {:?} cannot be read or written: {}", self.limit, self.text)
-    }
-}
-
-impl error::Error for KeyError {}
-
-/// The reply is not of the script: probably from a proxy in front of Redis.
-#[derive(Debug)]
-pub(super) struct MalformedReply;
-
-impl fmt::Display for MalformedReply {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the reply is not the script's")
-    }
-}
-
-impl error::Error for MalformedReply {}
