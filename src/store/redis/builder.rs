@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
-    connect::{Address, ConnectionSettings, InvalidRedisConfig, Server},
+    connect::{ConnectionSettings, InvalidRedisConfig, Server, ServerAddress},
     dispatch::{Config, Dispatchers, TimeSource},
     keys::{DEFAULT_PREFIX, Keys},
 };
@@ -13,7 +13,7 @@ use crate::{limit::is_fixed_alphabet, secret::Secret, store::clock::ManualClock}
 #[derive(Clone)]
 #[must_use]
 pub struct RedisStoreBuilder {
-    address: Address,
+    address: ServerAddress,
     connection: ConnectionSettings,
     prefix: String,
     secret: Option<Secret>,
@@ -21,7 +21,7 @@ pub struct RedisStoreBuilder {
 }
 
 impl RedisStoreBuilder {
-    pub(super) fn new(address: Address) -> Self {
+    pub(super) fn new(address: ServerAddress) -> Self {
         let connect_timeout = Duration::from_secs(1);
         Self {
             address,

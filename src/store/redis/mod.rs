@@ -33,7 +33,7 @@ use tokio::runtime::Id;
 
 pub use self::{builder::RedisStoreBuilder, connect::InvalidRedisConfig};
 use self::{
-    connect::Address,
+    connect::ServerAddress,
     dispatch::{Dispatcher, Dispatchers, Pending, cross_slot},
 };
 use super::{Store, local_state::LocalState};
@@ -69,7 +69,7 @@ impl RedisStore {
 
     /// A store on the server at `url`, with settings of its own.
     pub fn builder(url: &str) -> RedisStoreBuilder {
-        RedisStoreBuilder::new(Address::Url(url.to_owned()))
+        RedisStoreBuilder::new(ServerAddress::Url(url.to_owned()))
     }
 
     /// A store on the server of the application's Redis client. It takes over the client's address, TLS, user, password,
@@ -87,7 +87,7 @@ impl RedisStore {
     /// keepalive, because it finds broken connections by the replies that pass through them. So it cannot use a pool or a
     /// connection of the application.
     pub fn from_client(client: &redis::Client) -> RedisStoreBuilder {
-        RedisStoreBuilder::new(Address::Client(Box::new(client.get_connection_info().clone())))
+        RedisStoreBuilder::new(ServerAddress::Client(Box::new(client.get_connection_info().clone())))
     }
 
     /// A store on the primary that sentinels know by this name. The sentinels are at URLs such as `redis://10.0.0.1:26379`.
@@ -101,7 +101,7 @@ impl RedisStore {
         primary: impl Into<String>,
     ) -> RedisStoreBuilder {
         let urls = urls.into_iter().map(Into::into).collect();
-        RedisStoreBuilder::new(Address::Sentinels { urls, primary: primary.into() })
+        RedisStoreBuilder::new(ServerAddress::Sentinels { urls, primary: primary.into() })
     }
 
     /// A store on the Redis Cluster with nodes at these URLs. One node that is up is enough to find the others. All
@@ -119,7 +119,7 @@ impl RedisStore {
     /// * If a node goes away in the middle, units that it cannot get back count until they leave the window.
     #[cfg(feature = "cluster")]
     pub fn cluster<U: Into<String>>(urls: impl IntoIterator<Item = U>) -> RedisStoreBuilder {
-        RedisStoreBuilder::new(Address::Cluster(urls.into_iter().map(Into::into).collect()))
+        RedisStoreBuilder::new(ServerAddress::Cluster(urls.into_iter().map(Into::into).collect()))
     }
 }
 

@@ -31,12 +31,12 @@ const TOO_SOON: Duration = Duration::from_millis(5);
 /// A connection to one server, or connections to all nodes of a cluster. Clones share them.
 #[derive(Clone)]
 pub(crate) enum Connection {
-    Server(MultiplexedConnection, Arc<Health>),
+    Server(MultiplexedConnection, Arc<ConnectionHealth>),
     Cluster(Arc<ClusterConnections>),
 }
 
 impl Connection {
-    pub(super) fn to_server(connection: MultiplexedConnection, health: Health) -> Self {
+    pub(super) fn to_server(connection: MultiplexedConnection, health: ConnectionHealth) -> Self {
         Self::Server(connection, Arc::new(health))
     }
 
@@ -63,14 +63,14 @@ impl Connection {
 
 /// The health of a connection to one server, shared by all that send over it.
 #[derive(Debug)]
-pub(crate) struct Health {
+pub(crate) struct ConnectionHealth {
     /// The generation of the connection, and the current one of its pool.
     generation: u64,
     current: Arc<AtomicU64>,
     unanswered: AtomicU32,
 }
 
-impl Health {
+impl ConnectionHealth {
     /// To be called before connecting: if the generation ends while a connection is being made, that connection may
     /// lead to the old server.
     pub(super) fn new(current: &Arc<AtomicU64>) -> Self {
@@ -108,7 +108,7 @@ impl Health {
 /// A wait for a reply. Dropping it counts the request as unanswered: the reply took too long for the Redis client, or a
 /// deadline dropped the future of the caller.
 struct ReplyWait<'a> {
-    health: &'a Health,
+    health: &'a ConnectionHealth,
     since: Instant,
 }
 

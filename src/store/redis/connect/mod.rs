@@ -23,6 +23,6 @@ pub(super) use self::{
     cluster::was_not_run,
     connection::{Connection, needs_new_connection},
     pool::Pool,
-    server::{Address, Server},
+    server::{Server, ServerAddress},
     settings::ConnectionSettings,
 };

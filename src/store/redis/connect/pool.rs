@@ -19,7 +19,7 @@ use redis::{ErrorKind, RedisError, RedisResult};
 use tokio::sync::watch;
 
 use super::{
-    connection::{Connection, Health},
+    connection::{Connection, ConnectionHealth},
     server::Server,
 };
 
@@ -99,7 +99,7 @@ impl ManageConnection for Connector {
     type Error = RedisError;
 
     async fn connect(&self) -> RedisResult<Connection> {
-        self.server.connect(Health::new(&self.generation)).await
+        self.server.connect(ConnectionHealth::new(&self.generation)).await
     }
 
     async fn is_valid(&self, connection: &mut Connection) -> RedisResult<()> {

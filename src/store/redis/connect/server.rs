@@ -8,7 +8,7 @@ use redis::{ConnectionInfo, RedisError, RedisResult, Value, aio::ConnectionLike,
 
 use super::{
     cluster::Cluster,
-    connection::{Connection, Health},
+    connection::{Connection, ConnectionHealth},
     invalid::InvalidRedisConfig,
     sentinel::Sentinels,
     settings::ConnectionSettings,
@@ -16,7 +16,7 @@ use super::{
 
 /// The address of a server, as the application gave it.
 #[derive(Clone)]
-pub(crate) enum Address {
+pub(crate) enum ServerAddress {
     Url(String),
     Client(Box<ConnectionInfo>),
     Sentinels {
@@ -28,32 +28,34 @@ pub(crate) enum Address {
 }
 
 pub(crate) struct Server {
-    kind: Kind,
+    topology: Topology,
     pub(super) settings: ConnectionSettings,
 }
 
-enum Kind {
+enum Topology {
     Node(RedisConnectionManager, String),
     Sentinels(Sentinels),
     Cluster(Box<Cluster>),
 }
 
 impl Server {
-    pub(crate) fn new(address: Address, settings: ConnectionSettings) -> Result<Self, InvalidRedisConfig> {
-        let kind = match address {
-            Address::Url(url) => {
-                Kind::node(settings.server(&url)?).map_err(|cause| InvalidRedisConfig::url(&url, cause))?
+    pub(crate) fn new(address: ServerAddress, settings: ConnectionSettings) -> Result<Self, InvalidRedisConfig> {
+        let topology = match address {
+            ServerAddress::Url(url) => {
+                Topology::node(settings.server(&url)?).map_err(|cause| InvalidRedisConfig::url(&url, cause))?
             }
-            Address::Client(info) => Kind::node(settings.client(*info)?)
+            ServerAddress::Client(info) => Topology::node(settings.client(*info)?)
                 .map_err(|cause| InvalidRedisConfig::caused("the client leads nowhere", cause))?,
-            Address::Sentinels { urls, primary } => Kind::Sentinels(Sentinels::new(&urls, primary, &settings)?),
-            Address::Cluster(urls) => Kind::Cluster(Box::new(Cluster::new(&urls, &settings)?)),
+            ServerAddress::Sentinels { urls, primary } => {
+                Topology::Sentinels(Sentinels::new(&urls, primary, &settings)?)
+            }
+            ServerAddress::Cluster(urls) => Topology::Cluster(Box::new(Cluster::new(&urls, &settings)?)),
         };
-        Ok(Self { kind, settings })
+        Ok(Self { topology, settings })
     }
 
     pub(crate) fn is_cluster(&self) -> bool {
-        matches!(self.kind, Kind::Cluster(_))
+        matches!(self.topology, Topology::Cluster(_))
     }
 
     /// The most connections that a runtime opens.
@@ -61,15 +63,15 @@ impl Server {
         self.settings.connections
     }
 
-    pub(super) async fn connect(&self, health: Health) -> RedisResult<Connection> {
+    pub(super) async fn connect(&self, health: ConnectionHealth) -> RedisResult<Connection> {
         self.sign_in(health).await.map_err(without_arguments)
     }
 
-    async fn sign_in(&self, health: Health) -> RedisResult<Connection> {
-        let mut connection = match &self.kind {
-            Kind::Node(manager, _) => manager.connect().await?,
-            Kind::Sentinels(sentinels) => sentinels.connect(&self.settings).await?,
-            Kind::Cluster(cluster) => return Ok(Connection::to_cluster(cluster.connect().await?)),
+    async fn sign_in(&self, health: ConnectionHealth) -> RedisResult<Connection> {
+        let mut connection = match &self.topology {
+            Topology::Node(manager, _) => manager.connect().await?,
+            Topology::Sentinels(sentinels) => sentinels.connect(&self.settings).await?,
+            Topology::Cluster(cluster) => return Ok(Connection::to_cluster(cluster.connect().await?)),
         };
         // A server that asks for a password replies to a whole script with a protocol error, or hangs up. Any other
         // error comes again with the first batch, which may then be sent again.
@@ -85,7 +87,7 @@ impl Server {
     }
 }
 
-impl Kind {
+impl Topology {
     fn node(info: ConnectionInfo) -> RedisResult<Self> {
         let address = info.addr().to_string();
         Ok(Self::Node(RedisConnectionManager::new(info)?, address))
@@ -105,10 +107,10 @@ fn without_arguments(error: RedisError) -> RedisError {
 
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.kind {
-            Kind::Node(_, address) => f.write_str(address),
-            Kind::Sentinels(sentinels) => sentinels.fmt(f),
-            Kind::Cluster(cluster) => cluster.fmt(f),
+        match &self.topology {
+            Topology::Node(_, address) => f.write_str(address),
+            Topology::Sentinels(sentinels) => sentinels.fmt(f),
+            Topology::Cluster(cluster) => cluster.fmt(f),
         }
     }
 }

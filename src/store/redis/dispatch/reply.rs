@@ -34,7 +34,7 @@ struct Reply {
     /// The script's time, in microseconds.
     now: u64,
     /// The statuses of the present job. Kept for the next one, so that it needs no memory of its own.
-    statuses: Vec<Status>,
+    statuses: Vec<RawStatus>,
 }
 
 impl Reply {
@@ -51,7 +51,7 @@ impl Reply {
         let admitted = admitted.unwrap_or(Ok(count));
         self.statuses.clear();
         for _ in check.charges() {
-            self.statuses.push(Status::read(&mut self.fields, has_retries)?);
+            self.statuses.push(RawStatus::read(&mut self.fields, has_retries)?);
         }
         for copy in 0..count {
             results.push(match &admitted {
@@ -97,7 +97,7 @@ pub(super) struct MalformedReply;
 
 /// The status of a charge after all copies of its check. The times are microseconds.
 #[derive(Clone, Copy, Default)]
-struct Status {
+struct RawStatus {
     used: u64,
     reset: u64,
     retry: u64,
@@ -106,7 +106,7 @@ struct Status {
     least: u64,
 }
 
-impl Status {
+impl RawStatus {
     fn read(fields: &mut vec::IntoIter<Value>, has_retry: bool) -> Result<Self, MalformedReply> {
         let mut status = Self { used: number(fields)?, ..Self::default() };
         match fields.next() {
