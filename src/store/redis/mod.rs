@@ -1,8 +1,7 @@
 //! The shared store: one atomic script on Redis decides.
 //!
-//! A check goes through `dispatch/`, which sends it together with others, and over a connection of `connect/` to the Lua
-//! files of `script/`, of which `head.lua` is the first. `keys.rs` is the layout of the keys in Redis, `builder.rs` the
-//! settings of a store.
+//! `dispatch/` sends checks in batches, over the connections of `connect/`. The Lua files of `script/` decide them: read
+//! `head.lua` first. `keys.rs` is the layout of the keys in Redis, and `builder.rs` has the settings of a store.
 //!
 //! 1. Each limit and key has one sorted set: the head of the script explains its entries.
 //! 2. The script reads the server's time once, so all processes decide by one clock.

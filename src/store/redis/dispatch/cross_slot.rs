@@ -89,7 +89,7 @@ async fn decide_each(
     subchecks: Vec<Subcheck>,
     caller: Sender<Result<Decision, StoreError>>,
 ) {
-    let (mut taken, mut statuses, mut at) = (Vec::new(), KnownStatuses::unknown(&check), SystemTime::UNIX_EPOCH);
+    let (mut taken, mut statuses, mut at) = (Vec::new(), KnownStatuses::none(&check), SystemTime::UNIX_EPOCH);
     let (mut rest, mut failure) = (subchecks.into_iter(), None);
     while let Some(subcheck) = rest.next() {
         match wait(dispatcher.decide(subcheck.check.clone())).await {
@@ -140,7 +140,7 @@ async fn settle_each(
 ) -> Result<Settled, StoreError> {
     let costs: Vec<_> = settlement.accounts().map(|account| account.cost()).collect();
     let (id, mut at, mut was_applied, mut failure) = (settlement.id(), settlement.at(), false, None);
-    let mut statuses = KnownStatuses::unknown(settlement.check());
+    let mut statuses = KnownStatuses::none(settlement.check());
     for subcheck in subchecks {
         let mut indices = subcheck.indices.iter();
         let cost = |_: &_| indices.next().and_then(|index| costs.get(*index).copied().flatten());
@@ -194,7 +194,7 @@ async fn wait<T>(pending: Result<Pending<T>, StoreError>) -> Result<T, StoreErro
 struct KnownStatuses(Vec<LimitStatus>);
 
 impl KnownStatuses {
-    fn unknown(check: &Check) -> Self {
+    fn none(check: &Check) -> Self {
         Self(check.charges().map(|charge| LimitStatus::new(charge, 0, Duration::ZERO, None)).collect())
     }
 
