@@ -1,30 +1,30 @@
-//! What of a URL may be shown, and which URLs cannot be told apart from a password.
+//! URLs in error texts, without passwords.
 //!
-//! 1. A user name and a password stand before the host, and may hold any character. Where a `/`, `?` or `#` in them is not
-//!    percent-encoded, what follows is read as something else, and what comes before it as the host.
-//! 2. So of a broken URL only the scheme and the host are shown, and only where nothing else can stand in their place.
+//! A user name and a password come before the host, and may have any character. If a `/`, `?` or `#` in them is not
+//! percent-encoded, a parser takes the text before it for the host. So an error shows only the scheme and the host of a URL,
+//! and only if they cannot be part of a password.
 
-/// Those of Redis, and others that are written by mistake.
+/// The schemes of Redis, and those that are written by mistake.
 const SCHEMES: [&str; 10] =
     ["redis", "rediss", "valkey", "valkeys", "redis+unix", "valkey+unix", "unix", "http", "https", "tcp"];
 
-/// The scheme and the host, as in `redis://…@host…`, if they certainly are that.
-pub(super) fn shown(url: &str) -> Option<String> {
+/// The scheme and the host, such as `redis://…@host…`. `None` if they may be part of a password.
+pub(super) fn redacted(url: &str) -> Option<String> {
     let (scheme, rest) = url.split_once("://")?;
     if !SCHEMES.contains(&scheme) || is_ambiguous(url) {
         return None;
     }
     let (authority, path) = split_authority(rest);
-    let (before, place) = authority.rsplit_once('@').map_or(("", authority), |(_, place)| ("…@", place));
-    let host = host(place)?;
-    let behind = if place == host && path.is_empty() { "" } else { "…" };
-    Some(format!("{scheme}://{before}{host}{behind}"))
+    let (user, address) = authority.rsplit_once('@').map_or(("", authority), |(_, address)| ("…@", address));
+    let host = host(address)?;
+    let rest = if address == host && path.is_empty() { "" } else { "…" };
+    Some(format!("{scheme}://{user}{host}{rest}"))
 }
 
-/// What stands before the port, brackets included.
-fn host(place: &str) -> Option<&str> {
-    let end = place.find(']').map_or_else(|| place.find(':').unwrap_or(place.len()), |end| end + 1);
-    let (host, port) = place.split_at(end);
+/// The host of an address, with the brackets of an IPv6 one.
+fn host(address: &str) -> Option<&str> {
+    let end = address.find(']').map_or_else(|| address.find(':').unwrap_or(address.len()), |end| end + 1);
+    let (host, port) = address.split_at(end);
     let literal = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     let is_of_host = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
     let is_host = match literal {
@@ -36,13 +36,13 @@ fn host(place: &str) -> Option<&str> {
     (is_host && is_port && !host.is_empty()).then_some(host)
 }
 
-/// Whether what looks like the host and what follows it may be the beginning of a user name or a password.
+/// Whether the host may be part of a user name or a password.
 pub(super) fn is_ambiguous(url: &str) -> bool {
-    // Those that parsers of URLs leave out.
+    // URL parsers ignore these characters.
     let url = url.replace(['\t', '\n', '\r'], "");
     let Some((_, rest)) = url.split_once("//") else { return url.contains('@') };
-    let (authority, behind) = split_authority(rest);
-    !authority.is_empty() && behind.contains('@')
+    let (authority, path) = split_authority(rest);
+    !authority.is_empty() && path.contains('@')
 }
 
 fn split_authority(rest: &str) -> (&str, &str) {
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_certainly_a_host_is_shown() {
+    fn only_a_certain_host_is_shown() {
         for (url, expected) in [
             ("redis://10.0.0.1/db", Some("redis://10.0.0.1…")),
             ("http://localhost", Some("http://localhost")),
@@ -77,7 +77,7 @@ mod tests {
             ("redis:shop:s3cr3t@host", None),
             ("", None),
         ] {
-            assert_eq!(shown(url).as_deref(), expected, "{url}");
+            assert_eq!(redacted(url).as_deref(), expected, "{url}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! How a server is spoken to, wherever it is: as whom, in which database, and over what.
+//! The settings of a connection, whichever server it leads to.
 
 use std::time::Duration;
 
@@ -9,23 +9,27 @@ use super::{invalid::InvalidRedisConfig, url::is_ambiguous};
 /// How long sent data may stay unacknowledged, and an idle peer silent, before the kernel ends the connection.
 const PEER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the settings say beside the URL. What they leave open, the URL says.
+/// The builder's settings of connections. A `None` leaves the setting to the URL.
 #[derive(Clone, Default)]
-pub(super) struct Access {
-    pub(super) username: Option<String>,
-    pub(super) password: Option<String>,
-    pub(super) database: Option<u32>,
+pub(crate) struct ConnectionSettings {
+    pub(crate) username: Option<String>,
+    pub(crate) password: Option<String>,
+    pub(crate) database: Option<u32>,
     #[cfg(feature = "tls")]
-    pub(super) trust: super::tls::Trust,
+    pub(crate) certificates: super::tls::Certificates,
+    pub(crate) client_name: Option<String>,
+    /// The most connections that a runtime opens, and the most batches of each queue that are in flight.
+    pub(crate) connections: u32,
+    pub(crate) connect_timeout: Duration,
 }
 
-impl Access {
-    /// How to reach the server at `url` as these settings say.
+impl ConnectionSettings {
+    /// The server at `url`, with these settings.
     pub(super) fn server(&self, url: &str) -> Result<ConnectionInfo, InvalidRedisConfig> {
         Ok(self.sign_in(self.endpoint(url)?))
     }
 
-    /// How to reach what is at `url` as the URL says.
+    /// The server at `url`, with the user, password and database of the URL.
     pub(super) fn endpoint(&self, url: &str) -> Result<ConnectionInfo, InvalidRedisConfig> {
         #[cfg(not(feature = "tls"))]
         if url.starts_with("rediss:") || url.starts_with("valkeys:") {
@@ -38,25 +42,26 @@ impl Access {
                  / as %2F, ? as %3F and # as %23",
             ));
         }
-        self.reach(info)
+        self.transport(info)
     }
 
-    /// How to reach what a client reaches, as these settings say.
-    pub(super) fn of_client(&self, info: ConnectionInfo) -> Result<ConnectionInfo, InvalidRedisConfig> {
+    /// The server of an application's client, with these settings.
+    pub(super) fn client(&self, info: ConnectionInfo) -> Result<ConnectionInfo, InvalidRedisConfig> {
         #[cfg(not(feature = "tls"))]
         if matches!(info.addr(), redis::ConnectionAddr::TcpTls { .. }) {
             return Err(InvalidRedisConfig::new("a client for TLS needs this crate's feature `tls`"));
         }
-        Ok(self.sign_in(self.reach(info)?))
+        Ok(self.sign_in(self.transport(info)?))
     }
 
-    fn reach(&self, info: ConnectionInfo) -> Result<ConnectionInfo, InvalidRedisConfig> {
+    /// Sets TLS and TCP up.
+    fn transport(&self, info: ConnectionInfo) -> Result<ConnectionInfo, InvalidRedisConfig> {
         #[cfg(feature = "tls")]
-        let info = self.trust.apply(info)?;
+        let info = self.certificates.apply(info)?;
         Ok(info.set_tcp_settings(tcp_settings()))
     }
 
-    /// With the user, the password and the database of these settings, where they have any.
+    /// Sets the user, the password and the database.
     pub(super) fn sign_in(&self, info: ConnectionInfo) -> ConnectionInfo {
         let mut redis = info.redis_settings().clone();
         if let Some(username) = &self.username {

@@ -1,14 +1,15 @@
-//! What is wrong with a setting.
+//! The error of a wrong setting.
 
 use std::{error, fmt};
 
 use redis::RedisError;
 
-use super::url::shown;
+use super::url::redacted;
 
-/// A setting that no [`RedisStore`](super::RedisStore) can have: the error of
-/// [`RedisStoreBuilder::build`](super::RedisStoreBuilder::build), naming the value. Of a URL it shows the
-/// scheme and the host at most, and not even those where a password may stand in their place.
+/// A wrong setting of a [`RedisStore`](crate::RedisStore): the error of
+/// [`RedisStoreBuilder::build`](crate::store::RedisStoreBuilder::build).
+///
+/// It names the value. Of a URL it shows at most the scheme and the host, and nothing if they may be part of a password.
 #[derive(Debug)]
 pub struct InvalidRedisConfig {
     problem: String,
@@ -16,7 +17,7 @@ pub struct InvalidRedisConfig {
 }
 
 impl InvalidRedisConfig {
-    pub(super) fn new(problem: impl Into<String>) -> Self {
+    pub(crate) fn new(problem: impl Into<String>) -> Self {
         Self { problem: problem.into(), cause: None }
     }
 
@@ -24,12 +25,12 @@ impl InvalidRedisConfig {
         Self { problem: problem.into(), cause: Some(cause) }
     }
 
-    /// A URL is not one of Redis. The cause is the client's, which does not repeat the URL.
+    /// A URL that is not a Redis URL. The client's error, which is the cause, does not repeat the URL.
     pub(super) fn url(url: &str, cause: RedisError) -> Self {
-        let shown = shown(url).map(|shown| format!("{shown:?}"));
+        let shown = redacted(url).map(|shown| format!("{shown:?}"));
         let shown = shown.as_deref().unwrap_or("a URL, not shown since it may hold a password,");
         let problem = format!("{shown} is not a Redis URL such as redis://127.0.0.1:6379/0");
-        // Of parameters the client repeats the value.
+        // The client's error repeats the values of parameters.
         Self { problem, cause: (!url.contains('?')).then_some(cause) }
     }
 }

@@ -1,0 +1,156 @@
+//! A Redis Cluster, reached by two clients.
+//!
+//! 1. The first client repeats nothing, so a command that it sends counts once.
+//! 2. The second client sends commands again. It follows slots that move, and waits a little for a node that is replaced. Its
+//!    commands carry ids, or have certainly not run before. There is one exception: a check without an id, on a limit that
+//!    is no exact log, counts twice if its slot moves just when a connection breaks. It never counts too little.
+//! 3. Both know which node has which slot, and reconnect to a node that is lost.
+//! 4. Connections that get no reply from any node for half a second are replaced, because the client of version 1.8.1 can
+//!    deadlock. If tokio's budget for a task ends while a request locks the table of nodes, the request keeps the lock until
+//!    it is polled again. It is not polled while the client looks up the slots, which waits for that lock. Some dozens of
+//!    requests at the moment when slots move can stop the client for ever.
+
+use std::{
+    fmt,
+    sync::{
+        Mutex, OnceLock, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use redis::{
+    Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value,
+    aio::ConnectionLike,
+    cluster::{ClusterClient, ClusterClientBuilder, ClusterConfig},
+    cluster_async::ClusterConnection,
+};
+use tokio::time::timeout;
+
+use super::{
+    invalid::InvalidRedisConfig,
+    settings::{ConnectionSettings, tcp_settings},
+};
+
+/// How long a node may take to reply: as long as a server without a cluster.
+const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// How long one request may take, with all repetitions and new connections.
+const OVERALL_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long connecting to all nodes and asking one for the slots may take. Each step has a timeout of its own.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often the second client repeats a command that a node refused, and the milliseconds that it waits in between.
+const RETRIES: u32 = 6;
+const RETRY_WAIT: (u64, u64) = (5, 100);
+
+pub(super) struct Cluster {
+    first: ClusterClient,
+    again: ClusterClient,
+    nodes: String,
+}
+
+/// The connections of both clients.
+pub(crate) struct ClusterConnections {
+    first: Nodes,
+    /// Made when it is needed.
+    again: OnceLock<Nodes>,
+    client: ClusterClient,
+}
+
+/// The connections of one client to all nodes.
+struct Nodes {
+    connection: ClusterConnection,
+    /// The requests since the last reply of any node, and the time of the first of them.
+    unanswered: AtomicU32,
+    since: Mutex<Instant>,
+}
+
+impl Cluster {
+    pub(super) fn new(urls: &[String], settings: &ConnectionSettings) -> Result<Self, InvalidRedisConfig> {
+        let Some(url) = urls.first() else {
+            return Err(InvalidRedisConfig::new("there must be 1 node of the cluster or more, not 0"));
+        };
+        let infos = urls.iter().map(|url| settings.server(url)).collect::<Result<Vec<_>, _>>()?;
+        let nodes: Vec<_> = infos.iter().map(|info| info.addr().to_string()).collect();
+        let build = |retries| {
+            let builder = ClusterClientBuilder::new(infos.clone())
+                .tcp_settings(tcp_settings())
+                .response_timeout(RESPONSE_TIMEOUT)
+                .overall_response_timeout(Some(OVERALL_TIMEOUT))
+                .min_retry_wait(RETRY_WAIT.0)
+                .max_retry_wait(RETRY_WAIT.1)
+                .retries(retries);
+            #[cfg(feature = "tls")]
+            let certificates = &settings.certificates;
+            #[cfg(feature = "tls")]
+            let builder = if certificates.are_given() { builder.certs(certificates.for_client()) } else { builder };
+            builder.build().map_err(|cause| InvalidRedisConfig::url(url, cause))
+        };
+        let (first, again) = (build(0)?, build(RETRIES)?);
+        if settings.client_name.is_some() {
+            return Err(InvalidRedisConfig::new("connections to a cluster cannot have a client name"));
+        }
+        Ok(Self { first, again, nodes: nodes.join(" ") })
+    }
+
+    pub(super) async fn connect(&self) -> RedisResult<ClusterConnections> {
+        let first = timeout(CONNECT_TIMEOUT, self.first.get_async_connection()).await;
+        let first = first.map_err(|_| RedisError::from((ErrorKind::Io, "the cluster's nodes do not answer")))??;
+        Ok(ClusterConnections { first: Nodes::new(first), again: OnceLock::new(), client: self.again.clone() })
+    }
+}
+
+impl ClusterConnections {
+    /// Sends a command, for the first time or `again`.
+    pub(super) async fn send(&self, command: &Cmd, again: bool) -> RedisResult<Value> {
+        let connect = || Nodes::new(self.client.get_pending_async_connection_with_config(ClusterConfig::new()));
+        let nodes = if again { self.again.get_or_init(connect) } else { &self.first };
+        nodes.send(command).await
+    }
+
+    /// Whether one of the clients left so many requests without a reply, the first of them for longer than a reply may take.
+    pub(super) fn are_silent(&self, requests: u32) -> bool {
+        self.first.is_silent(requests) || self.again.get().is_some_and(|nodes| nodes.is_silent(requests))
+    }
+}
+
+impl Nodes {
+    fn new(connection: ClusterConnection) -> Self {
+        Self { connection, unanswered: AtomicU32::new(0), since: Mutex::new(Instant::now()) }
+    }
+
+    async fn send(&self, command: &Cmd) -> RedisResult<Value> {
+        // Counted before the wait: a caller whose deadline passes drops the future in the middle of it.
+        if self.unanswered.fetch_add(1, Ordering::Relaxed) == 0 {
+            *self.since.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        }
+        let result = self.connection.clone().req_packed_command(command).await.and_then(Value::extract_error);
+        if !result.as_ref().is_err_and(RedisError::is_timeout) {
+            self.unanswered.store(0, Ordering::Relaxed);
+        }
+        result
+    }
+
+    fn is_silent(&self, requests: u32) -> bool {
+        self.unanswered.load(Ordering::Relaxed) >= requests
+            && self.since.lock().unwrap_or_else(PoisonError::into_inner).elapsed() >= RESPONSE_TIMEOUT
+    }
+}
+
+/// Whether the error says that a node has not run the command, and that another may.
+pub(crate) fn was_not_run(error: &RedisError) -> bool {
+    use ServerErrorKind::{Ask, BusyLoading, ClusterDown, MasterDown, Moved, ReadOnly, TryAgain};
+    matches!(
+        error.kind(),
+        ErrorKind::ClusterConnectionNotFound
+            | ErrorKind::Server(Moved | Ask | TryAgain | ClusterDown | MasterDown | BusyLoading | ReadOnly)
+    )
+}
+
+impl fmt::Display for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the cluster of {}", self.nodes)
+    }
+}

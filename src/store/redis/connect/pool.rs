@@ -1,0 +1,155 @@
+//! The connections of one runtime: bb8's pool, which notices broken connections without a PING.
+//!
+//! 1. Taking a connection sends nothing: the replies that pass through a connection tell whether it works.
+//! 2. Only tasks take a connection or wait for one. A future that is not polled would keep the connection, or its turn in
+//!    the pool, from all others. A check that is sent without a task shares an idle connection, which stays in the pool.
+//! 3. Batches share the connections to a cluster, which lead to all of its nodes.
+
+use std::{
+    error, fmt,
+    future::{Future, poll_fn},
+    pin::pin,
+    sync::{Arc, atomic::AtomicU64},
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use bb8::{ManageConnection, PooledConnection, RunError};
+use redis::{ErrorKind, RedisError, RedisResult};
+use tokio::sync::watch;
+
+use super::{
+    connection::{Connection, ConnectionHealth},
+    server::Server,
+};
+
+/// The kind of our own error about a connection that is not to be used again. Connecting never fails with it.
+const GIVEN_UP: ErrorKind = ErrorKind::Client;
+
+/// The connections of one runtime. Only that runtime may take them.
+pub(crate) struct Pool {
+    pool: bb8::Pool<Connector>,
+    last_failure: watch::Sender<Option<RedisError>>,
+    address: Arc<str>,
+    connect_timeout: Duration,
+}
+
+impl Pool {
+    /// Connects nowhere yet.
+    pub(crate) fn new(server: &Arc<Server>) -> Self {
+        let last_failure = watch::Sender::new(None);
+        let connect_timeout = server.settings.connect_timeout;
+        let pool = bb8::Pool::builder()
+            .max_size(server.settings.connections)
+            .connection_timeout(connect_timeout)
+            .idle_timeout(None)
+            .max_lifetime(None)
+            // The next check tries again, so no check waits for a pause between two tries.
+            .retry_connection(false)
+            .error_sink(Box::new(FailureSink(last_failure.clone())))
+            .build_unchecked(Connector { server: Arc::clone(server), generation: Arc::default() });
+        Self { pool, last_failure, address: server.to_string().into(), connect_timeout }
+    }
+
+    /// A clone of an idle connection, if there is one. The connection itself stays in the pool.
+    pub(crate) fn share_idle(&self) -> Option<Connection> {
+        match pin!(self.pool.get()).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(Ok(pooled)) => Some(pooled.clone()),
+            _ => None,
+        }
+    }
+
+    /// A connection, and the guard that returns it to the pool. If there is none and none can be made, the wait ends at once
+    /// with the cause. To be called in a task.
+    pub(crate) async fn take(&self) -> Result<(Connection, Option<PooledConnection<'_, Connector>>), NoConnection> {
+        let mut pooled = pin!(self.pool.get());
+        let mut failures = self.last_failure.subscribe();
+        loop {
+            let mut failure = pin!(failures.changed());
+            let outcome = poll_fn(|cx| match pooled.as_mut().poll(cx) {
+                Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
+                Poll::Pending => failure.as_mut().poll(cx).map(|_| None),
+            });
+            let (after, cause) = match outcome.await {
+                Some(Ok(pooled)) => {
+                    let connection = pooled.clone();
+                    // Connections to a cluster return at once: a slow node must not keep other batches from the rest.
+                    let is_exclusive = matches!(connection, Connection::Server(..));
+                    return Ok((connection, is_exclusive.then_some(pooled)));
+                }
+                Some(Err(RunError::User(error))) => (None, Some(error)),
+                Some(Err(RunError::TimedOut)) => (Some(self.connect_timeout), self.last_failure.borrow().clone()),
+                // The other connections are in use. One of them will come back.
+                None if self.pool.state().connections > 0 => continue,
+                None => (None, self.last_failure.borrow().clone()),
+            };
+            return Err(NoConnection { address: Arc::clone(&self.address), after, cause });
+        }
+    }
+}
+
+/// Makes the connections of one pool, and tells it which are broken.
+pub(crate) struct Connector {
+    server: Arc<Server>,
+    generation: Arc<AtomicU64>,
+}
+
+impl ManageConnection for Connector {
+    type Connection = Connection;
+    type Error = RedisError;
+
+    async fn connect(&self) -> RedisResult<Connection> {
+        self.server.connect(ConnectionHealth::new(&self.generation)).await
+    }
+
+    async fn is_valid(&self, connection: &mut Connection) -> RedisResult<()> {
+        if connection.is_broken() {
+            return Err(RedisError::from((GIVEN_UP, "the connection has been given up")));
+        }
+        Ok(())
+    }
+
+    fn has_broken(&self, connection: &mut Connection) -> bool {
+        connection.is_broken()
+    }
+}
+
+/// Publishes that connecting failed: bb8 does not report it to the callers that wait.
+#[derive(Clone, Debug)]
+struct FailureSink(watch::Sender<Option<RedisError>>);
+
+impl bb8::ErrorSink<RedisError> for FailureSink {
+    fn sink(&self, error: RedisError) {
+        // A connection that was given up says nothing about making a new one.
+        if error.kind() != GIVEN_UP {
+            self.0.send_replace(Some(error));
+        }
+    }
+
+    fn boxed_clone(&self) -> Box<dyn bb8::ErrorSink<RedisError>> {
+        Box::new(self.clone())
+    }
+}
+
+/// The pool has no connection to give.
+#[derive(Debug)]
+pub(crate) struct NoConnection {
+    address: Arc<str>,
+    after: Option<Duration>,
+    cause: Option<RedisError>,
+}
+
+impl fmt::Display for NoConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.after {
+            Some(after) => write!(f, "no connection to Redis at {} could be opened within {after:?}", self.address),
+            None => write!(f, "no connection to Redis at {} could be opened", self.address),
+        }
+    }
+}
+
+impl error::Error for NoConnection {
+    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
+        self.cause.as_ref().map(|cause| cause as _)
+    }
+}

@@ -1,0 +1,116 @@
+//! The server that a store's connections lead to.
+
+use std::fmt;
+
+use bb8::ManageConnection;
+use bb8_redis::RedisConnectionManager;
+use redis::{ConnectionInfo, RedisError, RedisResult, Value, aio::ConnectionLike, cmd};
+
+use super::{
+    cluster::Cluster,
+    connection::{Connection, ConnectionHealth},
+    invalid::InvalidRedisConfig,
+    sentinel::Sentinels,
+    settings::ConnectionSettings,
+};
+
+/// The address of a server, as the application gave it.
+#[derive(Clone)]
+pub(crate) enum ServerAddress {
+    Url(String),
+    Client(Box<ConnectionInfo>),
+    Sentinels {
+        urls: Vec<String>,
+        primary: String,
+    },
+    #[cfg_attr(not(feature = "cluster"), expect(dead_code))]
+    Cluster(Vec<String>),
+}
+
+pub(crate) struct Server {
+    topology: Topology,
+    pub(super) settings: ConnectionSettings,
+}
+
+enum Topology {
+    Node(RedisConnectionManager, String),
+    Sentinels(Sentinels),
+    Cluster(Box<Cluster>),
+}
+
+impl Server {
+    pub(crate) fn new(address: ServerAddress, settings: ConnectionSettings) -> Result<Self, InvalidRedisConfig> {
+        let topology = match address {
+            ServerAddress::Url(url) => {
+                Topology::node(settings.server(&url)?).map_err(|cause| InvalidRedisConfig::url(&url, cause))?
+            }
+            ServerAddress::Client(info) => Topology::node(settings.client(*info)?)
+                .map_err(|cause| InvalidRedisConfig::caused("the client leads nowhere", cause))?,
+            ServerAddress::Sentinels { urls, primary } => {
+                Topology::Sentinels(Sentinels::new(&urls, primary, &settings)?)
+            }
+            ServerAddress::Cluster(urls) => Topology::Cluster(Box::new(Cluster::new(&urls, &settings)?)),
+        };
+        Ok(Self { topology, settings })
+    }
+
+    pub(crate) fn is_cluster(&self) -> bool {
+        matches!(self.topology, Topology::Cluster(_))
+    }
+
+    /// The most connections that a runtime opens.
+    pub(crate) fn connections(&self) -> u32 {
+        self.settings.connections
+    }
+
+    pub(super) async fn connect(&self, health: ConnectionHealth) -> RedisResult<Connection> {
+        self.sign_in(health).await.map_err(without_arguments)
+    }
+
+    async fn sign_in(&self, health: ConnectionHealth) -> RedisResult<Connection> {
+        let mut connection = match &self.topology {
+            Topology::Node(manager, _) => manager.connect().await?,
+            Topology::Sentinels(sentinels) => sentinels.connect(&self.settings).await?,
+            Topology::Cluster(cluster) => return Ok(Connection::to_cluster(cluster.connect().await?)),
+        };
+        // A server that asks for a password replies to a whole script with a protocol error, or hangs up. Any other
+        // error comes again with the first batch, which may then be sent again.
+        match connection.req_packed_command(&cmd("PING")).await.and_then(Value::extract_error) {
+            Err(error) if error.code() == Some("NOAUTH") => return Err(error),
+            _ => {}
+        }
+        if let Some(name) = &self.settings.client_name {
+            // The reply may be an error: a user that may not set the name can do everything else without it.
+            connection.req_packed_command(cmd("CLIENT").arg("SETNAME").arg(name)).await?;
+        }
+        Ok(Connection::to_server(connection, health))
+    }
+}
+
+impl Topology {
+    fn node(info: ConnectionInfo) -> RedisResult<Self> {
+        let address = info.addr().to_string();
+        Ok(Self::Node(RedisConnectionManager::new(info)?, address))
+    }
+}
+
+/// Removes the arguments of an unknown command, which the server repeats. Those of a sign-in hold the password.
+fn without_arguments(error: RedisError) -> RedisError {
+    match error.detail() {
+        Some(text) if text.contains("unknown command") => {
+            let command = text.split_once(',').map_or("", |(command, _)| command).to_owned();
+            RedisError::from((error.kind(), "the server refuses", command))
+        }
+        _ => error,
+    }
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.topology {
+            Topology::Node(_, address) => f.write_str(address),
+            Topology::Sentinels(sentinels) => sentinels.fmt(f),
+            Topology::Cluster(cluster) => cluster.fmt(f),
+        }
+    }
+}

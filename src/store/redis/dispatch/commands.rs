@@ -1,0 +1,60 @@
+//! Sends single commands: resets a key, and tries a new store out.
+
+use std::{future::Future, sync::Arc};
+
+use redis::cmd;
+use tokio::task::JoinSet;
+
+use super::{
+    batch::Batch,
+    dispatcher::{Cause, Dispatcher},
+    stale_refusals::StaleRefusals,
+};
+use crate::{error::StoreError, key::Key, limit::Limit};
+
+impl Dispatcher {
+    /// Runs the script without a check, and deletes a key that no limit has. So the server is reached, knows the script,
+    /// and lets this user run it and write at our keys.
+    pub(crate) async fn try_out(self: &Arc<Self>) -> Result<(), StoreError> {
+        let dispatcher = Arc::clone(self);
+        let result = self.in_task(async move {
+            dispatcher.try_send(&Batch::new(Vec::new(), &dispatcher.config.time), false).await??;
+            dispatcher.unlink(&format!("{}:", dispatcher.keys().prefix())).await
+        });
+        result.await.map_err(|cause| StoreError::new("connecting to Redis", cause))
+    }
+
+    /// Forgets the counted units of a limit and a key.
+    pub(crate) async fn reset(self: &Arc<Self>, limit: Limit, key: &Key) -> Result<(), StoreError> {
+        let (dispatcher, key) = (Arc::clone(self), self.keys().of(&limit, key));
+        let refusals = StaleRefusals::new(&self.config.local_state, vec![limit]);
+        let result = self.in_task(async move { dispatcher.unlink(&key).await }).await;
+        drop(refusals);
+        result.map_err(|cause| StoreError::new("resetting a key", cause))
+    }
+
+    /// Awaits something that takes a connection in a task, which ends if the caller stops waiting.
+    async fn in_task(&self, future: impl Future<Output = Result<(), Cause>> + Send + 'static) -> Result<(), Cause> {
+        let mut task = JoinSet::new();
+        task.spawn_on(future, self.runtime());
+        while let Some(result) = task.join_next().await {
+            result??;
+        }
+        Ok(())
+    }
+
+    /// Deletes a key. Deletes it again if the connection was broken, which does no harm.
+    async fn unlink(&self, key: &str) -> Result<(), Cause> {
+        let mut command = cmd("UNLINK");
+        command.arg(key);
+        let send = async |again| {
+            let (mut connection, _pooled) = self.pool.take().await?;
+            Ok::<_, Cause>(connection.send(&command, again).await)
+        };
+        match send(false).await? {
+            Err(error) if self.is_worth_another_try(&error) => send(true).await??,
+            result => result?,
+        };
+        Ok(())
+    }
+}
