@@ -151,8 +151,7 @@ impl Charge {
         Some(Self { limit, ..self.clone() })
     }
 
-    /// What is charged, and in whose name.
-    pub(crate) fn whose(&self) -> (&Limit, &Key) {
+    pub(crate) fn limit_and_key(&self) -> (&Limit, &Key) {
         (&self.limit, &self.key)
     }
 

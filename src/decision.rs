@@ -47,11 +47,11 @@ use crate::{
 /// The outcome of a check. See the [module docs](self). Cheap to clone.
 #[derive(Clone)]
 #[must_use = "a refusal is a decision, too: see `is_allowed`"]
-pub struct Decision(Arc<Parts>);
+pub struct Decision(Arc<Inner>);
 
 /// What a decision is made of: more than one would like to move from hand to hand.
 #[derive(Clone, Debug)]
-struct Parts {
+struct Inner {
     at: SystemTime,
     id: AdmissionId,
     first: LimitStatus,
@@ -97,7 +97,7 @@ impl Decision {
     /// Of one status a charge, in order.
     #[inline]
     pub(crate) fn of_statuses(at: SystemTime, id: AdmissionId, (first, rest): (LimitStatus, Vec<LimitStatus>)) -> Self {
-        Self(Arc::new(Parts { at, id, first, rest, instead_of: None }))
+        Self(Arc::new(Inner { at, id, first, rest, instead_of: None }))
     }
 
     /// A decision of this process, since the store has failed to decide.
@@ -108,10 +108,10 @@ impl Decision {
 
     /// The same figures as a refusal for so long, by every charge of the check that can refuse.
     pub(crate) fn refused_for(mut self, check: &Check, wait: Duration) -> Self {
-        let Parts { first, rest, .. } = Arc::make_mut(&mut self.0);
+        let Inner { first, rest, .. } = Arc::make_mut(&mut self.0);
         let statuses = iter::once(first).chain(rest);
         for (_, status) in check.charges().zip(statuses).filter(|(charge, _)| charge.can_refuse()) {
-            status.retry = Some(Retry::of(wait, wait));
+            status.retry = Some(Retry::new(wait, wait));
         }
         self
     }
@@ -120,7 +120,7 @@ impl Decision {
     pub(crate) fn with_retry_reserved_after(mut self, wait: Duration) -> Self {
         let is_other = |retry: &Retry| retry.least < retry.most && retry.reserved_after != wait;
         if self.statuses().any(|status| status.retry.as_ref().is_some_and(is_other)) {
-            let Parts { first, rest, .. } = Arc::make_mut(&mut self.0);
+            let Inner { first, rest, .. } = Arc::make_mut(&mut self.0);
             let retries = iter::once(first).chain(rest).filter_map(|status| status.retry.as_mut());
             retries.for_each(|retry| retry.reserved_after = wait);
         }
@@ -129,7 +129,7 @@ impl Decision {
 
     /// The same decision, with the statuses of another in these places.
     pub(crate) fn with_statuses_of(mut self, other: &Self, places: &[usize]) -> Self {
-        let Parts { first, rest, .. } = Arc::make_mut(&mut self.0);
+        let Inner { first, rest, .. } = Arc::make_mut(&mut self.0);
         let mut statuses: Vec<_> = iter::once(first).chain(rest).collect();
         for (place, status) in iter::zip(places, other.statuses()) {
             if let Some(old) = statuses.get_mut(*place) {
@@ -140,10 +140,10 @@ impl Decision {
     }
 
     /// The refusal of a check, of whose limits these are the figures at no cost, if it is one: until something leaves.
-    pub(crate) fn refusing(mut self, check: &Check) -> Option<Self> {
-        let Parts { first, rest, .. } = Arc::make_mut(&mut self.0);
+    pub(crate) fn into_refusal(mut self, check: &Check) -> Option<Self> {
+        let Inner { first, rest, .. } = Arc::make_mut(&mut self.0);
         for (charge, status) in check.charges().zip(iter::once(first).chain(rest)) {
-            *status = status.clone().until_something_leaves(charge);
+            *status = status.clone().refused_until_reset(charge);
         }
         (!self.is_allowed()).then_some(self)
     }
@@ -242,7 +242,7 @@ impl Decision {
 
 impl fmt::Debug for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Parts { at, id, first: _, rest: _, instead_of } = &*self.0;
+        let Inner { at, id, first: _, rest: _, instead_of } = &*self.0;
         f.debug_struct("Decision")
             .field("at", at)
             .field("id", id)
@@ -263,7 +263,7 @@ impl LimitStatus {
             used,
             reserved: 0,
             reset_after,
-            retry: retry_after.map(|wait| Retry::of(wait, wait)),
+            retry: retry_after.map(|wait| Retry::new(wait, wait)),
             is_shadow: charge.is_shadow(),
             is_hidden: charge.is_hidden(),
             is_spent: charge.is_spent(),
@@ -275,24 +275,24 @@ impl LimitStatus {
     #[must_use]
     pub fn with_reserved(mut self, units: u64, at_least: Duration) -> Self {
         self.reserved = units;
-        self.retry = self.retry.map(|retry| Retry::of(at_least.min(retry.most), retry.most));
+        self.retry = self.retry.map(|retry| Retry::new(at_least.min(retry.most), retry.most));
         self
     }
 
     /// The same figures, as a refusal until something leaves where the charge does not fit.
-    pub(crate) fn until_something_leaves(mut self, charge: &Charge) -> Self {
+    pub(crate) fn refused_until_reset(mut self, charge: &Charge) -> Self {
         let most = self.reset_after;
         let settled = self.used.saturating_sub(self.reserved);
         let would_fit = self.reserved > 0 && settled.saturating_add(charge.cost()) <= self.limit.units();
         let least = if would_fit { Duration::ZERO } else { most };
         let refuses = !self.is_spent && charge.cost() > self.remaining();
-        self.retry = refuses.then(|| Retry::of(least, most));
+        self.retry = refuses.then(|| Retry::new(least, most));
         self
     }
 
     /// The same figures, and if it refuses, for at least as long as this.
     pub(crate) fn not_before(mut self, known: &Retry) -> Self {
-        self.retry = self.retry.map(|retry| Retry::of(retry.least.max(known.least), retry.most.max(known.most)));
+        self.retry = self.retry.map(|retry| Retry::new(retry.least.max(known.least), retry.most.max(known.most)));
         self
     }
 
@@ -332,7 +332,7 @@ impl LimitStatus {
     /// A limit in the [shadow](Charge::in_shadow) says here for how long it would have refused.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
-        self.retry.map(Retry::told)
+        self.retry.map(Retry::wait)
     }
 
     /// Whether the limit refused the check, and would not have if all units that are reserved were given back.
@@ -382,12 +382,12 @@ impl LimitStatus {
 }
 
 impl Retry {
-    pub(crate) fn of(least: Duration, most: Duration) -> Self {
+    pub(crate) fn new(least: Duration, most: Duration) -> Self {
         Self { least, most, reserved_after: RETRY_RESERVED_AFTER }
     }
 
     /// As it is told: no longer than it takes to find out, but for as long as it is sure.
-    fn told(self) -> Duration {
+    fn wait(self) -> Duration {
         self.reserved_after.max(self.least).min(self.most)
     }
 }

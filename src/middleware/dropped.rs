@@ -13,7 +13,7 @@ use super::{
 use crate::{
     check::{Charge, Check},
     decision::Decision,
-    limiter::{Limiter, Share, Undecided},
+    limiter::{AskStore, Limiter},
     store::Store,
 };
 
@@ -59,16 +59,11 @@ impl<S: Store> Dropping<S> {
     }
 
     /// Follows up a question to the store, also if the request is dropped meanwhile: it may be counted by then.
-    pub(super) fn follow_up(
-        self,
-        undecided: Undecided<S>,
-        share: Option<Share>,
-        record: Option<Box<Record>>,
-    ) -> Errand<Asked> {
+    pub(super) fn follow_up(self, undecided: AskStore<S>, record: Option<Box<Record>>) -> Errand<Asked> {
         let limiter = self.limiter.clone();
         self.follow_up_asking(Box::pin(async move {
             let mut undecided = pin!(undecided);
-            let decision = poll_fn(|cx| undecided.as_mut().poll(&limiter, share, cx)).await;
+            let decision = poll_fn(|cx| undecided.as_mut().poll(&limiter, cx)).await;
             Asked { outcome: decision.map(Some), record, waited: undecided.waited() }
         }))
     }

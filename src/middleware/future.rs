@@ -27,7 +27,7 @@ use super::{
 use crate::{
     decision::Decision,
     error::Error,
-    limiter::{FailureMode, Undecided},
+    limiter::{AskStore, FailureMode},
     store::Store,
 };
 
@@ -53,7 +53,7 @@ pin_project! {
     #[project = StateProjection]
     enum State<I, S: Store, R, ReqBody, F, ResBody> {
         Deciding {
-            #[pin] undecided: Undecided<S>,
+            #[pin] undecided: AskStore<S>,
             held: Option<Held<I, S, R, ReqBody>>,
             record: Option<Box<Record>>,
         },
@@ -82,7 +82,7 @@ where
 {
     /// Waits for the store.
     #[inline]
-    pub(super) fn deciding(undecided: Undecided<S>, record: Option<Box<Record>>, held: Held<I, S, R, ReqBody>) -> Self {
+    pub(super) fn deciding(undecided: AskStore<S>, record: Option<Box<Record>>, held: Held<I, S, R, ReqBody>) -> Self {
         Self { state: State::Deciding { undecided, held: Some(held), record } }
     }
 
@@ -116,8 +116,7 @@ where
             let next = match state.as_mut().project() {
                 StateProjection::Deciding { mut undecided, held, record } => match held {
                     Some(waiting) => {
-                        let (limiter, share) = (&waiting.policy.limiter, waiting.mode.share());
-                        let outcome = ready!(undecided.as_mut().poll(limiter, share, cx));
+                        let outcome = ready!(undecided.as_mut().poll(&waiting.policy.limiter, cx));
                         let waited = undecided.waited();
                         held.take().map(|held| held.proceed(outcome.map(Some), record.take(), waited))
                     }

@@ -18,7 +18,10 @@ use super::{
     rejection::{JsonResponse, RejectionResponse},
     waited::waited,
 };
-use crate::{limiter::FailureMode, store::Store};
+use crate::{
+    limiter::{DecideNow, FailureMode},
+    store::Store,
+};
 
 /// A service guarded by a [`RateLimitLayer`](super::RateLimitLayer). See the [module docs](crate::middleware).
 pub struct RateLimit<I, S, R = JsonResponse> {
@@ -72,30 +75,24 @@ where
                 return self.rejected(response);
             }
         };
-        let limiter = &self.policy.limiter;
-        let decided = match (next, &claim.check) {
+        let outcome = match (next, claim.check) {
             (Next::Ask(asking), _) => {
                 return ResponseFuture::asking(self.policy.asked_for(asking), self.hold(parts, body, mode));
             }
-            (Next::Refuse(refusal), _) => Ok(Ok(Some(refusal))),
+            (Next::Refuse(refusal), _) => Ok(Some(refusal)),
             (Next::Decide, Some(check)) => {
-                limiter.decide_now(check, mode.share(), || waited(&parts)).map(|outcome| outcome.map(Some))
-            }
-            (Next::Decide, None) => Ok(Ok(None)),
-        };
-        let outcome = match decided {
-            Ok(outcome) => outcome,
-            Err(unanswered) => match claim.check {
-                Some(check) => {
-                    let undecided = self.policy.limiter.ask_store(check, mode.share(), unanswered);
-                    if let Some(dropping) = self.policy.dropping() {
-                        let asking = dropping.follow_up(undecided, mode.share(), claim.record);
-                        return ResponseFuture::asking(asking, self.hold(parts, body, mode));
+                match self.policy.limiter.decide_now(check, mode.share(), || waited(&parts)) {
+                    DecideNow::Decided(outcome) => outcome.map(Some),
+                    DecideNow::AskStore(undecided) => {
+                        if let Some(dropping) = self.policy.dropping() {
+                            let asking = dropping.follow_up(undecided, claim.record);
+                            return ResponseFuture::asking(asking, self.hold(parts, body, mode));
+                        }
+                        return ResponseFuture::deciding(undecided, claim.record, self.hold(parts, body, mode));
                     }
-                    return ResponseFuture::deciding(undecided, claim.record, self.hold(parts, body, mode));
                 }
-                None => Ok(None),
-            },
+            }
+            (Next::Decide, None) => Ok(None),
         };
         match Note::of(&self.policy, outcome, mode, claim.record, &mut parts) {
             Ok(note) => ResponseFuture::forwarded(self.inner.call(Request::from_parts(parts, body)), note),

@@ -220,7 +220,7 @@ impl Statuses {
         for ((place, charge), status) in part.places.iter().zip(part.check.charges()).zip(decision.statuses()) {
             let untaken = LimitStatus::new(charge, status.used(), status.reset_after(), None);
             let untaken = untaken.with_reserved(status.reserved(), Duration::ZERO);
-            self.0[*place] = if charge.can_refuse() { untaken.until_something_leaves(charge) } else { untaken };
+            self.0[*place] = if charge.can_refuse() { untaken.refused_until_reset(charge) } else { untaken };
         }
     }
 

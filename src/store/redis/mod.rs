@@ -64,7 +64,7 @@ use self::{
     runtimes::Runtimes,
 };
 pub use self::{builder::RedisStoreBuilder, invalid::InvalidRedisConfig};
-use super::{Store, local_state::LocalState};
+use super::{interface::Store, local_state::LocalState};
 use crate::{
     check::Check,
     decision::Decision,

@@ -29,7 +29,7 @@ impl Time {
 
     /// A local state by a clock that runs as fast.
     pub(super) fn local_state(&self) -> LocalState {
-        LocalState::by(match self {
+        LocalState::on(match self {
             Self::Server | Self::Client => Clock::monotonic(),
             Self::Manual(clock) => Clock::Manual(clock.clone()),
         })

@@ -13,7 +13,11 @@ use std::{collections::HashMap, hash::BuildHasherDefault, iter};
 use redis::Value;
 
 use super::job::Job;
-use crate::{admission::AdmissionId, digest::Digester, error::StoreError, prehashed::Prehashed};
+use crate::{
+    admission::AdmissionId,
+    digest::{Digester, Prehashed},
+    error::StoreError,
+};
 
 /// Jobs that are on their way together.
 #[derive(Default)]
