@@ -218,7 +218,7 @@ impl Charge {
 
     /// The time to record an admission of `now` under that is found by its id; a reservation so that it leaves the window
     /// when its lease ends.
-    pub(crate) fn kept_at(&self, now: u64) -> u64 {
+    pub(crate) fn named_at(&self, now: u64) -> u64 {
         let held = now.saturating_add(self.lease).saturating_sub(self.limit.window_micros());
         match (self.lease, self.limit.algorithm() == Algorithm::counter()) {
             (0, true) => now,
@@ -229,10 +229,10 @@ impl Charge {
     }
 
     /// When an admission was that is recorded under this time, as exactly as that tells.
-    pub(crate) fn admitted_at(&self, kept_at: u64) -> u64 {
+    pub(crate) fn admitted_at(&self, named_at: u64) -> u64 {
         match self.lease {
-            0 => kept_at,
-            lease => kept_at.saturating_add(self.limit.window_micros()).saturating_sub(lease),
+            0 => named_at,
+            lease => named_at.saturating_add(self.limit.window_micros()).saturating_sub(lease),
         }
     }
 }
