@@ -46,10 +46,10 @@ use crate::{
 /// The result of a check. See the [module docs](self). Cheap to clone.
 #[derive(Clone)]
 #[must_use = "a refusal is a decision, too: see `is_allowed`"]
-pub struct Decision(Arc<Inner>);
+pub struct Decision(Arc<Fields>);
 
 #[derive(Clone, Debug)]
-struct Inner {
+struct Fields {
     at: SystemTime,
     id: AdmissionId,
     first: LimitStatus,
@@ -94,7 +94,7 @@ impl Decision {
 
     #[inline]
     pub(crate) fn of_statuses(at: SystemTime, id: AdmissionId, (first, rest): (LimitStatus, Vec<LimitStatus>)) -> Self {
-        Self(Arc::new(Inner { at, id, first, rest, instead_of: None }))
+        Self(Arc::new(Fields { at, id, first, rest, instead_of: None }))
     }
 
     /// Marks a decision of this process, made in the place of a store that has failed.
@@ -105,7 +105,7 @@ impl Decision {
 
     /// The same figures, refused for this time by every charge of the check that can refuse.
     pub(crate) fn refused_for(mut self, check: &Check, wait: Duration) -> Self {
-        let Inner { first, rest, .. } = Arc::make_mut(&mut self.0);
+        let Fields { first, rest, .. } = Arc::make_mut(&mut self.0);
         let statuses = iter::once(first).chain(rest);
         for (_, status) in check.charges().zip(statuses).filter(|(charge, _)| charge.can_refuse()) {
             status.retry = Some(Retry::new(wait, wait));
@@ -117,7 +117,7 @@ impl Decision {
     pub(crate) fn with_retry_reserved_after(mut self, wait: Duration) -> Self {
         let is_other = |retry: &Retry| retry.least < retry.most && retry.reserved_after != wait;
         if self.statuses().any(|status| status.retry.as_ref().is_some_and(is_other)) {
-            let Inner { first, rest, .. } = Arc::make_mut(&mut self.0);
+            let Fields { first, rest, .. } = Arc::make_mut(&mut self.0);
             let retries = iter::once(first).chain(rest).filter_map(|status| status.retry.as_mut());
             retries.for_each(|retry| retry.reserved_after = wait);
         }
@@ -126,7 +126,7 @@ impl Decision {
 
     /// The same decision, with statuses of another one in these places.
     pub(crate) fn with_statuses_of(mut self, other: &Self, places: &[usize]) -> Self {
-        let Inner { first, rest, .. } = Arc::make_mut(&mut self.0);
+        let Fields { first, rest, .. } = Arc::make_mut(&mut self.0);
         let mut statuses: Vec<_> = iter::once(first).chain(rest).collect();
         for (place, status) in iter::zip(places, other.statuses()) {
             if let Some(old) = statuses.get_mut(*place) {
@@ -139,7 +139,7 @@ impl Decision {
     /// Makes of the figures of a check at no cost the refusal of the check itself, until something leaves the window; `None` if
     /// it would be admitted.
     pub(crate) fn into_refusal(mut self, check: &Check) -> Option<Self> {
-        let Inner { first, rest, .. } = Arc::make_mut(&mut self.0);
+        let Fields { first, rest, .. } = Arc::make_mut(&mut self.0);
         for (charge, status) in check.charges().zip(iter::once(first).chain(rest)) {
             *status = status.clone().refused_until_reset(charge);
         }
@@ -240,7 +240,7 @@ impl Decision {
 
 impl fmt::Debug for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { at, id, first: _, rest: _, instead_of } = &*self.0;
+        let Fields { at, id, first: _, rest: _, instead_of } = &*self.0;
         f.debug_struct("Decision")
             .field("at", at)
             .field("id", id)

@@ -22,7 +22,7 @@
 
 use std::{error, fmt, sync::Arc, time::Duration};
 
-use crate::check::{DuplicateCharge, NeverFits};
+use crate::limit::errors::{DuplicateCharge, NeverFits};
 
 /// Why there is no decision. See the [module docs](self).
 #[derive(Clone, Debug)]

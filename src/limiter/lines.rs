@@ -29,10 +29,10 @@ const COUNTERS: usize = 32;
 
 /// The lines of a limiter, which its clones share.
 #[derive(Clone, Default)]
-pub(super) struct Lines(Arc<Inner>);
+pub(super) struct Lines(Arc<Registry>);
 
 #[derive(Default)]
-struct Inner {
+struct Registry {
     digester: Digester,
     table: Mutex<Table>,
     /// How often units were given back, even if no caller was in line.

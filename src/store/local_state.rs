@@ -21,9 +21,9 @@ use crate::limit::Limit;
 /// 3. A remembered refusal holds until units are given back. So the store [forgets the refusals](Self::forget_refusals) of a
 ///    limit whenever a key is reset or an admission settled through it.
 #[derive(Clone)]
-pub struct LocalState(Arc<Inner>);
+pub struct LocalState(Arc<SharedState>);
 
-struct Inner {
+struct SharedState {
     generations: Arc<Generations>,
     breaker: Arc<BreakerState>,
     refusals: Arc<Refusals>,
@@ -39,7 +39,7 @@ impl LocalState {
     pub(super) fn on(clock: Clock) -> Self {
         let generations = Arc::new(Generations::new(clock));
         let refusals = Arc::new(Refusals::new(DenyCache::new(), Arc::clone(&generations)));
-        Self(Arc::new(Inner { generations, breaker: Arc::new(BreakerState::new(Breaker::new())), refusals }))
+        Self(Arc::new(SharedState { generations, breaker: Arc::new(BreakerState::new(Breaker::new())), refusals }))
     }
 
     /// Forgets all refusals of a limit, whatever the key. A store calls it twice: before it sends something that gives units

@@ -17,7 +17,6 @@ use crate::{
     algorithm::{Kind, MOST_NAMED},
     check::Charge,
     limit::Limit,
-    settlement::{Account, Settlement},
 };
 
 /// The units that one limit remembers for one key.
@@ -34,6 +33,16 @@ pub(crate) struct CheckContext {
     pub(crate) id: AdmissionId,
     /// Whether the caller has given the id, so that the check may have been counted before.
     pub(crate) has_caller_id: bool,
+}
+
+/// A charge of an admitted check, and its actual cost.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ChargeSettlement<'a> {
+    pub(crate) charge: &'a Charge,
+    pub(crate) cost: Option<u64>,
+    pub(crate) id: AdmissionId,
+    /// When the check was admitted.
+    pub(crate) at: u64,
 }
 
 impl Window {
@@ -149,23 +158,21 @@ impl Window {
     pub(crate) fn settle<E>(
         &mut self,
         now: u64,
-        settlement: &Settlement,
-        account: Account<'_>,
+        settlement: ChargeSettlement<'_>,
         take_capacity: impl FnOnce(usize) -> Result<(), E>,
     ) -> Result<bool, E> {
-        let (charge, id) = (account.charge(), settlement.id());
+        let ChargeSettlement { charge, cost, id, at } = settlement;
         let (limit, is_reserved) = (charge.limit(), charge.is_reserved());
         let log = match self {
             Self::Log(log) => log,
             Self::Counter(counter) => counter.named_mut(),
         };
-        let Some(cost) = account.cost() else { return Ok(false) };
-        let named_at = charge.named_at(settlement.at_micros());
-        let Some(recorded_at) = log.take(id, charge.cost(), is_reserved, named_at) else {
-            return self.settle_late(now, settlement, (charge, cost), take_capacity);
+        let Some(cost) = cost else { return Ok(false) };
+        let Some(recorded_at) = log.take(id, charge.cost(), is_reserved, charge.named_at(at)) else {
+            return self.settle_late(now, settlement, cost, take_capacity);
         };
         // Not in the future, even if the clock has stepped back since.
-        let at = if is_reserved { settlement.at_micros().min(now) } else { recorded_at };
+        let at = if is_reserved { at.min(now) } else { recorded_at };
         match self {
             _ if cost == 0 => {}
             Self::Log(log) if limit.algorithm().kind() == Kind::Log => log.add_settled(at, cost, id),
@@ -179,12 +186,11 @@ impl Window {
     fn settle_late<E>(
         &mut self,
         now: u64,
-        settlement: &Settlement,
-        (charge, cost): (&Charge, u64),
+        ChargeSettlement { charge, id, at, .. }: ChargeSettlement<'_>,
+        cost: u64,
         take_capacity: impl FnOnce(usize) -> Result<(), E>,
     ) -> Result<bool, E> {
-        let (limit, id, at) = (charge.limit(), settlement.id(), settlement.at_micros());
-        let window = limit.window_micros();
+        let (limit, window) = (charge.limit(), charge.limit().window_micros());
         let time = if let Self::Log(_) = self { limit.recorded_at(at) } else { at };
         let is_over = charge.lease_micros().is_some_and(|lease| at.saturating_add(lease) <= now);
         // A fixed window ends earlier.

@@ -7,8 +7,7 @@ use crate::{
     check::Charge,
     decision::LimitStatus,
     limit::Limit,
-    settlement::{Account, Settlement},
-    window::{CheckContext, RetryWait, Window},
+    window::{ChargeSettlement, CheckContext, RetryWait, Window},
 };
 
 #[derive(Debug)]
@@ -98,15 +97,14 @@ impl KeyedWindow {
     pub(super) fn settle<E>(
         &mut self,
         now: u64,
-        settlement: &Settlement,
-        account: Account<'_>,
+        settlement: ChargeSettlement<'_>,
         mut take_capacity: impl FnMut(usize, usize) -> Result<(), E>,
     ) -> Result<(Figures, bool), E> {
-        let charge = account.charge();
+        let charge = settlement.charge;
         let length = charge.limit().window_micros();
         take_capacity(self.window.trim(now, length), 0)?;
         let (before, mut new) = (self.window.len(), 0);
-        let is_known = self.window.settle(now, settlement, account, |entries| {
+        let is_known = self.window.settle(now, settlement, |entries| {
             new = entries;
             take_capacity(0, new)
         })?;

@@ -12,8 +12,7 @@ use crate::{
     algorithm::Algorithm,
     check::Charge,
     key::Key,
-    settlement::{Account, Settlement},
-    window::CheckContext,
+    window::{ChargeSettlement, CheckContext},
 };
 
 /// The records of keys that have units counted: a refused or free check adds none.
@@ -117,21 +116,20 @@ impl Shard {
         &mut self,
         digest: u64,
         now: u64,
-        settlement: &Settlement,
-        account: Account<'_>,
+        settlement: ChargeSettlement<'_>,
         capacity: &Capacity,
     ) -> Result<(Figures, bool), OutOfCapacity> {
-        let charge = account.charge();
+        let charge = settlement.charge;
         if let Some(Record { window, usage, .. }) = self.find(digest, charge) {
             let take_capacity = |gone, new| capacity.try_change(usage, gone, new);
-            let settled = window.settle(now, settlement, account, take_capacity);
+            let settled = window.settle(now, settlement, take_capacity);
             if window.is_empty() {
                 self.remove(digest, charge, capacity);
             }
             return settled;
         }
         let (mut window, mut usage) = (KeyedWindow::new(charge.limit()), None);
-        let settled = window.settle(now, settlement, account, |gone, new| {
+        let settled = window.settle(now, settlement, |gone, new| {
             if new == 0 {
                 return Ok(());
             }

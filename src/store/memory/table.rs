@@ -19,7 +19,7 @@ use crate::{
     error::StoreError,
     settlement::{Settled, Settlement},
     store::clock::{Clock, system_time},
-    window::CheckContext,
+    window::{ChargeSettlement, CheckContext},
 };
 
 /// A check that finds no capacity sweeps on until it has looked at this many keys, which takes less than a millisecond.
@@ -150,12 +150,14 @@ impl Table {
     pub(super) fn settle(&self, settlement: &Settlement) -> Result<Settled, StoreError> {
         let (now, mut was_applied, mut failure, mut figures) = (self.clock.now(), false, None, Vec::new());
         for account in settlement.accounts() {
-            let digest = self.digest(account.charge());
-            let settle = || self.lock(shard_of(digest)).settle(digest, now, settlement, account, &self.capacity);
+            let (charge, cost) = (account.charge(), account.cost());
+            let digest = self.digest(charge);
+            let of_charge = ChargeSettlement { charge, cost, id: settlement.id(), at: settlement.at_micros() };
+            let settle = || self.lock(shard_of(digest)).settle(digest, now, of_charge, &self.capacity);
             match self.or_sweep(now, settle) {
-                Ok((of_charge, is_known)) => {
+                Ok((settled, is_known)) => {
                     was_applied |= is_known;
-                    figures.push(of_charge);
+                    figures.push(settled);
                 }
                 Err(error) => failure = Some(error),
             }

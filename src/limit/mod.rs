@@ -19,6 +19,8 @@
 //! assert!(error.to_string().contains("up stream"));
 //! ```
 
+pub(crate) mod errors;
+
 use std::{borrow::Cow, error, fmt, num::NonZeroU32, time::Duration};
 
 use crate::algorithm::Algorithm;
