@@ -185,7 +185,7 @@ impl Charge {
         if self.takes_nothing() { 0 } else { self.cost }
     }
 
-    /// The lease of reserved units.
+    /// The lease: how long its units count without a settlement. `None` for the whole window.
     #[must_use]
     pub fn lease(&self) -> Option<Duration> {
         self.lease_micros().map(Duration::from_micros)

@@ -317,8 +317,8 @@ impl LimitStatus {
         self.limit.units().saturating_sub(self.used)
     }
 
-    /// The time until the oldest unit leaves the window; zero if there is none. Under a [compact](crate::Algorithm::compact)
-    /// log it may be a sub-window longer than the window.
+    /// The time until fewer units count; zero if none do. Under a [compact](crate::Algorithm::compact) log it may be a
+    /// sub-window longer than the window.
     #[must_use]
     pub fn reset_after(&self) -> Duration {
         self.reset_after

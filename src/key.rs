@@ -105,6 +105,7 @@ impl Value {
 }
 
 impl PartialEq for Key {
+    #[inline]
     fn eq(&self, other: &Self) -> bool {
         // Nearly always it is the same literal, and its bytes need not be compared.
         let same_namespace = ptr::eq(self.namespace, other.namespace) || self.namespace == other.namespace;

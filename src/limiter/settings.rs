@@ -14,8 +14,8 @@ use crate::{
 
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
 
-/// A store, a deadline, and what to do when the store fails. Cheap to clone; clones share all of it. See the
-/// [module docs](super).
+/// A store with a deadline, a deny cache, a breaker, and a share for when the store fails. Cheap to clone; clones share all
+/// of it. See the [module docs](super).
 #[derive(Clone, Debug)]
 pub struct Limiter<S> {
     pub(super) core: Arc<Core<S>>,

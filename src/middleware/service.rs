@@ -75,13 +75,13 @@ where
                 return self.rejected(response);
             }
         };
-        let outcome = match (next, claim.check) {
-            (Next::Ask(asking), _) => {
+        let outcome = match next {
+            Next::Ask(asking) => {
                 return ResponseFuture::asking(self.policy.asked_for(asking), self.hold(parts, body, mode));
             }
-            (Next::Refuse(refusal), _) => Ok(Some(refusal)),
-            (Next::Decide, Some(check)) => {
-                match self.policy.limiter.decide_now(check, mode.share(), || waited(&parts)) {
+            Next::Refuse(refusal) => Ok(Some(refusal)),
+            Next::Decide => match claim.check {
+                Some(check) => match self.policy.limiter.decide_now(check, mode.share(), || waited(&parts)) {
                     DecideNow::Decided(outcome) => outcome.map(Some),
                     DecideNow::AskStore(undecided) => {
                         if let Some(dropping) = self.policy.dropping() {
@@ -90,9 +90,9 @@ where
                         }
                         return ResponseFuture::deciding(undecided, claim.record, self.hold(parts, body, mode));
                     }
-                }
-            }
-            (Next::Decide, None) => Ok(None),
+                },
+                None => Ok(None),
+            },
         };
         match Note::of(&self.policy, outcome, mode, claim.record, &mut parts) {
             Ok(note) => ResponseFuture::forwarded(self.inner.call(Request::from_parts(parts, body)), note),

@@ -17,8 +17,8 @@ use std::time::Duration;
 /// 5. While it is open, a probe goes to the store every [200 ms](Self::probe_every): the same check at no cost, with the
 ///    longest deadline of the refused callers. No caller waits for it. The probes are a task on a caller's runtime, which
 ///    ends when the breaker closes or the last limiter is dropped. If that runtime ends, another caller's takes over. If it
-///    blocks, or there is none, one caller's check is the probe whenever a probe is overdue by that caller's deadline and
-///    another interval.
+///    blocks, or there is none, one caller's check becomes the probe each time that none has begun or ended for twice the
+///    interval and that caller's deadline together.
 /// 6. An answered probe closes it. The next failure opens it again; after the next answer it takes as many as at first.
 /// 7. A cost above the limit, a limit that cannot be chosen, and an error
 ///    [of one check alone](crate::StoreError::of_one_check) are not failures of the store.

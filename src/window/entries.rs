@@ -281,7 +281,7 @@ mod tests {
         ]
     }
 
-    /// What entries do, in a plain list.
+    /// The model: a plain list.
     #[derive(Default)]
     struct Plain(Vec<Entry>);
 

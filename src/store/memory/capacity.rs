@@ -1,4 +1,4 @@
-//! How many admissions a store may remember, and how limits share that.
+//! The number of admissions that a store may remember, and the usage of it by each limit.
 //!
 //! A limit gets more capacity only as long as it holds less than is free. So a limit that takes all it can get leaves half of
 //! the capacity to others, two leave a third, and any other limit can get as much as each of them has.
@@ -78,7 +78,7 @@ impl Capacity {
         self.usages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether any limits can get so many more.
+    /// Whether there is enough for this many more, whichever limits they are of.
     pub(super) fn is_ample(&self, new: usize) -> bool {
         // No limit holds more than all of them do.
         self.taken().saturating_add(new) <= self.admissions / 2

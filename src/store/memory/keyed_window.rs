@@ -32,7 +32,7 @@ pub(super) struct Preview {
     pub(super) usage: Option<Arc<LimitUsage>>,
 }
 
-/// How a charge comes out, in microseconds. The default is that of an empty window.
+/// The figures of a charge's status, in microseconds. The default is that of an empty window.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Figures {
     used: u64,
