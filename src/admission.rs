@@ -1,18 +1,17 @@
-//! The identity of an admission.
+//! The id of an admission.
 //!
-//! 1. Every admission has one, so two requests in the same microsecond are two.
-//! 2. A check that is repeated with the same id, while its first admission is still in the window, counts once. What has
-//!    been [settled](crate::settlement) is done with: after that the id is that of a new admission.
-//!    Give ids of your own for that: the [id](crate::Decision::id) of a decision without one settles it, but may not be known
-//!    when it is given to another check.
-//! 3. Fresh ids are unique without coordination: each thread counts up from its own 64 random bits. A thousand threads
-//!    with a million live ids each meet with a probability below 1e-5.
+//! 1. Every admission has an id, so two requests in the same microsecond are two.
+//! 2. To repeat a check safely, [give](crate::Check::with_id) it an id of your own: repeated with the same id, while the first
+//!    admission is still in the window, it counts once. After a [settlement](crate::settlement) the id is free for a new
+//!    admission. The [id](crate::Decision::id) of a check without one can settle its admission, but not repeat it.
+//! 3. Fresh ids are unique without coordination: each thread counts up from 64 random bits. Among a thousand threads with a
+//!    million live ids each, two ids are the same with a probability below 1e-5.
 //!
 //! ```
 //! use tower_sliding_window::AdmissionId;
 //!
 //! assert_ne!(AdmissionId::fresh(), AdmissionId::fresh());
-//! // A job queue that delivers twice has an id of its own.
+//! // A job queue that may deliver a job twice has an id for it.
 //! assert_eq!(AdmissionId::from(77), AdmissionId::from(77));
 //! ```
 
@@ -22,9 +21,9 @@ use std::{
     hash::{BuildHasher, RandomState},
 };
 
-/// The identity of an admission: 64 bits. See the [module docs](self).
+/// The id of an admission: 64 bits. See the [module docs](self).
 ///
-/// Never take it from a client: who repeats an id repeats it for free.
+/// Never take it from a client: a client that repeats an id is admitted for free.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AdmissionId(u64);
 
@@ -35,8 +34,8 @@ impl AdmissionId {
         Self::fresh_run(1)
     }
 
-    /// The first of so many ids in a row, at most 256, that no other admission has. They differ in their last byte only,
-    /// which is 0 for the first if there are several: so each tells its place among them.
+    /// The first of so many ids in a row, at most 256, that no other admission has. They differ in the last byte only. If
+    /// there are several, it starts at 0, so that each id shows its place in the row.
     pub(crate) fn fresh_run(length: u64) -> Self {
         thread_local! {
             static NEXT: Cell<u64> = Cell::new(random());
@@ -47,26 +46,26 @@ impl AdmissionId {
         Self(first)
     }
 
-    /// The id so many places further in a row.
+    /// The id so many places further in the row.
     #[cfg(feature = "redis")]
     pub(crate) fn following(self, places: u64) -> Self {
         Self(self.0.wrapping_add(places))
     }
 
-    /// The id of these eight bytes: see [`to_bytes`](Self::to_bytes).
+    /// The id with these eight bytes: see [`to_bytes`](Self::to_bytes).
     #[must_use]
     pub const fn from_bytes(bytes: [u8; 8]) -> Self {
         Self(u64::from_be_bytes(bytes))
     }
 
-    /// The eight bytes of the id, to keep it.
+    /// The eight bytes of the id, to store it.
     #[must_use]
     pub const fn to_bytes(self) -> [u8; 8] {
         self.0.to_be_bytes()
     }
 }
 
-/// 64 bits that the operating system's randomness seeds: [`RandomState`] is the standard library's door to it.
+/// 64 random bits: [`RandomState`] is the standard library's access to the operating system's randomness.
 pub(crate) fn random() -> u64 {
     RandomState::new().hash_one(0)
 }

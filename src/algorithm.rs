@@ -1,6 +1,6 @@
-//! Algorithms: how a limit remembers what it has admitted, and how exact it is.
+//! Algorithms: how a limit counts admissions, how exactly, and in how much memory.
 //!
-//! A [`Limit`](crate::Limit) counts by a [`log`](Algorithm::log) unless it is told otherwise:
+//! The default is an exact [`log`](Algorithm::log):
 //!
 //! ```
 //! use tower_sliding_window::{Algorithm, Limit};
@@ -11,14 +11,14 @@
 //!
 //! With `L` for the limit and `W` for the window:
 //!
-//! | | admits in any window | refuses too early | choose it |
+//! | | admits in any window | refuses too early | use it |
 //! |---|---|---|---|
 //! | [`log`](Algorithm::log) | at most `L` | never | unless memory matters |
 //! | [`compact(n)`](Algorithm::compact) | at most `L` | by less than `W / (n − 2)` | for large limits |
-//! | [`counter`](Algorithm::counter) | less than `2 L` | by less than `W` | where an estimate will do |
-//! | [`fixed`](Algorithm::fixed) | up to `2 L` | never within its window | where the window is a contract's, such as a day in UTC |
+//! | [`counter`](Algorithm::counter) | less than `2 L` | by less than `W` | if an estimate is enough |
+//! | [`fixed`](Algorithm::fixed) | up to `2 L` | never within its window | if a contract defines the window, such as a day in UTC |
 //!
-//! Bytes of a key in Redis 7.0 (`MEMORY USAGE`) that is spent in full, evenly over the window:
+//! Bytes of a key in Redis 7.0 (`MEMORY USAGE`) whose units are all used, evenly over the window:
 //!
 //! | | limit of 100 | 1,000 | 1,000,000 |
 //! |---|---|---|---|
@@ -28,29 +28,25 @@
 //! | `counter` | 152 | 152 | 152 |
 //! | `fixed` | 136 | 152 | 152 |
 //!
-//! A log keeps one entry an admission, so what is spent in large costs is short. In process, an entry is 24 bytes.
+//! A log has one entry an admission, so large costs need few entries. In process, an entry is 24 bytes.
 //!
-//! All of them are decided in the same atomic step, together with limits of other algorithms, and give the same figures.
-//! What they have in common:
+//! Limits of different algorithms can be decided in one check. For all of them:
 //!
-//! 1. `retry_after` is true and tight for each of them: it is the first moment at which the algorithm admits the check
-//!    if nothing else arrives.
-//! 2. What has an id of its own, given by the caller or for a [reservation](crate::Limiter::reserve), is remembered under
-//!    it until it is settled or gone: one more entry a key, whatever the algorithm. Without an id only `log` knows an
-//!    admission from another: elsewhere a repeated check counts twice, and nothing can be refunded. Under another algorithm
-//!    than `log` a key has at most 10,000 such entries. Admissions beyond them have no id: they count for their whole window,
-//!    a settlement before the lease ends changes nothing, and one after it counts beside them.
-//! 3. A limit whose algorithm is changed starts anew: the old history is neither read nor written any more, and expires.
+//! 1. `retry_after` is exact: the first moment at which the algorithm admits the check if nothing else arrives.
+//! 2. An admission with an id of the caller's, and a [reservation](crate::Limiter::reserve), is an entry of its own until it
+//!    is settled or expires. Other admissions can be told apart only under `log`: under other algorithms a repeated check
+//!    counts twice, and nothing can be refunded.
+//! 3. Under other algorithms than `log` a key has at most 10,000 such entries. Admissions beyond them count for their whole
+//!    window: a settlement before the lease ends changes nothing, and one after it counts in addition.
+//! 4. A limit whose algorithm is changed starts anew. The old entries expire.
 
-/// How many entries with an id of their own a key has at most where memory is bounded: under every algorithm but the log.
-/// It bounds the work of a check as well.
+/// The most entries with an id under any algorithm but the log. It bounds the memory of a key and the work of a check.
 pub(crate) const MOST_NAMED: usize = 10_000;
 
 /// How a limit counts. See the [module docs](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Algorithm(Kind);
 
-/// What an algorithm is inside the crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     Log,
@@ -71,12 +67,11 @@ impl Algorithm {
         Self(Kind::Log)
     }
 
-    /// A log of at most so many entries, at any limit: never admits more than the limit, and refuses early by less than
-    /// one sub-window, which is a window divided by `entries − 2`.
+    /// A log of at most so many entries, whatever the limit. It never admits more than the limit, and refuses too early by
+    /// less than a sub-window, which is the window divided by `entries − 2`.
     ///
-    /// What is admitted within one sub-window counts as admitted at its end. One entry is the sum; one more than the
-    /// window has sub-windows is needed since the oldest and the newest are both partly in the window. Up to 128
-    /// entries Redis keeps in its compact encoding, of about 20 bytes each.
+    /// Units that are admitted within one sub-window count as admitted at its end. Up to 128 entries Redis uses its compact
+    /// encoding, about 20 bytes an entry.
     ///
     /// # Panics
     ///
@@ -92,24 +87,21 @@ impl Algorithm {
         Self(Kind::Compact { entries })
     }
 
-    /// Two counters: the units of the present window of the clock, and those of the one before, weighted by how much
-    /// of it the sliding window still overlaps. Windows of the clock begin at multiples of the window since the Unix
-    /// epoch.
+    /// Two counters: the units of the clock's current window, and those of the previous one in proportion to its overlap
+    /// with the sliding window. The clock's windows begin at multiples of the window since the Unix epoch.
     ///
-    /// The estimate takes the units of the previous window for evenly spread. If they came late in it, units are
-    /// missed: just before the next window begins, all but none of them count, and up to `2 L − 1` can be in a sliding
-    /// window. If they came early, units that have left count as used still: at worst all of the limit, for less than a
-    /// window. The estimate is rounded up to whole units.
+    /// The estimate assumes that the units of the previous window are spread evenly, and is rounded up. If they came late in
+    /// it, the estimate is too low, and up to `2 L − 1` units can be in a sliding window. If they came early, it is too high:
+    /// at worst, the whole limit still counts as used for less than a window.
     #[must_use]
     pub const fn counter() -> Self {
         Self(Kind::Counter)
     }
 
-    /// A fixed window: all units come back at once when a window of the clock ends, at a multiple of the window since
-    /// the Unix epoch. For a day that is midnight UTC.
+    /// A fixed window: all units come back at once when the clock's window ends, at a multiple of the window since the Unix
+    /// epoch. For a day that is midnight UTC.
     ///
-    /// Its weakness is that boundary: who spends the limit just before it and again just after it has spent twice the
-    /// limit within moments.
+    /// A client can spend the limit just before that boundary and again just after it: twice the limit within moments.
     #[must_use]
     pub const fn fixed() -> Self {
         Self(Kind::Fixed)
@@ -127,7 +119,7 @@ impl Default for Algorithm {
 }
 
 impl Kind {
-    /// The time under which an admission of `now` is remembered: until a window after it the admission counts.
+    /// The time of the entry for an admission of `now`. The admission counts until a window after it.
     pub(crate) fn recorded_at(self, now: u64, window: u64) -> u64 {
         match self {
             Self::Log => now,

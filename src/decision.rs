@@ -1,21 +1,20 @@
-//! A decision: the outcome of a check.
+//! Decisions, the results of checks.
 //!
 //! 1. A decision has one [`LimitStatus`] a charge, in the order of the charges.
-//! 2. [`retry_after`](Decision::retry_after) is true and tight: the smallest `d` such that the same check is admitted
-//!    `d` later if nothing else arrives. At `d − 1 µs` it is still refused. A refusal that the process makes
-//!    without asking the store may tell less, a true "not before": see [`DenyCache`](crate::DenyCache).
-//! 3. [Reserved](Charge::reserve) units may be given back at any time. So a check that would be admitted without them is told
-//!    to come back after a short while, [`retry_reserved_after`](crate::Limiter::retry_reserved_after), one second by
-//!    default, or earlier if a lease ends before. [`is_refused_by_reservations`](Decision::is_refused_by_reservations) says
-//!    so. A check that the other units alone refuse is sent away for as long as they do.
-//! 4. [`reset_after`](LimitStatus::reset_after) is the time until the oldest counted unit leaves the window, that is,
-//!    until there is more to spend than now. It is never early where a name has one window. `RedisStore` may tell it up to a millisecond late, and where the
-//!    server's clock has stepped back, up to that step.
-//! 5. The figures of a decision as a whole are those of its [`binding`](Decision::binding) limit: of an admitted check
-//!    the one with the least left, of a refused one the one that takes longest to admit it. Limits in the
-//!    [shadow](Charge::in_shadow) speak only where there is no other.
-//! 6. What a client is told are the figures of the [`visible`](Decision::visible) limit: the binding one of those that are
-//!    not [hidden](Charge::hidden). Of a refused check it is one that has refused, or there is none.
+//! 2. [`retry_after`](Decision::retry_after) is exact: the same check is admitted after this time if nothing else arrives,
+//!    and refused a microsecond earlier. If the process refuses without asking the store, it may be a lower bound: see
+//!    [`DenyCache`](crate::DenyCache).
+//! 3. [Reserved](Charge::reserve) units may be given back at any time. So if only they are in the way, the retry time is
+//!    short: [`retry_reserved_after`](crate::Limiter::retry_reserved_after), one second by default, or less if a lease ends
+//!    before. See [`is_refused_by_reservations`](Decision::is_refused_by_reservations).
+//! 4. [`reset_after`](LimitStatus::reset_after) is the time until the oldest unit leaves the window, when more units are left
+//!    than now. It is never early if a name has one window. With `RedisStore` it may be up to a millisecond late, and after
+//!    the server's clock has stepped back, up to that step.
+//! 5. The figures of a decision are those of its [`binding`](Decision::binding) limit: if it is admitted, the limit with the
+//!    least left; if it is refused, the limit with the longest retry time. Limits in the [shadow](Charge::in_shadow) are
+//!    binding only if there are no others.
+//! 6. Clients see the figures of the [`visible`](Decision::visible) limit: the binding one of those that are not
+//!    [hidden](Charge::hidden). If the check is refused, it is a limit that refused it, or there is none.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -44,23 +43,22 @@ use crate::{
     limit::Limit,
 };
 
-/// The outcome of a check. See the [module docs](self). Cheap to clone.
+/// The result of a check. See the [module docs](self). Cheap to clone.
 #[derive(Clone)]
 #[must_use = "a refusal is a decision, too: see `is_allowed`"]
-pub struct Decision(Arc<Parts>);
+pub struct Decision(Arc<Fields>);
 
-/// What a decision is made of: more than one would like to move from hand to hand.
 #[derive(Clone, Debug)]
-struct Parts {
+struct Fields {
     at: SystemTime,
     id: AdmissionId,
     first: LimitStatus,
     rest: Vec<LimitStatus>,
-    /// Why the store has not decided it, if that is so.
+    /// The failure of the store, if this process has decided in its place.
     instead_of: Option<Arc<Error>>,
 }
 
-/// How one limit stands after a decision, for the key that was charged.
+/// How one limit stands after a decision, for the charged key.
 #[derive(Clone, Debug)]
 pub struct LimitStatus {
     limit: Limit,
@@ -73,63 +71,62 @@ pub struct LimitStatus {
     is_spent: bool,
 }
 
-/// When to come back after a refusal.
+/// The retry time of a refusal.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Retry {
-    /// If all that is reserved is given back now: zero if that would do. With nothing reserved it is the same as the other.
+    /// If all reserved units are given back now; zero if the check would fit then.
     pub(crate) least: Duration,
     /// If nothing is given back before its lease ends.
     pub(crate) most: Duration,
-    /// How long it takes to find out.
+    /// When to try again if only reserved units are in the way.
     reserved_after: Duration,
 }
 
-/// How long it takes to find out whether reserved units are given back, unless the limiter says otherwise.
+/// The default of [`Limiter::retry_reserved_after`](crate::Limiter::retry_reserved_after).
 pub(crate) const RETRY_RESERVED_AFTER: Duration = Duration::from_secs(1);
 
 impl Decision {
-    /// A store's answer: when it decided, under which id, and how each charge came out.
+    /// A store's decision: its time, the id of the admission, and the status of each charge.
     #[inline]
     pub fn new(check: &Check, at: SystemTime, id: AdmissionId, status: impl FnMut(&Charge) -> LimitStatus) -> Self {
         Self::of_statuses(at, id, check.map_charges(status))
     }
 
-    /// Of one status a charge, in order.
     #[inline]
     pub(crate) fn of_statuses(at: SystemTime, id: AdmissionId, (first, rest): (LimitStatus, Vec<LimitStatus>)) -> Self {
-        Self(Arc::new(Parts { at, id, first, rest, instead_of: None }))
+        Self(Arc::new(Fields { at, id, first, rest, instead_of: None }))
     }
 
-    /// A decision of this process, since the store has failed to decide.
+    /// Marks a decision of this process, made in the place of a store that has failed.
     pub(crate) fn instead_of(mut self, error: Error) -> Self {
         Arc::make_mut(&mut self.0).instead_of = Some(Arc::new(error));
         self
     }
 
-    /// The same figures as a refusal for so long, by every charge of the check that can refuse.
+    /// The same figures, refused for this time by every charge of the check that can refuse.
     pub(crate) fn refused_for(mut self, check: &Check, wait: Duration) -> Self {
-        let Parts { first, rest, .. } = Arc::make_mut(&mut self.0);
+        let Fields { first, rest, .. } = Arc::make_mut(&mut self.0);
         let statuses = iter::once(first).chain(rest);
         for (_, status) in check.charges().zip(statuses).filter(|(charge, _)| charge.can_refuse()) {
-            status.retry = Some(Retry::of(wait, wait));
+            status.retry = Some(Retry::new(wait, wait));
         }
         self
     }
 
-    /// The same decision, with so short a retry time where only reservations refuse.
+    /// The same decision, with this retry time if only reservations refuse.
     pub(crate) fn with_retry_reserved_after(mut self, wait: Duration) -> Self {
         let is_other = |retry: &Retry| retry.least < retry.most && retry.reserved_after != wait;
         if self.statuses().any(|status| status.retry.as_ref().is_some_and(is_other)) {
-            let Parts { first, rest, .. } = Arc::make_mut(&mut self.0);
+            let Fields { first, rest, .. } = Arc::make_mut(&mut self.0);
             let retries = iter::once(first).chain(rest).filter_map(|status| status.retry.as_mut());
             retries.for_each(|retry| retry.reserved_after = wait);
         }
         self
     }
 
-    /// The same decision, with the statuses of another in these places.
+    /// The same decision, with statuses of another one in these places.
     pub(crate) fn with_statuses_of(mut self, other: &Self, places: &[usize]) -> Self {
-        let Parts { first, rest, .. } = Arc::make_mut(&mut self.0);
+        let Fields { first, rest, .. } = Arc::make_mut(&mut self.0);
         let mut statuses: Vec<_> = iter::once(first).chain(rest).collect();
         for (place, status) in iter::zip(places, other.statuses()) {
             if let Some(old) = statuses.get_mut(*place) {
@@ -139,36 +136,37 @@ impl Decision {
         self
     }
 
-    /// The refusal of a check, of whose limits these are the figures at no cost, if it is one: until something leaves.
-    pub(crate) fn refusing(mut self, check: &Check) -> Option<Self> {
-        let Parts { first, rest, .. } = Arc::make_mut(&mut self.0);
+    /// Makes of the figures of a check at no cost the refusal of the check itself, until something leaves the window; `None` if
+    /// it would be admitted.
+    pub(crate) fn into_refusal(mut self, check: &Check) -> Option<Self> {
+        let Fields { first, rest, .. } = Arc::make_mut(&mut self.0);
         for (charge, status) in check.charges().zip(iter::once(first).chain(rest)) {
-            *status = status.clone().until_something_leaves(charge);
+            *status = status.clone().refused_until_reset(charge);
         }
         (!self.is_allowed()).then_some(self)
     }
 
-    /// Whether the check was admitted, and its units counted.
+    /// Whether the check was admitted and counted.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
         self.statuses().all(|status| status.refuses().is_none())
     }
 
-    /// How long to wait until the same check is admitted, if nothing else arrives; `None` if it was admitted. Where only
-    /// reservations are in the way, it is how long to wait until it may be: see rule 3 of the [module docs](self).
+    /// How long to wait until the same check is admitted, if nothing else arrives; `None` if it was admitted. If only
+    /// reservations are in the way, how long to wait before trying again: see rule 3 of the [module docs](self).
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.statuses().filter_map(LimitStatus::refuses).max()
     }
 
-    /// Whether the check was refused, and would have been admitted if all units that are reserved were given back.
+    /// Whether the check was refused, and would have been admitted without the reserved units.
     #[must_use]
     pub fn is_refused_by_reservations(&self) -> bool {
         !self.is_allowed()
             && self.statuses().filter(|status| status.refuses().is_some()).all(LimitStatus::is_refused_by_reservations)
     }
 
-    /// The limit whose figures speak for the whole decision. See rule 5 of the [module docs](self).
+    /// The limit whose figures are those of the whole decision. See rule 5 of the [module docs](self).
     #[must_use]
     pub fn binding(&self) -> &LimitStatus {
         self.0.rest.iter().fold(&self.0.first, LimitStatus::binding)
@@ -177,20 +175,20 @@ impl Decision {
     /// The limit whose figures clients see: the [`binding`](Self::binding) one of those that are not
     /// [hidden](Charge::hidden).
     ///
-    /// `None` if all are hidden, and also if only hidden ones have refused the check: another one would say that there is
-    /// something left.
+    /// `None` if all are hidden, and also if only hidden ones have refused the check: another one would show that units are
+    /// left.
     #[must_use]
     pub fn visible(&self) -> Option<&LimitStatus> {
         let visible = self.statuses().filter(|status| !status.is_hidden).reduce(LimitStatus::binding)?;
         (visible.refuses().is_some() || self.is_allowed()).then_some(visible)
     }
 
-    /// The limits in the shadow that would have refused the check, and for how long.
+    /// The limits in the [shadow](Charge::in_shadow) that would have refused the check.
     pub fn shadow_refusals(&self) -> impl Iterator<Item = &LimitStatus> {
         self.statuses().filter(|status| status.is_shadow && status.retry.is_some())
     }
 
-    /// How each limit stands, in the order of the charges.
+    /// The status of each limit, in the order of the charges.
     pub fn statuses(&self) -> impl Iterator<Item = &LimitStatus> {
         iter::once(&self.0.first).chain(&self.0.rest)
     }
@@ -201,7 +199,7 @@ impl Decision {
         &self.binding().limit
     }
 
-    /// The units in the window of the [`binding`](Self::binding) limit, those of this check included.
+    /// The units in the window of the [`binding`](Self::binding) limit, including those of this check.
     #[must_use]
     pub fn used(&self) -> u64 {
         self.binding().used
@@ -213,27 +211,27 @@ impl Decision {
         self.binding().remaining()
     }
 
-    /// The time until there is more left under the [`binding`](Self::binding) limit.
+    /// The time until more units are left under the [`binding`](Self::binding) limit.
     #[must_use]
     pub fn reset_after(&self) -> Duration {
         self.binding().reset_after
     }
 
-    /// Why the store has not decided, where this process has decided in its place: under a share of each limit, whose
-    /// figures these then are. See [`Share`](crate::Share). `None` for a decision of the store.
+    /// The failure of the store, if this process has decided in its place. Then the figures are those of a
+    /// [`Share`](crate::Share) of each limit. `None` for a decision of the store.
     #[must_use]
     pub fn local_cause(&self) -> Option<&Error> {
         self.0.instead_of.as_deref()
     }
 
-    /// When the store decided, by the store's clock. Of an admission that was repeated under its
-    /// [id](crate::Check::with_id), when it was admitted first.
+    /// When the store decided, by the store's clock. If a check was repeated with its [id](crate::Check::with_id), when it was
+    /// first admitted.
     #[must_use]
     pub fn at(&self) -> SystemTime {
         self.0.at
     }
 
-    /// The identity of the admission.
+    /// The id of the admission.
     #[must_use]
     pub fn id(&self) -> AdmissionId {
         self.0.id
@@ -242,7 +240,7 @@ impl Decision {
 
 impl fmt::Debug for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Parts { at, id, first: _, rest: _, instead_of } = &*self.0;
+        let Fields { at, id, first: _, rest: _, instead_of } = &*self.0;
         f.debug_struct("Decision")
             .field("at", at)
             .field("id", id)
@@ -253,8 +251,8 @@ impl fmt::Debug for Decision {
 }
 
 impl LimitStatus {
-    /// How `charge` came out: the units `used` after the decision, the time until the oldest of them leaves (zero if
-    /// there are none), and, if this charge refused the check, how long until it would not.
+    /// The status of `charge`: the units `used` after the decision, the time until the oldest of them leaves (zero if there
+    /// are none), and the retry time if this charge refused the check.
     #[must_use]
     #[inline]
     pub fn new(charge: &Charge, used: u64, reset_after: Duration, retry_after: Option<Duration>) -> Self {
@@ -263,36 +261,35 @@ impl LimitStatus {
             used,
             reserved: 0,
             reset_after,
-            retry: retry_after.map(|wait| Retry::of(wait, wait)),
+            retry: retry_after.map(|wait| Retry::new(wait, wait)),
             is_shadow: charge.is_shadow(),
             is_hidden: charge.is_hidden(),
             is_spent: charge.is_spent(),
         }
     }
 
-    /// Says how many of the used units are reserved, and if the charge refused the check, how long it would do so `at_least`:
-    /// if all of them were given back now.
+    /// Sets how many of the used units are reserved, and, for a refusal, the retry time if all of them were given back now.
     #[must_use]
     pub fn with_reserved(mut self, units: u64, at_least: Duration) -> Self {
         self.reserved = units;
-        self.retry = self.retry.map(|retry| Retry::of(at_least.min(retry.most), retry.most));
+        self.retry = self.retry.map(|retry| Retry::new(at_least.min(retry.most), retry.most));
         self
     }
 
-    /// The same figures, as a refusal until something leaves where the charge does not fit.
-    pub(crate) fn until_something_leaves(mut self, charge: &Charge) -> Self {
+    /// The same figures, refused until the reset time if the charge does not fit.
+    pub(crate) fn refused_until_reset(mut self, charge: &Charge) -> Self {
         let most = self.reset_after;
         let settled = self.used.saturating_sub(self.reserved);
         let would_fit = self.reserved > 0 && settled.saturating_add(charge.cost()) <= self.limit.units();
         let least = if would_fit { Duration::ZERO } else { most };
         let refuses = !self.is_spent && charge.cost() > self.remaining();
-        self.retry = refuses.then(|| Retry::of(least, most));
+        self.retry = refuses.then(|| Retry::new(least, most));
         self
     }
 
-    /// The same figures, and if it refuses, for at least as long as this.
+    /// The same figures, with at least this retry time if the limit refuses.
     pub(crate) fn not_before(mut self, known: &Retry) -> Self {
-        self.retry = self.retry.map(|retry| Retry::of(retry.least.max(known.least), retry.most.max(known.most)));
+        self.retry = self.retry.map(|retry| Retry::new(retry.least.max(known.least), retry.most.max(known.most)));
         self
     }
 
@@ -302,69 +299,67 @@ impl LimitStatus {
         &self.limit
     }
 
-    /// The units in the window, those of this check included if it was admitted.
+    /// The units in the window, including those of this check if it was admitted.
     #[must_use]
     pub fn used(&self) -> u64 {
         self.used
     }
 
-    /// Those of the used units that are [reserved](Charge::reserve), and may be given back.
+    /// The used units that are [reserved](Charge::reserve), and may be given back.
     #[must_use]
     pub fn reserved(&self) -> u64 {
         self.reserved
     }
 
-    /// The units left: 0 also where the limit was lowered below what is used.
+    /// The units that are left; 0 if more than the limit is used, for example after it was lowered.
     #[must_use]
     pub fn remaining(&self) -> u64 {
         self.limit.units().saturating_sub(self.used)
     }
 
-    /// The time until fewer units are counted; zero if there are none. Under a [compact](crate::Algorithm::compact) log it
-    /// may be a sub-window longer than the window.
+    /// The time until fewer units count; zero if none do. Under a [compact](crate::Algorithm::compact) log it may be a
+    /// sub-window longer than the window.
     #[must_use]
     pub fn reset_after(&self) -> Duration {
         self.reset_after
     }
 
-    /// How long this limit alone would refuse the check; `None` if it did not refuse it.
+    /// How long this limit alone refuses the check; `None` if it does not.
     ///
-    /// A limit in the [shadow](Charge::in_shadow) says here for how long it would have refused.
+    /// For a limit in the [shadow](Charge::in_shadow), how long it would refuse.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
-        self.retry.map(Retry::told)
+        self.retry.map(Retry::wait)
     }
 
-    /// Whether the limit refused the check, and would not have if all units that are reserved were given back.
+    /// Whether the limit refused the check, and would not have done so without the reserved units.
     #[must_use]
     pub fn is_refused_by_reservations(&self) -> bool {
         self.reserved > 0 && self.retry.is_some_and(|retry| retry.least.is_zero())
     }
 
-    /// Whether it has counted what was [spent](Charge::spent) already.
     #[cfg(feature = "metrics")]
     pub(crate) fn is_spent(&self) -> bool {
         self.is_spent
     }
 
-    /// When to come back, if it refused the check.
     pub(crate) fn retry(&self) -> Option<Retry> {
         self.retry
     }
 
-    /// Whether the limit only counts.
+    /// Whether the limit is in the [shadow](Charge::in_shadow).
     #[must_use]
     pub fn is_shadow(&self) -> bool {
         self.is_shadow
     }
 
-    /// Whether clients do not see the limit.
+    /// Whether the limit is [hidden](Charge::hidden) from clients.
     #[must_use]
     pub fn is_hidden(&self) -> bool {
         self.is_hidden
     }
 
-    /// Whichever of the two is binding.
+    /// The binding one of the two.
     fn binding<'a>(&'a self, other: &'a Self) -> &'a Self {
         if other.is_shadow != self.is_shadow {
             return if self.is_shadow { other } else { self };
@@ -375,19 +370,19 @@ impl LimitStatus {
         if longer.then(less_left).then(later).is_gt() { other } else { self }
     }
 
-    /// For how long the limit refuses the check, if it does.
+    /// The retry time, if the limit refuses the check.
     fn refuses(&self) -> Option<Duration> {
         self.retry_after().filter(|_| !self.is_shadow)
     }
 }
 
 impl Retry {
-    pub(crate) fn of(least: Duration, most: Duration) -> Self {
+    pub(crate) fn new(least: Duration, most: Duration) -> Self {
         Self { least, most, reserved_after: RETRY_RESERVED_AFTER }
     }
 
-    /// As it is told: no longer than it takes to find out, but for as long as it is sure.
-    fn told(self) -> Duration {
+    /// No longer than `reserved_after`, unless other units refuse for longer.
+    fn wait(self) -> Duration {
         self.reserved_after.max(self.least).min(self.most)
     }
 }

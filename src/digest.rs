@@ -1,57 +1,52 @@
-//! Keyed digests of limits and keys: what tables find their entries by.
+//! Keyed digests of limits and keys, by which tables find their entries.
 //!
-//! 1. Keys come from clients, so each digest is keyed by randomness of the process's own: nobody outside can make two of
-//!    them meet.
-//! 2. All that goes into one is put together first, since a hasher takes one text more quickly than its pieces.
+//! Keys come from clients, so a digest is keyed by randomness of the process: no client can make two of them collide.
 
 use std::hash::{BuildHasher, DefaultHasher, Hasher, RandomState};
 
 use crate::{key::Key, limit::Limit};
 
-/// Makes digests that mean nothing to another.
+/// Makes digests under a secret of its own.
 #[derive(Debug, Default)]
 pub(crate) struct Digester(RandomState);
 
 impl Digester {
-    /// Of what a limit counts for a key: its name is what it counts under.
+    /// The digest of a limit's name and a key.
     pub(crate) fn of_key(&self, limit: &Limit, key: &Key) -> u64 {
-        let mut text = self.text();
+        let mut text = Text { bytes: [0; Text::CAPACITY], length: 0, hasher: self.0.build_hasher() };
         text.push_key(limit, key);
         text.finish()
     }
-
-    fn text(&self) -> Text {
-        Text { bytes: [0; Text::ROOM], length: 0, hasher: self.0.build_hasher() }
-    }
 }
 
-/// What is put together. Of what does not fit, the beginning is hashed before.
+/// Collects the parts of a digest, since a hasher takes one text more quickly than its parts. If they do not fit, the
+/// beginning is hashed first.
 struct Text {
-    bytes: [u8; Self::ROOM],
+    bytes: [u8; Self::CAPACITY],
     length: usize,
     hasher: DefaultHasher,
 }
 
 impl Text {
-    /// Enough for a charge with a key of usual length.
-    const ROOM: usize = 128;
+    /// Enough for a limit and a key of usual length.
+    const CAPACITY: usize = 128;
 
-    /// What no UTF-8 text has in it.
+    /// A byte that occurs in no UTF-8 text.
     const END: [u8; 1] = [0xff];
 
-    /// The length of the value stands behind it: read from its end, a text can be taken apart in one way only.
+    /// The length of the value follows it: read from its end, a text can be taken apart in one way only.
     fn push_key(&mut self, limit: &Limit, key: &Key) {
         self.push_with(limit.name().as_bytes(), Self::END);
         self.push_with(key.namespace().as_bytes(), Self::END);
         self.push_with(key.value(), (key.value().len() as u64).to_le_bytes());
     }
 
-    /// Pushes a part and what stands behind it.
+    /// Pushes a part and its end.
     fn push_with<const N: usize>(&mut self, part: &[u8], tail: [u8; N]) {
         let end = self.length + part.len();
-        match self.bytes.get_mut(self.length..end + N).and_then(|room| room.split_at_mut_checked(part.len())) {
-            Some((room, behind)) => {
-                room.copy_from_slice(part);
+        match self.bytes.get_mut(self.length..end + N).and_then(|free| free.split_at_mut_checked(part.len())) {
+            Some((free, behind)) => {
+                free.copy_from_slice(part);
                 behind.copy_from_slice(&tail);
                 self.length = end + N;
             }
@@ -63,12 +58,12 @@ impl Text {
     }
 
     fn push(&mut self, part: &[u8]) {
-        if part.len() > Self::ROOM - self.length {
+        if part.len() > Self::CAPACITY - self.length {
             self.hash();
         }
         match self.bytes.get_mut(self.length..self.length + part.len()) {
-            Some(room) => {
-                room.copy_from_slice(part);
+            Some(free) => {
+                free.copy_from_slice(part);
                 self.length += part.len();
             }
             None => self.hasher.write(part),
@@ -83,6 +78,24 @@ impl Text {
     fn finish(&mut self) -> u64 {
         self.hash();
         self.hasher.finish()
+    }
+}
+
+/// A hasher for tables whose keys are digests already: it takes the digest for the hash.
+#[derive(Debug, Default)]
+pub(crate) struct Prehashed(u64);
+
+impl Hasher for Prehashed {
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.0 = self.0.rotate_left(8) ^ u64::from(*byte));
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
     }
 }
 

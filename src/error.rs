@@ -1,13 +1,11 @@
-//! What a limiter can answer instead of a decision.
+//! Errors: why there is no decision. A refusal is a decision, not an error.
 //!
-//! 1. A refusal is a decision, not an error.
-//! 2. [`Error::NeverFits`] is the caller's: no waiting helps. [`Error::TimedOut`] and [`Error::Unavailable`] are the
-//!    store's, and so is [`Error::BreakerOpen`], which repeats the last of them without asking: whether the work goes on
-//!    without a decision is the caller's choice, or the route's failure mode.
-//! 3. [`Error::LimitNotChosen`] is that of a limit which is [chosen](crate::KeyedLimit::chosen) for each request. It concerns this
-//!    limit alone: its [fallback](crate::KeyedLimit::fallback) is charged in its place, or the route's failure mode says
-//!    whether the request goes on without it.
-//! 4. A [`StoreError`] keeps its cause as [`source`](std::error::Error::source); neither holds a key or a password.
+//! 1. [`Error::NeverFits`] is a mistake of the caller: waiting does not help.
+//! 2. [`Error::TimedOut`], [`Error::Unavailable`] and [`Error::BreakerOpen`] are failures of the store. The caller or the
+//!    route's [failure mode](crate::FailureMode) chooses whether the work goes on without a decision.
+//! 3. [`Error::LimitNotChosen`] concerns one limit that is [chosen](crate::KeyedLimit::chosen) for each request. Its
+//!    [fallback](crate::KeyedLimit::fallback) is charged in its place, or the failure mode decides.
+//! 4. A [`StoreError`] has its cause as [`source`](std::error::Error::source). Neither contains a key or a password.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -17,14 +15,14 @@
 //! match limiter.check(&Limit::per_minute("export", 10), "ada", 11).await {
 //!     Ok(decision) => println!("{} left", decision.remaining()),
 //!     Err(Error::NeverFits(never)) => assert_eq!((never.cost(), never.limit().units()), (11, 10)),
-//!     Err(store) => println!("go on without a decision, or do not: {store}"),
+//!     Err(store) => println!("no decision: {store}"),
 //! }
 //! # }
 //! ```
 
 use std::{error, fmt, sync::Arc, time::Duration};
 
-use crate::check::{DuplicateCharge, NeverFits};
+use crate::limit::errors::{DuplicateCharge, NeverFits};
 
 /// Why there is no decision. See the [module docs](self).
 #[derive(Clone, Debug)]
@@ -32,18 +30,16 @@ use crate::check::{DuplicateCharge, NeverFits};
 pub enum Error {
     /// The cost is above the limit.
     NeverFits(NeverFits),
-    /// The store did not answer within the deadline. The check may or may not have been counted. Of stacked layers, one that
-    /// has nothing left of its deadline, since the request has waited for others, has not asked.
+    /// The store did not answer within the deadline. The check may have been counted or not.
     TimedOut {
         /// The deadline that passed.
         deadline: Duration,
     },
     /// The store answered with an error, or could not be reached.
     Unavailable(StoreError),
-    /// The store was not asked, since it has failed repeatedly; this was its last failure. See
-    /// [`Breaker`](crate::Breaker).
+    /// The store was not asked, since it has failed repeatedly. This is its last failure. See [`Breaker`](crate::Breaker).
     BreakerOpen(Arc<Self>),
-    /// A limit could not be chosen for the request.
+    /// No limit could be chosen for the request.
     LimitNotChosen(ChoiceError),
 }
 
@@ -71,7 +67,7 @@ impl error::Error for Error {
 }
 
 impl Error {
-    /// Whether the store was asked, and others had better not ask it.
+    /// Whether it is a failure of the store that a breaker counts.
     pub(crate) fn is_the_stores(&self) -> bool {
         match self {
             Self::TimedOut { .. } => true,
@@ -103,15 +99,15 @@ impl From<ChoiceError> for Error {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ChoiceError {
-    /// What chooses the limit has failed.
+    /// The function that chooses the limit failed.
     Failed(Arc<dyn error::Error + Send + Sync>),
     /// It took longer than the deadline.
     TimedOut {
         /// The deadline that passed.
         deadline: Duration,
     },
-    /// It has chosen, in the [shadow](crate::KeyedLimit::in_shadow), a limit that the request is charged by already, for
-    /// the same key: only a limit that is [left out](crate::ShadowRefusals::left_out) says so.
+    /// In the [shadow](crate::KeyedLimit::in_shadow), the function has chosen a limit that the request is already charged to
+    /// for the same key. Only a limit that is [left out](crate::ShadowRefusals::left_out) reports it.
     Duplicate(DuplicateCharge),
 }
 
@@ -135,7 +131,7 @@ impl error::Error for ChoiceError {
     }
 }
 
-/// A store's failure: what it was doing, and the cause. Cheap to clone.
+/// A failure of a store, with its cause. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct StoreError {
     doing: &'static str,
@@ -144,7 +140,7 @@ pub struct StoreError {
 }
 
 impl StoreError {
-    /// The same failure, of something else that it has kept from being done.
+    /// The same failure, which has kept something else from being done.
     #[cfg(feature = "redis")]
     pub(crate) fn when(mut self, doing: &'static str) -> Self {
         self.doing = doing;
@@ -156,8 +152,8 @@ impl StoreError {
         Self { doing, cause: cause.into().into(), is_of_one_check: false }
     }
 
-    /// Says that others may well be decided, so that a [`Breaker`](crate::Breaker) does not count it: as when a store has
-    /// no room for more under one limit.
+    /// Marks a failure that does not affect other checks, such as a lack of capacity for one limit. A
+    /// [`Breaker`](crate::Breaker) does not count it.
     #[must_use]
     pub fn of_one_check(mut self) -> Self {
         self.is_of_one_check = true;

@@ -1,10 +1,10 @@
-//! A key: in whose name units are spent.
+//! Keys: a limit counts the units of each key apart.
 //!
-//! 1. A key is a namespace and a value. Equal values in different namespaces are different keys, so an address can
-//!    never collide with an API key or a user name that looks like it.
-//! 2. A value can be personal or secret, so [`Debug`](std::fmt::Debug) prints the namespace alone, and
-//!    `RedisStore` sends a digest, never the value; a value that can be guessed is safe from readers of Redis only if the store
-//!    has a [`Secret`](crate::Secret). A secret does not become a value at all: see [`ApiKey`](crate::ApiKey).
+//! 1. A key is a namespace and a value. Equal values in different namespaces are different keys, so an address never
+//!    collides with an API key or a user name that looks like it.
+//! 2. A value can be personal, so [`Debug`](std::fmt::Debug) shows only the namespace, and `RedisStore` sends only a digest.
+//!    Readers of Redis can still find guessable values by trying them, unless the store has a [`Secret`](crate::Secret).
+//! 3. Do not use a secret as a value: hash it with [`ApiKey`](crate::ApiKey) or [`Secret::key`](crate::Secret::key).
 //!
 //! ```
 //! use tower_sliding_window::Key;
@@ -22,15 +22,15 @@ use std::{
     ptr,
 };
 
-/// In whose name units are spent. See the [module docs](self).
+/// The client, user, tenant or resource that spends units. See the [module docs](self).
 #[derive(Clone)]
 pub struct Key {
     namespace: &'static str,
     value: Value,
 }
 
-/// The bytes of a key. Short ones, such as addresses, hashes and most names, are kept in place, so that making,
-/// cloning and comparing a key neither allocates nor follows a pointer.
+/// The bytes of a key. Short ones, such as addresses, hashes and most names, are stored in place, so that making, cloning
+/// and comparing a key neither allocates nor follows a pointer.
 #[derive(Clone)]
 enum Value {
     Short { length: u8, bytes: [u8; Self::SHORT] },
@@ -38,18 +38,18 @@ enum Value {
 }
 
 impl Key {
-    /// A key of any bytes in a namespace.
+    /// A key with any bytes as its value.
     #[must_use]
     pub fn new(namespace: &'static str, value: impl AsRef<[u8]>) -> Self {
         Self { namespace, value: Value::of_one(value.as_ref()) }
     }
 
-    /// A key whose value is these parts, one after the other.
+    /// A key whose value is these parts in a row.
     pub(crate) fn joined(namespace: &'static str, parts: &[&[u8]]) -> Self {
         Self { namespace, value: Value::of(parts) }
     }
 
-    /// The key of two keys together: equal only if both are.
+    /// The pair of two keys. Two pairs are equal only if both of their keys are.
     #[must_use]
     pub fn pair(first: &Self, second: &Self) -> Self {
         // Each part is preceded by its length, so no two different pairs give the same bytes.
@@ -65,7 +65,7 @@ impl Key {
         self.namespace
     }
 
-    /// The value, for stores to digest. It may be personal: do not log it.
+    /// The value, for stores. It may be personal: do not log it.
     #[must_use]
     pub fn value(&self) -> &[u8] {
         match &self.value {
@@ -76,14 +76,14 @@ impl Key {
 }
 
 impl Value {
-    /// So many bytes fit where the other form has its pointer and length.
+    /// As many bytes as make both variants the same size.
     const SHORT: usize = 22;
 
     fn of_one(value: &[u8]) -> Self {
         let mut bytes = [0; Self::SHORT];
         match bytes.get_mut(..value.len()) {
-            Some(room) => {
-                room.copy_from_slice(value);
+            Some(short) => {
+                short.copy_from_slice(value);
                 Self::Short { length: value.len() as u8, bytes }
             }
             None => Self::Long(value.into()),
@@ -105,8 +105,9 @@ impl Value {
 }
 
 impl PartialEq for Key {
+    #[inline]
     fn eq(&self, other: &Self) -> bool {
-        // Nearly always it is the same literal, and nothing has to be read.
+        // Nearly always it is the same literal, and its bytes need not be compared.
         let same_namespace = ptr::eq(self.namespace, other.namespace) || self.namespace == other.namespace;
         same_namespace && self.value() == other.value()
     }

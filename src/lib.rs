@@ -109,11 +109,9 @@ pub mod guide;
 pub mod key;
 pub mod limit;
 pub mod limiter;
-#[cfg(feature = "tracing")]
 mod logging;
 pub mod metrics;
 pub mod middleware;
-mod prehashed;
 pub mod secret;
 pub mod settlement;
 pub mod split;

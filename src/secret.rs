@@ -1,8 +1,9 @@
-//! A secret of the application, and the keyed hashes under it.
+//! The application's secret, which hashes credentials and the keys in Redis.
 //!
-//! Two things can be hashed with it: what a client proves itself by, with [`ApiKey`](crate::ApiKey) and [`Secret::key`], and
-//! all identities that `RedisStore` writes to Redis, with `RedisStoreBuilder::secret`. One secret may serve both: each has a
-//! domain of its own, so the one says nothing about the other.
+//! 1. [`ApiKey`](crate::ApiKey) and [`Secret::key`] hash credentials of clients, such as API keys and access tokens.
+//! 2. `RedisStoreBuilder::secret` hashes all keys that are written to Redis.
+//!
+//! One secret may serve both: each use has a domain of its own, so hashes of one reveal nothing about the other.
 
 use std::{error, fmt};
 
@@ -11,23 +12,23 @@ use sha2::Sha256;
 
 use crate::key::Key;
 
-/// Bytes of a hash that are kept: 128 bits.
+/// A hash is truncated to 128 bits.
 const HASH_BYTES: usize = 16;
 
-/// The domain of what a client proves itself by.
+/// The domain of credentials.
 const CREDENTIALS: &[u8] = b"tower-sliding-window api key v1\0";
 
-/// A secret to hash identities with: the same on all instances that share a store, and known to nobody else.
+/// A secret for keyed hashes. Use the same on all instances that share a store.
 ///
-/// Only a state derived from it is kept, and `Debug` shows nothing of that. A new secret gives every key a new identity:
-/// all windows start empty.
+/// Only a state derived from it is kept in memory, and `Debug` shows nothing of it. With a new secret all windows start
+/// empty, since every key has a new hash.
 #[derive(Clone)]
 pub struct Secret {
     mac: Hmac<Sha256>,
 }
 
 impl Secret {
-    /// A secret of at least 16 bytes, best 32 random ones.
+    /// A secret of at least 16 bytes; 32 random bytes are best.
     ///
     /// # Errors
     ///
@@ -42,8 +43,8 @@ impl Secret {
         Hmac::new_from_slice(secret).map(|mac| Self { mac }).map_err(|_| weak)
     }
 
-    /// The key of something secret that does not come with a request, such as an access token of a client: the first 128
-    /// bits of its HMAC-SHA-256, and nothing of itself.
+    /// The key of a secret value, such as an access token: the first 128 bits of its HMAC-SHA-256. For API keys in requests
+    /// there is [`ApiKey`](crate::ApiKey).
     ///
     /// ```
     /// use tower_sliding_window::Secret;
@@ -57,7 +58,7 @@ impl Secret {
         Key::new(namespace, self.domain(CREDENTIALS).hash(&[value.as_bytes()]))
     }
 
-    /// Hashes for one purpose. A domain ends with a NUL and has no other, so none is the beginning of another.
+    /// Hashes for one purpose. A domain ends with its only NUL, so none is the beginning of another.
     pub(crate) fn domain(&self, name: &'static [u8]) -> Domain {
         let mut mac = self.mac.clone();
         mac.update(name);
@@ -65,14 +66,14 @@ impl Secret {
     }
 }
 
-/// The hashes of a secret for one purpose: nothing can be told from them about those for another.
+/// Hashes for one purpose, which reveal nothing about those for another.
 #[derive(Clone)]
 pub(crate) struct Domain {
     mac: Hmac<Sha256>,
 }
 
 impl Domain {
-    /// The first 128 bits of the HMAC-SHA-256 of these parts, one after the other.
+    /// The first 128 bits of the HMAC-SHA-256 of these parts in a row.
     pub(crate) fn hash(&self, parts: &[&[u8]]) -> [u8; HASH_BYTES] {
         let mut mac = self.mac.clone();
         parts.iter().for_each(|part| mac.update(part));
@@ -89,7 +90,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// A secret too short to keep anything secret.
+/// A secret that is too short.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeakSecret {
     bytes: usize,
@@ -111,8 +112,8 @@ impl error::Error for WeakSecret {}
 mod tests {
     use super::*;
 
-    /// By `printf 'tower-sliding-window api key v1\0t0ken' | openssl dgst -sha256 -hmac ...`: another hash would give every
-    /// client a new identity.
+    /// Made by `printf 'tower-sliding-window api key v1\0t0ken' | openssl dgst -sha256 -hmac ...`. With another hash, every
+    /// client would start anew.
     #[test]
     fn the_hash_stays_what_it_is() {
         let secret = Secret::new("32 random bytes out of the vault").unwrap();

@@ -1,24 +1,21 @@
-//! A split: one limit in parts that count apart, so that no single key has to bear all of a hot one.
+//! Split limits, for a key that is too hot for one node of a Redis Cluster.
 //!
-//! On a Redis Cluster a key lives on one node, however hot it is, and that node's speed is the limit's. The parts of a
-//! [`Split`] have keys of their own, which lie in slots of their own, and so on all nodes. On one server a split gains
-//! nothing: checks of one key that travel together cost about as much as one of them.
+//! A key lives on one node of the cluster, whose speed is that of the limit. A [`Split`] counts a limit in parts. Each part
+//! has a key of its own, and the keys spread over all nodes. On a single server a split gains nothing.
 //!
-//! 1. A limit of `n` units in `k` parts is `k` limits of `n / k` units each, rounded down, and of the same name. Each check
-//!    is charged to one part. So in no window are more than `n` units admitted, whoever races.
-//! 2. They may be fewer. The remainder of `n / k` is never admitted, nor is what each part has left below a check's cost;
-//!    and a check is refused when its part is used up, though others may have room. The parts take turns, on each thread
-//!    from a random one on: they fill up evenly to within a few units, so let each have hundreds.
-//! 3. The figures of a decision, its limit, what remains and the retry time, are those of the part that was asked. A
-//!    client that is refused and tries again at once may be admitted by another.
-//! 4. A cost above the units of a part is [`NeverFits`](crate::NeverFits), naming them, though it may be below the limit.
-//! 5. What is settled or given back is given back to the part that was charged, since its key stands in the check.
-//!    Whoever [waits](crate::Limiter::acquire), waits for that part, and is refused at once if it will have no room in
-//!    time, whatever the others have. A [`Share`](crate::Share) is one of each part, rounded down again.
-//! 6. A part shares its units with no other key, nor with the same key where the limit is not split: split a name
-//!    everywhere or nowhere. A part's key does not depend on how many there are. So where their number changes, the parts
-//!    that were there before go on, and until a window after the change up to the units of all parts, of either size, can
-//!    be admitted.
+//! 1. A limit of `n` units in `k` parts is `k` limits of `n / k` units, rounded down, with the same name. Each check is
+//!    charged to one part, so no window ever admits more than `n` units.
+//! 2. It may admit fewer. The remainder of `n / k` is never admitted, and a check is refused if its part is used up, even if
+//!    units are left in others. The parts take turns, on each thread from a random one on, and fill up evenly to within a
+//!    few units: so give each part hundreds of units.
+//! 3. The figures of a decision are those of the charged part. A client that is refused and tries again at once may be
+//!    admitted by another part.
+//! 4. A cost above the units of a part is [`NeverFits`](crate::NeverFits), even if it is below the limit.
+//! 5. A settlement goes to the part that was charged. A caller that [waits](crate::Limiter::acquire) waits for one part. A
+//!    [`Share`](crate::Share) is a share of each part, rounded down again.
+//! 6. A part shares its units with no other key, nor with the same key of the limit without a split: so split a name
+//!    everywhere or nowhere. If the number of parts changes, the keys of the parts stay the same. Until a window after the
+//!    change, up to the units of all parts, old and new, can be admitted.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -33,7 +30,7 @@
 //!     assert!(decision.is_allowed() && decision.limit().units() == 625);
 //! }
 //!
-//! // How the whole stands, and how it is forgotten: a part at a time.
+//! // The units of all parts, and a reset, part by part.
 //! let mut used = 0;
 //! for key in CALLS.keys("tenant-7") {
 //!     used += limiter.peek(CALLS.limit(), key.clone()).await?.used();
@@ -49,13 +46,13 @@ use std::{cell::Cell, error, fmt, num::NonZeroU32};
 
 use crate::{admission::random, key::Key, limit::Limit};
 
-/// Nobody has this namespace by accident.
+/// No other key has this namespace by accident.
 const NAMESPACE: &str = "\0part";
 
-/// The bytes in front of a part's key that tell the part.
+/// The length of the number of a part, with which its key begins.
 const NUMBER_BYTES: usize = size_of::<u32>();
 
-/// A limit in parts that count apart: made by [`Limit::split`]. See the [module docs](self).
+/// A limit in parts: made by [`Limit::split`]. See the [module docs](self).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Split {
     limit: Limit,
@@ -63,11 +60,11 @@ pub struct Split {
 }
 
 impl Limit {
-    /// The limit in so many equal parts: see [`split`](crate::split).
+    /// Splits the limit into equal parts: see [`split`](crate::split).
     ///
     /// # Panics
     ///
-    /// If there are no parts, or more than units. In a `const`, that does not compile. For numbers that are not known
+    /// If there are no parts, or more parts than units. In a `const`, that does not compile. For numbers that are not known
     /// before run time there is [`Split::new`].
     #[must_use]
     #[track_caller]
@@ -80,26 +77,26 @@ impl Limit {
 }
 
 impl Split {
-    /// `limit` in so many parts, from values that are not known before run time.
+    /// Splits `limit` into so many parts.
     ///
     /// # Errors
     ///
-    /// [`InvalidSplit`], naming the values, if there are no parts, or more than units.
+    /// [`InvalidSplit`], naming the values, if there are no parts, or more parts than units.
     pub fn new(limit: Limit, parts: u32) -> Result<Self, InvalidSplit> {
         let parts = number_of_parts(Some(&limit), parts)?;
         Ok(Self { limit: limit.of_part(parts), parts })
     }
 
-    /// `limit` in so many parts, or as many as it has units.
+    /// Splits `limit` into so many parts, but not more than it has units.
     pub(crate) fn of_at_most(limit: Limit, parts: NonZeroU32) -> Self {
         let units = u32::try_from(limit.units()).unwrap_or(u32::MAX);
         let parts = NonZeroU32::new(units).map_or(parts, |units| parts.min(units));
         Self { limit: limit.of_part(parts), parts }
     }
 
-    /// The limit and the key of the part whose turn it is.
+    /// The limit and the key of the next part.
     pub(crate) fn into_next(self, key: &Key) -> (Limit, Key) {
-        let key = part_of(turn(self.parts), key);
+        let key = part_of(next_part(self.parts), key);
         (self.limit, key)
     }
 
@@ -109,54 +106,54 @@ impl Split {
         &self.limit
     }
 
-    /// How many parts there are.
+    /// The number of parts.
     #[must_use]
     pub const fn parts(&self) -> u32 {
         self.parts.get()
     }
 
-    /// The key of the part whose turn it is to be charged in the name of `key`.
+    /// The key of the next part to charge for `key`.
     #[must_use]
     pub fn next_key(&self, key: impl Into<Key>) -> Key {
-        part_of(turn(self.parts), &key.into())
+        part_of(next_part(self.parts), &key.into())
     }
 
-    /// The keys of all parts of `key`, to ask how they stand, to [reset](crate::Limiter::reset) or to
-    /// [close](crate::Limiter::pause) them.
+    /// The keys of all parts of `key`, to [peek](crate::Limiter::peek) at, [reset](crate::Limiter::reset) or
+    /// [pause](crate::Limiter::pause) them.
     pub fn keys<K: Into<Key>>(&self, key: K) -> impl Iterator<Item = Key> + use<K> {
         let key = key.into();
         (0..self.parts.get()).map(move |number| part_of(number, &key))
     }
 }
 
-/// So many parts of a limit, which may not be known yet.
+/// Checks the number of parts of a limit, which may not be known yet.
 pub(crate) fn number_of_parts(limit: Option<&Limit>, parts: u32) -> Result<NonZeroU32, InvalidSplit> {
     let has_units = |parts: &NonZeroU32| limit.is_none_or(|limit| u64::from(parts.get()) <= limit.units());
     NonZeroU32::new(parts).filter(has_units).ok_or_else(|| InvalidSplit { limit: limit.cloned(), parts })
 }
 
-/// The keys of all parts of the key that `charged` is a part of, itself among them.
+/// The keys of all parts, from the key of one of them.
 pub(crate) fn all_parts_of(charged: &Key, parts: NonZeroU32) -> impl Iterator<Item = Key> {
     let rest = charged.value().get(NUMBER_BYTES..).unwrap_or_default();
     (0..parts.get()).map(|number| Key::joined(NAMESPACE, &[&number.to_le_bytes(), rest]))
 }
 
-/// Whether two keys are one, or parts of one.
+/// Whether two keys are the same, or parts of the same.
 pub(crate) fn is_of_one_whole(one: &Key, other: &Key) -> bool {
     let are_parts = one.namespace() == NAMESPACE && other.namespace() == NAMESPACE;
     one == other || are_parts && one.value().get(NUMBER_BYTES..) == other.value().get(NUMBER_BYTES..)
 }
 
-/// The number has always as many bytes and so has the length, so no two parts of any keys give the same bytes.
+/// The number and the length have a fixed size, so no two parts of any keys give the same bytes.
 fn part_of(number: u32, key: &Key) -> Key {
     let namespace = key.namespace().as_bytes();
     let length = (namespace.len() as u64).to_le_bytes();
     Key::joined(NAMESPACE, &[&number.to_le_bytes(), &length, namespace, key.value()])
 }
 
-/// Which of the parts is next: steps of the golden ratio around a circle that is as many arcs. All arcs are met evenly, by
-/// every other step, or every third, as well; so limits and keys that are charged by turns can have one counter.
-fn turn(parts: NonZeroU32) -> u32 {
+/// The next part: steps of the golden ratio around a circle with one arc for each part. Every other step, or every third,
+/// meets all arcs evenly as well, so limits and keys that are charged in turn can share one counter.
+fn next_part(parts: NonZeroU32) -> u32 {
     const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
     thread_local! {
@@ -167,8 +164,7 @@ fn turn(parts: NonZeroU32) -> u32 {
     (((next >> 32) * u64::from(parts.get())) >> 32) as u32
 }
 
-/// A split that cannot be: the error of [`Split::new`] and of
-/// [`KeyedLimit::try_split`](crate::KeyedLimit::try_split), naming the values.
+/// The error of [`Split::new`] and [`KeyedLimit::try_split`](crate::KeyedLimit::try_split), naming the invalid values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidSplit {
     limit: Option<Limit>,
@@ -208,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_parts_or_no_units_is_named() {
+    fn an_error_names_too_few_or_too_many_parts() {
         for parts in [0, 11] {
             let error = Split::new(Limit::per_hour("calls", 10), parts).unwrap_err().to_string();
             assert!(error.contains("\"calls\"") && error.ends_with(&format!("not {parts}")), "{error}");
@@ -237,16 +233,16 @@ mod tests {
         }
     }
 
-    /// Also where several limits are charged by turns.
+    /// Also if several limits are charged in turn.
     #[test]
     fn parts_take_turns() {
         for (limits, parts) in (1..8).flat_map(|limits| (2..32).map(move |parts| (limits, parts))) {
             let mut times = vec![0; parts as usize];
             for _ in 0..64 * parts {
                 for _ in 1..limits {
-                    turn(NonZeroU32::MIN);
+                    next_part(NonZeroU32::MIN);
                 }
-                times[turn(NonZeroU32::new(parts).unwrap()) as usize] += 1;
+                times[next_part(NonZeroU32::new(parts).unwrap()) as usize] += 1;
             }
             assert!(times.iter().all(|times| (56..=72).contains(times)), "{parts} parts of {limits} limits: {times:?}");
         }

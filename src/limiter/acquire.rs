@@ -1,14 +1,10 @@
-//! Waiting for room.
+//! Waiting until a check is admitted.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{
-    Limiter,
-    line::Place,
-    patience::{LEAST_PAUSE, Patience},
-};
+use super::{lines::Place, settings::Limiter};
 use crate::{
     check::{Charge, Check},
     decision::Decision,
@@ -19,30 +15,33 @@ use crate::{
     store::{DenyCache, Store},
 };
 
+/// The least time between two checks of one caller, so that a store whose retry times are zero is not asked all the time.
+const LEAST_PAUSE: Duration = Duration::from_millis(1);
+
 impl<S: Store> Limiter<S> {
-    /// Spends `cost` units of `limit` in the name of `key`, and waits up to `patience` until they are left.
+    /// Spends `cost` units of `limit` for `key`, and waits up to `max_wait` until they are left.
     ///
-    /// 1. A refusal is waited out for as long as it says, and then asked again. One that is longer than what is left of
-    ///    the patience is returned at once, as the [`Decision`] that it is. Without any patience this is
-    ///    [`check`](Self::check), unless others wait.
-    /// 2. Through one limiter and its clones there is one line for the same limits and keys, whatever the costs. A caller
-    ///    that is refused, or comes while others wait, goes to its end; only the first in line asks, and no caller
-    ///    overtakes. One that gives up or is dropped leaves the line.
-    /// 3. A caller that cannot be the first in time is refused without having been asked for, since asking could overtake:
-    ///    for as long as the first has to wait, with what is used at present. So the retry time is here the least that it
-    ///    can be.
-    /// 4. A future that is kept and not polled stops no line. 100 ms after the first in line should have asked, or its
-    ///    question have ended, the next takes over. Polled again, the first goes on in its old place.
-    /// 5. A [`check`](Self::check), a limiter of another process, and a check of other limits or keys stand in no line,
-    ///    or in another: of those, the one that asks first after there is room gets it.
-    /// 6. A [settlement](Self::settle) or [reset](Self::reset) through the limiter lets the first in each line ask at once that
-    ///    waits for one of its limits and keys. Units that others give back are seen when it asks: where only
-    ///    [reserved](crate::Charge::reserve) units are in the way, that is after
-    ///    [`retry_reserved_after`](Self::retry_reserved_after), or once more when the patience ends before.
-    /// 7. The [`deadline`](Self::deadline) is that of each question, not of the wait, and a question is not cut short by
-    ///    the patience. An error of the store is returned at once.
+    /// 1. After a refusal it waits for the retry time, and asks again. A retry time beyond what is left of `max_wait` is
+    ///    returned at once, as a refused [`Decision`]. With a `max_wait` of zero this is [`check`](Self::check), unless
+    ///    other callers wait.
+    /// 2. One limiter and its clones have one line for each set of limits and keys, whatever the costs. A caller that is
+    ///    refused, or arrives while others wait, joins the end of the line. Only the first in line asks, and no caller
+    ///    overtakes another. A caller that gives up or is dropped leaves the line.
+    /// 3. A caller that cannot reach the front of the line in time is refused without spending. The retry time is then a
+    ///    lower bound: how long the first in line has to wait.
+    /// 4. A future that is kept but not polled does not block the line: the next caller takes over 100 ms after the first
+    ///    should have asked, or its call should have ended. When the first is polled again, it gets its old place back.
+    /// 5. [`check`](Self::check), limiters of other processes, and checks of other sets of limits or keys do not join the
+    ///    line. Of those, the first to ask when units are left gets them.
+    /// 6. A [settlement](Self::settle) or [reset](Self::reset) through this limiter lets the first in each line that waits
+    ///    for one of its limits and keys ask at once. If only [reserved](crate::Charge::reserve) units are in the way,
+    ///    the first asks again after [`retry_reserved_after`](Self::retry_reserved_after), and once more at the end of
+    ///    `max_wait`.
+    /// 7. The [`deadline`](Self::deadline) is that of each call to the store, not of the wait, and the end of `max_wait`
+    ///    does not interrupt a call. An error of the store is returned at once.
     ///
-    /// What is never refused, such as a cost of 0, never waits. Waiting needs a tokio runtime with time; it makes no task.
+    /// A check that can never be refused, such as one at a cost of 0, never waits. Waiting needs a tokio runtime with time,
+    /// but no task.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -67,78 +66,112 @@ impl<S: Store> Limiter<S> {
         limit: &Limit,
         key: impl Into<Key>,
         cost: u64,
-        patience: Duration,
+        max_wait: Duration,
     ) -> Result<Decision, Error> {
         let check = Check::new(Charge::new(limit.clone(), key, cost)?);
-        self.acquire_all(check, patience).await
+        self.acquire_all(check, max_wait).await
     }
 
-    /// Decides several charges together, all or nothing, and waits up to `patience` until all of them fit: see
+    /// Decides several charges together, all or nothing, and waits up to `max_wait` until all of them fit: see
     /// [`acquire`](Self::acquire).
     ///
     /// # Errors
     ///
     /// As [`check_all`](Self::check_all).
-    pub async fn acquire_all(&self, check: Check, patience: Duration) -> Result<Decision, Error> {
+    pub async fn acquire_all(&self, check: Check, max_wait: Duration) -> Result<Decision, Error> {
         let mut waited = Duration::ZERO;
-        self.acquire_after(check, patience, &mut waited).await
+        self.acquire_after(check, max_wait, &mut waited).await
     }
 
-    /// Waits for room for a request that has `waited` for other decisions already. That counts for the first question. Those
-    /// after a wait for room have the whole deadline, and it begins anew with them.
+    /// Waits for a request that has `waited` for other decisions. That shortens the deadline of the first call to the store;
+    /// later calls, after a wait in line, have the whole deadline.
     pub(crate) async fn acquire_after(
         &self,
         check: Check,
-        patience: Duration,
+        max_wait: Duration,
         waited: &mut Duration,
     ) -> Result<Decision, Error> {
         if !check.can_be_refused() {
             return self.check_after(check, waited).await;
         }
-        let (patience, lines) = (Patience::new(patience), &self.parts.lines);
-        let charged = lines.charged(check.charges().map(Charge::whose));
-        let mut given_back = lines.times_given_back(&charged);
-        let mut asking = self.clone();
-        let (place, mut asks_at) = match lines.join_others(&charged) {
-            Some(place) if patience.allows(place.first_waits()) => (place, Instant::now()),
+        let (end, lines) = (WaitEnd::after(max_wait), &self.core.lines);
+        let line = lines.id(check.charges().map(Charge::limit_and_key));
+        let mut given_back = lines.times_given_back(&line);
+        let mut limiter = self.clone();
+        let (place, mut asks_at) = match lines.join_others(&line) {
+            Some(place) if end.allows(place.first_waits()) => (place, Instant::now()),
             Some(place) => return self.refuse(&check, &place, waited).await,
             None => {
                 let decision = self.check_after(check.clone(), waited).await?;
-                let Some(asks_at) = patience.ask_again_at(&decision) else { return Ok(decision) };
-                asking = self.to_ask_after(&decision);
-                (lines.join(&charged), asks_at)
+                let Some(asks_at) = end.ask_again_at(&decision) else { return Ok(decision) };
+                limiter = self.after(&decision);
+                (lines.join(&line), asks_at)
             }
         };
         loop {
-            if !place.turn(patience).await {
+            if !place.is_first_before(end.0).await {
                 return self.refuse(&check, &place, waited).await;
             }
-            if !place.is_to_ask(asks_at, given_back, self.parts.deadline).await {
-                // It was not polled for a while, and another has taken over.
+            if !place.asks(asks_at, given_back, self.core.deadline).await {
+                // It was not polled for a while, and another caller has taken over.
                 continue;
             }
-            (*waited, given_back) = (Duration::ZERO, lines.times_given_back(&charged));
-            let decision = asking.check_after(check.clone(), waited).await?;
-            match patience.ask_again_at(&decision) {
-                Some(again) => (asks_at, asking) = (again, self.to_ask_after(&decision)),
+            (*waited, given_back) = (Duration::ZERO, lines.times_given_back(&line));
+            let decision = limiter.check_after(check.clone(), waited).await?;
+            match end.ask_again_at(&decision) {
+                Some(again) => (asks_at, limiter) = (again, self.after(&decision)),
                 None => return Ok(decision),
             }
         }
     }
 
-    /// The limiter that asks again after a refusal: one that does not remember it, where reserved units may have been given
-    /// back by others.
-    fn to_ask_after(&self, refusal: &Decision) -> Self {
+    /// The limiter that asks again after a refusal: without a deny cache if others may have given back reserved units.
+    fn after(&self, refusal: &Decision) -> Self {
         let limiter = self.clone();
         if refusal.is_refused_by_reservations() { limiter.deny_cache(DenyCache::off()) } else { limiter }
     }
 
-    /// The refusal of a caller that stands behind others.
+    /// The refusal of a caller behind others.
     async fn refuse(&self, check: &Check, place: &Place, waited: &mut Duration) -> Result<Decision, Error> {
-        let standing = self.check_after(check.without_costs(), waited).await?;
-        // Room for the first may be there by now, and not for those behind.
-        let refusal = standing.refused_for(check, place.first_waits().max(LEAST_PAUSE));
+        let status = self.check_after(check.without_costs(), waited).await?;
+        // Units may be left for the first in line by now, but not for those behind it.
+        let refusal = status.refused_for(check, place.first_waits().max(LEAST_PAUSE));
         metrics::decided(&refusal);
         Ok(refusal)
     }
+}
+
+/// When a caller stops waiting; `None` if that is beyond what a clock can show.
+#[derive(Clone, Copy)]
+struct WaitEnd(Option<Instant>);
+
+impl WaitEnd {
+    fn after(max_wait: Duration) -> Self {
+        Self(Instant::now().checked_add(max_wait))
+    }
+
+    /// Whether a wait from now on ends in time.
+    fn allows(self, wait: Duration) -> bool {
+        is_within(self.left(Instant::now()), wait)
+    }
+
+    /// When to ask again after a decision; `None` if it is an admission, or its retry time is too late. Reserved units may be
+    /// given back at any time, so the last attempt is at the very end.
+    fn ask_again_at(self, decision: &Decision) -> Option<Instant> {
+        let now = Instant::now();
+        let (left, mut wait) = (self.left(now), decision.retry_after()?);
+        if decision.is_refused_by_reservations() {
+            wait = left.map_or(wait, |left| wait.min(left));
+        }
+        now.checked_add(wait.max(LEAST_PAUSE)).filter(|_| is_within(left, wait))
+    }
+
+    fn left(self, now: Instant) -> Option<Duration> {
+        self.0.map(|end| end.saturating_duration_since(now))
+    }
+}
+
+fn is_within(left: Option<Duration>, wait: Duration) -> bool {
+    // With nothing left, a wait of zero is too long as well: a store that always returns zero would be asked for ever.
+    left.is_none_or(|left| !left.is_zero() && wait <= left)
 }

@@ -12,17 +12,17 @@ use tokio::time::{Sleep, sleep};
 
 use crate::error::Error;
 
-/// A question has at least this time, however long its request has waited: enough for a store that answers.
+/// The time that every call to the store has, however long its request has waited: enough for a store that answers.
 const LEAST: Duration = Duration::from_millis(5);
 
-/// A deadline, and how much of it a request has waited already: for the decisions of other layers, or for a choice.
+/// A deadline, and how much of it a request has already spent on the decisions of other layers, or on a choice.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Time {
+pub(crate) struct TimeLimit {
     deadline: Duration,
     waited: Duration,
 }
 
-impl Time {
+impl TimeLimit {
     pub(super) fn new(deadline: Duration, waited: Duration) -> Self {
         Self { deadline, waited }
     }
@@ -30,59 +30,49 @@ impl Time {
     fn left(self) -> Duration {
         self.deadline.saturating_sub(self.waited).max(LEAST.min(self.deadline))
     }
-
-    /// Whether at least half of it is left, so that its end tells something of what was asked last.
-    pub(super) fn is_mostly_left(self) -> bool {
-        self.waited <= self.deadline / 2
-    }
-
-    pub(super) fn error(self) -> Error {
-        Error::TimedOut { deadline: self.deadline }
-    }
 }
 
 pin_project! {
     /// Gives up on a future that is not ready in time.
     ///
-    /// The timer is armed only once the future has made somebody wait: a store that answers at once costs no timer and
+    /// The timer starts when the future is pending for the first time: a store that answers at once costs no timer and
     /// needs no runtime.
     pub(crate) struct Deadline<F> {
         #[pin]
         future: F,
-        time: Time,
-        // In a box, so that what needs none is not the larger for it.
+        limit: TimeLimit,
+        // In a box, so that futures that need no timer stay small.
         timer: Option<Pin<Box<Sleep>>>,
     }
 }
 
 impl<F> Deadline<F> {
     #[inline]
-    pub(super) fn new(future: F, time: Time) -> Self {
-        Self { future, time, timer: None }
+    pub(super) fn new(future: F, limit: TimeLimit) -> Self {
+        Self { future, limit, timer: None }
     }
 
-    pub(super) fn time(&self) -> Time {
-        self.time
-    }
-
-    /// How long the request has waited by now, what it had waited before included.
+    /// How long the request has waited by now, including the time before this future.
     pub(super) fn waited(&self) -> Duration {
-        self.time.waited.saturating_add(self.took())
+        self.limit.waited.saturating_add(self.took())
     }
 
-    /// How long an answer that has come took: no longer than the deadline, however late it was looked at.
+    /// How long a reply took: at most the deadline, however late it was polled.
     pub(super) fn took_in_time(&self) -> Duration {
-        self.took().min(self.time.deadline)
+        self.took().min(self.limit.deadline)
     }
 
-    /// Whether its end was noticed so late that the caller's runtime must have stood still.
-    pub(super) fn is_noticed_late(&self) -> bool {
-        self.took() > self.time.left() + (self.time.left() / 2).max(Duration::from_millis(10))
+    /// Whether a timeout says something about the store: not if the request had spent more than half of the deadline
+    /// elsewhere, nor if the timeout was noticed so late that the caller's runtime must have been blocked.
+    pub(super) fn blames_store(&self) -> bool {
+        let left = self.limit.left();
+        let is_noticed_late = self.took() > left + (left / 2).max(Duration::from_millis(10));
+        self.limit.waited <= self.limit.deadline / 2 && !is_noticed_late
     }
 
-    /// How long the future has made somebody wait by now.
+    /// How long the future has been pending.
     fn took(&self) -> Duration {
-        let begun = self.timer.as_ref().and_then(|timer| timer.deadline().checked_sub(self.time.left()));
+        let begun = self.timer.as_ref().and_then(|timer| timer.deadline().checked_sub(self.limit.left()));
         begun.map(|begun| begun.elapsed()).unwrap_or_default()
     }
 }
@@ -96,10 +86,10 @@ impl<F: Future> Future for Deadline<F> {
         if let Poll::Ready(output) = this.future.poll(cx) {
             return Poll::Ready(Ok(output));
         }
-        let time = *this.time;
-        let timer = this.timer.get_or_insert_with(|| Box::pin(sleep(time.left())));
+        let limit = *this.limit;
+        let timer = this.timer.get_or_insert_with(|| Box::pin(sleep(limit.left())));
         match timer.as_mut().poll(cx) {
-            Poll::Ready(()) => Poll::Ready(Err(time.error())),
+            Poll::Ready(()) => Poll::Ready(Err(Error::TimedOut { deadline: limit.deadline })),
             Poll::Pending => Poll::Pending,
         }
     }

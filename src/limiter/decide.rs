@@ -1,4 +1,4 @@
-//! The future of a decision: out of the deny cache, the breaker's, the store's, or of this process in the store's place.
+//! Decisions: by the deny cache, the breaker, the store, or this process in the store's place.
 
 use std::{
     fmt,
@@ -9,70 +9,227 @@ use std::{
 };
 
 use pin_project_lite::pin_project;
+use tokio::time::Instant;
 
 use super::{
-    Limiter, Parts,
-    deadline::{Deadline, Time},
+    deadline::{Deadline, TimeLimit},
     failure::Share,
+    settings::{Core, Limiter},
 };
 use crate::{
-    check::{Check, NeverFits},
+    check::{Charge, Check, NeverFits},
     decision::Decision,
     error::Error,
+    key::Key,
+    limit::Limit,
     metrics,
-    store::{Question, Store},
+    store::{Lookup, Recall, Store},
 };
+
+/// A check that was decided without waiting, or that the store has to be asked about.
+pub(crate) enum DecideNow<S: Store> {
+    Decided(Result<Decision, Error>),
+    AskStore(AskStore<S>),
+}
+
+pin_project! {
+    /// Waits for the store to decide. It is polled with the limiter, and holds no clone of it: all threads would count
+    /// those clones at one place.
+    pub(crate) struct AskStore<S: Store> {
+        #[pin]
+        reply: Deadline<S::Decide>,
+        lookup: Option<Lookup>,
+        // For this process to decide in the store's place. In a box, since most checks have no share.
+        local: Option<Box<(Check, Share)>>,
+    }
+}
 
 pin_project! {
     /// The future of a limiter's decision.
     #[must_use = "futures do nothing unless polled"]
     pub struct Decide<S: Store> {
         limiter: Limiter<S>,
-        // For other decisions, before this one.
         waited: Duration,
         #[pin]
-        state: Deciding<S>,
+        state: DecideState<S>,
     }
 }
 
 pin_project! {
-    #[project = DecidingProjection]
-    enum Deciding<S: Store> {
-        Never { error: Option<NeverFits> },
-        Made { check: Option<Check> },
-        Asked { #[pin] undecided: Undecided<S> },
+    #[project = DecideStateProjection]
+    enum DecideState<S: Store> {
+        NeverFits { error: Option<NeverFits> },
+        Unpolled { check: Option<Check> },
+        AskingStore { #[pin] decision: AskStore<S> },
     }
 }
 
-pin_project! {
-    /// A check that the store has been asked to decide. It is polled with the limiter, which is not counted once more for
-    /// it: all threads would do that at one place.
-    pub(crate) struct Undecided<S: Store> {
-        #[pin]
-        decision: Deadline<S::Decide>,
-        question: Option<Question>,
-        // The check to decide in this process if the store fails, in a box, since most checks have none.
-        stand_in: Option<Box<(Check, Share)>>,
+impl<S: Store> Limiter<S> {
+    /// Spends `cost` units of `limit` for `key`, if they are left.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NeverFits`] if the cost is above the limit, [`Error::TimedOut`] past the deadline,
+    /// [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has failed repeatedly.
+    pub fn check(&self, limit: &Limit, key: impl Into<Key>, cost: u64) -> Decide<S> {
+        match Charge::new(limit.clone(), key, cost) {
+            Ok(charge) => self.check_all(Check::new(charge)),
+            Err(error) => self.decide(DecideState::NeverFits { error: Some(error) }, Duration::ZERO),
+        }
     }
-}
 
-/// A check that cannot be decided without waiting: how long it may wait, and what is needed to remember the answer.
-#[derive(Debug)]
-pub(crate) struct Unanswered {
-    time: Time,
-    question: Option<Question>,
-    share: Option<Share>,
-}
+    /// Decides several charges together, all or nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
+    /// failed repeatedly.
+    pub fn check_all(&self, check: Check) -> Decide<S> {
+        self.decide(DecideState::Unpolled { check: Some(check) }, Duration::ZERO)
+    }
 
-impl<S: Store> Decide<S> {
-    /// Decides, after so long a wait for other decisions.
+    /// Shows how `limit` stands for `key`, without spending anything. Look at [`remaining`](Decision::remaining): the
+    /// decision itself is never a refusal, even if nothing is left.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
+    /// failed repeatedly.
+    pub fn peek(&self, limit: &Limit, key: impl Into<Key>) -> Decide<S> {
+        self.check(limit, key, 0)
+    }
+
+    /// Decides for a request that has `waited` for other decisions, and adds the time that this one takes.
+    pub(crate) async fn check_after(&self, check: Check, waited: &mut Duration) -> Result<Decision, Error> {
+        let begun = Instant::now();
+        let outcome = self.decide(DecideState::Unpolled { check: Some(check) }, *waited).await;
+        *waited = waited.saturating_add(begun.elapsed());
+        outcome
+    }
+
+    fn decide(&self, state: DecideState<S>, waited: Duration) -> Decide<S> {
+        Decide { limiter: self.clone(), waited, state }
+    }
+
+    /// Decides without waiting if the deny cache, an open breaker or the store can; otherwise asks the store. A failure is
+    /// decided under `share`, if there is one. The request has `waited` for other decisions.
     #[inline]
-    pub(super) fn new(limiter: &Limiter<S>, check: Check, waited: Duration) -> Self {
-        Self { limiter: limiter.clone(), waited, state: Deciding::Made { check: Some(check) } }
+    pub(crate) fn decide_now(
+        &self,
+        check: Check,
+        share: Option<Share>,
+        waited: impl FnOnce() -> Duration,
+    ) -> DecideNow<S> {
+        let core = &*self.core;
+        let lookup = match core.recall(&check) {
+            Recall::Refused(refusal) => return DecideNow::Decided(Ok(refusal)),
+            Recall::Missed(lookup) => Some(lookup),
+            Recall::NotCacheable => None,
+        };
+        let local = share.map(|share| (&check, share));
+        if let Some(error) = core.breaker.refuse(core.deadline, || core.probes(check.without_costs())) {
+            return DecideNow::Decided(core.decide_locally(local, error));
+        }
+        if let Some(outcome) = core.store.decide_now(&check) {
+            let outcome = outcome.map_err(Error::from);
+            core.breaker.count(&outcome, || Duration::ZERO);
+            return DecideNow::Decided(core.conclude(outcome, lookup.as_ref(), local));
+        }
+        let (local, limit) =
+            (share.map(|share| Box::new((check.clone(), share))), TimeLimit::new(core.deadline, waited()));
+        DecideNow::AskStore(AskStore { reply: Deadline::new(core.store.decide(check), limit), lookup, local })
     }
 
-    pub(super) fn never(limiter: &Limiter<S>, error: NeverFits) -> Self {
-        Self { limiter: limiter.clone(), waited: Duration::ZERO, state: Deciding::Never { error: Some(error) } }
+    /// The refusal of a check, if it can be known without waiting, and without spending anything otherwise. The retry time
+    /// of a store's own refusal is then a lower bound.
+    pub(crate) fn refuse_now(&self, check: &Check) -> Option<Decision> {
+        let core = &*self.core;
+        if let Recall::Refused(refusal) = core.recall(check) {
+            return Some(refusal);
+        }
+        if core.breaker.is_open_for(core.deadline) || !check.can_be_refused() {
+            return None;
+        }
+        let refusal = core.store.decide_now(&check.without_costs())?.ok()?.into_refusal(check)?;
+        let refusal = refusal.with_retry_reserved_after(core.retry_reserved_after);
+        metrics::decided(&refusal);
+        Some(refusal)
+    }
+}
+
+impl<S: Store> Core<S> {
+    #[inline]
+    fn recall(&self, check: &Check) -> Recall {
+        let Some(refusals) = &self.refusals else { return Recall::NotCacheable };
+        let recall = refusals.recall(check, self.retry_reserved_after);
+        let Recall::Refused(refusal) = recall else { return recall };
+        let refusal = refusal.with_retry_reserved_after(self.retry_reserved_after);
+        metrics::deny_cache_hit();
+        metrics::decided(&refusal);
+        Recall::Refused(refusal)
+    }
+
+    /// Sends a check that costs nothing as a probe, as often as it is called.
+    pub(super) fn probes(&self, check: Check) -> impl Fn(Duration) -> Deadline<S::Decide> + Send + use<S> {
+        let store = self.store.clone();
+        move |deadline| Deadline::new(store.decide(check.clone()), TimeLimit::new(deadline, Duration::ZERO))
+    }
+
+    /// Makes a decision of the store's reply.
+    #[inline]
+    fn conclude(
+        &self,
+        outcome: Result<Decision, Error>,
+        lookup: Option<&Lookup>,
+        local: Option<(&Check, Share)>,
+    ) -> Result<Decision, Error> {
+        match outcome {
+            Ok(decision) => {
+                metrics::decided(&decision);
+                if let (Some(refusals), Some(lookup)) = (&self.refusals, lookup) {
+                    refusals.learn(lookup, &decision);
+                }
+                Ok(decision.with_retry_reserved_after(self.retry_reserved_after))
+            }
+            Err(error) => self.decide_locally(local, error),
+        }
+    }
+
+    /// Counts the outcome of a call to the store for the breaker.
+    pub(super) fn count<T, F>(&self, outcome: &Result<T, Error>, call: &Deadline<F>) {
+        if call.blames_store() || !matches!(outcome, Err(Error::TimedOut { .. })) {
+            self.breaker.count(outcome, || call.took_in_time());
+        }
+    }
+
+    /// Decides under a share what the store has failed to decide.
+    fn decide_locally(&self, local: Option<(&Check, Share)>, error: Error) -> Result<Decision, Error> {
+        metrics::failed(&error);
+        let Some((check, share)) = local else { return Err(error) };
+        let decision = self.local.decide(check, share, error)?;
+        metrics::decided(&decision);
+        Ok(decision.with_retry_reserved_after(self.retry_reserved_after))
+    }
+}
+
+impl<S: Store> AskStore<S> {
+    /// As a future is polled, by the limiter that made it.
+    #[inline]
+    pub(crate) fn poll(
+        self: Pin<&mut Self>,
+        limiter: &Limiter<S>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Decision, Error>> {
+        let mut this = self.project();
+        let outcome = ready!(this.reply.as_mut().poll(cx)).and_then(|reply| Ok(reply?));
+        limiter.core.count(&outcome, &this.reply);
+        let local = this.local.as_deref().map(|(check, share)| (check, *share));
+        Poll::Ready(limiter.core.conclude(outcome, this.lookup.as_ref(), local))
+    }
+
+    /// How long the request has waited for decisions by now.
+    pub(crate) fn waited(&self) -> Duration {
+        self.reply.waited()
     }
 }
 
@@ -82,153 +239,23 @@ impl<S: Store> Future for Decide<S> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         let (limiter, waited, mut state) = (&*this.limiter, *this.waited, this.state);
-        let share = limiter.share();
         loop {
-            let next = match state.as_mut().project() {
-                DecidingProjection::Never { error } => match error.take() {
+            let asking = match state.as_mut().project() {
+                DecideStateProjection::NeverFits { error } => match error.take() {
                     Some(error) => return Poll::Ready(Err(error.into())),
                     None => None,
                 },
-                DecidingProjection::Made { check } => match check.take() {
-                    Some(check) => match limiter.decide_now(&check, share, || waited) {
-                        Ok(outcome) => return Poll::Ready(outcome),
-                        Err(unanswered) => Some(Deciding::Asked { undecided: limiter.ask_store(check, unanswered) }),
+                DecideStateProjection::Unpolled { check } => match check.take() {
+                    Some(check) => match limiter.decide_now(check, limiter.share, || waited) {
+                        DecideNow::Decided(outcome) => return Poll::Ready(outcome),
+                        DecideNow::AskStore(decision) => Some(DecideState::AskingStore { decision }),
                     },
                     None => None,
                 },
-                DecidingProjection::Asked { undecided } => return undecided.poll(limiter, cx),
+                DecideStateProjection::AskingStore { decision } => return decision.poll(limiter, cx),
             };
-            // Only a future that is polled again after it was ready has nothing to go on with.
-            state.set(next.unwrap_or_else(|| panic!("`Decide` polled after completion")));
+            state.set(asking.unwrap_or_else(|| panic!("`Decide` polled after completion")));
         }
-    }
-}
-
-impl<S: Store> Undecided<S> {
-    /// As a future is polled, by the limiter that has asked.
-    #[inline]
-    pub(crate) fn poll(
-        self: Pin<&mut Self>,
-        limiter: &Limiter<S>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<Decision, Error>> {
-        let mut this = self.project();
-        let outcome = ready!(this.decision.as_mut().poll(cx)).and_then(|answer| Ok(answer?));
-        limiter.parts.told(&outcome, &this.decision);
-        let stand_in = this.stand_in.as_deref().map(|(check, share)| (check, *share));
-        Poll::Ready(limiter.parts.heard(outcome, this.question.as_ref(), stand_in))
-    }
-
-    /// How long the request has waited for decisions by now.
-    pub(crate) fn waited(&self) -> Duration {
-        self.decision.waited()
-    }
-}
-
-impl<S: Store> Parts<S> {
-    /// Decides what takes no waiting: out of the deny cache, by an open breaker, or by a store that knows at once; and what
-    /// has no time left to wait, since the request has `waited` for other decisions.
-    #[inline]
-    pub(super) fn decide_now(
-        &self,
-        check: &Check,
-        share: Option<Share>,
-        waited: impl FnOnce() -> Duration,
-    ) -> Result<Result<Decision, Error>, Unanswered> {
-        let question = match self.recall(check) {
-            Ok(refusal) => return Ok(Ok(refusal)),
-            Err(question) => question,
-        };
-        if let Some(error) = self.circuit.refuse(self.deadline, || self.probes(check.without_costs())) {
-            return Ok(self.decide_locally(share.map(|share| (check, share)), error));
-        }
-        if let Some(outcome) = self.store.decide_now(check) {
-            let outcome = outcome.map_err(Error::from);
-            self.circuit.heard(&outcome, || Duration::ZERO);
-            return Ok(self.heard(outcome, question.as_ref(), share.map(|share| (check, share))));
-        }
-        Err(Unanswered { time: self.time(waited()), question, share })
-    }
-
-    /// The refusal of a check, if that is known without asking a store that makes its callers wait, and without spending
-    /// anything if it is none. Where a store at hand has told it, the retry time is a "not before".
-    pub(super) fn refuse_now(&self, check: &Check) -> Option<Decision> {
-        if let Ok(refusal) = self.recall(check) {
-            return Some(refusal);
-        }
-        if self.circuit.is_open_for(self.deadline) || !check.can_be_refused() {
-            return None;
-        }
-        let refusal = self.store.decide_now(&check.without_costs())?.ok()?.refusing(check)?;
-        let refusal = refusal.with_retry_reserved_after(self.retry_reserved_after);
-        metrics::decided(&refusal);
-        Some(refusal)
-    }
-
-    /// The refusal of a check out of the deny cache, or what is needed to remember the one that may come.
-    fn recall(&self, check: &Check) -> Result<Decision, Option<Question>> {
-        let refusal = self.refusals.recall(check, self.retry_reserved_after)?;
-        let refusal = refusal.with_retry_reserved_after(self.retry_reserved_after);
-        metrics::recalled();
-        metrics::decided(&refusal);
-        Ok(refusal)
-    }
-
-    /// Questions to find out whether the store answers: this check, which costs nothing, again and again.
-    pub(super) fn probes(&self, check: Check) -> impl Fn(Duration) -> Deadline<S::Decide> + Send + use<S> {
-        let store = self.store.clone();
-        move |deadline| Deadline::new(store.decide(check.clone()), Time::new(deadline, Duration::ZERO))
-    }
-
-    /// Asks the store.
-    #[inline]
-    pub(super) fn ask(&self, check: Check, unanswered: Unanswered) -> Undecided<S> {
-        let Unanswered { time, question, share } = unanswered;
-        let stand_in = share.map(|share| Box::new((check.clone(), share)));
-        Undecided { decision: Deadline::new(self.store.decide(check), time), question, stand_in }
-    }
-
-    /// What comes of the store's answer.
-    #[inline]
-    fn heard(
-        &self,
-        outcome: Result<Decision, Error>,
-        question: Option<&Question>,
-        stand_in: Option<(&Check, Share)>,
-    ) -> Result<Decision, Error> {
-        match outcome {
-            Ok(decision) => {
-                metrics::decided(&decision);
-                if let Some(question) = question {
-                    self.refusals.learn(question, &decision);
-                }
-                Ok(decision.with_retry_reserved_after(self.retry_reserved_after))
-            }
-            Err(error) => self.decide_locally(stand_in, error),
-        }
-    }
-
-    /// Tells the breaker what came of a question.
-    pub(super) fn told<T, F>(&self, outcome: &Result<T, Error>, asked: &Deadline<F>) {
-        // A timeout says nothing of the store where the request had waited elsewhere, or the runtime stood still.
-        let is_telling = asked.time().is_mostly_left() && !asked.is_noticed_late();
-        if is_telling || !matches!(outcome, Err(Error::TimedOut { .. })) {
-            self.circuit.heard(outcome, || asked.took_in_time());
-        }
-    }
-
-    /// The deadline of a question, after so long a wait for other decisions.
-    pub(super) fn time(&self, waited: Duration) -> Time {
-        Time::new(self.deadline, waited)
-    }
-
-    /// What comes of a check that the store has not decided.
-    fn decide_locally(&self, stand_in: Option<(&Check, Share)>, error: Error) -> Result<Decision, Error> {
-        metrics::failed(&error);
-        let Some((check, share)) = stand_in else { return Err(error) };
-        let decision = self.local.decide(check, share, error)?;
-        metrics::decided(&decision);
-        Ok(decision.with_retry_reserved_after(self.retry_reserved_after))
     }
 }
 

@@ -1,43 +1,52 @@
-//! What happens to the work when there is no decision.
+//! Failure modes, and decisions in this process while the store cannot decide.
 
-use std::num::NonZeroU32;
+use std::{
+    fmt,
+    num::NonZeroU32,
+    sync::{Arc, OnceLock},
+};
 
-use crate::limit::Limit;
+use crate::{
+    check::Check,
+    decision::Decision,
+    error::{Error, StoreError},
+    limit::Limit,
+    settlement::{Settled, Settlement},
+    store::{MemoryStore, Store},
+};
 
-/// What to do when the store cannot decide in time.
+/// The response to a store that cannot decide in time.
 ///
-/// No mode applies to a refusal, nor to a request that has no key: only to a store that is slow or gone, and to a limit
-/// that cannot be [chosen](crate::KeyedLimit::chosen) and has no [fallback](crate::KeyedLimit::fallback). `Open` leaves that
-/// limit out, and the others decide. The other modes refuse the work.
+/// No mode applies to a refusal, nor to a request without a key. A mode also applies to a limit that cannot be
+/// [chosen](crate::KeyedLimit::chosen) and has no [fallback](crate::KeyedLimit::fallback): `Open` leaves that limit out, and
+/// the others decide; the other modes refuse the request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FailureMode {
-    /// Let the work through, without rate-limit figures.
+    /// Let the request through, without rate-limit figures.
     #[default]
     Open,
-    /// Refuse the work until the store is back.
+    /// Refuse the request until the store is back.
     Closed,
     /// Decide in this process, under a share of each limit. See [`Share`].
     Local(Share),
 }
 
-/// Which share of each limit one process may admit while the store cannot decide: one of as many as there are processes.
+/// The share of each limit that one process may admit while the store cannot decide: one of as many as there are processes.
 ///
-/// 1. Of a limit of `n` units, each of `p` processes admits at most `n / p` in a window, rounded down. So all of them
-///    together admit at most the limit, if there are no more processes than that.
-/// 2. Every check asks the store first, so it decides again as soon as it answers. It does not hear of what was admitted
-///    meanwhile, nor does the process know what the store has counted before: in a window that holds a change from the
-///    one to the other, both may admit up to the limit.
-/// 3. A cost above the share, as any cost where the share is less than one unit, is refused until the store is back:
-///    with its error, by a layer with a 503. It would fit into the limit, so it is not
-///    [`NeverFits`](crate::Error::NeverFits).
-/// 4. A limit in the [shadow](crate::Charge::in_shadow) keeps all of its units, since it refuses nothing. One
-///    that could not be [chosen](crate::KeyedLimit::chosen), and has no fallback, has no share: refused, as in 3.
-/// 5. What is reserved in the process is settled in the process, through a clone of the same limiter, also when the store
-///    is back. A settlement [by id](crate::Settlement::by_id) goes to the store, which does not know it.
-/// 6. A limiter and its clones, or a layer and its services, share what they count, in a
-///    [`MemoryStore`](crate::MemoryStore) of the usual capacity. Layers that share a limit share it here only if they are
-///    made [on one limiter](crate::RateLimitLayer::on).
+/// 1. Of a limit of `n` units, each of `p` processes admits at most `n / p` in a window, rounded down. So if there are no
+///    more than `p` processes, together they admit at most the limit.
+/// 2. Every check still asks the store first, so the store decides again as soon as it answers. The store and the process do
+///    not know what the other has counted: in a window in which the store fails or comes back, both may admit up to the
+///    limit.
+/// 3. A cost above the share, which is any cost if the share is less than one unit, fails until the store is back: with the
+///    store's error, or by a layer with a 503. It is not [`NeverFits`](crate::Error::NeverFits), since it fits into the limit.
+/// 4. A limit in the [shadow](crate::Charge::in_shadow) keeps all of its units. A limit that could not be
+///    [chosen](crate::KeyedLimit::chosen), and has no fallback, has no share: the request is refused.
+/// 5. Units that are reserved in the process are settled in the process, through a clone of the same limiter, even if the
+///    store is back. A settlement [by id](crate::Settlement::by_id) goes to the store, which does not know it.
+/// 6. A limiter and its clones, or a layer and its services, count in one [`MemoryStore`] of the default capacity. Layers
+///    that share a limit share it here only if they are made [on one limiter](crate::RateLimitLayer::on).
 ///
 /// ```
 /// # #[cfg(feature = "redis")]
@@ -56,12 +65,12 @@ pub struct Share {
 }
 
 impl Share {
-    /// The share of one of so many processes. Where their number is not known before run time, it comes
-    /// [from](Self::from) a [`NonZeroU32`].
+    /// The share of one of so many processes. For a number that is not known before run time there is
+    /// [`From<NonZeroU32>`](Self::from).
     ///
     /// # Panics
     ///
-    /// If there are none. In a `const`, that does not compile.
+    /// If the number is 0. In a `const`, that does not compile.
     #[must_use]
     #[track_caller]
     pub const fn one_of(processes: u32) -> Self {
@@ -72,7 +81,7 @@ impl Share {
     }
 
     /// The limit of this process, if that is at least one unit.
-    pub(super) fn of(self, limit: &Limit) -> Option<Limit> {
+    fn of(self, limit: &Limit) -> Option<Limit> {
         limit.of_units(limit.units() / u64::from(self.processes.get()))
     }
 }
@@ -84,7 +93,7 @@ impl From<NonZeroU32> for Share {
 }
 
 impl FailureMode {
-    /// Its name in metrics.
+    /// The label in metrics.
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Open => "open",
@@ -93,8 +102,42 @@ impl FailureMode {
         }
     }
 
-    /// The share to decide under in this process, if that is what to do.
+    /// The share, if this process is to decide.
     pub(crate) fn share(self) -> Option<Share> {
         if let Self::Local(share) = self { Some(share) } else { None }
+    }
+}
+
+/// The store of a limiter and its clones for decisions in this process. Made by the first of them.
+#[derive(Clone, Default)]
+pub(super) struct LocalStore(Arc<OnceLock<MemoryStore>>);
+
+impl LocalStore {
+    /// Decides under a share of each limit. Returns the store's error if the share can never admit the check.
+    pub(super) fn decide(&self, check: &Check, share: Share, error: Error) -> Result<Decision, Error> {
+        let Some(check) = check.under(|limit| share.of(limit)) else { return Err(error) };
+        match self.store().decide_now(&check) {
+            Some(Ok(decision)) => Ok(decision.instead_of(error)),
+            // Out of capacity. The failure of the limiter's own store is of more use to the caller.
+            Some(Err(_)) | None => Err(error),
+        }
+    }
+
+    pub(super) async fn count(&self, spent: Check) -> Result<Decision, StoreError> {
+        self.store().decide(spent).await
+    }
+
+    pub(super) async fn settle(&self, settlement: Settlement) -> Result<Settled, StoreError> {
+        self.store().settle(settlement).await
+    }
+
+    fn store(&self) -> &MemoryStore {
+        self.0.get_or_init(MemoryStore::new)
+    }
+}
+
+impl fmt::Debug for LocalStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("LocalStore").field(&self.0.get()).finish()
     }
 }

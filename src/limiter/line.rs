@@ -1,254 +1,159 @@
-//! Lines of callers that wait for room: one for each set of limits and keys. [`Limiter::acquire`](super::Limiter::acquire)
-//! has their rules. `turn.rs` is the order in one of them.
+//! The order of the callers in one line.
+//!
+//! 1. Callers have their turn in the order of their numbers. Only the first asks, until it leaves.
+//! 2. The first announces when it asks, and how long the call may take. If it does not continue by then and a [`GRACE`], it is
+//!    not polled: it loses its turn, and the next takes over. Each place further back waits for one more grace, so that only
+//!    one takes over, and callers in between that are not polled either are passed over.
+//! 3. A caller that was passed over does not count until it is polled. Then it takes its place again, by its number.
+//! 4. Only the first and the next are woken, since the next has to know when to take over. The others look by themselves,
+//!    less often the further back they are.
 
-use std::{
-    collections::{HashMap, hash_map::Entry},
-    fmt,
-    future::poll_fn,
-    hash::BuildHasherDefault,
-    pin::pin,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
-    task::{Poll, ready},
-    time::Duration,
-};
+use std::{collections::BTreeMap, task::Waker, time::Duration};
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
-use super::{patience::Patience, turn::Turns};
-use crate::{digest::Digester, key::Key, limit::Limit, prehashed::Prehashed};
+/// How late the first in line may be.
+const GRACE: Duration = Duration::from_millis(100);
 
-/// In so many parts it is counted how often something was given back.
-const PARTS: usize = 32;
+/// The second behind the first looks after this time, the third after twice as long, and so on.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// All lines of a limiter, which its clones share.
-#[derive(Clone, Default)]
-pub(super) struct Lines(Arc<Shared>);
+/// Callers further back look as often as this one.
+const MAX_INTERVALS: usize = 64;
 
-#[derive(Default)]
-struct Shared {
-    digester: Digester,
-    standing: Mutex<Standing>,
-    /// How often something was given back, also where nobody was in line.
-    given_back: [AtomicU64; PARTS],
+/// No call takes longer.
+const LONGEST_CALL: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+pub(super) struct Line {
+    /// The callers that are polled, as far as the line knows.
+    waiting: BTreeMap<u64, Waker>,
+    first: Option<u64>,
+    /// When the first asks.
+    asks_at: Instant,
+    /// When it loses its turn.
+    due: Instant,
+    last_number: u64,
 }
 
-/// Only lines in which somebody is.
-#[derive(Default)]
-struct Standing {
-    /// Two sets of one digest share a line, which makes them slower, not wrong.
-    lines: HashMap<u64, Line, BuildHasherDefault<Prehashed>>,
-    /// Which lines wait for a limit and key.
-    waiting_for: HashMap<u64, Vec<u64>, BuildHasherDefault<Prehashed>>,
-}
+/// Callers to wake once the line is unlocked.
+#[must_use]
+pub(super) struct Wakers([Option<Waker>; 2]);
 
-struct Line {
-    turns: Arc<Mutex<Turns>>,
-    places: usize,
-}
-
-/// The limits and keys that a check is charged to.
-#[derive(Clone, Debug)]
-pub(super) struct Charged {
-    /// The same for the same limits and keys, in whichever order.
-    digest: u64,
-    /// Of each limit and key.
-    each: Vec<u64>,
-}
-
-/// Something that is being given back. Dropped, it is done, or goes on though its caller has left: then the first in each
-/// line that waits for it asks at once.
-pub(super) struct GivingBack<'a> {
-    lines: &'a Lines,
-    charged: Charged,
-    has_failed: bool,
-}
-
-impl GivingBack<'_> {
-    /// Notes the outcome. No caller is to ask a store because it has just failed.
-    pub(super) fn outcome<T, E>(mut self, outcome: Result<T, E>) -> Result<T, E> {
-        self.has_failed = outcome.is_err();
-        outcome
-    }
-}
-
-/// A place in a line, until it is dropped.
-pub(super) struct Place {
-    lines: Lines,
-    charged: Charged,
-    turns: Arc<Mutex<Turns>>,
-    number: u64,
-}
-
-impl Lines {
-    pub(super) fn charged<'a>(&self, charged: impl IntoIterator<Item = (&'a Limit, &'a Key)>) -> Charged {
-        let digest = |(limit, key): (&Limit, &Key)| self.0.digester.of_key(limit, key);
-        let each: Vec<u64> = charged.into_iter().map(digest).collect();
-        Charged { digest: each.iter().copied().fold(0, u64::wrapping_add), each }
+impl Line {
+    pub(super) fn new() -> Self {
+        let now = Instant::now();
+        Self { waiting: BTreeMap::new(), first: None, asks_at: now, due: now, last_number: 0 }
     }
 
-    /// The last place in a line.
-    pub(super) fn join(&self, charged: &Charged) -> Place {
-        let mut standing = self.lock();
-        self.place(charged, standing.line(charged))
+    /// The number of a new place, behind all others.
+    pub(super) fn next_number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
     }
 
-    /// The last place in a line in which others are.
-    pub(super) fn join_others(&self, charged: &Charged) -> Option<Place> {
-        Some(self.place(charged, self.lock().lines.get_mut(&charged.digest)?))
+    pub(super) fn asks_at(&self) -> Instant {
+        self.asks_at
     }
 
-    fn place(&self, charged: &Charged, line: &mut Line) -> Place {
-        line.places += 1;
-        let number = lock(&line.turns).next_number();
-        Place { lines: self.clone(), charged: charged.clone(), turns: Arc::clone(&line.turns), number }
-    }
-
-    /// Changes when something is given back that those in such a line may wait for: a refusal from before may then be out
-    /// of date.
-    pub(super) fn times_given_back(&self, charged: &Charged) -> u64 {
-        charged.each.iter().map(|digest| self.count(*digest).load(Ordering::SeqCst)).fold(0, u64::wrapping_add)
-    }
-
-    /// Something is being given back that others may wait for.
-    pub(super) fn give_back(&self, charged: Charged) -> GivingBack<'_> {
-        GivingBack { lines: self, charged, has_failed: false }
-    }
-
-    /// Lets the first in each line that waits for it ask at once, since something was given back.
-    fn given_back(&self, charged: &Charged) {
-        // Before the look for lines: a caller that joins after that look finds it counted.
-        for digest in &charged.each {
-            self.count(*digest).fetch_add(1, Ordering::SeqCst);
+    /// Takes the turn if it is this caller's, or returns when to look again.
+    pub(super) fn take_turn(&mut self, number: u64, waker: &Waker, now: Instant) -> (Option<Instant>, Wakers) {
+        self.waiting.insert(number, waker.clone());
+        let Some(first) = self.first else { return (None, self.appoint(Some(number), now).without_first()) };
+        if first == number {
+            return (None, Wakers::NONE);
         }
-        let lines = self.lock().waiting_for(charged);
-        for turns in lines {
-            let woken = lock(&turns).ask_now(Instant::now());
-            woken.wake();
+        let ahead = self.waiting.range(..number).map(|(other, _)| *other).filter(|other| *other != first);
+        let ahead: Vec<u64> = ahead.take(MAX_INTERVALS).collect();
+        let places = ahead.len() as u32;
+        let takes_over_at = later(self.due, GRACE * places);
+        if now < takes_over_at {
+            let look = later(now, LOOK_INTERVAL * places);
+            return (Some(if ahead.is_empty() { takes_over_at } else { takes_over_at.min(look) }), Wakers::NONE);
         }
-    }
-
-    fn count(&self, digest: u64) -> &AtomicU64 {
-        &self.0.given_back[digest as usize % PARTS]
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Standing> {
-        self.0.standing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Standing {
-    /// The line of what is charged, which may be new.
-    fn line(&mut self, charged: &Charged) -> &mut Line {
-        self.lines.entry(charged.digest).or_insert_with(|| {
-            for digest in &charged.each {
-                self.waiting_for.entry(*digest).or_default().push(charged.digest);
-            }
-            Line { turns: Arc::new(Mutex::new(Turns::new())), places: 0 }
-        })
-    }
-
-    /// The lines that wait for any of this.
-    fn waiting_for(&self, charged: &Charged) -> Vec<Arc<Mutex<Turns>>> {
-        let lines = charged.each.iter().filter_map(|digest| self.waiting_for.get(digest)).flatten();
-        lines.filter_map(|line| self.lines.get(line)).map(|line| Arc::clone(&line.turns)).collect()
-    }
-
-    /// Leaves a line, which ends with the last who is in it.
-    fn leave(&mut self, charged: &Charged) {
-        let Some(line) = self.lines.get_mut(&charged.digest) else { return };
-        line.places -= 1;
-        if line.places > 0 {
-            return;
+        // None of them was polled when its turn came.
+        for passed_over in ahead.into_iter().chain([first]) {
+            self.waiting.remove(&passed_over);
         }
-        self.lines.remove(&charged.digest);
-        for digest in &charged.each {
-            if let Entry::Occupied(mut lines) = self.waiting_for.entry(*digest) {
-                lines.get_mut().retain(|line| *line != charged.digest);
-                if lines.get().is_empty() {
-                    lines.remove();
-                }
-            }
+        let next = self.waiting.keys().next().copied();
+        let wakers = self.appoint(next, now);
+        if next == Some(number) { (None, wakers.without_first()) } else { (Some(self.due), wakers) }
+    }
+
+    /// Stops waiting for a turn that the caller does not have.
+    pub(super) fn give_up(&mut self, number: u64) {
+        self.waiting.remove(&number);
+    }
+
+    pub(super) fn is_first(&mut self, number: u64, waker: &Waker) -> bool {
+        let is_first = self.first == Some(number);
+        if is_first {
+            self.waiting.insert(number, waker.clone());
         }
-    }
-}
-
-impl Place {
-    /// Waits to be the first in line, which it is until it is dropped, or has lost its turn; `false` if the patience ends
-    /// before.
-    pub(super) async fn turn(&self, patience: Patience) -> bool {
-        let mut timer = pin!(sleep_until(Instant::now()));
-        poll_fn(|cx| {
-            loop {
-                let (look_again_at, woken) = lock(&self.turns).take(self.number, cx.waker(), Instant::now());
-                woken.wake();
-                let Some(at) = look_again_at else { return Poll::Ready(true) };
-                if patience.is_over() {
-                    lock(&self.turns).give_up(self.number);
-                    return Poll::Ready(false);
-                }
-                timer.as_mut().reset(patience.end().map_or(at, |end| at.min(end)));
-                ready!(timer.as_mut().poll(cx));
-            }
-        })
-        .await
+        is_first
     }
 
-    /// Lets the first in line wait until it is to ask, or until something has been given back since so many times. `false` if
-    /// it has lost its turn. A question may then take so long.
-    pub(super) async fn is_to_ask(&self, at: Instant, given_back: u64, deadline: Duration) -> bool {
-        let mut timer = pin!(sleep_until(at));
-        poll_fn(|cx| {
-            loop {
-                let now = Instant::now();
-                let mut turns = lock(&self.turns);
-                if !turns.is_first(self.number, cx.waker()) {
-                    return Poll::Ready(false);
-                }
-                let asks = now >= at || self.lines.times_given_back(&self.charged) != given_back;
-                let woken = if asks { turns.ask(now, deadline) } else { turns.ask_at(at) };
-                drop(turns);
-                woken.wake();
-                if asks {
-                    return Poll::Ready(true);
-                }
-                ready!(timer.as_mut().poll(cx));
-            }
-        })
-        .await
+    /// The first is going to ask at this time.
+    pub(super) fn ask_at(&mut self, at: Instant) -> Wakers {
+        self.asks_at = at;
+        self.set_due(later(at, GRACE))
     }
 
-    /// How long the first in line waits until it asks.
-    pub(super) fn first_waits(&self) -> Duration {
-        lock(&self.turns).asks_at().saturating_duration_since(Instant::now())
+    /// The first asks now, which takes at most the deadline.
+    pub(super) fn ask(&mut self, now: Instant, deadline: Duration) -> Wakers {
+        self.asks_at = now;
+        self.set_due(later(now, deadline.min(LONGEST_CALL) + GRACE))
     }
-}
 
-fn lock(turns: &Mutex<Turns>) -> MutexGuard<'_, Turns> {
-    turns.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Drop for GivingBack<'_> {
-    fn drop(&mut self) {
-        if !self.has_failed {
-            self.lines.given_back(&self.charged);
+    /// Makes the first ask now, unless it does so already.
+    pub(super) fn ask_now(&mut self, now: Instant) -> Wakers {
+        if self.asks_at <= now {
+            return Wakers::NONE;
         }
+        self.appoint(self.first, now)
+    }
+
+    /// Leaves the line. If the caller was the first, the next one is then.
+    pub(super) fn leave(&mut self, number: u64, now: Instant) -> Wakers {
+        self.waiting.remove(&number);
+        if self.first != Some(number) {
+            return Wakers::NONE;
+        }
+        self.appoint(self.waiting.keys().next().copied(), now)
+    }
+
+    /// Gives a caller the turn, to ask now.
+    fn appoint(&mut self, first: Option<u64>, now: Instant) -> Wakers {
+        (self.first, self.asks_at, self.due) = (first, now, later(now, GRACE));
+        Wakers([first.and_then(|first| self.waiting.get(&first).cloned()), self.next()])
+    }
+
+    /// Wakes the next caller if it may have to take over sooner.
+    fn set_due(&mut self, due: Instant) -> Wakers {
+        let is_sooner = due < self.due;
+        self.due = due;
+        if is_sooner { Wakers([None, self.next()]) } else { Wakers::NONE }
+    }
+
+    fn next(&self) -> Option<Waker> {
+        self.waiting.iter().find(|(number, _)| Some(**number) != self.first).map(|(_, waker)| waker.clone())
     }
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        let woken = lock(&self.turns).leave(self.number, Instant::now());
-        woken.wake();
-        self.lines.lock().leave(&self.charged);
+impl Wakers {
+    const NONE: Self = Self([None, None]);
+
+    /// For a first that is running already.
+    fn without_first(mut self) -> Self {
+        self.0[0] = None;
+        self
+    }
+
+    pub(super) fn wake(self) {
+        self.0.into_iter().flatten().for_each(Waker::wake);
     }
 }
 
-/// How many lines there are.
-impl fmt::Debug for Lines {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Lines").field(&self.lock().lines.len()).finish()
-    }
+/// The instant after this time, or the instant itself if the clock cannot show that.
+fn later(instant: Instant, by: Duration) -> Instant {
+    instant.checked_add(by).unwrap_or(instant)
 }

@@ -16,7 +16,10 @@ use super::{
     request::{Decided, Limits, PendingDecision, time_waited},
     response::{Completion, DroppedRequests},
 };
-use crate::{limiter::FailureMode, store::Store};
+use crate::{
+    limiter::{DecideNow, FailureMode},
+    store::Store,
+};
 
 /// A service guarded by a [`RateLimitLayer`](super::RateLimitLayer). See the [module docs](crate::middleware).
 pub struct RateLimit<I, S, R = JsonResponse> {
@@ -70,10 +73,10 @@ where
             Plan::Forward(details) => Decided::at_once(Ok(None), FailureMode::default(), details),
             Plan::Refuse { refusal, mode, details } => Decided::at_once(Ok(Some(refusal)), mode, details),
             Plan::Decide { check, mode, details } => {
-                match limiter.decide_now(&check, mode.share(), || time_waited(&parts)) {
-                    Ok(outcome) => Decided::at_once(outcome.map(Some), mode, details),
-                    Err(unanswered) => {
-                        let pending = PendingDecision::new(limiter.ask_store(check, unanswered), mode, details);
+                match limiter.decide_now(check, mode.share(), || time_waited(&parts)) {
+                    DecideNow::Decided(outcome) => Decided::at_once(outcome.map(Some), mode, details),
+                    DecideNow::AskStore(decision) => {
+                        let pending = PendingDecision::new(decision, mode, details);
                         return self.wait_for_store(pending, parts, body);
                     }
                 }

@@ -1,4 +1,4 @@
-//! The time a store decides by.
+//! The clocks that stores decide by.
 
 use std::{
     sync::{
@@ -10,10 +10,10 @@ use std::{
 
 use tokio::time::Instant;
 
-/// A clock that stands still until it is told to move: for tests of code that uses this crate.
+/// A clock that moves only when a test moves it.
 ///
-/// A test on a `MemoryStore` that [pauses tokio's time](crate::MemoryStore#in-tests) needs none. This one works without
-/// that, on several threads, and with a `RedisStore`.
+/// A test on a `MemoryStore` that [pauses tokio's time](crate::MemoryStore#in-tests) needs none. This clock also works on
+/// several threads, and with a `RedisStore`.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -33,18 +33,18 @@ use tokio::time::Instant;
 pub struct ManualClock(Arc<AtomicU64>);
 
 impl ManualClock {
-    /// A clock that stands at the present time.
+    /// A clock that shows the present time.
     #[must_use]
     pub fn new() -> Self {
         Self(Arc::new(AtomicU64::new(micros_since_epoch(SystemTime::now()))))
     }
 
-    /// Moves the clock forward; below a microsecond is cut off. At the end of its time it stands.
+    /// Moves the clock forward, rounded down to microseconds.
     pub fn advance(&self, by: Duration) {
         self.set(|now| now.saturating_add(micros(by)));
     }
 
-    /// Moves the clock back, as a wrongly set server clock would; to 1970 at most.
+    /// Moves the clock back, as an operator may do with a server's clock; to 1970 at most.
     pub fn step_back(&self, by: Duration) {
         self.set(|now| now.saturating_sub(micros(by)));
     }
@@ -70,11 +70,11 @@ impl Default for ManualClock {
     }
 }
 
-/// Where a store in this process takes its time from.
+/// The clock of a store in this process.
 #[derive(Clone, Debug)]
 pub(super) enum Clock {
-    /// The system's time at the start, and from there on monotonic: the system clock may step, this one never does. It is
-    /// tokio's, which needs no runtime, so that tests can pause it.
+    /// The system's time at the start, and monotonic from there on, since the system clock may step. It is tokio's clock,
+    /// which needs no runtime, so that tests can pause it.
     Monotonic {
         started: Instant,
         epoch: u64,

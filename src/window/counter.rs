@@ -1,28 +1,27 @@
-//! The counter: what was admitted in the present window of the clock and in the one before.
+//! The counter: the units of the clock's current window and of the one before.
 //!
-//! The units of the previous window count by how much of it the sliding window still overlaps. The estimate is made in
-//! double precision, as Lua makes it, so that every store comes to the same.
+//! The units of the previous window count in proportion to its overlap with the sliding window. The estimate is made in
+//! double precision, as in Lua, so that every store gets the same result.
 
 use super::{
-    Wait,
-    entry::{Sum, Which},
+    entry::{RetryWait, Sum, UnitsOf},
     log::Log,
 };
 
-/// The most units that a window of the clock counts: as many as a double counts exactly.
+/// The most units of one of the clock's windows: as many as a double counts exactly.
 const LARGEST: u64 = 1 << 53;
 
-/// Two counters, and beside them what is known by its id.
+/// Two counters, and beside them a log of the entries with an id.
 #[derive(Debug, Default)]
 pub(crate) struct Counter {
     counts: Counts,
-    /// Counted in full, until it is settled or leaves.
-    held: Log,
+    /// Counted in full, until they are settled or leave.
+    named: Log,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
-    /// When the present window of the clock has begun.
+    /// When the clock's current window began.
     start: u64,
     current: u64,
     previous: u64,
@@ -34,42 +33,42 @@ impl Counter {
         if self.counts.start <= now {
             self.counts = self.counts.at(now, window);
         }
-        self.held.trim(now, window) + usize::from(!was_zero && self.is_zero())
+        self.named.trim(now, window) + usize::from(!was_zero && self.is_zero())
     }
 
     pub(super) fn len(&self) -> usize {
-        self.held.len() + usize::from(!self.is_zero())
+        self.named.len() + usize::from(!self.is_zero())
     }
 
     pub(super) fn shrink(&mut self) {
-        self.held.shrink();
+        self.named.shrink();
     }
 
     pub(super) fn is_zero(&self) -> bool {
         self.counts.current + self.counts.previous == 0
     }
 
-    pub(super) fn held(&self) -> &Log {
-        &self.held
+    pub(super) fn named(&self) -> &Log {
+        &self.named
     }
 
-    pub(super) fn held_mut(&mut self) -> &mut Log {
-        &mut self.held
+    pub(super) fn named_mut(&mut self) -> &mut Log {
+        &mut self.named
     }
 
     pub(super) fn used(&self, now: u64, window: u64) -> u64 {
-        self.held.used().saturating_add(self.counts.at(now, window).estimate(now, window))
+        self.named.used().saturating_add(self.counts.at(now, window).estimate(now, window))
     }
 
-    /// The time until the estimate is less than now.
+    /// The time until the estimate falls.
     pub(super) fn reset_after(&self, now: u64, window: u64) -> u64 {
         self.used(now, window).checked_sub(1).map_or(0, |less| self.first_fit(less, now, window, Sum::all) - now)
     }
 
-    pub(super) fn wait_for(&mut self, most: u64, now: u64, window: u64) -> Wait {
+    pub(super) fn wait_for(&mut self, most: u64, now: u64, window: u64) -> RetryWait {
         self.counts = self.counts.at(now, window);
-        self.held.pull_back(now);
-        Wait::of(self.held.held(), |which| self.first_fit(most, now, window, which) - now)
+        self.named.pull_back(now);
+        RetryWait::of(self.named.reserved(), |units_of| self.first_fit(most, now, window, units_of) - now)
     }
 
     pub(super) fn add(&mut self, now: u64, window: u64, units: u64) {
@@ -77,7 +76,7 @@ impl Counter {
         self.counts.current = (self.counts.current + units).min(LARGEST);
     }
 
-    /// Adds units to the window of the clock in which they were admitted, unless it counts no longer.
+    /// Adds units to the clock's window of their admission, if it still counts.
     pub(super) fn add_at(&mut self, at: u64, now: u64, window: u64, units: u64) {
         self.counts = self.counts.at(now, window);
         if at >= self.counts.start {
@@ -87,25 +86,25 @@ impl Counter {
         }
     }
 
-    /// The first moment from now on at which at most so many units are used, those with an id being only these.
-    fn first_fit(&self, most: u64, now: u64, window: u64, which: Which) -> u64 {
+    /// The first moment from now on at which at most so many units are used. Of the units with an id, only the chosen count.
+    fn first_fit(&self, most: u64, now: u64, window: u64, units_of: UnitsOf) -> u64 {
         let counts = self.counts;
-        let (mut held, mut from) = (which(self.held.sum()), now);
-        let fit = |held: u64, from: u64| most.checked_sub(held).map(|room| counts.first_fit(room, from, window));
-        // What is used never rises. So it fits after one departure or before it, if it does when that has been.
-        for (leaves, sum) in self.held.departures(window) {
-            let (leaves, left) = (leaves.max(from), held.saturating_sub(which(sum)));
+        let (mut named, mut from) = (units_of(self.named.sum()), now);
+        let fit = |named: u64, from: u64| most.checked_sub(named).map(|most| counts.first_fit(most, from, window));
+        // The used units never rise. So if the check fits after a departure, the first fit is then or just before it.
+        for (leaves, sum) in self.named.departures(window) {
+            let (leaves, left) = (leaves.max(from), named.saturating_sub(units_of(sum)));
             if left.saturating_add(counts.at(leaves, window).estimate(leaves, window)) <= most {
-                return fit(held, from).map_or(leaves, |fits| fits.min(leaves));
+                return fit(named, from).map_or(leaves, |fits| fits.min(leaves));
             }
-            (held, from) = (left, leaves);
+            (named, from) = (left, leaves);
         }
-        fit(held, from).unwrap_or(from)
+        fit(named, from).unwrap_or(from)
     }
 }
 
 impl Counts {
-    /// The counters as they are at this time. What was counted later than that counts as counted now.
+    /// The counters at this time. Units from the future count as counted now.
     fn at(self, now: u64, window: u64) -> Self {
         let start = now - now % window;
         if self.start == start {
@@ -119,16 +118,16 @@ impl Counts {
         }
     }
 
-    /// The units used at a time in the present window.
+    /// The used units at a time in the current window.
     fn estimate(self, now: u64, window: u64) -> u64 {
         let overlap = (self.start + window - now) as f64;
         self.current + (self.previous as f64 * overlap / window as f64).ceil() as u64
     }
 
-    /// The first moment from this one on at which the estimate is at most `most`, which is at most two windows later, or
-    /// later than that by how far the clock has stepped back.
+    /// The first moment from this one on at which the estimate is at most `most`: at most two windows later, or later than
+    /// that by how far the clock has stepped back.
     fn first_fit(self, most: u64, from: u64, window: u64) -> u64 {
-        // Until the window of the clock in which they were counted, nothing changes.
+        // If the clock has stepped back, nothing changes until the window in which they were counted.
         let is_ahead = self.start > from && self.current + self.previous > most;
         let mut from = if is_ahead { self.start } else { from };
         let mut counts = self.at(from, window);
@@ -137,9 +136,9 @@ impl Counts {
             if counts.estimate(from, window) <= most {
                 return from;
             }
-            if let Some(room) = most.checked_sub(counts.current) {
-                // The estimate is of doubles, so the moment it comes down to is looked for by a step or two.
-                let overlap = (room as f64 * window as f64 / counts.previous as f64).floor() as u64;
+            if let Some(previous) = most.checked_sub(counts.current) {
+                // Doubles are not exact, so the moment is corrected by a step or two.
+                let overlap = (previous as f64 * window as f64 / counts.previous as f64).floor() as u64;
                 let mut fits = (end - overlap.min(window)).max(from + 1);
                 while fits > from + 1 && counts.estimate(fits - 1, window) <= most {
                     fits -= 1;
@@ -162,12 +161,12 @@ mod tests {
 
     const WINDOW: u64 = 60_000_000;
 
-    /// Of one unit in each second: so many in the previous window of the clock, so many in the present one.
+    /// A counter with so many units in the previous window of the clock, and so many in the current one.
     fn counter(previous: u64, current: u64) -> Counter {
-        Counter { counts: Counts { start: WINDOW, current, previous }, held: Log::default() }
+        Counter { counts: Counts { start: WINDOW, current, previous }, named: Log::default() }
     }
 
-    /// System D's examples: 8 before, 3 now, 45 of 60 seconds gone. A quarter of 8 is 2.
+    /// 8 units before, 3 now, 45 of 60 seconds gone: a quarter of 8 is 2.
     #[test]
     fn the_previous_window_counts_by_its_overlap() {
         let now = WINDOW + 45_000_000;

@@ -1,7 +1,7 @@
 //! The entries of a log, in the order of their times.
 //!
-//! The newest stand in a queue, and so do all that most logs ever have. The older ones of a long log stand in chunks: so an
-//! entry is found, put in its place or taken out, and a whole chunk drops out, in microseconds, also among a million.
+//! The newest entries are in one queue, and most logs have no others. The older entries of a long log are in chunks: so
+//! finding, inserting and removing an entry, or dropping a chunk, takes microseconds even among a million.
 
 use std::{
     collections::{VecDeque, vec_deque},
@@ -9,31 +9,31 @@ use std::{
 };
 
 use super::{
-    chunk::{CHUNK, Chunk, Trace, drop_while, pull_back, shrink, up_to},
-    entry::{Entry, Sum, Which},
+    chunk::{CHUNK, Chunk, FilterBits, drop_while, pull_back, shrink, up_to},
+    entry::{Entry, Sum, UnitsOf},
 };
 use crate::admission::AdmissionId;
 
-/// How many entries one check pulls back when the clock has stepped back. The next one goes on.
+/// The most entries that one check moves when the clock has stepped back. The next check goes on.
 const PULLED_BACK: usize = if cfg!(test) { 8 } else { 1_000 };
 
 #[derive(Debug, Default)]
 pub(super) struct Entries {
     newest: VecDeque<Entry>,
-    older: Option<Box<Older>>,
+    older: Option<Box<OlderChunks>>,
 }
 
-/// What stands before the newest: at least one chunk, and none of them empty.
+/// The entries before the newest: at least one chunk, and no empty one.
 #[derive(Debug, Default)]
-struct Older {
+struct OlderChunks {
     chunks: VecDeque<Chunk>,
     /// The number of their entries.
     len: usize,
 }
 
-/// Where an entry stands: in which chunk, or behind the last of them among the newest, and at which place there.
+/// The chunk of an entry and its index there. The newest entries count as the chunk after the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Position {
     chunk: usize,
     index: usize,
 }
@@ -52,55 +52,55 @@ impl Entries {
         self.newest.back().or_else(|| self.older.as_ref()?.chunks.back()?.entries().back())
     }
 
-    /// The newest, unless it is in a chunk.
-    pub(super) fn newest(&self) -> Option<(Place, &Entry)> {
-        let place = || Place { chunk: self.chunks().len(), index: self.newest.len() - 1 };
+    /// The newest entry, unless it is in a chunk.
+    pub(super) fn newest(&self) -> Option<(Position, &Entry)> {
+        let place = || Position { chunk: self.chunks().len(), index: self.newest.len() - 1 };
         self.newest.back().map(|entry| (place(), entry))
     }
 
-    /// All of them, the oldest first.
+    /// All entries, the oldest first.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
         self.chunks().flat_map(Chunk::entries).chain(&self.newest)
     }
 
-    /// Those of this very time, the newest first.
-    pub(super) fn of(&self, at: u64) -> impl Iterator<Item = (Place, &Entry)> {
+    /// The entries of this very time, the newest first.
+    pub(super) fn of(&self, at: u64) -> impl Iterator<Item = (Position, &Entry)> {
         let begun = self.older.as_ref().map_or(0, |older| older.chunks.partition_point(|chunk| chunk.first() <= at));
         let all = self.chunks().len();
         let places = [all].into_iter().chain((0..begun).rev());
         places.flat_map(move |chunk| self.until(at, chunk)).take_while(move |(_, entry)| entry.at == at)
     }
 
-    /// An entry with this id that stands at this time, or else before it, as the clock may have stepped back since.
-    pub(super) fn find(&self, id: AdmissionId, at: u64, is_it: impl Fn(&Entry) -> bool) -> Option<Place> {
-        let is_it = |(_, entry): &(Place, &Entry)| entry.id == id && is_it(entry);
+    /// An entry with this id of this time, or of an earlier one, since the clock may have stepped back.
+    pub(super) fn find(&self, id: AdmissionId, at: u64, is_it: impl Fn(&Entry) -> bool) -> Option<Position> {
+        let is_it = |(_, entry): &(Position, &Entry)| entry.id == id && is_it(entry);
         let near = self.of(at).find(is_it);
         let far = || {
-            let trace = Trace::of(id);
-            let may_have = |(_, chunk): &(usize, &Chunk)| chunk.may_have(trace) && chunk.first() <= at;
-            let chunks = self.chunks().enumerate().rev().filter(may_have).map(|(chunk, _)| chunk);
+            let bits = FilterBits::of(id);
+            let may_contain = |(_, chunk): &(usize, &Chunk)| chunk.may_contain(bits) && chunk.first() <= at;
+            let chunks = self.chunks().enumerate().rev().filter(may_contain).map(|(chunk, _)| chunk);
             let mut places = [self.chunks().len()].into_iter().chain(chunks);
             places.find_map(|chunk| self.until(at, chunk).find(is_it))
         };
         near.or_else(far).map(|(place, _)| place)
     }
 
-    pub(super) fn get(&self, Place { chunk, index }: Place) -> Option<&Entry> {
+    pub(super) fn get(&self, Position { chunk, index }: Position) -> Option<&Entry> {
         let chunk = self.older.as_ref().and_then(|older| older.chunks.get(chunk));
         chunk.map_or(&self.newest, Chunk::entries).get(index)
     }
 
-    /// The entry with which so many of these units have left, the oldest first.
+    /// The entry that is the last to leave until so many of the chosen units have left.
     #[inline]
-    pub(super) fn departure(&self, mut units: u64, which: Which) -> Option<&Entry> {
-        let older = self.older.as_ref().and_then(|older| older.with_units(&mut units, which));
+    pub(super) fn departure(&self, mut units: u64, units_of: UnitsOf) -> Option<&Entry> {
+        let older = self.older.as_ref().and_then(|older| older.with_units(&mut units, units_of));
         older.unwrap_or(&self.newest).iter().find(|entry| {
-            units = units.saturating_sub(which(entry.sum()));
+            units = units.saturating_sub(units_of(entry.sum()));
             units == 0
         })
     }
 
-    /// Puts an entry behind those of its time.
+    /// Inserts an entry behind those of its time.
     #[inline]
     pub(super) fn insert(&mut self, entry: Entry) {
         if self.newest.len() == CHUNK {
@@ -122,14 +122,14 @@ impl Entries {
     }
 
     /// Changes an entry, but neither its time nor its id.
-    pub(super) fn change(&mut self, Place { chunk, index }: Place, change: impl FnOnce(&mut Entry)) {
+    pub(super) fn change(&mut self, Position { chunk, index }: Position, change: impl FnOnce(&mut Entry)) {
         match self.older.as_mut().and_then(|older| older.chunks.get_mut(chunk)) {
             Some(chunk) => chunk.change(index, change),
             None => self.newest.get_mut(index).map_or((), change),
         }
     }
 
-    pub(super) fn remove(&mut self, place: Place) -> Option<Entry> {
+    pub(super) fn remove(&mut self, place: Position) -> Option<Entry> {
         match &mut self.older {
             Some(older) if place.chunk < older.chunks.len() => {
                 let removed = older.remove(place);
@@ -140,7 +140,7 @@ impl Entries {
         }
     }
 
-    /// Drops the oldest, as long as they are gone, and says how many entries that were, and of how many units.
+    /// Drops the oldest entries while they are gone, and returns their number and their units.
     #[inline]
     pub(super) fn drop_while(&mut self, is_gone: impl Fn(&Entry) -> bool) -> (usize, Sum) {
         let Some(older) = &mut self.older else { return drop_while(&mut self.newest, is_gone) };
@@ -154,7 +154,7 @@ impl Entries {
         (older_entries + entries, sum)
     }
 
-    /// Lets those of a later time be of this one. Of very many only the first are changed.
+    /// Moves entries of a later time back to this one; of very many only the first.
     #[inline]
     pub(super) fn pull_back(&mut self, at: u64) {
         if self.last().is_some_and(|last| last.at > at) {
@@ -172,7 +172,7 @@ impl Entries {
         pull_back(&mut self.newest, at, left);
     }
 
-    /// Gives back memory that a burst left behind.
+    /// Gives back the memory of a burst.
     pub(super) fn shrink(&mut self) {
         shrink(&mut self.newest);
     }
@@ -181,16 +181,16 @@ impl Entries {
         self.older.as_ref().map_or_else(Default::default, |older| older.chunks.iter())
     }
 
-    /// The entries of a chunk, or of the newest, up to this time, the newest first.
-    fn until(&self, at: u64, chunk: usize) -> impl Iterator<Item = (Place, &Entry)> {
+    /// The entries of a chunk up to this time, the newest first.
+    fn until(&self, at: u64, chunk: usize) -> impl Iterator<Item = (Position, &Entry)> {
         let of_chunk = self.older.as_ref().and_then(|older| older.chunks.get(chunk));
         let entries = of_chunk.map_or(&self.newest, Chunk::entries);
         let until = entries.range(..up_to(entries, at)).enumerate().rev();
-        until.map(move |(index, entry)| (Place { chunk, index }, entry))
+        until.map(move |(index, entry)| (Position { chunk, index }, entry))
     }
 }
 
-impl Older {
+impl OlderChunks {
     fn last(&self) -> u64 {
         self.chunks.back().map_or(0, Chunk::last)
     }
@@ -200,7 +200,7 @@ impl Older {
         self.chunks.push_back(Chunk::new(entries));
     }
 
-    /// Puts an entry into the chunk that it belongs to. There is one if it is older than the last.
+    /// Inserts an entry that is older than the last into its chunk.
     fn insert(&mut self, entry: Entry) {
         let place = self.chunks.partition_point(|chunk| chunk.last() <= entry.at);
         let Some(chunk) = self.chunks.get_mut(place) else { return };
@@ -210,7 +210,7 @@ impl Older {
         self.len += 1;
     }
 
-    fn remove(&mut self, place: Place) -> Option<Entry> {
+    fn remove(&mut self, place: Position) -> Option<Entry> {
         let chunk = self.chunks.get_mut(place.chunk)?;
         let removed = chunk.remove(place.index)?;
         if chunk.entries().is_empty() {
@@ -220,11 +220,11 @@ impl Older {
         Some(removed)
     }
 
-    /// The entries of the chunk with which so many of these units have left, and takes those of the chunks before it away
-    /// from them.
-    fn with_units(&self, units: &mut u64, which: Which) -> Option<&VecDeque<Entry>> {
+    /// The entries of the chunk that is the last to leave until so many of the chosen units have left. Subtracts the units of
+    /// the chunks before it.
+    fn with_units(&self, units: &mut u64, units_of: UnitsOf) -> Option<&VecDeque<Entry>> {
         let is_it = |chunk: &&Chunk| {
-            let of_chunk = which(chunk.sum());
+            let of_chunk = units_of(chunk.sum());
             let is_it = of_chunk >= *units;
             *units -= if is_it { 0 } else { of_chunk };
             is_it
@@ -259,29 +259,29 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Step {
-        Insert { at: u64, units: u64, is_held: bool },
+        Insert { at: u64, units: u64, is_reserved: bool },
         Settle { nth: usize },
         Add { nth: usize, units: u64 },
         Drop { until: u64 },
         PullBack { at: u64 },
         Find { nth: usize, later: u64 },
-        Departure { units: u64, is_held: bool },
+        Departure { units: u64, is_reserved: bool },
     }
 
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
             8 => (0..60u64, 1..5u64, any::<bool>())
-                .prop_map(|(at, units, is_held)| Step::Insert { at, units, is_held }),
+                .prop_map(|(at, units, is_reserved)| Step::Insert { at, units, is_reserved }),
             2 => any::<usize>().prop_map(|nth| Step::Settle { nth }),
             1 => (any::<usize>(), 1..5u64).prop_map(|(nth, units)| Step::Add { nth, units }),
             1 => (0..20u64).prop_map(|until| Step::Drop { until }),
             1 => (40..60u64).prop_map(|at| Step::PullBack { at }),
             4 => (any::<usize>(), 0..60u64).prop_map(|(nth, later)| Step::Find { nth, later }),
-            2 => (1..200u64, any::<bool>()).prop_map(|(units, is_held)| Step::Departure { units, is_held }),
+            2 => (1..200u64, any::<bool>()).prop_map(|(units, is_reserved)| Step::Departure { units, is_reserved }),
         ]
     }
 
-    /// What entries do, in a plain list.
+    /// The model: a plain list.
     #[derive(Default)]
     struct Plain(Vec<Entry>);
 
@@ -295,8 +295,8 @@ mod tests {
         let (mut entries, mut plain, mut since, mut next_id) = (Entries::default(), Plain::default(), 0, 0);
         for step in steps {
             match *step {
-                Step::Insert { at, units, is_held } => {
-                    let kind = if is_held { Kind::Held } else { Kind::Kept };
+                Step::Insert { at, units, is_reserved } => {
+                    let kind = if is_reserved { Kind::Reserved } else { Kind::Named };
                     let entry = Entry::new(kind, since + at, units, AdmissionId::from(next_id));
                     next_id += 1;
                     entries.insert(entry);
@@ -336,13 +336,14 @@ mod tests {
                     assert!(entries.of(entry.at).any(|found| found == (place, &entry)));
                     assert_eq!(entry.at.checked_sub(1).and_then(find), None, "what is later is not found");
                 }
-                Step::Departure { units, is_held } => {
-                    let (which, mut left): (Which, _) = (if is_held { Sum::all } else { Sum::not_held }, units);
+                Step::Departure { units, is_reserved } => {
+                    let (units_of, mut left): (UnitsOf, _) =
+                        (if is_reserved { Sum::all } else { Sum::not_reserved }, units);
                     let departs = |entry: &&Entry| {
-                        left = left.saturating_sub(which(entry.sum()));
+                        left = left.saturating_sub(units_of(entry.sum()));
                         left == 0
                     };
-                    assert_eq!(entries.departure(units, which), plain.0.iter().find(departs));
+                    assert_eq!(entries.departure(units, units_of), plain.0.iter().find(departs));
                 }
                 Step::Settle { .. } | Step::Add { .. } | Step::Find { .. } => {}
             }

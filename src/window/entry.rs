@@ -1,94 +1,109 @@
-//! An entry of a log: so many units, of which time, and whose they are.
+//! An entry of a log: units, their time, and the id of their admission.
 
 use crate::admission::AdmissionId;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// Until a window after this time it counts.
+    /// The units count until a window after this time.
     pub(super) at: u64,
-    pub(super) units: Units,
-    /// Means nothing in a sum.
+    units: PackedUnits,
+    /// Meaningless in a sum.
     pub(super) id: AdmissionId,
 }
 
-/// Units of several entries together, and how many of them are held.
+/// The units of several entries, and how many of them are reserved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sum {
     pub(super) units: u64,
-    pub(super) held: u64,
+    pub(super) reserved: u64,
 }
 
-/// Which units of a sum are meant.
-pub(super) type Which = fn(Sum) -> u64;
+/// Chooses units of a sum: [`Sum::all`] or [`Sum::not_reserved`].
+pub(super) type UnitsOf = fn(Sum) -> u64;
+
+/// How long to wait until a check fits, in microseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RetryWait {
+    /// If all reserved units are given back now; 0 if the check would fit then.
+    pub(crate) least: u64,
+    /// If nothing is given back before its lease ends.
+    pub(crate) most: u64,
+}
+
+impl RetryWait {
+    /// `until_fit` is called with and without the `reserved` units.
+    pub(super) fn of(reserved: u64, until_fit: impl Fn(UnitsOf) -> u64) -> Self {
+        let most = until_fit(Sum::all);
+        let least = if reserved > 0 { until_fit(Sum::not_reserved) } else { most };
+        Self { least, most }
+    }
+}
 
 impl Sum {
-    /// All of them.
     pub(super) fn all(self) -> u64 {
         self.units
     }
 
-    /// Those that nobody gives back.
-    pub(super) fn not_held(self) -> u64 {
-        self.units.saturating_sub(self.held)
+    pub(super) fn not_reserved(self) -> u64 {
+        self.units.saturating_sub(self.reserved)
     }
 
     pub(super) fn add(&mut self, other: Self) {
         self.units = self.units.saturating_add(other.units);
-        self.held = self.held.saturating_add(other.held);
+        self.reserved = self.reserved.saturating_add(other.reserved);
     }
 
     pub(super) fn subtract(&mut self, other: Self) {
         self.units = self.units.saturating_sub(other.units);
-        self.held = self.held.saturating_sub(other.held);
+        self.reserved = self.reserved.saturating_sub(other.reserved);
     }
 }
 
-/// What an entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// An admission that its id tells from others.
-    Kept = 0,
+    /// One admission, found by its id.
+    Named = 0,
     /// The same, until it is settled.
-    Held = 1,
-    /// Admissions of one time, together.
+    Reserved = 1,
+    /// All other admissions of one time.
     Sum = 2,
-    /// An admission that has been settled.
+    /// A settled admission.
     Settled = 3,
 }
 
-/// So many units, and what kind of entry it is that they stand in: one word for both.
+/// Units, and above them the kind of their entry: one word for both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Units(u64);
+struct PackedUnits(u64);
 
 impl Entry {
     pub(super) fn new(kind: Kind, at: u64, units: u64, id: AdmissionId) -> Self {
-        Self { at, units: Units::new(kind, units), id }
+        Self { at, units: PackedUnits::new(kind, units), id }
     }
 
     pub(super) fn count(&self) -> u64 {
-        self.units.0 & Units::MOST
+        self.units.0 & PackedUnits::MOST
     }
 
     pub(super) fn sum(&self) -> Sum {
         let units = self.count();
-        Sum { units, held: if self.is(Kind::Held) { units } else { 0 } }
+        Sum { units, reserved: if self.is(Kind::Reserved) { units } else { 0 } }
     }
 
     pub(super) fn is(&self, kind: Kind) -> bool {
-        self.units.0 >> Units::KIND == kind as u64
+        self.units.0 >> PackedUnits::KIND == kind as u64
     }
 
     /// Adds units to a sum.
     pub(super) fn add(&mut self, units: u64) {
-        self.units = Units::new(Kind::Sum, self.count().saturating_add(units).min(Units::MOST));
+        self.units = PackedUnits::new(Kind::Sum, self.count().saturating_add(units).min(PackedUnits::MOST));
     }
 }
 
-impl Units {
-    /// Above it stands the kind.
+impl PackedUnits {
+    /// The lowest bit of the kind.
     const KIND: u32 = 62;
 
-    /// The most units that an entry can have.
+    /// The most units of an entry.
     const MOST: u64 = (1 << Self::KIND) - 1;
 
     fn new(kind: Kind, units: u64) -> Self {

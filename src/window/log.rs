@@ -1,17 +1,16 @@
-//! The log: admissions and when they were, in the order of their times, also when the clock has stepped back.
+//! The log: admissions in the order of their times, even if the clock has stepped back.
 //!
-//! A unit recorded at `t` counts at `now` while `now − window < t`; at `t + window` exactly it is gone. What is recorded
-//! is the time of the admission for an exact log, the end of its sub-window for a compact one, and the start of its window
-//! for a fixed one. What is held for a lease is recorded a window before the lease ends, so that it leaves then.
+//! A unit of time `t` counts at `now` while `now − window < t`; at `t + window` exactly it is gone. An exact log stores the
+//! time of the admission, a compact log the end of its sub-window, a fixed window its start. A reservation is stored under
+//! the time of a window before its lease ends, so that it leaves then.
 
-use super::Wait;
 use super::{
-    entries::{Entries, Place},
-    entry::{Entry, Kind, Sum, Which},
+    entries::{Entries, Position},
+    entry::{Entry, Kind, RetryWait, Sum, UnitsOf},
 };
 use crate::admission::AdmissionId;
 
-/// What is still in the window, and its sum.
+/// The entries in the window, and their sum.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     entries: Entries,
@@ -19,7 +18,7 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Drops what has left the window and says how many entries that were.
+    /// Drops entries that have left the window, and returns how many.
     #[inline]
     pub(super) fn trim(&mut self, now: u64, window: u64) -> usize {
         let has_left = |entry: &Entry| entry.at.saturating_add(window) <= now;
@@ -33,22 +32,19 @@ impl Log {
         entries
     }
 
-    /// The units in the log.
     pub(super) fn used(&self) -> u64 {
         self.sum.units
     }
 
-    /// Those of them that are reserved.
-    pub(super) fn held(&self) -> u64 {
-        self.sum.held
+    pub(super) fn reserved(&self) -> u64 {
+        self.sum.reserved
     }
 
-    /// The number of entries.
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Gives back memory that a burst left behind.
+    /// Gives back the memory of a burst.
     pub(super) fn shrink(&mut self) {
         self.entries.shrink();
     }
@@ -58,66 +54,62 @@ impl Log {
         self.entries.oldest().map_or(0, |entry| leaves_after(entry.at, now, window))
     }
 
-    /// The time under which this very admission is in the log, if it is.
+    /// The time of this very admission, if the log has it.
     pub(super) fn time_of(&self, id: AdmissionId, units: u64) -> Option<u64> {
-        let is_it = |entry: &Entry| entry.count() == units && (entry.is(Kind::Kept) || entry.is(Kind::Held));
+        let is_it = |entry: &Entry| entry.count() == units && (entry.is(Kind::Named) || entry.is(Kind::Reserved));
         self.entries.find(id, u64::MAX, is_it).and_then(|place| self.entries.get(place)).map(|entry| entry.at)
     }
 
-    /// Whether what an admission has cost in the end is recorded under this id and time.
+    /// Whether the log has a settlement of this id and time.
     pub(super) fn has_settled(&self, id: AdmissionId, at: u64) -> bool {
         self.entries.of(at).any(|(_, entry)| entry.id == id && entry.is(Kind::Settled))
     }
 
-    /// Whether admissions of this time would be added to those of an entry that is there.
+    /// Whether there is a sum of this time, to which units can be added without a new entry.
     pub(super) fn has_sum_at(&self, at: u64) -> bool {
         self.sum_at(at).is_some()
     }
 
-    /// The time until at most so many units are left: 0 if that is so, and never more than a window after the `present`.
-    /// What is recorded after the present is from now on recorded then.
-    pub(super) fn wait_for(&mut self, most: u64, now: u64, present: u64, window: u64) -> Wait {
+    /// The time until at most so many units are left; 0 if it is so now, and at most until a window after `present`.
+    /// Entries of a later time than `present` are moved back to it.
+    pub(super) fn wait_for(&mut self, most: u64, now: u64, present: u64, window: u64) -> RetryWait {
         self.pull_back(present);
-        let until_left = |which: Which| {
-            let excess = which(self.sum).saturating_sub(most);
-            let departure = (excess > 0).then(|| self.entries.departure(excess, which)).flatten();
+        let until_left = |units_of: UnitsOf| {
+            let excess = units_of(self.sum).saturating_sub(most);
+            let departure = (excess > 0).then(|| self.entries.departure(excess, units_of)).flatten();
             departure.map_or(0, |entry| leaves_after(entry.at.min(present), now, window))
         };
-        Wait::of(self.held(), until_left)
+        RetryWait::of(self.reserved(), until_left)
     }
 
-    /// Lets what is recorded after the present be recorded then.
+    /// Moves entries of a later time back to the present.
     pub(super) fn pull_back(&mut self, present: u64) {
         self.entries.pull_back(present);
     }
 
-    /// The units in the log.
     pub(super) fn sum(&self) -> Sum {
         self.sum
     }
 
-    /// When the entries leave the window, the oldest first, and which units with each.
+    /// When entries leave the window, the oldest first, and their units.
     pub(super) fn departures(&self, window: u64) -> impl Iterator<Item = (u64, Sum)> {
         self.entries.iter().map(move |entry| (entry.at.saturating_add(window), entry.sum()))
     }
 
-    /// Records an admission that its id tells from others.
-    pub(super) fn keep(&mut self, at: u64, units: u64, id: AdmissionId) {
-        self.insert(Entry::new(Kind::Kept, at, units, id));
+    pub(super) fn add_named(&mut self, at: u64, units: u64, id: AdmissionId) {
+        self.insert(Entry::new(Kind::Named, at, units, id));
     }
 
-    /// Records an admission that is going to be settled.
-    pub(super) fn hold(&mut self, at: u64, units: u64, id: AdmissionId) {
-        self.insert(Entry::new(Kind::Held, at, units, id));
+    pub(super) fn add_reserved(&mut self, at: u64, units: u64, id: AdmissionId) {
+        self.insert(Entry::new(Kind::Reserved, at, units, id));
     }
 
-    /// Records what an admission has cost in the end.
-    pub(super) fn settle(&mut self, at: u64, units: u64, id: AdmissionId) {
+    pub(super) fn add_settled(&mut self, at: u64, units: u64, id: AdmissionId) {
         self.insert(Entry::new(Kind::Settled, at, units, id));
     }
 
-    /// Records an admission together with the others of its time.
-    pub(super) fn add(&mut self, at: u64, units: u64) {
+    /// Adds units to the sum of their time.
+    pub(super) fn add_to_sum(&mut self, at: u64, units: u64) {
         match self.sum_at(at) {
             Some(place) => {
                 self.entries.change(place, |entry| entry.add(units));
@@ -127,19 +119,19 @@ impl Log {
         }
     }
 
-    /// Takes an admission out that was recorded at this time, or, if the clock has stepped back since, before it, and says
-    /// when. One that is recorded later is another, to which the id was given again.
-    pub(super) fn take(&mut self, id: AdmissionId, units: u64, is_held: bool, at: u64) -> Option<u64> {
-        let kind = if is_held { Kind::Held } else { Kind::Kept };
+    /// Removes an admission, and returns its time. If the clock has stepped back since, that may be before `at`. A later
+    /// entry is another admission under the same id.
+    pub(super) fn take(&mut self, id: AdmissionId, units: u64, is_reserved: bool, at: u64) -> Option<u64> {
+        let kind = if is_reserved { Kind::Reserved } else { Kind::Named };
         let place = self.entries.find(id, at, |entry| entry.count() == units && entry.is(kind))?;
         let entry = self.entries.remove(place)?;
         self.sum.subtract(entry.sum());
         Some(entry.at)
     }
 
-    fn sum_at(&self, at: u64) -> Option<Place> {
-        let is_it = |(_, entry): &(Place, &Entry)| entry.at == at && entry.is(Kind::Sum);
-        // Nearly always it is the newest of all.
+    fn sum_at(&self, at: u64) -> Option<Position> {
+        let is_it = |(_, entry): &(Position, &Entry)| entry.at == at && entry.is(Kind::Sum);
+        // Nearly always it is the newest entry.
         let sum = self.entries.newest().filter(is_it).or_else(|| self.entries.of(at).find(is_it));
         sum.map(|(place, _)| place)
     }
@@ -164,7 +156,7 @@ mod tests {
     fn log(entries: &[(u64, u64)]) -> Log {
         let mut log = Log::default();
         for &(at, units) in entries {
-            log.keep(at, units, AdmissionId::fresh());
+            log.add_named(at, units, AdmissionId::fresh());
         }
         log
     }
@@ -184,11 +176,11 @@ mod tests {
     }
 
     #[test]
-    fn units_that_are_held_are_waited_for_at_most_and_not_at_least() {
+    fn reserved_units_count_for_the_longest_wait_only() {
         let mut log = log(&[(5_000, 1), (5_200, 2)]);
-        log.hold(4_900, 3, AdmissionId::fresh());
+        log.add_reserved(4_900, 3, AdmissionId::fresh());
         let waits = [6, 5, 3, 2, 1, 0].map(|most| log.wait_for(most, 5_300, 5_300, WINDOW));
-        let waits = waits.map(|Wait { least, most }| (least, most));
+        let waits = waits.map(|RetryWait { least, most }| (least, most));
         assert_eq!(waits, [(0, 0), (0, 600), (0, 600), (700, 700), (900, 900), (900, 900)]);
     }
 
@@ -211,11 +203,11 @@ mod tests {
     fn admissions_of_one_time_are_one_entry_and_one_with_an_id_is_not_among_them() {
         let mut log = Log::default();
         let id = AdmissionId::from(0);
-        log.add(5_099, 2);
-        log.hold(5_099, 3, id);
-        log.add(5_099, 4);
-        assert_eq!((log.len(), log.used(), log.held(), log.time_of(id, 6)), (2, 9, 3, None));
-        let mut take = |is_held, at| log.take(id, 3, is_held, at);
+        log.add_to_sum(5_099, 2);
+        log.add_reserved(5_099, 3, id);
+        log.add_to_sum(5_099, 4);
+        assert_eq!((log.len(), log.used(), log.reserved(), log.time_of(id, 6)), (2, 9, 3, None));
+        let mut take = |is_reserved, at| log.take(id, 3, is_reserved, at);
         assert_eq!((take(false, 5_099), take(true, 5_098)), (None, None), "another kind, another time");
         assert_eq!((take(true, 5_099), take(true, 5_099)), (Some(5_099), None));
         assert_eq!((log.len(), log.used()), (1, 6));

@@ -1,8 +1,8 @@
-//! A window: the arithmetic of one limit for one key, with the time passed in.
+//! The window of one limit for one key: pure arithmetic, with the time passed in.
 //!
-//! Times and windows are microseconds. `log.rs` remembers admissions, each by itself or many of one sub-window together;
-//! `counter.rs` remembers two numbers. `store/redis/*.lua` is the same arithmetic in Lua; the conformance suite and the
-//! plain model of the tests hold both to the same rules.
+//! Times and windows are microseconds. `log.rs` remembers admissions, one by one or summed up by sub-window; `counter.rs`
+//! remembers two numbers. `store/redis/script/*.lua` is the same arithmetic in Lua. The conformance suite and the model of
+//! the tests hold both to the same rules.
 
 mod chunk;
 mod counter;
@@ -10,55 +10,42 @@ mod entries;
 mod entry;
 mod log;
 
-use self::{
-    counter::Counter,
-    entry::{Sum, Which},
-    log::Log,
-};
+pub(crate) use self::entry::RetryWait;
+use self::{counter::Counter, log::Log};
 use crate::{
     admission::AdmissionId,
     algorithm::{Kind, MOST_NAMED},
     check::Charge,
     limit::Limit,
-    settlement::{Account, Settlement},
 };
 
-/// What one limit remembers for one key.
+/// The units that one limit remembers for one key.
 #[derive(Debug)]
 pub(crate) enum Window {
     Log(Log),
     Counter(Box<Counter>),
 }
 
-/// When a check is decided, and under which identity.
+/// The time and the id of a check.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Attempt {
+pub(crate) struct CheckContext {
     pub(crate) now: u64,
     pub(crate) id: AdmissionId,
-    /// Whether the identity is the caller's, so that it may have been counted already.
-    pub(crate) is_given: bool,
+    /// Whether the caller has given the id, so that the check may have been counted before.
+    pub(crate) has_caller_id: bool,
 }
 
-/// How long to wait for room, in microseconds.
+/// A charge of an admitted check, and its actual cost.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wait {
-    /// If all that is reserved is given back now: 0 if that would do.
-    pub(crate) least: u64,
-    /// If nothing is given back before its lease ends.
-    pub(crate) most: u64,
-}
-
-impl Wait {
-    /// Of the time until there is room, as it is with and without the units that are `held`.
-    fn of(held: u64, until_room: impl Fn(Which) -> u64) -> Self {
-        let most = until_room(Sum::all);
-        let least = if held > 0 { until_room(Sum::not_held) } else { most };
-        Self { least, most }
-    }
+pub(crate) struct ChargeSettlement<'a> {
+    pub(crate) charge: &'a Charge,
+    pub(crate) cost: Option<u64>,
+    pub(crate) id: AdmissionId,
+    /// When the check was admitted.
+    pub(crate) at: u64,
 }
 
 impl Window {
-    /// An empty window of a limit.
     pub(crate) fn new(limit: &Limit) -> Self {
         match limit.algorithm().kind() {
             Kind::Counter => Self::Counter(Box::default()),
@@ -66,7 +53,7 @@ impl Window {
         }
     }
 
-    /// Drops what has left the window and says how many entries that were.
+    /// Drops entries that have left the window, and returns how many.
     pub(crate) fn trim(&mut self, now: u64, window: u64) -> usize {
         match self {
             Self::Log(log) => log.trim(now, window),
@@ -82,7 +69,7 @@ impl Window {
         }
     }
 
-    /// Gives back memory that a burst left behind.
+    /// Gives back the memory of a burst.
     pub(crate) fn shrink(&mut self) {
         match self {
             Self::Log(log) => log.shrink(),
@@ -98,9 +85,9 @@ impl Window {
         }
     }
 
-    /// Those of them that are reserved.
+    /// The reserved units in the window.
     pub(crate) fn reserved(&self) -> u64 {
-        self.log().held()
+        self.log().reserved()
     }
 
     /// The time until fewer units are in the window; 0 if there are none.
@@ -112,54 +99,53 @@ impl Window {
         }
     }
 
-    /// When this very admission was counted, if it is counted already. Where many share one time, it may not be told more
-    /// exactly than that.
+    /// When this very admission was counted, if it was. In a sub-window, only to that sub-window.
     pub(crate) fn counted_at(&self, charge: &Charge, id: AdmissionId) -> Option<u64> {
         self.log().time_of(id, charge.cost()).map(|at| charge.admitted_at(at))
     }
 
-    /// What has an id.
+    /// The log with the entries that have an id.
     fn log(&self) -> &Log {
         match self {
             Self::Log(log) => log,
-            Self::Counter(counter) => counter.held(),
+            Self::Counter(counter) => counter.named(),
         }
     }
 
     /// How many entries [`admit`](Self::admit) would add.
-    pub(crate) fn growth(&self, charge: &Charge, attempt: Attempt) -> usize {
+    pub(crate) fn growth(&self, charge: &Charge, context: CheckContext) -> usize {
         if charge.is_exact() {
             return 1;
         }
-        let is_kept = self.is_kept(charge, attempt);
+        let is_named = self.is_named(charge, context);
         match self {
-            Self::Log(log) => (is_kept || !log.has_sum_at(charge.limit().recorded_at(attempt.now))).into(),
-            Self::Counter(counter) => (is_kept || counter.is_zero()).into(),
+            Self::Log(log) => (is_named || !log.has_sum_at(charge.limit().recorded_at(context.now))).into(),
+            Self::Counter(counter) => (is_named || counter.is_zero()).into(),
         }
     }
 
     /// Records an admission.
-    pub(crate) fn admit(&mut self, charge: &Charge, attempt: Attempt) {
-        let Attempt { now, id, .. } = attempt;
+    pub(crate) fn admit(&mut self, charge: &Charge, context: CheckContext) {
+        let CheckContext { now, id, .. } = context;
         let (limit, units) = (charge.limit(), charge.cost());
-        let is_kept = charge.is_exact() || self.is_kept(charge, attempt);
+        let is_named = charge.is_exact() || self.is_named(charge, context);
         let log = match self {
             Self::Log(log) => log,
-            Self::Counter(counter) if is_kept => counter.held_mut(),
+            Self::Counter(counter) if is_named => counter.named_mut(),
             Self::Counter(counter) => return counter.add(now, limit.window_micros(), units),
         };
-        match is_kept {
-            true if charge.is_reserved() => log.hold(charge.kept_at(now), units, id),
-            true => log.keep(charge.kept_at(now), units, id),
-            false => log.add(limit.recorded_at(now), units),
+        match is_named {
+            true if charge.is_reserved() => log.add_reserved(charge.named_at(now), units, id),
+            true => log.add_named(charge.named_at(now), units, id),
+            false => log.add_to_sum(limit.recorded_at(now), units),
         }
     }
 
-    /// The time until at most so many units are in the window: 0 if that is so, and never more than two windows.
+    /// The time until at most so many units are in the window: 0 if it is so now, and never more than two windows.
     ///
-    /// To be asked where a check is refused: if the clock has stepped back, entries from the future then count as having
-    /// happened now, so that the key is right again after one window.
-    pub(crate) fn wait_for(&mut self, most: u64, now: u64, limit: &Limit) -> Wait {
+    /// Only for a refused check: entries from the future, from before the clock stepped back, count as of now from here on,
+    /// so that the key is right again after one window.
+    pub(crate) fn wait_for(&mut self, most: u64, now: u64, limit: &Limit) -> RetryWait {
         let window = limit.window_micros();
         match self {
             Self::Log(log) => log.wait_for(most, now, limit.recorded_at(now), window),
@@ -167,75 +153,73 @@ impl Window {
         }
     }
 
-    /// Sets what an admission has cost, and says whether it was known. For entries that are new room is `taken` before.
+    /// Sets the actual cost of an admission, and returns whether it was known. `take_capacity` is called before a new entry
+    /// is added.
     pub(crate) fn settle<E>(
         &mut self,
         now: u64,
-        settlement: &Settlement,
-        account: Account<'_>,
-        taken: impl FnOnce(usize) -> Result<(), E>,
+        settlement: ChargeSettlement<'_>,
+        take_capacity: impl FnOnce(usize) -> Result<(), E>,
     ) -> Result<bool, E> {
-        let (charge, id) = (account.charge(), settlement.id());
-        let (limit, is_held) = (charge.limit(), charge.is_reserved());
+        let ChargeSettlement { charge, cost, id, at } = settlement;
+        let (limit, is_reserved) = (charge.limit(), charge.is_reserved());
         let log = match self {
             Self::Log(log) => log,
-            Self::Counter(counter) => counter.held_mut(),
+            Self::Counter(counter) => counter.named_mut(),
         };
-        let Some(cost) = account.cost() else { return Ok(false) };
-        let kept_at = charge.kept_at(settlement.at_micros());
-        let Some(recorded_at) = log.take(id, charge.cost(), is_held, kept_at) else {
-            return self.settle_late(now, settlement, (charge, cost), taken);
+        let Some(cost) = cost else { return Ok(false) };
+        let Some(recorded_at) = log.take(id, charge.cost(), is_reserved, charge.named_at(at)) else {
+            return self.settle_late(now, settlement, cost, take_capacity);
         };
-        // Not in the future, should the clock have stepped back since.
-        let at = if is_held { settlement.at_micros().min(now) } else { recorded_at };
+        // Not in the future, even if the clock has stepped back since.
+        let at = if is_reserved { at.min(now) } else { recorded_at };
         match self {
             _ if cost == 0 => {}
-            Self::Log(log) if limit.algorithm().kind() == Kind::Log => log.settle(at, cost, id),
-            Self::Log(log) => log.add(limit.recorded_at(at), cost),
+            Self::Log(log) if limit.algorithm().kind() == Kind::Log => log.add_settled(at, cost, id),
+            Self::Log(log) => log.add_to_sum(limit.recorded_at(at), cost),
             Self::Counter(counter) => counter.add_at(at, now, limit.window_micros(), cost),
         }
         Ok(true)
     }
 
-    /// Counts what was used under a lease that is over, unless that was done before or would have left by now.
+    /// Counts a settlement after the lease, unless it was counted before or would have left the window by now.
     fn settle_late<E>(
         &mut self,
         now: u64,
-        settlement: &Settlement,
-        (charge, cost): (&Charge, u64),
-        taken: impl FnOnce(usize) -> Result<(), E>,
+        ChargeSettlement { charge, id, at, .. }: ChargeSettlement<'_>,
+        cost: u64,
+        take_capacity: impl FnOnce(usize) -> Result<(), E>,
     ) -> Result<bool, E> {
-        let (limit, id, at) = (charge.limit(), settlement.id(), settlement.at_micros());
-        let window = limit.window_micros();
+        let (limit, window) = (charge.limit(), charge.limit().window_micros());
         let time = if let Self::Log(_) = self { limit.recorded_at(at) } else { at };
         let is_over = charge.lease_micros().is_some_and(|lease| at.saturating_add(lease) <= now);
-        // A fixed window may have ended before.
+        // A fixed window ends earlier.
         let would_count = at.min(time).saturating_add(window) > now;
         if cost == 0 || !is_over || !would_count || self.log().has_settled(id, time) {
             return Ok(false);
         }
-        let is_full = self.is_full_of_ids(limit);
-        taken(match self {
+        let is_full = self.is_full_of_named(limit);
+        take_capacity(match self {
             Self::Log(log) if is_full => (!log.has_sum_at(time)).into(),
             Self::Counter(counter) if is_full => counter.is_zero().into(),
             Self::Log(_) | Self::Counter(_) => 1,
         })?;
         match self {
-            Self::Log(log) if is_full => log.add(time, cost),
+            Self::Log(log) if is_full => log.add_to_sum(time, cost),
             Self::Counter(counter) if is_full => counter.add_at(at, now, window, cost),
-            Self::Log(log) => log.settle(time, cost, id),
-            Self::Counter(counter) => counter.held_mut().settle(time, cost, id),
+            Self::Log(log) => log.add_settled(time, cost, id),
+            Self::Counter(counter) => counter.named_mut().add_settled(time, cost, id),
         }
         Ok(true)
     }
 
-    /// Whether an admission is an entry of its own, under its id, where not every one is.
-    fn is_kept(&self, charge: &Charge, attempt: Attempt) -> bool {
-        (attempt.is_given || charge.lease_micros().is_some()) && !self.is_full_of_ids(charge.limit())
+    /// Whether an admission gets an entry of its own, under an algorithm that adds up others.
+    fn is_named(&self, charge: &Charge, context: CheckContext) -> bool {
+        (context.has_caller_id || charge.lease_micros().is_some()) && !self.is_full_of_named(charge.limit())
     }
 
-    /// Whether no more entries can have an id of their own.
-    fn is_full_of_ids(&self, limit: &Limit) -> bool {
+    /// Whether the key has as many entries with an id as are allowed.
+    fn is_full_of_named(&self, limit: &Limit) -> bool {
         limit.algorithm().kind() != Kind::Log && self.len() >= MOST_NAMED
     }
 }

@@ -23,7 +23,7 @@ use crate::{
     check::Check,
     decision::Decision,
     error::Error,
-    limiter::{FailureMode, Limiter, Undecided},
+    limiter::{AskStore, FailureMode, Limiter},
     store::Store,
 };
 
@@ -58,7 +58,7 @@ pin_project! {
     /// counter that all threads share.
     pub(crate) struct PendingDecision<S: Store> {
         #[pin]
-        undecided: Undecided<S>,
+        decision: AskStore<S>,
         mode: FailureMode,
         details: Option<Box<CheckDetails>>,
     }
@@ -66,15 +66,15 @@ pin_project! {
 
 impl<S: Store> PendingDecision<S> {
     #[inline]
-    pub(crate) fn new(undecided: Undecided<S>, mode: FailureMode, details: Option<Box<CheckDetails>>) -> Self {
-        Self { undecided, mode, details }
+    pub(crate) fn new(decision: AskStore<S>, mode: FailureMode, details: Option<Box<CheckDetails>>) -> Self {
+        Self { decision, mode, details }
     }
 
     /// Polls as a future does, with the limiter that has asked the store.
     pub(crate) fn poll(self: Pin<&mut Self>, limiter: &Limiter<S>, cx: &mut Context<'_>) -> Poll<Decided> {
         let mut this = self.project();
-        let outcome = ready!(this.undecided.as_mut().poll(limiter, cx)).map(Some);
-        let (details, waited) = (this.details.take(), this.undecided.waited());
+        let outcome = ready!(this.decision.as_mut().poll(limiter, cx)).map(Some);
+        let (details, waited) = (this.details.take(), this.decision.waited());
         Poll::Ready(Decided { outcome, mode: *this.mode, details, waited })
     }
 }

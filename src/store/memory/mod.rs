@@ -1,29 +1,24 @@
 //! The in-process store.
 //!
-//! 1. It obeys every rule of a decision but the shared clock: its own clock is monotonic, and tokio's. Its retry times are exact, however
-//!    much a key remembers.
+//! 1. It needs no runtime and no task, and decides at once, by a monotonic clock of its own. Its retry times are exact.
 //! 2. It remembers at most [`capacity`](MemoryStoreBuilder::capacity) admissions, and forgets none that is still in its
-//!    window: that would let somebody spend the same unit twice.
-//! 3. A limit gets more room only as long as it holds less than is free. So a limit can take half of what those before it
-//!    have left, and always leaves as much to others. Two that fill at once take a third each. Limits are told apart by their
-//!    names.
-//! 4. Where room is short, expired admissions are swept first, under every limit. Then the limits that hold the most get no
-//!    more: their admissions fail with an error, and the failure mode of the layer decides. They still refuse, and a key whose
-//!    admissions leave as fast as new ones come goes on.
-//! 5. So a client with endless keys, such as the addresses of an IPv6 network, cannot keep another limit from being
-//!    enforced. But new keys of the same limit fail while it is without room. Count such keys under a wider prefix, too, by
-//!    a limit of another name.
-//! 6. A settlement after its lease needs room as an admission does, and fails where there is none.
+//!    window, since a client could then spend the same unit twice.
+//! 3. A limit gets more capacity only as long as it holds less than is free. So one limit can take half of what is left, and
+//!    two that fill up together a third each. Limits are told apart by their names.
+//! 4. If the capacity is used up, expired admissions are swept first, under every limit. Then new admissions fail with an
+//!    error under the limits that hold the most, and the failure mode decides. These limits still refuse, and keys whose
+//!    admissions expire as fast as new ones come go on.
+//! 5. So a client with endless keys, such as the addresses of an IPv6 network, cannot stop the enforcement of another limit.
+//!    But new keys of the same limit fail meanwhile. To avoid that, count such clients under a wider prefix as well, by a
+//!    limit of another name.
+//! 6. A settlement after its lease needs capacity as an admission does.
 //! 7. Expired admissions are swept in passing, one shard at a time, in a cycle of one second as long as checks arrive.
-//! 8. It needs no runtime and no task, and decides at once.
 
-mod address;
-mod holding;
-mod room;
+mod capacity;
+mod keyed_window;
 mod shard;
-mod shared;
-mod slot;
 mod sweeps;
+mod table;
 
 use std::{
     fmt,
@@ -33,13 +28,13 @@ use std::{
     task::{Context, Poll},
 };
 
-use self::{room::Room, shared::Shared};
+use self::{capacity::Capacity, table::Table};
 use super::{
-    Store,
     clock::{Clock, ManualClock},
+    interface::Store,
 };
 use crate::{
-    check::Check,
+    check::{Charge, Check},
     decision::Decision,
     error::StoreError,
     key::Key,
@@ -47,14 +42,14 @@ use crate::{
     settlement::{Settled, Settlement},
 };
 
-/// Limits shared within one process. See the [crate docs](crate#stores).
+/// A store for limits within one process. See the [crate docs](crate#stores).
 ///
 /// Clones share what they remember.
 ///
 /// # In tests
 ///
-/// Unless it has a [clock](MemoryStoreBuilder::clock) of its own, a store goes by tokio's time. So a test that
-/// [pauses](https://docs.rs/tokio/latest/tokio/time/fn.pause.html) it has the windows in its hands:
+/// Unless it has a [clock](MemoryStoreBuilder::clock) of its own, a store uses tokio's time. So a test that
+/// [pauses](https://docs.rs/tokio/latest/tokio/time/fn.pause.html) it controls the windows:
 ///
 /// ```
 /// # /*
@@ -73,12 +68,11 @@ use crate::{
 /// }
 /// ```
 ///
-/// For a thread outside of the test's runtime, time is not paused. A test that has such threads uses a
-/// [`ManualClock`].
+/// Time is paused only on the thread of the test's runtime. A test with other threads uses a [`ManualClock`].
 #[derive(Clone)]
-pub struct MemoryStore(Arc<Shared>);
+pub struct MemoryStore(Arc<Table>);
 
-/// How to build a [`MemoryStore`].
+/// Builds a [`MemoryStore`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct MemoryStoreBuilder {
@@ -99,7 +93,7 @@ impl MemoryStore {
         MemoryStoreBuilder { capacity: 1_000_000, clock: None }
     }
 
-    /// The number of keys that are remembered, expired ones included until they are swept.
+    /// The number of remembered keys, including expired ones that are not swept yet.
     #[must_use]
     pub fn keys(&self) -> usize {
         self.0.keys()
@@ -107,28 +101,28 @@ impl MemoryStore {
 }
 
 impl MemoryStoreBuilder {
-    /// How many admissions to remember at most, about 24 bytes each. Default: 1,000,000.
+    /// The largest number of admissions to remember, about 24 bytes each. Default: 1,000,000.
     ///
-    /// A limit that is alone gets half of it, rounded up, and each further limit half of what is left then: so there is always
-    /// room for another limit. A limit without room still refuses, but fails where it would admit, and the failure mode
-    /// decides. It is without room when so many of its units, or keys, are in their windows at once. Give the store at least
-    /// twice what all limits together are expected to hold, and twice more for each limit that clients can fill.
+    /// A single limit gets half of it, rounded up, and each further limit half of the rest, so a new limit always finds
+    /// capacity. A limit that has used up its part still refuses, but fails if it would admit, and the failure mode decides.
+    /// Give the store at least twice the number of admissions that all limits together are expected to hold, and twice more
+    /// for each limit that clients can fill.
     pub fn capacity(mut self, admissions: usize) -> Self {
         self.capacity = admissions;
         self
     }
 
-    /// Decides by this clock instead of [tokio's](MemoryStore#in-tests): for tests.
+    /// Uses this clock instead of [tokio's](MemoryStore#in-tests): for tests.
     pub fn clock(mut self, clock: &ManualClock) -> Self {
         self.clock = Some(clock.clone());
         self
     }
 
-    /// The store.
+    /// Builds the store.
     #[must_use]
     pub fn build(self) -> MemoryStore {
         let clock = self.clock.map_or_else(Clock::monotonic, Clock::Manual);
-        MemoryStore(Arc::new(Shared::new(clock, Room::new(self.capacity))))
+        MemoryStore(Arc::new(Table::new(clock, Capacity::new(self.capacity))))
     }
 }
 
@@ -150,12 +144,12 @@ impl Store for MemoryStore {
     }
 
     fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
-        self.0.reset(&limit, &key);
+        self.0.reset(&Charge::of_nothing(limit, key));
         ready(Ok(()))
     }
 }
 
-/// The future of a [`MemoryStore`]'s decision: it decides when it is first polled, and is then ready.
+/// The future of a [`MemoryStore`]'s decision. It decides when it is first polled, and is then ready.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
 pub struct MemoryDecide {
@@ -180,11 +174,11 @@ impl Default for MemoryStore {
 
 impl fmt::Debug for MemoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let room = self.0.room();
+        let capacity = self.0.capacity();
         f.debug_struct("MemoryStore")
-            .field("capacity", &room.capacity())
-            .field("admissions", &room.taken())
-            .field("limits", &room.limits())
+            .field("capacity", &capacity.admissions())
+            .field("admissions", &capacity.taken())
+            .field("limits", &capacity.limits())
             .finish_non_exhaustive()
     }
 }

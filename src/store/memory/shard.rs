@@ -1,215 +1,238 @@
-//! One lock's worth of slots.
+//! The records under one lock.
 
 use std::sync::Arc;
 
 use hashbrown::HashTable;
 
 use super::{
-    address::{Address, Place},
-    holding::{Holding, Holdings},
-    room::{Full, Room},
-    slot::{Look, Outcome, Slot, Standing},
+    capacity::{Capacity, LimitUsage, LimitUsages, OutOfCapacity},
+    keyed_window::{Figures, KeyedWindow, Preview},
 };
 use crate::{
+    algorithm::Algorithm,
     check::Charge,
-    settlement::{Account, Settlement},
-    window::Attempt,
+    key::Key,
+    window::{ChargeSettlement, CheckContext},
 };
 
-/// Slots in which something is counted: what is refused or free leaves none behind.
+/// The records of keys that have units counted: a refused or free check adds none.
 #[derive(Debug, Default)]
 pub(super) struct Shard {
-    places: HashTable<Place>,
-    /// Those of the limits that have places here, so that a new key does not meet other shards' keys.
-    holdings: Holdings,
+    records: HashTable<Record>,
+    /// Of the limits that have records here, so that a new key needs no lock that all shards share.
+    usages: LimitUsages,
+}
+
+/// One limit and key: two cache lines, and no third that it begins or ends in. It is found by the digest of the limit's
+/// name and the key.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Record {
+    digest: u64,
+    key: Key,
+    algorithm: Algorithm,
+    /// Of all keys under the limit's name.
+    usage: Arc<LimitUsage>,
+    window: KeyedWindow,
 }
 
 impl Shard {
-    /// Decides a charge that is alone in its check, and says when it was counted if it was before.
+    /// Decides a charge that is alone in its check, and returns when it was counted if that was before.
     pub(super) fn decide(
         &mut self,
-        address: Address<'_>,
+        digest: u64,
         charge: &Charge,
-        attempt: Attempt,
-        room: &Room,
-    ) -> Result<(Standing, Option<u64>), Full> {
-        if let Some(Place { slot, holding, .. }) = self.find(address) {
-            return slot.decide(charge, attempt, |gone, new| room.exchange(holding, gone, new));
+        context: CheckContext,
+        capacity: &Capacity,
+    ) -> Result<(Figures, Option<u64>), OutOfCapacity> {
+        if let Some(Record { window, usage, .. }) = self.find(digest, charge) {
+            return window.decide(charge, context, |gone, new| capacity.try_change(usage, gone, new));
         }
-        let (mut slot, mut holding) = (Slot::new(charge.limit()), None);
-        let decided = slot.decide(charge, attempt, |gone, new| {
+        let (mut window, mut usage) = (KeyedWindow::new(charge.limit()), None);
+        let decided = window.decide(charge, context, |gone, new| {
             if new == 0 {
                 return Ok(());
             }
-            room.exchange(holding.insert(self.new_holding(address, room)), gone, new)
+            capacity.try_change(usage.insert(self.usage(charge, capacity)), gone, new)
         })?;
-        self.keep(address, slot, holding);
+        self.insert(digest, charge, window, usage);
         Ok(decided)
     }
 
     /// Looks at a charge that is decided together with others.
-    pub(super) fn look(&mut self, address: Address<'_>, charge: &Charge, attempt: Attempt) -> Look {
-        match self.find(address) {
-            Some(place) => place.slot.look(charge, attempt),
-            None => Slot::new(charge.limit()).look(charge, attempt),
+    pub(super) fn preview(&mut self, digest: u64, charge: &Charge, context: CheckContext) -> Preview {
+        match self.find(digest, charge) {
+            Some(record) => record.window.preview(charge, context),
+            None => KeyedWindow::new(charge.limit()).preview(charge, context),
         }
     }
 
-    /// How a charge stands in a check that is refused, by it or by another charge.
-    pub(super) fn refuse(
+    /// The figures of a charge in a check that is not counted: it is refused, or was counted before.
+    pub(super) fn pass_over(
         &mut self,
-        address: Address<'_>,
+        digest: u64,
         charge: &Charge,
-        attempt: Attempt,
-        look: &Look,
-        room: &Room,
-    ) -> Standing {
-        match self.find(address) {
-            Some(Place { slot, holding, .. }) => {
-                room.give_back(holding, look.gone);
-                slot.refuse(charge, attempt)
+        context: CheckContext,
+        (preview, is_refused): (&Preview, bool),
+        capacity: &Capacity,
+    ) -> Figures {
+        let figures = |window: &mut KeyedWindow| {
+            if is_refused { window.refuse(charge, context) } else { window.figures(charge, context.now, None) }
+        };
+        match self.find(digest, charge) {
+            Some(Record { window, usage, .. }) => {
+                capacity.give_back(usage, preview.gone);
+                figures(window)
             }
-            None => Slot::new(charge.limit()).refuse(charge, attempt),
+            None => figures(&mut KeyedWindow::new(charge.limit())),
         }
     }
 
-    /// How a charge stands in a check that was counted before.
-    pub(super) fn stand(
-        &mut self,
-        address: Address<'_>,
-        charge: &Charge,
-        attempt: Attempt,
-        look: &Look,
-        room: &Room,
-    ) -> Standing {
-        match self.find(address) {
-            Some(Place { slot, holding, .. }) => {
-                room.give_back(holding, look.gone);
-                slot.stand(charge, attempt)
-            }
-            None => Standing::default(),
-        }
-    }
-
-    /// Counts a charge of a check that is admitted, and says how it stands then.
+    /// Counts a charge of a check that is admitted.
     pub(super) fn admit(
         &mut self,
-        address: Address<'_>,
+        digest: u64,
         charge: &Charge,
-        attempt: Attempt,
-        look: Look,
-        room: &Room,
-    ) -> Standing {
-        if let Some(Place { slot, holding, .. }) = self.find(address) {
-            room.change(holding, look.gone, look.new);
-            return slot.admit(charge, attempt);
+        context: CheckContext,
+        preview: Preview,
+        capacity: &Capacity,
+    ) -> Figures {
+        if let Some(Record { window, usage, .. }) = self.find(digest, charge) {
+            capacity.change(usage, preview.gone, preview.new);
+            return window.admit(charge, context);
         }
-        let mut slot = Slot::new(charge.limit());
-        let standing = slot.admit(charge, attempt);
-        if !slot.is_empty() {
-            let holding = look.holding.unwrap_or_else(|| self.new_holding(address, room));
-            room.change(&holding, look.gone, look.new);
-            self.keep(address, slot, Some(holding));
+        let mut window = KeyedWindow::new(charge.limit());
+        let figures = window.admit(charge, context);
+        if !window.is_empty() {
+            let usage = preview.usage.unwrap_or_else(|| self.usage(charge, capacity));
+            capacity.change(&usage, preview.gone, preview.new);
+            self.insert(digest, charge, window, Some(usage));
         }
-        standing
+        figures
     }
 
-    /// Sets what an admission has cost.
+    /// Sets the actual cost of an admission, and returns whether it was known.
     pub(super) fn settle(
         &mut self,
-        address: Address<'_>,
+        digest: u64,
         now: u64,
-        settlement: &Settlement,
-        account: Account<'_>,
-        room: &Room,
-    ) -> Result<Outcome, Full> {
-        if let Some(Place { slot, holding, .. }) = self.find(address) {
-            let outcome = slot.settle(now, settlement, account, |gone, new| room.exchange(holding, gone, new));
-            if slot.is_empty() {
-                self.remove(address, room);
+        settlement: ChargeSettlement<'_>,
+        capacity: &Capacity,
+    ) -> Result<(Figures, bool), OutOfCapacity> {
+        let charge = settlement.charge;
+        if let Some(Record { window, usage, .. }) = self.find(digest, charge) {
+            let take_capacity = |gone, new| capacity.try_change(usage, gone, new);
+            let settled = window.settle(now, settlement, take_capacity);
+            if window.is_empty() {
+                self.remove(digest, charge, capacity);
             }
-            return outcome;
+            return settled;
         }
-        let (mut slot, mut holding) = (Slot::new(account.charge().limit()), None);
-        let outcome = slot.settle(now, settlement, account, |gone, new| {
+        let (mut window, mut usage) = (KeyedWindow::new(charge.limit()), None);
+        let settled = window.settle(now, settlement, |gone, new| {
             if new == 0 {
                 return Ok(());
             }
-            room.exchange(holding.insert(self.new_holding(address, room)), gone, new)
+            capacity.try_change(usage.insert(self.usage(charge, capacity)), gone, new)
         })?;
-        self.keep(address, slot, holding);
-        Ok(outcome)
+        self.insert(digest, charge, window, usage);
+        Ok(settled)
     }
 
-    /// Forgets a key under a limit.
-    pub(super) fn remove(&mut self, address: Address<'_>, room: &Room) {
-        if let Ok(place) = self.places.find_entry(address.hash(), |place| place.is_at(address)) {
-            let Place { slot, holding, .. } = place.remove().0;
-            room.give_back(&holding, slot.entries());
+    /// Forgets the key of a charge under its limit.
+    pub(super) fn remove(&mut self, digest: u64, charge: &Charge, capacity: &Capacity) {
+        if let Ok(record) = self.records.find_entry(digest, |record| record.is_of(digest, charge)) {
+            let Record { window, usage, .. } = record.remove().0;
+            capacity.give_back(&usage, window.entries());
         }
     }
 
-    /// Exchanges the room of what is gone for that of what is new, and returns the holding if there is no place yet.
-    pub(super) fn exchange(
+    /// Takes capacity for `new` entries and gives back that of those that are gone. Returns the usage if there is no record
+    /// yet.
+    pub(super) fn take_capacity(
         &mut self,
-        address: Address<'_>,
+        digest: u64,
+        charge: &Charge,
         (gone, new): (usize, usize),
-        room: &Room,
-    ) -> Result<Option<Arc<Holding>>, Full> {
-        if let Some(place) = self.find(address) {
-            room.exchange(&place.holding, gone, new)?;
+        capacity: &Capacity,
+    ) -> Result<Option<Arc<LimitUsage>>, OutOfCapacity> {
+        if let Some(record) = self.find(digest, charge) {
+            capacity.try_change(&record.usage, gone, new)?;
             return Ok(None);
         }
         if new == 0 {
             return Ok(None);
         }
-        let holding = self.new_holding(address, room);
-        room.exchange(&holding, gone, new)?;
-        Ok(Some(holding))
+        let usage = self.usage(charge, capacity);
+        capacity.try_change(&usage, gone, new)?;
+        Ok(Some(usage))
     }
 
-    /// Gives back room that was taken, or of what is gone.
-    pub(super) fn give_back(&mut self, address: Address<'_>, holding: Option<&Holding>, entries: usize, room: &Room) {
-        if let Some(holding) = holding.or_else(|| self.find(address).map(|place| &*place.holding)) {
-            room.give_back(holding, entries);
+    /// Gives back the capacity that was taken for a charge.
+    pub(super) fn give_back(&mut self, digest: u64, charge: &Charge, taken: &Preview, capacity: &Capacity) {
+        let usage = taken.usage.as_deref();
+        if let Some(usage) = usage.or_else(|| self.find(digest, charge).map(|record| &*record.usage)) {
+            capacity.give_back(usage, taken.new);
         }
     }
 
-    /// The holding of an address that has no place yet.
-    fn new_holding(&mut self, address: Address<'_>, room: &Room) -> Arc<Holding> {
-        self.holdings.of(address.limit(), || room.holding(address.limit()))
+    /// The usage of a charge that has no record yet.
+    fn usage(&mut self, charge: &Charge, capacity: &Capacity) -> Arc<LimitUsage> {
+        self.usages.get_or_insert_with(charge.limit(), || capacity.usage(charge.limit()))
     }
 
     #[inline]
-    fn find(&mut self, address: Address<'_>) -> Option<&mut Place> {
-        self.places.find_mut(address.hash(), |place| place.is_at(address))
+    fn find(&mut self, digest: u64, charge: &Charge) -> Option<&mut Record> {
+        self.records.find_mut(digest, |record| record.is_of(digest, charge))
     }
 
-    /// Keeps a slot that has no place yet, if there is anything in it: then it has taken room of a holding.
-    fn keep(&mut self, address: Address<'_>, slot: Slot, holding: Option<Arc<Holding>>) {
-        if let Some(holding) = holding.filter(|_| !slot.is_empty()) {
-            self.places.insert_unique(address.hash(), Place::new(address, slot, holding), Place::hash);
+    /// Inserts a new record if it has entries: then capacity was taken for them.
+    fn insert(&mut self, digest: u64, charge: &Charge, window: KeyedWindow, usage: Option<Arc<LimitUsage>>) {
+        if let Some(usage) = usage.filter(|_| !window.is_empty()) {
+            let (key, algorithm) = (charge.key().clone(), charge.limit().algorithm());
+            let record = Record { digest, key, algorithm, usage, window };
+            self.records.insert_unique(digest, record, |record| record.digest);
         }
     }
 
-    /// Drops what has expired, under every limit and for every key, and says whether that was anything.
-    pub(super) fn sweep(&mut self, now: u64, room: &Room) -> bool {
+    /// Drops all expired entries, and returns whether there were any.
+    pub(super) fn sweep(&mut self, now: u64, capacity: &Capacity) -> bool {
         let mut is_any = false;
-        self.places.retain(|Place { slot, holding, .. }| {
-            let gone = slot.sweep(now);
-            room.give_back(holding, gone);
+        self.records.retain(|Record { window, usage, .. }| {
+            let gone = window.sweep(now);
+            capacity.give_back(usage, gone);
             is_any |= gone > 0;
-            !slot.is_empty()
+            !window.is_empty()
         });
-        // Gives back memory that a crowd of keys left behind.
-        if self.places.capacity() / 4 > self.places.len() {
-            self.places.shrink_to_fit(Place::hash);
+        // Gives back the memory of a crowd of keys.
+        if self.records.capacity() / 4 > self.records.len() {
+            self.records.shrink_to_fit(|record| record.digest);
         }
-        self.holdings.forget_empty();
+        self.usages.forget_unused();
         is_any
     }
 
     pub(super) fn keys(&self) -> usize {
-        self.places.len()
+        self.records.len()
+    }
+}
+
+impl Record {
+    #[inline]
+    fn is_of(&self, digest: u64, charge: &Charge) -> bool {
+        self.digest == digest
+            && self.key == *charge.key()
+            && self.usage.is_of(charge.limit())
+            && self.algorithm == charge.limit().algorithm()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_two_cache_lines() {
+        assert_eq!(size_of::<Record>(), 128);
     }
 }

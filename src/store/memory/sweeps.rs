@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
-/// Many locks, so that threads seldom meet at one.
+/// Many locks, so that threads seldom wait for each other.
 pub(super) const SHARDS: usize = 64;
 
 /// All shards are swept within this time, in microseconds, as long as checks arrive.
@@ -13,37 +13,35 @@ const CYCLE: u64 = 1_000_000;
 
 #[derive(Debug)]
 pub(super) struct Sweeps {
-    /// When the next shard is to be swept.
-    next: AtomicU64,
-    /// Which one that is.
-    turn: AtomicUsize,
-    /// When each was swept last.
+    due: AtomicU64,
+    next_shard: AtomicUsize,
+    /// When each shard was last swept.
     swept: [AtomicU64; SHARDS],
 }
 
 impl Sweeps {
     pub(super) fn new() -> Self {
         let never = || AtomicU64::new(0);
-        Self { next: never(), turn: AtomicUsize::new(0), swept: array::from_fn(|_| never()) }
+        Self { due: never(), next_shard: AtomicUsize::new(0), swept: array::from_fn(|_| never()) }
     }
 
-    /// The shard whose turn it is, if it is time.
-    pub(super) fn turn(&self, now: u64) -> Option<usize> {
-        let due = self.next.load(Ordering::Relaxed);
+    /// The next shard, if it is due.
+    pub(super) fn next_due(&self, now: u64) -> Option<usize> {
+        let due = self.due.load(Ordering::Relaxed);
         let next = now.saturating_add(CYCLE / SHARDS as u64);
-        // A due time far ahead is left over from a clock that has stepped back.
+        // A time far ahead is left over from before the clock stepped back.
         let is_due = due <= now || due > next;
-        if !is_due || self.next.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+        if !is_due || self.due.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return None;
         }
-        Some(self.turn.fetch_add(1, Ordering::Relaxed) % SHARDS)
+        Some(self.next_shard.fetch_add(1, Ordering::Relaxed) % SHARDS)
     }
 
     pub(super) fn has_swept(&self, shard: usize, now: u64) {
         self.swept[shard].store(now, Ordering::Relaxed);
     }
 
-    /// Whether a shard has not been swept for a whole cycle. The one that is told so sweeps it.
+    /// Whether a shard has not been swept for a whole cycle. The first caller to ask gets `true`, and has to sweep it.
     pub(super) fn is_overdue(&self, shard: usize, now: u64) -> bool {
         let swept = self.swept[shard].load(Ordering::Relaxed);
         let is_overdue = swept > now || now - swept >= CYCLE;

@@ -35,7 +35,7 @@ use self::{
     connect::ServerAddress,
     dispatch::{Dispatcher, Dispatchers, Pending, cross_slot},
 };
-use super::{Store, local_state::LocalState};
+use super::{interface::Store, local_state::LocalState};
 use crate::{
     check::Check,
     decision::Decision,

@@ -20,9 +20,8 @@ use super::{
 use crate::{
     algorithm::Kind,
     check::Charge,
-    digest::Digester,
+    digest::{Digester, Prehashed},
     error::StoreError,
-    prehashed::Prehashed,
     store::{
         clock::{Clock, ManualClock},
         local_state::LocalState,
@@ -57,7 +56,7 @@ impl TimeSource {
 
     /// A local state whose clock runs as fast.
     pub(crate) fn local_state(&self) -> LocalState {
-        LocalState::by(match self {
+        LocalState::on(match self {
             Self::Server | Self::System => Clock::monotonic(),
             Self::Manual(clock) => Clock::Manual(clock.clone()),
         })

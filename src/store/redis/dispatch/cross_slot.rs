@@ -210,7 +210,7 @@ impl KnownStatuses {
         {
             let untaken = LimitStatus::new(charge, status.used(), status.reset_after(), None);
             let untaken = untaken.with_reserved(status.reserved(), Duration::ZERO);
-            self.0[*index] = if charge.can_refuse() { untaken.until_something_leaves(charge) } else { untaken };
+            self.0[*index] = if charge.can_refuse() { untaken.refused_until_reset(charge) } else { untaken };
         }
     }
 

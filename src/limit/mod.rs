@@ -1,12 +1,10 @@
-//! A limit: how many units in which window, under which name.
+//! Limits: a number of units, a window and a name.
 //!
-//! 1. A limit of `n` units in a window `W` means: for every instant `x`, the units admitted in `(x − W, x]` never
-//!    exceed `n`. There is no window boundary to wait for or to exploit.
-//! 2. The name is part of the key under which a store remembers units, so two limits of one name share their units
-//!    for the same key. Give one name one window everywhere.
-//! 3. It counts by an exact log, unless it is told to count by another [algorithm](crate::algorithm).
-//! 4. Units run from 1 to [`Limit::MAX_UNITS`], windows from 1 ms to 365 days, names are 1 to 64 characters out of
-//!    `A-Z a-z 0-9 _ . -`.
+//! 1. A limit of `n` units in a window `W` means that no span of length `W` ever admits more than `n` units: for every instant
+//!    `x`, the units admitted in `(x − W, x]` never exceed `n`. There is no window boundary to wait for or to exploit.
+//! 2. Two limits of one name share their units for the same key. Give one name one window everywhere.
+//! 3. A limit counts by an exact log, unless you choose another [algorithm](crate::algorithm).
+//! 4. Units are 1 to [`Limit::MAX_UNITS`], windows 1 ms to 365 days, names 1 to 64 characters of `A-Z a-z 0-9 _ . -`.
 //!
 //! ```
 //! use std::time::Duration;
@@ -21,22 +19,20 @@
 //! assert!(error.to_string().contains("up stream"));
 //! ```
 
+pub(crate) mod errors;
+
 use std::{borrow::Cow, error, fmt, num::NonZeroU32, time::Duration};
 
 use crate::algorithm::Algorithm;
 
-/// How many units in which window, under which name. See the [module docs](self).
+/// A number of units, a window and a name. See the [module docs](self).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Limit {
     name: Cow<'static, str>,
     units: u64,
-    window: Window,
+    window_micros: u64,
     algorithm: Algorithm,
 }
-
-/// A checked window in microseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Window(u64);
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -44,41 +40,43 @@ const HOUR: Duration = Duration::from_secs(60 * 60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Limit {
-    /// The largest number of units, 2^52: Redis scripts count in doubles, and a limit plus one cost must stay exact.
+    /// The largest number of units, 2^52: Redis scripts count in doubles, and a limit plus a cost must be exact.
     pub const MAX_UNITS: u64 = 1 << 52;
     /// The shortest window, 1 ms.
     pub const MIN_WINDOW: Duration = Duration::from_millis(1);
     /// The longest window, 365 days.
     pub const MAX_WINDOW: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-    /// A limit from values that are not known before run time. A window is rounded up to whole microseconds.
+    /// A limit from values that are not known before run time. The window is rounded up to microseconds.
     ///
     /// # Errors
     ///
-    /// [`InvalidLimit`], naming the value, when the name, the units or the window is outside the [rules](self).
+    /// [`InvalidLimit`], naming the value, if the name, the units or the window is outside the [rules](self).
     pub fn new(name: impl Into<Cow<'static, str>>, units: u64, window: Duration) -> Result<Self, InvalidLimit> {
         let name = name.into();
         match Problem::of(&name, units, window) {
-            None => Ok(Self { name, units, window: Window::rounded_up(window), algorithm: Algorithm::log() }),
+            None => Ok(Self { name, units, window_micros: micros_rounded_up(window), algorithm: Algorithm::log() }),
             Some(problem) => Err(InvalidLimit { problem, name: name.into_owned(), units, window }),
         }
     }
 
-    /// A limit on literals. In a `const`, a value outside the [rules](self) does not compile.
+    /// A limit from literals.
     ///
     /// # Panics
     ///
-    /// Where it is built at run time from a value outside the rules. For such values there is [`Limit::new`].
+    /// If a value is outside the [rules](self). In a `const`, that does not compile. For values that are not known before run
+    /// time there is [`Limit::new`].
     #[must_use]
     #[track_caller]
     pub const fn per(name: &'static str, units: u64, window: Duration) -> Self {
         if let Some(problem) = Problem::of(name, units, window) {
             panic!("{}", problem.rule());
         }
-        Self { name: Cow::Borrowed(name), units, window: Window::rounded_up(window), algorithm: Algorithm::log() }
+        let window_micros = micros_rounded_up(window);
+        Self { name: Cow::Borrowed(name), units, window_micros, algorithm: Algorithm::log() }
     }
 
-    /// So many units in any second.
+    /// A limit for any second.
     ///
     /// # Panics
     ///
@@ -89,7 +87,7 @@ impl Limit {
         Self::per(name, units, SECOND)
     }
 
-    /// So many units in any 60 seconds.
+    /// A limit for any 60 seconds.
     ///
     /// # Panics
     ///
@@ -100,7 +98,7 @@ impl Limit {
         Self::per(name, units, MINUTE)
     }
 
-    /// So many units in any 60 minutes.
+    /// A limit for any 60 minutes.
     ///
     /// # Panics
     ///
@@ -111,7 +109,7 @@ impl Limit {
         Self::per(name, units, HOUR)
     }
 
-    /// So many units in any 24 hours.
+    /// A limit for any 24 hours.
     ///
     /// # Panics
     ///
@@ -122,31 +120,31 @@ impl Limit {
         Self::per(name, units, DAY)
     }
 
-    /// The same limit, counted in another way. Default: [`Algorithm::log`], which is exact.
+    /// The same limit with another algorithm. Default: [`Algorithm::log`], which is exact.
     #[must_use]
     pub const fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = algorithm;
         self
     }
 
-    /// The same limit of so many units, at most its own, if that is a limit.
+    /// The same limit with at most so many units; `None` for 0.
     pub(crate) fn of_units(&self, units: u64) -> Option<Self> {
         (units > 0).then(|| Self { units: units.min(self.units), ..self.clone() })
     }
 
-    /// The limit of one of so many parts, which are no more than its units.
+    /// The limit of one of so many parts. There are no more parts than units.
     pub(crate) const fn of_part(mut self, parts: NonZeroU32) -> Self {
         self.units /= parts.get() as u64;
         self
     }
 
-    /// The name, which stores, headers and logs use.
+    /// The name in stores, headers and log lines.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The name as a map's key: a name that was a literal is not copied.
+    /// The name, without a copy if it is a literal.
     pub(crate) fn shared_name(&self) -> Cow<'static, str> {
         self.name.clone()
     }
@@ -160,39 +158,36 @@ impl Limit {
     /// The length of the window, exact to the microsecond.
     #[must_use]
     pub const fn window(&self) -> Duration {
-        Duration::from_micros(self.window.0)
+        Duration::from_micros(self.window_micros)
     }
 
-    /// How the units are counted.
+    /// The algorithm.
     #[must_use]
     pub const fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
-    /// The window in microseconds, the unit of all arithmetic inside.
     pub(crate) const fn window_micros(&self) -> u64 {
-        self.window.0
+        self.window_micros
     }
 
-    /// The most that can be counted at once of what has been spent: with more, nothing is left all the same.
+    /// The highest cost of spent units. Any higher cost would use up the limit as well.
     pub(crate) fn most_spent(&self) -> u64 {
         self.units.max(1 << 32)
     }
 
-    /// The time under which an admission of `now` is remembered: until a window after it the admission counts.
+    /// The time of the entry for an admission of `now`. The admission counts until a window after it.
     pub(crate) fn recorded_at(&self, now: u64) -> u64 {
-        self.algorithm.kind().recorded_at(now, self.window.0)
+        self.algorithm.kind().recorded_at(now, self.window_micros)
     }
 }
 
-impl Window {
-    /// Rounding down would let a unit leave before its window has passed.
-    const fn rounded_up(window: Duration) -> Self {
-        Self(window.as_nanos().div_ceil(1_000) as u64)
-    }
+/// Rounded up, since a unit would otherwise leave before its window has passed.
+const fn micros_rounded_up(window: Duration) -> u64 {
+    window.as_nanos().div_ceil(1_000) as u64
 }
 
-/// A limit that cannot be: the error of [`Limit::new`], naming the offending value.
+/// The error of [`Limit::new`], naming the invalid value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidLimit {
     problem: Problem,
@@ -230,7 +225,7 @@ impl Problem {
     }
 }
 
-/// Whether `text` is 1 to 64 characters of `[A-Za-z0-9_.-]`: what may stand in a Redis key or a header as it is.
+/// Whether `text` is 1 to 64 characters of `[A-Za-z0-9_.-]`, which need no escapes in Redis keys and headers.
 pub(crate) const fn is_fixed_alphabet(text: &str) -> bool {
     let bytes = text.as_bytes();
     let mut at = 0;
@@ -267,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_range_is_named() {
+    fn an_error_names_the_value_that_is_out_of_range() {
         let (second, year) = (Duration::from_secs(1), Limit::MAX_WINDOW);
         for (name, units, window, named) in [
             ("", 1, second, "\"\""),

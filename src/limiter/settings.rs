@@ -1,0 +1,133 @@
+//! A limiter and its settings.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    deadline::{Deadline, TimeLimit},
+    failure::{LocalStore, Share},
+    lines::Lines,
+};
+use crate::{
+    decision::RETRY_RESERVED_AFTER,
+    store::{Breaker, DenyCache, LocalState, Refusals, SharedBreaker, Store},
+};
+
+const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
+
+/// A store with a deadline, a deny cache, a breaker, and a share for when the store fails. Cheap to clone; clones share all
+/// of it. See the [module docs](super).
+#[derive(Clone, Debug)]
+pub struct Limiter<S> {
+    pub(super) core: Arc<Core<S>>,
+    pub(super) share: Option<Share>,
+}
+
+/// The shared part of a limiter. Changing a setting copies it.
+#[derive(Clone, Debug)]
+pub(super) struct Core<S> {
+    pub(super) store: S,
+    pub(super) deadline: Duration,
+    pub(super) retry_reserved_after: Duration,
+    /// `None` if no refusal is remembered.
+    pub(super) refusals: Option<Arc<Refusals>>,
+    pub(super) breaker: SharedBreaker,
+    pub(super) lines: Lines,
+    pub(super) local: LocalStore,
+}
+
+impl<S: Store> Limiter<S> {
+    /// A limiter on `store` with a deadline of 50 ms. It uses the deny cache and the breaker of the store's
+    /// [local state](Store::local_state), if it has one.
+    #[must_use]
+    pub fn new(store: S) -> Self {
+        let (refusals, breaker) = (
+            store.local_state().map(LocalState::refusals),
+            store.local_state().map_or_else(|| SharedBreaker::new(Breaker::new()), LocalState::breaker),
+        );
+        let core = Core {
+            store,
+            deadline: DEFAULT_DEADLINE,
+            retry_reserved_after: RETRY_RESERVED_AFTER,
+            refusals,
+            breaker,
+            lines: Lines::default(),
+            local: LocalStore::default(),
+        };
+        Self { core: Arc::new(core), share: None }
+    }
+
+    /// Sets how long any call to the store may take. Default: 50 ms.
+    #[must_use]
+    pub fn deadline(self, deadline: Duration) -> Self {
+        self.set(|core| core.deadline = deadline)
+    }
+
+    /// Sets the retry time of a check that only [reserved](crate::Charge::reserve) units refuse, since they may be given
+    /// back at any time. Default: one second. It is shorter if a lease ends before, and longer if other units refuse for
+    /// longer: see the rules of a [`decision`](crate::decision).
+    ///
+    /// [`acquire`](Self::acquire) asks again after this time, and a [`DenyCache`] remembers such a refusal for no longer.
+    #[must_use]
+    pub fn retry_reserved_after(self, wait: Duration) -> Self {
+        self.set(|core| core.retry_reserved_after = wait)
+    }
+
+    /// Gives this limiter and its clones a deny cache of their own. Default: that of the store, with the settings of
+    /// [`DenyCache::new`].
+    #[must_use]
+    pub fn deny_cache(self, deny_cache: DenyCache) -> Self {
+        self.set(|core| core.refusals = core.store.local_state().and_then(|state| state.own_refusals(deny_cache)))
+    }
+
+    /// Gives this limiter and its clones a breaker of their own. Default: that of the store, with the settings of
+    /// [`Breaker::new`].
+    #[must_use]
+    pub fn breaker(self, breaker: Breaker) -> Self {
+        self.set(|core| core.breaker = SharedBreaker::new(breaker))
+    }
+
+    /// Decides in this process, under a share of each limit, while the store cannot. Default: a failure of the store is an
+    /// [`Error`](crate::Error).
+    ///
+    /// ```
+    /// # #[cfg(feature = "redis")]
+    /// # async fn call() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tower_sliding_window::{Limit, Limiter, RedisStore, Share};
+    ///
+    /// let store = RedisStore::builder("redis://127.0.0.1:6379").build()?;
+    /// let limiter = Limiter::new(store).fail_local(Share::one_of(8));
+    /// let decision = limiter.check(&Limit::per_day("upstream", 9_500), "account-7", 1).await?;
+    /// if let Some(error) = decision.local_cause() {
+    ///     println!("{} of this process's share left: {error}", decision.remaining());
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn fail_local(self, share: Share) -> Self {
+        self.with_share(Some(share))
+    }
+
+    /// Sets or removes the share under which this process decides in the store's place.
+    pub(crate) fn with_share(self, share: Option<Share>) -> Self {
+        Self { share, ..self }
+    }
+
+    pub(crate) fn share(&self) -> Option<Share> {
+        self.share
+    }
+
+    fn set(mut self, change: impl FnOnce(&mut Core<S>)) -> Self {
+        change(Arc::make_mut(&mut self.core));
+        self
+    }
+
+    /// Gives a future that is no decision the limiter's deadline.
+    pub(crate) fn within<F>(&self, future: F) -> Deadline<F> {
+        self.within_after(future, Duration::ZERO)
+    }
+
+    /// The same, for a request that has `waited` already.
+    pub(crate) fn within_after<F>(&self, future: F, waited: Duration) -> Deadline<F> {
+        Deadline::new(future, TimeLimit::new(self.core.deadline, waited))
+    }
+}

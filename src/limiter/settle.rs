@@ -1,0 +1,204 @@
+//! Reservations, settlements, resets and pauses.
+
+use std::{fmt, future::Future, pin::pin, time::Duration};
+
+use super::settings::Limiter;
+use crate::{
+    check::{Charge, Check},
+    decision::Decision,
+    error::{Error, StoreError},
+    key::Key,
+    limit::Limit,
+    metrics,
+    settlement::{Settled, Settlement},
+    store::Store,
+};
+
+/// Units that are reserved until they are settled: made by [`Limiter::reserve`].
+///
+/// It can travel with whatever spends the units, such as the body of a streamed response: see the example `llm_tokens`.
+/// Dropped without a settlement, the units count until the lease ends, and are then given back.
+#[must_use = "a reservation counts at its estimate until it is settled"]
+pub struct Reservation<S> {
+    limiter: Limiter<S>,
+    check: Check,
+    decision: Decision,
+}
+
+impl<S: Store> Reservation<S> {
+    /// The decision that admitted the reservation.
+    pub fn decision(&self) -> &Decision {
+        &self.decision
+    }
+
+    /// Sets the actual cost, which may be higher, lower, or zero. Sent again, it counts once. After the lease it still counts
+    /// the used units, as long as the admission would be in its window: see [`was_applied`](Settled::was_applied).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
+    /// failed repeatedly. It may be tried again.
+    pub async fn settle(&self, cost: u64) -> Result<Settled, Error> {
+        self.limiter.settle(Settlement::new(self.check.clone(), &self.decision, |_| Some(cost))).await
+    }
+
+    /// Gives back all reserved units.
+    ///
+    /// # Errors
+    ///
+    /// As [`settle`](Self::settle).
+    pub async fn release(&self) -> Result<Settled, Error> {
+        self.settle(0).await
+    }
+}
+
+impl<S: Store> Limiter<S> {
+    /// Reserves `cost` units of `limit`, at least one, for `key`: for work whose cost is known only afterwards. The inner
+    /// error is the refusal.
+    ///
+    /// Units that are not settled are given back when the lease ends, at the latest with the window. A later settlement still
+    /// counts the used units, but others may have been admitted in their place.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Limit, Limiter, MemoryStore};
+    ///
+    /// const TOKENS: Limit = Limit::per_hour("tokens", 10_000);
+    ///
+    /// let limiter = Limiter::new(MemoryStore::new());
+    /// match limiter.reserve(&TOKENS, "ada", 2_000, Duration::from_secs(120)).await? {
+    ///     Ok(reservation) => {
+    ///         let used = 1_234; // as the response says
+    ///         reservation.settle(used).await?;
+    ///     }
+    ///     Err(refused) => println!("come back in {:?}", refused.retry_after()),
+    /// }
+    /// assert_eq!(limiter.peek(&TOKENS, "ada").await?.used(), 1_234);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`check`](Self::check).
+    pub async fn reserve(
+        &self,
+        limit: &Limit,
+        key: impl Into<Key>,
+        cost: u64,
+        lease: Duration,
+    ) -> Result<Result<Reservation<S>, Decision>, Error> {
+        let check = Check::new(Charge::new(limit.clone(), key, cost.max(1))?.reserve(lease));
+        let decision = self.check_all(check.clone()).await?;
+        let is_allowed = decision.is_allowed();
+        Ok(if is_allowed { Ok(Reservation { limiter: self.clone(), check, decision }) } else { Err(decision) })
+    }
+
+    /// Sets the actual cost of an admitted check, or gives it back: see [`settlement`](crate::settlement).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
+    /// failed repeatedly. It may be tried again.
+    pub async fn settle(&self, settlement: Settlement) -> Result<Settled, Error> {
+        let lines = &self.core.lines;
+        let refund = lines.refund(lines.id(settlement.accounts().map(|account| account.charge().limit_and_key())));
+        refund.finish(if settlement.is_local() {
+            self.core.local.settle(settlement).await.map_err(Error::from)
+        } else {
+            let check = settlement.check().without_costs();
+            self.call_store(|store| store.settle(settlement), check).await
+        })
+    }
+
+    /// Counts units that an admission has spent: in this process, if that is where it was decided.
+    pub(crate) async fn count(&self, spent: Check, is_local: bool) -> Result<Decision, Error> {
+        if is_local { Ok(self.core.local.count(spent).await?) } else { self.check_all(spent).await }
+    }
+
+    /// Forgets the units that `limit` counts for `key`.
+    ///
+    /// Use the key that the layer's extractor makes: [`extract`](crate::KeyExtractor::extract) makes it from a request,
+    /// [`ApiKey::key`](crate::ApiKey::key) and its counterparts make it from a value. If the layer has
+    /// [split](crate::KeyedLimit::split) the limit, reset each of [`Split::keys`](crate::Split::keys) under
+    /// [`Split::limit`](crate::Split::limit).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
+    /// failed repeatedly.
+    pub async fn reset(&self, limit: &Limit, key: impl Into<Key>) -> Result<(), Error> {
+        let key = key.into();
+        let refund = self.core.lines.refund(self.core.lines.id([(limit, &key)]));
+        let check = Check::new(Charge::of_nothing(limit.clone(), key.clone()));
+        refund.finish(self.call_store(|store| store.reset(limit.clone(), key), check).await)
+    }
+
+    /// Takes all units of `limit` for `key` for a time, at most its window: for an upstream that answers "too many requests"
+    /// although this limit has counted fewer.
+    ///
+    /// 1. Every process that shares the store refuses with the right retry time, and callers of [`acquire`](Self::acquire)
+    ///    wait that long.
+    /// 2. Units that were spent before still count afterwards. A limit that is used up is paused as well: it resumes when
+    ///    the time is over and enough units have left the window. Of several pauses, the longest holds.
+    /// 3. A [fixed](crate::Algorithm::fixed) window resumes when the clock's window ends. A
+    ///    [counter](crate::Algorithm::counter) resumes little by little, as its estimate of earlier units falls.
+    /// 4. A [reset](Self::reset) ends the pause.
+    ///
+    /// It is one call to the store, which is never refused. Dropped before the reply, it may have paused the limit or not.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Limit, Limiter, MemoryStore};
+    ///
+    /// const CALLS: Limit = Limit::per_hour("calls", 5_000);
+    ///
+    /// let limiter = Limiter::new(MemoryStore::new());
+    /// // The upstream has answered 429 with `Retry-After: 30`.
+    /// limiter.pause(&CALLS, "token-7", Duration::from_secs(30)).await?;
+    /// let refused = limiter.check(&CALLS, "token-7", 1).await?;
+    /// assert!(refused.retry_after().is_some_and(|wait| wait <= Duration::from_secs(30)));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
+    /// failed repeatedly. It may be tried again.
+    pub async fn pause(&self, limit: &Limit, key: impl Into<Key>, time: Duration) -> Result<(), Error> {
+        if time.is_zero() {
+            return Ok(());
+        }
+        let all = Charge::spent(limit.clone(), key, limit.units()).counting_for(time);
+        // Without a share: units that this process counts by itself pause the limit for no other process.
+        let outcome = self.clone().with_share(None).check_all(Check::new(all)).await;
+        // Remembered refusals would send callers away for too short a time.
+        if let Some(local_state) = self.core.store.local_state() {
+            local_state.forget_refusals(limit);
+        }
+        outcome.map(drop)
+    }
+
+    /// Calls the store for something else than a decision, unless the breaker is open. `probe` is a check at no cost.
+    async fn call_store<T, F>(&self, call: impl FnOnce(&S) -> F, probe: Check) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        let core = &*self.core;
+        if let Some(error) = core.breaker.refuse(core.deadline, || core.probes(probe)) {
+            metrics::failed(&error);
+            return Err(error);
+        }
+        let mut call = pin!(self.within(call(&core.store)));
+        let outcome = call.as_mut().await.and_then(|reply| Ok(reply?));
+        core.count(&outcome, &call);
+        outcome.inspect_err(metrics::failed)
+    }
+}
+
+impl<S> fmt::Debug for Reservation<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reservation").field("decision", &self.decision).finish_non_exhaustive()
+    }
+}
