@@ -6,7 +6,7 @@ use tokio::{task::JoinSet, time::sleep};
 use tower_sliding_window::{DenyCache, Limit, Limiter, ManualClock, RedisStore};
 
 use super::{CLIENTS, reached};
-use crate::support::{PATIENCE, outage::row, redis_server::RedisServer};
+use crate::support::{TEST_TIMEOUT, outage::row, redis_server::RedisServer};
 
 const UNITS: u64 = 50;
 const LIMIT: Limit = Limit::per("calls", UNITS, Duration::from_secs(10));
@@ -15,8 +15,8 @@ const MICROSECOND: Duration = Duration::from_micros(1);
 
 /// With so many batches at a time in flight.
 fn limiter(server: &RedisServer, clock: &ManualClock, connections: u32) -> Limiter<RedisStore> {
-    let store = RedisStore::builder(&server.url()).clock(clock).connections(connections).connect_timeout(PATIENCE);
-    Limiter::new(store.build().unwrap()).deadline(PATIENCE).deny_cache(DenyCache::off())
+    let store = RedisStore::builder(&server.url()).clock(clock).connections(connections).connect_timeout(TEST_TIMEOUT);
+    Limiter::new(store.build().unwrap()).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off())
 }
 
 /// All clients ask so many times; how many were admitted.
@@ -36,7 +36,7 @@ async fn admitted(limiter: &Limiter<RedisStore>, times: usize) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_hour_back_and_an_hour_forward() {
+async fn the_clock_steps_an_hour_back_and_an_hour_forward() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter(&server, &clock, 4);
     for _ in 0..10 {
@@ -64,7 +64,7 @@ async fn an_hour_back_and_an_hour_forward() {
 /// The clock steps in the middle of what is being asked: each step forward admits one limit more, and no step back any.
 /// Each batch that was on its way meanwhile carries the time from before the step, so that the server sees one more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn steps_while_many_ask() {
+async fn the_clock_steps_under_load() {
     const STEPS: u64 = 50;
     /// Two stores of two connections each.
     const ON_THEIR_WAY: u64 = 4;

@@ -9,7 +9,7 @@ use super::{
     load::{History, Load},
 };
 use crate::support::{
-    PATIENCE,
+    TEST_TIMEOUT,
     proxy::{Cut, Proxy},
     redis_server::RedisServer,
 };
@@ -18,7 +18,7 @@ use crate::support::{
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_that_the_server_kills() {
     let server = RedisServer::start();
-    let load = Load::start(&server.url(), CLIENTS, PATIENCE).await;
+    let load = Load::start(&server.url(), CLIENTS, TEST_TIMEOUT).await;
     let mut killer = server.connect();
     for _ in 0..75 {
         sleep(Duration::from_millis(20)).await;
@@ -34,7 +34,7 @@ async fn connections_that_the_server_kills() {
 async fn connections_that_are_cut_and_reset() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
-    let load = Load::start(proxy.url(), CLIENTS, PATIENCE).await;
+    let load = Load::start(proxy.url(), CLIENTS, TEST_TIMEOUT).await;
     for round in 0..75 {
         sleep(Duration::from_millis(20)).await;
         proxy.cut(if round % 2 == 0 { Cut::Close } else { Cut::Reset });
@@ -52,7 +52,7 @@ async fn packets_of_one_byte() {
     let proxy = Proxy::start(&server).await;
     proxy.split_packets(true);
     // Few enough that a batch arrives before the client's own patience with a reply ends.
-    let load = Load::start(proxy.url(), 20, PATIENCE).await;
+    let load = Load::start(proxy.url(), 20, TEST_TIMEOUT).await;
     sleep(Duration::from_millis(1_500)).await;
     let outcome = load.end().await.keeps_the_rules("packets of one byte", History::Exact);
     assert_eq!(outcome.failed(), outcome.failed_with("timed out"), "nothing is misread: {outcome}");

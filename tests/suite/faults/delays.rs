@@ -13,7 +13,7 @@ use super::{
     load::{History, Load},
     reached,
 };
-use crate::support::{PATIENCE, proxy::Proxy, redis_server::RedisServer};
+use crate::support::{TEST_TIMEOUT, proxy::Proxy, redis_server::RedisServer};
 
 const DEADLINE: Duration = Duration::from_millis(50);
 
@@ -48,12 +48,12 @@ async fn a_flood_behind_late_replies() {
     let proxy = Proxy::start(&server).await;
     let store = RedisStore::builder(proxy.url()).build().unwrap();
     let limiter = Limiter::new(store).deadline(DEADLINE).deny_cache(DenyCache::off()).breaker(Breaker::off());
-    assert!(limiter.clone().deadline(PATIENCE).peek(&CALLS, "ada").await.unwrap().is_allowed());
+    assert!(limiter.clone().deadline(TEST_TIMEOUT).peek(&CALLS, "ada").await.unwrap().is_allowed());
 
     proxy.delay_replies(Duration::from_millis(400));
     let mut clients = JoinSet::new();
     for _ in 0..FLOOD {
-        clients.spawn(timeout(PATIENCE, limiter.check(&CALLS, "ada", 1)));
+        clients.spawn(timeout(TEST_TIMEOUT, limiter.check(&CALLS, "ada", 1)));
     }
     let (mut full, mut late, mut allowed) = (0, 0, 0);
     for answer in clients.join_all().await {
@@ -67,7 +67,7 @@ async fn a_flood_behind_late_replies() {
         }
     }
     // The batches that are on their way have not returned yet.
-    let patient = limiter.clone().deadline(PATIENCE);
+    let patient = limiter.clone().deadline(TEST_TIMEOUT);
     let heal = async { proxy.delay_replies(Duration::ZERO) };
     let (used, asked, ()) = tokio::join!(patient.peek(&CALLS, "ada"), patient.check(&CALLS, "bob", 1), heal);
     let (used, asked) = (used.expect("there is no room").used(), asked.expect("there is no room"));

@@ -19,7 +19,7 @@ use tokio::{
 use tower_sliding_window::{Breaker, Charge, Check, DenyCache, Error, Limit, Limiter, RedisStore};
 
 use super::reached;
-use crate::support::PATIENCE;
+use crate::support::TEST_TIMEOUT;
 
 /// Counted over and over again within a run.
 const BURST: Limit = Limit::per("burst", 20, Duration::from_millis(100));
@@ -80,9 +80,9 @@ impl Load {
     pub(super) async fn goes_on(&self) {
         let healed = Instant::now();
         for limiter in &self.limiters {
-            let limiter = limiter.clone().deadline(PATIENCE);
+            let limiter = limiter.clone().deadline(TEST_TIMEOUT);
             while limiter.peek(&TOTAL, "all").await.is_err() {
-                assert!(healed.elapsed() < PATIENCE, "nothing is decided any more");
+                assert!(healed.elapsed() < TEST_TIMEOUT, "nothing is decided any more");
                 sleep(PAUSE).await;
             }
         }
@@ -95,16 +95,16 @@ impl Load {
     }
 
     /// Lets every client hear its last answer, and asks the server what it has counted.
-    pub(super) async fn end(mut self) -> Exchange {
+    pub(super) async fn end(mut self) -> LoadReport {
         self.is_over.store(true, Ordering::Relaxed);
         let mut seen = Seen::default();
         while let Some(client) = self.clients.join_next().await {
             seen.join(client.unwrap());
         }
         // Without the breaker, which the last answers may have opened.
-        let limiter = self.limiter().clone().breaker(Breaker::off()).deadline(PATIENCE);
+        let limiter = self.limiter().clone().breaker(Breaker::off()).deadline(TEST_TIMEOUT);
         let counted = limiter.peek(&TOTAL, "all").await.unwrap().used();
-        Exchange { seen, counted, clients: self.number }
+        LoadReport { seen, counted, clients: self.number }
     }
 }
 
@@ -182,13 +182,13 @@ fn innermost(error: &Error) -> String {
 
 /// What all clients were told, and what the server has counted.
 #[derive(Debug)]
-pub(super) struct Exchange {
+pub(super) struct LoadReport {
     seen: Seen,
     counted: u64,
     clients: usize,
 }
 
-impl Exchange {
+impl LoadReport {
     /// Prints what was reached, and holds it against the rules.
     pub(super) fn keeps_the_rules(mut self, fault: &str, history: History) -> Self {
         reached(fault, self.clients, &self);
@@ -252,7 +252,7 @@ impl Exchange {
     }
 }
 
-impl fmt::Display for Exchange {
+impl fmt::Display for LoadReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (admitted, twice, counted) = (self.admitted(), self.admitted_twice(), self.counted);
         write!(f, "admitted {admitted}, {twice} of them twice, which counted {counted}, ")?;

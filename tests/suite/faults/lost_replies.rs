@@ -8,7 +8,7 @@ use tower_sliding_window::{
 };
 
 use super::reached;
-use crate::support::{PATIENCE, outage::row, proxy::Proxy, redis_server::RedisServer};
+use crate::support::{TEST_TIMEOUT, outage::row, proxy::Proxy, redis_server::RedisServer};
 
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
 const SHORT: Limit = Limit::per("short", 1_000_000, Duration::from_secs(10));
@@ -22,8 +22,8 @@ type Answer = JoinHandle<Result<Decision, Error>>;
 
 /// With one batch at a time in flight.
 fn limiter(proxy: &Proxy) -> Limiter<RedisStore> {
-    let store = RedisStore::builder(proxy.url()).connections(1).connect_timeout(PATIENCE).build().unwrap();
-    Limiter::new(store).deadline(PATIENCE).breaker(Breaker::off())
+    let store = RedisStore::builder(proxy.url()).connections(1).connect_timeout(TEST_TIMEOUT).build().unwrap();
+    Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::off())
 }
 
 /// On a runtime of one thread, all of these are asked before the first is sent. Some are alone with their key, others are
@@ -45,7 +45,7 @@ fn ask(limiter: &Limiter<RedisStore>) -> Vec<(usize, u64, Answer)> {
 
 /// 10,000 admissions whose reply is lost, and that are sent again: each counts once.
 #[tokio::test]
-async fn what_is_sent_again_counts_once() {
+async fn resent_checks_count_once() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
     let limiter = limiter(&proxy);
@@ -94,7 +94,7 @@ fn ask_several(limiter: &Limiter<RedisStore>, trial: usize) -> Vec<(usize, Check
 /// 10,000 admissions by two or three limits whose reply is lost, and that are sent again and then given back: each counts
 /// once by each limit that still knows it, and is found.
 #[tokio::test]
-async fn what_is_sent_again_by_several_limits_counts_once_and_can_be_given_back() {
+async fn resent_checks_of_several_limits_count_once_and_can_be_refunded() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
     let limiter = limiter(&proxy).deny_cache(DenyCache::off());
@@ -159,7 +159,7 @@ async fn what_is_sent_again_by_several_limits_counts_once_and_can_be_given_back(
 
 /// Where the second reply is lost, too, the checks fail: they have been counted, and once only.
 #[tokio::test]
-async fn what_is_lost_twice_fails_and_counts_once() {
+async fn checks_whose_reply_is_lost_twice_fail_and_count_once() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
     let limiter = limiter(&proxy);
@@ -182,7 +182,7 @@ async fn what_is_lost_twice_fails_and_counts_once() {
 
 /// What was sent again can be given back as anything else: alone, as copies that share an entry, and at a cost.
 #[tokio::test]
-async fn what_is_sent_again_can_be_given_back() {
+async fn resent_checks_can_be_refunded() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
     let limiter = limiter(&proxy);

@@ -16,7 +16,7 @@ use super::{
     load::{History, Load},
 };
 use crate::support::{
-    PATIENCE,
+    TEST_TIMEOUT,
     outage::{millis, row},
     proxy::{Cut, Proxy},
     redis_server::RedisServer,
@@ -51,7 +51,7 @@ async fn random_faults() {
     load.recover().await;
     let healed = Instant::now();
     while server.connections() > 2 * POOL {
-        assert!(healed.elapsed() < PATIENCE, "connections have leaked");
+        assert!(healed.elapsed() < TEST_TIMEOUT, "connections have leaked");
         sleep(Duration::from_millis(10)).await;
     }
     let (lasted, memory) = (started.elapsed(), resident_bytes().zip(memory_before));
@@ -64,7 +64,7 @@ async fn random_faults() {
     assert!(outcome.failed() > 0, "{outcome}");
     let ended = Instant::now();
     while tasks() > tasks_before || server.connections() > 0 {
-        assert!(ended.elapsed() < PATIENCE, "tasks or connections have leaked");
+        assert!(ended.elapsed() < TEST_TIMEOUT, "tasks or connections have leaked");
         sleep(Duration::from_millis(10)).await;
     }
     let grown = memory.map_or(0, |(now, before)| now.saturating_sub(before) / 1024);

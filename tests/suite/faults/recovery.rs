@@ -7,7 +7,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{Degraded, Limit, RateLimitLayer, RedisStore};
 
 use crate::support::{
-    PATIENCE,
+    TEST_TIMEOUT,
     load::Load,
     outage::{millis, row},
     redis_server::RedisServer,
@@ -46,7 +46,7 @@ async fn a_server_that_dies_and_is_restarted() {
         load.goes_on().await;
         sleep(Duration::from_millis(500)).await;
         let told = load.told();
-        assert!(told.failed > 0 && told.failed_after(back) < PATIENCE, "{told:?}");
+        assert!(told.failed > 0 && told.failed_after(back) < TEST_TIMEOUT, "{told:?}");
         after = after.max(told.failed_after(back));
         (answers, slowest) = (answers + told.decided + told.failed, slowest.max(told.slowest));
     }

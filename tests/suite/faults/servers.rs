@@ -8,7 +8,7 @@ use super::{
     CLIENTS, keep_busy,
     load::{History, Load},
 };
-use crate::support::{PATIENCE, outage::row, redis_server::RedisServer};
+use crate::support::{TEST_TIMEOUT, outage::row, redis_server::RedisServer};
 
 const DEADLINE: Duration = Duration::from_millis(100);
 
@@ -48,7 +48,7 @@ async fn a_server_that_is_killed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_forgets_the_script() {
     let server = RedisServer::start();
-    let load = Load::start(&server.url(), CLIENTS, PATIENCE).await;
+    let load = Load::start(&server.url(), CLIENTS, TEST_TIMEOUT).await;
     let mut forgetful = server.connect();
     for _ in 0..150 {
         sleep(Duration::from_millis(10)).await;
@@ -66,7 +66,7 @@ async fn a_server_that_forgets_the_script() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_without_memory() {
     let server = RedisServer::start_with(&["--maxmemory-policy", "noeviction"]);
-    let load = Load::start(&server.url(), CLIENTS, PATIENCE).await;
+    let load = Load::start(&server.url(), CLIENTS, TEST_TIMEOUT).await;
     for _ in 0..5 {
         sleep(Duration::from_millis(100)).await;
         server.run::<()>("CONFIG SET maxmemory 1");

@@ -135,7 +135,7 @@ fn the_left_end_never_changes_the_key() {
 }
 
 #[test]
-fn a_peer_that_is_not_trusted_is_the_client() {
+fn an_untrusted_peer_is_the_client() {
     fuzz(&(style(), claims(), stranger()), |(style, lines, peer)| {
         let parts = request(peer, style.name(), &lines);
         prop_assert_eq!(style.extractor().extract(&parts).unwrap(), key(peer));
@@ -147,7 +147,7 @@ fn a_peer_that_is_not_trusted_is_the_client() {
 
 /// Where the last proxy could not tell the address, the one before it is not asked.
 #[test]
-fn nothing_is_read_on_the_left_of_what_is_no_address() {
+fn nothing_is_read_left_of_an_unreadable_address() {
     let unreadable = prop_oneof![Just("unknown"), Just("_hidden"), Just("999.1.1.1"), Just("[::"), Just("")];
     fuzz(&(style(), claims(), unreadable, trusted()), |(style, mut lines, node, proxy)| {
         let hop = |node: String| style.element(&Hop { address: proxy, node, host: None });

@@ -11,7 +11,6 @@ use axum::body::Body;
 use http::Response;
 use proptest::{collection::vec, prelude::*, sample::select};
 use redis::{Parser, Value};
-use tokio::runtime::{Builder, Runtime};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Breaker, Charge, Check, DenyCache, Error, Limit, Limiter, RateLimitLayer, RedisStore, ResetFormat,
@@ -19,7 +18,7 @@ use tower_sliding_window::{
 
 use super::fuzz;
 use crate::support::{
-    PATIENCE,
+    TEST_TIMEOUT, one_thread,
     requests::{anyone, hello, request},
 };
 
@@ -61,7 +60,7 @@ impl Impostor {
 
     fn limiter(&self) -> Limiter<RedisStore> {
         let store = RedisStore::builder(&self.url).build().unwrap();
-        Limiter::new(store).deadline(PATIENCE).breaker(Breaker::off())
+        Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::off())
     }
 }
 
@@ -156,14 +155,10 @@ fn is_the_scripts(says: &Says, charges: usize) -> bool {
     fields.next().is_none()
 }
 
-fn runtime() -> Runtime {
-    Builder::new_current_thread().enable_all().build().unwrap()
-}
-
 /// Alone, with a second limit, and settled, with a memory for refusals and without.
 #[test]
 fn every_reply_is_a_decision_or_an_error() {
-    let (runtime, impostor) = (runtime(), Impostor::start());
+    let (runtime, impostor) = (one_thread(), Impostor::start());
     let limiters = runtime.block_on(async { [impostor.limiter(), impostor.limiter().deny_cache(DenyCache::off())] });
     let check = Check::new(Charge::new(CALLS, "ada", 3).unwrap());
     let two = check.clone().and(Charge::new(OTHER, "ada", 3).unwrap()).unwrap();
@@ -198,13 +193,13 @@ fn every_reply_is_a_decision_or_an_error() {
 
 /// Times and numbers of any size stand in the headers of an answer.
 #[test]
-fn every_reply_makes_an_answer() {
-    let (runtime, impostor) = (runtime(), Impostor::start());
+fn every_reply_makes_a_response() {
+    let (runtime, impostor) = (one_thread(), Impostor::start());
     let store = || RedisStore::builder(&impostor.url).build().unwrap();
     let services = [ResetFormat::DeltaSeconds, ResetFormat::EpochSeconds].map(|format| {
         let layer = RateLimitLayer::new(store()).limit(CALLS.by(anyone)).limit(OTHER.by(anyone));
         // Every request is to have a reply.
-        let layer = layer.breaker(Breaker::off()).deny_cache(DenyCache::off()).deadline(PATIENCE);
+        let layer = layer.breaker(Breaker::off()).deny_cache(DenyCache::off()).deadline(TEST_TIMEOUT);
         layer.fail_closed().reset_format(format).layer(service_fn(hello))
     });
     fuzz(&(says(), 0..2_usize), |(says, format)| {

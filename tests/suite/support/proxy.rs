@@ -50,7 +50,7 @@ impl Proxy {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let url = format!("redis://{}/", listener.local_addr().unwrap());
         let wires = Arc::new(Wires {
-            target: Mutex::new(address(server)),
+            target: Mutex::new(server.address()),
             to_lose: AtomicUsize::new(0),
             silent_below: AtomicUsize::new(0),
             accepted: AtomicUsize::new(0),
@@ -69,7 +69,7 @@ impl Proxy {
 
     /// Connections made from now on lead to another server.
     pub(crate) fn lead_to(&self, server: &RedisServer) {
-        *self.wires.target.lock().unwrap() = address(server);
+        *self.wires.target.lock().unwrap() = server.address();
     }
 
     /// The connections that are open stay open, and nothing comes back over them any more.
@@ -105,10 +105,6 @@ impl Proxy {
         // Nobody hears it if none is open.
         let _ = self.wires.cuts.send(how);
     }
-}
-
-fn address(server: &RedisServer) -> String {
-    server.url().trim_start_matches("redis://").trim_end_matches('/').to_owned()
 }
 
 async fn forward(mut client: TcpStream, wires: Arc<Wires>) {

@@ -5,7 +5,7 @@ use std::{process::Command, time::Duration};
 use tokio::task::spawn_blocking;
 use tower_sliding_window::{DenyCache, Limiter, RedisStore, store::RedisStoreBuilder};
 
-use super::{PATIENCE, redis_server::RedisServer, until};
+use super::{TEST_TIMEOUT, redis_server::RedisServer, until};
 
 const OPTIONS: [&str; 4] = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
 
@@ -31,7 +31,7 @@ impl RedisCluster {
     }
 
     pub(crate) fn builder(&self) -> RedisStoreBuilder {
-        RedisStore::cluster(self.0.iter().map(RedisServer::url)).connect_timeout(PATIENCE)
+        RedisStore::cluster(self.0.iter().map(RedisServer::url)).connect_timeout(TEST_TIMEOUT)
     }
 
     /// Asks every time.

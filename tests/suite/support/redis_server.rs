@@ -44,6 +44,10 @@ impl RedisServer {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
     /// Host and port.
     pub(crate) fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
@@ -81,6 +85,13 @@ impl RedisServer {
         }
     }
 
+    /// The number of script calls since the last `CONFIG RESETSTAT`.
+    pub(crate) fn script_calls(&self) -> u64 {
+        let stats: String = self.run("INFO commandstats");
+        let calls = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
+        stats.lines().filter(|line| line.starts_with("cmdstat_eval")).filter_map(calls).sum()
+    }
+
     /// How many connections are open, beside the one that asks.
     pub(crate) fn connections(&self) -> usize {
         self.run::<String>("CLIENT LIST TYPE normal").lines().count() - 1
@@ -88,6 +99,12 @@ impl RedisServer {
 
     pub(crate) fn keys(&self) -> Vec<String> {
         self.run("KEYS *")
+    }
+
+    pub(crate) fn only_key(&self) -> String {
+        let keys = self.keys();
+        assert_eq!(keys.len(), 1, "{keys:?}");
+        keys.into_iter().next().unwrap()
     }
 
     /// The server stands still: connections stay open, nothing is answered.
@@ -130,7 +147,7 @@ impl Drop for RedisServer {
     }
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
 

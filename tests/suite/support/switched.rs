@@ -49,7 +49,7 @@ impl Switched {
     }
 
     /// One whose clones share what they know of it.
-    pub(crate) fn with_epoch(state: State) -> Self {
+    pub(crate) fn with_local_state(state: State) -> Self {
         Self { local_state: Some(LocalState::new()), ..Self::new(state) }
     }
 
