@@ -18,7 +18,7 @@ fn micros(clock: &ManualClock) -> u64 {
     u64::try_from(clock.now().duration_since(UNIX_EPOCH).unwrap().as_micros()).unwrap()
 }
 
-/// How many of so many units are admitted, one by one.
+/// Tries to spend `units` one by one, and returns how many were admitted.
 async fn admitted(test: &Fixture<impl Store>, limit: &Limit, units: u64) -> u64 {
     let mut admitted = 0;
     for _ in 0..units {
@@ -27,7 +27,7 @@ async fn admitted(test: &Fixture<impl Store>, limit: &Limit, units: u64) -> u64 
     admitted
 }
 
-/// System B's proof: across a boundary a fixed window admits twice the limit, what slides admits it once.
+/// Across the boundary of two windows, a fixed window admits twice the limit. Sliding ones admit it once.
 async fn only_a_fixed_window_admits_twice_the_limit_across_a_boundary(test: Fixture<impl Store>) {
     for (algorithm, expected) in [
         (Algorithm::fixed(), 50 + 50),
@@ -44,8 +44,8 @@ async fn only_a_fixed_window_admits_twice_the_limit_across_a_boundary(test: Fixt
     }
 }
 
-/// System D's examples: 8 units in the last window and 3 in this one, of which 45 s out of 60 have passed, are 5: one
-/// more is refused at a limit of 5, and admitted at an estimate of 4.
+/// The last window used 8 units, this one 3, and 45 s of 60 s have passed: the estimate is 8/4 + 3 = 5. A limit of 5
+/// refuses one more. With 4 units in the last window the estimate is 4, and one more is admitted.
 async fn a_counter_weights_the_previous_window(test: Fixture<impl Store>) {
     for (previous, is_allowed) in [(8, false), (4, true)] {
         let limit = |units| Limit::per_minute("calls", units).with_algorithm(Algorithm::counter());
@@ -61,13 +61,13 @@ async fn a_counter_weights_the_previous_window(test: Fixture<impl Store>) {
     }
 }
 
-/// The worst error of a counter, both ways: nearly twice the limit within a window, and nothing though all has left.
+/// The largest errors of a counter: nearly twice the limit within one window, and a refusal after all units have left.
 async fn a_counter_errs_by_at_most_one_limit(test: Fixture<impl Store>) {
     let limit = Limit::per_minute("calls", 50).with_algorithm(Algorithm::counter());
     to_next_window(&test.clock, limit.window());
     test.clock.advance(limit.window() - MICROSECOND);
     assert_eq!(admitted(&test, &limit, 100).await, 50);
-    // All but the last moment of the next window: what was admitted late is nearly forgotten.
+    // At the last moment of the next window, the counter has nearly forgotten the late units.
     test.clock.advance(limit.window() - MICROSECOND);
     assert_eq!(admitted(&test, &limit, 100).await, 49, "99 within less than a window");
 
@@ -77,11 +77,11 @@ async fn a_counter_errs_by_at_most_one_limit(test: Fixture<impl Store>) {
     test.clock.advance(limit.window());
     assert_eq!(admitted(&test, &limit, 100).await, 0, "a window after them");
     let wait = test.limiter.check(&limit, "ada", 1).await.unwrap().retry_after().unwrap();
-    assert!(wait <= limit.window() / 50, "a fiftieth of the window later one is estimated to have left");
+    assert!(wait <= limit.window() / 50, "the estimate frees one unit each fiftieth of the window");
 }
 
-/// A compact log against the exact one: it never admits more, and refuses only what would be refused if units stayed for
-/// a sub-window longer.
+/// A compact log compared to the exact log: it never admits more, and it refuses only checks that the exact log would
+/// refuse if its units stayed for one sub-window longer.
 fn a_compact_log_errs_to_one_side(entries: u16, operations: u32) {
     let limit = Limit::per("calls", 40, Duration::from_micros(100_003)).with_algorithm(Algorithm::compact(entries));
     let (window, part) = (100_003, 100_003_u64.div_ceil(u64::from(entries) - 2));
@@ -123,7 +123,7 @@ fn a_compact_log_of_128_never_over_admits_and_refuses_early_by_a_sub_window_at_m
     a_compact_log_errs_to_one_side(128, 1_000_000);
 }
 
-/// Limits of different algorithms are one check like any others.
+/// One check may hold limits of different algorithms.
 async fn limits_of_different_algorithms_are_decided_together(test: Fixture<impl Store>) {
     use tower_sliding_window::{Charge, Check};
 
@@ -143,7 +143,7 @@ async fn limits_of_different_algorithms_are_decided_together(test: Fixture<impl 
         }
         assert!(test.limiter.check_all(check.clone()).await.unwrap().is_allowed());
         let refused = test.limiter.check_all(check).await.unwrap();
-        assert_eq!((refused.is_allowed(), refused.limit()), (false, limit), "the last of them has none left");
+        assert_eq!((refused.is_allowed(), refused.limit()), (false, limit), "the last limit is exhausted");
     }
 }
 

@@ -16,21 +16,21 @@ use crate::support::{
 
 const CALLS: Limit = Limit::per("calls", 100, Duration::from_secs(10));
 
-/// What is done to a limit before the clock steps back, a second after each other.
+/// An action on a limit before the clock steps back. Each takes a second.
 #[derive(Clone, Copy, Debug)]
 enum Action {
     Takes(u64),
     Reserves(u64),
-    /// And settles it at this.
+    /// Reserves the first number of units, and settles them at the second.
     Settles(u64, u64),
-    /// Time passes.
+    /// Advances the clock.
     Waits(Duration),
-    /// Somebody asks how it stands, or is refused, and drops what has left.
+    /// A peek or a refusal, which drops expired entries.
     Peeks,
     IsRefused,
 }
 
-/// With a reservation of 7 s.
+/// A reservation has a lease of 7 s.
 const HISTORIES: [&[Action]; 12] = [
     &[Takes(1)],
     &[Takes(1), Takes(1), Takes(1)],
@@ -41,7 +41,7 @@ const HISTORIES: [&[Action]; 12] = [
     &[Settles(5, 2), Takes(1)],
     &[Takes(1), Takes(1), Settles(1, 0)],
     &[Settles(1, 1)],
-    // The first has left, and is dropped.
+    // The first unit has expired and is dropped.
     &[Takes(1), Takes(1), Takes(1), Waits(ms(7_100)), Peeks],
     &[Takes(2), Takes(1), Takes(7), Waits(ms(7_100)), IsRefused],
     &[Takes(1), Waits(ms(9_100)), Takes(1), Takes(1), Peeks],
@@ -58,7 +58,7 @@ impl<S: Store> Fixture<S> {
             }
             Waits(time) => self.clock.advance(time),
             Peeks => drop(self.limiter.peek(limit, "ada").await.unwrap()),
-            // Where nothing is left in the window, it is not.
+            // If no units are left in the window, the check would be admitted.
             IsRefused if self.peek_at(limit).await.used() == 0 => {}
             IsRefused => assert!(!self.limiter.check(limit, "ada", limit.units()).await.unwrap().is_allowed()),
         }
@@ -72,7 +72,7 @@ impl<S: Store> Fixture<S> {
     }
 }
 
-/// Until then as much is used as now, and then less: to the microsecond, where the clock is in the test's hands.
+/// Until the reset time as much is used as now, and then less. This is exact to the microsecond.
 async fn the_reset_time_is_exact_after_a_step_back(test: Fixture<impl Store>) {
     let test = test.without_deny_cache();
     let other = Limit::per("other", 1, seconds(3_600));
@@ -120,7 +120,7 @@ async fn the_reset_time_is_exact_after_a_step_back(test: Fixture<impl Store>) {
     }
 }
 
-/// Units in every form, taken at 1970 and within a window of it.
+/// Units of each kind, taken at 1970 and within one window of it.
 async fn counting_is_unchanged_within_a_window_of_1970(test: Fixture<impl Store>) {
     let test = test.without_deny_cache();
     for algorithm in ALGORITHMS {
@@ -162,10 +162,10 @@ async fn counting_is_unchanged_within_a_window_of_1970(test: Fixture<impl Store>
             let refunded = test.limiter.settle(Settlement::refund(named, &admitted)).await.unwrap();
             assert_eq!((refunded.was_applied(), refunded.decision().used()), (true, 74), "{case}");
 
-            // A lease that nobody settles ends, and then everything has left.
+            // An unsettled lease ends, and then all units leave.
             let _kept = test.limiter.reserve(&limit, "ada", 26, seconds(9)).await.unwrap().unwrap();
             test.clock.advance(seconds(9) - MICROSECOND);
-            // A fixed window may have ended before.
+            // A fixed window may have ended earlier.
             let reserved = if algorithm == Algorithm::fixed() && since.as_secs() % 10 > 1 { 0 } else { 26 };
             assert_eq!(test.peek_at(&limit).await.binding().reserved(), reserved, "{case}");
             test.clock.advance(limit.window() * 2);
@@ -180,7 +180,7 @@ for_every_store! {
     counting_is_unchanged_within_a_window_of_1970
 }
 
-/// Random histories within the first windows of 1970, and over a step back to it: both stores say the same of each step.
+/// Random histories within the first windows of 1970, with steps back to it: both stores decide each step alike.
 #[tokio::test]
 async fn both_stores_count_the_same_within_a_window_of_1970() {
     let (memory, redis) = (memory().without_deny_cache(), redis().without_deny_cache());
@@ -197,7 +197,7 @@ async fn both_stores_count_the_same_within_a_window_of_1970() {
         for step in 0..30 {
             let time = Duration::from_micros(numbers.below(4) * numbers.below(2_500_000));
             all(&|clock| clock.advance(time));
-            // Counts that have left are kept by the one store and not by the other, and count again after a step back.
+            // Only one of the stores keeps counts that have expired, and they would count again after a step back.
             if numbers.below(12) == 0 && limit.algorithm() != Algorithm::counter() {
                 all(&|clock| clock.step_back(Duration::MAX));
             }
@@ -216,7 +216,7 @@ async fn both_stores_count_the_same_within_a_window_of_1970() {
             }
             let made = charge(&limit, cost);
             let made = if kind == 1 { made.reserve(lease) } else { made };
-            // What is sent again has its id, and so has what is new, as the stores would give it others.
+            // A repeated check keeps its id. A new one gets its id here, because each store would generate its own.
             let id = if kind == 2 { 1_000 + numbers.below(3) } else { u64::try_from(round * 100 + step).unwrap() };
             let check = Check::new(made).with_id(AdmissionId::from(1 << 40 | id));
             let of_memory = memory.limiter.check_all(check.clone()).await.unwrap();
@@ -230,7 +230,7 @@ async fn both_stores_count_the_same_within_a_window_of_1970() {
     }
 }
 
-/// A log by the server's own clock, which cannot be set: so what is in the log is moved instead, with its expiry.
+/// A log by the server's own clock, which cannot be set. Instead, the entries and the expiry of the log are moved.
 struct Shifted {
     server: RedisServer,
     connection: redis::Connection,
@@ -248,14 +248,15 @@ impl Shifted {
         Self { server, connection, limiter, key }
     }
 
-    /// The members with their scores, but for the sums.
+    /// The entries with their scores, without the sums.
     fn entries(&mut self) -> Vec<(Vec<u8>, f64)> {
         let all: Vec<(Vec<u8>, f64)> =
             redis::cmd("ZRANGE").arg(&self.key).arg(0).arg(-1).arg("WITHSCORES").query(&mut self.connection).unwrap();
         all.into_iter().filter(|(member, _)| ![&b"used"[..], b"held"].contains(&&member[..])).collect()
     }
 
-    /// So many milliseconds forward is what a clock looks at that steps back by them, and back what it looks at later.
+    /// Moves the entries forward, as a clock sees them that stepped back by `millis`. A negative number moves them
+    /// back, as time does.
     fn shift(&mut self, millis: i64) {
         let entries = self.entries();
         if entries.is_empty() {
@@ -288,8 +289,8 @@ impl Shifted {
     }
 }
 
-/// What is told is never before the oldest entry leaves, and later by the step at most, beside the millisecond that an expiry
-/// is rounded up by.
+/// The reset time is never before the oldest entry leaves. It is late by at most the step, plus the millisecond by
+/// which an expiry is rounded up.
 #[tokio::test]
 async fn no_reset_time_is_early_after_the_servers_clock_steps_back() {
     let mut log = Shifted::start().await;

@@ -31,7 +31,7 @@ impl<S: Store> Fixture<S> {
     }
 }
 
-/// The shorter window has passed, and others have spent all of both limits since: it is neither charged again nor refused.
+/// The shorter window has passed, and others have spent all units of both limits since.
 async fn a_repeated_check_is_neither_charged_nor_refused_while_any_limit_knows_it(test: Fixture<impl Store>) {
     for (number, (short, long)) in
         ALGORITHMS.into_iter().flat_map(|short| ALGORITHMS.into_iter().map(move |long| (short, long))).enumerate()
@@ -62,12 +62,12 @@ async fn a_repeated_check_is_neither_charged_nor_refused_while_any_limit_knows_i
                 assert_eq!(again.at(), first.at(), "{case}");
             }
 
-            // One refund gives back all that was counted of it.
+            // One refund returns everything that the check has charged.
             let left = if is_reversed { [2, 3] } else { [3, 2] };
             assert_eq!(test.refund(&check, &again).await, (true, left.to_vec()), "{case}");
             assert_eq!(test.refund(&check, &first).await, (false, left.to_vec()), "{case}");
 
-            // Given back, it is that of a new admission, and so it is when the longest window has passed, too.
+            // After the refund, the id belongs to a new admission. The same holds after the longest window.
             let refused = test.decide(&check).await;
             assert!(!refused.is_allowed() && refused.limit() == &limits[0], "{case}");
             for limit in &limits {
@@ -85,7 +85,7 @@ async fn a_repeated_check_is_neither_charged_nor_refused_while_any_limit_knows_i
     }
 }
 
-/// Beside charges that take nothing, that were spent, or that are in the shadow.
+/// Beside charges that take nothing, that were already spent, or that are in the shadow.
 async fn a_repeated_check_may_hold_charges_of_every_kind(test: Fixture<impl Store>) {
     let third = |units| Limit::per_minute("third", units);
     let free = || charge(&third(3), 0);
@@ -113,7 +113,7 @@ async fn a_repeated_check_may_hold_charges_of_every_kind(test: Fixture<impl Stor
             };
             assert_eq!(told(&first), (true, [1, 1, units]), "{kind}");
 
-            // All of the third is spent by now, and nothing of the first is known.
+            // By now the third limit is exhausted, and the first has forgotten the check.
             test.clock.advance(2 * SHORT.window());
             let more = 3_u64.saturating_sub(units);
             if more > 0 {
@@ -128,7 +128,7 @@ async fn a_repeated_check_may_hold_charges_of_every_kind(test: Fixture<impl Stor
         }
     }
 
-    // A limit in the shadow knows what it has counted as well as any other. What it has left out it does not know.
+    // A shadow limit remembers units that it has counted. It does not remember a check that it left out.
     for (spent_before, is_known) in [(0, true), (3, false)] {
         if spent_before > 0 {
             test.fill(&LONG, spent_before).await;
@@ -144,7 +144,7 @@ async fn a_repeated_check_may_hold_charges_of_every_kind(test: Fixture<impl Stor
         test.limiter.reset(&SHORT, "ada").await.unwrap();
     }
 
-    // What only asks is known by nobody.
+    // A check that charges nothing is not remembered.
     let check = Check::new(Charge::any_left(SHORT, "ada")).with_id(AdmissionId::from(4_000));
     for _ in 0..3 {
         assert!(test.decide(&check).await.is_allowed());
@@ -153,8 +153,8 @@ async fn a_repeated_check_may_hold_charges_of_every_kind(test: Fixture<impl Stor
     assert!(!test.decide(&check).await.is_allowed());
 }
 
-/// The clock of the second try may be behind that of the first, or far ahead of it: the settlement finds the admission by
-/// what either of them says.
+/// The clock of the second try may be behind or far ahead of the first. The settlement finds the admission by the time
+/// of either decision.
 async fn a_settlement_finds_a_repeated_check_after_clock_steps(test: Fixture<impl Store>) {
     let steps = [Duration::from_micros(1), ms(1), seconds(1), seconds(30), seconds(600)];
     let (long, forever) = (Limit::per_day("tokens", 100), Limit::per("forever", 100, seconds(86_400 * 7)));
@@ -178,7 +178,7 @@ async fn a_settlement_finds_a_repeated_check_after_clock_steps(test: Fixture<imp
                         }
                         let second = test.decide(&check).await;
                         assert!(second.is_allowed() && used(&second) == [cost, cost], "{case}");
-                        // Others tell it by what they have recorded.
+                        // The other algorithms report the time that they have recorded.
                         if algorithm == Algorithm::log() {
                             assert_eq!(second.at(), first.at(), "{case}");
                         }
@@ -193,7 +193,7 @@ async fn a_settlement_finds_a_repeated_check_after_clock_steps(test: Fixture<imp
     }
 }
 
-/// Among 600 others of the same time and of times around it.
+/// The admission is among 600 others with the same or nearby times.
 async fn a_settlement_finds_its_admission_among_many(test: Fixture<impl Store>) {
     let calls = Limit::per_hour("calls", 1_000_000);
     let check = |id: u64, lease: Option<Duration>| {
@@ -204,12 +204,12 @@ async fn a_settlement_finds_its_admission_among_many(test: Fixture<impl Store>) 
         for id in 0..1_200 {
             let check = check(id, lease);
             asked.push((test.decide(&check).await, check));
-            // Half of them at one time.
+            // The first half have the same time.
             if id >= 600 {
                 test.clock.advance(Duration::from_micros(1));
             }
         }
-        // All are sent again, by a clock that is behind.
+        // All checks are repeated by a clock that is behind.
         test.clock.step_back(ms(5));
         let mut left: u64 = asked.iter().map(|(_, check)| check.charges().map(Charge::cost).sum::<u64>()).sum();
         for (first, check) in &asked {
@@ -228,7 +228,7 @@ fn check_with_id(id: u64) -> Check {
     Check::new(Charge::new(MANY, "ada", 1).unwrap()).with_id(AdmissionId::from(id))
 }
 
-/// More have left than are dropped at once, so that one which has left is still there.
+/// More entries have expired than one check drops, so an expired entry is still stored.
 async fn fill_and_let_half_expire(test: &Fixture<impl Store>) {
     for id in 0..600 {
         assert!(test.limiter.check_all(check_with_id(id)).await.unwrap().is_allowed());

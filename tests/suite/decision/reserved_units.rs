@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use tower::ServiceExt;
 use tower_sliding_window::{
     AdmissionId, Algorithm, Charge, Check, Decision, DenyCache, Limit, LimitStatus, Limiter, MemoryStore, RedisStore,
     Settlement, Store,
@@ -30,7 +29,7 @@ impl<S: Store> Fixture<S> {
         assert!(decision.is_allowed(), "{decision:?}");
     }
 
-    /// How long a cost is refused to a key, and nothing if it would not be. It spends nothing.
+    /// The refusal of a cost to a key, or `None` if it would be admitted. Spends nothing.
     async fn refused_for(&self, limiter: &Limiter<S>, limit: &Limit, key: &'static str, cost: u64) -> Option<Decision> {
         if limiter.peek(limit, key).await.unwrap().remaining() >= cost {
             return None;
@@ -41,12 +40,12 @@ impl<S: Store> Fixture<S> {
     }
 }
 
-/// The retry time is the exact one with all reservations staying; or earlier, where without any of them it would be: but no
-/// earlier than that, nor than it takes to find out. Histories of settled and reserved units, and beside them the same ones
-/// without the reserved units.
+/// The retry time is exact as if all reservations stayed. If the check would be admitted sooner without them, the retry
+/// time is that earlier moment, but at least `retry_reserved_after`. The same history without the reserved units runs
+/// beside it under another key.
 async fn a_refusal_is_exact_unless_only_reservations_cause_it(test: Fixture<impl Store>) {
     let test = test.without_deny_cache();
-    let (mut numbers, mut told_of_reservations, mut sure) = (Numbers(7), 0, 0);
+    let (mut numbers, mut by_reservations_alone, mut sure) = (Numbers(7), 0, 0);
     for algorithm in ALGORITHMS {
         let limit = TOKENS.with_algorithm(algorithm);
         for _ in 0..30 {
@@ -79,7 +78,7 @@ async fn a_refusal_is_exact_unless_only_reservations_cause_it(test: Fixture<impl
                     let by_reservations = given_back.is_zero();
                     assert_eq!(refused.is_refused_by_reservations(), by_reservations, "{algorithm:?}: {refused:?}");
                     assert_eq!(refused.binding().reserved(), reserved_units().await, "{algorithm:?}");
-                    let counted = if by_reservations { &mut told_of_reservations } else { &mut sure };
+                    let counted = if by_reservations { &mut by_reservations_alone } else { &mut sure };
                     *counted += 1;
                 }
                 longest = Some((staying, cost));
@@ -92,10 +91,10 @@ async fn a_refusal_is_exact_unless_only_reservations_cause_it(test: Fixture<impl
             }
         }
     }
-    assert!(told_of_reservations > 200 && sure > 200, "{told_of_reservations} {sure}");
+    assert!(by_reservations_alone > 200 && sure > 200, "{by_reservations_alone} {sure}");
 }
 
-/// What a refusal says from the reservation to the end of its lease, when nobody settles it.
+/// The retry times from the reservation to the end of its lease, if it is never settled.
 async fn an_unsettled_reservation_refuses_until_its_lease_ends(test: Fixture<impl Store>) {
     let test = test.without_deny_cache();
     for (setting, lease) in [(SECOND, seconds(10)), (seconds(3), seconds(10)), (seconds(20), seconds(10))] {
@@ -109,7 +108,7 @@ async fn an_unsettled_reservation_refuses_until_its_lease_ends(test: Fixture<imp
             test.clock.advance(wait);
             asked += 1;
         }
-        assert_eq!(test.clock.now().duration_since(begun).unwrap(), lease, "it ends exactly then");
+        assert_eq!(test.clock.now().duration_since(begun).unwrap(), lease, "the refusals end exactly with the lease");
         assert_eq!(asked, lease.as_secs().div_ceil(setting.as_secs()));
         test.limiter.reset(&TOKENS, "ada").await.unwrap();
     }
@@ -134,7 +133,7 @@ async fn a_refusal_by_settled_units_outranks_one_by_reservations(test: Fixture<i
         assert_eq!((refused.retry_after(), refused.limit()), (Some(seconds(60)), &calls), "{algorithm:?}");
         assert!(!refused.is_refused_by_reservations(), "settled units refuse it as well");
 
-        // Sooner than it takes to find out, and then not any more.
+        // The settled units leave before `retry_reserved_after`, and then refuse no more.
         test.clock.advance(seconds(60) - ms(1));
         let refused = test.ask(check.clone()).await;
         assert_eq!((refused.retry_after(), refused.is_refused_by_reservations()), (Some(SECOND), false));
@@ -143,7 +142,7 @@ async fn a_refusal_by_settled_units_outranks_one_by_reservations(test: Fixture<i
         assert_eq!((refused.retry_after(), refused.is_refused_by_reservations()), (Some(SECOND), true));
         assert_eq!(refused.statuses().map(said).collect::<Vec<_>>(), [(Some(SECOND), true, 100), (None, false, 0)]);
 
-        // A limit in the shadow refuses nothing, so it makes nothing sure.
+        // A shadow limit refuses nothing, so its settled units do not count.
         let shadow = charge(&Limit::per_minute("shadow", 1), 1);
         test.admit(shadow.clone()).await;
         let refused = test.ask(both(charge(&tokens, 1), shadow.clone().in_shadow())).await;
@@ -151,7 +150,7 @@ async fn a_refusal_by_settled_units_outranks_one_by_reservations(test: Fixture<i
         let would = refused.shadow_refusals().map(said).collect::<Vec<_>>();
         assert_eq!(would, [(Some(seconds(60)), false, 0)]);
 
-        // Both of them by reservations, of which one ends before.
+        // Both limits refuse by reservations, and one lease ends first.
         test.admit(charge(&calls, 2).reserve(ms(400))).await;
         let refused = test.ask(check.clone()).await;
         assert_eq!(
@@ -160,13 +159,13 @@ async fn a_refusal_by_settled_units_outranks_one_by_reservations(test: Fixture<i
         );
         assert!(refused.is_refused_by_reservations());
 
-        // What is admitted tells of reservations, too, and is refused by nothing.
+        // An admitted check also reports reserved units.
         test.clock.advance(ms(400));
         let asked = test.ask(both(charge(&tokens, 0), charge(&calls, 1))).await;
         assert_eq!(asked.statuses().map(said).collect::<Vec<_>>(), [(None, false, 100), (None, false, 0)]);
         assert!(asked.is_allowed() && !asked.is_refused_by_reservations());
 
-        // Settled, they are sure.
+        // Once they are settled, they refuse until they leave.
         test.limiter.reset(&tokens, "ada").await.unwrap();
         let check = Check::new(charge(&tokens, 60).reserve(Duration::MAX));
         let admitted = test.ask(check.clone()).await;
@@ -188,7 +187,7 @@ for_every_store! {
     a_refusal_by_settled_units_outranks_one_by_reservations
 }
 
-/// By the server's own clock, a check that is nothing special meets a log in which units are reserved.
+/// By the server's own clock, a plain check meets a log with reserved units.
 #[tokio::test]
 async fn a_plain_check_counts_reserved_units() {
     let server = RedisServer::start();
@@ -209,7 +208,7 @@ async fn a_plain_check_counts_reserved_units() {
     }
 }
 
-/// An id that an application gives may be any eight bytes, and so is a member of a log that stands for something else.
+/// An application may use any eight bytes as an id, also those of a member that the log uses for a sum.
 #[tokio::test]
 async fn no_id_is_mistaken_for_a_sum() {
     let server = RedisServer::start();
@@ -227,7 +226,7 @@ async fn no_id_is_mistaken_for_a_sum() {
     }
 }
 
-/// Asking again takes at least a moment, however short the time is that was said.
+/// Between two checks `acquire` pauses for a moment, however short the retry time is.
 #[tokio::test(start_paused = true)]
 async fn retry_reserved_after_may_be_zero_or_endless() {
     let limit = Limit::per_minute("calls", 10);

@@ -26,7 +26,7 @@ impl<S: Store> Fixture<S> {
         decision
     }
 
-    /// Settles, and tells whether it was known, and what is used then.
+    /// Settles, and returns whether it was applied and how many units are used then.
     async fn settled(&self, check: &Check, admitted: &Decision, cost: u64) -> (bool, u64) {
         let settled = self.limiter.settle(Settlement::new(check.clone(), admitted, |_| Some(cost))).await.unwrap();
         (settled.was_applied(), settled.decision().used())
@@ -37,7 +37,7 @@ impl<S: Store> Fixture<S> {
     }
 }
 
-/// Down, up, and to nothing; and the second time nothing happens.
+/// Settles at less, at more, and at nothing. A second settlement changes nothing.
 async fn a_settlement_counts_once_at_its_cost(test: Fixture<impl Store>) {
     for algorithm in ALGORITHMS {
         let limit = TOKENS.with_algorithm(algorithm);
@@ -47,18 +47,22 @@ async fn a_settlement_counts_once_at_its_cost(test: Fixture<impl Store>) {
             assert!(test.take(&plain_check(&limit, 30)).await.is_allowed());
             let check = reserved_check(&limit, 60, LEASE);
             let admitted = test.take(&check).await;
-            assert_eq!(admitted.used(), 90, "what is reserved counts");
+            assert_eq!(admitted.used(), 90, "reserved units count");
             assert_eq!(test.settled(&check, &admitted, cost).await, (true, used), "{algorithm:?}");
             for again in [cost, 0, 99] {
                 assert_eq!(test.settled(&check, &admitted, again).await, (false, used), "{algorithm:?}");
             }
             test.clock.advance(LEASE);
-            assert_eq!(test.units_used(&limit).await, used, "{algorithm:?}: the lease ends nothing any more");
+            assert_eq!(
+                test.units_used(&limit).await,
+                used,
+                "{algorithm:?}: the lease returns nothing after the settlement"
+            );
         }
     }
 }
 
-/// What was settled above the limit is counted: the next is refused until enough of it has left.
+/// A settlement may exceed the limit. Then checks are refused until enough units have left.
 async fn units_settled_above_the_limit_refuse_until_they_leave(test: Fixture<impl Store>) {
     let check = reserved_check(&TOKENS, 10, LEASE);
     let admitted = test.take(&check).await;
@@ -67,17 +71,19 @@ async fn units_settled_above_the_limit_refuse_until_they_leave(test: Fixture<imp
     let refused = test.limiter.check(&TOKENS, "ada", 1).await.unwrap();
     assert_eq!((refused.remaining(), refused.retry_after()), (0, Some(Duration::from_secs(59))));
     test.clock.advance(Duration::from_secs(59));
-    assert_eq!(test.units_used(&TOKENS).await, 0, "it counts as of when it was admitted");
+    assert_eq!(test.units_used(&TOKENS).await, 0, "the settlement counts from the admission");
 }
 
-/// What nobody settles is given back when the lease ends, to the microsecond. What was used is counted all the same, once.
+/// Units that are not settled return when the lease ends, to the microsecond. A later settlement still counts them,
+/// once.
 async fn a_lease_ends_by_itself(test: Fixture<impl Store>) {
     for algorithm in ALGORITHMS {
         let limit = TOKENS.with_algorithm(algorithm);
         to_the_start_of_a_window(&test.clock, TOKENS.window());
         let check = reserved_check(&limit, 100, LEASE);
         let admitted = test.take(&check).await;
-        // It may be given back at any time, and is told of with the end of the lease from a second before it on.
+        // A reservation may be returned at any time, so the retry time is a second, or the end of the lease if that is
+        // sooner.
         for (pause, told) in [
             (Duration::ZERO, SECOND),
             (LEASE - SECOND - MICROSECOND, SECOND),
@@ -99,11 +105,11 @@ async fn a_lease_ends_by_itself(test: Fixture<impl Store>) {
     }
 }
 
-/// A lease beyond the window ends with it.
+/// A lease that is longer than the window ends with the window.
 async fn a_lease_lasts_at_most_one_window(test: Fixture<impl Store>) {
     assert!(test.take(&reserved_check(&TOKENS, 100, Duration::MAX)).await.is_allowed());
     let refused = test.limiter.check(&TOKENS, "ada", 1).await.unwrap();
-    assert_eq!(refused.retry_after(), Some(SECOND), "it may be given back before");
+    assert_eq!(refused.retry_after(), Some(SECOND), "the reservation may return earlier");
     let patient = test.limiter.clone().retry_reserved_after(Duration::MAX);
     let wait = patient.check(&TOKENS, "ada", 1).await.unwrap().retry_after();
     assert_eq!(wait, Some(TOKENS.window()));
@@ -113,7 +119,7 @@ async fn a_lease_lasts_at_most_one_window(test: Fixture<impl Store>) {
     assert_eq!(test.units_used(&TOKENS).await, 0);
 }
 
-/// A settlement of one charge of several leaves the others as they are.
+/// Settling one charge of a check leaves the other charges unchanged.
 async fn charges_are_settled_one_by_one(test: Fixture<impl Store>) {
     let requests = Limit::per_minute("requests", 10);
     let check = reserved_check(&TOKENS, 60, LEASE).and(Charge::new(requests.clone(), "ada", 1).unwrap()).unwrap();
@@ -125,10 +131,10 @@ async fn charges_are_settled_one_by_one(test: Fixture<impl Store>) {
 
     let settled = test.limiter.settle(Settlement::refund(check, &admitted)).await.unwrap();
     let used: Vec<u64> = settled.decision().statuses().map(|status| status.used()).collect();
-    assert_eq!((settled.was_applied(), used), (true, vec![7, 0]), "what was not settled yet can be");
+    assert_eq!((settled.was_applied(), used), (true, vec![7, 0]), "a charge that is not settled yet can be");
 }
 
-/// An admission that was not reserved can be given back where it has an entry of its own.
+/// An admission without a reservation can be refunded if it has its own entry.
 async fn an_admission_can_be_refunded_by_its_id(test: Fixture<impl Store>) {
     for algorithm in ALGORITHMS {
         let limit = TOKENS.with_algorithm(algorithm);
@@ -146,7 +152,7 @@ async fn an_admission_can_be_refunded_by_its_id(test: Fixture<impl Store>) {
     }
 }
 
-/// Nothing is given back for an id that was never admitted, or at another cost than it was.
+/// A settlement returns nothing for an unknown id, or at a cost that differs from the charge.
 async fn a_foreign_settlement_frees_nothing(test: Fixture<impl Store>) {
     for algorithm in ALGORITHMS {
         let limit = TOKENS.with_algorithm(algorithm);
@@ -164,7 +170,7 @@ async fn a_foreign_settlement_frees_nothing(test: Fixture<impl Store>) {
     }
 }
 
-/// A settlement is of the admission it was made for, and not of a later one to which the id was given again.
+/// A settlement belongs to its admission, and not to a later one with the same id.
 async fn a_late_settlement_leaves_a_repeated_admission_alone(test: Fixture<impl Store>) {
     for algorithm in ALGORITHMS {
         let limit = TOKENS.with_algorithm(algorithm);
@@ -176,20 +182,20 @@ async fn a_late_settlement_leaves_a_repeated_admission_alone(test: Fixture<impl 
         assert_eq!(test.settled(&check, &first, 10).await, (true, 70), "{algorithm:?}: its lease has ended");
         assert_eq!(test.settled(&check, &second, 20).await, (true, 30), "{algorithm:?}");
 
-        // Also where nothing is held, and the first has been given back.
+        // The same without a reservation, after the first admission was refunded.
         let named = plain_check(&limit, 30).with_id(AdmissionId::from(77));
         let first = test.take(&named).await;
         assert_eq!(test.settled(&named, &first, 0).await, (true, 30));
         test.clock.advance(LEASE);
         assert!(test.take(&named).await.is_allowed());
-        // A fixed window does not tell them apart: what counts is the same.
+        // A fixed window does not tell them apart, but counts the same units.
         if algorithm != Algorithm::fixed() {
             assert_eq!(test.settled(&named, &first, 0).await, (false, 60), "{algorithm:?}");
         }
     }
 }
 
-/// What nobody can have spent closes the key, and does not overflow.
+/// An impossible cost refuses the key, and does not overflow.
 async fn absurd_costs_refuse_their_key_and_do_not_overflow(test: Fixture<impl Store>) {
     for algorithm in ALGORITHMS {
         let limit = TOKENS.with_algorithm(algorithm);
@@ -205,14 +211,15 @@ async fn absurd_costs_refuse_their_key_and_do_not_overflow(test: Fixture<impl St
     }
 }
 
-/// Where memory is bounded, a key has at most 10,000 reservations. What comes beyond them counts as any other admission.
+/// Under algorithms with bounded memory, a key keeps at most 10,000 reservations. Admissions beyond them count for
+/// their window.
 async fn an_admission_without_its_own_entry_counts_for_its_window(test: Fixture<impl Store>) {
     for algorithm in [Algorithm::compact(16), Algorithm::counter(), Algorithm::fixed()] {
         let limit = Limit::per_day("tokens", 1_000_000).with_algorithm(algorithm);
         to_next_window(&test.clock, limit.window());
         test.clock.advance(Duration::from_secs(60));
         let check = reserved_check(&limit, 1, LEASE);
-        // No more at once than may wait.
+        // No more at once than the queue holds.
         let mut open = Vec::new();
         for _ in 0..101 {
             let asked: JoinSet<_> = (0..100).map(|_| test.limiter.check_all(check.clone())).collect();
@@ -234,7 +241,7 @@ async fn an_admission_without_its_own_entry_counts_for_its_window(test: Fixture<
     }
 }
 
-/// A limit lowered below what is used refuses, and what is settled comes back all the same.
+/// A limit that is lowered below its used units refuses. A settlement still returns the units.
 async fn a_lowered_limit_settles_exactly(test: Fixture<impl Store>) {
     let check = reserved_check(&TOKENS, 60, LEASE);
     let admitted = test.take(&check).await;
@@ -245,7 +252,7 @@ async fn a_lowered_limit_settles_exactly(test: Fixture<impl Store>) {
     assert!(test.limiter.check(&lowered, "ada", 1).await.unwrap().is_allowed());
 }
 
-/// A charge in the shadow counts where it fits, and says where it does not, but refuses nothing.
+/// A shadow charge counts if it fits, and reports if it does not. It refuses nothing.
 async fn a_shadow_limit_never_refuses(test: Fixture<impl Store>) {
     let enforced = Limit::per_minute("enforced", 3);
     for algorithm in ALGORITHMS {

@@ -8,7 +8,7 @@ use crate::support::{ALGORITHMS, Fixture, MICROSECOND, for_every_store, to_the_s
 
 const FAILURES: Limit = Limit::per_minute("failures", 5);
 
-/// What a check that asks for anything left says, and what has been spent, by every algorithm.
+/// A check for any units left, and charges of spent units, by every algorithm.
 async fn spent_units_count_beyond_the_limit_and_refuse_until_they_leave(test: Fixture<impl Store>) {
     for algorithm in ALGORITHMS {
         to_the_start_of_a_window(&test.clock, FAILURES.window());
@@ -29,7 +29,7 @@ async fn spent_units_count_beyond_the_limit_and_refuse_until_they_leave(test: Fi
         let beyond = spent(8).await;
         assert_eq!((beyond.is_allowed(), beyond.used(), beyond.remaining()), (true, 13, 0));
 
-        // True and tight. Nothing that is remembered may answer in the store's place.
+        // The retry time is exact. The deny cache is off, so that the store itself decides.
         let limiter = test.limiter.clone().deny_cache(DenyCache::off());
         let ask = async || limiter.check_all(Check::new(Charge::any_left(limit.clone(), "ada"))).await.unwrap();
         let wait = ask().await.retry_after().unwrap();
@@ -42,7 +42,7 @@ async fn spent_units_count_beyond_the_limit_and_refuse_until_they_leave(test: Fi
     }
 }
 
-/// Absurd costs close a key, and do no more.
+/// An impossible cost refuses the key, and does not overflow.
 async fn absurd_costs_are_counted_without_overflow(test: Fixture<impl Store>) {
     for algorithm in ALGORITHMS {
         to_the_start_of_a_window(&test.clock, FAILURES.window());

@@ -20,10 +20,10 @@ use crate::support::{
     requests::{anyone, figures, hello, request},
 };
 
-/// 16 parts of 100.
+/// 16 parts of 100 units.
 const CALLS: Split = Limit::per_hour("calls", 1_600).split(16);
 
-/// What each part has used.
+/// The units that each part has used.
 async fn used(limiter: &Limiter<impl Store>, split: &Split, key: &Key) -> Vec<u64> {
     let mut used = Vec::new();
     for part in split.keys(key.clone()) {
@@ -32,7 +32,7 @@ async fn used(limiter: &Limiter<impl Store>, split: &Split, key: &Key) -> Vec<u6
     used
 }
 
-/// Many tasks spend so many units in the name of `ada`, one at a time; how many were admitted.
+/// Spends `times` units of `ada` from many tasks, one at a time, and returns how many were admitted.
 async fn spend_from_many_tasks(limiter: &Limiter<impl Store>, times: usize) -> u64 {
     let mut tasks = JoinSet::new();
     for _ in 0..32 {
@@ -49,7 +49,7 @@ async fn spend_from_many_tasks(limiter: &Limiter<impl Store>, times: usize) -> u
     tasks.join_all().await.into_iter().sum()
 }
 
-/// As many ask as there are units: nearly all are admitted, whichever part they meet. Then many more do.
+/// With as many checks as units, nearly all are admitted, whichever part they get. With many more, all units are used.
 async fn all_parts_together_admit_the_limit(test: Fixture<impl Store>) {
     let admitted = spend_from_many_tasks(&test.limiter, 1_600).await;
     assert!((1_500..=1_600).contains(&admitted), "{admitted}");
@@ -102,7 +102,8 @@ enum Step {
     Advance { micros: u64 },
 }
 
-/// Random limits in random parts: no window holds more than the limit, and what a part has room for is admitted.
+/// Random limits in random parts: no window admits more than the limit, and a check that fits into its part is
+/// admitted.
 #[test]
 fn no_window_admits_more_than_the_whole_limit() {
     const WINDOW: Duration = Duration::from_millis(100);
@@ -161,7 +162,7 @@ fn key_of_anyone() -> Key {
     anyone(&request().into_parts().0).unwrap()
 }
 
-/// 22 units in 4 parts are four times 5.
+/// 22 units in 4 parts are four parts of 5.
 #[tokio::test]
 async fn a_request_is_charged_to_one_part_and_shown_its_figures() {
     let limit = Limit::per_hour("calls", 22);
@@ -172,8 +173,8 @@ async fn a_request_is_charged_to_one_part_and_shown_its_figures() {
         assert_eq!((of, retry_after.is_some()), (Some("5"), response.status() == 429));
         assert!(remaining.unwrap().parse::<u64>().unwrap() < 5);
     }
-    let dear = send_requests(layer(limit.by(anyone).cost(|_| 6).split(4)), 1).await;
-    assert_eq!((dear[0].status().as_u16(), figures(dear[0].headers())[3]), (429, None), "it never fits");
+    let costly = send_requests(layer(limit.by(anyone).cost(|_| 6).split(4)), 1).await;
+    assert_eq!((costly[0].status().as_u16(), figures(costly[0].headers())[3]), (429, None), "it never fits");
 }
 
 #[tokio::test]
@@ -186,7 +187,7 @@ async fn a_reservation_is_settled_in_its_own_part() {
     let of_parts = used(&Limiter::new(store), &limit, &key_of_anyone()).await;
     assert_eq!(of_parts.iter().sum::<u64>(), 32 * 7);
 
-    // What is never settled comes back.
+    // Units that are never settled return when the lease ends.
     let store = MemoryStore::builder().clock(&clock).build();
     let keyed = Limit::per_hour("calls", 400).by(anyone).settle(|_| 1).lease(Duration::from_secs(9)).split(4);
     let app = RateLimitLayer::new(store.clone()).limit(keyed).layer(service_fn(|_: Request<Body>| async {
@@ -211,7 +212,7 @@ async fn a_split_shadow_limit_refuses_nothing() {
     assert_eq!((admitted(&responses), responses.iter().filter(would_refuse).count()), (100, 92));
 }
 
-/// The smaller one has fewer units than there are parts.
+/// The two smaller limits have fewer units than there are parts.
 #[tokio::test]
 async fn a_chosen_limit_is_split_when_it_is_chosen() {
     for (units, expected) in [(80, 80), (3, 3), (1, 1)] {
@@ -249,7 +250,7 @@ fn invalid_parts_are_an_error_or_a_panic_where_the_limit_is_made() {
     assert!(chosen().try_split(11).is_ok() && chosen().try_split(0).is_err());
 }
 
-/// 1,600 units on three primaries with a replica each.
+/// 1,600 units on three primaries with one replica each.
 #[cfg(feature = "cluster")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn parts_are_spread_over_all_nodes_of_a_cluster() {

@@ -51,8 +51,8 @@ async fn hello_admits_five_and_more_after_exactly_retry_after() {
 async fn two_servers_on_one_redis_admit_exactly_five_of_a_hundred_at_once() {
     let redis = RedisServer::start();
     let servers = [(); 2].map(|()| start(&[("REDIS_URL", &redis.url())]));
-    // A request that met a slow machine's deadline is let through without figures, and may have been counted: then this
-    // try shows nothing, and the next one has to.
+    // A request that timed out on a slow machine is forwarded without headers, and may have been counted. Such a try
+    // shows nothing, so the next one must.
     for _ in 0..5 {
         redis.run::<()>("FLUSHALL");
         let mut requests = JoinSet::new();
@@ -69,7 +69,7 @@ async fn two_servers_on_one_redis_admit_exactly_five_of_a_hundred_at_once() {
             assert_eq!(remaining, [0, 1, 2, 3, 4]);
             return;
         }
-        // Nobody tells the servers that Redis has forgotten: for a second they repeat what they have refused.
+        // The servers do not know that Redis was flushed, and repeat cached refusals for a second.
         sleep(Duration::from_millis(1_100)).await;
     }
     panic!("the machine is too slow to decide 100 requests in time, five times in a row");
@@ -116,7 +116,7 @@ async fn behind_a_proxy_the_forwarded_address_counts() {
     assert_eq!(statuses, [200, 200, 200, 429], "without trusted proxies the header is not believed");
 }
 
-/// What `/login` and `/api/items` answer while Redis cannot: in their own mode, every time, and soon.
+/// The responses of `/login` and `/api/items` while Redis fails: each in its failure mode, every time, and soon.
 async fn assert_degraded(server: &Server) {
     for number in 0..10 {
         let asked = Instant::now();
@@ -125,12 +125,12 @@ async fn assert_degraded(server: &Server) {
         assert!((1..=5).contains(&login.number("retry-after").unwrap()));
         let items = api(server, "items", "ada").await;
         assert_eq!((items.status.as_u16(), items.number("x-ratelimit-limit")), (200, None), "items {number}");
-        // Two deadlines of 50 ms. A wait for a connection or for a reply would take a second and more.
+        // Two deadlines of 50 ms. Waiting for a connection or a reply would take more than a second.
         assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
     }
 }
 
-/// Decisions are back when an answer has figures again.
+/// Decisions are back when a response has rate-limit headers again.
 async fn assert_recovers(server: &Server) {
     let back = Instant::now();
     while api(server, "items", "ada").await.number("x-ratelimit-limit").is_none() {

@@ -51,7 +51,7 @@ async fn tokens_count_as_the_response_says() {
     let complete = async |prompt: &str, headers: &[(&str, &str)]| {
         server.post("/complete", &[&[("x-api-key", "ada")], headers].concat(), prompt).await
     };
-    // An estimate of a hundred each would allow for three of them.
+    // An estimate of a hundred tokens each would admit only three of them.
     for _ in 0..10 {
         let answer = complete("one two three", &[]).await;
         assert_eq!(
@@ -61,18 +61,18 @@ async fn tokens_count_as_the_response_says() {
     }
     let answer = complete(&"long ".repeat(170), &[("x-max-tokens", "0")]).await;
     assert_eq!((answer.status.as_u16(), answer.number("x-tokens-used")), (200, Some(170)));
-    // 230 are used, and the requests are not the fewest that are left any more.
+    // 230 tokens are used, and the request limit is not the tightest any more.
     let answer = complete(&"long ".repeat(70), &[("x-max-tokens", "80")]).await;
     assert_eq!((answer.number("x-tokens-used"), answer.number("x-ratelimit-remaining")), (Some(140), Some(30)));
     assert_eq!(answer.number("x-ratelimit-limit"), Some(400));
     let refused = complete("one", &[]).await;
     assert_eq!((refused.status.as_u16(), refused.number("x-ratelimit-limit")), (429, Some(400)));
-    // A short answer still fits.
+    // A short response still fits.
     assert_eq!(complete("one", &[("x-max-tokens", "5")]).await.status, 200);
     assert_eq!(server.send("POST", "/complete", &[]).await.status, 401);
 }
 
-/// What is streamed counts as it was reserved until its body has ended, or its client has left.
+/// A stream counts as reserved until its body has ended or its client has disconnected.
 #[tokio::test]
 async fn streamed_tokens_count_when_the_stream_ends() {
     let redis = RedisServer::start();
@@ -94,8 +94,8 @@ async fn streamed_tokens_count_when_the_stream_ends() {
     let mut client = TcpStream::connect(server.url.trim_start_matches("http://")).unwrap();
     let head = "POST /stream HTTP/1.1\r\nhost: localhost\r\nx-api-key: bob\r\ncontent-length: 500\r\n\r\n";
     client.write_all((head.to_owned() + &"word ".repeat(100)).as_bytes()).unwrap();
-    assert!(client.read(&mut [0; 100]).unwrap() > 0, "the answer begins");
-    assert_eq!(used("bob").await, 225, "a quarter of the bytes, and the longest answer");
+    assert!(client.read(&mut [0; 100]).unwrap() > 0, "the response begins");
+    assert_eq!(used("bob").await, 225, "a quarter of the bytes, and the longest response");
     drop(client);
     let left = Instant::now();
     let settled = loop {
@@ -105,7 +105,7 @@ async fn streamed_tokens_count_when_the_stream_ends() {
         }
         sleep(Duration::from_millis(5)).await;
     };
-    assert!((101..200).contains(&settled), "the prompt, and what was written: {settled}");
+    assert!((101..200).contains(&settled), "the prompt, and the part that was written: {settled}");
 }
 
 #[test]

@@ -32,7 +32,7 @@ fn the_first_untrusted_hop_from_the_right_is_the_client() {
     }
 }
 
-/// The client writes the left end. Rotating it buys nothing, and naming a victim does not lock the victim out.
+/// The client writes the left end. Rotating it has no effect, and naming another address does not lock that one out.
 #[test]
 fn the_left_end_is_not_trusted() {
     for claimed in ["198.51.100.1", "198.51.100.2", "127.0.0.1", "unknown", "garbage", "10.1.1.1", "\"", ","] {
@@ -43,7 +43,7 @@ fn the_left_end_is_not_trusted() {
     }
 }
 
-/// HAProxy appends a line of its own. Who reads only the first reads what the client wrote.
+/// HAProxy appends its own line. A reader of only the first line would trust the client.
 #[test]
 fn the_last_header_line_is_read_first() {
     let lines = [("x-forwarded-for", "198.51.100.1"), ("x-forwarded-for", "192.0.2.1")];
@@ -52,7 +52,7 @@ fn the_last_header_line_is_read_first() {
     assert_eq!(client(&behind().forwarded(), PROXY, &lines), key("192.0.2.1"));
 }
 
-/// A proxy that sets one header passes on the others as the client sent them.
+/// A proxy that sets one header forwards the others as the client sent them.
 #[test]
 fn only_the_chosen_header_is_read() {
     let lines = [
@@ -66,7 +66,7 @@ fn only_the_chosen_header_is_read() {
     assert_eq!(client(&behind().single_header("cf-connecting-ip"), PROXY, &lines), key("198.51.100.3"));
 }
 
-/// The walk never goes on to the left of what it cannot read.
+/// The walk never continues to the left of an unreadable hop.
 #[test]
 fn the_walk_stops_at_an_unreadable_address() {
     for unreadable in ["unknown", "_hidden", "", "300.1.1.1", "fe80::1%eth0", "192.0.2.1:port", "for=192.0.2.1"] {
@@ -107,13 +107,13 @@ fn rfc_7239_is_read_with_quotes_ports_and_brackets() {
     }
 }
 
-/// Trusted behind IPv4 written as IPv6, too: a dual-stack listener shows the proxy as `::ffff:10.0.0.1`.
+/// A dual-stack listener shows the IPv4 proxy as `::ffff:10.0.0.1`.
 #[test]
 fn an_ipv4_mapped_proxy_is_trusted() {
     assert_eq!(client(&behind(), "::ffff:10.0.0.1", &[("x-forwarded-for", "192.0.2.1")]), key("192.0.2.1"));
 }
 
-/// And where it is the range that is written so.
+/// Also if the range itself is written in another form.
 #[test]
 fn a_trusted_range_matches_in_every_spelling() {
     for range in [
@@ -138,7 +138,7 @@ fn a_trusted_range_matches_in_every_spelling() {
     assert_eq!(client(&other, "64:ff9b:1::1", &[("x-forwarded-for", "192.0.2.1")]), key("192.0.2.1"));
 }
 
-/// The hops that are trusted are read up to a bound. A client that makes them longer gets no other key.
+/// Trusted hops are read up to a bound. A client that makes them longer gets no other key.
 #[test]
 fn at_most_16_kib_of_a_header_are_read() {
     let (forwarded, padded) = (behind().forwarded(), |bytes| format!("for=192.0.2.1;host={}", "x".repeat(bytes)));
@@ -147,7 +147,7 @@ fn at_most_16_kib_of_a_header_are_read() {
     let error = extract(&padded(17_000)).unwrap_err();
     assert_eq!((error.status().as_u16(), error.to_string()), (400, "forwarded: longer than 16 KiB".to_owned()));
     assert!(!error.is_missing());
-    // The text on the left of the client is not read at all.
+    // Text to the left of the client's address is not read.
     assert_eq!(extract(&format!("{}, for=192.0.2.1", "x".repeat(100_000))).unwrap(), key("192.0.2.1"));
     let chain = format!("192.0.2.1{}", ", 10.0.0.2".repeat(20)) + &" ".repeat(17_000);
     assert_eq!(behind().extract(&from(PROXY, &[("x-forwarded-for", &chain)])).unwrap_err().status(), 400);

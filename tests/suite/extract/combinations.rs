@@ -24,7 +24,7 @@ fn or_falls_back_into_another_namespace_only_if_the_first_is_absent() {
     assert_eq!(either.extract(&from(&peer, &[])).unwrap(), key(&peer));
     let keyed = either.extract(&from(&peer, &[("x-api-key", "k3y")])).unwrap();
     assert_eq!((keyed.namespace(), key(&peer).namespace()), ("api-key", "ip"));
-    // A malformed key must not be a way into the budget of its address.
+    // A malformed API key must not fall back to the limit of its address.
     assert!(either.extract(&from(&peer, &[("x-api-key", "")])).is_err());
 }
 

@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use http::{Request, request::Parts};
 use tower_sliding_window::{ClientIp, Key, KeyExtractor, PeerIp, Secret};
 
-/// A request from a peer, with these header lines.
+/// A request from a peer, with these headers.
 fn from(peer: &str, lines: &[(&str, &str)]) -> Parts {
     let mut parts = with(lines);
     parts.extensions.insert(SocketAddr::new(peer.parse().unwrap(), 50_000));
@@ -25,7 +25,7 @@ fn with(lines: &[(&str, &str)]) -> Parts {
     request.body(()).unwrap().into_parts().0
 }
 
-/// The key of an address that is connected directly.
+/// The key of an address that connects directly.
 fn key(address: &str) -> Key {
     PeerIp::new().extract(&from(address, &[])).unwrap()
 }

@@ -14,7 +14,7 @@ fn the_peer_is_found_wherever_a_server_puts_it() {
     requests[0].extensions.insert(peer);
     requests[1].extensions.insert(ConnectInfo(peer));
     requests[2].extensions.insert(MockConnectInfo(peer));
-    // The connection's own knowledge goes before what a layer has inserted.
+    // The address of the connection takes precedence over one that a layer has inserted.
     requests[1].extensions.insert(SocketAddr::from(([192, 0, 2, 9], 1)));
     for request in requests {
         assert_eq!(PeerIp::new().extract(&request).unwrap(), key("192.0.2.1"));
@@ -50,6 +50,6 @@ fn rotating_within_an_ipv6_prefix_does_not_help() {
     let wider = PeerIp::new().ipv6_prefix(48).unwrap();
     let of = |peer| wider.extract(&from(peer, &[])).unwrap();
     assert_eq!(of("2001:db8:1:1::1"), of("2001:db8:1:2::1"));
-    // Where two limits of one name count by different prefixes, subnet 0 is not the whole network.
+    // If two limits of one name use different prefixes, subnet 0 is not the whole network.
     assert_ne!(of("2001:db8:1::1"), key("2001:db8:1::1"));
 }

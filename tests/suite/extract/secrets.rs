@@ -20,7 +20,7 @@ use crate::support::{TEST_TIMEOUT, log::Log, redis_server::RedisServer};
 const API_KEY: &str = "sk-live-do-not-show-me-to-anybody";
 const SECRET: &str = "the secret that api keys are hashed with";
 
-/// What the server is told, from now on until it ends.
+/// All commands that the server gets until it stops.
 fn monitor(server: &RedisServer) -> thread::JoinHandle<String> {
     let mut stream = TcpStream::connect(server.address()).unwrap();
     stream.write_all(b"MONITOR\r\n").unwrap();
@@ -54,13 +54,13 @@ async fn an_api_key_appears_nowhere_but_in_the_request() {
                 Limit::per_minute("both", 9)
                     .by(ApiKey::header("x-api-key", &secret).or(PeerIp::new()).and(PeerIp::new())),
             )
-            .cost(|parts: &Parts| if parts.uri.path() == "/dear" { 5 } else { 1 })
+            .cost(|parts: &Parts| if parts.uri.path() == "/costly" { 5 } else { 1 })
             .deadline(TEST_TIMEOUT)
     };
     let mut seen = format!("{store:?} {:?} {:?} {secret:?}", layer("calls"), Limiter::new(store.clone()));
 
     // Admitted, refused, never fitting, without a valid key, and without a store.
-    let app = Router::new().route("/", get(|| async {})).route("/dear", get(|| async {})).layer(layer("calls"));
+    let app = Router::new().route("/", get(|| async {})).route("/costly", get(|| async {})).layer(layer("calls"));
     for request in [
         with_key("x-api-key", API_KEY),
         with_key("x-api-key", API_KEY),
@@ -75,9 +75,9 @@ async fn an_api_key_appears_nowhere_but_in_the_request() {
         let request = Request::from_parts(parts, Body::empty());
         seen += &debug_of(&app.clone().oneshot(request).await.unwrap());
     }
-    let mut dear = with_key("x-api-key", API_KEY);
-    *dear.uri_mut() = "/dear".parse().unwrap();
-    seen += &debug_of(&app.clone().oneshot(dear).await.unwrap());
+    let mut costly = with_key("x-api-key", API_KEY);
+    *costly.uri_mut() = "/costly".parse().unwrap();
+    seen += &debug_of(&app.clone().oneshot(costly).await.unwrap());
     let decision: Decision = Limiter::new(store.clone())
         .deadline(TEST_TIMEOUT)
         .check(&Limit::per_minute("calls", 2), API_KEY, 1)
@@ -89,7 +89,7 @@ async fn an_api_key_appears_nowhere_but_in_the_request() {
     let stored: Vec<Vec<u8>> =
         server.keys().iter().flat_map(|key| server.run::<Vec<Vec<u8>>>(&format!("ZRANGE {key} 0 -1"))).collect();
     drop(server);
-    // Without what the store is known to have refused.
+    // Without cached refusals.
     let down = || layer("calls").deadline(Duration::from_millis(20)).deny_cache(DenyCache::off());
     for down in [down().fail_closed(), down()] {
         let app = Router::new().route("/", get(|| async {})).layer(down);

@@ -10,7 +10,7 @@ fn host(uri: &str) -> Result<Key, KeyError> {
     UpstreamHost.key(&uri.parse().unwrap())
 }
 
-/// Or an upstream that is told to wait is called by another name.
+/// Otherwise a client could call a paused upstream under another name.
 #[test]
 fn every_spelling_of_a_host_is_one_key() {
     for (spellings, host_itself) in [
@@ -43,7 +43,7 @@ fn no_two_hosts_share_a_key() {
     assert_eq!(keys.len(), hosts.len());
 }
 
-/// A server's requests name theirs in a header, which their clients choose.
+/// Requests of a server carry their host in a header, which clients choose.
 #[test]
 fn without_a_host_there_is_no_key() {
     let error = UpstreamHost.extract(&with(&[("host", "example.org")])).unwrap_err();

@@ -1,4 +1,4 @@
-//! One fault after the other, at random, for `FAULT_SECONDS`.
+//! Random faults, one after the other, for `FAULT_SECONDS`.
 
 use std::{
     env, fs,
@@ -24,7 +24,7 @@ use crate::support::{
 
 const SECONDS: u64 = 15;
 
-/// What one of the two processes has open at most.
+/// The most connections that one of the two processes opens.
 const POOL: usize = 2;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -55,7 +55,7 @@ async fn random_faults() {
         sleep(Duration::from_millis(10)).await;
     }
     let (lasted, memory) = (started.elapsed(), resident_bytes().zip(memory_before));
-    // What other tests take at the same time is not ours.
+    // Other tests may use memory at the same time, so this is checked only in a run of its own.
     if let (Some((now, before)), Some(_)) = (memory, told) {
         assert!(now < before + 64 * 1024 * 1024, "memory has grown from {before} to {now} bytes");
     }
@@ -83,7 +83,7 @@ async fn random_faults() {
     );
 }
 
-/// One fault, and its end. Whether the server has forgotten everything.
+/// Injects one fault and ends it. Returns whether the server has lost its data.
 async fn strike(server: &mut RedisServer, proxy: &Proxy, fault: u64, lasting: Duration) -> bool {
     match fault {
         0 => server.pause(),
@@ -112,7 +112,7 @@ async fn strike(server: &mut RedisServer, proxy: &Proxy, fault: u64, lasting: Du
     fault == 1
 }
 
-/// Of this test's runtime.
+/// The number of tasks on this test's runtime.
 fn tasks() -> usize {
     Handle::current().metrics().num_alive_tasks()
 }

@@ -36,7 +36,7 @@ fn degraded(response: &Response<Body>) -> &Degraded {
     response.extensions().get().unwrap()
 }
 
-/// The requests come to all instances at once, far more of them than there are units.
+/// All instances get requests at once, far more than there are units.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn instances_without_redis_admit_the_limit_together() {
     let mut server = RedisServer::start();
@@ -99,7 +99,7 @@ async fn a_share_is_rounded_down() {
     }
 }
 
-/// It may fit when the store is back, so it is no 429 that says never.
+/// The cost may fit once the store is back, so the response is not a 429 without a retry time.
 #[tokio::test]
 async fn a_cost_above_the_share_is_unavailable() {
     let app = RateLimitLayer::new(Failing)
@@ -109,17 +109,17 @@ async fn a_cost_above_the_share_is_unavailable() {
         .layer(service_fn(hello));
     let call = |cost: u64| app.clone().oneshot(Request::get(format!("/{cost}")).body(Body::empty()).unwrap());
 
-    let dear = call(26).await.unwrap();
-    assert_eq!(dear.status(), 503);
-    assert!(figures(dear.headers())[3].is_some());
-    assert!(matches!(dear.extensions().get(), Some(Rejection::Unavailable(_))));
-    assert_eq!(degraded(&dear).mode(), Some(FailureMode::Local(QUARTER)));
+    let costly = call(26).await.unwrap();
+    assert_eq!(costly.status(), 503);
+    assert!(figures(costly.headers())[3].is_some());
+    assert!(matches!(costly.extensions().get(), Some(Rejection::Unavailable(_))));
+    assert_eq!(degraded(&costly).mode(), Some(FailureMode::Local(QUARTER)));
 
     let never = call(101).await.unwrap();
     assert_eq!((never.status(), figures(never.headers())[3]), (StatusCode::TOO_MANY_REQUESTS, None));
     assert!(never.extensions().get::<Degraded>().is_none(), "the store had no say in this");
 
-    assert_eq!(call(25).await.unwrap().status(), 200, "what was refused took nothing");
+    assert_eq!(call(25).await.unwrap().status(), 200, "a refused check takes nothing");
     assert_eq!(call(1).await.unwrap().status(), 429);
 }
 
@@ -169,7 +169,7 @@ async fn a_failed_choice_is_not_decided_locally() {
     assert_eq!((status(&app).await, status(&app).await), (StatusCode::OK, StatusCode::TOO_MANY_REQUESTS));
 }
 
-/// Also once the store is back: it knows nothing of it.
+/// Even once the store is back, because the store does not know of it.
 #[tokio::test]
 async fn a_local_reservation_is_settled_locally() {
     let store = Switched::new(State::Fails);

@@ -22,7 +22,7 @@ use crate::support::{
 
 const CALLS: Limit = Limit::per_hour("calls", 3);
 
-/// What has been recorded in this thread since it was made.
+/// The metrics recorded in this thread.
 struct Recorded {
     snapshotter: Snapshotter,
     _recorder: metrics::LocalRecorderGuard<'static>,
@@ -34,7 +34,7 @@ impl Recorded {
         Self { snapshotter: recorder.snapshotter(), _recorder: metrics::set_default_local_recorder(recorder) }
     }
 
-    /// By name and labels. All of them begin anew with each look.
+    /// All values by name and labels since the last call.
     fn all(&self) -> BTreeMap<String, DebugValue> {
         let series = self.snapshotter.snapshot().into_vec().into_iter().map(|(key, _, _, value)| {
             let labels = key.key().labels().map(|label| format!(" {}={}", label.key(), label.value()));
@@ -82,12 +82,12 @@ async fn decisions_count_by_limit_and_outcome() {
         count(&all, &format!("rate_limit_decisions_total limit={limit} outcome={outcome}"))
     };
     assert_eq!(["allowed", "refused"].map(|outcome| decisions("calls", outcome)), [3, 2]);
-    assert_eq!(["allowed", "refused"].map(|outcome| decisions("wide", outcome)), [3, 0], "it had room");
+    assert_eq!(["allowed", "refused"].map(|outcome| decisions("wide", outcome)), [3, 0], "this limit had capacity");
     assert_eq!(["allowed", "refused", "shadow_refused"].map(|outcome| decisions("trial", outcome)), [1, 0, 4]);
     assert!(all.keys().all(|series| series.starts_with("rate_limit_decisions_total")), "{all:?}");
 }
 
-/// Who is refused behind others has asked at no cost how the limit stands, which counts, too.
+/// The refused caller has peeked at the limit at cost 0, which also counts.
 #[tokio::test(start_paused = true)]
 async fn a_refusal_in_line_counts_once() {
     let limiter = Limiter::new(MemoryStore::new());

@@ -12,13 +12,13 @@ use crate::support::{
 
 const CALLS: Limit = Limit::per_minute("calls", 10);
 
-/// Units that leave meanwhile make no room, and those that do not leave count afterwards.
+/// Units that leave during the pause free no capacity. Units that stay count afterwards.
 async fn a_paused_limit_refuses_until_exactly_the_end_of_the_pause(test: Fixture<impl Store>) {
     for cost in [3, 2] {
         assert!(test.limiter.check(&CALLS, "ada", cost).await.unwrap().is_allowed());
         test.clock.advance(seconds(25));
     }
-    // The three leave in 10 s, the two in 35 s.
+    // The three units leave in 10 s, the two in 35 s.
     test.limiter.pause(&CALLS, "ada", seconds(30)).await.unwrap();
     for elapsed in [0, 9, 10, 11, 29] {
         let refused = test.limiter.check(&CALLS, "ada", 1).await.unwrap();
@@ -62,7 +62,7 @@ async fn a_reset_ends_a_pause(test: Fixture<impl Store>) {
     assert!(test.limiter.check(&CALLS, "ada", 10).await.unwrap().is_allowed());
 }
 
-/// Nothing of it is a reservation, which might be given back at any time.
+/// A pause is not a reservation, which might be returned at any time.
 async fn every_algorithm_can_be_paused(test: Fixture<impl Store>) {
     for algorithm in [Algorithm::compact(16), Algorithm::counter(), Algorithm::fixed()] {
         to_the_start_of_a_window(&test.clock, CALLS.window());

@@ -30,10 +30,24 @@ use crate::support::{
 
 const FAILURES: Limit = Limit::per_minute("failures", 5);
 
-/// Answers with the status in the path.
+/// Responds with the status in the path.
 async fn answer(request: Request<Body>) -> Result<Response<Body>, Infallible> {
     let status: StatusCode = request.uri().path()[1..].parse().unwrap();
     Ok(Response::builder().status(status).body(Body::empty()).unwrap())
+}
+
+type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+/// Responds like `answer`, but only once so many requests are in flight.
+fn answer_together(requests: usize) -> impl Fn(Request<Body>) -> Answer + Clone {
+    let together = Arc::new(Barrier::new(requests));
+    move |request| {
+        let together = Arc::clone(&together);
+        Box::pin(async move {
+            together.wait().await;
+            answer(request).await
+        })
+    }
 }
 
 fn asks(status: u16) -> Request<Body> {
@@ -75,16 +89,9 @@ async fn only_failures_count_and_nothing_is_reserved(test: Fixture<impl Store>) 
     }
 }
 
-/// Ten at once that turn out to be free: none is refused, and five are left.
+/// Ten concurrent requests turn out to be free: none is refused, and all units are left.
 async fn concurrent_free_requests_are_all_admitted(test: Fixture<impl Store>) {
-    let together = Arc::new(Barrier::new(10));
-    let waiting = service_fn(move |request| {
-        let together = Arc::clone(&together);
-        async move {
-            together.wait().await;
-            answer(request).await
-        }
-    });
+    let waiting = service_fn(answer_together(10));
     let app = test.layer(failed(FAILURES)).layer(waiting);
     let mut requests: JoinSet<_> = (0..10).map(|_| app.clone().oneshot(asks(200))).collect();
     while let Some(response) = requests.join_next().await {
@@ -93,16 +100,9 @@ async fn concurrent_free_requests_are_all_admitted(test: Fixture<impl Store>) {
     }
 }
 
-/// More than the limit is spent by what is in flight, and not by more. What comes next waits until enough has left.
+/// Concurrent requests may exceed the limit, but only they. The next request waits until enough units have left.
 async fn overspending_is_bounded_by_the_requests_in_flight(test: Fixture<impl Store>) {
-    let together = Arc::new(Barrier::new(12));
-    let waiting = service_fn(move |request| {
-        let together = Arc::clone(&together);
-        async move {
-            together.wait().await;
-            answer(request).await
-        }
-    });
+    let waiting = service_fn(answer_together(12));
     let app = test.layer(failed(FAILURES)).layer(waiting);
     let mut requests: JoinSet<_> = (0..12).map(|_| app.clone().oneshot(asks(401))).collect();
     while let Some(response) = requests.join_next().await {
@@ -114,7 +114,7 @@ async fn overspending_is_bounded_by_the_requests_in_flight(test: Fixture<impl St
     assert_eq!(test.counted(&FAILURES).await, 12, "a refusal costs nothing");
 }
 
-/// As of the response: a client that lets it take longer than the window gets nothing for free.
+/// A client that delays the response beyond the window gets nothing for free.
 async fn a_cost_counts_from_the_response(test: Fixture<impl Store>) {
     let clock = test.clock.clone();
     let slow = service_fn(move |request| {
@@ -135,7 +135,7 @@ async fn a_dropped_request_costs_what_its_limit_says(test: Fixture<impl Store>) 
         let mut app = test.layer(limit).layer(hanging);
         {
             let mut response = pin!(app.call(request()));
-            // A store on a server takes its time to decide.
+            // A store on a server needs some time to decide.
             let decided = async {
                 for _ in 0..100 {
                     assert!(response.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
@@ -154,7 +154,7 @@ async fn a_dropped_request_costs_what_its_limit_says(test: Fixture<impl Store>) 
     }
 }
 
-/// All or nothing, in both orders: a request that one limit refuses costs the other nothing.
+/// All or nothing, in both orders: a request that one limit refuses costs the others nothing.
 async fn all_limits_of_a_request_are_decided_together(test: Fixture<impl Store>) {
     let (calls, tokens) = (Limit::per_minute("calls", 3), Limit::per_minute("tokens", 100));
     let app = test
@@ -185,7 +185,7 @@ async fn a_shadow_limit_counts_only_requests_it_would_admit(test: Fixture<impl S
     assert_eq!(test.counted(&FAILURES).await, 5);
 }
 
-/// A part is asked, and the same part is charged.
+/// The same part is asked and charged.
 async fn a_split_limit_charges_the_part_it_asked(test: Fixture<impl Store>) {
     let whole = Limit::per_minute("parts", 6);
     let app = test.layer(failed(whole.clone()).split(3)).layer(service_fn(answer));
@@ -200,7 +200,7 @@ async fn a_split_limit_charges_the_part_it_asked(test: Fixture<impl Store>) {
     assert_eq!((served, counted), (6, vec![2; 3]));
 }
 
-/// Two limits that are one are charged once, at the larger cost.
+/// Duplicate limits are charged once, at the larger cost.
 async fn duplicate_limits_are_counted_once(test: Fixture<impl Store>) {
     let chosen = |limit: Limit| {
         let choose = move |_: &Parts| {
@@ -236,7 +236,7 @@ for_every_store! {
     duplicate_limits_are_counted_once
 }
 
-/// A store that lets through, and cannot count.
+/// A store that decides checks, but cannot count spent units.
 #[derive(Clone)]
 struct CountsNothing(MemoryStore);
 
@@ -271,7 +271,6 @@ async fn a_failed_count_sends_the_response_and_is_logged() {
     assert!(log.text().contains("out of order"), "{}", log.text());
 }
 
-/// Without the store, each process counts under its share.
 #[tokio::test]
 async fn fail_local_counts_in_the_process() {
     let layer = RateLimitLayer::new(Failing).limit(failed(FAILURES)).fail_local(Share::one_of(2));
@@ -281,7 +280,7 @@ async fn fail_local_counts_in_the_process() {
     }
 }
 
-/// A limit without any requests in flight is what it says, to a client that never waits.
+/// Without other requests in flight, a client gets exactly the limit.
 #[tokio::test]
 async fn sequential_requests_spend_exactly_the_limit() {
     let app = RateLimitLayer::new(MemoryStore::new()).limit(FAILURES.by(anyone).count_afterwards(|_| 1));
@@ -293,7 +292,7 @@ async fn sequential_requests_spend_exactly_the_limit() {
     assert_eq!(served, 5);
 }
 
-/// The reply to a count is lost, and it is sent again.
+/// The reply is lost, and the store sends the count again.
 #[tokio::test]
 async fn a_count_whose_reply_is_lost_counts_once() {
     let server = RedisServer::start();

@@ -32,7 +32,7 @@ async fn every_degraded_response_names_its_cause_and_mode() {
         let statuses = match mode {
             FailureMode::Open => [200; 2],
             FailureMode::Closed => [503; 2],
-            // A share of one.
+            // The share of one of two processes is one unit.
             _ => [200, 429],
         };
         for (number, status) in statuses.into_iter().enumerate() {
@@ -76,7 +76,7 @@ async fn a_limit_that_cannot_be_chosen_is_reported() {
     }
 }
 
-/// A handler that is to know finds it in the decision, and the client finds the figures of the share.
+/// The handler finds the cause in the decision, and the client gets the figures of the share.
 #[tokio::test]
 async fn a_local_decision_is_marked() {
     let service = |request: http::Request<Body>| async move {
@@ -106,7 +106,7 @@ async fn each_mode_is_logged_at_most_once_a_second() {
     }
 }
 
-/// Of two degraded answers, the inner of which is the response.
+/// Both layers are degraded, and the inner one has made the response.
 #[tokio::test(start_paused = true)]
 async fn the_outermost_degraded_layer_is_reported() {
     let inner = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).fail_closed();

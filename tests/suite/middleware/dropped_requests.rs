@@ -29,7 +29,7 @@ use crate::support::{
 const TOKENS: Limit = Limit::per_hour("tokens", 10_000);
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// 500 are reserved for an answer that uses 100.
+/// 500 units are reserved for a response that uses 100.
 fn tokens() -> KeyedLimit {
     TOKENS.by(anyone).cost(|_| 500).settle(|_| 100)
 }
@@ -48,7 +48,7 @@ async fn spent<S: Store>(limiter: &Limiter<S>) -> u64 {
     limiter.peek(&TOKENS, key()).await.unwrap().used()
 }
 
-/// A store that makes wait before each answer, and counts then.
+/// A store that yields before each operation.
 #[derive(Clone)]
 struct Slow<S>(S);
 
@@ -89,7 +89,7 @@ fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// A service that does not come to a response.
+/// Ways in which a request ends without a response.
 #[derive(Clone, Copy, Debug)]
 enum Ends {
     HangsUp,
@@ -111,7 +111,7 @@ impl Ends {
         }
     }
 
-    /// Sends a request, and drops it.
+    /// Sends a request and drops it.
     async fn send<S: Store>(self, layer: &RateLimitLayer<S>) {
         let service = service_fn(move |_: Request<Body>| {
             assert!(!matches!(self, Self::PanicsWhenCalled), "as handlers do");
@@ -144,7 +144,7 @@ impl Ends {
     }
 }
 
-/// The limit is that of all, as it had better not be, and so the worst case.
+/// The limit is shared by all clients, which is the worst case.
 #[tokio::test]
 async fn twenty_dropped_requests_block_a_limit_for_a_minute_at_most() {
     let (store, clock, _) = store();
@@ -154,7 +154,7 @@ async fn twenty_dropped_requests_block_a_limit_for_a_minute_at_most() {
     }
     let honest = layer.layer(service_fn(hello));
     let refused = honest.clone().oneshot(request()).await.unwrap();
-    // The store has not heard of it, so that each may be given back at any time.
+    // The store does not know that the requests are gone, so each reservation may return at any time.
     assert_eq!((refused.status().as_u16(), figures(refused.headers())[3]), (429, Some("1")));
     clock.advance(MINUTE - Duration::from_micros(1));
     let refused = honest.clone().oneshot(request()).await.unwrap();
@@ -164,7 +164,7 @@ async fn twenty_dropped_requests_block_a_limit_for_a_minute_at_most() {
     assert_eq!((admitted.status().as_u16(), figures(admitted.headers())[1]), (200, Some("9900")));
 }
 
-/// A window that is shorter is the lease.
+/// A shorter window is the lease.
 #[tokio::test]
 async fn the_default_lease_is_no_longer_than_the_window() {
     let (store, clock, limiter) = store();
@@ -197,7 +197,7 @@ async fn assert_dropped_request_costs<S: Store>(
         let layer = RateLimitLayer::new(store.clone()).limit(limit);
         ends.send(&layer).await;
         let_tasks_run().await;
-        // One that is given up while the store is asked may not be counted at all.
+        // A request that is dropped before its decision may not be charged at all.
         let may_be_nothing = units.is_none() && matches!(ends, Ends::HangsUpBeforeTheDecision);
         let spent_at_once = spent(limiter).await;
         assert!(spent_at_once == at_once || may_be_nothing, "{ends:?} {units:?} {spent_at_once}");
@@ -237,7 +237,7 @@ async fn each_limit_settles_a_dropped_request_by_its_own_rule() {
     assert_eq!((used(&plain).await, spent(&limiter).await, used(&leased).await), (1, 7, 0));
 }
 
-/// A refused one, and one that a limit in the shadow would have refused.
+/// A refused request, and one that a shadow limit would have refused.
 #[tokio::test]
 async fn an_uncharged_request_is_not_settled() {
     let (store, _clock, limiter) = store();
@@ -265,7 +265,7 @@ async fn a_request_with_a_response_is_settled_once() {
     assert_eq!(spent(&limiter).await, 600);
 }
 
-/// Otherwise a client that leaves just then has used the answer for nothing.
+/// Otherwise a client that disconnects at that moment would use the response for free.
 #[tokio::test]
 async fn a_settlement_finishes_after_its_request_is_dropped() {
     for dropped in [None, Some(0)] {
@@ -278,7 +278,7 @@ async fn a_settlement_finishes_after_its_request_is_dropped() {
                 assert!(poll_once(response.as_mut()).is_pending());
                 yield_now().await;
             }
-            // The service has answered at once, and the settlement has begun.
+            // The service has responded and the settlement has begun.
             assert_eq!(spent(&limiter).await, 500);
         }
         let_tasks_run().await;
@@ -288,7 +288,7 @@ async fn a_settlement_finishes_after_its_request_is_dropped() {
     }
 }
 
-/// The closure that says the cost may fail as well.
+/// The closure that returns the cost may also panic.
 #[tokio::test]
 async fn a_panicking_settle_closure_settles_as_a_dropped_request() {
     let (store, _clock, limiter) = store();
@@ -300,7 +300,7 @@ async fn a_panicking_settle_closure_settles_as_a_dropped_request() {
     assert_eq!(spent(&limiter).await, 50);
 }
 
-/// It takes nothing, and keeps no other waiting.
+/// A dropped request takes nothing and blocks no other.
 #[tokio::test]
 async fn a_dropped_request_leaves_the_line() {
     let (store, clock, limiter) = store();
@@ -325,7 +325,7 @@ async fn a_dropped_request_that_cannot_be_settled_stays_charged_and_is_logged() 
     assert!(log.text().contains("stays charged as it was"), "{}", log.text());
 }
 
-/// The lease ends it.
+/// The lease ends the charge.
 #[test]
 fn a_dropped_request_without_a_runtime_does_not_panic() {
     let (store, clock, limiter) = store();

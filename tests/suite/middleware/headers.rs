@@ -13,7 +13,7 @@ use axum::{
 use http::{Request, header::RETRY_AFTER};
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneService};
 use tower_sliding_window::{
-    HeaderSets, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, RateLimitLayer, Rejection, ResetFormat, Store,
+    HeaderSets, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, RateLimitLayer, Rejection, ResetFormat,
 };
 
 use crate::support::{
@@ -22,7 +22,7 @@ use crate::support::{
     stores::Failing,
 };
 
-/// On the load of the whole service.
+/// A limit on the load of the whole service.
 const TOTAL: Limit = Limit::per_hour("total", 1);
 
 const MINE: Limit = Limit::per_minute("mine", 5);
@@ -49,7 +49,7 @@ async fn a_layer_without_header_sets_sends_only_retry_after() {
     let response = ask(&around(&down, handler())).await;
     assert!(response.status() == 503 && response.headers().contains_key(RETRY_AFTER));
 
-    // Unless the responder takes it out.
+    // A responder may remove it.
     let bare = silent.on_rejection(|_, mut head| {
         head.headers_mut().remove(RETRY_AFTER);
         head.map(|()| Body::empty())
@@ -61,7 +61,7 @@ async fn a_layer_without_header_sets_sends_only_retry_after() {
     assert_eq!(figures(ask(&around(&default, handler())).await.headers())[1], Some("4"));
 }
 
-/// Time stands still at a moment that is no whole second.
+/// The clock stands at a moment that is not a whole second.
 struct Stacked {
     clock: ManualClock,
     store: MemoryStore,
@@ -79,7 +79,7 @@ impl Stacked {
         RateLimitLayer::new(self.store.clone()).limit(limit.by(anyone)).reset_format(format)
     }
 
-    /// The reset of an untouched window, as this format has it.
+    /// The reset of an unused window in this format.
     fn reset(&self, limit: &Limit, format: ResetFormat) -> String {
         let now =
             if format == FORMATS[1] { self.clock.now().duration_since(UNIX_EPOCH).unwrap() } else { Duration::ZERO };
@@ -87,7 +87,7 @@ impl Stacked {
     }
 }
 
-/// Whichever layer speaks, and whichever refuses.
+/// Whichever layer sets the headers, and whichever refuses.
 #[tokio::test]
 async fn stacked_layers_use_the_reset_format_of_the_outermost() {
     let mut wrong = Vec::new();
@@ -121,7 +121,7 @@ async fn stacked_layers_use_the_reset_format_of_the_outermost() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// Its format holds whether it has figures of its own for a request or not.
+/// The format of a layer applies even if it has no figures for a request.
 #[tokio::test]
 async fn a_layer_without_figures_still_sets_the_reset_format() {
     for [outer, inner] in [[0, 1], [1, 0]].map(|places| places.map(|place: usize| FORMATS[place])) {
@@ -138,7 +138,7 @@ async fn a_layer_without_figures_still_sets_the_reset_format() {
         ] {
             assert_eq!(figures(ask(&app).await.headers())[2], Some(&*test.reset(&MINE, outer)));
         }
-        // One that sends none has no say.
+        // A layer that sends no headers does not set the format.
         for app in [
             around(&layer(MINE.by(anyone)).headers(HeaderSets::none()), app.clone()),
             around(&layer(Limit::per_minute("calls", 9).by(anyone)).heed_upstream(), app.clone()),
@@ -175,7 +175,7 @@ async fn a_handlers_rejection_keeps_its_reset_under_a_layer() {
     }
 }
 
-/// It may mean something else.
+/// The header may have another meaning.
 #[tokio::test]
 async fn a_reset_written_by_a_responder_is_kept() {
     for own in [Some("soon"), Some("7"), None] {

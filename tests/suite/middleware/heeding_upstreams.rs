@@ -34,7 +34,7 @@ fn layer(limit: KeyedLimit) -> RateLimitLayer<MemoryStore> {
     RateLimitLayer::new(MemoryStore::new()).limit(limit).deadline(TEST_TIMEOUT)
 }
 
-/// An upstream as a service, which answers as it is told.
+/// Calls an upstream that responds as the request's headers describe.
 async fn call(layer: &RateLimitLayer<MemoryStore>, url: &str, headers: &[(&str, &str)]) -> Response<Body> {
     let upstream =
         service_fn(|request: Request<Body>| ready(Ok::<_, Infallible>(scripted_response(request.headers()))));
@@ -45,7 +45,7 @@ async fn call(layer: &RateLimitLayer<MemoryStore>, url: &str, headers: &[(&str, 
 /// A success that says that nothing is left for a day.
 const USED_UP: (&str, &str) = ("answer-ratelimit", r#""x";r=0;t=86400"#);
 
-/// The others, and the limit of all, are none of its business.
+/// Other upstreams and the limit on all calls are not affected.
 #[tokio::test]
 async fn a_hostile_upstream_pauses_only_itself() {
     let away = [("answer", "429"), ("answer-retry-after", "86400")];
@@ -85,7 +85,7 @@ async fn an_upstream_pauses_a_limit_for_its_window_at_most() {
     }
 }
 
-/// The host may be a part of the key. Where it may be missing, and in a closure, nobody knows.
+/// The host may be a part of the key. For a key that may lack the host, and for a closure, it is not known.
 #[tokio::test]
 async fn a_limit_heeds_an_upstream_if_its_key_holds_the_host_or_if_it_is_set_to() {
     let tenant = || Header::new("x-tenant");
@@ -109,7 +109,7 @@ async fn a_limit_heeds_an_upstream_if_its_key_holds_the_host_or_if_it_is_set_to(
         let layer = layer(limit).heed_upstream();
         call(&layer, "http://upstream.example/", &[("x-tenant", "7"), ("answer", "429")]).await;
         let closed = call(&layer, "http://upstream.example/", &[("x-tenant", "7")]).await.status() == 429;
-        // A layer that listens in vain says so where it is applied.
+        // A layer that heeds upstreams without such a limit says so when it is applied.
         let says_so = log.text().contains("none of its limits does");
         assert_eq!((closed, says_so), (heeds, !heeds), "{}", log.text());
         assert_eq!(log.text().contains("says to stay away"), heeds);
@@ -119,7 +119,7 @@ async fn a_limit_heeds_an_upstream_if_its_key_holds_the_host_or_if_it_is_set_to(
     assert_eq!(log.text(), "");
 }
 
-/// A store that decides once, and is then gone.
+/// A store that decides once and then fails.
 #[derive(Clone)]
 struct Once {
     store: MemoryStore,
@@ -147,7 +147,7 @@ impl Store for Once {
     }
 }
 
-/// A store that takes a millisecond for each answer, and has none on one of its limits alone.
+/// A store that takes a millisecond for each operation, and never decides a check of `SILENT` alone.
 #[derive(Clone)]
 struct Slow(MemoryStore);
 
@@ -181,7 +181,7 @@ impl Store for Slow {
     }
 }
 
-/// An upstream that takes as long as it is told to answer, by the store's clock.
+/// Calls an upstream that takes so long to respond, by the store's clock.
 async fn call_that_takes(
     layer: &RateLimitLayer<MemoryStore>,
     clock: &ManualClock,
@@ -196,7 +196,7 @@ async fn call_that_takes(
     layer.layer(upstream).oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
 }
 
-/// A layer of two calls a minute, and the clock of its store.
+/// A layer with two calls a minute, and the clock of its store.
 fn two_a_minute() -> (RateLimitLayer<MemoryStore>, ManualClock) {
     let clock = ManualClock::new();
     let store = MemoryStore::builder().clock(&clock).build();
@@ -204,8 +204,8 @@ fn two_a_minute() -> (RateLimitLayer<MemoryStore>, ManualClock) {
     (RateLimitLayer::new(store).limit(two).heed_upstream(), clock)
 }
 
-/// Calls that are on their way for different times arrive closer together than they left. So each counts as of its answer, a
-/// tenth of the window later at most.
+/// Calls with different latencies arrive at the upstream closer together than they were sent. So each counts from its
+/// response, at most a tenth of the window later.
 #[tokio::test]
 async fn a_heeded_call_counts_from_its_response() {
     for (takes, later) in [(0, 0), (4, 4), (6, 6), (30, 6)] {
@@ -213,7 +213,7 @@ async fn a_heeded_call_counts_from_its_response() {
         for _ in 0..2 {
             assert_eq!(call_that_takes(&layer, &clock, seconds(takes), &[]).await.status(), 200);
         }
-        // The first one has left before the second.
+        // The first call was sent before the second.
         clock.advance(seconds(60 + later - 2 * takes) - Duration::from_micros(1));
         assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 429, "{takes}");
         clock.advance(Duration::from_micros(1));
@@ -221,18 +221,18 @@ async fn a_heeded_call_counts_from_its_response() {
     }
 }
 
-/// What a success says of a limit that is used up here as well is what is known: it has nothing left, until a unit leaves. That
-/// may be sooner than the upstream says, which rounds its times up.
+/// The limit is exhausted here as well, so a success that says so is no news. A unit may leave sooner than the upstream
+/// says, because it rounds times up.
 #[tokio::test]
 async fn a_success_that_reports_nothing_new_pauses_nothing() {
     let says = [("answer-x-ratelimit-remaining", "0"), ("answer-x-ratelimit-reset", "30")];
-    // Used up by this call. While it is answered, an earlier one leaves its window.
+    // Exhausted by this call. While it is answered, an earlier call leaves the window.
     let (layer, clock) = two_a_minute();
     assert_eq!(call_that_takes(&layer, &clock, seconds(59), &[]).await.status(), 200);
     assert_eq!(call_that_takes(&layer, &clock, seconds(7), &says).await.status(), 200);
     assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 200);
 
-    // Used up by a call that came after it, and is answered before.
+    // Exhausted by a later call that is answered earlier.
     let (layer, clock) = two_a_minute();
     let (inner, time) = (layer.clone(), clock.clone());
     let slow = layer.layer(service_fn(move |request: Request<Body>| {
@@ -246,10 +246,10 @@ async fn a_success_that_reports_nothing_new_pauses_nothing() {
     assert_eq!(slow.oneshot(request.body(Body::empty()).unwrap()).await.unwrap().status(), 200);
     assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 429, "both are used");
     clock.advance(seconds(26));
-    assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 200, "they have left");
+    assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 200, "both have left");
 }
 
-/// Where something is left here, it is news.
+/// With units left here, it is news.
 #[tokio::test]
 async fn a_success_that_reports_more_use_than_counted_pauses_the_limit() {
     let says = [("answer-x-ratelimit-remaining", "0"), ("answer-x-ratelimit-reset", "30")];
@@ -261,7 +261,7 @@ async fn a_success_that_reports_more_use_than_counted_pauses_the_limit() {
     assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 200);
 }
 
-/// Of several limits, those close that had something left. Of one in parts, the others do.
+/// Limits that had units left are paused. Of a split limit, those are the parts that were not charged.
 #[tokio::test]
 async fn a_success_pauses_only_limits_with_units_left() {
     let store = MemoryStore::new();
@@ -291,7 +291,7 @@ async fn a_success_pauses_only_limits_with_units_left() {
     );
 }
 
-/// What was reserved and is given back is left here, whatever was left when the call was admitted.
+/// Returned units are free here, whatever was left when the call was admitted.
 #[tokio::test]
 async fn a_success_pauses_a_limit_whose_call_returned_units() {
     for (cost, closes) in [(2, false), (0, true)] {
@@ -306,7 +306,7 @@ async fn a_success_pauses_a_limit_whose_call_returned_units() {
     }
 }
 
-/// A refusal says that the count here is wrong: also of a limit that is used up, whose oldest unit leaves sooner.
+/// A refusal shows that the count here is wrong, also for an exhausted limit whose oldest unit leaves sooner.
 #[tokio::test]
 async fn a_refusal_pauses_an_exhausted_limit_until_the_stated_time() {
     let says: [&[(&str, &str)]; 3] = [
@@ -328,7 +328,7 @@ async fn a_refusal_pauses_an_exhausted_limit_until_the_stated_time() {
     }
 }
 
-/// An upstream that counts as the client does, and says so. Some callers at a time, who wait for as long as it takes.
+/// The upstream counts like the client and reports it. Callers wait as long as necessary.
 #[tokio::test(start_paused = true)]
 async fn heeding_an_upstream_with_the_same_limit_costs_no_time() {
     const TEN: Limit = Limit::per_second("ten", 10);
@@ -367,7 +367,7 @@ async fn heeding_an_upstream_with_the_same_limit_costs_no_time() {
     assert!(times.chunks(2).all(|times| times[1] < times[0] * 11 / 10), "{times:?}");
 }
 
-/// Neither how many there are nor one that cannot be closed keeps the others open.
+/// Neither many limits nor one that cannot be paused delays the others.
 #[tokio::test(start_paused = true)]
 async fn all_limits_are_paused_concurrently() {
     let (store, whole) = (MemoryStore::new(), Limit::per_hour("parts", 320));

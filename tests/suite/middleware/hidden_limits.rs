@@ -10,7 +10,7 @@ use http::{HeaderMap, Request};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Charge, Check, Decision, DenyCache, HeaderSets, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, NeverFits,
-    RateLimitLayer, RedisStore, Rejection, ResetFormat, ShadowRefusals, Share, Store,
+    RateLimitLayer, RedisStore, Rejection, ResetFormat, ShadowRefusals, Share,
 };
 
 use crate::support::{
@@ -21,12 +21,12 @@ use crate::support::{
     stores::Failing,
 };
 
-/// On the load of the whole service.
+/// A limit on the load of the whole service.
 const TOTAL: Limit = Limit::per_hour("total", 1);
 
 const MINE: Limit = Limit::per_minute("mine", 5);
 
-/// The body of a refusal by a hidden limit with an hour to wait.
+/// The body of a refusal by a hidden limit, with an hour to wait.
 const NAMELESS: &str = r#"{"error":"rate limit exceeded","retry_after":3600}"#;
 
 fn layer(limit: KeyedLimit) -> RateLimitLayer<MemoryStore> {
@@ -42,7 +42,7 @@ fn chosen(limit: Limit) -> KeyedLimit {
     KeyedLimit::chosen(anyone, move |_| ready(Ok::<_, Infallible>(limit.clone())))
 }
 
-/// One request is admitted and the next one refused, and neither tells of the limit.
+/// One request is admitted and the next one refused, and neither response reveals the limit.
 async fn assert_reveals_nothing(app: &App) {
     let admitted = ask(app).await;
     assert_eq!((admitted.status().as_u16(), figures(admitted.headers())), (200, [None; 4]));
@@ -65,7 +65,7 @@ async fn a_hidden_limit_shows_clients_nothing() {
     assert_reveals_nothing(&around(&layer(TOTAL.by(anyone).hidden()), handler())).await;
 }
 
-/// The server still finds it in the decision.
+/// The handler still finds the hidden limit in the decision.
 #[tokio::test]
 async fn headers_show_only_visible_limits() {
     let total = Limit::per_hour("total", 2);
@@ -81,7 +81,7 @@ async fn headers_show_only_visible_limits() {
             assert_eq!(figures(response.headers()), [Some("5"), Some(remaining), Some("60"), None]);
             assert_eq!(json(response).await, body);
         }
-        // With three left, that would be no reason.
+        // The visible limit has three units left, so its figures would not explain the refusal.
         let refused = app.clone().oneshot(request()).await.unwrap();
         assert_eq!((refused.status().as_u16(), figures(refused.headers())), (429, [None, None, None, Some("3600")]));
         assert_eq!(json(refused).await, NAMELESS);
@@ -104,11 +104,11 @@ async fn a_visible_limit_reports_its_own_refusals() {
 
 #[tokio::test]
 async fn a_cost_above_a_hidden_limit_reveals_no_number() {
-    let dear = |limit: KeyedLimit| limit.cost(|_| 2).hidden();
+    let costly = |limit: KeyedLimit| limit.cost(|_| 2).hidden();
     let is_one = [chosen(MINE).cost(|_| 2), chosen(Limit::per_minute("mine", 1)).hidden()];
     for layer in [
-        layer(dear(TOTAL.by(anyone))),
-        layer(dear(chosen(TOTAL))),
+        layer(costly(TOTAL.by(anyone))),
+        layer(costly(chosen(TOTAL))),
         RateLimitLayer::new(MemoryStore::new()).limits(is_one).unwrap(),
     ] {
         let response = ask(&around(&layer, handler())).await;
@@ -123,10 +123,9 @@ async fn a_cost_above_a_hidden_limit_reveals_no_number() {
     );
 }
 
-/// However it is counted and charged.
 #[tokio::test]
 async fn a_hidden_limit_stays_hidden_however_it_is_counted() {
-    // Two that are one for a request.
+    // Two limits that are duplicates for a request.
     let merged = |hidden: KeyedLimit, seen: KeyedLimit| layer(hidden.hidden()).limit(seen);
     let loose = Limit::per_hour("total", 9);
     for layer in [
@@ -137,12 +136,12 @@ async fn a_hidden_limit_stays_hidden_however_it_is_counted() {
         merged(chosen(loose.clone()), chosen(TOTAL)),
         layer(TOTAL.by(anyone).hidden().settle(|outcome| outcome.cost())),
         layer(TOTAL.by(anyone).hidden()).wait_up_to(Duration::from_millis(1)),
-        // Nothing is chosen for the second.
+        // The second limit is not chosen.
         layer(TOTAL.by(anyone).hidden()).limit(chosen(MINE).hidden()),
     ] {
         assert_reveals_nothing(&around(&layer, handler())).await;
     }
-    // Of one that is known to refuse before another is chosen, nobody knows yet that the two are one.
+    // The visible limit refuses before the other one is chosen, so it is not known yet that the two are duplicates.
     let app = around(&merged(chosen(loose), TOTAL.by(anyone)), handler());
     assert_eq!(figures(ask(&app).await.headers()), [None; 4]);
     assert_eq!(figures(ask(&app).await.headers())[..2], [Some("1"), Some("0")]);
@@ -152,7 +151,7 @@ async fn a_hidden_limit_stays_hidden_however_it_is_counted() {
         .await;
 }
 
-/// What is remembered of it serves another layer as well, whose clients may see the limit.
+/// Another layer, whose limit is visible, may use the same cached refusal.
 #[tokio::test]
 async fn a_cached_refusal_keeps_a_hidden_limit_hidden() {
     let server = RedisServer::start();
@@ -183,7 +182,7 @@ async fn a_cached_refusal_keeps_a_hidden_limit_hidden() {
 #[tokio::test]
 async fn a_hidden_shadow_limit_is_in_no_header() {
     let shadow = |name, cost| Limit::per_minute(name, 1).by(anyone).cost(move |_| cost).in_shadow();
-    let hidden = || layer(MINE.by(anyone)).limit(shadow("tried", 1).hidden()).limit(shadow("dear", 2).hidden());
+    let hidden = || layer(MINE.by(anyone)).limit(shadow("tried", 1).hidden()).limit(shadow("costly", 2).hidden());
     for (layer, expected) in [(hidden(), None), (hidden().limit(shadow("seen", 1)), Some("seen"))] {
         let layer = layer.shadow_header("x-ratelimit-shadow");
         let app = around(&layer, handler());
@@ -193,7 +192,7 @@ async fn a_hidden_shadow_limit_is_in_no_header() {
         assert_eq!(header, expected);
         let refusals: &ShadowRefusals = response.extensions().get().unwrap();
         let names: Vec<_> = refusals.names().collect();
-        assert!(names.contains(&"tried") && names.contains(&"dear"), "{names:?}");
+        assert!(names.contains(&"tried") && names.contains(&"costly"), "{names:?}");
     }
 }
 
@@ -222,7 +221,7 @@ async fn a_handler_that_checks_by_itself_hides_limits_as_a_layer_does() {
     assert_eq!(json(response).await, NAMELESS);
 }
 
-/// The other one is tighter, and refuses the second request.
+/// The hidden limit is tighter, and refuses the second request.
 #[tokio::test]
 async fn stacked_layers_show_only_visible_limits() {
     let hidden = || layer(TOTAL.by(anyone).hidden());

@@ -37,7 +37,7 @@ struct Counts {
 struct CountingService(Arc<Counts>);
 
 impl CountingService {
-    /// Clones and calls so far.
+    /// The clones and calls so far.
     fn clones_and_calls(counts: &Counts) -> (usize, usize) {
         (counts.clones.load(Ordering::Relaxed), counts.calls.load(Ordering::Relaxed))
     }
@@ -66,7 +66,7 @@ impl Service<Request<Body>> for CountingService {
     }
 }
 
-/// A store that has a local state, and does not hand on what it could decide at once.
+/// A store with a local state that does not forward `decide_now`.
 #[derive(Clone)]
 struct Wrapped {
     store: MemoryStore,
@@ -103,7 +103,7 @@ impl Store for Wrapped {
     }
 }
 
-/// A store that fails at once, and counts how often it is asked for a future all the same.
+/// A store that fails immediately, and counts the futures it is asked for.
 #[derive(Clone, Default)]
 struct FailsAtOnce(Arc<AtomicUsize>);
 
@@ -130,7 +130,7 @@ impl Store for FailsAtOnce {
     }
 }
 
-/// Nothing has to go with the request, so nothing is cloned; a refusal takes the place of what was polled ready.
+/// An immediate decision needs no clone. A refusal replaces the service that was polled ready, so it costs a clone.
 #[tokio::test]
 async fn an_admitted_request_calls_the_ready_service_without_cloning_it() {
     let service = CountingService::default();
@@ -165,7 +165,8 @@ async fn a_store_without_immediate_decisions_decides_the_same() {
     }
 }
 
-/// With a store that decides at once, a call is a charge; with another, and with any through a limiter, the first poll is.
+/// With a store that decides immediately, the call charges. With any other store, and through a limiter, the first poll
+/// charges.
 #[tokio::test]
 async fn an_unpolled_response_is_charged_only_if_it_was_decided_immediately() {
     let (store, wrapped, service) = (MemoryStore::new(), Wrapped::new(), CountingService::default());
@@ -185,7 +186,7 @@ async fn an_unpolled_response_is_charged_only_if_it_was_decided_immediately() {
     assert_eq!(limiter.peek(&CALLS, key()).await.unwrap().used(), 1);
 }
 
-/// It is known before the store is asked, and needs no future either.
+/// The cached refusal needs neither the store nor a future.
 #[tokio::test]
 async fn a_cached_refusal_is_returned_without_waiting() {
     let (wrapped, service) = (Wrapped::new(), CountingService::default());
@@ -202,7 +203,7 @@ async fn a_cached_refusal_is_returned_without_waiting() {
     assert_eq!((wrapped.asked.load(Ordering::Relaxed), CountingService::clones_and_calls(&counts).1), (asked, 2));
 }
 
-/// The failure mode and the breaker see what fails at once as they see what fails later.
+/// The failure mode and the breaker treat an immediate failure like a late one.
 #[tokio::test]
 async fn an_immediate_failure_reaches_the_failure_mode_and_the_breaker() {
     for (mode, statuses) in [

@@ -29,10 +29,10 @@ use crate::support::{
 
 const CALLS: Limit = Limit::per_minute("calls", 10);
 
-/// Short enough to wait for.
+/// A window that is short enough to wait for.
 const TIGHT: Limit = Limit::per("tight", 2, Duration::from_millis(300));
 
-/// An upstream that answers as it is told by the request's headers, and counts its calls.
+/// An upstream that responds as the request's headers describe, and counts its calls.
 struct Upstream {
     url: String,
     calls: Arc<AtomicUsize>,
@@ -54,7 +54,7 @@ impl Upstream {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// Through a client of its own behind the layer.
+    /// Sends a call through the layer and a new client.
     async fn call<S: Store>(&self, layer: &RateLimitLayer<S>, headers: &[(&str, &str)]) -> Response<Body> {
         let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
         let client = client.map_response(|response| response.map(Body::new));
@@ -89,7 +89,7 @@ async fn a_call_waits_for_capacity_up_to_max_wait() {
     assert!(asked.elapsed() >= 2 * TIGHT.window(), "{:?}", asked.elapsed());
     assert_eq!(upstream.calls(), 5);
 
-    // The limit is what it is for others: a day is more than anybody's patience here.
+    // A limit with a longer window refuses: a day is longer than `max_wait`.
     let impatient = self::layer(Limit::per_day("day", 1).by(anyone)).wait_up_to(TEST_TIMEOUT);
     assert_eq!(upstream.call(&impatient, &[]).await.status(), 200);
     let asked = Instant::now();
@@ -133,7 +133,7 @@ async fn an_upstreams_refusal_pauses_the_limit() {
     assert!(log.text().contains("an upstream says to stay away"), "{}", log.text());
 }
 
-/// Whatever it says, of itself and of when to come back.
+/// Whatever the upstream says about its limits.
 #[tokio::test]
 async fn an_upstream_that_is_not_heeded_pauses_nothing() {
     let (upstream, layer) = (Upstream::start().await, layer(CALLS.by(anyone)));
@@ -164,7 +164,7 @@ async fn a_waiting_call_is_sent_when_the_pause_ends() {
     assert!(asked.elapsed() > Duration::from_millis(800), "{:?}", asked.elapsed());
 }
 
-/// What is settled is not what is closed; what is in the shadow is not closed.
+/// The settlement and the pause are independent. A shadow limit is not paused.
 #[tokio::test]
 async fn a_refusal_settles_the_call_and_pauses_every_heeding_limit() {
     let store = MemoryStore::new();
@@ -186,11 +186,11 @@ async fn a_refusal_settles_the_call_and_pauses_every_heeding_limit() {
     assert_eq!(left, [(0, true), (8, false), (0, true)]);
 }
 
-/// How long an answer takes, to the nanosecond.
+/// Latencies of the upstream, to the nanosecond.
 const TIMES: [Duration; 3] =
     [Duration::from_nanos(300_001_500), Duration::from_nanos(999_999_999), Duration::from_secs(3)];
 
-/// What a response has cost, also where it counts as of the answer: whether its lease is over by then or not.
+/// The settled cost counts from the response, whether the lease has ended by then or not.
 #[tokio::test(start_paused = true)]
 async fn a_heeded_response_counts_whenever_its_lease_ends() {
     let key = || anyone(&request().into_parts().0).unwrap();
@@ -212,7 +212,6 @@ async fn a_heeded_response_counts_whenever_its_lease_ends() {
     }
 }
 
-/// The same on Redis.
 #[tokio::test]
 async fn a_heeded_response_after_its_lease_counts_on_redis() {
     let server = RedisServer::start();

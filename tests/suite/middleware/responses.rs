@@ -66,7 +66,7 @@ async fn a_refused_request_never_reaches_the_service() {
     assert_eq!(calls.load(Ordering::Relaxed), 2);
 }
 
-/// The limit that refuses speaks for the response, however much the other has left.
+/// The limit that refuses sets the headers, however much the other has left.
 #[tokio::test]
 async fn several_limits_are_one_check() {
     let (wide, narrow) = (Limit::per_hour("wide", 10), Limit::per_second("narrow", 1));
@@ -100,7 +100,7 @@ async fn a_request_is_charged_its_cost_under_every_limit() {
     assert_eq!(figures(call(60).await.unwrap().headers())[1], Some("40"));
     assert_eq!(call(41).await.unwrap().status(), 429);
     assert_eq!(figures(call(40).await.unwrap().headers())[1], Some("0"));
-    assert_eq!(call(0).await.unwrap().status(), 200, "what costs nothing is not refused");
+    assert_eq!(call(0).await.unwrap().status(), 200, "a cost of zero is never refused");
 
     let never = call(101).await.unwrap();
     assert_eq!(never.status(), 429);
@@ -134,7 +134,7 @@ async fn stacked_layers_show_the_strictest_limit() {
     }
 }
 
-/// With as much left under both, the response keeps what it has.
+/// If both have the same number left, the response keeps its headers.
 #[tokio::test]
 async fn equally_strict_layers_show_the_inner_limit() {
     let layer = |limit: Limit| RateLimitLayer::new(MemoryStore::new()).limit(limit.by(anyone));
@@ -142,7 +142,7 @@ async fn equally_strict_layers_show_the_inner_limit() {
     assert_eq!(figures(app.oneshot(request()).await.unwrap().headers())[2], Some("60"));
 }
 
-/// Else the reset would be another limit's than the wait.
+/// Otherwise the reset and the wait would belong to different limits.
 #[tokio::test]
 async fn a_rejection_of_an_inner_layer_keeps_its_figures() {
     let hourly = Limit::per_hour("hourly", 5);
@@ -156,7 +156,7 @@ async fn a_rejection_of_an_inner_layer_keeps_its_figures() {
     }
 }
 
-/// Whatever keeps a handler from going on, it answers as a layer would that fails closed.
+/// Whatever error a handler returns, its response equals that of a fail-closed layer.
 #[tokio::test]
 async fn a_handlers_rejection_equals_a_layers_rejection() {
     async fn spend<S: Store>(store: S, cost: u64, parts: &Parts) -> Result<(), Rejection> {
@@ -196,15 +196,15 @@ async fn a_handlers_rejection_equals_a_layers_rejection() {
     }
 }
 
-/// What an operator has to know of it is logged as of a layer, at most once a second: here, of all tests together.
+/// The error is logged as a layer would log it, at most once a second over all tests together.
 #[tokio::test]
 async fn a_handlers_rejection_is_logged() {
     let log = Log::start();
     let (parts, _) = request().into_parts();
     let unknown = PeerIp::new().extract(&parts).unwrap_err();
     let failed = Limiter::new(Failing).check(&CALLS, "ada", 1).await.unwrap_err();
-    let dear = Limiter::new(Failing).check(&CALLS, "ada", 3).await.unwrap_err();
-    let rejections = [Rejection::from(unknown), failed.into(), dear.into()];
+    let costly = Limiter::new(Failing).check(&CALLS, "ada", 3).await.unwrap_err();
+    let rejections = [Rejection::from(unknown), failed.into(), costly.into()];
     let lines = ["is not set up to find a rate-limit key", "no rate-limit decision", "can never be admitted"];
     let logged = || {
         rejections.iter().for_each(|rejection| drop(rejection.clone().into_response()));
@@ -214,7 +214,7 @@ async fn a_handlers_rejection_is_logged() {
     until("it is not logged", logged).await;
 }
 
-/// A store that never admits anybody again, and says so.
+/// A store that refuses everything forever.
 #[derive(Clone)]
 struct Bans;
 
@@ -292,22 +292,23 @@ async fn every_rejection_can_be_replaced() {
     let keyed = Request::get("/").header("x-tenant", "7").body(Body::empty()).unwrap();
     let response = app.oneshot(keyed).await.unwrap();
     assert!(response.status() == 503 && response.headers().contains_key("retry-after"), "the head is kept");
-    assert!(response.extensions().get::<Rejection>().is_some(), "the reason stays");
+    assert!(response.extensions().get::<Rejection>().is_some(), "the reason is kept");
     assert_eq!(json(response).await, "later");
 }
 
-/// An operator finds every set-up error and every outage in the log, with its cause, and not a thousand times.
+/// Every set-up error and every outage is logged with its cause, at most once a second.
 #[tokio::test]
 async fn setup_errors_and_outages_are_logged_once_a_second() {
     let log = Log::start();
     let lines = |text: &str| log.text().lines().filter(|line| line.contains(text)).count();
     let no_peer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(PeerIp::new())).layer(service_fn(hello));
-    let too_dear = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone)).cost(|_| 3).layer(service_fn(hello));
+    let too_costly =
+        RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone)).cost(|_| 3).layer(service_fn(hello));
     let no_store = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).breaker(Breaker::off());
     let no_store = no_store.layer(service_fn(hello));
     for _ in 0..10 {
         no_peer.clone().oneshot(request()).await.unwrap();
-        too_dear.clone().oneshot(request()).await.unwrap();
+        too_costly.clone().oneshot(request()).await.unwrap();
         no_store.clone().oneshot(request()).await.unwrap();
     }
     assert_eq!(lines("into_make_service_with_connect_info"), 1, "{}", log.text());

@@ -24,7 +24,7 @@ async fn axum_counts_by_peer_address() {
     let hello = |Extension(decision): Extension<Decision>| async move { decision.remaining().to_string() };
     let url = serve(Router::new().route("/", get(hello)).layer(layer)).await;
     for (status, remaining, body) in [(200, 1, "1"), (200, 0, "0"), (429, 0, "{")] {
-        // A connection each: the address counts, not the port.
+        // Each request has its own connection: the address counts, not the port.
         let answer = HttpClient::new().get(&url).await;
         assert_eq!((answer.status.as_u16(), answer.number("x-ratelimit-remaining")), (status, Some(remaining)));
         assert!(answer.body.starts_with(body), "{}", answer.body);
@@ -64,7 +64,7 @@ async fn each_route_may_have_its_own_limits_and_failure_mode() {
     }
 }
 
-/// What an authentication layer has found out is a key like any other.
+/// The user that an authentication layer has found is a key like any other.
 #[tokio::test]
 async fn a_key_can_come_from_an_outer_layer() {
     #[derive(Clone)]
@@ -93,7 +93,7 @@ async fn a_key_can_come_from_an_outer_layer() {
     assert_eq!(client.get(&url).await.status, 400);
 }
 
-/// HEAD is GET without its body, and its answers have none, refused or not.
+/// HEAD is GET without a body, so its responses have none, refused or not.
 #[tokio::test]
 async fn head_requests_count_and_are_refused_without_a_body() {
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(PeerIp::new()));

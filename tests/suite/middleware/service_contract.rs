@@ -66,7 +66,7 @@ async fn a_refusal_releases_the_inner_services_permit() {
     let service = ConcurrencyLimit::new(service_fn(hello), 1);
     let mut app = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone)).layer(service);
     for _ in 0..5 {
-        // With the only permit lost, this would wait for ever.
+        // If the only permit were lost, this would wait forever.
         let ready = tokio::time::timeout(Duration::from_secs(20), app.ready()).await.unwrap().unwrap();
         ready.call(request()).await.unwrap();
     }
@@ -90,7 +90,6 @@ async fn a_dropped_pending_response_calls_nothing_and_releases_the_permit() {
     assert_eq!(calls.load(Ordering::Relaxed), 0);
 }
 
-/// The service's own errors pass through as they are.
 #[tokio::test]
 async fn the_services_own_errors_pass_through() {
     let failing = service_fn(|_: Request<Body>| async { Err::<Response<Body>, _>("broken") });
@@ -98,7 +97,7 @@ async fn the_services_own_errors_pass_through() {
     assert_eq!(app.oneshot(request()).await.unwrap_err(), "broken");
 }
 
-/// axum applies a layer once a route and clones the service once a request: all of them count together.
+/// axum applies a layer once per route and clones the service once per request. All of them count together.
 #[tokio::test]
 async fn clones_and_services_of_one_layer_count_together() {
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone));
@@ -145,7 +144,7 @@ fn two_literal_limits_of_one_name_panic_where_the_layer_is_built() {
     let _ = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone)).limit(CALLS.by(anyone));
 }
 
-/// Layer, service and future can be built, polled and dropped where no runtime is.
+/// Layer, service and future can be built, polled and dropped without a runtime.
 #[test]
 fn the_layer_needs_no_runtime_until_a_store_waits() {
     let mut app = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone)).layer(Strict { is_ready: false });
@@ -156,7 +155,7 @@ fn the_layer_needs_no_runtime_until_a_store_waits() {
     drop(RateLimitLayer::new(Silent).limit(CALLS.by(anyone)).layer(Strict { is_ready: true }).call(request()));
 }
 
-/// The types can be named, sent and shared: what axum, and a struct of the user's, ask of them.
+/// The types can be named, sent and shared, as axum and a struct of the user require.
 #[test]
 fn types_can_be_named_and_sent() {
     struct App {
@@ -172,7 +171,7 @@ fn types_can_be_named_and_sent() {
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone));
     let mut service = layer.layer(Strict { is_ready: true });
     is_sent(&service.call(request()));
-    // Whatever a responder holds on to.
+    // A responder may hold a value that is not `Clone`.
     let (count, answered) = (AtomicUsize::new(0), layer.clone());
     is_handled_as_any_other(&answered.on_rejection(move |_, head| {
         count.fetch_add(1, Ordering::Relaxed);

@@ -30,11 +30,11 @@ use crate::support::{
 const LOGIN: Limit = Limit::per_minute("login", 2);
 const TOKENS: Limit = Limit::per_hour("tokens", 1_000);
 
-/// What an answer has used, in the response's extensions.
+/// The units that a response has used, in its extensions.
 #[derive(Clone)]
 struct Used(u64);
 
-/// Answers with the status in the path, and with the tokens that are asked for in a header.
+/// Responds with the status in the path and the tokens in a header.
 async fn answer(request: Request<Body>) -> Result<Response<Body>, Infallible> {
     let status: StatusCode = request.uri().path()[1..].parse().unwrap();
     let used = request.headers().get("x-use").map(|value| Used(value.to_str().unwrap().parse().unwrap()));
@@ -51,7 +51,7 @@ fn used(outcome: &Exchange<'_>) -> u64 {
     outcome.response().extensions.get().map_or_else(|| outcome.cost(), |Used(tokens)| *tokens)
 }
 
-/// A store, its clock, and a limiter that looks into it.
+/// A store, its clock, and a limiter to inspect it.
 fn store() -> (MemoryStore, ManualClock, Limiter<MemoryStore>) {
     let clock = ManualClock::new();
     let store = MemoryStore::builder().clock(&clock).build();
@@ -86,7 +86,7 @@ async fn a_response_is_settled_at_less_or_more_than_was_reserved() {
         assert_eq!(spent(&limiter, &TOKENS).await, all);
         clock.advance(Duration::from_secs(60));
     }
-    // More than the limit: what was spent was spent.
+    // More than the limit: spent units count.
     let response = app.clone().oneshot(asks(200, 5_000)).await.unwrap();
     assert_eq!((response.status(), figures(response.headers())[1]), (StatusCode::OK, Some("0")));
     assert_eq!(spent(&limiter, &TOKENS).await, 5_500);
@@ -109,7 +109,7 @@ async fn settled_and_plain_limits_are_decided_and_settled_together() {
     let all = (spent(&limiter, &LOGIN).await, spent(&limiter, &TOKENS).await, spent(&limiter, &errors).await);
     assert_eq!(all, (1, 20, 0));
 
-    // A cost that is the charge is settled as well: it may not be given back any more.
+    // A settlement at the charged cost is also sent, so that the lease does not return the units.
     app.oneshot(asks(200, 500)).await.unwrap();
     assert_eq!(watched.settlements()[1..], [[None, Some(500), Some(1)]]);
     let app =
@@ -154,11 +154,11 @@ async fn with_a_lease_shorter_than_the_window_every_response_is_settled() {
     app.oneshot(asks(200, 500)).await.unwrap();
     assert_eq!(watched.settlements(), [[Some(500)]]);
     clock.advance(Duration::from_secs(31));
-    assert_eq!(spent(&limiter, &TOKENS).await, 500, "otherwise it would have been given back");
+    assert_eq!(spent(&limiter, &TOKENS).await, 500, "without the settlement it would have returned");
     assert_eq!(log.text(), "");
 }
 
-/// A short lease loses nothing.
+/// A short lease loses no units.
 #[tokio::test]
 async fn a_response_after_its_lease_still_counts() {
     let log = Log::start();
@@ -177,7 +177,7 @@ async fn a_response_after_its_lease_still_counts() {
         let response = app.oneshot(asks(200, 400)).await.unwrap();
         assert_eq!(figures(response.headers())[1], Some("600"));
         assert_eq!(spent(&limiter, &TOKENS).await, 400);
-        // As of when it was admitted.
+        // The charge counts from its admission.
         clock.advance(TOKENS.window() - Duration::from_secs(62));
         assert_eq!(spent(&limiter, &TOKENS).await, 400);
         clock.advance(Duration::from_secs(1));
@@ -186,7 +186,7 @@ async fn a_response_after_its_lease_still_counts() {
     assert_eq!(log.text(), "");
 }
 
-/// Nobody gets out of a charge by giving up, nor by making the service fail.
+/// Neither a client that gives up nor a service that fails avoids the charge.
 #[tokio::test]
 async fn without_a_response_the_charge_stays_for_its_lease() {
     fn panicking() -> StatusCode {
@@ -265,7 +265,7 @@ async fn a_request_without_a_decision_is_not_settled() {
     assert!(response.extensions().get::<Degraded>().is_some());
 }
 
-/// An estimate of nothing is no way to spend for nothing.
+/// An estimated cost of zero must not make a request free.
 #[tokio::test]
 async fn a_settled_limit_reserves_at_least_one_unit() {
     let watched = Watched::new(MemoryStore::new(), Settles::Well);
@@ -276,7 +276,7 @@ async fn a_settled_limit_reserves_at_least_one_unit() {
     assert_eq!(watched.settlements().len(), 1);
 }
 
-/// What the layer needs of a store: of one check, one charge is settled and the other is not.
+/// One charge of a check is settled and the other is not.
 async fn assert_only_one_of_two_charges_is_settled(fixture: Fixture<impl Store>) {
     let key = || Key::new("test", "anyone");
     for algorithm in [Algorithm::log(), Algorithm::compact(16), Algorithm::counter(), Algorithm::fixed()] {
@@ -322,15 +322,15 @@ async fn a_layer_on_redis_settles() {
     assert_eq!(seen, [(200, "2"), (401, "1"), (200, "1"), (200, "1"), (401, "0"), (429, "0")]);
 }
 
-/// Answers after a while, with the status in the path.
+/// Responds after a while, with the status in the path.
 async fn sign_in(request: Request<Body>) -> Result<Response<Body>, Infallible> {
     let status: StatusCode = request.uri().path()[1..].parse().unwrap();
     sleep(ms(300)).await;
     Ok(Response::builder().status(status).body(Body::empty()).unwrap())
 }
 
-/// Five failed logins a minute: correct ones use nothing up, but more of them at once than there are failures left have to
-/// come again a second later.
+/// Five failed logins a minute: correct ones use nothing in the end. If more of them come at once than failures are
+/// left, the excess ones retry a second later.
 async fn assert_excess_concurrent_logins_retry_after_a_second(store: impl Store) {
     let login = Limit::per_minute("login", 5);
     let limit = login.clone().by(anyone).settle(|o| u64::from(o.status() == 401));
@@ -354,7 +354,7 @@ async fn assert_excess_concurrent_logins_retry_after_a_second(store: impl Store)
     }
     assert_eq!((passed, refused), (5, 5));
 
-    // The answers have settled them, so nothing is left to wait for.
+    // The responses have settled all charges.
     sleep(ms(500)).await;
     let (status, [_, remaining, reset, _]) = said(sign_in(200).await.unwrap().unwrap());
     assert_eq!((status, remaining, reset), (200, Some(5), Some(0)));
@@ -364,7 +364,7 @@ async fn assert_excess_concurrent_logins_retry_after_a_second(store: impl Store)
         let (status, [_, remaining, ..]) = said(sign_in(401).await.unwrap().unwrap());
         assert_eq!((status, remaining), (401, Some(left)));
     }
-    // The first of them leaves a minute after it was admitted, some 1.5 s ago.
+    // The first failed login leaves a minute after its admission, some 1.5 s ago.
     let (status, [_, remaining, reset, retry_after]) = said(sign_in(200).await.unwrap().unwrap());
     let least = 60 - begun.elapsed().as_secs() - 1;
     assert_eq!((status, remaining), (429, Some(0)));

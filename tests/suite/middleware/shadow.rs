@@ -40,7 +40,7 @@ async fn a_shadow_limit_counts_and_reports_but_refuses_nothing() {
         let response = app.clone().oneshot(request()).await.unwrap();
         assert_eq!((response.status().as_u16(), names(&response)), (200, vec!["tried".to_owned()]));
         assert_eq!(response.headers()["x-ratelimit-shadow"], "tried");
-        // It has the figures to itself.
+        // It is the only limit, so it sets the headers.
         assert_eq!(figures(response.headers()), [Some("1"), Some("0"), Some("60"), None]);
         let refusals: &ShadowRefusals = response.extensions().get().unwrap();
         let refused = refusals.decisions().next().unwrap().shadow_refusals().next().unwrap();
@@ -79,7 +79,7 @@ async fn a_shadow_limit_without_a_key_or_a_fitting_cost_is_left_out() {
     let log = Log::start();
     let app = RateLimitLayer::new(MemoryStore::new())
         .limit(TRIED.by(Header::new("x-tenant")).in_shadow())
-        .limit(Limit::per_minute("dear", 5).by(anyone).cost(|_| 6).in_shadow())
+        .limit(Limit::per_minute("costly", 5).by(anyone).cost(|_| 6).in_shadow())
         .limit(Limit::per_minute("peer", 5).by(PeerIp::new()).in_shadow())
         .limit(REAL.by(anyone))
         .shadow_header("x-ratelimit-shadow")
@@ -87,7 +87,7 @@ async fn a_shadow_limit_without_a_key_or_a_fitting_cost_is_left_out() {
     for status in [200, 200, 429] {
         let response = app.clone().oneshot(request()).await.unwrap();
         assert_eq!(response.status(), status);
-        assert_eq!(response.headers()["x-ratelimit-shadow"], "tried, dear, peer");
+        assert_eq!(response.headers()["x-ratelimit-shadow"], "tried, costly, peer");
         let refusals: &ShadowRefusals = response.extensions().get().unwrap();
         assert_eq!(refusals.decisions().count(), 0);
         let rejections: Vec<&Rejection> = refusals.left_out().map(|left_out| left_out.rejection()).collect();
@@ -138,7 +138,7 @@ async fn stacked_layers_name_their_own_shadow_limits() {
     assert_eq!(names(&app.oneshot(request()).await.unwrap()), ["tried", "other"]);
 }
 
-/// What the shadow would have refused was not charged, so there is nothing to settle.
+/// A shadow limit does not charge what it would have refused, so there is nothing to settle.
 #[tokio::test]
 async fn an_uncharged_shadow_limit_is_not_settled() {
     let watched = Watched::new(MemoryStore::new(), Settles::Well);

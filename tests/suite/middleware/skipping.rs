@@ -23,7 +23,7 @@ fn layer() -> Layered {
     RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone))
 }
 
-/// The status, and whether it was counted.
+/// The status, and whether the request was counted.
 async fn outcome(layer: &Layered, request: Request<Body>) -> (u16, bool) {
     let service = service_fn(|request: Request<Body>| {
         let is_decided = request.extensions().get::<Decision>().is_some();
@@ -47,7 +47,7 @@ async fn a_skipped_request_is_not_counted() {
     assert_eq!(outcome(&layer, to("/", &[("x-counted", "")])).await, (200, true));
 }
 
-/// Neither a key nor a store is needed for it.
+/// Skipping needs neither a key nor a store.
 #[tokio::test]
 async fn a_skipped_request_needs_no_key() {
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(Header::new("x-tenant")));
@@ -75,7 +75,7 @@ async fn preflights_are_forwarded_uncounted_by_default() {
     assert_eq!(outcome(&layer().count_preflights(), options(&[ORIGIN, METHOD, COUNTED])).await, (200, true));
 }
 
-/// No browser sends these: they are requests for a route that takes `OPTIONS`, too.
+/// No browser sends these requests. They may be meant for a route that takes `OPTIONS`.
 #[tokio::test]
 async fn requests_that_only_look_like_preflights_are_counted() {
     for headers in [
@@ -123,7 +123,7 @@ async fn deny_lists_come_before_allow_lists() {
     assert_eq!(json(denied).await, r#"{"error":"denied"}"#);
 }
 
-/// A request has no key only if nothing is there.
+/// A request has no key only if the header is absent.
 #[tokio::test]
 async fn a_request_without_a_key_is_on_no_list() {
     let tenant = Header::new("x-tenant");
@@ -133,7 +133,7 @@ async fn a_request_without_a_key_is_on_no_list() {
 
 const LEAKED: &str = "t0ken";
 
-/// A denied token does not get through to an authentication that would take it, however it is written.
+/// An authentication layer might accept the token in any of these spellings.
 #[tokio::test]
 async fn a_denied_token_is_denied_in_every_spelling() {
     let secret = Secret::new("32 random bytes out of the vault").unwrap();
@@ -200,7 +200,7 @@ async fn an_unreadable_key_is_rejected_by_a_deny_list_and_counted_by_an_allow_li
     assert_eq!(outcome(&layer().deny(teapot, []), request()).await, (418, false));
 }
 
-/// A server that does not know its peers is told so.
+/// The log names the missing set-up.
 #[tokio::test]
 async fn an_unknown_peer_is_an_error_for_a_deny_list_and_counted_by_an_allow_list() {
     let here = PeerIp::new().key(IpAddr::from([127, 0, 0, 1]));
@@ -220,7 +220,7 @@ async fn an_unknown_peer_is_an_error_for_a_deny_list_and_counted_by_an_allow_lis
     }
 }
 
-/// A key that is written down is the key that a request has, so it can be listed, and reset.
+/// An extractor makes the same key from a known value as from a request, so the key can be listed and reset.
 #[tokio::test]
 async fn extractors_make_keys_from_known_values() {
     let secret = Secret::new("32 random bytes out of the vault").unwrap();

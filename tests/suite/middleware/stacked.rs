@@ -8,7 +8,7 @@ use std::{
 use axum::body::Body;
 use http::Response;
 use tokio::time::{self, sleep};
-use tower::{Layer, ServiceExt};
+use tower::ServiceExt;
 use tower_sliding_window::{
     Breaker, Degraded, Error, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Store,
 };
@@ -27,14 +27,14 @@ use crate::support::{
 
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
 
-/// The time of a machine that is busy.
+/// Slack for a busy machine.
 const SLACK: Duration = Duration::from_secs(5);
 
 fn layer<S: Store>(store: &S, deadline: Duration) -> RateLimitLayer<S> {
     RateLimitLayer::new(store.clone()).limit(CALLS.by(anyone)).deadline(deadline)
 }
 
-/// The deadlines are those of the layers from the outside in.
+/// One layer per deadline, from the outside in.
 fn stacked<S: Store>(store: &S, deadlines: &[Duration]) -> App {
     deadlines.iter().rev().fold(handler(), |app, deadline| around(&layer(store, *deadline), app))
 }
@@ -43,8 +43,8 @@ fn error(response: &Response<Body>) -> Option<&Error> {
     response.extensions().get::<Degraded>().map(Degraded::error)
 }
 
-/// Three layers on one server that stands still: a request waits for the longest deadline, not for the sum of them, and one
-/// breaker opens.
+/// Three layers on one hanging server: a request waits for the longest deadline, not for their sum, and one breaker
+/// opens.
 #[tokio::test]
 async fn layers_on_a_hanging_server_wait_only_for_the_longest_deadline() {
     let mut seen = Vec::new();
@@ -62,7 +62,8 @@ async fn layers_on_a_hanging_server_wait_only_for_the_longest_deadline() {
             assert!(error(&response).is_some());
         }
         server.resume();
-        // On a busy machine two may be late. The five before the breaker opens would wait for the sum of the deadlines.
+        // On a busy machine two requests may be late. Without shared time, the five before the breaker opens would wait
+        // for the sum.
         waits.sort();
         let [.., third, _, worst] = waits[..] else { panic!("{waits:?}") };
         assert!(third < ms(350), "{deadlines:?}: {waits:?}");
@@ -78,7 +79,7 @@ async fn layers_on_a_hanging_server_wait_only_for_the_longest_deadline() {
     );
 }
 
-/// Whatever stores they are on, and in whichever order.
+/// Whatever stores the layers use, and in any order.
 #[tokio::test(start_paused = true)]
 async fn a_request_waits_for_the_longest_deadline_of_its_layers() {
     for deadlines in [[30, 50, 40], [50, 30, 40], [40, 30, 50], [50, 50, 50]] {
@@ -88,13 +89,13 @@ async fn a_request_waits_for_the_longest_deadline_of_its_layers() {
         let app = around(&layer(&Silent, outer), app);
         let asked = time::Instant::now();
         let response = app.oneshot(request()).await.unwrap();
-        // A layer with nothing left has 5 ms.
+        // A layer without time left still gets 5 ms.
         assert_eq!(response.status(), 200);
         assert!((ms(50)..=ms(60)).contains(&asked.elapsed()), "{deadlines:?}: {:?}", asked.elapsed());
     }
 }
 
-/// Also where the first decision comes, but late.
+/// Also if the first decision is made, but late.
 #[tokio::test(start_paused = true)]
 async fn time_spent_in_one_layer_is_taken_from_the_next() {
     let inner = Switched::new(State::Hangs);
@@ -105,7 +106,7 @@ async fn time_spent_in_one_layer_is_taken_from_the_next() {
     assert_eq!((response.status().as_u16(), asked.elapsed(), inner.asked()), (503, ms(50), 1));
 }
 
-/// A store that hangs further out turns no limit off on one that answers.
+/// A hanging store of an outer layer does not disable a limit on a working store.
 #[tokio::test(start_paused = true)]
 async fn a_working_store_still_decides_with_no_time_left() {
     let inner = Switched::new(State::Works);
@@ -119,7 +120,7 @@ async fn a_working_store_still_decides_with_no_time_left() {
     }
     assert_eq!(inner.asked(), 2);
 
-    // What takes no waiting is decided all the same.
+    // An immediate decision is made even without time.
     let one = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_hour("one", 1).by(anyone));
     let app = around(&layer(&Silent, ms(50)).breaker(Breaker::off()), around(&one, handler()));
     for status in [200, 429] {
@@ -127,7 +128,7 @@ async fn a_working_store_still_decides_with_no_time_left() {
     }
 }
 
-/// Where a request has little time left, that it runs out says nothing of the store.
+/// If a request has little time left, a timeout says nothing about the store.
 #[tokio::test(start_paused = true)]
 async fn a_slow_layer_opens_no_breaker_of_an_inner_layer() {
     let inner = Switched::with_local_state(State::Takes(ms(10)));
@@ -156,7 +157,7 @@ async fn a_choice_takes_no_time_from_its_decision() {
     let store = Switched::new(State::Hangs);
     let layer_of = |limit| RateLimitLayer::new(store.clone()).limit(limit).breaker(Breaker::off());
     for (takes, waits, asked) in [(30, 80, 2), (60, 100, 3)] {
-        // The layer inside has what the decision of this one has left. The choice takes nothing from it.
+        // The inner layer gets the time that the decision of the outer one left. The choice takes nothing from it.
         let app = around(&layer(&store, ms(50)).breaker(Breaker::off()), handler());
         let app = around(&layer_of(chosen_after(ms(takes))), app);
         let begun = time::Instant::now();
@@ -167,7 +168,7 @@ async fn a_choice_takes_no_time_from_its_decision() {
     }
 }
 
-/// To wait for room is not to wait for a decision.
+/// A wait for capacity does not count as time for a decision.
 #[tokio::test]
 async fn a_wait_for_capacity_takes_no_time_from_an_inner_layer() {
     let tight = Limit::per("tight", 1, ms(500));
@@ -181,7 +182,7 @@ async fn a_wait_for_capacity_takes_no_time_from_an_inner_layer() {
     assert!(begun.elapsed() >= ms(500));
 }
 
-/// A store that answers is asked for room, too, with nothing left.
+/// The store is also asked for capacity when no time is left.
 #[tokio::test(start_paused = true)]
 async fn a_waiting_layer_still_asks_with_no_time_left() {
     let store = Switched::new(State::Works);
@@ -192,7 +193,7 @@ async fn a_waiting_layer_still_asks_with_no_time_left() {
     assert_eq!((begun.elapsed(), store.asked()), (ms(50), 1));
 }
 
-/// A layer whose choice takes long, or whose store hangs, and inside of it a login layer on a store that is well.
+/// The choice of the outer layer is slow, and the login layer inside of it has a working store.
 #[tokio::test]
 async fn a_slow_choice_of_an_outer_layer_leaves_time_for_an_inner_limit() {
     use std::convert::Infallible;

@@ -24,12 +24,12 @@ fn limiter_with(connections: u32, url: &str) -> Limiter<RedisStore> {
     Limiter::new(store).deadline(TEST_TIMEOUT)
 }
 
-/// With one batch at a time in flight.
+/// With one batch in flight at a time.
 fn limiter(url: &str) -> Limiter<RedisStore> {
     limiter_with(1, url)
 }
 
-/// On the tests' runtimes of one thread, all of these are asked before the first is sent.
+/// On a runtime of one thread, all of these checks are queued before the first is sent.
 fn ask(
     limiter: &Limiter<RedisStore>,
     keys: impl IntoIterator<Item = &'static str>,
@@ -80,7 +80,7 @@ async fn equal_checks_share_one_entry_and_keep_their_own_ids() {
     assert_eq!(ids.len(), 100);
 }
 
-/// Different checks leave by 64 at most, copies of one by 128.
+/// A batch holds at most 64 different checks, or 128 copies of one.
 #[tokio::test]
 async fn batches_are_bounded() {
     let server = RedisServer::start();
@@ -107,7 +107,7 @@ async fn a_batch_that_exhausts_a_limit_admits_its_first_checks() {
     }
 }
 
-/// One check alone in a batch with a key of a wrong type does not take the others along.
+/// A key of a wrong type fails only its own check in the batch.
 #[tokio::test]
 async fn an_unreadable_key_fails_no_other_check() {
     let server = RedisServer::start();
@@ -123,8 +123,8 @@ async fn an_unreadable_key_fails_no_other_check() {
     assert_eq!(allowed, [Some(1), None, Some(2)]);
 }
 
-/// A check that is sent alone and two batches are in flight while the server stands still. Of those that wait behind them, half
-/// give up.
+/// One single check and two batches are in flight while the server hangs. Half of the checks that wait behind them give
+/// up.
 #[tokio::test]
 async fn an_abandoned_check_is_not_sent_and_fails_no_other() {
     let server = RedisServer::start();
@@ -134,7 +134,7 @@ async fn an_abandoned_check_is_not_sent_and_fails_no_other() {
     let mut answers = Vec::new();
     for _ in 0..10 {
         answers.extend(ask(&limiter, ["ada"]));
-        // Lets what can be sent be sent.
+        // Lets the store send all that it can.
         turns(10).await;
     }
     let (gone, waiting): (Vec<_>, Vec<_>) = answers.into_iter().enumerate().partition(|(number, _)| number % 2 == 1);
@@ -146,11 +146,12 @@ async fn an_abandoned_check_is_not_sent_and_fails_no_other() {
     for (_, answer) in waiting {
         assert!(answer.await.unwrap().unwrap().is_allowed());
     }
-    // One before, the three that were in flight, of which nobody waits for one, and three of the seven that queued.
+    // One check before, three in flight (one of them abandoned), and three of the seven that were queued.
     assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 1 + 3 + 3);
 }
 
-/// A check that finds nothing in flight is sent by its own caller. One who then never polls it again holds up nobody.
+/// A check that finds nothing in flight is sent by its own caller. If that caller never polls it again, others still
+/// proceed.
 #[tokio::test]
 async fn an_unpolled_check_blocks_no_other() {
     let server = RedisServer::start();
@@ -165,7 +166,7 @@ async fn an_unpolled_check_blocks_no_other() {
     assert!(unpolled.await.unwrap().is_allowed());
 }
 
-/// What was sent alone and is dropped before its answer leaves the way free.
+/// A check that was sent alone and dropped before its reply does not block the connection.
 #[tokio::test]
 async fn a_check_dropped_in_flight_blocks_no_other() {
     let server = RedisServer::start();
@@ -203,8 +204,8 @@ async fn a_full_queue_is_an_error() {
     assert!((1_000..=2_000).contains(&refused), "{refused}");
 }
 
-/// Those who have given up leave their places to others, wherever in the queue they stand, and nobody who waits loses a place
-/// by it: three crowds of them, behind, between and before others who wait.
+/// Abandoned checks free their places anywhere in the queue, and no waiting check loses its place. Three crowds of
+/// callers give up behind, between and before others that wait.
 #[tokio::test]
 async fn a_caller_that_gives_up_frees_its_place_in_the_queue() {
     let server = RedisServer::start();
@@ -225,7 +226,8 @@ async fn a_caller_that_gives_up_frees_its_place_in_the_queue() {
     }
     waiting.extend(ask(&limiter, ["ada"; 1_000]));
     turns(10).await;
-    // The batches that were on their way to a server that did not answer for half a second, each of 128 copies at most.
+    // The batches that the store sent to the hanging server and gave up after half a second, each with at most 128
+    // copies.
     let lost = 128 * (2 + paused.elapsed().as_millis() as usize / 500);
     server.resume();
     let mut used = Vec::new();
@@ -255,12 +257,13 @@ async fn no_task_outlives_the_store() {
     }
 }
 
-/// The server has counted, and its answer is lost. What is sent again carries its identity and counts once.
+/// The server has counted the check, and its reply is lost. The second try carries the same id, so the check counts
+/// once.
 #[tokio::test]
 async fn a_check_whose_reply_is_lost_counts_once() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
-    // Alone, and with company of its own and of other keys.
+    // Single checks, and checks that share a batch with copies and other keys.
     let alone = (limiter_with(2, proxy.url()), &["ada"][..]);
     let together = (limiter(proxy.url()), &["ada", "ada", "bob", "ada"][..]);
     for (limiter, _) in [&alone, &together] {
@@ -277,8 +280,8 @@ async fn a_check_whose_reply_is_lost_counts_once() {
     }
 }
 
-/// Of two equal checks there was room for one, and the answer is lost. When they are sent again there is room for both:
-/// the one that was refused stays refused, or it would be counted under the other's identity, which is to say not at all.
+/// One of two equal checks fits, and the reply is lost. By the second try both would fit. The refused one must stay
+/// refused, or it would count under the id of the other, which means not at all.
 #[tokio::test]
 async fn a_refusal_in_a_lost_reply_stays_a_refusal() {
     let server = RedisServer::start();
@@ -286,7 +289,7 @@ async fn a_refusal_in_a_lost_reply_stays_a_refusal() {
     let limiter = limiter(proxy.url());
     let limit = Limit::per("calls", 2, Duration::from_secs(1));
     let ask = |key: &'static str| limiter.check(&limit, key, 1);
-    // A machine that stands still for too long proves nothing.
+    // If the machine stalls for too long, the round proves nothing.
     for key in ["a", "b", "c", "d", "e", "f", "g", "h"] {
         assert!(ask(key).await.unwrap().is_allowed());
         sleep(Duration::from_millis(700)).await;

@@ -12,10 +12,10 @@ const MILLISECOND: Duration = Duration::from_millis(1);
 const HOUR: Duration = Duration::from_secs(3_600);
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
 
-/// Entries that a refusal looks at for its retry time, or moves after a step back of the clock.
+/// The entries that a refusal reads for its retry time, or moves after the clock stepped back.
 const LOOKED_AT: u32 = 100;
 
-/// Entries that have left and are dropped in one check.
+/// The expired entries that one check drops.
 const DROPPED: u32 = 500;
 
 struct Test {
@@ -32,7 +32,7 @@ impl Test {
         Self { server, clock, limiter }
     }
 
-    /// So many admissions of a cost, a millisecond apart.
+    /// Admits so many checks, a millisecond apart.
     async fn fill(&self, limit: &Limit, admissions: u32, cost: u64) {
         for _ in 0..admissions {
             assert!(self.limiter.check(limit, "ada", cost).await.unwrap().is_allowed());
@@ -40,15 +40,15 @@ impl Test {
         }
     }
 
-    /// The number of members of the only key.
+    /// The number of entries of the only key.
     fn members(&self) -> u32 {
         let key = self.server.keys().remove(0);
         self.server.run(&format!("ZCARD {key}"))
     }
 }
 
-/// The retry time is exact where no more entries have to leave than a refusal looks at. Where more have to, it is a time
-/// before which the check does not pass.
+/// The retry time is exact if a refusal reads all entries that must leave. If more must leave, it is a time before
+/// which the check is not admitted.
 #[tokio::test]
 async fn a_retry_time_is_exact_or_a_lower_bound() {
     let test = Test::new();
@@ -59,7 +59,7 @@ async fn a_retry_time_is_exact_or_a_lower_bound() {
         let refused = test.limiter.check(&full, "ada", u64::from(entries) * 2).await.unwrap();
         assert_eq!(refused.retry_after(), Some(leaves(told - 1)), "{entries} entries have to leave");
     }
-    // Asked again then, it is told the rest, and in the end it passes.
+    // Each refusal then gives the next part of the wait, and in the end the check is admitted.
     let full = Limit::per_hour("calls", 2_000);
     let mut asked = 0;
     while let Some(wait) = test.limiter.check(&full, "ada", 2_000).await.unwrap().retry_after() {
@@ -69,7 +69,7 @@ async fn a_retry_time_is_exact_or_a_lower_bound() {
     assert_eq!(asked, 1_000_u32.div_ceil(LOOKED_AT));
 }
 
-/// Entries of one unit are counted, not read: their retry times are exact at any number.
+/// Entries of one unit are counted without reading them, so their retry times are always exact.
 #[tokio::test]
 async fn the_retry_time_of_single_units_is_always_exact() {
     let test = Test::new();
@@ -79,14 +79,14 @@ async fn the_retry_time_of_single_units_is_always_exact() {
     assert_eq!(refused.retry_after(), Some(HOUR - MILLISECOND * (1_000 - 899)));
 }
 
-/// A check drops no more entries than it may. Of single units those that are left over do not count. Of others they count
-/// until later checks drop them, unless few are left: then those are kept, and all others dropped.
+/// A check drops a bounded number of entries. Remaining single units do not count. Remaining larger entries count until
+/// later checks drop them. If few entries stay, the log is rewritten with them, and all others are dropped.
 #[tokio::test]
 async fn many_expired_entries_are_dropped_over_several_checks() {
     for (cost, staying, counted_late) in [(1, 600, 0), (2, 600, 100), (2, 300, 0), (1, 300, 0)] {
         let test = Test::new();
         test.fill(&CALLS, 1_200, cost).await;
-        // To the moment at which the first of those that stay is the oldest.
+        // Advances to the moment at which the first entry that stays is the oldest.
         test.clock.advance(HOUR - MILLISECOND * (staying + 1));
         let used = test.limiter.peek(&CALLS, "ada").await.unwrap().used();
         let is_behind = counted_late > 0;
@@ -95,7 +95,7 @@ async fn many_expired_entries_are_dropped_over_several_checks() {
         assert_eq!(used, u64::from(staying + counted_late) * cost, "{case}");
         assert_eq!(test.members(), staying + left_behind + u32::from(cost > 1), "{case}");
         if is_behind {
-            // What is not known yet refuses, and says to come back at once.
+            // Units that are not known yet refuse, with a retry time of zero.
             let full = Limit::per_hour("calls", used);
             let second = test.limiter.check(&full, "ada", 1).await.unwrap();
             assert!(second.is_allowed(), "the next check has dropped the rest: {second:?}");
@@ -108,7 +108,7 @@ async fn many_expired_entries_are_dropped_over_several_checks() {
     }
 }
 
-/// After a step back of the clock each refusal moves no more than it may, and tells the same retry time.
+/// After the clock stepped back, each refusal moves a bounded number of entries and gives the same retry time.
 #[tokio::test]
 async fn future_entries_are_moved_over_several_refusals() {
     let test = Test::new();
@@ -130,14 +130,15 @@ async fn future_entries_are_moved_over_several_refusals() {
     );
 }
 
-/// Reservations that nobody settles, as of clients that hang up: a key whose memory is bounded keeps ten thousand of them.
+/// Reservations that are never settled, as of clients that disconnect. A key with bounded memory keeps ten thousand of
+/// them.
 #[tokio::test]
 async fn open_reservations_are_bounded_under_compact_algorithms() {
     const MOST_KEPT: u64 = 10_000;
     for algorithm in [Algorithm::counter(), Algorithm::fixed(), Algorithm::compact(16)] {
         let test = Test::new();
         let limit = CALLS.with_algorithm(algorithm);
-        // To the start of a window of the clock, so that none ends meanwhile.
+        // To the start of a fixed window, so that none ends during the test.
         to_next_window(&test.clock, HOUR);
         let reserve = || Check::new(Charge::new(limit.clone(), "ada", 1).unwrap().reserve(HOUR / 60));
         for _ in 0..110 {
@@ -149,7 +150,7 @@ async fn open_reservations_are_bounded_under_compact_algorithms() {
         let members = test.members();
         assert!((10_000..=10_003).contains(&members), "{algorithm:?}: {members}");
         assert_eq!(test.limiter.peek(&limit, "ada").await.unwrap().used(), 11_000, "{algorithm:?}: all of them count");
-        // When the leases end, what was kept is given back, in as many checks as that takes. The rest stays charged.
+        // When the leases end, the kept reservations return over several checks. The rest stay charged.
         test.clock.advance(HOUR / 60);
         for _ in 0..MOST_KEPT.div_ceil(DROPPED.into()) {
             assert!(test.limiter.peek(&limit, "ada").await.unwrap().is_allowed());
@@ -159,8 +160,8 @@ async fn open_reservations_are_bounded_under_compact_algorithms() {
     }
 }
 
-/// An id that is given again when its window has passed is that of a new admission, also where the old one has not been
-/// dropped yet: what it counted goes with it.
+/// An id that is used again after its window is a new admission, even if its old entry is not dropped yet. The units of
+/// the old entry leave with it.
 #[tokio::test]
 async fn an_id_reused_before_its_entry_is_dropped_counts_once() {
     for (cost, lease) in [(1, None), (2, None), (1, Some(HOUR)), (2, Some(HOUR))] {
@@ -173,7 +174,7 @@ async fn an_id_reused_before_its_entry_is_dropped_counts_once() {
             assert!(check(id).await.unwrap().is_allowed());
             test.clock.advance(MILLISECOND);
         }
-        // 600 have left, of which the first check drops 500, and so many stay that the others are not dropped with them.
+        // 600 entries have expired. The first check drops 500, and so many stay that the log is not rewritten.
         test.clock.advance(HOUR - MILLISECOND * 601);
         for (given, id) in (590..600).enumerate() {
             let again = check(id).await.unwrap();

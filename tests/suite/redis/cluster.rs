@@ -41,7 +41,7 @@ async fn a_cluster_decides_as_one_server_does() {
     assert_eq!(slots.len(), 3, "every node has its share");
 }
 
-/// Many at once, in all slots, each of two limits.
+/// Many keys at once, in all slots, each with two limits.
 async fn limiter_of_one_key(limiter: &Limiter<RedisStore>, clock: &ManualClock) {
     let (burst, hourly) = (Limit::per_second("burst", 3), Limit::per_hour("hourly", 4));
     let mut tasks = Vec::new();
@@ -69,7 +69,7 @@ async fn limiter_of_one_key(limiter: &Limiter<RedisStore>, clock: &ManualClock) 
     assert_eq!(limiter.peek(&burst, "key-7").await.unwrap().used(), 0);
 }
 
-/// Checks of three keys, of which the one in the middle, or whichever its slot makes it, is used up first.
+/// Checks of three keys. The second one is exhausted first.
 async fn several_keys(limiter: &Limiter<RedisStore>, clock: &ManualClock, algorithm: Algorithm) {
     let name = |what: &str| {
         format!("{what}-{}", format!("{algorithm:?}").to_lowercase().replace(|c: char| !c.is_ascii_alphanumeric(), "-"))
@@ -100,9 +100,13 @@ async fn several_keys(limiter: &Limiter<RedisStore>, clock: &ManualClock, algori
         for (limit, key, used) in [(&wide, &keys[0], 4), (&narrow, &keys[1], 4), (&last, &keys[2], 2)] {
             let status = refused.statuses().find(|status| status.limit().name() == limit.name()).unwrap();
             assert_eq!(status.used(), used, "as the refusal says, {algorithm:?}");
-            assert_eq!(limiter.peek(limit, key.as_str()).await.unwrap().used(), used, "nothing is left of it");
+            assert_eq!(
+                limiter.peek(limit, key.as_str()).await.unwrap().used(),
+                used,
+                "the refused check has charged nothing"
+            );
         }
-        assert!(limiter.check_all(check(1)).await.unwrap().is_allowed(), "what is left is there for others");
+        assert!(limiter.check_all(check(1)).await.unwrap().is_allowed(), "other checks may use the remaining units");
     }
     clock.advance(Duration::from_secs(1));
 }
@@ -140,7 +144,7 @@ async fn ids_and_settlements(limiter: &Limiter<RedisStore>) {
     }
 }
 
-/// Pairs of a few keys, in either order. Units come back only from checks that were refused.
+/// Pairs of a few keys, in either order. Only refused checks return units.
 #[tokio::test]
 async fn racing_checks_of_several_keys_never_exceed_the_limit() {
     let cluster = RedisCluster::start(3).await;
@@ -174,13 +178,13 @@ async fn racing_checks_of_several_keys_never_exceed_the_limit() {
     for (number, admitted) in admitted.into_iter().enumerate() {
         let used = limiter.peek(&limit, format!("key-{number}").as_str()).await.unwrap().used();
         assert!(used <= limit.units());
-        assert_eq!(used, admitted, "what is refused is given back, and no more than that");
+        assert_eq!(used, admitted, "only refused checks return their units");
     }
     assert!(admitted.iter().sum::<u64>() >= limit.units());
 }
 
-/// A primary is killed under load: its slots are decided again once its replica has been promoted, and what had been
-/// replicated stays spent.
+/// A primary is killed under load. Its slots are decided again once its replica is promoted, and replicated units stay
+/// spent.
 #[tokio::test]
 async fn losing_a_primary_exceeds_no_limit() {
     let mut cluster = RedisCluster::start(6).await;
@@ -218,7 +222,7 @@ async fn losing_a_primary_exceeds_no_limit() {
     cluster.0[lost].kill();
     let killed = Instant::now();
     let nodes = cluster.0.iter().enumerate().filter(|(number, _)| *number != lost).map(|(_, node)| node);
-    until("nobody is promoted", || nodes.clone().filter(|node| node.is_primary()).count() == 3).await;
+    until("no replica is promoted", || nodes.clone().filter(|node| node.is_primary()).count() == 3).await;
     let promoted = Instant::now();
     for number in 0..60 {
         let key = format!("key-{number}");
@@ -231,21 +235,21 @@ async fn losing_a_primary_exceeds_no_limit() {
         }
     }
     load.goes_on().await;
-    let told = load.end().await;
-    let back = millis(told.failed_after(promoted));
+    let report = load.end().await;
+    let back = millis(report.failed_after(promoted));
     row(
         "Redis Cluster: a primary is killed",
-        format!("all decided again {back} after its replica was promoted; over-admitted {}", told.admitted),
+        format!("all decided again {back} after its replica was promoted; over-admitted {}", report.admitted),
         "decisions back within 2 s of the new primary; over-admission 0 where replication had caught up",
     );
-    assert_eq!(told.admitted, 0, "what was replicated stays spent");
+    assert_eq!(report.admitted, 0, "replicated units stay spent");
 }
 
-/// A slot moves to another node and back, under load, while its keys are asked for on both.
+/// A slot moves to other nodes under load, while both nodes get checks of its keys.
 #[tokio::test]
 async fn moving_a_slot_exceeds_no_limit() {
     let cluster = RedisCluster::start(3).await;
-    // With a breaker of its own: that of the load may be open when it ends.
+    // The test has its own breaker, because the one of the load may be open at the end.
     let (limiter, loaded) = (cluster.limiter(cluster.builder()), cluster.limiter(cluster.builder()));
     let (at_most, mut decided, mut failed, mut gap) = (20_000, 0, 0, Duration::ZERO);
     for limit in
@@ -273,7 +277,7 @@ async fn moving_a_slot_exceeds_no_limit() {
             for key in cluster.0[from].run::<Vec<String>>(&format!("CLUSTER GETKEYSINSLOT {slot} 100")) {
                 cluster.0[from].run::<()>(&format!("MIGRATE {address} {key} 0 5000"));
             }
-            // Now the one says that the other has it, and the other only says so who was sent by the one.
+            // Now the old node redirects to the new one, which accepts only redirected commands.
             load.goes_on().await;
             for node in [to, from, (to + 1) % 3] {
                 cluster.0[node].run::<()>(&format!("CLUSTER SETSLOT {slot} NODE {}", id(to)));
@@ -282,13 +286,13 @@ async fn moving_a_slot_exceeds_no_limit() {
         }
         load.goes_on().await;
         let asked = Instant::now();
-        // An error refuses nothing: the slot may just be on its way.
+        // An error is not a refusal: the slot may be moving.
         while !matches!(limiter.check(&limit, "ada", 1).await, Ok(decision) if !decision.is_allowed()) {
             assert!(asked.elapsed() < TEST_TIMEOUT);
         }
-        let told = load.end().await;
-        let admitted = told.admitted;
-        (decided, failed, gap) = (decided + told.decided, failed + told.failed, gap.max(told.longest_gap));
+        let report = load.end().await;
+        let admitted = report.admitted;
+        (decided, failed, gap) = (decided + report.decided, failed + report.failed, gap.max(report.longest_gap));
         assert!(admitted < at_most, "{admitted} and those of the test are admitted of {at_most}");
         let used = limiter.peek(&limit, "ada").await.unwrap().used();
         assert!(used <= at_most && used > admitted, "{used} are used, {admitted} admitted");
@@ -307,7 +311,7 @@ async fn an_unreachable_cluster_is_reported() {
     let Err(Error::Unavailable(error)) =
         Limiter::new(store).deadline(TEST_TIMEOUT).check(&Limit::per_hour("calls", 1), "ada", 1).await
     else {
-        panic!("no answer at all");
+        panic!("the error is not Unavailable");
     };
     assert!(format!("{error:?}").contains("127.0.0.1:1"), "{error:?}");
 }

@@ -44,12 +44,12 @@ async fn a_connection_has_the_name_user_and_database_of_the_builder() {
     assert!(ours.contains("user=shop ") && ours.contains(" db=5 "), "{ours}");
 
     let nameless = limiter(builder.clone().username("nameless"));
-    assert_eq!(used(&nameless).await.unwrap(), 2, "who may not have a name may count all the same");
+    assert_eq!(used(&nameless).await.unwrap(), 2, "a user that may not set a name is still counted");
     let error = builder.client_name("two words").build().unwrap_err();
     assert!(error.to_string().contains("client name") && error.to_string().contains("two words"), "{error}");
 }
 
-/// Whatever it has: a user, a database, a protocol, a socket. What the builder says goes before it.
+/// The client may have a user, a database, a protocol, or a socket. Settings of the builder take precedence.
 #[tokio::test]
 async fn a_store_from_an_existing_client_uses_its_server() {
     let dir = tempfile::tempdir().unwrap();
@@ -89,14 +89,14 @@ async fn a_store_from_an_existing_client_uses_its_server() {
     assert!(format!("{error:?}").contains("127.0.0.1:1"), "{error:?}");
 }
 
-/// As on servers that do not let scripts ask for the time.
+/// Some servers do not let scripts read the time.
 #[tokio::test]
 async fn with_client_clock_no_script_reads_the_servers_time() {
     let server = RedisServer::start();
     server.run::<()>("ACL SETUSER timeless on >timeless ~* +@all -time");
     let builder = RedisStore::builder(&server.url()).username("timeless").password("timeless");
     let Error::Unavailable(error) = used(&limiter(builder.clone())).await.unwrap_err() else {
-        panic!("no answer at all")
+        panic!("the error is not Unavailable")
     };
     assert!(error.source().unwrap().to_string().contains("script"), "{error:?}");
 

@@ -4,17 +4,8 @@ use std::time::Duration;
 
 use tower_sliding_window::{AdmissionId, Algorithm, Charge, Check, Error, Limit, Limiter, ManualClock, RedisStore};
 
+use super::{limiter, used};
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer, with_causes};
-
-const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
-
-fn limiter(url: &str) -> Limiter<RedisStore> {
-    Limiter::new(RedisStore::builder(url).connections(2).build().unwrap()).deadline(TEST_TIMEOUT)
-}
-
-async fn used(limiter: &Limiter<RedisStore>) -> Result<u64, Error> {
-    limiter.check(&CALLS, "ada", 1).await.map(|decision| decision.used())
-}
 
 #[tokio::test]
 async fn an_out_of_memory_error_is_reported() {
@@ -25,7 +16,7 @@ async fn an_out_of_memory_error_is_reported() {
     let error = used(&limiter).await.unwrap_err();
     assert!(with_causes(&error).contains("OOM"), "{}", with_causes(&error));
     server.run::<()>("CONFIG SET maxmemory 0");
-    assert_eq!(used(&limiter).await.unwrap(), 2, "what failed was not counted");
+    assert_eq!(used(&limiter).await.unwrap(), 2, "the failed check was not counted");
 }
 
 #[tokio::test]
@@ -48,7 +39,7 @@ async fn a_missing_permission_is_reported() {
     assert_eq!(server.keys(), [""; 0]);
 }
 
-/// Where nothing can be counted, a process that fails open would limit nothing: it had better not start.
+/// A process that fails open would limit nothing there, so `connect` must fail at its start.
 #[tokio::test]
 async fn connect_fails_where_nothing_can_be_written() {
     let server = RedisServer::start();
@@ -72,7 +63,7 @@ async fn a_missing_password_is_reported() {
     assert_eq!(used(&limiter(&right)).await.unwrap(), 1);
 }
 
-/// A user that may run the commands that the README lists, on our keys, and nothing else.
+/// A user that may run only the commands listed in the README, and only on keys of the store.
 #[tokio::test]
 async fn the_documented_permissions_are_enough() {
     let readme = include_str!("../../README.md");
@@ -131,7 +122,7 @@ async fn the_documented_permissions_are_enough() {
     }
 }
 
-/// A script that somebody else runs holds the server up. What it then says is no answer, and its connection stays good.
+/// Another script keeps the server busy. The BUSY error is not a decision, and the connection stays usable.
 #[tokio::test]
 async fn a_busy_server_is_reported() {
     let server = RedisServer::start_with(&["--lua-time-limit", "50"]);
@@ -180,7 +171,7 @@ async fn invalid_settings_are_named_without_the_password() {
     assert!(RedisStore::sentinel(["redis://127.0.0.1:26379"], "").build().is_err());
 }
 
-/// Nothing is opened or spawned until the first check.
+/// The store opens and spawns nothing until the first check.
 #[test]
 fn a_store_is_built_without_a_runtime() {
     RedisStore::builder("redis://127.0.0.1:1/").build().unwrap();

@@ -5,14 +5,14 @@ use std::{error::Error as _, time::Duration};
 
 use tokio::task::JoinSet;
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, DenyCache, Error, Limit, Limiter, ManualClock, RedisStore, Store,
+    Algorithm, Charge, Check, Decision, DenyCache, Error, Limit, Limiter, ManualClock, RedisStore,
 };
 
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer, with_causes};
 
 const LOGIN: Limit = Limit::per("login", 3, Duration::from_secs(10));
 
-/// One batch at a time, so that checks travel together.
+/// With one batch at a time, so that checks share batches.
 fn limiter(server: &RedisServer) -> Limiter<RedisStore> {
     let store = RedisStore::builder(&server.url()).connections(1).build().unwrap();
     Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off())
@@ -24,11 +24,11 @@ async fn an_out_of_memory_server_still_decides_checks_that_write_nothing() {
     let limiter = limiter(&server);
     assert!(limiter.check(&LOGIN, "spent", 3).await.unwrap().is_allowed());
     server.run::<()>("CONFIG SET maxmemory 1");
-    // More rounds than failures that would open a breaker.
+    // More rounds than failures that open a breaker.
     for round in 0..10 {
         let charge = |limit: &Limit| Charge::new(limit.clone(), "new", 1).unwrap();
         let several = Check::new(charge(&Limit::per_day("daily", 9))).and(charge(&LOGIN)).unwrap();
-        let (refused, admitted, peeked, several, dear) = tokio::join!(
+        let (refused, admitted, peeked, several, costly) = tokio::join!(
             limiter.check(&LOGIN, "spent", 1),
             limiter.check(&LOGIN, "new", 1),
             limiter.peek(&LOGIN, "spent"),
@@ -37,7 +37,7 @@ async fn an_out_of_memory_server_still_decides_checks_that_write_nothing() {
         );
         assert!(refused.unwrap().retry_after().is_some(), "round {round}");
         assert_eq!(peeked.unwrap().used(), 3);
-        for (failed, name) in [(admitted, "login"), (several, "daily"), (dear, "login")] {
+        for (failed, name) in [(admitted, "login"), (several, "daily"), (costly, "login")] {
             let text = with_causes(&failed.unwrap_err());
             assert!(text.contains("OOM") && text.contains(&format!("limit {name:?}")), "{text}");
         }
@@ -46,7 +46,7 @@ async fn an_out_of_memory_server_still_decides_checks_that_write_nothing() {
     assert_eq!(limiter.check(&LOGIN, "new", 1).await.unwrap().used(), 1, "what has failed was not counted");
 }
 
-/// By every algorithm, whatever somebody else has written to its key: numbers that no key of ours has, and no numbers.
+/// By every algorithm: foreign numbers that the store never writes, and values that are not numbers.
 #[tokio::test]
 async fn foreign_content_fails_only_checks_of_its_key() {
     let server = RedisServer::start();
@@ -96,7 +96,7 @@ async fn foreign_content_fails_only_checks_of_its_key() {
     }
 }
 
-/// Asks, spends, and reserves.
+/// Peeks, spends and reserves.
 async fn ask_in_every_way(
     limiter: &Limiter<RedisStore>,
     limit: &Limit,
@@ -112,7 +112,7 @@ async fn ask_in_every_way(
     vec![peeked, spent, all, reserved]
 }
 
-/// A retry time is at most the window, or two of a counter, whatever stands in the key.
+/// A retry time is at most one window, or two for a counter, whatever the key holds.
 #[tokio::test]
 async fn a_huge_foreign_sum_still_gives_a_bounded_retry_time() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
@@ -126,7 +126,7 @@ async fn a_huge_foreign_sum_still_gives_a_bounded_retry_time() {
     assert_eq!(refused.remaining(), 0);
 }
 
-/// Everybody asks at once, and one in three asks for a key that cannot be read.
+/// All callers ask at once, and a third of them ask for a key that cannot be read.
 #[tokio::test]
 async fn one_bad_key_in_full_batches_fails_no_other_check() {
     let server = RedisServer::start();
@@ -147,13 +147,13 @@ async fn one_bad_key_in_full_batches_fails_no_other_check() {
     tasks.join_all().await;
 }
 
-/// The server's clock.
+/// The time of the server's clock.
 fn micros(server: &RedisServer) -> i64 {
     let (seconds, micros) = server.run::<(i64, i64)>("TIME");
     seconds * 1_000_000 + micros
 }
 
-/// A key that is not ours, under a name that is: one error, and nothing written to the other charges.
+/// A foreign key with the name of one of the store's keys. Its check fails, and charges nothing under other limits.
 #[tokio::test]
 async fn a_key_of_a_wrong_type_fails_only_its_check() {
     let server = RedisServer::start();
@@ -173,7 +173,7 @@ async fn a_key_of_a_wrong_type_fails_only_its_check() {
     );
     assert_eq!(server.keys(), [key], "the daily limit was not charged");
 
-    // However often it is asked for, that is no reason to ask for no other key.
+    // However often the check fails, the breaker stays closed for other keys.
     for _ in 0..10 {
         limiter.check(&LOGIN, "ada", 1).await.unwrap_err();
     }
@@ -182,7 +182,7 @@ async fn a_key_of_a_wrong_type_fails_only_its_check() {
     assert!(limiter.check(&LOGIN, "ada", 1).await.unwrap().is_allowed());
 }
 
-/// What a failed check has dropped is taken off the sum all the same.
+/// A failed check subtracts the expired units that it has dropped from the sum.
 #[tokio::test]
 async fn a_failed_check_keeps_the_sums_correct() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
@@ -203,7 +203,7 @@ async fn a_failed_check_keeps_the_sums_correct() {
     assert_eq!(limiter.peek(&heavy, "ada").await.unwrap().used(), 3);
 }
 
-/// A set that something else has written to our key, with a sum that its entries do not make up, holds nobody up.
+/// A foreign sorted set, whose entries do not add up to its sum, must not block the server.
 #[tokio::test]
 async fn a_foreign_sum_causes_no_endless_loop() {
     let server = RedisServer::start();
@@ -218,7 +218,8 @@ async fn a_foreign_sum_causes_no_endless_loop() {
     }
 }
 
-/// Nor do units that are no number of units: a counter looks for the moment at which they are fewer.
+/// Foreign values that are not numbers of units must not block the server. A counter searches for the moment at which
+/// fewer are used.
 #[tokio::test]
 async fn foreign_units_cause_no_endless_loop() {
     let server = RedisServer::start();
@@ -242,7 +243,7 @@ async fn foreign_units_cause_no_endless_loop() {
     }
 }
 
-/// The sum counts, whatever stands behind it.
+/// The sum of all units counts, whatever the sum of reserved units says.
 #[tokio::test]
 async fn a_reserved_sum_above_the_total_admits_nothing_more() {
     let server = RedisServer::start();
@@ -254,7 +255,7 @@ async fn a_reserved_sum_above_the_total_admits_nothing_more() {
     assert!(!limiter.check(&limit, "ada", 1).await.unwrap().is_allowed());
 }
 
-/// Foreign members that have left at the key of a counter, and nothing else there: one key fails a whole batch.
+/// Expired foreign entries at the key of a counter once failed the whole batch.
 #[tokio::test]
 async fn expired_foreign_entries_fail_no_other_check() {
     let server = RedisServer::start();

@@ -18,7 +18,7 @@ fn address(last: u8) -> Key {
     Key::new("peer", [192, 0, 2, last])
 }
 
-/// The digest of a key, as anybody can compute it: base64url of the first 128 bits.
+/// The digest of a key without a secret, which anyone can compute: base64url of the first 128 bits.
 fn unkeyed(key: &Key) -> String {
     let mut sha = Sha256::new();
     sha.update((key.namespace().len() as u64).to_le_bytes());
@@ -30,18 +30,18 @@ fn unkeyed(key: &Key) -> String {
     (0..22).map(|six| char::from(digit(six))).collect()
 }
 
-/// The addresses of a network whose digests stand in the keys.
+/// The addresses of a network whose unkeyed digests appear in the keys.
 fn found(server: &RedisServer) -> Vec<u8> {
     let keys = server.keys().join(" ");
     (0..=255).filter(|last| keys.contains(&unkeyed(&address(*last)))).collect()
 }
 
-/// Without a secret a reader of Redis finds an address by trying all of them. With one it does not.
+/// Without a secret, a reader of Redis finds an address by trying all of them. With a secret, it does not.
 #[tokio::test]
 async fn a_secret_hides_addresses_from_readers_of_redis() {
     let server = RedisServer::start();
     assert!(limiter(&server, None).check(&LOGIN, address(7), 1).await.unwrap().is_allowed());
-    assert_eq!(found(&server), [7], "the layout without a secret stays what it was");
+    assert_eq!(found(&server), [7], "without a secret the layout is unchanged");
     server.run::<()>("FLUSHALL");
     assert!(
         limiter(&server, Some("the secret of all instances")).check(&LOGIN, address(7), 1).await.unwrap().is_allowed()
@@ -71,8 +71,8 @@ async fn only_stores_with_the_same_secret_share_limits() {
     assert_eq!(other.peek(&LOGIN, address(7)).await.unwrap().used(), 1);
 }
 
-/// The secret of the API keys may be the store's, too: what stands in Redis is hashed with it twice, each time for a purpose of
-/// its own.
+/// The store may use the same secret as the API keys. A key is then hashed twice with it, each time for another
+/// purpose.
 #[tokio::test]
 async fn one_secret_may_serve_api_keys_and_the_store() {
     let server = RedisServer::start();
@@ -82,7 +82,7 @@ async fn one_secret_may_serve_api_keys_and_the_store() {
     assert!(!server.keys()[0].contains(&unkeyed(&key)));
 }
 
-/// The slot that a node of a cluster looks for a key in is that of the keyed digest.
+/// The slot of a key in a cluster is that of its keyed digest.
 #[cfg(feature = "cluster")]
 #[tokio::test]
 async fn a_cluster_finds_keys_hashed_with_a_secret() {

@@ -16,7 +16,7 @@ use tower_sliding_window::{RedisStore, store::RedisStoreBuilder};
 
 use crate::support::{one_thread, redis_server::RedisServer};
 
-/// An error and its causes, and how they look in a debugger.
+/// An error and its causes, in both their display and debug form.
 fn shown(error: &(dyn Error + 'static)) -> String {
     let mut text = format!("{error} {error:?}");
     let mut cause = error.source();
@@ -27,8 +27,8 @@ fn shown(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// All that building shows, and connecting where nothing listens. Of a client of the application, its address is shown as it
-/// is: what URL it was made of is not known.
+/// All output of building a store, and of connecting where nothing listens. For an existing client, the address is
+/// shown as it is, because its URL is not known.
 fn shown_by(runtime: &Runtime, builder: &RedisStoreBuilder) -> String {
     let built = match builder.clone().build() {
         Ok(store) => format!("{store:?}"),
@@ -38,12 +38,12 @@ fn shown_by(runtime: &Runtime, builder: &RedisStoreBuilder) -> String {
     format!("{builder:?} {built} {}", connected.map_or_else(|error| shown(&error), |_| String::new()))
 }
 
-/// Letters that no message of ours or of the client has next to each other.
+/// Letters that no message of the store or of the client has next to each other.
 fn piece() -> impl Strategy<Value = String> {
     vec(select(&['Q', 'X', 'Z', 'J'][..]), 2..6).prop_map(String::from_iter)
 }
 
-/// A password, in its pieces and what stands between them.
+/// A password, and the pieces that must not be shown.
 fn password(between: &'static [char]) -> impl Strategy<Value = (String, Vec<String>)> {
     vec((piece(), select(between)), 1..5).prop_map(|parts| {
         let pieces = parts.iter().map(|(piece, _)| piece.clone()).collect();
@@ -56,7 +56,7 @@ fn password(between: &'static [char]) -> impl Strategy<Value = (String, Vec<Stri
 const ANY: &[char] =
     &['/', '?', '#', '@', ':', '[', ']', '%', '\\', ' ', '\t', '\n', '&', '=', '1', '.', '-', 'ü', '\0'];
 
-/// Without a host, what follows an `@` would be the host.
+/// Without a host, the text after an `@` would be the host.
 const NO_AT: &[char] = &['/', '?', '#', ':', '[', ']', '%', '\\', ' ', '&', '=', '1', '.', '-'];
 
 fn scheme() -> impl Strategy<Value = &'static str> {
@@ -74,7 +74,7 @@ fn url() -> impl Strategy<Value = (String, Vec<String>)> {
     let slashes = select(&["://", "://", "://", ":", ":/", ""][..]);
     (scheme(), slashes, prop_oneof![3 => with_place, 1 => without], tail).prop_map(
         |(scheme, slashes, (authority, pieces), tail)| {
-            // Without both, a socket's URL has no authority, but a path.
+            // Without slashes, the URL of a socket has a path instead of an authority.
             let slashes = if scheme.ends_with("unix") { "://" } else { slashes };
             (format!("{scheme}{slashes}{authority}{tail}"), pieces)
         },
@@ -111,7 +111,7 @@ proptest! {
     }
 }
 
-/// What was seen in the issue: the beginning of a password, a whole one, and one that reads as a host and a port.
+/// Passwords that were shown once: a beginning, a whole one, and one that reads like a host and a port.
 #[test]
 fn an_error_shows_at_most_the_host_of_a_url() {
     for (url, host) in [
@@ -128,7 +128,7 @@ fn an_error_shows_at_most_the_host_of_a_url() {
     }
 }
 
-/// Such a server repeats what it was sent.
+/// The server's error repeats the command that it does not know.
 #[tokio::test]
 async fn a_server_that_repeats_the_login_command_leaks_no_password() {
     let server = RedisServer::start_with(&["--rename-command", "HELLO", ""]);
@@ -139,7 +139,7 @@ async fn a_server_that_repeats_the_login_command_leaks_no_password() {
     assert!(!shown(&sentinels.unwrap_err()).contains("s3cr3t"));
 }
 
-/// A key whose line breaks were lost on the way reads as one long mark.
+/// A key that lost its line breaks is read as one long PEM label.
 #[cfg(feature = "tls")]
 #[test]
 fn a_broken_client_key_is_never_shown() {

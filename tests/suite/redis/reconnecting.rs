@@ -8,17 +8,8 @@ use tokio::{
 };
 use tower_sliding_window::{Breaker, Error, Limit, Limiter, RedisStore};
 
+use super::{CALLS, limiter, used};
 use crate::support::{TEST_TIMEOUT, ms, proxy::Proxy, redis_server::RedisServer, with_causes};
-
-const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
-
-fn limiter(url: &str) -> Limiter<RedisStore> {
-    Limiter::new(RedisStore::builder(url).connections(2).build().unwrap()).deadline(TEST_TIMEOUT)
-}
-
-async fn used(limiter: &Limiter<RedisStore>) -> Result<u64, Error> {
-    limiter.check(&CALLS, "ada", 1).await.map(|decision| decision.used())
-}
 
 #[tokio::test]
 async fn a_flushed_script_is_loaded_again() {
@@ -30,7 +21,7 @@ async fn a_flushed_script_is_loaded_again() {
     }
 }
 
-/// With two connections, so that the second would be just as dead when it is taken.
+/// With two connections, so that the second one is also closed when the store uses it.
 #[tokio::test]
 async fn a_server_restart_fails_no_check() {
     let mut server = RedisServer::start();
@@ -77,7 +68,7 @@ async fn a_server_may_start_after_the_store() {
     assert!(RedisStore::connect(&server.url()).await.is_err(), "connecting at once is refused");
 
     let limiter = limiter(&server.url());
-    // At once, and not after the time that connecting may take.
+    // At once, without waiting for the connect timeout.
     let patient = Limiter::new(RedisStore::builder(&server.url()).connect_timeout(TEST_TIMEOUT).build().unwrap());
     let error = used(&patient.deadline(TEST_TIMEOUT)).await.unwrap_err();
     assert!(with_causes(&error).contains("refused"), "the cause is named: {}", with_causes(&error));
@@ -89,8 +80,8 @@ async fn a_server_may_start_after_the_store() {
     }
 }
 
-/// After a failover the old connections reach what has become a replica. They are left, and the check goes over a new
-/// one, to the new primary.
+/// After a failover the old connections lead to a replica. The store closes them and sends the check to the new
+/// primary.
 #[tokio::test]
 async fn connections_to_a_demoted_primary_are_replaced() {
     let (old, new) = (RedisServer::start(), RedisServer::start());
@@ -109,7 +100,7 @@ async fn connections_to_a_demoted_primary_are_replaced() {
     assert_eq!(used(&limiter).await.unwrap(), 1);
 }
 
-/// A connection that nothing comes back over, and that no error ever ends.
+/// A connection over which no reply comes, and which no error ends.
 #[tokio::test]
 async fn a_silent_connection_is_replaced() {
     let server = RedisServer::start();
@@ -123,7 +114,7 @@ async fn a_silent_connection_is_replaced() {
     }
 }
 
-/// A runtime that ends while connections are being made takes them along. Others are made by the next one.
+/// A runtime that ends takes its unfinished connections along. The next runtime makes new ones.
 #[test]
 fn a_runtime_that_ends_while_connecting_blocks_no_other() {
     let server = RedisServer::start();
@@ -151,17 +142,17 @@ async fn a_reset_survives_a_closed_connection() {
     assert_eq!(used(&limiter).await.unwrap(), 1);
 }
 
-/// A server that takes one connection and no more still decides over that one.
+/// A server that accepts only one connection still decides over that one.
 #[tokio::test]
 async fn a_failed_connection_fails_no_check_that_can_use_another() {
     let server = RedisServer::start_with(&["--maxclients", "1"]);
     let limiter = limiter(&server.url());
     while used(&limiter).await.is_err() {
-        // The connection that has seen the server start is still being closed.
+        // The connection that tested the server's start is still being closed.
         sleep(Duration::from_millis(10)).await;
     }
     for _ in 0..20 {
-        // The second is asked while the first is on its way.
+        // The second check is sent while the first is in flight.
         let first = tokio::spawn(limiter.check(&CALLS, "ada", 1));
         tokio::task::yield_now().await;
         tokio::task::yield_now().await;
@@ -170,7 +161,7 @@ async fn a_failed_connection_fails_no_check_that_can_use_another() {
     }
 }
 
-/// A client that hangs up before the reply, three times in a row, costs a connection.
+/// Dropping a check three times in a row once closed a connection.
 #[tokio::test]
 async fn dropped_checks_open_no_new_connections() {
     use std::future::Future;

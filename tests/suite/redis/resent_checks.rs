@@ -4,21 +4,21 @@ use std::{iter, time::Duration};
 
 use tokio::time::sleep;
 use tower_sliding_window::{
-    Breaker, Check, Decision, DenyCache, Limit, LimitStatus, Limiter, ManualClock, RedisStore, Settlement, Store,
+    Breaker, Check, Decision, DenyCache, Limit, LimitStatus, Limiter, ManualClock, RedisStore, Settlement,
 };
 
 use crate::support::{TEST_TIMEOUT, charge, check_of, ms, proxy::Proxy, redis_server::RedisServer, seconds};
 
 const LONG: Limit = Limit::per_hour("long", 3);
 
-/// So much later than the first try comes the second one. Replies have half a second.
+/// The delay between the first and the second try. The store waits half a second for a reply.
 const LATER: Duration = ms(200);
 
 fn used(decision: &Decision) -> Vec<u64> {
     decision.statuses().map(LimitStatus::used).collect()
 }
 
-/// A server whose replies can be lost and be late, and one that is asked directly.
+/// A server behind a proxy that loses and delays replies, and a limiter that reaches it directly.
 struct Lossy {
     server: RedisServer,
     proxy: Proxy,
@@ -27,7 +27,7 @@ struct Lossy {
 }
 
 impl Lossy {
-    /// With one batch at a time in flight, by the server's clock.
+    /// With one batch in flight at a time, by the server's clock.
     async fn start() -> Self {
         let server = RedisServer::start();
         let proxy = Proxy::start(&server).await;
@@ -42,7 +42,7 @@ impl Lossy {
         Self { server, proxy, limiter: through, direct }
     }
 
-    /// Asks, and does this between the two tries, of which the second comes `LATER` than the first.
+    /// Sends checks whose first reply is lost, and runs `meanwhile` before the second try, which comes `LATER`.
     async fn ask_twice(&self, checks: impl IntoIterator<Item = Check>, meanwhile: impl AsyncFnOnce()) -> Vec<Decision> {
         self.proxy.delay_replies(LATER);
         self.proxy.lose_replies(1);
@@ -61,14 +61,14 @@ impl Lossy {
         self.direct.peek(limit, "ada").await.unwrap().used()
     }
 
-    /// Waits for the first try, which uses so many units.
+    /// Waits until the first try has used so many units.
     async fn until_used(&self, limit: &Limit, units: u64) {
         while self.used(limit).await != units {
             sleep(ms(5)).await;
         }
     }
 
-    /// Somebody else spends units, once they are left.
+    /// Spends units through the direct limiter, as soon as they are free.
     async fn spend_directly(&self, limit: &Limit, units: u64) {
         while !self.direct.check(limit, "ada", units).await.unwrap().is_allowed() {
             sleep(ms(5)).await;
@@ -76,8 +76,8 @@ impl Lossy {
     }
 }
 
-/// Alone and as copies that share an entry or not, reserved or not: of two limits the shorter one's window has passed before
-/// the second try, and somebody else has spent all of that limit.
+/// Single checks and copies that may share an entry, reserved or not. The shorter window has passed before the second
+/// try, and another caller has spent that limit.
 #[tokio::test]
 async fn a_resent_check_is_admitted_whole_after_the_shorter_window() {
     let lossy = Lossy::start().await;
@@ -106,12 +106,12 @@ async fn a_resent_check_is_admitted_whole_after_the_shorter_window() {
             assert!(settled.was_applied(), "{case}");
             assert_eq!(settled.decision().statuses().nth(1).unwrap().used(), left, "{case}");
         }
-        assert!(lossy.used(&short).await <= all_of_it, "{case}: that of somebody else, and no more");
+        assert!(lossy.used(&short).await <= all_of_it, "{case}: only the units of the other caller");
         lossy.direct.reset(&short, "ada").await.unwrap();
     }
 }
 
-/// What the first try has refused of several copies stays refused, and what it has admitted admitted.
+/// Copies that the first try refused stay refused, and copies that it admitted stay admitted.
 #[tokio::test]
 async fn resent_copies_are_admitted_as_often_as_in_the_first_try() {
     let lossy = Lossy::start().await;
@@ -131,7 +131,7 @@ async fn resent_copies_are_admitted_as_often_as_in_the_first_try() {
         for decision in decisions.iter().filter(|decision| !decision.is_allowed()) {
             assert!(decision.retry_after() > Some(Duration::ZERO), "{case}: {decision:?}");
         }
-        // The second try counts nothing, so the limits stand the same for all copies.
+        // The second try charges nothing, so all copies report the same status.
         for decision in &admitted {
             assert_eq!((used(decision), used(decision)[1]), (used(admitted[0]), fit * cost), "{case}");
         }
@@ -145,8 +145,8 @@ async fn resent_copies_are_admitted_as_often_as_in_the_first_try() {
     }
 }
 
-/// The server's clock cannot be set. So the entries of the first try are moved to where a clock that was ahead would have put
-/// them, before the second try comes.
+/// The server's clock cannot be set. Instead, the entries of the first try are moved before the second try, to where a
+/// clock that was ahead would have put them.
 #[tokio::test]
 async fn a_settlement_finds_entries_of_a_clock_that_was_ahead() {
     let lossy = Lossy::start().await;
@@ -182,8 +182,8 @@ async fn a_settlement_finds_entries_of_a_clock_that_was_ahead() {
     }
 }
 
-/// Copies that share an entry are found among any number of entries of the same time, and what cannot be found costs the
-/// server no more than a look for each number of copies that there can be.
+/// Copies that share an entry are found among any number of entries of the same time. A settlement that finds nothing
+/// costs one look-up per possible number of copies.
 #[tokio::test]
 async fn settling_copies_takes_bounded_work() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
@@ -229,6 +229,6 @@ async fn settling_copies_takes_bounded_work() {
         }
     }
     println!("at most {most} commands for a settlement");
-    // As many looks as there can be copies, as many entries as have shared one, and what any settlement takes.
+    // One look-up per possible number of copies, one per copy that shared the entry, and those of any settlement.
     assert!(most <= 2 * 128 + 16, "{most}");
 }

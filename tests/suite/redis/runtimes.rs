@@ -21,7 +21,7 @@ use crate::support::{TEST_TIMEOUT, ms, one_thread, redis_server::RedisServer, tw
 
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000_000);
 
-/// How many runtimes stand still or end.
+/// How many runtimes stall or end.
 const RUNTIMES: [usize; 3] = [1, 2, 4];
 
 fn store(server: &RedisServer, connections: u32) -> RedisStore {
@@ -32,14 +32,14 @@ fn limiter(server: &RedisServer, connections: u32) -> Limiter<RedisStore> {
     Limiter::new(store(server, connections)).deadline(TEST_TIMEOUT).breaker(Breaker::off())
 }
 
-/// So many turns of a runtime: a check has then been queued, or sent, or nearly been answered, as it happens.
+/// Yields so often: the check is then queued, sent, or nearly answered.
 async fn turns(number: usize) {
     for _ in 0..number {
         yield_now().await;
     }
 }
 
-/// Asks from tasks, with company.
+/// Sends two checks from tasks.
 fn ask(limiter: &Limiter<RedisStore>) -> [JoinHandle<Result<Decision, Error>>; 2] {
     ["ada", "bob"].map(|key| tokio::spawn(limiter.check(&CALLS, key, 1)))
 }
@@ -59,8 +59,8 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// 10,000 trials. In each, some runtimes of one thread get a few turns with checks of theirs, which are then somewhere on
-/// their way, and stand still. Then another runtime asks.
+/// 10,000 trials. In each, some single-threaded runtimes run a few turns with checks in flight and stall. Then another
+/// runtime sends checks.
 #[test]
 fn stalled_runtimes_block_no_other() {
     let (server, living, mut trials) = (RedisServer::start(), two_threads(), 0);
@@ -78,7 +78,7 @@ fn stalled_runtimes_block_no_other() {
                 living.block_on(async { all_decided(ask(&limiter), (idle, connections, round, trial)).await });
                 trials += 1;
             }
-            // One that goes on where it stood still is decided as any other.
+            // A stalled runtime that continues is decided like any other.
             for runtime in runtimes {
                 runtime.block_on(async { all_decided(ask(&limiter), "awake again").await });
             }
@@ -87,7 +87,7 @@ fn stalled_runtimes_block_no_other() {
     assert!(trials >= 10_000, "{trials}");
 }
 
-/// A call that `block_on` gives up in the middle of a check leaves nothing behind that another needs.
+/// A check that `block_on` abandons leaves nothing behind that blocks others.
 #[test]
 fn a_runtime_that_abandons_a_check_blocks_no_other() {
     let (server, living) = (RedisServer::start(), two_threads());
@@ -109,7 +109,7 @@ fn a_runtime_that_abandons_a_check_blocks_no_other() {
     }
 }
 
-/// Runtimes end with checks of theirs on the way, of one thread or of two, while another has asked.
+/// Runtimes of one or two threads end with checks in flight, while another runtime waits for its own.
 #[test]
 fn runtimes_that_end_fail_no_check_of_others() {
     let (server, living) = (RedisServer::start(), two_threads());
@@ -147,8 +147,7 @@ async fn store_after_one_poll<'a>(future: impl Future<Output = bool> + 'a) -> St
     future
 }
 
-/// Checks, settlements and resets that have been polled once and are then left alone, many of each, before there is a
-/// connection and when there are some.
+/// Many checks, settlements and resets are polled once and then stored, with and without open connections.
 #[tokio::test]
 async fn stored_futures_block_no_other() {
     let (server, limit) = (RedisServer::start(), CALLS);
@@ -174,12 +173,12 @@ async fn stored_futures_block_no_other() {
         }
         all_decided(ask(&limiter), (connections, is_cold)).await;
         for future in stored {
-            assert!(future.await, "what has been stored is done when it is polled again");
+            assert!(future.await, "a stored future completes when it is polled again");
         }
     }
 }
 
-/// A runtime that ends closes its connections, and those alone; the last store closes all.
+/// A runtime that ends closes only its own connections. Dropping the last store closes all.
 #[test]
 fn connections_end_with_their_runtime_and_with_the_store() {
     let server = RedisServer::start();
@@ -191,9 +190,9 @@ fn connections_end_with_their_runtime_and_with_the_store() {
         runtime.block_on(async { all_decided(ask(&limiter), "first").await });
     }
     let all = server.connections();
-    assert!((3..=6).contains(&all), "each has its own: {all}");
+    assert!((3..=6).contains(&all), "each runtime has its own connections: {all}");
     ending.shutdown_timeout(TEST_TIMEOUT);
-    wait_until("the ended runtime's connections are closed", || server.connections() < all);
+    wait_until("the ended runtime's connections stay open", || server.connections() < all);
     let left = server.connections();
     living.block_on(async { all_decided(ask(&limiter), "after another has ended").await });
     assert!(left >= 2 && server.connections() <= left + 1);
@@ -202,14 +201,14 @@ fn connections_end_with_their_runtime_and_with_the_store() {
     drop(limiter);
     living.block_on(async { all_decided(ask(&clone), "a clone is left").await });
     drop(clone);
-    wait_until("no task is left", || tasks(&living) == before);
-    // What stands still cannot close anything: it does when it goes on.
+    wait_until("tasks are left", || tasks(&living) == before);
+    // A stalled runtime closes its connections when it continues.
     idle.block_on(turns(10));
-    wait_until("no connection is left", || server.connections() == 0);
+    wait_until("connections are left", || server.connections() == 0);
     assert_eq!(tasks(&idle), 0);
 }
 
-/// Without a runtime, what is asked of the store fails.
+/// Without a runtime, every operation of the store is an error.
 #[test]
 fn without_a_runtime_the_store_fails_and_does_not_panic() {
     let server = RedisServer::start();
@@ -230,60 +229,54 @@ fn without_a_runtime_the_store_fails_and_does_not_panic() {
     }
 }
 
-/// Callers without a runtime are nobody else's failure.
+/// A runtime and a limiter that works on it, and another limiter on the same store.
+fn healthy_and_stray(server: &RedisServer) -> (Runtime, [Limiter<RedisStore>; 2]) {
+    let (runtime, store) = (two_threads(), store(server, 2));
+    let [healthy, stray] = [(); 2].map(|()| Limiter::new(store.clone()));
+    assert!(runtime.block_on(healthy.check(&CALLS, "ada", 1)).unwrap().is_allowed());
+    (runtime, [healthy, stray])
+}
+
+/// Callers without a runtime are no failure of the store.
 #[test]
 fn callers_without_a_runtime_open_no_breaker() {
     let server = RedisServer::start();
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let store = RedisStore::builder(&server.url()).connect_timeout(TEST_TIMEOUT).build().unwrap();
-    let calls = Limit::per_hour("calls", 3_000);
-    let healthy = Limiter::new(store.clone());
-    drop(runtime.block_on(async { healthy.check(&calls, "ada", 1).await.unwrap() }));
-    let stray = Limiter::new(store);
+    let (runtime, [healthy, stray]) = healthy_and_stray(&server);
     for _ in 0..5 {
-        let mut check = Box::pin(stray.check(&calls, "eve", 1));
-        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
-        assert!(check.as_mut().poll(&mut cx).is_ready());
+        let mut check = pin!(stray.check(&CALLS, "eve", 1));
+        assert!(check.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
     }
-    let outcome = runtime.block_on(async { healthy.check(&calls, "ada", 1).await });
+    let outcome = runtime.block_on(healthy.check(&CALLS, "ada", 1));
     assert!(outcome.is_ok(), "a healthy store is not asked: {:?}", outcome.unwrap_err());
 }
 
-/// A future that was begun in a runtime that has ended.
+/// A future that was started in a runtime that has ended.
 #[test]
 fn futures_of_an_ended_runtime_open_no_breaker() {
-    use std::{future::poll_fn, task::Poll};
     let server = RedisServer::start();
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let store = RedisStore::builder(&server.url()).connect_timeout(TEST_TIMEOUT).build().unwrap();
-    let calls = Limit::per_hour("calls", 3_000);
-    let healthy = Limiter::new(store.clone());
-    drop(runtime.block_on(async { healthy.check(&calls, "ada", 1).await.unwrap() }));
-    let stray = Limiter::new(store).deadline(TEST_TIMEOUT);
-    let begun: Vec<_> = {
-        let ended = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        ended.block_on(async {
-            let mut all: Vec<_> = (0..8).map(|_| Box::pin(stray.check(&calls, "eve", 1))).collect();
-            poll_fn(|cx| {
-                for one in &mut all {
-                    let _ = one.as_mut().poll(cx).is_ready();
-                }
-                Poll::Ready(())
-            })
-            .await;
-            all
+    let (runtime, [healthy, stray]) = healthy_and_stray(&server);
+    let stray = stray.deadline(TEST_TIMEOUT);
+    let begun = one_thread().block_on(async {
+        let mut all: Vec<_> = (0..8).map(|_| Box::pin(stray.check(&CALLS, "eve", 1))).collect();
+        poll_fn(|cx| {
+            for one in &mut all {
+                let _ = one.as_mut().poll(cx).is_ready();
+            }
+            Poll::Ready(())
         })
-    };
+        .await;
+        all
+    });
     runtime.block_on(async {
         for one in begun {
             drop(one.await);
         }
-        let outcome = healthy.check(&calls, "ada", 1).await;
+        let outcome = healthy.check(&CALLS, "ada", 1).await;
         assert!(outcome.is_ok(), "a healthy store is not asked: {:?}", outcome.unwrap_err());
     });
 }
 
-/// A worker whose thread is busy for a while, on a runtime of its own: its timeouts are nobody else's.
+/// The thread of another runtime is busy for a while. Its timeouts open no breaker for others.
 #[test]
 fn a_stalled_runtime_opens_no_breaker_for_others() {
     let server = RedisServer::start();

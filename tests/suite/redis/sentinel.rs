@@ -20,7 +20,7 @@ use crate::support::{
 const SPENT: Limit = Limit::per_hour("spent", 50);
 const LOAD: Limit = Limit::per_hour("load", 1_000_000);
 
-/// One that watches the primary `main`, for 500 ms.
+/// A sentinel that watches the primary `main`, and calls it down after 500 ms.
 struct Sentinel {
     process: Child,
     port: u16,
@@ -75,20 +75,20 @@ fn replica_of(primary: &RedisServer) -> RedisServer {
     RedisServer::start_with(&["--replicaof", "127.0.0.1", &primary.port().to_string()])
 }
 
-/// Asks every time.
+/// Without a deny cache.
 fn limiter(builder: RedisStoreBuilder) -> Limiter<RedisStore> {
     Limiter::new(builder.build().unwrap()).deny_cache(DenyCache::off()).deadline(Duration::from_secs(1))
 }
 
-/// Kills the primary under load, of a limit that is used up. Decisions are back as soon as another is promoted, and what
-/// had been replicated stays spent: of so many units, all but these.
+/// Kills the primary under load on an exhausted limit. Decisions return once the replica is promoted, and replicated
+/// units stay spent. `not_replicated` units of the limit are not replicated.
 async fn fail_over(fault: &str, not_replicated: u64) {
     let mut primary = RedisServer::start();
     let replica = replica_of(&primary);
     let sentinels: Vec<_> = (0..3).map(|_| Sentinel::start(&primary)).collect();
     until("the sentinels do not find each other", || sentinels.iter().all(Sentinel::is_ready)).await;
 
-    // With a breaker of its own: that of the load may be open when it ends.
+    // The test has its own breaker, because the one of the load may be open at the end.
     let [limiter, loaded] =
         [(); 2].map(|()| limiter(RedisStore::sentinel(sentinels.iter().map(Sentinel::url), "main")));
     let spend = async |units| {
@@ -101,7 +101,7 @@ async fn fail_over(fault: &str, not_replicated: u64) {
     let key = primary.keys().remove(0);
     until("the replica does not follow", || replica.run::<u64>(&format!("ZCOUNT {key} -inf +inf")) == replicated).await;
     if not_replicated > 0 {
-        // It is cut off, and cannot sign in again.
+        // The replica is cut off and cannot log in again.
         replica.run::<()>("CONFIG SET masteruser nobody");
         replica.run::<()>("CONFIG SET masterauth nothing");
         primary.run::<()>("CLIENT KILL TYPE replica");
@@ -114,23 +114,23 @@ async fn fail_over(fault: &str, not_replicated: u64) {
         Check::new(charge(SPENT, "ada")).and(charge(LOAD, "bob")).unwrap()
     });
     load.goes_on().await;
-    assert_eq!(load.told().admitted, 0);
+    assert_eq!(load.report().admitted, 0);
     primary.kill();
-    until("nobody is promoted", || replica.is_primary()).await;
+    until("no replica is promoted", || replica.is_primary()).await;
     let promoted = Instant::now();
     load.goes_on().await;
     load.goes_on().await;
-    let told = load.end().await;
-    let back = told.failed_after(promoted);
+    let report = load.end().await;
+    let back = report.failed_after(promoted);
     assert!(back < Duration::from_secs(5), "decisions come back after {back:?}");
     row(
         fault,
-        format!("all decided again {} after the promotion; over-admitted {}", millis(back), told.admitted),
+        format!("all decided again {} after the promotion; over-admitted {}", millis(back), report.admitted),
         &format!("decisions back within 2 s of the new primary; over-admission at most {not_replicated}"),
     );
-    // Who was told too late may have been admitted.
-    let admitted = told.admitted..=told.admitted + told.failed;
-    assert!(admitted.contains(&not_replicated), "{told:?}");
+    // A check that timed out may have been admitted.
+    let admitted = report.admitted..=report.admitted + report.failed;
+    assert!(admitted.contains(&not_replicated), "{report:?}");
     assert_eq!(limiter.peek(&SPENT, "ada").await.unwrap().used(), SPENT.units());
 }
 
@@ -144,7 +144,7 @@ async fn unreplicated_units_are_admitted_once_more() {
     fail_over("Sentinel failover, 20 units not replicated", 20).await;
 }
 
-/// One is down, one knows no such primary, one is behind and names the replica: the fourth is enough.
+/// One sentinel is down, one does not know the primary, and one names the replica. The one that knows is enough.
 #[tokio::test]
 async fn one_sentinel_that_knows_the_primary_is_enough() {
     let primary = RedisServer::start();

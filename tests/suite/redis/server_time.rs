@@ -23,7 +23,7 @@ use crate::support::{
 
 const KEYS: [&str; 4] = ["ada", "bob", "eve", "joe"];
 
-/// Short enough for many windows to pass, and of odd lengths, since expiries are whole milliseconds.
+/// Short, so that many windows pass. The lengths are odd, because expiries are whole milliseconds.
 const LIMITS: [Limit; 6] = [
     Limit::per("short", 3, Duration::from_micros(17_001)),
     Limit::per("medium", 12, Duration::from_micros(60_999)),
@@ -37,7 +37,7 @@ const LIMITS: [Limit; 6] = [
 enum Step {
     Checks(Vec<Asked>),
     Sleep(u64),
-    /// Of the admission that was so many before the last.
+    /// Settles the admission `back` places before the last one.
     Settle {
         back: usize,
         cost: u64,
@@ -45,7 +45,7 @@ enum Step {
     Reset(usize, usize),
 }
 
-/// What is asked for each of some keys, so that checks which differ in nothing else come together in one batch.
+/// The same check for several keys, so that checks that differ only in their key share a batch.
 #[derive(Clone, Debug)]
 struct Asked {
     keys: Vec<usize>,
@@ -53,21 +53,21 @@ struct Asked {
     cost: u64,
     id: Option<u64>,
     copies: usize,
-    /// For how many microseconds the first of the charges holds its units.
+    /// The lease of the first charge, in microseconds.
     lease: Option<u64>,
 }
 
-/// A check that was admitted, its id and its time.
+/// An admitted check, its id and its time.
 type Admitted = (Vec<ModelCharge>, u64, SystemTime);
 
 fn step() -> impl Strategy<Value = Step> {
-    // Mostly of one unit: a log that has ever had a larger entry is read without its expiry.
+    // Mostly single units, because a log that has ever had a larger entry is read without its expiry.
     let cost = prop_oneof![12 => Just(1), 2 => Just(0), 1 => 2..=4u64];
     let id = prop_oneof![6 => Just(None), 1 => (0..4u64).prop_map(Some)];
     let copies = prop_oneof![8 => Just(1), 1 => 2..=5usize];
     let lease = prop_oneof![6 => Just(None), 1 => (1..60_000u64).prop_map(Some)];
     let limits = subsequence((0..LIMITS.len()).collect::<Vec<_>>(), 1..=3);
-    // The first is in most of them, so that some logs are full while others are new.
+    // The first key is in most checks, so that some logs are full while others are new.
     let keys = prop_oneof![2 => Just(vec![0]), 1 => subsequence((0..KEYS.len()).collect::<Vec<_>>(), 1..=4)];
     let asked = (keys, limits, cost, id, copies, lease).prop_map(|(keys, limits, cost, id, copies, lease)| Asked {
         keys,
@@ -119,7 +119,7 @@ fn micros(time: SystemTime) -> u64 {
     u64::try_from(time.duration_since(UNIX_EPOCH).unwrap().as_micros()).unwrap()
 }
 
-/// As it is in the model, but for a reset that an expiry has told, which is up to a millisecond late.
+/// Equal to the model, except that a reset read from an expiry is up to a millisecond late.
 fn compare(number: usize, told: Vec<Standing>, expected: Vec<Standing>) -> Result<(), TestCaseError> {
     for (told, expected) in told.into_iter().zip(expected) {
         let figures = |standing: &Standing| Standing { reset: 0, ..standing.clone() };
@@ -158,7 +158,7 @@ async fn replay<'a>(limiter: &Limiter<RedisStore>, steps: &'a [Step]) -> Result<
                 let asked: Vec<(&Asked, usize)> = asked.iter().flat_map(of_one).collect();
                 let decisions: Vec<_> =
                     asked.iter().map(|(asked, key)| tokio::spawn(limiter.check_all(asked.check(*key)))).collect();
-                // Of the same batch. A check that is repeated says when it was admitted first.
+                // The time of the same batch. A repeated check reports the time of its first admission.
                 let now = micros(tokio::spawn(limiter.peek(&LIMITS[0], "the clock")).await.unwrap().unwrap().at());
                 for ((asked, key), decision) in asked.into_iter().zip(decisions) {
                     let decision = decision.await.unwrap().unwrap();
@@ -182,7 +182,7 @@ async fn replay<'a>(limiter: &Limiter<RedisStore>, steps: &'a [Step]) -> Result<
 #[test]
 fn redis_decides_by_its_own_clock_as_the_model_does() {
     let (runtime, server) = (Builder::new_current_thread().enable_all().build().unwrap(), RedisServer::start());
-    // One batch at a time, so that they are decided in the order in which they were asked.
+    // One batch at a time, so that checks are decided in order.
     let store = RedisStore::builder(&server.url()).connections(1).build().unwrap();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off());
     let config = Config { cases: 24, failure_persistence: None, max_shrink_iters: 50, ..Config::default() };

@@ -24,7 +24,7 @@ fn limiter(url: &str) -> Limiter<RedisStore> {
     Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off())
 }
 
-/// The reply to the reservation is lost, and then the one to its settlement: each is sent again, and counts once.
+/// The replies to the reservation and to its settlement are lost. Each is sent again and counts once.
 #[tokio::test]
 async fn reservations_and_settlements_with_lost_replies_count_once() {
     let server = RedisServer::start();
@@ -50,14 +50,14 @@ async fn reservations_and_settlements_with_lost_replies_count_once() {
     }
 }
 
-/// What was spent has to be settled, also if whoever settles it cannot wait for that, as when a client leaves.
+/// A settlement must complete even if its caller cannot wait for it, such as when a client disconnects.
 #[tokio::test]
 async fn a_settlement_completes_after_its_caller_leaves() {
     let server = RedisServer::start();
     let observer = limiter(&server.url());
     let check = Check::new(Charge::new(TOKENS, "ada", 30).unwrap().reserve(LEASE));
     let admitted = observer.check_all(check.clone()).await.unwrap();
-    // It is not connected yet, so nothing has left when the caller does.
+    // The store is not connected yet, so nothing was sent when the caller leaves.
     let store = RedisStore::builder(&server.url()).build().unwrap();
     let mut settling = Box::pin(store.settle(Settlement::new(check, &admitted, |_| Some(5))));
     assert!(poll_fn(|cx| Poll::Ready(settling.as_mut().poll(cx).is_pending())).await);
@@ -69,9 +69,9 @@ async fn a_settlement_completes_after_its_caller_leaves() {
     }
 }
 
-/// What a settlement that its caller has given up gives back, is seen once it is done: until then others were refused, and that
-/// is not repeated, however long it would hold. It is done late since it has to wait for the batch before it, or since the
-/// server was a replica when it was first sent.
+/// Others are refused until an abandoned settlement is done, and the deny cache must not repeat that refusal
+/// afterwards. The settlement is late because it waits for the batch before it, or because the server was a replica at
+/// first.
 #[test]
 fn units_returned_by_an_abandoned_settlement_are_seen() {
     const ONE: Limit = Limit::per_hour("one", 1);
@@ -102,16 +102,19 @@ fn units_returned_by_an_abandoned_settlement_are_seen() {
         if is_replica {
             server.run::<()>("REPLICAOF NO ONE");
         }
-        assert!(!elsewhere.block_on(limiter.check(&ONE, "ada", 1)).unwrap().is_allowed(), "it is not done yet");
+        assert!(
+            !elsewhere.block_on(limiter.check(&ONE, "ada", 1)).unwrap().is_allowed(),
+            "the settlement is not done yet"
+        );
 
         let refused = Instant::now();
         while !elsewhere.block_on(limiter.check(&ONE, "ada", 1)).unwrap().is_allowed() {
-            assert!(refused.elapsed() < TEST_TIMEOUT, "the refusal is repeated for ever");
+            assert!(refused.elapsed() < TEST_TIMEOUT, "the refusal is repeated forever");
         }
     }
 }
 
-/// Checks and settlements travel together, and each says what has failed.
+/// A check and a settlement in one batch each report their own failure.
 #[tokio::test]
 async fn an_error_names_the_operation_that_failed() {
     let mut server = RedisServer::start();
@@ -124,7 +127,8 @@ async fn an_error_names_the_operation_that_failed() {
     assert!(text(&settled.unwrap_err()).ends_with("settling an admission failed"));
 }
 
-/// What has no identity is not sent again: it fails, and has been counted once at most. What travels with it goes on.
+/// A check without its own entry is not sent again. It fails, and has counted at most once. Other checks of its batch
+/// are sent again.
 #[tokio::test]
 async fn a_check_that_could_count_twice_is_not_resent() {
     let server = RedisServer::start();
@@ -149,7 +153,7 @@ async fn a_check_that_could_count_twice_is_not_resent() {
     assert!(compact.is_err() && log.unwrap().used() == 1);
 }
 
-/// A hundred callers settle at once, each twice, and ask in between.
+/// A hundred callers settle at once, each twice, and send checks in between.
 #[tokio::test]
 async fn settlements_and_checks_share_batches() {
     let server = RedisServer::start();
@@ -169,7 +173,7 @@ async fn settlements_and_checks_share_batches() {
     assert_eq!(limiter.peek(&TOKENS, "ada").await.unwrap().used(), 100 * 101 / 2 + 100);
 }
 
-/// Equal checks that travel together share an entry: each can be given back by itself, once.
+/// Equal checks in one batch share an entry. Each can be refunded by itself, once.
 #[tokio::test]
 async fn copies_that_share_an_entry_are_refunded_one_by_one() {
     let server = RedisServer::start();
@@ -182,7 +186,7 @@ async fn copies_that_share_an_entry_are_refunded_one_by_one() {
         decisions.push(decision.await.unwrap().unwrap());
     }
     let entries = || server.run::<i64>(&format!("ZCARD {}", server.keys()[0]));
-    assert!(entries() < 10, "they share");
+    assert!(entries() < 10, "the copies share entries");
     for (place, decision) in decisions.iter().enumerate() {
         for is_known in [true, false] {
             let settled = limiter.settle(Settlement::refund(check.clone(), decision)).await.unwrap();
@@ -190,10 +194,10 @@ async fn copies_that_share_an_entry_are_refunded_one_by_one() {
             assert_eq!((settled.was_applied(), settled.decision().used()), (is_known, left));
         }
     }
-    assert!(server.keys().is_empty(), "nothing stays");
+    assert!(server.keys().is_empty(), "keys are left");
 }
 
-/// A server without memory admits nothing, but takes back what was reserved.
+/// A server without memory admits nothing, but accepts settlements.
 #[tokio::test]
 async fn an_out_of_memory_server_still_accepts_refunds() {
     let server = RedisServer::start();
@@ -211,7 +215,7 @@ async fn an_out_of_memory_server_still_accepts_refunds() {
     }
 }
 
-/// Nor does a check that travels with it, and that such a server refuses, keep a settlement from being done.
+/// A check that the server refuses for lack of memory does not block a settlement in the same batch.
 #[tokio::test]
 async fn a_refused_check_blocks_no_settlement_in_its_batch() {
     let server = RedisServer::start();
@@ -220,18 +224,17 @@ async fn a_refused_check_blocks_no_settlement_in_its_batch() {
     let reservation = limiter.reserve(&TOKENS, "ada", 30, LEASE).await.unwrap().unwrap();
     server.run::<()>("CONFIG SET maxmemory 1");
     let (checked, settled) = tokio::join!(limiter.check(&TOKENS, "bob", 1), reservation.settle(5));
-    assert!(checked.is_err(), "there is no memory for it");
+    assert!(checked.is_err(), "the server has no memory for it");
     assert_eq!(settled.unwrap().decision().used(), 5);
     assert_eq!(limiter.peek(&TOKENS, "bob").await.unwrap().used(), 0);
 }
 
-/// A server is killed while a request whose tokens it has reserved is still on its way in. They count once, until the
-/// lease ends.
+/// The process is killed while it reads a request whose tokens it has reserved. They count once, until the lease ends.
 #[tokio::test]
 async fn units_reserved_by_a_killed_process_return_when_the_lease_ends() {
     let redis = RedisServer::start();
     let mut server = Server::start("llm_tokens", &[("REDIS_URL", &redis.url())]);
-    // All but the body, which the handler waits for.
+    // The whole request but its body, for which the handler waits.
     let mut request = TcpStream::connect(server.url.trim_start_matches("http://")).unwrap();
     let head = "POST /complete HTTP/1.1\r\nhost: localhost\r\nx-api-key: ada\r\ncontent-length: 40\r\n\r\n";
     request.write_all(head.as_bytes()).unwrap();
@@ -248,9 +251,9 @@ async fn units_reserved_by_a_killed_process_return_when_the_lease_ends() {
     }
     server.process.kill().unwrap();
     server.process.wait().unwrap();
-    assert_eq!(used(&present).await, 110, "a quarter of the bytes, and the longest answer");
+    assert_eq!(used(&present).await, 110, "a quarter of the bytes, and the longest response");
 
-    // The same entries, looked at later.
+    // The same entries, seen by a later clock.
     for (later, expected) in [(Duration::from_secs(15), 110), (Duration::from_secs(21), 0)] {
         let clock = ManualClock::new();
         clock.advance(later);

@@ -11,10 +11,10 @@ use crate::support::{TEST_TIMEOUT, redis_server::RedisServer, seconds, to_next_w
 
 const LOGIN: Limit = Limit::per("login", 3, Duration::from_secs(10));
 
-/// What a key outlives its last unit by, in milliseconds.
+/// The time by which a key outlives its last unit, in milliseconds.
 const SLACK: i64 = 1_000;
 
-/// A limiter on the server's own clock.
+/// A limiter that uses the server's clock.
 fn limiter(server: &RedisServer) -> Limiter<RedisStore> {
     Limiter::new(RedisStore::builder(&server.url()).build().unwrap()).deadline(TEST_TIMEOUT)
 }
@@ -29,7 +29,7 @@ fn ttl(server: &RedisServer, key: &str) -> i64 {
     server.run(&format!("PTTL {key}"))
 }
 
-/// The server's clock.
+/// The time of the server's clock.
 fn micros(server: &RedisServer) -> i64 {
     let (seconds, micros) = server.run::<(i64, i64)>("TIME");
     seconds * 1_000_000 + micros
@@ -52,8 +52,8 @@ async fn an_admission_is_one_entry_and_the_sum() {
     assert_eq!(u128::try_from(-entries[2].1).unwrap(), at);
 }
 
-/// A window and the slack after the only entry, two windows after the oldest of several. Before Redis 7.0, where nothing
-/// can be read from it, a window after each.
+/// The expiry is one window plus the slack after a single entry, and two windows after the oldest of several. Before
+/// Redis 7.0 scripts cannot read it, so it is one window after each entry.
 #[tokio::test]
 async fn the_expiry_outlives_every_entry_and_is_rarely_moved() {
     let server = RedisServer::start();
@@ -67,7 +67,7 @@ async fn the_expiry_outlives_every_entry_and_is_rarely_moved() {
             now + left
         }
     };
-    // Two commands take their time.
+    // The two commands run at different times.
     let tolerance = if is_telling { 0..1_000 } else { -100_000..100_000 };
     let mut oldest = None;
     for (cost, windows) in [(1, 1), (1, 2), (1, 2), (2, 2), (1, 2)] {
@@ -82,7 +82,7 @@ async fn the_expiry_outlives_every_entry_and_is_rarely_moved() {
     }
 }
 
-/// Alone, and as one of several charges, an admission moves the expiry only where it has to.
+/// An admission moves the expiry only if it must, in checks of one charge and of several.
 #[tokio::test]
 async fn a_late_enough_expiry_is_not_moved() {
     let server = RedisServer::start();
@@ -95,7 +95,7 @@ async fn a_late_enough_expiry_is_not_moved() {
             assert!(limiter.check_all(check.clone()).await.unwrap().is_allowed());
         }
         let stats: String = server.run("INFO commandstats");
-        // By the first two, or by all where a script cannot read it.
+        // The first two admissions move it, or all of them where a script cannot read it.
         let admissions = if server.is_before_7() { 10 } else { 2 };
         let moved = format!("cmdstat_pexpireat:calls={},", admissions * logs);
         assert!(stats.contains(&moved), "by the first {admissions} admissions: {stats}");
@@ -103,7 +103,7 @@ async fn a_late_enough_expiry_is_not_moved() {
     }
 }
 
-/// Somebody else has moved it, or the limit had another window: figures may be wrong, and nothing else.
+/// If the expiry was changed from outside, or set by another window, some figures may be wrong, but no decision is.
 #[tokio::test]
 async fn no_decision_depends_on_the_expiry() {
     let server = RedisServer::start();
@@ -124,8 +124,8 @@ async fn no_decision_depends_on_the_expiry() {
     }
 }
 
-/// What was admitted before it, after the clock had stepped back over the beginning of a window of the clock, or under a
-/// shorter window, has set the expiry. What joins an entry that is there moves it again, or it would be forgotten too early.
+/// The expiry may stem from a shorter window, or from before the clock stepped back over a boundary. A unit that joins
+/// an existing entry must move the expiry, or Redis would delete it too early.
 #[tokio::test]
 async fn a_unit_added_to_an_entry_extends_the_expiry() {
     let server = RedisServer::start();
@@ -158,7 +158,7 @@ async fn a_refusal_adds_nothing_and_moves_no_expiry() {
     let limiter = limiter(&server);
     assert!(limiter.check(&LOGIN, "ada", 3).await.unwrap().is_allowed());
     let key = server.only_key();
-    // An expiry that is easily told from the one that an admission would set.
+    // An expiry that differs clearly from the one that an admission would set.
     server.run::<()>(&format!("PEXPIRE {key} 5000"));
     let before = entries(&server, &key);
 
@@ -202,19 +202,19 @@ async fn expired_entries_are_dropped_and_the_sum_follows() {
         clock.advance(Duration::from_secs(4));
     }
     let key = server.only_key();
-    // The first has left, the second has not; the refused check trims, too.
+    // The first entry has expired and the second has not. A refused check drops expired entries, too.
     clock.advance(Duration::from_secs(2));
     assert!(!limiter.check(&LOGIN, "ada", 2).await.unwrap().is_allowed());
     assert_eq!(entries(&server, &key).iter().map(|entry| entry.0.len()).collect::<Vec<_>>(), [4, 9]);
     assert_eq!(entries(&server, &key)[0].1, 2);
 
-    // Everything has left: a check that spends nothing leaves nothing.
+    // All entries have expired. A check that spends nothing deletes the key.
     clock.advance(Duration::from_secs(10));
     assert!(limiter.peek(&LOGIN, "ada").await.unwrap().is_allowed());
     assert_eq!(server.keys(), [""; 0]);
 }
 
-/// The server's clock cannot be set, so the entries are written into the past.
+/// The server's clock cannot be set, so the test writes entries into the past.
 #[tokio::test]
 async fn an_admission_drops_expired_entries_by_the_servers_clock() {
     let server = RedisServer::start();
@@ -249,7 +249,7 @@ async fn an_admission_drops_expired_entries_by_the_servers_clock() {
 
                 let (sums, entries): (Vec<_>, Vec<_>) =
                     entries(&server, &key).into_iter().partition(|(member, _)| member == b"used");
-                // A log that is all gone begins anew.
+                // A log whose entries have all expired starts without a sum.
                 let is_summed = units > 1 && left > 0 || cost > 1;
                 assert_eq!(
                     sums.iter().map(|(_, sum)| sum.unsigned_abs()).collect::<Vec<_>>(),
@@ -258,7 +258,7 @@ async fn an_admission_drops_expired_entries_by_the_servers_clock() {
                 );
                 assert_eq!(entries.len(), usize::try_from(left).unwrap() + 1 + again, "{case}");
                 assert!(!entries.iter().any(|(member, _)| member.starts_with(b"gone")), "{case}");
-                assert!(ttl(&server, &key) >= 10_000, "{case}: what was admitted just now has a window to live");
+                assert!(ttl(&server, &key) >= 10_000, "{case}: the new entry lives for a window");
                 let reset = if left > 0 { 4_000_000..=5_000_000 } else { 9_000_000..=10_000_000 };
                 assert!(reset.contains(&status.reset_after().as_micros()), "{case}: {status:?}");
             }
@@ -266,8 +266,8 @@ async fn an_admission_drops_expired_entries_by_the_servers_clock() {
     }
 }
 
-/// Rule 6, where no clock can be passed in: an entry that another clock has written ahead of the server's, without and with
-/// the expiry that tells of it.
+/// No clock can be passed in here. Another clock has written the entry ahead of the server's time, with and without the
+/// expiry that goes with it.
 #[tokio::test]
 async fn an_entry_ahead_of_the_servers_clock_counts_from_now() {
     let server = RedisServer::start();
@@ -286,13 +286,13 @@ async fn an_entry_ahead_of_the_servers_clock_counts_from_now() {
             assert_eq!(decision.used(), used);
             assert!(decision.reset_after() <= LOGIN.window(), "{decision:?}");
             let ttl = ttl(&server, &key);
-            // Two windows after what has just been admitted, or what is ahead. Expiries are whole milliseconds, rounded up.
+            // Two windows after the newest admission or the entry ahead. Expiries are whole milliseconds, rounded up.
             assert!((10_000..=longest).contains(&ttl), "{used}: {ttl}");
         }
     }
 }
 
-/// Rule 9, on the server's own clock, whatever happened to the key.
+/// By the server's own clock, whatever operations the key has seen.
 #[tokio::test]
 async fn keys_expire_after_the_window_and_the_slack() {
     let server = RedisServer::start();
@@ -315,20 +315,20 @@ async fn keys_expire_after_the_window_and_the_slack() {
     }
 }
 
-/// What is settled late is counted as of when it was admitted, and its key expires by that, too.
+/// A late settlement counts from the admission, and the expiry of its key follows that.
 #[tokio::test]
 async fn a_settlement_does_not_extend_the_expiry() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter =
         Limiter::new(RedisStore::builder(&server.url()).clock(&clock).build().unwrap()).deadline(TEST_TIMEOUT);
-    // In the middle of a window of the clock.
+    // The middle of a fixed window.
     to_next_window(&clock, seconds(10));
     clock.advance(seconds(5));
     for algorithm in [Algorithm::log(), Algorithm::compact(3), Algorithm::counter()] {
         let limit = Limit::per("calls", 100, Duration::from_secs(10)).with_algorithm(algorithm);
         let check = Check::new(Charge::new(limit, "ada", 5).unwrap()).with_id(AdmissionId::from(7));
         let decision = limiter.check_all(check.clone()).await.unwrap();
-        // In the next one, just before the admission leaves.
+        // In the next window, just before the admission expires.
         clock.advance(Duration::from_secs(9));
         let settled = limiter.settle(Settlement::new(check, &decision, |_| Some(2))).await.unwrap();
         assert_eq!((settled.was_applied(), settled.decision().used()), (true, 2), "{algorithm:?}");
@@ -339,7 +339,7 @@ async fn a_settlement_does_not_extend_the_expiry() {
     }
 }
 
-/// Rule 6: after a step back of the clock, neither entries nor keys outlive one window and the slack.
+/// After the clock has stepped back, entries and keys live at most one window plus the slack.
 #[tokio::test]
 async fn future_entries_are_moved_to_now_by_the_refusal_they_cause() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
@@ -357,7 +357,7 @@ async fn future_entries_are_moved_to_now_by_the_refusal_they_cause() {
     assert!(ttl(&server, &key) <= 10_000 + SLACK);
 }
 
-/// The bytes of a key whose limit is spent in full, evenly over its window.
+/// The bytes of a key whose limit was spent in full, evenly over its window.
 async fn bytes_spent_in_full(units: u64, algorithm: Algorithm) -> u64 {
     const STEPS: u64 = 1_000;
     let (server, clock) = (RedisServer::start(), ManualClock::new());
@@ -375,7 +375,7 @@ async fn bytes_spent_in_full(units: u64, algorithm: Algorithm) -> u64 {
     server.run(&format!("MEMORY USAGE {} SAMPLES 0", server.only_key()))
 }
 
-/// What the table in the docs of `Algorithm` says.
+/// The figures of the table in the docs of `Algorithm`.
 #[tokio::test]
 async fn the_documented_memory_is_enough() {
     for (algorithm, most) in [

@@ -18,7 +18,7 @@ async fn used(builder: RedisStoreBuilder) -> Result<u64, Error> {
     limiter.check(&CALLS, "ada", 1).await.map(|decision| decision.used())
 }
 
-/// An authority, and certificates that it has signed for the server and for a client.
+/// A certificate authority, and the certificates that it has signed for a server and a client.
 struct Certificates(TempDir);
 
 impl Certificates {
@@ -48,8 +48,7 @@ impl Certificates {
         std::fs::read(self.path(name)).unwrap()
     }
 
-    /// A server that speaks TLS on a port of its own, and whose URL there. `clients` says whether they must show a
-    /// certificate.
+    /// A server that speaks TLS on its own port, and its URL. `clients` says whether clients must show a certificate.
     fn server(&self, clients: &str) -> (RedisServer, String) {
         let port = free_port();
         let (cert, key, ca) = (self.path("server.pem"), self.path("server.key"), self.path("ca.pem"));
@@ -78,7 +77,9 @@ async fn only_the_given_certificate_authority_is_trusted() {
 
     let other = Certificates::make();
     for untrusting in [builder.clone(), builder.clone().root_certificate(other.read("ca.pem"))] {
-        let Error::Unavailable(error) = used(untrusting).await.unwrap_err() else { panic!("no answer at all") };
+        let Error::Unavailable(error) = used(untrusting).await.unwrap_err() else {
+            panic!("the error is not Unavailable")
+        };
         assert!(format!("{error:?}").contains("certificate"), "{error:?}");
     }
     let error = builder.root_certificate("-----BEGIN CERTIFICATE-----\nnone\n-----END CERTIFICATE-----").build();

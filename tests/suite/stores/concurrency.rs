@@ -7,21 +7,21 @@ use tower_sliding_window::{Charge, Check, Limit, Limiter, MemoryStore, RedisStor
 
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer};
 
-/// Longer than the test.
+/// The window is longer than the test.
 const LIMIT: Limit = Limit::per_hour("shared", 100);
 
 fn limiters<S: Store>(stores: Vec<S>) -> Vec<Limiter<S>> {
     stores.into_iter().map(|store| Limiter::new(store).deadline(TEST_TIMEOUT)).collect()
 }
 
-/// Four processes' worth of connections.
+/// As many connections as four processes have.
 fn redis_limiters(server: &RedisServer) -> Vec<Limiter<RedisStore>> {
     limiters(
         (0..4).map(|_| RedisStore::builder(&server.url()).connect_timeout(TEST_TIMEOUT).build().unwrap()).collect(),
     )
 }
 
-/// Sends the checks of 64 tasks a limiter, and counts what was admitted.
+/// Sends checks from 64 tasks per limiter, and returns how many were admitted.
 async fn admitted<S: Store>(limiters: &[Limiter<S>], check: impl Fn(usize) -> Check) -> usize {
     let start = Arc::new(tokio::sync::Barrier::new(limiters.len() * 64));
     let mut tasks = JoinSet::new();
@@ -44,7 +44,7 @@ fn one_key(_: usize) -> Check {
     Check::new(Charge::new(LIMIT, "ada", 1).unwrap())
 }
 
-/// Two limits in either order, on keys that everybody shares and keys that some do.
+/// Two limits in either order, one on a key of all tasks and one on a key of some tasks.
 fn crossing(number: usize) -> Check {
     let narrow = |key: &str| Charge::new(Limit::per_hour("narrow", 30), key, 1).unwrap();
     let shared = Charge::new(LIMIT, "all", 1).unwrap();
@@ -66,8 +66,8 @@ async fn redis_admits_exactly_the_limit() {
     assert_eq!(admitted(&redis_limiters(&server), crossing).await, 100);
 }
 
-/// Whoever is slower is refused by what the others took, and takes nothing: the sum over five narrow keys of 15 each
-/// stays below the shared limit, and every one is used up exactly.
+/// A check that another limit refuses takes nothing from the shared limit. The five narrow keys of 15 units each are
+/// spent exactly, and together stay below the shared limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn refused_checks_take_nothing_from_the_other_limits() {
     let server = RedisServer::start();

@@ -17,7 +17,7 @@ impl<S: Store> Fixture<S> {
         self.limiter.check(limit, "ada", cost).await.unwrap()
     }
 
-    /// All limits decided together, for one key.
+    /// Decides all limits together, for one key.
     async fn spend_all(&self, limits: &[Limit], cost: u64) -> Decision {
         self.limiter.check_all(check(limits, cost)).await.unwrap()
     }
@@ -33,7 +33,7 @@ fn check(limits: &[Limit], cost: u64) -> Check {
     charges.try_fold(first, Check::and).unwrap()
 }
 
-/// Rule 1: a unit admitted at `t` counts until `t + W`, exactly.
+/// A unit admitted at `t` counts until exactly `t + window`.
 async fn a_unit_leaves_exactly_one_window_later(test: Fixture<impl Store>) {
     let limit = Limit::per_minute("login", 1);
     assert!(test.spend(&limit, 1).await.is_allowed());
@@ -43,12 +43,12 @@ async fn a_unit_leaves_exactly_one_window_later(test: Fixture<impl Store>) {
     assert!(test.spend(&limit, 1).await.is_allowed());
 }
 
-/// Rule 1: there is no boundary at which two windows' worth of units fit.
+/// There is no boundary at which twice the limit fits.
 async fn no_span_of_one_window_admits_more_than_the_limit(test: Fixture<impl Store>) {
     let limit = Limit::per_second("burst", 50);
     let mut admitted = 0;
     for _ in 0..4 {
-        // 100 tries in a tenth of a second around where a fixed window would end.
+        // 100 checks in a tenth of a second, around the boundary of a fixed window.
         for _ in 0..100 {
             admitted += u64::from(test.spend(&limit, 1).await.is_allowed());
             test.clock.advance(Duration::from_millis(1));
@@ -57,7 +57,7 @@ async fn no_span_of_one_window_admits_more_than_the_limit(test: Fixture<impl Sto
     }
 }
 
-/// Rule 2: a check of several charges is admitted whole or refused whole, and says which charge refused.
+/// A check of several charges is admitted whole or refused whole, and reports which charge refused.
 async fn several_limits_are_all_or_nothing(test: Fixture<impl Store>) {
     let (small, large) = (Limit::per_minute("small", 1), Limit::per_minute("large", 10));
     assert!(test.spend_all(&[large.clone(), small.clone()], 1).await.is_allowed());
@@ -72,7 +72,7 @@ async fn several_limits_are_all_or_nothing(test: Fixture<impl Store>) {
     assert_eq!(test.used(&large).await, 1, "a refusal takes nothing from the others");
 }
 
-/// Rule 2, over several keys, and with a cost for each.
+/// The same over several keys, with a cost for each.
 async fn several_keys_and_costs_are_all_or_nothing(test: Fixture<impl Store>) {
     let limit = Limit::per_minute("calls", 10);
     let pair = |ada, bob| {
@@ -86,7 +86,7 @@ async fn several_keys_and_costs_are_all_or_nothing(test: Fixture<impl Store>) {
     assert_eq!(used, [10, 10]);
 }
 
-/// Rule 3: a refused check leaves nothing behind that could refuse a later one.
+/// A refused check spends nothing that could refuse a later one.
 async fn refusals_cost_nothing(test: Fixture<impl Store>) {
     let limit = Limit::per_minute("login", 2);
     assert!(test.spend(&limit, 2).await.is_allowed());
@@ -98,12 +98,12 @@ async fn refusals_cost_nothing(test: Fixture<impl Store>) {
     assert!(test.spend(&limit, 2).await.is_allowed());
 }
 
-/// Rule 4, for costs from 1 to 100 and one to three limits: refused at `retry_after − 1 µs`, admitted at `retry_after`.
+/// For costs from 1 to 100 and one to three limits: refused at `retry_after − 1 µs`, admitted at `retry_after`.
 async fn retry_after_is_exact_to_the_microsecond(test: Fixture<impl Store>) {
     let test = test.without_deny_cache();
     for cost in 1..=100 {
         let limits = &[BURST, HOURLY, DAILY][..usize::try_from(cost % 3).unwrap() + 1];
-        // Uneven costs at uneven times, until the cost in question does not fit either.
+        // Different costs at different times, until the cost under test does not fit either.
         for uneven in (1..=13).cycle() {
             test.clock.advance(Duration::from_micros(cost * 331));
             if !test.spend_all(limits, uneven).await.is_allowed() {
@@ -122,7 +122,7 @@ async fn retry_after_is_exact_to_the_microsecond(test: Fixture<impl Store>) {
     }
 }
 
-/// Rule 4: for a cost of `c`, not the oldest entry decides but the one whose leaving frees enough.
+/// The retry time waits for the entry that frees enough units, not for the oldest one.
 async fn retry_after_waits_for_enough_units(test: Fixture<impl Store>) {
     let test = test.without_deny_cache();
     let limit = Limit::per_minute("calls", 10);
@@ -136,7 +136,7 @@ async fn retry_after_waits_for_enough_units(test: Fixture<impl Store>) {
     }
 }
 
-/// Rule 7: an id that is repeated counts once, as long as its admission is in the window.
+/// A repeated id counts once, as long as its admission is in the window.
 async fn a_repeated_id_counts_once(test: Fixture<impl Store>) {
     let limit = Limit::per_minute("calls", 10);
     let order = || check(std::slice::from_ref(&limit), 4).with_id(AdmissionId::from(7));
@@ -151,18 +151,18 @@ async fn a_repeated_id_counts_once(test: Fixture<impl Store>) {
     assert_eq!(test.limiter.check_all(order()).await.unwrap().used(), 4, "after a window it is a new admission");
 }
 
-/// Rule 7: two requests in the same microsecond are two.
+/// Two requests in the same microsecond are two admissions.
 async fn several_admissions_fit_into_one_microsecond(test: Fixture<impl Store>) {
     let limit = Limit::per_minute("calls", 5);
     let check = check(std::slice::from_ref(&limit), 1);
     for used in 1..=5 {
-        // Also when the caller keeps the check and sends it again: without an id, each time is a new admission.
+        // A caller may send the same check again. Without an id, each time is a new admission.
         assert_eq!(test.limiter.check_all(check.clone()).await.unwrap().used(), used);
     }
     assert!(!test.limiter.check_all(check).await.unwrap().is_allowed());
 }
 
-/// A cost of 0 asks, is never refused, and leaves no mark.
+/// A check with cost 0 is never refused and changes nothing.
 async fn peeking_spends_nothing(test: Fixture<impl Store>) {
     let limit = Limit::per_minute("calls", 3);
     let empty = test.limiter.peek(&limit, "ada").await.unwrap();
@@ -188,7 +188,7 @@ async fn a_reset_forgets_one_key_of_one_limit(test: Fixture<impl Store>) {
     test.limiter.reset(&one, "nobody").await.unwrap();
 }
 
-/// Keys of different namespaces, and limits of different names, never meet.
+/// Keys of different namespaces and limits of different names never share units.
 async fn keys_and_limits_are_separate(test: Fixture<impl Store>) {
     use tower_sliding_window::Key;
 
@@ -202,7 +202,7 @@ async fn keys_and_limits_are_separate(test: Fixture<impl Store>) {
     assert!(test.limiter.check(&Limit::per_minute("other", 1), "a", 1).await.unwrap().is_allowed());
 }
 
-/// A limit that is raised or lowered applies at once to what was admitted before.
+/// A raised or lowered limit applies at once to units admitted before.
 async fn a_changed_limit_applies_to_the_recorded_history(test: Fixture<impl Store>) {
     let limit = |units| Limit::per_minute("plan", units);
     assert!(test.spend(&limit(10), 8).await.is_allowed());
@@ -212,7 +212,7 @@ async fn a_changed_limit_applies_to_the_recorded_history(test: Fixture<impl Stor
     assert_eq!((raised.is_allowed(), raised.remaining()), (true, 2));
 }
 
-/// The largest and the smallest numbers that a limit can have are counted exactly.
+/// The largest and smallest numbers of a limit are counted exactly.
 async fn extreme_numbers_are_exact(test: Fixture<impl Store>) {
     let large = Limit::per("large", Limit::MAX_UNITS, Limit::MAX_WINDOW);
     assert_eq!(test.spend(&large, Limit::MAX_UNITS - 1).await.remaining(), 1);
@@ -226,8 +226,8 @@ async fn extreme_numbers_are_exact(test: Fixture<impl Store>) {
     assert_eq!(test.spend(&short, 1).await.retry_after(), Some(MICROSECOND));
 }
 
-/// Rule 6: a key is right again one window after the first refusal that a step back of the clock causes, also where what
-/// came after the step leaves the window first.
+/// A key recovers one window after the first refusal that a step back causes, even if units admitted after the step
+/// leave first.
 async fn a_key_recovers_one_window_after_the_clock_steps_back(test: Fixture<impl Store>) {
     let limit = Limit::per("calls", 10, Duration::from_secs(10));
     assert!(test.spend(&limit, 9).await.is_allowed());
@@ -236,10 +236,11 @@ async fn a_key_recovers_one_window_after_the_clock_steps_back(test: Fixture<impl
     test.clock.advance(Duration::from_secs(1));
     assert!(!test.spend(&limit, 1).await.is_allowed(), "never more than the limit");
     test.clock.advance(limit.window());
-    assert_eq!(test.spend(&limit, 10).await.remaining(), 0, "all of it is there again");
+    assert_eq!(test.spend(&limit, 10).await.remaining(), 0, "all units are free again");
 }
 
-/// Logs that are longer than what is read at a time, of single units and of weighted ones, gone in part and as a whole.
+/// Logs that are longer than one read of the script, with single units and with larger costs. They expire in part and
+/// as a whole.
 async fn long_logs_are_exact(test: Fixture<impl Store>) {
     let test = test.without_deny_cache();
     for cost in [1, 2] {
@@ -248,19 +249,19 @@ async fn long_logs_are_exact(test: Fixture<impl Store>) {
             assert!(test.spend(&limit, cost).await.is_allowed());
             test.clock.advance(Duration::from_millis(1));
         }
-        // A store may look at a hundred entries of several units for a retry time, or at more.
+        // A store may look at a hundred entries for a retry time, or at more.
         let leaves = |entry: u64| Duration::from_millis(10_000 - 1_200 + entry - 1);
         for entries in [1, 2, 99, 100, 900] {
-            let told = test.spend(&limit, entries * cost).await.retry_after().unwrap();
+            let retry_after = test.spend(&limit, entries * cost).await.retry_after().unwrap();
             let least = if cost == 1 { entries } else { entries.min(100) };
-            assert!((leaves(least)..=leaves(entries)).contains(&told), "{entries} of {cost}: {told:?}");
+            assert!((leaves(least)..=leaves(entries)).contains(&retry_after), "{entries} of {cost}: {retry_after:?}");
         }
 
         test.clock.advance(leaves(700));
         assert_eq!(test.used(&limit).await, 500 * cost, "700 are gone");
         assert_eq!(test.spend(&limit, 701 * cost).await.retry_after(), Some(Duration::from_millis(1)));
         test.clock.advance(Duration::from_millis(499));
-        assert_eq!(test.used(&limit).await, cost, "the last is left");
+        assert_eq!(test.used(&limit).await, cost, "one entry is left");
         test.clock.advance(Duration::from_millis(1));
         assert_eq!(test.used(&limit).await, 0);
 
@@ -268,11 +269,11 @@ async fn long_logs_are_exact(test: Fixture<impl Store>) {
             assert!(test.spend(&limit, cost).await.is_allowed());
         }
         test.clock.advance(limit.window());
-        assert_eq!(test.spend(&limit, 1_200 * cost).await.used(), 1_200 * cost, "all are gone at once");
+        assert_eq!(test.spend(&limit, 1_200 * cost).await.used(), 1_200 * cost, "all entries leave at once");
     }
 }
 
-/// A decision's own figures are those of the limit with the least left.
+/// A decision reports the limit with the fewest units left.
 async fn a_decision_reports_its_tightest_limit(test: Fixture<impl Store>) {
     let (narrow, wide) = (Limit::per_minute("narrow", 5), Limit::per_hour("wide", 100));
     let decision = test.spend_all(&[wide.clone(), narrow.clone()], 1).await;
@@ -280,13 +281,13 @@ async fn a_decision_reports_its_tightest_limit(test: Fixture<impl Store>) {
     assert_eq!(decision.reset_after(), narrow.window());
     assert_eq!(decision.at(), test.clock.now());
 
-    // With as little left under both, it speaks for the one that takes longer to have more.
+    // If both have the same number left, it reports the limit that takes longer to free units.
     let (minute, hour) = (Limit::per_minute("minute", 5), Limit::per_hour("hour", 5));
     for limits in [[minute.clone(), hour.clone()], [hour.clone(), minute]] {
         assert_eq!(test.spend_all(&limits, 1).await.limit(), &hour);
     }
 
-    // Refused by both, it waits for the one that takes longer.
+    // If both refuse, it reports the limit with the longer wait.
     assert!(test.spend(&narrow, 4).await.is_allowed());
     assert!(test.spend(&wide, 99).await.is_allowed());
     let refused = test.spend_all(&[narrow, wide.clone()], 1).await;

@@ -27,7 +27,7 @@ fn store(capacity: usize) -> (MemoryStore, Limiter<MemoryStore>, ManualClock) {
     (store.clone(), Limiter::new(store), clock)
 }
 
-/// How many admissions the store remembers, and of how many limits.
+/// How many admissions the store holds, and of how many limits.
 fn capacity_in_use(store: &MemoryStore) -> (usize, usize) {
     let text = format!("{store:?}");
     let figure = |name: &str| {
@@ -37,13 +37,13 @@ fn capacity_in_use(store: &MemoryStore) -> (usize, usize) {
     (figure("admissions: "), figure("limits: "))
 }
 
-/// Why a store is unavailable.
+/// The error of an unavailable store, with its cause.
 fn unavailable<T>(outcome: Result<T, Error>) -> String {
-    let Err(Error::Unavailable(error)) = outcome else { panic!("there is room") };
+    let Err(Error::Unavailable(error)) = outcome else { panic!("the store is available") };
     format!("{error}: {}", std::error::Error::source(&error).unwrap())
 }
 
-/// Rule 9: whatever was done to the keys, they are gone a window and a sweep later, as long as checks arrive.
+/// Whatever operations a key has seen, it is removed a window and a sweep later, as long as checks arrive.
 #[tokio::test]
 async fn keys_are_removed_after_the_window_and_one_sweep() {
     let (store, limiter, clock) = store(1_000_000);
@@ -70,31 +70,31 @@ async fn a_refusal_or_a_peek_stores_no_new_key() {
     assert_eq!(store.keys(), 0);
 }
 
-/// Forgetting somebody's admissions to make room would let them be spent twice.
+/// Forgetting an admission to free capacity would let its units be spent twice.
 #[tokio::test]
 async fn a_limit_without_capacity_is_unavailable_until_an_admission_expires() {
     let (store, limiter, clock) = store(20);
     for key in ["a", "a", "a", "b", "b", "b", "c", "c", "c", "d"] {
         assert!(limiter.check(&CALLS, key, 1).await.unwrap().is_allowed());
     }
-    assert!(!limiter.check(&CALLS, "a", 1).await.unwrap().is_allowed(), "a refusal needs no room");
+    assert!(!limiter.check(&CALLS, "a", 1).await.unwrap().is_allowed(), "a refusal needs no capacity");
     assert_eq!(limiter.peek(&CALLS, "d").await.unwrap().used(), 1);
     let error = unavailable(limiter.check(&CALLS, "more", 1).await);
     assert!(error.contains("\"calls\": 10 of its 20 admissions"), "{error}");
-    assert!(limiter.check(&LOGIN, "a", 1).await.unwrap().is_allowed(), "another limit has room");
+    assert!(limiter.check(&LOGIN, "a", 1).await.unwrap().is_allowed(), "another limit has capacity");
 
     clock.advance(CALLS.window() - Duration::from_micros(1));
     unavailable(limiter.check(&CALLS, "more", 1).await);
-    // What has expired is swept before anything fails, wherever it is.
+    // Expired admissions are swept before a check fails, whichever key holds them.
     clock.advance(Duration::from_secs(1));
     for key in 0..10 {
         assert!(limiter.check(&CALLS, format!("more-{key}"), 1).await.unwrap().is_allowed(), "{key}");
     }
-    assert_eq!(capacity_in_use(&store).0, 10, "all of it is swept");
+    assert_eq!(capacity_in_use(&store).0, 10, "all expired admissions are swept");
     unavailable(limiter.check(&CALLS, "one more", 1).await);
 }
 
-/// A client with endless keys, such as addresses of an IPv6 network, fills what the limit can get.
+/// A client with endless keys, such as the addresses of an IPv6 network, fills all the capacity that the limit can get.
 #[tokio::test]
 async fn a_limit_that_fills_its_share_leaves_other_limits_enforced() {
     let (store, _, _) = store(1_000);
@@ -113,7 +113,7 @@ async fn a_limit_that_fills_its_share_leaves_other_limits_enforced() {
     assert_eq!(store.keys(), 500 + 1);
 }
 
-/// Greedy limits get the same, and as much is left for the next.
+/// Limits that fill their shares get equal shares, and as much is left for the next limit.
 #[tokio::test]
 async fn limits_that_fill_their_shares_get_equal_capacity() {
     let (store, limiter, _) = store(1_200);
@@ -138,7 +138,7 @@ async fn limits_that_fill_their_shares_get_equal_capacity() {
     }
 }
 
-/// Each has room for something, the smallest, too.
+/// Even the smallest store has capacity for one admission.
 #[tokio::test]
 async fn a_single_limit_gets_half_of_the_capacity_rounded_up() {
     for (capacity, expected) in [(0, 0), (1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (1_000, 500)] {
@@ -151,7 +151,7 @@ async fn a_single_limit_gets_half_of_the_capacity_rounded_up() {
     }
 }
 
-/// The names of limits may come from a database.
+/// The names of limits may come from a database, so there may be many.
 #[tokio::test]
 async fn a_limit_without_admissions_is_forgotten() {
     let (store, limiter, clock) = store(1_000_000);
@@ -172,7 +172,7 @@ async fn a_limit_without_admissions_is_forgotten() {
     assert_eq!(capacity_in_use(&store), (0, 0));
 }
 
-/// All or nothing holds for the room as well, and what is counted already needs none.
+/// A check takes capacity for all of its charges or for none. A repeated check takes none.
 #[tokio::test]
 async fn a_check_takes_capacity_for_all_of_its_charges_or_none() {
     let (store, limiter, _) = store(4);
@@ -198,7 +198,7 @@ async fn a_reset_frees_capacity() {
     assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().used(), 1);
 }
 
-/// It counts something that was given back, so it needs room as an admission does.
+/// The late settlement counts returned units again, so it needs capacity like an admission.
 #[tokio::test]
 async fn a_settlement_after_its_lease_fails_without_capacity() {
     let (store, limiter, clock) = store(2);
@@ -214,7 +214,7 @@ async fn a_settlement_after_its_lease_fails_without_capacity() {
     assert_eq!((limiter.peek(&CALLS, "ada").await.unwrap().used(), capacity_in_use(&store).0), (3, 1));
 }
 
-/// Whatever was done, what is taken is what is there, and in the end nothing.
+/// Whatever the operations, the capacity in use equals the stored admissions, and is zero in the end.
 #[test]
 fn all_capacity_is_free_after_the_last_admission_expires() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -266,7 +266,7 @@ fn all_capacity_is_free_after_the_last_admission_expires() {
     outcome.unwrap();
 }
 
-/// What a key remembers is kept in parts when it is much: nobody can tell.
+/// A long log is stored in parts, with the same results.
 #[tokio::test]
 async fn a_long_log_is_as_exact_as_a_short_one() {
     let (_, limiter, clock) = store(1_000_000);
@@ -287,9 +287,9 @@ async fn a_long_log_is_as_exact_as_a_short_one() {
     }
     let (first, last) = (&admitted[0], &admitted[9_999]);
     for (_, check) in [first, last] {
-        assert_eq!(limiter.check_all(check.clone()).await.unwrap().used(), used, "it is counted already");
+        assert_eq!(limiter.check_all(check.clone()).await.unwrap().used(), used, "the repeated check counts once");
     }
-    // The units that have to leave are those of the entries up to one in the middle.
+    // All entries up to one in the middle must leave.
     let up_to: u64 = admitted[..=5_000].iter().map(|(_, check)| check.charges().map(Charge::cost).sum::<u64>()).sum();
     assert!(limiter.check(&limit, "ada", limit.units() - used).await.unwrap().is_allowed());
     let refused = limiter.check(&limit, "ada", up_to).await.unwrap();
@@ -307,7 +307,7 @@ async fn a_long_log_is_as_exact_as_a_short_one() {
     assert_eq!(limiter.peek(&limit, "ada").await.unwrap().used(), 0);
 }
 
-/// What has expired makes room as soon as its key is asked for, and not only when it is swept.
+/// Expired admissions free capacity when their key is checked, not only when they are swept.
 #[tokio::test]
 async fn an_expired_admission_frees_capacity() {
     let (_, limiter, clock) = store(6);

@@ -29,7 +29,7 @@ async fn a_window_ends_when_the_test_advances_time() {
     assert_eq!(ask().await, (200, None));
 }
 
-/// Nobody has to advance anything: the runtime does, since it has nothing else to do.
+/// The runtime advances the paused clock itself when it has nothing else to do.
 #[tokio::test(start_paused = true)]
 async fn a_wait_takes_no_real_time() {
     let (limiter, begun) = (Limiter::new(MemoryStore::new()), Instant::now());
@@ -40,7 +40,7 @@ async fn a_wait_takes_no_real_time() {
     assert!((2 * MINUTE..2 * MINUTE + Duration::from_secs(1)).contains(&waited), "{waited:?}");
 }
 
-/// A refusal that is remembered is a second old at most.
+/// A cached refusal is at most a second old.
 #[tokio::test(start_paused = true)]
 async fn the_deny_cache_follows_paused_time() {
     let store = Switched::with_local_state(State::Works);

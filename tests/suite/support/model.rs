@@ -1,41 +1,41 @@
-//! The rules of a decision, as plainly as they can be written: the oracle of every store.
+//! The rules of a decision, written as plainly as possible. Every store must decide like this model.
 
 use std::{borrow::Borrow, collections::HashMap, time::Duration};
 
 use tower_sliding_window::{Algorithm, Decision, Limit};
 
-/// Everything that was ever admitted and has not been found expired.
+/// All admissions that have not expired.
 #[derive(Debug)]
 pub(crate) struct Model {
     units: HashMap<Bucket, Vec<Unit>>,
-    /// How many entries the store looks at for a retry time, at most.
+    /// The most entries that the store reads for a retry time.
     looked_at: usize,
-    /// How many decisions there have been.
+    /// The number of decisions so far.
     decisions: usize,
 }
 
 #[derive(Clone, Debug)]
 struct Unit {
-    /// Until a window after this time it counts.
+    /// The unit counts for one window after this time.
     at: u64,
     cost: u64,
     name: Name,
     decision: usize,
 }
 
-/// What tells an admission from others.
+/// The identity of an admission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Name {
-    /// Nothing.
+    /// It has no identity.
     None,
     Id(Option<u64>),
-    /// The same, until it is settled.
+    /// A reservation with this id, until it is settled.
     Held(Option<u64>),
-    /// What this id has cost in the end.
+    /// The settled admission of this id.
     Settled(u64),
 }
 
-/// What a charge takes.
+/// The units that a charge takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Takes {
     WhatFits,
@@ -43,13 +43,13 @@ pub(crate) enum Takes {
     WhatWasSpent,
 }
 
-/// After so long, in microseconds, a check is to come back that only reserved units refuse.
+/// The time, in microseconds, after which a check that only reservations refuse is to be retried.
 pub(crate) const RETRY_RESERVED_AFTER: u64 = 1_000_000;
 
-/// Under every algorithm but the log, a key has at most so many entries with an id of their own.
+/// Under every algorithm but the log, a key has at most so many entries with their own id.
 const MOST_NAMED: usize = 10_000;
 
-/// Which limit, and which key: whatever numbers the test gives them.
+/// The numbers that the test gives to a limit and a key.
 type Bucket = (usize, usize);
 
 #[derive(Clone, Debug)]
@@ -57,53 +57,53 @@ pub(crate) struct ModelCharge {
     pub(crate) limit: Limit,
     pub(crate) bucket: Bucket,
     pub(crate) cost: u64,
-    /// Microseconds, at most the window.
+    /// In microseconds, and at most the window.
     pub(crate) lease: Option<u64>,
     pub(crate) is_shadow: bool,
     pub(crate) takes: Takes,
-    /// Of a compact log: how long a sub-window is.
+    /// The length of a sub-window of a compact log.
     part: Option<u64>,
 }
 
-/// How a charge stands after the decision, in microseconds.
+/// The status of a charge after the decision, in microseconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Standing {
     pub(crate) used: u64,
-    /// Of them.
+    /// The reserved part of the used units.
     pub(crate) reserved: u64,
     pub(crate) reset: u64,
     pub(crate) retry: Option<u64>,
-    /// Whether it would not be refused if all that is reserved were given back.
+    /// Whether the charge would be admitted if all reserved units returned.
     pub(crate) by_reservations: bool,
 }
 
-/// How long a charge is refused.
+/// The wait of a refused charge.
 #[derive(Clone, Copy, Debug)]
 struct Refusal {
-    /// If all that is reserved were given back now.
+    /// If all reserved units returned now.
     sure: u64,
-    /// If nothing is given back before its lease ends.
+    /// If no reserved units return before their lease ends.
     longest: u64,
 }
 
 impl Refusal {
-    /// No longer than it takes to find out what is given back, but for as long as it is sure.
+    /// The retry time: at most the time after which reservations are checked again, but at least the certain wait.
     fn told(self) -> u64 {
         self.longest.min(self.sure.max(RETRY_RESERVED_AFTER))
     }
 }
 
-/// How a charge has to stand after the decision.
+/// The status that a charge must have after the decision.
 #[derive(Clone, Debug)]
 pub(crate) struct Expected {
     exact: Standing,
-    /// When the last entry has left that the store looks at for a retry time, if that is before the exact one.
+    /// When the last entry leaves that the store reads for a retry time, if that is before the exact time.
     not_before: Option<u64>,
 }
 
 impl Expected {
-    /// What has to be told, where this was told: the exact figures. Only a retry time for which more entries would have
-    /// to be looked at than the store does may be too early, but not before the last of those has left.
+    /// The status that the store must report. Its figures are exact. Only a retry time for which the store would have
+    /// to read too many entries may be early, but not before the last of the entries that it reads has left.
     pub(crate) fn given(&self, told: &Standing) -> Standing {
         let retry = match (self.not_before, told.retry, self.exact.retry) {
             (Some(least), Some(told), Some(exact)) if (least..=exact).contains(&told) => Some(told),
@@ -156,7 +156,7 @@ impl ModelCharge {
         self.limit.algorithm() == Algorithm::log()
     }
 
-    /// The time under which an admission is remembered that has no id.
+    /// The recorded time of an admission without an id.
     fn recorded(&self, now: u64) -> u64 {
         match self.part {
             Some(part) => (now / part + 1) * part - 1,
@@ -165,17 +165,17 @@ impl ModelCharge {
         }
     }
 
-    /// The time under which an admission is remembered that has an id, unless it is held.
+    /// The recorded time of an admission with an id, unless it is reserved.
     fn named_at(&self, now: u64) -> u64 {
         if self.is_counter() { now } else { self.recorded(now) }
     }
 
-    /// The latest time under which anything can be remembered, unless the clock has stepped back.
+    /// The latest time that can be recorded, unless the clock has stepped back.
     fn present(&self, unit: &Unit, now: u64) -> u64 {
         if self.is_counter() && unit.name != Name::None { now } else { self.recorded(now) }
     }
 
-    /// The units that count at a time, out of these that are remembered `now`. What lies in the future counts as now.
+    /// The units used at a time, out of those that are stored `now`. Units in the future count from now.
     fn used(&self, units: impl IntoIterator<Item = impl Borrow<Unit>>, now: u64, at: u64) -> u64 {
         let (window, mut used, mut current, mut previous) = (self.window(), 0, 0, 0);
         let start = at / window * window;
@@ -196,12 +196,12 @@ impl ModelCharge {
 }
 
 impl Model {
-    /// Of the store in the process, whose retry times are always exact.
+    /// The in-process store, whose retry times are always exact.
     pub(crate) fn of_memory() -> Self {
         Self::looking_at(usize::MAX)
     }
 
-    /// Of a store on Redis, which looks at 100 entries for a retry time.
+    /// The store on Redis, which reads 100 entries for a retry time.
     pub(crate) fn of_redis() -> Self {
         Self::looking_at(100)
     }
@@ -234,7 +234,7 @@ impl Model {
         charges.iter().zip(retries).map(expected).collect()
     }
 
-    /// The id of the last decision, if it was not given: as the store has told it.
+    /// Sets the id that the store has generated for the last decision.
     pub(crate) fn identify(&mut self, id: u64) {
         for unit in self.units.values_mut().flatten().filter(|unit| unit.decision == self.decisions) {
             if let Name::Id(name @ None) | Name::Held(name @ None) = &mut unit.name {
@@ -243,7 +243,7 @@ impl Model {
         }
     }
 
-    /// Sets what an admission has cost, and says whether it was known.
+    /// Sets the cost of an admission, and returns whether it was known.
     pub(crate) fn settle(&mut self, now: u64, charge: &ModelCharge, (id, at): (u64, u64), cost: u64) -> bool {
         self.forget(now, charge);
         let Some(place) = self.find(now, charge, (id, at)) else {
@@ -266,18 +266,19 @@ impl Model {
             self.units_of(charge).push(Unit { cost, ..unit });
         }
         if charge.is_counter() && charge.used(self.of(charge), now, now) == 0 {
-            // Counts that have left are not kept for themselves.
+            // Expired counts are not kept alone.
             self.reset(charge.bucket);
         }
         true
     }
 
-    /// Counts what was used under a lease that is over, if the admission would still count and this has not been done.
+    /// Counts the cost of a reservation whose lease has ended, if its admission would still count and was not settled
+    /// before.
     fn settle_late(&mut self, now: u64, charge: &ModelCharge, (id, at): (u64, u64), cost: u64) -> bool {
         let Some(lease) = charge.lease.filter(|lease| *lease < charge.window()) else { return false };
         let time = charge.named_at(at);
         let is_settled = self.of(charge).iter().any(|unit| unit.name == Name::Settled(id) && unit.at == time);
-        // A fixed window may have ended before.
+        // A fixed window may have ended earlier.
         let would_count = now < at.min(time) + charge.window();
         if is_settled || now < at + lease || !would_count || cost == 0 {
             return false;
@@ -289,7 +290,7 @@ impl Model {
         true
     }
 
-    /// Whether there is room for one more entry with an id of its own.
+    /// Whether one more entry may have its own id.
     fn names(&self, now: u64, charge: &ModelCharge) -> bool {
         let is_named = |unit: &&Unit| unit.name != Name::None && unit.at + charge.window() > now;
         charge.is_log() || self.of(charge).iter().filter(is_named).count() < MOST_NAMED
@@ -299,7 +300,7 @@ impl Model {
         self.units.remove(&bucket);
     }
 
-    /// How a limit stands that has refused nothing.
+    /// The status of a limit that has not refused.
     pub(crate) fn unrefused(&self, now: u64, charge: &ModelCharge) -> Standing {
         self.standing(now, charge, None)
     }
@@ -307,7 +308,7 @@ impl Model {
     fn standing(&self, now: u64, charge: &ModelCharge, refusal: Option<Refusal>) -> Standing {
         let used = charge.used(self.of(charge), now, now);
         let live = || self.of(charge).iter().filter(|unit| unit.at + charge.window() > now);
-        // What lies in the future stays there, as long as nothing is refused.
+        // Units in the future stay there until a check is refused.
         let used_at = |at| charge.used(self.of(charge), at, at);
         let reset = match live().map(|unit| unit.at).min() {
             Some(oldest) if !charge.is_counter() => oldest + charge.window() - now,
@@ -329,7 +330,7 @@ impl Model {
         self.units_of(charge).push(unit);
     }
 
-    /// Under which name and time an admission is remembered.
+    /// The name and time that an admission is recorded under.
     fn recorded(now: u64, charge: &ModelCharge, id: Option<u64>) -> (Name, u64) {
         match charge.lease {
             Some(lease) => {
@@ -342,14 +343,14 @@ impl Model {
         }
     }
 
-    /// Drops what has left the window, but the counts of a counter, which are only written with others.
+    /// Drops expired units. The counts of a counter stay until they are next written.
     fn forget(&mut self, now: u64, charge: &ModelCharge) {
         let (window, keeps_counts) = (charge.window(), charge.is_counter());
         self.units_of(charge).retain(|unit| keeps_counts && unit.name == Name::None || unit.at + window > now);
     }
 
-    /// Before the counts of a counter are written: drops those of windows before the last, and what lies in the future counts
-    /// as of now.
+    /// Runs before the counts of a counter are written: drops those of windows before the last, and moves future ones
+    /// to now.
     fn bring_counts_up(&mut self, now: u64, charge: &ModelCharge) {
         if charge.is_counter() {
             let window = charge.window();
@@ -358,7 +359,7 @@ impl Model {
         }
     }
 
-    /// An admission under this id, at this time or, if the clock has stepped back since, before it.
+    /// Finds an admission with this id and time, or with an earlier time if the clock has stepped back since.
     fn find(&self, now: u64, charge: &ModelCharge, (id, at): (u64, u64)) -> Option<usize> {
         let latest = Self::recorded(at, charge, Some(id)).1;
         let name = if charge.lease.is_some() { Name::Held(Some(id)) } else { Name::Id(Some(id)) };
@@ -375,7 +376,7 @@ impl Model {
         id.is_some() && charge.takes != Takes::Nothing && self.of(charge).iter().any(is_counted)
     }
 
-    /// The time until the charge passes, if nothing else arrives.
+    /// The time until the charge is admitted, if no other check arrives.
     fn retry(&self, now: u64, charge: &ModelCharge) -> Option<Refusal> {
         if charge.cost == 0 || charge.takes == Takes::WhatWasSpent {
             return None;
@@ -391,7 +392,7 @@ impl Model {
         Some(Refusal { sure, longest })
     }
 
-    /// The smallest `d` such that at most so many units are used at `now + d`: what is used never rises by itself.
+    /// The smallest `d` such that at most so many units are used at `now + d`. Use never rises by itself.
     fn first_fit(&self, now: u64, charge: &ModelCharge, most: u64, used_at: impl Fn(u64) -> u64) -> u64 {
         let ahead = self.of(charge).iter().map(|unit| unit.at.saturating_sub(now)).max().unwrap_or(0);
         let (mut too_short, mut enough) = (0, 3 * charge.window() + ahead);
@@ -406,7 +407,7 @@ impl Model {
         enough
     }
 
-    /// What is told by the entries that the store looks at, if the last of them leaves before the charge passes.
+    /// The retry time by the entries that the store reads, if the last of them leaves before the charge is admitted.
     fn not_before(&self, now: u64, charge: &ModelCharge, refusal: Refusal) -> Option<u64> {
         let is_entry = |unit: &&Unit| !charge.is_counter() || unit.name != Name::None;
         let leaves = |unit: &Unit| unit.at.min(charge.present(unit, now)) + charge.window();
@@ -418,7 +419,7 @@ impl Model {
         (seen.told() < refusal.told()).then_some(seen.told())
     }
 
-    /// What lies in the future counts as having happened now from here on.
+    /// Moves units in the future to now.
     fn pull_back(&mut self, now: u64, charge: &ModelCharge, which: impl Fn(&Unit) -> bool) {
         for unit in self.units_of(charge).iter_mut().filter(|unit| which(unit)) {
             unit.at = unit.at.min(charge.present(unit, now));

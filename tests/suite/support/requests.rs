@@ -1,4 +1,4 @@
-//! Requests without a server, and what their responses say.
+//! Requests and responses without a server.
 
 use std::convert::Infallible;
 
@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderName, Request, Response, request::Parts};
 use http_body_util::BodyExt;
 use tower_sliding_window::{Key, KeyError};
 
-/// Everybody is the same.
+/// All requests have the same key.
 pub(crate) fn anyone(_: &Parts) -> Result<Key, KeyError> {
     Ok(Key::new("test", "anyone"))
 }

@@ -2,11 +2,9 @@
 
 use std::collections::HashMap;
 
-use tower_sliding_window::Store;
-
 use crate::support::model::{ModelCharge, RETRY_RESERVED_AFTER, Standing, Takes};
 
-/// How each limit and key stood when a check of it was refused, less than a second ago: what a deny cache may know.
+/// The status of each limit and key at the refusals of the last second: all that a deny cache may know.
 #[derive(Default)]
 pub(super) struct Refusals(HashMap<(usize, usize), Vec<Refused>>);
 
@@ -28,7 +26,7 @@ impl Refusals {
         }
     }
 
-    /// Whether a check was refused by what is known, and rightly so: the model refuses it as well, and for at least as
+    /// Whether the check was refused by cached statuses, and correctly: the model also refuses it, for at least as
     /// long.
     pub(super) fn has_refused(
         &self,
@@ -49,17 +47,17 @@ impl Refusals {
 }
 
 impl Refused {
-    /// Whether a charge is told what follows from this, and it is true.
+    /// Whether the status of a charge follows from this refusal and is correct.
     fn is_told(&self, now: u64, charge: &ModelCharge, told: &Standing, expected: &Standing) -> bool {
         let (elapsed, left) = (now.wrapping_sub(self.at), charge.limit.units().saturating_sub(self.standing.used));
         let refused = self.standing.retry.filter(|_| self.cost <= charge.cost);
         let reset = self.standing.reset.saturating_sub(elapsed);
         let settled = self.standing.used - self.standing.reserved;
-        // Until something leaves, or as long as it takes to find out what is given back, if that would do.
+        // Until a unit leaves. If returned reservations would be enough, at most `RETRY_RESERVED_AFTER`.
         let least = if settled + charge.cost > charge.limit.units() { reset } else { reset.min(RETRY_RESERVED_AFTER) };
         let not_before = match refused {
             Some(refused) if self.standing.reserved == 0 => refused.saturating_sub(elapsed),
-            // Of what was told, some is sure, and some takes finding out.
+            // Part of the retry time is exact, and part waits for reservations.
             Some(_) => told.retry.unwrap_or(0).max(least),
             None => least,
         };
@@ -71,7 +69,7 @@ impl Refused {
             retry: refuses.then_some(not_before),
             by_reservations: refuses && told.by_reservations && settled + charge.cost <= charge.limit.units(),
         };
-        // Where nothing is left, nothing can be admitted meanwhile. But what has been spent is counted.
+        // With no units left nothing can be admitted, but spent units still count.
         let is_exact =
             left == 0 && refused.is_some() && self.cost == charge.cost && self.standing.used == expected.used;
         elapsed < 1_000_000

@@ -39,7 +39,7 @@ const LIMITS: [Limit; 10] = [
     Limit::per_second("small", 3),
     Limit::per("medium", 10, Duration::from_millis(10_007)),
     Limit::per_minute("large", 200),
-    // Its log is longer than what the script reads at a time.
+    // Its log is longer than the number of entries that the script reads at once.
     Limit::per_hour("huge", 1_500),
     Limit::per("rough", 10, Duration::from_millis(10_007)).with_algorithm(Algorithm::compact(3)),
     Limit::per_minute("compact", 200).with_algorithm(Algorithm::compact(16)),
@@ -49,37 +49,37 @@ const LIMITS: [Limit; 10] = [
     Limit::per_minute("counters", 200).with_algorithm(Algorithm::counter()),
 ];
 
-/// The first of them are exact logs.
+/// The first limits are exact logs.
 const LOGS: Range<usize> = 0..4;
 
 const ALL: Range<usize> = 0..10;
 const KEYS: [&str; 2] = ["ada", "bob"];
 
-/// Histories of 500 steps on average make the 100,000 that are asserted below, with a wide margin. The shortest is one
-/// step, so that a failing history can shrink.
+/// 500 steps per history on average make at least the 100,000 asserted below. The shortest history has one step, so
+/// that a failing one can shrink.
 const HISTORIES: u32 = 250;
 
 const STEPS: RangeInclusive<usize> = 1..=1_000;
 
-/// A check that was admitted.
+/// An admitted check.
 #[derive(Clone)]
 struct Admitted {
     charges: Vec<ModelCharge>,
     id: AdmissionId,
     at: SystemTime,
-    /// Whether nothing was decided together with it.
+    /// Whether the check was alone in its batch.
     is_alone: bool,
 }
 
-/// Whether a history may contain steps back of the clock: the in-process store's own clock never does.
+/// Whether the clock may step back. The clock of the in-process store never does.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Clocks {
     OnlyForward,
     BothWays,
 }
 
-/// Takes a history on a store and on the model, and compares every answer. Checks that come alone and those that come
-/// together go through limiters of their own, on the same store or on two that share everything.
+/// Replays a history on a store and on the model, and compares every decision. Single checks and checks in a batch use
+/// two limiters, on the same store or on two that share all data.
 async fn replay<S: Store>(
     [alone, together]: [&Limiter<S>; 2],
     clock: &ManualClock,
@@ -88,7 +88,7 @@ async fn replay<S: Store>(
 ) -> Result<(), TestCaseError> {
     let mut admitted: Vec<Admitted> = Vec::new();
     let mut last_retry = 0;
-    // Each limiter has a deny cache of its own.
+    // Each limiter has its own deny cache.
     let mut refusals = [Refusals::default(), Refusals::default()];
     for (number, step) in steps.iter().enumerate() {
         match step {
@@ -106,7 +106,7 @@ async fn replay<S: Store>(
             }
             Step::Settle { back, cost, times } => {
                 let Some(admitted) = admitted.iter().rev().nth(*back) else { continue };
-                // Each limiter's store has a local state of its own to end.
+                // Each limiter's store must also forget its cached refusals.
                 for limiter in [alone, together].into_iter().cycle().take(2 * times) {
                     let settled = limiter.settle(admitted.settlement(*cost)).await.unwrap();
                     let told = (settled.was_applied(), Standing::all_of(settled.decision()));
@@ -135,7 +135,7 @@ async fn replay<S: Store>(
                 let checks: Vec<(Vec<ModelCharge>, Option<u64>)> = asked.iter().flat_map(Asked::checks).collect();
                 let now = micros(clock.now());
                 let limiter = if checks.len() == 1 { alone } else { together };
-                // On a runtime of one thread the tasks are polled in this order, before anything is sent.
+                // On a runtime of one thread, the tasks are polled in this order before anything is sent.
                 let decisions: Vec<JoinHandle<_>> =
                     checks.iter().map(|(charges, id)| tokio::spawn(limiter.check_all(check(charges, *id)))).collect();
                 for ((charges, id), decision) in checks.iter().zip(decisions) {
@@ -169,10 +169,10 @@ impl Admitted {
         Settlement::by_id(check(&self.charges, None), self.id, self.at, |_| Some(cost))
     }
 
-    /// What a settlement comes to in the model.
+    /// The result of the settlement in the model.
     fn settle(&self, model: &mut Model, now: u64, cost: u64) -> (bool, Vec<Standing>) {
         let admission = (u64::from_be_bytes(self.id.to_bytes()), micros(self.at));
-        // Each charge is settled by itself.
+        // Charges are settled one by one.
         let settle = |charge: &ModelCharge| model.settle(now, charge, admission, cost);
         let is_known = self.charges.iter().map(settle).fold(false, |known, this| known | this);
         (is_known, self.charges.iter().map(|charge| model.unrefused(now, charge)).collect())
@@ -183,7 +183,7 @@ fn micros(time: SystemTime) -> u64 {
     u64::try_from(time.duration_since(UNIX_EPOCH).unwrap().as_micros()).unwrap()
 }
 
-/// A cost that the limit allows.
+/// Reduces the cost to the units of the limit.
 fn charge(bucket: (usize, usize), cost: u64) -> ModelCharge {
     let limit = LIMITS[bucket.0].clone();
     let cost = cost.min(limit.units());
@@ -261,7 +261,8 @@ fn redis_counts_by_every_algorithm_as_the_model_does() {
     redis(Clocks::BothWays, ALL, DenyCache::off());
 }
 
-/// What is repeated does not pull entries back after a step back of the clock, as asking would: a later refusal does.
+/// A cached refusal does not move future entries back after the clock steps back, as a check on Redis does. So the
+/// clock only runs forward.
 #[test]
 fn redis_and_the_deny_cache_decide_as_the_model_does() {
     redis(Clocks::OnlyForward, ALL, DenyCache::new());
@@ -270,8 +271,7 @@ fn redis_and_the_deny_cache_decide_as_the_model_does() {
 fn redis(clocks: Clocks, limits: Range<usize>, deny_cache: DenyCache) {
     let (runtime, server) = (one_thread(), RedisServer::start());
     let clock = ManualClock::new();
-    // Over one connection what comes together is decided in the order of its arrival. Only over more does a check that
-    // comes alone need no queue.
+    // Over one connection, checks are decided in order of arrival. Only with two does a single check skip the queue.
     let stores = [2, 1]
         .map(|connections| RedisStore::builder(&server.url()).clock(&clock).connections(connections).build().unwrap());
     run(clocks, limits, |steps| {

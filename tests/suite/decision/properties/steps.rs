@@ -15,13 +15,13 @@ use crate::support::model::{ModelCharge, Takes};
 pub(super) enum Step {
     /// Checks that arrive together, so that a store may decide them in one batch.
     Checks(Vec<Asked>),
-    /// Of the admission that was so many before the last, so many times.
+    /// Settles the admission `back` places before the last one, `times` times.
     Settle {
         back: usize,
         cost: u64,
         times: usize,
     },
-    /// Sends a check again that was admitted, with its id: so many before the last.
+    /// Repeats the admitted check `back` places before the last one, with its id.
     Repeat {
         back: usize,
     },
@@ -31,7 +31,7 @@ pub(super) enum Step {
     },
     Advance(u64),
     Rewind(u64),
-    /// To the moment at which the check refused last will pass, or one microsecond before.
+    /// Advances to the moment at which the last refused check will be admitted, or to one microsecond before it.
     AdvanceToRetry {
         early: bool,
     },
@@ -42,13 +42,13 @@ pub(super) struct Asked {
     buckets: Vec<(usize, usize)>,
     cost: u64,
     id: Option<u64>,
-    /// How many callers ask the same.
+    /// How many callers send this check.
     copies: usize,
-    /// Which of the charges hold their units, and for how many microseconds.
+    /// The place of the charge that reserves its units, and its lease in microseconds.
     lease: Option<(usize, u64)>,
-    /// Which of them is in the shadow.
+    /// The place of the charge in the shadow.
     shadow: Option<usize>,
-    /// Which of them takes nothing, or has been spent.
+    /// The place of the charge that takes nothing, or that was already spent.
     takes: Option<(usize, Takes)>,
 }
 

@@ -21,7 +21,7 @@ use tower_sliding_window::{
 use super::{CALLS, Test, check_of_ada};
 use crate::support::{TEST_TIMEOUT, let_tasks_run, ms, redis_server::RedisServer, stores::Silent};
 
-/// The limit holds in every window, for those who wait in two processes, and nobody waits in vain.
+/// The limit holds in every window for callers in two processes, and all of them are admitted in the end.
 async fn assert_many_waiting_callers_never_exceed_the_limit<S: Store>(limiters: [Limiter<S>; 2]) {
     let limit = Limit::per("many", 5, ms(150));
     let mut waiting = JoinSet::new();
@@ -51,7 +51,8 @@ async fn many_waiting_callers_never_exceed_the_limit_on_redis() {
     assert_many_waiting_callers_never_exceed_the_limit([limiter(), limiter()]).await;
 }
 
-/// Nobody asks Redis but the first in line, and who is told that it would be too long.
+/// Only the first caller in line asks Redis, and so does each caller that is refused because its wait would be too
+/// long.
 #[tokio::test]
 async fn only_the_first_in_line_asks_redis() {
     let server = RedisServer::start();
@@ -64,7 +65,7 @@ async fn only_the_first_in_line_asks_redis() {
         let (waiter, check) = (limiter.clone(), check(id));
         waiting.spawn(async move { waiter.acquire_all(check, Duration::MAX).await });
         let_tasks_run().await;
-        // Until the first has been refused, whoever comes asks, too.
+        // Until the first caller is refused there is no line, so new callers would also ask.
         while id == 0 && !format!("{limiter:?}").contains("Lines(1)") {
             yield_now().await;
         }
@@ -105,7 +106,7 @@ async fn a_wait_longer_than_max_wait_is_refused_at_once() {
     assert!(matches!(test.limiter.acquire(&CALLS, "ada", 4, TEST_TIMEOUT).await, Err(Error::NeverFits(_))));
 }
 
-/// What is spent over the heads of those in line, by who does not stand in it, can make the wait too long.
+/// A check outside of the line may spend units and make the wait too long.
 #[tokio::test(start_paused = true)]
 async fn a_wait_that_becomes_too_long_ends_in_a_refusal() {
     let test = Test::spent().await;
@@ -131,7 +132,7 @@ async fn callers_are_admitted_in_the_order_of_arrival() {
     assert_eq!(test.lines(), 0);
 }
 
-/// There is room for the cheap ones all the time.
+/// There is always capacity for the cheap checks.
 #[tokio::test(start_paused = true)]
 async fn cheap_checks_do_not_overtake_an_expensive_one() {
     let test = Test::start();
@@ -139,16 +140,16 @@ async fn cheap_checks_do_not_overtake_an_expensive_one() {
         assert!(test.limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
         test.pass(ms(40)).await;
     }
-    test.wait("dear", check_of_ada(3), TEST_TIMEOUT).await;
+    test.wait("costly", check_of_ada(3), TEST_TIMEOUT).await;
     for _ in 0..5 {
         test.wait("cheap", check_of_ada(1), TEST_TIMEOUT).await;
         test.pass(ms(10)).await;
     }
     assert_eq!(test.admitted(), Vec::<&str>::new());
     test.pass(ms(10)).await;
-    assert_eq!(test.admitted(), ["dear"]);
+    assert_eq!(test.admitted(), ["costly"]);
     test.pass(ms(100)).await;
-    assert_eq!(test.admitted(), ["dear", "cheap", "cheap", "cheap"]);
+    assert_eq!(test.admitted(), ["costly", "cheap", "cheap", "cheap"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -166,7 +167,8 @@ async fn a_dropped_caller_leaves_the_line_and_the_next_one_proceeds() {
     assert_eq!((test.admitted(), test.lines()), (vec!["third"], 0));
 }
 
-/// Its figures are those of now, its wait is that of the first in line, and nothing was asked that could have overtaken.
+/// The refusal has the current figures and the wait of the first caller in line. It sends no check that could overtake
+/// others.
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_cannot_reach_the_front_in_time_is_refused_without_spending() {
     let test = Test::start();
@@ -245,7 +247,7 @@ async fn the_deadline_limits_each_check_and_not_the_whole_wait() {
     assert!(begun.elapsed() < ms(60), "{:?}", begun.elapsed());
 }
 
-/// A store that refuses without saying for how long is not asked without a pause.
+/// The store refuses with a retry time of zero.
 #[tokio::test(start_paused = true)]
 async fn acquire_pauses_between_checks_when_the_retry_time_is_zero() {
     #[derive(Clone)]

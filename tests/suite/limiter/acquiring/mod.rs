@@ -59,7 +59,7 @@ impl Store for CountingStore {
     }
 }
 
-/// A limiter, and what the tests look at.
+/// A limiter and its store, and the names of admitted callers in order.
 struct Test {
     limiter: Limiter<CountingStore>,
     store: CountingStore,
@@ -77,14 +77,14 @@ impl Test {
         Self { limiter: Limiter::new(store.clone()), store, clock, admitted: Arc::default() }
     }
 
-    /// A test in which all of `CALLS` is spent.
+    /// A test in which all units of `CALLS` are spent.
     async fn spent() -> Self {
         let test = Self::start();
         assert!(test.limiter.check(&CALLS, "ada", 3).await.unwrap().is_allowed());
         test
     }
 
-    /// Somebody who waits, and has come as far as possible when this returns.
+    /// Starts a caller that waits, and lets it get as far as it can.
     async fn wait(&self, name: &'static str, check: Check, max_wait: Duration) -> Waiting {
         let (limiter, admitted) = (self.limiter.clone(), Arc::clone(&self.admitted));
         let waiting = tokio::spawn(async move {
@@ -117,7 +117,7 @@ impl Test {
     }
 }
 
-/// How many lines there are.
+/// The number of lines.
 fn lines(limiter: &impl Debug) -> usize {
     let debug = format!("{limiter:?}");
     let (_, lines) = debug.split_once("Lines(").unwrap();

@@ -6,14 +6,14 @@ use tokio::{
     task::JoinSet,
     time::{Instant, advance, sleep},
 };
-use tower_sliding_window::{Decision, Limit, Limiter, ManualClock, MemoryStore, RedisStore, Store};
+use tower_sliding_window::{Decision, Limit, Limiter, ManualClock, MemoryStore, RedisStore};
 
 use crate::support::{TEST_TIMEOUT, let_tasks_run, ms, redis_server::RedisServer, seconds};
 
 const SECOND: Duration = Duration::from_secs(1);
 const TOKENS: Limit = Limit::per_minute("tokens", 100);
 
-/// Settled by another process, or through a limiter of another line.
+/// The units are settled by another process, or through a limiter with another line.
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_waits_for_others_reservations_asks_again_after_the_setting() {
     for (setting, max_wait, given_back_after, admitted_after) in [
@@ -45,12 +45,12 @@ async fn a_caller_that_waits_for_others_reservations_asks_again_after_the_settin
         assert_eq!(decision.is_allowed(), admitted_after.is_ok(), "{case}");
         assert_eq!(decision.is_refused_by_reservations(), admitted_after.is_err(), "{case}");
         let (Ok(expected) | Err(expected)) = admitted_after;
-        // Between two checks_sent there is a pause of a millisecond at least.
+        // Between two checks there is a pause of at least a millisecond.
         assert!((expected..=expected + ms(2)).contains(&elapsed), "{case}: {elapsed:?}");
     }
 }
 
-/// Through the limiter or a clone of it, a settlement is seen at once, however long the setting is.
+/// A settlement through the limiter or its clone is seen at once, however long the setting is.
 #[tokio::test(start_paused = true)]
 async fn a_caller_sees_units_returned_through_its_limiter_at_once() {
     for setting in [ms(50), SECOND, seconds(3_600)] {
@@ -69,7 +69,7 @@ async fn a_caller_sees_units_returned_through_its_limiter_at_once() {
     }
 }
 
-/// A lease that ends before is waited for exactly, and so is what settled units say.
+/// A lease that ends earlier is waited for exactly, and so are settled units.
 #[tokio::test(start_paused = true)]
 async fn a_caller_asks_again_when_a_lease_ends() {
     let clock = ManualClock::new();
@@ -81,7 +81,7 @@ async fn a_caller_asks_again_when_a_lease_ends() {
         advance(time).await;
         let_tasks_run().await;
     };
-    // 60 leave after 60 s, the others are reserved for 5.7 s.
+    // 60 units leave after 60 s, and the others are reserved for 5.7 s.
     assert!(elsewhere.check(&TOKENS, "ada", 60).await.unwrap().is_allowed());
     let _kept = elsewhere.reserve(&TOKENS, "ada", 40, ms(5_700)).await.unwrap().unwrap();
     let waiting = |cost, max_wait| {
@@ -90,7 +90,7 @@ async fn a_caller_asks_again_when_a_lease_ends() {
     };
     let sure = waiting(50, seconds(30)).await.unwrap();
     let told = (sure.is_allowed(), sure.retry_after(), sure.is_refused_by_reservations());
-    assert_eq!(told, (false, Some(seconds(60)), false), "longer than its max_wait, so it is told at once");
+    assert_eq!(told, (false, Some(seconds(60)), false), "a wait longer than max_wait is refused at once");
 
     let first = waiting(10, seconds(30));
     let_tasks_run().await;
@@ -104,7 +104,7 @@ async fn a_caller_asks_again_when_a_lease_ends() {
     assert!(first.await.unwrap().is_allowed());
 }
 
-/// The word of another process comes through the server.
+/// Another process returns the units on the same server.
 #[tokio::test]
 async fn a_caller_on_redis_asks_again_after_the_setting() {
     let server = RedisServer::start();
@@ -124,7 +124,7 @@ async fn a_caller_on_redis_asks_again_after_the_setting() {
         assert!(decision.is_allowed(), "{setting:?} {max_wait:?}: {decision:?}");
         assert!(elapsed >= ms(299) && elapsed < seconds(10), "{setting:?} {max_wait:?}: {elapsed:?}");
 
-        // Settled through the same limiter, it is not waited for.
+        // A settlement through the same limiter wakes the caller at once.
         here.reset(&TOKENS, "ada").await.unwrap();
         let reservation = here.reserve(&TOKENS, "ada", 100, Duration::MAX).await.unwrap().unwrap();
         let begun = std::time::Instant::now();

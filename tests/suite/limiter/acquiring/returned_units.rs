@@ -35,7 +35,7 @@ async fn the_first_in_line_uses_returned_units_at_once() {
     assert_eq!((test.admitted(), begun.elapsed()), (vec!["a", "b"], Duration::ZERO));
 }
 
-/// Of several limits that a line waits for, one is given back by another check than those of the line.
+/// The line waits for several limits. A check outside of the line returns units of one of them.
 #[tokio::test(start_paused = true)]
 async fn units_returned_to_one_limit_wake_every_line_that_waits_for_it() {
     let test = Test::start();
@@ -52,7 +52,7 @@ async fn units_returned_to_one_limit_wake_every_line_that_waits_for_it() {
     assert_eq!((test.admitted(), test.lines(), begun.elapsed()), (vec!["a", "b"], 0, Duration::ZERO));
 }
 
-/// A store whose answers are on their way for 10 ms.
+/// A store whose replies take 10 ms.
 #[derive(Clone)]
 struct SlowStore(MemoryStore);
 
@@ -79,8 +79,8 @@ impl Store for SlowStore {
     }
 }
 
-/// By those, too, whose first question was on its way just then, or who were refused before there was a line; and who comes
-/// while the first asks is not told to wait for as long as that one had to.
+/// Also callers whose first check was in flight, or was refused before there was a line. A caller that arrives while
+/// the first one asks is not refused because of its wait.
 #[tokio::test(start_paused = true)]
 async fn returned_units_reach_every_waiting_caller() {
     for given_back_after in [ms(5), ms(15)] {
@@ -101,7 +101,7 @@ async fn returned_units_reach_every_waiting_caller() {
     }
 }
 
-/// Whoever asked a store that has just failed would be told so, and wait no more.
+/// A caller that asked the failing store would get its error and stop waiting.
 #[tokio::test(start_paused = true)]
 async fn a_failed_reset_ends_no_wait() {
     let test = Test::spent().await;
@@ -114,7 +114,7 @@ async fn a_failed_reset_ends_no_wait() {
     assert_eq!(test.admitted(), ["a"]);
 }
 
-/// A settlement goes on though its caller leaves, and so does the word of it.
+/// A settlement completes after its caller has left, and still wakes the line.
 #[tokio::test]
 async fn a_settlement_whose_caller_left_still_wakes_the_line() {
     let server = RedisServer::start();
@@ -132,5 +132,5 @@ async fn a_settlement_whose_caller_left_still_wakes_the_line() {
         let mut settling = pin!(reservation.settle(1));
         assert!(poll_fn(|cx| Poll::Ready(settling.as_mut().poll(cx).is_pending())).await);
     }
-    assert!(timeout(TEST_TIMEOUT, waiting).await.expect("it sleeps on").unwrap().is_allowed());
+    assert!(timeout(TEST_TIMEOUT, waiting).await.expect("the caller still sleeps").unwrap().is_allowed());
 }

@@ -11,13 +11,13 @@ use crate::support::{
     switched::{State, Switched},
 };
 
-/// How late the first in line may be before the next takes over, as the docs say.
+/// How late the first caller may be before the next one takes over, as documented.
 const GRACE: Duration = ms(100);
 
-/// A wait that has been polled once, and is then kept.
+/// A wait that was polled once and is then stored.
 type UnpolledWait = Pin<Box<dyn Future<Output = Result<Decision, Error>> + Send>>;
 
-/// Waits, and is not polled any more.
+/// Polls a wait once, and returns it.
 async fn poll_once<S: Store>(limiter: &Limiter<S>, check: Check) -> UnpolledWait {
     poll_once_for(limiter, check, TEST_TIMEOUT).await
 }
@@ -30,7 +30,7 @@ async fn poll_once_for<S: Store>(limiter: &Limiter<S>, check: Check, max_wait: D
 }
 
 async fn finish_in_time(waiting: Waiting) -> Decision {
-    timeout(TEST_TIMEOUT, waiting).await.expect("the line stands still").unwrap().unwrap()
+    timeout(TEST_TIMEOUT, waiting).await.expect("the line is blocked").unwrap().unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -40,11 +40,11 @@ async fn the_line_passes_a_first_caller_that_is_not_polled() {
     let _second = test.wait("second", check_of_ada(1), TEST_TIMEOUT).await;
     let _third = test.wait("third", check_of_ada(1), TEST_TIMEOUT).await;
     test.pass(ms(100)).await;
-    assert_eq!(test.admitted(), Vec::<&str>::new(), "it is given its time");
+    assert_eq!(test.admitted(), Vec::<&str>::new(), "the first caller still has its grace");
     test.pass(GRACE).await;
     assert_eq!(test.admitted(), ["second", "third"]);
 
-    // Polled again, it goes on in its old place.
+    // When it is polled again, it takes its old place.
     let fourth = test.wait("fourth", check_of_ada(2), TEST_TIMEOUT).await;
     let first = tokio::spawn(first);
     let_tasks_run().await;
@@ -56,7 +56,8 @@ async fn the_line_passes_a_first_caller_that_is_not_polled() {
     assert_eq!(test.lines(), 0);
 }
 
-/// Half of a hundred are not polled, the first of them among them. The others are admitted in the order in which they came.
+/// Half of a hundred callers are not polled, and the first of them is at the front. The others are admitted in order of
+/// arrival.
 #[tokio::test(start_paused = true)]
 async fn polled_callers_are_admitted_while_others_are_not_polled() {
     let test = Test::spent().await;
@@ -73,7 +74,7 @@ async fn polled_callers_are_admitted_while_others_are_not_polled() {
     assert_eq!(test.admitted(), names);
     assert!(test.checks_sent() <= 150, "only the first in line asks");
 
-    // Each of the others still gets its turn, in the order in which they are polled.
+    // The stored callers are also admitted once they are polled, in the order of their polls.
     let waiting: Vec<_> = kept.into_iter().map(tokio::spawn).collect();
     for _ in 0..200 {
         test.pass(ms(10)).await;
@@ -84,7 +85,7 @@ async fn polled_callers_are_admitted_while_others_are_not_polled() {
     assert_eq!(test.lines(), 0);
 }
 
-/// Something is given back, and only the second in line can use it.
+/// Units return, and only the second caller can use them.
 #[tokio::test(start_paused = true)]
 async fn a_first_caller_that_is_not_polled_does_not_withhold_returned_units() {
     let (limiter, limit) = (Limiter::new(MemoryStore::new()), Limit::per_hour("calls", 3));
@@ -102,7 +103,7 @@ async fn a_first_caller_that_is_not_polled_does_not_withhold_returned_units() {
     assert!(begun.elapsed() <= GRACE, "{:?}", begun.elapsed());
 }
 
-/// The first leaves long before its time, and the next two do not know.
+/// The first caller leaves long before its time, and the next two are not polled.
 #[tokio::test(start_paused = true)]
 async fn the_line_passes_several_callers_that_are_not_polled() {
     let (store, limit) = (MemoryStore::new(), Limit::per_hour("calls", 3));
@@ -119,7 +120,7 @@ async fn the_line_passes_several_callers_that_are_not_polled() {
     let _third = poll_once_for(&limiter, check(), Duration::MAX).await;
     let last = wait();
     let_tasks_run().await;
-    // Not through the limiter, so that it tells nobody.
+    // Not through the limiter, so that it wakes no caller.
     Limiter::new(store).reset(&limit, "ada").await.unwrap();
     first.abort();
     let begun = Instant::now();
@@ -127,7 +128,7 @@ async fn the_line_passes_several_callers_that_are_not_polled() {
     assert!(begun.elapsed() <= Duration::from_secs(3), "{:?}", begun.elapsed());
 }
 
-/// The store has its question, but nobody asks for the answer.
+/// The store has the check, but the caller does not poll for the decision.
 #[tokio::test(start_paused = true)]
 async fn an_unpolled_check_blocks_the_line_until_its_deadline_plus_a_grace() {
     let store = Switched::new(State::Works);
@@ -143,7 +144,7 @@ async fn an_unpolled_check_blocks_the_line_until_its_deadline_plus_a_grace() {
     limiter.reset(&limit, "ada").await.unwrap();
     store.set(State::Hangs);
     assert!(poll_fn(|cx| Poll::Ready(first.as_mut().poll(cx).is_pending())).await);
-    assert_eq!(store.waiting(), 1, "it has asked");
+    assert_eq!(store.waiting(), 1, "the first caller has sent its check");
     store.set(State::Works);
     let begun = Instant::now();
     assert!(finish_in_time(second).await.is_allowed());

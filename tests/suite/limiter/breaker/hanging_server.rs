@@ -46,8 +46,8 @@ fn assert_mode(response: &Response<Body>, mode: FailureMode) {
     assert_eq!(response.extensions().get::<Rejection>().is_some(), mode == FailureMode::Closed);
 }
 
-/// 200 clients meet a server that stands still: each is answered in the route's mode, at the deadline at first, and then
-/// without any waiting, until the server goes on.
+/// 200 clients meet a hanging server. Each gets a response in the route's failure mode: at the deadline at first, and
+/// then without waiting, until the server continues.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hanging_server_delays_no_request_beyond_the_deadline() {
     let server = RedisServer::start();
@@ -74,7 +74,7 @@ async fn a_hanging_server_delays_no_request_beyond_the_deadline() {
             assert!(waited <= DEADLINE + SLACK, "{waited:?}");
             (until_open, answers) = (until_open.max(waited), answers + 1);
         }
-        // By now it is open. While the server stands still, no probe is answered.
+        // By now the breaker is open. A hanging server answers no probe.
         let mut clients = JoinSet::new();
         for _ in 0..CLIENTS {
             let app = app.clone();
@@ -115,8 +115,8 @@ async fn a_hanging_server_delays_no_request_beyond_the_deadline() {
     );
 }
 
-/// Each script takes most of the deadline, and requests come faster than that: they are answered or given up, never
-/// collected.
+/// Each script takes most of the deadline, and requests come faster than that. They finish or time out, and never pile
+/// up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_server_does_not_pile_up_requests() {
     let server = RedisServer::start();
@@ -150,7 +150,7 @@ async fn a_slow_server_does_not_pile_up_requests() {
     assert!(longest <= DEADLINE + SLACK, "{longest:?}");
     assert!(worst < spawned / 2, "{worst} of {spawned} waited at once");
 
-    // What was given up has left nothing behind.
+    // Abandoned checks are not counted later.
     let used = limiter.clone().deadline(TEST_TIMEOUT).breaker(Breaker::off()).peek(&CALLS, "ada").await.unwrap().used();
     assert!(used <= spawned as u64, "{used} of {spawned}");
 }

@@ -18,18 +18,18 @@ use crate::support::switched::{State, Switched};
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// The time of a machine that is busy.
+/// Slack for a busy machine.
 const SLACK: Duration = Duration::from_secs(5);
 
-/// The answer that comes without any waiting: no timer, no other task.
+/// The output of a future that is ready at its first poll, without a timer or another task.
 fn at_once<F: Future>(future: F) -> F::Output {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => output,
-        Poll::Pending => panic!("it makes its caller wait"),
+        Poll::Pending => panic!("the future is not ready"),
     }
 }
 
-/// A limiter on a store that has just failed often enough.
+/// A limiter on a store that has failed often enough to open the breaker.
 async fn limiter_with_open_breaker(state: State) -> (Limiter<Switched>, Switched) {
     let store = Switched::new(state);
     let limiter = Limiter::new(store.clone());

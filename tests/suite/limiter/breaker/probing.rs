@@ -47,13 +47,13 @@ async fn an_open_breaker_sends_the_store_only_probes() {
 async fn a_successful_probe_closes_the_breaker_and_spends_nothing() {
     let (limiter, store) = limiter_with_open_breaker(State::Fails).await;
     store.set(State::Works);
-    assert!(is_open(&limiter), "who sends the probe does not wait for it");
+    assert!(is_open(&limiter), "the caller does not wait for its probe");
     let_tasks_run().await;
     let decision = limiter.check(&CALLS, "ada", 1).await.unwrap();
     assert_eq!(decision.used(), 1);
 }
 
-/// Whoever comes first after an outage is decided, however long nobody has come.
+/// The first check after an outage is decided, however long the limiter was idle.
 #[tokio::test(start_paused = true)]
 async fn after_the_first_caller_probes_continue_until_the_breaker_closes() {
     for state in [State::Fails, State::Hangs] {
@@ -65,12 +65,12 @@ async fn after_the_first_caller_probes_continue_until_the_breaker_closes() {
         sleep(INTERVAL).await;
         assert_eq!(store.asked(), 5 + 11);
         sleep(10 * INTERVAL).await;
-        assert_eq!(store.asked(), 5 + 11, "it is closed, and asked no more");
+        assert_eq!(store.asked(), 5 + 11, "the breaker is closed and sends no more probes");
         assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().used(), 1);
     }
 }
 
-/// A probe writes nothing, and may pass where what writes does not.
+/// A probe writes nothing, so it may succeed while writes fail.
 #[tokio::test(start_paused = true)]
 async fn one_failure_after_a_probe_reopens_the_breaker_and_five_after_a_reply() {
     let (limiter, store) = limiter_with_open_breaker(State::Fails).await;
@@ -146,7 +146,7 @@ async fn settlements_and_resets_fail_at_once_while_the_breaker_is_open() {
     assert!(matches!(at_once(reservation.settle(1)), Err(Error::BreakerOpen(_))));
     assert!(matches!(at_once(limiter.reset(&CALLS, "ada")), Err(Error::BreakerOpen(_))));
 
-    // Who does nothing else gets it closed all the same.
+    // A caller that only settles also gets the breaker closed.
     let_tasks_run().await;
     store.set(State::Works);
     assert!(matches!(at_once(reservation.settle(1)), Err(Error::BreakerOpen(_))));
@@ -163,7 +163,7 @@ async fn errors_that_are_not_store_failures_do_not_count() {
     }
     assert!(limiter.check(&CALLS, "ada", 1).await.is_ok());
 
-    // A full store fails whom it would admit, and goes on refusing the others.
+    // A full store fails checks that it would admit, and still refuses the others.
     let one = Limit::per_hour("one", 1);
     let limiter = Limiter::new(MemoryStore::builder().capacity(1).build());
     assert!(limiter.check(&one, "ada", 1).await.unwrap().is_allowed());
@@ -196,7 +196,7 @@ fn without_a_runtime_the_callers_own_check_is_the_probe() {
     assert!(!is_open(&limiter));
 }
 
-/// As in a program that blocks on each check, and whose runtime stands still in between.
+/// A program that blocks on each check, and whose runtime stands still in between.
 #[test]
 fn a_callers_own_check_is_the_probe_when_no_runtime_drives_one() {
     let store = Switched::new(State::Fails);

@@ -11,7 +11,7 @@ use crate::support::{
     switched::{State, Switched},
 };
 
-/// Clones of a store have one breaker, whatever limiters are made on them, and whenever.
+/// All limiters on clones of a store share a breaker.
 #[tokio::test(start_paused = true)]
 async fn limiters_on_clones_of_a_store_share_one_breaker() {
     let store = Switched::with_local_state(State::Fails);
@@ -45,7 +45,7 @@ async fn probes_stop_with_the_last_limiter_and_start_with_the_next() {
     assert_eq!(store.waiting(), 1);
     drop(other);
     let_tasks_run().await;
-    assert_eq!(store.waiting(), 0, "well before its deadline");
+    assert_eq!(store.waiting(), 0, "before its deadline");
     sleep(10 * INTERVAL).await;
     assert_eq!(store.asked(), 6);
 
@@ -57,7 +57,7 @@ async fn probes_stop_with_the_last_limiter_and_start_with_the_next() {
     assert!(!is_open(&next));
 }
 
-/// A store that takes 20 ms is too slow for a limiter that gives it 1 ms, and fast enough for one that gives it 50 ms.
+/// A store that takes 20 ms is too slow for a deadline of 1 ms, and fast enough for one of 50 ms.
 #[tokio::test(start_paused = true)]
 async fn a_short_deadline_opens_no_breaker_for_longer_deadlines() {
     let store = Switched::with_local_state(State::Takes(Duration::from_millis(20)));
@@ -72,10 +72,10 @@ async fn a_short_deadline_opens_no_breaker_for_longer_deadlines() {
         }
         assert!(patient.check(&CALLS, "bob", 1).await.is_ok(), "{round}");
     }
-    assert!(refused >= 90, "it is open for its own kind, and was {refused} times");
+    assert!(refused >= 90, "the breaker was open {refused} times for the short deadline");
 }
 
-/// An answer counts for all that have as much time as it took.
+/// A reply counts for all deadlines that are at least as long as it took.
 #[tokio::test(start_paused = true)]
 async fn a_fast_reply_closes_the_breaker_for_every_deadline() {
     let store = Switched::with_local_state(State::Hangs);
@@ -83,7 +83,7 @@ async fn a_fast_reply_closes_the_breaker_for_every_deadline() {
     for (takes, closes) in [(20, false), (5, true)] {
         store.set(State::Hangs);
         while !matches!(hasty.check(&CALLS, "ada", 1).await, Err(Error::BreakerOpen(_))) {}
-        // A probe is on its way, and will not be answered.
+        // A probe is in flight and gets no reply.
         let_tasks_run().await;
         store.set(State::Takes(Duration::from_millis(takes)));
         let patient = Limiter::new(store.clone());
@@ -93,7 +93,7 @@ async fn a_fast_reply_closes_the_breaker_for_every_deadline() {
     }
 }
 
-/// A store that does not answer within 50 ms does not answer within 1 ms either.
+/// A store that does not reply within 50 ms does not reply within 1 ms either.
 #[tokio::test(start_paused = true)]
 async fn a_long_deadline_opens_the_breaker_for_shorter_ones() {
     let store = Switched::with_local_state(State::Hangs);
@@ -108,14 +108,14 @@ async fn a_long_deadline_opens_the_breaker_for_shorter_ones() {
     }
     assert!(is_open(&longer));
 
-    // It is probed with the longest of their deadlines, and closed for all.
+    // The breaker probes with the longest deadline, and closes for all.
     store.set(State::Takes(Duration::from_millis(80)));
     sleep(2 * INTERVAL).await;
     assert!(longer.check(&CALLS, "ada", 1).await.is_ok());
     assert!(matches!(patient.check(&CALLS, "ada", 1).await, Err(Error::TimedOut { .. })));
 }
 
-/// The runtime of the probes stands still, or has ended. Callers of another are decided soon after the store is back.
+/// The runtime of the probes stalls or has ended. Callers on another runtime are decided soon after the store is back.
 #[test]
 fn another_runtime_takes_over_probing_when_the_first_ends_or_stalls() {
     let runtime = || runtime::Builder::new_current_thread().enable_time().build().unwrap();
@@ -130,7 +130,7 @@ fn another_runtime_takes_over_probing_when_the_first_ends_or_stalls() {
             assert!(is_open(&one));
             let_tasks_run().await;
         });
-        // From here on nobody drives it.
+        // From here on the first runtime is not driven.
         let stands_still = (!ends).then_some(first);
         let other = Limiter::new(store.clone());
         runtime().block_on(async {

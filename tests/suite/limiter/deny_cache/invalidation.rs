@@ -8,7 +8,7 @@ use tower_sliding_window::{Charge, Check, DenyCache, Limit, Limiter, RedisStore}
 use super::{CALLS, Test, build_with_clock};
 use crate::support::{TEST_TIMEOUT, ms, redis_server::RedisServer};
 
-/// What counts is when a check is first polled, not when it is made.
+/// A check counts from its first poll, not from the call that makes it.
 #[tokio::test]
 async fn a_check_first_polled_after_a_reset_is_admitted() {
     let test = Test::start();
@@ -37,7 +37,7 @@ async fn a_reset_by_another_process_is_seen_within_max_age() {
     assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
 }
 
-/// The refusal was decided before the reset, and arrives after it was asked for.
+/// The refusal was decided before the reset, and its reply arrives after the reset was called.
 #[tokio::test]
 async fn a_refusal_overtaken_by_a_reset_is_not_cached() {
     let test = Test::start();
@@ -68,7 +68,7 @@ async fn a_clock_that_steps_back_invalidates_cached_refusals() {
     assert_eq!(refused.retry_after(), Some(CALLS.window()));
 }
 
-/// Reserved units may be given back by another process at any time: what they refuse is asked again after that setting.
+/// Another process may return reserved units at any time, so their refusal asks again after `retry_reserved_after`.
 #[tokio::test]
 async fn a_refusal_by_reservations_is_cached_no_longer_than_retry_reserved_after() {
     let (second, forever) = (Duration::from_secs(1), DenyCache::new().max_age(Duration::MAX));
@@ -117,7 +117,7 @@ async fn a_refusal_by_reservations_is_cached_no_longer_than_retry_reserved_after
     }
 }
 
-/// Another cost is told when it would pass at the earliest, and whether reservations alone are in its way.
+/// Another cost gets a retry time that is never too late, and is marked if only reservations refuse it.
 #[tokio::test]
 async fn a_cached_refusal_by_reservations_also_refuses_other_costs() {
     let test = Test::start();
@@ -147,14 +147,14 @@ async fn a_cached_refusal_by_reservations_also_refuses_other_costs() {
             let is_exact = told.retry_after() == exact.retry_after();
             assert!(is_exact || cost > 7, "{cost} {lease:?}: {told:?} {exact:?}");
         }
-        assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed(), "what fits is asked");
+        assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed(), "a check that fits asks Redis");
         reservation.release().await.unwrap();
         test.clock.advance(limit.window());
     }
 }
 
-/// Two limits of one name with different windows: the expiry that one has set tells the other a reset that is too late, and the
-/// process refuses what the store would admit.
+/// Two limits of one name have different windows. The expiry that one has set gives the other a reset that is too late,
+/// and the cache must not refuse a check that the store would admit.
 #[tokio::test]
 async fn a_refusal_is_cached_no_longer_than_its_own_window() {
     let server = RedisServer::start();
@@ -174,7 +174,7 @@ async fn a_refusal_is_cached_no_longer_than_its_own_window() {
     let there = asking.check(&short, "ada", 1).await.unwrap();
     assert!(
         here.is_allowed() || !there.is_allowed(),
-        "refused here for {:?}, admitted by the store; the refusal before had told a reset of {:?}",
+        "refused here for {:?}, admitted by the store; the refusal before had a reset of {:?}",
         here.retry_after(),
         refused.reset_after()
     );

@@ -28,7 +28,7 @@ impl Test {
         Limiter::new(self.store.clone()).deadline(TEST_TIMEOUT)
     }
 
-    /// A limiter that has been refused a check of cost 1.
+    /// A limiter that was refused a check of cost 1.
     async fn refused(&self) -> Limiter<RedisStore> {
         let limiter = self.limiter();
         for admitted in [true, true, false] {
@@ -37,7 +37,7 @@ impl Test {
         limiter
     }
 
-    /// The scripts that ran since the last call.
+    /// The scripts that ran since the last call of this function.
     fn scripts(&self) -> u64 {
         let calls = self.server.script_calls();
         self.server.run::<()>("CONFIG RESETSTAT");

@@ -25,7 +25,7 @@ async fn a_cached_refusal_counts_down_without_asking_redis() {
     assert_eq!(test.scripts(), 0);
     test.clock.advance(Duration::from_millis(10));
     assert!(!limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
-    assert_eq!(test.scripts(), 1, "one second is its greatest age");
+    assert_eq!(test.scripts(), 1, "max_age is one second");
 }
 
 #[tokio::test]
@@ -41,7 +41,7 @@ async fn a_cached_refusal_ends_when_its_oldest_unit_leaves() {
     assert_eq!(limiter.check(&CALLS, "ada", 2).await.unwrap().used(), 2);
     assert_eq!(test.scripts(), 0);
     test.clock.advance(Duration::from_micros(1));
-    assert_eq!(limiter.check(&CALLS, "ada", 2).await.unwrap().used(), 1, "still refused, but no longer so much used");
+    assert_eq!(limiter.check(&CALLS, "ada", 2).await.unwrap().used(), 1, "still refused, with fewer units used");
     test.clock.advance(Duration::from_secs(1));
     assert!(limiter.check(&CALLS, "ada", 2).await.unwrap().is_allowed());
 }
@@ -61,7 +61,7 @@ async fn checks_without_a_cached_refusal_ask_redis() {
     assert_eq!(test.scripts(), 5);
 }
 
-/// However they vary their costs: 64 refusals cost Redis one script.
+/// Clients that vary their costs: 64 refusals cost Redis one script call.
 #[tokio::test]
 async fn a_cost_above_the_remaining_units_is_refused_without_asking() {
     let test = Test::start();
@@ -83,9 +83,9 @@ async fn a_cost_above_the_remaining_units_is_refused_without_asking() {
     for (cost, told) in (3..67).zip(told) {
         let exact = every_time.check(&limit, "ada", cost).await.unwrap().retry_after().unwrap();
         assert!(told <= exact && told >= limit.window() - Duration::from_secs(1), "{cost}: {told:?}, not {exact:?}");
-        assert_eq!(told == exact, cost == 3, "the others are told when to come at the earliest");
+        assert_eq!(told == exact, cost == 3, "other costs get a lower bound");
     }
-    assert!(limiter.check(&limit, "ada", 2).await.unwrap().is_allowed(), "what fits is asked");
+    assert!(limiter.check(&limit, "ada", 2).await.unwrap().is_allowed(), "a check that fits asks Redis");
 }
 
 #[tokio::test]
@@ -98,12 +98,12 @@ async fn a_lower_cost_asks_again_once_a_unit_may_have_left() {
         test.clock.advance(Duration::from_secs(1));
     }
     test.scripts();
-    // The first unit leaves in 57 s, and makes room for 2. That is told of all costs but the refused one and higher ones.
+    // The first unit leaves in 57 s and frees 2 units. All costs below the refused one get that time.
     for (cost, wait) in [(2, 57), (3, 57), (8, 57), (9, 58), (10, 58)] {
         let refused = limiter.check(&limit, "ada", cost).await.unwrap();
         assert_eq!(refused.retry_after(), Some(Duration::from_secs(wait)), "{cost}");
     }
-    // A store may tell up to a millisecond late when something leaves.
+    // A store may report up to a millisecond late when a unit leaves.
     test.clock.advance(Duration::from_millis(56_999) - Duration::from_micros(1));
     assert!(!limiter.check(&limit, "ada", 2).await.unwrap().is_allowed());
     assert_eq!(test.scripts(), 0);
@@ -114,7 +114,7 @@ async fn a_lower_cost_asks_again_once_a_unit_may_have_left() {
     assert!(limiter.check(&limit, "ada", 2).await.unwrap().is_allowed());
 }
 
-/// What a limiter with one set of limits has learned serves one with another set.
+/// A limiter uses the refusals that another limiter on the same store has cached.
 #[tokio::test]
 async fn limiters_on_clones_of_a_store_share_one_deny_cache() {
     let test = Test::start();
@@ -133,16 +133,16 @@ async fn limiters_on_clones_of_a_store_share_one_deny_cache() {
     assert_eq!(statuses, [(2, true), (2, false)]);
     assert_eq!(test.scripts(), 0);
 
-    // How the other limit stands for another key is not known.
+    // The status of the other limit for another key is not known.
     assert!(!test.limiter().check_all(both(1, "bob")).await.unwrap().is_allowed());
     assert!(test.limiter().check(&Limit::per_hour("hourly", 100), "ada", 1).await.unwrap().is_allowed());
-    assert_eq!(test.scripts(), 2, "what is remembered to fit is asked");
+    assert_eq!(test.scripts(), 2, "a cached status that fits asks Redis");
     let own = test.limiter().deny_cache(DenyCache::new());
     assert!(!own.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
-    assert_eq!(test.scripts(), 1, "one of its own knows nothing yet");
+    assert_eq!(test.scripts(), 1, "a new cache is empty");
 }
 
-/// A limit in the shadow would have refused, and another did.
+/// The shadow limit would have refused, and another limit did refuse.
 #[tokio::test]
 async fn a_shadow_limit_refuses_nothing_from_the_cache() {
     let test = Test::start();
@@ -158,11 +158,11 @@ async fn a_shadow_limit_refuses_nothing_from_the_cache() {
     test.scripts();
     let again = limiter.check_all(both()).await.unwrap();
     assert_eq!((again.is_allowed(), again.shadow_refusals().count()), (false, 1));
-    assert!(!limiter.check(&trial, "ada", 1).await.unwrap().is_allowed(), "by itself it is not in the shadow");
+    assert!(!limiter.check(&trial, "ada", 1).await.unwrap().is_allowed(), "alone it is not in the shadow");
     assert_eq!(test.scripts(), 0);
 }
 
-/// Rule 7: an admission that is repeated with its id is no refusal, however much is used since.
+/// A repeated admission is not refused, whatever has been used since.
 #[tokio::test]
 async fn a_check_with_an_id_always_asks_redis() {
     let test = Test::start();
@@ -203,10 +203,10 @@ async fn a_full_deny_cache_forgets_entries_but_stays_correct() {
     for key in 0..100 {
         assert!(!limiter.check(&one, key.to_string(), 1).await.unwrap().is_allowed());
     }
-    assert!((80..=100).contains(&test.scripts()), "most are forgotten, and asked again");
+    assert!((80..=100).contains(&test.scripts()), "most refusals are forgotten");
 }
 
-/// By the server's own clock, too, and while the server is away.
+/// Also by the server's own clock.
 #[tokio::test]
 async fn a_cached_refusal_is_repeated_while_redis_hangs() {
     let server = RedisServer::start();

@@ -19,14 +19,14 @@ use tower_sliding_window::{
     ShadowRefusals, Store,
 };
 
-use super::{BURST, FREE, PRO, chosen, of_plan};
+use super::{BURST, FREE, PRO, chosen, request_of_plan};
 use crate::support::{
     Fixture, TEST_TIMEOUT, for_every_store,
     redis_server::RedisServer,
     requests::{anyone, figures, hello, json, request},
 };
 
-/// By the plan in a header: `x-plan: free`, `pro`, or no limit.
+/// Chooses by the header `x-plan`: `free`, `pro`, or no limit.
 fn by_plan(parts: &Parts) -> impl Future<Output = Result<Option<Limit>, Infallible>> + Send + use<> {
     let plan = parts.headers.get("x-plan").map(|plan| plan.to_str().unwrap().to_owned());
     async move {
@@ -48,7 +48,7 @@ async fn a_request_gets_the_limit_of_its_plan() {
         app.clone().oneshot(request)
     };
     let mut seen = Vec::new();
-    // The last one has moved to another plan of the same name, and takes along what is used.
+    // The last user has moved to another plan of the same name. The units used so far still count.
     for (plan, user) in [
         ("free", "ada"),
         ("free", "ada"),
@@ -77,13 +77,13 @@ async fn choosing_no_limit_leaves_the_other_limits_in_force() {
         Ok::<_, Infallible>(Response::new(Body::from(is_decided.to_string())))
     });
     let free = RateLimitLayer::new(store.clone()).limit(KeyedLimit::chosen(anyone, by_plan));
-    let response = free.clone().layer(service).oneshot(of_plan("own")).await.unwrap();
+    let response = free.clone().layer(service).oneshot(request_of_plan("own")).await.unwrap();
     assert_eq!((response.status().as_u16(), figures(response.headers())), (200, [None; 4]));
     assert!(response.extensions().get::<Degraded>().is_none());
     assert_eq!(json(response).await, "false");
     assert_eq!(store.keys(), 0);
 
-    let response = free.limit(BURST.by(anyone)).layer(service).oneshot(of_plan("own")).await.unwrap();
+    let response = free.limit(BURST.by(anyone)).layer(service).oneshot(request_of_plan("own")).await.unwrap();
     assert_eq!(figures(response.headers())[..2], [Some("10"), Some("9")]);
     assert_eq!(json(response).await, "true");
     assert_eq!(store.keys(), 1);
@@ -111,7 +111,7 @@ async fn limits_are_chosen_concurrently_within_the_deadline() {
     assert_eq!(error.source().unwrap().to_string(), "choosing a limit took longer than 40ms");
 }
 
-/// One request after the other, for one key: what the docs warn of.
+/// Requests of one key, one after the other. The docs warn of this case.
 async fn the_shorter_of_two_windows_under_one_name_erases_older_units<S: Store>(fixture: Fixture<S>) {
     let fixture = fixture.without_deny_cache();
     let by_plan = KeyedLimit::chosen(anyone, |parts: &Parts| {
@@ -128,13 +128,13 @@ async fn the_shorter_of_two_windows_under_one_name_erases_older_units<S: Store>(
         (0, "long", 200, "0"),
         (59, "short", 429, "0"),
         (2, "long", 429, "0"),
-        // Here those of the first second are forgotten.
+        // Here the units of the first second are forgotten.
         (0, "short", 200, "1"),
         (0, "long", 200, "2"),
         (0, "short", 429, "0"),
     ] {
         fixture.clock.advance(Duration::from_secs(seconds));
-        let response = app.clone().oneshot(of_plan(plan)).await.unwrap();
+        let response = app.clone().oneshot(request_of_plan(plan)).await.unwrap();
         assert_eq!((response.status().as_u16(), figures(response.headers())[1]), (status, Some(remaining)), "{plan}");
     }
 }
@@ -156,7 +156,7 @@ async fn a_request_without_a_key_chooses_no_limit() {
     assert_eq!((response.status().as_u16(), asked.load(Ordering::Relaxed)), (400, 0));
 }
 
-/// A layer of 5 a minute by address and a limit that is looked up for each request, and how many look-ups there were.
+/// A layer of 5 a minute by address, with a limit that is looked up for each request, and the number of look-ups.
 fn looked_up<S: Store>(store: S) -> (RateLimitLayer<S>, Arc<AtomicUsize>) {
     let look_ups = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&look_ups);
@@ -169,7 +169,7 @@ fn looked_up<S: Store>(store: S) -> (RateLimitLayer<S>, Arc<AtomicUsize>) {
     (layer.deadline(TEST_TIMEOUT), look_ups)
 }
 
-/// How many of so many requests are admitted. The refusals tell of the limit by address.
+/// How many of the requests are admitted. Refusals report the limit by address.
 async fn admitted<S: Store>(layer: &RateLimitLayer<S>, requests: usize) -> usize {
     let app = layer.layer(service_fn(hello));
     let mut admitted = 0;
@@ -198,7 +198,7 @@ async fn no_limit_is_chosen_for_a_request_that_another_limit_refuses() {
     assert_eq!((admitted(&layer, 1_000).await, look_ups.load(Ordering::Relaxed)), (5, 10));
 }
 
-/// Redis has to refuse once. That is remembered for a second.
+/// Redis must refuse once, and the refusal is cached for a second.
 #[tokio::test]
 async fn no_limit_is_chosen_for_a_request_with_a_cached_refusal() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
@@ -210,7 +210,7 @@ async fn no_limit_is_chosen_for_a_request_with_a_cached_refusal() {
     assert_eq!((admitted(&layer, 1_000).await, look_ups.load(Ordering::Relaxed)), (5, 13));
 }
 
-/// What it waits for depends on the choice.
+/// The wait depends on the chosen limit.
 #[tokio::test(start_paused = true)]
 async fn a_layer_that_waits_for_capacity_chooses_for_every_request() {
     let clock = ManualClock::new();
@@ -231,8 +231,8 @@ async fn a_chosen_limit_charges_settles_and_refuses_like_any_other() {
     assert_eq!(figures(response.headers())[..2], [Some("10"), Some("0")]);
     assert_eq!(app.oneshot(request()).await.unwrap().status(), 429);
 
-    let dear = RateLimitLayer::new(MemoryStore::new()).limit(chosen(PRO)).cost(|_| 4).layer(service_fn(hello));
-    let response = dear.oneshot(request()).await.unwrap();
+    let costly = RateLimitLayer::new(MemoryStore::new()).limit(chosen(PRO)).cost(|_| 4).layer(service_fn(hello));
+    let response = costly.oneshot(request()).await.unwrap();
     assert!(matches!(response.extensions().get(), Some(Rejection::NeverFits(_))), "{response:?}");
 }
 

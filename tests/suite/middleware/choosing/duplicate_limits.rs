@@ -8,7 +8,7 @@ use tokio::time::sleep;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     ClientIp, Degraded, Key, KeyError, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, PeerIp, RateLimitLayer,
-    Rejection, ShadowRefusals, Store,
+    Rejection, ShadowRefusals,
 };
 
 use super::{BURST, FREE, PRO, always, chosen};
@@ -23,7 +23,8 @@ fn refusals(response: &Response<Body>) -> Vec<String> {
     left_out.map(|left_out| format!("{:?} {:?}", left_out.limit().map(Limit::name), left_out.rejection())).collect()
 }
 
-/// As a client without a proxy is found by both of its addresses: only at run time is it known that two limits are one.
+/// A client without a proxy has the same key by both extractors, so only the request shows that the limits are
+/// duplicates.
 #[tokio::test]
 async fn duplicate_limits_are_decided_once_by_the_stricter() {
     let (few, many) = (Limit::per_minute("calls", 2), Limit::per_minute("calls", 10));
@@ -75,13 +76,13 @@ async fn duplicate_limits_count_the_larger_cost() {
         assert_eq!(figures(response.headers())[..2], [Some("3"), Some("1")]);
         assert_eq!(app.oneshot(request()).await.unwrap().status(), 429);
     }
-    // One that is above the stricter never fits.
+    // A cost above the stricter limit never fits.
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(FREE.by(anyone)).limit(chosen(PRO).cost(|_| 2));
     let response = layer.layer(service_fn(hello)).oneshot(request()).await.unwrap();
     assert!(matches!(response.extensions().get(), Some(Rejection::NeverFits(_))), "{response:?}");
 }
 
-/// At the larger of what both say that it has cost. One that does not settle says what it charges.
+/// At the larger of both settled costs. A limit that does not settle stays at its charge.
 #[tokio::test]
 async fn duplicate_limits_are_settled_together() {
     let plain = |limit: KeyedLimit| limit;
@@ -102,7 +103,7 @@ async fn duplicate_limits_are_settled_together() {
     }
 }
 
-/// The lease of the other gives nothing of it back.
+/// The lease of the other duplicate returns nothing.
 #[tokio::test]
 async fn a_duplicate_that_does_not_settle_stays_charged() {
     let clock = ManualClock::new();
@@ -122,7 +123,7 @@ async fn a_duplicate_that_does_not_settle_stays_charged() {
     }
 }
 
-/// Whichever part of it is charged.
+/// Whichever part is charged.
 #[tokio::test]
 async fn duplicate_split_limits_are_charged_once() {
     let store = MemoryStore::new();
@@ -151,12 +152,12 @@ async fn limits_of_one_name_with_different_keys_are_not_duplicates() {
     assert_eq!(layer.layer(service_fn(hello)).oneshot(request()).await.unwrap().status(), 200);
     assert_eq!(store.keys(), 2);
 
-    // Names that are known beforehand are still compared where the layer is built.
+    // Names that are known in advance are still compared where the layer is built.
     let layer = RateLimitLayer::new(store).limit(chosen(PRO)).limit(FREE.by(anyone)).limit(chosen(PRO));
     assert!(layer.try_limit(PRO.by(anyone)).is_err());
 }
 
-/// One that never fits is left out.
+/// A shadow limit that never fits is left out.
 #[tokio::test]
 async fn duplicate_shadow_limits_are_decided_by_the_stricter() {
     let app = RateLimitLayer::new(MemoryStore::new())
@@ -192,13 +193,13 @@ async fn a_failed_choice_of_a_shadow_limit_fails_no_request() {
         .limit(chosen(PRO).cost(|_| 4).in_shadow());
     let response = layer.layer(service_fn(hello)).oneshot(request()).await.unwrap();
     assert_eq!((response.status().as_u16(), figures(response.headers())[1]), (200, Some("9")));
-    let [failed, late, dear] = &refusals(&response)[..] else { panic!("{:?}", refusals(&response)) };
+    let [failed, late, costly] = &refusals(&response)[..] else { panic!("{:?}", refusals(&response)) };
     let is_so =
-        failed.contains("Failed") && late.contains("TimedOut") && dear.starts_with(r#"Some("calls") NeverFits"#);
-    assert!(is_so, "{failed}\n{late}\n{dear}");
+        failed.contains("Failed") && late.contains("TimedOut") && costly.starts_with(r#"Some("calls") NeverFits"#);
+    assert!(is_so, "{failed}\n{late}\n{costly}");
     assert!(log.text().contains("choosing a limit failed: no plans today"), "{}", log.text());
 
-    // Of two that are the same, the one in the shadow gives way, whichever comes first.
+    // If one duplicate is in the shadow, it gives way, in either order.
     for limits in [[chosen(FREE).in_shadow(), chosen(PRO)], [chosen(PRO), chosen(FREE).in_shadow()]] {
         let layer = RateLimitLayer::new(MemoryStore::new()).fail_closed().limits(limits).unwrap();
         let app = layer.layer(service_fn(hello));
@@ -212,7 +213,7 @@ async fn a_failed_choice_of_a_shadow_limit_fails_no_request() {
     }
 }
 
-/// Whose settlement is whose, when a later limit has taken the place of an earlier one.
+/// A later limit has replaced an earlier one.
 #[tokio::test]
 async fn a_duplicate_that_replaces_another_settles_by_its_own_rule() {
     let app = RateLimitLayer::new(MemoryStore::new())

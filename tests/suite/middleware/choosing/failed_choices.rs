@@ -11,7 +11,7 @@ use tower_sliding_window::{
     Share, Store,
 };
 
-use super::{BURST, PRO, chosen, of_plan};
+use super::{BURST, PRO, chosen, request_of_plan};
 use crate::support::{
     Fixture, TEST_TIMEOUT, for_every_store,
     log::Log,
@@ -20,12 +20,12 @@ use crate::support::{
     switched::{State, Switched},
 };
 
-/// A choice that is an error.
+/// A choice that fails.
 pub(super) fn failing_choice() -> KeyedLimit {
     KeyedLimit::chosen(anyone, |_: &Parts| async { Err::<Limit, _>("no plans today") })
 }
 
-/// What a response tells of a decision without all of its limits: the failure mode, and the innermost cause.
+/// The failure mode and the innermost cause of a degraded response.
 pub(super) fn degraded(response: &Response<Body>) -> (Option<FailureMode>, String) {
     let degraded: &Degraded = response.extensions().get().unwrap();
     let mut cause: &dyn std::error::Error = degraded.error();
@@ -35,13 +35,13 @@ pub(super) fn degraded(response: &Response<Body>) -> (Option<FailureMode>, Strin
     (degraded.mode(), cause.to_string())
 }
 
-/// The limits in the place of those that could not be chosen.
+/// The names of the fallbacks that were used.
 pub(super) fn fallback_names(response: &Response<Body>) -> Vec<&str> {
     let degraded: &Degraded = response.extensions().get().unwrap();
     degraded.fallbacks().map(Limit::name).collect()
 }
 
-/// What everybody has used.
+/// The units used by the key `anyone`.
 pub(super) async fn used(store: &MemoryStore, limit: &Limit) -> u64 {
     let key = anyone(&request().into_parts().0).unwrap();
     Limiter::new(store.clone()).peek(limit, key).await.unwrap().used()
@@ -73,13 +73,13 @@ for_every_store! {
     a_failed_choice_leaves_the_other_limits_in_force
 }
 
-/// Nobody is charged for a 503.
+/// A request that gets a 503 is not charged.
 #[tokio::test]
 async fn a_failed_choice_rejects_the_request_unless_it_fails_open() {
     for mode in [FailureMode::Closed, FailureMode::Local(Share::one_of(1))] {
         let store = Switched::new(State::Works);
         let layer = RateLimitLayer::new(store.clone()).limit(BURST.by(anyone)).limit(failing_choice());
-        // By the request's mode, where requests differ.
+        // The mode may depend on the request.
         let by_request = layer.clone().failure_mode_by(move |request, _| match request.headers.get("x-plan") {
             Some(_) => FailureMode::Open,
             None => mode,
@@ -90,13 +90,13 @@ async fn a_failed_choice_rejects_the_request_unless_it_fails_open() {
             assert!(matches!(response.extensions().get(), Some(Rejection::Unavailable(Error::LimitNotChosen(_)))));
             assert_eq!(degraded(&response), (Some(mode), "no plans today".to_owned()));
         }
-        let response = by_request.layer(service_fn(hello)).oneshot(of_plan("any")).await.unwrap();
+        let response = by_request.layer(service_fn(hello)).oneshot(request_of_plan("any")).await.unwrap();
         assert_eq!((response.status().as_u16(), figures(response.headers())[1]), (200, Some("9")));
         assert_eq!(degraded(&response).0, Some(FailureMode::Open));
     }
 }
 
-/// With nobody to decide, it is let through; the log has the error.
+/// Without any limit to decide, the request is forwarded, and the error is logged.
 #[tokio::test]
 async fn a_failed_choice_of_the_only_limit_forwards_the_request_and_is_logged() {
     let log = Log::start();
@@ -113,7 +113,7 @@ async fn a_failed_choice_of_the_only_limit_forwards_the_request_and_is_logged() 
     assert!(line.contains("mode=Open") && line.contains("limits=\"a chosen one\""), "{line}");
 }
 
-/// Its error follows the mode as ever, and the log has both.
+/// The store's error follows the failure mode, and both errors are logged.
 #[tokio::test]
 async fn a_failing_store_reports_its_own_error_beside_a_failed_choice() {
     let share = FailureMode::Local(Share::one_of(1));
@@ -131,7 +131,7 @@ async fn a_failing_store_reports_its_own_error_beside_a_failed_choice() {
     }
 }
 
-/// The one that was chosen counts, refuses, and never fits as ever.
+/// The other choice counts, refuses and never fits as usual.
 #[tokio::test]
 async fn a_failed_choice_affects_no_other_choice() {
     for limits in [[failing_choice(), chosen(Some(PRO))], [chosen(Some(PRO)), failing_choice()]] {
@@ -143,13 +143,14 @@ async fn a_failed_choice_affects_no_other_choice() {
             assert_eq!((response.status().as_u16(), figures(response.headers())[1]), (status, Some(remaining)));
             assert_eq!(degraded(&response), (Some(FailureMode::Open), "no plans today".to_owned()));
         }
-        let dear = RateLimitLayer::new(MemoryStore::new()).limit(one).limit(other).cost(|_| 4).layer(service_fn(hello));
-        let response = dear.oneshot(request()).await.unwrap();
+        let costly =
+            RateLimitLayer::new(MemoryStore::new()).limit(one).limit(other).cost(|_| 4).layer(service_fn(hello));
+        let response = costly.oneshot(request()).await.unwrap();
         assert!(matches!(response.extensions().get(), Some(Rejection::NeverFits(_))), "{response:?}");
     }
 }
 
-/// Whichever place in the layer the choice has that fails.
+/// In either order.
 #[tokio::test]
 async fn the_other_limits_settle_by_their_own_rules_beside_a_failed_choice() {
     for is_failing_first in [false, true] {
@@ -186,7 +187,7 @@ async fn a_layer_waits_for_capacity_beside_a_failed_choice() {
     assert!(asked.elapsed() >= Duration::from_millis(300));
 }
 
-/// It is given up at the deadline, and by then the others are decided.
+/// The choice ends at the deadline, and the other limits are still decided.
 #[tokio::test(start_paused = true)]
 async fn a_hanging_choice_ends_at_the_deadline() {
     let hanging = KeyedLimit::chosen(anyone, |_: &Parts| pending::<Result<Limit, Infallible>>());
@@ -208,7 +209,7 @@ async fn a_hanging_choice_ends_at_the_deadline() {
     }
 }
 
-/// As a handler that panics: it ends its own request.
+/// A panic ends only its own request, as in a handler.
 #[tokio::test]
 async fn a_panicking_choice_ends_its_own_request_and_charges_nothing() {
     let chosen = KeyedLimit::chosen(anyone, |parts: &Parts| {
@@ -228,12 +229,14 @@ async fn a_panicking_choice_ends_its_own_request_and_charges_nothing() {
             let app = layer.layer(service_fn(hello));
             for plan in ["at once", "later"] {
                 let mut broken = app.clone();
-                let ended = tokio::spawn(async move { broken.ready().await.unwrap().call(of_plan(plan)).await }).await;
+                let ended =
+                    tokio::spawn(async move { broken.ready().await.unwrap().call(request_of_plan(plan)).await }).await;
                 assert!(ended.unwrap_err().is_panic());
             }
-            // One whose client leaves while the choice goes on, which ends without it.
+            // A client that disconnects during the choice.
             let mut service = app.clone();
-            let leaves = tokio::spawn(async move { service.ready().await.unwrap().call(of_plan("later")).await });
+            let leaves =
+                tokio::spawn(async move { service.ready().await.unwrap().call(request_of_plan("later")).await });
             tokio::task::yield_now().await;
             leaves.abort();
             assert!(leaves.await.is_err());

@@ -57,7 +57,7 @@ async fn a_fallback_is_charged_when_the_choice_is_too_slow() {
     }
 }
 
-/// A choice that is made, also of no limit, and a limit that is no choice.
+/// A choice that succeeds, one that yields no limit, and a fixed limit.
 #[tokio::test]
 async fn a_fallback_is_ignored_when_the_choice_succeeds() {
     let limits = [chosen(Some(PRO)), PRO.by(anyone), chosen(None::<Limit>)];
@@ -69,10 +69,10 @@ async fn a_fallback_is_ignored_when_the_choice_succeeds() {
     }
 }
 
-/// The rules for two limits that are one are those of chosen limits, and so are those of parts, settlements and the shadow.
+/// The rules for duplicates, parts, settlements and shadow limits also hold for fallbacks.
 #[tokio::test]
 async fn a_fallback_is_charged_like_the_limit_it_replaces() {
-    // Whichever is the stricter, and whichever comes first.
+    // Whichever is stricter, and in either order.
     for (one, other) in [(FREE, PRO), (PRO, FREE)] {
         for is_first in [false, true] {
             let store = MemoryStore::new();
@@ -87,7 +87,7 @@ async fn a_fallback_is_charged_like_the_limit_it_replaces() {
         }
     }
 
-    // At its own cost, and in as many parts as it has units at most.
+    // At its own cost, and in at most as many parts as it has units.
     let store = MemoryStore::new();
     let split = failing_choice().fallback(PRO).split(8).cost(|_| 1);
     let app = RateLimitLayer::new(store.clone()).limit(split).cost(|_| 2).layer(service_fn(hello));
@@ -114,11 +114,11 @@ async fn a_fallback_is_charged_like_the_limit_it_replaces() {
         assert_eq!((degraded(&response).0, fallback_names(&response)), (None, vec!["calls"]));
     }
 
-    // One that is too small says so, and that it is a fallback.
+    // A cost above the fallback is reported, with the fallback's name.
     for is_shadow in [false, true] {
-        let dear = failing_choice().fallback(PRO).cost(|_| 4);
-        let dear = if is_shadow { dear.in_shadow() } else { dear };
-        let app = RateLimitLayer::new(MemoryStore::new()).limit(dear).layer(service_fn(hello));
+        let costly = failing_choice().fallback(PRO).cost(|_| 4);
+        let costly = if is_shadow { costly.in_shadow() } else { costly };
+        let app = RateLimitLayer::new(MemoryStore::new()).limit(costly).layer(service_fn(hello));
         let response = app.oneshot(request()).await.unwrap();
         let is_refused = matches!(response.extensions().get(), Some(Rejection::NeverFits(_)));
         let shadow: Option<&ShadowRefusals> = response.extensions().get();
@@ -128,7 +128,7 @@ async fn a_fallback_is_charged_like_the_limit_it_replaces() {
     }
 }
 
-/// The one without follows the failure mode.
+/// The choice without a fallback follows the failure mode.
 #[tokio::test]
 async fn one_of_two_failed_choices_may_have_a_fallback() {
     let other = || KeyedLimit::chosen(anyone, |_: &Parts| async { Err::<Limit, _>("no tenants today") });
@@ -149,7 +149,7 @@ async fn one_of_two_failed_choices_may_have_a_fallback() {
     assert_eq!((degraded(&response).0, fallback_names(&response)), (None, vec!["calls", "burst"]));
 }
 
-/// It is one of the limits that the store cannot decide.
+/// The store cannot decide the fallback either.
 #[tokio::test]
 async fn a_fallback_follows_the_failure_mode_when_the_store_fails() {
     let local = FailureMode::Local(Share::one_of(3));

@@ -31,6 +31,6 @@ fn chosen(limit: impl Into<Option<Limit>>) -> KeyedLimit {
     KeyedLimit::chosen(anyone, move |_: &Parts| ready(Ok::<_, Infallible>(limit.clone())))
 }
 
-fn of_plan(plan: &str) -> Request<Body> {
+fn request_of_plan(plan: &str) -> Request<Body> {
     Request::get("/").header("x-plan", plan).body(Body::empty()).unwrap()
 }
