@@ -66,7 +66,7 @@ async fn a_missing_password_is_reported() {
 /// A user that may run only the commands listed in the README, and only on keys of the store.
 #[tokio::test]
 async fn the_documented_permissions_are_enough() {
-    let readme = include_str!("../../README.md");
+    let readme = include_str!("../../../README.md");
     let (_, listed) = readme.split_once("The user needs").unwrap();
     let (listed, _) = listed.split_once(" on `").unwrap();
     let mut commands: Vec<String> =
