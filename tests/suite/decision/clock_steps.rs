@@ -10,7 +10,7 @@ use tower_sliding_window::{
 };
 
 use crate::support::{
-    ALGORITHMS, Fixture, MICROSECOND, Numbers, TEST_TIMEOUT, charge, for_every_store, memory, model::Standing, ms,
+    ALGORITHMS, Fixture, MICROSECOND, Numbers, TEST_TIMEOUT, charge, for_every_store, memory, model::ModelStatus, ms,
     redis, redis_server::RedisServer, seconds, to_next_window,
 };
 
@@ -105,13 +105,13 @@ async fn the_reset_time_is_exact_after_a_step_back(test: Fixture<impl Store>) {
                         }
                     };
                     let status = decision.statuses().find(|status| status.limit() == &limit).unwrap();
-                    let (used, told) = (status.used(), status.reset_after());
+                    let (used, reported) = (status.used(), status.reset_after());
                     if used > 0 {
-                        test.clock.advance(told - MICROSECOND);
-                        assert_eq!(test.peek_at(&limit).await.used(), used, "{case}: {told:?} is too late");
+                        test.clock.advance(reported - MICROSECOND);
+                        assert_eq!(test.peek_at(&limit).await.used(), used, "{case}: {reported:?} is too late");
                         test.clock.advance(MICROSECOND);
                     }
-                    assert!(used == 0 || test.peek_at(&limit).await.used() < used, "{case}: {told:?} is too early");
+                    assert!(used == 0 || test.peek_at(&limit).await.used() < used, "{case}: {reported:?} is too early");
                     test.limiter.reset(&limit, "ada").await.unwrap();
                     test.limiter.reset(&other, "ada").await.unwrap();
                 }
@@ -210,7 +210,7 @@ async fn both_stores_count_the_same_within_a_window_of_1970() {
                 let of_memory = memory.limiter.settle(settlement()).await.unwrap();
                 let of_redis = redis.limiter.settle(settlement()).await.unwrap();
                 assert_eq!(of_memory.was_applied(), of_redis.was_applied(), "{}", case());
-                let [memory, redis] = [of_memory, of_redis].map(|settled| Standing::all_of(settled.decision()));
+                let [memory, redis] = [of_memory, of_redis].map(|settled| ModelStatus::all_of(settled.decision()));
                 assert_eq!(memory, redis, "{}", case());
                 continue;
             }
@@ -221,7 +221,7 @@ async fn both_stores_count_the_same_within_a_window_of_1970() {
             let check = Check::new(made).with_id(AdmissionId::from(1 << 40 | id));
             let of_memory = memory.limiter.check_all(check.clone()).await.unwrap();
             let of_redis = redis.limiter.check_all(check.clone()).await.unwrap();
-            assert_eq!(Standing::all_of(&of_memory), Standing::all_of(&of_redis), "{}", case());
+            assert_eq!(ModelStatus::all_of(&of_memory), ModelStatus::all_of(&of_redis), "{}", case());
             assert_eq!(of_memory.at(), of_redis.at(), "{}", case());
             if of_memory.is_allowed() {
                 admitted.push((check, of_memory));
@@ -326,10 +326,10 @@ async fn no_reset_time_is_early_after_the_servers_clock_steps_back() {
                     let at = decision.at().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_micros() as f64;
                     let exact = log.entries().last().map_or(0.0, |(_, score)| 1e7 - score - at);
                     let is_ours = |status: &&LimitStatus| status.limit() == &CALLS;
-                    let told = decision.statuses().find(is_ours).unwrap().reset_after().as_micros() as f64;
-                    let late = told - exact;
+                    let reported = decision.statuses().find(is_ours).unwrap().reset_after().as_micros() as f64;
+                    let late = reported - exact;
                     if late < 0.0 || late >= 1e3 * (step + 1) as f64 {
-                        problems.push(format!("{history:?}, {step} ms back, {asked}, {round}: {told} of {exact}"));
+                        problems.push(format!("{history:?}, {step} ms back, {asked}, {round}: {reported} of {exact}"));
                     }
                 }
             }

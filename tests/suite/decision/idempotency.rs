@@ -107,11 +107,11 @@ async fn a_repeated_check_may_hold_charges_of_every_kind(test: Fixture<impl Stor
             charges.insert(place, made());
             let check = check_of(charges).with_id(AdmissionId::from(2_000 + number as u64));
             let first = test.decide(&check).await;
-            let told = |decision: &Decision| {
+            let reported = |decision: &Decision| {
                 let used_of = |name| decision.statuses().find(|status| status.limit().name() == name).unwrap().used();
                 (decision.is_allowed(), [used_of("short"), used_of("long"), used_of("third")])
             };
-            assert_eq!(told(&first), (true, [1, 1, units]), "{kind}");
+            assert_eq!(reported(&first), (true, [1, 1, units]), "{kind}");
 
             // By now the third limit is exhausted, and the first has forgotten the check.
             test.clock.advance(2 * SHORT.window());
@@ -120,7 +120,7 @@ async fn a_repeated_check_may_hold_charges_of_every_kind(test: Fixture<impl Stor
                 test.fill(&third(3), more).await;
             }
             let again = test.decide(&check).await;
-            assert_eq!(told(&again), (true, [0, 1, units.max(3)]), "{kind}: {again:?}");
+            assert_eq!(reported(&again), (true, [0, 1, units.max(3)]), "{kind}: {again:?}");
             assert_eq!((again.at(), again.shadow_refusals().count()), (first.at(), 0), "{kind}");
             for limit in [&SHORT, &LONG, &third(3)] {
                 test.limiter.reset(limit, "ada").await.unwrap();

@@ -199,8 +199,8 @@ async fn a_plain_check_counts_reserved_units() {
         let reservation = limiter.reserve(&limit, "ada", reserved, seconds(600)).await.unwrap().unwrap();
         for _ in 0..3 {
             let refused = limiter.check(&limit, "ada", 1).await.unwrap();
-            let told = (refused.is_allowed(), refused.used(), refused.binding().reserved(), refused.retry_after());
-            assert_eq!(told, (false, 10, reserved, Some(SECOND)), "{settled} {reserved}");
+            let reported = (refused.is_allowed(), refused.used(), refused.binding().reserved(), refused.retry_after());
+            assert_eq!(reported, (false, 10, reserved, Some(SECOND)), "{settled} {reserved}");
         }
         assert_eq!(reservation.settle(0).await.unwrap().decision().used(), settled);
         assert_eq!(limiter.check(&limit, "ada", 1).await.unwrap().used(), settled + 1);

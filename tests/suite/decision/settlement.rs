@@ -84,7 +84,7 @@ async fn a_lease_ends_by_itself(test: Fixture<impl Store>) {
         let admitted = test.take(&check).await;
         // A reservation may be returned at any time, so the retry time is a second, or the end of the lease if that is
         // sooner.
-        for (pause, told) in [
+        for (pause, reported) in [
             (Duration::ZERO, SECOND),
             (LEASE - SECOND - MICROSECOND, SECOND),
             (2 * MICROSECOND, SECOND - MICROSECOND),
@@ -94,7 +94,7 @@ async fn a_lease_ends_by_itself(test: Fixture<impl Store>) {
             let refused = test.limiter.check(&limit, "ada", 1).await.unwrap();
             let reserved = refused.binding().reserved();
             let told_of = (refused.retry_after(), refused.is_refused_by_reservations(), refused.used(), reserved);
-            assert_eq!(told_of, (Some(told), true, 100, 100), "{algorithm:?}");
+            assert_eq!(told_of, (Some(reported), true, 100, 100), "{algorithm:?}");
         }
         test.clock.advance(MICROSECOND);
         assert_eq!(test.units_used(&limit).await, 0, "{algorithm:?}");

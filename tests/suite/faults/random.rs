@@ -29,7 +29,7 @@ const POOL: usize = 2;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn random_faults() {
-    let told = env::var("FAULT_SECONDS").ok().map(|seconds| seconds.parse().expect("FAULT_SECONDS is a number"));
+    let reported = env::var("FAULT_SECONDS").ok().map(|seconds| seconds.parse().expect("FAULT_SECONDS is a number"));
     let mut server = RedisServer::start_with(&["--lua-time-limit", "20"]);
     let proxy = Proxy::start(&server).await;
     let tasks_before = tasks();
@@ -39,7 +39,7 @@ async fn random_faults() {
 
     let (random, started) = (RandomState::new(), Instant::now());
     let (mut faults, mut lives) = (0_u64, 1);
-    while started.elapsed() < Duration::from_secs(told.unwrap_or(SECONDS)) {
+    while started.elapsed() < Duration::from_secs(reported.unwrap_or(SECONDS)) {
         let number = random.hash_one(faults);
         let lasting = Duration::from_millis(20 + number / 12 % 200);
         lives += usize::from(strike(&mut server, &proxy, number % 12, lasting).await);
@@ -56,7 +56,7 @@ async fn random_faults() {
     }
     let (lasted, memory) = (started.elapsed(), resident_bytes().zip(memory_before));
     // Other tests may use memory at the same time, so this is checked only in a run of its own.
-    if let (Some((now, before)), Some(_)) = (memory, told) {
+    if let (Some((now, before)), Some(_)) = (memory, reported) {
         assert!(now < before + 64 * 1024 * 1024, "memory has grown from {before} to {now} bytes");
     }
 

@@ -209,7 +209,7 @@ async fn a_local_decision_names_its_cause_and_nothing_is_paused_locally() {
 
     assert!(limiter.pause(&CALLS, "ada", Duration::from_secs(60)).await.is_err());
     assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 1);
-    assert!(Limiter::new(Failing).check(&CALLS, "ada", 1).await.is_err(), "unless it is told so");
+    assert!(Limiter::new(Failing).check(&CALLS, "ada", 1).await.is_err(), "unless it is reported so");
 }
 
 #[tokio::test]

@@ -179,8 +179,8 @@ async fn a_shadow_limit_counts_only_requests_it_would_admit(test: Fixture<impl S
     let app = test.layer(failed(FAILURES).in_shadow()).layer(service_fn(answer));
     for number in 0..8 {
         let response = app.clone().oneshot(asks(401)).await.unwrap();
-        let told = response.extensions().get::<ShadowRefusals>().is_some();
-        assert_eq!((response.status().as_u16(), told), (401, number >= 5));
+        let reported = response.extensions().get::<ShadowRefusals>().is_some();
+        assert_eq!((response.status().as_u16(), reported), (401, number >= 5));
     }
     assert_eq!(test.counted(&FAILURES).await, 5);
 }

@@ -377,8 +377,8 @@ async fn all_limits_are_paused_concurrently() {
         .heed_upstream();
     let app = layer
         .layer(service_fn(|request: Request<Body>| ready(Ok::<_, Infallible>(scripted_response(request.headers())))));
-    let told = Request::get("/").header("answer", "429").header("answer-retry-after", "60").body(Body::empty());
-    assert_eq!(app.oneshot(told.unwrap()).await.unwrap().status(), 429);
+    let reported = Request::get("/").header("answer", "429").header("answer-retry-after", "60").body(Body::empty());
+    assert_eq!(app.oneshot(reported.unwrap()).await.unwrap().status(), 429);
     let (limiter, split) = (Limiter::new(store), whole.split(32));
     for part in split.keys(anyone(&request().into_parts().0).unwrap()) {
         assert_eq!(limiter.peek(split.limit(), part).await.unwrap().remaining(), 0);
@@ -392,8 +392,9 @@ async fn a_failed_pause_leaves_the_response_unchanged() {
     let layer = RateLimitLayer::new(store).limit(CALLS.by(anyone).heed_upstream(true)).heed_upstream();
     let app = layer
         .layer(service_fn(|request: Request<Body>| ready(Ok::<_, Infallible>(scripted_response(request.headers())))));
-    let told = Request::get("/").header("answer", "429").header("answer-retry-after", "7").body(Body::empty()).unwrap();
-    let response = app.clone().oneshot(told).await.unwrap();
+    let reported =
+        Request::get("/").header("answer", "429").header("answer-retry-after", "7").body(Body::empty()).unwrap();
+    let response = app.clone().oneshot(reported).await.unwrap();
     assert_eq!((response.status().as_u16(), figures(response.headers())[3]), (429, Some("7")));
     assert!(log.text().contains("its limits stay open"), "{}", log.text());
 

@@ -61,8 +61,8 @@ impl Service<Request<Body>> for CountingService {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         self.0.calls.fetch_add(1, Ordering::Relaxed);
-        let is_told = request.extensions().get::<Decision>().is_some();
-        ready(Ok(Response::new(Body::from(if is_told { "told" } else { "not told" }))))
+        let has_decision = request.extensions().get::<Decision>().is_some();
+        ready(Ok(Response::new(Body::from(if has_decision { "decided" } else { "undecided" }))))
     }
 }
 
@@ -136,9 +136,9 @@ async fn an_admitted_request_calls_the_ready_service_without_cloning_it() {
     let service = CountingService::default();
     let counts = Arc::clone(&service.0);
     let mut app = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone)).layer(service);
-    for (status, told) in [(200, (0, 1)), (200, (0, 2)), (429, (1, 2)), (429, (2, 2))] {
+    for (status, reported) in [(200, (0, 1)), (200, (0, 2)), (429, (1, 2)), (429, (2, 2))] {
         let response = app.ready().await.unwrap().call(request());
-        assert_eq!(CountingService::clones_and_calls(&counts), told, "as soon as it is called");
+        assert_eq!(CountingService::clones_and_calls(&counts), reported, "as soon as it is called");
         assert_eq!(response.await.unwrap().status(), status);
     }
     assert_eq!(CountingService::clones_and_calls(&counts), (2, 2));

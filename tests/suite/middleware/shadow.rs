@@ -48,8 +48,9 @@ async fn a_shadow_limit_counts_and_reports_but_refuses_nothing() {
         assert_eq!(refusals.left_out().count(), 0);
         assert_eq!(json(response).await, "1");
     }
-    let told = log.text().lines().filter(|line| line.contains("would have refused") && line.contains("tried")).count();
-    assert_eq!(told, 1, "{}", log.text());
+    let reported =
+        log.text().lines().filter(|line| line.contains("would have refused") && line.contains("tried")).count();
+    assert_eq!(reported, 1, "{}", log.text());
 }
 
 #[tokio::test]

@@ -54,10 +54,10 @@ async fn a_retry_time_is_exact_or_a_lower_bound() {
     let test = Test::new();
     test.fill(&CALLS, 1_000, 2).await;
     let leaves = |entry: u32| HOUR - MILLISECOND * (1_000 - entry);
-    for (entries, told) in [(1, 1), (LOOKED_AT, LOOKED_AT), (LOOKED_AT + 1, LOOKED_AT), (1_000, LOOKED_AT)] {
+    for (entries, reported) in [(1, 1), (LOOKED_AT, LOOKED_AT), (LOOKED_AT + 1, LOOKED_AT), (1_000, LOOKED_AT)] {
         let full = Limit::per_hour("calls", 2_000);
         let refused = test.limiter.check(&full, "ada", u64::from(entries) * 2).await.unwrap();
-        assert_eq!(refused.retry_after(), Some(leaves(told - 1)), "{entries} entries have to leave");
+        assert_eq!(refused.retry_after(), Some(leaves(reported - 1)), "{entries} entries have to leave");
     }
     // Each refusal then gives the next part of the wait, and in the end the check is admitted.
     let full = Limit::per_hour("calls", 2_000);

@@ -270,10 +270,10 @@ async fn expired_foreign_entries_fail_no_other_check() {
         let _: () = server.run(&format!("DEL {key}"));
         let _: () = server.run(&format!("ZADD {key}{members}"));
     }
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for n in 0..5 {
-        told.push(limiter.check(&counter, format!("key {n}"), 1).await.map(|decision| decision.used()));
+        reported.push(limiter.check(&counter, format!("key {n}"), 1).await.map(|decision| decision.used()));
     }
     let honest = limiter.check(&Limit::per_hour("login", 5), "honest", 1).await;
-    assert!(honest.is_ok(), "{:?}\nhonest: {honest:?}", told[0]);
+    assert!(honest.is_ok(), "{:?}\nhonest: {honest:?}", reported[0]);
 }

@@ -222,8 +222,8 @@ async fn settling_copies_takes_bounded_work() {
                 server.run::<()>("CONFIG RESETSTAT");
                 let settled = limiter.settle(Settlement::refund(check.clone(), &decision)).await.unwrap();
                 sum -= if is_known { cost } else { 0 };
-                let told = (settled.was_applied(), settled.decision().used());
-                assert_eq!(told, (is_known, sum), "{copies} copies of {cost}");
+                let reported = (settled.was_applied(), settled.decision().used());
+                assert_eq!(reported, (is_known, sum), "{copies} copies of {cost}");
                 most = most.max(commands(&server.run::<String>("INFO commandstats")));
             }
         }

@@ -17,7 +17,7 @@ use tower_sliding_window::{AdmissionId, Algorithm, Charge, Check, DenyCache, Lim
 
 use crate::support::{
     TEST_TIMEOUT,
-    model::{Expected, Model, ModelCharge, Standing},
+    model::{Expected, Model, ModelCharge, ModelStatus},
     redis_server::RedisServer,
 };
 
@@ -120,12 +120,12 @@ fn micros(time: SystemTime) -> u64 {
 }
 
 /// Equal to the model, except that a reset read from an expiry is up to a millisecond late.
-fn compare(number: usize, told: Vec<Standing>, expected: Vec<Standing>) -> Result<(), TestCaseError> {
-    for (told, expected) in told.into_iter().zip(expected) {
-        let figures = |standing: &Standing| Standing { reset: 0, ..standing.clone() };
-        prop_assert_eq!(figures(&told), figures(&expected), "step {}", number);
-        let late = told.reset.checked_sub(expected.reset);
-        prop_assert!(late.is_some_and(|late| late < 1_000), "step {}: {:?} {:?}", number, told, expected);
+fn compare(number: usize, reported: Vec<ModelStatus>, expected: Vec<ModelStatus>) -> Result<(), TestCaseError> {
+    for (reported, expected) in reported.into_iter().zip(expected) {
+        let figures = |status: &ModelStatus| ModelStatus { reset: 0, ..status.clone() };
+        prop_assert_eq!(figures(&reported), figures(&expected), "step {}", number);
+        let late = reported.reset.checked_sub(expected.reset);
+        prop_assert!(late.is_some_and(|late| late < 1_000), "step {}: {:?} {:?}", number, reported, expected);
     }
     Ok(())
 }
@@ -149,7 +149,7 @@ async fn replay<'a>(limiter: &Limiter<RedisStore>, steps: &'a [Step]) -> Result<
                 let is_known = charges.iter().map(settle).fold(false, |known, this| known | this);
                 prop_assert_eq!(settled.was_applied(), is_known, "step {}", number);
                 let expected = charges.iter().map(|charge| model.unrefused(now, charge)).collect();
-                compare(number, Standing::all_of(settled.decision()), expected)?;
+                compare(number, ModelStatus::all_of(settled.decision()), expected)?;
             }
             Step::Checks(asked) => {
                 let of_one = |asked: &'a Asked| {
@@ -169,9 +169,9 @@ async fn replay<'a>(limiter: &Limiter<RedisStore>, steps: &'a [Step]) -> Result<
                     if decision.is_allowed() {
                         admitted.push((asked.charges(key), id, decision.at()));
                     }
-                    let told = Standing::all_of(&decision);
-                    let expected = Expected::all_given(&expected, &told);
-                    compare(number, told, expected)?;
+                    let reported = ModelStatus::all_of(&decision);
+                    let expected = Expected::all_given(&expected, &reported);
+                    compare(number, reported, expected)?;
                 }
             }
         }

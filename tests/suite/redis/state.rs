@@ -274,11 +274,11 @@ async fn an_entry_ahead_of_the_servers_clock_counts_from_now() {
     let limiter = limiter(&server).deny_cache(DenyCache::off());
     assert!(limiter.check(&LOGIN, "ada", 1).await.unwrap().is_allowed());
     let key = server.only_key();
-    for (is_told, longest) in [(false, 20_001 + SLACK), (true, 25_000 + SLACK)] {
+    for (is_reported, longest) in [(false, 20_001 + SLACK), (true, 25_000 + SLACK)] {
         server.run::<()>(&format!("DEL {key}"));
         let ahead = micros(&server) + 5_000_000;
         server.run::<()>(&format!("ZADD {key} {} another1", -ahead));
-        if is_told {
+        if is_reported {
             server.run::<()>(&format!("PEXPIREAT {key} {}", ahead / 1_000 + 20_000 + SLACK));
         }
         for used in [2, 3, 3] {

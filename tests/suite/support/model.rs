@@ -67,7 +67,7 @@ pub(crate) struct ModelCharge {
 
 /// The status of a charge after the decision, in microseconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Standing {
+pub(crate) struct ModelStatus {
     pub(crate) used: u64,
     /// The reserved part of the used units.
     pub(crate) reserved: u64,
@@ -88,7 +88,7 @@ struct Refusal {
 
 impl Refusal {
     /// The retry time: at most the time after which reservations are checked again, but at least the certain wait.
-    fn told(self) -> u64 {
+    fn retry_time(self) -> u64 {
         self.longest.min(self.sure.max(RETRY_RESERVED_AFTER))
     }
 }
@@ -96,7 +96,7 @@ impl Refusal {
 /// The status that a charge must have after the decision.
 #[derive(Clone, Debug)]
 pub(crate) struct Expected {
-    exact: Standing,
+    exact: ModelStatus,
     /// When the last entry leaves that the store reads for a retry time, if that is before the exact time.
     not_before: Option<u64>,
 }
@@ -104,21 +104,21 @@ pub(crate) struct Expected {
 impl Expected {
     /// The status that the store must report. Its figures are exact. Only a retry time for which the store would have
     /// to read too many entries may be early, but not before the last of the entries that it reads has left.
-    pub(crate) fn given(&self, told: &Standing) -> Standing {
-        let retry = match (self.not_before, told.retry, self.exact.retry) {
-            (Some(least), Some(told), Some(exact)) if (least..=exact).contains(&told) => Some(told),
+    pub(crate) fn given(&self, reported: &ModelStatus) -> ModelStatus {
+        let retry = match (self.not_before, reported.retry, self.exact.retry) {
+            (Some(least), Some(reported), Some(exact)) if (least..=exact).contains(&reported) => Some(reported),
             _ => self.exact.retry,
         };
-        Standing { retry, ..self.exact.clone() }
+        ModelStatus { retry, ..self.exact.clone() }
     }
 
-    pub(crate) fn all_given(expected: &[Self], told: &[Standing]) -> Vec<Standing> {
-        assert_eq!(expected.len(), told.len());
-        expected.iter().zip(told).map(|(expected, told)| expected.given(told)).collect()
+    pub(crate) fn all_given(expected: &[Self], reported: &[ModelStatus]) -> Vec<ModelStatus> {
+        assert_eq!(expected.len(), reported.len());
+        expected.iter().zip(reported).map(|(expected, reported)| expected.given(reported)).collect()
     }
 }
 
-impl Standing {
+impl ModelStatus {
     pub(crate) fn all_of(decision: &Decision) -> Vec<Self> {
         let micros = |duration: Duration| u64::try_from(duration.as_micros()).unwrap();
         decision
@@ -228,7 +228,7 @@ impl Model {
             }
         }
         let expected = |(charge, retry)| Expected {
-            exact: self.standing(now, charge, retry),
+            exact: self.status(now, charge, retry),
             not_before: retry.and_then(|refusal| self.not_before(now, charge, refusal)),
         };
         charges.iter().zip(retries).map(expected).collect()
@@ -301,11 +301,11 @@ impl Model {
     }
 
     /// The status of a limit that has not refused.
-    pub(crate) fn unrefused(&self, now: u64, charge: &ModelCharge) -> Standing {
-        self.standing(now, charge, None)
+    pub(crate) fn unrefused(&self, now: u64, charge: &ModelCharge) -> ModelStatus {
+        self.status(now, charge, None)
     }
 
-    fn standing(&self, now: u64, charge: &ModelCharge, refusal: Option<Refusal>) -> Standing {
+    fn status(&self, now: u64, charge: &ModelCharge, refusal: Option<Refusal>) -> ModelStatus {
         let used = charge.used(self.of(charge), now, now);
         let live = || self.of(charge).iter().filter(|unit| unit.at + charge.window() > now);
         // Units in the future stay there until a check is refused.
@@ -317,7 +317,7 @@ impl Model {
         };
         let reserved = live().filter(|unit| matches!(unit.name, Name::Held(_))).map(|unit| unit.cost).sum();
         let by_reservations = reserved > 0 && refusal.is_some_and(|refusal| refusal.sure == 0);
-        Standing { used, reserved, reset, retry: refusal.map(Refusal::told), by_reservations }
+        ModelStatus { used, reserved, reset, retry: refusal.map(Refusal::retry_time), by_reservations }
     }
 
     fn admit(&mut self, now: u64, charge: &ModelCharge, id: Option<u64>) {
@@ -416,7 +416,7 @@ impl Model {
         departures.sort_unstable();
         let last = departures.get(self.looked_at.checked_sub(1)?)? - now;
         let seen = Refusal { sure: refusal.sure.min(last), longest: refusal.longest.min(last) };
-        (seen.told() < refusal.told()).then_some(seen.told())
+        (seen.retry_time() < refusal.retry_time()).then_some(seen.retry_time())
     }
 
     /// Moves units in the future to now.

@@ -30,7 +30,7 @@ use self::{
 };
 use crate::support::{
     TEST_TIMEOUT,
-    model::{Expected, Model, ModelCharge, Standing, Takes},
+    model::{Expected, Model, ModelCharge, ModelStatus, Takes},
     one_thread,
     redis_server::RedisServer,
 };
@@ -109,9 +109,9 @@ async fn replay<S: Store>(
                 // Each limiter's store must also forget its cached refusals.
                 for limiter in [alone, together].into_iter().cycle().take(2 * times) {
                     let settled = limiter.settle(admitted.settlement(*cost)).await.unwrap();
-                    let told = (settled.was_applied(), Standing::all_of(settled.decision()));
+                    let reported = (settled.was_applied(), ModelStatus::all_of(settled.decision()));
                     let expected = admitted.settle(&mut model, micros(clock.now()), *cost);
-                    prop_assert_eq!(told, expected, "step {}: {:?}", number, step);
+                    prop_assert_eq!(reported, expected, "step {}: {:?}", number, step);
                 }
             }
             Step::Repeat { back } => {
@@ -123,9 +123,9 @@ async fn replay<S: Store>(
                 let id = u64::from_be_bytes(again.id.to_bytes());
                 let decision = alone.check_all(check(&again.charges, Some(id))).await.unwrap();
                 let expected = model.decide(micros(clock.now()), &again.charges, Some(id));
-                let told = Standing::all_of(&decision);
-                let expected = Expected::all_given(&expected, &told);
-                prop_assert_eq!(told, expected, "step {}: {:?}", number, step);
+                let reported = ModelStatus::all_of(&decision);
+                let expected = Expected::all_given(&expected, &reported);
+                prop_assert_eq!(reported, expected, "step {}: {:?}", number, step);
                 if decision.is_allowed() {
                     again.at = decision.at();
                     admitted.push(again);
@@ -147,13 +147,13 @@ async fn replay<S: Store>(
                         let charges = charges.clone();
                         admitted.push(Admitted { charges, id: decision.id(), at: decision.at(), is_alone });
                     }
-                    let told = Standing::all_of(&decision);
-                    let expected = Expected::all_given(&expected, &told);
+                    let reported = ModelStatus::all_of(&decision);
+                    let expected = Expected::all_given(&expected, &reported);
                     let refusals = &mut refusals[checks.len().min(2) - 1];
-                    if told == expected {
-                        refusals.note(now, charges, *id, &told);
-                    } else if !refusals.has_refused(now, (charges, *id), &told, &expected) {
-                        prop_assert_eq!(told, expected, "step {}: {:?}", number, step);
+                    if reported == expected {
+                        refusals.note(now, charges, *id, &reported);
+                    } else if !refusals.has_refused(now, (charges, *id), &reported, &expected) {
+                        prop_assert_eq!(reported, expected, "step {}: {:?}", number, step);
                     }
                     let retry = decision.retry_after();
                     last_retry = retry.map_or(last_retry, |retry| u64::try_from(retry.as_micros()).unwrap());
@@ -170,7 +170,7 @@ impl Admitted {
     }
 
     /// The result of the settlement in the model.
-    fn settle(&self, model: &mut Model, now: u64, cost: u64) -> (bool, Vec<Standing>) {
+    fn settle(&self, model: &mut Model, now: u64, cost: u64) -> (bool, Vec<ModelStatus>) {
         let admission = (u64::from_be_bytes(self.id.to_bytes()), micros(self.at));
         // Charges are settled one by one.
         let settle = |charge: &ModelCharge| model.settle(now, charge, admission, cost);

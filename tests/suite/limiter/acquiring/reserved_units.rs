@@ -89,8 +89,8 @@ async fn a_caller_asks_again_when_a_lease_ends() {
         tokio::spawn(async move { limiter.acquire(&TOKENS, "ada", cost, max_wait).await.unwrap() })
     };
     let sure = waiting(50, seconds(30)).await.unwrap();
-    let told = (sure.is_allowed(), sure.retry_after(), sure.is_refused_by_reservations());
-    assert_eq!(told, (false, Some(seconds(60)), false), "a wait longer than max_wait is refused at once");
+    let reported = (sure.is_allowed(), sure.retry_after(), sure.is_refused_by_reservations());
+    assert_eq!(reported, (false, Some(seconds(60)), false), "a wait longer than max_wait is refused at once");
 
     let first = waiting(10, seconds(30));
     let_tasks_run().await;

@@ -129,23 +129,23 @@ async fn a_cached_refusal_by_reservations_also_refuses_other_costs() {
         assert!(limiter.check(&limit, "ada", 5).await.unwrap().is_refused_by_reservations());
         test.scripts();
         test.clock.advance(Duration::from_millis(100));
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for cost in 2..=10 {
-            told.push(limiter.check(&limit, "ada", cost).await.unwrap());
+            reported.push(limiter.check(&limit, "ada", cost).await.unwrap());
         }
         assert_eq!(test.scripts(), 0, "{lease:?}");
         let every_time = limiter.clone().deny_cache(DenyCache::off());
-        for (cost, told) in (2..=10).zip(told) {
+        for (cost, reported) in (2..=10).zip(reported) {
             let exact = every_time.check(&limit, "ada", cost).await.unwrap();
             let figures = |decision: &tower_sliding_window::Decision| {
                 (decision.is_allowed(), decision.used(), decision.binding().reserved(), decision.reset_after())
             };
-            assert_eq!(figures(&told), figures(&exact), "{cost} {lease:?}");
-            assert_eq!(told.is_refused_by_reservations(), cost <= 7, "{cost} {lease:?}");
+            assert_eq!(figures(&reported), figures(&exact), "{cost} {lease:?}");
+            assert_eq!(reported.is_refused_by_reservations(), cost <= 7, "{cost} {lease:?}");
             assert_eq!(exact.is_refused_by_reservations(), cost <= 7, "{cost} {lease:?}");
-            assert!(told.retry_after() <= exact.retry_after(), "{cost} {lease:?}: {told:?} {exact:?}");
-            let is_exact = told.retry_after() == exact.retry_after();
-            assert!(is_exact || cost > 7, "{cost} {lease:?}: {told:?} {exact:?}");
+            assert!(reported.retry_after() <= exact.retry_after(), "{cost} {lease:?}: {reported:?} {exact:?}");
+            let is_exact = reported.retry_after() == exact.retry_after();
+            assert!(is_exact || cost > 7, "{cost} {lease:?}: {reported:?} {exact:?}");
         }
         assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed(), "a check that fits asks Redis");
         reservation.release().await.unwrap();

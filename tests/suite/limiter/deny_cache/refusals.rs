@@ -71,19 +71,22 @@ async fn a_cost_above_the_remaining_units_is_refused_without_asking() {
         assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed());
     }
     test.scripts();
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     for cost in 3..67 {
         let refused = limiter.check(&limit, "ada", cost).await.unwrap();
         assert_eq!((refused.is_allowed(), refused.used(), refused.remaining()), (false, 98, 2));
-        told.push(refused.retry_after().unwrap());
+        reported.push(refused.retry_after().unwrap());
     }
     assert_eq!(test.scripts(), 1);
 
     let every_time = limiter.clone().deny_cache(DenyCache::off());
-    for (cost, told) in (3..67).zip(told) {
+    for (cost, reported) in (3..67).zip(reported) {
         let exact = every_time.check(&limit, "ada", cost).await.unwrap().retry_after().unwrap();
-        assert!(told <= exact && told >= limit.window() - Duration::from_secs(1), "{cost}: {told:?}, not {exact:?}");
-        assert_eq!(told == exact, cost == 3, "other costs get a lower bound");
+        assert!(
+            reported <= exact && reported >= limit.window() - Duration::from_secs(1),
+            "{cost}: {reported:?}, not {exact:?}"
+        );
+        assert_eq!(reported == exact, cost == 3, "other costs get a lower bound");
     }
     assert!(limiter.check(&limit, "ada", 2).await.unwrap().is_allowed(), "a check that fits asks Redis");
 }

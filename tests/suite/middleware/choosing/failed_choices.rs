@@ -203,8 +203,8 @@ async fn a_hanging_choice_ends_at_the_deadline() {
         assert_eq!(response.status(), status, "{number}");
         if status == 200 {
             assert_eq!(asked.elapsed(), deadline);
-            let told: &Degraded = response.extensions().get().unwrap();
-            assert!(matches!(told.error(), Error::LimitNotChosen(ChoiceError::TimedOut { .. })));
+            let reported: &Degraded = response.extensions().get().unwrap();
+            assert!(matches!(reported.error(), Error::LimitNotChosen(ChoiceError::TimedOut { .. })));
         }
     }
 }
