@@ -67,7 +67,7 @@ async fn connections_that_fall_silent() {
     let load = Load::start(proxy.url(), CLIENTS, Duration::from_millis(100)).await;
     for _ in 0..2 {
         sleep(Duration::from_millis(300)).await;
-        proxy.silence_what_is_open();
+        proxy.silence_open_connections();
         load.recover().await;
     }
     let outcome = load.end().await.keeps_the_rules("connections fall silent", History::Resent);

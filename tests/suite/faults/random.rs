@@ -96,7 +96,7 @@ async fn strike(server: &mut RedisServer, proxy: &Proxy, fault: u64, lasting: Du
         7 => proxy.delay_replies(lasting),
         8 => proxy.cut(Cut::Close),
         9 => proxy.cut(Cut::Reset),
-        10 => proxy.silence_what_is_open(),
+        10 => proxy.silence_open_connections(),
         _ => keep_busy(server, lasting).await,
     }
     sleep(lasting).await;

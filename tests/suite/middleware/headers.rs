@@ -61,7 +61,7 @@ async fn a_layer_without_header_sets_sends_only_retry_after() {
     assert_eq!(figures(ask(&around(&default, handler())).await.headers())[1], Some("4"));
 }
 
-/// The clock stands at a moment that is not a whole second.
+/// The clock is fixed at a moment that is not a whole second.
 struct Stacked {
     clock: ManualClock,
     store: MemoryStore,

@@ -107,7 +107,7 @@ async fn a_silent_connection_is_replaced() {
     let proxy = Proxy::start(&server).await;
     let limiter = limiter(proxy.url());
     used(&limiter).await.unwrap();
-    proxy.silence_what_is_open();
+    proxy.silence_open_connections();
     let silent = Instant::now();
     while used(&limiter).await.is_err() {
         assert!(silent.elapsed() < TEST_TIMEOUT);

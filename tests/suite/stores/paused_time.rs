@@ -56,8 +56,8 @@ async fn the_deny_cache_follows_paused_time() {
     assert!(limiter.check(&ONE, "ada", 1).await.unwrap().is_allowed());
 }
 
-/// A thread outside of the runtime, for which tokio's time is the real one, sees the clock step back. As ever when one does,
-/// nothing is admitted beyond the limit, and nobody is kept out for longer than by a full window.
+/// A thread outside of the runtime uses real time, so the store sees the clock step back. Nothing is admitted beyond the
+/// limit, and no key is refused for longer than one full window.
 #[tokio::test(start_paused = true)]
 async fn a_thread_outside_the_runtime_admits_nothing_extra() {
     for algorithm in [Algorithm::log(), Algorithm::compact(16), Algorithm::counter(), Algorithm::fixed()] {

@@ -73,7 +73,7 @@ impl Proxy {
     }
 
     /// Open connections stay open, but no reply comes over them any more.
-    pub(crate) fn silence_what_is_open(&self) {
+    pub(crate) fn silence_open_connections(&self) {
         self.wires.silent_below.store(self.wires.accepted.load(Ordering::SeqCst), Ordering::SeqCst);
     }
 
