@@ -1,36 +1,36 @@
 #!/usr/bin/env bash
-# Lets go wrong what can go wrong, under 200 clients, and prints what was seen: the table in src/guide/what_happens_when.md. Leave
-# the machine alone meanwhile, for the times are measured.
+# Injects each fault under 200 clients, measures its effect, and prints the table in src/guide/what_happens_when.md. Run nothing
+# else on the machine meanwhile, because the script measures times.
 #
 #   bash tests/outage.sh            10 minutes of random faults, 10,000,000 inputs for each parser: an hour
 #   bash tests/outage.sh --quick    a minute of random faults, 10,000 inputs: a few minutes, most of them compiling
 #
-# FAULT_SECONDS and FUZZ_CASES in front of it set either by itself. What the tests say is in target/outage.log.
+# FAULT_SECONDS and FUZZ_CASES set either one alone. The output of the tests is in target/outage.log.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 case "${1:-}" in
   "") seconds=600 cases=10000000 profile=--release ;;
-  # As the tests are built: nothing is compiled twice.
+  # The profile of `cargo test`, so that nothing is compiled twice.
   --quick) seconds=60 cases=10000 profile=--profile=test ;;
-  *) echo "tests/outage.sh: what is $1?" >&2 && exit 2 ;;
+  *) echo "tests/outage.sh: unknown argument $1" >&2 && exit 2 ;;
 esac
 export FAULT_SECONDS="${FAULT_SECONDS:-$seconds}" FUZZ_CASES="${FUZZ_CASES:-$cases}"
 export PROPTEST_CASES="$FUZZ_CASES"
 
-# One at a time, in the order of the table. Each prints its line of it.
+# They run one at a time, in the order of the table. Each prints its line of the table.
 FAULTS=(
-  breaker::a_server_that_hangs_delays_nobody_for_longer_than_the_deadline
+  limiter::breaker::hanging_server::a_hanging_server_delays_no_request_beyond_the_deadline
   faults::recovery::a_server_that_dies_and_is_restarted
-  faults::lost_replies::what_is_sent_again_counts_once
-  faults::lost_replies::what_is_sent_again_by_several_limits_counts_once_and_can_be_given_back
+  faults::lost_replies::resent_checks_count_once
+  faults::lost_replies::resent_checks_of_several_limits_count_once_and_can_be_refunded
   faults::servers::a_server_that_forgets_the_script
-  sentinel::a_failover_is_followed
-  sentinel::what_was_not_replicated_is_admitted_once_more
-  cluster::a_primary_that_is_lost_costs_no_limit
-  cluster::a_slot_that_moves_costs_no_limit
-  faults::clock::an_hour_back_and_an_hour_forward
-  fail_local::instances_without_redis_admit_the_limit_together_and_hand_back
+  redis::sentinel::the_store_follows_a_failover
+  redis::sentinel::unreplicated_units_are_admitted_once_more
+  redis::cluster::losing_a_primary_exceeds_no_limit
+  redis::cluster::moving_a_slot_exceeds_no_limit
+  faults::clock::the_clock_steps_an_hour_back_and_an_hour_forward
+  limiter::fail_local::instances_without_redis_admit_the_limit_together
   faults::random::random_faults
 )
 PARSED="X-Forwarded-For, Forwarded and single-value headers, bearer tokens, API keys, upstreams' headers, Redis's replies"
@@ -51,11 +51,11 @@ cargo test "$profile" --all-features --lib --test suite --no-run
 printf '| fault | seen | to reach |\n|---|---|---|\n' >"$table"
 for fault in "${FAULTS[@]}"; do
   echo "$fault"
-  # A name that is no test's passes, but prints no line.
-  if ! said=$(suite --exact "$fault" --nocapture 2>&1) || ! grep '^| ' <<<"$said" >>"$table"; then
+  # With an unknown name cargo test passes, but prints no line.
+  if ! output=$(suite --exact "$fault" --nocapture 2>&1) || ! grep '^| ' <<<"$output" >>"$table"; then
     failed "$fault"
   fi
-  printf '%s\n' "$said" >>"$log"
+  printf '%s\n' "$output" >>"$log"
 done
 
 echo "fuzz, $FUZZ_CASES cases for each test"

@@ -1,4 +1,4 @@
-//! The clients: who asks, how often, and on how many threads.
+//! The clients: how many there are, how often they ask, and on how many threads.
 
 use std::{
     sync::{
@@ -15,21 +15,21 @@ use tokio::{
 
 use crate::contenders::Contender;
 
-/// As many requests as a busy server has under way.
+/// As many requests as a busy server has in flight.
 pub(crate) const TASKS: usize = 256;
 
-/// So many that no key matters.
+/// So many keys that no single one matters.
 pub(crate) const KEYS: usize = 10_000;
 
-/// A window in which nothing leaves while it is measured.
+/// A window in which no unit leaves during the measurement.
 pub(crate) const HOUR: Duration = Duration::from_secs(3_600);
 
-/// The clients share the machine with the server, as all sides do.
+/// The clients share the machine with the server, for all sides alike.
 pub(crate) fn two_threads() -> Runtime {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
 
-/// Decisions a second of 256 tasks that each ask again as soon as they have the answer, which is always the same.
+/// Decisions per second of 256 tasks. Each asks again as soon as it has its answer, which is always the same.
 pub(crate) async fn closed_loop<C: Contender>(contender: &C, round: Duration, keys: usize, answer: bool) -> f64 {
     let ended = Arc::new(AtomicBool::new(false));
     let mut tasks = JoinSet::new();
@@ -53,10 +53,10 @@ pub(crate) async fn closed_loop<C: Contender>(contender: &C, round: Duration, ke
     f64::from(decisions) / started.elapsed().as_secs_f64()
 }
 
-/// The median time of an admission when there is no other request, in microseconds.
+/// The median time of an admission without other requests, in microseconds.
 pub(crate) async fn median_micros<C: Contender>(contender: &C, round: Duration) -> f64 {
     let mut contender = contender.clone();
-    // In a task, as a server would: the thread that waits for a runtime is woken more slowly than its workers.
+    // In a task, as in a server: a thread that blocks on a runtime wakes more slowly than the runtime's workers.
     let measuring = tokio::spawn(async move {
         let (started, mut times) = (Instant::now(), Vec::new());
         while started.elapsed() < round {

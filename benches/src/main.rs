@@ -1,16 +1,16 @@
-//! Ratios between two things that are measured in one run, in alternating rounds, on a redis-server of its own.
+//! Measures this crate against others in one run, in alternating rounds, on its own redis-server.
 //!
 //! ```sh
 //! cargo run --release -p benches                 # all scenarios
 //! cargo run --release -p benches -- hot-key      # one of them
 //! cargo run --release -p benches -- --quick      # all of them, in short rounds
-//! cargo run --release -p benches -- --out DIR    # and where to write the figures and the plots
+//! cargo run --release -p benches -- --out DIR    # writes the figures and the plots to DIR
 //! ```
 //!
-//! Without `--out`, a full run writes to `benches/results`, and any other to `benches/results/partial`, so that a quick
-//! look does not replace figures that took their time.
+//! Without `--out`, a full run writes to `benches/results`, and any other run to `benches/results/partial`, so that a
+//! quick run does not replace the figures of a full one.
 
-#![allow(clippy::expect_used, reason = "a benchmark that cannot go on has nothing better to do")]
+#![allow(clippy::expect_used, reason = "a benchmark that cannot continue must stop")]
 
 mod arguments;
 mod contenders;

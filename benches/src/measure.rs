@@ -1,24 +1,24 @@
-//! How things are measured: in turn, round by round, so that a ratio holds while the machine's speed drifts.
+//! Measures the sides in turn, round by round, so that their ratio holds while the machine's speed drifts.
 
 use std::time::Duration;
 
-/// How much of everything.
+/// The size of a measurement.
 #[derive(Clone, Copy)]
 pub(crate) struct Effort {
     pub(crate) rounds: usize,
     pub(crate) round: Duration,
-    /// In the window of a key that is used a lot.
+    /// Entries in the window of a busy key.
     pub(crate) entries: usize,
-    /// Of an upstream that admits ten a second.
+    /// Calls to an upstream that admits ten a second.
     pub(crate) calls: usize,
 }
 
-/// What a figure counts.
+/// The unit of a figure.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unit {
     PerSecond,
     Micros,
-    /// That Redis runs.
+    /// Script calls on Redis.
     Scripts,
     Bytes,
 }
@@ -49,7 +49,7 @@ impl Unit {
     }
 }
 
-/// Sides that are to be measured against the first of them.
+/// Sides that are measured against the first of them.
 pub(crate) struct Contest<'a> {
     what: String,
     unit: Unit,
@@ -61,13 +61,13 @@ impl<'a> Contest<'a> {
         Self { what: what.into(), unit, sides: Vec::new() }
     }
 
-    /// Adds a side, and how one figure of it is taken. The first one is us.
+    /// Adds a side, with the function that measures one figure of it. The first side is ours.
     pub(crate) fn side(mut self, label: impl Into<String>, measure: impl FnMut() -> f64 + 'a) -> Self {
         self.sides.push((label.into(), Box::new(measure)));
         self
     }
 
-    /// Takes a figure of every side in every round: forwards, then backwards, so that nobody always comes first.
+    /// Measures every side in every round: forwards, then backwards, so that no side always comes first.
     pub(crate) fn measure(mut self, rounds: usize) -> Comparison {
         let mut figures = vec![Vec::with_capacity(rounds); self.sides.len()];
         for round in 0..rounds {
@@ -82,7 +82,7 @@ impl<'a> Contest<'a> {
     }
 }
 
-/// One side's figures, one a round.
+/// The figures of one side, one per round.
 pub(crate) struct Series {
     pub(crate) label: String,
     pub(crate) figures: Vec<f64>,
@@ -103,13 +103,13 @@ pub(crate) struct Comparison {
 }
 
 impl Comparison {
-    /// Ours by theirs, each from one round.
+    /// Our figure divided by theirs, round by round.
     pub(crate) fn ratios<'a>(&'a self, other: &'a Series) -> impl Iterator<Item = f64> + 'a {
         self.us.figures.iter().zip(&other.figures).map(|(us, them)| us / them)
     }
 }
 
-/// The middle of some figures, and their ends.
+/// The median of some figures, and the least and the most.
 #[derive(Clone, Copy)]
 pub(crate) struct Spread {
     pub(crate) least: f64,

@@ -1,4 +1,4 @@
-//! A redis-server of the benchmark's own.
+//! The redis-server of the benchmark.
 
 use std::{
     net::TcpListener,
@@ -59,13 +59,13 @@ impl Server {
         command.query(&mut self.connection()).expect("an answer")
     }
 
-    /// Bytes of all keys together, with their names.
+    /// The bytes of all keys, including their names.
     pub(crate) fn memory(&self) -> f64 {
         let keys: Vec<String> = self.run("KEYS *");
         keys.iter().map(|key| self.run::<f64>(&format!("MEMORY USAGE {key} SAMPLES 0"))).sum()
     }
 
-    /// Processor time of the thread that does everything, since the server's start, in microseconds.
+    /// Processor time of the main thread since the server started, in microseconds.
     pub(crate) fn processor_micros(&self) -> f64 {
         let info: String = self.run("INFO cpu");
         let seconds =
@@ -73,7 +73,7 @@ impl Server {
         1e6 * seconds.map(|seconds| seconds.trim().parse::<f64>().expect("a number")).sum::<f64>()
     }
 
-    /// Server time a script call since the last `CONFIG RESETSTAT`, in microseconds.
+    /// Server time per script call since the last `CONFIG RESETSTAT`, in microseconds.
     pub(crate) fn script_micros(&self) -> f64 {
         self.script_stat("usec") / self.script_calls()
     }
@@ -83,7 +83,7 @@ impl Server {
         self.script_stat("calls")
     }
 
-    /// A figure of all script calls together; a script that the server does not know yet comes as EVAL.
+    /// The sum of a figure over all script calls. A script that the server does not know yet is sent as EVAL.
     fn script_stat(&self, name: &str) -> f64 {
         let stats: String = self.run("INFO commandstats");
         let lines = stats

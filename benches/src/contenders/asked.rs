@@ -7,7 +7,7 @@ use tower_sliding_window::{Limit, Limiter, RedisStore};
 use super::Contender;
 use crate::server::Server;
 
-/// A limiter, and the limit that it is asked for.
+/// A limiter and its limit.
 #[derive(Clone)]
 pub(crate) struct Asked {
     limiter: Limiter<RedisStore>,

@@ -1,4 +1,4 @@
-//! What any script on Redis costs at least.
+//! The least that any script on Redis costs.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use redis::{Script, aio::MultiplexedConnection};
 use super::Contender;
 use crate::server::Server;
 
-/// EVALSHA of nothing, over one multiplexed connection.
+/// EVALSHA of an empty script, over one multiplexed connection.
 #[derive(Clone)]
 pub(crate) struct Floor {
     connection: MultiplexedConnection,

@@ -1,4 +1,4 @@
-//! The sliding log whose members are times: small, as two admissions in one microsecond are one.
+//! The sliding log whose members are times. It is small, because two admissions in one microsecond become one.
 
 use redis::Script;
 
@@ -7,10 +7,10 @@ use crate::server::Server;
 /// Its name in tables and plots.
 pub(crate) const LOG_BY_TIME: &str = "a log of times";
 
-/// A name of 38 bytes, as ours of the same limit is, so that the logs are compared and not the names.
+/// A name of 38 bytes, as long as ours for the same limit, so that the logs are compared and not their names.
 const KEY: &str = "ratelimit:{user:1234:in:eu-1}:requests";
 
-/// Asks so many times in a row for one user, all admitted.
+/// Sends so many checks in a row for one user, all admitted.
 pub(crate) fn fill_log_by_time(server: &Server, admissions: u64) {
     let script = Script::new(
         "local time = redis.call('TIME')

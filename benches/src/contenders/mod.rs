@@ -1,4 +1,4 @@
-//! What is measured: each decides whether a key may go on. The services differ only in their layers.
+//! The contenders: each decides whether a key is admitted. The services differ only in their layers.
 
 mod asked;
 mod floor;
@@ -35,13 +35,13 @@ pub(crate) use self::{
     },
 };
 
-/// Something that decides. Each task has its own clone.
+/// A contender that decides. Each task has its own clone.
 pub(crate) trait Contender: Clone + Send + 'static {
-    /// Whether `key` may go on.
+    /// Whether `key` is admitted.
     fn decide(&mut self, key: usize) -> impl Future<Output = bool> + Send;
 }
 
-/// The service behind every layer. Its bodies are axum's, since tower_governor knows no simpler ones to answer with.
+/// The service behind every layer. Its bodies are axum's, because tower_governor cannot respond with simpler ones.
 #[derive(Clone)]
 pub(crate) struct Inner;
 
@@ -59,7 +59,7 @@ impl Service<Request<()>> for Inner {
     }
 }
 
-/// A request in the name of a key.
+/// A request of a key.
 fn request(key: usize) -> Request<()> {
     let mut request = Request::new(());
     request.headers_mut().insert("x-key", HeaderValue::from(key));
@@ -76,12 +76,12 @@ where
     S::Future: Send,
 {
     async fn decide(&mut self, key: usize) -> bool {
-        // Every layer here is ready whenever its inner service is, and ours always is.
+        // Every layer here is ready when its inner service is, and the inner service always is.
         let Ok(response) = self.0.call(request(key)).await;
         match response.status() {
             StatusCode::OK => true,
             StatusCode::TOO_MANY_REQUESTS => false,
-            // A limiter that fails is quick, and no figure.
+            // A limiter that fails is fast, which must not count.
             status => panic!("a limiter failed with {status}: {response:?}"),
         }
     }

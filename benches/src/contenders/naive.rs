@@ -1,4 +1,4 @@
-//! The sliding log as it is mostly written.
+//! The sliding log as it is usually written.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,7 +8,7 @@ use redis::Script;
 use super::Contender;
 use crate::server::Server;
 
-/// One script a decision, on bb8 as it comes.
+/// One script per decision, on bb8 with its defaults.
 #[derive(Clone)]
 pub(crate) struct Naive {
     pool: bb8::Pool<RedisConnectionManager>,

@@ -12,22 +12,22 @@ use crate::{load::HOUR, server::Server};
 /// Our name in tables and plots.
 pub(crate) const OURS: &str = "tower-sliding-window";
 
-/// Never reached.
+/// A limit that is never reached.
 pub(crate) fn wide() -> Limit {
     wide_in(HOUR)
 }
 
-/// Never reached, in a window of its own.
+/// A limit that is never reached, with its own window.
 pub(crate) fn wide_in(window: Duration) -> Limit {
     Limit::per("wide", 1_000_000_000, window)
 }
 
-/// Reached at once, and for as long as anybody measures.
+/// A limit that is reached at once, and stays so for the whole measurement.
 pub(crate) fn spent() -> Limit {
     Limit::per_hour("spent", 1)
 }
 
-/// With a deadline that a loaded machine does not reach, and closed: what is not decided is not to be counted.
+/// Fail-closed, with a deadline that a loaded machine does not reach, so that only decisions are counted.
 pub(crate) async fn our_layer(server: &Server, limit: Limit) -> RateLimitLayer<RedisStore> {
     let store = RedisStore::connect(&server.url()).await.expect("the server is up");
     let layer = RateLimitLayer::new(store).limit(limit.by(Header::new("x-key")));
@@ -46,8 +46,8 @@ pub(crate) async fn ours_thrice(server: &Server) -> Layered<RateLimit<Inner, Red
     Layered(layer.layer(Inner))
 }
 
-/// In this process alone: a million a second for each key, all of them remembered, with what leaves at the same pace as
-/// what arrives.
+/// In this process alone: a million a second per key. All admissions are stored, and units leave as fast as they
+/// arrive.
 pub(crate) fn ours_in_process() -> Layered<RateLimit<Inner, MemoryStore>> {
     let key = |parts: &Parts| Ok::<_, KeyError>(Key::new("x", &parts.headers["x-key"]));
     let store = MemoryStore::builder().capacity(50_000_000).build();

@@ -11,7 +11,7 @@ use super::{Contender, Inner, Layered};
 /// Its name in tables and plots.
 pub(crate) const TOWER_GOVERNOR: &str = "tower_governor";
 
-/// With the headers on its responses that ours have as well: limit and remaining.
+/// With the headers that ours also sends: limit and remaining.
 pub(crate) fn tower_governor() -> impl Contender {
     let config = GovernorConfigBuilder::default()
         .period(PERIOD)
@@ -33,7 +33,7 @@ pub(crate) fn tower_governor_without_headers() -> impl Contender {
     Layered(GovernorLayer::new(config).layer(Inner))
 }
 
-/// Together with the burst: a million a second, as ours.
+/// Together with the burst: a million a second, like ours.
 const PERIOD: Duration = Duration::from_micros(1);
 const BURST: u32 = 1_000_000;
 

@@ -1,4 +1,4 @@
-//! The crate tower-rate-limit-redis: GCRA, one script a decision, over one multiplexed connection.
+//! The crate tower-rate-limit-redis: GCRA, with one script per decision over one multiplexed connection.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::server::Server;
 /// Its name in tables and plots.
 pub(crate) const TOWER_RATE_LIMIT_REDIS: &str = "tower-rate-limit-redis";
 
-/// With its largest bucket: 65,535 at once, and one more every second, so that its keys live as long as they are used.
+/// With its largest bucket: 65,535 at once and one more every second, so that its keys live as long as they are used.
 pub(crate) async fn tower_rate_limit_redis_layer(server: &Server) -> RateLimitLayer<XKey> {
     layer(server, LARGEST, "").await
 }
@@ -22,19 +22,19 @@ pub(crate) async fn tower_rate_limit_redis(server: &Server) -> impl Contender {
     Layered(tower_rate_limit_redis_layer(server).await.layer(Inner))
 }
 
-/// Three of them, one around the other: each request asks one after the other.
+/// Three layers, one around the other: each request is decided three times in a row.
 pub(crate) async fn tower_rate_limit_redis_thrice(server: &Server) -> impl Contender {
     let [first, second, third] =
         [layer(server, LARGEST, "1").await, layer(server, LARGEST, "2").await, layer(server, LARGEST, "3").await];
     Layered(first.layer(second.layer(third.layer(Inner))))
 }
 
-/// With a bucket of one, filled again after an hour.
+/// With a bucket of one, which is refilled after an hour.
 pub(crate) async fn tower_rate_limit_redis_spent(server: &Server) -> impl Contender {
     Layered(layer(server, (1, Duration::from_secs(3600)), "").await.layer(Inner))
 }
 
-/// The largest bucket, and how long a request's worth takes to come back.
+/// The largest bucket, and the time in which one request is refilled.
 const LARGEST: (u16, Duration) = (u16::MAX, Duration::from_secs(1));
 
 async fn layer(server: &Server, (capacity, interval): (u16, Duration), prefix: &'static str) -> RateLimitLayer<XKey> {

@@ -1,9 +1,9 @@
-//! The figures as CSV, with the machine that they hold for in comments above them.
+//! The figures as CSV, with the machine in comments at the top.
 
 use super::Finding;
 use crate::measure::Spread;
 
-/// One line a round and pair.
+/// One line per round and pair.
 pub(crate) fn rounds(findings: &[Finding], machine: &str) -> String {
     let mut text = format!("{machine}scenario,what,unit,better,us,against,round,our figure,their figure,ratio\n");
     for (about, finding) in described(findings) {
@@ -19,7 +19,7 @@ pub(crate) fn rounds(findings: &[Finding], machine: &str) -> String {
     text
 }
 
-/// One line a pair: the medians, and the spread of the ratio.
+/// One line per pair: the medians, and the spread of the ratio.
 pub(crate) fn summary(findings: &[Finding], machine: &str) -> String {
     let mut text = format!(
         "{machine}scenario,what,unit,better,us,against,our median,their median,median ratio,least ratio,most ratio\n"
@@ -37,7 +37,7 @@ pub(crate) fn summary(findings: &[Finding], machine: &str) -> String {
     text
 }
 
-/// Each finding behind the columns that both files begin with.
+/// Each finding, after the columns that both files begin with.
 fn described(findings: &[Finding]) -> impl Iterator<Item = (String, &Finding)> {
     findings.iter().map(|finding| {
         let (what, unit) = (&finding.comparison.what, finding.comparison.unit);
@@ -46,7 +46,7 @@ fn described(findings: &[Finding]) -> impl Iterator<Item = (String, &Finding)> {
     })
 }
 
-/// A field that may hold commas.
+/// A field that may contain commas.
 fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('"', "\"\""))
 }

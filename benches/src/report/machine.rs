@@ -1,4 +1,4 @@
-//! The machine that the figures hold for.
+//! The machine that the figures are from.
 
 use std::{fs, process::Command, thread};
 
@@ -23,7 +23,7 @@ fn processor() -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
-/// What a program says of itself.
+/// The version that a program reports.
 fn version(program: &str) -> Option<String> {
     let output = Command::new(program).arg("--version").output().ok()?;
     Some(String::from_utf8_lossy(&output.stdout).lines().next()?.to_owned())

@@ -1,4 +1,4 @@
-//! What a run leaves behind: a table on the terminal, figures for other programs, and plots.
+//! The output of a run: a table on the terminal, figures for other programs, and plots.
 
 mod figures;
 mod machine;
@@ -22,7 +22,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Writes all files, and says which.
+    /// Writes all files, and returns their names.
     pub(crate) fn write(&self, folder: &Path) -> io::Result<Vec<String>> {
         fs::create_dir_all(folder)?;
         let machine = machine::describe();
@@ -32,7 +32,7 @@ impl Report {
             ("rounds.csv", figures::rounds(&self.findings, &machine)),
             ("summary.csv", figures::summary(&self.findings, &machine)),
         ];
-        // A scale knows one direction, so there is a plot for each.
+        // On a scale, either more or less is better, so there is one plot for each.
         for (name, title, findings) in
             [("throughput.svg", "more is better", more), ("costs.svg", "less is better", less)]
         {

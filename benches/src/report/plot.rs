@@ -1,19 +1,19 @@
-//! Horizontal bars as SVG, written by hand: text and rectangles need no library.
+//! Horizontal bars as SVG, written by hand, because text and rectangles need no library.
 //!
-//! The colours stand on white as well as on black, since a README is read on both, and an image does not know on which.
+//! The colours are readable on white and on black, because an image in a README does not know its background.
 
 use super::Finding;
 use crate::measure::{Comparison, Series, Spread};
 
 const WIDTH: f64 = 760.0;
-/// Where bars begin, behind their labels.
+/// The start of the bars, to the right of their labels.
 const LEFT: f64 = 290.0;
-/// How long the longest bar is; behind it stands its figure.
+/// The length of the longest bar. Its figure is to the right of it.
 const LONGEST: f64 = 360.0;
 const HEAD: f64 = 34.0;
 const ROW: f64 = 22.0;
 const BAR: f64 = 14.0;
-/// Between two groups.
+/// The space between two groups.
 const GAP: f64 = 16.0;
 
 const STYLE: &str = "\
@@ -22,8 +22,8 @@ text { font: 13px system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-s
 rect { fill: #98a1ab } .us rect { fill: #2f81f7 } path { stroke: #767f89; stroke-width: 1.5; fill: none }
 .us path { stroke: #114a9c }";
 
-/// A group of bars for each finding, each group on a scale of its own: our bar first, then the others. A thin line shows
-/// the spread over the rounds.
+/// One group of bars per finding, each group with its own scale: our bar first, then the others. A thin line shows the
+/// spread over the rounds.
 pub(crate) fn bars(direction: &str, findings: &[&Finding]) -> String {
     let mut drawing = String::new();
     let mut y = 0.0;
@@ -47,7 +47,7 @@ pub(crate) fn bars(direction: &str, findings: &[&Finding]) -> String {
     )
 }
 
-/// One side: its label, its median as a bar, its spread as a line on it, and its median in figures.
+/// One side: its label, its median as a bar and in figures, and its spread as a line on the bar.
 fn bar(side: &Series, comparison: &Comparison, scale: f64) -> String {
     let Spread { least, median, most } = side.spread();
     let (length, from, to) = (median * scale, LEFT + least * scale, LEFT + most * scale);
@@ -68,7 +68,7 @@ fn sides(comparison: &Comparison) -> impl Iterator<Item = &Series> {
     std::iter::once(&comparison.us).chain(&comparison.others)
 }
 
-/// The largest figure of a group, for its scale.
+/// The largest figure of a group, which sets its scale.
 fn longest(comparison: &Comparison) -> f64 {
     sides(comparison).map(|side| side.spread().most).fold(f64::MIN_POSITIVE, f64::max)
 }

@@ -1,11 +1,11 @@
-//! The table on the terminal: a row for us against each other side.
+//! The table on the terminal: one row for us against each other side.
 
 use std::fmt;
 
 use super::Finding;
 use crate::measure::Spread;
 
-/// What stands above the rows.
+/// The heading above the rows.
 pub(crate) const HEADING: &str = "\
 Medians of all rounds. The ratio is us by them, of one round each: its median, and its least and most.
 

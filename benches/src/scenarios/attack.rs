@@ -1,10 +1,10 @@
-//! What an honest client notices of an attack: one key makes many small requests and then dear ones that are refused, while
-//! others log in and ask on the same Redis.
+//! The effect of an attack on honest clients: one key makes many small requests and then expensive ones that are
+//! refused, while others log in and call an API on the same Redis.
 //!
-//! * **dear requests**: a limit of a million an hour; nothing leaves meanwhile, so that a refusal can be repeated without
+//! * **dear requests**: a limit of a million an hour. No unit leaves meanwhile, so refusals are repeated without
 //!   asking Redis.
-//! * **moving window**: a limit of a million in two seconds, with an entry leaving every 100 us, so that Redis is asked
-//!   each time.
+//! * **moving window**: a limit of a million in two seconds, with an entry leaving every 100 us, so that each check
+//!   asks Redis.
 
 use std::{
     sync::{
@@ -24,7 +24,7 @@ use super::Outcome;
 use crate::{contenders::Inner, load::two_threads, measure::Effort, server::Server};
 
 const ATTACKERS: usize = 64;
-/// Between two requests of one attacker: more than a thousand a second of all.
+/// The pause between two requests of one attacker: more than a thousand a second in total.
 const PAUSE: Duration = Duration::from_millis(50);
 const SMALL: usize = 20_000;
 const LOGINS: usize = 10_000;
@@ -71,7 +71,7 @@ async fn attack(name: &str, window: Duration, lasting: Duration) {
             while !ended.load(Relaxed) {
                 pause.tick().await;
                 cost = if cost > 970_000 { cost - ATTACKERS as u64 } else { 999_000 };
-                // In the moving window the small ones go on, so that there are always some to leave.
+                // In the moving window the small requests continue, so that there are always some that leave.
                 if window < Duration::from_secs(60) {
                     for _ in 0..8 {
                         ask(&mut app, "mallory", 1 + attacker as u64 % 2, &undecided).await;
@@ -82,7 +82,7 @@ async fn attack(name: &str, window: Duration, lasting: Duration) {
             }
         });
     }
-    // The small requests first.
+    // The small requests come first.
     tokio::time::sleep(Duration::from_secs(1)).await;
     server.run::<()>("CONFIG RESETSTAT");
     let logins = tokio::spawn({
@@ -110,7 +110,7 @@ async fn attack(name: &str, window: Duration, lasting: Duration) {
     );
 }
 
-/// Of an honest client's answers.
+/// The responses to an honest client.
 async fn p99(mut app: App, lasting: Duration, undecided: &AtomicU32) -> Duration {
     let (mut times, mut pause, begun) = (Vec::new(), interval(Duration::from_millis(5)), Instant::now());
     while begun.elapsed() < lasting {

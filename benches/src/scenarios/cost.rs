@@ -1,4 +1,4 @@
-//! What a decision costs Redis: a cost of 10,000 against a cost of 1.
+//! The cost of a decision for Redis: a cost of 10,000 against a cost of 1.
 
 use std::time::Duration;
 

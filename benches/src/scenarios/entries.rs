@@ -1,4 +1,4 @@
-//! What a long log costs: the time of an admission with a great many entries in the window, and with ten.
+//! The cost of a long log: the time of an admission with very many entries in the window, and with ten.
 
 use std::{
     cell::Cell,
@@ -16,11 +16,11 @@ use crate::{
     server::Server,
 };
 
-/// In the window of a key that is used little.
+/// The entries in the window of a rarely used key.
 const FEW: usize = 10;
 
-/// Admissions that a figure is taken from. Those with few entries are each asked of a key of its own, since they would
-/// soon be many.
+/// The admissions behind a figure. With few entries, each admission uses another key, or the entries would soon be
+/// many.
 const SAMPLE: usize = 1_000;
 
 pub(crate) fn run(effort: Effort) -> Outcome {
@@ -51,8 +51,7 @@ pub(crate) fn run(effort: Effort) -> Outcome {
     Ok([server_time, client_time].map(|contest| contest.measure(effort.rounds)).into())
 }
 
-/// So many admissions, each with an identity of its own, which keeps those that are decided together from sharing an
-/// entry.
+/// So many admissions, each with its own id, so that those of one batch do not share an entry.
 async fn fill(limiter: &Limiter<RedisStore>, admissions: usize, key: impl Fn(usize) -> String + Copy + Send + 'static) {
     let mut tasks = JoinSet::new();
     for task in 0..TASKS {
@@ -68,7 +67,7 @@ async fn fill(limiter: &Limiter<RedisStore>, admissions: usize, key: impl Fn(usi
     tasks.join_all().await;
 }
 
-/// Of some admissions, in microseconds.
+/// The times of some admissions, in microseconds.
 struct Times {
     /// The mean on the server.
     script: f64,
@@ -88,7 +87,7 @@ async fn admissions(server: &Server, limiter: &Limiter<RedisStore>, key: impl Fn
     Times { script: server.script_micros(), client: median(times).as_secs_f64() * 1e6 }
 }
 
-/// A number as it is read.
+/// A number in a readable form.
 fn thousands(number: usize) -> String {
     match (number / 1_000_000, number / 1_000 % 1_000, number % 1_000) {
         (0, 0, ones) => ones.to_string(),

@@ -1,4 +1,4 @@
-//! A client that goes on although its limit is spent: refusals on one core, and what they cost Redis.
+//! A client that keeps sending after its limit is spent: refusals on one core, and their cost for Redis.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ pub(crate) fn run(effort: Effort) -> Outcome {
     let server = Server::start();
     let (asked, service) = (runtime.block_on(Asked::new(&server, spent())), runtime.block_on(ours(&server, spent())));
     let rival = runtime.block_on(tower_rate_limit_redis_spent(&server));
-    // Each spends what it has. What ours count is not one key: a header's value is in a namespace of its own.
+    // Spends the whole limit. Our keys differ from the others', because a header's value has its own namespace.
     runtime.block_on(asked.clone().decide(0));
     runtime.block_on(service.clone().decide(0));
     runtime.block_on(rival.clone().decide(0));
@@ -39,12 +39,12 @@ pub(crate) fn run(effort: Effort) -> Outcome {
     Ok([limiter, layer, scripts].map(|contest| contest.measure(effort.rounds)).into())
 }
 
-/// Refusals a second of a task that asks again as soon as it is refused.
+/// Refusals per second of a task that asks again as soon as it is refused.
 async fn one_task<C: Contender>(contender: &C, round: Duration) -> f64 {
     let mut contender = contender.clone();
     let (started, mut refusals) = (Instant::now(), 0_u32);
     while started.elapsed() < round {
-        // A look at the clock is not free, and a task that never waits has to make way for others by itself.
+        // Reading the clock costs time, and a task that never waits must yield by itself.
         for _ in 0..64 {
             assert!(!contender.decide(0).await, "the limit is spent");
         }
@@ -54,7 +54,7 @@ async fn one_task<C: Contender>(contender: &C, round: Duration) -> f64 {
     f64::from(refusals) / started.elapsed().as_secs_f64()
 }
 
-/// What the refusals of a round cost Redis.
+/// The scripts that Redis runs for the refusals of a round.
 fn scripts_per_thousand<C: Contender>(runtime: &Runtime, server: &Server, contender: &C, round: Duration) -> f64 {
     server.run::<()>("CONFIG RESETSTAT");
     let refusals = runtime.block_on(one_task(contender, round)) * round.as_secs_f64();

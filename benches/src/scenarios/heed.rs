@@ -1,6 +1,6 @@
-//! What heeding an upstream costs a client whose own limit is the upstream's: the calls that succeed, and those that the
-//! upstream refuses all the same. 20 callers wait their turn; the upstream is a server on this machine. Calls that arrive
-//! closer together than they left are too many for it.
+//! The cost of heeding an upstream for a client that has the same limit as the upstream: the calls that succeed, and
+//! those that the upstream refuses. 20 callers wait in line, and the upstream is a server on this machine. It refuses
+//! calls that arrive closer together than they were sent.
 
 use std::{
     cell::RefCell,
@@ -26,7 +26,7 @@ use crate::{
 
 const TEN: Limit = Limit::per_second("ten", 10);
 const CALLERS: usize = 20;
-/// Enough for everybody's turn to come.
+/// Long enough for every caller's turn.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn run(effort: Effort) -> Outcome {
@@ -58,9 +58,9 @@ fn heed(calls: usize) -> Outcome {
 }
 
 struct Calls {
-    /// That succeed.
+    /// The calls that succeed.
     per_second: f64,
-    /// Of the upstream.
+    /// The calls that the upstream refuses.
     refusals: usize,
 }
 
@@ -97,7 +97,7 @@ async fn call(calls: usize, limit: Limit, heeds: bool) -> Calls {
     Calls { per_second: (calls - refusals) as f64 / started.elapsed().as_secs_f64(), refusals }
 }
 
-/// An upstream that says how its limit stands.
+/// An upstream that reports the status of its limit.
 async fn serve() -> String {
     let limits = RateLimitLayer::new(MemoryStore::new()).limit(TEN.by(Everyone));
     let app = Router::new().route("/", get(|| async { "hello" }).layer(limits));

@@ -1,4 +1,4 @@
-//! What an HTTP server keeps of its speed: an axum route under wrk, server and client on one machine, all admitted.
+//! The speed that an HTTP server keeps: an axum route under wrk, with server and client on one machine, all admitted.
 
 use std::{
     io::Write,
@@ -18,7 +18,7 @@ use crate::{
     server::Server,
 };
 
-/// Requests in the name of all keys, made beforehand, one after the other.
+/// Requests of all keys, one after the other, made in advance.
 const REQUESTS: &str = "\
 local requests, last = {}, 0
 function init()
@@ -53,7 +53,7 @@ pub(crate) fn run(effort: Effort) -> Outcome {
     Ok(vec![contest.measure(effort.rounds)])
 }
 
-/// One server with a route for each side: those that are not asked cost nothing.
+/// One server with a route for each side. A route without requests costs nothing.
 async fn serve(runtime: &Runtime, server: &Server) -> String {
     let hello = || get(|| async { "hello" });
     let app = Router::new()
@@ -67,7 +67,7 @@ async fn serve(runtime: &Runtime, server: &Server) -> String {
 }
 
 fn requests_per_second(url: &str, script: &NamedTempFile, round: Duration) -> f64 {
-    // Whole seconds are all that it takes.
+    // wrk takes only whole seconds.
     let duration = format!("-d{}", round.as_secs().max(1));
     let output = Command::new("wrk")
         .args(["-t1", "-c64", &duration, "-s"])
@@ -75,7 +75,7 @@ fn requests_per_second(url: &str, script: &NamedTempFile, round: Duration) -> f6
         .output()
         .expect("wrk runs");
     let report = String::from_utf8_lossy(&output.stdout);
-    // Quick answers that are not from behind the limiter are no figure.
+    // Fast responses that do not come from the guarded route must not count.
     let is_clean = output.status.success() && !report.contains("Non-2xx") && !report.contains("Socket errors");
     assert!(is_clean, "not all requests were answered well:\n{report}{}", String::from_utf8_lossy(&output.stderr));
     let figure = report.lines().find_map(|line| line.strip_prefix("Requests/sec:")).expect("a figure");

@@ -1,4 +1,4 @@
-//! Without Redis: decisions a second of the in-process store, as a service, on two threads.
+//! Without Redis: decisions per second of the in-process store, as a service, on two threads.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -29,7 +29,7 @@ pub(crate) fn run(effort: Effort) -> Outcome {
     Ok(vec![contest.measure(effort.rounds)])
 }
 
-/// One task on each of two threads. Nothing here ever waits, so they never make way for one another.
+/// One task on each of two threads. A task never waits here, so two on one thread would not take turns.
 fn on_two_threads<C: Contender + Sync>(contender: &C, round: Duration) -> f64 {
     let ended = AtomicBool::new(false);
     let started = Instant::now();

@@ -1,4 +1,4 @@
-//! The median time of one request when there is no other.
+//! The median time of a single request.
 
 use super::Outcome;
 #[cfg(tower_rate_limiter)]

@@ -1,4 +1,4 @@
-//! Bytes of Redis memory an admission: the whole key at a limit that is used up, one request after the other.
+//! Bytes of Redis memory per admission: the whole key of an exhausted limit, filled one request at a time.
 
 use std::time::Duration;
 

@@ -16,7 +16,7 @@ mod throughput;
 
 use crate::measure::{Comparison, Effort};
 
-/// The comparisons, or in one line why there are none.
+/// The comparisons, or one line that says why there are none.
 pub(crate) type Outcome = Result<Vec<Comparison>, String>;
 
 pub(crate) struct Scenario {
@@ -42,5 +42,5 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario { name: "heed", run: heed::run },
 ];
 
-/// Those that take so long that they only run when they are asked for.
+/// Long scenarios, which run only if they are named.
 pub(crate) const LONG: &[Scenario] = &[Scenario { name: "heed-long", run: heed::run_long }];

@@ -1,4 +1,5 @@
-//! What one client can cost Redis: script time of each kind of check, on one key with so many entries or open reservations.
+//! The cost of one client for Redis: script time of each kind of check, on one key with so many entries or open
+//! reservations.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -14,13 +15,13 @@ use crate::{
     server::Server,
 };
 
-/// Each figure is the mean of so many checks, one at a time.
+/// The number of checks behind a figure, which is their mean. They run one at a time.
 const SAMPLE: u32 = 20;
 
-/// How a key is filled.
+/// The content of a key.
 #[derive(Clone, Copy)]
 enum Filled {
-    /// With admissions of this cost.
+    /// Admissions of this cost.
     Admissions(u64),
     Reservations,
 }
@@ -58,7 +59,7 @@ async fn row(algorithm: Algorithm, filled: Filled, entries: usize) -> [Option<f6
     let (server, clock) = (Server::start(), ManualClock::new());
     let store = RedisStore::builder(&server.url()).clock(&clock).build().expect("valid settings");
     let limiter = Limiter::new(store).deadline(Duration::from_secs(60)).deny_cache(DenyCache::off());
-    // To the start of a window of the clock, so that none ends while the key is filled.
+    // To the start of a fixed window, so that none ends while the key is filled.
     let since = clock.now().duration_since(UNIX_EPOCH).expect("a time after 1970");
     clock.advance(HOUR - Duration::from_secs(since.as_secs() % HOUR.as_secs()));
     let limit = |units| Limit::new("calls", units, HOUR).expect("a valid limit").with_algorithm(algorithm);
@@ -99,7 +100,7 @@ async fn row(algorithm: Algorithm, filled: Filled, entries: usize) -> [Option<f6
         assert!(ask(check(&wide, 1)).await.is_allowed());
     }
     row[0] = measured(&server);
-    // Of 2,000 seconds of entries the later half is ahead of the clock, and then the earlier half has left.
+    // Of 2,000 seconds of entries, the later half is ahead of the clock, and the earlier half has expired by then.
     clock.step_back(Duration::from_secs(1_000));
     for _ in 0..SAMPLE {
         let _ = ask(check(&full, used)).await;
@@ -113,7 +114,7 @@ async fn row(algorithm: Algorithm, filled: Filled, entries: usize) -> [Option<f6
     row
 }
 
-/// Spread over 2,000 seconds. Identities of their own keep those that are decided together from sharing an entry.
+/// Spread over 2,000 seconds. Each has its own id, so that those of one batch do not share an entry.
 async fn fill(limiter: &Limiter<RedisStore>, limit: &Limit, clock: &ManualClock, filled: Filled, entries: usize) {
     const STEPS: usize = 100;
     for step in 0..STEPS {

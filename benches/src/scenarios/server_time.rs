@@ -1,5 +1,5 @@
-//! What a decision takes of Redis: its processor time, which is the bound where keys are many. Beside us and the others,
-//! scripts that only make some of the calls of a log, 64 checks at a time: no log in a sorted set takes less.
+//! The processor time that a decision takes of Redis, which is the bound with many keys. Beside us and the others,
+//! scripts run only some of the calls of a log, in batches of 64 checks. No log in a sorted set takes less.
 
 use redis::Script;
 use tokio::runtime::Runtime;
@@ -12,7 +12,7 @@ use crate::{
     server::Server,
 };
 
-/// What is called for each check. `ZADD` writes the admission, `ZCARD` counts, `PEXPIRETIME` knows the oldest.
+/// The calls for each check. `ZADD` writes the admission, `ZCARD` counts, `PEXPIRETIME` gives the oldest.
 const CALLS: [(&str, &str); 4] = [
     ("batches of nothing", ""),
     ("batches of ZADD", "call('ZADD', key, score, id)"),
@@ -20,10 +20,10 @@ const CALLS: [(&str, &str); 4] = [
     ("batches of three calls", "call('PEXPIRETIME', key) call('ZCARD', key) call('ZADD', key, score, id)"),
 ];
 
-/// Checks of a batch, as many as come together where 256 tasks ask.
+/// The checks of a batch: as many as 256 tasks fill.
 const BATCH: usize = 64;
 
-/// Entries that a log gets.
+/// The entries that a log gets.
 const ENTRIES: usize = 20;
 
 pub(crate) fn run(effort: Effort) -> Outcome {
@@ -63,7 +63,7 @@ fn of_calls(server: &Server, calls: &str) -> f64 {
     let mut connection = server.connection();
     let before = server.processor_micros();
     for entry in 0..ENTRIES {
-        // Never in the order in which they lie in memory, or in that of the time before: clients do not ask so either.
+        // Not in the order of memory or of the last round, because real clients do not ask in such an order either.
         let stride = 7_919 + 130 * entry;
         let keys: Vec<String> = (0..KEYS).map(|turn| format!("tsw1:{{{:022}}}:wide", turn * stride % KEYS)).collect();
         for batch in keys.chunks_exact(BATCH) {

@@ -1,4 +1,4 @@
-//! What a server under load gets: decisions a second of 256 tasks, all admitted.
+//! Decisions per second of a server under load: 256 tasks, all admitted.
 
 use std::{future::Future, pin::pin, time::Duration};
 
@@ -16,7 +16,7 @@ pub(crate) fn many_keys(effort: Effort) -> Outcome {
     throughput(effort, KEYS, HOUR, "decisions a second, 10,000 keys")
 }
 
-/// In the window of a second, each decision finds what has left it.
+/// With a window of a second, each decision finds expired entries.
 pub(crate) fn steady(effort: Effort) -> Outcome {
     throughput(effort, KEYS, Duration::from_secs(1), "decisions a second, steady logs")
 }
@@ -62,8 +62,8 @@ fn throughput(effort: Effort, keys: usize, window: Duration, what: &str) -> Outc
     Ok(vec![contest.measure(effort.rounds)])
 }
 
-/// Empties the server ten times a second meanwhile: one bucket of the rival, even the largest, is soon spent, and its
-/// refusals write nothing, so they would be quicker than its admissions.
+/// Empties the server ten times a second. Even the rival's largest bucket is soon spent, and its refusals write
+/// nothing, so they would be faster than its admissions.
 async fn forgetting(server: &Server, measured: impl Future<Output = f64>) -> f64 {
     let mut measured = pin!(measured);
     let mut often = tokio::time::interval(Duration::from_millis(100));

@@ -1,4 +1,4 @@
-//! A clock that steps by an hour, either way, while many ask.
+//! A clock that steps by an hour, in both directions, under load.
 
 use std::time::Duration;
 
@@ -6,20 +6,20 @@ use tokio::{task::JoinSet, time::sleep};
 use tower_sliding_window::{DenyCache, Limit, Limiter, ManualClock, RedisStore};
 
 use super::{CLIENTS, reached};
-use crate::support::{PATIENCE, outage::row, redis_server::RedisServer};
+use crate::support::{TEST_TIMEOUT, outage::row, redis_server::RedisServer};
 
 const UNITS: u64 = 50;
 const LIMIT: Limit = Limit::per("calls", UNITS, Duration::from_secs(10));
 const HOUR: Duration = Duration::from_secs(3_600);
 const MICROSECOND: Duration = Duration::from_micros(1);
 
-/// With so many batches at a time in flight.
+/// With so many batches in flight at a time.
 fn limiter(server: &RedisServer, clock: &ManualClock, connections: u32) -> Limiter<RedisStore> {
-    let store = RedisStore::builder(&server.url()).clock(clock).connections(connections).connect_timeout(PATIENCE);
-    Limiter::new(store.build().unwrap()).deadline(PATIENCE).deny_cache(DenyCache::off())
+    let store = RedisStore::builder(&server.url()).clock(clock).connections(connections).connect_timeout(TEST_TIMEOUT);
+    Limiter::new(store.build().unwrap()).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off())
 }
 
-/// All clients ask so many times; how many were admitted.
+/// All clients send so many checks. Returns how many were admitted.
 async fn admitted(limiter: &Limiter<RedisStore>, times: usize) -> u64 {
     let mut clients = JoinSet::new();
     for _ in 0..CLIENTS {
@@ -36,20 +36,20 @@ async fn admitted(limiter: &Limiter<RedisStore>, times: usize) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_hour_back_and_an_hour_forward() {
+async fn the_clock_steps_an_hour_back_and_an_hour_forward() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter(&server, &clock, 4);
     for _ in 0..10 {
         assert_eq!(admitted(&limiter, 2).await, UNITS);
         clock.step_back(HOUR);
-        assert_eq!(admitted(&limiter, 1).await, 0, "nothing more backwards");
+        assert_eq!(admitted(&limiter, 1).await, 0, "a step back admits nothing");
         clock.advance(LIMIT.window() - MICROSECOND);
         assert_eq!(admitted(&limiter, 1).await, 0);
         clock.advance(MICROSECOND);
-        assert_eq!(admitted(&limiter, 2).await, UNITS, "right again after one window");
+        assert_eq!(admitted(&limiter, 2).await, UNITS, "the key recovers after one window");
 
         clock.advance(HOUR);
-        assert_eq!(admitted(&limiter, 2).await, UNITS, "one extra limit forwards, and no more");
+        assert_eq!(admitted(&limiter, 2).await, UNITS, "a step forward admits the limit once more");
         clock.advance(LIMIT.window());
     }
     row(
@@ -61,16 +61,16 @@ async fn an_hour_back_and_an_hour_forward() {
     );
 }
 
-/// The clock steps in the middle of what is being asked: each step forward admits one limit more, and no step back any.
-/// Each batch that was on its way meanwhile carries the time from before the step, so that the server sees one more.
+/// Each step forward admits the limit once more, and a step back admits nothing. A batch that is in flight during a
+/// step carries the earlier time, so the server sees one more step.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn steps_while_many_ask() {
+async fn the_clock_steps_under_load() {
     const STEPS: u64 = 50;
-    /// Two stores of two connections each.
+    /// Two stores with two connections each.
     const ON_THEIR_WAY: u64 = 4;
 
     let (server, clock) = (RedisServer::start(), ManualClock::new());
-    // One after the other, or the server would see more steps than there are: the time is passed in with each batch.
+    // With one connection, or the server would see more steps than there are, because each batch carries its time.
     let limiter = limiter(&server, &clock, 1);
     let stepping = tokio::spawn(async move {
         for _ in 0..STEPS {

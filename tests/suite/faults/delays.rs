@@ -13,11 +13,11 @@ use super::{
     load::{History, Load},
     reached,
 };
-use crate::support::{PATIENCE, proxy::Proxy, redis_server::RedisServer};
+use crate::support::{TEST_TIMEOUT, proxy::Proxy, redis_server::RedisServer};
 
 const DEADLINE: Duration = Duration::from_millis(50);
 
-/// What has timed out may have been counted, and nothing else beside what was admitted.
+/// Checks that timed out may have counted. Otherwise only admitted checks count.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replies_around_the_deadline() {
     let server = RedisServer::start();
@@ -35,25 +35,25 @@ async fn replies_around_the_deadline() {
     assert!(outcome.failed_with("timed out") > 0, "{outcome}");
 }
 
-/// More ask than can wait, of a server whose replies all come too late. Those that find no room are told so, everybody
-/// hears at the deadline, and those that have given up neither keep their place nor are asked for afterwards.
+/// More checks arrive than the queue holds, while all replies are late. Checks beyond the queue fail at once, all
+/// others time out at the deadline, and abandoned checks are not sent later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_behind_late_replies() {
     const FLOOD: usize = 20_000;
     const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
-    /// Most have asked by then, and none has heard.
+    /// Most callers have asked by then, and none has a reply.
     const DEADLINE: Duration = Duration::from_millis(150);
 
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
     let store = RedisStore::builder(proxy.url()).build().unwrap();
     let limiter = Limiter::new(store).deadline(DEADLINE).deny_cache(DenyCache::off()).breaker(Breaker::off());
-    assert!(limiter.clone().deadline(PATIENCE).peek(&CALLS, "ada").await.unwrap().is_allowed());
+    assert!(limiter.clone().deadline(TEST_TIMEOUT).peek(&CALLS, "ada").await.unwrap().is_allowed());
 
     proxy.delay_replies(Duration::from_millis(400));
     let mut clients = JoinSet::new();
     for _ in 0..FLOOD {
-        clients.spawn(timeout(PATIENCE, limiter.check(&CALLS, "ada", 1)));
+        clients.spawn(timeout(TEST_TIMEOUT, limiter.check(&CALLS, "ada", 1)));
     }
     let (mut full, mut late, mut allowed) = (0, 0, 0);
     for answer in clients.join_all().await {
@@ -66,18 +66,18 @@ async fn a_flood_behind_late_replies() {
             }
         }
     }
-    // The batches that are on their way have not returned yet.
-    let patient = limiter.clone().deadline(PATIENCE);
+    // The batches in flight have not returned yet.
+    let patient = limiter.clone().deadline(TEST_TIMEOUT);
     let heal = async { proxy.delay_replies(Duration::ZERO) };
     let (used, asked, ()) = tokio::join!(patient.peek(&CALLS, "ada"), patient.check(&CALLS, "bob", 1), heal);
-    let (used, asked) = (used.expect("there is no room").used(), asked.expect("there is no room"));
+    let (used, asked) = (used.expect("the queue is full").used(), asked.expect("the queue is full"));
     assert_eq!(asked.used(), 1);
     reached(
         "a flood behind late replies",
         FLOOD,
-        format!("admitted {allowed}, counted {used}, late {late}, no room {full}"),
+        format!("admitted {allowed}, counted {used}, late {late}, queue full {full}"),
     );
     assert!(full > 0, "the queue has an end");
     assert_eq!(allowed, 0, "every reply is late");
-    assert!(used <= 1_000, "only what was on its way was counted: {used}");
+    assert!(used <= 1_000, "only checks in flight were counted: {used}");
 }

@@ -1,4 +1,4 @@
-//! Clients that ask as fast as they are answered, and what they were told.
+//! Clients that send checks as fast as they get decisions, and a report of those decisions.
 
 use std::{
     collections::BTreeMap,
@@ -19,23 +19,23 @@ use tokio::{
 use tower_sliding_window::{Breaker, Charge, Check, DenyCache, Error, Limit, Limiter, RedisStore};
 
 use super::reached;
-use crate::support::PATIENCE;
+use crate::support::TEST_TIMEOUT;
 
-/// Counted over and over again within a run.
+/// Exhausted many times within a run.
 const BURST: Limit = Limit::per("burst", 20, Duration::from_millis(100));
-/// Counts everything that was ever admitted of the keys that are charged twice, together.
+/// Counts all admissions of the keys that are charged twice.
 const TOTAL: Limit = Limit::per_day("total", 100_000_000);
 const KEYS: [&str; 8] = ["ada", "bob", "cy", "dee", "eve", "flo", "gus", "hal"];
-/// The first of them are charged twice, the others once, for which the script has a way of its own.
+/// The first keys are charged twice. The others are charged once, which the script decides in a shorter way.
 const CHARGED_TWICE: usize = 4;
 
-/// An answer that takes so much longer than its deadline will not come at all.
+/// A check that takes so much longer than its deadline is stuck.
 const STUCK: Duration = Duration::from_secs(10);
 
-/// Between two questions of a client.
+/// The pause of a client between two checks.
 const PAUSE: Duration = Duration::from_millis(4);
 
-/// Clients at work, until it is ended.
+/// Clients that send checks until `end`.
 pub(super) struct Load {
     limiters: Vec<Limiter<RedisStore>>,
     clients: JoinSet<Seen>,
@@ -45,14 +45,14 @@ pub(super) struct Load {
 }
 
 impl Load {
-    /// Two processes' worth of connections, and so many clients. Waits until no other load is at work.
+    /// Starts two limiters, as two processes would have, and the clients. Waits until no other load runs.
     pub(super) async fn start(url: &str, clients: usize, deadline: Duration) -> Self {
         static TURN: std::sync::LazyLock<Arc<Mutex<()>>> = std::sync::LazyLock::new(Arc::default);
 
         let turn = Arc::clone(&TURN).lock_owned().await;
         let limiters: Vec<_> = (0..2)
             .map(|_| Limiter::new(RedisStore::builder(url).build().unwrap()))
-            // Each question is to reach the server.
+            // Every check must reach the server.
             .map(|limiter| limiter.deadline(deadline).deny_cache(DenyCache::off()))
             .collect();
         let is_over = Arc::new(AtomicBool::new(false));
@@ -76,57 +76,57 @@ impl Load {
         &self.limiters[0]
     }
 
-    /// Goes on until the server answers both processes again.
+    /// Waits until the server answers both limiters again.
     pub(super) async fn goes_on(&self) {
         let healed = Instant::now();
         for limiter in &self.limiters {
-            let limiter = limiter.clone().deadline(PATIENCE);
+            let limiter = limiter.clone().deadline(TEST_TIMEOUT);
             while limiter.peek(&TOTAL, "all").await.is_err() {
-                assert!(healed.elapsed() < PATIENCE, "nothing is decided any more");
+                assert!(healed.elapsed() < TEST_TIMEOUT, "nothing is decided any more");
                 sleep(PAUSE).await;
             }
         }
     }
 
-    /// Goes on until the server answers again, and a little longer.
+    /// Waits until the server answers again, and a little longer.
     pub(super) async fn recover(&self) {
         self.goes_on().await;
         sleep(Duration::from_millis(200)).await;
     }
 
-    /// Lets every client hear its last answer, and asks the server what it has counted.
-    pub(super) async fn end(mut self) -> Exchange {
+    /// Waits for the last decision of every client, and reads the count of the server.
+    pub(super) async fn end(mut self) -> LoadReport {
         self.is_over.store(true, Ordering::Relaxed);
         let mut seen = Seen::default();
         while let Some(client) = self.clients.join_next().await {
             seen.join(client.unwrap());
         }
-        // Without the breaker, which the last answers may have opened.
-        let limiter = self.limiter().clone().breaker(Breaker::off()).deadline(PATIENCE);
+        // Without the breaker, which the last checks may have opened.
+        let limiter = self.limiter().clone().breaker(Breaker::off()).deadline(TEST_TIMEOUT);
         let counted = limiter.peek(&TOTAL, "all").await.unwrap().used();
-        Exchange { seen, counted, clients: self.number }
+        LoadReport { seen, counted, clients: self.number }
     }
 }
 
-/// What the rules have to reckon with.
+/// Events that the rules allow for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum History {
-    /// All is sent once, and remembered.
+    /// Everything is sent once, and the server keeps it.
     Exact,
-    /// What was sent twice is told when the second try ran, and counts from when the first did.
+    /// A check that was sent twice reports the time of the second try, and counts from the first.
     Resent,
-    /// The server has forgotten everything, so many times.
+    /// The server has lost its data, so many times.
     Forgotten(usize),
 }
 
-/// When a unit was asked for, and when the server says it was decided.
+/// When a check was sent, and when the server decided it.
 #[derive(Clone, Copy, Debug)]
 struct Admitted {
     asked: SystemTime,
     at: SystemTime,
 }
 
-/// What a client was told.
+/// The decisions that a client got.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     /// By key.
@@ -135,7 +135,7 @@ pub(super) struct Seen {
     /// By their innermost cause.
     failed: BTreeMap<String, usize>,
     slowest: Duration,
-    /// What those who have joined it took in memory, with the room that a list keeps to grow.
+    /// The memory used by the lists of the clients that have joined, including their spare capacity.
     joined_bytes: usize,
 }
 
@@ -166,7 +166,7 @@ impl Seen {
     }
 }
 
-/// The cause that has no other.
+/// The innermost cause of an error.
 fn innermost(error: &Error) -> String {
     if let Error::TimedOut { .. } = error {
         return "timed out".to_owned();
@@ -180,29 +180,29 @@ fn innermost(error: &Error) -> String {
     text
 }
 
-/// What all clients were told, and what the server has counted.
+/// The decisions that all clients got, and the count of the server.
 #[derive(Debug)]
-pub(super) struct Exchange {
+pub(super) struct LoadReport {
     seen: Seen,
     counted: u64,
     clients: usize,
 }
 
-impl Exchange {
-    /// Prints what was reached, and holds it against the rules.
+impl LoadReport {
+    /// Prints the report, and checks it against the rules.
     pub(super) fn keeps_the_rules(mut self, fault: &str, history: History) -> Self {
         reached(fault, self.clients, &self);
         assert!(self.admitted() > 0, "nothing was decided: {self}");
-        // Whoever is to answer a request, and panics, lets go of it: this is what is then said.
+        // A task that panics drops the channel to its caller, which causes this error.
         assert!(!self.seen.failed.contains_key("channel closed"), "a task has panicked: {self}");
         let lives = match history {
             History::Forgotten(times) => 1 + times,
             History::Exact | History::Resent => {
                 let admitted = self.admitted_twice() as u64;
-                assert!(self.counted >= admitted, "what was admitted was counted: {self}");
+                assert!(self.counted >= admitted, "every admission was counted: {self}");
                 assert!(
                     self.counted <= admitted + self.failed() as u64,
-                    "nothing else but what failed was counted: {self}"
+                    "only admitted and failed checks were counted: {self}"
                 );
                 1
             }
@@ -229,7 +229,7 @@ impl Exchange {
         self.seen.admitted.iter().map(Vec::len).sum()
     }
 
-    /// Of these, how many were charged twice.
+    /// Of these, the admissions that were charged twice.
     fn admitted_twice(&self) -> usize {
         self.seen.admitted[..CHARGED_TWICE].iter().map(Vec::len).sum()
     }
@@ -246,13 +246,13 @@ impl Exchange {
         self.seen.failed.values().sum()
     }
 
-    /// How many have failed with a cause that says this.
+    /// The number of failures whose cause contains this text.
     pub(super) fn failed_with(&self, cause: &str) -> usize {
         self.seen.failed.iter().filter(|(text, _)| text.contains(cause)).map(|(_, times)| times).sum()
     }
 }
 
-impl fmt::Display for Exchange {
+impl fmt::Display for LoadReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (admitted, twice, counted) = (self.admitted(), self.admitted_twice(), self.counted);
         write!(f, "admitted {admitted}, {twice} of them twice, which counted {counted}, ")?;

@@ -8,26 +8,26 @@ use tower_sliding_window::{
 };
 
 use super::reached;
-use crate::support::{PATIENCE, outage::row, proxy::Proxy, redis_server::RedisServer};
+use crate::support::{TEST_TIMEOUT, outage::row, proxy::Proxy, redis_server::RedisServer};
 
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
 const SHORT: Limit = Limit::per("short", 1_000_000, Duration::from_secs(10));
 const FLEETING: Limit = Limit::per("fleeting", 1_000_000, Duration::from_millis(2));
 const KEYS: [&str; 5] = ["ada", "bob", "cy", "dee", "eve"];
-/// Of each trial, few enough for one batch.
+/// Checks per trial, few enough for one batch.
 const CHECKS: usize = 50;
 const BATCHES: usize = 200;
 
 type Answer = JoinHandle<Result<Decision, Error>>;
 
-/// With one batch at a time in flight.
+/// With one batch in flight at a time.
 fn limiter(proxy: &Proxy) -> Limiter<RedisStore> {
-    let store = RedisStore::builder(proxy.url()).connections(1).connect_timeout(PATIENCE).build().unwrap();
-    Limiter::new(store).deadline(PATIENCE).breaker(Breaker::off())
+    let store = RedisStore::builder(proxy.url()).connections(1).connect_timeout(TEST_TIMEOUT).build().unwrap();
+    Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::off())
 }
 
-/// On a runtime of one thread, all of these are asked before the first is sent. Some are alone with their key, others are
-/// copies; some cost more than others; some hold their units for a time.
+/// On a runtime of one thread, all of these checks are queued before the first is sent. Some are alone with their key
+/// and others are copies, some cost more, and some reserve their units.
 fn ask(limiter: &Limiter<RedisStore>) -> Vec<(usize, u64, Answer)> {
     let ask_one = |number: usize| {
         let (key, cost, limiter) = (number * number % KEYS.len(), [1, 1, 1, 7][number / 10 % 4], limiter.clone());
@@ -43,9 +43,9 @@ fn ask(limiter: &Limiter<RedisStore>) -> Vec<(usize, u64, Answer)> {
     (0..CHECKS).map(ask_one).collect()
 }
 
-/// 10,000 admissions whose reply is lost, and that are sent again: each counts once.
+/// 10,000 admissions whose reply is lost and that are sent again: each counts once.
 #[tokio::test]
-async fn what_is_sent_again_counts_once() {
+async fn resent_checks_count_once() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
     let limiter = limiter(&proxy);
@@ -72,8 +72,8 @@ async fn what_is_sent_again_counts_once() {
     );
 }
 
-/// Of several limits, of which the shortest window may have passed before the second try: `CHECKS` checks, some alone, some
-/// as copies, some reserved.
+/// `CHECKS` checks of several limits, whose shortest window may pass before the second try. Some are alone, some are
+/// copies, and some reserve.
 fn ask_several(limiter: &Limiter<RedisStore>, trial: usize) -> Vec<(usize, Check, Answer)> {
     let ask_one = |number: usize| {
         let (key, cost) = (number * number % KEYS.len(), [1, 1, 1, 7][number / 10 % 4]);
@@ -91,17 +91,17 @@ fn ask_several(limiter: &Limiter<RedisStore>, trial: usize) -> Vec<(usize, Check
     (0..CHECKS).map(ask_one).collect()
 }
 
-/// 10,000 admissions by two or three limits whose reply is lost, and that are sent again and then given back: each counts
-/// once by each limit that still knows it, and is found.
+/// 10,000 admissions by two or three limits are sent again after a lost reply, and then refunded. Each counts once
+/// under each limit that still knows it, and each refund finds it.
 #[tokio::test]
-async fn what_is_sent_again_by_several_limits_counts_once_and_can_be_given_back() {
+async fn resent_checks_of_several_limits_count_once_and_can_be_refunded() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
     let limiter = limiter(&proxy).deny_cache(DenyCache::off());
     assert!(limiter.peek(&CALLS, "ada").await.unwrap().is_allowed());
     let (mut admitted, mut given_back, mut passed) = (0, 0, 0);
     for trial in 0..BATCHES {
-        // In every other trial the shortest window passes between the two tries, for certain.
+        // In every other trial, the shortest window passes between the two tries.
         let later = if trial.is_multiple_of(2) { 2 * FLEETING.window() } else { Duration::ZERO };
         proxy.delay_replies(later);
         proxy.lose_replies(1);
@@ -117,7 +117,7 @@ async fn what_is_sent_again_by_several_limits_counts_once_and_can_be_given_back(
             if let Some(fleeting) = decision.statuses().find(|status| status.limit() == &FLEETING)
                 && !later.is_zero()
             {
-                assert_eq!(fleeting.used(), 0, "what has left is not charged again");
+                assert_eq!(fleeting.used(), 0, "expired units are not charged again");
                 passed += 1;
             }
             decisions.push((check, decision));
@@ -157,9 +157,9 @@ async fn what_is_sent_again_by_several_limits_counts_once_and_can_be_given_back(
     );
 }
 
-/// Where the second reply is lost, too, the checks fail: they have been counted, and once only.
+/// If the second reply is also lost, the checks fail. They have counted once.
 #[tokio::test]
-async fn what_is_lost_twice_fails_and_counts_once() {
+async fn checks_whose_reply_is_lost_twice_fail_and_count_once() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
     let limiter = limiter(&proxy);
@@ -180,9 +180,9 @@ async fn what_is_lost_twice_fails_and_counts_once() {
     reached("both replies lost", CHECKS, format!("failed {failed}, each counted once"));
 }
 
-/// What was sent again can be given back as anything else: alone, as copies that share an entry, and at a cost.
+/// A resent check can be refunded like any other: alone, as copies that share an entry, and at a larger cost.
 #[tokio::test]
-async fn what_is_sent_again_can_be_given_back() {
+async fn resent_checks_can_be_refunded() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
     let limiter = limiter(&proxy);

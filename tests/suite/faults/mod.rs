@@ -1,7 +1,7 @@
-//! What goes wrong between a limiter and its server, under load: one file a kind of fault.
+//! Faults between a limiter and its server under load, one file per kind of fault.
 //!
-//! Every run counts what was admitted against what the rules allow, and prints what the fault did. `bash tests/outage.sh`
-//! makes the table of the worst of them, and lets the random faults go on for longer, as `FAULT_SECONDS=600` does.
+//! Each run compares the admissions with the rules, and prints the effect of the fault. `bash tests/outage.sh` makes a
+//! table of the worst faults, and runs the random faults for longer, as `FAULT_SECONDS=600` does.
 
 mod clock;
 mod connections;
@@ -18,19 +18,19 @@ use tokio::time::sleep;
 
 use crate::support::{outage::CLIENTS, redis_server::RedisServer};
 
-/// One line of what faults did.
+/// Prints the effect of a fault in one line.
 fn reached(fault: &str, clients: usize, reached: impl Display) {
-    // On a line of its own, behind the test's name.
+    // On its own line, after the name of the test.
     println!("\n{fault:<32} | {clients:>5} clients | {reached}");
 }
 
-/// Somebody else's script runs for so long, and is killed.
+/// Runs another script for so long, and kills it.
 async fn keep_busy(server: &RedisServer, lasting: Duration) {
     let (mut other, mut killer) = (server.connect(), server.connect());
     let spinning = thread::spawn(move || redis::cmd("EVAL").arg("while true do end").arg(0).exec(&mut other));
     sleep(lasting).await;
     while !spinning.is_finished() {
-        // It may not have begun yet.
+        // The script may not run yet.
         let _ = redis::cmd("SCRIPT").arg("KILL").exec(&mut killer);
         sleep(Duration::from_millis(5)).await;
     }

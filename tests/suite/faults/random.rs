@@ -1,4 +1,4 @@
-//! One fault after the other, at random, for `FAULT_SECONDS`.
+//! Random faults, one after the other, for `FAULT_SECONDS`.
 
 use std::{
     env, fs,
@@ -16,7 +16,7 @@ use super::{
     load::{History, Load},
 };
 use crate::support::{
-    PATIENCE,
+    TEST_TIMEOUT,
     outage::{millis, row},
     proxy::{Cut, Proxy},
     redis_server::RedisServer,
@@ -24,12 +24,12 @@ use crate::support::{
 
 const SECONDS: u64 = 15;
 
-/// What one of the two processes has open at most.
+/// The most connections that one of the two processes opens.
 const POOL: usize = 2;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn random_faults() {
-    let told = env::var("FAULT_SECONDS").ok().map(|seconds| seconds.parse().expect("FAULT_SECONDS is a number"));
+    let reported = env::var("FAULT_SECONDS").ok().map(|seconds| seconds.parse().expect("FAULT_SECONDS is a number"));
     let mut server = RedisServer::start_with(&["--lua-time-limit", "20"]);
     let proxy = Proxy::start(&server).await;
     let tasks_before = tasks();
@@ -39,7 +39,7 @@ async fn random_faults() {
 
     let (random, started) = (RandomState::new(), Instant::now());
     let (mut faults, mut lives) = (0_u64, 1);
-    while started.elapsed() < Duration::from_secs(told.unwrap_or(SECONDS)) {
+    while started.elapsed() < Duration::from_secs(reported.unwrap_or(SECONDS)) {
         let number = random.hash_one(faults);
         let lasting = Duration::from_millis(20 + number / 12 % 200);
         lives += usize::from(strike(&mut server, &proxy, number % 12, lasting).await);
@@ -51,12 +51,12 @@ async fn random_faults() {
     load.recover().await;
     let healed = Instant::now();
     while server.connections() > 2 * POOL {
-        assert!(healed.elapsed() < PATIENCE, "connections have leaked");
+        assert!(healed.elapsed() < TEST_TIMEOUT, "connections have leaked");
         sleep(Duration::from_millis(10)).await;
     }
     let (lasted, memory) = (started.elapsed(), resident_bytes().zip(memory_before));
-    // What other tests take at the same time is not ours.
-    if let (Some((now, before)), Some(_)) = (memory, told) {
+    // Other tests may use memory at the same time, so this is checked only in a run of its own.
+    if let (Some((now, before)), Some(_)) = (memory, reported) {
         assert!(now < before + 64 * 1024 * 1024, "memory has grown from {before} to {now} bytes");
     }
 
@@ -64,7 +64,7 @@ async fn random_faults() {
     assert!(outcome.failed() > 0, "{outcome}");
     let ended = Instant::now();
     while tasks() > tasks_before || server.connections() > 0 {
-        assert!(ended.elapsed() < PATIENCE, "tasks or connections have leaked");
+        assert!(ended.elapsed() < TEST_TIMEOUT, "tasks or connections have leaked");
         sleep(Duration::from_millis(10)).await;
     }
     let grown = memory.map_or(0, |(now, before)| now.saturating_sub(before) / 1024);
@@ -83,7 +83,7 @@ async fn random_faults() {
     );
 }
 
-/// One fault, and its end. Whether the server has forgotten everything.
+/// Injects one fault and ends it. Returns whether the server has lost its data.
 async fn strike(server: &mut RedisServer, proxy: &Proxy, fault: u64, lasting: Duration) -> bool {
     match fault {
         0 => server.pause(),
@@ -96,7 +96,7 @@ async fn strike(server: &mut RedisServer, proxy: &Proxy, fault: u64, lasting: Du
         7 => proxy.delay_replies(lasting),
         8 => proxy.cut(Cut::Close),
         9 => proxy.cut(Cut::Reset),
-        10 => proxy.silence_what_is_open(),
+        10 => proxy.silence_open_connections(),
         _ => keep_busy(server, lasting).await,
     }
     sleep(lasting).await;
@@ -112,7 +112,7 @@ async fn strike(server: &mut RedisServer, proxy: &Proxy, fault: u64, lasting: Du
     fault == 1
 }
 
-/// Of this test's runtime.
+/// The number of tasks on this test's runtime.
 fn tasks() -> usize {
     Handle::current().metrics().num_alive_tasks()
 }

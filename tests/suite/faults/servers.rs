@@ -1,4 +1,4 @@
-//! A server that stands still, dies, forgets, has no memory, or is kept busy.
+//! A server that hangs, dies, forgets the script, has no memory, or is busy.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::{
     CLIENTS, keep_busy,
     load::{History, Load},
 };
-use crate::support::{PATIENCE, outage::row, redis_server::RedisServer};
+use crate::support::{TEST_TIMEOUT, outage::row, redis_server::RedisServer};
 
 const DEADLINE: Duration = Duration::from_millis(100);
 
@@ -27,7 +27,7 @@ async fn a_server_that_stands_still() {
     assert!(outcome.failed_with("timed out") > 0, "{outcome}");
 }
 
-/// A server that comes back empty admits one extra limit a life.
+/// A server that restarts without data admits the limit once more per restart.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_server_that_is_killed() {
     const LIVES: usize = 4;
@@ -48,7 +48,7 @@ async fn a_server_that_is_killed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_forgets_the_script() {
     let server = RedisServer::start();
-    let load = Load::start(&server.url(), CLIENTS, PATIENCE).await;
+    let load = Load::start(&server.url(), CLIENTS, TEST_TIMEOUT).await;
     let mut forgetful = server.connect();
     for _ in 0..150 {
         sleep(Duration::from_millis(10)).await;
@@ -66,7 +66,7 @@ async fn a_server_that_forgets_the_script() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_without_memory() {
     let server = RedisServer::start_with(&["--maxmemory-policy", "noeviction"]);
-    let load = Load::start(&server.url(), CLIENTS, PATIENCE).await;
+    let load = Load::start(&server.url(), CLIENTS, TEST_TIMEOUT).await;
     for _ in 0..5 {
         sleep(Duration::from_millis(100)).await;
         server.run::<()>("CONFIG SET maxmemory 1");
@@ -78,7 +78,7 @@ async fn a_server_without_memory() {
     assert!(outcome.failed() > 0 && outcome.failed() == outcome.failed_with("OOM"), "{outcome}");
 }
 
-/// Somebody else's script runs until it is killed.
+/// Another script runs until it is killed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_is_kept_busy() {
     let server = RedisServer::start_with(&["--lua-time-limit", "20"]);

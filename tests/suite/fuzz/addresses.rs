@@ -1,4 +1,4 @@
-//! `X-Forwarded-For`, `Forwarded` and single-value headers: what the client wrote never changes whose key it is.
+//! `X-Forwarded-For`, `Forwarded` and single-value headers: text that the client wrote never changes the key.
 
 use std::{
     collections::HashSet,
@@ -14,7 +14,7 @@ use super::{fuzz, header_text, header_value};
 const PROXY: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 const SIGNS: &[u8] = b",,,;;==\"\"\\\\[]::..ffoorr  0129";
 
-/// How a chain of hops is written.
+/// The header of a chain of hops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Style {
     XForwardedFor,
@@ -53,7 +53,7 @@ impl Style {
     }
 }
 
-/// A peer as a proxy writes it down.
+/// A peer as a proxy writes it.
 #[derive(Clone, Debug)]
 struct Hop {
     address: IpAddr,
@@ -61,7 +61,7 @@ struct Hop {
     host: Option<Vec<u8>>,
 }
 
-/// Out of any addresses, in one of the ways to write them.
+/// A hop with one of these addresses, in one of the ways to write it.
 fn hop(address: impl Strategy<Value = IpAddr>) -> impl Strategy<Value = Hop> {
     (address, 0..4_u8, any::<u16>(), option::of(header_text(SIGNS))).prop_map(|(address, form, port, host)| {
         let node = match (form, address) {
@@ -75,7 +75,7 @@ fn hop(address: impl Strategy<Value = IpAddr>) -> impl Strategy<Value = Hop> {
     })
 }
 
-/// Not one of the proxies.
+/// An address that is not a proxy.
 fn stranger() -> impl Strategy<Value = IpAddr> {
     let v4 = (11..=255_u8, any::<[u8; 3]>()).prop_map(|(a, [b, c, d])| IpAddr::from([a, b, c, d]));
     let v6 = any::<u64>().prop_map(|low| IpAddr::from(Ipv6Addr::from_bits(0x2001_0db8 << 96 | u128::from(low) << 32)));
@@ -90,7 +90,7 @@ fn style() -> impl Strategy<Value = Style> {
     prop_oneof![Just(Style::XForwardedFor), Just(Style::Forwarded)]
 }
 
-/// What a client has sent: lines of garbage, or of what looks like hops.
+/// Headers that a client sends: lines of garbage, or lines that look like hops.
 fn claims() -> impl Strategy<Value = Vec<Vec<u8>>> {
     let hops = vec(hop(prop_oneof![stranger(), trusted()]), 0..4).prop_map(|hops| {
         let elements: Vec<_> = hops.iter().map(|hop| Style::Forwarded.element(hop)).collect();
@@ -112,7 +112,7 @@ fn key(address: IpAddr) -> Key {
     PeerIp::new().key(address)
 }
 
-/// Behind any number of proxies, each of which appends to the line it got or begins one.
+/// Behind any number of proxies, each of which appends to the last line or begins a new one.
 #[test]
 fn the_left_end_never_changes_the_key() {
     let values = (style(), claims(), hop(stranger()), vec((hop(trusted()), any::<bool>()), 0..6), any::<bool>());
@@ -135,7 +135,7 @@ fn the_left_end_never_changes_the_key() {
 }
 
 #[test]
-fn a_peer_that_is_not_trusted_is_the_client() {
+fn an_untrusted_peer_is_the_client() {
     fuzz(&(style(), claims(), stranger()), |(style, lines, peer)| {
         let parts = request(peer, style.name(), &lines);
         prop_assert_eq!(style.extractor().extract(&parts).unwrap(), key(peer));
@@ -145,9 +145,9 @@ fn a_peer_that_is_not_trusted_is_the_client() {
     });
 }
 
-/// Where the last proxy could not tell the address, the one before it is not asked.
+/// If the last proxy did not know the address, the hops before it are not read.
 #[test]
-fn nothing_is_read_on_the_left_of_what_is_no_address() {
+fn nothing_is_read_left_of_an_unreadable_address() {
     let unreadable = prop_oneof![Just("unknown"), Just("_hidden"), Just("999.1.1.1"), Just("[::"), Just("")];
     fuzz(&(style(), claims(), unreadable, trusted()), |(style, mut lines, node, proxy)| {
         let hop = |node: String| style.element(&Hop { address: proxy, node, host: None });
@@ -162,7 +162,7 @@ fn nothing_is_read_on_the_left_of_what_is_no_address() {
     });
 }
 
-/// Garbage all over: whoever it is then, it is somebody, or an error for the client.
+/// Garbage in all lines gives a key or an error for the client.
 #[test]
 fn every_header_is_read_without_a_panic() {
     fuzz(&(style(), claims()), |(style, lines)| {
@@ -178,7 +178,7 @@ fn every_header_is_read_without_a_panic() {
     });
 }
 
-/// The ways to write an IPv4 address as one of IPv6, with noise in the bits that are not part of it.
+/// The ways to write an IPv4 address as IPv6, with noise in the bits that are not part of it.
 fn spellings(address: Ipv4Addr, noise: u128) -> Vec<IpAddr> {
     let bits = u128::from(address.to_bits());
     let low = |prefix: u128| Ipv6Addr::from_bits(prefix | bits);
@@ -191,10 +191,10 @@ fn spellings(address: Ipv4Addr, noise: u128) -> Vec<IpAddr> {
     all.chain([IpAddr::V4(address)]).collect()
 }
 
-/// Where a local translator puts it, by the length of its prefix (RFC 6052, section 2.2).
+/// The address behind a local translator, by the length of its prefix (RFC 6052, section 2.2).
 fn translated_locally(address: Ipv4Addr, length: u8) -> IpAddr {
     let (prefix, bits) = (0x0064_ff9b_0001_u128 << 80, u128::from(address.to_bits()));
-    // The bits 64 to 71 are left out: so many bits of the address stand behind them.
+    // Bits 64 to 71 are left out, and so many bits of the address come after them.
     let behind = match length {
         48 => 16,
         56 => 24,
@@ -204,11 +204,11 @@ fn translated_locally(address: Ipv4Addr, length: u8) -> IpAddr {
     Ipv6Addr::from_bits(prefix | bits >> behind << 64 | (bits & ((1 << behind) - 1)) << (56 - behind)).into()
 }
 
-/// An IPv4 client is one client, and never another.
+/// Each IPv4 address has one key, in every spelling.
 #[test]
 fn all_spellings_of_an_ipv4_address_are_one_key_and_no_two_addresses_share_one() {
     let address = || any::<u32>().prop_map(Ipv4Addr::from_bits);
-    // Neighbours are as different as strangers.
+    // Neighbouring addresses differ in a single bit.
     let pair = (address(), prop_oneof![address().prop_map(Ok), (0..32_u32).prop_map(Err)]);
     fuzz(&(pair, any::<[u128; 2]>(), 1..=128_u8), |((one, other), noise, prefix)| {
         let other = other.unwrap_or_else(|bit| Ipv4Addr::from_bits(one.to_bits() ^ 1 << bit));
@@ -227,7 +227,7 @@ fn all_spellings_of_an_ipv4_address_are_one_key_and_no_two_addresses_share_one()
     });
 }
 
-/// A network is not one of its subnets, however its address ends.
+/// A network has another key than its subnets, however its address ends.
 #[test]
 fn ipv6_prefixes_of_different_lengths_never_share_a_key() {
     let address = (any::<u128>(), 0..128_u32).prop_map(|(bits, zeros)| Ipv6Addr::from_bits(bits >> zeros << zeros));

@@ -1,7 +1,7 @@
-//! Whatever comes from outside is read without a panic, and nobody is believed who must not be.
+//! Any input from outside is read without a panic, and no untrusted input is trusted.
 //!
-//! `FUZZ_CASES=10000000` makes a long run of each; `PROPTEST_CASES` does so for the headers of upstreams, which are read in
-//! `src/middleware/upstream.rs`. A failing case is shrunk to a short one.
+//! `FUZZ_CASES=10000000` makes a long run of each test. `PROPTEST_CASES` does so for the headers of upstreams, which
+//! are read in `src/middleware/upstream.rs`. A failing case is shrunk to a short one.
 
 mod addresses;
 mod replies;
@@ -28,7 +28,7 @@ fn fuzz<S: Strategy>(values: &S, test: impl Fn(S::Value) -> Result<(), TestCaseE
     }
 }
 
-/// Text that a header may hold, mostly made of `signs`, which mean something to whoever reads it.
+/// Text that a header may hold, mostly made of `signs`, which have a meaning for the reader under test.
 fn header_text(signs: &'static [u8]) -> impl Strategy<Value = Vec<u8>> {
     let byte = prop_oneof![8 => select(signs), 1 => 0x20_u8..0x7f, 1 => 0x80_u8..=0xff, 1 => Just(b'\t')];
     vec(byte, 0..60)

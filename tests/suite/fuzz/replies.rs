@@ -1,4 +1,4 @@
-//! A server that replies anything at all to the script: a decision or a typed error each, and never a panic.
+//! A server that gives any reply to the script: each is a decision or a typed error, and never a panic.
 
 use std::{
     io::Write,
@@ -11,7 +11,6 @@ use axum::body::Body;
 use http::Response;
 use proptest::{collection::vec, prelude::*, sample::select};
 use redis::{Parser, Value};
-use tokio::runtime::{Builder, Runtime};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Breaker, Charge, Check, DenyCache, Error, Limit, Limiter, RateLimitLayer, RedisStore, ResetFormat,
@@ -19,14 +18,14 @@ use tower_sliding_window::{
 
 use super::fuzz;
 use crate::support::{
-    PATIENCE,
+    TEST_TIMEOUT, one_thread,
     requests::{anyone, hello, request},
 };
 
 const CALLS: Limit = Limit::per_minute("calls", 10);
 const OTHER: Limit = Limit::per_hour("other", 100);
 
-/// It says what it is told to say, and closes the connection if that is no whole reply.
+/// A server that sends a fixed reply, and closes the connection if the reply is incomplete.
 struct Impostor {
     url: String,
     says: Arc<Mutex<Says>>,
@@ -35,12 +34,12 @@ struct Impostor {
 #[derive(Clone, Debug)]
 enum Says {
     Reply(Vec<u8>),
-    /// And hangs up.
+    /// Sends the bytes and closes the connection.
     Last(Vec<u8>),
 }
 
 impl Impostor {
-    /// On a thread for each connection, which ends with it.
+    /// Each connection has its own thread.
     fn start() -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let url = format!("redis://{}/", listener.local_addr().unwrap());
@@ -61,7 +60,7 @@ impl Impostor {
 
     fn limiter(&self) -> Limiter<RedisStore> {
         let store = RedisStore::builder(&self.url).build().unwrap();
-        Limiter::new(store).deadline(PATIENCE).breaker(Breaker::off())
+        Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::off())
     }
 }
 
@@ -88,7 +87,7 @@ fn number() -> impl Strategy<Value = i64> {
     ]
 }
 
-/// Any reply on the wire.
+/// Any reply, as bytes of the protocol.
 fn reply() -> impl Strategy<Value = Vec<u8>> {
     let bulk = |bytes: &[u8]| [format!("${}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat();
     let leaf = prop_oneof![
@@ -105,7 +104,7 @@ fn reply() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// Numbers, as many as a script might send, and perhaps when an earlier try was.
+/// As many numbers as the script might send, and perhaps the time of an earlier try.
 fn plausible() -> impl Strategy<Value = Vec<u8>> {
     let at = prop_oneof![6 => Just(None), 1 => number().prop_map(Some)];
     (vec(number(), 1..12), at).prop_map(|(numbers, at)| {
@@ -126,7 +125,7 @@ fn says() -> impl Strategy<Value = Says> {
     ]
 }
 
-/// Whether a reply is one that the script may give to a check of so many charges.
+/// Whether the script may give this reply to a check of so many charges.
 fn is_the_scripts(says: &Says, charges: usize) -> bool {
     let Says::Reply(bytes) = says else { return false };
     let Ok(Value::Array(fields)) = redis::parse_redis_value(bytes) else { return false };
@@ -135,7 +134,7 @@ fn is_the_scripts(says: &Says, charges: usize) -> bool {
     if !is_time(fields.next()) {
         return false;
     }
-    // When an earlier try has counted it.
+    // The time at which an earlier try was counted.
     if let Some(Value::Array(mut at)) = fields.next_if(|field| matches!(field, Value::Array(_)))
         && (at.len() != 1 || !is_time(at.pop()))
     {
@@ -147,7 +146,7 @@ fn is_the_scripts(says: &Says, charges: usize) -> bool {
             return false;
         }
         let Some(Value::Int(reset)) = fields.next() else { return false };
-        // With a reset below 0 come the reserved units, and what they make of a retry time.
+        // A negative reset is followed by the reserved units, and by their part of the retry time.
         let more = usize::from(reset < 0) + usize::from(has_retries) * (1 + usize::from(reset < 0));
         if !(0..more).all(|_| is_time(fields.next())) {
             return false;
@@ -156,14 +155,10 @@ fn is_the_scripts(says: &Says, charges: usize) -> bool {
     fields.next().is_none()
 }
 
-fn runtime() -> Runtime {
-    Builder::new_current_thread().enable_all().build().unwrap()
-}
-
-/// Alone, with a second limit, and settled, with a memory for refusals and without.
+/// With one limit and with two, with a deny cache and without.
 #[test]
 fn every_reply_is_a_decision_or_an_error() {
-    let (runtime, impostor) = (runtime(), Impostor::start());
+    let (runtime, impostor) = (one_thread(), Impostor::start());
     let limiters = runtime.block_on(async { [impostor.limiter(), impostor.limiter().deny_cache(DenyCache::off())] });
     let check = Check::new(Charge::new(CALLS, "ada", 3).unwrap());
     let two = check.clone().and(Charge::new(OTHER, "ada", 3).unwrap()).unwrap();
@@ -171,7 +166,7 @@ fn every_reply_is_a_decision_or_an_error() {
     fuzz(&(says(), any::<bool>(), any::<bool>()), |(says, is_remembered, is_alone)| {
         impostor.says(says.clone());
         let check = if is_alone { &check } else { &two };
-        // What is remembered is not asked.
+        // A cached refusal is not sent to the server.
         let limiter = &limiters[usize::from(!is_remembered)];
         let is_right = is_the_scripts(&says, check.charges().count());
         match runtime.block_on(limiter.check_all(check.clone())) {
@@ -196,15 +191,15 @@ fn every_reply_is_a_decision_or_an_error() {
     assert!(decisions > 0 && errors > 0, "both come up: {decisions} and {errors}");
 }
 
-/// Times and numbers of any size stand in the headers of an answer.
+/// Times and numbers of any size fit into the headers of a response.
 #[test]
-fn every_reply_makes_an_answer() {
-    let (runtime, impostor) = (runtime(), Impostor::start());
+fn every_reply_makes_a_response() {
+    let (runtime, impostor) = (one_thread(), Impostor::start());
     let store = || RedisStore::builder(&impostor.url).build().unwrap();
     let services = [ResetFormat::DeltaSeconds, ResetFormat::EpochSeconds].map(|format| {
         let layer = RateLimitLayer::new(store()).limit(CALLS.by(anyone)).limit(OTHER.by(anyone));
-        // Every request is to have a reply.
-        let layer = layer.breaker(Breaker::off()).deny_cache(DenyCache::off()).deadline(PATIENCE);
+        // Every request must get a reply.
+        let layer = layer.breaker(Breaker::off()).deny_cache(DenyCache::off()).deadline(TEST_TIMEOUT);
         layer.fail_closed().reset_format(format).layer(service_fn(hello))
     });
     fuzz(&(says(), 0..2_usize), |(says, format)| {

@@ -1,4 +1,4 @@
-//! Bearer tokens, API keys and header values: one way to read each, and nothing of them in an error.
+//! Bearer tokens, API keys and header values: there is one way to read each, and no error shows them.
 
 use http::{Request, request::Parts};
 use proptest::{collection::vec, prelude::*, sample::select};
@@ -17,13 +17,13 @@ fn request(name: &str, lines: &[Vec<u8>]) -> Parts {
     request.body(()).unwrap().into_parts().0
 }
 
-/// Garbage, often behind a scheme.
+/// Garbage, often after a scheme.
 fn credentials() -> impl Strategy<Value = Vec<u8>> {
     let scheme = select(vec!["", "Bearer ", "bearer  ", "Basic ", "Bearer", "Bearer\t"]);
     (scheme, header_text(SIGNS)).prop_map(|(scheme, rest)| [scheme.as_bytes(), &rest].concat())
 }
 
-/// What is accepted is the scheme and one token, and has the key of that token.
+/// An accepted value is the scheme and one token, and its key is the key of that token.
 #[test]
 fn a_bearer_token_is_one_token_behind_its_scheme() {
     let extractor = ApiKey::bearer(&secret());
@@ -35,14 +35,14 @@ fn a_bearer_token_is_one_token_behind_its_scheme() {
                 prop_assert!(!words[1].contains([',', '"']));
                 prop_assert_eq!(key, extractor.key(words[1]));
             }
-            // Only what is not there at all is absent.
+            // Only an absent header is missing.
             Err(error) => prop_assert_eq!((error.status().as_u16(), error.is_missing()), (401, lines.is_empty())),
         }
         Ok(())
     });
 }
 
-/// A client gains no second budget by writing its token another way, and shares none with who has another.
+/// A client gets no second budget by writing its token in another way, and shares none with another token.
 #[test]
 fn a_token_has_one_key_however_it_is_sent() {
     let extractor = ApiKey::bearer(&secret());
@@ -79,7 +79,7 @@ fn a_header_value_is_read_or_refused() {
     });
 }
 
-/// Neither the token nor the value, wherever it is refused.
+/// An error shows neither the token nor the value.
 #[test]
 fn no_error_repeats_what_was_sent() {
     fuzz(&("[A-Z]{12}", 0..4_u8), |(value, form)| {

@@ -1,4 +1,4 @@
-//! The examples as programs of their own.
+//! The examples, run as programs.
 
 use std::{
     env,
@@ -8,7 +8,7 @@ use std::{
 
 use super::http_client::{Answer, HttpClient};
 
-/// All settings that examples take. Those of whoever runs the tests are not theirs.
+/// All settings that examples read. The tests remove them from the environment.
 const SETTINGS: [&str; 13] = [
     "PORT",
     "REDIS_URL",
@@ -25,8 +25,7 @@ const SETTINGS: [&str; 13] = [
     "CALL_MILLIS",
 ];
 
-/// An example with these settings and no others. Cargo builds the examples together with the tests, into a folder beside
-/// them.
+/// An example with only these settings. Cargo builds the examples together with the tests, into a folder next to them.
 pub(crate) fn example(name: &str, settings: &[(&str, &str)]) -> Command {
     let folder = env::current_exe().unwrap().parent().unwrap().parent().unwrap().join("examples");
     let program = folder.join(format!("{name}{}", env::consts::EXE_SUFFIX));
@@ -39,11 +38,11 @@ pub(crate) fn example(name: &str, settings: &[(&str, &str)]) -> Command {
     command
 }
 
-/// An example that is a server, on a port of its own, until it is dropped.
+/// An example that is a server, on its own port, until it is dropped.
 pub(crate) struct Server {
     pub(crate) process: Child,
     pub(crate) url: String,
-    /// What it prints after its address.
+    /// Its output after the line with the address.
     pub(crate) output: BufReader<ChildStdout>,
     pub(crate) client: HttpClient,
 }

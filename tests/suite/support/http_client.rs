@@ -1,4 +1,4 @@
-//! A client for servers on this machine.
+//! An HTTP client for servers on this machine.
 
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::{BodyExt, Full};
@@ -41,7 +41,7 @@ impl HttpClient {
 }
 
 impl Answer {
-    /// A header that is a number.
+    /// The value of a header that is a number.
     pub(crate) fn number(&self, name: &str) -> Option<u64> {
         self.headers.get(name).map(|value| value.to_str().unwrap().parse().unwrap())
     }

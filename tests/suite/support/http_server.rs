@@ -1,11 +1,11 @@
-//! Servers on this machine.
+//! HTTP servers on this machine.
 
 use std::net::SocketAddr;
 
 use axum::Router;
 use tokio::net::TcpListener;
 
-/// Serves an app until the test ends, and says where.
+/// Serves an app until the test ends, and returns its URL.
 pub(crate) async fn serve(app: Router) -> String {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());

@@ -1,4 +1,4 @@
-//! Clients that ask for as long as a test runs, and what they are told.
+//! Clients that send checks for as long as a test runs, and a report of the decisions.
 
 use std::{
     mem,
@@ -13,55 +13,55 @@ use tokio::{task::JoinSet, time::sleep};
 use tower_sliding_window::{Check, Limiter, Store};
 
 use super::{
-    PATIENCE,
+    TEST_TIMEOUT,
     outage::{CLIENTS, DEADLINE},
 };
 
-/// Between two questions of a client.
+/// The pause of a client between two checks.
 const PAUSE: Duration = Duration::from_millis(10);
 
 pub(crate) struct Load {
     clients: JoinSet<()>,
     is_over: Arc<AtomicBool>,
-    told: Arc<Mutex<Told>>,
+    report: Arc<Mutex<Report>>,
 }
 
-/// What all clients were told since somebody last asked for it.
+/// The decisions of all clients since the last report.
 #[derive(Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct Report {
     pub(crate) admitted: u64,
     pub(crate) decided: u64,
     pub(crate) failed: u64,
     pub(crate) slowest: Duration,
-    /// Without any decision.
+    /// The longest time without any decision.
     pub(crate) longest_gap: Duration,
     last_decision: Option<Instant>,
     last_failure: Option<Instant>,
 }
 
 impl Load {
-    /// Each client has a number, and asks in its way whether it is admitted. `None` is that there was no decision.
+    /// Each client has a number. `ask` returns whether it was admitted, or `None` if there was no decision.
     pub(crate) fn start<F>(ask: impl Fn(usize) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = Option<bool>> + Send,
     {
-        let (ask, is_over, told) = (Arc::new(ask), Arc::<AtomicBool>::default(), Arc::<Mutex<Told>>::default());
+        let (ask, is_over, report) = (Arc::new(ask), Arc::<AtomicBool>::default(), Arc::<Mutex<Report>>::default());
         let mut clients = JoinSet::new();
         for number in 0..CLIENTS {
-            let (ask, is_over, told) = (Arc::clone(&ask), Arc::clone(&is_over), Arc::clone(&told));
+            let (ask, is_over, report) = (Arc::clone(&ask), Arc::clone(&is_over), Arc::clone(&report));
             clients.spawn(async move {
                 while !is_over.load(Ordering::SeqCst) {
                     let asked = Instant::now();
                     let answer = ask(number).await;
-                    told.lock().unwrap().hears(answer, asked);
+                    report.lock().unwrap().record(answer, asked);
                     sleep(PAUSE).await;
                 }
             });
         }
-        Self { clients, is_over, told }
+        Self { clients, is_over, report }
     }
 
-    /// Each client asks the limiter for the check of its number, with the usual deadline.
+    /// Each client sends the check of its number to the limiter, with the default deadline.
     pub(crate) fn of_checks<S: Store>(
         limiter: &Limiter<S>,
         check: impl Fn(usize) -> Check + Send + Sync + 'static,
@@ -73,32 +73,32 @@ impl Load {
         })
     }
 
-    /// What was told since this was last asked.
-    pub(crate) fn told(&self) -> Told {
-        mem::take(&mut *self.told.lock().unwrap())
+    /// Returns the report since the last call.
+    pub(crate) fn report(&self) -> Report {
+        mem::take(&mut *self.report.lock().unwrap())
     }
 
-    /// Until some more is decided.
+    /// Waits until more checks are decided.
     pub(crate) async fn goes_on(&self) {
-        let (before, asked) = (self.told.lock().unwrap().decided, Instant::now());
-        // A busy machine takes its time to find a cluster's new primary.
-        while self.told.lock().unwrap().decided <= before + 500 {
-            assert!(asked.elapsed() < 3 * PATIENCE, "nothing is decided");
+        let (before, asked) = (self.report.lock().unwrap().decided, Instant::now());
+        // A busy machine needs time to find the new primary of a cluster.
+        while self.report.lock().unwrap().decided <= before + 500 {
+            assert!(asked.elapsed() < 3 * TEST_TIMEOUT, "nothing is decided");
             sleep(Duration::from_millis(20)).await;
         }
     }
 
-    /// Lets every client hear its last answer.
-    pub(crate) async fn end(self) -> Told {
+    /// Waits for the last decision of every client.
+    pub(crate) async fn end(self) -> Report {
         self.is_over.store(true, Ordering::SeqCst);
-        let told = Arc::clone(&self.told);
+        let report = Arc::clone(&self.report);
         self.clients.join_all().await;
-        mem::take(&mut *told.lock().unwrap())
+        mem::take(&mut *report.lock().unwrap())
     }
 }
 
-impl Told {
-    fn hears(&mut self, is_admitted: Option<bool>, asked: Instant) {
+impl Report {
+    fn record(&mut self, is_admitted: Option<bool>, asked: Instant) {
         let now = Instant::now();
         self.slowest = self.slowest.max(now - asked);
         match is_admitted {
@@ -115,7 +115,7 @@ impl Told {
         }
     }
 
-    /// How long after this moment the last failure was.
+    /// The time from this moment to the last failure.
     pub(crate) fn failed_after(&self, moment: Instant) -> Duration {
         self.last_failure.map(|failure| failure.saturating_duration_since(moment)).unwrap_or_default()
     }

@@ -21,7 +21,8 @@ impl Log {
         let writer = lines.clone();
         let subscriber = tracing_subscriber::fmt().with_ansi(false).with_max_level(LevelFilter::TRACE);
         let subscriber = subscriber.with_writer(move || writer.clone()).finish().set_default();
-        // An event that another test came to for the first time just now may have missed this subscriber: it asks again.
+        // An event that another test reached for the first time just now may have missed this subscriber, so this looks
+        // again.
         thread::sleep(Duration::from_millis(5));
         tracing::callsite::rebuild_interest_cache();
         Self { lines, _subscriber: Box::new(subscriber) }

@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Helpers that the tests share.
 
 pub(crate) mod example;
 pub(crate) mod http_client;
@@ -12,43 +12,127 @@ pub(crate) mod proxy;
 pub(crate) mod redis_cluster;
 pub(crate) mod redis_server;
 pub(crate) mod requests;
+pub(crate) mod services;
 pub(crate) mod stores;
 pub(crate) mod switched;
 
-use std::time::{Duration, Instant};
+use std::{
+    error::Error,
+    time::{Duration, Instant, UNIX_EPOCH},
+};
 
-use tokio::time::sleep;
-use tower_sliding_window::{DenyCache, Limiter, ManualClock, MemoryStore, RedisStore, Store};
+use tokio::{
+    runtime::{self, Runtime},
+    task::yield_now,
+    time::sleep,
+};
+use tower_sliding_window::{
+    Algorithm, Charge, Check, DenyCache, Limit, Limiter, ManualClock, MemoryStore, RedisStore, Store,
+};
 
 use self::redis_server::RedisServer;
 
 /// Long enough that no test fails because the machine is busy.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Waits for something to be so.
-pub(crate) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub(crate) const MICROSECOND: Duration = Duration::from_micros(1);
+
+/// One algorithm of each kind.
+pub(crate) const ALGORITHMS: [Algorithm; 4] =
+    [Algorithm::log(), Algorithm::compact(16), Algorithm::counter(), Algorithm::fixed()];
+
+pub(crate) const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+pub(crate) const fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// A charge to the key `ada`.
+pub(crate) fn charge(limit: &Limit, cost: u64) -> Charge {
+    Charge::new(limit.clone(), "ada", cost).unwrap()
+}
+
+pub(crate) fn check_of(charges: impl IntoIterator<Item = Charge>) -> Check {
+    let mut charges = charges.into_iter();
+    let first = Check::new(charges.next().unwrap());
+    charges.try_fold(first, Check::and).unwrap()
+}
+
+/// Advances the clock to the moment at which its next window begins, as fixed windows count them.
+pub(crate) fn to_next_window(clock: &ManualClock, window: Duration) {
+    let since_1970 = clock.now().duration_since(UNIX_EPOCH).unwrap().as_micros();
+    let elapsed = u64::try_from(since_1970 % window.as_micros()).unwrap();
+    clock.advance(window - Duration::from_micros(elapsed));
+}
+
+/// Advances the clock to a second after its next window has begun, so that no algorithm is near the end of a window.
+pub(crate) fn to_the_start_of_a_window(clock: &ManualClock, window: Duration) {
+    to_next_window(clock, window);
+    clock.advance(seconds(1));
+}
+
+/// Numbers that look random and are the same in every run.
+pub(crate) struct Numbers(pub(crate) u64);
+
+impl Numbers {
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end
+    }
+}
+
+/// An error and its causes, separated by colons.
+pub(crate) fn with_causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+pub(crate) fn one_thread() -> Runtime {
+    runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+pub(crate) fn two_threads() -> Runtime {
+    runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+/// Lets all other tasks do what they can do without time passing.
+pub(crate) async fn let_tasks_run() {
+    for _ in 0..100 {
+        yield_now().await;
+    }
+}
+
+/// Waits until a condition holds, and fails with `failure` if it does not.
+pub(crate) async fn until(failure: &str, mut holds: impl FnMut() -> bool) {
     let asked = Instant::now();
-    while !is_so() {
-        assert!(asked.elapsed() < PATIENCE, "{what}");
+    while !holds() {
+        assert!(asked.elapsed() < TEST_TIMEOUT, "{failure}");
         sleep(Duration::from_millis(20)).await;
     }
 }
 
-/// A limiter on one of the stores, with the time in the test's hands.
+/// A limiter on one of the stores, whose clock the test controls.
 pub(crate) struct Fixture<S> {
     pub(crate) limiter: Limiter<S>,
     pub(crate) clock: ManualClock,
-    /// Ends with the test.
+    /// Stopped when the test ends.
     _server: Option<RedisServer>,
 }
 
 impl<S: Store> Fixture<S> {
     fn new(store: S, clock: ManualClock, server: Option<RedisServer>) -> Self {
-        Self { limiter: Limiter::new(store).deadline(PATIENCE), clock, _server: server }
+        Self { limiter: Limiter::new(store).deadline(TEST_TIMEOUT), clock, _server: server }
     }
 
-    /// Asks the store itself, every time.
-    pub(crate) fn asking_every_time(self) -> Self {
+    /// Without a deny cache, so that every check reaches the store.
+    pub(crate) fn without_deny_cache(self) -> Self {
         Self { limiter: self.limiter.deny_cache(DenyCache::off()), ..self }
     }
 }
@@ -60,11 +144,11 @@ pub(crate) fn memory() -> Fixture<MemoryStore> {
 
 pub(crate) fn redis() -> Fixture<RedisStore> {
     let (clock, server) = (ManualClock::new(), RedisServer::start());
-    let store = RedisStore::builder(&server.url()).clock(&clock).connect_timeout(PATIENCE).build().unwrap();
+    let store = RedisStore::builder(&server.url()).clock(&clock).connect_timeout(TEST_TIMEOUT).build().unwrap();
     Fixture::new(store, clock, Some(server))
 }
 
-/// Runs tests that take a fixture once a store.
+/// Runs each test on every store. The test takes a `Fixture`.
 macro_rules! for_every_store {
     ($($test:ident)*) => {
         mod on_memory {

@@ -1,17 +1,16 @@
-//! The table of what was seen while something was wrong, and of what must be reached: `bash tests/outage.sh` puts together
-//! the lines that tests print.
+//! The lines of the table that `bash tests/outage.sh` makes: each fault, its measured effect, and the goal.
 
 use std::{fmt::Display, time::Duration};
 
-/// How many clients ask at once.
+/// The number of clients.
 pub(crate) const CLIENTS: usize = 200;
 
-/// How long each of them waits: as long as it does unless it is told otherwise.
+/// The deadline of each client, which is the default of the limiter.
 pub(crate) const DEADLINE: Duration = Duration::from_millis(50);
 
-/// One line of the table.
+/// Prints one line of the table.
 pub(crate) fn row(fault: &str, seen: impl Display, to_reach: &str) {
-    // On a line of its own, behind the test's name.
+    // On its own line, after the name of the test.
     println!("\n| {fault} | {seen} | {to_reach} |");
 }
 

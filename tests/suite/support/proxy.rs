@@ -1,5 +1,5 @@
-//! A proxy in front of redis-server that can lose, delay and split what passes through it, cut connections, fall silent,
-//! and lead to another server.
+//! A proxy in front of redis-server. It can lose, delay and split the traffic, cut connections, fall silent, and lead
+//! to another server.
 
 use std::{
     sync::{
@@ -23,11 +23,11 @@ pub(crate) struct Proxy {
     wires: Arc<Wires>,
 }
 
-/// What all connections look up.
+/// The settings of all connections.
 struct Wires {
     target: Mutex<String>,
     to_lose: AtomicUsize,
-    /// Connections of a lower number are silent.
+    /// Connections with a lower number are silent.
     silent_below: AtomicUsize,
     accepted: AtomicUsize,
     delay_micros: AtomicU64,
@@ -35,22 +35,22 @@ struct Wires {
     cuts: broadcast::Sender<Cut>,
 }
 
-/// How a connection ends.
+/// The way a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
     /// In order, as if the server had closed it.
     Close,
-    /// With a RST, and what is on its way is lost.
+    /// With a RST, so that data in flight is lost.
     Reset,
 }
 
 impl Proxy {
-    /// Forwards to `server`, until the test's runtime ends.
+    /// Forwards to `server` until the test's runtime ends.
     pub(crate) async fn start(server: &RedisServer) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let url = format!("redis://{}/", listener.local_addr().unwrap());
         let wires = Arc::new(Wires {
-            target: Mutex::new(address(server)),
+            target: Mutex::new(server.address()),
             to_lose: AtomicUsize::new(0),
             silent_below: AtomicUsize::new(0),
             accepted: AtomicUsize::new(0),
@@ -69,11 +69,11 @@ impl Proxy {
 
     /// Connections made from now on lead to another server.
     pub(crate) fn lead_to(&self, server: &RedisServer) {
-        *self.wires.target.lock().unwrap() = address(server);
+        *self.wires.target.lock().unwrap() = server.address();
     }
 
-    /// The connections that are open stay open, and nothing comes back over them any more.
-    pub(crate) fn silence_what_is_open(&self) {
+    /// Open connections stay open, but no reply comes over them any more.
+    pub(crate) fn silence_open_connections(&self) {
         self.wires.silent_below.store(self.wires.accepted.load(Ordering::SeqCst), Ordering::SeqCst);
     }
 
@@ -81,7 +81,7 @@ impl Proxy {
         &self.url
     }
 
-    /// The next replies, so many of them, do not arrive: each time the connection is cut after the server has answered.
+    /// The next `replies` replies do not arrive. Each time, the connection is cut after the server has replied.
     pub(crate) fn lose_replies(&self, replies: usize) {
         self.wires.to_lose.store(replies, Ordering::SeqCst);
     }
@@ -90,30 +90,26 @@ impl Proxy {
         self.wires.to_lose.load(Ordering::SeqCst) == 0
     }
 
-    /// From now on replies arrive so much later, one after the other.
+    /// From now on each reply arrives so much later.
     pub(crate) fn delay_replies(&self, by: Duration) {
         self.wires.delay_micros.store(u64::try_from(by.as_micros()).unwrap(), Ordering::SeqCst);
     }
 
-    /// Whether everything travels byte by byte from now on, in both directions.
+    /// Whether all data travels byte by byte from now on, in both directions.
     pub(crate) fn split_packets(&self, is_splitting: bool) {
         self.wires.is_splitting.store(is_splitting, Ordering::SeqCst);
     }
 
     /// Ends every connection that is open.
     pub(crate) fn cut(&self, how: Cut) {
-        // Nobody hears it if none is open.
+        // Sending fails if no connection is open.
         let _ = self.wires.cuts.send(how);
     }
 }
 
-fn address(server: &RedisServer) -> String {
-    server.url().trim_start_matches("redis://").trim_end_matches('/').to_owned()
-}
-
 async fn forward(mut client: TcpStream, wires: Arc<Wires>) {
     let target = wires.target.lock().unwrap().clone();
-    // Where no server is, the client's connection is closed at once.
+    // Without a server, the client's connection is closed at once.
     let Ok(mut server) = TcpStream::connect(target).await else { return };
     let number = wires.accepted.fetch_add(1, Ordering::SeqCst);
     let mut cuts = wires.cuts.subscribe();
@@ -125,7 +121,7 @@ async fn forward(mut client: TcpStream, wires: Arc<Wires>) {
         cut = cuts.recv() => cut.unwrap_or(Cut::Close),
     };
     if cut == Cut::Reset {
-        // It may be gone already.
+        // It may be closed already.
         let _ = client.set_zero_linger();
     }
 }

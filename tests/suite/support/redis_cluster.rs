@@ -5,11 +5,11 @@ use std::{process::Command, time::Duration};
 use tokio::task::spawn_blocking;
 use tower_sliding_window::{DenyCache, Limiter, RedisStore, store::RedisStoreBuilder};
 
-use super::{PATIENCE, redis_server::RedisServer, until};
+use super::{TEST_TIMEOUT, redis_server::RedisServer, until};
 
 const OPTIONS: [&str; 4] = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
 
-/// Three primaries, and behind them a replica each if there are six.
+/// Three primaries. With six nodes, each primary has a replica.
 pub(crate) struct RedisCluster(pub(crate) Vec<RedisServer>);
 
 impl RedisCluster {
@@ -31,15 +31,14 @@ impl RedisCluster {
     }
 
     pub(crate) fn builder(&self) -> RedisStoreBuilder {
-        RedisStore::cluster(self.0.iter().map(RedisServer::url)).connect_timeout(PATIENCE)
+        RedisStore::cluster(self.0.iter().map(RedisServer::url)).connect_timeout(TEST_TIMEOUT)
     }
 
-    /// Asks every time.
+    /// Without a deny cache.
     pub(crate) fn limiter(&self, builder: RedisStoreBuilder) -> Limiter<RedisStore> {
         Limiter::new(builder.build().unwrap()).deny_cache(DenyCache::off()).deadline(Duration::from_secs(5))
     }
 
-    /// The primaries.
     pub(crate) fn primaries(&self) -> impl Iterator<Item = &RedisServer> {
         self.0.iter().filter(|node| node.is_primary())
     }
@@ -49,7 +48,7 @@ impl RedisCluster {
     }
 }
 
-/// Whether a node knows of all slots, and if it is a replica, has all data.
+/// Whether a node knows all slots. A replica must also have all data.
 fn is_settled(node: &RedisServer) -> bool {
     node.run::<String>("CLUSTER INFO").contains("cluster_state:ok")
         && (node.is_primary() || node.run::<String>("INFO replication").contains("master_link_status:up"))

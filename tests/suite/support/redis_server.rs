@@ -1,6 +1,6 @@
-//! A redis-server of the test's own, on a free port, gone when the test is.
+//! A redis-server for one test, on a free port, stopped when the test ends.
 //!
-//! `REDIS_SERVER` names the program, where it is not to be the redis-server that is installed.
+//! `REDIS_SERVER` names the program, if it is not the installed redis-server.
 
 use std::{
     env,
@@ -25,11 +25,11 @@ impl RedisServer {
         Self::start_with(&[])
     }
 
-    /// Starts a server with these command-line options beside our own.
+    /// Starts a server with these command-line options in addition to the standard ones.
     pub(crate) fn start_with(options: &[&str]) -> Self {
         let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
         let dir = tempfile::tempdir().unwrap();
-        // Somebody else may take a port between our look and the server's start.
+        // Another process may take the port before the server starts.
         for _ in 0..10 {
             let port = free_port();
             let mut process = spawn(port, &options, &dir);
@@ -44,12 +44,16 @@ impl RedisServer {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
     /// Host and port.
     pub(crate) fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// A connection beside those of the store under test.
+    /// A connection that is separate from those of the store under test.
     pub(crate) fn connect(&self) -> Connection {
         redis::Client::open(self.url()).unwrap().get_connection().unwrap()
     }
@@ -64,14 +68,14 @@ impl RedisServer {
         command.query(&mut self.connect()).unwrap()
     }
 
-    /// Before 7.0 a server can neither tell when a key expires, nor a script its version.
+    /// Before 7.0 a server cannot report when a key expires, and a script cannot read the version.
     pub(crate) fn is_before_7(&self) -> bool {
         let info: String = self.run("INFO server");
         let version = info.lines().find_map(|line| line.strip_prefix("redis_version:")).unwrap();
         version.split('.').next().unwrap().parse::<u32>().unwrap() < 7
     }
 
-    /// Not yet, if it closes the connection meanwhile: a sentinel makes it do so when it promotes it.
+    /// `false` if the server closes the connection meanwhile, which it does while it is promoted.
     pub(crate) fn is_primary(&self) -> bool {
         let connection = redis::Client::open(self.url()).unwrap().get_connection();
         let info = connection.and_then(|mut connection| redis::cmd("INFO").query::<String>(&mut connection));
@@ -81,7 +85,14 @@ impl RedisServer {
         }
     }
 
-    /// How many connections are open, beside the one that asks.
+    /// The number of script calls since the last `CONFIG RESETSTAT`.
+    pub(crate) fn script_calls(&self) -> u64 {
+        let stats: String = self.run("INFO commandstats");
+        let calls = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
+        stats.lines().filter(|line| line.starts_with("cmdstat_eval")).filter_map(calls).sum()
+    }
+
+    /// The number of open connections, without the one that asks.
     pub(crate) fn connections(&self) -> usize {
         self.run::<String>("CLIENT LIST TYPE normal").lines().count() - 1
     }
@@ -90,7 +101,13 @@ impl RedisServer {
         self.run("KEYS *")
     }
 
-    /// The server stands still: connections stay open, nothing is answered.
+    pub(crate) fn only_key(&self) -> String {
+        let keys = self.keys();
+        assert_eq!(keys.len(), 1, "{keys:?}");
+        keys.into_iter().next().unwrap()
+    }
+
+    /// Stops the process: connections stay open, and the server does not reply.
     pub(crate) fn pause(&self) {
         self.signal("-STOP");
     }
@@ -105,7 +122,7 @@ impl RedisServer {
         self.process.wait().unwrap();
     }
 
-    /// Starts it again on the same port, empty.
+    /// Starts it again on the same port, without data.
     pub(crate) fn restart(&mut self) {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
@@ -130,7 +147,7 @@ impl Drop for RedisServer {
     }
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
 
@@ -138,7 +155,7 @@ fn spawn(port: u16, options: &[String], dir: &TempDir) -> Child {
     Command::new(env::var_os("REDIS_SERVER").unwrap_or_else(|| "redis-server".into()))
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
         .arg("--logfile")
-        // Redis 6.2 would open it where the tests run.
+        // Redis 6.2 would create its log file in the current folder.
         .arg(dir.path().join("redis.log"))
         .arg("--dir")
         .arg(dir.path())
@@ -152,7 +169,7 @@ fn wait_until_up(process: &mut Child, port: u16) -> bool {
     let client = redis::Client::open(format!("redis://127.0.0.1:{port}/")).unwrap();
     let deadline = Instant::now() + Duration::from_secs(10);
     while Instant::now() < deadline && process.try_wait().unwrap().is_none() {
-        // A server that asks for a password is up, too.
+        // A server that asks for a password also runs.
         match client.get_connection().and_then(|mut connection| redis::cmd("PING").query::<String>(&mut connection)) {
             Err(error) if error.is_io_error() => sleep(Duration::from_millis(5)),
             _ => return true,

@@ -1,13 +1,13 @@
-//! Requests without a server, and what their responses say.
+//! Requests and responses without a server.
 
 use std::convert::Infallible;
 
 use axum::body::Body;
-use http::{HeaderMap, Request, Response, request::Parts};
+use http::{HeaderMap, HeaderName, Request, Response, request::Parts};
 use http_body_util::BodyExt;
 use tower_sliding_window::{Key, KeyError};
 
-/// Everybody is the same.
+/// All requests have the same key.
 pub(crate) fn anyone(_: &Parts) -> Result<Key, KeyError> {
     Ok(Key::new("test", "anyone"))
 }
@@ -28,4 +28,20 @@ pub(crate) async fn json(response: Response<Body>) -> String {
 pub(crate) fn figures(headers: &HeaderMap) -> [Option<&str>; 4] {
     ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset", "retry-after"]
         .map(|name| headers.get(name).map(|value| value.to_str().unwrap()))
+}
+
+/// A response as the headers of its request describe it: `answer` is the status, and `answer-x: y` becomes `x: y`.
+pub(crate) fn scripted_response(headers: &HeaderMap) -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    for (name, value) in headers {
+        match name.as_str().strip_prefix("answer") {
+            Some("") => *response.status_mut() = value.to_str().unwrap().parse().unwrap(),
+            Some(name) => {
+                let name = HeaderName::try_from(&name[1..]).unwrap();
+                response.headers_mut().insert(name, value.clone());
+            }
+            None => {}
+        }
+    }
+    response
 }

@@ -1,4 +1,4 @@
-//! Stores that do not decide, and one whose settlements are watched.
+//! Stores that fail or never reply, and one that records its settlements.
 
 use std::{
     future::{Future, Pending, Ready, pending, ready},
@@ -30,7 +30,7 @@ impl Store for Failing {
     }
 }
 
-/// A store that never answers.
+/// A store that never replies.
 #[derive(Clone)]
 pub(crate) struct Silent;
 
@@ -52,12 +52,12 @@ impl Store for Silent {
     }
 }
 
-/// A store that remembers its settlements, and may fail to settle.
+/// A store that records its settlements, and may fail to settle.
 #[derive(Clone)]
 pub(crate) struct Watched {
     store: MemoryStore,
     settles: Settles,
-    /// Of each settlement, the costs.
+    /// The costs of each settlement.
     settlements: Arc<Mutex<Vec<Vec<Option<u64>>>>>,
 }
 

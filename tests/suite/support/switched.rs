@@ -1,4 +1,4 @@
-//! A store that works, is slow, fails or falls silent as it is told.
+//! A store that works, is slow, fails or hangs, as the test sets it.
 
 use std::{
     future::Future,
@@ -29,7 +29,7 @@ pub(crate) struct Switched {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum State {
     Works,
-    /// For so long.
+    /// Each operation takes so long.
     Takes(Duration),
     Fails,
     Hangs,
@@ -48,8 +48,8 @@ impl Switched {
         }
     }
 
-    /// One whose clones share what they know of it.
-    pub(crate) fn with_epoch(state: State) -> Self {
+    /// A store whose clones share a local state.
+    pub(crate) fn with_local_state(state: State) -> Self {
         Self { local_state: Some(LocalState::new()), ..Self::new(state) }
     }
 
@@ -57,12 +57,12 @@ impl Switched {
         *self.state.lock().unwrap() = state;
     }
 
-    /// How often it has been asked something.
+    /// The number of operations so far.
     pub(crate) fn asked(&self) -> usize {
         self.asked.load(Ordering::SeqCst)
     }
 
-    /// How many of its answers never come, and are waited for.
+    /// The number of operations that never finish and are still waited for.
     pub(crate) fn waiting(&self) -> usize {
         Arc::weak_count(&self.waiting)
     }

@@ -1,0 +1,339 @@
+//! A clock that has stepped back: reset times are never too early, and counting is correct within one window of 1970, where
+//! the clock of a test may be.
+
+use std::time::{Duration, SystemTime};
+
+use Action::{IsRefused, Peeks, Reserves, Settles, Takes, Waits};
+use tower_sliding_window::{
+    AdmissionId, Algorithm, Check, Decision, DenyCache, Limit, LimitStatus, Limiter, ManualClock, RedisStore,
+    Settlement, Store,
+};
+
+use crate::support::{
+    ALGORITHMS, Fixture, MICROSECOND, Numbers, TEST_TIMEOUT, charge, for_every_store, memory, model::ModelStatus, ms,
+    redis, redis_server::RedisServer, seconds, to_next_window,
+};
+
+const CALLS: Limit = Limit::per("calls", 100, Duration::from_secs(10));
+
+/// An action on a limit before the clock steps back. Each takes a second.
+#[derive(Clone, Copy, Debug)]
+enum Action {
+    Takes(u64),
+    Reserves(u64),
+    /// Reserves the first number of units, and settles them at the second.
+    Settles(u64, u64),
+    /// Advances the clock.
+    Waits(Duration),
+    /// A peek or a refusal, which drops expired entries.
+    Peeks,
+    IsRefused,
+}
+
+/// A reservation has a lease of 7 s.
+const HISTORIES: [&[Action]; 12] = [
+    &[Takes(1)],
+    &[Takes(1), Takes(1), Takes(1)],
+    &[Takes(7)],
+    &[Takes(2), Takes(1), Takes(7)],
+    &[Reserves(5)],
+    &[Takes(1), Reserves(5), Takes(1)],
+    &[Settles(5, 2), Takes(1)],
+    &[Takes(1), Takes(1), Settles(1, 0)],
+    &[Settles(1, 1)],
+    // The first unit has expired and is dropped.
+    &[Takes(1), Takes(1), Takes(1), Waits(ms(7_100)), Peeks],
+    &[Takes(2), Takes(1), Takes(7), Waits(ms(7_100)), IsRefused],
+    &[Takes(1), Waits(ms(9_100)), Takes(1), Takes(1), Peeks],
+];
+
+impl<S: Store> Fixture<S> {
+    async fn perform(&self, limit: &Limit, done: Action) {
+        match done {
+            Takes(cost) => assert!(self.limiter.check(limit, "ada", cost).await.unwrap().is_allowed()),
+            Reserves(cost) => drop(self.limiter.reserve(limit, "ada", cost, seconds(7)).await.unwrap().unwrap()),
+            Settles(cost, settled) => {
+                let reservation = self.limiter.reserve(limit, "ada", cost, seconds(7)).await.unwrap().unwrap();
+                assert!(reservation.settle(settled).await.unwrap().was_applied());
+            }
+            Waits(time) => self.clock.advance(time),
+            Peeks => drop(self.limiter.peek(limit, "ada").await.unwrap()),
+            // If no units are left in the window, the check would be admitted.
+            IsRefused if self.peek_at(limit).await.used() == 0 => {}
+            IsRefused => assert!(!self.limiter.check(limit, "ada", limit.units()).await.unwrap().is_allowed()),
+        }
+        if !matches!(done, Waits(_)) {
+            self.clock.advance(seconds(1));
+        }
+    }
+
+    async fn peek_at(&self, limit: &Limit) -> Decision {
+        self.limiter.peek(limit, "ada").await.unwrap()
+    }
+}
+
+/// Until the reset time as much is used as now, and then less. This is exact to the microsecond.
+async fn the_reset_time_is_exact_after_a_step_back(test: Fixture<impl Store>) {
+    let test = test.without_deny_cache();
+    let other = Limit::per("other", 1, seconds(3_600));
+    for algorithm in ALGORITHMS {
+        let limit = CALLS.with_algorithm(algorithm);
+        for history in HISTORIES {
+            for step in [MICROSECOND, ms(1), ms(150), seconds(1), seconds(4), seconds(25)] {
+                for asked in ["peeks", "refused by another", "admitted", "admitted after that"] {
+                    to_next_window(&test.clock, seconds(10));
+                    test.clock.advance(seconds(51));
+                    for done in history {
+                        test.perform(&limit, *done).await;
+                    }
+                    test.clock.step_back(step);
+                    let case = format!("{algorithm:?} {history:?} {step:?} {asked}");
+                    let decision = match asked {
+                        "peeks" => test.peek_at(&limit).await,
+                        "refused by another" => {
+                            assert!(test.limiter.check(&other, "ada", 1).await.unwrap().is_allowed());
+                            let both = Check::new(charge(&other, 1)).and(charge(&limit, 1)).unwrap();
+                            let refused = test.limiter.check_all(both).await.unwrap();
+                            assert!(!refused.is_allowed());
+                            refused
+                        }
+                        "admitted" => test.limiter.check(&limit, "ada", 1).await.unwrap(),
+                        _ => {
+                            test.perform(&limit, Takes(1)).await;
+                            test.perform(&limit, Takes(1)).await;
+                            test.peek_at(&limit).await
+                        }
+                    };
+                    let status = decision.statuses().find(|status| status.limit() == &limit).unwrap();
+                    let (used, reported) = (status.used(), status.reset_after());
+                    if used > 0 {
+                        test.clock.advance(reported - MICROSECOND);
+                        assert_eq!(test.peek_at(&limit).await.used(), used, "{case}: {reported:?} is too late");
+                        test.clock.advance(MICROSECOND);
+                    }
+                    assert!(used == 0 || test.peek_at(&limit).await.used() < used, "{case}: {reported:?} is too early");
+                    test.limiter.reset(&limit, "ada").await.unwrap();
+                    test.limiter.reset(&other, "ada").await.unwrap();
+                }
+            }
+        }
+    }
+}
+
+/// Units of each kind, taken at 1970 and within one window of it.
+async fn counting_is_unchanged_within_a_window_of_1970(test: Fixture<impl Store>) {
+    let test = test.without_deny_cache();
+    for algorithm in ALGORITHMS {
+        let limit = CALLS.with_algorithm(algorithm);
+        for since in [Duration::ZERO, MICROSECOND, seconds(3), limit.window() - seconds(1), limit.window(), seconds(11)]
+        {
+            let case = format!("{algorithm:?}, {since:?} after");
+            test.clock.step_back(Duration::MAX);
+            assert_eq!(test.clock.now(), SystemTime::UNIX_EPOCH);
+            test.clock.advance(since);
+            for (cost, used) in [(30, 30), (1, 31), (40, 71), (1, 72)] {
+                let decision = test.limiter.check(&limit, "ada", cost).await.unwrap();
+                assert_eq!(
+                    (decision.is_allowed(), decision.used(), decision.at()),
+                    (true, used, test.clock.now()),
+                    "{case}"
+                );
+            }
+            for cost in [29, 100] {
+                let refused = test.limiter.check(&limit, "ada", cost).await.unwrap();
+                assert_eq!((refused.is_allowed(), refused.used()), (false, 72), "{case}");
+                assert!(refused.retry_after() <= Some(2 * limit.window()), "{case}: {refused:?}");
+            }
+            let named = Check::new(charge(&limit, 3)).with_id(AdmissionId::from(7));
+            for _ in 0..2 {
+                assert_eq!(test.limiter.check_all(named.clone()).await.unwrap().used(), 75, "{case}");
+            }
+            let reservations = [5, 6].map(|cost| test.limiter.reserve(&limit, "ada", cost, seconds(9)));
+            let [first, second] = reservations;
+            let (first, second) = (first.await.unwrap().unwrap(), second.await.unwrap().unwrap());
+            let status = |decision: &Decision| (decision.used(), decision.binding().reserved());
+            assert_eq!(status(second.decision()), (86, 11), "{case}");
+            assert!(test.limiter.check(&limit, "ada", 15).await.unwrap().is_refused_by_reservations(), "{case}");
+            let settled = first.settle(2).await.unwrap();
+            assert_eq!((settled.was_applied(), status(settled.decision())), (true, (83, 6)), "{case}");
+            let given_back = second.release().await.unwrap();
+            assert_eq!((given_back.was_applied(), status(given_back.decision())), (true, (77, 0)), "{case}");
+            let admitted = test.limiter.check_all(named.clone()).await.unwrap();
+            let refunded = test.limiter.settle(Settlement::refund(named, &admitted)).await.unwrap();
+            assert_eq!((refunded.was_applied(), refunded.decision().used()), (true, 74), "{case}");
+
+            // An unsettled lease ends, and then all units leave.
+            let _kept = test.limiter.reserve(&limit, "ada", 26, seconds(9)).await.unwrap().unwrap();
+            test.clock.advance(seconds(9) - MICROSECOND);
+            // A fixed window may have ended earlier.
+            let reserved = if algorithm == Algorithm::fixed() && since.as_secs() % 10 > 1 { 0 } else { 26 };
+            assert_eq!(test.peek_at(&limit).await.binding().reserved(), reserved, "{case}");
+            test.clock.advance(limit.window() * 2);
+            assert_eq!(status(&test.peek_at(&limit).await), (0, 0), "{case}");
+            test.limiter.reset(&limit, "ada").await.unwrap();
+        }
+    }
+}
+
+for_every_store! {
+    the_reset_time_is_exact_after_a_step_back
+    counting_is_unchanged_within_a_window_of_1970
+}
+
+/// Random histories within the first windows of 1970, with steps back to it: both stores decide each step alike.
+#[tokio::test]
+async fn both_stores_count_the_same_within_a_window_of_1970() {
+    let (memory, redis) = (memory().without_deny_cache(), redis().without_deny_cache());
+    let mut numbers = Numbers(1970);
+    for round in 0..120 {
+        let limit = CALLS.with_algorithm(ALGORITHMS[round % 4]);
+        let clocks = [&memory.clock, &redis.clock];
+        let all = |change: &dyn Fn(&ManualClock)| clocks.into_iter().for_each(change);
+        all(&|clock| clock.step_back(Duration::MAX));
+        memory.limiter.reset(&limit, "ada").await.unwrap();
+        redis.limiter.reset(&limit, "ada").await.unwrap();
+        let mut admitted: Vec<(Check, Decision)> = Vec::new();
+        let mut history = Vec::new();
+        for step in 0..30 {
+            let time = Duration::from_micros(numbers.below(4) * numbers.below(2_500_000));
+            all(&|clock| clock.advance(time));
+            // Only one of the stores keeps counts that have expired, and they would count again after a step back.
+            if numbers.below(12) == 0 && limit.algorithm() != Algorithm::counter() {
+                all(&|clock| clock.step_back(Duration::MAX));
+            }
+            let (cost, kind) = ([0, 1, 1, 7, 30][numbers.below(5) as usize], numbers.below(6));
+            let lease = Duration::from_micros(1 + numbers.below(12_000_000));
+            history.push(format!("{:?}: {kind} {cost} {lease:?}", clocks[0].now()));
+            let case = || format!("{limit:?}, step {step} of {history:#?}");
+            if let (0, Some((check, decision))) = (kind, admitted.last()) {
+                let settlement = || Settlement::new(check.clone(), decision, |_| Some(cost));
+                let of_memory = memory.limiter.settle(settlement()).await.unwrap();
+                let of_redis = redis.limiter.settle(settlement()).await.unwrap();
+                assert_eq!(of_memory.was_applied(), of_redis.was_applied(), "{}", case());
+                let [memory, redis] = [of_memory, of_redis].map(|settled| ModelStatus::all_of(settled.decision()));
+                assert_eq!(memory, redis, "{}", case());
+                continue;
+            }
+            let made = charge(&limit, cost);
+            let made = if kind == 1 { made.reserve(lease) } else { made };
+            // A repeated check keeps its id. A new one gets its id here, because each store would generate its own.
+            let id = if kind == 2 { 1_000 + numbers.below(3) } else { u64::try_from(round * 100 + step).unwrap() };
+            let check = Check::new(made).with_id(AdmissionId::from(1 << 40 | id));
+            let of_memory = memory.limiter.check_all(check.clone()).await.unwrap();
+            let of_redis = redis.limiter.check_all(check.clone()).await.unwrap();
+            assert_eq!(ModelStatus::all_of(&of_memory), ModelStatus::all_of(&of_redis), "{}", case());
+            assert_eq!(of_memory.at(), of_redis.at(), "{}", case());
+            if of_memory.is_allowed() {
+                admitted.push((check, of_memory));
+            }
+        }
+    }
+}
+
+/// A log by the server's own clock, which cannot be set. Instead, the entries and the expiry of the log are moved.
+struct Shifted {
+    server: RedisServer,
+    connection: redis::Connection,
+    limiter: Limiter<RedisStore>,
+    key: String,
+}
+
+impl Shifted {
+    async fn start() -> Self {
+        let server = RedisServer::start();
+        let store = RedisStore::builder(&server.url()).connect_timeout(TEST_TIMEOUT).build().unwrap();
+        let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off());
+        assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+        let (connection, key) = (server.connect(), server.keys().remove(0));
+        Self { server, connection, limiter, key }
+    }
+
+    /// The entries with their scores, without the sums.
+    fn entries(&mut self) -> Vec<(Vec<u8>, f64)> {
+        let all: Vec<(Vec<u8>, f64)> =
+            redis::cmd("ZRANGE").arg(&self.key).arg(0).arg(-1).arg("WITHSCORES").query(&mut self.connection).unwrap();
+        all.into_iter().filter(|(member, _)| ![&b"used"[..], b"held"].contains(&&member[..])).collect()
+    }
+
+    /// Moves the entries forward, as a clock sees them that stepped back by `millis`. A negative number moves them
+    /// back, as time does.
+    fn shift(&mut self, millis: i64) {
+        let entries = self.entries();
+        if entries.is_empty() {
+            return;
+        }
+        let mut pipeline = redis::pipe();
+        for (member, score) in entries {
+            pipeline.cmd("ZADD").arg(&self.key).arg(score - 1e3 * millis as f64).arg(member);
+        }
+        if !self.server.is_before_7() {
+            let expires: i64 = redis::cmd("PEXPIRETIME").arg(&self.key).query(&mut self.connection).unwrap();
+            pipeline.cmd("PEXPIREAT").arg(&self.key).arg(expires + millis);
+        }
+        pipeline.exec(&mut self.connection).unwrap();
+    }
+
+    async fn perform(&mut self, done: Action) {
+        match done {
+            Takes(cost) => assert!(self.limiter.check(&CALLS, "ada", cost).await.unwrap().is_allowed()),
+            Reserves(cost) => drop(self.limiter.reserve(&CALLS, "ada", cost, seconds(7)).await.unwrap().unwrap()),
+            Settles(cost, settled) => {
+                let reservation = self.limiter.reserve(&CALLS, "ada", cost, seconds(7)).await.unwrap().unwrap();
+                assert!(reservation.settle(settled).await.unwrap().was_applied());
+            }
+            Waits(_) => {}
+            Peeks => drop(self.limiter.peek(&CALLS, "ada").await.unwrap()),
+            IsRefused => drop(self.limiter.check(&CALLS, "ada", CALLS.units()).await.unwrap()),
+        }
+        self.shift(if let Waits(time) = done { -i64::try_from(time.as_millis()).unwrap() } else { -1_000 });
+    }
+}
+
+/// The reset time is never before the oldest entry leaves. It is late by at most the step, plus the millisecond by
+/// which an expiry is rounded up.
+#[tokio::test]
+async fn no_reset_time_is_early_after_the_servers_clock_steps_back() {
+    let mut log = Shifted::start().await;
+    let other = Limit::per_hour("other", 1);
+    assert!(log.limiter.check(&other, "ada", 1).await.unwrap().is_allowed());
+    let plain = || Check::new(charge(&CALLS, 1));
+    let any = || plain().and(charge(&Limit::per_hour("shadow", 100_000), 1).in_shadow()).unwrap();
+    let refused = || Check::new(charge(&other, 1)).and(charge(&CALLS, 1)).unwrap();
+    let own = || Check::new(charge(&CALLS, 100));
+    let weighted = || Check::new(charge(&CALLS, 2));
+    let peek = || Check::new(charge(&CALLS, 0));
+    let reserving = || Check::new(charge(&CALLS, 1).reserve(seconds(5)));
+    let checks: [(&str, &dyn Fn() -> Check); 7] = [
+        ("peek", &peek),
+        ("refusal by another limit", &refused),
+        ("refusal", &own),
+        ("plain admission", &plain),
+        ("any admission", &any),
+        ("weighted admission", &weighted),
+        ("reservation", &reserving),
+    ];
+    let mut problems = Vec::new();
+    for history in HISTORIES {
+        for step in [0, 1, 3, 150, 1_000, 4_000, 25_000] {
+            for (asked, check) in checks {
+                log.limiter.reset(&CALLS, "ada").await.unwrap();
+                for done in history {
+                    log.perform(*done).await;
+                }
+                log.shift(step);
+                for round in 0..3 {
+                    let decision = log.limiter.check_all(if round == 0 { check() } else { plain() }).await.unwrap();
+                    let at = decision.at().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_micros() as f64;
+                    let exact = log.entries().last().map_or(0.0, |(_, score)| 1e7 - score - at);
+                    let is_ours = |status: &&LimitStatus| status.limit() == &CALLS;
+                    let reported = decision.statuses().find(is_ours).unwrap().reset_after().as_micros() as f64;
+                    let late = reported - exact;
+                    if late < 0.0 || late >= 1e3 * (step + 1) as f64 {
+                        problems.push(format!("{history:?}, {step} ms back, {asked}, {round}: {reported} of {exact}"));
+                    }
+                }
+            }
+        }
+    }
+    assert!(problems.is_empty(), "{problems:#?}");
+}

@@ -1,0 +1,10 @@
+//! The rules of a decision: most tests run on every store, many of them against a plain model.
+
+mod algorithms;
+mod clock_steps;
+mod idempotency;
+mod properties;
+mod reserved_units;
+mod settlement;
+mod spent_charges;
+mod split_limits;

@@ -1,0 +1,52 @@
+//! `ApiKey`: bearer tokens and API keys, hashed with a secret.
+
+use tower_sliding_window::{ApiKey, Key, KeyError, KeyExtractor, Secret};
+
+use super::{secret, with};
+
+fn bearer(value: &str) -> Result<Key, KeyError> {
+    ApiKey::bearer(&secret()).extract(&with(&[("authorization", value)]))
+}
+
+#[test]
+fn the_key_is_a_keyed_hash_of_128_bits() {
+    let extract =
+        |secret: &Secret| ApiKey::header("x-api-key", secret).extract(&with(&[("x-api-key", "k3y")])).unwrap();
+    let key = extract(&secret());
+    assert_eq!(key.value().len(), 16);
+    assert_eq!(key, extract(&secret()), "the same on every instance");
+    // HMAC-SHA-256 over "tower-sliding-window api key v1\0k3y". It must stay the same in the next version.
+    assert_eq!(u128::from_be_bytes(key.value().try_into().unwrap()), 0x53859960b3ff35b3f7d0f99874ddb7ed);
+    assert_ne!(key, extract(&Secret::new("another secret of ours").unwrap()));
+}
+
+/// An authentication layer may accept all of these as the same token. If they were several keys, they would multiply
+/// the quota.
+#[test]
+fn every_spelling_of_a_bearer_token_is_one_key() {
+    for spelling in ["bearer t0ken", "BEARER t0ken", "Bearer   t0ken", "Bearer t0ken  ", "Bearer\tt0ken"] {
+        assert_eq!(bearer(spelling).unwrap(), bearer("Bearer t0ken").unwrap(), "{spelling:?}");
+    }
+    assert_ne!(bearer("Bearer T0ken").unwrap(), bearer("Bearer t0ken").unwrap());
+}
+
+#[test]
+fn a_missing_or_malformed_key_is_a_401_with_a_challenge() {
+    for value in ["", "Bearer", "Bearer ", "Bearer a b", "Basic dXNlcjpwYXNz", "t0ken"] {
+        let error = bearer(value).unwrap_err();
+        assert_eq!((error.status().as_u16(), error.challenge().unwrap().to_str().unwrap()), (401, "Bearer"));
+        assert!(!error.to_string().contains("t0ken"), "the value is nobody's business: {error}");
+    }
+    let key = ApiKey::header("x-api-key", &secret());
+    for lines in [&[][..], &[("x-api-key", "a"), ("x-api-key", "a")], &[("x-api-key", &"a".repeat(4097))]] {
+        assert_eq!(key.extract(&with(lines)).unwrap_err().status(), 401);
+    }
+}
+
+#[test]
+fn a_short_secret_is_an_error_and_no_secret_is_shown() {
+    let error = Secret::new("too short").unwrap_err();
+    assert_eq!(error.to_string(), "a secret must have at least 16 bytes, not 9");
+    let shown = format!("{:?} {:?}", secret(), ApiKey::header("x-api-key", &secret()));
+    assert!(!shown.contains("0123456789abcdef"));
+}

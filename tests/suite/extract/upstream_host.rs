@@ -1,0 +1,52 @@
+//! `UpstreamHost`: the host that a client calls.
+
+use std::collections::HashSet;
+
+use tower_sliding_window::{Key, KeyError, KeyExtractor, UpstreamHost};
+
+use super::with;
+
+fn host(uri: &str) -> Result<Key, KeyError> {
+    UpstreamHost.key(&uri.parse().unwrap())
+}
+
+/// Otherwise a client could call a paused upstream under another name.
+#[test]
+fn every_spelling_of_a_host_is_one_key() {
+    for (spellings, host_itself) in [
+        (
+            &["http://Example.ORG/a?b", "http://example.org:80", "ws://example.org./", "http://u:p@example.org/"][..],
+            "http://example.org/",
+        ),
+        (&["https://example.org:443/", "wss://EXAMPLE.org", "http://example.org:443/"], "https://example.org/"),
+        (&["http://[2001:DB8:0::1]/", "http://[2001:db8::1]:80/"], "http://[2001:db8::1]/"),
+        (&["http://192.0.2.1:80/"], "http://192.0.2.1/"),
+    ] {
+        for spelling in spellings {
+            assert_eq!(host(spelling).unwrap(), host(host_itself).unwrap(), "{spelling}");
+        }
+    }
+}
+
+#[test]
+fn no_two_hosts_share_a_key() {
+    let hosts = [
+        "http://example.org/",
+        "http://example.org:8080/",
+        "https://example.org/",
+        "http://www.example.org/",
+        "http://example.com/",
+        "http://192.0.2.1/",
+        "http://[2001:db8::1]/",
+    ];
+    let keys: HashSet<_> = hosts.iter().map(|uri| host(uri).unwrap()).collect();
+    assert_eq!(keys.len(), hosts.len());
+}
+
+/// Requests of a server carry their host in a header, which clients choose.
+#[test]
+fn without_a_host_there_is_no_key() {
+    let error = UpstreamHost.extract(&with(&[("host", "example.org")])).unwrap_err();
+    assert!(error.is_missing() && error.status() == 400, "{error}");
+    assert!(host("http://./").is_err());
+}

@@ -1,0 +1,136 @@
+//! Units that a settlement or a reset returns wake the callers that wait for them.
+
+use std::{
+    future::poll_fn,
+    pin::{Pin, pin},
+    sync::atomic::Ordering,
+    task::Poll,
+    time::Duration,
+};
+
+use tokio::{
+    task::{JoinSet, yield_now},
+    time::{Instant, sleep, timeout},
+};
+use tower_sliding_window::{
+    Charge, Check, Decision, Key, Limit, Limiter, MemoryStore, RedisStore, Settlement, Store, StoreError,
+};
+
+use super::{CALLS, Test, check_of_ada, lines};
+use crate::support::{TEST_TIMEOUT, let_tasks_run, ms, redis_server::RedisServer};
+
+#[tokio::test(start_paused = true)]
+async fn the_first_in_line_uses_returned_units_at_once() {
+    let test = Test::start();
+    let reservation = test.limiter.reserve(&CALLS, "ada", 3, ms(100)).await.unwrap().unwrap();
+    let begun = Instant::now();
+    for name in ["a", "b", "c"] {
+        test.wait(name, check_of_ada(2), TEST_TIMEOUT).await;
+    }
+    reservation.settle(1).await.unwrap();
+    let_tasks_run().await;
+    assert_eq!(test.admitted(), ["a"]);
+    test.limiter.reset(&CALLS, "ada").await.unwrap();
+    let_tasks_run().await;
+    assert_eq!((test.admitted(), begun.elapsed()), (vec!["a", "b"], Duration::ZERO));
+}
+
+/// The line waits for several limits. A check outside of the line returns units of one of them.
+#[tokio::test(start_paused = true)]
+async fn units_returned_to_one_limit_wake_every_line_that_waits_for_it() {
+    let test = Test::start();
+    let reservation = test.limiter.reserve(&CALLS, "ada", 3, ms(100)).await.unwrap().unwrap();
+    let begun = Instant::now();
+    let other = Limit::per("other", 3, ms(100));
+    for (name, key) in [("a", "bob"), ("b", "cy")] {
+        let both = check_of_ada(1).and(Charge::new(other.clone(), key, 1).unwrap()).unwrap();
+        test.wait(name, both, TEST_TIMEOUT).await;
+    }
+    assert_eq!((test.admitted(), test.lines()), (vec![], 2));
+    reservation.release().await.unwrap();
+    let_tasks_run().await;
+    assert_eq!((test.admitted(), test.lines(), begun.elapsed()), (vec!["a", "b"], 0, Duration::ZERO));
+}
+
+/// A store whose replies take 10 ms.
+#[derive(Clone)]
+struct SlowStore(MemoryStore);
+
+impl Store for SlowStore {
+    type Decide = Pin<Box<dyn Future<Output = Result<Decision, StoreError>> + Send>>;
+    type Settle = <MemoryStore as Store>::Settle;
+    type Reset = <MemoryStore as Store>::Reset;
+
+    fn decide(&self, check: Check) -> Self::Decide {
+        let store = self.0.clone();
+        Box::pin(async move {
+            let decision = store.decide(check).await;
+            sleep(ms(10)).await;
+            decision
+        })
+    }
+
+    fn settle(&self, settlement: Settlement) -> Self::Settle {
+        self.0.settle(settlement)
+    }
+
+    fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
+        self.0.reset(limit, key)
+    }
+}
+
+/// Also callers whose first check was in flight, or was refused before there was a line. A caller that arrives while
+/// the first one asks is not refused because of its wait.
+#[tokio::test(start_paused = true)]
+async fn returned_units_reach_every_waiting_caller() {
+    for given_back_after in [ms(5), ms(15)] {
+        let (limiter, limit) = (Limiter::new(SlowStore(MemoryStore::new())), Limit::per_hour("calls", 4));
+        let reservation = limiter.reserve(&limit, "ada", 4, Duration::MAX).await.unwrap().unwrap();
+        let mut waiting = JoinSet::new();
+        for _ in 0..3 {
+            let (limiter, limit) = (limiter.clone(), limit.clone());
+            waiting.spawn(async move { limiter.acquire(&limit, "ada", 1, Duration::MAX).await.unwrap() });
+        }
+        let begun = Instant::now();
+        sleep(given_back_after).await;
+        reservation.release().await.unwrap();
+        sleep(ms(5)).await;
+        waiting.spawn(async move { limiter.acquire(&limit, "ada", 1, ms(100)).await.unwrap() });
+        assert!(waiting.join_all().await.iter().all(Decision::is_allowed));
+        assert!(begun.elapsed() < ms(100), "{:?}", begun.elapsed());
+    }
+}
+
+/// A caller that asked the failing store would get its error and stop waiting.
+#[tokio::test(start_paused = true)]
+async fn a_failed_reset_ends_no_wait() {
+    let test = Test::spent().await;
+    test.wait("a", check_of_ada(1), TEST_TIMEOUT).await;
+    test.store.fails.store(true, Ordering::SeqCst);
+    assert!(test.limiter.reset(&CALLS, "ada").await.is_err());
+    let_tasks_run().await;
+    test.store.fails.store(false, Ordering::SeqCst);
+    test.pass(ms(100)).await;
+    assert_eq!(test.admitted(), ["a"]);
+}
+
+/// A settlement completes after its caller has left, and still wakes the line.
+#[tokio::test]
+async fn a_settlement_whose_caller_left_still_wakes_the_line() {
+    let server = RedisServer::start();
+    let store = RedisStore::builder(&server.url()).build().unwrap();
+    let (limiter, limit) = (Limiter::new(store).deadline(TEST_TIMEOUT), Limit::per_hour("calls", 10));
+    let reservation = limiter.reserve(&limit, "ada", 10, Duration::MAX).await.unwrap().unwrap();
+    let waiting = tokio::spawn({
+        let (limiter, limit) = (limiter.clone(), limit.clone());
+        async move { limiter.acquire(&limit, "ada", 1, Duration::MAX).await.unwrap() }
+    });
+    while lines(&limiter) == 0 {
+        yield_now().await;
+    }
+    {
+        let mut settling = pin!(reservation.settle(1));
+        assert!(poll_fn(|cx| Poll::Ready(settling.as_mut().poll(cx).is_pending())).await);
+    }
+    assert!(timeout(TEST_TIMEOUT, waiting).await.expect("the caller still sleeps").unwrap().is_allowed());
+}

@@ -1,0 +1,153 @@
+//! Callers that are not polled do not block the line.
+
+use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
+
+use tokio::time::{Instant, timeout};
+use tower_sliding_window::{Charge, Check, Decision, Error, Limit, Limiter, MemoryStore, Store};
+
+use super::{Test, Waiting, check_of_ada};
+use crate::support::{
+    TEST_TIMEOUT, let_tasks_run, ms,
+    switched::{State, Switched},
+};
+
+/// How late the first caller may be before the next one takes over, as documented.
+const GRACE: Duration = ms(100);
+
+/// A wait that was polled once and is then stored.
+type UnpolledWait = Pin<Box<dyn Future<Output = Result<Decision, Error>> + Send>>;
+
+/// Polls a wait once, and returns it.
+async fn poll_once<S: Store>(limiter: &Limiter<S>, check: Check) -> UnpolledWait {
+    poll_once_for(limiter, check, TEST_TIMEOUT).await
+}
+
+async fn poll_once_for<S: Store>(limiter: &Limiter<S>, check: Check, max_wait: Duration) -> UnpolledWait {
+    let limiter = limiter.clone();
+    let mut kept: UnpolledWait = Box::pin(async move { limiter.acquire_all(check, max_wait).await });
+    assert!(poll_fn(|cx| Poll::Ready(kept.as_mut().poll(cx).is_pending())).await);
+    kept
+}
+
+async fn finish_in_time(waiting: Waiting) -> Decision {
+    timeout(TEST_TIMEOUT, waiting).await.expect("the line is blocked").unwrap().unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_line_passes_a_first_caller_that_is_not_polled() {
+    let test = Test::spent().await;
+    let first = poll_once(&test.limiter, check_of_ada(3)).await;
+    let _second = test.wait("second", check_of_ada(1), TEST_TIMEOUT).await;
+    let _third = test.wait("third", check_of_ada(1), TEST_TIMEOUT).await;
+    test.pass(ms(100)).await;
+    assert_eq!(test.admitted(), Vec::<&str>::new(), "the first caller still has its grace");
+    test.pass(GRACE).await;
+    assert_eq!(test.admitted(), ["second", "third"]);
+
+    // When it is polled again, it takes its old place.
+    let fourth = test.wait("fourth", check_of_ada(2), TEST_TIMEOUT).await;
+    let first = tokio::spawn(first);
+    let_tasks_run().await;
+    assert!(!first.is_finished() && !fourth.is_finished());
+    test.pass(ms(100)).await;
+    assert!(fourth.is_finished(), "it was first by then");
+    test.pass(ms(100)).await;
+    assert_eq!(first.await.unwrap().unwrap().used(), 3);
+    assert_eq!(test.lines(), 0);
+}
+
+/// Half of a hundred callers are not polled, and the first of them is at the front. The others are admitted in order of
+/// arrival.
+#[tokio::test(start_paused = true)]
+async fn polled_callers_are_admitted_while_others_are_not_polled() {
+    let test = Test::spent().await;
+    let names: Vec<&'static str> = (0..50).map(|number| &*format!("{number}").leak()).collect();
+    let mut kept = Vec::new();
+    for name in &names {
+        kept.push(poll_once(&test.limiter, check_of_ada(1)).await);
+        test.wait(name, check_of_ada(1), TEST_TIMEOUT).await;
+    }
+    test.checks_sent();
+    for _ in 0..600 {
+        test.pass(ms(10)).await;
+    }
+    assert_eq!(test.admitted(), names);
+    assert!(test.checks_sent() <= 150, "only the first in line asks");
+
+    // The stored callers are also admitted once they are polled, in the order of their polls.
+    let waiting: Vec<_> = kept.into_iter().map(tokio::spawn).collect();
+    for _ in 0..200 {
+        test.pass(ms(10)).await;
+    }
+    for waiting in waiting {
+        assert!(waiting.await.unwrap().unwrap().is_allowed());
+    }
+    assert_eq!(test.lines(), 0);
+}
+
+/// Units return, and only the second caller can use them.
+#[tokio::test(start_paused = true)]
+async fn a_first_caller_that_is_not_polled_does_not_withhold_returned_units() {
+    let (limiter, limit) = (Limiter::new(MemoryStore::new()), Limit::per_hour("calls", 3));
+    let check = || Check::new(Charge::new(limit.clone(), "ada", 1).unwrap());
+    assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());
+    let _first = poll_once_for(&limiter, check(), Duration::MAX).await;
+    let second = tokio::spawn({
+        let (limiter, check) = (limiter.clone(), check());
+        async move { limiter.acquire_all(check, Duration::MAX).await }
+    });
+    let_tasks_run().await;
+    limiter.reset(&limit, "ada").await.unwrap();
+    let begun = Instant::now();
+    assert!(finish_in_time(second).await.is_allowed());
+    assert!(begun.elapsed() <= GRACE, "{:?}", begun.elapsed());
+}
+
+/// The first caller leaves long before its time, and the next two are not polled.
+#[tokio::test(start_paused = true)]
+async fn the_line_passes_several_callers_that_are_not_polled() {
+    let (store, limit) = (MemoryStore::new(), Limit::per_hour("calls", 3));
+    let limiter = Limiter::new(store.clone());
+    let check = || Check::new(Charge::new(limit.clone(), "ada", 1).unwrap());
+    let wait = || {
+        let (limiter, check) = (limiter.clone(), check());
+        tokio::spawn(async move { limiter.acquire_all(check, Duration::MAX).await })
+    };
+    assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());
+    let first = wait();
+    let_tasks_run().await;
+    let _second = poll_once_for(&limiter, check(), Duration::MAX).await;
+    let _third = poll_once_for(&limiter, check(), Duration::MAX).await;
+    let last = wait();
+    let_tasks_run().await;
+    // Not through the limiter, so that it wakes no caller.
+    Limiter::new(store).reset(&limit, "ada").await.unwrap();
+    first.abort();
+    let begun = Instant::now();
+    assert!(finish_in_time(last).await.is_allowed());
+    assert!(begun.elapsed() <= Duration::from_secs(3), "{:?}", begun.elapsed());
+}
+
+/// The store has the check, but the caller does not poll for the decision.
+#[tokio::test(start_paused = true)]
+async fn an_unpolled_check_blocks_the_line_until_its_deadline_plus_a_grace() {
+    let store = Switched::new(State::Works);
+    let (limiter, limit) = (Limiter::new(store.clone()).deadline(ms(50)), Limit::per_hour("calls", 3));
+    let check = || Check::new(Charge::new(limit.clone(), "ada", 1).unwrap());
+    assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());
+    let mut first = poll_once_for(&limiter, check(), Duration::MAX).await;
+    let second = tokio::spawn({
+        let (limiter, check) = (limiter.clone(), check());
+        async move { limiter.acquire_all(check, Duration::MAX).await }
+    });
+    let_tasks_run().await;
+    limiter.reset(&limit, "ada").await.unwrap();
+    store.set(State::Hangs);
+    assert!(poll_fn(|cx| Poll::Ready(first.as_mut().poll(cx).is_pending())).await);
+    assert_eq!(store.waiting(), 1, "the first caller has sent its check");
+    store.set(State::Works);
+    let begun = Instant::now();
+    assert!(finish_in_time(second).await.is_allowed());
+    let waited = begun.elapsed();
+    assert!((ms(50)..=ms(50) + GRACE + ms(2)).contains(&waited), "{waited:?}");
+}

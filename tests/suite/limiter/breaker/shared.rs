@@ -1,0 +1,150 @@
+//! Limiters on clones of a store share one breaker, also with different deadlines and runtimes.
+
+use std::time::{Duration, Instant};
+
+use tokio::{runtime, time::sleep};
+use tower_sliding_window::{Breaker, Error, Limiter};
+
+use super::{CALLS, INTERVAL, SLACK, is_open};
+use crate::support::{
+    let_tasks_run,
+    switched::{State, Switched},
+};
+
+/// All limiters on clones of a store share a breaker.
+#[tokio::test(start_paused = true)]
+async fn limiters_on_clones_of_a_store_share_one_breaker() {
+    let store = Switched::with_local_state(State::Fails);
+    for _ in 0..5 {
+        let each = Limiter::new(store.clone());
+        assert!(matches!(each.check(&CALLS, "ada", 1).await, Err(Error::Unavailable(_))));
+    }
+    let [one, other] = [(); 2].map(|()| Limiter::new(store.clone()));
+    assert!(is_open(&one) && is_open(&other));
+    let_tasks_run().await;
+    assert_eq!(store.asked(), 6, "one probe for both");
+    let own = Limiter::new(store.clone()).breaker(Breaker::new());
+    assert!(matches!(own.check(&CALLS, "ada", 1).await, Err(Error::Unavailable(_))), "its own is closed");
+
+    store.set(State::Works);
+    sleep(2 * INTERVAL).await;
+    assert!(!is_open(&one) && !is_open(&other));
+}
+
+#[tokio::test(start_paused = true)]
+async fn probes_stop_with_the_last_limiter_and_start_with_the_next() {
+    let store = Switched::with_local_state(State::Hangs);
+    let [one, other] = [(); 2].map(|()| Limiter::new(store.clone()));
+    for _ in 0..5 {
+        one.check(&CALLS, "ada", 1).await.unwrap_err();
+    }
+    assert!(is_open(&one));
+    let_tasks_run().await;
+    drop(one);
+    let_tasks_run().await;
+    assert_eq!(store.waiting(), 1);
+    drop(other);
+    let_tasks_run().await;
+    assert_eq!(store.waiting(), 0, "before its deadline");
+    sleep(10 * INTERVAL).await;
+    assert_eq!(store.asked(), 6);
+
+    let next = Limiter::new(store.clone());
+    assert!(is_open(&next), "the store has not answered since");
+    store.set(State::Works);
+    let_tasks_run().await;
+    sleep(2 * INTERVAL).await;
+    assert!(!is_open(&next));
+}
+
+/// A store that takes 20 ms is too slow for a deadline of 1 ms, and fast enough for one of 50 ms.
+#[tokio::test(start_paused = true)]
+async fn a_short_deadline_opens_no_breaker_for_longer_deadlines() {
+    let store = Switched::with_local_state(State::Takes(Duration::from_millis(20)));
+    let patient = Limiter::new(store.clone());
+    let hasty = Limiter::new(store.clone()).deadline(Duration::from_millis(1));
+    let mut refused = 0;
+    for round in 0..100 {
+        match hasty.check(&CALLS, "ada", 1).await {
+            Err(Error::TimedOut { .. }) => {}
+            Err(Error::BreakerOpen(_)) => refused += 1,
+            answer => panic!("{answer:?}"),
+        }
+        assert!(patient.check(&CALLS, "bob", 1).await.is_ok(), "{round}");
+    }
+    assert!(refused >= 90, "the breaker was open {refused} times for the short deadline");
+}
+
+/// A reply counts for all deadlines that are at least as long as it took.
+#[tokio::test(start_paused = true)]
+async fn a_fast_reply_closes_the_breaker_for_every_deadline() {
+    let store = Switched::with_local_state(State::Hangs);
+    let hasty = Limiter::new(store.clone()).deadline(Duration::from_millis(10));
+    for (takes, closes) in [(20, false), (5, true)] {
+        store.set(State::Hangs);
+        while !matches!(hasty.check(&CALLS, "ada", 1).await, Err(Error::BreakerOpen(_))) {}
+        // A probe is in flight and gets no reply.
+        let_tasks_run().await;
+        store.set(State::Takes(Duration::from_millis(takes)));
+        let patient = Limiter::new(store.clone());
+        assert!(patient.check(&CALLS, "bob", 1).await.is_ok());
+        let is_open = matches!(hasty.check(&CALLS, "ada", 1).await, Err(Error::BreakerOpen(_)));
+        assert_eq!(is_open, !closes, "after {takes} ms");
+    }
+}
+
+/// A store that does not reply within 50 ms does not reply within 1 ms either.
+#[tokio::test(start_paused = true)]
+async fn a_long_deadline_opens_the_breaker_for_shorter_ones() {
+    let store = Switched::with_local_state(State::Hangs);
+    let patient = Limiter::new(store.clone());
+    let [hasty, longer] = [1, 100].map(|millis| Limiter::new(store.clone()).deadline(Duration::from_millis(millis)));
+    for _ in 0..5 {
+        assert!(matches!(patient.check(&CALLS, "ada", 1).await, Err(Error::TimedOut { .. })));
+    }
+    assert!(is_open(&patient) && is_open(&hasty));
+    for _ in 0..5 {
+        assert!(matches!(longer.check(&CALLS, "ada", 1).await, Err(Error::TimedOut { .. })));
+    }
+    assert!(is_open(&longer));
+
+    // The breaker probes with the longest deadline, and closes for all.
+    store.set(State::Takes(Duration::from_millis(80)));
+    sleep(2 * INTERVAL).await;
+    assert!(longer.check(&CALLS, "ada", 1).await.is_ok());
+    assert!(matches!(patient.check(&CALLS, "ada", 1).await, Err(Error::TimedOut { .. })));
+}
+
+/// The runtime of the probes stalls or has ended. Callers on another runtime are decided soon after the store is back.
+#[test]
+fn another_runtime_takes_over_probing_when_the_first_ends_or_stalls() {
+    let runtime = || runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    for ends in [true, false] {
+        let store = Switched::with_local_state(State::Fails);
+        let first = runtime();
+        let one = Limiter::new(store.clone());
+        first.block_on(async {
+            for _ in 0..5 {
+                one.check(&CALLS, "ada", 1).await.unwrap_err();
+            }
+            assert!(is_open(&one));
+            let_tasks_run().await;
+        });
+        // From here on the first runtime is not driven.
+        let stands_still = (!ends).then_some(first);
+        let other = Limiter::new(store.clone());
+        runtime().block_on(async {
+            assert!(is_open(&other));
+            sleep(INTERVAL).await;
+            store.set(State::Works);
+            let (back, mut refused) = (Instant::now(), 0);
+            while other.check(&CALLS, "ada", 1).await.is_err() {
+                refused += 1;
+                assert!(back.elapsed() < SLACK, "asked {} times", store.asked());
+                sleep(Duration::from_millis(1)).await;
+            }
+            assert!(refused > 0);
+        });
+        drop(stands_still);
+    }
+}

@@ -1,0 +1,227 @@
+//! Refusals that the cache repeats, and the checks that ask Redis all the same.
+
+use std::time::Duration;
+
+use tokio::time::{sleep, timeout};
+use tower_sliding_window::{AdmissionId, Charge, Check, DenyCache, Limit, Limiter, RedisStore};
+
+use super::{CALLS, Test};
+use crate::support::{TEST_TIMEOUT, redis_server::RedisServer};
+
+#[tokio::test]
+async fn a_cached_refusal_counts_down_without_asking_redis() {
+    let test = Test::start();
+    let limiter = test.refused().await;
+    let first = limiter.check(&CALLS, "ada", 1).await.unwrap();
+    test.scripts();
+    for elapsed in 1..100 {
+        test.clock.advance(Duration::from_millis(10));
+        let again = limiter.check(&CALLS, "ada", 1).await.unwrap();
+        let elapsed = Duration::from_millis(10 * elapsed);
+        assert_eq!(again.retry_after(), Some(first.retry_after().unwrap() - elapsed));
+        assert_eq!((again.used(), again.reset_after()), (2, first.reset_after() - elapsed));
+        assert_eq!(again.at(), first.at() + elapsed);
+    }
+    assert_eq!(test.scripts(), 0);
+    test.clock.advance(Duration::from_millis(10));
+    assert!(!limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+    assert_eq!(test.scripts(), 1, "max_age is one second");
+}
+
+#[tokio::test]
+async fn a_cached_refusal_ends_when_its_oldest_unit_leaves() {
+    let test = Test::start();
+    let limiter = test.limiter().deny_cache(DenyCache::new().max_age(Duration::MAX));
+    for (cost, admitted) in [(1, true), (1, true), (2, false), (2, false)] {
+        assert_eq!(limiter.check(&CALLS, "ada", cost).await.unwrap().is_allowed(), admitted);
+        test.clock.advance(Duration::from_secs(1));
+    }
+    test.clock.advance(Duration::from_secs(56) - Duration::from_micros(1));
+    test.scripts();
+    assert_eq!(limiter.check(&CALLS, "ada", 2).await.unwrap().used(), 2);
+    assert_eq!(test.scripts(), 0);
+    test.clock.advance(Duration::from_micros(1));
+    assert_eq!(limiter.check(&CALLS, "ada", 2).await.unwrap().used(), 1, "still refused, with fewer units used");
+    test.clock.advance(Duration::from_secs(1));
+    assert!(limiter.check(&CALLS, "ada", 2).await.unwrap().is_allowed());
+}
+
+#[tokio::test]
+async fn checks_without_a_cached_refusal_ask_redis() {
+    let test = Test::start();
+    let limiter = test.refused().await;
+    test.scripts();
+    let (raised, longer) = (Limit::per_minute("calls", 3), Limit::per_hour("calls", 2));
+    assert!(limiter.check(&CALLS, "bob", 1).await.unwrap().is_allowed());
+    assert!(limiter.peek(&CALLS, "ada").await.unwrap().is_allowed());
+    assert!(limiter.check(&raised, "ada", 1).await.unwrap().is_allowed());
+    assert!(!limiter.check(&longer, "ada", 1).await.unwrap().is_allowed());
+    let shadow = Check::new(Charge::new(CALLS, "ada", 1).unwrap().in_shadow());
+    assert!(limiter.check_all(shadow).await.unwrap().is_allowed());
+    assert_eq!(test.scripts(), 5);
+}
+
+/// Clients that vary their costs: 64 refusals cost Redis one script call.
+#[tokio::test]
+async fn a_cost_above_the_remaining_units_is_refused_without_asking() {
+    let test = Test::start();
+    let (limiter, limit) = (test.limiter(), Limit::per_minute("calls", 100));
+    for _ in 0..98 {
+        test.clock.advance(Duration::from_millis(10));
+        assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed());
+    }
+    test.scripts();
+    let mut reported = Vec::new();
+    for cost in 3..67 {
+        let refused = limiter.check(&limit, "ada", cost).await.unwrap();
+        assert_eq!((refused.is_allowed(), refused.used(), refused.remaining()), (false, 98, 2));
+        reported.push(refused.retry_after().unwrap());
+    }
+    assert_eq!(test.scripts(), 1);
+
+    let every_time = limiter.clone().deny_cache(DenyCache::off());
+    for (cost, reported) in (3..67).zip(reported) {
+        let exact = every_time.check(&limit, "ada", cost).await.unwrap().retry_after().unwrap();
+        assert!(
+            reported <= exact && reported >= limit.window() - Duration::from_secs(1),
+            "{cost}: {reported:?}, not {exact:?}"
+        );
+        assert_eq!(reported == exact, cost == 3, "other costs get a lower bound");
+    }
+    assert!(limiter.check(&limit, "ada", 2).await.unwrap().is_allowed(), "a check that fits asks Redis");
+}
+
+#[tokio::test]
+async fn a_lower_cost_asks_again_once_a_unit_may_have_left() {
+    let test = Test::start();
+    let limiter = test.limiter().deny_cache(DenyCache::new().max_age(Duration::MAX));
+    let limit = Limit::per_minute("calls", 10);
+    for (cost, admitted) in [(1, true), (8, true), (9, false)] {
+        assert_eq!(limiter.check(&limit, "ada", cost).await.unwrap().is_allowed(), admitted);
+        test.clock.advance(Duration::from_secs(1));
+    }
+    test.scripts();
+    // The first unit leaves in 57 s and frees 2 units. All costs below the refused one get that time.
+    for (cost, wait) in [(2, 57), (3, 57), (8, 57), (9, 58), (10, 58)] {
+        let refused = limiter.check(&limit, "ada", cost).await.unwrap();
+        assert_eq!(refused.retry_after(), Some(Duration::from_secs(wait)), "{cost}");
+    }
+    // A store may report up to a millisecond late when a unit leaves.
+    test.clock.advance(Duration::from_millis(56_999) - Duration::from_micros(1));
+    assert!(!limiter.check(&limit, "ada", 2).await.unwrap().is_allowed());
+    assert_eq!(test.scripts(), 0);
+    test.clock.advance(Duration::from_micros(1));
+    assert!(!limiter.check(&limit, "ada", 2).await.unwrap().is_allowed());
+    assert_eq!(test.scripts(), 1);
+    test.clock.advance(Duration::from_millis(1));
+    assert!(limiter.check(&limit, "ada", 2).await.unwrap().is_allowed());
+}
+
+/// A limiter uses the refusals that another limiter on the same store has cached.
+#[tokio::test]
+async fn limiters_on_clones_of_a_store_share_one_deny_cache() {
+    let test = Test::start();
+    let both = |cost, key| {
+        let other = Charge::new(Limit::per_hour("hourly", 100), key, 1).unwrap();
+        Check::new(Charge::new(CALLS, "ada", cost).unwrap()).and(other).unwrap()
+    };
+    for admitted in [true, true, false] {
+        assert_eq!(test.limiter().check_all(both(1, "ada")).await.unwrap().is_allowed(), admitted);
+    }
+    test.scripts();
+    let refused = test.limiter().check(&CALLS, "ada", 2).await.unwrap();
+    assert_eq!((refused.is_allowed(), refused.retry_after()), (false, Some(CALLS.window())));
+    let refused = test.limiter().check_all(both(2, "ada")).await.unwrap();
+    let statuses: Vec<_> = refused.statuses().map(|status| (status.used(), status.retry_after().is_some())).collect();
+    assert_eq!(statuses, [(2, true), (2, false)]);
+    assert_eq!(test.scripts(), 0);
+
+    // The status of the other limit for another key is not known.
+    assert!(!test.limiter().check_all(both(1, "bob")).await.unwrap().is_allowed());
+    assert!(test.limiter().check(&Limit::per_hour("hourly", 100), "ada", 1).await.unwrap().is_allowed());
+    assert_eq!(test.scripts(), 2, "a cached status that fits asks Redis");
+    let own = test.limiter().deny_cache(DenyCache::new());
+    assert!(!own.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+    assert_eq!(test.scripts(), 1, "a new cache is empty");
+}
+
+/// The shadow limit would have refused, and another limit did refuse.
+#[tokio::test]
+async fn a_shadow_limit_refuses_nothing_from_the_cache() {
+    let test = Test::start();
+    let limiter = test.limiter();
+    let trial = Limit::per_minute("trial", 1);
+    let both = || {
+        let shadow = Charge::new(trial.clone(), "ada", 1).unwrap().in_shadow();
+        Check::new(Charge::new(CALLS, "ada", 1).unwrap()).and(shadow).unwrap()
+    };
+    for admitted in [true, true, false] {
+        assert_eq!(limiter.check_all(both()).await.unwrap().is_allowed(), admitted);
+    }
+    test.scripts();
+    let again = limiter.check_all(both()).await.unwrap();
+    assert_eq!((again.is_allowed(), again.shadow_refusals().count()), (false, 1));
+    assert!(!limiter.check(&trial, "ada", 1).await.unwrap().is_allowed(), "alone it is not in the shadow");
+    assert_eq!(test.scripts(), 0);
+}
+
+/// A repeated admission is not refused, whatever has been used since.
+#[tokio::test]
+async fn a_check_with_an_id_always_asks_redis() {
+    let test = Test::start();
+    let limiter = test.limiter();
+    let check = Check::new(Charge::new(CALLS, "ada", 1).unwrap());
+    assert!(limiter.check_all(check.clone().with_id(AdmissionId::from(7))).await.unwrap().is_allowed());
+    assert!(limiter.check_all(check.clone()).await.unwrap().is_allowed());
+    assert!(!limiter.check_all(check.clone()).await.unwrap().is_allowed());
+    assert!(limiter.check_all(check.with_id(AdmissionId::from(7))).await.unwrap().is_allowed());
+}
+
+#[tokio::test]
+async fn without_a_deny_cache_every_check_asks_redis() {
+    let test = Test::start();
+    for off in [DenyCache::off(), DenyCache::new().max_age(Duration::ZERO), DenyCache::new().capacity(0)] {
+        let limiter = test.refused().await.deny_cache(off);
+        test.scripts();
+        for _ in 0..5 {
+            assert!(!limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+        }
+        assert_eq!(test.scripts(), 5, "{off:?}");
+        limiter.reset(&CALLS, "ada").await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_full_deny_cache_forgets_entries_but_stays_correct() {
+    let test = Test::start();
+    let limiter = test.limiter().deny_cache(DenyCache::new().capacity(10));
+    let one = Limit::per_minute("one", 1);
+    for _ in 0..2 {
+        for key in 0..100 {
+            let allowed = limiter.check(&one, key.to_string(), 1).await.unwrap().is_allowed();
+            assert!(!allowed || limiter.peek(&one, key.to_string()).await.unwrap().used() == 1);
+        }
+    }
+    test.scripts();
+    for key in 0..100 {
+        assert!(!limiter.check(&one, key.to_string(), 1).await.unwrap().is_allowed());
+    }
+    assert!((80..=100).contains(&test.scripts()), "most refusals are forgotten");
+}
+
+/// Also by the server's own clock.
+#[tokio::test]
+async fn a_cached_refusal_is_repeated_while_redis_hangs() {
+    let server = RedisServer::start();
+    let limiter = Limiter::new(RedisStore::builder(&server.url()).build().unwrap()).deadline(TEST_TIMEOUT);
+    for _ in 0..3 {
+        let _ = limiter.check(&CALLS, "ada", 1).await.unwrap();
+    }
+    server.pause();
+    let first = limiter.check(&CALLS, "ada", 1).await.unwrap().retry_after().unwrap();
+    sleep(Duration::from_millis(20)).await;
+    let then = limiter.check(&CALLS, "ada", 1).await.unwrap().retry_after().unwrap();
+    assert!(first - then >= Duration::from_millis(20) && then > CALLS.window() - TEST_TIMEOUT, "{first:?} {then:?}");
+    assert!(timeout(Duration::from_millis(100), limiter.check(&CALLS, "bob", 1)).await.is_err());
+    server.resume();
+}

@@ -1,0 +1,161 @@
+//! Failure modes: the response while the store fails, and the `Degraded` that it carries.
+
+use std::{convert::Infallible, error::Error as _, time::Duration};
+
+use axum::body::Body;
+use http::{Response, StatusCode};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_sliding_window::{
+    Breaker, Decision, Degraded, Error, FailureMode, KeyedLimit, Limit, ManualClock, MemoryStore, RateLimitLayer,
+    Rejection, Share,
+};
+
+use crate::support::{
+    log::Log,
+    requests::{anyone, figures, hello, json, request},
+    stores::{Failing, Silent},
+};
+
+const CALLS: Limit = Limit::per_minute("calls", 2);
+const MODES: [FailureMode; 3] = [FailureMode::Open, FailureMode::Closed, FailureMode::Local(Share::one_of(2))];
+
+fn degraded(response: &Response<Body>) -> Option<(FailureMode, &Error)> {
+    response.extensions().get::<Degraded>().map(|degraded| (degraded.mode().unwrap(), degraded.error()))
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_degraded_response_names_its_cause_and_mode() {
+    for mode in MODES {
+        let failing = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).failure_mode(mode);
+        let failing = failing.breaker(Breaker::new().failures(1)).layer(service_fn(hello));
+        let silent = RateLimitLayer::new(Silent).limit(CALLS.by(anyone)).failure_mode(mode).layer(service_fn(hello));
+        let statuses = match mode {
+            FailureMode::Open => [200; 2],
+            FailureMode::Closed => [503; 2],
+            // The share of one of two processes is one unit.
+            _ => [200, 429],
+        };
+        for (number, status) in statuses.into_iter().enumerate() {
+            let response = failing.clone().oneshot(request()).await.unwrap();
+            assert_eq!(response.status(), status, "{mode:?}");
+            let (shown, error) = degraded(&response).unwrap();
+            assert_eq!(shown, mode);
+            match (number, error) {
+                (0, Error::Unavailable(_)) => {}
+                (1, Error::BreakerOpen(last)) => assert!(matches!(**last, Error::Unavailable(_))),
+                (_, error) => panic!("{error:?}"),
+            }
+            let response = silent.clone().oneshot(request()).await.unwrap();
+            assert!(matches!(degraded(&response), Some((shown, Error::TimedOut { .. })) if shown == mode));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_decided_response_is_not_degraded() {
+    for mode in MODES {
+        let clock = ManualClock::new();
+        let store = MemoryStore::builder().clock(&clock).build();
+        let app = RateLimitLayer::new(store).limit(CALLS.by(anyone)).failure_mode(mode).layer(service_fn(hello));
+        for status in [200, 200, 429] {
+            let response = app.clone().oneshot(request()).await.unwrap();
+            assert_eq!((response.status().as_u16(), degraded(&response).is_some()), (status, false));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_limit_that_cannot_be_chosen_is_reported() {
+    for mode in MODES {
+        let chosen = KeyedLimit::chosen(anyone, |_| async { Err::<Limit, _>("no such tenant") });
+        let layer = RateLimitLayer::new(MemoryStore::new()).limit(chosen).failure_mode(mode);
+        let response = layer.layer(service_fn(hello)).oneshot(request()).await.unwrap();
+        let (shown, error) = degraded(&response).unwrap();
+        assert_eq!(shown, mode);
+        assert_eq!(error.source().unwrap().source().unwrap().to_string(), "no such tenant");
+    }
+}
+
+/// The handler finds the cause in the decision, and the client gets the figures of the share.
+#[tokio::test]
+async fn a_local_decision_is_marked() {
+    let service = |request: http::Request<Body>| async move {
+        let decision: &Decision = request.extensions().get().unwrap();
+        let is_local = decision.local_cause().is_some();
+        Ok::<_, Infallible>(Response::new(Body::from(is_local.to_string())))
+    };
+    let layer = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).fail_local(Share::one_of(2));
+    let response = layer.layer(service_fn(service)).oneshot(request()).await.unwrap();
+    assert_eq!(figures(response.headers())[..2], [Some("1"), Some("0")]);
+    assert_eq!(crate::support::requests::json(response).await, "true");
+}
+
+#[tokio::test]
+async fn each_mode_is_logged_at_most_once_a_second() {
+    for (mode, shown) in MODES.into_iter().zip(["mode=Open", "mode=Closed", "mode=Local"]) {
+        let log = Log::start();
+        let layer = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).failure_mode(mode);
+        let app = layer.breaker(Breaker::off()).layer(service_fn(hello));
+        for _ in 0..10 {
+            app.clone().oneshot(request()).await.unwrap();
+        }
+        let text = log.text();
+        let lines: Vec<&str> = text.lines().filter(|line| line.contains("no rate-limit decision")).collect();
+        let [line] = lines[..] else { panic!("{text}") };
+        assert!(line.contains(shown) && line.contains("out of order") && line.contains("limits=\"calls\""), "{text}");
+    }
+}
+
+/// Both layers are degraded, and the inner one has made the response.
+#[tokio::test(start_paused = true)]
+async fn the_outermost_degraded_layer_is_reported() {
+    let inner = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).fail_closed();
+    let outer = RateLimitLayer::new(Silent).limit(CALLS.by(anyone)).fail_open().deadline(Duration::from_millis(1));
+    let response = outer.layer(inner.layer(service_fn(hello))).oneshot(request()).await.unwrap();
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(matches!(degraded(&response), Some((FailureMode::Open, Error::TimedOut { .. }))));
+}
+
+#[tokio::test]
+async fn fail_open_forwards_the_request_without_headers() {
+    let app = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).fail_open().layer(service_fn(hello));
+    let response = app.oneshot(request()).await.unwrap();
+    assert_eq!((response.status(), figures(response.headers())), (StatusCode::OK, [None; 4]));
+    let degraded: &Degraded = response.extensions().get().unwrap();
+    assert!(matches!(degraded.error(), Error::Unavailable(_)));
+}
+
+#[tokio::test]
+async fn fail_open_is_the_default() {
+    let app = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).layer(service_fn(hello));
+    assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
+}
+
+#[tokio::test]
+async fn fail_closed_rejects_with_503_and_a_jittered_retry_after() {
+    let app = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).fail_closed().layer(service_fn(hello));
+    let mut waits = Vec::new();
+    for _ in 0..100 {
+        let response = app.clone().oneshot(request()).await.unwrap();
+        assert_eq!(response.status(), 503);
+        assert_eq!(response.headers()["cache-control"], "no-store");
+        assert!(matches!(response.extensions().get(), Some(Rejection::Unavailable(_))));
+        let [None, None, None, Some(wait)] = figures(response.headers()) else { panic!("{:?}", response.headers()) };
+        waits.push(wait.parse::<u64>().unwrap());
+        assert_eq!(json(response).await, r#"{"error":"rate limiting is unavailable"}"#);
+    }
+    waits.sort_unstable();
+    waits.dedup();
+    assert_eq!(waits, [1, 2, 3, 4, 5]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hanging_store_is_abandoned_at_the_deadline() {
+    for deadline in [Duration::from_millis(50), Duration::from_millis(7)] {
+        let asked = tokio::time::Instant::now();
+        let layer = RateLimitLayer::new(Silent).limit(CALLS.by(anyone)).fail_closed();
+        let layer = if deadline.as_millis() == 50 { layer } else { layer.deadline(deadline) };
+        let response = layer.layer(service_fn(hello)).oneshot(request()).await.unwrap();
+        assert_eq!((response.status(), asked.elapsed()), (StatusCode::SERVICE_UNAVAILABLE, deadline));
+    }
+}

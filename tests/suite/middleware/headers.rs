@@ -1,0 +1,194 @@
+//! Header sets, and the reset format of stacked layers.
+
+use std::{
+    convert::Infallible,
+    future::ready,
+    time::{Duration, UNIX_EPOCH},
+};
+
+use axum::{
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use http::{Request, header::RETRY_AFTER};
+use tower::{Layer, ServiceExt, service_fn, util::BoxCloneService};
+use tower_sliding_window::{
+    HeaderSets, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, RateLimitLayer, Rejection, ResetFormat,
+};
+
+use crate::support::{
+    requests::{anyone, figures, json, request},
+    services::{App, around, handler},
+    stores::Failing,
+};
+
+/// A limit on the load of the whole service.
+const TOTAL: Limit = Limit::per_hour("total", 1);
+
+const MINE: Limit = Limit::per_minute("mine", 5);
+const FORMATS: [ResetFormat; 2] = [ResetFormat::DeltaSeconds, ResetFormat::EpochSeconds];
+
+fn layer(limit: KeyedLimit) -> RateLimitLayer<MemoryStore> {
+    RateLimitLayer::new(MemoryStore::new()).limit(limit)
+}
+
+async fn ask(app: &App) -> Response {
+    app.clone().oneshot(request()).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_layer_without_header_sets_sends_only_retry_after() {
+    let silent = layer(TOTAL.by(anyone)).headers(HeaderSets::none());
+    let app = around(&silent, handler());
+    assert_eq!(figures(ask(&app).await.headers()), [None; 4]);
+    let refused = ask(&app).await;
+    assert_eq!(figures(refused.headers()), [None, None, None, Some("3600")]);
+    assert_eq!(json(refused).await, r#"{"error":"rate limit exceeded","limit":"total","retry_after":3600}"#);
+
+    let down = RateLimitLayer::new(Failing).limit(TOTAL.by(anyone)).headers(HeaderSets::none()).fail_closed();
+    let response = ask(&around(&down, handler())).await;
+    assert!(response.status() == 503 && response.headers().contains_key(RETRY_AFTER));
+
+    // A responder may remove it.
+    let bare = silent.on_rejection(|_, mut head| {
+        head.headers_mut().remove(RETRY_AFTER);
+        head.map(|()| Body::empty())
+    });
+    assert_eq!(figures(bare.layer(handler()).oneshot(request()).await.unwrap().headers()), [None; 4]);
+
+    assert_eq!(HeaderSets::default(), HeaderSets::x_rate_limit());
+    let default = layer(MINE.by(anyone)).headers(HeaderSets::none()).headers(HeaderSets::x_rate_limit());
+    assert_eq!(figures(ask(&around(&default, handler())).await.headers())[1], Some("4"));
+}
+
+/// The clock is fixed at a moment that is not a whole second.
+struct Stacked {
+    clock: ManualClock,
+    store: MemoryStore,
+}
+
+impl Stacked {
+    fn new() -> Self {
+        let clock = ManualClock::new();
+        clock.advance(Duration::from_micros(1));
+        let store = MemoryStore::builder().clock(&clock).build();
+        Self { clock, store }
+    }
+
+    fn layer(&self, limit: Limit, format: ResetFormat) -> RateLimitLayer<MemoryStore> {
+        RateLimitLayer::new(self.store.clone()).limit(limit.by(anyone)).reset_format(format)
+    }
+
+    /// The reset of an unused window in this format.
+    fn reset(&self, limit: &Limit, format: ResetFormat) -> String {
+        let now =
+            if format == FORMATS[1] { self.clock.now().duration_since(UNIX_EPOCH).unwrap() } else { Duration::ZERO };
+        (now + limit.window()).as_micros().div_ceil(1_000_000).to_string()
+    }
+}
+
+/// Whichever layer sets the headers, and whichever refuses.
+#[tokio::test]
+async fn stacked_layers_use_the_reset_format_of_the_outermost() {
+    let mut wrong = Vec::new();
+    let pairs = FORMATS.map(|outer| FORMATS.map(|inner| vec![outer, inner])).concat();
+    let triples = pairs.iter().flat_map(|pair| FORMATS.map(|inner| [&pair[..], &[inner]].concat()));
+    for formats in triples.chain(pairs.clone()) {
+        for tight in 0..formats.len() {
+            let test = Stacked::new();
+            let units = |place| if place == tight { 1 } else { 5 };
+            let limits = [("a", 60), ("b", 3_600), ("c", 86_400)]
+                .into_iter()
+                .enumerate()
+                .map(|(place, (name, window))| Limit::new(name, units(place), Duration::from_secs(window)).unwrap());
+            let limits: Vec<_> = limits.take(formats.len()).collect();
+            let app = formats
+                .iter()
+                .zip(&limits)
+                .rev()
+                .fold(handler(), |app, (format, limit)| around(&test.layer(limit.clone(), *format), app));
+            let expected = test.reset(&limits[tight], formats[0]);
+            for status in [200, 429] {
+                let response = ask(&app).await;
+                let [limit, remaining, reset, _] = figures(response.headers());
+                assert_eq!((response.status().as_u16(), limit, remaining), (status, Some("1"), Some("0")));
+                if reset != Some(&*expected) {
+                    wrong.push(format!("{formats:?}: {reset:?} on {status} by number {tight}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// The format of a layer applies even if it has no figures for a request.
+#[tokio::test]
+async fn a_layer_without_figures_still_sets_the_reset_format() {
+    for [outer, inner] in [[0, 1], [1, 0]].map(|places| places.map(|place: usize| FORMATS[place])) {
+        let test = Stacked::new();
+        let layer = |limit| RateLimitLayer::new(test.store.clone()).limit(limit).reset_format(outer);
+        let app = around(&test.layer(Limit::per_minute("inner", 9), inner), handler());
+        let undecided = RateLimitLayer::new(Failing).limit(TOTAL.by(anyone)).reset_format(outer);
+        let unlimited = KeyedLimit::chosen(anyone, |_| ready(Ok::<Option<Limit>, Infallible>(None)));
+        for app in [
+            around(&layer(TOTAL.by(anyone).hidden()), app.clone()),
+            around(&layer(TOTAL.by(anyone)).skip(|_| true), app.clone()),
+            around(&layer(unlimited), app.clone()),
+            around(&undecided, app.clone()),
+        ] {
+            assert_eq!(figures(ask(&app).await.headers())[2], Some(&*test.reset(&MINE, outer)));
+        }
+        // A layer that sends no headers does not set the format.
+        for app in [
+            around(&layer(MINE.by(anyone)).headers(HeaderSets::none()), app.clone()),
+            around(&layer(Limit::per_minute("calls", 9).by(anyone)).heed_upstream(), app.clone()),
+        ] {
+            assert_eq!(figures(ask(&app).await.headers())[2], Some(&*test.reset(&MINE, inner)));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_handlers_rejection_keeps_its_reset_under_a_layer() {
+    for format in FORMATS {
+        let test = Stacked::new();
+        let limiter = Limiter::new(test.store.clone());
+        let handler = BoxCloneService::new(service_fn(move |_: Request<Body>| {
+            let limiter = limiter.clone();
+            async move {
+                let decision = limiter.check(&TOTAL, "all", 1).await.unwrap();
+                if decision.is_allowed() {
+                    let mut response = Response::new(Body::empty());
+                    decision.write_headers(format, response.headers_mut());
+                    return Ok(response);
+                }
+                Ok::<_, Infallible>(Rejection::Limited(decision).into_response())
+            }
+        }));
+        let app = around(&test.layer(MINE, format), handler);
+        for status in [200, 429] {
+            let response = ask(&app).await;
+            let [limit, remaining, reset, _] = figures(response.headers());
+            assert_eq!((response.status().as_u16(), limit, remaining), (status, Some("1"), Some("0")));
+            assert_eq!(reset, Some(&*test.reset(&TOTAL, format)));
+        }
+    }
+}
+
+/// The header may have another meaning.
+#[tokio::test]
+async fn a_reset_written_by_a_responder_is_kept() {
+    for own in [Some("soon"), Some("7"), None] {
+        for [outer, inner] in [[0, 1], [1, 0]].map(|places| places.map(|place: usize| FORMATS[place])) {
+            let test = Stacked::new();
+            let inner = test.layer(TOTAL, inner).on_rejection(move |_, mut head| {
+                head.headers_mut().remove("x-ratelimit-reset");
+                own.map(|own| head.headers_mut().insert("x-ratelimit-reset", own.parse().unwrap()));
+                head.map(|()| Body::empty())
+            });
+            let app = around(&test.layer(MINE, outer), BoxCloneService::new(inner.layer(handler())));
+            ask(&app).await;
+            assert_eq!(figures(ask(&app).await.headers())[2], own);
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! `RateLimitLayer` and its service: what a client gets, and what a request is charged.
+
+mod choosing;
+mod count_afterwards;
+mod degraded_responses;
+mod dropped_requests;
+mod headers;
+mod heeding_upstreams;
+mod hidden_limits;
+mod immediate_decisions;
+mod outbound;
+mod responses;
+mod servers;
+mod service_contract;
+mod settling;
+mod shadow;
+mod skipping;
+mod stacked;

@@ -1,0 +1,232 @@
+//! The layer around a client: calls wait for capacity, and an upstream that refuses pauses their limit.
+
+use std::{
+    convert::Infallible,
+    future::ready,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use axum::{Router, body::Body, routing::get};
+use http::{HeaderMap, Request, Response, request::Parts};
+use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+use tokio::time::{advance, sleep};
+use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
+use tower_sliding_window::{
+    Algorithm, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Rejection, Store,
+};
+
+use crate::support::{
+    TEST_TIMEOUT,
+    http_server::serve,
+    log::Log,
+    redis_server::RedisServer,
+    requests::{anyone, figures, request, scripted_response},
+};
+
+const CALLS: Limit = Limit::per_minute("calls", 10);
+
+/// A window that is short enough to wait for.
+const TIGHT: Limit = Limit::per("tight", 2, Duration::from_millis(300));
+
+/// An upstream that responds as the request's headers describe, and counts its calls.
+struct Upstream {
+    url: String,
+    calls: Arc<AtomicUsize>,
+}
+
+impl Upstream {
+    async fn start() -> Self {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&calls);
+        let answer = move |headers: HeaderMap| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            ready(scripted_response(&headers))
+        };
+        let url = serve(Router::new().route("/", get(answer))).await;
+        Self { url, calls }
+    }
+
+    fn calls(&self) -> usize {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    /// Sends a call through the layer and a new client.
+    async fn call<S: Store>(&self, layer: &RateLimitLayer<S>, headers: &[(&str, &str)]) -> Response<Body> {
+        let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
+        let client = client.map_response(|response| response.map(Body::new));
+        let client = ServiceBuilder::new().layer(layer.clone()).service(client);
+        let request =
+            headers.iter().fold(Request::get(&self.url), |request, (name, value)| request.header(*name, *value));
+        client.oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
+    }
+}
+
+fn layer(limit: KeyedLimit) -> RateLimitLayer<MemoryStore> {
+    RateLimitLayer::new(MemoryStore::new()).limit(limit).deadline(TEST_TIMEOUT)
+}
+
+#[tokio::test]
+async fn a_call_over_the_limit_does_not_reach_the_upstream() {
+    let (upstream, layer) = (Upstream::start().await, layer(TIGHT.by(anyone)).cost(|_| 2));
+    assert_eq!(upstream.call(&layer, &[]).await.status(), 200);
+    let refused = upstream.call(&layer, &[]).await;
+    assert_eq!((refused.status().as_u16(), figures(refused.headers())[3]), (429, Some("1")));
+    assert_eq!(upstream.calls(), 1);
+}
+
+#[tokio::test]
+async fn a_call_waits_for_capacity_up_to_max_wait() {
+    let (upstream, layer) = (Upstream::start().await, layer(TIGHT.by(anyone)));
+    let patient = layer.clone().wait_up_to(TEST_TIMEOUT);
+    let asked = Instant::now();
+    for _ in 0..5 {
+        assert_eq!(upstream.call(&patient, &[]).await.status(), 200);
+    }
+    assert!(asked.elapsed() >= 2 * TIGHT.window(), "{:?}", asked.elapsed());
+    assert_eq!(upstream.calls(), 5);
+
+    // A limit with a longer window refuses: a day is longer than `max_wait`.
+    let impatient = self::layer(Limit::per_day("day", 1).by(anyone)).wait_up_to(TEST_TIMEOUT);
+    assert_eq!(upstream.call(&impatient, &[]).await.status(), 200);
+    let asked = Instant::now();
+    let refused = upstream.call(&impatient, &[]).await;
+    assert!(matches!(refused.extensions().get(), Some(Rejection::Limited(_))), "{refused:?}");
+    assert!(asked.elapsed() < TEST_TIMEOUT / 2, "{:?}", asked.elapsed());
+}
+
+#[tokio::test]
+async fn a_chosen_limit_waits_and_settles_like_any_other() {
+    let choose = |_: &Parts| async { Ok::<_, Infallible>(TIGHT) };
+    let layer = layer(KeyedLimit::chosen(anyone, choose).cost(|_| 2).settle(|_| 1)).wait_up_to(TEST_TIMEOUT);
+    let (upstream, asked) = (Upstream::start().await, Instant::now());
+    for remaining in ["1", "1"] {
+        let response = upstream.call(&layer, &[]).await;
+        assert_eq!((response.status().as_u16(), figures(response.headers())[1]), (200, Some(remaining)));
+    }
+    assert!(asked.elapsed() >= TIGHT.window(), "{:?}", asked.elapsed());
+}
+
+#[tokio::test]
+async fn an_upstreams_refusal_pauses_the_limit() {
+    let log = Log::start();
+    let says = [
+        (&[("answer", "429"), ("answer-retry-after", "30")][..], 429, "30"),
+        (&[("answer", "503"), ("answer-retry-after", "20")], 503, "20"),
+        (&[("answer-x-ratelimit-remaining", "0"), ("answer-x-ratelimit-reset", "10")], 200, "10"),
+        (&[("answer", "429")], 429, "1"),
+    ];
+    for (headers, status, wait) in says {
+        let (upstream, layer) = (Upstream::start().await, layer(CALLS.by(anyone).heed_upstream(true)).heed_upstream());
+        assert_eq!(upstream.call(&layer, &[]).await.status(), 200);
+        assert_eq!(upstream.call(&layer, headers).await.status(), status);
+        let refused = upstream.call(&layer, &[]).await;
+        assert_eq!(
+            (refused.status().as_u16(), figures(refused.headers())),
+            (429, [Some("10"), Some("0"), Some(wait), Some(wait)])
+        );
+        assert_eq!(upstream.calls(), 2);
+    }
+    assert!(log.text().contains("an upstream says to stay away"), "{}", log.text());
+}
+
+/// Whatever the upstream says about its limits.
+#[tokio::test]
+async fn an_upstream_that_is_not_heeded_pauses_nothing() {
+    let (upstream, layer) = (Upstream::start().await, layer(CALLS.by(anyone)));
+    for _ in 0..3 {
+        let response = upstream.call(&layer, &[("answer", "429"), ("answer-retry-after", "30")]).await;
+        assert_eq!(response.headers()["retry-after"], "30");
+    }
+    assert_eq!(upstream.calls(), 3);
+}
+
+#[tokio::test]
+async fn a_heeded_upstreams_headers_pass_through() {
+    let upstream = Upstream::start().await;
+    let layer = layer(CALLS.by(anyone).heed_upstream(true).settle(|_| 3)).heed_upstream();
+    let response = upstream.call(&layer, &[("answer-x-ratelimit-remaining", "4000")]).await;
+    assert_eq!(figures(response.headers()), [None, Some("4000"), None, None]);
+    let response = upstream.call(&layer, &[]).await;
+    assert_eq!(figures(response.headers()), [None; 4]);
+}
+
+#[tokio::test]
+async fn a_waiting_call_is_sent_when_the_pause_ends() {
+    let (upstream, layer) = (Upstream::start().await, layer(CALLS.by(anyone).heed_upstream(true)).heed_upstream());
+    let layer = layer.wait_up_to(TEST_TIMEOUT);
+    assert_eq!(upstream.call(&layer, &[("answer", "429"), ("answer-retry-after", "1")]).await.status(), 429);
+    let asked = Instant::now();
+    assert_eq!(upstream.call(&layer, &[]).await.status(), 200);
+    assert!(asked.elapsed() > Duration::from_millis(800), "{:?}", asked.elapsed());
+}
+
+/// The settlement and the pause are independent. A shadow limit is not paused.
+#[tokio::test]
+async fn a_refusal_settles_the_call_and_pauses_every_heeding_limit() {
+    let store = MemoryStore::new();
+    let (free, tried, plain) = (Limit::per_hour("free", 9), Limit::per_hour("tried", 9), Limit::per_hour("plain", 9));
+    let layer = RateLimitLayer::new(store.clone())
+        .limit(free.clone().by(anyone).cost(|_| 4).settle(|_| 0).heed_upstream(true))
+        .limit(tried.clone().by(anyone).in_shadow().heed_upstream(true))
+        .limit(plain.clone().by(anyone).heed_upstream(true))
+        .deadline(TEST_TIMEOUT)
+        .heed_upstream();
+    let upstream = Upstream::start().await;
+    upstream.call(&layer, &[("answer", "429"), ("answer-retry-after", "60")]).await;
+    let (limiter, mut left) = (Limiter::new(store), Vec::new());
+    for limit in [&free, &tried, &plain] {
+        let key = anyone(&request().into_parts().0).unwrap();
+        let decision = limiter.peek(limit, key).await.unwrap();
+        left.push((decision.remaining(), decision.reset_after() <= Duration::from_secs(60)));
+    }
+    assert_eq!(left, [(0, true), (8, false), (0, true)]);
+}
+
+/// Latencies of the upstream, to the nanosecond.
+const TIMES: [Duration; 3] =
+    [Duration::from_nanos(300_001_500), Duration::from_nanos(999_999_999), Duration::from_secs(3)];
+
+/// The settled cost counts from the response, whether the lease has ended by then or not.
+#[tokio::test(start_paused = true)]
+async fn a_heeded_response_counts_whenever_its_lease_ends() {
+    let key = || anyone(&request().into_parts().0).unwrap();
+    for algorithm in [Algorithm::log(), Algorithm::compact(16), Algorithm::fixed(), Algorithm::counter()] {
+        for (heeds, took) in [false, true].into_iter().flat_map(|heeds| TIMES.map(|took| (heeds, took))) {
+            let limit = Limit::per_hour("calls", 10).with_algorithm(algorithm);
+            let limiter = Limiter::new(MemoryStore::new());
+            let keyed = limit.clone().by(anyone).settle(|_| 5).lease(Duration::from_secs(1)).heed_upstream(heeds);
+            let upstream = service_fn(move |_: Request<Body>| async move {
+                advance(took).await;
+                Ok::<_, Infallible>(Response::new(Body::empty()))
+            });
+            let app = RateLimitLayer::on(limiter.clone()).limit(keyed).heed_upstream().layer(upstream);
+            assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
+            let standing = limiter.peek(&limit, key()).await.unwrap();
+            let reserved = standing.binding().reserved();
+            assert_eq!((standing.used(), reserved), (5, 0), "{algorithm:?}, heeds: {heeds}, {took:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_heeded_response_after_its_lease_counts_on_redis() {
+    let server = RedisServer::start();
+    let limiter = Limiter::new(RedisStore::builder(&server.url()).build().unwrap()).deadline(TEST_TIMEOUT);
+    for algorithm in [Algorithm::log(), Algorithm::compact(16), Algorithm::fixed(), Algorithm::counter()] {
+        let limit = Limit::per_day("calls", 10).with_algorithm(algorithm);
+        let keyed = limit.clone().by(anyone).settle(|_| 5).lease(Duration::from_millis(50)).heed_upstream(true);
+        let upstream = service_fn(|_: Request<Body>| async {
+            sleep(Duration::from_millis(120)).await;
+            Ok::<_, Infallible>(Response::new(Body::empty()))
+        });
+        let app = RateLimitLayer::on(limiter.clone()).limit(keyed).heed_upstream().layer(upstream);
+        assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
+        let key = anyone(&request().into_parts().0).unwrap();
+        assert_eq!(limiter.peek(&limit, key.clone()).await.unwrap().used(), 5, "{algorithm:?}");
+        limiter.reset(&limit, key).await.unwrap();
+    }
+}

@@ -1,0 +1,264 @@
+//! Requests that are forwarded uncounted, and requests that a deny list rejects.
+
+use std::net::{IpAddr, SocketAddr};
+
+use axum::body::Body;
+use http::{HeaderValue, Method, Request, StatusCode, request::Parts};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_sliding_window::{
+    ApiKey, ClientIp, Decision, Header, KeyError, KeyExtractor, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer,
+    Rejection, Secret,
+};
+
+use crate::support::{
+    log::Log,
+    requests::{anyone, figures, hello, json, request},
+};
+
+const CALLS: Limit = Limit::per_minute("calls", 5);
+
+type Layered = RateLimitLayer<MemoryStore>;
+
+fn layer() -> Layered {
+    RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone))
+}
+
+/// The status, and whether the request was counted.
+async fn outcome(layer: &Layered, request: Request<Body>) -> (u16, bool) {
+    let service = service_fn(|request: Request<Body>| {
+        let is_decided = request.extensions().get::<Decision>().is_some();
+        assert_eq!(is_decided, request.headers().contains_key("x-counted"));
+        hello(request)
+    });
+    let response = layer.clone().layer(service).oneshot(request).await.unwrap();
+    (response.status().as_u16(), figures(response.headers())[0].is_some())
+}
+
+fn to(path: &str, headers: &[(&str, &str)]) -> Request<Body> {
+    let request = headers.iter().fold(Request::get(path), |request, (name, value)| request.header(*name, *value));
+    request.body(Body::empty()).unwrap()
+}
+
+#[tokio::test]
+async fn a_skipped_request_is_not_counted() {
+    let layer = layer().skip(|request| request.uri.path() == "/health").skip(|request| request.uri.path() == "/ready");
+    assert_eq!(outcome(&layer, to("/health", &[])).await, (200, false));
+    assert_eq!(outcome(&layer, to("/ready", &[])).await, (200, false));
+    assert_eq!(outcome(&layer, to("/", &[("x-counted", "")])).await, (200, true));
+}
+
+/// Skipping needs neither a key nor a store.
+#[tokio::test]
+async fn a_skipped_request_needs_no_key() {
+    let layer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(Header::new("x-tenant")));
+    assert_eq!(outcome(&layer, request()).await, (400, false));
+    assert_eq!(outcome(&layer.skip(|_| true), request()).await, (200, false));
+}
+
+fn options(headers: &[(&str, &str)]) -> Request<Body> {
+    let mut request = to("/", headers);
+    *request.method_mut() = Method::OPTIONS;
+    request
+}
+
+const ORIGIN: (&str, &str) = ("origin", "https://example.org");
+const METHOD: (&str, &str) = ("access-control-request-method", "PUT");
+const COUNTED: (&str, &str) = ("x-counted", "");
+
+#[tokio::test]
+async fn preflights_are_forwarded_uncounted_by_default() {
+    for preflight in [&[ORIGIN, METHOD][..], &[("origin", "null"), METHOD], &[ORIGIN, METHOD, ("content-length", "0")]]
+    {
+        assert_eq!(outcome(&layer(), options(preflight)).await, (200, false));
+    }
+    assert_eq!(outcome(&layer(), to("/", &[ORIGIN, METHOD, COUNTED])).await, (200, true));
+    assert_eq!(outcome(&layer().count_preflights(), options(&[ORIGIN, METHOD, COUNTED])).await, (200, true));
+}
+
+/// No browser sends these requests. They may be meant for a route that takes `OPTIONS`.
+#[tokio::test]
+async fn requests_that_only_look_like_preflights_are_counted() {
+    for headers in [
+        &[][..],
+        &[ORIGIN],
+        &[METHOD],
+        &[("origin", ""), METHOD],
+        &[("origin", "example.org"), METHOD],
+        &[("origin", "https://example.org/"), METHOD],
+        &[ORIGIN, ORIGIN, METHOD],
+        &[ORIGIN, ("access-control-request-method", "")],
+        &[ORIGIN, ("access-control-request-method", "P/UT")],
+        &[ORIGIN, METHOD, METHOD],
+        &[ORIGIN, METHOD, ("content-length", "1")],
+        &[ORIGIN, METHOD, ("content-length", "")],
+        &[ORIGIN, METHOD, ("content-length", "0"), ("content-length", "7")],
+        &[ORIGIN, METHOD, ("transfer-encoding", "chunked")],
+    ] {
+        let layer = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_minute("calls", 1).by(anyone));
+        let request = || options(&[headers, &[COUNTED]].concat());
+        assert_eq!(outcome(&layer, request()).await, (200, true), "{headers:?}");
+        for _ in 0..49 {
+            assert_eq!(outcome(&layer, request()).await.0, 429, "{headers:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn deny_lists_come_before_allow_lists() {
+    let tenant = Header::new("x-tenant");
+    let [good, bad, both] = ["good", "bad", "both"].map(|tenant_name| tenant.key(tenant_name));
+    let layer = layer()
+        .allow(tenant.clone(), [good, both.clone()])
+        .deny(tenant, [bad, both])
+        .skip(|request| request.uri.path() == "/health");
+    let cases = [("/", "good", 200), ("/", "bad", 403), ("/", "both", 403), ("/health", "bad", 403)];
+    for (path, tenant, status) in cases {
+        assert_eq!(outcome(&layer, to(path, &[("x-tenant", tenant)])).await, (status, false), "{path} {tenant}");
+    }
+    assert_eq!(outcome(&layer, to("/", &[("x-tenant", "other"), ("x-counted", "")])).await, (200, true));
+
+    let denied = layer.layer(service_fn(hello)).oneshot(to("/", &[("x-tenant", "bad")])).await.unwrap();
+    assert!(matches!(denied.extensions().get(), Some(Rejection::Denied)));
+    assert_eq!(denied.headers()["cache-control"], "no-store");
+    assert_eq!(json(denied).await, r#"{"error":"denied"}"#);
+}
+
+/// A request has no key only if the header is absent.
+#[tokio::test]
+async fn a_request_without_a_key_is_on_no_list() {
+    let tenant = Header::new("x-tenant");
+    let layer = layer().deny(tenant.clone(), [tenant.key("")]).allow(tenant.clone(), [tenant.key("")]);
+    assert_eq!(outcome(&layer, to("/", &[("x-counted", "")])).await, (200, true));
+}
+
+const LEAKED: &str = "t0ken";
+
+/// An authentication layer might accept the token in any of these spellings.
+#[tokio::test]
+async fn a_denied_token_is_denied_in_every_spelling() {
+    let secret = Secret::new("32 random bytes out of the vault").unwrap();
+    let (bearer, header) = (ApiKey::bearer(&secret), ApiKey::header("x-api-key", &secret));
+    let layer = layer().deny(bearer.clone(), [bearer.key(LEAKED)]).deny(header.clone(), [header.key(LEAKED)]);
+    let authorized = |lines: &[&str]| {
+        let mut request = request();
+        for line in lines {
+            request.headers_mut().append("authorization", HeaderValue::from_bytes(line.as_bytes()).unwrap());
+        }
+        request
+    };
+    for spelling in ["Bearer t0ken", "bEARER  t0ken ", " Bearer\tt0ken", "Bearer\u{a0}t0ken", "\tBearer \t t0ken\t"] {
+        assert_eq!(outcome(&layer, authorized(&[spelling])).await, (403, false), "{spelling:?}");
+    }
+    for lines in [
+        &["Bearer t0ken", "Bearer t0ken"][..],
+        &["Bearer t0ken", "Bearer other"],
+        &["Bearer other", "Bearer t0ken"],
+        &["Basic dXNlcjpwYXNz", "Bearer t0ken"],
+        &["", "Bearer t0ken"],
+        &["Basic dXNlcjpwYXNz, Bearer t0ken"],
+        &["Bearer t0ken, Basic dXNlcjpwYXNz"],
+        &["Bearer t0ken,Basic"],
+        &["Bearer \"t0ken\""],
+        &["Bearer Bearer t0ken"],
+        &["Bearer: t0ken"],
+        &["Bearer=t0ken"],
+        &["Bearert0ken"],
+        &["Basic t0ken"],
+        &["Token t0ken"],
+        &["t0ken"],
+        &["Bearer"],
+        &[""],
+        &["Bearer t0ken\u{feff}"],
+        &["Bearer t0ken \u{ff}\u{200b}"],
+    ] {
+        assert_eq!(outcome(&layer, authorized(lines)).await, (401, false), "{lines:?}");
+    }
+    let twice = to("/", &[("x-api-key", LEAKED), ("x-api-key", LEAKED)]);
+    let response = layer.clone().layer(service_fn(hello)).oneshot(twice).await.unwrap();
+    assert!(matches!(response.extensions().get(), Some(Rejection::NoKey(_))), "{response:?}");
+    assert_eq!((response.status().as_u16(), response.headers()["www-authenticate"].as_bytes()), (401, &b"ApiKey"[..]));
+    assert_eq!(json(response).await, r#"{"error":"x-api-key: repeated"}"#);
+    for other in [&[][..], &["Bearer other"]] {
+        let mut request = authorized(other);
+        request.headers_mut().insert("x-counted", HeaderValue::from_static(""));
+        assert_eq!(outcome(&layer, request).await, (200, true), "{other:?}");
+    }
+}
+
+/// An unreadable key may be a denied one, and is not an allowed one.
+#[tokio::test]
+async fn an_unreadable_key_is_rejected_by_a_deny_list_and_counted_by_an_allow_list() {
+    let (tenant, counted) = (Header::new("x-tenant"), ("x-counted", ""));
+    let twice = [("x-tenant", "7"), ("x-tenant", "7"), counted];
+    let denies = layer().deny(tenant.clone(), [tenant.key("7")]);
+    assert_eq!(outcome(&denies, to("/", &twice)).await, (400, false));
+    let allows = layer().allow(tenant.clone(), [tenant.key("7")]);
+    assert_eq!(outcome(&allows, to("/", &twice[..1])).await, (200, false));
+    assert_eq!(outcome(&allows, to("/", &twice)).await, (200, true));
+
+    let teapot = |_: &Parts| Err(KeyError::invalid("key", "of no use").with_status(StatusCode::IM_A_TEAPOT));
+    assert_eq!(outcome(&layer().deny(teapot, []), request()).await, (418, false));
+}
+
+/// The log names the missing set-up.
+#[tokio::test]
+async fn an_unknown_peer_is_an_error_for_a_deny_list_and_counted_by_an_allow_list() {
+    let here = PeerIp::new().key(IpAddr::from([127, 0, 0, 1]));
+    let known = || {
+        let mut request = request();
+        request.extensions_mut().insert(SocketAddr::from(([127, 0, 0, 1], 1)));
+        request
+    };
+    for (layer, unknown, at_home) in [
+        (layer().deny(PeerIp::new(), [here.clone()]), (500, false), (403, false)),
+        (layer().allow(PeerIp::new(), [here.clone()]), (200, true), (200, false)),
+    ] {
+        let log = Log::start();
+        assert_eq!(outcome(&layer, to("/", &[("x-counted", "")])).await, unknown);
+        assert!(log.text().contains("into_make_service_with_connect_info"), "{}", log.text());
+        assert_eq!(outcome(&layer, known()).await, at_home);
+    }
+}
+
+/// An extractor makes the same key from a known value as from a request, so the key can be listed and reset.
+#[tokio::test]
+async fn extractors_make_keys_from_known_values() {
+    let secret = Secret::new("32 random bytes out of the vault").unwrap();
+    let (header, bearer) = (ApiKey::header("x-api-key", &secret), ApiKey::bearer(&secret));
+    let (peer, client) = (PeerIp::new(), ClientIp::behind(["127.0.0.0/8"]).unwrap());
+    let headers = [
+        ("x-api-key", "t0ken"),
+        ("authorization", "Bearer t0ken"),
+        ("x-tenant", " 7 "),
+        ("x-forwarded-for", "2001:db8:1:2::3"),
+    ];
+    let mut request = to("/", &headers);
+    request.extensions_mut().insert(SocketAddr::from(([127, 0, 0, 1], 1)));
+    let (parts, _) = request.into_parts();
+    assert_eq!(header.extract(&parts).unwrap(), header.key("t0ken"));
+    assert_eq!(header.key(" t0ken\n"), header.key("t0ken"));
+    assert_ne!(header.key("t0ken"), header.key("other"));
+    assert_eq!(bearer.extract(&parts).unwrap(), bearer.key("t0ken"));
+    assert_eq!(Header::new("x-tenant").extract(&parts).unwrap(), Header::new("x-tenant").key("7 "));
+    assert_ne!(Header::new("x-tenant").key("7"), Header::new("x-other").key("7"));
+    assert_eq!(peer.extract(&parts).unwrap(), peer.key(IpAddr::from([127, 0, 0, 1])));
+    assert_eq!(client.extract(&parts).unwrap(), client.key("2001:db8:1:2::4".parse().unwrap()));
+    let whole = client.clone().ipv6_prefix(128).unwrap();
+    assert_ne!(whole.extract(&parts).unwrap(), whole.key("2001:db8:1:2::4".parse().unwrap()));
+
+    let store = MemoryStore::new();
+    let layer = RateLimitLayer::new(store.clone()).limit(CALLS.by(header.clone()));
+    layer.layer(service_fn(hello)).oneshot(Request::from_parts(parts, Body::empty())).await.unwrap();
+    let limiter = Limiter::new(store);
+    assert_eq!(limiter.peek(&CALLS, header.key("t0ken")).await.unwrap().used(), 1);
+    limiter.reset(&CALLS, header.key("t0ken")).await.unwrap();
+    assert_eq!(limiter.peek(&CALLS, header.key("t0ken")).await.unwrap().used(), 0);
+}
+
+#[test]
+fn debug_output_shows_no_listed_key() {
+    let tenant = Header::new("x-tenant");
+    let layer = layer().deny(tenant.clone(), [tenant.key("a-name")]);
+    assert!(!format!("{layer:?}").contains("a-name"), "{layer:?}");
+    assert!(format!("{layer:?}").contains("denied: 1"), "{layer:?}");
+}

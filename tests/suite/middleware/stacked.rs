@@ -1,0 +1,223 @@
+//! Stacked layers: the deadlines and the breaker that they share.
+
+use std::{
+    convert::Infallible,
+    time::{Duration, Instant},
+};
+
+use axum::body::Body;
+use http::Response;
+use tokio::time::{self, sleep};
+use tower::ServiceExt;
+use tower_sliding_window::{
+    Breaker, Degraded, Error, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Store,
+};
+
+use crate::support::{
+    TEST_TIMEOUT,
+    log::Log,
+    ms,
+    outage::{millis, row},
+    redis_server::RedisServer,
+    requests::{anyone, request},
+    services::{App, around, handler},
+    stores::Silent,
+    switched::{State, Switched},
+};
+
+const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
+
+/// Slack for a busy machine.
+const SLACK: Duration = Duration::from_secs(5);
+
+fn layer<S: Store>(store: &S, deadline: Duration) -> RateLimitLayer<S> {
+    RateLimitLayer::new(store.clone()).limit(CALLS.by(anyone)).deadline(deadline)
+}
+
+/// One layer per deadline, from the outside in.
+fn stacked<S: Store>(store: &S, deadlines: &[Duration]) -> App {
+    deadlines.iter().rev().fold(handler(), |app, deadline| around(&layer(store, *deadline), app))
+}
+
+fn error(response: &Response<Body>) -> Option<&Error> {
+    response.extensions().get::<Degraded>().map(Degraded::error)
+}
+
+/// Three layers on one hanging server: a request waits for the longest deadline, not for their sum, and one breaker
+/// opens.
+#[tokio::test]
+async fn layers_on_a_hanging_server_wait_only_for_the_longest_deadline() {
+    let mut seen = Vec::new();
+    for deadlines in [[200, 200, 200], [60, 120, 200], [200, 120, 60]] {
+        let (server, log) = (RedisServer::start(), Log::start());
+        let app = stacked(&RedisStore::builder(&server.url()).build().unwrap(), &deadlines.map(ms));
+        while error(&app.clone().oneshot(request()).await.unwrap()).is_some() {}
+        server.pause();
+        let mut waits = Vec::new();
+        for _ in 0..40 {
+            let asked = Instant::now();
+            let response = app.clone().oneshot(request()).await.unwrap();
+            waits.push(asked.elapsed());
+            assert_eq!(response.status(), 200);
+            assert!(error(&response).is_some());
+        }
+        server.resume();
+        // On a busy machine two requests may be late. Without shared time, the five before the breaker opens would wait
+        // for the sum.
+        waits.sort();
+        let [.., third, _, worst] = waits[..] else { panic!("{waits:?}") };
+        assert!(third < ms(350), "{deadlines:?}: {waits:?}");
+        let text = log.text();
+        let lines = text.matches("the breaker opens").count();
+        assert_eq!(lines, 1, "{text}");
+        seen.push(format!("{deadlines:?} ms: {}", millis(worst)));
+    }
+    row(
+        "Redis hangs (`SIGSTOP`) behind three layers, one around the other",
+        format!("worst answer with deadlines of {}; one line `the breaker opens` each time", seen.join(", ")),
+        "worst answer at most the longest deadline + 20 ms; one line",
+    );
+}
+
+/// Whatever stores the layers use, and in any order.
+#[tokio::test(start_paused = true)]
+async fn a_request_waits_for_the_longest_deadline_of_its_layers() {
+    for deadlines in [[30, 50, 40], [50, 30, 40], [40, 30, 50], [50, 50, 50]] {
+        let [outer, middle, inner] = deadlines.map(ms);
+        let app = around(&layer(&Silent, inner), handler());
+        let app = around(&layer(&Switched::new(State::Hangs), middle), app);
+        let app = around(&layer(&Silent, outer), app);
+        let asked = time::Instant::now();
+        let response = app.oneshot(request()).await.unwrap();
+        // A layer without time left still gets 5 ms.
+        assert_eq!(response.status(), 200);
+        assert!((ms(50)..=ms(60)).contains(&asked.elapsed()), "{deadlines:?}: {:?}", asked.elapsed());
+    }
+}
+
+/// Also if the first decision is made, but late.
+#[tokio::test(start_paused = true)]
+async fn time_spent_in_one_layer_is_taken_from_the_next() {
+    let inner = Switched::new(State::Hangs);
+    let app = around(&layer(&inner, ms(50)).fail_closed(), handler());
+    let app = around(&layer(&Switched::new(State::Takes(ms(20))), ms(50)), app);
+    let asked = time::Instant::now();
+    let response = app.oneshot(request()).await.unwrap();
+    assert_eq!((response.status().as_u16(), asked.elapsed(), inner.asked()), (503, ms(50), 1));
+}
+
+/// A hanging store of an outer layer does not disable a limit on a working store.
+#[tokio::test(start_paused = true)]
+async fn a_working_store_still_decides_with_no_time_left() {
+    let inner = Switched::new(State::Works);
+    for fails_closed in [true, false] {
+        let guard = layer(&inner, ms(50));
+        let app = around(&if fails_closed { guard.fail_closed() } else { guard }, handler());
+        let begun = time::Instant::now();
+        let response = around(&layer(&Silent, ms(50)), app).oneshot(request()).await.unwrap();
+        assert_eq!((response.status().as_u16(), begun.elapsed()), (200, ms(50)));
+        assert!(matches!(error(&response), Some(Error::TimedOut { deadline }) if *deadline == ms(50)));
+    }
+    assert_eq!(inner.asked(), 2);
+
+    // An immediate decision is made even without time.
+    let one = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_hour("one", 1).by(anyone));
+    let app = around(&layer(&Silent, ms(50)).breaker(Breaker::off()), around(&one, handler()));
+    for status in [200, 429] {
+        assert_eq!(app.clone().oneshot(request()).await.unwrap().status(), status);
+    }
+}
+
+/// If a request has little time left, a timeout says nothing about the store.
+#[tokio::test(start_paused = true)]
+async fn a_slow_layer_opens_no_breaker_of_an_inner_layer() {
+    let inner = Switched::with_local_state(State::Takes(ms(10)));
+    let app = around(&layer(&inner, ms(50)), handler());
+    let slow = around(&layer(&Switched::new(State::Takes(ms(45))), ms(50)), app.clone());
+    for _ in 0..20 {
+        let response = slow.clone().oneshot(request()).await.unwrap();
+        assert!(matches!(error(&response), Some(Error::TimedOut { .. })));
+        assert!(error(&app.clone().oneshot(request()).await.unwrap()).is_none());
+    }
+    for _ in 0..20 {
+        let response = slow.clone().oneshot(request()).await.unwrap();
+        assert!(matches!(error(&response), Some(Error::TimedOut { .. })));
+    }
+    assert!(error(&app.oneshot(request()).await.unwrap()).is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_choice_takes_no_time_from_its_decision() {
+    let chosen_after = |time| {
+        KeyedLimit::chosen(anyone, move |_| async move {
+            sleep(time).await;
+            Ok::<_, Infallible>(Limit::per_hour("chosen", 5))
+        })
+    };
+    let store = Switched::new(State::Hangs);
+    let layer_of = |limit| RateLimitLayer::new(store.clone()).limit(limit).breaker(Breaker::off());
+    for (takes, waits, asked) in [(30, 80, 2), (60, 100, 3)] {
+        // The inner layer gets the time that the decision of the outer one left. The choice takes nothing from it.
+        let app = around(&layer(&store, ms(50)).breaker(Breaker::off()), handler());
+        let app = around(&layer_of(chosen_after(ms(takes))), app);
+        let begun = time::Instant::now();
+        let response = app.oneshot(request()).await.unwrap();
+        assert_eq!((response.status().as_u16(), begun.elapsed()), (200, ms(waits)));
+        assert_eq!(store.asked(), asked, "in all, after a choice of {takes} ms");
+        assert!(matches!(error(&response), Some(Error::TimedOut { .. } | Error::LimitNotChosen(_))));
+    }
+}
+
+/// A wait for capacity does not count as time for a decision.
+#[tokio::test]
+async fn a_wait_for_capacity_takes_no_time_from_an_inner_layer() {
+    let tight = Limit::per("tight", 1, ms(500));
+    let inner = around(&layer(&Switched::new(State::Takes(ms(1))), ms(400)).fail_closed(), handler());
+    let waiting = RateLimitLayer::new(MemoryStore::new()).limit(tight.by(anyone)).wait_up_to(SLACK);
+    let app = around(&waiting, inner);
+    let begun = Instant::now();
+    for _ in 0..2 {
+        assert_eq!(app.clone().oneshot(request()).await.unwrap().status(), 200);
+    }
+    assert!(begun.elapsed() >= ms(500));
+}
+
+/// The store is also asked for capacity when no time is left.
+#[tokio::test(start_paused = true)]
+async fn a_waiting_layer_still_asks_with_no_time_left() {
+    let store = Switched::new(State::Works);
+    let waiting = layer(&store, ms(50)).wait_up_to(ms(1_000));
+    let begun = time::Instant::now();
+    let app = around(&layer(&Silent, ms(50)), around(&waiting, handler()));
+    assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
+    assert_eq!((begun.elapsed(), store.asked()), (ms(50), 1));
+}
+
+/// The choice of the outer layer is slow, and the login layer inside of it has a working store.
+#[tokio::test]
+async fn a_slow_choice_of_an_outer_layer_leaves_time_for_an_inner_limit() {
+    use std::convert::Infallible;
+
+    use http::request::Parts;
+    use tower::{Layer, ServiceExt, service_fn};
+    use tower_sliding_window::{KeyedLimit, RateLimitLayer};
+
+    use crate::support::requests::{anyone, hello, request};
+
+    let server = RedisServer::start();
+    let store = RedisStore::builder(&server.url()).connect_timeout(TEST_TIMEOUT).build().unwrap();
+    let _ = Limiter::new(store.clone()).deadline(TEST_TIMEOUT).peek(&Limit::per_minute("login", 5), "x").await.unwrap();
+    let slow = KeyedLimit::chosen(anyone, |_: &Parts| async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        Ok::<_, Infallible>(Limit::per_hour("api", 1_000_000))
+    });
+    let api = RateLimitLayer::new(store.clone()).limit(slow);
+    let login = RateLimitLayer::new(store).limit(Limit::per_minute("login", 5).by(anyone));
+    let app = api.layer(login.layer(service_fn(hello)));
+    let mut admitted = 0;
+    let all: Vec<_> = (0..50).map(|_| tokio::spawn(app.clone().oneshot(request()))).collect();
+    for one in all {
+        admitted += u32::from(one.await.unwrap().unwrap().status() == 200);
+    }
+    assert!(admitted <= 5, "login of 5 a minute on a healthy Redis let {admitted} of 50 through");
+}

@@ -1,0 +1,315 @@
+//! How checks travel to Redis in batches.
+//!
+//! The random histories in `decision/properties` show that a batch decides like the same checks one by one.
+
+use std::{
+    future::{Future, poll_fn},
+    task::Poll,
+    time::Duration,
+};
+
+use tokio::{
+    runtime::Handle,
+    task::{JoinHandle, yield_now},
+    time::{Instant, sleep},
+};
+use tower_sliding_window::{Breaker, Decision, Error, Limit, Limiter, RedisStore};
+
+use crate::support::{TEST_TIMEOUT, proxy::Proxy, redis_server::RedisServer};
+
+const CALLS: Limit = Limit::per_hour("calls", 100_000);
+
+fn limiter_with(connections: u32, url: &str) -> Limiter<RedisStore> {
+    let store = RedisStore::builder(url).connections(connections).connect_timeout(TEST_TIMEOUT).build().unwrap();
+    Limiter::new(store).deadline(TEST_TIMEOUT)
+}
+
+/// With one batch in flight at a time.
+fn limiter(url: &str) -> Limiter<RedisStore> {
+    limiter_with(1, url)
+}
+
+/// On a runtime of one thread, all of these checks are queued before the first is sent.
+fn ask(
+    limiter: &Limiter<RedisStore>,
+    keys: impl IntoIterator<Item = &'static str>,
+) -> Vec<JoinHandle<Result<Decision, Error>>> {
+    keys.into_iter().map(|key| tokio::spawn(limiter.check(&CALLS, key, 1))).collect()
+}
+
+async fn used(answers: Vec<JoinHandle<Result<Decision, Error>>>) -> Vec<u64> {
+    let mut used = Vec::new();
+    for answer in answers {
+        used.push(answer.await.unwrap().unwrap().used());
+    }
+    used
+}
+
+async fn turns(number: usize) {
+    for _ in 0..number {
+        yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn checks_that_arrive_together_are_one_batch_decided_in_order() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    assert!(limiter.peek(&CALLS, "ada").await.unwrap().is_allowed());
+    server.run::<()>("CONFIG RESETSTAT");
+    let keys = ["ada", "bob", "ada", "eve", "ada", "bob"];
+    assert_eq!(used(ask(&limiter, keys)).await, [1, 1, 2, 1, 3, 2]);
+    assert_eq!(server.script_calls(), 1);
+}
+
+#[tokio::test]
+async fn equal_checks_share_one_entry_and_keep_their_own_ids() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    let mut ids = Vec::new();
+    for answer in ask(&limiter, ["ada"; 100]) {
+        ids.push(answer.await.unwrap().unwrap().id());
+    }
+    let key = server.keys().remove(0);
+    let entries: Vec<(Vec<u8>, i64)> = server.run(&format!("ZREVRANGE {key} 0 -1 WITHSCORES"));
+    assert_eq!(entries.len(), 2);
+    assert_eq!(entries[0], (b"used".to_vec(), 100));
+    assert_eq!(&entries[1].0[8..], b"100*1", "so many of so much each");
+    ids.sort_by_key(|id| id.to_bytes());
+    ids.dedup();
+    assert_eq!(ids.len(), 100);
+}
+
+/// A batch holds at most 64 different checks, or 128 copies of one.
+#[tokio::test]
+async fn batches_are_bounded() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    assert!(limiter.peek(&CALLS, "ada").await.unwrap().is_allowed());
+    for (keys, calls) in [(1, 2), (200, 4)] {
+        server.run::<()>("CONFIG RESETSTAT");
+        let ask = |number: usize| tokio::spawn(limiter.check(&CALLS, (number % keys).to_string(), 1));
+        used((0..200).map(ask).collect()).await;
+        assert_eq!(server.script_calls(), calls, "{keys}");
+    }
+}
+
+#[tokio::test]
+async fn a_batch_that_exhausts_a_limit_admits_its_first_checks() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    let limit = Limit::per_hour("ten", 10);
+    let answers: Vec<_> = (0..25).map(|_| tokio::spawn(limiter.check(&limit, "ada", 3))).collect();
+    for (number, answer) in answers.into_iter().enumerate() {
+        let decision = answer.await.unwrap().unwrap();
+        assert_eq!(decision.is_allowed(), number < 3, "{number}");
+        assert_eq!(decision.used(), [3, 6, 9].get(number).copied().unwrap_or(9));
+    }
+}
+
+/// A key of a wrong type fails only its own check in the batch.
+#[tokio::test]
+async fn an_unreadable_key_fails_no_other_check() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    assert!(limiter.check(&CALLS, "bob", 1).await.unwrap().is_allowed());
+    let key = server.keys().remove(0);
+    server.run::<()>(&format!("SET {key} text"));
+    let outcomes = ask(&limiter, ["ada", "bob", "ada"]);
+    let mut allowed = Vec::new();
+    for outcome in outcomes {
+        allowed.push(outcome.await.unwrap().map(|decision| decision.used()).ok());
+    }
+    assert_eq!(allowed, [Some(1), None, Some(2)]);
+}
+
+/// One single check and two batches are in flight while the server hangs. Half of the checks that wait behind them give
+/// up.
+#[tokio::test]
+async fn an_abandoned_check_is_not_sent_and_fails_no_other() {
+    let server = RedisServer::start();
+    let limiter = limiter_with(2, &server.url());
+    used(ask(&limiter, ["ada"])).await;
+    server.pause();
+    let mut answers = Vec::new();
+    for _ in 0..10 {
+        answers.extend(ask(&limiter, ["ada"]));
+        // Lets the store send all that it can.
+        turns(10).await;
+    }
+    let (gone, waiting): (Vec<_>, Vec<_>) = answers.into_iter().enumerate().partition(|(number, _)| number % 2 == 1);
+    for (_, answer) in gone {
+        answer.abort();
+        let _ = answer.await;
+    }
+    server.resume();
+    for (_, answer) in waiting {
+        assert!(answer.await.unwrap().unwrap().is_allowed());
+    }
+    // One check before, three in flight (one of them abandoned), and three of the seven that were queued.
+    assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 1 + 3 + 3);
+}
+
+/// A check that finds nothing in flight is sent by its own caller. If that caller never polls it again, others still
+/// proceed.
+#[tokio::test]
+async fn an_unpolled_check_blocks_no_other() {
+    let server = RedisServer::start();
+    let limiter = limiter_with(2, &server.url());
+    used(ask(&limiter, ["ada"])).await;
+    let mut unpolled = Box::pin(limiter.check(&CALLS, "ada", 1));
+    assert!(poll_fn(|cx| Poll::Ready(unpolled.as_mut().poll(cx).is_pending())).await);
+    for round in 0..20 {
+        used(ask(&limiter, ["bob", "eve", "bob"])).await;
+        assert_eq!(limiter.peek(&CALLS, "bob").await.unwrap().used(), 2 * (round + 1));
+    }
+    assert!(unpolled.await.unwrap().is_allowed());
+}
+
+/// A check that was sent alone and dropped before its reply does not block the connection.
+#[tokio::test]
+async fn a_check_dropped_in_flight_blocks_no_other() {
+    let server = RedisServer::start();
+    let limiter = limiter_with(2, &server.url());
+    for round in 0..20 {
+        let mut dropped = Box::pin(limiter.check(&CALLS, "ada", 1));
+        assert!(poll_fn(|cx| Poll::Ready(dropped.as_mut().poll(cx).is_pending())).await);
+        drop(dropped);
+        assert_eq!(used(ask(&limiter, ["bob"])).await, [round + 1]);
+    }
+}
+
+#[tokio::test]
+async fn a_full_queue_is_an_error() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    used(ask(&limiter, ["ada"])).await;
+    server.pause();
+    let answers = ask(&limiter, ["ada"; 10_000]);
+    while !answers[9_999].is_finished() {
+        yield_now().await;
+    }
+    server.resume();
+    let mut refused = 0;
+    for answer in answers {
+        match answer.await.unwrap() {
+            Ok(decision) => assert!(decision.is_allowed()),
+            Err(Error::Unavailable(error)) => {
+                assert!(format!("{error:?}").contains("Full"), "{error:?}");
+                refused += 1;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!((1_000..=2_000).contains(&refused), "{refused}");
+}
+
+/// Abandoned checks free their places anywhere in the queue, and no waiting check loses its place. Three crowds of
+/// callers give up behind, between and before others that wait.
+#[tokio::test]
+async fn a_caller_that_gives_up_frees_its_place_in_the_queue() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url()).breaker(Breaker::off());
+    used(ask(&limiter, ["ada"])).await;
+    server.pause();
+    let (mut waiting, paused) = (Vec::new(), Instant::now());
+    for _ in 0..3 {
+        waiting.extend(ask(&limiter, ["ada"; 1_000]));
+        let gone = ask(&limiter, ["bob"; 10_000]);
+        while !gone[9_999].is_finished() {
+            yield_now().await;
+        }
+        for answer in gone {
+            answer.abort();
+            let _ = answer.await;
+        }
+    }
+    waiting.extend(ask(&limiter, ["ada"; 1_000]));
+    turns(10).await;
+    // The batches that the store sent to the hanging server and gave up after half a second, each with at most 128
+    // copies.
+    let lost = 128 * (2 + paused.elapsed().as_millis() as usize / 500);
+    server.resume();
+    let mut used = Vec::new();
+    for answer in waiting {
+        match answer.await.unwrap() {
+            Ok(decision) => used.push(decision.used()),
+            Err(error) => assert!(!format!("{error:?}").contains("Full"), "{error:?}"),
+        }
+    }
+    assert!(used.len() + lost >= 4_000 && used.is_sorted(), "{} and {lost}", used.len());
+    assert_eq!(limiter.peek(&CALLS, "bob").await.unwrap().used(), 0);
+}
+
+#[tokio::test]
+async fn no_task_outlives_the_store() {
+    let server = RedisServer::start();
+    let before = Handle::current().metrics().num_alive_tasks();
+    let limiter = limiter(&server.url());
+    used(ask(&limiter, ["ada", "bob"])).await;
+    limiter.reset(&CALLS, "ada").await.unwrap();
+    assert!(Handle::current().metrics().num_alive_tasks() > before, "connections have tasks");
+    drop(limiter);
+    let dropped = Instant::now();
+    while Handle::current().metrics().num_alive_tasks() > before {
+        assert!(dropped.elapsed() < TEST_TIMEOUT);
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// The server has counted the check, and its reply is lost. The second try carries the same id, so the check counts
+/// once.
+#[tokio::test]
+async fn a_check_whose_reply_is_lost_counts_once() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server).await;
+    // Single checks, and checks that share a batch with copies and other keys.
+    let alone = (limiter_with(2, proxy.url()), &["ada"][..]);
+    let together = (limiter(proxy.url()), &["ada", "ada", "bob", "ada"][..]);
+    for (limiter, _) in [&alone, &together] {
+        used(ask(limiter, ["eve"])).await;
+    }
+    let mut expected = 0;
+    for round in 0..100 {
+        proxy.lose_replies(1);
+        let (limiter, keys) = if round % 2 == 0 { &alone } else { &together };
+        let last = used(ask(limiter, keys.iter().copied())).await.pop();
+        assert!(proxy.has_lost_them());
+        expected += keys.iter().filter(|key| **key == "ada").count() as u64;
+        assert_eq!(last, Some(expected), "round {round}");
+    }
+}
+
+/// One of two equal checks fits, and the reply is lost. By the second try both would fit. The refused one must stay
+/// refused, or it would count under the id of the other, which means not at all.
+#[tokio::test]
+async fn a_refusal_in_a_lost_reply_stays_a_refusal() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server).await;
+    let limiter = limiter(proxy.url());
+    let limit = Limit::per("calls", 2, Duration::from_secs(1));
+    let ask = |key: &'static str| limiter.check(&limit, key, 1);
+    // If the machine stalls for too long, the round proves nothing.
+    for key in ["a", "b", "c", "d", "e", "f", "g", "h"] {
+        assert!(ask(key).await.unwrap().is_allowed());
+        sleep(Duration::from_millis(700)).await;
+        proxy.delay_replies(Duration::from_millis(400));
+        proxy.lose_replies(1);
+        let sent = Instant::now();
+        let answers = [ask(key), ask(key)].map(tokio::spawn);
+        while !proxy.has_lost_them() {
+            sleep(Duration::from_millis(5)).await;
+        }
+        proxy.delay_replies(Duration::ZERO);
+        let mut admitted = 0;
+        for answer in answers {
+            admitted += u64::from(answer.await.unwrap().unwrap().is_allowed());
+        }
+        let used = limiter.peek(&limit, key).await.unwrap().used();
+        if sent.elapsed() < Duration::from_millis(900) {
+            assert_eq!(admitted, used);
+            return;
+        }
+    }
+    panic!("no round was quick enough");
+}

@@ -1,0 +1,317 @@
+//! Limits on a Redis Cluster, decided as on one server, while nodes fail and slots move.
+
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant},
+};
+
+use tokio::time::sleep;
+use tower_sliding_window::{
+    AdmissionId, Algorithm, Charge, Check, Error, Limit, Limiter, ManualClock, RedisStore, Settlement,
+};
+
+use crate::support::{
+    TEST_TIMEOUT,
+    load::Load,
+    outage::{millis, row},
+    redis_cluster::RedisCluster,
+    redis_server::RedisServer,
+    until,
+};
+
+fn charge(limit: &Limit, key: &str, cost: u64) -> Charge {
+    Charge::new(limit.clone(), key, cost).unwrap()
+}
+
+#[tokio::test]
+async fn a_cluster_decides_as_one_server_does() {
+    let (cluster, clock) = (RedisCluster::start(3).await, ManualClock::new());
+    cluster.builder().connect().await.unwrap();
+    let limiter = cluster.limiter(cluster.builder().clock(&clock));
+    limiter_of_one_key(&limiter, &clock).await;
+    for algorithm in [Algorithm::log(), Algorithm::fixed(), Algorithm::counter(), Algorithm::compact(60)] {
+        several_keys(&limiter, &clock, algorithm).await;
+    }
+    ids_and_settlements(&limiter).await;
+    limiter.reset(&Limit::per_hour("burst", 3), "key-0").await.unwrap();
+    clock.advance(Duration::from_secs(3 * 3600));
+    assert!(RedisStore::cluster([""; 0]).build().is_err());
+    assert!(cluster.builder().client_name("web").build().is_err());
+    let slots: HashSet<usize> = (0..3).filter(|node| !cluster.0[*node].keys().is_empty()).collect();
+    assert_eq!(slots.len(), 3, "every node has its share");
+}
+
+/// Many keys at once, in all slots, each with two limits.
+async fn limiter_of_one_key(limiter: &Limiter<RedisStore>, clock: &ManualClock) {
+    let (burst, hourly) = (Limit::per_second("burst", 3), Limit::per_hour("hourly", 4));
+    let mut tasks = Vec::new();
+    for number in 0..100 {
+        let (limiter, burst, hourly) = (limiter.clone(), burst.clone(), hourly.clone());
+        tasks.push(tokio::spawn(async move {
+            let key = format!("key-{number}");
+            let mut admitted = 0;
+            for _ in 0..5 {
+                let check = Check::new(charge(&burst, &key, 1)).and(charge(&hourly, &key, 1)).unwrap();
+                let decision = limiter.check_all(check).await.unwrap();
+                admitted += u64::from(decision.is_allowed());
+                assert_eq!(decision.statuses().map(|status| status.used()).collect::<Vec<_>>(), [admitted; 2]);
+            }
+            assert_eq!(admitted, 3);
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    clock.advance(Duration::from_secs(1));
+    let check = Check::new(charge(&burst, "key-7", 2)).and(charge(&hourly, "key-7", 2)).unwrap();
+    let refused = limiter.check_all(check).await.unwrap();
+    assert_eq!(refused.retry_after(), Some(Duration::from_secs(3599)), "the hour refuses, the second does not");
+    assert_eq!(limiter.peek(&burst, "key-7").await.unwrap().used(), 0);
+}
+
+/// Checks of three keys. The second one is exhausted first.
+async fn several_keys(limiter: &Limiter<RedisStore>, clock: &ManualClock, algorithm: Algorithm) {
+    let name = |what: &str| {
+        format!("{what}-{}", format!("{algorithm:?}").to_lowercase().replace(|c: char| !c.is_ascii_alphanumeric(), "-"))
+    };
+    let limit = |what: &str, units| {
+        Limit::new(name(what), units, Duration::from_secs(7 * 86_400)).unwrap().with_algorithm(algorithm)
+    };
+    let (wide, narrow, last) = (limit("wide", 10), limit("narrow", 5), limit("last", 8));
+    for number in 0..10 {
+        let keys = [format!("a-{number}"), format!("b-{number}"), format!("c-{number}")];
+        let check = |cost| {
+            Check::new(charge(&wide, &keys[0], 2))
+                .and(charge(&narrow, &keys[1], cost))
+                .unwrap()
+                .and(charge(&last, &keys[2], 1).in_shadow())
+                .unwrap()
+        };
+        for admitted in 1..=2 {
+            let decision = limiter.check_all(check(2)).await.unwrap();
+            assert!(decision.is_allowed());
+            let used: Vec<_> = decision.statuses().map(|status| status.used()).collect();
+            assert_eq!(used, [2 * admitted, 2 * admitted, admitted]);
+        }
+        let refused = limiter.check_all(check(2)).await.unwrap();
+        assert!(!refused.is_allowed(), "{algorithm:?}");
+        assert!(refused.retry_after().is_some());
+        assert_eq!(refused.limit().name(), narrow.name());
+        for (limit, key, used) in [(&wide, &keys[0], 4), (&narrow, &keys[1], 4), (&last, &keys[2], 2)] {
+            let status = refused.statuses().find(|status| status.limit().name() == limit.name()).unwrap();
+            assert_eq!(status.used(), used, "as the refusal says, {algorithm:?}");
+            assert_eq!(
+                limiter.peek(limit, key.as_str()).await.unwrap().used(),
+                used,
+                "the refused check has charged nothing"
+            );
+        }
+        assert!(limiter.check_all(check(1)).await.unwrap().is_allowed(), "other checks may use the remaining units");
+    }
+    clock.advance(Duration::from_secs(1));
+}
+
+async fn ids_and_settlements(limiter: &Limiter<RedisStore>) {
+    let (tokens, calls) = (Limit::per_hour("tokens", 100), Limit::per_hour("calls", 2));
+    for number in 0..10 {
+        let (one, other) = (format!("one-{number}"), format!("other-{number}"));
+        let check = Check::new(charge(&tokens, &one, 40).reserve(Duration::from_secs(60)))
+            .and(charge(&calls, &other, 1))
+            .unwrap();
+        let with_id = check.clone().with_id(AdmissionId::from(number));
+        for _ in 0..3 {
+            assert!(limiter.check_all(with_id.clone()).await.unwrap().is_allowed(), "the same counts once");
+        }
+        let used = async || {
+            let (tokens, calls) = (limiter.peek(&tokens, one.as_str()), limiter.peek(&calls, other.as_str()));
+            [tokens.await.unwrap().used(), calls.await.unwrap().used()]
+        };
+        assert_eq!(used().await, [40, 1]);
+        let admitted = limiter.check_all(check.clone()).await.unwrap();
+        assert_eq!(used().await, [80, 2]);
+        let only_tokens = |charge: &Charge| (charge.limit().name() == "tokens").then_some(7);
+        let settled = limiter.settle(Settlement::new(check.clone(), &admitted, only_tokens)).await.unwrap();
+        assert!(settled.was_applied());
+        assert_eq!(settled.decision().statuses().map(|status| status.used()).collect::<Vec<_>>(), [47, 2]);
+        assert!(!limiter.check_all(check.clone()).await.unwrap().is_allowed());
+        assert_eq!(used().await, [47, 2]);
+        let refunded =
+            limiter.settle(Settlement::by_id(check.clone(), AdmissionId::from(number), admitted.at(), |_| Some(0)));
+        assert!(refunded.await.unwrap().was_applied());
+        assert_eq!(used().await, [7, 1]);
+        limiter.reset(&tokens, one.as_str()).await.unwrap();
+        assert_eq!(used().await, [0, 1]);
+    }
+}
+
+/// Pairs of a few keys, in either order. Only refused checks return units.
+#[tokio::test]
+async fn racing_checks_of_several_keys_never_exceed_the_limit() {
+    let cluster = RedisCluster::start(3).await;
+    let limiter = cluster.limiter(cluster.builder());
+    let limit = Limit::per_hour("pairs", 40);
+    let pair = |one: u64, other: u64| {
+        let limit = Limit::per_hour("pairs", 40);
+        Check::new(charge(&limit, &format!("key-{one}"), 1)).and(charge(&limit, &format!("key-{other}"), 1)).unwrap()
+    };
+    let mut tasks = Vec::new();
+    for task in 0..16 {
+        let limiter = limiter.clone();
+        tasks.push(tokio::spawn(async move {
+            let mut admitted = [0_u64; 4];
+            for round in 0..40 {
+                let (one, other) = ((task + round) % 4, (task + round + 1 + round % 3) % 4);
+                if limiter.check_all(pair(one, other)).await.unwrap().is_allowed() {
+                    admitted[one as usize] += 1;
+                    admitted[other as usize] += 1;
+                }
+            }
+            admitted
+        }));
+    }
+    let mut admitted = [0; 4];
+    for task in tasks {
+        for (sum, units) in admitted.iter_mut().zip(task.await.unwrap()) {
+            *sum += units;
+        }
+    }
+    for (number, admitted) in admitted.into_iter().enumerate() {
+        let used = limiter.peek(&limit, format!("key-{number}").as_str()).await.unwrap().used();
+        assert!(used <= limit.units());
+        assert_eq!(used, admitted, "only refused checks return their units");
+    }
+    assert!(admitted.iter().sum::<u64>() >= limit.units());
+}
+
+/// A primary is killed under load. Its slots are decided again once its replica is promoted, and replicated units stay
+/// spent.
+#[tokio::test]
+async fn losing_a_primary_exceeds_no_limit() {
+    let mut cluster = RedisCluster::start(6).await;
+    let limiter = cluster.limiter(cluster.builder());
+    let spent = Limit::per_hour("spent", 3);
+    for number in 0..60 {
+        for _ in 0..3 {
+            assert!(limiter.check(&spent, format!("key-{number}"), 1).await.unwrap().is_allowed());
+        }
+    }
+    until("the replicas do not follow", || {
+        let of = |role: &str, offset: &str| -> Vec<String> {
+            let replications = cluster.0.iter().map(|node| node.run::<String>("INFO replication"));
+            let with_role = replications.filter(|replication| replication.contains(role));
+            let offsets = with_role.filter_map(|replication| {
+                replication.lines().find_map(|line| line.strip_prefix(offset).map(str::to_owned))
+            });
+            let mut offsets: Vec<_> = offsets.collect();
+            offsets.sort();
+            offsets
+        };
+        let replicas = of("role:slave", "slave_repl_offset:");
+        replicas.len() == 3 && replicas == of("role:master", "master_repl_offset:")
+    })
+    .await;
+
+    let (steady, check) = (Limit::per_hour("steady", 1_000_000), spent.clone());
+    let load = Load::of_checks(&limiter, move |number| {
+        Check::new(charge(&check, &format!("key-{}", number % 60), 1))
+            .and(charge(&steady, &format!("load-{number}"), 1).in_shadow())
+            .unwrap()
+    });
+    load.goes_on().await;
+    let lost = cluster.0.iter().position(RedisServer::is_primary).unwrap();
+    cluster.0[lost].kill();
+    let killed = Instant::now();
+    let nodes = cluster.0.iter().enumerate().filter(|(number, _)| *number != lost).map(|(_, node)| node);
+    until("no replica is promoted", || nodes.clone().filter(|node| node.is_primary()).count() == 3).await;
+    let promoted = Instant::now();
+    for number in 0..60 {
+        let key = format!("key-{number}");
+        while limiter.check(&spent, key.as_str(), 1).await.map_or(true, |decision| {
+            assert!(!decision.is_allowed(), "{key} is admitted a fourth time");
+            false
+        }) {
+            assert!(killed.elapsed() < TEST_TIMEOUT, "{key} is not decided again");
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+    load.goes_on().await;
+    let report = load.end().await;
+    let back = millis(report.failed_after(promoted));
+    row(
+        "Redis Cluster: a primary is killed",
+        format!("all decided again {back} after its replica was promoted; over-admitted {}", report.admitted),
+        "decisions back within 2 s of the new primary; over-admission 0 where replication had caught up",
+    );
+    assert_eq!(report.admitted, 0, "replicated units stay spent");
+}
+
+/// A slot moves to other nodes under load, while both nodes get checks of its keys.
+#[tokio::test]
+async fn moving_a_slot_exceeds_no_limit() {
+    let cluster = RedisCluster::start(3).await;
+    // The test has its own breaker, because the one of the load may be open at the end.
+    let (limiter, loaded) = (cluster.limiter(cluster.builder()), cluster.limiter(cluster.builder()));
+    let (at_most, mut decided, mut failed, mut gap) = (20_000, 0, 0, Duration::ZERO);
+    for limit in
+        [Limit::per_day("by-log", at_most), Limit::per_day("by-window", at_most).with_algorithm(Algorithm::fixed())]
+    {
+        let other = Limit::per_hour("other", 1_000_000);
+        let in_slot = limit.clone();
+        assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed());
+        let name = if limit.name() == "by-log" { "by-log" } else { "by-window:fixed" };
+        let key = cluster.keys().into_iter().find(|key| key.ends_with(name)).unwrap();
+        let mut from = cluster.0.iter().position(|node| node.keys().contains(&key)).unwrap();
+        let slot: u16 = cluster.0[from].run(&format!("CLUSTER KEYSLOT {key}"));
+        let load = Load::of_checks(&loaded, move |number| match number % 2 {
+            0 => Check::new(charge(&in_slot, "ada", 1)),
+            _ => Check::new(charge(&in_slot, "ada", 1)).and(charge(&other, &format!("key-{number}"), 1)).unwrap(),
+        });
+        for _ in 0..4 {
+            load.goes_on().await;
+            let to = (from + 1) % 3;
+            let id = |node: usize| cluster.0[node].run::<String>("CLUSTER MYID");
+            cluster.0[to].run::<()>(&format!("CLUSTER SETSLOT {slot} IMPORTING {}", id(from)));
+            cluster.0[from].run::<()>(&format!("CLUSTER SETSLOT {slot} MIGRATING {}", id(to)));
+            sleep(Duration::from_millis(30)).await;
+            let address = cluster.0[to].address().replace(':', " ");
+            for key in cluster.0[from].run::<Vec<String>>(&format!("CLUSTER GETKEYSINSLOT {slot} 100")) {
+                cluster.0[from].run::<()>(&format!("MIGRATE {address} {key} 0 5000"));
+            }
+            // Now the old node redirects to the new one, which accepts only redirected commands.
+            load.goes_on().await;
+            for node in [to, from, (to + 1) % 3] {
+                cluster.0[node].run::<()>(&format!("CLUSTER SETSLOT {slot} NODE {}", id(to)));
+            }
+            from = to;
+        }
+        load.goes_on().await;
+        let asked = Instant::now();
+        // An error is not a refusal: the slot may be moving.
+        while !matches!(limiter.check(&limit, "ada", 1).await, Ok(decision) if !decision.is_allowed()) {
+            assert!(asked.elapsed() < TEST_TIMEOUT);
+        }
+        let report = load.end().await;
+        let admitted = report.admitted;
+        (decided, failed, gap) = (decided + report.decided, failed + report.failed, gap.max(report.longest_gap));
+        assert!(admitted < at_most, "{admitted} and those of the test are admitted of {at_most}");
+        let used = limiter.peek(&limit, "ada").await.unwrap().used();
+        assert!(used <= at_most && used > admitted, "{used} are used, {admitted} admitted");
+    }
+    row(
+        "Redis Cluster: a slot moves, eight times",
+        format!("{decided} decisions, {failed} failed; {} without any at most; over-admitted 0", millis(gap)),
+        "decisions back within 2 s; over-admission 0",
+    );
+}
+
+#[tokio::test]
+async fn an_unreachable_cluster_is_reported() {
+    assert!(RedisStore::cluster(["redis://127.0.0.1:1/"]).connect().await.is_err());
+    let store = RedisStore::cluster(["redis://127.0.0.1:1/"]).connect_timeout(TEST_TIMEOUT).build().unwrap();
+    let Err(Error::Unavailable(error)) =
+        Limiter::new(store).deadline(TEST_TIMEOUT).check(&Limit::per_hour("calls", 1), "ada", 1).await
+    else {
+        panic!("the error is not Unavailable");
+    };
+    assert!(format!("{error:?}").contains("127.0.0.1:1"), "{error:?}");
+}

@@ -1,0 +1,115 @@
+//! Ways to connect to a server: over a Unix socket, as a user, under a name, from an existing client, by the client's clock.
+
+use std::{error::Error as _, path::Path, time::Duration};
+
+use redis::{ConnectionAddr, IntoConnectionInfo};
+use tower_sliding_window::{Error, Limit, Limiter, RedisStore, store::RedisStoreBuilder};
+
+use crate::support::{TEST_TIMEOUT, redis_server::RedisServer};
+
+const CALLS: Limit = Limit::per_hour("calls", 3);
+
+fn limiter(builder: RedisStoreBuilder) -> Limiter<RedisStore> {
+    Limiter::new(builder.connect_timeout(TEST_TIMEOUT).build().unwrap()).deadline(TEST_TIMEOUT)
+}
+
+async fn used(limiter: &Limiter<RedisStore>) -> Result<u64, Error> {
+    limiter.check(&CALLS, "ada", 1).await.map(|decision| decision.used())
+}
+
+#[tokio::test]
+async fn a_store_connects_over_a_unix_socket() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("redis.sock");
+    let server = RedisServer::start_with(&["--unixsocket", &socket.display().to_string()]);
+    assert!(Path::new(&socket).exists());
+    let url = format!("redis+unix://{}?db=2", socket.display());
+    assert!(matches!(url.as_str().into_connection_info().unwrap().addr(), ConnectionAddr::Unix(_)));
+    assert_eq!(used(&limiter(RedisStore::builder(&url))).await.unwrap(), 1);
+    assert!(server.run::<String>("INFO keyspace").contains("db2:keys=1"));
+}
+
+#[tokio::test]
+async fn a_connection_has_the_name_user_and_database_of_the_builder() {
+    let server = RedisServer::start();
+    server.run::<()>("ACL SETUSER shop on >s3cret ~* +@all");
+    server.run::<()>("ACL SETUSER nameless on >s3cret ~* +@all -client");
+    let builder =
+        RedisStore::builder(&server.url()).username("shop").password("s3cret").database(5).client_name("web-1");
+    assert!(!format!("{builder:?}").contains("s3cret"));
+    let store = limiter(builder.clone());
+    used(&store).await.unwrap();
+    let clients: String = server.run("CLIENT LIST");
+    let ours = clients.lines().find(|client| client.contains("name=web-1 ")).unwrap();
+    assert!(ours.contains("user=shop ") && ours.contains(" db=5 "), "{ours}");
+
+    let nameless = limiter(builder.clone().username("nameless"));
+    assert_eq!(used(&nameless).await.unwrap(), 2, "a user that may not set a name is still counted");
+    let error = builder.client_name("two words").build().unwrap_err();
+    assert!(error.to_string().contains("client name") && error.to_string().contains("two words"), "{error}");
+}
+
+/// The client may have a user, a database, a protocol, or a socket. Settings of the builder take precedence.
+#[tokio::test]
+async fn a_store_from_an_existing_client_uses_its_server() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("redis.sock").display().to_string();
+    let server = RedisServer::start_with(&["--unixsocket", &socket]);
+    server.run::<()>("ACL SETUSER shop on >s3cret ~* +@all");
+    server.run::<()>("ACL SETUSER other on >0ther ~* +@all");
+    let over_tcp = format!("redis://shop:s3cret@{}/5", server.address());
+    for (url, db) in [
+        (over_tcp.clone(), 5),
+        (format!("{over_tcp}?protocol=resp3"), 5),
+        (format!("redis+unix://{socket}?db=6&user=shop&pass=s3cret"), 6),
+        (format!("redis+unix://{socket}?db=6&user=shop&pass=s3cret&protocol=resp3"), 6),
+    ] {
+        let client = redis::Client::open(url.as_str()).unwrap();
+        let builder = RedisStore::from_client(&client).client_name("web-1");
+        assert!(!format!("{builder:?}").contains("s3cret"));
+        builder.clone().connect().await.unwrap();
+        for (builder, user, db) in
+            [(builder.clone(), "shop", db), (builder.username("other").password("0ther").database(7), "other", 7)]
+        {
+            let store = limiter(builder);
+            server.run::<()>("FLUSHALL");
+            for expected in 1..=3 {
+                assert_eq!(used(&store).await.unwrap(), expected, "{url}");
+            }
+            assert!(!store.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+            let clients: String = server.run("CLIENT LIST");
+            let ours = clients.lines().filter(|client| client.contains("name=web-1 "));
+            let is_right =
+                |client: &str| client.contains(&format!("user={user} ")) && client.contains(&format!(" db={db} "));
+            assert!(ours.clone().count() > 0 && ours.clone().any(is_right), "{clients}");
+        }
+    }
+    let error =
+        RedisStore::from_client(&redis::Client::open("redis://127.0.0.1:1").unwrap()).connect().await.unwrap_err();
+    assert!(format!("{error:?}").contains("127.0.0.1:1"), "{error:?}");
+}
+
+/// Some servers do not let scripts read the time.
+#[tokio::test]
+async fn with_client_clock_no_script_reads_the_servers_time() {
+    let server = RedisServer::start();
+    server.run::<()>("ACL SETUSER timeless on >timeless ~* +@all -time");
+    let builder = RedisStore::builder(&server.url()).username("timeless").password("timeless");
+    let Error::Unavailable(error) = used(&limiter(builder.clone())).await.unwrap_err() else {
+        panic!("the error is not Unavailable")
+    };
+    assert!(error.source().unwrap().to_string().contains("script"), "{error:?}");
+
+    let (one, other) = (limiter(builder.clone().client_clock()), limiter(builder.client_clock()));
+    let short = Limit::per("short", 2, Duration::from_millis(300));
+    for limiter in [&one, &other] {
+        assert!(limiter.check(&short, "ada", 1).await.unwrap().is_allowed());
+    }
+    let refused = other.check(&short, "ada", 1).await.unwrap();
+    let wait = refused.retry_after().unwrap();
+    assert!(wait <= short.window(), "{wait:?}");
+    let drift = refused.at().duration_since(std::time::SystemTime::now()).unwrap_or_default();
+    assert!(drift < Duration::from_millis(1), "a decision is of the present: {drift:?}");
+    tokio::time::sleep(wait + Duration::from_millis(2)).await;
+    assert!(one.check(&short, "ada", 1).await.unwrap().is_allowed());
+}

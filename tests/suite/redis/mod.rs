@@ -1,0 +1,35 @@
+//! The store on Redis: connections, batches, the data in Redis, and each kind of server.
+
+mod batching;
+mod bounded_work;
+#[cfg(feature = "cluster")]
+mod cluster;
+mod connection_settings;
+mod errors;
+mod foreign_content;
+mod hashed_keys;
+mod passwords;
+mod reconnecting;
+mod resent_checks;
+mod runtimes;
+mod sentinel;
+mod server_time;
+mod settlements;
+mod state;
+#[cfg(feature = "tls")]
+mod tls;
+
+use tower_sliding_window::{Error, Limit, Limiter, RedisStore};
+
+use crate::support::TEST_TIMEOUT;
+
+const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
+
+fn limiter(url: &str) -> Limiter<RedisStore> {
+    Limiter::new(RedisStore::builder(url).connections(2).build().unwrap()).deadline(TEST_TIMEOUT)
+}
+
+/// Spends one unit of `CALLS`, and returns how many are used.
+async fn used(limiter: &Limiter<RedisStore>) -> Result<u64, Error> {
+    limiter.check(&CALLS, "ada", 1).await.map(|decision| decision.used())
+}

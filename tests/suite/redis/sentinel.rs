@@ -1,0 +1,172 @@
+//! A primary that sentinels name, and its failover.
+
+use std::{
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use redis::{RedisResult, Value};
+use tempfile::TempDir;
+use tower_sliding_window::{Charge, Check, DenyCache, Error, Limit, Limiter, RedisStore, store::RedisStoreBuilder};
+
+use crate::support::{
+    TEST_TIMEOUT,
+    load::Load,
+    outage::{millis, row},
+    redis_server::{RedisServer, free_port},
+    until,
+};
+
+const SPENT: Limit = Limit::per_hour("spent", 50);
+const LOAD: Limit = Limit::per_hour("load", 1_000_000);
+
+/// A sentinel that watches the primary `main`, and calls it down after 500 ms.
+struct Sentinel {
+    process: Child,
+    port: u16,
+    _dir: TempDir,
+}
+
+impl Sentinel {
+    fn start(primary: &RedisServer) -> Self {
+        let (dir, port) = (tempfile::tempdir().unwrap(), free_port());
+        let config = dir.path().join("sentinel.conf");
+        let lines = format!(
+            "port {port}\nbind 127.0.0.1\ndir {dir}\nlogfile {dir}/log\nsentinel monitor main 127.0.0.1 {primary} 2\n\
+             sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 5000\n",
+            dir = dir.path().display(),
+            primary = primary.port(),
+        );
+        std::fs::write(&config, lines).unwrap();
+        let process = Command::new("redis-server")
+            .arg(&config)
+            .arg("--sentinel")
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("redis-server is not installed: run `bash tests/run.sh`, which installs it");
+        Self { process, port, _dir: dir }
+    }
+
+    fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/", self.port)
+    }
+
+    fn ask(&self, words: &[&str]) -> RedisResult<Value> {
+        redis::cmd("SENTINEL").arg(words).query(&mut redis::Client::open(self.url())?.get_connection()?)
+    }
+
+    /// Whether it would agree to a failover, and knows a replica to promote.
+    fn is_ready(&self) -> bool {
+        let knows_a_replica =
+            matches!(self.ask(&["REPLICAS", "main"]), Ok(Value::Array(replicas)) if replicas.len() == 1);
+        let peers = matches!(self.ask(&["SENTINELS", "main"]), Ok(Value::Array(peers)) if peers.len() == 2);
+        knows_a_replica && peers && self.ask(&["CKQUORUM", "main"]).is_ok()
+    }
+}
+
+impl Drop for Sentinel {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn replica_of(primary: &RedisServer) -> RedisServer {
+    RedisServer::start_with(&["--replicaof", "127.0.0.1", &primary.port().to_string()])
+}
+
+/// Without a deny cache.
+fn limiter(builder: RedisStoreBuilder) -> Limiter<RedisStore> {
+    Limiter::new(builder.build().unwrap()).deny_cache(DenyCache::off()).deadline(Duration::from_secs(1))
+}
+
+/// Kills the primary under load on an exhausted limit. Decisions return once the replica is promoted, and replicated
+/// units stay spent. `not_replicated` units of the limit are not replicated.
+async fn fail_over(fault: &str, not_replicated: u64) {
+    let mut primary = RedisServer::start();
+    let replica = replica_of(&primary);
+    let sentinels: Vec<_> = (0..3).map(|_| Sentinel::start(&primary)).collect();
+    until("the sentinels do not find each other", || sentinels.iter().all(Sentinel::is_ready)).await;
+
+    // The test has its own breaker, because the one of the load may be open at the end.
+    let [limiter, loaded] =
+        [(); 2].map(|()| limiter(RedisStore::sentinel(sentinels.iter().map(Sentinel::url), "main")));
+    let spend = async |units| {
+        for _ in 0..units {
+            assert!(limiter.check(&SPENT, "ada", 1).await.unwrap().is_allowed());
+        }
+    };
+    let replicated = SPENT.units() - not_replicated;
+    spend(replicated).await;
+    let key = primary.keys().remove(0);
+    until("the replica does not follow", || replica.run::<u64>(&format!("ZCOUNT {key} -inf +inf")) == replicated).await;
+    if not_replicated > 0 {
+        // The replica is cut off and cannot log in again.
+        replica.run::<()>("CONFIG SET masteruser nobody");
+        replica.run::<()>("CONFIG SET masterauth nothing");
+        primary.run::<()>("CLIENT KILL TYPE replica");
+        spend(not_replicated).await;
+        assert!(replica.run::<String>("INFO replication").contains("master_link_status:down"));
+    }
+
+    let load = Load::of_checks(&loaded, |_| {
+        let charge = |limit, key| Charge::new(limit, key, 1).unwrap();
+        Check::new(charge(SPENT, "ada")).and(charge(LOAD, "bob")).unwrap()
+    });
+    load.goes_on().await;
+    assert_eq!(load.report().admitted, 0);
+    primary.kill();
+    until("no replica is promoted", || replica.is_primary()).await;
+    let promoted = Instant::now();
+    load.goes_on().await;
+    load.goes_on().await;
+    let report = load.end().await;
+    let back = report.failed_after(promoted);
+    assert!(back < Duration::from_secs(5), "decisions come back after {back:?}");
+    row(
+        fault,
+        format!("all decided again {} after the promotion; over-admitted {}", millis(back), report.admitted),
+        &format!("decisions back within 2 s of the new primary; over-admission at most {not_replicated}"),
+    );
+    // A check that timed out may have been admitted.
+    let admitted = report.admitted..=report.admitted + report.failed;
+    assert!(admitted.contains(&not_replicated), "{report:?}");
+    assert_eq!(limiter.peek(&SPENT, "ada").await.unwrap().used(), SPENT.units());
+}
+
+#[tokio::test]
+async fn the_store_follows_a_failover() {
+    fail_over("Sentinel failover, all replicated", 0).await;
+}
+
+#[tokio::test]
+async fn unreplicated_units_are_admitted_once_more() {
+    fail_over("Sentinel failover, 20 units not replicated", 20).await;
+}
+
+/// One sentinel is down, one does not know the primary, and one names the replica. The one that knows is enough.
+#[tokio::test]
+async fn one_sentinel_that_knows_the_primary_is_enough() {
+    let primary = RedisServer::start();
+    let replica = replica_of(&primary);
+    let (knows, is_behind) = (Sentinel::start(&primary), Sentinel::start(&replica));
+    until("the sentinels do not come up", || {
+        [&knows, &is_behind].iter().all(|sentinel| sentinel.ask(&["GET-MASTER-ADDR-BY-NAME", "main"]).is_ok())
+    })
+    .await;
+    let down = format!("redis://127.0.0.1:{}/", free_port());
+    let urls = [down.clone(), is_behind.url(), knows.url()];
+    let limiter = limiter(RedisStore::sentinel(urls, "main").username("default").database(3));
+    for _ in 0..3 {
+        assert!(limiter.check(&SPENT, "ada", 1).await.unwrap().is_allowed());
+    }
+    assert!(primary.run::<String>("INFO keyspace").contains("db3:keys=1"), "the database is the builder's");
+
+    for (urls, cause) in [(vec![down], "refused"), (vec![knows.url()], "no sentinel knows")] {
+        let other = Limiter::new(RedisStore::sentinel(urls, "other").build().unwrap()).deadline(TEST_TIMEOUT);
+        let Err(Error::Unavailable(error)) = other.check(&SPENT, "ada", 1).await else { panic!("that cannot be") };
+        let error = format!("{error:?}");
+        assert!(error.contains("other") && error.contains(cause), "{error}");
+    }
+    assert!(RedisStore::sentinel([""; 0], "main").build().is_err());
+}

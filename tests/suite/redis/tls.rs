@@ -1,0 +1,117 @@
+//! TLS: the certificate authorities that a store trusts, and the certificate that it shows.
+
+use std::process::Command;
+
+use redis::{Client, ClientTlsConfig, TlsCertificates};
+use tempfile::TempDir;
+use tower_sliding_window::{Error, Limit, Limiter, RedisStore, store::RedisStoreBuilder};
+
+use crate::support::{
+    TEST_TIMEOUT,
+    redis_server::{RedisServer, free_port},
+};
+
+const CALLS: Limit = Limit::per_hour("calls", 3);
+
+async fn used(builder: RedisStoreBuilder) -> Result<u64, Error> {
+    let limiter = Limiter::new(builder.connect_timeout(TEST_TIMEOUT).build().unwrap()).deadline(TEST_TIMEOUT);
+    limiter.check(&CALLS, "ada", 1).await.map(|decision| decision.used())
+}
+
+/// A certificate authority, and the certificates that it has signed for a server and a client.
+struct Certificates(TempDir);
+
+impl Certificates {
+    fn make() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let openssl = |arguments: &str| {
+            let output = Command::new("openssl").args(arguments.split(' ')).current_dir(dir.path()).output();
+            let output = output.expect("openssl is not installed: install it");
+            assert!(output.status.success(), "openssl {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+        };
+        let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
+        openssl(&format!("req -x509 {key} -keyout ca.key -out ca.pem -subj /CN=authority -days 2"));
+        std::fs::write(dir.path().join("names"), "subjectAltName=IP:127.0.0.1\nbasicConstraints=CA:FALSE\n").unwrap();
+        for name in ["server", "client"] {
+            openssl(&format!("req {key} -keyout {name}.key -out {name}.csr -subj /CN={name}"));
+            let sign = "x509 -req -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names";
+            openssl(&format!("{sign} -in {name}.csr -out {name}.pem"));
+        }
+        Self(dir)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).display().to_string()
+    }
+
+    fn read(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.path(name)).unwrap()
+    }
+
+    /// A server that speaks TLS on its own port, and its URL. `clients` says whether clients must show a certificate.
+    fn server(&self, clients: &str) -> (RedisServer, String) {
+        let port = free_port();
+        let (cert, key, ca) = (self.path("server.pem"), self.path("server.key"), self.path("ca.pem"));
+        let server = RedisServer::start_with(&[
+            "--tls-port",
+            &port.to_string(),
+            "--tls-cert-file",
+            &cert,
+            "--tls-key-file",
+            &key,
+            "--tls-ca-cert-file",
+            &ca,
+            "--tls-auth-clients",
+            clients,
+        ]);
+        (server, format!("rediss://127.0.0.1:{port}/"))
+    }
+}
+
+#[tokio::test]
+async fn only_the_given_certificate_authority_is_trusted() {
+    let certificates = Certificates::make();
+    let (_server, url) = certificates.server("no");
+    let builder = RedisStore::builder(&url);
+    assert_eq!(used(builder.clone().root_certificate(certificates.read("ca.pem"))).await.unwrap(), 1);
+
+    let other = Certificates::make();
+    for untrusting in [builder.clone(), builder.clone().root_certificate(other.read("ca.pem"))] {
+        let Error::Unavailable(error) = used(untrusting).await.unwrap_err() else {
+            panic!("the error is not Unavailable")
+        };
+        assert!(format!("{error:?}").contains("certificate"), "{error:?}");
+    }
+    let error = builder.root_certificate("-----BEGIN CERTIFICATE-----\nnone\n-----END CERTIFICATE-----").build();
+    assert!(error.unwrap_err().to_string().contains("certificate"));
+    assert!(RedisStore::builder(&format!("{url}#insecure")).build().is_err());
+}
+
+#[tokio::test]
+async fn an_existing_client_keeps_its_certificates() {
+    let certificates = Certificates::make();
+    let (_server, url) = certificates.server("yes");
+    let root_cert = Some(certificates.read("ca.pem"));
+    let (client_cert, client_key) = (certificates.read("client.pem"), certificates.read("client.key"));
+    let client_tls = Some(ClientTlsConfig { client_cert, client_key });
+    let with_both = Client::build_with_tls(&*url, TlsCertificates { client_tls, root_cert }).unwrap();
+    assert_eq!(used(RedisStore::from_client(&with_both)).await.unwrap(), 1);
+
+    let without = Client::open(&*url).unwrap();
+    assert!(used(RedisStore::from_client(&without)).await.is_err());
+    let builder = RedisStore::from_client(&without).root_certificate(certificates.read("ca.pem"));
+    let (own, key) = (certificates.read("client.pem"), certificates.read("client.key"));
+    assert_eq!(used(builder.client_certificate(own, key)).await.unwrap(), 2);
+    let insecure = Client::open(format!("{url}#insecure")).unwrap();
+    assert!(RedisStore::from_client(&insecure).build().is_err());
+}
+
+#[tokio::test]
+async fn a_server_may_require_a_client_certificate() {
+    let certificates = Certificates::make();
+    let (_server, url) = certificates.server("yes");
+    let builder = RedisStore::builder(&url).root_certificate(certificates.read("ca.pem"));
+    assert!(used(builder.clone()).await.is_err());
+    let (own, key) = (certificates.read("client.pem"), certificates.read("client.key"));
+    assert_eq!(used(builder.client_certificate(own, key)).await.unwrap(), 1);
+}

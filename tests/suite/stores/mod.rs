@@ -1,0 +1,6 @@
+//! The rules that every store must keep, and those of the in-process store.
+
+mod concurrency;
+mod conformance;
+mod memory;
+mod paused_time;
