@@ -81,7 +81,10 @@ impl fmt::Display for Chain<'_> {
 /// Without the feature `tracing`: uses the fields, and writes nothing.
 #[cfg(not(feature = "tracing"))]
 macro_rules! no_line {
-    ($($(%)? $(?)? $field:ident,)* $message:literal) => {{ $(let _ = &$field;)* }};
+    ($($(%)? $(?)? $field:ident,)* $message:literal) => {{
+        $(let _ = &$field;)*
+        let _ = format_args!($message);
+    }};
 }
 
 #[cfg(not(feature = "tracing"))]

@@ -226,13 +226,14 @@ impl BreakerState {
         }
         self.open_for.store(shortest, Ordering::Relaxed);
         drop(streak);
-        let line = if was_open { &self.opened_further_line } else { &self.opened_line };
-        let Some(suppressed) = line.pass() else { return };
-        let error = Chain(error);
-        if was_open {
-            warn!(%error, suppressed, "the rate-limit store fails checks with longer deadlines as well");
+        let (line, what) = if was_open {
+            (&self.opened_further_line, "fails checks with longer deadlines as well")
         } else {
-            warn!(%error, suppressed, "the rate-limit store has failed repeatedly: the breaker opens");
+            (&self.opened_line, "has failed repeatedly: the breaker opens")
+        };
+        if let Some(suppressed) = line.pass() {
+            let error = Chain(error);
+            warn!(%error, suppressed, "the rate-limit store {what}");
         }
     }
 
