@@ -13,6 +13,7 @@ pub(super) struct Events {
     throttles: [Throttle; 9],
 }
 
+#[derive(Clone, Copy)]
 #[cfg_attr(not(feature = "tracing"), allow(dead_code, reason = "only log lines read the fields"))]
 pub(super) enum Event<'a> {
     NoDecision {
@@ -40,7 +41,7 @@ pub(super) enum Event<'a> {
 }
 
 impl Events {
-    #[cfg_attr(not(feature = "tracing"), allow(unused_variables, clippy::unused_self, reason = "no log lines"))]
+    #[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "no log lines"))]
     pub(super) fn log(&self, event: Event<'_>) {
         #[cfg(feature = "tracing")]
         if let Some(suppressed) = self.throttles[event.kind()].pass() {
