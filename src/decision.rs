@@ -115,12 +115,9 @@ impl Decision {
 
     /// The same decision, with this retry time if only reservations refuse.
     pub(crate) fn with_retry_reserved_after(mut self, wait: Duration) -> Self {
-        let is_other = |retry: &Retry| retry.least < retry.most && retry.reserved_after != wait;
-        if self.statuses().any(|status| status.retry.as_ref().is_some_and(is_other)) {
-            let Fields { first, rest, .. } = Arc::make_mut(&mut self.0);
-            let retries = iter::once(first).chain(rest).filter_map(|status| status.retry.as_mut());
-            retries.for_each(|retry| retry.reserved_after = wait);
-        }
+        let Fields { first, rest, .. } = Arc::make_mut(&mut self.0);
+        let retries = iter::once(first).chain(rest).filter_map(|status| status.retry.as_mut());
+        retries.for_each(|retry| retry.reserved_after = wait);
         self
     }
 

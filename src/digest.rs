@@ -2,7 +2,7 @@
 //!
 //! Keys come from clients, so a digest is keyed by randomness of the process: no client can make two of them collide.
 
-use std::hash::{BuildHasher, DefaultHasher, Hasher, RandomState};
+use std::hash::{BuildHasher, Hasher, RandomState};
 
 use crate::{key::Key, limit::Limit};
 
@@ -13,71 +13,13 @@ pub(crate) struct Digester(RandomState);
 impl Digester {
     /// The digest of a limit's name and a key.
     pub(crate) fn of_key(&self, limit: &Limit, key: &Key) -> u64 {
-        let mut text = Text { bytes: [0; Text::CAPACITY], length: 0, hasher: self.0.build_hasher() };
-        text.push_key(limit, key);
-        text.finish()
-    }
-}
-
-/// Collects the parts of a digest, since a hasher takes one text more quickly than its parts. If they do not fit, the
-/// beginning is hashed first.
-struct Text {
-    bytes: [u8; Self::CAPACITY],
-    length: usize,
-    hasher: DefaultHasher,
-}
-
-impl Text {
-    /// Enough for a limit and a key of usual length.
-    const CAPACITY: usize = 128;
-
-    /// A byte that occurs in no UTF-8 text.
-    const END: [u8; 1] = [0xff];
-
-    /// The length of the value follows it: read from its end, a text can be taken apart in one way only.
-    fn push_key(&mut self, limit: &Limit, key: &Key) {
-        self.push_with(limit.name().as_bytes(), Self::END);
-        self.push_with(key.namespace().as_bytes(), Self::END);
-        self.push_with(key.value(), (key.value().len() as u64).to_le_bytes());
-    }
-
-    /// Pushes a part and its end.
-    fn push_with<const N: usize>(&mut self, part: &[u8], tail: [u8; N]) {
-        let end = self.length + part.len();
-        match self.bytes.get_mut(self.length..end + N).and_then(|free| free.split_at_mut_checked(part.len())) {
-            Some((free, behind)) => {
-                free.copy_from_slice(part);
-                behind.copy_from_slice(&tail);
-                self.length = end + N;
-            }
-            None => {
-                self.push(part);
-                self.push(&tail);
-            }
+        let mut hasher = self.0.build_hasher();
+        // No UTF-8 text contains 0xff, and the length follows the value, so no two pairs give the same bytes.
+        for part in [limit.name().as_bytes(), &[0xff], key.namespace().as_bytes(), &[0xff], key.value()] {
+            hasher.write(part);
         }
-    }
-
-    fn push(&mut self, part: &[u8]) {
-        if part.len() > Self::CAPACITY - self.length {
-            self.hash();
-        }
-        match self.bytes.get_mut(self.length..self.length + part.len()) {
-            Some(free) => {
-                free.copy_from_slice(part);
-                self.length += part.len();
-            }
-            None => self.hasher.write(part),
-        }
-    }
-
-    fn hash(&mut self) {
-        self.hasher.write(&self.bytes[..self.length]);
-        self.length = 0;
-    }
-
-    fn finish(&mut self) -> u64 {
-        self.hash();
-        self.hasher.finish()
+        hasher.write_usize(key.value().len());
+        hasher.finish()
     }
 }
 

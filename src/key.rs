@@ -19,7 +19,6 @@
 use std::{
     fmt,
     hash::{Hash, Hasher},
-    ptr,
 };
 
 /// The client, user, tenant or resource that spends units. See the [module docs](self).
@@ -41,7 +40,7 @@ impl Key {
     /// A key with any bytes as its value.
     #[must_use]
     pub fn new(namespace: &'static str, value: impl AsRef<[u8]>) -> Self {
-        Self { namespace, value: Value::of_one(value.as_ref()) }
+        Self { namespace, value: Value::of(&[value.as_ref()]) }
     }
 
     /// A key whose value is these parts in a row.
@@ -79,17 +78,6 @@ impl Value {
     /// As many bytes as make both variants the same size.
     const SHORT: usize = 22;
 
-    fn of_one(value: &[u8]) -> Self {
-        let mut bytes = [0; Self::SHORT];
-        match bytes.get_mut(..value.len()) {
-            Some(short) => {
-                short.copy_from_slice(value);
-                Self::Short { length: value.len() as u8, bytes }
-            }
-            None => Self::Long(value.into()),
-        }
-    }
-
     fn of(parts: &[&[u8]]) -> Self {
         let length: usize = parts.iter().map(|part| part.len()).sum();
         if length > Self::SHORT {
@@ -107,9 +95,7 @@ impl Value {
 impl PartialEq for Key {
     #[inline]
     fn eq(&self, other: &Self) -> bool {
-        // Nearly always it is the same literal, and its bytes need not be compared.
-        let same_namespace = ptr::eq(self.namespace, other.namespace) || self.namespace == other.namespace;
-        same_namespace && self.value() == other.value()
+        self.namespace == other.namespace && self.value() == other.value()
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     measure::Effort,
-    scenarios::{LONG, SCENARIOS, Scenario},
+    scenarios::{BY_NAME, SCENARIOS, Scenario},
 };
 
 /// Long enough for the median to settle.
@@ -28,12 +28,12 @@ impl Arguments {
         let (mut scenarios, mut is_quick, mut out) = (Vec::new(), false, None);
         let mut arguments = env::args().skip(1);
         while let Some(argument) = arguments.next() {
-            match SCENARIOS.iter().chain(LONG).find(|scenario| scenario.name == argument) {
+            match SCENARIOS.iter().chain(BY_NAME).find(|scenario| scenario.name == argument) {
                 Some(scenario) => scenarios.push(scenario),
                 None if argument == "--quick" => is_quick = true,
                 None if argument == "--out" => out = Some(arguments.next().ok_or("--out needs a folder")?.into()),
                 None => {
-                    let names: Vec<&str> = SCENARIOS.iter().chain(LONG).map(|scenario| scenario.name).collect();
+                    let names: Vec<&str> = SCENARIOS.iter().chain(BY_NAME).map(|scenario| scenario.name).collect();
                     return Err(format!(
                         "{argument:?} is neither --quick nor --out nor a scenario: {}",
                         names.join(", ")

@@ -7,6 +7,7 @@ mod flood;
 mod heed;
 mod http;
 mod in_process;
+mod instructions;
 mod limits;
 mod lone;
 mod memory;
@@ -42,5 +43,6 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario { name: "heed", run: heed::run },
 ];
 
-/// Long scenarios, which run only if they are named.
-pub(crate) const LONG: &[Scenario] = &[Scenario { name: "heed-long", run: heed::run_long }];
+/// Scenarios that run only if they are named: they take long, or need valgrind.
+pub(crate) const BY_NAME: &[Scenario] =
+    &[Scenario { name: "heed-long", run: heed::run_long }, Scenario { name: "instructions", run: instructions::run }];

@@ -29,12 +29,9 @@ static TEXT: &str = match str::from_utf8(DIGITS.as_flattened()) {
     Err(_) => panic!("digits are ASCII"),
 };
 
-/// As `HeaderValue::from`, which needs two allocations: none for a number with a static text, one for any other.
+/// As `HeaderValue::from`, which needs two allocations. A number with a static text needs none.
 pub(super) fn header_value(number: u64) -> HeaderValue {
-    match static_text(number) {
-        Some(text) => HeaderValue::from_static(text),
-        None => written(number),
-    }
+    static_text(number).map_or_else(|| HeaderValue::from(number), HeaderValue::from_static)
 }
 
 thread_local! {
@@ -55,33 +52,17 @@ pub(super) fn lasting_header_value(number: u64) -> HeaderValue {
         let cached = &mut cache.borrow_mut()[(number % CACHED as u64) as usize];
         match cached {
             Some((other, value)) if *other == number => value.clone(),
-            _ => cached.insert((number, written(number))).1.clone(),
+            _ => cached.insert((number, HeaderValue::from(number))).1.clone(),
         }
     });
     // A thread that is ending has no cache any more.
-    shared.unwrap_or_else(|_| written(number))
+    shared.unwrap_or_else(|_| HeaderValue::from(number))
 }
 
 fn static_text(number: u64) -> Option<&'static str> {
     let start = 4 * usize::try_from(number).ok().filter(|index| *index < STATIC_TEXTS)?;
     let zeros = [1_000, 100, 10].into_iter().filter(|power| number < *power).count();
     Some(&TEXT[start + zeros..start + 4])
-}
-
-/// Writes four digits at a time, the last ones first.
-fn written(number: u64) -> HeaderValue {
-    let (mut digits, mut start, mut rest) = ([0; 20], 20, number);
-    let first = loop {
-        if let Some(first) = static_text(rest) {
-            break first.as_bytes();
-        }
-        start -= 4;
-        digits[start..start + 4].copy_from_slice(&DIGITS[(rest % STATIC_TEXTS as u64) as usize]);
-        rest /= STATIC_TEXTS as u64;
-    };
-    start -= first.len();
-    digits[start..start + first.len()].copy_from_slice(first);
-    HeaderValue::from_bytes(&digits[start..]).unwrap_or_else(|_| number.into())
 }
 
 #[cfg(test)]

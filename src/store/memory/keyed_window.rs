@@ -147,9 +147,6 @@ impl Figures {
         let Self { used, reserved, reset_after, retry } = self;
         let retry_after = retry.map(|wait| Duration::from_micros(wait.most));
         let status = LimitStatus::new(charge, used, Duration::from_micros(reset_after), retry_after);
-        if reserved == 0 {
-            return status;
-        }
         let least = retry.map_or(0, |wait| wait.least);
         status.with_reserved(reserved, Duration::from_micros(least))
     }

@@ -49,12 +49,6 @@ impl Keys {
     /// The Redis key in which a limit counts.
     pub(super) fn of(&self, limit: &Limit, key: &Key) -> String {
         let mut text = String::with_capacity(self.prefix.len() + DIGEST_LENGTH + limit.name().len() + 4);
-        self.write(&mut text, limit, key);
-        text
-    }
-
-    /// Appends the Redis key in which a limit counts.
-    pub(super) fn write(&self, text: &mut String, limit: &Limit, key: &Key) {
         text.push_str(&self.prefix);
         text.push_str(":{");
         text.extend(self.digest(key));
@@ -68,6 +62,7 @@ impl Keys {
             // Writing to a String cannot fail.
             Kind::Compact { entries } => drop(write!(text, ":compact{entries}")),
         }
+        text
     }
 
     /// The slot of a cluster that has all limits of a key: CRC-16/XMODEM of the text between the braces.

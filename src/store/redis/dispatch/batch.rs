@@ -130,11 +130,8 @@ impl Batch {
     fn write(&self, command: &mut Cmd, keys: &Keys, again: bool) {
         let charges = || self.jobs.iter().flat_map(|job| job.check().charges());
         command.arg(charges().count());
-        let mut key = String::new();
         for charge in charges() {
-            key.clear();
-            keys.write(&mut key, charge.limit(), charge.key());
-            command.arg(&key);
+            command.arg(keys.of(charge.limit(), charge.key()));
         }
         command.arg(&self.now);
         for run in self.jobs.chunk_by(|job, next| have_one_shape(job, next)) {
