@@ -15,23 +15,6 @@ use crate::error::Error;
 /// The time that every call to the store has, however long its request has waited: enough for a store that answers.
 const LEAST: Duration = Duration::from_millis(5);
 
-/// A deadline, and how much of it a request has already spent on the decisions of other layers, or on a choice.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TimeLimit {
-    deadline: Duration,
-    waited: Duration,
-}
-
-impl TimeLimit {
-    pub(super) fn new(deadline: Duration, waited: Duration) -> Self {
-        Self { deadline, waited }
-    }
-
-    fn left(self) -> Duration {
-        self.deadline.saturating_sub(self.waited).max(LEAST.min(self.deadline))
-    }
-}
-
 pin_project! {
     /// Gives up on a future that is not ready in time.
     ///
@@ -40,7 +23,9 @@ pin_project! {
     pub(crate) struct Deadline<F> {
         #[pin]
         future: F,
-        limit: TimeLimit,
+        deadline: Duration,
+        // The part of the deadline that the request has spent on decisions of other layers, or on a choice.
+        waited: Duration,
         // In a box, so that futures that need no timer stay small.
         timer: Option<Pin<Box<Sleep>>>,
     }
@@ -48,31 +33,32 @@ pin_project! {
 
 impl<F> Deadline<F> {
     #[inline]
-    pub(super) fn new(future: F, limit: TimeLimit) -> Self {
-        Self { future, limit, timer: None }
+    pub(super) fn new(future: F, deadline: Duration, waited: Duration) -> Self {
+        Self { future, deadline, waited, timer: None }
     }
 
     /// How long the request has waited by now, including the time before this future.
     pub(super) fn waited(&self) -> Duration {
-        self.limit.waited.saturating_add(self.took())
+        self.waited.saturating_add(self.took())
     }
 
     /// How long a reply took: at most the deadline, however late it was polled.
     pub(super) fn took_in_time(&self) -> Duration {
-        self.took().min(self.limit.deadline)
+        self.took().min(self.deadline)
     }
 
     /// Whether a timeout says something about the store: not if the request had spent more than half of the deadline
     /// elsewhere, nor if the timeout was noticed so late that the caller's runtime must have been blocked.
     pub(super) fn blames_store(&self) -> bool {
-        let left = self.limit.left();
+        let left = time_left(self.deadline, self.waited);
         let is_noticed_late = self.took() > left + (left / 2).max(Duration::from_millis(10));
-        self.limit.waited <= self.limit.deadline / 2 && !is_noticed_late
+        self.waited <= self.deadline / 2 && !is_noticed_late
     }
 
     /// How long the future has been pending.
     fn took(&self) -> Duration {
-        let begun = self.timer.as_ref().and_then(|timer| timer.deadline().checked_sub(self.limit.left()));
+        let begun =
+            self.timer.as_ref().and_then(|timer| timer.deadline().checked_sub(time_left(self.deadline, self.waited)));
         begun.map(|begun| begun.elapsed()).unwrap_or_default()
     }
 }
@@ -86,11 +72,15 @@ impl<F: Future> Future for Deadline<F> {
         if let Poll::Ready(output) = this.future.poll(cx) {
             return Poll::Ready(Ok(output));
         }
-        let limit = *this.limit;
-        let timer = this.timer.get_or_insert_with(|| Box::pin(sleep(limit.left())));
+        let (deadline, waited) = (*this.deadline, *this.waited);
+        let timer = this.timer.get_or_insert_with(|| Box::pin(sleep(time_left(deadline, waited))));
         match timer.as_mut().poll(cx) {
-            Poll::Ready(()) => Poll::Ready(Err(Error::TimedOut { deadline: limit.deadline })),
+            Poll::Ready(()) => Poll::Ready(Err(Error::TimedOut { deadline })),
             Poll::Pending => Poll::Pending,
         }
     }
+}
+
+fn time_left(deadline: Duration, waited: Duration) -> Duration {
+    deadline.saturating_sub(waited).max(LEAST.min(deadline))
 }

@@ -12,7 +12,7 @@ use pin_project_lite::pin_project;
 use tokio::time::Instant;
 
 use super::{
-    deadline::{Deadline, TimeLimit},
+    deadline::Deadline,
     failure::Share,
     settings::{Core, Limiter},
 };
@@ -135,9 +135,9 @@ impl<S: Store> Limiter<S> {
             core.breaker.count(&outcome, || Duration::ZERO);
             return DecideNow::Decided(core.conclude(outcome, lookup.as_ref(), local));
         }
-        let (local, limit) =
-            (share.map(|share| Box::new((check.clone(), share))), TimeLimit::new(core.deadline, waited()));
-        DecideNow::AskStore(AskStore { reply: Deadline::new(core.store.decide(check), limit), lookup, local })
+        let local = share.map(|share| Box::new((check.clone(), share)));
+        let reply = Deadline::new(core.store.decide(check), core.deadline, waited());
+        DecideNow::AskStore(AskStore { reply, lookup, local })
     }
 
     /// The refusal of a check, if it can be known without waiting, and without spending anything otherwise. The retry time
@@ -172,7 +172,7 @@ impl<S: Store> Core<S> {
     /// Sends a check that costs nothing as a probe, as often as it is called.
     pub(super) fn probes(&self, check: Check) -> impl Fn(Duration) -> Deadline<S::Decide> + Send + use<S> {
         let store = self.store.clone();
-        move |deadline| Deadline::new(store.decide(check.clone()), TimeLimit::new(deadline, Duration::ZERO))
+        move |deadline| Deadline::new(store.decide(check.clone()), deadline, Duration::ZERO)
     }
 
     /// Makes a decision of the store's reply.

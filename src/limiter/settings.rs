@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    deadline::{Deadline, TimeLimit},
+    deadline::Deadline,
     failure::{LocalStore, Share},
     lines::Lines,
 };
@@ -128,6 +128,6 @@ impl<S: Store> Limiter<S> {
 
     /// The same, for a request that has `waited` already.
     pub(crate) fn within_after<F>(&self, future: F, waited: Duration) -> Deadline<F> {
-        Deadline::new(future, TimeLimit::new(self.core.deadline, waited))
+        Deadline::new(future, self.core.deadline, waited)
     }
 }

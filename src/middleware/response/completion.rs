@@ -51,7 +51,11 @@ impl<S: Store, R> Completion<S, R> {
                 return Err(policy.reject(request, rejection, left_out, degraded));
             }
         };
-        let follow_up = FollowUp::new(policy, details, decision.as_ref(), || request.clone());
+        let follow_up = if details.is_some() || policy.limits.any_is_shadow {
+            FollowUp::new(policy, details, decision.as_ref(), || request.clone())
+        } else {
+            None
+        };
         // A response with figures of an upstream keeps them.
         let format = policy.reset_format(request).filter(|_| !policy.settings.heeds_upstream);
         let figures = decision.as_ref().filter(|_| format.is_some()).and_then(Figures::of);

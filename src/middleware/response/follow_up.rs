@@ -58,9 +58,6 @@ impl<S: Store, R> FollowUp<S, R> {
         decision: Option<&Decision>,
         request: impl FnOnce() -> request::Parts,
     ) -> Option<Box<Self>> {
-        if details.is_none() && !policy.limits.any_is_shadow {
-            return None;
-        }
         let CheckDetails { check, charged, left_out, drop_guard, .. } =
             details.map(|details| *details).unwrap_or_default();
         let shadow = policy.shadow_refusals(decision, left_out);
