@@ -8,14 +8,14 @@ use crate::{error::Error, limit::Limit, limiter::FailureMode};
 
 /// The log lines of one layer, or of all handlers that return a rejection.
 #[derive(Debug, Default)]
-pub(super) struct Events {
+pub(crate) struct Events {
     #[cfg(feature = "tracing")]
     throttles: [Throttle; 9],
 }
 
 #[derive(Clone, Copy)]
 #[cfg_attr(not(feature = "tracing"), allow(dead_code, reason = "only log lines read the fields"))]
-pub(super) enum Event<'a> {
+pub(crate) enum Event<'a> {
     NoDecision {
         limits: &'a dyn Fn() -> String,
         error: &'a Error,
@@ -42,7 +42,7 @@ pub(super) enum Event<'a> {
 
 impl Events {
     #[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "no log lines"))]
-    pub(super) fn log(&self, event: Event<'_>) {
+    pub(crate) fn log(&self, event: Event<'_>) {
         #[cfg(feature = "tracing")]
         if let Some(suppressed) = self.throttles[event.kind()].pass() {
             event.write(suppressed);

@@ -3,8 +3,9 @@
 use http::{HeaderName, HeaderValue, header::AUTHORIZATION, request::Parts};
 
 use super::{
-    KeyError, KeyExtractor,
+    extractor::KeyExtractor,
     header::{header_name, single_value},
+    key_error::KeyError,
 };
 use crate::{key::Key, secret::Secret};
 

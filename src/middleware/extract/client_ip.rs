@@ -6,10 +6,11 @@ use http::{HeaderName, request::Parts};
 use ipnet::IpNet;
 
 use super::{
-    KeyError, KeyExtractor,
     address::{InvalidPrefix, Ipv6Prefix, Range},
+    extractor::KeyExtractor,
     forwarded::{Hop, Hops, Style},
     header::{header_name, single_value},
+    key_error::KeyError,
     peer_ip::peer,
 };
 use crate::key::Key;

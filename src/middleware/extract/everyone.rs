@@ -2,7 +2,7 @@
 
 use http::request::Parts;
 
-use super::{KeyError, KeyExtractor};
+use super::{extractor::KeyExtractor, key_error::KeyError};
 use crate::key::Key;
 
 /// One key for all requests, for a limit on the load of the whole service.

@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, HeaderName, request::Parts};
 
-use super::{KeyError, KeyExtractor};
+use super::{extractor::KeyExtractor, key_error::KeyError};
 use crate::key::Key;
 
 const MAX_LENGTH: usize = 4096;

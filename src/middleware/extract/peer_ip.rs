@@ -5,8 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 use http::{StatusCode, request::Parts};
 
 use super::{
-    KeyError, KeyExtractor,
     address::{InvalidPrefix, Ipv6Prefix},
+    extractor::KeyExtractor,
+    key_error::KeyError,
 };
 use crate::key::Key;
 

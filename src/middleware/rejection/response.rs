@@ -9,7 +9,7 @@ use http::{
 
 use super::{
     super::headers::{Figures, ResetFormat, forbid_storing, retry_after_seconds, write_retry_after},
-    Rejection,
+    reason::Rejection,
 };
 use crate::admission::random;
 

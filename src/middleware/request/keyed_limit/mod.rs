@@ -1,14 +1,15 @@
 //! A limit, the extractor of its keys, and its own options.
 
 mod chosen;
+mod exchange;
 mod settle;
 
 use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
-pub use self::settle::Exchange;
-pub(crate) use self::settle::{CostAfterwards, DroppedCost};
+pub use self::exchange::Exchange;
+pub(crate) use self::exchange::{CostAfterwards, DroppedCost};
 use super::{
     super::{extract::KeyExtractor, rejection::Rejection},
     charge::{ChargeOptions, ChooseLimit, DraftCharge, LimitChoice},

@@ -1,28 +1,10 @@
 //! The costs of a limit: before a request, after its response, and without a response.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use http::{
-    StatusCode,
-    request::{self, Parts},
-    response,
-};
+use http::request::Parts;
 
-use super::KeyedLimit;
-
-/// The units that a request has cost, by its response.
-pub(crate) type CostAfterwards = dyn Fn(&Exchange<'_>) -> u64 + Send + Sync;
-
-/// The cost of a request that is dropped before its response.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum DroppedCost {
-    /// Its charge, since the limit does not settle.
-    Charge,
-    /// Its charge until the lease ends, then nothing.
-    Lease,
-    /// So many units, at most its charge if it has one.
-    Units(u64),
-}
+use super::{KeyedLimit, exchange::Exchange};
 
 impl KeyedLimit {
     /// The units that a request takes of this limit. Default: the [`cost`](crate::RateLimitLayer::cost) of the layer.
@@ -169,53 +151,5 @@ impl KeyedLimit {
     pub fn settle_dropped(mut self, units: u64) -> Self {
         self.dropped = Some(units);
         self
-    }
-}
-
-/// A request and its response, from which a limit computes the cost to [settle](KeyedLimit::settle).
-pub struct Exchange<'a> {
-    request: &'a request::Parts,
-    response: &'a response::Parts,
-    cost: u64,
-}
-
-impl<'a> Exchange<'a> {
-    pub(crate) fn new(request: &'a request::Parts, response: &'a response::Parts, cost: u64) -> Self {
-        Self { request, response, cost }
-    }
-
-    /// The request as it came, without its body.
-    #[must_use]
-    pub fn request(&self) -> &'a request::Parts {
-        self.request
-    }
-
-    /// The service's response, without its body.
-    #[must_use]
-    pub fn response(&self) -> &'a response::Parts {
-        self.response
-    }
-
-    /// The response's status.
-    #[must_use]
-    pub fn status(&self) -> StatusCode {
-        self.response.status
-    }
-
-    /// The units that the limit has charged.
-    #[must_use]
-    pub fn cost(&self) -> u64 {
-        self.cost
-    }
-}
-
-impl fmt::Debug for Exchange<'_> {
-    // Without headers, since they may hold secrets.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Exchange")
-            .field("method", &self.request.method)
-            .field("status", &self.response.status)
-            .field("cost", &self.cost)
-            .finish_non_exhaustive()
     }
 }
