@@ -4,8 +4,8 @@
 //!    the error.
 //! 2. Do not limit only by a value that clients can choose freely, since a new value has a new budget. Use a key that an
 //!    earlier layer has verified, or add a limit by address.
-//! 3. Any closure over [`Parts`] is an extractor: for path parameters, host names, or the extensions of an authentication
-//!    layer. Its argument needs its type: `|parts: &Parts|`.
+//! 3. Any closure over [`Parts`](http::request::Parts) is an extractor: for path parameters, host names, or the extensions
+//!    of an authentication layer. Its argument needs its type: `|parts: &Parts|`.
 //! 4. [`and`](KeyExtractor::and) makes one key of two. [`or`](KeyExtractor::or) uses the second only if the first is absent.
 //!    A value that is present but malformed is an error, so that it is no way around the first.
 //! 5. The built-in extractors also make the key of a given value, for a reset or a list: see [`ApiKey::key`].
