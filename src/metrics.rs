@@ -134,8 +134,9 @@ impl Stopwatch {
     /// The reply has arrived.
     #[inline]
     pub(crate) fn script(self) {
+        let Self(started) = self;
         record! {
-            if let Self(Some(started)) = self {
+            if let Some(started) = started {
                 histogram!("rate_limit_script_seconds").record(started.elapsed());
             }
         }

@@ -226,14 +226,14 @@ impl BreakerState {
         }
         self.open_for.store(shortest, Ordering::Relaxed);
         drop(streak);
-        let (line, what) = if was_open {
+        let (line, trouble) = if was_open {
             (&self.opened_further_line, "fails checks with longer deadlines as well")
         } else {
             (&self.opened_line, "has failed repeatedly: the breaker opens")
         };
         if let Some(suppressed) = line.pass() {
             let error = Chain(error);
-            warn!(%error, suppressed, "the rate-limit store {what}");
+            warn!(%error, suppressed, "the rate-limit store {trouble}");
         }
     }
 
