@@ -14,7 +14,7 @@
 //!    [`MemoryStore`] counts when its service is called.
 //!
 //! [`MemoryStore`] serves one process. `RedisStore` shares its limits between all processes that use the same server.
-//! A store of your own implements [`Store`]; the conformance suite, `tests/suite/conformance.rs` in the repository, shows
+//! A store of your own implements [`Store`]; the conformance suite, `tests/suite/stores/conformance.rs` in the repository, shows
 //! what it has to get right. One that wraps another is short:
 //!
 //! ```

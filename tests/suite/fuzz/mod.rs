@@ -1,7 +1,7 @@
 //! Any input from outside is read without a panic, and no untrusted input is trusted.
 //!
 //! `FUZZ_CASES=10000000` makes a long run of each test. `PROPTEST_CASES` does so for the headers of upstreams, which
-//! are read in `src/middleware/upstream.rs`. A failing case is shrunk to a short one.
+//! are read in `src/middleware/response/upstream.rs`. A failing case is shrunk to a short one.
 
 mod addresses;
 mod replies;
