@@ -58,7 +58,6 @@ impl Charge {
     /// # Errors
     ///
     /// [`NeverFits`] if the cost is above the limit.
-    #[inline]
     pub fn new(limit: Limit, key: impl Into<Key>, cost: u64) -> Result<Self, NeverFits> {
         if cost > limit.units() {
             return Err(NeverFits::new(limit, cost));
@@ -67,7 +66,6 @@ impl Charge {
     }
 
     /// A charge whose cost is known to fit.
-    #[inline]
     pub(crate) fn fitting(limit: Limit, key: Key, cost: u64) -> Self {
         Self { limit, key, cost, lease: 0, takes: Takes::IfAdmitted, is_shadow: false, is_hidden: false }
     }
@@ -243,7 +241,6 @@ pub struct Check {
 
 impl Check {
     /// A check of one charge. [`and`](Self::and) adds others.
-    #[inline]
     pub fn new(charge: Charge) -> Self {
         Self { first: charge, rest: Vec::new(), id: None }
     }

@@ -87,12 +87,10 @@ pub(crate) const RETRY_RESERVED_AFTER: Duration = Duration::from_secs(1);
 
 impl Decision {
     /// A store's decision: its time, the id of the admission, and the status of each charge.
-    #[inline]
     pub fn new(check: &Check, at: SystemTime, id: AdmissionId, status: impl FnMut(&Charge) -> LimitStatus) -> Self {
         Self::of_statuses(at, id, check.map_charges(status))
     }
 
-    #[inline]
     pub(crate) fn of_statuses(at: SystemTime, id: AdmissionId, (first, rest): (LimitStatus, Vec<LimitStatus>)) -> Self {
         Self(Arc::new(Fields { at, id, first, rest, instead_of: None }))
     }
@@ -251,7 +249,6 @@ impl LimitStatus {
     /// The status of `charge`: the units `used` after the decision, the time until the oldest of them leaves (zero if there
     /// are none), and the retry time if this charge refused the check.
     #[must_use]
-    #[inline]
     pub fn new(charge: &Charge, used: u64, reset_after: Duration, retry_after: Option<Duration>) -> Self {
         Self {
             limit: charge.limit().clone(),

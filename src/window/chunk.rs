@@ -130,7 +130,6 @@ pub(super) fn up_to(entries: &VecDeque<Entry>, at: u64) -> usize {
     entries.partition_point(|entry| entry.at <= at)
 }
 
-#[inline]
 pub(super) fn drop_while(entries: &mut VecDeque<Entry>, is_gone: impl Fn(&Entry) -> bool) -> (usize, Sum) {
     let (mut dropped, mut sum) = (0, Sum::default());
     while let Some(entry) = entries.front().filter(|entry| is_gone(entry)) {

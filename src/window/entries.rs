@@ -91,7 +91,6 @@ impl Entries {
     }
 
     /// The entry that is the last to leave until so many of the chosen units have left.
-    #[inline]
     pub(super) fn departure(&self, mut units: u64, units_of: UnitsOf) -> Option<&Entry> {
         let older = self.older.as_ref().and_then(|older| older.with_units(&mut units, units_of));
         older.unwrap_or(&self.newest).iter().find(|entry| {
@@ -101,7 +100,6 @@ impl Entries {
     }
 
     /// Inserts an entry behind those of its time.
-    #[inline]
     pub(super) fn insert(&mut self, entry: Entry) {
         if self.newest.len() == CHUNK {
             let full = mem::replace(&mut self.newest, VecDeque::with_capacity(CHUNK));
@@ -141,7 +139,6 @@ impl Entries {
     }
 
     /// Drops the oldest entries while they are gone, and returns their number and their units.
-    #[inline]
     pub(super) fn drop_while(&mut self, is_gone: impl Fn(&Entry) -> bool) -> (usize, Sum) {
         let Some(older) = &mut self.older else { return drop_while(&mut self.newest, is_gone) };
         let (older_entries, mut sum) = older.drop_while(&is_gone);
@@ -155,7 +152,6 @@ impl Entries {
     }
 
     /// Moves entries of a later time back to this one; of very many only the first.
-    #[inline]
     pub(super) fn pull_back(&mut self, at: u64) {
         if self.last().is_some_and(|last| last.at > at) {
             self.pull_back_later(at);

@@ -19,7 +19,6 @@ pub(crate) struct Log {
 
 impl Log {
     /// Drops entries that have left the window, and returns how many.
-    #[inline]
     pub(super) fn trim(&mut self, now: u64, window: u64) -> usize {
         let has_left = |entry: &Entry| entry.at.saturating_add(window) <= now;
         if self.entries.oldest().is_some_and(has_left) { self.drop_while(has_left) } else { 0 }
@@ -136,7 +135,6 @@ impl Log {
         sum.map(|(place, _)| place)
     }
 
-    #[inline]
     fn insert(&mut self, entry: Entry) {
         self.sum.add(entry.sum());
         self.entries.insert(entry);

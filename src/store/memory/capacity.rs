@@ -96,7 +96,6 @@ impl Capacity {
     }
 
     /// The same if the capacity may not be free. Then it only gives back.
-    #[inline]
     pub(super) fn try_change(&self, usage: &LimitUsage, gone: usize, new: usize) -> Result<(), OutOfCapacity> {
         if new > gone && !self.has(usage, new - gone) {
             self.give_back(usage, gone);
@@ -136,7 +135,6 @@ impl Counter {
 }
 
 impl LimitUsage {
-    #[inline]
     pub(super) fn is_of(&self, limit: &Limit) -> bool {
         self.name == limit.name()
     }

@@ -48,7 +48,6 @@ impl KeyedWindow {
 
     /// Decides a charge that is alone in its check, and returns when it was counted if that was before. `take_capacity` gets
     /// the numbers of entries that are gone and new.
-    #[inline]
     pub(super) fn decide<E>(
         &mut self,
         charge: &Charge,
@@ -142,7 +141,6 @@ impl KeyedWindow {
 }
 
 impl Figures {
-    #[inline]
     pub(super) fn status(self, charge: &Charge) -> LimitStatus {
         let Self { used, reserved, reset_after, retry } = self;
         let retry_after = retry.map(|wait| Duration::from_micros(wait.most));

@@ -160,7 +160,6 @@ pub struct MemoryDecide {
 impl Future for MemoryDecide {
     type Output = Result<Decision, StoreError>;
 
-    #[inline]
     fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
         Poll::Ready(self.store.0.decide(&self.check))
     }

@@ -181,7 +181,6 @@ impl Shard {
         self.usages.get_or_insert_with(charge.limit(), || capacity.usage(charge.limit()))
     }
 
-    #[inline]
     fn find(&mut self, digest: u64, charge: &Charge) -> Option<&mut Record> {
         self.records.find_mut(digest, |record| record.is_of(digest, charge))
     }
@@ -218,7 +217,6 @@ impl Shard {
 }
 
 impl Record {
-    #[inline]
     fn is_of(&self, digest: u64, charge: &Charge) -> bool {
         self.digest == digest
             && self.key == *charge.key()

@@ -195,7 +195,6 @@ impl Table {
     }
 
     /// Sweeps the next shard if it is due, and leaves it to another caller if its lock is taken.
-    #[inline]
     fn sweep_in_passing(&self, now: u64) {
         if let Some(index) = self.sweeps.next_due(now) {
             if let Ok(mut shard) = self.shards[index].try_lock() {
@@ -209,7 +208,6 @@ impl Table {
     }
 
     /// Does something that may need capacity. If there is none, sweeps and does it again.
-    #[inline]
     fn or_sweep<T>(&self, now: u64, mut act: impl FnMut() -> Result<T, OutOfCapacity>) -> Result<T, OutOfCapacity> {
         let mut has_swept = false;
         loop {
