@@ -1,6 +1,6 @@
 -- The way of most checks: one unit of one exact log that has capacity, that no entry has left, and that has no sum. It does
--- what plain.lua does, without a table. It is worth 20 % of the instructions of a check in a batch, and 28 %
--- of those of a check that is alone. The first check that needs more is left to plain.lua, with all that follow it.
+-- what plain.lua does, without a table. It saves a check that is alone 26 % to 29 % of the server's instructions, and a
+-- check in a batch of 100 17 % to 31 %. plain.lua goes on from the first check that needs more.
 
 local resume
 while is_expiry_telling and a < #ARGV and not resume do
