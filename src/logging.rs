@@ -2,7 +2,7 @@
 //!
 //! The calls are the same with and without the feature, so that no caller needs a `cfg`:
 //!
-//! ```ignore
+//! ```text
 //! if let Some(suppressed) = self.opened.pass() {
 //!     let error = Chain(error);
 //!     warn!(%error, suppressed, "the breaker opens");

@@ -3,7 +3,7 @@
 //! | name | kind | unit | labels | counts or measures |
 //! |---|---|---|---|---|
 //! | `rate_limit_decisions_total` | counter | decisions | `limit`: the limit's name; `outcome`: `allowed`, `refused`, `shadow_refused` | how often a limit was part of an admission, refused, or would have refused in the [shadow](crate::KeyedLimit::in_shadow); units counted [afterwards](crate::KeyedLimit::count_afterwards) are left out |
-//! | `rate_limit_failures_total` | counter | failures | `cause`: `timed_out`, `unavailable`, `breaker_open`, `no_limit` | how often the store did not answer, or a limit could not be chosen: see [`Error`](crate::Error) |
+//! | `rate_limit_failures_total` | counter | failures | `cause`: `timed_out`, `unavailable`, `breaker_open`, `no_limit` | how often the store did not answer, or a limit could not be chosen: see [`Error`] |
 //! | `rate_limit_degraded_total` | counter | requests | `mode`: `open`, `closed`, `local`, `fallback` | how often a layer's [failure mode](crate::FailureMode) decided or left out a limit; how often [fallbacks](crate::KeyedLimit::fallback) were enough; how often a handler answered 503 by a [`Rejection`](crate::Rejection) |
 //! | `rate_limit_deny_cache_hits_total` | counter | refusals | | refusals by a [`DenyCache`](crate::DenyCache), without asking the store |
 //! | `rate_limit_breakers_open` | gauge | breakers | | open [breakers](crate::Breaker): 0 or 1 for one `RedisStore`, unless a limiter or layer has a breaker of its own |
