@@ -32,10 +32,11 @@
 //!
 //! Limits of different algorithms can be decided in one check. For all of them:
 //!
-//! 1. `retry_after` is exact: the first moment at which the algorithm admits the check if nothing else arrives.
-//! 2. An admission with an id of the caller's, and a [reservation](crate::Limiter::reserve), is an entry of its own until it
-//!    is settled or expires. Other admissions can be told apart only under `log`: under other algorithms a repeated check
-//!    counts twice, and nothing can be refunded.
+//! 1. `retry_after` is exact: the first moment at which the algorithm admits the check if nothing else arrives. A
+//!    [`decision`](crate::decision) lists the exceptions.
+//! 2. An admission with an id from its caller, and a [reservation](crate::Limiter::reserve), is an entry of its own
+//!    until it is settled or expires. Other admissions can be told apart only under `log`: under other algorithms a
+//!    repeated check counts twice, and nothing can be refunded.
 //! 3. Under other algorithms than `log` a key has at most 10,000 such entries. Admissions beyond them count for their whole
 //!    window: a settlement before the lease ends changes nothing, and one after it counts in addition.
 //! 4. A limit whose algorithm is changed starts anew. The old entries expire.

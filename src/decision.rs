@@ -1,20 +1,22 @@
 //! Decisions, the results of checks.
 //!
 //! 1. A decision has one [`LimitStatus`] a charge, in the order of the charges.
-//! 2. [`retry_after`](Decision::retry_after) is exact: the same check is admitted after this time if nothing else arrives,
-//!    and refused a microsecond earlier. If the process refuses without asking the store, it may be a lower bound: see
-//!    [`DenyCache`](crate::DenyCache).
+//! 2. [`retry_after`](Decision::retry_after) is exact: the same check is admitted after this time if nothing else
+//!    arrives, and refused a microsecond earlier. It is a lower bound where the process refuses without asking the
+//!    store (see [`DenyCache`](crate::DenyCache)), and where more than 100 entries of a log with larger costs have to
+//!    leave.
 //! 3. [Reserved](Charge::reserve) units may be given back at any time. So if only they are in the way, the retry time is
 //!    short: [`retry_reserved_after`](crate::Limiter::retry_reserved_after), one second by default, or less if a lease ends
 //!    before. See [`is_refused_by_reservations`](Decision::is_refused_by_reservations).
-//! 4. [`reset_after`](LimitStatus::reset_after) is the time until the oldest unit leaves the window, when more units are left
-//!    than now. It is never early if a name has one window. With `RedisStore` it may be up to a millisecond late, and after
-//!    the server's clock has stepped back, up to that step.
+//! 4. [`reset_after`](LimitStatus::reset_after) is the time until the oldest unit leaves the window. Then more units
+//!    are left. It is never too short if all limits of the name have one window. With `RedisStore` it may be up to a
+//!    millisecond late, and after the server's clock has stepped back, up to that step.
 //! 5. The figures of a decision are those of its [`binding`](Decision::binding) limit: if it is admitted, the limit with the
 //!    least left; if it is refused, the limit with the longest retry time. Limits in the [shadow](Charge::in_shadow) are
 //!    binding only if there are no others.
-//! 6. Clients see the figures of the [`visible`](Decision::visible) limit: the binding one of those that are not
-//!    [hidden](Charge::hidden). If the check is refused, it is a limit that refused it, or there is none.
+//! 6. Clients see the figures of the [`visible`](Decision::visible) limit: the binding one among the limits that are
+//!    not [hidden](Charge::hidden). For a refusal, only limits that refused count. If all of those are hidden, there is
+//!    no visible limit.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {

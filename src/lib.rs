@@ -1,8 +1,8 @@
 //! Exact, distributed rate limiting for [tower](https://docs.rs/tower) and [axum](https://docs.rs/axum) on Redis.
 //!
-//! A [`RateLimitLayer`] finds the keys of each request, decides all its limits in one atomic step, and forwards the request
-//! or answers 429. The window slides: no span of the window's length ever admits more than the limit, however many processes
-//! share it.
+//! A [`RateLimitLayer`] finds the keys of each request, decides all its limits in one atomic step, and forwards the
+//! request or answers 429. The window slides: no span of the window's length ever admits more than the limit, however
+//! many processes share it. See the [guarantees](#guarantees).
 //!
 //! ```no_run
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -36,7 +36,8 @@
 //! | look up a fault: its effect, and how long it lasts | [`guide::what_happens_when`] |
 //! | limit calls to an upstream, or wait instead of being refused | [`guide::around_a_client`] |
 //! | limit to millions of units, or spread a hot key over a cluster | [`guide::large_limits`] |
-//! | set up Redis: permissions, memory, cluster, sentinel, TLS | [`guide::running_redis`] |
+//! | set up Redis: permissions, memory, sentinel, TLS | [`guide::running_redis`] |
+//! | run on a Redis Cluster | [`guide::running_redis`](guide::running_redis#cluster) |
 //! | test my limits, or try one on real traffic before it refuses | [`guide::testing_your_limits`] |
 //! | know what a hostile client can do | [`guide::what_an_attacker_can_do`] |
 //! | limit a job or a handler, without a layer | [`limiter`] |
@@ -71,11 +72,13 @@
 //!
 //! * With Redis up, no window of a limit ever admits more than the limit. Limits that choose another [`algorithm`] than the
 //!   exact log, or that [count afterwards](KeyedLimit::count_afterwards), promise less.
-//! * A refusal takes nothing from any limit.
-//! * Its retry time is the first moment at which this check would pass. Where the process does not know that moment, the check
-//!   does not pass before the retry time: see [`decision`].
-//! * A request waits for decisions for at most the longest [deadline](RateLimitLayer::deadline) of its layers, and 5 ms more for
-//!   each layer whose deadline is used up before.
+//! * A refusal takes nothing from any limit. On a cluster, a check of several keys is decided slot by slot: a refusal
+//!   gives back what it has taken.
+//! * Its retry time is the first moment at which this check would pass. Exceptions: it is short where only reservations
+//!   are in the way, and a lower bound where the process does not know the moment: see [`decision`].
+//! * A request waits for decisions for at most the longest [deadline](RateLimitLayer::deadline) of its layers, and 5 ms
+//!   more for each layer whose deadline is used up before. A layer that [waits for
+//!   capacity](RateLimitLayer::wait_up_to) adds that wait.
 //! * API keys leave the process as keyed hashes only.
 //!
 //! Failover, eviction, a clock that steps and an outage weaken them: [`guide::what_happens_when`] says by how much.

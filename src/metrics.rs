@@ -14,13 +14,13 @@
 //!
 //! 1. They need the feature `metrics`, which is off by default. Without it, none of this code is compiled.
 //! 2. A check of several limits counts once for each limit. If it is refused, only the limits that refused it count.
-//!    Decisions by the deny cache, by a [share](crate::Share) of this process, and at no cost count too. A caller that is
-//!    refused behind others in [`acquire`](crate::Limiter::acquire) counts as an admission at no cost, by which the limiter
-//!    asked for the figures, and a refusal.
+//!    Decisions by the deny cache, by a [share](crate::Share) of this process, and at no cost count too. A caller that
+//!    is refused in [`acquire`](crate::Limiter::acquire) while others are ahead of it counts twice: as a refusal, and
+//!    as an admission at no cost, since the limiter asks the store for the figures.
 //! 3. A failure counts for each check, settlement or reset, whatever the failure mode does; a probe does not count.
 //!    `no_limit` counts once a request, however many limits could not be chosen.
-//! 4. No label contains a key. There are as many series as limits; where limits are [chosen](crate::KeyedLimit::chosen), as
-//!    many as they have names.
+//! 4. No label contains a key. There is one series for each name of a limit, also for
+//!    [chosen](crate::KeyedLimit::chosen) limits.
 //! 5. Install the recorder before the first request: the gauge counts from there.
 #![cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "without the feature nothing is recorded"))]
 

@@ -8,13 +8,13 @@
 //! 4. A settlement after the lease still counts the used units, as long as the admission would be in its window. So a lease
 //!    can be much shorter than the window: it limits only for how long the estimate counts without a settlement. A
 //!    settlement after the window changes nothing.
-//! 5. Settle an admission in one place only. A store forgets settlements at a cost of 0, and under another
-//!    [algorithm](crate::algorithm) than the log all settlements in time: a second settlement after the lease then counts
-//!    again. A store that sends a settlement again, because a reply was lost, does so within seconds: it counts twice only
-//!    if the lease ends in between.
+//! 5. Settle an admission in one place only. A store forgets a settlement at a cost of 0. Under an
+//!    [algorithm](crate::algorithm) other than the log, it forgets every settlement that came within its lease. If such
+//!    an admission is settled again after the lease, it counts twice. A store that sends a settlement again, because a
+//!    reply was lost, does so within seconds: it counts twice only if the lease ends in between.
 //! 6. Reserve at least one unit: a charge of 0 units leaves no admission to settle.
-//! 7. An admission without a reservation can be settled too, if its limit counts by a [log](crate::Algorithm::log), or if the
-//!    check had an id of the caller's.
+//! 7. An admission without a reservation can be settled too, if its limit counts by a [log](crate::Algorithm::log), or
+//!    if its caller gave the check an id.
 //!
 //! [`Limiter::reserve`](crate::Limiter::reserve) does this for one limit. For several limits:
 //!

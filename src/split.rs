@@ -1,21 +1,21 @@
 //! Split limits, for a key that is too hot for one node of a Redis Cluster.
 //!
-//! A key lives on one node of the cluster, whose speed is that of the limit. A [`Split`] counts a limit in parts. Each part
-//! has a key of its own, and the keys spread over all nodes. On a single server a split gains nothing.
+//! A key lives on one node of the cluster. So its limit is no faster than that node. A [`Split`] counts a limit in
+//! parts. Each part has a key of its own, and the keys spread over all nodes. On a single server a split gains nothing.
 //!
 //! 1. A limit of `n` units in `k` parts is `k` limits of `n / k` units, rounded down, with the same name. Each check is
 //!    charged to one part, so no window ever admits more than `n` units.
-//! 2. It may admit fewer. The remainder of `n / k` is never admitted, and a check is refused if its part is used up, even if
-//!    units are left in others. The parts take turns, on each thread from a random one on, and fill up evenly to within a
-//!    few units: so give each part hundreds of units.
+//! 2. It may admit fewer. The remainder of `n / k` is never admitted, and a check is refused if its part is used up,
+//!    even if units are left in others. Requests go to the parts in turn, and each thread starts at a random part. The
+//!    parts fill evenly to within a few units, so give each part hundreds of units.
 //! 3. The figures of a decision are those of the charged part. A client that is refused and tries again at once may be
 //!    admitted by another part.
 //! 4. A cost above the units of a part is [`NeverFits`](crate::NeverFits), even if it is below the limit.
 //! 5. A settlement goes to the part that was charged. A caller that [waits](crate::Limiter::acquire) waits for one part. A
 //!    [`Share`](crate::Share) is a share of each part, rounded down again.
-//! 6. A part shares its units with no other key, nor with the same key of the limit without a split: so split a name
-//!    everywhere or nowhere. If the number of parts changes, the keys of the parts stay the same. Until a window after the
-//!    change, up to the units of all parts, old and new, can be admitted.
+//! 6. A part counts apart from every other key. It also counts apart from the same key of the unsplit limit. So split a
+//!    name everywhere or nowhere. If the number of parts changes, the keys of the parts stay the same. Until a window
+//!    after the change, up to the units of all parts, old and new, can be admitted.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {

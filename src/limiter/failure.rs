@@ -32,7 +32,8 @@ pub enum FailureMode {
     Local(Share),
 }
 
-/// The share of each limit that one process may admit while the store cannot decide: one of as many as there are processes.
+/// The part of each limit that one process may admit while the store cannot decide. With `n` processes, it is one
+/// `n`th.
 ///
 /// 1. Of a limit of `n` units, each of `p` processes admits at most `n / p` in a window, rounded down. So if there are no
 ///    more than `p` processes, together they admit at most the limit.

@@ -1,9 +1,9 @@
 //! The order of the callers in one line.
 //!
 //! 1. Callers have their turn in the order of their numbers. Only the first asks, until it leaves.
-//! 2. The first announces when it asks, and how long the call may take. If it does not continue by then and a [`GRACE`], it is
-//!    not polled: it loses its turn, and the next takes over. Each place further back waits for one more grace, so that only
-//!    one takes over, and callers in between that are not polled either are passed over.
+//! 2. The first records when it will ask, and how long that call may take. If it does not continue by then and a
+//!    [`GRACE`], it is not polled: it loses its turn, and the next takes over. Each place further back waits for one
+//!    more grace, so that only one takes over, and callers in between that are not polled either are passed over.
 //! 3. A caller that was passed over does not count until it is polled. Then it takes its place again, by its number.
 //! 4. Only the first and the next are woken, since the next has to know when to take over. The others look by themselves,
 //!    less often the further back they are.

@@ -94,7 +94,7 @@ impl<S: Store> Limiter<S> {
         Ok(if is_allowed { Ok(Reservation { limiter: self.clone(), check, decision }) } else { Err(decision) })
     }
 
-    /// Sets the actual cost of an admitted check, or gives it back: see [`settlement`](crate::settlement).
+    /// Sets the actual cost of an admitted check, or gives all its units back: see [`settlement`](crate::settlement).
     ///
     /// # Errors
     ///

@@ -175,8 +175,9 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
         self.set(|settings| settings.shadow_header = Some(name))
     }
 
-    /// Lets a request wait for capacity for up to `max_wait`, instead of refusing it: around a client, whose calls can rather
-    /// be late than fail. Default: a request is refused at once. So is a request that would have to wait longer.
+    /// Lets a request wait for capacity for up to `max_wait`, instead of refusing it: around a client, whose calls can
+    /// rather be late than fail. Default: a request is refused at once. With `max_wait`, it is refused at once if the
+    /// first request in line has to wait longer, and otherwise when its turn does not come in time.
     ///
     /// ```
     /// use std::time::Duration;

@@ -14,12 +14,13 @@ use std::time::Duration;
 /// 4. A timeout counts only for checks with the same deadline or a shorter one, so a limiter with a short deadline never
 ///    cuts off one with more time. An error counts for all. An answer counts for all deadlines that are at least as long as
 ///    it took. A timeout does not count if the request had spent more than half of the deadline elsewhere.
-/// 5. While it is open, a probe goes to the store every [200 ms](Self::probe_every): the same check at no cost, with the
-///    longest deadline of the refused callers. No caller waits for it. The probes are a task on a caller's runtime, which
-///    ends when the breaker closes or the last limiter is dropped. If that runtime ends, another caller's takes over. If it
-///    blocks, or there is none, one caller's check becomes the probe each time that none has begun or ended for twice the
-///    interval and that caller's deadline together.
-/// 6. An answered probe closes it. The next failure opens it again; after the next answer it takes as many as at first.
+/// 5. While it is open, a probe goes to the store every [200 ms](Self::probe_every): the same check at no cost, with
+///    the longest deadline of the refused callers. No caller waits for it. The probes are a task on a caller's runtime,
+///    which ends when the breaker closes or the last limiter is dropped. If that runtime ends, the runtime of another
+///    caller runs the probes. If that runtime blocks, or there is none, a caller's own check serves as the probe, once
+///    no probe has begun or ended for twice the interval plus the caller's deadline.
+/// 6. An answered probe closes it. After that, a single failure opens it again. Once another check is answered, it
+///    again takes the full number of failures.
 /// 7. A cost above the limit, a limit that cannot be chosen, and an error
 ///    [of one check alone](crate::StoreError::of_one_check) are not failures of the store.
 ///

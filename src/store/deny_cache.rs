@@ -9,13 +9,14 @@ use std::time::Duration;
 ///    that varies its costs is refused as cheaply as one that repeats them.
 /// 2. It refuses a check of several limits if it remembers all of them, from whatever checks and layers. It never admits.
 /// 3. Remaining units and times count down. The retry time is exact where nothing is left and the refused cost was the
-///    same, unless units are [counted afterwards](crate::Charge::spent) in the meantime. Otherwise it is a lower bound: the
-///    remembered retry time for a cost of at least the refused one, the time until the oldest unit leaves for a lower cost.
-///    If some of the used units are reserved, nothing is remembered for longer than
+///    same, unless units are [counted afterwards](crate::Charge::spent) in the meantime. Otherwise it is a lower bound.
+///    For a cost of at least the refused one, it is the remembered retry time. For a lower cost, it is the time until
+///    the oldest unit leaves. If some of the used units are reserved, nothing is remembered for longer than
 ///    [`retry_reserved_after`](crate::Limiter::retry_reserved_after).
-/// 4. The store is asked after a [reset](crate::Limiter::reset) or [settlement](crate::settlement) of the limit through any
-///    clone of the store, if the limit has other units, another window or algorithm, and for a check with an id of the
-///    caller's. A reset or settlement through another store or process is noticed after [`max_age`](Self::max_age).
+/// 4. The cache does not refuse after a [reset](crate::Limiter::reset) or [settlement](crate::settlement) of the limit
+///    through any clone of the store, nor if the units, window or algorithm of the limit have changed, nor for a check
+///    with an id from its caller. A reset or settlement through another store or process is noticed after
+///    [`max_age`](Self::max_age).
 /// 5. It remembers a bounded number of limits and keys by 64-bit digests under a secret of the process, never the keys.
 ///    No client can make two digests collide. By chance, among 10,000 remembered and a million checks a second, two collide
 ///    once in fifty years.

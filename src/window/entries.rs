@@ -90,7 +90,7 @@ impl Entries {
         chunk.map_or(&self.newest, Chunk::entries).get(index)
     }
 
-    /// The entry that is the last to leave until so many of the chosen units have left.
+    /// The entry with whose departure this many of the chosen units have left.
     pub(super) fn departure(&self, mut units: u64, units_of: UnitsOf) -> Option<&Entry> {
         let older = self.older.as_ref().and_then(|older| older.with_units(&mut units, units_of));
         older.unwrap_or(&self.newest).iter().find(|entry| {

@@ -114,7 +114,7 @@ pub(super) fn canonical(address: IpAddr) -> IpAddr {
     }
 }
 
-/// A range that contains all spellings of its IPv4 addresses, also if the range itself is spelled in IPv6.
+/// A range of addresses. A range of IPv4 addresses contains all their spellings, even if the range is written in IPv6.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Range(IpNet);
 

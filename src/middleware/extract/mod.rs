@@ -6,8 +6,8 @@
 //!    earlier layer has verified, or add a limit by address.
 //! 3. Any closure over [`Parts`](http::request::Parts) is an extractor: for path parameters, host names, or the extensions
 //!    of an authentication layer. Its argument needs its type: `|parts: &Parts|`.
-//! 4. [`and`](KeyExtractor::and) makes one key of two. [`or`](KeyExtractor::or) uses the second only if the first is absent.
-//!    A value that is present but malformed is an error, so that it is no way around the first.
+//! 4. [`and`](KeyExtractor::and) makes one key of two. [`or`](KeyExtractor::or) uses the second only if the first is
+//!    absent. A malformed value is an error. So a client cannot skip the first extractor by sending garbage.
 //! 5. The built-in extractors also make the key of a given value, for a reset or a list: see [`ApiKey::key`].
 //!
 //! ```

@@ -10,10 +10,10 @@
 //! 4. The figures are as of the decision, or of the settlement. A `-Reset` in seconds is too long by the time that the service
 //!    has worked since.
 //!
-//! The reset has one format in all stacked layers, that of the outermost layer that sends figures, since this layer may
-//! refuse a request that no other layer sees. If it is Unix times, an extension of the request tells the layers further in.
-//! If it is seconds, a layer further in that has written a Unix time leaves its figures in the response's extensions, a
-//! rejection has them in its decision, and the outer layer writes the header again.
+//! All stacked layers write the reset in one format: that of the outermost layer that sends figures. Inner layers never
+//! see the requests that it refuses. If the format is Unix times, an extension of the request tells the inner layers.
+//! If it is seconds, an inner layer that writes Unix times also puts its figures into the response's extensions, and
+//! the outer layer writes the header again. A rejection has its figures in its decision.
 
 mod number;
 
@@ -172,7 +172,7 @@ impl Figures {
         }
     }
 
-    /// Leaves them in the response for outer layers that write another format.
+    /// Keeps figures with Unix times in the response's extensions, so that an outer layer can write them as seconds.
     pub(super) fn tell_outer_layers(self, format: ResetFormat, response: &mut Extensions) {
         if format == ResetFormat::EpochSeconds {
             response.insert(self);

@@ -11,8 +11,8 @@
 //! All have `Cache-Control: no-store`, a short JSON body, and the [`Rejection`] in the response's extensions, so that outer
 //! layers see the reason. If the store has not decided, [`Degraded`](super::Degraded) is there as well.
 //!
-//! A refusal by [hidden](super::KeyedLimit::hidden) limits alone has no `X-RateLimit-*`, nor has a refusal of a layer that does
-//! not send [them](super::RateLimitLayer::headers). Both still have `Retry-After`.
+//! Two refusals have no `X-RateLimit-*`: one by [hidden](super::KeyedLimit::hidden) limits alone, and one by a layer
+//! that [does not send them](super::RateLimitLayer::headers). Both have `Retry-After`.
 //!
 //! To send another response, give a closure to [`RateLimitLayer::on_rejection`](super::RateLimitLayer::on_rejection). It gets
 //! the status and all headers but `Content-Type`. The rejection it gets includes hidden limits;

@@ -9,7 +9,8 @@
 //!    its own caller sends it.
 //! 4. EVALSHA sends the script, and EVAL once if the server does not know it.
 //! 5. A batch is sent once more, over a new connection, if its connection broke or the server has become a replica. It
-//!    carries its ids, so it counts once even if the first try has run.
+//!    carries its ids, so it counts once even if the first try has run. Checks that the server could not know again by
+//!    their ids are not sent twice.
 //! 6. Only digests of keys leave the process.
 //! 7. Only tasks hold connections and other things that callers wait for, and each runtime has its own. So neither a future
 //!    that is not polled nor a runtime that is not driven delays other callers.
@@ -114,7 +115,8 @@ impl RedisStore {
     ///
     /// * The retry time can be too short: a slot that was not asked may refuse after it.
     /// * Each admission is an entry of its own, whatever the algorithm of its limits.
-    /// * With an id of the caller's own, the units that were taken stay taken, for the next try with that id.
+    /// * If the check has an id from its caller, the units that were taken are not given back: the next try with that
+    ///   id uses them.
     /// * If a node goes away in the middle, units that it cannot get back count until they leave the window.
     #[cfg(feature = "cluster")]
     pub fn cluster<U: Into<String>>(urls: impl IntoIterator<Item = U>) -> RedisStoreBuilder {

@@ -33,7 +33,7 @@ impl Dispatcher {
         result.map_err(|cause| StoreError::new("resetting a key", cause))
     }
 
-    /// Awaits something that takes a connection in a task, which ends if the caller stops waiting.
+    /// Runs a future that takes a connection in a task. The task ends if the caller stops waiting.
     async fn in_task(&self, future: impl Future<Output = Result<(), Cause>> + Send + 'static) -> Result<(), Cause> {
         let mut task = JoinSet::new();
         task.spawn_on(future, self.runtime());

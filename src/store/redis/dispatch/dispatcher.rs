@@ -125,7 +125,7 @@ impl Dispatcher {
         Ok(None)
     }
 
-    /// Counts a cancelled job, whose queue is not known.
+    /// Counts a cancelled job in every queue, since it is not known which one holds it.
     pub(super) fn note_cancelled(&self) {
         self.queues.iter().for_each(|queue| queue.note_cancelled());
     }
