@@ -5,7 +5,7 @@ use std::{collections::VecDeque, sync::LazyLock};
 use super::entry::{Entry, Sum};
 use crate::admission::{AdmissionId, random};
 
-/// The entries of a new chunk. A chunk with twice as many is split. So an insertion moves them within a microsecond.
+/// The entries of a new chunk. A chunk with twice as many is split. So an insertion moves few entries.
 /// Short in unit tests, so that there are many chunks.
 pub(super) const CHUNK: usize = if cfg!(test) { 8 } else { 1_024 };
 
