@@ -34,7 +34,7 @@ impl AdmissionId {
         Self::fresh_run(1)
     }
 
-    /// The first of so many ids in a row, at most 256, that no other admission has. They differ in the last byte only. If
+    /// The first of `length` ids in a row, at most 256, that no other admission has. They differ in the last byte only. If
     /// there are several, it starts at 0, so that each id shows its place in the row.
     pub(crate) fn fresh_run(length: u64) -> Self {
         thread_local! {
@@ -46,7 +46,7 @@ impl AdmissionId {
         Self(first)
     }
 
-    /// The id so many places further in the row.
+    /// The id this number of places further in the row.
     #[cfg(feature = "redis")]
     pub(crate) fn following(self, places: u64) -> Self {
         Self(self.0.wrapping_add(places))

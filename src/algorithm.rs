@@ -68,8 +68,8 @@ impl Algorithm {
         Self(Kind::Log)
     }
 
-    /// A log of at most so many entries, whatever the limit. It never admits more than the limit, and refuses too early by
-    /// less than a sub-window, which is the window divided by `entries − 2`.
+    /// A log of at most `entries` entries, whatever the limit. It never admits more than the limit, and refuses too
+    /// early by less than a sub-window, which is the window divided by `entries − 2`.
     ///
     /// Units that are admitted within one sub-window count as admitted at its end. Up to 128 entries Redis uses its compact
     /// encoding, about 20 bytes an entry.

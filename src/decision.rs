@@ -1,10 +1,9 @@
 //! Decisions, the results of checks.
 //!
 //! 1. A decision has one [`LimitStatus`] a charge, in the order of the charges.
-//! 2. [`retry_after`](Decision::retry_after) is exact: the same check is admitted after this time if nothing else
-//!    arrives, and refused a microsecond earlier. It is a lower bound where the process refuses without asking the
-//!    store (see [`DenyCache`](crate::DenyCache)), and where more than 100 entries of a log with larger costs have to
-//!    leave.
+//! 2. [`retry_after`](Decision::retry_after) is exact: the same check is admitted after this time if nothing else arrives,
+//!    and refused a microsecond earlier. It is a lower bound where the process refuses without asking the store (see
+//!    [`DenyCache`](crate::DenyCache)), and where more than 100 entries of a log with larger costs have to leave.
 //! 3. [Reserved](Charge::reserve) units may be given back at any time. So if only they are in the way, the retry time is
 //!    short: [`retry_reserved_after`](crate::Limiter::retry_reserved_after), one second by default, or less if a lease ends
 //!    before. See [`is_refused_by_reservations`](Decision::is_refused_by_reservations).
@@ -172,8 +171,7 @@ impl Decision {
     /// The limit whose figures clients see: the [`binding`](Self::binding) one of those that are not
     /// [hidden](Charge::hidden).
     ///
-    /// `None` if all are hidden, and also if only hidden ones have refused the check: another one would show that units are
-    /// left.
+    /// `None` if all are hidden, or if only hidden ones have refused the check: another one would show that units are left.
     #[must_use]
     pub fn visible(&self) -> Option<&LimitStatus> {
         let visible = self.statuses().filter(|status| !status.is_hidden).reduce(LimitStatus::binding)?;

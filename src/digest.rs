@@ -1,4 +1,4 @@
-//! Keyed digests of limits and keys, by which tables find their entries.
+//! Keyed digests of limits and keys. Tables find their entries by them.
 //!
 //! Keys come from clients, so a digest is keyed by randomness of the process: no client can make two of them collide.
 

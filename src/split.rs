@@ -77,7 +77,7 @@ impl Limit {
 }
 
 impl Split {
-    /// Splits `limit` into so many parts.
+    /// Splits `limit` into this number of parts.
     ///
     /// # Errors
     ///
@@ -87,7 +87,7 @@ impl Split {
         Ok(Self { limit: limit.of_part(parts), parts })
     }
 
-    /// Splits `limit` into so many parts, but not more than it has units.
+    /// Splits `limit` into this number of parts, or into as many as it has units if that is less.
     pub(crate) fn of_at_most(limit: Limit, parts: NonZeroU32) -> Self {
         let units = u32::try_from(limit.units()).unwrap_or(u32::MAX);
         let parts = NonZeroU32::new(units).map_or(parts, |units| parts.min(units));

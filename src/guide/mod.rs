@@ -2,33 +2,23 @@
 
 #[doc = include_str!("around_a_client.md")]
 pub mod around_a_client {}
-
 #[doc = include_str!("choosing_keys.md")]
 pub mod choosing_keys {}
-
 #[doc = include_str!("costs_known_afterwards.md")]
 pub mod costs_known_afterwards {}
-
 #[doc = include_str!("large_limits.md")]
 pub mod large_limits {}
-
 #[doc = include_str!("limits_by_plan.md")]
 pub mod limits_by_plan {}
-
 #[doc = include_str!("running_redis.md")]
 pub mod running_redis {}
-
 #[doc = include_str!("several_limits.md")]
 pub mod several_limits {}
-
 #[doc = include_str!("testing_your_limits.md")]
 pub mod testing_your_limits {}
-
 #[doc = include_str!("what_an_attacker_can_do.md")]
 pub mod what_an_attacker_can_do {}
-
 #[doc = include_str!("what_happens_when.md")]
 pub mod what_happens_when {}
-
 #[doc = include_str!("when_redis_fails.md")]
 pub mod when_redis_fails {}

@@ -127,12 +127,12 @@ impl Limit {
         self
     }
 
-    /// The same limit with at most so many units; `None` for 0.
+    /// The same limit with at most this number of units; `None` for 0.
     pub(crate) fn of_units(&self, units: u64) -> Option<Self> {
         (units > 0).then(|| Self { units: units.min(self.units), ..self.clone() })
     }
 
-    /// The limit of one of so many parts. There are no more parts than units.
+    /// The limit of one part, if there are this many. There are no more parts than units.
     pub(crate) const fn of_part(mut self, parts: NonZeroU32) -> Self {
         self.units /= parts.get() as u64;
         self

@@ -12,8 +12,7 @@ use tokio::time::{Sleep, sleep};
 
 use crate::error::Error;
 
-/// The least time for a call to the store, even if its request has used up the deadline: enough for a store that
-/// answers.
+/// The least time for a call to the store, even if its request has used up the deadline: enough for a store that answers.
 const LEAST: Duration = Duration::from_millis(5);
 
 pin_project! {

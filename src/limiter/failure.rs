@@ -32,8 +32,7 @@ pub enum FailureMode {
     Local(Share),
 }
 
-/// The part of each limit that one process may admit while the store cannot decide. With `n` processes, it is one
-/// `n`th.
+/// The part of each limit that one process may admit while the store cannot decide. With `n` processes, it is one `n`th.
 ///
 /// 1. Of a limit of `n` units, each of `p` processes admits at most `n / p` in a window, rounded down. So if there are no
 ///    more than `p` processes, together they admit at most the limit.
@@ -48,25 +47,13 @@ pub enum FailureMode {
 ///    store is back. A settlement [by id](crate::Settlement::by_id) goes to the store, which does not know it.
 /// 6. A limiter and its clones, or a layer and its services, count in one [`MemoryStore`] of the default capacity. Layers
 ///    that share a limit share it here only if they are made [on one limiter](crate::RateLimitLayer::on).
-///
-/// ```
-/// # #[cfg(feature = "redis")]
-/// # fn settings() -> Result<(), Box<dyn std::error::Error>> {
-/// use tower_sliding_window::{Everyone, Limit, RateLimitLayer, RedisStore, Share};
-///
-/// // Four instances: without Redis, each admits 25 a minute.
-/// let layer = RateLimitLayer::new(RedisStore::builder("redis://127.0.0.1:6379").build()?)
-///     .limit(Limit::per_minute("requests", 100).by(Everyone))
-///     .fail_local(Share::one_of(4));
-/// # Ok(()) }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     processes: NonZeroU32,
 }
 
 impl Share {
-    /// The share of one of so many processes. For a number that is not known before run time there is
+    /// The share of one process, if there are this many. For a number that is not known before run time there is
     /// [`From<NonZeroU32>`](Self::from).
     ///
     /// # Panics

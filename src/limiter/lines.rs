@@ -53,7 +53,7 @@ struct SharedLine {
     places: usize,
 }
 
-/// The limits and keys of a check, by which its line is found.
+/// The limits and keys of a check. They identify its line.
 #[derive(Clone, Debug)]
 pub(super) struct LineId {
     /// The same for the same limits and keys in any order.

@@ -67,8 +67,7 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
     ///
     /// * A request without a key is not on the list, so this is no authentication.
     /// * A key that is present but cannot be read, such as an `Authorization` sent twice, may be a denied one. It is rejected
-    ///   with the status of its [`KeyError`](super::extract::KeyError): 401 for an
-    ///   [`ApiKey`](super::extract::ApiKey).
+    ///   with the status of its [`KeyError`](super::extract::KeyError): 401 for an [`ApiKey`](super::extract::ApiKey).
     /// * Only the extractor reads the key. If your authentication also accepts a token from the query or a cookie, a denied
     ///   token passes there.
     pub fn deny(self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Self {

@@ -25,18 +25,6 @@ use std::time::Duration;
 ///    [of one check alone](crate::StoreError::of_one_check) are not failures of the store.
 ///
 /// A closed breaker costs a check one atomic load.
-///
-/// ```
-/// # #[cfg(feature = "redis")]
-/// # fn settings() -> Result<(), Box<dyn std::error::Error>> {
-/// use std::time::Duration;
-/// use tower_sliding_window::{Breaker, Limiter, RedisStore};
-///
-/// let limiter = Limiter::new(RedisStore::builder("redis://127.0.0.1:6379").build()?);
-/// let patient = limiter.clone().breaker(Breaker::new().failures(20).probe_every(Duration::from_secs(1)));
-/// let without = limiter.breaker(Breaker::off());
-/// # Ok(()) }
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Breaker {

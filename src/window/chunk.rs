@@ -93,7 +93,7 @@ impl Chunk {
         (entries, sum)
     }
 
-    /// Moves entries of a later time back to this one, at most so many, and returns how many.
+    /// Moves at most `most` entries of a later time back to this one, and returns how many.
     pub(super) fn pull_back(&mut self, at: u64, most: usize) -> usize {
         pull_back(&mut self.entries, at, most)
     }

@@ -8,7 +8,7 @@ use super::{
     log::Log,
 };
 
-/// The most units of one of the clock's windows: as many as a double counts exactly.
+/// The most units of one of the clock's windows: a double counts no more exactly.
 const LARGEST: u64 = 1 << 53;
 
 /// Two counters, and beside them a log of the entries with an id.
@@ -86,7 +86,7 @@ impl Counter {
         }
     }
 
-    /// The first moment from now on at which at most so many units are used. Of the units with an id, only the chosen count.
+    /// The first moment from now on at which at most `most` units are used. Of the units with an id, only the chosen count.
     fn first_fit(&self, most: u64, now: u64, window: u64, units_of: UnitsOf) -> u64 {
         let counts = self.counts;
         let (mut named, mut from) = (units_of(self.named.sum()), now);

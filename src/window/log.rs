@@ -69,7 +69,7 @@ impl Log {
         self.sum_at(at).is_some()
     }
 
-    /// The time until at most so many units are left; 0 if it is so now, and at most until a window after `present`.
+    /// The time until at most `most` units are left; 0 if it is so now, and at most until a window after `present`.
     /// Entries of a later time than `present` are moved back to it.
     pub(super) fn wait_for(&mut self, most: u64, now: u64, present: u64, window: u64) -> RetryWait {
         self.pull_back(present);

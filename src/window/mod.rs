@@ -141,7 +141,7 @@ impl Window {
         }
     }
 
-    /// The time until at most so many units are in the window: 0 if it is so now, and never more than two windows.
+    /// The time until at most `most` units are in the window: 0 if it is so now, and never more than two windows.
     ///
     /// Only for a refused check: entries from the future, from before the clock stepped back, count as of now from here on,
     /// so that the key is right again after one window.

@@ -15,9 +15,9 @@ use crate::key::Key;
 ///
 /// Behind a proxy this is the proxy's address, one key for all clients: use [`ClientIp`](super::ClientIp) there.
 ///
-/// Each IPv4 address has one key, also if it is mapped or translated to IPv6 (`::ffff:a.b.c.d`, `64:ff9b::a.b.c.d`, 6to4).
-/// IPv6 addresses share the key of their /64. If a translator in your network uses its own prefix, count by
-/// [all bits](Self::ipv6_prefix).
+/// Each IPv4 address has one key, even if it is mapped or translated to IPv6 (`::ffff:a.b.c.d`, `64:ff9b::a.b.c.d`,
+/// 6to4). IPv6 addresses share the key of their /64. If a translator in your network uses its own prefix, count by [all
+/// bits](Self::ipv6_prefix).
 ///
 /// With axum, serve the router with `into_make_service_with_connect_info::<SocketAddr>()`. Without axum, put the
 /// connection's [`SocketAddr`] into the request's extensions. A request with neither gets a 500, and is logged.

@@ -1,5 +1,4 @@
-//! Settles requests that are dropped before their response: see
-//! [`settle_dropped`](crate::KeyedLimit::settle_dropped).
+//! Settles requests that are dropped before their response: see [`settle_dropped`](crate::KeyedLimit::settle_dropped).
 
 use std::{future::poll_fn, pin::pin, sync::Arc};
 

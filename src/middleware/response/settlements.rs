@@ -31,8 +31,8 @@ struct SettledCost {
 const MICRO: Duration = Duration::from_micros(1);
 
 impl Settlements {
-    /// `cost` computes the cost of a charge by one of its limits, of which the largest counts. `None` leaves the charge as it
-    /// is. `delay` computes how much later than its admission it counts.
+    /// `cost` computes the cost of a charge by one of its limits. The largest of them counts. `None` leaves the charge
+    /// as it is. `delay` computes how much later than its admission it counts.
     pub(super) fn new(
         check: &Check,
         charged: &[ChargedLimit],

@@ -82,9 +82,8 @@ impl KeyedLimit {
     }
 
     /// Whether the upstream can [pause](crate::Limiter::pause) the limit, in a layer that
-    /// [heeds](crate::RateLimitLayer::heed_upstream) it. Default: yes for a limit by
-    /// [`UpstreamHost`](crate::UpstreamHost), alone or [combined](KeyExtractor::and) with another extractor; no for all
-    /// others.
+    /// [heeds](crate::RateLimitLayer::heed_upstream) it. Default: yes for a limit by [`UpstreamHost`](crate::UpstreamHost),
+    /// alone or [combined](KeyExtractor::and) with another extractor; no for all others.
     ///
     /// An upstream pauses the limit for all calls of the key, for at most one window. So say `true` only if all calls of a
     /// key go to one upstream.

@@ -18,26 +18,10 @@ impl KeyedLimit {
     /// costs its charge.
     ///
     /// ```
-    /// use tower_sliding_window::{ApiKey, Limit, PeerIp, Secret};
+    /// use tower_sliding_window::{Limit, PeerIp};
     ///
     /// // Only failed logins count.
     /// let login = Limit::per_minute("login", 5).by(PeerIp::new()).settle(|exchange| u64::from(exchange.status() == 401));
-    ///
-    /// // Server errors are free.
-    /// let calls = Limit::per_hour("calls", 1_000)
-    ///     .by(PeerIp::new())
-    ///     .settle(|exchange| if exchange.status().is_server_error() { 0 } else { exchange.cost() });
-    ///
-    /// // 500 tokens are reserved. The handler reports the tokens that the response has used in an extension.
-    /// #[derive(Clone)]
-    /// struct Used(u64);
-    ///
-    /// let api_key = ApiKey::bearer(&Secret::new("32 random bytes out of the vault")?);
-    /// let tokens = Limit::per_hour("tokens", 10_000)
-    ///     .by(api_key)
-    ///     .cost(|_| 500)
-    ///     .settle(|exchange| exchange.response().extensions.get().map_or(exchange.cost(), |Used(tokens)| *tokens));
-    /// # Ok::<(), tower_sliding_window::middleware::extract::WeakSecret>(())
     /// ```
     ///
     /// To reserve nothing, [count afterwards](Self::count_afterwards):
@@ -66,8 +50,8 @@ impl KeyedLimit {
     ///   [a second](crate::RateLimitLayer::retry_reserved_after), since they may be given back at any time.
     ///
     /// **Count by client.** A reservation takes units from all clients that share the key. With
-    /// [`Everyone`](crate::Everyone), a single client could exhaust the last limit of the example for everybody: it sends 20
-    /// requests, hangs up, and does so again whenever the leases have ended.
+    /// [`Everyone`](crate::Everyone), a single client could exhaust the limit for everybody: it sends requests and hangs up,
+    /// again and again.
     #[must_use]
     pub fn settle(mut self, cost: impl Fn(&Exchange<'_>) -> u64 + Send + Sync + 'static) -> Self {
         self.cost_afterwards = Some(Arc::new(cost));
@@ -121,21 +105,6 @@ impl KeyedLimit {
     /// Settles a request at this many units, at most its charge if it has one, when it is dropped before its response: its
     /// client has hung up, or the service has failed or panicked. Default: it stays charged until its
     /// [`lease`](Self::lease) ends, and then has cost nothing.
-    ///
-    /// ```
-    /// use tower_sliding_window::{Limit, PeerIp};
-    ///
-    /// fn tokens(response: &http::response::Parts) -> Option<u64> {
-    ///     response.headers.get("x-used")?.to_str().ok()?.parse().ok()
-    /// }
-    ///
-    /// // 500 are reserved for a response. A client that hangs up before it has used 50.
-    /// let tokens = Limit::per_hour("tokens", 10_000)
-    ///     .by(PeerIp::new())
-    ///     .cost(|_| 500)
-    ///     .settle(|exchange| tokens(exchange.response()).unwrap_or(500))
-    ///     .settle_dropped(50);
-    /// ```
     ///
     /// * With 0, a client that hangs up gets its units back at once. It can make the service work for free, as often as it
     ///   likes.

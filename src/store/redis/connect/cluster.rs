@@ -110,7 +110,8 @@ impl ClusterConnections {
         nodes.send(command).await
     }
 
-    /// Whether one of the clients left so many requests without a reply, the first of them for longer than a reply may take.
+    /// Whether one of the clients left this number of requests without a reply, the first of them for longer than a
+    /// reply may take.
     pub(super) fn are_silent(&self, requests: u32) -> bool {
         self.first.is_silent(requests) || self.again.get().is_some_and(|nodes| nodes.is_silent(requests))
     }

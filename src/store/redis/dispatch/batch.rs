@@ -108,8 +108,7 @@ impl Batch {
     /// Runs the script. `again` says that an earlier try may have counted this batch.
     ///
     /// NOSCRIPT is followed by one EVAL, which runs the script and loads it: one round trip, to the right server, and without
-    /// the permission that SCRIPT LOAD needs. It is not repeated: a loop does not help a server that loses scripts that
-    /// fast.
+    /// the permission that SCRIPT LOAD needs. It is not repeated: a loop does not help a server that loses scripts that fast.
     pub(super) async fn send(&self, connection: &mut Connection, keys: &Keys, again: bool) -> RedisResult<Value> {
         // Capacity for about all, so that the command is not copied as it grows: a key and an id for each job, and a few
         // arguments for each shape.

@@ -16,7 +16,7 @@ local function latest(charge)
 end
 
 -- Where the clock has stepped back, entries from the future count as having happened now, so that the key is right again
--- after one window. Each refusal moves the newest of them, as many as one check may. A server without memory moves none.
+-- after one window. Each refusal moves the newest of them, at most 100. A server without memory moves none.
 local function pull_back(charge, key)
   local latest = latest(charge)
   local first = call('ZRANGE', key, 0, 0, 'WITHSCORES')
