@@ -52,7 +52,8 @@ local function first_fit(charge, most, sum, entries, with_reserved)
       if not charge.is_counter and sum <= most then return from end
     end
   end
-  if not charge.is_counter or sum > 0 and #entries == 2 * LOOKED_AT then return leaves end
+  if not charge.is_counter then return leaves end
+  if sum > 0 and #entries == 2 * LOOKED_AT then return from end
   return falls_to(charge, max(0, most - sum), from)
 end
 

@@ -71,7 +71,7 @@ local function settle_charge(charge, key, id, time, cost)
     -- The first write, so that a server without memory lets units be given back.
     call('ZREM', key, member)
     local stays = charge.is_counter and 0 or cost  -- a counter adds it to its numbers
-    if charge.is_summed or stays > 0 then
+    if charge.is_counter or charge.is_summed or stays > 0 then
       add_to_sum(charge, key, stays - charge.cost, charge.is_reserving and -charge.cost)
     else
       charge.sum, charge.used = charge.sum - charge.cost, charge.used - charge.cost
@@ -98,7 +98,7 @@ local function settle_charge(charge, key, id, time, cost)
     charge.used, is_counted = charge.sum + estimate_now(charge), charge.current + charge.previous > 0
   end
   charge.oldest = nil
-  if charge.sum == 0 and not is_counted then
+  if charge.used == 0 and not is_counted then
     call('UNLINK', key)
     return true
   end
@@ -106,7 +106,7 @@ local function settle_charge(charge, key, id, time, cost)
   local newest = time_in(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])
   if charge.is_counter then
     -- All that is left may be of the window before.
-    local is_present = charge.current > 0 or newest > charge.at
+    local is_present = charge.current > 0 or charge.sum > 0 and newest > charge.at
     outlive(key, charge, is_present and charge.at or charge.at - charge.window, 2)
   else
     -- The oldest may have gone, so the expiry must not tell of it any more. The newest may be as old as the admission.
