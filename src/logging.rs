@@ -17,8 +17,7 @@ use std::{
 };
 
 #[cfg(feature = "tracing")]
-#[allow(unused_imports, reason = "a kit of which not every line is used yet")]
-pub(crate) use tracing::{error, field::debug, info, warn};
+pub(crate) use tracing::{info, warn};
 
 /// The time between two lines of one kind, in microseconds.
 const INTERVAL: u64 = 1_000_000;
@@ -88,8 +87,7 @@ macro_rules! no_line {
 }
 
 #[cfg(not(feature = "tracing"))]
-#[allow(unused_imports, reason = "a kit of which not every line is used yet")]
-pub(crate) use {no_line as error, no_line as info, no_line as warn, std::convert::identity as debug};
+pub(crate) use {no_line as info, no_line as warn};
 
 #[cfg(test)]
 mod tests {

@@ -29,7 +29,7 @@ const RESET_SLACK: u64 = 1_000;
 /// Limits share this many generations, so that settlements of one limit leave the refusals of most others alone.
 const GENERATIONS: usize = 64;
 
-/// What makes refusals outdated: time, and units that are given back.
+/// Tells which refusals are outdated: by time, or because units were given back.
 pub(super) struct Generations {
     clock: Clock,
     numbers: [AtomicU64; GENERATIONS],

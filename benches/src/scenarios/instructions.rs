@@ -25,7 +25,7 @@ use crate::{
     server::Server,
 };
 
-/// What is counted, and N.
+/// The paths that are counted, each with its N.
 const PATHS: [(&str, usize); 7] = [
     ("no layer", 10_240),
     ("in process, admitted", 10_240),

@@ -69,6 +69,28 @@ async fn a_retry_time_is_exact_or_a_lower_bound() {
     assert_eq!(asked, 1_000_u32.div_ceil(LOOKED_AT));
 }
 
+/// If reserved entries are among those that a refusal reads, its bound is the departure of the last other entry.
+#[tokio::test]
+async fn reserved_entries_do_not_lengthen_the_bound_of_a_counter() {
+    let test = Test::new();
+    let second = Duration::from_secs(1);
+    let limit = Limit::per("calls", 120, second * 1_000).with_algorithm(Algorithm::counter());
+    for number in 1..=120 {
+        test.clock.advance(second);
+        let charge = Charge::new(limit.clone(), "ada", 1).unwrap();
+        let check = if (91..=105).contains(&number) {
+            Check::new(charge.reserve(second * 1_000))
+        } else {
+            Check::new(charge).with_id(AdmissionId::from(number))
+        };
+        assert!(test.limiter.check_all(check).await.unwrap().is_allowed());
+    }
+    test.clock.advance(second);
+    // A hundred entries are read: 90 that were admitted, and ten that are reserved.
+    let refused = test.limiter.check(&limit, "ada", 115).await.unwrap();
+    assert_eq!(refused.retry_after(), Some(second * (1_000 - 31)));
+}
+
 /// Entries of one unit are counted without reading them, so their retry times are always exact.
 #[tokio::test]
 async fn the_retry_time_of_single_units_is_always_exact() {
