@@ -18,7 +18,7 @@
 
 use std::{
     fmt,
-    hash::{Hash, Hasher},
+    hash::{BuildHasher, Hash, Hasher, RandomState},
 };
 
 /// The client, user, tenant or resource that spends units. See the [module docs](self).
@@ -132,10 +132,44 @@ impl fmt::Debug for Key {
     }
 }
 
+/// Makes digests of limits and keys, by which tables find their entries. Keys come from clients, so a digest is keyed by
+/// randomness of the process: no client can make two of them collide.
+#[derive(Debug, Default)]
+pub(crate) struct Digester(RandomState);
+
+impl Digester {
+    /// The digest of a limit's name and a key.
+    pub(crate) fn of_key(&self, limit: &str, key: &Key) -> u64 {
+        let mut hasher = self.0.build_hasher();
+        // No UTF-8 text contains 0xff, and the length follows the value, so no two pairs give the same bytes.
+        for part in [limit.as_bytes(), &[0xff], key.namespace().as_bytes(), &[0xff], key.value()] {
+            hasher.write(part);
+        }
+        hasher.write_usize(key.value().len());
+        hasher.finish()
+    }
+}
+
+/// A hasher for tables whose keys are digests already: it takes the digest for the hash.
+#[derive(Debug, Default)]
+pub(crate) struct Prehashed(u64);
+
+impl Hasher for Prehashed {
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.0 = self.0.rotate_left(8) ^ u64::from(*byte));
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::hash::{BuildHasher, RandomState};
-
     use super::*;
 
     #[test]
@@ -159,5 +193,33 @@ mod tests {
             assert!(pairs[..index].iter().all(|other| other != pair));
         }
         assert_eq!(Key::pair(&key("a"), &key("b")), pairs[1]);
+    }
+
+    #[test]
+    fn equal_limits_and_keys_have_one_digest_and_different_ones_do_not() {
+        let digester = Digester::default();
+        let all = [
+            ("a", Key::new("k", "1")),
+            ("a", Key::new("k", "")),
+            ("a", Key::new("k1", "")),
+            ("a", Key::new("", "k1")),
+            ("ak", Key::new("", "1")),
+        ];
+        let digest = |(limit, key): &(&str, Key)| digester.of_key(limit, key);
+        for (place, one) in all.iter().enumerate() {
+            assert_eq!(digest(one), digest(one));
+            assert!(all[..place].iter().all(|other| digest(other) != digest(one)), "{one:?}");
+        }
+    }
+
+    #[test]
+    fn texts_of_all_lengths_have_digests_of_their_own() {
+        let (digester, limit, bytes) = (Digester::default(), "a", [7; 400]);
+        let digests = (0..bytes.len()).map(|length| digester.of_key(limit, &Key::new("k", &bytes[..length])));
+        let mut digests: Vec<u64> = digests.collect();
+        assert_eq!(digests[300], digester.of_key(limit, &Key::new("k", &bytes[..300])));
+        digests.sort_unstable();
+        digests.dedup();
+        assert_eq!(digests.len(), bytes.len());
     }
 }

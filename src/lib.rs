@@ -106,7 +106,6 @@ pub mod admission;
 pub mod algorithm;
 pub mod check;
 pub mod decision;
-mod digest;
 pub mod error;
 pub mod guide;
 pub mod key;

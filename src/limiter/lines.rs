@@ -19,8 +19,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::line::Line;
 use crate::{
-    digest::{Digester, Prehashed},
-    key::Key,
+    key::{Digester, Key, Prehashed},
     limit::Limit,
 };
 
@@ -88,7 +87,7 @@ impl RefundGuard<'_> {
 
 impl Lines {
     pub(super) fn id<'a>(&self, charges: impl IntoIterator<Item = (&'a Limit, &'a Key)>) -> LineId {
-        let digest = |(limit, key): (&Limit, &Key)| self.0.digester.of_key(limit, key);
+        let digest = |(limit, key): (&Limit, &Key)| self.0.digester.of_key(limit.name(), key);
         let charges: Vec<u64> = charges.into_iter().map(digest).collect();
         LineId { digest: charges.iter().copied().fold(0, u64::wrapping_add), charges }
     }

@@ -28,6 +28,7 @@
 //! ```
 
 mod acquire;
+mod check;
 mod deadline;
 mod decide;
 mod failure;
@@ -38,7 +39,7 @@ mod settle;
 
 pub(crate) use self::decide::{AskStore, DecideNow};
 pub use self::{
-    decide::Decide,
+    check::Decide,
     failure::{FailureMode, Share},
     settings::Limiter,
     settle::Reservation,

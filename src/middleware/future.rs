@@ -15,10 +15,13 @@ use tower_service::Service;
 use super::{
     policy::Policy,
     rejection::RejectionResponse,
-    request::{Decided, DecisionFuture, Limits, PendingDecision},
+    request::{CheckDetails, Decided, DecisionFuture, Limits},
     response::{Completion, Settling},
 };
-use crate::store::Store;
+use crate::{
+    limiter::{AskStore, FailureMode},
+    store::Store,
+};
 
 pin_project! {
     /// The response future of [`RateLimit`](super::RateLimit).
@@ -41,7 +44,14 @@ pin_project! {
 pin_project! {
     #[project = StateProjection]
     enum State<I, S: Store, R, ReqBody, F, ResBody> {
-        Deciding { #[pin] decision: PendingDecision<S>, request: Option<PendingRequest<I, S, R, ReqBody>> },
+        // The limiter is borrowed at each poll: a clone would cost an atomic operation on a counter that all threads share.
+        Deciding {
+            #[pin]
+            decision: AskStore<S>,
+            mode: FailureMode,
+            details: Option<Box<CheckDetails>>,
+            request: Option<PendingRequest<I, S, R, ReqBody>>,
+        },
         Awaiting { decision: DecisionFuture, request: Option<PendingRequest<I, S, R, ReqBody>> },
         Forwarded { #[pin] response: F, completion: Option<Completion<S, R>> },
         Settling { #[pin] settling: Settling, response: Option<(Response<ResBody>, Completion<S, R>)> },
@@ -63,8 +73,13 @@ where
     S: Store,
 {
     #[inline]
-    pub(super) fn deciding(decision: PendingDecision<S>, request: PendingRequest<I, S, R, ReqBody>) -> Self {
-        Self { state: State::Deciding { decision, request: Some(request) } }
+    pub(super) fn deciding(
+        decision: AskStore<S>,
+        mode: FailureMode,
+        details: Option<Box<CheckDetails>>,
+        request: PendingRequest<I, S, R, ReqBody>,
+    ) -> Self {
+        Self { state: State::Deciding { decision, mode, details, request: Some(request) } }
     }
 
     pub(super) fn awaiting(decision: DecisionFuture, request: PendingRequest<I, S, R, ReqBody>) -> Self {
@@ -93,10 +108,11 @@ where
         let mut state = self.project().state;
         loop {
             let next = match state.as_mut().project() {
-                StateProjection::Deciding { decision, request } => {
+                StateProjection::Deciding { mut decision, mode, details, request } => {
                     let pending = request.as_ref().unwrap_or_else(|| polled_after_completion());
-                    let decided = ready!(decision.poll(&pending.policy.limiter, cx));
-                    take(request).proceed(decided)
+                    let outcome = ready!(decision.as_mut().poll(&pending.policy.limiter, cx)).map(Some);
+                    let (details, waited) = (details.take(), decision.waited());
+                    take(request).proceed(Decided { outcome, mode: *mode, details, waited })
                 }
                 StateProjection::Awaiting { decision, request } => {
                     let decided = ready!(decision.as_mut().poll(cx));

@@ -13,7 +13,7 @@ use super::{
     future::{PendingRequest, ResponseFuture},
     policy::{Plan, Policy},
     rejection::{JsonResponse, RejectionResponse},
-    request::{Decided, Limits, PendingDecision, time_waited},
+    request::{Decided, Limits, time_waited},
     response::{Completion, DroppedRequests},
 };
 use crate::{
@@ -76,17 +76,23 @@ where
                 match limiter.decide_now(check, mode.share(), || time_waited(&parts)) {
                     DecideNow::Decided(outcome) => Decided::at_once(outcome.map(Some), mode, details),
                     DecideNow::AskStore(decision) => {
-                        let pending = PendingDecision::new(decision, mode, details);
-                        return self.wait_for_store(pending, parts, body);
+                        return match self.policy.limits.dropped_costs() {
+                            None => ResponseFuture::deciding(decision, mode, details, self.hold(parts, body)),
+                            Some(costs) => {
+                                let dropped = DroppedRequests::new(&self.policy, costs);
+                                let decision = dropped.complete_asking(decision, mode, details);
+                                ResponseFuture::awaiting(decision, self.hold(parts, body))
+                            }
+                        };
                     }
                 }
             }
             Plan::Await(decision) => {
                 // A request that is dropped while it waits for capacity leaves the line instead.
                 let may_wait = self.policy.settings.max_wait.is_some();
-                let decision = match DroppedRequests::of(&self.policy).filter(|_| !may_wait) {
-                    Some(dropped) => dropped.complete(decision),
-                    None => decision,
+                let decision = match self.policy.limits.dropped_costs() {
+                    Some(costs) if !may_wait => DroppedRequests::new(&self.policy, costs).complete(decision),
+                    _ => decision,
                 };
                 return ResponseFuture::awaiting(decision, self.hold(parts, body));
             }
@@ -99,22 +105,6 @@ where
 }
 
 impl<I: Clone, S, R> RateLimit<I, S, R> {
-    fn wait_for_store<ReqBody, ResBody>(
-        &mut self,
-        pending: PendingDecision<S>,
-        parts: Parts,
-        body: ReqBody,
-    ) -> ResponseFuture<I, S, R, ReqBody, ResBody>
-    where
-        I: Service<Request<ReqBody>>,
-        S: Store,
-    {
-        match DroppedRequests::of(&self.policy) {
-            Some(dropped) => ResponseFuture::awaiting(dropped.complete_pending(pending), self.hold(parts, body)),
-            None => ResponseFuture::deciding(pending, self.hold(parts, body)),
-        }
-    }
-
     /// Takes out the inner service with a request that has to wait. It is this instance that was polled ready, not a clone
     /// of it; the clone waits for the next `poll_ready`. See "Be careful when cloning inner services" in the docs of
     /// `tower_service`.

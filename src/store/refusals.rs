@@ -19,7 +19,7 @@ use crate::{
     algorithm::Algorithm,
     check::{Charge, Check},
     decision::{Decision, LimitStatus, Retry},
-    digest::{Digester, Prehashed},
+    key::{Digester, Prehashed},
     limit::Limit,
 };
 
@@ -127,7 +127,7 @@ impl Refusals {
             return Recall::NotCacheable;
         }
         let (first, rest) = check.map_charges(|charge| ChargeLookup {
-            digest: self.digester.of_key(charge.limit(), charge.key()),
+            digest: self.digester.of_key(charge.limit().name(), charge.key()),
             generation: self.generations.of(charge.limit()),
             cost: charge.cost(),
         });

@@ -4,15 +4,9 @@
 //! left, the layer still waits for 5 ms, so that a store that hangs does not turn off the limits on another store. So a
 //! request waits for at most the longest deadline of its layers, plus 5 ms for each layer that found nothing left.
 
-use std::{
-    future::Future,
-    pin::Pin,
-    task::{Context, Poll, ready},
-    time::Duration,
-};
+use std::{future::Future, pin::Pin, time::Duration};
 
 use http::request::Parts;
-use pin_project_lite::pin_project;
 use tokio::time::Instant;
 
 use super::{
@@ -23,7 +17,7 @@ use crate::{
     check::Check,
     decision::Decision,
     error::Error,
-    limiter::{AskStore, FailureMode, Limiter},
+    limiter::{FailureMode, Limiter},
     store::Store,
 };
 
@@ -50,32 +44,6 @@ impl Decided {
         details: Option<Box<CheckDetails>>,
     ) -> Self {
         Self { outcome, mode, details, waited: Duration::ZERO }
-    }
-}
-
-pin_project! {
-    /// A check that the store is deciding. It borrows the limiter at each poll: a clone would cost an atomic operation on a
-    /// counter that all threads share.
-    pub(crate) struct PendingDecision<S: Store> {
-        #[pin]
-        decision: AskStore<S>,
-        mode: FailureMode,
-        details: Option<Box<CheckDetails>>,
-    }
-}
-
-impl<S: Store> PendingDecision<S> {
-    #[inline]
-    pub(crate) fn new(decision: AskStore<S>, mode: FailureMode, details: Option<Box<CheckDetails>>) -> Self {
-        Self { decision, mode, details }
-    }
-
-    /// Polls as a future does, with the limiter that has asked the store.
-    pub(crate) fn poll(self: Pin<&mut Self>, limiter: &Limiter<S>, cx: &mut Context<'_>) -> Poll<Decided> {
-        let mut this = self.project();
-        let outcome = ready!(this.decision.as_mut().poll(limiter, cx)).map(Some);
-        let (details, waited) = (this.details.take(), this.decision.waited());
-        Poll::Ready(Decided { outcome, mode: *this.mode, details, waited })
     }
 }
 

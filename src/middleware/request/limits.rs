@@ -60,8 +60,8 @@ impl Limits {
     }
 
     /// The costs of a dropped request, one for each limit; `None` if no limit settles dropped requests.
-    pub(crate) fn dropped_costs(&self) -> Option<Arc<[DroppedCost]>> {
-        self.dropped_costs.clone()
+    pub(crate) fn dropped_costs(&self) -> Option<&Arc<[DroppedCost]>> {
+        self.dropped_costs.as_ref()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &KeyedLimit> {

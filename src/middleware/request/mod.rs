@@ -10,7 +10,7 @@ mod limits;
 
 pub(super) use self::{
     charge::{DraftCharge, LimitChoices, UnchosenLimit},
-    decide::{Decided, Decider, DecisionFuture, PendingDecision, record_time_waited, time_waited},
+    decide::{Decided, Decider, DecisionFuture, record_time_waited, time_waited},
     detachable::Detachable,
     filter::RequestFilter,
     keyed_limit::{Cost, DroppedCost},

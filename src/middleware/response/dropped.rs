@@ -6,14 +6,14 @@ use super::{
     super::{
         events::{Event, Events},
         policy::Policy,
-        request::{ChargedLimit, Decided, DecisionFuture, Detachable, DroppedCost, Limits, PendingDecision},
+        request::{ChargedLimit, CheckDetails, Decided, DecisionFuture, Detachable, DroppedCost, Limits},
     },
     settlements::Settlements,
 };
 use crate::{
     check::{Charge, Check},
     decision::Decision,
-    limiter::Limiter,
+    limiter::{AskStore, FailureMode, Limiter},
     store::Store,
 };
 
@@ -26,10 +26,10 @@ pub(crate) struct DroppedRequests<S> {
 }
 
 impl<S: Store> DroppedRequests<S> {
-    /// `None` if no limit settles dropped requests.
-    pub(crate) fn of<R>(policy: &Policy<S, R, Limits>) -> Option<Self> {
-        let costs = policy.limits.dropped_costs()?;
-        Some(Self { limiter: policy.limiter.clone(), costs, events: Arc::clone(&policy.settings.events) })
+    /// `costs` are those of the limits of the policy.
+    pub(crate) fn new<R>(policy: &Policy<S, R, Limits>, costs: &Arc<[DroppedCost]>) -> Self {
+        let events = Arc::clone(&policy.settings.events);
+        Self { limiter: policy.limiter.clone(), costs: Arc::clone(costs), events }
     }
 
     /// Settles an admitted request when it is dropped. `None` if it has nothing to settle.
@@ -49,12 +49,18 @@ impl<S: Store> DroppedRequests<S> {
         }))
     }
 
-    /// Completes a pending decision even if the request is dropped, since it may then be counted.
-    pub(crate) fn complete_pending(self, pending: PendingDecision<S>) -> DecisionFuture {
+    /// Completes the store's decision even if the request is dropped, since it may then be counted.
+    pub(crate) fn complete_asking(
+        self,
+        decision: AskStore<S>,
+        mode: FailureMode,
+        details: Option<Box<CheckDetails>>,
+    ) -> DecisionFuture {
         let limiter = self.limiter.clone();
         self.complete(Box::pin(async move {
-            let mut pending = pin!(pending);
-            poll_fn(|cx| pending.as_mut().poll(&limiter, cx)).await
+            let mut decision = pin!(decision);
+            let outcome = poll_fn(|cx| decision.as_mut().poll(&limiter, cx)).await.map(Some);
+            Decided { outcome, mode, details, waited: decision.waited() }
         }))
     }
 

@@ -69,7 +69,8 @@ impl<S: Store, R> FollowUp<S, R> {
             AdmittedCheck { check, charged, decision: decision.clone(), request }
         });
         let guard = |admitted: &AdmittedCheck| {
-            DroppedRequests::of(policy)?.guard(&admitted.check, &admitted.charged, &admitted.decision)
+            let costs = policy.limits.dropped_costs()?;
+            DroppedRequests::new(policy, costs).guard(&admitted.check, &admitted.charged, &admitted.decision)
         };
         let drop_guard = drop_guard.or_else(|| admitted.as_ref().and_then(guard));
         let is_needed = shadow.is_some() || admitted.is_some();

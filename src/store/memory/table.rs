@@ -15,8 +15,8 @@ use crate::{
     admission::AdmissionId,
     check::{Charge, Check},
     decision::{Decision, LimitStatus},
-    digest::Digester,
     error::StoreError,
+    key::Digester,
     settlement::{Settled, Settlement},
     store::clock::{Clock, system_time},
     window::{ChargeSettlement, CheckContext},
@@ -186,7 +186,7 @@ impl Table {
     }
 
     fn digest(&self, charge: &Charge) -> u64 {
-        self.digester.of_key(charge.limit(), charge.key())
+        self.digester.of_key(charge.limit().name(), charge.key())
     }
 
     fn lock(&self, index: usize) -> MutexGuard<'_, Shard> {

@@ -156,11 +156,11 @@ impl Store for RedisStore {
     type Reset = RedisReset;
 
     fn decide(&self, check: Check) -> RedisDecide {
-        RedisDecide(Call::new(&self.dispatchers, check))
+        RedisCall::new(&self.dispatchers, check)
     }
 
     fn settle(&self, settlement: Settlement) -> RedisSettle {
-        RedisSettle(Call::new(&self.dispatchers, settlement))
+        RedisCall::new(&self.dispatchers, settlement)
     }
 
     fn reset(&self, limit: Limit, key: Key) -> RedisReset {
@@ -177,21 +177,28 @@ impl Store for RedisStore {
 ///
 /// The check is sent when the future is first polled, by the future itself or by a task of that runtime. A future that is
 /// dropped before the check has left cancels it.
-#[must_use = "futures do nothing unless polled"]
-pub struct RedisDecide(Call<Check, Decision>);
+pub type RedisDecide = RedisCall<Check, Decision>;
 
 /// The future of a [`RedisStore`]'s settlement.
 ///
 /// A task of the runtime that first polls the future sends the settlement. Dropping the future after that does not cancel
 /// it, because spent units have to be settled.
+pub type RedisSettle = RedisCall<Settlement, Settled>;
+
+/// The future of a check or a settlement, which is sent when this is first polled.
 #[must_use = "futures do nothing unless polled"]
-pub struct RedisSettle(Call<Settlement, Settled>);
+pub struct RedisCall<Q, A> {
+    dispatchers: Arc<Dispatchers>,
+    unsent: Option<Q>,
+    /// The result, and the runtime that has sent for it.
+    pending: Option<(Id, Pending<A>)>,
+}
 
 impl Future for RedisDecide {
     type Output = Result<Decision, StoreError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.poll(cx, "deciding a check", |dispatcher, check| {
+        self.poll_with(cx, "deciding a check", |dispatcher, check| {
             if dispatcher.is_cluster() { cross_slot::decide(dispatcher, check) } else { dispatcher.decide(check) }
         })
     }
@@ -201,7 +208,7 @@ impl Future for RedisSettle {
     type Output = Result<Settled, StoreError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.poll(cx, "settling an admission", |dispatcher, settlement| {
+        self.poll_with(cx, "settling an admission", |dispatcher, settlement| {
             if dispatcher.is_cluster() {
                 cross_slot::settle(dispatcher, settlement)
             } else {
@@ -211,20 +218,12 @@ impl Future for RedisSettle {
     }
 }
 
-/// A check or settlement, sent when this is first polled.
-struct Call<Q, A> {
-    dispatchers: Arc<Dispatchers>,
-    unsent: Option<Q>,
-    /// The result, and the runtime that has sent for it.
-    pending: Option<(Id, Pending<A>)>,
-}
-
-impl<Q, A> Call<Q, A> {
+impl<Q, A> RedisCall<Q, A> {
     fn new(dispatchers: &Arc<Dispatchers>, unsent: Q) -> Self {
         Self { dispatchers: Arc::clone(dispatchers), unsent: Some(unsent), pending: None }
     }
 
-    fn poll(
+    fn poll_with(
         &mut self,
         cx: &mut Context<'_>,
         doing: &'static str,
@@ -241,7 +240,7 @@ impl<Q, A> Call<Q, A> {
     }
 }
 
-impl<Q, A> Drop for Call<Q, A> {
+impl<Q, A> Drop for RedisCall<Q, A> {
     fn drop(&mut self) {
         if let Some((runtime, pending)) = &mut self.pending
             && pending.cancel()
@@ -270,15 +269,9 @@ impl fmt::Debug for RedisStore {
     }
 }
 
-impl fmt::Debug for RedisDecide {
+impl<Q, A> fmt::Debug for RedisCall<Q, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisDecide").finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for RedisSettle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisSettle").finish_non_exhaustive()
+        f.debug_struct("RedisCall").finish_non_exhaustive()
     }
 }
 

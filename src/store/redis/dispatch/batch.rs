@@ -20,8 +20,8 @@ use super::{
 use crate::{
     algorithm::Kind,
     check::Charge,
-    digest::{Digester, Prehashed},
     error::StoreError,
+    key::{Digester, Prehashed},
     store::{
         clock::{Clock, ManualClock},
         local_state::LocalState,
@@ -70,28 +70,9 @@ pub(super) struct Batch {
 
 impl Batch {
     pub(super) fn new(jobs: Vec<Box<Job>>, time: &TimeSource) -> Self {
-        let digester = Digester::default();
-        // The last job that touches a key. If two keys have one hash, equal checks only travel apart.
-        let mut last_touch: HashMap<u64, usize, BuildHasherDefault<Prehashed>> =
-            HashMap::with_capacity_and_hasher(jobs.len(), BuildHasherDefault::default());
-        let mut touched = Vec::new();
-        let mut joined: Vec<Box<Job>> = Vec::with_capacity(jobs.len());
-        for job in jobs {
-            touched.clear();
-            touched.extend(job.check().charges().map(|charge| digester.of_key(charge.limit(), charge.key())));
-            let last = touched.first().and_then(|hash| last_touch.get(hash)).copied();
-            let earlier = last.filter(|last| touched.iter().all(|hash| last_touch.get(hash) == Some(last)));
-            let job = match earlier.and_then(|earlier| joined.get_mut(earlier)) {
-                Some(earlier) => earlier.join(job),
-                None => Err(job),
-            };
-            if let Err(job) = job {
-                last_touch.extend(touched.iter().map(|hash| (*hash, joined.len())));
-                joined.push(job);
-            }
-        }
-        joined.iter_mut().for_each(|job| job.set_id());
-        Self { jobs: joined, now: time.now() }
+        let mut jobs = if jobs.len() > 1 { join_equal(jobs) } else { jobs };
+        jobs.iter_mut().for_each(|job| job.set_id());
+        Self { jobs, now: time.now() }
     }
 
     /// Keeps the jobs that may be sent again, and fails the others.
@@ -158,6 +139,31 @@ impl Batch {
             Err(error) => fail(self.jobs, &error),
         }
     }
+}
+
+/// Makes a check a copy of an earlier equal one, if no job between them touches their keys.
+fn join_equal(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
+    let digester = Digester::default();
+    // The last job that touches a key. If two keys have one hash, equal checks only travel apart.
+    let mut last_touch: HashMap<u64, usize, BuildHasherDefault<Prehashed>> =
+        HashMap::with_capacity_and_hasher(jobs.len(), BuildHasherDefault::default());
+    let mut touched = Vec::new();
+    let mut joined: Vec<Box<Job>> = Vec::with_capacity(jobs.len());
+    for job in jobs {
+        touched.clear();
+        touched.extend(job.check().charges().map(|charge| digester.of_key(charge.limit().name(), charge.key())));
+        let last = touched.first().and_then(|hash| last_touch.get(hash)).copied();
+        let earlier = last.filter(|last| touched.iter().all(|hash| last_touch.get(hash) == Some(last)));
+        let job = match earlier.and_then(|earlier| joined.get_mut(earlier)) {
+            Some(earlier) => earlier.join(job),
+            None => Err(job),
+        };
+        if let Err(job) = job {
+            last_touch.extend(touched.iter().map(|hash| (*hash, joined.len())));
+            joined.push(job);
+        }
+    }
+    joined
 }
 
 fn fail(jobs: Vec<Box<Job>>, error: &StoreError) {
