@@ -28,7 +28,8 @@ use axum::{
 use http::request::Parts;
 use tokio::net::TcpListener;
 use tower_sliding_window::{
-    ApiKey, ClientIp, Decision, KeyedLimit, Limit, MemoryStore, PeerIp, RateLimitLayer, RedisStore, Secret, Store,
+    ApiKey, ClientIp, Decision, HeaderSets, KeyedLimit, Limit, MemoryStore, PeerIp, RateLimitLayer, RedisStore, Secret,
+    Store,
 };
 
 const HELLO: Limit = Limit::per("hello", 5, std::time::Duration::from_secs(10));
@@ -81,11 +82,12 @@ impl Addresses {
 fn app<S: Store>(store: S, addresses: &Addresses, secret: &Secret) -> Router {
     let hello = RateLimitLayer::new(store.clone()).limit(addresses.limit(HELLO)).fail_open();
     let login = RateLimitLayer::new(store.clone()).limit(addresses.limit(LOGIN)).fail_closed();
-    // Both limits are decided together, and both routes of the API spend from them.
+    // Both limits are decided together, and both routes of the API spend from them. `RateLimit` shows both to the client.
     let api = RateLimitLayer::new(store)
         .limit(API_BURST.by(ApiKey::header("x-api-key", secret)))
         .limit(API_STEADY.by(ApiKey::header("x-api-key", secret)))
         .cost(|request: &Parts| if request.uri.path() == "/search" { 10 } else { 1 })
+        .headers(HeaderSets::both())
         .fail_open();
 
     let api = Router::new()

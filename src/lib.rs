@@ -42,6 +42,7 @@
 //! | know what a hostile client can do | [`guide::what_an_attacker_can_do`] |
 //! | limit a job or a handler, without a layer | [`limiter`] |
 //! | put the layer into the right place of a stack | [`middleware`] |
+//! | send the IETF draft's `RateLimit` headers | [`HeaderSets::rate_limit`] |
 //! | change the response to a refused request | [`middleware::rejection`] |
 //! | measure decisions and failures | [`metrics`](mod@metrics) |
 //!
@@ -131,11 +132,11 @@ pub use self::{
     decision::{Decision, LimitStatus},
     error::{ChoiceError, Error, StoreError},
     key::Key,
-    limit::{InvalidLimit, Limit},
+    limit::{InvalidLimit, Limit, QuotaUnit},
     limiter::{FailureMode, Limiter, Reservation, Share},
     middleware::{
         Degraded, EXPOSED_HEADERS, Exchange, HeaderSets, InvalidLimits, JsonResponse, KeyedLimit, RateLimit,
-        RateLimitLayer, Rejection, RejectionResponse, ResetFormat, ShadowRefusals,
+        RateLimitLayer, Rejection, RejectionResponse, ResetFormat, ShadowRefusals, TextResponse,
         extract::{ApiKey, ClientIp, Everyone, Header, KeyError, KeyExtractor, PeerIp, UpstreamHost},
     },
     secret::Secret,

@@ -32,6 +32,27 @@ pub struct Limit {
     units: u64,
     window_micros: u64,
     algorithm: Algorithm,
+    unit: QuotaUnit,
+}
+
+/// The unit of a limit, as the header `RateLimit-Policy` names it: see [`Limit::counted_in`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum QuotaUnit {
+    /// `requests`. Costs other than 1 count as several requests.
+    #[default]
+    Requests,
+    /// `content-bytes`: the bytes of the content of requests or responses.
+    ContentBytes,
+}
+
+impl QuotaUnit {
+    pub(crate) const fn name_unless_default(self) -> Option<&'static str> {
+        match self {
+            Self::Requests => None,
+            Self::ContentBytes => Some("content-bytes"),
+        }
+    }
 }
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -55,7 +76,7 @@ impl Limit {
     pub fn new(name: impl Into<Cow<'static, str>>, units: u64, window: Duration) -> Result<Self, InvalidLimit> {
         let name = name.into();
         match Problem::of(&name, units, window) {
-            None => Ok(Self { name, units, window_micros: micros_rounded_up(window), algorithm: Algorithm::log() }),
+            None => Ok(Self::of_valid(name, units, window)),
             Some(problem) => Err(InvalidLimit { problem, name: name.into_owned(), units, window }),
         }
     }
@@ -72,8 +93,12 @@ impl Limit {
         if let Some(problem) = Problem::of(name, units, window) {
             panic!("{}", problem.rule());
         }
-        let window_micros = micros_rounded_up(window);
-        Self { name: Cow::Borrowed(name), units, window_micros, algorithm: Algorithm::log() }
+        Self::of_valid(Cow::Borrowed(name), units, window)
+    }
+
+    const fn of_valid(name: Cow<'static, str>, units: u64, window: Duration) -> Self {
+        let (window_micros, algorithm) = (micros_rounded_up(window), Algorithm::log());
+        Self { name, units, window_micros, algorithm, unit: QuotaUnit::Requests }
     }
 
     /// A limit for any second.
@@ -127,6 +152,19 @@ impl Limit {
         self
     }
 
+    /// The same limit with another unit, which only the header `RateLimit-Policy` shows. Default: [`QuotaUnit::Requests`].
+    ///
+    /// ```
+    /// use tower_sliding_window::{Limit, QuotaUnit};
+    ///
+    /// const UPLOAD: Limit = Limit::per_hour("upload", 300_000_000).counted_in(QuotaUnit::ContentBytes);
+    /// ```
+    #[must_use]
+    pub const fn counted_in(mut self, unit: QuotaUnit) -> Self {
+        self.unit = unit;
+        self
+    }
+
     /// The same limit with at most this number of units; `None` for 0.
     pub(crate) fn of_units(&self, units: u64) -> Option<Self> {
         (units > 0).then(|| Self { units: units.min(self.units), ..self.clone() })
@@ -165,6 +203,12 @@ impl Limit {
     #[must_use]
     pub const fn algorithm(&self) -> Algorithm {
         self.algorithm
+    }
+
+    /// The unit.
+    #[must_use]
+    pub const fn unit(&self) -> QuotaUnit {
+        self.unit
     }
 
     pub(crate) const fn window_micros(&self) -> u64 {

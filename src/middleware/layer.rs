@@ -98,6 +98,19 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
     where
         F: Fn(&Rejection, Response<()>) -> Response<B>,
     {
+        self.respond_with(responder)
+    }
+
+    /// Makes the responses to rejected requests with a [responder](super::RejectionResponse), such as
+    /// [`TextResponse`](super::TextResponse). Default: [`JsonResponse`].
+    ///
+    /// ```
+    /// # use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer, TextResponse};
+    /// let layer = RateLimitLayer::new(MemoryStore::new())
+    ///     .limit(Limit::per_minute("login", 5).by(PeerIp::new()))
+    ///     .respond_with(TextResponse);
+    /// ```
+    pub fn respond_with<T>(self, responder: T) -> RateLimitLayer<S, T, L> {
         let Policy { limiter, limits, responder: _, settings } = Arc::unwrap_or_clone(self.policy);
         RateLimitLayer { policy: Arc::new(Policy { limiter, limits, responder, settings }) }
     }

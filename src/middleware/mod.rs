@@ -74,7 +74,7 @@ pub use self::{
     headers::{EXPOSED_HEADERS, HeaderSets, ResetFormat},
     layer::RateLimitLayer,
     rejection::{
-        JsonResponse, Rejection, RejectionResponse,
+        JsonResponse, Rejection, RejectionResponse, TextResponse,
         shadow::{LeftOut, ShadowRefusals},
     },
     request::{Exchange, InvalidLimits, KeyedLimit, Limits},

@@ -6,12 +6,13 @@ use http::{HeaderName, request::Parts};
 
 use super::{
     extract::{KeyExtractor, header_name},
-    headers::{HeaderSets, ResetFormat},
+    headers::{HeaderSets, PartitionKeys, ResetFormat, XRateLimitNames},
     layer::RateLimitLayer,
 };
 use crate::{
     key::Key,
     limiter::{FailureMode, Share},
+    secret::Secret,
     store::{Breaker, DenyCache, Store},
 };
 
@@ -146,12 +147,43 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
     ///     .headers(HeaderSets::none());
     /// ```
     ///
+    /// * `HeaderSets::both()` sends `RateLimit` and `RateLimit-Policy` as well: see [`HeaderSets::rate_limit`].
     /// * `Retry-After` belongs to no set: a 429 or 503 always has it, unless [`on_rejection`](Self::on_rejection) removes it.
     /// * The headers show limits that are not [hidden](super::KeyedLimit::hidden). The default body of a rejection names its
     ///   limit, unless that is hidden, whatever headers are sent.
     /// * Headers of layers further in, or of the service, stay.
     pub fn headers(self, sets: HeaderSets) -> Self {
         self.set(|settings| settings.headers = sets)
+    }
+
+    /// Sends `X-RateLimit-*` under these names, such as `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`. Give all
+    /// stacked layers the same names, or each shows its own figures. Default: the usual names.
+    ///
+    /// # Panics
+    ///
+    /// If a name is a text that is not a header name. A [`HeaderName`] never panics.
+    #[track_caller]
+    pub fn header_names<N: TryInto<HeaderName>>(self, limit: N, remaining: N, reset: N) -> Self {
+        let names =
+            XRateLimitNames { limit: header_name(limit), remaining: header_name(remaining), reset: header_name(reset) };
+        self.set(|settings| settings.header_names = Some(Arc::new(names)))
+    }
+
+    /// Adds a partition key `pk` to `RateLimit` and `RateLimit-Policy`, if the layer [sends](Self::headers) them: a hash of the
+    /// key under the secret, so a client learns nothing about its key. A client with several keys, such as several addresses,
+    /// tells by it to which one the figures belong. Default: none.
+    ///
+    /// ```
+    /// # use tower_sliding_window::{HeaderSets, Limit, MemoryStore, PeerIp, RateLimitLayer, Secret};
+    /// let secret = Secret::new("32 random bytes out of the vault")?;
+    /// let layer = RateLimitLayer::new(MemoryStore::new())
+    ///     .limit(Limit::per_minute("requests", 60).by(PeerIp::new()))
+    ///     .headers(HeaderSets::rate_limit())
+    ///     .partition_key(&secret);
+    /// # Ok::<(), tower_sliding_window::middleware::extract::WeakSecret>(())
+    /// ```
+    pub fn partition_key(self, secret: &Secret) -> Self {
+        self.set(|settings| settings.partition_keys = Some(PartitionKeys::new(secret)))
     }
 
     /// Sets the format of `X-RateLimit-Reset`. Default: seconds from now.

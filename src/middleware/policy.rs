@@ -6,7 +6,7 @@ use http::{HeaderName, request::Parts};
 
 use super::{
     events::Events,
-    headers::{HeaderSets, ResetFormat},
+    headers::{HeaderSets, PartitionKeys, Quotas, ResetFormat, XRateLimit, XRateLimitNames},
     rejection::Rejection,
     request::{CheckDetails, Cost, Decider, DecisionFuture, DraftCharge, LimitChoices, Limits, RequestFilter},
 };
@@ -36,6 +36,9 @@ pub(super) struct Settings {
     pub(super) failure_mode_by: Option<Arc<FailureModeBy>>,
     pub(super) headers: HeaderSets,
     pub(super) reset_format: ResetFormat,
+    /// Of `X-RateLimit-*`. `None` for the usual ones.
+    pub(super) header_names: Option<Arc<XRateLimitNames>>,
+    pub(super) partition_keys: Option<PartitionKeys>,
     pub(super) shadow_header: Option<HeaderName>,
     /// How long a request waits for capacity. `None` refuses it at once.
     pub(super) max_wait: Option<Duration>,
@@ -79,6 +82,7 @@ impl<S: Store, R> Policy<S, R, Limits> {
         }
         let builder = self.limits.check(request, cost, *heeds_upstream)?;
         let (check, details) = (builder.check, builder.details);
+        let details = CheckDetails::with_partition_keys(details, check.as_ref(), self.partition_keys());
         Ok(match check {
             check if max_wait.is_some() => Plan::Await(self.decider(request, mode).decide(check, details)),
             Some(check) => Plan::Decide { check, mode, details },
@@ -90,27 +94,30 @@ impl<S: Store, R> Policy<S, R, Limits> {
         let heeds_upstream = self.settings.heeds_upstream;
         let drafts = self.limits.iter().map(|limit| limit.draft(request, cost, heeds_upstream));
         let drafts = drafts.collect::<Result<Vec<_>, _>>()?;
-        if let Some(refusal) = self.refuse_without_choice(&drafts) {
+        if let Some((check, refusal)) = self.refuse_without_choice(&drafts) {
             let left_out: Vec<_> = drafts.into_iter().filter_map(DraftCharge::into_left_out).collect();
-            let details = CheckDetails { left_out, ..CheckDetails::default() };
-            return Ok(Plan::Refuse { refusal, mode, details: Some(Box::new(details)) });
+            let details = Some(Box::new(CheckDetails { left_out, ..CheckDetails::default() }));
+            let details = CheckDetails::with_partition_keys(details, Some(&check), self.partition_keys());
+            return Ok(Plan::Refuse { refusal, mode, details });
         }
         let choices = LimitChoices::begin(drafts, request, mode);
         Ok(Plan::Await(self.decider(request, mode).choose_and_decide(choices, self.limits.keeps_check(heeds_upstream))))
     }
 
-    /// The refusal by the limits that need no choice, if it is known at once: then no limit is chosen. A layer that waits for
-    /// capacity always chooses.
-    fn refuse_without_choice<C>(&self, drafts: &[DraftCharge<C>]) -> Option<Decision> {
+    /// The check of the limits that need no choice, and its refusal, if that is known at once: then no limit is chosen. A layer
+    /// that waits for capacity always chooses.
+    fn refuse_without_choice<C>(&self, drafts: &[DraftCharge<C>]) -> Option<(Check, Decision)> {
         let mut charges = drafts.iter().filter_map(DraftCharge::charge).cloned();
         let first = charges.next().filter(|_| self.settings.max_wait.is_none())?;
         let mut check = Check::new(first);
         charges.for_each(|charge| check.add_distinct(charge));
-        self.limiter.refuse_now(&check)
+        let refusal = self.limiter.refuse_now(&check)?;
+        Some((check, refusal))
     }
 
     fn decider(&self, request: &Parts, mode: FailureMode) -> Decider<S> {
-        Decider::new(&self.limiter, mode, self.settings.max_wait, request)
+        let Settings { max_wait, partition_keys, .. } = &self.settings;
+        Decider::new(&self.limiter, mode, request).max_wait(*max_wait).partition_keys(partition_keys.clone())
     }
 }
 
@@ -125,10 +132,23 @@ impl<S, R> Policy<S, R, Limits> {
         }
     }
 
-    /// `None` if the layer sends no figures.
-    pub(super) fn reset_format(&self, request: &Parts) -> Option<ResetFormat> {
-        let Settings { headers, reset_format, .. } = &self.settings;
-        headers.has_x_rate_limit().then(|| reset_format.for_request(&request.extensions))
+    /// `None` if responses show no partition keys.
+    fn partition_keys(&self) -> Option<&PartitionKeys> {
+        self.settings.partition_keys.as_ref().filter(|_| self.settings.headers.has_rate_limit())
+    }
+
+    /// `None` if the layer sends no `X-RateLimit-*`.
+    pub(super) fn x_rate_limit(&self, request: &Parts) -> Option<XRateLimit> {
+        let Settings { headers, reset_format, header_names, .. } = &self.settings;
+        headers
+            .has_x_rate_limit()
+            .then(|| XRateLimit { reset: reset_format.for_request(&request.extensions), names: header_names.clone() })
+    }
+
+    /// `None` if the layer sends no `RateLimit`, or clients see no limit of the decision.
+    pub(super) fn quotas(&self, decision: Option<&Decision>, details: Option<&CheckDetails>) -> Option<Quotas> {
+        let decision = decision.filter(|_| self.settings.headers.has_rate_limit())?;
+        Quotas::of(decision, details.map(|details| details.partition_keys.clone()).unwrap_or_default())
     }
 }
 

@@ -68,7 +68,7 @@ where
         let limiter = &self.policy.limiter;
         let decided = match self.policy.plan(&parts) {
             Plan::Reject(rejection) => {
-                return self.reject(self.policy.reject(&parts, rejection, Vec::new(), None));
+                return self.reject(self.policy.reject(&parts, rejection, None, None));
             }
             Plan::Forward(details) => Decided::at_once(Ok(None), FailureMode::default(), details),
             Plan::Refuse { refusal, mode, details } => Decided::at_once(Ok(Some(refusal)), mode, details),

@@ -62,7 +62,9 @@ mod redis;
 mod refusals;
 
 #[cfg(feature = "redis")]
-pub use self::redis::{InvalidRedisConfig, RedisCall, RedisDecide, RedisReset, RedisSettle, RedisStore, RedisStoreBuilder};
+pub use self::redis::{
+    InvalidRedisConfig, RedisCall, RedisDecide, RedisReset, RedisSettle, RedisStore, RedisStoreBuilder,
+};
 pub use self::{
     breaker::Breaker,
     clock::ManualClock,

@@ -15,7 +15,9 @@ use axum::{body::Body, extract::ConnectInfo};
 use http::{Request, Response, StatusCode};
 use tokio::{runtime::Builder, task::JoinSet};
 use tower::{Layer, Service};
-use tower_sliding_window::{DenyCache, Limit, MemoryStore, PeerIp, RateLimit, RateLimitLayer, RedisStore, Store};
+use tower_sliding_window::{
+    DenyCache, HeaderSets, Limit, MemoryStore, PeerIp, RateLimit, RateLimitLayer, RedisStore, Store,
+};
 
 use super::Outcome;
 use crate::{
@@ -26,7 +28,7 @@ use crate::{
 };
 
 /// The paths that are counted, each with its N.
-const PATHS: [(&str, usize); 7] = [
+const PATHS: [(&str, usize); 8] = [
     ("no layer", 10_240),
     ("in process, admitted", 10_240),
     ("in process, refused", 10_240),
@@ -34,6 +36,7 @@ const PATHS: [(&str, usize); 7] = [
     ("Redis, 256 clients with a key each", 10_240),
     ("Redis, 256 clients with one key", 10_240),
     ("refused by the deny cache", 10_240),
+    ("in process, admitted, with both header sets", 10_240),
 ];
 
 const RUNS: usize = 3;
@@ -80,6 +83,7 @@ async fn send(path: usize, requests: usize) {
     match path {
         0 => one_client(Inner, requests, StatusCode::OK).await,
         1 => one_client(guarded(MemoryStore::new(), wide()), requests, StatusCode::OK).await,
+        7 => one_client(with_headers(MemoryStore::new(), wide(), HeaderSets::both()), requests, StatusCode::OK).await,
         2 => one_client(guarded(MemoryStore::new(), spent()), requests, StatusCode::TOO_MANY_REQUESTS).await,
         _ => {
             let server = Server::start();
@@ -96,8 +100,12 @@ async fn send(path: usize, requests: usize) {
 }
 
 fn guarded<S: Store>(store: S, limit: Limit) -> RateLimit<Inner, S> {
+    with_headers(store, limit, HeaderSets::default())
+}
+
+fn with_headers<S: Store>(store: S, limit: Limit, sets: HeaderSets) -> RateLimit<Inner, S> {
     let layer = RateLimitLayer::new(store).limit(limit.by(PeerIp::new())).deny_cache(DenyCache::new().max_age(HOUR));
-    layer.fail_closed().deadline(MAX_WAIT).layer(Inner)
+    layer.fail_closed().deadline(MAX_WAIT).headers(sets).layer(Inner)
 }
 
 /// 256 tasks with this many keys, all admitted.

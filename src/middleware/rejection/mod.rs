@@ -2,20 +2,21 @@
 //!
 //! | rejection | status | headers |
 //! |---|---|---|
-//! | over a limit | 429 | `Retry-After`, `X-RateLimit-*` |
+//! | over a limit | 429 | `Retry-After`, and the [sets](super::HeaderSets) that the layer sends |
 //! | cost above the limit | 429 | none of these, since waiting does not help |
 //! | no key | 400; 401 with `WWW-Authenticate` for API keys; 500 if the server does not know its peers | |
 //! | key on a list of [denied](super::RateLimitLayer::deny) keys | 403 | |
 //! | no decision, or no limit could be chosen, while failing closed; or a cost above the [share](crate::Share), while failing local | 503 | `Retry-After` of 1 to 5 s, at random so that clients do not all return at once |
 //!
-//! All have `Cache-Control: no-store`, a short JSON body, and the [`Rejection`] in the response's extensions, so that outer
+//! All have `Cache-Control: no-store`, [problem details](JsonResponse) as their body, and the [`Rejection`] in the response's extensions, so that outer
 //! layers see the reason. If the store has not decided, [`Degraded`](super::Degraded) is there as well.
 //!
-//! Two refusals have no `X-RateLimit-*`: one by [hidden](super::KeyedLimit::hidden) limits alone, and one by a layer
+//! Two refusals have no figures: one by [hidden](super::KeyedLimit::hidden) limits alone, and one by a layer
 //! that [does not send them](super::RateLimitLayer::headers). Both have `Retry-After`.
 //!
-//! To send another response, give a closure to [`RateLimitLayer::on_rejection`](super::RateLimitLayer::on_rejection). It gets
-//! the status and all headers but `Content-Type`. The rejection it gets includes hidden limits;
+//! For plain text, use [`respond_with(TextResponse)`](super::RateLimitLayer::respond_with). To send any other response, give a
+//! closure to [`RateLimitLayer::on_rejection`](super::RateLimitLayer::on_rejection). It gets the status and all headers but
+//! `Content-Type`. [`Rejection::detail`] is a sentence for clients. The rejection it gets includes hidden limits;
 //! [`Decision::visible`](crate::Decision::visible) is the limit that clients may see.
 //!
 //! ```
@@ -72,5 +73,5 @@ pub(super) mod shadow;
 
 pub use self::{
     reason::Rejection,
-    response::{JsonResponse, RejectionResponse},
+    response::{JsonResponse, RejectionResponse, TextResponse},
 };

@@ -4,14 +4,15 @@ use std::{fmt::Write, time::Duration};
 
 use http::{
     HeaderValue, Response,
-    header::{CONTENT_TYPE, WWW_AUTHENTICATE},
+    header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
+    request::Parts,
 };
 
 use super::{
-    super::headers::{Figures, ResetFormat, forbid_storing, retry_after_seconds, write_retry_after},
+    super::headers::{Figures, XRateLimit, forbid_storing, retry_after_seconds, write_retry_after},
     reason::Rejection,
 };
-use crate::admission::random;
+use crate::{admission::random, decision::LimitStatus};
 
 /// Makes the response to a rejected request. See the [module docs](super).
 #[diagnostic::on_unimplemented(
@@ -20,30 +21,66 @@ use crate::admission::random;
             for others say how with `RateLimitLayer::on_rejection`"
 )]
 pub trait RejectionResponse<B> {
-    /// The response. `head` has the status and the headers, which may be changed.
-    fn respond(&self, rejection: &Rejection, head: Response<()>) -> Response<B>;
+    /// The response. `head` has the status and the headers, which may be changed. `request` is the head of the request, for
+    /// a server that speaks several languages.
+    fn respond(&self, rejection: &Rejection, request: &Parts, head: Response<()>) -> Response<B>;
 }
 
 impl<F, B> RejectionResponse<B> for F
 where
     F: Fn(&Rejection, Response<()>) -> Response<B>,
 {
-    fn respond(&self, rejection: &Rejection, head: Response<()>) -> Response<B> {
+    fn respond(&self, rejection: &Rejection, _: &Parts, head: Response<()>) -> Response<B> {
         self(rejection, head)
     }
 }
 
-/// The default response: a short JSON body.
+/// The default response: problem details (RFC 9457) as `application/problem+json`, whatever the request accepts.
 ///
-/// It works with every body that can be made of a `String`, such as axum's and `http_body_util::Full<Bytes>`. For other
-/// bodies, use [`RateLimitLayer::on_rejection`](crate::RateLimitLayer::on_rejection).
+/// ```json
+/// {
+///   "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+///   "title": "Quota Exceeded",
+///   "status": 429,
+///   "detail": "The limit 'login' is used up. Retry in 42 seconds.",
+///   "violated-policies": ["login"],
+///   "retry-after": 42
+/// }
+/// ```
+///
+/// * The types `quota-exceeded`, for a 429, and `temporary-reduced-capacity`, for a 503, are those of the
+///   [draft](crate::HeaderSets::rate_limit) of the `RateLimit` fields. They are not registered before it is published. All other
+///   responses have no type, which means `about:blank`.
+/// * `violated-policies` are the names of the limits that have refused, without [hidden](crate::Charge::hidden) ones.
+/// * It works with every body that can be made of a `String`, such as axum's and `http_body_util::Full<Bytes>`. For other
+///   bodies, use [`RateLimitLayer::on_rejection`](crate::RateLimitLayer::on_rejection).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct JsonResponse;
 
+/// A response of plain text: the [detail](Rejection::detail) for clients.
+///
+/// It works with every body that can be made of a `String`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TextResponse;
+
 impl<B: From<String>> RejectionResponse<B> for JsonResponse {
-    fn respond(&self, rejection: &Rejection, mut head: Response<()>) -> Response<B> {
-        head.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        head.map(|()| rejection.json().into())
+    fn respond(&self, rejection: &Rejection, _: &Parts, head: Response<()>) -> Response<B> {
+        Self::problem(rejection, head)
+    }
+}
+
+impl JsonResponse {
+    pub(crate) fn problem<B: From<String>>(rejection: &Rejection, mut head: Response<()>) -> Response<B> {
+        head.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        let body = rejection.problem(head.headers().get(RETRY_AFTER));
+        head.map(|()| body.into())
+    }
+}
+
+impl<B: From<String>> RejectionResponse<B> for TextResponse {
+    fn respond(&self, rejection: &Rejection, _: &Parts, mut head: Response<()>) -> Response<B> {
+        head.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+        head.map(|()| rejection.detail().into())
     }
 }
 
@@ -53,24 +90,14 @@ impl Rejection {
         if let Self::Limited(decision) = self { Figures::of(decision) } else { None }
     }
 
-    /// The responder's response, with the rejection in its extensions. With `format`, it has figures.
-    pub(crate) fn into_response_by<R: RejectionResponse<B>, B>(
-        self,
-        responder: &R,
-        format: Option<ResetFormat>,
-    ) -> Response<B> {
-        let mut response = responder.respond(&self, self.head(format));
-        response.extensions_mut().insert(self);
-        response
-    }
-
-    fn head(&self, format: Option<ResetFormat>) -> Response<()> {
+    /// The status and the headers, with figures if the layer sends `X-RateLimit-*`.
+    pub(crate) fn head(&self, x_rate_limit: Option<&XRateLimit>) -> Response<()> {
         let mut head = Response::new(());
         *head.status_mut() = self.status();
         let headers = head.headers_mut();
         forbid_storing(headers);
-        if let Some((figures, format)) = self.figures().zip(format) {
-            figures.write(format, headers);
+        if let Some((figures, x_rate_limit)) = self.figures().zip(x_rate_limit) {
+            figures.write(x_rate_limit, headers);
         }
         match self {
             Self::Limited(decision) => write_retry_after(headers, decision.retry_after().unwrap_or_default()),
@@ -85,29 +112,105 @@ impl Rejection {
         head
     }
 
-    /// The default body.
-    fn json(&self) -> String {
+    /// A sentence for the client: without hidden limits, keys, and details of the server.
+    ///
+    /// ```
+    /// use axum::body::Body;
+    /// use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
+    ///
+    /// let layer = RateLimitLayer::new(MemoryStore::new())
+    ///     .limit(Limit::per_minute("login", 5).by(PeerIp::new()))
+    ///     .on_rejection(|rejection, head| head.map(|()| Body::from(rejection.detail())));
+    /// ```
+    #[must_use]
+    pub fn detail(&self) -> String {
+        let mut detail = String::new();
+        let wait = if let Self::Limited(decision) = self { decision.retry_after() } else { None };
+        self.write_detail(&mut detail, &retry_after_seconds(wait.unwrap_or_default()).to_string());
+        detail
+    }
+
+    /// Only the error of a key may have characters that JSON escapes.
+    fn write_detail(&self, text: &mut String, retry_after: &str) {
+        // Writing to a String cannot fail.
         match self {
-            Self::Limited(decision) => format!(
-                r#"{{"error":"rate limit exceeded"{},"retry_after":{}}}"#,
-                decision.visible().map(|status| format!(r#","limit":"{}""#, status.limit().name())).unwrap_or_default(),
-                retry_after_seconds(decision.retry_after().unwrap_or_default()),
-            ),
-            Self::NeverFits(error) if error.is_hidden() => {
-                r#"{"error":"request costs more than the limit"}"#.to_owned()
+            Self::Limited(decision) => {
+                match decision.visible() {
+                    Some(status) => text.extend(["The limit '", status.limit().name(), "'"]),
+                    None => text.push_str("A limit"),
+                }
+                let unit = if retry_after == "1" { " second." } else { " seconds." };
+                text.extend([" is used up. Retry in ", retry_after, unit]);
             }
-            Self::NeverFits(error) => format!(
-                r#"{{"error":"request costs more than the limit","limit":"{}","cost":{},"units":{}}}"#,
-                error.limit().name(),
-                error.cost(),
-                error.limit().units(),
-            ),
+            Self::NeverFits(error) if error.is_hidden() => {
+                text.push_str("The request costs more than a limit ever admits.");
+            }
+            Self::NeverFits(error) => {
+                let (limit, cost) = (error.limit(), error.cost());
+                let (name, units) = (limit.name(), limit.units());
+                let _ =
+                    write!(text, "The request costs {cost} units. The limit '{name}' never admits more than {units}.");
+            }
             // The server's mistake is for its log only.
-            Self::NoKey(error) if error.status().is_server_error() => r#"{"error":"internal error"}"#.to_owned(),
-            Self::NoKey(error) => format!(r#"{{"error":"{}"}}"#, escaped(&error.to_string())),
-            Self::Denied => r#"{"error":"denied"}"#.to_owned(),
-            Self::Unavailable(_) => r#"{"error":"rate limiting is unavailable"}"#.to_owned(),
+            Self::NoKey(error) if error.status().is_server_error() => text.push_str("The server has made a mistake."),
+            Self::NoKey(error) => drop(write!(text, "The request cannot be counted: {error}.")),
+            Self::Denied => text.push_str("The server does not take requests from this client."),
+            Self::Unavailable(_) => text.push_str("The server cannot count requests at the moment."),
         }
+    }
+
+    /// Problem details (RFC 9457). Written piece by piece: formatting would double the instructions of a refused request.
+    fn problem(&self, retry_after: Option<&HeaderValue>) -> String {
+        let retry_after = retry_after.and_then(|seconds| seconds.to_str().ok());
+        let mut body = String::with_capacity(320);
+        match self {
+            Self::Limited(_) | Self::NeverFits(_) => body.push_str(concat!(
+                r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","#,
+                r#""title":"Quota Exceeded","status":429,"detail":""#
+            )),
+            Self::Unavailable(_) => body.push_str(concat!(
+                r#"{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","#,
+                r#""title":"Temporary Reduced Capacity","status":503,"detail":""#
+            )),
+            Self::NoKey(_) | Self::Denied => {
+                let status = self.status();
+                let (title, status) = (status.canonical_reason().unwrap_or("Rejected"), status.as_u16());
+                // Writing to a String cannot fail.
+                let _ = write!(body, r#"{{"title":"{title}","status":{status},"detail":""#);
+            }
+        }
+        match self {
+            Self::NoKey(_) => body.push_str(&escaped(&self.detail())),
+            _ => self.write_detail(&mut body, retry_after.unwrap_or_default()),
+        }
+        let mut violated = self.violated_limits();
+        match violated.next() {
+            Some(first) => {
+                body.extend([r#"","violated-policies":[""#, first]);
+                violated.for_each(|name| body.extend([r#"",""#, name]));
+                body.push_str(r#""]"#);
+            }
+            None => body.push('"'),
+        }
+        if let Some(seconds) = retry_after {
+            body.extend([r#","retry-after":"#, seconds]);
+        }
+        body.push('}');
+        body
+    }
+
+    /// The names of the limits that have refused and are not hidden.
+    pub(crate) fn violated_limits(&self) -> impl Iterator<Item = &str> {
+        let (decision, never_fits) = match self {
+            Self::Limited(decision) => (Some(decision), None),
+            Self::NeverFits(error) => (None, Some(error)),
+            _ => (None, None),
+        };
+        let refuses =
+            |status: &&LimitStatus| !status.is_hidden() && !status.is_shadow() && status.retry_after().is_some();
+        let refusing = decision.into_iter().flat_map(move |decision| decision.statuses().filter(refuses));
+        let refusing = refusing.map(|status| status.limit().name());
+        refusing.chain(never_fits.filter(|error| !error.is_hidden()).map(|error| error.limit().name()))
     }
 }
 

@@ -10,6 +10,7 @@ use http::request::Parts;
 use tokio::time::Instant;
 
 use super::{
+    super::headers::PartitionKeys,
     charge::LimitChoices,
     limits::{CheckBuilder, CheckDetails},
 };
@@ -52,14 +53,24 @@ pub(crate) struct Decider<S> {
     limiter: Limiter<S>,
     mode: FailureMode,
     max_wait: Option<Duration>,
+    partition_keys: Option<PartitionKeys>,
     waited: Duration,
 }
 
 impl<S: Store> Decider<S> {
-    /// With `max_wait`, a request waits in line for capacity.
-    pub(crate) fn new(limiter: &Limiter<S>, mode: FailureMode, max_wait: Option<Duration>, request: &Parts) -> Self {
+    pub(crate) fn new(limiter: &Limiter<S>, mode: FailureMode, request: &Parts) -> Self {
         let limiter = limiter.clone().with_share(mode.share());
-        Self { limiter, mode, max_wait, waited: time_waited(request) }
+        Self { limiter, mode, max_wait: None, partition_keys: None, waited: time_waited(request) }
+    }
+
+    /// Lets a request wait in line for capacity.
+    pub(crate) fn max_wait(self, max_wait: Option<Duration>) -> Self {
+        Self { max_wait, ..self }
+    }
+
+    /// Shows the partition keys of a check in its response.
+    pub(crate) fn partition_keys(self, partition_keys: Option<PartitionKeys>) -> Self {
+        Self { partition_keys, ..self }
     }
 
     pub(crate) fn decide(mut self, check: Option<Check>, details: Option<Box<CheckDetails>>) -> DecisionFuture {
@@ -78,6 +89,8 @@ impl<S: Store> Decider<S> {
             let mut builder = CheckBuilder::with_unchosen(unchosen, keeps_check);
             let outcome = match chosen.and_then(|()| builder.add_all(drafts)) {
                 Ok(()) => {
+                    let (check, keys) = (builder.check.as_ref(), self.partition_keys.as_ref());
+                    builder.details = CheckDetails::with_partition_keys(builder.details.take(), check, keys);
                     // The choice and the decision share one deadline.
                     self.waited = self.waited.saturating_add(choice);
                     let outcome = self.outcome(builder.check).await;

@@ -5,7 +5,10 @@ use std::{error, fmt, iter, mem, sync::Arc};
 use http::request::Parts;
 
 use super::{
-    super::rejection::{Rejection, shadow::LeftOut},
+    super::{
+        headers::{PartitionKey, PartitionKeys},
+        rejection::{Rejection, shadow::LeftOut},
+    },
     charge::{DraftCharge, UnchosenLimit},
     detachable::Detachable,
     keyed_limit::{DroppedCost, KeyedLimit},
@@ -111,10 +114,27 @@ pub(crate) struct CheckDetails {
     /// The check itself, if the response settles it.
     pub(crate) check: Option<Check>,
     pub(crate) charged: Vec<ChargedLimit>,
+    /// Of the charges of the check, if the response shows them.
+    pub(crate) partition_keys: Vec<PartitionKey>,
     pub(crate) left_out: Vec<LeftOut>,
     pub(crate) unchosen: Vec<UnchosenLimit>,
     /// Settles the request when this is dropped. Set if the check was decided by a future that outlives the request.
     pub(crate) drop_guard: Option<Detachable<()>>,
+}
+
+impl CheckDetails {
+    /// Adds the partition keys of a check, if its response shows them.
+    #[inline]
+    pub(crate) fn with_partition_keys(
+        details: Option<Box<Self>>,
+        check: Option<&Check>,
+        keys: Option<&PartitionKeys>,
+    ) -> Option<Box<Self>> {
+        let Some((check, keys)) = check.zip(keys) else { return details };
+        let mut details = details.unwrap_or_default();
+        details.partition_keys = keys.of(check);
+        Some(details)
+    }
 }
 
 /// A limit of the layer and its charge. Two chosen limits may have one charge.

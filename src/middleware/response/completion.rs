@@ -7,13 +7,13 @@ use http::{Response, request::Parts};
 use super::{
     super::{
         events::Event,
-        headers::{Figures, ResetFormat},
+        headers::{Figures, Quotas, XRateLimit},
         policy::Policy,
         rejection::{
             Rejection, RejectionResponse,
             shadow::{LeftOut, ShadowRefusals},
         },
-        request::{Decided, Limits, UnchosenLimit, record_time_waited},
+        request::{CheckDetails, Decided, Limits, UnchosenLimit, record_time_waited},
     },
     degraded::Degraded,
     follow_up::{FollowUp, Settling},
@@ -22,9 +22,11 @@ use crate::{decision::Decision, error::Error, limiter::FailureMode, store::Store
 
 /// Completes the response to a request that was let through.
 pub(crate) struct Completion<S, R> {
-    /// `None` if the layer sends no figures.
-    format: Option<ResetFormat>,
+    /// `None` if the layer sends no `X-RateLimit-*`.
+    x_rate_limit: Option<XRateLimit>,
     figures: Option<Figures>,
+    /// `None` if the layer sends no `RateLimit`.
+    quotas: Option<Box<Quotas>>,
     degraded: Option<Degraded>,
     follow_up: Option<Box<FollowUp<S, R>>>,
 }
@@ -47,25 +49,27 @@ impl<S: Store, R> Completion<S, R> {
         let decision = match admission(outcome, mode) {
             Ok(decision) => decision,
             Err(rejection) => {
-                let left_out = details.map(|details| details.left_out).unwrap_or_default();
-                return Err(policy.reject(request, rejection, left_out, degraded));
+                return Err(policy.reject(request, rejection, details, degraded));
             }
         };
+        // A response with figures of an upstream keeps them.
+        let sends_figures = !policy.settings.heeds_upstream;
+        let quotas = decision.as_ref().filter(|_| sends_figures);
+        let quotas = policy.quotas(quotas, details.as_deref()).map(Box::new);
         let follow_up = if details.is_some() || policy.limits.any_is_shadow {
             FollowUp::new(policy, details, decision.as_ref(), || request.clone())
         } else {
             None
         };
-        // A response with figures of an upstream keeps them.
-        let format = policy.reset_format(request).filter(|_| !policy.settings.heeds_upstream);
-        let figures = decision.as_ref().filter(|_| format.is_some()).and_then(Figures::of);
-        if let Some(format) = format {
-            format.tell_inner_layers(&mut request.extensions);
+        let x_rate_limit = policy.x_rate_limit(request).filter(|_| sends_figures);
+        let figures = decision.as_ref().filter(|_| x_rate_limit.is_some()).and_then(Figures::of);
+        if let Some(x_rate_limit) = &x_rate_limit {
+            x_rate_limit.reset.tell_inner_layers(&mut request.extensions);
         }
         if let Some(decision) = decision {
             request.extensions.insert(decision);
         }
-        Ok(Self { format, figures, degraded, follow_up })
+        Ok(Self { x_rate_limit, figures, quotas, degraded, follow_up })
     }
 
     /// Begins the settlements of the request, if there are any. The response waits for them.
@@ -78,11 +82,17 @@ impl<S: Store, R> Completion<S, R> {
 
     /// Writes headers and extensions of the response. `settled` is the decision after the settlements.
     pub(crate) fn write<B>(mut self, settled: Option<&Decision>, mut response: Response<B>) -> Response<B> {
-        if let Some(figures) = settled.and_then(Figures::of) {
-            self.figures = Some(figures);
+        if let Some(settled) = settled {
+            self.figures = Figures::of(settled).or(self.figures);
+            if let Some(quotas) = &mut self.quotas {
+                quotas.settle(settled);
+            }
         }
-        if let Some(format) = self.format {
-            self.write_figures(format, &mut response);
+        if let Some(x_rate_limit) = &self.x_rate_limit {
+            self.write_figures(x_rate_limit, &mut response);
+        }
+        if let Some(quotas) = &self.quotas {
+            quotas.write(response.headers_mut());
         }
         if let Some(degraded) = self.degraded {
             response.extensions_mut().insert(degraded);
@@ -94,7 +104,7 @@ impl<S: Store, R> Completion<S, R> {
     }
 
     /// Writes the layer's figures, or the reset of those that are there in its format.
-    fn write_figures<B>(&self, format: ResetFormat, response: &mut Response<B>) {
+    fn write_figures<B>(&self, format: &XRateLimit, response: &mut Response<B>) {
         let shown = match response.extensions().get::<Rejection>() {
             // An inner layer's. It keeps its figures, since its `Retry-After` belongs to them.
             Some(rejection) => rejection.figures(),
@@ -102,7 +112,7 @@ impl<S: Store, R> Completion<S, R> {
                 if let Some(figures) = self.figures
                     && figures.write(format, response.headers_mut())
                 {
-                    return figures.tell_outer_layers(format, response.extensions_mut());
+                    return figures.tell_outer_layers(format.reset, response.extensions_mut());
                 }
                 response.extensions().get().copied()
             }
@@ -153,7 +163,7 @@ impl<S, R> Policy<S, R, Limits> {
         &self,
         request: &Parts,
         rejection: Rejection,
-        left_out: Vec<LeftOut>,
+        details: Option<Box<CheckDetails>>,
         degraded: Option<Degraded>,
     ) -> Response<B>
     where
@@ -161,8 +171,14 @@ impl<S, R> Policy<S, R, Limits> {
     {
         rejection.log(&self.settings.events);
         let decision = if let Rejection::Limited(decision) = &rejection { Some(decision) } else { None };
-        let shadow = self.shadow_refusals(decision, left_out);
-        let mut response = rejection.into_response_by(&self.responder, self.reset_format(request));
+        let quotas = self.quotas(decision, details.as_deref());
+        let shadow = self.shadow_refusals(decision, details.map(|details| details.left_out).unwrap_or_default());
+        let mut head = rejection.head(self.x_rate_limit(request).as_ref());
+        if let Some(quotas) = quotas {
+            quotas.write(head.headers_mut());
+        }
+        let mut response = self.responder.respond(&rejection, request, head);
+        response.extensions_mut().insert(rejection);
         if let Some(degraded) = degraded {
             response.extensions_mut().insert(degraded);
         }

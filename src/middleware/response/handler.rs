@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use super::{
     super::{
         events::Events,
-        headers::ResetFormat,
+        headers::XRateLimit,
         rejection::{JsonResponse, Rejection},
     },
     degraded::Degraded,
@@ -15,7 +15,7 @@ use super::{
 use crate::limiter::FailureMode;
 
 /// The default response of a layer that fails closed, with the same [`Degraded`], log lines and metrics. Its reset is in
-/// [seconds from now](ResetFormat::DeltaSeconds), or in the format of the layer around it.
+/// [seconds from now](crate::ResetFormat::DeltaSeconds), or in the format of the layer around it.
 impl IntoResponse for Rejection {
     fn into_response(self) -> Response {
         /// Shared by all handlers of the process.
@@ -28,7 +28,9 @@ impl IntoResponse for Rejection {
             }
             _ => None,
         };
-        let mut response = self.into_response_by(&JsonResponse, Some(ResetFormat::default()));
+        let head = self.head(Some(&XRateLimit::default()));
+        let mut response: Response = JsonResponse::problem(&self, head);
+        response.extensions_mut().insert(self);
         if let Some(degraded) = degraded {
             response.extensions_mut().insert(degraded);
         }

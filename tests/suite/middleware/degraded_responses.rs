@@ -12,7 +12,7 @@ use tower_sliding_window::{
 
 use crate::support::{
     log::Log,
-    requests::{anyone, figures, hello, json, request},
+    requests::{anyone, figures, hello, json, request, unavailable_body},
     stores::{Failing, Silent},
 };
 
@@ -142,7 +142,8 @@ async fn fail_closed_rejects_with_503_and_a_jittered_retry_after() {
         assert!(matches!(response.extensions().get(), Some(Rejection::Unavailable(_))));
         let [None, None, None, Some(wait)] = figures(response.headers()) else { panic!("{:?}", response.headers()) };
         waits.push(wait.parse::<u64>().unwrap());
-        assert_eq!(json(response).await, r#"{"error":"rate limiting is unavailable"}"#);
+        let expected = unavailable_body(wait);
+        assert_eq!(json(response).await, expected);
     }
     waits.sort_unstable();
     waits.dedup();

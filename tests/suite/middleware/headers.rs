@@ -17,7 +17,7 @@ use tower_sliding_window::{
 };
 
 use crate::support::{
-    requests::{anyone, figures, json, request},
+    requests::{anyone, figures, json, refusal_body, request},
     services::{App, around, handler},
     stores::Failing,
 };
@@ -43,7 +43,7 @@ async fn a_layer_without_header_sets_sends_only_retry_after() {
     assert_eq!(figures(ask(&app).await.headers()), [None; 4]);
     let refused = ask(&app).await;
     assert_eq!(figures(refused.headers()), [None, None, None, Some("3600")]);
-    assert_eq!(json(refused).await, r#"{"error":"rate limit exceeded","limit":"total","retry_after":3600}"#);
+    assert_eq!(json(refused).await, refusal_body(Some("total"), 3600));
 
     let down = RateLimitLayer::new(Failing).limit(TOTAL.by(anyone)).headers(HeaderSets::none()).fail_closed();
     let response = ask(&around(&down, handler())).await;

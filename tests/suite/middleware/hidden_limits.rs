@@ -16,7 +16,7 @@ use tower_sliding_window::{
 use crate::support::{
     TEST_TIMEOUT,
     redis_server::RedisServer,
-    requests::{anyone, figures, json, request},
+    requests::{QUOTA_EXCEEDED, anyone, figures, json, refusal_body, request, unavailable_body},
     services::{App, around, handler},
     stores::Failing,
 };
@@ -25,9 +25,6 @@ use crate::support::{
 const TOTAL: Limit = Limit::per_hour("total", 1);
 
 const MINE: Limit = Limit::per_minute("mine", 5);
-
-/// The body of a refusal by a hidden limit, with an hour to wait.
-const NAMELESS: &str = r#"{"error":"rate limit exceeded","retry_after":3600}"#;
 
 fn layer(limit: KeyedLimit) -> RateLimitLayer<MemoryStore> {
     RateLimitLayer::new(MemoryStore::new()).limit(limit)
@@ -50,7 +47,7 @@ async fn assert_reveals_nothing(app: &App) {
     let Some(Rejection::Limited(decision)) = refused.extensions().get() else { panic!("{refused:?}") };
     assert!(decision.binding().is_hidden() && decision.visible().is_none());
     assert_eq!((refused.status().as_u16(), figures(refused.headers())), (429, [None, None, None, Some("3600")]));
-    assert_eq!(json(refused).await, NAMELESS);
+    assert_eq!(json(refused).await, refusal_body(None, 3600));
 }
 
 #[tokio::test]
@@ -84,7 +81,7 @@ async fn headers_show_only_visible_limits() {
         // The visible limit has three units left, so its figures would not explain the refusal.
         let refused = app.clone().oneshot(request()).await.unwrap();
         assert_eq!((refused.status().as_u16(), figures(refused.headers())), (429, [None, None, None, Some("3600")]));
-        assert_eq!(json(refused).await, NAMELESS);
+        assert_eq!(json(refused).await, refusal_body(None, 3600));
     }
 }
 
@@ -97,13 +94,13 @@ async fn a_visible_limit_reports_its_own_refusals() {
         ask(&app).await;
         let refused = ask(&app).await;
         assert_eq!(figures(refused.headers()), [Some("1"), Some("0"), Some("60"), Some(wait)]);
-        let expected = format!(r#"{{"error":"rate limit exceeded","limit":"few","retry_after":{wait}}}"#);
-        assert_eq!(json(refused).await, expected);
+        assert_eq!(json(refused).await, refusal_body(Some("few"), wait.parse().unwrap()));
     }
 }
 
 #[tokio::test]
 async fn a_cost_above_a_hidden_limit_reveals_no_number() {
+    let never_fits = format!(r#"{{{QUOTA_EXCEEDED},"detail":"The request costs more than a limit ever admits."}}"#);
     let costly = |limit: KeyedLimit| limit.cost(|_| 2).hidden();
     let is_one = [chosen(MINE).cost(|_| 2), chosen(Limit::per_minute("mine", 1)).hidden()];
     for layer in [
@@ -114,13 +111,10 @@ async fn a_cost_above_a_hidden_limit_reveals_no_number() {
         let response = ask(&around(&layer, handler())).await;
         assert_eq!((response.status().as_u16(), figures(response.headers())), (429, [None; 4]));
         assert!(matches!(response.extensions().get(), Some(Rejection::NeverFits(error)) if error.is_hidden()));
-        assert_eq!(json(response).await, r#"{"error":"request costs more than the limit"}"#);
+        assert_eq!(json(response).await, never_fits);
     }
     let error = Charge::new(TOTAL, "all", 2).map_err(NeverFits::hidden).unwrap_err();
-    assert_eq!(
-        json(Rejection::NeverFits(error).into_response()).await,
-        r#"{"error":"request costs more than the limit"}"#
-    );
+    assert_eq!(json(Rejection::NeverFits(error).into_response()).await, never_fits);
 }
 
 #[tokio::test]
@@ -164,10 +158,11 @@ async fn a_cached_refusal_keeps_a_hidden_limit_hidden() {
         let asked = around(&hidden.clone().deadline(Duration::from_millis(50)).fail_closed(), handler());
         let refused = ask(&asked).await;
         server.resume();
+        let wait = figures(refused.headers())[3].unwrap();
         let (status, body) = if deny_cache == DenyCache::off() {
-            (503, r#"{"error":"rate limiting is unavailable"}"#)
+            (503, unavailable_body(wait))
         } else {
-            (429, NAMELESS)
+            (429, refusal_body(None, 3600))
         };
         assert_eq!((refused.status().as_u16(), &figures(refused.headers())[..3]), (status, &[None; 3][..]));
         assert_eq!(json(refused).await, body);
@@ -218,7 +213,7 @@ async fn a_handler_that_checks_by_itself_hides_limits_as_a_layer_does() {
     assert_eq!((refused.limit(), refused.remaining()), (&TOTAL, 0), "the server sees it");
     let response = Rejection::Limited(refused).into_response();
     assert_eq!(figures(response.headers()), [None, None, None, Some("3600")]);
-    assert_eq!(json(response).await, NAMELESS);
+    assert_eq!(json(response).await, refusal_body(None, 3600));
 }
 
 /// The hidden limit is tighter, and refuses the second request.

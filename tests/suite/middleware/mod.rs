@@ -9,6 +9,7 @@ mod heeding_upstreams;
 mod hidden_limits;
 mod immediate_decisions;
 mod outbound;
+mod rate_limit_fields;
 mod responses;
 mod servers;
 mod service_contract;

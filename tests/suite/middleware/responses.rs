@@ -15,14 +15,14 @@ use axum::{body::Body, response::IntoResponse};
 use http::{Request, Response, StatusCode, request::Parts};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    AdmissionId, Breaker, Charge, Check, Decision, Degraded, EXPOSED_HEADERS, FailureMode, Header, Key, KeyError,
-    KeyExtractor, Limit, LimitStatus, Limiter, ManualClock, MemoryStore, PeerIp, RateLimitLayer, Rejection,
-    ResetFormat, Settlement, Store, StoreError,
+    AdmissionId, Breaker, Charge, Check, Decision, Degraded, EXPOSED_HEADERS, FailureMode, Header, JsonResponse, Key,
+    KeyError, KeyExtractor, Limit, LimitStatus, Limiter, ManualClock, MemoryStore, PeerIp, RateLimitLayer, Rejection,
+    RejectionResponse, ResetFormat, Settlement, Store, StoreError, TextResponse,
 };
 
 use crate::support::{
     log::Log,
-    requests::{anyone, figures, hello, json, request},
+    requests::{QUOTA_EXCEEDED, anyone, figures, hello, json, refusal_body, request},
     stores::Failing,
     until,
 };
@@ -59,10 +59,10 @@ async fn a_refused_request_never_reaches_the_service() {
     assert_eq!(response.status(), 429);
     assert_eq!(figures(response.headers()), [Some("2"), Some("0"), Some("1"), Some("1")]);
     assert_eq!(response.headers()["cache-control"], "no-store");
-    assert_eq!(response.headers()["content-type"], "application/json");
+    assert_eq!(response.headers()["content-type"], "application/problem+json");
     let reason: &Rejection = response.extensions().get().unwrap();
     assert!(matches!(reason, Rejection::Limited(decision) if decision.limit() == &CALLS));
-    assert_eq!(json(response).await, r#"{"error":"rate limit exceeded","limit":"calls","retry_after":1}"#);
+    assert_eq!(json(response).await, refusal_body(Some("calls"), 1));
     assert_eq!(calls.load(Ordering::Relaxed), 2);
 }
 
@@ -108,7 +108,10 @@ async fn a_request_is_charged_its_cost_under_every_limit() {
     assert!(matches!(never.extensions().get(), Some(Rejection::NeverFits(error)) if error.cost() == 101));
     assert_eq!(
         json(never).await,
-        r#"{"error":"request costs more than the limit","limit":"units","cost":101,"units":100}"#
+        format!(
+            r#"{{{QUOTA_EXCEEDED},"detail":"{}","violated-policies":["units"]}}"#,
+            "The request costs 101 units. The limit 'units' never admits more than 100."
+        )
     );
 }
 
@@ -189,7 +192,7 @@ async fn a_handlers_rejection_equals_a_layers_rejection() {
             expected.map_or_else(|| figures[3].is_some(), |expected| figures == expected),
             "{figures:?}: {answer:?}"
         );
-        assert_eq!(response.headers()["content-type"], "application/json");
+        assert_eq!(response.headers()["content-type"], "application/problem+json");
         assert!(response.extensions().get::<Rejection>().is_some());
         let degraded = response.extensions().get::<Degraded>();
         assert_eq!(degraded.and_then(Degraded::mode), (status == 503).then_some(FailureMode::Closed));
@@ -256,14 +259,18 @@ async fn a_request_without_a_key_does_not_reach_the_service() {
     assert_eq!((response.status(), figures(response.headers())), (StatusCode::BAD_REQUEST, [None; 4]));
     assert_eq!(response.headers()["cache-control"], "no-store");
     assert!(matches!(response.extensions().get(), Some(Rejection::NoKey(error)) if error.is_missing()));
-    assert_eq!(json(response).await, r#"{"error":"x-tenant: missing"}"#);
+    assert_eq!(
+        json(response).await,
+        r#"{"title":"Bad Request","status":400,"detail":"The request cannot be counted: x-tenant: missing."}"#
+    );
     assert_eq!(store.keys(), 0);
 
     let awkward = |_: &Parts| Err(KeyError::invalid("a \"key\"", "back\\slash\n").with_status(StatusCode::FORBIDDEN));
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(awkward));
     let response = layer.layer(service_fn(hello)).oneshot(request()).await.unwrap();
     assert_eq!(response.status(), 403);
-    assert_eq!(json(response).await, r#"{"error":"a \"key\": back\\slash\u000a"}"#);
+    let detail = r#"The request cannot be counted: a \"key\": back\\slash\u000a."#;
+    assert_eq!(json(response).await, format!(r#"{{"title":"Forbidden","status":403,"detail":"{detail}"}}"#));
 }
 
 #[tokio::test]
@@ -271,11 +278,47 @@ async fn a_missing_peer_address_is_a_500_without_details() {
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(PeerIp::new()));
     let response = layer.clone().layer(service_fn(hello)).oneshot(request()).await.unwrap();
     assert_eq!(response.status(), 500);
-    assert_eq!(json(response).await, r#"{"error":"internal error"}"#);
+    assert_eq!(
+        json(response).await,
+        r#"{"title":"Internal Server Error","status":500,"detail":"The server has made a mistake."}"#
+    );
 
     let mut known = request();
     known.extensions_mut().insert(SocketAddr::from(([127, 0, 0, 1], 1)));
     assert_eq!(layer.layer(service_fn(hello)).oneshot(known).await.unwrap().status(), 200);
+}
+
+#[tokio::test]
+async fn a_rejection_can_be_plain_text() {
+    let layer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone)).cost(|_| 2).respond_with(TextResponse);
+    let app = layer.layer(service_fn(hello));
+    assert_eq!(app.clone().oneshot(request()).await.unwrap().status(), 200);
+    let refused = app.oneshot(request()).await.unwrap();
+    assert_eq!(refused.headers()["content-type"], "text/plain; charset=utf-8");
+    assert_eq!(figures(refused.headers()), [Some("2"), Some("0"), Some("60"), Some("60")]);
+    assert_eq!(json(refused).await, "The limit 'calls' is used up. Retry in 60 seconds.");
+}
+
+/// A responder of one's own, for a server that speaks several languages.
+#[tokio::test]
+async fn a_responder_sees_the_head_of_the_request() {
+    struct Negotiated;
+
+    impl RejectionResponse<Body> for Negotiated {
+        fn respond(&self, rejection: &Rejection, request: &Parts, head: Response<()>) -> Response<Body> {
+            match request.headers.get("accept") {
+                Some(accept) if accept == "text/plain" => TextResponse.respond(rejection, request, head),
+                _ => JsonResponse.respond(rejection, request, head),
+            }
+        }
+    }
+
+    let layer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone)).cost(|_| 3).respond_with(Negotiated);
+    for (accept, expected) in [("text/plain", "text/plain; charset=utf-8"), ("*/*", "application/problem+json")] {
+        let request = Request::get("/").header("accept", accept).body(Body::empty()).unwrap();
+        let response = layer.layer(service_fn(hello)).oneshot(request).await.unwrap();
+        assert_eq!(response.headers()["content-type"], expected);
+    }
 }
 
 #[tokio::test]
@@ -319,5 +362,7 @@ async fn setup_errors_and_outages_are_logged_once_a_second() {
 #[test]
 fn exposed_headers_lists_every_header_a_browser_needs() {
     let names = EXPOSED_HEADERS.map(|name| name.to_string());
-    assert_eq!(names, ["retry-after", "x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"]);
+    let x_rate_limit = ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"];
+    assert_eq!(names[..4], [&["retry-after"][..], &x_rate_limit[..]].concat());
+    assert_eq!(names[4..], ["ratelimit-policy", "ratelimit"]);
 }

@@ -120,7 +120,10 @@ async fn deny_lists_come_before_allow_lists() {
     let denied = layer.layer(service_fn(hello)).oneshot(to("/", &[("x-tenant", "bad")])).await.unwrap();
     assert!(matches!(denied.extensions().get(), Some(Rejection::Denied)));
     assert_eq!(denied.headers()["cache-control"], "no-store");
-    assert_eq!(json(denied).await, r#"{"error":"denied"}"#);
+    assert_eq!(
+        json(denied).await,
+        r#"{"title":"Forbidden","status":403,"detail":"The server does not take requests from this client."}"#
+    );
 }
 
 /// A request has no key only if the header is absent.
@@ -177,7 +180,10 @@ async fn a_denied_token_is_denied_in_every_spelling() {
     let response = layer.clone().layer(service_fn(hello)).oneshot(twice).await.unwrap();
     assert!(matches!(response.extensions().get(), Some(Rejection::NoKey(_))), "{response:?}");
     assert_eq!((response.status().as_u16(), response.headers()["www-authenticate"].as_bytes()), (401, &b"ApiKey"[..]));
-    assert_eq!(json(response).await, r#"{"error":"x-api-key: repeated"}"#);
+    assert_eq!(
+        json(response).await,
+        r#"{"title":"Unauthorized","status":401,"detail":"The request cannot be counted: x-api-key: repeated."}"#
+    );
     for other in [&[][..], &["Bearer other"]] {
         let mut request = authorized(other);
         request.headers_mut().insert("x-counted", HeaderValue::from_static(""));

@@ -120,6 +120,7 @@ pub(crate) async fn until(failure: &str, mut holds: impl FnMut() -> bool) {
 
 /// A limiter on one of the stores, whose clock the test controls.
 pub(crate) struct Fixture<S> {
+    pub(crate) store: S,
     pub(crate) limiter: Limiter<S>,
     pub(crate) clock: ManualClock,
     /// Stopped when the test ends.
@@ -128,7 +129,7 @@ pub(crate) struct Fixture<S> {
 
 impl<S: Store> Fixture<S> {
     fn new(store: S, clock: ManualClock, server: Option<RedisServer>) -> Self {
-        Self { limiter: Limiter::new(store).deadline(TEST_TIMEOUT), clock, _server: server }
+        Self { limiter: Limiter::new(store.clone()).deadline(TEST_TIMEOUT), store, clock, _server: server }
     }
 
     /// Without a deny cache, so that every check reaches the store.

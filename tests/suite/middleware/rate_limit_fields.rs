@@ -1,0 +1,416 @@
+//! `RateLimit-Policy` and `RateLimit`, read by a parser of Structured Fields.
+
+use std::{convert::Infallible, future::ready, time::Duration};
+
+use axum::{
+    body::Body,
+    response::{IntoResponse, Response},
+};
+use http::{HeaderMap, Request, request::Parts};
+use sfv::{BareItem, ListEntry, Parser};
+use tower::{ServiceExt, service_fn, util::BoxCloneService};
+use tower_sliding_window::{
+    Decision, HeaderSets, Key, KeyError, KeyedLimit, Limit, LimitStatus, ManualClock, MemoryStore, QuotaUnit,
+    RateLimitLayer, Rejection, Secret, Store,
+};
+
+use crate::support::{
+    ALGORITHMS, Fixture, Numbers, memory, ms, redis,
+    requests::{anyone, figures, request},
+    seconds,
+    services::{App, around, handler},
+};
+
+/// An item of one of the fields: its name and its parameters.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Item {
+    name: String,
+    q: Option<u64>,
+    w: Option<u64>,
+    qu: Option<String>,
+    r: Option<u64>,
+    t: Option<u64>,
+    pk: Option<Vec<u8>>,
+}
+
+/// The items of a field; none if it is not there.
+fn items(headers: &HeaderMap, field: &str) -> Vec<Item> {
+    let lines: Vec<_> = headers.get_all(field).iter().map(|line| line.to_str().unwrap()).collect();
+    assert!(lines.len() < 2, "{lines:?}");
+    let Some(line) = lines.first() else { return Vec::new() };
+    let list: sfv::List = Parser::new(line).parse().unwrap();
+    list.into_iter()
+        .map(|entry| {
+            let ListEntry::Item(entry) = entry else { panic!("{entry:?}") };
+            let BareItem::String(name) = &entry.bare_item else { panic!("{entry:?}") };
+            let mut item = Item { name: name.as_str().to_owned(), ..Item::default() };
+            for (key, value) in entry.params {
+                let integer = |value: &BareItem| u64::try_from(i64::from(value.as_integer().unwrap())).unwrap();
+                match key.as_str() {
+                    "q" => item.q = Some(integer(&value)),
+                    "w" => item.w = Some(integer(&value)),
+                    "r" => item.r = Some(integer(&value)),
+                    "t" => item.t = Some(integer(&value)),
+                    "qu" => item.qu = Some(value.as_string().unwrap().as_str().to_owned()),
+                    "pk" => item.pk = Some(value.as_byte_sequence().unwrap().to_vec()),
+                    other => panic!("{other}"),
+                }
+            }
+            item
+        })
+        .collect()
+}
+
+/// Both fields as they were sent.
+fn fields(headers: &HeaderMap) -> [Option<&str>; 2] {
+    ["ratelimit-policy", "ratelimit"].map(|name| headers.get(name).map(|value| value.to_str().unwrap()))
+}
+
+fn on<S: Store>(store: &S, limits: impl IntoIterator<Item = KeyedLimit>) -> RateLimitLayer<S> {
+    RateLimitLayer::new(store.clone()).limits(limits).unwrap().headers(HeaderSets::rate_limit())
+}
+
+async fn ask(app: &App) -> Response {
+    app.clone().oneshot(request()).await.unwrap()
+}
+
+/// A store whose clock shows a whole second.
+fn store() -> (MemoryStore, ManualClock) {
+    let clock = ManualClock::new();
+    (MemoryStore::builder().clock(&clock).build(), clock)
+}
+
+#[tokio::test]
+async fn each_visible_limit_has_an_item_on_admissions_and_refusals() {
+    let (store, clock) = store();
+    let layer = on(
+        &store,
+        [
+            Limit::per("burst", 2, ms(1_500)).by(anyone),
+            Limit::per_hour("hidden", 50).by(anyone).hidden(),
+            Limit::per_hour("hourly", 100).by(anyone),
+            Limit::per_minute("tried", 1).by(anyone).in_shadow(),
+            Limit::per("quick", 9, ms(999)).counted_in(QuotaUnit::ContentBytes).by(anyone),
+        ],
+    );
+    let app = around(&layer, handler());
+    let policy = r#""burst";q=2;w=2, "hourly";q=100;w=3600, "quick";q=9;qu="content-bytes""#;
+    for (wait, status, quotas) in [
+        (0, 200, r#""burst";r=1;t=2, "hourly";r=99;t=3600, "quick";r=8;t=1"#),
+        (400, 200, r#""burst";r=0;t=2, "hourly";r=98;t=3600, "quick";r=7;t=1"#),
+        (400, 429, r#""burst";r=0;t=1, "hourly";r=98;t=3600, "quick";r=7;t=1"#),
+    ] {
+        clock.advance(ms(wait));
+        let response = ask(&app).await;
+        assert_eq!(response.status(), status);
+        assert_eq!(fields(response.headers()), [Some(policy), Some(quotas)]);
+        assert_eq!(figures(response.headers())[..3], [None; 3]);
+        items(response.headers(), "ratelimit");
+    }
+}
+
+#[tokio::test]
+async fn a_limit_with_all_units_left_has_no_time() {
+    let app = around(&on(&MemoryStore::new(), [Limit::per_hour("units", 10).by(anyone)]).cost(|_| 0), handler());
+    let unused = Some(r#""units";r=10"#);
+    assert_eq!(fields(ask(&app).await.headers()), [Some(r#""units";q=10;w=3600"#), unused]);
+}
+
+#[tokio::test]
+async fn both_sets_and_no_set_can_be_chosen() {
+    let layer = on(&MemoryStore::new(), [Limit::per_hour("units", 10).by(anyone)]);
+    let app = around(&layer.clone().headers(HeaderSets::both()), handler());
+    let response = ask(&app).await;
+    assert_eq!(figures(response.headers())[1], Some("9"));
+    assert_eq!(items(response.headers(), "ratelimit")[0].r, Some(9));
+    for sets in [HeaderSets::none(), HeaderSets::x_rate_limit()] {
+        assert_eq!(fields(ask(&around(&layer.clone().headers(sets), handler())).await.headers()), [None; 2]);
+    }
+}
+
+#[tokio::test]
+async fn limits_in_the_shadow_are_shown_if_there_are_no_others() {
+    let app = around(&on(&MemoryStore::new(), [Limit::per_hour("tried", 1).by(anyone).in_shadow()]), handler());
+    for _ in 0..2 {
+        let response = ask(&app).await;
+        assert_eq!(response.status(), 200);
+        assert_eq!(items(response.headers(), "ratelimit")[0].r, Some(0));
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_by_hidden_limits_alone_has_no_fields() {
+    let hidden = Limit::per_hour("hidden", 1).by(anyone).hidden();
+    let app = around(&on(&MemoryStore::new(), [hidden, Limit::per_hour("seen", 9).by(anyone)]), handler());
+    assert_eq!(items(ask(&app).await.headers(), "ratelimit").len(), 1);
+    let refused = ask(&app).await;
+    assert_eq!((refused.status().as_u16(), fields(refused.headers())), (429, [None; 2]));
+}
+
+#[tokio::test]
+async fn a_response_without_a_decision_has_no_fields() {
+    let never = on(&MemoryStore::new(), [Limit::per_hour("units", 1).by(anyone)]).cost(|_| 2);
+    let failing = RateLimitLayer::new(crate::support::stores::Failing)
+        .limit(Limit::per_hour("units", 1).by(anyone))
+        .headers(HeaderSets::both());
+    for (app, status) in [
+        (around(&never, handler()), 429),
+        (around(&failing.clone().fail_closed(), handler()), 503),
+        (around(&failing, handler()), 200),
+    ] {
+        let response = ask(&app).await;
+        assert_eq!((response.status().as_u16(), fields(response.headers())), (status, [None; 2]));
+    }
+}
+
+#[tokio::test]
+async fn units_above_the_largest_integer_are_shown_as_that() {
+    let app = around(
+        &on(
+            &MemoryStore::new(),
+            [
+                Limit::per("millis", Limit::MAX_UNITS, Limit::MIN_WINDOW).by(anyone),
+                Limit::per("year", 1_000_000_000_000_000, Limit::MAX_WINDOW).by(anyone),
+            ],
+        ),
+        handler(),
+    );
+    let response = ask(&app).await;
+    let most = 999_999_999_999_999;
+    let expected = [("millis", None), ("year", Some(31_536_000))];
+    for (item, (name, w)) in items(response.headers(), "ratelimit-policy").into_iter().zip(expected) {
+        assert_eq!(item, Item { name: name.to_owned(), q: Some(most), w, ..Item::default() });
+    }
+    let left: Vec<_> = items(response.headers(), "ratelimit").into_iter().map(|item| (item.r, item.t)).collect();
+    assert_eq!(left, [(Some(most), Some(1)), (Some(most), Some(31_536_000))]);
+}
+
+#[tokio::test]
+async fn nested_layers_make_one_list_from_the_outside_in() {
+    let (outer, inner) = (Limit::per_hour("outer", 2).by(anyone), Limit::per_minute("inner", 1).by(anyone));
+    let store = MemoryStore::new();
+    let app = around(&on(&store, [outer]), around(&on(&store, [inner]), handler()));
+    let policy = Some(r#""outer";q=2;w=3600, "inner";q=1;w=60"#);
+    let admitted = ask(&app).await;
+    assert_eq!(fields(admitted.headers()), [policy, Some(r#""outer";r=1;t=3600, "inner";r=0;t=60"#)]);
+    // The outer layer has counted the request that the inner layer refuses.
+    let by_inner = ask(&app).await;
+    assert_eq!(by_inner.status(), 429);
+    assert_eq!(fields(by_inner.headers()), [policy, Some(r#""outer";r=0;t=3600, "inner";r=0;t=60"#)]);
+    let by_outer = ask(&app).await;
+    assert_eq!(by_outer.status(), 429);
+    assert_eq!(fields(by_outer.headers()), [Some(r#""outer";q=2;w=3600"#), Some(r#""outer";r=0;t=3600"#)]);
+}
+
+#[tokio::test]
+async fn fields_of_the_service_stay_in_the_list() {
+    let service = BoxCloneService::new(service_fn(|_: Request<Body>| {
+        let lines = [("ratelimit", r#""a";r=1"#), ("ratelimit", r#""b";r=2"#)];
+        let mut response = Response::new(Body::empty());
+        for (name, line) in lines {
+            response.headers_mut().append(name, line.parse().unwrap());
+        }
+        ready(Ok::<_, Infallible>(response))
+    }));
+    let app = around(&on(&MemoryStore::new(), [Limit::per_hour("own", 5).by(anyone)]), service);
+    let names: Vec<_> = items(ask(&app).await.headers(), "ratelimit").into_iter().map(|item| item.name).collect();
+    assert_eq!(names, ["own", "a", "b"]);
+}
+
+#[tokio::test]
+async fn a_layer_that_heeds_its_upstream_passes_its_fields_on() {
+    let upstream = BoxCloneService::new(service_fn(|_: Request<Body>| {
+        ready(Ok::<_, Infallible>([("ratelimit", r#""theirs";r=7;t=3"#)].into_response()))
+    }));
+    let limit = Limit::per_hour("ours", 5).by(anyone).heed_upstream(true);
+    let app = around(&on(&MemoryStore::new(), [limit]).heed_upstream(), upstream);
+    assert_eq!(fields(ask(&app).await.headers()), [None, Some(r#""theirs";r=7;t=3"#)]);
+}
+
+#[tokio::test]
+async fn the_figures_are_those_after_a_settlement() {
+    let limit = Limit::per_hour("tokens", 100).by(anyone).settle(|_| 30);
+    let app = around(&on(&MemoryStore::new(), [limit]), handler());
+    assert_eq!(items(ask(&app).await.headers(), "ratelimit")[0].r, Some(70));
+}
+
+fn by_path(parts: &Parts) -> Result<Key, KeyError> {
+    Ok(Key::new("path", parts.uri.path()))
+}
+
+#[tokio::test]
+async fn a_partition_key_tells_keys_apart_and_reveals_nothing() {
+    let secret = Secret::new("32 random bytes out of the vault").unwrap();
+    let limits = || [Limit::per_hour("a", 1).by(by_path), Limit::per_hour("b", 9).by(by_path)];
+    let plain = || on(&MemoryStore::new(), limits()).partition_key(&secret);
+    let choosing =
+        || plain().limit(KeyedLimit::chosen(by_path, |_| ready(Ok::<_, Infallible>(Limit::per_hour("c", 1)))));
+    for layer in [plain(), plain().headers(HeaderSets::both()), choosing(), choosing().wait_up_to(ms(1))] {
+        let app = around(&layer, handler());
+        let mut seen = Vec::new();
+        for (path, status) in [("/ada", 200), ("/ada", 429), ("/bob", 200)] {
+            let request = Request::get(path).body(Body::empty()).unwrap();
+            let response = app.clone().oneshot(request).await.unwrap();
+            assert_eq!(response.status(), status);
+            for field in ["ratelimit", "ratelimit-policy"] {
+                let items = items(response.headers(), field);
+                assert!(items.len() > 1);
+                let keys: Vec<_> = items.into_iter().map(|item| item.pk.unwrap()).collect();
+                assert!(keys.iter().all(|key| *key == keys[0] && key.len() == 15));
+                seen.push(keys[0].clone());
+            }
+        }
+        assert!(seen[..4].iter().all(|key| *key == seen[0]) && seen[4] != seen[0] && seen[4] == seen[5]);
+    }
+    let other = Secret::new("32 other bytes out of the vault!").unwrap();
+    let keys = [secret, other].map(|secret| async move {
+        let app = around(&on(&MemoryStore::new(), limits()).partition_key(&secret), handler());
+        items(ask(&app).await.headers(), "ratelimit")[0].pk.clone().unwrap()
+    });
+    let [one, another] = keys;
+    assert_ne!(one.await, another.await);
+}
+
+#[tokio::test]
+async fn x_rate_limit_can_have_other_names() {
+    let layer = |units| {
+        RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_minute("units", units).by(anyone)).header_names(
+            "ratelimit-limit",
+            "ratelimit-remaining",
+            "ratelimit-reset",
+        )
+    };
+    let app = around(&layer(9), around(&layer(2), handler()));
+    for (status, remaining) in [(200, "1"), (200, "0"), (429, "0")] {
+        let response = ask(&app).await;
+        assert_eq!((response.status().as_u16(), figures(response.headers())[..3].to_vec()), (status, vec![None; 3]));
+        for (name, value) in [("limit", "2"), ("remaining", remaining), ("reset", "60")] {
+            assert_eq!(response.headers()[format!("ratelimit-{name}")], value);
+        }
+    }
+}
+
+/// The decision of the layer just outside, in the response's extensions.
+#[derive(Clone)]
+struct Seen<const LAYER: usize>(Decision);
+
+/// Keeps the decision of the layer around it.
+fn seeing<const LAYER: usize>(app: App) -> App {
+    BoxCloneService::new(service_fn(move |request: Request<Body>| {
+        let (app, decision) = (app.clone(), request.extensions().get::<Decision>().cloned().unwrap());
+        async move {
+            let mut response = app.oneshot(request).await?;
+            response.extensions_mut().insert(Seen::<LAYER>(decision));
+            Ok::<_, Infallible>(response)
+        }
+    }))
+}
+
+/// Two layers of two limits each, with random figures.
+fn random_app<S: Store>(store: &S, numbers: &mut Numbers, history: u64) -> App {
+    let mut limit = |name: &str| {
+        let window = Duration::from_millis(300 + numbers.below(20_000));
+        let name = format!("{name}-{history}");
+        let limit = Limit::new(name, 1 + numbers.below(8), window).unwrap();
+        limit.with_algorithm(ALGORITHMS[numbers.below(ALGORITHMS.len() as u64) as usize]).by(anyone)
+    };
+    let (outer, inner) = ([limit("a"), limit("b")], [limit("c"), limit("d")]);
+    let layer = |limits| on(store, limits).deadline(crate::support::TEST_TIMEOUT);
+    around(&layer(outer), seeing::<0>(around(&layer(inner), seeing::<1>(handler()))))
+}
+
+fn seconds_of(wait: Duration) -> u64 {
+    u64::try_from(wait.as_nanos().div_ceil(1_000_000_000)).unwrap()
+}
+
+/// The items that belong to a decision.
+fn expected<'a>(decisions: &'a [&Decision]) -> impl Iterator<Item = (&'a LimitStatus, Item)> {
+    decisions.iter().flat_map(|decision| decision.statuses()).map(|status| {
+        let more = status.retry_after().map_or_else(|| status.reset_after(), |retry| retry.min(status.reset_after()));
+        let t = (!more.is_zero()).then(|| seconds_of(more));
+        let name = status.limit().name().to_owned();
+        (status, Item { name, r: Some(status.remaining()), t, ..Item::default() })
+    })
+}
+
+/// For random histories, the fields agree with the decisions. A limit that refuses has a time no later than `Retry-After`.
+async fn fields_agree_with_decisions<S: Store>(fixture: Fixture<S>, histories: u64) {
+    let mut numbers = Numbers(17);
+    let mut refusals = 0;
+    for history in 0..histories {
+        let app = random_app(&fixture.store, &mut numbers, history);
+        for _ in 0..20 {
+            fixture.clock.advance(ms(numbers.below(1_500)));
+            let response = ask(&app).await;
+            let extensions = response.extensions();
+            let refusal = match extensions.get() {
+                Some(Rejection::Limited(refusal)) => Some(refusal),
+                _ => None,
+            };
+            let outer = extensions.get().map(|Seen(decision): &Seen<0>| decision);
+            let inner = extensions.get().map(|Seen(decision): &Seen<1>| decision);
+            let decisions: Vec<&Decision> = [outer, inner, refusal].into_iter().flatten().collect();
+            let (statuses, expected): (Vec<_>, Vec<_>) = expected(&decisions).unzip();
+            assert_eq!(items(response.headers(), "ratelimit"), expected);
+            let policies: Vec<_> = statuses
+                .iter()
+                .map(|status| Item {
+                    name: status.limit().name().to_owned(),
+                    q: Some(status.limit().units()),
+                    w: (status.limit().window() >= seconds(1)).then(|| seconds_of(status.limit().window())),
+                    ..Item::default()
+                })
+                .collect();
+            assert_eq!(items(response.headers(), "ratelimit-policy"), policies);
+            assert_eq!(refusal.is_some(), response.status() == 429);
+            if let Some(refusal) = refusal {
+                let retry_after: u64 = response.headers()["retry-after"].to_str().unwrap().parse().unwrap();
+                let refusing = refusal.statuses().filter(|status| status.retry_after().is_some());
+                for name in refusing.map(|status| status.limit().name()) {
+                    let item = expected.iter().find(|item| item.name == name).unwrap();
+                    assert!(item.t.unwrap() <= retry_after, "{item:?} {retry_after}");
+                    refusals += 1;
+                }
+            }
+        }
+    }
+    assert!(refusals > histories, "{refusals}");
+}
+
+/// A client that obeys only `RateLimit` waits for `t` if `r` is 0, and is never refused.
+async fn an_obedient_client_is_never_refused<S: Store>(fixture: Fixture<S>, histories: u64) {
+    let mut numbers = Numbers(18);
+    let mut waits = 0;
+    for history in 0..histories {
+        let app = random_app(&fixture.store, &mut numbers, history);
+        for sent in 0..20 {
+            let response = ask(&app).await;
+            assert_eq!(response.status(), 200, "{history} {sent}: {:?}", response.headers());
+            let exhausted = items(response.headers(), "ratelimit").into_iter().filter(|item| item.r == Some(0));
+            let wait = exhausted.map(|item| item.t.unwrap()).max().unwrap_or(0);
+            waits += u64::from(wait > 0);
+            fixture.clock.advance(seconds(wait) + ms(numbers.below(2) * numbers.below(900)));
+        }
+    }
+    assert!(waits > histories, "{waits}");
+}
+
+#[tokio::test]
+async fn fields_agree_with_random_decisions() {
+    fields_agree_with_decisions(memory(), 1_000).await;
+}
+
+#[tokio::test]
+async fn fields_agree_with_random_decisions_on_redis() {
+    fields_agree_with_decisions(redis(), 50).await;
+}
+
+#[tokio::test]
+async fn a_client_that_obeys_only_the_fields_is_never_refused() {
+    an_obedient_client_is_never_refused(memory(), 1_000).await;
+}
+
+#[tokio::test]
+async fn a_client_that_obeys_only_the_fields_is_never_refused_on_redis() {
+    an_obedient_client_is_never_refused(redis(), 50).await;
+}
