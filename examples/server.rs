@@ -28,8 +28,7 @@ use axum::{
 use http::request::Parts;
 use tokio::net::TcpListener;
 use tower_sliding_window::{
-    ApiKey, ClientIp, Decision, HeaderSets, KeyedLimit, Limit, MemoryStore, PeerIp, RateLimitLayer, RedisStore, Secret,
-    Store,
+    AnyStore, ApiKey, ClientIp, Decision, HeaderSets, KeyedLimit, Limit, PeerIp, RateLimitLayer, RedisStore, Secret,
 };
 
 const HELLO: Limit = Limit::per("hello", 5, std::time::Duration::from_secs(10));
@@ -58,10 +57,11 @@ async fn run() -> Result<(), Box<dyn Error>> {
         Err(_) => Addresses::Peer(PeerIp::new()),
     };
     let secret = Secret::new(env::var("API_KEY_SECRET").unwrap_or_else(|_| EXAMPLE_SECRET.to_owned()))?;
-    match env::var("REDIS_URL") {
-        Ok(url) => serve(app(RedisStore::builder(&url).build()?, &addresses, &secret), "Redis, shared").await,
-        Err(_) => serve(app(MemoryStore::new(), &addresses, &secret), "in this process; REDIS_URL shares it").await,
-    }
+    let (store, place) = match env::var("REDIS_URL") {
+        Ok(url) => (RedisStore::builder(&url).build()?.into(), "Redis, shared"),
+        Err(_) => (AnyStore::memory(), "in this process; REDIS_URL shares it"),
+    };
+    serve(app(store, &addresses, &secret), place).await
 }
 
 /// The source of client addresses.
@@ -79,7 +79,7 @@ impl Addresses {
     }
 }
 
-fn app<S: Store>(store: S, addresses: &Addresses, secret: &Secret) -> Router {
+fn app(store: AnyStore, addresses: &Addresses, secret: &Secret) -> Router {
     let hello = RateLimitLayer::new(store.clone()).limit(addresses.limit(HELLO)).fail_open();
     let login = RateLimitLayer::new(store.clone()).limit(addresses.limit(LOGIN)).fail_closed();
     // Both limits are decided together, and both routes of the API spend from them. `RateLimit` shows both to the client.

@@ -14,6 +14,7 @@
 //!    [`MemoryStore`] counts when its service is called.
 //!
 //! [`MemoryStore`] serves one process. `RedisStore` shares its limits between all processes that use the same server.
+//! [`AnyStore`] is either of them, chosen at run time.
 //! A store of your own implements [`Store`]; the conformance suite, `tests/suite/stores/conformance.rs` in the repository, shows
 //! what it has to get right. One that wraps another is short:
 //!
@@ -50,6 +51,7 @@
 //! # is_store(Counted { store: MemoryStore::new(), checks: Arc::default() });
 //! ```
 
+mod any;
 mod breaker;
 mod breaker_state;
 mod clock;
@@ -66,6 +68,7 @@ pub use self::redis::{
     InvalidRedisConfig, RedisCall, RedisDecide, RedisReset, RedisSettle, RedisStore, RedisStoreBuilder,
 };
 pub use self::{
+    any::{AnyDecide, AnyFuture, AnyReset, AnySettle, AnyStore, InvalidStoreUrl},
     breaker::Breaker,
     clock::ManualClock,
     deny_cache::DenyCache,

@@ -145,8 +145,15 @@ impl RedisStoreBuilder {
     /// replica, or if this user may not write keys with the prefix.
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
         let store = self.build().map_err(|error| StoreError::new("setting up Redis", error))?;
-        store.dispatchers.current("connecting to Redis")?.try_out().await?;
+        store.try_out().await?;
         Ok(store)
+    }
+}
+
+impl RedisStore {
+    /// Reaches the server, runs the script, and deletes a key that does not exist.
+    pub(super) async fn try_out(&self) -> Result<(), StoreError> {
+        self.dispatchers.current("connecting to Redis")?.try_out().await
     }
 }
 

@@ -1,0 +1,144 @@
+//! The URLs of stores.
+
+use std::{error, fmt};
+
+#[cfg(feature = "redis")]
+use crate::store::redis::InvalidRedisConfig;
+
+/// The schemes that the Redis client knows.
+const REDIS_SCHEMES: [&str; 7] = ["redis", "rediss", "valkey", "valkeys", "redis+unix", "valkey+unix", "unix"];
+
+/// Where a store remembers.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Process,
+    Redis,
+}
+
+/// The place that the scheme of the URL names. Schemes are compared without case (RFC 3986, section 3.1).
+pub(super) fn place(url: &str) -> Result<Place, InvalidStoreUrl> {
+    let url = url.trim();
+    let Some((scheme, rest)) = url.split_once(':') else {
+        let problem = if url.is_empty() { Problem::Empty } else { Problem::Hidden };
+        return Err(InvalidStoreUrl(problem));
+    };
+    match &*scheme.to_ascii_lowercase() {
+        "memory" if matches!(rest, "" | "//") => Ok(Place::Process),
+        "memory" => Err(InvalidStoreUrl(Problem::BehindMemory)),
+        known if REDIS_SCHEMES.contains(&known) => Ok(Place::Redis),
+        _ if is_certainly_scheme(scheme, rest) => Err(InvalidStoreUrl(Problem::Scheme(scheme.to_owned()))),
+        _ => Err(InvalidStoreUrl(Problem::Hidden)),
+    }
+}
+
+/// Whether this is no user name or password of a URL that has lost its scheme.
+fn is_certainly_scheme(scheme: &str, rest: &str) -> bool {
+    let is_of_scheme = |byte: u8| byte.is_ascii_lowercase() || byte == b'+';
+    rest.starts_with("//") && scheme.len() <= 16 && !scheme.is_empty() && scheme.bytes().all(is_of_scheme)
+}
+
+/// A URL that is not the URL of a store: the error of [`AnyStore::from_url`](crate::AnyStore::from_url).
+///
+/// It names the scheme, and of a Redis URL at most the host as well. It shows nothing that may be part of a password.
+#[derive(Debug)]
+pub struct InvalidStoreUrl(Problem);
+
+#[derive(Debug)]
+enum Problem {
+    Empty,
+    /// An unknown scheme.
+    Scheme(String),
+    /// The URL may begin with a password.
+    Hidden,
+    BehindMemory,
+    #[cfg(not(feature = "redis"))]
+    NoRedis,
+    #[cfg(feature = "redis")]
+    Redis(InvalidRedisConfig),
+}
+
+impl InvalidStoreUrl {
+    #[cfg(feature = "redis")]
+    pub(super) fn redis(error: InvalidRedisConfig) -> Self {
+        Self(Problem::Redis(error))
+    }
+
+    #[cfg(not(feature = "redis"))]
+    pub(super) fn no_redis() -> Self {
+        Self(Problem::NoRedis)
+    }
+}
+
+impl fmt::Display for InvalidStoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const VALID: &str = "it must begin with memory:, redis://, rediss:// or redis+unix://";
+        match &self.0 {
+            Problem::Empty => write!(f, "the URL of the store is empty: {VALID}"),
+            Problem::Scheme(scheme) => write!(f, "{scheme}:// is not the scheme of a store's URL: {VALID}"),
+            Problem::Hidden => {
+                write!(f, "a URL, not shown since it may hold a password, is not the URL of a store: {VALID}")
+            }
+            Problem::BehindMemory => f.write_str("the URL of the in-process store is memory: with nothing behind it"),
+            #[cfg(not(feature = "redis"))]
+            Problem::NoRedis => f.write_str("URLs of Redis need this crate's feature `redis`"),
+            #[cfg(feature = "redis")]
+            Problem::Redis(error) => error.fmt(f),
+        }
+    }
+}
+
+impl error::Error for InvalidStoreUrl {
+    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
+        match &self.0 {
+            #[cfg(feature = "redis")]
+            Problem::Redis(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scheme_names_the_place() {
+        for url in ["memory:", "memory://", "Memory:", " memory:\n"] {
+            assert_eq!(place(url).unwrap(), Place::Process, "{url}");
+        }
+        for url in ["redis://host", "REDISS://a:b@host", "unix:///run/redis.sock", "valkey+unix:///x", "redis:"] {
+            assert_eq!(place(url).unwrap(), Place::Redis, "{url}");
+        }
+    }
+
+    #[test]
+    fn an_error_shows_the_scheme_alone_and_only_if_it_is_one() {
+        for (url, shown) in [
+            ("", "the URL of the store is empty"),
+            (" \n", "the URL of the store is empty"),
+            ("mongodb://shop:s3cr3t@host", "mongodb:// is not the scheme"),
+            ("redis+cluster://s3cr3t@host", "redis+cluster:// is not the scheme"),
+            ("memory://s3cr3t", "memory: with nothing behind it"),
+            ("memory:?capacity=5", "memory: with nothing behind it"),
+            ("memory", "may hold a password"),
+            ("default:s3cr3t", "may hold a password"),
+            ("s3cr3t@host", "may hold a password"),
+            ("s3cr3t://host", "may hold a password"),
+            ("default:s3://cr3t@host", "may hold a password"),
+            ("mongodb:s3cr3t", "may hold a password"),
+            ("://s3cr3t@host", "may hold a password"),
+        ] {
+            let error = place(url).unwrap_err();
+            let seen = format!("{error} {error:?}");
+            assert!(seen.contains(shown), "{url}: {seen}");
+            assert!(!["s3cr3t", "cr3t", "default"].iter().any(|secret| seen.contains(secret)), "{url}: {seen}");
+        }
+    }
+
+    #[cfg(not(feature = "redis"))]
+    #[test]
+    fn without_the_feature_a_redis_url_is_an_error_that_names_it() {
+        let error = crate::AnyStore::from_url("redis://shop:s3cr3t@host").unwrap_err().to_string();
+        assert!(error.contains("`redis`") && !error.contains("s3cr3t"), "{error}");
+    }
+}
