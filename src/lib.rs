@@ -32,6 +32,7 @@
 //! | combine limits, or limit each route on its own | [`guide::several_limits`] |
 //! | count only failed logins, or the tokens that a response used | [`guide::costs_known_afterwards`] |
 //! | give each plan or tenant its own limit | [`guide::limits_by_plan`] |
+//! | read limits, and the URL of the store, from a configuration | [`guide::limits_by_plan`](guide::limits_by_plan#limits-from-a-configuration) |
 //! | decide what a route does while Redis is slow or gone | [`guide::when_redis_fails`] |
 //! | look up a fault: its effect, and how long it lasts | [`guide::what_happens_when`] |
 //! | limit calls to an upstream, or wait instead of being refused | [`guide::around_a_client`] |
@@ -57,7 +58,7 @@
 //! | [`limit`], [`key`], [`check`], [`decision`], [`error`] | the words: units in a window, an identity, charges decided together, their outcome |
 //! | [`algorithm`], [`split`] | how a limit counts, and limits in parts |
 //! | [`settlement`], [`admission`] | costs known afterwards, refunds, ids that count once |
-//! | [`store`] | [`MemoryStore`], `RedisStore`, stores of your own, [`DenyCache`], [`Breaker`] |
+//! | [`store`] | [`MemoryStore`], `RedisStore`, [`AnyStore`], stores of your own, [`DenyCache`], [`Breaker`] |
 //! | [`secret`] | keyed hashes of API keys, and of identities in Redis |
 //! | [`metrics`](mod@metrics) | the table of metrics |
 //! | [`guide`] | one page for each task |
@@ -67,7 +68,8 @@
 //! [`MemoryStore`] counts within one process, without a runtime or a task. `RedisStore` shares limits between processes: on one
 //! server, behind sentinels, or on a cluster. Each decision is one script on Redis 6.2 or newer, by the server's clock. Checks
 //! that arrive while a script is on its way share the next one. Clones of a store share its connections, its
-//! [breaker](Breaker), and the refusals that it [remembers](DenyCache).
+//! [breaker](Breaker), and the refusals that it [remembers](DenyCache). [`AnyStore`] is either of them, chosen by a URL at run
+//! time.
 //!
 //! # Guarantees
 //!
@@ -91,6 +93,7 @@
 //! | `axum` | yes | [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo`, and a [`Rejection`] is a response |
 //! | `redis` | yes | `RedisStore`, on one server or behind sentinels |
 //! | `cluster` | no | `RedisStore` on a Redis Cluster |
+//! | `serde` | no | [`Limit`] in configurations: `Serialize` and `Deserialize` |
 //! | `tls` | no | `rediss://` URLs, by rustls, with the system's root certificates or your own |
 //! | `tracing` | yes | log lines for set-up errors, an unavailable store and others: at most one a second of each kind for each layer or limiter |
 //! | `metrics` | no | counters, gauges and histograms for the recorder of the program: see [`metrics`](mod@metrics) |
@@ -99,7 +102,7 @@
 //!
 //! Functions that take literals, such as [`Limit::per_minute`], [`Header::new`] or [`RateLimitLayer::limit`], panic on a mistake
 //! when the layer is built. In a `const`, the mistake does not compile. For values from a configuration there are
-//! [`Limit::new`], [`RateLimitLayer::limits`] and `http::HeaderName`, which return errors. Nothing panics later.
+//! [`Limit::new`], [`Limit::parse`], [`RateLimitLayer::limits`] and `http::HeaderName`, which return errors. Nothing panics later.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -132,7 +135,7 @@ pub use self::{
     decision::{Decision, LimitStatus},
     error::{ChoiceError, Error, StoreError},
     key::Key,
-    limit::{InvalidLimit, Limit, QuotaUnit},
+    limit::{InvalidLimit, InvalidLimitText, Limit, QuotaUnit},
     limiter::{FailureMode, Limiter, Reservation, Share},
     middleware::{
         Degraded, EXPOSED_HEADERS, Exchange, HeaderSets, InvalidLimits, JsonResponse, KeyedLimit, RateLimit,
@@ -142,7 +145,7 @@ pub use self::{
     secret::Secret,
     settlement::{Settled, Settlement},
     split::{InvalidSplit, Split},
-    store::{Breaker, DenyCache, LocalState, ManualClock, MemoryStore, Store},
+    store::{AnyStore, Breaker, DenyCache, LocalState, ManualClock, MemoryStore, Store},
 };
 
 #[cfg(doctest)]

@@ -17,12 +17,19 @@
 //! // Values from a configuration: a mistake is an error that names the value.
 //! let error = Limit::new("up stream", 9_500, Duration::from_secs(86_400)).unwrap_err();
 //! assert!(error.to_string().contains("up stream"));
+//!
+//! // Text from a configuration: see `Limit::parse`.
+//! assert_eq!("login=5/min".parse(), Ok(LOGIN));
 //! ```
 
 pub(crate) mod errors;
+#[cfg(feature = "serde")]
+mod serde;
+mod text;
 
 use std::{borrow::Cow, error, fmt, num::NonZeroU32, time::Duration};
 
+pub use self::text::InvalidLimitText;
 use crate::algorithm::Algorithm;
 
 /// A number of units, a window and a name. See the [module docs](self).

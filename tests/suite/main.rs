@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests say what they expect by panicking")]
 
+mod configuration;
 mod decision;
 mod examples;
 mod extract;

@@ -4,6 +4,7 @@
 //! are read in `src/middleware/response/upstream.rs`. A failing case is shrunk to a short one.
 
 mod addresses;
+mod limits;
 mod replies;
 mod tokens;
 

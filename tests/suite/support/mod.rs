@@ -139,14 +139,24 @@ impl<S: Store> Fixture<S> {
 }
 
 pub(crate) fn memory() -> Fixture<MemoryStore> {
-    let clock = ManualClock::new();
-    Fixture::new(MemoryStore::builder().clock(&clock).build(), clock, None)
+    memory_as()
 }
 
 pub(crate) fn redis() -> Fixture<RedisStore> {
+    redis_as()
+}
+
+/// The in-process store, as itself or as an `AnyStore`.
+pub(crate) fn memory_as<S: Store + From<MemoryStore>>() -> Fixture<S> {
+    let clock = ManualClock::new();
+    Fixture::new(MemoryStore::builder().clock(&clock).build().into(), clock, None)
+}
+
+/// A store on Redis, as itself or as an `AnyStore`.
+pub(crate) fn redis_as<S: Store + From<RedisStore>>() -> Fixture<S> {
     let (clock, server) = (ManualClock::new(), RedisServer::start());
     let store = RedisStore::builder(&server.url()).clock(&clock).connect_timeout(TEST_TIMEOUT).build().unwrap();
-    Fixture::new(store, clock, Some(server))
+    Fixture::new(store.into(), clock, Some(server))
 }
 
 /// Runs each test on every store. The test takes a `Fixture`.
@@ -157,6 +167,14 @@ macro_rules! for_every_store {
         }
         mod on_redis {
             $(#[tokio::test] async fn $test() { super::$test(crate::support::redis()).await; })*
+        }
+        mod on_any_memory {
+            use tower_sliding_window::AnyStore;
+            $(#[tokio::test] async fn $test() { super::$test(crate::support::memory_as::<AnyStore>()).await; })*
+        }
+        mod on_any_redis {
+            use tower_sliding_window::AnyStore;
+            $(#[tokio::test] async fn $test() { super::$test(crate::support::redis_as::<AnyStore>()).await; })*
         }
     };
 }

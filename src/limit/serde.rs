@@ -1,0 +1,114 @@
+//! Limits in configurations, by the feature `serde`.
+
+use std::{fmt, time::Duration};
+
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{Error, MapAccess, Unexpected, Visitor, value::MapAccessDeserializer},
+};
+
+use super::{Limit, text};
+
+/// With the feature `serde`: writes the text of [`Limit::parse`] with the name in front, such as `"login=5/min"`.
+impl Serialize for Limit {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// With the feature `serde`: reads a text, or a map.
+///
+/// * The text is that of [`Limit::parse`] with the name in front, such as `"login=5/min"`.
+/// * The map has a `name`, the `units`, and a `window`: a text such as `"min"` or `"10s"`, or a whole number of seconds.
+///   `unit` and `algorithm` are optional texts, with the words of [`Limit::parse`]. Other fields are errors.
+/// * Formats that do not describe themselves, such as postcard, have the text only.
+///
+/// ```
+/// use tower_sliding_window::Limit;
+///
+/// # fn main() -> Result<(), serde_json::Error> {
+/// let limits: Vec<Limit> = serde_json::from_str(
+///     r#"["login=5/min", {"name": "export", "units": 100, "window": "1h"}, {"name": "burst", "units": 10, "window": 1}]"#,
+/// )?;
+/// assert_eq!(limits, [Limit::per_minute("login", 5), Limit::per_hour("export", 100), Limit::per_second("burst", 10)]);
+/// assert_eq!(serde_json::to_string(&limits)?, r#"["login=5/min","export=100/h","burst=10/s"]"#);
+/// # Ok(()) }
+/// ```
+impl<'de> Deserialize<'de> for Limit {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        if deserializer.is_human_readable() {
+            deserializer.deserialize_any(LimitVisitor)
+        } else {
+            deserializer.deserialize_str(LimitVisitor)
+        }
+    }
+}
+
+struct LimitVisitor;
+
+impl<'de> Visitor<'de> for LimitVisitor {
+    type Value = Limit;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a limit: a text such as \"login=5/min\", or a map with name, units and window")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Limit, E> {
+        text.parse().map_err(E::custom)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Limit, A::Error> {
+        let Fields { name, units, window, unit, algorithm } = Fields::deserialize(MapAccessDeserializer::new(map))?;
+        let mut limit = Limit::new(name, units, window.0).map_err(A::Error::custom)?;
+        if let Some(unit) = unit {
+            limit = limit.counted_in(text::quota_unit(&unit).map_err(A::Error::custom)?);
+        }
+        if let Some(algorithm) = algorithm {
+            limit = limit.with_algorithm(text::algorithm(&algorithm).map_err(A::Error::custom)?);
+        }
+        Ok(limit)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fields {
+    name: String,
+    units: u64,
+    window: Window,
+    unit: Option<String>,
+    algorithm: Option<String>,
+}
+
+struct Window(Duration);
+
+impl<'de> Deserialize<'de> for Window {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(WindowVisitor)
+    }
+}
+
+struct WindowVisitor;
+
+impl Visitor<'_> for WindowVisitor {
+    type Value = Window;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a window: a text such as \"10s\", or a whole number of seconds")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Window, E> {
+        text::window(text).map(Window).map_err(E::custom)
+    }
+
+    fn visit_u64<E: Error>(self, seconds: u64) -> Result<Window, E> {
+        Ok(Window(Duration::from_secs(seconds)))
+    }
+
+    fn visit_i64<E: Error>(self, seconds: i64) -> Result<Window, E> {
+        match u64::try_from(seconds) {
+            Ok(seconds) => self.visit_u64(seconds),
+            Err(_) => Err(E::invalid_value(Unexpected::Signed(seconds), &self)),
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! Limits as text, such as `login=5/min`.
+
+use std::{
+    borrow::Cow,
+    error, fmt,
+    str::{FromStr, SplitWhitespace},
+    time::Duration,
+};
+
+use super::{Limit, Problem, QuotaUnit};
+use crate::algorithm::{Algorithm, Kind};
+
+/// The microseconds of each unit of a window, and its names. A limit is written with the first name.
+const WINDOW_UNITS: [(u64, &[&str]); 6] = [
+    (86_400_000_000, &["d", "day", "days"]),
+    (3_600_000_000, &["h", "hour", "hours"]),
+    (60_000_000, &["min", "m", "minute", "minutes"]),
+    (1_000_000, &["s", "sec", "second", "seconds"]),
+    (1_000, &["ms"]),
+    (1, &["us"]),
+];
+
+impl Limit {
+    /// A limit with this name, from a text such as `100/min`.
+    ///
+    /// | text | limit |
+    /// |---|---|
+    /// | `100/min` | 100 in any minute |
+    /// | `10/s`, `5000/h`, `1/d` | 10 in any second, 5,000 in any hour, 1 in any 24 hours |
+    /// | `100/10s`, `3 / 500ms` | 100 in any 10 seconds, 3 in any half second |
+    /// | `300000000 content-bytes/h` | the same with a [unit](Self::counted_in): `requests`, the default, or `content-bytes` |
+    /// | `1000000/d compact(128)` | the same with an [algorithm](Self::with_algorithm): `log`, the default, `compact(n)`, `counter` or `fixed` |
+    ///
+    /// * The window is a whole number with a unit, or the unit alone: `us` (microseconds), `ms`, `s` `sec` `second` `seconds`,
+    ///   `m` `min` `minute` `minutes`, `h` `hour` `hours`, `d` `day` `days`. There are no fractions: write `1500ms`.
+    /// * Spaces may be around `/` and between words. Everything is in lower case.
+    /// * With the name in front, as in `login=5/min`, [`str::parse`] reads it, and `to_string` writes it. The text of a limit is
+    ///   always read as an equal limit.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidLimitText`], naming the part that is wrong, if the text is not of this form, or if the name, the units or the
+    /// window is outside the [rules](super).
+    ///
+    /// ```
+    /// use tower_sliding_window::Limit;
+    ///
+    /// assert_eq!(Limit::parse("login", "5/min")?, Limit::per_minute("login", 5));
+    /// assert_eq!("login=5/min".parse::<Limit>()?, Limit::per_minute("login", 5));
+    /// assert_eq!(Limit::per_minute("login", 5).to_string(), "login=5/min");
+    ///
+    /// let error = Limit::parse("login", "5/fortnight").unwrap_err();
+    /// assert!(error.to_string().contains("fortnight"));
+    /// # Ok::<_, tower_sliding_window::InvalidLimitText>(())
+    /// ```
+    pub fn parse(name: impl Into<Cow<'static, str>>, text: &str) -> Result<Self, InvalidLimitText> {
+        let name = name.into();
+        let whole_text = format!("{name}={text}");
+        read(name, text).map_err(|problem| InvalidLimitText { text: whole_text, problem })
+    }
+}
+
+/// Reads a name and the text of [`Limit::parse`], such as `login=5/min`.
+impl FromStr for Limit {
+    type Err = InvalidLimitText;
+
+    fn from_str(text: &str) -> Result<Self, InvalidLimitText> {
+        let limit = match text.split_once('=') {
+            Some((name, terms)) => read(name.trim().to_owned().into(), terms),
+            None => Err("there is no = between the name and the units, as in login=5/min".to_owned()),
+        };
+        limit.map_err(|problem| InvalidLimitText { text: text.to_owned(), problem })
+    }
+}
+
+/// Writes the name and the text of [`Limit::parse`], such as `login=5/min`.
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.name, self.units)?;
+        if let Some(unit) = self.unit.name_unless_default() {
+            write!(f, " {unit}")?;
+        }
+        let divides = |(micros, _): &(u64, _)| self.window_micros.is_multiple_of(*micros);
+        let (micros, names) = WINDOW_UNITS.into_iter().find(divides).unwrap_or((1, &["us"]));
+        match self.window_micros / micros {
+            1 => write!(f, "/{}", names[0])?,
+            count => write!(f, "/{count}{}", names[0])?,
+        }
+        match self.algorithm.kind() {
+            Kind::Log => Ok(()),
+            Kind::Compact { entries } => write!(f, " compact({entries})"),
+            Kind::Counter => f.write_str(" counter"),
+            Kind::Fixed => f.write_str(" fixed"),
+        }
+    }
+}
+
+/// The limit, or the reason why there is none.
+fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
+    let (before, after) = text.split_once('/').ok_or("there is no / between the units and the window, as in 5/min")?;
+
+    let mut words = before.split_whitespace();
+    let units_text = words.next().unwrap_or_default();
+    let units = whole_number(units_text)
+        .ok_or_else(|| format!("the number of units must be a whole number, not {units_text:?}"))?;
+    let unit = words.next().map(quota_unit).transpose()?.unwrap_or_default();
+    expect_end(words)?;
+
+    let mut words = after.split_whitespace();
+    let window_text = words.next().ok_or("there is no window after the /, as in 5/min")?;
+    let window = window(window_text)?;
+    let algorithm = words.next().map(algorithm).transpose()?.unwrap_or_default();
+    expect_end(words)?;
+
+    match Problem::of(&name, units, window) {
+        None => Ok(Limit::of_valid(name, units, window).counted_in(unit).with_algorithm(algorithm)),
+        Some(problem) => Err(match problem {
+            Problem::Name => format!("{}, not {name:?}", problem.rule()),
+            Problem::Units => format!("{}, not {units_text}", problem.rule()),
+            Problem::Window => format!("{}, not {window_text}", problem.rule()),
+        }),
+    }
+}
+
+/// A number that is too large becomes the largest one, which is outside of every rule.
+fn whole_number(text: &str) -> Option<u64> {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| text.parse().unwrap_or(u64::MAX))
+}
+
+/// A window such as `min` or `10s`.
+pub(super) fn window(text: &str) -> Result<Duration, String> {
+    let (count, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    if unit.is_empty() {
+        return Err(format!("the window {text:?} has no unit: us, ms, s, min, h or d"));
+    }
+    let of_this_name = |(_, names): &(u64, &[&str])| names.contains(&unit);
+    let (micros, _) = WINDOW_UNITS.into_iter().find(of_this_name).ok_or_else(|| {
+        format!("the window must be a whole number and a unit (us, ms, s, min, h or d), such as 10s, not {text:?}")
+    })?;
+    Ok(Duration::from_micros(whole_number(count).unwrap_or(1).saturating_mul(micros)))
+}
+
+pub(super) fn quota_unit(word: &str) -> Result<QuotaUnit, String> {
+    match word {
+        "requests" => Ok(QuotaUnit::Requests),
+        "content-bytes" => Ok(QuotaUnit::ContentBytes),
+        _ => Err(format!("the unit must be requests or content-bytes, not {word:?}")),
+    }
+}
+
+pub(super) fn algorithm(word: &str) -> Result<Algorithm, String> {
+    let entries = word.strip_prefix("compact(").and_then(|rest| rest.strip_suffix(')'));
+    match (word, entries.and_then(whole_number)) {
+        ("log", _) => Ok(Algorithm::log()),
+        ("counter", _) => Ok(Algorithm::counter()),
+        ("fixed", _) => Ok(Algorithm::fixed()),
+        (_, Some(entries)) => match u16::try_from(entries) {
+            Ok(entries @ Algorithm::MIN_ENTRIES..=Algorithm::MAX_ENTRIES) => Ok(Algorithm::compact(entries)),
+            _ => Err(format!("a compact log must have 3 to 1024 entries, not {entries}")),
+        },
+        _ => Err(format!("the algorithm must be log, compact(n), counter or fixed, not {word:?}")),
+    }
+}
+
+fn expect_end(mut words: SplitWhitespace<'_>) -> Result<(), String> {
+    words.next().map_or(Ok(()), |word| Err(format!("there is no place for {word:?}")))
+}
+
+/// A text that is not a [`Limit`]: the error of [`Limit::parse`], and of [`str::parse`]. It names the text, and the part of it
+/// that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidLimitText {
+    text: String,
+    problem: String,
+}
+
+impl fmt::Display for InvalidLimitText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "limit {:?}: {}", self.text, self.problem)
+    }
+}
+
+impl error::Error for InvalidLimitText {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limit(units: u64, window: Duration) -> Limit {
+        Limit::new("a", units, window).unwrap()
+    }
+
+    #[test]
+    fn a_text_is_read_with_each_unit_and_spacing() {
+        let second = Duration::from_secs(1);
+        for (text, units, window) in [
+            ("100/min", 100, 60 * second),
+            ("10/s", 10, second),
+            ("5000/h", 5_000, 3_600 * second),
+            ("1/d", 1, 86_400 * second),
+            ("100/10s", 100, 10 * second),
+            ("3 / 500ms", 3, second / 2),
+            ("  3\t/\t1500000us  ", 3, second * 3 / 2),
+            ("007/007sec", 7, 7 * second),
+            ("1/1second", 1, second),
+            ("1/2seconds", 1, 2 * second),
+            ("1/m", 1, 60 * second),
+            ("1/minute", 1, 60 * second),
+            ("1/90minutes", 1, 5_400 * second),
+            ("1/hour", 1, 3_600 * second),
+            ("1/2hours", 1, 7_200 * second),
+            ("1/day", 1, 86_400 * second),
+            ("1/365days", 1, Limit::MAX_WINDOW),
+            ("1/1ms", 1, Limit::MIN_WINDOW),
+            ("1/1000us", 1, Limit::MIN_WINDOW),
+            ("4503599627370496/s", Limit::MAX_UNITS, second),
+            ("1 requests/s log", 1, second),
+        ] {
+            assert_eq!(Limit::parse("a", text).unwrap(), limit(units, window), "{text}");
+            assert_eq!(format!(" a = {text}").parse::<Limit>().unwrap(), limit(units, window), "{text}");
+        }
+        let bytes = limit(9, second).counted_in(QuotaUnit::ContentBytes);
+        assert_eq!(Limit::parse("a", "9 content-bytes/s").unwrap(), bytes);
+        for (word, algorithm) in [
+            ("counter", Algorithm::counter()),
+            ("fixed", Algorithm::fixed()),
+            ("compact(3)", Algorithm::compact(3)),
+            ("compact(1024)", Algorithm::compact(1024)),
+        ] {
+            let text = format!("9 content-bytes / s {word}");
+            assert_eq!(Limit::parse("a", &text).unwrap(), bytes.clone().with_algorithm(algorithm));
+        }
+    }
+
+    #[test]
+    fn a_limit_is_written_in_the_largest_unit_that_divides_its_window() {
+        for (micros, text) in [
+            (1_000, "a=7/ms"),
+            (1_001, "a=7/1001us"),
+            (1_500_000, "a=7/1500ms"),
+            (60_000_000, "a=7/min"),
+            (61_000_000, "a=7/61s"),
+            (5_400_000_000, "a=7/90min"),
+            (86_400_000_000, "a=7/d"),
+            (31_536_000_000_000, "a=7/365d"),
+        ] {
+            assert_eq!(limit(7, Duration::from_micros(micros)).to_string(), text);
+        }
+        let searches = Limit::per_day("searches", Limit::MAX_UNITS).counted_in(QuotaUnit::ContentBytes);
+        let text = searches.with_algorithm(Algorithm::compact(128)).to_string();
+        assert_eq!(text, "searches=4503599627370496 content-bytes/d compact(128)");
+    }
+
+    #[test]
+    fn an_error_says_which_part_is_wrong() {
+        for (text, problem) in [
+            ("", "there is no / between the units and the window"),
+            ("100", "there is no / between the units and the window"),
+            ("3 per minute", "there is no / between the units and the window"),
+            ("/min", "the number of units must be a whole number, not \"\""),
+            ("-5/min", "the number of units must be a whole number, not \"-5\""),
+            ("+5/min", "the number of units must be a whole number, not \"+5\""),
+            ("1.5/min", "the number of units must be a whole number, not \"1.5\""),
+            ("1_000/min", "the number of units must be a whole number, not \"1_000\""),
+            ("٣/min", "the number of units must be a whole number, not \"٣\""),
+            ("0/min", "units must be 1 to 2^52, not 0"),
+            ("4503599627370497/min", "units must be 1 to 2^52, not 4503599627370497"),
+            ("99999999999999999999/min", "units must be 1 to 2^52, not 99999999999999999999"),
+            ("5 bytes/min", "the unit must be requests or content-bytes, not \"bytes\""),
+            ("5 requests a/min", "there is no place for \"a\""),
+            ("5/", "there is no window after the /"),
+            ("5/10", "the window \"10\" has no unit: us, ms, s, min, h or d"),
+            ("5/10 s", "the window \"10\" has no unit"),
+            ("5/fortnight", "such as 10s, not \"fortnight\""),
+            ("5/MIN", "such as 10s, not \"MIN\""),
+            ("5/-1s", "such as 10s, not \"-1s\""),
+            ("5/1.5s", "such as 10s, not \"1.5s\""),
+            ("5/1/s", "such as 10s, not \"1/s\""),
+            ("5/µs", "such as 10s, not \"µs\""),
+            ("5/0s", "window must be 1 ms to 365 days, not 0s"),
+            ("5/999us", "window must be 1 ms to 365 days, not 999us"),
+            ("5/366d", "window must be 1 ms to 365 days, not 366d"),
+            ("5/99999999999999999999d", "window must be 1 ms to 365 days, not 99999999999999999999d"),
+            ("5/min sliding", "the algorithm must be log, compact(n), counter or fixed, not \"sliding\""),
+            ("5/min compact", "the algorithm must be log, compact(n), counter or fixed, not \"compact\""),
+            ("5/min compact()", "the algorithm must be log, compact(n), counter or fixed, not \"compact()\""),
+            ("5/min compact(2)", "a compact log must have 3 to 1024 entries, not 2"),
+            ("5/min compact(65539)", "a compact log must have 3 to 1024 entries, not 65539"),
+            ("5/min fixed counter", "there is no place for \"counter\""),
+        ] {
+            let error = Limit::parse("login", text).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("limit {:?}: ", format!("login={text}"))), "{error}");
+            assert!(error.contains(problem), "{error}");
+            assert_eq!(format!("login={text}").parse::<Limit>().unwrap_err().to_string(), error);
+        }
+        for (text, problem) in [
+            ("5/min", "there is no = between the name and the units"),
+            ("=5/min", "name must be 1 to 64 characters of A-Z a-z 0-9 _ . -, not \"\""),
+            ("a b=5/min", "name must be 1 to 64 characters of A-Z a-z 0-9 _ . -, not \"a b\""),
+            ("a=b=5/min", "the number of units must be a whole number, not \"b=5\""),
+        ] {
+            let error = text.parse::<Limit>().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("limit {text:?}: ")) && error.contains(problem), "{error}");
+        }
+    }
+}
