@@ -36,6 +36,7 @@
 //! | decide what a route does while Redis is slow or gone | [`guide::when_redis_fails`] |
 //! | look up a fault: its effect, and how long it lasts | [`guide::what_happens_when`] |
 //! | limit calls to an upstream, or wait instead of being refused | [`guide::around_a_client`] |
+//! | limit gRPC calls, on a server of tonic or around a channel | [`guide::grpc`] |
 //! | limit to millions of units, or spread a hot key over a cluster | [`guide::large_limits`] |
 //! | set up Redis: permissions, memory, sentinel, TLS | [`guide::running_redis`] |
 //! | run on a Redis Cluster | [`guide::running_redis`](guide::running_redis#cluster) |
@@ -96,6 +97,7 @@
 //! | `serde` | no | [`Limit`] in configurations: `Serialize` and `Deserialize` |
 //! | `tls` | no | `rediss://` URLs, by rustls, with the system's root certificates or your own |
 //! | `tracing` | yes | log lines for set-up errors, an unavailable store and others: at most one a second of each kind for each layer or limiter |
+//! | `grpc` | no | `GrpcResponse`, [`PeerIp`] and [`ClientIp`] with tonic's peer address, and a [`Rejection`] is a `tonic::Status`: see [`guide::grpc`] |
 //! | `metrics` | no | counters, gauges and histograms for the recorder of the program: see [`metrics`](mod@metrics) |
 //!
 //! # Panics
@@ -124,6 +126,9 @@ pub mod split;
 pub mod store;
 mod window;
 
+#[cfg(feature = "grpc")]
+#[doc(inline)]
+pub use self::middleware::{GrpcOr, GrpcResponse};
 #[cfg(feature = "redis")]
 #[doc(inline)]
 pub use self::store::RedisStore;

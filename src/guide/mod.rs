@@ -6,6 +6,8 @@ pub mod around_a_client {}
 pub mod choosing_keys {}
 #[doc = include_str!("costs_known_afterwards.md")]
 pub mod costs_known_afterwards {}
+#[doc = include_str!("grpc.md")]
+pub mod grpc {}
 #[doc = include_str!("large_limits.md")]
 pub mod large_limits {}
 #[doc = include_str!("limits_by_plan.md")]

@@ -69,6 +69,8 @@ mod request;
 mod response;
 mod service;
 
+#[cfg(feature = "grpc")]
+pub use self::rejection::{GrpcOr, GrpcResponse};
 pub use self::{
     future::ResponseFuture,
     headers::{EXPOSED_HEADERS, HeaderSets, ResetFormat},

@@ -128,6 +128,12 @@ impl<I: Clone, S, R> RateLimit<I, S, R> {
     }
 }
 
+/// tonic's server takes a guarded service in the place of the service.
+#[cfg(feature = "grpc")]
+impl<I: tonic::server::NamedService, S, R> tonic::server::NamedService for RateLimit<I, S, R> {
+    const NAME: &'static str = I::NAME;
+}
+
 // Not derived, since that would require `R: Clone`. A responder is shared.
 impl<I: Clone, S, R> Clone for RateLimit<I, S, R> {
     fn clone(&self) -> Self {

@@ -19,8 +19,9 @@ use crate::key::Key;
 /// 6to4). IPv6 addresses share the key of their /64. If a translator in your network uses its own prefix, count by [all
 /// bits](Self::ipv6_prefix).
 ///
-/// With axum, serve the router with `into_make_service_with_connect_info::<SocketAddr>()`. Without axum, put the
-/// connection's [`SocketAddr`] into the request's extensions. A request with neither gets a 500, and is logged.
+/// With axum, serve the router with `into_make_service_with_connect_info::<SocketAddr>()`. tonic's server needs nothing but
+/// the feature `grpc`. With others, put the connection's [`SocketAddr`] into the request's extensions. A request with none of
+/// these gets a 500, and is logged, as does one over a Unix socket.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -77,7 +78,8 @@ pub(super) fn peer(parts: &Parts) -> Result<IpAddr, KeyError> {
     #[cfg(not(feature = "axum"))]
     let from_axum: Option<SocketAddr> = None;
 
-    from_axum.or_else(|| parts.extensions.get().copied()).map(|peer: SocketAddr| peer.ip()).ok_or_else(|| {
+    let found = from_axum.or_else(|| from_tonic(parts)).or_else(|| parts.extensions.get().copied());
+    found.map(|peer: SocketAddr| peer.ip()).ok_or_else(|| {
         // A mistake in the set-up: `invalid`, so that `or` does not hide it.
         KeyError::invalid(
             "peer address",
@@ -86,4 +88,24 @@ pub(super) fn peer(parts: &Parts) -> Result<IpAddr, KeyError> {
         )
         .with_status(StatusCode::INTERNAL_SERVER_ERROR)
     })
+}
+
+/// The peer of tonic's server, with or without TLS.
+#[cfg(feature = "grpc")]
+fn from_tonic(parts: &Parts) -> Option<SocketAddr> {
+    use tonic::transport::server::TcpConnectInfo;
+
+    if let Some(connection) = parts.extensions.get::<TcpConnectInfo>() {
+        return connection.remote_addr();
+    }
+    // Without a TLS feature of tonic, which chooses the cryptography, this crate cannot name the type of a connection with
+    // TLS. tonic can, if the server has such a feature.
+    let mut request = tonic::Request::new(());
+    *request.extensions_mut() = parts.extensions.clone();
+    request.remote_addr()
+}
+
+#[cfg(not(feature = "grpc"))]
+fn from_tonic(_: &Parts) -> Option<SocketAddr> {
+    None
 }

@@ -14,6 +14,7 @@
 //! Two refusals have no figures: one by [hidden](super::KeyedLimit::hidden) limits alone, and one by a layer
 //! that [does not send them](super::RateLimitLayer::headers). Both have `Retry-After`.
 //!
+//! For clients that speak gRPC, there is `GrpcResponse`: see [`guide::grpc`](crate::guide::grpc).
 //! For plain text, use [`respond_with(TextResponse)`](super::RateLimitLayer::respond_with). To send any other response, give a
 //! closure to [`RateLimitLayer::on_rejection`](super::RateLimitLayer::on_rejection). It gets the status and all headers but
 //! `Content-Type`. [`Rejection::detail`] is a sentence for clients. The rejection it gets includes hidden limits;
@@ -67,10 +68,14 @@
 //! # Ok(()) }
 //! ```
 
+#[cfg(feature = "grpc")]
+mod grpc;
 mod reason;
 mod response;
 pub(super) mod shadow;
 
+#[cfg(feature = "grpc")]
+pub use self::grpc::{GrpcOr, GrpcResponse};
 pub use self::{
     reason::Rejection,
     response::{JsonResponse, RejectionResponse, TextResponse},

@@ -4,7 +4,7 @@ mod completion;
 mod degraded;
 mod dropped;
 mod follow_up;
-#[cfg(feature = "axum")]
+#[cfg(any(feature = "axum", feature = "grpc"))]
 mod handler;
 mod pause;
 mod settlements;

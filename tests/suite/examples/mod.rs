@@ -1,5 +1,7 @@
 //! The examples, run as programs.
 
 mod command_line;
+#[cfg(feature = "grpc")]
+mod grpc;
 mod server;
 mod small_servers;

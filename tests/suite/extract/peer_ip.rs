@@ -21,6 +21,33 @@ fn the_peer_is_found_wherever_a_server_puts_it() {
     }
 }
 
+#[cfg(feature = "grpc")]
+#[test]
+fn the_peer_of_tonics_server_is_found() {
+    use tonic::transport::server::TcpConnectInfo;
+
+    let tonic = |remote_addr| TcpConnectInfo { local_addr: None, remote_addr };
+    let mut request = with(&[]);
+    request.extensions.insert(tonic(Some(SocketAddr::from(([192, 0, 2, 1], 1)))));
+    // One that a layer has inserted does not replace it.
+    request.extensions.insert(SocketAddr::from(([192, 0, 2, 9], 1)));
+    assert_eq!(PeerIp::new().extract(&request).unwrap(), key("192.0.2.1"));
+
+    let mut request = with(&[]);
+    request.extensions.insert(tonic(None));
+    assert_eq!(PeerIp::new().extract(&request).unwrap_err().status(), 500);
+}
+
+#[cfg(all(feature = "grpc", unix))]
+#[test]
+fn a_unix_socket_has_no_peer_address() {
+    use tonic::transport::server::UdsConnectInfo;
+
+    let mut request = with(&[]);
+    request.extensions.insert(UdsConnectInfo { peer_addr: None, peer_cred: None });
+    assert_eq!(PeerIp::new().extract(&request).unwrap_err().status(), 500);
+}
+
 #[test]
 fn no_header_changes_the_peer() {
     for name in ["x-forwarded-for", "forwarded", "x-real-ip", "cf-connecting-ip"] {

@@ -4,6 +4,8 @@ mod choosing;
 mod count_afterwards;
 mod degraded_responses;
 mod dropped_requests;
+#[cfg(feature = "grpc")]
+mod grpc;
 mod headers;
 mod heeding_upstreams;
 mod hidden_limits;

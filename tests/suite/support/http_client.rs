@@ -22,6 +22,12 @@ impl HttpClient {
         Self(Client::builder(TokioExecutor::new()).build_http())
     }
 
+    /// Speaks HTTP/2 from the first byte.
+    #[cfg(feature = "grpc")]
+    pub(crate) fn http2() -> Self {
+        Self(Client::builder(TokioExecutor::new()).http2_only(true).build_http())
+    }
+
     pub(crate) async fn get(&self, url: &str) -> Answer {
         self.send("GET", url, &[]).await
     }

@@ -1,6 +1,10 @@
 //! Helpers that the tests share.
 
+#[cfg(any(feature = "grpc", feature = "tls"))]
+pub(crate) mod certificates;
 pub(crate) mod example;
+#[cfg(feature = "grpc")]
+pub(crate) mod grpc;
 pub(crate) mod http_client;
 pub(crate) mod http_server;
 pub(crate) mod load;

@@ -1,0 +1,179 @@
+//! Responses to rejected gRPC calls.
+
+use std::time::Duration;
+
+use http::{
+    HeaderMap, HeaderValue, Response, StatusCode,
+    header::{CONTENT_TYPE, RETRY_AFTER},
+    request::Parts,
+};
+use tonic::{Code, Status, metadata::MetadataMap};
+use tonic_types::{ErrorDetails, StatusExt};
+
+use super::{reason::Rejection, response::RejectionResponse};
+
+/// A gRPC status, for services that speak gRPC: HTTP 200 with all in its headers ("trailers-only"), and no body.
+///
+/// | rejection | code |
+/// |---|---|
+/// | over a limit, cost above the limit | `RESOURCE_EXHAUSTED` (8) |
+/// | no decision, while failing closed | `UNAVAILABLE` (14) |
+/// | a key error with the HTTP status 401 | `UNAUTHENTICATED` (16) |
+/// | 403, or a [denied](crate::RateLimitLayer::deny) key | `PERMISSION_DENIED` (7) |
+/// | 429 | `RESOURCE_EXHAUSTED` (8) |
+/// | 503 | `UNAVAILABLE` (14) |
+/// | another 4xx | `INVALID_ARGUMENT` (3) |
+/// | any other status | `INTERNAL` (13) |
+///
+/// * The message is [`Rejection::detail`]: a sentence for clients.
+/// * `grpc-retry-pushback-ms` ([gRFC A6]) is the wait in milliseconds, rounded up. It is -1 where waiting does not help, or takes
+///   longer than the 24.8 days that fit into it. Then clients with a retry policy do not retry.
+/// * `grpc-status-details-bin` has a `google.rpc.RetryInfo` with the same wait, and a `google.rpc.QuotaFailure` with one violation
+///   for each limit that has refused. Its subject is the name of the limit. [Hidden](crate::KeyedLimit::hidden) limits have none.
+/// * All headers of other rejections are metadata, such as `retry-after` and the [figures](crate::HeaderSets).
+/// * A request of gRPC-Web gets the same headers under its own content type. A browser's script can read them only if CORS
+///   exposes `grpc-status`, `grpc-message` and `grpc-status-details-bin`.
+///
+/// It answers every request in gRPC. If the server answers HTTP as well, use [`or`](Self::or). It works with every body that has
+/// a default, such as tonic's and axum's.
+///
+/// ```
+/// use tower_sliding_window::{GrpcResponse, Limit, MemoryStore, PeerIp, RateLimitLayer};
+///
+/// let layer = RateLimitLayer::new(MemoryStore::new())
+///     .limit(Limit::per_minute("calls", 600).by(PeerIp::new()))
+///     .respond_with(GrpcResponse);
+/// ```
+///
+/// [gRFC A6]: https://github.com/grpc/proposal/blob/master/A6-client-retries.md#pushback
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GrpcResponse;
+
+/// A gRPC status for gRPC clients, and another response for all others: see [`GrpcResponse::or`].
+#[derive(Clone, Copy, Debug)]
+pub struct GrpcOr<R> {
+    other: R,
+}
+
+impl GrpcResponse {
+    /// Answers requests in gRPC whose `Content-Type` is `application/grpc`, `application/grpc-web`,
+    /// `application/grpc-web-text`, or one of these with a suffix such as `+proto`. All others get the other response.
+    ///
+    /// ```
+    /// use axum::{Router, body::Body, extract::connect_info::MockConnectInfo, routing::get};
+    /// use http::Request;
+    /// use std::net::SocketAddr;
+    /// use tower::ServiceExt;
+    /// use tower_sliding_window::{GrpcResponse, JsonResponse, Limit, MemoryStore, PeerIp, RateLimitLayer};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let layer = RateLimitLayer::new(MemoryStore::new())
+    ///     .limit(Limit::per_minute("requests", 1).by(PeerIp::new()))
+    ///     .respond_with(GrpcResponse.or(JsonResponse));
+    ///
+    /// let app = Router::new()
+    ///     .route("/", get(|| async { "hello" }))
+    ///     .layer(layer)
+    ///     .layer(MockConnectInfo(SocketAddr::from(([203, 0, 113, 7], 50_000))));
+    /// app.clone().oneshot(Request::get("/").body(Body::empty())?).await?;
+    ///
+    /// let http = app.clone().oneshot(Request::get("/").body(Body::empty())?).await?;
+    /// assert_eq!(http.status(), 429);
+    ///
+    /// let call = Request::post("/").header("content-type", "application/grpc").body(Body::empty())?;
+    /// let grpc = app.oneshot(call).await?;
+    /// assert_eq!((grpc.status().as_u16(), &grpc.headers()["grpc-status"]), (200, &"8".parse()?));
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn or<R>(self, other: R) -> GrpcOr<R> {
+        GrpcOr { other }
+    }
+}
+
+impl<B: Default> RejectionResponse<B> for GrpcResponse {
+    fn respond(&self, rejection: &Rejection, request: &Parts, head: Response<()>) -> Response<B> {
+        grpc_response(rejection, content_type(request).unwrap_or(GRPC), head)
+    }
+}
+
+impl<B: Default, R: RejectionResponse<B>> RejectionResponse<B> for GrpcOr<R> {
+    fn respond(&self, rejection: &Rejection, request: &Parts, head: Response<()>) -> Response<B> {
+        match content_type(request) {
+            Some(content_type) => grpc_response(rejection, content_type, head),
+            None => self.other.respond(rejection, request, head),
+        }
+    }
+}
+
+const GRPC: &str = "application/grpc";
+
+/// The content types of requests in gRPC without their suffix, and those of their responses.
+const CONTENT_TYPES: [(&str, &str); 3] = [
+    (GRPC, GRPC),
+    ("application/grpc-web", "application/grpc-web+proto"),
+    ("application/grpc-web-text", "application/grpc-web-text+proto"),
+];
+
+/// The content type of a response to this request, if it is in gRPC.
+fn content_type(request: &Parts) -> Option<&'static str> {
+    let content_type = request.headers.get(CONTENT_TYPE)?.to_str().ok()?;
+    let without_suffix = content_type.split(['+', ';']).next()?.trim();
+    let mut known = CONTENT_TYPES.into_iter();
+    known.find_map(|(of_request, of_response)| of_request.eq_ignore_ascii_case(without_suffix).then_some(of_response))
+}
+
+fn grpc_response<B: Default>(rejection: &Rejection, content_type: &'static str, head: Response<()>) -> Response<B> {
+    let mut response = rejection.to_grpc(head.into_parts().0.headers).into_http();
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}
+
+impl Rejection {
+    /// The status with these headers as metadata.
+    pub(crate) fn to_grpc(&self, headers: HeaderMap) -> Status {
+        let wait = self.wait(&headers);
+        let mut details = ErrorDetails::new();
+        if let Some(wait) = wait {
+            details.set_retry_info(Some(wait));
+        }
+        for limit in self.violated_limits() {
+            details.add_quota_failure_violation(limit, self.violation());
+        }
+        let mut metadata = MetadataMap::from_headers(headers);
+        let pushback = wait.and_then(|wait| i32::try_from(wait.as_millis()).ok()).unwrap_or(-1);
+        metadata.insert("grpc-retry-pushback-ms", pushback.into());
+        Status::with_error_details_and_metadata(self.grpc_code(), self.detail(), details, metadata)
+    }
+
+    fn grpc_code(&self) -> Code {
+        match self.status() {
+            StatusCode::TOO_MANY_REQUESTS => Code::ResourceExhausted,
+            StatusCode::SERVICE_UNAVAILABLE => Code::Unavailable,
+            StatusCode::UNAUTHORIZED => Code::Unauthenticated,
+            StatusCode::FORBIDDEN => Code::PermissionDenied,
+            status if status.is_client_error() => Code::InvalidArgument,
+            _ => Code::Internal,
+        }
+    }
+
+    /// How long the client should wait, in whole milliseconds; `None` if that does not help.
+    fn wait(&self, headers: &HeaderMap) -> Option<Duration> {
+        match self {
+            Self::Limited(decision) => {
+                let millis = decision.retry_after()?.as_nanos().div_ceil(1_000_000);
+                // No wait at all would let some clients come back at once.
+                Some(Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX).max(1)))
+            }
+            Self::Unavailable(_) => headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok().map(Duration::from_secs),
+            Self::NeverFits(_) | Self::NoKey(_) | Self::Denied => None,
+        }
+    }
+
+    fn violation(&self) -> &'static str {
+        match self {
+            Self::NeverFits(_) => "The call costs more than the limit ever admits.",
+            _ => "The limit is used up.",
+        }
+    }
+}

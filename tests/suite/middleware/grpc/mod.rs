@@ -1,0 +1,13 @@
+//! `GrpcResponse`, on servers of tonic and around its channels.
+
+mod bad_input;
+mod servers;
+mod statuses;
+
+use tower_sliding_window::{GrpcResponse, Limit, MemoryStore, PeerIp, RateLimitLayer};
+
+const CALLS: Limit = Limit::per_hour("calls", 2);
+
+fn by_peer() -> RateLimitLayer<MemoryStore, GrpcResponse> {
+    RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(PeerIp::new())).respond_with(GrpcResponse)
+}
