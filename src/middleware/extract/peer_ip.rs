@@ -20,8 +20,8 @@ use crate::key::Key;
 /// bits](Self::ipv6_prefix).
 ///
 /// With axum, serve the router with `into_make_service_with_connect_info::<SocketAddr>()`. tonic's server needs nothing but
-/// the feature `grpc`. With others, put the connection's [`SocketAddr`] into the request's extensions. A request with none of
-/// these gets a 500, and is logged, as does one over a Unix socket.
+/// the feature `grpc`. With other servers, and where you accept TLS yourself, put the connection's [`SocketAddr`] into the request's
+/// extensions. A request with none of these, such as one over a Unix socket, gets a 500, and is logged.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -90,19 +90,12 @@ pub(super) fn peer(parts: &Parts) -> Result<IpAddr, KeyError> {
     })
 }
 
-/// The peer of tonic's server, with or without TLS.
+/// The peer of tonic's server, which puts it there with and without TLS.
 #[cfg(feature = "grpc")]
 fn from_tonic(parts: &Parts) -> Option<SocketAddr> {
     use tonic::transport::server::TcpConnectInfo;
 
-    if let Some(connection) = parts.extensions.get::<TcpConnectInfo>() {
-        return connection.remote_addr();
-    }
-    // Without a TLS feature of tonic, which chooses the cryptography, this crate cannot name the type of a connection with
-    // TLS. tonic can, if the server has such a feature.
-    let mut request = tonic::Request::new(());
-    *request.extensions_mut() = parts.extensions.clone();
-    request.remote_addr()
+    parts.extensions.get().and_then(TcpConnectInfo::remote_addr)
 }
 
 #[cfg(not(feature = "grpc"))]
