@@ -18,7 +18,7 @@ use crate::{admission::random, decision::LimitStatus};
 #[diagnostic::on_unimplemented(
     message = "`{Self}` makes no response with a body of type `{B}`",
     note = "the default response needs a body that can be made of a `String`; \
-            for others say how with `RateLimitLayer::on_rejection`"
+            for others say how with `RateLimitLayer::on_rejection`, or for gRPC with `respond_with(GrpcResponse)`"
 )]
 pub trait RejectionResponse<B> {
     /// The response. `head` has the status and the headers, which may be changed. `request` is the head of the request, for
