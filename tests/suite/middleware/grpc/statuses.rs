@@ -49,7 +49,7 @@ async fn a_client_that_waits_for_the_retry_info_is_admitted() {
 
     let refused = check(&mut client).await.unwrap_err();
     assert_eq!(refused.code(), Code::ResourceExhausted);
-    assert!(refused.message().starts_with(r#"The limit "calls" is used up. Retry in "#), "{refused}");
+    assert!(refused.message().starts_with("The limit 'calls' is used up. Retry in "), "{refused}");
     assert_eq!(violated(&refused), ["calls"]);
     let wait = retry_info(&refused).unwrap();
     assert!((1..=1_500).contains(&wait), "{wait}");
@@ -81,7 +81,7 @@ async fn each_rejection_that_no_wait_ends_has_its_code_and_no_retry_time() {
     let peer = PeerIp::new();
     let localhost = peer.key([127, 0, 0, 1].into());
     let unreadable = "The request cannot be counted: tenant: 10.0.0.7 has no \u{e9}\n.";
-    let never_fits = "The request costs 3 units. The limit \"calls\" never admits more than 2.";
+    let never_fits = "The request costs 3 units. The limit 'calls' never admits more than 2.";
     let cases = [
         (by_peer().cost(|_| 3), Code::ResourceExhausted, never_fits),
         (
