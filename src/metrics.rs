@@ -2,9 +2,11 @@
 //!
 //! | name | kind | unit | labels | counts or measures |
 //! |---|---|---|---|---|
-//! | `rate_limit_decisions_total` | counter | decisions | `limit`: the limit's name; `outcome`: `allowed`, `refused`, `shadow_refused` | how often a limit was part of an admission, refused, or would have refused in the [shadow](crate::KeyedLimit::in_shadow); units counted [afterwards](crate::KeyedLimit::count_afterwards) are left out |
-//! | `rate_limit_failures_total` | counter | failures | `cause`: `timed_out`, `unavailable`, `breaker_open`, `no_limit` | how often the store did not answer, or a limit could not be chosen: see [`Error`] |
-//! | `rate_limit_degraded_total` | counter | requests | `mode`: `open`, `closed`, `local`, `fallback` | how often a layer's [failure mode](crate::FailureMode) decided or left out a limit; how often [fallbacks](crate::KeyedLimit::fallback) were enough; how often a handler answered 503 by a [`Rejection`](crate::Rejection) |
+//! | `rate_limit_decisions_total` | counter | decisions | `layer`; `limit`: the limit's name; `outcome`: `allowed`, `refused`, `shadow_refused` | how often a limit was part of an admission, refused, or would have refused in the [shadow](crate::KeyedLimit::in_shadow); units counted [afterwards](crate::KeyedLimit::count_afterwards) are left out |
+//! | `rate_limit_rejections_total` | counter | requests | `layer`; `kind`: `limited`, `never_fits`, `no_key`, `denied`, `unavailable` | how often a layer, or a handler by a [`Rejection`](crate::Rejection), responded in the service's place: with 429 over a limit, with 429 because the cost is above a limit, because of the key, with 403, with 503 |
+//! | `rate_limit_uncounted_total` | counter | requests | `layer`; `kind`: `preflight`, `skipped`, `allowed` | how often a layer let a request through uncounted: [CORS preflights](crate::RateLimitLayer::count_preflights), [skipped](crate::RateLimitLayer::skip) requests, [allowed](crate::RateLimitLayer::allow) keys |
+//! | `rate_limit_failures_total` | counter | failures | `layer`; `cause`: `timed_out`, `unavailable`, `breaker_open`, `no_limit` | how often the store did not answer, or a limit could not be chosen: see [`Error`] |
+//! | `rate_limit_degraded_total` | counter | requests | `layer`; `mode`: `open`, `closed`, `local`, `fallback` | how often a layer's [failure mode](crate::FailureMode) decided or left out a limit; how often [fallbacks](crate::KeyedLimit::fallback) were enough; how often a handler answered 503 by a [`Rejection`](crate::Rejection) |
 //! | `rate_limit_deny_cache_hits_total` | counter | refusals | | refusals by a [`DenyCache`](crate::DenyCache), without asking the store |
 //! | `rate_limit_breakers_open` | gauge | breakers | | open [breakers](crate::Breaker): 0 or 1 for one `RedisStore`, unless a limiter or layer has a breaker of its own |
 //! | `rate_limit_batch_checks` | histogram | checks and settlements | | size of a batch that is sent to Redis |
@@ -13,24 +15,76 @@
 //! | `rate_limit_script_seconds` | histogram | seconds | | time of a batch from taking a connection to the reply or the error |
 //!
 //! 1. They need the feature `metrics`, which is off by default. Without it, none of this code is compiled.
-//! 2. A check of several limits counts once for each limit. If it is refused, only the limits that refused it count.
+//! 2. `layer` is the [name](crate::RateLimitLayer::named) of the layer. It is empty for a layer without a name, for a handler,
+//!    and for a [`Limiter`](crate::Limiter) without a layer. To Prometheus, an empty label is a missing one.
+//! 3. A check of several limits counts once for each limit. If it is refused, only the limits that refused it count.
 //!    Decisions by the deny cache, by a [share](crate::Share) of this process, and at no cost count too. A caller that
 //!    is refused in [`acquire`](crate::Limiter::acquire) while others are ahead of it counts twice: as a refusal, and
 //!    as an admission at no cost, since the limiter asks the store for the figures.
-//! 3. A failure counts for each check, settlement or reset, whatever the failure mode does; a probe does not count.
+//! 4. A failure counts for each check, settlement or reset, whatever the failure mode does; a probe does not count.
 //!    `no_limit` counts once a request, however many limits could not be chosen.
-//! 4. No label contains a key. There is one series for each name of a limit, also for
-//!    [chosen](crate::KeyedLimit::chosen) limits.
-//! 5. Install the recorder before the first request: the gauge counts from there.
+//! 5. A rejection counts once, for the layer that made it. A request that is counted, and is not rejected, is in no counter of
+//!    requests, but in the decisions of each of its limits.
+//! 6. No label contains a key or other text of a client. The number of series depends on the names of layers and limits alone:
+//!    there is one for each name of a limit in each layer, also for [chosen](crate::KeyedLimit::chosen) limits.
+//! 7. Install the recorder before the first request: the gauge counts from there. A recorder gets the units and descriptions of
+//!    all metrics just before its first value.
+//!
+//! # Alerts
+//!
+//! | alert on a rate above zero of | since |
+//! |---|---|
+//! | `rate_limit_degraded_total` | limits are not enforced, or requests get a 503, because the store does not decide |
+//! | `rate_limit_rejections_total{kind="never_fits"}` | a limit is smaller than the cost of a request, so waiting does not help the client |
+//! | `rate_limit_rejections_total{kind="no_key"}` | the server does not know its peers, or clients send no key |
+//! | `rate_limit_queue_full_total` | Redis decides fewer checks than arrive |
+//!
+//! For the part of requests that a limit refuses, divide its `refused` decisions by all of its decisions. For how close failures
+//! are, compare `rate_limit_script_seconds` with the [deadline](crate::RateLimitLayer::deadline).
+//!
+//! # Buckets
+//!
+//! Histograms need buckets that fit. A batch has up to 64 checks, or 128 equal ones, and 8,192 may wait in the queue. A time needs
+//! a boundary at the deadline, which is 50 ms by default.
+//!
+//! ```
+//! # #[cfg(feature = "metrics")]
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+//! use tower_sliding_window::{Limit, Limiter, MemoryStore};
+//!
+//! const SECONDS: [f64; 10] = [0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1.0];
+//! const BATCH: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
+//! const QUEUE: [f64; 6] = [0.0, 16.0, 64.0, 256.0, 1_024.0, 8_192.0];
+//!
+//! let prometheus = PrometheusBuilder::new()
+//!     .set_buckets_for_metric(Matcher::Full("rate_limit_script_seconds".to_owned()), &SECONDS)?
+//!     .set_buckets_for_metric(Matcher::Full("rate_limit_batch_checks".to_owned()), &BATCH)?
+//!     .set_buckets_for_metric(Matcher::Full("rate_limit_queue_checks".to_owned()), &QUEUE)?
+//!     .install_recorder()?;
+//!
+//! let limiter = Limiter::new(MemoryStore::new());
+//! assert!(limiter.check(&Limit::per_minute("calls", 60), "ada", 1).await?.is_allowed());
+//! let page = prometheus.render();
+//! assert!(page.contains("# HELP rate_limit_decisions_total Decisions by limit and outcome"));
+//! assert!(page.contains(r#"rate_limit_decisions_total{layer="",limit="calls",outcome="allowed"} 1"#));
+//! # Ok(()) }
+//! # #[cfg(not(feature = "metrics"))] fn main() {}
+//! ```
 #![cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "without the feature nothing is recorded"))]
 
 #[cfg(feature = "redis")]
 use std::time::Instant;
+#[cfg(feature = "metrics")]
+use std::{
+    ptr,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 #[cfg(all(feature = "metrics", feature = "redis"))]
 use ::metrics::histogram;
 #[cfg(feature = "metrics")]
-use ::metrics::{counter, gauge};
+use ::metrics::{Recorder, Unit, counter, gauge, with_recorder};
 
 use crate::{decision::Decision, error::Error};
 
@@ -39,14 +93,65 @@ macro_rules! record {
     ($($body:tt)*) => {
         #[cfg(feature = "metrics")]
         {
+            describe();
             $($body)*
         }
     };
 }
 
-/// A decision of the store, the deny cache or this process.
+#[cfg(feature = "metrics")]
+type Descriptions<const N: usize> = [(&'static str, Unit, &'static str); N];
+
+#[cfg(feature = "metrics")]
+const COUNTERS: Descriptions<7> = [
+    ("rate_limit_decisions_total", Unit::Count, "Decisions by limit and outcome"),
+    ("rate_limit_rejections_total", Unit::Count, "Requests with a response in the service's place, by kind"),
+    ("rate_limit_uncounted_total", Unit::Count, "Requests that no limit counted, by kind"),
+    ("rate_limit_failures_total", Unit::Count, "Calls that the store did not answer, and limits not chosen, by cause"),
+    ("rate_limit_degraded_total", Unit::Count, "Requests that the store did not decide, by failure mode"),
+    ("rate_limit_deny_cache_hits_total", Unit::Count, "Refusals without asking the store"),
+    ("rate_limit_queue_full_total", Unit::Count, "Checks and settlements that failed because the queue was full"),
+];
+
+#[cfg(feature = "metrics")]
+const GAUGES: Descriptions<1> = [("rate_limit_breakers_open", Unit::Count, "Open circuit breakers")];
+
+#[cfg(feature = "metrics")]
+const HISTOGRAMS: Descriptions<3> = [
+    ("rate_limit_batch_checks", Unit::Count, "Checks and settlements in a batch"),
+    ("rate_limit_queue_checks", Unit::Count, "Checks and settlements that still wait when a batch is sent"),
+    ("rate_limit_script_seconds", Unit::Seconds, "Time of a batch, from taking a connection to the reply"),
+];
+
+/// Describes all metrics to a recorder that is not the last one. A process may install it at any time, and a test may have
+/// one for each thread.
+#[cfg(feature = "metrics")]
+fn describe() {
+    /// The address of the last recorder.
+    static DESCRIBED: AtomicUsize = AtomicUsize::new(0);
+
+    with_recorder(|recorder: &dyn Recorder| {
+        let address = ptr::from_ref(recorder).cast::<()>().addr();
+        if DESCRIBED.load(Ordering::Relaxed) == address {
+            return;
+        }
+        for (name, unit, text) in COUNTERS {
+            recorder.describe_counter(name.into(), Some(unit), text.into());
+        }
+        for (name, unit, text) in GAUGES {
+            recorder.describe_gauge(name.into(), Some(unit), text.into());
+        }
+        for (name, unit, text) in HISTOGRAMS {
+            recorder.describe_histogram(name.into(), Some(unit), text.into());
+        }
+        // After the descriptions, so that no other thread records a value before them.
+        DESCRIBED.store(address, Ordering::Relaxed);
+    });
+}
+
+/// A decision of the store, the deny cache or this process, for a layer of this name.
 #[inline]
-pub(crate) fn decided(decision: &Decision) {
+pub(crate) fn decided(decision: &Decision, layer: &'static str) {
     record! {
         let is_allowed = decision.is_allowed();
         for status in decision.statuses() {
@@ -60,14 +165,14 @@ pub(crate) fn decided(decision: &Decision) {
                 None => continue,
             };
             let limit = status.limit().shared_name();
-            counter!("rate_limit_decisions_total", "limit" => limit, "outcome" => outcome).increment(1);
+            counter!("rate_limit_decisions_total", "layer" => layer, "limit" => limit, "outcome" => outcome).increment(1);
         }
     }
 }
 
 /// A check, a settlement or a reset that the store has not answered.
 #[inline]
-pub(crate) fn failed(error: &Error) {
+pub(crate) fn failed(error: &Error, layer: &'static str) {
     record! {
         let cause = match error {
             Error::TimedOut { .. } => "timed_out",
@@ -77,14 +182,26 @@ pub(crate) fn failed(error: &Error) {
             // The caller's mistake.
             Error::NeverFits(_) => return,
         };
-        counter!("rate_limit_failures_total", "cause" => cause).increment(1);
+        counter!("rate_limit_failures_total", "layer" => layer, "cause" => cause).increment(1);
     }
 }
 
 /// A request that the failure mode or fallbacks have decided.
 #[inline]
-pub(crate) fn degraded(mode: &'static str) {
-    record! { counter!("rate_limit_degraded_total", "mode" => mode).increment(1); }
+pub(crate) fn degraded(mode: &'static str, layer: &'static str) {
+    record! { counter!("rate_limit_degraded_total", "layer" => layer, "mode" => mode).increment(1); }
+}
+
+/// A response in the service's place.
+#[inline]
+pub(crate) fn rejected(kind: &'static str, layer: &'static str) {
+    record! { counter!("rate_limit_rejections_total", "layer" => layer, "kind" => kind).increment(1); }
+}
+
+/// A request that is let through uncounted.
+#[inline]
+pub(crate) fn uncounted(kind: &'static str, layer: &'static str) {
+    record! { counter!("rate_limit_uncounted_total", "layer" => layer, "kind" => kind).increment(1); }
 }
 
 /// A refusal by the deny cache.

@@ -136,7 +136,7 @@ impl<S: Store> Limiter<S> {
         let status = self.check_after(check.without_costs(), waited).await?;
         // Units may be left for the first in line by now, but not for those behind it.
         let refusal = status.refused_for(check, place.first_waits().max(LEAST_PAUSE));
-        metrics::decided(&refusal);
+        metrics::decided(&refusal, self.core.layer);
         Ok(refusal)
     }
 }

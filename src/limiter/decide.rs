@@ -81,7 +81,7 @@ impl<S: Store> Limiter<S> {
         }
         let refusal = core.store.decide_now(&check.without_costs())?.ok()?.into_refusal(check)?;
         let refusal = refusal.with_retry_reserved_after(core.retry_reserved_after);
-        metrics::decided(&refusal);
+        metrics::decided(&refusal, core.layer);
         Some(refusal)
     }
 }
@@ -94,7 +94,7 @@ impl<S: Store> Core<S> {
         let Recall::Refused(refusal) = recall else { return recall };
         let refusal = refusal.with_retry_reserved_after(self.retry_reserved_after);
         metrics::deny_cache_hit();
-        metrics::decided(&refusal);
+        metrics::decided(&refusal, self.layer);
         Recall::Refused(refusal)
     }
 
@@ -114,7 +114,7 @@ impl<S: Store> Core<S> {
     ) -> Result<Decision, Error> {
         match outcome {
             Ok(decision) => {
-                metrics::decided(&decision);
+                metrics::decided(&decision, self.layer);
                 if let (Some(refusals), Some(lookup)) = (&self.refusals, lookup) {
                     refusals.learn(lookup, &decision);
                 }
@@ -133,10 +133,10 @@ impl<S: Store> Core<S> {
 
     /// Decides under a share what the store has failed to decide.
     fn decide_locally(&self, local: Option<(&Check, Share)>, error: Error) -> Result<Decision, Error> {
-        metrics::failed(&error);
+        metrics::failed(&error, self.layer);
         let Some((check, share)) = local else { return Err(error) };
         let decision = self.local.decide(check, share, error)?;
-        metrics::decided(&decision);
+        metrics::decided(&decision, self.layer);
         Ok(decision.with_retry_reserved_after(self.retry_reserved_after))
     }
 }

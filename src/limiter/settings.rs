@@ -28,6 +28,8 @@ pub(super) struct Core<S> {
     pub(super) store: S,
     pub(super) deadline: Duration,
     pub(super) retry_reserved_after: Duration,
+    /// The name of the layer whose limiter this is, for metrics. Empty without a layer, or without a name.
+    pub(super) layer: &'static str,
     /// `None` if no refusal is remembered.
     pub(super) refusals: Option<Arc<Refusals>>,
     pub(super) breaker: SharedBreaker,
@@ -48,6 +50,7 @@ impl<S: Store> Limiter<S> {
             store,
             deadline: DEFAULT_DEADLINE,
             retry_reserved_after: RETRY_RESERVED_AFTER,
+            layer: "",
             refusals,
             breaker,
             lines: Lines::default(),
@@ -114,6 +117,11 @@ impl<S: Store> Limiter<S> {
 
     pub(crate) fn share(&self) -> Option<Share> {
         self.share
+    }
+
+    /// Counts decisions and failures under the name of a layer.
+    pub(crate) fn in_layer(self, name: &'static str) -> Self {
+        self.set(|core| core.layer = name)
     }
 
     fn set(mut self, change: impl FnOnce(&mut Core<S>)) -> Self {

@@ -187,13 +187,13 @@ impl<S: Store> Limiter<S> {
     {
         let core = &*self.core;
         if let Some(error) = core.breaker.refuse(core.deadline, || core.probes(probe)) {
-            metrics::failed(&error);
+            metrics::failed(&error, core.layer);
             return Err(error);
         }
         let mut call = pin!(self.within(call(&core.store)));
         let outcome = call.as_mut().await.and_then(|reply| Ok(reply?));
         core.count(&outcome, &call);
-        outcome.inspect_err(metrics::failed)
+        outcome.inspect_err(|error| metrics::failed(error, core.layer))
     }
 }
 

@@ -9,6 +9,8 @@ use crate::{error::Error, limit::Limit, limiter::FailureMode};
 /// The log lines of one layer, or of all handlers that return a rejection.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
+    /// The name of the layer. Empty without one.
+    layer: &'static str,
     #[cfg(feature = "tracing")]
     throttles: [Throttle; 9],
 }
@@ -41,11 +43,26 @@ pub(crate) enum Event<'a> {
 }
 
 impl Events {
+    /// The log lines of a layer of this name.
+    pub(crate) fn of(layer: &'static str) -> Self {
+        Self {
+            layer,
+            #[cfg(feature = "tracing")]
+            throttles: Default::default(),
+        }
+    }
+
+    /// The name of the layer, also for metrics.
+    #[inline]
+    pub(crate) fn layer(&self) -> &'static str {
+        self.layer
+    }
+
     #[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "no log lines"))]
     pub(crate) fn log(&self, event: Event<'_>) {
         #[cfg(feature = "tracing")]
         if let Some(suppressed) = self.throttles[event.kind()].pass() {
-            event.write(suppressed);
+            event.write(self.layer, suppressed);
         }
     }
 }
@@ -67,35 +84,43 @@ impl Event<'_> {
         }
     }
 
-    fn write(self, suppressed: u64) {
+    fn write(self, layer: &'static str, suppressed: u64) {
+        let layer = (!layer.is_empty()).then_some(layer);
         match self {
             Self::NoDecision { limits, error, mode } => {
-                tracing::warn!(error = %Chain(error), limits = limits(), ?mode, suppressed, "no rate-limit decision");
+                tracing::warn!(error = %Chain(error), limits = limits(), ?mode, layer, suppressed, "no rate-limit decision");
             }
             Self::LimitNotChosen { limits, error, mode, fallbacks } => {
                 let names: Vec<_> = fallbacks.iter().map(Limit::name).collect();
                 let (mode, fallbacks) =
                     (mode.map(tracing::field::debug), (!names.is_empty()).then(|| names.join(", ")));
-                tracing::warn!(error = %Chain(error), limits = limits(), mode, fallbacks, suppressed, "a rate limit could not be chosen");
+                tracing::warn!(error = %Chain(error), limits = limits(), mode, fallbacks, layer, suppressed, "a rate limit could not be chosen");
             }
             Self::NoKey(error) => {
-                tracing::error!(%error, suppressed, "the server is not set up to find a rate-limit key");
+                tracing::error!(%error, layer, suppressed, "the server is not set up to find a rate-limit key");
             }
-            Self::NeverFits(error) => tracing::warn!(%error, suppressed, "request can never be admitted"),
+            Self::NeverFits(error) => tracing::warn!(%error, layer, suppressed, "request can never be admitted"),
             Self::ShadowRefusals { limits } => {
-                tracing::info!(limits = limits(), suppressed, "limits in the shadow would have refused a request");
+                tracing::info!(
+                    limits = limits(),
+                    layer,
+                    suppressed,
+                    "limits in the shadow would have refused a request"
+                );
             }
             Self::NotSettled(error) => {
-                tracing::warn!(error = %Chain(error), suppressed, "a request is not settled, and stays charged as it was");
+                tracing::warn!(error = %Chain(error), layer, suppressed, "a request is not settled, and stays charged as it was");
             }
             Self::UpstreamNotHeeded => tracing::warn!(
+                layer,
                 suppressed,
                 "a layer is to heed its upstream, but none of its limits does: key one by `UpstreamHost`, or say \
                  `KeyedLimit::heed_upstream`"
             ),
-            Self::UpstreamPauses(time) => tracing::info!(?time, suppressed, "an upstream says to stay away"),
+            Self::UpstreamPauses(time) => tracing::info!(?time, layer, suppressed, "an upstream says to stay away"),
             Self::NotPaused(error) => tracing::warn!(
                 error = %Chain(error),
+                layer,
                 suppressed,
                 "an upstream says to stay away, but its limits stay open"
             ),

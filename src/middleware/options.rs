@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use http::{HeaderName, request::Parts};
 
 use super::{
+    events::Events,
     extract::{KeyExtractor, header_name},
     headers::{HeaderSets, PartitionKeys, ResetFormat, XRateLimitNames},
     layer::RateLimitLayer,
@@ -17,6 +18,19 @@ use crate::{
 };
 
 impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
+    /// Names the layer in [metrics](mod@crate::metrics), as their label `layer`, and in log lines, as their field `layer`.
+    /// Layers may share a name. Default: no name.
+    ///
+    /// ```
+    /// # use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
+    /// let layer = RateLimitLayer::new(MemoryStore::new())
+    ///     .named("api")
+    ///     .limit(Limit::per_minute("requests", 60).by(PeerIp::new()));
+    /// ```
+    pub fn named(self, name: &'static str) -> Self {
+        self.set(|settings| settings.events = Arc::new(Events::of(name))).set_limiter(|limiter| limiter.in_layer(name))
+    }
+
     /// Sets the units that a request takes of each limit of the layer without a [cost](super::KeyedLimit::cost) of its own.
     /// Default: 1. A request with a cost of 0 is free, and is admitted even if nothing is left.
     pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {

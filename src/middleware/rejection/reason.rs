@@ -39,6 +39,17 @@ impl Rejection {
         }
     }
 
+    /// The label in metrics.
+    pub(crate) fn label(&self) -> &'static str {
+        match self {
+            Self::Limited(_) => "limited",
+            Self::NeverFits(_) => "never_fits",
+            Self::NoKey(_) => "no_key",
+            Self::Denied => "denied",
+            Self::Unavailable(_) => "unavailable",
+        }
+    }
+
     /// Logs a mistake in the set-up of limits or server. A client's mistake is not logged.
     pub(crate) fn log(&self, events: &Events) {
         match self {

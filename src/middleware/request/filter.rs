@@ -18,7 +18,7 @@ use super::super::{
     extract::{KeyError, KeyExtractor},
     rejection::Rejection,
 };
-use crate::key::Key;
+use crate::{key::Key, metrics};
 
 type Skip = dyn Fn(&Parts) -> bool + Send + Sync;
 
@@ -66,10 +66,17 @@ impl RequestFilter {
                 false
             })
         };
-        let is_skipped = !self.counts_preflights && is_preflight(parts)
-            || self.skipped.iter().any(|skips| skips(parts))
-            || self.allowed.iter().any(allows);
-        Ok(!is_skipped)
+        let uncounted = if !self.counts_preflights && is_preflight(parts) {
+            "preflight"
+        } else if self.skipped.iter().any(|skips| skips(parts)) {
+            "skipped"
+        } else if self.allowed.iter().any(allows) {
+            "allowed"
+        } else {
+            return Ok(true);
+        };
+        metrics::uncounted(uncounted, events.layer());
+        Ok(false)
     }
 }
 

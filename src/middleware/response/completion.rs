@@ -18,7 +18,7 @@ use super::{
     degraded::Degraded,
     follow_up::{FollowUp, Settling},
 };
-use crate::{decision::Decision, error::Error, limiter::FailureMode, store::Store};
+use crate::{decision::Decision, error::Error, limiter::FailureMode, metrics, store::Store};
 
 /// Completes the response to a request that was let through.
 pub(crate) struct Completion<S, R> {
@@ -170,6 +170,7 @@ impl<S, R> Policy<S, R, Limits> {
         R: RejectionResponse<B>,
     {
         rejection.log(&self.settings.events);
+        metrics::rejected(rejection.label(), self.settings.events.layer());
         let decision = if let Rejection::Limited(decision) = &rejection { Some(decision) } else { None };
         let quotas = self.quotas(decision, details.as_deref());
         let shadow = self.shadow_refusals(decision, details.map(|details| details.left_out).unwrap_or_default());

@@ -19,7 +19,7 @@ pub struct Degraded {
 impl Degraded {
     /// A request that the store has not decided. Logs and counts it.
     pub(super) fn undecided(error: &Error, mode: FailureMode, events: &Events, limits: &dyn Fn() -> String) -> Self {
-        metrics::degraded(mode.label());
+        metrics::degraded(mode.label(), events.layer());
         events.log(Event::NoDecision { limits, error, mode });
         Self { error: error.clone(), mode: Some(mode), fallbacks: Vec::new() }
     }
@@ -36,12 +36,12 @@ impl Degraded {
         let UnchosenLimit { error, fallback } = unchosen.iter().min_by_key(|unchosen| unchosen.fallback.is_some())?;
         let by_mode = fallback.is_none().then_some(mode);
         let fallbacks: Vec<_> = unchosen.iter().filter_map(|unchosen| unchosen.fallback.clone()).collect();
-        metrics::failed(error);
+        metrics::failed(error, events.layer());
         events.log(Event::LimitNotChosen { limits, error, mode: by_mode, fallbacks: &fallbacks });
         if let Some(error) = undecided {
             return Some(Self { fallbacks, ..Self::undecided(error, mode, events, limits) });
         }
-        metrics::degraded(by_mode.map_or("fallback", FailureMode::label));
+        metrics::degraded(by_mode.map_or("fallback", FailureMode::label), events.layer());
         Some(Self { error: error.clone(), mode: by_mode, fallbacks })
     }
 

@@ -6,7 +6,7 @@ use super::{
     super::{events::Events, rejection::Rejection},
     degraded::Degraded,
 };
-use crate::limiter::FailureMode;
+use crate::{limiter::FailureMode, metrics};
 
 /// The default response of a layer that fails closed, with the same [`Degraded`], log lines and metrics. Its reset is in
 /// [seconds from now](crate::ResetFormat::DeltaSeconds), or in the format of the layer around it.
@@ -42,6 +42,7 @@ fn report(rejection: &Rejection) -> Option<Degraded> {
     static EVENTS: LazyLock<Events> = LazyLock::new(Events::default);
 
     rejection.log(&EVENTS);
+    metrics::rejected(rejection.label(), EVENTS.layer());
     match rejection {
         Rejection::Unavailable(error) => {
             Some(Degraded::undecided(error, FailureMode::Closed, &EVENTS, &|| "a handler's".to_owned()))

@@ -1,7 +1,15 @@
 //! The metrics that a recorder gets, by the names in the docs.
 
-use std::{collections::BTreeMap, convert::Infallible, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
+use axum::{Router, body::Body, routing::get};
+use http::{Method, Request, Response, StatusCode};
+use metrics::{Counter, Gauge, Histogram, KeyName, Metadata, Recorder, SharedString, Unit};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tokio::{
     task::{JoinSet, yield_now},
@@ -9,11 +17,13 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Breaker, DenyCache, Error, FailureMode, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Share,
+    Breaker, DenyCache, Error, FailureMode, Header, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer,
+    RedisStore, Rejection, Share, Store,
 };
 
 use crate::support::{
     TEST_TIMEOUT,
+    log::Log,
     redis_server::RedisServer,
     requests::{anyone, hello, request},
     stores::{Failing, Silent},
@@ -34,9 +44,10 @@ impl Recorded {
         Self { snapshotter: recorder.snapshotter(), _recorder: metrics::set_default_local_recorder(recorder) }
     }
 
-    /// All values by name and labels since the last call.
+    /// All values by name and labels since the last call. Each metric has a unit and a description.
     fn all(&self) -> BTreeMap<String, DebugValue> {
-        let series = self.snapshotter.snapshot().into_vec().into_iter().map(|(key, _, _, value)| {
+        let series = self.snapshotter.snapshot().into_vec().into_iter().map(|(key, unit, description, value)| {
+            assert!(unit.is_some() && description.is_some(), "{key:?}");
             let labels = key.key().labels().map(|label| format!(" {}={}", label.key(), label.value()));
             (format!("{}{}", key.key().name(), labels.collect::<String>()), value)
         });
@@ -79,12 +90,14 @@ async fn decisions_count_by_limit_and_outcome() {
     }
     let all = recorded.all();
     let decisions = |limit: &str, outcome: &str| {
-        count(&all, &format!("rate_limit_decisions_total limit={limit} outcome={outcome}"))
+        count(&all, &format!("rate_limit_decisions_total layer= limit={limit} outcome={outcome}"))
     };
     assert_eq!(["allowed", "refused"].map(|outcome| decisions("calls", outcome)), [3, 2]);
     assert_eq!(["allowed", "refused"].map(|outcome| decisions("wide", outcome)), [3, 0], "this limit had capacity");
     assert_eq!(["allowed", "refused", "shadow_refused"].map(|outcome| decisions("trial", outcome)), [1, 0, 4]);
-    assert!(all.keys().all(|series| series.starts_with("rate_limit_decisions_total")), "{all:?}");
+    assert_eq!(count(&all, "rate_limit_rejections_total layer= kind=limited"), 2);
+    let names = ["rate_limit_decisions_total", "rate_limit_rejections_total"];
+    assert!(all.keys().all(|series| names.iter().any(|name| series.starts_with(name))), "{all:?}");
 }
 
 /// The refused caller has peeked at the limit at cost 0, which also counts.
@@ -98,7 +111,7 @@ async fn a_refusal_in_line_counts_once() {
     let recorded = Recorded::start();
     assert!(!limiter.acquire(&CALLS, "ada", 1, TEST_TIMEOUT).await.unwrap().is_allowed());
     let all = recorded.all();
-    let decisions = |outcome| count(&all, &format!("rate_limit_decisions_total limit=calls outcome={outcome}"));
+    let decisions = |outcome| count(&all, &format!("rate_limit_decisions_total layer= limit=calls outcome={outcome}"));
     assert_eq!(["allowed", "refused"].map(decisions), [1, 1]);
     waiting.abort();
 }
@@ -129,12 +142,12 @@ async fn failures_count_by_cause_and_degraded_responses_by_mode() {
 
     let all = recorded.all();
     let failures = ["unavailable", "breaker_open", "timed_out", "no_limit"]
-        .map(|cause| count(&all, &format!("rate_limit_failures_total cause={cause}")));
+        .map(|cause| count(&all, &format!("rate_limit_failures_total layer= cause={cause}")));
     assert_eq!(failures, [5, 4, 2, 3]);
     let degraded = ["open", "closed", "local", "fallback"]
-        .map(|mode| count(&all, &format!("rate_limit_degraded_total mode={mode}")));
+        .map(|mode| count(&all, &format!("rate_limit_degraded_total layer= mode={mode}")));
     assert_eq!(degraded, [5, 3, 3, 1]);
-    let allowed = count(&all, "rate_limit_decisions_total limit=calls outcome=allowed");
+    let allowed = count(&all, "rate_limit_decisions_total layer= limit=calls outcome=allowed");
     assert_eq!(allowed, 5, "three of this process, and two of a fallback");
 }
 
@@ -175,7 +188,7 @@ async fn each_redis_batch_is_measured() {
     let all = recorded.all();
     assert_eq!(values(&all, "rate_limit_batch_checks"), [1.0; 4], "the last refusal was repeated");
     assert_eq!(count(&all, "rate_limit_deny_cache_hits_total"), 1);
-    assert_eq!(count(&all, "rate_limit_decisions_total limit=calls outcome=refused"), 2);
+    assert_eq!(count(&all, "rate_limit_decisions_total layer= limit=calls outcome=refused"), 2);
     let seconds = values(&all, "rate_limit_script_seconds");
     assert!(seconds.len() == 4 && seconds.iter().all(|seconds| (1e-6..20.0).contains(seconds)), "{seconds:?}");
 
@@ -211,6 +224,210 @@ async fn a_full_queue_is_counted() {
     let all = recorded.all();
     let full = count(&all, "rate_limit_queue_full_total");
     assert!(full > 0);
-    assert_eq!(count(&all, "rate_limit_failures_total cause=unavailable"), full);
-    assert_eq!(count(&all, "rate_limit_failures_total cause=timed_out"), failed - full);
+    assert_eq!(count(&all, "rate_limit_failures_total layer= cause=unavailable"), full);
+    assert_eq!(count(&all, "rate_limit_failures_total layer= cause=timed_out"), failed - full);
+}
+
+/// A request by method and path, with these headers.
+fn to(method: Method, path: &str, headers: &[(&str, &str)]) -> Request<Body> {
+    let request = Request::builder().method(method).uri(path);
+    let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+    request.body(Body::empty()).unwrap()
+}
+
+async fn send<S: Store>(layer: &RateLimitLayer<S>, request: Request<Body>) -> StatusCode
+where
+    S::Decide: Send,
+{
+    layer.layer(service_fn(hello)).oneshot(request).await.unwrap().status()
+}
+
+#[tokio::test(start_paused = true)]
+async fn rejections_count_by_layer_and_kind() {
+    let recorded = Recorded::start();
+    let tenant = Header::new("x-tenant");
+    let api = RateLimitLayer::new(MemoryStore::new())
+        .named("api")
+        .limit(CALLS.by(tenant.clone()))
+        .cost(|request| if request.uri.path() == "/too-large" { 4 } else { 1 })
+        .deny(tenant.clone(), [tenant.key("eve")]);
+    let get = |path: &str, tenant: &str| to(Method::GET, path, &[("x-tenant", tenant)]);
+    let mut statuses = Vec::new();
+    for request in [
+        get("/", "ada"),
+        get("/", "ada"),
+        get("/", "ada"),
+        get("/", "ada"),
+        get("/too-large", "bob"),
+        to(Method::GET, "/", &[]),
+        get("/", "eve"),
+    ] {
+        statuses.push(send(&api, request).await.as_u16());
+    }
+    assert_eq!(statuses, [200, 200, 200, 429, 429, 400, 403]);
+    let closed = RateLimitLayer::new(Failing).named("login").limit(CALLS.by(anyone)).fail_closed();
+    for _ in 0..2 {
+        assert_eq!(send(&closed, request()).await, 503);
+    }
+    let all = recorded.all();
+    let kinds = ["limited", "never_fits", "no_key", "denied", "unavailable"];
+    let rejections =
+        |layer: &str| kinds.map(|kind| count(&all, &format!("rate_limit_rejections_total layer={layer} kind={kind}")));
+    assert_eq!((rejections("api"), rejections("login"), rejections("")), ([1, 1, 1, 1, 0], [0, 0, 0, 0, 2], [0; 5]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn decisions_failures_and_degraded_requests_have_the_name_of_their_layer() {
+    let recorded = Recorded::start();
+    let limiter = Limiter::new(MemoryStore::new());
+    // Settings before and after the name, whatever makes a limiter of its own.
+    let named = |name| {
+        let layer = RateLimitLayer::on(limiter.clone()).breaker(Breaker::off()).named(name);
+        layer.limit(CALLS.by(anyone)).deny_cache(DenyCache::new())
+    };
+    assert_eq!(send(&named("one"), request()).await, 200);
+    for status in [200, 200, 429] {
+        assert_eq!(send(&named("other"), request()).await, status);
+    }
+    assert_eq!(send(&named("waits").wait_up_to(Duration::from_secs(1)), request()).await, 429);
+    let key = anyone(&request().into_parts().0).unwrap();
+    assert!(!limiter.check(&CALLS, key, 1).await.unwrap().is_allowed());
+    for (name, mode) in [("open", FailureMode::Open), ("local", FailureMode::Local(Share::one_of(1)))] {
+        let layer = RateLimitLayer::on(Limiter::new(Failing)).named(name).limit(CALLS.by(anyone)).failure_mode(mode);
+        assert_eq!(send(&layer, request()).await, 200);
+    }
+    let chosen = KeyedLimit::chosen(anyone, |_| async { Err::<Limit, _>("no such tenant") });
+    assert_eq!(send(&RateLimitLayer::new(MemoryStore::new()).named("chosen").limit(chosen), request()).await, 200);
+
+    let all = recorded.all();
+    let series: BTreeMap<_, _> = all.keys().map(|series| (series.as_str(), count(&all, series))).collect();
+    let expected = [
+        ("rate_limit_decisions_total layer= limit=calls outcome=refused", 1),
+        ("rate_limit_decisions_total layer=local limit=calls outcome=allowed", 1),
+        ("rate_limit_decisions_total layer=one limit=calls outcome=allowed", 1),
+        ("rate_limit_decisions_total layer=other limit=calls outcome=allowed", 2),
+        ("rate_limit_decisions_total layer=other limit=calls outcome=refused", 1),
+        ("rate_limit_decisions_total layer=waits limit=calls outcome=refused", 1),
+        ("rate_limit_degraded_total layer=chosen mode=open", 1),
+        ("rate_limit_degraded_total layer=local mode=local", 1),
+        ("rate_limit_degraded_total layer=open mode=open", 1),
+        ("rate_limit_failures_total layer=chosen cause=no_limit", 1),
+        ("rate_limit_failures_total layer=local cause=unavailable", 1),
+        ("rate_limit_failures_total layer=open cause=unavailable", 1),
+        ("rate_limit_rejections_total layer=other kind=limited", 1),
+        ("rate_limit_rejections_total layer=waits kind=limited", 1),
+    ];
+    assert_eq!(series, BTreeMap::from(expected));
+}
+
+/// The name is also a field of log lines.
+#[tokio::test(start_paused = true)]
+async fn log_lines_have_the_name_of_their_layer() {
+    for (layer, is_named) in [(RateLimitLayer::new(Failing).named("api"), true), (RateLimitLayer::new(Failing), false)]
+    {
+        let log = Log::start();
+        assert_eq!(send(&layer.limit(CALLS.by(anyone)), request()).await, 200);
+        let log = log.text();
+        assert!(log.contains("no rate-limit decision"), "{log}");
+        assert_eq!((log.contains("layer=\"api\""), log.contains("layer=")), (is_named, is_named), "{log}");
+    }
+}
+
+#[tokio::test]
+async fn uncounted_requests_count_by_layer_and_kind() {
+    let recorded = Recorded::start();
+    let tenant = Header::new("x-tenant");
+    let layer = RateLimitLayer::new(MemoryStore::new())
+        .named("api")
+        .limit(CALLS.by(anyone))
+        .skip(|request| request.uri.path() == "/health")
+        .allow(tenant.clone(), [tenant.key("monitor")]);
+    let preflight = [("origin", "https://example.org"), ("access-control-request-method", "GET")];
+    for request in [
+        to(Method::OPTIONS, "/", &preflight),
+        to(Method::GET, "/health", &[]),
+        to(Method::GET, "/health", &[]),
+        to(Method::GET, "/", &[("x-tenant", "monitor")]),
+        to(Method::GET, "/", &[]),
+    ] {
+        assert_eq!(send(&layer, request).await, 200);
+    }
+    let all = recorded.all();
+    let uncounted = ["preflight", "skipped", "allowed"]
+        .map(|kind| count(&all, &format!("rate_limit_uncounted_total layer=api kind={kind}")));
+    assert_eq!(uncounted, [1, 2, 1]);
+    assert_eq!(count(&all, "rate_limit_decisions_total layer=api limit=calls outcome=allowed"), 1);
+}
+
+/// A handler is no layer. The layer around it has not rejected the request.
+#[tokio::test]
+async fn the_rejection_of_a_handler_counts_without_a_layer() {
+    let recorded = Recorded::start();
+    let refuse = || async {
+        let limiter = Limiter::new(MemoryStore::new());
+        Err::<(), _>(limiter.check(&CALLS, "ada", 4).await.map(Rejection::Limited).unwrap_or_else(Rejection::from))
+    };
+    let layer = RateLimitLayer::new(MemoryStore::new()).named("api").limit(CALLS.by(anyone));
+    let response: Response<Body> = Router::new().route("/", get(refuse)).layer(layer).oneshot(request()).await.unwrap();
+    assert_eq!(response.status(), 429);
+    let all = recorded.all();
+    let rejections: Vec<_> = all.keys().filter(|series| series.starts_with("rate_limit_rejections_total")).collect();
+    assert_eq!(rejections, ["rate_limit_rejections_total layer= kind=never_fits"]);
+}
+
+/// Remembers the names of the metrics that were described to it.
+#[derive(Default)]
+struct Described(Arc<Mutex<BTreeSet<String>>>);
+
+impl Described {
+    fn add(&self, name: &KeyName, unit: Option<Unit>, description: &SharedString) {
+        assert!(unit.is_some() && !description.is_empty(), "{name:?}");
+        assert!(self.0.lock().unwrap().insert(name.as_str().to_owned()), "{name:?} was described twice");
+    }
+}
+
+impl Recorder for Described {
+    fn describe_counter(&self, name: KeyName, unit: Option<Unit>, description: SharedString) {
+        self.add(&name, unit, &description);
+    }
+
+    fn describe_gauge(&self, name: KeyName, unit: Option<Unit>, description: SharedString) {
+        self.add(&name, unit, &description);
+    }
+
+    fn describe_histogram(&self, name: KeyName, unit: Option<Unit>, description: SharedString) {
+        self.add(&name, unit, &description);
+    }
+
+    fn register_counter(&self, _: &metrics::Key, _: &Metadata<'_>) -> Counter {
+        Counter::noop()
+    }
+
+    fn register_gauge(&self, _: &metrics::Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::noop()
+    }
+
+    fn register_histogram(&self, _: &metrics::Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::noop()
+    }
+}
+
+/// A recorder that comes late gets them as well.
+#[tokio::test]
+async fn every_metric_of_the_docs_is_described_with_the_first_value() {
+    let docs = include_str!("../../../src/metrics.rs").lines();
+    let kinds = [" | counter |", " | gauge |", " | histogram |"];
+    let documented: BTreeSet<_> = docs
+        .filter_map(|line| line.strip_prefix("//! | `rate_limit_")?.split_once('`'))
+        .filter_map(|(name, columns)| kinds.iter().any(|kind| columns.starts_with(kind)).then_some(name))
+        .collect();
+    assert!(documented.len() > 10, "{documented:?}");
+    let limiter = Limiter::new(MemoryStore::new());
+    assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+    let described = Arc::default();
+    let _recorder = metrics::set_default_local_recorder(Box::leak(Box::new(Described(Arc::clone(&described)))));
+    assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+    let described = described.lock().unwrap();
+    let described: BTreeSet<_> = described.iter().filter_map(|name| name.strip_prefix("rate_limit_")).collect();
+    assert_eq!(described, documented);
 }
