@@ -8,7 +8,7 @@ use tower_layer::Layer;
 use super::{
     events::Event,
     policy::{Policy, Settings},
-    rejection::{JsonResponse, Rejection},
+    rejection::{JsonResponse, Rejection, WithBody},
     request::{InvalidLimits, KeyedLimit, Limits},
     service::RateLimit,
 };
@@ -112,6 +112,28 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
     /// ```
     pub fn respond_with<T>(self, responder: T) -> RateLimitLayer<S, T, L> {
         let Policy { limiter, limits, responder: _, settings } = Arc::unwrap_or_clone(self.policy);
+        RateLimitLayer { policy: Arc::new(Policy { limiter, limits, responder, settings }) }
+    }
+
+    /// Makes the bodies of responses to rejected requests from their text, for services whose body cannot be made of a
+    /// `String`. Default: the body's `From<String>`.
+    ///
+    /// ```
+    /// use std::convert::Infallible;
+    /// use http_body_util::{Full, combinators::BoxBody};
+    /// use hyper::body::Bytes;
+    /// # use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
+    ///
+    /// let layer = RateLimitLayer::new(MemoryStore::new())
+    ///     .limit(Limit::per_minute("login", 5).by(PeerIp::new()))
+    ///     .rejection_body(|text| BoxBody::<Bytes, Infallible>::new(Full::from(text)));
+    /// ```
+    pub fn rejection_body<F, B>(self, body: F) -> RateLimitLayer<S, WithBody<R, F>, L>
+    where
+        F: Fn(String) -> B,
+    {
+        let Policy { limiter, limits, responder, settings } = Arc::unwrap_or_clone(self.policy);
+        let responder = WithBody::new(responder, body);
         RateLimitLayer { policy: Arc::new(Policy { limiter, limits, responder, settings }) }
     }
 

@@ -24,8 +24,43 @@
 //!
 //! # The place of the layer
 //!
-//! * Outside of `Buffer` and `ConcurrencyLimit`, whose permit would otherwise be held while the store decides.
-//! * Inside of CORS: a browser cannot read a 429 without CORS headers. Expose [`EXPOSED_HEADERS`] there.
+//! | other layer | outside of the limits | inside of the limits |
+//! |---|---|---|
+//! | `CorsLayer` | **Recommended.** It answers preflights itself, and lets browsers read a 429. Expose [`EXPOSED_HEADERS`] | a browser cannot read a 429, since it has no CORS headers. Preflights pass uncounted |
+//! | `TraceLayer` | reports rejections too | reports only requests that the limits let through. It wraps the body |
+//! | `TimeoutLayer` | its time includes the wait for the decision. A request that it drops leaves the line | its time is that of the service. A 408 or 504 was charged, and has figures |
+//! | `CompressionLayer` | compresses rejections too | compresses only responses of the service. It wraps the body |
+//! | authentication | needed if a key is the user that it has found | attempts to log in are charged |
+//! | `Buffer`, `ConcurrencyLimit` | a permit is held while the store decides | **Recommended** |
+//!
+//! * In a `ServiceBuilder` the first layer is the outermost. On an axum `Router` it is the last.
+//! * On an axum `Router`, every order compiles if each layer has a call of `Router::layer` of its own.
+//! * The limits cannot make a wrapped body for a rejection. So in a `ServiceBuilder`, put one line between the limits and a
+//!   layer inside of them that wraps the body:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # use axum::{Router, body::Body, routing::get};
+//! # use http::{Request, Response};
+//! # use tower::{ServiceBuilder, ServiceExt};
+//! # use tower_http::{compression::CompressionLayer, cors::CorsLayer, trace::TraceLayer};
+//! # use tower_sliding_window::{EXPOSED_HEADERS, Everyone, Limit, MemoryStore, RateLimitLayer};
+//! # let limits = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_hour("calls", 1).by(Everyone));
+//! let stack = ServiceBuilder::new()
+//!     .layer(CorsLayer::permissive().expose_headers(EXPOSED_HEADERS))
+//!     .layer(limits)
+//!     .map_response(|response: Response<_>| response.map(Body::new))
+//!     .layer(TraceLayer::new_for_http())
+//!     .layer(CompressionLayer::new());
+//! let app = Router::new().route("/", get(|| async { "hello" })).layer(stack);
+//! # for status in [200, 429] {
+//! #     let response = app.clone().oneshot(Request::new(Body::empty())).await?;
+//! #     assert_eq!(response.status(), status);
+//! # }
+//! # Ok(()) }
+//! ```
+//!
+//! * Without axum, a closure makes the body of a rejection: see [`rejection_body`](RateLimitLayer::rejection_body).
 //! * `Router::layer` charges requests that end as a 404, and `layer` on the methods of a route those that end as a 405.
 //!   `route_layer` charges neither.
 //! * Within `Router::nest`, costs, keys and [`skip`](RateLimitLayer::skip) see the path without the prefix.

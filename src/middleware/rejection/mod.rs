@@ -16,7 +16,8 @@
 //!
 //! For clients that speak gRPC, there is `GrpcResponse`: see [`guide::grpc`](crate::guide::grpc).
 //! For plain text, use [`respond_with(TextResponse)`](super::RateLimitLayer::respond_with). To send any other response, give a
-//! closure to [`RateLimitLayer::on_rejection`](super::RateLimitLayer::on_rejection). It gets the status and all headers but
+//! closure to [`RateLimitLayer::on_rejection`](super::RateLimitLayer::on_rejection). For a body that cannot be made of a
+//! `String`, there is [`rejection_body`](super::RateLimitLayer::rejection_body). `on_rejection` gets the status and all headers but
 //! `Content-Type`. [`Rejection::detail`] is a sentence for clients. The rejection it gets includes hidden limits;
 //! [`Decision::visible`](crate::Decision::visible) is the limit that clients may see.
 //!
@@ -74,10 +75,12 @@ mod grpc;
 mod reason;
 mod response;
 pub(super) mod shadow;
+mod with_body;
 
 #[cfg(feature = "grpc")]
 pub use self::grpc::{GrpcOr, GrpcResponse};
 pub use self::{
     reason::Rejection,
     response::{JsonResponse, RejectionResponse, TextResponse},
+    with_body::WithBody,
 };

@@ -17,8 +17,12 @@ use crate::{admission::random, decision::LimitStatus};
 /// Makes the response to a rejected request. See the [module docs](super).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` makes no response with a body of type `{B}`",
-    note = "the default response needs a body that can be made of a `String`; \
-            for others say how with `RateLimitLayer::on_rejection`, or for gRPC with `respond_with(GrpcResponse)`"
+    note = "the default response needs a body that can be made of a `String`, such as `axum::body::Body` or `Full<Bytes>`",
+    note = "if a layer inside of the rate limit wraps the body, as compression and tracing do, put this line between them: \
+            `.map_response(|response: http::Response<_>| response.map(axum::body::Body::new))`; \
+            or apply each layer by a call of `axum::Router::layer` of its own",
+    note = "for a body of any other type, put this line into the rate limit: \
+            `.rejection_body(|text| /* the body of this `String` */)`; for gRPC put `.respond_with(GrpcResponse)`"
 )]
 pub trait RejectionResponse<B> {
     /// The response. `head` has the status and the headers, which may be changed. `request` is the head of the request, for

@@ -19,3 +19,4 @@ mod settling;
 mod shadow;
 mod skipping;
 mod stacked;
+mod stacks;

@@ -42,7 +42,7 @@ impl HttpClient {
         let response = self.0.request(request.body(Full::from(body.to_owned())).unwrap()).await.unwrap();
         let (parts, body) = response.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
-        Answer { status: parts.status, headers: parts.headers, body: String::from_utf8(body.into()).unwrap() }
+        Answer { status: parts.status, headers: parts.headers, body: String::from_utf8_lossy(&body).into_owned() }
     }
 }
 
