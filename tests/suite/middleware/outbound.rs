@@ -4,17 +4,25 @@ use std::{
     convert::Infallible,
     future::ready,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use axum::{Router, body::Body, routing::get};
-use http::{HeaderMap, Request, Response, request::Parts};
+use http::{HeaderMap, Request, Response, header::RETRY_AFTER, request::Parts};
+use hyper::body::Bytes;
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
-use tokio::time::{advance, sleep};
-use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
+use tokio::{
+    task::{JoinSet, yield_now},
+    time::{Sleep, advance, sleep},
+};
+use tower::{
+    Layer, ServiceBuilder, ServiceExt,
+    retry::{Policy, RetryLayer},
+    service_fn,
+};
 use tower_sliding_window::{
     Algorithm, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Rejection, Store,
 };
@@ -228,5 +236,112 @@ async fn a_heeded_response_after_its_lease_counts_on_redis() {
         let key = anyone(&request().into_parts().0).unwrap();
         assert_eq!(limiter.peek(&limit, key.clone()).await.unwrap().used(), 5, "{algorithm:?}");
         limiter.reset(&limit, key).await.unwrap();
+    }
+}
+
+/// Sends a call through the layer and a client of reqwest.
+async fn call_by_reqwest(layer: &RateLimitLayer<MemoryStore>, request: Request<Bytes>) -> (u16, HeaderMap, String) {
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let client = service_fn(move |request: Request<Bytes>| {
+        let client = client.clone();
+        async move { client.execute(request.try_into()?).await.map(Response::from) }
+    });
+    let response = layer.layer(client).oneshot(request).await.unwrap();
+    let (parts, body) = response.into_parts();
+    let body = http_body_util::BodyExt::collect(body).await.unwrap().to_bytes();
+    (parts.status.as_u16(), parts.headers, String::from_utf8(body.into()).unwrap())
+}
+
+#[tokio::test]
+async fn a_client_of_reqwest_is_limited_and_heeds_its_upstream() {
+    let (upstream, layer) = (Upstream::start().await, layer(CALLS.by(anyone).heed_upstream(true)).heed_upstream());
+    let call = |headers: &[(&str, &str)]| {
+        let request =
+            headers.iter().fold(Request::get(&upstream.url), |request, (name, value)| request.header(*name, *value));
+        request.body(Bytes::new()).unwrap()
+    };
+    let (status, _, _) = call_by_reqwest(&layer, call(&[])).await;
+    assert_eq!(status, 200);
+    let (status, _, _) = call_by_reqwest(&layer, call(&[("answer", "429"), ("answer-retry-after", "30")])).await;
+    assert_eq!(status, 429);
+    let (status, headers, body) = call_by_reqwest(&layer, call(&[])).await;
+    assert_eq!((status, figures(&headers)), (429, [Some("10"), Some("0"), Some("30"), Some("30")]));
+    assert!(body.contains(r#""violated-policies":["calls"]"#), "{body}");
+    assert_eq!(upstream.calls(), 2);
+}
+
+/// Without a layer, each call acquires its unit first.
+#[tokio::test]
+async fn a_call_of_reqwest_waits_for_the_limiter() {
+    let (upstream, limiter) = (Upstream::start().await, Limiter::new(MemoryStore::new()));
+    let (client, asked) = (reqwest::Client::builder().no_proxy().build().unwrap(), Instant::now());
+    for _ in 0..5 {
+        assert!(limiter.acquire(&TIGHT, "token", 1, TEST_TIMEOUT).await.unwrap().is_allowed());
+        assert_eq!(client.get(&upstream.url).send().await.unwrap().status(), 200);
+    }
+    assert!(asked.elapsed() >= 2 * TIGHT.window(), "{:?}", asked.elapsed());
+    assert_eq!(upstream.calls(), 5);
+}
+
+/// Sends a call again when its `Retry-After` is over, this many times.
+#[derive(Clone)]
+struct RetryAfter(u32);
+
+impl<B, E> Policy<Request<Bytes>, Response<B>, E> for RetryAfter {
+    type Future = Sleep;
+
+    fn retry(&mut self, _: &mut Request<Bytes>, result: &mut Result<Response<B>, E>) -> Option<Sleep> {
+        let seconds = result.as_ref().ok()?.headers().get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?;
+        self.0 = self.0.checked_sub(1)?;
+        Some(sleep(Duration::from_secs(seconds)))
+    }
+
+    fn clone_request(&mut self, request: &Request<Bytes>) -> Option<Request<Bytes>> {
+        Some(request.clone())
+    }
+}
+
+/// The first call is refused for a second by the upstream. Its retry is counted, and comes after those that wait already.
+#[tokio::test(start_paused = true)]
+async fn a_retry_outside_of_the_layer_waits_at_the_end_of_the_line() {
+    let slow = Limit::per("slow", 1, Duration::from_secs(2));
+    let (served, begun) = (Arc::new(Mutex::new(Vec::new())), tokio::time::Instant::now());
+    let log = Arc::clone(&served);
+    let upstream = service_fn(move |request: Request<Bytes>| {
+        let mut log = log.lock().unwrap();
+        log.push((request.uri().path().to_owned(), begun.elapsed().as_secs()));
+        let response = Response::builder().status(if log.len() == 1 { 503 } else { 200 });
+        let response = if log.len() == 1 { response.header(RETRY_AFTER, 1) } else { response };
+        ready(Ok::<_, Infallible>(response.body(Body::empty()).unwrap()))
+    });
+    let limits = layer(slow.by(anyone)).wait_up_to(Duration::from_secs(60));
+    let client = ServiceBuilder::new().layer(RetryLayer::new(RetryAfter(1))).layer(limits).service(upstream);
+    let mut calls = JoinSet::new();
+    for path in ["/first", "/second", "/third"] {
+        let request = Request::get(path).body(Bytes::new()).unwrap();
+        calls.spawn(client.clone().oneshot(request));
+        yield_now().await;
+    }
+    for response in calls.join_all().await {
+        assert_eq!(response.unwrap().status(), 200);
+    }
+    let served = served.lock().unwrap();
+    let served: Vec<_> = served.iter().map(|(path, second)| (path.as_str(), *second)).collect();
+    assert_eq!(served, [("/first", 0), ("/second", 2), ("/third", 4), ("/first", 6)]);
+}
+
+/// The layer's own refusal says when to come back, too. A call that never fits does not, so it is not tried again.
+#[tokio::test(start_paused = true)]
+async fn a_retry_comes_back_when_the_layer_says_so() {
+    let one = Limit::per("one", 1, Duration::from_secs(5));
+    let cost = |request: &Parts| if request.uri.path() == "/too-large" { 2 } else { 1 };
+    let upstream = service_fn(|_: Request<Bytes>| ready(Ok::<_, Infallible>(Response::new(Body::empty()))));
+    let limits = layer(one.by(anyone)).cost(cost);
+    let client = ServiceBuilder::new().layer(RetryLayer::new(RetryAfter(1))).layer(limits).service(upstream);
+    let begun = tokio::time::Instant::now();
+    for (path, status, second) in [("/", 200, 0), ("/", 200, 5), ("/too-large", 429, 5)] {
+        let request = Request::get(path).body(Bytes::new()).unwrap();
+        let response = client.clone().oneshot(request).await.unwrap();
+        assert_eq!((response.status().as_u16(), begun.elapsed().as_secs()), (status, second), "{path}");
     }
 }
