@@ -2,11 +2,12 @@
 
 use std::{
     io,
-    sync::{Arc, Mutex},
+    sync::{Arc, LazyLock, Mutex},
     thread,
     time::Duration,
 };
 
+use tracing::{Dispatch, subscriber::NoSubscriber};
 use tracing_subscriber::{filter::LevelFilter, util::SubscriberInitExt};
 
 /// All log lines of this thread, down to trace, until it is dropped.
@@ -17,6 +18,11 @@ pub(crate) struct Log {
 
 impl Log {
     pub(crate) fn start() -> Self {
+        /// Gets no line. But if there is only one subscriber, an event that another thread reaches first is turned off in
+        /// all threads.
+        static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
+
+        LazyLock::force(&SECOND);
         let lines = Lines::default();
         let writer = lines.clone();
         let subscriber = tracing_subscriber::fmt().with_ansi(false).with_max_level(LevelFilter::TRACE);
