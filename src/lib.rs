@@ -140,7 +140,7 @@ pub use self::{
     decision::{Decision, LimitStatus},
     error::{ChoiceError, Error, StoreError},
     key::Key,
-    limit::{InvalidLimit, InvalidLimitText, Limit, QuotaUnit},
+    limit::{InvalidLimit, Limit, QuotaUnit, text::InvalidLimitText},
     limiter::{FailureMode, Limiter, Reservation, Share},
     middleware::{
         Degraded, EXPOSED_HEADERS, Exchange, HeaderSets, InvalidLimits, JsonResponse, KeyedLimit, RateLimit,

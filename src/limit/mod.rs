@@ -25,11 +25,10 @@
 pub(crate) mod errors;
 #[cfg(feature = "serde")]
 mod serde;
-mod text;
+pub(crate) mod text;
 
 use std::{borrow::Cow, error, fmt, num::NonZeroU32, time::Duration};
 
-pub use self::text::InvalidLimitText;
 use crate::algorithm::Algorithm;
 
 /// A number of units, a window and a name. See the [module docs](self).

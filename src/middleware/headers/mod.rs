@@ -30,7 +30,7 @@ use http::{
 
 pub use self::x_rate_limit::ResetFormat;
 use self::{
-    number::header_value,
+    number::{header_value, seconds_rounded_up},
     rate_limit::{POLICY, RATE_LIMIT},
     x_rate_limit::{LIMIT, REMAINING, RESET},
 };
@@ -116,11 +116,6 @@ pub(super) fn forbid_storing(headers: &mut HeaderMap) {
 /// `Retry-After: 0` would make some clients come back at once.
 pub(super) fn retry_after_seconds(wait: Duration) -> u64 {
     seconds_rounded_up(wait).max(1)
-}
-
-fn seconds_rounded_up(duration: Duration) -> u64 {
-    // Saturating, since a store may return the longest duration for "never".
-    duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0))
 }
 
 #[cfg(test)]

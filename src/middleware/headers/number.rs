@@ -1,6 +1,6 @@
 //! Numbers as header values.
 
-use std::cell::RefCell;
+use std::{cell::RefCell, time::Duration};
 
 use http::HeaderValue;
 
@@ -28,6 +28,11 @@ static TEXT: &str = match str::from_utf8(DIGITS.as_flattened()) {
     Ok(text) => text,
     Err(_) => panic!("digits are ASCII"),
 };
+
+pub(super) fn seconds_rounded_up(duration: Duration) -> u64 {
+    // Saturating, since a store may return the longest duration for "never".
+    duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0))
+}
 
 /// As `HeaderValue::from`, which needs two allocations. A number with a static text needs none.
 pub(super) fn header_value(number: u64) -> HeaderValue {

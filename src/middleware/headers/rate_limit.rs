@@ -8,7 +8,7 @@ use std::{
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::seconds_rounded_up;
+use super::number::seconds_rounded_up;
 use crate::{
     check::{Charge, Check},
     decision::{Decision, LimitStatus},

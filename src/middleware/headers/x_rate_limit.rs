@@ -7,10 +7,7 @@ use std::{
 
 use http::{Extensions, HeaderMap, HeaderName};
 
-use super::{
-    number::{header_value, lasting_header_value},
-    seconds_rounded_up,
-};
+use super::number::{header_value, lasting_header_value, seconds_rounded_up};
 use crate::decision::{Decision, LimitStatus};
 
 pub(super) const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
