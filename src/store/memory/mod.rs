@@ -132,7 +132,7 @@ impl Store for MemoryStore {
     type Reset = Ready<Result<(), StoreError>>;
 
     fn decide(&self, check: Check) -> MemoryDecide {
-        MemoryDecide { store: self.clone(), check }
+        MemoryDecide { store: self.clone(), check: Some(check) }
     }
 
     fn decide_now(&self, check: &Check) -> Option<Result<Decision, StoreError>> {
@@ -154,14 +154,16 @@ impl Store for MemoryStore {
 #[must_use = "futures do nothing unless polled"]
 pub struct MemoryDecide {
     store: MemoryStore,
-    check: Check,
+    check: Option<Check>,
 }
 
 impl Future for MemoryDecide {
     type Output = Result<Decision, StoreError>;
 
-    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
-        Poll::Ready(self.store.0.decide(&self.check))
+    fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
+        // Taken, so that it is not charged twice.
+        let Some(check) = self.check.take() else { panic!("a store's future polled after completion") };
+        Poll::Ready(self.store.0.decide(&check))
     }
 }
 
