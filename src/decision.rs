@@ -102,12 +102,17 @@ impl Decision {
         self
     }
 
-    /// The same figures, refused for this time by every charge of the check that can refuse.
+    /// The same figures, refused for this time by every charge of the check that does not fit. If all fit, by every charge that
+    /// can refuse.
     pub(crate) fn refused_for(mut self, check: &Check, wait: Duration) -> Self {
+        let fits = |charge: &Charge, status: &LimitStatus| charge.cost() <= status.remaining();
+        let refusing = || check.charges().zip(self.statuses()).filter(|(charge, _)| charge.can_refuse());
+        let all_fit = refusing().all(|(charge, status)| fits(charge, status));
         let Fields { first, rest, .. } = Arc::make_mut(&mut self.0);
-        let statuses = iter::once(first).chain(rest);
-        for (_, status) in check.charges().zip(statuses).filter(|(charge, _)| charge.can_refuse()) {
-            status.retry = Some(Retry::new(wait, wait));
+        for (charge, status) in check.charges().zip(iter::once(first).chain(rest)) {
+            if charge.can_refuse() && (all_fit || !fits(charge, status)) {
+                status.retry = Some(Retry::new(wait, wait));
+            }
         }
         self
     }
@@ -171,10 +176,13 @@ impl Decision {
     /// The limit whose figures clients see: the [`binding`](Self::binding) one of those that are not
     /// [hidden](Charge::hidden).
     ///
-    /// `None` if all are hidden, or if only hidden ones have refused the check: another one would show that units are left.
+    /// `None` if all are hidden, or if only hidden ones have refused the check: another one would show that units are left. A
+    /// limit in the [shadow](Charge::in_shadow) is visible only if all limits of the check are in the shadow.
     #[must_use]
     pub fn visible(&self) -> Option<&LimitStatus> {
-        let visible = self.statuses().filter(|status| !status.is_hidden).reduce(LimitStatus::binding)?;
+        let shows_shadow = self.statuses().all(LimitStatus::is_shadow);
+        let is_visible = |status: &&LimitStatus| !status.is_hidden && (shows_shadow || !status.is_shadow);
+        let visible = self.statuses().filter(is_visible).reduce(LimitStatus::binding)?;
         (visible.refuses().is_some() || self.is_allowed()).then_some(visible)
     }
 

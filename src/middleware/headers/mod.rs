@@ -79,6 +79,9 @@ impl HeaderSets {
     /// * `r` is the units left, and `t` the seconds until more units are left, rounded up. `t` is left out while all units are
     ///   left. A limit that refuses is never later with `t` than with `Retry-After`.
     /// * `pk` tells the partitions of a limit apart, if the layer has a [partition key](crate::RateLimitLayer::partition_key).
+    /// * After a settlement above the limit, `t` is the time until the oldest unit leaves, which is too early. The refusal that
+    ///   follows has the right time.
+    /// * Lines of the service that are not lists of strings are left out, since clients would ignore the whole field.
     /// * Numbers end at 999,999,999,999,999, the largest Integer of a Structured Field.
     pub const fn rate_limit() -> Self {
         Self { rate_limit: true, ..Self::none() }

@@ -70,7 +70,7 @@ impl Quotas {
     /// Writes the items of the limits in front of those that the headers have.
     pub(crate) fn write(&self, headers: &mut HeaderMap) {
         let (mut policies, mut quotas) = (String::new(), String::new());
-        let shows_shadow = self.statuses().all(|(status, _)| status.is_shadow());
+        let shows_shadow = self.decision.statuses().all(LimitStatus::is_shadow);
         for (status, partition_key) in self.statuses().filter(|(status, _)| shows_shadow || !status.is_shadow()) {
             // Writing to a String cannot fail.
             let _ = write_policy(&mut policies, status, partition_key);
@@ -102,11 +102,21 @@ fn write_policy(text: &mut String, status: &LimitStatus, partition_key: Option<&
 fn write_quota(text: &mut String, status: &LimitStatus, partition_key: Option<&PartitionKey>) -> fmt::Result {
     write_name(text, status)?;
     write!(text, ";r={}", status.remaining().min(MAX_INTEGER))?;
-    let more_after = status.reset_after().min(status.retry_after().unwrap_or(Duration::MAX));
+    let more_after = more_after(status);
     if !more_after.is_zero() {
         write!(text, ";t={}", seconds_rounded_up(more_after).min(MAX_INTEGER))?;
     }
     write_partition_key(text, partition_key)
+}
+
+/// The time until more units are left. If more units are used than the limit has, after a settlement above it or in a pause,
+/// the oldest unit leaves before that. A refusal knows a later time, an admission does not.
+fn more_after(status: &LimitStatus) -> Duration {
+    match status.retry_after() {
+        Some(retry) if status.used() > status.limit().units() => retry,
+        Some(retry) => retry.min(status.reset_after()),
+        None => status.reset_after(),
+    }
 }
 
 /// A name needs no escapes: see the rules of [`limit`](crate::limit).
@@ -119,13 +129,26 @@ fn write_partition_key(text: &mut String, partition_key: Option<&PartitionKey>) 
     partition_key.map_or(Ok(()), |key| write!(text, ";pk=:{key}:"))
 }
 
-/// All field lines become one list. Lines that are no text are left as they are.
+/// All field lines become one list, without those that would make clients ignore the whole list.
 fn prepend(headers: &mut HeaderMap, name: HeaderName, items: String) {
-    let lines = headers.get_all(&name).iter().map(|line| line.to_str().ok().filter(|line| !line.trim().is_empty()));
-    let list = lines.flatten().fold(items, |list, line| list + ", " + line);
+    let lines = headers.get_all(&name).iter().filter_map(|line| line.to_str().ok()).filter(|line| is_list(line));
+    let list = lines.fold(items, |list, line| list + ", " + line);
     if let Ok(value) = HeaderValue::try_from(list) {
         headers.insert(name, value);
     }
+}
+
+/// Whether each member of a list begins with a string, and each quote is closed. The fields of older drafts are no such lists.
+fn is_list(line: &str) -> bool {
+    let (mut is_quoted, mut is_escaped) = (false, false);
+    let mut members = line.split(|c| {
+        let ends_member = c == ',' && !is_quoted;
+        is_quoted ^= c == '"' && !is_escaped;
+        is_escaped = c == '\\' && is_quoted && !is_escaped;
+        ends_member
+    });
+    let all_begin_with_a_string = members.all(|member| member.trim_start().starts_with('"'));
+    all_begin_with_a_string && !is_quoted
 }
 
 /// Makes partition keys.

@@ -9,7 +9,8 @@ use super::{
 use crate::{limiter::FailureMode, metrics};
 
 /// The default response of a layer that fails closed, with the same [`Degraded`], log lines and metrics. Its reset is in
-/// [seconds from now](crate::ResetFormat::DeltaSeconds), or in the format of the layer around it.
+/// [seconds from now](crate::ResetFormat::DeltaSeconds), or in the format of the layer around it, unless that layer has
+/// [other names](crate::RateLimitLayer::header_names).
 #[cfg(feature = "axum")]
 impl axum::response::IntoResponse for Rejection {
     fn into_response(self) -> axum::response::Response {

@@ -1,5 +1,7 @@
 //! `RateLimitLayer` and its service: what a client gets, and what a request is charged.
 
+#[cfg(all(feature = "grpc", feature = "metrics"))]
+mod attacks;
 mod choosing;
 mod count_afterwards;
 mod degraded_responses;
