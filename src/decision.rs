@@ -180,9 +180,11 @@ impl Decision {
     /// limit in the [shadow](Charge::in_shadow) is visible only if all limits of the check are in the shadow.
     #[must_use]
     pub fn visible(&self) -> Option<&LimitStatus> {
-        let shows_shadow = self.statuses().all(LimitStatus::is_shadow);
-        let is_visible = |status: &&LimitStatus| !status.is_hidden && (shows_shadow || !status.is_shadow);
-        let visible = self.statuses().filter(is_visible).reduce(LimitStatus::binding)?;
+        let visible = self.statuses().filter(|status| !status.is_hidden).reduce(LimitStatus::binding)?;
+        // The binding limit is in the shadow only if all of those that are not hidden are.
+        if visible.is_shadow && !self.statuses().all(LimitStatus::is_shadow) {
+            return None;
+        }
         (visible.refuses().is_some() || self.is_allowed()).then_some(visible)
     }
 

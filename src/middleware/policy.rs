@@ -80,9 +80,8 @@ impl<S: Store, R> Policy<S, R, Limits> {
         if self.limits.any_is_chosen {
             return self.plan_choice(request, cost, mode);
         }
-        let builder = self.limits.check(request, cost, *heeds_upstream)?;
+        let builder = self.limits.check(request, cost, *heeds_upstream, self.partition_keys())?;
         let (check, details) = (builder.check, builder.details);
-        let details = CheckDetails::with_partition_keys(details, check.as_ref(), self.partition_keys());
         Ok(match check {
             check if max_wait.is_some() => Plan::Await(self.decider(request, mode).decide(check, details)),
             Some(check) => Plan::Decide { check, mode, details },
@@ -96,9 +95,9 @@ impl<S: Store, R> Policy<S, R, Limits> {
         let drafts = drafts.collect::<Result<Vec<_>, _>>()?;
         if let Some((check, refusal)) = self.refuse_without_choice(&drafts) {
             let left_out: Vec<_> = drafts.into_iter().filter_map(DraftCharge::into_left_out).collect();
-            let details = Some(Box::new(CheckDetails { left_out, ..CheckDetails::default() }));
-            let details = CheckDetails::with_partition_keys(details, Some(&check), self.partition_keys());
-            return Ok(Plan::Refuse { refusal, mode, details });
+            let partition_keys = self.partition_keys().map(|keys| keys.of(&check)).unwrap_or_default();
+            let details = CheckDetails { left_out, partition_keys, ..CheckDetails::default() };
+            return Ok(Plan::Refuse { refusal, mode, details: Some(Box::new(details)) });
         }
         let choices = LimitChoices::begin(drafts, request, mode);
         Ok(Plan::Await(self.decider(request, mode).choose_and_decide(choices, self.limits.keeps_check(heeds_upstream))))
@@ -146,9 +145,14 @@ impl<S, R> Policy<S, R, Limits> {
     }
 
     /// `None` if the layer sends no `RateLimit`, or clients see no limit of the decision.
-    pub(super) fn quotas(&self, decision: Option<&Decision>, details: Option<&CheckDetails>) -> Option<Quotas> {
-        let decision = decision.filter(|_| self.settings.headers.has_rate_limit())?;
-        Quotas::of(decision, details.map(|details| details.partition_keys.clone()).unwrap_or_default())
+    #[inline]
+    pub(super) fn quotas(&self, decision: Option<&Decision>, details: Option<&CheckDetails>) -> Option<Box<Quotas>> {
+        if !self.settings.headers.has_rate_limit() {
+            return None;
+        }
+        let decision = decision?;
+        let partition_keys = details.map(|details| details.partition_keys.clone()).unwrap_or_default();
+        Quotas::of(decision, partition_keys).map(Box::new)
     }
 }
 

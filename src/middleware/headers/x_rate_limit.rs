@@ -119,11 +119,14 @@ impl Figures {
     pub(crate) fn write(self, format: &XRateLimit, headers: &mut HeaderMap) -> bool {
         match &format.names {
             None => self.write_as(format.reset, headers, LIMIT, REMAINING, RESET),
-            Some(names) => {
-                let XRateLimitNames { limit, remaining, reset } = &**names;
-                self.write_as(format.reset, headers, limit.clone(), remaining.clone(), reset.clone())
-            }
+            Some(names) => self.write_renamed(format.reset, headers, names),
         }
+    }
+
+    #[cold]
+    fn write_renamed(self, format: ResetFormat, headers: &mut HeaderMap, names: &XRateLimitNames) -> bool {
+        let XRateLimitNames { limit, remaining, reset } = names;
+        self.write_as(format, headers, limit.clone(), remaining.clone(), reset.clone())
     }
 
     #[inline]

@@ -89,8 +89,9 @@ impl<S: Store> Decider<S> {
             let mut builder = CheckBuilder::with_unchosen(unchosen, keeps_check);
             let outcome = match chosen.and_then(|()| builder.add_all(drafts)) {
                 Ok(()) => {
-                    let (check, keys) = (builder.check.as_ref(), self.partition_keys.as_ref());
-                    builder.details = CheckDetails::with_partition_keys(builder.details.take(), check, keys);
+                    if let Some(keys) = &self.partition_keys {
+                        builder.add_partition_keys(keys);
+                    }
                     // The choice and the decision share one deadline.
                     self.waited = self.waited.saturating_add(choice);
                     let outcome = self.outcome(builder.check).await;

@@ -88,7 +88,13 @@ impl Limits {
 
     /// The charges of a request, none of which needs a choice. The layer may heed its upstream.
     #[inline]
-    pub(crate) fn check(&self, request: &Parts, cost: u64, heeds_upstream: bool) -> Result<CheckBuilder, Rejection> {
+    pub(crate) fn check(
+        &self,
+        request: &Parts,
+        cost: u64,
+        heeds_upstream: bool,
+        partition_keys: Option<&PartitionKeys>,
+    ) -> Result<CheckBuilder, Rejection> {
         let mut builder = CheckBuilder::new(self.keeps_check(heeds_upstream));
         for (index, limit) in self.iter().enumerate() {
             match limit.plain_charge(request, cost, heeds_upstream)? {
@@ -97,6 +103,9 @@ impl Limits {
             }
         }
         builder.keep_check();
+        if let Some(keys) = partition_keys {
+            builder.add_partition_keys(keys);
+        }
         Ok(builder)
     }
 }
@@ -120,21 +129,6 @@ pub(crate) struct CheckDetails {
     pub(crate) unchosen: Vec<UnchosenLimit>,
     /// Settles the request when this is dropped. Set if the check was decided by a future that outlives the request.
     pub(crate) drop_guard: Option<Detachable<()>>,
-}
-
-impl CheckDetails {
-    /// Adds the partition keys of a check, if its response shows them.
-    #[inline]
-    pub(crate) fn with_partition_keys(
-        details: Option<Box<Self>>,
-        check: Option<&Check>,
-        keys: Option<&PartitionKeys>,
-    ) -> Option<Box<Self>> {
-        let Some((check, keys)) = check.zip(keys) else { return details };
-        let mut details = details.unwrap_or_default();
-        details.partition_keys = keys.of(check);
-        Some(details)
-    }
 }
 
 /// A limit of the layer and its charge. Two chosen limits may have one charge.
@@ -181,6 +175,14 @@ impl CheckBuilder {
             && let Some(details) = &mut self.details
         {
             details.check.clone_from(&self.check);
+        }
+    }
+
+    /// Adds the partition keys of the check, now that it is complete.
+    pub(super) fn add_partition_keys(&mut self, keys: &PartitionKeys) {
+        if let Some(check) = &self.check {
+            let keys = keys.of(check);
+            self.details().partition_keys = keys;
         }
     }
 

@@ -54,8 +54,7 @@ impl<S: Store, R> Completion<S, R> {
         };
         // A response with figures of an upstream keeps them.
         let sends_figures = !policy.settings.heeds_upstream;
-        let quotas = decision.as_ref().filter(|_| sends_figures);
-        let quotas = policy.quotas(quotas, details.as_deref()).map(Box::new);
+        let quotas = if sends_figures { policy.quotas(decision.as_ref(), details.as_deref()) } else { None };
         let follow_up = if details.is_some() || policy.limits.any_is_shadow {
             FollowUp::new(policy, details, decision.as_ref(), || request.clone())
         } else {
