@@ -3,16 +3,16 @@
 //! | name | kind | unit | labels | counts or measures |
 //! |---|---|---|---|---|
 //! | `rate_limit_decisions_total` | counter | decisions | `layer`; `limit`: the limit's name; `outcome`: `allowed`, `refused`, `shadow_refused` | how often a limit was part of an admission, refused, or would have refused in the [shadow](crate::KeyedLimit::in_shadow); units counted [afterwards](crate::KeyedLimit::count_afterwards) are left out |
-//! | `rate_limit_rejections_total` | counter | requests | `layer`; `kind`: `limited`, `never_fits`, `no_key`, `denied`, `unavailable` | how often a layer, or a handler by a [`Rejection`](crate::Rejection), responded in the service's place: with 429 over a limit, with 429 because the cost is above a limit, because of the key, with 403, with 503 |
-//! | `rate_limit_uncounted_total` | counter | requests | `layer`; `kind`: `preflight`, `skipped`, `allowed` | how often a layer let a request through uncounted: [CORS preflights](crate::RateLimitLayer::count_preflights), [skipped](crate::RateLimitLayer::skip) requests, [allowed](crate::RateLimitLayer::allow) keys |
-//! | `rate_limit_failures_total` | counter | failures | `layer`; `cause`: `timed_out`, `unavailable`, `breaker_open`, `no_limit` | how often the store did not answer, or a limit could not be chosen: see [`Error`] |
+//! | `rate_limit_rejections_total` | counter | requests | `layer`; `kind`: `limited`, `never_fits`, `no_key`, `not_set_up`, `denied`, `unavailable` | how often a layer, or a handler by a [`Rejection`](crate::Rejection), responded in the service's place: with 429 over a limit, with 429 because the cost is above a limit, with 400 or 401 because of the client's key, with 500 because the server is not set up to find a key, with 403, with 503 |
+//! | `rate_limit_uncounted_total` | counter | requests | `layer`; `kind`: `preflight`, `skipped`, `allowed` | how often a layer let a request through without looking at its limits: [CORS preflights](crate::RateLimitLayer::count_preflights), [skipped](crate::RateLimitLayer::skip) requests, [allowed](crate::RateLimitLayer::allow) keys |
+//! | `rate_limit_failures_total` | counter | failures | `layer`; `cause`: `timed_out`, `unavailable`, `breaker_open`, `limit_not_chosen` | how often the store did not answer, or a limit could not be chosen: see [`Error`] |
 //! | `rate_limit_degraded_total` | counter | requests | `layer`; `mode`: `open`, `closed`, `local`, `fallback` | how often a layer's [failure mode](crate::FailureMode) decided or left out a limit; how often [fallbacks](crate::KeyedLimit::fallback) were enough; how often a handler answered 503 by a [`Rejection`](crate::Rejection) |
 //! | `rate_limit_deny_cache_hits_total` | counter | refusals | | refusals by a [`DenyCache`](crate::DenyCache), without asking the store |
 //! | `rate_limit_breakers_open` | gauge | breakers | | open [breakers](crate::Breaker): 0 or 1 for one `RedisStore`, unless a limiter or layer has a breaker of its own |
 //! | `rate_limit_batch_checks` | histogram | checks and settlements | | size of a batch that is sent to Redis |
 //! | `rate_limit_queue_checks` | histogram | checks and settlements | | how many still wait when a batch is sent |
 //! | `rate_limit_queue_full_total` | counter | checks and settlements | | how many failed because the queue was full |
-//! | `rate_limit_script_seconds` | histogram | seconds | | time of a batch from taking a connection to the reply or the error |
+//! | `rate_limit_script_seconds` | histogram | seconds | | time of a batch from taking a connection to the reply or the error, without the wait of its checks in the queue |
 //!
 //! 1. They need the feature `metrics`, which is off by default. Without it, none of this code is compiled.
 //! 2. `layer` is the [name](crate::RateLimitLayer::named) of the layer. It is empty for a layer without a name, for a handler,
@@ -22,9 +22,10 @@
 //!    is refused in [`acquire`](crate::Limiter::acquire) while others are ahead of it counts twice: as a refusal, and
 //!    as an admission at no cost, since the limiter asks the store for the figures.
 //! 4. A failure counts for each check, settlement or reset, whatever the failure mode does; a probe does not count.
-//!    `no_limit` counts once a request, however many limits could not be chosen.
-//! 5. A rejection counts once, for the layer that made it. A request that is counted, and is not rejected, is in no counter of
-//!    requests, but in the decisions of each of its limits.
+//!    `limit_not_chosen` counts once a request, however many limits could not be chosen.
+//! 5. A rejection counts once, for the layer that made it. A responder that calls `into_response` of the rejection counts it once
+//!    more, under the empty layer. A request that is counted, and is not rejected, is in no counter of requests, but in the
+//!    decisions of each of its limits. One whose [chosen](crate::KeyedLimit::chosen) limits are all `None` is in no counter.
 //! 6. No label contains a key or other text of a client. The number of series depends on the names of layers and limits alone:
 //!    there is one for each name of a limit in each layer, also for [chosen](crate::KeyedLimit::chosen) limits.
 //! 7. Install the recorder before the first request: the gauge counts from there. A recorder gets the units and descriptions of
@@ -32,15 +33,25 @@
 //!
 //! # Alerts
 //!
-//! | alert on a rate above zero of | since |
+//! | alert on | since |
 //! |---|---|
-//! | `rate_limit_degraded_total` | limits are not enforced, or requests get a 503, because the store does not decide |
-//! | `rate_limit_rejections_total{kind="never_fits"}` | a limit is smaller than the cost of a request, so waiting does not help the client |
-//! | `rate_limit_rejections_total{kind="no_key"}` | the server does not know its peers, or clients send no key |
-//! | `rate_limit_queue_full_total` | Redis decides fewer checks than arrive |
+//! | `rate_limit_breakers_open` above 0 | a store has failed repeatedly and is not asked, so failure modes decide |
+//! | an increase of `rate_limit_degraded_total` | the store did not decide, or a limit could not be chosen. By `mode`: limits were not enforced, requests got a 503, a share decided, or a fallback was charged |
+//! | an increase of `rate_limit_rejections_total{kind="never_fits"}` | a limit is smaller than the cost of a request, so waiting does not help the client |
+//! | an increase of `rate_limit_rejections_total{kind="not_set_up"}` | the server does not know its peers, so requests get a 500 |
+//! | an increase of `rate_limit_queue_full_total` | Redis decides fewer checks than arrive |
 //!
-//! For the part of requests that a limit refuses, divide its `refused` decisions by all of its decisions. For how close failures
-//! are, compare `rate_limit_script_seconds` with the [deadline](crate::RateLimitLayer::deadline).
+//! A counter appears with its first event, so `rate` and `increase` of Prometheus miss that event. To be alerted by it as well,
+//! look for a new counter, too:
+//!
+//! ```text
+//! increase(rate_limit_degraded_total[5m]) > 0
+//!   or (rate_limit_degraded_total unless rate_limit_degraded_total offset 5m)
+//! ```
+//!
+//! For the part of requests that a limit refuses, divide its `refused` decisions by all of its decisions. To see timeouts coming,
+//! compare `rate_limit_script_seconds` with the [deadline](crate::RateLimitLayer::deadline), which includes the wait in the queue.
+//! Clients send `kind="no_key"` as they like, so it is no alert.
 //!
 //! # Buckets
 //!
@@ -106,9 +117,13 @@ type Descriptions<const N: usize> = [(&'static str, Unit, &'static str); N];
 const COUNTERS: Descriptions<7> = [
     ("rate_limit_decisions_total", Unit::Count, "Decisions by limit and outcome"),
     ("rate_limit_rejections_total", Unit::Count, "Requests with a response in the service's place, by kind"),
-    ("rate_limit_uncounted_total", Unit::Count, "Requests that no limit counted, by kind"),
+    (
+        "rate_limit_uncounted_total",
+        Unit::Count,
+        "Requests that a layer let through without looking at its limits, by kind",
+    ),
     ("rate_limit_failures_total", Unit::Count, "Calls that the store did not answer, and limits not chosen, by cause"),
-    ("rate_limit_degraded_total", Unit::Count, "Requests that the store did not decide, by failure mode"),
+    ("rate_limit_degraded_total", Unit::Count, "Requests decided by a failure mode or by fallbacks, by mode"),
     ("rate_limit_deny_cache_hits_total", Unit::Count, "Refusals without asking the store"),
     ("rate_limit_queue_full_total", Unit::Count, "Checks and settlements that failed because the queue was full"),
 ];
@@ -178,7 +193,7 @@ pub(crate) fn failed(error: &Error, layer: &'static str) {
             Error::TimedOut { .. } => "timed_out",
             Error::Unavailable(_) => "unavailable",
             Error::BreakerOpen(_) => "breaker_open",
-            Error::LimitNotChosen(_) => "no_limit",
+            Error::LimitNotChosen(_) => "limit_not_chosen",
             // The caller's mistake.
             Error::NeverFits(_) => return,
         };
@@ -198,7 +213,7 @@ pub(crate) fn rejected(kind: &'static str, layer: &'static str) {
     record! { counter!("rate_limit_rejections_total", "layer" => layer, "kind" => kind).increment(1); }
 }
 
-/// A request that is let through uncounted.
+/// A request that is let through without looking at its limits.
 #[inline]
 pub(crate) fn uncounted(kind: &'static str, layer: &'static str) {
     record! { counter!("rate_limit_uncounted_total", "layer" => layer, "kind" => kind).increment(1); }

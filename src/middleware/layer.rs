@@ -53,7 +53,7 @@ impl<S: Store, R: Clone> RateLimitLayer<S, R, ()> {
         limits: impl IntoIterator<Item = KeyedLimit>,
     ) -> Result<RateLimitLayer<S, R, Limits>, InvalidLimits> {
         let mut limits = limits.into_iter();
-        let first = limits.next().ok_or(InvalidLimits::None)?;
+        let first = limits.next().ok_or(InvalidLimits::NoLimits)?;
         limits.try_fold(self.limit(first), RateLimitLayer::try_limit)
     }
 

@@ -44,6 +44,8 @@ impl Rejection {
         match self {
             Self::Limited(_) => "limited",
             Self::NeverFits(_) => "never_fits",
+            // The server's mistake. Clients cannot cause it, so it can be an alert.
+            Self::NoKey(error) if error.status().is_server_error() => "not_set_up",
             Self::NoKey(_) => "no_key",
             Self::Denied => "denied",
             Self::Unavailable(_) => "unavailable",

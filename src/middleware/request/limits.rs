@@ -192,11 +192,11 @@ impl CheckBuilder {
 }
 
 /// Limits that no layer can have.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InvalidLimits {
     /// There are none, so nothing would be limited.
-    None,
+    NoLimits,
     /// Two have the same name, so they would count into each other.
     SameName {
         /// The name.
@@ -207,9 +207,16 @@ pub enum InvalidLimits {
 impl fmt::Display for InvalidLimits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::None => f.write_str("a layer needs at least one limit"),
+            Self::NoLimits => f.write_str("a layer needs at least one limit"),
             Self::SameName { name } => write!(f, "two limits of one layer are named {name:?}"),
         }
+    }
+}
+
+/// With the text, since a `main` that returns the error prints its `Debug`.
+impl fmt::Debug for InvalidLimits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("InvalidLimits").field(&self.to_string()).finish()
     }
 }
 

@@ -40,10 +40,8 @@ fn is_certainly_scheme(scheme: &str, rest: &str) -> bool {
 /// A URL that is not the URL of a store: the error of [`AnyStore::from_url`](crate::AnyStore::from_url).
 ///
 /// It names the scheme, and of a Redis URL at most the host as well. It shows nothing that may be part of a password.
-#[derive(Debug)]
 pub struct InvalidStoreUrl(Problem);
 
-#[derive(Debug)]
 enum Problem {
     Empty,
     /// An unknown scheme.
@@ -84,6 +82,18 @@ impl fmt::Display for InvalidStoreUrl {
             #[cfg(feature = "redis")]
             Problem::Redis(error) => error.fmt(f),
         }
+    }
+}
+
+/// With the text, since a `main` that returns the error prints its `Debug`.
+impl fmt::Debug for InvalidStoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut tuple = f.debug_tuple("InvalidStoreUrl");
+        tuple.field(&self.to_string());
+        if let Some(cause) = error::Error::source(self) {
+            tuple.field(&cause);
+        }
+        tuple.finish()
     }
 }
 

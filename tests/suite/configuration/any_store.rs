@@ -3,7 +3,7 @@
 use axum::{Router, body::Body, routing::get};
 use http::Request;
 use tower::ServiceExt;
-use tower_sliding_window::{AnyStore, Charge, Check, Limit, Limiter, RateLimitLayer, Store};
+use tower_sliding_window::{AnyStore, Charge, Check, KeyedLimit, Limit, Limiter, RateLimitLayer, Store};
 
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer, requests::anyone, with_causes};
 
@@ -110,4 +110,18 @@ async fn an_error_says_what_is_wrong_with_a_url_and_shows_no_password() {
         assert!(error.starts_with("setting up the store failed: ") && error.contains(problem), "{error}");
         assert!(!error.contains("s3cr3t"), "{error}");
     }
+}
+
+/// A `main` that returns the error prints its `Debug`.
+#[test]
+fn the_debug_output_of_a_wrong_configuration_is_its_text() {
+    let url = AnyStore::from_url("mongodb://host").unwrap_err();
+    assert_eq!(format!("{url:?}"), format!("InvalidStoreUrl({:?})", url.to_string()));
+    let url = format!("{:?}", AnyStore::from_url("redis://").unwrap_err());
+    assert!(url.starts_with("InvalidStoreUrl(\"") && url.contains("is not a Redis URL"), "{url}");
+
+    let limits = |limits: Vec<KeyedLimit>| RateLimitLayer::new(AnyStore::memory()).limits(limits).unwrap_err();
+    assert_eq!(format!("{:?}", limits(Vec::new())), "InvalidLimits(\"a layer needs at least one limit\")");
+    let twice = limits(vec![TWO.by(anyone), TWO.by(anyone)]);
+    assert_eq!(format!("{twice:?}"), format!("InvalidLimits({:?})", "two limits of one layer are named \"two\""));
 }

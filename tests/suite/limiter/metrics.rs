@@ -17,7 +17,7 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Breaker, DenyCache, Error, FailureMode, Header, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer,
+    Breaker, DenyCache, Error, FailureMode, Header, KeyedLimit, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer,
     RedisStore, Rejection, Share, Store,
 };
 
@@ -141,7 +141,7 @@ async fn failures_count_by_cause_and_degraded_responses_by_mode() {
     app.oneshot(request()).await.unwrap();
 
     let all = recorded.all();
-    let failures = ["unavailable", "breaker_open", "timed_out", "no_limit"]
+    let failures = ["unavailable", "breaker_open", "timed_out", "limit_not_chosen"]
         .map(|cause| count(&all, &format!("rate_limit_failures_total layer= cause={cause}")));
     assert_eq!(failures, [5, 4, 2, 3]);
     let degraded = ["open", "closed", "local", "fallback"]
@@ -270,10 +270,13 @@ async fn rejections_count_by_layer_and_kind() {
         assert_eq!(send(&closed, request()).await, 503);
     }
     let all = recorded.all();
-    let kinds = ["limited", "never_fits", "no_key", "denied", "unavailable"];
+    let no_peer = RateLimitLayer::new(MemoryStore::new()).named("admin").limit(CALLS.by(PeerIp::new()));
+    assert_eq!(send(&no_peer, request()).await, 500);
+    let kinds = ["limited", "never_fits", "no_key", "not_set_up", "denied", "unavailable"];
     let rejections =
         |layer: &str| kinds.map(|kind| count(&all, &format!("rate_limit_rejections_total layer={layer} kind={kind}")));
-    assert_eq!((rejections("api"), rejections("login"), rejections("")), ([1, 1, 1, 1, 0], [0, 0, 0, 0, 2], [0; 5]));
+    let expected = [[1, 1, 1, 0, 1, 0], [0, 0, 0, 0, 0, 2], [0, 0, 0, 1, 0, 0], [0; 6]];
+    assert_eq!(["api", "login", "admin", ""].map(rejections), expected);
 }
 
 #[tokio::test(start_paused = true)]
@@ -311,7 +314,7 @@ async fn decisions_failures_and_degraded_requests_have_the_name_of_their_layer()
         ("rate_limit_degraded_total layer=chosen mode=open", 1),
         ("rate_limit_degraded_total layer=local mode=local", 1),
         ("rate_limit_degraded_total layer=open mode=open", 1),
-        ("rate_limit_failures_total layer=chosen cause=no_limit", 1),
+        ("rate_limit_failures_total layer=chosen cause=limit_not_chosen", 1),
         ("rate_limit_failures_total layer=local cause=unavailable", 1),
         ("rate_limit_failures_total layer=open cause=unavailable", 1),
         ("rate_limit_rejections_total layer=other kind=limited", 1),
