@@ -1,4 +1,4 @@
-//! Exact, distributed rate limiting for [tower](https://docs.rs/tower) and [axum](https://docs.rs/axum) on Redis.
+//! Exact, distributed rate limiting for [tower](https://docs.rs/tower) and [axum](https://docs.rs/axum), on Redis or in one process.
 //!
 //! A [`RateLimitLayer`] finds the keys of each request, decides all its limits in one atomic step, and forwards the
 //! request or answers 429. The window slides: no span of the window's length ever admits more than the limit, however
@@ -45,8 +45,9 @@
 //! | limit a job or a handler, without a layer | [`limiter`] |
 //! | put the layer into the right place of a stack | [`middleware`] |
 //! | send the IETF draft's `RateLimit` headers | [`HeaderSets::rate_limit`] |
+//! | choose the headers and their names | [`RateLimitLayer::headers`], [`RateLimitLayer::header_names`] |
 //! | change the response to a refused request | [`middleware::rejection`] |
-//! | measure decisions and failures | [`metrics`](mod@metrics) |
+//! | measure and alert | [`metrics`](mod@metrics) |
 //!
 //! # Modules
 //!

@@ -35,7 +35,8 @@ impl Limit {
     ///   `m` `min` `minute` `minutes`, `h` `hour` `hours`, `d` `day` `days`. There are no fractions: write `1500ms`.
     /// * Spaces may be around `/` and between words. Everything is in lower case.
     /// * With the name in front, as in `login=5/min`, [`str::parse`] reads it, and `to_string` writes it. The text of a limit is
-    ///   always read as an equal limit.
+    ///   always read as an equal limit. With the feature `serde`, TOML and JSON may also have
+    ///   [a map](crate::guide::limits_by_plan#limits-from-a-configuration).
     ///
     /// # Errors
     ///

@@ -57,7 +57,7 @@ impl<S: Store, R: Clone> RateLimitLayer<S, R, ()> {
         limits.try_fold(self.limit(first), RateLimitLayer::try_limit)
     }
 
-    /// Sets the first limit.
+    /// Sets the first limit, made by [`Limit::by`](crate::Limit::by).
     pub fn limit(self, limit: KeyedLimit) -> RateLimitLayer<S, R, Limits> {
         let Policy { limiter, limits: (), responder, settings } = Arc::unwrap_or_clone(self.policy);
         RateLimitLayer {
@@ -67,7 +67,7 @@ impl<S: Store, R: Clone> RateLimitLayer<S, R, ()> {
 }
 
 impl<S: Store, R: Clone> RateLimitLayer<S, R, Limits> {
-    /// Adds a limit. A request is admitted by all limits of the layer, or charged by none.
+    /// Adds a limit, made by [`Limit::by`](crate::Limit::by). A request is admitted by all limits of the layer, or charged by none.
     ///
     /// # Panics
     ///
@@ -116,7 +116,8 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
     }
 
     /// Makes the bodies of responses to rejected requests from their text, for services whose body cannot be made of a
-    /// `String`. Default: the body's `From<String>`.
+    /// `String`. Call it after [`respond_with`](Self::respond_with) or [`on_rejection`](Self::on_rejection), which replace it.
+    /// Default: the body's `From<String>`.
     ///
     /// ```
     /// use std::convert::Infallible;

@@ -16,8 +16,8 @@
 //! 7. If layers are stacked, the response shows the visible limit with the least left. A rejection shows the limit that has
 //!    refused.
 //! 8. The error type and the body type of the service stay the same.
-//! 9. If the store decides [without waiting](crate::Store::decide_now), the request is charged, and the inner service called,
-//!    when the layer's service is called. Otherwise the request is charged when the response future is polled.
+//! 9. A store that [decides at once](crate::Store::decide_now) charges the request in `Service::call`; any other, when the
+//!    response future is polled.
 //!
 //! Around a client, the layer can [wait](RateLimitLayer::wait_up_to) for capacity instead of refusing, and
 //! [heed](RateLimitLayer::heed_upstream) an upstream that asks for a pause.
@@ -27,16 +27,43 @@
 //! | other layer | outside of the limits | inside of the limits |
 //! |---|---|---|
 //! | `CorsLayer` | **Recommended.** It answers preflights itself, and lets browsers read a 429. Expose [`EXPOSED_HEADERS`] | a browser cannot read a 429, since it has no CORS headers. Preflights pass uncounted |
-//! | `TraceLayer` | reports rejections too | reports only requests that the limits let through. It wraps the body |
+//! | `TraceLayer` | reports rejections too | reports only requests that the limits let through. It wraps the body, and the wrapped body has no `Default` |
 //! | `TimeoutLayer` | its time includes the wait for the decision. A request that it drops leaves the line | its time is that of the service. A 408 or 504 was charged, and has figures |
 //! | `CompressionLayer` | compresses rejections too | compresses only responses of the service. It wraps the body |
 //! | authentication | needed if a key is the user that it has found | attempts to log in are charged |
 //! | `Buffer`, `ConcurrencyLimit` | a permit is held while the store decides | **Recommended** |
 //!
-//! * In a `ServiceBuilder` the first layer is the outermost. On an axum `Router` it is the last.
+//! * In a `ServiceBuilder`, and in tonic's `Server::builder()`, the first layer is the outermost. On an axum `Router` it is the
+//!   last.
 //! * On an axum `Router`, every order compiles if each layer has a call of `Router::layer` of its own.
-//! * The limits cannot make a wrapped body for a rejection. So in a `ServiceBuilder`, put one line between the limits and a
-//!   layer inside of them that wraps the body:
+//! * In a `ServiceBuilder`, this order compiles as it is:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # use std::time::Duration;
+//! # use axum::{Router, body::Body, routing::get};
+//! # use http::{Request, StatusCode};
+//! # use tower::{ServiceBuilder, ServiceExt};
+//! # use tower_http::{compression::CompressionLayer, cors::CorsLayer, timeout::TimeoutLayer, trace::TraceLayer};
+//! # use tower_sliding_window::{EXPOSED_HEADERS, Everyone, Limit, MemoryStore, RateLimitLayer};
+//! # let limits = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_hour("calls", 1).by(Everyone));
+//! let stack = ServiceBuilder::new()
+//!     .layer(TraceLayer::new_for_http())
+//!     .layer(CorsLayer::permissive().expose_headers(EXPOSED_HEADERS))
+//!     .layer(CompressionLayer::new())
+//!     .layer(TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, Duration::from_secs(10)))
+//!     .layer(limits);
+//! let app = Router::new().route("/", get(|| async { "hello" })).layer(stack);
+//! # for status in [200, 429] {
+//! #     let response = app.clone().oneshot(Request::new(Body::empty())).await?;
+//! #     assert_eq!(response.status(), status);
+//! # }
+//! # Ok(()) }
+//! ```
+//!
+//! * The limits cannot make a wrapped body for a rejection. `CorsLayer` and `TimeoutLayer` make bodies, too: those of tower-http
+//!   0.7 need a body with a `Default`. So put `TraceLayer` outside of all three. Where a layer that wraps the body has to be
+//!   further in, put one line between the others and it:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -52,7 +79,7 @@
 //!     .map_response(|response: Response<_>| response.map(Body::new))
 //!     .layer(TraceLayer::new_for_http())
 //!     .layer(CompressionLayer::new());
-//! let app = Router::new().route("/", get(|| async { "hello" })).layer(stack);
+//! # let app = Router::new().route("/", get(|| async { "hello" })).layer(stack);
 //! # for status in [200, 429] {
 //! #     let response = app.clone().oneshot(Request::new(Body::empty())).await?;
 //! #     assert_eq!(response.status(), status);

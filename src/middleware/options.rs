@@ -162,7 +162,8 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
     /// ```
     ///
     /// * `HeaderSets::both()` sends `RateLimit` and `RateLimit-Policy` as well: see [`HeaderSets::rate_limit`].
-    /// * `Retry-After` belongs to no set: a 429 or 503 always has it, unless [`on_rejection`](Self::on_rejection) removes it.
+    /// * `Retry-After` belongs to no set. A refusal for which waiting helps, and a 503, have it, unless
+    ///   [`on_rejection`](Self::on_rejection) removes it. A 429 for a cost above the limit has none.
     /// * The headers show limits that are not [hidden](super::KeyedLimit::hidden). The default body of a rejection names its
     ///   limit, unless that is hidden, whatever headers are sent.
     /// * Headers of layers further in, or of the service, stay.

@@ -5,7 +5,8 @@
 //!    for GitHub.
 //! 2. `RateLimit-Policy` and `RateLimit`, on request, show every visible limit: see [`HeaderSets::rate_limit`].
 //! 3. Times are rounded up to whole seconds, and `Retry-After` (RFC 9110, section 10.2.3) is at least 1, so that a client
-//!    that obeys is never early. A 429 or 503 has a `Retry-After` even if the layer sends no figures.
+//!    that obeys is never early. A refusal for which waiting helps, and a 503, have it even if the layer sends no figures. A cost
+//!    above the limit has none.
 //! 4. If layers are stacked, `X-RateLimit-*` shows the visible limit with the least left. A rejection keeps the figures of the
 //!    layer that has made it, or has none. `RateLimit` lists the limits of all layers that have decided, the outermost first. A
 //!    layer that sends no figures leaves those of the others alone.
@@ -77,7 +78,7 @@ impl HeaderSets {
     /// * `q` is the limit's units, and `w` its window in seconds, rounded up. `w` is left out below one second. `qu` is the
     ///   [unit](crate::Limit::counted_in), if it is not requests.
     /// * `r` is the units left, and `t` the seconds until more units are left, rounded up. `t` is left out while all units are
-    ///   left. A limit that refuses is never later with `t` than with `Retry-After`.
+    ///   left. For a limit that refuses, `t` is at most `Retry-After`.
     /// * `pk` tells the partitions of a limit apart, if the layer has a [partition key](crate::RateLimitLayer::partition_key).
     /// * After a settlement above the limit, `t` is the time until the oldest unit leaves, which is too early. The refusal that
     ///   follows has the right time.

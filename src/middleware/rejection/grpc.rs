@@ -58,6 +58,7 @@ pub struct GrpcOr<R> {
 impl GrpcResponse {
     /// Answers requests in gRPC whose `Content-Type` is `application/grpc`, `application/grpc-web`,
     /// `application/grpc-web-text`, or one of these with a suffix such as `+proto`. All others get the other response.
+    /// [`guide::grpc`](crate::guide::grpc#http-and-grpc-on-one-server) has complete servers.
     ///
     /// ```
     /// use axum::{Router, body::Body, extract::connect_info::MockConnectInfo, routing::get};

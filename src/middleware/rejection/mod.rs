@@ -16,10 +16,12 @@
 //!
 //! For clients that speak gRPC, there is `GrpcResponse`: see [`guide::grpc`](crate::guide::grpc).
 //! For plain text, use [`respond_with(TextResponse)`](super::RateLimitLayer::respond_with). To send any other response, give a
-//! closure to [`RateLimitLayer::on_rejection`](super::RateLimitLayer::on_rejection). For a body that cannot be made of a
-//! `String`, there is [`rejection_body`](super::RateLimitLayer::rejection_body). `on_rejection` gets the status and all headers but
-//! `Content-Type`. [`Rejection::detail`] is a sentence for clients. The rejection it gets includes hidden limits;
+//! closure to [`RateLimitLayer::on_rejection`](super::RateLimitLayer::on_rejection). It gets the status and all headers but
+//! `Content-Type`. [`Rejection::detail`] is a sentence for clients. The closure's rejection includes hidden limits;
 //! [`Decision::visible`](crate::Decision::visible) is the limit that clients may see.
+//!
+//! [`JsonResponse`] and [`TextResponse`] need a body that can be made of a `String`. For other bodies, use
+//! [`RateLimitLayer::rejection_body`](super::RateLimitLayer::rejection_body) after `respond_with`.
 //!
 //! ```
 //! use axum::body::Body;

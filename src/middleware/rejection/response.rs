@@ -17,16 +17,17 @@ use crate::{admission::random, decision::LimitStatus};
 /// Makes the response to a rejected request. See the [module docs](super).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` makes no response with a body of type `{B}`",
-    note = "the default response needs a body that can be made of a `String`, such as `axum::body::Body` or `Full<Bytes>`",
-    note = "if a layer inside of the rate limit wraps the body, as compression and tracing do, put this line between them: \
-            `.map_response(|response: http::Response<_>| response.map(axum::body::Body::new))`; \
-            or apply each layer by a call of `axum::Router::layer` of its own",
-    note = "for a body of any other type, put this line into the rate limit: \
-            `.rejection_body(|text| /* the body of this `String` */)`; for gRPC put `.respond_with(GrpcResponse)`"
+    note = "`GrpcResponse` needs a body with a `Default`, the other responders one that can be made of a `String`, such as \
+            `axum::body::Body` or `Full<Bytes>`",
+    note = "if a layer inside of the limits wraps the body, as compression and tracing do, put this line between them: \
+            `.map_response(|response: http::Response<_>| response.map(axum::body::Body::new))`, for tonic with \
+            `tonic::body::Body::new`; or put that layer outside of the limits",
+    note = "for a body of any other type, put this line into the limits, after any `.respond_with(..)`: \
+            `.rejection_body(|text: String| Body::from(text))`, with a closure that makes your body"
 )]
 pub trait RejectionResponse<B> {
     /// The response. `head` has the status and the headers, which may be changed. `request` is the head of the request, for
-    /// a server that speaks several languages.
+    /// a server that speaks several protocols, such as HTTP and gRPC.
     fn respond(&self, rejection: &Rejection, request: &Parts, head: Response<()>) -> Response<B>;
 }
 
@@ -57,13 +58,14 @@ where
 ///   responses have no type, which means `about:blank`.
 /// * `violated-policies` are the names of the limits that have refused, without [hidden](crate::Charge::hidden) ones.
 /// * It works with every body that can be made of a `String`, such as axum's and `http_body_util::Full<Bytes>`. For other
-///   bodies, use [`RateLimitLayer::on_rejection`](crate::RateLimitLayer::on_rejection).
+///   bodies, use [`RateLimitLayer::rejection_body`](crate::RateLimitLayer::rejection_body).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct JsonResponse;
 
 /// A response of plain text: the [detail](Rejection::detail) for clients.
 ///
-/// It works with every body that can be made of a `String`.
+/// It works with every body that can be made of a `String`. For other bodies, use
+/// [`RateLimitLayer::rejection_body`](crate::RateLimitLayer::rejection_body).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TextResponse;
 

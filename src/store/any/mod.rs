@@ -40,12 +40,32 @@ use crate::{check::Check, decision::Decision, error::StoreError, key::Key, limit
 ///
 /// let url = std::env::var("STORE_URL").unwrap_or_else(|_| "memory:".to_owned());
 /// let store = AnyStore::from_url(&url)?;
-/// let layer: RateLimitLayer<AnyStore, _, _> =
-///     RateLimitLayer::new(store).limit(Limit::per_minute("exports", 20).by(Everyone));
+/// let layer: RateLimitLayer<AnyStore> = RateLimitLayer::new(store).limit(Limit::per_minute("exports", 20).by(Everyone));
 ///
 /// let small = AnyStore::from(MemoryStore::builder().capacity(10_000).build());
 /// # let _ = (layer, small);
 /// # Ok(()) }
+/// ```
+///
+/// The type of a layer names its responder. The type of a closure has no name, so make the closure a function pointer:
+///
+/// ```
+/// use axum::body::Body;
+/// use http::Response;
+/// use tower_sliding_window::{AnyStore, Everyone, Limit, RateLimitLayer, Rejection, TextResponse};
+///
+/// type Own = fn(&Rejection, Response<()>) -> Response<Body>;
+///
+/// struct Layers {
+///     json: RateLimitLayer<AnyStore>,
+///     text: RateLimitLayer<AnyStore, TextResponse>,
+///     own: RateLimitLayer<AnyStore, Own>,
+/// }
+///
+/// let json = RateLimitLayer::new(AnyStore::memory()).limit(Limit::per_minute("exports", 20).by(Everyone));
+/// let own: Own = |rejection, head| head.map(|()| Body::from(rejection.detail()));
+/// let layers = Layers { text: json.clone().respond_with(TextResponse), own: json.clone().on_rejection(own), json };
+/// # let Layers { json: _, text: _, own: _ } = layers;
 /// ```
 #[derive(Clone)]
 pub struct AnyStore(Either<MemoryStore, RedisStore>);
@@ -83,7 +103,8 @@ impl AnyStore {
     /// # Errors
     ///
     /// [`StoreError`] if the URL is invalid, as for [`from_url`](Self::from_url), if the server cannot be reached, if it is a
-    /// replica, or if this user may not write keys.
+    /// replica, or if this user may not write keys. Print its [sources](std::error::Error::source) as well: they have the
+    /// address and the cause.
     pub async fn connect(url: &str) -> Result<Self, StoreError> {
         let store = Self::from_url(url).map_err(|error| StoreError::new("setting up the store", error))?;
         if let Either::Redis(redis) = &store.0 {

@@ -61,8 +61,9 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// [`StoreError`], as for the builder's [`connect`](RedisStoreBuilder::connect). A process that has to start while Redis
-    /// is down uses [`builder`](Self::builder) and [`build`](RedisStoreBuilder::build).
+    /// [`StoreError`], as for the builder's [`connect`](RedisStoreBuilder::connect). Print its
+    /// [sources](std::error::Error::source) as well: they have the address and the cause. A process that has to start while
+    /// Redis is down uses [`builder`](Self::builder) and [`build`](RedisStoreBuilder::build).
     pub async fn connect(url: &str) -> Result<Self, StoreError> {
         Self::builder(url).connect().await
     }
@@ -142,7 +143,8 @@ impl RedisStoreBuilder {
     /// # Errors
     ///
     /// [`StoreError`] if a setting is wrong, as for [`build`](Self::build), if the server cannot be reached, if it is a
-    /// replica, or if this user may not write keys with the prefix.
+    /// replica, or if this user may not write keys with the prefix. Print its [sources](std::error::Error::source) as well:
+    /// they have the address and the cause.
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
         let store = self.build().map_err(|error| StoreError::new("setting up Redis", error))?;
         store.try_out().await?;
