@@ -117,11 +117,7 @@ type Descriptions<const N: usize> = [(&'static str, Unit, &'static str); N];
 const COUNTERS: Descriptions<7> = [
     ("rate_limit_decisions_total", Unit::Count, "Decisions by limit and outcome"),
     ("rate_limit_rejections_total", Unit::Count, "Requests with a response in the service's place, by kind"),
-    (
-        "rate_limit_uncounted_total",
-        Unit::Count,
-        "Requests that a layer let through without looking at its limits, by kind",
-    ),
+    ("rate_limit_uncounted_total", Unit::Count, "Requests that a layer let through without looking at its limits"),
     ("rate_limit_failures_total", Unit::Count, "Calls that the store did not answer, and limits not chosen, by cause"),
     ("rate_limit_degraded_total", Unit::Count, "Requests decided by a failure mode or by fallbacks, by mode"),
     ("rate_limit_deny_cache_hits_total", Unit::Count, "Refusals without asking the store"),

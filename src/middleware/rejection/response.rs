@@ -23,7 +23,8 @@ use crate::{admission::random, decision::LimitStatus};
             `.map_response(|response: http::Response<_>| response.map(axum::body::Body::new))`, for tonic with \
             `tonic::body::Body::new`; or put that layer outside of the limits",
     note = "for a body of any other type, put this line into the limits, after any `.respond_with(..)`: \
-            `.rejection_body(|text: String| Body::from(text))`, with a closure that makes your body"
+            `.rejection_body(|text: String| Body::from(text))`, for tonic with `tonic::body::Body::new(text)`; \
+            a server of gRPC alone needs only `.respond_with(GrpcResponse)`"
 )]
 pub trait RejectionResponse<B> {
     /// The response. `head` has the status and the headers, which may be changed. `request` is the head of the request, for

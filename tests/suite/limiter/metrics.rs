@@ -269,9 +269,9 @@ async fn rejections_count_by_layer_and_kind() {
     for _ in 0..2 {
         assert_eq!(send(&closed, request()).await, 503);
     }
-    let all = recorded.all();
     let no_peer = RateLimitLayer::new(MemoryStore::new()).named("admin").limit(CALLS.by(PeerIp::new()));
     assert_eq!(send(&no_peer, request()).await, 500);
+    let all = recorded.all();
     let kinds = ["limited", "never_fits", "no_key", "not_set_up", "denied", "unavailable"];
     let rejections =
         |layer: &str| kinds.map(|kind| count(&all, &format!("rate_limit_rejections_total layer={layer} kind={kind}")));
