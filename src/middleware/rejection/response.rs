@@ -133,12 +133,13 @@ impl Rejection {
     pub fn detail(&self) -> String {
         let mut detail = String::new();
         let wait = if let Self::Limited(decision) = self { decision.retry_after() } else { None };
-        self.write_detail(&mut detail, &retry_after_seconds(wait.unwrap_or_default()).to_string());
+        let seconds = wait.map(|wait| retry_after_seconds(wait).to_string());
+        self.write_detail(&mut detail, seconds.as_deref());
         detail
     }
 
     /// Only the error of a key may have characters that JSON escapes.
-    fn write_detail(&self, text: &mut String, retry_after: &str) {
+    fn write_detail(&self, text: &mut String, retry_after: Option<&str>) {
         // Writing to a String cannot fail.
         match self {
             Self::Limited(decision) => {
@@ -146,8 +147,10 @@ impl Rejection {
                     Some(status) => text.extend(["The limit '", status.limit().name(), "'"]),
                     None => text.push_str("A limit"),
                 }
-                let unit = if retry_after == "1" { " second." } else { " seconds." };
-                text.extend([" is used up. Retry in ", retry_after, unit]);
+                text.push_str(" is used up.");
+                if let Some(seconds) = retry_after {
+                    text.extend([" Retry in ", seconds, if seconds == "1" { " second." } else { " seconds." }]);
+                }
             }
             Self::NeverFits(error) if error.is_hidden() => {
                 text.push_str("The request costs more than a limit ever admits.");
@@ -168,7 +171,9 @@ impl Rejection {
 
     /// Problem details (RFC 9457). Written piece by piece: formatting would double the instructions of a refused request.
     fn problem(&self, retry_after: Option<&HeaderValue>) -> String {
-        let retry_after = retry_after.and_then(|seconds| seconds.to_str().ok());
+        // A responder around this one may have removed the header, or written a date into it, which would break the JSON.
+        let is_number = |text: &&str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let retry_after = retry_after.and_then(|seconds| seconds.to_str().ok()).filter(is_number);
         let mut body = String::with_capacity(320);
         match self {
             Self::Limited(_) | Self::NeverFits(_) => body.push_str(concat!(
@@ -188,7 +193,7 @@ impl Rejection {
         }
         match self {
             Self::NoKey(_) => body.push_str(&escaped(&self.detail())),
-            _ => self.write_detail(&mut body, retry_after.unwrap_or_default()),
+            _ => self.write_detail(&mut body, retry_after),
         }
         let mut violated = self.violated_limits();
         match violated.next() {

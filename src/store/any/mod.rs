@@ -14,7 +14,7 @@ use std::{
 #[cfg(not(feature = "redis"))]
 use self::no_redis::{RedisDecide, RedisReset, RedisSettle, RedisStore};
 pub use self::url::InvalidStoreUrl;
-use self::url::Place;
+use self::url::StoreKind;
 #[cfg(feature = "redis")]
 use super::redis::{RedisDecide, RedisReset, RedisSettle, RedisStore};
 use super::{
@@ -92,9 +92,9 @@ impl AnyStore {
     /// [`InvalidStoreUrl`] if the scheme is unknown or needs a feature that is missing, if something follows `memory:`, or if it
     /// is not a valid Redis URL.
     pub fn from_url(url: &str) -> Result<Self, InvalidStoreUrl> {
-        match url::place(url)? {
-            Place::Process => Ok(Self::memory()),
-            Place::Redis => redis_at(url).map(|store| Self(Either::Redis(store))),
+        match url::kind(url)? {
+            StoreKind::Memory => Ok(Self::memory()),
+            StoreKind::Redis => redis_at(url).map(|store| Self(Either::Redis(store))),
         }
     }
 

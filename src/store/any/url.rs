@@ -8,24 +8,24 @@ use crate::store::redis::InvalidRedisConfig;
 /// The schemes that the Redis client knows.
 const REDIS_SCHEMES: [&str; 7] = ["redis", "rediss", "valkey", "valkeys", "redis+unix", "valkey+unix", "unix"];
 
-/// Where a store remembers.
+/// The store that a URL names.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    Process,
+pub(super) enum StoreKind {
+    Memory,
     Redis,
 }
 
-/// The place that the scheme of the URL names. Schemes are compared without case (RFC 3986, section 3.1).
-pub(super) fn place(url: &str) -> Result<Place, InvalidStoreUrl> {
+/// The store that the scheme of the URL names. Schemes are compared without case (RFC 3986, section 3.1).
+pub(super) fn kind(url: &str) -> Result<StoreKind, InvalidStoreUrl> {
     let url = url.trim();
     let Some((scheme, rest)) = url.split_once(':') else {
         let problem = if url.is_empty() { Problem::Empty } else { Problem::Hidden };
         return Err(InvalidStoreUrl(problem));
     };
     match &*scheme.to_ascii_lowercase() {
-        "memory" if matches!(rest, "" | "//") => Ok(Place::Process),
+        "memory" if matches!(rest, "" | "//") => Ok(StoreKind::Memory),
         "memory" => Err(InvalidStoreUrl(Problem::BehindMemory)),
-        known if REDIS_SCHEMES.contains(&known) => Ok(Place::Redis),
+        known if REDIS_SCHEMES.contains(&known) => Ok(StoreKind::Redis),
         _ if is_certainly_scheme(scheme, rest) => Err(InvalidStoreUrl(Problem::Scheme(scheme.to_owned()))),
         _ => Err(InvalidStoreUrl(Problem::Hidden)),
     }
@@ -112,12 +112,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_scheme_names_the_place() {
+    fn the_scheme_names_the_store() {
         for url in ["memory:", "memory://", "Memory:", " memory:\n"] {
-            assert_eq!(place(url).unwrap(), Place::Process, "{url}");
+            assert_eq!(kind(url).unwrap(), StoreKind::Memory, "{url}");
         }
         for url in ["redis://host", "REDISS://a:b@host", "unix:///run/redis.sock", "valkey+unix:///x", "redis:"] {
-            assert_eq!(place(url).unwrap(), Place::Redis, "{url}");
+            assert_eq!(kind(url).unwrap(), StoreKind::Redis, "{url}");
         }
     }
 
@@ -138,7 +138,7 @@ mod tests {
             ("mongodb:s3cr3t", "may hold a password"),
             ("://s3cr3t@host", "may hold a password"),
         ] {
-            let error = place(url).unwrap_err();
+            let error = kind(url).unwrap_err();
             let seen = format!("{error} {error:?}");
             assert!(seen.contains(shown), "{url}: {seen}");
             assert!(!["s3cr3t", "cr3t", "default"].iter().any(|secret| seen.contains(secret)), "{url}: {seen}");

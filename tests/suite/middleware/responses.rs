@@ -299,6 +299,33 @@ async fn a_rejection_can_be_plain_text() {
     assert_eq!(json(refused).await, "The limit 'calls' is used up. Retry in 60 seconds.");
 }
 
+/// A number that is none would break the JSON.
+#[tokio::test]
+async fn problem_details_are_valid_json_whatever_a_responder_makes_of_retry_after() {
+    struct Changed(Option<&'static str>);
+
+    impl RejectionResponse<Body> for Changed {
+        fn respond(&self, rejection: &Rejection, request: &Parts, mut head: Response<()>) -> Response<Body> {
+            head.headers_mut().remove("retry-after");
+            if let Some(text) = self.0 {
+                head.headers_mut().insert("retry-after", text.parse().unwrap());
+            }
+            JsonResponse.respond(rejection, request, head)
+        }
+    }
+
+    for (text, seconds) in [(None, None), (Some("Sun, 06 Nov 1994 08:49:37 GMT"), None), (Some("7"), Some(7))] {
+        let layer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone)).cost(|_| 2);
+        let app = layer.respond_with(Changed(text)).layer(service_fn(hello));
+        assert_eq!(app.clone().oneshot(request()).await.unwrap().status(), 200);
+        let body = json(app.oneshot(request()).await.unwrap()).await;
+        let problem: serde_json::Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(problem["retry-after"].as_u64(), seconds);
+        let retry = seconds.map(|seconds| format!(" Retry in {seconds} seconds.")).unwrap_or_default();
+        assert_eq!(problem["detail"], format!("The limit 'calls' is used up.{retry}"));
+    }
+}
+
 /// A responder of one's own, for a server that speaks several languages.
 #[tokio::test]
 async fn a_responder_sees_the_head_of_the_request() {
