@@ -195,6 +195,28 @@ async fn a_late_settlement_leaves_a_repeated_admission_alone(test: Fixture<impl 
     }
 }
 
+/// Each admission under a repeated id is settled once after the end of its lease, also where one entry holds the units of
+/// several admissions.
+async fn admissions_with_one_id_are_settled_late_one_by_one(test: Fixture<impl Store>) {
+    for algorithm in ALGORITHMS {
+        let limit = TOKENS.with_algorithm(algorithm);
+        to_the_start_of_a_window(&test.clock, TOKENS.window());
+        let check = reserved_check(&limit, 60, LEASE).with_id(AdmissionId::from(4711));
+        // At most one admission of an id can be told from the others in a fixed window.
+        let admissions = if algorithm == Algorithm::fixed() { 1 } else { 3 };
+        let mut used = 0;
+        for number in 0..admissions {
+            let admitted = test.take(&check).await;
+            test.clock.advance(LEASE);
+            used += 10 + number;
+            assert_eq!(test.settled(&check, &admitted, 10 + number).await, (true, used), "{algorithm:?}");
+            assert_eq!(test.settled(&check, &admitted, 10 + number).await, (false, used), "{algorithm:?}");
+        }
+        test.clock.advance(2 * limit.window());
+        assert_eq!(test.units_used(&limit).await, 0, "{algorithm:?}");
+    }
+}
+
 /// An impossible cost refuses the key, and does not overflow.
 async fn absurd_costs_refuse_their_key_and_do_not_overflow(test: Fixture<impl Store>) {
     for algorithm in ALGORITHMS {
@@ -283,6 +305,7 @@ for_every_store! {
     an_admission_can_be_refunded_by_its_id
     a_foreign_settlement_frees_nothing
     a_late_settlement_leaves_a_repeated_admission_alone
+    admissions_with_one_id_are_settled_late_one_by_one
     absurd_costs_refuse_their_key_and_do_not_overflow
     an_admission_without_its_own_entry_counts_for_its_window
     a_lowered_limit_settles_exactly

@@ -113,7 +113,7 @@ end
 local function weight(charge, member)
   local units = string.sub(member, place_behind_id(charge, member) or 3)
   if units == '' then return 1 end
-  if units == '.' then return 0 end
+  if string.byte(units) == 46 then return 0 end  -- a point: the mark of a settlement
   local number = tonumber(units)
   if not number then
     local copies, cost = string.match(units, '^(%d+)%*(%d+)$')
