@@ -27,6 +27,7 @@
 //!
 //! | I want to … | read |
 //! |---|---|
+//! | choose numbers, algorithm and failure mode for each kind of route | [`guide::choosing_limits`] |
 //! | limit by address, API key, user or tenant | [`guide::choosing_keys`] |
 //! | exempt or block some clients | [`guide::choosing_keys`](guide::choosing_keys#exempt-or-block-some-clients) |
 //! | combine limits, or limit each route on its own | [`guide::several_limits`] |
@@ -38,9 +39,10 @@
 //! | limit calls to an upstream, or wait instead of being refused | [`guide::around_a_client`] |
 //! | limit gRPC calls, on a server of tonic or around a channel | [`guide::grpc`] |
 //! | limit to millions of units, or spread a hot key over a cluster | [`guide::large_limits`] |
-//! | set up Redis: permissions, memory, sentinel, TLS | [`guide::running_redis`] |
+//! | set up Redis: permissions, memory, size, sentinel, TLS, managed services | [`guide::running_redis`] |
 //! | run on a Redis Cluster | [`guide::running_redis`](guide::running_redis#cluster) |
 //! | test my limits, or try one on real traffic before it refuses | [`guide::testing_your_limits`] |
+//! | move from tower_governor, axum_gcra, actix-limitation, express-rate-limit or nginx | [`guide::moving_here`] |
 //! | know what a hostile client can do | [`guide::what_an_attacker_can_do`] |
 //! | limit a job or a handler, without a layer | [`limiter`] |
 //! | put the layer into the right place of a stack | [`middleware`] |

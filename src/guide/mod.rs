@@ -4,6 +4,8 @@
 pub mod around_a_client {}
 #[doc = include_str!("choosing_keys.md")]
 pub mod choosing_keys {}
+#[doc = include_str!("choosing_limits.md")]
+pub mod choosing_limits {}
 #[doc = include_str!("costs_known_afterwards.md")]
 pub mod costs_known_afterwards {}
 #[doc = include_str!("grpc.md")]
@@ -12,6 +14,8 @@ pub mod grpc {}
 pub mod large_limits {}
 #[doc = include_str!("limits_by_plan.md")]
 pub mod limits_by_plan {}
+#[doc = include_str!("moving_here.md")]
+pub mod moving_here {}
 #[doc = include_str!("running_redis.md")]
 pub mod running_redis {}
 #[doc = include_str!("several_limits.md")]
