@@ -13,7 +13,7 @@ use crate::support::{
     TEST_TIMEOUT,
     load::Load,
     outage::{millis, row},
-    redis_server::{RedisServer, free_port},
+    redis_server::{RedisServer, free_port, program},
     until,
 };
 
@@ -38,7 +38,7 @@ impl Sentinel {
             primary = primary.port(),
         );
         std::fs::write(&config, lines).unwrap();
-        let process = Command::new("redis-server")
+        let process = Command::new(program())
             .arg(&config)
             .arg("--sentinel")
             .stdout(Stdio::null())

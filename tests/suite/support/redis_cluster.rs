@@ -1,6 +1,6 @@
 //! A Redis Cluster for one test.
 
-use std::{process::Command, time::Duration};
+use std::time::Duration;
 
 use tokio::task::spawn_blocking;
 use tower_sliding_window::{DenyCache, Limiter, RedisStore, store::RedisStoreBuilder};
@@ -9,25 +9,39 @@ use super::{TEST_TIMEOUT, redis_server::RedisServer, until};
 
 const OPTIONS: [&str; 4] = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
 
+const PRIMARIES: usize = 3;
+const SLOTS: usize = 16_384;
+
 /// Three primaries. With six nodes, each primary has a replica.
 pub(crate) struct RedisCluster(pub(crate) Vec<RedisServer>);
 
 impl RedisCluster {
     pub(crate) async fn start(nodes: usize) -> Self {
-        let start = move || {
-            let nodes: Vec<_> = (0..nodes).map(|_| RedisServer::start_with(&OPTIONS)).collect();
-            let output = Command::new("redis-cli")
-                .args(["--cluster", "create"])
-                .args(nodes.iter().map(RedisServer::address))
-                .args(["--cluster-replicas", if nodes.len() == 6 { "1" } else { "0" }, "--cluster-yes"])
-                .output()
-                .expect("redis-cli is not installed: install the package redis-tools");
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-            Self(nodes)
-        };
+        let start = move || Self((0..nodes).map(|_| RedisServer::start_with(&OPTIONS)).collect());
         let cluster = spawn_blocking(start).await.unwrap();
+        cluster.introduce_nodes().await;
         until("the cluster does not come up", || cluster.0.iter().all(is_settled)).await;
         cluster
+    }
+
+    /// Does as `redis-cli --cluster create` does: gives the slots to the first nodes, and replicas to those.
+    async fn introduce_nodes(&self) {
+        let (primaries, replicas) = self.0.split_at(PRIMARIES.min(self.0.len()));
+        for (number, primary) in primaries.iter().enumerate() {
+            let slots = number * SLOTS / primaries.len()..(number + 1) * SLOTS / primaries.len();
+            let slots: Vec<String> = slots.map(|slot| slot.to_string()).collect();
+            primary.run::<()>(&format!("CLUSTER ADDSLOTS {}", slots.join(" ")));
+            // Without an epoch of its own, each primary would have to settle that with the others first.
+            primary.run::<()>(&format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1));
+        }
+        for node in &self.0[1..] {
+            self.0[0].run::<()>(&format!("CLUSTER MEET 127.0.0.1 {}", node.port()));
+        }
+        for (replica, primary) in replicas.iter().zip(primaries) {
+            let id = primary.run::<String>("CLUSTER MYID");
+            until("the nodes do not meet", || replica.run::<String>("CLUSTER NODES").contains(&id)).await;
+            replica.run::<()>(&format!("CLUSTER REPLICATE {id}"));
+        }
     }
 
     pub(crate) fn builder(&self) -> RedisStoreBuilder {

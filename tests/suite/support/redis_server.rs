@@ -4,6 +4,7 @@
 
 use std::{
     env,
+    ffi::OsString,
     net::TcpListener,
     process::{Child, Command, Stdio},
     thread::sleep,
@@ -151,8 +152,13 @@ pub(crate) fn free_port() -> u16 {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
 
+/// The server under test.
+pub(crate) fn program() -> OsString {
+    env::var_os("REDIS_SERVER").unwrap_or_else(|| "redis-server".into())
+}
+
 fn spawn(port: u16, options: &[String], dir: &TempDir) -> Child {
-    Command::new(env::var_os("REDIS_SERVER").unwrap_or_else(|| "redis-server".into()))
+    Command::new(program())
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
         .arg("--logfile")
         // Redis 6.2 would create its log file in the current folder.
