@@ -31,7 +31,10 @@
 //! 7. Install the recorder before the first request: the gauge counts from there. A recorder gets the units and descriptions of
 //!    all metrics just before its first value.
 //!
-//! # Alerts
+//! # Dashboard and alerts
+//!
+//! The example `metrics` exports them: `cargo run --example metrics --features metrics`. Its folder `examples/metrics` also has
+//! a dashboard for Grafana, `dashboard.json`, and rules for Prometheus, `alerts.yml`, with these alerts and those of Redis:
 //!
 //! | alert on | since |
 //! |---|---|

@@ -55,5 +55,5 @@ done
 
 # The profile of `cargo test`, so that nothing is compiled twice.
 cargo build --profile test --all-features --example metrics
-python3 tests/dashboard/check.py "${CARGO_TARGET_DIR:-target}/debug/examples/metrics" \
+exec python3 tests/dashboard/check.py "${CARGO_TARGET_DIR:-target}/debug/examples/metrics" \
   prometheus promtool prometheus-redis-exporter

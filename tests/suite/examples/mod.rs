@@ -1,6 +1,7 @@
 //! The examples, run as programs.
 
 mod command_line;
+mod dashboard;
 #[cfg(feature = "grpc")]
 mod grpc;
 mod server;

@@ -9,7 +9,8 @@ use std::{
 use super::http_client::{Answer, HttpClient};
 
 /// All settings that examples read. The tests remove them from the environment.
-const SETTINGS: [&str; 13] = [
+const SETTINGS: [&str; 14] = [
+    "HOST",
     "PORT",
     "REDIS_URL",
     "TRUSTED_PROXIES",
