@@ -15,7 +15,8 @@
 //! HOST=0.0.0.0 cargo run --example metrics --features metrics
 //! ```
 //!
-//! To see the failure modes, stop Redis for a minute: `docker compose --file examples/metrics/compose.yaml pause redis`.
+//! To see the failure modes, stop Redis with `docker compose --file examples/metrics/compose.yaml pause redis`, and start it
+//! again with `unpause`.
 //!
 //! | file | use in a server of your own |
 //! |---|---|
@@ -38,7 +39,7 @@ use axum::{
 use http::request::Parts;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::{net::TcpListener, task::JoinSet, time::interval};
-use tower_sliding_window::{Header, Limit, Limiter, PeerIp, RateLimitLayer, RedisStore, Share};
+use tower_sliding_window::{Breaker, Header, Limit, Limiter, PeerIp, RateLimitLayer, RedisStore, Share};
 
 const API_BURST: Limit = Limit::per_second("api-burst", 20);
 const API_STEADY: Limit = Limit::per_minute("api-steady", 300);
@@ -50,7 +51,8 @@ const SECONDS: [f64; 10] = [0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0
 const BATCH: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
 const QUEUE: [f64; 6] = [0.0, 16.0, 64.0, 256.0, 1_024.0, 8_192.0];
 
-/// Histograms get buckets that fit, so that quantiles of several servers can be added up.
+/// Histograms get buckets that fit. Without buckets they are exported as summaries, and Prometheus cannot combine the
+/// quantiles of several servers.
 fn recorder() -> Result<PrometheusHandle, BuildError> {
     PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Full("rate_limit_script_seconds".to_owned()), &SECONDS)?
@@ -75,7 +77,8 @@ fn app(store: RedisStore, prometheus: PrometheusHandle) -> Router {
         .named("search")
         .limit(SEARCH.by(tenant).cost(pages))
         .fail_local(Share::one_of(2));
-    let mails = Limiter::new(store).deadline(Duration::from_secs(1));
+    // Mails can wait, so Redis gets more time, and no breaker answers in its place.
+    let mails = Limiter::new(store).deadline(Duration::from_secs(10)).breaker(Breaker::off());
 
     let api = Router::new()
         .route("/items", get(|| async { "items\n" }))
