@@ -127,6 +127,8 @@ pub mod secret;
 pub mod settlement;
 pub mod split;
 pub mod store;
+#[cfg(feature = "test-util")]
+pub mod testing;
 mod window;
 
 #[cfg(feature = "grpc")]

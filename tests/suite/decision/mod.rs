@@ -2,9 +2,6 @@
 
 mod algorithms;
 mod clock_steps;
-mod idempotency;
 mod properties;
 mod reserved_units;
-mod settlement;
-mod spent_charges;
 mod split_limits;

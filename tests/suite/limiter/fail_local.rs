@@ -12,6 +12,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
     Charge, Check, Degraded, Error, FailureMode, KeyedLimit, Limit, Limiter, RateLimitLayer, RedisStore, Rejection,
     Settlement, ShadowRefusals, Share,
+    testing::{Fault, FaultyStore},
 };
 
 use crate::support::{
@@ -19,8 +20,7 @@ use crate::support::{
     outage::row,
     redis_server::RedisServer,
     requests::{anyone, figures, hello, request},
-    stores::Failing,
-    switched::{State, Switched},
+    stores::failing,
 };
 
 const CALLS: Limit = Limit::per_hour("calls", 100);
@@ -87,7 +87,7 @@ async fn instances_without_redis_admit_the_limit_together() {
 #[tokio::test]
 async fn a_share_is_rounded_down() {
     for (units, processes, admitted) in [(10, 4, 2), (100, 1, 100), (7, 7, 1), (7, 8, 0), (1, u32::MAX, 0)] {
-        let limiter = Limiter::new(Failing).fail_local(Share::one_of(processes));
+        let limiter = Limiter::new(failing()).fail_local(Share::one_of(processes));
         let limit = Limit::per_hour("calls", units);
         for number in 0..=units {
             let decision = limiter.check(&limit, "ada", 1).await;
@@ -102,7 +102,7 @@ async fn a_share_is_rounded_down() {
 /// The cost may fit once the store is back, so the response is not a 429 without a retry time.
 #[tokio::test]
 async fn a_cost_above_the_share_is_unavailable() {
-    let app = RateLimitLayer::new(Failing)
+    let app = RateLimitLayer::new(failing())
         .limit(CALLS.by(anyone))
         .cost(|request: &Parts| request.uri.path().trim_start_matches('/').parse().unwrap_or(1))
         .fail_local(QUARTER)
@@ -125,7 +125,7 @@ async fn a_cost_above_the_share_is_unavailable() {
 
 #[tokio::test]
 async fn several_limits_are_still_all_or_nothing() {
-    let limiter = Limiter::new(Failing).fail_local(QUARTER);
+    let limiter = Limiter::new(failing()).fail_local(QUARTER);
     let (wide, narrow) = (Limit::per_hour("wide", 100), Limit::per_hour("narrow", 8));
     let both = |cost| {
         let check = Check::new(Charge::new(wide.clone(), "ada", cost).unwrap());
@@ -139,7 +139,7 @@ async fn several_limits_are_still_all_or_nothing() {
 
 #[tokio::test]
 async fn a_shadow_limit_keeps_its_units_and_refuses_nothing() {
-    let app = RateLimitLayer::new(Failing)
+    let app = RateLimitLayer::new(failing())
         .limit(CALLS.by(anyone))
         .limit(Limit::per_hour("trial", 2).by(anyone).in_shadow())
         .fail_local(QUARTER)
@@ -151,7 +151,7 @@ async fn a_shadow_limit_keeps_its_units_and_refuses_nothing() {
     }
     assert_eq!(status(&app).await, 429);
 
-    let only_shadow = RateLimitLayer::new(Failing).limit(CALLS.by(anyone).in_shadow()).fail_local(QUARTER);
+    let only_shadow = RateLimitLayer::new(failing()).limit(CALLS.by(anyone).in_shadow()).fail_local(QUARTER);
     let response = only_shadow.layer(service_fn(hello)).oneshot(request()).await.unwrap();
     assert_eq!((response.status(), degraded(&response).mode()), (StatusCode::OK, Some(FailureMode::Open)));
 }
@@ -159,24 +159,24 @@ async fn a_shadow_limit_keeps_its_units_and_refuses_nothing() {
 #[tokio::test]
 async fn a_failed_choice_is_not_decided_locally() {
     let chosen = KeyedLimit::chosen(anyone, |_| async { Err::<Limit, _>("no such tenant") });
-    let app = RateLimitLayer::new(Failing).limit(chosen).fail_local(QUARTER).layer(service_fn(hello));
+    let app = RateLimitLayer::new(failing()).limit(chosen).fail_local(QUARTER).layer(service_fn(hello));
     let response = app.oneshot(request()).await.unwrap();
     assert_eq!(response.status(), 503);
     assert!(matches!(degraded(&response).error(), Error::LimitNotChosen(_)));
 
     let chosen = KeyedLimit::chosen(anyone, |_| async { Ok::<_, Infallible>(Limit::per_hour("plan", 4)) });
-    let app = RateLimitLayer::new(Failing).limit(chosen).fail_local(QUARTER).layer(service_fn(hello));
+    let app = RateLimitLayer::new(failing()).limit(chosen).fail_local(QUARTER).layer(service_fn(hello));
     assert_eq!((status(&app).await, status(&app).await), (StatusCode::OK, StatusCode::TOO_MANY_REQUESTS));
 }
 
 /// Even once the store is back, because the store does not know of it.
 #[tokio::test]
 async fn a_local_reservation_is_settled_locally() {
-    let store = Switched::new(State::Fails);
+    let store = FaultyStore::with_fault(Fault::Fails);
     let limiter = Limiter::new(store.clone()).fail_local(QUARTER);
     let reservation = limiter.reserve(&CALLS, "ada", 20, Duration::MAX).await.unwrap().unwrap();
     assert!(reservation.decision().local_cause().is_some());
-    store.set(State::Works);
+    store.set(Fault::None);
     let settled = reservation.settle(5).await.unwrap();
     assert_eq!((settled.was_applied(), settled.decision().used(), settled.decision().remaining()), (true, 5, 20));
     assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 0, "the store has not heard of it");
@@ -184,13 +184,13 @@ async fn a_local_reservation_is_settled_locally() {
     let check = Check::new(Charge::new(CALLS, "ada", 1).unwrap());
     let decision = limiter.check_all(check.clone()).await.unwrap();
     assert!(decision.local_cause().is_none());
-    store.set(State::Fails);
+    store.set(Fault::Fails);
     assert!(limiter.settle(Settlement::refund(check, &decision)).await.is_err(), "that is the store's");
 }
 
 #[tokio::test]
 async fn a_response_is_settled_locally() {
-    let app = RateLimitLayer::new(Failing)
+    let app = RateLimitLayer::new(failing())
         .limit(CALLS.by(anyone).cost(|_| 10).settle(|_| 1))
         .fail_local(QUARTER)
         .layer(service_fn(hello));
@@ -202,20 +202,20 @@ async fn a_response_is_settled_locally() {
 
 #[tokio::test]
 async fn a_local_decision_names_its_cause_and_nothing_is_paused_locally() {
-    let limiter = Limiter::new(Failing).fail_local(QUARTER);
+    let limiter = Limiter::new(failing()).fail_local(QUARTER);
     let decision = limiter.check(&CALLS, "ada", 1).await.unwrap();
     assert!(matches!(decision.local_cause(), Some(Error::Unavailable(_))));
     assert_eq!((decision.limit().units(), decision.remaining()), (25, 24));
 
     assert!(limiter.pause(&CALLS, "ada", Duration::from_secs(60)).await.is_err());
     assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 1);
-    assert!(Limiter::new(Failing).check(&CALLS, "ada", 1).await.is_err(), "unless it is reported so");
+    assert!(Limiter::new(failing()).check(&CALLS, "ada", 1).await.is_err(), "unless it is reported so");
 }
 
 #[tokio::test]
 async fn a_waiting_request_waits_for_the_share() {
     let limit = Limit::per("calls", 8, Duration::from_millis(50));
-    let app = RateLimitLayer::new(Failing)
+    let app = RateLimitLayer::new(failing())
         .limit(limit.by(anyone))
         .fail_local(QUARTER)
         .wait_up_to(TEST_TIMEOUT)
@@ -229,7 +229,7 @@ async fn a_waiting_request_waits_for_the_share() {
 
 #[tokio::test]
 async fn layers_on_one_limiter_share_the_share() {
-    let limiter = Limiter::new(Failing);
+    let limiter = Limiter::new(failing());
     let [one, other] = [(); 2].map(|()| {
         let layer = RateLimitLayer::on(limiter.clone()).limit(Limit::per_hour("calls", 8).by(anyone));
         layer.fail_local(QUARTER).layer(service_fn(hello))
@@ -243,7 +243,7 @@ async fn layers_on_one_limiter_share_the_share() {
 
 #[tokio::test]
 async fn a_layer_uses_its_limiters_share_by_default() {
-    let limiter = Limiter::new(Failing).fail_local(QUARTER);
+    let limiter = Limiter::new(failing()).fail_local(QUARTER);
     let layer = RateLimitLayer::on(limiter).limit(Limit::per_hour("calls", 4).by(anyone));
     let app = layer.clone().layer(service_fn(hello));
     assert_eq!((status(&app).await, status(&app).await), (StatusCode::OK, StatusCode::TOO_MANY_REQUESTS));
@@ -253,7 +253,7 @@ async fn a_layer_uses_its_limiters_share_by_default() {
 
 #[tokio::test]
 async fn the_failure_mode_may_depend_on_the_cost() {
-    let app = RateLimitLayer::new(Failing)
+    let app = RateLimitLayer::new(failing())
         .limit(CALLS.by(anyone))
         .cost(|request| match request.uri.path() {
             "/search" => 100,
@@ -274,10 +274,10 @@ async fn the_failure_mode_may_depend_on_the_cost() {
 
 #[tokio::test(start_paused = true)]
 async fn a_hanging_store_gets_its_deadline_before_a_local_decision() {
-    let store = Switched::new(State::Hangs);
+    let store = FaultyStore::with_fault(Fault::Hangs);
     let limiter = Limiter::new(store.clone()).fail_local(QUARTER);
     let asked = tokio::time::Instant::now();
     let decision = limiter.check(&CALLS, "ada", 1).await.unwrap();
     assert!(matches!(decision.local_cause(), Some(Error::TimedOut { .. })));
-    assert_eq!((asked.elapsed(), store.asked()), (Duration::from_millis(50), 1));
+    assert_eq!((asked.elapsed(), store.calls()), (Duration::from_millis(50), 1));
 }

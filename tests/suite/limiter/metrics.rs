@@ -19,6 +19,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Breaker, DenyCache, Error, FailureMode, Header, KeyedLimit, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer,
     RedisStore, Rejection, Share, Store,
+    testing::{Fault, FaultyStore},
 };
 
 use crate::support::{
@@ -26,8 +27,7 @@ use crate::support::{
     log::Log,
     redis_server::RedisServer,
     requests::{anyone, hello, request},
-    stores::{Failing, Silent},
-    switched::{State, Switched},
+    stores::{failing, silent},
 };
 
 const CALLS: Limit = Limit::per_hour("calls", 3);
@@ -119,7 +119,7 @@ async fn a_refusal_in_line_counts_once() {
 #[tokio::test(start_paused = true)]
 async fn failures_count_by_cause_and_degraded_responses_by_mode() {
     let recorded = Recorded::start();
-    let failing = Limiter::new(Failing);
+    let failing = Limiter::new(failing());
     for mode in [FailureMode::Open, FailureMode::Closed, FailureMode::Local(Share::one_of(1))] {
         let layer = RateLimitLayer::on(failing.clone()).limit(CALLS.by(anyone)).failure_mode(mode);
         let app = layer.layer(service_fn(hello));
@@ -129,8 +129,8 @@ async fn failures_count_by_cause_and_degraded_responses_by_mode() {
     }
     let never = failing.check(&CALLS, "ada", 4).await;
     assert!(matches!(never, Err(Error::NeverFits(_))));
-    Limiter::new(Silent).check(&CALLS, "ada", 1).await.unwrap_err();
-    Limiter::new(Silent).reset(&CALLS, "ada").await.unwrap_err();
+    Limiter::new(silent()).check(&CALLS, "ada", 1).await.unwrap_err();
+    Limiter::new(silent()).reset(&CALLS, "ada").await.unwrap_err();
     let chosen = || KeyedLimit::chosen(anyone, |_| async { Err::<Limit, _>("no such tenant") });
     for limits in [vec![chosen()], vec![chosen(), chosen().fallback(CALLS)], vec![chosen().fallback(CALLS)]] {
         let layer = RateLimitLayer::new(MemoryStore::new()).limits(limits).unwrap();
@@ -159,7 +159,7 @@ async fn the_gauge_shows_how_many_breakers_are_open() {
         open += gauge(&recorded.all(), "rate_limit_breakers_open");
         open
     };
-    let store = Switched::new(State::Fails);
+    let store = FaultyStore::with_fault(Fault::Fails);
     let [one, other] = [(); 2].map(|()| Limiter::new(store.clone()).breaker(Breaker::new().failures(1)));
     one.check(&CALLS, "ada", 1).await.unwrap_err();
     assert_eq!(breakers(), 1.0);
@@ -167,7 +167,7 @@ async fn the_gauge_shows_how_many_breakers_are_open() {
     assert_eq!(breakers(), 2.0);
     drop(other);
     assert_eq!(breakers(), 1.0);
-    store.set(State::Works);
+    store.set(Fault::None);
     while one.check(&CALLS, "ada", 1).await.is_err() {
         sleep(Duration::from_millis(1)).await;
     }
@@ -265,7 +265,7 @@ async fn rejections_count_by_layer_and_kind() {
         statuses.push(send(&api, request).await.as_u16());
     }
     assert_eq!(statuses, [200, 200, 200, 429, 429, 400, 403]);
-    let closed = RateLimitLayer::new(Failing).named("login").limit(CALLS.by(anyone)).fail_closed();
+    let closed = RateLimitLayer::new(failing()).named("login").limit(CALLS.by(anyone)).fail_closed();
     for _ in 0..2 {
         assert_eq!(send(&closed, request()).await, 503);
     }
@@ -296,7 +296,7 @@ async fn decisions_failures_and_degraded_requests_have_the_name_of_their_layer()
     let key = anyone(&request().into_parts().0).unwrap();
     assert!(!limiter.check(&CALLS, key, 1).await.unwrap().is_allowed());
     for (name, mode) in [("open", FailureMode::Open), ("local", FailureMode::Local(Share::one_of(1)))] {
-        let layer = RateLimitLayer::on(Limiter::new(Failing)).named(name).limit(CALLS.by(anyone)).failure_mode(mode);
+        let layer = RateLimitLayer::on(Limiter::new(failing())).named(name).limit(CALLS.by(anyone)).failure_mode(mode);
         assert_eq!(send(&layer, request()).await, 200);
     }
     let chosen = KeyedLimit::chosen(anyone, |_| async { Err::<Limit, _>("no such tenant") });
@@ -326,7 +326,8 @@ async fn decisions_failures_and_degraded_requests_have_the_name_of_their_layer()
 /// The name is also a field of log lines.
 #[tokio::test(start_paused = true)]
 async fn log_lines_have_the_name_of_their_layer() {
-    for (layer, is_named) in [(RateLimitLayer::new(Failing).named("api"), true), (RateLimitLayer::new(Failing), false)]
+    for (layer, is_named) in
+        [(RateLimitLayer::new(failing()).named("api"), true), (RateLimitLayer::new(failing()), false)]
     {
         let log = Log::start();
         assert_eq!(send(&layer.limit(CALLS.by(anyone)), request()).await, 200);

@@ -6,7 +6,7 @@ use tower_sliding_window::{Algorithm, Error, Limit, Limiter, Store};
 
 use crate::support::{
     Fixture, MICROSECOND, for_every_store, seconds,
-    stores::{Failing, Silent},
+    stores::{failing, silent},
     to_the_start_of_a_window,
 };
 
@@ -85,8 +85,8 @@ for_every_store! {
 
 #[tokio::test(start_paused = true)]
 async fn a_pause_without_a_working_store_is_an_error() {
-    let failing = Limiter::new(Failing).pause(&CALLS, "ada", seconds(30)).await;
+    let failing = Limiter::new(failing()).pause(&CALLS, "ada", seconds(30)).await;
     assert!(matches!(failing, Err(Error::Unavailable(_))));
-    let silent = Limiter::new(Silent).pause(&CALLS, "ada", seconds(30)).await;
+    let silent = Limiter::new(silent()).pause(&CALLS, "ada", seconds(30)).await;
     assert!(matches!(silent, Err(Error::TimedOut { .. })));
 }

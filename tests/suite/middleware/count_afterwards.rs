@@ -24,7 +24,7 @@ use crate::support::{
     proxy::Proxy,
     redis_server::RedisServer,
     requests::{anyone, figures, hello, request},
-    stores::Failing,
+    stores::failing,
     to_the_start_of_a_window,
 };
 
@@ -247,7 +247,7 @@ impl Store for CountsNothing {
 
     fn decide(&self, check: Check) -> Self::Decide {
         if check.charges().any(Charge::is_spent) {
-            Box::pin(Failing.decide(check))
+            Box::pin(failing().decide(check))
         } else {
             Box::pin(self.0.decide(check))
         }
@@ -273,7 +273,7 @@ async fn a_failed_count_sends_the_response_and_is_logged() {
 
 #[tokio::test]
 async fn fail_local_counts_in_the_process() {
-    let layer = RateLimitLayer::new(Failing).limit(failed(FAILURES)).fail_local(Share::one_of(2));
+    let layer = RateLimitLayer::new(failing()).limit(failed(FAILURES)).fail_local(Share::one_of(2));
     let app = layer.layer(service_fn(answer));
     for status in [401, 401, 429] {
         assert_eq!(app.clone().oneshot(asks(401)).await.unwrap().status(), status);

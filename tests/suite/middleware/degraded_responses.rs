@@ -13,7 +13,7 @@ use tower_sliding_window::{
 use crate::support::{
     log::Log,
     requests::{anyone, figures, hello, json, request, unavailable_body},
-    stores::{Failing, Silent},
+    stores::{failing, silent},
 };
 
 const CALLS: Limit = Limit::per_minute("calls", 2);
@@ -26,9 +26,9 @@ fn degraded(response: &Response<Body>) -> Option<(FailureMode, &Error)> {
 #[tokio::test(start_paused = true)]
 async fn every_degraded_response_names_its_cause_and_mode() {
     for mode in MODES {
-        let failing = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).failure_mode(mode);
+        let failing = RateLimitLayer::new(failing()).limit(CALLS.by(anyone)).failure_mode(mode);
         let failing = failing.breaker(Breaker::new().failures(1)).layer(service_fn(hello));
-        let silent = RateLimitLayer::new(Silent).limit(CALLS.by(anyone)).failure_mode(mode).layer(service_fn(hello));
+        let silent = RateLimitLayer::new(silent()).limit(CALLS.by(anyone)).failure_mode(mode).layer(service_fn(hello));
         let statuses = match mode {
             FailureMode::Open => [200; 2],
             FailureMode::Closed => [503; 2],
@@ -84,7 +84,7 @@ async fn a_local_decision_is_marked() {
         let is_local = decision.local_cause().is_some();
         Ok::<_, Infallible>(Response::new(Body::from(is_local.to_string())))
     };
-    let layer = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).fail_local(Share::one_of(2));
+    let layer = RateLimitLayer::new(failing()).limit(CALLS.by(anyone)).fail_local(Share::one_of(2));
     let response = layer.layer(service_fn(service)).oneshot(request()).await.unwrap();
     assert_eq!(figures(response.headers())[..2], [Some("1"), Some("0")]);
     assert_eq!(crate::support::requests::json(response).await, "true");
@@ -94,7 +94,7 @@ async fn a_local_decision_is_marked() {
 async fn each_mode_is_logged_at_most_once_a_second() {
     for (mode, shown) in MODES.into_iter().zip(["mode=Open", "mode=Closed", "mode=Local"]) {
         let log = Log::start();
-        let layer = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).failure_mode(mode);
+        let layer = RateLimitLayer::new(failing()).limit(CALLS.by(anyone)).failure_mode(mode);
         let app = layer.breaker(Breaker::off()).layer(service_fn(hello));
         for _ in 0..10 {
             app.clone().oneshot(request()).await.unwrap();
@@ -109,8 +109,8 @@ async fn each_mode_is_logged_at_most_once_a_second() {
 /// Both layers are degraded, and the inner one has made the response.
 #[tokio::test(start_paused = true)]
 async fn the_outermost_degraded_layer_is_reported() {
-    let inner = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).fail_closed();
-    let outer = RateLimitLayer::new(Silent).limit(CALLS.by(anyone)).fail_open().deadline(Duration::from_millis(1));
+    let inner = RateLimitLayer::new(failing()).limit(CALLS.by(anyone)).fail_closed();
+    let outer = RateLimitLayer::new(silent()).limit(CALLS.by(anyone)).fail_open().deadline(Duration::from_millis(1));
     let response = outer.layer(inner.layer(service_fn(hello))).oneshot(request()).await.unwrap();
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(matches!(degraded(&response), Some((FailureMode::Open, Error::TimedOut { .. }))));
@@ -118,7 +118,7 @@ async fn the_outermost_degraded_layer_is_reported() {
 
 #[tokio::test]
 async fn fail_open_forwards_the_request_without_headers() {
-    let app = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).fail_open().layer(service_fn(hello));
+    let app = RateLimitLayer::new(failing()).limit(CALLS.by(anyone)).fail_open().layer(service_fn(hello));
     let response = app.oneshot(request()).await.unwrap();
     assert_eq!((response.status(), figures(response.headers())), (StatusCode::OK, [None; 4]));
     let degraded: &Degraded = response.extensions().get().unwrap();
@@ -127,13 +127,13 @@ async fn fail_open_forwards_the_request_without_headers() {
 
 #[tokio::test]
 async fn fail_open_is_the_default() {
-    let app = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).layer(service_fn(hello));
+    let app = RateLimitLayer::new(failing()).limit(CALLS.by(anyone)).layer(service_fn(hello));
     assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
 }
 
 #[tokio::test]
 async fn fail_closed_rejects_with_503_and_a_jittered_retry_after() {
-    let app = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).fail_closed().layer(service_fn(hello));
+    let app = RateLimitLayer::new(failing()).limit(CALLS.by(anyone)).fail_closed().layer(service_fn(hello));
     let mut waits = Vec::new();
     for _ in 0..100 {
         let response = app.clone().oneshot(request()).await.unwrap();
@@ -154,7 +154,7 @@ async fn fail_closed_rejects_with_503_and_a_jittered_retry_after() {
 async fn a_hanging_store_is_abandoned_at_the_deadline() {
     for deadline in [Duration::from_millis(50), Duration::from_millis(7)] {
         let asked = tokio::time::Instant::now();
-        let layer = RateLimitLayer::new(Silent).limit(CALLS.by(anyone)).fail_closed();
+        let layer = RateLimitLayer::new(silent()).limit(CALLS.by(anyone)).fail_closed();
         let layer = if deadline.as_millis() == 50 { layer } else { layer.deadline(deadline) };
         let response = layer.layer(service_fn(hello)).oneshot(request()).await.unwrap();
         assert_eq!((response.status(), asked.elapsed()), (StatusCode::SERVICE_UNAVAILABLE, deadline));

@@ -16,6 +16,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
     Check, Decision, Exchange, Key, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, RateLimitLayer, RedisStore,
     Settled, Settlement, Store, StoreError,
+    testing::{Fault, FaultyStore},
 };
 
 use crate::support::{
@@ -23,7 +24,7 @@ use crate::support::{
     log::Log,
     redis_server::RedisServer,
     requests::{anyone, figures, hello, request},
-    stores::{Settles, Watched},
+    stores::settled_costs,
 };
 
 const TOKENS: Limit = Limit::per_hour("tokens", 10_000);
@@ -223,7 +224,7 @@ async fn a_dropped_request_costs_what_settle_dropped_says() {
 #[tokio::test]
 async fn each_limit_settles_a_dropped_request_by_its_own_rule() {
     let (store, clock, limiter) = store();
-    let watched = Watched::new(store, Settles::Well);
+    let watched = FaultyStore::new(store);
     let [plain, leased] = ["plain", "leased"].map(|name| Limit::per_hour(name, 10));
     let layer = RateLimitLayer::new(watched.clone())
         .limit(plain.clone().by(anyone).settle_dropped(0))
@@ -231,7 +232,7 @@ async fn each_limit_settles_a_dropped_request_by_its_own_rule() {
         .limit(leased.clone().by(anyone).settle(|_| 3));
     Ends::HangsUp.send(&layer).await;
     let_tasks_run().await;
-    assert_eq!(watched.settlements(), [[None, Some(7), None]]);
+    assert_eq!(settled_costs(&watched), [[None, Some(7), None]]);
     clock.advance(MINUTE);
     let used = async |limit: &Limit| limiter.peek(limit, key()).await.unwrap().used();
     assert_eq!((used(&plain).await, spent(&limiter).await, used(&leased).await), (1, 7, 0));
@@ -241,7 +242,7 @@ async fn each_limit_settles_a_dropped_request_by_its_own_rule() {
 #[tokio::test]
 async fn an_uncharged_request_is_not_settled() {
     let (store, _clock, limiter) = store();
-    let watched = Watched::new(store.clone(), Settles::Well);
+    let watched = FaultyStore::new(store.clone());
     let _ = limiter.check(&TOKENS, key(), 9_999).await.unwrap();
     let layer = || RateLimitLayer::new(watched.clone()).limit(tokens().settle_dropped(0));
     assert_eq!(layer().layer(service_fn(hello)).oneshot(request()).await.unwrap().status(), 429);
@@ -250,17 +251,19 @@ async fn an_uncharged_request_is_not_settled() {
         .await;
     Ends::HangsUp.send(&RateLimitLayer::new(watched.clone()).limit(tokens().settle_dropped(0).in_shadow())).await;
     let_tasks_run().await;
-    assert_eq!((watched.settlements().len(), spent(&limiter).await), (0, 9_999));
+    assert_eq!((settled_costs(&watched).len(), spent(&limiter).await), (0, 9_999));
 }
 
 #[tokio::test]
 async fn a_request_with_a_response_is_settled_once() {
     let (store, _clock, limiter) = store();
-    for store in [Watched::new(store.clone(), Settles::Well), Watched::new(store, Settles::Fails)] {
+    for fault in [Fault::None, Fault::Fails] {
+        let store = FaultyStore::new(store.clone());
+        store.set_for_settlements(fault);
         let layer = RateLimitLayer::new(store.clone()).limit(tokens().settle_dropped(0));
         assert_eq!(layer.layer(service_fn(hello)).oneshot(request()).await.unwrap().status(), 200);
         let_tasks_run().await;
-        assert_eq!(store.settlements(), [[Some(100)]]);
+        assert_eq!(settled_costs(&store), [[Some(100)]]);
     }
     assert_eq!(spent(&limiter).await, 600);
 }
@@ -304,21 +307,23 @@ async fn a_panicking_settle_closure_settles_as_a_dropped_request() {
 #[tokio::test]
 async fn a_dropped_request_leaves_the_line() {
     let (store, clock, limiter) = store();
-    let watched = Watched::new(store, Settles::Well);
+    let watched = FaultyStore::new(store);
     let layer = RateLimitLayer::new(watched.clone()).limit(tokens().settle_dropped(0)).wait_up_to(2 * TOKENS.window());
     let _ = limiter.check(&TOKENS, key(), 10_000).await.unwrap();
     Ends::HangsUpBeforeTheDecision.send(&layer).await;
     let_tasks_run().await;
     clock.advance(TOKENS.window());
     assert_eq!(layer.layer(service_fn(hello)).oneshot(request()).await.unwrap().status(), 200);
-    assert_eq!((watched.settlements().len(), spent(&limiter).await), (1, 100));
+    assert_eq!((settled_costs(&watched).len(), spent(&limiter).await), (1, 100));
 }
 
 #[tokio::test]
 async fn a_dropped_request_that_cannot_be_settled_stays_charged_and_is_logged() {
     let log = Log::start();
     let (store, _clock, limiter) = store();
-    let layer = RateLimitLayer::new(Watched::new(store, Settles::Fails)).limit(tokens().settle_dropped(0));
+    let store = FaultyStore::new(store);
+    store.set_for_settlements(Fault::Fails);
+    let layer = RateLimitLayer::new(store).limit(tokens().settle_dropped(0));
     Ends::HangsUp.send(&layer).await;
     let_tasks_run().await;
     assert_eq!(spent(&limiter).await, 500);

@@ -19,7 +19,7 @@ use tower_sliding_window::{
 use crate::support::{
     requests::{anyone, figures, json, refusal_body, request},
     services::{App, around, handler},
-    stores::Failing,
+    stores::failing,
 };
 
 /// A limit on the load of the whole service.
@@ -45,7 +45,7 @@ async fn a_layer_without_header_sets_sends_only_retry_after() {
     assert_eq!(figures(refused.headers()), [None, None, None, Some("3600")]);
     assert_eq!(json(refused).await, refusal_body(Some("total"), 3600));
 
-    let down = RateLimitLayer::new(Failing).limit(TOTAL.by(anyone)).headers(HeaderSets::none()).fail_closed();
+    let down = RateLimitLayer::new(failing()).limit(TOTAL.by(anyone)).headers(HeaderSets::none()).fail_closed();
     let response = ask(&around(&down, handler())).await;
     assert!(response.status() == 503 && response.headers().contains_key(RETRY_AFTER));
 
@@ -128,7 +128,7 @@ async fn a_layer_without_figures_still_sets_the_reset_format() {
         let test = Stacked::new();
         let layer = |limit| RateLimitLayer::new(test.store.clone()).limit(limit).reset_format(outer);
         let app = around(&test.layer(Limit::per_minute("inner", 9), inner), handler());
-        let undecided = RateLimitLayer::new(Failing).limit(TOTAL.by(anyone)).reset_format(outer);
+        let undecided = RateLimitLayer::new(failing()).limit(TOTAL.by(anyone)).reset_format(outer);
         let unlimited = KeyedLimit::chosen(anyone, |_| ready(Ok::<Option<Limit>, Infallible>(None)));
         for app in [
             around(&layer(TOTAL.by(anyone).hidden()), app.clone()),

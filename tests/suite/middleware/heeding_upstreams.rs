@@ -25,7 +25,7 @@ use crate::support::{
     log::Log,
     requests::{anyone, figures, hello, request, scripted_response},
     seconds,
-    stores::{Failing, Silent},
+    stores::{failing, silent},
 };
 
 const CALLS: Limit = Limit::per_minute("calls", 10);
@@ -134,7 +134,7 @@ impl Store for Once {
     fn decide(&self, check: Check) -> Self::Decide {
         match self.asked.fetch_add(1, Ordering::Relaxed) {
             0 => Box::pin(self.store.decide(check)),
-            _ => Box::pin(Failing.decide(check)),
+            _ => Box::pin(failing().decide(check)),
         }
     }
 
@@ -169,7 +169,7 @@ impl Store for Slow {
 
     fn decide(&self, check: Check) -> Self::Decide {
         let is_silent = check.charges().all(|charge| charge.limit().name() == SILENT);
-        if is_silent { Box::pin(Silent.decide(check)) } else { Self::after(self.0.decide(check)) }
+        if is_silent { Box::pin(silent().decide(check)) } else { Self::after(self.0.decide(check)) }
     }
 
     fn settle(&self, settlement: Settlement) -> Self::Settle {

@@ -18,7 +18,7 @@ use crate::support::{
     redis_server::RedisServer,
     requests::{QUOTA_EXCEEDED, anyone, figures, json, refusal_body, request, unavailable_body},
     services::{App, around, handler},
-    stores::Failing,
+    stores::failing,
 };
 
 /// A limit on the load of the whole service.
@@ -141,8 +141,11 @@ async fn a_hidden_limit_stays_hidden_however_it_is_counted() {
     assert_eq!(figures(ask(&app).await.headers())[..2], [Some("1"), Some("0")]);
 
     let share = Limit::per_hour("total", 4).by(anyone).hidden();
-    assert_reveals_nothing(&around(&RateLimitLayer::new(Failing).limit(share).fail_local(Share::one_of(4)), handler()))
-        .await;
+    assert_reveals_nothing(&around(
+        &RateLimitLayer::new(failing()).limit(share).fail_local(Share::one_of(4)),
+        handler(),
+    ))
+    .await;
 }
 
 /// Another layer, whose limit is visible, may use the same cached refusal.

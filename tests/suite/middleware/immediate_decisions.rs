@@ -16,12 +16,12 @@ use http::{Request, Response};
 use tower::{Layer, Service, ServiceExt};
 use tower_sliding_window::{
     Check, Decision, Degraded, Error, FailureMode, Key, Limit, Limiter, LocalState, MemoryStore, RateLimitLayer,
-    Settlement, Share, Store, StoreError,
+    Settlement, Share, Store, StoreError, testing::FaultyStore,
 };
 
 use crate::support::{
     requests::{anyone, figures, request},
-    stores::Failing,
+    stores::failing,
 };
 
 const CALLS: Limit = Limit::per_minute("calls", 2);
@@ -108,13 +108,13 @@ impl Store for Wrapped {
 struct FailsAtOnce(Arc<AtomicUsize>);
 
 impl Store for FailsAtOnce {
-    type Decide = <Failing as Store>::Decide;
-    type Settle = <Failing as Store>::Settle;
-    type Reset = <Failing as Store>::Reset;
+    type Decide = <FaultyStore<MemoryStore> as Store>::Decide;
+    type Settle = <FaultyStore<MemoryStore> as Store>::Settle;
+    type Reset = <FaultyStore<MemoryStore> as Store>::Reset;
 
     fn decide(&self, check: Check) -> Self::Decide {
         self.0.fetch_add(1, Ordering::Relaxed);
-        Failing.decide(check)
+        failing().decide(check)
     }
 
     fn decide_now(&self, _: &Check) -> Option<Result<Decision, StoreError>> {
@@ -122,11 +122,11 @@ impl Store for FailsAtOnce {
     }
 
     fn settle(&self, settlement: Settlement) -> Self::Settle {
-        Failing.settle(settlement)
+        failing().settle(settlement)
     }
 
     fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
-        Failing.reset(limit, key)
+        failing().reset(limit, key)
     }
 }
 
@@ -148,7 +148,7 @@ async fn an_admitted_request_calls_the_ready_service_without_cloning_it() {
 async fn a_skipped_request_does_not_clone_the_service() {
     let service = CountingService::default();
     let counts = Arc::clone(&service.0);
-    let layer = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).skip(|_| true);
+    let layer = RateLimitLayer::new(failing()).limit(CALLS.by(anyone)).skip(|_| true);
     assert_eq!(layer.layer(service).call(request()).await.unwrap().status(), 200);
     assert_eq!(CountingService::clones_and_calls(&counts), (0, 1));
 }

@@ -150,7 +150,7 @@ async fn a_refusal_by_hidden_limits_alone_has_no_fields() {
 #[tokio::test]
 async fn a_response_without_a_decision_has_no_fields() {
     let never = on(&MemoryStore::new(), [Limit::per_hour("units", 1).by(anyone)]).cost(|_| 2);
-    let failing = RateLimitLayer::new(crate::support::stores::Failing)
+    let failing = RateLimitLayer::new(crate::support::stores::failing())
         .limit(Limit::per_hour("units", 1).by(anyone))
         .headers(HeaderSets::both());
     for (app, status) in [

@@ -17,13 +17,13 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     AdmissionId, Breaker, Charge, Check, Decision, Degraded, EXPOSED_HEADERS, FailureMode, Header, JsonResponse, Key,
     KeyError, KeyExtractor, Limit, LimitStatus, Limiter, ManualClock, MemoryStore, PeerIp, RateLimitLayer, Rejection,
-    RejectionResponse, ResetFormat, Settlement, Store, StoreError, TextResponse,
+    RejectionResponse, ResetFormat, Settlement, Store, StoreError, TextResponse, testing::FaultyStore,
 };
 
 use crate::support::{
     log::Log,
     requests::{QUOTA_EXCEEDED, anyone, figures, hello, json, refusal_body, request},
-    stores::Failing,
+    stores::failing,
     until,
 };
 
@@ -173,7 +173,7 @@ async fn a_handlers_rejection_equals_a_layers_rejection() {
     let (known, _) = Request::get("/").header("x-tenant", "acme").body(()).unwrap().into_parts();
     let store = MemoryStore::new();
     spend(store.clone(), 2, &known).await.unwrap();
-    let error: Box<dyn std::error::Error> = spend(Failing, 1, &known).await.unwrap_err().into();
+    let error: Box<dyn std::error::Error> = spend(failing(), 1, &known).await.unwrap_err().into();
     let cause = error.source().unwrap();
     assert_eq!(format!("{error}: {cause}"), "the rate-limit store is unavailable: deciding a check failed");
     let refusal = [Some("2"), Some("0"), Some("60"), Some("60")];
@@ -181,7 +181,7 @@ async fn a_handlers_rejection_equals_a_layers_rejection() {
         (spend(store.clone(), 1, &known).await, 429, Some(refusal)),
         (spend(store.clone(), 3, &known).await, 429, Some([None; 4])),
         (spend(store, 1, &anonymous).await, 400, Some([None; 4])),
-        (spend(Failing, 1, &known).await, 503, None),
+        (spend(failing(), 1, &known).await, 503, None),
     ] {
         let handler = service_fn(|_: Request<Body>| ready(Ok::<_, Infallible>(answer.clone().into_response())));
         let app = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_hour("all", 1).by(anyone)).layer(handler);
@@ -205,8 +205,8 @@ async fn a_handlers_rejection_is_logged() {
     let log = Log::start();
     let (parts, _) = request().into_parts();
     let unknown = PeerIp::new().extract(&parts).unwrap_err();
-    let failed = Limiter::new(Failing).check(&CALLS, "ada", 1).await.unwrap_err();
-    let costly = Limiter::new(Failing).check(&CALLS, "ada", 3).await.unwrap_err();
+    let failed = Limiter::new(failing()).check(&CALLS, "ada", 1).await.unwrap_err();
+    let costly = Limiter::new(failing()).check(&CALLS, "ada", 3).await.unwrap_err();
     let rejections = [Rejection::from(unknown), failed.into(), costly.into()];
     let lines = ["is not set up to find a rate-limit key", "no rate-limit decision", "can never be admitted"];
     let logged = || {
@@ -223,8 +223,8 @@ struct Bans;
 
 impl Store for Bans {
     type Decide = Ready<Result<Decision, StoreError>>;
-    type Settle = <Failing as Store>::Settle;
-    type Reset = <Failing as Store>::Reset;
+    type Settle = <FaultyStore<MemoryStore> as Store>::Settle;
+    type Reset = <FaultyStore<MemoryStore> as Store>::Reset;
 
     fn decide(&self, check: Check) -> Self::Decide {
         let never = Duration::MAX;
@@ -233,11 +233,11 @@ impl Store for Bans {
     }
 
     fn settle(&self, settlement: Settlement) -> Self::Settle {
-        Failing.settle(settlement)
+        failing().settle(settlement)
     }
 
     fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
-        Failing.reset(limit, key)
+        failing().reset(limit, key)
     }
 }
 
@@ -350,7 +350,7 @@ async fn a_responder_sees_the_head_of_the_request() {
 
 #[tokio::test]
 async fn every_rejection_can_be_replaced() {
-    let layer = RateLimitLayer::new(Failing).limit(CALLS.by(Header::new("x-tenant"))).fail_closed().on_rejection(
+    let layer = RateLimitLayer::new(failing()).limit(CALLS.by(Header::new("x-tenant"))).fail_closed().on_rejection(
         |rejection: &Rejection, head: Response<()>| match rejection {
             Rejection::NoKey(_) => Response::builder().status(418).body(Body::from("teapot")).unwrap(),
             _ => head.map(|()| Body::from("later")),
@@ -374,7 +374,7 @@ async fn setup_errors_and_outages_are_logged_once_a_second() {
     let no_peer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(PeerIp::new())).layer(service_fn(hello));
     let too_costly =
         RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone)).cost(|_| 3).layer(service_fn(hello));
-    let no_store = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).breaker(Breaker::off());
+    let no_store = RateLimitLayer::new(failing()).limit(CALLS.by(anyone)).breaker(Breaker::off());
     let no_store = no_store.layer(service_fn(hello));
     for _ in 0..10 {
         no_peer.clone().oneshot(request()).await.unwrap();

@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{Decision, Header, Key, KeyError, Limit, MemoryStore, PeerIp, RateLimitLayer};
 
-use crate::support::{http_client::HttpClient, http_server::serve, stores::Failing};
+use crate::support::{http_client::HttpClient, http_server::serve, stores::failing};
 
 const CALLS: Limit = Limit::per_hour("calls", 2);
 
@@ -52,7 +52,7 @@ async fn layer_charges_not_found_and_route_layer_does_not() {
 
 #[tokio::test]
 async fn each_route_may_have_its_own_limits_and_failure_mode() {
-    let layer = || RateLimitLayer::new(Failing).limit(CALLS.by(PeerIp::new()));
+    let layer = || RateLimitLayer::new(failing()).limit(CALLS.by(PeerIp::new()));
     let nested = Router::new().route("/items", get(|| async {})).route_layer(layer().fail_open());
     let app = Router::new()
         .route("/login", get(|| async {}).layer(layer().fail_closed()))

@@ -20,7 +20,7 @@ use tower_sliding_window::{Limit, MemoryStore, RateLimitLayer};
 
 use crate::support::{
     requests::{anyone, hello, request},
-    stores::Silent,
+    stores::silent,
 };
 
 const CALLS: Limit = Limit::per_minute("calls", 2);
@@ -81,7 +81,7 @@ async fn a_dropped_pending_response_calls_nothing_and_releases_the_permit() {
         hello(request)
     });
     let service = ConcurrencyLimit::new(service, 1);
-    let mut app = RateLimitLayer::new(Silent).limit(CALLS.by(anyone)).layer(service);
+    let mut app = RateLimitLayer::new(silent()).limit(CALLS.by(anyone)).layer(service);
     for _ in 0..3 {
         let ready = tokio::time::timeout(Duration::from_secs(20), app.ready()).await.unwrap().unwrap();
         let response = ready.call(request());
@@ -152,7 +152,7 @@ fn the_layer_needs_no_runtime_until_a_store_waits() {
     assert!(app.poll_ready(&mut context).is_ready());
     let Poll::Ready(Ok(response)) = pin!(app.call(request())).poll(&mut context) else { panic!("not ready") };
     assert_eq!(response.status(), 200);
-    drop(RateLimitLayer::new(Silent).limit(CALLS.by(anyone)).layer(Strict { is_ready: true }).call(request()));
+    drop(RateLimitLayer::new(silent()).limit(CALLS.by(anyone)).layer(Strict { is_ready: true }).call(request()));
 }
 
 /// The types can be named, sent and shared, as axum and a struct of the user require.

@@ -16,6 +16,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
     Algorithm, Charge, Check, Degraded, Exchange, Key, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore,
     RateLimitLayer, RedisStore, Settlement, Store,
+    testing::{Fault, FaultyStore},
 };
 
 use crate::support::{
@@ -24,7 +25,7 @@ use crate::support::{
     memory, ms, redis,
     redis_server::RedisServer,
     requests::{anyone, figures, hello, request},
-    stores::{Failing, Settles, Watched},
+    stores::{failing, settled_costs},
 };
 
 const LOGIN: Limit = Limit::per_minute("login", 2);
@@ -97,7 +98,7 @@ async fn a_response_is_settled_at_less_or_more_than_was_reserved() {
 #[tokio::test]
 async fn settled_and_plain_limits_are_decided_and_settled_together() {
     let (store, _clock, limiter) = store();
-    let watched = Watched::new(store, Settles::Well);
+    let watched = FaultyStore::new(store);
     let errors = Limit::per_minute("errors", 10);
     let app = RateLimitLayer::new(watched.clone())
         .limit(LOGIN.by(anyone))
@@ -105,17 +106,17 @@ async fn settled_and_plain_limits_are_decided_and_settled_together() {
         .limit(errors.clone().by(anyone).settle(|o| if o.status().is_server_error() { 0 } else { o.cost() }))
         .layer(service_fn(answer));
     app.clone().oneshot(asks(500, 20)).await.unwrap();
-    assert_eq!(watched.settlements(), [[None, Some(20), Some(0)]]);
+    assert_eq!(settled_costs(&watched), [[None, Some(20), Some(0)]]);
     let all = (spent(&limiter, &LOGIN).await, spent(&limiter, &TOKENS).await, spent(&limiter, &errors).await);
     assert_eq!(all, (1, 20, 0));
 
     // A settlement at the charged cost is also sent, so that the lease does not return the units.
     app.oneshot(asks(200, 500)).await.unwrap();
-    assert_eq!(watched.settlements()[1..], [[None, Some(500), Some(1)]]);
+    assert_eq!(settled_costs(&watched)[1..], [[None, Some(500), Some(1)]]);
     let app =
         RateLimitLayer::new(watched.clone()).limit(errors.by(anyone).settle(|o| o.cost())).layer(service_fn(answer));
     app.oneshot(asks(200, 0)).await.unwrap();
-    assert_eq!(watched.settlements()[2..], [[Some(1)]]);
+    assert_eq!(settled_costs(&watched)[2..], [[Some(1)]]);
 }
 
 #[tokio::test]
@@ -148,11 +149,11 @@ async fn an_exchange_holds_the_request_and_the_response() {
 async fn with_a_lease_shorter_than_the_window_every_response_is_settled() {
     let log = Log::start();
     let (store, clock, limiter) = store();
-    let watched = Watched::new(store, Settles::Well);
+    let watched = FaultyStore::new(store);
     let limit = TOKENS.by(anyone).cost(|_| 500).settle(used).lease(Duration::from_secs(30));
     let app = RateLimitLayer::new(watched.clone()).limit(limit).layer(service_fn(answer));
     app.oneshot(asks(200, 500)).await.unwrap();
-    assert_eq!(watched.settlements(), [[Some(500)]]);
+    assert_eq!(settled_costs(&watched), [[Some(500)]]);
     clock.advance(Duration::from_secs(31));
     assert_eq!(spent(&limiter, &TOKENS).await, 500, "without the settlement it would have returned");
     assert_eq!(log.text(), "");
@@ -235,19 +236,18 @@ async fn without_a_response_the_charge_stays_for_its_lease() {
 #[tokio::test(start_paused = true)]
 async fn a_failed_settlement_sends_the_response_and_keeps_the_charge() {
     let log = Log::start();
-    for settles in [Settles::Fails, Settles::Never] {
+    for fault in [Fault::Fails, Fault::Hangs] {
         let (store, _clock, limiter) = store();
+        let store = FaultyStore::new(store);
+        store.set_for_settlements(fault);
         let limit = TOKENS.by(anyone).cost(|_| 500).settle(used);
-        let app = RateLimitLayer::new(Watched::new(store, settles))
-            .limit(limit)
-            .deadline(Duration::from_millis(40))
-            .layer(service_fn(answer));
+        let app = RateLimitLayer::new(store).limit(limit).deadline(Duration::from_millis(40)).layer(service_fn(answer));
         let asked = tokio::time::Instant::now();
         for remaining in ["500", "0"] {
             let response = app.clone().oneshot(asks(200, 1)).await.unwrap();
             assert_eq!((response.status(), figures(response.headers())[1]), (StatusCode::OK, Some(remaining)));
         }
-        let waited = if let Settles::Never = settles { 80 } else { 0 };
+        let waited = if fault == Fault::Hangs { 80 } else { 0 };
         assert_eq!(asked.elapsed(), Duration::from_millis(waited));
         assert_eq!(spent(&limiter, &TOKENS).await, 1_000);
     }
@@ -260,7 +260,7 @@ async fn a_failed_settlement_sends_the_response_and_keeps_the_charge() {
 #[tokio::test]
 async fn a_request_without_a_decision_is_not_settled() {
     let limit = || TOKENS.by(anyone).settle(|_| panic!("nothing to settle"));
-    let app = RateLimitLayer::new(Failing).limit(limit()).layer(service_fn(answer));
+    let app = RateLimitLayer::new(failing()).limit(limit()).layer(service_fn(answer));
     let response = app.oneshot(asks(200, 1)).await.unwrap();
     assert!(response.extensions().get::<Degraded>().is_some());
 }
@@ -268,12 +268,12 @@ async fn a_request_without_a_decision_is_not_settled() {
 /// An estimated cost of zero must not make a request free.
 #[tokio::test]
 async fn a_settled_limit_reserves_at_least_one_unit() {
-    let watched = Watched::new(MemoryStore::new(), Settles::Well);
+    let watched = FaultyStore::new(MemoryStore::new());
     let limit = TOKENS.by(anyone).cost(|_| 0).settle(|outcome| 7 * outcome.cost());
     let app = RateLimitLayer::new(watched.clone()).limit(limit).layer(service_fn(answer));
     let response = app.oneshot(asks(200, 1)).await.unwrap();
     assert_eq!(figures(response.headers())[1], Some("993"));
-    assert_eq!(watched.settlements().len(), 1);
+    assert_eq!(settled_costs(&watched).len(), 1);
 }
 
 /// One charge of a check is settled and the other is not.

@@ -7,12 +7,13 @@ use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Decision, Degraded, Header, Limit, MemoryStore, PeerIp, RateLimitLayer, Rejection, ShadowRefusals,
+    testing::FaultyStore,
 };
 
 use crate::support::{
     log::Log,
     requests::{anyone, figures, hello, json, request},
-    stores::{Failing, Settles, Watched},
+    stores::{failing, settled_costs},
 };
 
 const TRIED: Limit = Limit::per_minute("tried", 1);
@@ -114,7 +115,7 @@ async fn nothing_is_counted_when_all_limits_are_left_out() {
 
 #[tokio::test]
 async fn a_shadow_layer_rejects_nothing_when_the_store_fails() {
-    let layer = RateLimitLayer::new(Failing).fail_closed().limit(TRIED.by(anyone).in_shadow());
+    let layer = RateLimitLayer::new(failing()).fail_closed().limit(TRIED.by(anyone).in_shadow());
     let response = layer.clone().layer(service_fn(hello)).oneshot(request()).await.unwrap();
     assert!(response.status() == 200 && response.extensions().get::<Degraded>().is_some());
     let response = layer.limit(REAL.by(anyone)).layer(service_fn(hello)).oneshot(request()).await.unwrap();
@@ -142,14 +143,14 @@ async fn stacked_layers_name_their_own_shadow_limits() {
 /// A shadow limit does not charge what it would have refused, so there is nothing to settle.
 #[tokio::test]
 async fn an_uncharged_shadow_limit_is_not_settled() {
-    let watched = Watched::new(MemoryStore::new(), Settles::Well);
+    let watched = FaultyStore::new(MemoryStore::new());
     let app = RateLimitLayer::new(watched.clone())
         .limit(TRIED.by(anyone).in_shadow().settle(|o| o.cost() + 1))
         .layer(service_fn(hello));
     for _ in 0..3 {
         assert_eq!(app.clone().oneshot(request()).await.unwrap().status(), 200);
     }
-    assert_eq!(watched.settlements(), [[Some(2)]]);
+    assert_eq!(settled_costs(&watched), [[Some(2)]]);
 
     let free = RateLimitLayer::new(MemoryStore::new())
         .limit(REAL.by(anyone))

@@ -11,6 +11,7 @@ use tokio::time::{self, sleep};
 use tower::ServiceExt;
 use tower_sliding_window::{
     Breaker, Degraded, Error, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Store,
+    testing::{Fault, FaultyStore},
 };
 
 use crate::support::{
@@ -21,8 +22,7 @@ use crate::support::{
     redis_server::RedisServer,
     requests::{anyone, request},
     services::{App, around, handler},
-    stores::Silent,
-    switched::{State, Switched},
+    stores::silent,
 };
 
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
@@ -84,9 +84,9 @@ async fn layers_on_a_hanging_server_wait_only_for_the_longest_deadline() {
 async fn a_request_waits_for_the_longest_deadline_of_its_layers() {
     for deadlines in [[30, 50, 40], [50, 30, 40], [40, 30, 50], [50, 50, 50]] {
         let [outer, middle, inner] = deadlines.map(ms);
-        let app = around(&layer(&Silent, inner), handler());
-        let app = around(&layer(&Switched::new(State::Hangs), middle), app);
-        let app = around(&layer(&Silent, outer), app);
+        let app = around(&layer(&silent(), inner), handler());
+        let app = around(&layer(&FaultyStore::with_fault(Fault::Hangs), middle), app);
+        let app = around(&layer(&silent(), outer), app);
         let asked = time::Instant::now();
         let response = app.oneshot(request()).await.unwrap();
         // A layer without time left still gets 5 ms.
@@ -98,31 +98,31 @@ async fn a_request_waits_for_the_longest_deadline_of_its_layers() {
 /// Also if the first decision is made, but late.
 #[tokio::test(start_paused = true)]
 async fn time_spent_in_one_layer_is_taken_from_the_next() {
-    let inner = Switched::new(State::Hangs);
+    let inner = FaultyStore::with_fault(Fault::Hangs);
     let app = around(&layer(&inner, ms(50)).fail_closed(), handler());
-    let app = around(&layer(&Switched::new(State::Takes(ms(20))), ms(50)), app);
+    let app = around(&layer(&FaultyStore::with_fault(Fault::Slow(ms(20))), ms(50)), app);
     let asked = time::Instant::now();
     let response = app.oneshot(request()).await.unwrap();
-    assert_eq!((response.status().as_u16(), asked.elapsed(), inner.asked()), (503, ms(50), 1));
+    assert_eq!((response.status().as_u16(), asked.elapsed(), inner.calls()), (503, ms(50), 1));
 }
 
 /// A hanging store of an outer layer does not disable a limit on a working store.
 #[tokio::test(start_paused = true)]
 async fn a_working_store_still_decides_with_no_time_left() {
-    let inner = Switched::new(State::Works);
+    let inner = FaultyStore::new(MemoryStore::new());
     for fails_closed in [true, false] {
         let guard = layer(&inner, ms(50));
         let app = around(&if fails_closed { guard.fail_closed() } else { guard }, handler());
         let begun = time::Instant::now();
-        let response = around(&layer(&Silent, ms(50)), app).oneshot(request()).await.unwrap();
+        let response = around(&layer(&silent(), ms(50)), app).oneshot(request()).await.unwrap();
         assert_eq!((response.status().as_u16(), begun.elapsed()), (200, ms(50)));
         assert!(matches!(error(&response), Some(Error::TimedOut { deadline }) if *deadline == ms(50)));
     }
-    assert_eq!(inner.asked(), 2);
+    assert_eq!(inner.calls(), 2);
 
     // An immediate decision is made even without time.
     let one = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_hour("one", 1).by(anyone));
-    let app = around(&layer(&Silent, ms(50)).breaker(Breaker::off()), around(&one, handler()));
+    let app = around(&layer(&silent(), ms(50)).breaker(Breaker::off()), around(&one, handler()));
     for status in [200, 429] {
         assert_eq!(app.clone().oneshot(request()).await.unwrap().status(), status);
     }
@@ -131,9 +131,9 @@ async fn a_working_store_still_decides_with_no_time_left() {
 /// If a request has little time left, a timeout says nothing about the store.
 #[tokio::test(start_paused = true)]
 async fn a_slow_layer_opens_no_breaker_of_an_inner_layer() {
-    let inner = Switched::with_local_state(State::Takes(ms(10)));
+    let inner = FaultyStore::with_fault(Fault::Slow(ms(10))).with_local_state();
     let app = around(&layer(&inner, ms(50)), handler());
-    let slow = around(&layer(&Switched::new(State::Takes(ms(45))), ms(50)), app.clone());
+    let slow = around(&layer(&FaultyStore::with_fault(Fault::Slow(ms(45))), ms(50)), app.clone());
     for _ in 0..20 {
         let response = slow.clone().oneshot(request()).await.unwrap();
         assert!(matches!(error(&response), Some(Error::TimedOut { .. })));
@@ -154,7 +154,7 @@ async fn a_choice_takes_no_time_from_its_decision() {
             Ok::<_, Infallible>(Limit::per_hour("chosen", 5))
         })
     };
-    let store = Switched::new(State::Hangs);
+    let store = FaultyStore::with_fault(Fault::Hangs);
     let layer_of = |limit| RateLimitLayer::new(store.clone()).limit(limit).breaker(Breaker::off());
     for (takes, waits, asked) in [(30, 80, 2), (60, 100, 3)] {
         // The inner layer gets the time that the decision of the outer one left. The choice takes nothing from it.
@@ -163,7 +163,7 @@ async fn a_choice_takes_no_time_from_its_decision() {
         let begun = time::Instant::now();
         let response = app.oneshot(request()).await.unwrap();
         assert_eq!((response.status().as_u16(), begun.elapsed()), (200, ms(waits)));
-        assert_eq!(store.asked(), asked, "in all, after a choice of {takes} ms");
+        assert_eq!(store.calls(), asked, "in all, after a choice of {takes} ms");
         assert!(matches!(error(&response), Some(Error::TimedOut { .. } | Error::LimitNotChosen(_))));
     }
 }
@@ -172,7 +172,7 @@ async fn a_choice_takes_no_time_from_its_decision() {
 #[tokio::test]
 async fn a_wait_for_capacity_takes_no_time_from_an_inner_layer() {
     let tight = Limit::per("tight", 1, ms(500));
-    let inner = around(&layer(&Switched::new(State::Takes(ms(1))), ms(400)).fail_closed(), handler());
+    let inner = around(&layer(&FaultyStore::with_fault(Fault::Slow(ms(1))), ms(400)).fail_closed(), handler());
     let waiting = RateLimitLayer::new(MemoryStore::new()).limit(tight.by(anyone)).wait_up_to(SLACK);
     let app = around(&waiting, inner);
     let begun = Instant::now();
@@ -185,12 +185,12 @@ async fn a_wait_for_capacity_takes_no_time_from_an_inner_layer() {
 /// The store is also asked for capacity when no time is left.
 #[tokio::test(start_paused = true)]
 async fn a_waiting_layer_still_asks_with_no_time_left() {
-    let store = Switched::new(State::Works);
+    let store = FaultyStore::new(MemoryStore::new());
     let waiting = layer(&store, ms(50)).wait_up_to(ms(1_000));
     let begun = time::Instant::now();
-    let app = around(&layer(&Silent, ms(50)), around(&waiting, handler()));
+    let app = around(&layer(&silent(), ms(50)), around(&waiting, handler()));
     assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
-    assert_eq!((begun.elapsed(), store.asked()), (ms(50), 1));
+    assert_eq!((begun.elapsed(), store.calls()), (ms(50), 1));
 }
 
 /// The choice of the outer layer is slow, and the login layer inside of it has a working store.

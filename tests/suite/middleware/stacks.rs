@@ -27,7 +27,7 @@ use crate::support::{
     http_server::serve,
     log::Log,
     requests::{anyone, figures},
-    stores::Silent,
+    stores::silent,
 };
 
 const CALLS: Limit = Limit::per_hour("calls", 2);
@@ -171,7 +171,7 @@ async fn a_timeout_covers_the_decision_only_outside_of_the_limits() {
     let slow = Router::new().route("/", get(|| sleep(TEST_TIMEOUT)));
     let answer = HttpClient::new().get(&serve(slow.layer(timeout()).layer(limits())).await).await;
     assert_eq!((answer.status.as_u16(), answer.number("x-ratelimit-remaining")), (408, Some(1)));
-    let answer = HttpClient::new().get(&serve(routes().layer(on(Silent)).layer(timeout())).await).await;
+    let answer = HttpClient::new().get(&serve(routes().layer(on(silent())).layer(timeout())).await).await;
     assert_eq!((answer.status.as_u16(), answer.number("x-ratelimit-remaining")), (408, None));
 }
 

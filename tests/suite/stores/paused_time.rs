@@ -4,12 +4,11 @@ use std::{thread, time::Duration};
 
 use tokio::time::{Instant, advance};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_sliding_window::{Algorithm, Charge, Check, Limit, Limiter, MemoryStore, RateLimitLayer, Store};
-
-use crate::support::{
-    requests::{anyone, figures, hello, request},
-    switched::{State, Switched},
+use tower_sliding_window::{
+    Algorithm, Charge, Check, Limit, Limiter, MemoryStore, RateLimitLayer, Store, testing::FaultyStore,
 };
+
+use crate::support::requests::{anyone, figures, hello, request};
 
 const ONE: Limit = Limit::per_minute("one", 1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -43,15 +42,15 @@ async fn a_wait_takes_no_real_time() {
 /// A cached refusal is at most a second old.
 #[tokio::test(start_paused = true)]
 async fn the_deny_cache_follows_paused_time() {
-    let store = Switched::with_local_state(State::Works);
+    let store = FaultyStore::new(MemoryStore::new()).with_local_state();
     let limiter = Limiter::new(store.clone());
     for (allowed, asked) in [(true, 1), (false, 2), (false, 2)] {
         assert_eq!(limiter.check(&ONE, "ada", 1).await.unwrap().is_allowed(), allowed);
-        assert_eq!(store.asked(), asked);
+        assert_eq!(store.calls(), asked);
     }
     advance(Duration::from_secs(1)).await;
     let refused = limiter.check(&ONE, "ada", 1).await.unwrap();
-    assert_eq!((refused.retry_after(), store.asked()), (Some(MINUTE - Duration::from_secs(1)), 3));
+    assert_eq!((refused.retry_after(), store.calls()), (Some(MINUTE - Duration::from_secs(1)), 3));
     advance(MINUTE).await;
     assert!(limiter.check(&ONE, "ada", 1).await.unwrap().is_allowed());
 }

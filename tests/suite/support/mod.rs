@@ -18,7 +18,6 @@ pub(crate) mod redis_server;
 pub(crate) mod requests;
 pub(crate) mod services;
 pub(crate) mod stores;
-pub(crate) mod switched;
 
 use std::{
     error::Error,
@@ -159,8 +158,12 @@ pub(crate) fn memory_as<S: Store + From<MemoryStore>>() -> Fixture<S> {
 /// A store on Redis, as itself or as an `AnyStore`.
 pub(crate) fn redis_as<S: Store + From<RedisStore>>() -> Fixture<S> {
     let (clock, server) = (ManualClock::new(), RedisServer::start());
-    let store = RedisStore::builder(&server.url()).clock(&clock).connect_timeout(TEST_TIMEOUT).build().unwrap();
-    Fixture::new(store.into(), clock, Some(server))
+    Fixture::new(redis_by(&clock, &server).into(), clock, Some(server))
+}
+
+/// A store on this server, by the clock of a test.
+pub(crate) fn redis_by(clock: &ManualClock, server: &RedisServer) -> RedisStore {
+    RedisStore::builder(&server.url()).clock(clock).connect_timeout(TEST_TIMEOUT).build().unwrap()
 }
 
 /// Runs each test on every store. The test takes a `Fixture`.

@@ -19,7 +19,7 @@ use tower_sliding_window::{
 };
 
 use super::{CALLS, Test, check_of_ada};
-use crate::support::{TEST_TIMEOUT, let_tasks_run, ms, redis_server::RedisServer, stores::Silent};
+use crate::support::{TEST_TIMEOUT, let_tasks_run, ms, redis_server::RedisServer, stores::silent};
 
 /// The limit holds in every window for callers in two processes, and all of them are admitted in the end.
 async fn assert_many_waiting_callers_never_exceed_the_limit<S: Store>(limiters: [Limiter<S>; 2]) {
@@ -242,7 +242,7 @@ async fn the_deadline_limits_each_check_and_not_the_whole_wait() {
     assert!(waiting.await.unwrap().unwrap().is_allowed());
 
     let begun = Instant::now();
-    let silent = Limiter::new(Silent).deadline(ms(50)).acquire(&CALLS, "ada", 1, TEST_TIMEOUT).await;
+    let silent = Limiter::new(silent()).deadline(ms(50)).acquire(&CALLS, "ada", 1, TEST_TIMEOUT).await;
     assert!(matches!(silent, Err(Error::TimedOut { .. })));
     assert!(begun.elapsed() < ms(60), "{:?}", begun.elapsed());
 }

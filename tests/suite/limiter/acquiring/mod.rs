@@ -22,7 +22,7 @@ use tower_sliding_window::{
     Charge, Check, Decision, Error, Key, Limit, Limiter, ManualClock, MemoryStore, Settlement, Store, StoreError,
 };
 
-use crate::support::{let_tasks_run, ms, stores::Failing};
+use crate::support::{let_tasks_run, ms, stores::failing};
 
 const CALLS: Limit = Limit::per("calls", 3, ms(100));
 
@@ -42,7 +42,7 @@ impl Store for CountingStore {
     fn decide(&self, check: Check) -> Self::Decide {
         self.checks_sent.fetch_add(1, Ordering::SeqCst);
         if self.fails.load(Ordering::SeqCst) {
-            return Box::pin(Failing.decide(check));
+            return Box::pin(failing().decide(check));
         }
         Box::pin(self.store.decide(check))
     }
@@ -53,7 +53,7 @@ impl Store for CountingStore {
 
     fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
         if self.fails.load(Ordering::SeqCst) {
-            return Box::pin(Failing.reset(limit, key));
+            return Box::pin(failing().reset(limit, key));
         }
         Box::pin(self.store.reset(limit, key))
     }

@@ -3,13 +3,13 @@
 use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
 
 use tokio::time::{Instant, timeout};
-use tower_sliding_window::{Charge, Check, Decision, Error, Limit, Limiter, MemoryStore, Store};
+use tower_sliding_window::{
+    Charge, Check, Decision, Error, Limit, Limiter, MemoryStore, Store,
+    testing::{Fault, FaultyStore},
+};
 
 use super::{Test, Waiting, check_of_ada};
-use crate::support::{
-    TEST_TIMEOUT, let_tasks_run, ms,
-    switched::{State, Switched},
-};
+use crate::support::{TEST_TIMEOUT, let_tasks_run, ms};
 
 /// How late the first caller may be before the next one takes over, as documented.
 const GRACE: Duration = ms(100);
@@ -131,7 +131,7 @@ async fn the_line_passes_several_callers_that_are_not_polled() {
 /// The store has the check, but the caller does not poll for the decision.
 #[tokio::test(start_paused = true)]
 async fn an_unpolled_check_blocks_the_line_until_its_deadline_plus_a_grace() {
-    let store = Switched::new(State::Works);
+    let store = FaultyStore::new(MemoryStore::new());
     let (limiter, limit) = (Limiter::new(store.clone()).deadline(ms(50)), Limit::per_hour("calls", 3));
     let check = || Check::new(Charge::new(limit.clone(), "ada", 1).unwrap());
     assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());
@@ -142,10 +142,10 @@ async fn an_unpolled_check_blocks_the_line_until_its_deadline_plus_a_grace() {
     });
     let_tasks_run().await;
     limiter.reset(&limit, "ada").await.unwrap();
-    store.set(State::Hangs);
+    store.set(Fault::Hangs);
     assert!(poll_fn(|cx| Poll::Ready(first.as_mut().poll(cx).is_pending())).await);
-    assert_eq!(store.waiting(), 1, "the first caller has sent its check");
-    store.set(State::Works);
+    assert_eq!(store.hanging(), 1, "the first caller has sent its check");
+    store.set(Fault::None);
     let begun = Instant::now();
     assert!(finish_in_time(second).await.is_allowed());
     let waited = begun.elapsed();

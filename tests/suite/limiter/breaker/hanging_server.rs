@@ -22,13 +22,13 @@ use crate::support::{
     outage::{CLIENTS, DEADLINE, millis, row},
     redis_server::RedisServer,
     requests::{anyone, hello, request},
-    stores::Failing,
+    stores::failing,
 };
 
 #[tokio::test]
 async fn a_layer_follows_its_failure_mode_while_the_breaker_is_open() {
     for mode in [FailureMode::Open, FailureMode::Closed, FailureMode::Local(Share::one_of(2))] {
-        let layer = RateLimitLayer::new(Failing).limit(CALLS.by(anyone)).failure_mode(mode);
+        let layer = RateLimitLayer::new(failing()).limit(CALLS.by(anyone)).failure_mode(mode);
         let app = layer.layer(service_fn(hello));
         for number in 0..100 {
             let response = at_once(app.clone().oneshot(request())).unwrap();

@@ -11,9 +11,10 @@ use std::{
     time::Duration,
 };
 
-use tower_sliding_window::{Error, Limit, Limiter};
-
-use crate::support::switched::{State, Switched};
+use tower_sliding_window::{
+    Error, Limit, Limiter, MemoryStore,
+    testing::{Fault, FaultyStore},
+};
 
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -30,17 +31,17 @@ fn at_once<F: Future>(future: F) -> F::Output {
 }
 
 /// A limiter on a store that has failed often enough to open the breaker.
-async fn limiter_with_open_breaker(state: State) -> (Limiter<Switched>, Switched) {
-    let store = Switched::new(state);
+async fn limiter_with_open_breaker(fault: Fault) -> (Limiter<FaultyStore<MemoryStore>>, FaultyStore<MemoryStore>) {
+    let store = FaultyStore::with_fault(fault);
     let limiter = Limiter::new(store.clone());
     for _ in 0..5 {
         let error = limiter.check(&CALLS, "ada", 1).await.unwrap_err();
         assert!(matches!(error, Error::Unavailable(_) | Error::TimedOut { .. }));
     }
-    assert_eq!(store.asked(), 5);
+    assert_eq!(store.calls(), 5);
     (limiter, store)
 }
 
-fn is_open(limiter: &Limiter<Switched>) -> bool {
+fn is_open(limiter: &Limiter<FaultyStore<MemoryStore>>) -> bool {
     matches!(at_once(limiter.check(&CALLS, "ada", 1)), Err(Error::BreakerOpen(_)))
 }

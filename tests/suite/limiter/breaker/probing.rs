@@ -9,44 +9,43 @@ use tokio::{
     runtime,
     time::{advance, sleep},
 };
-use tower_sliding_window::{Breaker, Error, Limit, Limiter, MemoryStore};
+use tower_sliding_window::{
+    Breaker, Error, Limit, Limiter, MemoryStore,
+    testing::{Fault, FaultyStore},
+};
 
 use super::{CALLS, INTERVAL, at_once, is_open, limiter_with_open_breaker};
-use crate::support::{
-    TEST_TIMEOUT, let_tasks_run,
-    log::Log,
-    switched::{State, Switched},
-};
+use crate::support::{TEST_TIMEOUT, let_tasks_run, log::Log};
 
 #[tokio::test(start_paused = true)]
 async fn an_open_breaker_sends_the_store_only_probes() {
-    for state in [State::Fails, State::Hangs] {
-        let (limiter, store) = limiter_with_open_breaker(state).await;
+    for fault in [Fault::Fails, Fault::Hangs] {
+        let (limiter, store) = limiter_with_open_breaker(fault).await;
         for _ in 0..1_000 {
-            match (at_once(limiter.check(&CALLS, "ada", 1)), state) {
-                (Err(Error::BreakerOpen(cause)), State::Fails) => assert!(matches!(*cause, Error::Unavailable(_))),
+            match (at_once(limiter.check(&CALLS, "ada", 1)), fault) {
+                (Err(Error::BreakerOpen(cause)), Fault::Fails) => assert!(matches!(*cause, Error::Unavailable(_))),
                 (Err(Error::BreakerOpen(cause)), _) => assert!(matches!(*cause, Error::TimedOut { .. })),
                 (answer, _) => panic!("{answer:?}"),
             }
         }
         let_tasks_run().await;
-        assert_eq!(store.asked(), 6, "one probe");
+        assert_eq!(store.calls(), 6, "one probe");
 
         for probes in 2..10 {
             advance(INTERVAL - Duration::from_millis(1)).await;
-            assert!(is_open(&limiter) && store.asked() == 4 + probes);
+            assert!(is_open(&limiter) && store.calls() == 4 + probes);
             advance(Duration::from_millis(1)).await;
             assert!(is_open(&limiter) && is_open(&limiter));
             let_tasks_run().await;
-            assert_eq!(store.asked(), 5 + probes);
+            assert_eq!(store.calls(), 5 + probes);
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_successful_probe_closes_the_breaker_and_spends_nothing() {
-    let (limiter, store) = limiter_with_open_breaker(State::Fails).await;
-    store.set(State::Works);
+    let (limiter, store) = limiter_with_open_breaker(Fault::Fails).await;
+    store.set(Fault::None);
     assert!(is_open(&limiter), "the caller does not wait for its probe");
     let_tasks_run().await;
     let decision = limiter.check(&CALLS, "ada", 1).await.unwrap();
@@ -56,16 +55,16 @@ async fn a_successful_probe_closes_the_breaker_and_spends_nothing() {
 /// The first check after an outage is decided, however long the limiter was idle.
 #[tokio::test(start_paused = true)]
 async fn after_the_first_caller_probes_continue_until_the_breaker_closes() {
-    for state in [State::Fails, State::Hangs] {
-        let (limiter, store) = limiter_with_open_breaker(state).await;
+    for fault in [Fault::Fails, Fault::Hangs] {
+        let (limiter, store) = limiter_with_open_breaker(fault).await;
         assert!(is_open(&limiter));
         sleep(10 * INTERVAL - Duration::from_millis(1)).await;
-        assert_eq!(store.asked(), 5 + 10);
-        store.set(State::Works);
+        assert_eq!(store.calls(), 5 + 10);
+        store.set(Fault::None);
         sleep(INTERVAL).await;
-        assert_eq!(store.asked(), 5 + 11);
+        assert_eq!(store.calls(), 5 + 11);
         sleep(10 * INTERVAL).await;
-        assert_eq!(store.asked(), 5 + 11, "the breaker is closed and sends no more probes");
+        assert_eq!(store.calls(), 5 + 11, "the breaker is closed and sends no more probes");
         assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().used(), 1);
     }
 }
@@ -73,18 +72,18 @@ async fn after_the_first_caller_probes_continue_until_the_breaker_closes() {
 /// A probe writes nothing, so it may succeed while writes fail.
 #[tokio::test(start_paused = true)]
 async fn one_failure_after_a_probe_reopens_the_breaker_and_five_after_a_reply() {
-    let (limiter, store) = limiter_with_open_breaker(State::Fails).await;
-    store.set(State::Works);
+    let (limiter, store) = limiter_with_open_breaker(Fault::Fails).await;
+    store.set(Fault::None);
     assert!(is_open(&limiter));
     let_tasks_run().await;
-    store.set(State::Fails);
+    store.set(Fault::Fails);
     assert!(matches!(limiter.check(&CALLS, "ada", 1).await, Err(Error::Unavailable(_))));
     assert!(is_open(&limiter));
 
-    store.set(State::Works);
+    store.set(Fault::None);
     sleep(2 * INTERVAL).await;
     assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
-    store.set(State::Fails);
+    store.set(Fault::Fails);
     for _ in 0..5 {
         assert!(matches!(limiter.check(&CALLS, "ada", 1).await, Err(Error::Unavailable(_))));
     }
@@ -93,19 +92,19 @@ async fn one_failure_after_a_probe_reopens_the_breaker_and_five_after_a_reply() 
 
 #[tokio::test]
 async fn a_success_restarts_the_failure_count() {
-    let store = Switched::new(State::Fails);
+    let store = FaultyStore::with_fault(Fault::Fails);
     let limiter = Limiter::new(store.clone());
     for round in 0..100 {
-        store.set(if round % 5 == 4 { State::Works } else { State::Fails });
+        store.set(if round % 5 == 4 { Fault::None } else { Fault::Fails });
         let answer = limiter.check(&CALLS, "ada", 1).await;
         assert!(!matches!(answer, Err(Error::BreakerOpen(_))), "{round}");
     }
-    assert_eq!(store.asked(), 100);
+    assert_eq!(store.calls(), 100);
 }
 
 #[tokio::test(start_paused = true)]
 async fn only_one_probe_is_in_flight() {
-    let store = Switched::new(State::Hangs);
+    let store = FaultyStore::with_fault(Fault::Hangs);
     let limiter = Limiter::new(store.clone()).deadline(Duration::from_secs(10));
     let limiter = limiter.breaker(Breaker::new().failures(1).probe_every(Duration::from_millis(1)));
     limiter.check(&CALLS, "ada", 1).await.unwrap_err();
@@ -113,30 +112,30 @@ async fn only_one_probe_is_in_flight() {
         assert!(is_open(&limiter));
         advance(Duration::from_millis(10)).await;
     }
-    assert_eq!((store.asked(), store.waiting()), (2, 1));
+    assert_eq!((store.calls(), store.hanging()), (2, 1));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_probe_is_dropped_with_the_last_clone_of_its_limiter() {
-    let (limiter, store) = limiter_with_open_breaker(State::Hangs).await;
+    let (limiter, store) = limiter_with_open_breaker(Fault::Hangs).await;
     let clone = limiter.clone();
     assert!(is_open(&limiter));
     let_tasks_run().await;
     drop(limiter);
     let_tasks_run().await;
-    assert_eq!(store.waiting(), 1);
+    assert_eq!(store.hanging(), 1);
     assert!(is_open(&clone), "clones have one breaker");
     drop(clone);
     let_tasks_run().await;
-    assert_eq!(store.waiting(), 0, "well before its deadline");
+    assert_eq!(store.hanging(), 0, "well before its deadline");
 }
 
 #[tokio::test(start_paused = true)]
 async fn settlements_and_resets_fail_at_once_while_the_breaker_is_open() {
-    let store = Switched::new(State::Works);
+    let store = FaultyStore::new(MemoryStore::new());
     let limiter = Limiter::new(store.clone());
     let reservation = limiter.reserve(&CALLS, "ada", 10, Duration::MAX).await.unwrap().unwrap();
-    store.set(State::Hangs);
+    store.set(Fault::Hangs);
     for _ in 0..3 {
         assert!(matches!(reservation.settle(1).await, Err(Error::TimedOut { .. })));
     }
@@ -148,7 +147,7 @@ async fn settlements_and_resets_fail_at_once_while_the_breaker_is_open() {
 
     // A caller that only settles also gets the breaker closed.
     let_tasks_run().await;
-    store.set(State::Works);
+    store.set(Fault::None);
     assert!(matches!(at_once(reservation.settle(1)), Err(Error::BreakerOpen(_))));
     sleep(2 * INTERVAL).await;
     assert!(reservation.settle(1).await.unwrap().was_applied());
@@ -156,7 +155,7 @@ async fn settlements_and_resets_fail_at_once_while_the_breaker_is_open() {
 
 #[tokio::test]
 async fn errors_that_are_not_store_failures_do_not_count() {
-    let limiter = Limiter::new(Switched::new(State::Works));
+    let limiter = Limiter::new(FaultyStore::new(MemoryStore::new()));
     for _ in 0..10 {
         let never = limiter.check(&CALLS, "ada", 1_000_001).await;
         assert!(matches!(never, Err(Error::NeverFits(_))));
@@ -175,7 +174,7 @@ async fn errors_that_are_not_store_failures_do_not_count() {
 
 #[tokio::test]
 async fn the_breaker_can_be_configured_and_switched_off() {
-    let store = Switched::new(State::Fails);
+    let store = FaultyStore::with_fault(Fault::Fails);
     for breaker in [Breaker::off(), Breaker::new().failures(21)] {
         let limiter = Limiter::new(store.clone()).breaker(breaker);
         for _ in 0..21 {
@@ -187,11 +186,11 @@ async fn the_breaker_can_be_configured_and_switched_off() {
 
 #[test]
 fn without_a_runtime_the_callers_own_check_is_the_probe() {
-    let store = Switched::new(State::Fails);
+    let store = FaultyStore::with_fault(Fault::Fails);
     let limiter =
         Limiter::new(store.clone()).breaker(Breaker::new().failures(1).probe_every(Duration::from_secs(3600)));
     assert!(matches!(at_once(limiter.check(&CALLS, "ada", 1)), Err(Error::Unavailable(_))));
-    store.set(State::Works);
+    store.set(Fault::None);
     assert!(at_once(limiter.check(&CALLS, "ada", 1)).unwrap().is_allowed());
     assert!(!is_open(&limiter));
 }
@@ -199,16 +198,16 @@ fn without_a_runtime_the_callers_own_check_is_the_probe() {
 /// A program that blocks on each check, and whose runtime stands still in between.
 #[test]
 fn a_callers_own_check_is_the_probe_when_no_runtime_drives_one() {
-    let store = Switched::new(State::Fails);
+    let store = FaultyStore::with_fault(Fault::Fails);
     let limiter = Limiter::new(store.clone()).deadline(Duration::from_millis(1));
     let limiter = limiter.breaker(Breaker::new().failures(1).probe_every(Duration::from_millis(1)));
     let runtime = runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let check = || runtime.block_on(limiter.check(&CALLS, "ada", 1));
     assert!(matches!(check(), Err(Error::Unavailable(_))));
-    store.set(State::Works);
+    store.set(Fault::None);
     let begun = Instant::now();
     while check().is_err() {
-        assert!(begun.elapsed() < TEST_TIMEOUT, "asked {} times", store.asked());
+        assert!(begun.elapsed() < TEST_TIMEOUT, "asked {} times", store.calls());
         thread::sleep(Duration::from_millis(1));
     }
 }
@@ -216,12 +215,12 @@ fn a_callers_own_check_is_the_probe_when_no_runtime_drives_one() {
 #[tokio::test(start_paused = true)]
 async fn opening_and_closing_are_logged_once_a_second() {
     let log = Log::start();
-    let store = Switched::new(State::Fails);
+    let store = FaultyStore::with_fault(Fault::Fails);
     let limiter = Limiter::new(store.clone()).breaker(Breaker::new().failures(1));
     for _ in 0..3 {
-        store.set(State::Fails);
+        store.set(Fault::Fails);
         limiter.check(&CALLS, "ada", 1).await.unwrap_err();
-        store.set(State::Works);
+        store.set(Fault::None);
         advance(INTERVAL).await;
         assert!(is_open(&limiter));
         let_tasks_run().await;

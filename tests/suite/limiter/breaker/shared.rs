@@ -3,18 +3,18 @@
 use std::time::{Duration, Instant};
 
 use tokio::{runtime, time::sleep};
-use tower_sliding_window::{Breaker, Error, Limiter};
+use tower_sliding_window::{
+    Breaker, Error, Limiter,
+    testing::{Fault, FaultyStore},
+};
 
 use super::{CALLS, INTERVAL, SLACK, is_open};
-use crate::support::{
-    let_tasks_run,
-    switched::{State, Switched},
-};
+use crate::support::let_tasks_run;
 
 /// All limiters on clones of a store share a breaker.
 #[tokio::test(start_paused = true)]
 async fn limiters_on_clones_of_a_store_share_one_breaker() {
-    let store = Switched::with_local_state(State::Fails);
+    let store = FaultyStore::with_fault(Fault::Fails).with_local_state();
     for _ in 0..5 {
         let each = Limiter::new(store.clone());
         assert!(matches!(each.check(&CALLS, "ada", 1).await, Err(Error::Unavailable(_))));
@@ -22,18 +22,18 @@ async fn limiters_on_clones_of_a_store_share_one_breaker() {
     let [one, other] = [(); 2].map(|()| Limiter::new(store.clone()));
     assert!(is_open(&one) && is_open(&other));
     let_tasks_run().await;
-    assert_eq!(store.asked(), 6, "one probe for both");
+    assert_eq!(store.calls(), 6, "one probe for both");
     let own = Limiter::new(store.clone()).breaker(Breaker::new());
     assert!(matches!(own.check(&CALLS, "ada", 1).await, Err(Error::Unavailable(_))), "its own is closed");
 
-    store.set(State::Works);
+    store.set(Fault::None);
     sleep(2 * INTERVAL).await;
     assert!(!is_open(&one) && !is_open(&other));
 }
 
 #[tokio::test(start_paused = true)]
 async fn probes_stop_with_the_last_limiter_and_start_with_the_next() {
-    let store = Switched::with_local_state(State::Hangs);
+    let store = FaultyStore::with_fault(Fault::Hangs).with_local_state();
     let [one, other] = [(); 2].map(|()| Limiter::new(store.clone()));
     for _ in 0..5 {
         one.check(&CALLS, "ada", 1).await.unwrap_err();
@@ -42,16 +42,16 @@ async fn probes_stop_with_the_last_limiter_and_start_with_the_next() {
     let_tasks_run().await;
     drop(one);
     let_tasks_run().await;
-    assert_eq!(store.waiting(), 1);
+    assert_eq!(store.hanging(), 1);
     drop(other);
     let_tasks_run().await;
-    assert_eq!(store.waiting(), 0, "before its deadline");
+    assert_eq!(store.hanging(), 0, "before its deadline");
     sleep(10 * INTERVAL).await;
-    assert_eq!(store.asked(), 6);
+    assert_eq!(store.calls(), 6);
 
     let next = Limiter::new(store.clone());
     assert!(is_open(&next), "the store has not answered since");
-    store.set(State::Works);
+    store.set(Fault::None);
     let_tasks_run().await;
     sleep(2 * INTERVAL).await;
     assert!(!is_open(&next));
@@ -60,7 +60,7 @@ async fn probes_stop_with_the_last_limiter_and_start_with_the_next() {
 /// A store that takes 20 ms is too slow for a deadline of 1 ms, and fast enough for one of 50 ms.
 #[tokio::test(start_paused = true)]
 async fn a_short_deadline_opens_no_breaker_for_longer_deadlines() {
-    let store = Switched::with_local_state(State::Takes(Duration::from_millis(20)));
+    let store = FaultyStore::with_fault(Fault::Slow(Duration::from_millis(20))).with_local_state();
     let patient = Limiter::new(store.clone());
     let hasty = Limiter::new(store.clone()).deadline(Duration::from_millis(1));
     let mut refused = 0;
@@ -78,14 +78,14 @@ async fn a_short_deadline_opens_no_breaker_for_longer_deadlines() {
 /// A reply counts for all deadlines that are at least as long as it took.
 #[tokio::test(start_paused = true)]
 async fn a_fast_reply_closes_the_breaker_for_every_deadline() {
-    let store = Switched::with_local_state(State::Hangs);
+    let store = FaultyStore::with_fault(Fault::Hangs).with_local_state();
     let hasty = Limiter::new(store.clone()).deadline(Duration::from_millis(10));
     for (takes, closes) in [(20, false), (5, true)] {
-        store.set(State::Hangs);
+        store.set(Fault::Hangs);
         while !matches!(hasty.check(&CALLS, "ada", 1).await, Err(Error::BreakerOpen(_))) {}
         // A probe is in flight and gets no reply.
         let_tasks_run().await;
-        store.set(State::Takes(Duration::from_millis(takes)));
+        store.set(Fault::Slow(Duration::from_millis(takes)));
         let patient = Limiter::new(store.clone());
         assert!(patient.check(&CALLS, "bob", 1).await.is_ok());
         let is_open = matches!(hasty.check(&CALLS, "ada", 1).await, Err(Error::BreakerOpen(_)));
@@ -96,7 +96,7 @@ async fn a_fast_reply_closes_the_breaker_for_every_deadline() {
 /// A store that does not reply within 50 ms does not reply within 1 ms either.
 #[tokio::test(start_paused = true)]
 async fn a_long_deadline_opens_the_breaker_for_shorter_ones() {
-    let store = Switched::with_local_state(State::Hangs);
+    let store = FaultyStore::with_fault(Fault::Hangs).with_local_state();
     let patient = Limiter::new(store.clone());
     let [hasty, longer] = [1, 100].map(|millis| Limiter::new(store.clone()).deadline(Duration::from_millis(millis)));
     for _ in 0..5 {
@@ -109,7 +109,7 @@ async fn a_long_deadline_opens_the_breaker_for_shorter_ones() {
     assert!(is_open(&longer));
 
     // The breaker probes with the longest deadline, and closes for all.
-    store.set(State::Takes(Duration::from_millis(80)));
+    store.set(Fault::Slow(Duration::from_millis(80)));
     sleep(2 * INTERVAL).await;
     assert!(longer.check(&CALLS, "ada", 1).await.is_ok());
     assert!(matches!(patient.check(&CALLS, "ada", 1).await, Err(Error::TimedOut { .. })));
@@ -120,7 +120,7 @@ async fn a_long_deadline_opens_the_breaker_for_shorter_ones() {
 fn another_runtime_takes_over_probing_when_the_first_ends_or_stalls() {
     let runtime = || runtime::Builder::new_current_thread().enable_time().build().unwrap();
     for ends in [true, false] {
-        let store = Switched::with_local_state(State::Fails);
+        let store = FaultyStore::with_fault(Fault::Fails).with_local_state();
         let first = runtime();
         let one = Limiter::new(store.clone());
         first.block_on(async {
@@ -136,11 +136,11 @@ fn another_runtime_takes_over_probing_when_the_first_ends_or_stalls() {
         runtime().block_on(async {
             assert!(is_open(&other));
             sleep(INTERVAL).await;
-            store.set(State::Works);
+            store.set(Fault::None);
             let (back, mut refused) = (Instant::now(), 0);
             while other.check(&CALLS, "ada", 1).await.is_err() {
                 refused += 1;
-                assert!(back.elapsed() < SLACK, "asked {} times", store.asked());
+                assert!(back.elapsed() < SLACK, "asked {} times", store.calls());
                 sleep(Duration::from_millis(1)).await;
             }
             assert!(refused > 0);

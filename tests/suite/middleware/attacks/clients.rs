@@ -11,7 +11,7 @@ use tower_sliding_window::{
 use super::*;
 use crate::support::{
     Numbers, one_thread,
-    stores::{Failing, Silent},
+    stores::{failing, silent},
 };
 
 fn texts() -> impl Strategy<Value = String> {
@@ -225,12 +225,12 @@ async fn no_rejection_shows_a_backend_or_a_key() {
     }
     let calls = || Limit::per_hour("calls", 1).by(Header::new("x-tenant"));
     let request = || Request::get("/").header("x-tenant", "t0ken-k3y").body(Body::empty()).unwrap();
-    let failing = RateLimitLayer::new(Failing).limit(calls());
+    let failing = RateLimitLayer::new(failing()).limit(calls());
     let redis = AnyStore::from_url("redis://shop:s3cr3t@127.0.0.1:1/0").unwrap();
     let texts = [
         both(failing.clone().fail_closed(), request).await,
         both(failing.fail_local(Share::one_of(2)), request).await,
-        both(RateLimitLayer::new(Silent).limit(calls()).fail_closed(), request).await,
+        both(RateLimitLayer::new(silent()).limit(calls()).fail_closed(), request).await,
         both(RateLimitLayer::new(redis).limit(calls()).fail_closed().deadline(Duration::from_secs(2)), request).await,
         both(
             RateLimitLayer::new(MemoryStore::new())
@@ -341,7 +341,7 @@ async fn the_shortest_and_the_longest_wait_are_valid_everywhere() {
 /// A limiter under two named layers still has one line and one share of this process.
 #[tokio::test]
 async fn named_layers_share_the_limiter() {
-    let limiter = Limiter::new(Failing).fail_local(Share::one_of(1));
+    let limiter = Limiter::new(failing()).fail_local(Share::one_of(1));
     let layer = |name| RateLimitLayer::on(limiter.clone()).named(name).limit(Limit::per_hour("calls", 1).by(anyone));
     assert_eq!(ask(&around(&layer("one"), handler())).await.status(), 200);
     assert_eq!(ask(&around(&layer("other"), handler())).await.status(), 429);
@@ -383,7 +383,7 @@ async fn each_item_has_its_partition_key_however_limits_count() {
             keys(memory().limit(calls().by(by_tenant())).limit(chosen()), &secret, tenant).await,
             keys(memory().limit(chosen().settle(|_| 1)).limit(calls().by(by_tenant())), &secret, tenant).await,
             keys(
-                RateLimitLayer::new(Failing).limit(calls().by(by_tenant())).fail_local(Share::one_of(1)),
+                RateLimitLayer::new(failing()).limit(calls().by(by_tenant())).fail_local(Share::one_of(1)),
                 &secret,
                 tenant,
             )

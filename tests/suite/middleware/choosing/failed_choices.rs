@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
     ChoiceError, Degraded, Error, FailureMode, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Rejection,
-    Share, Store,
+    Share, Store, testing::FaultyStore,
 };
 
 use super::{BURST, PRO, chosen, request_of_plan};
@@ -16,8 +16,7 @@ use crate::support::{
     Fixture, TEST_TIMEOUT, for_every_store,
     log::Log,
     requests::{anyone, figures, hello, request},
-    stores::Failing,
-    switched::{State, Switched},
+    stores::failing,
 };
 
 /// A choice that fails.
@@ -77,7 +76,7 @@ for_every_store! {
 #[tokio::test]
 async fn a_failed_choice_rejects_the_request_unless_it_fails_open() {
     for mode in [FailureMode::Closed, FailureMode::Local(Share::one_of(1))] {
-        let store = Switched::new(State::Works);
+        let store = FaultyStore::new(MemoryStore::new());
         let layer = RateLimitLayer::new(store.clone()).limit(BURST.by(anyone)).limit(failing_choice());
         // The mode may depend on the request.
         let by_request = layer.clone().failure_mode_by(move |request, _| match request.headers.get("x-plan") {
@@ -86,7 +85,7 @@ async fn a_failed_choice_rejects_the_request_unless_it_fails_open() {
         });
         for layer in [layer.failure_mode(mode), by_request.clone()] {
             let response = layer.layer(service_fn(hello)).oneshot(request()).await.unwrap();
-            assert_eq!((response.status().as_u16(), store.asked()), (503, 0));
+            assert_eq!((response.status().as_u16(), store.calls()), (503, 0));
             assert!(matches!(response.extensions().get(), Some(Rejection::Unavailable(Error::LimitNotChosen(_)))));
             assert_eq!(degraded(&response), (Some(mode), "no plans today".to_owned()));
         }
@@ -119,7 +118,7 @@ async fn a_failing_store_reports_its_own_error_beside_a_failed_choice() {
     let share = FailureMode::Local(Share::one_of(1));
     for (mode, status) in [(FailureMode::Open, 200), (FailureMode::Closed, 503), (share, 503)] {
         let log = Log::start();
-        let layer = RateLimitLayer::new(Failing).limit(failing_choice()).limit(BURST.by(anyone)).failure_mode(mode);
+        let layer = RateLimitLayer::new(failing()).limit(failing_choice()).limit(BURST.by(anyone)).failure_mode(mode);
         let response = layer.layer(service_fn(hello)).oneshot(request()).await.unwrap();
         assert_eq!((response.status().as_u16(), figures(response.headers())[1]), (status, None));
         let is_asked = mode == FailureMode::Open;

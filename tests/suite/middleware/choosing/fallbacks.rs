@@ -16,7 +16,7 @@ use crate::support::{
     Fixture, for_every_store,
     log::Log,
     requests::{anyone, figures, hello, request},
-    stores::Failing,
+    stores::failing,
 };
 
 async fn a_fallback_is_charged_with_the_others_in_every_mode<S: Store>(fixture: Fixture<S>) {
@@ -154,7 +154,7 @@ async fn one_of_two_failed_choices_may_have_a_fallback() {
 async fn a_fallback_follows_the_failure_mode_when_the_store_fails() {
     let local = FailureMode::Local(Share::one_of(3));
     for (mode, expected) in [(FailureMode::Open, [200, 200]), (FailureMode::Closed, [503, 503]), (local, [200, 429])] {
-        let layer = RateLimitLayer::new(Failing).limit(failing_choice().fallback(PRO)).failure_mode(mode);
+        let layer = RateLimitLayer::new(failing()).limit(failing_choice().fallback(PRO)).failure_mode(mode);
         let app = layer.layer(service_fn(hello));
         for status in expected {
             let response = app.clone().oneshot(request()).await.unwrap();

@@ -16,7 +16,7 @@ use crate::support::{
     ms,
     redis_server::RedisServer,
     seconds,
-    stores::Failing,
+    stores::failing,
 };
 
 /// The names of the limits in the `QuotaFailure`.
@@ -174,7 +174,7 @@ async fn a_method_returns_the_status_of_its_own_rejection() {
     let never_fits = Status::from(Rejection::from(limiter.check(&CALLS, "ada", 3).await.unwrap_err()));
     assert_eq!((never_fits.code(), pushback(&never_fits)), (Code::ResourceExhausted, -1));
 
-    let failed = Limiter::new(Failing).check(&CALLS, "ada", 1).await.unwrap_err();
+    let failed = Limiter::new(failing()).check(&CALLS, "ada", 1).await.unwrap_err();
     let failed = Status::from(Rejection::from(failed));
     assert_eq!(failed.code(), Code::Unavailable);
     assert!((1_000..=5_000).contains(&pushback(&failed)));

@@ -1,16 +1,19 @@
-//! Units that were spent before the check (`Charge::spent`): they count beyond the limit, whatever their number.
+//! Units that were spent before the check: they count beyond the limit, whatever their number.
 
 use std::time::Duration;
 
-use tower_sliding_window::{Algorithm, Charge, Check, DenyCache, Limit, Store};
-
-use crate::support::{ALGORITHMS, Fixture, MICROSECOND, for_every_store, to_the_start_of_a_window};
+use super::super::trial::{MICROSECOND, Trial, to_the_start_of_a_window};
+use crate::{
+    check::{Charge, Check},
+    limit::Limit,
+    store::DenyCache,
+};
 
 const FAILURES: Limit = Limit::per_minute("failures", 5);
 
 /// A check for any units left, and charges of spent units, by every algorithm.
-async fn spent_units_count_beyond_the_limit_and_refuse_until_they_leave(test: Fixture<impl Store>) {
-    for algorithm in ALGORITHMS {
+pub(super) async fn spent_units_count_beyond_the_limit_and_refuse_until_they_leave(test: Trial) {
+    for algorithm in test.algorithms() {
         to_the_start_of_a_window(&test.clock, FAILURES.window());
         let limit = FAILURES.with_algorithm(algorithm);
         let any_left =
@@ -43,8 +46,8 @@ async fn spent_units_count_beyond_the_limit_and_refuse_until_they_leave(test: Fi
 }
 
 /// An impossible cost refuses the key, and does not overflow.
-async fn absurd_costs_are_counted_without_overflow(test: Fixture<impl Store>) {
-    for algorithm in ALGORITHMS {
+pub(super) async fn absurd_costs_are_counted_without_overflow(test: Trial) {
+    for algorithm in test.algorithms() {
         to_the_start_of_a_window(&test.clock, FAILURES.window());
         let limit = FAILURES.with_algorithm(algorithm);
         for _ in 0..3 {
@@ -58,8 +61,8 @@ async fn absurd_costs_are_counted_without_overflow(test: Fixture<impl Store>) {
     }
 }
 
-async fn endless_spending_never_admits_again(test: Fixture<impl Store>) {
-    for algorithm in [Algorithm::log(), Algorithm::fixed(), Algorithm::compact(16), Algorithm::counter()] {
+pub(super) async fn endless_spending_never_admits_again(test: Trial) {
+    for algorithm in test.algorithms() {
         let limit = Limit::per_day("huge", Limit::MAX_UNITS).with_algorithm(algorithm);
         for _ in 0..4_100 {
             let spent = Check::new(Charge::spent(limit.clone(), "ada", u64::MAX));
@@ -68,10 +71,4 @@ async fn endless_spending_never_admits_again(test: Fixture<impl Store>) {
         assert!(!test.limiter.check(&limit, "ada", 1).await.unwrap().is_allowed(), "{algorithm:?}");
         test.limiter.reset(&limit, "ada").await.unwrap();
     }
-}
-
-for_every_store! {
-    spent_units_count_beyond_the_limit_and_refuse_until_they_leave
-    absurd_costs_are_counted_without_overflow
-    endless_spending_never_admits_again
 }

@@ -1,14 +1,19 @@
-//! A check that is repeated with its id is one admission, as long as any of its limits still counts it. A settlement finds
-//! that admission, however often the check was sent and wherever the clock was.
+//! Ids: a check that is repeated with its id is one admission, as long as any of its limits still counts it. A settlement
+//! finds that admission, however often the check was sent and wherever the clock was.
 
 use std::time::Duration;
 
-use tower_sliding_window::{AdmissionId, Algorithm, Charge, Check, Decision, Limit, LimitStatus, Settlement, Store};
-
-use crate::support::{
-    ALGORITHMS, Fixture, MICROSECOND, charge, check_of, for_every_store, ms, seconds, to_the_start_of_a_window,
+use super::super::trial::{MICROSECOND, Trial, charge, check_of, ms, seconds, to_the_start_of_a_window};
+use crate::{
+    admission::AdmissionId,
+    algorithm::Algorithm,
+    check::{Charge, Check},
+    decision::{Decision, LimitStatus},
+    limit::Limit,
+    settlement::Settlement,
 };
 
+const MANY: Limit = Limit::per_minute("many", 1_200);
 const SHORT: Limit = Limit::per("short", 3, Duration::from_secs(10));
 const LONG: Limit = Limit::per_hour("long", 3);
 
@@ -16,11 +21,7 @@ fn used(decision: &Decision) -> Vec<u64> {
     decision.statuses().map(LimitStatus::used).collect()
 }
 
-impl<S: Store> Fixture<S> {
-    async fn decide(&self, check: &Check) -> Decision {
-        self.limiter.check_all(check.clone()).await.unwrap()
-    }
-
+impl Trial {
     async fn fill(&self, limit: &Limit, cost: u64) {
         assert!(self.limiter.check(limit, "ada", cost).await.unwrap().is_allowed());
     }
@@ -31,10 +32,32 @@ impl<S: Store> Fixture<S> {
     }
 }
 
+fn check_with_id(id: u64) -> Check {
+    Check::new(charge(&MANY, 1)).with_id(AdmissionId::from(id))
+}
+
+/// A repeated id counts once, as long as its admission is in the window.
+pub(super) async fn a_repeated_id_counts_once(test: Trial) {
+    let limit = Limit::per_minute("calls", 10);
+    let order = || Check::new(charge(&limit, 4)).with_id(AdmissionId::from(7));
+    for _ in 0..3 {
+        let decision = test.limiter.check_all(order()).await.unwrap();
+        assert_eq!((decision.is_allowed(), decision.used(), decision.id()), (true, 4, AdmissionId::from(7)));
+    }
+    assert!(test.spend(&limit, 6).await.is_allowed());
+    assert!(test.limiter.check_all(order()).await.unwrap().is_allowed(), "also when the limit is used up");
+
+    test.clock.advance(limit.window());
+    assert_eq!(test.limiter.check_all(order()).await.unwrap().used(), 4, "after a window it is a new admission");
+}
+
 /// The shorter window has passed, and others have spent all units of both limits since.
-async fn a_repeated_check_is_neither_charged_nor_refused_while_any_limit_knows_it(test: Fixture<impl Store>) {
-    for (number, (short, long)) in
-        ALGORITHMS.into_iter().flat_map(|short| ALGORITHMS.into_iter().map(move |long| (short, long))).enumerate()
+pub(super) async fn a_repeated_check_is_neither_charged_nor_refused_while_any_limit_knows_it(test: Trial) {
+    for (number, (short, long)) in test
+        .algorithms()
+        .into_iter()
+        .flat_map(|short| test.algorithms().into_iter().map(move |long| (short, long)))
+        .enumerate()
     {
         for (lease, is_reversed) in
             [(None, false), (None, true), (Some(seconds(600)), false), (Some(seconds(600)), true)]
@@ -86,7 +109,7 @@ async fn a_repeated_check_is_neither_charged_nor_refused_while_any_limit_knows_i
 }
 
 /// Beside charges that take nothing, that were already spent, or that are in the shadow.
-async fn a_repeated_check_may_hold_charges_of_every_kind(test: Fixture<impl Store>) {
+pub(super) async fn a_repeated_check_may_hold_charges_of_every_kind(test: Trial) {
     let third = |units| Limit::per_minute("third", units);
     let free = || charge(&third(3), 0);
     let any_left = || Charge::any_left(third(3), "ada");
@@ -155,10 +178,10 @@ async fn a_repeated_check_may_hold_charges_of_every_kind(test: Fixture<impl Stor
 
 /// The clock of the second try may be behind or far ahead of the first. The settlement finds the admission by the time
 /// of either decision.
-async fn a_settlement_finds_a_repeated_check_after_clock_steps(test: Fixture<impl Store>) {
+pub(super) async fn a_settlement_finds_a_repeated_check_after_clock_steps(test: Trial) {
     let steps = [Duration::from_micros(1), ms(1), seconds(1), seconds(30), seconds(600)];
     let (long, forever) = (Limit::per_day("tokens", 100), Limit::per("forever", 100, seconds(86_400 * 7)));
-    for (number, algorithm) in ALGORITHMS.into_iter().enumerate() {
+    for (number, algorithm) in test.algorithms().into_iter().enumerate() {
         for lease in [None, Some(seconds(3_600)), Some(seconds(20 * 3_600))] {
             for (step, is_back) in steps.into_iter().flat_map(|step| [(step, true), (step, false)]) {
                 for cost in [1, 7] {
@@ -194,7 +217,7 @@ async fn a_settlement_finds_a_repeated_check_after_clock_steps(test: Fixture<imp
 }
 
 /// The admission is among 600 others with the same or nearby times.
-async fn a_settlement_finds_its_admission_among_many(test: Fixture<impl Store>) {
+pub(super) async fn a_settlement_finds_its_admission_among_many(test: Trial) {
     let calls = Limit::per_hour("calls", 1_000_000);
     let check = |id: u64, lease: Option<Duration>| {
         Check::new(lease.into_iter().fold(charge(&calls, 1 + id % 3), Charge::reserve)).with_id(AdmissionId::from(id))
@@ -222,14 +245,8 @@ async fn a_settlement_finds_its_admission_among_many(test: Fixture<impl Store>) 
     }
 }
 
-const MANY: Limit = Limit::per_minute("many", 1_200);
-
-fn check_with_id(id: u64) -> Check {
-    Check::new(Charge::new(MANY, "ada", 1).unwrap()).with_id(AdmissionId::from(id))
-}
-
 /// More entries have expired than one check drops, so an expired entry is still stored.
-async fn fill_and_let_half_expire(test: &Fixture<impl Store>) {
+async fn fill_and_let_half_expire(test: &Trial) {
     for id in 0..600 {
         assert!(test.limiter.check_all(check_with_id(id)).await.unwrap().is_allowed());
         test.clock.advance(MICROSECOND);
@@ -241,7 +258,7 @@ async fn fill_and_let_half_expire(test: &Fixture<impl Store>) {
     test.clock.advance(MANY.window() / 2);
 }
 
-async fn an_expired_id_counts_as_a_new_admission(test: Fixture<impl Store>) {
+pub(super) async fn an_expired_id_counts_as_a_new_admission(test: Trial) {
     let test = test.without_deny_cache();
     fill_and_let_half_expire(&test).await;
     let now = test.clock.now();
@@ -249,19 +266,10 @@ async fn an_expired_id_counts_as_a_new_admission(test: Fixture<impl Store>) {
     assert_eq!((again.at(), again.used()), (now, 601));
 }
 
-async fn an_expired_admission_is_not_settled(test: Fixture<impl Store>) {
+pub(super) async fn an_expired_admission_is_not_settled(test: Trial) {
     let test = test.without_deny_cache();
     fill_and_let_half_expire(&test).await;
     let refund = Settlement::by_id(check_with_id(599), AdmissionId::from(599), test.clock.now(), |_| Some(0));
     let settled = test.limiter.settle(refund).await.unwrap();
     assert_eq!((settled.was_applied(), settled.decision().used()), (false, 600));
-}
-
-for_every_store! {
-    a_repeated_check_is_neither_charged_nor_refused_while_any_limit_knows_it
-    a_repeated_check_may_hold_charges_of_every_kind
-    a_settlement_finds_a_repeated_check_after_clock_steps
-    a_settlement_finds_its_admission_among_many
-    an_expired_id_counts_as_a_new_admission
-    an_expired_admission_is_not_settled
 }

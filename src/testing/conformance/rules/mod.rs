@@ -1,0 +1,110 @@
+//! The list of rules. Each is a test of one trial, and panics if the store breaks it.
+
+mod algorithms;
+mod checks;
+mod clock_steps;
+mod ids;
+mod leases;
+mod refusals;
+mod settlements;
+mod spent_units;
+mod windows;
+
+use std::{future::Future, pin::Pin};
+
+use super::trial::Trial;
+
+pub(super) struct Rule {
+    pub(super) name: &'static str,
+    pub(super) test: fn(Trial) -> Pin<Box<dyn Future<Output = ()>>>,
+}
+
+pub(super) const RULES: &[Rule] = crate::__conformance_rules! { table () };
+
+/// The rules by the file that has them: for `RULES`, and for the tests that `conformance_tests!` makes.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __conformance_rules {
+    ($made:ident $arguments:tt) => {
+        $crate::__conformance_rules! {
+            @$made $arguments
+            windows {
+                a_unit_leaves_exactly_one_window_later
+                no_span_of_one_window_admits_more_than_the_limit
+                several_admissions_fit_into_one_microsecond
+                a_changed_limit_applies_to_the_recorded_history
+                extreme_numbers_are_exact
+                a_key_recovers_one_window_after_the_clock_steps_back
+                long_logs_are_exact
+            }
+            refusals {
+                refusals_cost_nothing
+                retry_after_is_exact_to_the_microsecond
+                retry_after_waits_for_enough_units
+            }
+            checks {
+                several_limits_are_all_or_nothing
+                several_keys_and_costs_are_all_or_nothing
+                peeking_spends_nothing
+                a_reset_forgets_one_key_of_one_limit
+                keys_and_limits_are_separate
+                a_decision_reports_its_tightest_limit
+                a_shadow_limit_never_refuses
+            }
+            ids {
+                a_repeated_id_counts_once
+                a_repeated_check_is_neither_charged_nor_refused_while_any_limit_knows_it
+                a_repeated_check_may_hold_charges_of_every_kind
+                a_settlement_finds_a_repeated_check_after_clock_steps
+                a_settlement_finds_its_admission_among_many
+                an_expired_id_counts_as_a_new_admission
+                an_expired_admission_is_not_settled
+            }
+            settlements {
+                a_settlement_counts_once_at_its_cost
+                units_settled_above_the_limit_refuse_until_they_leave
+                charges_are_settled_one_by_one
+                an_admission_can_be_refunded_by_its_id
+                a_foreign_settlement_frees_nothing
+                a_late_settlement_leaves_a_repeated_admission_alone
+                admissions_with_one_id_are_settled_late_one_by_one
+                absurd_costs_refuse_their_key_and_do_not_overflow
+                an_admission_without_its_own_entry_counts_for_its_window
+                a_lowered_limit_settles_exactly
+            }
+            leases {
+                a_lease_ends_by_itself
+                a_lease_lasts_at_most_one_window
+                a_refusal_is_exact_unless_only_reservations_cause_it
+                an_unsettled_reservation_refuses_until_its_lease_ends
+                a_refusal_by_settled_units_outranks_one_by_reservations
+            }
+            spent_units {
+                spent_units_count_beyond_the_limit_and_refuse_until_they_leave
+                absurd_costs_are_counted_without_overflow
+                endless_spending_never_admits_again
+            }
+            clock_steps {
+                the_reset_time_is_exact_after_a_step_back
+                counting_is_unchanged_within_a_window_of_1970
+            }
+            algorithms {
+                only_a_fixed_window_admits_twice_the_limit_across_a_boundary
+                a_counter_weights_the_previous_window
+                a_counter_errs_by_at_most_one_limit
+                limits_of_different_algorithms_are_decided_together
+            }
+        }
+    };
+    (@table () $($file:ident { $($rule:ident)* })*) => {
+        &[$($(Rule { name: stringify!($rule), test: |trial| Box::pin($file::$rule(trial)) },)*)*]
+    };
+    (@tests ($make:expr, $conformance:expr) $($file:ident { $($rule:ident)* })*) => {
+        $($(
+            #[tokio::test]
+            async fn $rule() {
+                $conformance.rule(stringify!($rule)).run($make).await.assert_kept();
+            }
+        )*)*
+    };
+}

@@ -1,0 +1,235 @@
+//! A store that fails on command.
+
+use std::{
+    fmt,
+    future::{Future, pending},
+    pin::Pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::time::sleep;
+
+use crate::{
+    check::Check,
+    decision::Decision,
+    error::StoreError,
+    key::Key,
+    limit::Limit,
+    settlement::{Settled, Settlement},
+    store::{LocalState, MemoryStore, Store},
+};
+
+/// A store around another one, which fails, hangs, is slow or loses replies when a test says so. Clones share the fault, so
+/// a test keeps one and gives another to a layer.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use tower_sliding_window::{Error, Limit, Limiter, MemoryStore, testing::{Fault, FaultyStore}};
+///
+/// let store = FaultyStore::new(MemoryStore::new());
+/// let limiter = Limiter::new(store.clone());
+/// let limit = Limit::per_minute("reports", 10);
+/// assert!(limiter.check(&limit, "ada", 1).await?.is_allowed());
+///
+/// store.set(Fault::Fails);
+/// assert!(matches!(limiter.check(&limit, "ada", 1).await, Err(Error::Unavailable(_))));
+///
+/// store.set(Fault::None);
+/// assert_eq!(limiter.check(&limit, "ada", 1).await?.used(), 2);
+/// assert_eq!(store.calls(), 3);
+/// # Ok(()) }
+/// ```
+///
+/// # Behind a deny cache and a breaker
+///
+/// 1. Five failures in a row open the [breaker](crate::Breaker), as they do in production. Then the store is not called:
+///    [`calls`](Self::calls) no longer grows with each request, and the store works again for callers only after a probe,
+///    200 ms later at most. A test of a single fault may prefer [`Breaker::off`](crate::Breaker::off).
+/// 2. It passes on the [local state](Store::local_state) of the store inside, so both behave as they do on that store. In
+///    front of `RedisStore`, a remembered refusal is repeated even while the store fails. `MemoryStore` has no local state.
+///    There, each limiter has a breaker of its own, and no refusal is remembered.
+/// 3. [`with_local_state`](Self::with_local_state) makes a `MemoryStore` behave as `RedisStore` does.
+/// 4. It never decides [without a future](Store::decide_now), as `RedisStore` never does.
+#[derive(Clone)]
+pub struct FaultyStore<S> {
+    store: S,
+    local_state: Option<LocalState>,
+    shared: Arc<Shared>,
+}
+
+/// What a [`FaultyStore`] does with a call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// The store inside replies.
+    #[default]
+    None,
+    /// The call fails at once, and the store inside is not asked.
+    Fails,
+    /// The call never ends, and the store inside is not asked.
+    Hangs,
+    /// The store inside is asked after this time, by tokio's clock. A caller that gives up before has counted nothing.
+    Slow(Duration),
+    /// The store inside decides and counts, and the caller gets an error.
+    LosesReplies,
+}
+
+#[derive(Default)]
+struct Shared {
+    faults: Mutex<Faults>,
+    calls: AtomicUsize,
+    settlements: Mutex<Vec<Settlement>>,
+    /// Each call that hangs holds a weak reference.
+    hanging: Arc<()>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Faults {
+    of_all: Fault,
+    of_settlements: Option<Fault>,
+}
+
+type Reply<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;
+
+impl<S: Store> FaultyStore<S> {
+    /// A store that works until a test sets a fault.
+    #[must_use]
+    pub fn new(store: S) -> Self {
+        Self { store, local_state: None, shared: Arc::default() }
+    }
+
+    /// Gives it a [local state](Store::local_state) of its own, as `RedisStore` has one: all limiters and layers on its clones
+    /// share a breaker and a deny cache. Default: that of the store inside.
+    #[must_use]
+    pub fn with_local_state(self) -> Self {
+        Self { local_state: Some(LocalState::new()), ..self }
+    }
+
+    /// Sets what happens to all calls that begin from now on.
+    pub fn set(&self, fault: Fault) {
+        *lock(&self.shared.faults) = Faults { of_all: fault, of_settlements: None };
+    }
+
+    /// Sets what happens to settlements alone, until the next [`set`](Self::set).
+    pub fn set_for_settlements(&self, fault: Fault) {
+        lock(&self.shared.faults).of_settlements = Some(fault);
+    }
+
+    /// The number of checks, settlements and resets so far, with the breaker's probes.
+    #[must_use]
+    pub fn calls(&self) -> usize {
+        self.shared.calls.load(Ordering::SeqCst)
+    }
+
+    /// The number of calls that hang, and that no caller has given up yet.
+    #[must_use]
+    pub fn hanging(&self) -> usize {
+        Arc::weak_count(&self.shared.hanging)
+    }
+
+    /// The settlements so far, whether they failed or not.
+    #[must_use]
+    pub fn settlements(&self) -> Vec<Settlement> {
+        lock(&self.shared.settlements).clone()
+    }
+
+    /// Counts a call, and says what happens to it.
+    fn begin(&self) -> Faults {
+        self.shared.calls.fetch_add(1, Ordering::SeqCst);
+        *lock(&self.shared.faults)
+    }
+
+    fn reply<T>(
+        &self,
+        fault: Fault,
+        doing: &'static str,
+        reply: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+    ) -> Reply<T> {
+        match fault {
+            Fault::None => Box::pin(reply),
+            Fault::Fails => Box::pin(async move { Err(StoreError::new(doing, "out of order")) }),
+            Fault::Hangs => {
+                let hanging = Arc::downgrade(&self.shared.hanging);
+                Box::pin(async move {
+                    let _hanging = hanging;
+                    pending().await
+                })
+            }
+            Fault::Slow(time) => Box::pin(async move {
+                sleep(time).await;
+                reply.await
+            }),
+            Fault::LosesReplies => Box::pin(async move {
+                reply.await?;
+                Err(StoreError::new(doing, "the reply was lost"))
+            }),
+        }
+    }
+}
+
+impl FaultyStore<MemoryStore> {
+    /// A store in this process that has this fault until a test sets another.
+    #[must_use]
+    pub fn with_fault(fault: Fault) -> Self {
+        let store = Self::new(MemoryStore::new());
+        store.set(fault);
+        store
+    }
+}
+
+impl<S: Store> Store for FaultyStore<S> {
+    type Decide = Reply<Decision>;
+    type Settle = Reply<Settled>;
+    type Reset = Reply<()>;
+
+    fn decide(&self, check: Check) -> Self::Decide {
+        let fault = self.begin().of_all;
+        self.reply(fault, "deciding a check", self.store.decide(check))
+    }
+
+    fn settle(&self, settlement: Settlement) -> Self::Settle {
+        let Faults { of_all, of_settlements } = self.begin();
+        lock(&self.shared.settlements).push(settlement.clone());
+        let limits = settlement.accounts().map(|account| account.charge().limit().clone()).collect();
+        let reply = forgetting(self.local_state.clone(), limits, self.store.settle(settlement));
+        self.reply(of_settlements.unwrap_or(of_all), "settling an admission", reply)
+    }
+
+    fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
+        let fault = self.begin().of_all;
+        let reply = forgetting(self.local_state.clone(), vec![limit.clone()], self.store.reset(limit, key));
+        self.reply(fault, "resetting a key", reply)
+    }
+
+    fn local_state(&self) -> Option<&LocalState> {
+        self.local_state.as_ref().or_else(|| self.store.local_state())
+    }
+}
+
+impl<S> fmt::Debug for FaultyStore<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Faults { of_all, of_settlements } = *lock(&self.shared.faults);
+        f.debug_struct("FaultyStore")
+            .field("fault", &of_all)
+            .field("fault_of_settlements", &of_settlements)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Forgets the refusals of limits before and after units are given back, as every store with a local state has to.
+async fn forgetting<T>(state: Option<LocalState>, limits: Vec<Limit>, reply: impl Future<Output = T>) -> T {
+    let forget = || state.iter().for_each(|state| limits.iter().for_each(|limit| state.forget_refusals(limit)));
+    forget();
+    let reply = reply.await;
+    forget();
+    reply
+}
+
+/// A panic of another test's thread leaves these values whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,36 @@
+//! Tests of limits, and of stores of your own: a store that fails on command, assertions on responses, and the rules that every
+//! store must keep. Needs the feature `test-util`; add it in `[dev-dependencies]`.
+//!
+//! | I want to test | with |
+//! |---|---|
+//! | which requests are admitted, and for how long clients are refused | [`assert_admitted`], [`assert_refused`] |
+//! | a route while its store fails, hangs, is slow, or loses replies | [`FaultyStore`], [`assert_unavailable`] |
+//! | that a store of my own keeps the rules of a store | [`assert_conformance`], [`Conformance`], [`conformance_tests!`] |
+//!
+//! # Time
+//!
+//! 1. The windows of a [`MemoryStore`](crate::MemoryStore) follow tokio's time. So do deadlines, the breaker, the deny cache,
+//!    `acquire`, and the delay of a [`FaultyStore`]. A test that pauses tokio's time
+//!    (`#[tokio::test(start_paused = true)]`) moves all of them at once by `tokio::time::advance`.
+//! 2. A [`ManualClock`](crate::ManualClock) moves the windows, the deny cache and the breaker of the stores that it is given
+//!    to, also on several threads and on Redis. It does not move deadlines, `acquire`, or the delay of a [`FaultyStore`]. Those take
+//!    real time, or paused time.
+//! 3. Do not pause the time around a store that does input and output, such as `RedisStore`: tokio then moves the time to
+//!    the next deadline while the test waits for a reply. Use a `ManualClock`.
+//! 4. The rules of the [`Conformance`] suite move a `ManualClock`, and take as long as the store takes.
+//!
+//! [`guide::testing_your_limits`](crate::guide::testing_your_limits) has an example of each.
+
+#![allow(clippy::unwrap_used, reason = "a test says by a panic what it expects")]
+
+mod conformance;
+mod faulty_store;
+mod responses;
+
+pub use self::{
+    conformance::{BrokenRule, Conformance, Report, assert_conformance},
+    faulty_store::{Fault, FaultyStore},
+    responses::{assert_admitted, assert_refused, assert_unavailable},
+};
+#[doc(inline)]
+pub use crate::conformance_tests;

@@ -1,0 +1,104 @@
+//! Assertions on responses: what a client was told.
+
+use std::time::Duration;
+
+use http::{
+    HeaderMap, Response, StatusCode,
+    header::{CACHE_CONTROL, RETRY_AFTER},
+};
+
+/// Asserts that a request has passed the limits, and returns the units left that the client was told. `None` if the response has
+/// no `X-RateLimit-Remaining`: the layer sends no figures, or the store has not decided.
+///
+/// The status is not 429 and not 503, so a service that answers these itself needs another test.
+///
+/// ```
+/// # use axum::{Router, body::Body, routing::get};
+/// # use http::Request;
+/// # use tower::ServiceExt;
+/// # use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer};
+/// use tower_sliding_window::testing::{assert_admitted, assert_refused};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// let limits = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_minute("requests", 1).by(Everyone));
+/// let app = Router::new().route("/", get(|| async { "hello" })).layer(limits);
+/// let call = async || app.clone().oneshot(Request::new(Body::empty())).await.unwrap();
+///
+/// assert_eq!(assert_admitted(&call().await), Some(0));
+/// assert_eq!(assert_refused(&call().await).as_secs(), 60);
+/// # }
+/// ```
+///
+/// # Panics
+///
+/// If the status is 429 or 503, or if the figures contradict each other.
+#[track_caller]
+pub fn assert_admitted<B>(response: &Response<B>) -> Option<u64> {
+    let (status, headers) = (response.status(), response.headers());
+    let is_rejection = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(&status);
+    assert!(!is_rejection, "expected an admitted request, got {status} with {headers:?}");
+    remaining(headers)
+}
+
+/// Asserts that a limit has refused a request, and returns the retry time that the client was told.
+///
+/// 1. The status is 429.
+/// 2. `Retry-After` is a number of seconds, at least 1.
+/// 3. No cache may store the response.
+/// 4. If the layer sends figures, `X-RateLimit-Remaining` is at most `X-RateLimit-Limit`, and an `X-RateLimit-Reset` in seconds is
+///    at most `Retry-After`.
+///
+/// # Panics
+///
+/// If one of these does not hold. A cost above the limit has no `Retry-After`, since waiting does not help.
+#[track_caller]
+pub fn assert_refused<B>(response: &Response<B>) -> Duration {
+    let headers = response.headers();
+    let wait = rejected(response, StatusCode::TOO_MANY_REQUESTS);
+    remaining(headers);
+    // From this number on it is a Unix time.
+    if let Some(reset) = number(headers, "x-ratelimit-reset").filter(|reset| *reset < 1_000_000_000) {
+        assert!(reset <= wait.as_secs(), "Retry-After is before X-RateLimit-Reset: {headers:?}");
+    }
+    wait
+}
+
+/// Asserts that a request was rejected because the store could not decide, and returns the retry time that the client was told: a
+/// 503 with `Retry-After` that no cache may store, as a layer that fails closed sends it.
+///
+/// # Panics
+///
+/// If one of these does not hold.
+#[track_caller]
+pub fn assert_unavailable<B>(response: &Response<B>) -> Duration {
+    rejected(response, StatusCode::SERVICE_UNAVAILABLE)
+}
+
+/// Asserts the status of a rejection, and returns its retry time.
+#[track_caller]
+fn rejected<B>(response: &Response<B>, expected: StatusCode) -> Duration {
+    let (status, headers) = (response.status(), response.headers());
+    assert_eq!(status, expected, "expected {expected}, got {status} with {headers:?}");
+    let Some(seconds) = number(headers, RETRY_AFTER.as_str()) else {
+        panic!("{status} without Retry-After: {headers:?}")
+    };
+    assert!(seconds > 0, "Retry-After: 0 makes clients come back at once");
+    let may_be_stored = headers.get(CACHE_CONTROL).is_none_or(|value| value != "no-store");
+    assert!(!may_be_stored, "a cache may store the {status}: {headers:?}");
+    Duration::from_secs(seconds)
+}
+
+/// The units left.
+#[track_caller]
+fn remaining(headers: &HeaderMap) -> Option<u64> {
+    let [limit, remaining] = ["x-ratelimit-limit", "x-ratelimit-remaining"].map(|name| number(headers, name));
+    assert!(remaining <= limit, "more units are left than the limit has: {headers:?}");
+    remaining
+}
+
+#[track_caller]
+fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
+    let value = headers.get(name)?;
+    let number = value.to_str().ok().and_then(|text| text.parse().ok());
+    Some(number.unwrap_or_else(|| panic!("{name} is not a number: {value:?}")))
+}
