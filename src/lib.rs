@@ -41,7 +41,8 @@
 //! | limit to millions of units, or spread a hot key over a cluster | [`guide::large_limits`] |
 //! | set up Redis: permissions, memory, size, sentinel, TLS, managed services | [`guide::running_redis`] |
 //! | run on a Redis Cluster | [`guide::running_redis`](guide::running_redis#cluster) |
-//! | test my limits, or try one on real traffic before it refuses | [`guide::testing_your_limits`] |
+//! | test my limits without Redis, or try one on real traffic before it refuses | [`guide::testing_your_limits`] |
+//! | write a store, and test that it keeps the rules | [`store`](store#a-store-of-your-own), [`guide::testing_your_limits`](guide::testing_your_limits#a-store-of-your-own) |
 //! | move from tower_governor, axum_gcra, actix-limitation, express-rate-limit or nginx | [`guide::moving_here`] |
 //! | know what a hostile client can do | [`guide::what_an_attacker_can_do`] |
 //! | limit a job or a handler, without a layer | [`limiter`] |
@@ -65,6 +66,7 @@
 //! | [`store`] | [`MemoryStore`], `RedisStore`, [`AnyStore`], stores of your own, [`DenyCache`], [`Breaker`] |
 //! | [`secret`] | keyed hashes of API keys, and of identities in Redis |
 //! | [`metrics`](mod@metrics) | the table of metrics |
+//! | `testing` | with the feature `test-util`: a store that fails on command, assertions on responses, the rules of a store |
 //! | [`guide`] | one page for each task |
 //!
 //! # Stores
@@ -101,6 +103,7 @@
 //! | `tls` | no | `rediss://` URLs, by rustls, with the system's root certificates or your own |
 //! | `tracing` | yes | log lines for set-up errors, an unavailable store and others: at most one a second of each kind for each layer or limiter |
 //! | `grpc` | no | `GrpcResponse`, [`PeerIp`] and [`ClientIp`] with tonic's peer address, and a [`Rejection`] is a `tonic::Status`: see [`guide::grpc`] |
+//! | `test-util` | no | the module `testing`, for `[dev-dependencies]`: see [`guide::testing_your_limits`] |
 //! | `metrics` | no | counters, gauges and histograms for the recorder of the program: see [`metrics`](mod@metrics) |
 //!
 //! # Panics

@@ -15,8 +15,35 @@
 //!
 //! [`MemoryStore`] serves one process. `RedisStore` shares its limits between all processes that use the same server.
 //! [`AnyStore`] is either of them, chosen at run time.
-//! A store of your own implements [`Store`]; the conformance suite, `tests/suite/stores/conformance.rs` in the repository, shows
-//! what it has to get right. One that wraps another is short:
+//!
+//! # A store of your own
+//!
+//! A store of your own implements [`Store`]. `testing::assert_conformance` (feature `test-util`) says which rules it breaks: see
+//! [`guide::testing_your_limits`](crate::guide::testing_your_limits#a-store-of-your-own). Besides the rules above:
+//!
+//! 1. A limit is known by its name. Its units may change, and the new number holds for what is stored already.
+//! 2. Units count from their decision until exactly one window later. Units of a charge with a [lease](crate::Charge::lease) count
+//!    until the lease ends. They are reserved until they are settled, unless the charge is spent.
+//! 3. [`LimitStatus::new`](crate::LimitStatus::new) gets the units used after the decision, the time until the first of them leave,
+//!    and the retry time of a charge that does not fit: until enough of them have left. A charge in the
+//!    [shadow](crate::Charge::in_shadow) that does not fit has a retry time too. It is not counted, and the others are.
+//!    [`with_reserved`](crate::LimitStatus::with_reserved) gets the reserved units, and the retry time without them: zero if the
+//!    check would fit.
+//! 4. A check with an [id](crate::Check::id) of the caller's has been admitted before if the store has an unsettled admission of
+//!    this id under the name and key of one of its charges. The decision has the time and the id of that admission.
+//! 5. A settlement belongs to the admission with the same limit, key, id, cost and kind, reserved or not. Its time is that of
+//!    the admission. Without a reservation it may be later. The units are then no longer reserved, and count until one window
+//!    after the admission. A cost of 0 removes them.
+//! 6. Once a lease has ended, the store no longer has the admission, and takes the settlement's word for it: until one window after
+//!    the admission it counts the cost as of then. So a settled admission is remembered by id and time, and a second
+//!    settlement changes nothing.
+//! 7. If the clock steps back, units of later times count anew from now, for their window or lease. So a key recovers within one
+//!    window.
+//! 8. Costs may be as large as 2^52 and come often: add them up without overflow.
+//! 9. A store need not count by every [`Algorithm`](crate::Algorithm). For the others it returns an
+//!    [error of one check](crate::StoreError::of_one_check).
+//!
+//! One that wraps another is short:
 //!
 //! ```
 //! use std::sync::{Arc, atomic::{AtomicU64, Ordering}};

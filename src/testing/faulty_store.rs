@@ -61,7 +61,7 @@ pub struct FaultyStore<S> {
     shared: Arc<Shared>,
 }
 
-/// What a [`FaultyStore`] does with a call.
+/// The way in which a [`FaultyStore`] treats calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
@@ -143,31 +143,32 @@ impl<S: Store> FaultyStore<S> {
         *lock(&self.shared.faults)
     }
 
-    fn reply<T>(
-        &self,
-        fault: Fault,
-        doing: &'static str,
-        reply: impl Future<Output = Result<T, StoreError>> + Send + 'static,
-    ) -> Reply<T> {
-        match fault {
-            Fault::None => Box::pin(reply),
-            Fault::Fails => Box::pin(async move { Err(StoreError::new(doing, "out of order")) }),
-            Fault::Hangs => {
-                let hanging = Arc::downgrade(&self.shared.hanging);
-                Box::pin(async move {
+    /// Calls the store inside, as far as the fault lets it.
+    fn reply<T, F>(&self, fault: Fault, doing: &'static str, call: impl FnOnce(S) -> F + Send + 'static) -> Reply<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+    {
+        let store = self.store.clone();
+        let hanging = (fault == Fault::Hangs).then(|| Arc::downgrade(&self.shared.hanging));
+        Box::pin(async move {
+            match fault {
+                Fault::None => call(store).await,
+                Fault::Fails => Err(StoreError::new(doing, "out of order")),
+                Fault::Hangs => {
                     let _hanging = hanging;
                     pending().await
-                })
+                }
+                Fault::Slow(time) => {
+                    sleep(time).await;
+                    call(store).await
+                }
+                Fault::LosesReplies => {
+                    call(store).await?;
+                    Err(StoreError::new(doing, "the reply was lost"))
+                }
             }
-            Fault::Slow(time) => Box::pin(async move {
-                sleep(time).await;
-                reply.await
-            }),
-            Fault::LosesReplies => Box::pin(async move {
-                reply.await?;
-                Err(StoreError::new(doing, "the reply was lost"))
-            }),
-        }
+        })
     }
 }
 
@@ -188,21 +189,23 @@ impl<S: Store> Store for FaultyStore<S> {
 
     fn decide(&self, check: Check) -> Self::Decide {
         let fault = self.begin().of_all;
-        self.reply(fault, "deciding a check", self.store.decide(check))
+        self.reply(fault, "deciding a check", |store| store.decide(check))
     }
 
     fn settle(&self, settlement: Settlement) -> Self::Settle {
         let Faults { of_all, of_settlements } = self.begin();
         lock(&self.shared.settlements).push(settlement.clone());
         let limits = settlement.accounts().map(|account| account.charge().limit().clone()).collect();
-        let reply = forgetting(self.local_state.clone(), limits, self.store.settle(settlement));
-        self.reply(of_settlements.unwrap_or(of_all), "settling an admission", reply)
+        let state = self.local_state.clone();
+        self.reply(of_settlements.unwrap_or(of_all), "settling an admission", |store| {
+            forgetting(state, limits, store.settle(settlement))
+        })
     }
 
     fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
         let fault = self.begin().of_all;
-        let reply = forgetting(self.local_state.clone(), vec![limit.clone()], self.store.reset(limit, key));
-        self.reply(fault, "resetting a key", reply)
+        let state = self.local_state.clone();
+        self.reply(fault, "resetting a key", |store| forgetting(state, vec![limit.clone()], store.reset(limit, key)))
     }
 
     fn local_state(&self) -> Option<&LocalState> {

@@ -13,3 +13,4 @@ mod middleware;
 mod redis;
 mod stores;
 mod support;
+mod testing;

@@ -2,5 +2,7 @@
 
 mod concurrency;
 mod conformance;
+mod list_store;
 mod memory;
 mod paused_time;
+mod planted_faults;

@@ -102,7 +102,7 @@ pub(super) async fn a_refusal_is_exact_unless_only_reservations_cause_it(test: T
     let (mut numbers, mut by_reservations_alone, mut sure) = (Numbers(7), 0, 0);
     for algorithm in test.algorithms() {
         let limit = TOKENS.with_algorithm(algorithm);
-        for _ in 0..30 {
+        for _ in 0..120 / test.algorithms().len() {
             test.clock.advance(2 * limit.window() + Duration::from_micros(numbers.below(60_000_000)));
             for _ in 0..=numbers.below(7) {
                 test.clock.advance(Duration::from_micros(numbers.below(15_000_000)));

@@ -1,0 +1,200 @@
+//! Stores with one planted fault: the conformance suite names the rule that each of them breaks.
+
+use std::{future::Future, pin::Pin, time::Duration};
+
+use tower_sliding_window::{
+    AdmissionId, Algorithm, Charge, Check, Decision, Key, Limit, LimitStatus, MemoryStore, Settled, Settlement, Store,
+    StoreError,
+    testing::{BrokenRule, Conformance},
+};
+
+use crate::support::{MICROSECOND, check_of};
+
+#[derive(Clone, Copy)]
+enum Fault {
+    None,
+    AdmitsOneUnitTooMany,
+    CountsRefusals,
+    CountsEachSettlement,
+    ResetsTooEarly,
+    RetriesTooEarly,
+    ForgetsIds,
+    DecidesEachLimitAlone,
+    NeverEndsLeases,
+}
+
+/// The in-process store with a fault.
+#[derive(Clone)]
+struct Planted {
+    store: MemoryStore,
+    fault: Fault,
+}
+
+type Reply<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;
+
+/// The same charges, as units that were spent before.
+fn as_spent(check: &Check) -> Check {
+    check_of(check.charges().map(|charge| Charge::spent(charge.limit().clone(), charge.key(), charge.cost())))
+}
+
+/// The same decision with other times of each limit.
+fn with_times(
+    check: &Check,
+    decision: &Decision,
+    times: impl Fn(&LimitStatus) -> (Duration, Option<Duration>),
+) -> Decision {
+    let mut statuses = decision.statuses();
+    Decision::new(check, decision.at(), decision.id(), |charge| {
+        let status = statuses.next().unwrap();
+        let (reset, retry) = times(status);
+        let least = if status.is_refused_by_reservations() { Duration::ZERO } else { retry.unwrap_or_default() };
+        LimitStatus::new(charge, status.used(), reset, retry).with_reserved(status.reserved(), least)
+    })
+}
+
+impl Planted {
+    fn ask(&self, check: &Check) -> Decision {
+        self.store.decide_now(check).unwrap().unwrap()
+    }
+
+    fn decide_at_once(&self, check: &Check) -> Decision {
+        match self.fault {
+            Fault::None | Fault::CountsEachSettlement => self.ask(check),
+            Fault::AdmitsOneUnitTooMany => {
+                let decision = self.ask(check);
+                let just_full = |status: &LimitStatus| status.used() == status.limit().units();
+                let is_one_unit = check.charges().all(|charge| charge.cost() == 1);
+                if decision.is_allowed() || !is_one_unit || !decision.statuses().all(just_full) {
+                    return decision;
+                }
+                self.ask(&as_spent(check))
+            }
+            Fault::CountsRefusals => {
+                let decision = self.ask(check);
+                if !decision.is_allowed() {
+                    let _ = self.ask(&as_spent(check));
+                }
+                decision
+            }
+            Fault::ResetsTooEarly => {
+                let decision = self.ask(check);
+                with_times(check, &decision, |status| {
+                    (status.reset_after().saturating_sub(MICROSECOND), status.retry_after())
+                })
+            }
+            Fault::RetriesTooEarly => {
+                let decision = self.ask(check);
+                with_times(check, &decision, |status| {
+                    (status.reset_after(), status.retry_after().map(|wait| wait.saturating_sub(MICROSECOND)))
+                })
+            }
+            Fault::ForgetsIds => self.ask(&check_of(check.charges().cloned())),
+            Fault::DecidesEachLimitAlone => {
+                let id = check.id().unwrap_or_else(AdmissionId::fresh);
+                let alone = |charge: &Charge| self.ask(&Check::new(charge.clone()).with_id(id));
+                let decisions: Vec<Decision> = check.charges().map(alone).collect();
+                let mut statuses = decisions.iter().map(Decision::binding);
+                Decision::new(check, decisions[0].at(), id, |_| statuses.next().unwrap().clone())
+            }
+            Fault::NeverEndsLeases => {
+                let endless = |charge: &Charge| match charge.lease() {
+                    Some(_) => charge.clone().reserve(Duration::MAX),
+                    None => charge.clone(),
+                };
+                let endless = check_of(check.charges().map(endless));
+                self.ask(&check.id().into_iter().fold(endless, Check::with_id))
+            }
+        }
+    }
+}
+
+impl Store for Planted {
+    type Decide = Reply<Decision>;
+    type Settle = Reply<Settled>;
+    type Reset = <MemoryStore as Store>::Reset;
+
+    fn decide(&self, check: Check) -> Self::Decide {
+        let planted = self.clone();
+        Box::pin(async move { Ok(planted.decide_at_once(&check)) })
+    }
+
+    fn settle(&self, settlement: Settlement) -> Self::Settle {
+        let planted = self.clone();
+        Box::pin(async move {
+            let settled = planted.store.settle(settlement.clone()).await?;
+            if settled.was_applied() || !matches!(planted.fault, Fault::CountsEachSettlement) {
+                return Ok(settled);
+            }
+            let again = |charge: &Charge| Charge::spent(charge.limit().clone(), charge.key(), 1);
+            let counted = planted.ask(&check_of(settlement.check().charges().map(again)));
+            let mut statuses = counted.statuses();
+            Ok(Settled::new(&settlement, counted.at(), true, |_| statuses.next().unwrap().clone()))
+        })
+    }
+
+    fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
+        self.store.reset(limit, key)
+    }
+}
+
+/// The rules that a store with this fault breaks.
+async fn broken_by(fault: Fault) -> Vec<&'static str> {
+    let exact = Conformance::new().algorithms([Algorithm::log()]);
+    let make = async |clock| Planted { store: MemoryStore::builder().clock(&clock).build(), fault };
+    exact.run(make).await.broken().map(BrokenRule::name).collect()
+}
+
+#[tokio::test]
+async fn no_rule_is_broken_without_a_fault() {
+    assert_eq!(broken_by(Fault::None).await, [""; 0]);
+}
+
+#[tokio::test]
+async fn a_store_that_admits_one_unit_too_many_is_found() {
+    let broken = broken_by(Fault::AdmitsOneUnitTooMany).await;
+    assert!(broken.contains(&"no_span_of_one_window_admits_more_than_the_limit"), "{broken:?}");
+}
+
+#[tokio::test]
+async fn a_store_whose_refusals_write_is_found() {
+    let broken = broken_by(Fault::CountsRefusals).await;
+    assert!(broken.contains(&"refusals_cost_nothing"), "{broken:?}");
+}
+
+#[tokio::test]
+async fn a_store_that_counts_a_settlement_twice_is_found() {
+    let broken = broken_by(Fault::CountsEachSettlement).await;
+    assert!(broken.contains(&"a_settlement_counts_once_at_its_cost"), "{broken:?}");
+}
+
+#[tokio::test]
+async fn a_store_with_a_reset_time_a_microsecond_too_early_is_found() {
+    let broken = broken_by(Fault::ResetsTooEarly).await;
+    assert!(broken.contains(&"the_reset_time_is_exact_after_a_step_back"), "{broken:?}");
+    assert!(!broken.contains(&"retry_after_is_exact_to_the_microsecond"), "{broken:?}");
+}
+
+#[tokio::test]
+async fn a_store_with_a_retry_time_a_microsecond_too_early_is_found() {
+    let broken = broken_by(Fault::RetriesTooEarly).await;
+    assert!(broken.contains(&"retry_after_is_exact_to_the_microsecond"), "{broken:?}");
+    assert!(!broken.contains(&"the_reset_time_is_exact_after_a_step_back"), "{broken:?}");
+}
+
+#[tokio::test]
+async fn a_store_that_counts_an_id_twice_is_found() {
+    let broken = broken_by(Fault::ForgetsIds).await;
+    assert!(broken.contains(&"a_repeated_id_counts_once"), "{broken:?}");
+}
+
+#[tokio::test]
+async fn a_store_that_decides_each_limit_alone_is_found() {
+    let broken = broken_by(Fault::DecidesEachLimitAlone).await;
+    assert!(broken.contains(&"several_limits_are_all_or_nothing"), "{broken:?}");
+}
+
+#[tokio::test]
+async fn a_store_whose_leases_never_end_is_found() {
+    let broken = broken_by(Fault::NeverEndsLeases).await;
+    assert!(broken.contains(&"a_lease_ends_by_itself"), "{broken:?}");
+}
