@@ -24,125 +24,112 @@ struct ListStore {
 /// One charge of an admitted check.
 #[derive(Clone)]
 struct Admission {
-    limit: String,
-    key: Key,
+    charge: Charge,
     id: AdmissionId,
     at: SystemTime,
-    /// For how long its units count, and until when.
-    lasts: Duration,
+    /// From then on its units do not count.
     ends: SystemTime,
     units: u64,
-    state: State,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum State {
-    Plain,
-    Reserved,
-    Settled,
+    is_settled: bool,
 }
 
 impl Admission {
     fn is_of(&self, charge: &Charge) -> bool {
-        self.limit == charge.limit().name() && &self.key == charge.key()
+        self.charge.limit().name() == charge.limit().name() && self.charge.key() == charge.key()
+    }
+
+    fn is_reserved(&self) -> bool {
+        self.charge.lease().is_some() && !self.charge.is_spent() && !self.is_settled
+    }
+
+    /// Drops what has expired. If the clock has stepped back, units count anew from now.
+    fn tidy(all: &mut Vec<Self>, now: SystemTime) {
+        all.retain(|one| one.ends > now);
+        for one in all {
+            let window = one.charge.limit().window();
+            let lasts = one.charge.lease().filter(|_| !one.is_settled).unwrap_or(window);
+            one.ends = one.ends.min(now + lasts);
+        }
     }
 }
 
-/// How long the units of a charge count.
-fn lifetime(charge: &Charge) -> Duration {
-    charge.lease().unwrap_or(charge.limit().window())
-}
-
-fn state_of(charge: &Charge) -> State {
-    if charge.lease().is_some() && !charge.is_spent() { State::Reserved } else { State::Plain }
-}
-
-fn units(admissions: &[&Admission]) -> u64 {
-    admissions.iter().fold(0, |sum, one| sum.saturating_add(one.units))
-}
-
-/// How long until `cost` units fit.
-fn wait(mut admissions: Vec<&Admission>, charge: &Charge, now: SystemTime) -> Duration {
-    admissions.sort_by_key(|admission| admission.ends);
-    let fits = |left: &[&Admission]| units(left).saturating_add(charge.cost()) <= charge.limit().units();
-    let first = (0..=admissions.len()).find(|gone| fits(&admissions[*gone..])).unwrap();
-    first.checked_sub(1).map_or(Duration::ZERO, |last| admissions[last].ends.duration_since(now).unwrap())
+fn units(admissions: &[&Admission]) -> u128 {
+    admissions.iter().map(|one| u128::from(one.units)).sum()
 }
 
 fn status(all: &[Admission], charge: &Charge, now: SystemTime, may_refuse: bool) -> LimitStatus {
-    let ours: Vec<&Admission> = all.iter().filter(|admission| admission.is_of(charge)).collect();
-    let settled: Vec<&Admission> = ours.iter().copied().filter(|one| one.state != State::Reserved).collect();
-    let reset = ours.iter().map(|one| one.ends.duration_since(now).unwrap()).min().unwrap_or_default();
-    let (used, reserved) = (units(&ours), units(&ours) - units(&settled));
-    let refuses = may_refuse && charge.cost() > 0 && !charge.is_spent();
-    let wait = |admissions| if refuses { wait(admissions, charge, now) } else { Duration::ZERO };
-    let retry = Some(wait(ours)).filter(|wait| !wait.is_zero());
-    LimitStatus::new(charge, used, reset, retry).with_reserved(reserved, wait(settled))
+    let mut ours: Vec<&Admission> = all.iter().filter(|one| one.is_of(charge)).collect();
+    ours.sort_by_key(|one| one.ends);
+    let kept: Vec<&Admission> = ours.iter().copied().filter(|one| !one.is_reserved()).collect();
+    let left = |one: &&Admission| one.ends.duration_since(now).unwrap();
+    // Until enough units have left.
+    let wait = |admissions: &[&Admission]| {
+        let (mut after, mut wait) = (units(admissions) + u128::from(charge.cost()), Duration::ZERO);
+        for one in admissions.iter().filter(|_| may_refuse && charge.cost() > 0 && !charge.is_spent()) {
+            if after <= u128::from(charge.limit().units()) {
+                break;
+            }
+            (after, wait) = (after - u128::from(one.units), left(one));
+        }
+        wait
+    };
+    let number = |units| u64::try_from(units).unwrap_or(u64::MAX);
+    let retry = Some(wait(&ours)).filter(|wait| !wait.is_zero());
+    LimitStatus::new(charge, number(units(&ours)), ours.first().map(left).unwrap_or_default(), retry)
+        .with_reserved(number(units(&ours) - units(&kept)), wait(&kept))
 }
 
 impl ListStore {
-    /// Drops what has expired. If the clock has stepped back, units count anew from now.
-    fn tidy(all: &mut Vec<Admission>, now: SystemTime) {
-        all.retain(|one| one.ends > now);
-        all.iter_mut().for_each(|one| one.ends = one.ends.min(now + one.lasts));
-    }
-
     fn decide_now(&self, check: &Check) -> Decision {
         let (now, mut all) = (self.clock.now(), self.admissions.lock().unwrap());
-        let charges: Vec<Charge> = check.charges().cloned().collect();
-        Self::tidy(&mut all, now);
-        let knows = |admission: &&Admission| {
-            Some(admission.id) == check.id()
-                && admission.state != State::Settled
-                && charges.iter().any(|charge| admission.is_of(charge))
-        };
+        Admission::tidy(&mut all, now);
+        let is_charged = |one: &Admission| check.charges().any(|charge| one.is_of(charge));
+        let knows = |one: &&Admission| Some(one.id) == check.id() && !one.is_settled && is_charged(one);
         if let Some(first) = all.iter().find(knows) {
             return Decision::new(check, first.at, first.id, |charge| status(&all, charge, now, false));
         }
         let id = check.id().unwrap_or_else(AdmissionId::fresh);
-        let decision = Decision::new(check, now, id, |charge| status(&all, charge, now, true));
-        if !decision.is_allowed() {
-            return decision;
+        let before = Decision::new(check, now, id, |charge| status(&all, charge, now, true));
+        if !before.is_allowed() {
+            return before;
         }
-        for (charge, before) in charges.iter().zip(decision.statuses()) {
-            if charge.cost() > 0 && !charge.takes_nothing() && before.retry_after().is_none() {
-                let (limit, key, state) = (charge.limit().name().to_owned(), charge.key().clone(), state_of(charge));
-                let (units, lasts) = (charge.cost(), lifetime(charge));
-                all.push(Admission { limit, key, id, at: now, lasts, ends: now + lasts, units, state });
-            }
+        let fits = |status: &LimitStatus| status.retry_after().is_none();
+        for (charge, _) in check.charges().zip(before.statuses()).filter(|(_, status)| fits(status)) {
+            let units = if charge.takes_nothing() { 0 } else { charge.cost() };
+            let ends = now + charge.lease().unwrap_or(charge.limit().window());
+            all.push(Admission { charge: charge.clone(), id, at: now, ends, units, is_settled: false });
         }
-        let mut before = decision.statuses();
+        all.retain(|one| one.units > 0);
+        let mut before = before.statuses();
         Decision::new(check, now, id, |charge| {
-            let refused = before.next().filter(|status| status.retry_after().is_some());
-            refused.cloned().unwrap_or_else(|| status(&all, charge, now, false))
+            let refused = before.next().filter(|status| !fits(status)).cloned();
+            refused.unwrap_or_else(|| status(&all, charge, now, false))
         })
     }
 
     fn settle_now(&self, settlement: &Settlement) -> Settled {
         let (now, mut all) = (self.clock.now(), self.admissions.lock().unwrap());
-        Self::tidy(&mut all, now);
+        Admission::tidy(&mut all, now);
         let (id, at, mut was_applied) = (settlement.id(), settlement.at(), false);
         for account in settlement.accounts() {
-            let (charge, Some(cost)) = (account.charge(), account.cost()) else { continue };
-            let is_this = |one: &Admission| one.is_of(charge) && one.id == id;
-            let (is_reserved, window) = (state_of(charge) == State::Reserved, charge.limit().window());
-            let is_open = |one: &Admission| {
-                let time_fits = if is_reserved { one.at == at } else { one.at <= at };
-                is_this(one) && time_fits && one.state == state_of(charge) && one.units == charge.cost()
+            let (charge, Some(units)) = (account.charge(), account.cost()) else { continue };
+            let window = charge.limit().window();
+            let is_open = |one: &&mut Admission| {
+                let is_its_time = one.at == at || one.at < at && !one.is_reserved();
+                one.charge == *charge && one.id == id && is_its_time && !one.is_settled
             };
-            let is_settled = all.iter().any(|one| is_this(one) && one.at == at && one.state == State::Settled);
-            if let Some(place) = all.iter().position(is_open) {
-                let ends = (all[place].at + window).min(now + window);
-                let open = all[place].clone();
-                all[place] = Admission { units: cost, lasts: window, ends, state: State::Settled, ..open };
+            let was_settled = all.iter().any(|one| one.is_of(charge) && one.id == id && one.at == at && one.is_settled);
+            let is_late = charge.lease().is_some_and(|lease| at + lease <= now && now < at + window);
+            if let Some(open) = all.iter_mut().find(is_open) {
+                let ends = (open.at + window).min(now + window);
+                *open = Admission { units, ends, is_settled: true, ..open.clone() };
                 was_applied = true;
-            } else if is_reserved && !is_settled && at + lifetime(charge) <= now && now < at + window && cost > 0 {
-                let (limit, key, state) = (charge.limit().name().to_owned(), charge.key().clone(), State::Settled);
-                all.push(Admission { limit, key, id, at, lasts: window, ends: at + window, units: cost, state });
+            } else if is_late && !was_settled && units > 0 {
+                all.push(Admission { charge: charge.clone(), id, at, ends: at + window, units, is_settled: true });
                 was_applied = true;
             }
         }
-        all.retain(|admission| admission.units > 0);
+        all.retain(|one| one.units > 0);
         Settled::new(settlement, now, was_applied, |account| status(&all, account.charge(), now, false))
     }
 }
@@ -154,7 +141,12 @@ impl Store for ListStore {
 
     fn decide(&self, check: Check) -> Self::Decide {
         let store = self.clone();
-        Box::pin(async move { Ok(store.decide_now(&check)) })
+        Box::pin(async move {
+            if check.charges().all(|charge| charge.limit().algorithm() == Algorithm::log()) {
+                return Ok(store.decide_now(&check));
+            }
+            Err(StoreError::new("deciding a check", "this store counts by exact logs only").of_one_check())
+        })
     }
 
     fn settle(&self, settlement: Settlement) -> Self::Settle {
@@ -164,7 +156,7 @@ impl Store for ListStore {
 
     fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
         let store = self.clone();
-        let is_other = move |one: &Admission| one.limit != limit.name() || one.key != key;
+        let is_other = move |one: &Admission| one.charge.limit().name() != limit.name() || one.charge.key() != &key;
         Box::pin(async move { Ok(store.admissions.lock().unwrap().retain(is_other)) })
     }
 }
