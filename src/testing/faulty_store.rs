@@ -104,6 +104,9 @@ impl<S: Store> FaultyStore<S> {
 
     /// Gives it a [local state](Store::local_state) of its own, as `RedisStore` has one: all limiters and layers on its clones
     /// share a breaker and a deny cache. Default: that of the store inside.
+    ///
+    /// Both go by tokio's time. So a test that advances a [`ManualClock`](crate::ManualClock) may be refused by the deny cache for up
+    /// to a second more; one that advances paused time is not.
     #[must_use]
     pub fn with_local_state(self) -> Self {
         Self { local_state: Some(LocalState::new()), ..self }

@@ -17,7 +17,7 @@ use crate::{
 /// `make` makes a store that has nothing stored and decides by the given clock. It may connect, and may own what has to live as
 /// long as the store, such as a server. The store has to count by every [`Algorithm`]; for others there is [`Conformance`].
 ///
-/// ```
+/// ```no_run
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
 /// use tower_sliding_window::{MemoryStore, testing::assert_conformance};
 ///

@@ -96,7 +96,7 @@ impl ListStore {
         let fits = |status: &LimitStatus| status.retry_after().is_none();
         for (charge, _) in check.charges().zip(before.statuses()).filter(|(_, status)| fits(status)) {
             let units = if charge.takes_nothing() { 0 } else { charge.cost() };
-            let ends = now + charge.lease().unwrap_or(charge.limit().window());
+            let ends = now + charge.lease().unwrap_or_else(|| charge.limit().window());
             all.push(Admission { charge: charge.clone(), id, at: now, ends, units, is_settled: false });
         }
         all.retain(|one| one.units > 0);
@@ -157,7 +157,10 @@ impl Store for ListStore {
     fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
         let store = self.clone();
         let is_other = move |one: &Admission| one.charge.limit().name() != limit.name() || one.charge.key() != &key;
-        Box::pin(async move { Ok(store.admissions.lock().unwrap().retain(is_other)) })
+        Box::pin(async move {
+            store.admissions.lock().unwrap().retain(is_other);
+            Ok(())
+        })
     }
 }
 
