@@ -5,4 +5,5 @@ mod dashboard;
 #[cfg(feature = "grpc")]
 mod grpc;
 mod server;
+mod server_page;
 mod small_servers;

@@ -9,12 +9,13 @@ use std::{
 use super::http_client::{Answer, HttpClient};
 
 /// All settings that examples read. The tests remove them from the environment.
-const SETTINGS: [&str; 14] = [
+const SETTINGS: [&str; 15] = [
     "HOST",
     "PORT",
     "REDIS_URL",
     "TRUSTED_PROXIES",
     "API_KEY_SECRET",
+    "HELLO",
     "CALLS",
     "WINDOW",
     "WORKERS",

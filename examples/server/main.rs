@@ -1,7 +1,7 @@
-//! An axum server with a limit of its own on each route.
+//! An axum server with a limit of its own on each route, and a page at `/` that shows the limits at work.
 //!
 //! ```sh
-//! cargo run --example server
+//! cargo run --example server   # then open http://127.0.0.1:3000/
 //! REDIS_URL=redis://127.0.0.1:6379/ PORT=0 cargo run --example server
 //! ```
 //!
@@ -11,6 +11,14 @@
 //! | `REDIS_URL` | the Redis through which servers share the limits; it may still be down | the in-process store |
 //! | `TRUSTED_PROXIES` | address ranges of proxies, separated by commas, whose `X-Forwarded-For` is believed | none: the peer's address counts |
 //! | `API_KEY_SECRET` | the secret that API keys are hashed under, the same for all servers on one Redis | a public one |
+//! | `HELLO` | the limit of `/hello` | `5/10s` |
+//!
+//! This file is the server. `page.rs`, `history.rs` and `switch.rs` are for the page alone: `RateLimitLayer::new(store)` is all
+//! that a server without a page needs.
+
+mod history;
+mod page;
+mod switch;
 
 use std::{
     env,
@@ -28,10 +36,17 @@ use axum::{
 use http::request::Parts;
 use tokio::net::TcpListener;
 use tower_sliding_window::{
-    AnyStore, ApiKey, ClientIp, Decision, HeaderSets, KeyedLimit, Limit, PeerIp, RateLimitLayer, RedisStore, Secret,
+    Algorithm, AnyStore, ApiKey, ClientIp, Decision, HeaderSets, InvalidLimit, Key, KeyError, KeyExtractor, Limit,
+    Limiter, PeerIp, RateLimitLayer, RedisStore, Secret, Share, Store,
 };
 
-const HELLO: Limit = Limit::per("hello", 5, std::time::Duration::from_secs(10));
+use crate::{
+    history::{History, Lane},
+    page::Page,
+    switch::Switch,
+};
+
+const HELLO: &str = "5/10s";
 const LOGIN: Limit = Limit::per_minute("login", 3);
 const API_BURST: Limit = Limit::per_second("api-burst", 10);
 const API_STEADY: Limit = Limit::per_minute("api-steady", 100);
@@ -61,34 +76,45 @@ async fn run() -> Result<(), Box<dyn Error>> {
         Ok(url) => (RedisStore::builder(&url).build()?.into(), "Redis, shared"),
         Err(_) => (AnyStore::memory(), "in this process; REDIS_URL shares it"),
     };
-    serve(app(store, &addresses, &secret), place).await
+    let hello = Limit::parse("hello", &env::var("HELLO").unwrap_or_else(|_| HELLO.to_owned()))?;
+    let api_key = ApiKey::header("x-api-key", &secret);
+
+    let switch = Switch::new(store, History::new(lanes(&hello)?, &api_key));
+    let limiter = Limiter::new(switch.clone());
+    let page = Page::new(&limiter, &switch, &addresses, &api_key, place);
+    let app = page.beside(app(&limiter, &hello, &addresses, &api_key));
+    serve(app, &page, &hello, place).await
 }
 
 /// The source of client addresses.
+#[derive(Clone)]
 enum Addresses {
     Peer(PeerIp),
     Behind(ClientIp),
 }
 
-impl Addresses {
-    fn limit(&self, limit: Limit) -> KeyedLimit {
+impl KeyExtractor for Addresses {
+    fn extract(&self, request: &Parts) -> Result<Key, KeyError> {
         match self {
-            Self::Peer(peer) => limit.by(peer.clone()),
-            Self::Behind(proxies) => limit.by(proxies.clone()),
+            Self::Peer(peer) => peer.extract(request),
+            Self::Behind(proxies) => proxies.extract(request),
         }
     }
 }
 
-fn app(store: AnyStore, addresses: &Addresses, secret: &Secret) -> Router {
-    let hello = RateLimitLayer::new(store.clone()).limit(addresses.limit(HELLO)).fail_open();
-    let login = RateLimitLayer::new(store.clone()).limit(addresses.limit(LOGIN)).fail_closed();
+/// Layers on one limiter share its breaker.
+fn app<S: Store>(limiter: &Limiter<S>, hello: &Limit, addresses: &Addresses, api_key: &ApiKey) -> Router {
+    let layer = || RateLimitLayer::on(limiter.clone());
+    let hello = layer().limit(hello.clone().by(addresses.clone())).fail_open();
+    let login = layer().limit(LOGIN.by(addresses.clone())).fail_closed();
     // Both limits are decided together, and both routes of the API spend from them. `RateLimit` shows both to the client.
-    let api = RateLimitLayer::new(store)
-        .limit(API_BURST.by(ApiKey::header("x-api-key", secret)))
-        .limit(API_STEADY.by(ApiKey::header("x-api-key", secret)))
+    // Without the store, each of two servers admits half of them.
+    let api = layer()
+        .limit(API_BURST.by(api_key.clone()))
+        .limit(API_STEADY.by(api_key.clone()))
         .cost(|request: &Parts| if request.uri.path() == "/search" { 10 } else { 1 })
         .headers(HeaderSets::both())
-        .fail_open();
+        .fail_local(Share::one_of(2));
 
     let api = Router::new()
         .route("/items", get(|| async { "items\n" }))
@@ -101,15 +127,33 @@ fn app(store: AnyStore, addresses: &Addresses, secret: &Secret) -> Router {
         .route("/health", get(|| async { "ok\n" }))
 }
 
+/// The limits on the page. Two more are shown beside the one of `/hello`, and count the same requests.
+fn lanes(hello: &Limit) -> Result<Vec<Lane>, InvalidLimit> {
+    let lane = |limit, path, by_api_key| Lane { limit, path, by_api_key };
+    let beside = |name, algorithm| {
+        Ok(lane(Limit::new(name, hello.units(), hello.window())?.with_algorithm(algorithm), None, false))
+    };
+    Ok(vec![
+        lane(hello.clone(), Some("/hello"), false),
+        beside("hello-fixed", Algorithm::fixed())?,
+        beside("hello-counter", Algorithm::counter())?,
+        lane(LOGIN, Some("/login"), false),
+        lane(API_BURST, Some("/api/"), true),
+        lane(API_STEADY, Some("/api/"), true),
+    ])
+}
+
 /// Handlers find the decision in the request, unless the store could not decide.
 async fn say_hello(decision: Option<Extension<Decision>>) -> String {
     match decision {
-        Some(Extension(decision)) => format!("hello; {} more in {:?}\n", decision.remaining(), HELLO.window()),
+        Some(Extension(decision)) => {
+            format!("hello; {} more in {:?}\n", decision.remaining(), decision.limit().window())
+        }
         None => "hello; not counted, since the store did not decide\n".to_owned(),
     }
 }
 
-async fn serve(app: Router, store: &str) -> Result<(), Box<dyn Error>> {
+async fn serve(app: Router, page: &Page, hello: &Limit, store: &str) -> Result<(), Box<dyn Error>> {
     let port = env::var("PORT").unwrap_or_else(|_| "3000".to_owned());
     let port: u16 = port.parse().map_err(|error| format!("PORT={port:?} is not a port: {error}"))?;
     let listener = TcpListener::bind(("127.0.0.1", port)).await;
@@ -124,15 +168,22 @@ listening on http://{address}
 store: {store}
 
 route             limit                       counted by        without a store
-GET  /hello       5 in 10 s                   client address    open
+GET  /hello       {hello:<27} client address    open
 POST /login       3 in 60 s                   client address    closed (503)
-GET  /api/items   10 in 1 s and 100 in 60 s   x-api-key         open
-GET  /api/search  the same, at a cost of 10   x-api-key         open
+GET  /api/items   10 in 1 s and 100 in 60 s   x-api-key         local: half of each limit
+GET  /api/search  the same, at a cost of 10   x-api-key         closed (503): 10 is more than half of 10
 GET  /health      none
 
-try: curl -i http://{address}/hello"
+watch: http://{address}/
+try: curl -i http://{address}/hello",
+        hello = format!("{} in {:?}", hello.units(), hello.window()),
     )?;
 
+    let page = page.clone();
+    let shutdown = async move {
+        shutdown.await;
+        page.close();
+    };
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>())
         .with_graceful_shutdown(shutdown)
         .await?;

@@ -1,0 +1,121 @@
+//! The store of the example: it passes checks on, shows them to the page, and fails while the page has stopped it.
+
+use std::{
+    future::Future,
+    io::{self, ErrorKind},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use tower_sliding_window::{
+    AnyStore, Check, Decision, Key, Limit, LocalState, Settled, Settlement, Store, error::StoreError,
+};
+
+use crate::history::History;
+
+/// A store that can be stopped. Clones are one switch.
+#[derive(Clone)]
+pub(crate) struct Switch {
+    store: AnyStore,
+    pub(crate) history: History,
+    state: Arc<State>,
+}
+
+#[derive(Default)]
+struct State {
+    is_stopped: AtomicBool,
+    calls: AtomicU64,
+    micros: AtomicU64,
+}
+
+impl Switch {
+    pub(crate) fn new(store: AnyStore, history: History) -> Self {
+        Self { store, history, state: Arc::default() }
+    }
+
+    pub(crate) fn stop(&self, is_stopped: bool) {
+        self.state.is_stopped.store(is_stopped, Relaxed);
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.state.is_stopped.load(Relaxed)
+    }
+
+    /// The calls for requests, and their mean time.
+    pub(crate) fn cost(&self) -> (u64, Duration) {
+        let calls = self.state.calls.load(Relaxed);
+        (calls, Duration::from_micros(self.state.micros.load(Relaxed) / calls.max(1)))
+    }
+
+    /// Fails as a Redis does whose process has ended.
+    fn passes<T>(&self, store: impl FnOnce(&AnyStore) -> T) -> Result<T, StoreError> {
+        if self.is_stopped() {
+            let refused = io::Error::new(ErrorKind::ConnectionRefused, "the page has stopped the store");
+            return Err(StoreError::new("connecting", refused));
+        }
+        Ok(store(&self.store))
+    }
+
+    /// The page's own checks cost no units, and are not counted. Neither are those for its fixed window and its counter.
+    fn counts(&self, check: &Check) -> bool {
+        check.charges().all(|charge| charge.cost() > 0 && self.history.is_of_requests(charge.limit()))
+    }
+
+    fn decided(&self, check: &Check, begun: Instant, outcome: &Result<Decision, StoreError>) {
+        if self.counts(check) {
+            let micros = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+            self.state.calls.fetch_add(1, Relaxed);
+            self.state.micros.fetch_add(micros, Relaxed);
+        }
+        if let Ok(decision) = outcome {
+            self.history.decided(check, decision);
+        }
+    }
+}
+
+impl Store for Switch {
+    type Decide = Boxed<Decision>;
+    type Settle = Boxed<Settled>;
+    type Reset = Boxed<()>;
+
+    fn decide(&self, check: Check) -> Self::Decide {
+        let switch = self.clone();
+        Box::pin(async move {
+            let _deciding = switch.history.deciding(&check);
+            let begun = Instant::now();
+            let outcome = switch.passes(|store| store.decide(check.clone()))?.await;
+            switch.decided(&check, begun, &outcome);
+            outcome
+        })
+    }
+
+    fn decide_now(&self, check: &Check) -> Option<Result<Decision, StoreError>> {
+        let begun = Instant::now();
+        let outcome = match self.passes(|store| store.decide_now(check)) {
+            Ok(outcome) => outcome?,
+            Err(error) => Err(error),
+        };
+        self.decided(check, begun, &outcome);
+        Some(outcome)
+    }
+
+    fn settle(&self, settlement: Settlement) -> Self::Settle {
+        let settled = self.passes(|store| store.settle(settlement));
+        Box::pin(async { settled?.await })
+    }
+
+    fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
+        let reset = self.passes(|store| store.reset(limit, key));
+        Box::pin(async { reset?.await })
+    }
+
+    fn local_state(&self) -> Option<&LocalState> {
+        self.store.local_state()
+    }
+}
+
+type Boxed<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;
