@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Checks the page of the example `server` in Chromium, with Debian's chromium and chromium-driver. Installs them first if
+# they are missing.
+#
+#   bash tests/page.sh                              # all checks
+#   bash tests/page.sh keyboard                     # those with this word in their name
+#   bash tests/page.sh --screenshots docs/page      # and the screenshots of the docs
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+install_chromium() {
+  local as_root=""
+  [ "$(id -u)" = 0 ] || as_root="sudo"
+  $as_root apt-get update -qq &&
+    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver
+}
+
+if ! command -v "${CHROMEDRIVER:-chromedriver}" >/dev/null; then
+  echo "chromedriver is missing: installing chromium and chromium-driver"
+  if ! log=$(install_chromium 2>&1); then
+    echo "tests/page.sh: Chromium could not be installed; install it with chromedriver, or name them in CHROMIUM and CHROMEDRIVER" >&2
+    exit 1
+  fi
+fi
+if ! command -v "${REDIS_SERVER:-redis-server}" >/dev/null; then
+  echo "tests/page.sh: redis-server is missing; install it, or name it in REDIS_SERVER" >&2
+  exit 1
+fi
+
+# As the tests build it.
+cargo build --quiet --profile test --all-features --example server
+PYTHONDONTWRITEBYTECODE=1 python3 tests/page/checks.py "$@"

@@ -1,0 +1,57 @@
+"""The example `server` and redis-server, run for one check."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import tempfile
+
+from browser import free_port, wait_for
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+EXAMPLE = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug" / "examples" / "server"
+
+
+class Program:
+    """A process that ends with its `with` block."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+
+    def signal(self, name):
+        self.process.send_signal(getattr(signal, name))
+
+
+class Server(Program):
+    def __init__(self, port=0, **settings):
+        known = ("REDIS_URL", "TRUSTED_PROXIES", "API_KEY_SECRET", "HELLO")
+        environment = {name: value for name, value in os.environ.items() if name not in known}
+        environment |= {"PORT": str(port), **settings}
+        self.process = subprocess.Popen([EXAMPLE], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self.url = self.process.stdout.readline().split()[-1]
+        self.port = int(self.url.rsplit(":", 1)[1])
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self.process.stdout.close()
+
+
+class Redis(Program):
+    def __init__(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/"
+        options = ["--port", str(self.port), "--save", "", "--dir", self.folder.name]
+        program = os.environ.get("REDIS_SERVER", "redis-server")
+        self.process = subprocess.Popen([program, *options], text=True, stdout=subprocess.PIPE)
+        wait_for("redis-server", lambda: "eady to accept" in self.process.stdout.readline())
+
+    def __exit__(self, *error):
+        self.signal("SIGCONT")
+        super().__exit__(*error)
+        self.process.stdout.close()
+        self.folder.cleanup()
