@@ -5,7 +5,7 @@
 //! |---|---|
 //! | which requests are admitted, and for how long clients are refused | [`assert_admitted`], [`assert_refused`] |
 //! | a route while its store fails, hangs, is slow, or loses replies | [`FaultyStore`], [`assert_unavailable`] |
-//! | that a store of my own keeps the rules of a store | [`assert_conformance`], [`Conformance`], [`conformance_tests!`] |
+//! | that a store of my own keeps the rules of a store | [`assert_conformance`], [`Conformance`], [`conformance_tests!`](crate::conformance_tests!) |
 //!
 //! # Time
 //!
@@ -32,5 +32,3 @@ pub use self::{
     faulty_store::{Fault, FaultyStore},
     responses::{assert_admitted, assert_refused, assert_unavailable},
 };
-#[doc(inline)]
-pub use crate::conformance_tests;

@@ -19,8 +19,6 @@ pub(super) struct Rule {
     pub(super) test: fn(Trial) -> Pin<Box<dyn Future<Output = ()>>>,
 }
 
-pub(super) const RULES: &[Rule] = crate::__conformance_rules! { table () };
-
 /// The rules by the file that has them: for `RULES`, and for the tests that `conformance_tests!` makes.
 #[doc(hidden)]
 #[macro_export]
@@ -108,3 +106,5 @@ macro_rules! __conformance_rules {
         )*)*
     };
 }
+
+pub(super) const RULES: &[Rule] = __conformance_rules! { table () };
