@@ -272,8 +272,10 @@ fn redis(clocks: Clocks, limits: Range<usize>, deny_cache: DenyCache) {
     let (runtime, server) = (one_thread(), RedisServer::start());
     let clock = ManualClock::new();
     // Over one connection, checks are decided in order of arrival. Only with two does a single check skip the queue.
-    let stores = [2, 1]
-        .map(|connections| RedisStore::builder(&server.url()).clock(&clock).connections(connections).build().unwrap());
+    let stores = [2, 1].map(|connections| {
+        let store = RedisStore::builder(&server.url()).clock(&clock).connections(connections);
+        store.connect_timeout(TEST_TIMEOUT).build().unwrap()
+    });
     run(clocks, limits, |steps| {
         server.run::<()>("FLUSHALL");
         let [alone, together] =
