@@ -2,6 +2,7 @@
 
 mod algorithms;
 mod clock_steps;
+mod late_settlements;
 mod properties;
 mod reserved_units;
 mod split_limits;

@@ -113,11 +113,12 @@ end
 local function weight(charge, member)
   local units = string.sub(member, place_behind_id(charge, member) or 3)
   if units == '' then return 1 end
-  if string.byte(units) == 46 then return 0 end  -- a point: the mark of a settlement
   local number = tonumber(units)
-  if not number then
+  if not number or number % 1 > 0 then
+    -- Behind the point of a settlement there may be its time. A mark has no units before it.
+    local settled = string.match(units, '^(%d*)%.')
     local copies, cost = string.match(units, '^(%d+)%*(%d+)$')
-    number = copies and copies * cost
+    number = settled == '' and 0 or tonumber(settled) or copies and copies * cost
   end
   -- Other than a whole number it is not of our making. Over such units a counter would look for a moment for ever.
   local is_ours = number and number >= 0 and number < 2 ^ 53 and number % 1 == 0

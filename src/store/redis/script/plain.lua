@@ -28,10 +28,11 @@ local function read_plainly(charge, key)
   local used = sum and tonumber(sum) or call('ZCARD', key) - gone
   if sum and gone > 0 then
     for _, member in ipairs(call('ZREVRANGE', key, 1, gone)) do
-      -- Not a number if copies share the entry, or if this is the sum of reserved units.
+      -- Not a number if copies share the entry, or if this is the sum of reserved units. Behind the point of a settlement
+      -- there may be its time.
       local entry = #member == 8 and 1 or tonumber(string.sub(member, 9))
       if not entry then return false end
-      used = used - entry
+      used = used - (entry - entry % 1)
     end
   end
   -- Also where it is no number that a sum can be.

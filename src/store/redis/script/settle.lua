@@ -12,36 +12,25 @@ local function shared(charge, key, id)
   end
 end
 
--- Writes an entry of a settlement, which no id finds any more: its units with a point behind them. If the id is given
--- and settled again, the same member may be there: spaces behind the point tell them apart, and the number stays the same.
+-- Writes an entry of a settlement, which no id finds any more: its units with a point behind them. If the id is given and
+-- settled again, the same member may be there: then the time follows the point, and spaces within one microsecond.
 local function write_settled(key, id, time, units)
-  local member = id .. units .. '.'
-  for _ = 1, LOOKED_AT do
-    if not call('ZSCORE', key, member) then break end
-    member = member .. ' '
+  local member = id .. text(units) .. '.'
+  if call('ZSCORE', key, member) then
+    member = member .. text(time)
+    for _ = 1, LOOKED_AT do
+      if not call('ZSCORE', key, member) then break end
+      member = member .. ' '
+    end
   end
   call('ZADD', key, score_of(time), member)
-end
-
--- Whether an admission of this id and time is marked as settled. A mark is an entry without units; where the id was given
--- again, there may be one for each admission.
-local function has_mark(key, id, time)
-  local mark = id .. '.'
-  for _ = 1, LOOKED_AT do
-    local at = call('ZSCORE', key, mark)
-    if not at then return false end
-    if time_in(at) == time then return true end
-    mark = mark .. ' '
-  end
-  return false
 end
 
 -- Whether there still is the entry that a settlement has left at a time under this id.
 local function has_settled(key, id, time)
   local at = score_of(time)
   for _, member in ipairs(call('ZRANGEBYSCORE', key, at, at, 'LIMIT', 0, DROPPED)) do
-    -- There may be spaces behind it.
-    if string.sub(member, 1, #id) == id and string.find(member, '%. *$') then return true end
+    if string.sub(member, 1, #id) == id and string.find(member, '%.%d* *$', #id + 1) then return true end
   end
   return false
 end
@@ -54,17 +43,21 @@ local function settle_late(charge, key, id, time, cost)
     local prefix = kept(charge, id)
     if has_settled(key, prefix, time) then return false end
     add_to_sum(charge, key, cost)
-    write_settled(key, prefix, time, text(cost))
+    write_settled(key, prefix, time, cost)
     return true
   end
   -- The units are among those without an id, so a mark says that they were counted.
-  local at, prefix = recorded_at(charge, time), kept(charge, id)
+  local at = recorded_at(charge, time)
   -- A fixed window may have ended before.
-  if at + charge.window <= now or has_mark(key, prefix, at) then return false end
-  local is_marked = not is_full(charge, key)
+  if at + charge.window <= now then return false end
+  -- The id may have been given again: the time tells the marks apart.
+  local mark = kept(charge, id) .. '.' .. text(at)
+  local marked_at = call('ZSCORE', key, mark)
+  if marked_at and time_in(marked_at) == at then return false end
+  local has_mark = not is_full(charge, key)
   add_to_sum(charge, key, cost)
   join(charge, key, at, cost)
-  if is_marked then write_settled(key, prefix, at, '') end
+  if has_mark then call('ZADD', key, score_of(at), mark) end
   return true
 end
 
@@ -100,7 +93,7 @@ local function settle_charge(charge, key, id, time, cost)
       elseif charge.part then
         join(charge, key, recorded_at(charge, time), cost)
       else
-        write_settled(key, id, time, text(cost))
+        write_settled(key, id, time, cost)
       end
     end
   end
