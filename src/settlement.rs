@@ -10,8 +10,9 @@
 //!    settlement after the window changes nothing.
 //! 5. Settle an admission in one place only. A store forgets a settlement at a cost of 0. Under an
 //!    [algorithm](crate::algorithm) other than the log, it forgets every settlement that came within its lease. If such
-//!    an admission is settled again after the lease, it counts twice. A store that sends a settlement again, because a
-//!    reply was lost, does so within seconds: it counts twice only if the lease ends in between.
+//!    an admission is settled again after the lease, it counts twice. So it does after the lease while the key has 10,000
+//!    entries with ids. A store that sends a settlement again, because a reply was lost, does so within seconds: it counts
+//!    twice only if the lease ends in between.
 //! 6. Reserve at least one unit: a charge of 0 units leaves no admission to settle.
 //! 7. An admission without a reservation can be settled too, if its limit counts by a [log](crate::Algorithm::log), or
 //!    if its caller gave the check an id.
