@@ -10,11 +10,15 @@ use http::{
 /// Asserts that a request has passed the limits, and returns the units left that the client was told. `None` if the response has
 /// no `X-RateLimit-Remaining`: the layer sends no figures, or the store has not decided.
 ///
-/// The status is not 429 and not 503, so a service that answers these itself needs another test.
+/// It fails on every response of the layer in the service's place:
+///
+/// 1. 429 and 503. A service that answers these itself needs another test.
+/// 2. 400, 401, 403 and 500 with `Cache-Control: no-store` and without figures: the request had no key, such as a peer or an API
+///    key, or its key is denied. A service may answer these itself: its response passes if it has `X-RateLimit-Limit` or
+///    `RateLimit`, or another `Cache-Control`.
 ///
 /// ```
-/// # use axum::{Router, body::Body, routing::get};
-/// # use http::Request;
+/// # use axum::{Router, body::Body, http::Request, routing::get};
 /// # use tower::ServiceExt;
 /// # use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer};
 /// use tower_sliding_window::testing::{assert_admitted, assert_refused};
@@ -31,13 +35,37 @@ use http::{
 ///
 /// # Panics
 ///
-/// If the status is 429 or 503, or if the figures contradict each other.
+/// If the response is one of these, or if the figures contradict each other. The message says why the layer may have rejected the
+/// request.
 #[track_caller]
 pub fn assert_admitted<B>(response: &Response<B>) -> Option<u64> {
     let (status, headers) = (response.status(), response.headers());
-    let is_rejection = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(&status);
-    assert!(!is_rejection, "expected an admitted request, got {status} with {headers:?}");
+    if let Some(cause) = rejection_cause(status, headers) {
+        panic!("expected an admitted request, but the layer rejected it: {cause}. Got {status} with {headers:?}");
+    }
     remaining(headers)
+}
+
+/// Why the layer may have rejected a request; `None` if the response is the service's.
+fn rejection_cause(status: StatusCode, headers: &HeaderMap) -> Option<&'static str> {
+    let cause = match status {
+        StatusCode::TOO_MANY_REQUESTS => return Some("a limit refused it"),
+        StatusCode::SERVICE_UNAVAILABLE => return Some("the store did not decide, and the layer fails closed"),
+        StatusCode::BAD_REQUEST => "it lacks what the key is read from, such as a header",
+        StatusCode::UNAUTHORIZED => "it has no valid API key",
+        StatusCode::FORBIDDEN => "its key is denied",
+        StatusCode::INTERNAL_SERVER_ERROR => {
+            "it has no peer address, which `PeerIp` and `ClientIp` need. Add `MockConnectInfo` as the outermost layer: see \
+             \"Give requests a peer\" in `guide::testing_your_limits`"
+        }
+        _ => return None,
+    };
+    let has_figures = ["x-ratelimit-limit", "ratelimit"].iter().any(|name| headers.contains_key(*name));
+    (forbids_storing(headers) && !has_figures).then_some(cause)
+}
+
+fn forbids_storing(headers: &HeaderMap) -> bool {
+    headers.get(CACHE_CONTROL).is_some_and(|value| value == "no-store")
 }
 
 /// Asserts that a limit has refused a request, and returns the retry time that the client was told.
@@ -83,8 +111,7 @@ fn rejected<B>(response: &Response<B>, expected: StatusCode) -> Duration {
         panic!("{status} without Retry-After: {headers:?}")
     };
     assert!(seconds > 0, "Retry-After: 0 makes clients come back at once");
-    let may_be_stored = headers.get(CACHE_CONTROL).is_none_or(|value| value != "no-store");
-    assert!(!may_be_stored, "a cache may store the {status}: {headers:?}");
+    assert!(forbids_storing(headers), "a cache may store the {status}: {headers:?}");
     Duration::from_secs(seconds)
 }
 

@@ -1,9 +1,20 @@
 //! The assertions on responses let real ones pass, and no contradictory ones.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{
+    convert::Infallible,
+    future::ready,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
 
-use http::Response;
-use tower_sliding_window::testing::{assert_admitted, assert_refused, assert_unavailable};
+use axum::body::Body;
+use http::{Request, Response};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_sliding_window::{
+    ApiKey, Header, Key, KeyedLimit, Limit, MemoryStore, PeerIp, RateLimitLayer, Secret,
+    testing::{assert_admitted, assert_refused, assert_unavailable},
+};
+
+use crate::support::requests::{anyone, hello, request, scripted_response};
 
 /// A response with this status and these headers, as lines `name: value`.
 fn response(status: u16, headers: &str) -> Response<()> {
@@ -32,6 +43,40 @@ fn an_admitted_request_has_any_other_status_and_says_how_many_units_are_left() {
     ] {
         let failure = failure(assert_admitted, &response(status, headers)).unwrap();
         assert!(failure.contains(expected), "{failure}");
+    }
+}
+
+/// The layer answers in the service's place.
+#[tokio::test]
+async fn a_request_without_a_key_is_not_admitted() {
+    const LIMIT: Limit = Limit::per_minute("requests", 5);
+    let layer = |limit: KeyedLimit| RateLimitLayer::new(MemoryStore::new()).limit(limit);
+    let denied = layer(LIMIT.by(anyone)).deny(anyone, [Key::new("test", "anyone")]);
+    for (layer, status, cause) in [
+        (layer(LIMIT.by(PeerIp::new())), "500", "it has no peer address"),
+        (layer(LIMIT.by(Header::new("x-tenant"))), "400", "it lacks what the key is read from"),
+        (layer(LIMIT.by(ApiKey::bearer(&Secret::new([7; 32]).unwrap()))), "401", "it has no valid API key"),
+        (denied, "403", "its key is denied"),
+    ] {
+        let response = layer.layer(service_fn(hello)).oneshot(request()).await.unwrap();
+        let failure = failure(assert_admitted, &response.map(drop)).unwrap();
+        assert!(failure.contains("the layer rejected it") && failure.contains(cause), "{failure}");
+        assert!(failure.contains(status), "{failure}");
+    }
+}
+
+/// Also with `Cache-Control: no-store`, since the layer adds its figures.
+#[tokio::test]
+async fn an_error_of_the_service_is_an_admitted_request() {
+    let service = service_fn(|request: Request<Body>| ready(Ok::<_, Infallible>(scripted_response(request.headers()))));
+    for status in ["400", "401", "403", "404", "500"] {
+        let layer = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_minute("requests", 5).by(anyone));
+        let mut request = request();
+        request.headers_mut().insert("answer", status.parse().unwrap());
+        request.headers_mut().insert("answer-cache-control", "no-store".parse().unwrap());
+        let response = layer.layer(service).oneshot(request).await.unwrap();
+        assert_eq!((response.status().as_str(), assert_admitted(&response)), (status, Some(4)));
+        assert_eq!(assert_admitted(&self::response(status.parse().unwrap(), "cache-control: private")), None);
     }
 }
 
