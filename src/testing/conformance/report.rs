@@ -7,7 +7,15 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
     task::Poll,
+    time::Duration,
 };
+
+use tokio::time::timeout;
+
+use crate::algorithm::Algorithm;
+
+/// Longer than any rule takes on a store that needs 10 ms for a check.
+const TIME_LIMIT: Duration = Duration::from_secs(300);
 
 /// The rules that a store keeps and breaks. Its `Display` lists the broken ones, each with its first failed assertion.
 #[derive(Clone, Debug, Default)]
@@ -15,6 +23,7 @@ use std::{
 pub struct Report {
     kept: Vec<&'static str>,
     broken: Vec<BrokenRule>,
+    tries_other_algorithms: bool,
 }
 
 /// A rule that a store breaks.
@@ -25,12 +34,24 @@ pub struct BrokenRule {
 }
 
 impl Report {
+    /// The report of a suite that tries a store by these algorithms.
+    pub(super) fn of(algorithms: &[Algorithm]) -> Self {
+        let tries_other_algorithms = algorithms.iter().any(|algorithm| *algorithm != Algorithm::log());
+        Self { tries_other_algorithms, ..Self::default() }
+    }
+
     /// Tries out a rule, and adds its outcome.
     pub(super) async fn try_out(&mut self, name: &'static str, rule: impl Future<Output = ()>) {
-        match failure_of(rule).await {
+        let outcome = timeout(TIME_LIMIT, failure_of(rule)).await;
+        match outcome.unwrap_or_else(|_| Some(format!("it took longer than {TIME_LIMIT:?}"))) {
             None => self.kept.push(name),
             Some(failure) => self.broken.push(BrokenRule { name, failure }),
         }
+    }
+
+    /// Whether the store may have failed because it does not count by an algorithm.
+    fn may_lack_an_algorithm(&self) -> bool {
+        self.tries_other_algorithms && self.broken.iter().any(|rule| rule.failure.contains("Unavailable("))
     }
 
     /// The names of the rules that the store keeps.
@@ -70,9 +91,19 @@ impl BrokenRule {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (kept, broken) = (self.kept.len(), self.broken.len());
-        write!(f, "the store keeps {kept} rules and breaks {broken}")?;
-        self.broken.iter().try_for_each(|rule| write!(f, "\n- {rule}"))
+        match (&*self.kept, &*self.broken) {
+            ([], [rule]) => write!(f, "the store breaks the rule {rule}")?,
+            (kept, broken) => {
+                write!(f, "the store keeps {} rules and breaks {}", kept.len(), broken.len())?;
+                broken.iter().try_for_each(|rule| write!(f, "\n- {rule}"))?;
+            }
+        }
+        if self.may_lack_an_algorithm() {
+            f.write_str(
+                "\nIf the store does not count by every algorithm, name its own by `Conformance::algorithms`.",
+            )?;
+        }
+        Ok(())
     }
 }
 

@@ -20,14 +20,16 @@ pub(super) const MICROSECOND: Duration = Duration::from_micros(1);
 
 pub(super) struct Trial {
     pub(super) limiter: Limiter<StoreUnderTest>,
+    pub(super) store: StoreUnderTest,
     pub(super) clock: ManualClock,
     algorithms: Vec<Algorithm>,
 }
 
 impl Trial {
     pub(super) fn new(store: impl Store, clock: ManualClock, algorithms: &[Algorithm]) -> Self {
-        let limiter = Limiter::new(StoreUnderTest::new(store)).deadline(DEADLINE);
-        Self { limiter, clock, algorithms: algorithms.to_vec() }
+        let store = StoreUnderTest::new(store);
+        let limiter = Limiter::new(store.clone()).deadline(DEADLINE);
+        Self { limiter, store, clock, algorithms: algorithms.to_vec() }
     }
 
     /// Every check reaches the store.

@@ -1,7 +1,12 @@
 //! Stores with one planted fault: the conformance suite names the rule that each of them breaks.
 
-use std::{future::Future, pin::Pin, time::Duration};
+use std::{
+    future::{Future, ready},
+    pin::Pin,
+    time::Duration,
+};
 
+use tokio::task::yield_now;
 use tower_sliding_window::{
     AdmissionId, Algorithm, Charge, Check, Decision, Key, Limit, LimitStatus, MemoryStore, Settled, Settlement, Store,
     StoreError,
@@ -21,6 +26,9 @@ enum Fault {
     ForgetsIds,
     DecidesEachLimitAlone,
     NeverEndsLeases,
+    RefusesAtTheEndOfALease,
+    WritesInASecondStep,
+    CountsUnpolledFutures,
 }
 
 /// The in-process store with a fault.
@@ -35,6 +43,12 @@ type Reply<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;
 /// The same charges, as units that were spent before.
 fn as_spent(check: &Check) -> Check {
     check_of(check.charges().map(|charge| Charge::spent(charge.limit().clone(), charge.key(), charge.cost())))
+}
+
+/// The same charges and id, with other leases.
+fn with_leases(check: &Check, lease: impl Fn(Duration) -> Duration) -> Check {
+    let charge = |charge: &Charge| charge.lease().map_or(charge.clone(), |time| charge.clone().reserve(lease(time)));
+    check.id().into_iter().fold(check_of(check.charges().map(charge)), Check::with_id)
 }
 
 /// The same decision with other times of each limit.
@@ -59,7 +73,9 @@ impl Planted {
 
     fn decide_at_once(&self, check: &Check) -> Decision {
         match self.fault {
-            Fault::None | Fault::CountsEachSettlement => self.ask(check),
+            Fault::None | Fault::CountsEachSettlement | Fault::WritesInASecondStep | Fault::CountsUnpolledFutures => {
+                self.ask(check)
+            }
             Fault::AdmitsOneUnitTooMany => {
                 let decision = self.ask(check);
                 let just_full = |status: &LimitStatus| status.used() == status.limit().units();
@@ -96,15 +112,26 @@ impl Planted {
                 let mut statuses = decisions.iter().map(Decision::binding);
                 Decision::new(check, decisions[0].at(), id, |_| statuses.next().unwrap().clone())
             }
-            Fault::NeverEndsLeases => {
-                let endless = |charge: &Charge| match charge.lease() {
-                    Some(_) => charge.clone().reserve(Duration::MAX),
-                    None => charge.clone(),
-                };
-                let endless = check_of(check.charges().map(endless));
-                self.ask(&check.id().into_iter().fold(endless, Check::with_id))
+            Fault::NeverEndsLeases => self.ask(&with_leases(check, |_| Duration::MAX)),
+            Fault::RefusesAtTheEndOfALease => {
+                let decision = self.ask(&with_leases(check, |lease| lease + MICROSECOND));
+                with_times(check, &decision, |status| {
+                    let retry = status.retry_after();
+                    (status.reset_after(), retry.map(|wait| if wait == MICROSECOND { Duration::ZERO } else { wait }))
+                })
             }
         }
+    }
+
+    /// Reads what is left, and counts in a second step what has fitted in the first.
+    async fn decide_in_two_steps(&self, check: &Check) -> Decision {
+        let nothing = |charge: &Charge| Charge::new(charge.limit().clone(), charge.key().clone(), 0).unwrap();
+        let read = self.ask(&check_of(check.charges().map(nothing)));
+        let fits = check.charges().zip(read.statuses()).all(|(charge, status)| charge.cost() <= status.remaining());
+        let is_plain = |charge: &Charge| !(charge.is_shadow() || charge.takes_nothing() || charge.lease().is_some());
+        yield_now().await;
+        let counts = fits && check.id().is_none() && check.charges().all(is_plain);
+        if counts { self.ask(&as_spent(check)) } else { self.ask(check) }
     }
 }
 
@@ -115,7 +142,11 @@ impl Store for Planted {
 
     fn decide(&self, check: Check) -> Self::Decide {
         let planted = self.clone();
-        Box::pin(async move { Ok(planted.decide_at_once(&check)) })
+        match self.fault {
+            Fault::CountsUnpolledFutures => Box::pin(ready(Ok(self.decide_at_once(&check)))),
+            Fault::WritesInASecondStep => Box::pin(async move { Ok(planted.decide_in_two_steps(&check).await) }),
+            _ => Box::pin(async move { Ok(planted.decide_at_once(&check)) }),
+        }
     }
 
     fn settle(&self, settlement: Settlement) -> Self::Settle {
@@ -197,4 +228,23 @@ async fn a_store_that_decides_each_limit_alone_is_found() {
 async fn a_store_whose_leases_never_end_is_found() {
     let broken = broken_by(Fault::NeverEndsLeases).await;
     assert!(broken.contains(&"a_lease_ends_by_itself"), "{broken:?}");
+}
+
+/// The retry time is zero at the end of the lease, so a caller that waits for it would ask for ever.
+#[tokio::test]
+async fn a_store_that_refuses_at_the_end_of_a_lease_is_found() {
+    let broken = broken_by(Fault::RefusesAtTheEndOfALease).await;
+    assert!(broken.contains(&"an_unsettled_reservation_refuses_until_its_lease_ends"), "{broken:?}");
+}
+
+#[tokio::test]
+async fn a_store_that_writes_in_a_second_step_is_found() {
+    let broken = broken_by(Fault::WritesInASecondStep).await;
+    assert!(broken.contains(&"concurrent_checks_admit_no_more_than_the_limit"), "{broken:?}");
+    assert!(!broken.contains(&"no_span_of_one_window_admits_more_than_the_limit"), "{broken:?}");
+}
+
+#[tokio::test]
+async fn a_store_that_counts_futures_before_they_are_polled_is_found() {
+    assert_eq!(broken_by(Fault::CountsUnpolledFutures).await, ["a_check_is_counted_when_its_future_is_polled"]);
 }

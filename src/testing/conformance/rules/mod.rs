@@ -1,8 +1,12 @@
 //! The list of rules. Each is a test of one trial, and panics if the store breaks it.
+//!
+//! Each loop of a rule is bounded. A store that decides without waiting never gives way to the time limit of a rule, so an
+//! endless loop would hang the test.
 
 mod algorithms;
 mod checks;
 mod clock_steps;
+mod concurrency;
 mod ids;
 mod leases;
 mod refusals;
@@ -48,6 +52,10 @@ macro_rules! __conformance_rules {
                 keys_and_limits_are_separate
                 a_decision_reports_its_tightest_limit
                 a_shadow_limit_never_refuses
+            }
+            concurrency {
+                concurrent_checks_admit_no_more_than_the_limit
+                a_check_is_counted_when_its_future_is_polled
             }
             ids {
                 a_repeated_id_counts_once

@@ -9,6 +9,9 @@ const BURST: Limit = Limit::per("burst", 100, Duration::from_secs(10));
 const HOURLY: Limit = Limit::per_hour("hourly", 250);
 const DAILY: Limit = Limit::per_day("daily", 400);
 
+/// More checks than any of these limits admits without waiting.
+const TRIES: usize = 500;
+
 /// A refused check spends nothing that could refuse a later one.
 pub(super) async fn refusals_cost_nothing(test: Trial) {
     let limit = Limit::per_minute("login", 2);
@@ -27,17 +30,24 @@ pub(super) async fn retry_after_is_exact_to_the_microsecond(test: Trial) {
     for cost in 1..=100 {
         let limits = &[BURST, HOURLY, DAILY][..usize::try_from(cost % 3).unwrap() + 1];
         // Different costs at different times, until the cost under test does not fit either.
-        for uneven in (1..=13).cycle() {
+        let mut is_full = false;
+        for uneven in (1..=13).cycle().take(TRIES) {
             test.clock.advance(Duration::from_micros(cost * 331));
-            if !test.spend_all(limits, uneven).await.is_allowed() {
+            is_full = !test.spend_all(limits, uneven).await.is_allowed();
+            if is_full {
                 break;
             }
         }
-        let retry_after = loop {
-            if let Some(retry_after) = test.spend_all(limits, cost).await.retry_after() {
-                break retry_after;
+        assert!(is_full, "{TRIES} checks in a row were admitted");
+        let mut retry_after = None;
+        for _ in 0..TRIES {
+            retry_after = test.spend_all(limits, cost).await.retry_after();
+            if retry_after.is_some() {
+                break;
             }
-        };
+        }
+        let Some(retry_after) = retry_after else { panic!("{TRIES} checks of cost {cost} in a row were admitted") };
+        assert!(!retry_after.is_zero(), "cost {cost} refused with a retry time of zero");
         test.clock.advance(retry_after - MICROSECOND);
         assert!(!test.spend_all(limits, cost).await.is_allowed(), "cost {cost} admitted early");
         test.clock.advance(MICROSECOND);

@@ -197,6 +197,8 @@ pub(super) async fn a_lowered_limit_settles_exactly(test: Trial) {
     let lowered = Limit::per_minute("tokens", 30);
     let refused = test.limiter.check(&lowered, "ada", 1).await.unwrap();
     assert_eq!((refused.is_allowed(), refused.used(), refused.remaining()), (false, 60, 0));
+    let peeked = test.limiter.peek(&lowered, "ada").await.unwrap();
+    assert_eq!((peeked.is_allowed(), peeked.used()), (true, 60), "a cost of 0 is never refused");
     assert_eq!(test.settled(&check, &admitted, 29).await, (true, 29));
     assert!(test.limiter.check(&lowered, "ada", 1).await.unwrap().is_allowed());
 }
