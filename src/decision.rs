@@ -87,7 +87,11 @@ pub(crate) struct Retry {
 pub(crate) const RETRY_RESERVED_AFTER: Duration = Duration::from_secs(1);
 
 impl Decision {
-    /// A store's decision: its time, the id of the admission, and the status of each charge.
+    /// A store's decision: its time, the id of the admission, and the status of each charge. `status` is called once for each
+    /// charge, in order.
+    ///
+    /// The check is [allowed](Self::is_allowed) if no status has a retry time, except those of charges in the
+    /// [shadow](Charge::in_shadow).
     pub fn new(check: &Check, at: SystemTime, id: AdmissionId, status: impl FnMut(&Charge) -> LimitStatus) -> Self {
         Self::of_statuses(at, id, check.map_charges(status))
     }
@@ -272,7 +276,7 @@ impl LimitStatus {
         }
     }
 
-    /// Sets how many of the used units are reserved, and, for a refusal, the retry time if all of them were given back now.
+    /// Sets how many of the used units are reserved, and, for a refusal, the retry time if all reserved units were given back now.
     #[must_use]
     pub fn with_reserved(mut self, units: u64, at_least: Duration) -> Self {
         self.reserved = units;

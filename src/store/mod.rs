@@ -6,12 +6,13 @@
 //! 4. A settlement is exact, counts once, and gives back nothing that was not spent.
 //! 5. A check whose id any of its limits still knows has been admitted before: it is admitted again without being counted,
 //!    and the decision says when it was admitted.
-//! 6. A charge that [takes nothing](crate::Charge::takes_nothing) may refuse and is not counted. A charge that is
-//!    [spent](crate::Charge::is_spent) is counted and never refuses.
+//! 6. A charge made by [`any_left`](crate::Charge::any_left) is not counted, and refuses if no unit is left. A charge that is
+//!    [spent](crate::Charge::is_spent) is counted and never refuses. A charge at a cost of 0 never refuses, even while more than
+//!    the limit is used.
 //! 7. A status says how many of its units are [reserved](crate::LimitStatus::with_reserved).
-//! 8. A check is counted when its future is first polled, not when it is made; a dropped future may have counted it. A
-//!    decision that needs no waiting may be made [without a future](Store::decide_now), and is counted then: so a layer on a
-//!    [`MemoryStore`] counts when its service is called.
+//! 8. A check is counted when its future is first polled, not when it is made; a dropped future may have counted it.
+//!    [`decide_now`](Store::decide_now) may decide without a future, and then counts at once: so a layer on a [`MemoryStore`]
+//!    counts when its service is called.
 //!
 //! [`MemoryStore`] serves one process. `RedisStore` shares its limits between all processes that use the same server.
 //! [`AnyStore`] is either of them, chosen at run time.
@@ -24,24 +25,26 @@
 //! 1. A limit is known by its name. Its units may change, and the new number holds for what is stored already.
 //! 2. Units count from their decision until exactly one window later. Units of a charge with a [lease](crate::Charge::lease) count
 //!    until the lease ends. They are reserved until they are settled, unless the charge is spent.
-//! 3. [`LimitStatus::new`](crate::LimitStatus::new) gets the units used after the decision, the time until the first of them leave,
+//! 3. [`Decision::new`](crate::Decision::new) calls `status` once for each charge, in order. The check is admitted if no status
+//!    has a retry time, except those of charges in the [shadow](crate::Charge::in_shadow).
+//! 4. [`LimitStatus::new`](crate::LimitStatus::new) gets the units used after the decision, the time until the first of them leave,
 //!    and the retry time of a charge that does not fit: until enough of them have left. A charge in the
-//!    [shadow](crate::Charge::in_shadow) that does not fit has a retry time too. It is not counted, and the others are.
-//!    [`with_reserved`](crate::LimitStatus::with_reserved) gets the reserved units, and the retry time without them: zero if the
-//!    check would fit.
-//! 4. A check with an [id](crate::Check::id) of the caller's has been admitted before if the store has an unsettled admission of
+//!    shadow that does not fit has a retry time too. It is not counted, and the others are.
+//!    [`with_reserved`](crate::LimitStatus::with_reserved) gets the reserved units, and the retry time if all reserved units
+//!    were given back now: zero if the check would fit.
+//! 5. A check with an [id](crate::Check::id) of the caller's has been admitted before if the store has an unsettled admission of
 //!    this id under the name and key of one of its charges. The decision has the time and the id of that admission.
-//! 5. A settlement belongs to the admission with the same limit, key, id, cost and kind, reserved or not. Its time is that of
-//!    the admission. Without a reservation it may be later. The units are then no longer reserved, and count until one window
-//!    after the admission. A cost of 0 removes them.
-//! 6. Once a lease has ended, the store no longer has the admission, and takes the settlement's word for it: until one window after
-//!    the admission it counts the cost as of then. So a settled admission is remembered by id and time, and a second
-//!    settlement changes nothing.
-//! 7. If the clock steps back, units of later times count anew from now, for their window or lease. So a key recovers within one
-//!    window.
-//! 8. Costs may be as large as 2^52 and come often: add them up without overflow.
-//! 9. A store need not count by every [`Algorithm`](crate::Algorithm). For the others it returns an
-//!    [error of one check](crate::StoreError::of_one_check).
+//! 6. A settlement belongs to the admission with the same limit, key, id, cost, kind (reserved or not) and time. Without a
+//!    reservation, the settlement's time may also be later. Settled units are no longer reserved, and count until one window after
+//!    the admission. A cost of 0 removes them.
+//! 7. A settlement that comes after the lease, but within one window of the admission, is counted as if made at the admission.
+//!    Remember it by id and time, so that a second one changes nothing.
+//! 8. All times come from one clock: in tests [`ManualClock::now`] of the clock that the store is given, otherwise for example
+//!    [`SystemTime::now`](std::time::SystemTime::now). If the clock steps back, units of later times count anew from now, for their
+//!    window or lease. So a key recovers within one window.
+//! 9. Costs may be as large as 2^52 and come often: add them up without overflow.
+//! 10. A store need not count by every [`Algorithm`](crate::Algorithm). For the others it returns an
+//!     [error of one check](crate::StoreError::of_one_check).
 //!
 //! One that wraps another is short:
 //!
