@@ -47,7 +47,7 @@ fn as_spent(check: &Check) -> Check {
 
 /// The same charges and id, with other leases.
 fn with_leases(check: &Check, lease: impl Fn(Duration) -> Duration) -> Check {
-    let charge = |charge: &Charge| charge.lease().map_or(charge.clone(), |time| charge.clone().reserve(lease(time)));
+    let charge = |charge: &Charge| charge.lease().map(&lease).into_iter().fold(charge.clone(), Charge::reserve);
     check.id().into_iter().fold(check_of(check.charges().map(charge)), Check::with_id)
 }
 
