@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use super::{
     breaker::Breaker,
     breaker_state::{BreakerState, SharedBreaker},
-    clock::Clock,
+    clock::{Clock, ManualClock},
     deny_cache::DenyCache,
     refusals::{Generations, Refusals},
 };
@@ -34,6 +34,12 @@ impl LocalState {
     #[must_use]
     pub fn new() -> Self {
         Self::on(Clock::monotonic())
+    }
+
+    /// A local state by a clock that a test moves, such as the one of a conformance test.
+    #[must_use]
+    pub fn by(clock: &ManualClock) -> Self {
+        Self::on(Clock::Manual(clock.clone()))
     }
 
     pub(super) fn on(clock: Clock) -> Self {

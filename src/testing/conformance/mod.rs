@@ -15,7 +15,9 @@ use crate::{
 /// Runs a store through all rules, each on a new store with a clock of its own.
 ///
 /// `make` makes a store that has nothing stored and decides by the given clock. It may connect, and may own what has to live as
-/// long as the store, such as a server. The store has to count by every [`Algorithm`]; for others there is [`Conformance`].
+/// long as the store, such as a server. If the store has a [local state](Store::local_state), that goes by the clock as well:
+/// [`LocalState::by`](crate::LocalState::by). Some rules ask the store thousands of times, so a slow store is better served by
+/// one rule at a time. The store has to count by every [`Algorithm`]; for others there is [`Conformance`].
 ///
 /// ```no_run
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -60,8 +62,14 @@ impl Conformance {
 
     /// The algorithms that the store counts by. Default: a log, a compact log of 16 entries, a counter, a fixed window. Rules
     /// about other algorithms are left out. A log has to be among them, since most rules use it.
+    ///
+    /// # Panics
+    ///
+    /// If there is no algorithm.
     pub fn algorithms(self, algorithms: impl IntoIterator<Item = Algorithm>) -> Self {
-        Self { algorithms: algorithms.into_iter().collect(), ..self }
+        let algorithms: Vec<Algorithm> = algorithms.into_iter().collect();
+        assert!(!algorithms.is_empty(), "a store counts by one algorithm at least");
+        Self { algorithms, ..self }
     }
 
     /// Runs this rule alone. Default: all.

@@ -23,11 +23,17 @@ trait ErasedStore: Send + Sync {
     fn settle(&self, settlement: Settlement) -> Reply<Settled>;
     fn reset(&self, limit: Limit, key: Key) -> Reply<()>;
     fn local_state(&self) -> Option<&LocalState>;
+    fn cloned(&self) -> StoreUnderTest;
 }
 
 impl StoreUnderTest {
     pub(super) fn new(store: impl Store) -> Self {
         Self(Arc::new(store))
+    }
+
+    /// A clone of the store itself. Clones of this type share one store.
+    pub(super) fn of_a_clone(&self) -> Self {
+        self.0.cloned()
     }
 }
 
@@ -50,6 +56,10 @@ impl<S: Store> ErasedStore for S {
 
     fn local_state(&self) -> Option<&LocalState> {
         Store::local_state(self)
+    }
+
+    fn cloned(&self) -> StoreUnderTest {
+        StoreUnderTest::new(self.clone())
     }
 }
 

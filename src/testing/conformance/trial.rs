@@ -19,6 +19,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 pub(super) const MICROSECOND: Duration = Duration::from_micros(1);
 
 pub(super) struct Trial {
+    pub(super) store: StoreUnderTest,
     pub(super) limiter: Limiter<StoreUnderTest>,
     pub(super) store: StoreUnderTest,
     pub(super) clock: ManualClock,
@@ -35,6 +36,11 @@ impl Trial {
     /// Every check reaches the store.
     pub(super) fn without_deny_cache(self) -> Self {
         Self { limiter: self.limiter.deny_cache(DenyCache::off()), ..self }
+    }
+
+    /// On a clone of the store.
+    pub(super) fn limiter_on_a_clone(&self) -> Limiter<StoreUnderTest> {
+        Limiter::new(self.store.of_a_clone()).deadline(DEADLINE).deny_cache(DenyCache::off())
     }
 
     /// The algorithms that the store counts by.

@@ -8,8 +8,8 @@ use std::{
 
 use tokio::task::yield_now;
 use tower_sliding_window::{
-    AdmissionId, Algorithm, Charge, Check, Decision, Key, Limit, LimitStatus, MemoryStore, Settled, Settlement, Store,
-    StoreError,
+    AdmissionId, Algorithm, Charge, Check, Decision, Key, Limit, LimitStatus, ManualClock, MemoryStore, Settled,
+    Settlement, Store, StoreError,
     testing::{BrokenRule, Conformance},
 };
 
@@ -29,13 +29,29 @@ enum Fault {
     RefusesAtTheEndOfALease,
     WritesInASecondStep,
     CountsUnpolledFutures,
+    DropsLimitsAfterTheFourth,
+    RefusesAtAnotherTime,
+    CountsOnEachCloneAlone,
 }
 
 /// The in-process store with a fault.
-#[derive(Clone)]
 struct Planted {
     store: MemoryStore,
+    clock: ManualClock,
     fault: Fault,
+}
+
+impl Clone for Planted {
+    fn clone(&self) -> Self {
+        match self.fault {
+            Fault::CountsOnEachCloneAlone => planted(self.clock.clone(), self.fault),
+            fault => Self { store: self.store.clone(), clock: self.clock.clone(), fault },
+        }
+    }
+}
+
+fn planted(clock: ManualClock, fault: Fault) -> Planted {
+    Planted { store: MemoryStore::builder().clock(&clock).build(), clock, fault }
 }
 
 type Reply<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;
@@ -73,8 +89,27 @@ impl Planted {
 
     fn decide_at_once(&self, check: &Check) -> Decision {
         match self.fault {
-            Fault::None | Fault::CountsEachSettlement | Fault::WritesInASecondStep | Fault::CountsUnpolledFutures => {
-                self.ask(check)
+            Fault::None
+            | Fault::CountsEachSettlement
+            | Fault::WritesInASecondStep
+            | Fault::CountsUnpolledFutures
+            | Fault::CountsOnEachCloneAlone => self.ask(check),
+            Fault::DropsLimitsAfterTheFourth => {
+                let four = check_of(check.charges().take(4).cloned());
+                let decision = self.ask(&check.id().into_iter().fold(four, Check::with_id));
+                let mut statuses = decision.statuses();
+                Decision::new(check, decision.at(), decision.id(), |charge| {
+                    let unseen = || LimitStatus::new(charge, charge.cost(), Duration::ZERO, None);
+                    statuses.next().cloned().unwrap_or_else(unseen)
+                })
+            }
+            Fault::RefusesAtAnotherTime => {
+                let decision = self.ask(check);
+                if decision.is_allowed() {
+                    return decision;
+                }
+                let mut statuses = decision.statuses();
+                Decision::new(check, decision.at() - MICROSECOND, decision.id(), |_| statuses.next().unwrap().clone())
             }
             Fault::AdmitsOneUnitTooMany => {
                 let decision = self.ask(check);
@@ -143,7 +178,9 @@ impl Store for Planted {
     fn decide(&self, check: Check) -> Self::Decide {
         let planted = self.clone();
         match self.fault {
-            Fault::CountsUnpolledFutures => Box::pin(ready(Ok(self.decide_at_once(&check)))),
+            Fault::CountsUnpolledFutures | Fault::CountsOnEachCloneAlone => {
+                Box::pin(ready(Ok(self.decide_at_once(&check))))
+            }
             Fault::WritesInASecondStep => Box::pin(async move { Ok(planted.decide_in_two_steps(&check).await) }),
             _ => Box::pin(async move { Ok(planted.decide_at_once(&check)) }),
         }
@@ -171,7 +208,7 @@ impl Store for Planted {
 /// The rules that a store with this fault breaks.
 async fn broken_by(fault: Fault) -> Vec<&'static str> {
     let exact = Conformance::new().algorithms([Algorithm::log()]);
-    let make = async |clock| Planted { store: MemoryStore::builder().clock(&clock).build(), fault };
+    let make = async |clock| planted(clock, fault);
     exact.run(make).await.broken().map(BrokenRule::name).collect()
 }
 
@@ -247,4 +284,20 @@ async fn a_store_that_writes_in_a_second_step_is_found() {
 #[tokio::test]
 async fn a_store_that_counts_futures_before_they_are_polled_is_found() {
     assert_eq!(broken_by(Fault::CountsUnpolledFutures).await, ["a_check_is_counted_when_its_future_is_polled"]);
+}
+
+#[tokio::test]
+async fn a_store_that_drops_limits_after_the_fourth_is_found() {
+    assert_eq!(broken_by(Fault::DropsLimitsAfterTheFourth).await, ["many_limits_are_all_or_nothing"]);
+}
+
+#[tokio::test]
+async fn a_store_whose_refusals_have_another_time_is_found() {
+    assert_eq!(broken_by(Fault::RefusesAtAnotherTime).await, ["decisions_say_when_they_were_made"]);
+}
+
+#[tokio::test]
+async fn a_store_whose_clones_count_alone_is_found() {
+    let broken = broken_by(Fault::CountsOnEachCloneAlone).await;
+    assert!(broken.contains(&"clones_of_a_store_count_together"), "{broken:?}");
 }

@@ -8,6 +8,7 @@ use crate::{
     decision::LimitStatus,
     key::Key,
     limit::Limit,
+    settlement::Settlement,
 };
 
 const TRIED_WINDOW: Duration = Duration::from_secs(60);
@@ -119,4 +120,62 @@ pub(super) async fn a_shadow_limit_never_refuses(test: Trial) {
         }
         test.limiter.reset(&enforced, "ada").await.unwrap();
     }
+}
+
+/// However many limits a check has, the last ones count as the first ones do.
+pub(super) async fn many_limits_are_all_or_nothing(test: Trial) {
+    let limits: Vec<Limit> =
+        (0..12).map(|number| Limit::new(format!("limit-{number}"), 2, TRIED_WINDOW).unwrap()).collect();
+    assert!(test.spend_all(&limits, 1).await.is_allowed());
+    for limit in &limits {
+        assert_eq!(test.used(limit).await, 1, "{limit:?}");
+    }
+    // Fills one limit at a time.
+    for full in &limits {
+        assert!(test.spend(full, 1).await.is_allowed());
+        let refused = test.spend_all(&limits, 1).await;
+        assert!(!refused.is_allowed(), "{full:?} is full");
+        test.limiter.reset(full, "ada").await.unwrap();
+        assert!(test.spend(full, 1).await.is_allowed());
+    }
+    for limit in &limits {
+        assert_eq!(test.used(limit).await, 1, "a refusal has taken something: {limit:?}");
+    }
+}
+
+/// Keys are bytes: long ones, those that are no text, and those that differ in case.
+pub(super) async fn keys_differ_in_every_byte(test: Trial) {
+    let limit = Limit::per_minute("calls", 1);
+    let long = [b'a'; 300];
+    let mut keys = vec![Key::new("user", "ada"), Key::new("user", "Ada"), Key::new("USER", "ada")];
+    keys.extend([&[0xff_u8][..], &[0xfe], &[0], &[0, 0], &[]].map(|bytes| Key::new("bytes", bytes)));
+    keys.extend([0, 70, 299].map(|place| {
+        let mut bytes = long;
+        bytes[place] = b'b';
+        Key::new("long", bytes)
+    }));
+    keys.push(Key::new("long", long));
+    keys.extend((0..100_u8).map(|number| Key::new("number", [number])));
+    for key in &keys {
+        assert!(test.limiter.check(&limit, key.clone(), 1).await.unwrap().is_allowed(), "{key:?} shares units");
+    }
+    for key in &keys {
+        assert!(!test.limiter.check(&limit, key.clone(), 1).await.unwrap().is_allowed(), "{key:?} is forgotten");
+    }
+}
+
+/// An admission, a refusal, a look and a settlement have the time at which they were decided.
+pub(super) async fn decisions_say_when_they_were_made(test: Trial) {
+    let test = test.without_deny_cache();
+    let limit = Limit::per_minute("calls", 1);
+    let check = check_of([charge(&limit, 1).reserve(TRIED_WINDOW)]);
+    test.clock.advance(Duration::from_micros(1_234_567));
+    let admitted = test.take(&check).await;
+    assert_eq!(admitted.at(), test.clock.now(), "admitted");
+    test.clock.advance(Duration::from_micros(7_001));
+    assert_eq!(test.decide(&check).await.at(), test.clock.now(), "refused");
+    assert_eq!(test.limiter.peek(&limit, "ada").await.unwrap().at(), test.clock.now(), "at no cost");
+    test.clock.advance(Duration::from_micros(7_003));
+    let settled = test.limiter.settle(Settlement::refund(check, &admitted)).await.unwrap();
+    assert_eq!(settled.decision().at(), test.clock.now(), "settled");
 }

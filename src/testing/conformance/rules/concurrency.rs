@@ -1,4 +1,5 @@
-//! Concurrency: checks that arrive together are decided one after the other, and a check is decided when it is polled.
+//! Concurrency: checks that arrive together are decided one after the other, on the store and its clones. A check is decided
+//! when it is polled.
 
 use tokio::task::JoinSet;
 
@@ -55,4 +56,29 @@ pub(super) async fn a_check_is_counted_when_its_future_is_polled(test: Trial) {
     let decision = test.store.decide(check);
     assert_eq!(test.used(&WIDE).await, 0, "the future was not polled yet");
     assert_eq!(decision.await.unwrap().used(), 1);
+}
+
+/// A layer clones its store for each service.
+pub(super) async fn clones_of_a_store_count_together(test: Trial) {
+    for used in 1..=NARROW.units() {
+        let decision = test.limiter_on_a_clone().check(&NARROW, "ada", 1).await.unwrap();
+        assert_eq!((decision.is_allowed(), decision.used()), (true, used));
+        assert_eq!(test.used(&NARROW).await, used, "the store does not count what its clone has admitted");
+    }
+    assert!(!test.limiter_on_a_clone().check(&NARROW, "ada", 1).await.unwrap().is_allowed());
+}
+
+/// A limiter asks `decide` only if `decide_now` does not decide. Both spend the same units.
+pub(super) async fn checks_decided_at_once_and_later_count_together(test: Trial) {
+    let check = plain_check(&NARROW, 1);
+    for used in 1..=NARROW.units() {
+        let at_once = if used % 2 == 0 { test.store.decide_now(&check) } else { None };
+        let decision = match at_once {
+            Some(decision) => decision,
+            None => test.store.decide(check.clone()).await,
+        };
+        assert_eq!(decision.unwrap().used(), used);
+    }
+    assert!(!test.store.decide(check.clone()).await.unwrap().is_allowed());
+    assert!(test.store.decide_now(&check).is_none_or(|decision| !decision.unwrap().is_allowed()));
 }

@@ -273,3 +273,13 @@ pub(super) async fn an_expired_admission_is_not_settled(test: Trial) {
     let settled = test.limiter.settle(refund).await.unwrap();
     assert_eq!((settled.was_applied(), settled.decision().used()), (false, 600));
 }
+
+/// An id belongs to the keys of its check.
+pub(super) async fn an_id_given_for_another_key_is_another_admission(test: Trial) {
+    let check = |key: &'static str| Check::new(Charge::new(SHORT, key, 2).unwrap()).with_id(AdmissionId::from(7));
+    for key in ["ada", "bob", "ada"] {
+        let decision = test.take(&check(key)).await;
+        assert_eq!(decision.used(), 2, "{key}");
+    }
+    assert_eq!(test.limiter.peek(&SHORT, "bob").await.unwrap().used(), 2);
+}

@@ -52,13 +52,19 @@ macro_rules! __conformance_rules {
                 keys_and_limits_are_separate
                 a_decision_reports_its_tightest_limit
                 a_shadow_limit_never_refuses
+                many_limits_are_all_or_nothing
+                keys_differ_in_every_byte
+                decisions_say_when_they_were_made
             }
             concurrency {
                 concurrent_checks_admit_no_more_than_the_limit
                 a_check_is_counted_when_its_future_is_polled
+                clones_of_a_store_count_together
+                checks_decided_at_once_and_later_count_together
             }
             ids {
                 a_repeated_id_counts_once
+                an_id_given_for_another_key_is_another_admission
                 a_repeated_check_is_neither_charged_nor_refused_while_any_limit_knows_it
                 a_repeated_check_may_hold_charges_of_every_kind
                 a_settlement_finds_a_repeated_check_after_clock_steps
