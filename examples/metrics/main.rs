@@ -4,6 +4,7 @@
 //!
 //! ```sh
 //! cargo run --example metrics --features metrics
+//! curl -i -H 'x-tenant: ada' http://127.0.0.1:3000/api/items
 //! curl http://127.0.0.1:3000/metrics
 //! ```
 //!
