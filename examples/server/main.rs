@@ -176,7 +176,7 @@ GET  /health      none
 
 watch: http://{address}/
 try: curl -i http://{address}/hello",
-        hello = format!("{} in {:?}", hello.units(), hello.window()),
+        hello = format!("{} in {} s", hello.units(), hello.window().as_secs_f64()),
     )?;
 
     let page = page.clone();

@@ -11,7 +11,7 @@ const FLASH = 700;
 const LANES = {
   "hello": ["Sliding window", "what this server uses"],
   "hello-fixed": ["Fixed window", "the same requests; all places are free again at each dashed line"],
-  "hello-counter": ["Two-window counter", "the same requests; it estimates by the window before"],
+  "hello-counter": ["Two-window counter", "counts this window, plus the part of the one before that still overlaps, as if spread evenly"],
   "login": ["Sliding window", "of a minute"],
   "api-burst": ["Burst", "one limit of two"],
   "api-steady": ["Steady", "a request needs both"],
@@ -74,6 +74,13 @@ function away() {
     document.body.classList.add("away");
     notice("The server does not answer. The page goes on by itself when it is back.");
     say("The server does not answer.");
+    allow(false);
+    for (const badge of document.querySelectorAll(".badge")) {
+      badge.dataset.mode = "away";
+      text(badge, "no connection");
+    }
+    lanes.forEach((lane) => { lane.figures = null; });
+    showFigures();
   }
   if (window.EventSource) { stop(); clearTimeout(away.timer); away.timer = setTimeout(connect, 500); }
 }
@@ -86,6 +93,7 @@ function receive(message) {
   if (isAway) {
     isAway = false;
     document.body.classList.remove("away");
+    allow(true);
     notice(window.EventSource ? "" : "This browser has no server-sent events, so the page asks once a second.");
     say("The server is back.");
   }
@@ -109,7 +117,10 @@ function receive(message) {
 
 function setUp(setup) {
   text($("#store-name"), `The store: ${setup.store}`);
-  $("#stop").dataset.what = setup.store.startsWith("Redis") ? "Redis" : "the store";
+  const isRedis = setup.store.startsWith("Redis");
+  $("#stop").dataset.what = isRedis ? "Redis" : "the store";
+  $("#stop").title = isRedis ? "Cuts this server off from Redis" : "Makes the store of this server fail";
+  $("#remembered").hidden = !isRedis;
   const same = lanes.length === setup.lanes.length && setup.lanes.every((lane, n) => lanes[n].name === lane.name && lanes[n].window === lane.window && lanes[n].units === lane.units);
   if (same) return;
   lanes = setup.lanes.map((lane) => ({ ...lane, dots: [], rows: [], most: 0 }));
@@ -126,9 +137,15 @@ function add(lane, dot, time) {
     // The lowest row where it touches no other dot.
     const touching = (lane.window * (1 + FUTURE) / Math.max(lane.width || 600, 200)) * 2.3 * radius(lane);
     let row = lane.rows.findIndex((last) => dot.at - last >= touching);
-    if (row < 0) row = lane.rows.length < rowsOf(lane) ? lane.rows.length : lane.dots.length % rowsOf(lane);
-    lane.rows[row] = dot.at;
+    if (row < 0) row = lane.rows.length;
     dot.row = row;
+    if (row < rowsOf(lane)) {
+      lane.rows[row] = dot.at;
+    } else {
+      // It is a part of a number above the dots. Numbers are wider than dots.
+      const last = lane.dots.findLast((other) => other.crowd !== undefined);
+      dot.crowd = last && Math.abs(dot.at - last.crowd) < touching * 34 / (2.3 * radius(lane)) ? last.crowd : dot.at;
+    }
   }
   lane.dots.push(dot);
 }
@@ -163,7 +180,7 @@ function group({ lanes: names, route, mode }) {
     lane.element = document.createElement("article");
     lane.element.className = "lane";
     lane.element.dataset.lane = name;
-    lane.element.innerHTML = `<div><h3></h3><p></p></div>
+    lane.element.innerHTML = `<div><h3></h3><p></p><p class="partial" hidden>Requests of other servers are not drawn here.</p></div>
       <div class="plot"><canvas role="img"></canvas><div class="axis" aria-hidden="true"></div></div>
       <dl class="figures">
         <div><dt>used</dt><dd data-figure="used">–</dd></div><div><dt>left</dt><dd data-figure="left">–</dd></div>
@@ -171,7 +188,7 @@ function group({ lanes: names, route, mode }) {
       </dl>`;
     text($("h3", lane.element), title);
     text($("p", lane.element), names.length === 2 ? `${lane.units} in any ${seconds(lane.window)}; ${about}` : about);
-    text($("div:last-child > dt", $(".figures", lane.element)), `most in any ${seconds(lane.window)}`);
+    text($("div:last-child > dt", $(".figures", lane.element)), `most so far in any ${seconds(lane.window)}`);
     const axis = [[1, `${seconds(lane.window)} ago`], [0.5, seconds(lane.window / 2)], [0, "now"]];
     $(".axis", lane.element).replaceChildren(...axis.map(([age, words]) => {
       const mark = document.createElement("span");
@@ -194,8 +211,10 @@ function showFigures() {
     text(figure("used"), used === null ? "unknown" : `${used} of ${lane.units}`);
     text(figure("left"), left === null ? "–" : String(left));
     text(figure("next"), next);
-    text(figure("most"), String(lane.most));
-    figure("most").classList.toggle("over", lane.most > lane.units);
+    const isPartial = lane.name.endsWith("-counter") && lanes.some((other) => lane.name.startsWith(other.name) && other.dots.some((dot) => dot.kind === "elsewhere"));
+    text(figure("most"), isPartial ? "–" : String(lane.most));
+    figure("most").classList.toggle("over", lane.most > lane.units && !isPartial);
+    $(".partial", lane.element).hidden = !isPartial;
     const shown = lane.dots.filter((dot) => isCounted(dot) && dot.at > now() - lane.window).reduce((sum, dot) => sum + dot.units, 0);
     lane.element.dataset.dots = shown;
     // For readers of the screen, no more often than they can read.
@@ -227,8 +246,10 @@ function showStore() {
 // --- Drawing --------------------------------------------------------------------------------------------------------
 
 const HEIGHT = 84;
-const radius = (lane) => (lane.units <= 12 ? 5.5 : 3.2);
-const rowsOf = (lane) => (lane.units <= 12 ? 5 : 8);
+/** The height of a full column. Above it is a line for the number of dots that do not fit. */
+const COLUMN = 56;
+const rowsOf = (lane) => Math.min(Math.max(lane.units, 5), 8);
+const radius = (lane) => COLUMN / rowsOf(lane) / 2 - 0.5;
 let colours = {};
 
 function readColours() {
@@ -252,14 +273,24 @@ function fit(canvas, width, height) {
 function shape(context, kind, x, y, r) {
   context.beginPath();
   context.lineWidth = 1.8;
-  context.strokeStyle = context.fillStyle = colours[{ admitted: "accent", forgotten: "accent", unavailable: "refused" }[kind] ?? kind];
+  context.strokeStyle = context.fillStyle = colours[{ admitted: "accent", forgotten: "accent", part: "accent", "forgotten-elsewhere": "elsewhere", unavailable: "refused" }[kind] ?? kind];
   if (kind === "admitted") { context.arc(x, y, r, 0, 7); context.fill(); }
+  if (kind === "part") { context.globalAlpha = 0.4; context.arc(x, y, r, 0, 7); context.fill(); context.globalAlpha = 1; }
   if (kind === "forgotten") { context.arc(x, y, r - 0.9, 0, 7); context.stroke(); }
-  if (kind === "elsewhere") { context.moveTo(x, y - r - 1); context.lineTo(x + r + 1, y); context.lineTo(x, y + r + 1); context.lineTo(x - r - 1, y); context.fill(); }
+  if (kind === "elsewhere") { diamond(context, x, y, r + 1); context.fill(); }
+  if (kind === "forgotten-elsewhere") { diamond(context, x, y, r); context.stroke(); }
   if (kind === "uncounted") { context.setLineDash([2, 2]); context.arc(x, y, r - 0.9, 0, 7); context.stroke(); context.setLineDash([]); }
   if (kind === "local") { context.moveTo(x, y - r); context.lineTo(x + r, y + r * 0.8); context.lineTo(x - r, y + r * 0.8); context.fill(); }
   if (kind === "refused") { context.moveTo(x - r * 0.7, y - r * 0.7); context.lineTo(x + r * 0.7, y + r * 0.7); context.moveTo(x + r * 0.7, y - r * 0.7); context.lineTo(x - r * 0.7, y + r * 0.7); context.stroke(); }
   if (kind === "unavailable") { context.rect(x - r * 0.7, y - r * 0.7, r * 1.4, r * 1.4); context.stroke(); context.moveTo(x - r * 0.7, y + r * 0.7); context.lineTo(x + r * 0.7, y - r * 0.7); context.stroke(); }
+}
+
+function diamond(context, x, y, r) {
+  context.moveTo(x, y - r);
+  context.lineTo(x + r, y);
+  context.lineTo(x, y + r);
+  context.lineTo(x - r, y);
+  context.closePath();
 }
 
 function draw(lane) {
@@ -298,7 +329,7 @@ function draw(lane) {
     context.setLineDash([]);
   }
 
-  const r = radius(lane);
+  const r = radius(lane), crowds = new Map();
   for (const dot of lane.dots) {
     if (dot.at <= time - lane.window) continue;
     if (dot.row === undefined) {
@@ -309,13 +340,21 @@ function draw(lane) {
       context.globalAlpha = 1;
       continue;
     }
+    if (dot.crowd !== undefined) {
+      crowds.set(dot.crowd, (crowds.get(dot.crowd) ?? 0) + 1);
+      continue;
+    }
     const counts = !isFixed || dot.at >= boundary;
     // A counter weights the window before by the part that is still in the sliding window.
     if (isCounter && dot.at < boundary) context.globalAlpha = 0.2 + 0.8 * (1 - (time - boundary) / lane.window);
-    if (dot.kind === "elsewhere" && !counts) context.globalAlpha = 0.4;
-    shape(context, dot.kind === "admitted" && !counts ? "forgotten" : dot.kind, x(dot.at), base - r - dot.row * (2 * r + 1.6), dot.units > 1 ? r * 1.6 : r);
+    const kind = counts ? dot.kind : { admitted: "forgotten", elsewhere: "forgotten-elsewhere" }[dot.kind] ?? dot.kind;
+    shape(context, kind, x(dot.at), base - r - dot.row * (2 * r + 1), dot.units > 1 ? r * 1.6 : r);
     context.globalAlpha = 1;
   }
+  context.font = `600 10px ${getComputedStyle(lane.canvas).fontFamily}`;
+  context.fillStyle = colours.ink;
+  for (const [at, count] of crowds) context.fillText(`+${count}`, x(at) - r, base - COLUMN - 2);
+  lane.element.dataset.more = [...crowds.values()].join(" ");
 
   // Now.
   const refusedNow = !calm.matches && lane.dots.some((dot) => dot.row === undefined && performance.now() - dot.flashAt < 250);
@@ -341,17 +380,33 @@ function frame(time) {
 
 // --- Deeds ----------------------------------------------------------------------------------------------------------
 
+// Buttons that are really disabled would lose the focus of the keyboard.
+function allow(isAllowed) {
+  document.querySelectorAll("#controls button").forEach((button) => { button.ariaDisabled = isAllowed ? null : "true"; });
+}
+$("#controls").addEventListener("click", (event) => { if (isAway) event.stopPropagation(); }, true);
+
+/** Other web sites cannot set this header. */
+const post = (path) => fetch(path, { method: "POST", headers: { "x-page": "1" } });
+
 async function send(count, path = $("#path").value) {
   try {
-    const reply = await fetch(`send?client=${client}&path=${path}&count=${count}`, { method: "POST" });
-    return reply.ok ? await reply.json() : {};
+    const reply = await post(`send?client=${client}&path=${path}&count=${count}`);
+    if (reply.ok) return await reply.json();
+    say(await reply.text());
+    return null;
   } catch { away(); return null; }
 }
 
 function result(statuses) {
   if (!statuses) return;
-  const words = { 200: "admitted", 429: "refused", 503: "rejected with 503", 400: "rejected with 400" };
-  say(Object.entries(statuses).map(([status, count]) => `${count} ${words[status] ?? status}`).join(", ") + ".");
+  const words = {
+    "_200": "admitted", "_uncounted": "let through uncounted", "_local": "admitted by this process alone", "_429": "refused",
+    "_503": "rejected with 503",
+  };
+  const order = Object.keys(words);
+  const counts = Object.entries(statuses).sort(([one], [two]) => order.indexOf("_" + one) - order.indexOf("_" + two));
+  say(counts.map(([status, count]) => `${count} ${words["_" + status] ?? `rejected with ${status}`}`).join(", ") + ".");
 }
 
 // Without the old words, the same words again would be no news to a screen reader.
@@ -379,8 +434,8 @@ setInterval(async () => {
   isSending = false;
 }, 50);
 
-const sleepUntil = (time) => new Promise((resolve) => {
-  const look = () => (now() >= time ? resolve() : setTimeout(look, Math.min(100, Math.max(1, time - now()))));
+const sleepUntil = (time, isOver = () => false) => new Promise((resolve) => {
+  const look = () => (now() >= time || isOver() ? resolve() : setTimeout(look, Math.min(100, Math.max(1, time - now()))));
   look();
 });
 
@@ -394,34 +449,39 @@ $("#across").onclick = async () => {
   $("#rate").oninput();
   const before = Math.min(600, ours.window * 0.06), after = before / 4;
   // Both windows have to be empty: the fixed one until its boundary, ours until its newest dot has left.
-  let boundary = (Math.floor(now() / fixed.window) + 1) * fixed.window;
+  const next = (Math.floor(now() / fixed.window) + 1) * fixed.window;
+  let boundary = next;
   const isUsed = () => fixed.dots.some((dot) => isCounted(dot) && dot.at >= boundary - fixed.window);
   const last = Math.max(0, ...ours.dots.filter(isCounted).map((dot) => dot.at)) + ours.window;
   while (isUsed() || boundary - before < Math.max(now() + 300, last)) boundary += fixed.window;
-  if (boundary - now() > 120_000) return say(`The next boundary is ${seconds(boundary - now())} away.`);
+  if (boundary - now() > 120_000) {
+    return say(`${boundary > next ? "This window is used. " : ""}The next burst across a boundary is possible in ${seconds(boundary - now())}.`);
+  }
 
   // A disabled button would lose the focus of the keyboard.
   button.ariaDisabled = "true";
   const count = () => text(button, `Burst in ${Math.max(0, (boundary - before - now()) / 1000).toFixed(1)} s`);
   const label = setInterval(count, 100);
   count();
-  say(`${ours.units} requests just before the boundary, and ${ours.units} just after it.`);
+  say(`To /hello: ${ours.units} requests just before the boundary, and ${ours.units} just after it.`);
   const wanted = client;
+  const isOver = () => isAway || wanted !== client;
   for (const time of [boundary - before, boundary + after]) {
-    await sleepUntil(time);
-    if (wanted === client) await send(ours.units, "/hello");
+    await sleepUntil(time, isOver);
+    if (!isOver()) await send(ours.units, "/hello");
   }
   clearInterval(label);
   text(button, "Burst across the boundary");
-  button.ariaDisabled = null;
+  button.ariaDisabled = isAway ? "true" : null;
   await sleepUntil(now() + 300);
-  if (wanted === client) say(`In ${seconds(ours.window)}, the fixed window admitted ${fixed.most}, the sliding one ${ours.most}. The limit is ${ours.units}.`);
+  if (!isOver()) say(`In ${seconds(ours.window)}, the fixed window admitted ${fixed.most}, the sliding one ${ours.most}. The limit is ${ours.units}.`);
 };
 
 $("#stop").onclick = async () => {
   const stopped = !store.stopped;
   try {
-    await fetch(`store?stopped=${stopped}`, { method: "POST" });
+    const reply = await post(`store?stopped=${stopped}`);
+    if (!reply.ok) say(await reply.text());
   } catch { away(); }
 };
 

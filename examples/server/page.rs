@@ -8,7 +8,8 @@
 //! | `POST /store?stopped=true` | stops the store, as if Redis were down |
 //!
 //! `/send` lets any caller pose as any client, and `/store` switches all limits off. They exist because a browser cannot change its
-//! address, and opens six connections at most. This server listens on 127.0.0.1 alone; a public one must not have them.
+//! address, and opens six connections at most. This server listens on 127.0.0.1 alone; a public one must not have them. They need
+//! the header `x-page: 1`, since other web sites in the same browser could send to them otherwise.
 
 use std::{
     convert::Infallible,
@@ -24,7 +25,7 @@ use axum::{
     Json, Router,
     body::Body,
     extract::{ConnectInfo, Query, Request, State},
-    middleware::{Next, from_fn_with_state},
+    middleware::{Next, from_fn, from_fn_with_state},
     response::{
         IntoResponse, Response,
         sse::{Event, Sse},
@@ -35,7 +36,11 @@ use futures_util::{
     future::join_all,
     stream::{Stream, unfold},
 };
-use http::{HeaderName, Method, StatusCode, header::CONTENT_TYPE};
+use http::{
+    HeaderName, Method, StatusCode,
+    header::{CONTENT_TYPE, HOST},
+    uri::Authority,
+};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::{
@@ -103,8 +108,12 @@ impl Page {
             .route("/page.js", text("text/javascript", include_str!("page.js")))
             .route("/events", get(events))
             .route("/state", get(state))
-            .route("/send", post(send))
-            .route("/store", post(stop_store))
+            .merge(
+                Router::new()
+                    .route("/send", post(send))
+                    .route("/store", post(stop_store))
+                    .route_layer(from_fn(only_from_this_page)),
+            )
             .with_state((self.clone(), app.clone()));
         app.merge(page)
     }
@@ -179,6 +188,18 @@ async fn watch(State(page): State<Page>, request: Request, next: Next) -> Respon
         _ => {}
     }
     response
+}
+
+/// A form of another web site cannot set the header. A web site whose name has been pointed at 127.0.0.1 can, but the `Host` then
+/// has its name.
+async fn only_from_this_page(request: Request, next: Next) -> Response {
+    let headers = request.headers();
+    let host = headers.get(HOST).and_then(|host| Authority::try_from(host.as_bytes()).ok());
+    let is_local = host.is_some_and(|host| ["127.0.0.1", "localhost", "[::1]"].contains(&host.host()));
+    if is_local && headers.get("x-page").is_some_and(|value| value == "1") {
+        return next.run(request).await;
+    }
+    (StatusCode::FORBIDDEN, "only for the page at 127.0.0.1 or localhost, with the header x-page: 1\n").into_response()
 }
 
 #[derive(Deserialize)]
@@ -308,7 +329,7 @@ struct Requests {
     count: usize,
 }
 
-/// Answers with the number of responses of each status.
+/// Answers with the number of responses of each status. Requests that passed without the store count as `uncounted` or `local`.
 async fn send(State((page, app)): State<(Page, Router)>, Query(requests): Query<Requests>) -> Response {
     let Requests { client, path, count } = requests;
     let is_limited = page.lanes().iter().any(|lane| lane.is_spent_by(&path));
@@ -326,7 +347,14 @@ async fn send(State((page, app)): State<(Page, Router)>, Query(requests): Query<
     let mut statuses = json!({});
     for response in join_all((0..count).filter_map(|_| Some(app.clone().oneshot(request().ok()?)))).await {
         let Ok(response) = response;
-        let count = &mut statuses[response.status().as_str()];
+        let mode = response.extensions().get().and_then(Degraded::mode);
+        let status = response.status();
+        let status = match (status, mode) {
+            (StatusCode::OK, Some(FailureMode::Local(_))) => "local",
+            (StatusCode::OK, Some(_)) => "uncounted",
+            _ => status.as_str(),
+        };
+        let count = &mut statuses[status];
         *count = json!(count.as_u64().unwrap_or_default() + 1);
     }
     Json(statuses).into_response()

@@ -23,7 +23,7 @@ class Page:
         self.browser = driver.browser(*arguments)
         self.browser.resize(1000, 900)
         self.browser.open(server.url + "/")
-        wait_for("figures", lambda: self.figure("hello", "used").endswith("of 5"))
+        wait_for("figures", lambda: " of " in self.figure("hello", "used"))
 
     def figure(self, lane, name):
         script = "return document.querySelector(`[data-lane=${arguments[0]}] [data-figure=${arguments[1]}]`)?.textContent ?? ''"
@@ -32,6 +32,10 @@ class Page:
     def dots(self, lane):
         return int(self.browser.run("return document.querySelector(`[data-lane=${arguments[0]}]`).dataset.dots", lane))
 
+    def more(self, lane):
+        """The numbers above columns that are too small for their dots."""
+        return self.browser.run("return document.querySelector(`[data-lane=${arguments[0]}]`).dataset.more", lane)
+
     def said(self):
         return self.browser.text("#said")
 
@@ -39,7 +43,7 @@ class Page:
         """Presses "One request"; what the page says about it."""
         self.browser.run("document.querySelector('#said').textContent = ''")
         self.browser.click("#one")
-        return wait_for("an answer", lambda: re.search(r"(admitted|refused|rejected)", self.said()) and self.said())
+        return wait_for("an answer", lambda: re.search(r"(admitted|refused|rejected|let through)", self.said()) and self.said())
 
     def badges(self):
         return self.browser.run("return [...document.querySelectorAll('.group .badge')].map((badge) => badge.textContent)")
@@ -70,7 +74,7 @@ def take_screenshots(page):
     browser.click("#stop")
     wait_for("modes", lambda: "deciding" not in page.badges())
     for path in ["/hello", "/login", "/api/items"]:
-        browser.run("await fetch(`send?client=1&count=3&path=${arguments[0]}`, { method: 'POST' })", path)
+        browser.run("await fetch(`send?client=1&count=3&path=${arguments[0]}`, { method: 'POST', headers: { 'x-page': '1' } })", path)
     time.sleep(0.2)
     pictures["redis_stopped"] = browser.screenshot()
 
@@ -120,9 +124,12 @@ def the_badges_show_within_a_second_that_redis_stops_and_comes_back(driver):
             wait_for("modes", lambda: [badge.split(":")[0] for badge in page.badges()] == ["open", "closed", "local"], 1)
             wait_for("the breaker", lambda: all("breaker open" in badge for badge in page.badges()), 3)
             assert page.figure("hello", "used") == "unknown"
-            assert page.request() == "1 admitted."
+            assert page.request() == "1 let through uncounted."
             page.browser.run("document.querySelector('#path').value = '/login'")
             assert page.request() == "1 rejected with 503."
+            page.browser.run("document.querySelector('#path').value = '/api/items'")
+            page.browser.click("#burst")
+            wait_for("the share", lambda: page.said() == "5 admitted by this process alone, 15 refused.")
             page.browser.run("document.querySelector('#path').value = '/hello'")
             start()
             wait_for("decisions", lambda: page.badges() == ["deciding"] * 3, 1)
@@ -137,6 +144,8 @@ def two_servers_on_one_redis_show_one_window(driver):
         assert pages[1].request() == "1 admitted."
         for page in pages:
             wait_for("four dots", lambda: page.figure("hello", "used") == "4 of 5" and page.dots("hello") == 4, 2)
+            assert page.figure("hello-counter", "most") == "–"
+            assert "not drawn" in page.browser.text("[data-lane=hello-counter] .partial:not([hidden])")
         pages[0].browser.click("#another")
         wait_for("an empty window", lambda: pages[0].figure("hello", "used") == "0 of 5" and pages[0].dots("hello") == 0)
         assert pages[1].figure("hello", "used") == "4 of 5"
@@ -153,6 +162,13 @@ def the_page_waits_for_a_server_that_went_away(driver):
         server.signal("SIGTERM")
         assert server.process.wait(5) == 0, "an open page keeps no server from shutting down"
         wait_for("a notice", lambda: "does not answer" in page.notice(), 2)
+        assert page.said() == "The server does not answer."
+        assert page.badges() == ["no connection"] * 3 and page.browser.text("#store-state") == "no connection"
+        assert page.figure("hello", "next") == "–"
+        for button in ["#one", "#across", "#another"]:
+            page.browser.click(button)
+        assert page.said() == "The server does not answer."
+        assert page.browser.text("#across") == "Burst across the boundary" and page.browser.text("#client") == "client 1"
         servers.enter_context(Server(port=server.port))
         wait_for("the truth", lambda: page.figure("hello", "used") == "0 of 5" and page.dots("hello") == 0, 5)
         assert page.notice() == ""
@@ -166,7 +182,7 @@ def two_hundred_bursts_leave_the_page_usable(driver):
         elements = "return document.querySelectorAll('*').length"
         before = page.browser.run(elements)
         page.browser.run("""
-            const burst = () => fetch("send?client=1&count=20&path=/hello", { method: "POST" });
+            const burst = () => fetch("send?client=1&count=20&path=/hello", { method: "POST", headers: { "x-page": "1" } });
             await Promise.all(Array.from({ length: 200 }, (_, n) => new Promise((done) => setTimeout(() => burst().then(done), n * 5))));
         """)
         assert page.request() in ("1 admitted.", "1 refused.")
@@ -183,7 +199,18 @@ def a_window_of_an_hour_has_a_lane(driver):
         wait_for("an answer", lambda: page.said() == "5 admitted, 15 refused.")
         wait_for("no place", lambda: re.fullmatch(r"in (60|59\.\d+) min|in 1 h", page.figure("hello", "next")))
         assert "1 h ago" in page.browser.text("[data-lane=hello] .axis")
-        assert page.browser.text("[data-lane=hello] .figures > :last-child > dt") == "most in any 1 h"
+        assert page.browser.text("[data-lane=hello] .figures > :last-child > dt") == "most so far in any 1 h"
+        page.browser.click("#across")
+        wait_for("a time", lambda: page.said().startswith("This window is used. The next burst across a boundary is possible in 1."))
+        page.check_console()
+
+
+def dots_that_do_not_fit_are_a_number(driver):
+    with Server(HELLO="100/h") as server:
+        page = Page(driver, server)
+        page.browser.click("#burst")
+        wait_for("twelve more", lambda: (page.dots("hello"), page.more("hello")) == (20, "12"))
+        assert page.browser.run("return document.querySelector('[data-lane=login]').dataset.more") == ""
         page.check_console()
 
 
@@ -241,15 +268,18 @@ def it_fits_a_phone_and_can_be_read_in_light_and_dark(driver):
         for scheme in ["light", "dark"]:
             page.browser.prefer(prefers_color_scheme=scheme)
             for stopped in ["true", "false"]:
-                page.browser.run("await fetch(`store?stopped=${arguments[0]}`, { method: 'POST' })", stopped)
+                page.browser.run("await fetch(`store?stopped=${arguments[0]}`, { method: 'POST', headers: { 'x-page': '1' } })", stopped)
                 wait_for("badges", lambda: ("deciding" in page.badges()) == (stopped == "false"))
                 assert page.browser.run(FAINT_TEXTS) == [], scheme
         for stopped in ["true", "false"]:
-            page.browser.run("await fetch(`store?stopped=${arguments[0]}`, { method: 'POST' })", stopped)
+            page.browser.run("await fetch(`store?stopped=${arguments[0]}`, { method: 'POST', headers: { 'x-page': '1' } })", stopped)
             page.browser.resize(360, 780, is_phone=True)
             page.browser.open(server.url + "/")
             wait_for("badges", lambda: page.badges() and ("deciding" in page.badges()) == (stopped == "false"))
             assert page.browser.run("return document.documentElement.scrollWidth") == 360
+            page.browser.click("#burst")
+            wait_for("an answer", lambda: page.said() != "")
+            assert page.browser.run("const bar = document.querySelector('#said').getBoundingClientRect(); return bar.top > 0 && bar.bottom <= 780")
         page.check_console()
 
 
@@ -298,6 +328,7 @@ CHECKS = [
     the_page_waits_for_a_server_that_went_away,
     two_hundred_bursts_leave_the_page_usable,
     a_window_of_an_hour_has_a_lane,
+    dots_that_do_not_fit_are_a_number,
     a_browser_without_server_sent_events_asks_instead,
     reduced_motion_is_a_step_a_second,
     the_keyboard_reaches_everything,

@@ -15,14 +15,17 @@ fn start(settings: &[(&str, &str)]) -> Server {
     Server::start("server", settings)
 }
 
+/// The header by which the page shows that no other web site has sent the request.
+const FROM_PAGE: &[(&str, &str)] = &[("x-page", "1")];
+
 async fn send(server: &Server, client: u8, path: &str, count: usize) -> Value {
-    let answer = server.send("POST", &format!("/send?client={client}&path={path}&count={count}"), &[]).await;
+    let answer = server.send("POST", &format!("/send?client={client}&path={path}&count={count}"), FROM_PAGE).await;
     assert_eq!(answer.status, 200);
     serde_json::from_str(&answer.body).unwrap()
 }
 
 async fn stop_store(server: &Server, stopped: bool) {
-    assert_eq!(server.send("POST", &format!("/store?stopped={stopped}"), &[]).await.status, 204);
+    assert_eq!(server.send("POST", &format!("/store?stopped={stopped}"), FROM_PAGE).await.status, 204);
 }
 
 async fn state(server: &Server, client: u8) -> Value {
@@ -92,17 +95,42 @@ async fn requests_of_the_page_have_the_address_and_the_key_of_their_client() {
 async fn malformed_requests_to_the_page_are_a_400() {
     let server = start(&[]);
     for query in ["client=0&path=/hello&count=1", "client=10&path=/hello&count=1", "client=1&path=/hello&count=0"] {
-        assert_eq!(server.send("POST", &format!("/send?{query}"), &[]).await.status, 400, "{query}");
+        assert_eq!(server.send("POST", &format!("/send?{query}"), FROM_PAGE).await.status, 400, "{query}");
     }
     for query in ["client=1&path=/hello&count=501", "client=1&path=/health&count=1", "client=1&path=/send&count=1", ""]
     {
-        assert_eq!(server.send("POST", &format!("/send?{query}"), &[]).await.status, 400, "{query}");
+        assert_eq!(server.send("POST", &format!("/send?{query}"), FROM_PAGE).await.status, 400, "{query}");
     }
     for path in ["/state?client=0", "/state?client=999", "/events?client=10", "/events", "/state?client=one"] {
         assert_eq!(server.get(path).await.status, 400, "{path}");
     }
-    assert_eq!(server.send("POST", "/store?stopped=perhaps", &[]).await.status, 400);
+    assert_eq!(server.send("POST", "/store?stopped=perhaps", FROM_PAGE).await.status, 400);
     assert_eq!(server.get("/hello").await.number("x-ratelimit-remaining"), Some(4), "none was charged");
+}
+
+#[tokio::test]
+async fn other_web_sites_can_neither_send_requests_nor_stop_the_store() {
+    let server = start(&[]);
+    let refused: [&[(&str, &str)]; 6] = [
+        &[],
+        &[("x-page", "0")],
+        &[("content-type", "application/x-www-form-urlencoded"), ("origin", "http://example.com")],
+        &[("x-page", "1"), ("host", "example.com")],
+        &[("x-page", "1"), ("host", "127.0.0.1.example.com:3000")],
+        &[("x-page", "1"), ("host", "127.0.0.1@example.com")],
+    ];
+    for path in ["/send?client=1&path=/hello&count=1", "/store?stopped=true"] {
+        for headers in refused {
+            let answer = server.send("POST", path, headers).await;
+            assert_eq!((answer.status.as_u16(), answer.body.lines().count()), (403, 1), "{path} {headers:?}");
+        }
+    }
+    let shown = state(&server, 1).await;
+    assert_eq!((&shown["store"]["requests"], &shown["store"]["stopped"]), (&json!(0), &json!(false)));
+    for host in ["127.0.0.1:3000", "127.0.0.1", "localhost:8080", "localhost", "[::1]:3000", "[::1]"] {
+        let headers = &[("x-page", "1"), ("host", host)];
+        assert_eq!(server.send("POST", "/store?stopped=false", headers).await.status, 204, "{host}");
+    }
 }
 
 #[tokio::test]
@@ -112,10 +140,10 @@ async fn a_stopped_store_leaves_each_route_in_its_mode() {
         let server = start(settings);
         stop_store(&server, true).await;
         for _ in 0..3 {
-            assert_eq!(send(&server, 1, "/hello", 7).await, json!({"200": 7}));
+            assert_eq!(send(&server, 1, "/hello", 7).await, json!({"uncounted": 7}));
             assert_eq!(send(&server, 1, "/login", 2).await, json!({"503": 2}));
         }
-        assert_eq!(send(&server, 1, "/api/items", 8).await, json!({"200": 5, "429": 3}), "half of 10 a second");
+        assert_eq!(send(&server, 1, "/api/items", 8).await, json!({"local": 5, "429": 3}), "half of 10 a second");
         assert_eq!(send(&server, 1, "/api/search", 1).await, json!({"503": 1}), "10 is more than half of 10");
         let shown = state(&server, 1).await;
         assert_eq!((&shown["store"]["decides"], &shown["lanes"]), (&json!(false), &Value::Null));
