@@ -1,4 +1,4 @@
-"""Makes a screenshot small: a PNG with a palette of 128 colours instead of three bytes a pixel."""
+"""Makes a screenshot small: a PNG with a palette of 256 colours instead of three bytes a pixel."""
 
 import collections
 import struct
@@ -43,7 +43,7 @@ def pixels(png):
     return width, rows
 
 
-def small(png, colours=128):
+def small(png, colours=256):
     width, rows = pixels(png)
     counts = collections.Counter(pixel for row in rows for pixel in row)
     # A small mark in a colour of its own counts for more than a shade of grey.
