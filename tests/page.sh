@@ -22,11 +22,14 @@ if ! command -v "${CHROMEDRIVER:-chromedriver}" >/dev/null; then
     exit 1
   fi
 fi
-if ! command -v "${REDIS_SERVER:-redis-server}" >/dev/null; then
-  echo "tests/page.sh: redis-server is missing; install it, or name it in REDIS_SERVER" >&2
-  exit 1
-fi
+for program in "${REDIS_SERVER:-redis-server}" python3; do
+  if ! command -v "$program" >/dev/null; then
+    echo "tests/page.sh: $program is missing; install it" >&2
+    exit 1
+  fi
+done
 
 # As the tests build it.
 cargo build --quiet --profile test --all-features --example server
-PYTHONDONTWRITEBYTECODE=1 python3 tests/page/checks.py "$@"
+export PYTHONDONTWRITEBYTECODE=1
+exec python3 tests/page/checks.py "$@"

@@ -206,7 +206,7 @@ impl Dots {
         let same = |other: &&mut Dot| (other.lane, other.client) == (mark.lane, mark.client) && other.kind == mark.kind;
         if matches!(mark.kind, Kind::Refused | Kind::Unavailable)
             && let Some(last) = self.marks.iter_mut().rev().take(16).find(same)
-            && mark.at < last.at + MARK_MICROS
+            && mark.at.abs_diff(last.at) < MARK_MICROS
         {
             return;
         }
@@ -222,6 +222,8 @@ impl Dots {
         let begins = match status.limit().algorithm() {
             algorithm if algorithm == Algorithm::log() => at.saturating_sub(window) + 1,
             algorithm if algorithm == Algorithm::fixed() => at - at % window,
+            // For example since Redis was flushed.
+            _ if status.used() == 0 => 0,
             // The figure of a counter is an estimate.
             _ => return,
         };

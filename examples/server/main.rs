@@ -26,6 +26,8 @@ use std::{
     io::{self, Write, stderr, stdout},
     net::SocketAddr,
     process::ExitCode,
+    sync::Arc,
+    time::Duration,
 };
 
 use axum::{
@@ -34,7 +36,7 @@ use axum::{
     routing::{get, post},
 };
 use http::request::Parts;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::Notify, time::sleep};
 use tower_sliding_window::{
     Algorithm, AnyStore, ApiKey, ClientIp, Decision, HeaderSets, InvalidLimit, Key, KeyError, KeyExtractor, Limit,
     Limiter, PeerIp, RateLimitLayer, RedisStore, Secret, Share, Store,
@@ -50,6 +52,9 @@ const HELLO: &str = "5/10s";
 const LOGIN: Limit = Limit::per_minute("login", 3);
 const API_BURST: Limit = Limit::per_second("api-burst", 10);
 const API_STEADY: Limit = Limit::per_minute("api-steady", 100);
+
+/// The time that open requests have at shutdown.
+const GRACE: Duration = Duration::from_secs(3);
 
 /// For a first try only. A real server sets `API_KEY_SECRET`.
 const EXAMPLE_SECRET: &str = "everybody can read this secret";
@@ -179,14 +184,19 @@ try: curl -i http://{address}/hello",
         hello = format!("{} in {} s", hello.units(), hello.window().as_secs_f64()),
     )?;
 
-    let page = page.clone();
+    let (page, signalled) = (page.clone(), Arc::new(Notify::new()));
+    let grace = Arc::clone(&signalled);
     let shutdown = async move {
         shutdown.await;
         page.close();
+        signalled.notify_one();
     };
-    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>())
-        .with_graceful_shutdown(shutdown)
-        .await?;
+    let served = axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>());
+    tokio::select! {
+        ended = served.with_graceful_shutdown(shutdown) => ended?,
+        // A client that never ends its request, or reads no response, does not keep the server up.
+        () = async { grace.notified().await; sleep(GRACE).await } => {}
+    }
     writeln!(stdout(), "shut down")?;
     Ok(())
 }

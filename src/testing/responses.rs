@@ -15,7 +15,8 @@ use http::{
 /// 1. 429 and 503. A service that answers these itself needs another test.
 /// 2. 400, 401, 403 and 500 with `Cache-Control: no-store` and without figures: the request had no key, such as a peer or an API
 ///    key, or its key is denied. A service may answer these itself: its response passes if it has `X-RateLimit-Limit` or
-///    `RateLimit`, or another `Cache-Control`.
+///    `RateLimit`, or no `no-store`.
+/// 3. A `grpc-status` of 8 or 14 in the headers, with which [`GrpcResponse`](crate::guide::grpc) rejects calls.
 ///
 /// ```
 /// # use axum::{Router, body::Body, http::Request, routing::get};
@@ -40,7 +41,12 @@ use http::{
 #[track_caller]
 pub fn assert_admitted<B>(response: &Response<B>) -> Option<u64> {
     let (status, headers) = (response.status(), response.headers());
-    if let Some(cause) = rejection_cause(status, headers) {
+    let of_grpc = || match headers.get("grpc-status")?.as_bytes() {
+        b"8" => Some("a limit refused the call"),
+        b"14" => Some("the store did not decide, and the layer fails closed"),
+        _ => None,
+    };
+    if let Some(cause) = rejection_cause(status, headers).or_else(of_grpc) {
         panic!("expected an admitted request, but the layer rejected it: {cause}. Got {status} with {headers:?}");
     }
     remaining(headers)
@@ -64,8 +70,10 @@ fn rejection_cause(status: StatusCode, headers: &HeaderMap) -> Option<&'static s
     (forbids_storing(headers) && !has_figures).then_some(cause)
 }
 
+/// Another middleware may add directives of its own (RFC 9111, section 5.2).
 fn forbids_storing(headers: &HeaderMap) -> bool {
-    headers.get(CACHE_CONTROL).is_some_and(|value| value == "no-store")
+    let lines = headers.get_all(CACHE_CONTROL).iter().filter_map(|line| line.to_str().ok());
+    lines.flat_map(|line| line.split(',')).any(|directive| directive.trim().eq_ignore_ascii_case("no-store"))
 }
 
 /// Asserts that a limit has refused a request, and returns the retry time that the client was told.

@@ -136,7 +136,8 @@ def check_queries(ask):
 
 
 def main(servers):
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    for name in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(name, lambda *_: sys.exit(1))
     folder = pathlib.Path(servers.enter_context(tempfile.TemporaryDirectory()))
     redis_port, exporter_port, prometheus_port = free_port(), free_port(), free_port()
     redis = servers.start("redis-server", "--port", str(redis_port), "--save", "", "--maxmemory", "64mb")

@@ -9,6 +9,8 @@ import time
 import urllib.error
 import urllib.request
 
+from processes import start
+
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 
 
@@ -36,7 +38,7 @@ class Driver:
     def __init__(self):
         self.port = free_port()
         command = [os.environ.get("CHROMEDRIVER", "chromedriver"), f"--port={self.port}", "--log-level=SEVERE"]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = start(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.browsers = []
         wait_for("chromedriver", self.is_ready)
 

@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 
 from browser import free_port, wait_for
+from processes import start
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLE = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug" / "examples" / "server"
@@ -31,7 +32,7 @@ class Server(Program):
         known = ("REDIS_URL", "TRUSTED_PROXIES", "API_KEY_SECRET", "HELLO")
         environment = {name: value for name, value in os.environ.items() if name not in known}
         environment |= {"PORT": str(port), **settings}
-        self.process = subprocess.Popen([EXAMPLE], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self.process = start([EXAMPLE], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         self.url = self.process.stdout.readline().split()[-1]
         self.port = int(self.url.rsplit(":", 1)[1])
 
@@ -47,7 +48,7 @@ class Redis(Program):
         self.url = f"redis://127.0.0.1:{self.port}/"
         options = ["--port", str(self.port), "--save", "", "--dir", self.folder.name]
         program = os.environ.get("REDIS_SERVER", "redis-server")
-        self.process = subprocess.Popen([program, *options], text=True, stdout=subprocess.PIPE)
+        self.process = start([program, *options], text=True, stdout=subprocess.PIPE)
         wait_for("redis-server", lambda: "eady to accept" in self.process.stdout.readline())
 
     def __exit__(self, *error):

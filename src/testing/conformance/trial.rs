@@ -21,7 +21,6 @@ pub(super) const MICROSECOND: Duration = Duration::from_micros(1);
 pub(super) struct Trial {
     pub(super) store: StoreUnderTest,
     pub(super) limiter: Limiter<StoreUnderTest>,
-    pub(super) store: StoreUnderTest,
     pub(super) clock: ManualClock,
     algorithms: Vec<Algorithm>,
 }

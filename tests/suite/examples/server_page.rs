@@ -1,7 +1,8 @@
 //! The page of the example `server`, as far as no browser is needed. `tests/page.sh` drives it in Chromium.
 
 use std::{
-    io::Read,
+    io::{Read, Write},
+    net::TcpStream,
     process::Command,
     time::{Duration, Instant},
 };
@@ -198,6 +199,22 @@ async fn an_open_page_keeps_no_server_from_shutting_down() {
     assert_eq!(events.headers["content-type"], "text/event-stream");
     assert!(events.body.starts_with("data: {") && events.body.contains("\"setup\""), "{}", events.body);
     assert!(events.body.matches("data: ").count() >= 2, "figures are sent again and again");
+    let mut text = String::new();
+    server.output.read_to_string(&mut text).unwrap();
+    assert!(text.ends_with("shut down\n") && server.process.wait().unwrap().success());
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_client_that_never_ends_its_request_keeps_no_server_from_shutting_down() {
+    let mut server = start(&[]);
+    let mut half = TcpStream::connect(server.url.strip_prefix("http://").unwrap()).unwrap();
+    half.write_all(b"GET /hello HTTP/1.1\r\nHost: ").unwrap();
+    assert_eq!(server.get("/health").await.status, 200);
+    server.client = HttpClient::new();
+    let terminated = Command::new("kill").arg(server.process.id().to_string()).status().unwrap();
+    assert!(terminated.success());
+
     let mut text = String::new();
     server.output.read_to_string(&mut text).unwrap();
     assert!(text.ends_with("shut down\n") && server.process.wait().unwrap().success());

@@ -38,6 +38,8 @@ fn an_admitted_request_has_any_other_status_and_says_how_many_units_are_left() {
     for (status, headers, expected) in [
         (429, "", "429"),
         (503, "", "503"),
+        (200, "grpc-status: 8", "a limit refused the call"),
+        (200, "grpc-status: 14", "the store did not decide"),
         (200, "x-ratelimit-limit: 5, x-ratelimit-remaining: 6", "more units are left"),
         (200, "x-ratelimit-limit: 5, x-ratelimit-remaining: many", "x-ratelimit-remaining is not a number"),
     ] {
@@ -109,4 +111,17 @@ fn an_unavailable_route_says_when_to_retry() {
         let failure = failure(assert_unavailable, &response(status, headers)).unwrap();
         assert!(failure.contains(expected), "{failure}");
     }
+}
+
+#[test]
+fn other_middleware_may_add_directives_for_caches() {
+    for cache_control in [
+        "cache-control: private;no-store",
+        "cache-control: No-Store",
+        "cache-control: private, cache-control: no-store",
+    ] {
+        let refused = response(429, &format!("retry-after: 60, {cache_control}").replace(';', ","));
+        assert_eq!(failure(assert_refused, &refused), None, "{cache_control}");
+    }
+    assert!(failure(assert_refused, &response(429, "retry-after: 60, cache-control: private")).is_some());
 }

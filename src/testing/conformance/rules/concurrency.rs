@@ -71,6 +71,7 @@ pub(super) async fn clones_of_a_store_count_together(test: Trial) {
 /// A limiter asks `decide` only if `decide_now` does not decide. Both spend the same units.
 pub(super) async fn checks_decided_at_once_and_later_count_together(test: Trial) {
     let check = plain_check(&NARROW, 1);
+    assert_eq!(test.used(&NARROW).await, 0);
     for used in 1..=NARROW.units() {
         let at_once = if used % 2 == 0 { test.store.decide_now(&check) } else { None };
         let decision = match at_once {
