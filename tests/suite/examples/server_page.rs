@@ -186,6 +186,27 @@ async fn the_dots_of_another_server_are_shown_and_leave_in_time() {
     assert_eq!(recent.count(), 0);
 }
 
+#[tokio::test]
+async fn no_dot_outlives_a_flush_of_redis() {
+    let redis = RedisServer::start();
+    let server = start(&[("REDIS_URL", &redis.url())]);
+    send(&server, 1, "/hello", 4).await;
+    let lanes = [HELLO, COUNTER];
+    let begun = state(&server, 1).await;
+    assert!(lanes.iter().all(|lane| !dots(&begun, *lane).is_empty()), "{begun}");
+    redis.run::<()>("FLUSHALL");
+    let flushed = Instant::now();
+    loop {
+        let now = state(&server, 1).await;
+        if lanes.iter().all(|lane| dots(&now, *lane).is_empty()) {
+            break;
+        }
+        // By itself, a dot would leave after ten seconds.
+        assert!(flushed.elapsed() < Duration::from_secs(5), "{now}");
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
 #[cfg(unix)]
 #[tokio::test]
 async fn an_open_page_keeps_no_server_from_shutting_down() {
