@@ -108,6 +108,21 @@ impl Algorithm {
         Self(Kind::Fixed)
     }
 
+    /// Whether it counts by entries of the past, exact or compact.
+    pub(crate) const fn is_log(self) -> bool {
+        matches!(self.0, Kind::Log | Kind::Compact { .. })
+    }
+
+    /// Its word in texts.
+    pub(crate) fn word(self) -> String {
+        match self.0 {
+            Kind::Log => "log".to_owned(),
+            Kind::Compact { entries } => format!("compact({entries})"),
+            Kind::Counter => "counter".to_owned(),
+            Kind::Fixed => "fixed".to_owned(),
+        }
+    }
+
     pub(crate) const fn kind(self) -> Kind {
         self.0
     }

@@ -1,8 +1,11 @@
-//! A part of a long log: entries in the order of their times, their sum, and a filter of their ids.
+//! A part of a long log: a queue of entries, and a filter of their ids.
 
-use std::{collections::VecDeque, sync::LazyLock};
+use std::sync::LazyLock;
 
-use super::entry::{Entry, Sum};
+use super::{
+    entry::{Entry, Sum},
+    queue::Queue,
+};
 use crate::admission::{AdmissionId, random};
 
 /// The entries of a new chunk. A chunk with twice as many is split. So an insertion moves few entries.
@@ -11,8 +14,7 @@ pub(super) const CHUNK: usize = if cfg!(test) { 8 } else { 1_024 };
 
 #[derive(Debug)]
 pub(super) struct Chunk {
-    entries: VecDeque<Entry>,
-    sum: Sum,
+    entries: Queue,
     filter: IdFilter,
 }
 
@@ -27,22 +29,26 @@ pub(super) struct FilterBits {
     bits: u64,
 }
 
+/// The chunk of an entry, and the index of the entry there. The newest entries count as the chunk after the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Position {
+    pub(super) chunk: usize,
+    pub(super) index: usize,
+}
+
 impl Chunk {
-    pub(super) fn new(entries: VecDeque<Entry>) -> Self {
-        let (mut sum, mut filter) = (Sum::default(), IdFilter(Box::new([0; IdFilter::WORDS])));
-        for entry in &entries {
-            sum.add(entry.sum());
-            filter.add(FilterBits::of(entry.id));
-        }
-        Self { entries, sum, filter }
+    pub(super) fn new(entries: Queue) -> Self {
+        let mut filter = IdFilter(Box::new([0; IdFilter::WORDS]));
+        entries.iter().for_each(|entry| filter.add(FilterBits::of(entry.id)));
+        Self { entries, filter }
     }
 
-    pub(super) fn entries(&self) -> &VecDeque<Entry> {
+    pub(super) fn entries(&self) -> &Queue {
         &self.entries
     }
 
     pub(super) fn sum(&self) -> Sum {
-        self.sum
+        self.entries.sum()
     }
 
     pub(super) fn may_contain(&self, bits: FilterBits) -> bool {
@@ -59,43 +65,35 @@ impl Chunk {
 
     /// Inserts an entry behind those of its time, and returns the second half of a chunk that is too long then.
     pub(super) fn insert(&mut self, entry: Entry) -> Option<Self> {
-        self.entries.insert(up_to(&self.entries, entry.at), entry);
+        self.entries.insert(entry);
         if self.entries.len() == 2 * CHUNK {
             let half = Self::new(self.entries.split_off(CHUNK));
             *self = Self::new(std::mem::take(&mut self.entries));
             return Some(half);
         }
-        self.sum.add(entry.sum());
         self.filter.add(FilterBits::of(entry.id));
         None
     }
 
     /// Changes an entry, but neither its time nor its id.
     pub(super) fn change(&mut self, index: usize, change: impl FnOnce(&mut Entry)) {
-        if let Some(entry) = self.entries.get_mut(index) {
-            self.sum.subtract(entry.sum());
-            change(entry);
-            self.sum.add(entry.sum());
-        }
+        self.entries.change(index, change);
     }
 
     pub(super) fn remove(&mut self, index: usize) -> Option<Entry> {
         let removed = self.entries.remove(index)?;
-        self.sum.subtract(removed.sum());
-        shrink(&mut self.entries);
+        self.entries.shrink();
         Some(removed)
     }
 
-    /// Drops the oldest entries while they are gone, and returns their number and their units.
-    pub(super) fn drop_while(&mut self, is_gone: impl Fn(&Entry) -> bool) -> (usize, Sum) {
-        let (entries, sum) = drop_while(&mut self.entries, is_gone);
-        self.sum.subtract(sum);
-        (entries, sum)
+    /// Drops the oldest entries while their times are gone, and returns how many.
+    pub(super) fn drop_while(&mut self, is_gone: impl Fn(u64) -> bool) -> usize {
+        self.entries.drop_while(is_gone)
     }
 
     /// Moves at most `most` entries of a later time back to this one, and returns how many.
     pub(super) fn pull_back(&mut self, at: u64, most: usize) -> usize {
-        pull_back(&mut self.entries, at, most)
+        self.entries.pull_back(at, most)
     }
 }
 
@@ -122,34 +120,5 @@ impl FilterBits {
         let hash = (hash ^ hash >> 32).wrapping_mul(second);
         let bit = |place: u32| 1 << (hash >> place & 63);
         Self { word: (hash >> 32) as usize % IdFilter::WORDS, bits: bit(58) | bit(52) | bit(46) | bit(40) }
-    }
-}
-
-/// The number of entries that are not later than this time.
-pub(super) fn up_to(entries: &VecDeque<Entry>, at: u64) -> usize {
-    entries.partition_point(|entry| entry.at <= at)
-}
-
-pub(super) fn drop_while(entries: &mut VecDeque<Entry>, is_gone: impl Fn(&Entry) -> bool) -> (usize, Sum) {
-    let (mut dropped, mut sum) = (0, Sum::default());
-    while let Some(entry) = entries.front().filter(|entry| is_gone(entry)) {
-        dropped += 1;
-        sum.add(entry.sum());
-        entries.pop_front();
-    }
-    (dropped, sum)
-}
-
-pub(super) fn pull_back(entries: &mut VecDeque<Entry>, at: u64, most: usize) -> usize {
-    let later = up_to(entries, at);
-    let pulled = (entries.len() - later).min(most);
-    entries.range_mut(later..later + pulled).for_each(|entry| entry.at = at);
-    pulled
-}
-
-/// Gives back the memory of a burst.
-pub(super) fn shrink(entries: &mut VecDeque<Entry>) {
-    if entries.capacity() / 4 > entries.len() {
-        entries.shrink_to_fit();
     }
 }

@@ -3,68 +3,73 @@
 //! The newest entries are in one queue, and most logs have no others. The older entries of a long log are in chunks: so
 //! finding, inserting and removing an entry, or dropping a chunk, takes microseconds even among a million.
 
-use std::{
-    collections::{VecDeque, vec_deque},
-    mem,
-};
+use std::{collections::vec_deque, mem};
 
 use super::{
-    chunk::{CHUNK, Chunk, FilterBits, drop_while, pull_back, shrink, up_to},
+    chunk::{CHUNK, Chunk, FilterBits, Position},
     entry::{Entry, Sum, UnitsOf},
+    older_chunks::OlderChunks,
+    queue::Queue,
 };
 use crate::admission::AdmissionId;
 
 /// The most entries that one check moves when the clock has stepped back. The next check goes on.
 const PULLED_BACK: usize = if cfg!(test) { 8 } else { 1_000 };
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Entries {
-    newest: VecDeque<Entry>,
+    newest: Queue,
     older: Option<Box<OlderChunks>>,
-}
-
-/// The entries before the newest: at least one chunk, and no empty one.
-#[derive(Debug, Default)]
-struct OlderChunks {
-    chunks: VecDeque<Chunk>,
-    /// The number of their entries.
-    len: usize,
-}
-
-/// The chunk of an entry and its index there. The newest entries count as the chunk after the last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Position {
-    chunk: usize,
-    index: usize,
+    /// The time of the oldest entry, or the latest of all times. It is here so that most checks need not read the entry itself,
+    /// which is seldom in the processor's cache.
+    oldest_at: u64,
+    /// The time of the last entry, or 0.
+    last_at: u64,
 }
 
 impl Entries {
+    #[inline]
     pub(super) fn len(&self) -> usize {
         self.newest.len() + self.older.as_ref().map_or(0, |older| older.len)
     }
 
-    pub(super) fn oldest(&self) -> Option<&Entry> {
+    #[inline]
+    pub(super) fn sum(&self) -> Sum {
+        let mut sum = self.newest.sum();
+        if let Some(older) = &self.older {
+            sum.add(older.sum);
+        }
+        sum
+    }
+
+    /// The time of the oldest entry; the latest of all times if there is none.
+    #[inline]
+    pub(super) fn oldest_at(&self) -> u64 {
+        self.oldest_at
+    }
+
+    fn oldest(&self) -> Option<Entry> {
         let first = self.older.as_ref().and_then(|older| older.chunks.front());
         first.map_or(&self.newest, Chunk::entries).front()
     }
 
-    fn last(&self) -> Option<&Entry> {
+    fn last(&self) -> Option<Entry> {
         self.newest.back().or_else(|| self.older.as_ref()?.chunks.back()?.entries().back())
     }
 
     /// The newest entry, unless it is in a chunk.
-    pub(super) fn newest(&self) -> Option<(Position, &Entry)> {
+    pub(super) fn newest(&self) -> Option<(Position, Entry)> {
         let place = || Position { chunk: self.chunks().len(), index: self.newest.len() - 1 };
         self.newest.back().map(|entry| (place(), entry))
     }
 
     /// All entries, the oldest first.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
-        self.chunks().flat_map(Chunk::entries).chain(&self.newest)
+    pub(super) fn iter(&self) -> impl Iterator<Item = Entry> {
+        self.chunks().map(Chunk::entries).chain([&self.newest]).flat_map(Queue::iter)
     }
 
     /// The entries of this very time, the newest first.
-    pub(super) fn of(&self, at: u64) -> impl Iterator<Item = (Position, &Entry)> {
+    pub(super) fn of(&self, at: u64) -> impl Iterator<Item = (Position, Entry)> {
         let begun = self.older.as_ref().map_or(0, |older| older.chunks.partition_point(|chunk| chunk.first() <= at));
         let all = self.chunks().len();
         let places = [all].into_iter().chain((0..begun).rev());
@@ -73,7 +78,7 @@ impl Entries {
 
     /// An entry with this id of this time, or of an earlier one, since the clock may have stepped back.
     pub(super) fn find(&self, id: AdmissionId, at: u64, is_it: impl Fn(&Entry) -> bool) -> Option<Position> {
-        let is_it = |(_, entry): &(Position, &Entry)| entry.id == id && is_it(entry);
+        let is_it = |(_, entry): &(Position, Entry)| entry.id == id && is_it(entry);
         let near = self.of(at).find(is_it);
         let far = || {
             let bits = FilterBits::of(id);
@@ -85,13 +90,13 @@ impl Entries {
         near.or_else(far).map(|(place, _)| place)
     }
 
-    pub(super) fn get(&self, Position { chunk, index }: Position) -> Option<&Entry> {
+    pub(super) fn get(&self, Position { chunk, index }: Position) -> Option<Entry> {
         let chunk = self.older.as_ref().and_then(|older| older.chunks.get(chunk));
         chunk.map_or(&self.newest, Chunk::entries).get(index)
     }
 
     /// The entry with whose departure this many of the chosen units have left.
-    pub(super) fn departure(&self, mut units: u64, units_of: UnitsOf) -> Option<&Entry> {
+    pub(super) fn departure(&self, mut units: u64, units_of: UnitsOf) -> Option<Entry> {
         let older = self.older.as_ref().and_then(|older| older.with_units(&mut units, units_of));
         older.unwrap_or(&self.newest).iter().find(|entry| {
             units = units.saturating_sub(units_of(entry.sum()));
@@ -100,12 +105,15 @@ impl Entries {
     }
 
     /// Inserts an entry behind those of its time.
+    #[inline]
     pub(super) fn insert(&mut self, entry: Entry) {
         if self.newest.len() == CHUNK {
-            let full = mem::replace(&mut self.newest, VecDeque::with_capacity(CHUNK));
+            let full = mem::replace(&mut self.newest, Queue::with_capacity(CHUNK));
             self.older.get_or_insert_default().push(full);
         }
-        if self.last().is_none_or(|last| last.at <= entry.at) {
+        self.oldest_at = self.oldest_at.min(entry.at);
+        if self.last_at <= entry.at {
+            self.last_at = entry.at;
             self.newest.push_back(entry);
         } else {
             self.insert_between(entry);
@@ -115,45 +123,51 @@ impl Entries {
     fn insert_between(&mut self, entry: Entry) {
         match &mut self.older {
             Some(older) if older.last() > entry.at => older.insert(entry),
-            _ => self.newest.insert(up_to(&self.newest, entry.at), entry),
+            _ => self.newest.insert(entry),
         }
     }
 
     /// Changes an entry, but neither its time nor its id.
-    pub(super) fn change(&mut self, Position { chunk, index }: Position, change: impl FnOnce(&mut Entry)) {
-        match self.older.as_mut().and_then(|older| older.chunks.get_mut(chunk)) {
-            Some(chunk) => chunk.change(index, change),
-            None => self.newest.get_mut(index).map_or((), change),
+    pub(super) fn change(&mut self, place: Position, change: impl FnOnce(&mut Entry)) {
+        match &mut self.older {
+            Some(older) if place.chunk < older.chunks.len() => older.change(place, change),
+            _ => self.newest.change(place.index, change),
         }
     }
 
     pub(super) fn remove(&mut self, place: Position) -> Option<Entry> {
-        match &mut self.older {
+        let removed = match &mut self.older {
             Some(older) if place.chunk < older.chunks.len() => {
                 let removed = older.remove(place);
                 self.older.take_if(|older| older.chunks.is_empty());
                 removed
             }
             _ => self.newest.remove(place.index),
-        }
+        };
+        self.note_ends();
+        removed
     }
 
-    /// Drops the oldest entries while they are gone, and returns their number and their units.
-    pub(super) fn drop_while(&mut self, is_gone: impl Fn(&Entry) -> bool) -> (usize, Sum) {
-        let Some(older) = &mut self.older else { return drop_while(&mut self.newest, is_gone) };
-        let (older_entries, mut sum) = older.drop_while(&is_gone);
-        if !older.chunks.is_empty() {
-            return (older_entries, sum);
+    /// Drops the oldest entries while their times are gone, and returns how many.
+    pub(super) fn drop_while(&mut self, is_gone: impl Fn(u64) -> bool) -> usize {
+        let mut dropped = 0;
+        if let Some(older) = &mut self.older {
+            dropped = older.drop_while(&is_gone);
+            self.older.take_if(|older| older.chunks.is_empty());
         }
-        self.older = None;
-        let (entries, newest) = drop_while(&mut self.newest, is_gone);
-        sum.add(newest);
-        (older_entries + entries, sum)
+        if self.older.is_none() {
+            dropped += self.newest.drop_while(is_gone);
+        }
+        match self.oldest() {
+            Some(oldest) => self.oldest_at = oldest.at,
+            None => self.note_ends(),
+        }
+        dropped
     }
 
     /// Moves entries of a later time back to this one; of very many only the first.
     pub(super) fn pull_back(&mut self, at: u64) {
-        if self.last().is_some_and(|last| last.at > at) {
+        if self.last_at > at {
             self.pull_back_later(at);
         }
     }
@@ -165,12 +179,18 @@ impl Entries {
             let later = older.chunks.partition_point(|chunk| chunk.last() <= at);
             older.chunks.range_mut(later..).for_each(|chunk| left -= chunk.pull_back(at, left));
         }
-        pull_back(&mut self.newest, at, left);
+        self.newest.pull_back(at, left);
+        self.note_ends();
+    }
+
+    fn note_ends(&mut self) {
+        self.oldest_at = self.oldest().map_or(u64::MAX, |entry| entry.at);
+        self.last_at = self.last().map_or(0, |entry| entry.at);
     }
 
     /// Gives back the memory of a burst.
     pub(super) fn shrink(&mut self) {
-        shrink(&mut self.newest);
+        self.newest.shrink();
     }
 
     fn chunks(&self) -> vec_deque::Iter<'_, Chunk> {
@@ -178,71 +198,17 @@ impl Entries {
     }
 
     /// The entries of a chunk up to this time, the newest first.
-    fn until(&self, at: u64, chunk: usize) -> impl Iterator<Item = (Position, &Entry)> {
+    fn until(&self, at: u64, chunk: usize) -> impl Iterator<Item = (Position, Entry)> {
         let of_chunk = self.older.as_ref().and_then(|older| older.chunks.get(chunk));
         let entries = of_chunk.map_or(&self.newest, Chunk::entries);
-        let until = entries.range(..up_to(entries, at)).enumerate().rev();
-        until.map(move |(index, entry)| (Position { chunk, index }, entry))
+        let until = (0..entries.up_to(at)).rev();
+        until.filter_map(move |index| Some((Position { chunk, index }, entries.get(index)?)))
     }
 }
 
-impl OlderChunks {
-    fn last(&self) -> u64 {
-        self.chunks.back().map_or(0, Chunk::last)
-    }
-
-    fn push(&mut self, entries: VecDeque<Entry>) {
-        self.len += entries.len();
-        self.chunks.push_back(Chunk::new(entries));
-    }
-
-    /// Inserts an entry that is older than the last into its chunk.
-    fn insert(&mut self, entry: Entry) {
-        let place = self.chunks.partition_point(|chunk| chunk.last() <= entry.at);
-        let Some(chunk) = self.chunks.get_mut(place) else { return };
-        if let Some(half) = chunk.insert(entry) {
-            self.chunks.insert(place + 1, half);
-        }
-        self.len += 1;
-    }
-
-    fn remove(&mut self, place: Position) -> Option<Entry> {
-        let chunk = self.chunks.get_mut(place.chunk)?;
-        let removed = chunk.remove(place.index)?;
-        if chunk.entries().is_empty() {
-            self.chunks.remove(place.chunk);
-        }
-        self.len -= 1;
-        Some(removed)
-    }
-
-    /// The entries of the chunk that is the last to leave until so many of the chosen units have left. Subtracts the units of
-    /// the chunks before it.
-    fn with_units(&self, units: &mut u64, units_of: UnitsOf) -> Option<&VecDeque<Entry>> {
-        let is_it = |chunk: &&Chunk| {
-            let of_chunk = units_of(chunk.sum());
-            let is_it = of_chunk >= *units;
-            *units -= if is_it { 0 } else { of_chunk };
-            is_it
-        };
-        self.chunks.iter().find(is_it).map(Chunk::entries)
-    }
-
-    fn drop_while(&mut self, is_gone: impl Fn(&Entry) -> bool) -> (usize, Sum) {
-        let (mut entries, mut sum) = (0, Sum::default());
-        while let Some(chunk) = self.chunks.front_mut() {
-            let is_whole = chunk.entries().back().is_none_or(&is_gone);
-            let (some, of_them) =
-                if is_whole { (chunk.entries().len(), chunk.sum()) } else { chunk.drop_while(&is_gone) };
-            entries += some;
-            sum.add(of_them);
-            if !is_whole {
-                break;
-            }
-            self.chunks.pop_front();
-        }
-        self.len -= entries;
-        (entries, sum)
+impl Default for Entries {
+    fn default() -> Self {
+        Self { newest: Queue::default(), older: None, oldest_at: u64::MAX, last_at: 0 }
     }
 }
 
@@ -277,6 +243,14 @@ mod tests {
         ]
     }
 
+    fn single() -> impl Strategy<Value = Step> {
+        (0..3u64).prop_map(|at| Step::Insert { at, units: 1, is_reserved: false })
+    }
+
+    fn drop_some() -> impl Strategy<Value = Step> {
+        (0..12u64).prop_map(|until| Step::Drop { until })
+    }
+
     /// The model: a plain list.
     #[derive(Default)]
     struct Plain(Vec<Entry>);
@@ -300,13 +274,13 @@ mod tests {
                 }
                 Step::Settle { nth } if !plain.0.is_empty() => {
                     let entry = plain.0.remove(nth % plain.0.len());
-                    let (place, _) = entries.of(entry.at).find(|(_, other)| **other == entry).unwrap();
+                    let (place, _) = entries.of(entry.at).find(|(_, other)| *other == entry).unwrap();
                     assert_eq!(entries.remove(place), Some(entry));
                 }
                 Step::Add { nth, units } if !plain.0.is_empty() => {
                     let nth = nth % plain.0.len();
                     let entry = plain.0[nth];
-                    let (place, _) = entries.of(entry.at).find(|(_, other)| **other == entry).unwrap();
+                    let (place, _) = entries.of(entry.at).find(|(_, other)| *other == entry).unwrap();
                     entries.change(place, |entry| entry.add(units));
                     plain.0[nth].add(units);
                 }
@@ -315,9 +289,13 @@ mod tests {
                     let left = plain.0.split_off(plain.0.partition_point(|entry| entry.at <= since));
                     let mut sum = Sum::default();
                     plain.0.iter().for_each(|entry| sum.add(entry.sum()));
-                    let gone = (plain.0.len(), sum);
+                    let gone = plain.0.len();
                     plain.0 = left;
-                    assert_eq!(entries.drop_while(|entry| entry.at <= since), gone);
+                    let before = entries.sum();
+                    let dropped = entries.drop_while(|at| at <= since);
+                    let mut whole = entries.sum();
+                    whole.add(sum);
+                    assert_eq!((dropped, before), (gone, whole));
                 }
                 Step::PullBack { at } => {
                     entries.pull_back(since + at);
@@ -329,7 +307,7 @@ mod tests {
                     let (entry, at) = (plain.0[nth], plain.0[nth].at + later);
                     let find = |at| entries.find(entry.id, at, |other| other == &entry);
                     let place = find(at).unwrap();
-                    assert!(entries.of(entry.at).any(|found| found == (place, &entry)));
+                    assert!(entries.of(entry.at).any(|found| found == (place, entry)));
                     assert_eq!(entry.at.checked_sub(1).and_then(find), None, "what is later is not found");
                 }
                 Step::Departure { units, is_reserved } => {
@@ -339,15 +317,18 @@ mod tests {
                         left = left.saturating_sub(units_of(entry.sum()));
                         left == 0
                     };
-                    assert_eq!(entries.departure(units, units_of), plain.0.iter().find(departs));
+                    assert_eq!(entries.departure(units, units_of), plain.0.iter().find(departs).copied());
                 }
                 Step::Settle { .. } | Step::Add { .. } | Step::Find { .. } => {}
             }
-            assert!(entries.iter().eq(&plain.0));
-            assert_eq!(
-                (entries.len(), entries.oldest(), entries.last()),
-                (plain.0.len(), plain.0.first(), plain.0.last())
-            );
+            assert!(entries.iter().eq(plain.0.iter().copied()));
+            let (oldest, last) = (plain.0.first().copied(), plain.0.last().copied());
+            assert_eq!((entries.len(), entries.oldest(), entries.last()), (plain.0.len(), oldest, last));
+            let ends = (oldest.map_or(u64::MAX, |entry| entry.at), last.map_or(0, |entry| entry.at));
+            assert_eq!((entries.oldest_at, entries.last_at), ends);
+            let mut sum = Sum::default();
+            plain.0.iter().for_each(|entry| sum.add(entry.sum()));
+            assert_eq!(entries.sum(), sum);
         }
     }
 
@@ -356,6 +337,26 @@ mod tests {
         #[test]
         fn entries_in_chunks_are_a_list(steps in prop::collection::vec(step(), 1..200)) {
             replay(&steps);
+        }
+
+        /// Named entries of one unit, which are stored in less memory as long as they come and go in order.
+        #[test]
+        fn entries_of_one_unit_are_a_list(
+            steps in prop::collection::vec(prop_oneof![16 => single(), 4 => drop_some(), 1 => step()], 1..200),
+        ) {
+            let mut at = 0;
+            let in_order = steps.into_iter().map(|step| match step {
+                Step::Insert { at: after, units: 1, is_reserved: false } => {
+                    at += after;
+                    Step::Insert { at, units: 1, is_reserved: false }
+                }
+                Step::Drop { until } => {
+                    at = at.saturating_sub(until);
+                    Step::Drop { until }
+                }
+                step => step,
+            });
+            replay(&in_order.collect::<Vec<_>>());
         }
     }
 }

@@ -89,6 +89,11 @@ impl Entry {
         Sum { units, reserved: if self.is(Kind::Reserved) { units } else { 0 } }
     }
 
+    /// Whether it is a named entry of one unit.
+    pub(super) fn is_single(&self) -> bool {
+        self.units == PackedUnits::new(Kind::Named, 1)
+    }
+
     pub(super) fn is(&self, kind: Kind) -> bool {
         self.units.0 >> PackedUnits::KIND == kind as u64
     }

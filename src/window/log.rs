@@ -5,63 +5,59 @@
 //! the time of a window before its lease ends, so that it leaves then.
 
 use super::{
-    entries::{Entries, Position},
+    chunk::Position,
+    entries::Entries,
     entry::{Entry, Kind, RetryWait, Sum, UnitsOf},
 };
 use crate::admission::AdmissionId;
 
-/// The entries in the window, and their sum.
+/// The entries in the window.
 #[derive(Debug, Default)]
-pub(crate) struct Log {
-    entries: Entries,
-    sum: Sum,
-}
+pub(crate) struct Log(Entries);
 
 impl Log {
     /// Drops entries that have left the window, and returns how many.
+    #[inline]
     pub(super) fn trim(&mut self, now: u64, window: u64) -> usize {
-        let has_left = |entry: &Entry| entry.at.saturating_add(window) <= now;
-        if self.entries.oldest().is_some_and(has_left) { self.drop_while(has_left) } else { 0 }
+        let has_left = |at: u64| at.saturating_add(window) <= now;
+        if has_left(self.0.oldest_at()) { self.0.drop_while(has_left) } else { 0 }
     }
 
-    #[inline(never)]
-    fn drop_while(&mut self, has_left: impl Fn(&Entry) -> bool) -> usize {
-        let (entries, sum) = self.entries.drop_while(has_left);
-        self.sum.subtract(sum);
-        entries
-    }
-
+    #[inline]
     pub(super) fn used(&self) -> u64 {
-        self.sum.units
+        self.0.sum().units
     }
 
+    #[inline]
     pub(super) fn reserved(&self) -> u64 {
-        self.sum.reserved
+        self.0.sum().reserved
     }
 
+    #[inline]
     pub(super) fn len(&self) -> usize {
-        self.entries.len()
+        self.0.len()
     }
 
     /// Gives back the memory of a burst.
     pub(super) fn shrink(&mut self) {
-        self.entries.shrink();
+        self.0.shrink();
     }
 
     /// The time until the oldest entry leaves the window; 0 if there is none.
+    #[inline]
     pub(super) fn reset_after(&self, now: u64, window: u64) -> u64 {
-        self.entries.oldest().map_or(0, |entry| leaves_after(entry.at, now, window))
+        if self.len() == 0 { 0 } else { leaves_after(self.0.oldest_at(), now, window) }
     }
 
     /// The time of this very admission, if the log has it.
     pub(super) fn time_of(&self, id: AdmissionId, units: u64) -> Option<u64> {
         let is_it = |entry: &Entry| entry.count() == units && (entry.is(Kind::Named) || entry.is(Kind::Reserved));
-        self.entries.find(id, u64::MAX, is_it).and_then(|place| self.entries.get(place)).map(|entry| entry.at)
+        self.0.find(id, u64::MAX, is_it).and_then(|place| self.0.get(place)).map(|entry| entry.at)
     }
 
     /// Whether the log has a settlement of this id and time.
     pub(super) fn has_settled(&self, id: AdmissionId, at: u64) -> bool {
-        self.entries.of(at).any(|(_, entry)| entry.id == id && entry.is(Kind::Settled))
+        self.0.of(at).any(|(_, entry)| entry.id == id && entry.is(Kind::Settled))
     }
 
     /// Whether there is a sum of this time, to which units can be added without a new entry.
@@ -74,8 +70,8 @@ impl Log {
     pub(super) fn wait_for(&mut self, most: u64, now: u64, present: u64, window: u64) -> RetryWait {
         self.pull_back(present);
         let until_left = |units_of: UnitsOf| {
-            let excess = units_of(self.sum).saturating_sub(most);
-            let departure = (excess > 0).then(|| self.entries.departure(excess, units_of)).flatten();
+            let excess = units_of(self.sum()).saturating_sub(most);
+            let departure = (excess > 0).then(|| self.0.departure(excess, units_of)).flatten();
             departure.map_or(0, |entry| leaves_after(entry.at.min(present), now, window))
         };
         RetryWait::of(self.reserved(), until_left)
@@ -83,18 +79,19 @@ impl Log {
 
     /// Moves entries of a later time back to the present.
     pub(super) fn pull_back(&mut self, present: u64) {
-        self.entries.pull_back(present);
+        self.0.pull_back(present);
     }
 
     pub(super) fn sum(&self) -> Sum {
-        self.sum
+        self.0.sum()
     }
 
     /// When entries leave the window, the oldest first, and their units.
     pub(super) fn departures(&self, window: u64) -> impl Iterator<Item = (u64, Sum)> {
-        self.entries.iter().map(move |entry| (entry.at.saturating_add(window), entry.sum()))
+        self.0.iter().map(move |entry| (entry.at.saturating_add(window), entry.sum()))
     }
 
+    #[inline]
     pub(super) fn add_named(&mut self, at: u64, units: u64, id: AdmissionId) {
         self.insert(Entry::new(Kind::Named, at, units, id));
     }
@@ -110,10 +107,7 @@ impl Log {
     /// Adds units to the sum of their time.
     pub(super) fn add_to_sum(&mut self, at: u64, units: u64) {
         match self.sum_at(at) {
-            Some(place) => {
-                self.entries.change(place, |entry| entry.add(units));
-                self.sum.units = self.sum.units.saturating_add(units);
-            }
+            Some(place) => self.0.change(place, |entry| entry.add(units)),
             None => self.insert(Entry::new(Kind::Sum, at, units, AdmissionId::from(0))),
         }
     }
@@ -122,22 +116,20 @@ impl Log {
     /// entry is another admission under the same id.
     pub(super) fn take(&mut self, id: AdmissionId, units: u64, is_reserved: bool, at: u64) -> Option<u64> {
         let kind = if is_reserved { Kind::Reserved } else { Kind::Named };
-        let place = self.entries.find(id, at, |entry| entry.count() == units && entry.is(kind))?;
-        let entry = self.entries.remove(place)?;
-        self.sum.subtract(entry.sum());
-        Some(entry.at)
+        let place = self.0.find(id, at, |entry| entry.count() == units && entry.is(kind))?;
+        Some(self.0.remove(place)?.at)
     }
 
     fn sum_at(&self, at: u64) -> Option<Position> {
-        let is_it = |(_, entry): &(Position, &Entry)| entry.at == at && entry.is(Kind::Sum);
+        let is_it = |(_, entry): &(Position, Entry)| entry.at == at && entry.is(Kind::Sum);
         // Nearly always it is the newest entry.
-        let sum = self.entries.newest().filter(is_it).or_else(|| self.entries.of(at).find(is_it));
+        let sum = self.0.newest().filter(is_it).or_else(|| self.0.of(at).find(is_it));
         sum.map(|(place, _)| place)
     }
 
+    #[inline]
     fn insert(&mut self, entry: Entry) {
-        self.sum.add(entry.sum());
-        self.entries.insert(entry);
+        self.0.insert(entry);
     }
 }
 

@@ -9,6 +9,9 @@ mod counter;
 mod entries;
 mod entry;
 mod log;
+mod older_chunks;
+mod queue;
+mod singles;
 
 pub(crate) use self::entry::RetryWait;
 use self::{counter::Counter, log::Log};
@@ -54,6 +57,7 @@ impl Window {
     }
 
     /// Drops entries that have left the window, and returns how many.
+    #[inline]
     pub(crate) fn trim(&mut self, now: u64, window: u64) -> usize {
         match self {
             Self::Log(log) => log.trim(now, window),
@@ -62,6 +66,7 @@ impl Window {
     }
 
     /// The number of entries.
+    #[inline]
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Log(log) => log.len(),
@@ -78,6 +83,7 @@ impl Window {
     }
 
     /// The units in the window.
+    #[inline]
     pub(crate) fn used(&self, now: u64, window: u64) -> u64 {
         match self {
             Self::Log(log) => log.used(),
@@ -86,11 +92,13 @@ impl Window {
     }
 
     /// The reserved units in the window.
+    #[inline]
     pub(crate) fn reserved(&self) -> u64 {
         self.log().reserved()
     }
 
     /// The time until fewer units are in the window; 0 if there are none.
+    #[inline]
     pub(crate) fn reset_after(&self, now: u64, limit: &Limit) -> u64 {
         let window = limit.window_micros();
         match self {
@@ -105,6 +113,7 @@ impl Window {
     }
 
     /// The log with the entries that have an id.
+    #[inline]
     fn log(&self) -> &Log {
         match self {
             Self::Log(log) => log,
@@ -113,6 +122,7 @@ impl Window {
     }
 
     /// How many entries [`admit`](Self::admit) would add.
+    #[inline]
     pub(crate) fn growth(&self, charge: &Charge, context: CheckContext) -> usize {
         if charge.is_exact() {
             return 1;
@@ -125,6 +135,7 @@ impl Window {
     }
 
     /// Records an admission.
+    #[inline]
     pub(crate) fn admit(&mut self, charge: &Charge, context: CheckContext) {
         let CheckContext { now, id, .. } = context;
         let (limit, units) = (charge.limit(), charge.cost());

@@ -87,6 +87,7 @@ impl Capacity {
     /// Gives back the capacity of admissions that are gone, and takes that of new ones, which is known to be free.
     ///
     /// If as many are new as are gone, nothing is written, so that threads do not meet here.
+    #[inline]
     pub(super) fn change(&self, usage: &LimitUsage, gone: usize, new: usize) {
         if new <= gone {
             return self.give_back(usage, gone - new);
@@ -96,6 +97,7 @@ impl Capacity {
     }
 
     /// The same if the capacity may not be free. Then it only gives back.
+    #[inline]
     pub(super) fn try_change(&self, usage: &LimitUsage, gone: usize, new: usize) -> Result<(), OutOfCapacity> {
         if new > gone && !self.has(usage, new - gone) {
             self.give_back(usage, gone);
@@ -107,6 +109,7 @@ impl Capacity {
     }
 
     /// As if they came one after the other: the last of them, too, finds more free than the limit holds.
+    #[inline]
     fn has(&self, usage: &LimitUsage, more: usize) -> bool {
         let (held, taken) = (usage.admissions.get() + more - 1, self.taken() + more - 1);
         held < self.admissions.saturating_sub(taken)
@@ -135,6 +138,7 @@ impl Counter {
 }
 
 impl LimitUsage {
+    #[inline]
     pub(super) fn is_of(&self, limit: &Limit) -> bool {
         self.name == limit.name()
     }

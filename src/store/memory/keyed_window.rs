@@ -48,6 +48,7 @@ impl KeyedWindow {
 
     /// Decides a charge that is alone in its check, and returns when it was counted if that was before. `take_capacity` gets
     /// the numbers of entries that are gone and new.
+    #[inline]
     pub(super) fn decide<E>(
         &mut self,
         charge: &Charge,
@@ -66,6 +67,7 @@ impl KeyedWindow {
     }
 
     /// Drops entries that have left the window, and looks at the others.
+    #[inline]
     pub(super) fn preview(&mut self, charge: &Charge, context: CheckContext) -> Preview {
         let gone = self.window.trim(context.now, charge.limit().window_micros());
         let new = if charge.units() > 0 { self.window.growth(charge, context) } else { 0 };
@@ -75,6 +77,7 @@ impl KeyedWindow {
     }
 
     /// The figures of a charge in a check that is refused, by it or by another charge.
+    #[inline]
     pub(super) fn refuse(&mut self, charge: &Charge, context: CheckContext) -> Figures {
         let most = charge.limit().units().saturating_sub(charge.cost());
         let refuses = !self.fits(charge, context);
@@ -83,6 +86,7 @@ impl KeyedWindow {
     }
 
     /// Counts a charge of a check that is admitted.
+    #[inline]
     pub(super) fn admit(&mut self, charge: &Charge, context: CheckContext) -> Figures {
         if charge.units() > 0 {
             self.window.admit(charge, context);
@@ -127,12 +131,14 @@ impl KeyedWindow {
         self.window.len() == 0
     }
 
+    #[inline]
     fn fits(&self, charge: &Charge, context: CheckContext) -> bool {
         let limit = charge.limit();
         let used = || self.window.used(context.now, limit.window_micros());
         charge.cost() == 0 || charge.is_spent() || used().saturating_add(charge.cost()) <= limit.units()
     }
 
+    #[inline]
     pub(super) fn figures(&self, charge: &Charge, now: u64, retry: Option<RetryWait>) -> Figures {
         let limit = charge.limit();
         let (used, reset_after) = (self.window.used(now, limit.window_micros()), self.window.reset_after(now, limit));
@@ -141,6 +147,7 @@ impl KeyedWindow {
 }
 
 impl Figures {
+    #[inline]
     pub(super) fn status(self, charge: &Charge) -> LimitStatus {
         let Self { used, reserved, reset_after, retry } = self;
         let retry_after = retry.map(|wait| Duration::from_micros(wait.most));

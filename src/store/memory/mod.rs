@@ -101,7 +101,8 @@ impl MemoryStore {
 }
 
 impl MemoryStoreBuilder {
-    /// The largest number of admissions to remember, about 24 bytes each. Default: 1,000,000.
+    /// The largest number of admissions to remember, about 16 bytes each, or 24 if they cost several units or are
+    /// reserved or settled. Default: 1,000,000.
     ///
     /// A single limit gets half of it, rounded up, and each further limit half of the rest, so a new limit always finds
     /// capacity. A limit that has used up its part still refuses, but fails if it would admit, and the failure mode decides.

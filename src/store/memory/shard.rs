@@ -23,10 +23,10 @@ pub(super) struct Shard {
     usages: LimitUsages,
 }
 
-/// One limit and key: two cache lines, and no third that it begins or ends in. It is found by the digest of the limit's
+/// One limit and key: two cache lines that processors load together. It is found by the digest of the limit's
 /// name and the key.
 #[derive(Debug)]
-#[repr(align(64))]
+#[repr(align(128))]
 struct Record {
     digest: u64,
     key: Key,
@@ -38,6 +38,7 @@ struct Record {
 
 impl Shard {
     /// Decides a charge that is alone in its check, and returns when it was counted if that was before.
+    #[inline]
     pub(super) fn decide(
         &mut self,
         digest: u64,
@@ -181,6 +182,7 @@ impl Shard {
         self.usages.get_or_insert_with(charge.limit(), || capacity.usage(charge.limit()))
     }
 
+    #[inline]
     fn find(&mut self, digest: u64, charge: &Charge) -> Option<&mut Record> {
         self.records.find_mut(digest, |record| record.is_of(digest, charge))
     }
@@ -217,6 +219,7 @@ impl Shard {
 }
 
 impl Record {
+    #[inline]
     fn is_of(&self, digest: u64, charge: &Charge) -> bool {
         self.digest == digest
             && self.key == *charge.key()

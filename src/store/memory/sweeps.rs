@@ -26,6 +26,7 @@ impl Sweeps {
     }
 
     /// The next shard, if it is due.
+    #[inline]
     pub(super) fn next_due(&self, now: u64) -> Option<usize> {
         let due = self.due.load(Ordering::Relaxed);
         let next = now.saturating_add(CYCLE / SHARDS as u64);

@@ -30,17 +30,22 @@ type Statuses = (LimitStatus, Vec<LimitStatus>);
 
 /// The state that the clones of a store share.
 pub(super) struct Table {
-    shards: [Mutex<Shard>; SHARDS],
+    shards: [LockedShard; SHARDS],
     digester: Digester,
     clock: Clock,
     capacity: Capacity,
     sweeps: Sweeps,
 }
 
+/// On cache lines of its own: threads that lock two shards would otherwise wait for each other's lines.
+#[derive(Default)]
+#[repr(align(128))]
+struct LockedShard(Mutex<Shard>);
+
 impl Table {
     pub(super) fn new(clock: Clock, capacity: Capacity) -> Self {
         Self {
-            shards: array::from_fn(|_| Mutex::default()),
+            shards: array::from_fn(|_| LockedShard::default()),
             digester: Digester::default(),
             clock,
             capacity,
@@ -73,6 +78,7 @@ impl Table {
     }
 
     /// Decides a charge that is alone in its check, as most are: one lock, one look-up, and no list.
+    #[inline]
     fn decide_one(&self, charge: &Charge, context: CheckContext) -> Result<(Figures, Option<u64>), OutOfCapacity> {
         let digest = self.digest(charge);
         self.lock(shard_of(digest)).decide(digest, charge, context, &self.capacity)
@@ -185,19 +191,22 @@ impl Table {
         (0..SHARDS).map(|index| self.lock(index).keys()).sum()
     }
 
+    #[inline]
     fn digest(&self, charge: &Charge) -> u64 {
         self.digester.of_key(charge.limit().name(), charge.key())
     }
 
+    #[inline]
     fn lock(&self, index: usize) -> MutexGuard<'_, Shard> {
         // No code that can panic runs under the lock, and a shard is whole between any two of its operations.
-        self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[index].0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sweeps the next shard if it is due, and leaves it to another caller if its lock is taken.
+    #[inline]
     fn sweep_in_passing(&self, now: u64) {
         if let Some(index) = self.sweeps.next_due(now) {
-            if let Ok(mut shard) = self.shards[index].try_lock() {
+            if let Ok(mut shard) = self.shards[index].0.try_lock() {
                 shard.sweep(now, &self.capacity);
                 self.sweeps.has_swept(index, now);
             }
@@ -208,6 +217,7 @@ impl Table {
     }
 
     /// Does something that may need capacity. If there is none, sweeps and does it again.
+    #[inline]
     fn or_sweep<T>(&self, now: u64, mut act: impl FnMut() -> Result<T, OutOfCapacity>) -> Result<T, OutOfCapacity> {
         let mut has_swept = false;
         loop {
