@@ -15,14 +15,19 @@ use std::{
     error::Error,
     io::{self, Write, stderr, stdout},
     process::ExitCode,
+    sync::Arc,
+    time::Duration,
 };
 
 use http::request::Parts;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::Notify, time::sleep};
 use tonic::transport::{Server, server::TcpIncoming};
 use tower_sliding_window::{GrpcResponse, Limit, MemoryStore, PeerIp, RateLimitLayer, RedisStore, Store};
 
-const CHECKS: Limit = Limit::per("checks", 5, std::time::Duration::from_secs(10));
+const CHECKS: Limit = Limit::per("checks", 5, Duration::from_secs(10));
+
+/// The time that open calls have at shutdown.
+const GRACE: Duration = Duration::from_secs(3);
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -76,16 +81,20 @@ try: grpc_health_probe -addr={address}"
     )?;
 
     let (mut reporter, health) = tonic_health::server::health_reporter();
+    let signalled = Arc::new(Notify::new());
+    let grace = Arc::clone(&signalled);
     let shutdown = async move {
         shutdown.await;
         // Ends the streams of `Watch`, which would keep the server open.
         reporter.clear_service_status("").await;
+        signalled.notify_one();
     };
-    Server::builder()
-        .layer(limits)
-        .add_service(health)
-        .serve_with_incoming_shutdown(TcpIncoming::from(listener), shutdown)
-        .await?;
+    let served = Server::builder().layer(limits).add_service(health);
+    tokio::select! {
+        ended = served.serve_with_incoming_shutdown(TcpIncoming::from(listener), shutdown) => ended?,
+        // A client that answers nothing does not keep the server up.
+        () = async { grace.notified().await; sleep(GRACE).await } => {}
+    }
     writeln!(stdout(), "shut down")?;
     Ok(())
 }

@@ -55,6 +55,25 @@ async fn it_shuts_down_while_a_client_watches() {
     assert!(watch.message().await.unwrap().is_some());
     Command::new("kill").args(["-TERM", &server.process.id().to_string()]).status().unwrap();
     assert!(watch.message().await.unwrap().is_none(), "the stream ends");
+    // The client answers meanwhile, as HTTP/2 wants before a connection ends.
+    tokio::task::spawn_blocking(move || assert_shuts_down(&mut server)).await.unwrap();
+}
+
+/// The server asks an HTTP/2 client for an answer before it ends the connection.
+#[cfg(unix)]
+#[tokio::test]
+async fn a_client_that_answers_nothing_keeps_no_server_from_shutting_down() {
+    let mut server = Server::start("grpc", &[]);
+    let mut client = connect(&server.url).await;
+    check(&mut client).await.unwrap();
+    Command::new("kill").args(["-TERM", &server.process.id().to_string()]).status().unwrap();
+    // It blocks the thread on which the client would answer.
+    assert_shuts_down(&mut server);
+    drop(client);
+}
+
+#[cfg(unix)]
+fn assert_shuts_down(server: &mut Server) {
     let mut text = String::new();
     server.output.read_to_string(&mut text).unwrap();
     assert!(text.ends_with("shut down\n"), "{text}");
