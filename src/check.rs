@@ -26,7 +26,12 @@
 use std::{iter, mem, time::Duration};
 
 pub use crate::limit::errors::{DuplicateCharge, NeverFits};
-use crate::{admission::AdmissionId, algorithm::Algorithm, key::Key, limit::Limit};
+use crate::{
+    admission::AdmissionId,
+    algorithm::Algorithm,
+    key::Key,
+    limit::{Limit, blocks::Blocks},
+};
 
 /// One limit, one key, one cost. See the [module docs](self).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -95,6 +100,30 @@ impl Charge {
     /// Lets [spent](Self::spent) units count for this time only, at most for the window.
     pub(crate) fn counting_for(self, time: Duration) -> Self {
         self.reserve(time)
+    }
+
+    /// A block: units that the process spends until the end of the block's life, so they count until a window after that.
+    pub(crate) fn block(limit: Limit, key: Key, units: u64, life: u64) -> Self {
+        let lease = limit.window_micros().saturating_add(life);
+        Self { lease, ..Self::fitting(limit, key, units) }
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_block(&self) -> bool {
+        self.life().is_some()
+    }
+
+    /// The life of a block.
+    #[cfg(feature = "redis")]
+    pub(crate) fn life(&self) -> Option<Duration> {
+        let life = self.lease.saturating_sub(self.limit.window_micros());
+        (life > 0).then(|| Duration::from_micros(life))
+    }
+
+    /// The limit's blocks, if they can pay for the charge.
+    pub(crate) fn blocks(&self) -> Option<Blocks> {
+        let is_plain = self.cost > 0 && self.lease == 0 && self.takes == Takes::IfAdmitted;
+        self.limit.blocks().filter(|_| is_plain)
     }
 
     pub(crate) fn of_nothing(limit: Limit, key: Key) -> Self {
@@ -287,6 +316,11 @@ impl Check {
     pub(crate) fn replace(&mut self, place: usize, charge: Charge) -> Charge {
         let old = place.checked_sub(1).and_then(|place| self.rest.get_mut(place)).unwrap_or(&mut self.first);
         mem::replace(old, charge)
+    }
+
+    /// Whether blocks can pay for all of it.
+    pub(crate) fn is_in_blocks(&self) -> bool {
+        self.id.is_none() && self.charges().all(|charge| charge.blocks().is_some())
     }
 
     pub(crate) fn can_be_refused(&self) -> bool {

@@ -9,7 +9,8 @@
 //!    before. See [`is_refused_by_reservations`](Decision::is_refused_by_reservations).
 //! 4. [`reset_after`](LimitStatus::reset_after) is the time until the oldest unit leaves the window. Then more units
 //!    are left. It is never too short if all limits of the name have one window. With `RedisStore` it may be up to a
-//!    millisecond late, and after the server's clock has stepped back, up to that step.
+//!    millisecond late, under a limit in [blocks](crate::limit::blocks) up to the life of a block, and after the server's clock has
+//!    stepped back up to that step.
 //! 5. The figures of a decision are those of its [`binding`](Decision::binding) limit: if it is admitted, the limit with the
 //!    least left; if it is refused, the limit with the longest retry time. Limits in the [shadow](Charge::in_shadow) are
 //!    binding only if there are no others.
@@ -96,6 +97,7 @@ impl Decision {
         Self::of_statuses(at, id, check.map_charges(status))
     }
 
+    #[inline]
     pub(crate) fn of_statuses(at: SystemTime, id: AdmissionId, (first, rest): (LimitStatus, Vec<LimitStatus>)) -> Self {
         Self(Arc::new(Fields { at, id, first, rest, instead_of: None }))
     }
@@ -122,10 +124,29 @@ impl Decision {
     }
 
     /// The same decision, with this retry time if only reservations refuse.
+    #[inline]
     pub(crate) fn with_retry_reserved_after(mut self, wait: Duration) -> Self {
-        let Fields { first, rest, .. } = Arc::make_mut(&mut self.0);
-        let retries = iter::once(first).chain(rest).filter_map(|status| status.retry.as_mut());
-        retries.for_each(|retry| retry.reserved_after = wait);
+        // Most decisions are admissions, which need no change.
+        if self.statuses().any(|status| status.retry.is_some()) {
+            let Fields { first, rest, .. } = Arc::make_mut(&mut self.0);
+            for LimitStatus { limit, retry, .. } in iter::once(first).chain(rest) {
+                if let Some(retry) = retry {
+                    retry.reserved_after = limit.retry_reserved_after(wait);
+                }
+            }
+        }
+        self
+    }
+
+    /// The same decision, without the units that this process holds unspent, and without those that are reserved for it.
+    pub(crate) fn without_held(mut self, place: usize, held: u64, reserved: u64) -> Self {
+        if reserved > 0 {
+            let Fields { first, rest, .. } = Arc::make_mut(&mut self.0);
+            if let Some(status) = iter::once(first).chain(rest).nth(place) {
+                status.used = status.used.saturating_sub(held);
+                status.reserved = status.reserved.saturating_sub(reserved);
+            }
+        }
         self
     }
 
@@ -182,6 +203,7 @@ impl Decision {
     ///
     /// `None` if all are hidden, or if only hidden ones have refused the check: another one would show that units are left. A
     /// limit in the [shadow](Charge::in_shadow) is visible only if all limits of the check are in the shadow.
+    #[inline]
     #[must_use]
     pub fn visible(&self) -> Option<&LimitStatus> {
         let visible = self.statuses().filter(|status| !status.is_hidden).reduce(LimitStatus::binding)?;
@@ -262,6 +284,7 @@ impl fmt::Debug for Decision {
 impl LimitStatus {
     /// The status of `charge`: the units `used` after the decision, the time until the oldest of them leaves (zero if there
     /// are none), and the retry time if this charge refused the check.
+    #[inline]
     #[must_use]
     pub fn new(charge: &Charge, used: u64, reset_after: Duration, retry_after: Option<Duration>) -> Self {
         Self {
@@ -277,6 +300,7 @@ impl LimitStatus {
     }
 
     /// Sets how many of the used units are reserved, and, for a refusal, the retry time if all reserved units were given back now.
+    #[inline]
     #[must_use]
     pub fn with_reserved(mut self, units: u64, at_least: Duration) -> Self {
         self.reserved = units;

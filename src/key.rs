@@ -138,14 +138,27 @@ impl fmt::Debug for Key {
 pub(crate) struct Digester(RandomState);
 
 impl Digester {
+    /// Longer texts are written part by part.
+    const JOINED: usize = 128;
+
     /// The digest of a limit's name and a key.
     pub(crate) fn of_key(&self, limit: &str, key: &Key) -> u64 {
         let mut hasher = self.0.build_hasher();
         // No UTF-8 text contains 0xff, and the length follows the value, so no two pairs give the same bytes.
-        for part in [limit.as_bytes(), &[0xff], key.namespace().as_bytes(), &[0xff], key.value()] {
-            hasher.write(part);
+        let length = key.value().len().to_le_bytes();
+        let parts = [limit.as_bytes(), &[0xff], key.namespace().as_bytes(), &[0xff], key.value(), &length];
+        // One write of all takes half the time of one for each.
+        let mut joined = [0; Self::JOINED];
+        let mut end = 0;
+        for part in parts {
+            let Some(place) = joined.get_mut(end..end + part.len()) else {
+                parts.into_iter().for_each(|part| hasher.write(part));
+                return hasher.finish();
+            };
+            place.copy_from_slice(part);
+            end += part.len();
         }
-        hasher.write_usize(key.value().len());
+        hasher.write(&joined[..end]);
         hasher.finish()
     }
 }

@@ -38,6 +38,7 @@
 //! | look up a fault: its effect, and how long it lasts | [`guide::what_happens_when`] |
 //! | limit calls to an upstream, or wait instead of being refused | [`guide::around_a_client`] |
 //! | limit gRPC calls, on a server of tonic or around a channel | [`guide::grpc`] |
+//! | admit most requests of a busy tenant without asking Redis | [`guide::hot_keys`] |
 //! | limit to millions of units, or spread a hot key over a cluster | [`guide::large_limits`] |
 //! | set up Redis: permissions, memory, size, sentinel, TLS, managed services | [`guide::running_redis`] |
 //! | run on a Redis Cluster | [`guide::running_redis`](guide::running_redis#cluster) |
@@ -148,7 +149,11 @@ pub use self::{
     decision::{Decision, LimitStatus},
     error::{ChoiceError, Error, StoreError},
     key::Key,
-    limit::{InvalidLimit, Limit, QuotaUnit, text::InvalidLimitText},
+    limit::{
+        InvalidLimit, Limit, QuotaUnit,
+        blocks::{Blocks, InvalidBlocks},
+        text::InvalidLimitText,
+    },
     limiter::{FailureMode, Limiter, Reservation, Share},
     middleware::{
         Degraded, EXPOSED_HEADERS, Exchange, HeaderSets, InvalidLimits, JsonResponse, KeyedLimit, RateLimit,

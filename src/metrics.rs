@@ -8,6 +8,7 @@
 //! | `rate_limit_failures_total` | counter | failures | `layer`; `cause`: `timed_out`, `unavailable`, `breaker_open`, `limit_not_chosen` | how often the store did not answer, or a limit could not be chosen: see [`Error`] |
 //! | `rate_limit_degraded_total` | counter | requests | `layer`; `mode`: `open`, `closed`, `local`, `fallback` | how often a layer's [failure mode](crate::FailureMode) decided or left out a limit; how often [fallbacks](crate::KeyedLimit::fallback) were enough; how often a handler answered 503 by a [`Rejection`](crate::Rejection) |
 //! | `rate_limit_deny_cache_hits_total` | counter | refusals | | refusals by a [`DenyCache`](crate::DenyCache), without asking the store |
+//! | `rate_limit_block_hits_total` | counter | checks | | admissions out of [blocks](crate::limit::blocks), without asking the store |
 //! | `rate_limit_breakers_open` | gauge | breakers | | open [breakers](crate::Breaker): 0 or 1 for one `RedisStore`, unless a limiter or layer has a breaker of its own |
 //! | `rate_limit_batch_checks` | histogram | checks and settlements | | size of a batch that is sent to Redis |
 //! | `rate_limit_queue_checks` | histogram | checks and settlements | | how many still wait when a batch is sent |
@@ -117,13 +118,14 @@ macro_rules! record {
 type Descriptions<const N: usize> = [(&'static str, Unit, &'static str); N];
 
 #[cfg(feature = "metrics")]
-const COUNTERS: Descriptions<7> = [
+const COUNTERS: Descriptions<8> = [
     ("rate_limit_decisions_total", Unit::Count, "Decisions by limit and outcome"),
     ("rate_limit_rejections_total", Unit::Count, "Requests with a response in the service's place, by kind"),
     ("rate_limit_uncounted_total", Unit::Count, "Requests that a layer let through without looking at its limits"),
     ("rate_limit_failures_total", Unit::Count, "Calls that the store did not answer, and limits not chosen, by cause"),
     ("rate_limit_degraded_total", Unit::Count, "Requests decided by a failure mode or by fallbacks, by mode"),
     ("rate_limit_deny_cache_hits_total", Unit::Count, "Refusals without asking the store"),
+    ("rate_limit_block_hits_total", Unit::Count, "Admissions out of blocks, without asking the store"),
     ("rate_limit_queue_full_total", Unit::Count, "Checks and settlements that failed because the queue was full"),
 ];
 
@@ -222,6 +224,11 @@ pub(crate) fn uncounted(kind: &'static str, layer: &'static str) {
 #[inline]
 pub(crate) fn deny_cache_hit() {
     record! { counter!("rate_limit_deny_cache_hits_total").increment(1); }
+}
+
+#[inline]
+pub(crate) fn block_hit() {
+    record! { counter!("rate_limit_block_hits_total").increment(1); }
 }
 
 #[inline]

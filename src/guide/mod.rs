@@ -10,6 +10,8 @@ pub mod choosing_limits {}
 pub mod costs_known_afterwards {}
 #[doc = include_str!("grpc.md")]
 pub mod grpc {}
+#[doc = include_str!("hot_keys.md")]
+pub mod hot_keys {}
 #[doc = include_str!("large_limits.md")]
 pub mod large_limits {}
 #[doc = include_str!("limits_by_plan.md")]

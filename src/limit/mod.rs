@@ -4,7 +4,8 @@
 //!    `x`, the units admitted in `(x − W, x]` never exceed `n`. There is no window boundary to wait for or to exploit.
 //! 2. Two limits of one name share their units for the same key. Give one name one window everywhere.
 //! 3. A limit counts by an exact log, unless you choose another [algorithm](crate::algorithm).
-//! 4. Units are 1 to [`Limit::MAX_UNITS`], windows 1 ms to 365 days, names 1 to 64 characters of `A-Z a-z 0-9 _ . -`.
+//! 4. Every check asks the store, unless the limit is in [`blocks`].
+//! 5. Units are 1 to [`Limit::MAX_UNITS`], windows 1 ms to 365 days, names 1 to 64 characters of `A-Z a-z 0-9 _ . -`.
 //!
 //! ```
 //! use std::time::Duration;
@@ -22,6 +23,7 @@
 //! assert_eq!("login=5/min".parse(), Ok(LOGIN));
 //! ```
 
+pub mod blocks;
 pub(crate) mod errors;
 #[cfg(feature = "serde")]
 mod serde;
@@ -29,6 +31,7 @@ pub(crate) mod text;
 
 use std::{borrow::Cow, error, fmt, num::NonZeroU32, time::Duration};
 
+use self::blocks::Blocks;
 use crate::algorithm::Algorithm;
 
 /// A number of units, a window and a name. See the [module docs](self).
@@ -39,6 +42,7 @@ pub struct Limit {
     window_micros: u64,
     algorithm: Algorithm,
     unit: QuotaUnit,
+    blocks: Option<Blocks>,
 }
 
 /// The unit of a limit, as the header `RateLimit-Policy` names it: see [`Limit::counted_in`].
@@ -104,7 +108,7 @@ impl Limit {
 
     const fn of_valid(name: Cow<'static, str>, units: u64, window: Duration) -> Self {
         let (window_micros, algorithm) = (micros_rounded_up(window), Algorithm::log());
-        Self { name, units, window_micros, algorithm, unit: QuotaUnit::Requests }
+        Self { name, units, window_micros, algorithm, unit: QuotaUnit::Requests, blocks: None }
     }
 
     /// A limit for any second.
@@ -151,10 +155,14 @@ impl Limit {
         Self::per(name, units, DAY)
     }
 
-    /// The same limit with another algorithm. Default: [`Algorithm::log`], which is exact.
+    /// The same limit with another algorithm. Default: [`Algorithm::log`], which is exact. A fixed window and a counter have no
+    /// [blocks](Self::in_blocks).
     #[must_use]
     pub const fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = algorithm;
+        if !algorithm.is_log() {
+            self.blocks = None;
+        }
         self
     }
 

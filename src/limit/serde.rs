@@ -20,7 +20,7 @@ impl Serialize for Limit {
 ///
 /// * The text is that of [`Limit::parse`] with the name in front, such as `"login=5/min"`.
 /// * The map has a `name`, the `units`, and a `window`: a text such as `"min"` or `"10s"`, or a whole number of seconds.
-///   `unit` and `algorithm` are optional texts, with the words of [`Limit::parse`]. Other fields are errors.
+///   `unit`, `algorithm` and `blocks` are optional texts, with the words of [`Limit::parse`]. Other fields are errors.
 /// * Formats that do not describe themselves, such as postcard, have the text only.
 ///
 /// ```
@@ -58,13 +58,18 @@ impl<'de> Visitor<'de> for LimitVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Limit, A::Error> {
-        let Fields { name, units, window, unit, algorithm } = Fields::deserialize(MapAccessDeserializer::new(map))?;
+        let Fields { name, units, window, unit, algorithm, blocks } =
+            Fields::deserialize(MapAccessDeserializer::new(map))?;
         let mut limit = Limit::new(name, units, window.0).map_err(A::Error::custom)?;
         if let Some(unit) = unit {
             limit = limit.counted_in(text::quota_unit(&unit).map_err(A::Error::custom)?);
         }
         if let Some(algorithm) = algorithm {
             limit = limit.with_algorithm(text::algorithm(&algorithm).map_err(A::Error::custom)?);
+        }
+        if let Some(blocks) = blocks {
+            let blocks = text::blocks(&blocks).map_err(A::Error::custom)?;
+            limit = limit.try_in_blocks(blocks).map_err(A::Error::custom)?;
         }
         Ok(limit)
     }
@@ -78,6 +83,7 @@ struct Fields {
     window: Window,
     unit: Option<String>,
     algorithm: Option<String>,
+    blocks: Option<String>,
 }
 
 struct Window(Duration);

@@ -1,14 +1,9 @@
 //! Limits as text, such as `login=5/min`.
 
-use std::{
-    borrow::Cow,
-    error, fmt,
-    str::{FromStr, SplitWhitespace},
-    time::Duration,
-};
+use std::{borrow::Cow, error, fmt, str::FromStr, time::Duration};
 
-use super::{Limit, Problem, QuotaUnit};
-use crate::algorithm::{Algorithm, Kind};
+use super::{Limit, Problem, QuotaUnit, blocks::Blocks};
+use crate::algorithm::Algorithm;
 
 /// The microseconds of each unit of a window, and its names. A limit is written with the first name.
 const WINDOW_UNITS: [(u64, &[&str]); 6] = [
@@ -30,6 +25,7 @@ impl Limit {
     /// | `100/10s`, `3 / 500ms` | 100 in any 10 seconds, 3 in any half second |
     /// | `300000000 content-bytes/h` | the same with a [unit](Self::counted_in): `requests`, the default, or `content-bytes` |
     /// | `1000000/d compact(128)` | the same with an [algorithm](Self::with_algorithm): `log`, the default, `compact(n)`, `counter` or `fixed` |
+    /// | `600000/min blocks`, `600000/min log blocks(1000,50ms)` | the same in [blocks](Self::in_blocks): at most 1,000 units, for 50 ms. Either may be left out |
     ///
     /// * The window is a whole number with a unit, or the unit alone: `us` (microseconds), `ms`, `s` `sec` `second` `seconds`,
     ///   `m` `min` `minute` `minutes`, `h` `hour` `hours`, `d` `day` `days`. There are no fractions: write `1500ms`.
@@ -81,18 +77,31 @@ impl fmt::Display for Limit {
         if let Some(unit) = self.unit.name_unless_default() {
             write!(f, " {unit}")?;
         }
-        let divides = |(micros, _): &(u64, _)| self.window_micros.is_multiple_of(*micros);
-        let (micros, names) = WINDOW_UNITS.into_iter().find(divides).unwrap_or((1, &["us"]));
-        match self.window_micros / micros {
-            1 => write!(f, "/{}", names[0])?,
-            count => write!(f, "/{count}{}", names[0])?,
+        write!(f, "/{}", window_text(self.window_micros))?;
+        if self.algorithm != Algorithm::log() {
+            write!(f, " {}", self.algorithm.word())?;
         }
-        match self.algorithm.kind() {
-            Kind::Log => Ok(()),
-            Kind::Compact { entries } => write!(f, " compact({entries})"),
-            Kind::Counter => f.write_str(" counter"),
-            Kind::Fixed => f.write_str(" fixed"),
-        }
+        self.blocks.map_or(Ok(()), |blocks| write!(f, " {}", blocks_text(blocks)))
+    }
+}
+
+/// A window in the largest unit that divides it.
+fn window_text(window_micros: u64) -> String {
+    let divides = |(micros, _): &(u64, _)| window_micros.is_multiple_of(*micros);
+    let (micros, names) = WINDOW_UNITS.into_iter().find(divides).unwrap_or((1, &["us"]));
+    match window_micros / micros {
+        1 => names[0].to_owned(),
+        count => format!("{count}{}", names[0]),
+    }
+}
+
+fn blocks_text(blocks: Blocks) -> String {
+    let (default, life) = (Blocks::new(), window_text(blocks.life_micros()));
+    match (blocks.most() == default.most(), blocks.life_micros() == default.life_micros()) {
+        (true, true) => "blocks".to_owned(),
+        (true, false) => format!("blocks({life})"),
+        (false, true) => format!("blocks({})", blocks.most()),
+        (false, false) => format!("blocks({},{life})", blocks.most()),
     }
 }
 
@@ -110,11 +119,25 @@ fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
     let mut words = after.split_whitespace();
     let window_text = words.next().ok_or("there is no window after the /, as in 5/min")?;
     let window = window(window_text)?;
-    let algorithm = words.next().map(algorithm).transpose()?.unwrap_or_default();
-    expect_end(words)?;
+    let mut words = words.peekable();
+    let is_algorithm = |word: &&str| !word.starts_with("blocks");
+    let algorithm = words.next_if(is_algorithm).map(algorithm).transpose()?.unwrap_or_default();
+    let blocks = words.next().map(blocks).transpose()?;
+    match words.next() {
+        Some(word) if blocks.is_some() => {
+            Err(format!("blocks are the last word, such as blocks(50ms), so {word:?} has no place"))
+        }
+        word => expect_end(word.into_iter()),
+    }?;
 
     match Problem::of(&name, units, window) {
-        None => Ok(Limit::of_valid(name, units, window).counted_in(unit).with_algorithm(algorithm)),
+        None => {
+            let limit = Limit::of_valid(name, units, window).counted_in(unit).with_algorithm(algorithm);
+            match blocks {
+                Some(blocks) => limit.try_in_blocks(blocks).map_err(|error| error.rule()),
+                None => Ok(limit),
+            }
+        }
         Some(problem) => Err(match problem {
             Problem::Name => format!("{}, not {name:?}", problem.rule()),
             Problem::Units => format!("{}, not {units_text}", problem.rule()),
@@ -160,11 +183,33 @@ pub(super) fn algorithm(word: &str) -> Result<Algorithm, String> {
             Ok(entries @ Algorithm::MIN_ENTRIES..=Algorithm::MAX_ENTRIES) => Ok(Algorithm::compact(entries)),
             _ => Err(format!("a compact log must have 3 to 1024 entries, not {entries}")),
         },
-        _ => Err(format!("the algorithm must be log, compact(n), counter or fixed, not {word:?}")),
+        _ => Err(format!("the algorithm must be log, compact(n), counter or fixed, or blocks follow, not {word:?}")),
     }
 }
 
-fn expect_end(mut words: SplitWhitespace<'_>) -> Result<(), String> {
+/// Blocks such as `blocks`, `blocks(50ms)` or `blocks(1000,50ms)`.
+pub(super) fn blocks(word: &str) -> Result<Blocks, String> {
+    let wrong =
+        || format!("the blocks must be blocks, blocks(units), blocks(life) or blocks(units,life), not {word:?}");
+    let settings = match word.strip_prefix("blocks").ok_or_else(wrong)? {
+        "" => return Ok(Blocks::new()),
+        settings => settings.strip_prefix('(').and_then(|rest| rest.strip_suffix(')')).ok_or_else(wrong)?,
+    };
+    let (units, life) = match settings.split_once(',') {
+        Some((units, life)) => (Some(whole_number(units).ok_or_else(wrong)?), Some(life)),
+        None => (whole_number(settings), Some(settings).filter(|text| whole_number(text).is_none())),
+    };
+    let mut blocks = Blocks::new();
+    if let Some(units) = units {
+        blocks = blocks.at_most(u32::try_from(units).map_err(|_| wrong())?);
+    }
+    if let Some(life) = life {
+        blocks = blocks.life(window(life).map_err(|_| wrong())?);
+    }
+    Ok(blocks)
+}
+
+fn expect_end(mut words: impl Iterator<Item = impl fmt::Debug>) -> Result<(), String> {
     words.next().map_or(Ok(()), |word| Err(format!("there is no place for {word:?}")))
 }
 
@@ -254,6 +299,26 @@ mod tests {
     }
 
     #[test]
+    fn a_limit_in_blocks_is_read_as_it_is_written() {
+        let millis = Duration::from_millis;
+        for (text, blocks) in [
+            ("a=500/s blocks", Blocks::new()),
+            ("a=500/s blocks(250)", Blocks::new().at_most(250)),
+            ("a=500/s blocks(50ms)", Blocks::new().life(millis(50))),
+            ("a=500/s blocks(500,1500us)", Blocks::new().at_most(500).life(Duration::from_micros(1_500))),
+            ("a=500/s compact(16) blocks(s)", Blocks::new().life(millis(1_000))),
+        ] {
+            let limit: Limit = text.parse().unwrap();
+            assert_eq!((limit.blocks(), &*limit.to_string()), (Some(blocks), text));
+        }
+        assert_eq!(Limit::parse("a", "5/min log  blocks( 5)").ok(), None);
+        assert_eq!(
+            Limit::parse("a", "5/min log blocks(100ms)"),
+            Ok(Limit::per_minute("a", 5).in_blocks(Blocks::new()))
+        );
+    }
+
+    #[test]
     fn an_error_says_which_part_is_wrong() {
         for (text, problem) in [
             ("", "there is no / between the units and the window"),
@@ -283,12 +348,34 @@ mod tests {
             ("5/999us", "window must be 1 ms to 365 days, not 999us"),
             ("5/366d", "window must be 1 ms to 365 days, not 366d"),
             ("5/99999999999999999999d", "window must be 1 ms to 365 days, not 99999999999999999999d"),
-            ("5/min sliding", "the algorithm must be log, compact(n), counter or fixed, not \"sliding\""),
-            ("5/min compact", "the algorithm must be log, compact(n), counter or fixed, not \"compact\""),
-            ("5/min compact()", "the algorithm must be log, compact(n), counter or fixed, not \"compact()\""),
+            (
+                "5/min sliding",
+                "the algorithm must be log, compact(n), counter or fixed, or blocks follow, not \"sliding\"",
+            ),
+            (
+                "5/min compact",
+                "the algorithm must be log, compact(n), counter or fixed, or blocks follow, not \"compact\"",
+            ),
+            (
+                "5/min compact()",
+                "the algorithm must be log, compact(n), counter or fixed, or blocks follow, not \"compact()\"",
+            ),
             ("5/min compact(2)", "a compact log must have 3 to 1024 entries, not 2"),
             ("5/min compact(65539)", "a compact log must have 3 to 1024 entries, not 65539"),
-            ("5/min fixed counter", "there is no place for \"counter\""),
+            (
+                "5/min fixed counter",
+                "the blocks must be blocks, blocks(units), blocks(life) or blocks(units,life), not \"counter\"",
+            ),
+            ("5/min blocks fixed", "blocks are the last word, such as blocks(50ms), so \"fixed\" has no place"),
+            ("5/min blocks()", "the blocks must be blocks, blocks(units)"),
+            ("5/min blocks(50)x", "not \"blocks(50)x\""),
+            ("5/min blocks(9,8,7ms)", "not \"blocks(9,8,7ms)\""),
+            ("5/min blocks(50ms,5)", "not \"blocks(50ms,5)\""),
+            ("5/min blocks(99999999999)", "not \"blocks(99999999999)\""),
+            ("5/min blocks(6)", "a block must have at most the units of the limit, 5, not 6"),
+            ("5/min blocks(2s)", "the life of a block must be 1 ms to 1 s, not 2s"),
+            ("5/50ms blocks", "the life of a block must be at most the window, 50ms, not 100ms"),
+            ("5/min fixed blocks", "blocks need an exact or a compact log, not fixed"),
         ] {
             let error = Limit::parse("login", text).unwrap_err().to_string();
             assert!(error.starts_with(&format!("limit {:?}: ", format!("login={text}"))), "{error}");

@@ -71,6 +71,8 @@ impl<S: Store> Limiter<S> {
     /// Shows how `limit` stands for `key`, without spending anything. Look at [`remaining`](Decision::remaining): the
     /// decision itself is never a refusal, even if nothing is left.
     ///
+    /// Units that processes hold in [blocks](crate::limit::blocks) count as used.
+    ///
     /// # Errors
     ///
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has

@@ -34,9 +34,16 @@ pin_project! {
         #[pin]
         reply: Deadline<S::Decide>,
         lookup: Option<Lookup>,
-        // For this process to decide in the store's place. In a box, since most checks have no share.
-        local: Option<Box<(Check, Share)>>,
+        kept: Option<Box<KeptCheck>>,
     }
+}
+
+/// A check that is needed after the store's reply: for this process to decide in the store's place, or because it is in blocks.
+struct KeptCheck {
+    check: Check,
+    share: Option<Share>,
+    /// The last block that was taken before.
+    asked_after: u64,
 }
 
 impl<S: Store> Limiter<S> {
@@ -50,6 +57,9 @@ impl<S: Store> Limiter<S> {
         waited: impl FnOnce() -> Duration,
     ) -> DecideNow<S> {
         let core = &*self.core;
+        if let Some(decision) = core.spend(&check) {
+            return DecideNow::Decided(Ok(decision));
+        }
         let lookup = match core.recall(&check) {
             Recall::Refused(refusal) => return DecideNow::Decided(Ok(refusal)),
             Recall::Missed(lookup) => Some(lookup),
@@ -64,15 +74,23 @@ impl<S: Store> Limiter<S> {
             core.breaker.count(&outcome, || Duration::ZERO);
             return DecideNow::Decided(core.conclude(outcome, lookup.as_ref(), local));
         }
-        let local = share.map(|share| Box::new((check.clone(), share)));
+        let is_kept =
+            share.is_some() || core.blocks.is_some() && check.charges().any(|charge| charge.limit().blocks().is_some());
+        let kept = is_kept.then(|| {
+            let asked_after = core.blocks.as_ref().map_or(0, |blocks| blocks.last_taken());
+            Box::new(KeptCheck { check: check.clone(), share, asked_after })
+        });
         let reply = Deadline::new(core.store.decide(check), core.deadline, waited());
-        DecideNow::AskStore(AskStore { reply, lookup, local })
+        DecideNow::AskStore(AskStore { reply, lookup, kept })
     }
 
     /// The refusal of a check, if it can be known without waiting, and without spending anything otherwise. The retry time
     /// of a store's own refusal is then a lower bound.
     pub(crate) fn refuse_now(&self, check: &Check) -> Option<Decision> {
         let core = &*self.core;
+        if core.blocks.as_ref().is_some_and(|blocks| blocks.can_spend(check)) {
+            return None;
+        }
         if let Recall::Refused(refusal) = core.recall(check) {
             return Some(refusal);
         }
@@ -87,6 +105,15 @@ impl<S: Store> Limiter<S> {
 }
 
 impl<S: Store> Core<S> {
+    /// Admits a check out of the blocks that this process holds.
+    #[inline]
+    fn spend(&self, check: &Check) -> Option<Decision> {
+        let decision = self.blocks.as_ref()?.spend(check)?;
+        metrics::block_hit();
+        metrics::decided(&decision, self.layer);
+        Some(decision)
+    }
+
     #[inline]
     fn recall(&self, check: &Check) -> Recall {
         let Some(refusals) = &self.refusals else { return Recall::NotCacheable };
@@ -126,7 +153,7 @@ impl<S: Store> Core<S> {
 
     /// Counts the outcome of a call to the store for the breaker.
     pub(super) fn count<T, F>(&self, outcome: &Result<T, Error>, call: &Deadline<F>) {
-        if call.blames_store() || !matches!(outcome, Err(Error::TimedOut { .. })) {
+        if !matches!(outcome, Err(Error::TimedOut { .. })) || call.blames_store() {
             self.breaker.count(outcome, || call.took_in_time());
         }
     }
@@ -152,8 +179,15 @@ impl<S: Store> AskStore<S> {
         let mut this = self.project();
         let outcome = ready!(this.reply.as_mut().poll(cx)).and_then(|reply| Ok(reply?));
         limiter.core.count(&outcome, &this.reply);
-        let local = this.local.as_deref().map(|(check, share)| (check, *share));
-        Poll::Ready(limiter.core.conclude(outcome, this.lookup.as_ref(), local))
+        let (core, kept) = (&*limiter.core, this.kept.as_deref());
+        let local = kept.and_then(|kept| Some((&kept.check, kept.share?)));
+        let outcome = match (outcome, kept) {
+            (Ok(decision), Some(kept)) if decision.is_allowed() => {
+                Ok(core.note_admission(&kept.check, decision, kept.asked_after))
+            }
+            (outcome, _) => outcome,
+        };
+        Poll::Ready(core.conclude(outcome, this.lookup.as_ref(), local))
     }
 
     /// How long the request has waited for decisions by now.

@@ -28,6 +28,7 @@
 //! ```
 
 mod acquire;
+mod blocks;
 mod check;
 mod deadline;
 mod decide;

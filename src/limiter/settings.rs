@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     decision::RETRY_RESERVED_AFTER,
-    store::{Breaker, DenyCache, LocalState, Refusals, SharedBreaker, Store},
+    store::{Breaker, DenyCache, HeldBlocks, LocalState, Refusals, SharedBreaker, Store},
 };
 
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
@@ -33,6 +33,8 @@ pub(super) struct Core<S> {
     /// `None` if no refusal is remembered.
     pub(super) refusals: Option<Arc<Refusals>>,
     pub(super) breaker: SharedBreaker,
+    /// `None` if the store has no blocks.
+    pub(super) blocks: Option<Arc<HeldBlocks>>,
     pub(super) lines: Lines,
     pub(super) local: LocalStore,
 }
@@ -46,6 +48,7 @@ impl<S: Store> Limiter<S> {
             store.local_state().map(LocalState::refusals),
             store.local_state().map_or_else(|| SharedBreaker::new(Breaker::new()), LocalState::breaker),
         );
+        let blocks = store.local_state().and_then(LocalState::blocks);
         let core = Core {
             store,
             deadline: DEFAULT_DEADLINE,
@@ -53,6 +56,7 @@ impl<S: Store> Limiter<S> {
             layer: "",
             refusals,
             breaker,
+            blocks,
             lines: Lines::default(),
             local: LocalStore::default(),
         };

@@ -131,7 +131,11 @@ impl<S: Store> Limiter<S> {
         let key = key.into();
         let refund = self.core.lines.refund(self.core.lines.id([(limit, &key)]));
         let check = Check::new(Charge::of_nothing(limit.clone(), key.clone()));
-        refund.finish(self.call_store(|store| store.reset(limit.clone(), key), check).await)
+        self.core.drop_blocks(limit, &key);
+        let outcome = self.call_store(|store| store.reset(limit.clone(), key.clone()), check).await;
+        // A block that was taken meanwhile may be counted or not.
+        self.core.drop_blocks(limit, &key);
+        refund.finish(outcome)
     }
 
     /// Takes all units of `limit` for `key` for a time, at most its window: for an upstream that answers "too many requests"
@@ -144,6 +148,7 @@ impl<S: Store> Limiter<S> {
     /// 3. A [fixed](crate::Algorithm::fixed) window resumes when the clock's window ends. A
     ///    [counter](crate::Algorithm::counter) resumes little by little, as its estimate of earlier units falls.
     /// 4. A [reset](Self::reset) ends the pause.
+    /// 5. If the limit is in [blocks](crate::limit::blocks), other processes refuse at the latest when the life of their blocks is over.
     ///
     /// It is one call to the store, which is never refused. Dropped before the reply, it may have paused the limit or not.
     ///
@@ -171,8 +176,11 @@ impl<S: Store> Limiter<S> {
             return Ok(());
         }
         let all = Charge::spent(limit.clone(), key, limit.units()).counting_for(time);
+        self.core.drop_blocks(limit, all.key());
         // Without a share: units that this process counts by itself pause the limit for no other process.
+        let key = all.key().clone();
         let outcome = self.clone().with_share(None).check_all(Check::new(all)).await;
+        self.core.drop_blocks(limit, &key);
         // Remembered refusals would send callers away for too short a time.
         if let Some(local_state) = self.core.store.local_state() {
             local_state.forget_refusals(limit);

@@ -3,6 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use super::{
+    blocks::HeldBlocks,
     breaker::Breaker,
     breaker_state::{BreakerState, SharedBreaker},
     clock::{Clock, ManualClock},
@@ -14,8 +15,8 @@ use crate::limit::Limit;
 /// The state that the clones of a store share in this process, and so all limiters and layers on them: see
 /// [`Store::local_state`](super::Store::local_state).
 ///
-/// 1. It holds the [`Breaker`], which knows whether the store answers, and the [`DenyCache`], which knows what the store has
-///    refused.
+/// 1. It holds the [`Breaker`], which knows whether the store answers, the [`DenyCache`], which knows what the store has
+///    refused, and the [blocks](crate::limit::blocks) of units that limiters spend without asking the store.
 /// 2. All clones of a store return the same local state. A store that wraps another returns the other's, if it passes limits
 ///    and keys on unchanged.
 /// 3. A remembered refusal holds until units are given back. So the store [forgets the refusals](Self::forget_refusals) of a
@@ -27,6 +28,7 @@ struct SharedState {
     generations: Arc<Generations>,
     breaker: Arc<BreakerState>,
     refusals: Arc<Refusals>,
+    blocks: Option<Arc<HeldBlocks>>,
 }
 
 impl LocalState {
@@ -45,13 +47,33 @@ impl LocalState {
     pub(super) fn on(clock: Clock) -> Self {
         let generations = Arc::new(Generations::new(clock));
         let refusals = Arc::new(Refusals::new(DenyCache::new(), Arc::clone(&generations)));
-        Self(Arc::new(SharedState { generations, breaker: Arc::new(BreakerState::new(Breaker::new())), refusals }))
+        let breaker = Arc::new(BreakerState::new(Breaker::new()));
+        Self(Arc::new(SharedState { generations, breaker, refusals, blocks: None }))
+    }
+
+    /// The same local state, with [blocks](crate::limit::blocks). Default: no blocks, so every check asks the store.
+    ///
+    /// The store gets a block as a charge with a lease that is longer than the window. The units of the block are reserved. They count
+    /// until the lease ends, even if the clock has stepped back. The settlement of the block has the spent units as its cost. They
+    /// count until a window after the settlement, or until the lease ends if that is earlier. The time of the settlement may be
+    /// later than that of the admission.
+    #[must_use]
+    pub fn with_blocks(self) -> Self {
+        let SharedState { generations, breaker, refusals, .. } = &*self.0;
+        let blocks = Some(Arc::new(HeldBlocks::new(generations.clock())));
+        let (generations, breaker, refusals) = (Arc::clone(generations), Arc::clone(breaker), Arc::clone(refusals));
+        Self(Arc::new(SharedState { generations, breaker, refusals, blocks }))
     }
 
     /// Forgets all refusals of a limit, whatever the key. A store calls it twice: before it sends something that gives units
     /// back, and when that is done, so that no refusal from in between is repeated.
     pub fn forget_refusals(&self, limit: &Limit) {
         self.0.generations.advance(limit);
+    }
+
+    /// The blocks of all limiters on the store.
+    pub(crate) fn blocks(&self) -> Option<Arc<HeldBlocks>> {
+        self.0.blocks.clone()
     }
 
     /// The breaker of all limiters on the store.
@@ -81,6 +103,7 @@ impl fmt::Debug for LocalState {
         f.debug_struct("LocalState")
             .field("breaker", &self.0.breaker)
             .field("deny_cache", &self.0.refusals)
+            .field("blocks", &self.0.blocks)
             .finish_non_exhaustive()
     }
 }

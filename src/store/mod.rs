@@ -82,6 +82,7 @@
 //! ```
 
 mod any;
+mod blocks;
 mod breaker;
 mod breaker_state;
 mod clock;
@@ -107,6 +108,7 @@ pub use self::{
     memory::{MemoryDecide, MemoryStore, MemoryStoreBuilder},
 };
 pub(crate) use self::{
+    blocks::{HeldBlocks, KeptHolding, Step, Taking},
     breaker_state::SharedBreaker,
     refusals::{Lookup, Recall, Refusals},
 };

@@ -96,6 +96,10 @@ impl Generations {
         Self { clock, numbers: array::from_fn(|_| AtomicU64::new(0)) }
     }
 
+    pub(super) fn clock(&self) -> Clock {
+        self.clock.clone()
+    }
+
     /// Makes all refusals of a limit outdated.
     pub(super) fn advance(&self, limit: &Limit) {
         self.number(limit).fetch_add(1, Ordering::SeqCst);
@@ -204,6 +208,7 @@ impl Refusal {
     fn holds_for(&self, charge: &Charge, lookup: &ChargeLookup, now: u64, reserved_for: Duration) -> bool {
         // A retry time is never late, so a cost that is at least as large is refused until the end.
         let slack = if self.has_refused(charge) { 0 } else { RESET_SLACK };
+        let reserved_for = charge.limit().retry_reserved_after(reserved_for);
         let reserved_until =
             if self.reserved > 0 { self.asked_at.saturating_add(micros(reserved_for)) } else { u64::MAX };
         self.is_of(charge.limit())

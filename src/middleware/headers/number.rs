@@ -34,9 +34,21 @@ pub(super) fn seconds_rounded_up(duration: Duration) -> u64 {
     duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0))
 }
 
-/// As `HeaderValue::from`, which needs two allocations. A number with a static text needs none.
+/// As `HeaderValue::from`, which needs two allocations. A number with a static text needs none, any other number one.
+#[inline]
 pub(super) fn header_value(number: u64) -> HeaderValue {
-    static_text(number).map_or_else(|| HeaderValue::from(number), HeaderValue::from_static)
+    static_text(number).map_or_else(|| long_header_value(number), HeaderValue::from_static)
+}
+
+fn long_header_value(number: u64) -> HeaderValue {
+    let (mut digits, mut begin, mut rest) = ([b'0'; 20], 20, number);
+    while rest > 0 {
+        begin -= 4;
+        digits[begin..begin + 4].copy_from_slice(&DIGITS[(rest % STATIC_TEXTS as u64) as usize]);
+        rest /= STATIC_TEXTS as u64;
+    }
+    let zeros = digits[begin..].iter().take_while(|digit| **digit == b'0').count();
+    HeaderValue::from_bytes(&digits[begin + zeros..]).unwrap_or_else(|_| HeaderValue::from(number))
 }
 
 thread_local! {

@@ -25,7 +25,7 @@ impl RedisStoreBuilder {
         let connect_timeout = Duration::from_secs(1);
         Self {
             address,
-            connection: ConnectionSettings { connections: 2, connect_timeout, ..ConnectionSettings::default() },
+            connection: ConnectionSettings { connections: 4, connect_timeout, ..ConnectionSettings::default() },
             prefix: DEFAULT_PREFIX.to_owned(),
             secret: None,
             time: TimeSource::Server,
@@ -61,8 +61,8 @@ impl RedisStoreBuilder {
     }
 
     /// The most connections that each tokio runtime of the process opens, each for one batch of checks at a time.
-    /// Default: 2, which keeps one Redis busy, since checks that arrive meanwhile form the next batch. In a cluster, the
-    /// most connections to each node, which batches share.
+    /// Default: 4. So Redis has a batch to decide while the process reads the reply to another one. A process with little to do opens one
+    /// or two. In a cluster, the most connections to each node, which batches share.
     pub fn connections(mut self, connections: u32) -> Self {
         self.connection.connections = connections;
         self

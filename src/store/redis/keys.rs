@@ -7,7 +7,7 @@
 //! 2. The braces are a cluster's hash tag. All limits of one [`Key`] are in one slot, and the keys spread over all slots.
 //! 3. The default prefix carries the version of the layout.
 
-use std::fmt::Write;
+use std::{array, fmt::Write};
 
 use sha2::{Digest, Sha256};
 
@@ -51,7 +51,7 @@ impl Keys {
         let mut text = String::with_capacity(self.prefix.len() + DIGEST_LENGTH + limit.name().len() + 4);
         text.push_str(&self.prefix);
         text.push_str(":{");
-        text.extend(self.digest(key));
+        text.push_str(&String::from_utf8_lossy(&self.digest(key)));
         text.push_str("}:");
         text.push_str(limit.name());
         // Each algorithm has its own layout. A limit's name has no colon.
@@ -68,12 +68,13 @@ impl Keys {
     /// The slot of a cluster that has all limits of a key: CRC-16/XMODEM of the text between the braces.
     pub(super) fn hash_slot(&self, key: &Key) -> u16 {
         let with_bit = |crc: u16, _| if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
-        let crc = self.digest(key).fold(0, |crc: u16, digit| (0..8).fold(crc ^ (digit as u16) << 8, with_bit));
+        let with_digit = |crc: u16, digit: u8| (0..8).fold(crc ^ u16::from(digit) << 8, with_bit);
+        let crc = self.digest(key).into_iter().fold(0, with_digit);
         crc % HASH_SLOTS
     }
 
     /// The digest of a key, in base64url.
-    fn digest(&self, key: &Key) -> impl Iterator<Item = char> + use<> {
+    fn digest(&self, key: &Key) -> [u8; DIGEST_LENGTH] {
         // The length comes first, so that no two pairs of namespace and value have the same bytes.
         let length = (key.namespace().len() as u64).to_le_bytes();
         let parts = [&length, key.namespace().as_bytes(), key.value()];
@@ -86,7 +87,7 @@ impl Keys {
             }
         };
         // Six bits at a time, the highest first.
-        (0..DIGEST_LENGTH).map(move |index| char::from(BASE64URL[(digest << (6 * index) >> 122) as usize]))
+        array::from_fn(|index| BASE64URL[(digest << (6 * index) >> 122) as usize])
     }
 }
 

@@ -25,7 +25,7 @@ use crate::support::{
 const SECONDS: u64 = 15;
 
 /// The most connections that one of the two processes opens.
-const POOL: usize = 2;
+const POOL: usize = 4;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn random_faults() {

@@ -123,6 +123,58 @@ async fn an_unreadable_key_fails_no_other_check() {
     assert_eq!(allowed, [Some(1), None, Some(2)]);
 }
 
+/// Most checks of a batch are decided in a quick way. Some that are not stand between them.
+#[tokio::test]
+async fn checks_in_different_ways_get_their_own_decisions() {
+    const TWO: Limit = Limit::per_hour("two", 2);
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    let check = async |limit: &Limit, key, cost| limiter.check(limit, key, cost).await.unwrap().used();
+    assert_eq!((check(&TWO, "full", 2).await, check(&CALLS, "summed", 5).await), (2, 5));
+    assert_eq!(check(&CALLS, "unreadable", 1).await, 1);
+    let unreadable = server.keys().into_iter().find(|key| server.run::<i64>(&format!("ZCARD {key}")) == 1).unwrap();
+    server.run::<()>(&format!("SET {unreadable} text"));
+    server.run::<()>("CONFIG RESETSTAT");
+
+    let calls = |key, cost| tokio::spawn(limiter.check(&CALLS, key, cost));
+    let asked = [
+        (calls("summed", 1), Ok(6)),
+        (calls("ada", 1), Ok(1)),
+        (tokio::spawn(limiter.check(&TWO, "full", 1)), Err(Some(2))),
+        (calls("bob", 1), Ok(1)),
+        (calls("many", 7), Ok(7)),
+        (calls("unreadable", 1), Err(None)),
+        (calls("eve", 1), Ok(1)),
+        (calls("ada", 1), Ok(2)),
+        (calls("summed", 1), Ok(7)),
+        (calls("many", 1), Ok(8)),
+        (tokio::spawn(limiter.check(&TWO, "joe", 1)), Ok(1)),
+    ];
+    for (place, (answer, expected)) in asked.into_iter().enumerate() {
+        let decision = answer.await.unwrap().map_err(|_| None);
+        let outcome = decision
+            .and_then(|decision| if decision.is_allowed() { Ok(decision.used()) } else { Err(Some(decision.used())) });
+        assert_eq!(outcome, expected, "{place}");
+    }
+    assert_eq!(server.script_calls(), 1);
+}
+
+/// A check that is refused, and one of a larger limit on the same key.
+#[tokio::test]
+async fn checks_of_one_key_are_decided_in_order() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    let [small, large] = [2, 3].map(|units| Limit::per_hour("calls", units));
+    for used in 1..=2 {
+        assert_eq!(limiter.check(&small, "ada", 1).await.unwrap().used(), used);
+    }
+    server.run::<()>("CONFIG RESETSTAT");
+    let [bob, refused, admitted] = [(&small, "bob"), (&small, "ada"), (&large, "ada")]
+        .map(|(limit, key)| tokio::spawn(limiter.check(limit, key, 1)));
+    assert_eq!(used(vec![bob, refused, admitted]).await, [1, 2, 3]);
+    assert_eq!(server.script_calls(), 1);
+}
+
 /// One single check and two batches are in flight while the server hangs. Half of the checks that wait behind them give
 /// up.
 #[tokio::test]

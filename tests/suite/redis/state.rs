@@ -100,6 +100,10 @@ async fn a_late_enough_expiry_is_not_moved() {
         let moved = format!("cmdstat_pexpireat:calls={},", admissions * logs);
         assert!(stats.contains(&moved), "by the first {admissions} admissions: {stats}");
         assert_eq!(stats.contains("cmdstat_pexpiretime"), !server.is_before_7());
+        // The expiry tells the time of the oldest entry, also to the second check of the key.
+        if logs == 1 && !server.is_before_7() {
+            assert!(!stats.contains("cmdstat_zrevrange"), "{stats}");
+        }
     }
 }
 
@@ -121,6 +125,27 @@ async fn no_decision_depends_on_the_expiry() {
             assert_eq!([allowed().await, allowed().await, allowed().await], [true, false, false], "{costs:?} {life}");
             server.run::<()>("FLUSHALL");
         }
+    }
+}
+
+/// The expiry of a single entry is that of the window under which it was counted.
+#[tokio::test]
+async fn the_second_check_of_a_key_is_exact_under_another_window() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server).deny_cache(DenyCache::off());
+    let limit = |millis| Limit::per("calls", 2, Duration::from_millis(millis));
+    for (first, second, used) in [(20_000, 3_600_000, 2), (3_600_000, 20_000, 2), (3_600_000, 50, 1), (3_600_000, 1, 1)]
+    {
+        assert!(limiter.check(&limit(first), "ada", 1).await.unwrap().is_allowed());
+        sleep(Duration::from_millis(60)).await;
+        let decision = limiter.check(&limit(second), "ada", 1).await.unwrap();
+        assert_eq!((decision.is_allowed(), decision.used()), (true, used), "{first} {second}");
+        let left = ttl(&server, &server.only_key());
+        assert!(left > i64::try_from(second).unwrap() + SLACK - 500, "{first} {second}: {left}");
+        if used == 2 {
+            assert!(!limiter.check(&limit(second), "ada", 1).await.unwrap().is_allowed(), "{first} {second}");
+        }
+        server.run::<()>("FLUSHALL");
     }
 }
 
@@ -236,7 +261,8 @@ async fn an_admission_drops_expired_entries_by_the_servers_clock() {
             let sum = if units == 1 { String::new() } else { format!(" {} used", units * (gone + left)) };
             server.run::<()>(&format!("DEL {key}"));
             server.run::<()>(&format!("ZADD {key}{sum}{}", entries_gone.chain(entries_left).collect::<String>()));
-            server.run::<()>(&format!("PEXPIRE {key} 3000"));
+            // That of a single entry of that time: too soon for a new one.
+            server.run::<()>(&format!("PEXPIRE {key} 6000"));
 
             let alone = Check::new(charge(&limit, cost));
             let with_another = Check::new(charge(&other, 1)).and(charge(&limit, cost)).unwrap();

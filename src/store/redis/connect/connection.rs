@@ -6,7 +6,6 @@
 //!    error ever reports.
 
 use std::{
-    future::Future,
     mem,
     sync::{
         Arc,
@@ -15,10 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use redis::{
-    Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value,
-    aio::{ConnectionLike, MultiplexedConnection},
-};
+use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value, aio::MultiplexedConnection};
 
 use super::cluster::ClusterConnections;
 
@@ -47,7 +43,10 @@ impl Connection {
     /// Sends a command. `again` says that it has been sent before.
     pub(crate) async fn send(&mut self, command: &Cmd, again: bool) -> RedisResult<Value> {
         match self {
-            Self::Server(connection, health) => health.watch(connection.req_packed_command(command)).await,
+            Self::Server(connection, health) => {
+                let wait = health.wait();
+                wait.end(connection.send_packed_command(command).await)
+            }
             // It replaces broken connections by itself.
             Self::Cluster(connections) => connections.send(command, again).await,
         }
@@ -83,19 +82,9 @@ impl ConnectionHealth {
             || self.generation != self.current.load(Ordering::Relaxed)
     }
 
-    /// Waits for a reply, and learns from it whether the connection works.
-    async fn watch(&self, reply: impl Future<Output = RedisResult<Value>>) -> RedisResult<Value> {
-        let wait = ReplyWait { health: self, since: Instant::now() };
-        let result = reply.await.and_then(Value::extract_error);
-        if result.as_ref().is_err_and(RedisError::is_timeout) {
-            return result;
-        }
-        mem::forget(wait);
-        match &result {
-            Err(error) if needs_new_connection(error) => self.end_generation(),
-            _ => self.unanswered.store(0, Ordering::Relaxed),
-        }
-        result
+    /// To be called before a request is sent.
+    fn wait(&self) -> ReplyWait<'_> {
+        ReplyWait { health: self, since: Instant::now() }
     }
 
     /// Gives up every connection of this generation. Only the first of several failures does it.
@@ -110,6 +99,23 @@ impl ConnectionHealth {
 struct ReplyWait<'a> {
     health: &'a ConnectionHealth,
     since: Instant,
+}
+
+impl ReplyWait<'_> {
+    /// Learns from the reply whether the connection works.
+    fn end(self, reply: RedisResult<Value>) -> RedisResult<Value> {
+        let result = reply.and_then(Value::extract_error);
+        if result.as_ref().is_err_and(RedisError::is_timeout) {
+            return result;
+        }
+        let health = self.health;
+        mem::forget(self);
+        match &result {
+            Err(error) if needs_new_connection(error) => health.end_generation(),
+            _ => health.unanswered.store(0, Ordering::Relaxed),
+        }
+        result
+    }
 }
 
 impl Drop for ReplyWait<'_> {

@@ -2,15 +2,15 @@
 //!
 //! 1. Taking a connection sends nothing: the replies that pass through a connection tell whether it works.
 //! 2. Only tasks take a connection or wait for one. A future that is not polled would keep the connection, or its turn in
-//!    the pool, from all others. A check that is sent without a task shares an idle connection, which stays in the pool.
+//!    the pool, from all others. A check that is sent without a task shares the connection that a task took last.
 //! 3. Batches share the connections to a cluster, which lead to all of its nodes.
 
 use std::{
     error, fmt,
     future::{Future, poll_fn},
     pin::pin,
-    sync::{Arc, atomic::AtomicU64},
-    task::{Context, Poll, Waker},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
+    task::Poll,
     time::Duration,
 };
 
@@ -29,6 +29,7 @@ const GIVEN_UP: ErrorKind = ErrorKind::Client;
 /// The connections of one runtime. Only that runtime may take them.
 pub(crate) struct Pool {
     pool: bb8::Pool<Connector>,
+    last_taken: Mutex<Option<Connection>>,
     last_failure: watch::Sender<Option<RedisError>>,
     address: Arc<str>,
     connect_timeout: Duration,
@@ -48,15 +49,18 @@ impl Pool {
             .retry_connection(false)
             .error_sink(Box::new(FailureSink(last_failure.clone())))
             .build_unchecked(Connector { server: Arc::clone(server), generation: Arc::default() });
-        Self { pool, last_failure, address: server.to_string().into(), connect_timeout }
+        Self { pool, last_taken: Mutex::default(), last_failure, address: server.to_string().into(), connect_timeout }
     }
 
-    /// A clone of an idle connection, if there is one. The connection itself stays in the pool.
-    pub(crate) fn share_idle(&self) -> Option<Connection> {
-        match pin!(self.pool.get()).poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(Ok(pooled)) => Some(pooled.clone()),
-            _ => None,
-        }
+    /// A clone of the connection that was taken last, if it works. Unlike taking one, this reads no clock.
+    pub(crate) fn share(&self) -> Option<Connection> {
+        let mut last_taken = self.last_taken();
+        drop(last_taken.take_if(|connection| connection.is_broken()));
+        last_taken.clone()
+    }
+
+    fn last_taken(&self) -> MutexGuard<'_, Option<Connection>> {
+        self.last_taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A connection, and the guard that returns it to the pool. If there is none and none can be made, the wait ends at once
@@ -73,6 +77,7 @@ impl Pool {
             let (after, cause) = match outcome.await {
                 Some(Ok(pooled)) => {
                     let connection = pooled.clone();
+                    *self.last_taken() = Some(connection.clone());
                     // Connections to a cluster return at once: a slow node must not keep other batches from the rest.
                     let is_exclusive = matches!(connection, Connection::Server(..));
                     return Ok((connection, is_exclusive.then_some(pooled)));

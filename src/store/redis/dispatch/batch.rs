@@ -2,7 +2,7 @@
 //!
 //! Equal checks travel as one check with copies, which costs Redis about as much as one. The order of arrival still decides:
 //! a check joins an earlier one only if no job between them touches their keys. Nothing outside can tell the order of
-//! checks on different keys.
+//! checks on different keys, so those that the script decides quickly come first.
 
 use std::{
     collections::HashMap,
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     algorithm::Kind,
-    check::Charge,
+    check::{Charge, Check},
     error::StoreError,
     key::{Digester, Prehashed},
     store::{
@@ -60,6 +60,7 @@ impl TimeSource {
             Self::Server | Self::System => Clock::monotonic(),
             Self::Manual(clock) => Clock::Manual(clock.clone()),
         })
+        .with_blocks()
     }
 }
 
@@ -70,7 +71,7 @@ pub(super) struct Batch {
 
 impl Batch {
     pub(super) fn new(jobs: Vec<Box<Job>>, time: &TimeSource) -> Self {
-        let mut jobs = if jobs.len() > 1 { join_equal(jobs) } else { jobs };
+        let mut jobs = if jobs.len() > 1 { arrange(jobs) } else { jobs };
         jobs.iter_mut().for_each(|job| job.set_id());
         Self { jobs, now: time.now() }
     }
@@ -113,6 +114,12 @@ impl Batch {
         for charge in charges() {
             command.arg(keys.of(charge.limit(), charge.key()));
         }
+        if let Some(charge) = self.lone_charge(again) {
+            let figures = [charge.limit().units(), charge.limit().window_micros()];
+            command.arg(figures.map(|figure| (figure as f64).to_le_bytes()).as_flattened());
+            command.arg(&self.jobs[0].id().to_bytes());
+            return;
+        }
         command.arg(&self.now);
         for run in self.jobs.chunk_by(|job, next| have_one_shape(job, next)) {
             write_shape(&run[0], command, again);
@@ -124,6 +131,13 @@ impl Batch {
                 }
             }
         }
+    }
+
+    /// The only charge, if the script has a short form for it.
+    fn lone_charge(&self, again: bool) -> Option<&Charge> {
+        let [job] = &*self.jobs else { return None };
+        let has_form = self.now.is_empty() && !again && Rank::of(job) == Rank::Quick;
+        job.check().only_charge().filter(|_| has_form)
     }
 
     /// Gives every caller its result from the script's reply, or the error.
@@ -141,29 +155,63 @@ impl Batch {
     }
 }
 
-/// Makes a check a copy of an earlier equal one, if no job between them touches their keys.
-fn join_equal(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
+/// The place of a job in its batch.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    /// The script has a quick way for it, which begins with the batch and ends with the last of these.
+    Quick,
+    Other,
+    /// No request waits for it.
+    OfBlock,
+}
+
+impl Rank {
+    fn of(job: &Job) -> Self {
+        if job.is_of_block() {
+            return Self::OfBlock;
+        }
+        let has_quick_way = |charge: &Charge| charge.cost() == 1 && is_plain(charge);
+        let is_quick = matches!(job, Job::Decide { check, copies, .. }
+            if copies.is_empty() && check.id().is_none() && check.only_charge().is_some_and(has_quick_way));
+        if is_quick { Self::Quick } else { Self::Other }
+    }
+}
+
+/// Makes a check a copy of an earlier equal one, if no job between them touches their keys, and brings the jobs in the order of their
+/// ranks. Jobs that touch one key stay in order, but blocks come last.
+fn arrange(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
     let digester = Digester::default();
-    // The last job that touches a key. If two keys have one hash, equal checks only travel apart.
-    let mut last_touch: HashMap<u64, usize, BuildHasherDefault<Prehashed>> =
+    // The last job that touches a key, and the rank of the checks so far that touch it. If two keys have one hash, equal checks only
+    // travel apart.
+    let mut last_touch: HashMap<u64, (usize, Rank), BuildHasherDefault<Prehashed>> =
         HashMap::with_capacity_and_hasher(jobs.len(), BuildHasherDefault::default());
     let mut touched = Vec::new();
-    let mut joined: Vec<Box<Job>> = Vec::with_capacity(jobs.len());
+    let mut arranged: Vec<(Rank, Box<Job>)> = Vec::with_capacity(jobs.len());
     for job in jobs {
         touched.clear();
         touched.extend(job.check().charges().map(|charge| digester.of_key(charge.limit().name(), charge.key())));
-        let last = touched.first().and_then(|hash| last_touch.get(hash)).copied();
-        let earlier = last.filter(|last| touched.iter().all(|hash| last_touch.get(hash) == Some(last)));
-        let job = match earlier.and_then(|earlier| joined.get_mut(earlier)) {
-            Some(earlier) => earlier.join(job),
+        let mut touches = touched.iter().map(|hash| last_touch.get(hash).copied());
+        let last = touches.next().flatten();
+        let earlier = last.filter(|(last, _)| touches.all(|touch| touch.is_some_and(|(place, _)| place == *last)));
+        let joined = match earlier.and_then(|(place, _)| Some((place, arranged.get_mut(place)?))) {
+            Some((place, (rank, earlier))) => earlier.join(job).map(|()| {
+                *rank = Rank::of(earlier).max(*rank);
+                (place, *rank)
+            }),
             None => Err(job),
         };
-        if let Err(job) = job {
-            last_touch.extend(touched.iter().map(|hash| (*hash, joined.len())));
-            joined.push(job);
-        }
+        let touch = joined.unwrap_or_else(|job| {
+            let own = Rank::of(&job);
+            let before = touched.iter().filter_map(|hash| last_touch.get(hash)).map(|(_, rank)| *rank).max();
+            let before = before.unwrap_or(Rank::Quick);
+            arranged.push((own.max(before), job));
+            // Later checks of its key do not come behind a block.
+            (arranged.len() - 1, if own == Rank::OfBlock { before } else { own.max(before) })
+        });
+        last_touch.extend(touched.iter().map(|hash| (*hash, touch)));
     }
-    joined
+    arranged.sort_by_key(|(rank, _)| *rank);
+    arranged.into_iter().map(|(_, job)| job).collect()
 }
 
 fn fail(jobs: Vec<Box<Job>>, error: &StoreError) {
@@ -178,7 +226,7 @@ fn write_shape(job: &Job, command: &mut Cmd, again: bool) {
     let kind = match job {
         Job::Settle { .. } if again => "settle again",
         Job::Settle { .. } => "settle",
-        Job::Decide { .. } => match (is_plain, again || check.id().is_some()) {
+        Job::Decide { .. } => match (is_plain, again || may_be_counted(check)) {
             (true, false) => "plain",
             (true, true) => "again",
             (false, false) => "any",
@@ -210,6 +258,11 @@ fn write_shape(job: &Job, command: &mut Cmd, again: bool) {
     }
 }
 
+/// Whether the check may have been counted under its id. The id of a block is fresh.
+fn may_be_counted(check: &Check) -> bool {
+    check.id().is_some() && !check.charges().any(Charge::is_block)
+}
+
 /// Whether two checks differ only in their keys and ids.
 fn have_one_shape(job: &Job, other: &Job) -> bool {
     let (Job::Decide { check, .. }, Job::Decide { check: other_check, .. }) = (job, other) else {
@@ -238,5 +291,54 @@ fn mode(charge: &Charge) -> &'static str {
         (true, false) => "shadow",
         (false, true) => "left",
         (false, false) => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::{admission::AdmissionId, key::Key, limit::Limit};
+
+    const CALLS: Limit = Limit::per_hour("calls", 100);
+
+    fn check(key: &str, cost: u64) -> Check {
+        Check::new(Charge::new(CALLS, key, cost).unwrap())
+    }
+
+    fn block(key: &str, units: u64) -> Check {
+        Check::new(Charge::block(CALLS, Key::from(key), units, 100_000)).with_id(AdmissionId::fresh())
+    }
+
+    /// The costs and copies of these checks, as they travel.
+    fn arranged(checks: impl IntoIterator<Item = Check>) -> Vec<(u64, u64)> {
+        let job = |check| {
+            let id = AdmissionId::fresh();
+            Box::new(Job::Decide { check, caller: oneshot::channel().0, copies: Vec::new(), id })
+        };
+        let jobs = arrange(checks.into_iter().map(job).collect());
+        jobs.iter().map(|job| (job.check().charges().map(Charge::cost).sum(), job.count())).collect()
+    }
+
+    #[test]
+    fn single_units_come_first_and_blocks_last() {
+        let checks = [block("ada", 20), check("bob", 2), check("eve", 1), block("joe", 30), check("ada", 1)];
+        assert_eq!(arranged(checks), [(1, 1), (1, 1), (2, 1), (20, 1), (30, 1)]);
+    }
+
+    #[test]
+    fn equal_checks_join_if_no_other_is_between_them() {
+        let checks =
+            [check("ada", 1), check("bob", 3), check("ada", 1), check("ada", 2), check("ada", 1), check("bob", 3)];
+        assert_eq!(arranged(checks), [(1, 2), (3, 2), (2, 1), (1, 1)]);
+    }
+
+    #[test]
+    fn checks_of_one_key_stay_in_order_behind_a_longer_one() {
+        let both = check("ada", 4).and(Charge::new(CALLS, "bob", 4).unwrap()).unwrap();
+        assert_eq!(arranged([both, check("bob", 1), check("eve", 1)]), [(1, 1), (8, 1), (1, 1)]);
+        assert_eq!(arranged([check("ada", 2), block("ada", 20), check("ada", 1)]), [(2, 1), (1, 1), (20, 1)]);
+        assert_eq!(arranged([check("ada", 2), block("ada", 20), block("ada", 30), check("ada", 1)])[1], (1, 1));
     }
 }

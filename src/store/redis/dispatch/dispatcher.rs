@@ -8,6 +8,7 @@ use std::{
     pin::Pin,
     sync::{Arc, OnceLock},
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use redis::{RedisError, RedisResult, Value};
@@ -15,6 +16,7 @@ use tokio::{
     runtime::Handle,
     sync::oneshot,
     task::{AbortHandle, JoinSet, yield_now},
+    time::sleep,
 };
 
 use super::{
@@ -24,7 +26,7 @@ use super::{
 };
 use crate::{
     admission::AdmissionId,
-    check::Check,
+    check::{Charge, Check},
     decision::Decision,
     error::StoreError,
     metrics::{self, Stopwatch},
@@ -99,27 +101,37 @@ impl Dispatcher {
     /// Sends a settlement. In a cluster, all its keys are in one slot.
     pub(crate) fn settle(self: &Arc<Self>, settlement: Settlement) -> Result<Pending<Settled>, StoreError> {
         let (caller, result) = oneshot::channel();
-        let limits = settlement.check().charges().map(|charge| charge.limit().clone()).collect();
+        // A block outdates no refusal: one that counts its units as reserved is used for a life at most.
+        let is_single = |charge: &&Charge| !charge.is_block();
+        let limits = settlement.check().charges().filter(is_single).map(|charge| charge.limit().clone()).collect();
         let refusals = StaleRefusals::new(&self.config.local_state, limits);
         Ok(Pending { result, sending: self.submit(Box::new(Job::Settle { settlement, caller, refusals }))? })
     }
 
-    /// Queues a job for a task that sends it. If nothing is in flight and a connection is idle, the returned future sends
-    /// it instead.
+    /// Queues a job for a task that sends it. If nothing is in flight and a connection works, the returned future sends
+    /// it instead. A block first waits for others.
     fn submit(self: &Arc<Self>, job: Box<Job>) -> Result<Option<Sending>, StoreError> {
-        let (queue, doing) = (self.queue(&job), job.doing());
+        let (queue, doing, may_wait) = (self.queue(&job), job.doing(), job.may_wait());
         if matches!(*job, Job::Decide { .. })
+            && may_wait.is_none()
             && let Some(permit) = queue.lone_permit()
-            && let Some(connection) = self.pool.share_idle()
+            && let Some(connection) = self.pool.share()
         {
             return Ok(Some(Box::pin(Arc::clone(self).send_alone(job, connection, permit))));
         }
         // An error of this check only: the others in the queue are decided, so a breaker must not count it.
         queue.push(job).map_err(|full| {
-            metrics::queue_full();
+            // Blocks leave the queue to callers long before it is full, and are asked for again.
+            if !full.is_of_block {
+                metrics::queue_full();
+            }
             StoreError::new(doing, full).of_one_check()
         })?;
-        if let Some(permit) = queue.batch_permit() {
+        if let Some(time) = may_wait {
+            if queue.begin_gathering() {
+                self.runtime.spawn(Arc::clone(self).serve_after(time, Arc::clone(queue)));
+            }
+        } else if let Some(permit) = queue.batch_permit() {
             self.runtime.spawn(Arc::clone(self).serve(permit));
         }
         Ok(None)
@@ -149,6 +161,15 @@ impl Dispatcher {
                 let dispatcher = Arc::clone(&self);
                 self.runtime.spawn(async move { dispatcher.finish(batch, Ok(Err(error))).await });
             }
+        }
+    }
+
+    /// Lets blocks wait for each other.
+    async fn serve_after(self: Arc<Self>, time: Duration, queue: Arc<Queue>) {
+        sleep(time).await;
+        queue.end_gathering();
+        if let Some(permit) = queue.batch_permit() {
+            self.serve(permit).await;
         }
     }
 

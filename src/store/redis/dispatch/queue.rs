@@ -1,12 +1,14 @@
 //! Checks and settlements that wait for the next batch.
 //!
 //! 1. A lone check leaves at once. While the allowed number of batches is in flight, checks queue. When a batch returns, the
-//!    queue leaves as the next one. There is no timer and no added delay.
+//!    queue leaves as the next one. No timer delays a check.
 //! 2. The batches, their number in flight, and the queue are bounded. A full queue is an error, never a longer queue.
 //! 3. A check whose caller has stopped waiting is not sent, and takes no place in the queue from other checks.
 //! 4. A task that finds a free permit serves the queue until it is empty.
 //! 5. A check that finds nothing in flight skips the queue: its caller sends it, without a task. If that caller stops
 //!    polling, other checks queue instead. A settlement never skips the queue, since it must happen even if its caller leaves.
+//! 6. Blocks are taken and given back before they are needed, so they wait for others for a small part of their life. They leave earlier
+//!    with the next batch of checks.
 
 use std::{
     collections::VecDeque,
@@ -16,6 +18,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use crossbeam_queue::ArrayQueue;
@@ -41,6 +44,14 @@ const MAX_COPIES: usize = 128;
 /// The checks that may wait: as many as one server decides in some tens of milliseconds. If callers stop waiting while the
 /// queue is full, twice as many may wait.
 pub(super) const CAPACITY: usize = 8_192;
+
+/// Blocks are taken and given back only while no more than this part of the queue waits.
+const PART_OF_BLOCKS: usize = 8;
+
+/// A block waits for others for this part of its life, and at most for so long. It does not wait if that is less than a timer can tell.
+const PART_OF_LIFE: u32 = 64;
+const LONGEST_WAIT: Duration = Duration::from_millis(4);
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
 /// The queue has this part of its capacity in addition, for cancelled jobs that have not been removed yet.
 const SPARE: usize = 32;
@@ -92,6 +103,17 @@ impl Job {
             Self::Decide { copies, .. } => 1 + copies.len() as u64,
             Self::Settle { .. } => 1,
         }
+    }
+
+    /// Whether it takes a block, or gives one back.
+    pub(super) fn is_of_block(&self) -> bool {
+        self.check().charges().any(Charge::is_block)
+    }
+
+    /// How long it may wait for others to travel with, if it may.
+    pub(super) fn may_wait(&self) -> Option<Duration> {
+        let life = self.check().charges().find_map(Charge::life)?;
+        Some((life / PART_OF_LIFE).min(LONGEST_WAIT)).filter(|wait| *wait >= SHORTEST_WAIT)
     }
 
     /// Its slot in a cluster. A check of several slots is split before it becomes a job.
@@ -172,6 +194,8 @@ pub(super) struct Queue {
     in_flight: AtomicUsize,
     max_in_flight: usize,
     is_lone_check_in_flight: AtomicBool,
+    /// Whether a task lets blocks wait for each other.
+    is_gathering: AtomicBool,
 }
 
 impl Queue {
@@ -184,6 +208,7 @@ impl Queue {
             in_flight: AtomicUsize::new(0),
             max_in_flight,
             is_lone_check_in_flight: AtomicBool::new(false),
+            is_gathering: AtomicBool::new(false),
         })
     }
 
@@ -207,11 +232,25 @@ impl Queue {
         is_free.then(|| Permit { queue: Arc::clone(self), is_lone: false })
     }
 
-    /// Queues a job. The caller must then try to get a [`batch_permit`](Self::batch_permit).
+    /// Whether the caller has to let blocks wait for each other from now on, as nothing does yet.
+    pub(super) fn begin_gathering(&self) -> bool {
+        !self.is_gathering.swap(true, Ordering::SeqCst)
+    }
+
+    /// To be called before the task gets a permit, so that a block that comes later is gathered by another task.
+    pub(super) fn end_gathering(&self) {
+        self.is_gathering.store(false, Ordering::SeqCst);
+    }
+
+    /// Queues a job. The caller must then try to get a [`batch_permit`](Self::batch_permit), or let it wait for others first.
     pub(super) fn push(&self, job: Box<Job>) -> Result<(), QueueFull> {
+        // So that blocks of thousands of keys never delay or fail the checks of callers.
+        if self.waiting.len() > self.capacity / PART_OF_BLOCKS && job.is_of_block() {
+            return Err(QueueFull { waiting: self.len(), is_of_block: true });
+        }
         self.waiting.push(job).or_else(|job| {
             self.remove_cancelled();
-            self.waiting.push(job).map_err(|_| QueueFull { waiting: self.len() })
+            self.waiting.push(job).map_err(|_| QueueFull { waiting: self.len(), is_of_block: false })
         })
     }
 
@@ -292,6 +331,7 @@ impl Drop for Permit {
 #[derive(Debug)]
 pub(super) struct QueueFull {
     waiting: usize,
+    pub(super) is_of_block: bool,
 }
 
 impl fmt::Display for QueueFull {

@@ -18,7 +18,11 @@ pub(super) fn read(
     jobs: &[Box<Job>],
     results: &mut Vec<Result<(Decision, bool), StoreError>>,
 ) -> Result<(), MalformedReply> {
-    let Value::Array(fields) = reply else { return Err(MalformedReply) };
+    let fields = match reply {
+        Value::Array(fields) => fields,
+        Value::BulkString(numbers) => unpacked(&numbers).ok_or(MalformedReply)?.into(),
+        _ => return Err(MalformedReply),
+    };
     let mut fields = fields.into_iter();
     let now = number(&mut fields)?;
     let mut reply = Reply { fields, now, statuses: Vec::new() };
@@ -26,6 +30,13 @@ pub(super) fn read(
         reply.read(job, results)?;
     }
     if reply.fields.as_slice().is_empty() { Ok(()) } else { Err(MalformedReply) }
+}
+
+/// The fields of the short reply to a check that is alone.
+fn unpacked(numbers: &[u8]) -> Option<[Value; 3]> {
+    let (numbers, rest) = numbers.as_chunks::<8>();
+    let numbers = <&[_; 3]>::try_from(numbers).ok().filter(|_| rest.is_empty())?;
+    Some(numbers.map(|number| Value::Int(f64::from_le_bytes(number) as i64)))
 }
 
 /// The rest of the reply.

@@ -15,21 +15,33 @@ local function latest(charge)
   return not charge.is_counter and charge.at or now
 end
 
+-- The time from which an entry counts by the present clock. The end of a block's life may be ahead of the clock.
+local function counted_from(charge, member, time)
+  return min(time, is_block(charge, member) and now + LONGEST_LIFE or latest(charge))
+end
+
 -- Where the clock has stepped back, entries from the future count as having happened now, so that the key is right again
 -- after one window. Each refusal moves the newest of them, at most 100. A server without memory moves none.
 local function pull_back(charge, key)
   local latest = latest(charge)
   local first = call('ZRANGE', key, 0, 0, 'WITHSCORES')
   if #first == 0 or time_in(first[2]) <= latest then return end
-  local at, joined = score_of(latest), 0
-  for _, member in ipairs(call('ZRANGEBYSCORE', key, '-inf', '(' .. at, 'LIMIT', 0, LOOKED_AT)) do
-    if not charge.part or string.byte(member) == KEPT then
-      if pcall('ZADD', key, at, member) ~= 0 then return end
-    else
-      joined = joined + weight(charge, member)
+  local at, joined, is_any = score_of(latest), 0, false
+  local entries = call('ZRANGEBYSCORE', key, '-inf', '(' .. at, 'WITHSCORES', 'LIMIT', 0, LOOKED_AT)
+  for i = 1, #entries, 2 do
+    local member, time = entries[i], time_in(entries[i + 1])
+    if charge.part and string.byte(member) ~= KEPT then
+      joined, is_any = joined + weight(charge, member), true
       call('ZREM', key, member)
+    else
+      local from = counted_from(charge, member, time)
+      if from < time then
+        if pcall('ZADD', key, score_of(from), member) ~= 0 then return end
+        is_any = true
+      end
     end
   end
+  if not is_any then return end
   if joined > 0 then join(charge, key, latest, joined) end
   charge.oldest = time_of(charge, key, 0)
   outlive_entries(charge, key, charge.at)
@@ -41,7 +53,7 @@ end
 local function first_fit(charge, most, sum, entries, with_reserved)
   local from, leaves = now, min(now, latest(charge)) + charge.window
   for i = 1, #entries, 2 do
-    leaves = min(time_in(entries[i + 1]), latest(charge)) + charge.window
+    leaves = counted_from(charge, entries[i], time_in(entries[i + 1])) + charge.window
     if with_reserved or not is_reserved(charge, entries[i]) then
       if charge.is_counter and sum <= most then
         -- Until the entry leaves, only the estimate falls.
@@ -69,7 +81,9 @@ local function wait(charge, key, most)
     return leaves - now, leaves - now
   end
   local first, settled = charge.heads + charge.expired, charge.sum - charge.reserved
-  local entries = has_entries and call('ZREVRANGE', key, first, first + LOOKED_AT - 1, 'WITHSCORES') or {}
+  -- Each entry of an exact log has at least one unit, so no more than these have to leave.
+  local enough = not charge.part and charge.reserved == 0 and min(LOOKED_AT, charge.sum - most) or LOOKED_AT
+  local entries = has_entries and call('ZREVRANGE', key, first, first + enough - 1, 'WITHSCORES') or {}
   local retry = first_fit(charge, most, charge.sum, entries, true) - now
   if charge.reserved == 0 then return retry, retry end
   if not charge.is_counter and settled <= most then return retry, 0 end
@@ -162,6 +176,10 @@ local function admissible(shape, id)
   for i = 1, #shape do
     local charge = shape[i]
     local is_over = not is_counted and charge.needs > 0 and charge.used + charge.needs * copies > charge.units
+    if charge.is_block and not is_counted and is_full(charge, KEYS[k + i]) then
+      -- Without an entry of its own it would leave too early.
+      admitted = 0
+    end
     if charge.is_shadow then
       charge.is_left_out = is_over
     elseif is_over then

@@ -1,4 +1,4 @@
--- The way through the rest of a batch, from where quick.lua and plain.lua have left it.
+-- The way through the rest of a batch, from where the files before have left it.
 
 -- Decides a check. If that fails, the other checks of the batch go on.
 local function decide_alone(shape, id)
@@ -17,7 +17,9 @@ end
 
 while a < #ARGV do
   for i = resume or shape.first, shape.last, shape.is_settlement and 2 or 1 do
-    if shape.is_settlement then
+    if i ~= resume and (reply_done(i) or do_block(shape, i)) then
+      -- Done.
+    elseif shape.is_settlement then
       settle(shape, ARGV[i], ARGV[i + 1] + 0)
     elseif not shape.is_plain or i == resume or not decide_plainly(shape, ARGV[i]) then
       decide_alone(shape, ARGV[i])

@@ -4,6 +4,7 @@
 //! endless loop would hang the test.
 
 mod algorithms;
+mod blocks;
 mod checks;
 mod clock_steps;
 mod concurrency;
@@ -90,6 +91,10 @@ macro_rules! __conformance_rules {
                 a_refusal_is_exact_unless_only_reservations_cause_it
                 an_unsettled_reservation_refuses_until_its_lease_ends
                 a_refusal_by_settled_units_outranks_one_by_reservations
+            }
+            blocks {
+                a_block_counts_until_a_window_after_its_life
+                the_spent_units_of_a_block_count_for_a_window
             }
             spent_units {
                 spent_units_count_beyond_the_limit_and_refuse_until_they_leave

@@ -3,6 +3,7 @@
 //! The seed is printed; `SEED=... bash tests/run.sh properties` runs the same histories again. A failing history is
 //! shrunk to a short one.
 
+mod blocks;
 mod cached_refusals;
 mod steps;
 
@@ -60,6 +61,9 @@ const KEYS: [&str; 2] = ["ada", "bob"];
 const HISTORIES: u32 = 250;
 
 const STEPS: RangeInclusive<usize> = 1..=1_000;
+
+/// A failure that does not happen again would otherwise shrink for a thousand histories.
+const MAX_SHRINK_MILLIS: u32 = 60_000;
 
 /// An admitted check.
 #[derive(Clone)]
@@ -215,7 +219,8 @@ fn run(clocks: Clocks, limits: Range<usize>, history: impl Fn(Vec<Step>) -> Resu
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&u64::to_le_bytes(seed));
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
-    let config = Config { cases: HISTORIES, failure_persistence: None, ..Config::default() };
+    let config =
+        Config { cases: HISTORIES, failure_persistence: None, max_shrink_time: MAX_SHRINK_MILLIS, ..Config::default() };
     let steps_taken = Cell::new(0);
     let outcome = TestRunner::new_with_rng(config, rng).run(&vec(step(clocks, limits), STEPS), |steps| {
         steps_taken.set(steps_taken.get() + steps.len());

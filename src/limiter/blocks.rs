@@ -1,0 +1,155 @@
+//! Tasks that take blocks of units from the store, and give back the rest: see [`limit::blocks`](crate::limit::blocks).
+//!
+//! A task belongs to one limit and key. It begins when the key is asked for often, and ends when it holds nothing and the key no longer
+//! is. If its runtime ends, what it holds can be spent for the rest of its life, and the task of another runtime gives back the rest.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::pin,
+    task::Poll,
+    time::{Duration, SystemTime},
+};
+
+use tokio::{
+    runtime::Handle,
+    time::{sleep, timeout},
+};
+
+use super::{
+    deadline::Deadline,
+    settings::{Core, Limiter},
+};
+use crate::{
+    check::Check,
+    decision::Decision,
+    key::Key,
+    limit::Limit,
+    settlement::Settlement,
+    store::{KeptHolding, SharedBreaker, Step, Store, Taking},
+};
+
+/// How long a process tries to give units back to a store that fails.
+const MOST_TIME: Duration = Duration::from_secs(10);
+
+/// The pause before the first repetition. Each further one is twice as long.
+const PAUSE: Duration = Duration::from_millis(10);
+
+impl<S: Store> Limiter<S> {
+    /// Gives back all units that this process holds in [blocks](crate::limit::blocks) of the store, and returns when that is done.
+    ///
+    /// Call it when the process serves no more requests and is about to end. Otherwise those units count until a window after the life
+    /// of their block. It gives back the blocks of all limiters and layers on clones of the store. Requests that come later take
+    /// blocks again.
+    ///
+    /// It waits for ten seconds at most, for example if the store fails, or if a runtime that holds units is not driven.
+    ///
+    /// # Panics
+    ///
+    /// If units are held, and it is polled outside a tokio runtime with time enabled.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// use tower_sliding_window::{Limiter, MemoryStore};
+    ///
+    /// let store = MemoryStore::new();
+    /// // axum::serve(listener, app).with_graceful_shutdown(signal).await?;
+    /// Limiter::new(store).give_back_blocks().await;
+    /// # }
+    /// ```
+    pub async fn give_back_blocks(&self) {
+        if let Some(blocks) = &self.core.blocks {
+            let _ = Deadline::new(blocks.give_back(|kept| self.core.hold(kept)), MOST_TIME, Duration::ZERO).await;
+        }
+    }
+}
+
+impl<S: Store> Core<S> {
+    /// Takes note of an admission by the store, and begins to take blocks if the key is asked for often. Without a runtime it does not.
+    pub(super) fn note_admission(&self, check: &Check, decision: Decision, asked_after: u64) -> Decision {
+        let Some(blocks) = &self.blocks else { return decision };
+        blocks.note(check, decision, asked_after, |kept| self.hold(kept))
+    }
+
+    fn hold(&self, kept: KeptHolding) {
+        if let Ok(runtime) = Handle::try_current() {
+            let task =
+                Holder { store: self.store.clone(), breaker: self.breaker.clone(), deadline: self.deadline, kept };
+            runtime.spawn(task.run());
+        }
+    }
+
+    /// Gives back the blocks of a limit and key at once.
+    pub(super) fn drop_blocks(&self, limit: &Limit, key: &Key) {
+        if let Some(blocks) = &self.blocks {
+            blocks.drop_blocks_of(limit, key);
+        }
+    }
+}
+
+struct Holder<S> {
+    store: S,
+    breaker: SharedBreaker,
+    deadline: Duration,
+    kept: KeptHolding,
+}
+
+impl<S: Store> Holder<S> {
+    async fn run(mut self) {
+        loop {
+            match self.kept.next() {
+                Step::Ask { give_back, take } => self.ask(give_back, take).await,
+                Step::Wait(time) => drop(timeout(time, self.kept.changed()).await),
+                Step::End => return,
+            }
+        }
+    }
+
+    /// Polls both, so that they travel together.
+    async fn ask(&self, settlements: Vec<Settlement>, taking: Option<Taking>) {
+        let give_back = self.give_back(settlements);
+        let take = async {
+            if let Some(taking) = taking {
+                self.take(taking).await;
+            }
+        };
+        let (mut give_back, mut take, mut is_pending) = (pin!(give_back), pin!(take), [true; 2]);
+        poll_fn(|cx| {
+            is_pending[0] = is_pending[0] && give_back.as_mut().poll(cx).is_pending();
+            is_pending[1] = is_pending[1] && take.as_mut().poll(cx).is_pending();
+            if is_pending == [false; 2] { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+
+    /// Without a deadline: a block that comes too late is given back, and one that nobody waits for would stay charged.
+    async fn take(&self, taking: Taking) {
+        if self.breaker.is_open_for(self.deadline) {
+            return self.kept.fail(&taking);
+        }
+        let check = taking.check.clone();
+        match self.store.decide(check.clone()).await {
+            Ok(decision) => self.kept.take(taking, decision),
+            Err(_) => {
+                self.kept.fail(&taking);
+                // It may have been counted all the same. Its time is not known, so it is a later one.
+                if let Some(id) = check.id() {
+                    let at = SystemTime::UNIX_EPOCH + Duration::from_micros(1 << 52);
+                    self.give_back(vec![Settlement::by_id(check, id, at, |_| Some(0))]).await;
+                }
+            }
+        }
+    }
+
+    async fn give_back(&self, settlements: Vec<Settlement>) {
+        let give_back = async {
+            let mut pause = PAUSE;
+            for settlement in settlements {
+                while self.store.settle(settlement.clone()).await.is_err() {
+                    sleep(pause).await;
+                    pause *= 2;
+                }
+            }
+        };
+        let _ = timeout(MOST_TIME, give_back).await;
+    }
+}

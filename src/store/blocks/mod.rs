@@ -1,0 +1,315 @@
+//! The blocks that this process holds. [`limit::blocks`](crate::limit::blocks) has the rules.
+//!
+//! A limiter spends them, and its tasks take and give them back: see `limiter/blocks.rs`. `holding.rs` decides what to do with the blocks
+//! of one limit and key, which `state.rs` lists. `demand.rs` finds the keys that are asked for often.
+
+mod demand;
+mod holding;
+mod state;
+
+use std::{
+    fmt,
+    hash::BuildHasherDefault,
+    iter,
+    sync::{
+        Arc, MutexGuard, OnceLock,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::SystemTime,
+};
+
+use quick_cache::{UnitWeighter, sync::Cache};
+use tokio::sync::Notify;
+
+pub(crate) use self::holding::{Step, Taking};
+use self::{
+    demand::{Demand, FEWEST_REQUESTS},
+    holding::{Holding, PART_OF_THE_REST},
+    state::State,
+};
+use super::clock::Clock;
+use crate::{
+    admission::AdmissionId,
+    check::{Charge, Check},
+    decision::{Decision, LimitStatus},
+    key::{Digester, Key, Prehashed},
+    limit::{Limit, blocks::Blocks},
+};
+
+/// The most limits and keys of which a process holds blocks. The checks of others ask the store.
+const CAPACITY: usize = 10_000;
+
+/// The blocks that the limiters on one store hold.
+pub(crate) struct HeldBlocks {
+    clock: Clock,
+    digester: Digester,
+    /// Made by the first admission of a limit in blocks.
+    tables: OnceLock<Tables>,
+    kept: AtomicUsize,
+    /// How many blocks were taken: the number of the last one.
+    taken: AtomicU64,
+    /// A task has ended.
+    ended: Notify,
+}
+
+struct Tables {
+    holdings: Cache<u64, Arc<Holding>, UnitWeighter, BuildHasherDefault<Prehashed>>,
+    demand: Demand,
+}
+
+/// A charge in blocks, as this process knows it.
+struct Found {
+    digest: u64,
+    holding: Option<Arc<Holding>>,
+    /// Those of the block to take first, or none if the process holds some. `None` if it is not worth it.
+    first_units: Option<u64>,
+}
+
+/// A holding, as long as a task takes care of it.
+pub(crate) struct KeptHolding {
+    blocks: Arc<HeldBlocks>,
+    digest: u64,
+    holding: Arc<Holding>,
+    first_units: u64,
+    is_over: bool,
+}
+
+impl HeldBlocks {
+    pub(super) fn new(clock: Clock) -> Self {
+        let digester = Digester::default();
+        Self {
+            clock,
+            digester,
+            tables: OnceLock::new(),
+            kept: AtomicUsize::new(0),
+            taken: AtomicU64::new(0),
+            ended: Notify::new(),
+        }
+    }
+
+    /// Admits a check if this process holds enough units for all of its charges.
+    #[inline]
+    pub(crate) fn spend(&self, check: &Check) -> Option<Decision> {
+        if !check.is_in_blocks() {
+            return None;
+        }
+        let Some(charge) = check.only_charge() else { return self.spend_all(check) };
+        let holding = self.find(charge)?;
+        let now = self.clock.now();
+        let (status, at) = holding.spend(&mut holding.lock(), charge, now)?;
+        Some(Decision::of_statuses(at, AdmissionId::fresh(), (status, Vec::new())))
+    }
+
+    /// All charges are looked at under their locks before any of them is spent.
+    fn spend_all(&self, check: &Check) -> Option<Decision> {
+        let holdings: Vec<Arc<Holding>> = check.charges().map(|charge| self.find(charge)).collect::<Option<_>>()?;
+        // In one order, so that two checks never wait for each other.
+        let mut places: Vec<usize> = (0..holdings.len()).collect();
+        places.sort_unstable_by_key(|place| Arc::as_ptr(&holdings[*place]));
+        let mut locked: Vec<(usize, MutexGuard<'_, State>)> =
+            places.into_iter().map(|place| (place, holdings[place].lock())).collect();
+        locked.sort_unstable_by_key(|(place, _)| *place);
+        let now = self.clock.now();
+        let charges = || check.charges().zip(&holdings);
+        let mut states = locked.iter();
+        if !charges()
+            .all(|(charge, holding)| states.next().is_some_and(|(_, state)| holding.can_spend(state, charge, now)))
+        {
+            return None;
+        }
+        let mut states = locked.iter_mut();
+        let spent = charges().map(|(charge, holding)| holding.spend(&mut states.next()?.1, charge, now));
+        let mut statuses: Vec<(LimitStatus, SystemTime)> = spent.collect::<Option<_>>()?;
+        let at = statuses.iter().map(|(_, at)| *at).max()?;
+        let (first, _) = statuses.remove(0);
+        let rest = statuses.into_iter().map(|(status, _)| status).collect();
+        Some(Decision::of_statuses(at, AdmissionId::fresh(), (first, rest)))
+    }
+
+    /// Whether this process holds enough units for all charges of a check.
+    pub(crate) fn can_spend(&self, check: &Check) -> bool {
+        let now = self.clock.now();
+        let is_held = |charge| self.find(charge).is_some_and(|holding| holding.can_spend(&holding.lock(), charge, now));
+        check.is_in_blocks() && check.charges().all(is_held)
+    }
+
+    /// The number of the last block. A check that is asked now finds that block counted.
+    pub(crate) fn last_taken(&self) -> u64 {
+        self.taken.load(Ordering::SeqCst)
+    }
+
+    /// Takes note of an admission by the store. Returns the decision with the units that this process holds as those that are
+    /// left, if they were taken before the check was asked. Calls `keep` for each limit and key for which a task has to take blocks from now on.
+    pub(crate) fn note(
+        self: &Arc<Self>,
+        check: &Check,
+        decision: Decision,
+        asked_after: u64,
+        mut keep: impl FnMut(KeptHolding),
+    ) -> Decision {
+        let now = self.clock.now();
+        let mut statuses = decision.statuses();
+        let (first, rest) =
+            check.map_charges(|charge| statuses.next().and_then(|status| self.look_up(charge, status, now)));
+        drop(statuses);
+        let found = || iter::once(&first).chain(&rest).enumerate();
+        // One charge that never gets blocks is enough for the check to ask the store, so the others would take theirs in vain.
+        let is_worth_it = check.is_in_blocks()
+            && found().all(|(_, found)| found.as_ref().is_some_and(|found| found.first_units.is_some()));
+        let mut own = Vec::new();
+        for ((place, found), (charge, status)) in found().zip(check.charges().zip(decision.statuses())) {
+            let Some(Found { digest, holding, first_units }) = found else { continue };
+            if let Some(holding) = holding {
+                let spent = if is_worth_it { charge.cost() } else { 0 };
+                own.push((place, holding.learn(spent, status, decision.at(), asked_after, now)));
+            }
+            if is_worth_it && let Some(holding) = self.keep(charge, *digest, status, decision.at(), now) {
+                let first_units = if holding.is_of(charge) { first_units.unwrap_or(0) } else { 0 };
+                keep(self.kept(*digest, holding, first_units));
+            }
+        }
+        own.into_iter()
+            .fold(decision, |decision, (place, (held, reserved))| decision.without_held(place, held, reserved))
+    }
+
+    /// Looks up the holding of a charge, and counts its request if there is none. `None` if its limit has no blocks.
+    fn look_up(&self, charge: &Charge, status: &LimitStatus, now: u64) -> Option<Found> {
+        let _ = charge.limit().blocks()?;
+        let digest = self.digest(charge.limit(), charge.key());
+        let holding = self.holding(digest).filter(|holding| holding.is_of(charge));
+        let first_units = match (&holding, charge.blocks()) {
+            (Some(_), _) => Some(0),
+            (None, Some(blocks)) => self.first_units(charge, digest, blocks, status, now),
+            (None, None) => None,
+        };
+        Some(Found { digest, holding, first_units })
+    }
+
+    /// Counts a request of a key that has no blocks, and returns the units of the first one if it is worth it.
+    fn first_units(&self, charge: &Charge, digest: u64, blocks: Blocks, status: &LimitStatus, now: u64) -> Option<u64> {
+        let demand = &self.tables.get_or_init(Tables::default).demand;
+        let requests = demand.count(digest, now, blocks.life_micros())?;
+        let rest = status.remaining() / PART_OF_THE_REST;
+        // At most what is used, since the costs of the other requests are not known.
+        let units = requests.saturating_mul(charge.cost()).min(status.used()).min(blocks.most()).min(rest);
+        (units >= charge.cost().saturating_mul(FEWEST_REQUESTS)).then_some(units)
+    }
+
+    /// The holding of a charge that no task takes care of yet: the caller has to start one.
+    fn keep(
+        &self,
+        charge: &Charge,
+        digest: u64,
+        status: &LimitStatus,
+        at: SystemTime,
+        now: u64,
+    ) -> Option<Arc<Holding>> {
+        let (holdings, blocks) = (&self.tables.get()?.holdings, charge.limit().blocks()?);
+        if let Some(holding) = holdings.get(&digest)
+            && !holding.is_abandoned(now)
+            && let Some(has_to_start) = holding.keep(now)
+        {
+            // If the limit was another one then, the task gives back what is left, and ends.
+            return has_to_start.then_some(holding);
+        }
+        if self.kept.load(Ordering::Relaxed) >= CAPACITY {
+            return None;
+        }
+        let holding = Arc::new(Holding::new(charge, blocks, status, at, now));
+        holdings.insert(digest, Arc::clone(&holding));
+        Some(holding)
+    }
+
+    fn kept(self: &Arc<Self>, digest: u64, holding: Arc<Holding>, first_units: u64) -> KeptHolding {
+        self.kept.fetch_add(1, Ordering::SeqCst);
+        KeptHolding { blocks: Arc::clone(self), digest, holding, first_units, is_over: false }
+    }
+
+    /// The holdings that no task takes care of any more, since their runtimes have ended.
+    fn abandoned(self: &Arc<Self>) -> Vec<KeptHolding> {
+        let (Some(tables), now) = (self.tables.get(), self.clock.now()) else { return Vec::new() };
+        let abandoned = tables.holdings.iter().filter(|(_, holding)| holding.keep(now) == Some(true));
+        abandoned.map(|(digest, holding)| self.kept(digest, holding, 0)).collect()
+    }
+
+    /// Gives back the blocks of a limit and key at once, and drops those that are being asked for.
+    pub(crate) fn drop_blocks_of(&self, limit: &Limit, key: &Key) {
+        if let Some(holding) = self.holding(self.digest(limit, key)) {
+            holding.drop_blocks(self.clock.now());
+        }
+    }
+
+    /// Gives back all blocks at once, and returns when that is done. Calls `keep` for each limit and key for which a task has to do so.
+    pub(crate) async fn give_back(self: &Arc<Self>, keep: impl FnMut(KeptHolding)) {
+        self.abandoned().into_iter().for_each(keep);
+        loop {
+            let ended = self.ended.notified();
+            let Some(tables) = self.tables.get() else { return };
+            tables.holdings.iter().for_each(|(_, holding)| holding.drop_blocks(self.clock.now()));
+            if self.kept.load(Ordering::SeqCst) == 0 {
+                return;
+            }
+            ended.await;
+        }
+    }
+
+    fn find(&self, charge: &Charge) -> Option<Arc<Holding>> {
+        self.holding(self.digest(charge.limit(), charge.key())).filter(|holding| holding.is_of(charge))
+    }
+
+    fn holding(&self, digest: u64) -> Option<Arc<Holding>> {
+        self.tables.get()?.holdings.get(&digest)
+    }
+
+    fn digest(&self, limit: &Limit, key: &Key) -> u64 {
+        self.digester.of_key(limit.name(), key)
+    }
+}
+
+impl KeptHolding {
+    pub(crate) fn next(&mut self) -> Step {
+        let step = self.holding.step(self.blocks.clock.now(), &mut self.first_units);
+        self.is_over = matches!(step, Step::End);
+        step
+    }
+
+    /// The store has decided to take a block, or not to.
+    pub(crate) fn take(&self, taking: Taking, decision: Decision) {
+        let number = self.blocks.taken.fetch_add(1, Ordering::SeqCst) + 1;
+        self.holding.take(taking, decision, number, self.blocks.clock.now());
+    }
+
+    pub(crate) fn fail(&self, taking: &Taking) {
+        self.holding.fail(taking, self.blocks.clock.now());
+    }
+
+    pub(crate) async fn changed(&self) {
+        self.holding.changed().await;
+    }
+}
+
+impl Drop for KeptHolding {
+    fn drop(&mut self) {
+        self.holding.leave(self.is_over);
+        if self.is_over
+            && let Some(tables) = self.blocks.tables.get()
+        {
+            tables.holdings.remove_if(&self.digest, |held| Arc::ptr_eq(held, &self.holding));
+        }
+        self.blocks.kept.fetch_sub(1, Ordering::SeqCst);
+        self.blocks.ended.notify_waiters();
+    }
+}
+
+impl Default for Tables {
+    fn default() -> Self {
+        let holdings = Cache::with(CAPACITY, CAPACITY as u64, UnitWeighter, Default::default(), Default::default());
+        Self { holdings, demand: Demand::default() }
+    }
+}
+
+impl fmt::Debug for HeldBlocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Blocks").field("held", &self.kept.load(Ordering::Relaxed)).finish()
+    }
+}

@@ -1,0 +1,280 @@
+//! States in which blocks could hold back units, or cost others too much.
+
+use std::time::Instant as SystemInstant;
+
+use super::*;
+use crate::support::one_thread;
+
+/// The block of the first limit has no task any more, so the next admission starts one that gives it back.
+#[test]
+fn a_changed_limit_gets_blocks_after_the_runtime_of_the_earlier_ones_has_ended() {
+    let (server, clock) = (RedisServer::start(), ManualClock::new());
+    let limiter = limiter_by(&server, &clock);
+    one_thread().block_on(hold(&server, &limiter, &API, "ada"));
+    clock.advance(LIFE);
+    let raised = Limit::per_minute("api", 2_000_000).in_blocks(Blocks::new());
+    one_thread().block_on(hold(&server, &limiter, &raised, "ada"));
+}
+
+/// The task of a runtime that is not driven must not keep others from taking blocks of the key.
+#[test]
+fn a_key_gets_blocks_while_the_runtime_that_held_some_is_not_driven() {
+    let (server, clock) = (RedisServer::start(), ManualClock::new());
+    let limiter = limiter_by(&server, &clock);
+    let idle = one_thread();
+    idle.block_on(hold(&server, &limiter, &API, "ada"));
+    clock.advance(10 * LIFE);
+    one_thread().block_on(hold(&server, &limiter, &API, "ada"));
+    drop(idle);
+}
+
+#[test]
+fn units_of_a_runtime_that_has_ended_are_given_back_at_once_if_asked() {
+    let (server, clock) = (RedisServer::start(), ManualClock::new());
+    let limiter = limiter_by(&server, &clock);
+    let first = one_thread();
+    let requests = first.block_on(hold(&server, &limiter, &API, "ada"));
+    drop(first);
+    one_thread().block_on(async {
+        limiter.give_back_blocks().await;
+        assert_eq!(used(&server, &clock, &API, "ada").await, (requests, 0));
+    });
+}
+
+#[tokio::test]
+async fn giving_back_ends_while_requests_go_on() {
+    let (server, clock) = (RedisServer::start(), ManualClock::new());
+    let limiter = limiter_by(&server, &clock);
+    let keys = || (0..20).map(|key| key.to_string());
+    for key in keys() {
+        hold(&server, &limiter, &API, &key).await;
+    }
+    let busy: Vec<_> = keys()
+        .map(|key| {
+            let limiter = limiter.clone();
+            tokio::spawn(async move {
+                loop {
+                    let _ = check(&limiter, &API, &key, 1).await;
+                    tokio::task::yield_now().await;
+                }
+            })
+        })
+        .collect();
+    tokio::time::timeout(TEST_TIMEOUT, limiter.give_back_blocks()).await.unwrap();
+    busy.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// The documented time, and some for a busy machine.
+#[tokio::test]
+async fn giving_back_to_a_store_that_fails_ends_after_ten_seconds() {
+    let mut server = RedisServer::start();
+    let limiter = limiter(&server);
+    hold(&server, &limiter, &API, "ada").await;
+    server.kill();
+    let begun = SystemInstant::now();
+    limiter.give_back_blocks().await;
+    assert!(begun.elapsed() < Duration::from_secs(16), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn giving_back_ends_after_ten_seconds_although_a_runtime_is_not_driven() {
+    let (server, clock) = (RedisServer::start(), ManualClock::new());
+    let limiter = limiter_by(&server, &clock);
+    let idle = one_thread();
+    idle.block_on(hold(&server, &limiter, &API, "ada"));
+    one_thread().block_on(async { tokio::time::timeout(TEST_TIMEOUT, limiter.give_back_blocks()).await.unwrap() });
+    drop(idle);
+}
+
+/// A block that the store refuses meanwhile is not waited for.
+#[tokio::test]
+async fn giving_back_while_a_block_is_being_refused_ends_with_the_reply() {
+    let (server, clock) = (RedisServer::start(), ManualClock::new());
+    let (limiter, other) = (limiter_by(&server, &clock), limiter_by(&server, &clock));
+    let limit = Limit::per_minute("limit", 1_000).in_blocks(Blocks::new());
+    hold(&server, &limiter, &limit, "ada").await;
+    let rest = other.peek(&limit, "ada").await.unwrap().remaining();
+    assert!(check(&other, &limit, "ada", rest).await.is_allowed());
+    server.pause();
+    // The last of the block: the task asks for the next one.
+    let spending = async { while check(&limiter, &limit, "ada", 1).await.is_allowed() {} };
+    assert!(tokio::time::timeout(LIFE, spending).await.is_err(), "Redis does not reply");
+    let begun = SystemInstant::now();
+    tokio::join!(limiter.give_back_blocks(), async {
+        sleep(LIFE).await;
+        server.resume();
+    });
+    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+    assert_eq!(used(&server, &clock, &limit, "ada").await.1, 0);
+}
+
+/// Giving back a block of one key says nothing about the refusals of another.
+#[tokio::test]
+async fn blocks_of_a_key_leave_the_refusals_of_others_in_the_deny_cache() {
+    let (server, clock) = (RedisServer::start(), ManualClock::new());
+    let limiter = limiter_by(&server, &clock);
+    let _ = check(&limiter, &API, "mallory", API.units()).await;
+    assert!(!check(&limiter, &API, "mallory", 1).await.is_allowed());
+    hold(&server, &limiter, &API, "ada").await;
+    limiter.give_back_blocks().await;
+    let scripts = server.script_calls();
+    assert!(!check(&limiter, &API, "mallory", 1).await.is_allowed());
+    assert_eq!(server.script_calls(), scripts, "the refusal is known");
+}
+
+/// Rule 3: a block has at most the units that were spent in the last life.
+#[tokio::test]
+async fn a_first_block_is_no_larger_than_what_was_spent() {
+    let (server, clock) = (RedisServer::start(), ManualClock::new());
+    let limiter = limiter_by(&server, &clock);
+    for _ in 0..15 {
+        let _ = check(&limiter, &API, "ada", 1).await;
+    }
+    let _ = check(&limiter, &API, "ada", 1_000).await;
+    sleep(LIFE).await;
+    let (_, held) = used(&server, &clock, &API, "ada").await;
+    assert!(held <= 1_015, "{held} units are held, 1,015 were spent");
+}
+
+/// A limit of the longest window and the most units, and costs that overflow if multiplied.
+#[tokio::test]
+async fn the_largest_numbers_fit() {
+    let (server, clock) = (RedisServer::start(), ManualClock::new());
+    let limiter = limiter_by(&server, &clock);
+    let limit =
+        Limit::per("large", Limit::MAX_UNITS, Limit::MAX_WINDOW).in_blocks(Blocks::new().life(Blocks::MAX_LIFE));
+    hold(&server, &limiter, &limit, "ada").await;
+    for cost in [1 << 51, 1 << 50, 1 << 49, 1 << 40, 1 << 31] {
+        for _ in 0..16 {
+            let _ = limiter.check(&limit, "ada", cost).await.unwrap();
+        }
+    }
+    limiter.give_back_blocks().await;
+    clock.advance(Limit::MAX_WINDOW + Blocks::MAX_LIFE);
+    assert_eq!(used(&server, &clock, &limit, "ada").await, (0, 0));
+    clock.step_back(Duration::from_secs(1 << 40));
+    hold(&server, &limiter, &limit, "ada").await;
+    limiter.give_back_blocks().await;
+}
+
+/// Life and window are the shortest, so that each block ends before it arrives.
+#[tokio::test]
+async fn the_shortest_life_and_window_admit_and_leave_nothing() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server);
+    let limit = Limit::per("short", 1_000_000, Blocks::MIN_LIFE).in_blocks(Blocks::new().life(Blocks::MIN_LIFE));
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(300) {
+        let checks = (0..64).map(|_| check(&limiter, &limit, "ada", 1));
+        assert!(join_all(checks).await.iter().all(Decision::is_allowed));
+    }
+    limiter.give_back_blocks().await;
+    sleep(Duration::from_millis(1_200)).await;
+    assert_eq!(server.run::<u64>("DBSIZE"), 0);
+}
+
+/// Checks of the same limits in different orders, on several threads, with resets and giving back in between.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn checks_of_several_limits_never_wait_for_each_other() {
+    use tower_sliding_window::{Charge, Check};
+    let server = RedisServer::start();
+    let limiter = limiter(&server);
+    let limits: [Limit; 3] =
+        ["a", "b", "c"].map(|name| Limit::per_minute(name, 100_000_000).in_blocks(Blocks::new().life(2 * LIFE)));
+    let tasks: Vec<_> = (0..12)
+        .map(|number| {
+            let (limiter, mut limits) = (limiter.clone(), limits.clone());
+            limits.rotate_left(number % 3);
+            if number % 2 == 0 {
+                limits.swap(0, 1);
+            }
+            tokio::spawn(async move {
+                for round in 0..3_000 {
+                    let charge = |limit: &Limit| Charge::new(limit.clone(), "ada", 1).unwrap();
+                    let check = Check::new(charge(&limits[0])).and(charge(&limits[1])).unwrap();
+                    let check = check.and(charge(&limits[2])).unwrap();
+                    assert!(limiter.check_all(check).await.unwrap().is_allowed());
+                    if round % 1_000 == 999 && number == 0 {
+                        limiter.reset(&limits[0], "ada").await.unwrap();
+                    }
+                    if round % 64 == 0 {
+                        tokio::task::yield_now().await;
+                    }
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        tokio::time::timeout(TEST_TIMEOUT, task).await.unwrap().unwrap();
+    }
+    limiter.give_back_blocks().await;
+}
+
+/// Endless keys, each asked for just often enough to get a block.
+#[tokio::test]
+async fn many_keys_leave_no_task_and_no_held_unit() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server);
+    let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    for round in 0..40 {
+        let checks = (0..250).flat_map(|key| {
+            let limiter = limiter.clone();
+            (0..17).map(move |_| {
+                let limiter = limiter.clone();
+                async move { check(&limiter, &API, &format!("{round}-{key}"), 1).await }
+            })
+        });
+        join_all(checks).await;
+    }
+    limiter.give_back_blocks().await;
+    assert!(tasks() < 10, "{} tasks", tasks());
+    let decision = limiter.peek(&API, "0-0").await.unwrap();
+    assert_eq!((decision.used(), decision.binding().reserved()), (17, 0));
+}
+
+/// A server without memory refuses blocks, and takes back those that were taken before.
+#[tokio::test]
+async fn a_server_without_memory_takes_blocks_back() {
+    let (server, clock) = (RedisServer::start(), ManualClock::new());
+    let limiter = limiter_by(&server, &clock);
+    let requests = hold(&server, &limiter, &API, "ada").await;
+    server.run::<()>("CONFIG SET maxmemory 1");
+    assert!(is_in_process(&server, &limiter, &API, "ada").await);
+    clock.advance(LIFE);
+    sleep(2 * LIFE).await;
+    server.run::<()>("CONFIG SET maxmemory 0");
+    limiter.give_back_blocks().await;
+    wait_until_used(&server, &clock, &API, "ada", requests + 1).await;
+}
+
+/// A check under a shorter window sets an early expiry. The next block sets that of its own window.
+#[tokio::test]
+async fn units_of_blocks_stay_counted_after_a_process_with_a_shorter_window_has_asked() {
+    // A check that asks the store sets the expiry, too. With several keys, some have only blocks.
+    const KEYS: [&str; 5] = ["ada", "bob", "cyd", "dan", "eve"];
+    let server = RedisServer::start();
+    let (limiter, earlier, later) = (limiter(&server), limiter(&server), limiter(&server));
+    let limit = Limit::per_minute("limit", 100_000_000).in_blocks(Blocks::new());
+    let short = Limit::per("limit", 100_000_000, Duration::from_millis(200));
+    let spend = async |time: u64| {
+        let (begun, mut admitted) = (Instant::now(), [0; KEYS.len()]);
+        while begun.elapsed() < Duration::from_millis(time) {
+            for (key, admitted) in KEYS.iter().zip(&mut admitted) {
+                for _ in 0..10 {
+                    *admitted += u64::from(check(&limiter, &limit, key, 1).await.is_allowed());
+                }
+            }
+            sleep(Duration::from_millis(1)).await;
+        }
+        admitted
+    };
+    spend(500).await;
+    // It drops the entries of more than 200 milliseconds ago. The keys would expire 1.4 seconds after the oldest ones that stay.
+    for key in KEYS {
+        assert!(check(&earlier, &short, key, 1).await.is_allowed());
+    }
+    for (key, admitted) in KEYS.iter().zip(spend(1_800).await) {
+        let used = check(&later, &limit, key, 0).await.used();
+        assert!(used >= admitted, "{used} used after {admitted} were admitted for {key}");
+    }
+}

@@ -1,0 +1,54 @@
+//! The calls that blocks cost Redis.
+
+use super::*;
+
+/// Small enough to be spent, and long enough that no block ends while a test runs.
+const LONG: Limit = Limit::per_minute("long", 1_000_000).in_blocks(Blocks::new().at_most(32).life(Blocks::MAX_LIFE));
+
+/// The calls of sorted-set commands since the last `CONFIG RESETSTAT`, by name.
+fn calls(server: &RedisServer) -> Vec<String> {
+    let stats: String = server.run("INFO commandstats");
+    let call = |line: &str| {
+        let (name, rest) = line.strip_prefix("cmdstat_z")?.split_once(":calls=")?;
+        Some(format!("z{name} {}", rest.split(',').next()?))
+    };
+    let mut calls: Vec<String> = stats.lines().filter_map(call).collect();
+    calls.sort_unstable();
+    calls
+}
+
+#[tokio::test]
+async fn a_block_is_taken_and_given_back_by_few_calls() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server);
+    for key in ["given back", "spent"] {
+        // A first block has at most the units that are used.
+        assert!(check(&limiter, &LONG, key, 1_000).await.is_allowed());
+        hold(&server, &limiter, &LONG, key).await;
+        server.run::<()>("CONFIG RESETSTAT");
+        if key == "given back" {
+            limiter.give_back_blocks().await;
+            assert_eq!(calls(&server), ["zadd 1", "zrem 1", "zrevrange 1", "zscore 1"]);
+        }
+    }
+    while server.script_calls() == 0 {
+        assert!(check(&limiter, &LONG, "spent", 1).await.is_allowed());
+        sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(calls(&server), ["zadd 1", "zrevrange 1"], "the next block, while some units are left");
+}
+
+#[tokio::test]
+async fn blocks_of_many_keys_travel_together() {
+    const KEYS: u64 = 50;
+    let server = RedisServer::start();
+    let limiter = limiter(&server);
+    for key in 0..KEYS {
+        hold(&server, &limiter, &LONG, &key.to_string()).await;
+    }
+    // Those that have to be given back meanwhile are, too.
+    let before = server.script_calls();
+    limiter.give_back_blocks().await;
+    let scripts = server.script_calls() - before;
+    assert!(scripts > 0 && scripts < KEYS / 2, "{scripts} scripts for {KEYS} keys");
+}
