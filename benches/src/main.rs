@@ -14,6 +14,7 @@
 
 mod arguments;
 mod contenders;
+mod dice;
 mod load;
 mod measure;
 mod report;

@@ -20,6 +20,8 @@ pub(crate) enum Unit {
     Micros,
     /// Script calls on Redis.
     Scripts,
+    /// Commands on Redis, and those that its scripts run.
+    Commands,
     Bytes,
 }
 
@@ -29,6 +31,7 @@ impl Unit {
             Self::PerSecond => "a second",
             Self::Micros => "us",
             Self::Scripts => "scripts",
+            Self::Commands => "commands",
             Self::Bytes => "bytes",
         }
     }
@@ -43,9 +46,37 @@ impl Unit {
             Self::PerSecond if figure >= 1e3 => format!("{:.1} k/s", figure / 1e3),
             Self::PerSecond => format!("{figure:.2} /s"),
             Self::Micros => format!("{figure:.2} us"),
-            Self::Scripts => format!("{figure:.4}"),
+            Self::Scripts | Self::Commands => format!("{figure:.4}"),
             Self::Bytes => format!("{figure:.1} B"),
         }
+    }
+}
+
+/// Sides that are measured in turn.
+pub(crate) struct Sides<'a, F>(Vec<(String, Box<dyn FnMut() -> F + 'a>)>);
+
+impl<'a, F> Sides<'a, F> {
+    pub(crate) fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Adds a side, with the function that measures the figures of one round.
+    pub(crate) fn side(mut self, label: impl Into<String>, measure: impl FnMut() -> F + 'a) -> Self {
+        self.0.push((label.into(), Box::new(measure)));
+        self
+    }
+
+    /// The label of each side, and its figures, one per round. Measures every side in every round: forwards, then backwards,
+    /// so that no side always comes first.
+    pub(crate) fn measure(mut self, rounds: usize) -> Vec<(String, Vec<F>)> {
+        let mut figures: Vec<_> = self.0.iter().map(|_| Vec::with_capacity(rounds)).collect();
+        for round in 0..rounds {
+            for turn in 0..self.0.len() {
+                let side = if round % 2 == 0 { turn } else { self.0.len() - 1 - turn };
+                figures[side].push((self.0[side].1)());
+            }
+        }
+        self.0.into_iter().map(|(label, _)| label).zip(figures).collect()
     }
 }
 
@@ -53,32 +84,23 @@ impl Unit {
 pub(crate) struct Contest<'a> {
     what: String,
     unit: Unit,
-    sides: Vec<(String, Box<dyn FnMut() -> f64 + 'a>)>,
+    sides: Sides<'a, f64>,
 }
 
 impl<'a> Contest<'a> {
     pub(crate) fn new(what: impl Into<String>, unit: Unit) -> Self {
-        Self { what: what.into(), unit, sides: Vec::new() }
+        Self { what: what.into(), unit, sides: Sides::new() }
     }
 
     /// Adds a side, with the function that measures one figure of it. The first side is ours.
     pub(crate) fn side(mut self, label: impl Into<String>, measure: impl FnMut() -> f64 + 'a) -> Self {
-        self.sides.push((label.into(), Box::new(measure)));
+        self.sides = self.sides.side(label, measure);
         self
     }
 
-    /// Measures every side in every round: forwards, then backwards, so that no side always comes first.
-    pub(crate) fn measure(mut self, rounds: usize) -> Comparison {
-        let mut figures = vec![Vec::with_capacity(rounds); self.sides.len()];
-        for round in 0..rounds {
-            for turn in 0..self.sides.len() {
-                let side = if round % 2 == 0 { turn } else { self.sides.len() - 1 - turn };
-                figures[side].push((self.sides[side].1)());
-            }
-        }
-        let mut sides = self.sides.into_iter().zip(figures).map(|((label, _), figures)| Series { label, figures });
-        let us = sides.next().expect("a contest has a first side");
-        Comparison { what: self.what, unit: self.unit, us, others: sides.collect() }
+    /// Measures every side in every round.
+    pub(crate) fn measure(self, rounds: usize) -> Comparison {
+        Comparison::of(self.what, self.unit, &self.sides.measure(rounds), |figure| *figure)
     }
 }
 
@@ -103,6 +125,20 @@ pub(crate) struct Comparison {
 }
 
 impl Comparison {
+    /// By one of the figures that were measured. The first side is ours.
+    pub(crate) fn of<F>(
+        what: impl Into<String>,
+        unit: Unit,
+        measured: &[(String, Vec<F>)],
+        figure: impl Fn(&F) -> f64,
+    ) -> Self {
+        let mut sides = measured
+            .iter()
+            .map(|(label, figures)| Series { label: label.clone(), figures: figures.iter().map(&figure).collect() });
+        let us = sides.next().expect("a comparison has a first side");
+        Self { what: what.into(), unit, us, others: sides.collect() }
+    }
+
     /// Our figure divided by theirs, round by round.
     pub(crate) fn ratios<'a>(&'a self, other: &'a Series) -> impl Iterator<Item = f64> + 'a {
         self.us.figures.iter().zip(&other.figures).map(|(us, them)| us / them)

@@ -83,6 +83,13 @@ impl Server {
         self.script_stat("calls")
     }
 
+    /// Commands since the last `CONFIG RESETSTAT`, and those that scripts have run.
+    pub(crate) fn commands(&self) -> f64 {
+        let stats: String = self.run("INFO stats");
+        let line = stats.lines().find_map(|line| line.strip_prefix("total_commands_processed:"));
+        line.expect("a figure of Redis").trim().parse().expect("a number")
+    }
+
     /// The sum of a figure over all script calls. A script that the server does not know yet is sent as EVAL.
     fn script_stat(&self, name: &str) -> f64 {
         let stats: String = self.run("INFO commandstats");

@@ -1,6 +1,7 @@
 //! The contenders: each decides whether a key is admitted. The services differ only in their layers.
 
 mod asked;
+mod bare_log;
 mod floor;
 mod log_by_time;
 mod naive;
@@ -14,6 +15,7 @@ use std::{
     convert::Infallible,
     future::{Future, Ready, ready},
     task::{Context, Poll},
+    time::Duration,
 };
 
 use axum::body::Body;
@@ -24,10 +26,14 @@ use tower::Service;
 pub(crate) use self::tower_rate_limiter::{TOWER_RATE_LIMITER, tower_rate_limiter};
 pub(crate) use self::{
     asked::Asked,
+    bare_log::{BARE_LOG, bare_log},
     floor::Floor,
     log_by_time::{LOG_BY_TIME, fill_log_by_time},
     naive::Naive,
-    ours::{OURS, our_layer, ours, ours_in_process, ours_thrice, spent, wide, wide_in},
+    ours::{
+        OURS, OURS_IN_BLOCKS, OURS_IN_LONG_BLOCKS, long_blocks, our_layer, ours, ours_in_blocks, ours_in_process,
+        ours_thrice, spent, wide, wide_in,
+    },
     tower_governor::{TOWER_GOVERNOR, tower_governor, tower_governor_without_headers},
     tower_rate_limit_redis::{
         TOWER_RATE_LIMIT_REDIS, tower_rate_limit_redis, tower_rate_limit_redis_layer, tower_rate_limit_redis_spent,
@@ -39,6 +45,18 @@ pub(crate) use self::{
 pub(crate) trait Contender: Clone + Send + 'static {
     /// Whether `key` is admitted.
     fn decide(&mut self, key: usize) -> impl Future<Output = bool> + Send;
+
+    /// The same, for a load under which a limiter may fail: with the status of its response.
+    fn try_decide(&mut self, key: usize) -> impl Future<Output = Result<bool, StatusCode>> + Send {
+        async move { Ok(self.decide(key).await) }
+    }
+}
+
+/// A limit in process. A rival without a window gives a unit back as often as the window allows on average.
+#[derive(Clone, Copy)]
+pub(crate) struct Quota {
+    pub(crate) units: u32,
+    pub(crate) window: Duration,
 }
 
 /// The service behind every layer. Its bodies are axum's, because tower_governor cannot respond with simpler ones.
@@ -76,13 +94,17 @@ where
     S::Future: Send,
 {
     async fn decide(&mut self, key: usize) -> bool {
+        // A limiter that fails is fast, which must not count.
+        self.try_decide(key).await.unwrap_or_else(|status| panic!("a limiter failed with {status}"))
+    }
+
+    async fn try_decide(&mut self, key: usize) -> Result<bool, StatusCode> {
         // Every layer here is ready when its inner service is, and the inner service always is.
         let Ok(response) = self.0.call(request(key)).await;
         match response.status() {
-            StatusCode::OK => true,
-            StatusCode::TOO_MANY_REQUESTS => false,
-            // A limiter that fails is fast, which must not count.
-            status => panic!("a limiter failed with {status}: {response:?}"),
+            StatusCode::OK => Ok(true),
+            StatusCode::TOO_MANY_REQUESTS => Ok(false),
+            status => Err(status),
         }
     }
 }

@@ -4,13 +4,19 @@ use std::time::Duration;
 
 use http::request::Parts;
 use tower::Layer;
-use tower_sliding_window::{Header, Key, KeyError, Limit, MemoryStore, RateLimit, RateLimitLayer, RedisStore};
+use tower_sliding_window::{Blocks, Header, Key, KeyError, Limit, MemoryStore, RateLimit, RateLimitLayer, RedisStore};
 
-use super::{Inner, Layered};
+use super::{Inner, Layered, Quota};
 use crate::{load::HOUR, server::Server};
 
 /// Our name in tables and plots.
 pub(crate) const OURS: &str = "tower-sliding-window";
+
+/// Our name for a limit in blocks.
+pub(crate) const OURS_IN_BLOCKS: &str = "tower-sliding-window, blocks";
+
+/// Our name for a limit in blocks that live as long as they may: for a second.
+pub(crate) const OURS_IN_LONG_BLOCKS: &str = "tower-sliding-window, blocks of 1 s";
 
 /// A limit that is never reached.
 pub(crate) fn wide() -> Limit {
@@ -38,6 +44,15 @@ pub(crate) async fn ours(server: &Server, limit: Limit) -> Layered<RateLimit<Inn
     Layered(our_layer(server, limit).await.layer(Inner))
 }
 
+/// With blocks as they are by default.
+pub(crate) async fn ours_in_blocks(server: &Server, limit: Limit) -> Layered<RateLimit<Inner, RedisStore>> {
+    ours(server, limit.in_blocks(Blocks::new())).await
+}
+
+pub(crate) fn long_blocks() -> Blocks {
+    Blocks::new().life(Blocks::MAX_LIFE)
+}
+
 /// With three limits, which are decided together.
 pub(crate) async fn ours_thrice(server: &Server) -> Layered<RateLimit<Inner, RedisStore>> {
     let limit = |name, window| Limit::per(name, 1_000_000_000, window).by(Header::new("x-key"));
@@ -46,11 +61,10 @@ pub(crate) async fn ours_thrice(server: &Server) -> Layered<RateLimit<Inner, Red
     Layered(layer.layer(Inner))
 }
 
-/// In this process alone: a million a second per key. All admissions are stored, and units leave as fast as they
-/// arrive.
-pub(crate) fn ours_in_process() -> Layered<RateLimit<Inner, MemoryStore>> {
+/// In this process alone. All admissions are stored.
+pub(crate) fn ours_in_process(quota: Quota, capacity: usize) -> Layered<RateLimit<Inner, MemoryStore>> {
     let key = |parts: &Parts| Ok::<_, KeyError>(Key::new("x", &parts.headers["x-key"]));
-    let store = MemoryStore::builder().capacity(50_000_000).build();
-    let layer = RateLimitLayer::new(store).limit(Limit::per_second("wide", 1_000_000).by(key));
-    Layered(layer.fail_closed().layer(Inner))
+    let store = MemoryStore::builder().capacity(capacity).build();
+    let limit = Limit::per("wide", quota.units.into(), quota.window);
+    Layered(RateLimitLayer::new(store).limit(limit.by(key)).fail_closed().layer(Inner))
 }

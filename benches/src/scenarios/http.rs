@@ -6,17 +6,28 @@ use std::{
     time::Duration,
 };
 
-use axum::{Router, routing::get};
+use axum::{Router, http::HeaderValue, middleware::map_response, response::Response, routing::get};
 use tempfile::NamedTempFile;
 use tokio::{net::TcpListener, runtime::Runtime};
+use tower_sliding_window::Blocks;
 
 use super::Outcome;
 use crate::{
-    contenders::{OURS, TOWER_RATE_LIMIT_REDIS, our_layer, tower_rate_limit_redis_layer, wide},
+    contenders::{
+        OURS, OURS_IN_BLOCKS, OURS_IN_LONG_BLOCKS, TOWER_RATE_LIMIT_REDIS, long_blocks, our_layer,
+        tower_rate_limit_redis_layer, wide,
+    },
     load::{KEYS, two_threads},
     measure::{Contest, Effort, Unit},
     server::Server,
 };
+
+const BARE: &str = "the route without a limiter";
+
+/// All that a limiter adds for the client.
+const HEADERS: &str = "the route with three fixed headers";
+const FIXED: [(&str, &str); 3] =
+    [("x-ratelimit-limit", "1000000000"), ("x-ratelimit-remaining", "999999999"), ("x-ratelimit-reset", "3600")];
 
 /// Requests of all keys, one after the other, made in advance.
 const REQUESTS: &str = "\
@@ -39,18 +50,32 @@ pub(crate) fn run(effort: Effort) -> Outcome {
     }
     let (runtime, server) = (two_threads(), Server::start());
     let url = runtime.block_on(serve(&runtime, &server));
-    let mut script = NamedTempFile::new().expect("a temporary file");
-    script.write_all(REQUESTS.replace("KEYS", &KEYS.to_string()).as_bytes()).expect("room for it");
-
-    let measure = |route: &str| {
+    let (many, thousand) = (script(KEYS), script(1_000));
+    let measure = |script: &NamedTempFile, route: &str| {
         server.run::<()>("FLUSHALL");
-        requests_per_second(&format!("{url}/{route}"), &script, effort.round)
+        let url = format!("{url}/{route}");
+        // A process knows which keys are busy after the longest life of a block. The other sides get as long to warm up.
+        requests_per_second(&url, script, 2 * Blocks::MAX_LIFE);
+        requests_per_second(&url, script, effort.round)
     };
     let contest = Contest::new("requests a second, axum under wrk", Unit::PerSecond)
-        .side(OURS, || measure("ours"))
-        .side(TOWER_RATE_LIMIT_REDIS, || measure("rival"))
-        .side("the route without a limiter", || measure("bare"));
-    Ok(vec![contest.measure(effort.rounds)])
+        .side(OURS, || measure(&many, "ours"))
+        .side(TOWER_RATE_LIMIT_REDIS, || measure(&many, "rival"))
+        .side(BARE, || measure(&many, "bare"));
+    let in_blocks = Contest::new("the same, a thousand keys", Unit::PerSecond)
+        .side(OURS_IN_LONG_BLOCKS, || measure(&thousand, "long-blocks"))
+        .side(OURS_IN_BLOCKS, || measure(&thousand, "blocks"))
+        .side(OURS, || measure(&thousand, "ours"))
+        .side(HEADERS, || measure(&thousand, "headers"))
+        .side(BARE, || measure(&thousand, "bare"));
+    Ok([contest, in_blocks].map(|contest| contest.measure(effort.rounds)).into())
+}
+
+/// The script of wrk for so many keys.
+fn script(keys: usize) -> NamedTempFile {
+    let mut script = NamedTempFile::new().expect("a temporary file");
+    script.write_all(REQUESTS.replace("KEYS", &keys.to_string()).as_bytes()).expect("room for it");
+    script
 }
 
 /// One server with a route for each side. A route without requests costs nothing.
@@ -58,12 +83,22 @@ async fn serve(runtime: &Runtime, server: &Server) -> String {
     let hello = || get(|| async { "hello" });
     let app = Router::new()
         .route("/ours", hello().layer(our_layer(server, wide()).await))
+        .route("/blocks", hello().layer(our_layer(server, wide().in_blocks(Blocks::new())).await))
+        .route("/long-blocks", hello().layer(our_layer(server, wide().in_blocks(long_blocks())).await))
         .route("/rival", hello().layer(tower_rate_limit_redis_layer(server).await))
+        .route("/headers", hello().layer(map_response(with_headers)))
         .route("/bare", hello());
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("a bound address");
     runtime.spawn(async { axum::serve(listener, app).await });
     format!("http://{address}")
+}
+
+async fn with_headers(mut response: Response) -> Response {
+    for (name, value) in FIXED {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
 }
 
 fn requests_per_second(url: &str, script: &NamedTempFile, round: Duration) -> f64 {

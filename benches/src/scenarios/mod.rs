@@ -1,8 +1,12 @@
 //! The scenarios, each a list of comparisons.
 
 mod attack;
+mod blocks;
+mod burst;
 mod cost;
+mod early_refusals;
 mod entries;
+mod exhaustion;
 mod flood;
 mod heed;
 mod http;
@@ -14,6 +18,7 @@ mod memory;
 mod one_client;
 mod server_time;
 mod throughput;
+mod zipf;
 
 use crate::measure::{Comparison, Effort};
 
@@ -30,6 +35,10 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario { name: "steady", run: throughput::steady },
     Scenario { name: "limits", run: limits::run },
     Scenario { name: "hot-key", run: throughput::hot_key },
+    Scenario { name: "zipf", run: zipf::run },
+    Scenario { name: "blocks", run: blocks::run },
+    Scenario { name: "exhaustion", run: exhaustion::run },
+    Scenario { name: "burst", run: burst::run },
     Scenario { name: "lone", run: lone::run },
     Scenario { name: "server-time", run: server_time::run },
     Scenario { name: "cost", run: cost::run },
@@ -44,5 +53,8 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
 ];
 
 /// Scenarios that run only if they are named: they take long, or need valgrind.
-pub(crate) const BY_NAME: &[Scenario] =
-    &[Scenario { name: "heed-long", run: heed::run_long }, Scenario { name: "instructions", run: instructions::run }];
+pub(crate) const BY_NAME: &[Scenario] = &[
+    Scenario { name: "heed-long", run: heed::run_long },
+    Scenario { name: "instructions", run: instructions::run },
+    Scenario { name: "early-refusals", run: early_refusals::run },
+];

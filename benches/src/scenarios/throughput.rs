@@ -1,13 +1,13 @@
 //! Decisions per second of a server under load: 256 tasks, all admitted.
 
-use std::{future::Future, pin::pin, time::Duration};
+use std::time::Duration;
 
 use super::Outcome;
 #[cfg(tower_rate_limiter)]
 use crate::contenders::{TOWER_RATE_LIMITER, tower_rate_limiter};
 use crate::{
     contenders::{Floor, Naive, OURS, TOWER_RATE_LIMIT_REDIS, ours, tower_rate_limit_redis, wide_in},
-    load::{HOUR, KEYS, closed_loop, two_threads},
+    load::{HOUR, KEYS, closed_loop, forgetting, two_threads},
     measure::{Contest, Effort, Unit},
     server::Server,
 };
@@ -60,17 +60,4 @@ fn throughput(effort: Effort, keys: usize, window: Duration, what: &str) -> Outc
             runtime.block_on(closed_loop(&floor, effort.round, keys, true))
         });
     Ok(vec![contest.measure(effort.rounds)])
-}
-
-/// Empties the server ten times a second. Even the rival's largest bucket is soon spent, and its refusals write
-/// nothing, so they would be faster than its admissions.
-async fn forgetting(server: &Server, measured: impl Future<Output = f64>) -> f64 {
-    let mut measured = pin!(measured);
-    let mut often = tokio::time::interval(Duration::from_millis(100));
-    loop {
-        tokio::select! {
-            figure = &mut measured => return figure,
-            _ = often.tick() => server.run::<()>("FLUSHALL"),
-        }
-    }
 }
