@@ -22,10 +22,14 @@ pub struct RedisStoreBuilder {
 
 impl RedisStoreBuilder {
     pub(super) fn new(address: ServerAddress) -> Self {
-        let connect_timeout = Duration::from_secs(1);
         Self {
             address,
-            connection: ConnectionSettings { connections: 4, connect_timeout, ..ConnectionSettings::default() },
+            connection: ConnectionSettings {
+                connections: 4,
+                connect_timeout: Duration::from_secs(1),
+                reply_timeout: Duration::from_millis(500),
+                ..ConnectionSettings::default()
+            },
             prefix: DEFAULT_PREFIX.to_owned(),
             secret: None,
             time: TimeSource::Server,
@@ -72,6 +76,14 @@ impl RedisStoreBuilder {
     /// Default: 1 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connection.connect_timeout = timeout;
+        self
+    }
+
+    /// How long Redis may take to reply to a batch of checks. Without a reply by then the batch has failed. A limiter's
+    /// deadline mostly ends the wait of a check earlier; a deadline above this time needs a longer one here. In a cluster,
+    /// the time for one node; a request that is sent to several has twice as long. Default: 500 ms.
+    pub fn reply_timeout(mut self, timeout: Duration) -> Self {
+        self.connection.reply_timeout = timeout;
         self
     }
 
@@ -145,8 +157,11 @@ impl RedisStoreBuilder {
         if self.connection.connections == 0 {
             return Err(InvalidRedisConfig::new("the number of connections must be 1 or more, not 0"));
         }
-        if self.connection.connect_timeout.is_zero() {
-            return Err(InvalidRedisConfig::new("the connect timeout must be longer than 0 s"));
+        for (what, timeout) in [("connect", self.connection.connect_timeout), ("reply", self.connection.reply_timeout)]
+        {
+            if timeout.is_zero() {
+                return Err(InvalidRedisConfig::new(format!("the {what} timeout must be longer than 0 s")));
+            }
         }
         Ok(Dispatchers::new(Config {
             server: Arc::new(Server::new(self.address, self.connection)?),
@@ -164,6 +179,7 @@ impl fmt::Debug for RedisStoreBuilder {
             .field("prefix", &self.prefix)
             .field("connections", &self.connection.connections)
             .field("connect_timeout", &self.connection.connect_timeout)
+            .field("reply_timeout", &self.connection.reply_timeout)
             .finish_non_exhaustive()
     }
 }

@@ -108,7 +108,7 @@ struct Shifted {
 impl Shifted {
     async fn start() -> Self {
         let server = RedisServer::start();
-        let store = RedisStore::builder(&server.url()).connect_timeout(TEST_TIMEOUT).build().unwrap();
+        let store = server.store().build().unwrap();
         let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off());
         assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
         let (connection, key) = (server.connect(), server.keys().remove(0));

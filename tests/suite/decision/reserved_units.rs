@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{AdmissionId, Check, DenyCache, Limit, Limiter, MemoryStore, RedisStore};
+use tower_sliding_window::{AdmissionId, Check, DenyCache, Limit, Limiter, MemoryStore};
 
 use crate::support::{TEST_TIMEOUT, charge, redis_server::RedisServer, seconds};
 
@@ -13,7 +13,7 @@ const TOKENS: Limit = Limit::per_minute("tokens", 100);
 #[tokio::test]
 async fn a_plain_check_counts_reserved_units() {
     let server = RedisServer::start();
-    let store = RedisStore::builder(&server.url()).build().unwrap();
+    let store = server.store().build().unwrap();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off());
     for (settled, reserved) in [(0, 10), (1, 9), (4, 6), (9, 1)] {
         let limit = Limit::per_hour("calls", 10);
@@ -34,7 +34,7 @@ async fn a_plain_check_counts_reserved_units() {
 #[tokio::test]
 async fn no_id_is_mistaken_for_a_sum() {
     let server = RedisServer::start();
-    let store = RedisStore::builder(&server.url()).build().unwrap();
+    let store = server.store().build().unwrap();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off());
     for id in [*b"reserved", *b"used    ", *b"held    ", *b"used\0\0\0\0"] {
         let id = AdmissionId::from_bytes(id);

@@ -11,8 +11,7 @@ use axum::{Router, body::Body, routing::get};
 use http::{Request, Response, request::Parts};
 use tower::ServiceExt;
 use tower_sliding_window::{
-    ApiKey, Decision, Degraded, DenyCache, KeyExtractor, Limit, Limiter, PeerIp, RateLimitLayer, RedisStore, Rejection,
-    Secret,
+    ApiKey, Decision, Degraded, DenyCache, KeyExtractor, Limit, Limiter, PeerIp, RateLimitLayer, Rejection, Secret,
 };
 
 use crate::support::{TEST_TIMEOUT, log::Log, redis_server::RedisServer};
@@ -46,7 +45,7 @@ async fn an_api_key_appears_nowhere_but_in_the_request() {
     let server = RedisServer::start();
     let monitored = monitor(&server);
     let secret = Secret::new(SECRET).unwrap();
-    let store = RedisStore::builder(&server.url()).build().unwrap();
+    let store = server.store().build().unwrap();
     let layer = |name| {
         RateLimitLayer::new(store.clone())
             .limit(Limit::per_minute(name, 2).by(ApiKey::header("x-api-key", &secret).or(ApiKey::bearer(&secret))))

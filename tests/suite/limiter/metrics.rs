@@ -18,7 +18,7 @@ use tokio::{
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Breaker, DenyCache, Error, FailureMode, Header, KeyedLimit, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer,
-    RedisStore, Rejection, Share, Store,
+    Rejection, Share, Store,
     testing::{Fault, FaultyStore},
 };
 
@@ -180,7 +180,7 @@ async fn the_gauge_shows_how_many_breakers_are_open() {
 async fn each_redis_batch_is_measured() {
     let recorded = Recorded::start();
     let server = RedisServer::start();
-    let store = RedisStore::builder(&server.url()).connections(2).build().unwrap();
+    let store = server.store().connections(2).build().unwrap();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
     for number in 0..5 {
         assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed(), number < 3);
@@ -211,7 +211,7 @@ async fn each_redis_batch_is_measured() {
 async fn a_full_queue_is_counted() {
     let recorded = Recorded::start();
     let server = RedisServer::start();
-    let store = RedisStore::builder(&server.url()).build().unwrap();
+    let store = server.store().build().unwrap();
     let limiter = Limiter::new(store).breaker(Breaker::off());
     server.pause();
     let mut checks = JoinSet::new();

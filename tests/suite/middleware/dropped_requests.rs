@@ -14,8 +14,8 @@ use http::{Request, Response};
 use tokio::task::yield_now;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Check, Decision, Exchange, Key, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, RateLimitLayer, RedisStore,
-    Settled, Settlement, Store, StoreError,
+    Check, Decision, Exchange, Key, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, RateLimitLayer, Settled,
+    Settlement, Store, StoreError,
     testing::{Fault, FaultyStore},
 };
 
@@ -353,7 +353,7 @@ fn a_dropped_request_without_a_runtime_does_not_panic() {
 #[tokio::test]
 async fn a_dropped_request_is_settled_on_redis() {
     let server = RedisServer::start();
-    let store = RedisStore::builder(&server.url()).connect_timeout(TEST_TIMEOUT).build().unwrap();
+    let store = server.store().build().unwrap();
     let layer = RateLimitLayer::new(store.clone()).limit(tokens().settle_dropped(50)).deadline(TEST_TIMEOUT);
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
     for (ends, all) in [(Ends::HangsUpBeforeTheDecision, 50), (Ends::HangsUpBeforeTheDecision, 100), (Ends::Fails, 150)]

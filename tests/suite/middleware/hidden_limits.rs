@@ -10,7 +10,7 @@ use http::{HeaderMap, Request};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Charge, Check, Decision, DenyCache, HeaderSets, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, NeverFits,
-    RateLimitLayer, RedisStore, Rejection, ResetFormat, ShadowRefusals, Share,
+    RateLimitLayer, Rejection, ResetFormat, ShadowRefusals, Share,
 };
 
 use crate::support::{
@@ -153,7 +153,7 @@ async fn a_hidden_limit_stays_hidden_however_it_is_counted() {
 async fn a_cached_refusal_keeps_a_hidden_limit_hidden() {
     let server = RedisServer::start();
     for deny_cache in [DenyCache::off(), DenyCache::new()] {
-        let store = RedisStore::builder(&server.url()).clock(&ManualClock::new()).build().unwrap();
+        let store = server.store().clock(&ManualClock::new()).build().unwrap();
         let layer = RateLimitLayer::new(store.clone()).deadline(TEST_TIMEOUT).deny_cache(deny_cache);
         let hidden = layer.clone().limit(TOTAL.by(anyone).hidden());
         assert_reveals_nothing(&around(&hidden, handler())).await;

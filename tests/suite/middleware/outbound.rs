@@ -23,9 +23,7 @@ use tower::{
     retry::{Policy, RetryLayer},
     service_fn,
 };
-use tower_sliding_window::{
-    Algorithm, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Rejection, Store,
-};
+use tower_sliding_window::{Algorithm, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Rejection, Store};
 
 use crate::support::{
     TEST_TIMEOUT,
@@ -223,7 +221,7 @@ async fn a_heeded_response_counts_whenever_its_lease_ends() {
 #[tokio::test]
 async fn a_heeded_response_after_its_lease_counts_on_redis() {
     let server = RedisServer::start();
-    let limiter = Limiter::new(RedisStore::builder(&server.url()).build().unwrap()).deadline(TEST_TIMEOUT);
+    let limiter = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
     for algorithm in [Algorithm::log(), Algorithm::compact(16), Algorithm::fixed(), Algorithm::counter()] {
         let limit = Limit::per_day("calls", 10).with_algorithm(algorithm);
         let keyed = limit.clone().by(anyone).settle(|_| 5).lease(Duration::from_millis(50)).heed_upstream(true);

@@ -15,7 +15,7 @@ use tokio::time::sleep;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
     Algorithm, Charge, Check, Degraded, Exchange, Key, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore,
-    RateLimitLayer, RedisStore, Settlement, Store,
+    RateLimitLayer, Settlement, Store,
     testing::{Fault, FaultyStore},
 };
 
@@ -310,7 +310,7 @@ async fn a_charge_that_is_not_settled_stays_on_redis() {
 #[tokio::test]
 async fn a_layer_on_redis_settles() {
     let server = RedisServer::start();
-    let store = RedisStore::builder(&server.url()).connect_timeout(TEST_TIMEOUT).build().unwrap();
+    let store = server.store().build().unwrap();
     let limit = LOGIN.by(anyone).settle(|o| u64::from(o.status() == 401));
     let app = RateLimitLayer::new(store).limit(limit).deadline(TEST_TIMEOUT).layer(service_fn(answer));
     let mut seen = Vec::new();
@@ -380,6 +380,6 @@ async fn excess_concurrent_logins_retry_after_a_second_in_process() {
 #[tokio::test]
 async fn excess_concurrent_logins_retry_after_a_second_on_redis() {
     let server = RedisServer::start();
-    let store = RedisStore::builder(&server.url()).connect_timeout(TEST_TIMEOUT).build().unwrap();
+    let store = server.store().build().unwrap();
     assert_excess_concurrent_logins_retry_after_a_second(store).await;
 }

@@ -20,7 +20,12 @@ use crate::support::{TEST_TIMEOUT, proxy::Proxy, redis_server::RedisServer};
 const CALLS: Limit = Limit::per_hour("calls", 100_000);
 
 fn limiter_with(connections: u32, url: &str) -> Limiter<RedisStore> {
-    let store = RedisStore::builder(url).connections(connections).connect_timeout(TEST_TIMEOUT).build().unwrap();
+    let store = RedisStore::builder(url)
+        .connections(connections)
+        .connect_timeout(TEST_TIMEOUT)
+        .reply_timeout(TEST_TIMEOUT)
+        .build()
+        .unwrap();
     Limiter::new(store).deadline(TEST_TIMEOUT)
 }
 

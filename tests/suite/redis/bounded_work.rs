@@ -27,7 +27,7 @@ struct Test {
 impl Test {
     fn new() -> Self {
         let (server, clock) = (RedisServer::start(), ManualClock::new());
-        let store = RedisStore::builder(&server.url()).clock(&clock).connect_timeout(TEST_TIMEOUT).build().unwrap();
+        let store = server.store().clock(&clock).build().unwrap();
         let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off());
         Self { server, clock, limiter }
     }

@@ -10,7 +10,8 @@ use crate::support::{TEST_TIMEOUT, redis_server::RedisServer};
 const CALLS: Limit = Limit::per_hour("calls", 3);
 
 fn limiter(builder: RedisStoreBuilder) -> Limiter<RedisStore> {
-    Limiter::new(builder.connect_timeout(TEST_TIMEOUT).build().unwrap()).deadline(TEST_TIMEOUT)
+    Limiter::new(builder.connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT).build().unwrap())
+        .deadline(TEST_TIMEOUT)
 }
 
 async fn used(limiter: &Limiter<RedisStore>) -> Result<u64, Error> {
@@ -34,8 +35,7 @@ async fn a_connection_has_the_name_user_and_database_of_the_builder() {
     let server = RedisServer::start();
     server.run::<()>("ACL SETUSER shop on >s3cret ~* +@all");
     server.run::<()>("ACL SETUSER nameless on >s3cret ~* +@all -client");
-    let builder =
-        RedisStore::builder(&server.url()).username("shop").password("s3cret").database(5).client_name("web-1");
+    let builder = server.store().username("shop").password("s3cret").database(5).client_name("web-1");
     assert!(!format!("{builder:?}").contains("s3cret"));
     let store = limiter(builder.clone());
     used(&store).await.unwrap();
@@ -94,7 +94,7 @@ async fn a_store_from_an_existing_client_uses_its_server() {
 async fn with_client_clock_no_script_reads_the_servers_time() {
     let server = RedisServer::start();
     server.run::<()>("ACL SETUSER timeless on >timeless ~* +@all -time");
-    let builder = RedisStore::builder(&server.url()).username("timeless").password("timeless");
+    let builder = server.store().username("timeless").password("timeless");
     let Error::Unavailable(error) = used(&limiter(builder.clone())).await.unwrap_err() else {
         panic!("the error is not Unavailable")
     };

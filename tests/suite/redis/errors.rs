@@ -167,6 +167,7 @@ async fn invalid_settings_are_named_without_the_password() {
     }
     assert!(RedisStore::builder("redis://127.0.0.1/").connections(0).build().is_err());
     assert!(RedisStore::builder("redis://127.0.0.1/").connect_timeout(Duration::ZERO).build().is_err());
+    assert!(RedisStore::builder("redis://127.0.0.1/").reply_timeout(Duration::ZERO).build().is_err());
     assert!(RedisStore::sentinel(["redis://127.0.0.1:26379"], "").build().is_err());
 }
 

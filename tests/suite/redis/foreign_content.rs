@@ -14,7 +14,7 @@ const LOGIN: Limit = Limit::per("login", 3, Duration::from_secs(10));
 
 /// With one batch at a time, so that checks share batches.
 fn limiter(server: &RedisServer) -> Limiter<RedisStore> {
-    let store = RedisStore::builder(&server.url()).connections(1).build().unwrap();
+    let store = server.store().connections(1).build().unwrap();
     Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off())
 }
 
@@ -116,7 +116,7 @@ async fn ask_in_every_way(
 #[tokio::test]
 async fn a_huge_foreign_sum_still_gives_a_bounded_retry_time() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
-    let store = RedisStore::builder(&server.url()).clock(&clock).build().unwrap();
+    let store = server.store().clock(&clock).build().unwrap();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off());
     assert!(limiter.check(&LOGIN, "ada", 2).await.unwrap().is_allowed());
     let key = server.keys().remove(0);
@@ -186,7 +186,7 @@ async fn a_key_of_a_wrong_type_fails_only_its_check() {
 #[tokio::test]
 async fn a_failed_check_keeps_the_sums_correct() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
-    let store = RedisStore::builder(&server.url()).clock(&clock).build().unwrap();
+    let store = server.store().clock(&clock).build().unwrap();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
     for _ in 0..2 {
         assert!(limiter.check(&Limit::per("heavy", 10, Duration::from_secs(10)), "ada", 3).await.unwrap().is_allowed());
@@ -247,7 +247,7 @@ async fn foreign_units_cause_no_endless_loop() {
 #[tokio::test]
 async fn a_reserved_sum_above_the_total_admits_nothing_more() {
     let server = RedisServer::start();
-    let limiter = Limiter::new(RedisStore::builder(&server.url()).build().unwrap()).deadline(TEST_TIMEOUT);
+    let limiter = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
     let limit = Limit::per_minute("calls", 10);
     assert!(limiter.check(&limit, "ada", 10).await.unwrap().is_allowed());
     let key = server.keys().remove(0);
@@ -259,7 +259,7 @@ async fn a_reserved_sum_above_the_total_admits_nothing_more() {
 #[tokio::test]
 async fn expired_foreign_entries_fail_no_other_check() {
     let server = RedisServer::start();
-    let store = RedisStore::builder(&server.url()).connect_timeout(TEST_TIMEOUT).build().unwrap();
+    let store = server.store().build().unwrap();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off());
     let counter = Limit::per_hour("calls", 3_000).with_algorithm(Algorithm::counter());
     for n in 0..5 {

@@ -8,7 +8,7 @@ use crate::support::{TEST_TIMEOUT, redis_server::RedisServer};
 const LOGIN: Limit = Limit::per_hour("login", 5);
 
 fn limiter(server: &RedisServer, secret: Option<&str>) -> Limiter<RedisStore> {
-    let builder = RedisStore::builder(&server.url()).connect_timeout(TEST_TIMEOUT);
+    let builder = server.store();
     let secret = secret.map(|secret| Secret::new(secret).unwrap());
     let builder = secret.iter().fold(builder, |builder, secret| builder.secret(secret));
     Limiter::new(builder.build().unwrap()).deadline(TEST_TIMEOUT)

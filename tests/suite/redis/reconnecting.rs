@@ -62,6 +62,25 @@ async fn a_hanging_server_times_out_and_is_used_again_later() {
 }
 
 #[tokio::test]
+async fn a_reply_may_take_as_long_as_the_reply_timeout() {
+    let server = RedisServer::start();
+    let hasty = Limiter::new(server.store().reply_timeout(Duration::from_millis(50)).build().unwrap());
+    let hasty = hasty.deadline(TEST_TIMEOUT);
+    let patient = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
+    used(&hasty).await.unwrap();
+    used(&patient).await.unwrap();
+
+    server.pause();
+    assert!(matches!(used(&hasty).await, Err(Error::Unavailable(_))));
+    let waiting = tokio::spawn(async move { used(&patient).await });
+    // Longer than the default.
+    sleep(Duration::from_secs(1)).await;
+    assert!(!waiting.is_finished());
+    server.resume();
+    waiting.await.unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn a_server_may_start_after_the_store() {
     let mut server = RedisServer::start();
     server.kill();

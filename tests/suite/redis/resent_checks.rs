@@ -187,7 +187,7 @@ async fn a_settlement_finds_entries_of_a_clock_that_was_ahead() {
 #[tokio::test]
 async fn settling_copies_takes_bounded_work() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
-    let store = RedisStore::builder(&server.url()).clock(&clock).connections(1).connect_timeout(TEST_TIMEOUT).build();
+    let store = server.store().clock(&clock).connections(1).build();
     let limiter = Limiter::new(store.unwrap()).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off());
     let limit = Limit::per_hour("calls", 1_000_000);
     let mut groups = Vec::new();

@@ -183,7 +183,7 @@ async fn replay<'a>(limiter: &Limiter<RedisStore>, steps: &'a [Step]) -> Result<
 fn redis_decides_by_its_own_clock_as_the_model_does() {
     let (runtime, server) = (Builder::new_current_thread().enable_all().build().unwrap(), RedisServer::start());
     // One batch at a time, so that checks are decided in order.
-    let store = RedisStore::builder(&server.url()).connections(1).build().unwrap();
+    let store = server.store().connections(1).build().unwrap();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off());
     let config = Config { cases: 24, failure_persistence: None, max_shrink_iters: 50, ..Config::default() };
     let outcome = TestRunner::new(config).run(&vec(step(), 1..=500), |steps| {

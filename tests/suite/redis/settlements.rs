@@ -58,7 +58,7 @@ async fn a_settlement_completes_after_its_caller_leaves() {
     let check = Check::new(Charge::new(TOKENS, "ada", 30).unwrap().reserve(LEASE));
     let admitted = observer.check_all(check.clone()).await.unwrap();
     // The store is not connected yet, so nothing was sent when the caller leaves.
-    let store = RedisStore::builder(&server.url()).build().unwrap();
+    let store = server.store().build().unwrap();
     let mut settling = Box::pin(store.settle(Settlement::new(check, &admitted, |_| Some(5))));
     assert!(poll_fn(|cx| Poll::Ready(settling.as_mut().poll(cx).is_pending())).await);
     drop(settling);
@@ -177,7 +177,7 @@ async fn settlements_and_checks_share_batches() {
 #[tokio::test]
 async fn copies_that_share_an_entry_are_refunded_one_by_one() {
     let server = RedisServer::start();
-    let store = RedisStore::builder(&server.url()).connections(1).build().unwrap();
+    let store = server.store().connections(1).build().unwrap();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
     let check = Check::new(Charge::new(TOKENS, "ada", 3).unwrap());
     let asked: Vec<_> = (0..40).map(|_| tokio::spawn(limiter.check_all(check.clone()))).collect();
@@ -219,7 +219,7 @@ async fn an_out_of_memory_server_still_accepts_refunds() {
 #[tokio::test]
 async fn a_refused_check_blocks_no_settlement_in_its_batch() {
     let server = RedisServer::start();
-    let store = RedisStore::builder(&server.url()).connections(1).build().unwrap();
+    let store = server.store().connections(1).build().unwrap();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off());
     let reservation = limiter.reserve(&TOKENS, "ada", 30, LEASE).await.unwrap().unwrap();
     server.run::<()>("CONFIG SET maxmemory 1");
@@ -257,7 +257,7 @@ async fn units_reserved_by_a_killed_process_return_when_the_lease_ends() {
     for (later, expected) in [(Duration::from_secs(15), 110), (Duration::from_secs(21), 0)] {
         let clock = ManualClock::new();
         clock.advance(later);
-        let store = RedisStore::builder(&redis.url()).clock(&clock).build().unwrap();
+        let store = redis.store().clock(&clock).build().unwrap();
         assert_eq!(used(&Limiter::new(store).deadline(TEST_TIMEOUT)).await, expected, "after {later:?}");
     }
 }

@@ -16,9 +16,7 @@ fn limiters<S: Store>(stores: Vec<S>) -> Vec<Limiter<S>> {
 
 /// As many connections as four processes have.
 fn redis_limiters(server: &RedisServer) -> Vec<Limiter<RedisStore>> {
-    limiters(
-        (0..4).map(|_| RedisStore::builder(&server.url()).connect_timeout(TEST_TIMEOUT).build().unwrap()).collect(),
-    )
+    limiters((0..4).map(|_| server.store().build().unwrap()).collect())
 }
 
 /// Sends checks from 64 tasks per limiter, and returns how many were admitted.

@@ -163,7 +163,7 @@ pub(crate) fn redis_as<S: Store + From<RedisStore>>() -> Fixture<S> {
 
 /// A store on this server, by the clock of a test.
 pub(crate) fn redis_by(clock: &ManualClock, server: &RedisServer) -> RedisStore {
-    RedisStore::builder(&server.url()).clock(clock).connect_timeout(TEST_TIMEOUT).build().unwrap()
+    server.store().clock(clock).build().unwrap()
 }
 
 /// Runs each test on every store. The test takes a `Fixture`.

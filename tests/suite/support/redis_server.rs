@@ -13,6 +13,9 @@ use std::{
 
 use redis::{Connection, FromRedisValue};
 use tempfile::TempDir;
+use tower_sliding_window::{RedisStore, store::RedisStoreBuilder};
+
+use super::TEST_TIMEOUT;
 
 pub(crate) struct RedisServer {
     process: Child,
@@ -43,6 +46,11 @@ impl RedisServer {
 
     pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/", self.port)
+    }
+
+    /// A store on this server. It waits long enough on a busy machine.
+    pub(crate) fn store(&self) -> RedisStoreBuilder {
+        RedisStore::builder(&self.url()).connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT)
     }
 
     pub(crate) fn port(&self) -> u16 {

@@ -32,12 +32,6 @@ use super::{
     settings::{ConnectionSettings, tcp_settings},
 };
 
-/// How long a node may take to reply: as long as a server without a cluster.
-const RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
-
-/// How long one request may take, with all repetitions and new connections.
-const OVERALL_TIMEOUT: Duration = Duration::from_secs(1);
-
 /// How long connecting to all nodes and asking one for the slots may take. Each step has a timeout of its own.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -49,6 +43,7 @@ pub(super) struct Cluster {
     first: ClusterClient,
     again: ClusterClient,
     nodes: String,
+    reply_timeout: Duration,
 }
 
 /// The connections of both clients.
@@ -57,6 +52,7 @@ pub(crate) struct ClusterConnections {
     /// Made when it is needed.
     again: OnceLock<Nodes>,
     client: ClusterClient,
+    reply_timeout: Duration,
 }
 
 /// The connections of one client to all nodes.
@@ -77,8 +73,9 @@ impl Cluster {
         let build = |retries| {
             let builder = ClusterClientBuilder::new(infos.clone())
                 .tcp_settings(tcp_settings())
-                .response_timeout(RESPONSE_TIMEOUT)
-                .overall_response_timeout(Some(OVERALL_TIMEOUT))
+                .response_timeout(settings.reply_timeout)
+                // With all repetitions and new connections.
+                .overall_response_timeout(Some(settings.reply_timeout.saturating_mul(2)))
                 .min_retry_wait(RETRY_WAIT.0)
                 .max_retry_wait(RETRY_WAIT.1)
                 .retries(retries);
@@ -92,13 +89,18 @@ impl Cluster {
         if settings.client_name.is_some() {
             return Err(InvalidRedisConfig::new("connections to a cluster cannot have a client name"));
         }
-        Ok(Self { first, again, nodes: nodes.join(" ") })
+        Ok(Self { first, again, nodes: nodes.join(" "), reply_timeout: settings.reply_timeout })
     }
 
     pub(super) async fn connect(&self) -> RedisResult<ClusterConnections> {
         let first = timeout(CONNECT_TIMEOUT, self.first.get_async_connection()).await;
         let first = first.map_err(|_| RedisError::from((ErrorKind::Io, "the cluster's nodes do not answer")))??;
-        Ok(ClusterConnections { first: Nodes::new(first), again: OnceLock::new(), client: self.again.clone() })
+        Ok(ClusterConnections {
+            first: Nodes::new(first),
+            again: OnceLock::new(),
+            client: self.again.clone(),
+            reply_timeout: self.reply_timeout,
+        })
     }
 }
 
@@ -113,7 +115,8 @@ impl ClusterConnections {
     /// Whether one of the clients left this number of requests without a reply, the first of them for longer than a
     /// reply may take.
     pub(super) fn are_silent(&self, requests: u32) -> bool {
-        self.first.is_silent(requests) || self.again.get().is_some_and(|nodes| nodes.is_silent(requests))
+        let is_silent = |nodes: &Nodes| nodes.is_silent(requests, self.reply_timeout);
+        is_silent(&self.first) || self.again.get().is_some_and(is_silent)
     }
 }
 
@@ -134,9 +137,9 @@ impl Nodes {
         result
     }
 
-    fn is_silent(&self, requests: u32) -> bool {
+    fn is_silent(&self, requests: u32, reply_timeout: Duration) -> bool {
         self.unanswered.load(Ordering::Relaxed) >= requests
-            && self.since.lock().unwrap_or_else(PoisonError::into_inner).elapsed() >= RESPONSE_TIMEOUT
+            && self.since.lock().unwrap_or_else(PoisonError::into_inner).elapsed() >= reply_timeout
     }
 }
 

@@ -73,6 +73,7 @@ impl Server {
             Topology::Sentinels(sentinels) => sentinels.connect(&self.settings).await?,
             Topology::Cluster(cluster) => return Ok(Connection::to_cluster(cluster.connect().await?)),
         };
+        connection.set_response_timeout(self.settings.reply_timeout);
         // A server that asks for a password replies to a whole script with a protocol error, or hangs up. Any other
         // error comes again with the first batch, which may then be sent again.
         match connection.req_packed_command(&cmd("PING")).await.and_then(Value::extract_error) {

@@ -21,6 +21,7 @@ pub(crate) struct ConnectionSettings {
     /// The most connections that a runtime opens, and the most batches of each queue that are in flight.
     pub(crate) connections: u32,
     pub(crate) connect_timeout: Duration,
+    pub(crate) reply_timeout: Duration,
 }
 
 impl ConnectionSettings {

@@ -279,7 +279,7 @@ impl Process {
         has_cache: bool,
     ) -> Self {
         let clock = world.lock().unwrap().clock.clone();
-        let (redis, loses) = (RedisStore::builder(&server.url()).clock(&clock).build().unwrap(), Arc::default());
+        let (redis, loses) = (server.store().clock(&clock).build().unwrap(), Arc::default());
         let state = LocalState::by(local).with_blocks();
         let store = ProcessStore { redis, state, world: Arc::clone(world), loses: Arc::clone(&loses) };
         let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);

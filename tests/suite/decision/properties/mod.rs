@@ -21,8 +21,7 @@ use proptest::{
 };
 use tokio::task::JoinHandle;
 use tower_sliding_window::{
-    AdmissionId, Algorithm, Charge, Check, DenyCache, Limit, Limiter, ManualClock, MemoryStore, RedisStore, Settlement,
-    Store,
+    AdmissionId, Algorithm, Charge, Check, DenyCache, Limit, Limiter, ManualClock, MemoryStore, Settlement, Store,
 };
 
 use self::{
@@ -277,10 +276,7 @@ fn redis(clocks: Clocks, limits: Range<usize>, deny_cache: DenyCache) {
     let (runtime, server) = (one_thread(), RedisServer::start());
     let clock = ManualClock::new();
     // Over one connection, checks are decided in order of arrival. Only with two does a single check skip the queue.
-    let stores = [2, 1].map(|connections| {
-        let store = RedisStore::builder(&server.url()).clock(&clock).connections(connections);
-        store.connect_timeout(TEST_TIMEOUT).build().unwrap()
-    });
+    let stores = [2, 1].map(|connections| server.store().clock(&clock).connections(connections).build().unwrap());
     run(clocks, limits, |steps| {
         server.run::<()>("FLUSHALL");
         let [alone, together] =

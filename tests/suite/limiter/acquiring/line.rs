@@ -14,8 +14,8 @@ use tokio::{
     time::{Instant, advance, timeout},
 };
 use tower_sliding_window::{
-    AdmissionId, Charge, Check, Decision, Error, Key, Limit, LimitStatus, Limiter, MemoryStore, RedisStore, Settled,
-    Settlement, Store, StoreError,
+    AdmissionId, Charge, Check, Decision, Error, Key, Limit, LimitStatus, Limiter, MemoryStore, Settled, Settlement,
+    Store, StoreError,
 };
 
 use super::{CALLS, Test, check_of_ada};
@@ -47,7 +47,7 @@ async fn many_waiting_callers_never_exceed_the_limit_in_process() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_waiting_callers_never_exceed_the_limit_on_redis() {
     let server = RedisServer::start();
-    let limiter = || Limiter::new(RedisStore::builder(&server.url()).connect_timeout(TEST_TIMEOUT).build().unwrap());
+    let limiter = || Limiter::new(server.store().build().unwrap());
     assert_many_waiting_callers_never_exceed_the_limit([limiter(), limiter()]).await;
 }
 
@@ -56,7 +56,7 @@ async fn many_waiting_callers_never_exceed_the_limit_on_redis() {
 #[tokio::test]
 async fn only_the_first_in_line_asks_redis() {
     let server = RedisServer::start();
-    let limiter = Limiter::new(RedisStore::builder(&server.url()).build().unwrap()).deadline(TEST_TIMEOUT);
+    let limiter = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
     let limit = Limit::per_minute("calls", 3);
     let check = |id| Check::new(Charge::new(limit.clone(), "ada", 1).unwrap()).with_id(AdmissionId::from(id));
     assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());

@@ -6,7 +6,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, advance, sleep},
 };
-use tower_sliding_window::{Decision, Limit, Limiter, ManualClock, MemoryStore, RedisStore};
+use tower_sliding_window::{Decision, Limit, Limiter, ManualClock, MemoryStore};
 
 use crate::support::{TEST_TIMEOUT, let_tasks_run, ms, redis_server::RedisServer, seconds};
 
@@ -108,7 +108,7 @@ async fn a_caller_asks_again_when_a_lease_ends() {
 #[tokio::test]
 async fn a_caller_on_redis_asks_again_after_the_setting() {
     let server = RedisServer::start();
-    let limiter = || Limiter::new(RedisStore::builder(&server.url()).build().unwrap()).deadline(TEST_TIMEOUT);
+    let limiter = || Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
     for (setting, max_wait) in [(ms(300), TEST_TIMEOUT), (seconds(60), ms(300))] {
         let (here, there) = (limiter().retry_reserved_after(setting), limiter());
         let reservation = there.reserve(&TOKENS, "ada", 100, Duration::MAX).await.unwrap().unwrap();

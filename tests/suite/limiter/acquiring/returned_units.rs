@@ -12,9 +12,7 @@ use tokio::{
     task::{JoinSet, yield_now},
     time::{Instant, sleep, timeout},
 };
-use tower_sliding_window::{
-    Charge, Check, Decision, Key, Limit, Limiter, MemoryStore, RedisStore, Settlement, Store, StoreError,
-};
+use tower_sliding_window::{Charge, Check, Decision, Key, Limit, Limiter, MemoryStore, Settlement, Store, StoreError};
 
 use super::{CALLS, Test, check_of_ada, lines};
 use crate::support::{TEST_TIMEOUT, let_tasks_run, ms, redis_server::RedisServer};
@@ -118,7 +116,7 @@ async fn a_failed_reset_ends_no_wait() {
 #[tokio::test]
 async fn a_settlement_whose_caller_left_still_wakes_the_line() {
     let server = RedisServer::start();
-    let store = RedisStore::builder(&server.url()).build().unwrap();
+    let store = server.store().build().unwrap();
     let (limiter, limit) = (Limiter::new(store).deadline(TEST_TIMEOUT), Limit::per_hour("calls", 10));
     let reservation = limiter.reserve(&limit, "ada", 10, Duration::MAX).await.unwrap().unwrap();
     let waiting = tokio::spawn({

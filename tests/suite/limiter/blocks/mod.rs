@@ -25,12 +25,12 @@ const API: Limit = Limit::per_minute("api", 1_000_000).in_blocks(Blocks::new());
 
 /// A limiter whose blocks live by the clock of the machine.
 fn limiter(server: &RedisServer) -> Limiter<RedisStore> {
-    Limiter::new(RedisStore::builder(&server.url()).build().unwrap()).deadline(TEST_TIMEOUT)
+    Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT)
 }
 
 /// A limiter whose blocks and windows end when the test says so.
 fn limiter_by(server: &RedisServer, clock: &ManualClock) -> Limiter<RedisStore> {
-    Limiter::new(RedisStore::builder(&server.url()).clock(clock).build().unwrap()).deadline(TEST_TIMEOUT)
+    Limiter::new(server.store().clock(clock).build().unwrap()).deadline(TEST_TIMEOUT)
 }
 
 async fn check(limiter: &Limiter<RedisStore>, limit: &Limit, key: &str, cost: u64) -> Decision {

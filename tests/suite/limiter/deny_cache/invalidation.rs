@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::sleep;
-use tower_sliding_window::{Charge, Check, DenyCache, Limit, Limiter, RedisStore};
+use tower_sliding_window::{Charge, Check, DenyCache, Limit, Limiter};
 
 use super::{CALLS, Test, build_with_clock};
 use crate::support::{TEST_TIMEOUT, ms, redis_server::RedisServer};
@@ -30,7 +30,7 @@ async fn a_reset_through_any_limiter_on_the_store_is_seen_at_once() {
 async fn a_reset_by_another_process_is_seen_within_max_age() {
     let test = Test::start();
     let limiter = test.refused().await;
-    let elsewhere = build_with_clock(&test.clock, RedisStore::builder(&test.server.url()));
+    let elsewhere = build_with_clock(&test.clock, test.server.store());
     Limiter::new(elsewhere).deadline(TEST_TIMEOUT).reset(&CALLS, "ada").await.unwrap();
     assert!(!limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
     test.clock.advance(Duration::from_secs(1));
@@ -83,8 +83,7 @@ async fn a_refusal_by_reservations_is_cached_no_longer_than_retry_reserved_after
         for by_settled_as_well in [false, true] {
             let test = Test::start();
             let limiter = test.limiter().deny_cache(cache).retry_reserved_after(setting);
-            let elsewhere = Limiter::new(build_with_clock(&test.clock, RedisStore::builder(&test.server.url())))
-                .deadline(TEST_TIMEOUT);
+            let elsewhere = Limiter::new(build_with_clock(&test.clock, test.server.store())).deadline(TEST_TIMEOUT);
             let other = Limit::per_minute("other", 1);
             let check = match by_settled_as_well {
                 true => {
@@ -158,7 +157,7 @@ async fn a_cached_refusal_by_reservations_also_refuses_other_costs() {
 #[tokio::test]
 async fn a_refusal_is_cached_no_longer_than_its_own_window() {
     let server = RedisServer::start();
-    let store = RedisStore::builder(&server.url()).connect_timeout(TEST_TIMEOUT).build().unwrap();
+    let store = server.store().build().unwrap();
     let cached = Limiter::new(store.clone()).deadline(TEST_TIMEOUT);
     let asking = Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off());
     let (long, short) = (Limit::per("calls", 3, ms(3_000)), Limit::per("calls", 3, ms(2_000)));

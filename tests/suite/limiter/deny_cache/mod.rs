@@ -20,7 +20,7 @@ struct Test {
 impl Test {
     fn start() -> Self {
         let (server, clock) = (RedisServer::start(), ManualClock::new());
-        let store = build_with_clock(&clock, RedisStore::builder(&server.url()));
+        let store = build_with_clock(&clock, server.store());
         Self { server, clock, store }
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
-use tower_sliding_window::{AdmissionId, Charge, Check, DenyCache, Limit, Limiter, RedisStore};
+use tower_sliding_window::{AdmissionId, Charge, Check, DenyCache, Limit, Limiter};
 
 use super::{CALLS, Test};
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer};
@@ -213,7 +213,7 @@ async fn a_full_deny_cache_forgets_entries_but_stays_correct() {
 #[tokio::test]
 async fn a_cached_refusal_is_repeated_while_redis_hangs() {
     let server = RedisServer::start();
-    let limiter = Limiter::new(RedisStore::builder(&server.url()).build().unwrap()).deadline(TEST_TIMEOUT);
+    let limiter = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
     for _ in 0..3 {
         let _ = limiter.check(&CALLS, "ada", 1).await.unwrap();
     }

@@ -15,8 +15,8 @@ use http::{Request, Response, request::Parts};
 use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Decision, Degraded, Header, KeyedLimit, Limit, ManualClock, MemoryStore, RateLimitLayer, RedisStore, Rejection,
-    ShadowRefusals, Store,
+    Decision, Degraded, Header, KeyedLimit, Limit, ManualClock, MemoryStore, RateLimitLayer, Rejection, ShadowRefusals,
+    Store,
 };
 
 use super::{BURST, FREE, PRO, chosen, request_of_plan};
@@ -202,7 +202,7 @@ async fn no_limit_is_chosen_for_a_request_that_another_limit_refuses() {
 #[tokio::test]
 async fn no_limit_is_chosen_for_a_request_with_a_cached_refusal() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
-    let (layer, look_ups) = looked_up(RedisStore::builder(&server.url()).clock(&clock).build().unwrap());
+    let (layer, look_ups) = looked_up(server.store().clock(&clock).build().unwrap());
     assert_eq!((admitted(&layer, 1_000).await, look_ups.load(Ordering::Relaxed)), (5, 6));
     clock.advance(Duration::from_secs(1));
     assert_eq!((admitted(&layer, 1_000).await, look_ups.load(Ordering::Relaxed)), (0, 7));

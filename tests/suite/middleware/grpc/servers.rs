@@ -16,7 +16,7 @@ use tonic::{
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use tower::Layer;
 use tower_sliding_window::{
-    ClientIp, Everyone, GrpcResponse, JsonResponse, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, RedisStore,
+    ClientIp, Everyone, GrpcResponse, JsonResponse, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer,
 };
 
 use super::{CALLS, by_peer};
@@ -32,7 +32,7 @@ use crate::support::{
 #[tokio::test]
 async fn a_load_of_50_clients_is_admitted_exactly_the_limit() {
     let redis = RedisServer::start();
-    let store = RedisStore::builder(&redis.url()).connect_timeout(TEST_TIMEOUT).build().unwrap();
+    let store = redis.store().build().unwrap();
     let limit = Limit::per_hour("calls", 300);
     let layer = RateLimitLayer::new(store).limit(limit.by(PeerIp::new())).fail_closed().deadline(TEST_TIMEOUT);
     let url = serve(layer.respond_with(GrpcResponse)).await;

@@ -6,7 +6,7 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt;
 use tower_sliding_window::{
     ApiKey, GrpcResponse, Header, Key, KeyError, KeyedLimit, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer,
-    RedisStore, Rejection, Secret,
+    Rejection, Secret,
 };
 
 use super::{CALLS, by_peer};
@@ -119,7 +119,7 @@ async fn each_rejection_that_no_wait_ends_has_its_code_and_no_retry_time() {
 #[tokio::test]
 async fn without_redis_a_call_that_fails_closed_is_pushed_back() {
     let mut redis = RedisServer::start();
-    let store = RedisStore::builder(&redis.url()).build().unwrap();
+    let store = redis.store().build().unwrap();
     let layer = RateLimitLayer::new(store).limit(CALLS.by(PeerIp::new())).fail_closed().deadline(TEST_TIMEOUT);
     let mut client = connect(&serve(layer.respond_with(GrpcResponse)).await).await;
     assert_eq!(text(&check(&mut client).await.unwrap(), "x-ratelimit-remaining"), Some("1"));
