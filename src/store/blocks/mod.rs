@@ -13,7 +13,7 @@ use std::{
     iter,
     sync::{
         Arc, MutexGuard, OnceLock,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::SystemTime,
 };
@@ -45,7 +45,10 @@ pub(crate) struct HeldBlocks {
     digester: Digester,
     /// Made by the first admission of a limit in blocks.
     tables: OnceLock<Tables>,
+    /// The holdings that a task takes care of.
     kept: AtomicUsize,
+    /// Whether a task has ever left one behind, because its runtime ended.
+    has_abandoned: AtomicBool,
     /// How many blocks were taken: the number of the last one.
     taken: AtomicU64,
     /// A task has ended.
@@ -82,6 +85,7 @@ impl HeldBlocks {
             digester,
             tables: OnceLock::new(),
             kept: AtomicUsize::new(0),
+            has_abandoned: AtomicBool::new(false),
             taken: AtomicU64::new(0),
             ended: Notify::new(),
         }
@@ -90,7 +94,7 @@ impl HeldBlocks {
     /// Admits a check if this process holds enough units for all of its charges.
     #[inline]
     pub(crate) fn spend(&self, check: &Check) -> Option<Decision> {
-        if !check.is_in_blocks() {
+        if !self.is_spendable(check) {
             return None;
         }
         let Some(charge) = check.only_charge() else { return self.spend_all(check) };
@@ -130,7 +134,13 @@ impl HeldBlocks {
     pub(crate) fn can_spend(&self, check: &Check) -> bool {
         let now = self.clock.now();
         let is_held = |charge| self.find(charge).is_some_and(|holding| holding.can_spend(&holding.lock(), charge, now));
-        check.is_in_blocks() && check.charges().all(is_held)
+        self.is_spendable(check) && check.charges().all(is_held)
+    }
+
+    /// Whether it is worth looking for blocks. If none are held, a check costs no look-up: blocks are free where all limits are at
+    /// their end.
+    fn is_spendable(&self, check: &Check) -> bool {
+        check.is_in_blocks() && (self.kept.load(Ordering::Relaxed) > 0 || self.has_abandoned.load(Ordering::Relaxed))
     }
 
     /// The number of the last block. A check that is asked now finds that block counted.
@@ -295,6 +305,8 @@ impl Drop for KeptHolding {
             && let Some(tables) = self.blocks.tables.get()
         {
             tables.holdings.remove_if(&self.digest, |held| Arc::ptr_eq(held, &self.holding));
+        } else {
+            self.blocks.has_abandoned.store(true, Ordering::SeqCst);
         }
         self.blocks.kept.fetch_sub(1, Ordering::SeqCst);
         self.blocks.ended.notify_waiters();
