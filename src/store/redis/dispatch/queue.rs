@@ -341,3 +341,29 @@ impl fmt::Display for QueueFull {
 }
 
 impl error::Error for QueueFull {}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot::{Receiver, channel};
+
+    use super::*;
+    use crate::{key::Key, limit::Limit};
+
+    const CALLS: Limit = Limit::per_hour("calls", 100);
+
+    /// Blocks join a queue that is filled to an eighth at most, so the rest is for the checks of callers.
+    #[test]
+    fn blocks_leave_the_queue_to_the_checks_of_callers() {
+        let (queue, mut callers) = (Queue::new(1, 32), Vec::new());
+        let mut push = |charge: Charge| {
+            let (caller, waiting): (_, Receiver<_>) = channel();
+            callers.push(waiting);
+            let (check, id) = (Check::new(charge), AdmissionId::fresh());
+            queue.push(Box::new(Job::Decide { check, caller, copies: Vec::new(), id }))
+        };
+        let mut push_all = |charge: &dyn Fn() -> Charge| (0..40).filter(|_| push(charge()).is_ok()).count();
+        let blocks = push_all(&|| Charge::block(CALLS, Key::from("ada"), 10, 100_000));
+        let checks = push_all(&|| Charge::new(CALLS, "ada", 1).unwrap());
+        assert_eq!((blocks, checks), (5, 28), "of 32, and one for checks that are cancelled");
+    }
+}
