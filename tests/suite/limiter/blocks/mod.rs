@@ -8,13 +8,14 @@ mod faults;
 mod giving_back;
 mod killed;
 mod near_the_limit;
+mod servers;
 mod spending;
 
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
-use tower_sliding_window::{Blocks, Decision, Limit, Limiter, ManualClock, RedisStore};
+use tower_sliding_window::{Blocks, Breaker, Decision, Limit, Limiter, ManualClock, RedisStore};
 
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer};
 
