@@ -12,7 +12,7 @@ use std::{
     hash::BuildHasherDefault,
     iter,
     sync::{
-        Arc, MutexGuard, OnceLock,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::SystemTime,
@@ -58,6 +58,8 @@ pub(crate) struct HeldBlocks {
 struct Tables {
     holdings: Cache<u64, Arc<Holding>, UnitWeighter, BuildHasherDefault<Prehashed>>,
     demand: Demand,
+    /// Locked while a holding is inserted.
+    keeping: Mutex<()>,
 }
 
 /// A charge in blocks, as this process knows it.
@@ -214,13 +216,20 @@ impl HeldBlocks {
         at: SystemTime,
         now: u64,
     ) -> Option<Arc<Holding>> {
-        let (holdings, blocks) = (&self.tables.get()?.holdings, charge.limit().blocks()?);
-        if let Some(holding) = holdings.get(&digest)
-            && !holding.is_abandoned(now)
-            && let Some(has_to_start) = holding.keep(now)
-        {
-            // If the limit was another one then, the task gives back what is left, and ends.
-            return has_to_start.then_some(holding);
+        let (Tables { holdings, keeping, .. }, blocks) = (self.tables.get()?, charge.limit().blocks()?);
+        // If the limit was another one then, the task gives back what is left, and ends.
+        let keep_held = || {
+            let holding = holdings.get(&digest).filter(|holding| !holding.is_abandoned(now))?;
+            let has_to_start = holding.keep(now)?;
+            Some(has_to_start.then_some(holding))
+        };
+        if let Some(held) = keep_held() {
+            return held;
+        }
+        // Two threads that find no holding must not both insert one: one of the two would be lost.
+        let _keeping = keeping.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(held) = keep_held() {
+            return held;
         }
         if self.kept.load(Ordering::Relaxed) >= CAPACITY {
             return None;
@@ -316,7 +325,7 @@ impl Drop for KeptHolding {
 impl Default for Tables {
     fn default() -> Self {
         let holdings = Cache::with(CAPACITY, CAPACITY as u64, UnitWeighter, Default::default(), Default::default());
-        Self { holdings, demand: Demand::default() }
+        Self { holdings, demand: Demand::default(), keeping: Mutex::default() }
     }
 }
 

@@ -1,6 +1,8 @@
 //! States in which blocks could hold back units, or cost others too much.
 
-use std::time::Instant as SystemInstant;
+use std::{sync::Arc, time::Instant as SystemInstant};
+
+use tokio::{sync::Barrier, task::JoinSet};
 
 use super::*;
 use crate::support::one_thread;
@@ -276,5 +278,29 @@ async fn units_of_blocks_stay_counted_after_a_process_with_a_shorter_window_has_
     for (key, admitted) in KEYS.iter().zip(spend(1_800).await) {
         let used = check(&later, &limit, key, 0).await.used();
         assert!(used >= admitted, "{used} used after {admitted} were admitted for {key}");
+    }
+}
+
+/// Two threads that are first at the same moment must not start a task each: one of them would hold units that no request can spend.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn requests_that_are_first_together_share_their_blocks() {
+    let server = RedisServer::start();
+    let limit = API.in_blocks(Blocks::new().life(Blocks::MAX_LIFE));
+    for number in 0..100 {
+        let (limiter, key, barrier) = (limiter(&server), format!("key-{number}"), Arc::new(Barrier::new(40)));
+        let mut tasks = JoinSet::new();
+        for _ in 0..40 {
+            let (limiter, limit, key, barrier) = (limiter.clone(), limit.clone(), key.clone(), Arc::clone(&barrier));
+            tasks.spawn(async move {
+                barrier.wait().await;
+                check(&limiter, &limit, &key, 1).await
+            });
+        }
+        tasks.join_all().await;
+        sleep(Duration::from_millis(10)).await;
+        // What no table knows is only given back when its life ends.
+        let begun = Instant::now();
+        limiter.give_back_blocks().await;
+        assert!(begun.elapsed() < Blocks::MAX_LIFE * 3 / 4, "{number}: {:?}", begun.elapsed());
     }
 }
