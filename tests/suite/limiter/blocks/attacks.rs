@@ -286,6 +286,7 @@ async fn units_of_blocks_stay_counted_after_a_process_with_a_shorter_window_has_
 async fn requests_that_are_first_together_share_their_blocks() {
     let server = RedisServer::start();
     let limit = API.in_blocks(Blocks::new().life(Blocks::MAX_LIFE));
+    let mut late = 0;
     for number in 0..100 {
         let (limiter, key, barrier) = (limiter(&server), format!("key-{number}"), Arc::new(Barrier::new(40)));
         let mut tasks = JoinSet::new();
@@ -301,6 +302,8 @@ async fn requests_that_are_first_together_share_their_blocks() {
         // What no table knows is only given back when its life ends.
         let begun = Instant::now();
         limiter.give_back_blocks().await;
-        assert!(begun.elapsed() < Blocks::MAX_LIFE * 3 / 4, "{number}: {:?}", begun.elapsed());
+        late += u64::from(begun.elapsed() > Blocks::MAX_LIFE * 3 / 4);
     }
+    // A busy machine may delay a few. With two tasks a key, about eleven are late.
+    assert!(late <= 3, "{late} of 100");
 }
