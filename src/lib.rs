@@ -118,12 +118,14 @@
 pub mod admission;
 pub mod algorithm;
 pub mod check;
+mod clock;
 pub mod decision;
 pub mod error;
 pub mod guide;
 pub mod key;
 pub mod limit;
 pub mod limiter;
+mod local;
 mod logging;
 pub mod metrics;
 pub mod middleware;

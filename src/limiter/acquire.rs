@@ -11,8 +11,9 @@ use crate::{
     error::Error,
     key::Key,
     limit::Limit,
+    local::DenyCache,
     metrics,
-    store::{DenyCache, Store},
+    store::Store,
 };
 
 /// The least time between two checks of one caller, so that a store whose retry times are zero is not asked all the time.

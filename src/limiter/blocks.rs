@@ -24,8 +24,9 @@ use crate::{
     decision::Decision,
     key::Key,
     limit::Limit,
+    local::{KeptHolding, SharedBreaker, Step, Taking},
     settlement::Settlement,
-    store::{KeptHolding, SharedBreaker, Step, Store, Taking},
+    store::Store,
 };
 
 /// How long a process tries to give units back to a store that fails.

@@ -17,8 +17,9 @@ use crate::{
     check::Check,
     decision::Decision,
     error::Error,
+    local::{Lookup, Recall},
     metrics,
-    store::{Lookup, Recall, Store},
+    store::Store,
 };
 
 /// A check that was decided without waiting, or that the store has to be asked about.

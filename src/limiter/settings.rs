@@ -9,7 +9,8 @@ use super::{
 };
 use crate::{
     decision::RETRY_RESERVED_AFTER,
-    store::{Breaker, DenyCache, HeldBlocks, LocalState, Refusals, SharedBreaker, Store},
+    local::{Breaker, DenyCache, HeldBlocks, LocalState, Refusals, SharedBreaker},
+    store::Store,
 };
 
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);

@@ -2,13 +2,13 @@
 
 use std::future::Future;
 
-use super::local_state::LocalState;
 use crate::{
     check::Check,
     decision::Decision,
     error::StoreError,
     key::Key,
     limit::Limit,
+    local::LocalState,
     settlement::{Settled, Settlement},
 };
 

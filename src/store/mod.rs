@@ -82,17 +82,10 @@
 //! ```
 
 mod any;
-mod blocks;
-mod breaker;
-mod breaker_state;
-mod clock;
-mod deny_cache;
 mod interface;
-mod local_state;
 mod memory;
 #[cfg(feature = "redis")]
 mod redis;
-mod refusals;
 
 #[cfg(feature = "redis")]
 pub use self::redis::{
@@ -100,15 +93,10 @@ pub use self::redis::{
 };
 pub use self::{
     any::{AnyDecide, AnyFuture, AnyReset, AnySettle, AnyStore, InvalidStoreUrl},
-    breaker::Breaker,
-    clock::ManualClock,
-    deny_cache::DenyCache,
     interface::Store,
-    local_state::LocalState,
     memory::{MemoryDecide, MemoryStore, MemoryStoreBuilder},
 };
-pub(crate) use self::{
-    blocks::{HeldBlocks, KeptHolding, Step, Taking},
-    breaker_state::SharedBreaker,
-    refusals::{Lookup, Recall, Refusals},
+pub use crate::{
+    clock::ManualClock,
+    local::{Breaker, DenyCache, LocalState},
 };

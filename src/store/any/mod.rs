@@ -19,10 +19,12 @@ use self::url::StoreKind;
 use super::redis::{RedisDecide, RedisReset, RedisSettle, RedisStore};
 use super::{
     interface::Store,
-    local_state::LocalState,
     memory::{MemoryDecide, MemoryStore},
 };
-use crate::{check::Check, decision::Decision, error::StoreError, key::Key, limit::Limit, settlement::Settlement};
+use crate::{
+    check::Check, decision::Decision, error::StoreError, key::Key, limit::Limit, local::LocalState,
+    settlement::Settlement,
+};
 
 /// The in-process store or Redis, chosen at run time: so that an application needs no type parameter for its store.
 ///

@@ -29,12 +29,10 @@ use std::{
 };
 
 use self::{capacity::Capacity, table::Table};
-use super::{
-    clock::{Clock, ManualClock},
-    interface::Store,
-};
+use super::interface::Store;
 use crate::{
     check::{Charge, Check},
+    clock::{Clock, ManualClock},
     decision::Decision,
     error::StoreError,
     key::Key,

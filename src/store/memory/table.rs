@@ -14,11 +14,11 @@ use super::{
 use crate::{
     admission::AdmissionId,
     check::{Charge, Check},
+    clock::{Clock, system_time},
     decision::{Decision, LimitStatus},
     error::StoreError,
     key::Digester,
     settlement::{Settled, Settlement},
-    store::clock::{Clock, system_time},
     window::{ChargeSettlement, CheckContext},
 };
 

@@ -7,7 +7,7 @@ use super::{
     dispatch::{Config, Dispatchers, TimeSource},
     keys::{DEFAULT_PREFIX, Keys},
 };
-use crate::{limit::is_fixed_alphabet, secret::Secret, store::clock::ManualClock};
+use crate::{clock::ManualClock, limit::is_fixed_alphabet, secret::Secret};
 
 /// The settings of a [`RedisStore`](super::RedisStore).
 #[derive(Clone)]

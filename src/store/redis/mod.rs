@@ -36,13 +36,14 @@ use self::{
     connect::ServerAddress,
     dispatch::{Dispatcher, Dispatchers, Pending, cross_slot},
 };
-use super::{interface::Store, local_state::LocalState};
+use super::interface::Store;
 use crate::{
     check::Check,
     decision::Decision,
     error::StoreError,
     key::Key,
     limit::Limit,
+    local::LocalState,
     settlement::{Settled, Settlement},
 };
 

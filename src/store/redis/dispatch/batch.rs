@@ -20,16 +20,14 @@ use super::{
 use crate::{
     algorithm::Kind,
     check::{Charge, Check},
+    clock::{Clock, ManualClock},
     error::StoreError,
     key::{Digester, Prehashed},
-    store::{
-        clock::{Clock, ManualClock},
-        local_state::LocalState,
-        redis::{
-            connect::Connection,
-            keys::Keys,
-            script::{DECIDE, SHA1},
-        },
+    local::LocalState,
+    store::redis::{
+        connect::Connection,
+        keys::Keys,
+        script::{DECIDE, SHA1},
     },
 };
 

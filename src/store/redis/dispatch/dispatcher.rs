@@ -29,14 +29,12 @@ use crate::{
     check::{Charge, Check},
     decision::Decision,
     error::StoreError,
+    local::LocalState,
     metrics::{self, Stopwatch},
     settlement::{Settled, Settlement},
-    store::{
-        local_state::LocalState,
-        redis::{
-            connect::{Connection, Pool, Server, needs_new_connection, was_not_run},
-            keys::{HASH_SLOTS, Keys},
-        },
+    store::redis::{
+        connect::{Connection, Pool, Server, needs_new_connection, was_not_run},
+        keys::{HASH_SLOTS, Keys},
     },
 };
 

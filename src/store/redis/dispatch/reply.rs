@@ -7,9 +7,9 @@ use redis::Value;
 use super::queue::Job;
 use crate::{
     check::{Charge, Check},
+    clock::system_time,
     decision::{Decision, LimitStatus},
     error::StoreError,
-    store::clock::system_time,
 };
 
 /// Appends the results of all jobs and of their copies: the decision, and whether a settlement was applied.

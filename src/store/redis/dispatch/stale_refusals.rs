@@ -1,6 +1,6 @@
 //! Refusals of the store's local state that may have become wrong.
 
-use crate::{limit::Limit, store::local_state::LocalState};
+use crate::{limit::Limit, local::LocalState};
 
 /// Forgets the refusals of limits that may get units back, when it is made and when it is dropped. So no refusal from in
 /// between stays in the store's local state.

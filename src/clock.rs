@@ -59,7 +59,7 @@ impl ManualClock {
         let _ = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| Some(time(now)));
     }
 
-    pub(super) fn micros(&self) -> u64 {
+    pub(crate) fn micros(&self) -> u64 {
         self.0.load(Ordering::SeqCst)
     }
 }
@@ -72,7 +72,7 @@ impl Default for ManualClock {
 
 /// The clock of a store in this process.
 #[derive(Clone, Debug)]
-pub(super) enum Clock {
+pub(crate) enum Clock {
     /// The system's time at the start, and monotonic from there on, since the system clock may step. It is tokio's clock,
     /// which needs no runtime, so that tests can pause it.
     Monotonic {
@@ -83,12 +83,12 @@ pub(super) enum Clock {
 }
 
 impl Clock {
-    pub(super) fn monotonic() -> Self {
+    pub(crate) fn monotonic() -> Self {
         Self::Monotonic { started: Instant::now(), epoch: micros_since_epoch(SystemTime::now()) }
     }
 
     /// Microseconds since the Unix epoch.
-    pub(super) fn now(&self) -> u64 {
+    pub(crate) fn now(&self) -> u64 {
         match self {
             Self::Monotonic { started, epoch } => epoch.saturating_add(micros(started.elapsed())),
             Self::Manual(clock) => clock.micros(),
@@ -96,7 +96,7 @@ impl Clock {
     }
 }
 
-pub(super) fn system_time(micros: u64) -> SystemTime {
+pub(crate) fn system_time(micros: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_micros(micros)
 }
 

@@ -13,11 +13,12 @@ use std::{
 
 use quick_cache::{UnitWeighter, sync::Cache};
 
-use super::{clock::Clock, deny_cache::DenyCache};
+use super::deny_cache::DenyCache;
 use crate::{
     admission::AdmissionId,
     algorithm::Algorithm,
     check::{Charge, Check},
+    clock::Clock,
     decision::{Decision, LimitStatus, Retry},
     key::{Digester, Prehashed},
     limit::Limit,

@@ -27,10 +27,10 @@ use self::{
     holding::{Holding, PART_OF_THE_REST},
     state::State,
 };
-use super::clock::Clock;
 use crate::{
     admission::AdmissionId,
     check::{Charge, Check},
+    clock::Clock,
     decision::{Decision, LimitStatus},
     key::{Digester, Key, Prehashed},
     limit::{Limit, blocks::Blocks},

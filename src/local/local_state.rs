@@ -6,14 +6,16 @@ use super::{
     blocks::HeldBlocks,
     breaker::Breaker,
     breaker_state::{BreakerState, SharedBreaker},
-    clock::{Clock, ManualClock},
     deny_cache::DenyCache,
     refusals::{Generations, Refusals},
 };
-use crate::limit::Limit;
+use crate::{
+    clock::{Clock, ManualClock},
+    limit::Limit,
+};
 
 /// The state that the clones of a store share in this process, and so all limiters and layers on them: see
-/// [`Store::local_state`](super::Store::local_state).
+/// [`Store::local_state`](crate::Store::local_state).
 ///
 /// 1. It holds the [`Breaker`], which knows whether the store answers, the [`DenyCache`], which knows what the store has
 ///    refused, and the [blocks](crate::limit::blocks) of units that limiters spend without asking the store.
@@ -44,7 +46,7 @@ impl LocalState {
         Self::on(Clock::Manual(clock.clone()))
     }
 
-    pub(super) fn on(clock: Clock) -> Self {
+    pub(crate) fn on(clock: Clock) -> Self {
         let generations = Arc::new(Generations::new(clock));
         let refusals = Arc::new(Refusals::new(DenyCache::new(), Arc::clone(&generations)));
         let breaker = Arc::new(BreakerState::new(Breaker::new()));
