@@ -7,13 +7,10 @@ use std::{
     future::{Future, poll_fn},
     pin::pin,
     task::Poll,
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
-use tokio::{
-    runtime::Handle,
-    time::{sleep, timeout},
-};
+use tokio::{runtime::Handle, time::timeout};
 
 use super::{
     deadline::Deadline,
@@ -26,14 +23,8 @@ use crate::{
     limit::Limit,
     local::{KeptHolding, SharedBreaker, Step, Taking},
     settlement::Settlement,
-    store::Store,
+    store::{MOST_TIME, Store, give_back, refund_by_id},
 };
-
-/// How long a process tries to give units back to a store that fails.
-const MOST_TIME: Duration = Duration::from_secs(10);
-
-/// The pause before the first repetition. Each further one is twice as long.
-const PAUSE: Duration = Duration::from_millis(10);
 
 impl<S: Store> Limiter<S> {
     /// Gives back all units that this process holds in [blocks](crate::limit::blocks) of the store, and returns when that is done.
@@ -132,25 +123,15 @@ impl<S: Store> Holder<S> {
             Ok(decision) => self.kept.take(taking, decision),
             Err(_) => {
                 self.kept.fail(&taking);
-                // It may have been counted all the same. Its time is not known, so it is a later one.
+                // It may have been counted all the same.
                 if let Some(id) = check.id() {
-                    let at = SystemTime::UNIX_EPOCH + Duration::from_micros(1 << 52);
-                    self.give_back(vec![Settlement::by_id(check, id, at, |_| Some(0))]).await;
+                    self.give_back(vec![refund_by_id(check, id)]).await;
                 }
             }
         }
     }
 
     async fn give_back(&self, settlements: Vec<Settlement>) {
-        let give_back = async {
-            let mut pause = PAUSE;
-            for settlement in settlements {
-                while self.store.settle(settlement.clone()).await.is_err() {
-                    sleep(pause).await;
-                    pause *= 2;
-                }
-            }
-        };
-        let _ = timeout(MOST_TIME, give_back).await;
+        give_back(settlements, |settlement| self.store.settle(settlement)).await;
     }
 }

@@ -82,6 +82,7 @@
 //! ```
 
 mod any;
+mod give_back;
 mod interface;
 mod memory;
 #[cfg(feature = "redis")]
@@ -96,6 +97,7 @@ pub use self::{
     interface::Store,
     memory::{MemoryDecide, MemoryStore, MemoryStoreBuilder},
 };
+pub(crate) use self::give_back::{MOST_TIME, give_back, refund_by_id};
 pub use crate::{
     clock::ManualClock,
     local::{Breaker, DenyCache, LocalState},

@@ -16,10 +16,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use tokio::{
-    sync::oneshot::{self, Sender},
-    time::sleep,
-};
+use tokio::sync::oneshot::{self, Sender};
 
 use super::dispatcher::{Dispatcher, Pending};
 use crate::{
@@ -28,12 +25,8 @@ use crate::{
     decision::{Decision, LimitStatus},
     error::StoreError,
     settlement::{Settled, Settlement},
-    store::redis::keys::Keys,
+    store::{give_back, redis::keys::Keys, refund_by_id},
 };
-
-/// How often the store tries to give units back. The wait between two tries doubles each time.
-const ATTEMPTS: u32 = 6;
-const FIRST_WAIT: Duration = Duration::from_millis(50);
 
 /// Sends a check: slot by slot, if it has several.
 pub(crate) fn decide(dispatcher: &Arc<Dispatcher>, check: Check) -> Result<Pending<Decision>, StoreError> {
@@ -113,7 +106,7 @@ async fn decide_each(
         if failure.is_none() {
             let mut owed = Vec::new();
             for subcheck in taken.drain(..) {
-                match give_back(&dispatcher, &subcheck, id).await {
+                match wait(dispatcher.settle(refund_by_id(subcheck.check.clone(), id))).await {
                     Ok(settled) => statuses.set(&subcheck, settled.decision()),
                     Err(_) => owed.push(subcheck),
                 }
@@ -128,7 +121,13 @@ async fn decide_each(
         }
         let result = failure.map_or_else(|| Ok(statuses.decision(&check, at, id)), Err);
         drop(caller.send(result));
-        return give_back_later(&dispatcher, taken, id).await;
+        // Each for itself: a node that stays away delays none of the others.
+        for subcheck in taken {
+            let dispatcher = Arc::clone(&dispatcher);
+            let settle = move |settlement| wait(dispatcher.settle(settlement));
+            tokio::spawn(give_back(vec![refund_by_id(subcheck.check, id)], settle));
+        }
+        return;
     }
     drop(caller.send(Ok(statuses.decision(&check, at, id))));
 }
@@ -158,31 +157,6 @@ async fn settle_each(
     match failure {
         Some(error) => Err(error),
         None => Ok(Settled::of(statuses.decision(settlement.check(), at, id), was_applied)),
-    }
-}
-
-/// Gives back the units that were taken under an id of the store's own. No other admission has that id, so any time after
-/// the admission will do.
-async fn give_back(dispatcher: &Arc<Dispatcher>, subcheck: &Subcheck, id: AdmissionId) -> Result<Settled, StoreError> {
-    let late_enough = SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 33);
-    wait(dispatcher.settle(Settlement::by_id(subcheck.check.clone(), id, late_enough, |_| Some(0)))).await
-}
-
-async fn give_back_later(dispatcher: &Arc<Dispatcher>, mut owed: Vec<Subcheck>, id: AdmissionId) {
-    let mut wait = FIRST_WAIT;
-    for _ in 0..ATTEMPTS {
-        let mut left = Vec::new();
-        for subcheck in owed {
-            if give_back(dispatcher, &subcheck, id).await.is_err() {
-                left.push(subcheck);
-            }
-        }
-        if left.is_empty() {
-            return;
-        }
-        owed = left;
-        sleep(wait).await;
-        wait *= 2;
     }
 }
 
