@@ -88,6 +88,7 @@ mod memory;
 #[cfg(feature = "redis")]
 mod redis;
 
+pub(crate) use self::give_back::{MOST_TIME, give_back, refund_by_id};
 #[cfg(feature = "redis")]
 pub use self::redis::{
     InvalidRedisConfig, RedisCall, RedisDecide, RedisReset, RedisSettle, RedisStore, RedisStoreBuilder,
@@ -97,7 +98,6 @@ pub use self::{
     interface::Store,
     memory::{MemoryDecide, MemoryStore, MemoryStoreBuilder},
 };
-pub(crate) use self::give_back::{MOST_TIME, give_back, refund_by_id};
 pub use crate::{
     clock::ManualClock,
     local::{Breaker, DenyCache, LocalState},
