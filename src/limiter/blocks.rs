@@ -21,7 +21,7 @@ use crate::{
     decision::Decision,
     key::Key,
     limit::Limit,
-    local::{KeptHolding, SharedBreaker, Step, Taking},
+    local::{KeptHolding, Outdated, SharedBreaker, Step, Taking},
     settlement::Settlement,
     store::{MOST_TIME, Store, give_back, refund_by_id},
 };
@@ -70,11 +70,9 @@ impl<S: Store> Core<S> {
         }
     }
 
-    /// Gives back the blocks of a limit and key at once.
-    pub(super) fn drop_blocks(&self, limit: &Limit, key: &Key) {
-        if let Some(blocks) = &self.blocks {
-            blocks.drop_blocks_of(limit, key);
-        }
+    /// Forgets what this process remembers of a limit and key, before and after a call to the store.
+    pub(super) fn outdate(&self, limit: &Limit, key: &Key) -> Option<Outdated> {
+        self.store.local_state().map(|state| state.outdate(vec![limit.clone()], Some(key.clone())))
     }
 }
 

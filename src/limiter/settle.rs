@@ -131,10 +131,9 @@ impl<S: Store> Limiter<S> {
         let key = key.into();
         let refund = self.core.lines.refund(self.core.lines.id([(limit, &key)]));
         let check = Check::new(Charge::of_nothing(limit.clone(), key.clone()));
-        self.core.drop_blocks(limit, &key);
+        let outdated = self.core.outdate(limit, &key);
         let outcome = self.call_store(|store| store.reset(limit.clone(), key.clone()), check).await;
-        // A block that was taken meanwhile may be counted or not.
-        self.core.drop_blocks(limit, &key);
+        drop(outdated);
         refund.finish(outcome)
     }
 
@@ -176,16 +175,10 @@ impl<S: Store> Limiter<S> {
             return Ok(());
         }
         let all = Charge::spent(limit.clone(), key, limit.units()).counting_for(time);
-        self.core.drop_blocks(limit, all.key());
-        // Without a share: units that this process counts by itself pause the limit for no other process.
-        let key = all.key().clone();
-        let outcome = self.clone().with_share(None).check_all(Check::new(all)).await;
-        self.core.drop_blocks(limit, &key);
         // Remembered refusals would send callers away for too short a time.
-        if let Some(local_state) = self.core.store.local_state() {
-            local_state.forget_refusals(limit);
-        }
-        outcome.map(drop)
+        let _outdated = self.core.outdate(limit, all.key());
+        // Without a share: units that this process counts by itself pause the limit for no other process.
+        self.clone().with_share(None).check_all(Check::new(all)).await.map(drop)
     }
 
     /// Calls the store for something else than a decision, unless the breaker is open. `probe` is a check at no cost.

@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     clock::{Clock, ManualClock},
+    key::Key,
     limit::Limit,
 };
 
@@ -25,6 +26,14 @@ use crate::{
 ///    limit whenever a key is reset or an admission settled through it.
 #[derive(Clone)]
 pub struct LocalState(Arc<SharedState>);
+
+/// A call to the store is on its way that makes outdated what this process remembers of some limits: see [`LocalState::outdate`].
+#[must_use]
+pub(crate) struct Outdated {
+    state: LocalState,
+    limits: Vec<Limit>,
+    blocks_of: Option<Key>,
+}
 
 struct SharedState {
     generations: Arc<Generations>,
@@ -73,6 +82,14 @@ impl LocalState {
         self.0.generations.advance(limit);
     }
 
+    /// Forgets the refusals of these limits, and with a key gives back the blocks of it, now and again when the returned guard is
+    /// dropped: when the call is over, or goes on without its caller. So nothing that was learnt in between stays.
+    pub(crate) fn outdate(&self, limits: Vec<Limit>, blocks_of: Option<Key>) -> Outdated {
+        let outdated = Outdated { state: self.clone(), limits, blocks_of };
+        outdated.forget();
+        outdated
+    }
+
     /// The blocks of all limiters on the store.
     pub(crate) fn blocks(&self) -> Option<Arc<HeldBlocks>> {
         self.0.blocks.clone()
@@ -91,6 +108,23 @@ impl LocalState {
     /// The refusals of one limiter with settings of its own; `None` if it remembers none.
     pub(crate) fn own_refusals(&self, settings: DenyCache) -> Option<Arc<Refusals>> {
         (!settings.max_age.is_zero()).then(|| Arc::new(Refusals::new(settings, Arc::clone(&self.0.generations))))
+    }
+}
+
+impl Outdated {
+    fn forget(&self) {
+        for limit in &self.limits {
+            self.state.forget_refusals(limit);
+            if let (Some(blocks), Some(key)) = (&self.state.0.blocks, &self.blocks_of) {
+                blocks.drop_blocks_of(limit, key);
+            }
+        }
+    }
+}
+
+impl Drop for Outdated {
+    fn drop(&mut self) {
+        self.forget();
     }
 }
 

@@ -14,6 +14,7 @@ mod refusals;
 pub(crate) use self::{
     blocks::{HeldBlocks, KeptHolding, Step, Taking},
     breaker_state::SharedBreaker,
+    local_state::Outdated,
     refusals::{Lookup, Recall, Refusals},
 };
 pub use self::{breaker::Breaker, deny_cache::DenyCache, local_state::LocalState};

@@ -8,7 +8,6 @@ use tokio::task::JoinSet;
 use super::{
     batch::Batch,
     dispatcher::{Cause, Dispatcher},
-    stale_refusals::StaleRefusals,
 };
 use crate::{error::StoreError, key::Key, limit::Limit};
 
@@ -27,9 +26,9 @@ impl Dispatcher {
     /// Forgets the counted units of a limit and a key.
     pub(crate) async fn reset(self: &Arc<Self>, limit: Limit, key: &Key) -> Result<(), StoreError> {
         let (dispatcher, key) = (Arc::clone(self), self.keys().of(&limit, key));
-        let refusals = StaleRefusals::new(&self.config.local_state, vec![limit]);
+        let outdated = self.config.local_state.outdate(vec![limit], None);
         let result = self.in_task(async move { dispatcher.unlink(&key).await }).await;
-        drop(refusals);
+        drop(outdated);
         result.map_err(|cause| StoreError::new("resetting a key", cause))
     }
 

@@ -22,7 +22,6 @@ use tokio::{
 use super::{
     batch::{Batch, TimeSource},
     queue::{CAPACITY, Job, Permit, Queue},
-    stale_refusals::StaleRefusals,
 };
 use crate::{
     admission::AdmissionId,
@@ -102,8 +101,8 @@ impl Dispatcher {
         // A block outdates no refusal: one that counts its units as reserved is used for a life at most.
         let is_single = |charge: &&Charge| !charge.is_block();
         let limits = settlement.check().charges().filter(is_single).map(|charge| charge.limit().clone()).collect();
-        let refusals = StaleRefusals::new(&self.config.local_state, limits);
-        Ok(Pending { result, sending: self.submit(Box::new(Job::Settle { settlement, caller, refusals }))? })
+        let outdated = self.config.local_state.outdate(limits, None);
+        Ok(Pending { result, sending: self.submit(Box::new(Job::Settle { settlement, caller, outdated }))? })
     }
 
     /// Queues a job for a task that sends it. If nothing is in flight and a connection works, the returned future sends

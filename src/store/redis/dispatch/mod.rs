@@ -14,7 +14,6 @@ mod dispatcher;
 mod dispatchers;
 mod queue;
 mod reply;
-mod stale_refusals;
 
 pub(super) use self::{
     batch::TimeSource,

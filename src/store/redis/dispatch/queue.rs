@@ -24,12 +24,12 @@ use std::{
 use crossbeam_queue::ArrayQueue;
 use tokio::sync::oneshot::Sender;
 
-use super::stale_refusals::StaleRefusals;
 use crate::{
     admission::AdmissionId,
     check::{Charge, Check},
     decision::Decision,
     error::StoreError,
+    local::Outdated,
     settlement::{Settled, Settlement},
     store::redis::keys::Keys,
 };
@@ -69,7 +69,7 @@ pub(super) enum Job {
     Settle {
         settlement: Settlement,
         caller: Sender<Result<Settled, StoreError>>,
-        refusals: StaleRefusals,
+        outdated: Outdated,
     },
 }
 
@@ -169,8 +169,8 @@ impl Job {
                     drop(caller.send(result.map(|(decision, _)| decision)));
                 }
             }
-            Self::Settle { caller, refusals, .. } => {
-                drop(refusals);
+            Self::Settle { caller, outdated, .. } => {
+                drop(outdated);
                 for (caller, result) in once(caller).zip(results) {
                     drop(caller.send(result.map(|(decision, was_applied)| Settled::of(decision, was_applied))));
                 }
