@@ -41,7 +41,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-async fn compare<S: Store>(store: S, clock: &ManualClock) -> Result<(), LimiterError> {
+async fn compare(store: impl Store, clock: &ManualClock) -> Result<(), LimiterError> {
     // The first call connects and sends the whole script, which can take longer than the default of 50 ms.
     let limiter = Limiter::new(store).deadline(Duration::from_secs(1));
     println!("{} calls a minute; 100 calls arrive 1 s before a minute ends, and 100 more 1 s after", LIMIT.units());
@@ -67,7 +67,7 @@ fn wait_for_the_last_second(clock: &ManualClock) {
 }
 
 /// How many of 100 calls get through.
-async fn admitted<S: Store>(limiter: &Limiter<S>, limit: &Limit, key: &str) -> Result<u64, LimiterError> {
+async fn admitted(limiter: &Limiter, limit: &Limit, key: &str) -> Result<u64, LimiterError> {
     let mut admitted = 0;
     for _ in 0..100 {
         admitted += u64::from(limiter.check(limit, key, 1).await?.is_allowed());

@@ -28,7 +28,7 @@ use std::{
 };
 
 use tokio::{task::JoinSet, time::sleep};
-use tower_sliding_window::{Error as LimiterError, Key, Limit, Limiter, MemoryStore, RedisStore, Secret, Store};
+use tower_sliding_window::{Error as LimiterError, Key, Limit, Limiter, MemoryStore, RedisStore, Secret};
 
 /// For a first try only. A real crawler sets `API_KEY_SECRET`.
 const EXAMPLE_SECRET: &str = "everybody can read this secret";
@@ -53,7 +53,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
     }
 }
 
-async fn crawl<S: Store>(limiter: Limiter<S>, limit: Limit) -> Result<(), Box<dyn Error>> {
+async fn crawl(limiter: Limiter, limit: Limit) -> Result<(), Box<dyn Error>> {
     let (workers, pages) = (setting("WORKERS", 4)?, setting("PAGES", 20)?);
     let secret = Secret::new(env::var("API_KEY_SECRET").unwrap_or_else(|_| EXAMPLE_SECRET.to_owned()))?;
     let crawler = Arc::new(Crawler {
@@ -88,8 +88,8 @@ async fn crawl<S: Store>(limiter: Limiter<S>, limit: Limit) -> Result<(), Box<dy
 }
 
 /// Shared by all workers.
-struct Crawler<S> {
-    limiter: Limiter<S>,
+struct Crawler {
+    limiter: Limiter,
     limit: Limit,
     token: Key,
     max_wait: Duration,
@@ -104,7 +104,7 @@ struct Tally {
     refused: u64,
 }
 
-impl<S: Store> Crawler<S> {
+impl Crawler {
     /// The calls that are left. Asking spends none.
     async fn remaining(&self) -> Result<u64, Unavailable> {
         Ok(self.limiter.peek(&self.limit, self.token.clone()).await?.remaining())

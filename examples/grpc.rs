@@ -53,7 +53,7 @@ fn is_watch(request: &Parts) -> bool {
     request.uri.path() == "/grpc.health.v1.Health/Watch"
 }
 
-async fn serve<S: Store>(store: S, store_name: &str) -> Result<(), Box<dyn Error>> {
+async fn serve(store: impl Store, store_name: &str) -> Result<(), Box<dyn Error>> {
     let limits = RateLimitLayer::new(store)
         .limit(CHECKS.by(PeerIp::new()))
         .skip(is_watch)

@@ -48,12 +48,12 @@ const EXAMPLE_SECRET: &str = "everybody can read this secret";
 
 /// For the handler that counts its own tokens.
 #[derive(Clone)]
-struct Tokens<S> {
-    limiter: Limiter<S>,
+struct Tokens {
+    limiter: Limiter,
     api_key: ApiKey,
 }
 
-fn app<S: Store>(store: S) -> Result<Router, Box<dyn Error>> {
+fn app(store: impl Store) -> Result<Router, Box<dyn Error>> {
     let (limiter, api_key) =
         (Limiter::new(store).deadline(DEADLINE), ApiKey::header("x-api-key", &Secret::new(EXAMPLE_SECRET)?));
     let requests = || RateLimitLayer::on(limiter.clone()).limit(REQUESTS.by(api_key.clone()));
@@ -84,8 +84,8 @@ async fn complete(headers: HeaderMap, prompt: String) -> Response {
 
 /// The same, word by word. Response headers cannot report the cost of a streamed body. So the handler reserves, and the task
 /// that writes the body settles, even if the client leaves before its end.
-async fn stream<S: Store>(
-    State(Tokens { limiter, api_key }): State<Tokens<S>>,
+async fn stream(
+    State(Tokens { limiter, api_key }): State<Tokens>,
     request: Parts,
     prompt: String,
 ) -> Result<Response, Rejection> {

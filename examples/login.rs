@@ -16,7 +16,7 @@ const BY_ADDRESS: Limit = Limit::per_minute("failed-logins-address", 5);
 /// An attacker who uses it up locks out the owner, too. So it is the larger one.
 const BY_ACCOUNT: Limit = Limit::per_hour("failed-logins-account", 10);
 
-fn app<S: Store>(store: S) -> Router {
+fn app(store: impl Store) -> Router {
     // Each attempt reserves one unit of both limits, so that guesses that arrive together cannot exceed them.
     let failures = |exchange: &Exchange<'_>| u64::from(exchange.status() == StatusCode::UNAUTHORIZED);
     let limits = RateLimitLayer::new(store)

@@ -28,7 +28,7 @@ use std::{
 };
 
 use tokio::{task::JoinSet, time::sleep};
-use tower_sliding_window::{Charge, Check, Error as LimiterError, Limit, Limiter, MemoryStore, RedisStore, Store};
+use tower_sliding_window::{Charge, Check, Error as LimiterError, Limit, Limiter, MemoryStore, RedisStore};
 
 const QUOTA: Limit = Limit::per_day("quota", 9_500);
 const SEARCHES: Limit = Limit::per_day("searches", 60);
@@ -57,7 +57,7 @@ async fn run() -> Result<(), Failure> {
     }
 }
 
-async fn share<S: Store>(limiter: Limiter<S>) -> Result<(), Failure> {
+async fn share(limiter: Limiter) -> Result<(), Failure> {
     // A job has more time than a web server.
     let limiter = limiter.deadline(Duration::from_millis(500));
     if let Err(error) = Call::Export.check() {
@@ -123,9 +123,9 @@ impl Call {
     }
 }
 
-struct Region<S> {
+struct Region {
     name: &'static str,
-    limiter: Limiter<S>,
+    limiter: Limiter,
     upstream: Duration,
     is_stopped: Arc<AtomicBool>,
 }
@@ -137,7 +137,7 @@ enum CallOutcome {
     NotDared,
 }
 
-impl<S: Store> Region<S> {
+impl Region {
     /// Makes its calls, with the searches spread among the lists, until all are made or the quota is spent.
     async fn work(self, lists: u64, searches: u64) -> Result<(&'static str, Tally), Failure> {
         let mut tally = Tally::default();

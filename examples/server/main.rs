@@ -38,8 +38,8 @@ use axum::{
 use http::request::Parts;
 use tokio::{net::TcpListener, sync::Notify, time::sleep};
 use tower_sliding_window::{
-    Algorithm, AnyStore, ApiKey, ClientIp, Decision, HeaderSets, InvalidLimit, Key, KeyError, KeyExtractor, Limit,
-    Limiter, PeerIp, RateLimitLayer, RedisStore, Secret, Share, Store,
+    Algorithm, ApiKey, ClientIp, Decision, HeaderSets, InvalidLimit, Key, KeyError, KeyExtractor, Limit, Limiter,
+    MemoryStore, PeerIp, RateLimitLayer, RedisStore, Secret, Share, Store,
 };
 
 use crate::{
@@ -77,9 +77,9 @@ async fn run() -> Result<(), Box<dyn Error>> {
         Err(_) => Addresses::Peer(PeerIp::new()),
     };
     let secret = Secret::new(env::var("API_KEY_SECRET").unwrap_or_else(|_| EXAMPLE_SECRET.to_owned()))?;
-    let (store, place) = match env::var("REDIS_URL") {
-        Ok(url) => (RedisStore::builder(&url).build()?.into(), "Redis, shared"),
-        Err(_) => (AnyStore::memory(), "in this process; REDIS_URL shares it"),
+    let (store, place): (Arc<dyn Store>, _) = match env::var("REDIS_URL") {
+        Ok(url) => (Arc::new(RedisStore::builder(&url).build()?), "Redis, shared"),
+        Err(_) => (Arc::new(MemoryStore::new()), "in this process; REDIS_URL shares it"),
     };
     let hello = Limit::parse("hello", &env::var("HELLO").unwrap_or_else(|_| HELLO.to_owned()))?;
     let api_key = ApiKey::header("x-api-key", &secret);
@@ -108,7 +108,7 @@ impl KeyExtractor for Addresses {
 }
 
 /// Layers on one limiter share its breaker.
-fn app<S: Store>(limiter: &Limiter<S>, hello: &Limit, addresses: &Addresses, api_key: &ApiKey) -> Router {
+fn app(limiter: &Limiter, hello: &Limit, addresses: &Addresses, api_key: &ApiKey) -> Router {
     let layer = || RateLimitLayer::on(limiter.clone());
     let hello = layer().limit(hello.clone().by(addresses.clone())).fail_open();
     let login = layer().limit(LOGIN.by(addresses.clone())).fail_closed();

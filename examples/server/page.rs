@@ -70,7 +70,7 @@ const MOST_AT_ONCE: usize = 500;
 pub(crate) struct Page(Arc<Shared>);
 
 struct Shared {
-    limiter: Limiter<Switch>,
+    limiter: Limiter,
     switch: Switch,
     addresses: Addresses,
     api_key: ApiKey,
@@ -81,7 +81,7 @@ struct Shared {
 
 impl Page {
     pub(crate) fn new(
-        limiter: &Limiter<Switch>,
+        limiter: &Limiter,
         switch: &Switch,
         addresses: &Addresses,
         api_key: &ApiKey,

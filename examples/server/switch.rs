@@ -1,9 +1,7 @@
 //! The store of the example: it passes checks on, shows them to the page, and fails while the page has stopped it.
 
 use std::{
-    future::Future,
     io::{self, ErrorKind},
-    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -12,7 +10,7 @@ use std::{
 };
 
 use tower_sliding_window::{
-    AnyStore, Check, Decision, Key, Limit, LocalState, Settled, Settlement, Store, error::StoreError,
+    Check, Decision, Key, Limit, LocalState, Settled, Settlement, Store, error::StoreError, store::StoreFuture,
 };
 
 use crate::history::History;
@@ -20,7 +18,7 @@ use crate::history::History;
 /// A store that can be stopped. Clones are one switch.
 #[derive(Clone)]
 pub(crate) struct Switch {
-    store: AnyStore,
+    store: Arc<dyn Store>,
     pub(crate) history: History,
     state: Arc<State>,
 }
@@ -33,7 +31,7 @@ struct State {
 }
 
 impl Switch {
-    pub(crate) fn new(store: AnyStore, history: History) -> Self {
+    pub(crate) fn new(store: Arc<dyn Store>, history: History) -> Self {
         Self { store, history, state: Arc::default() }
     }
 
@@ -52,12 +50,12 @@ impl Switch {
     }
 
     /// Fails as a Redis does whose process has ended.
-    fn passes<T>(&self, store: impl FnOnce(&AnyStore) -> T) -> Result<T, StoreError> {
+    fn passes<T>(&self, store: impl FnOnce(&dyn Store) -> T) -> Result<T, StoreError> {
         if self.is_stopped() {
             let refused = io::Error::new(ErrorKind::ConnectionRefused, "the page has stopped the store");
             return Err(StoreError::new("connecting", refused));
         }
-        Ok(store(&self.store))
+        Ok(store(&*self.store))
     }
 
     /// The page's own checks cost no units, and are not counted. Neither are those for its fixed window and its counter.
@@ -78,11 +76,7 @@ impl Switch {
 }
 
 impl Store for Switch {
-    type Decide = Boxed<Decision>;
-    type Settle = Boxed<Settled>;
-    type Reset = Boxed<()>;
-
-    fn decide(&self, check: Check) -> Self::Decide {
+    fn decide(&self, check: Check) -> StoreFuture<Decision> {
         let switch = self.clone();
         Box::pin(async move {
             let _deciding = switch.history.deciding(&check);
@@ -103,12 +97,12 @@ impl Store for Switch {
         Some(outcome)
     }
 
-    fn settle(&self, settlement: Settlement) -> Self::Settle {
+    fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
         let settled = self.passes(|store| store.settle(settlement));
         Box::pin(async { settled?.await })
     }
 
-    fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
+    fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
         let reset = self.passes(|store| store.reset(limit, key));
         Box::pin(async { reset?.await })
     }
@@ -117,5 +111,3 @@ impl Store for Switch {
         self.store.local_state()
     }
 }
-
-type Boxed<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;

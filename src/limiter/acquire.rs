@@ -13,13 +13,12 @@ use crate::{
     limit::Limit,
     local::DenyCache,
     metrics,
-    store::Store,
 };
 
 /// The least time between two checks of one caller, so that a store whose retry times are zero is not asked all the time.
 const LEAST_PAUSE: Duration = Duration::from_millis(1);
 
-impl<S: Store> Limiter<S> {
+impl Limiter {
     /// Spends `cost` units of `limit` for `key`, and waits up to `max_wait` until they are left.
     ///
     /// 1. After a refusal it waits for the retry time, and asks again. A retry time beyond what is left of `max_wait` is

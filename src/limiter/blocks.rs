@@ -6,6 +6,7 @@
 use std::{
     future::{Future, poll_fn},
     pin::pin,
+    sync::Arc,
     task::Poll,
     time::Duration,
 };
@@ -26,7 +27,7 @@ use crate::{
     store::{MOST_TIME, Store, give_back, refund_by_id},
 };
 
-impl<S: Store> Limiter<S> {
+impl Limiter {
     /// Gives back all units that this process holds in [blocks](crate::limit::blocks) of the store, and returns when that is done.
     ///
     /// Call it when the process serves no more requests and is about to end. Otherwise those units count until a window after the life
@@ -55,7 +56,7 @@ impl<S: Store> Limiter<S> {
     }
 }
 
-impl<S: Store> Core<S> {
+impl Core {
     /// Takes note of an admission by the store, and begins to take blocks if the key is asked for often. Without a runtime it does not.
     pub(super) fn note_admission(&self, check: &Check, decision: Decision, asked_after: u64) -> Decision {
         let Some(blocks) = &self.blocks else { return decision };
@@ -65,7 +66,7 @@ impl<S: Store> Core<S> {
     fn hold(&self, kept: KeptHolding) {
         if let Ok(runtime) = Handle::try_current() {
             let task =
-                Holder { store: self.store.clone(), breaker: self.breaker.clone(), deadline: self.deadline, kept };
+                Holder { store: Arc::clone(&self.store), breaker: self.breaker.clone(), deadline: self.deadline, kept };
             runtime.spawn(task.run());
         }
     }
@@ -76,14 +77,14 @@ impl<S: Store> Core<S> {
     }
 }
 
-struct Holder<S> {
-    store: S,
+struct Holder {
+    store: Arc<dyn Store>,
     breaker: SharedBreaker,
     deadline: Duration,
     kept: KeptHolding,
 }
 
-impl<S: Store> Holder<S> {
+impl Holder {
     async fn run(mut self) {
         loop {
             match self.kept.next() {

@@ -21,37 +21,36 @@ use crate::{
     error::Error,
     key::Key,
     limit::Limit,
-    store::Store,
 };
 
 pin_project! {
     /// The future of a limiter's decision.
     #[must_use = "futures do nothing unless polled"]
-    pub struct Decide<S: Store> {
-        limiter: Limiter<S>,
+    pub struct Decide {
+        limiter: Limiter,
         waited: Duration,
         #[pin]
-        state: DecideState<S>,
+        state: DecideState,
     }
 }
 
 pin_project! {
     #[project = DecideStateProjection]
-    enum DecideState<S: Store> {
+    enum DecideState {
         NeverFits { error: Option<NeverFits> },
         Unpolled { check: Option<Check> },
-        AskingStore { #[pin] decision: AskStore<S> },
+        AskingStore { #[pin] decision: AskStore },
     }
 }
 
-impl<S: Store> Limiter<S> {
+impl Limiter {
     /// Spends `cost` units of `limit` for `key`, if they are left.
     ///
     /// # Errors
     ///
     /// [`Error::NeverFits`] if the cost is above the limit, [`Error::TimedOut`] past the deadline,
     /// [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has failed repeatedly.
-    pub fn check(&self, limit: &Limit, key: impl Into<Key>, cost: u64) -> Decide<S> {
+    pub fn check(&self, limit: &Limit, key: impl Into<Key>, cost: u64) -> Decide {
         match Charge::new(limit.clone(), key, cost) {
             Ok(charge) => self.check_all(Check::new(charge)),
             Err(error) => self.decide(DecideState::NeverFits { error: Some(error) }, Duration::ZERO),
@@ -64,7 +63,7 @@ impl<S: Store> Limiter<S> {
     ///
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
     /// failed repeatedly.
-    pub fn check_all(&self, check: Check) -> Decide<S> {
+    pub fn check_all(&self, check: Check) -> Decide {
         self.decide(DecideState::Unpolled { check: Some(check) }, Duration::ZERO)
     }
 
@@ -77,7 +76,7 @@ impl<S: Store> Limiter<S> {
     ///
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
     /// failed repeatedly.
-    pub fn peek(&self, limit: &Limit, key: impl Into<Key>) -> Decide<S> {
+    pub fn peek(&self, limit: &Limit, key: impl Into<Key>) -> Decide {
         self.check(limit, key, 0)
     }
 
@@ -89,12 +88,12 @@ impl<S: Store> Limiter<S> {
         outcome
     }
 
-    fn decide(&self, state: DecideState<S>, waited: Duration) -> Decide<S> {
+    fn decide(&self, state: DecideState, waited: Duration) -> Decide {
         Decide { limiter: self.clone(), waited, state }
     }
 }
 
-impl<S: Store> Future for Decide<S> {
+impl Future for Decide {
     type Output = Result<Decision, Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -120,7 +119,7 @@ impl<S: Store> Future for Decide<S> {
     }
 }
 
-impl<S: Store> fmt::Debug for Decide<S> {
+impl fmt::Debug for Decide {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Decide").finish_non_exhaustive()
     }

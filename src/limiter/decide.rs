@@ -2,6 +2,7 @@
 
 use std::{
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -19,21 +20,21 @@ use crate::{
     error::Error,
     local::{Lookup, Recall},
     metrics,
-    store::Store,
+    store::StoreFuture,
 };
 
 /// A check that was decided without waiting, or that the store has to be asked about.
-pub(crate) enum DecideNow<S: Store> {
+pub(crate) enum DecideNow {
     Decided(Result<Decision, Error>),
-    AskStore(AskStore<S>),
+    AskStore(AskStore),
 }
 
 pin_project! {
     /// Waits for the store to decide. It is polled with the limiter, and holds no clone of it: all threads would count
     /// those clones at one place.
-    pub(crate) struct AskStore<S: Store> {
+    pub(crate) struct AskStore {
         #[pin]
-        reply: Deadline<S::Decide>,
+        reply: Deadline<StoreFuture<Decision>>,
         lookup: Option<Lookup>,
         kept: Option<Box<KeptCheck>>,
     }
@@ -47,7 +48,7 @@ struct KeptCheck {
     asked_after: u64,
 }
 
-impl<S: Store> Limiter<S> {
+impl Limiter {
     /// Decides without waiting if the deny cache, an open breaker or the store can; otherwise asks the store. A failure is
     /// decided under `share`, if there is one. The request has `waited` for other decisions.
     #[inline]
@@ -56,7 +57,7 @@ impl<S: Store> Limiter<S> {
         check: Check,
         share: Option<Share>,
         waited: impl FnOnce() -> Duration,
-    ) -> DecideNow<S> {
+    ) -> DecideNow {
         let core = &*self.core;
         if let Some(decision) = core.spend(&check) {
             return DecideNow::Decided(Ok(decision));
@@ -105,7 +106,7 @@ impl<S: Store> Limiter<S> {
     }
 }
 
-impl<S: Store> Core<S> {
+impl Core {
     /// Admits a check out of the blocks that this process holds.
     #[inline]
     fn spend(&self, check: &Check) -> Option<Decision> {
@@ -127,8 +128,8 @@ impl<S: Store> Core<S> {
     }
 
     /// Sends a check that costs nothing as a probe, as often as it is called.
-    pub(super) fn probes(&self, check: Check) -> impl Fn(Duration) -> Deadline<S::Decide> + Send + use<S> {
-        let store = self.store.clone();
+    pub(super) fn probes(&self, check: Check) -> impl Fn(Duration) -> Deadline<StoreFuture<Decision>> + Send + use<> {
+        let store = Arc::clone(&self.store);
         move |deadline| Deadline::new(store.decide(check.clone()), deadline, Duration::ZERO)
     }
 
@@ -169,14 +170,10 @@ impl<S: Store> Core<S> {
     }
 }
 
-impl<S: Store> AskStore<S> {
+impl AskStore {
     /// As a future is polled, by the limiter that made it.
     #[inline]
-    pub(crate) fn poll(
-        self: Pin<&mut Self>,
-        limiter: &Limiter<S>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<Decision, Error>> {
+    pub(crate) fn poll(self: Pin<&mut Self>, limiter: &Limiter, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
         let mut this = self.project();
         let outcome = ready!(this.reply.as_mut().poll(cx)).and_then(|reply| Ok(reply?));
         limiter.core.count(&outcome, &this.reply);

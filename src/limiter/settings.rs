@@ -18,15 +18,15 @@ const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
 /// A store with a deadline, a deny cache, a breaker, and a share for when the store fails. Cheap to clone; clones share all
 /// of it. See the [module docs](super).
 #[derive(Clone, Debug)]
-pub struct Limiter<S> {
-    pub(super) core: Arc<Core<S>>,
+pub struct Limiter {
+    pub(super) core: Arc<Core>,
     pub(super) share: Option<Share>,
 }
 
 /// The shared part of a limiter. Changing a setting copies it.
 #[derive(Clone, Debug)]
-pub(super) struct Core<S> {
-    pub(super) store: S,
+pub(super) struct Core {
+    pub(super) store: Arc<dyn Store>,
     pub(super) deadline: Duration,
     pub(super) retry_reserved_after: Duration,
     /// The name of the layer whose limiter this is, for metrics. Empty without a layer, or without a name.
@@ -40,18 +40,18 @@ pub(super) struct Core<S> {
     pub(super) local: LocalStore,
 }
 
-impl<S: Store> Limiter<S> {
+impl Limiter {
     /// A limiter on `store` with a deadline of 50 ms. It uses the deny cache and the breaker of the store's
     /// [local state](Store::local_state), if it has one.
     #[must_use]
-    pub fn new(store: S) -> Self {
+    pub fn new(store: impl Store) -> Self {
         let (refusals, breaker) = (
             store.local_state().map(LocalState::refusals),
             store.local_state().map_or_else(|| SharedBreaker::new(Breaker::new()), LocalState::breaker),
         );
         let blocks = store.local_state().and_then(LocalState::blocks);
         let core = Core {
-            store,
+            store: Arc::new(store),
             deadline: DEFAULT_DEADLINE,
             retry_reserved_after: RETRY_RESERVED_AFTER,
             layer: "",
@@ -129,7 +129,7 @@ impl<S: Store> Limiter<S> {
         self.set(|core| core.layer = name)
     }
 
-    fn set(mut self, change: impl FnOnce(&mut Core<S>)) -> Self {
+    fn set(mut self, change: impl FnOnce(&mut Core)) -> Self {
         change(Arc::make_mut(&mut self.core));
         self
     }

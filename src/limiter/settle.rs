@@ -1,17 +1,17 @@
 //! Reservations, settlements, resets and pauses.
 
-use std::{fmt, future::Future, pin::pin, time::Duration};
+use std::{fmt, pin::pin, time::Duration};
 
 use super::settings::Limiter;
 use crate::{
     check::{Charge, Check},
     decision::Decision,
-    error::{Error, StoreError},
+    error::Error,
     key::Key,
     limit::Limit,
     metrics,
     settlement::{Settled, Settlement},
-    store::Store,
+    store::{Store, StoreFuture},
 };
 
 /// Units that are reserved until they are settled: made by [`Limiter::reserve`].
@@ -19,13 +19,13 @@ use crate::{
 /// It can travel with whatever spends the units, such as the body of a streamed response: see the example `llm_tokens`.
 /// Dropped without a settlement, the units count until the lease ends, and are then given back.
 #[must_use = "a reservation counts at its estimate until it is settled"]
-pub struct Reservation<S> {
-    limiter: Limiter<S>,
+pub struct Reservation {
+    limiter: Limiter,
     check: Check,
     decision: Decision,
 }
 
-impl<S: Store> Reservation<S> {
+impl Reservation {
     /// The decision that admitted the reservation.
     pub fn decision(&self) -> &Decision {
         &self.decision
@@ -52,7 +52,7 @@ impl<S: Store> Reservation<S> {
     }
 }
 
-impl<S: Store> Limiter<S> {
+impl Limiter {
     /// Reserves `cost` units of `limit`, at least one, for `key`: for work whose cost is known only afterwards. The inner
     /// error is the refusal.
     ///
@@ -87,7 +87,7 @@ impl<S: Store> Limiter<S> {
         key: impl Into<Key>,
         cost: u64,
         lease: Duration,
-    ) -> Result<Result<Reservation<S>, Decision>, Error> {
+    ) -> Result<Result<Reservation, Decision>, Error> {
         let check = Check::new(Charge::new(limit.clone(), key, cost.max(1))?.reserve(lease));
         let decision = self.check_all(check.clone()).await?;
         let is_allowed = decision.is_allowed();
@@ -182,23 +182,20 @@ impl<S: Store> Limiter<S> {
     }
 
     /// Calls the store for something else than a decision, unless the breaker is open. `probe` is a check at no cost.
-    async fn call_store<T, F>(&self, call: impl FnOnce(&S) -> F, probe: Check) -> Result<T, Error>
-    where
-        F: Future<Output = Result<T, StoreError>>,
-    {
+    async fn call_store<T>(&self, call: impl FnOnce(&dyn Store) -> StoreFuture<T>, probe: Check) -> Result<T, Error> {
         let core = &*self.core;
         if let Some(error) = core.breaker.refuse(core.deadline, || core.probes(probe)) {
             metrics::failed(&error, core.layer);
             return Err(error);
         }
-        let mut call = pin!(self.within(call(&core.store)));
+        let mut call = pin!(self.within(call(&*core.store)));
         let outcome = call.as_mut().await.and_then(|reply| Ok(reply?));
         core.count(&outcome, &call);
         outcome.inspect_err(|error| metrics::failed(error, core.layer))
     }
 }
 
-impl<S> fmt::Debug for Reservation<S> {
+impl fmt::Debug for Reservation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reservation").field("decision", &self.decision).finish_non_exhaustive()
     }

@@ -18,10 +18,7 @@ use super::{
     request::{CheckDetails, Decided, DecisionFuture, Limits},
     response::{Completion, Settling},
 };
-use crate::{
-    limiter::{AskStore, FailureMode},
-    store::Store,
-};
+use crate::limiter::{AskStore, FailureMode};
 
 pin_project! {
     /// The response future of [`RateLimit`](super::RateLimit).
@@ -31,63 +28,61 @@ pin_project! {
     /// [`settle_dropped`](super::KeyedLimit::settle_dropped) says. A settlement that has begun is completed by a task of the
     /// current runtime, within the layer's deadline.
     #[must_use = "futures do nothing unless polled"]
-    pub struct ResponseFuture<I, S, R, ReqBody, ResBody>
+    pub struct ResponseFuture<I, R, ReqBody, ResBody>
     where
         I: Service<Request<ReqBody>>,
-        S: Store,
     {
         #[pin]
-        state: State<I, S, R, ReqBody, I::Future, ResBody>,
+        state: State<I, R, ReqBody, I::Future, ResBody>,
     }
 }
 
 pin_project! {
     #[project = StateProjection]
-    enum State<I, S: Store, R, ReqBody, F, ResBody> {
+    enum State<I, R, ReqBody, F, ResBody> {
         // The limiter is borrowed at each poll: a clone would cost an atomic operation on a counter that all threads share.
         Deciding {
             #[pin]
-            decision: AskStore<S>,
+            decision: AskStore,
             mode: FailureMode,
             details: Option<Box<CheckDetails>>,
-            request: Option<PendingRequest<I, S, R, ReqBody>>,
+            request: Option<PendingRequest<I, R, ReqBody>>,
         },
-        Awaiting { decision: DecisionFuture, request: Option<PendingRequest<I, S, R, ReqBody>> },
-        Forwarded { #[pin] response: F, completion: Option<Completion<S, R>> },
-        Settling { #[pin] settling: Settling, response: Option<(Response<ResBody>, Completion<S, R>)> },
+        Awaiting { decision: DecisionFuture, request: Option<PendingRequest<I, R, ReqBody>> },
+        Forwarded { #[pin] response: F, completion: Option<Completion<R>> },
+        Settling { #[pin] settling: Settling, response: Option<(Response<ResBody>, Completion<R>)> },
         Rejected { response: Option<Response<ResBody>> },
     }
 }
 
 /// A request that waits for its decision, with the inner service that was polled ready for it.
-pub(super) struct PendingRequest<I, S, R, ReqBody> {
+pub(super) struct PendingRequest<I, R, ReqBody> {
     pub(super) inner: I,
     pub(super) parts: request::Parts,
     pub(super) body: ReqBody,
-    pub(super) policy: Arc<Policy<S, R, Limits>>,
+    pub(super) policy: Arc<Policy<R, Limits>>,
 }
 
-impl<I, S, R, ReqBody, ResBody> ResponseFuture<I, S, R, ReqBody, ResBody>
+impl<I, R, ReqBody, ResBody> ResponseFuture<I, R, ReqBody, ResBody>
 where
     I: Service<Request<ReqBody>>,
-    S: Store,
 {
     #[inline]
     pub(super) fn deciding(
-        decision: AskStore<S>,
+        decision: AskStore,
         mode: FailureMode,
         details: Option<Box<CheckDetails>>,
-        request: PendingRequest<I, S, R, ReqBody>,
+        request: PendingRequest<I, R, ReqBody>,
     ) -> Self {
         Self { state: State::Deciding { decision, mode, details, request: Some(request) } }
     }
 
-    pub(super) fn awaiting(decision: DecisionFuture, request: PendingRequest<I, S, R, ReqBody>) -> Self {
+    pub(super) fn awaiting(decision: DecisionFuture, request: PendingRequest<I, R, ReqBody>) -> Self {
         Self { state: State::Awaiting { decision, request: Some(request) } }
     }
 
     #[inline]
-    pub(super) fn forwarded(response: I::Future, completion: Completion<S, R>) -> Self {
+    pub(super) fn forwarded(response: I::Future, completion: Completion<R>) -> Self {
         Self { state: State::Forwarded { response, completion: Some(completion) } }
     }
 
@@ -96,10 +91,9 @@ where
     }
 }
 
-impl<I, S, R, ReqBody, ResBody> Future for ResponseFuture<I, S, R, ReqBody, ResBody>
+impl<I, R, ReqBody, ResBody> Future for ResponseFuture<I, R, ReqBody, ResBody>
 where
     I: Service<Request<ReqBody>, Response = Response<ResBody>>,
-    S: Store,
     R: RejectionResponse<ResBody>,
 {
     type Output = Result<Response<ResBody>, I::Error>;
@@ -148,10 +142,10 @@ fn polled_after_completion() -> ! {
     panic!("`ResponseFuture` polled after completion")
 }
 
-impl<I, S: Store, R, ReqBody> PendingRequest<I, S, R, ReqBody> {
+impl<I, R, ReqBody> PendingRequest<I, R, ReqBody> {
     /// Calls the inner service, or responds in its place.
     #[inline]
-    fn proceed<ResBody>(self, decided: Decided) -> State<I, S, R, ReqBody, I::Future, ResBody>
+    fn proceed<ResBody>(self, decided: Decided) -> State<I, R, ReqBody, I::Future, ResBody>
     where
         I: Service<Request<ReqBody>, Response = Response<ResBody>>,
         R: RejectionResponse<ResBody>,
@@ -167,10 +161,9 @@ impl<I, S: Store, R, ReqBody> PendingRequest<I, S, R, ReqBody> {
     }
 }
 
-impl<I, S, R, ReqBody, ResBody> fmt::Debug for ResponseFuture<I, S, R, ReqBody, ResBody>
+impl<I, R, ReqBody, ResBody> fmt::Debug for ResponseFuture<I, R, ReqBody, ResBody>
 where
     I: Service<Request<ReqBody>>,
-    S: Store,
 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ResponseFuture").finish_non_exhaustive()

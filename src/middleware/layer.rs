@@ -22,27 +22,27 @@ use crate::{
 /// It is a [`Layer`] once it has a first [`limit`](Self::limit), so a layer without limits does not compile. The store counts,
 /// so all services of one layer, and all layers on one store, share their units.
 #[must_use = "a layer guards nothing until it is applied to a service"]
-pub struct RateLimitLayer<S, R = JsonResponse, L = Limits> {
-    policy: Arc<Policy<S, R, L>>,
+pub struct RateLimitLayer<R = JsonResponse, L = Limits> {
+    policy: Arc<Policy<R, L>>,
 }
 
-impl<S: Store> RateLimitLayer<S, JsonResponse, ()> {
+impl RateLimitLayer<JsonResponse, ()> {
     /// A layer on `store` that fails open, with a deadline of 50 ms, and a cost of 1 for every request.
-    pub fn new(store: S) -> Self {
+    pub fn new(store: impl Store) -> Self {
         Self::on(Limiter::new(store))
     }
 
     /// A layer on `limiter`, with its deadline. It shares with the limiter, and with other layers on it, everything that clones
     /// of a limiter share. It fails local if the limiter [does](Limiter::fail_local), otherwise it fails open. Settings of the
     /// layer do not change the limiter.
-    pub fn on(limiter: Limiter<S>) -> Self {
+    pub fn on(limiter: Limiter) -> Self {
         let failure_mode = limiter.share().map(FailureMode::Local).unwrap_or_default();
         let settings = Settings { failure_mode, ..Settings::default() };
         Self { policy: Arc::new(Policy { limiter, limits: (), responder: JsonResponse, settings }) }
     }
 }
 
-impl<S: Store, R: Clone> RateLimitLayer<S, R, ()> {
+impl<R: Clone> RateLimitLayer<R, ()> {
     /// Sets all limits, from a configuration.
     ///
     /// # Errors
@@ -51,14 +51,14 @@ impl<S: Store, R: Clone> RateLimitLayer<S, R, ()> {
     pub fn limits(
         self,
         limits: impl IntoIterator<Item = KeyedLimit>,
-    ) -> Result<RateLimitLayer<S, R, Limits>, InvalidLimits> {
+    ) -> Result<RateLimitLayer<R, Limits>, InvalidLimits> {
         let mut limits = limits.into_iter();
         let first = limits.next().ok_or(InvalidLimits::NoLimits)?;
         limits.try_fold(self.limit(first), RateLimitLayer::try_limit)
     }
 
     /// Sets the first limit, made by [`Limit::by`](crate::Limit::by).
-    pub fn limit(self, limit: KeyedLimit) -> RateLimitLayer<S, R, Limits> {
+    pub fn limit(self, limit: KeyedLimit) -> RateLimitLayer<R, Limits> {
         let Policy { limiter, limits: (), responder, settings } = Arc::unwrap_or_clone(self.policy);
         RateLimitLayer {
             policy: Arc::new(Policy { limiter, limits: Limits::new(limit, Vec::new()), responder, settings }),
@@ -66,7 +66,7 @@ impl<S: Store, R: Clone> RateLimitLayer<S, R, ()> {
     }
 }
 
-impl<S: Store, R: Clone> RateLimitLayer<S, R, Limits> {
+impl<R: Clone> RateLimitLayer<R, Limits> {
     /// Adds a limit, made by [`Limit::by`](crate::Limit::by). A request is admitted by all limits of the layer, or charged by none.
     ///
     /// # Panics
@@ -91,10 +91,10 @@ impl<S: Store, R: Clone> RateLimitLayer<S, R, Limits> {
     }
 }
 
-impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
+impl<R: Clone, L: Clone> RateLimitLayer<R, L> {
     /// Makes the responses to rejected requests. The closure gets the reason, and a head with status and headers: see
     /// [`rejection`](super::rejection). Default: [`JsonResponse`].
-    pub fn on_rejection<F, B>(self, responder: F) -> RateLimitLayer<S, F, L>
+    pub fn on_rejection<F, B>(self, responder: F) -> RateLimitLayer<F, L>
     where
         F: Fn(&Rejection, Response<()>) -> Response<B>,
     {
@@ -110,7 +110,7 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
     ///     .limit(Limit::per_minute("login", 5).by(PeerIp::new()))
     ///     .respond_with(TextResponse);
     /// ```
-    pub fn respond_with<T>(self, responder: T) -> RateLimitLayer<S, T, L> {
+    pub fn respond_with<T>(self, responder: T) -> RateLimitLayer<T, L> {
         let Policy { limiter, limits, responder: _, settings } = Arc::unwrap_or_clone(self.policy);
         RateLimitLayer { policy: Arc::new(Policy { limiter, limits, responder, settings }) }
     }
@@ -129,7 +129,7 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
     ///     .limit(Limit::per_minute("login", 5).by(PeerIp::new()))
     ///     .rejection_body(|text| BoxBody::<Bytes, Infallible>::new(Full::from(text)));
     /// ```
-    pub fn rejection_body<F, B>(self, body: F) -> RateLimitLayer<S, WithBody<R, F>, L>
+    pub fn rejection_body<F, B>(self, body: F) -> RateLimitLayer<WithBody<R, F>, L>
     where
         F: Fn(String) -> B,
     {
@@ -143,15 +143,15 @@ impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
         self
     }
 
-    pub(super) fn set_limiter(mut self, change: impl FnOnce(Limiter<S>) -> Limiter<S>) -> Self {
+    pub(super) fn set_limiter(mut self, change: impl FnOnce(Limiter) -> Limiter) -> Self {
         let policy = Arc::make_mut(&mut self.policy);
         policy.limiter = change(policy.limiter.clone());
         self
     }
 }
 
-impl<I, S, R> Layer<I> for RateLimitLayer<S, R> {
-    type Service = RateLimit<I, S, R>;
+impl<I, R> Layer<I> for RateLimitLayer<R> {
+    type Service = RateLimit<I, R>;
 
     fn layer(&self, inner: I) -> Self::Service {
         let Policy { settings, limits, .. } = &*self.policy;
@@ -163,13 +163,13 @@ impl<I, S, R> Layer<I> for RateLimitLayer<S, R> {
 }
 
 // Not derived, since that would require `R: Clone` and `R: Debug`. A responder is shared, and a closure is not `Debug`.
-impl<S, R, L> Clone for RateLimitLayer<S, R, L> {
+impl<R, L> Clone for RateLimitLayer<R, L> {
     fn clone(&self) -> Self {
         Self { policy: Arc::clone(&self.policy) }
     }
 }
 
-impl<S: fmt::Debug, R, L: fmt::Debug> fmt::Debug for RateLimitLayer<S, R, L> {
+impl<R, L: fmt::Debug> fmt::Debug for RateLimitLayer<R, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimitLayer").field("policy", &self.policy).finish()
     }

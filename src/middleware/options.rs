@@ -14,10 +14,10 @@ use crate::{
     key::Key,
     limiter::{FailureMode, Share},
     secret::Secret,
-    store::{Breaker, DenyCache, Store},
+    store::{Breaker, DenyCache},
 };
 
-impl<S: Store, R: Clone, L: Clone> RateLimitLayer<S, R, L> {
+impl<R: Clone, L: Clone> RateLimitLayer<R, L> {
     /// Names the layer in [metrics](mod@crate::metrics), as their label `layer`, and in log lines, as their field `layer`.
     /// Layers may share a name. Default: no name.
     ///

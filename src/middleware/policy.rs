@@ -14,13 +14,12 @@ use crate::{
     check::Check,
     decision::Decision,
     limiter::{FailureMode, Limiter},
-    store::Store,
 };
 
 /// Shared by all services of a layer.
 #[derive(Clone)]
-pub(super) struct Policy<S, R, L> {
-    pub(super) limiter: Limiter<S>,
+pub(super) struct Policy<R, L> {
+    pub(super) limiter: Limiter,
     pub(super) limits: L,
     pub(super) responder: R,
     pub(super) settings: Settings,
@@ -63,7 +62,7 @@ pub(super) enum Plan {
     Await(DecisionFuture),
 }
 
-impl<S: Store, R> Policy<S, R, Limits> {
+impl<R> Policy<R, Limits> {
     #[inline]
     pub(super) fn plan(&self, request: &Parts) -> Plan {
         self.plan_or_reject(request).unwrap_or_else(Plan::Reject)
@@ -114,13 +113,13 @@ impl<S: Store, R> Policy<S, R, Limits> {
         Some((check, refusal))
     }
 
-    fn decider(&self, request: &Parts, mode: FailureMode) -> Decider<S> {
+    fn decider(&self, request: &Parts, mode: FailureMode) -> Decider {
         let Settings { max_wait, partition_keys, .. } = &self.settings;
         Decider::new(&self.limiter, mode, request).max_wait(*max_wait).partition_keys(partition_keys.clone())
     }
 }
 
-impl<S, R> Policy<S, R, Limits> {
+impl<R> Policy<R, Limits> {
     /// Limits in the shadow refuse nothing, even without a decision.
     fn failure_mode(&self, request: &Parts, cost: u64) -> FailureMode {
         let Settings { failure_mode, failure_mode_by, .. } = &self.settings;
@@ -156,7 +155,7 @@ impl<S, R> Policy<S, R, Limits> {
     }
 }
 
-impl<S: fmt::Debug, R, L: fmt::Debug> fmt::Debug for Policy<S, R, L> {
+impl<R, L: fmt::Debug> fmt::Debug for Policy<R, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Settings { filter, failure_mode, failure_mode_by, headers, reset_format, .. } = &self.settings;
         let failure_mode: &dyn fmt::Debug = if failure_mode_by.is_some() { &"by request" } else { failure_mode };

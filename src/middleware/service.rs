@@ -16,19 +16,16 @@ use super::{
     request::{Decided, Limits, time_waited},
     response::{Completion, DroppedRequests},
 };
-use crate::{
-    limiter::{DecideNow, FailureMode},
-    store::Store,
-};
+use crate::limiter::{DecideNow, FailureMode};
 
 /// A service guarded by a [`RateLimitLayer`](super::RateLimitLayer). See the [module docs](crate::middleware).
-pub struct RateLimit<I, S, R = JsonResponse> {
+pub struct RateLimit<I, R = JsonResponse> {
     inner: I,
-    policy: Arc<Policy<S, R, Limits>>,
+    policy: Arc<Policy<R, Limits>>,
 }
 
-impl<I, S, R> RateLimit<I, S, R> {
-    pub(super) fn new(inner: I, policy: Arc<Policy<S, R, Limits>>) -> Self {
+impl<I, R> RateLimit<I, R> {
+    pub(super) fn new(inner: I, policy: Arc<Policy<R, Limits>>) -> Self {
         Self { inner, policy }
     }
 
@@ -48,15 +45,14 @@ impl<I, S, R> RateLimit<I, S, R> {
     }
 }
 
-impl<I, S, R, ReqBody, ResBody> Service<Request<ReqBody>> for RateLimit<I, S, R>
+impl<I, R, ReqBody, ResBody> Service<Request<ReqBody>> for RateLimit<I, R>
 where
     I: Service<Request<ReqBody>, Response = Response<ResBody>> + Clone,
-    S: Store,
     R: RejectionResponse<ResBody>,
 {
     type Response = Response<ResBody>;
     type Error = I::Error;
-    type Future = ResponseFuture<I, S, R, ReqBody, ResBody>;
+    type Future = ResponseFuture<I, R, ReqBody, ResBody>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         self.inner.poll_ready(cx)
@@ -104,19 +100,18 @@ where
     }
 }
 
-impl<I: Clone, S, R> RateLimit<I, S, R> {
+impl<I: Clone, R> RateLimit<I, R> {
     /// Takes out the inner service with a request that has to wait. It is this instance that was polled ready, not a clone
     /// of it; the clone waits for the next `poll_ready`. See "Be careful when cloning inner services" in the docs of
     /// `tower_service`.
-    fn hold<ReqBody>(&mut self, parts: Parts, body: ReqBody) -> PendingRequest<I, S, R, ReqBody> {
+    fn hold<ReqBody>(&mut self, parts: Parts, body: ReqBody) -> PendingRequest<I, R, ReqBody> {
         PendingRequest { inner: self.take_inner(), parts, body, policy: Arc::clone(&self.policy) }
     }
 
     /// Responds in the inner service's place, and drops the ready instance, so that it frees a permit that it may hold.
-    fn reject<ReqBody, ResBody>(&mut self, response: Response<ResBody>) -> ResponseFuture<I, S, R, ReqBody, ResBody>
+    fn reject<ReqBody, ResBody>(&mut self, response: Response<ResBody>) -> ResponseFuture<I, R, ReqBody, ResBody>
     where
         I: Service<Request<ReqBody>>,
-        S: Store,
     {
         drop(self.take_inner());
         ResponseFuture::rejected(response)
@@ -130,18 +125,18 @@ impl<I: Clone, S, R> RateLimit<I, S, R> {
 
 /// tonic's server takes a guarded service in the place of the service.
 #[cfg(feature = "grpc")]
-impl<I: tonic::server::NamedService, S, R> tonic::server::NamedService for RateLimit<I, S, R> {
+impl<I: tonic::server::NamedService, R> tonic::server::NamedService for RateLimit<I, R> {
     const NAME: &'static str = I::NAME;
 }
 
 // Not derived, since that would require `R: Clone`. A responder is shared.
-impl<I: Clone, S, R> Clone for RateLimit<I, S, R> {
+impl<I: Clone, R> Clone for RateLimit<I, R> {
     fn clone(&self) -> Self {
         Self { inner: self.inner.clone(), policy: Arc::clone(&self.policy) }
     }
 }
 
-impl<I: fmt::Debug, S: fmt::Debug, R> fmt::Debug for RateLimit<I, S, R> {
+impl<I: fmt::Debug, R> fmt::Debug for RateLimit<I, R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimit").field("inner", &self.inner).field("policy", &self.policy).finish()
     }

@@ -15,7 +15,7 @@
 //!    counts when its service is called.
 //!
 //! [`MemoryStore`] serves one process. `RedisStore` shares its limits between all processes that use the same server.
-//! [`AnyStore`] is either of them, chosen at run time.
+//! [`from_url`] and [`connect`] choose one of them at run time.
 //!
 //! # A store of your own
 //!
@@ -50,30 +50,25 @@
 //!
 //! ```
 //! use std::sync::{Arc, atomic::{AtomicU64, Ordering}};
-//! use tower_sliding_window::{Check, Key, Limit, MemoryStore, Settlement, Store};
+//! use tower_sliding_window::{Check, Decision, Key, Limit, MemoryStore, Settled, Settlement, Store, store::StoreFuture};
 //!
 //! /// Counts the checks that pass through it.
-//! #[derive(Clone)]
 //! struct Counted<S> {
 //!     store: S,
 //!     checks: Arc<AtomicU64>,
 //! }
 //!
 //! impl<S: Store> Store for Counted<S> {
-//!     type Decide = S::Decide;
-//!     type Settle = S::Settle;
-//!     type Reset = S::Reset;
-//!
-//!     fn decide(&self, check: Check) -> S::Decide {
+//!     fn decide(&self, check: Check) -> StoreFuture<Decision> {
 //!         self.checks.fetch_add(1, Ordering::Relaxed);
 //!         self.store.decide(check)
 //!     }
 //!
-//!     fn settle(&self, settlement: Settlement) -> S::Settle {
+//!     fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
 //!         self.store.settle(settlement)
 //!     }
 //!
-//!     fn reset(&self, limit: Limit, key: Key) -> S::Reset {
+//!     fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
 //!         self.store.reset(limit, key)
 //!     }
 //! }
@@ -81,22 +76,20 @@
 //! # is_store(Counted { store: MemoryStore::new(), checks: Arc::default() });
 //! ```
 
-mod any;
 mod give_back;
 mod interface;
 mod memory;
 #[cfg(feature = "redis")]
 mod redis;
+mod url;
 
 pub(crate) use self::give_back::{MOST_TIME, give_back, refund_by_id};
 #[cfg(feature = "redis")]
-pub use self::redis::{
-    InvalidRedisConfig, RedisCall, RedisDecide, RedisReset, RedisSettle, RedisStore, RedisStoreBuilder,
-};
+pub use self::redis::{InvalidRedisConfig, RedisStore, RedisStoreBuilder};
 pub use self::{
-    any::{AnyDecide, AnyFuture, AnyReset, AnySettle, AnyStore, InvalidStoreUrl},
-    interface::Store,
-    memory::{MemoryDecide, MemoryStore, MemoryStoreBuilder},
+    interface::{Store, StoreFuture},
+    memory::{MemoryStore, MemoryStoreBuilder},
+    url::{InvalidStoreUrl, connect, from_url},
 };
 pub use crate::{
     clock::ManualClock,

@@ -3,7 +3,6 @@
 use std::{
     fmt,
     future::{Future, pending},
-    pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -20,7 +19,7 @@ use crate::{
     key::Key,
     limit::Limit,
     settlement::{Settled, Settlement},
-    store::{LocalState, MemoryStore, Store},
+    store::{LocalState, MemoryStore, Store, StoreFuture},
 };
 
 /// A store around another one, which fails, hangs, is slow or loses replies when a test says so. Clones share the fault, so
@@ -54,9 +53,8 @@ use crate::{
 ///    There, each limiter has a breaker of its own, and no refusal is remembered.
 /// 3. [`with_local_state`](Self::with_local_state) makes a `MemoryStore` behave as `RedisStore` does.
 /// 4. It never decides [without a future](Store::decide_now), as `RedisStore` never does.
-#[derive(Clone)]
 pub struct FaultyStore<S> {
-    store: S,
+    store: Arc<S>,
     local_state: Option<LocalState>,
     shared: Arc<Shared>,
 }
@@ -93,13 +91,11 @@ struct Faults {
     of_settlements: Option<Fault>,
 }
 
-type Reply<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;
-
 impl<S: Store> FaultyStore<S> {
     /// A store that works until a test sets a fault.
     #[must_use]
     pub fn new(store: S) -> Self {
-        Self { store, local_state: None, shared: Arc::default() }
+        Self { store: Arc::new(store), local_state: None, shared: Arc::default() }
     }
 
     /// Gives it a [local state](Store::local_state) of its own, as `RedisStore` has one: all limiters and layers on its clones
@@ -147,16 +143,21 @@ impl<S: Store> FaultyStore<S> {
     }
 
     /// Calls the store inside, as far as the fault lets it.
-    fn reply<T, F>(&self, fault: Fault, doing: &'static str, call: impl FnOnce(S) -> F + Send + 'static) -> Reply<T>
+    fn reply<T, F>(
+        &self,
+        fault: Fault,
+        doing: &'static str,
+        call: impl FnOnce(&S) -> F + Send + 'static,
+    ) -> StoreFuture<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
-        let store = self.store.clone();
+        let store = Arc::clone(&self.store);
         let hanging = (fault == Fault::Hangs).then(|| Arc::downgrade(&self.shared.hanging));
         Box::pin(async move {
             match fault {
-                Fault::None => call(store).await,
+                Fault::None => call(&store).await,
                 Fault::Fails => Err(StoreError::new(doing, "out of order")),
                 Fault::Hangs => {
                     let _hanging = hanging;
@@ -164,10 +165,10 @@ impl<S: Store> FaultyStore<S> {
                 }
                 Fault::Slow(time) => {
                     sleep(time).await;
-                    call(store).await
+                    call(&store).await
                 }
                 Fault::LosesReplies => {
-                    call(store).await?;
+                    call(&store).await?;
                     Err(StoreError::new(doing, "the reply was lost"))
                 }
             }
@@ -186,16 +187,12 @@ impl FaultyStore<MemoryStore> {
 }
 
 impl<S: Store> Store for FaultyStore<S> {
-    type Decide = Reply<Decision>;
-    type Settle = Reply<Settled>;
-    type Reset = Reply<()>;
-
-    fn decide(&self, check: Check) -> Self::Decide {
+    fn decide(&self, check: Check) -> StoreFuture<Decision> {
         let fault = self.begin().of_all;
         self.reply(fault, "deciding a check", |store| store.decide(check))
     }
 
-    fn settle(&self, settlement: Settlement) -> Self::Settle {
+    fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
         let Faults { of_all, of_settlements } = self.begin();
         lock(&self.shared.settlements).push(settlement.clone());
         let limits = settlement.accounts().map(|account| account.charge().limit().clone()).collect();
@@ -205,7 +202,7 @@ impl<S: Store> Store for FaultyStore<S> {
         })
     }
 
-    fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
+    fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
         let fault = self.begin().of_all;
         let state = self.local_state.clone();
         self.reply(fault, "resetting a key", |store| forgetting(state, vec![limit.clone()], store.reset(limit, key)))
@@ -213,6 +210,13 @@ impl<S: Store> Store for FaultyStore<S> {
 
     fn local_state(&self) -> Option<&LocalState> {
         self.local_state.as_ref().or_else(|| self.store.local_state())
+    }
+}
+
+// Not derived, since that would require `S: Clone`.
+impl<S> Clone for FaultyStore<S> {
+    fn clone(&self) -> Self {
+        Self { store: Arc::clone(&self.store), local_state: self.local_state.clone(), shared: Arc::clone(&self.shared) }
     }
 }
 

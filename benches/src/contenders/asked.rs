@@ -10,7 +10,7 @@ use crate::server::Server;
 /// A limiter and its limit.
 #[derive(Clone)]
 pub(crate) struct Asked {
-    limiter: Limiter<RedisStore>,
+    limiter: Limiter,
     limit: Limit,
 }
 

@@ -34,18 +34,18 @@ pub(crate) fn spent() -> Limit {
 }
 
 /// Fail-closed, with a deadline that a loaded machine does not reach, so that only decisions are counted.
-pub(crate) async fn our_layer(server: &Server, limit: Limit) -> RateLimitLayer<RedisStore> {
+pub(crate) async fn our_layer(server: &Server, limit: Limit) -> RateLimitLayer {
     let store = RedisStore::connect(&server.url()).await.expect("the server is up");
     let layer = RateLimitLayer::new(store).limit(limit.by(Header::new("x-key")));
     layer.fail_closed().deadline(Duration::from_secs(10))
 }
 
-pub(crate) async fn ours(server: &Server, limit: Limit) -> Layered<RateLimit<Inner, RedisStore>> {
+pub(crate) async fn ours(server: &Server, limit: Limit) -> Layered<RateLimit<Inner>> {
     Layered(our_layer(server, limit).await.layer(Inner))
 }
 
 /// With blocks as they are by default.
-pub(crate) async fn ours_in_blocks(server: &Server, limit: Limit) -> Layered<RateLimit<Inner, RedisStore>> {
+pub(crate) async fn ours_in_blocks(server: &Server, limit: Limit) -> Layered<RateLimit<Inner>> {
     ours(server, limit.in_blocks(Blocks::new())).await
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn long_blocks() -> Blocks {
 }
 
 /// With three limits, which are decided together.
-pub(crate) async fn ours_thrice(server: &Server) -> Layered<RateLimit<Inner, RedisStore>> {
+pub(crate) async fn ours_thrice(server: &Server) -> Layered<RateLimit<Inner>> {
     let limit = |name, window| Limit::per(name, 1_000_000_000, window).by(Header::new("x-key"));
     let layer = our_layer(server, wide()).await;
     let layer = layer.limit(limit("second", Duration::from_secs(1))).limit(limit("minute", Duration::from_secs(60)));
@@ -62,7 +62,7 @@ pub(crate) async fn ours_thrice(server: &Server) -> Layered<RateLimit<Inner, Red
 }
 
 /// In this process alone. All admissions are stored.
-pub(crate) fn ours_in_process(quota: Quota, capacity: usize) -> Layered<RateLimit<Inner, MemoryStore>> {
+pub(crate) fn ours_in_process(quota: Quota, capacity: usize) -> Layered<RateLimit<Inner>> {
     let key = |parts: &Parts| Ok::<_, KeyError>(Key::new("x", &parts.headers["x-key"]));
     let store = MemoryStore::builder().capacity(capacity).build();
     let limit = Limit::per("wide", quota.units.into(), quota.window);

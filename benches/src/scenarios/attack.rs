@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 const SMALL: usize = 20_000;
 const LOGINS: usize = 10_000;
 
-type App = RateLimit<Inner, RedisStore>;
+type App = RateLimit<Inner>;
 
 pub(crate) fn run(effort: Effort) -> Outcome {
     let lasting = effort.round * 15;

@@ -52,7 +52,7 @@ pub(crate) fn run(effort: Effort) -> Outcome {
 }
 
 /// So many admissions, each with its own id, so that those of one batch do not share an entry.
-async fn fill(limiter: &Limiter<RedisStore>, admissions: usize, key: impl Fn(usize) -> String + Copy + Send + 'static) {
+async fn fill(limiter: &Limiter, admissions: usize, key: impl Fn(usize) -> String + Copy + Send + 'static) {
     let mut tasks = JoinSet::new();
     for task in 0..TASKS {
         let limiter = limiter.clone();
@@ -75,7 +75,7 @@ struct Times {
     client: f64,
 }
 
-async fn admissions(server: &Server, limiter: &Limiter<RedisStore>, key: impl Fn(usize) -> String) -> Times {
+async fn admissions(server: &Server, limiter: &Limiter, key: impl Fn(usize) -> String) -> Times {
     server.run::<()>("CONFIG RESETSTAT");
     let mut times = Vec::with_capacity(SAMPLE);
     for number in 0..SAMPLE {

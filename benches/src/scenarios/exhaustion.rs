@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use tower::Layer;
-use tower_sliding_window::{Blocks, DenyCache, Limit, RateLimit, RedisStore};
+use tower_sliding_window::{Blocks, DenyCache, Limit, RateLimit};
 
 use super::Outcome;
 use crate::{
@@ -44,7 +44,7 @@ fn measure(effort: Effort, keys: usize, limit: Limit, deny_cache: DenyCache) -> 
     let contender = |limit| runtime.block_on(near(&server, limit, deny_cache));
     let (blocks, exact) = (contender(limit.clone().in_blocks(Blocks::new())), contender(limit));
     let round = WINDOW.max(effort.round / 2);
-    let measure = |contender: &Layered<RateLimit<Inner, RedisStore>>| {
+    let measure = |contender: &Layered<RateLimit<Inner>>| {
         server.run::<()>("FLUSHALL");
         let load = |lasting| ask_for(contender, lasting, TASKS, |task| in_turn(task, keys));
         // The limits are at their end, and no unit comes free in this half of a window.
@@ -54,6 +54,6 @@ fn measure(effort: Effort, keys: usize, limit: Limit, deny_cache: DenyCache) -> 
     Sides::new().side(OURS_IN_BLOCKS, || measure(&blocks)).side(OURS, || measure(&exact)).measure(effort.rounds.min(5))
 }
 
-async fn near(server: &Server, limit: Limit, deny_cache: DenyCache) -> Layered<RateLimit<Inner, RedisStore>> {
+async fn near(server: &Server, limit: Limit, deny_cache: DenyCache) -> Layered<RateLimit<Inner>> {
     Layered(our_layer(server, limit).await.deny_cache(deny_cache).layer(Inner))
 }

@@ -99,17 +99,17 @@ async fn send(path: usize, requests: usize) {
     }
 }
 
-fn guarded<S: Store>(store: S, limit: Limit) -> RateLimit<Inner, S> {
+fn guarded<S: Store>(store: S, limit: Limit) -> RateLimit<Inner> {
     with_headers(store, limit, HeaderSets::default())
 }
 
-fn with_headers<S: Store>(store: S, limit: Limit, sets: HeaderSets) -> RateLimit<Inner, S> {
+fn with_headers<S: Store>(store: S, limit: Limit, sets: HeaderSets) -> RateLimit<Inner> {
     let layer = RateLimitLayer::new(store).limit(limit.by(PeerIp::new())).deny_cache(DenyCache::new().max_age(HOUR));
     layer.fail_closed().deadline(MAX_WAIT).headers(sets).layer(Inner)
 }
 
 /// 256 tasks with this many keys, all admitted.
-async fn many_clients(service: &RateLimit<Inner, RedisStore>, requests: usize, keys: usize) {
+async fn many_clients(service: &RateLimit<Inner>, requests: usize, keys: usize) {
     let mut tasks = JoinSet::new();
     for task in 0..TASKS {
         let mut service = service.clone();

@@ -115,7 +115,7 @@ async fn row(algorithm: Algorithm, filled: Filled, entries: usize) -> [Option<f6
 }
 
 /// Spread over 2,000 seconds. Each has its own id, so that those of one batch do not share an entry.
-async fn fill(limiter: &Limiter<RedisStore>, limit: &Limit, clock: &ManualClock, filled: Filled, entries: usize) {
+async fn fill(limiter: &Limiter, limit: &Limit, clock: &ManualClock, filled: Filled, entries: usize) {
     const STEPS: usize = 100;
     for step in 0..STEPS {
         let numbers = entries * step / STEPS..entries * (step + 1) / STEPS;

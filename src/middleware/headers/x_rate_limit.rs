@@ -55,7 +55,7 @@ impl Decision {
     /// use http::HeaderMap;
     /// use tower_sliding_window::{Limit, Limiter, MemoryStore, Rejection, ResetFormat};
     ///
-    /// async fn report(State(limiter): State<Limiter<MemoryStore>>) -> Result<(HeaderMap, &'static str), Rejection> {
+    /// async fn report(State(limiter): State<Limiter>) -> Result<(HeaderMap, &'static str), Rejection> {
     ///     let decision = limiter.check(&Limit::per_hour("reports", 100), "everybody", 1).await?;
     ///     if !decision.is_allowed() {
     ///         return Err(Rejection::Limited(decision));

@@ -51,7 +51,7 @@
 //!
 //! const REPORTS: Limit = Limit::per_hour("reports", 100);
 //!
-//! async fn report(State(limiter): State<Limiter<MemoryStore>>, rows: String) -> Result<&'static str, Rejection> {
+//! async fn report(State(limiter): State<Limiter>, rows: String) -> Result<&'static str, Rejection> {
 //!     // The body is needed to know the cost.
 //!     let cost = rows.lines().count() as u64;
 //!     match limiter.check(&REPORTS, "everybody", cost).await? {

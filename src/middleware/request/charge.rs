@@ -12,7 +12,6 @@ use crate::{
     limit::Limit,
     limiter::{FailureMode, Limiter},
     split::Split,
-    store::Store,
 };
 
 /// Chooses a limit for a request, or none.
@@ -154,7 +153,7 @@ impl LimitChoices {
 
     /// Chooses all limits at once, within what is left of the deadline. An error if the request is rejected whatever the
     /// other limits decide.
-    pub(super) async fn choose<S: Store>(&mut self, limiter: &Limiter<S>, waited: Duration) -> Result<(), Error> {
+    pub(super) async fn choose(&mut self, limiter: &Limiter, waited: Duration) -> Result<(), Error> {
         let chosen = poll_fn(|cx| {
             let is_pending = self.charge_chosen(|choice| choice.choose.as_mut().poll(cx))?;
             if is_pending { Poll::Pending } else { Poll::Ready(Ok(())) }

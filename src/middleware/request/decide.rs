@@ -19,7 +19,6 @@ use crate::{
     decision::Decision,
     error::Error,
     limiter::{FailureMode, Limiter},
-    store::Store,
 };
 
 /// In a box, since it may contain the future of a user's closure.
@@ -49,16 +48,16 @@ impl Decided {
 }
 
 /// Decides checks that need more than one reply of the store, or a choice of limits first.
-pub(crate) struct Decider<S> {
-    limiter: Limiter<S>,
+pub(crate) struct Decider {
+    limiter: Limiter,
     mode: FailureMode,
     max_wait: Option<Duration>,
     partition_keys: Option<PartitionKeys>,
     waited: Duration,
 }
 
-impl<S: Store> Decider<S> {
-    pub(crate) fn new(limiter: &Limiter<S>, mode: FailureMode, request: &Parts) -> Self {
+impl Decider {
+    pub(crate) fn new(limiter: &Limiter, mode: FailureMode, request: &Parts) -> Self {
         let limiter = limiter.clone().with_share(mode.share());
         Self { limiter, mode, max_wait: None, partition_keys: None, waited: time_waited(request) }
     }

@@ -18,24 +18,24 @@ use super::{
     degraded::Degraded,
     follow_up::{FollowUp, Settling},
 };
-use crate::{decision::Decision, error::Error, limiter::FailureMode, metrics, store::Store};
+use crate::{decision::Decision, error::Error, limiter::FailureMode, metrics};
 
 /// Completes the response to a request that was let through.
-pub(crate) struct Completion<S, R> {
+pub(crate) struct Completion<R> {
     /// `None` if the layer sends no `X-RateLimit-*`.
     x_rate_limit: Option<XRateLimit>,
     figures: Option<Figures>,
     /// `None` if the layer sends no `RateLimit`.
     quotas: Option<Box<Quotas>>,
     degraded: Option<Degraded>,
-    follow_up: Option<Box<FollowUp<S, R>>>,
+    follow_up: Option<Box<FollowUp<R>>>,
 }
 
-impl<S: Store, R> Completion<S, R> {
+impl<R> Completion<R> {
     /// Lets the request through, with the decision in its extensions, or makes the response to a rejected request.
     #[inline]
     pub(crate) fn new<B>(
-        policy: &Arc<Policy<S, R, Limits>>,
+        policy: &Arc<Policy<R, Limits>>,
         decided: Decided,
         request: &mut Parts,
     ) -> Result<Self, Response<B>>
@@ -136,7 +136,7 @@ fn admission(outcome: Result<Option<Decision>, Error>, mode: FailureMode) -> Res
     }
 }
 
-impl<S, R> Policy<S, R, Limits> {
+impl<R> Policy<R, Limits> {
     /// Set if the store has not decided the request, or not under all of its limits.
     #[inline]
     fn degraded(

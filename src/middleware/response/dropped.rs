@@ -14,20 +14,19 @@ use crate::{
     check::{Charge, Check},
     decision::Decision,
     limiter::{AskStore, FailureMode, Limiter},
-    store::Store,
 };
 
 /// It has no part of the policy's type `R`, which need not be `'static`.
-pub(crate) struct DroppedRequests<S> {
-    limiter: Limiter<S>,
+pub(crate) struct DroppedRequests {
+    limiter: Limiter,
     /// One for each limit of the layer.
     costs: Arc<[DroppedCost]>,
     events: Arc<Events>,
 }
 
-impl<S: Store> DroppedRequests<S> {
+impl DroppedRequests {
     /// `costs` are those of the limits of the policy.
-    pub(crate) fn new<R>(policy: &Policy<S, R, Limits>, costs: &Arc<[DroppedCost]>) -> Self {
+    pub(crate) fn new<R>(policy: &Policy<R, Limits>, costs: &Arc<[DroppedCost]>) -> Self {
         let events = Arc::clone(&policy.settings.events);
         Self { limiter: policy.limiter.clone(), costs: Arc::clone(costs), events }
     }
@@ -52,7 +51,7 @@ impl<S: Store> DroppedRequests<S> {
     /// Completes the store's decision even if the request is dropped, since it may then be counted.
     pub(crate) fn complete_asking(
         self,
-        decision: AskStore<S>,
+        decision: AskStore,
         mode: FailureMode,
         details: Option<Box<CheckDetails>>,
     ) -> DecisionFuture {

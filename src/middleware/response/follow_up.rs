@@ -21,12 +21,11 @@ use crate::{
     decision::Decision,
     key::Key,
     limit::Limit,
-    store::Store,
 };
 
 /// Most requests have no follow-up, so it is boxed.
-pub(super) struct FollowUp<S, R> {
-    policy: Arc<Policy<S, R, Limits>>,
+pub(super) struct FollowUp<R> {
+    policy: Arc<Policy<R, Limits>>,
     admitted: Option<AdmittedCheck>,
     shadow: Option<ShadowRefusals>,
     /// Settles the request when this is dropped before its response.
@@ -50,10 +49,10 @@ const MAX_DELAY_DIVISOR: u32 = 10;
 /// leaves, since it would otherwise leave with units that it has used.
 pub(crate) type Settling = Detachable<Option<Decision>>;
 
-impl<S: Store, R> FollowUp<S, R> {
+impl<R> FollowUp<R> {
     /// The follow-up of a request that is let through. `request` clones its parts.
     pub(super) fn new(
-        policy: &Arc<Policy<S, R, Limits>>,
+        policy: &Arc<Policy<R, Limits>>,
         details: Option<Box<CheckDetails>>,
         decision: Option<&Decision>,
         request: impl FnOnce() -> request::Parts,
@@ -115,7 +114,7 @@ impl<S: Store, R> FollowUp<S, R> {
     }
 }
 
-impl<S, R> FollowUp<S, R> {
+impl<R> FollowUp<R> {
     pub(super) fn write_shadow<B>(self, response: &mut Response<B>) {
         if let Some(shadow) = self.shadow {
             shadow.write(response, self.policy.settings.shadow_header.as_ref());
@@ -124,7 +123,7 @@ impl<S, R> FollowUp<S, R> {
 }
 
 impl AdmittedCheck {
-    fn settlements<S, R>(&self, policy: &Policy<S, R, Limits>, response: &response::Parts) -> Option<Settlements> {
+    fn settlements<R>(&self, policy: &Policy<R, Limits>, response: &response::Parts) -> Option<Settlements> {
         let limits = &policy.limits;
         let cost = |charge: &Charge, charged: &ChargedLimit| {
             let Some(cost) = limits.get(charged.limit_index)?.cost_afterwards() else { return Some(charged.cost) };

@@ -10,7 +10,7 @@ use super::{
     super::events::{Event, Events},
     upstream::PauseRequest,
 };
-use crate::{error::Error, key::Key, limit::Limit, limiter::Limiter, store::Store};
+use crate::{error::Error, key::Key, limit::Limit, limiter::Limiter};
 
 pub(super) struct Pause {
     pub(super) limits: Vec<(Limit, Key)>,
@@ -19,7 +19,7 @@ pub(super) struct Pause {
 
 impl Pause {
     /// Pauses all limits at once, so that one that cannot be paused does not use up the time of the others.
-    pub(super) async fn apply<S: Store>(self, limiter: &Limiter<S>, events: &Events) -> Result<(), Error> {
+    pub(super) async fn apply(self, limiter: &Limiter, events: &Events) -> Result<(), Error> {
         let Self { limits, request } = self;
         let mut pending: Vec<_> =
             limits.into_iter().map(|(limit, key)| Box::pin(pause(limiter, limit, key, request, events))).collect();
@@ -38,13 +38,7 @@ impl Pause {
 }
 
 /// Pauses a limit, unless the upstream only reports that nothing is left and the limit agrees.
-async fn pause<S: Store>(
-    limiter: &Limiter<S>,
-    limit: Limit,
-    key: Key,
-    request: PauseRequest,
-    events: &Events,
-) -> Result<(), Error> {
+async fn pause(limiter: &Limiter, limit: Limit, key: Key, request: PauseRequest, events: &Events) -> Result<(), Error> {
     if !request.is_refusal && limiter.clone().with_share(None).peek(&limit, key.clone()).await?.remaining() == 0 {
         return Ok(());
     }

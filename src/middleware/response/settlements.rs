@@ -9,7 +9,6 @@ use crate::{
     error::Error,
     limiter::Limiter,
     settlement::Settlement,
-    store::Store,
 };
 
 pub(super) struct Settlements {
@@ -84,7 +83,7 @@ impl Settlements {
     }
 
     /// Sends them, and returns the decision with the statuses after them. One that fails does not stop the others.
-    pub(super) async fn apply<S: Store>(self, limiter: &Limiter<S>) -> Result<Decision, Error> {
+    pub(super) async fn apply(self, limiter: &Limiter) -> Result<Decision, Error> {
         let Self { admitted, settlements, spent } = self;
         let is_local = admitted.local_cause().is_some();
         let mut settled = Ok(admitted);

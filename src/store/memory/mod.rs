@@ -20,16 +20,10 @@ mod shard;
 mod sweeps;
 mod table;
 
-use std::{
-    fmt,
-    future::{Future, Ready, ready},
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-};
+use std::{fmt, future::ready, sync::Arc};
 
 use self::{capacity::Capacity, table::Table};
-use super::interface::Store;
+use super::interface::{Store, StoreFuture};
 use crate::{
     check::{Charge, Check},
     clock::{Clock, ManualClock},
@@ -126,43 +120,22 @@ impl MemoryStoreBuilder {
 }
 
 impl Store for MemoryStore {
-    type Decide = MemoryDecide;
-    type Settle = Ready<Result<Settled, StoreError>>;
-    type Reset = Ready<Result<(), StoreError>>;
-
-    fn decide(&self, check: Check) -> MemoryDecide {
-        MemoryDecide { store: self.clone(), check: Some(check) }
+    fn decide(&self, check: Check) -> StoreFuture<Decision> {
+        let table = Arc::clone(&self.0);
+        Box::pin(async move { table.decide(&check) })
     }
 
     fn decide_now(&self, check: &Check) -> Option<Result<Decision, StoreError>> {
         Some(self.0.decide(check))
     }
 
-    fn settle(&self, settlement: Settlement) -> Self::Settle {
-        ready(self.0.settle(&settlement))
+    fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
+        Box::pin(ready(self.0.settle(&settlement)))
     }
 
-    fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
+    fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
         self.0.reset(&Charge::of_nothing(limit, key));
-        ready(Ok(()))
-    }
-}
-
-/// The future of a [`MemoryStore`]'s decision. It decides when it is first polled, and is then ready.
-#[derive(Debug)]
-#[must_use = "futures do nothing unless polled"]
-pub struct MemoryDecide {
-    store: MemoryStore,
-    check: Option<Check>,
-}
-
-impl Future for MemoryDecide {
-    type Output = Result<Decision, StoreError>;
-
-    fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
-        // Taken, so that it is not charged twice.
-        let Some(check) = self.check.take() else { panic!("a store's future polled after completion") };
-        Poll::Ready(self.store.0.decide(&check))
+        Box::pin(ready(Ok(())))
     }
 }
 

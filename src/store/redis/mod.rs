@@ -36,7 +36,7 @@ use self::{
     connect::ServerAddress,
     dispatch::{Dispatcher, Dispatchers, Pending, cross_slot},
 };
-use super::interface::Store;
+use super::interface::{Store, StoreFuture};
 use crate::{
     check::Check,
     decision::Decision,
@@ -161,21 +161,17 @@ impl RedisStore {
 }
 
 impl Store for RedisStore {
-    type Decide = RedisDecide;
-    type Settle = RedisSettle;
-    type Reset = RedisReset;
-
-    fn decide(&self, check: Check) -> RedisDecide {
-        RedisCall::new(&self.dispatchers, check)
+    fn decide(&self, check: Check) -> StoreFuture<Decision> {
+        Box::pin(RedisCall::new(&self.dispatchers, check))
     }
 
-    fn settle(&self, settlement: Settlement) -> RedisSettle {
-        RedisCall::new(&self.dispatchers, settlement)
+    fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
+        Box::pin(RedisCall::new(&self.dispatchers, settlement))
     }
 
-    fn reset(&self, limit: Limit, key: Key) -> RedisReset {
+    fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
         let dispatchers = Arc::clone(&self.dispatchers);
-        RedisReset(Box::pin(async move { dispatchers.current("resetting a key")?.reset(limit, &key).await }))
+        Box::pin(async move { dispatchers.current("resetting a key")?.reset(limit, &key).await })
     }
 
     fn local_state(&self) -> Option<&LocalState> {
@@ -187,17 +183,17 @@ impl Store for RedisStore {
 ///
 /// The check is sent when the future is first polled, by the future itself or by a task of that runtime. A future that is
 /// dropped before the check has left cancels it.
-pub type RedisDecide = RedisCall<Check, Decision>;
+type RedisDecide = RedisCall<Check, Decision>;
 
 /// The future of a [`RedisStore`]'s settlement.
 ///
 /// A task of the runtime that first polls the future sends the settlement. Dropping the future after that does not cancel
 /// it, because spent units have to be settled.
-pub type RedisSettle = RedisCall<Settlement, Settled>;
+type RedisSettle = RedisCall<Settlement, Settled>;
 
 /// The future of a check or a settlement, which is sent when this is first polled.
 #[must_use = "futures do nothing unless polled"]
-pub struct RedisCall<Q, A> {
+struct RedisCall<Q, A> {
     dispatchers: Arc<Dispatchers>,
     unsent: Option<Q>,
     /// The result, and the runtime that has sent for it.
@@ -260,18 +256,6 @@ impl<Q, A> Drop for RedisCall<Q, A> {
     }
 }
 
-/// The future of a [`RedisStore`]'s reset.
-#[must_use = "futures do nothing unless polled"]
-pub struct RedisReset(Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send>>);
-
-impl Future for RedisReset {
-    type Output = Result<(), StoreError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.as_mut().poll(cx)
-    }
-}
-
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let prefix = self.dispatchers.config().keys.prefix();
@@ -282,11 +266,5 @@ impl fmt::Debug for RedisStore {
 impl<Q, A> fmt::Debug for RedisCall<Q, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisCall").finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for RedisReset {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisReset").finish_non_exhaustive()
     }
 }

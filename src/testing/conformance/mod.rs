@@ -30,7 +30,7 @@ use crate::{
 /// # Panics
 ///
 /// If the store breaks a rule. The message names every broken rule. A rule that takes longer than five minutes is broken, too.
-pub async fn assert_conformance<S: Store>(make: impl AsyncFn(ManualClock) -> S) {
+pub async fn assert_conformance<S: Store + Clone>(make: impl AsyncFn(ManualClock) -> S) {
     Conformance::new().run(make).await.assert_kept();
 }
 
@@ -87,7 +87,7 @@ impl Conformance {
     /// # Panics
     ///
     /// If no rule has the name that [`rule`](Self::rule) sets. A rule that is broken does not panic.
-    pub async fn run<S: Store>(&self, make: impl AsyncFn(ManualClock) -> S) -> Report {
+    pub async fn run<S: Store + Clone>(&self, make: impl AsyncFn(ManualClock) -> S) -> Report {
         let is_asked_for = |name| self.rule.is_none_or(|only| only == name);
         assert!(Self::rules().any(is_asked_for), "no rule has the name {:?}", self.rule);
         let mut report = Report::of(&self.algorithms);

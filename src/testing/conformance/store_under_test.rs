@@ -1,6 +1,6 @@
 //! Any store behind one type, so that the rules are compiled once, and not once for each store.
 
-use std::{future::Future, pin::Pin, sync::Arc};
+use std::sync::Arc;
 
 use crate::{
     check::Check,
@@ -9,82 +9,51 @@ use crate::{
     key::Key,
     limit::Limit,
     settlement::{Settled, Settlement},
-    store::{LocalState, Store},
+    store::{LocalState, Store, StoreFuture},
 };
 
-type Reply<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;
-
 #[derive(Clone)]
-pub(super) struct StoreUnderTest(Arc<dyn ErasedStore>);
+pub(super) struct StoreUnderTest(Arc<dyn ClonedStore>);
 
-trait ErasedStore: Send + Sync {
-    fn decide(&self, check: Check) -> Reply<Decision>;
-    fn decide_now(&self, check: &Check) -> Option<Result<Decision, StoreError>>;
-    fn settle(&self, settlement: Settlement) -> Reply<Settled>;
-    fn reset(&self, limit: Limit, key: Key) -> Reply<()>;
-    fn local_state(&self) -> Option<&LocalState>;
+trait ClonedStore: Store {
     fn cloned(&self) -> StoreUnderTest;
 }
 
-impl StoreUnderTest {
-    pub(super) fn new(store: impl Store) -> Self {
-        Self(Arc::new(store))
-    }
-
-    /// A clone of the store itself. Clones of this type share one store.
-    pub(super) fn of_a_clone(&self) -> Self {
-        self.0.cloned()
-    }
-}
-
-impl<S: Store> ErasedStore for S {
-    fn decide(&self, check: Check) -> Reply<Decision> {
-        Box::pin(Store::decide(self, check))
-    }
-
-    fn decide_now(&self, check: &Check) -> Option<Result<Decision, StoreError>> {
-        Store::decide_now(self, check)
-    }
-
-    fn settle(&self, settlement: Settlement) -> Reply<Settled> {
-        Box::pin(Store::settle(self, settlement))
-    }
-
-    fn reset(&self, limit: Limit, key: Key) -> Reply<()> {
-        Box::pin(Store::reset(self, limit, key))
-    }
-
-    fn local_state(&self) -> Option<&LocalState> {
-        Store::local_state(self)
-    }
-
+impl<S: Store + Clone> ClonedStore for S {
     fn cloned(&self) -> StoreUnderTest {
         StoreUnderTest::new(self.clone())
     }
 }
 
-impl Store for StoreUnderTest {
-    type Decide = Reply<Decision>;
-    type Settle = Reply<Settled>;
-    type Reset = Reply<()>;
+impl StoreUnderTest {
+    pub(super) fn new(store: impl Store + Clone) -> Self {
+        Self(Arc::new(store))
+    }
 
-    fn decide(&self, check: Check) -> Self::Decide {
-        ErasedStore::decide(&*self.0, check)
+    /// A clone of the store itself. Clones of this type share one store.
+    pub(super) fn of_a_clone(&self) -> Self {
+        (*self.0).cloned()
+    }
+}
+
+impl Store for StoreUnderTest {
+    fn decide(&self, check: Check) -> StoreFuture<Decision> {
+        self.0.decide(check)
     }
 
     fn decide_now(&self, check: &Check) -> Option<Result<Decision, StoreError>> {
-        ErasedStore::decide_now(&*self.0, check)
+        self.0.decide_now(check)
     }
 
-    fn settle(&self, settlement: Settlement) -> Self::Settle {
-        ErasedStore::settle(&*self.0, settlement)
+    fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
+        self.0.settle(settlement)
     }
 
-    fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
-        ErasedStore::reset(&*self.0, limit, key)
+    fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
+        self.0.reset(limit, key)
     }
 
     fn local_state(&self) -> Option<&LocalState> {
-        ErasedStore::local_state(&*self.0)
+        self.0.local_state()
     }
 }

@@ -20,13 +20,13 @@ pub(super) const MICROSECOND: Duration = Duration::from_micros(1);
 
 pub(super) struct Trial {
     pub(super) store: StoreUnderTest,
-    pub(super) limiter: Limiter<StoreUnderTest>,
+    pub(super) limiter: Limiter,
     pub(super) clock: ManualClock,
     algorithms: Vec<Algorithm>,
 }
 
 impl Trial {
-    pub(super) fn new(store: impl Store, clock: ManualClock, algorithms: &[Algorithm]) -> Self {
+    pub(super) fn new(store: impl Store + Clone, clock: ManualClock, algorithms: &[Algorithm]) -> Self {
         let store = StoreUnderTest::new(store);
         let limiter = Limiter::new(store.clone()).deadline(DEADLINE);
         Self { limiter, store, clock, algorithms: algorithms.to_vec() }
@@ -38,7 +38,7 @@ impl Trial {
     }
 
     /// On a clone of the store.
-    pub(super) fn limiter_on_a_clone(&self) -> Limiter<StoreUnderTest> {
+    pub(super) fn limiter_on_a_clone(&self) -> Limiter {
         Limiter::new(self.store.of_a_clone()).deadline(DEADLINE).deny_cache(DenyCache::off())
     }
 

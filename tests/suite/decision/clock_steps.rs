@@ -5,8 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use Action::{IsRefused, Peeks, Reserves, Settles, Takes, Waits};
 use tower_sliding_window::{
-    AdmissionId, Algorithm, Check, Decision, DenyCache, Limit, LimitStatus, Limiter, ManualClock, RedisStore,
-    Settlement,
+    AdmissionId, Algorithm, Check, Decision, DenyCache, Limit, LimitStatus, Limiter, ManualClock, Settlement,
 };
 
 use crate::support::{
@@ -101,7 +100,7 @@ async fn both_stores_count_the_same_within_a_window_of_1970() {
 struct Shifted {
     server: RedisServer,
     connection: redis::Connection,
-    limiter: Limiter<RedisStore>,
+    limiter: Limiter,
     key: String,
 }
 

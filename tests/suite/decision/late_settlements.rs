@@ -30,7 +30,7 @@ fn reserved(limit: &Limit, cost: u64) -> Check {
     Check::new(charge(limit, cost).reserve(LEASE)).with_id(AdmissionId::from(4711))
 }
 
-async fn the_end_of_an_older_admission_hides_no_younger_settlement(test: Fixture<impl Store>) {
+async fn the_end_of_an_older_admission_hides_no_younger_settlement(test: Fixture<impl Store + Clone>) {
     for algorithm in ALGORITHMS {
         let limit = Limit::per_minute("tokens", 100).with_algorithm(algorithm);
         // A fixed window does not tell two admissions of one id apart, and a counter counts those of the window before.
@@ -52,7 +52,7 @@ async fn the_end_of_an_older_admission_hides_no_younger_settlement(test: Fixture
     }
 }
 
-async fn an_id_given_very_often_is_settled_once_each_time(test: Fixture<impl Store>) {
+async fn an_id_given_very_often_is_settled_once_each_time(test: Fixture<impl Store + Clone>) {
     for algorithm in [Algorithm::log(), Algorithm::compact(250)] {
         let limit = Limit::per("tokens", 1_000, seconds(600)).with_algorithm(algorithm);
         to_the_start_of_a_window(&test.clock, limit.window());

@@ -24,7 +24,7 @@ use crate::support::{
 const CALLS: Split = Limit::per_hour("calls", 1_600).split(16);
 
 /// The units that each part has used.
-async fn used(limiter: &Limiter<impl Store>, split: &Split, key: &Key) -> Vec<u64> {
+async fn used(limiter: &Limiter, split: &Split, key: &Key) -> Vec<u64> {
     let mut used = Vec::new();
     for part in split.keys(key.clone()) {
         used.push(limiter.peek(split.limit(), part).await.unwrap().used());
@@ -33,7 +33,7 @@ async fn used(limiter: &Limiter<impl Store>, split: &Split, key: &Key) -> Vec<u6
 }
 
 /// Spends `times` units of `ada` from many tasks, one at a time, and returns how many were admitted.
-async fn spend_from_many_tasks(limiter: &Limiter<impl Store>, times: usize) -> u64 {
+async fn spend_from_many_tasks(limiter: &Limiter, times: usize) -> u64 {
     let mut tasks = JoinSet::new();
     for _ in 0..32 {
         let limiter = limiter.clone();
@@ -50,7 +50,7 @@ async fn spend_from_many_tasks(limiter: &Limiter<impl Store>, times: usize) -> u
 }
 
 /// With as many checks as units, nearly all are admitted, whichever part they get. With many more, all units are used.
-async fn all_parts_together_admit_the_limit(test: Fixture<impl Store>) {
+async fn all_parts_together_admit_the_limit(test: Fixture<impl Store + Clone>) {
     let admitted = spend_from_many_tasks(&test.limiter, 1_600).await;
     assert!((1_500..=1_600).contains(&admitted), "{admitted}");
     assert_eq!(admitted + spend_from_many_tasks(&test.limiter, 3_200).await, 1_600);
@@ -60,7 +60,7 @@ async fn all_parts_together_admit_the_limit(test: Fixture<impl Store>) {
     assert!(spend_from_many_tasks(&test.limiter, 320).await >= 300);
 }
 
-async fn a_split_limit_is_reset_part_by_part(test: Fixture<impl Store>) {
+async fn a_split_limit_is_reset_part_by_part(test: Fixture<impl Store + Clone>) {
     for _ in 0..64 {
         for key in ["ada", "bob"] {
             assert!(test.limiter.check(CALLS.limit(), CALLS.next_key(key), 1).await.unwrap().is_allowed());
@@ -75,7 +75,7 @@ async fn a_split_limit_is_reset_part_by_part(test: Fixture<impl Store>) {
     assert_eq!(test.limiter.peek(CALLS.limit(), "ada").await.unwrap().used(), 0, "the key itself is no part");
 }
 
-async fn a_settlement_reaches_the_part_that_was_charged(test: Fixture<impl Store>) {
+async fn a_settlement_reaches_the_part_that_was_charged(test: Fixture<impl Store + Clone>) {
     let mut reservations = Vec::new();
     for _ in 0..32 {
         let key = CALLS.next_key("ada");
@@ -142,7 +142,7 @@ fn no_window_admits_more_than_the_whole_limit() {
     }
 }
 
-async fn send_requests(layer: RateLimitLayer<MemoryStore>, times: usize) -> Vec<Response<Body>> {
+async fn send_requests(layer: RateLimitLayer, times: usize) -> Vec<Response<Body>> {
     let (app, mut responses) = (layer.layer(service_fn(hello)), Vec::new());
     for _ in 0..times {
         responses.push(app.clone().oneshot(request()).await.unwrap());
@@ -154,7 +154,7 @@ fn admitted(responses: &[Response<Body>]) -> usize {
     responses.iter().filter(|response| response.status() == 200).count()
 }
 
-fn layer(limit: KeyedLimit) -> RateLimitLayer<MemoryStore> {
+fn layer(limit: KeyedLimit) -> RateLimitLayer {
     RateLimitLayer::new(MemoryStore::new()).limit(limit)
 }
 

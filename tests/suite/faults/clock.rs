@@ -14,13 +14,13 @@ const HOUR: Duration = Duration::from_secs(3_600);
 const MICROSECOND: Duration = Duration::from_micros(1);
 
 /// With so many batches in flight at a time.
-fn limiter(server: &RedisServer, clock: &ManualClock, connections: u32) -> Limiter<RedisStore> {
+fn limiter(server: &RedisServer, clock: &ManualClock, connections: u32) -> Limiter {
     let store = RedisStore::builder(&server.url()).clock(clock).connections(connections).connect_timeout(TEST_TIMEOUT);
     Limiter::new(store.build().unwrap()).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off())
 }
 
 /// All clients send so many checks. Returns how many were admitted.
-async fn admitted(limiter: &Limiter<RedisStore>, times: usize) -> u64 {
+async fn admitted(limiter: &Limiter, times: usize) -> u64 {
     let mut clients = JoinSet::new();
     for _ in 0..CLIENTS {
         let limiter = limiter.clone();

@@ -37,7 +37,7 @@ const PAUSE: Duration = Duration::from_millis(4);
 
 /// Clients that send checks until `end`.
 pub(super) struct Load {
-    limiters: Vec<Limiter<RedisStore>>,
+    limiters: Vec<Limiter>,
     clients: JoinSet<Seen>,
     number: usize,
     is_over: Arc<AtomicBool>,
@@ -72,7 +72,7 @@ impl Load {
     }
 
     /// A limiter of one of the processes.
-    pub(super) fn limiter(&self) -> &Limiter<RedisStore> {
+    pub(super) fn limiter(&self) -> &Limiter {
         &self.limiters[0]
     }
 
@@ -140,7 +140,7 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    async fn ask(&mut self, limiter: &Limiter<RedisStore>, key: usize, deadline: Duration) {
+    async fn ask(&mut self, limiter: &Limiter, key: usize, deadline: Duration) {
         let mut check = Check::new(Charge::new(BURST, KEYS[key], 1).unwrap());
         if key < CHARGED_TWICE {
             check = check.and(Charge::new(TOTAL, "all", 1).unwrap()).unwrap();

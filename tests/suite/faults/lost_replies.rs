@@ -21,14 +21,14 @@ const BATCHES: usize = 200;
 type Answer = JoinHandle<Result<Decision, Error>>;
 
 /// With one batch in flight at a time.
-fn limiter(proxy: &Proxy) -> Limiter<RedisStore> {
+fn limiter(proxy: &Proxy) -> Limiter {
     let store = RedisStore::builder(proxy.url()).connections(1).connect_timeout(TEST_TIMEOUT).build().unwrap();
     Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::off())
 }
 
 /// On a runtime of one thread, all of these checks are queued before the first is sent. Some are alone with their key
 /// and others are copies, some cost more, and some reserve their units.
-fn ask(limiter: &Limiter<RedisStore>) -> Vec<(usize, u64, Answer)> {
+fn ask(limiter: &Limiter) -> Vec<(usize, u64, Answer)> {
     let ask_one = |number: usize| {
         let (key, cost, limiter) = (number * number % KEYS.len(), [1, 1, 1, 7][number / 10 % 4], limiter.clone());
         let answer = tokio::spawn(async move {
@@ -74,7 +74,7 @@ async fn resent_checks_count_once() {
 
 /// `CHECKS` checks of several limits, whose shortest window may pass before the second try. Some are alone, some are
 /// copies, and some reserve.
-fn ask_several(limiter: &Limiter<RedisStore>, trial: usize) -> Vec<(usize, Check, Answer)> {
+fn ask_several(limiter: &Limiter, trial: usize) -> Vec<(usize, Check, Answer)> {
     let ask_one = |number: usize| {
         let (key, cost) = (number * number % KEYS.len(), [1, 1, 1, 7][number / 10 % 4]);
         let is_reserved = number.is_multiple_of(13);

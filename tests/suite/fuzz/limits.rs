@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use proptest::{collection::vec, prelude::*, sample::select};
-use tower_sliding_window::{Algorithm, AnyStore, Limit, QuotaUnit};
+use tower_sliding_window::{Algorithm, Limit, QuotaUnit, store};
 
 use super::fuzz;
 
@@ -96,7 +96,7 @@ fn any_text_is_read_or_refused_without_a_panic() {
         let _ = Limit::parse("login", &text);
         #[cfg(feature = "serde")]
         let _ = serde_json::from_value::<Limit>(text.clone().into());
-        let _ = AnyStore::from_url(&text);
+        let _ = store::from_url(&text);
         Ok(())
     });
 }

@@ -58,7 +58,7 @@ impl Impostor {
         *self.says.lock().unwrap() = says;
     }
 
-    fn limiter(&self) -> Limiter<RedisStore> {
+    fn limiter(&self) -> Limiter {
         let store = RedisStore::builder(&self.url).build().unwrap();
         Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::off())
     }

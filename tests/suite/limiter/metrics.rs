@@ -18,7 +18,7 @@ use tokio::{
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Breaker, DenyCache, Error, FailureMode, Header, KeyedLimit, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer,
-    Rejection, Share, Store,
+    Rejection, Share,
     testing::{Fault, FaultyStore},
 };
 
@@ -235,10 +235,7 @@ fn to(method: Method, path: &str, headers: &[(&str, &str)]) -> Request<Body> {
     request.body(Body::empty()).unwrap()
 }
 
-async fn send<S: Store>(layer: &RateLimitLayer<S>, request: Request<Body>) -> StatusCode
-where
-    S::Decide: Send,
-{
+async fn send(layer: &RateLimitLayer, request: Request<Body>) -> StatusCode {
     layer.layer(service_fn(hello)).oneshot(request).await.unwrap().status()
 }
 

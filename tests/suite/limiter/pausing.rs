@@ -13,7 +13,7 @@ use crate::support::{
 const CALLS: Limit = Limit::per_minute("calls", 10);
 
 /// Units that leave during the pause free no capacity. Units that stay count afterwards.
-async fn a_paused_limit_refuses_until_exactly_the_end_of_the_pause(test: Fixture<impl Store>) {
+async fn a_paused_limit_refuses_until_exactly_the_end_of_the_pause(test: Fixture<impl Store + Clone>) {
     for cost in [3, 2] {
         assert!(test.limiter.check(&CALLS, "ada", cost).await.unwrap().is_allowed());
         test.clock.advance(seconds(25));
@@ -36,7 +36,7 @@ async fn a_paused_limit_refuses_until_exactly_the_end_of_the_pause(test: Fixture
     assert!(test.limiter.check(&CALLS, "bob", 10).await.unwrap().is_allowed(), "nobody else's was closed");
 }
 
-async fn a_pause_lasts_at_most_one_window_and_zero_pauses_nothing(test: Fixture<impl Store>) {
+async fn a_pause_lasts_at_most_one_window_and_zero_pauses_nothing(test: Fixture<impl Store + Clone>) {
     test.limiter.pause(&CALLS, "ada", Duration::ZERO).await.unwrap();
     assert_eq!(test.limiter.peek(&CALLS, "ada").await.unwrap().used(), 0);
     test.limiter.pause(&CALLS, "ada", Duration::MAX).await.unwrap();
@@ -45,7 +45,7 @@ async fn a_pause_lasts_at_most_one_window_and_zero_pauses_nothing(test: Fixture<
     assert!(test.limiter.check(&CALLS, "ada", 10).await.unwrap().is_allowed());
 }
 
-async fn an_exhausted_limit_can_be_paused(test: Fixture<impl Store>) {
+async fn an_exhausted_limit_can_be_paused(test: Fixture<impl Store + Clone>) {
     assert!(test.limiter.check(&CALLS, "ada", 10).await.unwrap().is_allowed());
     test.clock.advance(seconds(50));
     for (time, wait) in [(5, 10), (30, 30), (20, 30)] {
@@ -56,14 +56,14 @@ async fn an_exhausted_limit_can_be_paused(test: Fixture<impl Store>) {
     assert!(test.limiter.check(&CALLS, "ada", 10).await.unwrap().is_allowed());
 }
 
-async fn a_reset_ends_a_pause(test: Fixture<impl Store>) {
+async fn a_reset_ends_a_pause(test: Fixture<impl Store + Clone>) {
     test.limiter.pause(&CALLS, "ada", seconds(30)).await.unwrap();
     test.limiter.reset(&CALLS, "ada").await.unwrap();
     assert!(test.limiter.check(&CALLS, "ada", 10).await.unwrap().is_allowed());
 }
 
 /// A pause is not a reservation, which might be returned at any time.
-async fn every_algorithm_can_be_paused(test: Fixture<impl Store>) {
+async fn every_algorithm_can_be_paused(test: Fixture<impl Store + Clone>) {
     for algorithm in [Algorithm::compact(16), Algorithm::counter(), Algorithm::fixed()] {
         to_the_start_of_a_window(&test.clock, CALLS.window());
         let limit = CALLS.with_algorithm(algorithm);

@@ -14,8 +14,8 @@ use http::{Request, Response, StatusCode, request::Parts};
 use tokio::{sync::Barrier, task::JoinSet};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Charge, Check, Key, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, ShadowRefusals, Share,
-    Store,
+    Charge, Check, Decision, Key, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Settled,
+    ShadowRefusals, Share, Store, store::StoreFuture,
 };
 
 use crate::support::{
@@ -63,7 +63,7 @@ fn key() -> Key {
 }
 
 impl<S: Store> Fixture<S> {
-    fn layer(&self, limit: KeyedLimit) -> RateLimitLayer<S> {
+    fn layer(&self, limit: KeyedLimit) -> RateLimitLayer {
         RateLimitLayer::on(self.limiter.clone()).limit(limit)
     }
 
@@ -72,7 +72,7 @@ impl<S: Store> Fixture<S> {
     }
 }
 
-async fn only_failures_count_and_nothing_is_reserved(test: Fixture<impl Store>) {
+async fn only_failures_count_and_nothing_is_reserved(test: Fixture<impl Store + Clone>) {
     for algorithm in ALGORITHMS {
         to_the_start_of_a_window(&test.clock, FAILURES.window());
         let app = test.layer(failed(FAILURES.with_algorithm(algorithm))).layer(service_fn(answer));
@@ -90,7 +90,7 @@ async fn only_failures_count_and_nothing_is_reserved(test: Fixture<impl Store>) 
 }
 
 /// Ten concurrent requests turn out to be free: none is refused, and all units are left.
-async fn concurrent_free_requests_are_all_admitted(test: Fixture<impl Store>) {
+async fn concurrent_free_requests_are_all_admitted(test: Fixture<impl Store + Clone>) {
     let waiting = service_fn(answer_together(10));
     let app = test.layer(failed(FAILURES)).layer(waiting);
     let mut requests: JoinSet<_> = (0..10).map(|_| app.clone().oneshot(asks(200))).collect();
@@ -101,7 +101,7 @@ async fn concurrent_free_requests_are_all_admitted(test: Fixture<impl Store>) {
 }
 
 /// Concurrent requests may exceed the limit, but only they. The next request waits until enough units have left.
-async fn overspending_is_bounded_by_the_requests_in_flight(test: Fixture<impl Store>) {
+async fn overspending_is_bounded_by_the_requests_in_flight(test: Fixture<impl Store + Clone>) {
     let waiting = service_fn(answer_together(12));
     let app = test.layer(failed(FAILURES)).layer(waiting);
     let mut requests: JoinSet<_> = (0..12).map(|_| app.clone().oneshot(asks(401))).collect();
@@ -115,7 +115,7 @@ async fn overspending_is_bounded_by_the_requests_in_flight(test: Fixture<impl St
 }
 
 /// A client that delays the response beyond the window gets nothing for free.
-async fn a_cost_counts_from_the_response(test: Fixture<impl Store>) {
+async fn a_cost_counts_from_the_response(test: Fixture<impl Store + Clone>) {
     let clock = test.clock.clone();
     let slow = service_fn(move |request| {
         clock.advance(2 * FAILURES.window());
@@ -129,7 +129,7 @@ async fn a_cost_counts_from_the_response(test: Fixture<impl Store>) {
     assert_eq!(test.counted(&FAILURES).await, 0);
 }
 
-async fn a_dropped_request_costs_what_its_limit_says(test: Fixture<impl Store>) {
+async fn a_dropped_request_costs_what_its_limit_says(test: Fixture<impl Store + Clone>) {
     for (limit, cost) in [(failed(FAILURES), 0), (failed(FAILURES).settle_dropped(3), 3)] {
         let hanging = service_fn(|_: Request<Body>| pending::<Result<Response<Body>, Infallible>>());
         let mut app = test.layer(limit).layer(hanging);
@@ -155,7 +155,7 @@ async fn a_dropped_request_costs_what_its_limit_says(test: Fixture<impl Store>) 
 }
 
 /// All or nothing, in both orders: a request that one limit refuses costs the others nothing.
-async fn all_limits_of_a_request_are_decided_together(test: Fixture<impl Store>) {
+async fn all_limits_of_a_request_are_decided_together(test: Fixture<impl Store + Clone>) {
     let (calls, tokens) = (Limit::per_minute("calls", 3), Limit::per_minute("tokens", 100));
     let app = test
         .layer(calls.clone().by(anyone))
@@ -175,7 +175,7 @@ async fn all_limits_of_a_request_are_decided_together(test: Fixture<impl Store>)
     assert_eq!((test.counted(&calls).await, test.counted(&tokens).await), (0, 12));
 }
 
-async fn a_shadow_limit_counts_only_requests_it_would_admit(test: Fixture<impl Store>) {
+async fn a_shadow_limit_counts_only_requests_it_would_admit(test: Fixture<impl Store + Clone>) {
     let app = test.layer(failed(FAILURES).in_shadow()).layer(service_fn(answer));
     for number in 0..8 {
         let response = app.clone().oneshot(asks(401)).await.unwrap();
@@ -186,7 +186,7 @@ async fn a_shadow_limit_counts_only_requests_it_would_admit(test: Fixture<impl S
 }
 
 /// The same part is asked and charged.
-async fn a_split_limit_charges_the_part_it_asked(test: Fixture<impl Store>) {
+async fn a_split_limit_charges_the_part_it_asked(test: Fixture<impl Store + Clone>) {
     let whole = Limit::per_minute("parts", 6);
     let app = test.layer(failed(whole.clone()).split(3)).layer(service_fn(answer));
     let mut served = 0;
@@ -201,7 +201,7 @@ async fn a_split_limit_charges_the_part_it_asked(test: Fixture<impl Store>) {
 }
 
 /// Duplicate limits are charged once, at the larger cost.
-async fn duplicate_limits_are_counted_once(test: Fixture<impl Store>) {
+async fn duplicate_limits_are_counted_once(test: Fixture<impl Store + Clone>) {
     let chosen = |limit: Limit| {
         let choose = move |_: &Parts| {
             let limit = limit.clone();
@@ -241,23 +241,15 @@ for_every_store! {
 struct CountsNothing(MemoryStore);
 
 impl Store for CountsNothing {
-    type Decide = Pin<Box<dyn Future<Output = <<MemoryStore as Store>::Decide as Future>::Output> + Send>>;
-    type Settle = <MemoryStore as Store>::Settle;
-    type Reset = <MemoryStore as Store>::Reset;
-
-    fn decide(&self, check: Check) -> Self::Decide {
-        if check.charges().any(Charge::is_spent) {
-            Box::pin(failing().decide(check))
-        } else {
-            Box::pin(self.0.decide(check))
-        }
+    fn decide(&self, check: Check) -> StoreFuture<Decision> {
+        if check.charges().any(Charge::is_spent) { failing().decide(check) } else { self.0.decide(check) }
     }
 
-    fn settle(&self, settlement: tower_sliding_window::Settlement) -> Self::Settle {
+    fn settle(&self, settlement: tower_sliding_window::Settlement) -> StoreFuture<Settled> {
         self.0.settle(settlement)
     }
 
-    fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
+    fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
         self.0.reset(limit, key)
     }
 }

@@ -16,6 +16,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
     Check, Decision, Exchange, Key, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, RateLimitLayer, Settled,
     Settlement, Store, StoreError,
+    store::StoreFuture,
     testing::{Fault, FaultyStore},
 };
 
@@ -35,7 +36,7 @@ fn tokens() -> KeyedLimit {
     TOKENS.by(anyone).cost(|_| 500).settle(|_| 100)
 }
 
-fn store() -> (MemoryStore, ManualClock, Limiter<MemoryStore>) {
+fn store() -> (MemoryStore, ManualClock, Limiter) {
     let clock = ManualClock::new();
     let store = MemoryStore::builder().clock(&clock).build();
     (store.clone(), clock, Limiter::new(store))
@@ -45,7 +46,7 @@ fn key() -> Key {
     anyone(&request().into_parts().0).unwrap()
 }
 
-async fn spent<S: Store>(limiter: &Limiter<S>) -> u64 {
+async fn spent(limiter: &Limiter) -> u64 {
     limiter.peek(&TOKENS, key()).await.unwrap().used()
 }
 
@@ -53,10 +54,8 @@ async fn spent<S: Store>(limiter: &Limiter<S>) -> u64 {
 #[derive(Clone)]
 struct Slow<S>(S);
 
-type Answer<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;
-
-impl<S: Store> Slow<S> {
-    fn later<T, F>(&self, answer: impl FnOnce(S) -> F + Send + 'static) -> Answer<T>
+impl<S: Store + Clone> Slow<S> {
+    fn later<T, F>(&self, answer: impl FnOnce(S) -> F + Send + 'static) -> StoreFuture<T>
     where
         F: Future<Output = Result<T, StoreError>> + Send,
     {
@@ -68,20 +67,16 @@ impl<S: Store> Slow<S> {
     }
 }
 
-impl<S: Store> Store for Slow<S> {
-    type Decide = Answer<Decision>;
-    type Settle = Answer<Settled>;
-    type Reset = Answer<()>;
-
-    fn decide(&self, check: Check) -> Self::Decide {
+impl<S: Store + Clone> Store for Slow<S> {
+    fn decide(&self, check: Check) -> StoreFuture<Decision> {
         self.later(|store| store.decide(check))
     }
 
-    fn settle(&self, settlement: Settlement) -> Self::Settle {
+    fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
         self.later(|store| store.settle(settlement))
     }
 
-    fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
+    fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
         self.later(|store| store.reset(limit, key))
     }
 }
@@ -113,7 +108,7 @@ impl Ends {
     }
 
     /// Sends a request and drops it.
-    async fn send<S: Store>(self, layer: &RateLimitLayer<S>) {
+    async fn send(self, layer: &RateLimitLayer) {
         let service = service_fn(move |_: Request<Body>| {
             assert!(!matches!(self, Self::PanicsWhenCalled), "as handlers do");
             self.work()
@@ -178,10 +173,10 @@ async fn the_default_lease_is_no_longer_than_the_window() {
     assert_eq!(limiter.peek(&limit, key()).await.unwrap().used(), 0);
 }
 
-async fn assert_dropped_request_costs<S: Store>(
+async fn assert_dropped_request_costs<S: Store + Clone>(
     store: S,
     clock: &ManualClock,
-    limiter: &Limiter<MemoryStore>,
+    limiter: &Limiter,
     ends: Ends,
     chosen: bool,
 ) {

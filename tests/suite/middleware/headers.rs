@@ -28,7 +28,7 @@ const TOTAL: Limit = Limit::per_hour("total", 1);
 const MINE: Limit = Limit::per_minute("mine", 5);
 const FORMATS: [ResetFormat; 2] = [ResetFormat::DeltaSeconds, ResetFormat::EpochSeconds];
 
-fn layer(limit: KeyedLimit) -> RateLimitLayer<MemoryStore> {
+fn layer(limit: KeyedLimit) -> RateLimitLayer {
     RateLimitLayer::new(MemoryStore::new()).limit(limit)
 }
 
@@ -75,7 +75,7 @@ impl Stacked {
         Self { clock, store }
     }
 
-    fn layer(&self, limit: Limit, format: ResetFormat) -> RateLimitLayer<MemoryStore> {
+    fn layer(&self, limit: Limit, format: ResetFormat) -> RateLimitLayer {
         RateLimitLayer::new(self.store.clone()).limit(limit.by(anyone)).reset_format(format)
     }
 

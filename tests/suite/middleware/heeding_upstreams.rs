@@ -2,8 +2,7 @@
 
 use std::{
     convert::Infallible,
-    future::{Ready, ready},
-    pin::Pin,
+    future::ready,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -17,7 +16,7 @@ use tokio::time::{self, sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Check, Decision, Degraded, Everyone, Header, Key, KeyExtractor, KeyedLimit, Limit, Limiter, ManualClock,
-    MemoryStore, RateLimitLayer, Settled, Settlement, Store, StoreError, UpstreamHost,
+    MemoryStore, RateLimitLayer, Settled, Settlement, Store, UpstreamHost, store::StoreFuture,
 };
 
 use crate::support::{
@@ -30,12 +29,12 @@ use crate::support::{
 
 const CALLS: Limit = Limit::per_minute("calls", 10);
 
-fn layer(limit: KeyedLimit) -> RateLimitLayer<MemoryStore> {
+fn layer(limit: KeyedLimit) -> RateLimitLayer {
     RateLimitLayer::new(MemoryStore::new()).limit(limit).deadline(TEST_TIMEOUT)
 }
 
 /// Calls an upstream that responds as the request's headers describe.
-async fn call(layer: &RateLimitLayer<MemoryStore>, url: &str, headers: &[(&str, &str)]) -> Response<Body> {
+async fn call(layer: &RateLimitLayer, url: &str, headers: &[(&str, &str)]) -> Response<Body> {
     let upstream =
         service_fn(|request: Request<Body>| ready(Ok::<_, Infallible>(scripted_response(request.headers()))));
     let request = headers.iter().fold(Request::get(url), |request, (name, value)| request.header(*name, *value));
@@ -127,22 +126,18 @@ struct Once {
 }
 
 impl Store for Once {
-    type Decide = Pin<Box<dyn Future<Output = Result<Decision, StoreError>> + Send>>;
-    type Settle = Ready<Result<Settled, StoreError>>;
-    type Reset = Ready<Result<(), StoreError>>;
-
-    fn decide(&self, check: Check) -> Self::Decide {
+    fn decide(&self, check: Check) -> StoreFuture<Decision> {
         match self.asked.fetch_add(1, Ordering::Relaxed) {
-            0 => Box::pin(self.store.decide(check)),
-            _ => Box::pin(failing().decide(check)),
+            0 => self.store.decide(check),
+            _ => failing().decide(check),
         }
     }
 
-    fn settle(&self, settlement: Settlement) -> Self::Settle {
+    fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
         self.store.settle(settlement)
     }
 
-    fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
+    fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
         self.store.reset(limit, key)
     }
 }
@@ -154,7 +149,7 @@ struct Slow(MemoryStore);
 const SILENT: &str = "silent";
 
 impl Slow {
-    fn after<T>(answer: impl Future<Output = T> + Send + 'static) -> Pin<Box<dyn Future<Output = T> + Send>> {
+    fn after<T: 'static>(answer: StoreFuture<T>) -> StoreFuture<T> {
         Box::pin(async move {
             sleep(Duration::from_millis(1)).await;
             answer.await
@@ -163,27 +158,23 @@ impl Slow {
 }
 
 impl Store for Slow {
-    type Decide = Pin<Box<dyn Future<Output = Result<Decision, StoreError>> + Send>>;
-    type Settle = Pin<Box<dyn Future<Output = Result<Settled, StoreError>> + Send>>;
-    type Reset = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send>>;
-
-    fn decide(&self, check: Check) -> Self::Decide {
+    fn decide(&self, check: Check) -> StoreFuture<Decision> {
         let is_silent = check.charges().all(|charge| charge.limit().name() == SILENT);
-        if is_silent { Box::pin(silent().decide(check)) } else { Self::after(self.0.decide(check)) }
+        if is_silent { silent().decide(check) } else { Self::after(self.0.decide(check)) }
     }
 
-    fn settle(&self, settlement: Settlement) -> Self::Settle {
+    fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
         Self::after(self.0.settle(settlement))
     }
 
-    fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
+    fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
         Self::after(self.0.reset(limit, key))
     }
 }
 
 /// Calls an upstream that takes so long to respond, by the store's clock.
 async fn call_that_takes(
-    layer: &RateLimitLayer<MemoryStore>,
+    layer: &RateLimitLayer,
     clock: &ManualClock,
     time: Duration,
     headers: &[(&str, &str)],
@@ -197,7 +188,7 @@ async fn call_that_takes(
 }
 
 /// A layer with two calls a minute, and the clock of its store.
-fn two_a_minute() -> (RateLimitLayer<MemoryStore>, ManualClock) {
+fn two_a_minute() -> (RateLimitLayer, ManualClock) {
     let clock = ManualClock::new();
     let store = MemoryStore::builder().clock(&clock).build();
     let two = Limit::per_minute("two", 2).by(anyone).heed_upstream(true);

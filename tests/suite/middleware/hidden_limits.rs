@@ -26,7 +26,7 @@ const TOTAL: Limit = Limit::per_hour("total", 1);
 
 const MINE: Limit = Limit::per_minute("mine", 5);
 
-fn layer(limit: KeyedLimit) -> RateLimitLayer<MemoryStore> {
+fn layer(limit: KeyedLimit) -> RateLimitLayer {
     RateLimitLayer::new(MemoryStore::new()).limit(limit)
 }
 

@@ -16,7 +16,7 @@ use http::{Request, Response};
 use tower::{Layer, Service, ServiceExt};
 use tower_sliding_window::{
     Check, Decision, Degraded, Error, FailureMode, Key, Limit, Limiter, LocalState, MemoryStore, RateLimitLayer,
-    Settlement, Share, Store, StoreError, testing::FaultyStore,
+    Settled, Settlement, Share, Store, StoreError, store::StoreFuture,
 };
 
 use crate::support::{
@@ -81,20 +81,16 @@ impl Wrapped {
 }
 
 impl Store for Wrapped {
-    type Decide = <MemoryStore as Store>::Decide;
-    type Settle = <MemoryStore as Store>::Settle;
-    type Reset = <MemoryStore as Store>::Reset;
-
-    fn decide(&self, check: Check) -> Self::Decide {
+    fn decide(&self, check: Check) -> StoreFuture<Decision> {
         self.asked.fetch_add(1, Ordering::Relaxed);
         self.store.decide(check)
     }
 
-    fn settle(&self, settlement: Settlement) -> Self::Settle {
+    fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
         self.store.settle(settlement)
     }
 
-    fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
+    fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
         self.store.reset(limit, key)
     }
 
@@ -108,11 +104,7 @@ impl Store for Wrapped {
 struct FailsAtOnce(Arc<AtomicUsize>);
 
 impl Store for FailsAtOnce {
-    type Decide = <FaultyStore<MemoryStore> as Store>::Decide;
-    type Settle = <FaultyStore<MemoryStore> as Store>::Settle;
-    type Reset = <FaultyStore<MemoryStore> as Store>::Reset;
-
-    fn decide(&self, check: Check) -> Self::Decide {
+    fn decide(&self, check: Check) -> StoreFuture<Decision> {
         self.0.fetch_add(1, Ordering::Relaxed);
         failing().decide(check)
     }
@@ -121,11 +113,11 @@ impl Store for FailsAtOnce {
         Some(Err(StoreError::new("deciding a check", "out of order")))
     }
 
-    fn settle(&self, settlement: Settlement) -> Self::Settle {
+    fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
         failing().settle(settlement)
     }
 
-    fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
+    fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
         failing().reset(limit, key)
     }
 }

@@ -23,7 +23,7 @@ use tower::{
     retry::{Policy, RetryLayer},
     service_fn,
 };
-use tower_sliding_window::{Algorithm, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Rejection, Store};
+use tower_sliding_window::{Algorithm, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Rejection};
 
 use crate::support::{
     TEST_TIMEOUT,
@@ -61,7 +61,7 @@ impl Upstream {
     }
 
     /// Sends a call through the layer and a new client.
-    async fn call<S: Store>(&self, layer: &RateLimitLayer<S>, headers: &[(&str, &str)]) -> Response<Body> {
+    async fn call(&self, layer: &RateLimitLayer, headers: &[(&str, &str)]) -> Response<Body> {
         let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
         let client = client.map_response(|response| response.map(Body::new));
         let client = ServiceBuilder::new().layer(layer.clone()).service(client);
@@ -71,7 +71,7 @@ impl Upstream {
     }
 }
 
-fn layer(limit: KeyedLimit) -> RateLimitLayer<MemoryStore> {
+fn layer(limit: KeyedLimit) -> RateLimitLayer {
     RateLimitLayer::new(MemoryStore::new()).limit(limit).deadline(TEST_TIMEOUT)
 }
 
@@ -238,7 +238,7 @@ async fn a_heeded_response_after_its_lease_counts_on_redis() {
 }
 
 /// Sends a call through the layer and a client of reqwest.
-async fn call_by_reqwest(layer: &RateLimitLayer<MemoryStore>, request: Request<Bytes>) -> (u16, HeaderMap, String) {
+async fn call_by_reqwest(layer: &RateLimitLayer, request: Request<Bytes>) -> (u16, HeaderMap, String) {
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     let client = service_fn(move |request: Request<Bytes>| {
         let client = client.clone();

@@ -66,7 +66,7 @@ fn fields(headers: &HeaderMap) -> [Option<&str>; 2] {
     ["ratelimit-policy", "ratelimit"].map(|name| headers.get(name).map(|value| value.to_str().unwrap()))
 }
 
-fn on<S: Store>(store: &S, limits: impl IntoIterator<Item = KeyedLimit>) -> RateLimitLayer<S> {
+fn on<S: Store + Clone>(store: &S, limits: impl IntoIterator<Item = KeyedLimit>) -> RateLimitLayer {
     RateLimitLayer::new(store.clone()).limits(limits).unwrap().headers(HeaderSets::rate_limit())
 }
 
@@ -307,7 +307,7 @@ fn seeing<const LAYER: usize>(app: App) -> App {
 }
 
 /// Two layers of two limits each, with random figures.
-fn random_app<S: Store>(store: &S, numbers: &mut Numbers, history: u64) -> App {
+fn random_app<S: Store + std::clone::Clone>(store: &S, numbers: &mut Numbers, history: u64) -> App {
     let mut limit = |name: &str| {
         let window = Duration::from_millis(300 + numbers.below(20_000));
         let name = format!("{name}-{history}");
@@ -334,7 +334,7 @@ fn expected<'a>(decisions: &'a [&Decision]) -> impl Iterator<Item = (&'a LimitSt
 }
 
 /// For random histories, the fields agree with the decisions. A limit that refuses has a time no later than `Retry-After`.
-async fn fields_agree_with_decisions<S: Store>(fixture: Fixture<S>, histories: u64) {
+async fn fields_agree_with_decisions<S: Store + Clone>(fixture: Fixture<S>, histories: u64) {
     let mut numbers = Numbers(17);
     let mut refusals = 0;
     for history in 0..histories {
@@ -378,7 +378,7 @@ async fn fields_agree_with_decisions<S: Store>(fixture: Fixture<S>, histories: u
 }
 
 /// A client that obeys only `RateLimit` waits for `t` if `r` is 0, and is never refused.
-async fn an_obedient_client_is_never_refused<S: Store>(fixture: Fixture<S>, histories: u64) {
+async fn an_obedient_client_is_never_refused<S: Store + Clone>(fixture: Fixture<S>, histories: u64) {
     let mut numbers = Numbers(18);
     let mut waits = 0;
     for history in 0..histories {

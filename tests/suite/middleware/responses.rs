@@ -2,7 +2,7 @@
 
 use std::{
     convert::Infallible,
-    future::{Ready, ready},
+    future::ready,
     net::SocketAddr,
     sync::{
         Arc,
@@ -17,7 +17,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     AdmissionId, Breaker, Charge, Check, Decision, Degraded, EXPOSED_HEADERS, FailureMode, Header, JsonResponse, Key,
     KeyError, KeyExtractor, Limit, LimitStatus, Limiter, ManualClock, MemoryStore, PeerIp, RateLimitLayer, Rejection,
-    RejectionResponse, ResetFormat, Settlement, Store, StoreError, TextResponse, testing::FaultyStore,
+    RejectionResponse, ResetFormat, Settled, Settlement, Store, TextResponse, store::StoreFuture,
 };
 
 use crate::support::{
@@ -162,7 +162,7 @@ async fn a_rejection_of_an_inner_layer_keeps_its_figures() {
 /// Whatever error a handler returns, its response equals that of a fail-closed layer.
 #[tokio::test]
 async fn a_handlers_rejection_equals_a_layers_rejection() {
-    async fn spend<S: Store>(store: S, cost: u64, parts: &Parts) -> Result<(), Rejection> {
+    async fn spend<S: Store + Clone>(store: S, cost: u64, parts: &Parts) -> Result<(), Rejection> {
         let key = Header::new("x-tenant").extract(parts)?;
         match Limiter::new(store).check(&CALLS, key, cost).await? {
             decision if decision.is_allowed() => Ok(()),
@@ -222,21 +222,17 @@ async fn a_handlers_rejection_is_logged() {
 struct Bans;
 
 impl Store for Bans {
-    type Decide = Ready<Result<Decision, StoreError>>;
-    type Settle = <FaultyStore<MemoryStore> as Store>::Settle;
-    type Reset = <FaultyStore<MemoryStore> as Store>::Reset;
-
-    fn decide(&self, check: Check) -> Self::Decide {
+    fn decide(&self, check: Check) -> StoreFuture<Decision> {
         let never = Duration::MAX;
         let status = |charge: &Charge| LimitStatus::new(charge, charge.limit().units(), never, Some(never));
-        ready(Ok(Decision::new(&check, SystemTime::now(), AdmissionId::fresh(), status)))
+        Box::pin(ready(Ok(Decision::new(&check, SystemTime::now(), AdmissionId::fresh(), status))))
     }
 
-    fn settle(&self, settlement: Settlement) -> Self::Settle {
+    fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
         failing().settle(settlement)
     }
 
-    fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
+    fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
         failing().reset(limit, key)
     }
 }

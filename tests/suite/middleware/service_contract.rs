@@ -159,14 +159,14 @@ fn the_layer_needs_no_runtime_until_a_store_waits() {
 #[test]
 fn types_can_be_named_and_sent() {
     struct App {
-        _layer: RateLimitLayer<MemoryStore>,
-        _service: tower_sliding_window::RateLimit<Strict, MemoryStore>,
+        _layer: RateLimitLayer,
+        _service: tower_sliding_window::RateLimit<Strict>,
     }
     fn is_shareable<T: Clone + Send + Sync + 'static>() {}
     fn is_handled_as_any_other<T: Clone + Debug + Send + Sync + 'static>(_: &T) {}
     fn is_sent<T: Send>(_: &T) {}
 
-    is_shareable::<RateLimitLayer<MemoryStore>>();
+    is_shareable::<RateLimitLayer>();
     is_shareable::<tower_sliding_window::RedisStore>();
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone));
     let mut service = layer.layer(Strict { is_ready: true });

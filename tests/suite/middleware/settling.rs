@@ -53,13 +53,13 @@ fn used(outcome: &Exchange<'_>) -> u64 {
 }
 
 /// A store, its clock, and a limiter to inspect it.
-fn store() -> (MemoryStore, ManualClock, Limiter<MemoryStore>) {
+fn store() -> (MemoryStore, ManualClock, Limiter) {
     let clock = ManualClock::new();
     let store = MemoryStore::builder().clock(&clock).build();
     (store.clone(), clock, Limiter::new(store))
 }
 
-async fn spent(limiter: &Limiter<MemoryStore>, limit: &Limit) -> u64 {
+async fn spent(limiter: &Limiter, limit: &Limit) -> u64 {
     limiter.peek(limit, anyone(&request().into_parts().0).unwrap()).await.unwrap().used()
 }
 
@@ -277,7 +277,7 @@ async fn a_settled_limit_reserves_at_least_one_unit() {
 }
 
 /// One charge of a check is settled and the other is not.
-async fn assert_only_one_of_two_charges_is_settled(fixture: Fixture<impl Store>) {
+async fn assert_only_one_of_two_charges_is_settled(fixture: Fixture<impl Store + Clone>) {
     let key = || Key::new("test", "anyone");
     for algorithm in [Algorithm::log(), Algorithm::compact(16), Algorithm::counter(), Algorithm::fixed()] {
         for lease in [None, Some(Duration::from_secs(60))] {
@@ -331,7 +331,7 @@ async fn sign_in(request: Request<Body>) -> Result<Response<Body>, Infallible> {
 
 /// Five failed logins a minute: correct ones use nothing in the end. If more of them come at once than failures are
 /// left, the excess ones retry a second later.
-async fn assert_excess_concurrent_logins_retry_after_a_second(store: impl Store) {
+async fn assert_excess_concurrent_logins_retry_after_a_second(store: impl Store + Clone) {
     let login = Limit::per_minute("login", 5);
     let limit = login.clone().by(anyone).settle(|o| u64::from(o.status() == 401));
     let app = RateLimitLayer::new(store.clone()).limit(limit).deadline(TEST_TIMEOUT).layer(service_fn(sign_in));

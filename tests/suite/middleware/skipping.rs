@@ -17,7 +17,7 @@ use crate::support::{
 
 const CALLS: Limit = Limit::per_minute("calls", 5);
 
-type Layered = RateLimitLayer<MemoryStore>;
+type Layered = RateLimitLayer;
 
 fn layer() -> Layered {
     RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone))

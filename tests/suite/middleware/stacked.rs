@@ -30,12 +30,12 @@ const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
 /// Slack for a busy machine.
 const SLACK: Duration = Duration::from_secs(5);
 
-fn layer<S: Store>(store: &S, deadline: Duration) -> RateLimitLayer<S> {
+fn layer<S: Store + Clone>(store: &S, deadline: Duration) -> RateLimitLayer {
     RateLimitLayer::new(store.clone()).limit(CALLS.by(anyone)).deadline(deadline)
 }
 
 /// One layer per deadline, from the outside in.
-fn stacked<S: Store>(store: &S, deadlines: &[Duration]) -> App {
+fn stacked<S: Store + std::clone::Clone>(store: &S, deadlines: &[Duration]) -> App {
     deadlines.iter().rev().fold(handler(), |app, deadline| around(&layer(store, *deadline), app))
 }
 

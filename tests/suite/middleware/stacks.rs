@@ -32,11 +32,11 @@ use crate::support::{
 
 const CALLS: Limit = Limit::per_hour("calls", 2);
 
-fn limits() -> RateLimitLayer<MemoryStore> {
+fn limits() -> RateLimitLayer {
     on(MemoryStore::new())
 }
 
-fn on<S: Store>(store: S) -> RateLimitLayer<S> {
+fn on<S: Store>(store: S) -> RateLimitLayer {
     RateLimitLayer::new(store).limit(CALLS.by(anyone)).deadline(TEST_TIMEOUT)
 }
 

@@ -19,7 +19,7 @@ use crate::support::{TEST_TIMEOUT, proxy::Proxy, redis_server::RedisServer};
 
 const CALLS: Limit = Limit::per_hour("calls", 100_000);
 
-fn limiter_with(connections: u32, url: &str) -> Limiter<RedisStore> {
+fn limiter_with(connections: u32, url: &str) -> Limiter {
     let store = RedisStore::builder(url)
         .connections(connections)
         .connect_timeout(TEST_TIMEOUT)
@@ -30,15 +30,12 @@ fn limiter_with(connections: u32, url: &str) -> Limiter<RedisStore> {
 }
 
 /// With one batch in flight at a time.
-fn limiter(url: &str) -> Limiter<RedisStore> {
+fn limiter(url: &str) -> Limiter {
     limiter_with(1, url)
 }
 
 /// On a runtime of one thread, all of these checks are queued before the first is sent.
-fn ask(
-    limiter: &Limiter<RedisStore>,
-    keys: impl IntoIterator<Item = &'static str>,
-) -> Vec<JoinHandle<Result<Decision, Error>>> {
+fn ask(limiter: &Limiter, keys: impl IntoIterator<Item = &'static str>) -> Vec<JoinHandle<Result<Decision, Error>>> {
     keys.into_iter().map(|key| tokio::spawn(limiter.check(&CALLS, key, 1))).collect()
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tower_sliding_window::{
-    AdmissionId, Algorithm, Charge, Check, Decision, DenyCache, Limit, Limiter, ManualClock, RedisStore, Settlement,
+    AdmissionId, Algorithm, Charge, Check, Decision, DenyCache, Limit, Limiter, ManualClock, Settlement,
 };
 
 use crate::support::{TEST_TIMEOUT, charge, redis_server::RedisServer, to_next_window};
@@ -21,7 +21,7 @@ const DROPPED: u32 = 500;
 struct Test {
     server: RedisServer,
     clock: ManualClock,
-    limiter: Limiter<RedisStore>,
+    limiter: Limiter,
 }
 
 impl Test {

@@ -42,7 +42,7 @@ async fn a_cluster_decides_as_one_server_does() {
 }
 
 /// Many keys at once, in all slots, each with two limits.
-async fn limiter_of_one_key(limiter: &Limiter<RedisStore>, clock: &ManualClock) {
+async fn limiter_of_one_key(limiter: &Limiter, clock: &ManualClock) {
     let (burst, hourly) = (Limit::per_second("burst", 3), Limit::per_hour("hourly", 4));
     let mut tasks = Vec::new();
     for number in 0..100 {
@@ -70,7 +70,7 @@ async fn limiter_of_one_key(limiter: &Limiter<RedisStore>, clock: &ManualClock) 
 }
 
 /// Checks of three keys. The second one is exhausted first.
-async fn several_keys(limiter: &Limiter<RedisStore>, clock: &ManualClock, algorithm: Algorithm) {
+async fn several_keys(limiter: &Limiter, clock: &ManualClock, algorithm: Algorithm) {
     let name = |what: &str| {
         format!("{what}-{}", format!("{algorithm:?}").to_lowercase().replace(|c: char| !c.is_ascii_alphanumeric(), "-"))
     };
@@ -111,7 +111,7 @@ async fn several_keys(limiter: &Limiter<RedisStore>, clock: &ManualClock, algori
     clock.advance(Duration::from_secs(1));
 }
 
-async fn ids_and_settlements(limiter: &Limiter<RedisStore>) {
+async fn ids_and_settlements(limiter: &Limiter) {
     let (tokens, calls) = (Limit::per_hour("tokens", 100), Limit::per_hour("calls", 2));
     for number in 0..10 {
         let (one, other) = (format!("one-{number}"), format!("other-{number}"));

@@ -9,12 +9,12 @@ use crate::support::{TEST_TIMEOUT, redis_server::RedisServer};
 
 const CALLS: Limit = Limit::per_hour("calls", 3);
 
-fn limiter(builder: RedisStoreBuilder) -> Limiter<RedisStore> {
+fn limiter(builder: RedisStoreBuilder) -> Limiter {
     Limiter::new(builder.connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT).build().unwrap())
         .deadline(TEST_TIMEOUT)
 }
 
-async fn used(limiter: &Limiter<RedisStore>) -> Result<u64, Error> {
+async fn used(limiter: &Limiter) -> Result<u64, Error> {
     limiter.check(&CALLS, "ada", 1).await.map(|decision| decision.used())
 }
 

@@ -4,16 +4,14 @@
 use std::{error::Error as _, time::Duration};
 
 use tokio::task::JoinSet;
-use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, DenyCache, Error, Limit, Limiter, ManualClock, RedisStore,
-};
+use tower_sliding_window::{Algorithm, Charge, Check, Decision, DenyCache, Error, Limit, Limiter, ManualClock};
 
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer, with_causes};
 
 const LOGIN: Limit = Limit::per("login", 3, Duration::from_secs(10));
 
 /// With one batch at a time, so that checks share batches.
-fn limiter(server: &RedisServer) -> Limiter<RedisStore> {
+fn limiter(server: &RedisServer) -> Limiter {
     let store = server.store().connections(1).build().unwrap();
     Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off())
 }
@@ -97,11 +95,7 @@ async fn foreign_content_fails_only_checks_of_its_key() {
 }
 
 /// Peeks, spends and reserves.
-async fn ask_in_every_way(
-    limiter: &Limiter<RedisStore>,
-    limit: &Limit,
-    key: &'static str,
-) -> Vec<Result<Decision, Error>> {
+async fn ask_in_every_way(limiter: &Limiter, limit: &Limit, key: &'static str) -> Vec<Result<Decision, Error>> {
     let reserved = Charge::new(limit.clone(), key, 1).unwrap().reserve(Duration::from_secs(5));
     let (peeked, spent, all, reserved) = tokio::join!(
         limiter.peek(limit, key),

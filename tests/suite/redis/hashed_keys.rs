@@ -1,13 +1,13 @@
 //! Keys are hashed with a secret of the store, so that a reader of Redis cannot find them by trial.
 
 use sha2::{Digest, Sha256};
-use tower_sliding_window::{Key, Limit, Limiter, RedisStore, Secret};
+use tower_sliding_window::{Key, Limit, Limiter, Secret};
 
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer};
 
 const LOGIN: Limit = Limit::per_hour("login", 5);
 
-fn limiter(server: &RedisServer, secret: Option<&str>) -> Limiter<RedisStore> {
+fn limiter(server: &RedisServer, secret: Option<&str>) -> Limiter {
     let builder = server.store();
     let secret = secret.map(|secret| Secret::new(secret).unwrap());
     let builder = secret.iter().fold(builder, |builder, secret| builder.secret(secret));

@@ -25,11 +25,11 @@ use crate::support::TEST_TIMEOUT;
 
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
 
-fn limiter(url: &str) -> Limiter<RedisStore> {
+fn limiter(url: &str) -> Limiter {
     Limiter::new(RedisStore::builder(url).connections(2).build().unwrap()).deadline(TEST_TIMEOUT)
 }
 
 /// Spends one unit of `CALLS`, and returns how many are used.
-async fn used(limiter: &Limiter<RedisStore>) -> Result<u64, Error> {
+async fn used(limiter: &Limiter) -> Result<u64, Error> {
     limiter.check(&CALLS, "ada", 1).await.map(|decision| decision.used())
 }

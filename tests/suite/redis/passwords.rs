@@ -12,7 +12,10 @@ use proptest::{
 };
 use redis::IntoConnectionInfo;
 use tokio::runtime::Runtime;
-use tower_sliding_window::{AnyStore, RedisStore, store::RedisStoreBuilder};
+use tower_sliding_window::{
+    RedisStore,
+    store::{self, RedisStoreBuilder},
+};
 
 use crate::support::{one_thread, redis_server::RedisServer};
 
@@ -91,7 +94,7 @@ proptest! {
         let mut builders = vec![RedisStore::builder(&url), RedisStore::sentinel(sentinels, "main")];
         #[cfg(feature = "cluster")]
         builders.push(RedisStore::cluster([&url]));
-        let any = AnyStore::from_url(&url).map_or_else(|error| shown(&error), |store| format!("{store:?}"));
+        let any = store::from_url(&url).map_or_else(|error| shown(&error), |store| format!("{store:?}"));
         for seen in builders.iter().map(|builder| shown_by(&runtime, builder)).chain([any]) {
             for piece in &pieces {
                 assert!(!seen.contains(piece), "{piece} of {url:?} in {seen}");

@@ -22,8 +22,8 @@ fn used(decision: &Decision) -> Vec<u64> {
 struct Lossy {
     server: RedisServer,
     proxy: Proxy,
-    limiter: Limiter<RedisStore>,
-    direct: Limiter<RedisStore>,
+    limiter: Limiter,
+    direct: Limiter,
 }
 
 impl Lossy {

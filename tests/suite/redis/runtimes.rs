@@ -28,7 +28,7 @@ fn store(server: &RedisServer, connections: u32) -> RedisStore {
     RedisStore::builder(&server.url()).connections(connections).connect_timeout(TEST_TIMEOUT).build().unwrap()
 }
 
-fn limiter(server: &RedisServer, connections: u32) -> Limiter<RedisStore> {
+fn limiter(server: &RedisServer, connections: u32) -> Limiter {
     Limiter::new(store(server, connections)).deadline(TEST_TIMEOUT).breaker(Breaker::off())
 }
 
@@ -40,7 +40,7 @@ async fn turns(number: usize) {
 }
 
 /// Sends two checks from tasks.
-fn ask(limiter: &Limiter<RedisStore>) -> [JoinHandle<Result<Decision, Error>>; 2] {
+fn ask(limiter: &Limiter) -> [JoinHandle<Result<Decision, Error>>; 2] {
     ["ada", "bob"].map(|key| tokio::spawn(limiter.check(&CALLS, key, 1)))
 }
 
@@ -230,7 +230,7 @@ fn without_a_runtime_the_store_fails_and_does_not_panic() {
 }
 
 /// A runtime and a limiter that works on it, and another limiter on the same store.
-fn healthy_and_stray(server: &RedisServer) -> (Runtime, [Limiter<RedisStore>; 2]) {
+fn healthy_and_stray(server: &RedisServer) -> (Runtime, [Limiter; 2]) {
     let (runtime, store) = (two_threads(), store(server, 2));
     let [healthy, stray] = [(); 2].map(|()| Limiter::new(store.clone()));
     assert!(runtime.block_on(healthy.check(&CALLS, "ada", 1)).unwrap().is_allowed());

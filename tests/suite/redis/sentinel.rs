@@ -76,7 +76,7 @@ fn replica_of(primary: &RedisServer) -> RedisServer {
 }
 
 /// Without a deny cache.
-fn limiter(builder: RedisStoreBuilder) -> Limiter<RedisStore> {
+fn limiter(builder: RedisStoreBuilder) -> Limiter {
     Limiter::new(builder.build().unwrap()).deny_cache(DenyCache::off()).deadline(Duration::from_secs(1))
 }
 

@@ -13,7 +13,7 @@ use proptest::{
     test_runner::{Config, TestCaseError, TestRunner},
 };
 use tokio::{runtime::Builder, time::sleep};
-use tower_sliding_window::{AdmissionId, Algorithm, Charge, Check, DenyCache, Limit, Limiter, RedisStore, Settlement};
+use tower_sliding_window::{AdmissionId, Algorithm, Charge, Check, DenyCache, Limit, Limiter, Settlement};
 
 use crate::support::{
     TEST_TIMEOUT,
@@ -130,7 +130,7 @@ fn compare(number: usize, reported: Vec<ModelStatus>, expected: Vec<ModelStatus>
     Ok(())
 }
 
-async fn replay<'a>(limiter: &Limiter<RedisStore>, steps: &'a [Step]) -> Result<(), TestCaseError> {
+async fn replay<'a>(limiter: &Limiter, steps: &'a [Step]) -> Result<(), TestCaseError> {
     let mut model = Model::of_redis();
     let mut admitted: Vec<Admitted> = Vec::new();
     for (number, step) in steps.iter().enumerate() {

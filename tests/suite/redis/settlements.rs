@@ -19,7 +19,7 @@ use crate::support::{TEST_TIMEOUT, example::Server, proxy::Proxy, redis_server::
 const TOKENS: Limit = Limit::per_hour("tokens", 1_000_000);
 const LEASE: Duration = Duration::from_secs(60);
 
-fn limiter(url: &str) -> Limiter<RedisStore> {
+fn limiter(url: &str) -> Limiter {
     let store = RedisStore::builder(url).build().unwrap();
     Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off())
 }
@@ -242,7 +242,7 @@ async fn units_reserved_by_a_killed_process_return_when_the_lease_ends() {
     let tokens = Limit::per_minute("tokens", 400);
     let key =
         || -> Key { ApiKey::header("x-api-key", &Secret::new("everybody can read this secret").unwrap()).key("ada") };
-    let used = async |limiter: &Limiter<RedisStore>| limiter.peek(&tokens, key()).await.unwrap().used();
+    let used = async |limiter: &Limiter| limiter.peek(&tokens, key()).await.unwrap().used();
     let present = limiter(&redis.url());
     let started = Instant::now();
     while used(&present).await == 0 {

@@ -3,9 +3,7 @@
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use tokio::time::sleep;
-use tower_sliding_window::{
-    AdmissionId, Algorithm, Charge, Check, DenyCache, Limit, Limiter, ManualClock, RedisStore, Settlement,
-};
+use tower_sliding_window::{AdmissionId, Algorithm, Charge, Check, DenyCache, Limit, Limiter, ManualClock, Settlement};
 
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer, seconds, to_next_window};
 
@@ -15,7 +13,7 @@ const LOGIN: Limit = Limit::per("login", 3, Duration::from_secs(10));
 const SLACK: i64 = 1_000;
 
 /// A limiter that uses the server's clock.
-fn limiter(server: &RedisServer) -> Limiter<RedisStore> {
+fn limiter(server: &RedisServer) -> Limiter {
     Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT)
 }
 

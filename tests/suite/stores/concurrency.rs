@@ -3,24 +3,24 @@
 use std::sync::Arc;
 
 use tokio::task::JoinSet;
-use tower_sliding_window::{Charge, Check, Limit, Limiter, MemoryStore, RedisStore, Store};
+use tower_sliding_window::{Charge, Check, Limit, Limiter, MemoryStore, Store};
 
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer};
 
 /// The window is longer than the test.
 const LIMIT: Limit = Limit::per_hour("shared", 100);
 
-fn limiters<S: Store>(stores: Vec<S>) -> Vec<Limiter<S>> {
+fn limiters<S: Store>(stores: Vec<S>) -> Vec<Limiter> {
     stores.into_iter().map(|store| Limiter::new(store).deadline(TEST_TIMEOUT)).collect()
 }
 
 /// As many connections as four processes have.
-fn redis_limiters(server: &RedisServer) -> Vec<Limiter<RedisStore>> {
+fn redis_limiters(server: &RedisServer) -> Vec<Limiter> {
     limiters((0..4).map(|_| server.store().build().unwrap()).collect())
 }
 
 /// Sends checks from 64 tasks per limiter, and returns how many were admitted.
-async fn admitted<S: Store>(limiters: &[Limiter<S>], check: impl Fn(usize) -> Check) -> usize {
+async fn admitted(limiters: &[Limiter], check: impl Fn(usize) -> Check) -> usize {
     let start = Arc::new(tokio::sync::Barrier::new(limiters.len() * 64));
     let mut tasks = JoinSet::new();
     for number in 0..limiters.len() * 64 {

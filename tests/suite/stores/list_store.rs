@@ -1,18 +1,14 @@
 //! A store written from the docs of `store` alone, as a user would write one. It counts by exact logs.
 
 use std::{
-    future::Future,
-    pin::Pin,
     sync::{Arc, Mutex},
     time::{Duration, SystemTime},
 };
 
 use tower_sliding_window::{
     AdmissionId, Algorithm, Charge, Check, Decision, Key, Limit, LimitStatus, ManualClock, Settled, Settlement, Store,
-    StoreError, testing::Conformance,
+    StoreError, store::StoreFuture, testing::Conformance,
 };
-
-type Reply<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;
 
 /// All admissions in one list.
 #[derive(Clone)]
@@ -135,11 +131,7 @@ impl ListStore {
 }
 
 impl Store for ListStore {
-    type Decide = Reply<Decision>;
-    type Settle = Reply<Settled>;
-    type Reset = Reply<()>;
-
-    fn decide(&self, check: Check) -> Self::Decide {
+    fn decide(&self, check: Check) -> StoreFuture<Decision> {
         let store = self.clone();
         Box::pin(async move {
             if check.charges().all(|charge| charge.limit().algorithm() == Algorithm::log()) {
@@ -149,12 +141,12 @@ impl Store for ListStore {
         })
     }
 
-    fn settle(&self, settlement: Settlement) -> Self::Settle {
+    fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
         let store = self.clone();
         Box::pin(async move { Ok(store.settle_now(&settlement)) })
     }
 
-    fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
+    fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
         let store = self.clone();
         let is_other = move |one: &Admission| one.charge.limit().name() != limit.name() || one.charge.key() != &key;
         Box::pin(async move {

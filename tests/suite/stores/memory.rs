@@ -21,7 +21,7 @@ const CALLS: Limit = Limit::per_minute("calls", 3);
 const SEARCH: Limit = Limit::per_minute("search", 100);
 const LOGIN: Limit = Limit::per_minute("login", 5);
 
-fn store(capacity: usize) -> (MemoryStore, Limiter<MemoryStore>, ManualClock) {
+fn store(capacity: usize) -> (MemoryStore, Limiter, ManualClock) {
     let clock = ManualClock::new();
     let store = MemoryStore::builder().capacity(capacity).clock(&clock).build();
     (store.clone(), Limiter::new(store), clock)

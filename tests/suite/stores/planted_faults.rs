@@ -1,15 +1,12 @@
 //! Stores with one planted fault: the conformance suite names the rule that each of them breaks.
 
-use std::{
-    future::{Future, ready},
-    pin::Pin,
-    time::Duration,
-};
+use std::{future::ready, time::Duration};
 
 use tokio::task::yield_now;
 use tower_sliding_window::{
     AdmissionId, Algorithm, Charge, Check, Decision, Key, Limit, LimitStatus, ManualClock, MemoryStore, Settled,
-    Settlement, Store, StoreError,
+    Settlement, Store,
+    store::StoreFuture,
     testing::{BrokenRule, Conformance},
 };
 
@@ -53,8 +50,6 @@ impl Clone for Planted {
 fn planted(clock: ManualClock, fault: Fault) -> Planted {
     Planted { store: MemoryStore::builder().clock(&clock).build(), clock, fault }
 }
-
-type Reply<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;
 
 /// The same charges, as units that were spent before.
 fn as_spent(check: &Check) -> Check {
@@ -171,11 +166,7 @@ impl Planted {
 }
 
 impl Store for Planted {
-    type Decide = Reply<Decision>;
-    type Settle = Reply<Settled>;
-    type Reset = <MemoryStore as Store>::Reset;
-
-    fn decide(&self, check: Check) -> Self::Decide {
+    fn decide(&self, check: Check) -> StoreFuture<Decision> {
         let planted = self.clone();
         match self.fault {
             Fault::CountsUnpolledFutures | Fault::CountsOnEachCloneAlone => {
@@ -186,7 +177,7 @@ impl Store for Planted {
         }
     }
 
-    fn settle(&self, settlement: Settlement) -> Self::Settle {
+    fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
         let planted = self.clone();
         Box::pin(async move {
             let settled = planted.store.settle(settlement.clone()).await?;
@@ -200,7 +191,7 @@ impl Store for Planted {
         })
     }
 
-    fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
+    fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
         self.store.reset(limit, key)
     }
 }

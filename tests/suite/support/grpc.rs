@@ -11,7 +11,7 @@ use tonic_health::pb::{
     health_client::HealthClient,
     health_server::{Health, HealthServer},
 };
-use tower_sliding_window::{GrpcResponse, RateLimitLayer, Store};
+use tower_sliding_window::{GrpcResponse, RateLimitLayer};
 
 pub(crate) type Client = HealthClient<Channel>;
 
@@ -27,10 +27,7 @@ pub(crate) async fn listen() -> (TcpIncoming, String) {
 }
 
 /// Serves the health service behind the layer until the test ends, and returns its URL.
-pub(crate) async fn serve<S: Store>(layer: RateLimitLayer<S, GrpcResponse>) -> String
-where
-    S::Decide: Send,
-{
+pub(crate) async fn serve(layer: RateLimitLayer<GrpcResponse>) -> String {
     let (incoming, url) = listen().await;
     tokio::spawn(Server::builder().layer(layer).add_service(health()).serve_with_incoming(incoming));
     url

@@ -10,7 +10,7 @@ use std::{
 };
 
 use tokio::{task::JoinSet, time::sleep};
-use tower_sliding_window::{Check, Limiter, Store};
+use tower_sliding_window::{Check, Limiter};
 
 use super::{
     TEST_TIMEOUT,
@@ -62,10 +62,7 @@ impl Load {
     }
 
     /// Each client sends the check of its number to the limiter, with the default deadline.
-    pub(crate) fn of_checks<S: Store>(
-        limiter: &Limiter<S>,
-        check: impl Fn(usize) -> Check + Send + Sync + 'static,
-    ) -> Self {
+    pub(crate) fn of_checks(limiter: &Limiter, check: impl Fn(usize) -> Check + Send + Sync + 'static) -> Self {
         let limiter = limiter.clone().deadline(DEADLINE);
         Self::start(move |number| {
             let decision = limiter.check_all(check(number));

@@ -21,6 +21,7 @@ pub(crate) mod stores;
 
 use std::{
     error::Error,
+    sync::Arc,
     time::{Duration, Instant, UNIX_EPOCH},
 };
 
@@ -124,17 +125,23 @@ pub(crate) async fn until(failure: &str, mut holds: impl FnMut() -> bool) {
 /// A limiter on one of the stores, whose clock the test controls.
 pub(crate) struct Fixture<S> {
     pub(crate) store: S,
-    pub(crate) limiter: Limiter<S>,
+    pub(crate) limiter: Limiter,
     pub(crate) clock: ManualClock,
     /// Stopped when the test ends.
     _server: Option<RedisServer>,
 }
 
-impl<S: Store> Fixture<S> {
+impl<S: Store + Clone> Fixture<S> {
+    fn behind_a_pointer(self) -> Fixture<Arc<dyn Store>> {
+        Fixture::new(Arc::new(self.store), self.clock, self._server)
+    }
+
     fn new(store: S, clock: ManualClock, server: Option<RedisServer>) -> Self {
         Self { limiter: Limiter::new(store.clone()).deadline(TEST_TIMEOUT), store, clock, _server: server }
     }
+}
 
+impl<S: Store> Fixture<S> {
     /// Without a deny cache, so that every check reaches the store.
     pub(crate) fn without_deny_cache(self) -> Self {
         Self { limiter: self.limiter.deny_cache(DenyCache::off()), ..self }
@@ -142,23 +149,22 @@ impl<S: Store> Fixture<S> {
 }
 
 pub(crate) fn memory() -> Fixture<MemoryStore> {
-    memory_as()
+    let clock = ManualClock::new();
+    Fixture::new(MemoryStore::builder().clock(&clock).build(), clock, None)
 }
 
 pub(crate) fn redis() -> Fixture<RedisStore> {
-    redis_as()
-}
-
-/// The in-process store, as itself or as an `AnyStore`.
-pub(crate) fn memory_as<S: Store + From<MemoryStore>>() -> Fixture<S> {
-    let clock = ManualClock::new();
-    Fixture::new(MemoryStore::builder().clock(&clock).build().into(), clock, None)
-}
-
-/// A store on Redis, as itself or as an `AnyStore`.
-pub(crate) fn redis_as<S: Store + From<RedisStore>>() -> Fixture<S> {
     let (clock, server) = (ManualClock::new(), RedisServer::start());
-    Fixture::new(redis_by(&clock, &server).into(), clock, Some(server))
+    Fixture::new(redis_by(&clock, &server), clock, Some(server))
+}
+
+/// As an application has it that chooses its store at run time.
+pub(crate) fn any_memory() -> Fixture<Arc<dyn Store>> {
+    memory().behind_a_pointer()
+}
+
+pub(crate) fn any_redis() -> Fixture<Arc<dyn Store>> {
+    redis().behind_a_pointer()
 }
 
 /// A store on this server, by the clock of a test.
@@ -176,12 +182,10 @@ macro_rules! for_every_store {
             $(#[tokio::test] async fn $test() { super::$test(crate::support::redis()).await; })*
         }
         mod on_any_memory {
-            use tower_sliding_window::AnyStore;
-            $(#[tokio::test] async fn $test() { super::$test(crate::support::memory_as::<AnyStore>()).await; })*
+            $(#[tokio::test] async fn $test() { super::$test(crate::support::any_memory()).await; })*
         }
         mod on_any_redis {
-            use tower_sliding_window::AnyStore;
-            $(#[tokio::test] async fn $test() { super::$test(crate::support::redis_as::<AnyStore>()).await; })*
+            $(#[tokio::test] async fn $test() { super::$test(crate::support::any_redis()).await; })*
         }
     };
 }

@@ -49,7 +49,7 @@ impl RedisCluster {
     }
 
     /// Without a deny cache.
-    pub(crate) fn limiter(&self, builder: RedisStoreBuilder) -> Limiter<RedisStore> {
+    pub(crate) fn limiter(&self, builder: RedisStoreBuilder) -> Limiter {
         Limiter::new(builder.build().unwrap()).deny_cache(DenyCache::off()).deadline(Duration::from_secs(5))
     }
 

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use axum::body::Body;
 use http::{Request, Response};
 use tower::{Layer, service_fn, util::BoxCloneService};
-use tower_sliding_window::{RateLimitLayer, Store};
+use tower_sliding_window::RateLimitLayer;
 
 use super::requests::hello;
 
@@ -16,9 +16,6 @@ pub(crate) fn handler() -> App {
 }
 
 /// The layer around an app.
-pub(crate) fn around<S: Store>(layer: &RateLimitLayer<S>, app: App) -> App
-where
-    S::Decide: Send,
-{
+pub(crate) fn around(layer: &RateLimitLayer, app: App) -> App {
     BoxCloneService::new(layer.layer(app))
 }

@@ -2,12 +2,9 @@
 
 use std::time::Duration;
 
-use super::super::{
-    store_under_test::StoreUnderTest,
-    trial::{
-        MICROSECOND, Numbers, Trial, charge, ms, plain_check, reserved_check, seconds, to_next_window,
-        to_the_start_of_a_window,
-    },
+use super::super::trial::{
+    MICROSECOND, Numbers, Trial, charge, ms, plain_check, reserved_check, seconds, to_next_window,
+    to_the_start_of_a_window,
 };
 use crate::{
     algorithm::Algorithm,
@@ -33,13 +30,7 @@ impl Trial {
     }
 
     /// The refusal of a cost to a key, or `None` if it would be admitted. Spends nothing.
-    async fn refused_for(
-        &self,
-        limiter: &Limiter<StoreUnderTest>,
-        limit: &Limit,
-        key: &'static str,
-        cost: u64,
-    ) -> Option<Decision> {
+    async fn refused_for(&self, limiter: &Limiter, limit: &Limit, key: &'static str, cost: u64) -> Option<Decision> {
         if limiter.peek(limit, key).await.unwrap().remaining() >= cost {
             return None;
         }

@@ -25,7 +25,7 @@ use proptest::prelude::Rng;
 use tokio::{runtime::Runtime, time::sleep};
 use tower_sliding_window::{
     AdmissionId, Algorithm, Blocks, Charge, Check, Decision, DenyCache, Error, Key, Limit, Limiter, LocalState,
-    ManualClock, RedisStore, Settled, Settlement, Store, StoreError,
+    ManualClock, RedisStore, Settled, Settlement, Store, StoreError, store::StoreFuture,
 };
 
 use super::{micros, random_seed};
@@ -177,8 +177,6 @@ struct ProcessStore {
     loses: Arc<AtomicBool>,
 }
 
-type Pending<T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send>>;
-
 impl ProcessStore {
     fn lose<T>(&self, reply: Result<T, StoreError>) -> Result<T, StoreError> {
         if self.loses.load(Ordering::Relaxed) {
@@ -194,11 +192,7 @@ impl ProcessStore {
 }
 
 impl Store for ProcessStore {
-    type Decide = Pending<Decision>;
-    type Settle = Pending<Settled>;
-    type Reset = Pending<()>;
-
-    fn decide(&self, check: Check) -> Pending<Decision> {
+    fn decide(&self, check: Check) -> StoreFuture<Decision> {
         let store = self.clone();
         Box::pin(async move {
             let asking = Asking::of(&store.world, &check);
@@ -208,7 +202,7 @@ impl Store for ProcessStore {
         })
     }
 
-    fn settle(&self, settlement: Settlement) -> Pending<Settled> {
+    fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
         let store = self.clone();
         Box::pin(async move {
             let reply = store.redis.settle(settlement.clone()).await;
@@ -222,8 +216,8 @@ impl Store for ProcessStore {
         })
     }
 
-    fn reset(&self, limit: Limit, key: Key) -> Pending<()> {
-        Box::pin(self.redis.reset(limit, key))
+    fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
+        self.redis.reset(limit, key)
     }
 
     fn local_state(&self) -> Option<&LocalState> {
@@ -265,7 +259,7 @@ impl Drop for Asking {
 
 struct Process {
     runtime: Runtime,
-    limiter: Limiter<ProcessStore>,
+    limiter: Limiter,
     loses: Arc<AtomicBool>,
     units: u64,
 }

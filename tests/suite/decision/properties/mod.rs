@@ -21,7 +21,7 @@ use proptest::{
 };
 use tokio::task::JoinHandle;
 use tower_sliding_window::{
-    AdmissionId, Algorithm, Charge, Check, DenyCache, Limit, Limiter, ManualClock, MemoryStore, Settlement, Store,
+    AdmissionId, Algorithm, Charge, Check, DenyCache, Limit, Limiter, ManualClock, MemoryStore, Settlement,
 };
 
 use self::{
@@ -83,8 +83,8 @@ enum Clocks {
 
 /// Replays a history on a store and on the model, and compares every decision. Single checks and checks in a batch use
 /// two limiters, on the same store or on two that share all data.
-async fn replay<S: Store>(
-    [alone, together]: [&Limiter<S>; 2],
+async fn replay(
+    [alone, together]: [&Limiter; 2],
     clock: &ManualClock,
     mut model: Model,
     steps: &[Step],

@@ -1,7 +1,7 @@
 //! The order of a line, how long its callers wait, and how often they ask the store.
 
 use std::{
-    future::{Pending, Ready, pending, ready},
+    future::{pending, ready},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -15,14 +15,14 @@ use tokio::{
 };
 use tower_sliding_window::{
     AdmissionId, Charge, Check, Decision, Error, Key, Limit, LimitStatus, Limiter, MemoryStore, Settled, Settlement,
-    Store, StoreError,
+    Store, store::StoreFuture,
 };
 
 use super::{CALLS, Test, check_of_ada};
 use crate::support::{TEST_TIMEOUT, let_tasks_run, ms, redis_server::RedisServer, stores::silent};
 
 /// The limit holds in every window for callers in two processes, and all of them are admitted in the end.
-async fn assert_many_waiting_callers_never_exceed_the_limit<S: Store>(limiters: [Limiter<S>; 2]) {
+async fn assert_many_waiting_callers_never_exceed_the_limit(limiters: [Limiter; 2]) {
     let limit = Limit::per("many", 5, ms(150));
     let mut waiting = JoinSet::new();
     for number in 0..23 {
@@ -254,22 +254,18 @@ async fn acquire_pauses_between_checks_when_the_retry_time_is_zero() {
     struct RefusesForNoTime(Arc<AtomicU64>);
 
     impl Store for RefusesForNoTime {
-        type Decide = Ready<Result<Decision, StoreError>>;
-        type Settle = Pending<Result<Settled, StoreError>>;
-        type Reset = Pending<Result<(), StoreError>>;
-
-        fn decide(&self, check: Check) -> Self::Decide {
+        fn decide(&self, check: Check) -> StoreFuture<Decision> {
             self.0.fetch_add(1, Ordering::SeqCst);
             let status = |charge: &Charge| LimitStatus::new(charge, 3, Duration::ZERO, Some(Duration::ZERO));
-            ready(Ok(Decision::new(&check, SystemTime::now(), AdmissionId::fresh(), status)))
+            Box::pin(ready(Ok(Decision::new(&check, SystemTime::now(), AdmissionId::fresh(), status))))
         }
 
-        fn settle(&self, _: Settlement) -> Self::Settle {
-            pending()
+        fn settle(&self, _: Settlement) -> StoreFuture<Settled> {
+            Box::pin(pending())
         }
 
-        fn reset(&self, _: Limit, _: Key) -> Self::Reset {
-            pending()
+        fn reset(&self, _: Limit, _: Key) -> StoreFuture<()> {
+            Box::pin(pending())
         }
     }
 

@@ -9,7 +9,6 @@ mod unpolled_callers;
 
 use std::{
     fmt::Debug,
-    pin::Pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -19,7 +18,8 @@ use std::{
 
 use tokio::{task::JoinHandle, time::advance};
 use tower_sliding_window::{
-    Charge, Check, Decision, Error, Key, Limit, Limiter, ManualClock, MemoryStore, Settlement, Store, StoreError,
+    Charge, Check, Decision, Error, Key, Limit, Limiter, ManualClock, MemoryStore, Settled, Settlement, Store,
+    store::StoreFuture,
 };
 
 use crate::support::{let_tasks_run, ms, stores::failing};
@@ -35,33 +35,29 @@ struct CountingStore {
 }
 
 impl Store for CountingStore {
-    type Decide = Pin<Box<dyn Future<Output = Result<Decision, StoreError>> + Send>>;
-    type Settle = <MemoryStore as Store>::Settle;
-    type Reset = Pin<Box<dyn Future<Output = Result<(), StoreError>> + Send>>;
-
-    fn decide(&self, check: Check) -> Self::Decide {
+    fn decide(&self, check: Check) -> StoreFuture<Decision> {
         self.checks_sent.fetch_add(1, Ordering::SeqCst);
         if self.fails.load(Ordering::SeqCst) {
-            return Box::pin(failing().decide(check));
+            return failing().decide(check);
         }
-        Box::pin(self.store.decide(check))
+        self.store.decide(check)
     }
 
-    fn settle(&self, settlement: Settlement) -> Self::Settle {
+    fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
         self.store.settle(settlement)
     }
 
-    fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
+    fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
         if self.fails.load(Ordering::SeqCst) {
-            return Box::pin(failing().reset(limit, key));
+            return failing().reset(limit, key);
         }
-        Box::pin(self.store.reset(limit, key))
+        self.store.reset(limit, key)
     }
 }
 
 /// A limiter and its store, and the names of admitted callers in order.
 struct Test {
-    limiter: Limiter<CountingStore>,
+    limiter: Limiter,
     store: CountingStore,
     clock: ManualClock,
     admitted: Arc<Mutex<Vec<&'static str>>>,

@@ -1,18 +1,14 @@
 //! Units that a settlement or a reset returns wake the callers that wait for them.
 
-use std::{
-    future::poll_fn,
-    pin::{Pin, pin},
-    sync::atomic::Ordering,
-    task::Poll,
-    time::Duration,
-};
+use std::{future::poll_fn, pin::pin, sync::atomic::Ordering, task::Poll, time::Duration};
 
 use tokio::{
     task::{JoinSet, yield_now},
     time::{Instant, sleep, timeout},
 };
-use tower_sliding_window::{Charge, Check, Decision, Key, Limit, Limiter, MemoryStore, Settlement, Store, StoreError};
+use tower_sliding_window::{
+    Charge, Check, Decision, Key, Limit, Limiter, MemoryStore, Settled, Settlement, Store, store::StoreFuture,
+};
 
 use super::{CALLS, Test, check_of_ada, lines};
 use crate::support::{TEST_TIMEOUT, let_tasks_run, ms, redis_server::RedisServer};
@@ -55,11 +51,7 @@ async fn units_returned_to_one_limit_wake_every_line_that_waits_for_it() {
 struct SlowStore(MemoryStore);
 
 impl Store for SlowStore {
-    type Decide = Pin<Box<dyn Future<Output = Result<Decision, StoreError>> + Send>>;
-    type Settle = <MemoryStore as Store>::Settle;
-    type Reset = <MemoryStore as Store>::Reset;
-
-    fn decide(&self, check: Check) -> Self::Decide {
+    fn decide(&self, check: Check) -> StoreFuture<Decision> {
         let store = self.0.clone();
         Box::pin(async move {
             let decision = store.decide(check).await;
@@ -68,11 +60,11 @@ impl Store for SlowStore {
         })
     }
 
-    fn settle(&self, settlement: Settlement) -> Self::Settle {
+    fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
         self.0.settle(settlement)
     }
 
-    fn reset(&self, limit: Limit, key: Key) -> Self::Reset {
+    fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
         self.0.reset(limit, key)
     }
 }

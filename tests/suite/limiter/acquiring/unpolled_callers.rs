@@ -4,7 +4,7 @@ use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
 
 use tokio::time::{Instant, timeout};
 use tower_sliding_window::{
-    Charge, Check, Decision, Error, Limit, Limiter, MemoryStore, Store,
+    Charge, Check, Decision, Error, Limit, Limiter, MemoryStore,
     testing::{Fault, FaultyStore},
 };
 
@@ -18,11 +18,11 @@ const GRACE: Duration = ms(100);
 type UnpolledWait = Pin<Box<dyn Future<Output = Result<Decision, Error>> + Send>>;
 
 /// Polls a wait once, and returns it.
-async fn poll_once<S: Store>(limiter: &Limiter<S>, check: Check) -> UnpolledWait {
+async fn poll_once(limiter: &Limiter, check: Check) -> UnpolledWait {
     poll_once_for(limiter, check, TEST_TIMEOUT).await
 }
 
-async fn poll_once_for<S: Store>(limiter: &Limiter<S>, check: Check, max_wait: Duration) -> UnpolledWait {
+async fn poll_once_for(limiter: &Limiter, check: Check, max_wait: Duration) -> UnpolledWait {
     let limiter = limiter.clone();
     let mut kept: UnpolledWait = Box::pin(async move { limiter.acquire_all(check, max_wait).await });
     assert!(poll_fn(|cx| Poll::Ready(kept.as_mut().poll(cx).is_pending())).await);

@@ -25,16 +25,16 @@ const LIFE: Duration = Duration::from_millis(100);
 const API: Limit = Limit::per_minute("api", 1_000_000).in_blocks(Blocks::new());
 
 /// A limiter whose blocks live by the clock of the machine.
-fn limiter(server: &RedisServer) -> Limiter<RedisStore> {
+fn limiter(server: &RedisServer) -> Limiter {
     Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT)
 }
 
 /// A limiter whose blocks and windows end when the test says so.
-fn limiter_by(server: &RedisServer, clock: &ManualClock) -> Limiter<RedisStore> {
+fn limiter_by(server: &RedisServer, clock: &ManualClock) -> Limiter {
     Limiter::new(server.store().clock(clock).build().unwrap()).deadline(TEST_TIMEOUT)
 }
 
-async fn check(limiter: &Limiter<RedisStore>, limit: &Limit, key: &str, cost: u64) -> Decision {
+async fn check(limiter: &Limiter, limit: &Limit, key: &str, cost: u64) -> Decision {
     limiter.check(limit, key, cost).await.unwrap()
 }
 
@@ -45,14 +45,14 @@ async fn used(server: &RedisServer, clock: &ManualClock, limit: &Limit, key: &st
 }
 
 /// Whether the limiter admits a request without asking Redis.
-async fn is_in_process(server: &RedisServer, limiter: &Limiter<RedisStore>, limit: &Limit, key: &str) -> bool {
+async fn is_in_process(server: &RedisServer, limiter: &Limiter, limit: &Limit, key: &str) -> bool {
     let before = server.script_calls();
     assert!(check(limiter, limit, key, 1).await.is_allowed());
     server.script_calls() == before
 }
 
 /// Makes requests until the limiter holds a block, and returns how many it has made.
-async fn hold(server: &RedisServer, limiter: &Limiter<RedisStore>, limit: &Limit, key: &str) -> u64 {
+async fn hold(server: &RedisServer, limiter: &Limiter, limit: &Limit, key: &str) -> u64 {
     let (begun, mut requests) = (Instant::now(), 0);
     while begun.elapsed() < TEST_TIMEOUT {
         // Together, so that they are within a life on a slow machine, too.

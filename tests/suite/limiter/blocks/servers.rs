@@ -5,7 +5,7 @@ use tokio::task::JoinSet;
 use super::*;
 
 /// Asks from eight tasks for each of the limiters until all units are spent, and returns how many were admitted.
-async fn spend_all(limiters: &[Limiter<RedisStore>], limit: &Limit, key: &str) -> u64 {
+async fn spend_all(limiters: &[Limiter], limit: &Limit, key: &str) -> u64 {
     let mut tasks = JoinSet::new();
     for limiter in limiters.iter().flat_map(|limiter| [limiter; 8]) {
         let (limiter, limit, key) = (limiter.clone(), limit.clone(), key.to_owned());

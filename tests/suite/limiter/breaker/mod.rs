@@ -31,7 +31,7 @@ fn at_once<F: Future>(future: F) -> F::Output {
 }
 
 /// A limiter on a store that has failed often enough to open the breaker.
-async fn limiter_with_open_breaker(fault: Fault) -> (Limiter<FaultyStore<MemoryStore>>, FaultyStore<MemoryStore>) {
+async fn limiter_with_open_breaker(fault: Fault) -> (Limiter, FaultyStore<MemoryStore>) {
     let store = FaultyStore::with_fault(fault);
     let limiter = Limiter::new(store.clone());
     for _ in 0..5 {
@@ -42,6 +42,6 @@ async fn limiter_with_open_breaker(fault: Fault) -> (Limiter<FaultyStore<MemoryS
     (limiter, store)
 }
 
-fn is_open(limiter: &Limiter<FaultyStore<MemoryStore>>) -> bool {
+fn is_open(limiter: &Limiter) -> bool {
     matches!(at_once(limiter.check(&CALLS, "ada", 1)), Err(Error::BreakerOpen(_)))
 }

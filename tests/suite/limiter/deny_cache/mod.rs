@@ -24,12 +24,12 @@ impl Test {
         Self { server, clock, store }
     }
 
-    fn limiter(&self) -> Limiter<RedisStore> {
+    fn limiter(&self) -> Limiter {
         Limiter::new(self.store.clone()).deadline(TEST_TIMEOUT)
     }
 
     /// A limiter that was refused a check of cost 1.
-    async fn refused(&self) -> Limiter<RedisStore> {
+    async fn refused(&self) -> Limiter {
         let limiter = self.limiter();
         for admitted in [true, true, false] {
             assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed(), admitted);

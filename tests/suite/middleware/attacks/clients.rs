@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use tonic::Code;
 use tonic_types::StatusExt;
 use tower_sliding_window::{
-    AnyStore, GrpcResponse, Header, JsonResponse, Key, KeyError, Limiter, Rejection, Secret, Share, Store,
+    GrpcResponse, Header, JsonResponse, Key, KeyError, Limiter, Rejection, Secret, Share, Store, store,
 };
 
 use super::*;
@@ -114,7 +114,7 @@ async fn a_hidden_limit_is_nowhere() {
 }
 
 /// One of the layers of the random client, with costs of at most 1.
-fn random_layer<S: Store>(store: &S, numbers: &mut Numbers, names: [&str; 2], history: u64) -> RateLimitLayer<S> {
+fn random_layer<S: Store + Clone>(store: &S, numbers: &mut Numbers, names: [&str; 2], history: u64) -> RateLimitLayer {
     let limits = names.map(|name| {
         let window = Duration::from_millis(300 + numbers.below(20_000));
         let limit = Limit::new(format!("{name}-{history}"), 2 + numbers.below(8), window).unwrap();
@@ -132,7 +132,7 @@ fn random_layer<S: Store>(store: &S, numbers: &mut Numbers, names: [&str; 2], hi
     layer.deadline(crate::support::TEST_TIMEOUT).fail_closed()
 }
 
-async fn an_obedient_client<S: Store>(fixture: crate::support::Fixture<S>, histories: u64) {
+async fn an_obedient_client<S: Store + Clone>(fixture: crate::support::Fixture<S>, histories: u64) {
     let mut numbers = Numbers(5);
     let mut waits = 0;
     for history in 0..histories {
@@ -162,7 +162,7 @@ async fn an_obedient_client_is_never_refused_however_limits_count_on_redis() {
 
 /// At any cost that fits: after `t`, more is left than `r`. A refusal has the same figures in the body, and no `t` above
 /// `Retry-After`.
-async fn more_is_left_after_t<S: Store>(fixture: crate::support::Fixture<S>, histories: u64) {
+async fn more_is_left_after_t<S: Store + Clone>(fixture: crate::support::Fixture<S>, histories: u64) {
     let mut numbers = Numbers(6);
     let limiter = Limiter::new(fixture.store.clone()).deadline(crate::support::TEST_TIMEOUT);
     let key = anyone(&request().into_parts().0).unwrap();
@@ -215,10 +215,7 @@ async fn after_t_more_is_left_on_redis() {
 /// No backend detail, key or secret in what a client sees.
 #[tokio::test]
 async fn no_rejection_shows_a_backend_or_a_key() {
-    async fn both<S: Store>(layer: RateLimitLayer<S>, request: impl Fn() -> Request<Body>) -> String
-    where
-        S::Decide: Send,
-    {
+    async fn both(layer: RateLimitLayer, request: impl Fn() -> Request<Body>) -> String {
         let http = BoxCloneService::new(layer.layer(handler())).oneshot(request()).await.unwrap();
         let grpc = BoxCloneService::new(layer.respond_with(GrpcResponse).layer(handler()));
         seen(http).await + &seen(grpc.oneshot(request()).await.unwrap()).await
@@ -226,7 +223,7 @@ async fn no_rejection_shows_a_backend_or_a_key() {
     let calls = || Limit::per_hour("calls", 1).by(Header::new("x-tenant"));
     let request = || Request::get("/").header("x-tenant", "t0ken-k3y").body(Body::empty()).unwrap();
     let failing = RateLimitLayer::new(failing()).limit(calls());
-    let redis = AnyStore::from_url("redis://shop:s3cr3t@127.0.0.1:1/0").unwrap();
+    let redis = store::from_url("redis://shop:s3cr3t@127.0.0.1:1/0").unwrap();
     let texts = [
         both(failing.clone().fail_closed(), request).await,
         both(failing.fail_local(Share::one_of(2)), request).await,
@@ -311,7 +308,7 @@ async fn white_space_around_a_url_makes_no_difference() {
     for url in
         [" redis://127.0.0.1:1/0\n", "\tREDIS://127.0.0.1:1\r\n", "memory:\n", " MEMORY://", "unix:///tmp/x.sock\n"]
     {
-        assert!(AnyStore::from_url(url).is_ok(), "{url:?}");
+        assert!(store::from_url(url).is_ok(), "{url:?}");
     }
 }
 
@@ -353,10 +350,7 @@ async fn each_item_has_its_partition_key_however_limits_count() {
     let secret = Secret::new("32 random bytes out of the vault").unwrap();
     let calls = || Limit::per_hour("calls", 3);
     let by_tenant = || Header::new("x-tenant");
-    async fn keys<S: Store>(layer: RateLimitLayer<S>, secret: &Secret, tenant: &str) -> Vec<String>
-    where
-        S::Decide: Send,
-    {
+    async fn keys(layer: RateLimitLayer, secret: &Secret, tenant: &str) -> Vec<String> {
         let app = around(&layer.headers(HeaderSets::rate_limit()).partition_key(secret), handler());
         let mut keys = Vec::new();
         for _ in 0..5 {

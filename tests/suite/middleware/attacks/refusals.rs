@@ -91,7 +91,7 @@ async fn refused_in_line(tight: KeyedLimit) -> Response {
     refused
 }
 
-async fn refused_in_line_by(tight: KeyedLimit, guard: impl FnOnce(RateLimitLayer<MemoryStore>) -> App) -> Response {
+async fn refused_in_line_by(tight: KeyedLimit, guard: impl FnOnce(RateLimitLayer) -> App) -> Response {
     let (store, _clock) = clocked();
     let layer = RateLimitLayer::new(store)
         .limit(tight)
@@ -140,7 +140,7 @@ async fn a_refusal_in_line_for_a_hidden_limit_blames_no_other() {
 async fn a_quota_failure_in_line_names_only_the_limits_that_are_used_up() {
     use tonic_types::StatusExt;
 
-    let guard = |hasty: RateLimitLayer<_>| BoxCloneService::new(hasty.respond_with(GrpcResponse).layer(handler()));
+    let guard = |hasty: RateLimitLayer| BoxCloneService::new(hasty.respond_with(GrpcResponse).layer(handler()));
     let refused = refused_in_line_by(Limit::per_hour("tight", 1).by(anyone), guard).await;
     let status = tonic::Status::from_header_map(refused.headers()).unwrap();
     let violations = status.get_details_quota_failure().unwrap().violations;
@@ -150,9 +150,9 @@ async fn a_quota_failure_in_line_names_only_the_limits_that_are_used_up() {
 
 #[tokio::test]
 async fn a_decision_of_a_store_that_is_polled_after_its_end_charges_once() {
-    use tower_sliding_window::{AnyStore, Charge, Check, Store};
+    use tower_sliding_window::{Charge, Check, MemoryStore, Store};
 
-    let store = AnyStore::memory();
+    let store = MemoryStore::new();
     let calls = Limit::per_hour("calls", 9);
     let mut decision = store.decide(Check::new(Charge::new(calls.clone(), "ada", 1).unwrap()));
     poll_fn(|cx| {

@@ -112,7 +112,7 @@ async fn limits_are_chosen_concurrently_within_the_deadline() {
 }
 
 /// Requests of one key, one after the other. The docs warn of this case.
-async fn the_shorter_of_two_windows_under_one_name_erases_older_units<S: Store>(fixture: Fixture<S>) {
+async fn the_shorter_of_two_windows_under_one_name_erases_older_units<S: Store + Clone>(fixture: Fixture<S>) {
     let fixture = fixture.without_deny_cache();
     let by_plan = KeyedLimit::chosen(anyone, |parts: &Parts| {
         let is_short = parts.headers["x-plan"] == "short";
@@ -157,7 +157,7 @@ async fn a_request_without_a_key_chooses_no_limit() {
 }
 
 /// A layer of 5 a minute by address, with a limit that is looked up for each request, and the number of look-ups.
-fn looked_up<S: Store>(store: S) -> (RateLimitLayer<S>, Arc<AtomicUsize>) {
+fn looked_up<S: Store>(store: S) -> (RateLimitLayer, Arc<AtomicUsize>) {
     let look_ups = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&look_ups);
     let plan = KeyedLimit::chosen(anyone, move |_: &Parts| {
@@ -170,7 +170,7 @@ fn looked_up<S: Store>(store: S) -> (RateLimitLayer<S>, Arc<AtomicUsize>) {
 }
 
 /// How many of the requests are admitted. Refusals report the limit by address.
-async fn admitted<S: Store>(layer: &RateLimitLayer<S>, requests: usize) -> usize {
+async fn admitted(layer: &RateLimitLayer, requests: usize) -> usize {
     let app = layer.layer(service_fn(hello));
     let mut admitted = 0;
     for _ in 0..requests {

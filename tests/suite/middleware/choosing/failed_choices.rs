@@ -46,7 +46,7 @@ pub(super) async fn used(store: &MemoryStore, limit: &Limit) -> u64 {
     Limiter::new(store.clone()).peek(limit, key).await.unwrap().used()
 }
 
-async fn a_failed_choice_leaves_the_other_limits_in_force<S: Store>(fixture: Fixture<S>) {
+async fn a_failed_choice_leaves_the_other_limits_in_force<S: Store + Clone>(fixture: Fixture<S>) {
     let layer = RateLimitLayer::on(fixture.limiter).limit(BURST.by(anyone)).limit(failing_choice()).fail_open();
     let app = layer.layer(service_fn(hello));
     let mut responses = Vec::new();

@@ -19,7 +19,7 @@ use crate::support::{
     stores::failing,
 };
 
-async fn a_fallback_is_charged_with_the_others_in_every_mode<S: Store>(fixture: Fixture<S>) {
+async fn a_fallback_is_charged_with_the_others_in_every_mode<S: Store + Clone>(fixture: Fixture<S>) {
     let modes = [FailureMode::Open, FailureMode::Closed, FailureMode::Local(Share::one_of(2))];
     for (number, mode) in modes.into_iter().enumerate() {
         let named = |name: &str, units| Limit::new(format!("{name}-{number}"), units, PRO.window()).unwrap();

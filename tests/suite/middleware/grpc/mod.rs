@@ -8,6 +8,6 @@ use tower_sliding_window::{GrpcResponse, Limit, MemoryStore, PeerIp, RateLimitLa
 
 const CALLS: Limit = Limit::per_hour("calls", 2);
 
-fn by_peer() -> RateLimitLayer<MemoryStore, GrpcResponse> {
+fn by_peer() -> RateLimitLayer<GrpcResponse> {
     RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(PeerIp::new())).respond_with(GrpcResponse)
 }

@@ -64,12 +64,12 @@ async fn a_client_that_waits_for_the_retry_info_is_admitted() {
     check(&mut client).await.unwrap();
 }
 
-fn by(limit: KeyedLimit) -> RateLimitLayer<MemoryStore, GrpcResponse> {
+fn by(limit: KeyedLimit) -> RateLimitLayer<GrpcResponse> {
     RateLimitLayer::new(MemoryStore::new()).limit(limit).respond_with(GrpcResponse)
 }
 
 /// Every call has this error in the place of its key.
-fn without_key(status: u16) -> RateLimitLayer<MemoryStore, GrpcResponse> {
+fn without_key(status: u16) -> RateLimitLayer<GrpcResponse> {
     let error =
         KeyError::invalid("tenant", "10.0.0.7 has no \u{e9}\n").with_status(StatusCode::from_u16(status).unwrap());
     by(CALLS.by(move |_: &Parts| -> Result<Key, KeyError> { Err(error.clone()) }))

@@ -1,22 +1,81 @@
-//! The URLs of stores.
+//! A store that a URL chooses at run time.
 
-use std::{error, fmt};
+use std::{error, fmt, sync::Arc};
 
 #[cfg(feature = "redis")]
-use crate::store::redis::InvalidRedisConfig;
+use super::redis::{InvalidRedisConfig, RedisStore};
+use super::{interface::Store, memory::MemoryStore};
+use crate::error::StoreError;
 
 /// The schemes that the Redis client knows.
 const REDIS_SCHEMES: [&str; 7] = ["redis", "rediss", "valkey", "valkeys", "redis+unix", "valkey+unix", "unix"];
 
+/// The store at `url`, chosen at run time. One on Redis connects when the first check arrives, so Redis may be down, and no
+/// runtime is needed yet.
+///
+/// | URL | store |
+/// |---|---|
+/// | `memory:`, `memory://` | [`MemoryStore::new`] |
+/// | `redis://`, `rediss://` (TLS, with the feature `tls`), `redis+unix://`, `unix://`, and the same with `valkey` | `RedisStore::builder(url)` |
+///
+/// Schemes are compared without case (RFC 3986, section 3.1).
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use tower_sliding_window::{Everyone, Limit, RateLimitLayer, store};
+///
+/// let url = std::env::var("STORE_URL").unwrap_or_else(|_| "memory:".to_owned());
+/// let layer = RateLimitLayer::new(store::from_url(&url)?).limit(Limit::per_minute("exports", 20).by(Everyone));
+/// # let _: RateLimitLayer = layer;
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+///
+/// [`InvalidStoreUrl`] if the scheme is unknown or needs a feature that is missing, if something follows `memory:`, or if it
+/// is not a valid Redis URL.
+pub fn from_url(url: &str) -> Result<Arc<dyn Store>, InvalidStoreUrl> {
+    Ok(match kind(url)? {
+        StoreKind::Memory => Arc::new(MemoryStore::new()),
+        #[cfg(feature = "redis")]
+        StoreKind::Redis => Arc::new(redis_at(url)?),
+    })
+}
+
+/// The store at `url`, chosen at run time as [`from_url`] does. One on Redis has been reached and can be written to.
+///
+/// # Errors
+///
+/// [`StoreError`] if the URL is invalid, as for [`from_url`], if the server cannot be reached, if it is a replica, or if this
+/// user may not write keys. Print its [sources](std::error::Error::source) as well: they have the address and the cause.
+pub async fn connect(url: &str) -> Result<Arc<dyn Store>, StoreError> {
+    let invalid = |error| StoreError::new("setting up the store", error);
+    Ok(match kind(url).map_err(invalid)? {
+        StoreKind::Memory => Arc::new(MemoryStore::new()),
+        #[cfg(feature = "redis")]
+        StoreKind::Redis => {
+            let store = redis_at(url).map_err(invalid)?;
+            store.try_out().await?;
+            Arc::new(store)
+        }
+    })
+}
+
+#[cfg(feature = "redis")]
+fn redis_at(url: &str) -> Result<RedisStore, InvalidStoreUrl> {
+    RedisStore::builder(url).build().map_err(|error| InvalidStoreUrl(Problem::Redis(error)))
+}
+
 /// The store that a URL names.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum StoreKind {
+enum StoreKind {
     Memory,
+    #[cfg(feature = "redis")]
     Redis,
 }
 
-/// The store that the scheme of the URL names. Schemes are compared without case (RFC 3986, section 3.1).
-pub(super) fn kind(url: &str) -> Result<StoreKind, InvalidStoreUrl> {
+/// The store that the scheme of the URL names.
+fn kind(url: &str) -> Result<StoreKind, InvalidStoreUrl> {
     let url = url.trim();
     let Some((scheme, rest)) = url.split_once(':') else {
         let problem = if url.is_empty() { Problem::Empty } else { Problem::Hidden };
@@ -25,7 +84,10 @@ pub(super) fn kind(url: &str) -> Result<StoreKind, InvalidStoreUrl> {
     match &*scheme.to_ascii_lowercase() {
         "memory" if matches!(rest, "" | "//") => Ok(StoreKind::Memory),
         "memory" => Err(InvalidStoreUrl(Problem::BehindMemory)),
+        #[cfg(feature = "redis")]
         known if REDIS_SCHEMES.contains(&known) => Ok(StoreKind::Redis),
+        #[cfg(not(feature = "redis"))]
+        known if REDIS_SCHEMES.contains(&known) => Err(InvalidStoreUrl(Problem::NoRedis)),
         _ if is_certainly_scheme(scheme, rest) => Err(InvalidStoreUrl(Problem::Scheme(scheme.to_owned()))),
         _ => Err(InvalidStoreUrl(Problem::Hidden)),
     }
@@ -37,7 +99,7 @@ fn is_certainly_scheme(scheme: &str, rest: &str) -> bool {
     rest.starts_with("//") && scheme.len() <= 16 && !scheme.is_empty() && scheme.bytes().all(is_of_scheme)
 }
 
-/// A URL that is not the URL of a store: the error of [`AnyStore::from_url`](crate::AnyStore::from_url).
+/// A URL that is not the URL of a store: the error of [`from_url`].
 ///
 /// It names the scheme, and of a Redis URL at most the host as well. It shows nothing that may be part of a password.
 pub struct InvalidStoreUrl(Problem);
@@ -53,18 +115,6 @@ enum Problem {
     NoRedis,
     #[cfg(feature = "redis")]
     Redis(InvalidRedisConfig),
-}
-
-impl InvalidStoreUrl {
-    #[cfg(feature = "redis")]
-    pub(super) fn redis(error: InvalidRedisConfig) -> Self {
-        Self(Problem::Redis(error))
-    }
-
-    #[cfg(not(feature = "redis"))]
-    pub(super) fn no_redis() -> Self {
-        Self(Problem::NoRedis)
-    }
 }
 
 impl fmt::Display for InvalidStoreUrl {
@@ -116,6 +166,7 @@ mod tests {
         for url in ["memory:", "memory://", "Memory:", " memory:\n"] {
             assert_eq!(kind(url).unwrap(), StoreKind::Memory, "{url}");
         }
+        #[cfg(feature = "redis")]
         for url in ["redis://host", "REDISS://a:b@host", "unix:///run/redis.sock", "valkey+unix:///x", "redis:"] {
             assert_eq!(kind(url).unwrap(), StoreKind::Redis, "{url}");
         }
@@ -148,7 +199,7 @@ mod tests {
     #[cfg(not(feature = "redis"))]
     #[test]
     fn without_the_feature_a_redis_url_is_an_error_that_names_it() {
-        let error = crate::AnyStore::from_url("redis://shop:s3cr3t@host").unwrap_err().to_string();
+        let error = from_url("redis://shop:s3cr3t@host").unwrap_err().to_string();
         assert!(error.contains("`redis`") && !error.contains("s3cr3t"), "{error}");
     }
 }

@@ -1,31 +1,33 @@
 //! The store that a URL names. That it keeps the rules of every store is tested wherever `for_every_store!` is used.
 
+use std::sync::Arc;
+
 use axum::{Router, body::Body, routing::get};
 use http::Request;
 use tower::ServiceExt;
-use tower_sliding_window::{AnyStore, Charge, Check, KeyedLimit, Limit, Limiter, RateLimitLayer, Store};
+use tower_sliding_window::{Charge, Check, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Store, store};
 
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer, requests::anyone, with_causes};
 
 const TWO: Limit = Limit::per_minute("two", 2);
 
-fn limiter(store: AnyStore) -> Limiter<AnyStore> {
+fn limiter(store: Arc<dyn Store>) -> Limiter {
     Limiter::new(store).deadline(TEST_TIMEOUT)
 }
 
-async fn is_allowed(limiter: &Limiter<AnyStore>) -> bool {
+async fn is_allowed(limiter: &Limiter) -> bool {
     limiter.check(&TWO, "ada", 1).await.unwrap().is_allowed()
 }
 
 #[tokio::test]
 async fn the_application_is_the_same_type_in_process_and_on_redis() {
-    fn app(store: AnyStore) -> Router {
+    fn app(store: Arc<dyn Store>) -> Router {
         let limits = RateLimitLayer::new(store).limit(TWO.by(anyone)).deadline(TEST_TIMEOUT);
         Router::new().route("/", get(|| async { "hello" })).layer(limits)
     }
     let server = RedisServer::start();
     for url in ["memory:", &server.url()] {
-        let app = app(AnyStore::from_url(url).unwrap());
+        let app = app(store::from_url(url).unwrap());
         let mut statuses = Vec::new();
         for _ in 0..3 {
             let response = app.clone().oneshot(Request::new(Body::empty())).await.unwrap();
@@ -38,11 +40,11 @@ async fn the_application_is_the_same_type_in_process_and_on_redis() {
 #[tokio::test]
 async fn stores_at_one_url_share_their_limits_and_stores_in_process_do_not() {
     let server = RedisServer::start();
-    let (first, second) = (AnyStore::connect(&server.url()).await.unwrap(), AnyStore::from_url(&server.url()).unwrap());
+    let (first, second) = (store::connect(&server.url()).await.unwrap(), store::from_url(&server.url()).unwrap());
     let (first, second) = (limiter(first), limiter(second));
     assert_eq!([is_allowed(&first).await, is_allowed(&second).await, is_allowed(&first).await], [true, true, false]);
 
-    let [first, second] = ["memory:", "memory://"].map(|url| limiter(AnyStore::from_url(url).unwrap()));
+    let [first, second] = ["memory:", "memory://"].map(|url| limiter(store::from_url(url).unwrap()));
     for _ in 0..2 {
         assert!(is_allowed(&first).await && is_allowed(&second).await);
     }
@@ -52,16 +54,16 @@ async fn stores_at_one_url_share_their_limits_and_stores_in_process_do_not() {
 #[test]
 fn only_the_in_process_store_decides_without_a_future() {
     let check = Check::new(Charge::new(TWO, "ada", 2).unwrap());
-    let memory = AnyStore::memory();
+    let memory = store::from_url("memory:").unwrap();
     assert_eq!([(); 2].map(|()| memory.decide_now(&check).unwrap().unwrap().is_allowed()), [true, false]);
-    assert!(AnyStore::from_url("redis://127.0.0.1:1").unwrap().decide_now(&check).is_none());
+    assert!(store::from_url("redis://127.0.0.1:1").unwrap().decide_now(&check).is_none());
 }
 
 /// Otherwise each limiter would have a breaker of its own, and would ask Redis about each refusal.
 #[tokio::test]
 async fn clones_share_what_a_store_on_redis_remembers_in_the_process() {
     let server = RedisServer::start();
-    let store = AnyStore::connect(&server.url()).await.unwrap();
+    let store = store::connect(&server.url()).await.unwrap();
     let (first, second) = (limiter(store.clone()), limiter(store));
     assert!(is_allowed(&first).await && is_allowed(&first).await && !is_allowed(&first).await);
     let asked = server.script_calls();
@@ -75,7 +77,7 @@ async fn a_url_may_name_a_socket() {
     let socket = dir.path().join("redis.sock");
     let _server = RedisServer::start_with(&["--unixsocket", socket.to_str().unwrap()]);
     for (scheme, allowed) in [("unix", [true, true]), ("redis+unix", [false, false])] {
-        let limiter = limiter(AnyStore::connect(&format!("{scheme}://{}", socket.display())).await.unwrap());
+        let limiter = limiter(store::connect(&format!("{scheme}://{}", socket.display())).await.unwrap());
         assert_eq!([is_allowed(&limiter).await, is_allowed(&limiter).await], allowed, "both spend from one limit");
     }
 }
@@ -83,13 +85,13 @@ async fn a_url_may_name_a_socket() {
 /// Without a runtime, too.
 #[test]
 fn a_store_from_a_url_is_made_while_redis_is_down() {
-    assert!(AnyStore::from_url("redis://127.0.0.1:1").is_ok());
+    assert!(store::from_url("redis://127.0.0.1:1").is_ok());
 }
 
 #[tokio::test]
 async fn connecting_fails_while_redis_is_down() {
-    assert!(AnyStore::connect("memory:").await.is_ok());
-    let error = with_causes(&AnyStore::connect("redis://127.0.0.1:1").await.unwrap_err());
+    assert!(store::connect("memory:").await.is_ok());
+    let error = with_causes(&store::connect("redis://127.0.0.1:1").await.unwrap_err());
     assert!(error.contains("127.0.0.1:1"), "{error}");
 }
 
@@ -104,9 +106,9 @@ async fn an_error_says_what_is_wrong_with_a_url_and_shows_no_password() {
         #[cfg(not(feature = "tls"))]
         ("rediss://shop:s3cr3t@host", "need this crate's feature `tls`"),
     ] {
-        let error = with_causes(&AnyStore::from_url(url).unwrap_err());
+        let error = with_causes(&store::from_url(url).unwrap_err());
         assert!(error.contains(problem) && !error.contains("s3cr3t"), "{error}");
-        let error = with_causes(&AnyStore::connect(url).await.unwrap_err());
+        let error = with_causes(&store::connect(url).await.unwrap_err());
         assert!(error.starts_with("setting up the store failed: ") && error.contains(problem), "{error}");
         assert!(!error.contains("s3cr3t"), "{error}");
     }
@@ -115,12 +117,12 @@ async fn an_error_says_what_is_wrong_with_a_url_and_shows_no_password() {
 /// A `main` that returns the error prints its `Debug`.
 #[test]
 fn the_debug_output_of_a_wrong_configuration_is_its_text() {
-    let url = AnyStore::from_url("mongodb://host").unwrap_err();
+    let url = store::from_url("mongodb://host").unwrap_err();
     assert_eq!(format!("{url:?}"), format!("InvalidStoreUrl({:?})", url.to_string()));
-    let url = format!("{:?}", AnyStore::from_url("redis://").unwrap_err());
+    let url = format!("{:?}", store::from_url("redis://").unwrap_err());
     assert!(url.starts_with("InvalidStoreUrl(\"") && url.contains("is not a Redis URL"), "{url}");
 
-    let limits = |limits: Vec<KeyedLimit>| RateLimitLayer::new(AnyStore::memory()).limits(limits).unwrap_err();
+    let limits = |limits: Vec<KeyedLimit>| RateLimitLayer::new(MemoryStore::new()).limits(limits).unwrap_err();
     assert_eq!(format!("{:?}", limits(Vec::new())), "InvalidLimits(\"a layer needs at least one limit\")");
     let twice = limits(vec![TWO.by(anyone), TWO.by(anyone)]);
     assert_eq!(format!("{twice:?}"), format!("InvalidLimits({:?})", "two limits of one layer are named \"two\""));
