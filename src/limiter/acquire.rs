@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{lines::Place, settings::Limiter};
+use super::{
+    lines::{Place, refused_by},
+    settings::Limiter,
+};
 use crate::{
     check::{Charge, Check},
     decision::Decision,
@@ -95,31 +98,33 @@ impl Limiter {
             return self.check_after(check, waited).await;
         }
         let (end, lines) = (WaitEnd::after(max_wait), &self.core.lines);
-        let line = lines.id(check.charges().map(Charge::limit_and_key));
-        let mut given_back = lines.times_given_back(&line);
+        let mut wanted = lines.wanted(&check);
+        let mut refusing = Vec::new();
         let mut limiter = self.clone();
-        let (place, mut asks_at) = match lines.join_others(&line) {
+        let (mut place, mut asks_at) = match lines.join_others(&wanted) {
             Some(place) if end.allows(place.first_waits()) => (place, Instant::now()),
             Some(place) => return self.refuse(&check, &place, waited).await,
             None => {
                 let decision = self.check_after(check.clone(), waited).await?;
                 let Some(asks_at) = end.ask_again_at(&decision) else { return Ok(decision) };
-                limiter = self.after(&decision);
-                (lines.join(&line), asks_at)
+                (limiter, refusing) = (self.after(&decision), refused_by(&wanted, &decision));
+                (lines.join(&wanted), asks_at)
             }
         };
         loop {
             if !place.is_first_before(end.0).await {
                 return self.refuse(&check, &place, waited).await;
             }
-            if !place.asks(asks_at, given_back, self.core.deadline).await {
+            if !place.asks(asks_at, &refusing, self.core.deadline).await {
                 // It was not polled for a while, and another caller has taken over.
                 continue;
             }
-            (*waited, given_back) = (Duration::ZERO, lines.times_given_back(&line));
+            (*waited, wanted) = (Duration::ZERO, lines.wanted(&check));
             let decision = limiter.check_after(check.clone(), waited).await?;
             match end.ask_again_at(&decision) {
-                Some(again) => (asks_at, limiter) = (again, self.after(&decision)),
+                Some(again) => {
+                    (asks_at, limiter, refusing) = (again, self.after(&decision), refused_by(&wanted, &decision));
+                }
                 None => return Ok(decision),
             }
         }

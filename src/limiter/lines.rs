@@ -1,138 +1,129 @@
-//! All lines of a limiter: one for each set of limits and keys. `line.rs` is the order in one of them, and
-//! [`Limiter::acquire`](super::Limiter::acquire) has the rules.
+//! The lines of callers that wait in [`Limiter::acquire`](super::Limiter::acquire), which has the rules: one for each set of limits and
+//! keys. `turns.rs` is the order in one of them.
+//!
+//! The first in line records which limits and keys have refused it. When units of one of them return, those that it has refused ask at
+//! once, as far as the units reach.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{BTreeMap, HashMap},
     fmt,
     future::poll_fn,
     hash::BuildHasherDefault,
+    iter,
     pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    task::{Poll, ready},
+    task::{Poll, Waker, ready},
     time::Duration,
 };
 
 use tokio::time::{Instant, sleep_until};
 
-use super::line::Line;
+use super::turns::Turns;
 use crate::{
+    check::{Charge, Check},
+    decision::{Decision, LimitStatus},
     key::{Digester, Key, Prehashed},
     limit::Limit,
 };
 
-/// Limits and keys share this many counters of what was given back.
+/// Limits and keys share this many counters of what was returned.
 const COUNTERS: usize = 32;
 
 /// The lines of a limiter, which its clones share.
 #[derive(Clone, Default)]
-pub(super) struct Lines(Arc<Registry>);
+pub(super) struct Lines(Arc<Shared>);
 
 #[derive(Default)]
-struct Registry {
+struct Shared {
     digester: Digester,
     table: Mutex<Table>,
-    /// How often units were given back, even if no caller was in line.
-    given_back: [AtomicU64; COUNTERS],
+    /// How often units were returned, even if no caller was in line.
+    returned: [AtomicU64; COUNTERS],
 }
 
-/// The lines that are not empty.
 #[derive(Default)]
 struct Table {
-    /// Two sets with the same digest share a line, which makes them slower, not wrong.
-    lines: HashMap<u64, SharedLine, BuildHasherDefault<Prehashed>>,
-    /// The lines that wait for a limit and key.
-    by_charge: HashMap<u64, Vec<u64>, BuildHasherDefault<Prehashed>>,
+    last_number: u64,
+    /// Those with a first caller, by their limits and keys. Two sets with the same digest share a line, which makes them slower, not
+    /// wrong.
+    lines: HashMap<u64, Turns, BuildHasherDefault<Prehashed>>,
+    /// The line and cost of first callers, by a limit and key that has refused them, and their number.
+    refused: BTreeMap<(u64, u64), (u64, u64)>,
 }
 
-struct SharedLine {
-    line: Arc<Mutex<Line>>,
-    places: usize,
-}
-
-/// The limits and keys of a check. They identify its line.
-#[derive(Clone, Debug)]
-pub(super) struct LineId {
-    /// The same for the same limits and keys in any order.
+/// A limit and key as a caller needs it.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
     digest: u64,
-    /// Of each limit and key.
-    charges: Vec<u64>,
-}
-
-/// A settlement or reset on its way. Dropped, it is done, or goes on without its caller: then the first in each line that
-/// waits for its limits and keys asks at once.
-pub(super) struct RefundGuard<'a> {
-    lines: &'a Lines,
-    id: LineId,
-    has_failed: bool,
+    cost: u64,
+    /// How often units had been returned before the caller asked.
+    returned: u64,
 }
 
 /// A place in a line, until it is dropped.
 pub(super) struct Place {
     lines: Lines,
-    id: LineId,
-    line: Arc<Mutex<Line>>,
+    line: u64,
     number: u64,
+    refused_by: Vec<Wanted>,
 }
 
-impl RefundGuard<'_> {
-    /// Takes note of the outcome: after a failure of the store, no caller is to ask it at once.
-    pub(super) fn finish<T, E>(mut self, outcome: Result<T, E>) -> Result<T, E> {
-        self.has_failed = outcome.is_err();
-        outcome
-    }
+/// A settlement or reset on its way. Dropped, it is done, or goes on without its caller: then the callers that it may help ask at once.
+pub(super) struct Returning<'a> {
+    lines: &'a Lines,
+    /// The limits and keys, and the units that are left of them.
+    left: Vec<(u64, u64)>,
 }
 
 impl Lines {
-    pub(super) fn id<'a>(&self, charges: impl IntoIterator<Item = (&'a Limit, &'a Key)>) -> LineId {
-        let digest = |(limit, key): (&Limit, &Key)| self.0.digester.of_key(limit.name(), key);
-        let charges: Vec<u64> = charges.into_iter().map(digest).collect();
-        LineId { digest: charges.iter().copied().fold(0, u64::wrapping_add), charges }
+    /// What a caller needs that asks now.
+    pub(super) fn wanted(&self, check: &Check) -> Vec<Wanted> {
+        let wanted = |charge: &Charge| {
+            let digest = self.digest(charge.limit(), charge.key());
+            Wanted { digest, cost: charge.cost(), returned: self.counter(digest).load(Ordering::SeqCst) }
+        };
+        check.charges().map(wanted).collect()
     }
 
     /// The last place in a line.
-    pub(super) fn join(&self, id: &LineId) -> Place {
+    pub(super) fn join(&self, wanted: &[Wanted]) -> Place {
+        self.place(&mut self.lock(), wanted)
+    }
+
+    /// The last place in a line, if others are in it.
+    pub(super) fn join_others(&self, wanted: &[Wanted]) -> Option<Place> {
         let mut table = self.lock();
-        self.place(id, table.line(id))
+        table.lines.contains_key(&line_of(wanted)).then(|| self.place(&mut table, wanted))
     }
 
-    /// The last place in a line that is not empty.
-    pub(super) fn join_others(&self, id: &LineId) -> Option<Place> {
-        Some(self.place(id, self.lock().lines.get_mut(&id.digest)?))
+    fn place(&self, table: &mut Table, wanted: &[Wanted]) -> Place {
+        table.last_number += 1;
+        Place { lines: self.clone(), line: line_of(wanted), number: table.last_number, refused_by: Vec::new() }
     }
 
-    fn place(&self, id: &LineId, line: &mut SharedLine) -> Place {
-        line.places += 1;
-        let number = lock(&line.line).next_number();
-        Place { lines: self.clone(), id: id.clone(), line: Arc::clone(&line.line), number }
+    /// Units of these limits and keys are being returned, all of them as far as is known.
+    pub(super) fn returning<'a>(&self, accounts: impl IntoIterator<Item = (&'a Limit, &'a Key)>) -> Returning<'_> {
+        let left = accounts.into_iter().map(|(limit, key)| (self.digest(limit, key), limit.units())).collect();
+        Returning { lines: self, left }
     }
 
-    /// Changes when units are given back that the line may wait for. A refusal from before may then be outdated.
-    pub(super) fn times_given_back(&self, id: &LineId) -> u64 {
-        id.charges.iter().map(|digest| self.counter(*digest).load(Ordering::SeqCst)).fold(0, u64::wrapping_add)
-    }
-
-    /// Units of these limits and keys are being given back.
-    pub(super) fn refund(&self, id: LineId) -> RefundGuard<'_> {
-        RefundGuard { lines: self, id, has_failed: false }
-    }
-
-    fn given_back(&self, id: &LineId) {
-        // Before the search for lines, so that a caller that joins after the search sees the new count.
-        for digest in &id.charges {
-            self.counter(*digest).fetch_add(1, Ordering::SeqCst);
-        }
-        let lines = self.lock().waiting_for(id);
-        for line in lines {
-            let wakers = lock(&line).ask_now(Instant::now());
-            wakers.wake();
-        }
+    fn digest(&self, limit: &Limit, key: &Key) -> u64 {
+        self.0.digester.of_key(limit.name(), key)
     }
 
     fn counter(&self, digest: u64) -> &AtomicU64 {
-        &self.0.given_back[digest as usize % COUNTERS]
+        &self.0.returned[digest as usize % COUNTERS]
+    }
+
+    /// Changes the lines, and then wakes the callers that are to know.
+    fn change<T>(&self, change: impl FnOnce(&mut Table, &mut Vec<Waker>) -> T) -> T {
+        let mut woken = Vec::new();
+        let result = change(&mut self.lock(), &mut woken);
+        woken.into_iter().for_each(Waker::wake);
+        result
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
@@ -140,37 +131,85 @@ impl Lines {
     }
 }
 
+/// The same for the same limits and keys in any order.
+fn line_of(wanted: &[Wanted]) -> u64 {
+    wanted.iter().fold(0, |digest, wanted| digest.wrapping_add(wanted.digest))
+}
+
+/// Those of the wanted limits and keys that have refused.
+pub(super) fn refused_by(wanted: &[Wanted], refusal: &Decision) -> Vec<Wanted> {
+    let refuses = |status: &LimitStatus| status.retry().is_some() && !status.is_shadow();
+    wanted.iter().zip(refusal.statuses()).filter(|(_, status)| refuses(status)).map(|(wanted, _)| *wanted).collect()
+}
+
 impl Table {
-    fn line(&mut self, id: &LineId) -> &mut SharedLine {
-        self.lines.entry(id.digest).or_insert_with(|| {
-            for digest in &id.charges {
-                self.by_charge.entry(*digest).or_default().push(id.digest);
-            }
-            SharedLine { line: Arc::new(Mutex::new(Line::new())), places: 0 }
-        })
+    fn line(&mut self, place: &Place) -> Option<&mut Turns> {
+        self.lines.get_mut(&place.line)
     }
 
-    /// The lines that wait for any of these limits and keys.
-    fn waiting_for(&self, id: &LineId) -> Vec<Arc<Mutex<Line>>> {
-        let lines = id.charges.iter().filter_map(|digest| self.by_charge.get(digest)).flatten();
-        lines.filter_map(|line| self.lines.get(line)).map(|line| Arc::clone(&line.line)).collect()
+    /// Takes the turn if it is this caller's, or returns when to look again.
+    fn take_turn(&mut self, place: &Place, waker: &Waker, wake: &mut Vec<Waker>) -> Option<Instant> {
+        let (number, now) = (place.number, Instant::now());
+        let line = self.lines.entry(place.line).or_insert_with(|| Turns::new(number, now));
+        line.take(number, waker, now, wake)
     }
 
-    /// Leaves a line, and removes it if it is empty then.
-    fn leave(&mut self, id: &LineId) {
-        let Some(line) = self.lines.get_mut(&id.digest) else { return };
-        line.places -= 1;
-        if line.places > 0 {
-            return;
+    /// The first in line waits until a time, unless units that it needs have been returned since it asked.
+    fn wait(&mut self, place: &mut Place, asks_at: Instant, refused_by: &[Wanted], wake: &mut Vec<Waker>) {
+        self.forget(place);
+        let Some(line) = self.line(place).filter(|line| line.is_first(place.number)) else { return };
+        let is_outdated =
+            |wanted: &Wanted| place.lines.counter(wanted.digest).load(Ordering::SeqCst) != wanted.returned;
+        let asks_at = if refused_by.iter().any(is_outdated) { Instant::now() } else { asks_at };
+        line.ask(asks_at, Duration::ZERO, wake);
+        for wanted in refused_by {
+            self.refused.insert((wanted.digest, place.number), (place.line, wanted.cost));
         }
-        self.lines.remove(&id.digest);
-        for digest in &id.charges {
-            if let Entry::Occupied(mut lines) = self.by_charge.entry(*digest) {
-                lines.get_mut().retain(|line| *line != id.digest);
-                if lines.get().is_empty() {
-                    lines.remove();
-                }
+        place.refused_by = refused_by.to_vec();
+    }
+
+    /// When the first in line asks; `None` if the caller has lost its turn. The call that follows may take as long as the deadline.
+    fn asks_at(&mut self, place: &Place, deadline: Duration, waker: &Waker, wake: &mut Vec<Waker>) -> Option<Instant> {
+        let now = Instant::now();
+        let line = self.line(place).filter(|line| line.is_first(place.number))?;
+        if line.asks_at() <= now {
+            line.ask(now, deadline, wake);
+        } else {
+            line.sleep(waker);
+        }
+        Some(line.asks_at())
+    }
+
+    fn forget(&mut self, place: &Place) {
+        for wanted in &place.refused_by {
+            self.refused.remove(&(wanted.digest, place.number));
+        }
+    }
+
+    /// Callers that this limit and key has refused ask now, as far as its units reach.
+    fn ask_now(&mut self, digest: u64, mut left: u64, wake: &mut Vec<Waker>) {
+        let now = Instant::now();
+        for (&(_, number), &(line, cost)) in self.refused.range((digest, 0)..=(digest, u64::MAX)) {
+            if left == 0 {
+                return;
             }
+            let waits = |line: &&mut Turns| line.is_first(number) && line.asks_at() > now;
+            if cost <= left
+                && let Some(line) = self.lines.get_mut(&line).filter(waits)
+            {
+                left -= cost;
+                line.ask_now(now, wake);
+            }
+        }
+    }
+
+    /// Leaves the line. If the caller was the first, the next one is then.
+    fn leave(&mut self, place: &Place, wake: &mut Vec<Waker>) {
+        self.forget(place);
+        if let Some(line) = self.line(place)
+            && line.leave(place.number, Instant::now(), wake)
+        {
+            self.lines.remove(&place.line);
         }
     }
 }
@@ -181,11 +220,10 @@ impl Place {
         let mut timer = pin!(sleep_until(Instant::now()));
         poll_fn(|cx| {
             loop {
-                let (look_again_at, wakers) = lock(&self.line).take_turn(self.number, cx.waker(), Instant::now());
-                wakers.wake();
+                let look_again_at = self.lines.change(|table, wake| table.take_turn(self, cx.waker(), wake));
                 let Some(at) = look_again_at else { return Poll::Ready(true) };
                 if end.is_some_and(|end| end <= Instant::now()) {
-                    lock(&self.line).give_up(self.number);
+                    self.lines.change(|table, wake| table.leave(self, wake));
                     return Poll::Ready(false);
                 }
                 timer.as_mut().reset(end.map_or(at, |end| at.min(end)));
@@ -195,25 +233,20 @@ impl Place {
         .await
     }
 
-    /// Lets the first in line wait until `at`, or until units are given back again. `false` if it has lost its turn. The
-    /// call that follows may take as long as the deadline.
-    pub(super) async fn asks(&self, at: Instant, given_back: u64, deadline: Duration) -> bool {
+    /// Lets the first in line wait until `at`, or until units of those that have refused it return. `false` if it has lost its turn.
+    /// The call that follows may take as long as the deadline.
+    pub(super) async fn asks(&mut self, at: Instant, refused_by: &[Wanted], deadline: Duration) -> bool {
+        let lines = self.lines.clone();
+        lines.change(|table, wake| table.wait(self, at, refused_by, wake));
         let mut timer = pin!(sleep_until(at));
         poll_fn(|cx| {
             loop {
-                let now = Instant::now();
-                let mut line = lock(&self.line);
-                if !line.is_first(self.number, cx.waker()) {
-                    return Poll::Ready(false);
+                let asks_at = lines.change(|table, wake| table.asks_at(self, deadline, cx.waker(), wake));
+                match asks_at {
+                    None => return Poll::Ready(false),
+                    Some(at) if at <= Instant::now() => return Poll::Ready(true),
+                    Some(_) => ready!(timer.as_mut().poll(cx)),
                 }
-                let asks = now >= at || self.lines.times_given_back(&self.id) != given_back;
-                let wakers = if asks { line.ask(now, deadline) } else { line.ask_at(at) };
-                drop(line);
-                wakers.wake();
-                if asks {
-                    return Poll::Ready(true);
-                }
-                ready!(timer.as_mut().poll(cx));
             }
         })
         .await
@@ -221,27 +254,36 @@ impl Place {
 
     /// How long the first in line waits until it asks.
     pub(super) fn first_waits(&self) -> Duration {
-        lock(&self.line).asks_at().saturating_duration_since(Instant::now())
+        let table = self.lines.lock();
+        table
+            .lines
+            .get(&self.line)
+            .map_or(Duration::ZERO, |line| line.asks_at().saturating_duration_since(Instant::now()))
     }
 }
 
-fn lock(line: &Mutex<Line>) -> MutexGuard<'_, Line> {
-    line.lock().unwrap_or_else(PoisonError::into_inner)
+impl Returning<'_> {
+    /// Takes note of the outcome: what is left now. After a failure of the store, no caller is to ask it at once.
+    pub(super) fn end(mut self, left: Option<&Decision>) {
+        let statuses = left.into_iter().flat_map(Decision::statuses);
+        self.left =
+            iter::zip(&self.left, statuses).map(|((digest, _), status)| (*digest, status.remaining())).collect();
+    }
 }
 
-impl Drop for RefundGuard<'_> {
+impl Drop for Returning<'_> {
     fn drop(&mut self) {
-        if !self.has_failed {
-            self.lines.given_back(&self.id);
+        for (digest, left) in self.left.iter().filter(|(_, left)| *left > 0) {
+            // Before the search for callers, so that one that comes after the search sees the new count.
+            self.lines.counter(*digest).fetch_add(1, Ordering::SeqCst);
+            self.lines.change(|table, wake| table.ask_now(*digest, *left, wake));
         }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let wakers = lock(&self.line).leave(self.number, Instant::now());
-        wakers.wake();
-        self.lines.lock().leave(&self.id);
+        self.lines.change(|table, wake| table.leave(self, wake));
     }
 }
 

@@ -33,10 +33,10 @@ mod check;
 mod deadline;
 mod decide;
 mod failure;
-mod line;
 mod lines;
 mod settings;
 mod settle;
+mod turns;
 
 pub(crate) use self::decide::{AskStore, DecideNow};
 pub use self::{

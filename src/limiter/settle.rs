@@ -101,14 +101,16 @@ impl Limiter {
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
     /// failed repeatedly. It may be tried again.
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, Error> {
-        let lines = &self.core.lines;
-        let refund = lines.refund(lines.id(settlement.accounts().map(|account| account.charge().limit_and_key())));
-        refund.finish(if settlement.is_local() {
+        let accounts = settlement.accounts().map(|account| account.charge().limit_and_key());
+        let returning = self.core.lines.returning(accounts);
+        let outcome = if settlement.is_local() {
             self.core.local.settle(settlement).await.map_err(Error::from)
         } else {
             let check = settlement.check().without_costs();
             self.call_store(|store| store.settle(settlement), check).await
-        })
+        };
+        returning.end(outcome.as_ref().ok().map(Settled::decision));
+        outcome
     }
 
     /// Counts units that an admission has spent: in this process, if that is where it was decided.
@@ -129,12 +131,15 @@ impl Limiter {
     /// failed repeatedly.
     pub async fn reset(&self, limit: &Limit, key: impl Into<Key>) -> Result<(), Error> {
         let key = key.into();
-        let refund = self.core.lines.refund(self.core.lines.id([(limit, &key)]));
+        let returning = self.core.lines.returning([(limit, &key)]);
         let check = Check::new(Charge::of_nothing(limit.clone(), key.clone()));
         let outdated = self.core.outdate(limit, &key);
         let outcome = self.call_store(|store| store.reset(limit.clone(), key.clone()), check).await;
         drop(outdated);
-        refund.finish(outcome)
+        if outcome.is_err() {
+            returning.end(None);
+        }
+        outcome
     }
 
     /// Takes all units of `limit` for `key` for a time, at most its window: for an upstream that answers "too many requests"
