@@ -10,7 +10,7 @@ use std::{
 use tower_sliding_window::{Algorithm, ApiKey, Check, Decision, Key, Limit, LimitStatus, PeerIp};
 
 /// The clients of the page: 127.0.0.1 to 127.0.0.9, with the API keys `client-1` to `client-9`.
-pub(crate) const CLIENTS: u8 = 9;
+pub(super) const CLIENTS: u8 = 9;
 
 /// The most dots that are kept, and the most marks of refusals.
 const MOST_DOTS: usize = 4_000;
@@ -23,22 +23,22 @@ const MARK_MICROS: u64 = 100_000;
 
 /// A limit as the page shows it.
 #[derive(Clone)]
-pub(crate) struct Lane {
-    pub(crate) limit: Limit,
+pub(super) struct Lane {
+    pub(super) limit: Limit,
     /// The path that spends from it, or with a `/` at its end the start of such paths. `None` for a limit that is shown only
     /// beside another one.
-    pub(crate) path: Option<&'static str>,
-    pub(crate) by_api_key: bool,
+    pub(super) path: Option<&'static str>,
+    pub(super) by_api_key: bool,
 }
 
 impl Lane {
-    pub(crate) fn is_spent_by(&self, path: &str) -> bool {
+    pub(super) fn is_spent_by(&self, path: &str) -> bool {
         self.path.is_some_and(|own| path == own || own.ends_with('/') && path.starts_with(own))
     }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(super) enum Kind {
     Admitted,
     /// Admitted by another server on the same Redis.
     Elsewhere,
@@ -52,19 +52,19 @@ pub(crate) enum Kind {
 }
 
 #[derive(Clone, Copy)]
-pub(crate) struct Dot {
+pub(super) struct Dot {
     number: u64,
     client: u8,
-    pub(crate) lane: usize,
+    pub(super) lane: usize,
     /// Microseconds since the Unix epoch, by the store's clock.
-    pub(crate) at: u64,
-    pub(crate) units: u64,
-    pub(crate) kind: Kind,
+    pub(super) at: u64,
+    pub(super) units: u64,
+    pub(super) kind: Kind,
 }
 
 /// Clones are one history.
 #[derive(Clone)]
-pub(crate) struct History(Arc<Shared>);
+pub(super) struct History(Arc<Shared>);
 
 struct Shared {
     lanes: Vec<Lane>,
@@ -87,7 +87,7 @@ struct Dots {
 }
 
 /// Until it is dropped, the figures of the store may be ahead of the history.
-pub(crate) struct Deciding(Option<History>);
+pub(super) struct Deciding(Option<History>);
 
 impl Drop for Deciding {
     fn drop(&mut self) {
@@ -98,7 +98,7 @@ impl Drop for Deciding {
 }
 
 impl History {
-    pub(crate) fn new(lanes: Vec<Lane>, api_key: &ApiKey) -> Self {
+    pub(super) fn new(lanes: Vec<Lane>, api_key: &ApiKey) -> Self {
         let mut clients = HashMap::new();
         for client in 1..=CLIENTS {
             clients.insert(PeerIp::new().key(address(client)), client);
@@ -107,19 +107,19 @@ impl History {
         Self(Arc::new(Shared { lanes, clients, dots: Mutex::default() }))
     }
 
-    pub(crate) fn lanes(&self) -> &[Lane] {
+    pub(super) fn lanes(&self) -> &[Lane] {
         &self.0.lanes
     }
 
-    pub(crate) fn client(&self, key: &Key) -> Option<u8> {
+    pub(super) fn client(&self, key: &Key) -> Option<u8> {
         self.0.clients.get(key).copied()
     }
 
-    pub(crate) fn is_of_requests(&self, limit: &Limit) -> bool {
+    pub(super) fn is_of_requests(&self, limit: &Limit) -> bool {
         self.lane_of(limit).is_some_and(|lane| self.0.lanes[lane].path.is_some())
     }
 
-    pub(crate) fn deciding(&self, check: &Check) -> Deciding {
+    pub(super) fn deciding(&self, check: &Check) -> Deciding {
         let costs = check.charges().any(|charge| charge.cost() > 0);
         if costs {
             self.dots().begun += 1;
@@ -128,7 +128,7 @@ impl History {
     }
 
     /// Adds the dots of an admitted check.
-    pub(crate) fn decided(&self, check: &Check, decision: &Decision) {
+    pub(super) fn decided(&self, check: &Check, decision: &Decision) {
         let at = micros(decision.at());
         let mut dots = self.dots();
         dots.clock_offset = at.cast_signed() - micros(SystemTime::now()).cast_signed();
@@ -140,27 +140,27 @@ impl History {
     }
 
     /// Adds a mark to the lanes of the limits that have refused.
-    pub(crate) fn refused(&self, client: u8, decision: &Decision) {
+    pub(super) fn refused(&self, client: u8, decision: &Decision) {
         let refused = decision.statuses().filter(|status| status.retry_after().is_some());
         self.mark(client, refused.filter_map(|status| self.lane_of(status.limit())), Kind::Refused);
     }
 
     /// Adds a mark to these lanes, now.
-    pub(crate) fn mark(&self, client: u8, lanes: impl Iterator<Item = usize>, kind: Kind) {
+    pub(super) fn mark(&self, client: u8, lanes: impl Iterator<Item = usize>, kind: Kind) {
         let mut dots = self.dots();
         let at = dots.now();
         lanes.for_each(|lane| dots.mark(Dot { number: 0, client, lane, at, units: 1, kind }));
     }
 
     /// The number of checks so far, if none is being decided.
-    pub(crate) fn quiet(&self) -> Option<u64> {
+    pub(super) fn quiet(&self) -> Option<u64> {
         let dots = self.dots();
         (dots.begun == dots.ended).then_some(dots.begun)
     }
 
     /// Compares the dots of a client with the figures of the store. Units that are missing here were admitted elsewhere.
     /// `quiet` is what [`quiet`](Self::quiet) returned before the store was asked.
-    pub(crate) fn compare(&self, client: u8, figures: &Decision, quiet: Option<u64>) {
+    pub(super) fn compare(&self, client: u8, figures: &Decision, quiet: Option<u64>) {
         let at = micros(figures.at());
         let mut dots = self.dots();
         if quiet.is_some_and(|begun| (dots.begun, dots.ended) == (begun, begun)) {
@@ -173,7 +173,7 @@ impl History {
 
     /// The time of the store, the epoch, the last number, and the dots after number `after`. All dots if the epoch is
     /// another one.
-    pub(crate) fn since(&self, client: u8, after: Option<(u64, u64)>) -> (u64, (u64, u64), Vec<Dot>) {
+    pub(super) fn since(&self, client: u8, after: Option<(u64, u64)>) -> (u64, (u64, u64), Vec<Dot>) {
         let dots = self.dots();
         let after = after.filter(|(epoch, _)| *epoch == dots.epoch).map_or(0, |(_, number)| number);
         let new = dots.dots.iter().chain(&dots.marks).filter(|dot| dot.number > after && dot.client == client);
@@ -268,11 +268,11 @@ impl Dots {
 }
 
 /// The address of a client.
-pub(crate) fn address(client: u8) -> IpAddr {
+pub(super) fn address(client: u8) -> IpAddr {
     Ipv4Addr::new(127, 0, 0, client).into()
 }
 
-pub(crate) fn micros(time: SystemTime) -> u64 {
+pub(super) fn micros(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, micros_of)
 }
 

@@ -1,4 +1,5 @@
 //! The page at `/`, which shows the limits at work. A server of your own needs nothing of it: `main.rs` is the example.
+//! `history.rs` has its dots, `switch.rs` the store that it can stop.
 //!
 //! | path | content |
 //! |---|---|
@@ -11,12 +12,17 @@
 //! address, and opens six connections at most. This server listens on 127.0.0.1 alone; a public one must not have them. They need
 //! the header `x-page: 1`, since other web sites in the same browser could send to them otherwise.
 
+mod history;
+mod switch;
+
 use std::{
     convert::Infallible,
+    future::pending,
     net::SocketAddr,
+    pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -44,20 +50,20 @@ use http::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::{
-    join,
+    join, select,
     time::{Interval, MissedTickBehavior, interval},
 };
 use tower::ServiceExt;
 use tower_sliding_window::{
-    ApiKey, Charge, Check, Decision, Degraded, Error, FailureMode, Key, KeyExtractor, LimitStatus, Limiter, PeerIp,
-    Rejection, error::StoreError,
+    Algorithm, ApiKey, Charge, Check, ClientIp, Decision, Degraded, Error, FailureMode, InvalidLimit, Key,
+    KeyExtractor, Limit, LimitStatus, Limiter, PeerIp, Rejection, Store, error::StoreError,
 };
 
-use crate::{
-    Addresses,
-    history::{CLIENTS, Dot, Kind, Lane, address},
+use self::{
+    history::{CLIENTS, Dot, History, Kind, Lane, address},
     switch::Switch,
 };
+use crate::{API_BURST, API_STEADY, LOGIN, Settings, serve};
 
 /// New dots reach the page this often with the figures of the store; the figures alone every fifth time.
 const TICK: Duration = Duration::from_millis(50);
@@ -66,63 +72,65 @@ const TICKS_BETWEEN_FIGURES: u32 = 5;
 /// The most requests of one `/send`.
 const MOST_AT_ONCE: usize = 500;
 
+/// The routes of the page, beside those of `app`. The page shows the decisions of the store, and can stop it.
+pub(crate) fn beside(
+    store: Arc<dyn Store>,
+    settings: &Settings,
+    app: fn(&Limiter, &Settings) -> Router,
+) -> Result<Router, InvalidLimit> {
+    let Settings { hello, client_ip, api_key } = settings;
+    let switch = Switch::new(store, History::new(limits(hello)?, api_key));
+    let limiter = Limiter::new(switch.clone());
+    let app = app(&limiter, settings);
+    let (client_ip, api_key) = (client_ip.clone(), api_key.clone());
+    let page = Page(Arc::new(Shared { limiter, switch, client_ip, api_key, requests: AtomicU64::new(0) }));
+
+    let app = app.layer(from_fn_with_state(page.clone(), watch));
+    let text = |kind: &'static str, text: &'static str| get(move || async move { ([(CONTENT_TYPE, kind)], text) });
+    let routes = Router::new()
+        .route("/", text("text/html; charset=utf-8", include_str!("page.html")))
+        .route("/page.css", text("text/css", include_str!("page.css")))
+        .route("/page.js", text("text/javascript", include_str!("page.js")))
+        .route("/events", get(events))
+        .route("/state", get(state))
+        .merge(
+            Router::new()
+                .route("/send", post(send))
+                .route("/store", post(stop_store))
+                .route_layer(from_fn(only_from_this_page)),
+        )
+        .with_state((page, app.clone()));
+    Ok(app.merge(routes))
+}
+
+/// The limits on the page. Two more are shown beside the one of `/hello`, and count the same requests.
+fn limits(hello: &Limit) -> Result<Vec<Lane>, InvalidLimit> {
+    let lane = |limit, path, by_api_key| Lane { limit, path, by_api_key };
+    let beside = |name, algorithm| {
+        Ok(lane(Limit::new(name, hello.units(), hello.window())?.with_algorithm(algorithm), None, false))
+    };
+    Ok(vec![
+        lane(hello.clone(), Some("/hello"), false),
+        beside("hello-fixed", Algorithm::fixed())?,
+        beside("hello-counter", Algorithm::counter())?,
+        lane(LOGIN, Some("/login"), false),
+        lane(API_BURST, Some("/api/"), true),
+        lane(API_STEADY, Some("/api/"), true),
+    ])
+}
+
 #[derive(Clone)]
-pub(crate) struct Page(Arc<Shared>);
+struct Page(Arc<Shared>);
 
 struct Shared {
     limiter: Limiter,
     switch: Switch,
-    addresses: Addresses,
+    client_ip: ClientIp,
     api_key: ApiKey,
-    place: &'static str,
     requests: AtomicU64,
-    is_closing: AtomicBool,
 }
 
 impl Page {
-    pub(crate) fn new(
-        limiter: &Limiter,
-        switch: &Switch,
-        addresses: &Addresses,
-        api_key: &ApiKey,
-        place: &'static str,
-    ) -> Self {
-        Self(Arc::new(Shared {
-            limiter: limiter.clone(),
-            switch: switch.clone(),
-            addresses: addresses.clone(),
-            api_key: api_key.clone(),
-            place,
-            requests: AtomicU64::new(0),
-            is_closing: AtomicBool::new(false),
-        }))
-    }
-
-    /// The routes of the page, beside those of `app`.
-    pub(crate) fn beside(&self, app: Router) -> Router {
-        let app = app.layer(from_fn_with_state(self.clone(), watch));
-        let text = |kind: &'static str, text: &'static str| get(move || async move { ([(CONTENT_TYPE, kind)], text) });
-        let page = Router::new()
-            .route("/", text("text/html; charset=utf-8", include_str!("page.html")))
-            .route("/page.css", text("text/css", include_str!("page.css")))
-            .route("/page.js", text("text/javascript", include_str!("page.js")))
-            .route("/events", get(events))
-            .route("/state", get(state))
-            .merge(
-                Router::new()
-                    .route("/send", post(send))
-                    .route("/store", post(stop_store))
-                    .route_layer(from_fn(only_from_this_page)),
-            )
-            .with_state((self.clone(), app.clone()));
-        app.merge(page)
-    }
-
-    /// Ends all events, so that no open page keeps the server from shutting down.
-    pub(crate) fn close(&self) {
-        self.0.is_closing.store(true, Relaxed);
-    }
-
     fn lanes(&self) -> &[Lane] {
         self.0.switch.history.lanes()
     }
@@ -163,7 +171,7 @@ async fn watch(State(page): State<Page>, request: Request, next: Next) -> Respon
     page.0.requests.fetch_add(1, Relaxed);
 
     let (parts, body) = request.into_parts();
-    let extractor: &dyn KeyExtractor = if lane.by_api_key { &page.0.api_key } else { &page.0.addresses };
+    let extractor: &dyn KeyExtractor = if lane.by_api_key { &page.0.api_key } else { &page.0.client_ip };
     let key = extractor.extract(&parts).ok();
     let client = key.as_ref().and_then(|key| page.0.switch.history.client(key));
     let beside = page
@@ -229,13 +237,21 @@ struct View {
     ticks_until_figures: u32,
     /// The epoch and the number of the last dot.
     shown: Option<(u64, u64)>,
+    /// Ends the stream, so that no open page keeps the server from shutting down.
+    shutdown: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
 impl View {
     fn new(page: Page, client: u8) -> Self {
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { page, client, ticks, ticks_until_figures: 0, shown: None }
+        let shutdown = async {
+            match serve::shutdown_signal() {
+                Ok(signal) => signal.await,
+                Err(_) => pending().await,
+            }
+        };
+        Self { page, client, ticks, ticks_until_figures: 0, shown: None, shutdown: Box::pin(shutdown) }
     }
 
     fn into_stream(self) -> impl Stream<Item = Result<Event, Infallible>> {
@@ -248,9 +264,9 @@ impl View {
     /// The next message; `None` when the server shuts down.
     async fn next(&mut self) -> Option<Value> {
         loop {
-            self.ticks.tick().await;
-            if self.page.0.is_closing.load(Relaxed) {
-                return None;
+            select! {
+                _ = self.ticks.tick() => {}
+                () = &mut self.shutdown => return None,
             }
             let history = &self.page.0.switch.history;
             self.ticks_until_figures = self.ticks_until_figures.saturating_sub(1);
@@ -315,7 +331,7 @@ fn setup(page: &Page) -> Value {
         let (limit, window) = (&lane.limit, lane.limit.window().as_secs_f64() * 1_000.0);
         json!({ "name": limit.name(), "units": limit.units(), "window": window })
     };
-    json!({ "store": page.0.place, "clients": CLIENTS, "lanes": page.lanes().iter().map(lane).collect::<Value>() })
+    json!({ "store": serve::place(), "clients": CLIENTS, "lanes": page.lanes().iter().map(lane).collect::<Value>() })
 }
 
 fn millis(micros: u64) -> f64 {

@@ -13,13 +13,13 @@ use tower_sliding_window::{
     Check, Decision, Key, Limit, LocalState, Settled, Settlement, Store, error::StoreError, store::StoreFuture,
 };
 
-use crate::history::History;
+use super::history::History;
 
 /// A store that can be stopped. Clones are one switch.
 #[derive(Clone)]
-pub(crate) struct Switch {
+pub(super) struct Switch {
     store: Arc<dyn Store>,
-    pub(crate) history: History,
+    pub(super) history: History,
     state: Arc<State>,
 }
 
@@ -31,20 +31,20 @@ struct State {
 }
 
 impl Switch {
-    pub(crate) fn new(store: Arc<dyn Store>, history: History) -> Self {
+    pub(super) fn new(store: Arc<dyn Store>, history: History) -> Self {
         Self { store, history, state: Arc::default() }
     }
 
-    pub(crate) fn stop(&self, is_stopped: bool) {
+    pub(super) fn stop(&self, is_stopped: bool) {
         self.state.is_stopped.store(is_stopped, Relaxed);
     }
 
-    pub(crate) fn is_stopped(&self) -> bool {
+    pub(super) fn is_stopped(&self) -> bool {
         self.state.is_stopped.load(Relaxed)
     }
 
     /// The calls for requests, and their mean time.
-    pub(crate) fn cost(&self) -> (u64, Duration) {
+    pub(super) fn cost(&self) -> (u64, Duration) {
         let calls = self.state.calls.load(Relaxed);
         (calls, Duration::from_micros(self.state.micros.load(Relaxed) / calls.max(1)))
     }
