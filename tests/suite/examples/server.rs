@@ -214,7 +214,12 @@ fn invalid_settings_are_named() {
         let output = command(&[(name, value)]).output().unwrap();
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success());
-        let named = if name == "API_KEY_SECRET" { "16 bytes" } else { value };
+        let named = match name {
+            "API_KEY_SECRET" => "16 bytes",
+            // No more of the URL, since it may have a password.
+            "REDIS_URL" => "http:// is not the scheme of a store's URL",
+            _ => value,
+        };
         assert!(text.contains(named), "{text}");
     }
 }
