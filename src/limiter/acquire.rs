@@ -33,11 +33,13 @@ impl Limiter {
     /// 3. A caller that cannot reach the front of the line in time is refused without spending. The retry time is then a
     ///    lower bound: how long the first in line has to wait.
     /// 4. A future that is kept but not polled does not block the line: the next caller takes over 100 ms after the first
-    ///    should have asked, or its call should have ended. When the first is polled again, it gets its old place back.
+    ///    should have asked, or its call should have ended. If the next are not polled either, the first that is takes over
+    ///    150 ms later, and a millisecond for each of them. When a caller is polled again, it gets its old place back.
     /// 5. [`check`](Self::check), limiters of other processes, and checks of other sets of limits or keys do not join the
     ///    line. Of those, the first to ask when units are left gets them.
-    /// 6. A [settlement](Self::settle) or [reset](Self::reset) through this limiter lets the first in each line that waits
-    ///    for one of its limits and keys ask at once. If only [reserved](crate::Charge::reserve) units are in the way,
+    /// 6. A [settlement](Self::settle) or [reset](Self::reset) through this limiter lets those ask at once that are first in
+    ///    line and were refused by one of its limits and keys, in the order of their arrival, as far as the units reach.
+    ///    If only [reserved](crate::Charge::reserve) units are in the way,
     ///    the first asks again after [`retry_reserved_after`](Self::retry_reserved_after), and once more at the end of
     ///    `max_wait`.
     /// 7. The [`deadline`](Self::deadline) is that of each call to the store, not of the wait, and the end of `max_wait`

@@ -46,6 +46,82 @@ async fn units_returned_to_one_limit_wake_every_line_that_waits_for_it() {
     assert_eq!((test.admitted(), test.lines(), begun.elapsed()), (vec!["a", "b"], 0, Duration::ZERO));
 }
 
+/// The check of a caller under a limit that all share, and one that is its own.
+fn check_of(name: &'static str, shared: &Limit, own: &Limit) -> Check {
+    let charge = |limit: &Limit, key| Charge::new(limit.clone(), key, 1).unwrap();
+    Check::new(charge(shared, "all")).and(charge(own, name)).unwrap()
+}
+
+fn names(count: usize) -> Vec<&'static str> {
+    (0..count).map(|number| &*format!("{number}").leak()).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn returned_units_wake_no_caller_that_another_limit_has_refused() {
+    let (test, names) = (Test::start(), names(200));
+    let (shared, own) = (Limit::per_hour("shared", 1_000), Limit::per_hour("own", 1));
+    for name in &names {
+        assert!(test.limiter.check(&own, *name, 1).await.unwrap().is_allowed());
+        test.wait(name, check_of(name, &shared, &own), Duration::MAX).await;
+    }
+    assert_eq!(test.lines(), 200);
+    test.checks_sent();
+    for _ in 0..40 {
+        let reservation = test.limiter.reserve(&shared, "all", 1, ms(100)).await.unwrap().unwrap();
+        reservation.release().await.unwrap();
+        let_tasks_run().await;
+    }
+    assert_eq!(test.checks_sent(), 40, "the reservations");
+
+    test.limiter.reset(&own, names[7]).await.unwrap();
+    let_tasks_run().await;
+    assert_eq!((test.admitted(), test.checks_sent()), (vec![names[7]], 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn returned_units_wake_as_many_callers_as_they_admit() {
+    let (test, names) = (Test::start(), names(200));
+    let (shared, own) = (Limit::per_hour("shared", 4), Limit::per_hour("own", 1));
+    let mut reservations = Vec::new();
+    for _ in 0..4 {
+        reservations.push(test.limiter.reserve(&shared, "all", 1, Duration::MAX).await.unwrap().unwrap());
+    }
+    for name in &names {
+        test.wait(name, check_of(name, &shared, &own), Duration::MAX).await;
+    }
+    test.checks_sent();
+    for (before, reservation) in reservations.iter().enumerate() {
+        reservation.release().await.unwrap();
+        let_tasks_run().await;
+        assert_eq!((test.admitted(), test.checks_sent()), (names[..=before].to_vec(), 1));
+    }
+}
+
+/// The first caller needs more than returns, and the second does not.
+#[tokio::test(start_paused = true)]
+async fn returned_units_reach_a_caller_behind_one_that_needs_more() {
+    let test = Test::start();
+    let (shared, other) = (Limit::per_hour("shared", 4), Limit::per_hour("other", 10));
+    let mut reservations = Vec::new();
+    for _ in 0..4 {
+        reservations.push(test.limiter.reserve(&shared, "all", 1, Duration::MAX).await.unwrap().unwrap());
+    }
+    for (name, cost) in [("a", 3), ("b", 1), ("c", 1)] {
+        let charge = |limit: &Limit, key, cost| Charge::new(limit.clone(), key, cost).unwrap();
+        let check = Check::new(charge(&shared, "all", cost)).and(charge(&other, name, 1)).unwrap();
+        test.wait(name, check, Duration::MAX).await;
+    }
+    for (reservation, admitted) in reservations.iter().zip([1, 2, 2, 2]) {
+        reservation.release().await.unwrap();
+        let_tasks_run().await;
+        assert_eq!(test.admitted().len(), admitted);
+    }
+    assert_eq!(test.admitted(), ["b", "c"]);
+    test.limiter.reset(&shared, "all").await.unwrap();
+    let_tasks_run().await;
+    assert_eq!(test.admitted(), ["b", "c", "a"]);
+}
+
 /// A store whose replies take 10 ms.
 #[derive(Clone)]
 struct SlowStore(MemoryStore);

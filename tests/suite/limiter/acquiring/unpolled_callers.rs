@@ -128,6 +128,31 @@ async fn the_line_passes_several_callers_that_are_not_polled() {
     assert!(begun.elapsed() <= Duration::from_secs(3), "{:?}", begun.elapsed());
 }
 
+/// Callers that hung up together, while their futures are kept.
+#[tokio::test(start_paused = true)]
+async fn the_line_passes_many_callers_that_are_not_polled_as_quickly_as_one() {
+    let test = Test::spent().await;
+    let mut kept = Vec::new();
+    for _ in 0..65 {
+        kept.push(poll_once(&test.limiter, check_of_ada(1)).await);
+    }
+    let _last = test.wait("last", check_of_ada(1), TEST_TIMEOUT).await;
+    for _ in 0..45 {
+        test.pass(ms(10)).await;
+    }
+    assert_eq!(test.admitted(), ["last"]);
+
+    // Those that were passed over are admitted in their order when they are polled again.
+    let waiting: Vec<_> = kept.into_iter().map(tokio::spawn).collect();
+    for _ in 0..300 {
+        test.pass(ms(10)).await;
+    }
+    for waiting in waiting {
+        assert!(waiting.await.unwrap().unwrap().is_allowed());
+    }
+    assert_eq!(test.lines(), 0);
+}
+
 /// The store has the check, but the caller does not poll for the decision.
 #[tokio::test(start_paused = true)]
 async fn an_unpolled_check_blocks_the_line_until_its_deadline_plus_a_grace() {
