@@ -7,12 +7,7 @@ use std::{
 
 use tokio::time::{sleep, timeout};
 
-use crate::{
-    admission::AdmissionId,
-    check::Check,
-    error::StoreError,
-    settlement::{Settled, Settlement},
-};
+use crate::{admission::AdmissionId, check::Check, error::StoreError, settlement::Settlement};
 
 /// How long a process tries to give units back.
 pub(crate) const MOST_TIME: Duration = Duration::from_secs(10);
@@ -28,9 +23,9 @@ pub(crate) fn refund_by_id(check: Check, id: AdmissionId) -> Settlement {
 }
 
 /// Settles one after the other, each as often as it takes, within [`MOST_TIME`] for all.
-pub(crate) async fn give_back<F>(settlements: Vec<Settlement>, settle: impl Fn(Settlement) -> F)
+pub(crate) async fn give_back<F, T>(settlements: Vec<Settlement>, settle: impl Fn(Settlement) -> F)
 where
-    F: Future<Output = Result<Settled, StoreError>>,
+    F: Future<Output = Result<T, StoreError>>,
 {
     let give_back = async {
         let mut wait = FIRST_WAIT;

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
     connect::{ConnectionSettings, InvalidRedisConfig, Server, ServerAddress},
-    dispatch::{Config, Dispatchers, TimeSource},
+    dispatch::{Config, Runtimes, TimeSource},
     keys::{DEFAULT_PREFIX, Keys},
 };
 use crate::{clock::ManualClock, limit::is_fixed_alphabet, secret::Secret};
@@ -145,8 +145,8 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// The dispatchers of the store: `mod.rs` has `build` and `connect`.
-    pub(super) fn dispatchers(self) -> Result<Arc<Dispatchers>, InvalidRedisConfig> {
+    /// The parts of the store: `mod.rs` has `build` and `connect`.
+    pub(super) fn runtimes(self) -> Result<Arc<Runtimes>, InvalidRedisConfig> {
         for (what, text) in [("key prefix", Some(&self.prefix)), ("client name", self.connection.client_name.as_ref())]
         {
             if let Some(text) = text.filter(|text| !is_fixed_alphabet(text)) {
@@ -163,7 +163,7 @@ impl RedisStoreBuilder {
                 return Err(InvalidRedisConfig::new(format!("the {what} timeout must be longer than 0 s")));
             }
         }
-        Ok(Dispatchers::new(Config {
+        Ok(Runtimes::new(Config {
             server: Arc::new(Server::new(self.address, self.connection)?),
             keys: Keys::new(self.prefix, self.secret.as_ref()),
             local_state: self.time.local_state(),

@@ -21,20 +21,12 @@ mod dispatch;
 mod keys;
 mod script;
 
-use std::{
-    fmt,
-    future::Future,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, ready},
-};
-
-use tokio::runtime::Id;
+use std::{fmt, sync::Arc};
 
 pub use self::{builder::RedisStoreBuilder, connect::InvalidRedisConfig};
 use self::{
     connect::ServerAddress,
-    dispatch::{Dispatcher, Dispatchers, Pending, cross_slot},
+    dispatch::{Job, Runtimes},
 };
 use super::interface::{Store, StoreFuture};
 use crate::{
@@ -52,9 +44,12 @@ use crate::{
 /// Clones share the connections. Each tokio runtime that uses the store has connections of its own, which close when the
 /// runtime ends. So a runtime that is not driven, such as a single-threaded one between two calls of `block_on`, delays no
 /// other. A future of the store belongs to the runtime that polls it first.
+///
+/// A check or a settlement is sent when its future is first polled. A future that is dropped before its check has left cancels
+/// it. A settlement is done nevertheless, because spent units have to be settled.
 #[derive(Clone)]
 pub struct RedisStore {
-    dispatchers: Arc<Dispatchers>,
+    runtimes: Arc<Runtimes>,
 }
 
 impl RedisStore {
@@ -135,7 +130,7 @@ impl RedisStoreBuilder {
     /// not in PEM; the prefix or a name has other characters or is not possible; or the number of connections or the timeout
     /// is zero.
     pub fn build(self) -> Result<RedisStore, InvalidRedisConfig> {
-        Ok(RedisStore { dispatchers: self.dispatchers()? })
+        Ok(RedisStore { runtimes: self.runtimes()? })
     }
 
     /// The store, after it has reached the server, run the script, and deleted a key that does not exist. Whether the server
@@ -156,115 +151,54 @@ impl RedisStoreBuilder {
 impl RedisStore {
     /// Reaches the server, runs the script, and deletes a key that does not exist.
     pub(super) async fn try_out(&self) -> Result<(), StoreError> {
-        self.dispatchers.current("connecting to Redis")?.try_out().await
+        let tried = async { self.runtimes.current()?.try_out().await };
+        tried.await.map_err(|error| error.when("connecting to Redis"))
     }
 }
 
 impl Store for RedisStore {
     fn decide(&self, check: Check) -> StoreFuture<Decision> {
-        Box::pin(RedisCall::new(&self.dispatchers, check))
+        let (runtimes, job) = (Arc::clone(&self.runtimes), Job::decide(check));
+        Box::pin(async move {
+            let answer = runtimes.ask(job).await;
+            answer.map(|(decision, _)| decision).map_err(|error| error.when("deciding a check"))
+        })
     }
 
     fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
-        Box::pin(RedisCall::new(&self.dispatchers, settlement))
+        let runtimes = Arc::clone(&self.runtimes);
+        Box::pin(async move {
+            let job = Job::settle(settlement, &runtimes.config().local_state);
+            let settled = runtimes.ask(job).await.map(|(decision, was_applied)| Settled::of(decision, was_applied));
+            settled.map_err(|error| error.when("settling an admission"))
+        })
     }
 
     fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
-        let dispatchers = Arc::clone(&self.dispatchers);
-        Box::pin(async move { dispatchers.current("resetting a key")?.reset(limit, &key).await })
+        let runtimes = Arc::clone(&self.runtimes);
+        Box::pin(async move {
+            let reset = async { runtimes.current()?.reset(limit, &key).await };
+            reset.await.map_err(|error| error.when("resetting a key"))
+        })
     }
 
     fn local_state(&self) -> Option<&LocalState> {
-        Some(&self.dispatchers.config().local_state)
-    }
-}
-
-/// The future of a [`RedisStore`]'s decision.
-///
-/// The check is sent when the future is first polled, by the future itself or by a task of that runtime. A future that is
-/// dropped before the check has left cancels it.
-type RedisDecide = RedisCall<Check, Decision>;
-
-/// The future of a [`RedisStore`]'s settlement.
-///
-/// A task of the runtime that first polls the future sends the settlement. Dropping the future after that does not cancel
-/// it, because spent units have to be settled.
-type RedisSettle = RedisCall<Settlement, Settled>;
-
-/// The future of a check or a settlement, which is sent when this is first polled.
-#[must_use = "futures do nothing unless polled"]
-struct RedisCall<Q, A> {
-    dispatchers: Arc<Dispatchers>,
-    unsent: Option<Q>,
-    /// The result, and the runtime that has sent for it.
-    pending: Option<(Id, Pending<A>)>,
-}
-
-impl Future for RedisDecide {
-    type Output = Result<Decision, StoreError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.poll_with(cx, "deciding a check", |dispatcher, check| {
-            if dispatcher.is_cluster() { cross_slot::decide(dispatcher, check) } else { dispatcher.decide(check) }
-        })
-    }
-}
-
-impl Future for RedisSettle {
-    type Output = Result<Settled, StoreError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.poll_with(cx, "settling an admission", |dispatcher, settlement| {
-            if dispatcher.is_cluster() {
-                cross_slot::settle(dispatcher, settlement)
-            } else {
-                dispatcher.settle(settlement)
-            }
-        })
-    }
-}
-
-impl<Q, A> RedisCall<Q, A> {
-    fn new(dispatchers: &Arc<Dispatchers>, unsent: Q) -> Self {
-        Self { dispatchers: Arc::clone(dispatchers), unsent: Some(unsent), pending: None }
-    }
-
-    fn poll_with(
-        &mut self,
-        cx: &mut Context<'_>,
-        doing: &'static str,
-        send: impl FnOnce(&Arc<Dispatcher>, Q) -> Result<Pending<A>, StoreError>,
-    ) -> Poll<Result<A, StoreError>> {
-        if let Some(unsent) = self.unsent.take() {
-            let dispatcher = self.dispatchers.current(doing)?;
-            self.pending = Some((dispatcher.runtime().id(), send(&dispatcher, unsent)?));
-        }
-        let Some((_, pending)) = &mut self.pending else { panic!("a store's future polled after completion") };
-        let result = ready!(Pin::new(pending).poll(cx));
-        self.pending = None;
-        Poll::Ready(result)
-    }
-}
-
-impl<Q, A> Drop for RedisCall<Q, A> {
-    fn drop(&mut self) {
-        if let Some((runtime, pending)) = &mut self.pending
-            && pending.cancel()
-        {
-            self.dispatchers.note_cancelled(*runtime);
-        }
+        Some(&self.runtimes.config().local_state)
     }
 }
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let prefix = self.dispatchers.config().keys.prefix();
+        let prefix = self.runtimes.config().keys.prefix();
         f.debug_struct("RedisStore").field("prefix", &prefix).finish_non_exhaustive()
     }
 }
+<<<<<<< HEAD
 
 impl<Q, A> fmt::Debug for RedisCall<Q, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisCall").finish_non_exhaustive()
     }
 }
+=======
+>>>>>>> 661be05 (Redis: a lone check sends itself, and sends itself no message)

@@ -14,8 +14,9 @@ use std::{
 use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, cmd};
 
 use super::{
-    queue::Job,
-    reply::{self, MalformedReply},
+    dispatcher::ASKING,
+    job::{Answer, Job, Work},
+    reply,
 };
 use crate::{
     algorithm::Kind,
@@ -124,7 +125,7 @@ impl Batch {
             command.arg(run.len());
             for job in run {
                 command.arg(&job.id().to_bytes());
-                if let Job::Settle { settlement, .. } = &**job {
+                if let Work::Settle(settlement) = &job.work {
                     command.arg(settlement.at_micros());
                 }
             }
@@ -138,19 +139,31 @@ impl Batch {
         job.check().only_charge().filter(|_| has_form)
     }
 
-    /// Gives every caller its result from the script's reply, or the error.
+    /// Gives every caller its answer from the script's reply, or the error.
     pub(super) fn finish(self, reply: Result<Value, StoreError>) {
-        let mut results = Vec::with_capacity(self.jobs.len());
-        let malformed = |MalformedReply| StoreError::new("asking Redis", "the reply is not the script's");
-        let read = |reply| reply::read(reply, &self.jobs, &mut results).map_err(malformed);
-        match reply.and_then(read) {
-            Ok(()) => {
-                let mut results = results.into_iter();
-                self.jobs.into_iter().for_each(|job| job.finish(&mut results));
+        match reply.and_then(|reply| self.answers(reply)) {
+            Ok(answers) => {
+                let mut answers = answers.into_iter();
+                self.jobs.into_iter().for_each(|job| job.finish(&mut answers));
             }
             Err(error) => fail(self.jobs, &error),
         }
     }
+
+    /// The answer to a check that is alone.
+    pub(super) fn only_answer(&self, reply: Value) -> Answer {
+        self.answers(reply)?.pop().unwrap_or_else(|| Err(malformed()))
+    }
+
+    fn answers(&self, reply: Value) -> Result<Vec<Answer>, StoreError> {
+        let mut answers = Vec::with_capacity(self.jobs.len());
+        reply::read(reply, &self.jobs, &mut answers).map_err(|_| malformed())?;
+        Ok(answers)
+    }
+}
+
+fn malformed() -> StoreError {
+    StoreError::new(ASKING, "the reply is not the script's")
 }
 
 /// The place of a job in its batch.
@@ -169,8 +182,8 @@ impl Rank {
             return Self::OfBlock;
         }
         let has_quick_way = |charge: &Charge| charge.cost() == 1 && is_plain(charge);
-        let is_quick = matches!(job, Job::Decide { check, copies, .. }
-            if copies.is_empty() && check.id().is_none() && check.only_charge().is_some_and(has_quick_way));
+        let is_quick = matches!(&job.work, Work::Decide(check)
+            if job.count() == 1 && check.id().is_none() && check.only_charge().is_some_and(has_quick_way));
         if is_quick { Self::Quick } else { Self::Other }
     }
 }
@@ -221,10 +234,10 @@ fn fail(jobs: Vec<Box<Job>>, error: &StoreError) {
 fn write_shape(job: &Job, command: &mut Cmd, again: bool) {
     let check = job.check();
     let is_plain = check.charges().all(is_plain);
-    let kind = match job {
-        Job::Settle { .. } if again => "settle again",
-        Job::Settle { .. } => "settle",
-        Job::Decide { .. } => match (is_plain, again || may_be_counted(check)) {
+    let kind = match job.work {
+        Work::Settle(_) if again => "settle again",
+        Work::Settle(_) => "settle",
+        Work::Decide(_) => match (is_plain, again || may_be_counted(check)) {
             (true, false) => "plain",
             (true, true) => "again",
             (false, false) => "any",
@@ -232,15 +245,15 @@ fn write_shape(job: &Job, command: &mut Cmd, again: bool) {
         },
     };
     command.arg(job.count()).arg(kind).arg(check.charges().count());
-    let mut costs = match job {
-        Job::Settle { settlement, .. } => settlement.accounts().map(|account| account.cost()).collect(),
-        Job::Decide { .. } => Vec::new(),
+    let mut costs = match &job.work {
+        Work::Settle(settlement) => settlement.accounts().map(|account| account.cost()).collect(),
+        Work::Decide(_) => Vec::new(),
     }
     .into_iter();
     for charge in check.charges() {
         let limit = charge.limit();
         command.arg(limit.units()).arg(charge.cost()).arg(limit.window_micros());
-        if !(is_plain && matches!(job, Job::Decide { .. })) {
+        if !(is_plain && job.is_check()) {
             match limit.algorithm().kind() {
                 Kind::Log => command.arg("log"),
                 Kind::Fixed => command.arg("fixed"),
@@ -263,7 +276,7 @@ fn may_be_counted(check: &Check) -> bool {
 
 /// Whether two checks differ only in their keys and ids.
 fn have_one_shape(job: &Job, other: &Job) -> bool {
-    let (Job::Decide { check, .. }, Job::Decide { check: other_check, .. }) = (job, other) else {
+    let (Work::Decide(check), Work::Decide(other_check)) = (&job.work, &other.work) else {
         return false;
     };
     let figures = |charge: &Charge| {
@@ -294,8 +307,6 @@ fn mode(charge: &Charge) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use tokio::sync::oneshot;
-
     use super::*;
     use crate::{admission::AdmissionId, key::Key, limit::Limit};
 
@@ -312,8 +323,9 @@ mod tests {
     /// The costs and copies of these checks, as they travel.
     fn arranged(checks: impl IntoIterator<Item = Check>) -> Vec<(u64, u64)> {
         let job = |check| {
-            let id = AdmissionId::fresh();
-            Box::new(Job::Decide { check, caller: oneshot::channel().0, copies: Vec::new(), id })
+            let mut job = Job::decide(check);
+            drop(job.wait());
+            job
         };
         let jobs = arrange(checks.into_iter().map(job).collect());
         jobs.iter().map(|job| (job.check().charges().map(Charge::cost).sum(), job.count())).collect()

@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use super::{
     batch::Batch,
-    dispatcher::{Cause, Dispatcher},
+    dispatcher::{ASKING, Cause, Dispatcher},
 };
 use crate::{error::StoreError, key::Key, limit::Limit};
 
@@ -20,7 +20,7 @@ impl Dispatcher {
             dispatcher.try_send(&Batch::new(Vec::new(), &dispatcher.config.time), false).await??;
             dispatcher.unlink(&format!("{}:", dispatcher.keys().prefix())).await
         });
-        result.await.map_err(|cause| StoreError::new("connecting to Redis", cause))
+        result.await.map_err(|cause| StoreError::new(ASKING, cause))
     }
 
     /// Forgets the counted units of a limit and a key.
@@ -29,13 +29,13 @@ impl Dispatcher {
         let outdated = self.config.local_state.outdate(vec![limit], None);
         let result = self.in_task(async move { dispatcher.unlink(&key).await }).await;
         drop(outdated);
-        result.map_err(|cause| StoreError::new("resetting a key", cause))
+        result.map_err(|cause| StoreError::new(ASKING, cause))
     }
 
     /// Runs a future that takes a connection in a task. The task ends if the caller stops waiting.
     async fn in_task(&self, future: impl Future<Output = Result<(), Cause>> + Send + 'static) -> Result<(), Cause> {
         let mut task = JoinSet::new();
-        task.spawn_on(future, self.runtime());
+        task.spawn_on(future, &self.runtime);
         while let Some(result) = task.join_next().await {
             result??;
         }

@@ -12,40 +12,39 @@
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
+    future::Future,
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
-use tokio::sync::oneshot::{self, Sender};
+use tokio::task::JoinHandle;
 
-use super::dispatcher::{Dispatcher, Pending};
+use super::{
+    dispatcher::Dispatcher,
+    job::{Answer, Job, Work},
+};
 use crate::{
     admission::AdmissionId,
     check::Check,
     decision::{Decision, LimitStatus},
-    error::StoreError,
-    settlement::{Settled, Settlement},
+    settlement::Settlement,
     store::{give_back, redis::keys::Keys, refund_by_id},
 };
 
-/// Sends a check: slot by slot, if it has several.
-pub(crate) fn decide(dispatcher: &Arc<Dispatcher>, check: Check) -> Result<Pending<Decision>, StoreError> {
-    let id = check.id().unwrap_or_else(AdmissionId::fresh);
-    let Some(subchecks) = subchecks(dispatcher.keys(), &check, id) else { return dispatcher.decide(check) };
-    let (caller, result) = oneshot::channel();
-    dispatcher.runtime().spawn(decide_each(Arc::clone(dispatcher), check, id, subchecks, caller));
-    Ok(Pending::from_task(result))
-}
-
-/// Sends a settlement: slot by slot, if it has several.
-pub(crate) fn settle(dispatcher: &Arc<Dispatcher>, settlement: Settlement) -> Result<Pending<Settled>, StoreError> {
-    let Some(subchecks) = subchecks(dispatcher.keys(), settlement.check(), settlement.id()) else {
-        return dispatcher.settle(settlement);
-    };
-    let (caller, result) = oneshot::channel();
-    let settled = settle_each(Arc::clone(dispatcher), settlement, subchecks);
-    dispatcher.runtime().spawn(async { drop(caller.send(settled.await)) });
-    Ok(Pending::from_task(result))
+/// Asks slot by slot, if there are several.
+pub(super) fn ask(dispatcher: &Arc<Dispatcher>, job: &Job) -> Option<JoinHandle<Answer>> {
+    let (runtime, slots) = (&dispatcher.runtime, Arc::clone(dispatcher));
+    match &job.work {
+        Work::Decide(check) => {
+            let id = check.id().unwrap_or_else(AdmissionId::fresh);
+            let subchecks = subchecks(dispatcher.keys(), check, id)?;
+            Some(runtime.spawn(decide(slots, check.clone(), id, subchecks)))
+        }
+        Work::Settle(settlement) => {
+            let subchecks = subchecks(dispatcher.keys(), settlement.check(), settlement.id())?;
+            Some(runtime.spawn(settle(slots, settlement.clone(), subchecks)))
+        }
+    }
 }
 
 /// The charges of a check that are in one slot, and their indices in the whole check.
@@ -75,80 +74,53 @@ fn subchecks(keys: &Keys, check: &Check, id: AdmissionId) -> Option<Vec<Subcheck
     (slots.len() > 1).then(|| slots.into_values().collect())
 }
 
-async fn decide_each(
-    dispatcher: Arc<Dispatcher>,
-    check: Check,
-    id: AdmissionId,
-    subchecks: Vec<Subcheck>,
-    caller: Sender<Result<Decision, StoreError>>,
-) {
-    let (mut taken, mut statuses, mut at) = (Vec::new(), KnownStatuses::none(&check), SystemTime::UNIX_EPOCH);
-    let (mut rest, mut failure) = (subchecks.into_iter(), None);
-    while let Some(subcheck) = rest.next() {
-        match wait(dispatcher.decide(subcheck.check.clone())).await {
-            Ok(decision) => {
-                at = at.max(decision.at());
-                statuses.set(&subcheck, &decision);
+async fn decide(dispatcher: Arc<Dispatcher>, check: Check, id: AdmissionId, subchecks: Vec<Subcheck>) -> Answer {
+    let mut statuses = KnownStatuses::none(&check, SystemTime::UNIX_EPOCH);
+    for (number, subcheck) in subchecks.iter().enumerate() {
+        match dispatcher.ask(Job::decide(subcheck.check.clone())).await {
+            Ok((decision, _)) => {
+                statuses.set(subcheck, &decision);
                 if decision.is_allowed() {
-                    taken.push(subcheck);
                     continue;
                 }
             }
             Err(error) => {
-                failure = Some(error);
-                // It may have been counted nevertheless.
-                taken.push(subcheck);
-            }
-        }
-        if check.id().is_some() {
-            taken.clear();
-        }
-        if failure.is_none() {
-            let mut owed = Vec::new();
-            for subcheck in taken.drain(..) {
-                match wait(dispatcher.settle(refund_by_id(subcheck.check.clone(), id))).await {
-                    Ok(settled) => statuses.set(&subcheck, settled.decision()),
-                    Err(_) => owed.push(subcheck),
+                // The last one may have been counted nevertheless.
+                for taken in subchecks[..=number].iter().filter(|_| check.id().is_none()) {
+                    give_back_later(&dispatcher, taken, id);
                 }
-            }
-            taken = owed;
-            // The check is refused even if one of them does not reply.
-            for subcheck in rest.by_ref() {
-                if let Ok(decision) = wait(dispatcher.decide(subcheck.check.without_costs())).await {
-                    statuses.set_untaken(&subcheck, &decision);
-                }
+                return Err(error);
             }
         }
-        let result = failure.map_or_else(|| Ok(statuses.decision(&check, at, id)), Err);
-        drop(caller.send(result));
-        // Each for itself: a node that stays away delays none of the others.
-        for subcheck in taken {
-            let dispatcher = Arc::clone(&dispatcher);
-            let settle = move |settlement| wait(dispatcher.settle(settlement));
-            tokio::spawn(give_back(vec![refund_by_id(subcheck.check, id)], settle));
+        // The check is refused, even if one of these does not reply.
+        for taken in subchecks[..number].iter().filter(|_| check.id().is_none()) {
+            match settle_in(&dispatcher, refund_by_id(taken.check.clone(), id)).await {
+                Ok((decision, _)) => statuses.set(taken, &decision),
+                Err(_) => give_back_later(&dispatcher, taken, id),
+            }
         }
-        return;
+        for untaken in &subchecks[number + 1..] {
+            if let Ok((decision, _)) = dispatcher.ask(Job::decide(untaken.check.without_costs())).await {
+                statuses.set_untaken(untaken, &decision);
+            }
+        }
+        break;
     }
-    drop(caller.send(Ok(statuses.decision(&check, at, id))));
+    Ok((statuses.decision(&check, id), true))
 }
 
-async fn settle_each(
-    dispatcher: Arc<Dispatcher>,
-    settlement: Settlement,
-    subchecks: Vec<Subcheck>,
-) -> Result<Settled, StoreError> {
+async fn settle(dispatcher: Arc<Dispatcher>, settlement: Settlement, subchecks: Vec<Subcheck>) -> Answer {
     let costs: Vec<_> = settlement.accounts().map(|account| account.cost()).collect();
-    let (id, mut at, mut was_applied, mut failure) = (settlement.id(), settlement.at(), false, None);
-    let mut statuses = KnownStatuses::none(settlement.check());
+    let (id, mut was_applied, mut failure) = (settlement.id(), false, None);
+    let mut statuses = KnownStatuses::none(settlement.check(), settlement.at());
     for subcheck in subchecks {
         let mut indices = subcheck.indices.iter();
         let cost = |_: &_| indices.next().and_then(|index| costs.get(*index).copied().flatten());
         let of_slot = Settlement::by_id(subcheck.check.clone(), id, settlement.at(), cost);
-        match wait(dispatcher.settle(of_slot)).await {
-            Ok(settled) => {
-                at = at.max(settled.decision().at());
-                was_applied |= settled.was_applied();
-                statuses.set(&subcheck, settled.decision());
+        match settle_in(&dispatcher, of_slot).await {
+            Ok((decision, is_known)) => {
+                was_applied |= is_known;
+                statuses.set(&subcheck, &decision);
             }
             // The other slots are settled nevertheless. If they are settled again, each counts once.
             Err(error) => failure = Some(error),
@@ -156,25 +128,38 @@ async fn settle_each(
     }
     match failure {
         Some(error) => Err(error),
-        None => Ok(Settled::of(statuses.decision(settlement.check(), at, id), was_applied)),
+        None => Ok((statuses.decision(settlement.check(), id), was_applied)),
     }
 }
 
-async fn wait<T>(pending: Result<Pending<T>, StoreError>) -> Result<T, StoreError> {
-    pending?.await
+/// Settles in one slot.
+fn settle_in(dispatcher: &Arc<Dispatcher>, settlement: Settlement) -> impl Future<Output = Answer> + Send + use<> {
+    dispatcher.ask(Job::settle(settlement, &dispatcher.config.local_state))
+}
+
+/// Each slot for itself: a node that stays away delays none of the others.
+fn give_back_later(dispatcher: &Arc<Dispatcher>, taken: &Subcheck, id: AdmissionId) {
+    let (settlement, slot) = (refund_by_id(taken.check.clone(), id), Arc::clone(dispatcher));
+    dispatcher.runtime.spawn(give_back(vec![settlement], move |settlement| settle_in(&slot, settlement)));
 }
 
 /// The statuses of the whole check, as far as they are known.
-struct KnownStatuses(Vec<LimitStatus>);
+struct KnownStatuses {
+    of_charges: Vec<LimitStatus>,
+    /// The time of the last one.
+    at: SystemTime,
+}
 
 impl KnownStatuses {
-    fn none(check: &Check) -> Self {
-        Self(check.charges().map(|charge| LimitStatus::new(charge, 0, Duration::ZERO, None)).collect())
+    fn none(check: &Check, at: SystemTime) -> Self {
+        let of_charges = check.charges().map(|charge| LimitStatus::new(charge, 0, Duration::ZERO, None)).collect();
+        Self { of_charges, at }
     }
 
     fn set(&mut self, subcheck: &Subcheck, decision: &Decision) {
+        self.at = self.at.max(decision.at());
         for (index, status) in subcheck.indices.iter().zip(decision.statuses()) {
-            self.0[*index] = status.clone();
+            self.of_charges[*index] = status.clone();
         }
     }
 
@@ -184,13 +169,13 @@ impl KnownStatuses {
         {
             let untaken = LimitStatus::new(charge, status.used(), status.reset_after(), None);
             let untaken = untaken.with_reserved(status.reserved(), Duration::ZERO);
-            self.0[*index] = if charge.can_refuse() { untaken.refused_until_reset(charge) } else { untaken };
+            self.of_charges[*index] = if charge.can_refuse() { untaken.refused_until_reset(charge) } else { untaken };
         }
     }
 
-    fn decision(self, check: &Check, at: SystemTime, id: AdmissionId) -> Decision {
-        let mut statuses = self.0.into_iter();
-        Decision::new(check, at, id, |charge| {
+    fn decision(self, check: &Check, id: AdmissionId) -> Decision {
+        let mut statuses = self.of_charges.into_iter();
+        Decision::new(check, self.at, id, |charge| {
             statuses.next().unwrap_or_else(|| LimitStatus::new(charge, 0, Duration::ZERO, None))
         })
     }

@@ -3,11 +3,9 @@
 use std::{
     collections::HashMap,
     error::Error,
-    future::{Future, pending},
+    future::Future,
     iter,
-    pin::Pin,
-    sync::{Arc, OnceLock},
-    task::{Context, Poll, ready},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -15,22 +13,20 @@ use redis::{RedisError, RedisResult, Value};
 use tokio::{
     runtime::Handle,
     sync::oneshot,
-    task::{AbortHandle, JoinSet, yield_now},
+    task::{JoinHandle, JoinSet, yield_now},
     time::sleep,
 };
 
 use super::{
     batch::{Batch, TimeSource},
-    queue::{CAPACITY, Job, Permit, Queue},
+    cross_slot,
+    job::{Answer, Job},
+    queue::{CAPACITY, Permit, Queue, Queued, Sent},
 };
 use crate::{
-    admission::AdmissionId,
-    check::{Charge, Check},
-    decision::Decision,
     error::StoreError,
     local::LocalState,
     metrics::{self, Stopwatch},
-    settlement::{Settled, Settlement},
     store::redis::{
         connect::{Connection, Pool, Server, needs_new_connection, was_not_run},
         keys::{HASH_SLOTS, Keys},
@@ -50,93 +46,87 @@ pub(crate) struct Config {
 
 pub(crate) struct Dispatcher {
     pub(super) config: Arc<Config>,
-    runtime: Handle,
+    pub(super) runtime: Handle,
     pub(super) pool: Pool,
     /// One. In a cluster, one for each of equal parts of the slots, so that a slow node delays only its own checks.
     queues: Box<[Arc<Queue>]>,
-    guard_task: OnceLock<AbortHandle>,
+    /// Dropped with this.
+    _is_alive: oneshot::Sender<()>,
 }
 
+/// How a job is sent.
+enum Sending {
+    Alone(LoneCheck),
+    Queued(Queued),
+    /// By a task that asks several slots of a cluster.
+    InSlots(JoinHandle<Answer>),
+}
+
+/// What fails, until the store says what it was for.
+pub(super) const ASKING: &str = "asking Redis";
+
+pub(super) type Cause = Box<dyn Error + Send + Sync>;
+
 impl Dispatcher {
-    pub(super) fn new(config: Arc<Config>, runtime: Handle) -> Self {
+    pub(super) fn new(config: Arc<Config>, runtime: Handle, is_alive: oneshot::Sender<()>) -> Self {
         let server = &config.server;
         let count = if server.is_cluster() { CLUSTER_QUEUES } else { 1 };
         let queue = || Queue::new(server.connections() as usize, CAPACITY / count);
         let queues = iter::repeat_with(queue).take(count).collect();
         let pool = Pool::new(server);
-        Self { config, runtime, pool, queues, guard_task: OnceLock::new() }
-    }
-
-    /// Drops the guard when the runtime shuts down, or with this.
-    pub(super) fn drop_with_runtime(&self, guard: impl Send + 'static) {
-        let task = self.runtime.spawn(async move {
-            let _guard = guard;
-            pending::<()>().await;
-        });
-        let _ = self.guard_task.set(task.abort_handle());
+        Self { config, runtime, pool, queues, _is_alive: is_alive }
     }
 
     pub(super) fn keys(&self) -> &Keys {
         &self.config.keys
     }
 
-    pub(crate) fn runtime(&self) -> &Handle {
-        &self.runtime
-    }
-
-    pub(crate) fn is_cluster(&self) -> bool {
+    fn is_cluster(&self) -> bool {
         self.queues.len() > 1
     }
 
-    /// Sends a check. In a cluster, all its keys are in one slot.
-    pub(crate) fn decide(self: &Arc<Self>, check: Check) -> Result<Pending<Decision>, StoreError> {
-        let (caller, result) = oneshot::channel();
-        let job = Job::Decide { check, caller, copies: Vec::new(), id: AdmissionId::from(0) };
-        Ok(Pending { result, sending: self.submit(Box::new(job))? })
+    /// Sends a job, or lets a task do it, when this is called. The returned future holds nothing of the dispatcher, which so
+    /// ends with its runtime, even if nobody polls the future.
+    pub(crate) fn ask(self: &Arc<Self>, job: Box<Job>) -> impl Future<Output = Answer> + Send + use<> {
+        let sending = self.begin(job);
+        async move {
+            match sending? {
+                Sending::Alone(check) => check.send().await,
+                Sending::Queued(queued) => queued.await.unwrap_or_else(|gone| Err(of_ended_runtime(gone))),
+                Sending::InSlots(task) => task.await.unwrap_or_else(|gone| Err(of_ended_runtime(gone))),
+            }
+        }
     }
 
-    /// Sends a settlement. In a cluster, all its keys are in one slot.
-    pub(crate) fn settle(self: &Arc<Self>, settlement: Settlement) -> Result<Pending<Settled>, StoreError> {
-        let (caller, result) = oneshot::channel();
-        // A block outdates no refusal: one that counts its units as reserved is used for a life at most.
-        let is_single = |charge: &&Charge| !charge.is_block();
-        let limits = settlement.check().charges().filter(is_single).map(|charge| charge.limit().clone()).collect();
-        let outdated = self.config.local_state.outdate(limits, None);
-        Ok(Pending { result, sending: self.submit(Box::new(Job::Settle { settlement, caller, outdated }))? })
-    }
-
-    /// Queues a job for a task that sends it. If nothing is in flight and a connection works, the returned future sends
-    /// it instead. A block first waits for others.
-    fn submit(self: &Arc<Self>, job: Box<Job>) -> Result<Option<Sending>, StoreError> {
-        let (queue, doing, may_wait) = (self.queue(&job), job.doing(), job.may_wait());
-        if matches!(*job, Job::Decide { .. })
-            && may_wait.is_none()
+    /// If nothing is in flight and a connection works, the caller of a check sends it.
+    fn begin(self: &Arc<Self>, job: Box<Job>) -> Result<Sending, StoreError> {
+        if self.is_cluster()
+            && let Some(task) = cross_slot::ask(self, &job)
+        {
+            return Ok(Sending::InSlots(task));
+        }
+        let queue = self.queue(&job);
+        if job.is_check()
+            && job.may_wait().is_none()
             && let Some(permit) = queue.lone_permit()
             && let Some(connection) = self.pool.share()
         {
-            return Ok(Some(Box::pin(Arc::clone(self).send_alone(job, connection, permit))));
+            return Ok(Sending::Alone(LoneCheck {
+                job,
+                connection,
+                permit,
+                dispatcher: Arc::downgrade(self),
+                config: Arc::clone(&self.config),
+            }));
         }
         // An error of this check only: the others in the queue are decided, so a breaker must not count it.
-        queue.push(job).map_err(|full| {
-            // Blocks leave the queue to callers long before it is full, and are asked for again.
-            if !full.is_of_block {
-                metrics::queue_full();
-            }
-            StoreError::new(doing, full).of_one_check()
-        })?;
-        if let Some(time) = may_wait {
-            if queue.begin_gathering() {
-                self.runtime.spawn(Arc::clone(self).serve_after(time, Arc::clone(queue)));
-            }
-        } else if let Some(permit) = queue.batch_permit() {
-            self.runtime.spawn(Arc::clone(self).serve(permit));
+        let (queued, sent) = queue.push(job).map_err(|full| StoreError::new(ASKING, full).of_one_check())?;
+        match sent {
+            Sent::ByServer => {}
+            Sent::By(permit) => drop(self.runtime.spawn(Arc::clone(self).serve(permit))),
+            Sent::After(wait) => drop(self.runtime.spawn(Arc::clone(self).serve_after(wait, Arc::clone(queue)))),
         }
-        Ok(None)
-    }
-
-    /// Counts a cancelled job in every queue, since it is not known which one holds it.
-    pub(super) fn note_cancelled(&self) {
-        self.queues.iter().for_each(|queue| queue.note_cancelled());
+        Ok(Sending::Queued(queued))
     }
 
     fn queue(&self, job: &Job) -> &Arc<Queue> {
@@ -146,26 +136,10 @@ impl Dispatcher {
         }
     }
 
-    /// Sends a lone check. A task takes over after an error: a future that may not be polled must not wait for a connection.
-    async fn send_alone(self: Arc<Self>, job: Box<Job>, mut connection: Connection, _permit: Permit) {
-        metrics::batch(1, || 0);
-        let (batch, stopwatch) = (Batch::new(vec![job], &self.config.time), Stopwatch::start());
-        let reply = batch.send(&mut connection, self.keys(), false).await;
-        stopwatch.script();
-        match reply {
-            Ok(reply) => batch.finish(Ok(reply)),
-            Err(error) => {
-                let dispatcher = Arc::clone(&self);
-                self.runtime.spawn(async move { dispatcher.finish(batch, Ok(Err(error))).await });
-            }
-        }
-    }
-
     /// Lets blocks wait for each other.
-    async fn serve_after(self: Arc<Self>, time: Duration, queue: Arc<Queue>) {
-        sleep(time).await;
-        queue.end_gathering();
-        if let Some(permit) = queue.batch_permit() {
+    async fn serve_after(self: Arc<Self>, wait: Duration, queue: Arc<Queue>) {
+        sleep(wait).await;
+        if let Some(permit) = queue.end_gathering() {
             self.serve(permit).await;
         }
     }
@@ -175,16 +149,8 @@ impl Dispatcher {
         loop {
             // Tasks that are ready to run may add their checks to the batch.
             yield_now().await;
-            let jobs = permit.queue().next_batch();
-            if !jobs.is_empty() {
-                metrics::batch(jobs.len(), || permit.queue().len());
-                self.send_all(jobs).await;
-                continue;
-            }
-            match permit.renew() {
-                Some(renewed) => permit = renewed,
-                None => return,
-            }
+            let Some(jobs) = permit.next_batch() else { return };
+            self.send_all(jobs).await;
         }
     }
 
@@ -202,26 +168,30 @@ impl Dispatcher {
     }
 
     async fn send_batch(&self, jobs: Vec<Box<Job>>) {
-        let batch = Batch::new(jobs, &self.config.time);
+        let mut batch = Batch::new(jobs, &self.config.time);
         let reply = self.try_send(&batch, false).await;
-        self.finish(batch, reply).await;
+        let reply = self.try_again(&mut batch, reply).await;
+        batch.finish(reply);
     }
 
-    /// Gives the callers of a batch their results, after a second try if that may help. A node of a cluster that does not have
-    /// the slot has run nothing, so all jobs are sent again. After a broken connection, only those that count once.
-    async fn finish(&self, mut batch: Batch, mut reply: Result<RedisResult<Value>, Cause>) {
+    /// The reply after a second try, if that may help. A node of a cluster that does not have the slot has run nothing, so all
+    /// jobs are sent again. After a broken connection, only those that count once.
+    async fn try_again(
+        &self,
+        batch: &mut Batch,
+        mut reply: Result<RedisResult<Value>, Cause>,
+    ) -> Result<Value, StoreError> {
         if let Ok(Err(error)) = &reply
             && self.is_worth_another_try(error)
         {
             if !self.has_certainly_not_run(error) {
-                batch.keep_repeatable(&StoreError::new("asking Redis", error.clone()));
+                batch.keep_repeatable(&StoreError::new(ASKING, error.clone()));
             }
             if !batch.is_empty() {
-                reply = self.try_send(&batch, true).await;
+                reply = self.try_send(batch, true).await;
             }
         }
-        let reply = reply.and_then(|reply| Ok(reply?));
-        batch.finish(reply.map_err(|cause| StoreError::new("asking Redis", cause)));
+        reply.and_then(|reply| Ok(reply?)).map_err(|cause| StoreError::new(ASKING, cause))
     }
 
     pub(super) fn is_worth_another_try(&self, error: &RedisError) -> bool {
@@ -244,12 +214,40 @@ impl Dispatcher {
     }
 }
 
-impl Drop for Dispatcher {
-    fn drop(&mut self) {
-        if let Some(task) = self.guard_task.get() {
-            task.abort();
-        }
+/// A check that its own caller sends.
+struct LoneCheck {
+    job: Box<Job>,
+    connection: Connection,
+    permit: Permit,
+    dispatcher: Weak<Dispatcher>,
+    config: Arc<Config>,
+}
+
+impl LoneCheck {
+    /// A task takes over after an error: a future that may not be polled must not wait for a connection.
+    async fn send(self) -> Answer {
+        let Self { job, mut connection, permit, dispatcher, config } = self;
+        metrics::batch(1, || 0);
+        let (mut batch, stopwatch) = (Batch::new(vec![job], &config.time), Stopwatch::start());
+        let reply = batch.send(&mut connection, &config.keys, false).await;
+        stopwatch.script();
+        drop(permit);
+        let error = match reply {
+            Ok(reply) => return batch.only_answer(reply),
+            Err(error) => error,
+        };
+        let Some(dispatcher) = dispatcher.upgrade() else { return Err(of_ended_runtime(error)) };
+        let task = dispatcher.runtime.clone().spawn(async move {
+            let reply = dispatcher.try_again(&mut batch, Ok(Err(error))).await?;
+            batch.only_answer(reply)
+        });
+        task.await.unwrap_or_else(|gone| Err(of_ended_runtime(gone)))
     }
+}
+
+/// No failure of the store.
+fn of_ended_runtime(cause: impl Into<Cause>) -> StoreError {
+    StoreError::new(ASKING, cause).of_one_check()
 }
 
 /// The jobs of each slot, in their order.
@@ -263,46 +261,4 @@ fn group_by_slot(keys: &Keys, jobs: Vec<Box<Job>>) -> Vec<Vec<Box<Job>>> {
         }
     }
     groups
-}
-
-/// A check or settlement on its way.
-pub(crate) struct Pending<T> {
-    result: oneshot::Receiver<Result<T, StoreError>>,
-    /// Sends a lone check. Otherwise a task does it.
-    sending: Option<Sending>,
-}
-
-type Sending = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-pub(super) type Cause = Box<dyn Error + Send + Sync>;
-
-impl<T> Pending<T> {
-    /// The result that a task will send.
-    pub(super) fn from_task(result: oneshot::Receiver<Result<T, StoreError>>) -> Self {
-        Self { result, sending: None }
-    }
-
-    /// Stops waiting. Returns whether a task may still have to send the job.
-    pub(crate) fn cancel(&mut self) -> bool {
-        let is_open = self.sending.is_none() && !self.result.is_terminated();
-        if is_open {
-            self.result.close();
-        }
-        is_open
-    }
-}
-
-impl<T> Future for Pending<T> {
-    type Output = Result<T, StoreError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Some(sending) = &mut self.sending {
-            // The result is not polled meanwhile: it would wake this very task.
-            ready!(sending.as_mut().poll(cx));
-            self.sending = None;
-        }
-        let result = ready!(Pin::new(&mut self.result).poll(cx));
-        // Only a runtime that shuts down drops a job without a result.
-        Poll::Ready(result.unwrap_or_else(|gone| Err(StoreError::new("asking Redis", gone).of_one_check())))
-    }
 }

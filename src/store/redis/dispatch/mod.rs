@@ -1,7 +1,7 @@
 //! How checks travel to Redis.
 //!
-//! 1. [`Dispatchers`] has one [`Dispatcher`] for each runtime.
-//! 2. The dispatcher puts checks and settlements into a queue, or sends a lone check at once.
+//! 1. [`Runtimes`] has one [`Dispatcher`](dispatcher::Dispatcher) for each runtime.
+//! 2. The caller of a lone check sends it. Other checks and settlements wait in a queue, as [`Job`]s.
 //! 3. A batch takes them out of the queue, writes them as one script call, and reads the reply.
 //! 4. `cross_slot.rs` takes apart a check whose keys are in several slots of a cluster.
 
@@ -9,14 +9,11 @@
 
 mod batch;
 mod commands;
-pub(super) mod cross_slot;
+mod cross_slot;
 mod dispatcher;
-mod dispatchers;
+mod job;
 mod queue;
 mod reply;
+mod runtimes;
 
-pub(super) use self::{
-    batch::TimeSource,
-    dispatcher::{Config, Dispatcher, Pending},
-    dispatchers::Dispatchers,
-};
+pub(super) use self::{batch::TimeSource, dispatcher::Config, job::Job, runtimes::Runtimes};

@@ -4,7 +4,10 @@ use std::{time::Duration, vec};
 
 use redis::Value;
 
-use super::queue::Job;
+use super::{
+    dispatcher::ASKING,
+    job::{Answer, Job},
+};
 use crate::{
     check::{Charge, Check},
     clock::system_time,
@@ -13,11 +16,7 @@ use crate::{
 };
 
 /// Appends the results of all jobs and of their copies: the decision, and whether a settlement was applied.
-pub(super) fn read(
-    reply: Value,
-    jobs: &[Box<Job>],
-    results: &mut Vec<Result<(Decision, bool), StoreError>>,
-) -> Result<(), MalformedReply> {
+pub(super) fn read(reply: Value, jobs: &[Box<Job>], results: &mut Vec<Answer>) -> Result<(), MalformedReply> {
     let fields = match reply {
         Value::Array(fields) => fields,
         Value::BulkString(numbers) => unpacked(&numbers).ok_or(MalformedReply)?.into(),
@@ -49,16 +48,12 @@ struct Reply {
 }
 
 impl Reply {
-    fn read(
-        &mut self,
-        job: &Job,
-        results: &mut Vec<Result<(Decision, bool), StoreError>>,
-    ) -> Result<(), MalformedReply> {
+    fn read(&mut self, job: &Job, results: &mut Vec<Answer>) -> Result<(), MalformedReply> {
         let (check, count) = (job.check(), job.count());
         let counted_at = self.counted_at()?;
         let at = system_time(counted_at.unwrap_or(self.now));
         let admitted = self.admitted(count)?;
-        let has_retries = admitted.is_some() && matches!(job, Job::Decide { .. });
+        let has_retries = admitted.is_some() && job.is_check();
         let admitted = admitted.unwrap_or(Ok(count));
         self.statuses.clear();
         for _ in check.charges() {
@@ -67,7 +62,7 @@ impl Reply {
         for copy in 0..count {
             results.push(match &admitted {
                 // The other jobs of the batch have results of their own.
-                Err(text) => Err(StoreError::new(job.doing(), key_error(check, text)).of_one_check()),
+                Err(text) => Err(StoreError::new(ASKING, key_error(check, text)).of_one_check()),
                 Ok(admitted) => {
                     // If an earlier try has counted the copies, each gets the present status.
                     let later = if counted_at.is_some() { 0 } else { admitted.saturating_sub(copy + 1) };

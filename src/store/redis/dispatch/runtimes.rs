@@ -7,18 +7,24 @@
 
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 
-use tokio::runtime::{Handle, Id};
+use tokio::{
+    runtime::{Handle, Id},
+    sync::oneshot,
+};
 
-use super::dispatcher::{Config, Dispatcher};
+use super::{
+    dispatcher::{ASKING, Config, Dispatcher},
+    job::{Answer, Job},
+};
 use crate::error::StoreError;
 
-pub(crate) struct Dispatchers {
+pub(crate) struct Runtimes {
     config: Arc<Config>,
     /// Few, mostly one.
     dispatchers: RwLock<Vec<(Id, Arc<Dispatcher>)>>,
 }
 
-impl Dispatchers {
+impl Runtimes {
     pub(crate) fn new(config: Config) -> Arc<Self> {
         Arc::new(Self { config: Arc::new(config), dispatchers: RwLock::default() })
     }
@@ -27,17 +33,21 @@ impl Dispatchers {
         &self.config
     }
 
-    /// The dispatcher of the current runtime.
-    pub(crate) fn current(self: &Arc<Self>, doing: &'static str) -> Result<Arc<Dispatcher>, StoreError> {
-        let runtime = Handle::try_current().map_err(|cause| StoreError::new(doing, cause).of_one_check())?;
-        Ok(self.find(runtime.id()).unwrap_or_else(|| self.add(runtime)))
+    /// Sends a job from the current runtime, when this is first polled.
+    pub(crate) async fn ask(self: &Arc<Self>, job: Box<Job>) -> Answer {
+        let answer = self.current()?.ask(job);
+        answer.await
     }
 
-    fn find(&self, runtime: Id) -> Option<Arc<Dispatcher>> {
-        find(&self.dispatchers.read().unwrap_or_else(PoisonError::into_inner), runtime)
+    /// The dispatcher of the current runtime.
+    pub(crate) fn current(self: &Arc<Self>) -> Result<Arc<Dispatcher>, StoreError> {
+        let runtime = Handle::try_current().map_err(|cause| StoreError::new(ASKING, cause).of_one_check())?;
+        let known = find(&self.dispatchers.read().unwrap_or_else(PoisonError::into_inner), runtime.id());
+        Ok(known.unwrap_or_else(|| self.add(runtime)))
     }
 
     fn add(self: &Arc<Self>, runtime: Handle) -> Arc<Dispatcher> {
+        let (is_alive, has_ended) = oneshot::channel();
         let dispatcher = {
             let mut all = self.dispatchers.write().unwrap_or_else(PoisonError::into_inner);
             let id = runtime.id();
@@ -45,23 +55,17 @@ impl Dispatchers {
             if let Some(known) = find(&all, id) {
                 return known;
             }
-            let dispatcher = Arc::new(Dispatcher::new(Arc::clone(&self.config), runtime));
+            let dispatcher = Arc::new(Dispatcher::new(Arc::clone(&self.config), runtime, is_alive));
             all.push((id, Arc::clone(&dispatcher)));
             dispatcher
         };
+        let guard = RuntimeGuard { runtimes: Arc::downgrade(self), dispatcher: Arc::downgrade(&dispatcher) };
         // Without the lock: a runtime that is shutting down drops the guard at once, which takes the lock.
-        dispatcher.drop_with_runtime(RuntimeGuard {
-            dispatchers: Arc::downgrade(self),
-            dispatcher: Arc::downgrade(&dispatcher),
+        dispatcher.runtime.spawn(async move {
+            let _guard = guard;
+            let _ = has_ended.await;
         });
         dispatcher
-    }
-
-    /// Counts a cancelled job of this runtime.
-    pub(crate) fn note_cancelled(&self, runtime: Id) {
-        if let Some(dispatcher) = self.find(runtime) {
-            dispatcher.note_cancelled();
-        }
     }
 
     fn remove(&self, ended: &Weak<Dispatcher>) {
@@ -80,14 +84,14 @@ fn find(dispatchers: &[(Id, Arc<Dispatcher>)], runtime: Id) -> Option<Arc<Dispat
 
 /// Removes the dispatcher when its runtime drops this.
 struct RuntimeGuard {
-    dispatchers: Weak<Dispatchers>,
+    runtimes: Weak<Runtimes>,
     dispatcher: Weak<Dispatcher>,
 }
 
 impl Drop for RuntimeGuard {
     fn drop(&mut self) {
-        if let Some(dispatchers) = self.dispatchers.upgrade() {
-            dispatchers.remove(&self.dispatcher);
+        if let Some(runtimes) = self.runtimes.upgrade() {
+            runtimes.remove(&self.dispatcher);
         }
     }
 }

@@ -1,0 +1,138 @@
+//! A check or a settlement on its way, and the callers that wait for it.
+
+use std::time::Duration;
+
+use tokio::sync::oneshot::{Receiver, Sender, channel};
+
+use crate::{
+    admission::AdmissionId,
+    check::{Charge, Check},
+    decision::Decision,
+    error::StoreError,
+    local::{LocalState, Outdated},
+    settlement::Settlement,
+    store::redis::keys::Keys,
+};
+
+/// A block waits for others for this part of its life, and at most for so long. It does not wait if that is less than a timer can tell.
+const PART_OF_LIFE: u32 = 64;
+const LONGEST_WAIT: Duration = Duration::from_millis(4);
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+
+/// The decision, or the statuses after a settlement and whether it was applied.
+pub(crate) type Answer = Result<(Decision, bool), StoreError>;
+
+pub(super) enum Work {
+    Decide(Check),
+    Settle(Settlement),
+}
+
+pub(crate) struct Job {
+    pub(super) work: Work,
+    /// Given when the job joins a batch. The copies have the ids that follow.
+    pub(super) id: AdmissionId,
+    /// None while its own caller sends it.
+    caller: Option<Sender<Answer>>,
+    /// The callers of equal checks, which travel as copies of this one.
+    copies: Vec<Sender<Answer>>,
+    /// What a settlement makes outdated.
+    outdated: Option<Outdated>,
+}
+
+impl Job {
+    pub(crate) fn decide(check: Check) -> Box<Self> {
+        Self::new(AdmissionId::from(0), Work::Decide(check), None)
+    }
+
+    pub(crate) fn settle(settlement: Settlement, local_state: &LocalState) -> Box<Self> {
+        // A block outdates no refusal: one that counts its units as reserved is used for a life at most.
+        let is_single = |charge: &&Charge| !charge.is_block();
+        let limits = settlement.check().charges().filter(is_single).map(|charge| charge.limit().clone()).collect();
+        let outdated = local_state.outdate(limits, None);
+        Self::new(settlement.id(), Work::Settle(settlement), Some(outdated))
+    }
+
+    fn new(id: AdmissionId, work: Work, outdated: Option<Outdated>) -> Box<Self> {
+        Box::new(Self { work, id, caller: None, copies: Vec::new(), outdated })
+    }
+
+    /// Lets its caller wait for another to send it.
+    pub(super) fn wait(&mut self) -> Receiver<Answer> {
+        let (caller, answer) = channel();
+        self.caller = Some(caller);
+        answer
+    }
+
+    /// The check that is to be decided, or that was admitted.
+    pub(super) fn check(&self) -> &Check {
+        match &self.work {
+            Work::Decide(check) => check,
+            Work::Settle(settlement) => settlement.check(),
+        }
+    }
+
+    pub(super) fn is_check(&self) -> bool {
+        matches!(self.work, Work::Decide(_))
+    }
+
+    /// Gives the check and its copies their ids: the caller's own, or fresh ones.
+    pub(super) fn set_id(&mut self) {
+        if let Work::Decide(check) = &self.work {
+            self.id = check.id().unwrap_or_else(|| AdmissionId::fresh_run(self.count()));
+        }
+    }
+
+    /// The job and its copies.
+    pub(super) fn count(&self) -> u64 {
+        1 + self.copies.len() as u64
+    }
+
+    /// Whether it takes a block, or gives one back.
+    pub(super) fn is_of_block(&self) -> bool {
+        self.check().charges().any(Charge::is_block)
+    }
+
+    /// How long it may wait for others to travel with, if it may.
+    pub(super) fn may_wait(&self) -> Option<Duration> {
+        let life = self.check().charges().find_map(Charge::life)?;
+        Some((life / PART_OF_LIFE).min(LONGEST_WAIT)).filter(|wait| *wait >= SHORTEST_WAIT)
+    }
+
+    /// Its slot in a cluster. A check of several slots is split before it is sent.
+    pub(super) fn hash_slot(&self, keys: &Keys) -> u16 {
+        self.check().charges().next().map_or(0, |charge| keys.hash_slot(charge.key()))
+    }
+
+    /// Whether the order of the two makes no difference.
+    pub(super) fn is_interchangeable_with(&self, other: &Self) -> bool {
+        self.is_check() && other.is_check() && self.check().is_interchangeable_with(other.check())
+    }
+
+    /// Makes an interchangeable job a copy of this one, or returns it.
+    pub(super) fn join(&mut self, other: Box<Self>) -> Result<(), Box<Self>> {
+        if !self.is_interchangeable_with(&other) {
+            return Err(other);
+        }
+        self.copies.extend(other.caller);
+        Ok(())
+    }
+
+    /// Whether it counts once even if it is sent twice: the store remembers its id.
+    pub(super) fn is_repeatable(&self) -> bool {
+        let is_kept = |charge: &Charge| charge.units() == 0 || charge.lease().is_some() || charge.is_exact();
+        !self.is_check() || self.check().id().is_some() || self.check().charges().all(is_kept)
+    }
+
+    /// Gives the next answers to the callers, in order.
+    pub(super) fn finish(self, answers: &mut impl Iterator<Item = Answer>) {
+        drop(self.outdated);
+        for (caller, answer) in self.caller.into_iter().chain(self.copies).zip(answers) {
+            drop(caller.send(answer));
+        }
+    }
+
+    /// Whether its caller has stopped waiting. A settlement is done nevertheless.
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.is_check() && self.caller.as_ref().is_some_and(Sender::is_closed)
+    }
+}
