@@ -193,12 +193,3 @@ impl fmt::Debug for RedisStore {
         f.debug_struct("RedisStore").field("prefix", &prefix).finish_non_exhaustive()
     }
 }
-<<<<<<< HEAD
-
-impl<Q, A> fmt::Debug for RedisCall<Q, A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisCall").finish_non_exhaustive()
-    }
-}
-=======
->>>>>>> 661be05 (Redis: a lone check sends itself, and sends itself no message)

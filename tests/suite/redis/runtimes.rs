@@ -276,6 +276,28 @@ fn futures_of_an_ended_runtime_open_no_breaker() {
     });
 }
 
+/// A check that its caller has sent, and does not poll, keeps nothing of an ended runtime alive: those behind it end too.
+#[test]
+fn checks_behind_a_kept_one_end_with_their_runtime() {
+    let server = RedisServer::start();
+    let store = store(&server, 2);
+    let check = || Check::new(Charge::new(CALLS, "ada", 1).unwrap());
+    let (ending, living) = (one_thread(), two_threads());
+    ending.block_on(store.decide(check())).unwrap();
+    server.pause();
+    let mut asked = [(); 3].map(|()| store.decide(check()));
+    ending.block_on(poll_fn(|cx| {
+        assert!(asked.iter_mut().all(|one| one.as_mut().poll(cx).is_pending()));
+        Poll::Ready(())
+    }));
+    drop(ending);
+    let [kept, behind, last] = asked;
+    for (place, one) in [behind, last, kept].into_iter().enumerate() {
+        let ended = living.block_on(async { tokio::time::timeout(TEST_TIMEOUT, one).await });
+        assert!(ended.unwrap_or_else(|_| panic!("{place} waits forever")).is_err());
+    }
+}
+
 /// The thread of another runtime is busy for a while. Its timeouts open no breaker for others.
 #[test]
 fn a_stalled_runtime_opens_no_breaker_for_others() {

@@ -116,7 +116,7 @@ impl Batch {
         if let Some(charge) = self.lone_charge(again) {
             let figures = [charge.limit().units(), charge.limit().window_micros()];
             command.arg(figures.map(|figure| (figure as f64).to_le_bytes()).as_flattened());
-            command.arg(&self.jobs[0].id().to_bytes());
+            command.arg(&self.jobs[0].id.to_bytes());
             return;
         }
         command.arg(&self.now);
@@ -124,7 +124,7 @@ impl Batch {
             write_shape(&run[0], command, again);
             command.arg(run.len());
             for job in run {
-                command.arg(&job.id().to_bytes());
+                command.arg(&job.id.to_bytes());
                 if let Work::Settle(settlement) = &job.work {
                     command.arg(settlement.at_micros());
                 }

@@ -67,7 +67,7 @@ impl Reply {
                     // If an earlier try has counted the copies, each gets the present status.
                     let later = if counted_at.is_some() { 0 } else { admitted.saturating_sub(copy + 1) };
                     let mut statuses = self.statuses.iter();
-                    let decision = Decision::new(check, at, job.id().following(copy), |charge| {
+                    let decision = Decision::new(check, at, job.id.following(copy), |charge| {
                         statuses.next().copied().unwrap_or_default().of_copy(charge, later, copy >= *admitted)
                     });
                     Ok((decision, *admitted > 0))
