@@ -283,7 +283,7 @@ fn checks_behind_a_kept_one_end_with_their_runtime() {
     let store = store(&server, 2);
     let check = || Check::new(Charge::new(CALLS, "ada", 1).unwrap());
     let (ending, living) = (one_thread(), two_threads());
-    ending.block_on(store.decide(check())).unwrap();
+    let _ = ending.block_on(store.decide(check())).unwrap();
     server.pause();
     let mut asked = [(); 3].map(|()| store.decide(check()));
     ending.block_on(poll_fn(|cx| {
