@@ -4,7 +4,7 @@ use std::{
     fmt,
     future::Future,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -18,43 +18,42 @@ use tokio::{
 
 use super::breaker::Breaker;
 use crate::{
+    clock,
     decision::Decision,
     error::{Error, StoreError},
     logging::{Chain, Throttle, info, warn},
     metrics,
 };
 
-/// Whether a store answers, as far as this process knows.
-///
+/// A limiter's handle on a breaker, which other limiters may share. The last handle that is dropped ends the probes.
+pub(crate) struct SharedBreaker(Arc<BreakerState>);
+
 /// Deadlines are microseconds, at least 1. An error counts as a timeout after the longest deadline of all.
 pub(super) struct BreakerState {
     settings: Breaker,
     /// The longest deadline that it is open for; 0 while it is closed.
     open_for: AtomicU64,
-    streak: Mutex<Streak>,
-    /// Whether the streak has failures, to find out without the lock.
+    /// Whether there have been failures in a row, to find out without the lock.
     has_failed: AtomicBool,
-    last_failure: RwLock<Option<Arc<Error>>>,
-    /// The longest deadline of the callers that it has refused since it opened.
-    longest_refused: AtomicU64,
-    started: Instant,
-    /// When a probe last began or ended, in microseconds after the start; 0 if none has since it opened.
-    last_probe: AtomicU64,
-    probes: Mutex<Option<AbortHandle>>,
+    history: Mutex<History>,
     users: AtomicUsize,
     opened_line: Throttle,
     opened_further_line: Throttle,
     closed_line: Throttle,
 }
 
-/// Failures in a row, of checks whose deadline is at least `shortest`.
-struct Streak {
+#[derive(Default)]
+struct History {
+    /// Failures in a row, of checks whose deadline is at least `shortest`.
     failures: u32,
     shortest: u64,
+    last: Option<Arc<Error>>,
+    /// The longest deadline of the callers that it has refused since it opened.
+    longest_refused: Duration,
+    /// When a probe last began or ended since it opened.
+    last_probe: Option<Instant>,
+    probes: Option<AbortHandle>,
 }
-
-/// A limiter's handle on a breaker, which other limiters may share. The last handle that is dropped ends the probes.
-pub(crate) struct SharedBreaker(Arc<BreakerState>);
 
 impl SharedBreaker {
     /// A breaker that no other limiter uses yet.
@@ -82,9 +81,19 @@ impl SharedBreaker {
         if !self.is_open_for(deadline) {
             return None;
         }
-        let last_failure = self.0.refuse(deadline)?;
-        if self.0.is_probe_overdue(deadline) && !self.send_probes(&Handle::try_current().ok()?, deadline, probes) {
-            return None;
+        let mut history = self.0.history();
+        let last_failure = history.last.clone()?;
+        history.longest_refused = history.longest_refused.max(deadline);
+        // Twice the time that a probe takes, so that a runtime that is busy for a moment does not pass for one that blocks.
+        let overdue = self.0.probe_every().saturating_add(deadline).saturating_mul(2);
+        if history.last_probe.is_none_or(|probe| probe.elapsed() >= overdue) {
+            history.last_probe = Some(Instant::now());
+            let runtime = Handle::try_current().ok()?;
+            if history.probes.as_ref().is_some_and(|task| !task.is_finished()) {
+                // It has come to a stop, so the caller's check has to be the probe.
+                return None;
+            }
+            history.probes = Some(self.send_probes(&runtime, deadline, probes()));
         }
         Some(Error::BreakerOpen(last_failure))
     }
@@ -98,20 +107,15 @@ impl SharedBreaker {
         }
     }
 
-    /// Sends probes until one is answered. Returns `false` if a task does so already, which has come to a stop: then the
-    /// caller's check has to be the probe.
-    fn send_probes<P, F>(&self, runtime: &Handle, deadline: Duration, probes: impl FnOnce() -> P) -> bool
+    /// Sends probes until one is answered.
+    fn send_probes<P, F>(&self, runtime: &Handle, deadline: Duration, probe: P) -> AbortHandle
     where
         P: Fn(Duration) -> F + Send + 'static,
         F: Future<Output = Result<Result<Decision, StoreError>, Error>> + Send + 'static,
     {
-        let mut task = self.0.probes();
-        if task.as_ref().is_some_and(|task| !task.is_finished()) {
-            return false;
-        }
         // Weak, so that the task does not keep the breaker of dropped limiters alive.
-        let (state, every, probe) = (Arc::downgrade(&self.0), self.0.probe_every(), probes());
-        let sent = runtime.spawn(async move {
+        let (state, every) = (Arc::downgrade(&self.0), self.0.probe_every());
+        let task = runtime.spawn(async move {
             loop {
                 let Some(deadline) = state.upgrade().map(|state| state.begin_probe(deadline)) else { return };
                 let pause = sleep(every);
@@ -122,8 +126,7 @@ impl SharedBreaker {
                 pause.await;
             }
         });
-        *task = Some(sent.abort_handle());
-        true
+        task.abort_handle()
     }
 }
 
@@ -132,13 +135,8 @@ impl BreakerState {
         Self {
             settings,
             open_for: AtomicU64::new(0),
-            streak: Mutex::new(Streak::NONE),
             has_failed: AtomicBool::new(false),
-            last_failure: RwLock::new(None),
-            longest_refused: AtomicU64::new(0),
-            started: Instant::now(),
-            last_probe: AtomicU64::new(0),
-            probes: Mutex::new(None),
+            history: Mutex::new(History { shortest: u64::MAX, ..History::default() }),
             users: AtomicUsize::new(0),
             opened_line: Throttle::default(),
             opened_further_line: Throttle::default(),
@@ -155,35 +153,15 @@ impl BreakerState {
         self.open_for.load(Ordering::Relaxed) > 0
     }
 
-    /// The last failure, for a caller with this deadline.
-    fn refuse(&self, deadline: Duration) -> Option<Arc<Error>> {
-        let deadline = micros(deadline);
-        // Every thread reads it, so it is written only if it changes.
-        if self.longest_refused.load(Ordering::Relaxed) < deadline {
-            self.longest_refused.fetch_max(deadline, Ordering::Relaxed);
-        }
-        self.last_failure.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
     fn probe_every(&self) -> Duration {
         self.settings.probe_every.max(Duration::from_millis(1))
     }
 
-    /// Whether no probe has begun or ended for too long, and this caller is the first to notice. Twice the time that a probe
-    /// takes, so that a runtime that is busy for a moment does not pass for one that blocks.
-    fn is_probe_overdue(&self, deadline: Duration) -> bool {
-        let overdue = self.probe_every().saturating_add(deadline).saturating_mul(2);
-        let (last_probe, now) = (self.last_probe.load(Ordering::Relaxed), self.now());
-        if last_probe > 0 && now < last_probe.saturating_add(micros(overdue)) {
-            return false;
-        }
-        self.last_probe.compare_exchange(last_probe, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-    }
-
     /// The deadline of a probe that begins now: at least this one.
     fn begin_probe(&self, deadline: Duration) -> Duration {
-        self.last_probe.store(self.now(), Ordering::Relaxed);
-        deadline.max(Duration::from_micros(self.longest_refused.load(Ordering::Relaxed)))
+        let mut history = self.history();
+        history.last_probe = Some(Instant::now());
+        deadline.max(history.longest_refused)
     }
 
     /// Counts the outcome of a probe, and returns whether another has to follow.
@@ -191,13 +169,13 @@ impl BreakerState {
         match outcome {
             Err(error) if error.is_the_stores() => self.count_failure(&error),
             _ => {
-                let mut streak = self.streak();
+                let mut history = self.history();
                 // One failure is enough to open it again: a probe writes nothing, so it may pass where other checks fail.
-                self.set(&mut streak, Streak { failures: self.settings.failures.saturating_sub(1), ..Streak::NONE });
-                self.close(streak);
+                self.set(&mut history, self.settings.failures.saturating_sub(1), u64::MAX);
+                self.close(history);
             }
         }
-        self.last_probe.store(self.now(), Ordering::Relaxed);
+        self.history().last_probe = Some(Instant::now());
         self.is_open()
     }
 
@@ -206,30 +184,28 @@ impl BreakerState {
             return;
         }
         let deadline = if let Error::TimedOut { deadline } = error { micros(*deadline) } else { u64::MAX };
-        // Before it opens, so that a caller that finds it open finds a failure.
-        *self.last_failure.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(error.clone()));
-        let mut streak = self.streak();
+        let mut history = self.history();
+        history.last = Some(Arc::new(error.clone()));
         if deadline <= self.open_for.load(Ordering::Relaxed) {
             return;
         }
-        let (failures, shortest) = (streak.failures.saturating_add(1), streak.shortest.min(deadline));
+        let (failures, shortest) = (history.failures.saturating_add(1), history.shortest.min(deadline));
         if failures < self.settings.failures {
-            self.set(&mut streak, Streak { failures, shortest });
+            self.set(&mut history, failures, shortest);
             return;
         }
-        self.set(&mut streak, Streak::NONE);
+        self.set(&mut history, 0, u64::MAX);
         let was_open = self.is_open();
         if !was_open {
-            self.last_probe.store(0, Ordering::Relaxed);
-            self.longest_refused.store(0, Ordering::Relaxed);
+            (history.last_probe, history.longest_refused) = (None, Duration::ZERO);
             metrics::breaker_opened();
         }
         self.open_for.store(shortest, Ordering::Relaxed);
-        drop(streak);
-        let (line, trouble) = if was_open {
-            (&self.opened_further_line, "fails checks with longer deadlines as well")
-        } else {
-            (&self.opened_line, "has failed repeatedly: the breaker opens")
+        // Before the log line, so that no caller waits for it.
+        drop(history);
+        let (line, trouble) = match was_open {
+            true => (&self.opened_further_line, "fails checks with longer deadlines as well"),
+            false => (&self.opened_line, "has failed repeatedly: the breaker opens"),
         };
         if let Some(suppressed) = line.pass() {
             let error = Chain(error);
@@ -242,24 +218,24 @@ impl BreakerState {
         if !self.has_failed.load(Ordering::Relaxed) && !self.is_open() {
             return;
         }
-        let (took, mut streak) = (took(), self.streak());
-        if micros(took) <= streak.shortest {
-            self.set(&mut streak, Streak::NONE);
+        let (took, mut history) = (took(), self.history());
+        if micros(took) <= history.shortest {
+            self.set(&mut history, 0, u64::MAX);
         }
         if self.is_open_for(took) {
-            self.close(streak);
+            self.close(history);
         }
     }
 
-    fn set(&self, streak: &mut Streak, new: Streak) {
-        self.has_failed.store(new.failures > 0, Ordering::Relaxed);
-        *streak = new;
+    fn set(&self, history: &mut History, failures: u32, shortest: u64) {
+        self.has_failed.store(failures > 0, Ordering::Relaxed);
+        (history.failures, history.shortest) = (failures, shortest);
     }
 
-    fn close(&self, streak: MutexGuard<'_, Streak>) {
+    fn close(&self, history: MutexGuard<'_, History>) {
         let was_open = self.open_for.swap(0, Ordering::Relaxed) > 0;
         // Before the log line, so that no caller waits for it.
-        drop(streak);
+        drop(history);
         if was_open {
             metrics::breaker_closed();
             if let Some(suppressed) = self.closed_line.pass() {
@@ -268,27 +244,14 @@ impl BreakerState {
         }
     }
 
-    /// Microseconds since the start.
-    fn now(&self) -> u64 {
-        micros(self.started.elapsed())
+    fn history(&self) -> MutexGuard<'_, History> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    fn streak(&self) -> MutexGuard<'_, Streak> {
-        self.streak.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn probes(&self) -> MutexGuard<'_, Option<AbortHandle>> {
-        self.probes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Streak {
-    const NONE: Self = Self { failures: 0, shortest: u64::MAX };
 }
 
 /// At least 1.
 fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX).max(1)
+    clock::micros(duration).max(1)
 }
 
 impl Clone for SharedBreaker {
@@ -302,13 +265,13 @@ impl Drop for SharedBreaker {
         if self.0.users.fetch_sub(1, Ordering::SeqCst) > 1 {
             return;
         }
-        let mut probes = self.0.probes();
+        let mut history = self.0.history();
         // A new handle may have been made before the lock was taken.
         if self.0.users.load(Ordering::SeqCst) == 0
-            && let Some(probes) = probes.take()
+            && let Some(probes) = history.probes.take()
         {
             probes.abort();
-            self.0.last_probe.store(0, Ordering::Relaxed);
+            history.last_probe = None;
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::{
     admission::AdmissionId,
     algorithm::Algorithm,
     check::{Charge, Check},
-    clock::Clock,
+    clock::{Clock, micros},
     decision::{Decision, LimitStatus, Retry},
     key::{Digester, Prehashed},
     limit::Limit,
@@ -244,10 +244,6 @@ impl Refusal {
             None => status,
         }
     }
-}
-
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 impl fmt::Debug for Refusals {

@@ -1,14 +1,15 @@
 //! The blocks of one limit and key, and what to do with them next.
 
 use std::{
-    fmt, mem,
-    sync::{Mutex, MutexGuard, PoisonError},
+    mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     time::{Duration, SystemTime},
 };
 
 use tokio::sync::Notify;
 
 use super::{
+    HeldBlocks,
     demand::{FEWEST_REQUESTS, rate},
     state::{Block, State},
 };
@@ -38,6 +39,15 @@ pub(crate) struct Holding {
     state: Mutex<State>,
     /// Wakes the task that takes and gives back.
     changed: Notify,
+}
+
+/// A holding, as long as a task takes care of it.
+pub(crate) struct KeptHolding {
+    pub(super) blocks: Arc<HeldBlocks>,
+    pub(super) digest: u64,
+    pub(super) holding: Arc<Holding>,
+    pub(super) first_units: u64,
+    pub(super) is_over: bool,
 }
 
 /// The next action of a holding's task.
@@ -143,13 +153,6 @@ impl Holding {
         state.is_kept && now.saturating_sub(state.stepped_at) >= most
     }
 
-    /// The task has ended, perhaps because its runtime has. Others may spend what is held, as long as it lives.
-    pub(super) fn leave(&self, is_over: bool) {
-        let mut state = self.lock();
-        state.is_kept = false;
-        state.is_over |= is_over;
-    }
-
     /// Gives back all blocks at once, and takes none for a life.
     pub(super) fn drop_blocks(&self, now: u64) {
         let mut state = self.lock();
@@ -158,31 +161,6 @@ impl Holding {
         state.blocks.iter_mut().for_each(|block| block.until = 0);
         drop(state);
         self.changed.notify_one();
-    }
-
-    pub(crate) async fn changed(&self) {
-        self.changed.notified().await;
-    }
-
-    /// Chooses the next action. `first_units` are those of the first block.
-    pub(super) fn step(&self, now: u64, first_units: &mut u64) -> Step {
-        let mut state = self.lock();
-        state.stepped_at = now;
-        let wanted = self.wanted(&state, now, mem::take(first_units));
-        if wanted.is_none() && state.blocks.iter().all(|block| block.is_alive(now)) {
-            // Without a block it waits until it may ask again, and then ends unless the key is asked for often.
-            let until = state.blocks.iter().map(|block| block.until).min().unwrap_or(state.waits_until);
-            let wait = until.saturating_sub(now);
-            return if wait > 0 { Step::Wait(Duration::from_micros(wait)) } else { Step::End };
-        }
-        // Together, so that they travel in one script. A block that is used up is settled, too: its units are not reserved any more, and
-        // no retry time counts on them.
-        let give_back = state.settle_all(now);
-        let take = wanted.map(|units| {
-            let charge = Charge::block(self.limit.clone(), self.key.clone(), units, self.blocks.life_micros());
-            Taking { check: Check::new(charge).with_id(AdmissionId::fresh()), asked_at: now, drops: state.drops }
-        });
-        Step::Ask { give_back, take }
     }
 
     /// The units of the next block, if it is time for it and worth it.
@@ -198,13 +176,40 @@ impl Holding {
         let cost = if state.requests > 0 { state.spent.div_ceil(state.requests) } else { 1 };
         (units >= cost.saturating_mul(FEWEST_REQUESTS)).then_some(units)
     }
+}
+
+impl KeptHolding {
+    /// Chooses the next action.
+    pub(crate) fn next(&mut self) -> Step {
+        let (holding, now) = (&*self.holding, self.blocks.clock.now());
+        let mut state = holding.lock();
+        state.stepped_at = now;
+        let wanted = holding.wanted(&state, now, mem::take(&mut self.first_units));
+        if wanted.is_none() && state.blocks.iter().all(|block| block.is_alive(now)) {
+            // Without a block it waits until it may ask again, and then ends unless the key is asked for often.
+            let until = state.blocks.iter().map(|block| block.until).min().unwrap_or(state.waits_until);
+            let wait = until.saturating_sub(now);
+            self.is_over = wait == 0;
+            return if self.is_over { Step::End } else { Step::Wait(Duration::from_micros(wait)) };
+        }
+        // Together, so that they travel in one script. A block that is used up is settled, too: its units are not reserved any more, and
+        // no retry time counts on them.
+        let give_back = state.settle_all(now);
+        let take = wanted.map(|units| {
+            let charge = Charge::block(holding.limit.clone(), holding.key.clone(), units, holding.blocks.life_micros());
+            Taking { check: Check::new(charge).with_id(AdmissionId::fresh()), asked_at: now, drops: state.drops }
+        });
+        Step::Ask { give_back, take }
+    }
 
     /// Adds a block that the store has admitted, or remembers that it has refused it.
-    pub(super) fn take(&self, taking: Taking, decision: Decision, number: u64, now: u64) {
+    pub(crate) fn take(&self, taking: Taking, decision: Decision) {
         let Taking { check, asked_at, drops } = taking;
         let (Some(charge), Some(status)) = (check.only_charge(), decision.statuses().next()) else { return };
-        let (units, life) = (charge.cost(), self.blocks.life_micros());
-        let mut state = self.lock();
+        let (units, life) = (charge.cost(), self.holding.blocks.life_micros());
+        let number = self.blocks.taken.fetch_add(1, Ordering::SeqCst) + 1;
+        let now = self.blocks.clock.now();
+        let mut state = self.holding.lock();
         let (status, at) = (status.clone(), decision.at());
         if decision.is_allowed() {
             // If all blocks were dropped meanwhile, it is given back, too.
@@ -218,13 +223,31 @@ impl Holding {
     }
 
     /// The store has failed to take a block.
-    pub(super) fn fail(&self, taking: &Taking, now: u64) {
-        self.lock().ask_again_from(now.saturating_add(self.blocks.life_micros() / 8), taking.drops);
+    pub(crate) fn fail(&self, taking: &Taking) {
+        let wait = self.holding.blocks.life_micros() / 8;
+        self.holding.lock().ask_again_from(self.blocks.clock.now().saturating_add(wait), taking.drops);
+    }
+
+    pub(crate) async fn changed(&self) {
+        self.holding.changed.notified().await;
     }
 }
 
-impl fmt::Debug for Holding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Holding").field("limit", &self.limit).finish_non_exhaustive()
+impl Drop for KeptHolding {
+    fn drop(&mut self) {
+        // Perhaps because its runtime has ended. Others may spend what is held, as long as it lives.
+        let mut state = self.holding.lock();
+        state.is_kept = false;
+        state.is_over |= self.is_over;
+        drop(state);
+        if self.is_over
+            && let Some(tables) = self.blocks.tables.get()
+        {
+            tables.holdings.remove_if(&self.digest, |held| Arc::ptr_eq(held, &self.holding));
+        } else {
+            self.blocks.has_abandoned.store(true, Ordering::SeqCst);
+        }
+        self.blocks.kept.fetch_sub(1, Ordering::SeqCst);
+        self.blocks.ended.notify_waiters();
     }
 }

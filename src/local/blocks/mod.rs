@@ -21,7 +21,7 @@ use std::{
 use quick_cache::{UnitWeighter, sync::Cache};
 use tokio::sync::Notify;
 
-pub(crate) use self::holding::{Step, Taking};
+pub(crate) use self::holding::{KeptHolding, Step, Taking};
 use self::{
     demand::{Demand, FEWEST_REQUESTS},
     holding::{Holding, PART_OF_THE_REST},
@@ -68,15 +68,6 @@ struct Found {
     holding: Option<Arc<Holding>>,
     /// Those of the block to take first, or none if the process holds some. `None` if it is not worth it.
     first_units: Option<u64>,
-}
-
-/// A holding, as long as a task takes care of it.
-pub(crate) struct KeptHolding {
-    blocks: Arc<HeldBlocks>,
-    digest: u64,
-    holding: Arc<Holding>,
-    first_units: u64,
-    is_over: bool,
 }
 
 impl HeldBlocks {
@@ -282,43 +273,6 @@ impl HeldBlocks {
 
     fn digest(&self, limit: &Limit, key: &Key) -> u64 {
         self.digester.of_key(limit.name(), key)
-    }
-}
-
-impl KeptHolding {
-    pub(crate) fn next(&mut self) -> Step {
-        let step = self.holding.step(self.blocks.clock.now(), &mut self.first_units);
-        self.is_over = matches!(step, Step::End);
-        step
-    }
-
-    /// The store has decided to take a block, or not to.
-    pub(crate) fn take(&self, taking: Taking, decision: Decision) {
-        let number = self.blocks.taken.fetch_add(1, Ordering::SeqCst) + 1;
-        self.holding.take(taking, decision, number, self.blocks.clock.now());
-    }
-
-    pub(crate) fn fail(&self, taking: &Taking) {
-        self.holding.fail(taking, self.blocks.clock.now());
-    }
-
-    pub(crate) async fn changed(&self) {
-        self.holding.changed().await;
-    }
-}
-
-impl Drop for KeptHolding {
-    fn drop(&mut self) {
-        self.holding.leave(self.is_over);
-        if self.is_over
-            && let Some(tables) = self.blocks.tables.get()
-        {
-            tables.holdings.remove_if(&self.digest, |held| Arc::ptr_eq(held, &self.holding));
-        } else {
-            self.blocks.has_abandoned.store(true, Ordering::SeqCst);
-        }
-        self.blocks.kept.fetch_sub(1, Ordering::SeqCst);
-        self.blocks.ended.notify_waiters();
     }
 }
 
