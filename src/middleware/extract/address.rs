@@ -2,10 +2,14 @@
 //!
 //! 1. An IPv4 address has one key, however it is written. These IPv6 addresses stand for an IPv4 address:
 //!
-//!    | address | what it is | |---|---| | `::ffff:a.b.c.d` | mapped by a dual-stack listener (RFC 4291) | | `::a.b.c.d`, but
-//!    `::` and `::1` | "compatible", long deprecated (RFC 4291) | | `::ffff:0:a.b.c.d` | translated (RFC 2765) | |
-//!    `64:ff9b::a.b.c.d` | translated by NAT64 (RFC 6052) | | `2002:aabb:ccdd::/48` | 6to4 (RFC 3056): a network behind that
-//!    address | | `2001::/32` | Teredo (RFC 4380): a host behind the address in the last 32 bits, which are inverted |
+//!    | address | what it is |
+//!    |---|---|
+//!    | `::ffff:a.b.c.d` | mapped by a dual-stack listener (RFC 4291) |
+//!    | `::a.b.c.d`, but not `::` and `::1` | "compatible", long deprecated (RFC 4291) |
+//!    | `::ffff:0:a.b.c.d` | translated (RFC 2765) |
+//!    | `64:ff9b::a.b.c.d` | translated by NAT64 (RFC 6052) |
+//!    | `2002:aabb:ccdd::/48` | 6to4 (RFC 3056): a network behind that address |
+//!    | `2001::/32` | Teredo (RFC 4380): a host behind the address in the last 32 bits, which are inverted |
 //!
 //!    Grouped by /64, clients would share a key, or one client would have 65,536.
 //! 2. In `64:ff9b:1::/48` (RFC 8215), only the operator knows the place of the IPv4 address. So the whole address is the key.

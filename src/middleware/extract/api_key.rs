@@ -3,9 +3,8 @@
 use http::{HeaderName, HeaderValue, header::AUTHORIZATION, request::Parts};
 
 use super::{
-    extractor::KeyExtractor,
+    extractor::{KeyError, KeyExtractor},
     header::{header_name, single_value},
-    key_error::KeyError,
 };
 use crate::{key::Key, secret::Secret};
 

@@ -1,21 +1,45 @@
-//! The client's address behind trusted proxies.
+//! The address at the other end of the connection, and the client's address behind trusted proxies.
 
-use std::{error, fmt, net::IpAddr};
+use std::{
+    error, fmt,
+    net::{IpAddr, SocketAddr},
+};
 
-use http::{HeaderName, request::Parts};
+use http::{HeaderName, StatusCode, request::Parts};
 use ipnet::IpNet;
 
 use super::{
     address::{InvalidPrefix, Ipv6Prefix, Range},
-    extractor::KeyExtractor,
+    extractor::{KeyError, KeyExtractor},
     forwarded::{Hop, Hops, Style},
     header::{header_name, single_value},
-    key_error::KeyError,
-    peer_ip::peer,
 };
 use crate::key::Key;
 
 const MAX_HOPS: usize = 32;
+
+/// The address at the other end of the connection. No client can forge it by its request.
+///
+/// Behind a proxy this is the proxy's address, one key for all clients: use [`ClientIp::behind`] there.
+///
+/// Each IPv4 address has one key, even if it is mapped or translated to IPv6 (`::ffff:a.b.c.d`, `64:ff9b::a.b.c.d`,
+/// 6to4). IPv6 addresses share the key of their /64. If a translator in your network uses its own prefix, count by [all
+/// bits](ClientIp::ipv6_prefix).
+///
+/// With axum, serve the router with `into_make_service_with_connect_info::<SocketAddr>()`. tonic's server needs nothing but
+/// the feature `grpc`. With other servers, and where you accept TLS yourself, put the connection's [`SocketAddr`] into the request's
+/// extensions. A request with none of these, such as one over a Unix socket, gets a 500, and is logged.
+///
+/// ```
+/// use std::net::SocketAddr;
+/// use http::Request;
+/// use tower_sliding_window::{KeyExtractor, PeerIp};
+///
+/// let peer: SocketAddr = "203.0.113.7:50000".parse().unwrap();
+/// let (parts, ()) = Request::get("/").extension(peer).body(()).unwrap().into_parts();
+/// assert_eq!(PeerIp::new().extract(&parts).unwrap().value(), [203, 0, 113, 7]);
+/// ```
+pub type PeerIp = ClientIp;
 
 /// The client's address behind trusted proxies.
 ///
@@ -26,7 +50,7 @@ const MAX_HOPS: usize = 32;
 ///    hop before it. The first hop that is not trusted is the client. At an element without a readable address, and after 32
 ///    hops, the last known hop is the client. A request whose trusted hops take more than 16 KiB gets a 400.
 /// 4. A single-value header must be present exactly once, with an address in it. Otherwise the request gets a 400.
-/// 5. Addresses have the keys of [`PeerIp`](super::PeerIp): one for each IPv4 address, however it is written, and one for
+/// 5. Addresses have the keys of [`PeerIp`]: one for each IPv4 address, however it is written, and one for
 ///    each IPv6 /64. Ranges match all spellings of an address, too.
 ///
 /// ```
@@ -42,20 +66,28 @@ const MAX_HOPS: usize = 32;
 /// assert_eq!(client_ip.extract(&parts)?.value(), [203, 0, 113, 7]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ClientIp {
     trusted: Vec<Range>,
     source: Source,
     prefix: Ipv6Prefix,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 enum Source {
-    Chain(HeaderName, Style),
+    #[default]
+    XForwardedFor,
+    Forwarded,
     Single(HeaderName),
 }
 
 impl ClientIp {
+    /// The address at the other end of the connection: no proxy is trusted.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
     /// The client behind proxies in these ranges or at these addresses, such as `10.0.0.0/8` or `2001:db8::1`. Reads
     /// `X-Forwarded-For`.
     ///
@@ -64,14 +96,13 @@ impl ClientIp {
     /// [`InvalidCidr`] if one is neither a range nor an address.
     pub fn behind<R: AsRef<str>>(trusted: impl IntoIterator<Item = R>) -> Result<Self, InvalidCidr> {
         let trusted = trusted.into_iter().map(|range| parse_range(range.as_ref())).collect::<Result<_, _>>()?;
-        let source = Source::Chain(HeaderName::from_static("x-forwarded-for"), Style::Plain);
-        Ok(Self { trusted, source, prefix: Ipv6Prefix::default() })
+        Ok(Self { trusted, ..Self::default() })
     }
 
     /// Reads `Forwarded` (RFC 7239) instead of `X-Forwarded-For`.
     #[must_use]
     pub fn forwarded(mut self) -> Self {
-        self.source = Source::Chain(http::header::FORWARDED, Style::Rfc7239);
+        self.source = Source::Forwarded;
         self
     }
 
@@ -113,25 +144,23 @@ impl ClientIp {
         if !self.is_trusted(peer) {
             return Ok(peer);
         }
-        match &self.source {
-            Source::Chain(name, style) => {
-                let (mut client, mut hops) = (peer, Hops::of(&parts.headers, name.as_str(), *style).take(MAX_HOPS));
-                while self.is_trusted(client) {
-                    match hops.next() {
-                        Some(Hop::Address(address)) => client = address,
-                        Some(Hop::TooFar) => {
-                            return Err(KeyError::invalid(name.as_str().to_owned(), "longer than 16 KiB"));
-                        }
-                        Some(Hop::Unknown) | None => break,
-                    }
-                }
-                Ok(client)
-            }
+        let (name, style) = match &self.source {
+            Source::XForwardedFor => ("x-forwarded-for", Style::Plain),
+            Source::Forwarded => ("forwarded", Style::Rfc7239),
             Source::Single(name) => {
-                let address = single_value(&parts.headers, name)?;
-                address.parse().map_err(|_| KeyError::invalid(name.as_str().to_owned(), "not an address"))
+                let address = single_value(&parts.headers, name)?.parse();
+                return address.map_err(|_| KeyError::invalid(name.as_str().to_owned(), "not an address"));
+            }
+        };
+        let (mut client, mut hops) = (peer, Hops::of(&parts.headers, name, style).take(MAX_HOPS));
+        while self.is_trusted(client) {
+            match hops.next() {
+                Some(Hop::Address(address)) => client = address,
+                Some(Hop::TooFar) => return Err(KeyError::invalid(name, "longer than 16 KiB")),
+                Some(Hop::Unknown) | None => break,
             }
         }
+        Ok(client)
     }
 }
 
@@ -139,6 +168,43 @@ impl KeyExtractor for ClientIp {
     fn extract(&self, parts: &Parts) -> Result<Key, KeyError> {
         self.client(parts).map(|client| self.key(client))
     }
+}
+
+/// The peer's address from the extensions, where axum or another server puts it.
+fn peer(parts: &Parts) -> Result<IpAddr, KeyError> {
+    #[cfg(feature = "axum")]
+    let from_axum = {
+        use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
+
+        let real = parts.extensions.get().map(|ConnectInfo(peer): &ConnectInfo<SocketAddr>| *peer);
+        real.or_else(|| parts.extensions.get().map(|MockConnectInfo(peer): &MockConnectInfo<SocketAddr>| *peer))
+    };
+    #[cfg(not(feature = "axum"))]
+    let from_axum: Option<SocketAddr> = None;
+
+    let found = from_axum.or_else(|| from_tonic(parts)).or_else(|| parts.extensions.get().copied());
+    found.map(|peer: SocketAddr| peer.ip()).ok_or_else(|| {
+        // A mistake in the set-up: `invalid`, so that `or` does not hide it.
+        KeyError::invalid(
+            "peer address",
+            "unknown; serve with into_make_service_with_connect_info::<SocketAddr>(), or put a SocketAddr into the \
+             request's extensions",
+        )
+        .with_status(StatusCode::INTERNAL_SERVER_ERROR)
+    })
+}
+
+/// The peer of tonic's server, which puts it there with and without TLS.
+#[cfg(feature = "grpc")]
+fn from_tonic(parts: &Parts) -> Option<SocketAddr> {
+    use tonic::transport::server::TcpConnectInfo;
+
+    parts.extensions.get().and_then(TcpConnectInfo::remote_addr)
+}
+
+#[cfg(not(feature = "grpc"))]
+fn from_tonic(_: &Parts) -> Option<SocketAddr> {
+    None
 }
 
 fn parse_range(range: &str) -> Result<Range, InvalidCidr> {

@@ -1,8 +1,9 @@
-//! The trait of extractors, and extractors made of two.
+//! The trait of extractors and its error, extractors made of two, and one key for all requests.
 
-use http::request::Parts;
+use std::{borrow::Cow, error, fmt};
 
-use super::key_error::KeyError;
+use http::{HeaderValue, StatusCode, request::Parts};
+
 use crate::key::Key;
 
 /// Finds the key of a request. See the [module docs](super).
@@ -27,7 +28,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
     where
         Self: Sized,
     {
-        And::new(self, other)
+        And { first: self, second: other }
     }
 
     /// Uses the key of `other` if this one is absent. Keys of addresses, of API keys, and of each header are never equal. An
@@ -36,7 +37,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
     where
         Self: Sized,
     {
-        Or::new(self, other)
+        Or { first: self, second: other }
     }
 }
 
@@ -56,12 +57,6 @@ pub struct And<A, B> {
     second: B,
 }
 
-impl<A, B> And<A, B> {
-    pub(super) fn new(first: A, second: B) -> Self {
-        Self { first, second }
-    }
-}
-
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
     fn extract(&self, parts: &Parts) -> Result<Key, KeyError> {
         Ok(Key::pair(&self.first.extract(parts)?, &self.second.extract(parts)?))
@@ -79,12 +74,6 @@ pub struct Or<A, B> {
     second: B,
 }
 
-impl<A, B> Or<A, B> {
-    pub(super) fn new(first: A, second: B) -> Self {
-        Self { first, second }
-    }
-}
-
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
     fn extract(&self, parts: &Parts) -> Result<Key, KeyError> {
         match self.first.extract(parts) {
@@ -97,3 +86,93 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
         self.first.is_by_upstream() && self.second.is_by_upstream()
     }
 }
+
+/// One key for all requests, for a limit on the load of the whole service.
+///
+/// A single client can use it up for all others, so add a limit by client. [Settle](crate::KeyedLimit::settle) that one: under
+/// this key, a client that hangs up would keep its reserved units from all others.
+///
+/// ```
+/// use tower_sliding_window::{Everyone, Limit};
+///
+/// let total = Limit::per_second("total", 5_000).by(Everyone);
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Everyone;
+
+impl KeyExtractor for Everyone {
+    fn extract(&self, _: &Parts) -> Result<Key, KeyError> {
+        Ok(Key::new("everyone", ""))
+    }
+}
+
+/// Why a request has no key, and the status of its rejection.
+#[derive(Clone, Debug)]
+pub struct KeyError {
+    what: Cow<'static, str>,
+    problem: Cow<'static, str>,
+    is_missing: bool,
+    status: StatusCode,
+    challenge: Option<HeaderValue>,
+}
+
+impl KeyError {
+    /// The request has no `what`. The status is 400.
+    #[must_use]
+    pub fn missing(what: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            what: what.into(),
+            problem: "missing".into(),
+            is_missing: true,
+            status: StatusCode::BAD_REQUEST,
+            challenge: None,
+        }
+    }
+
+    /// The request has a `what` that cannot be used because of `problem`, such as "repeated". The status is 400.
+    #[must_use]
+    pub fn invalid(what: impl Into<Cow<'static, str>>, problem: impl Into<Cow<'static, str>>) -> Self {
+        Self { problem: problem.into(), is_missing: false, ..Self::missing(what) }
+    }
+
+    /// Sets the status. A 5xx means that the server is set up wrongly, and is logged.
+    #[must_use]
+    pub fn with_status(mut self, status: StatusCode) -> Self {
+        self.status = status;
+        self
+    }
+
+    /// Sets the status 401 and this challenge (RFC 9110, section 11.6.1).
+    #[must_use]
+    pub fn unauthorized(mut self, challenge: HeaderValue) -> Self {
+        self.status = StatusCode::UNAUTHORIZED;
+        self.challenge = Some(challenge);
+        self
+    }
+
+    /// Whether the key is absent, rather than present and unusable.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        self.is_missing
+    }
+
+    /// The status of the rejection.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// The value of `WWW-Authenticate` in the response.
+    #[must_use]
+    pub fn challenge(&self) -> Option<&HeaderValue> {
+        self.challenge.as_ref()
+    }
+}
+
+impl fmt::Display for KeyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.what, self.problem)
+    }
+}
+
+impl error::Error for KeyError {}

@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, HeaderName, request::Parts};
 
-use super::{extractor::KeyExtractor, key_error::KeyError};
+use super::extractor::{KeyError, KeyExtractor};
 use crate::key::Key;
 
 const MAX_LENGTH: usize = 4096;

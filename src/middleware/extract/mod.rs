@@ -28,24 +28,18 @@
 mod address;
 mod api_key;
 mod client_ip;
-mod everyone;
 mod extractor;
 mod forwarded;
 mod header;
-mod key_error;
-mod peer_ip;
 mod upstream_host;
 
 pub(super) use self::header::header_name;
 pub use self::{
     address::InvalidPrefix,
     api_key::ApiKey,
-    client_ip::{ClientIp, InvalidCidr},
-    everyone::Everyone,
-    extractor::{And, KeyExtractor, Or},
+    client_ip::{ClientIp, InvalidCidr, PeerIp},
+    extractor::{And, Everyone, KeyError, KeyExtractor, Or},
     header::Header,
-    key_error::KeyError,
-    peer_ip::PeerIp,
     upstream_host::UpstreamHost,
 };
 pub use crate::secret::{Secret, WeakSecret};

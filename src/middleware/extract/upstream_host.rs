@@ -4,7 +4,7 @@ use std::net::Ipv6Addr;
 
 use http::{Uri, request::Parts};
 
-use super::{extractor::KeyExtractor, key_error::KeyError};
+use super::extractor::{KeyError, KeyExtractor};
 use crate::key::Key;
 
 /// The host and port that a request goes to: for a layer around a client that calls several upstreams.
