@@ -49,7 +49,7 @@
 //! | limit a job or a handler, without a layer | [`limiter`] |
 //! | put the layer into the right place of a stack | [`middleware`] |
 //! | send the IETF draft's `RateLimit` headers | [`HeaderSets::rate_limit`] |
-//! | choose the headers and their names | [`RateLimitLayer::headers`], [`RateLimitLayer::header_names`] |
+//! | choose the headers | [`RateLimitLayer::headers`], [`HeaderSets`] |
 //! | change the response to a refused request | [`middleware::rejection`] |
 //! | measure and alert | [`metrics`](mod@metrics) |
 //!
@@ -157,8 +157,8 @@ pub use self::{
     },
     limiter::{FailureMode, Limiter, Reservation, Share},
     middleware::{
-        Degraded, EXPOSED_HEADERS, Exchange, HeaderSets, InvalidLimits, JsonResponse, KeyedLimit, RateLimit,
-        RateLimitLayer, Rejection, RejectionResponse, ResetFormat, ShadowRefusals, TextResponse,
+        Degraded, Exchange, HeaderSets, InvalidLimits, JsonResponse, KeyedLimit, RateLimit, RateLimitLayer, Rejection,
+        RejectionResponse, ShadowRefusals, TextResponse, exposed_headers,
         extract::{ApiKey, ClientIp, Everyone, Header, KeyError, KeyExtractor, PeerIp, UpstreamHost},
     },
     secret::Secret,

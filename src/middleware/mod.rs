@@ -26,7 +26,7 @@
 //!
 //! | other layer | outside of the limits | inside of the limits |
 //! |---|---|---|
-//! | `CorsLayer` | **Recommended.** It answers preflights itself, and lets browsers read a 429. Expose [`EXPOSED_HEADERS`] | a browser cannot read a 429, since it has no CORS headers. Preflights pass uncounted |
+//! | `CorsLayer` | **Recommended.** It answers preflights itself, and lets browsers read a 429. Expose [`exposed_headers`] | a browser cannot read a 429, since it has no CORS headers. Preflights pass uncounted |
 //! | `TraceLayer` | reports rejections too | reports only requests that the limits let through. It wraps the body, and the wrapped body has no `Default` |
 //! | `TimeoutLayer` | its time includes the wait for the decision. A request that it drops leaves the line | its time is that of the service. A 408 or 504 was charged, and has figures |
 //! | `CompressionLayer` | compresses rejections too | compresses only responses of the service. It wraps the body |
@@ -45,11 +45,11 @@
 //! # use http::{Request, StatusCode};
 //! # use tower::{ServiceBuilder, ServiceExt};
 //! # use tower_http::{compression::CompressionLayer, cors::CorsLayer, timeout::TimeoutLayer, trace::TraceLayer};
-//! # use tower_sliding_window::{EXPOSED_HEADERS, Everyone, Limit, MemoryStore, RateLimitLayer};
+//! # use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer, exposed_headers};
 //! # let limits = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_hour("calls", 1).by(Everyone));
 //! let stack = ServiceBuilder::new()
 //!     .layer(TraceLayer::new_for_http())
-//!     .layer(CorsLayer::permissive().expose_headers(EXPOSED_HEADERS))
+//!     .layer(CorsLayer::permissive().expose_headers(exposed_headers()))
 //!     .layer(CompressionLayer::new())
 //!     .layer(TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, Duration::from_secs(10)))
 //!     .layer(limits);
@@ -71,10 +71,10 @@
 //! # use http::{Request, Response};
 //! # use tower::{ServiceBuilder, ServiceExt};
 //! # use tower_http::{compression::CompressionLayer, cors::CorsLayer, trace::TraceLayer};
-//! # use tower_sliding_window::{EXPOSED_HEADERS, Everyone, Limit, MemoryStore, RateLimitLayer};
+//! # use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer, exposed_headers};
 //! # let limits = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_hour("calls", 1).by(Everyone));
 //! let stack = ServiceBuilder::new()
-//!     .layer(CorsLayer::permissive().expose_headers(EXPOSED_HEADERS))
+//!     .layer(CorsLayer::permissive().expose_headers(exposed_headers()))
 //!     .layer(limits)
 //!     .map_response(|response: Response<_>| response.map(Body::new))
 //!     .layer(TraceLayer::new_for_http())
@@ -135,7 +135,7 @@ mod service;
 pub use self::rejection::{GrpcOr, GrpcResponse};
 pub use self::{
     future::ResponseFuture,
-    headers::{EXPOSED_HEADERS, HeaderSets, ResetFormat},
+    headers::{HeaderSets, exposed_headers},
     layer::RateLimitLayer,
     rejection::{
         JsonResponse, Rejection, RejectionResponse, TextResponse,

@@ -7,7 +7,7 @@ use http::{HeaderName, request::Parts};
 use super::{
     events::Events,
     extract::{KeyExtractor, header_name},
-    headers::{HeaderSets, PartitionKeys, ResetFormat, XRateLimitNames},
+    headers::{HeaderSets, PartitionKeys},
     layer::RateLimitLayer,
 };
 use crate::{
@@ -162,6 +162,7 @@ impl<R: Clone, L: Clone> RateLimitLayer<R, L> {
     /// ```
     ///
     /// * `HeaderSets::both()` sends `RateLimit` and `RateLimit-Policy` as well: see [`HeaderSets::rate_limit`].
+    /// * `X-RateLimit-Reset` can be a [Unix time](HeaderSets::reset_as_unix_time), as GitHub sends it.
     /// * `Retry-After` belongs to no set. A refusal for which waiting helps, and a 503, have it, unless
     ///   [`on_rejection`](Self::on_rejection) removes it. A 429 for a cost above the limit has none.
     /// * The headers show limits that are not [hidden](super::KeyedLimit::hidden). The default body of a rejection names its
@@ -169,19 +170,6 @@ impl<R: Clone, L: Clone> RateLimitLayer<R, L> {
     /// * Headers of layers further in, or of the service, stay.
     pub fn headers(self, sets: HeaderSets) -> Self {
         self.set(|settings| settings.headers = sets)
-    }
-
-    /// Sends `X-RateLimit-*` under these names, such as `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`. Give all
-    /// stacked layers the same names, or each shows its own figures. Default: the usual names.
-    ///
-    /// # Panics
-    ///
-    /// If a name is a text that is not a header name. A [`HeaderName`] never panics.
-    #[track_caller]
-    pub fn header_names<N: TryInto<HeaderName>>(self, limit: N, remaining: N, reset: N) -> Self {
-        let names =
-            XRateLimitNames { limit: header_name(limit), remaining: header_name(remaining), reset: header_name(reset) };
-        self.set(|settings| settings.header_names = Some(Arc::new(names)))
     }
 
     /// Adds a partition key `pk` to `RateLimit` and `RateLimit-Policy`, if the layer [sends](Self::headers) them: a hash of the
@@ -199,13 +187,6 @@ impl<R: Clone, L: Clone> RateLimitLayer<R, L> {
     /// ```
     pub fn partition_key(self, secret: &Secret) -> Self {
         self.set(|settings| settings.partition_keys = Some(PartitionKeys::new(secret)))
-    }
-
-    /// Sets the format of `X-RateLimit-Reset`. Default: seconds from now.
-    ///
-    /// Of stacked layers, the outermost one that sends figures sets the format for all, also for their rejections.
-    pub fn reset_format(self, format: ResetFormat) -> Self {
-        self.set(|settings| settings.reset_format = format)
     }
 
     /// Names the limits in the [shadow](super::KeyedLimit::in_shadow) that would have refused a request in this header of the

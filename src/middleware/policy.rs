@@ -6,7 +6,7 @@ use http::{HeaderName, request::Parts};
 
 use super::{
     events::Events,
-    headers::{HeaderSets, PartitionKeys, Quotas, ResetFormat, XRateLimit, XRateLimitNames},
+    headers::{Figures, HeaderSets, PartitionKeys},
     rejection::Rejection,
     request::{CheckDetails, Cost, Decider, DecisionFuture, DraftCharge, LimitChoices, Limits, RequestFilter},
 };
@@ -34,9 +34,6 @@ pub(super) struct Settings {
     /// Goes before `failure_mode`.
     pub(super) failure_mode_by: Option<Arc<FailureModeBy>>,
     pub(super) headers: HeaderSets,
-    pub(super) reset_format: ResetFormat,
-    /// Of `X-RateLimit-*`. `None` for the usual ones.
-    pub(super) header_names: Option<Arc<XRateLimitNames>>,
     pub(super) partition_keys: Option<PartitionKeys>,
     pub(super) shadow_header: Option<HeaderName>,
     /// How long a request waits for capacity. `None` refuses it at once.
@@ -135,29 +132,17 @@ impl<R> Policy<R, Limits> {
         self.settings.partition_keys.as_ref().filter(|_| self.settings.headers.has_rate_limit())
     }
 
-    /// `None` if the layer sends no `X-RateLimit-*`.
-    pub(super) fn x_rate_limit(&self, request: &Parts) -> Option<XRateLimit> {
-        let Settings { headers, reset_format, header_names, .. } = &self.settings;
-        headers
-            .has_x_rate_limit()
-            .then(|| XRateLimit { reset: reset_format.for_request(&request.extensions), names: header_names.clone() })
-    }
-
-    /// `None` if the layer sends no `RateLimit`, or clients see no limit of the decision.
+    /// What clients see of the decision.
     #[inline]
-    pub(super) fn quotas(&self, decision: Option<&Decision>, details: Option<&CheckDetails>) -> Option<Box<Quotas>> {
-        if !self.settings.headers.has_rate_limit() {
-            return None;
-        }
-        let decision = decision?;
-        let partition_keys = details.map(|details| details.partition_keys.clone()).unwrap_or_default();
-        Quotas::of(decision, partition_keys).map(Box::new)
+    pub(super) fn figures(&self, decision: &Decision, details: Option<&CheckDetails>) -> Figures {
+        let partition_keys = || details.map(|details| details.partition_keys.clone()).unwrap_or_default();
+        Figures::of(self.settings.headers, decision, partition_keys)
     }
 }
 
 impl<R, L: fmt::Debug> fmt::Debug for Policy<R, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Settings { filter, failure_mode, failure_mode_by, headers, reset_format, .. } = &self.settings;
+        let Settings { filter, failure_mode, failure_mode_by, headers, .. } = &self.settings;
         let failure_mode: &dyn fmt::Debug = if failure_mode_by.is_some() { &"by request" } else { failure_mode };
         f.debug_struct("Policy")
             .field("limiter", &self.limiter)
@@ -165,7 +150,6 @@ impl<R, L: fmt::Debug> fmt::Debug for Policy<R, L> {
             .field("filter", filter)
             .field("failure_mode", failure_mode)
             .field("headers", headers)
-            .field("reset_format", reset_format)
             .finish_non_exhaustive()
     }
 }

@@ -1,23 +1,18 @@
 //! Rate-limit headers.
 //!
 //! 1. `X-RateLimit-Limit`, `-Remaining` and `-Reset`, the default, show the visible limit of the decision; without one they are
-//!    not sent. No standard defines them. `-Reset` is a number of seconds by default, as for Envoy and Kong, or a Unix time, as
-//!    for GitHub.
+//!    not sent. No standard defines them. `-Reset` is a number of seconds by default, as for Envoy and Kong, or a
+//!    [Unix time](HeaderSets::reset_as_unix_time), as for GitHub.
 //! 2. `RateLimit-Policy` and `RateLimit`, on request, show every visible limit: see [`HeaderSets::rate_limit`].
 //! 3. Times are rounded up to whole seconds, and `Retry-After` (RFC 9110, section 10.2.3) is at least 1, so that a client
 //!    that obeys is never early. A refusal for which waiting helps, and a 503, have it even if the layer sends no figures. A cost
 //!    above the limit has none.
-//! 4. If layers are stacked, `X-RateLimit-*` shows the visible limit with the least left. A rejection keeps the figures of the
-//!    layer that has made it, or has none. `RateLimit` lists the limits of all layers that have decided, the outermost first. A
+//! 4. If layers are stacked, `X-RateLimit-*` shows the visible limit with the least left, as its layer writes it: so give all
+//!    of them one format of the reset. A rejection keeps the figures of the layer that has made it, or has none. `RateLimit` lists the limits of all layers that have decided, the outermost first. A
 //!    layer that sends no figures leaves those of the others alone.
 //! 5. The figures are as of the decision, or of the settlement. A `-Reset` in seconds is too long by the time that the service
 //!    has worked since.
 //!
-//! All stacked layers write the reset in one format: that of the outermost layer that sends `X-RateLimit-*`. Inner layers never
-//! see the requests that it refuses. If the format is Unix times, an extension of the request tells the inner layers.
-//! If it is seconds, an inner layer that writes Unix times also puts its figures into the response's extensions, and
-//! the outer layer writes the header again. A rejection has its figures in its decision.
-
 mod number;
 mod rate_limit;
 mod x_rate_limit;
@@ -29,34 +24,33 @@ use http::{
     header::{CACHE_CONTROL, RETRY_AFTER},
 };
 
-pub use self::x_rate_limit::ResetFormat;
+pub(super) use self::rate_limit::{PartitionKeys, split};
 use self::{
     number::{header_value, seconds_rounded_up},
-    rate_limit::{POLICY, RATE_LIMIT},
-    x_rate_limit::{LIMIT, REMAINING, RESET},
+    rate_limit::{POLICY, Quotas, RATE_LIMIT},
+    x_rate_limit::{LIMIT, REMAINING, RESET, XRateLimit},
 };
-pub(super) use self::{
-    rate_limit::{PartitionKey, PartitionKeys, Quotas},
-    x_rate_limit::{Figures, XRateLimit, XRateLimitNames},
-};
+use crate::decision::Decision;
 
-/// All headers of a layer that a browser's script can read only if CORS exposes them: for `CorsLayer::expose_headers`. If the
-/// layer sends `X-RateLimit-*` under [other names](crate::RateLimitLayer::header_names), expose those as well.
-#[allow(clippy::declare_interior_mutable_const, reason = "a HeaderName of a static text has no interior to mutate")]
-pub const EXPOSED_HEADERS: [HeaderName; 6] = [RETRY_AFTER, LIMIT, REMAINING, RESET, POLICY, RATE_LIMIT];
+/// All headers of a layer that a browser's script can read only if CORS exposes them: for `CorsLayer::expose_headers`.
+#[must_use]
+pub fn exposed_headers() -> Vec<HeaderName> {
+    vec![RETRY_AFTER, LIMIT, REMAINING, RESET, POLICY, RATE_LIMIT]
+}
 
 /// The sets of headers that a layer sends: see [`RateLimitLayer::headers`](crate::RateLimitLayer::headers).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct HeaderSets {
     x_rate_limit: bool,
+    reset_is_unix_time: bool,
     rate_limit: bool,
 }
 
 impl HeaderSets {
     /// No set.
     pub const fn none() -> Self {
-        Self { x_rate_limit: false, rate_limit: false }
+        Self { x_rate_limit: false, reset_is_unix_time: false, rate_limit: false }
     }
 
     /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`. The default.
@@ -82,7 +76,8 @@ impl HeaderSets {
     /// * `pk` tells the partitions of a limit apart, if the layer has a [partition key](crate::RateLimitLayer::partition_key).
     /// * After a settlement above the limit, `t` is the time until the oldest unit leaves, which is too early. The refusal that
     ///   follows has the right time.
-    /// * Lines of the service that are not lists of strings are left out, since clients would ignore the whole field.
+    /// * Lines of the service that are not lists of strings, each with integers, strings or byte sequences as parameters, are left
+    ///   out, since clients would ignore the whole field.
     /// * Numbers end at 999,999,999,999,999, the largest Integer of a Structured Field.
     pub const fn rate_limit() -> Self {
         Self { rate_limit: true, ..Self::none() }
@@ -90,11 +85,15 @@ impl HeaderSets {
 
     /// Both sets.
     pub const fn both() -> Self {
-        Self { x_rate_limit: true, rate_limit: true }
+        Self { x_rate_limit: true, ..Self::rate_limit() }
     }
 
-    pub(super) fn has_x_rate_limit(self) -> bool {
-        self.x_rate_limit
+    /// Writes `X-RateLimit-Reset` as a Unix time in seconds, rounded up, by the store's clock. Default: seconds from now, which no
+    /// wrong clock can falsify.
+    ///
+    /// Give all stacked layers one format. With axum, a [`Rejection`](crate::Rejection) of a handler always has seconds from now.
+    pub const fn reset_as_unix_time(self) -> Self {
+        Self { reset_is_unix_time: true, ..self }
     }
 
     pub(super) fn has_rate_limit(self) -> bool {
@@ -105,6 +104,84 @@ impl HeaderSets {
 impl Default for HeaderSets {
     fn default() -> Self {
         Self::x_rate_limit()
+    }
+}
+
+impl Decision {
+    /// Writes the sets of headers as a layer does: for a handler that calls a limiter itself. They show the
+    /// [visible](Self::visible) limits; without one, nothing is written.
+    ///
+    /// Write the sets of the layers around the handler, in their format. `X-RateLimit-*` of a limit with no more left stay, and
+    /// the layers around the handler do the same, so the client sees the limit with the least left of all. To `RateLimit`, the
+    /// layers add their limits.
+    ///
+    /// ```
+    /// use axum::extract::State;
+    /// use http::HeaderMap;
+    /// use tower_sliding_window::{HeaderSets, Limit, Limiter, MemoryStore, Rejection};
+    ///
+    /// async fn report(State(limiter): State<Limiter>) -> Result<(HeaderMap, &'static str), Rejection> {
+    ///     let decision = limiter.check(&Limit::per_hour("reports", 100), "everybody", 1).await?;
+    ///     if !decision.is_allowed() {
+    ///         return Err(Rejection::Limited(decision));
+    ///     }
+    ///     let mut headers = HeaderMap::new();
+    ///     decision.write_headers(HeaderSets::both(), &mut headers);
+    ///     Ok((headers, "done"))
+    /// }
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// # let (headers, _) = report(State(Limiter::new(MemoryStore::new()))).await.unwrap();
+    /// # assert_eq!(headers["x-ratelimit-remaining"], "99");
+    /// # assert_eq!(headers["ratelimit-policy"], r#""reports";q=100;w=3600"#);
+    /// # assert_eq!(headers["ratelimit"], r#""reports";r=99;t=3600"#);
+    /// # }
+    /// ```
+    pub fn write_headers(&self, sets: HeaderSets, headers: &mut HeaderMap) {
+        let figures = Figures::of(sets, self, Vec::new);
+        figures.write_x_rate_limit(headers);
+        figures.write_rate_limit(headers);
+    }
+}
+
+/// What the sets of headers show of a decision.
+pub(crate) struct Figures {
+    sets: HeaderSets,
+    x_rate_limit: Option<XRateLimit>,
+    /// In a box, since most layers do not send them.
+    quotas: Option<Box<Quotas>>,
+}
+
+impl Figures {
+    /// `partition_keys` makes one for each status of the decision, or none.
+    #[inline]
+    pub(super) fn of(sets: HeaderSets, decision: &Decision, partition_keys: impl FnOnce() -> Vec<String>) -> Self {
+        let x_rate_limit = XRateLimit::of(sets, decision);
+        let quotas = if sets.rate_limit { Quotas::of(decision, partition_keys()).map(Box::new) } else { None };
+        Self { sets, x_rate_limit, quotas }
+    }
+
+    /// Shows the figures after a settlement.
+    pub(super) fn settle(&mut self, settled: &Decision) {
+        self.x_rate_limit = XRateLimit::of(self.sets, settled).or(self.x_rate_limit);
+        if let Some(quotas) = &mut self.quotas {
+            quotas.settle(settled);
+        }
+    }
+
+    /// Writes `X-RateLimit-*`, unless the headers already show a limit with no more left.
+    #[inline]
+    pub(super) fn write_x_rate_limit(&self, headers: &mut HeaderMap) {
+        if let Some(x_rate_limit) = self.x_rate_limit {
+            x_rate_limit.write(headers);
+        }
+    }
+
+    /// Writes the items of `RateLimit` and `RateLimit-Policy` in front of those that the headers have.
+    #[inline]
+    pub(super) fn write_rate_limit(&self, headers: &mut HeaderMap) {
+        if let Some(quotas) = &self.quotas {
+            quotas.write(headers);
+        }
     }
 }
 

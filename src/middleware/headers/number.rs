@@ -1,6 +1,6 @@
 //! Numbers as header values.
 
-use std::{cell::RefCell, time::Duration};
+use std::time::Duration;
 
 use http::HeaderValue;
 
@@ -51,31 +51,6 @@ fn long_header_value(number: u64) -> HeaderValue {
     HeaderValue::from_bytes(&digits[begin + zeros..]).unwrap_or_else(|_| HeaderValue::from(number))
 }
 
-thread_local! {
-    /// A few large numbers that this thread has written.
-    static WRITTEN: RefCell<[Option<(u64, HeaderValue)>; CACHED]> = const { RefCell::new([const { None }; CACHED]) };
-}
-
-/// A prime, so that round numbers do not all get one index.
-const CACHED: usize = 7;
-
-/// The same, for a number that comes again and again, such as a limit. Its text is shared by the headers of one thread, since
-/// all threads would contend for the reference count of a common one.
-pub(super) fn lasting_header_value(number: u64) -> HeaderValue {
-    if let Some(text) = static_text(number) {
-        return HeaderValue::from_static(text);
-    }
-    let shared = WRITTEN.try_with(|cache| {
-        let cached = &mut cache.borrow_mut()[(number % CACHED as u64) as usize];
-        match cached {
-            Some((other, value)) if *other == number => value.clone(),
-            _ => cached.insert((number, HeaderValue::from(number))).1.clone(),
-        }
-    });
-    // A thread that is ending has no cache any more.
-    shared.unwrap_or_else(|_| HeaderValue::from(number))
-}
-
 fn static_text(number: u64) -> Option<&'static str> {
     let start = 4 * usize::try_from(number).ok().filter(|index| *index < STATIC_TEXTS)?;
     let zeros = [1_000, 100, 10].into_iter().filter(|power| number < *power).count();
@@ -92,8 +67,6 @@ mod tests {
         let lengths = (0..20).map(|digits| 10_u64.pow(digits)).flat_map(|power| [power - 1, power, power + 1]);
         for number in (0..=10_001).chain(edges).chain(lengths) {
             assert_eq!(header_value(number), HeaderValue::from(number));
-            let twice = [lasting_header_value(number), lasting_header_value(number)];
-            assert_eq!(twice, [HeaderValue::from(number), HeaderValue::from(number)]);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     fmt::{self, Write},
+    mem,
     sync::Arc,
     time::Duration,
 };
@@ -10,8 +11,9 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::number::seconds_rounded_up;
 use crate::{
-    check::{Charge, Check},
+    check::Check,
     decision::{Decision, LimitStatus},
+    key::Key,
     secret::{Domain, Secret},
 };
 
@@ -24,51 +26,27 @@ const MAX_INTEGER: u64 = 999_999_999_999_999;
 /// The domain of the HMAC of partition keys.
 const DOMAIN: &[u8] = b"tower-sliding-window partition key v1\0";
 
-impl Decision {
-    /// Writes `RateLimit-Policy` and `RateLimit` as a layer with [`HeaderSets::rate_limit`](crate::HeaderSets::rate_limit) does: for
-    /// a handler that calls a limiter itself. Layers around the handler add their limits to the list.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use http::HeaderMap;
-    /// use tower_sliding_window::{Limit, Limiter, MemoryStore};
-    ///
-    /// let limiter = Limiter::new(MemoryStore::new());
-    /// let decision = limiter.check(&Limit::per_hour("reports", 100), "everybody", 1).await?;
-    /// let mut headers = HeaderMap::new();
-    /// decision.write_rate_limit(&mut headers);
-    /// assert_eq!(headers["ratelimit-policy"], r#""reports";q=100;w=3600"#);
-    /// assert_eq!(headers["ratelimit"], r#""reports";r=99;t=3600"#);
-    /// # Ok(()) }
-    /// ```
-    pub fn write_rate_limit(&self, headers: &mut HeaderMap) {
-        if let Some(quotas) = Quotas::of(self, Vec::new()) {
-            quotas.write(headers);
-        }
-    }
-}
-
 /// The limits of a decision that clients see.
-pub(crate) struct Quotas {
+pub(super) struct Quotas {
     decision: Decision,
     /// One for each status of the decision, or none.
-    partition_keys: Vec<PartitionKey>,
+    partition_keys: Vec<String>,
 }
 
 impl Quotas {
     /// `None` if clients see no limit.
-    pub(crate) fn of(decision: &Decision, partition_keys: Vec<PartitionKey>) -> Option<Self> {
+    pub(super) fn of(decision: &Decision, partition_keys: Vec<String>) -> Option<Self> {
         decision.visible()?;
         Some(Self { decision: decision.clone(), partition_keys })
     }
 
     /// Shows the figures after a settlement.
-    pub(crate) fn settle(&mut self, settled: &Decision) {
+    pub(super) fn settle(&mut self, settled: &Decision) {
         self.decision = settled.clone();
     }
 
     /// Writes the items of the limits in front of those that the headers have.
-    pub(crate) fn write(&self, headers: &mut HeaderMap) {
+    pub(super) fn write(&self, headers: &mut HeaderMap) {
         let (mut policies, mut quotas) = (String::new(), String::new());
         let shows_shadow = self.decision.statuses().all(LimitStatus::is_shadow);
         for (status, partition_key) in self.statuses().filter(|(status, _)| shows_shadow || !status.is_shadow()) {
@@ -80,13 +58,13 @@ impl Quotas {
         prepend(headers, RATE_LIMIT, quotas);
     }
 
-    fn statuses(&self) -> impl Iterator<Item = (&LimitStatus, Option<&PartitionKey>)> {
+    fn statuses(&self) -> impl Iterator<Item = (&LimitStatus, Option<&String>)> {
         let statuses = self.decision.statuses().enumerate().filter(|(_, status)| !status.is_hidden());
         statuses.map(|(index, status)| (status, self.partition_keys.get(index)))
     }
 }
 
-fn write_policy(text: &mut String, status: &LimitStatus, partition_key: Option<&PartitionKey>) -> fmt::Result {
+fn write_policy(text: &mut String, status: &LimitStatus, partition_key: Option<&String>) -> fmt::Result {
     let limit = status.limit();
     write_name(text, status)?;
     write!(text, ";q={}", limit.units().min(MAX_INTEGER))?;
@@ -99,7 +77,7 @@ fn write_policy(text: &mut String, status: &LimitStatus, partition_key: Option<&
     write_partition_key(text, partition_key)
 }
 
-fn write_quota(text: &mut String, status: &LimitStatus, partition_key: Option<&PartitionKey>) -> fmt::Result {
+fn write_quota(text: &mut String, status: &LimitStatus, partition_key: Option<&String>) -> fmt::Result {
     write_name(text, status)?;
     write!(text, ";r={}", status.remaining().min(MAX_INTEGER))?;
     let more_after = more_after(status);
@@ -125,7 +103,7 @@ fn write_name(text: &mut String, status: &LimitStatus) -> fmt::Result {
     write!(text, "{separator}\"{}\"", status.limit().name())
 }
 
-fn write_partition_key(text: &mut String, partition_key: Option<&PartitionKey>) -> fmt::Result {
+fn write_partition_key(text: &mut String, partition_key: Option<&String>) -> fmt::Result {
     partition_key.map_or(Ok(()), |key| write!(text, ";pk=:{key}:"))
 }
 
@@ -138,20 +116,65 @@ fn prepend(headers: &mut HeaderMap, name: HeaderName, items: String) {
     }
 }
 
-/// Whether each member of a list begins with a string, and each quote is closed. The fields of older drafts are no such lists.
+/// Whether a line is a list of strings (RFC 9651, section 3.1), each with integers, strings or byte sequences as parameters.
+/// Clients would ignore the whole field for a line that is no list.
 fn is_list(line: &str) -> bool {
-    let (mut is_quoted, mut is_escaped) = (false, false);
-    let mut members = line.split(|c| {
-        let ends_member = c == ',' && !is_quoted;
-        is_quoted ^= c == '"' && !is_escaped;
-        is_escaped = c == '\\' && is_quoted && !is_escaped;
-        ends_member
-    });
-    let all_begin_with_a_string = members.all(|member| member.trim_start().starts_with('"'));
-    all_begin_with_a_string && !is_quoted
+    split(line, ',').all(|member| {
+        let mut parts = split(member.trim_matches([' ', '\t']), ';');
+        parts.next().is_some_and(is_string) && parts.all(is_parameter)
+    })
 }
 
-/// Makes partition keys.
+fn is_string(text: &str) -> bool {
+    let Some(inside) = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')) else { return false };
+    let mut characters = inside.chars();
+    while let Some(character) = characters.next() {
+        let is_allowed = match character {
+            '\\' => matches!(characters.next(), Some('"' | '\\')),
+            character => matches!(character, ' '..='~') && character != '"',
+        };
+        if !is_allowed {
+            return false;
+        }
+    }
+    true
+}
+
+fn is_parameter(text: &str) -> bool {
+    let Some((key, value)) = text.trim_start_matches(' ').split_once('=') else { return false };
+    let is_key = key.starts_with(|first: char| first.is_ascii_lowercase() || first == '*')
+        && key.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-' | b'.' | b'*'));
+    let digits = value.strip_prefix('-').unwrap_or(value);
+    let is_integer = matches!(digits.len(), 1..=15) && digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_key && (is_integer || is_string(value) || is_byte_sequence(value))
+}
+
+/// In base64, with all of its padding.
+fn is_byte_sequence(text: &str) -> bool {
+    let base64 = text.strip_prefix(':').and_then(|text| text.strip_suffix(':'));
+    base64.is_some_and(|base64| {
+        let digits = base64.trim_end_matches('=');
+        base64.len() % 4 == 0
+            && base64.len() - digits.len() <= 2
+            && digits.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+/".contains(&byte))
+    })
+}
+
+/// Splits at the separators outside of quoted strings.
+pub(crate) fn split(text: &str, separator: char) -> impl Iterator<Item = &str> {
+    let (mut is_quoted, mut is_escaped) = (false, false);
+    text.split(move |character| {
+        let was_escaped = mem::take(&mut is_escaped);
+        match character {
+            '\\' if is_quoted && !was_escaped => is_escaped = true,
+            '"' if !was_escaped => is_quoted = !is_quoted,
+            _ => {}
+        }
+        character == separator && !is_quoted
+    })
+}
+
+/// Makes partition keys: a hash of each key in base64.
 #[derive(Clone)]
 pub(crate) struct PartitionKeys(Arc<Domain>);
 
@@ -161,48 +184,57 @@ impl PartitionKeys {
     }
 
     /// One for each charge of a check.
-    pub(crate) fn of(&self, check: &Check) -> Vec<PartitionKey> {
-        check.charges().map(|charge| self.of_charge(charge)).collect()
+    pub(crate) fn of(&self, check: &Check) -> Vec<String> {
+        check.charges().map(|charge| self.of_key(charge.key())).collect()
     }
 
-    fn of_charge(&self, charge: &Charge) -> PartitionKey {
-        let key = charge.key();
+    fn of_key(&self, key: &Key) -> String {
         // The length comes first, so that no two pairs of namespace and value have the same bytes.
         let length = (key.namespace().len() as u64).to_le_bytes();
-        let [hash @ .., _] = self.0.hash(&[&length, key.namespace().as_bytes(), key.value()]);
-        PartitionKey(hash)
+        // 120 bits are 20 characters of base64 without padding.
+        let [hash @ .., _]: [u8; 16] = self.0.hash(&[&length, key.namespace().as_bytes(), key.value()]);
+        base64(hash)
     }
 }
 
-/// 120 bits of a hash, which are 20 characters of base64 without padding.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PartitionKey([u8; 15]);
-
 /// In base64 (RFC 4648, section 4).
-impl fmt::Display for PartitionKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-        for bytes in self.0.chunks_exact(3) {
-            let bits = bytes.iter().fold(0, |bits, byte| bits << 8 | usize::from(*byte));
-            for shift in [18, 12, 6, 0] {
-                f.write_char(char::from(DIGITS[bits >> shift & 63]))?;
-            }
-        }
-        Ok(())
-    }
+fn base64(bytes: [u8; 15]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let threes = bytes.chunks_exact(3).map(|three| three.iter().fold(0, |bits, byte| bits << 8 | usize::from(*byte)));
+    threes.flat_map(|bits| [18, 12, 6, 0].map(|shift| char::from(DIGITS[bits >> shift & 63]))).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::{collection::vec, prelude::*};
+    use sfv::{List, ListEntry, Parser};
+
     use super::*;
-    use crate::limit::Limit;
 
     /// Made by `printf 'tower-sliding-window partition key v1\0\4\0\0\0\0\0\0\0usr:7' | openssl dgst -sha256 -hmac ...`.
     #[test]
     fn a_partition_key_is_a_keyed_hash_of_namespace_and_value() {
         let secret = Secret::new("32 random bytes out of the vault").unwrap();
-        let charge = Charge::new(Limit::per_minute("a", 1), crate::key::Key::new("usr:", "7"), 1).unwrap();
-        let text = PartitionKeys::new(&secret).of_charge(&charge).to_string();
+        let text = PartitionKeys::new(&secret).of_key(&Key::new("usr:", "7"));
         assert_eq!(text, "Us5XYTdtri92Qk8qWU6y");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+        #[test]
+        fn what_is_taken_for_a_list_is_one(text in r#"("[ a-b"\\\\,;]{0,4}"|[ \t"\\\\,;:=a-bR0-9*+/.?()é-]|;[ a-b*-]{1,3}=|:[aB+/0=]{0,5}:){0,12}"#) {
+            let list = Parser::new(&text).parse::<List>();
+            let strings = |entry: &ListEntry| matches!(entry, ListEntry::Item(item) if item.bare_item.as_string().is_some());
+            let is_one = list.is_ok_and(|list| !list.is_empty() && list.iter().all(strings));
+            prop_assert!(is_one || !is_list(&text), "{}", text);
+        }
+
+        #[test]
+        fn strings_with_parameters_are_a_list(
+            members in vec((r#"[ -!#-\[\]-~]{0,9}"#, r#"(; {0,2}[a-z*][a-z0-9_.*-]{0,3}=(-?[0-9]{1,15}|"[ a,;]{0,5}"|:YWJj:|:YQ==:)){0,4}"#), 1..4),
+        ) {
+            let list = members.iter().map(|(name, parameters)| format!("\"{name}\"{parameters}")).collect::<Vec<_>>();
+            prop_assert!(is_list(&list.join(",")) && is_list(&list.join(" ,\t")));
+        }
     }
 }

@@ -42,7 +42,7 @@
 //! With axum, a [`Rejection`] is a response. So a handler that calls a [`Limiter`](crate::Limiter) can return it, and responds
 //! as a layer that fails closed does. To go on without a decision, handle the error of the limiter instead of passing it on
 //! with `?`. [`write_headers`](crate::Decision::write_headers) writes the figures of an admission. A layer around the handler
-//! leaves the figures of its rejection as they are, except for the [format](super::RateLimitLayer::reset_format) of the reset.
+//! leaves the figures of its rejection as they are: its reset is in seconds from now.
 //! With tonic, a [`Rejection`] becomes a `Status`: see [`guide::grpc`](crate::guide::grpc#in-a-method).
 //!
 //! ```

@@ -9,10 +9,13 @@ use http::{
 };
 
 use super::{
-    super::headers::{Figures, XRateLimit, forbid_storing, retry_after_seconds, write_retry_after},
+    super::headers::{Figures, forbid_storing, retry_after_seconds, write_retry_after},
     reason::Rejection,
 };
-use crate::{admission::random, decision::LimitStatus};
+use crate::{
+    admission::random,
+    decision::{Decision, LimitStatus},
+};
 
 /// Makes the response to a rejected request. See the [module docs](super).
 #[diagnostic::on_unimplemented(
@@ -92,19 +95,20 @@ impl<B: From<String>> RejectionResponse<B> for TextResponse {
 }
 
 impl Rejection {
-    /// The figures that clients see.
-    pub(crate) fn figures(&self) -> Option<Figures> {
-        if let Self::Limited(decision) = self { Figures::of(decision) } else { None }
+    /// The decision of a refusal.
+    pub(crate) fn decision(&self) -> Option<&Decision> {
+        if let Self::Limited(decision) = self { Some(decision) } else { None }
     }
 
-    /// The status and the headers, with figures if the layer sends `X-RateLimit-*`.
-    pub(crate) fn head(&self, x_rate_limit: Option<&XRateLimit>) -> Response<()> {
+    /// The status and the headers, with these figures.
+    pub(crate) fn head(&self, figures: Option<&Figures>) -> Response<()> {
         let mut head = Response::new(());
         *head.status_mut() = self.status();
         let headers = head.headers_mut();
         forbid_storing(headers);
-        if let Some((figures, x_rate_limit)) = self.figures().zip(x_rate_limit) {
-            figures.write(x_rate_limit, headers);
+        if let Some(figures) = figures {
+            figures.write_x_rate_limit(headers);
+            figures.write_rate_limit(headers);
         }
         match self {
             Self::Limited(decision) => write_retry_after(headers, decision.retry_after().unwrap_or_default()),
@@ -132,7 +136,7 @@ impl Rejection {
     #[must_use]
     pub fn detail(&self) -> String {
         let mut detail = String::new();
-        let wait = if let Self::Limited(decision) = self { decision.retry_after() } else { None };
+        let wait = self.decision().and_then(Decision::retry_after);
         let seconds = wait.map(|wait| retry_after_seconds(wait).to_string());
         self.write_detail(&mut detail, seconds.as_deref());
         detail
@@ -213,14 +217,10 @@ impl Rejection {
 
     /// The names of the limits that have refused and are not hidden.
     pub(crate) fn violated_limits(&self) -> impl Iterator<Item = &str> {
-        let (decision, never_fits) = match self {
-            Self::Limited(decision) => (Some(decision), None),
-            Self::NeverFits(error) => (None, Some(error)),
-            _ => (None, None),
-        };
+        let never_fits = if let Self::NeverFits(error) = self { Some(error) } else { None };
         let refuses =
             |status: &&LimitStatus| !status.is_hidden() && !status.is_shadow() && status.retry_after().is_some();
-        let refusing = decision.into_iter().flat_map(move |decision| decision.statuses().filter(refuses));
+        let refusing = self.decision().into_iter().flat_map(move |decision| decision.statuses().filter(refuses));
         let refusing = refusing.map(|status| status.limit().name());
         refusing.chain(never_fits.filter(|error| !error.is_hidden()).map(|error| error.limit().name()))
     }

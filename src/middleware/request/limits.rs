@@ -6,7 +6,7 @@ use http::request::Parts;
 
 use super::{
     super::{
-        headers::{PartitionKey, PartitionKeys},
+        headers::PartitionKeys,
         rejection::{Rejection, shadow::LeftOut},
     },
     charge::{DraftCharge, UnchosenLimit},
@@ -124,7 +124,7 @@ pub(crate) struct CheckDetails {
     pub(crate) check: Option<Check>,
     pub(crate) charged: Vec<ChargedLimit>,
     /// Of the charges of the check, if the response shows them.
-    pub(crate) partition_keys: Vec<PartitionKey>,
+    pub(crate) partition_keys: Vec<String>,
     pub(crate) left_out: Vec<LeftOut>,
     pub(crate) unchosen: Vec<UnchosenLimit>,
     /// Settles the request when this is dropped. Set if the check was decided by a future that outlives the request.

@@ -7,7 +7,7 @@ use http::{Response, request::Parts};
 use super::{
     super::{
         events::Event,
-        headers::{Figures, Quotas, XRateLimit},
+        headers::Figures,
         policy::Policy,
         rejection::{
             Rejection, RejectionResponse,
@@ -22,11 +22,8 @@ use crate::{decision::Decision, error::Error, limiter::FailureMode, metrics};
 
 /// Completes the response to a request that was let through.
 pub(crate) struct Completion<R> {
-    /// `None` if the layer sends no `X-RateLimit-*`.
-    x_rate_limit: Option<XRateLimit>,
+    /// `None` if there are none to send.
     figures: Option<Figures>,
-    /// `None` if the layer sends no `RateLimit`.
-    quotas: Option<Box<Quotas>>,
     degraded: Option<Degraded>,
     follow_up: Option<Box<FollowUp<R>>>,
 }
@@ -54,21 +51,17 @@ impl<R> Completion<R> {
         };
         // A response with figures of an upstream keeps them.
         let sends_figures = !policy.settings.heeds_upstream;
-        let quotas = if sends_figures { policy.quotas(decision.as_ref(), details.as_deref()) } else { None };
+        let shown = decision.as_ref().filter(|_| sends_figures);
+        let figures = shown.map(|decision| policy.figures(decision, details.as_deref()));
         let follow_up = if details.is_some() || policy.limits.any_is_shadow {
             FollowUp::new(policy, details, decision.as_ref(), || request.clone())
         } else {
             None
         };
-        let x_rate_limit = policy.x_rate_limit(request).filter(|_| sends_figures);
-        let figures = decision.as_ref().filter(|_| x_rate_limit.is_some()).and_then(Figures::of);
-        if let Some(x_rate_limit) = &x_rate_limit {
-            x_rate_limit.reset.tell_inner_layers(&mut request.extensions);
-        }
         if let Some(decision) = decision {
             request.extensions.insert(decision);
         }
-        Ok(Self { x_rate_limit, figures, quotas, degraded, follow_up })
+        Ok(Self { figures, degraded, follow_up })
     }
 
     /// Begins the settlements of the request, if there are any. The response waits for them.
@@ -81,17 +74,15 @@ impl<R> Completion<R> {
 
     /// Writes headers and extensions of the response. `settled` is the decision after the settlements.
     pub(crate) fn write<B>(mut self, settled: Option<&Decision>, mut response: Response<B>) -> Response<B> {
-        if let Some(settled) = settled {
-            self.figures = Figures::of(settled).or(self.figures);
-            if let Some(quotas) = &mut self.quotas {
-                quotas.settle(settled);
+        if let Some(figures) = &mut self.figures {
+            if let Some(settled) = settled {
+                figures.settle(settled);
             }
-        }
-        if let Some(x_rate_limit) = &self.x_rate_limit {
-            self.write_figures(x_rate_limit, &mut response);
-        }
-        if let Some(quotas) = &self.quotas {
-            quotas.write(response.headers_mut());
+            // An inner layer's rejection keeps its figures, since its `Retry-After` belongs to them.
+            if response.extensions().get::<Rejection>().is_none() {
+                figures.write_x_rate_limit(response.headers_mut());
+            }
+            figures.write_rate_limit(response.headers_mut());
         }
         if let Some(degraded) = self.degraded {
             response.extensions_mut().insert(degraded);
@@ -100,25 +91,6 @@ impl<R> Completion<R> {
             follow_up.write_shadow(&mut response);
         }
         response
-    }
-
-    /// Writes the layer's figures, or the reset of those that are there in its format.
-    fn write_figures<B>(&self, format: &XRateLimit, response: &mut Response<B>) {
-        let shown = match response.extensions().get::<Rejection>() {
-            // An inner layer's. It keeps its figures, since its `Retry-After` belongs to them.
-            Some(rejection) => rejection.figures(),
-            None => {
-                if let Some(figures) = self.figures
-                    && figures.write(format, response.headers_mut())
-                {
-                    return figures.tell_outer_layers(format.reset, response.extensions_mut());
-                }
-                response.extensions().get().copied()
-            }
-        };
-        if let Some(figures) = shown {
-            figures.rewrite_reset(format, response.headers_mut());
-        }
     }
 }
 
@@ -170,13 +142,10 @@ impl<R> Policy<R, Limits> {
     {
         rejection.log(&self.settings.events);
         metrics::rejected(rejection.label(), self.settings.events.layer());
-        let decision = if let Rejection::Limited(decision) = &rejection { Some(decision) } else { None };
-        let quotas = self.quotas(decision, details.as_deref());
+        let decision = rejection.decision();
+        let figures = decision.map(|decision| self.figures(decision, details.as_deref()));
         let shadow = self.shadow_refusals(decision, details.map(|details| details.left_out).unwrap_or_default());
-        let mut head = rejection.head(self.x_rate_limit(request).as_ref());
-        if let Some(quotas) = quotas {
-            quotas.write(head.headers_mut());
-        }
+        let head = rejection.head(figures.as_ref());
         let mut response = self.responder.respond(&rejection, request, head);
         response.extensions_mut().insert(rejection);
         if let Some(degraded) = degraded {

@@ -8,16 +8,19 @@ use super::{
 };
 use crate::{limiter::FailureMode, metrics};
 
-/// The default response of a layer that fails closed, with the same [`Degraded`], log lines and metrics. Its reset is in
-/// [seconds from now](crate::ResetFormat::DeltaSeconds), or in the format of the layer around it, unless that layer has
-/// [other names](crate::RateLimitLayer::header_names).
+/// The default response of a layer that fails closed, with the same [`Degraded`], log lines and metrics. It has
+/// the default [sets of headers](crate::HeaderSets).
 #[cfg(feature = "axum")]
 impl axum::response::IntoResponse for Rejection {
     fn into_response(self) -> axum::response::Response {
-        use super::super::{headers::XRateLimit, rejection::JsonResponse};
+        use super::super::{
+            headers::{Figures, HeaderSets},
+            rejection::JsonResponse,
+        };
 
         let degraded = report(&self);
-        let head = self.head(Some(&XRateLimit::default()));
+        let figures = self.decision().map(|decision| Figures::of(HeaderSets::default(), decision, Vec::new));
+        let head = self.head(figures.as_ref());
         let mut response: axum::response::Response = JsonResponse::problem(&self, head);
         response.extensions_mut().insert(self);
         if let Some(degraded) = degraded {

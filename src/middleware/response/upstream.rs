@@ -16,6 +16,8 @@ use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, HeaderName, StatusCode, header::RETRY_AFTER};
 
+use super::super::headers::split;
+
 /// For a 429 without a time.
 const DEFAULT: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
@@ -100,20 +102,6 @@ fn number(text: &str) -> Option<u64> {
     let text = text.trim();
     let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| text.parse().unwrap_or(u64::MAX))
-}
-
-/// Splits at the separators outside of quoted strings.
-fn split(text: &str, separator: char) -> impl Iterator<Item = &str> {
-    let (mut is_quoted, mut is_escaped) = (false, false);
-    text.split(move |character| {
-        let was_escaped = std::mem::take(&mut is_escaped);
-        match character {
-            '\\' if is_quoted && !was_escaped => is_escaped = true,
-            '"' if !was_escaped => is_quoted = !is_quoted,
-            _ => {}
-        }
-        character == separator && !is_quoted
-    })
 }
 
 #[cfg(test)]

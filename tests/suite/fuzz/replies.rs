@@ -13,7 +13,7 @@ use proptest::{collection::vec, prelude::*, sample::select};
 use redis::{Parser, Value};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Breaker, Charge, Check, DenyCache, Error, Limit, Limiter, RateLimitLayer, RedisStore, ResetFormat,
+    Breaker, Charge, Check, DenyCache, Error, HeaderSets, Limit, Limiter, RateLimitLayer, RedisStore,
 };
 
 use super::fuzz;
@@ -196,11 +196,11 @@ fn every_reply_is_a_decision_or_an_error() {
 fn every_reply_makes_a_response() {
     let (runtime, impostor) = (one_thread(), Impostor::start());
     let store = || RedisStore::builder(&impostor.url).build().unwrap();
-    let services = [ResetFormat::DeltaSeconds, ResetFormat::EpochSeconds].map(|format| {
+    let services = [HeaderSets::both(), HeaderSets::both().reset_as_unix_time()].map(|format| {
         let layer = RateLimitLayer::new(store()).limit(CALLS.by(anyone)).limit(OTHER.by(anyone));
         // Every request must get a reply.
         let layer = layer.breaker(Breaker::off()).deny_cache(DenyCache::off()).deadline(TEST_TIMEOUT);
-        layer.fail_closed().reset_format(format).layer(service_fn(hello))
+        layer.fail_closed().headers(format).layer(service_fn(hello))
     });
     fuzz(&(says(), 0..2_usize), |(says, format)| {
         impostor.says(says);

@@ -1,4 +1,4 @@
-//! Header sets, and the reset format of stacked layers.
+//! Header sets, and the reset of stacked layers.
 
 use std::{
     convert::Infallible,
@@ -13,7 +13,7 @@ use axum::{
 use http::{Request, header::RETRY_AFTER};
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneService};
 use tower_sliding_window::{
-    HeaderSets, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, RateLimitLayer, Rejection, ResetFormat,
+    HeaderSets, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, RateLimitLayer, Rejection,
 };
 
 use crate::support::{
@@ -26,7 +26,7 @@ use crate::support::{
 const TOTAL: Limit = Limit::per_hour("total", 1);
 
 const MINE: Limit = Limit::per_minute("mine", 5);
-const FORMATS: [ResetFormat; 2] = [ResetFormat::DeltaSeconds, ResetFormat::EpochSeconds];
+const FORMATS: [HeaderSets; 2] = [HeaderSets::x_rate_limit(), HeaderSets::x_rate_limit().reset_as_unix_time()];
 
 fn layer(limit: KeyedLimit) -> RateLimitLayer {
     RateLimitLayer::new(MemoryStore::new()).limit(limit)
@@ -75,12 +75,12 @@ impl Stacked {
         Self { clock, store }
     }
 
-    fn layer(&self, limit: Limit, format: ResetFormat) -> RateLimitLayer {
-        RateLimitLayer::new(self.store.clone()).limit(limit.by(anyone)).reset_format(format)
+    fn layer(&self, limit: Limit, format: HeaderSets) -> RateLimitLayer {
+        RateLimitLayer::new(self.store.clone()).limit(limit.by(anyone)).headers(format)
     }
 
     /// The reset of an unused window in this format.
-    fn reset(&self, limit: &Limit, format: ResetFormat) -> String {
+    fn reset(&self, limit: &Limit, format: HeaderSets) -> String {
         let now =
             if format == FORMATS[1] { self.clock.now().duration_since(UNIX_EPOCH).unwrap() } else { Duration::ZERO };
         (now + limit.window()).as_micros().div_ceil(1_000_000).to_string()
@@ -89,7 +89,7 @@ impl Stacked {
 
 /// Whichever layer sets the headers, and whichever refuses.
 #[tokio::test]
-async fn stacked_layers_use_the_reset_format_of_the_outermost() {
+async fn stacked_layers_show_the_reset_of_the_limit_with_the_least_left() {
     let mut wrong = Vec::new();
     let pairs = FORMATS.map(|outer| FORMATS.map(|inner| vec![outer, inner])).concat();
     let triples = pairs.iter().flat_map(|pair| FORMATS.map(|inner| [&pair[..], &[inner]].concat()));
@@ -107,7 +107,7 @@ async fn stacked_layers_use_the_reset_format_of_the_outermost() {
                 .zip(&limits)
                 .rev()
                 .fold(handler(), |app, (format, limit)| around(&test.layer(limit.clone(), *format), app));
-            let expected = test.reset(&limits[tight], formats[0]);
+            let expected = test.reset(&limits[tight], formats[tight]);
             for status in [200, 429] {
                 let response = ask(&app).await;
                 let [limit, remaining, reset, _] = figures(response.headers());
@@ -121,25 +121,19 @@ async fn stacked_layers_use_the_reset_format_of_the_outermost() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// The format of a layer applies even if it has no figures for a request.
 #[tokio::test]
-async fn a_layer_without_figures_still_sets_the_reset_format() {
+async fn a_layer_without_figures_leaves_those_of_an_inner_layer() {
     for [outer, inner] in [[0, 1], [1, 0]].map(|places| places.map(|place: usize| FORMATS[place])) {
         let test = Stacked::new();
-        let layer = |limit| RateLimitLayer::new(test.store.clone()).limit(limit).reset_format(outer);
+        let layer = |limit| RateLimitLayer::new(test.store.clone()).limit(limit).headers(outer);
         let app = around(&test.layer(Limit::per_minute("inner", 9), inner), handler());
-        let undecided = RateLimitLayer::new(failing()).limit(TOTAL.by(anyone)).reset_format(outer);
+        let undecided = RateLimitLayer::new(failing()).limit(TOTAL.by(anyone)).headers(outer);
         let unlimited = KeyedLimit::chosen(anyone, |_| ready(Ok::<Option<Limit>, Infallible>(None)));
         for app in [
             around(&layer(TOTAL.by(anyone).hidden()), app.clone()),
             around(&layer(TOTAL.by(anyone)).skip(|_| true), app.clone()),
             around(&layer(unlimited), app.clone()),
             around(&undecided, app.clone()),
-        ] {
-            assert_eq!(figures(ask(&app).await.headers())[2], Some(&*test.reset(&MINE, outer)));
-        }
-        // A layer that sends no headers does not set the format.
-        for app in [
             around(&layer(MINE.by(anyone)).headers(HeaderSets::none()), app.clone()),
             around(&layer(Limit::per_minute("calls", 9).by(anyone)).heed_upstream(), app.clone()),
         ] {
@@ -149,7 +143,7 @@ async fn a_layer_without_figures_still_sets_the_reset_format() {
 }
 
 #[tokio::test]
-async fn a_handlers_rejection_keeps_its_reset_under_a_layer() {
+async fn a_handlers_rejection_keeps_its_seconds_under_a_layer() {
     for format in FORMATS {
         let test = Stacked::new();
         let limiter = Limiter::new(test.store.clone());
@@ -166,7 +160,7 @@ async fn a_handlers_rejection_keeps_its_reset_under_a_layer() {
             }
         }));
         let app = around(&test.layer(MINE, format), handler);
-        for status in [200, 429] {
+        for (status, format) in [(200, format), (429, FORMATS[0])] {
             let response = ask(&app).await;
             let [limit, remaining, reset, _] = figures(response.headers());
             assert_eq!((response.status().as_u16(), limit, remaining), (status, Some("1"), Some("0")));

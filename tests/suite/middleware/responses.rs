@@ -15,9 +15,9 @@ use axum::{body::Body, response::IntoResponse};
 use http::{Request, Response, StatusCode, request::Parts};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    AdmissionId, Breaker, Charge, Check, Decision, Degraded, EXPOSED_HEADERS, FailureMode, Header, JsonResponse, Key,
+    AdmissionId, Breaker, Charge, Check, Decision, Degraded, FailureMode, Header, HeaderSets, JsonResponse, Key,
     KeyError, KeyExtractor, Limit, LimitStatus, Limiter, ManualClock, MemoryStore, PeerIp, RateLimitLayer, Rejection,
-    RejectionResponse, ResetFormat, Settled, Settlement, Store, TextResponse, store::StoreFuture,
+    RejectionResponse, Settled, Settlement, Store, TextResponse, exposed_headers, store::StoreFuture,
 };
 
 use crate::support::{
@@ -120,7 +120,7 @@ async fn reset_can_be_a_unix_time() {
     let clock = ManualClock::new();
     let app = RateLimitLayer::new(MemoryStore::builder().clock(&clock).build())
         .limit(CALLS.by(anyone))
-        .reset_format(ResetFormat::EpochSeconds)
+        .headers(HeaderSets::x_rate_limit().reset_as_unix_time())
         .layer(service_fn(hello));
     let now = clock.now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let reset = (now + CALLS.window()).as_micros().div_ceil(1_000_000).to_string();
@@ -239,8 +239,8 @@ impl Store for Bans {
 
 #[tokio::test]
 async fn a_store_may_refuse_forever() {
-    for format in [ResetFormat::DeltaSeconds, ResetFormat::EpochSeconds] {
-        let app = RateLimitLayer::new(Bans).limit(CALLS.by(anyone)).reset_format(format).layer(service_fn(hello));
+    for format in [HeaderSets::x_rate_limit(), HeaderSets::x_rate_limit().reset_as_unix_time()] {
+        let app = RateLimitLayer::new(Bans).limit(CALLS.by(anyone)).headers(format).layer(service_fn(hello));
         let response = app.oneshot(request()).await.unwrap();
         let ever = Some("18446744073709551615");
         assert_eq!(figures(response.headers()), [Some("2"), Some("0"), ever, ever]);
@@ -384,7 +384,7 @@ async fn setup_errors_and_outages_are_logged_once_a_second() {
 
 #[test]
 fn exposed_headers_lists_every_header_a_browser_needs() {
-    let names = EXPOSED_HEADERS.map(|name| name.to_string());
+    let names: Vec<_> = exposed_headers().into_iter().map(|name| name.to_string()).collect();
     let x_rate_limit = ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"];
     assert_eq!(names[..4], [&["retry-after"][..], &x_rate_limit[..]].concat());
     assert_eq!(names[4..], ["ratelimit-policy", "ratelimit"]);
