@@ -2,13 +2,12 @@
 
 use std::{fmt, sync::Arc};
 
-use http::Response;
 use tower_layer::Layer;
 
 use super::{
     events::Event,
     policy::{Policy, Settings},
-    rejection::{JsonResponse, Rejection, WithBody},
+    rejection::JsonResponse,
     request::{InvalidLimits, KeyedLimit, Limits},
     service::RateLimit,
 };
@@ -92,49 +91,34 @@ impl<R: Clone> RateLimitLayer<R, Limits> {
 }
 
 impl<R: Clone, L: Clone> RateLimitLayer<R, L> {
-    /// Makes the responses to rejected requests. The closure gets the reason, and a head with status and headers: see
-    /// [`rejection`](super::rejection). Default: [`JsonResponse`].
-    pub fn on_rejection<F, B>(self, responder: F) -> RateLimitLayer<F, L>
-    where
-        F: Fn(&Rejection, Response<()>) -> Response<B>,
-    {
-        self.respond_with(responder)
-    }
-
-    /// Makes the responses to rejected requests with a [responder](super::RejectionResponse), such as
-    /// [`TextResponse`](super::TextResponse). Default: [`JsonResponse`].
+    /// Makes the responses to rejected requests with a [responder](super::RejectionResponse): one of this crate, such as
+    /// [`TextResponse`](super::TextResponse), or a closure. The closure gets the reason, and a head with status and headers;
+    /// its arguments need their types. Default: [`JsonResponse`].
     ///
     /// ```
-    /// # use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer, TextResponse};
-    /// let layer = RateLimitLayer::new(MemoryStore::new())
-    ///     .limit(Limit::per_minute("login", 5).by(PeerIp::new()))
-    ///     .respond_with(TextResponse);
+    /// use axum::body::Body;
+    /// use http::Response;
+    /// use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer, Rejection, TextResponse};
+    ///
+    /// let layer = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_minute("login", 5).by(PeerIp::new()));
+    /// let text = layer.clone().respond_with(TextResponse);
+    /// let brief = layer.respond_with(|_: &Rejection, head: Response<()>| head.map(|()| Body::from("Slow down, please.")));
     /// ```
-    pub fn respond_with<T>(self, responder: T) -> RateLimitLayer<T, L> {
-        let Policy { limiter, limits, responder: _, settings } = Arc::unwrap_or_clone(self.policy);
-        RateLimitLayer { policy: Arc::new(Policy { limiter, limits, responder, settings }) }
-    }
-
-    /// Makes the bodies of responses to rejected requests from their text, for services whose body cannot be made of a
-    /// `String`. Call it after [`respond_with`](Self::respond_with) or [`on_rejection`](Self::on_rejection), which replace it.
-    /// Default: the body's `From<String>`.
+    ///
+    /// For a service whose body cannot be made of a `String`, a closure makes the body of the text:
     ///
     /// ```
     /// use std::convert::Infallible;
     /// use http_body_util::{Full, combinators::BoxBody};
     /// use hyper::body::Bytes;
-    /// # use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
+    /// # use tower_sliding_window::{JsonResponse, Limit, MemoryStore, PeerIp, RateLimitLayer};
     ///
     /// let layer = RateLimitLayer::new(MemoryStore::new())
     ///     .limit(Limit::per_minute("login", 5).by(PeerIp::new()))
-    ///     .rejection_body(|text| BoxBody::<Bytes, Infallible>::new(Full::from(text)));
+    ///     .respond_with(JsonResponse.body(|text| BoxBody::<Bytes, Infallible>::new(Full::from(text))));
     /// ```
-    pub fn rejection_body<F, B>(self, body: F) -> RateLimitLayer<WithBody<R, F>, L>
-    where
-        F: Fn(String) -> B,
-    {
-        let Policy { limiter, limits, responder, settings } = Arc::unwrap_or_clone(self.policy);
-        let responder = WithBody::new(responder, body);
+    pub fn respond_with<T>(self, responder: T) -> RateLimitLayer<T, L> {
+        let Policy { limiter, limits, responder: _, settings } = Arc::unwrap_or_clone(self.policy);
         RateLimitLayer { policy: Arc::new(Policy { limiter, limits, responder, settings }) }
     }
 

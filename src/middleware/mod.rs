@@ -87,7 +87,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! * Without axum, a closure makes the body of a rejection: see [`rejection_body`](RateLimitLayer::rejection_body).
+//! * Without axum, a closure makes the body of a rejection: see [`JsonResponse::body`].
 //! * `Router::layer` charges requests that end as a 404, and `layer` on the methods of a route those that end as a 405.
 //!   `route_layer` charges neither.
 //! * Within `Router::nest`, costs, keys and [`skip`](RateLimitLayer::skip) see the path without the prefix.

@@ -164,7 +164,7 @@ impl<R: Clone, L: Clone> RateLimitLayer<R, L> {
     /// * `HeaderSets::both()` sends `RateLimit` and `RateLimit-Policy` as well: see [`HeaderSets::rate_limit`].
     /// * `X-RateLimit-Reset` can be a [Unix time](HeaderSets::reset_as_unix_time), as GitHub sends it.
     /// * `Retry-After` belongs to no set. A refusal for which waiting helps, and a 503, have it, unless
-    ///   [`on_rejection`](Self::on_rejection) removes it. A 429 for a cost above the limit has none.
+    ///   a [responder](Self::respond_with) removes it. A 429 for a cost above the limit has none.
     /// * The headers show limits that are not [hidden](super::KeyedLimit::hidden). The default body of a rejection names its
     ///   limit, unless that is hidden, whatever headers are sent.
     /// * Headers of layers further in, or of the service, stay.

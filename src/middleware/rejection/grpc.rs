@@ -10,7 +10,7 @@ use http::{
 use tonic::{Code, Status, metadata::MetadataMap};
 use tonic_types::{ErrorDetails, StatusExt};
 
-use super::{reason::Rejection, response::RejectionResponse};
+use super::{Rejection, response::RejectionResponse};
 
 /// A gRPC status, for services that speak gRPC: HTTP 200 with all in its headers ("trailers-only"), and no body.
 ///

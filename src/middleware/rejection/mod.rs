@@ -15,21 +15,21 @@
 //! that [does not send them](super::RateLimitLayer::headers). Both have `Retry-After`.
 //!
 //! For clients that speak gRPC, there is `GrpcResponse`: see [`guide::grpc`](crate::guide::grpc).
-//! For plain text, use [`respond_with(TextResponse)`](super::RateLimitLayer::respond_with). To send any other response, give a
-//! closure to [`RateLimitLayer::on_rejection`](super::RateLimitLayer::on_rejection). It gets the status and all headers but
-//! `Content-Type`. [`Rejection::detail`] is a sentence for clients. The closure's rejection includes hidden limits;
-//! [`Decision::visible`](crate::Decision::visible) is the limit that clients may see.
+//! For plain text, use [`respond_with(TextResponse)`](super::RateLimitLayer::respond_with). To send any other response, give it a
+//! closure. It gets the status and all headers but `Content-Type`. [`Rejection::detail`] is a sentence for clients. The closure's
+//! rejection includes hidden limits; [`Decision::visible`](crate::Decision::visible) is the limit that clients may see.
 //!
-//! [`JsonResponse`] and [`TextResponse`] need a body that can be made of a `String`. For other bodies, use
-//! [`RateLimitLayer::rejection_body`](super::RateLimitLayer::rejection_body) after `respond_with`.
+//! [`JsonResponse`] and [`TextResponse`] need a body that can be made of a `String`. For other bodies, a closure makes it of the
+//! text: see [`JsonResponse::body`].
 //!
 //! ```
 //! use axum::body::Body;
+//! use http::Response;
 //! use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer, Rejection};
 //!
 //! let layer = RateLimitLayer::new(MemoryStore::new())
 //!     .limit(Limit::per_minute("login", 5).by(PeerIp::new()))
-//!     .on_rejection(|rejection, head| match rejection {
+//!     .respond_with(|rejection: &Rejection, head: Response<()>| match rejection {
 //!         Rejection::Limited(_) => head.map(|()| Body::from("Slow down, please.")),
 //!         _ => head.map(|()| Body::empty()),
 //!     });
@@ -74,15 +74,129 @@
 
 #[cfg(feature = "grpc")]
 mod grpc;
-mod reason;
 mod response;
 pub(super) mod shadow;
-mod with_body;
+
+use std::{error, fmt};
+
+use http::StatusCode;
 
 #[cfg(feature = "grpc")]
 pub use self::grpc::{GrpcOr, GrpcResponse};
-pub use self::{
-    reason::Rejection,
-    response::{JsonResponse, RejectionResponse, TextResponse},
-    with_body::WithBody,
+pub use self::response::{JsonBody, JsonResponse, RejectionResponse, TextResponse};
+use super::{
+    events::{Event, Events},
+    extract::KeyError,
 };
+use crate::{
+    check::NeverFits,
+    decision::{Decision, LimitStatus},
+    error::Error,
+};
+
+/// Why a request did not reach the service. See the [module docs](self).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Rejection {
+    /// A limit refused it. Some methods return a refusal as a value: `.map_err(Rejection::Limited)?` makes it an error.
+    Limited(Decision),
+    /// It costs more than a limit ever admits.
+    NeverFits(NeverFits),
+    /// It has no key.
+    NoKey(KeyError),
+    /// Its key is on a list of [denied](crate::RateLimitLayer::deny) keys.
+    Denied,
+    /// The store could not decide or no limit could be chosen, and the layer fails closed. Or it fails local, and the
+    /// request costs more than the [share](crate::Share).
+    Unavailable(Error),
+}
+
+impl Rejection {
+    /// The status of the response.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::Limited(_) | Self::NeverFits(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::NoKey(error) => error.status(),
+            Self::Denied => StatusCode::FORBIDDEN,
+            Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    /// The decision of a refusal.
+    pub(crate) fn decision(&self) -> Option<&Decision> {
+        if let Self::Limited(decision) = self { Some(decision) } else { None }
+    }
+
+    /// The names of the limits that have refused and are not hidden.
+    pub(crate) fn violated_limits(&self) -> impl Iterator<Item = &str> {
+        let never_fits = if let Self::NeverFits(error) = self { Some(error) } else { None };
+        let refuses =
+            |status: &&LimitStatus| !status.is_hidden() && !status.is_shadow() && status.retry_after().is_some();
+        let refusing = self.decision().into_iter().flat_map(move |decision| decision.statuses().filter(refuses));
+        let refusing = refusing.map(|status| status.limit().name());
+        refusing.chain(never_fits.filter(|error| !error.is_hidden()).map(|error| error.limit().name()))
+    }
+
+    /// The label in metrics.
+    pub(crate) fn label(&self) -> &'static str {
+        match self {
+            Self::Limited(_) => "limited",
+            Self::NeverFits(_) => "never_fits",
+            // The server's mistake. Clients cannot cause it, so it can be an alert.
+            Self::NoKey(error) if error.status().is_server_error() => "not_set_up",
+            Self::NoKey(_) => "no_key",
+            Self::Denied => "denied",
+            Self::Unavailable(_) => "unavailable",
+        }
+    }
+
+    /// Logs a mistake in the set-up of limits or server. A client's mistake is not logged.
+    pub(crate) fn log(&self, events: &Events) {
+        match self {
+            Self::NeverFits(error) => events.log(Event::NeverFits(error)),
+            Self::NoKey(error) if error.status().is_server_error() => events.log(Event::NoKey(error)),
+            _ => {}
+        }
+    }
+}
+
+/// The rejection of a layer that fails closed.
+impl From<Error> for Rejection {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::NeverFits(error) => Self::NeverFits(error),
+            error => Self::Unavailable(error),
+        }
+    }
+}
+
+impl From<KeyError> for Rejection {
+    fn from(error: KeyError) -> Self {
+        Self::NoKey(error)
+    }
+}
+
+impl fmt::Display for Rejection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Limited(decision) => write!(
+                f,
+                "over the limit {:?}; retry in {:?}",
+                decision.limit().name(),
+                decision.retry_after().unwrap_or_default(),
+            ),
+            Self::NeverFits(error) => error.fmt(f),
+            Self::NoKey(error) => error.fmt(f),
+            Self::Denied => f.write_str("denied"),
+            Self::Unavailable(error) => error.fmt(f),
+        }
+    }
+}
+
+impl error::Error for Rejection {
+    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
+        // The error's text is this one's already.
+        if let Self::Unavailable(error) = self { error.source() } else { None }
+    }
+}

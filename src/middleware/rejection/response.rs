@@ -1,6 +1,9 @@
 //! The response to a rejected request.
 
-use std::{fmt::Write, time::Duration};
+use std::{
+    fmt::{self, Write},
+    time::Duration,
+};
 
 use http::{
     HeaderValue, Response,
@@ -10,12 +13,9 @@ use http::{
 
 use super::{
     super::headers::{Figures, forbid_storing, retry_after_seconds, write_retry_after},
-    reason::Rejection,
+    Rejection,
 };
-use crate::{
-    admission::random,
-    decision::{Decision, LimitStatus},
-};
+use crate::{admission::random, decision::Decision};
 
 /// Makes the response to a rejected request. See the [module docs](super).
 #[diagnostic::on_unimplemented(
@@ -25,8 +25,8 @@ use crate::{
     note = "if a layer inside of the limits wraps the body, as compression and tracing do, put this line between them: \
             `.map_response(|response: http::Response<_>| response.map(axum::body::Body::new))`, for tonic with \
             `tonic::body::Body::new`; or put that layer outside of the limits",
-    note = "for a body of any other type, put this line into the limits, after any `.respond_with(..)`: \
-            `.rejection_body(|text: String| Body::from(text))`, for tonic with `tonic::body::Body::new(text)`; \
+    note = "for a body of any other type, put this line into the limits: \
+            `.respond_with(JsonResponse.body(|text| Body::from(text)))`, for tonic with `tonic::body::Body::new(text)`; \
             a server of gRPC alone needs only `.respond_with(GrpcResponse)`"
 )]
 pub trait RejectionResponse<B> {
@@ -62,14 +62,13 @@ where
 ///   responses have no type, which means `about:blank`.
 /// * `violated-policies` are the names of the limits that have refused, without [hidden](crate::Charge::hidden) ones.
 /// * It works with every body that can be made of a `String`, such as axum's and `http_body_util::Full<Bytes>`. For other
-///   bodies, use [`RateLimitLayer::rejection_body`](crate::RateLimitLayer::rejection_body).
+///   bodies, use [`body`](Self::body).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct JsonResponse;
 
 /// A response of plain text: the [detail](Rejection::detail) for clients.
 ///
-/// It works with every body that can be made of a `String`. For other bodies, use
-/// [`RateLimitLayer::rejection_body`](crate::RateLimitLayer::rejection_body).
+/// It works with every body that can be made of a `String`. For other bodies, use a closure.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TextResponse;
 
@@ -80,6 +79,12 @@ impl<B: From<String>> RejectionResponse<B> for JsonResponse {
 }
 
 impl JsonResponse {
+    /// The same response, with a body that a closure makes of the text: for services whose body cannot be made of a `String`.
+    /// [`respond_with`](crate::RateLimitLayer::respond_with) has an example.
+    pub fn body<B, F: Fn(String) -> B>(self, body: F) -> JsonBody<F> {
+        JsonBody { body }
+    }
+
     pub(crate) fn problem<B: From<String>>(rejection: &Rejection, mut head: Response<()>) -> Response<B> {
         head.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         let body = rejection.problem(head.headers().get(RETRY_AFTER));
@@ -94,12 +99,26 @@ impl<B: From<String>> RejectionResponse<B> for TextResponse {
     }
 }
 
-impl Rejection {
-    /// The decision of a refusal.
-    pub(crate) fn decision(&self) -> Option<&Decision> {
-        if let Self::Limited(decision) = self { Some(decision) } else { None }
-    }
+/// A [`JsonResponse`] whose body a closure makes of the text: see [`JsonResponse::body`].
+#[derive(Clone, Copy)]
+pub struct JsonBody<F> {
+    body: F,
+}
 
+impl<B, F: Fn(String) -> B> RejectionResponse<B> for JsonBody<F> {
+    fn respond(&self, rejection: &Rejection, _: &Parts, head: Response<()>) -> Response<B> {
+        JsonResponse::problem(rejection, head).map(&self.body)
+    }
+}
+
+// Not derived, since a closure is not `Debug`.
+impl<F> fmt::Debug for JsonBody<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JsonBody").finish_non_exhaustive()
+    }
+}
+
+impl Rejection {
     /// The status and the headers, with these figures.
     pub(crate) fn head(&self, figures: Option<&Figures>) -> Response<()> {
         let mut head = Response::new(());
@@ -127,11 +146,12 @@ impl Rejection {
     ///
     /// ```
     /// use axum::body::Body;
-    /// use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
+    /// use http::Response;
+    /// use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer, Rejection};
     ///
     /// let layer = RateLimitLayer::new(MemoryStore::new())
     ///     .limit(Limit::per_minute("login", 5).by(PeerIp::new()))
-    ///     .on_rejection(|rejection, head| head.map(|()| Body::from(rejection.detail())));
+    ///     .respond_with(|rejection: &Rejection, head: Response<()>| head.map(|()| Body::from(rejection.detail())));
     /// ```
     #[must_use]
     pub fn detail(&self) -> String {
@@ -213,16 +233,6 @@ impl Rejection {
         }
         body.push('}');
         body
-    }
-
-    /// The names of the limits that have refused and are not hidden.
-    pub(crate) fn violated_limits(&self) -> impl Iterator<Item = &str> {
-        let never_fits = if let Self::NeverFits(error) = self { Some(error) } else { None };
-        let refuses =
-            |status: &&LimitStatus| !status.is_hidden() && !status.is_shadow() && status.retry_after().is_some();
-        let refusing = self.decision().into_iter().flat_map(move |decision| decision.statuses().filter(refuses));
-        let refusing = refusing.map(|status| status.limit().name());
-        refusing.chain(never_fits.filter(|error| !error.is_hidden()).map(|error| error.limit().name()))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use http::{HeaderName, HeaderValue, Response};
 
-use super::reason::Rejection;
+use super::Rejection;
 use crate::{decision::Decision, limit::Limit};
 
 /// The limits in the [shadow](crate::KeyedLimit::in_shadow) that would have refused a request, in all layers that it went

@@ -50,7 +50,7 @@ async fn a_layer_without_header_sets_sends_only_retry_after() {
     assert!(response.status() == 503 && response.headers().contains_key(RETRY_AFTER));
 
     // A responder may remove it.
-    let bare = silent.on_rejection(|_, mut head| {
+    let bare = silent.respond_with(|_: &Rejection, mut head: http::Response<()>| {
         head.headers_mut().remove(RETRY_AFTER);
         head.map(|()| Body::empty())
     });
@@ -175,7 +175,7 @@ async fn a_reset_written_by_a_responder_is_kept() {
     for own in [Some("soon"), Some("7"), None] {
         for [outer, inner] in [[0, 1], [1, 0]].map(|places| places.map(|place: usize| FORMATS[place])) {
             let test = Stacked::new();
-            let inner = test.layer(TOTAL, inner).on_rejection(move |_, mut head| {
+            let inner = test.layer(TOTAL, inner).respond_with(move |_: &Rejection, mut head: http::Response<()>| {
                 head.headers_mut().remove("x-ratelimit-reset");
                 own.map(|own| head.headers_mut().insert("x-ratelimit-reset", own.parse().unwrap()));
                 head.map(|()| Body::empty())

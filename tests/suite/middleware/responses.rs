@@ -346,7 +346,7 @@ async fn a_responder_sees_the_head_of_the_request() {
 
 #[tokio::test]
 async fn every_rejection_can_be_replaced() {
-    let layer = RateLimitLayer::new(failing()).limit(CALLS.by(Header::new("x-tenant"))).fail_closed().on_rejection(
+    let layer = RateLimitLayer::new(failing()).limit(CALLS.by(Header::new("x-tenant"))).fail_closed().respond_with(
         |rejection: &Rejection, head: Response<()>| match rejection {
             Rejection::NoKey(_) => Response::builder().status(418).body(Body::from("teapot")).unwrap(),
             _ => head.map(|()| Body::from("later")),

@@ -16,7 +16,7 @@ use std::{
 use axum::body::Body;
 use http::{Request, Response};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, limit::ConcurrencyLimit, service_fn};
-use tower_sliding_window::{Limit, MemoryStore, RateLimitLayer};
+use tower_sliding_window::{Limit, MemoryStore, RateLimitLayer, Rejection};
 
 use crate::support::{
     requests::{anyone, hello, request},
@@ -113,7 +113,7 @@ async fn clones_and_services_of_one_layer_count_together() {
 async fn a_custom_body_type_needs_its_own_responder() {
     let layer = RateLimitLayer::new(MemoryStore::new())
         .limit(CALLS.by(anyone))
-        .on_rejection(|_, head| head.map(|()| [0_u8; 4]));
+        .respond_with(|_: &Rejection, head: Response<()>| head.map(|()| [0_u8; 4]));
     let service = service_fn(|_: Request<()>| async { Ok::<_, Infallible>(Response::new([1_u8; 4])) });
     let app = ServiceBuilder::new().layer(layer).service(service);
     let mut bodies = Vec::new();
@@ -173,7 +173,7 @@ fn types_can_be_named_and_sent() {
     is_sent(&service.call(request()));
     // A responder may hold a value that is not `Clone`.
     let (count, answered) = (AtomicUsize::new(0), layer.clone());
-    is_handled_as_any_other(&answered.on_rejection(move |_, head| {
+    is_handled_as_any_other(&answered.respond_with(move |_: &Rejection, head: Response<()>| {
         count.fetch_add(1, Ordering::Relaxed);
         head.map(|()| Body::empty())
     }));
