@@ -159,6 +159,11 @@ impl StoreError {
         self.is_of_one_check = true;
         self
     }
+
+    #[cfg(feature = "test-util")]
+    pub(crate) fn is_of_one_check(&self) -> bool {
+        self.is_of_one_check
+    }
 }
 
 impl fmt::Display for StoreError {

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | which requests are admitted, and for how long clients are refused | [`assert_admitted`], [`assert_refused`] |
 //! | a route while its store fails, hangs, is slow, or loses replies | [`FaultyStore`], [`assert_unavailable`] |
-//! | that a store of my own keeps the rules of a store | [`assert_conformance`], [`Conformance`], [`conformance_tests!`](crate::conformance_tests!) |
+//! | that a store of my own keeps the rules of a store | [`assert_conformance`], [`Conformance`], [`Oracle`] |
 //!
 //! # Time
 //!
@@ -17,7 +17,7 @@
 //!    Those take tokio's time, real or paused.
 //! 3. Do not pause the time around a store that does input and output, such as `RedisStore`: tokio then moves the time to
 //!    the next deadline while the test waits for a reply. Use a `ManualClock`.
-//! 4. The rules of the [`Conformance`] suite move a `ManualClock`, and take as long as the store takes.
+//! 4. The [`Conformance`] suite moves a `ManualClock`, and takes as long as the store takes.
 //!
 //! [`guide::testing_your_limits`](crate::guide::testing_your_limits) has an example of each.
 
@@ -25,10 +25,12 @@
 
 mod conformance;
 mod faulty_store;
+mod oracle;
 mod responses;
 
 pub use self::{
-    conformance::{BrokenRule, Conformance, Report, assert_conformance},
+    conformance::{Conformance, Report, assert_conformance},
     faulty_store::{Fault, FaultyStore},
+    oracle::{Expected, Oracle},
     responses::{assert_admitted, assert_refused, assert_unavailable},
 };

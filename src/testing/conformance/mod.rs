@@ -1,25 +1,30 @@
-//! The conformance suite: the rules that every store must keep.
+//! The conformance suite: whether a store decides as the [`Oracle`](super::Oracle) does.
 
-mod report;
+mod history;
+mod replay;
 mod rules;
-mod store_under_test;
-mod trial;
 
-pub use self::report::{BrokenRule, Report};
-use self::{rules::RULES, trial::Trial};
+use std::{fmt, future::Future, sync::Arc, time::Duration};
+
+use tokio::time::timeout;
+
+use self::{
+    history::History,
+    replay::{replay, shrink},
+    rules::RULES,
+};
 use crate::{
+    admission::random,
     algorithm::Algorithm,
     store::{ManualClock, Store},
 };
 
-/// Runs a store through all rules, each on a new store with a clock of its own.
+/// Longer than any part of the suite takes on a store that needs 10 ms for a check.
+const TIME_LIMIT: Duration = Duration::from_secs(300);
+
+/// Runs a store through random histories and rules: see [`Conformance`], which can be set up for less. This is the short form.
 ///
-/// `make` makes a store that has nothing stored and decides by the given clock. It may connect, and may own what has to live as
-/// long as the store, such as a server. If the store has a [local state](Store::local_state), that goes by the clock as well:
-/// [`LocalState::by`](crate::LocalState::by). Some rules ask the store thousands of times, so a slow store is better served by
-/// one rule at a time. The store has to count by every [`Algorithm`]; for others there is [`Conformance`].
-///
-/// ```no_run
+/// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
 /// use tower_sliding_window::{MemoryStore, testing::assert_conformance};
 ///
@@ -29,13 +34,16 @@ use crate::{
 ///
 /// # Panics
 ///
-/// If the store breaks a rule. The message names every broken rule. A rule that takes longer than five minutes is broken, too.
+/// If the store breaks a rule. The message says what was expected, what the store did, and by which steps.
 pub async fn assert_conformance<S: Store + Clone>(make: impl AsyncFn(ManualClock) -> S) {
     Conformance::new().run(make).await.assert_kept();
 }
 
-/// The conformance suite, for a store that counts by some algorithms only, or for one rule alone. [`assert_conformance`] is the
-/// short form.
+/// The conformance suite.
+///
+/// 1. Random histories of checks, repeated checks, settlements, resets and clock steps are decided by the store and by an
+///    [`Oracle`](super::Oracle), and compared step by step. If a decision differs, the history is shrunk to the steps that lead there.
+/// 2. Rules show what histories cannot: futures that are not polled or dropped, checks at the same moment, huge costs, errors.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -50,18 +58,19 @@ pub async fn assert_conformance<S: Store + Clone>(make: impl AsyncFn(ManualClock
 #[must_use = "a suite tests nothing until it is run"]
 pub struct Conformance {
     algorithms: Vec<Algorithm>,
-    rule: Option<&'static str>,
+    histories: u64,
+    seed: u64,
 }
 
 impl Conformance {
-    /// All rules, by all algorithms.
+    /// All algorithms, 50 histories, and a new seed.
     pub fn new() -> Self {
         let all = [Algorithm::log(), Algorithm::compact(16), Algorithm::counter(), Algorithm::fixed()];
-        Self { algorithms: all.into(), rule: None }
+        Self { algorithms: all.into(), histories: 50, seed: random() }
     }
 
-    /// The algorithms that the store counts by. Default: a log, a compact log of 16 entries, a counter, a fixed window. Rules
-    /// about other algorithms are left out. A log has to be among them, since most rules use it.
+    /// The algorithms that the store counts by. Default: a log, a compact log of 16 entries, a counter, a fixed window. A check by
+    /// another one has to be decided, or to fail with an [error of one check](crate::StoreError::of_one_check).
     ///
     /// # Panics
     ///
@@ -72,32 +81,42 @@ impl Conformance {
         Self { algorithms, ..self }
     }
 
-    /// Runs this rule alone. Default: all.
-    pub fn rule(self, name: &'static str) -> Self {
-        Self { rule: Some(name), ..self }
+    /// The number of random histories, about 200 steps each. Default: 50.
+    pub fn histories(self, histories: u64) -> Self {
+        Self { histories, ..self }
     }
 
-    /// The names of all rules. Each name says its rule.
-    pub fn rules() -> impl Iterator<Item = &'static str> {
-        RULES.iter().map(|rule| rule.name)
+    /// The seed of the histories. A report has the seed of the history that has failed: with it, this history is the first one.
+    /// Default: another one each time.
+    pub fn seed(self, seed: u64) -> Self {
+        Self { seed, ..self }
     }
 
-    /// Runs the rules one after the other. `make` makes a new store for each of them: see [`assert_conformance`].
+    /// Runs the suite, and stops at the first history that differs.
     ///
-    /// # Panics
-    ///
-    /// If no rule has the name that [`rule`](Self::rule) sets. A rule that is broken does not panic.
+    /// `make` makes a store that has nothing stored and decides by the given clock. It may connect, and may own what has to live as
+    /// long as the store, such as a server. It is called for each history and rule, and again to shrink a history. If the store has
+    /// a [local state](Store::local_state), that goes by the clock as well: [`LocalState::by`](crate::LocalState::by). Clones of the
+    /// store have to share what they remember; a store that is not `Clone` is given in an [`Arc`].
     pub async fn run<S: Store + Clone>(&self, make: impl AsyncFn(ManualClock) -> S) -> Report {
-        let is_asked_for = |name| self.rule.is_none_or(|only| only == name);
-        assert!(Self::rules().any(is_asked_for), "no rule has the name {:?}", self.rule);
-        let mut report = Report::of(&self.algorithms);
-        for rule in RULES.iter().filter(|rule| is_asked_for(rule.name)) {
-            let trial = async {
-                let clock = ManualClock::new();
-                let store = make(clock.clone()).await;
-                (rule.test)(Trial::new(store, clock, &self.algorithms)).await;
-            };
-            report.try_out(rule.name, trial).await;
+        let make = async || {
+            let clock = ManualClock::new();
+            let store = make(clock.clone()).await;
+            Trial { handles: [Arc::new(store.clone()), Arc::new(store)], clock }
+        };
+        let mut report = Report { broken: Vec::new() };
+        for (name, rule) in RULES {
+            let kept = within_time(async { rule(make().await, self.algorithms.clone()).await }).await;
+            report.broken.extend(kept.err().map(|failure| format!("{name}: {failure}")));
+        }
+        for seed in (0..self.histories).map(|number| self.seed.wrapping_add(number)) {
+            let history = History::random(seed, &self.algorithms);
+            let replayed = within_time(async { replay(&make().await, &history).await.map_err(|failure| failure.text) });
+            if replayed.await.is_err() {
+                let failure = within_time(async { Err(shrink(&make, history).await) }).await;
+                report.broken.extend(failure.err().map(|failure| format!("a history of the seed {seed} differs: {failure}")));
+                break;
+            }
         }
         report
     }
@@ -109,25 +128,48 @@ impl Default for Conformance {
     }
 }
 
-/// Makes a `#[tokio::test]` of each rule that a store must keep, so that a failing rule is a failing test.
-///
-/// The first argument makes the store, as for [`assert_conformance`](crate::testing::assert_conformance). The second one, a
-/// [`Conformance`](crate::testing::Conformance), may be left out. It needs tokio with the features `macros` and `rt`.
-///
-/// ```
-/// # #[cfg(test)]
-/// mod my_store {
-///     use tower_sliding_window::{MemoryStore, conformance_tests};
-///
-///     conformance_tests!(async |clock| MemoryStore::builder().clock(&clock).build());
-/// }
-/// ```
-#[macro_export]
-macro_rules! conformance_tests {
-    ($make:expr) => {
-        $crate::conformance_tests!($make, $crate::testing::Conformance::new());
-    };
-    ($make:expr, $conformance:expr) => {
-        $crate::__conformance_rules! { tests ($make, $conformance) }
-    };
+/// A store under test that has nothing stored: the store and a clone of it.
+struct Trial {
+    handles: [Arc<dyn Store>; 2],
+    clock: ManualClock,
+}
+
+async fn within_time(part: impl Future<Output = Result<(), String>>) -> Result<(), String> {
+    timeout(TIME_LIMIT, part).await.unwrap_or_else(|_| Err(format!("it took longer than {TIME_LIMIT:?}")))
+}
+
+/// The rules that a store breaks. Its `Display` lists them: what was expected, what the store did, and the steps that lead there.
+#[derive(Clone, Debug)]
+#[must_use = "a report fails no test by itself: see `assert_kept`"]
+pub struct Report {
+    broken: Vec<String>,
+}
+
+impl Report {
+    /// A text for each rule that the store breaks, and one for the history that differs.
+    pub fn broken(&self) -> impl Iterator<Item = &str> {
+        self.broken.iter().map(String::as_str)
+    }
+
+    /// Fails the test if the store breaks a rule.
+    ///
+    /// # Panics
+    ///
+    /// If the store breaks a rule, with the report as its message.
+    #[track_caller]
+    pub fn assert_kept(&self) {
+        assert!(self.broken.is_empty(), "{self}");
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &*self.broken {
+            [] => f.write_str("the store keeps all rules"),
+            broken => {
+                f.write_str("the store breaks rules:")?;
+                broken.iter().try_for_each(|broken| write!(f, "\n- {broken}"))
+            }
+        }
+    }
 }

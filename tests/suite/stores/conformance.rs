@@ -1,41 +1,43 @@
-//! The rules that every store must keep, by the crate's own test kit: one test for each rule and store.
+//! The rules that every store must keep, by the crate's own test kit.
 
-use std::sync::Arc;
+use std::{
+    env,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
-use tower_sliding_window::{ManualClock, MemoryStore, Store, conformance_tests};
+use tower_sliding_window::{
+    ManualClock, MemoryStore, RedisStore,
+    testing::{Conformance, assert_conformance},
+};
 
-use crate::support::{redis_by, redis_server::RedisServer};
+use crate::support::redis_server::RedisServer;
 
-fn memory_by(clock: &ManualClock) -> MemoryStore {
-    MemoryStore::builder().clock(clock).build()
+/// A store on this server that shares nothing with earlier ones.
+fn redis_apart(clock: &ManualClock, server: &RedisServer) -> RedisStore {
+    static STORES: AtomicU64 = AtomicU64::new(0);
+    let prefix = format!("store-{}", STORES.fetch_add(1, Ordering::Relaxed));
+    server.store().clock(clock).prefix(prefix).build().unwrap()
 }
 
-mod on_memory {
-    use super::*;
-
-    conformance_tests!(async |clock| memory_by(&clock));
+/// `HISTORIES` and `SEED` set the number and the seed of the histories.
+fn suite() -> Conformance {
+    let number = |name: &str| env::var(name).ok().map(|number| number.parse().expect("a number"));
+    let suite = number("SEED").into_iter().fold(Conformance::new(), Conformance::seed);
+    number("HISTORIES").into_iter().fold(suite, Conformance::histories)
 }
 
-mod on_redis {
-    use super::*;
-
-    conformance_tests!({
-        let server = RedisServer::start();
-        async move |clock| redis_by(&clock, &server)
-    });
+#[tokio::test]
+async fn memory_keeps_the_rules() {
+    suite().run(async |clock| MemoryStore::builder().clock(&clock).build()).await.assert_kept();
 }
 
-mod on_any_memory {
-    use super::*;
-
-    conformance_tests!(async |clock| Arc::new(memory_by(&clock)) as Arc<dyn Store>);
+#[tokio::test]
+async fn redis_keeps_the_rules() {
+    let server = RedisServer::start();
+    suite().run(async |clock| redis_apart(&clock, &server)).await.assert_kept();
 }
 
-mod on_any_redis {
-    use super::*;
-
-    conformance_tests!({
-        let server = RedisServer::start();
-        async move |clock| Arc::new(redis_by(&clock, &server)) as Arc<dyn Store>
-    });
+#[tokio::test]
+async fn the_short_form_runs_the_whole_suite() {
+    assert_conformance(async |clock| MemoryStore::builder().clock(&clock).build()).await;
 }

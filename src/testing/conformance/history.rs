@@ -1,0 +1,210 @@
+//! Random histories: the steps of a store that a seed stands for.
+
+use std::{fmt, time::Duration};
+
+use crate::{
+    admission::AdmissionId,
+    algorithm::Algorithm,
+    check::{Charge, Check},
+    key::Key,
+    limit::Limit,
+};
+
+const STEPS: u64 = 200;
+const KEYS: [&str; 2] = ["ada", "bob"];
+const HOUR: u64 = 3_600_000_000;
+
+/// The steps, and when the first of them happens.
+#[derive(Clone, Debug)]
+pub(super) struct History {
+    pub(super) begins: Duration,
+    pub(super) steps: Vec<(u64, Step)>,
+    /// One unit of each limit and key: refused if any unit is used, and counted never.
+    pub(super) probes: Vec<Check>,
+}
+
+/// A step. Those that refer to an earlier step by its number do nothing if that has admitted nothing.
+#[derive(Clone, Debug)]
+pub(super) enum Step {
+    /// Decides a check so many times.
+    Decide { check: Check, times: u64 },
+    /// Decides a check again, with its id if it has one. The id may be given for another key.
+    Repeat { step: u64, is_elsewhere: bool },
+    /// Advances to the retry time of the last refusal, or to a microsecond before it, and decides its check again.
+    Retry { is_early: bool },
+    /// Sets the cost of one charge of an admission, or of all of them.
+    Settle { step: u64, charge: Option<usize>, cost: u64 },
+    Reset { limit: Limit, key: Key },
+    Advance(Duration),
+    /// Before and afterwards, each limit is asked for a unit. So those that are used refuse, and count units of later times as of
+    /// now.
+    StepBack(Duration),
+}
+
+/// Numbers that look random and are the same in every run.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end
+    }
+
+    /// True once in so many times.
+    fn once_in(&mut self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+
+    fn one_of<T: Clone>(&mut self, values: &[T]) -> T {
+        values[usize::try_from(self.below(values.len() as u64)).unwrap()].clone()
+    }
+
+    fn micros(&mut self, most: &[u64]) -> Duration {
+        let most = self.one_of(most);
+        Duration::from_micros(self.below(most + 1))
+    }
+
+    fn cost(&mut self) -> u64 {
+        let most = self.one_of(&[1, 1, 1, 5, 40, 300]);
+        if self.once_in(15) { 0 } else { 1 + self.below(most) }
+    }
+}
+
+impl History {
+    pub(super) fn random(seed: u64, algorithms: &[Algorithm]) -> Self {
+        // Neighbouring seeds begin apart.
+        let mut numbers = Numbers(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let limits: Vec<Limit> = algorithms.iter().flat_map(|algorithm| limits_by(*algorithm)).collect();
+        // Fewer limits in a history are used more.
+        let from = numbers.below(limits.len() as u64) as usize;
+        let of_history = [2, 3, limits.len()][numbers.below(3) as usize];
+        let limits: Vec<Limit> = limits.iter().cycle().skip(from).take(of_history.min(limits.len())).cloned().collect();
+        let pairs: Vec<(Limit, &str)> =
+            KEYS.iter().flat_map(|key| limits.iter().map(move |limit| (limit.clone(), *key))).collect();
+        let steps_back = numbers.once_in(2);
+        let begins = Duration::from_micros(500_000 * HOUR + numbers.below(24 * HOUR));
+        let steps = (0..STEPS).map(|number| (number, step(&mut numbers, number, &pairs, steps_back))).collect();
+        let probe = |(limit, key): &(Limit, &'static str)| Check::new(Charge::any_left(of_units(limit, 1), *key));
+        Self { begins, steps, probes: pairs.iter().map(probe).collect() }
+    }
+}
+
+fn limits_by(algorithm: Algorithm) -> [Limit; 3] {
+    let limit = |size, units, seconds| {
+        let name = format!("{size}-{}", algorithm.word().replace(['(', ')'], ""));
+        Limit::new(name, units, Duration::from_secs(seconds)).unwrap().with_algorithm(algorithm)
+    };
+    [limit("small", 5, 10), limit("medium", 40, 60), limit("large", 300, 3_600)]
+}
+
+fn of_units(limit: &Limit, units: u64) -> Limit {
+    Limit::new(limit.name().to_owned(), units, limit.window()).unwrap().with_algorithm(limit.algorithm())
+}
+
+fn step(numbers: &mut Numbers, number: u64, pairs: &[(Limit, &'static str)], steps_back: bool) -> Step {
+    let before = number.saturating_sub(1 + numbers.below(8));
+    match numbers.below(100) {
+        0..52 => {
+            let times = if numbers.once_in(12) { 1 + numbers.below(150) } else { 1 };
+            Step::Decide { check: check(numbers, number, pairs), times }
+        }
+        52..62 => Step::Repeat { step: before, is_elsewhere: numbers.once_in(4) },
+        62..72 => Step::Retry { is_early: numbers.once_in(2) },
+        72..82 => {
+            let charge = numbers.once_in(3).then_some(0);
+            let cost = if numbers.once_in(50) { u64::MAX } else { numbers.cost() };
+            Step::Settle { step: before, charge, cost: if numbers.once_in(3) { 0 } else { cost } }
+        }
+        82..84 => {
+            let (limit, key) = numbers.one_of(pairs);
+            Step::Reset { limit, key: key.into() }
+        }
+        84..88 if steps_back => Step::StepBack(numbers.micros(&[1, 1_500_000, 12_000_000, HOUR])),
+        84..88 => Step::Advance(numbers.one_of(&[10, 60, 3_600].map(Duration::from_secs))),
+        _ => Step::Advance(numbers.micros(&[3, 1_500_000, 12_000_000, 70_000_000, 2 * HOUR])),
+    }
+}
+
+fn check(numbers: &mut Numbers, number: u64, pairs: &[(Limit, &'static str)]) -> Check {
+    let charges = match numbers.below(20) {
+        0 => pairs.len(),
+        1..8 => 1 + numbers.below(3.min(pairs.len() as u64)) as usize,
+        _ => 1,
+    };
+    let from = numbers.below(pairs.len() as u64) as usize;
+    let (cost, special) = (numbers.cost(), numbers.below(2 * charges as u64) as usize);
+    let charges = pairs.iter().cycle().skip(from).take(charges).enumerate().map(|(place, (limit, key))| {
+        // The units of a limit may change at any time.
+        let changed = [limit.units() * 2, limit.units().div_ceil(2)];
+        let limit = if numbers.once_in(12) { of_units(limit, numbers.one_of(&changed)) } else { limit.clone() };
+        let charge = Charge::new(limit.clone(), *key, cost.min(limit.units())).unwrap();
+        let lease = numbers.micros(&[1_000, 15_000_000, 70_000_000]);
+        match numbers.below(8) {
+            _ if place != special => charge,
+            0..4 => charge.reserve(lease),
+            4 => charge.in_shadow(),
+            5 => Charge::any_left(limit, *key),
+            6 => Charge::spent(limit, *key, if numbers.once_in(9) { u64::MAX } else { cost }),
+            _ => charge.reserve(lease).in_shadow(),
+        }
+    });
+    let charges: Vec<Charge> = charges.collect();
+    let check = charges[1..].iter().cloned().try_fold(Check::new(charges[0].clone()), Check::and).unwrap();
+    if numbers.once_in(2) { check.with_id(AdmissionId::from(number)) } else { check }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Decide { check, times } => write!(f, "{times} times {}", Described(check)),
+            Self::Repeat { step, is_elsewhere: false } => write!(f, "the check of step {step} again"),
+            Self::Repeat { step, .. } => write!(f, "the check of step {step} for another key"),
+            Self::Retry { is_early: false } => f.write_str("the refused check again, at its retry time"),
+            Self::Retry { .. } => f.write_str("the refused check again, a microsecond before its retry time"),
+            Self::Settle { step, charge: None, cost } => write!(f, "settle step {step} at a cost of {cost}"),
+            Self::Settle { step, cost, .. } => write!(f, "settle the first charge of step {step} at a cost of {cost}"),
+            Self::Reset { limit, key } => write!(f, "reset {:?} for {key:?}", limit.name()),
+            Self::Advance(time) => write!(f, "advance the clock by {time:?}"),
+            Self::StepBack(time) => write!(f, "step the clock back by {time:?}, and ask for a unit of each limit"),
+        }
+    }
+}
+
+/// A check in words.
+pub(super) struct Described<'a>(pub(super) &'a Check);
+
+impl fmt::Display for Described<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("check")?;
+        for (place, charge) in self.0.charges().enumerate() {
+            let (limit, cost) = (charge.limit(), charge.cost());
+            f.write_str(if place > 0 { " and" } else { "" })?;
+            match (charge.is_spent(), charge.takes_nothing()) {
+                (true, _) => write!(f, " {cost} spent units")?,
+                (_, true) => f.write_str(" whether any unit is left")?,
+                _ => write!(f, " {cost} units")?,
+            }
+            write!(f, " of {:?} ({} in {:?}) for {}", limit.name(), limit.units(), limit.window(), shown(charge.key()))?;
+            if let Some(lease) = charge.lease() {
+                write!(f, ", reserved for {lease:?}")?;
+            }
+            f.write_str(if charge.is_shadow() { ", in the shadow" } else { "" })?;
+        }
+        if let Some(id) = self.0.id() {
+            write!(f, ", with the {id:?}")?;
+        }
+        Ok(())
+    }
+}
+
+fn shown(key: &Key) -> String {
+    String::from_utf8_lossy(key.value()).into_owned()
+}
+
+/// The same units for the other key, under the same id.
+pub(super) fn for_the_other_key(check: &Check) -> Option<Check> {
+    let charge = check.only_charge().filter(|charge| !charge.takes_nothing() && !charge.is_spent())?;
+    let other = KEYS.into_iter().find(|key| Key::from(*key) != *charge.key())?;
+    let moved = Check::new(Charge::new(charge.limit().clone(), other, charge.cost()).ok()?);
+    Some(check.id().into_iter().fold(moved, Check::with_id))
+}

@@ -1,0 +1,183 @@
+//! Replays a history on a store and on the oracle, step by step.
+
+use std::{collections::HashMap, time::Duration};
+
+use tokio::time::{Instant, timeout};
+
+use super::{
+    Trial,
+    history::{Described, History, Step, for_the_other_key},
+};
+use crate::{
+    check::{Charge, Check},
+    decision::Decision,
+    key::Key,
+    limit::Limit,
+    settlement::Settlement,
+    store::Store,
+    testing::Oracle,
+};
+
+/// How long a history is shrunk, and a try of it may take.
+const SHRINKING: Duration = Duration::from_secs(10);
+
+/// The step that differs, and how.
+pub(super) struct Difference {
+    place: usize,
+    pub(super) text: String,
+}
+
+struct Replay<'a> {
+    trial: &'a Trial,
+    oracle: Oracle,
+    number: u64,
+    /// The admitted checks, by the number of their step.
+    admitted: HashMap<u64, (Check, Decision)>,
+    refused: Option<(Check, Duration)>,
+}
+
+/// Replays a history, until a reply differs from the oracle's.
+pub(super) async fn replay(trial: &Trial, history: &History) -> Result<(), Difference> {
+    trial.clock.step_back(Duration::MAX);
+    trial.clock.advance(history.begins);
+    let mut replay =
+        Replay { trial, oracle: Oracle::new(), number: 0, admitted: HashMap::new(), refused: None };
+    for (place, (number, step)) in history.steps.iter().enumerate() {
+        replay.number = *number;
+        replay.take(step, &history.probes).await.map_err(|text| Difference { place, text })?;
+    }
+    Ok(())
+}
+
+impl Replay<'_> {
+    async fn take(&mut self, step: &Step, probes: &[Check]) -> Result<(), String> {
+        let clock = &self.trial.clock;
+        match step {
+            Step::Advance(time) => clock.advance(*time),
+            Step::StepBack(time) => {
+                // A store may forget units that have left at once, or when it next writes.
+                for probe in probes {
+                    let is_unused = self.decide(probe).await?.used() == 0;
+                    for charge in probe.charges() {
+                        let (limit, key) = (charge.limit(), charge.key());
+                        match is_unused {
+                            true => self.reset(limit, key).await?,
+                            false => drop(self.decide(&Check::new(Charge::spent(limit.clone(), key, 1))).await?),
+                        }
+                    }
+                }
+                clock.step_back(*time);
+                for probe in probes {
+                    let _ = self.decide(probe).await?;
+                }
+            }
+            Step::Decide { check, times } => {
+                for _ in 0..*times {
+                    let _ = self.decide(check).await?;
+                }
+            }
+            Step::Retry { is_early } => {
+                if let Some((check, wait)) = self.refused.take() {
+                    clock.advance(wait.saturating_sub(Duration::from_micros((*is_early).into())));
+                    let _ = self.decide(&check).await?;
+                }
+            }
+            Step::Repeat { step, is_elsewhere } => {
+                let check = self.admitted.get(step).map(|(check, _)| check);
+                let check = if *is_elsewhere { check.and_then(for_the_other_key) } else { check.cloned() };
+                if let Some(check) = check {
+                    let _ = self.decide(&check).await?;
+                }
+            }
+            Step::Settle { step, charge, cost } => {
+                if let Some((check, decision)) = self.admitted.get(step) {
+                    let mut places = 0..;
+                    let is_chosen = |place| charge.is_none_or(|charge| Some(charge) == place);
+                    let cost = |_: &_| is_chosen(places.next()).then_some(*cost);
+                    self.settle(Settlement::new(check.clone(), decision, cost)).await?;
+                }
+            }
+            Step::Reset { limit, key } => self.reset(limit, key).await?,
+        }
+        Ok(())
+    }
+
+    /// The store and its clone take turns.
+    fn store(&self) -> &dyn Store {
+        &*self.trial.handles[usize::from(self.number.is_multiple_of(2))]
+    }
+
+    async fn reset(&mut self, limit: &Limit, key: &Key) -> Result<(), String> {
+        self.oracle.reset(limit, key);
+        let reset = self.store().reset(limit.clone(), key.clone()).await;
+        reset.map_err(|error| format!("expected a reset of {:?}, got {error:?}", limit.name()))
+    }
+
+    async fn decide(&mut self, check: &Check) -> Result<Decision, String> {
+        let now = self.trial.clock.now();
+        let at_once = if self.number.is_multiple_of(3) { self.store().decide_now(check) } else { None };
+        let decided = match at_once {
+            Some(decided) => decided,
+            None => self.store().decide(check.clone()).await,
+        };
+        let case = || Described(check);
+        let decision = decided.map_err(|error| format!("{}: expected a decision, got {error:?}", case()))?;
+        if check.id().is_some_and(|id| id != decision.id()) {
+            return Err(format!("{}: got the id {:?}", case(), decision.id()));
+        }
+        let expected = self.oracle.decide(now, check, decision.id());
+        if let Some(difference) = expected.difference(&decision) {
+            return Err(format!("{}: {difference}", case()));
+        }
+        match decision.retry_after() {
+            Some(wait) => self.refused = Some((check.clone(), wait)),
+            None => drop(self.admitted.insert(self.number, (check.clone(), decision.clone()))),
+        }
+        Ok(decision)
+    }
+
+    async fn settle(&mut self, settlement: Settlement) -> Result<(), String> {
+        let (was_applied, expected) = self.oracle.settle(self.trial.clock.now(), &settlement);
+        let case = || format!("a settlement of the {}", Described(settlement.check()));
+        let settled = self.store().settle(settlement.clone()).await;
+        let settled = settled.map_err(|error| format!("{}: expected a reply, got {error:?}", case()))?;
+        if settled.was_applied() != was_applied {
+            let [expected, got] = [was_applied, settled.was_applied()].map(|is| if is { "counted" } else { "not counted" });
+            return Err(format!("{}: expected it to be {expected}, got {got}", case()));
+        }
+        let difference = expected.difference(settled.decision());
+        difference.map_or(Ok(()), |difference| Err(format!("{}: {difference}", case())))
+    }
+}
+
+/// Drops steps while the store still differs, and tells what is left.
+pub(super) async fn shrink(make: &impl AsyncFn() -> Trial, mut history: History) -> String {
+    let started = Instant::now();
+    let fails = async |history: &History| {
+        let failed = timeout(SHRINKING, async { replay(&make().await, history).await.err() }).await;
+        failed.unwrap_or_default()
+    };
+    let mut failure = fails(&history).await;
+    let mut dropped = history.steps.len();
+    while dropped > 0 {
+        if let Some(failure) = &failure {
+            history.steps.truncate(failure.place + 1);
+        }
+        let mut from = 0;
+        while from + dropped < history.steps.len() && started.elapsed() < SHRINKING {
+            let mut shorter = history.clone();
+            shorter.steps.drain(from..from + dropped);
+            match fails(&shorter).await {
+                Some(shorter_failure) => {
+                    shorter.steps.truncate(shorter_failure.place + 1);
+                    (history, failure) = (shorter, Some(shorter_failure));
+                }
+                None => from += dropped,
+            }
+        }
+        dropped /= 2;
+    }
+    let Some(failure) = failure else { return "it differed once, and then no more".to_owned() };
+    let steps = history.steps.iter().map(|(number, step)| format!("\n    step {number}: {step}"));
+    format!("{}. The steps that lead there:{}", failure.text, steps.collect::<String>())
+}

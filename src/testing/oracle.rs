@@ -1,0 +1,426 @@
+//! The rules of a decision, written as plainly as possible: all admissions in one list, with the time passed in. The in-process store
+//! (`window/`) and the script on Redis decide the same. [`Conformance`](super::Conformance) compares a store with this oracle.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::{
+    admission::AdmissionId,
+    algorithm::Kind as Counts,
+    check::{Charge, Check},
+    decision::{Decision, LimitStatus},
+    key::Key,
+    limit::Limit,
+    settlement::Settlement,
+};
+
+/// A store may look at so many entries for a retry time. If more have to leave, it is a lower bound.
+const LOOKED_AT: usize = 100;
+
+/// Says what a store has to reply: for random histories of your own. [`Conformance`](super::Conformance) makes such histories.
+///
+/// The oracle gets the time, and the id that the store has given to the admission:
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use tower_sliding_window::{Charge, Check, Limit, ManualClock, MemoryStore, Store, testing::Oracle};
+///
+/// let clock = ManualClock::new();
+/// let (store, mut oracle) = (MemoryStore::builder().clock(&clock).build(), Oracle::new());
+/// let check = Check::new(Charge::new(Limit::per_minute("calls", 1), "ada", 1)?);
+/// for _ in 0..2 {
+///     let decision = store.decide(check.clone()).await?;
+///     let expected = oracle.decide(clock.now(), &check, decision.id());
+///     assert_eq!(expected.difference(&decision), None);
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Oracle {
+    entries: Vec<Entry>,
+}
+
+/// The reply that an [`Oracle`] expects.
+#[derive(Clone, Debug)]
+pub struct Expected {
+    decision: Decision,
+    /// The earliest retry time of each status: see `LOOKED_AT`.
+    earliest: Vec<Refusal>,
+    /// A repeated check may have lost its exact time.
+    is_timed: bool,
+}
+
+/// Units of one limit and key.
+#[derive(Clone, Debug)]
+struct Entry {
+    limit: String,
+    key: Key,
+    /// The units count until a window after this time.
+    at: u64,
+    units: u64,
+    kind: Kind,
+    /// When they were admitted.
+    admitted: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// An admission that cannot be found again.
+    Sum,
+    Named(AdmissionId),
+    /// The same, until it is settled.
+    Reserved(AdmissionId),
+    /// So that it is not settled a second time.
+    Settled(AdmissionId),
+}
+
+/// How long a charge does not fit, in microseconds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Refusal {
+    /// If all reserved units are given back now; 0 if it fits then.
+    least: u64,
+    /// If nothing is given back before its lease ends.
+    most: u64,
+}
+
+impl Oracle {
+    /// Nothing has been admitted yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Decides a check. `id` is the id of the store's decision.
+    pub fn decide(&mut self, now: SystemTime, check: &Check, id: AdmissionId) -> Expected {
+        let (time, now) = (now, micros(now));
+        // A check that was admitted before is admitted again, and counts nothing.
+        let is_own = |charge: &&Charge| check.id().is_some() && charge.units() > 0;
+        let admitted_before = check.charges().filter(is_own).find_map(|charge| self.of(charge, now).admission(id));
+        let is_new = admitted_before.is_none();
+        let refusals: Vec<Option<Refusal>> =
+            check.charges().map(|charge| self.of(charge, now).refusal().filter(|_| is_new)).collect();
+        let charged = || check.charges().zip(&refusals);
+        let is_admitted = charged().all(|(charge, refusal)| refusal.is_none() || charge.is_shadow());
+        for (charge, refusal) in charged() {
+            let mut tally = self.of(charge, now);
+            if refusal.is_some() {
+                // A clock that has stepped back refuses for no longer than a window from the first refusal on.
+                tally.move_back(|_| true);
+            } else if is_admitted && is_new && charge.units() > 0 {
+                tally.admit(id, check.id().is_some());
+            }
+        }
+        let earliest = charged().map(|(charge, refusal)| self.of(charge, now).earliest(*refusal)).collect();
+        let (at, is_timed) = admitted_before.unwrap_or((now, true));
+        let at = if is_new { time } else { UNIX_EPOCH + Duration::from_micros(at) };
+        let mut refusals = refusals.into_iter();
+        let decision = Decision::new(check, at, id, |charge| self.of(charge, now).status(refusals.next().flatten()));
+        Expected { decision, earliest, is_timed }
+    }
+
+    /// Settles an admission, each charge by itself. Returns whether any of them is counted.
+    pub fn settle(&mut self, now: SystemTime, settlement: &Settlement) -> (bool, Expected) {
+        let (time, now, mut was_applied) = (now, micros(now), false);
+        for account in settlement.accounts() {
+            if let Some(cost) = account.cost() {
+                was_applied |= self.of(account.charge(), now).settle(settlement, cost);
+            }
+        }
+        let status = |charge: &Charge| self.of(charge, now).status(None);
+        let decision = Decision::new(settlement.check(), time, settlement.id(), status);
+        let earliest = decision.statuses().map(|_| Refusal::default()).collect();
+        (was_applied, Expected { decision, earliest, is_timed: true })
+    }
+
+    /// Forgets the units that `limit` counts for `key`.
+    pub fn reset(&mut self, limit: &Limit, key: &Key) {
+        self.entries.retain(|entry| !entry.is_of(limit, key));
+    }
+
+    fn of<'a>(&'a mut self, charge: &'a Charge, now: u64) -> Tally<'a> {
+        let mut tally = Tally { all: &mut self.entries, charge, now, window: charge.limit().window_micros() };
+        tally.drop_expired();
+        tally
+    }
+}
+
+impl Entry {
+    fn is_of(&self, limit: &Limit, key: &Key) -> bool {
+        self.limit == limit.name() && self.key == *key
+    }
+}
+
+/// What one limit counts for one key.
+struct Tally<'a> {
+    all: &'a mut Vec<Entry>,
+    charge: &'a Charge,
+    now: u64,
+    window: u64,
+}
+
+impl Tally<'_> {
+    fn counts(&self) -> Counts {
+        self.charge.limit().algorithm().kind()
+    }
+
+    fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.all.iter().filter(|entry| entry.is_of(self.charge.limit(), self.charge.key()))
+    }
+
+    fn entries_mut(&mut self) -> impl Iterator<Item = &mut Entry> {
+        self.all.iter_mut().filter(|entry| entry.is_of(self.charge.limit(), self.charge.key()))
+    }
+
+    fn retain(&mut self, keeps: impl Fn(&Entry) -> bool) {
+        self.all.retain(|entry| !entry.is_of(self.charge.limit(), self.charge.key()) || keeps(entry));
+    }
+
+    fn push(&mut self, at: u64, units: u64, kind: Kind, admitted: u64) {
+        let (limit, key) = (self.charge.limit().name().to_owned(), self.charge.key().clone());
+        self.all.push(Entry { limit, key, at, units, kind, admitted });
+    }
+
+    /// Whether it is one of the two numbers of a counter.
+    fn is_estimated(&self, kind: Kind) -> bool {
+        self.counts() == Counts::Counter && kind == Kind::Sum
+    }
+
+    /// The time of an entry for an admission of `at`: the end of its sub-window, or the start of its window.
+    fn recorded(&self, at: u64) -> u64 {
+        match self.counts() {
+            Counts::Log => at,
+            Counts::Compact { entries } => {
+                let part = self.window.div_ceil(u64::from(entries) - 2);
+                (at / part + 1) * part - 1
+            }
+            Counts::Counter | Counts::Fixed => at / self.window * self.window,
+        }
+    }
+
+    /// The same for an admission that is found by its id.
+    fn named_at(&self, at: u64) -> u64 {
+        if self.counts() == Counts::Counter { at } else { self.recorded(at) }
+    }
+
+    /// The same for the charge. With a lease it is recorded a window before the lease ends, so that it leaves then.
+    fn charged_at(&self, at: u64) -> u64 {
+        let leased = |lease: u64| (at + lease).saturating_sub(self.window);
+        match (self.charge.lease_micros(), self.counts()) {
+            (Some(lease), Counts::Counter) => leased(lease),
+            (Some(lease), _) => leased(lease).min(self.named_at(at)),
+            (None, _) => self.named_at(at),
+        }
+    }
+
+    /// The latest time of an entry at `now`, unless the clock has stepped back.
+    fn present(&self, kind: Kind, now: u64) -> u64 {
+        if self.is_estimated(kind) { self.recorded(now) } else { self.named_at(now) }
+    }
+
+    /// The units used at a time, if entries of times after `present` count as of then.
+    fn used(&self, at: u64, present: u64, counts: impl Fn(Kind) -> bool) -> u64 {
+        let (start, mut used, mut current, mut previous) = (at / self.window * self.window, 0, 0, 0);
+        for entry in self.entries().filter(|entry| counts(entry.kind)) {
+            let time = entry.at.min(self.present(entry.kind, present));
+            match self.is_estimated(entry.kind) {
+                false if time + self.window > at => used += entry.units,
+                true if time >= start => current += entry.units,
+                true if time + self.window >= start => previous += entry.units,
+                _ => {}
+            }
+        }
+        // As much of the previous window as the sliding window still covers.
+        let covered = (start + self.window - at) as f64;
+        used + current + (previous as f64 * covered / self.window as f64).ceil() as u64
+    }
+
+    /// The time until at most `most` units are used. Use never rises by itself.
+    fn until(&self, most: u64, used_at: impl Fn(u64) -> u64) -> u64 {
+        let ahead = self.entries().map(|entry| entry.at.saturating_sub(self.now)).max().unwrap_or(0);
+        let (mut too_short, mut enough) = (0, 3 * self.window + ahead);
+        if used_at(self.now) <= most {
+            return 0;
+        }
+        while enough - too_short > 1 {
+            let middle = too_short.midpoint(enough);
+            let is_enough = used_at(self.now + middle) <= most;
+            *(if is_enough { &mut enough } else { &mut too_short }) = middle;
+        }
+        enough
+    }
+
+    /// How long the charge does not fit, if it does not now.
+    fn refusal(&self) -> Option<Refusal> {
+        let most = self.charge.limit().units().saturating_sub(self.charge.cost());
+        let may_refuse = self.charge.cost() > 0 && !self.charge.is_spent();
+        let wait = |counts: fn(Kind) -> bool| self.until(most, |at| self.used(at, self.now, counts));
+        let refusal = Refusal { least: wait(|kind| !matches!(kind, Kind::Reserved(_))), most: wait(|_| true) };
+        (may_refuse && refusal.most > 0).then_some(refusal)
+    }
+
+    /// The retry times, if the store looks at the first entries only.
+    fn earliest(&self, refusal: Option<Refusal>) -> Refusal {
+        let Refusal { least, most } = refusal.unwrap_or_default();
+        let entries = self.entries().filter(|entry| !self.is_estimated(entry.kind));
+        let mut leaves: Vec<u64> = entries.map(|entry| entry.at + self.window - self.now).collect();
+        leaves.sort_unstable();
+        let last = leaves.get(LOOKED_AT - 1).copied().unwrap_or(u64::MAX);
+        Refusal { least: least.min(last), most: most.min(last) }
+    }
+
+    fn status(&self, refusal: Option<Refusal>) -> LimitStatus {
+        let used = self.used(self.now, self.now, |_| true);
+        // Entries of later times stay there until a check is refused.
+        let reset = match self.entries().map(|entry| entry.at).min() {
+            Some(oldest) if self.counts() != Counts::Counter => oldest + self.window - self.now,
+            _ => self.until(used.saturating_sub(1), |at| self.used(at, at, |_| true)),
+        };
+        let is_reserved = |entry: &&Entry| matches!(entry.kind, Kind::Reserved(_));
+        let reserved = self.entries().filter(is_reserved).map(|entry| entry.units).sum();
+        let retry = refusal.map(|refusal| Duration::from_micros(refusal.most));
+        LimitStatus::new(self.charge, used, Duration::from_micros(reset), retry)
+            .with_reserved(reserved, Duration::from_micros(refusal.unwrap_or_default().least))
+    }
+
+    /// Counts the units of an admitted charge.
+    fn admit(&mut self, id: AdmissionId, is_of_caller: bool) {
+        let is_named = is_of_caller || self.charge.lease().is_some() || self.counts() == Counts::Log;
+        let (at, kind) = match is_named {
+            true if self.charge.is_reserved() => (self.charged_at(self.now), Kind::Reserved(id)),
+            true => (self.charged_at(self.now), Kind::Named(id)),
+            false => (self.recorded(self.now), Kind::Sum),
+        };
+        self.write(at, self.charge.cost(), kind, self.now);
+    }
+
+    fn write(&mut self, at: u64, units: u64, kind: Kind, admitted: u64) {
+        if self.is_estimated(kind) {
+            // The two numbers of a counter are brought up to the present.
+            self.move_back(|kind| kind == Kind::Sum);
+            let (window, now) = (self.window, self.now);
+            self.retain(|entry| entry.kind != Kind::Sum || entry.at + 2 * window > now);
+        }
+        self.push(at, units, kind, admitted);
+    }
+
+    /// Lets entries of later times count as of now.
+    fn move_back(&mut self, which: fn(Kind) -> bool) {
+        let [estimated, other] = [self.recorded(self.now), self.named_at(self.now)];
+        let is_counter = self.counts() == Counts::Counter;
+        for entry in self.entries_mut().filter(|entry| which(entry.kind)) {
+            entry.at = entry.at.min(if is_counter && entry.kind == Kind::Sum { estimated } else { other });
+        }
+    }
+
+    /// Drops entries that have left the window. The numbers of a counter stay until they are next written.
+    fn drop_expired(&mut self) {
+        let (window, now) = (self.window, self.now);
+        let is_counter = self.counts() == Counts::Counter;
+        self.retain(|entry| is_counter && entry.kind == Kind::Sum || entry.at + window > now);
+    }
+
+    /// The time of this very admission, and whether it is exact.
+    fn admission(&self, id: AdmissionId) -> Option<(u64, bool)> {
+        let is_it = |entry: &&Entry| {
+            [Kind::Named(id), Kind::Reserved(id)].contains(&entry.kind) && entry.units == self.charge.cost()
+        };
+        let entry = self.entries().find(is_it)?;
+        let at = self.charge.lease_micros().map_or(entry.at, |lease| (entry.at + self.window).saturating_sub(lease));
+        Some((at, at == entry.admitted && self.counts() == Counts::Log))
+    }
+
+    /// Sets the cost of an admission, and returns whether it was known.
+    fn settle(&mut self, settlement: &Settlement, cost: u64) -> bool {
+        let (id, at, latest) = (settlement.id(), settlement.at_micros(), self.charged_at(settlement.at_micros()));
+        let kind = if self.charge.is_reserved() { Kind::Reserved(id) } else { Kind::Named(id) };
+        // After the clock has stepped back it may have an earlier time. A later one is another admission of this id.
+        let is_it = |entry: &Entry| {
+            let is_of = entry.is_of(self.charge.limit(), self.charge.key());
+            is_of && entry.kind == kind && entry.units == self.charge.cost() && entry.at <= latest
+        };
+        let Some(place) = self.all.iter().position(is_it) else { return self.settle_late(id, at, cost) };
+        let entry = self.all.remove(place);
+        // Reserved units count from their admission on.
+        let at = if self.charge.is_reserved() { at.min(self.now) } else { entry.at };
+        match self.counts() {
+            _ if cost == 0 => {}
+            Counts::Log => self.write(at, cost, Kind::Settled(id), entry.admitted),
+            Counts::Counter => self.write(self.recorded(at.min(self.now)), cost, Kind::Sum, entry.admitted),
+            Counts::Compact { .. } | Counts::Fixed => {
+                self.write(self.recorded(at), cost, Kind::Sum, entry.admitted);
+            }
+        }
+        if self.counts() == Counts::Counter && self.used(self.now, self.now, |_| true) == 0 {
+            self.retain(|_| false);
+        }
+        true
+    }
+
+    /// After the lease, the cost counts as if settled at the admission: once, and as long as it would still count.
+    fn settle_late(&mut self, id: AdmissionId, at: u64, cost: u64) -> bool {
+        let time = self.named_at(at);
+        let is_settled = self.entries().any(|entry| entry.kind == Kind::Settled(id) && entry.at == time);
+        let is_late = self.charge.lease_micros().is_some_and(|lease| at + lease <= self.now);
+        let counts = cost > 0 && is_late && !is_settled && self.now < at.min(time) + self.window;
+        if counts {
+            self.push(time, cost, Kind::Settled(id), at);
+        }
+        counts
+    }
+}
+
+impl Expected {
+    /// The decision. A store may report an earlier retry time if more than 100 admissions have to leave until then, but not before
+    /// the hundredth has left.
+    pub fn decision(&self) -> &Decision {
+        &self.decision
+    }
+
+    /// What differs in the store's decision, in words; `None` if nothing does.
+    #[must_use]
+    pub fn difference(&self, got: &Decision) -> Option<String> {
+        let verdict = |decision: &Decision| if decision.is_allowed() { "an admission" } else { "a refusal" };
+        if got.is_allowed() != self.decision.is_allowed() {
+            let (used, limit) = (got.used(), got.limit());
+            let found = format!("{} with {used} used units of {:?}", verdict(got), limit.name());
+            return Some(format!("expected {}, got {found}", verdict(&self.decision)));
+        }
+        if self.is_timed && got.at() != self.decision.at() {
+            let [expected, got] = [self.decision.at(), got.at()].map(micros);
+            return Some(format!("expected a decision of the time {expected}, got one of {got}"));
+        }
+        let statuses = self.decision.statuses().zip(&self.earliest).zip(got.statuses());
+        statuses.map(|((expected, earliest), got)| difference_of_statuses(expected, got, *earliest)).find_map(|it| it)
+    }
+}
+
+fn difference_of_statuses(expected: &LimitStatus, got: &LimitStatus, earliest: Refusal) -> Option<String> {
+    let name = expected.limit().name();
+    if got.limit().name() != name {
+        return Some(format!("expected the status of {name:?}, got that of {:?}", got.limit().name()));
+    }
+    let waits = |status: &LimitStatus| status.retry().map(|retry| [retry.most, retry.least]);
+    let [first, last] = [earliest.most, earliest.least].map(Duration::from_micros);
+    let is_early_enough = waits(expected).zip(waits(got)).is_some_and(|(expected, got)| {
+        (first..=expected[0]).contains(&got[0]) && (last..=expected[1]).contains(&got[1])
+    });
+    let figures = |status: &LimitStatus| {
+        let retry = waits(if is_early_enough { expected } else { status });
+        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let [most, least] = [0, 1].map(|place| retry.map(|waits| micros(waits[place])));
+        [
+            ("used units", Some(status.used())),
+            ("reserved units", Some(status.reserved())),
+            ("microseconds until the retry time", most),
+            ("microseconds until the retry time without reserved units", least),
+            ("microseconds until the reset time", Some(micros(status.reset_after()))),
+        ]
+    };
+    let mut figures = figures(expected).into_iter().zip(figures(got));
+    let ((what, expected), (_, got)) = figures.find(|(expected, got)| expected != got)?;
+    let number = |figure: Option<u64>| figure.map_or("none".to_owned(), |figure| figure.to_string());
+    Some(format!("expected {} {what} of {name:?}, got {}", number(expected), number(got)))
+}
+
+fn micros(time: SystemTime) -> u64 {
+    u64::try_from(time.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros()).unwrap_or(u64::MAX)
+}
