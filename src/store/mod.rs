@@ -40,8 +40,8 @@
 //! 7. A settlement that comes after the lease, but within one window of the admission, is counted as if made at the admission.
 //!    Remember it by id and time, so that a second one changes nothing.
 //! 8. All times come from one clock: in tests [`ManualClock::now`] of the clock that the store is given, otherwise for example
-//!    [`SystemTime::now`](std::time::SystemTime::now). If the clock steps back, units of later times count anew from now, for their
-//!    window or lease. So a key recovers within one window.
+//!    [`SystemTime::now`](std::time::SystemTime::now). If the clock steps back, no unit counts for longer than a
+//!    window from the first refusal on. So a key recovers within one window.
 //! 9. Costs may be as large as 2^52 and come often: add them up without overflow.
 //! 10. A store need not count by every [`Algorithm`](crate::Algorithm). For the others it returns an
 //!     [error of one check](crate::StoreError::of_one_check).

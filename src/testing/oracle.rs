@@ -1,7 +1,10 @@
 //! The rules of a decision, written as plainly as possible: all admissions in one list, with the time passed in. The in-process store
 //! (`window/`) and the script on Redis decide the same. [`Conformance`](super::Conformance) compares a store with this oracle.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    collections::HashMap,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use crate::{
     admission::AdmissionId,
@@ -36,7 +39,8 @@ const LOOKED_AT: usize = 100;
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Oracle {
-    entries: Vec<Entry>,
+    /// By the name of the limit, and by key.
+    entries: HashMap<(String, Key), Vec<Entry>>,
 }
 
 /// The reply that an [`Oracle`] expects.
@@ -50,10 +54,8 @@ pub struct Expected {
 }
 
 /// Units of one limit and key.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Entry {
-    limit: String,
-    key: Key,
     /// The units count until a window after this time.
     at: u64,
     units: u64,
@@ -133,25 +135,20 @@ impl Oracle {
 
     /// Forgets the units that `limit` counts for `key`.
     pub fn reset(&mut self, limit: &Limit, key: &Key) {
-        self.entries.retain(|entry| !entry.is_of(limit, key));
+        self.entries.remove(&(limit.name().to_owned(), key.clone()));
     }
 
     fn of<'a>(&'a mut self, charge: &'a Charge, now: u64) -> Tally<'a> {
-        let mut tally = Tally { all: &mut self.entries, charge, now, window: charge.limit().window_micros() };
+        let entries = self.entries.entry((charge.limit().name().to_owned(), charge.key().clone())).or_default();
+        let mut tally = Tally { entries, charge, now, window: charge.limit().window_micros() };
         tally.drop_expired();
         tally
     }
 }
 
-impl Entry {
-    fn is_of(&self, limit: &Limit, key: &Key) -> bool {
-        self.limit == limit.name() && self.key == *key
-    }
-}
-
 /// What one limit counts for one key.
 struct Tally<'a> {
-    all: &'a mut Vec<Entry>,
+    entries: &'a mut Vec<Entry>,
     charge: &'a Charge,
     now: u64,
     window: u64,
@@ -160,23 +157,6 @@ struct Tally<'a> {
 impl Tally<'_> {
     fn counts(&self) -> Counts {
         self.charge.limit().algorithm().kind()
-    }
-
-    fn entries(&self) -> impl Iterator<Item = &Entry> {
-        self.all.iter().filter(|entry| entry.is_of(self.charge.limit(), self.charge.key()))
-    }
-
-    fn entries_mut(&mut self) -> impl Iterator<Item = &mut Entry> {
-        self.all.iter_mut().filter(|entry| entry.is_of(self.charge.limit(), self.charge.key()))
-    }
-
-    fn retain(&mut self, keeps: impl Fn(&Entry) -> bool) {
-        self.all.retain(|entry| !entry.is_of(self.charge.limit(), self.charge.key()) || keeps(entry));
-    }
-
-    fn push(&mut self, at: u64, units: u64, kind: Kind, admitted: u64) {
-        let (limit, key) = (self.charge.limit().name().to_owned(), self.charge.key().clone());
-        self.all.push(Entry { limit, key, at, units, kind, admitted });
     }
 
     /// Whether it is one of the two numbers of a counter.
@@ -212,15 +192,17 @@ impl Tally<'_> {
     }
 
     /// The latest time of an entry at `now`, unless the clock has stepped back.
-    fn present(&self, kind: Kind, now: u64) -> u64 {
-        if self.is_estimated(kind) { self.recorded(now) } else { self.named_at(now) }
+    fn latest(&self, now: u64) -> impl Fn(Kind) -> u64 + use<> {
+        let (sum, named) = (self.recorded(now), self.named_at(now));
+        move |kind| if kind == Kind::Sum { sum } else { named }
     }
 
     /// The units used at a time, if entries of times after `present` count as of then.
     fn used(&self, at: u64, present: u64, counts: impl Fn(Kind) -> bool) -> u64 {
-        let (start, mut used, mut current, mut previous) = (at / self.window * self.window, 0, 0, 0);
-        for entry in self.entries().filter(|entry| counts(entry.kind)) {
-            let time = entry.at.min(self.present(entry.kind, present));
+        let (start, latest) = (at / self.window * self.window, self.latest(present));
+        let (mut used, mut current, mut previous) = (0, 0, 0);
+        for entry in self.entries.iter().filter(|entry| counts(entry.kind)) {
+            let time = entry.at.min(latest(entry.kind));
             match self.is_estimated(entry.kind) {
                 false if time + self.window > at => used += entry.units,
                 true if time >= start => current += entry.units,
@@ -235,11 +217,11 @@ impl Tally<'_> {
 
     /// The time until at most `most` units are used. Use never rises by itself.
     fn until(&self, most: u64, used_at: impl Fn(u64) -> u64) -> u64 {
-        let ahead = self.entries().map(|entry| entry.at.saturating_sub(self.now)).max().unwrap_or(0);
-        let (mut too_short, mut enough) = (0, 3 * self.window + ahead);
         if used_at(self.now) <= most {
             return 0;
         }
+        let last = self.entries.iter().map(|entry| entry.at).max().unwrap_or_default();
+        let (mut too_short, mut enough) = (0, 3 * self.window + last.saturating_sub(self.now));
         while enough - too_short > 1 {
             let middle = too_short.midpoint(enough);
             let is_enough = used_at(self.now + middle) <= most;
@@ -251,16 +233,17 @@ impl Tally<'_> {
     /// How long the charge does not fit, if it does not now.
     fn refusal(&self) -> Option<Refusal> {
         let most = self.charge.limit().units().saturating_sub(self.charge.cost());
-        let may_refuse = self.charge.cost() > 0 && !self.charge.is_spent();
+        if self.charge.cost() == 0 || self.charge.is_spent() || self.used(self.now, self.now, |_| true) <= most {
+            return None;
+        }
         let wait = |counts: fn(Kind) -> bool| self.until(most, |at| self.used(at, self.now, counts));
-        let refusal = Refusal { least: wait(|kind| !matches!(kind, Kind::Reserved(_))), most: wait(|_| true) };
-        (may_refuse && refusal.most > 0).then_some(refusal)
+        Some(Refusal { least: wait(|kind| !matches!(kind, Kind::Reserved(_))), most: wait(|_| true) })
     }
 
     /// The retry times, if the store looks at the first entries only.
     fn earliest(&self, refusal: Option<Refusal>) -> Refusal {
         let Refusal { least, most } = refusal.unwrap_or_default();
-        let entries = self.entries().filter(|entry| !self.is_estimated(entry.kind));
+        let entries = self.entries.iter().filter(|entry| !self.is_estimated(entry.kind));
         let mut leaves: Vec<u64> = entries.map(|entry| entry.at + self.window - self.now).collect();
         leaves.sort_unstable();
         let last = leaves.get(LOOKED_AT - 1).copied().unwrap_or(u64::MAX);
@@ -270,12 +253,12 @@ impl Tally<'_> {
     fn status(&self, refusal: Option<Refusal>) -> LimitStatus {
         let used = self.used(self.now, self.now, |_| true);
         // Entries of later times stay there until a check is refused.
-        let reset = match self.entries().map(|entry| entry.at).min() {
+        let reset = match self.entries.iter().map(|entry| entry.at).min() {
             Some(oldest) if self.counts() != Counts::Counter => oldest + self.window - self.now,
             _ => self.until(used.saturating_sub(1), |at| self.used(at, at, |_| true)),
         };
         let is_reserved = |entry: &&Entry| matches!(entry.kind, Kind::Reserved(_));
-        let reserved = self.entries().filter(is_reserved).map(|entry| entry.units).sum();
+        let reserved = self.entries.iter().filter(is_reserved).map(|entry| entry.units).sum();
         let retry = refusal.map(|refusal| Duration::from_micros(refusal.most));
         LimitStatus::new(self.charge, used, Duration::from_micros(reset), retry)
             .with_reserved(reserved, Duration::from_micros(refusal.unwrap_or_default().least))
@@ -297,17 +280,16 @@ impl Tally<'_> {
             // The two numbers of a counter are brought up to the present.
             self.move_back(|kind| kind == Kind::Sum);
             let (window, now) = (self.window, self.now);
-            self.retain(|entry| entry.kind != Kind::Sum || entry.at + 2 * window > now);
+            self.entries.retain(|entry| entry.kind != Kind::Sum || entry.at + 2 * window > now);
         }
-        self.push(at, units, kind, admitted);
+        self.entries.push(Entry { at, units, kind, admitted });
     }
 
     /// Lets entries of later times count as of now.
     fn move_back(&mut self, which: fn(Kind) -> bool) {
-        let [estimated, other] = [self.recorded(self.now), self.named_at(self.now)];
-        let is_counter = self.counts() == Counts::Counter;
-        for entry in self.entries_mut().filter(|entry| which(entry.kind)) {
-            entry.at = entry.at.min(if is_counter && entry.kind == Kind::Sum { estimated } else { other });
+        let latest = self.latest(self.now);
+        for entry in self.entries.iter_mut().filter(|entry| which(entry.kind)) {
+            entry.at = entry.at.min(latest(entry.kind));
         }
     }
 
@@ -315,7 +297,7 @@ impl Tally<'_> {
     fn drop_expired(&mut self) {
         let (window, now) = (self.window, self.now);
         let is_counter = self.counts() == Counts::Counter;
-        self.retain(|entry| is_counter && entry.kind == Kind::Sum || entry.at + window > now);
+        self.entries.retain(|entry| is_counter && entry.kind == Kind::Sum || entry.at + window > now);
     }
 
     /// The time of this very admission, and whether it is exact.
@@ -323,7 +305,7 @@ impl Tally<'_> {
         let is_it = |entry: &&Entry| {
             [Kind::Named(id), Kind::Reserved(id)].contains(&entry.kind) && entry.units == self.charge.cost()
         };
-        let entry = self.entries().find(is_it)?;
+        let entry = self.entries.iter().find(is_it)?;
         let at = self.charge.lease_micros().map_or(entry.at, |lease| (entry.at + self.window).saturating_sub(lease));
         Some((at, at == entry.admitted && self.counts() == Counts::Log))
     }
@@ -333,24 +315,19 @@ impl Tally<'_> {
         let (id, at, latest) = (settlement.id(), settlement.at_micros(), self.charged_at(settlement.at_micros()));
         let kind = if self.charge.is_reserved() { Kind::Reserved(id) } else { Kind::Named(id) };
         // After the clock has stepped back it may have an earlier time. A later one is another admission of this id.
-        let is_it = |entry: &Entry| {
-            let is_of = entry.is_of(self.charge.limit(), self.charge.key());
-            is_of && entry.kind == kind && entry.units == self.charge.cost() && entry.at <= latest
-        };
-        let Some(place) = self.all.iter().position(is_it) else { return self.settle_late(id, at, cost) };
-        let entry = self.all.remove(place);
+        let is_it = |entry: &Entry| entry.kind == kind && entry.units == self.charge.cost() && entry.at <= latest;
+        let Some(place) = self.entries.iter().position(is_it) else { return self.settle_late(id, at, cost) };
+        let entry = self.entries.remove(place);
         // Reserved units count from their admission on.
         let at = if self.charge.is_reserved() { at.min(self.now) } else { entry.at };
         match self.counts() {
             _ if cost == 0 => {}
             Counts::Log => self.write(at, cost, Kind::Settled(id), entry.admitted),
             Counts::Counter => self.write(self.recorded(at.min(self.now)), cost, Kind::Sum, entry.admitted),
-            Counts::Compact { .. } | Counts::Fixed => {
-                self.write(self.recorded(at), cost, Kind::Sum, entry.admitted);
-            }
+            _ => self.write(self.recorded(at), cost, Kind::Sum, entry.admitted),
         }
         if self.counts() == Counts::Counter && self.used(self.now, self.now, |_| true) == 0 {
-            self.retain(|_| false);
+            self.entries.clear();
         }
         true
     }
@@ -358,11 +335,11 @@ impl Tally<'_> {
     /// After the lease, the cost counts as if settled at the admission: once, and as long as it would still count.
     fn settle_late(&mut self, id: AdmissionId, at: u64, cost: u64) -> bool {
         let time = self.named_at(at);
-        let is_settled = self.entries().any(|entry| entry.kind == Kind::Settled(id) && entry.at == time);
+        let is_settled = self.entries.iter().any(|entry| entry.kind == Kind::Settled(id) && entry.at == time);
         let is_late = self.charge.lease_micros().is_some_and(|lease| at + lease <= self.now);
         let counts = cost > 0 && is_late && !is_settled && self.now < at.min(time) + self.window;
         if counts {
-            self.push(time, cost, Kind::Settled(id), at);
+            self.entries.push(Entry { at: time, units: cost, kind: Kind::Settled(id), admitted: at });
         }
         counts
     }

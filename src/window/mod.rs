@@ -1,8 +1,8 @@
 //! The window of one limit for one key: pure arithmetic, with the time passed in.
 //!
 //! Times and windows are microseconds. `log.rs` remembers admissions, one by one or summed up by sub-window; `counter.rs`
-//! remembers two numbers. `store/redis/script/*.lua` is the same arithmetic in Lua. The conformance suite and the model of
-//! the tests hold both to the same rules.
+//! remembers two numbers. `store/redis/script/*.lua` is the same arithmetic in Lua. `testing/oracle.rs` and the model
+//! of the tests hold both to the same rules.
 
 mod chunk;
 mod counter;

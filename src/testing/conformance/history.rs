@@ -105,7 +105,7 @@ fn step(numbers: &mut Numbers, number: u64, pairs: &[(Limit, &'static str)], ste
     let before = number.saturating_sub(1 + numbers.below(8));
     match numbers.below(100) {
         0..52 => {
-            let times = if numbers.once_in(12) { 1 + numbers.below(150) } else { 1 };
+            let times = if numbers.once_in(20) { 1 + numbers.below(150) } else { 1 };
             Step::Decide { check: check(numbers, number, pairs), times }
         }
         52..62 => Step::Repeat { step: before, is_elsewhere: numbers.once_in(4) },

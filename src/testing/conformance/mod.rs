@@ -63,10 +63,10 @@ pub struct Conformance {
 }
 
 impl Conformance {
-    /// All algorithms, 50 histories, and a new seed.
+    /// All algorithms, 30 histories, and a new seed.
     pub fn new() -> Self {
         let all = [Algorithm::log(), Algorithm::compact(16), Algorithm::counter(), Algorithm::fixed()];
-        Self { algorithms: all.into(), histories: 50, seed: random() }
+        Self { algorithms: all.into(), histories: 30, seed: random() }
     }
 
     /// The algorithms that the store counts by. Default: a log, a compact log of 16 entries, a counter, a fixed window. A check by
@@ -81,7 +81,7 @@ impl Conformance {
         Self { algorithms, ..self }
     }
 
-    /// The number of random histories, about 200 steps each. Default: 50.
+    /// The number of random histories, 200 steps each. Default: 30.
     pub fn histories(self, histories: u64) -> Self {
         Self { histories, ..self }
     }

@@ -2,11 +2,14 @@
 
 use std::{
     env,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use tower_sliding_window::{
-    ManualClock, MemoryStore, RedisStore,
+    ManualClock, MemoryStore, RedisStore, Store,
     testing::{Conformance, assert_conformance},
 };
 
@@ -35,6 +38,13 @@ async fn memory_keeps_the_rules() {
 async fn redis_keeps_the_rules() {
     let server = RedisServer::start();
     suite().run(async |clock| redis_apart(&clock, &server)).await.assert_kept();
+}
+
+/// As an application has it that chooses its store at run time.
+#[tokio::test]
+async fn a_store_behind_a_pointer_keeps_the_rules() {
+    let make = async |clock| Arc::new(MemoryStore::builder().clock(&clock).build()) as Arc<dyn Store>;
+    suite().run(make).await.assert_kept();
 }
 
 #[tokio::test]

@@ -1,0 +1,52 @@
+//! The report of the conformance suite.
+
+use std::future::pending;
+
+use tower_sliding_window::{
+    Algorithm, MemoryStore,
+    testing::{Conformance, Fault, FaultyStore, assert_conformance},
+};
+
+#[tokio::test]
+async fn every_broken_rule_is_named_and_the_others_go_on() {
+    let failing = async |_| FaultyStore::with_fault(Fault::Fails);
+    let report = Conformance::new().seed(5).run(failing).await;
+    assert!(report.broken().count() > 10, "{report}");
+    let text = report.to_string();
+    assert!(text.starts_with("the store breaks rules:\n- a future counts nothing before it is polled: "), "{text}");
+    assert!(report.broken().all(|broken| text.contains(&format!("\n- {broken}"))), "{text}");
+    let of_history = report.broken().last().unwrap();
+    assert!(of_history.starts_with("a history of the seed 5 differs: "), "{of_history}");
+    assert!(of_history.contains(": expected a decision, got StoreError"), "{of_history}");
+}
+
+#[tokio::test]
+#[should_panic(expected = "the store breaks rules:\n- ")]
+async fn a_broken_rule_fails_the_test_by_its_name() {
+    assert_conformance(async |_| FaultyStore::with_fault(Fault::Fails)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_hangs_breaks_each_rule_by_its_name() {
+    let suite = Conformance::new().algorithms([Algorithm::log()]).seed(5);
+    for report in [
+        suite.run(async |_| pending::<MemoryStore>().await).await,
+        suite.run(async |_| FaultyStore::with_fault(Fault::Hangs)).await,
+    ] {
+        let hangs = |broken: &str| broken.ends_with(": it took longer than 300s");
+        assert!(report.broken().count() > 10 && report.broken().all(hangs), "{report}");
+    }
+}
+
+/// A store by another clock differs at once, and by the same steps each time.
+#[tokio::test]
+async fn a_seed_stands_for_a_history() {
+    let suite = Conformance::new().seed(27).histories(1);
+    let without_the_clock = async |_| MemoryStore::new();
+    let [first, second] = [suite.run(without_the_clock).await, suite.run(without_the_clock).await];
+    let steps = |report: String| {
+        assert!(report.contains("a history of the seed 27 differs: "), "{report}");
+        report.split_once(". The steps that lead there:").unwrap().1.to_owned()
+    };
+    assert_eq!(steps(first.to_string()), steps(second.to_string()));
+}
