@@ -27,14 +27,29 @@ pub(super) struct History {
 #[derive(Clone, Debug)]
 pub(super) enum Step {
     /// Decides a check so many times.
-    Decide { check: Check, times: u64 },
+    Decide {
+        check: Check,
+        times: u64,
+    },
     /// Decides a check again, with its id if it has one. The id may be given for another key.
-    Repeat { step: u64, is_elsewhere: bool },
+    Repeat {
+        step: u64,
+        is_elsewhere: bool,
+    },
     /// Advances to the retry time of the last refusal, or to a microsecond before it, and decides its check again.
-    Retry { is_early: bool },
+    Retry {
+        is_early: bool,
+    },
     /// Sets the cost of one charge of an admission, or of all of them.
-    Settle { step: u64, charge: Option<usize>, cost: u64 },
-    Reset { limit: Limit, key: Key },
+    Settle {
+        step: u64,
+        charge: Option<usize>,
+        cost: u64,
+    },
+    Reset {
+        limit: Limit,
+        key: Key,
+    },
     Advance(Duration),
     /// Before and afterwards, each limit is asked for a unit. So those that are used refuse, and count units of later times as of
     /// now.
@@ -184,7 +199,14 @@ impl fmt::Display for Described<'_> {
                 (_, true) => f.write_str(" whether any unit is left")?,
                 _ => write!(f, " {cost} units")?,
             }
-            write!(f, " of {:?} ({} in {:?}) for {}", limit.name(), limit.units(), limit.window(), shown(charge.key()))?;
+            write!(
+                f,
+                " of {:?} ({} in {:?}) for {}",
+                limit.name(),
+                limit.units(),
+                limit.window(),
+                shown(charge.key())
+            )?;
             if let Some(lease) = charge.lease() {
                 write!(f, ", reserved for {lease:?}")?;
             }

@@ -114,7 +114,9 @@ impl Conformance {
             let replayed = within_time(async { replay(&make().await, &history).await.map_err(|failure| failure.text) });
             if replayed.await.is_err() {
                 let failure = within_time(async { Err(shrink(&make, history).await) }).await;
-                report.broken.extend(failure.err().map(|failure| format!("a history of the seed {seed} differs: {failure}")));
+                report
+                    .broken
+                    .extend(failure.err().map(|failure| format!("a history of the seed {seed} differs: {failure}")));
                 break;
             }
         }

@@ -40,8 +40,7 @@ struct Replay<'a> {
 pub(super) async fn replay(trial: &Trial, history: &History) -> Result<(), Difference> {
     trial.clock.step_back(Duration::MAX);
     trial.clock.advance(history.begins);
-    let mut replay =
-        Replay { trial, oracle: Oracle::new(), number: 0, admitted: HashMap::new(), refused: None };
+    let mut replay = Replay { trial, oracle: Oracle::new(), number: 0, admitted: HashMap::new(), refused: None };
     for (place, (number, step)) in history.steps.iter().enumerate() {
         replay.number = *number;
         replay.take(step, &history.probes).await.map_err(|text| Difference { place, text })?;
@@ -142,7 +141,8 @@ impl Replay<'_> {
         let settled = self.store().settle(settlement.clone()).await;
         let settled = settled.map_err(|error| format!("{}: expected a reply, got {error:?}", case()))?;
         if settled.was_applied() != was_applied {
-            let [expected, got] = [was_applied, settled.was_applied()].map(|is| if is { "counted" } else { "not counted" });
+            let [expected, got] =
+                [was_applied, settled.was_applied()].map(|is| if is { "counted" } else { "not counted" });
             return Err(format!("{}: expected it to be {expected}, got {got}", case()));
         }
         let difference = expected.difference(settled.decision());

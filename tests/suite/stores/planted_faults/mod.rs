@@ -12,8 +12,7 @@ use futures_util::FutureExt;
 use tokio::task::yield_now;
 use tower_sliding_window::{
     AdmissionId, Algorithm, Charge, Check, Decision, Key, Limit, LimitStatus, ManualClock, MemoryStore, Settled,
-    Settlement, Store, StoreError,
-    store::StoreFuture,
+    Settlement, Store, StoreError, store::StoreFuture,
 };
 
 use crate::support::{MICROSECOND, check_of};
@@ -211,9 +210,8 @@ impl Planted {
             Fault::ForgetsAChangedLimit => {
                 let mut seen = self.seen.lock().unwrap();
                 for charge in check.charges() {
-                    let is_it = |other: &&Charge| {
-                        other.limit().name() == charge.limit().name() && other.key() == charge.key()
-                    };
+                    let is_it =
+                        |other: &&Charge| other.limit().name() == charge.limit().name() && other.key() == charge.key();
                     let last = seen.charges.iter().rev().find(is_it);
                     if last.is_some_and(|last| last.limit().units() != charge.limit().units()) {
                         self.forget(charge);
@@ -315,7 +313,9 @@ impl Store for Planted {
             Fault::CountsUnpolledFutures | Fault::CountsOnEachCloneAlone => {
                 Box::pin(ready(Ok(self.decide_at_once(&check))))
             }
-            Fault::FailsForAllOfTheStore if check.charges().any(|charge| charge.limit().algorithm() != Algorithm::log()) => {
+            Fault::FailsForAllOfTheStore
+                if check.charges().any(|charge| charge.limit().algorithm() != Algorithm::log()) =>
+            {
                 Box::pin(ready(Err(StoreError::new("deciding a check", "only logs"))))
             }
             Fault::WritesInASecondStep => Box::pin(async move { Ok(planted.decide_in_two_steps(&check).await) }),
