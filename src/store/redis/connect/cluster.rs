@@ -20,7 +20,7 @@ use std::{
 };
 
 use redis::{
-    Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value,
+    Cmd, ErrorKind, RedisError, RedisResult, Value,
     aio::ConnectionLike,
     cluster::{ClusterClient, ClusterClientBuilder, ClusterConfig},
     cluster_async::ClusterConnection,
@@ -107,7 +107,9 @@ impl Cluster {
 impl ClusterConnections {
     /// Sends a command, for the first time or `again`.
     pub(super) async fn send(&self, command: &Cmd, again: bool) -> RedisResult<Value> {
-        let connect = || Nodes::new(self.client.get_pending_async_connection_with_config(ClusterConfig::new()));
+        // A configuration of its own has no timeout, even if the client has one.
+        let config = || ClusterConfig::new().set_response_timeout(self.reply_timeout);
+        let connect = || Nodes::new(self.client.get_pending_async_connection_with_config(config()));
         let nodes = if again { self.again.get_or_init(connect) } else { &self.first };
         nodes.send(command).await
     }
@@ -141,16 +143,6 @@ impl Nodes {
         self.unanswered.load(Ordering::Relaxed) >= requests
             && self.since.lock().unwrap_or_else(PoisonError::into_inner).elapsed() >= reply_timeout
     }
-}
-
-/// Whether the error says that a node has not run the command, and that another may.
-pub(crate) fn was_not_run(error: &RedisError) -> bool {
-    use ServerErrorKind::{Ask, BusyLoading, ClusterDown, MasterDown, Moved, ReadOnly, TryAgain};
-    matches!(
-        error.kind(),
-        ErrorKind::ClusterConnectionNotFound
-            | ErrorKind::Server(Moved | Ask | TryAgain | ClusterDown | MasterDown | BusyLoading | ReadOnly)
-    )
 }
 
 impl fmt::Display for Cluster {

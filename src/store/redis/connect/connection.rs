@@ -16,6 +16,7 @@ use std::{
 
 use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value, aio::MultiplexedConnection};
 
+#[cfg(feature = "cluster")]
 use super::cluster::ClusterConnections;
 
 /// A connection that left this many requests in a row without a reply is given up.
@@ -28,6 +29,7 @@ const TOO_SOON: Duration = Duration::from_millis(5);
 #[derive(Clone)]
 pub(crate) enum Connection {
     Server(MultiplexedConnection, Arc<ConnectionHealth>),
+    #[cfg(feature = "cluster")]
     Cluster(Arc<ClusterConnections>),
 }
 
@@ -36,11 +38,13 @@ impl Connection {
         Self::Server(connection, Arc::new(health))
     }
 
+    #[cfg(feature = "cluster")]
     pub(super) fn to_cluster(connections: ClusterConnections) -> Self {
         Self::Cluster(Arc::new(connections))
     }
 
     /// Sends a command. `again` says that it has been sent before.
+    #[cfg_attr(not(feature = "cluster"), expect(unused_variables))]
     pub(crate) async fn send(&mut self, command: &Cmd, again: bool) -> RedisResult<Value> {
         match self {
             Self::Server(connection, health) => {
@@ -48,6 +52,7 @@ impl Connection {
                 wait.end(connection.send_packed_command(command).await)
             }
             // It replaces broken connections by itself.
+            #[cfg(feature = "cluster")]
             Self::Cluster(connections) => connections.send(command, again).await,
         }
     }
@@ -55,6 +60,7 @@ impl Connection {
     pub(super) fn is_broken(&self) -> bool {
         match self {
             Self::Server(_, health) => health.is_broken(),
+            #[cfg(feature = "cluster")]
             Self::Cluster(connections) => connections.are_silent(MAX_UNANSWERED),
         }
     }
@@ -133,4 +139,14 @@ pub(crate) fn needs_new_connection(error: &RedisError) -> bool {
     let is_read_only = error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
         || error.detail().is_some_and(|text| text.contains("-READONLY "));
     error.is_unrecoverable_error() || is_read_only
+}
+
+/// Whether the error says that a node has not run the command, and that another may.
+pub(crate) fn was_not_run(error: &RedisError) -> bool {
+    use ServerErrorKind::{Ask, BusyLoading, ClusterDown, MasterDown, Moved, ReadOnly, TryAgain};
+    matches!(
+        error.kind(),
+        ErrorKind::ClusterConnectionNotFound
+            | ErrorKind::Server(Moved | Ask | TryAgain | ClusterDown | MasterDown | BusyLoading | ReadOnly)
+    )
 }

@@ -2,12 +2,11 @@
 
 use std::fmt;
 
-use bb8::ManageConnection;
-use bb8_redis::RedisConnectionManager;
-use redis::{ConnectionInfo, RedisError, RedisResult, Value, aio::ConnectionLike, cmd};
+use redis::{Client, ConnectionInfo, RedisError, RedisResult, Value, aio::ConnectionLike, cmd};
 
+#[cfg(feature = "cluster")]
+use super::cluster::Cluster;
 use super::{
-    cluster::Cluster,
     connection::{Connection, ConnectionHealth},
     invalid::InvalidRedisConfig,
     sentinel::Sentinels,
@@ -23,7 +22,7 @@ pub(crate) enum ServerAddress {
         urls: Vec<String>,
         primary: String,
     },
-    #[cfg_attr(not(feature = "cluster"), expect(dead_code))]
+    #[cfg(feature = "cluster")]
     Cluster(Vec<String>),
 }
 
@@ -33,8 +32,9 @@ pub(crate) struct Server {
 }
 
 enum Topology {
-    Node(RedisConnectionManager, String),
+    Node(Client),
     Sentinels(Sentinels),
+    #[cfg(feature = "cluster")]
     Cluster(Box<Cluster>),
 }
 
@@ -42,20 +42,24 @@ impl Server {
     pub(crate) fn new(address: ServerAddress, settings: ConnectionSettings) -> Result<Self, InvalidRedisConfig> {
         let topology = match address {
             ServerAddress::Url(url) => {
-                Topology::node(settings.server(&url)?).map_err(|cause| InvalidRedisConfig::url(&url, cause))?
+                let client = Client::open(settings.server(&url)?);
+                Topology::Node(client.map_err(|cause| InvalidRedisConfig::url(&url, cause))?)
             }
-            ServerAddress::Client(info) => Topology::node(settings.client(*info)?)
-                .map_err(|cause| InvalidRedisConfig::caused("the client leads nowhere", cause))?,
+            ServerAddress::Client(info) => {
+                let client = Client::open(settings.client(*info)?);
+                Topology::Node(client.map_err(|cause| InvalidRedisConfig::caused("the client leads nowhere", cause))?)
+            }
             ServerAddress::Sentinels { urls, primary } => {
                 Topology::Sentinels(Sentinels::new(&urls, primary, &settings)?)
             }
+            #[cfg(feature = "cluster")]
             ServerAddress::Cluster(urls) => Topology::Cluster(Box::new(Cluster::new(&urls, &settings)?)),
         };
         Ok(Self { topology, settings })
     }
 
     pub(crate) fn is_cluster(&self) -> bool {
-        matches!(self.topology, Topology::Cluster(_))
+        !matches!(self.topology, Topology::Node(_) | Topology::Sentinels(_))
     }
 
     /// The most connections that a runtime opens.
@@ -69,8 +73,9 @@ impl Server {
 
     async fn sign_in(&self, health: ConnectionHealth) -> RedisResult<Connection> {
         let mut connection = match &self.topology {
-            Topology::Node(manager, _) => manager.connect().await?,
+            Topology::Node(client) => client.get_multiplexed_async_connection().await?,
             Topology::Sentinels(sentinels) => sentinels.connect(&self.settings).await?,
+            #[cfg(feature = "cluster")]
             Topology::Cluster(cluster) => return Ok(Connection::to_cluster(cluster.connect().await?)),
         };
         connection.set_response_timeout(self.settings.reply_timeout);
@@ -88,13 +93,6 @@ impl Server {
     }
 }
 
-impl Topology {
-    fn node(info: ConnectionInfo) -> RedisResult<Self> {
-        let address = info.addr().to_string();
-        Ok(Self::Node(RedisConnectionManager::new(info)?, address))
-    }
-}
-
 /// Removes the arguments of an unknown command, which the server repeats. Those of a sign-in hold the password.
 fn without_arguments(error: RedisError) -> RedisError {
     match error.detail() {
@@ -109,8 +107,9 @@ fn without_arguments(error: RedisError) -> RedisError {
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.topology {
-            Topology::Node(_, address) => f.write_str(address),
+            Topology::Node(client) => client.get_connection_info().addr().fmt(f),
             Topology::Sentinels(sentinels) => sentinels.fmt(f),
+            #[cfg(feature = "cluster")]
             Topology::Cluster(cluster) => cluster.fmt(f),
         }
     }
