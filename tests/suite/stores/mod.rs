@@ -6,3 +6,4 @@ mod list_store;
 mod memory;
 mod paused_time;
 mod planted_faults;
+mod rules;
