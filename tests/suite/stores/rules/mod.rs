@@ -1,7 +1,6 @@
 //! Rules of a decision as single tests, on both stores. The conformance suite finds most of their breaches by random histories; these say
 //! what each rule means, and reach what histories do not: hundreds of entries that have left, a clock near 1970.
 
-mod trial;
 mod algorithms;
 mod checks;
 mod clock_steps;
@@ -10,6 +9,7 @@ mod leases;
 mod refusals;
 mod settlements;
 mod spent_units;
+mod trial;
 mod windows;
 
 use self::trial::Trial;

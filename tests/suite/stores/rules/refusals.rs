@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::trial::{MICROSECOND, Trial};
-use tower_sliding_window::{Limit};
+use tower_sliding_window::Limit;
 
 const BURST: Limit = Limit::per("burst", 100, Duration::from_secs(10));
 const HOURLY: Limit = Limit::per_hour("hourly", 250);

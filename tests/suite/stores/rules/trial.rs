@@ -2,7 +2,9 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use tower_sliding_window::{Algorithm, Charge, Check, Decision, DenyCache, Limit, Limiter, ManualClock, Settlement, Store};
+use tower_sliding_window::{
+    Algorithm, Charge, Check, Decision, DenyCache, Limit, Limiter, ManualClock, Settlement, Store,
+};
 
 use crate::support::{ALGORITHMS, Fixture};
 
