@@ -35,6 +35,7 @@ pub(crate) struct Outdated {
     blocks_of: Option<Key>,
 }
 
+#[derive(Clone)]
 struct SharedState {
     generations: Arc<Generations>,
     breaker: Arc<BreakerState>,
@@ -70,10 +71,8 @@ impl LocalState {
     /// later than that of the admission.
     #[must_use]
     pub fn with_blocks(self) -> Self {
-        let SharedState { generations, breaker, refusals, .. } = &*self.0;
-        let blocks = Some(Arc::new(HeldBlocks::new(generations.clock())));
-        let (generations, breaker, refusals) = (Arc::clone(generations), Arc::clone(breaker), Arc::clone(refusals));
-        Self(Arc::new(SharedState { generations, breaker, refusals, blocks }))
+        let blocks = Some(Arc::new(HeldBlocks::new(self.0.generations.clock())));
+        Self(Arc::new(SharedState { blocks, ..(*self.0).clone() }))
     }
 
     /// Forgets all refusals of a limit, whatever the key. A store calls it twice: before it sends something that gives units

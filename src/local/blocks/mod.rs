@@ -58,7 +58,7 @@ pub(crate) struct HeldBlocks {
 struct Tables {
     holdings: Cache<u64, Arc<Holding>, UnitWeighter, BuildHasherDefault<Prehashed>>,
     demand: Demand,
-    /// Locked while a holding is inserted.
+    /// Locked while a holding is looked for and inserted.
     keeping: Mutex<()>,
 }
 
@@ -208,19 +208,13 @@ impl HeldBlocks {
         now: u64,
     ) -> Option<Arc<Holding>> {
         let (Tables { holdings, keeping, .. }, blocks) = (self.tables.get()?, charge.limit().blocks()?);
-        // If the limit was another one then, the task gives back what is left, and ends.
-        let keep_held = || {
-            let holding = holdings.get(&digest).filter(|holding| !holding.is_abandoned(now))?;
-            let has_to_start = holding.keep(now)?;
-            Some(has_to_start.then_some(holding))
-        };
-        if let Some(held) = keep_held() {
-            return held;
-        }
         // Two threads that find no holding must not both insert one: one of the two would be lost.
         let _keeping = keeping.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(held) = keep_held() {
-            return held;
+        // If the limit was another one then, the task gives back what is left, and ends.
+        if let Some(holding) = holdings.get(&digest).filter(|holding| !holding.is_abandoned(now))
+            && let Some(has_to_start) = holding.keep(now)
+        {
+            return has_to_start.then_some(holding);
         }
         if self.kept.load(Ordering::Relaxed) >= CAPACITY {
             return None;
