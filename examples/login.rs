@@ -20,9 +20,9 @@ fn app(store: impl Store) -> Router {
     // Each attempt reserves one unit of both limits, so that guesses that arrive together cannot exceed them.
     let failures = |exchange: &Exchange<'_>| u64::from(exchange.status() == StatusCode::UNAUTHORIZED);
     let limits = RateLimitLayer::new(store)
-        // A guess whose client hangs up counts as failed.
-        .limit(BY_ADDRESS.by(PeerIp::new()).settle(failures).settle_dropped(1))
-        .limit(BY_ACCOUNT.by(Header::new("x-account")).settle(failures).settle_dropped(1))
+        // A guess whose client hangs up counts as failed: it stays reserved for the whole window.
+        .limit(BY_ADDRESS.by(PeerIp::new()).settle(failures).lease(BY_ADDRESS.window()))
+        .limit(BY_ACCOUNT.by(Header::new("x-account")).settle(failures).lease(BY_ACCOUNT.window()))
         .fail_closed();
     Router::new().route("/login", post(log_in).layer(limits))
 }

@@ -110,7 +110,8 @@
 //!
 //! Functions that take literals, such as [`Limit::per_minute`], [`Header::new`] or [`RateLimitLayer::limit`], panic on a mistake
 //! when the layer is built. In a `const`, the mistake does not compile. For values from a configuration there are
-//! [`Limit::new`], [`Limit::parse`], [`RateLimitLayer::limits`] and `http::HeaderName`, which return errors. Nothing panics later.
+//! [`Limit::new`], [`Limit::parse`], [`RateLimitLayer::limits`] and `http::HeaderName`, which return errors. A layer without any
+//! limit panics when it is applied to a service. Nothing panics later.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -97,7 +97,7 @@ impl Limiter {
         waited: &mut Duration,
     ) -> Result<Decision, Error> {
         if !check.can_be_refused() {
-            return self.check_after(check, waited).await;
+            return self.decide(check, waited).await;
         }
         let (end, lines) = (WaitEnd::after(max_wait), &self.core.lines);
         let mut wanted = lines.wanted(&check);
@@ -107,7 +107,7 @@ impl Limiter {
             Some(place) if end.allows(place.first_waits()) => (place, Instant::now()),
             Some(place) => return self.refuse(&check, &place, waited).await,
             None => {
-                let decision = self.check_after(check.clone(), waited).await?;
+                let decision = self.decide(check.clone(), waited).await?;
                 let Some(asks_at) = end.ask_again_at(&decision) else { return Ok(decision) };
                 (limiter, refusing) = (self.after(&decision), refused_by(&wanted, &decision));
                 (lines.join(&wanted), asks_at)
@@ -122,7 +122,7 @@ impl Limiter {
                 continue;
             }
             (*waited, wanted) = (Duration::ZERO, lines.wanted(&check));
-            let decision = limiter.check_after(check.clone(), waited).await?;
+            let decision = limiter.decide(check.clone(), waited).await?;
             match end.ask_again_at(&decision) {
                 Some(again) => {
                     (asks_at, limiter, refusing) = (again, self.after(&decision), refused_by(&wanted, &decision));
@@ -140,7 +140,7 @@ impl Limiter {
 
     /// The refusal of a caller behind others.
     async fn refuse(&self, check: &Check, place: &Place, waited: &mut Duration) -> Result<Decision, Error> {
-        let status = self.check_after(check.without_costs(), waited).await?;
+        let status = self.decide(check.without_costs(), waited).await?;
         // Units may be left for the first in line by now, but not for those behind it.
         let refusal = status.refused_for(check, place.first_waits().max(LEAST_PAUSE));
         metrics::decided(&refusal, self.core.layer);

@@ -1,13 +1,6 @@
-//! Decisions: by the deny cache, the breaker, the store, or this process in the store's place.
+//! Decisions: by the blocks of this process, the deny cache, the breaker, the store, or this process in the store's place.
 
-use std::{
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, ready},
-    time::Duration,
-};
-
-use pin_project_lite::pin_project;
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use super::{
     deadline::Deadline,
@@ -15,9 +8,11 @@ use super::{
     settings::{Core, Limiter},
 };
 use crate::{
-    check::Check,
+    check::{Charge, Check},
     decision::Decision,
     error::Error,
+    key::Key,
+    limit::Limit,
     local::{Lookup, Recall},
     metrics,
     store::StoreFuture,
@@ -26,38 +21,90 @@ use crate::{
 /// A check that was decided without waiting, or that the store has to be asked about.
 pub(crate) enum DecideNow {
     Decided(Result<Decision, Error>),
-    AskStore(AskStore),
-}
-
-pin_project! {
-    /// Waits for the store to decide. It is polled with the limiter, and holds no clone of it: all threads would count
-    /// those clones at one place.
-    pub(crate) struct AskStore {
-        #[pin]
-        reply: Deadline<StoreFuture<Decision>>,
-        lookup: Option<Lookup>,
-        kept: Option<Box<KeptCheck>>,
-    }
-}
-
-/// A check that is needed after the store's reply: for this process to decide in the store's place, or because it is in blocks.
-struct KeptCheck {
-    check: Check,
-    share: Option<Share>,
-    /// The last block that was taken before.
-    asked_after: u64,
+    /// With what the deny cache learns by, if it can.
+    Ask(Check, Option<Lookup>),
 }
 
 impl Limiter {
-    /// Decides without waiting if the deny cache, an open breaker or the store can; otherwise asks the store. A failure is
-    /// decided under `share`, if there is one. The request has `waited` for other decisions.
-    #[inline]
-    pub(crate) fn decide_now(
+    /// Spends `cost` units of `limit` for `key`, if they are left. The future borrows nothing, so it can be spawned.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NeverFits`] if the cost is above the limit, [`Error::TimedOut`] past the deadline,
+    /// [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has failed repeatedly.
+    pub fn check<K: Into<Key>>(
+        &self,
+        limit: &Limit,
+        key: K,
+        cost: u64,
+    ) -> impl Future<Output = Result<Decision, Error>> + Send + 'static + use<K> {
+        let (limiter, charge) = (self.clone(), Charge::new(limit.clone(), key, cost));
+        async move { limiter.decide(Check::new(charge?), &mut Duration::default()).await }
+    }
+
+    /// Decides several charges together, all or nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
+    /// failed repeatedly.
+    pub fn check_all(&self, check: Check) -> impl Future<Output = Result<Decision, Error>> + Send + 'static + use<> {
+        let limiter = self.clone();
+        async move { limiter.decide(check, &mut Duration::default()).await }
+    }
+
+    /// Shows how `limit` stands for `key`, without spending anything. Look at [`remaining`](Decision::remaining): the
+    /// decision itself is never a refusal, even if nothing is left.
+    ///
+    /// Units that processes hold in [blocks](crate::limit::blocks) count as used.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
+    /// failed repeatedly.
+    pub fn peek<K: Into<Key>>(
+        &self,
+        limit: &Limit,
+        key: K,
+    ) -> impl Future<Output = Result<Decision, Error>> + Send + 'static + use<K> {
+        self.check(limit, key, 0)
+    }
+
+    /// Decides for a request that has `waited` for other decisions, and adds the time that this one takes.
+    pub(crate) async fn decide(&self, check: Check, waited: &mut Duration) -> Result<Decision, Error> {
+        match self.decide_now(check, self.share) {
+            DecideNow::Decided(outcome) => outcome,
+            DecideNow::Ask(check, lookup) => self.ask(check, lookup, self.share, waited).await,
+        }
+    }
+
+    /// Asks the store about a check that [`decide_now`](Self::decide_now) could not decide, under the same `share`. Adds to
+    /// the time that the request has `waited`.
+    pub(crate) async fn ask(
         &self,
         check: Check,
+        lookup: Option<Lookup>,
         share: Option<Share>,
-        waited: impl FnOnce() -> Duration,
-    ) -> DecideNow {
+        waited: &mut Duration,
+    ) -> Result<Decision, Error> {
+        let core = &*self.core;
+        let asked_after = core.blocks.as_ref().map_or(0, |blocks| blocks.last_taken());
+        let is_in_blocks = || check.charges().any(|charge| charge.limit().blocks().is_some());
+        let kept = (share.is_some() || core.blocks.is_some() && is_in_blocks()).then(|| check.clone());
+        let mut outcome = core.call(core.store.decide(check), waited).await;
+        if let Some(kept) = &kept {
+            outcome = outcome.map(|decision| match decision.is_allowed() {
+                true => core.note_admission(kept, decision, asked_after),
+                false => decision,
+            });
+        }
+        core.conclude(outcome, lookup.as_ref(), kept.as_ref().zip(share))
+    }
+
+    /// Decides without waiting if the deny cache, an open breaker or the store can. A failure is decided under `share`, if there
+    /// is one.
+    #[inline]
+    pub(crate) fn decide_now(&self, check: Check, share: Option<Share>) -> DecideNow {
         let core = &*self.core;
         if let Some(decision) = core.spend(&check) {
             return DecideNow::Decided(Ok(decision));
@@ -71,19 +118,10 @@ impl Limiter {
         if let Some(error) = core.breaker.refuse(core.deadline, || core.probes(check.without_costs())) {
             return DecideNow::Decided(core.decide_locally(local, error));
         }
-        if let Some(outcome) = core.store.decide_now(&check) {
-            let outcome = outcome.map_err(Error::from);
-            core.breaker.count(&outcome, || Duration::ZERO);
-            return DecideNow::Decided(core.conclude(outcome, lookup.as_ref(), local));
-        }
-        let is_kept =
-            share.is_some() || core.blocks.is_some() && check.charges().any(|charge| charge.limit().blocks().is_some());
-        let kept = is_kept.then(|| {
-            let asked_after = core.blocks.as_ref().map_or(0, |blocks| blocks.last_taken());
-            Box::new(KeptCheck { check: check.clone(), share, asked_after })
-        });
-        let reply = Deadline::new(core.store.decide(check), core.deadline, waited());
-        DecideNow::AskStore(AskStore { reply, lookup, kept })
+        let Some(outcome) = core.store.decide_now(&check) else { return DecideNow::Ask(check, lookup) };
+        let outcome = outcome.map_err(Error::from);
+        core.breaker.count(&outcome, || Duration::ZERO);
+        DecideNow::Decided(core.conclude(outcome, lookup.as_ref(), local))
     }
 
     /// The refusal of a check, if it can be known without waiting, and without spending anything otherwise. The retry time
@@ -153,11 +191,15 @@ impl Core {
         }
     }
 
-    /// Counts the outcome of a call to the store for the breaker.
-    pub(super) fn count<T, F>(&self, outcome: &Result<T, Error>, call: &Deadline<F>) {
+    /// Awaits a reply of the store within the deadline, less what the request has `waited`, and tells the breaker.
+    pub(super) async fn call<T>(&self, reply: StoreFuture<T>, waited: &mut Duration) -> Result<T, Error> {
+        let mut call = pin!(Deadline::new(reply, self.deadline, *waited));
+        let outcome = call.as_mut().await.and_then(|reply| Ok(reply?));
         if !matches!(outcome, Err(Error::TimedOut { .. })) || call.blames_store() {
-            self.breaker.count(outcome, || call.took_in_time());
+            self.breaker.count(&outcome, || call.took_in_time());
         }
+        *waited = call.waited();
+        outcome
     }
 
     /// Decides under a share what the store has failed to decide.
@@ -167,29 +209,5 @@ impl Core {
         let decision = self.local.decide(check, share, error)?;
         metrics::decided(&decision, self.layer);
         Ok(decision.with_retry_reserved_after(self.retry_reserved_after))
-    }
-}
-
-impl AskStore {
-    /// As a future is polled, by the limiter that made it.
-    #[inline]
-    pub(crate) fn poll(self: Pin<&mut Self>, limiter: &Limiter, cx: &mut Context<'_>) -> Poll<Result<Decision, Error>> {
-        let mut this = self.project();
-        let outcome = ready!(this.reply.as_mut().poll(cx)).and_then(|reply| Ok(reply?));
-        limiter.core.count(&outcome, &this.reply);
-        let (core, kept) = (&*limiter.core, this.kept.as_deref());
-        let local = kept.and_then(|kept| Some((&kept.check, kept.share?)));
-        let outcome = match (outcome, kept) {
-            (Ok(decision), Some(kept)) if decision.is_allowed() => {
-                Ok(core.note_admission(&kept.check, decision, kept.asked_after))
-            }
-            (outcome, _) => outcome,
-        };
-        Poll::Ready(core.conclude(outcome, this.lookup.as_ref(), local))
-    }
-
-    /// How long the request has waited for decisions by now.
-    pub(crate) fn waited(&self) -> Duration {
-        self.reply.waited()
     }
 }

@@ -29,7 +29,6 @@
 
 mod acquire;
 mod blocks;
-mod check;
 mod deadline;
 mod decide;
 mod failure;
@@ -38,9 +37,8 @@ mod settings;
 mod settle;
 mod turns;
 
-pub(crate) use self::decide::{AskStore, DecideNow};
+pub(crate) use self::decide::DecideNow;
 pub use self::{
-    check::Decide,
     failure::{FailureMode, Share},
     settings::Limiter,
     settle::Reservation,

@@ -1,6 +1,6 @@
 //! Reservations, settlements, resets and pauses.
 
-use std::{fmt, pin::pin, time::Duration};
+use std::{fmt, time::Duration};
 
 use super::settings::Limiter;
 use crate::{
@@ -193,9 +193,7 @@ impl Limiter {
             metrics::failed(&error, core.layer);
             return Err(error);
         }
-        let mut call = pin!(self.within(call(&*core.store)));
-        let outcome = call.as_mut().await.and_then(|reply| Ok(reply?));
-        core.count(&outcome, &call);
+        let outcome = core.call(call(&*core.store), &mut Duration::default()).await;
         outcome.inspect_err(|error| metrics::failed(error, core.layer))
     }
 }

@@ -12,7 +12,7 @@ pub(crate) struct Events {
     /// The name of the layer. Empty without one.
     layer: &'static str,
     #[cfg(feature = "tracing")]
-    throttles: [Throttle; 9],
+    throttles: [Throttle; 8],
 }
 
 #[derive(Clone, Copy)]
@@ -37,7 +37,6 @@ pub(crate) enum Event<'a> {
         limits: &'a dyn Fn() -> String,
     },
     NotSettled(&'a Error),
-    UpstreamNotHeeded,
     UpstreamPauses(Duration),
     NotPaused(&'a Error),
 }
@@ -78,9 +77,8 @@ impl Event<'_> {
             Self::NeverFits(_) => 3,
             Self::ShadowRefusals { .. } => 4,
             Self::NotSettled(_) => 5,
-            Self::UpstreamNotHeeded => 6,
-            Self::UpstreamPauses(_) => 7,
-            Self::NotPaused(_) => 8,
+            Self::UpstreamPauses(_) => 6,
+            Self::NotPaused(_) => 7,
         }
     }
 
@@ -111,12 +109,6 @@ impl Event<'_> {
             Self::NotSettled(error) => {
                 tracing::warn!(error = %Chain(error), layer, suppressed, "a request is not settled, and stays charged as it was");
             }
-            Self::UpstreamNotHeeded => tracing::warn!(
-                layer,
-                suppressed,
-                "a layer is to heed its upstream, but none of its limits does: key one by `UpstreamHost`, or say \
-                 `KeyedLimit::heed_upstream`"
-            ),
             Self::UpstreamPauses(time) => tracing::info!(?time, layer, suppressed, "an upstream says to stay away"),
             Self::NotPaused(error) => tracing::warn!(
                 error = %Chain(error),

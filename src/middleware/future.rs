@@ -15,18 +15,16 @@ use tower_service::Service;
 use super::{
     policy::Policy,
     rejection::RejectionResponse,
-    request::{CheckDetails, Decided, DecisionFuture, Limits},
+    request::{Decided, DecisionFuture},
     response::{Completion, Settling},
 };
-use crate::limiter::{AskStore, FailureMode};
 
 pin_project! {
     /// The response future of [`RateLimit`](super::RateLimit).
     ///
     /// If it is dropped before the decision, the inner service is not called, but the check may have been counted. If it is
-    /// dropped before the response, the reserved units stay until the end of their lease, or are settled as
-    /// [`settle_dropped`](super::KeyedLimit::settle_dropped) says. A settlement that has begun is completed by a task of the
-    /// current runtime, within the layer's deadline.
+    /// dropped before the response, the reserved units stay until the end of their [lease](super::KeyedLimit::lease). A
+    /// settlement that has begun is completed by a task of the current runtime, within the layer's deadline.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<I, R, ReqBody, ResBody>
     where
@@ -40,15 +38,7 @@ pin_project! {
 pin_project! {
     #[project = StateProjection]
     enum State<I, R, ReqBody, F, ResBody> {
-        // The limiter is borrowed at each poll: a clone would cost an atomic operation on a counter that all threads share.
-        Deciding {
-            #[pin]
-            decision: AskStore,
-            mode: FailureMode,
-            details: Option<Box<CheckDetails>>,
-            request: Option<PendingRequest<I, R, ReqBody>>,
-        },
-        Awaiting { decision: DecisionFuture, request: Option<PendingRequest<I, R, ReqBody>> },
+        Deciding { decision: DecisionFuture, request: Option<PendingRequest<I, R, ReqBody>> },
         Forwarded { #[pin] response: F, completion: Option<Completion<R>> },
         Settling { #[pin] settling: Settling, response: Option<(Response<ResBody>, Completion<R>)> },
         Rejected { response: Option<Response<ResBody>> },
@@ -60,25 +50,15 @@ pub(super) struct PendingRequest<I, R, ReqBody> {
     pub(super) inner: I,
     pub(super) parts: request::Parts,
     pub(super) body: ReqBody,
-    pub(super) policy: Arc<Policy<R, Limits>>,
+    pub(super) policy: Arc<Policy<R>>,
 }
 
 impl<I, R, ReqBody, ResBody> ResponseFuture<I, R, ReqBody, ResBody>
 where
     I: Service<Request<ReqBody>>,
 {
-    #[inline]
-    pub(super) fn deciding(
-        decision: AskStore,
-        mode: FailureMode,
-        details: Option<Box<CheckDetails>>,
-        request: PendingRequest<I, R, ReqBody>,
-    ) -> Self {
-        Self { state: State::Deciding { decision, mode, details, request: Some(request) } }
-    }
-
-    pub(super) fn awaiting(decision: DecisionFuture, request: PendingRequest<I, R, ReqBody>) -> Self {
-        Self { state: State::Awaiting { decision, request: Some(request) } }
+    pub(super) fn deciding(decision: DecisionFuture, request: PendingRequest<I, R, ReqBody>) -> Self {
+        Self { state: State::Deciding { decision, request: Some(request) } }
     }
 
     #[inline]
@@ -102,19 +82,13 @@ where
         let mut state = self.project().state;
         loop {
             let next = match state.as_mut().project() {
-                StateProjection::Deciding { mut decision, mode, details, request } => {
-                    let pending = request.as_ref().unwrap_or_else(|| polled_after_completion());
-                    let outcome = ready!(decision.as_mut().poll(&pending.policy.limiter, cx)).map(Some);
-                    let (details, waited) = (details.take(), decision.waited());
-                    take(request).proceed(Decided { outcome, mode: *mode, details, waited })
-                }
-                StateProjection::Awaiting { decision, request } => {
+                StateProjection::Deciding { decision, request } => {
                     let decided = ready!(decision.as_mut().poll(cx));
                     take(request).proceed(decided)
                 }
                 StateProjection::Forwarded { response, completion } => {
                     let response = ready!(response.poll(cx))?;
-                    let mut completion = take(completion);
+                    let completion = take(completion);
                     match completion.settle(response) {
                         (response, None) => return Poll::Ready(Ok(completion.write(None, response))),
                         (response, Some(settling)) => {
@@ -135,11 +109,7 @@ where
 }
 
 fn take<T>(value: &mut Option<T>) -> T {
-    value.take().unwrap_or_else(|| polled_after_completion())
-}
-
-fn polled_after_completion() -> ! {
-    panic!("`ResponseFuture` polled after completion")
+    value.take().unwrap_or_else(|| panic!("`ResponseFuture` polled after completion"))
 }
 
 impl<I, R, ReqBody> PendingRequest<I, R, ReqBody> {

@@ -5,7 +5,6 @@ use std::{fmt, sync::Arc};
 use tower_layer::Layer;
 
 use super::{
-    events::Event,
     policy::{Policy, Settings},
     rejection::JsonResponse,
     request::{InvalidLimits, KeyedLimit, Limits},
@@ -18,54 +17,31 @@ use crate::{
 
 /// Guards services with limits. See the [module docs](crate::middleware).
 ///
-/// It is a [`Layer`] once it has a first [`limit`](Self::limit), so a layer without limits does not compile. The store counts,
-/// so all services of one layer, and all layers on one store, share their units.
+/// It needs at least one [`limit`](Self::limit) before it is applied. The store counts, so all services of one layer, and all
+/// layers on one store, share their units.
 #[must_use = "a layer guards nothing until it is applied to a service"]
-pub struct RateLimitLayer<R = JsonResponse, L = Limits> {
-    policy: Arc<Policy<R, L>>,
+pub struct RateLimitLayer<R = JsonResponse> {
+    policy: Arc<Policy<R>>,
 }
 
-impl RateLimitLayer<JsonResponse, ()> {
+impl RateLimitLayer {
     /// A layer on `store` that fails open, with a deadline of 50 ms, and a cost of 1 for every request.
     pub fn new(store: impl Store) -> Self {
         Self::on(Limiter::new(store))
     }
 
-    /// A layer on `limiter`, with its deadline. It shares with the limiter, and with other layers on it, everything that clones
-    /// of a limiter share. It fails local if the limiter [does](Limiter::fail_local), otherwise it fails open. Settings of the
-    /// layer do not change the limiter.
+    /// A layer on `limiter`, with its deadline, [deny cache](Limiter::deny_cache), [breaker](Limiter::breaker) and
+    /// [retry time](Limiter::retry_reserved_after). It shares with the limiter, and with other layers on it, everything that
+    /// clones of a limiter share. It fails local if the limiter [does](Limiter::fail_local), otherwise it fails open. Settings
+    /// of the layer do not change the limiter.
     pub fn on(limiter: Limiter) -> Self {
         let failure_mode = limiter.share().map(FailureMode::Local).unwrap_or_default();
         let settings = Settings { failure_mode, ..Settings::default() };
-        Self { policy: Arc::new(Policy { limiter, limits: (), responder: JsonResponse, settings }) }
+        Self { policy: Arc::new(Policy { limiter, limits: Limits::default(), responder: JsonResponse, settings }) }
     }
 }
 
-impl<R: Clone> RateLimitLayer<R, ()> {
-    /// Sets all limits, from a configuration.
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidLimits`] if there are none, or if two have one name.
-    pub fn limits(
-        self,
-        limits: impl IntoIterator<Item = KeyedLimit>,
-    ) -> Result<RateLimitLayer<R, Limits>, InvalidLimits> {
-        let mut limits = limits.into_iter();
-        let first = limits.next().ok_or(InvalidLimits::NoLimits)?;
-        limits.try_fold(self.limit(first), RateLimitLayer::try_limit)
-    }
-
-    /// Sets the first limit, made by [`Limit::by`](crate::Limit::by).
-    pub fn limit(self, limit: KeyedLimit) -> RateLimitLayer<R, Limits> {
-        let Policy { limiter, limits: (), responder, settings } = Arc::unwrap_or_clone(self.policy);
-        RateLimitLayer {
-            policy: Arc::new(Policy { limiter, limits: Limits::new(limit, Vec::new()), responder, settings }),
-        }
-    }
-}
-
-impl<R: Clone> RateLimitLayer<R, Limits> {
+impl<R: Clone> RateLimitLayer<R> {
     /// Adds a limit, made by [`Limit::by`](crate::Limit::by). A request is admitted by all limits of the layer, or charged by none.
     ///
     /// # Panics
@@ -88,9 +64,17 @@ impl<R: Clone> RateLimitLayer<R, Limits> {
         Arc::make_mut(&mut self.policy).limits.push(limit)?;
         Ok(self)
     }
-}
 
-impl<R: Clone, L: Clone> RateLimitLayer<R, L> {
+    /// Adds limits from a configuration.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidLimits`] if the layer then has no limit, or two of one name.
+    pub fn limits(self, limits: impl IntoIterator<Item = KeyedLimit>) -> Result<Self, InvalidLimits> {
+        let layer = limits.into_iter().try_fold(self, RateLimitLayer::try_limit)?;
+        if layer.policy.limits.is_empty() { Err(InvalidLimits::NoLimits) } else { Ok(layer) }
+    }
+
     /// Makes the responses to rejected requests with a [responder](super::RejectionResponse): one of this crate, such as
     /// [`TextResponse`](super::TextResponse), or a closure. The closure gets the reason, and a head with status and headers;
     /// its arguments need their types. Default: [`JsonResponse`].
@@ -117,7 +101,7 @@ impl<R: Clone, L: Clone> RateLimitLayer<R, L> {
     ///     .limit(Limit::per_minute("login", 5).by(PeerIp::new()))
     ///     .respond_with(JsonResponse.body(|text| BoxBody::<Bytes, Infallible>::new(Full::from(text))));
     /// ```
-    pub fn respond_with<T>(self, responder: T) -> RateLimitLayer<T, L> {
+    pub fn respond_with<T>(self, responder: T) -> RateLimitLayer<T> {
         let Policy { limiter, limits, responder: _, settings } = Arc::unwrap_or_clone(self.policy);
         RateLimitLayer { policy: Arc::new(Policy { limiter, limits, responder, settings }) }
     }
@@ -137,23 +121,24 @@ impl<R: Clone, L: Clone> RateLimitLayer<R, L> {
 impl<I, R> Layer<I> for RateLimitLayer<R> {
     type Service = RateLimit<I, R>;
 
+    /// # Panics
+    ///
+    /// If the layer has no limit. Where limits come from a configuration, [`RateLimitLayer::limits`] returns an error instead.
+    #[track_caller]
     fn layer(&self, inner: I) -> Self::Service {
-        let Policy { settings, limits, .. } = &*self.policy;
-        if settings.heeds_upstream && !limits.any_heeds_upstream {
-            settings.events.log(Event::UpstreamNotHeeded);
-        }
+        assert!(!self.policy.limits.is_empty(), "{}", InvalidLimits::NoLimits);
         RateLimit::new(inner, Arc::clone(&self.policy))
     }
 }
 
 // Not derived, since that would require `R: Clone` and `R: Debug`. A responder is shared, and a closure is not `Debug`.
-impl<R, L> Clone for RateLimitLayer<R, L> {
+impl<R> Clone for RateLimitLayer<R> {
     fn clone(&self) -> Self {
         Self { policy: Arc::clone(&self.policy) }
     }
 }
 
-impl<R, L: fmt::Debug> fmt::Debug for RateLimitLayer<R, L> {
+impl<R> fmt::Debug for RateLimitLayer<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimitLayer").field("policy", &self.policy).finish()
     }

@@ -19,8 +19,8 @@
 //! 9. A store that [decides at once](crate::Store::decide_now) charges the request in `Service::call`; any other, when the
 //!    response future is polled.
 //!
-//! Around a client, the layer can [wait](RateLimitLayer::wait_up_to) for capacity instead of refusing, and
-//! [heed](RateLimitLayer::heed_upstream) an upstream that asks for a pause.
+//! Around a client, the layer can [wait](RateLimitLayer::wait_up_to) for capacity instead of refusing, and a limit can
+//! [heed](KeyedLimit::heed_upstream) an upstream that asks for a pause.
 //!
 //! # The place of the layer
 //!
@@ -141,7 +141,7 @@ pub use self::{
         JsonResponse, Rejection, RejectionResponse, TextResponse,
         shadow::{LeftOut, ShadowRefusals},
     },
-    request::{Exchange, InvalidLimits, KeyedLimit, Limits},
+    request::{Exchange, InvalidLimits, KeyedLimit},
     response::Degraded,
     service::RateLimit,
 };

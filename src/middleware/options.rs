@@ -14,10 +14,9 @@ use crate::{
     key::Key,
     limiter::{FailureMode, Share},
     secret::Secret,
-    store::{Breaker, DenyCache},
 };
 
-impl<R: Clone, L: Clone> RateLimitLayer<R, L> {
+impl<R: Clone> RateLimitLayer<R> {
     /// Names the layer in [metrics](mod@crate::metrics), as their label `layer`, and in log lines, as their field `layer`.
     /// Layers may share a name. Default: no name.
     ///
@@ -98,25 +97,6 @@ impl<R: Clone, L: Clone> RateLimitLayer<R, L> {
         self.set_limiter(|limiter| limiter.deadline(deadline))
     }
 
-    /// Sets the retry time of a request that only [reserved](super::KeyedLimit::settle) units refuse: see
-    /// [`Limiter::retry_reserved_after`](crate::Limiter::retry_reserved_after). Default: one second, or that of the limiter
-    /// [under the layer](RateLimitLayer::on).
-    pub fn retry_reserved_after(self, wait: Duration) -> Self {
-        self.set_limiter(|limiter| limiter.retry_reserved_after(wait))
-    }
-
-    /// Gives the layer its own deny cache, which sets for how long and how many refusals are remembered. Default: that of
-    /// the store, or of the limiter [under the layer](RateLimitLayer::on).
-    pub fn deny_cache(self, deny_cache: DenyCache) -> Self {
-        self.set_limiter(|limiter| limiter.deny_cache(deny_cache))
-    }
-
-    /// Gives the layer its own breaker, which sets after how many failures the store gets a rest. Default: that of the
-    /// store, or of the limiter [under the layer](RateLimitLayer::on).
-    pub fn breaker(self, breaker: Breaker) -> Self {
-        self.set_limiter(|limiter| limiter.breaker(breaker))
-    }
-
     /// Lets requests through while the store cannot decide, without rate-limit headers. The default.
     pub fn fail_open(self) -> Self {
         self.failure_mode(FailureMode::Open)
@@ -131,11 +111,6 @@ impl<R: Clone, L: Clone> RateLimitLayer<R, L> {
     /// share gets a 503: see [`Share`].
     pub fn fail_local(self, share: Share) -> Self {
         self.failure_mode(FailureMode::Local(share))
-    }
-
-    /// Sets the failure mode, where it is only known at run time. Default: fail-open.
-    pub fn failure_mode(self, mode: FailureMode) -> Self {
-        self.set(|settings| (settings.failure_mode, settings.failure_mode_by) = (mode, None))
     }
 
     /// Sets the failure mode by the request and its cost, which is the layer's [`cost`](Self::cost).
@@ -215,9 +190,8 @@ impl<R: Clone, L: Clone> RateLimitLayer<R, L> {
     ///
     /// // The upstream allows 10 calls a second. A call may wait for five seconds.
     /// let limits = RateLimitLayer::new(MemoryStore::new())
-    ///     .limit(Limit::per_second("upstream", 10).by(Everyone).heed_upstream(true))
-    ///     .wait_up_to(Duration::from_secs(5))
-    ///     .heed_upstream();
+    ///     .limit(Limit::per_second("upstream", 10).by(Everyone).heed_upstream())
+    ///     .wait_up_to(Duration::from_secs(5));
     ///
     /// let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
     /// // A refusal is a 429 with a text, so the response needs a body that can be made of a text.
@@ -234,33 +208,7 @@ impl<R: Clone, L: Clone> RateLimitLayer<R, L> {
         self.set(|settings| settings.max_wait = Some(max_wait))
     }
 
-    /// Obeys an upstream that asks for a pause, by a 429, by a 503 with `Retry-After`, or by `RateLimit` or `X-RateLimit-*`
-    /// headers with nothing remaining. Each limit that heeds it, and that has charged the call, is
-    /// [paused](crate::Limiter::pause) for its key, for at most one window, in all processes on the store. Default: the
-    /// upstream is ignored.
-    ///
-    /// ```
-    /// use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer, UpstreamHost};
-    ///
-    /// // A crawler of many hosts. A host pauses only calls to itself.
-    /// let limits = RateLimitLayer::new(MemoryStore::new())
-    ///     .limit(Limit::per_second("host", 2).by(UpstreamHost))
-    ///     .limit(Limit::per_second("total", 100).by(Everyone))
-    ///     .heed_upstream();
-    /// ```
-    ///
-    /// * A limit by [`UpstreamHost`](super::extract::UpstreamHost) heeds its upstream. Any other limit does only with
-    ///   [`KeyedLimit::heed_upstream`](super::KeyedLimit::heed_upstream). If none does, a log line warns when the layer is
-    ///   applied. Limits in the [shadow](super::KeyedLimit::in_shadow) are not paused.
-    /// * A limit of a short window is paused only briefly. If the upstream may ask for more, add a limit of a longer window
-    ///   that heeds it.
-    /// * A refusal, which is a 429, a 503 with `Retry-After`, or a 403 with nothing remaining, pauses a limit whatever it has
-    ///   left. Any other response pauses it only if something was left, both at the admission and at the response.
-    /// * The response goes out unchanged, with the upstream's figures, once the limits are paused, or after the deadline.
-    /// * A call counts as of its response, but at most a tenth of the window after its admission, since the upstream may have
-    ///   counted it that late. Until then its units are reserved. This costs up to a tenth of the throughput, and one more call
-    ///   of the store for each request.
-    pub fn heed_upstream(self) -> Self {
-        self.set(|settings| settings.heeds_upstream = true)
+    fn failure_mode(self, mode: FailureMode) -> Self {
+        self.set(|settings| (settings.failure_mode, settings.failure_mode_by) = (mode, None))
     }
 }

@@ -8,19 +8,22 @@ use super::{
     events::Events,
     headers::{Figures, HeaderSets, PartitionKeys},
     rejection::Rejection,
-    request::{CheckDetails, Cost, Decider, DecisionFuture, DraftCharge, LimitChoices, Limits, RequestFilter},
+    request::{
+        CheckBuilder, CheckDetails, Cost, Decided, Decider, DecisionFuture, DraftCharge, LimitChoices, Limits,
+        RequestFilter, time_waited,
+    },
 };
 use crate::{
     check::Check,
     decision::Decision,
-    limiter::{FailureMode, Limiter},
+    limiter::{DecideNow, FailureMode, Limiter},
 };
 
 /// Shared by all services of a layer.
 #[derive(Clone)]
-pub(super) struct Policy<R, L> {
+pub(super) struct Policy<R> {
     pub(super) limiter: Limiter,
-    pub(super) limits: L,
+    pub(super) limits: Limits,
     pub(super) responder: R,
     pub(super) settings: Settings,
 }
@@ -38,7 +41,6 @@ pub(super) struct Settings {
     pub(super) shadow_header: Option<HeaderName>,
     /// How long a request waits for capacity. `None` refuses it at once.
     pub(super) max_wait: Option<Duration>,
-    pub(super) heeds_upstream: bool,
     pub(super) events: Arc<Events>,
 }
 
@@ -49,17 +51,13 @@ type FailureModeBy = dyn Fn(&Parts, u64) -> FailureMode + Send + Sync;
 pub(super) enum Plan {
     /// Responds in the service's place: the request is denied, has no key, or costs too much.
     Reject(Rejection),
-    /// Calls the service: no limit charges the request.
-    Forward(Option<Box<CheckDetails>>),
-    /// Refuses a request without asking the store.
-    Refuse { refusal: Decision, mode: FailureMode, details: Option<Box<CheckDetails>> },
-    /// Decides a check: at once if the store can, otherwise when it replies.
-    Decide { check: Check, mode: FailureMode, details: Option<Box<CheckDetails>> },
-    /// Awaits a decision that needs a choice of limits, or may wait for capacity.
+    /// Decided without waiting, or there is nothing to decide.
+    Decided(Decided),
+    /// Awaits the store, a choice of limits, or capacity.
     Await(DecisionFuture),
 }
 
-impl<R> Policy<R, Limits> {
+impl<R> Policy<R> {
     #[inline]
     pub(super) fn plan(&self, request: &Parts) -> Plan {
         self.plan_or_reject(request).unwrap_or_else(Plan::Reject)
@@ -67,36 +65,39 @@ impl<R> Policy<R, Limits> {
 
     #[inline]
     fn plan_or_reject(&self, request: &Parts) -> Result<Plan, Rejection> {
-        let Settings { filter, max_wait, heeds_upstream, events, .. } = &self.settings;
+        let Settings { filter, max_wait, events, .. } = &self.settings;
         if !filter.counts(request, events)? {
-            return Ok(Plan::Forward(None));
+            return Ok(Plan::Decided(Decided::at_once(Ok(None), FailureMode::default(), None)));
         }
         let cost = self.settings.cost.as_ref().map_or(1, |cost| cost(request));
         let mode = self.failure_mode(request, cost);
         if self.limits.any_is_chosen {
             return self.plan_choice(request, cost, mode);
         }
-        let builder = self.limits.check(request, cost, *heeds_upstream, self.partition_keys())?;
-        let (check, details) = (builder.check, builder.details);
-        Ok(match check {
-            check if max_wait.is_some() => Plan::Await(self.decider(request, mode).decide(check, details)),
-            Some(check) => Plan::Decide { check, mode, details },
-            None => Plan::Forward(details),
+        let CheckBuilder { check, details, .. } = self.limits.check(request, cost, self.partition_keys())?;
+        let Some(check) = check else { return Ok(Plan::Decided(Decided::at_once(Ok(None), mode, details))) };
+        if let Some(max_wait) = *max_wait {
+            return Ok(Plan::Await(self.decider(request, mode).wait(check, details, max_wait)));
+        }
+        Ok(match self.limiter.decide_now(check, mode.share()) {
+            DecideNow::Decided(outcome) => Plan::Decided(Decided::at_once(outcome.map(Some), mode, details)),
+            DecideNow::Ask(check, lookup) => Plan::Await(self.decider(request, mode).ask(check, lookup, details)),
         })
     }
 
     fn plan_choice(&self, request: &Parts, cost: u64, mode: FailureMode) -> Result<Plan, Rejection> {
-        let heeds_upstream = self.settings.heeds_upstream;
-        let drafts = self.limits.iter().map(|limit| limit.draft(request, cost, heeds_upstream));
+        let drafts = self.limits.iter().map(|limit| limit.draft(request, cost));
         let drafts = drafts.collect::<Result<Vec<_>, _>>()?;
         if let Some((check, refusal)) = self.refuse_without_choice(&drafts) {
             let left_out: Vec<_> = drafts.into_iter().filter_map(DraftCharge::into_left_out).collect();
             let partition_keys = self.partition_keys().map(|keys| keys.of(&check)).unwrap_or_default();
             let details = CheckDetails { left_out, partition_keys, ..CheckDetails::default() };
-            return Ok(Plan::Refuse { refusal, mode, details: Some(Box::new(details)) });
+            return Ok(Plan::Decided(Decided::at_once(Ok(Some(refusal)), mode, Some(Box::new(details)))));
         }
         let choices = LimitChoices::begin(drafts, request, mode);
-        Ok(Plan::Await(self.decider(request, mode).choose_and_decide(choices, self.limits.keeps_check(heeds_upstream))))
+        let Settings { max_wait, partition_keys, .. } = &self.settings;
+        let (decider, keeps_check) = (self.decider(request, mode), self.limits.keeps_check());
+        Ok(Plan::Await(decider.choose_and_decide(choices, keeps_check, *max_wait, partition_keys.clone())))
     }
 
     /// The check of the limits that need no choice, and its refusal, if that is known at once: then no limit is chosen. A layer
@@ -111,12 +112,9 @@ impl<R> Policy<R, Limits> {
     }
 
     fn decider(&self, request: &Parts, mode: FailureMode) -> Decider {
-        let Settings { max_wait, partition_keys, .. } = &self.settings;
-        Decider::new(&self.limiter, mode, request).max_wait(*max_wait).partition_keys(partition_keys.clone())
+        Decider { limiter: self.limiter.clone().with_share(mode.share()), mode, waited: time_waited(request) }
     }
-}
 
-impl<R> Policy<R, Limits> {
     /// Limits in the shadow refuse nothing, even without a decision.
     fn failure_mode(&self, request: &Parts, cost: u64) -> FailureMode {
         let Settings { failure_mode, failure_mode_by, .. } = &self.settings;
@@ -140,7 +138,7 @@ impl<R> Policy<R, Limits> {
     }
 }
 
-impl<R, L: fmt::Debug> fmt::Debug for Policy<R, L> {
+impl<R> fmt::Debug for Policy<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Settings { filter, failure_mode, failure_mode_by, headers, .. } = &self.settings;
         let failure_mode: &dyn fmt::Debug = if failure_mode_by.is_some() { &"by request" } else { failure_mode };

@@ -13,19 +13,17 @@ use super::{
     future::{PendingRequest, ResponseFuture},
     policy::{Plan, Policy},
     rejection::{JsonResponse, RejectionResponse},
-    request::{Decided, Limits, time_waited},
-    response::{Completion, DroppedRequests},
+    response::Completion,
 };
-use crate::limiter::{DecideNow, FailureMode};
 
 /// A service guarded by a [`RateLimitLayer`](super::RateLimitLayer). See the [module docs](crate::middleware).
 pub struct RateLimit<I, R = JsonResponse> {
     inner: I,
-    policy: Arc<Policy<R, Limits>>,
+    policy: Arc<Policy<R>>,
 }
 
 impl<I, R> RateLimit<I, R> {
-    pub(super) fn new(inner: I, policy: Arc<Policy<R, Limits>>) -> Self {
+    pub(super) fn new(inner: I, policy: Arc<Policy<R>>) -> Self {
         Self { inner, policy }
     }
 
@@ -61,37 +59,10 @@ where
     /// Calls the inner service right away if the check is decided without waiting.
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
-        let limiter = &self.policy.limiter;
         let decided = match self.policy.plan(&parts) {
-            Plan::Reject(rejection) => {
-                return self.reject(self.policy.reject(&parts, rejection, None, None));
-            }
-            Plan::Forward(details) => Decided::at_once(Ok(None), FailureMode::default(), details),
-            Plan::Refuse { refusal, mode, details } => Decided::at_once(Ok(Some(refusal)), mode, details),
-            Plan::Decide { check, mode, details } => {
-                match limiter.decide_now(check, mode.share(), || time_waited(&parts)) {
-                    DecideNow::Decided(outcome) => Decided::at_once(outcome.map(Some), mode, details),
-                    DecideNow::AskStore(decision) => {
-                        return match self.policy.limits.dropped_costs() {
-                            None => ResponseFuture::deciding(decision, mode, details, self.hold(parts, body)),
-                            Some(costs) => {
-                                let dropped = DroppedRequests::new(&self.policy, costs);
-                                let decision = dropped.complete_asking(decision, mode, details);
-                                ResponseFuture::awaiting(decision, self.hold(parts, body))
-                            }
-                        };
-                    }
-                }
-            }
-            Plan::Await(decision) => {
-                // A request that is dropped while it waits for capacity leaves the line instead.
-                let may_wait = self.policy.settings.max_wait.is_some();
-                let decision = match self.policy.limits.dropped_costs() {
-                    Some(costs) if !may_wait => DroppedRequests::new(&self.policy, costs).complete(decision),
-                    _ => decision,
-                };
-                return ResponseFuture::awaiting(decision, self.hold(parts, body));
-            }
+            Plan::Reject(rejection) => return self.reject(self.policy.reject(&parts, rejection, None, None)),
+            Plan::Decided(decided) => decided,
+            Plan::Await(decision) => return ResponseFuture::deciding(decision, self.hold(parts, body)),
         };
         match Completion::new(&self.policy, decided, &mut parts) {
             Ok(completion) => ResponseFuture::forwarded(self.inner.call(Request::from_parts(parts, body)), completion),

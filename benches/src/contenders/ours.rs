@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use http::request::Parts;
 use tower::Layer;
-use tower_sliding_window::{Blocks, Header, Key, KeyError, Limit, MemoryStore, RateLimit, RateLimitLayer, RedisStore};
+use tower_sliding_window::{
+    Blocks, Header, Key, KeyError, Limit, Limiter, MemoryStore, RateLimit, RateLimitLayer, RedisStore,
+};
 
 use super::{Inner, Layered, Quota};
 use crate::{load::HOUR, server::Server};
@@ -36,7 +38,11 @@ pub(crate) fn spent() -> Limit {
 /// Fail-closed, with a deadline that a loaded machine does not reach, so that only decisions are counted.
 pub(crate) async fn our_layer(server: &Server, limit: Limit) -> RateLimitLayer {
     let store = RedisStore::connect(&server.url()).await.expect("the server is up");
-    let layer = RateLimitLayer::new(store).limit(limit.by(Header::new("x-key")));
+    our_layer_on(Limiter::new(store), limit)
+}
+
+pub(crate) fn our_layer_on(limiter: Limiter, limit: Limit) -> RateLimitLayer {
+    let layer = RateLimitLayer::on(limiter).limit(limit.by(Header::new("x-key")));
     layer.fail_closed().deadline(Duration::from_secs(10))
 }
 

@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use tower::Layer;
-use tower_sliding_window::{Blocks, DenyCache, Limit, RateLimit};
+use tower_sliding_window::{Blocks, DenyCache, Limit, Limiter, RateLimit, RedisStore};
 
 use super::Outcome;
 use crate::{
-    contenders::{Inner, Layered, OURS, OURS_IN_BLOCKS, our_layer},
+    contenders::{Inner, Layered, OURS, OURS_IN_BLOCKS, our_layer_on},
     load::{Work, ask_for, in_turn, two_threads, work},
     measure::{Comparison, Effort, Sides, Unit},
     server::Server,
@@ -55,5 +55,7 @@ fn measure(effort: Effort, keys: usize, limit: Limit, deny_cache: DenyCache) -> 
 }
 
 async fn near(server: &Server, limit: Limit, deny_cache: DenyCache) -> Layered<RateLimit<Inner>> {
-    Layered(our_layer(server, limit).await.deny_cache(deny_cache).layer(Inner))
+    let store = RedisStore::connect(&server.url()).await.expect("the server is up");
+    let layer = our_layer_on(Limiter::new(store).deny_cache(deny_cache), limit);
+    Layered(layer.layer(Inner))
 }

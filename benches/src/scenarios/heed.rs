@@ -66,9 +66,8 @@ struct Calls {
 
 async fn call(calls: usize, limit: Limit, heeds: bool) -> Calls {
     let url = serve().await;
-    let limits = RateLimitLayer::new(MemoryStore::new()).limit(limit.by(Everyone).heed_upstream(true));
-    let limits = limits.wait_up_to(PATIENCE);
-    let limits = if heeds { limits.heed_upstream() } else { limits };
+    let limit = if heeds { limit.by(Everyone).heed_upstream() } else { limit.by(Everyone) };
+    let limits = RateLimitLayer::new(MemoryStore::new()).limit(limit).wait_up_to(PATIENCE);
     let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
     let client = client.map_response(|response| response.map(Body::new));
     let client = ServiceBuilder::new().layer(limits).service(client);

@@ -16,7 +16,7 @@ use http::{Request, Response, StatusCode};
 use tokio::{runtime::Builder, task::JoinSet};
 use tower::{Layer, Service};
 use tower_sliding_window::{
-    DenyCache, HeaderSets, Limit, MemoryStore, PeerIp, RateLimit, RateLimitLayer, RedisStore, Store,
+    DenyCache, HeaderSets, Limit, Limiter, MemoryStore, PeerIp, RateLimit, RateLimitLayer, RedisStore, Store,
 };
 
 use super::Outcome;
@@ -104,7 +104,8 @@ fn guarded<S: Store>(store: S, limit: Limit) -> RateLimit<Inner> {
 }
 
 fn with_headers<S: Store>(store: S, limit: Limit, sets: HeaderSets) -> RateLimit<Inner> {
-    let layer = RateLimitLayer::new(store).limit(limit.by(PeerIp::new())).deny_cache(DenyCache::new().max_age(HOUR));
+    let limiter = Limiter::new(store).deny_cache(DenyCache::new().max_age(HOUR));
+    let layer = RateLimitLayer::on(limiter).limit(limit.by(PeerIp::new()));
     layer.fail_closed().deadline(MAX_WAIT).headers(sets).layer(Inner)
 }
 

@@ -17,12 +17,6 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// [`KeyError`] if the request has none. Then it is rejected.
     fn extract(&self, parts: &Parts) -> Result<Key, KeyError>;
 
-    /// Whether no two upstreams share a key. Then a limit by it [heeds](crate::KeyedLimit::heed_upstream) its upstream, which
-    /// can pause calls to itself only. Default: no.
-    fn is_by_upstream(&self) -> bool {
-        false
-    }
-
     /// Makes one key of both. Two such keys are equal only if both of their keys are.
     fn and<E: KeyExtractor>(self, other: E) -> And<Self, E>
     where
@@ -61,10 +55,6 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
     fn extract(&self, parts: &Parts) -> Result<Key, KeyError> {
         Ok(Key::pair(&self.first.extract(parts)?, &self.second.extract(parts)?))
     }
-
-    fn is_by_upstream(&self) -> bool {
-        self.first.is_by_upstream() || self.second.is_by_upstream()
-    }
 }
 
 /// The key of the second if the first is absent: see [`KeyExtractor::or`].
@@ -80,10 +70,6 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
             Err(error) if error.is_missing() => self.second.extract(parts),
             outcome => outcome,
         }
-    }
-
-    fn is_by_upstream(&self) -> bool {
-        self.first.is_by_upstream() && self.second.is_by_upstream()
     }
 }
 

@@ -12,7 +12,7 @@ use crate::key::Key;
 /// The host of the URI is read in lower case, and without a dot at its end. A URI without a port has the port of its scheme,
 /// 80 or 443. A request whose URI has no host, as on a server, gets a 400.
 ///
-/// A limit by it obeys the upstream in a layer that [heeds](crate::RateLimitLayer::heed_upstream) it.
+/// A limit by it can [heed](crate::KeyedLimit::heed_upstream) its upstream, which then pauses calls to itself only.
 ///
 /// ```
 /// use http::Request;
@@ -49,9 +49,5 @@ impl UpstreamHost {
 impl KeyExtractor for UpstreamHost {
     fn extract(&self, parts: &Parts) -> Result<Key, KeyError> {
         self.key(&parts.uri)
-    }
-
-    fn is_by_upstream(&self) -> bool {
-        true
     }
 }

@@ -19,6 +19,7 @@ use crate::{
     decision::Decision,
     error::Error,
     limiter::{FailureMode, Limiter},
+    local::Lookup,
 };
 
 /// In a box, since it may contain the future of a user's closure.
@@ -47,68 +48,73 @@ impl Decided {
     }
 }
 
-/// Decides checks that need more than one reply of the store, or a choice of limits first.
+/// Decides the check of a request that has to wait.
 pub(crate) struct Decider {
-    limiter: Limiter,
-    mode: FailureMode,
-    max_wait: Option<Duration>,
-    partition_keys: Option<PartitionKeys>,
-    waited: Duration,
+    pub(crate) limiter: Limiter,
+    pub(crate) mode: FailureMode,
+    /// How long the request has waited in the layers further out.
+    pub(crate) waited: Duration,
 }
 
 impl Decider {
-    pub(crate) fn new(limiter: &Limiter, mode: FailureMode, request: &Parts) -> Self {
-        let limiter = limiter.clone().with_share(mode.share());
-        Self { limiter, mode, max_wait: None, partition_keys: None, waited: time_waited(request) }
-    }
-
-    /// Lets a request wait in line for capacity.
-    pub(crate) fn max_wait(self, max_wait: Option<Duration>) -> Self {
-        Self { max_wait, ..self }
-    }
-
-    /// Shows the partition keys of a check in its response.
-    pub(crate) fn partition_keys(self, partition_keys: Option<PartitionKeys>) -> Self {
-        Self { partition_keys, ..self }
-    }
-
-    pub(crate) fn decide(mut self, check: Option<Check>, details: Option<Box<CheckDetails>>) -> DecisionFuture {
+    /// Asks the store about a check that could not be decided at once.
+    pub(crate) fn ask(
+        mut self,
+        check: Check,
+        lookup: Option<Lookup>,
+        details: Option<Box<CheckDetails>>,
+    ) -> DecisionFuture {
         Box::pin(async move {
-            let outcome = self.outcome(check).await;
+            let outcome = self.limiter.ask(check, lookup, self.mode.share(), &mut self.waited).await.map(Some);
             Decided { outcome, mode: self.mode, details, waited: self.waited }
         })
     }
 
-    pub(crate) fn choose_and_decide(mut self, mut choices: LimitChoices, keeps_check: bool) -> DecisionFuture {
+    /// Lets a request wait in line for capacity.
+    pub(crate) fn wait(
+        mut self,
+        check: Check,
+        details: Option<Box<CheckDetails>>,
+        max_wait: Duration,
+    ) -> DecisionFuture {
+        Box::pin(async move {
+            let outcome = self.limiter.acquire_after(check, max_wait, &mut self.waited).await.map(Some);
+            Decided { outcome, mode: self.mode, details, waited: self.waited }
+        })
+    }
+
+    /// Chooses limits first. Choice and decision share one deadline.
+    pub(crate) fn choose_and_decide(
+        mut self,
+        mut choices: LimitChoices,
+        keeps_check: bool,
+        max_wait: Option<Duration>,
+        partition_keys: Option<PartitionKeys>,
+    ) -> DecisionFuture {
         Box::pin(async move {
             let begun = Instant::now();
             let chosen = choices.choose(&self.limiter, self.waited).await;
             let choice = begun.elapsed();
             let (drafts, unchosen) = choices.take();
             let mut builder = CheckBuilder::with_unchosen(unchosen, keeps_check);
-            let outcome = match chosen.and_then(|()| builder.add_all(drafts)) {
-                Ok(()) => {
-                    if let Some(keys) = &self.partition_keys {
-                        builder.add_partition_keys(keys);
-                    }
-                    // The choice and the decision share one deadline.
-                    self.waited = self.waited.saturating_add(choice);
-                    let outcome = self.outcome(builder.check).await;
-                    self.waited = self.waited.saturating_sub(choice);
-                    outcome
+            if let Err(error) = chosen.and_then(|()| builder.add_all(drafts)) {
+                let details = builder.details;
+                return Decided { outcome: Err(error), mode: self.mode, details, waited: self.waited };
+            }
+            if let Some(keys) = &partition_keys {
+                builder.add_partition_keys(keys);
+            }
+            let mut waited = self.waited.saturating_add(choice);
+            let outcome = match (builder.check, max_wait) {
+                (None, _) => Ok(None),
+                (Some(check), Some(max_wait)) => {
+                    self.limiter.acquire_after(check, max_wait, &mut waited).await.map(Some)
                 }
-                Err(error) => Err(error),
+                (Some(check), None) => self.limiter.decide(check, &mut waited).await.map(Some),
             };
+            self.waited = waited.saturating_sub(choice);
             Decided { outcome, mode: self.mode, details: builder.details, waited: self.waited }
         })
-    }
-
-    async fn outcome(&mut self, check: Option<Check>) -> Result<Option<Decision>, Error> {
-        let Some(check) = check else { return Ok(None) };
-        match self.max_wait {
-            Some(max_wait) => self.limiter.acquire_after(check, max_wait, &mut self.waited).await.map(Some),
-            None => self.limiter.check_after(check, &mut self.waited).await.map(Some),
-        }
     }
 }
 

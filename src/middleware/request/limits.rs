@@ -1,6 +1,6 @@
 //! The limits of a layer, and the check that they make of a request.
 
-use std::{error, fmt, iter, mem, sync::Arc};
+use std::{error, fmt};
 
 use http::request::Parts;
 
@@ -10,45 +10,25 @@ use super::{
         rejection::{Rejection, shadow::LeftOut},
     },
     charge::{DraftCharge, UnchosenLimit},
-    detachable::Detachable,
-    keyed_limit::{DroppedCost, KeyedLimit},
+    keyed_limit::KeyedLimit,
 };
 use crate::{
     check::{Charge, Check},
     limit::Limit,
 };
 
-/// The limits of a layer, at least one. No two that are not chosen for each request have one name.
-#[derive(Clone, Debug)]
-pub struct Limits {
-    first: KeyedLimit,
-    rest: Vec<KeyedLimit>,
+/// The limits of a layer. No two that are not chosen for each request have one name.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Limits {
+    all: Vec<KeyedLimit>,
     any_settles: bool,
     pub(crate) any_heeds_upstream: bool,
     pub(crate) any_is_chosen: bool,
     pub(crate) any_is_shadow: bool,
     pub(crate) all_are_shadow: bool,
-    dropped_costs: Option<Arc<[DroppedCost]>>,
 }
 
 impl Limits {
-    pub(crate) fn new(first: KeyedLimit, rest: Vec<KeyedLimit>) -> Self {
-        // Here, so that no request has to look through all limits for it.
-        let all = || iter::once(&first).chain(&rest);
-        let costs: Arc<[_]> = all().map(KeyedLimit::dropped_cost).collect();
-        let settles_dropped = costs.iter().any(|cost| matches!(cost, DroppedCost::Units(_)));
-        Self {
-            any_settles: all().any(|limit| limit.cost_afterwards().is_some()),
-            any_heeds_upstream: all().any(KeyedLimit::heeds_upstream),
-            any_is_chosen: all().any(|limit| limit.limit().is_none()),
-            any_is_shadow: all().any(KeyedLimit::is_shadow),
-            all_are_shadow: all().all(KeyedLimit::is_shadow),
-            dropped_costs: settles_dropped.then_some(costs),
-            first,
-            rest,
-        }
-    }
-
     /// Adds a limit, unless another has its name.
     pub(crate) fn push(&mut self, limit: KeyedLimit) -> Result<(), InvalidLimits> {
         if let Some(name) = limit.limit().map(Limit::name)
@@ -56,28 +36,31 @@ impl Limits {
         {
             return Err(InvalidLimits::SameName { name: name.to_owned() });
         }
-        let mut rest = mem::take(&mut self.rest);
-        rest.push(limit);
-        *self = Self::new(self.first.clone(), rest);
+        // Here, so that no request has to look through all limits for it.
+        self.any_settles |= limit.cost_afterwards().is_some();
+        self.any_heeds_upstream |= limit.heeds_upstream();
+        self.any_is_chosen |= limit.limit().is_none();
+        self.any_is_shadow |= limit.is_shadow();
+        self.all_are_shadow = limit.is_shadow() && (self.all.is_empty() || self.all_are_shadow);
+        self.all.push(limit);
         Ok(())
     }
 
-    /// The costs of a dropped request, one for each limit; `None` if no limit settles dropped requests.
-    pub(crate) fn dropped_costs(&self) -> Option<&Arc<[DroppedCost]>> {
-        self.dropped_costs.as_ref()
+    pub(crate) fn is_empty(&self) -> bool {
+        self.all.is_empty()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &KeyedLimit> {
-        iter::once(&self.first).chain(&self.rest)
+        self.all.iter()
     }
 
     pub(crate) fn get(&self, index: usize) -> Option<&KeyedLimit> {
-        index.checked_sub(1).map_or(Some(&self.first), |index| self.rest.get(index))
+        self.all.get(index)
     }
 
     /// Whether the check of a request is kept until its response, to settle it.
-    pub(crate) fn keeps_check(&self, heeds_upstream: bool) -> bool {
-        self.any_settles || heeds_upstream && self.any_heeds_upstream
+    pub(crate) fn keeps_check(&self) -> bool {
+        self.any_settles || self.any_heeds_upstream
     }
 
     /// For a log line.
@@ -86,20 +69,19 @@ impl Limits {
         names.collect::<Vec<_>>().join(", ")
     }
 
-    /// The charges of a request, none of which needs a choice. The layer may heed its upstream.
+    /// The charges of a request, none of which needs a choice.
     #[inline]
     pub(crate) fn check(
         &self,
         request: &Parts,
         cost: u64,
-        heeds_upstream: bool,
         partition_keys: Option<&PartitionKeys>,
     ) -> Result<CheckBuilder, Rejection> {
-        let mut builder = CheckBuilder::new(self.keeps_check(heeds_upstream));
+        let mut builder = CheckBuilder::new(self.keeps_check());
         for (index, limit) in self.iter().enumerate() {
-            match limit.plain_charge(request, cost, heeds_upstream)? {
+            match limit.plain_charge(request, cost)? {
                 Some(charge) => builder.add_charge(index, charge),
-                None => builder.add(index, limit.draft(request, cost, heeds_upstream)?),
+                None => builder.add(index, limit.draft(request, cost)?),
             }
         }
         builder.keep_check();
@@ -127,8 +109,6 @@ pub(crate) struct CheckDetails {
     pub(crate) partition_keys: Vec<String>,
     pub(crate) left_out: Vec<LeftOut>,
     pub(crate) unchosen: Vec<UnchosenLimit>,
-    /// Settles the request when this is dropped. Set if the check was decided by a future that outlives the request.
-    pub(crate) drop_guard: Option<Detachable<()>>,
 }
 
 /// A limit of the layer and its charge. Two chosen limits may have one charge.

@@ -2,7 +2,6 @@
 
 mod charge;
 mod decide;
-mod detachable;
 mod duplicates;
 mod filter;
 mod keyed_limit;
@@ -11,12 +10,11 @@ mod limits;
 pub(super) use self::{
     charge::{DraftCharge, LimitChoices, UnchosenLimit},
     decide::{Decided, Decider, DecisionFuture, record_time_waited, time_waited},
-    detachable::Detachable,
     filter::RequestFilter,
-    keyed_limit::{Cost, DroppedCost},
-    limits::{ChargedLimit, CheckDetails},
+    keyed_limit::Cost,
+    limits::{ChargedLimit, CheckBuilder, CheckDetails, Limits},
 };
 pub use self::{
     keyed_limit::{Exchange, KeyedLimit},
-    limits::{InvalidLimits, Limits},
+    limits::InvalidLimits,
 };

@@ -13,7 +13,7 @@ use super::{
             Rejection, RejectionResponse,
             shadow::{LeftOut, ShadowRefusals},
         },
-        request::{CheckDetails, Decided, Limits, UnchosenLimit, record_time_waited},
+        request::{CheckDetails, Decided, UnchosenLimit, record_time_waited},
     },
     degraded::Degraded,
     follow_up::{FollowUp, Settling},
@@ -31,11 +31,7 @@ pub(crate) struct Completion<R> {
 impl<R> Completion<R> {
     /// Lets the request through, with the decision in its extensions, or makes the response to a rejected request.
     #[inline]
-    pub(crate) fn new<B>(
-        policy: &Arc<Policy<R, Limits>>,
-        decided: Decided,
-        request: &mut Parts,
-    ) -> Result<Self, Response<B>>
+    pub(crate) fn new<B>(policy: &Arc<Policy<R>>, decided: Decided, request: &mut Parts) -> Result<Self, Response<B>>
     where
         R: RejectionResponse<B>,
     {
@@ -50,7 +46,7 @@ impl<R> Completion<R> {
             }
         };
         // A response with figures of an upstream keeps them.
-        let sends_figures = !policy.settings.heeds_upstream;
+        let sends_figures = !policy.limits.any_heeds_upstream;
         let shown = decision.as_ref().filter(|_| sends_figures);
         let figures = shown.map(|decision| policy.figures(decision, details.as_deref()));
         let follow_up = if details.is_some() || policy.limits.any_is_shadow {
@@ -65,8 +61,8 @@ impl<R> Completion<R> {
     }
 
     /// Begins the settlements of the request, if there are any. The response waits for them.
-    pub(crate) fn settle<B>(&mut self, response: Response<B>) -> (Response<B>, Option<Settling>) {
-        match &mut self.follow_up {
+    pub(crate) fn settle<B>(&self, response: Response<B>) -> (Response<B>, Option<Settling>) {
+        match &self.follow_up {
             Some(follow_up) => follow_up.settle(response),
             None => (response, None),
         }
@@ -108,7 +104,7 @@ fn admission(outcome: Result<Option<Decision>, Error>, mode: FailureMode) -> Res
     }
 }
 
-impl<R> Policy<R, Limits> {
+impl<R> Policy<R> {
     /// Set if the store has not decided the request, or not under all of its limits.
     #[inline]
     fn degraded(

@@ -9,9 +9,9 @@ use super::{
         events::Event,
         policy::Policy,
         rejection::shadow::ShadowRefusals,
-        request::{ChargedLimit, CheckDetails, Detachable, Exchange, Limits},
+        request::{ChargedLimit, CheckDetails, Exchange, Limits},
     },
-    dropped::DroppedRequests,
+    detachable::Detachable,
     pause::Pause,
     settlements::Settlements,
     upstream::pause_request,
@@ -25,11 +25,9 @@ use crate::{
 
 /// Most requests have no follow-up, so it is boxed.
 pub(super) struct FollowUp<R> {
-    policy: Arc<Policy<R, Limits>>,
+    policy: Arc<Policy<R>>,
     admitted: Option<AdmittedCheck>,
     shadow: Option<ShadowRefusals>,
-    /// Settles the request when this is dropped before its response.
-    drop_guard: Option<Detachable<()>>,
 }
 
 /// A check that is settled after its response, or whose limits the upstream may pause.
@@ -52,13 +50,12 @@ pub(crate) type Settling = Detachable<Option<Decision>>;
 impl<R> FollowUp<R> {
     /// The follow-up of a request that is let through. `request` clones its parts.
     pub(super) fn new(
-        policy: &Arc<Policy<R, Limits>>,
+        policy: &Arc<Policy<R>>,
         details: Option<Box<CheckDetails>>,
         decision: Option<&Decision>,
         request: impl FnOnce() -> request::Parts,
     ) -> Option<Box<Self>> {
-        let CheckDetails { check, charged, left_out, drop_guard, .. } =
-            details.map(|details| *details).unwrap_or_default();
+        let CheckDetails { check, charged, left_out, .. } = details.map(|details| *details).unwrap_or_default();
         let shadow = policy.shadow_refusals(decision, left_out);
         let admitted = check.zip(decision).map(|(check, decision)| {
             let settles = |charged: &ChargedLimit| {
@@ -67,29 +64,16 @@ impl<R> FollowUp<R> {
             let request = charged.iter().any(settles).then(request);
             AdmittedCheck { check, charged, decision: decision.clone(), request }
         });
-        let guard = |admitted: &AdmittedCheck| {
-            let costs = policy.limits.dropped_costs()?;
-            DroppedRequests::new(policy, costs).guard(&admitted.check, &admitted.charged, &admitted.decision)
-        };
-        let drop_guard = drop_guard.or_else(|| admitted.as_ref().and_then(guard));
         let is_needed = shadow.is_some() || admitted.is_some();
-        is_needed.then(|| Box::new(Self { policy: Arc::clone(policy), admitted, shadow, drop_guard }))
+        is_needed.then(|| Box::new(Self { policy: Arc::clone(policy), admitted, shadow }))
     }
 
     /// Begins the settlements and pauses.
-    pub(super) fn settle<B>(&mut self, response: Response<B>) -> (Response<B>, Option<Settling>) {
+    pub(super) fn settle<B>(&self, response: Response<B>) -> (Response<B>, Option<Settling>) {
         let Some(admitted) = &self.admitted else { return (response, None) };
         let (parts, body) = response.into_parts();
         let settlements = admitted.settlements(&self.policy, &parts);
-        // Only now, since the closure that computes the cost may panic, and the guard then settles.
-        if let Some(mut drop_guard) = self.drop_guard.take() {
-            drop_guard.cancel();
-        }
-        let pause = if self.policy.settings.heeds_upstream {
-            admitted.pause(settlements.as_ref(), &self.policy.limits, &parts)
-        } else {
-            None
-        };
+        let pause = admitted.pause(settlements.as_ref(), &self.policy.limits, &parts);
         let is_needed = settlements.is_some() || pause.is_some();
         let settling = is_needed.then(|| {
             let (limiter, events) = (self.policy.limiter.clone(), Arc::clone(&self.policy.settings.events));
@@ -123,21 +107,23 @@ impl<R> FollowUp<R> {
 }
 
 impl AdmittedCheck {
-    fn settlements<R>(&self, policy: &Policy<R, Limits>, response: &response::Parts) -> Option<Settlements> {
+    fn settlements<R>(&self, policy: &Policy<R>, response: &response::Parts) -> Option<Settlements> {
         let limits = &policy.limits;
         let cost = |charge: &Charge, charged: &ChargedLimit| {
             let Some(cost) = limits.get(charged.limit_index)?.cost_afterwards() else { return Some(charged.cost) };
             Some(cost(&Exchange::new(self.request.as_ref()?, response, charge.cost())))
         };
         Settlements::new(&self.check, &self.charged, &self.decision, cost, |charge, charged| {
-            let heeds = policy.settings.heeds_upstream && limits.get(charged.limit_index)?.heeds_upstream();
-            heeds.then(|| charge.limit().window() / MAX_DELAY_DIVISOR)
+            limits.get(charged.limit_index)?.heeds_upstream().then(|| charge.limit().window() / MAX_DELAY_DIVISOR)
         })
     }
 
     /// The pause that the upstream asks for. If it has not refused the call, a limit that was used up here, and gives
     /// nothing back, is not paused.
     fn pause(&self, settlements: Option<&Settlements>, limits: &Limits, response: &response::Parts) -> Option<Pause> {
+        if !limits.any_heeds_upstream {
+            return None;
+        }
         let request = pause_request(response.status, &response.headers, SystemTime::now())?;
         let paused: Vec<_> =
             self.heeding(limits, |index| request.is_refusal || self.has_left(index, settlements)).collect();

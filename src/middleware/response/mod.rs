@@ -2,7 +2,7 @@
 
 mod completion;
 mod degraded;
-mod dropped;
+mod detachable;
 mod follow_up;
 #[cfg(any(feature = "axum", feature = "grpc"))]
 mod handler;
@@ -11,4 +11,4 @@ mod settlements;
 mod upstream;
 
 pub use self::degraded::Degraded;
-pub(super) use self::{completion::Completion, dropped::DroppedRequests, follow_up::Settling};
+pub(super) use self::{completion::Completion, follow_up::Settling};

@@ -226,8 +226,8 @@ async fn a_chosen_limit_is_split_when_it_is_chosen() {
 async fn a_heeded_upstream_pauses_all_parts() {
     let store = MemoryStore::new();
     let layer =
-        RateLimitLayer::new(store.clone()).limit(Limit::per_hour("calls", 80).by(anyone).heed_upstream(true).split(8));
-    let app = layer.heed_upstream().layer(service_fn(|_: Request<Body>| async {
+        RateLimitLayer::new(store.clone()).limit(Limit::per_hour("calls", 80).by(anyone).heed_upstream().split(8));
+    let app = layer.layer(service_fn(|_: Request<Body>| async {
         Ok::<_, Infallible>(Response::builder().status(429).header("retry-after", 60).body(Body::empty()).unwrap())
     }));
     app.oneshot(request()).await.unwrap();

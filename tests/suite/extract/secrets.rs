@@ -46,8 +46,8 @@ async fn an_api_key_appears_nowhere_but_in_the_request() {
     let monitored = monitor(&server);
     let secret = Secret::new(SECRET).unwrap();
     let store = server.store().build().unwrap();
-    let layer = |name| {
-        RateLimitLayer::new(store.clone())
+    let layer_with = |name, deny_cache| {
+        RateLimitLayer::on(Limiter::new(store.clone()).deny_cache(deny_cache))
             .limit(Limit::per_minute(name, 2).by(ApiKey::header("x-api-key", &secret).or(ApiKey::bearer(&secret))))
             .limit(
                 Limit::per_minute("both", 9)
@@ -56,6 +56,7 @@ async fn an_api_key_appears_nowhere_but_in_the_request() {
             .cost(|parts: &Parts| if parts.uri.path() == "/costly" { 5 } else { 1 })
             .deadline(TEST_TIMEOUT)
     };
+    let layer = |name| layer_with(name, DenyCache::new());
     let mut seen = format!("{store:?} {:?} {:?} {secret:?}", layer("calls"), Limiter::new(store.clone()));
 
     // Admitted, refused, never fitting, without a valid key, and without a store.
@@ -89,7 +90,7 @@ async fn an_api_key_appears_nowhere_but_in_the_request() {
         server.keys().iter().flat_map(|key| server.run::<Vec<Vec<u8>>>(&format!("ZRANGE {key} 0 -1"))).collect();
     drop(server);
     // Without cached refusals.
-    let down = || layer("calls").deadline(Duration::from_millis(20)).deny_cache(DenyCache::off());
+    let down = || layer_with("calls", DenyCache::off()).deadline(Duration::from_millis(20));
     for down in [down().fail_closed(), down()] {
         let app = Router::new().route("/", get(|| async {})).layer(down);
         seen += &debug_of(&app.oneshot(with_key("x-api-key", API_KEY)).await.unwrap());

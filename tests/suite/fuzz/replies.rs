@@ -197,9 +197,9 @@ fn every_reply_makes_a_response() {
     let (runtime, impostor) = (one_thread(), Impostor::start());
     let store = || RedisStore::builder(&impostor.url).build().unwrap();
     let services = [HeaderSets::both(), HeaderSets::both().reset_as_unix_time()].map(|format| {
-        let layer = RateLimitLayer::new(store()).limit(CALLS.by(anyone)).limit(OTHER.by(anyone));
         // Every request must get a reply.
-        let layer = layer.breaker(Breaker::off()).deny_cache(DenyCache::off()).deadline(TEST_TIMEOUT);
+        let limiter = Limiter::new(store()).breaker(Breaker::off()).deny_cache(DenyCache::off()).deadline(TEST_TIMEOUT);
+        let layer = RateLimitLayer::on(limiter).limit(CALLS.by(anyone)).limit(OTHER.by(anyone));
         layer.fail_closed().headers(format).layer(service_fn(hello))
     });
     fuzz(&(says(), 0..2_usize), |(says, format)| {

@@ -121,7 +121,7 @@ async fn failures_count_by_cause_and_degraded_responses_by_mode() {
     let recorded = Recorded::start();
     let failing = Limiter::new(failing());
     for mode in [FailureMode::Open, FailureMode::Closed, FailureMode::Local(Share::one_of(1))] {
-        let layer = RateLimitLayer::on(failing.clone()).limit(CALLS.by(anyone)).failure_mode(mode);
+        let layer = RateLimitLayer::on(failing.clone()).limit(CALLS.by(anyone)).failure_mode_by(move |_, _| mode);
         let app = layer.layer(service_fn(hello));
         for _ in 0..3 {
             app.clone().oneshot(request()).await.unwrap();
@@ -282,8 +282,8 @@ async fn decisions_failures_and_degraded_requests_have_the_name_of_their_layer()
     let limiter = Limiter::new(MemoryStore::new());
     // Settings before and after the name, whatever makes a limiter of its own.
     let named = |name| {
-        let layer = RateLimitLayer::on(limiter.clone()).breaker(Breaker::off()).named(name);
-        layer.limit(CALLS.by(anyone)).deny_cache(DenyCache::new())
+        let limiter = limiter.clone().breaker(Breaker::off()).deny_cache(DenyCache::new());
+        RateLimitLayer::on(limiter).named(name).limit(CALLS.by(anyone)).deadline(Duration::from_secs(1))
     };
     assert_eq!(send(&named("one"), request()).await, 200);
     for status in [200, 200, 429] {
@@ -293,7 +293,10 @@ async fn decisions_failures_and_degraded_requests_have_the_name_of_their_layer()
     let key = anyone(&request().into_parts().0).unwrap();
     assert!(!limiter.check(&CALLS, key, 1).await.unwrap().is_allowed());
     for (name, mode) in [("open", FailureMode::Open), ("local", FailureMode::Local(Share::one_of(1)))] {
-        let layer = RateLimitLayer::on(Limiter::new(failing())).named(name).limit(CALLS.by(anyone)).failure_mode(mode);
+        let layer = RateLimitLayer::on(Limiter::new(failing()))
+            .named(name)
+            .limit(CALLS.by(anyone))
+            .failure_mode_by(move |_, _| mode);
         assert_eq!(send(&layer, request()).await, 200);
     }
     let chosen = KeyedLimit::chosen(anyone, |_| async { Err::<Limit, _>("no such tenant") });

@@ -6,8 +6,8 @@ use axum::body::Body;
 use http::{Response, StatusCode};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Breaker, Decision, Degraded, Error, FailureMode, KeyedLimit, Limit, ManualClock, MemoryStore, RateLimitLayer,
-    Rejection, Share,
+    Breaker, Decision, Degraded, Error, FailureMode, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore,
+    RateLimitLayer, Rejection, Share,
     testing::{assert_admitted, assert_unavailable},
 };
 
@@ -27,9 +27,13 @@ fn degraded(response: &Response<Body>) -> Option<(FailureMode, &Error)> {
 #[tokio::test(start_paused = true)]
 async fn every_degraded_response_names_its_cause_and_mode() {
     for mode in MODES {
-        let failing = RateLimitLayer::new(failing()).limit(CALLS.by(anyone)).failure_mode(mode);
-        let failing = failing.breaker(Breaker::new().failures(1)).layer(service_fn(hello));
-        let silent = RateLimitLayer::new(silent()).limit(CALLS.by(anyone)).failure_mode(mode).layer(service_fn(hello));
+        let failing = Limiter::new(failing()).breaker(Breaker::new().failures(1));
+        let failing = RateLimitLayer::on(failing).limit(CALLS.by(anyone)).failure_mode_by(move |_, _| mode);
+        let failing = failing.layer(service_fn(hello));
+        let silent = RateLimitLayer::new(silent())
+            .limit(CALLS.by(anyone))
+            .failure_mode_by(move |_, _| mode)
+            .layer(service_fn(hello));
         let statuses = match mode {
             FailureMode::Open => [200; 2],
             FailureMode::Closed => [503; 2],
@@ -57,7 +61,10 @@ async fn a_decided_response_is_not_degraded() {
     for mode in MODES {
         let clock = ManualClock::new();
         let store = MemoryStore::builder().clock(&clock).build();
-        let app = RateLimitLayer::new(store).limit(CALLS.by(anyone)).failure_mode(mode).layer(service_fn(hello));
+        let app = RateLimitLayer::new(store)
+            .limit(CALLS.by(anyone))
+            .failure_mode_by(move |_, _| mode)
+            .layer(service_fn(hello));
         for status in [200, 200, 429] {
             let response = app.clone().oneshot(request()).await.unwrap();
             assert_eq!((response.status().as_u16(), degraded(&response).is_some()), (status, false));
@@ -69,7 +76,7 @@ async fn a_decided_response_is_not_degraded() {
 async fn a_limit_that_cannot_be_chosen_is_reported() {
     for mode in MODES {
         let chosen = KeyedLimit::chosen(anyone, |_| async { Err::<Limit, _>("no such tenant") });
-        let layer = RateLimitLayer::new(MemoryStore::new()).limit(chosen).failure_mode(mode);
+        let layer = RateLimitLayer::new(MemoryStore::new()).limit(chosen).failure_mode_by(move |_, _| mode);
         let response = layer.layer(service_fn(hello)).oneshot(request()).await.unwrap();
         let (shown, error) = degraded(&response).unwrap();
         assert_eq!(shown, mode);
@@ -95,8 +102,9 @@ async fn a_local_decision_is_marked() {
 async fn each_mode_is_logged_at_most_once_a_second() {
     for (mode, shown) in MODES.into_iter().zip(["mode=Open", "mode=Closed", "mode=Local"]) {
         let log = Log::start();
-        let layer = RateLimitLayer::new(failing()).limit(CALLS.by(anyone)).failure_mode(mode);
-        let app = layer.breaker(Breaker::off()).layer(service_fn(hello));
+        let limiter = Limiter::new(failing()).breaker(Breaker::off());
+        let layer = RateLimitLayer::on(limiter).limit(CALLS.by(anyone)).failure_mode_by(move |_, _| mode);
+        let app = layer.layer(service_fn(hello));
         for _ in 0..10 {
             app.clone().oneshot(request()).await.unwrap();
         }

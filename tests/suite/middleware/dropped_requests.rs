@@ -22,7 +22,6 @@ use tower_sliding_window::{
 
 use crate::support::{
     TEST_TIMEOUT, let_tasks_run,
-    log::Log,
     redis_server::RedisServer,
     requests::{anyone, figures, hello, request},
     stores::settled_costs,
@@ -180,31 +179,29 @@ async fn assert_dropped_request_costs<S: Store + Clone>(
     ends: Ends,
     chosen: bool,
 ) {
-    for (units, at_once, after_the_lease) in
-        [(None, 500, 0), (Some(0), 0, 0), (Some(50), 50, 50), (Some(500), 500, 500), (Some(u64::MAX), 500, 500)]
-    {
+    for lease in [MINUTE, TOKENS.window()] {
         let limit = if chosen {
             let choose = |_: &http::request::Parts| async { Ok::<_, Infallible>(TOKENS) };
             KeyedLimit::chosen(anyone, choose).cost(|_| 500).settle(|_| 100)
         } else {
             tokens()
         };
-        let limit = units.into_iter().fold(limit, KeyedLimit::settle_dropped);
-        let layer = RateLimitLayer::new(store.clone()).limit(limit);
+        let layer = RateLimitLayer::new(store.clone()).limit(limit.lease(lease));
         ends.send(&layer).await;
         let_tasks_run().await;
+        let at_once = spent(limiter).await;
         // A request that is dropped before its decision may not be charged at all.
-        let may_be_nothing = units.is_none() && matches!(ends, Ends::HangsUpBeforeTheDecision);
-        let spent_at_once = spent(limiter).await;
-        assert!(spent_at_once == at_once || may_be_nothing, "{ends:?} {units:?} {spent_at_once}");
-        clock.advance(MINUTE);
-        assert_eq!(spent(limiter).await, after_the_lease, "{ends:?} {units:?}");
-        clock.advance(TOKENS.window());
+        let may_be_nothing = matches!(ends, Ends::HangsUpBeforeTheDecision);
+        assert!(at_once == 500 || may_be_nothing && at_once == 0, "{ends:?} {lease:?} {at_once}");
+        clock.advance(lease - Duration::from_micros(1));
+        assert_eq!(spent(limiter).await, at_once, "{ends:?} {lease:?}");
+        clock.advance(Duration::from_micros(1));
+        assert_eq!(spent(limiter).await, 0, "{ends:?} {lease:?}");
     }
 }
 
 #[tokio::test]
-async fn a_dropped_request_costs_what_settle_dropped_says() {
+async fn a_dropped_request_costs_its_charge_until_its_lease_ends() {
     for ends in ALL {
         for chosen in [false, true] {
             let (store, clock, limiter) = store();
@@ -216,35 +213,16 @@ async fn a_dropped_request_costs_what_settle_dropped_says() {
     }
 }
 
-#[tokio::test]
-async fn each_limit_settles_a_dropped_request_by_its_own_rule() {
-    let (store, clock, limiter) = store();
-    let watched = FaultyStore::new(store);
-    let [plain, leased] = ["plain", "leased"].map(|name| Limit::per_hour(name, 10));
-    let layer = RateLimitLayer::new(watched.clone())
-        .limit(plain.clone().by(anyone).settle_dropped(0))
-        .limit(tokens().settle_dropped(7))
-        .limit(leased.clone().by(anyone).settle(|_| 3));
-    Ends::HangsUp.send(&layer).await;
-    let_tasks_run().await;
-    assert_eq!(settled_costs(&watched), [[None, Some(7), None]]);
-    clock.advance(MINUTE);
-    let used = async |limit: &Limit| limiter.peek(limit, key()).await.unwrap().used();
-    assert_eq!((used(&plain).await, spent(&limiter).await, used(&leased).await), (1, 7, 0));
-}
-
 /// A refused request, and one that a shadow limit would have refused.
 #[tokio::test]
 async fn an_uncharged_request_is_not_settled() {
     let (store, _clock, limiter) = store();
     let watched = FaultyStore::new(store.clone());
     let _ = limiter.check(&TOKENS, key(), 9_999).await.unwrap();
-    let layer = || RateLimitLayer::new(watched.clone()).limit(tokens().settle_dropped(0));
+    let layer = || RateLimitLayer::new(watched.clone()).limit(tokens());
     assert_eq!(layer().layer(service_fn(hello)).oneshot(request()).await.unwrap().status(), 429);
-    Ends::HangsUpBeforeTheDecision
-        .send(&RateLimitLayer::new(Slow(watched.clone())).limit(tokens().settle_dropped(0)))
-        .await;
-    Ends::HangsUp.send(&RateLimitLayer::new(watched.clone()).limit(tokens().settle_dropped(0).in_shadow())).await;
+    Ends::HangsUpBeforeTheDecision.send(&RateLimitLayer::new(Slow(watched.clone())).limit(tokens())).await;
+    Ends::HangsUp.send(&RateLimitLayer::new(watched.clone()).limit(tokens().in_shadow())).await;
     let_tasks_run().await;
     assert_eq!((settled_costs(&watched).len(), spent(&limiter).await), (0, 9_999));
 }
@@ -255,7 +233,7 @@ async fn a_request_with_a_response_is_settled_once() {
     for fault in [Fault::None, Fault::Fails] {
         let store = FaultyStore::new(store.clone());
         store.set_for_settlements(fault);
-        let layer = RateLimitLayer::new(store.clone()).limit(tokens().settle_dropped(0));
+        let layer = RateLimitLayer::new(store.clone()).limit(tokens());
         assert_eq!(layer.layer(service_fn(hello)).oneshot(request()).await.unwrap().status(), 200);
         let_tasks_run().await;
         assert_eq!(settled_costs(&store), [[Some(100)]]);
@@ -266,36 +244,35 @@ async fn a_request_with_a_response_is_settled_once() {
 /// Otherwise a client that disconnects at that moment would use the response for free.
 #[tokio::test]
 async fn a_settlement_finishes_after_its_request_is_dropped() {
-    for dropped in [None, Some(0)] {
-        let (store, clock, limiter) = store();
-        let limit = dropped.into_iter().fold(tokens(), KeyedLimit::settle_dropped);
-        let mut service = RateLimitLayer::new(Slow(store)).limit(limit).layer(service_fn(hello));
-        {
-            let mut response = pin!(service.call(request()));
-            while spent(&limiter).await == 0 {
-                assert!(poll_once(response.as_mut()).is_pending());
-                yield_now().await;
-            }
-            // The service has responded and the settlement has begun.
-            assert_eq!(spent(&limiter).await, 500);
+    let (store, clock, limiter) = store();
+    let mut service = RateLimitLayer::new(Slow(store)).limit(tokens()).layer(service_fn(hello));
+    {
+        let mut response = pin!(service.call(request()));
+        while spent(&limiter).await == 0 {
+            assert!(poll_once(response.as_mut()).is_pending());
+            yield_now().await;
         }
-        let_tasks_run().await;
-        assert_eq!(spent(&limiter).await, 100);
-        clock.advance(MINUTE);
-        assert_eq!(spent(&limiter).await, 100);
+        // The service has responded and the settlement has begun.
+        assert_eq!(spent(&limiter).await, 500);
     }
+    let_tasks_run().await;
+    assert_eq!(spent(&limiter).await, 100);
+    clock.advance(MINUTE);
+    assert_eq!(spent(&limiter).await, 100);
 }
 
 /// The closure that returns the cost may also panic.
 #[tokio::test]
-async fn a_panicking_settle_closure_settles_as_a_dropped_request() {
-    let (store, _clock, limiter) = store();
+async fn a_panicking_settle_closure_ends_as_a_dropped_request() {
+    let (store, clock, limiter) = store();
     let cost = |_: &Exchange<'_>| -> u64 { panic!("as closures do") };
-    let limit = TOKENS.by(anyone).cost(|_| 500).settle(cost).settle_dropped(50);
+    let limit = TOKENS.by(anyone).cost(|_| 500).settle(cost);
     let app = RateLimitLayer::new(store).limit(limit).layer(service_fn(hello));
     assert!(tokio::spawn(app.oneshot(request())).await.unwrap_err().is_panic());
     let_tasks_run().await;
-    assert_eq!(spent(&limiter).await, 50);
+    assert_eq!(spent(&limiter).await, 500);
+    clock.advance(MINUTE);
+    assert_eq!(spent(&limiter).await, 0);
 }
 
 /// A dropped request takes nothing and blocks no other.
@@ -303,7 +280,7 @@ async fn a_panicking_settle_closure_settles_as_a_dropped_request() {
 async fn a_dropped_request_leaves_the_line() {
     let (store, clock, limiter) = store();
     let watched = FaultyStore::new(store);
-    let layer = RateLimitLayer::new(watched.clone()).limit(tokens().settle_dropped(0)).wait_up_to(2 * TOKENS.window());
+    let layer = RateLimitLayer::new(watched.clone()).limit(tokens()).wait_up_to(2 * TOKENS.window());
     let _ = limiter.check(&TOKENS, key(), 10_000).await.unwrap();
     Ends::HangsUpBeforeTheDecision.send(&layer).await;
     let_tasks_run().await;
@@ -312,24 +289,11 @@ async fn a_dropped_request_leaves_the_line() {
     assert_eq!((settled_costs(&watched).len(), spent(&limiter).await), (1, 100));
 }
 
-#[tokio::test]
-async fn a_dropped_request_that_cannot_be_settled_stays_charged_and_is_logged() {
-    let log = Log::start();
-    let (store, _clock, limiter) = store();
-    let store = FaultyStore::new(store);
-    store.set_for_settlements(Fault::Fails);
-    let layer = RateLimitLayer::new(store).limit(tokens().settle_dropped(0));
-    Ends::HangsUp.send(&layer).await;
-    let_tasks_run().await;
-    assert_eq!(spent(&limiter).await, 500);
-    assert!(log.text().contains("stays charged as it was"), "{}", log.text());
-}
-
 /// The lease ends the charge.
 #[test]
 fn a_dropped_request_without_a_runtime_does_not_panic() {
     let (store, clock, limiter) = store();
-    let layer = RateLimitLayer::new(store).limit(tokens().settle_dropped(0));
+    let layer = RateLimitLayer::new(store).limit(tokens());
     let spent = || {
         let Poll::Ready(decision) = poll_once(pin!(limiter.peek(&TOKENS, key()))) else { panic!("it waits") };
         decision.unwrap().used()
@@ -346,22 +310,15 @@ fn a_dropped_request_without_a_runtime_does_not_panic() {
 
 /// Before the decision, and while a connection is still being made.
 #[tokio::test]
-async fn a_dropped_request_is_settled_on_redis() {
+async fn a_request_that_is_dropped_on_redis_costs_nothing_after_its_lease() {
     let server = RedisServer::start();
     let store = server.store().build().unwrap();
-    let layer = RateLimitLayer::new(store.clone()).limit(tokens().settle_dropped(50)).deadline(TEST_TIMEOUT);
+    let lease = Duration::from_millis(100);
+    let layer = RateLimitLayer::new(store.clone()).limit(tokens().lease(lease)).deadline(TEST_TIMEOUT);
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
-    for (ends, all) in [(Ends::HangsUpBeforeTheDecision, 50), (Ends::HangsUpBeforeTheDecision, 100), (Ends::Fails, 150)]
-    {
+    for ends in [Ends::HangsUpBeforeTheDecision, Ends::HangsUpBeforeTheDecision, Ends::Fails] {
         ends.send(&layer).await;
-        let mut used = 0;
-        for _ in 0..500 {
-            used = spent(&limiter).await;
-            if used == all {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        assert_eq!(used, all);
+        tokio::time::sleep(3 * lease).await;
+        assert_eq!(spent(&limiter).await, 0, "{ends:?}");
     }
 }

@@ -135,7 +135,7 @@ async fn a_layer_without_figures_leaves_those_of_an_inner_layer() {
             around(&layer(unlimited), app.clone()),
             around(&undecided, app.clone()),
             around(&layer(MINE.by(anyone)).headers(HeaderSets::none()), app.clone()),
-            around(&layer(Limit::per_minute("calls", 9).by(anyone)).heed_upstream(), app.clone()),
+            around(&layer(Limit::per_minute("calls", 9).by(anyone).heed_upstream()), app.clone()),
         ] {
             assert_eq!(figures(ask(&app).await.headers())[2], Some(&*test.reset(&MINE, inner)));
         }

@@ -52,10 +52,9 @@ async fn a_hostile_upstream_pauses_only_itself() {
         let store = MemoryStore::new();
         let (host, total, account) = (Limit::per_hour("host", 50), Limit::per_hour("total", 500), "account");
         let layer = RateLimitLayer::new(store.clone())
-            .limit(host.clone().by(UpstreamHost))
+            .limit(host.clone().by(UpstreamHost).heed_upstream())
             .limit(total.clone().by(Everyone))
-            .limit(Limit::per_hour(account, 500).by(anyone))
-            .heed_upstream();
+            .limit(Limit::per_hour(account, 500).by(anyone));
         call(&layer, "http://hostile.example/", says).await;
         for url in ["http://hostile.example/", "http://HOSTILE.example.:80/other?x"] {
             let refused = call(&layer, url, &[]).await;
@@ -77,45 +76,36 @@ async fn an_upstream_pauses_a_limit_for_its_window_at_most() {
         &[("answer-x-ratelimit-remaining", "0"), ("answer-x-ratelimit-reset", "86400")],
     ];
     for says in says {
-        let layer = layer(CALLS.by(UpstreamHost)).heed_upstream();
+        let layer = layer(CALLS.by(UpstreamHost).heed_upstream());
         call(&layer, "http://upstream.example/", says).await;
         let refused = call(&layer, "http://upstream.example/", &[]).await;
         assert_eq!((refused.status().as_u16(), figures(refused.headers())[3]), (429, Some("60")));
     }
 }
 
-/// The host may be a part of the key. For a key that may lack the host, and for a closure, it is not known.
 #[tokio::test]
-async fn a_limit_heeds_an_upstream_if_its_key_holds_the_host_or_if_it_is_set_to() {
+async fn a_limit_heeds_an_upstream_if_it_says_so() {
     let tenant = || Header::new("x-tenant");
     let closure = |parts: &Parts| UpstreamHost.extract(parts);
     let chosen = || KeyedLimit::chosen(UpstreamHost, |_: &Parts| async { Ok::<_, Infallible>(CALLS) });
-    for (limit, heeds) in [
-        (CALLS.by(UpstreamHost), true),
-        (CALLS.by(UpstreamHost.and(tenant())), true),
-        (CALLS.by(tenant().and(UpstreamHost)), true),
-        (CALLS.by(UpstreamHost.or(UpstreamHost)), true),
-        (CALLS.by(UpstreamHost.or(tenant())), false),
-        (CALLS.by(tenant()), false),
-        (CALLS.by(closure), false),
-        (chosen(), true),
-        (chosen().heed_upstream(false), false),
-        (CALLS.by(UpstreamHost).heed_upstream(false), false),
-        (CALLS.by(closure).heed_upstream(true), true),
-        (CALLS.by(Everyone).heed_upstream(true), true),
+    for limit in [
+        CALLS.by(UpstreamHost),
+        CALLS.by(UpstreamHost.and(tenant())),
+        CALLS.by(UpstreamHost.or(tenant())),
+        CALLS.by(tenant()),
+        CALLS.by(closure),
+        CALLS.by(Everyone),
+        chosen(),
     ] {
-        let log = Log::start();
-        let layer = layer(limit).heed_upstream();
-        call(&layer, "http://upstream.example/", &[("x-tenant", "7"), ("answer", "429")]).await;
-        let closed = call(&layer, "http://upstream.example/", &[("x-tenant", "7")]).await.status() == 429;
-        // A layer that heeds upstreams without such a limit says so when it is applied.
-        let says_so = log.text().contains("none of its limits does");
-        assert_eq!((closed, says_so), (heeds, !heeds), "{}", log.text());
-        assert_eq!(log.text().contains("says to stay away"), heeds);
+        for heeds in [false, true] {
+            let log = Log::start();
+            let layer = layer(if heeds { limit.clone().heed_upstream() } else { limit.clone() });
+            call(&layer, "http://upstream.example/", &[("x-tenant", "7"), ("answer", "429")]).await;
+            let closed = call(&layer, "http://upstream.example/", &[("x-tenant", "7")]).await.status() == 429;
+            assert_eq!(closed, heeds, "{}", log.text());
+            assert_eq!(log.text().contains("says to stay away"), heeds);
+        }
     }
-    let log = Log::start();
-    call(&layer(CALLS.by(Everyone)), "http://upstream.example/", &[]).await;
-    assert_eq!(log.text(), "");
 }
 
 /// A store that decides once and then fails.
@@ -191,8 +181,8 @@ async fn call_that_takes(
 fn two_a_minute() -> (RateLimitLayer, ManualClock) {
     let clock = ManualClock::new();
     let store = MemoryStore::builder().clock(&clock).build();
-    let two = Limit::per_minute("two", 2).by(anyone).heed_upstream(true);
-    (RateLimitLayer::new(store).limit(two).heed_upstream(), clock)
+    let two = Limit::per_minute("two", 2).by(anyone).heed_upstream();
+    (RateLimitLayer::new(store).limit(two), clock)
 }
 
 /// Calls with different latencies arrive at the upstream closer together than they were sent. So each counts from its
@@ -258,10 +248,9 @@ async fn a_success_pauses_only_limits_with_units_left() {
     let store = MemoryStore::new();
     let (one, nine, four) = (Limit::per_hour("one", 1), Limit::per_hour("nine", 9), Limit::per_hour("four", 4));
     let layer = RateLimitLayer::new(store.clone())
-        .limit(one.clone().by(anyone).heed_upstream(true))
-        .limit(nine.clone().by(anyone).heed_upstream(true))
-        .limit(four.clone().by(anyone).split(4).heed_upstream(true))
-        .heed_upstream();
+        .limit(one.clone().by(anyone).heed_upstream())
+        .limit(nine.clone().by(anyone).heed_upstream())
+        .limit(four.clone().by(anyone).split(4).heed_upstream());
     let says = [("answer-x-ratelimit-remaining", "0"), ("answer-x-ratelimit-reset", "30")];
     assert_eq!(call(&layer, "/", &says).await.status(), 200);
     let (limiter, split, key) = (Limiter::new(store), four.split(4), anyone(&request().into_parts().0).unwrap());
@@ -287,9 +276,9 @@ async fn a_success_pauses_only_limits_with_units_left() {
 async fn a_success_pauses_a_limit_whose_call_returned_units() {
     for (cost, closes) in [(2, false), (0, true)] {
         let store = MemoryStore::new();
-        let layer = RateLimitLayer::new(store.clone()).heed_upstream();
+        let layer = RateLimitLayer::new(store.clone());
         let limit = Limit::per_hour("calls", 2);
-        let layer = layer.limit(limit.clone().by(anyone).cost(|_| 2).settle(move |_| cost).heed_upstream(true));
+        let layer = layer.limit(limit.clone().by(anyone).cost(|_| 2).settle(move |_| cost).heed_upstream());
         let says = [("answer-x-ratelimit-remaining", "0"), ("answer-x-ratelimit-reset", "30")];
         assert_eq!(call(&layer, "/", &says).await.status(), 200);
         let left = Limiter::new(store).peek(&limit, anyone(&request().into_parts().0).unwrap()).await.unwrap();
@@ -338,9 +327,9 @@ async fn heeding_an_upstream_with_the_same_limit_costs_no_time() {
                 response
             }
         });
-        let client = RateLimitLayer::new(MemoryStore::new()).limit(TEN.by(anyone).heed_upstream(true));
-        let client = client.wait_up_to(Duration::from_secs(600));
-        let client = if heeds { client.heed_upstream() } else { client }.layer(upstream);
+        let limit = if heeds { TEN.by(anyone).heed_upstream() } else { TEN.by(anyone) };
+        let client = RateLimitLayer::new(MemoryStore::new()).limit(limit);
+        let client = client.wait_up_to(Duration::from_secs(600)).layer(upstream);
         let begun = time::Instant::now();
         let tasks = (0..callers).map(|_| {
             let client = client.clone();
@@ -363,9 +352,8 @@ async fn heeding_an_upstream_with_the_same_limit_costs_no_time() {
 async fn all_limits_are_paused_concurrently() {
     let (store, whole) = (MemoryStore::new(), Limit::per_hour("parts", 320));
     let layer = RateLimitLayer::new(Slow(store.clone()))
-        .limit(Limit::per_hour(SILENT, 10).by(anyone).heed_upstream(true))
-        .limit(whole.clone().by(anyone).heed_upstream(true).split(32))
-        .heed_upstream();
+        .limit(Limit::per_hour(SILENT, 10).by(anyone).heed_upstream())
+        .limit(whole.clone().by(anyone).heed_upstream().split(32));
     let app = layer
         .layer(service_fn(|request: Request<Body>| ready(Ok::<_, Infallible>(scripted_response(request.headers())))));
     let reported = Request::get("/").header("answer", "429").header("answer-retry-after", "60").body(Body::empty());
@@ -380,7 +368,7 @@ async fn all_limits_are_paused_concurrently() {
 async fn a_failed_pause_leaves_the_response_unchanged() {
     let log = Log::start();
     let store = Once { store: MemoryStore::new(), asked: Arc::default() };
-    let layer = RateLimitLayer::new(store).limit(CALLS.by(anyone).heed_upstream(true)).heed_upstream();
+    let layer = RateLimitLayer::new(store).limit(CALLS.by(anyone).heed_upstream());
     let app = layer
         .layer(service_fn(|request: Request<Body>| ready(Ok::<_, Infallible>(scripted_response(request.headers())))));
     let reported =

@@ -154,7 +154,7 @@ async fn a_cached_refusal_keeps_a_hidden_limit_hidden() {
     let server = RedisServer::start();
     for deny_cache in [DenyCache::off(), DenyCache::new()] {
         let store = server.store().clock(&ManualClock::new()).build().unwrap();
-        let layer = RateLimitLayer::new(store.clone()).deadline(TEST_TIMEOUT).deny_cache(deny_cache);
+        let layer = RateLimitLayer::on(Limiter::new(store.clone()).deadline(TEST_TIMEOUT).deny_cache(deny_cache));
         let hidden = layer.clone().limit(TOTAL.by(anyone).hidden());
         assert_reveals_nothing(&around(&hidden, handler())).await;
         server.pause();

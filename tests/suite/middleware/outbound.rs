@@ -126,7 +126,7 @@ async fn an_upstreams_refusal_pauses_the_limit() {
         (&[("answer", "429")], 429, "1"),
     ];
     for (headers, status, wait) in says {
-        let (upstream, layer) = (Upstream::start().await, layer(CALLS.by(anyone).heed_upstream(true)).heed_upstream());
+        let (upstream, layer) = (Upstream::start().await, layer(CALLS.by(anyone).heed_upstream()));
         assert_eq!(upstream.call(&layer, &[]).await.status(), 200);
         assert_eq!(upstream.call(&layer, headers).await.status(), status);
         let refused = upstream.call(&layer, &[]).await;
@@ -153,7 +153,7 @@ async fn an_upstream_that_is_not_heeded_pauses_nothing() {
 #[tokio::test]
 async fn a_heeded_upstreams_headers_pass_through() {
     let upstream = Upstream::start().await;
-    let layer = layer(CALLS.by(anyone).heed_upstream(true).settle(|_| 3)).heed_upstream();
+    let layer = layer(CALLS.by(anyone).heed_upstream().settle(|_| 3));
     let response = upstream.call(&layer, &[("answer-x-ratelimit-remaining", "4000")]).await;
     assert_eq!(figures(response.headers()), [None, Some("4000"), None, None]);
     let response = upstream.call(&layer, &[]).await;
@@ -162,7 +162,7 @@ async fn a_heeded_upstreams_headers_pass_through() {
 
 #[tokio::test]
 async fn a_waiting_call_is_sent_when_the_pause_ends() {
-    let (upstream, layer) = (Upstream::start().await, layer(CALLS.by(anyone).heed_upstream(true)).heed_upstream());
+    let (upstream, layer) = (Upstream::start().await, layer(CALLS.by(anyone).heed_upstream()));
     let layer = layer.wait_up_to(TEST_TIMEOUT);
     assert_eq!(upstream.call(&layer, &[("answer", "429"), ("answer-retry-after", "1")]).await.status(), 429);
     let asked = Instant::now();
@@ -176,11 +176,10 @@ async fn a_refusal_settles_the_call_and_pauses_every_heeding_limit() {
     let store = MemoryStore::new();
     let (free, tried, plain) = (Limit::per_hour("free", 9), Limit::per_hour("tried", 9), Limit::per_hour("plain", 9));
     let layer = RateLimitLayer::new(store.clone())
-        .limit(free.clone().by(anyone).cost(|_| 4).settle(|_| 0).heed_upstream(true))
-        .limit(tried.clone().by(anyone).in_shadow().heed_upstream(true))
-        .limit(plain.clone().by(anyone).heed_upstream(true))
-        .deadline(TEST_TIMEOUT)
-        .heed_upstream();
+        .limit(free.clone().by(anyone).cost(|_| 4).settle(|_| 0).heed_upstream())
+        .limit(tried.clone().by(anyone).in_shadow().heed_upstream())
+        .limit(plain.clone().by(anyone).heed_upstream())
+        .deadline(TEST_TIMEOUT);
     let upstream = Upstream::start().await;
     upstream.call(&layer, &[("answer", "429"), ("answer-retry-after", "60")]).await;
     let (limiter, mut left) = (Limiter::new(store), Vec::new());
@@ -204,12 +203,13 @@ async fn a_heeded_response_counts_whenever_its_lease_ends() {
         for (heeds, took) in [false, true].into_iter().flat_map(|heeds| TIMES.map(|took| (heeds, took))) {
             let limit = Limit::per_hour("calls", 10).with_algorithm(algorithm);
             let limiter = Limiter::new(MemoryStore::new());
-            let keyed = limit.clone().by(anyone).settle(|_| 5).lease(Duration::from_secs(1)).heed_upstream(heeds);
+            let keyed = limit.clone().by(anyone).settle(|_| 5).lease(Duration::from_secs(1));
+            let keyed = if heeds { keyed.heed_upstream() } else { keyed };
             let upstream = service_fn(move |_: Request<Body>| async move {
                 advance(took).await;
                 Ok::<_, Infallible>(Response::new(Body::empty()))
             });
-            let app = RateLimitLayer::on(limiter.clone()).limit(keyed).heed_upstream().layer(upstream);
+            let app = RateLimitLayer::on(limiter.clone()).limit(keyed).layer(upstream);
             assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
             let standing = limiter.peek(&limit, key()).await.unwrap();
             let reserved = standing.binding().reserved();
@@ -224,12 +224,12 @@ async fn a_heeded_response_after_its_lease_counts_on_redis() {
     let limiter = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
     for algorithm in [Algorithm::log(), Algorithm::compact(16), Algorithm::fixed(), Algorithm::counter()] {
         let limit = Limit::per_day("calls", 10).with_algorithm(algorithm);
-        let keyed = limit.clone().by(anyone).settle(|_| 5).lease(Duration::from_millis(50)).heed_upstream(true);
+        let keyed = limit.clone().by(anyone).settle(|_| 5).lease(Duration::from_millis(50)).heed_upstream();
         let upstream = service_fn(|_: Request<Body>| async {
             sleep(Duration::from_millis(120)).await;
             Ok::<_, Infallible>(Response::new(Body::empty()))
         });
-        let app = RateLimitLayer::on(limiter.clone()).limit(keyed).heed_upstream().layer(upstream);
+        let app = RateLimitLayer::on(limiter.clone()).limit(keyed).layer(upstream);
         assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
         let key = anyone(&request().into_parts().0).unwrap();
         assert_eq!(limiter.peek(&limit, key.clone()).await.unwrap().used(), 5, "{algorithm:?}");
@@ -252,7 +252,7 @@ async fn call_by_reqwest(layer: &RateLimitLayer, request: Request<Bytes>) -> (u1
 
 #[tokio::test]
 async fn a_client_of_reqwest_is_limited_and_heeds_its_upstream() {
-    let (upstream, layer) = (Upstream::start().await, layer(CALLS.by(anyone).heed_upstream(true)).heed_upstream());
+    let (upstream, layer) = (Upstream::start().await, layer(CALLS.by(anyone).heed_upstream()));
     let call = |headers: &[(&str, &str)]| {
         let request =
             headers.iter().fold(Request::get(&upstream.url), |request, (name, value)| request.header(*name, *value));

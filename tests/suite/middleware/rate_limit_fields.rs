@@ -242,8 +242,8 @@ async fn a_layer_that_heeds_its_upstream_passes_its_fields_on() {
     let upstream = BoxCloneService::new(service_fn(|_: Request<Body>| {
         ready(Ok::<_, Infallible>([("ratelimit", r#""theirs";r=7;t=3"#)].into_response()))
     }));
-    let limit = Limit::per_hour("ours", 5).by(anyone).heed_upstream(true);
-    let app = around(&on(&MemoryStore::new(), [limit]).heed_upstream(), upstream);
+    let limit = Limit::per_hour("ours", 5).by(anyone).heed_upstream();
+    let app = around(&on(&MemoryStore::new(), [limit]), upstream);
     assert_eq!(fields(ask(&app).await.headers()), [None, Some(r#""theirs";r=7;t=3"#)]);
 }
 

@@ -179,3 +179,25 @@ fn types_can_be_named_and_sent() {
     }));
     let _app = App { _layer: layer, _service: service };
 }
+
+/// A layer has one type, whatever limits it has.
+#[tokio::test]
+async fn a_layer_may_get_its_limits_one_by_one_and_only_if_they_are_needed() {
+    for (is_strict, statuses) in [(false, [200, 200]), (true, [200, 429])] {
+        let mut layer = RateLimitLayer::new(MemoryStore::new());
+        layer = layer.limit(Limit::per_minute("calls", 9).by(anyone));
+        if is_strict {
+            layer = layer.limit(Limit::per_minute("strict", 1).by(anyone));
+        }
+        let app = layer.layer(service_fn(hello));
+        for status in statuses {
+            assert_eq!(app.clone().oneshot(request()).await.unwrap().status(), status, "{is_strict}");
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "a layer needs at least one limit")]
+fn a_layer_without_limits_panics_when_it_is_applied() {
+    let _ = RateLimitLayer::new(MemoryStore::new()).fail_closed().layer(service_fn(hello));
+}

@@ -34,8 +34,13 @@ fn layer<S: Store + Clone>(store: &S, deadline: Duration) -> RateLimitLayer {
     RateLimitLayer::new(store.clone()).limit(CALLS.by(anyone)).deadline(deadline)
 }
 
+fn layer_without_breaker<S: Store + Clone>(store: &S, deadline: Duration) -> RateLimitLayer {
+    let limiter = Limiter::new(store.clone()).deadline(deadline).breaker(Breaker::off());
+    RateLimitLayer::on(limiter).limit(CALLS.by(anyone))
+}
+
 /// One layer per deadline, from the outside in.
-fn stacked<S: Store + std::clone::Clone>(store: &S, deadlines: &[Duration]) -> App {
+fn stacked<S: Store + Clone>(store: &S, deadlines: &[Duration]) -> App {
     deadlines.iter().rev().fold(handler(), |app, deadline| around(&layer(store, *deadline), app))
 }
 
@@ -122,7 +127,7 @@ async fn a_working_store_still_decides_with_no_time_left() {
 
     // An immediate decision is made even without time.
     let one = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_hour("one", 1).by(anyone));
-    let app = around(&layer(&silent(), ms(50)).breaker(Breaker::off()), around(&one, handler()));
+    let app = around(&layer_without_breaker(&silent(), ms(50)), around(&one, handler()));
     for status in [200, 429] {
         assert_eq!(app.clone().oneshot(request()).await.unwrap().status(), status);
     }
@@ -155,10 +160,10 @@ async fn a_choice_takes_no_time_from_its_decision() {
         })
     };
     let store = FaultyStore::with_fault(Fault::Hangs);
-    let layer_of = |limit| RateLimitLayer::new(store.clone()).limit(limit).breaker(Breaker::off());
+    let layer_of = |limit| RateLimitLayer::on(Limiter::new(store.clone()).breaker(Breaker::off())).limit(limit);
     for (takes, waits, asked) in [(30, 80, 2), (60, 100, 3)] {
         // The inner layer gets the time that the decision of the outer one left. The choice takes nothing from it.
-        let app = around(&layer(&store, ms(50)).breaker(Breaker::off()), handler());
+        let app = around(&layer_without_breaker(&store, ms(50)), handler());
         let app = around(&layer_of(chosen_after(ms(takes))), app);
         let begun = time::Instant::now();
         let response = app.oneshot(request()).await.unwrap();

@@ -1,4 +1,4 @@
-//! The exchange that a cost is computed from, and the cost of a request without a response.
+//! The exchange that a cost is computed from.
 
 use std::fmt;
 
@@ -6,17 +6,6 @@ use http::{StatusCode, request, response};
 
 /// The units that a request has cost, by its response.
 pub(crate) type CostAfterwards = dyn Fn(&Exchange<'_>) -> u64 + Send + Sync;
-
-/// The cost of a request that is dropped before its response.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum DroppedCost {
-    /// Its charge, since the limit does not settle.
-    Charge,
-    /// Its charge until the lease ends, then nothing.
-    Lease,
-    /// So many units, at most its charge if it has one.
-    Units(u64),
-}
 
 /// A request and its response, from which a limit computes the cost to [settle](crate::KeyedLimit::settle).
 pub struct Exchange<'a> {

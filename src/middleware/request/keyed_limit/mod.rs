@@ -8,8 +8,8 @@ use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
+pub(crate) use self::exchange::CostAfterwards;
 pub use self::exchange::Exchange;
-pub(crate) use self::exchange::{CostAfterwards, DroppedCost};
 use super::{
     super::{extract::KeyExtractor, rejection::Rejection},
     charge::{ChargeOptions, ChooseLimit, DraftCharge, LimitChoice},
@@ -40,10 +40,7 @@ pub struct KeyedLimit {
     /// Whether nothing is reserved before the response.
     counts_afterwards: bool,
     lease: Duration,
-    /// The units of a dropped request. `None` leaves it to its lease.
-    dropped: Option<u64>,
-    /// `None` leaves it to the extractor.
-    heeds_upstream: Option<bool>,
+    heeds_upstream: bool,
     is_shadow: bool,
     is_hidden: bool,
     parts: Option<NonZeroU32>,
@@ -73,29 +70,40 @@ impl KeyedLimit {
             cost_afterwards: None,
             counts_afterwards: false,
             lease: DEFAULT_LEASE,
-            dropped: None,
-            heeds_upstream: None,
+            heeds_upstream: false,
             is_shadow: false,
             is_hidden: false,
             parts: None,
         }
     }
 
-    /// Whether the upstream can [pause](crate::Limiter::pause) the limit, in a layer that
-    /// [heeds](crate::RateLimitLayer::heed_upstream) it. Default: yes for a limit by [`UpstreamHost`](crate::UpstreamHost),
-    /// alone or [combined](KeyExtractor::and) with another extractor; no for all others.
-    ///
-    /// An upstream pauses the limit for all calls of the key, for at most one window. So say `true` only if all calls of a
-    /// key go to one upstream.
+    /// Obeys an upstream that asks for a pause, by a 429, by a 503 with `Retry-After`, or by `RateLimit` or `X-RateLimit-*`
+    /// headers with nothing remaining: around a client. The limit is then [paused](crate::Limiter::pause) for the key of the
+    /// call, for at most one window, in all processes on the store. Default: the upstream is ignored.
     ///
     /// ```
-    /// use tower_sliding_window::{Everyone, Limit};
+    /// use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer, UpstreamHost};
     ///
-    /// let calls = Limit::per_hour("upstream", 5_000).by(Everyone).heed_upstream(true);
+    /// // A crawler of many hosts. A host pauses only calls to itself.
+    /// let limits = RateLimitLayer::new(MemoryStore::new())
+    ///     .limit(Limit::per_second("host", 2).by(UpstreamHost).heed_upstream())
+    ///     .limit(Limit::per_second("total", 100).by(Everyone));
     /// ```
+    ///
+    /// * An upstream pauses the limit for all calls of the key. So say it only if all calls of a key go to one upstream, as
+    ///   they do with [`UpstreamHost`](crate::UpstreamHost).
+    /// * A limit of a short window is paused only briefly. If the upstream may ask for more, add a limit of a longer window
+    ///   that heeds it. A limit in the [shadow](Self::in_shadow) is not paused.
+    /// * A refusal, which is a 429, a 503 with `Retry-After`, or a 403 with nothing remaining, pauses the limit whatever it has
+    ///   left. Any other response pauses it only if something was left, both at the admission and at the response.
+    /// * The response goes out unchanged, with the upstream's figures, once the limits are paused, or after the deadline. Its
+    ///   layer shows no figures of its own.
+    /// * A call counts as of its response, but at most a tenth of the window after its admission, since the upstream may have
+    ///   counted it that late. Until then its units are reserved. This costs up to a tenth of the throughput, and one more call
+    ///   of the store for each request.
     #[must_use]
-    pub fn heed_upstream(mut self, heeds: bool) -> Self {
-        self.heeds_upstream = Some(heeds);
+    pub fn heed_upstream(mut self) -> Self {
+        self.heeds_upstream = true;
         self
     }
 
@@ -200,27 +208,14 @@ impl KeyedLimit {
     }
 
     pub(crate) fn heeds_upstream(&self) -> bool {
-        self.heeds_upstream.unwrap_or_else(|| self.extractor.is_by_upstream())
-    }
-
-    pub(crate) fn dropped_cost(&self) -> DroppedCost {
-        match (&self.cost_afterwards, self.dropped) {
-            (None, _) => DroppedCost::Charge,
-            (Some(_), None) => DroppedCost::Lease,
-            (Some(_), Some(units)) => DroppedCost::Units(units),
-        }
+        self.heeds_upstream
     }
 
     /// The charge of a limit without options, which most limits are: made without the detour over a [`DraftCharge`].
     #[inline]
-    pub(super) fn plain_charge(
-        &self,
-        parts: &Parts,
-        cost: u64,
-        heeds_upstream: bool,
-    ) -> Result<Option<Charge>, Rejection> {
+    pub(super) fn plain_charge(&self, parts: &Parts, cost: u64) -> Result<Option<Charge>, Rejection> {
         match &self.source {
-            LimitSource::Fixed(limit) if self.is_plain() && !heeds_upstream && cost <= limit.units() => {
+            LimitSource::Fixed(limit) if self.is_plain() && cost <= limit.units() => {
                 let key = self.extractor.extract(parts).map_err(Rejection::NoKey)?;
                 Ok(Some(Charge::fitting(limit.clone(), key, cost)))
             }
@@ -231,20 +226,16 @@ impl KeyedLimit {
     fn is_plain(&self) -> bool {
         self.cost.is_none()
             && self.cost_afterwards.is_none()
+            && !self.heeds_upstream
             && !self.is_shadow
             && !self.is_hidden
             && self.parts.is_none()
     }
 
-    /// The charge of a request of this cost, in a layer that may heed its upstream.
-    pub(crate) fn draft(
-        &self,
-        parts: &Parts,
-        cost: u64,
-        heeds_upstream: bool,
-    ) -> Result<DraftCharge<Arc<ChooseLimit>>, Rejection> {
+    /// The charge of a request of this cost.
+    pub(crate) fn draft(&self, parts: &Parts, cost: u64) -> Result<DraftCharge<Arc<ChooseLimit>>, Rejection> {
         let cost = self.cost.as_ref().map_or(cost, |own| own(parts));
-        let options = self.charge_options(heeds_upstream);
+        let options = self.charge_options();
         let key = match self.extractor.extract(parts) {
             Ok(key) => key,
             Err(error) => return options.leave_out_or_reject(self.limit(), Rejection::NoKey(error)),
@@ -264,10 +255,10 @@ impl KeyedLimit {
     }
 
     #[inline]
-    fn charge_options(&self, heeds_upstream: bool) -> ChargeOptions {
+    fn charge_options(&self) -> ChargeOptions {
         ChargeOptions {
             lease: (self.cost_afterwards.is_some() && !self.counts_afterwards).then_some(self.lease),
-            heeds_upstream: heeds_upstream && self.heeds_upstream(),
+            heeds_upstream: self.heeds_upstream,
             counts_afterwards: self.counts_afterwards,
             is_shadow: self.is_shadow,
             is_hidden: self.is_hidden,

@@ -1,4 +1,4 @@
-//! The costs of a limit: before a request, after its response, and without a response.
+//! The costs of a limit: before a request, and after its response.
 
 use std::{sync::Arc, time::Duration};
 
@@ -40,14 +40,14 @@ impl KeyedLimit {
     /// * All limits of a request are settled together, within the layer's deadline, before the response goes out. The
     ///   response shows the units that are left then.
     /// * A cost above the charge counts in full, even above the limit: the next requests are refused.
-    /// * A request that is dropped before its response stays charged until its [`lease`](Self::lease) ends, unless
-    ///   [`settle_dropped`](Self::settle_dropped) sets another cost. So does a request whose settlement fails.
+    /// * A request that is dropped before its response stays charged until its [`lease`](Self::lease) ends: its client has hung
+    ///   up, or the service has failed or panicked. So does a request whose settlement fails.
     /// * The cost is computed from the head of the response. For units that a body uses while it is streamed,
     ///   [reserve](crate::Limiter::reserve) them in the handler and settle at the end of the body: see the example
     ///   `llm_tokens`.
     /// * At least one unit is reserved, even at a cost of 0. A request that was let through without a decision is not settled.
     /// * If only reserved units are in the way, the retry time is
-    ///   [a second](crate::RateLimitLayer::retry_reserved_after), since they may be given back at any time.
+    ///   [a second](crate::Limiter::retry_reserved_after), since they may be given back at any time.
     ///
     /// **Count by client.** A reservation takes units from all clients that share the key. With
     /// [`Everyone`](crate::Everyone), a single client could exhaust the limit for everybody: it sends requests and hangs up,
@@ -77,8 +77,7 @@ impl KeyedLimit {
     ///   [settle](Self::settle) instead, or bound `n` by another limit or a concurrency limit.
     /// * Units above the limit count, too: the next requests are refused until enough of them have left the window.
     /// * The [`cost`](Self::cost) before the response has no effect.
-    /// * A request that is dropped before its response costs nothing, unless [`settle_dropped`](Self::settle_dropped) sets a
-    ///   cost. A count that fails is logged, and nothing is counted.
+    /// * A request that is dropped before its response costs nothing. A count that fails is logged, and nothing is counted.
     /// * The cost is computed from the head of the response. A handler that knows it only at the end of the body counts it
     ///   with [`Charge::spent`](crate::Charge::spent).
     #[must_use]
@@ -91,7 +90,8 @@ impl KeyedLimit {
     /// How long a charge stays reserved if it is not [settled](Self::settle). Then its units are given back. Default: a
     /// minute, or the window if that is shorter.
     ///
-    /// * If a client hangs up or a process is killed, the units are taken from others for this long.
+    /// * If a client hangs up or a process is killed, the units are taken from others for this long. With the window as its
+    ///   lease, a dropped request pays its charge in full, so that hanging up brings a client nothing.
     /// * A response that takes longer than its lease is still settled, as of its admission. But its units are free for others
     ///   in between, so make the lease longer than most responses take.
     ///
@@ -99,26 +99,6 @@ impl KeyedLimit {
     #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
-        self
-    }
-
-    /// Settles a request at this many units, at most its charge if it has one, when it is dropped before its response: its
-    /// client has hung up, or the service has failed or panicked. Default: it stays charged until its
-    /// [`lease`](Self::lease) ends, and then has cost nothing.
-    ///
-    /// * With 0, a client that hangs up gets its units back at once. It can make the service work for free, as often as it
-    ///   likes.
-    /// * With `u64::MAX`, it pays its charge for the whole window. If clients share the key, it can use up the limit for all of
-    ///   them.
-    /// * A request that is dropped while the store decides is settled once it is decided, since it may have been counted. A
-    ///   request that [waits for capacity](crate::RateLimitLayer::wait_up_to) leaves the line instead. If it is counted at
-    ///   that moment, it stays charged until its lease ends.
-    /// * A task of the current runtime settles, within the layer's deadline. Without a runtime, the lease ends the charge.
-    ///
-    /// It has no effect on a limit that does not settle.
-    #[must_use]
-    pub fn settle_dropped(mut self, units: u64) -> Self {
-        self.dropped = Some(units);
         self
     }
 }

@@ -12,8 +12,6 @@
 use std::{
     collections::HashMap,
     env,
-    future::Future,
-    pin::Pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},

@@ -397,7 +397,7 @@ async fn many_nested_layers_and_dropped_requests_keep_one_list() {
     let mut app = handler();
     for number in 0..50 {
         let limit = Limit::new(format!("l{number}"), 1_000, minutes(60)).unwrap();
-        let layer = RateLimitLayer::new(store.clone()).limit(limit.by(anyone).settle(|_| 1).settle_dropped(0));
+        let layer = RateLimitLayer::new(store.clone()).limit(limit.by(anyone).settle(|_| 1));
         app = around(&layer.headers(HeaderSets::rate_limit()), app);
     }
     for _ in 0..20 {

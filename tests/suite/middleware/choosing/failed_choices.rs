@@ -83,7 +83,7 @@ async fn a_failed_choice_rejects_the_request_unless_it_fails_open() {
             Some(_) => FailureMode::Open,
             None => mode,
         });
-        for layer in [layer.failure_mode(mode), by_request.clone()] {
+        for layer in [layer.failure_mode_by(move |_, _| mode), by_request.clone()] {
             let response = layer.layer(service_fn(hello)).oneshot(request()).await.unwrap();
             assert_eq!((response.status().as_u16(), store.calls()), (503, 0));
             assert!(matches!(response.extensions().get(), Some(Rejection::Unavailable(Error::LimitNotChosen(_)))));
@@ -118,7 +118,10 @@ async fn a_failing_store_reports_its_own_error_beside_a_failed_choice() {
     let share = FailureMode::Local(Share::one_of(1));
     for (mode, status) in [(FailureMode::Open, 200), (FailureMode::Closed, 503), (share, 503)] {
         let log = Log::start();
-        let layer = RateLimitLayer::new(failing()).limit(failing_choice()).limit(BURST.by(anyone)).failure_mode(mode);
+        let layer = RateLimitLayer::new(failing())
+            .limit(failing_choice())
+            .limit(BURST.by(anyone))
+            .failure_mode_by(move |_, _| mode);
         let response = layer.layer(service_fn(hello)).oneshot(request()).await.unwrap();
         assert_eq!((response.status().as_u16(), figures(response.headers())[1]), (status, None));
         let is_asked = mode == FailureMode::Open;
@@ -155,7 +158,7 @@ async fn the_other_limits_settle_by_their_own_rules_beside_a_failed_choice() {
     for is_failing_first in [false, true] {
         for fails in [false, true] {
             let store = MemoryStore::new();
-            let settled = BURST.by(anyone).cost(|_| 5).settle(|_| 2).settle_dropped(3);
+            let settled = BURST.by(anyone).cost(|_| 5).settle(|_| 2);
             let limits = if is_failing_first { [failing_choice(), settled] } else { [settled, failing_choice()] };
             let service = service_fn(move |request: Request<Body>| async move {
                 if fails { Err("broken") } else { hello(request).await.map_err(|_| "never") }
@@ -165,7 +168,7 @@ async fn the_other_limits_settle_by_their_own_rules_beside_a_failed_choice() {
             for _ in 0..100 {
                 tokio::task::yield_now().await;
             }
-            assert_eq!(used(&store, &BURST).await, if fails { 3 } else { 2 });
+            assert_eq!(used(&store, &BURST).await, if fails { 5 } else { 2 });
         }
     }
 }
@@ -220,32 +223,30 @@ async fn a_panicking_choice_ends_its_own_request_and_charges_nothing() {
             Ok::<_, Infallible>(PRO)
         }
     });
-    for dropped in [None, Some(0)] {
-        for mode in [FailureMode::Open, FailureMode::Closed, FailureMode::Local(Share::one_of(1))] {
-            let store = MemoryStore::new();
-            let chosen = dropped.into_iter().fold(chosen.clone().settle(|_| 1), KeyedLimit::settle_dropped);
-            let layer = RateLimitLayer::new(store.clone()).limit(BURST.by(anyone)).limit(chosen).failure_mode(mode);
-            let app = layer.layer(service_fn(hello));
-            for plan in ["at once", "later"] {
-                let mut broken = app.clone();
-                let ended =
-                    tokio::spawn(async move { broken.ready().await.unwrap().call(request_of_plan(plan)).await }).await;
-                assert!(ended.unwrap_err().is_panic());
-            }
-            // A client that disconnects during the choice.
-            let mut service = app.clone();
-            let leaves =
-                tokio::spawn(async move { service.ready().await.unwrap().call(request_of_plan("later")).await });
-            tokio::task::yield_now().await;
-            leaves.abort();
-            assert!(leaves.await.is_err());
-            for _ in 0..100 {
-                tokio::task::yield_now().await;
-            }
-            assert_eq!((used(&store, &BURST).await, used(&store, &PRO).await), (0, 0));
-            let response = app.oneshot(request()).await.unwrap();
-            assert_eq!((response.status().as_u16(), figures(response.headers())[1]), (200, Some("2")));
-            assert!(response.extensions().get::<Degraded>().is_none());
+    for mode in [FailureMode::Open, FailureMode::Closed, FailureMode::Local(Share::one_of(1))] {
+        let store = MemoryStore::new();
+        let chosen = chosen.clone().settle(|_| 1);
+        let layer =
+            RateLimitLayer::new(store.clone()).limit(BURST.by(anyone)).limit(chosen).failure_mode_by(move |_, _| mode);
+        let app = layer.layer(service_fn(hello));
+        for plan in ["at once", "later"] {
+            let mut broken = app.clone();
+            let ended =
+                tokio::spawn(async move { broken.ready().await.unwrap().call(request_of_plan(plan)).await }).await;
+            assert!(ended.unwrap_err().is_panic());
         }
+        // A client that disconnects during the choice.
+        let mut service = app.clone();
+        let leaves = tokio::spawn(async move { service.ready().await.unwrap().call(request_of_plan("later")).await });
+        tokio::task::yield_now().await;
+        leaves.abort();
+        assert!(leaves.await.is_err());
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!((used(&store, &BURST).await, used(&store, &PRO).await), (0, 0));
+        let response = app.oneshot(request()).await.unwrap();
+        assert_eq!((response.status().as_u16(), figures(response.headers())[1]), (200, Some("2")));
+        assert!(response.extensions().get::<Degraded>().is_none());
     }
 }

@@ -27,7 +27,7 @@ async fn a_fallback_is_charged_with_the_others_in_every_mode<S: Store + Clone>(f
         let layer = RateLimitLayer::on(fixture.limiter.clone())
             .limit(burst.clone().by(anyone))
             .limit(failing_choice().fallback(fallback.clone()))
-            .failure_mode(mode);
+            .failure_mode_by(move |_, _| mode);
         let app = layer.layer(service_fn(hello));
         for (status, remaining) in [(200, "2"), (200, "1"), (200, "0"), (429, "0"), (429, "0")] {
             let response = app.clone().oneshot(request()).await.unwrap();
@@ -137,7 +137,8 @@ async fn one_of_two_failed_choices_may_have_a_fallback() {
         let limits = if is_first { limits } else { limits.into_iter().rev().collect::<Vec<_>>().try_into().unwrap() };
         for (mode, status, counted) in [(FailureMode::Open, 200, 1), (FailureMode::Closed, 503, 0)] {
             let store = MemoryStore::new();
-            let layer = RateLimitLayer::new(store.clone()).limits(limits.clone()).unwrap().failure_mode(mode);
+            let layer =
+                RateLimitLayer::new(store.clone()).limits(limits.clone()).unwrap().failure_mode_by(move |_, _| mode);
             let response = layer.layer(service_fn(hello)).oneshot(request()).await.unwrap();
             assert_eq!((response.status().as_u16(), used(&store, &PRO).await), (status, counted));
             assert_eq!(degraded(&response), (Some(mode), "no tenants today".to_owned()));
@@ -154,7 +155,8 @@ async fn one_of_two_failed_choices_may_have_a_fallback() {
 async fn a_fallback_follows_the_failure_mode_when_the_store_fails() {
     let local = FailureMode::Local(Share::one_of(3));
     for (mode, expected) in [(FailureMode::Open, [200, 200]), (FailureMode::Closed, [503, 503]), (local, [200, 429])] {
-        let layer = RateLimitLayer::new(failing()).limit(failing_choice().fallback(PRO)).failure_mode(mode);
+        let layer =
+            RateLimitLayer::new(failing()).limit(failing_choice().fallback(PRO)).failure_mode_by(move |_, _| mode);
         let app = layer.layer(service_fn(hello));
         for status in expected {
             let response = app.clone().oneshot(request()).await.unwrap();

@@ -18,11 +18,6 @@ impl<T: 'static> Detachable<T> {
     pub(crate) fn new(future: impl Future<Output = T> + Send + 'static) -> Self {
         Self { future: Some(Box::pin(future)) }
     }
-
-    /// Ends it now: nothing is left for a task to do.
-    pub(crate) fn cancel(&mut self) {
-        self.future = None;
-    }
 }
 
 impl<T: 'static> Future for Detachable<T> {
