@@ -23,12 +23,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-use std::{iter, mem, time::Duration};
+use std::{error, fmt, iter, mem, time::Duration};
 
-pub use crate::limit::errors::{DuplicateCharge, NeverFits};
 use crate::{
     admission::AdmissionId,
     algorithm::Algorithm,
+    config_error::{ConfigError, ConfigErrorKind},
     key::Key,
     limit::{Limit, blocks::Blocks},
 };
@@ -278,10 +278,10 @@ impl Check {
     ///
     /// # Errors
     ///
-    /// [`DuplicateCharge`] if the check already charges a limit of this name for this key: add up the costs instead.
-    pub fn and(mut self, charge: Charge) -> Result<Self, DuplicateCharge> {
+    /// [`ConfigError`] if the check already charges a limit of this name for this key: add up the costs instead.
+    pub fn and(mut self, charge: Charge) -> Result<Self, ConfigError> {
         if self.charges().any(|other| other.limit.name() == charge.limit.name() && other.key == charge.key) {
-            return Err(DuplicateCharge::new(charge.limit));
+            return Err(charged_twice(&charge.limit));
         }
         self.add_distinct(charge);
         Ok(self)
@@ -380,4 +380,57 @@ impl Check {
     pub fn id(&self) -> Option<AdmissionId> {
         self.id
     }
+}
+
+/// A cost above the limit. Waiting does not help, so there is no retry time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NeverFits {
+    limit: Limit,
+    cost: u64,
+    is_hidden: bool,
+}
+
+impl NeverFits {
+    pub(crate) fn new(limit: Limit, cost: u64) -> Self {
+        Self { limit, cost, is_hidden: false }
+    }
+
+    /// Marks the limit as [hidden](crate::Charge::hidden) from clients.
+    #[must_use]
+    pub fn hidden(mut self) -> Self {
+        self.is_hidden = true;
+        self
+    }
+
+    /// Whether the limit is [hidden](crate::Charge::hidden) from clients.
+    #[must_use]
+    pub fn is_hidden(&self) -> bool {
+        self.is_hidden
+    }
+
+    /// The limit that is too small.
+    #[must_use]
+    pub fn limit(&self) -> &Limit {
+        &self.limit
+    }
+
+    /// The cost that is too large.
+    #[must_use]
+    pub fn cost(&self) -> u64 {
+        self.cost
+    }
+}
+
+impl fmt::Display for NeverFits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a cost of {} never fits into the limit {:?} of {}", self.cost, self.limit.name(), self.limit.units())
+    }
+}
+
+impl error::Error for NeverFits {}
+
+/// The error of a check that charges a limit twice.
+pub(crate) fn charged_twice(limit: &Limit) -> ConfigError {
+    let text = format!("one check charges the limit {:?} twice for the same key", limit.name());
+    ConfigError::new(ConfigErrorKind::SameLimit, text)
 }

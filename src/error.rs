@@ -5,7 +5,9 @@
 //!    route's [failure mode](crate::FailureMode) chooses whether the work goes on without a decision.
 //! 3. [`Error::LimitNotChosen`] concerns one limit that is [chosen](crate::KeyedLimit::chosen) for each request. Its
 //!    [fallback](crate::KeyedLimit::fallback) is charged in its place, or the failure mode decides.
-//! 4. A [`StoreError`] has its cause as [`source`](std::error::Error::source). Neither contains a key or a password.
+//! 4. A [`StoreError`] has a [kind](StoreError::kind), and its cause as [`source`](std::error::Error::source). Neither contains a
+//!    key or a password.
+//! 5. A [`ConfigError`] says which setting is wrong. It comes while an application is set up, and never later.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -22,7 +24,8 @@
 
 use std::{error, fmt, sync::Arc, time::Duration};
 
-use crate::limit::errors::{DuplicateCharge, NeverFits};
+use crate::check::NeverFits;
+pub use crate::config_error::{ConfigError, ConfigErrorKind};
 
 /// Why there is no decision. See the [module docs](self).
 #[derive(Clone, Debug)]
@@ -39,8 +42,9 @@ pub enum Error {
     Unavailable(StoreError),
     /// The store was not asked, since it has failed repeatedly. This is its last failure. See [`Breaker`](crate::Breaker).
     BreakerOpen(Arc<Self>),
-    /// No limit could be chosen for the request.
-    LimitNotChosen(ChoiceError),
+    /// No limit could be [chosen](crate::KeyedLimit::chosen) for the request, for this reason: the function that chooses it has
+    /// failed, or has taken longer than the deadline.
+    LimitNotChosen(Arc<dyn error::Error + Send + Sync>),
 }
 
 impl fmt::Display for Error {
@@ -61,7 +65,7 @@ impl error::Error for Error {
             Self::NeverFits(_) | Self::TimedOut { .. } => None,
             Self::Unavailable(error) => Some(error),
             Self::BreakerOpen(error) => Some(&**error),
-            Self::LimitNotChosen(error) => Some(error),
+            Self::LimitNotChosen(cause) => Some(&**cause),
         }
     }
 }
@@ -89,67 +93,60 @@ impl From<StoreError> for Error {
     }
 }
 
-impl From<ChoiceError> for Error {
-    fn from(error: ChoiceError) -> Self {
-        Self::LimitNotChosen(error)
-    }
-}
-
-/// Why a limit could not be [chosen](crate::KeyedLimit::chosen) for a request. Cheap to clone.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum ChoiceError {
-    /// The function that chooses the limit failed.
-    Failed(Arc<dyn error::Error + Send + Sync>),
-    /// It took longer than the deadline.
-    TimedOut {
-        /// The deadline that passed.
-        deadline: Duration,
-    },
-    /// In the [shadow](crate::KeyedLimit::in_shadow), the function has chosen a limit that the request is already charged to
-    /// for the same key. Only a limit that is [left out](crate::ShadowRefusals::left_out) reports it.
-    Duplicate(DuplicateCharge),
-}
-
-impl fmt::Display for ChoiceError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Failed(_) => f.write_str("choosing a limit failed"),
-            Self::TimedOut { deadline } => write!(f, "choosing a limit took longer than {deadline:?}"),
-            Self::Duplicate(_) => f.write_str("a limit was chosen twice"),
-        }
-    }
-}
-
-impl error::Error for ChoiceError {
-    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
-        match self {
-            Self::Failed(cause) => Some(&**cause),
-            Self::TimedOut { .. } => None,
-            Self::Duplicate(error) => Some(error),
-        }
-    }
-}
-
-/// A failure of a store, with its cause. Cheap to clone.
+/// A failure of a store, with its cause as [`source`](std::error::Error::source). Cheap to clone.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// use tower_sliding_window::{RedisStore, error::StoreErrorKind};
+///
+/// # #[cfg(feature = "redis")]
+/// if let Err(error) = RedisStore::connect("redis://127.0.0.1:1").await {
+///     assert_eq!(error.kind(), StoreErrorKind::Unreachable);
+/// }
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct StoreError {
     doing: &'static str,
-    cause: Arc<dyn error::Error + Send + Sync>,
+    kind: StoreErrorKind,
     is_of_one_check: bool,
+    cause: Arc<dyn error::Error + Send + Sync>,
+}
+
+/// What has kept a store from its work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StoreErrorKind {
+    /// A setting is wrong: the cause is a [`ConfigError`].
+    Config,
+    /// The server has refused the user, the password, or a command that this user may not run.
+    Denied,
+    /// There is no connection to the server, or it broke.
+    Unreachable,
+    /// The server did not answer in time.
+    TimedOut,
+    /// The server is a replica, or may not write for another reason.
+    ReadOnly,
+    /// There is no memory left for the admission.
+    OutOfMemory,
+    /// The key has a value of another application.
+    WrongType,
+    /// Another failure. The cause has its text.
+    #[default]
+    Other,
 }
 
 impl StoreError {
-    /// The same failure, which has kept something else from being done.
-    #[cfg(feature = "redis")]
-    pub(crate) fn when(mut self, doing: &'static str) -> Self {
-        self.doing = doing;
-        self
+    /// A failure while `doing` something, such as "deciding a check". Its kind is [`Other`](StoreErrorKind::Other).
+    pub fn new(doing: &'static str, cause: impl Into<Box<dyn error::Error + Send + Sync>>) -> Self {
+        Self { doing, kind: StoreErrorKind::Other, is_of_one_check: false, cause: cause.into().into() }
     }
 
-    /// A failure while `doing` something, such as "deciding a check".
-    pub fn new(doing: &'static str, cause: impl Into<Box<dyn error::Error + Send + Sync>>) -> Self {
-        Self { doing, cause: cause.into().into(), is_of_one_check: false }
+    /// Sets the kind.
+    #[must_use]
+    pub fn of_kind(mut self, kind: StoreErrorKind) -> Self {
+        self.kind = kind;
+        self
     }
 
     /// Marks a failure that does not affect other checks, such as a lack of capacity for one limit. A
@@ -160,9 +157,22 @@ impl StoreError {
         self
     }
 
+    /// The same failure, which has kept something else from being done.
+    #[cfg(feature = "redis")]
+    pub(crate) fn when(mut self, doing: &'static str) -> Self {
+        self.doing = doing;
+        self
+    }
+
     #[cfg(feature = "test-util")]
     pub(crate) fn is_of_one_check(&self) -> bool {
         self.is_of_one_check
+    }
+
+    /// What has kept the store from its work.
+    #[must_use]
+    pub fn kind(&self) -> StoreErrorKind {
+        self.kind
     }
 }
 

@@ -119,6 +119,7 @@ pub mod admission;
 pub mod algorithm;
 pub mod check;
 mod clock;
+mod config_error;
 pub mod decision;
 pub mod error;
 pub mod guide;
@@ -147,24 +148,20 @@ pub use self::store::RedisStore;
 pub use self::{
     admission::AdmissionId,
     algorithm::Algorithm,
-    check::{Charge, Check, DuplicateCharge, NeverFits},
+    check::{Charge, Check, NeverFits},
     decision::{Decision, LimitStatus},
-    error::{ChoiceError, Error, StoreError},
+    error::{ConfigError, Error, StoreError},
     key::Key,
-    limit::{
-        InvalidLimit, Limit, QuotaUnit,
-        blocks::{Blocks, InvalidBlocks},
-        text::InvalidLimitText,
-    },
+    limit::{Limit, QuotaUnit, blocks::Blocks},
     limiter::{FailureMode, Limiter, Reservation, Share},
     middleware::{
-        Degraded, Exchange, HeaderSets, InvalidLimits, JsonResponse, KeyedLimit, RateLimit, RateLimitLayer, Rejection,
+        Degraded, Exchange, HeaderSets, JsonResponse, KeyedLimit, RateLimit, RateLimitLayer, Rejection,
         RejectionResponse, ShadowRefusals, TextResponse, exposed_headers,
         extract::{ApiKey, ClientIp, Everyone, Header, KeyError, KeyExtractor, PeerIp, UpstreamHost},
     },
     secret::Secret,
     settlement::{Settled, Settlement},
-    split::{InvalidSplit, Split},
+    split::Split,
     store::{Breaker, DenyCache, LocalState, ManualClock, MemoryStore, Store},
 };
 

@@ -5,12 +5,17 @@
 //!
 //! One secret may serve both: each use has a domain of its own, so hashes of one reveal nothing about the other.
 
-use std::{error, fmt};
+use std::fmt;
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-use crate::key::Key;
+use crate::{
+    config_error::{ConfigError, ConfigErrorKind},
+    key::Key,
+};
+
+const MIN_BYTES: usize = 16;
 
 /// A hash is truncated to 128 bits.
 const HASH_BYTES: usize = 16;
@@ -32,15 +37,17 @@ impl Secret {
     ///
     /// # Errors
     ///
-    /// [`WeakSecret`] if it is shorter.
-    pub fn new(secret: impl AsRef<[u8]>) -> Result<Self, WeakSecret> {
+    /// [`ConfigError`] if it is shorter.
+    pub fn new(secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
         let secret = secret.as_ref();
-        let weak = WeakSecret { bytes: secret.len() };
-        if secret.len() < WeakSecret::MIN_BYTES {
-            return Err(weak);
-        }
         // HMAC takes a key of any length; the error is the trait's, not the algorithm's.
-        Hmac::new_from_slice(secret).map(|mac| Self { mac }).map_err(|_| weak)
+        match Hmac::new_from_slice(secret) {
+            Ok(mac) if secret.len() >= MIN_BYTES => Ok(Self { mac }),
+            _ => {
+                let text = format!("a secret must have at least {MIN_BYTES} bytes, not {}", secret.len());
+                Err(ConfigError::new(ConfigErrorKind::Secret, text))
+            }
+        }
     }
 
     /// The key of a secret value, such as an access token: the first 128 bits of its HMAC-SHA-256. For API keys in requests
@@ -51,7 +58,7 @@ impl Secret {
     ///
     /// let secret = Secret::new("32 random bytes out of the vault")?;
     /// assert_eq!(secret.key("token", "t0ken").value().len(), 16);
-    /// # Ok::<(), tower_sliding_window::middleware::extract::WeakSecret>(())
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
     /// ```
     #[must_use]
     pub fn key(&self, namespace: &'static str, value: &str) -> Key {
@@ -89,24 +96,6 @@ impl fmt::Debug for Secret {
         f.debug_struct("Secret").finish_non_exhaustive()
     }
 }
-
-/// A secret that is too short.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WeakSecret {
-    bytes: usize,
-}
-
-impl WeakSecret {
-    const MIN_BYTES: usize = 16;
-}
-
-impl fmt::Display for WeakSecret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a secret must have at least {} bytes, not {}", Self::MIN_BYTES, self.bytes)
-    }
-}
-
-impl error::Error for WeakSecret {}
 
 #[cfg(test)]
 mod tests {

@@ -42,9 +42,14 @@
 //!
 //! For HTTP there is [`KeyedLimit::split`](crate::KeyedLimit::split).
 
-use std::{cell::Cell, error, fmt, num::NonZeroU32};
+use std::{cell::Cell, num::NonZeroU32};
 
-use crate::{admission::random, key::Key, limit::Limit};
+use crate::{
+    admission::random,
+    config_error::{ConfigError, ConfigErrorKind},
+    key::Key,
+    limit::Limit,
+};
 
 /// No other key has this namespace by accident.
 const NAMESPACE: &str = "\0part";
@@ -81,8 +86,8 @@ impl Split {
     ///
     /// # Errors
     ///
-    /// [`InvalidSplit`], naming the values, if there are no parts, or more parts than units.
-    pub fn new(limit: Limit, parts: u32) -> Result<Self, InvalidSplit> {
+    /// [`ConfigError`], naming the values, if there are no parts, or more parts than units.
+    pub fn new(limit: Limit, parts: u32) -> Result<Self, ConfigError> {
         let parts = number_of_parts(Some(&limit), parts)?;
         Ok(Self { limit: limit.of_part(parts), parts })
     }
@@ -127,9 +132,17 @@ impl Split {
 }
 
 /// Checks the number of parts of a limit, which may not be known yet.
-pub(crate) fn number_of_parts(limit: Option<&Limit>, parts: u32) -> Result<NonZeroU32, InvalidSplit> {
+pub(crate) fn number_of_parts(limit: Option<&Limit>, parts: u32) -> Result<NonZeroU32, ConfigError> {
     let has_units = |parts: &NonZeroU32| limit.is_none_or(|limit| u64::from(parts.get()) <= limit.units());
-    NonZeroU32::new(parts).filter(has_units).ok_or_else(|| InvalidSplit { limit: limit.cloned(), parts })
+    NonZeroU32::new(parts).filter(has_units).ok_or_else(|| {
+        let text = match limit.map(|limit| (limit.name(), limit.units())) {
+            Some((name, units)) => {
+                format!("limit {name:?}: {units} units are split into 1 to {units} parts, not {parts}")
+            }
+            None => format!("a limit is split into 1 part or more, not {parts}"),
+        };
+        ConfigError::new(ConfigErrorKind::Split, text)
+    })
 }
 
 /// The keys of all parts, from the key of one of them.
@@ -163,26 +176,6 @@ fn next_part(parts: NonZeroU32) -> u32 {
     NEXT.set(next.wrapping_add(STEP));
     (((next >> 32) * u64::from(parts.get())) >> 32) as u32
 }
-
-/// The error of [`Split::new`] and [`KeyedLimit::try_split`](crate::KeyedLimit::try_split), naming the invalid values.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InvalidSplit {
-    limit: Option<Limit>,
-    parts: u32,
-}
-
-impl fmt::Display for InvalidSplit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.limit.as_ref().map(|limit| (limit.name(), limit.units())) {
-            Some((name, units)) => {
-                write!(f, "limit {name:?}: {units} units are split into 1 to {units} parts, not {}", self.parts)
-            }
-            None => write!(f, "a limit is split into 1 part or more, not {}", self.parts),
-        }
-    }
-}
-
-impl error::Error for InvalidSplit {}
 
 #[cfg(test)]
 mod tests {

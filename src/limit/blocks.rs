@@ -37,9 +37,10 @@
 //! assert_eq!("api=600000/min blocks".parse(), Ok(API));
 //! ```
 
-use std::{error, fmt, num::NonZeroU32, time::Duration};
+use std::{fmt, num::NonZeroU32, time::Duration};
 
 use super::Limit;
+use crate::config_error::{ConfigError, ConfigErrorKind};
 
 /// Settings of the blocks of a [limit](Limit::in_blocks). See the [module docs](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -112,13 +113,13 @@ impl Limit {
     ///
     /// # Panics
     ///
-    /// If the blocks do not fit: see [`InvalidBlocks`]. In a `const`, that does not compile. For values that are not known before run
+    /// If the blocks do not fit, as described there. In a `const`, that does not compile. For values that are not known before run
     /// time there is [`try_in_blocks`](Self::try_in_blocks).
     #[must_use]
     #[track_caller]
     pub const fn in_blocks(mut self, blocks: Blocks) -> Self {
-        if let Some(problem) = Problem::of(&self, blocks) {
-            panic!("{}", problem.rule());
+        if let Some(rule) = broken_rule(&self, blocks) {
+            panic!("{}", rule);
         }
         self.blocks = Some(blocks);
         self
@@ -128,15 +129,29 @@ impl Limit {
     ///
     /// # Errors
     ///
-    /// [`InvalidBlocks`], naming the value, if a block may be larger than the limit or has no units, if its life is
+    /// [`ConfigError`], naming the value, if a block may be larger than the limit or has no units, if its life is
     /// not 1 ms to 1 s or longer than the window, or if the algorithm is [`fixed`](crate::Algorithm::fixed) or
     /// [`counter`](crate::Algorithm::counter).
-    pub fn try_in_blocks(mut self, blocks: Blocks) -> Result<Self, InvalidBlocks> {
-        if let Some(problem) = Problem::of(&self, blocks) {
-            return Err(InvalidBlocks { problem, limit: self, blocks });
-        }
-        self.blocks = Some(blocks);
-        Ok(self)
+    pub fn try_in_blocks(self, blocks: Blocks) -> Result<Self, ConfigError> {
+        let name = self.shared_name();
+        self.with_blocks(blocks)
+            .map_err(|problem| ConfigError::new(ConfigErrorKind::Blocks, format!("limit {name:?}: {problem}")))
+    }
+
+    /// An error says which rule the blocks break, and the value.
+    pub(super) fn with_blocks(mut self, blocks: Blocks) -> Result<Self, String> {
+        let Some(rule) = broken_rule(&self, blocks) else {
+            self.blocks = Some(blocks);
+            return Ok(self);
+        };
+        let life = Duration::from_micros(blocks.life_micros());
+        Err(match rule {
+            ABOVE_LIMIT => format!("{rule}, {}, not {}", self.units, blocks.most),
+            LIFE => format!("{rule}, not {life:?}"),
+            ABOVE_WINDOW => format!("{rule}, {:?}, not {life:?}", self.window()),
+            ALGORITHM => format!("{rule}, not {}", self.algorithm.word()),
+            _ => rule.to_owned(),
+        })
     }
 
     /// The blocks, if it has any.
@@ -151,74 +166,28 @@ impl Limit {
     }
 }
 
-/// The error of [`Limit::try_in_blocks`], naming the invalid value.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InvalidBlocks {
-    problem: Problem,
-    limit: Limit,
-    blocks: Blocks,
-}
+const EMPTY: &str = "a block must have at least one unit";
+const ABOVE_LIMIT: &str = "a block must have at most the units of the limit";
+const LIFE: &str = "the life of a block must be 1 ms to 1 s";
+const ABOVE_WINDOW: &str = "the life of a block must be at most the window";
+const ALGORITHM: &str = "blocks need an exact or a compact log";
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Problem {
-    Empty,
-    AboveLimit,
-    Life,
-    AboveWindow,
-    Algorithm,
-}
-
-impl Problem {
-    const fn of(limit: &Limit, blocks: Blocks) -> Option<Self> {
-        let life = blocks.life_micros();
-        if blocks.most == 0 {
-            Some(Self::Empty)
-        } else if !blocks.is_unbounded() && blocks.most() > limit.units {
-            Some(Self::AboveLimit)
-        } else if life < Blocks::MIN_LIFE.as_micros() as u64 || life > Blocks::MAX_LIFE.as_micros() as u64 {
-            Some(Self::Life)
-        } else if life > limit.window_micros {
-            Some(Self::AboveWindow)
-        } else if !limit.algorithm.is_log() {
-            Some(Self::Algorithm)
-        } else {
-            None
-        }
-    }
-
-    const fn rule(self) -> &'static str {
-        match self {
-            Self::Empty => "a block must have at least one unit",
-            Self::AboveLimit => "a block must have at most the units of the limit",
-            Self::Life => "the life of a block must be 1 ms to 1 s",
-            Self::AboveWindow => "the life of a block must be at most the window",
-            Self::Algorithm => "blocks need an exact or a compact log",
-        }
+const fn broken_rule(limit: &Limit, blocks: Blocks) -> Option<&'static str> {
+    let life = blocks.life_micros();
+    if blocks.most == 0 {
+        Some(EMPTY)
+    } else if !blocks.is_unbounded() && blocks.most() > limit.units {
+        Some(ABOVE_LIMIT)
+    } else if life < Blocks::MIN_LIFE.as_micros() as u64 || life > Blocks::MAX_LIFE.as_micros() as u64 {
+        Some(LIFE)
+    } else if life > limit.window_micros {
+        Some(ABOVE_WINDOW)
+    } else if !limit.algorithm.is_log() {
+        Some(ALGORITHM)
+    } else {
+        None
     }
 }
-
-impl InvalidBlocks {
-    /// The rule, and the value that is against it.
-    pub(super) fn rule(&self) -> String {
-        let (limit, life) = (&self.limit, Duration::from_micros(self.blocks.life_micros()));
-        let rule = self.problem.rule();
-        match self.problem {
-            Problem::Empty => rule.to_owned(),
-            Problem::AboveLimit => format!("{rule}, {}, not {}", limit.units(), self.blocks.most()),
-            Problem::Life => format!("{rule}, not {life:?}"),
-            Problem::AboveWindow => format!("{rule}, {:?}, not {life:?}", limit.window()),
-            Problem::Algorithm => format!("{rule}, not {}", limit.algorithm().word()),
-        }
-    }
-}
-
-impl fmt::Display for InvalidBlocks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "limit {:?}: {}", self.limit.name(), self.rule())
-    }
-}
-
-impl error::Error for InvalidBlocks {}
 
 #[cfg(test)]
 mod tests {

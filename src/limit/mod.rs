@@ -24,15 +24,17 @@
 //! ```
 
 pub mod blocks;
-pub(crate) mod errors;
 #[cfg(feature = "serde")]
 mod serde;
 pub(crate) mod text;
 
-use std::{borrow::Cow, error, fmt, num::NonZeroU32, time::Duration};
+use std::{borrow::Cow, fmt::Debug, num::NonZeroU32, time::Duration};
 
 use self::blocks::Blocks;
-use crate::algorithm::Algorithm;
+use crate::{
+    algorithm::Algorithm,
+    config_error::{ConfigError, ConfigErrorKind},
+};
 
 /// A number of units, a window and a name. See the [module docs](self).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -82,13 +84,16 @@ impl Limit {
     ///
     /// # Errors
     ///
-    /// [`InvalidLimit`], naming the value, if the name, the units or the window is outside the [rules](self).
-    pub fn new(name: impl Into<Cow<'static, str>>, units: u64, window: Duration) -> Result<Self, InvalidLimit> {
+    /// [`ConfigError`], naming the value, if the name, the units or the window is outside the [rules](self).
+    pub fn new(name: impl Into<Cow<'static, str>>, units: u64, window: Duration) -> Result<Self, ConfigError> {
         let name = name.into();
-        match Problem::of(&name, units, window) {
-            None => Ok(Self::of_valid(name, units, window)),
-            Some(problem) => Err(InvalidLimit { problem, name: name.into_owned(), units, window }),
-        }
+        let Some(rule) = broken_rule(&name, units, window) else { return Ok(Self::of_valid(name, units, window)) };
+        let value: &dyn Debug = match rule {
+            NAME_RULE => &name,
+            UNITS_RULE => &units,
+            _ => &window,
+        };
+        Err(ConfigError::new(ConfigErrorKind::Limit, format!("limit {name:?}: {rule}, not {value:?}")))
     }
 
     /// A limit from literals.
@@ -100,8 +105,8 @@ impl Limit {
     #[must_use]
     #[track_caller]
     pub const fn per(name: &'static str, units: u64, window: Duration) -> Self {
-        if let Some(problem) = Problem::of(name, units, window) {
-            panic!("{}", problem.rule());
+        if let Some(rule) = broken_rule(name, units, window) {
+            panic!("{}", rule);
         }
         Self::of_valid(Cow::Borrowed(name), units, window)
     }
@@ -245,41 +250,19 @@ const fn micros_rounded_up(window: Duration) -> u64 {
     window.as_nanos().div_ceil(1_000) as u64
 }
 
-/// The error of [`Limit::new`], naming the invalid value.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InvalidLimit {
-    problem: Problem,
-    name: String,
-    units: u64,
-    window: Duration,
-}
+const NAME_RULE: &str = "a limit's name must be 1 to 64 characters of A-Z a-z 0-9 _ . -";
+const UNITS_RULE: &str = "a limit's units must be 1 to 2^52";
+const WINDOW_RULE: &str = "a limit's window must be 1 ms to 365 days";
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Problem {
-    Name,
-    Units,
-    Window,
-}
-
-impl Problem {
-    const fn of(name: &str, units: u64, window: Duration) -> Option<Self> {
-        if !is_fixed_alphabet(name) {
-            Some(Self::Name)
-        } else if units == 0 || units > Limit::MAX_UNITS {
-            Some(Self::Units)
-        } else if window.as_nanos() < Limit::MIN_WINDOW.as_nanos() || window.as_nanos() > Limit::MAX_WINDOW.as_nanos() {
-            Some(Self::Window)
-        } else {
-            None
-        }
-    }
-
-    const fn rule(self) -> &'static str {
-        match self {
-            Self::Name => "a limit's name must be 1 to 64 characters of A-Z a-z 0-9 _ . -",
-            Self::Units => "a limit's units must be 1 to 2^52",
-            Self::Window => "a limit's window must be 1 ms to 365 days",
-        }
+const fn broken_rule(name: &str, units: u64, window: Duration) -> Option<&'static str> {
+    if !is_fixed_alphabet(name) {
+        Some(NAME_RULE)
+    } else if units == 0 || units > Limit::MAX_UNITS {
+        Some(UNITS_RULE)
+    } else if window.as_nanos() < Limit::MIN_WINDOW.as_nanos() || window.as_nanos() > Limit::MAX_WINDOW.as_nanos() {
+        Some(WINDOW_RULE)
+    } else {
+        None
     }
 }
 
@@ -295,19 +278,6 @@ pub(crate) const fn is_fixed_alphabet(text: &str) -> bool {
     }
     !bytes.is_empty() && bytes.len() <= 64
 }
-
-impl fmt::Display for InvalidLimit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "limit {:?}: {}, not ", self.name, self.problem.rule())?;
-        match self.problem {
-            Problem::Name => write!(f, "{:?}", self.name),
-            Problem::Units => write!(f, "{}", self.units),
-            Problem::Window => write!(f, "{:?}", self.window),
-        }
-    }
-}
-
-impl error::Error for InvalidLimit {}
 
 #[cfg(test)]
 mod tests {

@@ -1,9 +1,12 @@
 //! Limits as text, such as `login=5/min`.
 
-use std::{borrow::Cow, error, fmt, str::FromStr, time::Duration};
+use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 
-use super::{Limit, Problem, QuotaUnit, blocks::Blocks};
-use crate::algorithm::Algorithm;
+use super::{Limit, NAME_RULE, QuotaUnit, UNITS_RULE, blocks::Blocks, broken_rule};
+use crate::{
+    algorithm::Algorithm,
+    config_error::{ConfigError, ConfigErrorKind},
+};
 
 /// The microseconds of each unit of a window, and its names. A limit is written with the first name.
 const WINDOW_UNITS: [(u64, &[&str]); 6] = [
@@ -36,7 +39,7 @@ impl Limit {
     ///
     /// # Errors
     ///
-    /// [`InvalidLimitText`], naming the part that is wrong, if the text is not of this form, or if the name, the units or the
+    /// [`ConfigError`], naming the part that is wrong, if the text is not of this form, or if the name, the units or the
     /// window is outside the [rules](super).
     ///
     /// ```
@@ -48,25 +51,25 @@ impl Limit {
     ///
     /// let error = Limit::parse("login", "5/fortnight").unwrap_err();
     /// assert!(error.to_string().contains("fortnight"));
-    /// # Ok::<_, tower_sliding_window::InvalidLimitText>(())
+    /// # Ok::<_, tower_sliding_window::ConfigError>(())
     /// ```
-    pub fn parse(name: impl Into<Cow<'static, str>>, text: &str) -> Result<Self, InvalidLimitText> {
+    pub fn parse(name: impl Into<Cow<'static, str>>, text: &str) -> Result<Self, ConfigError> {
         let name = name.into();
         let whole_text = format!("{name}={text}");
-        read(name, text).map_err(|problem| InvalidLimitText { text: whole_text, problem })
+        read(name, text).map_err(|problem| invalid(&whole_text, &problem))
     }
 }
 
 /// Reads a name and the text of [`Limit::parse`], such as `login=5/min`.
 impl FromStr for Limit {
-    type Err = InvalidLimitText;
+    type Err = ConfigError;
 
-    fn from_str(text: &str) -> Result<Self, InvalidLimitText> {
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
         let limit = match text.split_once('=') {
             Some((name, terms)) => read(name.trim().to_owned().into(), terms),
             None => Err("there is no = between the name and the units, as in login=5/min".to_owned()),
         };
-        limit.map_err(|problem| InvalidLimitText { text: text.to_owned(), problem })
+        limit.map_err(|problem| invalid(text, &problem))
     }
 }
 
@@ -130,19 +133,17 @@ fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
         word => expect_end(word.into_iter()),
     }?;
 
-    match Problem::of(&name, units, window) {
+    match broken_rule(&name, units, window) {
         None => {
             let limit = Limit::of_valid(name, units, window).counted_in(unit).with_algorithm(algorithm);
             match blocks {
-                Some(blocks) => limit.try_in_blocks(blocks).map_err(|error| error.rule()),
+                Some(blocks) => limit.with_blocks(blocks),
                 None => Ok(limit),
             }
         }
-        Some(problem) => Err(match problem {
-            Problem::Name => format!("{}, not {name:?}", problem.rule()),
-            Problem::Units => format!("{}, not {units_text}", problem.rule()),
-            Problem::Window => format!("{}, not {window_text}", problem.rule()),
-        }),
+        Some(NAME_RULE) => Err(format!("{NAME_RULE}, not {name:?}")),
+        Some(UNITS_RULE) => Err(format!("{UNITS_RULE}, not {units_text}")),
+        Some(rule) => Err(format!("{rule}, not {window_text}")),
     }
 }
 
@@ -213,21 +214,9 @@ fn expect_end(mut words: impl Iterator<Item = impl fmt::Debug>) -> Result<(), St
     words.next().map_or(Ok(()), |word| Err(format!("there is no place for {word:?}")))
 }
 
-/// A text that is not a [`Limit`]: the error of [`Limit::parse`], and of [`str::parse`]. It names the text, and the part of it
-/// that is wrong.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InvalidLimitText {
-    text: String,
-    problem: String,
+fn invalid(text: &str, problem: &str) -> ConfigError {
+    ConfigError::new(ConfigErrorKind::Limit, format!("limit {text:?}: {problem}"))
 }
-
-impl fmt::Display for InvalidLimitText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "limit {:?}: {}", self.text, self.problem)
-    }
-}
-
-impl error::Error for InvalidLimitText {}
 
 #[cfg(test)]
 mod tests {

@@ -7,13 +7,16 @@ use tower_layer::Layer;
 use super::{
     policy::{Policy, Settings},
     rejection::JsonResponse,
-    request::{InvalidLimits, KeyedLimit, Limits},
+    request::{KeyedLimit, Limits},
     service::RateLimit,
 };
 use crate::{
+    error::{ConfigError, ConfigErrorKind},
     limiter::{FailureMode, Limiter},
     store::Store,
 };
+
+const NO_LIMITS: &str = "a layer needs at least one limit";
 
 /// Guards services with limits. See the [module docs](crate::middleware).
 ///
@@ -59,8 +62,8 @@ impl<R: Clone> RateLimitLayer<R> {
     ///
     /// # Errors
     ///
-    /// [`InvalidLimits`] if the layer already has a limit of this name.
-    pub fn try_limit(mut self, limit: KeyedLimit) -> Result<Self, InvalidLimits> {
+    /// [`ConfigError`] if the layer already has a limit of this name.
+    pub fn try_limit(mut self, limit: KeyedLimit) -> Result<Self, ConfigError> {
         Arc::make_mut(&mut self.policy).limits.push(limit)?;
         Ok(self)
     }
@@ -69,10 +72,13 @@ impl<R: Clone> RateLimitLayer<R> {
     ///
     /// # Errors
     ///
-    /// [`InvalidLimits`] if the layer then has no limit, or two of one name.
-    pub fn limits(self, limits: impl IntoIterator<Item = KeyedLimit>) -> Result<Self, InvalidLimits> {
+    /// [`ConfigError`] if the layer then has no limit, or two of one name.
+    pub fn limits(self, limits: impl IntoIterator<Item = KeyedLimit>) -> Result<Self, ConfigError> {
         let layer = limits.into_iter().try_fold(self, RateLimitLayer::try_limit)?;
-        if layer.policy.limits.is_empty() { Err(InvalidLimits::NoLimits) } else { Ok(layer) }
+        if layer.policy.limits.is_empty() {
+            return Err(ConfigError::new(ConfigErrorKind::NoLimits, NO_LIMITS));
+        }
+        Ok(layer)
     }
 
     /// Makes the responses to rejected requests with a [responder](super::RejectionResponse): one of this crate, such as
@@ -126,7 +132,7 @@ impl<I, R> Layer<I> for RateLimitLayer<R> {
     /// If the layer has no limit. Where limits come from a configuration, [`RateLimitLayer::limits`] returns an error instead.
     #[track_caller]
     fn layer(&self, inner: I) -> Self::Service {
-        assert!(!self.policy.limits.is_empty(), "{}", InvalidLimits::NoLimits);
+        assert!(!self.policy.limits.is_empty(), "{NO_LIMITS}");
         RateLimit::new(inner, Arc::clone(&self.policy))
     }
 }

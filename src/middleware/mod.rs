@@ -141,7 +141,7 @@ pub use self::{
         JsonResponse, Rejection, RejectionResponse, TextResponse,
         shadow::{LeftOut, ShadowRefusals},
     },
-    request::{Exchange, InvalidLimits, KeyedLimit},
+    request::{Exchange, KeyedLimit},
     response::Degraded,
     service::RateLimit,
 };

@@ -158,7 +158,7 @@ impl<R: Clone> RateLimitLayer<R> {
     ///     .limit(Limit::per_minute("requests", 60).by(PeerIp::new()))
     ///     .headers(HeaderSets::rate_limit())
     ///     .partition_key(&secret);
-    /// # Ok::<(), tower_sliding_window::middleware::extract::WeakSecret>(())
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
     /// ```
     pub fn partition_key(self, secret: &Secret) -> Self {
         self.set(|settings| settings.partition_keys = Some(PartitionKeys::new(secret)))

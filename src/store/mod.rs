@@ -85,11 +85,11 @@ mod url;
 
 pub(crate) use self::give_back::{MOST_TIME, give_back, refund_by_id};
 #[cfg(feature = "redis")]
-pub use self::redis::{InvalidRedisConfig, RedisStore, RedisStoreBuilder};
+pub use self::redis::{RedisStore, RedisStoreBuilder};
 pub use self::{
     interface::{Store, StoreFuture},
     memory::{MemoryStore, MemoryStoreBuilder},
-    url::{InvalidStoreUrl, connect, from_url},
+    url::{connect, from_url},
 };
 pub use crate::{
     clock::ManualClock,

@@ -1,11 +1,11 @@
 //! A store that a URL chooses at run time.
 
-use std::{error, fmt, sync::Arc};
+use std::sync::Arc;
 
 #[cfg(feature = "redis")]
-use super::redis::{InvalidRedisConfig, RedisStore};
+use super::redis::RedisStore;
 use super::{interface::Store, memory::MemoryStore};
-use crate::error::StoreError;
+use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind};
 
 /// The schemes that the Redis client knows.
 const REDIS_SCHEMES: [&str; 7] = ["redis", "rediss", "valkey", "valkeys", "redis+unix", "valkey+unix", "unix"];
@@ -32,13 +32,13 @@ const REDIS_SCHEMES: [&str; 7] = ["redis", "rediss", "valkey", "valkeys", "redis
 ///
 /// # Errors
 ///
-/// [`InvalidStoreUrl`] if the scheme is unknown or needs a feature that is missing, if something follows `memory:`, or if it
+/// [`ConfigError`] if the scheme is unknown or needs a feature that is missing, if something follows `memory:`, or if it
 /// is not a valid Redis URL.
-pub fn from_url(url: &str) -> Result<Arc<dyn Store>, InvalidStoreUrl> {
+pub fn from_url(url: &str) -> Result<Arc<dyn Store>, ConfigError> {
     Ok(match kind(url)? {
         StoreKind::Memory => Arc::new(MemoryStore::new()),
         #[cfg(feature = "redis")]
-        StoreKind::Redis => Arc::new(redis_at(url)?),
+        StoreKind::Redis => Arc::new(RedisStore::builder(url).build()?),
     })
 }
 
@@ -49,21 +49,16 @@ pub fn from_url(url: &str) -> Result<Arc<dyn Store>, InvalidStoreUrl> {
 /// [`StoreError`] if the URL is invalid, as for [`from_url`], if the server cannot be reached, if it is a replica, or if this
 /// user may not write keys. Print its [sources](std::error::Error::source) as well: they have the address and the cause.
 pub async fn connect(url: &str) -> Result<Arc<dyn Store>, StoreError> {
-    let invalid = |error| StoreError::new("setting up the store", error);
+    let invalid = |error| StoreError::new("setting up the store", error).of_kind(StoreErrorKind::Config);
     Ok(match kind(url).map_err(invalid)? {
         StoreKind::Memory => Arc::new(MemoryStore::new()),
         #[cfg(feature = "redis")]
         StoreKind::Redis => {
-            let store = redis_at(url).map_err(invalid)?;
+            let store = RedisStore::builder(url).build().map_err(invalid)?;
             store.try_out().await?;
             Arc::new(store)
         }
     })
-}
-
-#[cfg(feature = "redis")]
-fn redis_at(url: &str) -> Result<RedisStore, InvalidStoreUrl> {
-    RedisStore::builder(url).build().map_err(|error| InvalidStoreUrl(Problem::Redis(error)))
 }
 
 /// The store that a URL names.
@@ -75,21 +70,29 @@ enum StoreKind {
 }
 
 /// The store that the scheme of the URL names.
-fn kind(url: &str) -> Result<StoreKind, InvalidStoreUrl> {
+fn kind(url: &str) -> Result<StoreKind, ConfigError> {
     let url = url.trim();
-    let Some((scheme, rest)) = url.split_once(':') else {
-        let problem = if url.is_empty() { Problem::Empty } else { Problem::Hidden };
-        return Err(InvalidStoreUrl(problem));
-    };
+    if url.is_empty() {
+        return Err(invalid("the URL of the store is empty"));
+    }
+    // What is not certainly a scheme may be part of a password.
+    let (scheme, rest) = url.split_once(':').unwrap_or_default();
     match &*scheme.to_ascii_lowercase() {
         "memory" if matches!(rest, "" | "//") => Ok(StoreKind::Memory),
-        "memory" => Err(InvalidStoreUrl(Problem::BehindMemory)),
+        "memory" => {
+            let text = "the URL of the in-process store is memory: with nothing behind it";
+            Err(ConfigError::new(ConfigErrorKind::Store, text))
+        }
         #[cfg(feature = "redis")]
         known if REDIS_SCHEMES.contains(&known) => Ok(StoreKind::Redis),
         #[cfg(not(feature = "redis"))]
-        known if REDIS_SCHEMES.contains(&known) => Err(InvalidStoreUrl(Problem::NoRedis)),
-        _ if is_certainly_scheme(scheme, rest) => Err(InvalidStoreUrl(Problem::Scheme(scheme.to_owned()))),
-        _ => Err(InvalidStoreUrl(Problem::Hidden)),
+        known if REDIS_SCHEMES.contains(&known) => {
+            Err(ConfigError::new(ConfigErrorKind::Store, "URLs of Redis need this crate's feature `redis`"))
+        }
+        _ if is_certainly_scheme(scheme, rest) => {
+            Err(invalid(&format!("{scheme}:// is not the scheme of a store's URL")))
+        }
+        _ => Err(invalid("a URL, not shown since it may hold a password, is not the URL of a store")),
     }
 }
 
@@ -99,62 +102,9 @@ fn is_certainly_scheme(scheme: &str, rest: &str) -> bool {
     rest.starts_with("//") && scheme.len() <= 16 && !scheme.is_empty() && scheme.bytes().all(is_of_scheme)
 }
 
-/// A URL that is not the URL of a store: the error of [`from_url`].
-///
-/// It names the scheme, and of a Redis URL at most the host as well. It shows nothing that may be part of a password.
-pub struct InvalidStoreUrl(Problem);
-
-enum Problem {
-    Empty,
-    /// An unknown scheme.
-    Scheme(String),
-    /// The URL may begin with a password.
-    Hidden,
-    BehindMemory,
-    #[cfg(not(feature = "redis"))]
-    NoRedis,
-    #[cfg(feature = "redis")]
-    Redis(InvalidRedisConfig),
-}
-
-impl fmt::Display for InvalidStoreUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const VALID: &str = "it must begin with memory:, redis://, rediss:// or redis+unix://";
-        match &self.0 {
-            Problem::Empty => write!(f, "the URL of the store is empty: {VALID}"),
-            Problem::Scheme(scheme) => write!(f, "{scheme}:// is not the scheme of a store's URL: {VALID}"),
-            Problem::Hidden => {
-                write!(f, "a URL, not shown since it may hold a password, is not the URL of a store: {VALID}")
-            }
-            Problem::BehindMemory => f.write_str("the URL of the in-process store is memory: with nothing behind it"),
-            #[cfg(not(feature = "redis"))]
-            Problem::NoRedis => f.write_str("URLs of Redis need this crate's feature `redis`"),
-            #[cfg(feature = "redis")]
-            Problem::Redis(error) => error.fmt(f),
-        }
-    }
-}
-
-/// With the text, since a `main` that returns the error prints its `Debug`.
-impl fmt::Debug for InvalidStoreUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut tuple = f.debug_tuple("InvalidStoreUrl");
-        tuple.field(&self.to_string());
-        if let Some(cause) = error::Error::source(self) {
-            tuple.field(&cause);
-        }
-        tuple.finish()
-    }
-}
-
-impl error::Error for InvalidStoreUrl {
-    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
-        match &self.0 {
-            #[cfg(feature = "redis")]
-            Problem::Redis(error) => error.source(),
-            _ => None,
-        }
-    }
+fn invalid(problem: &str) -> ConfigError {
+    let text = format!("{problem}: it must begin with memory:, redis://, rediss:// or redis+unix://");
+    ConfigError::new(ConfigErrorKind::Store, text)
 }
 
 #[cfg(test)]

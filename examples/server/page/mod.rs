@@ -55,8 +55,8 @@ use tokio::{
 };
 use tower::ServiceExt;
 use tower_sliding_window::{
-    Algorithm, ApiKey, Charge, Check, ClientIp, Decision, Degraded, Error, FailureMode, InvalidLimit, Key,
-    KeyExtractor, Limit, LimitStatus, Limiter, PeerIp, Rejection, Store, error::StoreError,
+    Algorithm, ApiKey, Charge, Check, ClientIp, ConfigError, Decision, Degraded, Error, FailureMode, Key, KeyExtractor,
+    Limit, LimitStatus, Limiter, PeerIp, Rejection, Store, error::StoreError,
 };
 
 use self::{
@@ -77,7 +77,7 @@ pub(crate) fn beside(
     store: Arc<dyn Store>,
     settings: &Settings,
     app: fn(&Limiter, &Settings) -> Router,
-) -> Result<Router, InvalidLimit> {
+) -> Result<Router, ConfigError> {
     let Settings { hello, client_ip, api_key } = settings;
     let switch = Switch::new(store, History::new(limits(hello)?, api_key));
     let limiter = Limiter::new(switch.clone());
@@ -104,7 +104,7 @@ pub(crate) fn beside(
 }
 
 /// The limits on the page. Two more are shown beside the one of `/hello`, and count the same requests.
-fn limits(hello: &Limit) -> Result<Vec<Lane>, InvalidLimit> {
+fn limits(hello: &Limit) -> Result<Vec<Lane>, ConfigError> {
     let lane = |limit, path, by_api_key| Lane { limit, path, by_api_key };
     let beside = |name, algorithm| {
         Ok(lane(Limit::new(name, hello.units(), hello.window())?.with_algorithm(algorithm), None, false))

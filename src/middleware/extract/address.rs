@@ -17,14 +17,14 @@
 //!    prefix.
 //! 3. Any other IPv6 address has the key of its prefix. The length of the prefix is part of the key.
 
-use std::{
-    error, fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use crate::key::Key;
+use crate::{
+    error::{ConfigError, ConfigErrorKind},
+    key::Key,
+};
 
 /// The leading bits of an IPv6 address that make its key. Default: 64, since a subscriber has at least a /64 (RFC 6177).
 #[derive(Clone, Copy, Debug)]
@@ -33,8 +33,12 @@ pub(super) struct Ipv6Prefix(u8);
 impl Ipv6Prefix {
     const WHOLE: Self = Self(128);
 
-    pub(super) fn new(bits: u8) -> Result<Self, InvalidPrefix> {
-        if (1..=128).contains(&bits) { Ok(Self(bits)) } else { Err(InvalidPrefix { bits }) }
+    pub(super) fn new(bits: u8) -> Result<Self, ConfigError> {
+        if (1..=128).contains(&bits) {
+            return Ok(Self(bits));
+        }
+        let text = format!("an IPv6 prefix must have 1 to 128 bits, not {bits}");
+        Err(ConfigError::new(ConfigErrorKind::Address, text))
     }
 
     pub(super) fn key(self, address: IpAddr) -> Key {
@@ -134,20 +138,6 @@ impl Range {
         }
     }
 }
-
-/// An IPv6 prefix length that is not 1 to 128 bits.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InvalidPrefix {
-    bits: u8,
-}
-
-impl fmt::Display for InvalidPrefix {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "an IPv6 prefix must have 1 to 128 bits, not {}", self.bits)
-    }
-}
-
-impl error::Error for InvalidPrefix {}
 
 #[cfg(test)]
 mod tests {

@@ -70,7 +70,7 @@ impl ApiKey {
     ///     }
     /// };
     /// let by_token_or_address = unless_basic.or(PeerIp::new());
-    /// # Ok::<(), tower_sliding_window::middleware::extract::WeakSecret>(())
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
     /// ```
     #[must_use]
     pub fn bearer(secret: &Secret) -> Self {

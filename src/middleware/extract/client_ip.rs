@@ -1,20 +1,20 @@
 //! The address at the other end of the connection, and the client's address behind trusted proxies.
 
-use std::{
-    error, fmt,
-    net::{IpAddr, SocketAddr},
-};
+use std::net::{IpAddr, SocketAddr};
 
 use http::{HeaderName, StatusCode, request::Parts};
 use ipnet::IpNet;
 
 use super::{
-    address::{InvalidPrefix, Ipv6Prefix, Range},
+    address::{Ipv6Prefix, Range},
     extractor::{KeyError, KeyExtractor},
     forwarded::{Hop, Hops, Style},
     header::{header_name, single_value},
 };
-use crate::key::Key;
+use crate::{
+    error::{ConfigError, ConfigErrorKind},
+    key::Key,
+};
 
 const MAX_HOPS: usize = 32;
 
@@ -93,8 +93,8 @@ impl ClientIp {
     ///
     /// # Errors
     ///
-    /// [`InvalidCidr`] if one is neither a range nor an address.
-    pub fn behind<R: AsRef<str>>(trusted: impl IntoIterator<Item = R>) -> Result<Self, InvalidCidr> {
+    /// [`ConfigError`] if one is neither a range nor an address.
+    pub fn behind<R: AsRef<str>>(trusted: impl IntoIterator<Item = R>) -> Result<Self, ConfigError> {
         let trusted = trusted.into_iter().map(|range| parse_range(range.as_ref())).collect::<Result<_, _>>()?;
         Ok(Self { trusted, ..Self::default() })
     }
@@ -123,8 +123,8 @@ impl ClientIp {
     ///
     /// # Errors
     ///
-    /// [`InvalidPrefix`] if `bits` is not 1 to 128.
-    pub fn ipv6_prefix(mut self, bits: u8) -> Result<Self, InvalidPrefix> {
+    /// [`ConfigError`] if `bits` is not 1 to 128.
+    pub fn ipv6_prefix(mut self, bits: u8) -> Result<Self, ConfigError> {
         self.prefix = Ipv6Prefix::new(bits)?;
         Ok(self)
     }
@@ -207,23 +207,11 @@ fn from_tonic(_: &Parts) -> Option<SocketAddr> {
     None
 }
 
-fn parse_range(range: &str) -> Result<Range, InvalidCidr> {
+fn parse_range(range: &str) -> Result<Range, ConfigError> {
     let range = range.trim();
     let single = || range.parse::<IpAddr>().map(IpNet::from).ok();
-    let parsed = range.parse().ok().or_else(single).ok_or_else(|| InvalidCidr { range: range.to_owned() })?;
-    Ok(Range::new(parsed))
+    range.parse().ok().or_else(single).map(Range::new).ok_or_else(|| {
+        let text = format!("{range:?} is not an address range such as 10.0.0.0/8 or 2001:db8::/32");
+        ConfigError::new(ConfigErrorKind::Address, text)
+    })
 }
-
-/// A text that is neither an address range nor an address.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InvalidCidr {
-    range: String,
-}
-
-impl fmt::Display for InvalidCidr {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} is not an address range such as 10.0.0.0/8 or 2001:db8::/32", self.range)
-    }
-}
-
-impl error::Error for InvalidCidr {}

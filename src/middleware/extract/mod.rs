@@ -35,11 +35,10 @@ mod upstream_host;
 
 pub(super) use self::header::header_name;
 pub use self::{
-    address::InvalidPrefix,
     api_key::ApiKey,
-    client_ip::{ClientIp, InvalidCidr, PeerIp},
+    client_ip::{ClientIp, PeerIp},
     extractor::{And, Everyone, KeyError, KeyExtractor, Or},
     header::Header,
     upstream_host::UpstreamHost,
 };
-pub use crate::secret::{Secret, WeakSecret};
+pub use crate::secret::Secret;

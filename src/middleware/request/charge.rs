@@ -1,13 +1,13 @@
 //! The charge that one limit makes for a request, and the choice of a limit that depends on the request.
 
-use std::{future::poll_fn, mem, num::NonZeroU32, pin::Pin, sync::Arc, task::Poll, time::Duration};
+use std::{error, future::poll_fn, mem, num::NonZeroU32, pin::Pin, sync::Arc, task::Poll, time::Duration};
 
 use http::request::Parts;
 
 use super::super::rejection::{Rejection, shadow::LeftOut};
 use crate::{
     check::{Charge, NeverFits},
-    error::{ChoiceError, Error},
+    error::Error,
     key::Key,
     limit::Limit,
     limiter::{FailureMode, Limiter},
@@ -20,7 +20,7 @@ pub(crate) type ChooseLimit = dyn Fn(&Parts) -> LimitFuture + Send + Sync;
 /// In a box, since each limit of a layer may choose in its own way.
 pub(crate) type LimitFuture = Pin<Box<dyn Future<Output = ChosenLimit> + Send>>;
 
-type ChosenLimit = Result<Option<Limit>, ChoiceError>;
+type ChosenLimit = Result<Option<Limit>, Error>;
 
 /// The charge of one limit, or why there is none. `C` chooses the limit, and becomes a [`LimitFuture`].
 pub(crate) enum DraftCharge<C> {
@@ -126,10 +126,10 @@ impl<C> LimitChoice<C> {
         let limit = match chosen {
             Ok(limit) => limit,
             Err(error) if self.options.is_shadow && self.fallback.is_none() => {
-                return Ok(self.options.left_out(None, Rejection::Unavailable(error.into())));
+                return Ok(self.options.left_out(None, Rejection::Unavailable(error)));
             }
             Err(error) => {
-                unchosen.push(UnchosenLimit { error: error.into(), fallback: self.fallback.clone() });
+                unchosen.push(UnchosenLimit { error, fallback: self.fallback.clone() });
                 self.fallback.clone()
             }
         };
@@ -160,7 +160,9 @@ impl LimitChoices {
         });
         match limiter.within_after(chosen, waited).await {
             Err(Error::TimedOut { deadline }) => {
-                self.charge_chosen(|_| Poll::Ready(Err(ChoiceError::TimedOut { deadline }))).map(|_| ())
+                let cause = format!("choosing a limit took longer than {deadline:?}");
+                let cause = Arc::from(Box::<dyn error::Error + Send + Sync>::from(cause));
+                self.charge_chosen(|_| Poll::Ready(Err(Error::LimitNotChosen(Arc::clone(&cause))))).map(|_| ())
             }
             chosen => chosen?,
         }

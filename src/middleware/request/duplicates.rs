@@ -1,6 +1,6 @@
 //! Chosen limits may be the same for a request: two of one name for one key make one charge, by the stricter of them.
 
-use std::cmp::Reverse;
+use std::{cmp::Reverse, sync::Arc};
 
 use super::{
     super::rejection::{Rejection, shadow::LeftOut},
@@ -8,8 +8,8 @@ use super::{
     limits::{ChargedLimit, CheckBuilder},
 };
 use crate::{
-    check::{Charge, Check, DuplicateCharge, NeverFits},
-    error::{ChoiceError, Error},
+    check::{Charge, Check, NeverFits, charged_twice},
+    error::Error,
     split::is_of_one_whole,
 };
 
@@ -71,8 +71,8 @@ impl CheckBuilder {
     }
 
     fn leave_out_duplicate(&mut self, charge: &Charge) {
-        let error = ChoiceError::Duplicate(DuplicateCharge::new(charge.limit().clone()));
-        self.leave_out(charge, Rejection::Unavailable(error.into()));
+        let error = Error::LimitNotChosen(Arc::new(charged_twice(charge.limit())));
+        self.leave_out(charge, Rejection::Unavailable(error));
     }
 
     fn leave_out(&mut self, charge: &Charge, rejection: Rejection) {

@@ -1,7 +1,5 @@
 //! The limits of a layer, and the check that they make of a request.
 
-use std::{error, fmt};
-
 use http::request::Parts;
 
 use super::{
@@ -14,6 +12,7 @@ use super::{
 };
 use crate::{
     check::{Charge, Check},
+    error::{ConfigError, ConfigErrorKind},
     limit::Limit,
 };
 
@@ -30,11 +29,12 @@ pub(crate) struct Limits {
 
 impl Limits {
     /// Adds a limit, unless another has its name.
-    pub(crate) fn push(&mut self, limit: KeyedLimit) -> Result<(), InvalidLimits> {
+    pub(crate) fn push(&mut self, limit: KeyedLimit) -> Result<(), ConfigError> {
         if let Some(name) = limit.limit().map(Limit::name)
             && self.iter().any(|other| other.limit().is_some_and(|other| other.name() == name))
         {
-            return Err(InvalidLimits::SameName { name: name.to_owned() });
+            let text = format!("two limits of one layer are named {name:?}");
+            return Err(ConfigError::new(ConfigErrorKind::SameLimit, text));
         }
         // Here, so that no request has to look through all limits for it.
         self.any_settles |= limit.cost_afterwards().is_some();
@@ -170,34 +170,3 @@ impl CheckBuilder {
         self.details.get_or_insert_default()
     }
 }
-
-/// Limits that no layer can have.
-#[derive(Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum InvalidLimits {
-    /// There are none, so nothing would be limited.
-    NoLimits,
-    /// Two have the same name, so they would count into each other.
-    SameName {
-        /// The name.
-        name: String,
-    },
-}
-
-impl fmt::Display for InvalidLimits {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoLimits => f.write_str("a layer needs at least one limit"),
-            Self::SameName { name } => write!(f, "two limits of one layer are named {name:?}"),
-        }
-    }
-}
-
-/// With the text, since a `main` that returns the error prints its `Debug`.
-impl fmt::Debug for InvalidLimits {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("InvalidLimits").field(&self.to_string()).finish()
-    }
-}
-
-impl error::Error for InvalidLimits {}

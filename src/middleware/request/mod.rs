@@ -7,14 +7,11 @@ mod filter;
 mod keyed_limit;
 mod limits;
 
+pub use self::keyed_limit::{Exchange, KeyedLimit};
 pub(super) use self::{
     charge::{DraftCharge, LimitChoices, UnchosenLimit},
     decide::{Decided, Decider, DecisionFuture, record_time_waited, time_waited},
     filter::RequestFilter,
     keyed_limit::Cost,
     limits::{ChargedLimit, CheckBuilder, CheckDetails, Limits},
-};
-pub use self::{
-    keyed_limit::{Exchange, KeyedLimit},
-    limits::InvalidLimits,
 };

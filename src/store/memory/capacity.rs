@@ -13,7 +13,10 @@ use std::{
     },
 };
 
-use crate::{error::StoreError, limit::Limit};
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    limit::Limit,
+};
 
 #[derive(Debug)]
 pub(super) struct Capacity {
@@ -169,7 +172,7 @@ impl LimitUsages {
 impl OutOfCapacity {
     pub(super) fn when(self, doing: &'static str) -> StoreError {
         // Other limits have capacity, and this one still refuses.
-        StoreError::new(doing, self).of_one_check()
+        StoreError::new(doing, self).of_kind(StoreErrorKind::OutOfMemory).of_one_check()
     }
 }
 

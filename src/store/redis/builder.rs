@@ -3,11 +3,11 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
-    connect::{ConnectionSettings, InvalidRedisConfig, Server, ServerAddress},
+    connect::{ConnectionSettings, Server, ServerAddress, errors},
     dispatch::{Config, Runtimes, TimeSource},
     keys::{DEFAULT_PREFIX, Keys},
 };
-use crate::{clock::ManualClock, limit::is_fixed_alphabet, secret::Secret};
+use crate::{clock::ManualClock, error::ConfigError, limit::is_fixed_alphabet, secret::Secret};
 
 /// The settings of a [`RedisStore`](super::RedisStore).
 #[derive(Clone)]
@@ -146,21 +146,21 @@ impl RedisStoreBuilder {
     }
 
     /// The parts of the store: `mod.rs` has `build` and `connect`.
-    pub(super) fn runtimes(self) -> Result<Arc<Runtimes>, InvalidRedisConfig> {
+    pub(super) fn runtimes(self) -> Result<Arc<Runtimes>, ConfigError> {
         for (what, text) in [("key prefix", Some(&self.prefix)), ("client name", self.connection.client_name.as_ref())]
         {
             if let Some(text) = text.filter(|text| !is_fixed_alphabet(text)) {
                 let rule = "must be 1 to 64 characters of A-Z a-z 0-9 _ . -, not";
-                return Err(InvalidRedisConfig::new(format!("the {what} {rule} {text:?}")));
+                return Err(errors::setting(format!("the {what} {rule} {text:?}")));
             }
         }
         if self.connection.connections == 0 {
-            return Err(InvalidRedisConfig::new("the number of connections must be 1 or more, not 0"));
+            return Err(errors::setting("the number of connections must be 1 or more, not 0"));
         }
         for (what, timeout) in [("connect", self.connection.connect_timeout), ("reply", self.connection.reply_timeout)]
         {
             if timeout.is_zero() {
-                return Err(InvalidRedisConfig::new(format!("the {what} timeout must be longer than 0 s")));
+                return Err(errors::setting(format!("the {what} timeout must be longer than 0 s")));
             }
         }
         Ok(Runtimes::new(Config {

@@ -23,7 +23,7 @@ mod script;
 
 use std::{fmt, sync::Arc};
 
-pub use self::{builder::RedisStoreBuilder, connect::InvalidRedisConfig};
+pub use self::builder::RedisStoreBuilder;
 use self::{
     connect::ServerAddress,
     dispatch::{Job, Runtimes},
@@ -32,7 +32,7 @@ use super::interface::{Store, StoreFuture};
 use crate::{
     check::Check,
     decision::Decision,
-    error::StoreError,
+    error::{ConfigError, StoreError, StoreErrorKind},
     key::Key,
     limit::Limit,
     local::LocalState,
@@ -126,10 +126,10 @@ impl RedisStoreBuilder {
     ///
     /// # Errors
     ///
-    /// [`InvalidRedisConfig`], which names the wrong value: there is no URL, or one that is not a Redis URL; a certificate is
+    /// [`ConfigError`], which names the wrong value: there is no URL, or one that is not a Redis URL; a certificate is
     /// not in PEM; the prefix or a name has other characters or is not possible; or the number of connections or the timeout
     /// is zero.
-    pub fn build(self) -> Result<RedisStore, InvalidRedisConfig> {
+    pub fn build(self) -> Result<RedisStore, ConfigError> {
         Ok(RedisStore { runtimes: self.runtimes()? })
     }
 
@@ -142,7 +142,8 @@ impl RedisStoreBuilder {
     /// replica, or if this user may not write keys with the prefix. Print its [sources](std::error::Error::source) as well:
     /// they have the address and the cause.
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
-        let store = self.build().map_err(|error| StoreError::new("setting up Redis", error))?;
+        let store =
+            self.build().map_err(|error| StoreError::new("setting up Redis", error).of_kind(StoreErrorKind::Config))?;
         store.try_out().await?;
         Ok(store)
     }

@@ -118,12 +118,12 @@ async fn an_error_says_what_is_wrong_with_a_url_and_shows_no_password() {
 #[test]
 fn the_debug_output_of_a_wrong_configuration_is_its_text() {
     let url = store::from_url("mongodb://host").unwrap_err();
-    assert_eq!(format!("{url:?}"), format!("InvalidStoreUrl({:?})", url.to_string()));
+    assert_eq!(format!("{url:?}"), format!("ConfigError({:?})", url.to_string()));
     let url = format!("{:?}", store::from_url("redis://").unwrap_err());
-    assert!(url.starts_with("InvalidStoreUrl(\"") && url.contains("is not a Redis URL"), "{url}");
+    assert!(url.starts_with("ConfigError(\"") && url.contains("is not a Redis URL"), "{url}");
 
     let limits = |limits: Vec<KeyedLimit>| RateLimitLayer::new(MemoryStore::new()).limits(limits).unwrap_err();
-    assert_eq!(format!("{:?}", limits(Vec::new())), "InvalidLimits(\"a layer needs at least one limit\")");
+    assert_eq!(format!("{:?}", limits(Vec::new())), "ConfigError(\"a layer needs at least one limit\")");
     let twice = limits(vec![TWO.by(anyone), TWO.by(anyone)]);
-    assert_eq!(format!("{twice:?}"), format!("InvalidLimits({:?})", "two limits of one layer are named \"two\""));
+    assert_eq!(format!("{twice:?}"), format!("ConfigError({:?})", "two limits of one layer are named \"two\""));
 }

@@ -2,10 +2,17 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{AdmissionId, Algorithm, Charge, Check, Error, Limit, Limiter, ManualClock, RedisStore};
+use tower_sliding_window::{
+    AdmissionId, Algorithm, Charge, Check, Error, Limit, Limiter, ManualClock, RedisStore, error::StoreErrorKind,
+};
 
 use super::{limiter, used};
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer, with_causes};
+
+fn kind(error: &Error) -> StoreErrorKind {
+    let Error::Unavailable(error) = error else { panic!("{error}") };
+    error.kind()
+}
 
 #[tokio::test]
 async fn an_out_of_memory_error_is_reported() {
@@ -15,6 +22,7 @@ async fn an_out_of_memory_error_is_reported() {
     server.run::<()>("CONFIG SET maxmemory 1");
     let error = used(&limiter).await.unwrap_err();
     assert!(with_causes(&error).contains("OOM"), "{}", with_causes(&error));
+    assert_eq!(kind(&error), StoreErrorKind::OutOfMemory);
     server.run::<()>("CONFIG SET maxmemory 0");
     assert_eq!(used(&limiter).await.unwrap(), 2, "the failed check was not counted");
 }
@@ -28,7 +36,7 @@ async fn a_missing_permission_is_reported() {
         let url = server.url().replace("redis://", &format!("redis://{user}:{user}@"));
         assert!(RedisStore::connect(&url).await.is_err() || user == "guest", "connecting tries the script out");
         let error = used(&limiter(&url)).await.unwrap_err();
-        assert!(matches!(error, Error::Unavailable(_)));
+        assert_eq!(kind(&error), StoreErrorKind::Denied);
         assert!(
             with_causes(&error).contains("permission") || with_causes(&error).contains("can't run"),
             "{}",
@@ -47,10 +55,12 @@ async fn connect_fails_where_nothing_can_be_written() {
     let url = server.url().replace("redis://", "redis://elsewhere:elsewhere@");
     let error = RedisStore::connect(&url).await.unwrap_err();
     assert!(with_causes(&error).contains("permission"), "{}", with_causes(&error));
+    assert_eq!(error.kind(), StoreErrorKind::Denied);
 
     server.run::<()>("REPLICAOF 127.0.0.1 1");
     let error = RedisStore::connect(&server.url()).await.unwrap_err();
     assert!(with_causes(&error).contains("read only replica"), "{}", with_causes(&error));
+    assert_eq!(error.kind(), StoreErrorKind::ReadOnly);
 }
 
 #[tokio::test]
@@ -59,6 +69,9 @@ async fn a_missing_password_is_reported() {
     server.run::<()>("CONFIG SET requirepass s3cret");
     let error = used(&limiter(&server.url())).await.unwrap_err();
     assert!(with_causes(&error).contains("NOAUTH"), "{}", with_causes(&error));
+    assert_eq!(kind(&error), StoreErrorKind::Denied);
+    let wrong = RedisStore::connect(&server.url().replace("redis://", "redis://:wrong@")).await.unwrap_err();
+    assert_eq!(wrong.kind(), StoreErrorKind::Denied, "{}", with_causes(&wrong));
     let right = server.url().replace("redis://", "redis://:s3cret@");
     assert_eq!(used(&limiter(&right)).await.unwrap(), 1);
 }

@@ -6,7 +6,7 @@ use tokio::{
     runtime::Runtime,
     time::{Instant, sleep},
 };
-use tower_sliding_window::{Breaker, Error, Limit, Limiter, RedisStore};
+use tower_sliding_window::{Breaker, Error, Limit, Limiter, RedisStore, error::StoreErrorKind};
 
 use super::{CALLS, limiter, used};
 use crate::support::{TEST_TIMEOUT, ms, proxy::Proxy, redis_server::RedisServer, with_causes};
@@ -84,7 +84,8 @@ async fn a_reply_may_take_as_long_as_the_reply_timeout() {
 async fn a_server_may_start_after_the_store() {
     let mut server = RedisServer::start();
     server.kill();
-    assert!(RedisStore::connect(&server.url()).await.is_err(), "connecting at once is refused");
+    let refused = RedisStore::connect(&server.url()).await.unwrap_err();
+    assert_eq!(refused.kind(), StoreErrorKind::Unreachable, "connecting at once is refused");
 
     let limiter = limiter(&server.url());
     // At once, without waiting for the connect timeout.

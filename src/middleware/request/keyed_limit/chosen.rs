@@ -1,6 +1,6 @@
 //! Limits that are chosen for each request.
 
-use std::{error::Error, sync::Arc};
+use std::{error, sync::Arc};
 
 use http::request::Parts;
 
@@ -8,7 +8,7 @@ use super::{
     super::{super::extract::KeyExtractor, charge::LimitFuture},
     KeyedLimit, LimitSource,
 };
-use crate::{error::ChoiceError, limit::Limit};
+use crate::{error::Error, limit::Limit};
 
 impl KeyedLimit {
     /// A limit that `choose` chooses for each request: by its plan, tenant or path. The closure reads the request, and its
@@ -63,14 +63,14 @@ impl KeyedLimit {
         C: Fn(&Parts) -> F + Send + Sync + 'static,
         F: Future<Output = Result<L, X>> + Send + 'static,
         L: Into<Option<Limit>>,
-        X: Into<Box<dyn Error + Send + Sync>>,
+        X: Into<Box<dyn error::Error + Send + Sync>>,
     {
         let choose = move |parts: &Parts| -> LimitFuture {
             let choice = choose(parts);
             Box::pin(async move {
                 match choice.await {
                     Ok(limit) => Ok(limit.into()),
-                    Err(error) => Err(ChoiceError::Failed(error.into().into())),
+                    Err(cause) => Err(Error::LimitNotChosen(cause.into().into())),
                 }
             })
         };

@@ -16,9 +16,10 @@ use super::{
 };
 use crate::{
     check::Charge,
+    error::ConfigError,
     key::Key,
     limit::Limit,
-    split::{InvalidSplit, all_parts_of, number_of_parts},
+    split::{all_parts_of, number_of_parts},
 };
 
 /// The units that a request takes.
@@ -184,8 +185,8 @@ impl KeyedLimit {
     ///
     /// # Errors
     ///
-    /// [`InvalidSplit`] if there are no parts, or more parts than units.
-    pub fn try_split(mut self, parts: u32) -> Result<Self, InvalidSplit> {
+    /// [`ConfigError`] if there are no parts, or more parts than units.
+    pub fn try_split(mut self, parts: u32) -> Result<Self, ConfigError> {
         self.parts = Some(number_of_parts(self.limit(), parts)?);
         Ok(self)
     }

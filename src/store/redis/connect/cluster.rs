@@ -28,9 +28,10 @@ use redis::{
 use tokio::time::timeout;
 
 use super::{
-    invalid::InvalidRedisConfig,
+    errors,
     settings::{ConnectionSettings, tcp_settings},
 };
+use crate::error::ConfigError;
 
 /// How long connecting to all nodes and asking one for the slots may take. Each step has a timeout of its own.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -64,9 +65,9 @@ struct Nodes {
 }
 
 impl Cluster {
-    pub(super) fn new(urls: &[String], settings: &ConnectionSettings) -> Result<Self, InvalidRedisConfig> {
+    pub(super) fn new(urls: &[String], settings: &ConnectionSettings) -> Result<Self, ConfigError> {
         let Some(url) = urls.first() else {
-            return Err(InvalidRedisConfig::new("there must be 1 node of the cluster or more, not 0"));
+            return Err(errors::setting("there must be 1 node of the cluster or more, not 0"));
         };
         let infos = urls.iter().map(|url| settings.server(url)).collect::<Result<Vec<_>, _>>()?;
         let nodes: Vec<_> = infos.iter().map(|info| info.addr().to_string()).collect();
@@ -83,11 +84,11 @@ impl Cluster {
             let certificates = &settings.certificates;
             #[cfg(feature = "tls")]
             let builder = if certificates.are_given() { builder.certs(certificates.for_client()) } else { builder };
-            builder.build().map_err(|cause| InvalidRedisConfig::url(url, cause))
+            builder.build().map_err(|cause| errors::url(url, &cause))
         };
         let (first, again) = (build(0)?, build(RETRIES)?);
         if settings.client_name.is_some() {
-            return Err(InvalidRedisConfig::new("connections to a cluster cannot have a client name"));
+            return Err(errors::setting("connections to a cluster cannot have a client name"));
         }
         Ok(Self { first, again, nodes: nodes.join(" "), reply_timeout: settings.reply_timeout })
     }

@@ -6,14 +6,13 @@
 #[cfg(feature = "cluster")]
 mod cluster;
 mod connection;
-mod invalid;
+pub(super) mod errors;
 mod pool;
 mod sentinel;
 mod server;
 mod settings;
 mod url;
 
-pub use self::invalid::InvalidRedisConfig;
 pub(super) use self::{
     connection::{Connection, needs_new_connection, was_not_run},
     pool::Pool,

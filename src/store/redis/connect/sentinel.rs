@@ -15,7 +15,8 @@ use redis::{
 };
 use tokio::task::JoinSet;
 
-use super::{invalid::InvalidRedisConfig, settings::ConnectionSettings};
+use super::{errors, settings::ConnectionSettings};
+use crate::error::ConfigError;
 
 pub(super) struct Sentinels {
     sentinels: Vec<Client>,
@@ -26,20 +27,16 @@ pub(super) struct Sentinels {
 
 impl Sentinels {
     /// Signs in at the sentinels with the users of their URLs.
-    pub(super) fn new(
-        urls: &[String],
-        primary: String,
-        settings: &ConnectionSettings,
-    ) -> Result<Self, InvalidRedisConfig> {
+    pub(super) fn new(urls: &[String], primary: String, settings: &ConnectionSettings) -> Result<Self, ConfigError> {
         let infos = urls.iter().map(|url| settings.endpoint(url)).collect::<Result<Vec<_>, _>>()?;
         let Some(first) = infos.first().cloned() else {
-            return Err(InvalidRedisConfig::new("there must be 1 sentinel or more, not 0"));
+            return Err(errors::setting("there must be 1 sentinel or more, not 0"));
         };
         if primary.is_empty() {
-            return Err(InvalidRedisConfig::new("the name of the primary must not be empty"));
+            return Err(errors::setting("the name of the primary must not be empty"));
         }
         let transport = first.set_redis_settings(Default::default());
-        let open = |(url, info): (&String, _)| Client::open(info).map_err(|cause| InvalidRedisConfig::url(url, cause));
+        let open = |(url, info): (&String, _)| Client::open(info).map_err(|cause| errors::url(url, &cause));
         let sentinels = iter::zip(urls, infos).map(open).collect::<Result<_, _>>()?;
         Ok(Self { sentinels, primary, transport })
     }

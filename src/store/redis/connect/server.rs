@@ -8,10 +8,11 @@ use redis::{Client, ConnectionInfo, RedisError, RedisResult, Value, aio::Connect
 use super::cluster::Cluster;
 use super::{
     connection::{Connection, ConnectionHealth},
-    invalid::InvalidRedisConfig,
+    errors,
     sentinel::Sentinels,
     settings::ConnectionSettings,
 };
+use crate::error::ConfigError;
 
 /// The address of a server, as the application gave it.
 #[derive(Clone)]
@@ -39,15 +40,15 @@ enum Topology {
 }
 
 impl Server {
-    pub(crate) fn new(address: ServerAddress, settings: ConnectionSettings) -> Result<Self, InvalidRedisConfig> {
+    pub(crate) fn new(address: ServerAddress, settings: ConnectionSettings) -> Result<Self, ConfigError> {
         let topology = match address {
             ServerAddress::Url(url) => {
                 let client = Client::open(settings.server(&url)?);
-                Topology::Node(client.map_err(|cause| InvalidRedisConfig::url(&url, cause))?)
+                Topology::Node(client.map_err(|cause| errors::url(&url, &cause))?)
             }
             ServerAddress::Client(info) => {
                 let client = Client::open(settings.client(*info)?);
-                Topology::Node(client.map_err(|cause| InvalidRedisConfig::caused("the client leads nowhere", cause))?)
+                Topology::Node(client.map_err(|cause| errors::setting(format!("the client leads nowhere: {cause}")))?)
             }
             ServerAddress::Sentinels { urls, primary } => {
                 Topology::Sentinels(Sentinels::new(&urls, primary, &settings)?)

@@ -8,7 +8,8 @@ use redis::{ConnectionInfo, IntoConnectionInfo, io::tcp::TcpSettings, io::tcp::s
 #[cfg(feature = "tls")]
 use rustls::crypto::{CryptoProvider, ring};
 
-use super::{invalid::InvalidRedisConfig, url::is_ambiguous};
+use super::{errors, url::is_ambiguous};
+use crate::error::ConfigError;
 
 /// How long sent data may stay unacknowledged, and an idle peer silent, before the kernel ends the connection.
 const PEER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -30,19 +31,19 @@ pub(crate) struct ConnectionSettings {
 
 impl ConnectionSettings {
     /// The server at `url`, with these settings.
-    pub(super) fn server(&self, url: &str) -> Result<ConnectionInfo, InvalidRedisConfig> {
+    pub(super) fn server(&self, url: &str) -> Result<ConnectionInfo, ConfigError> {
         Ok(self.sign_in(self.endpoint(url)?))
     }
 
     /// The server at `url`, with the user, password and database of the URL.
-    pub(super) fn endpoint(&self, url: &str) -> Result<ConnectionInfo, InvalidRedisConfig> {
+    pub(super) fn endpoint(&self, url: &str) -> Result<ConnectionInfo, ConfigError> {
         #[cfg(not(feature = "tls"))]
         if url.starts_with("rediss:") || url.starts_with("valkeys:") {
-            return Err(InvalidRedisConfig::new("rediss:// URLs, for TLS, need this crate's feature `tls`"));
+            return Err(errors::setting("rediss:// URLs, for TLS, need this crate's feature `tls`"));
         }
-        let info = url.into_connection_info().map_err(|cause| InvalidRedisConfig::url(url, cause))?;
+        let info = url.into_connection_info().map_err(|cause| errors::url(url, &cause))?;
         if is_ambiguous(url) {
-            return Err(InvalidRedisConfig::new(
+            return Err(errors::setting(
                 "a URL, not shown since it may hold a password, has an @ behind its host: in a user name or password write \
                  / as %2F, ? as %3F and # as %23",
             ));
@@ -51,16 +52,16 @@ impl ConnectionSettings {
     }
 
     /// The server of an application's client, with these settings.
-    pub(super) fn client(&self, info: ConnectionInfo) -> Result<ConnectionInfo, InvalidRedisConfig> {
+    pub(super) fn client(&self, info: ConnectionInfo) -> Result<ConnectionInfo, ConfigError> {
         #[cfg(not(feature = "tls"))]
         if matches!(info.addr(), redis::ConnectionAddr::TcpTls { .. }) {
-            return Err(InvalidRedisConfig::new("a client for TLS needs this crate's feature `tls`"));
+            return Err(errors::setting("a client for TLS needs this crate's feature `tls`"));
         }
         Ok(self.sign_in(self.transport(info)?))
     }
 
     /// Sets TLS and TCP up.
-    fn transport(&self, info: ConnectionInfo) -> Result<ConnectionInfo, InvalidRedisConfig> {
+    fn transport(&self, info: ConnectionInfo) -> Result<ConnectionInfo, ConfigError> {
         #[cfg(feature = "tls")]
         let info = self.certificates.apply(info)?;
         Ok(info.set_tcp_settings(tcp_settings()))
@@ -107,12 +108,10 @@ pub(crate) struct Certificates {
 #[cfg(feature = "tls")]
 impl Certificates {
     /// Adds these certificates, if the server is reached over TLS.
-    pub(super) fn apply(&self, info: ConnectionInfo) -> Result<ConnectionInfo, InvalidRedisConfig> {
+    pub(super) fn apply(&self, info: ConnectionInfo) -> Result<ConnectionInfo, ConfigError> {
         let ConnectionAddr::TcpTls { insecure, tls_params, .. } = info.addr() else { return Ok(info) };
         if *insecure {
-            return Err(InvalidRedisConfig::new(
-                "a rediss:// URL with #insecure is not supported: give the root certificate",
-            ));
+            return Err(errors::setting("a rediss:// URL with #insecure is not supported: give the root certificate"));
         }
         // rustls panics if two crates of one process bring different providers and none is installed.
         if CryptoProvider::get_default().is_none() {
@@ -124,9 +123,8 @@ impl Certificates {
             return Ok(info);
         }
         // Without the cause: if the PEM lost its line breaks, the cause repeats the key.
-        let client = Client::build_with_tls(info, self.for_client()).map_err(|_| {
-            InvalidRedisConfig::new("a certificate, or its key, is not PEM, or has lost its line breaks")
-        })?;
+        let client = Client::build_with_tls(info, self.for_client())
+            .map_err(|_| errors::setting("a certificate, or its key, is not PEM, or has lost its line breaks"))?;
         Ok(client.get_connection_info().clone())
     }
 

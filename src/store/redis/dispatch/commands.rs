@@ -9,7 +9,7 @@ use super::{
     batch::Batch,
     dispatcher::{ASKING, Cause, Dispatcher},
 };
-use crate::{error::StoreError, key::Key, limit::Limit};
+use crate::{error::StoreError, key::Key, limit::Limit, store::redis::connect::errors::failure};
 
 impl Dispatcher {
     /// Runs the script without a check, and deletes a key that no limit has. So the server is reached, knows the script,
@@ -20,7 +20,7 @@ impl Dispatcher {
             dispatcher.try_send(&Batch::new(Vec::new(), &dispatcher.config.time), false).await??;
             dispatcher.unlink(&format!("{}:", dispatcher.keys().prefix())).await
         });
-        result.await.map_err(|cause| StoreError::new(ASKING, cause))
+        result.await.map_err(|cause| failure(ASKING, cause))
     }
 
     /// Forgets the counted units of a limit and a key.
@@ -29,7 +29,7 @@ impl Dispatcher {
         let outdated = self.config.local_state.outdate(vec![limit], None);
         let result = self.in_task(async move { dispatcher.unlink(&key).await }).await;
         drop(outdated);
-        result.map_err(|cause| StoreError::new(ASKING, cause))
+        result.map_err(|cause| failure(ASKING, cause))
     }
 
     /// Runs a future that takes a connection in a task. The task ends if the caller stops waiting.

@@ -28,7 +28,7 @@ use crate::{
     local::LocalState,
     metrics::{self, Stopwatch},
     store::redis::{
-        connect::{Connection, Pool, Server, needs_new_connection, was_not_run},
+        connect::{Connection, Pool, Server, errors::failure, needs_new_connection, was_not_run},
         keys::{HASH_SLOTS, Keys},
     },
 };
@@ -185,13 +185,13 @@ impl Dispatcher {
             && self.is_worth_another_try(error)
         {
             if !self.has_certainly_not_run(error) {
-                batch.keep_repeatable(&StoreError::new(ASKING, error.clone()));
+                batch.keep_repeatable(&failure(ASKING, error.clone()));
             }
             if !batch.is_empty() {
                 reply = self.try_send(batch, true).await;
             }
         }
-        reply.and_then(|reply| Ok(reply?)).map_err(|cause| StoreError::new(ASKING, cause))
+        reply.and_then(|reply| Ok(reply?)).map_err(|cause| failure(ASKING, cause))
     }
 
     pub(super) fn is_worth_another_try(&self, error: &RedisError) -> bool {

@@ -13,6 +13,7 @@ use crate::{
     clock::system_time,
     decision::{Decision, LimitStatus},
     error::StoreError,
+    store::redis::connect::errors::kind_of_reply,
 };
 
 /// Appends the results of all jobs and of their copies: the decision, and whether a settlement was applied.
@@ -62,7 +63,7 @@ impl Reply {
         for copy in 0..count {
             results.push(match &admitted {
                 // The other jobs of the batch have results of their own.
-                Err(text) => Err(StoreError::new(ASKING, key_error(check, text)).of_one_check()),
+                Err(text) => Err(key_error(check, text)),
                 Ok(admitted) => {
                     // If an earlier try has counted the copies, each gets the present status.
                     let later = if counted_at.is_some() { 0 } else { admitted.saturating_sub(copy + 1) };
@@ -149,9 +150,10 @@ fn number(fields: &mut vec::IntoIter<Value>) -> Result<u64, MalformedReply> {
 
 /// The error of a key that has a value of another application, or cannot be written. The script's text begins with the number
 /// of the charge, counted from 1.
-fn key_error(check: &Check, text: &str) -> String {
+fn key_error(check: &Check, text: &str) -> StoreError {
     let (number, text) = text.split_once(' ').unwrap_or(("", text));
     let index = number.parse().unwrap_or(1_usize).saturating_sub(1);
     let limit = check.charges().nth(index).map_or("an unknown limit", |charge| charge.limit().name());
-    format!("the key of the limit {limit:?} cannot be read or written: {}", text.trim_end())
+    let cause = format!("the key of the limit {limit:?} cannot be read or written: {}", text.trim_end());
+    StoreError::new(ASKING, cause).of_kind(kind_of_reply(text)).of_one_check()
 }

@@ -7,8 +7,8 @@ use http::{Request, Response, StatusCode, request::Parts};
 use tokio::time::Instant;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
-    ChoiceError, Degraded, Error, FailureMode, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Rejection,
-    Share, Store, testing::FaultyStore,
+    Degraded, Error, FailureMode, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Rejection, Share, Store,
+    testing::FaultyStore,
 };
 
 use super::{BURST, PRO, chosen, request_of_plan};
@@ -108,7 +108,7 @@ async fn a_failed_choice_of_the_only_limit_forwards_the_request_and_is_logged() 
     let text = log.text();
     let lines: Vec<_> = text.lines().filter(|line| line.contains("could not be chosen")).collect();
     let [line] = lines[..] else { panic!("{text}") };
-    assert!(line.contains("no rate limit could be chosen: choosing a limit failed: no plans today"), "{line}");
+    assert!(line.contains("no rate limit could be chosen: no plans today"), "{line}");
     assert!(line.contains("mode=Open") && line.contains("limits=\"a chosen one\""), "{line}");
 }
 
@@ -206,7 +206,9 @@ async fn a_hanging_choice_ends_at_the_deadline() {
         if status == 200 {
             assert_eq!(asked.elapsed(), deadline);
             let reported: &Degraded = response.extensions().get().unwrap();
-            assert!(matches!(reported.error(), Error::LimitNotChosen(ChoiceError::TimedOut { .. })));
+            assert!(
+                matches!(reported.error(), Error::LimitNotChosen(cause) if cause.to_string().ends_with("longer than 40ms"))
+            );
         }
     }
 }

@@ -1,0 +1,70 @@
+//! The error of everything that is set up wrong. It is exported from [`error`](crate::error).
+
+use std::{borrow::Cow, error, fmt};
+
+/// A wrong setting. Its text names the value, and says what is wrong with it.
+///
+/// Of a URL it shows at most the scheme and the host, and nothing that may be part of a password.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_sliding_window::{Limit, error::ConfigErrorKind};
+///
+/// let error = Limit::new("login", 0, Duration::from_secs(60)).unwrap_err();
+/// assert_eq!(error.kind(), ConfigErrorKind::Limit);
+/// assert_eq!(error.to_string(), "limit \"login\": a limit's units must be 1 to 2^52, not 0");
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct ConfigError {
+    kind: ConfigErrorKind,
+    text: Cow<'static, str>,
+}
+
+/// What is set up wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ConfigErrorKind {
+    /// The name, the units, the window or the text of a [`Limit`](crate::Limit).
+    Limit,
+    /// The [blocks](crate::limit::blocks) of a limit.
+    Blocks,
+    /// The number of parts of a [split](crate::split) limit.
+    Split,
+    /// A layer has no limit, so nothing would be limited.
+    NoLimits,
+    /// Two limits that are decided together have the same name, or are charged for the same key. They would count into each other.
+    SameLimit,
+    /// The URL or a setting of a [store](crate::store).
+    Store,
+    /// A [`Secret`](crate::Secret) is too short.
+    Secret,
+    /// An address range, or a prefix of addresses.
+    Address,
+}
+
+impl ConfigError {
+    pub(crate) fn new(kind: ConfigErrorKind, text: impl Into<Cow<'static, str>>) -> Self {
+        Self { kind, text: text.into() }
+    }
+
+    /// What is set up wrong.
+    #[must_use]
+    pub fn kind(&self) -> ConfigErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// With the text, since a `main` that returns the error prints its `Debug`.
+impl fmt::Debug for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ConfigError").field(&self.text).finish()
+    }
+}
+
+impl error::Error for ConfigError {}
