@@ -74,7 +74,7 @@ impl<R: Clone> RateLimitLayer<R> {
     ///
     /// [`ConfigError`] if the layer then has no limit, or two of one name.
     pub fn limits(self, limits: impl IntoIterator<Item = KeyedLimit>) -> Result<Self, ConfigError> {
-        let layer = limits.into_iter().try_fold(self, RateLimitLayer::try_limit)?;
+        let layer = limits.into_iter().try_fold(self, Self::try_limit)?;
         if layer.policy.limits.is_empty() {
             return Err(ConfigError::new(ConfigErrorKind::NoLimits, NO_LIMITS));
         }

@@ -394,7 +394,7 @@ fn difference_of_statuses(expected: &LimitStatus, got: &LimitStatus, earliest: R
     };
     let mut figures = figures(expected).into_iter().zip(figures(got));
     let ((what, expected), (_, got)) = figures.find(|(expected, got)| expected != got)?;
-    let number = |figure: Option<u64>| figure.map_or("none".to_owned(), |figure| figure.to_string());
+    let number = |figure: Option<u64>| figure.map_or_else(|| "none".to_owned(), |figure| figure.to_string());
     Some(format!("expected {} {what} of {name:?}, got {}", number(expected), number(got)))
 }
 

@@ -53,7 +53,7 @@ pub(super) enum Step {
     Advance(Duration),
     /// Before and afterwards, each limit is asked for a unit. So those that are used refuse, and count units of later times as of
     /// now.
-    StepBack(Duration),
+    ClockBack(Duration),
 }
 
 /// Numbers that look random and are the same in every run.
@@ -134,7 +134,7 @@ fn step(numbers: &mut Numbers, number: u64, pairs: &[(Limit, &'static str)], ste
             let (limit, key) = numbers.one_of(pairs);
             Step::Reset { limit, key: key.into() }
         }
-        84..88 if steps_back => Step::StepBack(numbers.micros(&[1, 1_500_000, 12_000_000, HOUR])),
+        84..88 if steps_back => Step::ClockBack(numbers.micros(&[1, 1_500_000, 12_000_000, HOUR])),
         84..88 => Step::Advance(numbers.one_of(&[10, 60, 3_600].map(Duration::from_secs))),
         _ => Step::Advance(numbers.micros(&[3, 1_500_000, 12_000_000, 70_000_000, 2 * HOUR])),
     }
@@ -180,7 +180,7 @@ impl fmt::Display for Step {
             Self::Settle { step, cost, .. } => write!(f, "settle the first charge of step {step} at a cost of {cost}"),
             Self::Reset { limit, key } => write!(f, "reset {:?} for {key:?}", limit.name()),
             Self::Advance(time) => write!(f, "advance the clock by {time:?}"),
-            Self::StepBack(time) => write!(f, "step the clock back by {time:?}, and ask for a unit of each limit"),
+            Self::ClockBack(time) => write!(f, "step the clock back by {time:?}, and ask for a unit of each limit"),
         }
     }
 }

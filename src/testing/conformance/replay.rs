@@ -53,7 +53,7 @@ impl Replay<'_> {
         let clock = &self.trial.clock;
         match step {
             Step::Advance(time) => clock.advance(*time),
-            Step::StepBack(time) => {
+            Step::ClockBack(time) => {
                 // A store may forget units that have left at once, or when it next writes.
                 for probe in probes {
                     let is_unused = self.decide(probe).await?.used() == 0;

@@ -95,6 +95,7 @@ fn all_of(limits: &[&Limit]) -> Check {
     check
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "callers pass what they have just computed")]
 fn expect<T: PartialEq + std::fmt::Debug>(what: &str, expected: T, got: T) -> Kept {
     if expected == got { Ok(()) } else { Err(format!("{what}: expected {expected:?}, got {got:?}")) }
 }
