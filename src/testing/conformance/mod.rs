@@ -111,12 +111,10 @@ impl Conformance {
         }
         for seed in (0..self.histories).map(|number| self.seed.wrapping_add(number)) {
             let history = History::random(seed, &self.algorithms);
-            let replayed = within_time(async { replay(&make().await, &history).await.map_err(|failure| failure.text) });
-            if replayed.await.is_err() {
-                let failure = within_time(async { Err(shrink(&make, history).await) }).await;
-                report
-                    .broken
-                    .extend(failure.err().map(|failure| format!("a history of the seed {seed} differs: {failure}")));
+            let replayed = async { replay(&make().await, &history).await.map_err(|failure| failure.text) };
+            if let Err(failure) = within_time(replayed).await {
+                let failure = shrink(&make, history).await.unwrap_or(failure);
+                report.broken.push(format!("a history of the seed {seed} differs: {failure}"));
                 break;
             }
         }

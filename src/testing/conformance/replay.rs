@@ -150,8 +150,8 @@ impl Replay<'_> {
     }
 }
 
-/// Drops steps while the store still differs, and tells what is left.
-pub(super) async fn shrink(make: &impl AsyncFn() -> Trial, mut history: History) -> String {
+/// Drops steps while the store still differs, and tells what is left; `None` if it differs no more.
+pub(super) async fn shrink(make: &impl AsyncFn() -> Trial, mut history: History) -> Option<String> {
     let started = Instant::now();
     let fails = async |history: &History| {
         let failed = timeout(SHRINKING, async { replay(&make().await, history).await.err() }).await;
@@ -177,7 +177,7 @@ pub(super) async fn shrink(make: &impl AsyncFn() -> Trial, mut history: History)
         }
         dropped /= 2;
     }
-    let Some(failure) = failure else { return "it differed once, and then no more".to_owned() };
+    let text = failure?.text;
     let steps = history.steps.iter().map(|(number, step)| format!("\n    step {number}: {step}"));
-    format!("{}. The steps that lead there:{}", failure.text, steps.collect::<String>())
+    Some(format!("{text}. The steps that lead there:{}", steps.collect::<String>()))
 }
