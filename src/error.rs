@@ -97,13 +97,13 @@ impl From<StoreError> for Error {
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// # #[cfg(feature = "redis")] {
 /// use tower_sliding_window::{RedisStore, error::StoreErrorKind};
 ///
-/// # #[cfg(feature = "redis")]
 /// if let Err(error) = RedisStore::connect("redis://127.0.0.1:1").await {
 ///     assert_eq!(error.kind(), StoreErrorKind::Unreachable);
 /// }
-/// # }
+/// # } }
 /// ```
 #[derive(Clone, Debug)]
 pub struct StoreError {

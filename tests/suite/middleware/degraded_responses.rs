@@ -80,7 +80,7 @@ async fn a_limit_that_cannot_be_chosen_is_reported() {
         let response = layer.layer(service_fn(hello)).oneshot(request()).await.unwrap();
         let (shown, error) = degraded(&response).unwrap();
         assert_eq!(shown, mode);
-        assert_eq!(error.source().unwrap().source().unwrap().to_string(), "no such tenant");
+        assert_eq!(error.source().unwrap().to_string(), "no such tenant");
     }
 }
 
