@@ -20,7 +20,7 @@ pub struct ConfigError {
     text: Cow<'static, str>,
 }
 
-/// What is set up wrong.
+/// The kind of setting that is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ConfigErrorKind {
@@ -47,7 +47,7 @@ impl ConfigError {
         Self { kind, text: text.into() }
     }
 
-    /// What is set up wrong.
+    /// The kind of setting that is wrong.
     #[must_use]
     pub fn kind(&self) -> ConfigErrorKind {
         self.kind

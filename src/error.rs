@@ -113,7 +113,7 @@ pub struct StoreError {
     cause: Arc<dyn error::Error + Send + Sync>,
 }
 
-/// What has kept a store from its work.
+/// The kind of failure that has kept a store from its work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
@@ -169,7 +169,7 @@ impl StoreError {
         self.is_of_one_check
     }
 
-    /// What has kept the store from its work.
+    /// The kind of failure that has kept the store from its work.
     #[must_use]
     pub fn kind(&self) -> StoreErrorKind {
         self.kind

@@ -79,7 +79,7 @@ pub(super) struct Returning<'a> {
 }
 
 impl Lines {
-    /// What a caller needs that asks now.
+    /// The units that a caller needs if it asks now.
     pub(super) fn wanted(&self, check: &Check) -> Vec<Wanted> {
         let wanted = |charge: &Charge| {
             let digest = self.digest(charge.limit(), charge.key());
