@@ -119,10 +119,14 @@ fn prepend(headers: &mut HeaderMap, name: HeaderName, items: String) {
 /// Whether a line is a list of strings (RFC 9651, section 3.1), each with integers, strings or byte sequences as parameters.
 /// Clients would ignore the whole field for a line that is no list.
 fn is_list(line: &str) -> bool {
-    split(line, ',').all(|member| {
-        let mut parts = split(member.trim_matches([' ', '\t']), ';');
-        parts.next().is_some_and(is_string) && parts.all(is_parameter)
-    })
+    let line = line.trim_matches(' ');
+    // Tabs may stand around commas alone.
+    !line.starts_with('\t')
+        && !line.ends_with('\t')
+        && split(line, ',').all(|member| {
+            let mut parts = split(member.trim_matches([' ', '\t']), ';');
+            parts.next().is_some_and(is_string) && parts.all(is_parameter)
+        })
 }
 
 fn is_string(text: &str) -> bool {
@@ -217,6 +221,12 @@ mod tests {
         let secret = Secret::new("32 random bytes out of the vault").unwrap();
         let text = PartitionKeys::new(&secret).of_key(&Key::new("usr:", "7"));
         assert_eq!(text, "Us5XYTdtri92Qk8qWU6y");
+    }
+
+    #[test]
+    fn a_list_has_no_tabs_at_its_ends() {
+        assert!(["\t\"a\"", "\"a\"\t", " \t\"a\"", "\"a\",\t"].iter().all(|line| !is_list(line)));
+        assert!(is_list(" \"a\"\t,\t\"b\" "));
     }
 
     proptest! {
