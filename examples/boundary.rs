@@ -45,7 +45,7 @@ async fn compare(store: impl Store, clock: &ManualClock) -> Result<(), LimiterEr
     // The first call connects and sends the whole script, which can take longer than the default of 50 ms.
     let limiter = Limiter::new(store).deadline(Duration::from_secs(1));
     println!("{} calls a minute; 100 calls arrive 1 s before a minute ends, and 100 more 1 s after", LIMIT.units());
-    for (name, algorithm) in [("fixed window", Algorithm::fixed()), ("sliding log", Algorithm::log())] {
+    for (name, algorithm) in [("fixed window", Algorithm::fixed_window()), ("sliding log", Algorithm::sliding_log())] {
         let limit = LIMIT.with_algorithm(algorithm);
         // A key for each process, since several of these may run on one Redis.
         let key = format!("{name} {}", process::id());

@@ -1,22 +1,22 @@
 //! Algorithms: how a limit counts admissions, how exactly, and in how much memory.
 //!
-//! The default is an exact [`log`](Algorithm::log):
+//! The default is an exact [`sliding_log`](Algorithm::sliding_log):
 //!
 //! ```
 //! use tower_sliding_window::{Algorithm, Limit};
 //!
-//! const SEARCHES: Limit = Limit::per_day("searches", 1_000_000).with_algorithm(Algorithm::compact(128));
-//! assert_eq!(SEARCHES.algorithm(), Algorithm::compact(128));
+//! const SEARCHES: Limit = Limit::per_day("searches", 1_000_000).with_algorithm(Algorithm::compact_log(128));
+//! assert_eq!(SEARCHES.algorithm(), Algorithm::compact_log(128));
 //! ```
 //!
 //! With `L` for the limit and `W` for the window:
 //!
 //! | | admits in any window | refuses too early | use it |
 //! |---|---|---|---|
-//! | [`log`](Algorithm::log) | at most `L` | never | unless memory matters |
-//! | [`compact(n)`](Algorithm::compact) | at most `L` | by less than `W / (n − 2)` | for large limits |
-//! | [`counter`](Algorithm::counter) | less than `2 L` | by less than `W` | if an estimate is enough |
-//! | [`fixed`](Algorithm::fixed) | up to `2 L` | never within its window | if a contract defines the window, such as a day in UTC |
+//! | [`sliding_log`](Algorithm::sliding_log) | at most `L` | never | unless memory matters |
+//! | [`compact_log(n)`](Algorithm::compact_log) | at most `L` | by less than `W / (n − 2)` | for large limits |
+//! | [`sliding_window_counter`](Algorithm::sliding_window_counter) | less than `2 L` | by less than `W` | if an estimate is enough |
+//! | [`fixed_window`](Algorithm::fixed_window) | up to `2 L` | never within its window | if a contract defines the window, such as a day in UTC |
 //!
 //! Bytes of a key in Redis 7.0 (`MEMORY USAGE`) whose units are all used, evenly over the window:
 //!
@@ -57,14 +57,14 @@ pub(crate) enum Kind {
 }
 
 impl Algorithm {
-    /// The fewest entries of a [`compact`](Self::compact) log.
+    /// The fewest entries of a [`compact`](Self::compact_log) log.
     pub const MIN_ENTRIES: u16 = 3;
-    /// The most entries of a [`compact`](Self::compact) log.
+    /// The most entries of a [`compact`](Self::compact_log) log.
     pub const MAX_ENTRIES: u16 = 1024;
 
     /// A log of every admission, exact to the microsecond. The default.
     #[must_use]
-    pub const fn log() -> Self {
+    pub const fn sliding_log() -> Self {
         Self(Kind::Log)
     }
 
@@ -80,7 +80,7 @@ impl Algorithm {
     /// a `const` that does not compile.
     #[must_use]
     #[track_caller]
-    pub const fn compact(entries: u16) -> Self {
+    pub const fn compact_log(entries: u16) -> Self {
         assert!(
             entries >= Self::MIN_ENTRIES && entries <= Self::MAX_ENTRIES,
             "a compact log must have 3 to 1024 entries"
@@ -95,7 +95,7 @@ impl Algorithm {
     /// it, the estimate is too low, and up to `2 L − 1` units can be in a sliding window. If they came early, it is too high:
     /// at worst, the whole limit still counts as used for less than a window.
     #[must_use]
-    pub const fn counter() -> Self {
+    pub const fn sliding_window_counter() -> Self {
         Self(Kind::Counter)
     }
 
@@ -104,7 +104,7 @@ impl Algorithm {
     ///
     /// A client can spend the limit just before that boundary and again just after it: twice the limit within moments.
     #[must_use]
-    pub const fn fixed() -> Self {
+    pub const fn fixed_window() -> Self {
         Self(Kind::Fixed)
     }
 
@@ -130,7 +130,7 @@ impl Algorithm {
 
 impl Default for Algorithm {
     fn default() -> Self {
-        Self::log()
+        Self::sliding_log()
     }
 }
 
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_compact_log_rounds_up_to_the_end_of_a_sub_window_and_a_fixed_window_down_to_its_start() {
-        let compact = Algorithm::compact(12).kind();
+        let compact = Algorithm::compact_log(12).kind();
         let times = [6_000, 6_099, 6_100].map(|now| compact.recorded_at(now, 1_000));
         assert_eq!(times, [6_099, 6_099, 6_199]);
         let fixed = [6_000, 6_999, 7_000].map(|now| Kind::Fixed.recorded_at(now, 1_000));

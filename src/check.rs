@@ -30,7 +30,7 @@ use crate::{
     algorithm::Algorithm,
     config_error::{ConfigError, ConfigErrorKind},
     key::Key,
-    limit::{Limit, blocks::Blocks},
+    limit::{Limit, prefetch::Prefetch},
 };
 
 /// One limit, one key, one cost. See the [module docs](self).
@@ -102,28 +102,28 @@ impl Charge {
         self.reserve(time)
     }
 
-    /// A block: units that the process spends until the end of the block's life, so they count until a window after that.
-    pub(crate) fn block(limit: Limit, key: Key, units: u64, life: u64) -> Self {
+    /// A prefetch: units that the process spends until the end of the prefetch's life, so they count until a window after that.
+    pub(crate) fn prefetch(limit: Limit, key: Key, units: u64, life: u64) -> Self {
         let lease = limit.window_micros().saturating_add(life);
         Self { lease, ..Self::fitting(limit, key, units) }
     }
 
     #[cfg(feature = "redis")]
-    pub(crate) fn is_block(&self) -> bool {
+    pub(crate) fn is_prefetch(&self) -> bool {
         self.life().is_some()
     }
 
-    /// The life of a block.
+    /// The life of a prefetch.
     #[cfg(feature = "redis")]
     pub(crate) fn life(&self) -> Option<Duration> {
         let life = self.lease.saturating_sub(self.limit.window_micros());
         (life > 0).then(|| Duration::from_micros(life))
     }
 
-    /// The limit's blocks, if they can pay for the charge.
-    pub(crate) fn blocks(&self) -> Option<Blocks> {
+    /// The limit's prefetches, if they can pay for the charge.
+    pub(crate) fn prefetched(&self) -> Option<Prefetch> {
         let is_plain = self.cost > 0 && self.lease == 0 && self.takes == Takes::IfAdmitted;
-        self.limit.blocks().filter(|_| is_plain)
+        self.limit.prefetched().filter(|_| is_plain)
     }
 
     pub(crate) fn of_nothing(limit: Limit, key: Key) -> Self {
@@ -204,7 +204,7 @@ impl Charge {
 
     /// Whether every admission is an entry of its own.
     pub(crate) fn is_exact(&self) -> bool {
-        self.limit.algorithm() == Algorithm::log()
+        self.limit.algorithm() == Algorithm::sliding_log()
     }
 
     /// The units that it takes if it is admitted.
@@ -242,7 +242,7 @@ impl Charge {
     /// The time of an entry with an id for an admission of `now`. A reservation leaves the window when its lease ends.
     pub(crate) fn named_at(&self, now: u64) -> u64 {
         let reserved = now.saturating_add(self.lease).saturating_sub(self.limit.window_micros());
-        match (self.lease, self.limit.algorithm() == Algorithm::counter()) {
+        match (self.lease, self.limit.algorithm() == Algorithm::sliding_window_counter()) {
             (0, true) => now,
             (0, false) => self.limit.recorded_at(now),
             (_, true) => reserved,
@@ -318,9 +318,9 @@ impl Check {
         mem::replace(old, charge)
     }
 
-    /// Whether blocks can pay for all of it.
-    pub(crate) fn is_in_blocks(&self) -> bool {
-        self.id.is_none() && self.charges().all(|charge| charge.blocks().is_some())
+    /// Whether prefetches can pay for all of it.
+    pub(crate) fn is_prefetched(&self) -> bool {
+        self.id.is_none() && self.charges().all(|charge| charge.prefetched().is_some())
     }
 
     pub(crate) fn can_be_refused(&self) -> bool {
@@ -371,7 +371,7 @@ impl Check {
                 charge.lease == 0
                     && charge.takes == Takes::IfAdmitted
                     && !charge.is_shadow
-                    && charge.limit.algorithm() != Algorithm::counter()
+                    && charge.limit.algorithm() != Algorithm::sliding_window_counter()
             })
     }
 

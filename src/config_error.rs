@@ -26,8 +26,8 @@ pub struct ConfigError {
 pub enum ConfigErrorKind {
     /// The name, the units, the window or the text of a [`Limit`](crate::Limit).
     Limit,
-    /// The [blocks](crate::limit::blocks) of a limit.
-    Blocks,
+    /// The [prefetch](crate::limit::prefetch) of a limit.
+    Prefetch,
     /// The number of parts of a [split](crate::split) limit.
     Split,
     /// A layer has no limit, so nothing would be limited.

@@ -3,13 +3,13 @@
 //! 1. A decision has one [`LimitStatus`] a charge, in the order of the charges.
 //! 2. [`retry_after`](Decision::retry_after) is exact: the same check is admitted after this time if nothing else arrives,
 //!    and refused a microsecond earlier. It is a lower bound where the process refuses without asking the store (see
-//!    [`DenyCache`](crate::DenyCache)), and where more than 100 entries of a log with larger costs have to leave.
+//!    [`RefusalCache`](crate::RefusalCache)), and where more than 100 entries of a log with larger costs have to leave.
 //! 3. [Reserved](Charge::reserve) units may be given back at any time. So if only they are in the way, the retry time is
 //!    short: [`retry_reserved_after`](crate::Limiter::retry_reserved_after), one second by default, or less if a lease ends
 //!    before. See [`is_refused_by_reservations`](Decision::is_refused_by_reservations).
 //! 4. [`reset_after`](LimitStatus::reset_after) is the time until the oldest unit leaves the window. Then more units
 //!    are left. It is never too short if all limits of the name have one window. With `RedisStore` it may be up to a
-//!    millisecond late, under a limit in [blocks](crate::limit::blocks) up to the life of a block, and after the server's clock has
+//!    millisecond late, under a limit with [prefetch](crate::limit::prefetch) up to the life of a prefetch, and after the server's clock has
 //!    stepped back up to that step.
 //! 5. The figures of a decision are those of its [`binding`](Decision::binding) limit: if it is admitted, the limit with the
 //!    least left; if it is refused, the limit with the longest retry time. Limits in the [shadow](Charge::in_shadow) are
@@ -349,7 +349,7 @@ impl LimitStatus {
         self.limit.units().saturating_sub(self.used)
     }
 
-    /// The time until fewer units count; zero if none do. Under a [compact](crate::Algorithm::compact) log it may be a
+    /// The time until fewer units count; zero if none do. Under a [compact](crate::Algorithm::compact_log) log it may be a
     /// sub-window longer than the window.
     #[must_use]
     pub fn reset_after(&self) -> Duration {

@@ -4,11 +4,11 @@
 //! |---|---|---|---|---|
 //! | `rate_limit_decisions_total` | counter | decisions | `layer`; `limit`: the limit's name; `outcome`: `allowed`, `refused`, `shadow_refused` | how often a limit was part of an admission, refused, or would have refused in the [shadow](crate::KeyedLimit::in_shadow); units counted [afterwards](crate::KeyedLimit::count_afterwards) are left out |
 //! | `rate_limit_rejections_total` | counter | requests | `layer`; `kind`: `limited`, `never_fits`, `no_key`, `not_set_up`, `denied`, `unavailable` | how often a layer, or a handler by a [`Rejection`](crate::Rejection), responded in the service's place: with 429 over a limit, with 429 because the cost is above a limit, with a 4xx because of the key, with 500 because the server is not set up to find a key, with 403, with 503 |
-//! | `rate_limit_uncounted_total` | counter | requests | `layer`; `kind`: `preflight`, `skipped`, `allowed` | how often a layer let a request through without looking at its limits: [CORS preflights](crate::RateLimitLayer::count_preflights), [skipped](crate::RateLimitLayer::skip) requests, [allowed](crate::RateLimitLayer::allow) keys |
+//! | `rate_limit_uncounted_total` | counter | requests | `layer`; `kind`: `preflight`, `skipped`, `allowed` | how often a layer let a request through without looking at its limits: [CORS preflights](crate::RateLimitLayer::count_preflights), [skipped](crate::RateLimitLayer::skip) requests, [allowed](crate::RateLimitLayer::exempt) keys |
 //! | `rate_limit_failures_total` | counter | failures | `layer`; `cause`: `timed_out`, `unavailable`, `breaker_open`, `limit_not_chosen` | how often the store did not answer, or a limit could not be chosen: see [`Error`] |
 //! | `rate_limit_degraded_total` | counter | requests | `layer`; `mode`: `open`, `closed`, `local`, `fallback` | how often a layer's [failure mode](crate::FailureMode) decided or left out a limit; how often [fallbacks](crate::KeyedLimit::fallback) were enough; how often a handler answered 503 by a [`Rejection`](crate::Rejection) |
-//! | `rate_limit_deny_cache_hits_total` | counter | refusals | | refusals by a [`DenyCache`](crate::DenyCache), without asking the store |
-//! | `rate_limit_block_hits_total` | counter | checks | | admissions out of [blocks](crate::limit::blocks), without asking the store |
+//! | `rate_limit_refusal_cache_hits_total` | counter | refusals | | refusals by a [`RefusalCache`](crate::RefusalCache), without asking the store |
+//! | `rate_limit_prefetch_hits_total` | counter | checks | | admissions out of [prefetch](crate::limit::prefetch), without asking the store |
 //! | `rate_limit_breakers_open` | gauge | breakers | | open [breakers](crate::Breaker): 0 or 1 for one `RedisStore`, unless a limiter or layer has a breaker of its own |
 //! | `rate_limit_batch_checks` | histogram | checks and settlements | | size of a batch that is sent to Redis |
 //! | `rate_limit_queue_checks` | histogram | checks and settlements | | how many still wait when a batch is sent |
@@ -19,7 +19,7 @@
 //! 2. `layer` is the [name](crate::RateLimitLayer::named) of the layer. It is empty for a layer without a name, for a handler,
 //!    and for a [`Limiter`](crate::Limiter) without a layer. To Prometheus, an empty label is a missing one.
 //! 3. A check of several limits counts once for each limit. If it is refused, only the limits that refused it count.
-//!    Decisions by the deny cache, by a [share](crate::Share) of this process, and at no cost count too. A caller that
+//!    Decisions by the refusal cache, by a [share](crate::Share) of this process, and at no cost count too. A caller that
 //!    is refused in [`acquire`](crate::Limiter::acquire) while others are ahead of it counts twice: as a refusal, and
 //!    as an admission at no cost, since the limiter asks the store for the figures.
 //! 4. A failure counts for each check, settlement or reset, whatever the failure mode does; a probe does not count.
@@ -124,8 +124,8 @@ const COUNTERS: Descriptions<8> = [
     ("rate_limit_uncounted_total", Unit::Count, "Requests that a layer let through without looking at its limits"),
     ("rate_limit_failures_total", Unit::Count, "Calls that the store did not answer, and limits not chosen, by cause"),
     ("rate_limit_degraded_total", Unit::Count, "Requests decided by a failure mode or by fallbacks, by mode"),
-    ("rate_limit_deny_cache_hits_total", Unit::Count, "Refusals without asking the store"),
-    ("rate_limit_block_hits_total", Unit::Count, "Admissions out of blocks, without asking the store"),
+    ("rate_limit_refusal_cache_hits_total", Unit::Count, "Refusals without asking the store"),
+    ("rate_limit_prefetch_hits_total", Unit::Count, "Admissions out of prefetches, without asking the store"),
     ("rate_limit_queue_full_total", Unit::Count, "Checks and settlements that failed because the queue was full"),
 ];
 
@@ -165,7 +165,7 @@ fn describe() {
     });
 }
 
-/// A decision of the store, the deny cache or this process, for a layer of this name.
+/// A decision of the store, the refusal cache or this process, for a layer of this name.
 #[inline]
 pub(crate) fn decided(decision: &Decision, layer: &'static str) {
     record! {
@@ -220,15 +220,15 @@ pub(crate) fn uncounted(kind: &'static str, layer: &'static str) {
     record! { counter!("rate_limit_uncounted_total", "layer" => layer, "kind" => kind).increment(1); }
 }
 
-/// A refusal by the deny cache.
+/// A refusal by the refusal cache.
 #[inline]
-pub(crate) fn deny_cache_hit() {
-    record! { counter!("rate_limit_deny_cache_hits_total").increment(1); }
+pub(crate) fn refusal_cache_hit() {
+    record! { counter!("rate_limit_refusal_cache_hits_total").increment(1); }
 }
 
 #[inline]
-pub(crate) fn block_hit() {
-    record! { counter!("rate_limit_block_hits_total").increment(1); }
+pub(crate) fn prefetch_hit() {
+    record! { counter!("rate_limit_prefetch_hits_total").increment(1); }
 }
 
 #[inline]

@@ -14,7 +14,7 @@
 //!    entries with ids. A store that sends a settlement again, because a reply was lost, does so within seconds: it counts
 //!    twice only if the lease ends in between.
 //! 6. Reserve at least one unit: a charge of 0 units leaves no admission to settle.
-//! 7. An admission without a reservation can be settled too, if its limit counts by a [log](crate::Algorithm::log), or
+//! 7. An admission without a reservation can be settled too, if its limit counts by a [log](crate::Algorithm::sliding_log), or
 //!    if its caller gave the check an id.
 //!
 //! [`Limiter::reserve`](crate::Limiter::reserve) does this for one limit. For several limits:

@@ -124,7 +124,7 @@ impl Split {
     }
 
     /// The keys of all parts of `key`, to [peek](crate::Limiter::peek) at, [reset](crate::Limiter::reset) or
-    /// [pause](crate::Limiter::pause) them.
+    /// [block](crate::Limiter::block) them.
     pub fn keys<K: Into<Key>>(&self, key: K) -> impl Iterator<Item = Key> + use<K> {
         let key = key.into();
         (0..self.parts.get()).map(move |number| part_of(number, &key))

@@ -4,7 +4,7 @@
 //!    `x`, the units admitted in `(x − W, x]` never exceed `n`. There is no window boundary to wait for or to exploit.
 //! 2. Two limits of one name share their units for the same key. Give one name one window everywhere.
 //! 3. A limit counts by an exact log, unless you choose another [algorithm](crate::algorithm).
-//! 4. Every check asks the store, unless the limit is in [`blocks`].
+//! 4. Every check asks the store, unless the limit is [`prefetched`].
 //! 5. Units are 1 to [`Limit::MAX_UNITS`], windows 1 ms to 365 days, names 1 to 64 characters of `A-Z a-z 0-9 _ . -`.
 //!
 //! ```
@@ -23,14 +23,14 @@
 //! assert_eq!("login=5/min".parse(), Ok(LOGIN));
 //! ```
 
-pub mod blocks;
+pub mod prefetch;
 #[cfg(feature = "serde")]
 mod serde;
 pub(crate) mod text;
 
 use std::{borrow::Cow, fmt::Debug, num::NonZeroU32, time::Duration};
 
-use self::blocks::Blocks;
+use self::prefetch::Prefetch;
 use crate::{
     algorithm::Algorithm,
     config_error::{ConfigError, ConfigErrorKind},
@@ -44,7 +44,7 @@ pub struct Limit {
     window_micros: u64,
     algorithm: Algorithm,
     unit: QuotaUnit,
-    blocks: Option<Blocks>,
+    prefetches: Option<Prefetch>,
 }
 
 /// The unit of a limit, as the header `RateLimit-Policy` names it: see [`Limit::counted_in`].
@@ -112,8 +112,8 @@ impl Limit {
     }
 
     const fn of_valid(name: Cow<'static, str>, units: u64, window: Duration) -> Self {
-        let (window_micros, algorithm) = (micros_rounded_up(window), Algorithm::log());
-        Self { name, units, window_micros, algorithm, unit: QuotaUnit::Requests, blocks: None }
+        let (window_micros, algorithm) = (micros_rounded_up(window), Algorithm::sliding_log());
+        Self { name, units, window_micros, algorithm, unit: QuotaUnit::Requests, prefetches: None }
     }
 
     /// A limit for any second.
@@ -160,13 +160,13 @@ impl Limit {
         Self::per(name, units, DAY)
     }
 
-    /// The same limit with another algorithm. Default: [`Algorithm::log`], which is exact. A fixed window and a counter have no
-    /// [blocks](Self::in_blocks).
+    /// The same limit with another algorithm. Default: [`Algorithm::sliding_log`], which is exact. A fixed window and a counter have no
+    /// [prefetch](Self::prefetch).
     #[must_use]
     pub const fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = algorithm;
         if !algorithm.is_log() {
-            self.blocks = None;
+            self.prefetches = None;
         }
         self
     }
@@ -226,7 +226,7 @@ impl Limit {
 
     /// The unit.
     #[must_use]
-    pub const fn unit(&self) -> QuotaUnit {
+    pub const fn quota_unit(&self) -> QuotaUnit {
         self.unit
     }
 

@@ -20,7 +20,7 @@ impl Serialize for Limit {
 ///
 /// * The text is that of [`Limit::parse`] with the name in front, such as `"login=5/min"`.
 /// * The map has a `name`, the `units`, and a `window`: a text such as `"min"` or `"10s"`, or a whole number of seconds.
-///   `unit`, `algorithm` and `blocks` are optional texts, with the words of [`Limit::parse`]. Other fields are errors.
+///   `unit`, `algorithm` and `prefetch` are optional texts, with the words of [`Limit::parse`]. Other fields are errors.
 /// * Formats that do not describe themselves, such as postcard, have the text only.
 ///
 /// ```
@@ -58,7 +58,7 @@ impl<'de> Visitor<'de> for LimitVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Limit, A::Error> {
-        let Fields { name, units, window, unit, algorithm, blocks } =
+        let Fields { name, units, window, unit, algorithm, prefetches } =
             Fields::deserialize(MapAccessDeserializer::new(map))?;
         let mut limit = Limit::new(name, units, window.0).map_err(A::Error::custom)?;
         if let Some(unit) = unit {
@@ -67,9 +67,9 @@ impl<'de> Visitor<'de> for LimitVisitor {
         if let Some(algorithm) = algorithm {
             limit = limit.with_algorithm(text::algorithm(&algorithm).map_err(A::Error::custom)?);
         }
-        if let Some(blocks) = blocks {
-            let blocks = text::blocks(&blocks).map_err(A::Error::custom)?;
-            limit = limit.try_in_blocks(blocks).map_err(A::Error::custom)?;
+        if let Some(prefetches) = prefetches {
+            let prefetches = text::prefetches(&prefetches).map_err(A::Error::custom)?;
+            limit = limit.try_prefetch(prefetches).map_err(A::Error::custom)?;
         }
         Ok(limit)
     }
@@ -83,7 +83,7 @@ struct Fields {
     window: Window,
     unit: Option<String>,
     algorithm: Option<String>,
-    blocks: Option<String>,
+    prefetches: Option<String>,
 }
 
 struct Window(Duration);

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 
-use super::{Limit, NAME_RULE, QuotaUnit, UNITS_RULE, blocks::Blocks, broken_rule};
+use super::{Limit, NAME_RULE, QuotaUnit, UNITS_RULE, broken_rule, prefetch::Prefetch};
 use crate::{
     algorithm::Algorithm,
     config_error::{ConfigError, ConfigErrorKind},
@@ -28,7 +28,7 @@ impl Limit {
     /// | `100/10s`, `3 / 500ms` | 100 in any 10 seconds, 3 in any half second |
     /// | `300000000 content-bytes/h` | the same with a [unit](Self::counted_in): `requests`, the default, or `content-bytes` |
     /// | `1000000/d compact(128)` | the same with an [algorithm](Self::with_algorithm): `log`, the default, `compact(n)`, `counter` or `fixed` |
-    /// | `600000/min blocks`, `600000/min log blocks(1000,50ms)` | the same in [blocks](Self::in_blocks): at most 1,000 units, for 50 ms. Either may be left out |
+    /// | `600000/min prefetch`, `600000/min log prefetch(1000,50ms)` | the same with [prefetch](Self::prefetch): at most 1,000 units, for 50 ms. Either may be left out |
     ///
     /// * The window is a whole number with a unit, or the unit alone: `us` (microseconds), `ms`, `s` `sec` `second` `seconds`,
     ///   `m` `min` `minute` `minutes`, `h` `hour` `hours`, `d` `day` `days`. There are no fractions: write `1500ms`.
@@ -81,10 +81,10 @@ impl fmt::Display for Limit {
             write!(f, " {unit}")?;
         }
         write!(f, "/{}", window_text(self.window_micros))?;
-        if self.algorithm != Algorithm::log() {
+        if self.algorithm != Algorithm::sliding_log() {
             write!(f, " {}", self.algorithm.word())?;
         }
-        self.blocks.map_or(Ok(()), |blocks| write!(f, " {}", blocks_text(blocks)))
+        self.prefetches.map_or(Ok(()), |prefetches| write!(f, " {}", prefetches_text(prefetches)))
     }
 }
 
@@ -98,13 +98,13 @@ fn window_text(window_micros: u64) -> String {
     }
 }
 
-fn blocks_text(blocks: Blocks) -> String {
-    let (default, life) = (Blocks::new(), window_text(blocks.life_micros()));
-    match (blocks.most() == default.most(), blocks.life_micros() == default.life_micros()) {
-        (true, true) => "blocks".to_owned(),
-        (true, false) => format!("blocks({life})"),
-        (false, true) => format!("blocks({})", blocks.most()),
-        (false, false) => format!("blocks({},{life})", blocks.most()),
+fn prefetches_text(prefetches: Prefetch) -> String {
+    let (default, life) = (Prefetch::new(), window_text(prefetches.life_micros()));
+    match (prefetches.most() == default.most(), prefetches.life_micros() == default.life_micros()) {
+        (true, true) => "prefetch".to_owned(),
+        (true, false) => format!("prefetch({life})"),
+        (false, true) => format!("prefetch({})", prefetches.most()),
+        (false, false) => format!("prefetch({},{life})", prefetches.most()),
     }
 }
 
@@ -123,12 +123,12 @@ fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
     let window_text = words.next().ok_or("there is no window after the /, as in 5/min")?;
     let window = window(window_text)?;
     let mut words = words.peekable();
-    let is_algorithm = |word: &&str| !word.starts_with("blocks");
+    let is_algorithm = |word: &&str| !word.starts_with("prefetch");
     let algorithm = words.next_if(is_algorithm).map(algorithm).transpose()?.unwrap_or_default();
-    let blocks = words.next().map(blocks).transpose()?;
+    let prefetches = words.next().map(prefetches).transpose()?;
     match words.next() {
-        Some(word) if blocks.is_some() => {
-            Err(format!("blocks are the last word, such as blocks(50ms), so {word:?} has no place"))
+        Some(word) if prefetches.is_some() => {
+            Err(format!("prefetch is the last word, such as prefetch(50ms), so {word:?} has no place"))
         }
         word => expect_end(word.into_iter()),
     }?;
@@ -136,8 +136,8 @@ fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
     match broken_rule(&name, units, window) {
         None => {
             let limit = Limit::of_valid(name, units, window).counted_in(unit).with_algorithm(algorithm);
-            match blocks {
-                Some(blocks) => limit.with_blocks(blocks),
+            match prefetches {
+                Some(prefetches) => limit.with_prefetch(prefetches),
                 None => Ok(limit),
             }
         }
@@ -177,37 +177,42 @@ pub(super) fn quota_unit(word: &str) -> Result<QuotaUnit, String> {
 pub(super) fn algorithm(word: &str) -> Result<Algorithm, String> {
     let entries = word.strip_prefix("compact(").and_then(|rest| rest.strip_suffix(')'));
     match (word, entries.and_then(whole_number)) {
-        ("log", _) => Ok(Algorithm::log()),
-        ("counter", _) => Ok(Algorithm::counter()),
-        ("fixed", _) => Ok(Algorithm::fixed()),
+        ("log", _) => Ok(Algorithm::sliding_log()),
+        ("counter", _) => Ok(Algorithm::sliding_window_counter()),
+        ("fixed", _) => Ok(Algorithm::fixed_window()),
         (_, Some(entries)) => match u16::try_from(entries) {
-            Ok(entries @ Algorithm::MIN_ENTRIES..=Algorithm::MAX_ENTRIES) => Ok(Algorithm::compact(entries)),
+            Ok(entries @ Algorithm::MIN_ENTRIES..=Algorithm::MAX_ENTRIES) => Ok(Algorithm::compact_log(entries)),
             _ => Err(format!("a compact log must have 3 to 1024 entries, not {entries}")),
         },
-        _ => Err(format!("the algorithm must be log, compact(n), counter or fixed, or blocks follow, not {word:?}")),
+        _ => {
+            Err(format!("the algorithm must be log, compact(n), counter or fixed, or prefetches follow, not {word:?}"))
+        }
     }
 }
 
-/// Blocks such as `blocks`, `blocks(50ms)` or `blocks(1000,50ms)`.
-pub(super) fn blocks(word: &str) -> Result<Blocks, String> {
-    let wrong =
-        || format!("the blocks must be blocks, blocks(units), blocks(life) or blocks(units,life), not {word:?}");
-    let settings = match word.strip_prefix("blocks").ok_or_else(wrong)? {
-        "" => return Ok(Blocks::new()),
+/// Prefetches such as `prefetch`, `prefetch(50ms)` or `prefetch(1000,50ms)`.
+pub(super) fn prefetches(word: &str) -> Result<Prefetch, String> {
+    let wrong = || {
+        format!(
+            "the prefetch must be written prefetch, prefetch(units), prefetch(life) or prefetch(units,life), not {word:?}"
+        )
+    };
+    let settings = match word.strip_prefix("prefetch").ok_or_else(wrong)? {
+        "" => return Ok(Prefetch::new()),
         settings => settings.strip_prefix('(').and_then(|rest| rest.strip_suffix(')')).ok_or_else(wrong)?,
     };
     let (units, life) = match settings.split_once(',') {
         Some((units, life)) => (Some(whole_number(units).ok_or_else(wrong)?), Some(life)),
         None => (whole_number(settings), Some(settings).filter(|text| whole_number(text).is_none())),
     };
-    let mut blocks = Blocks::new();
+    let mut prefetches = Prefetch::new();
     if let Some(units) = units {
-        blocks = blocks.at_most(u32::try_from(units).map_err(|_| wrong())?);
+        prefetches = prefetches.at_most(u32::try_from(units).map_err(|_| wrong())?);
     }
     if let Some(life) = life {
-        blocks = blocks.life(window(life).map_err(|_| wrong())?);
+        prefetches = prefetches.life(window(life).map_err(|_| wrong())?);
     }
-    Ok(blocks)
+    Ok(prefetches)
 }
 
 fn expect_end(mut words: impl Iterator<Item = impl fmt::Debug>) -> Result<(), String> {
@@ -258,10 +263,10 @@ mod tests {
         let bytes = limit(9, second).counted_in(QuotaUnit::ContentBytes);
         assert_eq!(Limit::parse("a", "9 content-bytes/s").unwrap(), bytes);
         for (word, algorithm) in [
-            ("counter", Algorithm::counter()),
-            ("fixed", Algorithm::fixed()),
-            ("compact(3)", Algorithm::compact(3)),
-            ("compact(1024)", Algorithm::compact(1024)),
+            ("counter", Algorithm::sliding_window_counter()),
+            ("fixed", Algorithm::fixed_window()),
+            ("compact(3)", Algorithm::compact_log(3)),
+            ("compact(1024)", Algorithm::compact_log(1024)),
         ] {
             let text = format!("9 content-bytes / s {word}");
             assert_eq!(Limit::parse("a", &text).unwrap(), bytes.clone().with_algorithm(algorithm));
@@ -283,27 +288,27 @@ mod tests {
             assert_eq!(limit(7, Duration::from_micros(micros)).to_string(), text);
         }
         let searches = Limit::per_day("searches", Limit::MAX_UNITS).counted_in(QuotaUnit::ContentBytes);
-        let text = searches.with_algorithm(Algorithm::compact(128)).to_string();
+        let text = searches.with_algorithm(Algorithm::compact_log(128)).to_string();
         assert_eq!(text, "searches=4503599627370496 content-bytes/d compact(128)");
     }
 
     #[test]
-    fn a_limit_in_blocks_is_read_as_it_is_written() {
+    fn a_limit_with_prefetch_is_read_as_it_is_written() {
         let millis = Duration::from_millis;
-        for (text, blocks) in [
-            ("a=500/s blocks", Blocks::new()),
-            ("a=500/s blocks(250)", Blocks::new().at_most(250)),
-            ("a=500/s blocks(50ms)", Blocks::new().life(millis(50))),
-            ("a=500/s blocks(500,1500us)", Blocks::new().at_most(500).life(Duration::from_micros(1_500))),
-            ("a=500/s compact(16) blocks(s)", Blocks::new().life(millis(1_000))),
+        for (text, prefetches) in [
+            ("a=500/s prefetch", Prefetch::new()),
+            ("a=500/s prefetch(250)", Prefetch::new().at_most(250)),
+            ("a=500/s prefetch(50ms)", Prefetch::new().life(millis(50))),
+            ("a=500/s prefetch(500,1500us)", Prefetch::new().at_most(500).life(Duration::from_micros(1_500))),
+            ("a=500/s compact(16) prefetch(s)", Prefetch::new().life(millis(1_000))),
         ] {
             let limit: Limit = text.parse().unwrap();
-            assert_eq!((limit.blocks(), &*limit.to_string()), (Some(blocks), text));
+            assert_eq!((limit.prefetched(), &*limit.to_string()), (Some(prefetches), text));
         }
-        assert_eq!(Limit::parse("a", "5/min log  blocks( 5)").ok(), None);
+        assert_eq!(Limit::parse("a", "5/min log  prefetch( 5)").ok(), None);
         assert_eq!(
-            Limit::parse("a", "5/min log blocks(100ms)"),
-            Ok(Limit::per_minute("a", 5).in_blocks(Blocks::new()))
+            Limit::parse("a", "5/min log prefetch(100ms)"),
+            Ok(Limit::per_minute("a", 5).prefetch(Prefetch::new()))
         );
     }
 
@@ -339,32 +344,32 @@ mod tests {
             ("5/99999999999999999999d", "window must be 1 ms to 365 days, not 99999999999999999999d"),
             (
                 "5/min sliding",
-                "the algorithm must be log, compact(n), counter or fixed, or blocks follow, not \"sliding\"",
+                "the algorithm must be log, compact(n), counter or fixed, or prefetches follow, not \"sliding\"",
             ),
             (
                 "5/min compact",
-                "the algorithm must be log, compact(n), counter or fixed, or blocks follow, not \"compact\"",
+                "the algorithm must be log, compact(n), counter or fixed, or prefetches follow, not \"compact\"",
             ),
             (
                 "5/min compact()",
-                "the algorithm must be log, compact(n), counter or fixed, or blocks follow, not \"compact()\"",
+                "the algorithm must be log, compact(n), counter or fixed, or prefetches follow, not \"compact()\"",
             ),
             ("5/min compact(2)", "a compact log must have 3 to 1024 entries, not 2"),
             ("5/min compact(65539)", "a compact log must have 3 to 1024 entries, not 65539"),
             (
                 "5/min fixed counter",
-                "the blocks must be blocks, blocks(units), blocks(life) or blocks(units,life), not \"counter\"",
+                "the prefetch must be written prefetch, prefetch(units), prefetch(life) or prefetch(units,life), not \"counter\"",
             ),
-            ("5/min blocks fixed", "blocks are the last word, such as blocks(50ms), so \"fixed\" has no place"),
-            ("5/min blocks()", "the blocks must be blocks, blocks(units)"),
-            ("5/min blocks(50)x", "not \"blocks(50)x\""),
-            ("5/min blocks(9,8,7ms)", "not \"blocks(9,8,7ms)\""),
-            ("5/min blocks(50ms,5)", "not \"blocks(50ms,5)\""),
-            ("5/min blocks(99999999999)", "not \"blocks(99999999999)\""),
-            ("5/min blocks(6)", "a block must have at most the units of the limit, 5, not 6"),
-            ("5/min blocks(2s)", "the life of a block must be 1 ms to 1 s, not 2s"),
-            ("5/50ms blocks", "the life of a block must be at most the window, 50ms, not 100ms"),
-            ("5/min fixed blocks", "blocks need an exact or a compact log, not fixed"),
+            ("5/min prefetch fixed", "prefetch is the last word, such as prefetch(50ms), so \"fixed\" has no place"),
+            ("5/min prefetch()", "the prefetch must be written prefetch, prefetch(units)"),
+            ("5/min prefetch(50)x", "not \"prefetch(50)x\""),
+            ("5/min prefetch(9,8,7ms)", "not \"prefetch(9,8,7ms)\""),
+            ("5/min prefetch(50ms,5)", "not \"prefetch(50ms,5)\""),
+            ("5/min prefetch(99999999999)", "not \"prefetch(99999999999)\""),
+            ("5/min prefetch(6)", "a prefetch must have at most the units of the limit, 5, not 6"),
+            ("5/min prefetch(2s)", "the life of a prefetch must be 1 ms to 1 s, not 2s"),
+            ("5/50ms prefetch", "the life of a prefetch must be at most the window, 50ms, not 100ms"),
+            ("5/min fixed prefetch", "prefetches need an exact or a compact log, not fixed"),
         ] {
             let error = Limit::parse("login", text).unwrap_err().to_string();
             assert!(error.starts_with(&format!("limit {:?}: ", format!("login={text}"))), "{error}");

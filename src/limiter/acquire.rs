@@ -14,12 +14,12 @@ use crate::{
     error::Error,
     key::Key,
     limit::Limit,
-    local::DenyCache,
+    local::RefusalCache,
     metrics,
 };
 
 /// The least time between two checks of one caller, so that a store whose retry times are zero is not asked all the time.
-const LEAST_PAUSE: Duration = Duration::from_millis(1);
+const LEAST_BLOCK: Duration = Duration::from_millis(1);
 
 impl Limiter {
     /// Spends `cost` units of `limit` for `key`, and waits up to `max_wait` until they are left.
@@ -132,17 +132,17 @@ impl Limiter {
         }
     }
 
-    /// The limiter that asks again after a refusal: without a deny cache if others may have given back reserved units.
+    /// The limiter that asks again after a refusal: without a refusal cache if others may have given back reserved units.
     fn after(&self, refusal: &Decision) -> Self {
         let limiter = self.clone();
-        if refusal.is_refused_by_reservations() { limiter.deny_cache(DenyCache::off()) } else { limiter }
+        if refusal.is_refused_by_reservations() { limiter.refusal_cache(RefusalCache::off()) } else { limiter }
     }
 
     /// The refusal of a caller behind others.
     async fn refuse(&self, check: &Check, place: &Place, waited: &mut Duration) -> Result<Decision, Error> {
         let status = self.decide(check.without_costs(), waited).await?;
         // Units may be left for the first in line by now, but not for those behind it.
-        let refusal = status.refused_for(check, place.first_waits().max(LEAST_PAUSE));
+        let refusal = status.refused_for(check, place.first_waits().max(LEAST_BLOCK));
         metrics::decided(&refusal, self.core.layer);
         Ok(refusal)
     }
@@ -170,7 +170,7 @@ impl WaitEnd {
         if decision.is_refused_by_reservations() {
             wait = left.map_or(wait, |left| wait.min(left));
         }
-        now.checked_add(wait.max(LEAST_PAUSE)).filter(|_| is_within(left, wait))
+        now.checked_add(wait.max(LEAST_BLOCK)).filter(|_| is_within(left, wait))
     }
 
     fn left(self, now: Instant) -> Option<Duration> {

@@ -1,4 +1,4 @@
-//! Decisions: by the blocks of this process, the deny cache, the breaker, the store, or this process in the store's place.
+//! Decisions: by the prefetches of this process, the refusal cache, the breaker, the store, or this process in the store's place.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ use crate::{
 /// A check that was decided without waiting, or that the store has to be asked about.
 pub(crate) enum DecideNow {
     Decided(Result<Decision, Error>),
-    /// With what the deny cache learns by, if it can.
+    /// With what the refusal cache learns by, if it can.
     Ask(Check, Option<Lookup>),
 }
 
@@ -56,7 +56,7 @@ impl Limiter {
     /// Shows how `limit` stands for `key`, without spending anything. Look at [`remaining`](Decision::remaining): the
     /// decision itself is never a refusal, even if nothing is left.
     ///
-    /// Units that processes hold in [blocks](crate::limit::blocks) count as used.
+    /// Units that processes hold with [prefetch](crate::limit::prefetch) count as used.
     ///
     /// # Errors
     ///
@@ -88,9 +88,9 @@ impl Limiter {
         waited: &mut Duration,
     ) -> Result<Decision, Error> {
         let core = &*self.core;
-        let asked_after = core.blocks.as_ref().map_or(0, |blocks| blocks.last_taken());
-        let is_in_blocks = || check.charges().any(|charge| charge.limit().blocks().is_some());
-        let kept = (share.is_some() || core.blocks.is_some() && is_in_blocks()).then(|| check.clone());
+        let asked_after = core.prefetches.as_ref().map_or(0, |prefetches| prefetches.last_taken());
+        let is_prefetched = || check.charges().any(|charge| charge.limit().prefetched().is_some());
+        let kept = (share.is_some() || core.prefetches.is_some() && is_prefetched()).then(|| check.clone());
         let mut outcome = core.call(core.store.decide(check), waited).await;
         if let Some(kept) = &kept {
             outcome = outcome.map(|decision| match decision.is_allowed() {
@@ -101,7 +101,7 @@ impl Limiter {
         core.conclude(outcome, lookup.as_ref(), kept.as_ref().zip(share))
     }
 
-    /// Decides without waiting if the deny cache, an open breaker or the store can. A failure is decided under `share`, if there
+    /// Decides without waiting if the refusal cache, an open breaker or the store can. A failure is decided under `share`, if there
     /// is one.
     #[inline]
     pub(crate) fn decide_now(&self, check: Check, share: Option<Share>) -> DecideNow {
@@ -128,7 +128,7 @@ impl Limiter {
     /// of a store's own refusal is then a lower bound.
     pub(crate) fn refuse_now(&self, check: &Check) -> Option<Decision> {
         let core = &*self.core;
-        if core.blocks.as_ref().is_some_and(|blocks| blocks.can_spend(check)) {
+        if core.prefetches.as_ref().is_some_and(|prefetches| prefetches.can_spend(check)) {
             return None;
         }
         if let Recall::Refused(refusal) = core.recall(check) {
@@ -145,11 +145,11 @@ impl Limiter {
 }
 
 impl Core {
-    /// Admits a check out of the blocks that this process holds.
+    /// Admits a check out of the prefetches that this process holds.
     #[inline]
     fn spend(&self, check: &Check) -> Option<Decision> {
-        let decision = self.blocks.as_ref()?.spend(check)?;
-        metrics::block_hit();
+        let decision = self.prefetches.as_ref()?.spend(check)?;
+        metrics::prefetch_hit();
         metrics::decided(&decision, self.layer);
         Some(decision)
     }
@@ -160,7 +160,7 @@ impl Core {
         let recall = refusals.recall(check, self.retry_reserved_after);
         let Recall::Refused(refusal) = recall else { return recall };
         let refusal = refusal.with_retry_reserved_after(self.retry_reserved_after);
-        metrics::deny_cache_hit();
+        metrics::refusal_cache_hit();
         metrics::decided(&refusal, self.layer);
         Recall::Refused(refusal)
     }

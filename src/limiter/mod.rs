@@ -2,12 +2,12 @@
 //!
 //! 1. [`check`](Limiter::check) spends units, [`acquire`](Limiter::acquire) waits until it can, [`peek`](Limiter::peek)
 //!    shows how a limit stands, [`reserve`](Limiter::reserve) spends units that are [settled](Limiter::settle) later,
-//!    [`pause`](Limiter::pause) takes all units for a time, and [`reset`](Limiter::reset) forgets a key.
+//!    [`block`](Limiter::block) takes all units for a time, and [`reset`](Limiter::reset) forgets a key.
 //! 2. Every call to the store ends within the [`deadline`](Limiter::deadline), 50 ms by default, which covers queueing,
 //!    connecting and the reply. It starts with the first poll, and needs a timer only if the store makes the caller wait. All
 //!    methods but [`acquire`](Limiter::acquire) make one call.
 //! 3. A refusal is a [`Decision`](crate::Decision), everything else is a typed [`Error`](crate::Error).
-//! 4. A check that is known to be refused is refused without asking the store: see [`DenyCache`](crate::DenyCache).
+//! 4. A check that is known to be refused is refused without asking the store: see [`RefusalCache`](crate::RefusalCache).
 //! 5. A store that fails repeatedly is not asked, but probed: see [`Breaker`](crate::Breaker).
 //! 6. While the store cannot decide, this process may, under a share of each limit: see [`Share`].
 //!
@@ -28,11 +28,11 @@
 //! ```
 
 mod acquire;
-mod blocks;
 mod deadline;
 mod decide;
 mod failure;
 mod lines;
+mod prefetch;
 mod settings;
 mod settle;
 mod turns;

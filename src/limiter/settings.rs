@@ -9,13 +9,13 @@ use super::{
 };
 use crate::{
     decision::RETRY_RESERVED_AFTER,
-    local::{Breaker, DenyCache, HeldBlocks, LocalState, Refusals, SharedBreaker},
+    local::{Breaker, LocalState, Prefetches, RefusalCache, Refusals, SharedBreaker},
     store::Store,
 };
 
 const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
 
-/// A store with a deadline, a deny cache, a breaker, and a share for when the store fails. Cheap to clone; clones share all
+/// A store with a deadline, a refusal cache, a breaker, and a share for when the store fails. Cheap to clone; clones share all
 /// of it. See the [module docs](super).
 #[derive(Clone, Debug)]
 pub struct Limiter {
@@ -34,14 +34,14 @@ pub(super) struct Core {
     /// `None` if no refusal is remembered.
     pub(super) refusals: Option<Arc<Refusals>>,
     pub(super) breaker: SharedBreaker,
-    /// `None` if the store has no blocks.
-    pub(super) blocks: Option<Arc<HeldBlocks>>,
+    /// `None` if the store has no prefetches.
+    pub(super) prefetches: Option<Arc<Prefetches>>,
     pub(super) lines: Lines,
     pub(super) local: LocalStore,
 }
 
 impl Limiter {
-    /// A limiter on `store` with a deadline of 50 ms. It uses the deny cache and the breaker of the store's
+    /// A limiter on `store` with a deadline of 50 ms. It uses the refusal cache and the breaker of the store's
     /// [local state](Store::local_state), if it has one.
     #[must_use]
     pub fn new(store: impl Store) -> Self {
@@ -49,7 +49,7 @@ impl Limiter {
             store.local_state().map(LocalState::refusals),
             store.local_state().map_or_else(|| SharedBreaker::new(Breaker::new()), LocalState::breaker),
         );
-        let blocks = store.local_state().and_then(LocalState::blocks);
+        let prefetches = store.local_state().and_then(LocalState::prefetches);
         let core = Core {
             store: Arc::new(store),
             deadline: DEFAULT_DEADLINE,
@@ -57,7 +57,7 @@ impl Limiter {
             layer: "",
             refusals,
             breaker,
-            blocks,
+            prefetches,
             lines: Lines::default(),
             local: LocalStore::default(),
         };
@@ -74,17 +74,17 @@ impl Limiter {
     /// back at any time. Default: one second. It is shorter if a lease ends before, and longer if other units refuse for
     /// longer: see the rules of a [`decision`](crate::decision).
     ///
-    /// [`acquire`](Self::acquire) asks again after this time, and a [`DenyCache`] remembers such a refusal for no longer.
+    /// [`acquire`](Self::acquire) asks again after this time, and a [`RefusalCache`] remembers such a refusal for no longer.
     #[must_use]
     pub fn retry_reserved_after(self, wait: Duration) -> Self {
         self.set(|core| core.retry_reserved_after = wait)
     }
 
-    /// Gives this limiter and its clones a deny cache of their own. Default: that of the store, with the settings of
-    /// [`DenyCache::new`].
+    /// Gives this limiter and its clones a refusal cache of their own. Default: that of the store, with the settings of
+    /// [`RefusalCache::new`].
     #[must_use]
-    pub fn deny_cache(self, deny_cache: DenyCache) -> Self {
-        self.set(|core| core.refusals = core.store.local_state().and_then(|state| state.own_refusals(deny_cache)))
+    pub fn refusal_cache(self, refusal_cache: RefusalCache) -> Self {
+        self.set(|core| core.refusals = core.store.local_state().and_then(|state| state.own_refusals(refusal_cache)))
     }
 
     /// Gives this limiter and its clones a breaker of their own. Default: that of the store, with the settings of

@@ -1,4 +1,4 @@
-//! Reservations, settlements, resets and pauses.
+//! Reservations, settlements, resets and blocks.
 
 use std::{fmt, time::Duration};
 
@@ -147,14 +147,14 @@ impl Limiter {
     ///
     /// 1. Every process that shares the store refuses with the right retry time, and callers of [`acquire`](Self::acquire)
     ///    wait that long.
-    /// 2. Units that were spent before still count afterwards. A limit that is used up is paused as well: it resumes when
-    ///    the time is over and enough units have left the window. Of several pauses, the longest holds.
-    /// 3. A [fixed](crate::Algorithm::fixed) window resumes when the clock's window ends. A
-    ///    [counter](crate::Algorithm::counter) resumes little by little, as its estimate of earlier units falls.
-    /// 4. A [reset](Self::reset) ends the pause.
-    /// 5. If the limit is in [blocks](crate::limit::blocks), other processes refuse at the latest when the life of their blocks is over.
+    /// 2. Units that were spent before still count afterwards. A limit that is used up is blocked as well: it resumes when
+    ///    the time is over and enough units have left the window. Of several blocks, the longest holds.
+    /// 3. A [fixed](crate::Algorithm::fixed_window) window resumes when the clock's window ends. A
+    ///    [counter](crate::Algorithm::sliding_window_counter) resumes little by little, as its estimate of earlier units falls.
+    /// 4. A [reset](Self::reset) ends the block.
+    /// 5. If the limit is [prefetched](crate::limit::prefetch), other processes refuse at the latest when the life of their prefetches is over.
     ///
-    /// It is one call to the store, which is never refused. Dropped before the reply, it may have paused the limit or not.
+    /// It is one call to the store, which is never refused. Dropped before the reply, it may have blocked the limit or not.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -165,7 +165,7 @@ impl Limiter {
     ///
     /// let limiter = Limiter::new(MemoryStore::new());
     /// // The upstream has answered 429 with `Retry-After: 30`.
-    /// limiter.pause(&CALLS, "token-7", Duration::from_secs(30)).await?;
+    /// limiter.block(&CALLS, "token-7", Duration::from_secs(30)).await?;
     /// let refused = limiter.check(&CALLS, "token-7", 1).await?;
     /// assert!(refused.retry_after().is_some_and(|wait| wait <= Duration::from_secs(30)));
     /// # Ok(()) }
@@ -175,14 +175,14 @@ impl Limiter {
     ///
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
     /// failed repeatedly. It may be tried again.
-    pub async fn pause(&self, limit: &Limit, key: impl Into<Key>, time: Duration) -> Result<(), Error> {
+    pub async fn block(&self, limit: &Limit, key: impl Into<Key>, time: Duration) -> Result<(), Error> {
         if time.is_zero() {
             return Ok(());
         }
         let all = Charge::spent(limit.clone(), key, limit.units()).counting_for(time);
         // Remembered refusals would send callers away for too short a time.
         let _outdated = self.core.outdate(limit, all.key());
-        // Without a share: units that this process counts by itself pause the limit for no other process.
+        // Without a share: units that this process counts by itself block the limit for no other process.
         self.clone().with_share(None).check_all(Check::new(all)).await.map(drop)
     }
 

@@ -3,10 +3,10 @@
 use std::{fmt, sync::Arc};
 
 use super::{
-    blocks::HeldBlocks,
     breaker::Breaker,
     breaker_state::{BreakerState, SharedBreaker},
-    deny_cache::DenyCache,
+    prefetch::Prefetches,
+    refusal_cache::RefusalCache,
     refusals::{Generations, Refusals},
 };
 use crate::{
@@ -18,8 +18,8 @@ use crate::{
 /// The state that the clones of a store share in this process, and so all limiters and layers on them: see
 /// [`Store::local_state`](crate::Store::local_state).
 ///
-/// 1. It holds the [`Breaker`], which knows whether the store answers, the [`DenyCache`], which knows what the store has
-///    refused, and the [blocks](crate::limit::blocks) of units that limiters spend without asking the store.
+/// 1. It holds the [`Breaker`], which knows whether the store answers, the [`RefusalCache`], which knows what the store has
+///    refused, and the [prefetch](crate::limit::prefetch) of units that limiters spend without asking the store.
 /// 2. All clones of a store return the same local state. A store that wraps another returns the other's, if it passes limits
 ///    and keys on unchanged.
 /// 3. A remembered refusal holds until units are given back. So the store [forgets the refusals](Self::forget_refusals) of a
@@ -32,7 +32,7 @@ pub struct LocalState(Arc<SharedState>);
 pub(crate) struct Outdated {
     state: LocalState,
     limits: Vec<Limit>,
-    blocks_of: Option<Key>,
+    prefetches_of: Option<Key>,
 }
 
 #[derive(Clone)]
@@ -40,7 +40,7 @@ struct SharedState {
     generations: Arc<Generations>,
     breaker: Arc<BreakerState>,
     refusals: Arc<Refusals>,
-    blocks: Option<Arc<HeldBlocks>>,
+    prefetches: Option<Arc<Prefetches>>,
 }
 
 impl LocalState {
@@ -58,21 +58,21 @@ impl LocalState {
 
     pub(crate) fn on(clock: Clock) -> Self {
         let generations = Arc::new(Generations::new(clock));
-        let refusals = Arc::new(Refusals::new(DenyCache::new(), Arc::clone(&generations)));
+        let refusals = Arc::new(Refusals::new(RefusalCache::new(), Arc::clone(&generations)));
         let breaker = Arc::new(BreakerState::new(Breaker::new()));
-        Self(Arc::new(SharedState { generations, breaker, refusals, blocks: None }))
+        Self(Arc::new(SharedState { generations, breaker, refusals, prefetches: None }))
     }
 
-    /// The same local state, with [blocks](crate::limit::blocks). Default: no blocks, so every check asks the store.
+    /// The same local state, with [prefetch](crate::limit::prefetch). Default: no prefetches, so every check asks the store.
     ///
-    /// The store gets a block as a charge with a lease that is longer than the window. The units of the block are reserved. They count
-    /// until the lease ends, even if the clock has stepped back. The settlement of the block has the spent units as its cost. They
+    /// The store gets a prefetch as a charge with a lease that is longer than the window. The units of the prefetch are reserved. They count
+    /// until the lease ends, even if the clock has stepped back. The settlement of the prefetch has the spent units as its cost. They
     /// count until a window after the settlement, or until the lease ends if that is earlier. The time of the settlement may be
     /// later than that of the admission.
     #[must_use]
-    pub fn with_blocks(self) -> Self {
-        let blocks = Some(Arc::new(HeldBlocks::new(self.0.generations.clock())));
-        Self(Arc::new(SharedState { blocks, ..(*self.0).clone() }))
+    pub fn with_prefetch(self) -> Self {
+        let prefetches = Some(Arc::new(Prefetches::new(self.0.generations.clock())));
+        Self(Arc::new(SharedState { prefetches, ..(*self.0).clone() }))
     }
 
     /// Forgets all refusals of a limit, whatever the key. A store calls it twice: before it sends something that gives units
@@ -81,17 +81,17 @@ impl LocalState {
         self.0.generations.advance(limit);
     }
 
-    /// Forgets the refusals of these limits, and with a key gives back the blocks of it, now and again when the returned guard is
+    /// Forgets the refusals of these limits, and with a key gives back the prefetches of it, now and again when the returned guard is
     /// dropped: when the call is over, or goes on without its caller. So nothing that was learnt in between stays.
-    pub(crate) fn outdate(&self, limits: Vec<Limit>, blocks_of: Option<Key>) -> Outdated {
-        let outdated = Outdated { state: self.clone(), limits, blocks_of };
+    pub(crate) fn outdate(&self, limits: Vec<Limit>, prefetches_of: Option<Key>) -> Outdated {
+        let outdated = Outdated { state: self.clone(), limits, prefetches_of };
         outdated.forget();
         outdated
     }
 
-    /// The blocks of all limiters on the store.
-    pub(crate) fn blocks(&self) -> Option<Arc<HeldBlocks>> {
-        self.0.blocks.clone()
+    /// The prefetches of all limiters on the store.
+    pub(crate) fn prefetches(&self) -> Option<Arc<Prefetches>> {
+        self.0.prefetches.clone()
     }
 
     /// The breaker of all limiters on the store.
@@ -105,7 +105,7 @@ impl LocalState {
     }
 
     /// The refusals of one limiter with settings of its own; `None` if it remembers none.
-    pub(crate) fn own_refusals(&self, settings: DenyCache) -> Option<Arc<Refusals>> {
+    pub(crate) fn own_refusals(&self, settings: RefusalCache) -> Option<Arc<Refusals>> {
         (!settings.max_age.is_zero()).then(|| Arc::new(Refusals::new(settings, Arc::clone(&self.0.generations))))
     }
 }
@@ -114,8 +114,8 @@ impl Outdated {
     fn forget(&self) {
         for limit in &self.limits {
             self.state.forget_refusals(limit);
-            if let (Some(blocks), Some(key)) = (&self.state.0.blocks, &self.blocks_of) {
-                blocks.drop_blocks_of(limit, key);
+            if let (Some(prefetches), Some(key)) = (&self.state.0.prefetches, &self.prefetches_of) {
+                prefetches.drop_prefetches_of(limit, key);
             }
         }
     }
@@ -137,8 +137,8 @@ impl fmt::Debug for LocalState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LocalState")
             .field("breaker", &self.0.breaker)
-            .field("deny_cache", &self.0.refusals)
-            .field("blocks", &self.0.blocks)
+            .field("refusal_cache", &self.0.refusals)
+            .field("prefetch", &self.0.prefetches)
             .finish_non_exhaustive()
     }
 }

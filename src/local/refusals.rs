@@ -1,4 +1,4 @@
-//! A deny cache at work. [`DenyCache`] has the rules.
+//! A refusal cache at work. [`RefusalCache`] has the rules.
 
 use std::{
     array, fmt,
@@ -13,7 +13,7 @@ use std::{
 
 use quick_cache::{UnitWeighter, sync::Cache};
 
-use super::deny_cache::DenyCache;
+use super::refusal_cache::RefusalCache;
 use crate::{
     admission::AdmissionId,
     algorithm::Algorithm,
@@ -38,7 +38,7 @@ pub(super) struct Generations {
 
 /// The refusals that limiters remember.
 pub(crate) struct Refusals {
-    settings: DenyCache,
+    settings: RefusalCache,
     generations: Arc<Generations>,
     digester: Digester,
     /// Made by the first refusal.
@@ -121,7 +121,7 @@ impl Generations {
 }
 
 impl Refusals {
-    pub(super) fn new(settings: DenyCache, generations: Arc<Generations>) -> Self {
+    pub(super) fn new(settings: RefusalCache, generations: Arc<Generations>) -> Self {
         Self { settings, generations, digester: Digester::default(), table: OnceLock::new() }
     }
 
@@ -249,6 +249,6 @@ impl Refusal {
 impl fmt::Debug for Refusals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let remembered = self.table.get().map_or(0, Cache::len);
-        f.debug_struct("DenyCache").field("settings", &self.settings).field("refusals", &remembered).finish()
+        f.debug_struct("RefusalCache").field("settings", &self.settings).field("refusals", &remembered).finish()
     }
 }

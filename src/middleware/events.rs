@@ -37,8 +37,8 @@ pub(crate) enum Event<'a> {
         limits: &'a dyn Fn() -> String,
     },
     NotSettled(&'a Error),
-    UpstreamPauses(Duration),
-    NotPaused(&'a Error),
+    UpstreamBlocks(Duration),
+    NotBlocked(&'a Error),
 }
 
 impl Events {
@@ -77,8 +77,8 @@ impl Event<'_> {
             Self::NeverFits(_) => 3,
             Self::ShadowRefusals { .. } => 4,
             Self::NotSettled(_) => 5,
-            Self::UpstreamPauses(_) => 6,
-            Self::NotPaused(_) => 7,
+            Self::UpstreamBlocks(_) => 6,
+            Self::NotBlocked(_) => 7,
         }
     }
 
@@ -109,8 +109,8 @@ impl Event<'_> {
             Self::NotSettled(error) => {
                 tracing::warn!(error = %Chain(error), layer, suppressed, "a request is not settled, and stays charged as it was");
             }
-            Self::UpstreamPauses(time) => tracing::info!(?time, layer, suppressed, "an upstream says to stay away"),
-            Self::NotPaused(error) => tracing::warn!(
+            Self::UpstreamBlocks(time) => tracing::info!(?time, layer, suppressed, "an upstream says to stay away"),
+            Self::NotBlocked(error) => tracing::warn!(
                 error = %Chain(error),
                 layer,
                 suppressed,

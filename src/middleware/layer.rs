@@ -33,7 +33,7 @@ impl RateLimitLayer {
         Self::on(Limiter::new(store))
     }
 
-    /// A layer on `limiter`, with its deadline, [deny cache](Limiter::deny_cache), [breaker](Limiter::breaker) and
+    /// A layer on `limiter`, with its deadline, [refusal cache](Limiter::refusal_cache), [breaker](Limiter::breaker) and
     /// [retry time](Limiter::retry_reserved_after). It shares with the limiter, and with other layers on it, everything that
     /// clones of a limiter share. It fails local if the limiter [does](Limiter::fail_local), otherwise it fails open. Settings
     /// of the layer do not change the limiter.

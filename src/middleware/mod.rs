@@ -20,7 +20,7 @@
 //!    response future is polled.
 //!
 //! Around a client, the layer can [wait](RateLimitLayer::wait_up_to) for capacity instead of refusing, and a limit can
-//! [heed](KeyedLimit::heed_upstream) an upstream that asks for a pause.
+//! [heed](KeyedLimit::heed_upstream) an upstream that asks it to stay away.
 //!
 //! # The place of the layer
 //!

@@ -69,15 +69,15 @@ impl<R: Clone> RateLimitLayer<R> {
     /// let (office, leaked) = (peer.key("203.0.113.7".parse()?), api_key.key("t0ken"));
     /// let layer = RateLimitLayer::new(MemoryStore::new())
     ///     .limit(Limit::per_minute("requests", 60).by(peer.clone()))
-    ///     .allow(peer, [office])
+    ///     .exempt(peer, [office])
     ///     .deny(api_key, [leaked]);
     /// # Ok(()) }
     /// ```
-    pub fn allow(self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Self {
-        self.set(|settings| settings.filter.allow(extractor, keys))
+    pub fn exempt(self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Self {
+        self.set(|settings| settings.filter.exempt(extractor, keys))
     }
 
-    /// Responds with 403 to requests with one of these keys, before anything else. [`allow`](Self::allow) has an example.
+    /// Responds with 403 to requests with one of these keys, before anything else. [`exempt`](Self::exempt) has an example.
     ///
     /// * A request without a key is not on the list, so this is no authentication.
     /// * A key that is present but cannot be read, such as an `Authorization` sent twice, may be a denied one. It is rejected

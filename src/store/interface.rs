@@ -36,7 +36,7 @@ pub trait Store: Send + Sync + 'static {
     fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()>;
 
     /// The state that clones of the store share in this process: its [`Breaker`](crate::Breaker) and its
-    /// [`DenyCache`](crate::DenyCache). Default: none. Then each limiter has a breaker of its own, and no refusal is
+    /// [`RefusalCache`](crate::RefusalCache). Default: none. Then each limiter has a breaker of its own, and no refusal is
     /// remembered. A store that wraps another returns the other's, if it passes limits and keys on unchanged.
     fn local_state(&self) -> Option<&LocalState> {
         None

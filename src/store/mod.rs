@@ -93,5 +93,5 @@ pub use self::{
 };
 pub use crate::{
     clock::ManualClock,
-    local::{Breaker, DenyCache, LocalState},
+    local::{Breaker, LocalState, RefusalCache},
 };

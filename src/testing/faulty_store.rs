@@ -43,7 +43,7 @@ use crate::{
 /// # Ok(()) }
 /// ```
 ///
-/// # Behind a deny cache and a breaker
+/// # Behind a refusal cache and a breaker
 ///
 /// 1. Five failures in a row open the [breaker](crate::Breaker), as they do in production. Then the store is not called:
 ///    [`calls`](Self::calls) no longer grows with each request, and the store works again for callers only after a probe,
@@ -99,9 +99,9 @@ impl<S: Store> FaultyStore<S> {
     }
 
     /// Gives it a [local state](Store::local_state) of its own, as `RedisStore` has one: all limiters and layers on its clones
-    /// share a breaker and a deny cache. Default: that of the store inside.
+    /// share a breaker and a refusal cache. Default: that of the store inside.
     ///
-    /// Both go by tokio's time. So a test that advances a [`ManualClock`](crate::ManualClock) may be refused by the deny cache for up
+    /// Both go by tokio's time. So a test that advances a [`ManualClock`](crate::ManualClock) may be refused by the refusal cache for up
     /// to a second more; one that advances paused time is not.
     #[must_use]
     pub fn with_local_state(self) -> Self {

@@ -14,7 +14,7 @@ EXAMPLE = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "d
 
 
 class Program:
-    """A process that ends with its `with` block."""
+    """A process that ends with its `with` prefetch."""
 
     def __enter__(self):
         return self

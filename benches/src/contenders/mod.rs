@@ -31,8 +31,8 @@ pub(crate) use self::{
     log_by_time::{LOG_BY_TIME, fill_log_by_time},
     naive::Naive,
     ours::{
-        OURS, OURS_IN_BLOCKS, OURS_IN_LONG_BLOCKS, long_blocks, our_layer, our_layer_on, ours, ours_in_blocks,
-        ours_in_process, ours_thrice, spent, wide, wide_in,
+        OURS, OURS_WITH_LONG_PREFETCH, OURS_WITH_PREFETCH, long_prefetches, our_layer, our_layer_on, ours,
+        ours_in_process, ours_thrice, ours_with_prefetch, spent, wide, wide_in,
     },
     tower_governor::{TOWER_GOVERNOR, tower_governor, tower_governor_without_headers},
     tower_rate_limit_redis::{

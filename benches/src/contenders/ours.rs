@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::request::Parts;
 use tower::Layer;
 use tower_sliding_window::{
-    Blocks, Header, Key, KeyError, Limit, Limiter, MemoryStore, RateLimit, RateLimitLayer, RedisStore,
+    Header, Key, KeyError, Limit, Limiter, MemoryStore, Prefetch, RateLimit, RateLimitLayer, RedisStore,
 };
 
 use super::{Inner, Layered, Quota};
@@ -14,11 +14,11 @@ use crate::{load::HOUR, server::Server};
 /// Our name in tables and plots.
 pub(crate) const OURS: &str = "tower-sliding-window";
 
-/// Our name for a limit in blocks.
-pub(crate) const OURS_IN_BLOCKS: &str = "tower-sliding-window, blocks";
+/// Our name for a limit with prefetch.
+pub(crate) const OURS_WITH_PREFETCH: &str = "tower-sliding-window, prefetches";
 
-/// Our name for a limit in blocks that live as long as they may: for a second.
-pub(crate) const OURS_IN_LONG_BLOCKS: &str = "tower-sliding-window, blocks of 1 s";
+/// Our name for a limit with prefetch that live as long as they may: for a second.
+pub(crate) const OURS_WITH_LONG_PREFETCH: &str = "tower-sliding-window, prefetches of 1 s";
 
 /// A limit that is never reached.
 pub(crate) fn wide() -> Limit {
@@ -50,13 +50,13 @@ pub(crate) async fn ours(server: &Server, limit: Limit) -> Layered<RateLimit<Inn
     Layered(our_layer(server, limit).await.layer(Inner))
 }
 
-/// With blocks as they are by default.
-pub(crate) async fn ours_in_blocks(server: &Server, limit: Limit) -> Layered<RateLimit<Inner>> {
-    ours(server, limit.in_blocks(Blocks::new())).await
+/// With prefetches as they are by default.
+pub(crate) async fn ours_with_prefetch(server: &Server, limit: Limit) -> Layered<RateLimit<Inner>> {
+    ours(server, limit.prefetch(Prefetch::new())).await
 }
 
-pub(crate) fn long_blocks() -> Blocks {
-    Blocks::new().life(Blocks::MAX_LIFE)
+pub(crate) fn long_prefetches() -> Prefetch {
+    Prefetch::new().life(Prefetch::MAX_LIFE)
 }
 
 /// With three limits, which are decided together.

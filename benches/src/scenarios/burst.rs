@@ -12,7 +12,8 @@ use tokio::{runtime::Runtime, sync::Barrier, task::JoinSet};
 use super::Outcome;
 use crate::{
     contenders::{
-        Contender, OURS, OURS_IN_BLOCKS, TOWER_RATE_LIMIT_REDIS, ours, ours_in_blocks, tower_rate_limit_redis, wide,
+        Contender, OURS, OURS_WITH_PREFETCH, TOWER_RATE_LIMIT_REDIS, ours, ours_with_prefetch, tower_rate_limit_redis,
+        wide,
     },
     load::two_threads,
     measure::{Comparison, Effort, Sides, Unit},
@@ -35,11 +36,11 @@ struct Burst {
 
 fn bursts(effort: Effort, keys: usize, name: &str) -> Comparison {
     let (runtime, server) = (two_threads(), Server::start());
-    let blocks = runtime.block_on(ours_in_blocks(&server, wide()));
+    let prefetches = runtime.block_on(ours_with_prefetch(&server, wide()));
     let exact = runtime.block_on(ours(&server, wide()));
     let rival = runtime.block_on(tower_rate_limit_redis(&server));
     let bursts = Sides::new()
-        .side(OURS_IN_BLOCKS, || burst(&runtime, &server, &blocks, keys))
+        .side(OURS_WITH_PREFETCH, || burst(&runtime, &server, &prefetches, keys))
         .side(OURS, || burst(&runtime, &server, &exact, keys))
         .side(TOWER_RATE_LIMIT_REDIS, || burst(&runtime, &server, &rival, keys))
         .measure(effort.rounds * 5);

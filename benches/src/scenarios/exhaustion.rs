@@ -1,14 +1,14 @@
-//! Limits that are at their end all the time, so that a unit is spent as soon as it comes free: blocks must not cost
-//! anything there. Each of 64 tasks asks again as soon as it has its answer, without and with the deny cache.
+//! Limits that are at their end all the time, so that a unit is spent as soon as it comes free: prefetches must not cost
+//! anything there. Each of 64 tasks asks again as soon as it has its answer, without and with the refusal cache.
 
 use std::time::Duration;
 
 use tower::Layer;
-use tower_sliding_window::{Blocks, DenyCache, Limit, Limiter, RateLimit, RedisStore};
+use tower_sliding_window::{Limit, Limiter, Prefetch, RateLimit, RedisStore, RefusalCache};
 
 use super::Outcome;
 use crate::{
-    contenders::{Inner, Layered, OURS, OURS_IN_BLOCKS, our_layer_on},
+    contenders::{Inner, Layered, OURS, OURS_WITH_PREFETCH, our_layer_on},
     load::{Work, ask_for, in_turn, two_threads, work},
     measure::{Comparison, Effort, Sides, Unit},
     server::Server,
@@ -22,7 +22,7 @@ const WINDOW: Duration = Duration::from_millis(500);
 pub(crate) fn run(effort: Effort) -> Outcome {
     let mut comparisons = Vec::new();
     for (keys, units) in [(1, 500), (1_000, 5)] {
-        for (cache, settings) in [("", DenyCache::off()), (", deny cache", DenyCache::new())] {
+        for (cache, settings) in [("", RefusalCache::off()), (", refusal cache", RefusalCache::new())] {
             let load = format!("{keys} x {}/s{cache}", units * 2);
             let works = measure(effort, keys, Limit::per("near", units, WINDOW), settings);
             comparisons.extend([
@@ -39,10 +39,10 @@ pub(crate) fn run(effort: Effort) -> Outcome {
     Ok(comparisons)
 }
 
-fn measure(effort: Effort, keys: usize, limit: Limit, deny_cache: DenyCache) -> Vec<(String, Vec<Work>)> {
+fn measure(effort: Effort, keys: usize, limit: Limit, refusal_cache: RefusalCache) -> Vec<(String, Vec<Work>)> {
     let (runtime, server) = (two_threads(), Server::start());
-    let contender = |limit| runtime.block_on(near(&server, limit, deny_cache));
-    let (blocks, exact) = (contender(limit.clone().in_blocks(Blocks::new())), contender(limit));
+    let contender = |limit| runtime.block_on(near(&server, limit, refusal_cache));
+    let (prefetches, exact) = (contender(limit.clone().prefetch(Prefetch::new())), contender(limit));
     let round = WINDOW.max(effort.round / 2);
     let measure = |contender: &Layered<RateLimit<Inner>>| {
         server.run::<()>("FLUSHALL");
@@ -51,11 +51,14 @@ fn measure(effort: Effort, keys: usize, limit: Limit, deny_cache: DenyCache) -> 
         runtime.block_on(load(WINDOW * 3 / 2));
         work(&runtime, &server, round, load(round))
     };
-    Sides::new().side(OURS_IN_BLOCKS, || measure(&blocks)).side(OURS, || measure(&exact)).measure(effort.rounds.min(5))
+    Sides::new()
+        .side(OURS_WITH_PREFETCH, || measure(&prefetches))
+        .side(OURS, || measure(&exact))
+        .measure(effort.rounds.min(5))
 }
 
-async fn near(server: &Server, limit: Limit, deny_cache: DenyCache) -> Layered<RateLimit<Inner>> {
+async fn near(server: &Server, limit: Limit, refusal_cache: RefusalCache) -> Layered<RateLimit<Inner>> {
     let store = RedisStore::connect(&server.url()).await.expect("the server is up");
-    let layer = our_layer_on(Limiter::new(store).deny_cache(deny_cache), limit);
+    let layer = our_layer_on(Limiter::new(store).refusal_cache(refusal_cache), limit);
     Layered(layer.layer(Inner))
 }

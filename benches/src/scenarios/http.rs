@@ -9,12 +9,12 @@ use std::{
 use axum::{Router, http::HeaderValue, middleware::map_response, response::Response, routing::get};
 use tempfile::NamedTempFile;
 use tokio::{net::TcpListener, runtime::Runtime};
-use tower_sliding_window::Blocks;
+use tower_sliding_window::Prefetch;
 
 use super::Outcome;
 use crate::{
     contenders::{
-        OURS, OURS_IN_BLOCKS, OURS_IN_LONG_BLOCKS, TOWER_RATE_LIMIT_REDIS, long_blocks, our_layer,
+        OURS, OURS_WITH_LONG_PREFETCH, OURS_WITH_PREFETCH, TOWER_RATE_LIMIT_REDIS, long_prefetches, our_layer,
         tower_rate_limit_redis_layer, wide,
     },
     load::{KEYS, two_threads},
@@ -54,21 +54,21 @@ pub(crate) fn run(effort: Effort) -> Outcome {
     let measure = |script: &NamedTempFile, route: &str| {
         server.run::<()>("FLUSHALL");
         let url = format!("{url}/{route}");
-        // A process knows which keys are busy after the longest life of a block. The other sides get as long to warm up.
-        requests_per_second(&url, script, 2 * Blocks::MAX_LIFE);
+        // A process knows which keys are busy after the longest life of a prefetch. The other sides get as long to warm up.
+        requests_per_second(&url, script, 2 * Prefetch::MAX_LIFE);
         requests_per_second(&url, script, effort.round)
     };
     let contest = Contest::new("requests a second, axum under wrk", Unit::PerSecond)
         .side(OURS, || measure(&many, "ours"))
         .side(TOWER_RATE_LIMIT_REDIS, || measure(&many, "rival"))
         .side(BARE, || measure(&many, "bare"));
-    let in_blocks = Contest::new("the same, a thousand keys", Unit::PerSecond)
-        .side(OURS_IN_LONG_BLOCKS, || measure(&thousand, "long-blocks"))
-        .side(OURS_IN_BLOCKS, || measure(&thousand, "blocks"))
+    let prefetch = Contest::new("the same, a thousand keys", Unit::PerSecond)
+        .side(OURS_WITH_LONG_PREFETCH, || measure(&thousand, "long-prefetch"))
+        .side(OURS_WITH_PREFETCH, || measure(&thousand, "prefetch"))
         .side(OURS, || measure(&thousand, "ours"))
         .side(HEADERS, || measure(&thousand, "headers"))
         .side(BARE, || measure(&thousand, "bare"));
-    Ok([contest, in_blocks].map(|contest| contest.measure(effort.rounds)).into())
+    Ok([contest, prefetch].map(|contest| contest.measure(effort.rounds)).into())
 }
 
 /// The script of wrk for so many keys.
@@ -83,8 +83,8 @@ async fn serve(runtime: &Runtime, server: &Server) -> String {
     let hello = || get(|| async { "hello" });
     let app = Router::new()
         .route("/ours", hello().layer(our_layer(server, wide()).await))
-        .route("/blocks", hello().layer(our_layer(server, wide().in_blocks(Blocks::new())).await))
-        .route("/long-blocks", hello().layer(our_layer(server, wide().in_blocks(long_blocks())).await))
+        .route("/prefetch", hello().layer(our_layer(server, wide().prefetch(Prefetch::new())).await))
+        .route("/long-prefetch", hello().layer(our_layer(server, wide().prefetch(long_prefetches())).await))
         .route("/rival", hello().layer(tower_rate_limit_redis_layer(server).await))
         .route("/headers", hello().layer(map_response(with_headers)))
         .route("/bare", hello());

@@ -16,7 +16,7 @@ use http::{Request, Response, StatusCode};
 use tokio::{runtime::Builder, task::JoinSet};
 use tower::{Layer, Service};
 use tower_sliding_window::{
-    DenyCache, HeaderSets, Limit, Limiter, MemoryStore, PeerIp, RateLimit, RateLimitLayer, RedisStore, Store,
+    HeaderSets, Limit, Limiter, MemoryStore, PeerIp, RateLimit, RateLimitLayer, RedisStore, RefusalCache, Store,
 };
 
 use super::Outcome;
@@ -35,7 +35,7 @@ const PATHS: [(&str, usize); 8] = [
     ("Redis, one client", 2_560),
     ("Redis, 256 clients with a key each", 10_240),
     ("Redis, 256 clients with one key", 10_240),
-    ("refused by the deny cache", 10_240),
+    ("refused by the refusal cache", 10_240),
     ("in process, admitted, with both header sets", 10_240),
 ];
 
@@ -104,7 +104,7 @@ fn guarded<S: Store>(store: S, limit: Limit) -> RateLimit<Inner> {
 }
 
 fn with_headers<S: Store>(store: S, limit: Limit, sets: HeaderSets) -> RateLimit<Inner> {
-    let limiter = Limiter::new(store).deny_cache(DenyCache::new().max_age(HOUR));
+    let limiter = Limiter::new(store).refusal_cache(RefusalCache::new().max_age(HOUR));
     let layer = RateLimitLayer::on(limiter).limit(limit.by(PeerIp::new()));
     layer.fail_closed().deadline(MAX_WAIT).headers(sets).layer(Inner)
 }

@@ -1,7 +1,6 @@
 //! The scenarios, each a list of comparisons.
 
 mod attack;
-mod blocks;
 mod burst;
 mod cost;
 mod early_refusals;
@@ -16,6 +15,7 @@ mod limits;
 mod lone;
 mod memory;
 mod one_client;
+mod prefetch;
 mod server_time;
 mod throughput;
 mod zipf;
@@ -36,7 +36,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario { name: "limits", run: limits::run },
     Scenario { name: "hot-key", run: throughput::hot_key },
     Scenario { name: "zipf", run: zipf::run },
-    Scenario { name: "blocks", run: blocks::run },
+    Scenario { name: "prefetch", run: prefetch::run },
     Scenario { name: "exhaustion", run: exhaustion::run },
     Scenario { name: "burst", run: burst::run },
     Scenario { name: "lone", run: lone::run },

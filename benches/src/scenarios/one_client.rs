@@ -5,7 +5,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use tokio::task::JoinSet;
 use tower_sliding_window::{
-    AdmissionId, Algorithm, Charge, Check, Decision, DenyCache, Limit, Limiter, ManualClock, RedisStore, Settlement,
+    AdmissionId, Algorithm, Charge, Check, Decision, Limit, Limiter, ManualClock, RedisStore, RefusalCache, Settlement,
 };
 
 use super::Outcome;
@@ -27,14 +27,14 @@ enum Filled {
 }
 
 const KEYS: [(&str, Algorithm, Filled); 8] = [
-    ("log, cost 1", Algorithm::log(), Filled::Admissions(1)),
-    ("log, cost 2", Algorithm::log(), Filled::Admissions(2)),
-    ("log, reservations", Algorithm::log(), Filled::Reservations),
-    ("compact(128), cost 2", Algorithm::compact(128), Filled::Admissions(2)),
-    ("compact(128), reservations", Algorithm::compact(128), Filled::Reservations),
-    ("counter, reservations", Algorithm::counter(), Filled::Reservations),
-    ("fixed, cost 2", Algorithm::fixed(), Filled::Admissions(2)),
-    ("fixed, reservations", Algorithm::fixed(), Filled::Reservations),
+    ("log, cost 1", Algorithm::sliding_log(), Filled::Admissions(1)),
+    ("log, cost 2", Algorithm::sliding_log(), Filled::Admissions(2)),
+    ("log, reservations", Algorithm::sliding_log(), Filled::Reservations),
+    ("compact(128), cost 2", Algorithm::compact_log(128), Filled::Admissions(2)),
+    ("compact(128), reservations", Algorithm::compact_log(128), Filled::Reservations),
+    ("counter, reservations", Algorithm::sliding_window_counter(), Filled::Reservations),
+    ("fixed, cost 2", Algorithm::fixed_window(), Filled::Admissions(2)),
+    ("fixed, reservations", Algorithm::fixed_window(), Filled::Reservations),
 ];
 
 pub(crate) fn run(effort: Effort) -> Outcome {
@@ -58,7 +58,7 @@ pub(crate) fn run(effort: Effort) -> Outcome {
 async fn row(algorithm: Algorithm, filled: Filled, entries: usize) -> [Option<f64>; 6] {
     let (server, clock) = (Server::start(), ManualClock::new());
     let store = RedisStore::builder(&server.url()).clock(&clock).build().expect("valid settings");
-    let limiter = Limiter::new(store).deadline(Duration::from_secs(60)).deny_cache(DenyCache::off());
+    let limiter = Limiter::new(store).deadline(Duration::from_secs(60)).refusal_cache(RefusalCache::off());
     // To the start of a fixed window, so that none ends while the key is filled.
     let since = clock.now().duration_since(UNIX_EPOCH).expect("a time after 1970");
     clock.advance(HOUR - Duration::from_secs(since.as_secs() % HOUR.as_secs()));
@@ -127,7 +127,7 @@ async fn fill(limiter: &Limiter, limit: &Limit, clock: &ManualClock, filled: Fil
                     let cost = if let Filled::Admissions(cost) = filled { cost } else { 1 };
                     let charge = Charge::new(limit.clone(), "key", cost).expect("a cost below the limit");
                     let check = match filled {
-                        Filled::Admissions(_) if limit.algorithm() != Algorithm::log() => Check::new(charge),
+                        Filled::Admissions(_) if limit.algorithm() != Algorithm::sliding_log() => Check::new(charge),
                         Filled::Admissions(_) => Check::new(charge).with_id(AdmissionId::from(number as u64)),
                         Filled::Reservations => Check::new(charge.reserve(HOUR)),
                     };

@@ -4,15 +4,15 @@
 use std::sync::Arc;
 
 use tokio::runtime::Runtime;
-use tower_sliding_window::{Blocks, Limit};
+use tower_sliding_window::{Limit, Prefetch};
 
 use super::Outcome;
 #[cfg(tower_rate_limiter)]
 use crate::contenders::{TOWER_RATE_LIMITER, tower_rate_limiter};
 use crate::{
     contenders::{
-        Contender, OURS, OURS_IN_BLOCKS, OURS_IN_LONG_BLOCKS, TOWER_RATE_LIMIT_REDIS, long_blocks, ours,
-        ours_in_blocks, tower_rate_limit_redis,
+        Contender, OURS, OURS_WITH_LONG_PREFETCH, OURS_WITH_PREFETCH, TOWER_RATE_LIMIT_REDIS, long_prefetches, ours,
+        ours_with_prefetch, tower_rate_limit_redis,
     },
     dice::Dice,
     load::{Rates, TASKS, Work, ask_for, two_threads, work},
@@ -28,14 +28,14 @@ const DRAWN: usize = 1 << 20;
 pub(crate) fn run(effort: Effort) -> Outcome {
     let (runtime, server) = (two_threads(), Server::start());
     let far = Limit::per_minute("far", 1_000_000);
-    let long_blocks = runtime.block_on(ours(&server, far.clone().in_blocks(long_blocks())));
-    let blocks = runtime.block_on(ours_in_blocks(&server, far.clone()));
+    let long_prefetches = runtime.block_on(ours(&server, far.clone().prefetch(long_prefetches())));
+    let prefetches = runtime.block_on(ours_with_prefetch(&server, far.clone()));
     let exact = runtime.block_on(ours(&server, far));
     let rival = runtime.block_on(tower_rate_limit_redis(&server));
     let keys = draw();
     let sides = Sides::new()
-        .side(OURS_IN_LONG_BLOCKS, || measure(&runtime, &server, &long_blocks, effort, &keys))
-        .side(OURS_IN_BLOCKS, || measure(&runtime, &server, &blocks, effort, &keys))
+        .side(OURS_WITH_LONG_PREFETCH, || measure(&runtime, &server, &long_prefetches, effort, &keys))
+        .side(OURS_WITH_PREFETCH, || measure(&runtime, &server, &prefetches, effort, &keys))
         .side(OURS, || measure(&runtime, &server, &exact, effort, &keys))
         .side(TOWER_RATE_LIMIT_REDIS, || measure(&runtime, &server, &rival, effort, &keys));
     #[cfg(tower_rate_limiter)]
@@ -58,8 +58,8 @@ fn measure<C: Contender>(
     keys: &Arc<[usize]>,
 ) -> Work {
     server.run::<()>("FLUSHALL");
-    // A process knows which keys are busy after the longest life of a block. The other sides get as long to warm up.
-    let warm_up = Effort { round: 2 * Blocks::MAX_LIFE, ..effort };
+    // A process knows which keys are busy after the longest life of a prefetch. The other sides get as long to warm up.
+    let warm_up = Effort { round: 2 * Prefetch::MAX_LIFE, ..effort };
     runtime.block_on(admissions(contender, warm_up, keys));
     work(runtime, server, effort.round, admissions(contender, effort, keys))
 }

@@ -220,8 +220,8 @@ impl Dots {
     fn compare(&mut self, client: u8, lane: usize, status: &LimitStatus, at: u64) {
         let window = micros_of(status.limit().window());
         let begins = match status.limit().algorithm() {
-            algorithm if algorithm == Algorithm::log() => at.saturating_sub(window) + 1,
-            algorithm if algorithm == Algorithm::fixed() => at - at % window,
+            algorithm if algorithm == Algorithm::sliding_log() => at.saturating_sub(window) + 1,
+            algorithm if algorithm == Algorithm::fixed_window() => at - at % window,
             // For example since Redis was flushed.
             _ if status.used() == 0 => 0,
             // The figure of a counter is an estimate.
@@ -244,7 +244,7 @@ impl Dots {
             }
         }
         // The reset time shows exactly when the oldest dot was admitted.
-        let is_log = status.limit().algorithm() == Algorithm::log();
+        let is_log = status.limit().algorithm() == Algorithm::sliding_log();
         let oldest = self.dots.iter_mut().filter(|dot| counts(dot)).min_by_key(|dot| dot.at);
         if let Some(oldest) = oldest.filter(|dot| is_log && dot.kind == Kind::Elsewhere) {
             let admitted = (at + micros_of(status.reset_after())).saturating_sub(window);

@@ -111,8 +111,8 @@ fn limits(hello: &Limit) -> Result<Vec<Lane>, ConfigError> {
     };
     Ok(vec![
         lane(hello.clone(), Some("/hello"), false),
-        beside("hello-fixed", Algorithm::fixed())?,
-        beside("hello-counter", Algorithm::counter())?,
+        beside("hello-fixed", Algorithm::fixed_window())?,
+        beside("hello-counter", Algorithm::sliding_window_counter())?,
         lane(LOGIN, Some("/login"), false),
         lane(API_BURST, Some("/api/"), true),
         lane(API_STEADY, Some("/api/"), true),

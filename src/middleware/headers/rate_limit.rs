@@ -68,7 +68,7 @@ fn write_policy(text: &mut String, status: &LimitStatus, partition_key: Option<&
     let limit = status.limit();
     write_name(text, status)?;
     write!(text, ";q={}", limit.units().min(MAX_INTEGER))?;
-    if let Some(unit) = limit.unit().name_unless_default() {
+    if let Some(unit) = limit.quota_unit().name_unless_default() {
         write!(text, ";qu=\"{unit}\"")?;
     }
     if limit.window().as_secs() > 0 {
@@ -87,7 +87,7 @@ fn write_quota(text: &mut String, status: &LimitStatus, partition_key: Option<&S
     write_partition_key(text, partition_key)
 }
 
-/// The time until more units are left. If more units are used than the limit has, after a settlement above it or in a pause,
+/// The time until more units are left. If more units are used than the limit has, after a settlement above it or in a block,
 /// the oldest unit leaves before that. A refusal knows a later time, an admission does not.
 fn more_after(status: &LimitStatus) -> Duration {
     match status.retry_after() {

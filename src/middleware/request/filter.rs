@@ -41,7 +41,7 @@ impl RequestFilter {
         self.denied.push(KeyList::new(extractor, keys));
     }
 
-    pub(crate) fn allow(&mut self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) {
+    pub(crate) fn exempt(&mut self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) {
         self.allowed.push(KeyList::new(extractor, keys));
     }
 
@@ -60,7 +60,7 @@ impl RequestFilter {
                 return Err(Rejection::Denied);
             }
         }
-        let allows = |list: &KeyList| {
+        let exempts = |list: &KeyList| {
             list.has(parts).unwrap_or_else(|error| {
                 Rejection::NoKey(error).log(events);
                 false
@@ -70,7 +70,7 @@ impl RequestFilter {
             "preflight"
         } else if self.skipped.iter().any(|skips| skips(parts)) {
             "skipped"
-        } else if self.allowed.iter().any(allows) {
+        } else if self.allowed.iter().any(exempts) {
             "allowed"
         } else {
             return Ok(true);

@@ -1,4 +1,4 @@
-//! The follow-up of a request with more than figures in its response: settlements, pauses, refusals of limits in the shadow.
+//! The follow-up of a request with more than figures in its response: settlements, blocks, refusals of limits in the shadow.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -11,10 +11,10 @@ use super::{
         rejection::shadow::ShadowRefusals,
         request::{ChargedLimit, CheckDetails, Exchange, Limits},
     },
+    block::Block,
     detachable::Detachable,
-    pause::Pause,
     settlements::Settlements,
-    upstream::pause_request,
+    upstream::block_request,
 };
 use crate::{
     check::{Charge, Check},
@@ -30,7 +30,7 @@ pub(super) struct FollowUp<R> {
     shadow: Option<ShadowRefusals>,
 }
 
-/// A check that is settled after its response, or whose limits the upstream may pause.
+/// A check that is settled after its response, or whose limits the upstream may block.
 struct AdmittedCheck {
     check: Check,
     charged: Vec<ChargedLimit>,
@@ -43,7 +43,7 @@ struct AdmittedCheck {
 /// later than its admission. This is the throughput that it can cost.
 const MAX_DELAY_DIVISOR: u32 = 10;
 
-/// The settlements and pauses that a response waits for, and the decision after the settlements. They go on if the client
+/// The settlements and blocks that a response waits for, and the decision after the settlements. They go on if the client
 /// leaves, since it would otherwise leave with units that it has used.
 pub(crate) type Settling = Detachable<Option<Decision>>;
 
@@ -68,13 +68,13 @@ impl<R> FollowUp<R> {
         is_needed.then(|| Box::new(Self { policy: Arc::clone(policy), admitted, shadow }))
     }
 
-    /// Begins the settlements and pauses.
+    /// Begins the settlements and blocks.
     pub(super) fn settle<B>(&self, response: Response<B>) -> (Response<B>, Option<Settling>) {
         let Some(admitted) = &self.admitted else { return (response, None) };
         let (parts, body) = response.into_parts();
         let settlements = admitted.settlements(&self.policy, &parts);
-        let pause = admitted.pause(settlements.as_ref(), &self.policy.limits, &parts);
-        let is_needed = settlements.is_some() || pause.is_some();
+        let block = admitted.block(settlements.as_ref(), &self.policy.limits, &parts);
+        let is_needed = settlements.is_some() || block.is_some();
         let settling = is_needed.then(|| {
             let (limiter, events) = (self.policy.limiter.clone(), Arc::clone(&self.policy.settings.events));
             Detachable::new(async move {
@@ -85,10 +85,10 @@ impl<R> FollowUp<R> {
                     }
                     None => None,
                 };
-                if let Some(pause) = pause {
-                    let paused = limiter.within(pause.apply(&limiter, &events)).await.and_then(|paused| paused);
-                    if let Err(error) = paused {
-                        events.log(Event::NotPaused(&error));
+                if let Some(block) = block {
+                    let blocked = limiter.within(block.apply(&limiter, &events)).await.and_then(|blocked| blocked);
+                    if let Err(error) = blocked {
+                        events.log(Event::NotBlocked(&error));
                     }
                 }
                 settled
@@ -118,16 +118,16 @@ impl AdmittedCheck {
         })
     }
 
-    /// The pause that the upstream asks for. If it has not refused the call, a limit that was used up here, and gives
-    /// nothing back, is not paused.
-    fn pause(&self, settlements: Option<&Settlements>, limits: &Limits, response: &response::Parts) -> Option<Pause> {
+    /// The block that the upstream asks for. If it has not refused the call, a limit that was used up here, and gives
+    /// nothing back, is not blocked.
+    fn block(&self, settlements: Option<&Settlements>, limits: &Limits, response: &response::Parts) -> Option<Block> {
         if !limits.any_heeds_upstream {
             return None;
         }
-        let request = pause_request(response.status, &response.headers, SystemTime::now())?;
-        let paused: Vec<_> =
+        let request = block_request(response.status, &response.headers, SystemTime::now())?;
+        let blocked: Vec<_> =
             self.heeding(limits, |index| request.is_refusal || self.has_left(index, settlements)).collect();
-        (!paused.is_empty()).then_some(Pause { limits: paused, request })
+        (!blocked.is_empty()).then_some(Block { limits: blocked, request })
     }
 
     /// Whether a limit had something left at the admission, or gets something back.
@@ -136,16 +136,16 @@ impl AdmittedCheck {
         left || settlements.is_some_and(|settlements| settlements.gives_back(index))
     }
 
-    /// The limits and keys that heed the upstream: the key of a charge, if it `is_paused`, and all other parts of a split
+    /// The limits and keys that heed the upstream: the key of a charge, if it `is_blocked`, and all other parts of a split
     /// limit.
-    fn heeding(&self, limits: &Limits, is_paused: impl Fn(usize) -> bool) -> impl Iterator<Item = (Limit, Key)> {
+    fn heeding(&self, limits: &Limits, is_blocked: impl Fn(usize) -> bool) -> impl Iterator<Item = (Limit, Key)> {
         let charges = self.check.charges().enumerate().filter(|(_, charge)| !charge.is_shadow());
         charges.flat_map(move |(index, charge)| {
             let charged = self.charged.iter().filter(move |charged| charged.charge_index == index);
             let heeding =
                 charged.filter_map(|charged| limits.get(charged.limit_index)).find(|limit| limit.heeds_upstream());
             let mut keys = heeding.map(|limit| limit.all_parts_of(charge.key())).unwrap_or_default();
-            if !is_paused(index) {
+            if !is_blocked(index) {
                 keys.retain(|key| key != charge.key());
             }
             keys.into_iter().map(|key| (charge.limit().clone(), key))

@@ -1,12 +1,12 @@
 //! From a decision to the response: settlements, headers, extensions, or a rejection.
 
+mod block;
 mod completion;
 mod degraded;
 mod detachable;
 mod follow_up;
 #[cfg(any(feature = "axum", feature = "grpc"))]
 mod handler;
-mod pause;
 mod settlements;
 mod upstream;
 

@@ -1,14 +1,14 @@
-//! The request of an upstream to pause, read from its response.
+//! The request of an upstream to block, read from its response.
 //!
 //! 1. `Retry-After` (RFC 9110, section 10.2.3) of a 429 or 503, in seconds or as a date, goes before all else. In other
 //!    responses it has another meaning.
-//! 2. In any response, a limit with nothing left asks for a pause until its reset: a member of `RateLimit`
+//! 2. In any response, a limit with nothing left asks it to stay away until its reset: a member of `RateLimit`
 //!    (draft-ietf-httpapi-ratelimit-headers, the list of -08 and later, and the dictionary of -07), or
 //!    `X-RateLimit-Remaining` with `-Reset`, also without the `X-`. Of several, the longest counts.
 //! 3. A `-Reset` is a number of seconds, above a billion a Unix time, and above a trillion a Unix time in milliseconds: no
-//!    upstream asks for a pause of thirty years.
+//!    upstream asks it to stay away of thirty years.
 //! 4. Values that are malformed, or already over, are ignored. A 429 without any other value asks for one second.
-//! 5. No pause is longer than a day.
+//! 5. No block is longer than a day.
 //! 6. A 429, a 503 with `Retry-After`, and a 403 with nothing left are refusals: the upstream has counted more than we have.
 //!    Any other response may report no more than we know.
 
@@ -33,14 +33,14 @@ static PAIRS: [(HeaderName, HeaderName); 2] = [
 ];
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PauseRequest {
+pub(super) struct BlockRequest {
     pub(super) time: Duration,
     /// Whether the upstream has refused the call.
     pub(super) is_refusal: bool,
 }
 
-/// `None` if the upstream asks for no pause. See the module docs.
-pub(super) fn pause_request(status: StatusCode, headers: &HeaderMap, now: SystemTime) -> Option<PauseRequest> {
+/// `None` if the upstream does not ask it to stay away. See the module docs.
+pub(super) fn block_request(status: StatusCode, headers: &HeaderMap, now: SystemTime) -> Option<BlockRequest> {
     let can_retry_after = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
     let retry_after = values(headers, &RETRY_AFTER).filter_map(|value| retry_after(value, now)).max();
     let used_up = || {
@@ -56,7 +56,7 @@ pub(super) fn pause_request(status: StatusCode, headers: &HeaderMap, now: System
     let retry_after = retry_after.filter(|wait| can_retry_after && is_ahead(wait));
     let is_refusal = retry_after.is_some() || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::FORBIDDEN);
     let time = retry_after.or_else(|| used_up().filter(is_ahead)).or(default)?;
-    Some(PauseRequest { time: time.min(LONGEST), is_refusal })
+    Some(BlockRequest { time: time.min(LONGEST), is_refusal })
 }
 
 fn values<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> + use<'a> {
@@ -115,18 +115,18 @@ mod tests {
     const NOW: u64 = 1_784_111_777;
 
     fn seconds(status: u16, headers: &[(&'static str, &[u8])]) -> Option<u64> {
-        at_now(status, headers).map(|pause| pause.time.as_secs())
+        at_now(status, headers).map(|block| block.time.as_secs())
     }
 
-    fn at_now(status: u16, headers: &[(&'static str, &[u8])]) -> Option<PauseRequest> {
-        pause_at(SystemTime::UNIX_EPOCH + Duration::from_secs(NOW), status, headers)
+    fn at_now(status: u16, headers: &[(&'static str, &[u8])]) -> Option<BlockRequest> {
+        block_at(SystemTime::UNIX_EPOCH + Duration::from_secs(NOW), status, headers)
     }
 
-    fn pause_at(now: SystemTime, status: u16, headers: &[(&'static str, &[u8])]) -> Option<PauseRequest> {
+    fn block_at(now: SystemTime, status: u16, headers: &[(&'static str, &[u8])]) -> Option<BlockRequest> {
         let headers = headers.iter().map(|(name, value)| {
             (HeaderName::from_static(name), HeaderValue::from_bytes(value).unwrap_or(HeaderValue::from_static("")))
         });
-        pause_request(StatusCode::from_u16(status).unwrap(), &headers.collect(), now)
+        block_request(StatusCode::from_u16(status).unwrap(), &headers.collect(), now)
     }
 
     #[test]
@@ -232,12 +232,12 @@ mod tests {
             (200, &[used_up], Some(false)),
             (404, &[used_up], Some(false)),
         ] {
-            assert_eq!(at_now(status, headers).map(|pause| pause.is_refusal), expected, "{status} {headers:?}");
+            assert_eq!(at_now(status, headers).map(|block| block.is_refusal), expected, "{status} {headers:?}");
         }
     }
 
     #[test]
-    fn an_absurd_value_pauses_for_a_day_or_not_at_all() {
+    fn an_absurd_value_blocks_for_a_day_or_not_at_all() {
         for (status, header, value, expected) in [
             (429, "retry-after", "99999999999", Some(86_400)),
             (503, "retry-after", "99999999999", Some(86_400)),
@@ -279,7 +279,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_value_panics_or_pauses_for_more_than_a_day(
+        fn no_value_panics_or_blocks_for_more_than_a_day(
             status in 100_u16..600,
             bytes in vec(any::<u8>(), 0..40),
             text in r#"[ "\\;,=rt0-9remaingst]{0,60}"#,
@@ -289,8 +289,8 @@ mod tests {
             for value in [&bytes[..], text.as_bytes()] {
                 let names = ["retry-after", "ratelimit", "x-ratelimit-reset", "ratelimit-reset"];
                 let headers = names.map(|name| (name, value));
-                let pause = pause_at(now, status, &[&headers[..], &[("x-ratelimit-remaining", b"0")]].concat());
-                assert!(pause.is_none_or(|pause| pause.time <= LONGEST));
+                let block = block_at(now, status, &[&headers[..], &[("x-ratelimit-remaining", b"0")]].concat());
+                assert!(block.is_none_or(|block| block.time <= LONGEST));
             }
         }
     }

@@ -49,7 +49,7 @@ pub async fn assert_conformance<S: Store + Clone>(make: impl AsyncFn(ManualClock
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
 /// use tower_sliding_window::{Algorithm, MemoryStore, testing::Conformance};
 ///
-/// let logs_only = Conformance::new().algorithms([Algorithm::log()]);
+/// let logs_only = Conformance::new().algorithms([Algorithm::sliding_log()]);
 /// let report = logs_only.run(async |clock| MemoryStore::builder().clock(&clock).build()).await;
 /// report.assert_kept();
 /// # }
@@ -65,7 +65,12 @@ pub struct Conformance {
 impl Conformance {
     /// All algorithms, 30 histories, and a new seed.
     pub fn new() -> Self {
-        let all = [Algorithm::log(), Algorithm::compact(16), Algorithm::counter(), Algorithm::fixed()];
+        let all = [
+            Algorithm::sliding_log(),
+            Algorithm::compact_log(16),
+            Algorithm::sliding_window_counter(),
+            Algorithm::fixed_window(),
+        ];
         Self { algorithms: all.into(), histories: 30, seed: random() }
     }
 

@@ -11,7 +11,7 @@ use crate::{
     check::{Charge, Check},
     decision::{Decision, LimitStatus},
     key::Key,
-    limit::{Limit, blocks::Blocks},
+    limit::{Limit, prefetch::Prefetch},
     settlement::Settlement,
     store::{LocalState, Store},
 };
@@ -36,8 +36,8 @@ pub(super) const RULES: &[(&str, Rule)] = rules! {
     "the largest and the smallest limits are exact" extreme_limits
     "huge costs are counted without overflow" huge_costs
     "a check by an algorithm that the store lacks fails alone" other_algorithms
-    "a block counts until a window after its life" blocks
-    "the spent units of a block count for a window" spent_blocks
+    "a prefetch counts until a window after its life" prefetches
+    "the spent units of a prefetch count for a window" spent_prefetches
 };
 
 const NARROW: Limit = Limit::per_hour("narrow", 5);
@@ -246,7 +246,12 @@ async fn huge_costs(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
 }
 
 async fn other_algorithms(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
-    for other in [Algorithm::log(), Algorithm::compact(16), Algorithm::counter(), Algorithm::fixed()] {
+    for other in [
+        Algorithm::sliding_log(),
+        Algorithm::compact_log(16),
+        Algorithm::sliding_window_counter(),
+        Algorithm::fixed_window(),
+    ] {
         let limit = NARROW.with_algorithm(other);
         if let Err(error) = trial.store().decide(check_of(&limit, 1)).await {
             expect(&format!("whether the store lacks {other:?}"), false, algorithms.contains(&other))?;
@@ -260,26 +265,26 @@ async fn other_algorithms(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
     Ok(())
 }
 
-/// The logs of a store with blocks. A limit in blocks counts on any other store, too.
-async fn in_blocks(trial: &Trial, algorithms: Vec<Algorithm>) -> Result<Vec<Limit>, String> {
-    let limit = Limit::per_second("blocks", 100);
-    let plain = limit.clone().in_blocks(Blocks::new());
-    expect("used units of a limit in blocks", 1, trial.spend(&plain, 1).await?.used())?;
+/// The logs of a store with prefetches. A limit with prefetch counts on any other store, too.
+async fn prefetch(trial: &Trial, algorithms: Vec<Algorithm>) -> Result<Vec<Limit>, String> {
+    let limit = Limit::per_second("prefetch", 100);
+    let plain = limit.clone().prefetch(Prefetch::new());
+    expect("used units of a limit with prefetch", 1, trial.spend(&plain, 1).await?.used())?;
     let _ = trial.store().reset(plain, Key::from("ada")).await;
-    let has_blocks = trial.store().local_state().and_then(LocalState::blocks).is_some();
-    let logs = algorithms.into_iter().filter(|algorithm| has_blocks && algorithm.is_log());
+    let has_prefetches = trial.store().local_state().and_then(LocalState::prefetches).is_some();
+    let logs = algorithms.into_iter().filter(|algorithm| has_prefetches && algorithm.is_log());
     Ok(logs.map(|algorithm| limit.clone().with_algorithm(algorithm)).collect())
 }
 
-fn block_of(limit: &Limit, units: u64) -> Check {
-    Check::new(Charge::block(limit.clone(), Key::from("ada"), units, 100_000)).with_id(AdmissionId::fresh())
+fn prefetch_of(limit: &Limit, units: u64) -> Check {
+    Check::new(Charge::prefetch(limit.clone(), Key::from("ada"), units, 100_000)).with_id(AdmissionId::fresh())
 }
 
 /// Neither refusals nor a clock that steps back make it shorter: its units are spent until the end of its life.
-async fn blocks(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
-    for limit in in_blocks(&trial, algorithms).await? {
-        let block = trial.decide(block_of(&limit, 100)).await?;
-        expect("used and reserved units of a block", (100, 100), (block.used(), block.binding().reserved()))?;
+async fn prefetches(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
+    for limit in prefetch(&trial, algorithms).await? {
+        let prefetch = trial.decide(prefetch_of(&limit, 100)).await?;
+        expect("used and reserved units of a prefetch", (100, 100), (prefetch.used(), prefetch.binding().reserved()))?;
         let life = limit.window() + Duration::from_millis(100);
         for (back, forward) in [(0, 0), (300_000, 0), (0, 300_000 + life.as_micros() as u64 - 1)] {
             trial.clock.step_back(Duration::from_micros(back));
@@ -289,15 +294,15 @@ async fn blocks(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
             expect("an admission, and a refusal by reservations", (false, true), by_reservations)?;
         }
         trial.clock.advance(MICROSECOND);
-        expect("used units after the life of a block and a window", 0, trial.used(&limit).await?)?;
+        expect("used units after the life of a prefetch and a window", 0, trial.used(&limit).await?)?;
     }
     Ok(())
 }
 
 /// From the settlement on, since all of them were spent by then.
-async fn spent_blocks(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
-    for limit in in_blocks(&trial, algorithms).await? {
-        let check = block_of(&limit, 60);
+async fn spent_prefetches(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
+    for limit in prefetch(&trial, algorithms).await? {
+        let check = prefetch_of(&limit, 60);
         let admitted = trial.decide(check.clone()).await?;
         trial.clock.advance(Duration::from_millis(40));
         trial.settle(check, &admitted, 10).await?;
@@ -306,7 +311,7 @@ async fn spent_blocks(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
         trial.clock.advance(limit.window() - MICROSECOND);
         expect("used units before a window has passed", 11, trial.used(&limit).await?)?;
         // A compact log counts until the end of a sub-window.
-        let rounding = if limit.algorithm() == Algorithm::log() { Duration::ZERO } else { limit.window() };
+        let rounding = if limit.algorithm() == Algorithm::sliding_log() { Duration::ZERO } else { limit.window() };
         trial.clock.advance(MICROSECOND + rounding);
         expect("used units after a window", 0, trial.used(&limit).await?)?;
     }

@@ -23,7 +23,9 @@ fn a_configuration_has_limits_as_text_or_as_maps() {
         Limit::per_hour("export", 100),
         Limit::per("slow", 1, ms(1_500)),
         Limit::per("burst", 10, ms(30_000)),
-        Limit::per_day("upload", 1 << 52).counted_in(QuotaUnit::ContentBytes).with_algorithm(Algorithm::compact(16)),
+        Limit::per_day("upload", 1 << 52)
+            .counted_in(QuotaUnit::ContentBytes)
+            .with_algorithm(Algorithm::compact_log(16)),
     ];
     let json = r#"{"routes": {"/": [
         "login=5/min",

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use Action::{IsRefused, Peeks, Reserves, Settles, Takes, Waits};
 use tower_sliding_window::{
-    AdmissionId, Algorithm, Check, Decision, DenyCache, Limit, LimitStatus, Limiter, ManualClock, Settlement,
+    AdmissionId, Algorithm, Check, Decision, Limit, LimitStatus, Limiter, ManualClock, RefusalCache, Settlement,
 };
 
 use crate::support::{
@@ -49,7 +49,7 @@ const HISTORIES: [&[Action]; 12] = [
 /// Random histories within the first windows of 1970, with steps back to it: both stores decide each step alike.
 #[tokio::test]
 async fn both_stores_count_the_same_within_a_window_of_1970() {
-    let (memory, redis) = (memory().without_deny_cache(), redis().without_deny_cache());
+    let (memory, redis) = (memory().without_refusal_cache(), redis().without_refusal_cache());
     let mut numbers = Numbers(1970);
     for round in 0..120 {
         let limit = CALLS.with_algorithm(ALGORITHMS[round % 4]);
@@ -64,7 +64,7 @@ async fn both_stores_count_the_same_within_a_window_of_1970() {
             let time = Duration::from_micros(numbers.below(4) * numbers.below(2_500_000));
             all(&|clock| clock.advance(time));
             // Only one of the stores keeps counts that have expired, and they would count again after a step back.
-            if numbers.below(12) == 0 && limit.algorithm() != Algorithm::counter() {
+            if numbers.below(12) == 0 && limit.algorithm() != Algorithm::sliding_window_counter() {
                 all(&|clock| clock.step_back(Duration::MAX));
             }
             let (cost, kind) = ([0, 1, 1, 7, 30][numbers.below(5) as usize], numbers.below(6));
@@ -108,7 +108,7 @@ impl Shifted {
     async fn start() -> Self {
         let server = RedisServer::start();
         let store = server.store().build().unwrap();
-        let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off());
+        let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off());
         assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
         let (connection, key) = (server.connect(), server.keys().remove(0));
         Self { server, connection, limiter, key }

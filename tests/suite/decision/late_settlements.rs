@@ -34,7 +34,7 @@ async fn the_end_of_an_older_admission_hides_no_younger_settlement(test: Fixture
     for algorithm in ALGORITHMS {
         let limit = Limit::per_minute("tokens", 100).with_algorithm(algorithm);
         // A fixed window does not tell two admissions of one id apart, and a counter counts those of the window before.
-        if [Algorithm::fixed(), Algorithm::counter()].contains(&algorithm) {
+        if [Algorithm::fixed_window(), Algorithm::sliding_window_counter()].contains(&algorithm) {
             continue;
         }
         to_the_start_of_a_window(&test.clock, limit.window());
@@ -53,7 +53,7 @@ async fn the_end_of_an_older_admission_hides_no_younger_settlement(test: Fixture
 }
 
 async fn an_id_given_very_often_is_settled_once_each_time(test: Fixture<impl Store + Clone>) {
-    for algorithm in [Algorithm::log(), Algorithm::compact(250)] {
+    for algorithm in [Algorithm::sliding_log(), Algorithm::compact_log(250)] {
         let limit = Limit::per("tokens", 1_000, seconds(600)).with_algorithm(algorithm);
         to_the_start_of_a_window(&test.clock, limit.window());
         let check = reserved(&limit, 3);

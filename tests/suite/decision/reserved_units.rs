@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{AdmissionId, Check, DenyCache, Limit, Limiter, MemoryStore};
+use tower_sliding_window::{AdmissionId, Check, Limit, Limiter, MemoryStore, RefusalCache};
 
 use crate::support::{TEST_TIMEOUT, charge, redis_server::RedisServer, seconds};
 
@@ -14,7 +14,7 @@ const TOKENS: Limit = Limit::per_minute("tokens", 100);
 async fn a_plain_check_counts_reserved_units() {
     let server = RedisServer::start();
     let store = server.store().build().unwrap();
-    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off());
+    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off());
     for (settled, reserved) in [(0, 10), (1, 9), (4, 6), (9, 1)] {
         let limit = Limit::per_hour("calls", 10);
         assert!(limiter.check(&limit, "ada", settled).await.unwrap().is_allowed());
@@ -35,7 +35,7 @@ async fn a_plain_check_counts_reserved_units() {
 async fn no_id_is_mistaken_for_a_sum() {
     let server = RedisServer::start();
     let store = server.store().build().unwrap();
-    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off());
+    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off());
     for id in [*b"reserved", *b"used    ", *b"held    ", *b"used\0\0\0\0"] {
         let id = AdmissionId::from_bytes(id);
         assert!(limiter.check_all(Check::new(charge(&TOKENS, 1)).with_id(id)).await.unwrap().is_allowed());
@@ -60,8 +60,8 @@ async fn retry_reserved_after_may_be_zero_or_endless() {
         assert_eq!(refused.retry_after(), Some(wait.min(Duration::from_secs(30))));
         assert!(limiter.acquire(&limit, "ada", 1, Duration::from_secs(31)).await.unwrap().is_allowed());
         drop(held);
-        limiter.pause(&limit, "ada", Duration::MAX).await.unwrap();
-        limiter.pause(&limit, "ada", Duration::ZERO).await.unwrap();
+        limiter.block(&limit, "ada", Duration::MAX).await.unwrap();
+        limiter.block(&limit, "ada", Duration::ZERO).await.unwrap();
         assert_eq!(limiter.check(&limit, "ada", 1).await.unwrap().retry_after(), Some(limit.window()));
     }
 }

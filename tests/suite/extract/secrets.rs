@@ -11,7 +11,7 @@ use axum::{Router, body::Body, routing::get};
 use http::{Request, Response, request::Parts};
 use tower::ServiceExt;
 use tower_sliding_window::{
-    ApiKey, Decision, Degraded, DenyCache, KeyExtractor, Limit, Limiter, PeerIp, RateLimitLayer, Rejection, Secret,
+    ApiKey, Decision, Degraded, KeyExtractor, Limit, Limiter, PeerIp, RateLimitLayer, RefusalCache, Rejection, Secret,
 };
 
 use crate::support::{TEST_TIMEOUT, log::Log, redis_server::RedisServer};
@@ -46,8 +46,8 @@ async fn an_api_key_appears_nowhere_but_in_the_request() {
     let monitored = monitor(&server);
     let secret = Secret::new(SECRET).unwrap();
     let store = server.store().build().unwrap();
-    let layer_with = |name, deny_cache| {
-        RateLimitLayer::on(Limiter::new(store.clone()).deny_cache(deny_cache))
+    let layer_with = |name, refusal_cache| {
+        RateLimitLayer::on(Limiter::new(store.clone()).refusal_cache(refusal_cache))
             .limit(Limit::per_minute(name, 2).by(ApiKey::header("x-api-key", &secret).or(ApiKey::bearer(&secret))))
             .limit(
                 Limit::per_minute("both", 9)
@@ -56,7 +56,7 @@ async fn an_api_key_appears_nowhere_but_in_the_request() {
             .cost(|parts: &Parts| if parts.uri.path() == "/costly" { 5 } else { 1 })
             .deadline(TEST_TIMEOUT)
     };
-    let layer = |name| layer_with(name, DenyCache::new());
+    let layer = |name| layer_with(name, RefusalCache::new());
     let mut seen = format!("{store:?} {:?} {:?} {secret:?}", layer("calls"), Limiter::new(store.clone()));
 
     // Admitted, refused, never fitting, without a valid key, and without a store.
@@ -90,7 +90,7 @@ async fn an_api_key_appears_nowhere_but_in_the_request() {
         server.keys().iter().flat_map(|key| server.run::<Vec<Vec<u8>>>(&format!("ZRANGE {key} 0 -1"))).collect();
     drop(server);
     // Without cached refusals.
-    let down = || layer_with("calls", DenyCache::off()).deadline(Duration::from_millis(20));
+    let down = || layer_with("calls", RefusalCache::off()).deadline(Duration::from_millis(20));
     for down in [down().fail_closed(), down()] {
         let app = Router::new().route("/", get(|| async {})).layer(down);
         seen += &debug_of(&app.oneshot(with_key("x-api-key", API_KEY)).await.unwrap());

@@ -6,7 +6,7 @@ use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
-use tower_sliding_window::{Breaker, DenyCache, Error, Limit, Limiter, RedisStore};
+use tower_sliding_window::{Breaker, Error, Limit, Limiter, RedisStore, RefusalCache};
 
 use super::{
     CLIENTS,
@@ -47,7 +47,7 @@ async fn a_flood_behind_late_replies() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
     let store = RedisStore::builder(proxy.url()).build().unwrap();
-    let limiter = Limiter::new(store).deadline(DEADLINE).deny_cache(DenyCache::off()).breaker(Breaker::off());
+    let limiter = Limiter::new(store).deadline(DEADLINE).refusal_cache(RefusalCache::off()).breaker(Breaker::off());
     assert!(limiter.clone().deadline(TEST_TIMEOUT).peek(&CALLS, "ada").await.unwrap().is_allowed());
 
     proxy.delay_replies(Duration::from_millis(400));

@@ -16,7 +16,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
-use tower_sliding_window::{Breaker, Charge, Check, DenyCache, Error, Limit, Limiter, RedisStore};
+use tower_sliding_window::{Breaker, Charge, Check, Error, Limit, Limiter, RedisStore, RefusalCache};
 
 use super::reached;
 use crate::support::TEST_TIMEOUT;
@@ -53,7 +53,7 @@ impl Load {
         let limiters: Vec<_> = (0..2)
             .map(|_| Limiter::new(RedisStore::builder(url).build().unwrap()))
             // Every check must reach the server.
-            .map(|limiter| limiter.deadline(deadline).deny_cache(DenyCache::off()))
+            .map(|limiter| limiter.deadline(deadline).refusal_cache(RefusalCache::off()))
             .collect();
         let is_over = Arc::new(AtomicBool::new(false));
         let mut tasks = JoinSet::new();

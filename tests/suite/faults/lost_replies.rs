@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 use tower_sliding_window::{
-    Breaker, Charge, Check, Decision, DenyCache, Error, Limit, Limiter, RedisStore, Settlement,
+    Breaker, Charge, Check, Decision, Error, Limit, Limiter, RedisStore, RefusalCache, Settlement,
 };
 
 use super::reached;
@@ -97,7 +97,7 @@ fn ask_several(limiter: &Limiter, trial: usize) -> Vec<(usize, Check, Answer)> {
 async fn resent_checks_of_several_limits_count_once_and_can_be_refunded() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
-    let limiter = limiter(&proxy).deny_cache(DenyCache::off());
+    let limiter = limiter(&proxy).refusal_cache(RefusalCache::off());
     assert!(limiter.peek(&CALLS, "ada").await.unwrap().is_allowed());
     let (mut admitted, mut given_back, mut passed) = (0, 0, 0);
     for trial in 0..BATCHES {

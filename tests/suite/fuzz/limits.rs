@@ -17,8 +17,8 @@ fn limits() -> impl Strategy<Value = Limit> {
     let units = prop_oneof![1_u64..100, 1..=Limit::MAX_UNITS, Just(Limit::MAX_UNITS)];
     let unit = select(vec![QuotaUnit::Requests, QuotaUnit::ContentBytes]);
     let algorithm = prop_oneof![
-        select(vec![Algorithm::log(), Algorithm::counter(), Algorithm::fixed()]),
-        (3_u16..=1_024).prop_map(Algorithm::compact),
+        select(vec![Algorithm::sliding_log(), Algorithm::sliding_window_counter(), Algorithm::fixed_window()]),
+        (3_u16..=1_024).prop_map(Algorithm::compact_log),
     ];
     ("[A-Za-z0-9_.-]{1,64}", units, window, unit, algorithm).prop_map(|(name, units, window, unit, algorithm)| {
         let limit = Limit::new(name, units, Duration::from_micros(window)).unwrap();

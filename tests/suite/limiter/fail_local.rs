@@ -201,13 +201,13 @@ async fn a_response_is_settled_locally() {
 }
 
 #[tokio::test]
-async fn a_local_decision_names_its_cause_and_nothing_is_paused_locally() {
+async fn a_local_decision_names_its_cause_and_nothing_is_blocked_locally() {
     let limiter = Limiter::new(failing()).fail_local(QUARTER);
     let decision = limiter.check(&CALLS, "ada", 1).await.unwrap();
     assert!(matches!(decision.local_cause(), Some(Error::Unavailable(_))));
     assert_eq!((decision.limit().units(), decision.remaining()), (25, 24));
 
-    assert!(limiter.pause(&CALLS, "ada", Duration::from_secs(60)).await.is_err());
+    assert!(limiter.block(&CALLS, "ada", Duration::from_secs(60)).await.is_err());
     assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 1);
     assert!(Limiter::new(failing()).check(&CALLS, "ada", 1).await.is_err(), "unless it is reported so");
 }

@@ -17,7 +17,7 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Breaker, DenyCache, Error, FailureMode, Header, KeyedLimit, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer,
+    Breaker, Error, FailureMode, Header, KeyedLimit, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, RefusalCache,
     Rejection, Share,
     testing::{Fault, FaultyStore},
 };
@@ -187,12 +187,12 @@ async fn each_redis_batch_is_measured() {
     }
     let all = recorded.all();
     assert_eq!(values(&all, "rate_limit_batch_checks"), [1.0; 4], "the last refusal was repeated");
-    assert_eq!(count(&all, "rate_limit_deny_cache_hits_total"), 1);
+    assert_eq!(count(&all, "rate_limit_refusal_cache_hits_total"), 1);
     assert_eq!(count(&all, "rate_limit_decisions_total layer= limit=calls outcome=refused"), 2);
     let seconds = values(&all, "rate_limit_script_seconds");
     assert!(seconds.len() == 4 && seconds.iter().all(|seconds| (1e-6..20.0).contains(seconds)), "{seconds:?}");
 
-    let limiter = limiter.deny_cache(DenyCache::off());
+    let limiter = limiter.refusal_cache(RefusalCache::off());
     let mut checks = JoinSet::new();
     for number in 0..500 {
         let limiter = limiter.clone();
@@ -282,7 +282,7 @@ async fn decisions_failures_and_degraded_requests_have_the_name_of_their_layer()
     let limiter = Limiter::new(MemoryStore::new());
     // Settings before and after the name, whatever makes a limiter of its own.
     let named = |name| {
-        let limiter = limiter.clone().breaker(Breaker::off()).deny_cache(DenyCache::new());
+        let limiter = limiter.clone().breaker(Breaker::off()).refusal_cache(RefusalCache::new());
         RateLimitLayer::on(limiter).named(name).limit(CALLS.by(anyone)).deadline(Duration::from_secs(1))
     };
     assert_eq!(send(&named("one"), request()).await, 200);
@@ -345,7 +345,7 @@ async fn uncounted_requests_count_by_layer_and_kind() {
         .named("api")
         .limit(CALLS.by(anyone))
         .skip(|request| request.uri.path() == "/health")
-        .allow(tenant.clone(), [tenant.key("monitor")]);
+        .exempt(tenant.clone(), [tenant.key("monitor")]);
     let preflight = [("origin", "https://example.org"), ("access-control-request-method", "GET")];
     for request in [
         to(Method::OPTIONS, "/", &preflight),

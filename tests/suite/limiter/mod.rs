@@ -1,10 +1,10 @@
-//! `Limiter`: waiting, pausing, the breaker, the deny cache, fail-local, and metrics.
+//! `Limiter`: waiting, blocking, the breaker, the refusal cache, fail-local, and metrics.
 
 mod acquiring;
-mod blocks;
+mod blocking;
 mod breaker;
-mod deny_cache;
 mod fail_local;
 #[cfg(feature = "metrics")]
 mod metrics;
-mod pausing;
+mod prefetch;
+mod refusal_cache;

@@ -1,4 +1,4 @@
-//! `heed_upstream`: which limits an upstream pauses, for how long, and when it reports nothing new.
+//! `heed_upstream`: which limits an upstream blocks, for how long, and when it reports nothing new.
 
 use std::{
     convert::Infallible,
@@ -46,7 +46,7 @@ const USED_UP: (&str, &str) = ("answer-ratelimit", r#""x";r=0;t=86400"#);
 
 /// Other upstreams and the limit on all calls are not affected.
 #[tokio::test]
-async fn a_hostile_upstream_pauses_only_itself() {
+async fn a_hostile_upstream_blocks_only_itself() {
     let away = [("answer", "429"), ("answer-retry-after", "86400")];
     for says in [&[USED_UP][..], &away] {
         let store = MemoryStore::new();
@@ -69,7 +69,7 @@ async fn a_hostile_upstream_pauses_only_itself() {
 }
 
 #[tokio::test]
-async fn an_upstream_pauses_a_limit_for_its_window_at_most() {
+async fn an_upstream_blocks_a_limit_for_its_window_at_most() {
     let says: [&[(&str, &str)]; 3] = [
         &[USED_UP],
         &[("answer", "429"), ("answer-retry-after", "86400")],
@@ -205,7 +205,7 @@ async fn a_heeded_call_counts_from_its_response() {
 /// The limit is exhausted here as well, so a success that says so is no news. A unit may leave sooner than the upstream
 /// says, because it rounds times up.
 #[tokio::test]
-async fn a_success_that_reports_nothing_new_pauses_nothing() {
+async fn a_success_that_reports_nothing_new_blocks_nothing() {
     let says = [("answer-x-ratelimit-remaining", "0"), ("answer-x-ratelimit-reset", "30")];
     // Exhausted by this call. While it is answered, an earlier call leaves the window.
     let (layer, clock) = two_a_minute();
@@ -232,7 +232,7 @@ async fn a_success_that_reports_nothing_new_pauses_nothing() {
 
 /// With units left here, it is news.
 #[tokio::test]
-async fn a_success_that_reports_more_use_than_counted_pauses_the_limit() {
+async fn a_success_that_reports_more_use_than_counted_blocks_the_limit() {
     let says = [("answer-x-ratelimit-remaining", "0"), ("answer-x-ratelimit-reset", "30")];
     let (layer, clock) = two_a_minute();
     assert_eq!(call_that_takes(&layer, &clock, seconds(0), &says).await.status(), 200);
@@ -242,9 +242,9 @@ async fn a_success_that_reports_more_use_than_counted_pauses_the_limit() {
     assert_eq!(call_that_takes(&layer, &clock, seconds(0), &[]).await.status(), 200);
 }
 
-/// Limits that had units left are paused. Of a split limit, those are the parts that were not charged.
+/// Limits that had units left are blocked. Of a split limit, those are the parts that were not charged.
 #[tokio::test]
-async fn a_success_pauses_only_limits_with_units_left() {
+async fn a_success_blocks_only_limits_with_units_left() {
     let store = MemoryStore::new();
     let (one, nine, four) = (Limit::per_hour("one", 1), Limit::per_hour("nine", 9), Limit::per_hour("four", 4));
     let layer = RateLimitLayer::new(store.clone())
@@ -273,7 +273,7 @@ async fn a_success_pauses_only_limits_with_units_left() {
 
 /// Returned units are free here, whatever was left when the call was admitted.
 #[tokio::test]
-async fn a_success_pauses_a_limit_whose_call_returned_units() {
+async fn a_success_blocks_a_limit_whose_call_returned_units() {
     for (cost, closes) in [(2, false), (0, true)] {
         let store = MemoryStore::new();
         let layer = RateLimitLayer::new(store.clone());
@@ -288,7 +288,7 @@ async fn a_success_pauses_a_limit_whose_call_returned_units() {
 
 /// A refusal shows that the count here is wrong, also for an exhausted limit whose oldest unit leaves sooner.
 #[tokio::test]
-async fn a_refusal_pauses_an_exhausted_limit_until_the_stated_time() {
+async fn a_refusal_blocks_an_exhausted_limit_until_the_stated_time() {
     let says: [&[(&str, &str)]; 3] = [
         &[("answer", "429"), ("answer-retry-after", "40")],
         &[("answer", "503"), ("answer-retry-after", "40")],
@@ -347,9 +347,9 @@ async fn heeding_an_upstream_with_the_same_limit_costs_no_time() {
     assert!(times.chunks(2).all(|times| times[1] < times[0] * 11 / 10), "{times:?}");
 }
 
-/// Neither many limits nor one that cannot be paused delays the others.
+/// Neither many limits nor one that cannot be blocked delays the others.
 #[tokio::test(start_paused = true)]
-async fn all_limits_are_paused_concurrently() {
+async fn all_limits_are_blocked_concurrently() {
     let (store, whole) = (MemoryStore::new(), Limit::per_hour("parts", 320));
     let layer = RateLimitLayer::new(Slow(store.clone()))
         .limit(Limit::per_hour(SILENT, 10).by(anyone).heed_upstream())
@@ -365,7 +365,7 @@ async fn all_limits_are_paused_concurrently() {
 }
 
 #[tokio::test]
-async fn a_failed_pause_leaves_the_response_unchanged() {
+async fn a_failed_block_leaves_the_response_unchanged() {
     let log = Log::start();
     let store = Once { store: MemoryStore::new(), asked: Arc::default() };
     let layer = RateLimitLayer::new(store).limit(CALLS.by(anyone).heed_upstream());

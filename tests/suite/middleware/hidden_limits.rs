@@ -9,8 +9,8 @@ use axum::{
 use http::{HeaderMap, Request};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Charge, Check, Decision, DenyCache, HeaderSets, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, NeverFits,
-    RateLimitLayer, Rejection, ShadowRefusals, Share,
+    Charge, Check, Decision, HeaderSets, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, NeverFits,
+    RateLimitLayer, RefusalCache, Rejection, ShadowRefusals, Share,
 };
 
 use crate::support::{
@@ -152,9 +152,9 @@ async fn a_hidden_limit_stays_hidden_however_it_is_counted() {
 #[tokio::test]
 async fn a_cached_refusal_keeps_a_hidden_limit_hidden() {
     let server = RedisServer::start();
-    for deny_cache in [DenyCache::off(), DenyCache::new()] {
+    for refusal_cache in [RefusalCache::off(), RefusalCache::new()] {
         let store = server.store().clock(&ManualClock::new()).build().unwrap();
-        let layer = RateLimitLayer::on(Limiter::new(store.clone()).deadline(TEST_TIMEOUT).deny_cache(deny_cache));
+        let layer = RateLimitLayer::on(Limiter::new(store.clone()).deadline(TEST_TIMEOUT).refusal_cache(refusal_cache));
         let hidden = layer.clone().limit(TOTAL.by(anyone).hidden());
         assert_reveals_nothing(&around(&hidden, handler())).await;
         server.pause();
@@ -162,7 +162,7 @@ async fn a_cached_refusal_keeps_a_hidden_limit_hidden() {
         let refused = ask(&asked).await;
         server.resume();
         let wait = figures(refused.headers())[3].unwrap();
-        let (status, body) = if deny_cache == DenyCache::off() {
+        let (status, body) = if refusal_cache == RefusalCache::off() {
             (503, unavailable_body(wait))
         } else {
             (429, refusal_body(None, 3600))

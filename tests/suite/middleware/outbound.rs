@@ -1,4 +1,4 @@
-//! The layer around a client: calls wait for capacity, and an upstream that refuses pauses their limit.
+//! The layer around a client: calls wait for capacity, and an upstream that refuses blocks their limit.
 
 use std::{
     convert::Infallible,
@@ -117,7 +117,7 @@ async fn a_chosen_limit_waits_and_settles_like_any_other() {
 }
 
 #[tokio::test]
-async fn an_upstreams_refusal_pauses_the_limit() {
+async fn an_upstreams_refusal_blocks_the_limit() {
     let log = Log::start();
     let says = [
         (&[("answer", "429"), ("answer-retry-after", "30")][..], 429, "30"),
@@ -141,7 +141,7 @@ async fn an_upstreams_refusal_pauses_the_limit() {
 
 /// Whatever the upstream says about its limits.
 #[tokio::test]
-async fn an_upstream_that_is_not_heeded_pauses_nothing() {
+async fn an_upstream_that_is_not_heeded_blocks_nothing() {
     let (upstream, layer) = (Upstream::start().await, layer(CALLS.by(anyone)));
     for _ in 0..3 {
         let response = upstream.call(&layer, &[("answer", "429"), ("answer-retry-after", "30")]).await;
@@ -161,7 +161,7 @@ async fn a_heeded_upstreams_headers_pass_through() {
 }
 
 #[tokio::test]
-async fn a_waiting_call_is_sent_when_the_pause_ends() {
+async fn a_waiting_call_is_sent_when_the_block_ends() {
     let (upstream, layer) = (Upstream::start().await, layer(CALLS.by(anyone).heed_upstream()));
     let layer = layer.wait_up_to(TEST_TIMEOUT);
     assert_eq!(upstream.call(&layer, &[("answer", "429"), ("answer-retry-after", "1")]).await.status(), 429);
@@ -170,9 +170,9 @@ async fn a_waiting_call_is_sent_when_the_pause_ends() {
     assert!(asked.elapsed() > Duration::from_millis(800), "{:?}", asked.elapsed());
 }
 
-/// The settlement and the pause are independent. A shadow limit is not paused.
+/// The settlement and the block are independent. A shadow limit is not blocked.
 #[tokio::test]
-async fn a_refusal_settles_the_call_and_pauses_every_heeding_limit() {
+async fn a_refusal_settles_the_call_and_blocks_every_heeding_limit() {
     let store = MemoryStore::new();
     let (free, tried, plain) = (Limit::per_hour("free", 9), Limit::per_hour("tried", 9), Limit::per_hour("plain", 9));
     let layer = RateLimitLayer::new(store.clone())
@@ -199,7 +199,12 @@ const TIMES: [Duration; 3] =
 #[tokio::test(start_paused = true)]
 async fn a_heeded_response_counts_whenever_its_lease_ends() {
     let key = || anyone(&request().into_parts().0).unwrap();
-    for algorithm in [Algorithm::log(), Algorithm::compact(16), Algorithm::fixed(), Algorithm::counter()] {
+    for algorithm in [
+        Algorithm::sliding_log(),
+        Algorithm::compact_log(16),
+        Algorithm::fixed_window(),
+        Algorithm::sliding_window_counter(),
+    ] {
         for (heeds, took) in [false, true].into_iter().flat_map(|heeds| TIMES.map(|took| (heeds, took))) {
             let limit = Limit::per_hour("calls", 10).with_algorithm(algorithm);
             let limiter = Limiter::new(MemoryStore::new());
@@ -222,7 +227,12 @@ async fn a_heeded_response_counts_whenever_its_lease_ends() {
 async fn a_heeded_response_after_its_lease_counts_on_redis() {
     let server = RedisServer::start();
     let limiter = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
-    for algorithm in [Algorithm::log(), Algorithm::compact(16), Algorithm::fixed(), Algorithm::counter()] {
+    for algorithm in [
+        Algorithm::sliding_log(),
+        Algorithm::compact_log(16),
+        Algorithm::fixed_window(),
+        Algorithm::sliding_window_counter(),
+    ] {
         let limit = Limit::per_day("calls", 10).with_algorithm(algorithm);
         let keyed = limit.clone().by(anyone).settle(|_| 5).lease(Duration::from_millis(50)).heed_upstream();
         let upstream = service_fn(|_: Request<Body>| async {

@@ -279,7 +279,12 @@ async fn a_settled_limit_reserves_at_least_one_unit() {
 /// One charge of a check is settled and the other is not.
 async fn assert_only_one_of_two_charges_is_settled(fixture: Fixture<impl Store + Clone>) {
     let key = || Key::new("test", "anyone");
-    for algorithm in [Algorithm::log(), Algorithm::compact(16), Algorithm::counter(), Algorithm::fixed()] {
+    for algorithm in [
+        Algorithm::sliding_log(),
+        Algorithm::compact_log(16),
+        Algorithm::sliding_window_counter(),
+        Algorithm::fixed_window(),
+    ] {
         for lease in [None, Some(Duration::from_secs(60))] {
             let limiter = &fixture.limiter;
             let (kept, settled) = (LOGIN.with_algorithm(algorithm), TOKENS.with_algorithm(algorithm));

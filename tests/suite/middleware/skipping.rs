@@ -104,11 +104,11 @@ async fn requests_that_only_look_like_preflights_are_counted() {
 }
 
 #[tokio::test]
-async fn deny_lists_come_before_allow_lists() {
+async fn deny_lists_come_before_exempt_lists() {
     let tenant = Header::new("x-tenant");
     let [good, bad, both] = ["good", "bad", "both"].map(|tenant_name| tenant.key(tenant_name));
     let layer = layer()
-        .allow(tenant.clone(), [good, both.clone()])
+        .exempt(tenant.clone(), [good, both.clone()])
         .deny(tenant, [bad, both])
         .skip(|request| request.uri.path() == "/health");
     let cases = [("/", "good", 200), ("/", "bad", 403), ("/", "both", 403), ("/health", "bad", 403)];
@@ -130,7 +130,7 @@ async fn deny_lists_come_before_allow_lists() {
 #[tokio::test]
 async fn a_request_without_a_key_is_on_no_list() {
     let tenant = Header::new("x-tenant");
-    let layer = layer().deny(tenant.clone(), [tenant.key("")]).allow(tenant.clone(), [tenant.key("")]);
+    let layer = layer().deny(tenant.clone(), [tenant.key("")]).exempt(tenant.clone(), [tenant.key("")]);
     assert_eq!(outcome(&layer, to("/", &[("x-counted", "")])).await, (200, true));
 }
 
@@ -193,14 +193,14 @@ async fn a_denied_token_is_denied_in_every_spelling() {
 
 /// An unreadable key may be a denied one, and is not an allowed one.
 #[tokio::test]
-async fn an_unreadable_key_is_rejected_by_a_deny_list_and_counted_by_an_allow_list() {
+async fn an_unreadable_key_is_rejected_by_a_deny_list_and_counted_by_an_exempt_list() {
     let (tenant, counted) = (Header::new("x-tenant"), ("x-counted", ""));
     let twice = [("x-tenant", "7"), ("x-tenant", "7"), counted];
     let denies = layer().deny(tenant.clone(), [tenant.key("7")]);
     assert_eq!(outcome(&denies, to("/", &twice)).await, (400, false));
-    let allows = layer().allow(tenant.clone(), [tenant.key("7")]);
-    assert_eq!(outcome(&allows, to("/", &twice[..1])).await, (200, false));
-    assert_eq!(outcome(&allows, to("/", &twice)).await, (200, true));
+    let exempts = layer().exempt(tenant.clone(), [tenant.key("7")]);
+    assert_eq!(outcome(&exempts, to("/", &twice[..1])).await, (200, false));
+    assert_eq!(outcome(&exempts, to("/", &twice)).await, (200, true));
 
     let teapot = |_: &Parts| Err(KeyError::invalid("key", "of no use").with_status(StatusCode::IM_A_TEAPOT));
     assert_eq!(outcome(&layer().deny(teapot, []), request()).await, (418, false));
@@ -208,7 +208,7 @@ async fn an_unreadable_key_is_rejected_by_a_deny_list_and_counted_by_an_allow_li
 
 /// The log names the missing set-up.
 #[tokio::test]
-async fn an_unknown_peer_is_an_error_for_a_deny_list_and_counted_by_an_allow_list() {
+async fn an_unknown_peer_is_an_error_for_a_deny_list_and_counted_by_an_exempt_list() {
     let here = PeerIp::new().key(IpAddr::from([127, 0, 0, 1]));
     let known = || {
         let mut request = request();
@@ -217,7 +217,7 @@ async fn an_unknown_peer_is_an_error_for_a_deny_list_and_counted_by_an_allow_lis
     };
     for (layer, unknown, at_home) in [
         (layer().deny(PeerIp::new(), [here.clone()]), (500, false), (403, false)),
-        (layer().allow(PeerIp::new(), [here.clone()]), (200, true), (200, false)),
+        (layer().exempt(PeerIp::new(), [here.clone()]), (200, true), (200, false)),
     ] {
         let log = Log::start();
         assert_eq!(outcome(&layer, to("/", &[("x-counted", "")])).await, unknown);

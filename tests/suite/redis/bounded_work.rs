@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tower_sliding_window::{
-    AdmissionId, Algorithm, Charge, Check, Decision, DenyCache, Limit, Limiter, ManualClock, Settlement,
+    AdmissionId, Algorithm, Charge, Check, Decision, Limit, Limiter, ManualClock, RefusalCache, Settlement,
 };
 
 use crate::support::{TEST_TIMEOUT, charge, redis_server::RedisServer, to_next_window};
@@ -28,7 +28,7 @@ impl Test {
     fn new() -> Self {
         let (server, clock) = (RedisServer::start(), ManualClock::new());
         let store = server.store().clock(&clock).build().unwrap();
-        let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off());
+        let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off());
         Self { server, clock, limiter }
     }
 
@@ -74,7 +74,7 @@ async fn a_retry_time_is_exact_or_a_lower_bound() {
 async fn reserved_entries_do_not_lengthen_the_bound_of_a_counter() {
     let test = Test::new();
     let second = Duration::from_secs(1);
-    let limit = Limit::per("calls", 120, second * 1_000).with_algorithm(Algorithm::counter());
+    let limit = Limit::per("calls", 120, second * 1_000).with_algorithm(Algorithm::sliding_window_counter());
     for number in 1..=120 {
         test.clock.advance(second);
         let charge = Charge::new(limit.clone(), "ada", 1).unwrap();
@@ -157,7 +157,7 @@ async fn future_entries_are_moved_over_several_refusals() {
 #[tokio::test]
 async fn open_reservations_are_bounded_under_compact_algorithms() {
     const MOST_KEPT: u64 = 10_000;
-    for algorithm in [Algorithm::counter(), Algorithm::fixed(), Algorithm::compact(16)] {
+    for algorithm in [Algorithm::sliding_window_counter(), Algorithm::fixed_window(), Algorithm::compact_log(16)] {
         let test = Test::new();
         let limit = CALLS.with_algorithm(algorithm);
         // To the start of a fixed window, so that none ends during the test.

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::{task::yield_now, time::sleep};
 use tower_sliding_window::{
-    AdmissionId, Algorithm, Blocks, Charge, Check, Error, Limit, Limiter, ManualClock, RedisStore, Settlement,
+    AdmissionId, Algorithm, Charge, Check, Error, Limit, Limiter, ManualClock, Prefetch, RedisStore, Settlement,
 };
 
 use crate::support::{
@@ -29,7 +29,12 @@ async fn a_cluster_decides_as_one_server_does() {
     cluster.builder().connect().await.unwrap();
     let limiter = cluster.limiter(cluster.builder().clock(&clock));
     limiter_of_one_key(&limiter, &clock).await;
-    for algorithm in [Algorithm::log(), Algorithm::fixed(), Algorithm::counter(), Algorithm::compact(60)] {
+    for algorithm in [
+        Algorithm::sliding_log(),
+        Algorithm::fixed_window(),
+        Algorithm::sliding_window_counter(),
+        Algorithm::compact_log(60),
+    ] {
         several_keys(&limiter, &clock, algorithm).await;
     }
     ids_and_settlements(&limiter).await;
@@ -254,8 +259,8 @@ async fn moving_a_slot_exceeds_no_limit() {
     let (mut decided, mut failed, mut gap) = (0, 0, Duration::ZERO);
     for limit in [
         Limit::per_day("by-log", 20_000),
-        Limit::per_day("by-window", 20_000).with_algorithm(Algorithm::fixed()),
-        Limit::per_day("by-block", 50_000).in_blocks(Blocks::new()),
+        Limit::per_day("by-window", 20_000).with_algorithm(Algorithm::fixed_window()),
+        Limit::per_day("by-prefetch", 50_000).prefetch(Prefetch::new()),
     ] {
         let at_most = limit.units();
         let other = Limit::per_hour("other", 1_000_000);
@@ -295,7 +300,7 @@ async fn moving_a_slot_exceeds_no_limit() {
                 outcome => own += u64::from(outcome.is_ok()),
             }
             assert!(asked.elapsed() < TEST_TIMEOUT);
-            // A decision out of a block does not wait, so the load would have to.
+            // A decision out of a prefetch does not wait, so the load would have to.
             yield_now().await;
         }
         let report = load.end().await;
@@ -305,7 +310,7 @@ async fn moving_a_slot_exceeds_no_limit() {
         assert!(admitted <= used && used <= at_most, "{admitted} are admitted, {used} used of {at_most}");
     }
     row(
-        "Redis Cluster: a slot moves, twelve times, four of them under a limit in blocks",
+        "Redis Cluster: a slot moves, twelve times, four of them under a limit with prefetch",
         format!("{decided} decisions, {failed} failed; {} without any at most; over-admitted 0", millis(gap)),
         "decisions back within 2 s; over-admission 0",
     );

@@ -118,7 +118,12 @@ async fn the_documented_permissions_are_enough() {
         assert_eq!(limiter.peek(&limit, key).await.unwrap().used(), 0);
     }
     limiter.reset(&limit, "ada").await.unwrap();
-    for algorithm in [Algorithm::log(), Algorithm::compact(16), Algorithm::counter(), Algorithm::fixed()] {
+    for algorithm in [
+        Algorithm::sliding_log(),
+        Algorithm::compact_log(16),
+        Algorithm::sliding_window_counter(),
+        Algorithm::fixed_window(),
+    ] {
         let limit = Limit::per_day("others", 20).with_algorithm(algorithm);
         for _ in 0..2 {
             let reservation = limiter.reserve(&limit, "ada", 5, Duration::from_secs(1)).await.unwrap().unwrap();

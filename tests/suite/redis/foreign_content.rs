@@ -5,7 +5,7 @@ use std::{error::Error as _, time::Duration};
 
 use tokio::task::JoinSet;
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, DenyCache, Error, Limit, Limiter, ManualClock, error::StoreErrorKind,
+    Algorithm, Charge, Check, Decision, Error, Limit, Limiter, ManualClock, RefusalCache, error::StoreErrorKind,
 };
 
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer, with_causes};
@@ -15,7 +15,7 @@ const LOGIN: Limit = Limit::per("login", 3, Duration::from_secs(10));
 /// With one batch at a time, so that checks share batches.
 fn limiter(server: &RedisServer) -> Limiter {
     let store = server.store().connections(1).build().unwrap();
-    Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off())
+    Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off())
 }
 
 #[tokio::test]
@@ -51,7 +51,12 @@ async fn an_out_of_memory_server_still_decides_checks_that_write_nothing() {
 async fn foreign_content_fails_only_checks_of_its_key() {
     let server = RedisServer::start();
     let limiter = limiter(&server);
-    let algorithms = [Algorithm::log(), Algorithm::compact(16), Algorithm::counter(), Algorithm::fixed()];
+    let algorithms = [
+        Algorithm::sliding_log(),
+        Algorithm::compact_log(16),
+        Algorithm::sliding_window_counter(),
+        Algorithm::fixed_window(),
+    ];
     for algorithm in algorithms {
         let limit = LOGIN.with_algorithm(algorithm);
         let suffix = |key: &String| key.contains(":login");
@@ -117,7 +122,7 @@ async fn ask_in_every_way(limiter: &Limiter, limit: &Limit, key: &'static str) -
 async fn a_huge_foreign_sum_still_gives_a_bounded_retry_time() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let store = server.store().clock(&clock).build().unwrap();
-    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off());
+    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off());
     assert!(limiter.check(&LOGIN, "ada", 2).await.unwrap().is_allowed());
     let key = server.keys().remove(0);
     server.run::<()>(&format!("ZADD {key} 9223372036854775807 used"));
@@ -223,8 +228,8 @@ async fn a_foreign_sum_causes_no_endless_loop() {
 #[tokio::test]
 async fn foreign_units_cause_no_endless_loop() {
     let server = RedisServer::start();
-    let limiter = limiter(&server).deny_cache(DenyCache::off());
-    let limit = Limit::per_day("calls", 3).with_algorithm(Algorithm::counter());
+    let limiter = limiter(&server).refusal_cache(RefusalCache::off());
+    let limit = Limit::per_day("calls", 3).with_algorithm(Algorithm::sliding_window_counter());
     assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed());
     let key = server.only_key();
     for units in ["inf", "nan", "-1", "0.5", "1e300"] {
@@ -260,8 +265,8 @@ async fn a_reserved_sum_above_the_total_admits_nothing_more() {
 async fn expired_foreign_entries_fail_no_other_check() {
     let server = RedisServer::start();
     let store = server.store().build().unwrap();
-    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off());
-    let counter = Limit::per_hour("calls", 3_000).with_algorithm(Algorithm::counter());
+    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off());
+    let counter = Limit::per_hour("calls", 3_000).with_algorithm(Algorithm::sliding_window_counter());
     for n in 0..5 {
         assert!(limiter.check(&counter, format!("key {n}"), 1).await.unwrap().is_allowed());
     }

@@ -4,7 +4,7 @@ use std::{iter, time::Duration};
 
 use tokio::time::sleep;
 use tower_sliding_window::{
-    Breaker, Check, Decision, DenyCache, Limit, LimitStatus, Limiter, ManualClock, RedisStore, Settlement,
+    Breaker, Check, Decision, Limit, LimitStatus, Limiter, ManualClock, RedisStore, RefusalCache, Settlement,
 };
 
 use crate::support::{TEST_TIMEOUT, charge, check_of, ms, proxy::Proxy, redis_server::RedisServer, seconds};
@@ -33,7 +33,7 @@ impl Lossy {
         let proxy = Proxy::start(&server).await;
         let limiter = |url: &str| {
             let store = RedisStore::builder(url).connections(1).connect_timeout(TEST_TIMEOUT).build().unwrap();
-            Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::off()).deny_cache(DenyCache::off())
+            Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::off()).refusal_cache(RefusalCache::off())
         };
         let (through, direct) = (limiter(proxy.url()), limiter(&server.url()));
         for limiter in [&through, &direct] {
@@ -188,7 +188,7 @@ async fn a_settlement_finds_entries_of_a_clock_that_was_ahead() {
 async fn settling_copies_takes_bounded_work() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let store = server.store().clock(&clock).connections(1).build();
-    let limiter = Limiter::new(store.unwrap()).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off());
+    let limiter = Limiter::new(store.unwrap()).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off());
     let limit = Limit::per_hour("calls", 1_000_000);
     let mut groups = Vec::new();
     let mut sum = 0;

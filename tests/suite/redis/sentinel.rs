@@ -7,7 +7,7 @@ use std::{
 
 use redis::{RedisResult, Value};
 use tempfile::TempDir;
-use tower_sliding_window::{Charge, Check, DenyCache, Error, Limit, Limiter, RedisStore, store::RedisStoreBuilder};
+use tower_sliding_window::{Charge, Check, Error, Limit, Limiter, RedisStore, RefusalCache, store::RedisStoreBuilder};
 
 use crate::support::{
     TEST_TIMEOUT,
@@ -75,9 +75,9 @@ fn replica_of(primary: &RedisServer) -> RedisServer {
     RedisServer::start_with(&["--replicaof", "127.0.0.1", &primary.port().to_string()])
 }
 
-/// Without a deny cache.
+/// Without a refusal cache.
 fn limiter(builder: RedisStoreBuilder) -> Limiter {
-    Limiter::new(builder.build().unwrap()).deny_cache(DenyCache::off()).deadline(Duration::from_secs(1))
+    Limiter::new(builder.build().unwrap()).refusal_cache(RefusalCache::off()).deadline(Duration::from_secs(1))
 }
 
 /// Kills the primary under load on an exhausted limit. Decisions return once the replica is promoted, and replicated

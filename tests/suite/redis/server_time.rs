@@ -13,7 +13,7 @@ use proptest::{
     test_runner::{Config, TestCaseError, TestRunner},
 };
 use tokio::{runtime::Builder, time::sleep};
-use tower_sliding_window::{AdmissionId, Algorithm, Charge, Check, DenyCache, Limit, Limiter, Settlement};
+use tower_sliding_window::{AdmissionId, Algorithm, Charge, Check, Limit, Limiter, RefusalCache, Settlement};
 
 use crate::support::{
     TEST_TIMEOUT,
@@ -28,9 +28,9 @@ const LIMITS: [Limit; 6] = [
     Limit::per("short", 3, Duration::from_micros(17_001)),
     Limit::per("medium", 12, Duration::from_micros(60_999)),
     Limit::per("long", 40, Duration::from_millis(250)),
-    Limit::per("compact", 12, Duration::from_micros(60_999)).with_algorithm(Algorithm::compact(6)),
-    Limit::per("fixed", 8, Duration::from_micros(40_001)).with_algorithm(Algorithm::fixed()),
-    Limit::per("counter", 8, Duration::from_micros(40_001)).with_algorithm(Algorithm::counter()),
+    Limit::per("compact", 12, Duration::from_micros(60_999)).with_algorithm(Algorithm::compact_log(6)),
+    Limit::per("fixed", 8, Duration::from_micros(40_001)).with_algorithm(Algorithm::fixed_window()),
+    Limit::per("counter", 8, Duration::from_micros(40_001)).with_algorithm(Algorithm::sliding_window_counter()),
 ];
 
 #[derive(Clone, Debug)]
@@ -184,7 +184,7 @@ fn redis_decides_by_its_own_clock_as_the_model_does() {
     let (runtime, server) = (Builder::new_current_thread().enable_all().build().unwrap(), RedisServer::start());
     // One batch at a time, so that checks are decided in order.
     let store = server.store().connections(1).build().unwrap();
-    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off());
+    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off());
     let config = Config { cases: 24, failure_persistence: None, max_shrink_iters: 50, ..Config::default() };
     let outcome = TestRunner::new(config).run(&vec(step(), 1..=500), |steps| {
         server.run::<()>("FLUSHALL");

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::time::sleep;
 use tower_sliding_window::{
-    Algorithm, ApiKey, Charge, Check, DenyCache, Error, Key, Limit, Limiter, ManualClock, RedisStore, Secret,
+    Algorithm, ApiKey, Charge, Check, Error, Key, Limit, Limiter, ManualClock, RedisStore, RefusalCache, Secret,
     Settlement, Store,
 };
 
@@ -21,7 +21,7 @@ const LEASE: Duration = Duration::from_secs(60);
 
 fn limiter(url: &str) -> Limiter {
     let store = RedisStore::builder(url).build().unwrap();
-    Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off())
+    Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off())
 }
 
 /// The replies to the reservation and to its settlement are lost. Each is sent again and counts once.
@@ -31,7 +31,12 @@ async fn reservations_and_settlements_with_lost_replies_count_once() {
     let proxy = Proxy::start(&server).await;
     let limiter = limiter(proxy.url());
     let mut expected = 0;
-    for algorithm in [Algorithm::log(), Algorithm::compact(16), Algorithm::counter(), Algorithm::fixed()] {
+    for algorithm in [
+        Algorithm::sliding_log(),
+        Algorithm::compact_log(16),
+        Algorithm::sliding_window_counter(),
+        Algorithm::fixed_window(),
+    ] {
         let limit = TOKENS.with_algorithm(algorithm);
         assert!(limiter.peek(&limit, "ada").await.unwrap().is_allowed());
         for cost in 0..50 {
@@ -69,7 +74,7 @@ async fn a_settlement_completes_after_its_caller_leaves() {
     }
 }
 
-/// Others are refused until an abandoned settlement is done, and the deny cache must not repeat that refusal
+/// Others are refused until an abandoned settlement is done, and the refusal cache must not repeat that refusal
 /// afterwards. The settlement is late because it waits for the batch before it, or because the server was a replica at
 /// first.
 #[test]
@@ -82,7 +87,8 @@ fn units_returned_by_an_abandoned_settlement_are_seen() {
         let server = RedisServer::start();
         let proxy = living.block_on(Proxy::start(&server));
         let store = RedisStore::builder(proxy.url()).connections(1).build().unwrap();
-        let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::new().max_age(Duration::MAX));
+        let limiter =
+            Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::new().max_age(Duration::MAX));
         let check = Check::new(Charge::new(ONE, "ada", 1).unwrap());
         let admitted = living.block_on(limiter.check_all(check.clone())).unwrap();
         assert!(elsewhere.block_on(limiter.peek(&ONE, "bob")).unwrap().is_allowed(), "it is connected");
@@ -134,7 +140,7 @@ async fn a_check_that_could_count_twice_is_not_resent() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
     let limiter = limiter(proxy.url());
-    let compact = TOKENS.with_algorithm(Algorithm::compact(16));
+    let compact = TOKENS.with_algorithm(Algorithm::compact_log(16));
     assert!(limiter.peek(&compact, "ada").await.unwrap().is_allowed());
 
     for round in 1..=20 {
@@ -202,7 +208,12 @@ async fn copies_that_share_an_entry_are_refunded_one_by_one() {
 async fn an_out_of_memory_server_still_accepts_refunds() {
     let server = RedisServer::start();
     let limiter = limiter(&server.url());
-    for algorithm in [Algorithm::log(), Algorithm::compact(16), Algorithm::counter(), Algorithm::fixed()] {
+    for algorithm in [
+        Algorithm::sliding_log(),
+        Algorithm::compact_log(16),
+        Algorithm::sliding_window_counter(),
+        Algorithm::fixed_window(),
+    ] {
         let limit = TOKENS.with_algorithm(algorithm);
         let reservations = [30, 40].map(|cost| limiter.reserve(&limit, "ada", cost, LEASE));
         let [first, second] = reservations;
@@ -217,10 +228,10 @@ async fn an_out_of_memory_server_still_accepts_refunds() {
 
 /// A check that the server refuses for lack of memory does not block a settlement in the same batch.
 #[tokio::test]
-async fn a_refused_check_blocks_no_settlement_in_its_batch() {
+async fn a_refused_check_prefetches_no_settlement_in_its_batch() {
     let server = RedisServer::start();
     let store = server.store().connections(1).build().unwrap();
-    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off());
+    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off());
     let reservation = limiter.reserve(&TOKENS, "ada", 30, LEASE).await.unwrap().unwrap();
     server.run::<()>("CONFIG SET maxmemory 1");
     let (checked, settled) = tokio::join!(limiter.check(&TOKENS, "bob", 1), reservation.settle(5));

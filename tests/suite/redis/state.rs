@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use tokio::time::sleep;
-use tower_sliding_window::{AdmissionId, Algorithm, Charge, Check, DenyCache, Limit, Limiter, ManualClock, Settlement};
+use tower_sliding_window::{
+    AdmissionId, Algorithm, Charge, Check, Limit, Limiter, ManualClock, RefusalCache, Settlement,
+};
 
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer, seconds, to_next_window};
 
@@ -113,7 +115,7 @@ async fn a_late_enough_expiry_is_not_moved() {
 #[tokio::test]
 async fn no_decision_depends_on_the_expiry() {
     let server = RedisServer::start();
-    let limiter = limiter(&server).deny_cache(DenyCache::off());
+    let limiter = limiter(&server).refusal_cache(RefusalCache::off());
     for (round, costs) in [&[5][..], &[1, 1, 1, 1, 1], &[1, 2, 1, 1]].into_iter().enumerate() {
         for life in [5_000, 10_900, 11_500, 16_000, 20_990, 3_600_000] {
             let key = format!("{round} {life}");
@@ -134,7 +136,7 @@ async fn no_decision_depends_on_the_expiry() {
 #[tokio::test]
 async fn the_second_check_of_a_key_is_exact_under_another_window() {
     let server = RedisServer::start();
-    let limiter = limiter(&server).deny_cache(DenyCache::off());
+    let limiter = limiter(&server).refusal_cache(RefusalCache::off());
     let limit = |millis| Limit::per("calls", 2, Duration::from_millis(millis));
     for (first, second, used) in [(20_000, 3_600_000, 2), (3_600_000, 20_000, 2), (3_600_000, 50, 1), (3_600_000, 1, 1)]
     {
@@ -157,7 +159,7 @@ async fn the_second_check_of_a_key_is_exact_under_another_window() {
 async fn a_unit_added_to_an_entry_extends_the_expiry() {
     let server = RedisServer::start();
     let limiter = limiter(&server);
-    for algorithm in [Algorithm::compact(3), Algorithm::counter(), Algorithm::fixed()] {
+    for algorithm in [Algorithm::compact_log(3), Algorithm::sliding_window_counter(), Algorithm::fixed_window()] {
         let limit = Limit::per_day("calls", 100).with_algorithm(algorithm);
         assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed());
         let key = server.only_key();
@@ -303,7 +305,7 @@ async fn an_admission_drops_expired_entries_by_the_servers_clock() {
 #[tokio::test]
 async fn an_entry_ahead_of_the_servers_clock_counts_from_now() {
     let server = RedisServer::start();
-    let limiter = limiter(&server).deny_cache(DenyCache::off());
+    let limiter = limiter(&server).refusal_cache(RefusalCache::off());
     assert!(limiter.check(&LOGIN, "ada", 1).await.unwrap().is_allowed());
     let key = server.only_key();
     for (is_reported, longest) in [(false, 20_001 + SLACK), (true, 25_000 + SLACK)] {
@@ -355,7 +357,7 @@ async fn a_settlement_does_not_extend_the_expiry() {
     // The middle of a fixed window.
     to_next_window(&clock, seconds(10));
     clock.advance(seconds(5));
-    for algorithm in [Algorithm::log(), Algorithm::compact(3), Algorithm::counter()] {
+    for algorithm in [Algorithm::sliding_log(), Algorithm::compact_log(3), Algorithm::sliding_window_counter()] {
         let limit = Limit::per("calls", 100, Duration::from_secs(10)).with_algorithm(algorithm);
         let check = Check::new(Charge::new(limit, "ada", 5).unwrap()).with_id(AdmissionId::from(7));
         let decision = limiter.check_all(check.clone()).await.unwrap();
@@ -393,7 +395,7 @@ async fn bytes_spent_in_full(units: u64, algorithm: Algorithm) -> u64 {
     const STEPS: u64 = 1_000;
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let store = server.store().clock(&clock).build().unwrap();
-    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(DenyCache::off());
+    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off());
     let limit = Limit::per("calls", units, Duration::from_secs(1_000)).with_algorithm(algorithm);
     let steps = STEPS.min(units);
     let mut admitted = 0;
@@ -410,10 +412,10 @@ async fn bytes_spent_in_full(units: u64, algorithm: Algorithm) -> u64 {
 #[tokio::test]
 async fn the_documented_memory_is_enough() {
     for (algorithm, most) in [
-        (Algorithm::compact(128), [3_072; 3]),
-        (Algorithm::compact(16), [512; 3]),
-        (Algorithm::counter(), [300; 3]),
-        (Algorithm::fixed(), [300; 3]),
+        (Algorithm::compact_log(128), [3_072; 3]),
+        (Algorithm::compact_log(16), [512; 3]),
+        (Algorithm::sliding_window_counter(), [300; 3]),
+        (Algorithm::fixed_window(), [300; 3]),
     ] {
         for (units, most) in [100, 1_000, 1_000_000].into_iter().zip(most) {
             let bytes = bytes_spent_in_full(units, algorithm).await;
@@ -422,6 +424,6 @@ async fn the_documented_memory_is_enough() {
         }
     }
     for units in [100, 1_000] {
-        println!("log at {units}: {} bytes", bytes_spent_in_full(units, Algorithm::log()).await);
+        println!("log at {units}: {} bytes", bytes_spent_in_full(units, Algorithm::sliding_log()).await);
     }
 }

@@ -223,8 +223,12 @@ fn all_capacity_is_free_after_the_last_admission_expires() {
     let outcome = random.run(&vec(step, 1..200), |steps| {
         let (store, limiter, clock) = store(60);
         let limit = |place: usize| {
-            let algorithm =
-                [Algorithm::log(), Algorithm::compact(5), Algorithm::counter(), Algorithm::fixed()][place % 4];
+            let algorithm = [
+                Algorithm::sliding_log(),
+                Algorithm::compact_log(5),
+                Algorithm::sliding_window_counter(),
+                Algorithm::fixed_window(),
+            ][place % 4];
             Limit::new(format!("l{place}"), 20, CALLS.window()).unwrap().with_algorithm(algorithm)
         };
         let mut reservations = Vec::new();

@@ -26,7 +26,7 @@ async fn a_window_ends_when_the_test_advances_time() {
     assert_eq!(assert_admitted(&ask().await), Some(0));
 }
 
-/// The runtime advances the paused clock itself when it has nothing else to do.
+/// The runtime advances the blocked clock itself when it has nothing else to do.
 #[tokio::test(start_paused = true)]
 async fn a_wait_takes_no_real_time() {
     let (limiter, begun) = (Limiter::new(MemoryStore::new()), Instant::now());
@@ -39,7 +39,7 @@ async fn a_wait_takes_no_real_time() {
 
 /// A cached refusal is at most a second old.
 #[tokio::test(start_paused = true)]
-async fn the_deny_cache_follows_paused_time() {
+async fn the_refusal_cache_follows_paused_time() {
     let store = FaultyStore::new(MemoryStore::new()).with_local_state();
     let limiter = Limiter::new(store.clone());
     for (allowed, asked) in [(true, 1), (false, 2), (false, 2)] {
@@ -57,7 +57,12 @@ async fn the_deny_cache_follows_paused_time() {
 /// limit, and no key is refused for longer than one full window.
 #[tokio::test(start_paused = true)]
 async fn a_thread_outside_the_runtime_admits_nothing_extra() {
-    for algorithm in [Algorithm::log(), Algorithm::compact(16), Algorithm::counter(), Algorithm::fixed()] {
+    for algorithm in [
+        Algorithm::sliding_log(),
+        Algorithm::compact_log(16),
+        Algorithm::sliding_window_counter(),
+        Algorithm::fixed_window(),
+    ] {
         let (store, two) = (MemoryStore::new(), Limit::per_minute("two", 2).with_algorithm(algorithm));
         let check = Check::new(Charge::new(two, "ada", 1).unwrap());
         for _ in 0..3 {

@@ -31,7 +31,7 @@ use tokio::{
     time::sleep,
 };
 use tower_sliding_window::{
-    Algorithm, Charge, Check, DenyCache, Limit, Limiter, ManualClock, MemoryStore, RedisStore, Store,
+    Algorithm, Charge, Check, Limit, Limiter, ManualClock, MemoryStore, RedisStore, RefusalCache, Store,
 };
 
 use self::redis_server::RedisServer;
@@ -42,8 +42,12 @@ pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) const MICROSECOND: Duration = Duration::from_micros(1);
 
 /// One algorithm of each kind.
-pub(crate) const ALGORITHMS: [Algorithm; 4] =
-    [Algorithm::log(), Algorithm::compact(16), Algorithm::counter(), Algorithm::fixed()];
+pub(crate) const ALGORITHMS: [Algorithm; 4] = [
+    Algorithm::sliding_log(),
+    Algorithm::compact_log(16),
+    Algorithm::sliding_window_counter(),
+    Algorithm::fixed_window(),
+];
 
 pub(crate) const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -142,9 +146,9 @@ impl<S: Store + Clone> Fixture<S> {
 }
 
 impl<S: Store> Fixture<S> {
-    /// Without a deny cache, so that every check reaches the store.
-    pub(crate) fn without_deny_cache(self) -> Self {
-        Self { limiter: self.limiter.deny_cache(DenyCache::off()), ..self }
+    /// Without a refusal cache, so that every check reaches the store.
+    pub(crate) fn without_refusal_cache(self) -> Self {
+        Self { limiter: self.limiter.refusal_cache(RefusalCache::off()), ..self }
     }
 }
 

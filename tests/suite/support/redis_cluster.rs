@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::task::spawn_blocking;
-use tower_sliding_window::{DenyCache, Limiter, RedisStore, store::RedisStoreBuilder};
+use tower_sliding_window::{Limiter, RedisStore, RefusalCache, store::RedisStoreBuilder};
 
 use super::{TEST_TIMEOUT, redis_server::RedisServer, until};
 
@@ -48,9 +48,9 @@ impl RedisCluster {
         RedisStore::cluster(self.0.iter().map(RedisServer::url)).connect_timeout(TEST_TIMEOUT)
     }
 
-    /// Without a deny cache.
+    /// Without a refusal cache.
     pub(crate) fn limiter(&self, builder: RedisStoreBuilder) -> Limiter {
-        Limiter::new(builder.build().unwrap()).deny_cache(DenyCache::off()).deadline(Duration::from_secs(5))
+        Limiter::new(builder.build().unwrap()).refusal_cache(RefusalCache::off()).deadline(Duration::from_secs(5))
     }
 
     pub(crate) fn primaries(&self) -> impl Iterator<Item = &RedisServer> {

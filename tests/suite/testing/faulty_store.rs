@@ -101,7 +101,7 @@ async fn a_breaker_keeps_calls_from_a_failing_store() {
 
 /// With a local state, a refusal is remembered while the store fails, and forgotten when units are given back.
 #[tokio::test]
-async fn a_deny_cache_refuses_in_place_of_a_failing_store() {
+async fn a_refusal_cache_refuses_in_place_of_a_failing_store() {
     let store = store().with_local_state();
     let limiter = Limiter::new(store.clone());
     let reservation = limiter.reserve(&CALLS, "ada", 3, seconds(30)).await.unwrap().unwrap();
@@ -126,7 +126,7 @@ fn it_has_the_local_state_of_the_store_inside_or_its_own() {
 
 #[tokio::test]
 async fn a_faulty_store_without_a_fault_keeps_the_rules() {
-    let exact = Conformance::new().algorithms([Algorithm::log()]);
+    let exact = Conformance::new().algorithms([Algorithm::sliding_log()]);
     let make = async |clock| FaultyStore::new(MemoryStore::builder().clock(&clock).build());
     exact.run(make).await.assert_kept();
 }

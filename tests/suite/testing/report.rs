@@ -28,7 +28,7 @@ async fn a_broken_rule_fails_the_test_by_its_name() {
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_hangs_breaks_each_rule_by_its_name() {
-    let suite = Conformance::new().algorithms([Algorithm::log()]).seed(5);
+    let suite = Conformance::new().algorithms([Algorithm::sliding_log()]).seed(5);
     for report in [
         suite.run(async |_| pending::<MemoryStore>().await).await,
         suite.run(async |_| FaultyStore::with_fault(Fault::Hangs)).await,

@@ -1,8 +1,8 @@
 //! Refusals that come early because other processes hold units unspent: their share of all requests, by the life and the
-//! largest size of blocks, the number of processes, and the load. Beside it the lease of a usual quota server, simulated in
+//! largest size of prefetches, the number of processes, and the load. Beside it the lease of a usual quota server, simulated in
 //! memory, and the units that it admits above the limit.
 //!
-//! A process is a `RedisStore` of its own. Requests arrive at random times, the same for blocks and leases.
+//! A process is a `RedisStore` of its own. Requests arrive at random times, the same for prefetches and leases.
 
 mod judge;
 mod leases;
@@ -16,7 +16,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep_until},
 };
-use tower_sliding_window::{Blocks, Limit, Limiter, RedisStore};
+use tower_sliding_window::{Limit, Limiter, Prefetch, RedisStore};
 
 use self::{
     judge::{Answer, Verdict, judge},
@@ -31,7 +31,7 @@ const WINDOW: Duration = Duration::from_secs(1);
 
 const PROCESSES: [usize; 3] = [2, 8, 32];
 const LIVES: [Duration; 3] = [Duration::from_millis(10), Duration::from_millis(100), Duration::from_millis(1_000)];
-/// The most units of a block; `None` is the default, an eighth of the units that are left.
+/// The most units of a prefetch; `None` is the default, an eighth of the units that are left.
 const SIZES: [Option<u32>; 3] = [Some(10), Some(100), None];
 /// In percent of the limit. All run at the same time, each on a key of its own.
 const LOADS: [usize; 3] = [80, 100, 150];
@@ -50,7 +50,7 @@ pub(crate) fn run(effort: Effort) -> Outcome {
         "\n{UNITS} units a second; in each cell a load of 80 / 100 / 150 % of it; admitted: in percent of an exact log"
     );
     println!(
-        "| processes | life | block | refused early | admitted | lease: refused early | admitted | above the limit |"
+        "| processes | life | prefetch | refused early | admitted | lease: refused early | admitted | above the limit |"
     );
     println!("|---|---|---|---|---|---|---|---|");
     let limit = Limit::per("near", UNITS as u64, WINDOW);
@@ -66,16 +66,16 @@ pub(crate) fn run(effort: Effort) -> Outcome {
         };
         println!("| {processes} | | none | {} | | | |", measure(&limit));
         for (life, most) in LIVES.into_iter().flat_map(|life| SIZES.map(|most| (life, most))) {
-            let blocks = Blocks::new().life(life);
-            let blocks = most.map_or(blocks, |most| blocks.at_most(most));
-            let shares_of_blocks = measure(&limit.clone().in_blocks(blocks));
+            let prefetches = Prefetch::new().life(life);
+            let prefetches = most.map_or(prefetches, |most| prefetches.at_most(most));
+            let shares_of_prefetches = measure(&limit.clone().prefetch(prefetches));
             let leases = leases(life, most);
             let most = most.map_or("default".to_owned(), |most| most.to_string());
-            print!("| {processes} | {} ms | {most} | {shares_of_blocks} | ", life.as_millis());
+            print!("| {processes} | {} ms | {most} | {shares_of_prefetches} | ", life.as_millis());
             println!("{} | {} |", shares(&leases, &exact), cell(&leases, |verdict| verdict.above.to_string()));
         }
     }
-    println!("\nBlocks admitted at most {above} units above the limit.");
+    println!("\nPrefetch admitted at most {above} units above the limit.");
     Ok(Vec::new())
 }
 

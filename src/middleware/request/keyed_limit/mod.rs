@@ -78,26 +78,26 @@ impl KeyedLimit {
         }
     }
 
-    /// Obeys an upstream that asks for a pause, by a 429, by a 503 with `Retry-After`, or by `RateLimit` or `X-RateLimit-*`
-    /// headers with nothing remaining: around a client. The limit is then [paused](crate::Limiter::pause) for the key of the
+    /// Obeys an upstream that asks it to stay away, by a 429, by a 503 with `Retry-After`, or by `RateLimit` or `X-RateLimit-*`
+    /// headers with nothing remaining: around a client. The limit is then [blocked](crate::Limiter::block) for the key of the
     /// call, for at most one window, in all processes on the store. Default: the upstream is ignored.
     ///
     /// ```
     /// use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer, UpstreamHost};
     ///
-    /// // A crawler of many hosts. A host pauses only calls to itself.
+    /// // A crawler of many hosts. A host blocks only calls to itself.
     /// let limits = RateLimitLayer::new(MemoryStore::new())
     ///     .limit(Limit::per_second("host", 2).by(UpstreamHost).heed_upstream())
     ///     .limit(Limit::per_second("total", 100).by(Everyone));
     /// ```
     ///
-    /// * An upstream pauses the limit for all calls of the key. So say it only if all calls of a key go to one upstream, as
+    /// * An upstream blocks the limit for all calls of the key. So say it only if all calls of a key go to one upstream, as
     ///   they do with [`UpstreamHost`](crate::UpstreamHost).
-    /// * A limit of a short window is paused only briefly. If the upstream may ask for more, add a limit of a longer window
-    ///   that heeds it. A limit in the [shadow](Self::in_shadow) is not paused.
-    /// * A refusal, which is a 429, a 503 with `Retry-After`, or a 403 with nothing remaining, pauses the limit whatever it has
-    ///   left. Any other response pauses it only if something was left, both at the admission and at the response.
-    /// * The response goes out unchanged, with the upstream's figures, once the limits are paused, or after the deadline. Its
+    /// * A limit of a short window is blocked only briefly. If the upstream may ask for more, add a limit of a longer window
+    ///   that heeds it. A limit in the [shadow](Self::in_shadow) is not blocked.
+    /// * A refusal, which is a 429, a 503 with `Retry-After`, or a 403 with nothing remaining, blocks the limit whatever it has
+    ///   left. Any other response blocks it only if something was left, both at the admission and at the response.
+    /// * The response goes out unchanged, with the upstream's figures, once the limits are blocked, or after the deadline. Its
     ///   layer shows no figures of its own.
     /// * A call counts as of its response, but at most a tenth of the window after its admission, since the upstream may have
     ///   counted it that late. Until then its units are reserved. This costs up to a tenth of the throughput, and one more call
@@ -166,7 +166,7 @@ impl KeyedLimit {
     /// * Clients see the figures of the part. [`Split`](crate::Split) makes the keys of the parts, to peek at them or to reset
     ///   them.
     /// * A [chosen](Self::chosen) limit with fewer units than parts gets as many parts as it has units.
-    /// * An upstream that is [heeded](Self::heed_upstream) pauses all parts.
+    /// * An upstream that is [heeded](Self::heed_upstream) blocks all parts.
     ///
     /// # Panics
     ///

@@ -59,7 +59,7 @@ impl TimeSource {
             Self::Server | Self::System => Clock::monotonic(),
             Self::Manual(clock) => Clock::Manual(clock.clone()),
         })
-        .with_blocks()
+        .with_prefetch()
     }
 }
 
@@ -173,13 +173,13 @@ enum Rank {
     Quick,
     Other,
     /// No request waits for it.
-    OfBlock,
+    OfPrefetch,
 }
 
 impl Rank {
     fn of(job: &Job) -> Self {
-        if job.is_of_block() {
-            return Self::OfBlock;
+        if job.is_of_prefetch() {
+            return Self::OfPrefetch;
         }
         let has_quick_way = |charge: &Charge| charge.cost() == 1 && is_plain(charge);
         let is_quick = matches!(&job.work, Work::Decide(check)
@@ -189,7 +189,7 @@ impl Rank {
 }
 
 /// Makes a check a copy of an earlier equal one, if no job between them touches their keys, and brings the jobs in the order of their
-/// ranks. Jobs that touch one key stay in order, but blocks come last.
+/// ranks. Jobs that touch one key stay in order, but prefetches come last.
 fn arrange(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
     let digester = Digester::default();
     // The last job that touches a key, and the rank of the checks so far that touch it. If two keys have one hash, equal checks only
@@ -216,8 +216,8 @@ fn arrange(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
             let before = touched.iter().filter_map(|hash| last_touch.get(hash)).map(|(_, rank)| *rank).max();
             let before = before.unwrap_or(Rank::Quick);
             arranged.push((own.max(before), job));
-            // Later checks of its key do not come behind a block.
-            (arranged.len() - 1, if own == Rank::OfBlock { before } else { own.max(before) })
+            // Later checks of its key do not come behind a prefetch.
+            (arranged.len() - 1, if own == Rank::OfPrefetch { before } else { own.max(before) })
         });
         last_touch.extend(touched.iter().map(|hash| (*hash, touch)));
     }
@@ -269,9 +269,9 @@ fn write_shape(job: &Job, command: &mut Cmd, again: bool) {
     }
 }
 
-/// Whether the check may have been counted under its id. The id of a block is fresh.
+/// Whether the check may have been counted under its id. The id of a prefetch is fresh.
 fn may_be_counted(check: &Check) -> bool {
-    check.id().is_some() && !check.charges().any(Charge::is_block)
+    check.id().is_some() && !check.charges().any(Charge::is_prefetch)
 }
 
 /// Whether two checks differ only in their keys and ids.
@@ -316,8 +316,8 @@ mod tests {
         Check::new(Charge::new(CALLS, key, cost).unwrap())
     }
 
-    fn block(key: &str, units: u64) -> Check {
-        Check::new(Charge::block(CALLS, Key::from(key), units, 100_000)).with_id(AdmissionId::fresh())
+    fn prefetch(key: &str, units: u64) -> Check {
+        Check::new(Charge::prefetch(CALLS, Key::from(key), units, 100_000)).with_id(AdmissionId::fresh())
     }
 
     /// The costs and copies of these checks, as they travel.
@@ -332,8 +332,8 @@ mod tests {
     }
 
     #[test]
-    fn single_units_come_first_and_blocks_last() {
-        let checks = [block("ada", 20), check("bob", 2), check("eve", 1), block("joe", 30), check("ada", 1)];
+    fn single_units_come_first_and_prefetches_last() {
+        let checks = [prefetch("ada", 20), check("bob", 2), check("eve", 1), prefetch("joe", 30), check("ada", 1)];
         assert_eq!(arranged(checks), [(1, 1), (1, 1), (2, 1), (20, 1), (30, 1)]);
     }
 
@@ -348,7 +348,7 @@ mod tests {
     fn checks_of_one_key_stay_in_order_behind_a_longer_one() {
         let both = check("ada", 4).and(Charge::new(CALLS, "bob", 4).unwrap()).unwrap();
         assert_eq!(arranged([both, check("bob", 1), check("eve", 1)]), [(1, 1), (8, 1), (1, 1)]);
-        assert_eq!(arranged([check("ada", 2), block("ada", 20), check("ada", 1)]), [(2, 1), (1, 1), (20, 1)]);
-        assert_eq!(arranged([check("ada", 2), block("ada", 20), block("ada", 30), check("ada", 1)])[1], (1, 1));
+        assert_eq!(arranged([check("ada", 2), prefetch("ada", 20), check("ada", 1)]), [(2, 1), (1, 1), (20, 1)]);
+        assert_eq!(arranged([check("ada", 2), prefetch("ada", 20), prefetch("ada", 30), check("ada", 1)])[1], (1, 1));
     }
 }

@@ -136,7 +136,7 @@ impl Dispatcher {
         }
     }
 
-    /// Lets blocks wait for each other.
+    /// Lets prefetches wait for each other.
     async fn serve_after(self: Arc<Self>, wait: Duration, queue: Arc<Queue>) {
         sleep(wait).await;
         if let Some(permit) = queue.end_gathering() {

@@ -14,7 +14,7 @@ use crate::{
     store::redis::keys::Keys,
 };
 
-/// A block waits for others for this part of its life, and at most for so long. It does not wait if that is less than a timer can tell.
+/// A prefetch waits for others for this part of its life, and at most for so long. It does not wait if that is less than a timer can tell.
 const PART_OF_LIFE: u32 = 64;
 const LONGEST_WAIT: Duration = Duration::from_millis(4);
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
@@ -45,8 +45,8 @@ impl Job {
     }
 
     pub(crate) fn settle(settlement: Settlement, local_state: &LocalState) -> Box<Self> {
-        // A block outdates no refusal: one that counts its units as reserved is used for a life at most.
-        let is_single = |charge: &&Charge| !charge.is_block();
+        // A prefetch outdates no refusal: one that counts its units as reserved is used for a life at most.
+        let is_single = |charge: &&Charge| !charge.is_prefetch();
         let limits = settlement.check().charges().filter(is_single).map(|charge| charge.limit().clone()).collect();
         let outdated = local_state.outdate(limits, None);
         Self::new(settlement.id(), Work::Settle(settlement), Some(outdated))
@@ -87,9 +87,9 @@ impl Job {
         1 + self.copies.len() as u64
     }
 
-    /// Whether it takes a block, or gives one back.
-    pub(super) fn is_of_block(&self) -> bool {
-        self.check().charges().any(Charge::is_block)
+    /// Whether it takes a prefetch, or gives one back.
+    pub(super) fn is_of_prefetch(&self) -> bool {
+        self.check().charges().any(Charge::is_prefetch)
     }
 
     /// How long it may wait for others to travel with, if it may.

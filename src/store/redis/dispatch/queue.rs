@@ -7,7 +7,7 @@
 //! 4. A task that has a permit serves the queue until it is empty.
 //! 5. A check that finds nothing in flight skips the queue: its caller sends it, without a task. If that caller stops
 //!    polling, other checks queue instead. A settlement never skips the queue, since it must happen even if its caller leaves.
-//! 6. Blocks are taken and given back before they are needed, so they wait for others for a small part of their life. They leave earlier
+//! 6. Prefetches are taken and given back before they are needed, so they wait for others for a small part of their life. They leave earlier
 //!    with the next batch of checks.
 //! 7. Callers hold the queue weakly. So it ends with its runtime, and all that wait in it get an error.
 
@@ -40,8 +40,8 @@ pub(super) const CAPACITY: usize = 8_192;
 /// The queue has this part of its capacity in addition, for cancelled jobs that have not been removed yet.
 const SPARE: usize = 32;
 
-/// Blocks are taken and given back only while no more than this part of the queue waits.
-const PART_OF_BLOCKS: usize = 8;
+/// Prefetches are taken and given back only while no more than this part of the queue waits.
+const PART_OF_PREFETCHES: usize = 8;
 
 pub(super) struct Queue {
     capacity: usize,
@@ -56,7 +56,7 @@ struct State {
     cancelled: usize,
     in_flight: usize,
     is_lone_check_in_flight: bool,
-    /// Whether a task lets blocks wait for each other.
+    /// Whether a task lets prefetches wait for each other.
     is_gathering: bool,
 }
 
@@ -66,7 +66,7 @@ pub(super) enum Sent {
     ByServer,
     /// The caller has to let a task serve the queue.
     By(Permit),
-    /// The caller has to let a task wait for other blocks, and [end](Queue::end_gathering) that.
+    /// The caller has to let a task wait for other prefetches, and [end](Queue::end_gathering) that.
     After(Duration),
 }
 
@@ -88,11 +88,11 @@ impl Queue {
 
     /// Queues a job.
     pub(super) fn push(self: &Arc<Self>, mut job: Box<Job>) -> Result<(Queued, Sent), QueueFull> {
-        let (may_wait, is_of_block) = (job.may_wait(), job.is_of_block());
+        let (may_wait, is_of_prefetch) = (job.may_wait(), job.is_of_prefetch());
         let mut state = self.lock();
         let (waiting, spare) = (state.waiting.len(), self.capacity.div_ceil(SPARE));
         // So that blocks of thousands of keys never delay or fail the checks of callers.
-        if is_of_block && waiting > self.capacity / PART_OF_BLOCKS {
+        if is_of_prefetch && waiting > self.capacity / PART_OF_PREFETCHES {
             return Err(QueueFull { waiting });
         }
         if waiting >= self.capacity + spare {
@@ -121,7 +121,7 @@ impl Queue {
         Ok((queued, sent))
     }
 
-    /// A block that comes later is gathered by another task.
+    /// A prefetch that comes later is gathered by another task.
     pub(super) fn end_gathering(self: &Arc<Self>) -> Option<Permit> {
         let mut state = self.lock();
         state.is_gathering = false;
@@ -238,14 +238,14 @@ mod tests {
 
     const CALLS: Limit = Limit::per_hour("calls", 100);
 
-    /// Blocks join a queue that is filled to an eighth at most, so the rest is for the checks of callers.
+    /// Prefetches join a queue that is filled to an eighth at most, so the rest is for the checks of callers.
     #[test]
-    fn blocks_leave_the_queue_to_the_checks_of_callers() {
+    fn prefetches_leave_the_queue_to_the_checks_of_callers() {
         let (queue, mut callers) = (Queue::new(1, 32), Vec::new());
         let mut push = |charge: Charge| queue.push(Job::decide(Check::new(charge))).map(|queued| callers.push(queued));
         let mut push_all = |charge: &dyn Fn() -> Charge| (0..40).filter(|_| push(charge()).is_ok()).count();
-        let blocks = push_all(&|| Charge::block(CALLS, Key::from("ada"), 10, 100_000));
+        let prefetches = push_all(&|| Charge::prefetch(CALLS, Key::from("ada"), 10, 100_000));
         let checks = push_all(&|| Charge::new(CALLS, "ada", 1).unwrap());
-        assert_eq!((blocks, checks), (5, 28), "of 32, and one for checks that are cancelled");
+        assert_eq!((prefetches, checks), (5, 28), "of 32, and one for checks that are cancelled");
     }
 }

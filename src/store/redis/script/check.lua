@@ -15,9 +15,9 @@ local function latest(charge)
   return not charge.is_counter and charge.at or now
 end
 
--- The time from which an entry counts by the present clock. The end of a block's life may be ahead of the clock.
+-- The time from which an entry counts by the present clock. The end of a prefetch's life may be ahead of the clock.
 local function counted_from(charge, member, time)
-  return min(time, is_block(charge, member) and now + LONGEST_LIFE or latest(charge))
+  return min(time, is_prefetch(charge, member) and now + LONGEST_LIFE or latest(charge))
 end
 
 -- Where the clock has stepped back, entries from the future count as having happened now, so that the key is right again
@@ -176,7 +176,7 @@ local function admissible(shape, id)
   for i = 1, #shape do
     local charge = shape[i]
     local is_over = not is_counted and charge.needs > 0 and charge.used + charge.needs * copies > charge.units
-    if charge.is_block and not is_counted and is_full(charge, KEYS[k + i]) then
+    if charge.is_prefetch and not is_counted and is_full(charge, KEYS[k + i]) then
       -- Without an entry of its own it would leave too early.
       admitted = 0
     end

@@ -4,7 +4,7 @@
 -- Time      An exact log records an admission under its time and its id. A compact log uses the end of a sub-window
 --           instead, a fixed window and a counter the start of a window, and they put admissions of one time together. An
 --           admission whose id the caller gave, or whose units are reserved, has an entry of its own there, too. An entry
---           with a lease is recorded a window before the lease ends, so that it leaves then. So a block, whose lease is
+--           with a lease is recorded a window before the lease ends, so that it leaves then. So a prefetch, whose lease is
 --           longer than the window, is recorded at the end of its life, ahead of the clock.
 -- Heads     As long as all entries are of one unit, their number is the sum. After that the score of one more member,
 --           'used', is the sum of all entries. It is positive, so 'used' has the last rank. While units are reserved, the
@@ -24,7 +24,7 @@ local MOST_KEPT = 10000  -- entries with ids of a key whose memory is bounded; f
 local LARGEST = 2 ^ 53   -- the largest number that doubles count up to
 local LOOKED_AT = 100    -- entries that are looked at for a retry time, or moved after a step back of the clock
 local DROPPED = 500      -- entries that have left and are dropped in one check, or that are read to find one
-local LONGEST_LIFE = 1000000  -- microseconds that a process may hold a block: no more than SLACK
+local LONGEST_LIFE = 1000000  -- microseconds that a process may hold a prefetch: no more than SLACK
 local FEW = 4            -- up to 4 copies of cost 1 get an entry each: a sum would keep the key off the way of quick.lua
 
 local floor, max, min = math.floor, math.max, math.min
@@ -56,7 +56,7 @@ end
 local function kept_at(charge, time)
   if not charge.lease then return charge.is_counter and time or recorded_at(charge, time) end
   local start = max(0, time + charge.lease - charge.window)
-  if charge.is_block then return start end
+  if charge.is_prefetch then return start end
   return charge.is_counter and start or min(start, recorded_at(charge, time))
 end
 
@@ -85,10 +85,10 @@ local function kept(charge, id)
 end
 
 -- The member of an entry that has an id: the id, and behind it its units if there are more than 1, or if they are
--- reserved, with a plus sign then, and a zero if they are a block.
+-- reserved, with a plus sign then, and a zero if they are a prefetch.
 local function named(charge, id, units, is_reserved)
   local member = kept(charge, id)
-  if is_reserved then return member .. (charge.is_block and '+0' or '+') .. text(units) end
+  if is_reserved then return member .. (charge.is_prefetch and '+0' or '+') .. text(units) end
   return units ~= 1 and member .. text(units) or member
 end
 
@@ -113,8 +113,8 @@ local function is_reserved(charge, member)
   return place and string.byte(member, place) == 43  -- a plus sign
 end
 
--- Whether an entry is a block.
-local function is_block(charge, member)
+-- Whether an entry is a prefetch.
+local function is_prefetch(charge, member)
   return is_reserved(charge, member) and string.byte(member, place_behind_id(charge, member) + 1) == 48  -- a zero
 end
 

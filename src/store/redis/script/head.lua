@@ -1,7 +1,7 @@
 -- Decides a batch of checks and settles admissions, one after the other. A check is admitted whole or refused whole. Equal
 -- checks of several callers may come as copies of one: they are decided as if one after the other, too.
 --
--- The script is these files in a row: head.lua; quick.lua, shape.lua, plain.lua and blocks.lua, which are all that most batches
+-- The script is these files in a row: head.lua; quick.lua, shape.lua, plain.lua and prefetch.lua, which are all that most batches
 -- need, and return there; entries.lua, sums.lua, counter.lua and log.lua, how a limit counts; check.lua and settle.lua; and
 -- run.lua, the way through the rest of a batch. Lua makes the functions anew in each call, so those that few batches need
 -- come last.
@@ -19,7 +19,7 @@
 --            window microseconds
 --            and where there are six figures
 --            algorithm  'log', 'fixed', 'counter', or the number of entries of a compact log
---            lease      microseconds for which the units are reserved; 0 if they are not. At most the window, but for a block:
+--            lease      microseconds for which the units are reserved; 0 if they are not. At most the window, but for a prefetch:
 --                       units that a process spends by itself until the lease ends but for a window
 --            mode       of a check: '' if the charge refuses and takes its units, 'shadow' if it never refuses, 'left' if
 --                       it takes nothing, 'left shadow' for both, 'spent' if it takes its units even beyond the limit; of
@@ -37,7 +37,7 @@
 --          then for each charge
 --            used   units in the window after the decision
 --            reset  microseconds until fewer are, 0 if there are none; read from an expiry, it is up to 1 millisecond more, or
---                   up to the life of a block if that was the first entry.
+--                   up to the life of a prefetch if that was the first entry.
 --                   If some units are reserved, -1 - reset, and then
 --              reserved  how many
 --            retry  only after -1 - n of a check: microseconds until this charge no longer refuses one more copy, 0 if it

@@ -8,7 +8,7 @@ pub(super) const DECIDE: &str = concat!(
     include_str!("quick.lua"),
     include_str!("shape.lua"),
     include_str!("plain.lua"),
-    include_str!("blocks.lua"),
+    include_str!("prefetch.lua"),
     include_str!("entries.lua"),
     include_str!("sums.lua"),
     include_str!("counter.lua"),

@@ -17,7 +17,7 @@ end
 
 while a < #ARGV do
   for i = resume or shape.first, shape.last, shape.is_settlement and 2 or 1 do
-    if i ~= resume and (reply_done(i) or do_block(shape, i)) then
+    if i ~= resume and (reply_done(i) or do_prefetch(shape, i)) then
       -- Done.
     elseif shape.is_settlement then
       settle(shape, ARGV[i], ARGV[i + 1] + 0)

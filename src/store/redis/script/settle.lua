@@ -72,8 +72,8 @@ local function settle_charge(charge, key, id, time, cost)
   if not at or at > kept_at(charge, time) then
     if not settle_late(charge, key, id, time, cost) then return false end
   else
-    -- All units of a block that are spent by now count from now at the latest.
-    time = charge.lease and min(charge.is_block and at or time, now) or at
+    -- All units of a prefetch that are spent by now count from now at the latest.
+    time = charge.lease and min(charge.is_prefetch and at or time, now) or at
     -- The first write, so that a server without memory lets units be given back.
     call('ZREM', key, member)
     local stays = charge.is_counter and 0 or cost  -- a counter adds it to its numbers

@@ -27,7 +27,7 @@ local function read_shape(place)
       -- Admissions of one part of the window are put together. An exact log has no parts.
       charge.part = algorithm ~= 'log' and (entries and ceil(window / (entries - 2)) or window)
       charge.lease, charge.is_reserving = lease > 0 and lease, lease > 0 and mode ~= 'spent'
-      charge.is_block = lease > window
+      charge.is_prefetch = lease > window
       charge.is_shadow, charge.settled = mode == 'shadow' or mode == 'left shadow', tonumber(mode)
       if mode == 'spent' then charge.needs = 0 end
       if mode == 'left' or mode == 'left shadow' then charge.takes = 0 end

@@ -1,10 +1,10 @@
-//! The refusals that a deny cache may repeat, and whether it repeats them correctly.
+//! The refusals that a refusal cache may repeat, and whether it repeats them correctly.
 
 use std::collections::HashMap;
 
 use crate::support::model::{ModelCharge, ModelStatus, RETRY_RESERVED_AFTER, Takes};
 
-/// The status of each limit and key at the refusals of the last second: all that a deny cache may know.
+/// The status of each limit and key at the refusals of the last second: all that a refusal cache may know.
 #[derive(Default)]
 pub(super) struct Refusals(HashMap<(usize, usize), Vec<Refused>>);
 

@@ -3,8 +3,8 @@
 //! The seed is printed; `SEED=... bash tests/run.sh properties` runs the same histories again. A failing history is
 //! shrunk to a short one.
 
-mod blocks;
 mod cached_refusals;
+mod prefetch;
 mod steps;
 
 use std::{
@@ -21,7 +21,7 @@ use proptest::{
 };
 use tokio::task::JoinHandle;
 use tower_sliding_window::{
-    AdmissionId, Algorithm, Charge, Check, DenyCache, Limit, Limiter, ManualClock, MemoryStore, Settlement,
+    AdmissionId, Algorithm, Charge, Check, Limit, Limiter, ManualClock, MemoryStore, RefusalCache, Settlement,
 };
 
 use self::{
@@ -41,12 +41,12 @@ const LIMITS: [Limit; 10] = [
     Limit::per_minute("large", 200),
     // Its log is longer than the number of entries that the script reads at once.
     Limit::per_hour("huge", 1_500),
-    Limit::per("rough", 10, Duration::from_millis(10_007)).with_algorithm(Algorithm::compact(3)),
-    Limit::per_minute("compact", 200).with_algorithm(Algorithm::compact(16)),
-    Limit::per_hour("fine", 1_500).with_algorithm(Algorithm::compact(128)),
-    Limit::per("fixed", 10, Duration::from_millis(10_007)).with_algorithm(Algorithm::fixed()),
-    Limit::per("counter", 10, Duration::from_millis(10_007)).with_algorithm(Algorithm::counter()),
-    Limit::per_minute("counters", 200).with_algorithm(Algorithm::counter()),
+    Limit::per("rough", 10, Duration::from_millis(10_007)).with_algorithm(Algorithm::compact_log(3)),
+    Limit::per_minute("compact", 200).with_algorithm(Algorithm::compact_log(16)),
+    Limit::per_hour("fine", 1_500).with_algorithm(Algorithm::compact_log(128)),
+    Limit::per("fixed", 10, Duration::from_millis(10_007)).with_algorithm(Algorithm::fixed_window()),
+    Limit::per("counter", 10, Duration::from_millis(10_007)).with_algorithm(Algorithm::sliding_window_counter()),
+    Limit::per_minute("counters", 200).with_algorithm(Algorithm::sliding_window_counter()),
 ];
 
 /// The first limits are exact logs.
@@ -91,7 +91,7 @@ async fn replay(
 ) -> Result<(), TestCaseError> {
     let mut admitted: Vec<Admitted> = Vec::new();
     let mut last_retry = 0;
-    // Each limiter has its own deny cache.
+    // Each limiter has its own refusal cache.
     let mut refusals = [Refusals::default(), Refusals::default()];
     for (number, step) in steps.iter().enumerate() {
         match step {
@@ -257,22 +257,22 @@ fn memory_counts_by_every_algorithm_as_the_model_does() {
 
 #[test]
 fn redis_decides_as_the_model_does() {
-    redis(Clocks::BothWays, LOGS, DenyCache::off());
+    redis(Clocks::BothWays, LOGS, RefusalCache::off());
 }
 
 #[test]
 fn redis_counts_by_every_algorithm_as_the_model_does() {
-    redis(Clocks::BothWays, ALL, DenyCache::off());
+    redis(Clocks::BothWays, ALL, RefusalCache::off());
 }
 
 /// A cached refusal does not move future entries back after the clock steps back, as a check on Redis does. So the
 /// clock only runs forward.
 #[test]
-fn redis_and_the_deny_cache_decide_as_the_model_does() {
-    redis(Clocks::OnlyForward, ALL, DenyCache::new());
+fn redis_and_the_refusal_cache_decide_as_the_model_does() {
+    redis(Clocks::OnlyForward, ALL, RefusalCache::new());
 }
 
-fn redis(clocks: Clocks, limits: Range<usize>, deny_cache: DenyCache) {
+fn redis(clocks: Clocks, limits: Range<usize>, refusal_cache: RefusalCache) {
     let (runtime, server) = (one_thread(), RedisServer::start());
     let clock = ManualClock::new();
     // Over one connection, checks are decided in order of arrival. Only with two does a single check skip the queue.
@@ -280,7 +280,7 @@ fn redis(clocks: Clocks, limits: Range<usize>, deny_cache: DenyCache) {
     run(clocks, limits, |steps| {
         server.run::<()>("FLUSHALL");
         let [alone, together] =
-            stores.clone().map(|store| Limiter::new(store).deadline(TEST_TIMEOUT).deny_cache(deny_cache));
+            stores.clone().map(|store| Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(refusal_cache));
         runtime.block_on(replay([&alone, &together], &clock, Model::of_redis(), &steps))
     });
 }

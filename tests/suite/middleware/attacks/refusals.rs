@@ -55,9 +55,9 @@ async fn after_a_limit_was_lowered_a_client_that_waits_for_t_is_not_refused_agai
     assert_eq!(again.status(), 200, "{:?} {:?}", refused.headers(), again.headers());
 }
 
-/// A pause also uses more units than the limit has.
+/// A block also uses more units than the limit has.
 #[tokio::test]
-async fn while_a_limit_is_paused_a_client_that_waits_for_t_is_not_refused_again() {
+async fn while_a_limit_is_blocked_a_client_that_waits_for_t_is_not_refused_again() {
     let (store, clock) = clocked();
     let calls = Limit::per_hour("calls", 3);
     let limiter = Limiter::new(store);
@@ -65,7 +65,7 @@ async fn while_a_limit_is_paused_a_client_that_waits_for_t_is_not_refused_again(
     let app = around(&layer.headers(HeaderSets::rate_limit()), handler());
     assert_eq!(ask(&app).await.status(), 200);
     clock.advance(minutes(30));
-    limiter.pause(&calls, anyone(&request().into_parts().0).unwrap(), minutes(55)).await.unwrap();
+    limiter.block(&calls, anyone(&request().into_parts().0).unwrap(), minutes(55)).await.unwrap();
     let refused = ask(&app).await;
     assert_eq!(refused.status(), 429);
     clock.advance(obedient_wait(refused.headers()));

@@ -113,7 +113,7 @@ async fn limits_are_chosen_concurrently_within_the_deadline() {
 
 /// Requests of one key, one after the other. The docs warn of this case.
 async fn the_shorter_of_two_windows_under_one_name_erases_older_units<S: Store + Clone>(fixture: Fixture<S>) {
-    let fixture = fixture.without_deny_cache();
+    let fixture = fixture.without_refusal_cache();
     let by_plan = KeyedLimit::chosen(anyone, |parts: &Parts| {
         let is_short = parts.headers["x-plan"] == "short";
         async move {

@@ -314,7 +314,7 @@ impl Store for Planted {
                 Box::pin(ready(Ok(self.decide_at_once(&check))))
             }
             Fault::FailsForAllOfTheStore
-                if check.charges().any(|charge| charge.limit().algorithm() != Algorithm::log()) =>
+                if check.charges().any(|charge| charge.limit().algorithm() != Algorithm::sliding_log()) =>
             {
                 Box::pin(ready(Err(StoreError::new("deciding a check", "only logs"))))
             }

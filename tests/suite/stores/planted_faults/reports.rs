@@ -5,7 +5,7 @@ use tower_sliding_window::{Algorithm, testing::Conformance};
 use super::{Fault, planted};
 
 async fn report_on(fault: Fault, seed: u64) -> String {
-    let exact = Conformance::new().algorithms([Algorithm::log()]).seed(seed);
+    let exact = Conformance::new().algorithms([Algorithm::sliding_log()]).seed(seed);
     exact.run(async |clock| planted(clock, fault)).await.to_string()
 }
 

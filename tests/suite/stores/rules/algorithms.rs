@@ -17,7 +17,7 @@ async fn admitted(test: &Trial, limit: &Limit, units: u64) -> u64 {
 /// Across the boundary of two windows, a fixed window admits twice the limit. Sliding ones admit it once.
 pub(super) async fn only_a_fixed_window_admits_twice_the_limit_across_a_boundary(test: Trial) {
     for algorithm in test.algorithms() {
-        let expected = if algorithm == Algorithm::fixed() { 50 + 50 } else { 50 };
+        let expected = if algorithm == Algorithm::fixed_window() { 50 + 50 } else { 50 };
         let limit = Limit::per_minute("calls", 50).with_algorithm(algorithm);
         to_next_window(&test.clock, limit.window());
         test.clock.advance(limit.window() - MICROSECOND);
@@ -30,11 +30,11 @@ pub(super) async fn only_a_fixed_window_admits_twice_the_limit_across_a_boundary
 /// The last window used 8 units, this one 3, and 45 s of 60 s have passed: the estimate is 8/4 + 3 = 5. A limit of 5
 /// refuses one more. With 4 units in the last window the estimate is 4, and one more is admitted.
 pub(super) async fn a_counter_weights_the_previous_window(test: Trial) {
-    if !test.counts_by(Algorithm::counter()) {
+    if !test.counts_by(Algorithm::sliding_window_counter()) {
         return;
     }
     for (previous, is_allowed) in [(8, false), (4, true)] {
-        let limit = |units| Limit::per_minute("calls", units).with_algorithm(Algorithm::counter());
+        let limit = |units| Limit::per_minute("calls", units).with_algorithm(Algorithm::sliding_window_counter());
         to_next_window(&test.clock, limit(100).window());
         assert_eq!(admitted(&test, &limit(100), previous).await, previous);
         test.clock.advance(Duration::from_secs(60));
@@ -49,10 +49,10 @@ pub(super) async fn a_counter_weights_the_previous_window(test: Trial) {
 
 /// The largest errors of a counter: nearly twice the limit within one window, and a refusal after all units have left.
 pub(super) async fn a_counter_errs_by_at_most_one_limit(test: Trial) {
-    if !test.counts_by(Algorithm::counter()) {
+    if !test.counts_by(Algorithm::sliding_window_counter()) {
         return;
     }
-    let limit = Limit::per_minute("calls", 50).with_algorithm(Algorithm::counter());
+    let limit = Limit::per_minute("calls", 50).with_algorithm(Algorithm::sliding_window_counter());
     to_next_window(&test.clock, limit.window());
     test.clock.advance(limit.window() - MICROSECOND);
     assert_eq!(admitted(&test, &limit, 100).await, 50);

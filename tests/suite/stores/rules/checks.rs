@@ -160,7 +160,7 @@ pub(super) async fn keys_differ_in_every_byte(test: Trial) {
 
 /// An admission, a refusal, a look and a settlement have the time at which they were decided.
 pub(super) async fn decisions_say_when_they_were_made(test: Trial) {
-    let test = test.without_deny_cache();
+    let test = test.without_refusal_cache();
     let limit = Limit::per_minute("calls", 1);
     let check = check_of([charge(&limit, 1).reserve(TRIED_WINDOW)]);
     test.clock.advance(Duration::from_micros(1_234_567));

@@ -68,7 +68,7 @@ impl Trial {
 
 /// Until the reset time as much is used as now, and then less. This is exact to the microsecond.
 pub(super) async fn the_reset_time_is_exact_after_a_step_back(test: Trial) {
-    let test = test.without_deny_cache();
+    let test = test.without_refusal_cache();
     let other = Limit::per("other", 1, seconds(3_600));
     for algorithm in test.algorithms() {
         let limit = CALLS.with_algorithm(algorithm);
@@ -116,7 +116,7 @@ pub(super) async fn the_reset_time_is_exact_after_a_step_back(test: Trial) {
 
 /// Units of each kind, taken at 1970 and within one window of it.
 pub(super) async fn counting_is_unchanged_within_a_window_of_1970(test: Trial) {
-    let test = test.without_deny_cache();
+    let test = test.without_refusal_cache();
     for algorithm in test.algorithms() {
         let limit = CALLS.with_algorithm(algorithm);
         for since in [Duration::ZERO, MICROSECOND, seconds(3), limit.window() - seconds(1), limit.window(), seconds(11)]
@@ -160,7 +160,7 @@ pub(super) async fn counting_is_unchanged_within_a_window_of_1970(test: Trial) {
             let _kept = test.limiter.reserve(&limit, "ada", 26, seconds(9)).await.unwrap().unwrap();
             test.clock.advance(seconds(9) - MICROSECOND);
             // A fixed window may have ended earlier.
-            let reserved = if algorithm == Algorithm::fixed() && since.as_secs() % 10 > 1 { 0 } else { 26 };
+            let reserved = if algorithm == Algorithm::fixed_window() && since.as_secs() % 10 > 1 { 0 } else { 26 };
             assert_eq!(test.peek_at(&limit).await.binding().reserved(), reserved, "{case}");
             test.clock.advance(limit.window() * 2);
             assert_eq!(status(&test.peek_at(&limit).await), (0, 0), "{case}");

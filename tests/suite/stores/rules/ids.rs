@@ -74,7 +74,7 @@ pub(super) async fn a_repeated_check_is_neither_charged_nor_refused_while_any_li
             assert!(again.is_allowed() && again.id() == id, "{case}: {again:?}");
             assert_eq!(used(&again), [3, 3], "{case}");
             assert_eq!(again.statuses().filter_map(LimitStatus::retry_after).count(), 0, "{case}");
-            if long == Algorithm::log() {
+            if long == Algorithm::sliding_log() {
                 assert_eq!(again.at(), first.at(), "{case}");
             }
 
@@ -195,7 +195,7 @@ pub(super) async fn a_settlement_finds_a_repeated_check_after_clock_steps(test: 
                         let second = test.decide(&check).await;
                         assert!(second.is_allowed() && used(&second) == [cost, cost], "{case}");
                         // The other algorithms report the time that they have recorded.
-                        if algorithm == Algorithm::log() {
+                        if algorithm == Algorithm::sliding_log() {
                             assert_eq!(second.at(), first.at(), "{case}");
                         }
                         let by = if by_second { &second } else { &first };
@@ -252,7 +252,7 @@ async fn fill_and_let_half_expire(test: &Trial) {
 }
 
 pub(super) async fn an_expired_id_counts_as_a_new_admission(test: Trial) {
-    let test = test.without_deny_cache();
+    let test = test.without_refusal_cache();
     fill_and_let_half_expire(&test).await;
     let now = test.clock.now();
     let again = test.limiter.check_all(check_with_id(599)).await.unwrap();
@@ -260,7 +260,7 @@ pub(super) async fn an_expired_id_counts_as_a_new_admission(test: Trial) {
 }
 
 pub(super) async fn an_expired_admission_is_not_settled(test: Trial) {
-    let test = test.without_deny_cache();
+    let test = test.without_refusal_cache();
     fill_and_let_half_expire(&test).await;
     let refund = Settlement::by_id(check_with_id(599), AdmissionId::from(599), test.clock.now(), |_| Some(0));
     let settled = test.limiter.settle(refund).await.unwrap();

@@ -43,13 +43,13 @@ pub(super) async fn a_lease_ends_by_itself(test: Trial) {
         let admitted = test.take(&check).await;
         // A reservation may be returned at any time, so the retry time is a second, or the end of the lease if that is
         // sooner.
-        for (pause, reported) in [
+        for (block, reported) in [
             (Duration::ZERO, SECOND),
             (LEASE - SECOND - MICROSECOND, SECOND),
             (2 * MICROSECOND, SECOND - MICROSECOND),
             (SECOND - 2 * MICROSECOND, MICROSECOND),
         ] {
-            test.clock.advance(pause);
+            test.clock.advance(block);
             let refused = test.limiter.check(&limit, "ada", 1).await.unwrap();
             let reserved = refused.binding().reserved();
             let told_of = (refused.retry_after(), refused.is_refused_by_reservations(), refused.used(), reserved);
@@ -82,7 +82,7 @@ pub(super) async fn a_lease_lasts_at_most_one_window(test: Trial) {
 /// time is that earlier moment, but at least `retry_reserved_after`. The same history without the reserved units runs
 /// beside it under another key.
 pub(super) async fn a_refusal_is_exact_unless_only_reservations_cause_it(test: Trial) {
-    let test = test.without_deny_cache();
+    let test = test.without_refusal_cache();
     let (mut numbers, mut by_reservations_alone, mut sure) = (Numbers(7), 0, 0);
     for algorithm in test.algorithms() {
         let limit = TOKENS.with_algorithm(algorithm);
@@ -134,7 +134,7 @@ pub(super) async fn a_refusal_is_exact_unless_only_reservations_cause_it(test: T
 
 /// The retry times from the reservation to the end of its lease, if it is never settled.
 pub(super) async fn an_unsettled_reservation_refuses_until_its_lease_ends(test: Trial) {
-    let test = test.without_deny_cache();
+    let test = test.without_refusal_cache();
     for (setting, lease) in [(SECOND, seconds(10)), (seconds(3), seconds(10)), (seconds(20), seconds(10))] {
         let limiter = test.limiter.clone().retry_reserved_after(setting);
         test.admit(charge(&TOKENS, 100).reserve(lease)).await;
@@ -152,13 +152,17 @@ pub(super) async fn an_unsettled_reservation_refuses_until_its_lease_ends(test: 
 }
 
 pub(super) async fn a_refusal_by_settled_units_outranks_one_by_reservations(test: Trial) {
-    let test = test.without_deny_cache();
+    let test = test.without_refusal_cache();
     let said = |status: &LimitStatus| (status.retry_after(), status.is_refused_by_reservations(), status.reserved());
     for algorithm in test.algorithms() {
         to_next_window(&test.clock, seconds(3_600));
         let tokens = Limit::per_hour("tokens", 100).with_algorithm(algorithm);
         let calls = Limit::per_minute("calls", 2);
-        let calls = if test.counts_by(Algorithm::fixed()) { calls.with_algorithm(Algorithm::fixed()) } else { calls };
+        let calls = if test.counts_by(Algorithm::fixed_window()) {
+            calls.with_algorithm(Algorithm::fixed_window())
+        } else {
+            calls
+        };
         test.admit(charge(&tokens, 100).reserve(Duration::MAX)).await;
         test.admit(charge(&calls, 2)).await;
 

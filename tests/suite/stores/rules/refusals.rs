@@ -26,7 +26,7 @@ pub(super) async fn refusals_cost_nothing(test: Trial) {
 
 /// For costs from 1 to 100 and one to three limits: refused at `retry_after − 1 µs`, admitted at `retry_after`.
 pub(super) async fn retry_after_is_exact_to_the_microsecond(test: Trial) {
-    let test = test.without_deny_cache();
+    let test = test.without_refusal_cache();
     for cost in 1..=100 {
         let limits = &[BURST, HOURLY, DAILY][..usize::try_from(cost % 3).unwrap() + 1];
         // Different costs at different times, until the cost under test does not fit either.
@@ -57,7 +57,7 @@ pub(super) async fn retry_after_is_exact_to_the_microsecond(test: Trial) {
 
 /// The retry time waits for the entry that frees enough units, not for the oldest one.
 pub(super) async fn retry_after_waits_for_enough_units(test: Trial) {
-    let test = test.without_deny_cache();
+    let test = test.without_refusal_cache();
     let limit = Limit::per_minute("calls", 10);
     for cost in [2, 3, 5] {
         assert!(test.spend(&limit, cost).await.is_allowed());

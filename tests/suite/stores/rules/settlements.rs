@@ -65,7 +65,7 @@ pub(super) async fn an_admission_can_be_refunded_by_its_id(test: Trial) {
         to_the_start_of_a_window(&test.clock, TOKENS.window());
         let (ours, others) = (plain_check(&limit, 20), plain_check(&limit, 30));
         let (admitted, _) = (test.take(&ours).await, test.take(&others).await);
-        let is_known = algorithm == Algorithm::log();
+        let is_known = algorithm == Algorithm::sliding_log();
         let left = if is_known { 30 } else { 50 };
         assert_eq!(test.settled(&ours, &admitted, 0).await, (is_known, left), "{algorithm:?}");
         assert_eq!(test.settled(&ours, &admitted, 0).await, (false, left), "{algorithm:?}");
@@ -113,7 +113,7 @@ pub(super) async fn a_late_settlement_leaves_a_repeated_admission_alone(test: Tr
         test.clock.advance(LEASE);
         assert!(test.take(&named).await.is_allowed());
         // A fixed window does not tell them apart, but counts the same units.
-        if algorithm != Algorithm::fixed() {
+        if algorithm != Algorithm::fixed_window() {
             assert_eq!(test.settled(&named, &first, 0).await, (false, 60), "{algorithm:?}");
         }
     }
@@ -127,7 +127,7 @@ pub(super) async fn admissions_with_one_id_are_settled_late_one_by_one(test: Tri
         to_the_start_of_a_window(&test.clock, TOKENS.window());
         let check = reserved_check(&limit, 60, LEASE).with_id(AdmissionId::from(4711));
         // At most one admission of an id can be told from the others in a fixed window.
-        let admissions = if algorithm == Algorithm::fixed() { 1 } else { 3 };
+        let admissions = if algorithm == Algorithm::fixed_window() { 1 } else { 3 };
         let mut used = 0;
         for number in 0..admissions {
             let admitted = test.take(&check).await;
@@ -160,7 +160,7 @@ pub(super) async fn absurd_costs_refuse_their_key_and_do_not_overflow(test: Tria
 /// Under algorithms with bounded memory, a key keeps at most 10,000 reservations. Admissions beyond them count for
 /// their window.
 pub(super) async fn an_admission_without_its_own_entry_counts_for_its_window(test: Trial) {
-    for algorithm in test.algorithms().into_iter().filter(|algorithm| *algorithm != Algorithm::log()) {
+    for algorithm in test.algorithms().into_iter().filter(|algorithm| *algorithm != Algorithm::sliding_log()) {
         let limit = Limit::per_day("tokens", 1_000_000).with_algorithm(algorithm);
         to_next_window(&test.clock, limit.window());
         test.clock.advance(Duration::from_secs(60));

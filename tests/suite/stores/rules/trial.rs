@@ -3,7 +3,7 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, DenyCache, Limit, Limiter, ManualClock, Settlement, Store,
+    Algorithm, Charge, Check, Decision, Limit, Limiter, ManualClock, RefusalCache, Settlement, Store,
 };
 
 use crate::support::{ALGORITHMS, Fixture};
@@ -23,8 +23,8 @@ impl Trial {
     }
 
     /// Every check reaches the store.
-    pub(super) fn without_deny_cache(self) -> Self {
-        Self { limiter: self.limiter.deny_cache(DenyCache::off()), ..self }
+    pub(super) fn without_refusal_cache(self) -> Self {
+        Self { limiter: self.limiter.refusal_cache(RefusalCache::off()), ..self }
     }
 
     pub(super) fn algorithms(&self) -> Vec<Algorithm> {

@@ -80,7 +80,7 @@ pub(super) async fn a_key_recovers_one_window_after_the_clock_steps_back(test: T
 /// Logs that are longer than one read of the script, with single units and with larger costs. They expire in part and
 /// as a whole.
 pub(super) async fn long_logs_are_exact(test: Trial) {
-    let test = test.without_deny_cache();
+    let test = test.without_refusal_cache();
     for cost in [1, 2] {
         let limit = Limit::per(["single", "weighted"][usize::from(cost == 2)], 1_200 * cost, Duration::from_secs(10));
         for _ in 0..1_200 {

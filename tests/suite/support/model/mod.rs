@@ -74,8 +74,9 @@ impl ModelCharge {
     pub(crate) fn new(limit: Limit, bucket: Bucket, cost: u64) -> Self {
         let mut entries = Algorithm::MIN_ENTRIES..=Algorithm::MAX_ENTRIES;
         let window = u64::try_from(limit.window().as_micros()).unwrap();
-        let is_other = [Algorithm::log(), Algorithm::fixed(), Algorithm::counter()].contains(&limit.algorithm());
-        let entries = if is_other { None } else { entries.find(|n| limit.algorithm() == Algorithm::compact(*n)) };
+        let is_other = [Algorithm::sliding_log(), Algorithm::fixed_window(), Algorithm::sliding_window_counter()]
+            .contains(&limit.algorithm());
+        let entries = if is_other { None } else { entries.find(|n| limit.algorithm() == Algorithm::compact_log(*n)) };
         let part = entries.map(|entries| window.div_ceil(u64::from(entries) - 2));
         Self { limit, bucket, cost, lease: None, is_shadow: false, takes: Takes::WhatFits, part }
     }
@@ -85,11 +86,11 @@ impl ModelCharge {
     }
 
     fn is_counter(&self) -> bool {
-        self.limit.algorithm() == Algorithm::counter()
+        self.limit.algorithm() == Algorithm::sliding_window_counter()
     }
 
     fn is_log(&self) -> bool {
-        self.limit.algorithm() == Algorithm::log()
+        self.limit.algorithm() == Algorithm::sliding_log()
     }
 
     /// The recorded time of an admission without an id.

@@ -1,4 +1,4 @@
-//! Tasks that take blocks of units from the store, and give back the rest: see [`limit::blocks`](crate::limit::blocks).
+//! Tasks that take prefetches of units from the store, and give back the rest: see [`limit::prefetch`](crate::limit::prefetch).
 //!
 //! A task belongs to one limit and key. It begins when the key is asked for often, and ends when it holds nothing and the key no longer
 //! is. If its runtime ends, what it holds can be spent for the rest of its life, and the task of another runtime gives back the rest.
@@ -28,11 +28,11 @@ use crate::{
 };
 
 impl Limiter {
-    /// Gives back all units that this process holds in [blocks](crate::limit::blocks) of the store, and returns when that is done.
+    /// Gives back all units that this process holds with [prefetch](crate::limit::prefetch) of the store, and returns when that is done.
     ///
     /// Call it when the process serves no more requests and is about to end. Otherwise those units count until a window after the life
-    /// of their block. It gives back the blocks of all limiters and layers on clones of the store. Requests that come later take
-    /// blocks again.
+    /// of their prefetch. It gives back the prefetches of all limiters and layers on clones of the store. Requests that come later take
+    /// prefetches again.
     ///
     /// It waits for ten seconds at most, for example if the store fails, or if a runtime that holds units is not driven.
     ///
@@ -46,21 +46,21 @@ impl Limiter {
     ///
     /// let store = MemoryStore::new();
     /// // axum::serve(listener, app).with_graceful_shutdown(signal).await?;
-    /// Limiter::new(store).give_back_blocks().await;
+    /// Limiter::new(store).give_back_prefetched().await;
     /// # }
     /// ```
-    pub async fn give_back_blocks(&self) {
-        if let Some(blocks) = &self.core.blocks {
-            let _ = Deadline::new(blocks.give_back(|kept| self.core.hold(kept)), MOST_TIME, Duration::ZERO).await;
+    pub async fn give_back_prefetched(&self) {
+        if let Some(prefetches) = &self.core.prefetches {
+            let _ = Deadline::new(prefetches.give_back(|kept| self.core.hold(kept)), MOST_TIME, Duration::ZERO).await;
         }
     }
 }
 
 impl Core {
-    /// Takes note of an admission by the store, and begins to take blocks if the key is asked for often. Without a runtime it does not.
+    /// Takes note of an admission by the store, and begins to take prefetches if the key is asked for often. Without a runtime it does not.
     pub(super) fn note_admission(&self, check: &Check, decision: Decision, asked_after: u64) -> Decision {
-        let Some(blocks) = &self.blocks else { return decision };
-        blocks.note(check, decision, asked_after, |kept| self.hold(kept))
+        let Some(prefetches) = &self.prefetches else { return decision };
+        prefetches.note(check, decision, asked_after, |kept| self.hold(kept))
     }
 
     fn hold(&self, kept: KeptHolding) {
@@ -112,7 +112,7 @@ impl Holder {
         .await;
     }
 
-    /// Without a deadline: a block that comes too late is given back, and one that nobody waits for would stay charged.
+    /// Without a deadline: a prefetch that comes too late is given back, and one that nobody waits for would stay charged.
     async fn take(&self, taking: Taking) {
         if self.breaker.is_open_for(self.deadline) {
             return self.kept.fail(&taking);

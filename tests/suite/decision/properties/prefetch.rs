@@ -1,13 +1,13 @@
-//! Random histories of several processes that hold blocks, on one Redis, with the time passed in.
+//! Random histories of several processes that hold prefetches, on one Redis, with the time passed in.
 //!
 //! Each process has a runtime and a limiter of its own. It is driven only while it makes a request, so others act while it holds units, has
 //! asked for some, or has not read a reply. Processes are killed, replies are lost, limits change, and the server's clock steps back.
 //!
 //! 1. No admission is one too many for an exact log of all admissions, by a clock that never steps.
 //! 2. A refusal is justified by the units that Redis counts: those that were admitted, and those that processes hold or have lost. They
-//!    count for the life of a block longer than a window at most.
+//!    count for the life of a prefetch longer than a window at most.
 //!
-//! `BLOCK_STEPS` is the number of steps.
+//! `PREFETCH_STEPS` is the number of steps.
 
 use std::{
     collections::HashMap,
@@ -22,8 +22,8 @@ use std::{
 use proptest::prelude::Rng;
 use tokio::{runtime::Runtime, time::sleep};
 use tower_sliding_window::{
-    AdmissionId, Algorithm, Blocks, Charge, Check, Decision, DenyCache, Error, Key, Limit, Limiter, LocalState,
-    ManualClock, RedisStore, Settled, Settlement, Store, StoreError, store::StoreFuture,
+    AdmissionId, Algorithm, Charge, Check, Decision, Error, Key, Limit, Limiter, LocalState, ManualClock, Prefetch,
+    RedisStore, RefusalCache, Settled, Settlement, Store, StoreError, store::StoreFuture,
 };
 
 use super::{micros, random_seed};
@@ -41,10 +41,12 @@ const PARTS: u32 = 14;
 const KEYS: [&str; 2] = ["ada", "bob"];
 
 fn limits(units: u64) -> [Limit; 3] {
-    let blocks = Blocks::new().life(LIFE);
+    let prefetches = Prefetch::new().life(LIFE);
     [
-        Limit::per("exact", units, WINDOW).in_blocks(blocks),
-        Limit::per("compact", units, WINDOW).with_algorithm(Algorithm::compact(PARTS as u16 + 2)).in_blocks(blocks),
+        Limit::per("exact", units, WINDOW).prefetch(prefetches),
+        Limit::per("compact", units, WINDOW)
+            .with_algorithm(Algorithm::compact_log(PARTS as u16 + 2))
+            .prefetch(prefetches),
         Limit::per("plain", units, WINDOW),
     ]
 }
@@ -69,7 +71,7 @@ struct Charged {
     asked: u64,
     units: u64,
     until: u64,
-    block: Option<AdmissionId>,
+    prefetch: Option<AdmissionId>,
 }
 
 impl World {
@@ -88,7 +90,7 @@ impl World {
         if counter.0 == 1 { (WINDOW / PARTS).as_micros() as u64 + 1 } else { 0 }
     }
 
-    /// A block that was taken under earlier units may be spent after the limit has these units again.
+    /// A prefetch that was taken under earlier units may be spent after the limit has these units again.
     fn most_units(&self, units: u64) -> u64 {
         let since = self.now() - LIFE.as_micros() as u64;
         let earlier = self.earlier_units.iter().filter(|(until, _)| *until > since).map(|(_, units)| *units);
@@ -131,8 +133,8 @@ impl World {
     fn charge(&mut self, check: &Check) -> u64 {
         self.asked += 1;
         for charge in check.charges().filter(|charge| charge.cost() > 0) {
-            let (units, block) = (charge.cost(), charge.lease().and_then(|_| check.id()));
-            let charged = Charged { asked: self.asked, units, until: u64::MAX, block };
+            let (units, prefetch) = (charge.cost(), charge.lease().and_then(|_| check.id()));
+            let charged = Charged { asked: self.asked, units, until: u64::MAX, prefetch };
             self.charged.entry(Self::of(charge)).or_default().push(charged);
         }
         self.asked
@@ -159,8 +161,8 @@ impl World {
             let (counter, units) = (Self::of(account.charge()), account.cost().unwrap());
             let until = now + account.charge().limit().window().as_micros() as u64 + Self::rounding(counter);
             let charged = self.charged.entry(counter).or_default();
-            for block in charged.iter_mut().filter(|charged| charged.block == Some(settlement.id())) {
-                (block.units, block.until) = (units, block.until.min(until));
+            for prefetch in charged.iter_mut().filter(|charged| charged.prefetch == Some(settlement.id())) {
+                (prefetch.units, prefetch.until) = (units, prefetch.until.min(until));
             }
         }
     }
@@ -272,10 +274,10 @@ impl Process {
     ) -> Self {
         let clock = world.lock().unwrap().clock.clone();
         let (redis, loses) = (server.store().clock(&clock).build().unwrap(), Arc::default());
-        let state = LocalState::by(local).with_blocks();
+        let state = LocalState::by(local).with_prefetch();
         let store = ProcessStore { redis, state, world: Arc::clone(world), loses: Arc::clone(&loses) };
         let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
-        let limiter = if has_cache { limiter } else { limiter.deny_cache(DenyCache::off()) };
+        let limiter = if has_cache { limiter } else { limiter.refusal_cache(RefusalCache::off()) };
         Self { runtime: one_thread(), limiter, loses, units }
     }
 
@@ -397,7 +399,7 @@ fn run(seed: u64, steps: usize, clock_steps: bool) -> Result<(u64, u64, u64), St
 }
 
 fn run_all(clock_steps: bool) {
-    let steps = env::var("BLOCK_STEPS").map_or(15_000, |steps| steps.parse().expect("BLOCK_STEPS is a number"));
+    let steps = env::var("PREFETCH_STEPS").map_or(15_000, |steps| steps.parse().expect("PREFETCH_STEPS is a number"));
     let seed = env::var("SEED").map_or_else(|_| random_seed(), |seed| seed.parse().expect("SEED is a number"));
     println!("SEED={seed}");
     let mut sums = [0; 3];
@@ -417,11 +419,11 @@ fn run_all(clock_steps: bool) {
 }
 
 #[test]
-fn no_history_of_blocks_admits_more_than_an_exact_log() {
+fn no_history_of_prefetches_admits_more_than_an_exact_log() {
     run_all(true);
 }
 
 #[test]
-fn a_history_of_blocks_refuses_only_what_is_held_or_spent() {
+fn a_history_of_prefetches_refuses_only_what_is_held_or_spent() {
     run_all(false);
 }

@@ -1,6 +1,6 @@
-//! The blocks that this process holds. [`limit::blocks`](crate::limit::blocks) has the rules.
+//! The prefetches that this process holds. [`limit::prefetch`](crate::limit::prefetch) has the rules.
 //!
-//! A limiter spends them, and its tasks take and give them back: see `limiter/blocks.rs`. `holding.rs` decides what to do with the blocks
+//! A limiter spends them, and its tasks take and give them back: see `limiter/prefetch.rs`. `holding.rs` decides what to do with the prefetches
 //! of one limit and key, which `state.rs` lists. `demand.rs` finds the keys that are asked for often.
 
 mod demand;
@@ -33,23 +33,23 @@ use crate::{
     clock::Clock,
     decision::{Decision, LimitStatus},
     key::{Digester, Key, Prehashed},
-    limit::{Limit, blocks::Blocks},
+    limit::{Limit, prefetch::Prefetch},
 };
 
-/// The most limits and keys of which a process holds blocks. The checks of others ask the store.
+/// The most limits and keys of which a process holds prefetches. The checks of others ask the store.
 const CAPACITY: usize = 10_000;
 
-/// The blocks that the limiters on one store hold.
-pub(crate) struct HeldBlocks {
+/// The prefetches that the limiters on one store hold.
+pub(crate) struct Prefetches {
     clock: Clock,
     digester: Digester,
-    /// Made by the first admission of a limit in blocks.
+    /// Made by the first admission of a limit with prefetch.
     tables: OnceLock<Tables>,
     /// The holdings that a task takes care of.
     kept: AtomicUsize,
     /// Whether a task has ever left one behind, because its runtime ended.
     has_abandoned: AtomicBool,
-    /// How many blocks were taken: the number of the last one.
+    /// How many prefetches were taken: the number of the last one.
     taken: AtomicU64,
     /// A task has ended.
     ended: Notify,
@@ -62,15 +62,15 @@ struct Tables {
     keeping: Mutex<()>,
 }
 
-/// A charge in blocks, as this process knows it.
+/// A charge with prefetch, as this process knows it.
 struct Found {
     digest: u64,
     holding: Option<Arc<Holding>>,
-    /// Those of the block to take first, or none if the process holds some. `None` if it is not worth it.
+    /// Those of the prefetch to take first, or none if the process holds some. `None` if it is not worth it.
     first_units: Option<u64>,
 }
 
-impl HeldBlocks {
+impl Prefetches {
     pub(super) fn new(clock: Clock) -> Self {
         let digester = Digester::default();
         Self {
@@ -130,19 +130,19 @@ impl HeldBlocks {
         self.is_spendable(check) && check.charges().all(is_held)
     }
 
-    /// Whether it is worth looking for blocks. If none are held, a check costs no look-up: blocks are free where all limits are at
+    /// Whether it is worth looking for prefetches. If none are held, a check costs no look-up: prefetches are free where all limits are at
     /// their end.
     fn is_spendable(&self, check: &Check) -> bool {
-        check.is_in_blocks() && (self.kept.load(Ordering::Relaxed) > 0 || self.has_abandoned.load(Ordering::Relaxed))
+        check.is_prefetched() && (self.kept.load(Ordering::Relaxed) > 0 || self.has_abandoned.load(Ordering::Relaxed))
     }
 
-    /// The number of the last block. A check that is asked now finds that block counted.
+    /// The number of the last prefetch. A check that is asked now finds that prefetch counted.
     pub(crate) fn last_taken(&self) -> u64 {
         self.taken.load(Ordering::SeqCst)
     }
 
     /// Takes note of an admission by the store. Returns the decision with the units that this process holds as those that are
-    /// left, if they were taken before the check was asked. Calls `keep` for each limit and key for which a task has to take blocks from now on.
+    /// left, if they were taken before the check was asked. Calls `keep` for each limit and key for which a task has to take prefetches from now on.
     pub(crate) fn note(
         self: &Arc<Self>,
         check: &Check,
@@ -156,8 +156,8 @@ impl HeldBlocks {
             check.map_charges(|charge| statuses.next().and_then(|status| self.look_up(charge, status, now)));
         drop(statuses);
         let found = || iter::once(&first).chain(&rest).enumerate();
-        // One charge that never gets blocks is enough for the check to ask the store, so the others would take theirs in vain.
-        let is_worth_it = check.is_in_blocks()
+        // One charge that never gets prefetches is enough for the check to ask the store, so the others would take theirs in vain.
+        let is_worth_it = check.is_prefetched()
             && found().all(|(_, found)| found.as_ref().is_some_and(|found| found.first_units.is_some()));
         let mut own = Vec::new();
         for ((place, found), (charge, status)) in found().zip(check.charges().zip(decision.statuses())) {
@@ -175,26 +175,33 @@ impl HeldBlocks {
             .fold(decision, |decision, (place, (held, reserved))| decision.without_held(place, held, reserved))
     }
 
-    /// Looks up the holding of a charge, and counts its request if there is none. `None` if its limit has no blocks.
+    /// Looks up the holding of a charge, and counts its request if there is none. `None` if its limit has no prefetches.
     fn look_up(&self, charge: &Charge, status: &LimitStatus, now: u64) -> Option<Found> {
-        let _ = charge.limit().blocks()?;
+        let _ = charge.limit().prefetched()?;
         let digest = self.digest(charge.limit(), charge.key());
         let holding = self.holding(digest).filter(|holding| holding.is_of(charge));
-        let first_units = match (&holding, charge.blocks()) {
+        let first_units = match (&holding, charge.prefetched()) {
             (Some(_), _) => Some(0),
-            (None, Some(blocks)) => self.first_units(charge, digest, blocks, status, now),
+            (None, Some(prefetches)) => self.first_units(charge, digest, prefetches, status, now),
             (None, None) => None,
         };
         Some(Found { digest, holding, first_units })
     }
 
-    /// Counts a request of a key that has no blocks, and returns the units of the first one if it is worth it.
-    fn first_units(&self, charge: &Charge, digest: u64, blocks: Blocks, status: &LimitStatus, now: u64) -> Option<u64> {
+    /// Counts a request of a key that has no prefetches, and returns the units of the first one if it is worth it.
+    fn first_units(
+        &self,
+        charge: &Charge,
+        digest: u64,
+        prefetches: Prefetch,
+        status: &LimitStatus,
+        now: u64,
+    ) -> Option<u64> {
         let demand = &self.tables.get_or_init(Tables::default).demand;
-        let requests = demand.count(digest, now, blocks.life_micros())?;
+        let requests = demand.count(digest, now, prefetches.life_micros())?;
         let rest = status.remaining() / PART_OF_THE_REST;
         // At most what is used, since the costs of the other requests are not known.
-        let units = requests.saturating_mul(charge.cost()).min(status.used()).min(blocks.most()).min(rest);
+        let units = requests.saturating_mul(charge.cost()).min(status.used()).min(prefetches.most()).min(rest);
         (units >= charge.cost().saturating_mul(FEWEST_REQUESTS)).then_some(units)
     }
 
@@ -207,7 +214,7 @@ impl HeldBlocks {
         at: SystemTime,
         now: u64,
     ) -> Option<Arc<Holding>> {
-        let (Tables { holdings, keeping, .. }, blocks) = (self.tables.get()?, charge.limit().blocks()?);
+        let (Tables { holdings, keeping, .. }, prefetches) = (self.tables.get()?, charge.limit().prefetched()?);
         // Two threads that find no holding must not both insert one: one of the two would be lost.
         let _keeping = keeping.lock().unwrap_or_else(PoisonError::into_inner);
         // If the limit was another one then, the task gives back what is left, and ends.
@@ -219,14 +226,14 @@ impl HeldBlocks {
         if self.kept.load(Ordering::Relaxed) >= CAPACITY {
             return None;
         }
-        let holding = Arc::new(Holding::new(charge, blocks, status, at, now));
+        let holding = Arc::new(Holding::new(charge, prefetches, status, at, now));
         holdings.insert(digest, Arc::clone(&holding));
         Some(holding)
     }
 
     fn kept(self: &Arc<Self>, digest: u64, holding: Arc<Holding>, first_units: u64) -> KeptHolding {
         self.kept.fetch_add(1, Ordering::SeqCst);
-        KeptHolding { blocks: Arc::clone(self), digest, holding, first_units, is_over: false }
+        KeptHolding { prefetches: Arc::clone(self), digest, holding, first_units, is_over: false }
     }
 
     /// The holdings that no task takes care of any more, since their runtimes have ended.
@@ -236,20 +243,20 @@ impl HeldBlocks {
         abandoned.map(|(digest, holding)| self.kept(digest, holding, 0)).collect()
     }
 
-    /// Gives back the blocks of a limit and key at once, and drops those that are being asked for.
-    pub(crate) fn drop_blocks_of(&self, limit: &Limit, key: &Key) {
+    /// Gives back the prefetches of a limit and key at once, and drops those that are being asked for.
+    pub(crate) fn drop_prefetches_of(&self, limit: &Limit, key: &Key) {
         if let Some(holding) = self.holding(self.digest(limit, key)) {
-            holding.drop_blocks(self.clock.now());
+            holding.drop_prefetches(self.clock.now());
         }
     }
 
-    /// Gives back all blocks at once, and returns when that is done. Calls `keep` for each limit and key for which a task has to do so.
+    /// Gives back all prefetches at once, and returns when that is done. Calls `keep` for each limit and key for which a task has to do so.
     pub(crate) async fn give_back(self: &Arc<Self>, keep: impl FnMut(KeptHolding)) {
         self.abandoned().into_iter().for_each(keep);
         loop {
             let ended = self.ended.notified();
             let Some(tables) = self.tables.get() else { return };
-            tables.holdings.iter().for_each(|(_, holding)| holding.drop_blocks(self.clock.now()));
+            tables.holdings.iter().for_each(|(_, holding)| holding.drop_prefetches(self.clock.now()));
             if self.kept.load(Ordering::SeqCst) == 0 {
                 return;
             }
@@ -277,8 +284,8 @@ impl Default for Tables {
     }
 }
 
-impl fmt::Debug for HeldBlocks {
+impl fmt::Debug for Prefetches {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Blocks").field("held", &self.kept.load(Ordering::Relaxed)).finish()
+        f.debug_struct("Prefetch").field("held", &self.kept.load(Ordering::Relaxed)).finish()
     }
 }

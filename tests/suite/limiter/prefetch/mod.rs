@@ -1,6 +1,6 @@
-//! Blocks: units that a process takes at once, and spends without asking Redis.
+//! Prefetches: units that a process takes at once, and spends without asking Redis.
 //!
-//! `decision/properties/blocks.rs` has the random histories.
+//! `decision/properties/prefetch.rs` has the random histories.
 
 mod attacks;
 mod calls;
@@ -15,21 +15,21 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
-use tower_sliding_window::{Blocks, Breaker, Decision, Limit, Limiter, ManualClock, RedisStore};
+use tower_sliding_window::{Breaker, Decision, Limit, Limiter, ManualClock, Prefetch, RedisStore};
 
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer};
 
 const LIFE: Duration = Duration::from_millis(100);
 
 /// Far from its limit in all tests that do not say otherwise.
-const API: Limit = Limit::per_minute("api", 1_000_000).in_blocks(Blocks::new());
+const API: Limit = Limit::per_minute("api", 1_000_000).prefetch(Prefetch::new());
 
-/// A limiter whose blocks live by the clock of the machine.
+/// A limiter whose prefetches live by the clock of the machine.
 fn limiter(server: &RedisServer) -> Limiter {
     Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT)
 }
 
-/// A limiter whose blocks and windows end when the test says so.
+/// A limiter whose prefetches and windows end when the test says so.
 fn limiter_by(server: &RedisServer, clock: &ManualClock) -> Limiter {
     Limiter::new(server.store().clock(clock).build().unwrap()).deadline(TEST_TIMEOUT)
 }
@@ -51,7 +51,7 @@ async fn is_in_process(server: &RedisServer, limiter: &Limiter, limit: &Limit, k
     server.script_calls() == before
 }
 
-/// Makes requests until the limiter holds a block, and returns how many it has made.
+/// Makes requests until the limiter holds a prefetch, and returns how many it has made.
 async fn hold(server: &RedisServer, limiter: &Limiter, limit: &Limit, key: &str) -> u64 {
     let (begun, mut requests) = (Instant::now(), 0);
     while begun.elapsed() < TEST_TIMEOUT {
@@ -67,7 +67,7 @@ async fn hold(server: &RedisServer, limiter: &Limiter, limit: &Limit, key: &str)
             sleep(Duration::from_millis(1)).await;
         }
     }
-    panic!("no block after {requests} requests");
+    panic!("no prefetch after {requests} requests");
 }
 
 /// Waits until Redis counts so many units, of which none are held.

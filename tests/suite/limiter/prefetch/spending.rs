@@ -20,7 +20,7 @@ async fn a_hot_key_hardly_asks_redis() {
 }
 
 #[tokio::test]
-async fn a_block_is_spent_until_the_end_of_its_life() {
+async fn a_prefetch_is_spent_until_the_end_of_its_life() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
     hold(&server, &limiter, &API, "ada").await;
@@ -45,10 +45,10 @@ async fn a_rare_key_always_asks_redis() {
 async fn figures_count_what_this_process_has_spent() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let (limiter, other) = (limiter_by(&server, &clock), limiter_by(&server, &clock));
-    // So that the first block is as large as the rate allows.
+    // So that the first prefetch is as large as the rate allows.
     assert_eq!(check(&other, &API, "ada", 1_000).await.used(), 1_000);
     let used_before = 1_000 + hold(&server, &limiter, &API, "ada").await;
-    // Redis counts the whole block. The limiter knows which part of it is its own.
+    // Redis counts the whole prefetch. The limiter knows which part of it is its own.
     let peek = async || limiter.peek(&API, "ada").await.unwrap();
     assert_eq!((peek().await.used(), peek().await.binding().reserved()), (used_before, 0));
     for more in 1..=5 {
@@ -76,7 +76,7 @@ async fn the_time_of_a_decision_is_that_of_the_store() {
 async fn a_check_of_several_limits_is_decided_in_the_process_if_all_of_them_are_held() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
-    let hourly = Limit::per_hour("hourly", 1_000_000).in_blocks(Blocks::new());
+    let hourly = Limit::per_hour("hourly", 1_000_000).prefetch(Prefetch::new());
     let charge = |limit: &Limit, cost| Charge::new(limit.clone(), "ada", cost).unwrap();
     let both = |cost| Check::new(charge(&API, 1)).and(charge(&hourly, cost)).unwrap();
     hold(&server, &limiter, &API, "ada").await;
@@ -115,7 +115,7 @@ async fn checks_that_the_store_has_to_know_always_ask_it() {
         assert!(limiter.check_all(check.clone()).await.unwrap().is_allowed());
         assert!(server.script_calls() > scripts, "{check:?}");
     }
-    assert!(is_in_process(&server, &limiter, &API, "ada").await, "the block is there all the time");
+    assert!(is_in_process(&server, &limiter, &API, "ada").await, "the prefetch is there all the time");
 }
 
 #[tokio::test]
@@ -143,11 +143,11 @@ async fn an_admission_in_the_process_cannot_be_settled() {
 }
 
 #[tokio::test]
-async fn a_limit_that_has_changed_does_not_spend_earlier_blocks() {
+async fn a_limit_that_has_changed_does_not_spend_earlier_prefetches() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
     let requests = hold(&server, &limiter, &API, "ada").await;
-    let lowered = Limit::per_minute("api", requests + 3).in_blocks(Blocks::new());
+    let lowered = Limit::per_minute("api", requests + 3).prefetch(Prefetch::new());
     let scripts = server.script_calls();
     // Redis counts what is held as well, so it refuses until that is given back.
     let decision = check(&limiter, &lowered, "ada", 4).await;
@@ -160,30 +160,31 @@ async fn a_limit_that_has_changed_does_not_spend_earlier_blocks() {
 async fn a_compact_log_is_held_and_given_back() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
-    let limit = Limit::per_minute("rough", 1_000_000).with_algorithm(Algorithm::compact(16)).in_blocks(Blocks::new());
+    let limit =
+        Limit::per_minute("rough", 1_000_000).with_algorithm(Algorithm::compact_log(16)).prefetch(Prefetch::new());
     let requests = hold(&server, &limiter, &limit, "ada").await;
     assert!(used(&server, &clock, &limit, "ada").await.1 >= 8);
-    limiter.give_back_blocks().await;
+    limiter.give_back_prefetched().await;
     assert_eq!(used(&server, &clock, &limit, "ada").await, (requests, 0));
 }
 
 #[tokio::test]
-async fn blocks_have_no_effect_in_process() {
+async fn prefetches_have_no_effect_in_process() {
     let clock = ManualClock::new();
     let limiter = Limiter::new(MemoryStore::builder().clock(&clock).build());
     for used in 1..=100 {
         assert_eq!(limiter.check(&API, "ada", 1).await.unwrap().used(), used);
     }
-    limiter.give_back_blocks().await;
+    limiter.give_back_prefetched().await;
     clock.advance(API.window());
     assert_eq!(limiter.peek(&API, "ada").await.unwrap().used(), 0);
 }
 
 #[tokio::test]
-async fn a_cost_above_the_block_asks_redis_and_leaves_the_block() {
+async fn a_cost_above_the_prefetch_asks_redis_and_leaves_the_prefetch() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
-    let small = API.in_blocks(Blocks::new().at_most(16));
+    let small = API.prefetch(Prefetch::new().at_most(16));
     let requests = hold(&server, &limiter, &small, "ada").await;
     let scripts = server.script_calls();
     assert_eq!(check(&limiter, &small, "ada", 17).await.used(), requests + 17);
@@ -191,12 +192,12 @@ async fn a_cost_above_the_block_asks_redis_and_leaves_the_block() {
     assert!(is_in_process(&server, &limiter, &small, "ada").await);
 }
 
-/// The quiet limit sends every check to Redis, so blocks of the busy one would be taken in vain.
+/// The quiet limit sends every check to Redis, so prefetches of the busy one would be taken in vain.
 #[tokio::test]
-async fn a_busy_limit_takes_no_blocks_for_checks_with_a_quiet_one() {
+async fn a_busy_limit_takes_no_prefetches_for_checks_with_a_quiet_one() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
-    let quiet = Limit::per_hour("quiet", 1_000_000).in_blocks(Blocks::new());
+    let quiet = Limit::per_hour("quiet", 1_000_000).prefetch(Prefetch::new());
     for request in 0..100 {
         let both = Check::new(Charge::new(API, "ada", 1).unwrap());
         let both = both.and(Charge::new(quiet.clone(), format!("address-{request}"), 1).unwrap()).unwrap();
@@ -206,10 +207,10 @@ async fn a_busy_limit_takes_no_blocks_for_checks_with_a_quiet_one() {
 }
 
 #[tokio::test]
-async fn checks_of_two_busy_limits_take_blocks_of_both() {
+async fn checks_of_two_busy_limits_take_prefetches_of_both() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
-    let hourly = Limit::per_hour("hourly", 1_000_000).in_blocks(Blocks::new());
+    let hourly = Limit::per_hour("hourly", 1_000_000).prefetch(Prefetch::new());
     let both =
         || Check::new(Charge::new(API, "ada", 1).unwrap()).and(Charge::new(hourly.clone(), "ada", 1).unwrap()).unwrap();
     let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! States in which blocks could hold back units, or cost others too much.
+//! States in which prefetches could hold back units, or cost others too much.
 
 use std::{sync::Arc, time::Instant as SystemInstant};
 
@@ -7,20 +7,20 @@ use tokio::{sync::Barrier, task::JoinSet};
 use super::*;
 use crate::support::one_thread;
 
-/// The block of the first limit has no task any more, so the next admission starts one that gives it back.
+/// The prefetch of the first limit has no task any more, so the next admission starts one that gives it back.
 #[test]
-fn a_changed_limit_gets_blocks_after_the_runtime_of_the_earlier_ones_has_ended() {
+fn a_changed_limit_gets_prefetches_after_the_runtime_of_the_earlier_ones_has_ended() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
     one_thread().block_on(hold(&server, &limiter, &API, "ada"));
     clock.advance(LIFE);
-    let raised = Limit::per_minute("api", 2_000_000).in_blocks(Blocks::new());
+    let raised = Limit::per_minute("api", 2_000_000).prefetch(Prefetch::new());
     one_thread().block_on(hold(&server, &limiter, &raised, "ada"));
 }
 
-/// The task of a runtime that is not driven must not keep others from taking blocks of the key.
+/// The task of a runtime that is not driven must not keep others from taking prefetches of the key.
 #[test]
-fn a_key_gets_blocks_while_the_runtime_that_held_some_is_not_driven() {
+fn a_key_gets_prefetches_while_the_runtime_that_held_some_is_not_driven() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
     let idle = one_thread();
@@ -38,7 +38,7 @@ fn units_of_a_runtime_that_has_ended_are_given_back_at_once_if_asked() {
     let requests = first.block_on(hold(&server, &limiter, &API, "ada"));
     drop(first);
     one_thread().block_on(async {
-        limiter.give_back_blocks().await;
+        limiter.give_back_prefetched().await;
         assert_eq!(used(&server, &clock, &API, "ada").await, (requests, 0));
     });
 }
@@ -62,7 +62,7 @@ async fn giving_back_ends_while_requests_go_on() {
             })
         })
         .collect();
-    tokio::time::timeout(TEST_TIMEOUT, limiter.give_back_blocks()).await.unwrap();
+    tokio::time::timeout(TEST_TIMEOUT, limiter.give_back_prefetched()).await.unwrap();
     busy.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
@@ -74,7 +74,7 @@ async fn giving_back_to_a_store_that_fails_ends_after_ten_seconds() {
     hold(&server, &limiter, &API, "ada").await;
     server.kill();
     let begun = SystemInstant::now();
-    limiter.give_back_blocks().await;
+    limiter.give_back_prefetched().await;
     assert!(begun.elapsed() < Duration::from_secs(16), "{:?}", begun.elapsed());
 }
 
@@ -84,25 +84,25 @@ fn giving_back_ends_after_ten_seconds_although_a_runtime_is_not_driven() {
     let limiter = limiter_by(&server, &clock);
     let idle = one_thread();
     idle.block_on(hold(&server, &limiter, &API, "ada"));
-    one_thread().block_on(async { tokio::time::timeout(TEST_TIMEOUT, limiter.give_back_blocks()).await.unwrap() });
+    one_thread().block_on(async { tokio::time::timeout(TEST_TIMEOUT, limiter.give_back_prefetched()).await.unwrap() });
     drop(idle);
 }
 
-/// A block that the store refuses meanwhile is not waited for.
+/// A prefetch that the store refuses meanwhile is not waited for.
 #[tokio::test]
-async fn giving_back_while_a_block_is_being_refused_ends_with_the_reply() {
+async fn giving_back_while_a_prefetch_is_being_refused_ends_with_the_reply() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let (limiter, other) = (limiter_by(&server, &clock), limiter_by(&server, &clock));
-    let limit = Limit::per_minute("limit", 1_000).in_blocks(Blocks::new());
+    let limit = Limit::per_minute("limit", 1_000).prefetch(Prefetch::new());
     hold(&server, &limiter, &limit, "ada").await;
     let rest = other.peek(&limit, "ada").await.unwrap().remaining();
     assert!(check(&other, &limit, "ada", rest).await.is_allowed());
     server.pause();
-    // The last of the block: the task asks for the next one.
+    // The last of the prefetch: the task asks for the next one.
     let spending = async { while check(&limiter, &limit, "ada", 1).await.is_allowed() {} };
     assert!(tokio::time::timeout(LIFE, spending).await.is_err(), "Redis does not reply");
     let begun = SystemInstant::now();
-    tokio::join!(limiter.give_back_blocks(), async {
+    tokio::join!(limiter.give_back_prefetched(), async {
         sleep(LIFE).await;
         server.resume();
     });
@@ -110,23 +110,23 @@ async fn giving_back_while_a_block_is_being_refused_ends_with_the_reply() {
     assert_eq!(used(&server, &clock, &limit, "ada").await.1, 0);
 }
 
-/// Giving back a block of one key says nothing about the refusals of another.
+/// Giving back a prefetch of one key says nothing about the refusals of another.
 #[tokio::test]
-async fn blocks_of_a_key_leave_the_refusals_of_others_in_the_deny_cache() {
+async fn prefetches_of_a_key_leave_the_refusals_of_others_in_the_refusal_cache() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
     let _ = check(&limiter, &API, "mallory", API.units()).await;
     assert!(!check(&limiter, &API, "mallory", 1).await.is_allowed());
     hold(&server, &limiter, &API, "ada").await;
-    limiter.give_back_blocks().await;
+    limiter.give_back_prefetched().await;
     let scripts = server.script_calls();
     assert!(!check(&limiter, &API, "mallory", 1).await.is_allowed());
     assert_eq!(server.script_calls(), scripts, "the refusal is known");
 }
 
-/// Rule 3: a block has at most the units that were spent in the last life.
+/// Rule 3: a prefetch has at most the units that were spent in the last life.
 #[tokio::test]
-async fn a_first_block_is_no_larger_than_what_was_spent() {
+async fn a_first_prefetch_is_no_larger_than_what_was_spent() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
     for _ in 0..15 {
@@ -144,33 +144,33 @@ async fn the_largest_numbers_fit() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
     let limit =
-        Limit::per("large", Limit::MAX_UNITS, Limit::MAX_WINDOW).in_blocks(Blocks::new().life(Blocks::MAX_LIFE));
+        Limit::per("large", Limit::MAX_UNITS, Limit::MAX_WINDOW).prefetch(Prefetch::new().life(Prefetch::MAX_LIFE));
     hold(&server, &limiter, &limit, "ada").await;
     for cost in [1 << 51, 1 << 50, 1 << 49, 1 << 40, 1 << 31] {
         for _ in 0..16 {
             let _ = limiter.check(&limit, "ada", cost).await.unwrap();
         }
     }
-    limiter.give_back_blocks().await;
-    clock.advance(Limit::MAX_WINDOW + Blocks::MAX_LIFE);
+    limiter.give_back_prefetched().await;
+    clock.advance(Limit::MAX_WINDOW + Prefetch::MAX_LIFE);
     assert_eq!(used(&server, &clock, &limit, "ada").await, (0, 0));
     clock.step_back(Duration::from_secs(1 << 40));
     hold(&server, &limiter, &limit, "ada").await;
-    limiter.give_back_blocks().await;
+    limiter.give_back_prefetched().await;
 }
 
-/// Life and window are the shortest, so that each block ends before it arrives.
+/// Life and window are the shortest, so that each prefetch ends before it arrives.
 #[tokio::test]
 async fn the_shortest_life_and_window_admit_and_leave_nothing() {
     let server = RedisServer::start();
     let limiter = limiter(&server);
-    let limit = Limit::per("short", 1_000_000, Blocks::MIN_LIFE).in_blocks(Blocks::new().life(Blocks::MIN_LIFE));
+    let limit = Limit::per("short", 1_000_000, Prefetch::MIN_LIFE).prefetch(Prefetch::new().life(Prefetch::MIN_LIFE));
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_millis(300) {
         let checks = (0..64).map(|_| check(&limiter, &limit, "ada", 1));
         assert!(join_all(checks).await.iter().all(Decision::is_allowed));
     }
-    limiter.give_back_blocks().await;
+    limiter.give_back_prefetched().await;
     sleep(Duration::from_millis(1_200)).await;
     assert_eq!(server.run::<u64>("DBSIZE"), 0);
 }
@@ -182,7 +182,7 @@ async fn checks_of_several_limits_never_wait_for_each_other() {
     let server = RedisServer::start();
     let limiter = limiter(&server);
     let limits: [Limit; 3] =
-        ["a", "b", "c"].map(|name| Limit::per_minute(name, 100_000_000).in_blocks(Blocks::new().life(2 * LIFE)));
+        ["a", "b", "c"].map(|name| Limit::per_minute(name, 100_000_000).prefetch(Prefetch::new().life(2 * LIFE)));
     let tasks: Vec<_> = (0..12)
         .map(|number| {
             let (limiter, mut limits) = (limiter.clone(), limits.clone());
@@ -209,10 +209,10 @@ async fn checks_of_several_limits_never_wait_for_each_other() {
     for task in tasks {
         tokio::time::timeout(TEST_TIMEOUT, task).await.unwrap().unwrap();
     }
-    limiter.give_back_blocks().await;
+    limiter.give_back_prefetched().await;
 }
 
-/// Endless keys, each asked for just often enough to get a block.
+/// Endless keys, each asked for just often enough to get a prefetch.
 #[tokio::test]
 async fn many_keys_leave_no_task_and_no_held_unit() {
     let server = RedisServer::start();
@@ -228,15 +228,15 @@ async fn many_keys_leave_no_task_and_no_held_unit() {
         });
         join_all(checks).await;
     }
-    limiter.give_back_blocks().await;
+    limiter.give_back_prefetched().await;
     assert!(tasks() < 10, "{} tasks", tasks());
     let decision = limiter.peek(&API, "0-0").await.unwrap();
     assert_eq!((decision.used(), decision.binding().reserved()), (17, 0));
 }
 
-/// A server without memory refuses blocks, and takes back those that were taken before.
+/// A server without memory refuses prefetches, and takes back those that were taken before.
 #[tokio::test]
-async fn a_server_without_memory_takes_blocks_back() {
+async fn a_server_without_memory_takes_prefetches_back() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
     let requests = hold(&server, &limiter, &API, "ada").await;
@@ -245,18 +245,18 @@ async fn a_server_without_memory_takes_blocks_back() {
     clock.advance(LIFE);
     sleep(2 * LIFE).await;
     server.run::<()>("CONFIG SET maxmemory 0");
-    limiter.give_back_blocks().await;
+    limiter.give_back_prefetched().await;
     wait_until_used(&server, &clock, &API, "ada", requests + 1).await;
 }
 
-/// A check under a shorter window sets an early expiry. The next block sets that of its own window.
+/// A check under a shorter window sets an early expiry. The next prefetch sets that of its own window.
 #[tokio::test]
-async fn units_of_blocks_stay_counted_after_a_process_with_a_shorter_window_has_asked() {
-    // A check that asks the store sets the expiry, too. With several keys, some have only blocks.
+async fn units_of_prefetches_stay_counted_after_a_process_with_a_shorter_window_has_asked() {
+    // A check that asks the store sets the expiry, too. With several keys, some have only prefetches.
     const KEYS: [&str; 5] = ["ada", "bob", "cyd", "dan", "eve"];
     let server = RedisServer::start();
     let (limiter, earlier, later) = (limiter(&server), limiter(&server), limiter(&server));
-    let limit = Limit::per_minute("limit", 100_000_000).in_blocks(Blocks::new());
+    let limit = Limit::per_minute("limit", 100_000_000).prefetch(Prefetch::new());
     let short = Limit::per("limit", 100_000_000, Duration::from_millis(200));
     let spend = async |time: u64| {
         let (begun, mut admitted) = (Instant::now(), [0; KEYS.len()]);
@@ -283,9 +283,9 @@ async fn units_of_blocks_stay_counted_after_a_process_with_a_shorter_window_has_
 
 /// Two threads that are first at the same moment must not start a task each: one of them would hold units that no request can spend.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn requests_that_are_first_together_share_their_blocks() {
+async fn requests_that_are_first_together_share_their_prefetches() {
     let server = RedisServer::start();
-    let limit = API.in_blocks(Blocks::new().life(Blocks::MAX_LIFE));
+    let limit = API.prefetch(Prefetch::new().life(Prefetch::MAX_LIFE));
     let mut late = 0;
     for number in 0..100 {
         let (limiter, key, barrier) = (limiter(&server), format!("key-{number}"), Arc::new(Barrier::new(40)));
@@ -301,8 +301,8 @@ async fn requests_that_are_first_together_share_their_blocks() {
         sleep(Duration::from_millis(10)).await;
         // What no table knows is only given back when its life ends.
         let begun = Instant::now();
-        limiter.give_back_blocks().await;
-        late += u64::from(begun.elapsed() > Blocks::MAX_LIFE * 3 / 4);
+        limiter.give_back_prefetched().await;
+        late += u64::from(begun.elapsed() > Prefetch::MAX_LIFE * 3 / 4);
     }
     // A busy machine may delay a few. With two tasks a key, about eleven are late.
     assert!(late <= 3, "{late} of 100");

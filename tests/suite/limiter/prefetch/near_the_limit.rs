@@ -3,10 +3,10 @@
 use super::*;
 
 #[tokio::test]
-async fn a_small_limit_has_no_blocks() {
+async fn a_small_limit_has_no_prefetches() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
-    let small = Limit::per_minute("small", 127).in_blocks(Blocks::new());
+    let small = Limit::per_minute("small", 127).prefetch(Prefetch::new());
     for used in 1..=127 {
         assert!(!is_in_process(&server, &limiter, &small, "ada").await);
         assert_eq!(limiter.peek(&small, "ada").await.unwrap().used(), used);
@@ -15,12 +15,12 @@ async fn a_small_limit_has_no_blocks() {
 }
 
 #[tokio::test]
-async fn a_block_is_at_most_an_eighth_of_the_rest() {
+async fn a_prefetch_is_at_most_an_eighth_of_the_rest() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
-    let limit = Limit::per_minute("limit", 1_000).in_blocks(Blocks::new());
+    let limit = Limit::per_minute("limit", 1_000).prefetch(Prefetch::new());
     for before in 0..1_000 {
-        // An eighth, and at most a quarter of the block before.
+        // An eighth, and at most a quarter of the prefetch before.
         let (unspent, rest) = (used(&server, &clock, &limit, "ada").await.0 - before, 1_000 - before);
         assert!(5 * unspent <= rest, "{unspent} of {rest}");
         assert!(check(&limiter, &limit, "ada", 1).await.is_allowed(), "after {before} units");
@@ -36,14 +36,14 @@ async fn a_block_is_at_most_an_eighth_of_the_rest() {
 async fn four_processes_admit_the_whole_limit() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let processes: Vec<_> = (0..4).map(|_| limiter_by(&server, &clock)).collect();
-    let limit = Limit::per_minute("limit", 1_000).in_blocks(Blocks::new());
+    let limit = Limit::per_minute("limit", 1_000).prefetch(Prefetch::new());
     let (mut admitted, mut refused_early) = (0, 0);
     for request in 0..1_000 {
         // The last 50 are those of a life later, when nothing is held.
         if request == 950 {
             clock.advance(LIFE);
             for process in &processes {
-                process.give_back_blocks().await;
+                process.give_back_prefetched().await;
             }
         }
         let decision = check(&processes[request % 4], &limit, "ada", 1).await;
@@ -51,7 +51,7 @@ async fn four_processes_admit_the_whole_limit() {
         refused_early += u64::from(!decision.is_allowed());
         assert!(request < 950 || decision.is_allowed(), "request {request}, {admitted} admitted");
         if let Some(wait) = decision.retry_after() {
-            // Only held units refuse, so the retry time is that of a block.
+            // Only held units refuse, so the retry time is that of a prefetch.
             assert!(wait <= LIFE && decision.is_refused_by_reservations(), "{decision:?}");
         }
     }
@@ -65,7 +65,7 @@ async fn four_processes_admit_the_whole_limit() {
 #[tokio::test]
 async fn a_thousand_processes_on_a_limit_of_ten_are_exact() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
-    let limit = Limit::per_minute("limit", 10).in_blocks(Blocks::new());
+    let limit = Limit::per_minute("limit", 10).prefetch(Prefetch::new());
     let mut admitted = 0;
     for _ in 0..1_000 {
         admitted += u64::from(check(&limiter_by(&server, &clock), &limit, "ada", 1).await.is_allowed());

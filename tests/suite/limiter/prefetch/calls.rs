@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Small enough to be spent, and long enough that no block ends while a test runs.
-const LONG: Limit = Limit::per_minute("long", 1_000_000).in_blocks(Blocks::new().at_most(32).life(Blocks::MAX_LIFE));
+/// Small enough to be spent, and long enough that no prefetch ends while a test runs.
+const LONG: Limit = Limit::per_minute("long", 1_000_000).prefetch(Prefetch::new().at_most(32).life(Prefetch::MAX_LIFE));
 
 /// The calls of sorted-set commands since the last `CONFIG RESETSTAT`, by name.
 fn calls(server: &RedisServer) -> Vec<String> {
@@ -18,16 +18,16 @@ fn calls(server: &RedisServer) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_block_is_taken_and_given_back_by_few_calls() {
+async fn a_prefetch_is_taken_and_given_back_by_few_calls() {
     let server = RedisServer::start();
     let limiter = limiter(&server);
     for key in ["given back", "spent"] {
-        // A first block has at most the units that are used.
+        // A first prefetch has at most the units that are used.
         assert!(check(&limiter, &LONG, key, 1_000).await.is_allowed());
         hold(&server, &limiter, &LONG, key).await;
         server.run::<()>("CONFIG RESETSTAT");
         if key == "given back" {
-            limiter.give_back_blocks().await;
+            limiter.give_back_prefetched().await;
             assert_eq!(calls(&server), ["zadd 1", "zrem 1", "zrevrange 1", "zscore 1"]);
         }
     }
@@ -35,11 +35,11 @@ async fn a_block_is_taken_and_given_back_by_few_calls() {
         assert!(check(&limiter, &LONG, "spent", 1).await.is_allowed());
         sleep(Duration::from_millis(10)).await;
     }
-    assert_eq!(calls(&server), ["zadd 1", "zrevrange 1"], "the next block, while some units are left");
+    assert_eq!(calls(&server), ["zadd 1", "zrevrange 1"], "the next prefetch, while some units are left");
 }
 
 #[tokio::test]
-async fn blocks_of_many_keys_travel_together() {
+async fn prefetches_of_many_keys_travel_together() {
     const KEYS: u64 = 50;
     let server = RedisServer::start();
     let limiter = limiter(&server);
@@ -48,7 +48,7 @@ async fn blocks_of_many_keys_travel_together() {
     }
     // Those that have to be given back meanwhile are, too.
     let before = server.script_calls();
-    limiter.give_back_blocks().await;
+    limiter.give_back_prefetched().await;
     let scripts = server.script_calls() - before;
     assert!(scripts > 0 && scripts < KEYS / 2, "{scripts} scripts for {KEYS} keys");
 }

@@ -1,4 +1,4 @@
-//! The deny cache: which refusals are repeated without asking Redis, and for how long.
+//! The refusal cache: which refusals are repeated without asking Redis, and for how long.
 //!
 //! The random histories in `decision/properties` show that cached refusals are correct.
 

@@ -1,4 +1,4 @@
-//! The blocks that are held of one limit and key, and the figures of its status. Times are microseconds of the local clock.
+//! The prefetches that are held of one limit and key, and the figures of its status. Times are microseconds of the local clock.
 
 use std::{
     collections::VecDeque,
@@ -11,30 +11,30 @@ use crate::{
     settlement::Settlement,
 };
 
-/// The blocks of a holding under their lock.
+/// The prefetches of a holding under their lock.
 pub(super) struct State {
     /// The oldest first. The second is taken before the first is used up.
-    pub(super) blocks: VecDeque<Block>,
+    pub(super) prefetches: VecDeque<PrefetchedUnits>,
     pub(super) known: Known,
     /// Whether a task takes and gives back. It has ended for good if the holding is `over`.
     pub(super) is_kept: bool,
     pub(super) is_over: bool,
     /// When the task has last begun something.
     pub(super) stepped_at: u64,
-    /// How often all blocks were dropped: one that was asked for before must not be spent.
+    /// How often all prefetches were dropped: one that was asked for before must not be spent.
     pub(super) drops: u64,
-    /// Units spent and requests since the last block was taken.
+    /// Units spent and requests since the last prefetch was taken.
     pub(super) since: u64,
     pub(super) spent: u64,
     pub(super) requests: u64,
-    /// No block is asked for before, since the last one was refused, has failed or was dropped.
+    /// No prefetch is asked for before, since the last one was refused, has failed or was dropped.
     pub(super) asks_from: u64,
-    /// Until when the task waits without a block.
+    /// Until when the task waits without a prefetch.
     pub(super) waits_until: u64,
 }
 
-pub(super) struct Block {
-    /// Blocks are numbered in the order in which this process has taken them.
+pub(super) struct PrefetchedUnits {
+    /// Prefetches are numbered in the order in which this process has taken them.
     pub(super) number: u64,
     pub(super) check: Check,
     pub(super) decision: Decision,
@@ -48,18 +48,18 @@ pub(super) struct Block {
 pub(super) struct Known {
     pub(super) at: SystemTime,
     pub(super) asked_at: u64,
-    /// Including the blocks of this process.
+    /// Including the prefetches of this process.
     pub(super) used: u64,
     pub(super) reserved_by_others: u64,
     pub(super) reset: Duration,
 }
 
 impl State {
-    /// Without blocks, by the status of the limit as the store has just replied it.
+    /// Without prefetches, by the status of the limit as the store has just replied it.
     pub(super) fn new(status: &LimitStatus, at: SystemTime, now: u64) -> Self {
         let known = Known { at, asked_at: now, used: 0, reserved_by_others: 0, reset: Duration::ZERO };
         let mut state = Self {
-            blocks: VecDeque::with_capacity(2),
+            prefetches: VecDeque::with_capacity(2),
             known,
             is_kept: true,
             is_over: false,
@@ -76,31 +76,31 @@ impl State {
     }
 
     pub(super) fn left(&self, now: u64) -> u64 {
-        self.blocks.iter().filter(|block| block.is_alive(now)).map(|block| block.left).sum()
+        self.prefetches.iter().filter(|prefetch| prefetch.is_alive(now)).map(|prefetch| prefetch.left).sum()
     }
 
-    /// The task waits meanwhile, since the key is asked for often. It does not if all blocks were dropped after it had asked.
+    /// The task waits meanwhile, since the key is asked for often. It does not if all prefetches were dropped after it had asked.
     pub(super) fn ask_again_from(&mut self, time: u64, drops: u64) {
         if self.drops == drops {
             (self.asks_from, self.waits_until) = (time, time);
         }
     }
 
-    /// All units of the blocks, spent or not.
+    /// All units of the prefetches, spent or not.
     pub(super) fn units(&self) -> u64 {
-        self.blocks.iter().map(|block| block.units).sum()
+        self.prefetches.iter().map(|prefetch| prefetch.units).sum()
     }
 
     pub(super) fn newest_units(&self, now: u64) -> u64 {
-        self.blocks.back().filter(|newest| newest.is_alive(now)).map_or(0, |newest| newest.units)
+        self.prefetches.back().filter(|newest| newest.is_alive(now)).map_or(0, |newest| newest.units)
     }
 
-    /// Takes the blocks that have ended or are used up out of the list, so that they are not spent any more.
+    /// Takes the prefetches that have ended or are used up out of the list, so that they are not spent any more.
     pub(super) fn settle_all(&mut self, now: u64) -> Vec<Settlement> {
-        let is_over = |block: &Block| block.left == 0 || !block.is_alive(now);
-        let (over, kept) = self.blocks.drain(..).partition(is_over);
-        self.blocks = kept;
-        let settlements = VecDeque::into_iter(over).map(|Block { check, decision, units, left, .. }| {
+        let is_over = |prefetch: &PrefetchedUnits| prefetch.left == 0 || !prefetch.is_alive(now);
+        let (over, kept) = self.prefetches.drain(..).partition(is_over);
+        self.prefetches = kept;
+        let settlements = VecDeque::into_iter(over).map(|PrefetchedUnits { check, decision, units, left, .. }| {
             self.known.used = self.known.used.saturating_sub(left);
             Settlement::new(check, &decision, |_| Some(units - left))
         });
@@ -125,7 +125,7 @@ impl State {
 
     /// The status of the limit, with the units that this process holds as those that are left.
     pub(super) fn status(&self, charge: &Charge, now: u64) -> LimitStatus {
-        let left = self.blocks.iter().map(|block| block.left).sum();
+        let left = self.prefetches.iter().map(|prefetch| prefetch.left).sum();
         let used = self.known.used.saturating_sub(left);
         let age = Duration::from_micros(now.saturating_sub(self.known.asked_at));
         // Some units are used, so there is a reset time.
@@ -134,7 +134,7 @@ impl State {
     }
 }
 
-impl Block {
+impl PrefetchedUnits {
     /// A time before `asked_at` means that the local clock has stepped back.
     pub(super) fn is_alive(&self, now: u64) -> bool {
         (self.asked_at..self.until).contains(&now)

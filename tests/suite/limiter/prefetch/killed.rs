@@ -18,7 +18,7 @@ use super::*;
 const LASTING: Duration = Duration::from_secs(6);
 
 const LIMIT: Limit =
-    Limit::per("calls", 1_000, Duration::from_millis(400)).in_blocks(Blocks::new().life(Duration::from_millis(40)));
+    Limit::per("calls", 1_000, Duration::from_millis(400)).prefetch(Prefetch::new().life(Duration::from_millis(40)));
 
 const PROCESSES: usize = 4;
 
@@ -33,7 +33,7 @@ async fn process() {
     let (url, log) = (env::var("REDIS_URL").unwrap(), env::var("LOG").unwrap());
     let (limiter, mut log) = (Limiter::new(RedisStore::builder(&url).build().unwrap()), File::create(log).unwrap());
     for number in 0_u64.. {
-        let pause = Duration::from_millis(100 + 97 * number % 500);
+        let block = Duration::from_millis(100 + 97 * number % 500);
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_millis(250) {
             let mut spans = Vec::new();
@@ -47,7 +47,7 @@ async fn process() {
             log.write_all(&spans).unwrap();
             sleep(Duration::from_micros(500)).await;
         }
-        sleep(pause).await;
+        sleep(block).await;
     }
 }
 

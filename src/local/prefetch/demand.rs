@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const SETS: usize = 1 << 13;
 const SET: usize = 4;
 
-/// The fewest requests in a life that a block is taken for. With half as many, a block saves little or nothing.
+/// The fewest requests in a life that a prefetch is taken for. With half as many, a prefetch saves little or nothing.
 pub(super) const FEWEST_REQUESTS: u64 = 16;
 
 /// A word has the requests of a key in its lowest bits, above them the time of the first one, and a part of the key's digest.
@@ -30,7 +30,7 @@ impl Demand {
     /// Counts a request, and returns the requests of a life at the present rate, if there have been enough to tell.
     ///
     /// A count lasts for a life. A key that finds all counts of its set taken takes one off the smallest. So busy keys keep theirs, and
-    /// many rare keys together do not look like a busy one. Threads may overwrite each other's counts, which delays a block.
+    /// many rare keys together do not look like a busy one. Threads may overwrite each other's counts, which delays a prefetch.
     pub(super) fn count(&self, digest: u64, now: u64, life: u64) -> Option<u64> {
         let set = &self.0[digest as usize % SETS];
         let counts = set.each_ref().map(|word| Count::of(word.load(Ordering::Relaxed)).within(now, life));

@@ -1,4 +1,4 @@
-//! Blocks while Redis fails.
+//! Prefetches while Redis fails.
 
 use tower_sliding_window::Share;
 
@@ -30,23 +30,23 @@ async fn units_are_given_back_when_redis_answers_again() {
         sleep(Duration::from_millis(300)).await;
         server.resume();
     };
-    tokio::join!(limiter.give_back_blocks(), back);
+    tokio::join!(limiter.give_back_prefetched(), back);
     wait_until_used(&server, &clock, &API, "ada", requests).await;
 }
 
 #[tokio::test]
-async fn a_block_whose_reply_is_lost_is_given_back() {
+async fn a_prefetch_whose_reply_is_lost_is_given_back() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let proxy = Proxy::start(&server).await;
     let store = RedisStore::builder(proxy.url()).clock(&clock).build().unwrap();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
-    // The reply after these is that of the first block.
+    // The reply after these is that of the first prefetch.
     for _ in 0..16 {
         assert!(check(&limiter, &API, "ada", 1).await.is_allowed());
     }
     proxy.lose_replies(1);
     sleep(LIFE).await;
-    limiter.give_back_blocks().await;
+    limiter.give_back_prefetched().await;
     assert!(proxy.has_lost_them());
     assert_eq!(used(&server, &clock, &API, "ada").await, (16, 0));
 }

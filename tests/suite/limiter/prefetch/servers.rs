@@ -1,4 +1,4 @@
-//! Blocks on other servers than a single one that keeps its data and tells the time.
+//! Prefetches on other servers than a single one that keeps its data and tells the time.
 
 use tokio::task::JoinSet;
 
@@ -24,7 +24,7 @@ async fn spend_all(limiters: &[Limiter], limit: &Limit, key: &str) -> u64 {
     tasks.join_all().await.into_iter().sum()
 }
 
-/// The entries of all keys: one for each unit without blocks, and one for each block.
+/// The entries of all keys: one for each unit without prefetches, and one for each prefetch.
 fn entries(server: &RedisServer) -> u64 {
     server.keys().iter().map(|key| server.run::<u64>(&format!("ZCARD {key}"))).sum()
 }
@@ -36,21 +36,21 @@ async fn a_cluster_admits_the_whole_limit_and_is_hardly_asked() {
 
     let cluster = RedisCluster::start(3).await;
     let limiters = [(); 2].map(|()| cluster.limiter(cluster.builder()).deadline(TEST_TIMEOUT));
-    let limit = Limit::per_minute("api", 20_000).in_blocks(Blocks::new());
+    let limit = Limit::per_minute("api", 20_000).prefetch(Prefetch::new());
     for key in ["ada", "bob", "eve", "joe"] {
         assert_eq!(spend_all(&limiters, &limit, key).await, 20_000, "{key}");
     }
     let entries: u64 = cluster.0.iter().map(entries).sum();
     assert!(entries < 20_000, "{entries} of 80,000 units");
-    // The parts of a limit are on several nodes, and each has blocks of its own.
-    let split = Limit::per_minute("split", 40_000).in_blocks(Blocks::new()).split(4);
+    // The parts of a limit are on several nodes, and each has prefetches of its own.
+    let split = Limit::per_minute("split", 40_000).prefetch(Prefetch::new()).split(4);
     for key in split.keys("ada") {
         let mut admitted = 0;
         for limiter in &limiters {
             while limiter.check(split.limit(), key.clone(), 100).await.unwrap().is_allowed() {
                 admitted += 100;
             }
-            limiter.give_back_blocks().await;
+            limiter.give_back_prefetched().await;
         }
         assert_eq!(admitted, 10_000);
     }
@@ -63,15 +63,15 @@ async fn the_clocks_of_processes_admit_the_whole_limit() {
         let store = server.store().client_clock().build().unwrap();
         Limiter::new(store).deadline(TEST_TIMEOUT)
     });
-    let limit = Limit::per_minute("api", 20_000).in_blocks(Blocks::new());
+    let limit = Limit::per_minute("api", 20_000).prefetch(Prefetch::new());
     assert_eq!(spend_all(&limiters, &limit, "ada").await, 20_000);
     assert!(entries(&server) < 5_000, "{} of 20,000 units", entries(&server));
 }
 
-/// A server that has lost its data starts every window anew. A block of before is spent until its life ends, and giving it back counts
+/// A server that has lost its data starts every window anew. A prefetch of before is spent until its life ends, and giving it back counts
 /// no more than was spent of it.
 #[tokio::test]
-async fn a_server_that_loses_its_data_counts_no_block_twice() {
+async fn a_server_that_loses_its_data_counts_no_prefetch_twice() {
     let (mut server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
     for loses_by_restart in [false, true] {
@@ -87,7 +87,7 @@ async fn a_server_that_loses_its_data_counts_no_block_twice() {
             spent += u64::from(limiter.check(&API, "ada", 1).await.is_ok());
         }
         clock.advance(LIFE);
-        limiter.give_back_blocks().await;
+        limiter.give_back_prefetched().await;
         let (all, held) = used(&server, &clock, &API, "ada").await;
         assert!(all <= requests + spent && held == 0, "{all} of {requests} and {spent}, {held} held");
         limiter.reset(&API, "ada").await.unwrap();
@@ -96,9 +96,9 @@ async fn a_server_that_loses_its_data_counts_no_block_twice() {
     }
 }
 
-/// Each reply comes too late, so every block has failed. Those that Redis has counted all the same end with their lives.
+/// Each reply comes too late, so every prefetch has failed. Those that Redis has counted all the same end with their lives.
 #[tokio::test]
-async fn blocks_whose_replies_come_too_late_end_with_their_lives() {
+async fn prefetches_whose_replies_come_too_late_end_with_their_lives() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let store = server.store().clock(&clock).reply_timeout(Duration::from_secs(1)).build().unwrap();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::off());
@@ -116,7 +116,7 @@ async fn blocks_whose_replies_come_too_late_end_with_their_lives() {
     let (all, _) = used(&server, &clock, &API, "ada").await;
     assert!(all >= admitted, "{all} counted, {admitted} admitted");
     clock.advance(API.window());
-    limiter.give_back_blocks().await;
+    limiter.give_back_prefetched().await;
     clock.advance(API.window() + LIFE);
     assert_eq!(used(&server, &clock, &API, "ada").await, (0, 0));
 }

@@ -1,8 +1,8 @@
-//! The settings of a deny cache.
+//! The settings of a refusal cache.
 
 use std::time::Duration;
 
-/// Settings of a deny cache, which refuses checks without asking the store.
+/// Settings of a refusal cache, which refuses checks without asking the store.
 ///
 /// 1. When a check is refused, the cache remembers for each of its limits and keys how much is left, and until when nothing
 ///    leaves the window. Until then it refuses any higher cost: other callers can only spend in the meantime. So a client
@@ -21,34 +21,34 @@ use std::time::Duration;
 ///    No client can make two digests collide. By chance, among 10,000 remembered and a million checks a second, two collide
 ///    once in fifty years.
 /// 6. Stores with a [local state](crate::Store::local_state), such as `RedisStore`, have one for all of their clones. A
-///    limiter or layer that sets a deny cache has its own. `MemoryStore` has none, since it decides as quickly.
+///    limiter or layer that sets a refusal cache has its own. `MemoryStore` has none, since it decides as quickly.
 ///
 /// ```
 /// # #[cfg(feature = "redis")]
 /// # fn settings() -> Result<(), Box<dyn std::error::Error>> {
 /// use std::time::Duration;
-/// use tower_sliding_window::{DenyCache, Limiter, RedisStore};
+/// use tower_sliding_window::{RefusalCache, Limiter, RedisStore};
 ///
 /// let limiter = Limiter::new(RedisStore::builder("redis://127.0.0.1:6379").build()?);
 /// // No key is ever reset, so a refusal holds until its retry time.
-/// let patient = limiter.clone().deny_cache(DenyCache::new().max_age(Duration::MAX));
-/// let without = limiter.deny_cache(DenyCache::off());
+/// let patient = limiter.clone().refusal_cache(RefusalCache::new().max_age(Duration::MAX));
+/// let without = limiter.refusal_cache(RefusalCache::off());
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub struct DenyCache {
+pub struct RefusalCache {
     pub(super) max_age: Duration,
     pub(super) capacity: usize,
 }
 
-impl DenyCache {
-    /// A deny cache of 10,000 limits and keys, each for at most one second.
+impl RefusalCache {
+    /// A refusal cache of 10,000 limits and keys, each for at most one second.
     pub const fn new() -> Self {
         Self { max_age: Duration::from_secs(1), capacity: 10_000 }
     }
 
-    /// No deny cache: the store is asked every time.
+    /// No refusal cache: the store is asked every time.
     pub const fn off() -> Self {
         Self { max_age: Duration::ZERO, capacity: 0 }
     }
@@ -68,7 +68,7 @@ impl DenyCache {
     }
 }
 
-impl Default for DenyCache {
+impl Default for RefusalCache {
     fn default() -> Self {
         Self::new()
     }

@@ -4,11 +4,11 @@ use super::*;
 use crate::support::one_thread;
 
 #[tokio::test]
-async fn unspent_units_are_given_back_after_the_life_of_a_block() {
+async fn unspent_units_are_given_back_after_the_life_of_a_prefetch() {
     let server = RedisServer::start();
     let (limiter, other) = (limiter(&server), limiter(&server));
     let life = Duration::from_secs(1);
-    let limit = API.in_blocks(Blocks::new().life(life));
+    let limit = API.prefetch(Prefetch::new().life(life));
     let requests = hold(&server, &limiter, &limit, "ada").await;
     let held = check(&other, &limit, "ada", 0).await;
     assert!(held.used() > requests && held.binding().reserved() > 0, "{held:?}");
@@ -22,9 +22,9 @@ async fn all_units_are_given_back_at_once_if_asked() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
     let requests = hold(&server, &limiter, &API, "ada").await;
-    limiter.give_back_blocks().await;
+    limiter.give_back_prefetched().await;
     assert_eq!(used(&server, &clock, &API, "ada").await, (requests, 0));
-    limiter.give_back_blocks().await;
+    limiter.give_back_prefetched().await;
 }
 
 #[tokio::test]
@@ -32,7 +32,7 @@ async fn spent_units_leave_within_a_window_and_a_life() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
     hold(&server, &limiter, &API, "ada").await;
-    limiter.give_back_blocks().await;
+    limiter.give_back_prefetched().await;
     clock.advance(API.window() + LIFE);
     assert_eq!(used(&server, &clock, &API, "ada").await, (0, 0));
 }
@@ -40,16 +40,16 @@ async fn spent_units_leave_within_a_window_and_a_life() {
 #[tokio::test]
 async fn nothing_stays_in_redis() {
     let server = RedisServer::start();
-    let limit = Limit::per_second("api", 1_000_000).in_blocks(Blocks::new());
+    let limit = Limit::per_second("api", 1_000_000).prefetch(Prefetch::new());
     let limiter = limiter(&server);
     hold(&server, &limiter, &limit, "ada").await;
-    // A log lives for two windows and a second after its oldest entry, which may be the end of a block.
+    // A log lives for two windows and a second after its oldest entry, which may be the end of a prefetch.
     sleep(2 * limit.window() + LIFE + Duration::from_secs(1) + Duration::from_millis(200)).await;
     assert_eq!(server.run::<u64>("DBSIZE"), 0);
 }
 
 #[tokio::test]
-async fn a_reset_drops_the_blocks_of_its_key() {
+async fn a_reset_drops_the_prefetches_of_its_key() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
     hold(&server, &limiter, &API, "ada").await;
@@ -62,11 +62,11 @@ async fn a_reset_drops_the_blocks_of_its_key() {
 }
 
 #[tokio::test]
-async fn a_pause_drops_the_blocks_of_its_key() {
+async fn a_block_drops_the_prefetches_of_its_key() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
     hold(&server, &limiter, &API, "ada").await;
-    limiter.pause(&API, "ada", API.window()).await.unwrap();
+    limiter.block(&API, "ada", API.window()).await.unwrap();
     assert!(!check(&limiter, &API, "ada", 1).await.is_allowed());
 }
 
@@ -96,7 +96,7 @@ fn what_a_runtime_has_left_is_given_back_by_another() {
     one_thread().block_on(async {
         clock.advance(LIFE);
         let more = hold(&server, &limiter, &API, "ada").await;
-        limiter.give_back_blocks().await;
+        limiter.give_back_prefetched().await;
         assert_eq!(used(&server, &clock, &API, "ada").await, (requests + more, 0));
     });
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
-use tower_sliding_window::{AdmissionId, Charge, Check, DenyCache, Limit, Limiter};
+use tower_sliding_window::{AdmissionId, Charge, Check, Limit, Limiter, RefusalCache};
 
 use super::{CALLS, Test};
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer};
@@ -31,7 +31,7 @@ async fn a_cached_refusal_counts_down_without_asking_redis() {
 #[tokio::test]
 async fn a_cached_refusal_ends_when_its_oldest_unit_leaves() {
     let test = Test::start();
-    let limiter = test.limiter().deny_cache(DenyCache::new().max_age(Duration::MAX));
+    let limiter = test.limiter().refusal_cache(RefusalCache::new().max_age(Duration::MAX));
     for (cost, admitted) in [(1, true), (1, true), (2, false), (2, false)] {
         assert_eq!(limiter.check(&CALLS, "ada", cost).await.unwrap().is_allowed(), admitted);
         test.clock.advance(Duration::from_secs(1));
@@ -79,7 +79,7 @@ async fn a_cost_above_the_remaining_units_is_refused_without_asking() {
     }
     assert_eq!(test.scripts(), 1);
 
-    let every_time = limiter.clone().deny_cache(DenyCache::off());
+    let every_time = limiter.clone().refusal_cache(RefusalCache::off());
     for (cost, reported) in (3..67).zip(reported) {
         let exact = every_time.check(&limit, "ada", cost).await.unwrap().retry_after().unwrap();
         assert!(
@@ -94,7 +94,7 @@ async fn a_cost_above_the_remaining_units_is_refused_without_asking() {
 #[tokio::test]
 async fn a_lower_cost_asks_again_once_a_unit_may_have_left() {
     let test = Test::start();
-    let limiter = test.limiter().deny_cache(DenyCache::new().max_age(Duration::MAX));
+    let limiter = test.limiter().refusal_cache(RefusalCache::new().max_age(Duration::MAX));
     let limit = Limit::per_minute("calls", 10);
     for (cost, admitted) in [(1, true), (8, true), (9, false)] {
         assert_eq!(limiter.check(&limit, "ada", cost).await.unwrap().is_allowed(), admitted);
@@ -119,7 +119,7 @@ async fn a_lower_cost_asks_again_once_a_unit_may_have_left() {
 
 /// A limiter uses the refusals that another limiter on the same store has cached.
 #[tokio::test]
-async fn limiters_on_clones_of_a_store_share_one_deny_cache() {
+async fn limiters_on_clones_of_a_store_share_one_refusal_cache() {
     let test = Test::start();
     let both = |cost, key| {
         let other = Charge::new(Limit::per_hour("hourly", 100), key, 1).unwrap();
@@ -140,7 +140,7 @@ async fn limiters_on_clones_of_a_store_share_one_deny_cache() {
     assert!(!test.limiter().check_all(both(1, "bob")).await.unwrap().is_allowed());
     assert!(test.limiter().check(&Limit::per_hour("hourly", 100), "ada", 1).await.unwrap().is_allowed());
     assert_eq!(test.scripts(), 2, "a cached status that fits asks Redis");
-    let own = test.limiter().deny_cache(DenyCache::new());
+    let own = test.limiter().refusal_cache(RefusalCache::new());
     assert!(!own.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
     assert_eq!(test.scripts(), 1, "a new cache is empty");
 }
@@ -178,10 +178,10 @@ async fn a_check_with_an_id_always_asks_redis() {
 }
 
 #[tokio::test]
-async fn without_a_deny_cache_every_check_asks_redis() {
+async fn without_a_refusal_cache_every_check_asks_redis() {
     let test = Test::start();
-    for off in [DenyCache::off(), DenyCache::new().max_age(Duration::ZERO), DenyCache::new().capacity(0)] {
-        let limiter = test.refused().await.deny_cache(off);
+    for off in [RefusalCache::off(), RefusalCache::new().max_age(Duration::ZERO), RefusalCache::new().capacity(0)] {
+        let limiter = test.refused().await.refusal_cache(off);
         test.scripts();
         for _ in 0..5 {
             assert!(!limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
@@ -192,9 +192,9 @@ async fn without_a_deny_cache_every_check_asks_redis() {
 }
 
 #[tokio::test]
-async fn a_full_deny_cache_forgets_entries_but_stays_correct() {
+async fn a_full_refusal_cache_forgets_entries_but_stays_correct() {
     let test = Test::start();
-    let limiter = test.limiter().deny_cache(DenyCache::new().capacity(10));
+    let limiter = test.limiter().refusal_cache(RefusalCache::new().capacity(10));
     let one = Limit::per_minute("one", 1);
     for _ in 0..2 {
         for key in 0..100 {

@@ -1,4 +1,4 @@
-//! A limit in blocks, far from its end, on one key: decisions per second of 256 tasks, their work for Redis, and the
+//! A limit with prefetch, far from its end, on one key: decisions per second of 256 tasks, their work for Redis, and the
 //! median time of a single request.
 
 use super::Outcome;
@@ -6,8 +6,8 @@ use super::Outcome;
 use crate::contenders::{TOWER_RATE_LIMITER, tower_rate_limiter};
 use crate::{
     contenders::{
-        Contender, Floor, OURS, OURS_IN_BLOCKS, TOWER_RATE_LIMIT_REDIS, ours, ours_in_blocks, tower_rate_limit_redis,
-        wide,
+        Contender, Floor, OURS, OURS_WITH_PREFETCH, TOWER_RATE_LIMIT_REDIS, ours, ours_with_prefetch,
+        tower_rate_limit_redis, wide,
     },
     load::{Rates, TASKS, ask_for, forgetting, in_turn, median_micros, two_threads, work},
     measure::{Comparison, Contest, Effort, Sides, Unit},
@@ -16,7 +16,7 @@ use crate::{
 
 pub(crate) fn run(effort: Effort) -> Outcome {
     let (runtime, server) = (two_threads(), Server::start());
-    let blocks = runtime.block_on(ours_in_blocks(&server, wide()));
+    let prefetches = runtime.block_on(ours_with_prefetch(&server, wide()));
     let exact = runtime.block_on(ours(&server, wide()));
     let rival = runtime.block_on(tower_rate_limit_redis(&server));
     let floor = runtime.block_on(Floor::new(&server));
@@ -24,9 +24,9 @@ pub(crate) fn run(effort: Effort) -> Outcome {
     let fresh = || server.run::<()>("FLUSHALL");
 
     let sides = Sides::new()
-        .side(OURS_IN_BLOCKS, || {
+        .side(OURS_WITH_PREFETCH, || {
             fresh();
-            work(&runtime, &server, round, of_one_key(&blocks, effort))
+            work(&runtime, &server, round, of_one_key(&prefetches, effort))
         })
         .side(OURS, || {
             fresh();
@@ -46,9 +46,9 @@ pub(crate) fn run(effort: Effort) -> Outcome {
     let works = sides.measure(effort.rounds);
 
     let alone = Contest::new("median time, one request at a time", Unit::Micros)
-        .side(OURS_IN_BLOCKS, || {
+        .side(OURS_WITH_PREFETCH, || {
             fresh();
-            runtime.block_on(median_micros(&blocks, round, 1))
+            runtime.block_on(median_micros(&prefetches, round, 1))
         })
         .side(OURS, || {
             fresh();

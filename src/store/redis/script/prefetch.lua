@@ -1,6 +1,6 @@
--- The way of most blocks: of an exact log that no entry has left, and that has an older entry than the block. It does what
--- check.lua and settle.lua do. All that such a log needs is at its end, so a block costs three or four calls to take, and
--- five to give back. run.lua goes on from the first block that needs more.
+-- The way of most prefetches: of an exact log that no entry has left, and that has an older entry than the prefetch. It does what
+-- check.lua and settle.lua do. All that such a log needs is at its end, so a prefetch costs three or four calls to take, and
+-- five to give back. run.lua goes on from the first prefetch that needs more.
 
 -- Reads the sums of a log, and the member and time of its oldest entry. Returns nothing if an entry has left, or if the
 -- oldest one is ahead of the clock.
@@ -20,7 +20,7 @@ local function read_end(charge, key)
   return sum, held, last[place], oldest
 end
 
-local function block_member(id, units)
+local function prefetch_member(id, units)
   return id .. '+0' .. string.format('%.0f', units)
 end
 
@@ -28,7 +28,7 @@ end
 local function reply_end(charge, key, sum, held, oldest)
   local left = charge.window_ms + SLACK
   if is_expiry_telling then
-    -- Mostly it stays. Under another window than this, it may be too early for the units of the block.
+    -- Mostly it stays. Under another window than this, it may be too early for the units of the prefetch.
     local expires = ceil(oldest / 1000) + charge.window_ms + left
     if call('PEXPIRETIME', key) ~= expires then call('PEXPIREAT', key, expires) end
   elseif is_server_time then
@@ -47,20 +47,20 @@ local function reply_end(charge, key, sum, held, oldest)
   return true
 end
 
--- Takes a block. Returns false if it has done nothing.
-local function take_block(charge, key, id)
+-- Takes a prefetch. Returns false if it has done nothing.
+local function take_prefetch(charge, key, id)
   local sum, held, _, oldest = read_end(charge, key)
   if not sum or sum + charge.cost > charge.units then return false end
   sum, held = sum + charge.cost, held + charge.cost
   local ends = score_of(now + charge.lease - charge.window)
   -- A server without memory refuses this write.
-  local written = pcall('ZADD', key, sum, 'used', held, 'held', ends, block_member(id, charge.cost))
+  local written = pcall('ZADD', key, sum, 'used', held, 'held', ends, prefetch_member(id, charge.cost))
   return type(written) ~= 'table' and reply_end(charge, key, sum, held, oldest)
 end
 
--- Gives back what is unspent of a block. Returns false if it has done nothing.
+-- Gives back what is unspent of a prefetch. Returns false if it has done nothing.
 local function give_back(charge, key, id, at)
-  local member = block_member(id, charge.cost)
+  local member = prefetch_member(id, charge.cost)
   local sum, held, first, oldest = read_end(charge, key)
   if not sum or first == member or held < charge.cost then return false end
   local ends = call('ZSCORE', key, member)
@@ -81,18 +81,18 @@ local function give_back(charge, key, id, at)
   return reply_end(charge, key, sum, held, oldest)
 end
 
--- Takes or gives back a block, if it is one, and if there is no more to do. Returns false if it has done nothing.
-local function do_block(shape, i)
+-- Takes or gives back a prefetch, if it is one, and if there is no more to do. Returns false if it has done nothing.
+local function do_prefetch(shape, i)
   local charge = shape[1]
-  if #shape > 1 or not charge.is_block or charge.part or now < charge.window then return false end
+  if #shape > 1 or not charge.is_prefetch or charge.part or now < charge.window then return false end
   local key = KEYS[k + 1]
   if shape.kind == 'settle' then return charge.settled and give_back(charge, key, ARGV[i], ARGV[i + 1] + 0) end
-  return shape.kind == 'any' and shape.copies == 1 and take_block(charge, key, ARGV[i])
+  return shape.kind == 'any' and shape.copies == 1 and take_prefetch(charge, key, ARGV[i])
 end
 
 while a < #ARGV and not resume do
   for i = shape.first, shape.last, shape.is_settlement and 2 or 1 do
-    if not do_block(shape, i) then
+    if not do_prefetch(shape, i) then
       resume = i
       break
     end

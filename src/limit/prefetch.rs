@@ -1,0 +1,224 @@
+//! Prefetches: units that a process takes at once, and spends without asking the store.
+//!
+//! While a busy key is far from its limit, the process takes a prefetch of its units in one call. It decides by itself as long as they
+//! last, and gives back the rest. [`guide::hot_keys`](crate::guide::hot_keys) says when this pays off.
+//!
+//! 1. **Never too much.** A prefetch is counted in Redis when it is taken, until a window after its life. So no window ever holds more
+//!    than the limit, by any number of processes, even if one is killed or a reply is lost.
+//! 2. **Early by little.** A unit that a process holds and does not spend is missing to others for the life of the prefetch, 100 ms by
+//!    default, and until the process has given it back, a call later. That call waits for prefetches of other keys, for at most a 64th of the
+//!    life and 4 ms. A unit that is spent out of a prefetch counts for its window and
+//!    at most the life. If the process is killed, its units count for the life of the prefetch and then for a window.
+//! 3. **Exact near the limit.** A process takes a prefetch only for a key with sixteen requests within a life. A prefetch has as many
+//!    units as the process spends in a life at its present rate, but at most an eighth of the units that are left. If an
+//!    eighth is less than sixteen requests, each request asks the store, and its unit counts for exactly one window.
+//! 4. A check is decided in the process only if the prefetches of all its charges have enough units. Otherwise all of it goes to the
+//!    store. So does every check with an [id](crate::Check::with_id), and every check with a charge that
+//!    [reserves](crate::Charge::reserve), asks whether [any unit is left](crate::Charge::any_left), counts
+//!    [spent](crate::Charge::spent) units or costs nothing. A process takes prefetches only if all charges of a check are asked for often.
+//! 5. The figures of a decision in the process are those of the store when the prefetch was taken, and the units that this process has
+//!    spent since. They are as old as the life at most. Units that other processes hold count as used, and as
+//!    [reserved](crate::LimitStatus::reserved), since they may be given back.
+//!    A request that was on its way while a prefetch was taken may be counted twice in them until the next reply.
+//! 6. An admission in the process has an id that the store does not know, so it cannot be
+//!    [settled](crate::settlement). A reservation can, since it always asks the store.
+//! 7. A [reset](crate::Limiter::reset) or [block](crate::Limiter::block) through a limiter drops the prefetches of its store at once. Other
+//!    processes may spend what they hold for the rest of its life: after a reset, in addition to the limit.
+//! 8. While the store fails, a process first spends what it holds, for the rest of its life.
+//! 9. Prefetches work with an exact or a [compact](crate::Algorithm::compact_log) log on a `RedisStore`. They have no effect under other
+//!    algorithms, and none on a `MemoryStore`, which decides as quickly. They work on a store of your own if its
+//!    [local state](crate::LocalState::with_prefetch) has them.
+//! 10. Instances may have different prefetches for one limit, or none. The parts of a [split](crate::split) limit have prefetches of their own.
+//!
+//! ```
+//! use tower_sliding_window::{Prefetch, Limit};
+//!
+//! const API: Limit = Limit::per_minute("api", 600_000).prefetch(Prefetch::new());
+//! assert_eq!("api=600000/min prefetch".parse(), Ok(API));
+//! ```
+
+use std::{fmt, num::NonZeroU32, time::Duration};
+
+use super::Limit;
+use crate::config_error::{ConfigError, ConfigErrorKind};
+
+/// Settings of the prefetches of a [limit](Limit::prefetch). See the [module docs](self).
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[must_use]
+pub struct Prefetch {
+    most: u32,
+    /// Microseconds, and 1 more: so an optional value takes no more memory.
+    life: NonZeroU32,
+}
+
+impl Prefetch {
+    /// The shortest life, 1 ms.
+    pub const MIN_LIFE: Duration = Duration::from_millis(1);
+    /// The longest life, 1 s: keys in Redis outlive their last unit by no more.
+    pub const MAX_LIFE: Duration = Duration::from_secs(1);
+
+    /// Prefetches with a life of 100 ms, of as many units as rule 3 of the [module docs](self) allows.
+    pub const fn new() -> Self {
+        Self { most: u32::MAX, life: NonZeroU32::MIN.saturating_add(100_000) }
+    }
+
+    /// The most units of a prefetch, 1 to the units of the limit. Default: as many as rule 3 of the [module docs](self) allows.
+    pub const fn at_most(mut self, units: u32) -> Self {
+        self.most = units;
+        self
+    }
+
+    /// How long a process may hold a prefetch, 1 ms to 1 s and at most the window. Default: 100 ms.
+    ///
+    /// With a longer life, fewer requests ask the store, and units are missing to other processes for longer.
+    pub const fn life(mut self, life: Duration) -> Self {
+        let micros = life.as_micros();
+        // A life that is too long for the number is too long for `prefetch`, too.
+        let micros = if micros < u32::MAX as u128 { micros as u32 } else { u32::MAX };
+        self.life = NonZeroU32::MIN.saturating_add(micros);
+        self
+    }
+
+    pub(crate) const fn most(self) -> u64 {
+        self.most as u64
+    }
+
+    pub(crate) const fn life_micros(self) -> u64 {
+        self.life.get() as u64 - 1
+    }
+
+    /// Whether prefetches of any size are allowed.
+    const fn is_unbounded(self) -> bool {
+        self.most == u32::MAX
+    }
+}
+
+impl Default for Prefetch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for Prefetch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let most = (!self.is_unbounded()).then_some(self.most);
+        let life = Duration::from_micros(self.life_micros());
+        f.debug_struct("Prefetch").field("at_most", &most).field("life", &life).finish()
+    }
+}
+
+impl Limit {
+    /// The same limit with prefetch, which processes take and spend without asking the store: see [`Prefetch`](crate::limit::prefetch). Default:
+    /// every check asks the store.
+    ///
+    /// # Panics
+    ///
+    /// If the prefetches do not fit, as described there. In a `const`, that does not compile. For values that are not known before run
+    /// time there is [`try_prefetch`](Self::try_prefetch).
+    #[must_use]
+    #[track_caller]
+    pub const fn prefetch(mut self, prefetches: Prefetch) -> Self {
+        if let Some(rule) = broken_rule(&self, prefetches) {
+            panic!("{}", rule);
+        }
+        self.prefetches = Some(prefetches);
+        self
+    }
+
+    /// The same limit with prefetch: [`prefetch`](Self::prefetch) for values from a configuration.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`], naming the value, if a prefetch may be larger than the limit or has no units, if its life is
+    /// not 1 ms to 1 s or longer than the window, or if the algorithm is [`fixed_window`](crate::Algorithm::fixed_window) or
+    /// [`sliding_window_counter`](crate::Algorithm::sliding_window_counter).
+    pub fn try_prefetch(self, prefetches: Prefetch) -> Result<Self, ConfigError> {
+        let name = self.shared_name();
+        self.with_prefetch(prefetches)
+            .map_err(|problem| ConfigError::new(ConfigErrorKind::Prefetch, format!("limit {name:?}: {problem}")))
+    }
+
+    /// An error says which rule the prefetches break, and the value.
+    pub(super) fn with_prefetch(mut self, prefetches: Prefetch) -> Result<Self, String> {
+        let Some(rule) = broken_rule(&self, prefetches) else {
+            self.prefetches = Some(prefetches);
+            return Ok(self);
+        };
+        let life = Duration::from_micros(prefetches.life_micros());
+        Err(match rule {
+            ABOVE_LIMIT => format!("{rule}, {}, not {}", self.units, prefetches.most),
+            LIFE => format!("{rule}, not {life:?}"),
+            ABOVE_WINDOW => format!("{rule}, {:?}, not {life:?}", self.window()),
+            ALGORITHM => format!("{rule}, not {}", self.algorithm.word()),
+            _ => rule.to_owned(),
+        })
+    }
+
+    /// The prefetches, if it has any.
+    #[must_use]
+    pub const fn prefetched(&self) -> Option<Prefetch> {
+        self.prefetches
+    }
+
+    /// When to try again if only reserved units refuse: prefetches are given back within a life.
+    pub(crate) fn retry_reserved_after(&self, wait: Duration) -> Duration {
+        self.prefetches.map_or(wait, |prefetches| wait.min(Duration::from_micros(prefetches.life_micros())))
+    }
+}
+
+const EMPTY: &str = "a prefetch must have at least one unit";
+const ABOVE_LIMIT: &str = "a prefetch must have at most the units of the limit";
+const LIFE: &str = "the life of a prefetch must be 1 ms to 1 s";
+const ABOVE_WINDOW: &str = "the life of a prefetch must be at most the window";
+const ALGORITHM: &str = "prefetches need an exact or a compact log";
+
+const fn broken_rule(limit: &Limit, prefetches: Prefetch) -> Option<&'static str> {
+    let life = prefetches.life_micros();
+    if prefetches.most == 0 {
+        Some(EMPTY)
+    } else if !prefetches.is_unbounded() && prefetches.most() > limit.units {
+        Some(ABOVE_LIMIT)
+    } else if life < Prefetch::MIN_LIFE.as_micros() as u64 || life > Prefetch::MAX_LIFE.as_micros() as u64 {
+        Some(LIFE)
+    } else if life > limit.window_micros {
+        Some(ABOVE_WINDOW)
+    } else if !limit.algorithm.is_log() {
+        Some(ALGORITHM)
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::Algorithm;
+
+    #[test]
+    fn an_error_names_the_value_that_does_not_fit() {
+        let limit = Limit::per_second("api", 100);
+        let millis = Duration::from_millis;
+        for (limit, prefetches, named) in [
+            (limit.clone(), Prefetch::new().at_most(0), "a prefetch must have at least one unit"),
+            (limit.clone(), Prefetch::new().at_most(101), "the units of the limit, 100, not 101"),
+            (limit.clone(), Prefetch::new().life(Duration::from_micros(999)), "1 ms to 1 s, not 999µs"),
+            (limit.clone(), Prefetch::new().life(millis(1_001)), "1 ms to 1 s, not 1.001s"),
+            (limit.clone(), Prefetch::new().life(Duration::MAX), "1 ms to 1 s, not"),
+            (limit.clone(), Prefetch::new().life(Duration::ZERO), "1 ms to 1 s, not 0ns"),
+            (Limit::per("api", 100, millis(50)), Prefetch::new(), "at most the window, 50ms, not 100ms"),
+            (limit.clone().with_algorithm(Algorithm::fixed_window()), Prefetch::new(), "not fixed"),
+            (limit.clone().with_algorithm(Algorithm::sliding_window_counter()), Prefetch::new(), "not counter"),
+        ] {
+            let error = limit.try_prefetch(prefetches).unwrap_err().to_string();
+            assert!(error.starts_with("limit \"api\": ") && error.contains(named), "{error}");
+        }
+        let compact = Limit::per("api", 100, millis(1)).with_algorithm(Algorithm::compact_log(16));
+        assert!(compact.try_prefetch(Prefetch::new().at_most(100).life(millis(1))).is_ok());
+        assert!(Limit::per_second("api", u64::from(u32::MAX)).try_prefetch(Prefetch::new().at_most(u32::MAX)).is_ok());
+    }
+
+    #[test]
+    fn prefetches_cost_a_limit_one_word() {
+        assert_eq!(size_of::<Option<Prefetch>>(), 8);
+    }
+}
