@@ -25,7 +25,7 @@ use std::{
 ///
 /// Never take it from a client: a client that repeats an id is admitted for free.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct AdmissionId(u64);
+pub struct AdmissionId(pub(crate) u64);
 
 impl AdmissionId {
     /// An id that no other admission has.
@@ -51,18 +51,6 @@ impl AdmissionId {
     pub(crate) fn following(self, places: u64) -> Self {
         Self(self.0.wrapping_add(places))
     }
-
-    /// The id with these eight bytes: see [`to_bytes`](Self::to_bytes).
-    #[must_use]
-    pub const fn from_bytes(bytes: [u8; 8]) -> Self {
-        Self(u64::from_be_bytes(bytes))
-    }
-
-    /// The eight bytes of the id, to store it.
-    #[must_use]
-    pub const fn to_bytes(self) -> [u8; 8] {
-        self.0.to_be_bytes()
-    }
 }
 
 /// 64 random bits: [`RandomState`] is the standard library's access to the operating system's randomness.
@@ -73,6 +61,13 @@ pub(crate) fn random() -> u64 {
 impl From<u64> for AdmissionId {
     fn from(id: u64) -> Self {
         Self(id)
+    }
+}
+
+/// To store it.
+impl From<AdmissionId> for u64 {
+    fn from(id: AdmissionId) -> Self {
+        id.0
     }
 }
 

@@ -23,12 +23,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-use std::{error, fmt, iter, mem, time::Duration};
+use std::{iter, mem, time::Duration};
 
 use crate::{
     admission::AdmissionId,
     algorithm::Algorithm,
-    config_error::{ConfigError, ConfigErrorKind},
+    error::{ConfigError, ConfigErrorKind, NeverFits},
     key::Key,
     limit::{Limit, prefetch::Prefetch},
 };
@@ -65,7 +65,7 @@ impl Charge {
     /// [`NeverFits`] if the cost is above the limit.
     pub fn new(limit: Limit, key: impl Into<Key>, cost: u64) -> Result<Self, NeverFits> {
         if cost > limit.units() {
-            return Err(NeverFits::new(limit, cost));
+            return Err(NeverFits { limit, cost, is_hidden: false });
         }
         Ok(Self::fitting(limit, key.into(), cost))
     }
@@ -381,53 +381,6 @@ impl Check {
         self.id
     }
 }
-
-/// A cost above the limit. Waiting does not help, so there is no retry time.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NeverFits {
-    limit: Limit,
-    cost: u64,
-    is_hidden: bool,
-}
-
-impl NeverFits {
-    pub(crate) fn new(limit: Limit, cost: u64) -> Self {
-        Self { limit, cost, is_hidden: false }
-    }
-
-    /// Marks the limit as [hidden](crate::Charge::hidden) from clients.
-    #[must_use]
-    pub fn hidden(mut self) -> Self {
-        self.is_hidden = true;
-        self
-    }
-
-    /// Whether the limit is [hidden](crate::Charge::hidden) from clients.
-    #[must_use]
-    pub fn is_hidden(&self) -> bool {
-        self.is_hidden
-    }
-
-    /// The limit that is too small.
-    #[must_use]
-    pub fn limit(&self) -> &Limit {
-        &self.limit
-    }
-
-    /// The cost that is too large.
-    #[must_use]
-    pub fn cost(&self) -> u64 {
-        self.cost
-    }
-}
-
-impl fmt::Display for NeverFits {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a cost of {} never fits into the limit {:?} of {}", self.cost, self.limit.name(), self.limit.units())
-    }
-}
-
-impl error::Error for NeverFits {}
 
 /// The error of a check that charges a limit twice.
 pub(crate) fn charged_twice(limit: &Limit) -> ConfigError {

@@ -24,10 +24,8 @@ pub struct ConfigError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ConfigErrorKind {
-    /// The name, the units, the window or the text of a [`Limit`](crate::Limit).
+    /// The name, the units, the window, the text or the [prefetch](crate::limit::prefetch) of a [`Limit`](crate::Limit).
     Limit,
-    /// The [prefetch](crate::limit::prefetch) of a limit.
-    Prefetch,
     /// The number of parts of a [split](crate::split) limit.
     Split,
     /// A layer has no limit, so nothing would be limited.

@@ -224,12 +224,6 @@ impl Decision {
         iter::once(&self.0.first).chain(&self.0.rest)
     }
 
-    /// The [`binding`](Self::binding) limit.
-    #[must_use]
-    pub fn limit(&self) -> &Limit {
-        &self.binding().limit
-    }
-
     /// The units in the window of the [`binding`](Self::binding) limit, including those of this check.
     #[must_use]
     pub fn used(&self) -> u64 {
@@ -240,12 +234,6 @@ impl Decision {
     #[must_use]
     pub fn remaining(&self) -> u64 {
         self.binding().remaining()
-    }
-
-    /// The time until more units are left under the [`binding`](Self::binding) limit.
-    #[must_use]
-    pub fn reset_after(&self) -> Duration {
-        self.binding().reset_after
     }
 
     /// The failure of the store, if this process has decided in its place. Then the figures are those of a

@@ -16,7 +16,7 @@
 //! let limiter = Limiter::new(MemoryStore::new());
 //! match limiter.check(&Limit::per_minute("export", 10), "ada", 11).await {
 //!     Ok(decision) => println!("{} left", decision.remaining()),
-//!     Err(Error::NeverFits(never)) => assert_eq!((never.cost(), never.limit().units()), (11, 10)),
+//!     Err(Error::NeverFits(never)) => assert_eq!((never.cost, never.limit.units()), (11, 10)),
 //!     Err(store) => println!("no decision: {store}"),
 //! }
 //! # }
@@ -24,8 +24,8 @@
 
 use std::{error, fmt, sync::Arc, time::Duration};
 
-use crate::check::NeverFits;
 pub use crate::config_error::{ConfigError, ConfigErrorKind};
+use crate::limit::Limit;
 
 /// Why there is no decision. See the [module docs](self).
 #[derive(Clone, Debug)]
@@ -46,6 +46,26 @@ pub enum Error {
     /// failed, or has taken longer than the deadline.
     LimitNotChosen(Arc<dyn error::Error + Send + Sync>),
 }
+
+/// A cost above the limit. Waiting does not help, so there is no retry time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NeverFits {
+    /// The limit that is too small.
+    pub limit: Limit,
+    /// The cost that is too large.
+    pub cost: u64,
+    /// Whether the limit is [hidden](crate::Charge::hidden) from clients.
+    pub is_hidden: bool,
+}
+
+impl fmt::Display for NeverFits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a cost of {} never fits into the limit {:?} of {}", self.cost, self.limit.name(), self.limit.units())
+    }
+}
+
+impl error::Error for NeverFits {}
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

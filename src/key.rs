@@ -12,13 +12,34 @@
 //! assert_ne!(Key::new("tenant", "7"), Key::new("user", "7"));
 //! assert_eq!(format!("{:?}", Key::new("user", "ada@example.org")), r#"Key("user")"#);
 //!
-//! // Outside HTTP a plain string is enough.
+//! // Outside HTTP a plain string, a number or an address is enough.
 //! let key: Key = "nightly-import".into();
+//! assert_eq!(Key::from(7), Key::from("7"));
+//! ```
+//!
+//! # The key of a layer
+//!
+//! A string becomes a key without a namespace. The extractor of a layer makes keys in a namespace of its own, so these two differ:
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
+//! use tower_sliding_window::{Header, Key, Limit, Limiter, MemoryStore};
+//!
+//! assert_ne!(Header::new("x-tenant").key("acme"), Key::from("acme"));
+//!
+//! // What a layer has counted for the tenant: `peek(&CALLS, "acme")` and `reset(&CALLS, "acme")` would mean another key.
+//! const CALLS: Limit = Limit::per_hour("calls", 100);
+//! let limiter = Limiter::new(MemoryStore::new());
+//! let key = Header::new("x-tenant").key("acme");
+//! println!("{} left", limiter.peek(&CALLS, &key).await?.remaining());
+//! limiter.reset(&CALLS, &key).await?;
+//! # Ok(()) }
 //! ```
 
 use std::{
     fmt,
     hash::{BuildHasher, Hash, Hasher, RandomState},
+    net::IpAddr,
 };
 
 /// The client, user, tenant or resource that spends units. See the [module docs](self).
@@ -108,9 +129,31 @@ impl Hash for Key {
     }
 }
 
+/// Without a namespace, as all texts, numbers and addresses: see [the key of a layer](self#the-key-of-a-layer).
 impl From<&str> for Key {
     fn from(value: &str) -> Self {
         Self::new("", value)
+    }
+}
+
+impl From<&String> for Key {
+    fn from(value: &String) -> Self {
+        Self::new("", value)
+    }
+}
+
+/// The key of the number in decimal digits.
+impl From<u64> for Key {
+    fn from(value: u64) -> Self {
+        Self::from(value.to_string())
+    }
+}
+
+/// The key of the address as a text. An IPv4 address that is mapped into IPv6 is the IPv4 address. The keys of
+/// [`PeerIp`](crate::PeerIp) are others: see its method `key`.
+impl From<IpAddr> for Key {
+    fn from(address: IpAddr) -> Self {
+        Self::from(address.to_canonical().to_string())
     }
 }
 
@@ -195,6 +238,18 @@ mod tests {
             assert_eq!(hasher.hash_one(&whole), hasher.hash_one(&joined));
             assert_ne!(whole, Key::new("a", &text[..=length]));
             assert_ne!(whole, Key::new("b", &text[..length]));
+        }
+    }
+
+    #[test]
+    fn numbers_and_addresses_are_the_keys_of_their_text() {
+        let text = "ada".to_owned();
+        assert_eq!((Key::from(&text), Key::from(text)), ("ada".into(), "ada".into()));
+        assert_eq!(Key::from(u64::MAX), "18446744073709551615".into());
+        for (address, text) in
+            [("203.0.113.7", "203.0.113.7"), ("::ffff:203.0.113.7", "203.0.113.7"), ("2001:DB8::1", "2001:db8::1")]
+        {
+            assert_eq!(Key::from(address.parse::<IpAddr>().unwrap()), text.into());
         }
     }
 

@@ -148,7 +148,7 @@ pub use self::store::RedisStore;
 pub use self::{
     admission::AdmissionId,
     algorithm::Algorithm,
-    check::{Charge, Check, NeverFits},
+    check::{Charge, Check},
     decision::{Decision, LimitStatus},
     error::{ConfigError, Error, StoreError},
     key::Key,

@@ -62,13 +62,6 @@ pub struct Settlement {
     is_local: bool,
 }
 
-/// A charge of an admitted check, and its actual cost if it is to be settled.
-#[derive(Clone, Copy, Debug)]
-pub struct Account<'a> {
-    charge: &'a Charge,
-    cost: Option<u64>,
-}
-
 /// The result of a settlement.
 #[derive(Clone, Debug)]
 pub struct Settled {
@@ -77,35 +70,30 @@ pub struct Settled {
 }
 
 impl Settlement {
-    /// Settles an admitted check. `cost` returns the actual cost of each charge, or `None` to leave it as it is. A cost above
-    /// both the limit and 2^32 counts as the larger of them.
-    pub fn new(check: Check, admitted: &Decision, cost: impl FnMut(&Charge) -> Option<u64>) -> Self {
-        let is_local = admitted.local_cause().is_some();
-        let check = if is_local { check.on_limits(admitted.statuses().map(LimitStatus::limit)) } else { check };
-        Self { is_local, ..Self::by_id(check, admitted.id(), admitted.at(), cost) }
-    }
-
-    /// Gives back all units of an admitted check. It has to be exactly the check that was admitted.
+    /// Settles an admitted check, which has to be exactly the one that was admitted. `cost` returns the actual cost of each charge:
+    /// 0 gives all of its units back, `None` leaves it as it is. A cost above both the limit and 2^32 counts as the larger of them.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// use tower_sliding_window::{Charge, Check, Limit, Limiter, MemoryStore, Settlement};
     ///
-    /// const JOBS: Limit = Limit::per_day("jobs", 100);
+    /// const JOBS: Limit = Limit::per_hour("jobs", 100);
     ///
     /// let limiter = Limiter::new(MemoryStore::new());
     /// let check = Check::new(Charge::new(JOBS, "ada", 5)?);
     /// let decision = limiter.check_all(check.clone()).await?;
     /// // The job has failed, and must not count.
-    /// let settled = limiter.settle(Settlement::refund(check, &decision)).await?;
+    /// let settled = limiter.settle(Settlement::new(check, &decision, |_| Some(0))).await?;
     /// assert!(settled.was_applied() && settled.decision().used() == 0);
     /// # Ok(()) }
     /// ```
     ///
     /// Under another [algorithm](crate::algorithm) than the log, only reservations, and checks with an id of the caller's, can
-    /// be given back.
-    pub fn refund(check: Check, admitted: &Decision) -> Self {
-        Self::new(check, admitted, |_| Some(0))
+    /// be settled.
+    pub fn new(check: Check, admitted: &Decision, cost: impl FnMut(&Charge) -> Option<u64>) -> Self {
+        let is_local = admitted.local_cause().is_some();
+        let check = if is_local { check.on_limits(admitted.statuses().map(LimitStatus::limit)) } else { check };
+        Self { is_local, ..Self::by_id(check, admitted.id(), admitted.at(), cost) }
     }
 
     /// Settles a check that was admitted elsewhere, such as in another process: by the same charges, and the
@@ -147,9 +135,9 @@ impl Settlement {
         self.at
     }
 
-    /// The charges of the check with their actual costs.
-    pub fn accounts(&self) -> impl Iterator<Item = Account<'_>> {
-        iter::zip(self.check.charges(), &self.costs).map(|(charge, cost)| Account { charge, cost: *cost })
+    /// The charges of the check as it was admitted, with their actual costs. `None` leaves a charge as it is.
+    pub fn accounts(&self) -> impl Iterator<Item = (&Charge, Option<u64>)> {
+        iter::zip(self.check.charges(), self.costs.iter().copied())
     }
 
     /// Whether this process decided in the store's place.
@@ -163,36 +151,10 @@ impl Settlement {
     }
 }
 
-impl<'a> Account<'a> {
-    /// The charge as it was admitted.
-    #[must_use]
-    pub fn charge(&self) -> &'a Charge {
-        self.charge
-    }
-
-    /// The actual cost; `None` to leave the charge as it is.
-    #[must_use]
-    pub fn cost(&self) -> Option<u64> {
-        self.cost
-    }
-}
-
 impl Settled {
-    /// A store's reply: the status of each limit, and whether any of them knew the admission.
-    pub fn new(
-        settlement: &Settlement,
-        at: SystemTime,
-        was_applied: bool,
-        mut status: impl FnMut(Account<'_>) -> LimitStatus,
-    ) -> Self {
-        let mut costs = settlement.costs.iter();
-        let decision = Decision::new(&settlement.check, at, settlement.id, |charge| {
-            status(Account { charge, cost: costs.next().copied().flatten() })
-        });
-        Self::of(decision, was_applied)
-    }
-
-    pub(crate) fn of(decision: Decision, was_applied: bool) -> Self {
+    /// A store's reply: the status of each limit, and whether any of them knew the admission. The decision is that of
+    /// [`Settlement::check`], at no refusal.
+    pub fn new(decision: Decision, was_applied: bool) -> Self {
         Self { decision, was_applied }
     }
 

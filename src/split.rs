@@ -10,7 +10,7 @@
 //!    parts fill evenly to within a few units, so give each part hundreds of units.
 //! 3. The figures of a decision are those of the charged part. A client that is refused and tries again at once may be
 //!    admitted by another part.
-//! 4. A cost above the units of a part is [`NeverFits`](crate::NeverFits), even if it is below the limit.
+//! 4. A cost above the units of a part is [`NeverFits`](crate::error::NeverFits), even if it is below the limit.
 //! 5. A settlement goes to the part that was charged. A caller that [waits](crate::Limiter::acquire) waits for one part. A
 //!    [`Share`](crate::Share) is a share of each part, rounded down again.
 //! 6. A part counts apart from every other key. It also counts apart from the same key of the unsplit limit. So split a
@@ -27,7 +27,7 @@
 //! let limiter = Limiter::new(MemoryStore::new());
 //! for _ in 0..100 {
 //!     let decision = limiter.check(CALLS.limit(), CALLS.next_key("tenant-7"), 1).await?;
-//!     assert!(decision.is_allowed() && decision.limit().units() == 625);
+//!     assert!(decision.is_allowed() && decision.binding().limit().units() == 625);
 //! }
 //!
 //! // The units of all parts, and a reset, part by part.
@@ -111,12 +111,6 @@ impl Split {
         &self.limit
     }
 
-    /// The number of parts.
-    #[must_use]
-    pub const fn parts(&self) -> u32 {
-        self.parts.get()
-    }
-
     /// The key of the next part to charge for `key`.
     #[must_use]
     pub fn next_key(&self, key: impl Into<Key>) -> Key {
@@ -188,12 +182,12 @@ mod tests {
         for (units, parts, expected) in [(10, 1, 10), (10, 3, 3), (10, 10, 1), (Limit::MAX_UNITS, u32::MAX, 1_048_576)]
         {
             let split = Split::new(Limit::per_hour("calls", units), parts).unwrap();
-            assert_eq!((split.limit().units(), split.parts()), (expected, parts));
+            assert_eq!((split.limit().units(), split.parts.get()), (expected, parts));
             assert_eq!(split, Limit::per_hour("calls", units).split(parts));
             assert_eq!(split, Split::of_at_most(Limit::per_hour("calls", units), NonZeroU32::new(parts).unwrap()));
         }
         let few = Split::of_at_most(Limit::per_hour("calls", 3), NonZeroU32::new(16).unwrap());
-        assert_eq!((few.limit().units(), few.parts()), (1, 3));
+        assert_eq!((few.limit().units(), few.parts.get()), (1, 3));
     }
 
     #[test]

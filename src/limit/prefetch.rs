@@ -40,7 +40,6 @@
 use std::{fmt, num::NonZeroU32, time::Duration};
 
 use super::Limit;
-use crate::config_error::{ConfigError, ConfigErrorKind};
 
 /// Settings of the prefetches of a [limit](Limit::prefetch). See the [module docs](self).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -114,7 +113,7 @@ impl Limit {
     /// # Panics
     ///
     /// If the prefetches do not fit, as described there. In a `const`, that does not compile. For values that are not known before run
-    /// time there is [`try_prefetch`](Self::try_prefetch).
+    /// time there is the text of [`Limit::parse`].
     #[must_use]
     #[track_caller]
     pub const fn prefetch(mut self, prefetches: Prefetch) -> Self {
@@ -123,19 +122,6 @@ impl Limit {
         }
         self.prefetches = Some(prefetches);
         self
-    }
-
-    /// The same limit with prefetch: [`prefetch`](Self::prefetch) for values from a configuration.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError`], naming the value, if a prefetch may be larger than the limit or has no units, if its life is
-    /// not 1 ms to 1 s or longer than the window, or if the algorithm is [`fixed_window`](crate::Algorithm::fixed_window) or
-    /// [`sliding_window_counter`](crate::Algorithm::sliding_window_counter).
-    pub fn try_prefetch(self, prefetches: Prefetch) -> Result<Self, ConfigError> {
-        let name = self.shared_name();
-        self.with_prefetch(prefetches)
-            .map_err(|problem| ConfigError::new(ConfigErrorKind::Prefetch, format!("limit {name:?}: {problem}")))
     }
 
     /// An error says which rule the prefetches break, and the value.
@@ -155,8 +141,7 @@ impl Limit {
     }
 
     /// The prefetches, if it has any.
-    #[must_use]
-    pub const fn prefetched(&self) -> Option<Prefetch> {
+    pub(crate) const fn prefetched(&self) -> Option<Prefetch> {
         self.prefetches
     }
 
@@ -209,12 +194,12 @@ mod tests {
             (limit.clone().with_algorithm(Algorithm::fixed_window()), Prefetch::new(), "not fixed"),
             (limit.clone().with_algorithm(Algorithm::sliding_window_counter()), Prefetch::new(), "not counter"),
         ] {
-            let error = limit.try_prefetch(prefetches).unwrap_err().to_string();
-            assert!(error.starts_with("limit \"api\": ") && error.contains(named), "{error}");
+            let error = limit.with_prefetch(prefetches).unwrap_err();
+            assert!(error.contains(named), "{error}");
         }
         let compact = Limit::per("api", 100, millis(1)).with_algorithm(Algorithm::compact_log(16));
-        assert!(compact.try_prefetch(Prefetch::new().at_most(100).life(millis(1))).is_ok());
-        assert!(Limit::per_second("api", u64::from(u32::MAX)).try_prefetch(Prefetch::new().at_most(u32::MAX)).is_ok());
+        assert!(compact.with_prefetch(Prefetch::new().at_most(100).life(millis(1))).is_ok());
+        assert!(Limit::per_second("api", u64::from(u32::MAX)).with_prefetch(Prefetch::new().at_most(u32::MAX)).is_ok());
     }
 
     #[test]

@@ -60,7 +60,7 @@ impl<'de> Visitor<'de> for LimitVisitor {
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Limit, A::Error> {
         let Fields { name, units, window, unit, algorithm, prefetches } =
             Fields::deserialize(MapAccessDeserializer::new(map))?;
-        let mut limit = Limit::new(name, units, window.0).map_err(A::Error::custom)?;
+        let mut limit = Limit::new(name.clone(), units, window.0).map_err(A::Error::custom)?;
         if let Some(unit) = unit {
             limit = limit.counted_in(text::quota_unit(&unit).map_err(A::Error::custom)?);
         }
@@ -69,7 +69,7 @@ impl<'de> Visitor<'de> for LimitVisitor {
         }
         if let Some(prefetches) = prefetches {
             let prefetches = text::prefetches(&prefetches).map_err(A::Error::custom)?;
-            limit = limit.try_prefetch(prefetches).map_err(A::Error::custom)?;
+            limit = limit.with_prefetch(prefetches).map_err(|problem| A::Error::custom(text::invalid(&name, &problem)))?;
         }
         Ok(limit)
     }

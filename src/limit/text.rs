@@ -219,7 +219,7 @@ fn expect_end(mut words: impl Iterator<Item = impl fmt::Debug>) -> Result<(), St
     words.next().map_or(Ok(()), |word| Err(format!("there is no place for {word:?}")))
 }
 
-fn invalid(text: &str, problem: &str) -> ConfigError {
+pub(super) fn invalid(text: &str, problem: &str) -> ConfigError {
     ConfigError::new(ConfigErrorKind::Limit, format!("limit {text:?}: {problem}"))
 }
 

@@ -101,7 +101,7 @@ impl Limiter {
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
     /// failed repeatedly. It may be tried again.
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, Error> {
-        let accounts = settlement.accounts().map(|account| account.charge().limit_and_key());
+        let accounts = settlement.check().charges().map(Charge::limit_and_key);
         let returning = self.core.lines.returning(accounts);
         let outcome = if settlement.is_local() {
             self.core.local.settle(settlement).await.map_err(Error::from)

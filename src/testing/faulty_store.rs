@@ -195,7 +195,7 @@ impl<S: Store> Store for FaultyStore<S> {
     fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
         let Faults { of_all, of_settlements } = self.begin();
         lock(&self.shared.settlements).push(settlement.clone());
-        let limits = settlement.accounts().map(|account| account.charge().limit().clone()).collect();
+        let limits = settlement.check().charges().map(|charge| charge.limit().clone()).collect();
         let state = self.local_state.clone();
         self.reply(of_settlements.unwrap_or(of_all), "settling an admission", |store| {
             forgetting(state, limits, store.settle(settlement))

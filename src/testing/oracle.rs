@@ -122,10 +122,8 @@ impl Oracle {
     /// Settles an admission, each charge by itself. Returns whether any of them is counted.
     pub fn settle(&mut self, now: SystemTime, settlement: &Settlement) -> (bool, Expected) {
         let (time, now, mut was_applied) = (now, micros(now), false);
-        for account in settlement.accounts() {
-            if let Some(cost) = account.cost() {
-                was_applied |= self.of(account.charge(), now).settle(settlement, cost);
-            }
+        for (charge, cost) in settlement.accounts() {
+            was_applied |= cost.is_some_and(|cost| self.of(charge, now).settle(settlement, cost));
         }
         let status = |charge: &Charge| self.of(charge, now).status(None);
         let decision = Decision::new(settlement.check(), time, settlement.id(), status);
@@ -357,7 +355,7 @@ impl Expected {
     pub fn difference(&self, got: &Decision) -> Option<String> {
         let verdict = |decision: &Decision| if decision.is_allowed() { "an admission" } else { "a refusal" };
         if got.is_allowed() != self.decision.is_allowed() {
-            let (used, limit) = (got.used(), got.limit());
+            let (used, limit) = (got.used(), got.binding().limit());
             let found = format!("{} with {used} used units of {:?}", verdict(got), limit.name());
             return Some(format!("expected {}, got {found}", verdict(&self.decision)));
         }

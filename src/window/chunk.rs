@@ -116,7 +116,7 @@ impl FilterBits {
         static KEY: LazyLock<[u64; 2]> = LazyLock::new(|| [random() | 1, random() | 1]);
         let [first, second] = *KEY;
         // Multiplied twice, so that every bit of the id changes the upper bits.
-        let hash = u64::from_be_bytes(id.to_bytes()).wrapping_mul(first);
+        let hash = id.0.wrapping_mul(first);
         let hash = (hash ^ hash >> 32).wrapping_mul(second);
         let bit = |place: u32| 1 << (hash >> place & 63);
         Self { word: (hash >> 32) as usize % IdFilter::WORDS, bits: bit(58) | bit(52) | bit(46) | bit(40) }

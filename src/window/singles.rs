@@ -85,5 +85,5 @@ impl Singles {
 }
 
 impl Single {
-    const UNUSED: Self = Self { at: 0, id: AdmissionId::from_bytes([0; 8]) };
+    const UNUSED: Self = Self { at: 0, id: AdmissionId(0) };
 }

@@ -89,9 +89,8 @@ use super::{
     extract::KeyError,
 };
 use crate::{
-    check::NeverFits,
     decision::{Decision, LimitStatus},
-    error::Error,
+    error::{Error, NeverFits},
 };
 
 /// Why a request did not reach the service. See the [module docs](self).
@@ -135,7 +134,7 @@ impl Rejection {
             |status: &&LimitStatus| !status.is_hidden() && !status.is_shadow() && status.retry_after().is_some();
         let refusing = self.decision().into_iter().flat_map(move |decision| decision.statuses().filter(refuses));
         let refusing = refusing.map(|status| status.limit().name());
-        refusing.chain(never_fits.filter(|error| !error.is_hidden()).map(|error| error.limit().name()))
+        refusing.chain(never_fits.filter(|error| !error.is_hidden).map(|error| error.limit.name()))
     }
 
     /// The label in metrics.
@@ -183,7 +182,7 @@ impl fmt::Display for Rejection {
             Self::Limited(decision) => write!(
                 f,
                 "over the limit {:?}; retry in {:?}",
-                decision.limit().name(),
+                decision.binding().limit().name(),
                 decision.retry_after().unwrap_or_default(),
             ),
             Self::NeverFits(error) => error.fmt(f),

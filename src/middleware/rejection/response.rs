@@ -176,11 +176,11 @@ impl Rejection {
                     text.extend([" Retry in ", seconds, if seconds == "1" { " second." } else { " seconds." }]);
                 }
             }
-            Self::NeverFits(error) if error.is_hidden() => {
+            Self::NeverFits(error) if error.is_hidden => {
                 text.push_str("The request costs more than a limit ever admits.");
             }
             Self::NeverFits(error) => {
-                let (limit, cost) = (error.limit(), error.cost());
+                let (limit, cost) = (&error.limit, error.cost);
                 let (name, units) = (limit.name(), limit.units());
                 let _ =
                     write!(text, "The request costs {cost} units. The limit '{name}' never admits more than {units}.");

@@ -6,8 +6,9 @@ use http::request::Parts;
 
 use super::super::rejection::{Rejection, shadow::LeftOut};
 use crate::{
-    check::{Charge, NeverFits},
+    check::Charge,
     error::Error,
+    error::NeverFits,
     key::Key,
     limit::Limit,
     limiter::{FailureMode, Limiter},
@@ -71,14 +72,20 @@ impl ChargeOptions {
         let cost = if self.lease.is_some() { cost.max(1) } else { cost };
         let charge =
             if self.counts_afterwards { Ok(Charge::any_left(limit, key)) } else { Charge::new(limit, key, cost) };
-        match if self.is_hidden { charge.map(Charge::hidden).map_err(NeverFits::hidden) } else { charge } {
+        match charge {
             Ok(charge) => {
+                let charge = if self.is_hidden { charge.hidden() } else { charge };
                 let heeding = (self.heeds_upstream && charge.units() > 0).then(|| charge.limit().window());
                 let charge = self.lease.or(heeding).into_iter().fold(charge, Charge::reserve);
                 Ok(DraftCharge::Charge(if self.is_shadow { charge.in_shadow() } else { charge }))
             }
-            Err(error) if self.is_shadow => Ok(self.left_out(Some(error.limit().clone()), Rejection::NeverFits(error))),
-            Err(error) => Err(error),
+            Err(error) => {
+                let error = NeverFits { is_hidden: self.is_hidden, ..error };
+                if !self.is_shadow {
+                    return Err(error);
+                }
+                Ok(self.left_out(Some(error.limit.clone()), Rejection::NeverFits(error)))
+            }
         }
     }
 

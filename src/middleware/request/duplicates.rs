@@ -8,8 +8,9 @@ use super::{
     limits::{ChargedLimit, CheckBuilder},
 };
 use crate::{
-    check::{Charge, Check, NeverFits, charged_twice},
+    check::{Charge, Check, charged_twice},
     error::Error,
+    error::NeverFits,
     split::is_of_one_whole,
 };
 
@@ -98,7 +99,8 @@ fn stricter(one: &Charge, other: &Charge) -> Result<Charge, NeverFits> {
     } else {
         Charge::new(limit, key, one.cost().max(other.cost()))
     };
-    let charge = if is_hidden { charge.map(Charge::hidden).map_err(NeverFits::hidden) } else { charge }?;
+    let charge = charge.map_err(|error| NeverFits { is_hidden, ..error })?;
+    let charge = if is_hidden { charge.hidden() } else { charge };
     let charge = match (one.lease(), other.lease()) {
         (None, None) if one.takes_nothing() == other.takes_nothing() => charge,
         (Some(one), Some(other)) => charge.reserve(one.max(other)),

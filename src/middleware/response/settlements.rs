@@ -79,7 +79,7 @@ impl Settlements {
     /// Whether a charge gets units back.
     pub(super) fn gives_back(&self, charge_index: usize) -> bool {
         let accounts = self.settlements.iter().filter_map(|settlement| settlement.accounts().nth(charge_index));
-        accounts.into_iter().any(|account| account.cost().is_some_and(|cost| cost < account.charge().cost()))
+        accounts.into_iter().any(|(charge, cost)| cost.is_some_and(|cost| cost < charge.cost()))
     }
 
     /// Sends them, and returns the decision with the statuses after them. One that fails does not stop the others.

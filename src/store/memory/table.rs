@@ -155,8 +155,7 @@ impl Table {
     /// Settles one charge after the other. If one of them finds no capacity, the others are settled all the same.
     pub(super) fn settle(&self, settlement: &Settlement) -> Result<Settled, StoreError> {
         let (now, mut was_applied, mut failure, mut figures) = (self.clock.now(), false, None, Vec::new());
-        for account in settlement.accounts() {
-            let (charge, cost) = (account.charge(), account.cost());
+        for (charge, cost) in settlement.accounts() {
             let digest = self.digest(charge);
             let of_charge = ChargeSettlement { charge, cost, id: settlement.id(), at: settlement.at_micros() };
             let settle = || self.lock(shard_of(digest)).settle(digest, now, of_charge, &self.capacity);
@@ -172,9 +171,8 @@ impl Table {
             return Err(failure.when("settling an admission"));
         }
         let mut figures = figures.into_iter();
-        Ok(Settled::new(settlement, system_time(now), was_applied, |account| {
-            figures.next().unwrap_or_default().status(account.charge())
-        }))
+        let status = |charge: &Charge| figures.next().unwrap_or_default().status(charge);
+        Ok(Settled::new(Decision::new(settlement.check(), system_time(now), settlement.id(), status), was_applied))
     }
 
     /// Forgets the key of a charge under its limit.

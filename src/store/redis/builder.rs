@@ -107,13 +107,6 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// The name that `CLIENT LIST` shows for each connection: 1 to 64 characters of `A-Z a-z 0-9 _ . -`. If the user may not
-    /// run `CLIENT|SETNAME`, the connections have no name. Connections to a cluster cannot have one. Default: none.
-    pub fn client_name(mut self, name: impl Into<String>) -> Self {
-        self.connection.client_name = Some(name.into());
-        self
-    }
-
     /// Trusts only servers whose certificates this authority has signed: one or more certificates in PEM.
     /// Default: the authorities that the system trusts.
     #[cfg(feature = "tls")]
@@ -147,12 +140,9 @@ impl RedisStoreBuilder {
 
     /// The parts of the store: `mod.rs` has `build` and `connect`.
     pub(super) fn runtimes(self) -> Result<Arc<Runtimes>, ConfigError> {
-        for (what, text) in [("key prefix", Some(&self.prefix)), ("client name", self.connection.client_name.as_ref())]
-        {
-            if let Some(text) = text.filter(|text| !is_fixed_alphabet(text)) {
-                let rule = "must be 1 to 64 characters of A-Z a-z 0-9 _ . -, not";
-                return Err(errors::setting(format!("the {what} {rule} {text:?}")));
-            }
+        if !is_fixed_alphabet(&self.prefix) {
+            let rule = "the key prefix must be 1 to 64 characters of A-Z a-z 0-9 _ . -, not";
+            return Err(errors::setting(format!("{rule} {:?}", self.prefix)));
         }
         if self.connection.connections == 0 {
             return Err(errors::setting("the number of connections must be 1 or more, not 0"));

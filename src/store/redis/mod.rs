@@ -127,7 +127,7 @@ impl RedisStoreBuilder {
     /// # Errors
     ///
     /// [`ConfigError`], which names the wrong value: there is no URL, or one that is not a Redis URL; a certificate is
-    /// not in PEM; the prefix or a name has other characters or is not possible; or the number of connections or the timeout
+    /// not in PEM; the prefix has other characters; or the number of connections or the timeout
     /// is zero.
     pub fn build(self) -> Result<RedisStore, ConfigError> {
         Ok(RedisStore { runtimes: self.runtimes()? })
@@ -170,7 +170,7 @@ impl Store for RedisStore {
         let runtimes = Arc::clone(&self.runtimes);
         Box::pin(async move {
             let job = Job::settle(settlement, &runtimes.config().local_state);
-            let settled = runtimes.ask(job).await.map(|(decision, was_applied)| Settled::of(decision, was_applied));
+            let settled = runtimes.ask(job).await.map(|(decision, was_applied)| Settled::new(decision, was_applied));
             settled.map_err(|error| error.when("settling an admission"))
         })
     }

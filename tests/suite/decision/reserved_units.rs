@@ -37,7 +37,7 @@ async fn no_id_is_mistaken_for_a_sum() {
     let store = server.store().build().unwrap();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off());
     for id in [*b"reserved", *b"used    ", *b"held    ", *b"used\0\0\0\0"] {
-        let id = AdmissionId::from_bytes(id);
+        let id = AdmissionId::from(u64::from_be_bytes(id));
         assert!(limiter.check_all(Check::new(charge(&TOKENS, 1)).with_id(id)).await.unwrap().is_allowed());
         let reservation = limiter.reserve(&TOKENS, "ada", 40, seconds(600)).await.unwrap().unwrap();
         assert_eq!(reservation.decision().used(), 41);

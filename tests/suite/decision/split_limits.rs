@@ -238,16 +238,20 @@ async fn a_heeded_upstream_pauses_all_parts() {
 
 #[test]
 fn invalid_parts_are_an_error_or_a_panic_where_the_limit_is_made() {
-    let limit = || Limit::per_hour("calls", 10).by(anyone);
+    let limit = || Limit::per_hour("calls", 10);
     for parts in [0, 11] {
-        let error = limit().try_split(parts).unwrap_err();
+        let error = Split::new(limit(), parts).unwrap_err();
         assert!(error.to_string().contains("\"calls\""), "{error}");
-        assert!(catch_unwind(|| Limit::per_hour("calls", 10).split(parts)).is_err());
-        assert!(catch_unwind(|| Limit::per_hour("calls", 10).by(anyone).split(parts)).is_err());
+        assert!(catch_unwind(|| limit().split(parts)).is_err());
+        let panic = catch_unwind(|| limit().by(anyone).split(parts)).unwrap_err();
+        assert_eq!(panic.downcast_ref::<String>(), Some(&error.to_string()));
     }
-    assert!(limit().try_split(10).is_ok());
-    let chosen = || KeyedLimit::chosen(anyone, |_| async { Ok::<_, Infallible>(Limit::per_hour("calls", 10)) });
-    assert!(chosen().try_split(11).is_ok() && chosen().try_split(0).is_err());
+    assert!(Split::new(limit(), 10).is_ok());
+    let _ = limit().by(anyone).split(10);
+    let chosen = |parts| {
+        KeyedLimit::chosen(anyone, |_| async { Ok::<_, Infallible>(Limit::per_hour("calls", 10)) }).split(parts)
+    };
+    assert!(catch_unwind(|| chosen(11)).is_ok() && catch_unwind(|| chosen(0)).is_err());
 }
 
 /// 1,600 units on three primaries with one replica each.

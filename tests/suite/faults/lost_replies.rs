@@ -134,7 +134,7 @@ async fn resent_checks_of_several_limits_count_once_and_can_be_refunded() {
         let refunds: Vec<_> = decisions
             .into_iter()
             .map(|(check, decision)| {
-                let (limiter, refund) = (limiter.clone(), Settlement::refund(check, &decision));
+                let (limiter, refund) = (limiter.clone(), Settlement::new(check, &decision, |_| Some(0)));
                 tokio::spawn(async move { limiter.settle(refund).await.unwrap().was_applied() })
             })
             .collect();
@@ -193,7 +193,7 @@ async fn resent_checks_can_be_refunded() {
         let answers: Vec<_> = (0..copies).map(|_| tokio::spawn(limiter.check_all(check.clone()))).collect();
         for answer in answers {
             let decision = answer.await.unwrap().unwrap();
-            let settled = limiter.settle(Settlement::refund(check.clone(), &decision)).await.unwrap();
+            let settled = limiter.settle(Settlement::new(check.clone(), &decision, |_| Some(0))).await.unwrap();
             assert!(settled.was_applied(), "{copies} copies of {cost}");
         }
         assert!(proxy.has_lost_them());

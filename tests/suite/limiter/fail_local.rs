@@ -133,7 +133,7 @@ async fn several_limits_are_still_all_or_nothing() {
     };
     assert!(both(1).await.unwrap().is_allowed() && both(1).await.unwrap().is_allowed());
     let refused = both(1).await.unwrap();
-    assert_eq!((refused.is_allowed(), refused.limit().name()), (false, "narrow"));
+    assert_eq!((refused.is_allowed(), refused.binding().limit().name()), (false, "narrow"));
     assert_eq!(limiter.peek(&wide, "ada").await.unwrap().used(), 2);
 }
 
@@ -185,7 +185,7 @@ async fn a_local_reservation_is_settled_locally() {
     let decision = limiter.check_all(check.clone()).await.unwrap();
     assert!(decision.local_cause().is_none());
     store.set(Fault::Fails);
-    assert!(limiter.settle(Settlement::refund(check, &decision)).await.is_err(), "that is the store's");
+    assert!(limiter.settle(Settlement::new(check, &decision, |_| Some(0))).await.is_err(), "that is the store's");
 }
 
 #[tokio::test]
@@ -205,7 +205,7 @@ async fn a_local_decision_names_its_cause_and_nothing_is_blocked_locally() {
     let limiter = Limiter::new(failing()).fail_local(QUARTER);
     let decision = limiter.check(&CALLS, "ada", 1).await.unwrap();
     assert!(matches!(decision.local_cause(), Some(Error::Unavailable(_))));
-    assert_eq!((decision.limit().units(), decision.remaining()), (25, 24));
+    assert_eq!((decision.binding().limit().units(), decision.remaining()), (25, 24));
 
     assert!(limiter.block(&CALLS, "ada", Duration::from_secs(60)).await.is_err());
     assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 1);

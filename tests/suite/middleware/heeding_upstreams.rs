@@ -260,7 +260,7 @@ async fn a_success_blocks_only_limits_with_units_left() {
     for (limit, key) in limits {
         let decision = limiter.peek(limit, key).await.unwrap();
         left.push(decision.remaining());
-        ends_soon.push(decision.reset_after() <= seconds(30));
+        ends_soon.push(decision.binding().reset_after() <= seconds(30));
     }
     assert_eq!(left, [0; 6]);
     assert_eq!(ends_soon[..2], [false, true]);
@@ -282,7 +282,7 @@ async fn a_success_blocks_a_limit_whose_call_returned_units() {
         let says = [("answer-x-ratelimit-remaining", "0"), ("answer-x-ratelimit-reset", "30")];
         assert_eq!(call(&layer, "/", &says).await.status(), 200);
         let left = Limiter::new(store).peek(&limit, anyone(&request().into_parts().0).unwrap()).await.unwrap();
-        assert_eq!((left.remaining(), left.reset_after() <= seconds(30)), (0, closes));
+        assert_eq!((left.remaining(), left.binding().reset_after() <= seconds(30)), (0, closes));
     }
 }
 

@@ -9,8 +9,8 @@ use axum::{
 use http::{HeaderMap, Request};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Charge, Check, Decision, HeaderSets, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, NeverFits,
-    RateLimitLayer, RefusalCache, Rejection, ShadowRefusals, Share,
+    Charge, Check, Decision, RefusalCache, HeaderSets, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore,
+    RateLimitLayer, Rejection, ShadowRefusals, Share,
 };
 
 use crate::support::{
@@ -68,7 +68,7 @@ async fn headers_show_only_visible_limits() {
     let total = Limit::per_hour("total", 2);
     let service = service_fn(|request: Request<Body>| {
         let decision: &Decision = request.extensions().get().unwrap();
-        let seen = format!("{} {}", decision.limit().name(), decision.used());
+        let seen = format!("{} {}", decision.binding().limit().name(), decision.used());
         ready(Ok::<_, Infallible>(Response::new(Body::from(seen))))
     });
     for limits in [[total.clone().by(anyone).hidden(), MINE.by(anyone)], [MINE.by(anyone), total.by(anyone).hidden()]] {
@@ -110,10 +110,11 @@ async fn a_cost_above_a_hidden_limit_reveals_no_number() {
     ] {
         let response = ask(&around(&layer, handler())).await;
         assert_eq!((response.status().as_u16(), figures(response.headers())), (429, [None; 4]));
-        assert!(matches!(response.extensions().get(), Some(Rejection::NeverFits(error)) if error.is_hidden()));
+        assert!(matches!(response.extensions().get(), Some(Rejection::NeverFits(error)) if error.is_hidden));
         assert_eq!(json(response).await, never_fits);
     }
-    let error = Charge::new(TOTAL, "all", 2).map_err(NeverFits::hidden).unwrap_err();
+    let mut error = Charge::new(TOTAL, "all", 2).unwrap_err();
+    error.is_hidden = true;
     assert_eq!(json(Rejection::NeverFits(error).into_response()).await, never_fits);
 }
 
@@ -213,7 +214,7 @@ async fn a_handler_that_checks_by_itself_hides_limits_as_a_layer_does() {
     headers.clear();
     refused.write_headers(HeaderSets::default(), &mut headers);
     assert!(headers.is_empty());
-    assert_eq!((refused.limit(), refused.remaining()), (&TOTAL, 0), "the server sees it");
+    assert_eq!((refused.binding().limit(), refused.remaining()), (&TOTAL, 0), "the server sees it");
     let response = Rejection::Limited(refused).into_response();
     assert_eq!(figures(response.headers()), [None, None, None, Some("3600")]);
     assert_eq!(json(response).await, refusal_body(None, 3600));

@@ -61,7 +61,7 @@ async fn a_refused_request_never_reaches_the_service() {
     assert_eq!(response.headers()["cache-control"], "no-store");
     assert_eq!(response.headers()["content-type"], "application/problem+json");
     let reason: &Rejection = response.extensions().get().unwrap();
-    assert!(matches!(reason, Rejection::Limited(decision) if decision.limit() == &CALLS));
+    assert!(matches!(reason, Rejection::Limited(decision) if decision.binding().limit() == &CALLS));
     assert_eq!(json(response).await, refusal_body(Some("calls"), 1));
     assert_eq!(calls.load(Ordering::Relaxed), 2);
 }
@@ -105,7 +105,7 @@ async fn a_request_is_charged_its_cost_under_every_limit() {
     let never = call(101).await.unwrap();
     assert_eq!(never.status(), 429);
     assert_eq!(figures(never.headers()), [None; 4], "waiting does not help");
-    assert!(matches!(never.extensions().get(), Some(Rejection::NeverFits(error)) if error.cost() == 101));
+    assert!(matches!(never.extensions().get(), Some(Rejection::NeverFits(error)) if error.cost == 101));
     assert_eq!(
         json(never).await,
         format!(

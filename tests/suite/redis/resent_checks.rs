@@ -101,7 +101,7 @@ async fn a_resent_check_is_admitted_whole_after_the_shorter_window() {
         for decision in decisions {
             assert!(decision.is_allowed(), "{case}: {decision:?}");
             assert_eq!(lossy.used(&long).await, left, "{case}");
-            let settled = lossy.limiter.settle(Settlement::refund(check.clone(), &decision)).await.unwrap();
+            let settled = lossy.limiter.settle(Settlement::new(check.clone(), &decision, |_| Some(0))).await.unwrap();
             left -= cost;
             assert!(settled.was_applied(), "{case}");
             assert_eq!(settled.decision().statuses().nth(1).unwrap().used(), left, "{case}");
@@ -136,7 +136,7 @@ async fn resent_copies_are_admitted_as_often_as_in_the_first_try() {
             assert_eq!((used(decision), used(decision)[1]), (used(admitted[0]), fit * cost), "{case}");
         }
         for (place, decision) in admitted.into_iter().enumerate() {
-            let settled = lossy.limiter.settle(Settlement::refund(check.clone(), decision)).await.unwrap();
+            let settled = lossy.limiter.settle(Settlement::new(check.clone(), decision, |_| Some(0))).await.unwrap();
             let left = (fit - 1 - place as u64) * cost;
             let known = (settled.was_applied(), settled.decision().statuses().nth(1).unwrap().used());
             assert_eq!(known, (true, left), "{case}");
@@ -174,7 +174,8 @@ async fn a_settlement_finds_entries_of_a_clock_that_was_ahead() {
             let mut left = copies * cost;
             for decision in decisions {
                 assert!(decision.is_allowed(), "{case}");
-                let settled = lossy.limiter.settle(Settlement::refund(check.clone(), &decision)).await.unwrap();
+                let settled =
+                    lossy.limiter.settle(Settlement::new(check.clone(), &decision, |_| Some(0))).await.unwrap();
                 left -= cost;
                 assert_eq!((settled.was_applied(), settled.decision().used()), (true, left), "{case}");
             }
@@ -220,7 +221,7 @@ async fn settling_copies_takes_bounded_work() {
         for decision in decisions.into_iter().rev() {
             for is_known in [true, false] {
                 server.run::<()>("CONFIG RESETSTAT");
-                let settled = limiter.settle(Settlement::refund(check.clone(), &decision)).await.unwrap();
+                let settled = limiter.settle(Settlement::new(check.clone(), &decision, |_| Some(0))).await.unwrap();
                 sum -= if is_known { cost } else { 0 };
                 let reported = (settled.was_applied(), settled.decision().used());
                 assert_eq!(reported, (is_known, sum), "{copies} copies of {cost}");

@@ -166,7 +166,7 @@ async fn stored_futures_block_no_other() {
             if number % 10 == 0 {
                 all_decided(ask(&limiter), (connections, is_cold, number)).await;
                 let decision = limiter.check_all(check.clone()).await.unwrap();
-                let settled = limiter.settle(Settlement::refund(check.clone(), &decision));
+                let settled = limiter.settle(Settlement::new(check.clone(), &decision, |_| Some(0)));
                 stored.push(store_after_one_poll(async move { settled.await.is_ok() }).await);
                 limiter.reset(&CALLS, "somebody").await.unwrap();
             }
@@ -221,7 +221,7 @@ fn without_a_runtime_the_store_fails_and_does_not_panic() {
     }
     for error in [
         now(store.decide(check.clone())).map(Result::unwrap_err),
-        now(store.settle(Settlement::refund(check, &decision))).map(Result::unwrap_err),
+        now(store.settle(Settlement::new(check, &decision, |_| Some(0)))).map(Result::unwrap_err),
         now(store.reset(CALLS, Key::from("ada"))).map(Result::unwrap_err),
     ] {
         let Poll::Ready(error) = error else { panic!("it waits") };

@@ -102,7 +102,7 @@ fn units_returned_by_an_abandoned_settlement_are_seen() {
         let hasty = limiter.clone().deadline(DELAY / 8);
         let settling = async {
             sleep(DELAY / 8).await;
-            hasty.settle(Settlement::refund(check, &admitted)).await
+            hasty.settle(Settlement::new(check, &admitted, |_| Some(0))).await
         };
         assert!(matches!(living.block_on(settling).unwrap_err(), Error::TimedOut { .. }));
         if is_replica {
@@ -195,7 +195,7 @@ async fn copies_that_share_an_entry_are_refunded_one_by_one() {
     assert!(entries() < 10, "the copies share entries");
     for (place, decision) in decisions.iter().enumerate() {
         for is_known in [true, false] {
-            let settled = limiter.settle(Settlement::refund(check.clone(), decision)).await.unwrap();
+            let settled = limiter.settle(Settlement::new(check.clone(), decision, |_| Some(0))).await.unwrap();
             let left = 3 * (39 - place as u64);
             assert_eq!((settled.was_applied(), settled.decision().used()), (is_known, left));
         }

@@ -51,7 +51,7 @@ async fn an_admission_is_one_entry_and_the_sum() {
     let entries = entries(&server, &key);
     assert_eq!(entries[0], (b"used".to_vec(), 3));
     assert_eq!(entries[1].0.len(), 8, "a cost of 1 is not written");
-    assert_eq!(entries[2].0, [&decision.id().to_bytes()[..], b"2"].concat());
+    assert_eq!(entries[2].0, [&u64::from(decision.id()).to_be_bytes()[..], b"2"].concat());
     let at = decision.at().duration_since(UNIX_EPOCH).unwrap().as_micros();
     assert_eq!(u128::try_from(-entries[2].1).unwrap(), at);
 }
@@ -318,7 +318,7 @@ async fn an_entry_ahead_of_the_servers_clock_counts_from_now() {
         for used in [2, 3, 3] {
             let decision = limiter.check(&LOGIN, "ada", 1).await.unwrap();
             assert_eq!(decision.used(), used);
-            assert!(decision.reset_after() <= LOGIN.window(), "{decision:?}");
+            assert!(decision.binding().reset_after() <= LOGIN.window(), "{decision:?}");
             let ttl = ttl(&server, &key);
             // Two windows after the newest admission or the entry ahead. Expiries are whole milliseconds, rounded up.
             assert!((10_000..=longest).contains(&ttl), "{used}: {ttl}");

@@ -105,8 +105,8 @@ impl ListStore {
         let (now, mut all) = (self.clock.now(), self.admissions.lock().unwrap());
         Admission::tidy(&mut all, now);
         let (id, at, mut was_applied) = (settlement.id(), settlement.at(), false);
-        for account in settlement.accounts() {
-            let (charge, Some(units)) = (account.charge(), account.cost()) else { continue };
+        for (charge, units) in settlement.accounts() {
+            let Some(units) = units else { continue };
             let window = charge.limit().window();
             let is_open = |one: &&mut Admission| {
                 let is_its_time = one.at == at || one.at < at && !one.is_reserved();
@@ -124,7 +124,8 @@ impl ListStore {
             }
         }
         all.retain(|one| one.units > 0);
-        Settled::new(settlement, now, was_applied, |account| status(&all, account.charge(), now, false))
+        let decision = Decision::new(settlement.check(), now, id, |charge| status(&all, charge, now, false));
+        Settled::new(decision, was_applied)
     }
 }
 

@@ -17,6 +17,6 @@ pub(crate) fn silent() -> FaultyStore<MemoryStore> {
 
 /// The costs of each settlement that a store was asked for.
 pub(crate) fn settled_costs(store: &FaultyStore<MemoryStore>) -> Vec<Vec<Option<u64>>> {
-    let costs = |settlement: &Settlement| settlement.accounts().map(|account| account.cost()).collect();
+    let costs = |settlement: &Settlement| settlement.accounts().map(|(_, cost)| cost).collect();
     store.settlements().iter().map(costs).collect()
 }

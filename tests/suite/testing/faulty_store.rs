@@ -76,7 +76,7 @@ async fn settlements_may_fail_while_checks_work() {
     store.set(Fault::None);
     assert!(reservation.settle(1).await.unwrap().was_applied());
     let costs: Vec<_> =
-        store.settlements().iter().flat_map(|one| one.accounts().map(|of| of.cost()).collect::<Vec<_>>()).collect();
+        store.settlements().iter().flat_map(|one| one.accounts().map(|(_, cost)| cost).collect::<Vec<_>>()).collect();
     assert_eq!(costs, [Some(1), Some(1)], "both were asked for");
 }
 

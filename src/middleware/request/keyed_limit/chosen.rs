@@ -93,7 +93,7 @@ impl KeyedLimit {
     /// * It is decided together with the layer's other limits, in every failure mode, and has all options of the limit.
     /// * With the name and the window of the chosen limits, it shares their units: a tenant that has already used more than the
     ///   fallback is refused. With a name of its own it counts apart, so that a window may hold the units of both.
-    /// * A cost above it is [`NeverFits`](crate::NeverFits), even if the limit that could not be chosen has more units.
+    /// * A cost above it is [`NeverFits`](crate::error::NeverFits), even if the limit that could not be chosen has more units.
     /// * [`Degraded::fallbacks`](crate::Degraded::fallbacks) in the response's extensions, a log line at most once a second, and
     ///   the [metrics](mod@crate::metrics) report it.
     #[must_use]

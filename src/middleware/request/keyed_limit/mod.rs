@@ -16,7 +16,6 @@ use super::{
 };
 use crate::{
     check::Charge,
-    error::ConfigError,
     key::Key,
     limit::Limit,
     split::{all_parts_of, number_of_parts},
@@ -170,25 +169,15 @@ impl KeyedLimit {
     ///
     /// # Panics
     ///
-    /// If there are no parts, or more parts than units. For a number from a configuration, use
-    /// [`try_split`](Self::try_split).
+    /// If there are no parts, or more parts than units. [`Split::new`](crate::Split::new) tells this of a number from a configuration.
     #[must_use]
     #[track_caller]
-    pub fn split(self, parts: u32) -> Self {
-        match self.try_split(parts) {
-            Ok(split) => split,
+    pub fn split(mut self, parts: u32) -> Self {
+        match number_of_parts(self.limit(), parts) {
+            Ok(parts) => self.parts = Some(parts),
             Err(error) => panic!("{error}"),
         }
-    }
-
-    /// Splits the limit, as [`split`](Self::split) does. Called again, the last number holds.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError`] if there are no parts, or more parts than units.
-    pub fn try_split(mut self, parts: u32) -> Result<Self, ConfigError> {
-        self.parts = Some(number_of_parts(self.limit(), parts)?);
-        Ok(self)
+        self
     }
 
     /// The whole limit, even if it is [split](Self::split). `None` if it is [chosen](Self::chosen) for each request.

@@ -87,9 +87,6 @@ impl Cluster {
             builder.build().map_err(|cause| errors::url(url, &cause))
         };
         let (first, again) = (build(0)?, build(RETRIES)?);
-        if settings.client_name.is_some() {
-            return Err(errors::setting("connections to a cluster cannot have a client name"));
-        }
         Ok(Self { first, again, nodes: nodes.join(" "), reply_timeout: settings.reply_timeout })
     }
 

@@ -86,10 +86,6 @@ impl Server {
             Err(error) if error.code() == Some("NOAUTH") => return Err(error),
             _ => {}
         }
-        if let Some(name) = &self.settings.client_name {
-            // The reply may be an error: a user that may not set the name can do everything else without it.
-            connection.req_packed_command(cmd("CLIENT").arg("SETNAME").arg(name)).await?;
-        }
         Ok(Connection::to_server(connection, health))
     }
 }

@@ -22,7 +22,6 @@ pub(crate) struct ConnectionSettings {
     pub(crate) database: Option<u32>,
     #[cfg(feature = "tls")]
     pub(crate) certificates: Certificates,
-    pub(crate) client_name: Option<String>,
     /// The most connections that a runtime opens, and the most batches of each queue that are in flight.
     pub(crate) connections: u32,
     pub(crate) connect_timeout: Duration,

@@ -116,7 +116,7 @@ impl Batch {
         if let Some(charge) = self.lone_charge(again) {
             let figures = [charge.limit().units(), charge.limit().window_micros()];
             command.arg(figures.map(|figure| (figure as f64).to_le_bytes()).as_flattened());
-            command.arg(&self.jobs[0].id.to_bytes());
+            command.arg(&self.jobs[0].id.0.to_be_bytes());
             return;
         }
         command.arg(&self.now);
@@ -124,7 +124,7 @@ impl Batch {
             write_shape(&run[0], command, again);
             command.arg(run.len());
             for job in run {
-                command.arg(&job.id.to_bytes());
+                command.arg(&job.id.0.to_be_bytes());
                 if let Work::Settle(settlement) = &job.work {
                     command.arg(settlement.at_micros());
                 }
@@ -246,7 +246,7 @@ fn write_shape(job: &Job, command: &mut Cmd, again: bool) {
     };
     command.arg(job.count()).arg(kind).arg(check.charges().count());
     let mut costs = match &job.work {
-        Work::Settle(settlement) => settlement.accounts().map(|account| account.cost()).collect(),
+        Work::Settle(settlement) => settlement.accounts().map(|(_, cost)| cost).collect(),
         Work::Decide(_) => Vec::new(),
     }
     .into_iter();

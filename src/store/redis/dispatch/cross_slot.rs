@@ -110,7 +110,7 @@ async fn decide(dispatcher: Arc<Dispatcher>, check: Check, id: AdmissionId, subc
 }
 
 async fn settle(dispatcher: Arc<Dispatcher>, settlement: Settlement, subchecks: Vec<Subcheck>) -> Answer {
-    let costs: Vec<_> = settlement.accounts().map(|account| account.cost()).collect();
+    let costs: Vec<_> = settlement.accounts().map(|(_, cost)| cost).collect();
     let (id, mut was_applied, mut failure) = (settlement.id(), false, None);
     let mut statuses = KnownStatuses::none(settlement.check(), settlement.at());
     for subcheck in subchecks {

@@ -123,7 +123,7 @@ async fn replay(
                     continue;
                 };
                 let mut again = admitted_before.clone();
-                let id = u64::from_be_bytes(again.id.to_bytes());
+                let id = u64::from(again.id);
                 let decision = alone.check_all(check(&again.charges, Some(id))).await.unwrap();
                 let expected = model.decide(micros(clock.now()), &again.charges, Some(id));
                 let reported = ModelStatus::all_of(&decision);
@@ -144,7 +144,7 @@ async fn replay(
                 for ((charges, id), decision) in checks.iter().zip(decisions) {
                     let expected = model.decide(now, charges, *id);
                     let decision = decision.await.unwrap().unwrap();
-                    model.identify(u64::from_be_bytes(decision.id().to_bytes()));
+                    model.identify(u64::from(decision.id()));
                     if decision.is_allowed() {
                         let is_alone = checks.len() == 1;
                         let charges = charges.clone();
@@ -174,7 +174,7 @@ impl Admitted {
 
     /// The result of the settlement in the model.
     fn settle(&self, model: &mut Model, now: u64, cost: u64) -> (bool, Vec<ModelStatus>) {
-        let admission = (u64::from_be_bytes(self.id.to_bytes()), micros(self.at));
+        let admission = (u64::from(self.id), micros(self.at));
         // Charges are settled one by one.
         let settle = |charge: &ModelCharge| model.settle(now, charge, admission, cost);
         let is_known = self.charges.iter().map(settle).fold(false, |known, this| known | this);
@@ -233,7 +233,7 @@ fn run(clocks: Clocks, limits: Range<usize>, history: impl Fn(Vec<Step>) -> Resu
 }
 
 fn random_seed() -> u64 {
-    u64::from_be_bytes(AdmissionId::fresh().to_bytes())
+    u64::from(AdmissionId::fresh())
 }
 
 fn memory(limits: Range<usize>) {

@@ -157,9 +157,9 @@ impl World {
     }
 
     fn settle(&mut self, settlement: &Settlement, now: u64) {
-        for account in settlement.accounts() {
-            let (counter, units) = (Self::of(account.charge()), account.cost().unwrap());
-            let until = now + account.charge().limit().window().as_micros() as u64 + Self::rounding(counter);
+        for (charge, units) in settlement.accounts() {
+            let (counter, units) = (Self::of(charge), units.unwrap());
+            let until = now + charge.limit().window().as_micros() as u64 + Self::rounding(counter);
             let charged = self.charged.entry(counter).or_default();
             for prefetch in charged.iter_mut().filter(|charged| charged.prefetch == Some(settlement.id())) {
                 (prefetch.units, prefetch.until) = (units, prefetch.until.min(until));
@@ -211,7 +211,7 @@ impl Store for ProcessStore {
                 let at = micros(settled.decision().at()) + world.behind;
                 world.settle(&settlement, at);
             }
-            settlement.accounts().for_each(|account| store.state.forget_refusals(account.charge().limit()));
+            settlement.check().charges().for_each(|charge| store.state.forget_refusals(charge.limit()));
             store.lose(reply)
         })
     }

@@ -137,7 +137,12 @@ async fn a_cached_refusal_by_reservations_also_refuses_other_costs() {
         for (cost, reported) in (2..=10).zip(reported) {
             let exact = every_time.check(&limit, "ada", cost).await.unwrap();
             let figures = |decision: &tower_sliding_window::Decision| {
-                (decision.is_allowed(), decision.used(), decision.binding().reserved(), decision.reset_after())
+                (
+                    decision.is_allowed(),
+                    decision.used(),
+                    decision.binding().reserved(),
+                    decision.binding().reset_after(),
+                )
             };
             assert_eq!(figures(&reported), figures(&exact), "{cost} {lease:?}");
             assert_eq!(reported.is_refused_by_reservations(), cost <= 7, "{cost} {lease:?}");
@@ -175,6 +180,6 @@ async fn a_refusal_is_cached_no_longer_than_its_own_window() {
         here.is_allowed() || !there.is_allowed(),
         "refused here for {:?}, admitted by the store; the refusal before had a reset of {:?}",
         here.retry_after(),
-        refused.reset_after()
+        refused.binding().reset_after()
     );
 }

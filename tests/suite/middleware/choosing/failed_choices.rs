@@ -63,7 +63,7 @@ async fn a_failed_choice_leaves_the_other_limits_in_force<S: Store + Clone>(fixt
             assert_eq!(degraded(response), (Some(FailureMode::Open), "no plans today".to_owned()));
         } else {
             let Some(Rejection::Limited(refusal)) = response.extensions().get() else { panic!("{response:?}") };
-            assert_eq!(refusal.limit().name(), "burst");
+            assert_eq!(refusal.binding().limit().name(), "burst");
         }
     }
 }

@@ -329,14 +329,12 @@ impl Store for Planted {
             let now = planted.clock.now();
             let is_late = |charge: &Charge| charge.lease().is_some_and(|lease| settlement.at() + lease <= now);
             if matches!(planted.fault, Fault::IgnoresLateSettlements) && settlement.check().charges().any(is_late) {
-                let looked = planted.look(settlement.check());
-                let mut statuses = looked.statuses();
-                return Ok(Settled::new(&settlement, now, false, |_| statuses.next().unwrap().clone()));
+                return Ok(Settled::new(planted.look(settlement.check()), false));
             }
             let settlement = match planted.fault {
                 Fault::SettlesAtTheReservedCost => {
                     let mut accounts = settlement.accounts();
-                    let cost = |charge: &Charge| accounts.next().unwrap().cost().map(|_| charge.cost());
+                    let cost = |charge: &Charge| accounts.next().unwrap().1.map(|_| charge.cost());
                     Settlement::by_id(settlement.check().clone(), settlement.id(), settlement.at(), cost)
                 }
                 _ => settlement,
@@ -349,8 +347,7 @@ impl Store for Planted {
                 Fault::CountsEachSettlement => {
                     let again = |charge: &Charge| Charge::spent(charge.limit().clone(), charge.key(), 1);
                     let counted = planted.ask(&check_of(settlement.check().charges().map(again)));
-                    let mut statuses = counted.statuses();
-                    Ok(Settled::new(&settlement, counted.at(), true, |_| statuses.next().unwrap().clone()))
+                    Ok(Settled::new(counted, true))
                 }
                 Fault::FreesTheKeyBySecondSettlements => {
                     settlement.check().charges().for_each(|charge| planted.forget(charge));

@@ -84,6 +84,6 @@ pub(super) async fn limits_of_different_algorithms_are_decided_together(test: Tr
         let check = check_of(limits[..=place].iter().map(|limit| charge(limit, 1)));
         assert!(test.decide(&check).await.is_allowed());
         let refused = test.decide(&check).await;
-        assert_eq!((refused.is_allowed(), refused.limit()), (false, limit), "the last limit is exhausted");
+        assert_eq!((refused.is_allowed(), refused.binding().limit()), (false, limit), "the last limit is exhausted");
     }
 }

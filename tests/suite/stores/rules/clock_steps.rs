@@ -153,7 +153,7 @@ pub(super) async fn counting_is_unchanged_within_a_window_of_1970(test: Trial) {
             let given_back = second.release().await.unwrap();
             assert_eq!((given_back.was_applied(), status(given_back.decision())), (true, (77, 0)), "{case}");
             let admitted = test.limiter.check_all(named.clone()).await.unwrap();
-            let refunded = test.limiter.settle(Settlement::refund(named, &admitted)).await.unwrap();
+            let refunded = test.limiter.settle(Settlement::new(named, &admitted, |_| Some(0))).await.unwrap();
             assert_eq!((refunded.was_applied(), refunded.decision().used()), (true, 74), "{case}");
 
             // An unsettled lease ends, and then all units leave.

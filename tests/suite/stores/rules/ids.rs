@@ -20,7 +20,7 @@ impl Trial {
     }
 
     async fn refund(&self, check: &Check, decision: &Decision) -> (bool, Vec<u64>) {
-        let settled = self.limiter.settle(Settlement::refund(check.clone(), decision)).await.unwrap();
+        let settled = self.limiter.settle(Settlement::new(check.clone(), decision, |_| Some(0))).await.unwrap();
         (settled.was_applied(), used(settled.decision()))
     }
 }
@@ -85,7 +85,7 @@ pub(super) async fn a_repeated_check_is_neither_charged_nor_refused_while_any_li
 
             // After the refund, the id belongs to a new admission. The same holds after the longest window.
             let refused = test.decide(&check).await;
-            assert!(!refused.is_allowed() && refused.limit() == &limits[0], "{case}");
+            assert!(!refused.is_allowed() && refused.binding().limit() == &limits[0], "{case}");
             for limit in &limits {
                 test.limiter.reset(limit, "ada").await.unwrap();
             }

@@ -172,7 +172,7 @@ pub(super) async fn a_refusal_by_settled_units_outranks_one_by_reservations(test
             refused.statuses().map(said).collect::<Vec<_>>(),
             [(Some(SECOND), true, 100), (Some(seconds(60)), false, 0)]
         );
-        assert_eq!((refused.retry_after(), refused.limit()), (Some(seconds(60)), &calls), "{algorithm:?}");
+        assert_eq!((refused.retry_after(), refused.binding().limit()), (Some(seconds(60)), &calls), "{algorithm:?}");
         assert!(!refused.is_refused_by_reservations(), "settled units refuse it as well");
 
         // The settled units leave before `retry_reserved_after`, and then refuse no more.

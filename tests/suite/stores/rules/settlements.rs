@@ -53,7 +53,7 @@ pub(super) async fn charges_are_settled_one_by_one(test: Trial) {
     let used: Vec<u64> = settled.decision().statuses().map(|status| status.used()).collect();
     assert_eq!((settled.was_applied(), used), (true, vec![7, 1]));
 
-    let settled = test.limiter.settle(Settlement::refund(check, &admitted)).await.unwrap();
+    let settled = test.limiter.settle(Settlement::new(check, &admitted, |_| Some(0))).await.unwrap();
     let used: Vec<u64> = settled.decision().statuses().map(|status| status.used()).collect();
     assert_eq!((settled.was_applied(), used), (true, vec![7, 0]), "a charge that is not settled yet can be");
 }
@@ -84,8 +84,8 @@ pub(super) async fn a_foreign_settlement_frees_nothing(test: Trial) {
         let check = reserved_check(&limit, 20, LEASE);
         let admitted = test.take(&check).await;
         let unknown = Settlement::by_id(check.clone(), AdmissionId::fresh(), admitted.at(), |_| Some(0));
-        let at_another_cost = Settlement::refund(reserved_check(&limit, 90, LEASE), &admitted);
-        let not_reserved = Settlement::refund(plain_check(&limit, 20), &admitted);
+        let at_another_cost = Settlement::new(reserved_check(&limit, 90, LEASE), &admitted, |_| Some(0));
+        let not_reserved = Settlement::new(plain_check(&limit, 20), &admitted, |_| Some(0));
         for settlement in [unknown, at_another_cost, not_reserved] {
             let settled = test.limiter.settle(settlement).await.unwrap();
             assert_eq!((settled.was_applied(), settled.decision().used()), (false, 20), "{algorithm:?}");
@@ -174,7 +174,7 @@ pub(super) async fn an_admission_without_its_own_entry_counts_for_its_window(tes
         let mut known = 0;
         for decisions in open.chunks(100) {
             let refund = |decision: &Decision| {
-                let (limiter, refund) = (test.limiter.clone(), Settlement::refund(check.clone(), decision));
+                let (limiter, refund) = (test.limiter.clone(), Settlement::new(check.clone(), decision, |_| Some(0)));
                 async move { limiter.settle(refund).await.unwrap().was_applied() }
             };
             let settled: JoinSet<_> = decisions.iter().map(refund).collect();
