@@ -69,7 +69,8 @@ impl<'de> Visitor<'de> for LimitVisitor {
         }
         if let Some(prefetches) = prefetches {
             let prefetches = text::prefetches(&prefetches).map_err(A::Error::custom)?;
-            limit = limit.with_prefetch(prefetches).map_err(|problem| A::Error::custom(text::invalid(&name, &problem)))?;
+            limit =
+                limit.with_prefetch(prefetches).map_err(|problem| A::Error::custom(text::invalid(&name, &problem)))?;
         }
         Ok(limit)
     }

@@ -9,8 +9,8 @@ use axum::{
 use http::{HeaderMap, Request};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Charge, Check, Decision, RefusalCache, HeaderSets, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore,
-    RateLimitLayer, Rejection, ShadowRefusals, Share,
+    Charge, Check, Decision, HeaderSets, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, RateLimitLayer,
+    RefusalCache, Rejection, ShadowRefusals, Share,
 };
 
 use crate::support::{
