@@ -21,122 +21,70 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use crate::{
-    error::{ConfigError, ConfigErrorKind},
-    key::Key,
-};
+use crate::key::Key;
 
-/// The leading bits of an IPv6 address that make its key. Default: 64, since a subscriber has at least a /64 (RFC 6177).
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Ipv6Prefix(u8);
-
-impl Ipv6Prefix {
-    const WHOLE: Self = Self(128);
-
-    pub(super) fn new(bits: u8) -> Result<Self, ConfigError> {
-        if (1..=128).contains(&bits) {
-            return Ok(Self(bits));
-        }
-        let text = format!("an IPv6 prefix must have 1 to 128 bits, not {bits}");
-        Err(ConfigError::new(ConfigErrorKind::Address, text))
-    }
-
-    pub(super) fn key(self, address: IpAddr) -> Key {
-        match canonical(address) {
-            IpAddr::V4(address) => Key::new("ip", address.octets()),
-            IpAddr::V6(address) => {
-                let Self(bits) = if is_translated_locally(address) { Self::WHOLE } else { self };
-                let mask = u128::MAX << (128 - u32::from(bits));
-                Key::joined("ip", &[&[bits], &(address.to_bits() & mask).to_be_bytes()])
-            }
+/// The key of an address. An IPv6 address has the key of its first `bits`, 1 to 128.
+pub(super) fn key(address: IpAddr, bits: u8) -> Key {
+    match canonical(address) {
+        IpAddr::V4(address) => Key::new("ip", address.octets()),
+        IpAddr::V6(address) => {
+            let bits = if is_translated_locally(address) { 128 } else { bits };
+            let mask = u128::MAX << (128 - u32::from(bits));
+            Key::joined("ip", &[&[bits], &(address.to_bits() & mask).to_be_bytes()])
         }
     }
-}
-
-impl Default for Ipv6Prefix {
-    fn default() -> Self {
-        Self(64)
-    }
-}
-
-/// A prefix of IPv6 addresses that stand for IPv4 addresses.
-struct Embedding {
-    prefix: Ipv6Addr,
-    bits: u8,
-    /// The bits after the IPv4 address.
-    behind: u8,
-    is_inverted: bool,
-}
-
-static EMBEDDINGS: [Embedding; 6] = [
-    Embedding::of_last_bits([0, 0, 0, 0, 0, 0xffff], 96),
-    Embedding::of_last_bits([0; 6], 96),
-    Embedding::of_last_bits([0, 0, 0, 0, 0xffff, 0], 96),
-    Embedding::of_last_bits([0x64, 0xff9b, 0, 0, 0, 0], 96),
-    Embedding { behind: 80, ..Embedding::of_last_bits([0x2002, 0, 0, 0, 0, 0], 16) },
-    Embedding { is_inverted: true, ..Embedding::of_last_bits([0x2001, 0, 0, 0, 0, 0], 32) },
-];
-
-impl Embedding {
-    const fn of_last_bits([a, b, c, d, e, f]: [u16; 6], bits: u8) -> Self {
-        Self { prefix: Ipv6Addr::new(a, b, c, d, e, f, 0, 0), bits, behind: 0, is_inverted: false }
-    }
-
-    fn has(&self, address: Ipv6Addr) -> bool {
-        (address.to_bits() ^ self.prefix.to_bits()) >> (128 - self.bits) == 0
-    }
-
-    fn address_in(&self, address: Ipv6Addr) -> Ipv4Addr {
-        let embedded = (address.to_bits() >> self.behind) as u32;
-        Ipv4Addr::from_bits(if self.is_inverted { !embedded } else { embedded })
-    }
-
-    /// The IPv4 range that an IPv6 range spells: its prefix ends within the IPv4 address.
-    fn range_in(&self, range: Ipv6Net) -> Option<Ipv4Net> {
-        let is_all_of_it = self.bits + 32 + self.behind == 128;
-        let bits = range.prefix_len().checked_sub(self.bits).filter(|bits| is_all_of_it && *bits <= 32)?;
-        Ipv4Net::new(self.address_in(range.network()), bits).ok()
-    }
-}
-
-fn embedding(address: Ipv6Addr) -> Option<&'static Embedding> {
-    let is_itself = matches!(address, Ipv6Addr::UNSPECIFIED | Ipv6Addr::LOCALHOST);
-    EMBEDDINGS.iter().find(|embedding| embedding.has(address)).filter(|_| !is_itself)
-}
-
-fn is_translated_locally(address: Ipv6Addr) -> bool {
-    matches!(address.segments(), [0x64, 0xff9b, 1, ..])
 }
 
 /// The IPv4 address that an address stands for, or the address.
 pub(super) fn canonical(address: IpAddr) -> IpAddr {
     match address {
-        IpAddr::V6(address) => {
-            embedding(address).map_or_else(|| address.into(), |found| found.address_in(address).into())
-        }
+        IpAddr::V6(address) => embedded(address).map_or(address.into(), IpAddr::V4),
         address => address,
     }
 }
 
-/// A range of addresses. A range of IPv4 addresses contains all their spellings, even if the range is written in IPv6.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Range(IpNet);
-
-impl Range {
-    pub(super) fn new(range: IpNet) -> Self {
-        let embedded = match range {
-            IpNet::V6(range) => embedding(range.network()).and_then(|found| found.range_in(range)),
-            IpNet::V4(_) => None,
+/// The range of IPv4 addresses that a range of IPv6 addresses spells, since its prefix ends within the IPv4 address, or the
+/// range.
+pub(super) fn canonical_range(range: IpNet) -> IpNet {
+    let spelled = |range: Ipv6Net| {
+        let before = match range.network().segments() {
+            [0x2001, ..] => return None,
+            [0x2002, ..] => 16,
+            _ => 96,
         };
-        Self(embedded.map_or(range, IpNet::V4))
+        let bits = range.prefix_len().checked_sub(before)?;
+        Ipv4Net::new(embedded(range.network())?, bits).ok()
+    };
+    match range {
+        IpNet::V6(v6) => spelled(v6).map_or(range, IpNet::V4),
+        IpNet::V4(_) => range,
     }
+}
 
-    pub(super) fn contains(&self, address: IpAddr) -> bool {
-        match self.0 {
-            IpNet::V4(_) => self.0.contains(&canonical(address)),
-            IpNet::V6(_) => self.0.contains(&address),
-        }
+/// Whether a canonical range has an address. A range of IPv4 addresses has all their spellings.
+pub(super) fn contains(range: &IpNet, address: IpAddr) -> bool {
+    match range {
+        IpNet::V4(_) => range.contains(&canonical(address)),
+        IpNet::V6(_) => range.contains(&address),
     }
+}
+
+/// The IPv4 address that an IPv6 address stands for.
+fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
+    let bits = |high: u16, low: u16| u32::from(high) << 16 | u32::from(low);
+    Some(Ipv4Addr::from_bits(match address.segments() {
+        [0, 0, 0, 0, 0, 0, 0, 0 | 1] => return None,
+        [0, 0, 0, 0, 0, 0 | 0xffff, high, low]
+        | [0, 0, 0, 0, 0xffff, 0, high, low]
+        | [0x64, 0xff9b, 0, 0, 0, 0, high, low]
+        | [0x2002, high, low, ..] => bits(high, low),
+        [0x2001, 0, .., high, low] => !bits(high, low),
+        _ => return None,
+    }))
+}
+
+fn is_translated_locally(address: Ipv6Addr) -> bool {
+    matches!(address.segments(), [0x64, 0xff9b, 1, ..])
 }
 
 #[cfg(test)]
@@ -146,7 +94,11 @@ mod tests {
     use super::*;
 
     fn key(address: &str) -> Key {
-        Ipv6Prefix::default().key(address.parse().unwrap())
+        key_of(address, 64)
+    }
+
+    fn key_of(address: &str, bits: u8) -> Key {
+        super::key(address.parse().unwrap(), bits)
     }
 
     #[test]
@@ -188,21 +140,19 @@ mod tests {
         ];
         let keys: HashSet<_> = translated.into_iter().chain(["192.0.2.1", "192.0.2.2"]).map(key).collect();
         assert_eq!(keys.len(), 10);
-        let wide = Ipv6Prefix::new(32).unwrap();
-        assert_eq!(wide.key(translated[0].parse().unwrap()), key(translated[0]));
+        assert_eq!(key_of(translated[0], 32), key(translated[0]));
     }
 
     #[test]
     fn ipv6_addresses_share_a_key_within_their_prefix_only() {
         assert_eq!(key("2001:db8:1:2::1"), key("2001:db8:1:2:ffff::"));
         assert_ne!(key("2001:db8:1:2::1"), key("2001:db8:1:3::1"));
-        let single = Ipv6Prefix::new(128).unwrap();
-        assert_ne!(single.key("2001:db8::1".parse().unwrap()), single.key("2001:db8::2".parse().unwrap()));
+        assert_ne!(key_of("2001:db8::1", 128), key_of("2001:db8::2", 128));
     }
 
     #[test]
     fn a_range_is_the_ipv4_range_that_it_spells_or_itself() {
-        let holds = |range: &str, address: &str| Range::new(range.parse().unwrap()).contains(address.parse().unwrap());
+        let holds = |range: &str, address: &str| contains(&canonical_range(range.parse().unwrap()), address.parse().unwrap());
         for range in [
             "10.0.0.0/8",
             "::ffff:10.0.0.0/104",
@@ -223,11 +173,5 @@ mod tests {
         assert!(!holds("2002:a01:203:4::/64", "2002:a01:203:5::5") && !holds("2002:a01:203:4::/64", "10.1.2.3"));
         assert!(holds("64:ff9b:1::/48", "64:ff9b:1::10.1.2.3") && !holds("64:ff9b:1::/48", "10.1.2.3"));
         assert!(!holds("::1/128", "0.0.0.1") && holds("::1/128", "::1"));
-    }
-
-    #[test]
-    fn a_prefix_without_bits_or_with_too_many_is_refused_by_value() {
-        assert_eq!(Ipv6Prefix::new(129).unwrap_err().to_string(), "an IPv6 prefix must have 1 to 128 bits, not 129");
-        assert!(Ipv6Prefix::new(0).is_err());
     }
 }

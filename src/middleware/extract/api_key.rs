@@ -28,14 +28,9 @@ use crate::{key::Key, secret::Secret};
 /// ```
 #[derive(Clone, Debug)]
 pub struct ApiKey {
-    source: Source,
+    /// `None` for a bearer token.
+    header: Option<HeaderName>,
     secret: Secret,
-}
-
-#[derive(Clone, Debug)]
-enum Source {
-    Header(HeaderName),
-    Bearer,
 }
 
 impl ApiKey {
@@ -47,7 +42,7 @@ impl ApiKey {
     #[must_use]
     #[track_caller]
     pub fn header(name: impl TryInto<HeaderName>, secret: &Secret) -> Self {
-        Self { source: Source::Header(header_name(name)), secret: secret.clone() }
+        Self { header: Some(header_name(name)), secret: secret.clone() }
     }
 
     /// The token of `Authorization: Bearer` (RFC 6750). The scheme may be in any case, and spaces around the token are
@@ -74,7 +69,7 @@ impl ApiKey {
     /// ```
     #[must_use]
     pub fn bearer(secret: &Secret) -> Self {
-        Self { source: Source::Bearer, secret: secret.clone() }
+        Self { header: None, secret: secret.clone() }
     }
 
     /// The key of a token, for lists and resets. Spaces around the token are trimmed.
@@ -82,25 +77,15 @@ impl ApiKey {
     pub fn key(&self, token: &str) -> Key {
         self.secret.key("api-key", token.trim())
     }
-
-    fn token<'a>(&self, parts: &'a Parts) -> Result<&'a str, KeyError> {
-        let Source::Header(name) = &self.source else {
-            return bearer_token(single_value(&parts.headers, &AUTHORIZATION)?);
-        };
-        single_value(&parts.headers, name)
-    }
-
-    fn challenge(&self) -> HeaderValue {
-        HeaderValue::from_static(match self.source {
-            Source::Header(_) => "ApiKey",
-            Source::Bearer => "Bearer",
-        })
-    }
 }
 
 impl KeyExtractor for ApiKey {
     fn extract(&self, parts: &Parts) -> Result<Key, KeyError> {
-        let token = self.token(parts).map_err(|error| error.unauthorized(self.challenge()))?;
+        let (token, challenge) = match &self.header {
+            Some(name) => (single_value(&parts.headers, name), "ApiKey"),
+            None => (single_value(&parts.headers, &AUTHORIZATION).and_then(bearer_token), "Bearer"),
+        };
+        let token = token.map_err(|error| error.unauthorized(HeaderValue::from_static(challenge)))?;
         Ok(self.key(token))
     }
 }

@@ -2,11 +2,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use http::{HeaderName, StatusCode, request::Parts};
+use http::{HeaderName, StatusCode, header::FORWARDED, request::Parts};
 use ipnet::IpNet;
 
 use super::{
-    address::{Ipv6Prefix, Range},
+    address::{self, canonical_range, contains},
     extractor::{KeyError, KeyExtractor},
     forwarded::{Hop, Hops, Style},
     header::{header_name, single_value},
@@ -66,19 +66,20 @@ pub type PeerIp = ClientIp;
 /// assert_eq!(client_ip.extract(&parts)?.value(), [203, 0, 113, 7]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct ClientIp {
-    trusted: Vec<Range>,
-    source: Source,
-    prefix: Ipv6Prefix,
+    trusted: Vec<IpNet>,
+    header: HeaderName,
+    style: Style,
+    /// The leading bits of an IPv6 address that make its key. Default: 64, since a subscriber has at least a /64 (RFC 6177).
+    ipv6_bits: u8,
 }
 
-#[derive(Clone, Debug, Default)]
-enum Source {
-    #[default]
-    XForwardedFor,
-    Forwarded,
-    Single(HeaderName),
+impl Default for ClientIp {
+    fn default() -> Self {
+        let header = HeaderName::from_static("x-forwarded-for");
+        Self { trusted: Vec::new(), header, style: Style::Plain, ipv6_bits: 64 }
+    }
 }
 
 impl ClientIp {
@@ -102,7 +103,7 @@ impl ClientIp {
     /// Reads `Forwarded` (RFC 7239) instead of `X-Forwarded-For`.
     #[must_use]
     pub fn forwarded(mut self) -> Self {
-        self.source = Source::Forwarded;
+        (self.header, self.style) = (FORWARDED, Style::Rfc7239);
         self
     }
 
@@ -115,7 +116,7 @@ impl ClientIp {
     #[must_use]
     #[track_caller]
     pub fn single_header(mut self, name: impl TryInto<HeaderName>) -> Self {
-        self.source = Source::Single(header_name(name));
+        (self.header, self.style) = (header_name(name), Style::Single);
         self
     }
 
@@ -125,18 +126,22 @@ impl ClientIp {
     ///
     /// [`ConfigError`] if `bits` is not 1 to 128.
     pub fn ipv6_prefix(mut self, bits: u8) -> Result<Self, ConfigError> {
-        self.prefix = Ipv6Prefix::new(bits)?;
+        if !(1..=128).contains(&bits) {
+            let text = format!("an IPv6 prefix must have 1 to 128 bits, not {bits}");
+            return Err(ConfigError::new(ConfigErrorKind::Address, text));
+        }
+        self.ipv6_bits = bits;
         Ok(self)
     }
 
     /// The key of an address, for lists and resets. An IPv6 address has the key of its whole prefix.
     #[must_use]
     pub fn key(&self, address: IpAddr) -> Key {
-        self.prefix.key(address)
+        address::key(address, self.ipv6_bits)
     }
 
     fn is_trusted(&self, address: IpAddr) -> bool {
-        self.trusted.iter().any(|range| range.contains(address))
+        self.trusted.iter().any(|range| contains(range, address))
     }
 
     fn client(&self, parts: &Parts) -> Result<IpAddr, KeyError> {
@@ -144,19 +149,16 @@ impl ClientIp {
         if !self.is_trusted(peer) {
             return Ok(peer);
         }
-        let (name, style) = match &self.source {
-            Source::XForwardedFor => ("x-forwarded-for", Style::Plain),
-            Source::Forwarded => ("forwarded", Style::Rfc7239),
-            Source::Single(name) => {
-                let address = single_value(&parts.headers, name)?.parse();
-                return address.map_err(|_| KeyError::invalid(name.as_str().to_owned(), "not an address"));
-            }
-        };
-        let (mut client, mut hops) = (peer, Hops::of(&parts.headers, name, style).take(MAX_HOPS));
+        let Self { header, style, .. } = self;
+        let invalid = |problem| KeyError::invalid(header.as_str().to_owned(), problem);
+        if *style == Style::Single {
+            return single_value(&parts.headers, header)?.parse().map_err(|_| invalid("not an address"));
+        }
+        let (mut client, mut hops) = (peer, Hops::of(&parts.headers, header, *style).take(MAX_HOPS));
         while self.is_trusted(client) {
             match hops.next() {
                 Some(Hop::Address(address)) => client = address,
-                Some(Hop::TooFar) => return Err(KeyError::invalid(name, "longer than 16 KiB")),
+                Some(Hop::TooFar) => return Err(invalid("longer than 16 KiB")),
                 Some(Hop::Unknown) | None => break,
             }
         }
@@ -207,11 +209,23 @@ fn from_tonic(_: &Parts) -> Option<SocketAddr> {
     None
 }
 
-fn parse_range(range: &str) -> Result<Range, ConfigError> {
+fn parse_range(range: &str) -> Result<IpNet, ConfigError> {
     let range = range.trim();
     let single = || range.parse::<IpAddr>().map(IpNet::from).ok();
-    range.parse().ok().or_else(single).map(Range::new).ok_or_else(|| {
+    range.parse().ok().or_else(single).map(canonical_range).ok_or_else(|| {
         let text = format!("{range:?} is not an address range such as 10.0.0.0/8 or 2001:db8::/32");
         ConfigError::new(ConfigErrorKind::Address, text)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_without_bits_or_with_too_many_is_refused_by_value() {
+        let error = |bits| ClientIp::new().ipv6_prefix(bits).unwrap_err().to_string();
+        assert_eq!(error(129), "an IPv6 prefix must have 1 to 128 bits, not 129");
+        assert_eq!(error(0), "an IPv6 prefix must have 1 to 128 bits, not 0");
+    }
 }

@@ -8,7 +8,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use http::{HeaderMap, HeaderValue, header::ValueIter};
+use http::{HeaderMap, HeaderName, HeaderValue, header::ValueIter};
 
 /// How much of a header is read, from its right end: 32 hops of 512 bytes, twice the length of the longest host name.
 const MAX_BYTES: usize = 32 * 512;
@@ -33,7 +33,7 @@ pub(super) enum Hop {
 }
 
 impl<'a> Hops<'a> {
-    pub(super) fn of(headers: &'a HeaderMap, name: &str, style: Style) -> Self {
+    pub(super) fn of(headers: &'a HeaderMap, name: &HeaderName, style: Style) -> Self {
         Self { lines: headers.get_all(name).into_iter().rev(), line: None, bytes_left: MAX_BYTES, style }
     }
 }
@@ -61,27 +61,29 @@ impl Iterator for Hops<'_> {
     }
 }
 
-/// How a header writes its elements.
+/// How a header writes addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Style {
     /// `X-Forwarded-For`: addresses between commas.
     Plain,
     /// `Forwarded` (RFC 7239): parameters between semicolons, elements between commas, both outside quotes.
     Rfc7239,
+    /// One address.
+    Single,
 }
 
 impl Style {
     fn last_comma(self, line: &[u8]) -> Option<usize> {
         match self {
-            Self::Plain => line.iter().rposition(|byte| *byte == b','),
             Self::Rfc7239 => last_outside_quotes(line, b','),
+            Self::Plain | Self::Single => line.iter().rposition(|byte| *byte == b','),
         }
     }
 
     fn address(self, element: &[u8]) -> Option<IpAddr> {
         let node = match self {
-            Self::Plain => element.trim_ascii().to_vec(),
             Self::Rfc7239 => for_parameter(element)?,
+            Self::Plain | Self::Single => element.trim_ascii().to_vec(),
         };
         parse_node(str::from_utf8(&node).ok()?)
     }
@@ -159,13 +161,15 @@ fn last_outside_quotes(text: &[u8], separator: u8) -> Option<usize> {
 mod tests {
     use super::*;
 
+    const X: HeaderName = HeaderName::from_static("x");
+
     fn read(style: Style, lines: &[&str]) -> Vec<Option<String>> {
         let mut headers = HeaderMap::new();
         for line in lines {
             headers.append("x", line.parse().unwrap());
         }
         let address = |hop| if let Hop::Address(address) = hop { Some(address.to_string()) } else { None };
-        Hops::of(&headers, "x", style).map(address).collect()
+        Hops::of(&headers, &X, style).map(address).collect()
     }
 
     fn some(addresses: &[&str]) -> Vec<Option<String>> {
@@ -232,7 +236,7 @@ mod tests {
             let mut headers = HeaderMap::new();
             headers.append("x", "for=192.0.2.3".parse().unwrap());
             headers.append("x", line.parse().unwrap());
-            Hops::of(&headers, "x", Style::Rfc7239).take(4).collect::<Vec<_>>()
+            Hops::of(&headers, &X, Style::Rfc7239).take(4).collect::<Vec<_>>()
         };
         let [first, second, third] = [[192, 0, 2, 2], [192, 0, 2, 1], [192, 0, 2, 3]].map(|ip| Hop::Address(ip.into()));
         assert_eq!(hops(near.to_owned()), [first, second, third]);
