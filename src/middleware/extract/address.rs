@@ -152,7 +152,8 @@ mod tests {
 
     #[test]
     fn a_range_is_the_ipv4_range_that_it_spells_or_itself() {
-        let holds = |range: &str, address: &str| contains(&canonical_range(range.parse().unwrap()), address.parse().unwrap());
+        let holds =
+            |range: &str, address: &str| contains(&canonical_range(range.parse().unwrap()), address.parse().unwrap());
         for range in [
             "10.0.0.0/8",
             "::ffff:10.0.0.0/104",
