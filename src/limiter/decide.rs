@@ -18,11 +18,22 @@ use crate::{
     store::StoreFuture,
 };
 
-/// A check that was decided without waiting, or that the store has to be asked about.
+/// A check that was decided without waiting, or that the store is asked about.
 pub(crate) enum DecideNow {
     Decided(Result<Decision, Error>),
-    /// With what the refusal cache learns by, if it can.
-    Ask(Check, Option<Lookup>),
+    Ask(Asking),
+}
+
+/// A check that the store is asked about. It has no check inline, so that a future that asks stays small.
+pub(crate) struct Asking {
+    reply: StoreFuture<Decision>,
+    /// What the refusal cache learns by, if it can.
+    lookup: Option<Lookup>,
+    /// Under a share, or with prefetch: the check.
+    kept: Option<Box<Check>>,
+    share: Option<Share>,
+    /// The last prefetch that was taken before.
+    asked_after: u64,
 }
 
 impl Limiter {
@@ -74,31 +85,22 @@ impl Limiter {
     pub(crate) async fn decide(&self, check: Check, waited: &mut Duration) -> Result<Decision, Error> {
         match self.decide_now(check, self.share) {
             DecideNow::Decided(outcome) => outcome,
-            DecideNow::Ask(check, lookup) => self.ask(check, lookup, self.share, waited).await,
+            DecideNow::Ask(asking) => self.ask(asking, waited).await,
         }
     }
 
-    /// Asks the store about a check that [`decide_now`](Self::decide_now) could not decide, under the same `share`. Adds to
-    /// the time that the request has `waited`.
-    pub(crate) async fn ask(
-        &self,
-        check: Check,
-        lookup: Option<Lookup>,
-        share: Option<Share>,
-        waited: &mut Duration,
-    ) -> Result<Decision, Error> {
+    /// Asks the store about a check that [`decide_now`](Self::decide_now) could not decide. Adds to the time that the request
+    /// has `waited`.
+    pub(crate) async fn ask(&self, asking: Asking, waited: &mut Duration) -> Result<Decision, Error> {
         let core = &*self.core;
-        let asked_after = core.prefetches.as_ref().map_or(0, |prefetches| prefetches.last_taken());
-        let is_prefetched = || check.charges().any(|charge| charge.limit().prefetched().is_some());
-        let kept = (share.is_some() || core.prefetches.is_some() && is_prefetched()).then(|| check.clone());
-        let mut outcome = core.call(core.store.decide(check), waited).await;
-        if let Some(kept) = &kept {
+        let mut outcome = core.call(asking.reply, waited).await;
+        if let Some(kept) = &asking.kept {
             outcome = outcome.map(|decision| match decision.is_allowed() {
-                true => core.note_admission(kept, decision, asked_after),
+                true => core.note_admission(kept, decision, asking.asked_after),
                 false => decision,
             });
         }
-        core.conclude(outcome, lookup.as_ref(), kept.as_ref().zip(share))
+        core.conclude(outcome, asking.lookup.as_ref(), asking.kept.as_deref().zip(asking.share))
     }
 
     /// Decides without waiting if the refusal cache, an open breaker or the store can. A failure is decided under `share`, if there
@@ -118,7 +120,9 @@ impl Limiter {
         if let Some(error) = core.breaker.refuse(core.deadline, || core.probes(check.without_costs())) {
             return DecideNow::Decided(core.decide_locally(local, error));
         }
-        let Some(outcome) = core.store.decide_now(&check) else { return DecideNow::Ask(check, lookup) };
+        let Some(outcome) = core.store.decide_now(&check) else {
+            return DecideNow::Ask(core.asking(check, lookup, share));
+        };
         let outcome = outcome.map_err(Error::from);
         core.breaker.count(&outcome, || Duration::ZERO);
         DecideNow::Decided(core.conclude(outcome, lookup.as_ref(), local))
@@ -145,6 +149,14 @@ impl Limiter {
 }
 
 impl Core {
+    fn asking(&self, check: Check, lookup: Option<Lookup>, share: Option<Share>) -> Asking {
+        let is_prefetched = || check.charges().any(|charge| charge.limit().prefetched().is_some());
+        let is_kept = share.is_some() || self.prefetches.is_some() && is_prefetched();
+        let kept = is_kept.then(|| Box::new(check.clone()));
+        let asked_after = self.prefetches.as_ref().map_or(0, |prefetches| prefetches.last_taken());
+        Asking { reply: self.store.decide(check), lookup, kept, share, asked_after }
+    }
+
     /// Admits a check out of the prefetches that this process holds.
     #[inline]
     fn spend(&self, check: &Check) -> Option<Decision> {

@@ -37,7 +37,7 @@ mod settings;
 mod settle;
 mod turns;
 
-pub(crate) use self::decide::DecideNow;
+pub(crate) use self::decide::{Asking, DecideNow};
 pub use self::{
     failure::{FailureMode, Share},
     settings::Limiter,

@@ -81,7 +81,7 @@ impl<R> Policy<R> {
         }
         Ok(match self.limiter.decide_now(check, mode.share()) {
             DecideNow::Decided(outcome) => Plan::Decided(Decided::at_once(outcome.map(Some), mode, details)),
-            DecideNow::Ask(check, lookup) => Plan::Await(self.decider(request, mode).ask(check, lookup, details)),
+            DecideNow::Ask(asking) => Plan::Await(self.decider(request, mode).ask(asking, details)),
         })
     }
 

@@ -18,8 +18,7 @@ use crate::{
     check::Check,
     decision::Decision,
     error::Error,
-    limiter::{FailureMode, Limiter},
-    local::Lookup,
+    limiter::{Asking, FailureMode, Limiter},
 };
 
 /// In a box, since it may contain the future of a user's closure.
@@ -58,14 +57,9 @@ pub(crate) struct Decider {
 
 impl Decider {
     /// Asks the store about a check that could not be decided at once.
-    pub(crate) fn ask(
-        mut self,
-        check: Check,
-        lookup: Option<Lookup>,
-        details: Option<Box<CheckDetails>>,
-    ) -> DecisionFuture {
+    pub(crate) fn ask(mut self, asking: Asking, details: Option<Box<CheckDetails>>) -> DecisionFuture {
         Box::pin(async move {
-            let outcome = self.limiter.ask(check, lookup, self.mode.share(), &mut self.waited).await.map(Some);
+            let outcome = self.limiter.ask(asking, &mut self.waited).await.map(Some);
             Decided { outcome, mode: self.mode, details, waited: self.waited }
         })
     }

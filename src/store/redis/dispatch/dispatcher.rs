@@ -5,6 +5,7 @@ use std::{
     error::Error,
     future::Future,
     iter,
+    pin::Pin,
     sync::{Arc, Weak},
     time::Duration,
 };
@@ -56,7 +57,8 @@ pub(crate) struct Dispatcher {
 
 /// How a job is sent.
 enum Sending {
-    Alone(LoneCheck),
+    /// In a box, since only few futures send their check themselves.
+    Alone(Pin<Box<dyn Future<Output = Answer> + Send>>),
     Queued(Queued),
     /// By a task that asks several slots of a cluster.
     InSlots(JoinHandle<Answer>),
@@ -91,7 +93,7 @@ impl Dispatcher {
         let sending = self.begin(job);
         async move {
             match sending? {
-                Sending::Alone(check) => check.send().await,
+                Sending::Alone(sent) => sent.await,
                 Sending::Queued(queued) => queued.await.unwrap_or_else(|gone| Err(of_ended_runtime(gone))),
                 Sending::InSlots(task) => task.await.unwrap_or_else(|gone| Err(of_ended_runtime(gone))),
             }
@@ -111,13 +113,9 @@ impl Dispatcher {
             && let Some(permit) = queue.lone_permit()
             && let Some(connection) = self.pool.share()
         {
-            return Ok(Sending::Alone(LoneCheck {
-                job,
-                connection,
-                permit,
-                dispatcher: Arc::downgrade(self),
-                config: Arc::clone(&self.config),
-            }));
+            let (dispatcher, config) = (Arc::downgrade(self), Arc::clone(&self.config));
+            let check = LoneCheck { job, connection, permit, dispatcher, config };
+            return Ok(Sending::Alone(Box::pin(check.send())));
         }
         // An error of this check only: the others in the queue are decided, so a breaker must not count it.
         let (queued, sent) = queue.push(job).map_err(|full| StoreError::new(ASKING, full).of_one_check())?;
