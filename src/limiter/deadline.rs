@@ -37,6 +37,11 @@ impl<F> Deadline<F> {
         Self { future, deadline, waited, timer: None }
     }
 
+    /// Shortens the deadline, before the first poll, by what the request has `waited` for others.
+    pub(super) fn after(&mut self, waited: Duration) {
+        self.waited = waited;
+    }
+
     /// How long the request has waited by now, including the time before this future.
     pub(super) fn waited(&self) -> Duration {
         self.waited.saturating_add(self.took())

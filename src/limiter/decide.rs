@@ -1,6 +1,6 @@
 //! Decisions: by the prefetches of this process, the refusal cache, the breaker, the store, or this process in the store's place.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use super::{
     deadline::Deadline,
@@ -26,7 +26,7 @@ pub(crate) enum DecideNow {
 
 /// A check that the store is asked about. It has no check inline, so that a future that asks stays small.
 pub(crate) struct Asking {
-    reply: StoreFuture<Decision>,
+    reply: Deadline<StoreFuture<Decision>>,
     /// What the refusal cache learns by, if it can.
     lookup: Option<Lookup>,
     /// Under a share, or with prefetch: the check.
@@ -85,15 +85,15 @@ impl Limiter {
     pub(crate) async fn decide(&self, check: Check, waited: &mut Duration) -> Result<Decision, Error> {
         match self.decide_now(check, self.share) {
             DecideNow::Decided(outcome) => outcome,
-            DecideNow::Ask(asking) => self.ask(asking, waited).await,
+            DecideNow::Ask(mut asking) => self.ask(&mut asking, waited).await,
         }
     }
 
     /// Asks the store about a check that [`decide_now`](Self::decide_now) could not decide. Adds to the time that the request
     /// has `waited`.
-    pub(crate) async fn ask(&self, asking: Asking, waited: &mut Duration) -> Result<Decision, Error> {
+    pub(crate) async fn ask(&self, asking: &mut Asking, waited: &mut Duration) -> Result<Decision, Error> {
         let core = &*self.core;
-        let mut outcome = core.call(asking.reply, waited).await;
+        let mut outcome = core.wait(&mut asking.reply, waited).await;
         if let Some(kept) = &asking.kept {
             outcome = outcome.map(|decision| match decision.is_allowed() {
                 true => core.note_admission(kept, decision, asking.asked_after),
@@ -154,7 +154,8 @@ impl Core {
         let is_kept = share.is_some() || self.prefetches.is_some() && is_prefetched();
         let kept = is_kept.then(|| Box::new(check.clone()));
         let asked_after = self.prefetches.as_ref().map_or(0, |prefetches| prefetches.last_taken());
-        Asking { reply: self.store.decide(check), lookup, kept, share, asked_after }
+        let reply = Deadline::new(self.store.decide(check), self.deadline, Duration::ZERO);
+        Asking { reply, lookup, kept, share, asked_after }
     }
 
     /// Admits a check out of the prefetches that this process holds.
@@ -203,14 +204,18 @@ impl Core {
         }
     }
 
-    /// Awaits a reply of the store within the deadline, less what the request has `waited`, and tells the breaker.
-    pub(super) async fn call<T>(&self, reply: StoreFuture<T>, waited: &mut Duration) -> Result<T, Error> {
-        let mut call = pin!(Deadline::new(reply, self.deadline, *waited));
-        let outcome = call.as_mut().await.and_then(|reply| Ok(reply?));
-        if !matches!(outcome, Err(Error::TimedOut { .. })) || call.blames_store() {
-            self.breaker.count(&outcome, || call.took_in_time());
+    /// Awaits a reply of the store within its deadline, less what the request has `waited`, and tells the breaker.
+    pub(super) async fn wait<T>(
+        &self,
+        reply: &mut Deadline<StoreFuture<T>>,
+        waited: &mut Duration,
+    ) -> Result<T, Error> {
+        reply.after(*waited);
+        let outcome = (&mut *reply).await.and_then(|reply| Ok(reply?));
+        if !matches!(outcome, Err(Error::TimedOut { .. })) || reply.blames_store() {
+            self.breaker.count(&outcome, || reply.took_in_time());
         }
-        *waited = call.waited();
+        *waited = reply.waited();
         outcome
     }
 

@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use super::settings::Limiter;
+use super::{deadline::Deadline, settings::Limiter};
 use crate::{
     check::{Charge, Check},
     decision::Decision,
@@ -193,7 +193,8 @@ impl Limiter {
             metrics::failed(&error, core.layer);
             return Err(error);
         }
-        let outcome = core.call(call(&*core.store), &mut Duration::default()).await;
+        let mut reply = Deadline::new(call(&*core.store), core.deadline, Duration::ZERO);
+        let outcome = core.wait(&mut reply, &mut Duration::default()).await;
         outcome.inspect_err(|error| metrics::failed(error, core.layer))
     }
 }

@@ -57,9 +57,9 @@ pub(crate) struct Decider {
 
 impl Decider {
     /// Asks the store about a check that could not be decided at once.
-    pub(crate) fn ask(mut self, asking: Asking, details: Option<Box<CheckDetails>>) -> DecisionFuture {
+    pub(crate) fn ask(mut self, mut asking: Asking, details: Option<Box<CheckDetails>>) -> DecisionFuture {
         Box::pin(async move {
-            let outcome = self.limiter.ask(asking, &mut self.waited).await.map(Some);
+            let outcome = self.limiter.ask(&mut asking, &mut self.waited).await.map(Some);
             Decided { outcome, mode: self.mode, details, waited: self.waited }
         })
     }

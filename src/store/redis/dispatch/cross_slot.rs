@@ -77,7 +77,7 @@ fn subchecks(keys: &Keys, check: &Check, id: AdmissionId) -> Option<Vec<Subcheck
 async fn decide(dispatcher: Arc<Dispatcher>, check: Check, id: AdmissionId, subchecks: Vec<Subcheck>) -> Answer {
     let mut statuses = KnownStatuses::none(&check, SystemTime::UNIX_EPOCH);
     for (number, subcheck) in subchecks.iter().enumerate() {
-        match dispatcher.ask(Job::decide(subcheck.check.clone())).await {
+        match ask_one(&dispatcher, Job::decide(subcheck.check.clone())).await {
             Ok((decision, _)) => {
                 statuses.set(subcheck, &decision);
                 if decision.is_allowed() {
@@ -100,7 +100,7 @@ async fn decide(dispatcher: Arc<Dispatcher>, check: Check, id: AdmissionId, subc
             }
         }
         for untaken in &subchecks[number + 1..] {
-            if let Ok((decision, _)) = dispatcher.ask(Job::decide(untaken.check.without_costs())).await {
+            if let Ok((decision, _)) = ask_one(&dispatcher, Job::decide(untaken.check.without_costs())).await {
                 statuses.set_untaken(untaken, &decision);
             }
         }
@@ -134,7 +134,13 @@ async fn settle(dispatcher: Arc<Dispatcher>, settlement: Settlement, subchecks: 
 
 /// Settles in one slot.
 fn settle_in(dispatcher: &Arc<Dispatcher>, settlement: Settlement) -> impl Future<Output = Answer> + Send + use<> {
-    dispatcher.ask(Job::settle(settlement, &dispatcher.config.local_state))
+    ask_one(dispatcher, Job::settle(settlement, &dispatcher.config.local_state))
+}
+
+/// Asks one slot. The future holds nothing of the dispatcher.
+fn ask_one(dispatcher: &Arc<Dispatcher>, job: Box<Job>) -> impl Future<Output = Answer> + Send + use<> {
+    let sending = dispatcher.ask(job);
+    async move { sending?.await }
 }
 
 /// Each slot for itself: a node that stays away delays none of the others.

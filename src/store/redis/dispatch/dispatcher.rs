@@ -7,6 +7,7 @@ use std::{
     iter,
     pin::Pin,
     sync::{Arc, Weak},
+    task::{Context, Poll},
     time::Duration,
 };
 
@@ -55,13 +56,25 @@ pub(crate) struct Dispatcher {
     _is_alive: oneshot::Sender<()>,
 }
 
-/// How a job is sent.
-enum Sending {
+/// A job on its way, until its answer.
+pub(super) enum Sending {
     /// In a box, since only few futures send their check themselves.
     Alone(Pin<Box<dyn Future<Output = Answer> + Send>>),
     Queued(Queued),
     /// By a task that asks several slots of a cluster.
     InSlots(JoinHandle<Answer>),
+}
+
+impl Future for Sending {
+    type Output = Answer;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answer> {
+        match self.get_mut() {
+            Self::Alone(answer) => answer.as_mut().poll(cx),
+            Self::Queued(answer) => Pin::new(answer).poll(cx).map(|answer| answer.unwrap_or_else(of_ended_runtime)),
+            Self::InSlots(task) => Pin::new(task).poll(cx).map(|answer| answer.unwrap_or_else(of_ended_runtime)),
+        }
+    }
 }
 
 /// What fails, until the store says what it was for.
@@ -89,19 +102,9 @@ impl Dispatcher {
 
     /// Sends a job, or lets a task do it, when this is called. The returned future holds nothing of the dispatcher, which so
     /// ends with its runtime, even if nobody polls the future.
-    pub(crate) fn ask(self: &Arc<Self>, job: Box<Job>) -> impl Future<Output = Answer> + Send + use<> {
-        let sending = self.begin(job);
-        async move {
-            match sending? {
-                Sending::Alone(sent) => sent.await,
-                Sending::Queued(queued) => queued.await.unwrap_or_else(|gone| Err(of_ended_runtime(gone))),
-                Sending::InSlots(task) => task.await.unwrap_or_else(|gone| Err(of_ended_runtime(gone))),
-            }
-        }
-    }
-
+    ///
     /// If nothing is in flight and a connection works, the caller of a check sends it.
-    fn begin(self: &Arc<Self>, job: Box<Job>) -> Result<Sending, StoreError> {
+    pub(super) fn ask(self: &Arc<Self>, job: Box<Job>) -> Result<Sending, StoreError> {
         if self.is_cluster()
             && let Some(task) = cross_slot::ask(self, &job)
         {
@@ -234,18 +237,18 @@ impl LoneCheck {
             Ok(reply) => return batch.only_answer(reply),
             Err(error) => error,
         };
-        let Some(dispatcher) = dispatcher.upgrade() else { return Err(of_ended_runtime(error)) };
+        let Some(dispatcher) = dispatcher.upgrade() else { return of_ended_runtime(error) };
         let task = dispatcher.runtime.clone().spawn(async move {
             let reply = dispatcher.try_again(&mut batch, Ok(Err(error))).await?;
             batch.only_answer(reply)
         });
-        task.await.unwrap_or_else(|gone| Err(of_ended_runtime(gone)))
+        task.await.unwrap_or_else(of_ended_runtime)
     }
 }
 
 /// No failure of the store.
-fn of_ended_runtime(cause: impl Into<Cause>) -> StoreError {
-    StoreError::new(ASKING, cause).of_one_check()
+fn of_ended_runtime(cause: impl Into<Cause>) -> Answer {
+    Err(StoreError::new(ASKING, cause).of_one_check())
 }
 
 /// The jobs of each slot, in their order.

@@ -35,8 +35,8 @@ impl Runtimes {
 
     /// Sends a job from the current runtime, when this is first polled.
     pub(crate) async fn ask(self: &Arc<Self>, job: Box<Job>) -> Answer {
-        let answer = self.current()?.ask(job);
-        answer.await
+        let sending = self.current()?.ask(job)?;
+        sending.await
     }
 
     /// The dispatcher of the current runtime.
