@@ -38,11 +38,11 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+pub use crate::status::LimitStatus;
 use crate::{
     admission::AdmissionId,
     check::{Charge, Check},
     error::Error,
-    limit::Limit,
 };
 
 /// The result of a check. See the [module docs](self). Cheap to clone.
@@ -59,33 +59,6 @@ struct Fields {
     /// The failure of the store, if this process has decided in its place.
     instead_of: Option<Arc<Error>>,
 }
-
-/// How one limit stands after a decision, for the charged key.
-#[derive(Clone, Debug)]
-pub struct LimitStatus {
-    limit: Limit,
-    used: u64,
-    reserved: u64,
-    reset_after: Duration,
-    retry: Option<Retry>,
-    is_shadow: bool,
-    is_hidden: bool,
-    is_spent: bool,
-}
-
-/// The retry time of a refusal.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Retry {
-    /// If all reserved units are given back now; zero if the check would fit then.
-    pub(crate) least: Duration,
-    /// If nothing is given back before its lease ends.
-    pub(crate) most: Duration,
-    /// When to try again if only reserved units are in the way.
-    reserved_after: Duration,
-}
-
-/// The default of [`Limiter::retry_reserved_after`](crate::Limiter::retry_reserved_after).
-pub(crate) const RETRY_RESERVED_AFTER: Duration = Duration::from_secs(1);
 
 impl Decision {
     /// A store's decision: its time, the id of the admission, and the status of each charge. `status` is called once for each
@@ -114,10 +87,9 @@ impl Decision {
         let fits = |charge: &Charge, status: &LimitStatus| charge.cost() <= status.remaining();
         let refusing = || check.charges().zip(self.statuses()).filter(|(charge, _)| charge.can_refuse());
         let all_fit = refusing().all(|(charge, status)| fits(charge, status));
-        let Fields { first, rest, .. } = Arc::make_mut(&mut self.0);
-        for (charge, status) in check.charges().zip(iter::once(first).chain(rest)) {
+        for (charge, status) in check.charges().zip(self.statuses_mut()) {
             if charge.can_refuse() && (all_fit || !fits(charge, status)) {
-                status.retry = Some(Retry::new(wait, wait));
+                status.refused_for(wait);
             }
         }
         self
@@ -127,13 +99,8 @@ impl Decision {
     #[inline]
     pub(crate) fn with_retry_reserved_after(mut self, wait: Duration) -> Self {
         // Most decisions are admissions, which need no change.
-        if self.statuses().any(|status| status.retry.is_some()) {
-            let Fields { first, rest, .. } = Arc::make_mut(&mut self.0);
-            for LimitStatus { limit, retry, .. } in iter::once(first).chain(rest) {
-                if let Some(retry) = retry {
-                    retry.reserved_after = limit.retry_reserved_after(wait);
-                }
-            }
+        if self.statuses().any(|status| status.waits().is_some()) {
+            self.statuses_mut().for_each(|status| status.set_retry_reserved_after(wait));
         }
         self
     }
@@ -141,23 +108,15 @@ impl Decision {
     /// The same decision, without the units that this process holds unspent, and without those that are reserved for it.
     pub(crate) fn without_held(mut self, place: usize, held: u64, reserved: u64) -> Self {
         if reserved > 0 {
-            let Fields { first, rest, .. } = Arc::make_mut(&mut self.0);
-            if let Some(status) = iter::once(first).chain(rest).nth(place) {
-                status.used = status.used.saturating_sub(held);
-                status.reserved = status.reserved.saturating_sub(reserved);
-            }
+            self.statuses_mut().skip(place).take(1).for_each(|status| status.leave_out(held, reserved));
         }
         self
     }
 
     /// The same decision, with statuses of another one in these places.
     pub(crate) fn with_statuses_of(mut self, other: &Self, places: &[usize]) -> Self {
-        let Fields { first, rest, .. } = Arc::make_mut(&mut self.0);
-        let mut statuses: Vec<_> = iter::once(first).chain(rest).collect();
         for (place, status) in iter::zip(places, other.statuses()) {
-            if let Some(old) = statuses.get_mut(*place) {
-                **old = status.clone();
-            }
+            self.statuses_mut().skip(*place).take(1).for_each(|old| *old = status.clone());
         }
         self
     }
@@ -165,11 +124,15 @@ impl Decision {
     /// Makes of the figures of a check at no cost the refusal of the check itself, until something leaves the window; `None` if
     /// it would be admitted.
     pub(crate) fn into_refusal(mut self, check: &Check) -> Option<Self> {
-        let Fields { first, rest, .. } = Arc::make_mut(&mut self.0);
-        for (charge, status) in check.charges().zip(iter::once(first).chain(rest)) {
+        for (charge, status) in check.charges().zip(self.statuses_mut()) {
             *status = status.clone().refused_until_reset(charge);
         }
         (!self.is_allowed()).then_some(self)
+    }
+
+    fn statuses_mut(&mut self) -> impl Iterator<Item = &mut LimitStatus> {
+        let Fields { first, rest, .. } = Arc::make_mut(&mut self.0);
+        iter::once(first).chain(rest)
     }
 
     /// Whether the check was admitted and counted.
@@ -206,9 +169,9 @@ impl Decision {
     #[inline]
     #[must_use]
     pub fn visible(&self) -> Option<&LimitStatus> {
-        let visible = self.statuses().filter(|status| !status.is_hidden).reduce(LimitStatus::binding)?;
+        let visible = self.statuses().filter(|status| !status.is_hidden()).reduce(LimitStatus::binding)?;
         // The binding limit is in the shadow only if all of those that are not hidden are.
-        if visible.is_shadow && !self.statuses().all(LimitStatus::is_shadow) {
+        if visible.is_shadow() && !self.statuses().all(LimitStatus::is_shadow) {
             return None;
         }
         (visible.refuses().is_some() || self.is_allowed()).then_some(visible)
@@ -216,7 +179,7 @@ impl Decision {
 
     /// The limits in the [shadow](Charge::in_shadow) that would have refused the check.
     pub fn shadow_refusals(&self) -> impl Iterator<Item = &LimitStatus> {
-        self.statuses().filter(|status| status.is_shadow && status.retry.is_some())
+        self.statuses().filter(|status| status.is_shadow() && status.waits().is_some())
     }
 
     /// The status of each limit, in the order of the charges.
@@ -227,7 +190,7 @@ impl Decision {
     /// The units in the window of the [`binding`](Self::binding) limit, including those of this check.
     #[must_use]
     pub fn used(&self) -> u64 {
-        self.binding().used
+        self.binding().used()
     }
 
     /// The units left under the [`binding`](Self::binding) limit.
@@ -266,143 +229,5 @@ impl fmt::Debug for Decision {
             .field("statuses", &self.statuses().collect::<Vec<_>>())
             .field("instead_of", instead_of)
             .finish()
-    }
-}
-
-impl LimitStatus {
-    /// The status of `charge`: the units `used` after the decision, the time until the oldest of them leaves (zero if there
-    /// are none), and the retry time if this charge refused the check.
-    #[inline]
-    #[must_use]
-    pub fn new(charge: &Charge, used: u64, reset_after: Duration, retry_after: Option<Duration>) -> Self {
-        Self {
-            limit: charge.limit().clone(),
-            used,
-            reserved: 0,
-            reset_after,
-            retry: retry_after.map(|wait| Retry::new(wait, wait)),
-            is_shadow: charge.is_shadow(),
-            is_hidden: charge.is_hidden(),
-            is_spent: charge.is_spent(),
-        }
-    }
-
-    /// Sets how many of the used units are reserved, and, for a refusal, the retry time if all reserved units were given back now.
-    #[inline]
-    #[must_use]
-    pub fn with_reserved(mut self, units: u64, at_least: Duration) -> Self {
-        self.reserved = units;
-        self.retry = self.retry.map(|retry| Retry::new(at_least.min(retry.most), retry.most));
-        self
-    }
-
-    /// The same figures, refused until the reset time if the charge does not fit.
-    pub(crate) fn refused_until_reset(mut self, charge: &Charge) -> Self {
-        let most = self.reset_after;
-        let settled = self.used.saturating_sub(self.reserved);
-        let would_fit = self.reserved > 0 && settled.saturating_add(charge.cost()) <= self.limit.units();
-        let least = if would_fit { Duration::ZERO } else { most };
-        let refuses = !self.is_spent && charge.cost() > self.remaining();
-        self.retry = refuses.then(|| Retry::new(least, most));
-        self
-    }
-
-    /// The same figures, with at least this retry time if the limit refuses.
-    pub(crate) fn not_before(mut self, known: &Retry) -> Self {
-        self.retry = self.retry.map(|retry| Retry::new(retry.least.max(known.least), retry.most.max(known.most)));
-        self
-    }
-
-    /// The limit.
-    #[must_use]
-    pub fn limit(&self) -> &Limit {
-        &self.limit
-    }
-
-    /// The units in the window, including those of this check if it was admitted.
-    #[must_use]
-    pub fn used(&self) -> u64 {
-        self.used
-    }
-
-    /// The used units that are [reserved](Charge::reserve), and may be given back.
-    #[must_use]
-    pub fn reserved(&self) -> u64 {
-        self.reserved
-    }
-
-    /// The units that are left; 0 if more than the limit is used, for example after it was lowered.
-    #[must_use]
-    pub fn remaining(&self) -> u64 {
-        self.limit.units().saturating_sub(self.used)
-    }
-
-    /// The time until fewer units count; zero if none do. Under a [compact](crate::Algorithm::compact_log) log it may be a
-    /// sub-window longer than the window.
-    #[must_use]
-    pub fn reset_after(&self) -> Duration {
-        self.reset_after
-    }
-
-    /// How long this limit alone refuses the check; `None` if it does not.
-    ///
-    /// For a limit in the [shadow](Charge::in_shadow), how long it would refuse.
-    #[must_use]
-    pub fn retry_after(&self) -> Option<Duration> {
-        self.retry.map(Retry::wait)
-    }
-
-    /// Whether the limit refused the check, and would not have done so without the reserved units.
-    #[must_use]
-    pub fn is_refused_by_reservations(&self) -> bool {
-        self.reserved > 0 && self.retry.is_some_and(|retry| retry.least.is_zero())
-    }
-
-    #[cfg(feature = "metrics")]
-    pub(crate) fn is_spent(&self) -> bool {
-        self.is_spent
-    }
-
-    pub(crate) fn retry(&self) -> Option<Retry> {
-        self.retry
-    }
-
-    /// Whether the limit is in the [shadow](Charge::in_shadow).
-    #[must_use]
-    pub fn is_shadow(&self) -> bool {
-        self.is_shadow
-    }
-
-    /// Whether the limit is [hidden](Charge::hidden) from clients.
-    #[must_use]
-    pub fn is_hidden(&self) -> bool {
-        self.is_hidden
-    }
-
-    /// The binding one of the two.
-    fn binding<'a>(&'a self, other: &'a Self) -> &'a Self {
-        if other.is_shadow != self.is_shadow {
-            return if self.is_shadow { other } else { self };
-        }
-        let longer = other.retry_after().cmp(&self.retry_after());
-        let less_left = other.remaining().cmp(&self.remaining()).reverse();
-        let later = other.reset_after.cmp(&self.reset_after);
-        if longer.then(less_left).then(later).is_gt() { other } else { self }
-    }
-
-    /// The retry time, if the limit refuses the check.
-    fn refuses(&self) -> Option<Duration> {
-        self.retry_after().filter(|_| !self.is_shadow)
-    }
-}
-
-impl Retry {
-    pub(crate) fn new(least: Duration, most: Duration) -> Self {
-        Self { least, most, reserved_after: RETRY_RESERVED_AFTER }
-    }
-
-    /// No longer than `reserved_after`, unless other units refuse for longer.
-    fn wait(self) -> Duration {
-        self.reserved_after.max(self.least).min(self.most)
     }
 }

@@ -117,6 +117,7 @@
 
 pub mod admission;
 pub mod algorithm;
+mod charge;
 pub mod check;
 mod clock;
 mod config_error;
@@ -133,6 +134,7 @@ pub mod middleware;
 pub mod secret;
 pub mod settlement;
 pub mod split;
+mod status;
 pub mod store;
 #[cfg(feature = "test-util")]
 pub mod testing;

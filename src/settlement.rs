@@ -47,7 +47,7 @@ use std::{
 use crate::{
     admission::AdmissionId,
     check::{Charge, Check},
-    decision::{Decision, LimitStatus},
+    decision::Decision,
 };
 
 /// The actual cost of an admitted check. See the [module docs](self).
@@ -92,7 +92,8 @@ impl Settlement {
     /// be settled.
     pub fn new(check: Check, admitted: &Decision, cost: impl FnMut(&Charge) -> Option<u64>) -> Self {
         let is_local = admitted.local_cause().is_some();
-        let check = if is_local { check.on_limits(admitted.statuses().map(LimitStatus::limit)) } else { check };
+        let check =
+            if is_local { check.on_limits(admitted.statuses().map(|status| status.limit().clone())) } else { check };
         Self { is_local, ..Self::by_id(check, admitted.id(), admitted.at(), cost) }
     }
 

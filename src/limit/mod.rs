@@ -278,34 +278,3 @@ pub(crate) const fn is_fixed_alphabet(text: &str) -> bool {
     }
     !bytes.is_empty() && bytes.len() <= 64
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_window_is_rounded_up_to_microseconds() {
-        let limit = Limit::new("a", 1, Duration::from_nanos(1_000_001)).unwrap();
-        assert_eq!(limit.window(), Duration::from_micros(1_001));
-    }
-
-    #[test]
-    fn an_error_names_the_value_that_is_out_of_range() {
-        let (second, year) = (Duration::from_secs(1), Limit::MAX_WINDOW);
-        for (name, units, window, named) in [
-            ("", 1, second, "\"\""),
-            ("a:b", 1, second, "\"a:b\""),
-            ("ä", 1, second, "\"ä\""),
-            (&*"a".repeat(65), 1, second, "aaaa"),
-            ("a", 0, second, "not 0"),
-            ("a", Limit::MAX_UNITS + 1, second, "4503599627370497"),
-            ("a", 1, Duration::ZERO, "0ns"),
-            ("a", 1, Duration::from_nanos(999_999), "999.999µs"),
-            ("a", 1, year + Duration::from_nanos(1), "31536000.000000001s"),
-        ] {
-            let error = Limit::new(name.to_owned(), units, window).unwrap_err().to_string();
-            assert!(error.contains(named), "{error}");
-        }
-        assert!(Limit::new("A-z_0.9", Limit::MAX_UNITS, year).is_ok());
-    }
-}

@@ -138,7 +138,7 @@ fn line_of(wanted: &[Wanted]) -> u64 {
 
 /// Those of the wanted limits and keys that have refused.
 pub(super) fn refused_by(wanted: &[Wanted], refusal: &Decision) -> Vec<Wanted> {
-    let refuses = |status: &LimitStatus| status.retry().is_some() && !status.is_shadow();
+    let refuses = |status: &LimitStatus| status.refuses().is_some();
     wanted.iter().zip(refusal.statuses()).filter(|(_, status)| refuses(status)).map(|(wanted, _)| *wanted).collect()
 }
 

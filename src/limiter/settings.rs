@@ -8,8 +8,8 @@ use super::{
     lines::Lines,
 };
 use crate::{
-    decision::RETRY_RESERVED_AFTER,
     local::{Breaker, LocalState, Prefetches, RefusalCache, Refusals, SharedBreaker},
+    status::RETRY_RESERVED_AFTER,
     store::Store,
 };
 

@@ -19,7 +19,7 @@ use crate::{
     algorithm::Algorithm,
     check::{Charge, Check},
     clock::{Clock, micros},
-    decision::{Decision, LimitStatus, Retry},
+    decision::{Decision, LimitStatus},
     key::{Digester, Prehashed},
     limit::Limit,
 };
@@ -65,7 +65,7 @@ struct Refusal {
     reserved: u64,
     reset: Duration,
     /// If the limit refused the cost.
-    retry: Option<Retry>,
+    waits: Option<(Duration, Duration)>,
 }
 
 /// The result of a look at the cache.
@@ -178,7 +178,7 @@ impl Refusals {
         for (charge, status) in iter::once(&lookup.first).chain(&lookup.rest).zip(decision.statuses()) {
             // Without used units there is no reset time.
             let reset = (status.used() > 0).then_some(status.reset_after());
-            let retry = status.retry().map(|retry| retry.most);
+            let retry = status.waits().map(|(_, most)| most);
             let lifetime = reset.into_iter().chain(retry).fold(self.settings.max_age, Duration::min);
             let limit = status.limit();
             table.insert(
@@ -197,7 +197,7 @@ impl Refusals {
                     used: status.used(),
                     reserved: status.reserved(),
                     reset: status.reset_after(),
-                    retry: status.retry(),
+                    waits: status.waits(),
                 },
             );
         }
@@ -223,7 +223,7 @@ impl Refusal {
 
     /// Whether the limit has refused this cost or a lower one.
     fn has_refused(&self, charge: &Charge) -> bool {
-        self.retry.is_some() && self.cost <= charge.cost()
+        self.waits.is_some() && self.cost <= charge.cost()
     }
 
     /// Whether the limit refuses the charge: since then, units can only have been added.
@@ -239,8 +239,8 @@ impl Refusal {
         let left = |time: Duration| time.saturating_sub(self.age(now));
         let status = LimitStatus::new(charge, self.used, left(self.reset), None);
         let status = status.with_reserved(self.reserved, Duration::ZERO).refused_until_reset(charge);
-        match self.retry.filter(|_| self.has_refused(charge)) {
-            Some(retry) => status.not_before(&Retry::new(left(retry.least), left(retry.most))),
+        match self.waits.filter(|_| self.has_refused(charge)) {
+            Some((least, most)) => status.not_before((left(least), left(most))),
             None => status,
         }
     }

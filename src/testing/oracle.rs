@@ -373,7 +373,7 @@ fn difference_of_statuses(expected: &LimitStatus, got: &LimitStatus, earliest: R
     if got.limit().name() != name {
         return Some(format!("expected the status of {name:?}, got that of {:?}", got.limit().name()));
     }
-    let waits = |status: &LimitStatus| status.retry().map(|retry| [retry.most, retry.least]);
+    let waits = |status: &LimitStatus| status.waits().map(|(least, most)| [most, least]);
     let [first, last] = [earliest.most, earliest.least].map(Duration::from_micros);
     let is_early_enough = waits(expected).zip(waits(got)).is_some_and(|(expected, got)| {
         (first..=expected[0]).contains(&got[0]) && (last..=expected[1]).contains(&got[1])

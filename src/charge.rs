@@ -1,0 +1,254 @@
+//! One part of a [`check`](crate::check).
+
+use std::time::Duration;
+
+use crate::{
+    algorithm::Algorithm,
+    error::NeverFits,
+    key::Key,
+    limit::{Limit, prefetch::Prefetch},
+};
+
+/// One limit, one key, one cost. See [`check`](crate::check).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Charge {
+    limit: Limit,
+    key: Key,
+    cost: u64,
+    /// Microseconds, at most the window; 0 for none.
+    lease: u64,
+    takes: Takes,
+    is_shadow: bool,
+    is_hidden: bool,
+}
+
+/// When a charge takes its cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Takes {
+    /// If all charges of the check fit.
+    IfAdmitted,
+    /// Never: it only refuses.
+    Nothing,
+    /// Always: it never refuses.
+    Always,
+}
+
+impl Charge {
+    /// A charge of `cost` units of `limit` for `key`.
+    ///
+    /// # Errors
+    ///
+    /// [`NeverFits`] if the cost is above the limit.
+    pub fn new(limit: Limit, key: impl Into<Key>, cost: u64) -> Result<Self, NeverFits> {
+        if cost > limit.units() {
+            return Err(NeverFits { limit, cost, is_hidden: false });
+        }
+        Ok(Self::fitting(limit, key.into(), cost))
+    }
+
+    /// A charge whose cost is known to fit.
+    pub(crate) fn fitting(limit: Limit, key: Key, cost: u64) -> Self {
+        Self { limit, key, cost, lease: 0, takes: Takes::IfAdmitted, is_shadow: false, is_hidden: false }
+    }
+
+    /// A charge that takes nothing, and refuses the check if no unit is left: for work whose cost is counted
+    /// [afterwards](Self::spent).
+    #[must_use]
+    pub fn any_left(limit: Limit, key: impl Into<Key>) -> Self {
+        Self { takes: Takes::Nothing, ..Self::fitting(limit, key.into(), 1) }
+    }
+
+    /// A charge of units that have been spent already: it counts in full, even above the limit, and never refuses. Later
+    /// checks are refused until enough units have left the window.
+    ///
+    /// A cost above both the limit and 2^32 counts as the larger of them.
+    #[must_use]
+    pub fn spent(limit: Limit, key: impl Into<Key>, cost: u64) -> Self {
+        let cost = cost.min(limit.most_spent());
+        Self { takes: Takes::Always, ..Self::fitting(limit, key.into(), cost) }
+    }
+
+    /// The same charge for units that have been [spent](Self::spent).
+    pub(crate) fn as_spent(&self, limit: Limit, cost: u64) -> Self {
+        Self { cost: cost.min(limit.most_spent()), takes: Takes::Always, ..self.on(limit) }
+    }
+
+    /// The same charge under another limit.
+    pub(crate) fn on(&self, limit: Limit) -> Self {
+        Self { limit, ..self.clone() }
+    }
+
+    /// The same limit and key at no cost.
+    pub(crate) fn without_cost(&self) -> Self {
+        Self { cost: 0, lease: 0, takes: Takes::IfAdmitted, ..self.clone() }
+    }
+
+    /// Lets [spent](Self::spent) units count for this time only, at most for the window.
+    pub(crate) fn counting_for(self, time: Duration) -> Self {
+        self.reserve(time)
+    }
+
+    /// A prefetch: units that the process spends until the end of the prefetch's life, so they count until a window after that.
+    pub(crate) fn prefetch(limit: Limit, key: Key, units: u64, life: u64) -> Self {
+        let lease = limit.window_micros().saturating_add(life);
+        Self { lease, ..Self::fitting(limit, key, units) }
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_prefetch(&self) -> bool {
+        self.life().is_some()
+    }
+
+    /// The life of a prefetch.
+    #[cfg(feature = "redis")]
+    pub(crate) fn life(&self) -> Option<Duration> {
+        let life = self.lease.saturating_sub(self.limit.window_micros());
+        (life > 0).then(|| Duration::from_micros(life))
+    }
+
+    /// The limit's prefetches, if they can pay for the charge.
+    pub(crate) fn prefetched(&self) -> Option<Prefetch> {
+        let is_plain = self.cost > 0 && self.lease == 0 && self.takes == Takes::IfAdmitted;
+        self.limit.prefetched().filter(|_| is_plain)
+    }
+
+    pub(crate) fn of_nothing(limit: Limit, key: Key) -> Self {
+        Self::fitting(limit, key, 0)
+    }
+
+    /// Reserves the units: they count until they are [settled](crate::settlement), or until the lease ends, when they are
+    /// given back. A lease is at least a microsecond, and at most the window.
+    #[must_use]
+    pub fn reserve(mut self, lease: Duration) -> Self {
+        let lease = u64::try_from(lease.as_micros()).unwrap_or(u64::MAX);
+        self.lease = lease.clamp(1, self.limit.window_micros());
+        self
+    }
+
+    /// Puts the charge into the shadow: it never refuses the check. It is counted if it fits and the other charges are
+    /// admitted. If it does not fit, its [`LimitStatus`](crate::LimitStatus) says so.
+    #[must_use]
+    pub fn in_shadow(mut self) -> Self {
+        self.is_shadow = true;
+        self
+    }
+
+    /// Hides the limit from clients: it counts and refuses, but appears neither in headers nor in the default body of a
+    /// rejection. See [`Decision::visible`](crate::Decision::visible).
+    #[must_use]
+    pub fn hidden(mut self) -> Self {
+        self.is_hidden = true;
+        self
+    }
+
+    /// The limit.
+    #[must_use]
+    pub fn limit(&self) -> &Limit {
+        &self.limit
+    }
+
+    /// The key.
+    #[must_use]
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+
+    /// The same charge under a smaller limit, if it fits. A charge in the shadow keeps its limit.
+    pub(crate) fn under(&self, smaller: impl Fn(&Limit) -> Option<Limit>) -> Option<Self> {
+        if self.is_shadow {
+            return Some(self.clone());
+        }
+        let limit = smaller(&self.limit).filter(|limit| self.is_spent() || self.cost <= limit.units())?;
+        Some(self.on(limit))
+    }
+
+    pub(crate) fn limit_and_key(&self) -> (&Limit, &Key) {
+        (&self.limit, &self.key)
+    }
+
+    /// The units that have to be left. The charge takes them, unless it [takes nothing](Self::takes_nothing).
+    #[must_use]
+    pub fn cost(&self) -> u64 {
+        self.cost
+    }
+
+    /// Whether it only checks that [any units are left](Self::any_left).
+    #[must_use]
+    pub fn takes_nothing(&self) -> bool {
+        self.takes == Takes::Nothing
+    }
+
+    /// Whether it counts units that have been [spent](Self::spent).
+    #[must_use]
+    pub fn is_spent(&self) -> bool {
+        self.takes == Takes::Always
+    }
+
+    pub(crate) fn is_reserved(&self) -> bool {
+        self.lease > 0 && !self.is_spent()
+    }
+
+    /// Whether every admission is an entry of its own.
+    pub(crate) fn is_exact(&self) -> bool {
+        self.limit.algorithm() == Algorithm::sliding_log()
+    }
+
+    /// The units that it takes if it is admitted.
+    pub(crate) fn units(&self) -> u64 {
+        if self.takes_nothing() { 0 } else { self.cost }
+    }
+
+    /// The lease: how long its units count without a settlement. `None` for the whole window.
+    #[must_use]
+    pub fn lease(&self) -> Option<Duration> {
+        self.lease_micros().map(Duration::from_micros)
+    }
+
+    /// Whether it is in the [shadow](Self::in_shadow).
+    #[must_use]
+    pub fn is_shadow(&self) -> bool {
+        self.is_shadow
+    }
+
+    /// Whether it is [hidden](Self::hidden) from clients.
+    #[must_use]
+    pub fn is_hidden(&self) -> bool {
+        self.is_hidden
+    }
+
+    /// Whether the order of two such charges makes no difference, nor which admission is whose.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_interchangeable(&self) -> bool {
+        // A counter gives the first of two checks other figures than the second.
+        let is_counter = self.limit.algorithm() == Algorithm::sliding_window_counter();
+        self.lease == 0 && self.takes == Takes::IfAdmitted && !self.is_shadow && !is_counter
+    }
+
+    /// Whether it can refuse the check at all.
+    pub(crate) fn can_refuse(&self) -> bool {
+        self.cost > 0 && !self.is_shadow && !self.is_spent()
+    }
+
+    pub(crate) fn lease_micros(&self) -> Option<u64> {
+        (self.lease > 0).then_some(self.lease)
+    }
+
+    /// The time of an entry with an id for an admission of `now`. A reservation leaves the window when its lease ends.
+    pub(crate) fn named_at(&self, now: u64) -> u64 {
+        let reserved = now.saturating_add(self.lease).saturating_sub(self.limit.window_micros());
+        match (self.lease, self.limit.algorithm() == Algorithm::sliding_window_counter()) {
+            (0, true) => now,
+            (0, false) => self.limit.recorded_at(now),
+            (_, true) => reserved,
+            (_, false) => reserved.min(self.limit.recorded_at(now)),
+        }
+    }
+
+    /// The time of the admission that has an entry of this time, as exactly as the entry shows it.
+    pub(crate) fn admitted_at(&self, named_at: u64) -> u64 {
+        match self.lease {
+            0 => named_at,
+            lease => named_at.saturating_add(self.limit.window_micros()).saturating_sub(lease),
+        }
+    }
+}

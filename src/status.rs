@@ -1,0 +1,173 @@
+//! How one limit stands: a part of a [`decision`](crate::decision).
+
+use std::time::Duration;
+
+use crate::{charge::Charge, limit::Limit};
+
+/// How one limit stands after a decision, for the charged key.
+#[derive(Clone, Debug)]
+pub struct LimitStatus {
+    limit: Limit,
+    used: u64,
+    reserved: u64,
+    reset_after: Duration,
+    /// The retry time of a refusal if nothing is given back before its lease ends.
+    most: Option<Duration>,
+    /// The retry time if all reserved units are given back now; zero if the check would fit then.
+    least: Duration,
+    /// When to try again if only reserved units are in the way.
+    reserved_after: Duration,
+    is_shadow: bool,
+    is_hidden: bool,
+    is_spent: bool,
+}
+
+/// The default of [`Limiter::retry_reserved_after`](crate::Limiter::retry_reserved_after).
+pub(crate) const RETRY_RESERVED_AFTER: Duration = Duration::from_secs(1);
+
+impl LimitStatus {
+    /// The status of `charge`: the units `used` after the decision, the time until the oldest of them leaves (zero if there
+    /// are none), and the retry time if this charge refused the check.
+    #[inline]
+    #[must_use]
+    pub fn new(charge: &Charge, used: u64, reset_after: Duration, retry_after: Option<Duration>) -> Self {
+        Self {
+            limit: charge.limit().clone(),
+            used,
+            reserved: 0,
+            reset_after,
+            most: retry_after,
+            least: retry_after.unwrap_or_default(),
+            reserved_after: RETRY_RESERVED_AFTER,
+            is_shadow: charge.is_shadow(),
+            is_hidden: charge.is_hidden(),
+            is_spent: charge.is_spent(),
+        }
+    }
+
+    /// Sets how many of the used units are reserved, and, for a refusal, the retry time if all reserved units were given back now.
+    #[inline]
+    #[must_use]
+    pub fn with_reserved(mut self, units: u64, at_least: Duration) -> Self {
+        self.reserved = units;
+        self.least = self.most.map_or(Duration::ZERO, |most| at_least.min(most));
+        self
+    }
+
+    /// The same figures, refused until the reset time if the charge does not fit.
+    pub(crate) fn refused_until_reset(mut self, charge: &Charge) -> Self {
+        let settled = self.used.saturating_sub(self.reserved);
+        let would_fit = self.reserved > 0 && settled.saturating_add(charge.cost()) <= self.limit.units();
+        let refuses = !self.is_spent && charge.cost() > self.remaining();
+        self.most = refuses.then_some(self.reset_after);
+        self.least = if would_fit { Duration::ZERO } else { self.reset_after };
+        self
+    }
+
+    /// The same figures, refused for this time.
+    pub(crate) fn refused_for(&mut self, wait: Duration) {
+        (self.least, self.most) = (wait, Some(wait));
+    }
+
+    /// The same figures, with at least these [retry times](Self::waits) if the limit refuses.
+    pub(crate) fn not_before(mut self, (least, most): (Duration, Duration)) -> Self {
+        self.least = self.least.max(least);
+        self.most = self.most.map(|own| own.max(most));
+        self
+    }
+
+    /// Sets the retry time of a check that only reserved units refuse.
+    pub(crate) fn set_retry_reserved_after(&mut self, wait: Duration) {
+        self.reserved_after = self.limit.retry_reserved_after(wait);
+    }
+
+    /// Leaves out units that this process holds unspent, and those that are reserved for it.
+    pub(crate) fn leave_out(&mut self, held: u64, reserved: u64) {
+        self.used = self.used.saturating_sub(held);
+        self.reserved = self.reserved.saturating_sub(reserved);
+    }
+
+    /// The limit.
+    #[must_use]
+    pub fn limit(&self) -> &Limit {
+        &self.limit
+    }
+
+    /// The units in the window, including those of this check if it was admitted.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        self.used
+    }
+
+    /// The used units that are [reserved](Charge::reserve), and may be given back.
+    #[must_use]
+    pub fn reserved(&self) -> u64 {
+        self.reserved
+    }
+
+    /// The units that are left; 0 if more than the limit is used, for example after it was lowered.
+    #[must_use]
+    pub fn remaining(&self) -> u64 {
+        self.limit.units().saturating_sub(self.used)
+    }
+
+    /// The time until fewer units count; zero if none do. Under a [compact](crate::Algorithm::compact_log) log it may be a
+    /// sub-window longer than the window.
+    #[must_use]
+    pub fn reset_after(&self) -> Duration {
+        self.reset_after
+    }
+
+    /// How long this limit alone refuses the check; `None` if it does not.
+    ///
+    /// For a limit in the [shadow](Charge::in_shadow), how long it would refuse.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        // No longer than `reserved_after`, unless other units refuse for longer.
+        self.most.map(|most| self.reserved_after.max(self.least).min(most))
+    }
+
+    /// Whether the limit refused the check, and would not have done so without the reserved units.
+    #[must_use]
+    pub fn is_refused_by_reservations(&self) -> bool {
+        self.reserved > 0 && self.most.is_some() && self.least.is_zero()
+    }
+
+    #[cfg(feature = "metrics")]
+    pub(crate) fn is_spent(&self) -> bool {
+        self.is_spent
+    }
+
+    /// The retry times of a refusal: if all reserved units are given back now, and if nothing is given back before its lease ends.
+    pub(crate) fn waits(&self) -> Option<(Duration, Duration)> {
+        self.most.map(|most| (self.least, most))
+    }
+
+    /// Whether the limit is in the [shadow](Charge::in_shadow).
+    #[must_use]
+    pub fn is_shadow(&self) -> bool {
+        self.is_shadow
+    }
+
+    /// Whether the limit is [hidden](Charge::hidden) from clients.
+    #[must_use]
+    pub fn is_hidden(&self) -> bool {
+        self.is_hidden
+    }
+
+    /// The binding one of the two.
+    pub(crate) fn binding<'a>(&'a self, other: &'a Self) -> &'a Self {
+        if other.is_shadow != self.is_shadow {
+            return if self.is_shadow { other } else { self };
+        }
+        let longer = other.retry_after().cmp(&self.retry_after());
+        let less_left = other.remaining().cmp(&self.remaining()).reverse();
+        let later = other.reset_after.cmp(&self.reset_after);
+        if longer.then(less_left).then(later).is_gt() { other } else { self }
+    }
+
+    /// The retry time, if the limit refuses the check.
+    pub(crate) fn refuses(&self) -> Option<Duration> {
+        self.retry_after().filter(|_| !self.is_shadow)
+    }
+}
