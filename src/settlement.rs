@@ -155,6 +155,7 @@ impl Settlement {
 impl Settled {
     /// A store's reply: the status of each limit, and whether any of them knew the admission. The decision is that of
     /// [`Settlement::check`], at no refusal.
+    #[must_use]
     pub fn new(decision: Decision, was_applied: bool) -> Self {
         Self { decision, was_applied }
     }
