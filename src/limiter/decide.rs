@@ -149,6 +149,8 @@ impl Limiter {
 }
 
 impl Core {
+    /// Not on the way of a check that is decided at once.
+    #[inline(never)]
     fn asking(&self, check: Check, lookup: Option<Lookup>, share: Option<Share>) -> Asking {
         let is_prefetched = || check.charges().any(|charge| charge.limit().prefetched().is_some());
         let is_kept = share.is_some() || self.prefetches.is_some() && is_prefetched();
