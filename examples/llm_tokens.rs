@@ -71,7 +71,7 @@ fn estimate(request: &Parts) -> u64 {
 
 /// The tokens that the response reports. An error reports none, and is free.
 fn used(exchange: &Exchange<'_>) -> u64 {
-    number(&exchange.response().headers, "x-tokens-used").unwrap_or_default()
+    number(&exchange.response.headers, "x-tokens-used").unwrap_or_default()
 }
 
 /// A model that repeats the prompt, a token a word.

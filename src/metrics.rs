@@ -88,6 +88,7 @@
 //! ```
 #![cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "without the feature nothing is recorded"))]
 
+use std::borrow::Cow;
 #[cfg(feature = "redis")]
 use std::time::Instant;
 #[cfg(feature = "metrics")]
@@ -167,7 +168,7 @@ fn describe() {
 
 /// A decision of the store, the refusal cache or this process, for a layer of this name.
 #[inline]
-pub(crate) fn decided(decision: &Decision, layer: &'static str) {
+pub(crate) fn decided(decision: &Decision, layer: &Cow<'static, str>) {
     record! {
         let is_allowed = decision.is_allowed();
         for status in decision.statuses() {
@@ -181,14 +182,14 @@ pub(crate) fn decided(decision: &Decision, layer: &'static str) {
                 None => continue,
             };
             let limit = status.limit().shared_name();
-            counter!("rate_limit_decisions_total", "layer" => layer, "limit" => limit, "outcome" => outcome).increment(1);
+            counter!("rate_limit_decisions_total", "layer" => layer.clone(), "limit" => limit, "outcome" => outcome).increment(1);
         }
     }
 }
 
 /// A check, a settlement or a reset that the store has not answered.
 #[inline]
-pub(crate) fn failed(error: &Error, layer: &'static str) {
+pub(crate) fn failed(error: &Error, layer: &Cow<'static, str>) {
     record! {
         let cause = match error {
             Error::TimedOut { .. } => "timed_out",
@@ -198,26 +199,26 @@ pub(crate) fn failed(error: &Error, layer: &'static str) {
             // The caller's mistake.
             Error::NeverFits(_) => return,
         };
-        counter!("rate_limit_failures_total", "layer" => layer, "cause" => cause).increment(1);
+        counter!("rate_limit_failures_total", "layer" => layer.clone(), "cause" => cause).increment(1);
     }
 }
 
 /// A request that the failure mode or fallbacks have decided.
 #[inline]
-pub(crate) fn degraded(mode: &'static str, layer: &'static str) {
-    record! { counter!("rate_limit_degraded_total", "layer" => layer, "mode" => mode).increment(1); }
+pub(crate) fn degraded(mode: &'static str, layer: &Cow<'static, str>) {
+    record! { counter!("rate_limit_degraded_total", "layer" => layer.clone(), "mode" => mode).increment(1); }
 }
 
 /// A response in the service's place.
 #[inline]
-pub(crate) fn rejected(kind: &'static str, layer: &'static str) {
-    record! { counter!("rate_limit_rejections_total", "layer" => layer, "kind" => kind).increment(1); }
+pub(crate) fn rejected(kind: &'static str, layer: &Cow<'static, str>) {
+    record! { counter!("rate_limit_rejections_total", "layer" => layer.clone(), "kind" => kind).increment(1); }
 }
 
 /// A request that is let through without looking at its limits.
 #[inline]
-pub(crate) fn uncounted(kind: &'static str, layer: &'static str) {
-    record! { counter!("rate_limit_uncounted_total", "layer" => layer, "kind" => kind).increment(1); }
+pub(crate) fn uncounted(kind: &'static str, layer: &Cow<'static, str>) {
+    record! { counter!("rate_limit_uncounted_total", "layer" => layer.clone(), "kind" => kind).increment(1); }
 }
 
 /// A refusal by the refusal cache.

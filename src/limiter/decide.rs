@@ -143,7 +143,7 @@ impl Limiter {
         }
         let refusal = core.store.decide_now(&check.without_costs())?.ok()?.into_refusal(check)?;
         let refusal = refusal.with_retry_reserved_after(core.retry_reserved_after);
-        metrics::decided(&refusal, core.layer);
+        metrics::decided(&refusal, &core.layer);
         Some(refusal)
     }
 }
@@ -165,7 +165,7 @@ impl Core {
     fn spend(&self, check: &Check) -> Option<Decision> {
         let decision = self.prefetches.as_ref()?.spend(check)?;
         metrics::prefetch_hit();
-        metrics::decided(&decision, self.layer);
+        metrics::decided(&decision, &self.layer);
         Some(decision)
     }
 
@@ -176,7 +176,7 @@ impl Core {
         let Recall::Refused(refusal) = recall else { return recall };
         let refusal = refusal.with_retry_reserved_after(self.retry_reserved_after);
         metrics::refusal_cache_hit();
-        metrics::decided(&refusal, self.layer);
+        metrics::decided(&refusal, &self.layer);
         Recall::Refused(refusal)
     }
 
@@ -196,7 +196,7 @@ impl Core {
     ) -> Result<Decision, Error> {
         match outcome {
             Ok(decision) => {
-                metrics::decided(&decision, self.layer);
+                metrics::decided(&decision, &self.layer);
                 if let (Some(refusals), Some(lookup)) = (&self.refusals, lookup) {
                     refusals.learn(lookup, &decision);
                 }
@@ -223,10 +223,10 @@ impl Core {
 
     /// Decides under a share what the store has failed to decide.
     fn decide_locally(&self, local: Option<(&Check, Share)>, error: Error) -> Result<Decision, Error> {
-        metrics::failed(&error, self.layer);
+        metrics::failed(&error, &self.layer);
         let Some((check, share)) = local else { return Err(error) };
         let decision = self.local.decide(check, share, error)?;
-        metrics::decided(&decision, self.layer);
+        metrics::decided(&decision, &self.layer);
         Ok(decision.with_retry_reserved_after(self.retry_reserved_after))
     }
 }

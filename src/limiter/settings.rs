@@ -1,6 +1,6 @@
 //! A limiter and its settings.
 
-use std::{sync::Arc, time::Duration};
+use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use super::{
     deadline::Deadline,
@@ -30,7 +30,7 @@ pub(super) struct Core {
     pub(super) deadline: Duration,
     pub(super) retry_reserved_after: Duration,
     /// The name of the layer whose limiter this is, for metrics. Empty without a layer, or without a name.
-    pub(super) layer: &'static str,
+    pub(super) layer: Cow<'static, str>,
     /// `None` if no refusal is remembered.
     pub(super) refusals: Option<Arc<Refusals>>,
     pub(super) breaker: SharedBreaker,
@@ -54,7 +54,7 @@ impl Limiter {
             store: Arc::new(store),
             deadline: DEFAULT_DEADLINE,
             retry_reserved_after: RETRY_RESERVED_AFTER,
-            layer: "",
+            layer: Cow::Borrowed(""),
             refusals,
             breaker,
             prefetches,
@@ -125,7 +125,7 @@ impl Limiter {
     }
 
     /// Counts decisions and failures under the name of a layer.
-    pub(crate) fn in_layer(self, name: &'static str) -> Self {
+    pub(crate) fn in_layer(self, name: Cow<'static, str>) -> Self {
         self.set(|core| core.layer = name)
     }
 

@@ -190,12 +190,12 @@ impl Limiter {
     async fn call_store<T>(&self, call: impl FnOnce(&dyn Store) -> StoreFuture<T>, probe: Check) -> Result<T, Error> {
         let core = &*self.core;
         if let Some(error) = core.breaker.refuse(core.deadline, || core.probes(probe)) {
-            metrics::failed(&error, core.layer);
+            metrics::failed(&error, &core.layer);
             return Err(error);
         }
         let mut reply = Deadline::new(call(&*core.store), core.deadline, Duration::ZERO);
         let outcome = core.wait(&mut reply, &mut Duration::default()).await;
-        outcome.inspect_err(|error| metrics::failed(error, core.layer))
+        outcome.inspect_err(|error| metrics::failed(error, &core.layer))
     }
 }
 

@@ -1,121 +1,115 @@
-//! The log lines of a layer, at most one a second of each kind. Without the feature `tracing` there are none.
+//! What a layer reports: metrics, and log lines, at most one a second of each kind. Without the feature `tracing` there are no
+//! lines.
 
-use std::{fmt, time::Duration};
+use std::{borrow::Cow, time::Duration};
 
-#[cfg(feature = "tracing")]
-use crate::logging::{Chain, Throttle};
-use crate::{error::Error, limit::Limit, limiter::FailureMode};
+use super::rejection::Rejection;
+use crate::{
+    error::Error,
+    limit::Limit,
+    limiter::FailureMode,
+    logging::{Chain, Throttle, debug, error, info, warn},
+    metrics,
+};
 
-/// The log lines of one layer, or of all handlers that return a rejection.
+/// The reports of one layer, or of all handlers that return a rejection.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
-    /// The name of the layer. Empty without one.
-    layer: &'static str,
-    #[cfg(feature = "tracing")]
+    /// The name of the layer, also for metrics. Empty without one.
+    layer: Cow<'static, str>,
+    /// Each kind of line has its own.
     throttles: [Throttle; 8],
 }
 
-#[derive(Clone, Copy)]
-#[cfg_attr(not(feature = "tracing"), allow(dead_code, reason = "only log lines read the fields"))]
-pub(crate) enum Event<'a> {
-    NoDecision {
-        limits: &'a dyn Fn() -> String,
-        error: &'a Error,
-        mode: FailureMode,
-    },
-    /// With the mode that decides instead, or the fallbacks that are charged.
-    LimitNotChosen {
-        limits: &'a dyn Fn() -> String,
-        error: &'a Error,
-        mode: Option<FailureMode>,
-        fallbacks: &'a [Limit],
-    },
-    /// Of the server's doing, not the client's.
-    NoKey(&'a dyn fmt::Display),
-    NeverFits(&'a dyn fmt::Display),
-    ShadowRefusals {
-        limits: &'a dyn Fn() -> String,
-    },
-    NotSettled(&'a Error),
-    UpstreamBlocks(Duration),
-    NotBlocked(&'a Error),
-}
-
 impl Events {
-    /// The log lines of a layer of this name.
-    pub(crate) fn of(layer: &'static str) -> Self {
-        Self {
-            layer,
-            #[cfg(feature = "tracing")]
-            throttles: Default::default(),
-        }
+    /// The reports of a layer of this name.
+    pub(crate) fn of(layer: Cow<'static, str>) -> Self {
+        Self { layer, ..Self::default() }
     }
 
-    /// The name of the layer, also for metrics.
     #[inline]
-    pub(crate) fn layer(&self) -> &'static str {
-        self.layer
+    pub(crate) fn layer(&self) -> &Cow<'static, str> {
+        &self.layer
     }
 
-    #[cfg_attr(not(feature = "tracing"), allow(unused_variables, reason = "no log lines"))]
-    pub(crate) fn log(&self, event: Event<'_>) {
-        #[cfg(feature = "tracing")]
-        if let Some(suppressed) = self.throttles[event.kind()].pass() {
-            event.write(self.layer, suppressed);
-        }
-    }
-}
-
-#[cfg(feature = "tracing")]
-impl Event<'_> {
-    /// Each kind has a throttle of its own.
-    fn kind(&self) -> usize {
-        match self {
-            Self::NoDecision { .. } => 0,
-            Self::LimitNotChosen { .. } => 1,
-            Self::NoKey(_) => 2,
-            Self::NeverFits(_) => 3,
-            Self::ShadowRefusals { .. } => 4,
-            Self::NotSettled(_) => 5,
-            Self::UpstreamBlocks(_) => 6,
-            Self::NotBlocked(_) => 7,
+    /// A request that the store has not decided, and the mode that decides instead.
+    pub(crate) fn undecided(&self, error: &Error, mode: FailureMode, limits: impl FnOnce() -> String) {
+        metrics::degraded(mode.label(), &self.layer);
+        if let Some((layer, suppressed)) = self.pass(0) {
+            let (error, limits) = (Chain(error), limits());
+            warn!(%error, limits, ?mode, layer, suppressed, "no rate-limit decision");
         }
     }
 
-    fn write(self, layer: &'static str, suppressed: u64) {
-        let layer = (!layer.is_empty()).then_some(layer);
-        match self {
-            Self::NoDecision { limits, error, mode } => {
-                tracing::warn!(error = %Chain(error), limits = limits(), ?mode, layer, suppressed, "no rate-limit decision");
-            }
-            Self::LimitNotChosen { limits, error, mode, fallbacks } => {
-                let names: Vec<_> = fallbacks.iter().map(Limit::name).collect();
-                let (mode, fallbacks) =
-                    (mode.map(tracing::field::debug), (!names.is_empty()).then(|| names.join(", ")));
-                tracing::warn!(error = %Chain(error), limits = limits(), mode, fallbacks, layer, suppressed, "a rate limit could not be chosen");
-            }
-            Self::NoKey(error) => {
-                tracing::error!(%error, layer, suppressed, "the server is not set up to find a rate-limit key");
-            }
-            Self::NeverFits(error) => tracing::warn!(%error, layer, suppressed, "request can never be admitted"),
-            Self::ShadowRefusals { limits } => {
-                tracing::info!(
-                    limits = limits(),
-                    layer,
-                    suppressed,
-                    "limits in the shadow would have refused a request"
-                );
-            }
-            Self::NotSettled(error) => {
-                tracing::warn!(error = %Chain(error), layer, suppressed, "a request is not settled, and stays charged as it was");
-            }
-            Self::UpstreamBlocks(time) => tracing::info!(?time, layer, suppressed, "an upstream says to stay away"),
-            Self::NotBlocked(error) => tracing::warn!(
-                error = %Chain(error),
-                layer,
-                suppressed,
-                "an upstream says to stay away, but its limits stay open"
-            ),
+    /// A limit that could not be chosen, with the mode that decides instead, or the fallbacks that are charged.
+    pub(crate) fn not_chosen(
+        &self,
+        error: &Error,
+        mode: Option<FailureMode>,
+        fallbacks: &[Limit],
+        limits: impl FnOnce() -> String,
+    ) {
+        if let Some((layer, suppressed)) = self.pass(1) {
+            let (error, limits, mode) = (Chain(error), limits(), mode.map(debug));
+            let names: Vec<_> = fallbacks.iter().map(Limit::name).collect();
+            let fallbacks = (!names.is_empty()).then(|| names.join(", "));
+            warn!(%error, limits, mode, fallbacks, layer, suppressed, "a rate limit could not be chosen");
         }
+    }
+
+    /// A response in the service's place.
+    pub(crate) fn rejected(&self, rejection: &Rejection) {
+        metrics::rejected(rejection.label(), &self.layer);
+        self.mistake(rejection);
+    }
+
+    /// A rejection, if it shows a mistake in the set-up of limits or server. A client's mistake is not logged.
+    pub(crate) fn mistake(&self, rejection: &Rejection) {
+        match rejection {
+            Rejection::NoKey(error) if error.status().is_server_error() => {
+                if let Some((layer, suppressed)) = self.pass(2) {
+                    error!(%error, layer, suppressed, "the server is not set up to find a rate-limit key");
+                }
+            }
+            Rejection::NeverFits(error) => {
+                if let Some((layer, suppressed)) = self.pass(3) {
+                    warn!(%error, layer, suppressed, "request can never be admitted");
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub(crate) fn shadow_refused(&self, limits: impl FnOnce() -> String) {
+        if let Some((layer, suppressed)) = self.pass(4) {
+            let limits = limits();
+            info!(limits, layer, suppressed, "limits in the shadow would have refused a request");
+        }
+    }
+
+    pub(crate) fn not_settled(&self, error: &Error) {
+        if let Some((layer, suppressed)) = self.pass(5) {
+            let error = Chain(error);
+            warn!(%error, layer, suppressed, "a request is not settled, and stays charged as it was");
+        }
+    }
+
+    pub(crate) fn upstream_blocks(&self, time: Duration) {
+        if let Some((layer, suppressed)) = self.pass(6) {
+            info!(?time, layer, suppressed, "an upstream says to stay away");
+        }
+    }
+
+    pub(crate) fn not_blocked(&self, error: &Error) {
+        if let Some((layer, suppressed)) = self.pass(7) {
+            let error = Chain(error);
+            warn!(%error, layer, suppressed, "an upstream says to stay away, but its limits stay open");
+        }
+    }
+
+    /// The name of the layer, if it has one, and the number of suppressed lines; `None` if the line is suppressed.
+    fn pass(&self, kind: usize) -> Option<(Option<&str>, u64)> {
+        let suppressed = self.throttles.get(kind)?.pass()?;
+        Some(((!self.layer.is_empty()).then_some(&*self.layer), suppressed))
     }
 }

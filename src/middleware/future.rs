@@ -121,7 +121,7 @@ impl<I, R, ReqBody> PendingRequest<I, R, ReqBody> {
         R: RejectionResponse<ResBody>,
     {
         let Self { mut inner, mut parts, body, policy } = self;
-        match Completion::new(&policy, decided, &mut parts) {
+        match policy.conclude(decided, &mut parts) {
             Ok(completion) => {
                 let response = inner.call(Request::from_parts(parts, body));
                 State::Forwarded { response, completion: Some(completion) }

@@ -7,7 +7,7 @@ use tower_layer::Layer;
 use super::{
     policy::{Policy, Settings},
     rejection::JsonResponse,
-    request::{KeyedLimit, Limits},
+    request::KeyedLimit,
     service::RateLimit,
 };
 use crate::{
@@ -40,7 +40,7 @@ impl RateLimitLayer {
     pub fn on(limiter: Limiter) -> Self {
         let failure_mode = limiter.share().map(FailureMode::Local).unwrap_or_default();
         let settings = Settings { failure_mode, ..Settings::default() };
-        Self { policy: Arc::new(Policy { limiter, limits: Limits::default(), responder: JsonResponse, settings }) }
+        Self { policy: Arc::new(Policy { limiter, limits: Arc::default(), responder: JsonResponse, settings }) }
     }
 }
 
@@ -49,23 +49,13 @@ impl<R: Clone> RateLimitLayer<R> {
     ///
     /// # Panics
     ///
-    /// If the layer already has a limit of this name. For names from a configuration, use [`try_limit`](Self::try_limit).
+    /// If the layer already has a limit of this name. For names from a configuration, use [`limits`](Self::limits).
     #[track_caller]
-    pub fn limit(self, limit: KeyedLimit) -> Self {
-        match self.try_limit(limit) {
-            Ok(layer) => layer,
+    pub fn limit(mut self, limit: KeyedLimit) -> Self {
+        match self.push(limit) {
+            Ok(()) => self,
             Err(error) => panic!("{error}"),
         }
-    }
-
-    /// Adds a limit, as [`limit`](Self::limit) does.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError`] if the layer already has a limit of this name.
-    pub fn try_limit(mut self, limit: KeyedLimit) -> Result<Self, ConfigError> {
-        Arc::make_mut(&mut self.policy).limits.push(limit)?;
-        Ok(self)
     }
 
     /// Adds limits from a configuration.
@@ -73,12 +63,16 @@ impl<R: Clone> RateLimitLayer<R> {
     /// # Errors
     ///
     /// [`ConfigError`] if the layer then has no limit, or two of one name.
-    pub fn limits(self, limits: impl IntoIterator<Item = KeyedLimit>) -> Result<Self, ConfigError> {
-        let layer = limits.into_iter().try_fold(self, Self::try_limit)?;
-        if layer.policy.limits.is_empty() {
+    pub fn limits(mut self, limits: impl IntoIterator<Item = KeyedLimit>) -> Result<Self, ConfigError> {
+        limits.into_iter().try_for_each(|limit| self.push(limit))?;
+        if self.policy.limits.is_empty() {
             return Err(ConfigError::new(ConfigErrorKind::NoLimits, NO_LIMITS));
         }
-        Ok(layer)
+        Ok(self)
+    }
+
+    fn push(&mut self, limit: KeyedLimit) -> Result<(), ConfigError> {
+        Arc::make_mut(&mut Arc::make_mut(&mut self.policy).limits).push(limit)
     }
 
     /// Makes the responses to rejected requests with a [responder](super::RejectionResponse): one of this crate, such as
@@ -101,11 +95,14 @@ impl<R: Clone> RateLimitLayer<R> {
     /// use std::convert::Infallible;
     /// use http_body_util::{Full, combinators::BoxBody};
     /// use hyper::body::Bytes;
-    /// # use tower_sliding_window::{JsonResponse, Limit, MemoryStore, PeerIp, RateLimitLayer};
+    /// # use http::Response;
+    /// # use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer, Rejection};
     ///
     /// let layer = RateLimitLayer::new(MemoryStore::new())
     ///     .limit(Limit::per_minute("login", 5).by(PeerIp::new()))
-    ///     .respond_with(JsonResponse.body(|text| BoxBody::<Bytes, Infallible>::new(Full::from(text))));
+    ///     .respond_with(|rejection: &Rejection, head: Response<()>| {
+    ///         rejection.problem(head).map(|text| BoxBody::<Bytes, Infallible>::new(Full::from(text)))
+    ///     });
     /// ```
     pub fn respond_with<T>(self, responder: T) -> RateLimitLayer<T> {
         let Policy { limiter, limits, responder: _, settings } = Arc::unwrap_or_clone(self.policy);

@@ -87,7 +87,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! * Without axum, a closure makes the body of a rejection: see [`JsonResponse::body`].
+//! * Without axum, a closure makes the body of a rejection: see [`Rejection::problem`].
 //! * `Router::layer` charges requests that end as a 404, and `layer` on the methods of a route those that end as a 405.
 //!   `route_layer` charges neither.
 //! * Within `Router::nest`, costs, keys and [`skip`](RateLimitLayer::skip) see the path without the prefix.
@@ -119,6 +119,8 @@
 //! # Ok(()) }
 //! ```
 
+mod concurrent;
+mod degraded;
 mod events;
 pub mod extract;
 mod future;
@@ -134,14 +136,11 @@ mod service;
 #[cfg(feature = "grpc")]
 pub use self::rejection::{GrpcOr, GrpcResponse};
 pub use self::{
+    degraded::Degraded,
     future::ResponseFuture,
     headers::{HeaderSets, exposed_headers},
     layer::RateLimitLayer,
-    rejection::{
-        JsonResponse, Rejection, RejectionResponse, TextResponse,
-        shadow::{LeftOut, ShadowRefusals},
-    },
+    rejection::{JsonResponse, Rejection, RejectionResponse, ShadowRefusals, TextResponse},
     request::{Exchange, KeyedLimit},
-    response::Degraded,
     service::RateLimit,
 };

@@ -1,12 +1,12 @@
 //! The options of a layer: the methods of its builder besides those for limits.
 
-use std::{sync::Arc, time::Duration};
+use std::{borrow::Cow, sync::Arc, time::Duration};
 
-use http::{HeaderName, request::Parts};
+use http::request::Parts;
 
 use super::{
     events::Events,
-    extract::{KeyExtractor, header_name},
+    extract::KeyExtractor,
     headers::{HeaderSets, PartitionKeys},
     layer::RateLimitLayer,
 };
@@ -26,8 +26,10 @@ impl<R: Clone> RateLimitLayer<R> {
     ///     .named("api")
     ///     .limit(Limit::per_minute("requests", 60).by(PeerIp::new()));
     /// ```
-    pub fn named(self, name: &'static str) -> Self {
-        self.set(|settings| settings.events = Arc::new(Events::of(name))).set_limiter(|limiter| limiter.in_layer(name))
+    pub fn named(self, name: impl Into<Cow<'static, str>>) -> Self {
+        let name = name.into();
+        let events = Arc::new(Events::of(name.clone()));
+        self.set(|settings| settings.events = events).set_limiter(|limiter| limiter.in_layer(name))
     }
 
     /// Sets the units that a request takes of each limit of the layer without a [cost](super::KeyedLimit::cost) of its own.
@@ -162,19 +164,6 @@ impl<R: Clone> RateLimitLayer<R> {
     /// ```
     pub fn partition_key(self, secret: &Secret) -> Self {
         self.set(|settings| settings.partition_keys = Some(PartitionKeys::new(secret)))
-    }
-
-    /// Names the limits in the [shadow](super::KeyedLimit::in_shadow) that would have refused a request in this header of the
-    /// response, such as `X-RateLimit-Shadow`, separated by commas. [Hidden](super::KeyedLimit::hidden) limits are not named.
-    /// Default: no header.
-    ///
-    /// # Panics
-    ///
-    /// If `name` is a text that is not a header name. A [`HeaderName`] never panics.
-    #[track_caller]
-    pub fn shadow_header(self, name: impl TryInto<HeaderName>) -> Self {
-        let name = header_name(name);
-        self.set(|settings| settings.shadow_header = Some(name))
     }
 
     /// Lets a request wait for capacity for up to `max_wait`, instead of refusing it: around a client, whose calls can

@@ -2,15 +2,15 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use http::{HeaderName, request::Parts};
+use http::request::Parts;
 
 use super::{
     events::Events,
-    headers::{Figures, HeaderSets, PartitionKeys},
+    headers::{HeaderSets, PartitionKeys},
     rejection::Rejection,
     request::{
-        CheckBuilder, CheckDetails, Cost, Decided, Decider, DecisionFuture, DraftCharge, LimitChoices, Limits,
-        RequestFilter, time_waited,
+        CheckBuilder, CheckDetails, Cost, Decided, Decider, DecisionFuture, DraftCharge, Limits, RequestFilter,
+        time_waited,
     },
 };
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
 #[derive(Clone)]
 pub(super) struct Policy<R> {
     pub(super) limiter: Limiter,
-    pub(super) limits: Limits,
+    pub(super) limits: Arc<Limits>,
     pub(super) responder: R,
     pub(super) settings: Settings,
 }
@@ -38,7 +38,6 @@ pub(super) struct Settings {
     pub(super) failure_mode_by: Option<Arc<FailureModeBy>>,
     pub(super) headers: HeaderSets,
     pub(super) partition_keys: Option<PartitionKeys>,
-    pub(super) shadow_header: Option<HeaderName>,
     /// How long a request waits for capacity. `None` refuses it at once.
     pub(super) max_wait: Option<Duration>,
     pub(super) events: Arc<Events>,
@@ -89,20 +88,22 @@ impl<R> Policy<R> {
         let drafts = self.limits.iter().map(|limit| limit.draft(request, cost));
         let drafts = drafts.collect::<Result<Vec<_>, _>>()?;
         if let Some((check, refusal)) = self.refuse_without_choice(&drafts) {
-            let left_out: Vec<_> = drafts.into_iter().filter_map(DraftCharge::into_left_out).collect();
+            let left_out = drafts.into_iter().filter_map(|draft| match draft {
+                DraftCharge::LeftOut(limit, rejection) => Some((limit, rejection)),
+                _ => None,
+            });
             let partition_keys = self.partition_keys().map(|keys| keys.of(&check)).unwrap_or_default();
-            let details = CheckDetails { left_out, partition_keys, ..CheckDetails::default() };
+            let details = CheckDetails { left_out: left_out.collect(), partition_keys, ..CheckDetails::default() };
             return Ok(Plan::Decided(Decided::at_once(Ok(Some(refusal)), mode, Some(Box::new(details)))));
         }
-        let choices = LimitChoices::begin(drafts, request, mode);
-        let Settings { max_wait, partition_keys, .. } = &self.settings;
-        let (decider, keeps_check) = (self.decider(request, mode), self.limits.keeps_check());
-        Ok(Plan::Await(decider.choose_and_decide(choices, keeps_check, *max_wait, partition_keys.clone())))
+        let (decider, limits) = (self.decider(request, mode), Arc::clone(&self.limits));
+        let partition_keys = self.settings.partition_keys.clone();
+        Ok(Plan::Await(decider.choose_and_decide(limits, drafts, request, self.settings.max_wait, partition_keys)))
     }
 
     /// The check of the limits that need no choice, and its refusal, if that is known at once: then no limit is chosen. A layer
     /// that waits for capacity always chooses.
-    fn refuse_without_choice<C>(&self, drafts: &[DraftCharge<C>]) -> Option<(Check, Decision)> {
+    fn refuse_without_choice(&self, drafts: &[DraftCharge]) -> Option<(Check, Decision)> {
         let mut charges = drafts.iter().filter_map(DraftCharge::charge).cloned();
         let first = charges.next().filter(|_| self.settings.max_wait.is_none())?;
         let mut check = Check::new(first);
@@ -128,13 +129,6 @@ impl<R> Policy<R> {
     /// `None` if responses show no partition keys.
     fn partition_keys(&self) -> Option<&PartitionKeys> {
         self.settings.partition_keys.as_ref().filter(|_| self.settings.headers.has_rate_limit())
-    }
-
-    /// What clients see of the decision.
-    #[inline]
-    pub(super) fn figures(&self, decision: &Decision, details: Option<&CheckDetails>) -> Figures {
-        let partition_keys = || details.map(|details| details.partition_keys.clone()).unwrap_or_default();
-        Figures::of(self.settings.headers, decision, partition_keys)
     }
 }
 

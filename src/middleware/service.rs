@@ -13,7 +13,6 @@ use super::{
     future::{PendingRequest, ResponseFuture},
     policy::{Plan, Policy},
     rejection::{JsonResponse, RejectionResponse},
-    response::Completion,
 };
 
 /// A service guarded by a [`RateLimitLayer`](super::RateLimitLayer). See the [module docs](crate::middleware).
@@ -64,7 +63,7 @@ where
             Plan::Decided(decided) => decided,
             Plan::Await(decision) => return ResponseFuture::deciding(decision, self.hold(parts, body)),
         };
-        match Completion::new(&self.policy, decided, &mut parts) {
+        match self.policy.conclude(decided, &mut parts) {
             Ok(completion) => ResponseFuture::forwarded(self.inner.call(Request::from_parts(parts, body)), completion),
             Err(response) => self.reject(response),
         }

@@ -33,7 +33,6 @@ mod forwarded;
 mod header;
 mod upstream_host;
 
-pub(super) use self::header::header_name;
 pub use self::{
     api_key::ApiKey,
     client_ip::{ClientIp, PeerIp},

@@ -15,9 +15,8 @@
 //!
 mod number;
 mod rate_limit;
-mod x_rate_limit;
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use http::{
     HeaderMap, HeaderName, HeaderValue,
@@ -27,10 +26,13 @@ use http::{
 pub(super) use self::rate_limit::{PartitionKeys, split};
 use self::{
     number::{header_value, seconds_rounded_up},
-    rate_limit::{POLICY, Quotas, RATE_LIMIT},
-    x_rate_limit::{LIMIT, REMAINING, RESET, XRateLimit},
+    rate_limit::{POLICY, RATE_LIMIT},
 };
-use crate::decision::Decision;
+use crate::decision::{Decision, LimitStatus};
+
+const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 
 /// All headers of a layer that a browser's script can read only if CORS exposes them: for `CorsLayer::expose_headers`.
 #[must_use]
@@ -99,6 +101,44 @@ impl HeaderSets {
     pub(super) fn has_rate_limit(self) -> bool {
         self.rate_limit
     }
+
+    /// Writes `X-RateLimit-*` of the visible limit, unless the headers already show a limit with no more left.
+    #[inline]
+    pub(super) fn write_x_rate_limit(self, decision: &Decision, headers: &mut HeaderMap) {
+        if !self.x_rate_limit {
+            return;
+        }
+        let Some(status) = decision.visible() else { return };
+        let remaining = status.remaining();
+        let shown = headers.get(REMAINING).and_then(|shown| shown.to_str().ok()?.parse().ok());
+        if shown.is_some_and(|shown: u64| shown <= remaining) {
+            return;
+        }
+        let mut reset = reset_after(status);
+        if self.reset_is_unix_time {
+            reset = reset.saturating_add(decision.at().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
+        }
+        headers.insert(LIMIT, header_value(status.limit().units()));
+        headers.insert(REMAINING, header_value(remaining));
+        headers.insert(RESET, header_value(seconds_rounded_up(reset)));
+    }
+
+    /// Writes the items of the visible limits in front of those that the headers have. There is one partition key for each
+    /// status, or none.
+    #[inline]
+    pub(super) fn write_rate_limit(self, decision: &Decision, partition_keys: &[String], headers: &mut HeaderMap) {
+        if self.rate_limit {
+            rate_limit::write(decision, partition_keys, headers);
+        }
+    }
+}
+
+/// The time until more can be spent. Reserved units may be given back before they leave the window.
+fn reset_after(status: &LimitStatus) -> Duration {
+    match status.retry_after() {
+        Some(retry) if status.is_refused_by_reservations() => retry.min(status.reset_after()),
+        _ => status.reset_after(),
+    }
 }
 
 impl Default for HeaderSets {
@@ -137,51 +177,8 @@ impl Decision {
     /// # }
     /// ```
     pub fn write_headers(&self, sets: HeaderSets, headers: &mut HeaderMap) {
-        let figures = Figures::of(sets, self, Vec::new);
-        figures.write_x_rate_limit(headers);
-        figures.write_rate_limit(headers);
-    }
-}
-
-/// What the sets of headers show of a decision.
-pub(crate) struct Figures {
-    sets: HeaderSets,
-    x_rate_limit: Option<XRateLimit>,
-    /// In a box, since most layers do not send them.
-    quotas: Option<Box<Quotas>>,
-}
-
-impl Figures {
-    /// `partition_keys` makes one for each status of the decision, or none.
-    #[inline]
-    pub(super) fn of(sets: HeaderSets, decision: &Decision, partition_keys: impl FnOnce() -> Vec<String>) -> Self {
-        let x_rate_limit = XRateLimit::of(sets, decision);
-        let quotas = if sets.rate_limit { Quotas::of(decision, partition_keys()).map(Box::new) } else { None };
-        Self { sets, x_rate_limit, quotas }
-    }
-
-    /// Shows the figures after a settlement.
-    pub(super) fn settle(&mut self, settled: &Decision) {
-        self.x_rate_limit = XRateLimit::of(self.sets, settled).or(self.x_rate_limit);
-        if let Some(quotas) = &mut self.quotas {
-            quotas.settle(settled);
-        }
-    }
-
-    /// Writes `X-RateLimit-*`, unless the headers already show a limit with no more left.
-    #[inline]
-    pub(super) fn write_x_rate_limit(&self, headers: &mut HeaderMap) {
-        if let Some(x_rate_limit) = self.x_rate_limit {
-            x_rate_limit.write(headers);
-        }
-    }
-
-    /// Writes the items of `RateLimit` and `RateLimit-Policy` in front of those that the headers have.
-    #[inline]
-    pub(super) fn write_rate_limit(&self, headers: &mut HeaderMap) {
-        if let Some(quotas) = &self.quotas {
-            quotas.write(headers);
-        }
+        sets.write_x_rate_limit(self, headers);
+        sets.write_rate_limit(self, &[], headers);
     }
 }
 

@@ -26,42 +26,22 @@ const MAX_INTEGER: u64 = 999_999_999_999_999;
 /// The domain of the HMAC of partition keys.
 const DOMAIN: &[u8] = b"tower-sliding-window partition key v1\0";
 
-/// The limits of a decision that clients see.
-pub(super) struct Quotas {
-    decision: Decision,
-    /// One for each status of the decision, or none.
-    partition_keys: Vec<String>,
-}
-
-impl Quotas {
-    /// `None` if clients see no limit.
-    pub(super) fn of(decision: &Decision, partition_keys: Vec<String>) -> Option<Self> {
-        decision.visible()?;
-        Some(Self { decision: decision.clone(), partition_keys })
+/// Writes the items of the visible limits in front of those that the headers have.
+pub(super) fn write(decision: &Decision, partition_keys: &[String], headers: &mut HeaderMap) {
+    if decision.visible().is_none() {
+        return;
     }
-
-    /// Shows the figures after a settlement.
-    pub(super) fn settle(&mut self, settled: &Decision) {
-        self.decision = settled.clone();
+    let (mut policies, mut quotas) = (String::new(), String::new());
+    let shows_shadow = decision.statuses().all(LimitStatus::is_shadow);
+    let is_shown = |status: &LimitStatus| !status.is_hidden() && (shows_shadow || !status.is_shadow());
+    for (index, status) in decision.statuses().enumerate().filter(|(_, status)| is_shown(status)) {
+        let partition_key = partition_keys.get(index);
+        // Writing to a String cannot fail.
+        let _ = write_policy(&mut policies, status, partition_key);
+        let _ = write_quota(&mut quotas, status, partition_key);
     }
-
-    /// Writes the items of the limits in front of those that the headers have.
-    pub(super) fn write(&self, headers: &mut HeaderMap) {
-        let (mut policies, mut quotas) = (String::new(), String::new());
-        let shows_shadow = self.decision.statuses().all(LimitStatus::is_shadow);
-        for (status, partition_key) in self.statuses().filter(|(status, _)| shows_shadow || !status.is_shadow()) {
-            // Writing to a String cannot fail.
-            let _ = write_policy(&mut policies, status, partition_key);
-            let _ = write_quota(&mut quotas, status, partition_key);
-        }
-        prepend(headers, POLICY, policies);
-        prepend(headers, RATE_LIMIT, quotas);
-    }
-
-    fn statuses(&self) -> impl Iterator<Item = (&LimitStatus, Option<&String>)> {
-        let statuses = self.decision.statuses().enumerate().filter(|(_, status)| !status.is_hidden());
-        statuses.map(|(index, status)| (status, self.partition_keys.get(index)))
-    }
+    prepend(headers, POLICY, policies);
+    prepend(headers, RATE_LIMIT, quotas);
 }
 
 fn write_policy(text: &mut String, status: &LimitStatus, partition_key: Option<&String>) -> fmt::Result {

@@ -20,7 +20,7 @@
 //! rejection includes hidden limits; [`Decision::visible`](crate::Decision::visible) is the limit that clients may see.
 //!
 //! [`JsonResponse`] and [`TextResponse`] need a body that can be made of a `String`. For other bodies, a closure makes it of the
-//! text: see [`JsonResponse::body`].
+//! text: see [`Rejection::problem`].
 //!
 //! ```
 //! use axum::body::Body;
@@ -75,22 +75,19 @@
 #[cfg(feature = "grpc")]
 mod grpc;
 mod response;
-pub(super) mod shadow;
 
 use std::{error, fmt};
 
-use http::StatusCode;
+use http::{Response, StatusCode};
 
 #[cfg(feature = "grpc")]
 pub use self::grpc::{GrpcOr, GrpcResponse};
-pub use self::response::{JsonBody, JsonResponse, RejectionResponse, TextResponse};
-use super::{
-    events::{Event, Events},
-    extract::KeyError,
-};
+pub use self::response::{JsonResponse, RejectionResponse, TextResponse};
+use super::extract::KeyError;
 use crate::{
     decision::{Decision, LimitStatus},
     error::{Error, NeverFits},
+    limit::Limit,
 };
 
 /// Why a request did not reach the service. See the [module docs](self).
@@ -149,15 +146,6 @@ impl Rejection {
             Self::Unavailable(_) => "unavailable",
         }
     }
-
-    /// Logs a mistake in the set-up of limits or server. A client's mistake is not logged.
-    pub(crate) fn log(&self, events: &Events) {
-        match self {
-            Self::NeverFits(error) => events.log(Event::NeverFits(error)),
-            Self::NoKey(error) if error.status().is_server_error() => events.log(Event::NoKey(error)),
-            _ => {}
-        }
-    }
 }
 
 /// The rejection of a layer that fails closed.
@@ -197,5 +185,41 @@ impl error::Error for Rejection {
     fn source(&self) -> Option<&(dyn error::Error + 'static)> {
         // The error's text is this one's already.
         if let Self::Unavailable(error) = self { error.source() } else { None }
+    }
+}
+
+/// The limits in the [shadow](crate::KeyedLimit::in_shadow) that would have refused a request, in all layers that it went
+/// through: in the extensions of its response.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ShadowRefusals {
+    /// The decisions in which a limit would have refused: see [`Decision::shadow_refusals`].
+    pub decisions: Vec<Decision>,
+    /// The limits that could not charge the request, and were left out of its check: each one, if it is known, with the
+    /// rejection that the request would have got.
+    pub left_out: Vec<(Option<Limit>, Rejection)>,
+}
+
+impl ShadowRefusals {
+    /// `None` if no limit would have refused.
+    pub(crate) fn of(decision: Option<&Decision>, left_out: Vec<(Option<Limit>, Rejection)>) -> Option<Self> {
+        let refused = decision.filter(|decision| decision.shadow_refusals().next().is_some());
+        let is_any = refused.is_some() || !left_out.is_empty();
+        is_any.then(|| Self { decisions: refused.cloned().into_iter().collect(), left_out })
+    }
+
+    /// The names of the limits that would have refused the request.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let refusals = self.decisions.iter().flat_map(Decision::shadow_refusals).map(|status| status.limit().name());
+        refusals.chain(self.left_out.iter().filter_map(|(limit, _)| Some(limit.as_ref()?.name())))
+    }
+
+    /// Adds them to the response's extensions.
+    pub(crate) fn add_to<B>(mut self, response: &mut Response<B>) {
+        if let Some(inner) = response.extensions_mut().remove::<Self>() {
+            self.decisions.extend(inner.decisions);
+            self.left_out.extend(inner.left_out);
+        }
+        response.extensions_mut().insert(self);
     }
 }

@@ -1,9 +1,6 @@
 //! The response to a rejected request.
 
-use std::{
-    fmt::{self, Write},
-    time::Duration,
-};
+use std::{fmt::Write, time::Duration};
 
 use http::{
     HeaderValue, Response,
@@ -12,7 +9,7 @@ use http::{
 };
 
 use super::{
-    super::headers::{Figures, forbid_storing, retry_after_seconds, write_retry_after},
+    super::headers::{HeaderSets, forbid_storing, retry_after_seconds, write_retry_after},
     Rejection,
 };
 use crate::{admission::random, decision::Decision};
@@ -26,8 +23,8 @@ use crate::{admission::random, decision::Decision};
             `.map_response(|response: http::Response<_>| response.map(axum::body::Body::new))`, for tonic with \
             `tonic::body::Body::new`; or put that layer outside of the limits",
     note = "for a body of any other type, put this line into the limits: \
-            `.respond_with(JsonResponse.body(|text| Body::from(text)))`, for tonic with `tonic::body::Body::new(text)`; \
-            a server of gRPC alone needs only `.respond_with(GrpcResponse)`"
+            `.respond_with(|rejection: &Rejection, head: http::Response<()>| rejection.problem(head).map(Body::from))`, for \
+            tonic with `tonic::body::Body::new`; a server of gRPC alone needs only `.respond_with(GrpcResponse)`"
 )]
 pub trait RejectionResponse<B> {
     /// The response. `head` has the status and the headers, which may be changed. `request` is the head of the request, for
@@ -62,7 +59,7 @@ where
 ///   responses have no type, which means `about:blank`.
 /// * `violated-policies` are the names of the limits that have refused, without [hidden](crate::Charge::hidden) ones.
 /// * It works with every body that can be made of a `String`, such as axum's and `http_body_util::Full<Bytes>`. For other
-///   bodies, use [`body`](Self::body).
+///   bodies, use [`Rejection::problem`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct JsonResponse;
 
@@ -74,21 +71,7 @@ pub struct TextResponse;
 
 impl<B: From<String>> RejectionResponse<B> for JsonResponse {
     fn respond(&self, rejection: &Rejection, _: &Parts, head: Response<()>) -> Response<B> {
-        Self::problem(rejection, head)
-    }
-}
-
-impl JsonResponse {
-    /// The same response, with a body that a closure makes of the text: for services whose body cannot be made of a `String`.
-    /// [`respond_with`](crate::RateLimitLayer::respond_with) has an example.
-    pub fn body<B, F: Fn(String) -> B>(self, body: F) -> JsonBody<F> {
-        JsonBody { body }
-    }
-
-    pub(crate) fn problem<B: From<String>>(rejection: &Rejection, mut head: Response<()>) -> Response<B> {
-        head.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        let body = rejection.problem(head.headers().get(RETRY_AFTER));
-        head.map(|()| body.into())
+        rejection.problem(head).map(B::from)
     }
 }
 
@@ -99,38 +82,19 @@ impl<B: From<String>> RejectionResponse<B> for TextResponse {
     }
 }
 
-/// A [`JsonResponse`] whose body a closure makes of the text: see [`JsonResponse::body`].
-#[derive(Clone, Copy)]
-pub struct JsonBody<F> {
-    body: F,
-}
-
-impl<B, F: Fn(String) -> B> RejectionResponse<B> for JsonBody<F> {
-    fn respond(&self, rejection: &Rejection, _: &Parts, head: Response<()>) -> Response<B> {
-        JsonResponse::problem(rejection, head).map(&self.body)
-    }
-}
-
-// Not derived, since a closure is not `Debug`.
-impl<F> fmt::Debug for JsonBody<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JsonBody").finish_non_exhaustive()
-    }
-}
-
 impl Rejection {
-    /// The status and the headers, with these figures.
-    pub(crate) fn head(&self, figures: Option<&Figures>) -> Response<()> {
+    /// The status and the headers, with the figures in these sets.
+    pub(crate) fn head(&self, sets: HeaderSets, partition_keys: &[String]) -> Response<()> {
         let mut head = Response::new(());
         *head.status_mut() = self.status();
         let headers = head.headers_mut();
         forbid_storing(headers);
-        if let Some(figures) = figures {
-            figures.write_x_rate_limit(headers);
-            figures.write_rate_limit(headers);
-        }
         match self {
-            Self::Limited(decision) => write_retry_after(headers, decision.retry_after().unwrap_or_default()),
+            Self::Limited(decision) => {
+                sets.write_x_rate_limit(decision, headers);
+                sets.write_rate_limit(decision, partition_keys, headers);
+                write_retry_after(headers, decision.retry_after().unwrap_or_default());
+            }
             Self::NoKey(error) => {
                 if let Some(challenge) = error.challenge() {
                     headers.insert(WWW_AUTHENTICATE, challenge.clone());
@@ -193,8 +157,17 @@ impl Rejection {
         }
     }
 
+    /// The response of [`JsonResponse`] with a text as its body, for services whose body cannot be made of a `String`.
+    /// [`respond_with`](crate::RateLimitLayer::respond_with) has an example.
+    #[must_use]
+    pub fn problem(&self, mut head: Response<()>) -> Response<String> {
+        head.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        let text = self.problem_details(head.headers().get(RETRY_AFTER));
+        head.map(|()| text)
+    }
+
     /// Problem details (RFC 9457). Written piece by piece: formatting would double the instructions of a refused request.
-    fn problem(&self, retry_after: Option<&HeaderValue>) -> String {
+    fn problem_details(&self, retry_after: Option<&HeaderValue>) -> String {
         // A responder around this one may have removed the header, or written a date into it, which would break the JSON.
         let is_number = |text: &&str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         let retry_after = retry_after.and_then(|seconds| seconds.to_str().ok()).filter(is_number);

@@ -4,15 +4,15 @@
 //! left, the layer still waits for 5 ms, so that a store that hangs does not turn off the limits on another store. So a
 //! request waits for at most the longest deadline of its layers, plus 5 ms for each layer that found nothing left.
 
-use std::{future::Future, pin::Pin, time::Duration};
+use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use http::request::Parts;
 use tokio::time::Instant;
 
 use super::{
     super::headers::PartitionKeys,
-    charge::LimitChoices,
-    limits::{CheckBuilder, CheckDetails},
+    check::{CheckBuilder, CheckDetails, Limits},
+    keyed_limit::DraftCharge,
 };
 use crate::{
     check::Check,
@@ -80,17 +80,22 @@ impl Decider {
     /// Chooses limits first. Choice and decision share one deadline.
     pub(crate) fn choose_and_decide(
         mut self,
-        mut choices: LimitChoices,
-        keeps_check: bool,
+        limits: Arc<Limits>,
+        mut drafts: Vec<DraftCharge>,
+        request: &Parts,
         max_wait: Option<Duration>,
         partition_keys: Option<PartitionKeys>,
     ) -> DecisionFuture {
+        let choices = limits.begin_choices(&drafts, request);
         Box::pin(async move {
-            let begun = Instant::now();
-            let chosen = choices.choose(&self.limiter, self.waited).await;
+            let (begun, mut unchosen) = (Instant::now(), None);
+            let deadline = (&self.limiter, self.waited);
+            let chosen = limits.choose(&mut drafts, choices, deadline, self.mode, &mut unchosen).await;
             let choice = begun.elapsed();
-            let (drafts, unchosen) = choices.take();
-            let mut builder = CheckBuilder::with_unchosen(unchosen, keeps_check);
+            let mut builder = CheckBuilder::new(limits.keeps_check());
+            if unchosen.is_some() {
+                builder.details().unchosen = unchosen;
+            }
             if let Err(error) = chosen.and_then(|()| builder.add_all(drafts)) {
                 let details = builder.details;
                 return Decided { outcome: Err(error), mode: self.mode, details, waited: self.waited };

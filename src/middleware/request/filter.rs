@@ -22,27 +22,24 @@ use crate::{key::Key, metrics};
 
 type Skip = dyn Fn(&Parts) -> bool + Send + Sync;
 
+/// Whether a request has a key of a list. An error if it has a key that cannot be read.
+type KeyList = dyn Fn(&Parts) -> Result<bool, KeyError> + Send + Sync;
+
 #[derive(Clone, Default)]
 pub(crate) struct RequestFilter {
-    denied: Vec<KeyList>,
-    allowed: Vec<KeyList>,
+    denied: Vec<Arc<KeyList>>,
+    allowed: Vec<Arc<KeyList>>,
     skipped: Vec<Arc<Skip>>,
     counts_preflights: bool,
 }
 
-#[derive(Clone)]
-struct KeyList {
-    extractor: Arc<dyn KeyExtractor>,
-    keys: Arc<HashSet<Key>>,
-}
-
 impl RequestFilter {
     pub(crate) fn deny(&mut self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) {
-        self.denied.push(KeyList::new(extractor, keys));
+        self.denied.push(key_list(extractor, keys));
     }
 
     pub(crate) fn exempt(&mut self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) {
-        self.allowed.push(KeyList::new(extractor, keys));
+        self.allowed.push(key_list(extractor, keys));
     }
 
     pub(crate) fn skip(&mut self, skip: Arc<Skip>) {
@@ -56,13 +53,13 @@ impl RequestFilter {
     /// Whether the request is counted, unless it is denied.
     pub(crate) fn counts(&self, parts: &Parts, events: &Events) -> Result<bool, Rejection> {
         for list in &self.denied {
-            if list.has(parts).map_err(Rejection::NoKey)? {
+            if list(parts).map_err(Rejection::NoKey)? {
                 return Err(Rejection::Denied);
             }
         }
-        let exempts = |list: &KeyList| {
-            list.has(parts).unwrap_or_else(|error| {
-                Rejection::NoKey(error).log(events);
+        let exempts = |list: &Arc<KeyList>| {
+            list(parts).unwrap_or_else(|error| {
+                events.mistake(&Rejection::NoKey(error));
                 false
             })
         };
@@ -80,19 +77,13 @@ impl RequestFilter {
     }
 }
 
-impl KeyList {
-    fn new(extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Self {
-        Self { extractor: Arc::new(extractor), keys: Arc::new(keys.into_iter().collect()) }
-    }
-
-    /// An error if the request has a key that cannot be read.
-    fn has(&self, parts: &Parts) -> Result<bool, KeyError> {
-        match self.extractor.extract(parts) {
-            Ok(key) => Ok(self.keys.contains(&key)),
-            Err(error) if error.is_missing() => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
+fn key_list(extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Arc<KeyList> {
+    let keys: HashSet<Key> = keys.into_iter().collect();
+    Arc::new(move |parts| match extractor.extract(parts) {
+        Ok(key) => Ok(keys.contains(&key)),
+        Err(error) if error.is_missing() => Ok(false),
+        Err(error) => Err(error),
+    })
 }
 
 impl fmt::Debug for RequestFilter {

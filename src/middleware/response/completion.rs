@@ -1,90 +1,186 @@
 //! The end of a request: from its decision to a response in the service's place, or to the changes of the service's response.
 
 use std::sync::Arc;
+#[cfg(any(feature = "axum", feature = "grpc"))]
+use std::sync::LazyLock;
 
 use http::{Response, request::Parts};
 
+#[cfg(any(feature = "axum", feature = "grpc"))]
+use super::super::events::Events;
 use super::{
     super::{
-        events::Event,
-        headers::Figures,
+        concurrent::Detachable,
+        degraded::Degraded,
+        headers::HeaderSets,
         policy::Policy,
-        rejection::{
-            Rejection, RejectionResponse,
-            shadow::{LeftOut, ShadowRefusals},
-        },
-        request::{CheckDetails, Decided, UnchosenLimit, record_time_waited},
+        rejection::{Rejection, RejectionResponse, ShadowRefusals},
+        request::{CheckDetails, Decided, record_time_waited},
     },
-    degraded::Degraded,
-    follow_up::{FollowUp, Settling},
+    after_response::Settling,
+    follow_up::FollowUp,
 };
-use crate::{decision::Decision, error::Error, limiter::FailureMode, metrics};
+use crate::{decision::Decision, error::Error, limit::Limit, limiter::FailureMode, metrics};
 
-/// Completes the response to a request that was let through.
+/// What completes the response to a request that was let through.
 pub(crate) struct Completion<R> {
-    /// `None` if there are none to send.
-    figures: Option<Figures>,
+    /// `None` if the request was let through without one.
+    decision: Option<Decision>,
+    headers: HeaderSets,
     degraded: Option<Degraded>,
     follow_up: Option<Box<FollowUp<R>>>,
 }
 
-impl<R> Completion<R> {
-    /// Lets the request through, with the decision in its extensions, or makes the response to a rejected request.
+impl<R> Policy<R> {
+    /// Lets the request through, with the decision in its extensions, or makes the response to a rejected request. Reports
+    /// what the operator should know.
     #[inline]
-    pub(crate) fn new<B>(policy: &Arc<Policy<R>>, decided: Decided, request: &mut Parts) -> Result<Self, Response<B>>
+    pub(crate) fn conclude<B>(
+        self: &Arc<Self>,
+        decided: Decided,
+        request: &mut Parts,
+    ) -> Result<Completion<R>, Response<B>>
     where
         R: RejectionResponse<B>,
     {
-        let Decided { outcome, mode, details, waited } = decided;
+        let Decided { outcome, mode, mut details, waited } = decided;
         record_time_waited(request, waited);
-        let unchosen = details.as_deref().map_or(&[][..], |details| &details.unchosen);
-        let degraded = policy.degraded(&outcome, mode, unchosen);
+        let unchosen = details.as_mut().and_then(|details| details.unchosen.take());
+        let degraded = self.report_degraded(&outcome, mode, unchosen);
         let decision = match admission(outcome, mode) {
             Ok(decision) => decision,
-            Err(rejection) => {
-                return Err(policy.reject(request, rejection, details, degraded));
-            }
+            Err(rejection) => return Err(self.reject(request, rejection, details, degraded)),
         };
-        // A response with figures of an upstream keeps them.
-        let sends_figures = !policy.limits.any_heeds_upstream;
-        let shown = decision.as_ref().filter(|_| sends_figures);
-        let figures = shown.map(|decision| policy.figures(decision, details.as_deref()));
-        let follow_up = if details.is_some() || policy.limits.any_is_shadow {
-            FollowUp::new(policy, details, decision.as_ref(), || request.clone())
+        let follow_up = if details.is_some() || self.limits.any_is_shadow {
+            self.follow_up(details.map(|details| *details), decision.as_ref(), request)
         } else {
             None
         };
-        if let Some(decision) = decision {
-            request.extensions.insert(decision);
+        if let Some(decision) = &decision {
+            request.extensions.insert(decision.clone());
         }
-        Ok(Self { figures, degraded, follow_up })
+        // A response with figures of an upstream keeps them.
+        let headers = if self.limits.any_heeds_upstream { HeaderSets::none() } else { self.settings.headers };
+        Ok(Completion { decision, headers, degraded, follow_up })
     }
 
-    /// Begins the settlements of the request, if there are any. The response waits for them.
-    pub(crate) fn settle<B>(&self, response: Response<B>) -> (Response<B>, Option<Settling>) {
-        match &self.follow_up {
-            Some(follow_up) => follow_up.settle(response),
-            None => (response, None),
+    fn follow_up(
+        self: &Arc<Self>,
+        details: Option<CheckDetails>,
+        decision: Option<&Decision>,
+        request: &Parts,
+    ) -> Option<Box<FollowUp<R>>> {
+        let mut details = details.unwrap_or_default();
+        let left_out = std::mem::take(&mut details.left_out);
+        let shadow = self.report_shadow(decision, left_out);
+        let settles = details.check.is_some() && self.limits.any_settles;
+        let is_needed = shadow.is_some() || details.check.is_some() || !details.partition_keys.is_empty();
+        is_needed.then(|| {
+            let request = settles.then(|| request.clone());
+            Box::new(FollowUp { policy: Arc::clone(self), details, request, shadow })
+        })
+    }
+
+    /// The response to a request that is not let through.
+    pub(crate) fn reject<B>(
+        &self,
+        request: &Parts,
+        rejection: Rejection,
+        details: Option<Box<CheckDetails>>,
+        degraded: Option<Degraded>,
+    ) -> Response<B>
+    where
+        R: RejectionResponse<B>,
+    {
+        self.settings.events.rejected(&rejection);
+        let CheckDetails { partition_keys, left_out, .. } = details.map(|details| *details).unwrap_or_default();
+        let shadow = self.report_shadow(rejection.decision(), left_out);
+        let head = rejection.head(self.settings.headers, &partition_keys);
+        let mut response = self.responder.respond(&rejection, request, head);
+        response.extensions_mut().insert(rejection);
+        if let Some(degraded) = degraded {
+            response.extensions_mut().insert(degraded);
         }
+        if let Some(shadow) = shadow {
+            shadow.add_to(&mut response);
+        }
+        response
+    }
+
+    /// Reports a request that the store has not decided, or not under all of its limits.
+    #[inline]
+    fn report_degraded(
+        &self,
+        outcome: &Result<Option<Decision>, Error>,
+        mode: FailureMode,
+        unchosen: Option<Degraded>,
+    ) -> Option<Degraded> {
+        let undecided = match outcome {
+            Ok(decision) => decision.as_ref().and_then(Decision::local_cause),
+            Err(Error::NeverFits(_) | Error::LimitNotChosen(_)) => None,
+            Err(error) => Some(error),
+        };
+        let (events, limits) = (&self.settings.events, || self.limits.names());
+        if let Some(Degraded { error, mode, fallbacks }) = &unchosen {
+            metrics::failed(error, events.layer());
+            events.not_chosen(error, *mode, fallbacks, limits);
+            if undecided.is_none() {
+                metrics::degraded(mode.map_or("fallback", FailureMode::label), events.layer());
+            }
+        }
+        let Some(error) = undecided else { return unchosen };
+        events.undecided(error, mode, limits);
+        let fallbacks = unchosen.map(|unchosen| unchosen.fallbacks).unwrap_or_default();
+        Some(Degraded { fallbacks, ..Degraded::undecided(error.clone(), mode) })
+    }
+
+    /// Reports the limits in the shadow that would have refused.
+    fn report_shadow(
+        &self,
+        decision: Option<&Decision>,
+        left_out: Vec<(Option<Limit>, Rejection)>,
+    ) -> Option<ShadowRefusals> {
+        let (events, limits) = (&self.settings.events, || self.limits.names());
+        let refusals = ShadowRefusals::of(decision, left_out)?;
+        events.shadow_refused(|| refusals.names().collect::<Vec<_>>().join(", "));
+        for (_, rejection) in &refusals.left_out {
+            match rejection {
+                Rejection::Unavailable(error) => events.not_chosen(error, Some(FailureMode::Open), &[], limits),
+                rejection => events.mistake(rejection),
+            }
+        }
+        Some(refusals)
+    }
+}
+
+impl<R> Completion<R> {
+    /// Begins what has to happen before the response goes out, if there is anything.
+    pub(crate) fn settle<B>(&self, response: Response<B>) -> (Response<B>, Option<Settling>) {
+        let (Some(follow_up), Some(decision)) = (&self.follow_up, &self.decision) else { return (response, None) };
+        let (parts, body) = response.into_parts();
+        let settling = follow_up.after(decision, &parts).map(|after| {
+            let policy = &follow_up.policy;
+            let (limiter, events) = (policy.limiter.clone(), Arc::clone(&policy.settings.events));
+            Detachable::new(async move { after.apply(&limiter, &events).await })
+        });
+        (Response::from_parts(parts, body), settling)
     }
 
     /// Writes headers and extensions of the response. `settled` is the decision after the settlements.
-    pub(crate) fn write<B>(mut self, settled: Option<&Decision>, mut response: Response<B>) -> Response<B> {
-        if let Some(figures) = &mut self.figures {
-            if let Some(settled) = settled {
-                figures.settle(settled);
-            }
+    pub(crate) fn write<B>(self, settled: Option<&Decision>, mut response: Response<B>) -> Response<B> {
+        if let Some(decision) = settled.or(self.decision.as_ref()) {
             // An inner layer's rejection keeps its figures, since its `Retry-After` belongs to them.
             if response.extensions().get::<Rejection>().is_none() {
-                figures.write_x_rate_limit(response.headers_mut());
+                self.headers.write_x_rate_limit(decision, response.headers_mut());
             }
-            figures.write_rate_limit(response.headers_mut());
+            let partition_keys = self.follow_up.as_ref().map_or(&[][..], |follow_up| &follow_up.details.partition_keys);
+            self.headers.write_rate_limit(decision, partition_keys, response.headers_mut());
         }
         if let Some(degraded) = self.degraded {
             response.extensions_mut().insert(degraded);
         }
-        if let Some(follow_up) = self.follow_up {
-            follow_up.write_shadow(&mut response);
+        if let Some(shadow) = self.follow_up.and_then(|follow_up| follow_up.shadow) {
+            shadow.add_to(&mut response);
         }
         response
     }
@@ -104,73 +200,40 @@ fn admission(outcome: Result<Option<Decision>, Error>, mode: FailureMode) -> Res
     }
 }
 
-impl<R> Policy<R> {
-    /// Set if the store has not decided the request, or not under all of its limits.
-    #[inline]
-    fn degraded(
-        &self,
-        outcome: &Result<Option<Decision>, Error>,
-        mode: FailureMode,
-        unchosen: &[UnchosenLimit],
-    ) -> Option<Degraded> {
-        let undecided = match outcome {
-            Ok(decision) => decision.as_ref().and_then(Decision::local_cause),
-            Err(Error::NeverFits(_) | Error::LimitNotChosen(_)) => None,
-            Err(error) => Some(error),
-        };
-        let (events, limits) = (&self.settings.events, || self.limits.names());
-        if unchosen.is_empty() {
-            return undecided.map(|error| Degraded::undecided(error, mode, events, &limits));
-        }
-        Degraded::unchosen(unchosen, undecided, mode, events, &limits)
-    }
-
-    /// The response to a request that is not let through.
-    pub(crate) fn reject<B>(
-        &self,
-        request: &Parts,
-        rejection: Rejection,
-        details: Option<Box<CheckDetails>>,
-        degraded: Option<Degraded>,
-    ) -> Response<B>
-    where
-        R: RejectionResponse<B>,
-    {
-        rejection.log(&self.settings.events);
-        metrics::rejected(rejection.label(), self.settings.events.layer());
-        let decision = rejection.decision();
-        let figures = decision.map(|decision| self.figures(decision, details.as_deref()));
-        let shadow = self.shadow_refusals(decision, details.map(|details| details.left_out).unwrap_or_default());
-        let head = rejection.head(figures.as_ref());
-        let mut response = self.responder.respond(&rejection, request, head);
-        response.extensions_mut().insert(rejection);
+/// The default response of a layer that fails closed, with the same [`Degraded`], log lines and metrics. It has
+/// the default [sets of headers](crate::HeaderSets).
+#[cfg(feature = "axum")]
+impl axum::response::IntoResponse for Rejection {
+    fn into_response(self) -> axum::response::Response {
+        let degraded = report(&self);
+        let head = self.head(HeaderSets::default(), &[]);
+        let mut response = self.problem(head).map(axum::body::Body::from);
+        response.extensions_mut().insert(self);
         if let Some(degraded) = degraded {
             response.extensions_mut().insert(degraded);
         }
-        if let Some(shadow) = shadow {
-            shadow.write(&mut response, self.settings.shadow_header.as_ref());
-        }
         response
     }
+}
 
-    /// Logs them, too.
-    pub(super) fn shadow_refusals(
-        &self,
-        decision: Option<&Decision>,
-        left_out: Vec<LeftOut>,
-    ) -> Option<ShadowRefusals> {
-        let (events, limits) = (&self.settings.events, || self.limits.names());
-        let refusals = ShadowRefusals::of(decision, left_out)?;
-        events.log(Event::ShadowRefusals { limits: &|| refusals.name_list(true) });
-        for left_out in refusals.left_out() {
-            match left_out.rejection() {
-                Rejection::Unavailable(error) => {
-                    let mode = Some(FailureMode::Open);
-                    events.log(Event::LimitNotChosen { limits: &limits, error, mode, fallbacks: &[] });
-                }
-                rejection => rejection.log(events),
-            }
-        }
-        Some(refusals)
+/// The status of a [`GrpcResponse`](crate::GrpcResponse) of a layer that fails closed, with the same log lines and metrics. It
+/// has no `x-ratelimit-*`.
+#[cfg(feature = "grpc")]
+impl From<Rejection> for tonic::Status {
+    fn from(rejection: Rejection) -> Self {
+        report(&rejection);
+        rejection.to_grpc(rejection.head(HeaderSets::none(), &[]).into_parts().0.headers)
     }
+}
+
+/// Logs and counts a rejection of a handler, as a layer does.
+#[cfg(any(feature = "axum", feature = "grpc"))]
+fn report(rejection: &Rejection) -> Option<Degraded> {
+    /// Shared by all handlers of the process.
+    static EVENTS: LazyLock<Events> = LazyLock::new(Events::default);
+
+    EVENTS.rejected(rejection);
+    let Rejection::Unavailable(error) = rejection else { return None };
+    EVENTS.undecided(error, FailureMode::Closed, || "a handler's".to_owned());
+    Some(Degraded::undecided(error.clone(), FailureMode::Closed))
 }

@@ -1,154 +1,125 @@
-//! The follow-up of a request with more than figures in its response: settlements, blocks, refusals of limits in the shadow.
+//! The follow-up of an admitted request: what its response may settle, block, or report.
 
-use std::{sync::Arc, time::SystemTime};
+use std::{
+    iter,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
-use http::{Response, request, response};
+use http::{request, response};
 
 use super::{
     super::{
-        events::Event,
         policy::Policy,
-        rejection::shadow::ShadowRefusals,
-        request::{ChargedLimit, CheckDetails, Exchange, Limits},
+        rejection::ShadowRefusals,
+        request::{CheckDetails, Exchange, KeyedLimit},
     },
-    block::Block,
-    detachable::Detachable,
-    settlements::Settlements,
+    after_response::AfterResponse,
     upstream::block_request,
 };
-use crate::{
-    check::{Charge, Check},
-    decision::Decision,
-    key::Key,
-    limit::Limit,
-};
+use crate::{check::Charge, decision::Decision, key::Key, limit::Limit, settlement::Settlement};
 
 /// Most requests have no follow-up, so it is boxed.
 pub(super) struct FollowUp<R> {
-    policy: Arc<Policy<R>>,
-    admitted: Option<AdmittedCheck>,
-    shadow: Option<ShadowRefusals>,
-}
-
-/// A check that is settled after its response, or whose limits the upstream may block.
-struct AdmittedCheck {
-    check: Check,
-    charged: Vec<ChargedLimit>,
-    decision: Decision,
+    pub(super) policy: Arc<Policy<R>>,
+    pub(super) details: CheckDetails,
     /// Kept if a limit computes its cost from it.
-    request: Option<request::Parts>,
+    pub(super) request: Option<request::Parts>,
+    pub(super) shadow: Option<ShadowRefusals>,
 }
 
 /// A call counts as of its response, since the upstream may have counted it that late, but at most this part of the window
 /// later than its admission. This is the throughput that it can cost.
 const MAX_DELAY_DIVISOR: u32 = 10;
 
-/// The settlements and blocks that a response waits for, and the decision after the settlements. They go on if the client
-/// leaves, since it would otherwise leave with units that it has used.
-pub(crate) type Settling = Detachable<Option<Decision>>;
+/// The precision of stores.
+const MICRO: Duration = Duration::from_micros(1);
 
 impl<R> FollowUp<R> {
-    /// The follow-up of a request that is let through. `request` clones its parts.
-    pub(super) fn new(
-        policy: &Arc<Policy<R>>,
-        details: Option<Box<CheckDetails>>,
-        decision: Option<&Decision>,
-        request: impl FnOnce() -> request::Parts,
-    ) -> Option<Box<Self>> {
-        let CheckDetails { check, charged, left_out, .. } = details.map(|details| *details).unwrap_or_default();
-        let shadow = policy.shadow_refusals(decision, left_out);
-        let admitted = check.zip(decision).map(|(check, decision)| {
-            let settles = |charged: &ChargedLimit| {
-                policy.limits.get(charged.limit_index).is_some_and(|limit| limit.cost_afterwards().is_some())
-            };
-            let request = charged.iter().any(settles).then(request);
-            AdmittedCheck { check, charged, decision: decision.clone(), request }
-        });
-        let is_needed = shadow.is_some() || admitted.is_some();
-        is_needed.then(|| Box::new(Self { policy: Arc::clone(policy), admitted, shadow }))
-    }
-
-    /// Begins the settlements and blocks.
-    pub(super) fn settle<B>(&self, response: Response<B>) -> (Response<B>, Option<Settling>) {
-        let Some(admitted) = &self.admitted else { return (response, None) };
-        let (parts, body) = response.into_parts();
-        let settlements = admitted.settlements(&self.policy, &parts);
-        let block = admitted.block(settlements.as_ref(), &self.policy.limits, &parts);
-        let is_needed = settlements.is_some() || block.is_some();
-        let settling = is_needed.then(|| {
-            let (limiter, events) = (self.policy.limiter.clone(), Arc::clone(&self.policy.settings.events));
-            Detachable::new(async move {
-                let settled = match settlements {
-                    Some(settlements) => {
-                        let settled = settlements.apply(&limiter).await;
-                        settled.inspect_err(|error| events.log(Event::NotSettled(error))).ok()
-                    }
-                    None => None,
-                };
-                if let Some(block) = block {
-                    let blocked = limiter.within(block.apply(&limiter, &events)).await.and_then(|blocked| blocked);
-                    if let Err(error) = blocked {
-                        events.log(Event::NotBlocked(&error));
-                    }
-                }
-                settled
-            })
-        });
-        (Response::from_parts(parts, body), settling)
-    }
-}
-
-impl<R> FollowUp<R> {
-    pub(super) fn write_shadow<B>(self, response: &mut Response<B>) {
-        if let Some(shadow) = self.shadow {
-            shadow.write(response, self.policy.settings.shadow_header.as_ref());
-        }
-    }
-}
-
-impl AdmittedCheck {
-    fn settlements<R>(&self, policy: &Policy<R>, response: &response::Parts) -> Option<Settlements> {
-        let limits = &policy.limits;
-        let cost = |charge: &Charge, charged: &ChargedLimit| {
-            let Some(cost) = limits.get(charged.limit_index)?.cost_afterwards() else { return Some(charged.cost) };
-            Some(cost(&Exchange::new(self.request.as_ref()?, response, charge.cost())))
-        };
-        Settlements::new(&self.check, &self.charged, &self.decision, cost, |charge, charged| {
-            limits.get(charged.limit_index)?.heeds_upstream().then(|| charge.limit().window() / MAX_DELAY_DIVISOR)
-        })
-    }
-
-    /// The block that the upstream asks for. If it has not refused the call, a limit that was used up here, and gives
-    /// nothing back, is not blocked.
-    fn block(&self, settlements: Option<&Settlements>, limits: &Limits, response: &response::Parts) -> Option<Block> {
-        if !limits.any_heeds_upstream {
-            return None;
-        }
-        let request = block_request(response.status, &response.headers, SystemTime::now())?;
-        let blocked: Vec<_> =
-            self.heeding(limits, |index| request.is_refusal || self.has_left(index, settlements)).collect();
-        (!blocked.is_empty()).then_some(Block { limits: blocked, request })
-    }
-
-    /// Whether a limit had something left at the admission, or gets something back.
-    fn has_left(&self, index: usize, settlements: Option<&Settlements>) -> bool {
-        let left = self.decision.statuses().nth(index).is_none_or(|status| status.remaining() > 0);
-        left || settlements.is_some_and(|settlements| settlements.gives_back(index))
-    }
-
-    /// The limits and keys that heed the upstream: the key of a charge, if it `is_blocked`, and all other parts of a split
-    /// limit.
-    fn heeding(&self, limits: &Limits, is_blocked: impl Fn(usize) -> bool) -> impl Iterator<Item = (Limit, Key)> {
-        let charges = self.check.charges().enumerate().filter(|(_, charge)| !charge.is_shadow());
-        charges.flat_map(move |(index, charge)| {
-            let charged = self.charged.iter().filter(move |charged| charged.charge_index == index);
-            let heeding =
-                charged.filter_map(|charged| limits.get(charged.limit_index)).find(|limit| limit.heeds_upstream());
-            let mut keys = heeding.map(|limit| limit.all_parts_of(charge.key())).unwrap_or_default();
-            if !is_blocked(index) {
-                keys.retain(|key| key != charge.key());
+    /// What has to happen after this response; `None` if that is nothing.
+    pub(super) fn after(&self, admitted: &Decision, response: &response::Parts) -> Option<AfterResponse> {
+        let check = self.details.check.as_ref()?;
+        // The cost of each reserved charge, if it is settled, and how much later than its admission it counts.
+        let (mut costs, mut spent) = (Vec::<(Option<u64>, Option<Duration>)>::new(), Vec::new());
+        for ((index, charge), status) in check.charges().enumerate().zip(admitted.statuses()) {
+            costs.push((None, None));
+            // A limit in the shadow that would have refused has counted nothing.
+            if status.retry_after().is_some() || charge.cost() == 0 {
+                continue;
             }
-            keys.into_iter().map(|key| (charge.limit().clone(), key))
-        })
+            if let (Some(lease), Some(cost)) = (charge.lease(), costs.last_mut()) {
+                // Shorter than the lease, so that the store still sees whether the lease has ended.
+                let delay = || (charge.limit().window() / MAX_DELAY_DIVISOR).min(lease.saturating_sub(MICRO));
+                *cost = (self.cost(index, charge, response), self.heeding_limit(index).map(|_| delay()));
+            } else if charge.takes_nothing()
+                && let Some(units @ 1..) = self.cost(index, charge, response)
+            {
+                // The status has the share of the limit if this process has decided.
+                spent.push((index, charge.as_spent(status.limit().clone(), units)));
+            }
+        }
+        // Also if the cost is the charge: until it is settled, others are told that its units may be given back.
+        let settlement = |is_delayed: bool| {
+            let mut costs = costs.iter();
+            let cost = |_: &Charge| costs.next().filter(|(_, delay)| delay.is_some() == is_delayed)?.0;
+            Settlement::new(check.clone(), admitted, cost)
+        };
+        let at_admission = costs.iter().any(|(cost, delay)| delay.is_none() && cost.is_some());
+        let at_admission = at_admission.then(|| settlement(false));
+        let delay = costs.iter().filter_map(|(_, delay)| *delay).min();
+        let at_response = delay.map(|delay| settlement(true).counting_later_by(delay));
+
+        let heeds = self.policy.limits.any_heeds_upstream;
+        let block = heeds.then(|| block_request(response.status, &response.headers, SystemTime::now())).flatten();
+        let blocked = block.into_iter().flat_map(|block| {
+            // If the upstream has not refused the call, a limit that was used up here, and gives nothing back, stays open.
+            let is_blocked = |(index, (cost, _)): (usize, &(Option<u64>, Option<Duration>)), charge: &Charge| {
+                let left = admitted.statuses().nth(index).is_none_or(|status| status.remaining() > 0);
+                block.is_refusal || left || cost.is_some_and(|cost| cost < charge.cost())
+            };
+            let charges = iter::zip(costs.iter().enumerate(), check.charges());
+            charges
+                .flat_map(|(cost, charge)| self.blocked(cost.0, charge, is_blocked(cost, charge)))
+                .collect::<Vec<_>>()
+        });
+        let after = AfterResponse {
+            admitted: admitted.clone(),
+            settlements: at_admission.into_iter().chain(at_response).collect(),
+            spent,
+            blocked: blocked.collect(),
+            block,
+        };
+        let is_any = !after.settlements.is_empty() || !after.spent.is_empty() || !after.blocked.is_empty();
+        is_any.then_some(after)
+    }
+
+    /// The limits that a charge is of, and the cost by each of them alone. Two chosen limits may have one charge.
+    fn limits_of(&self, charge_index: usize) -> impl Iterator<Item = (&KeyedLimit, u64)> {
+        let charged = self.details.charged.iter().filter(move |charged| charged.charge_index == charge_index);
+        charged.filter_map(|charged| Some((self.policy.limits.get(charged.limit_index)?, charged.cost)))
+    }
+
+    /// The cost of a charge by this response: the largest of its limits.
+    fn cost(&self, index: usize, charge: &Charge, response: &response::Parts) -> Option<u64> {
+        let costs = self.limits_of(index).map(|(limit, before)| match (limit.cost_afterwards(), &self.request) {
+            (Some(cost), Some(request)) => cost(&Exchange { request, response, cost: charge.cost() }),
+            _ => before,
+        });
+        costs.max()
+    }
+
+    fn heeding_limit(&self, charge_index: usize) -> Option<&KeyedLimit> {
+        self.limits_of(charge_index).map(|(limit, _)| limit).find(|limit| limit.heeds_upstream())
+    }
+
+    /// What is blocked of a charge that heeds the upstream: its key, if that `is_blocked`, and all other parts of a split limit.
+    fn blocked(&self, index: usize, charge: &Charge, is_blocked: bool) -> impl Iterator<Item = (Limit, Key)> {
+        let heeding = self.heeding_limit(index).filter(|_| !charge.is_shadow());
+        let mut keys = heeding.map(|limit| limit.all_parts_of(charge.key())).unwrap_or_default();
+        if !is_blocked {
+            keys.retain(|key| key != charge.key());
+        }
+        let limit = charge.limit().clone();
+        keys.into_iter().map(move |key| (limit.clone(), key))
     }
 }

@@ -21,7 +21,7 @@ const CALLS: Limit = Limit::per_minute("calls", 2);
 const MODES: [FailureMode; 3] = [FailureMode::Open, FailureMode::Closed, FailureMode::Local(Share::one_of(2))];
 
 fn degraded(response: &Response<Body>) -> Option<(FailureMode, &Error)> {
-    response.extensions().get::<Degraded>().map(|degraded| (degraded.mode().unwrap(), degraded.error()))
+    response.extensions().get::<Degraded>().map(|degraded| (degraded.mode.unwrap(), &degraded.error))
 }
 
 #[tokio::test(start_paused = true)]
@@ -131,7 +131,7 @@ async fn fail_open_forwards_the_request_without_headers() {
     let response = app.oneshot(request()).await.unwrap();
     assert_eq!((response.status(), figures(response.headers())), (StatusCode::OK, [None; 4]));
     let degraded: &Degraded = response.extensions().get().unwrap();
-    assert!(matches!(degraded.error(), Error::Unavailable(_)));
+    assert!(matches!(&degraded.error, Error::Unavailable(_)));
 }
 
 #[tokio::test]

@@ -126,7 +126,7 @@ async fn a_custom_body_type_needs_its_own_responder() {
 #[test]
 fn two_limits_of_one_name_are_an_error_that_names_them() {
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone));
-    let error = layer.try_limit(CALLS.by(anyone)).unwrap_err();
+    let error = layer.limits([CALLS.by(anyone)]).unwrap_err();
     assert_eq!(error.to_string(), r#"two limits of one layer are named "calls""#);
     let error = RateLimitLayer::new(MemoryStore::new()).limits([]).unwrap_err();
     assert_eq!(error.to_string(), "a layer needs at least one limit");

@@ -49,7 +49,7 @@ fn asks(status: u16, tokens: u64) -> Request<Body> {
 }
 
 fn used(outcome: &Exchange<'_>) -> u64 {
-    outcome.response().extensions.get().map_or_else(|| outcome.cost(), |Used(tokens)| *tokens)
+    outcome.response.extensions.get().map_or_else(|| outcome.cost, |Used(tokens)| *tokens)
 }
 
 /// A store, its clock, and a limiter to inspect it.
@@ -103,7 +103,7 @@ async fn settled_and_plain_limits_are_decided_and_settled_together() {
     let app = RateLimitLayer::new(watched.clone())
         .limit(LOGIN.by(anyone))
         .limit(TOKENS.by(anyone).cost(|_| 500).settle(used))
-        .limit(errors.clone().by(anyone).settle(|o| if o.status().is_server_error() { 0 } else { o.cost() }))
+        .limit(errors.clone().by(anyone).settle(|o| if o.status().is_server_error() { 0 } else { o.cost }))
         .layer(service_fn(answer));
     app.clone().oneshot(asks(500, 20)).await.unwrap();
     assert_eq!(settled_costs(&watched), [[None, Some(20), Some(0)]]);
@@ -114,7 +114,7 @@ async fn settled_and_plain_limits_are_decided_and_settled_together() {
     app.oneshot(asks(200, 500)).await.unwrap();
     assert_eq!(settled_costs(&watched)[1..], [[None, Some(500), Some(1)]]);
     let app =
-        RateLimitLayer::new(watched.clone()).limit(errors.by(anyone).settle(|o| o.cost())).layer(service_fn(answer));
+        RateLimitLayer::new(watched.clone()).limit(errors.by(anyone).settle(|o| o.cost)).layer(service_fn(answer));
     app.oneshot(asks(200, 0)).await.unwrap();
     assert_eq!(settled_costs(&watched)[2..], [[Some(1)]]);
 }
@@ -136,9 +136,9 @@ async fn a_limit_may_have_its_own_cost() {
 async fn an_exchange_holds_the_request_and_the_response() {
     let (store, _clock, limiter) = store();
     let cost = |outcome: &Exchange<'_>| {
-        assert_eq!((outcome.request().uri.path(), outcome.status().as_u16(), outcome.cost()), ("/404", 404, 7));
+        assert_eq!((outcome.request.uri.path(), outcome.status().as_u16(), outcome.cost), ("/404", 404, 7));
         assert!(!format!("{outcome:?}").contains("x-use"), "headers may be secret");
-        outcome.request().headers["x-use"].to_str().unwrap().parse().unwrap()
+        outcome.request.headers["x-use"].to_str().unwrap().parse().unwrap()
     };
     let app = RateLimitLayer::new(store).limit(TOKENS.by(anyone).settle(cost)).cost(|_| 7).layer(service_fn(answer));
     app.oneshot(asks(404, 77)).await.unwrap();
@@ -269,7 +269,7 @@ async fn a_request_without_a_decision_is_not_settled() {
 #[tokio::test]
 async fn a_settled_limit_reserves_at_least_one_unit() {
     let watched = FaultyStore::new(MemoryStore::new());
-    let limit = TOKENS.by(anyone).cost(|_| 0).settle(|outcome| 7 * outcome.cost());
+    let limit = TOKENS.by(anyone).cost(|_| 0).settle(|outcome| 7 * outcome.cost);
     let app = RateLimitLayer::new(watched.clone()).limit(limit).layer(service_fn(answer));
     let response = app.oneshot(asks(200, 1)).await.unwrap();
     assert_eq!(figures(response.headers())[1], Some("993"));

@@ -31,22 +31,18 @@ async fn a_shadow_limit_counts_and_reports_but_refuses_nothing() {
         let decision: &Decision = request.extensions().get().unwrap();
         Ok::<_, Infallible>(Response::new(Body::from(decision.shadow_refusals().count().to_string())))
     };
-    let app = RateLimitLayer::new(MemoryStore::new())
-        .limit(TRIED.by(anyone).in_shadow())
-        .shadow_header("X-RateLimit-Shadow")
-        .layer(service_fn(service));
+    let app = RateLimitLayer::new(MemoryStore::new()).limit(TRIED.by(anyone).in_shadow()).layer(service_fn(service));
     let first = app.clone().oneshot(request()).await.unwrap();
-    assert!(names(&first).is_empty() && !first.headers().contains_key("x-ratelimit-shadow"));
+    assert!(names(&first).is_empty());
     for _ in 0..5 {
         let response = app.clone().oneshot(request()).await.unwrap();
         assert_eq!((response.status().as_u16(), names(&response)), (200, vec!["tried".to_owned()]));
-        assert_eq!(response.headers()["x-ratelimit-shadow"], "tried");
         // It is the only limit, so it sets the headers.
         assert_eq!(figures(response.headers()), [Some("1"), Some("0"), Some("60"), None]);
         let refusals: &ShadowRefusals = response.extensions().get().unwrap();
-        let refused = refusals.decisions().next().unwrap().shadow_refusals().next().unwrap();
+        let refused = refusals.decisions[0].shadow_refusals().next().unwrap();
         assert_eq!((refused.limit(), refused.used()), (&TRIED, 1));
-        assert_eq!(refusals.left_out().count(), 0);
+        assert_eq!(refusals.left_out.len(), 0);
         assert_eq!(json(response).await, "1");
     }
     let reported =
@@ -61,19 +57,16 @@ async fn headers_show_only_enforced_limits() {
         .limit(TRIED.by(anyone).in_shadow())
         .limit(REAL.by(anyone))
         .limit(tight.by(anyone).in_shadow())
-        .shadow_header("x-tried")
         .layer(service_fn(hello));
     let mut seen = Vec::new();
     for _ in 0..3 {
         let response = app.clone().oneshot(request()).await.unwrap();
-        let header = response.headers().get("x-tried").map(|value| value.to_str().unwrap().to_owned());
         let [limit, remaining, ..] = figures(response.headers());
         assert_eq!(limit, Some("2"));
-        seen.push((response.status().as_u16(), remaining.unwrap().to_owned(), header, names(&response).len()));
+        seen.push((response.status().as_u16(), remaining.unwrap().to_owned(), names(&response).join(", ")));
     }
-    let both = Some("tried, tight".to_owned());
-    let expected = [(200, "1", None, 0), (200, "0", both.clone(), 2), (429, "0", both, 2)];
-    assert_eq!(seen, expected.map(|(status, remaining, header, names)| (status, remaining.to_owned(), header, names)));
+    let expected = [(200, "1", ""), (200, "0", "tried, tight"), (429, "0", "tried, tight")];
+    assert_eq!(seen, expected.map(|(status, remaining, names)| (status, remaining.to_owned(), names.to_owned())));
 }
 
 #[tokio::test]
@@ -84,15 +77,14 @@ async fn a_shadow_limit_without_a_key_or_a_fitting_cost_is_left_out() {
         .limit(Limit::per_minute("costly", 5).by(anyone).cost(|_| 6).in_shadow())
         .limit(Limit::per_minute("peer", 5).by(PeerIp::new()).in_shadow())
         .limit(REAL.by(anyone))
-        .shadow_header("x-ratelimit-shadow")
         .layer(service_fn(hello));
     for status in [200, 200, 429] {
         let response = app.clone().oneshot(request()).await.unwrap();
         assert_eq!(response.status(), status);
-        assert_eq!(response.headers()["x-ratelimit-shadow"], "tried, costly, peer");
+        assert_eq!(names(&response), ["tried", "costly", "peer"]);
         let refusals: &ShadowRefusals = response.extensions().get().unwrap();
-        assert_eq!(refusals.decisions().count(), 0);
-        let rejections: Vec<&Rejection> = refusals.left_out().map(|left_out| left_out.rejection()).collect();
+        assert_eq!(refusals.decisions.len(), 0);
+        let rejections: Vec<&Rejection> = refusals.left_out.iter().map(|(_, rejection)| rejection).collect();
         assert!(
             matches!(rejections[..], [Rejection::NoKey(_), Rejection::NeverFits(_), Rejection::NoKey(_)]),
             "{rejections:?}"
@@ -124,14 +116,9 @@ async fn a_shadow_layer_rejects_nothing_when_the_store_fails() {
 
 #[tokio::test]
 async fn stacked_layers_name_their_own_shadow_limits() {
-    let layer = |limit: Limit| {
-        let layer = RateLimitLayer::new(MemoryStore::new()).limit(limit.by(anyone).in_shadow()).cost(|_| 2);
-        layer.shadow_header("x-ratelimit-shadow")
-    };
+    let layer = |limit: Limit| RateLimitLayer::new(MemoryStore::new()).limit(limit.by(anyone).in_shadow()).cost(|_| 2);
     let app = layer(TRIED).layer(layer(Limit::per_minute("other", 1)).layer(service_fn(hello)));
     let response = app.oneshot(request()).await.unwrap();
-    let lines: Vec<_> = response.headers().get_all("x-ratelimit-shadow").iter().collect();
-    assert_eq!(lines, ["other", "tried"]);
     assert_eq!(names(&response), ["tried", "other"]);
 
     let full = |limit: Limit| RateLimitLayer::new(MemoryStore::new()).limit(limit.by(anyone).in_shadow());
@@ -145,7 +132,7 @@ async fn stacked_layers_name_their_own_shadow_limits() {
 async fn an_uncharged_shadow_limit_is_not_settled() {
     let watched = FaultyStore::new(MemoryStore::new());
     let app = RateLimitLayer::new(watched.clone())
-        .limit(TRIED.by(anyone).in_shadow().settle(|o| o.cost() + 1))
+        .limit(TRIED.by(anyone).in_shadow().settle(|o| o.cost + 1))
         .layer(service_fn(hello));
     for _ in 0..3 {
         assert_eq!(app.clone().oneshot(request()).await.unwrap().status(), 200);

@@ -45,7 +45,7 @@ fn stacked<S: Store + Clone>(store: &S, deadlines: &[Duration]) -> App {
 }
 
 fn error(response: &Response<Body>) -> Option<&Error> {
-    response.extensions().get::<Degraded>().map(Degraded::error)
+    response.extensions().get::<Degraded>().map(|degraded| &degraded.error)
 }
 
 /// Three layers on one hanging server: a request waits for the longest deadline, not for their sum, and one breaker

@@ -19,7 +19,7 @@ use tower_http::{
     timeout::TimeoutLayer,
     trace::TraceLayer,
 };
-use tower_sliding_window::{JsonResponse, Limit, MemoryStore, RateLimitLayer, Store, exposed_headers};
+use tower_sliding_window::{Limit, MemoryStore, RateLimitLayer, Rejection, Store, exposed_headers};
 
 use crate::support::{
     TEST_TIMEOUT,
@@ -224,9 +224,11 @@ async fn a_tower_stack_under_hyper_serves_and_refuses_in_each_order() {
 
 #[tokio::test]
 async fn a_body_that_is_not_made_of_a_string_is_made_by_a_closure() {
-    let boxed = |text| BoxBody::<Bytes, Infallible>::new(Full::from(text));
+    let boxed = |rejection: &Rejection, head: Response<()>| {
+        rejection.problem(head).map(|text| BoxBody::<Bytes, Infallible>::new(Full::from(text)))
+    };
     let stack = ServiceBuilder::new()
-        .layer(limits().respond_with(JsonResponse.body(boxed)))
+        .layer(limits().respond_with(boxed))
         .map_response(|response: Response<Full<Bytes>>| response.map(BodyExt::boxed));
     let answers = limited("a boxed body", &serve_by_hyper(stack.service(service_fn(hello))).await).await;
     let bodies = answers.map(|answer| answer.body);

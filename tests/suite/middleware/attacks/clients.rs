@@ -86,7 +86,7 @@ async fn a_hidden_limit_is_nowhere() {
     let layers = [
         new().limit(total().by(anyone).hidden()),
         new().limit(total().by(anyone).hidden().settle(|_| 9)),
-        new().limit(total().by(anyone).hidden().settle(|exchange| exchange.cost())),
+        new().limit(total().by(anyone).hidden().settle(|exchange| exchange.cost)),
         new().limit(total().by(anyone).hidden().count_afterwards(|_| 3)),
         new().limit(total().by(anyone).hidden().in_shadow()),
         new().limit(total().by(anyone).hidden().cost(|_| 8)),
@@ -102,7 +102,6 @@ async fn a_hidden_limit_is_nowhere() {
         let layer = layer
             .limit(Limit::per_hour("seen", 1_000).by(anyone).settle(|_| 1))
             .headers(HeaderSets::both())
-            .shadow_header("x-shadow")
             .partition_key(&secret);
         let json = around(&layer.clone(), handler());
         let grpc = BoxCloneService::new(layer.respond_with(GrpcResponse).layer(handler()));

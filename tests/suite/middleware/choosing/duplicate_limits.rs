@@ -19,8 +19,8 @@ use crate::support::{
 
 fn refusals(response: &Response<Body>) -> Vec<String> {
     let refusals: Option<&ShadowRefusals> = response.extensions().get();
-    let left_out = refusals.into_iter().flat_map(ShadowRefusals::left_out);
-    left_out.map(|left_out| format!("{:?} {:?}", left_out.limit().map(Limit::name), left_out.rejection())).collect()
+    let left_out = refusals.into_iter().flat_map(|refusals| &refusals.left_out);
+    left_out.map(|(limit, rejection)| format!("{:?} {rejection:?}", limit.as_ref().map(Limit::name))).collect()
 }
 
 /// A client without a proxy has the same key by both extractors, so only the request shows that the limits are
@@ -154,7 +154,7 @@ async fn limits_of_one_name_with_different_keys_are_not_duplicates() {
 
     // Names that are known in advance are still compared where the layer is built.
     let layer = RateLimitLayer::new(store).limit(chosen(PRO)).limit(FREE.by(anyone)).limit(chosen(PRO));
-    assert!(layer.try_limit(PRO.by(anyone)).is_err());
+    assert!(layer.limits([PRO.by(anyone)]).is_err());
 }
 
 /// A shadow limit that never fits is left out.

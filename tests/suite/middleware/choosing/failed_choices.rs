@@ -27,17 +27,17 @@ pub(super) fn failing_choice() -> KeyedLimit {
 /// The failure mode and the innermost cause of a degraded response.
 pub(super) fn degraded(response: &Response<Body>) -> (Option<FailureMode>, String) {
     let degraded: &Degraded = response.extensions().get().unwrap();
-    let mut cause: &dyn std::error::Error = degraded.error();
+    let mut cause: &dyn std::error::Error = &degraded.error;
     while let Some(source) = cause.source() {
         cause = source;
     }
-    (degraded.mode(), cause.to_string())
+    (degraded.mode, cause.to_string())
 }
 
 /// The names of the fallbacks that were used.
 pub(super) fn fallback_names(response: &Response<Body>) -> Vec<&str> {
     let degraded: &Degraded = response.extensions().get().unwrap();
-    degraded.fallbacks().map(Limit::name).collect()
+    degraded.fallbacks.iter().map(Limit::name).collect()
 }
 
 /// The units used by the key `anyone`.
@@ -207,7 +207,7 @@ async fn a_hanging_choice_ends_at_the_deadline() {
             assert_eq!(asked.elapsed(), deadline);
             let reported: &Degraded = response.extensions().get().unwrap();
             assert!(
-                matches!(reported.error(), Error::LimitNotChosen(cause) if cause.to_string().ends_with("longer than 40ms"))
+                matches!(&reported.error, Error::LimitNotChosen(cause) if cause.to_string().ends_with("longer than 40ms"))
             );
         }
     }

@@ -1,24 +1,20 @@
 //! A limit, the extractor of its keys, and its own options.
 
-mod chosen;
-mod exchange;
-mod settle;
-
 use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
-pub(crate) use self::exchange::CostAfterwards;
-pub use self::exchange::Exchange;
 use super::{
     super::{extract::KeyExtractor, rejection::Rejection},
-    charge::{ChargeOptions, ChooseLimit, DraftCharge, LimitChoice},
+    chosen::ChooseLimit,
+    cost::CostAfterwards,
 };
 use crate::{
     check::Charge,
+    error::NeverFits,
     key::Key,
     limit::Limit,
-    split::{all_parts_of, number_of_parts},
+    split::{Split, all_parts_of, number_of_parts},
 };
 
 /// The units that a request takes.
@@ -31,40 +27,52 @@ const DEFAULT_LEASE: Duration = Duration::from_secs(60);
 /// [`RateLimitLayer::limit`](crate::RateLimitLayer::limit).
 #[derive(Clone)]
 pub struct KeyedLimit {
-    source: LimitSource,
-    /// Charged if no limit can be chosen.
-    fallback: Option<Limit>,
+    /// If it is chosen for each request, the fallback.
+    pub(super) limit: Option<Limit>,
+    pub(super) choose: Option<Arc<ChooseLimit>>,
     extractor: Arc<dyn KeyExtractor>,
-    cost: Option<Arc<Cost>>,
-    cost_afterwards: Option<Arc<CostAfterwards>>,
+    pub(super) cost: Option<Arc<Cost>>,
+    pub(super) cost_afterwards: Option<Arc<CostAfterwards>>,
     /// Whether nothing is reserved before the response.
-    counts_afterwards: bool,
-    lease: Duration,
+    pub(super) counts_afterwards: bool,
+    pub(super) lease: Duration,
     heeds_upstream: bool,
-    is_shadow: bool,
+    pub(super) is_shadow: bool,
     is_hidden: bool,
     parts: Option<NonZeroU32>,
 }
 
-#[derive(Clone)]
-enum LimitSource {
-    Fixed(Limit),
-    Chosen(Arc<ChooseLimit>),
+/// What a limit makes of a request.
+pub(crate) enum DraftCharge {
+    Charge(Charge),
+    /// The limit is in the shadow, and cannot charge the request for this reason.
+    LeftOut(Option<Limit>, Rejection),
+    /// No limit was chosen for this request.
+    Unlimited,
+    /// The limit has yet to be chosen.
+    ToChoose(Key, u64),
+}
+
+impl DraftCharge {
+    /// The charge, if no limit has to be chosen for it.
+    pub(crate) fn charge(&self) -> Option<&Charge> {
+        if let Self::Charge(charge) = self { Some(charge) } else { None }
+    }
 }
 
 impl Limit {
     /// Counts requests by the key that `extractor` finds in them.
     #[must_use]
     pub fn by(self, extractor: impl KeyExtractor) -> KeyedLimit {
-        KeyedLimit::new(LimitSource::Fixed(self), extractor)
+        KeyedLimit::new(Some(self), None, extractor)
     }
 }
 
 impl KeyedLimit {
-    fn new(source: LimitSource, extractor: impl KeyExtractor) -> Self {
+    pub(super) fn new(limit: Option<Limit>, choose: Option<Arc<ChooseLimit>>, extractor: impl KeyExtractor) -> Self {
         Self {
-            source,
-            fallback: None,
+            limit,
+            choose,
             extractor: Arc::new(extractor),
             cost: None,
             cost_afterwards: None,
@@ -111,8 +119,8 @@ impl KeyedLimit {
     /// So a limit can be tried on real traffic. Default: the limit refuses.
     ///
     /// * Its refusals are in the [`Decision`](crate::Decision) in the request's extensions, in
-    ///   [`ShadowRefusals`](crate::ShadowRefusals) in the response's, in a log line at most once a second, and in a
-    ///   [header](crate::RateLimitLayer::shadow_header) if you want one.
+    ///   [`ShadowRefusals`](crate::ShadowRefusals) in the response's, in a log line at most once a second, and in the
+    ///   [metrics](mod@crate::metrics).
     /// * If a request has no key for the limit, or costs more than the limit, the limit is left out of the check, and that
     ///   is reported, too.
     /// * Clients see the figures of the layer's other limits. Of a layer without other limits they see those of the limit in
@@ -140,7 +148,6 @@ impl KeyedLimit {
     ///   visible limit refuses as well, the client sees that one.
     /// * The server sees the limit: in the [`Decision`](crate::Decision), the extensions, metrics, log lines, and the text of
     ///   a [`Rejection`]. A responder of your own should not pass these on.
-    /// * In the [shadow](Self::in_shadow), its name is in no [header](crate::RateLimitLayer::shadow_header) either.
     /// * If two [chosen](Self::chosen) limits are the same for a request, the limit that is decided is hidden if either is.
     ///
     /// [`RateLimitLayer::headers`](crate::RateLimitLayer::headers) hides the figures of all limits.
@@ -183,10 +190,7 @@ impl KeyedLimit {
     /// The whole limit, even if it is [split](Self::split). `None` if it is [chosen](Self::chosen) for each request.
     #[must_use]
     pub fn limit(&self) -> Option<&Limit> {
-        match &self.source {
-            LimitSource::Fixed(limit) => Some(limit),
-            LimitSource::Chosen(_) => None,
-        }
+        self.limit.as_ref().filter(|_| self.choose.is_none())
     }
 
     pub(crate) fn is_shadow(&self) -> bool {
@@ -204,8 +208,8 @@ impl KeyedLimit {
     /// The charge of a limit without options, which most limits are: made without the detour over a [`DraftCharge`].
     #[inline]
     pub(super) fn plain_charge(&self, parts: &Parts, cost: u64) -> Result<Option<Charge>, Rejection> {
-        match &self.source {
-            LimitSource::Fixed(limit) if self.is_plain() && cost <= limit.units() => {
+        match &self.limit {
+            Some(limit) if self.is_plain() && cost <= limit.units() => {
                 let key = self.extractor.extract(parts).map_err(Rejection::NoKey)?;
                 Ok(Some(Charge::fitting(limit.clone(), key, cost)))
             }
@@ -214,7 +218,8 @@ impl KeyedLimit {
     }
 
     fn is_plain(&self) -> bool {
-        self.cost.is_none()
+        self.choose.is_none()
+            && self.cost.is_none()
             && self.cost_afterwards.is_none()
             && !self.heeds_upstream
             && !self.is_shadow
@@ -223,18 +228,41 @@ impl KeyedLimit {
     }
 
     /// The charge of a request of this cost.
-    pub(crate) fn draft(&self, parts: &Parts, cost: u64) -> Result<DraftCharge<Arc<ChooseLimit>>, Rejection> {
+    pub(crate) fn draft(&self, parts: &Parts, cost: u64) -> Result<DraftCharge, Rejection> {
         let cost = self.cost.as_ref().map_or(cost, |own| own(parts));
-        let options = self.charge_options();
-        let key = match self.extractor.extract(parts) {
-            Ok(key) => key,
-            Err(error) => return options.leave_out_or_reject(self.limit(), Rejection::NoKey(error)),
+        match (self.extractor.extract(parts), self.limit()) {
+            (Ok(key), Some(limit)) => self.charge(limit.clone(), key, cost).map_err(Rejection::NeverFits),
+            (Ok(key), None) => Ok(DraftCharge::ToChoose(key, cost)),
+            (Err(error), limit) if self.is_shadow => Ok(DraftCharge::LeftOut(limit.cloned(), Rejection::NoKey(error))),
+            (Err(error), _) => Err(Rejection::NoKey(error)),
+        }
+    }
+
+    /// The charge under `limit`.
+    pub(super) fn charge(&self, limit: Limit, key: Key, cost: u64) -> Result<DraftCharge, NeverFits> {
+        let (limit, key) = match self.parts {
+            Some(parts) => Split::of_at_most(limit, parts).into_next(&key),
+            None => (limit, key),
         };
-        match &self.source {
-            LimitSource::Fixed(limit) => options.charge(limit.clone(), key, cost).map_err(Rejection::NeverFits),
-            LimitSource::Chosen(choose) => {
-                let (choose, fallback) = (Arc::clone(choose), self.fallback.clone());
-                Ok(DraftCharge::ToChoose(LimitChoice { choose, fallback, key, cost, options }))
+        let settled_within = (self.cost_afterwards.is_some() && !self.counts_afterwards).then_some(self.lease);
+        // A cost of 0 would leave no entry to settle.
+        let cost = if settled_within.is_some() { cost.max(1) } else { cost };
+        let charge =
+            if self.counts_afterwards { Ok(Charge::any_left(limit, key)) } else { Charge::new(limit, key, cost) };
+        match charge {
+            Ok(charge) => {
+                let charge = if self.is_hidden { charge.hidden() } else { charge };
+                // Reserved until the response, and counted as of its time.
+                let heeding = (self.heeds_upstream && charge.units() > 0).then(|| charge.limit().window());
+                let charge = settled_within.or(heeding).into_iter().fold(charge, Charge::reserve);
+                Ok(DraftCharge::Charge(if self.is_shadow { charge.in_shadow() } else { charge }))
+            }
+            Err(error) => {
+                let error = NeverFits { is_hidden: self.is_hidden, ..error };
+                if !self.is_shadow {
+                    return Err(error);
+                }
+                Ok(DraftCharge::LeftOut(Some(error.limit.clone()), Rejection::NeverFits(error)))
             }
         }
     }
@@ -243,25 +271,13 @@ impl KeyedLimit {
     pub(crate) fn all_parts_of(&self, charged: &Key) -> Vec<Key> {
         self.parts.map_or_else(|| vec![charged.clone()], |parts| all_parts_of(charged, parts).collect())
     }
-
-    #[inline]
-    fn charge_options(&self) -> ChargeOptions {
-        ChargeOptions {
-            lease: (self.cost_afterwards.is_some() && !self.counts_afterwards).then_some(self.lease),
-            heeds_upstream: self.heeds_upstream,
-            counts_afterwards: self.counts_afterwards,
-            is_shadow: self.is_shadow,
-            is_hidden: self.is_hidden,
-            parts: self.parts,
-        }
-    }
 }
 
 impl fmt::Debug for KeyedLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KeyedLimit")
             .field("limit", &self.limit())
-            .field("fallback", &self.fallback)
+            .field("fallback", &self.limit.as_ref().filter(|_| self.choose.is_some()))
             .field("settles", &self.cost_afterwards.is_some())
             .field("counts_afterwards", &self.counts_afterwards)
             .field("heeds_upstream", &self.heeds_upstream())

@@ -1,14 +1,28 @@
 //! Limits that are chosen for each request.
 
-use std::{error, sync::Arc};
+use std::{error, pin::Pin, sync::Arc, time::Duration};
 
 use http::request::Parts;
 
 use super::{
-    super::{super::extract::KeyExtractor, charge::LimitFuture},
-    KeyedLimit, LimitSource,
+    super::{concurrent::join, degraded::Degraded, extract::KeyExtractor, rejection::Rejection},
+    check::Limits,
+    keyed_limit::{DraftCharge, KeyedLimit},
 };
-use crate::{error::Error, limit::Limit};
+use crate::{
+    error::Error,
+    key::Key,
+    limit::Limit,
+    limiter::{FailureMode, Limiter},
+};
+
+/// Chooses a limit for a request, or none.
+pub(super) type ChooseLimit = dyn Fn(&Parts) -> LimitFuture + Send + Sync;
+
+/// In a box, since each limit of a layer may choose in its own way.
+pub(super) type LimitFuture = Pin<Box<dyn Future<Output = ChosenLimit> + Send>>;
+
+type ChosenLimit = Result<Option<Limit>, Error>;
 
 impl KeyedLimit {
     /// A limit that `choose` chooses for each request: by its plan, tenant or path. The closure reads the request, and its
@@ -74,7 +88,7 @@ impl KeyedLimit {
                 }
             })
         };
-        Self::new(LimitSource::Chosen(Arc::new(choose)), extractor)
+        Self::new(None, Some(Arc::new(choose)), extractor)
     }
 
     /// The limit to charge if no limit can be [chosen](Self::chosen), because the choice fails or is too slow. Default: none,
@@ -98,7 +112,68 @@ impl KeyedLimit {
     ///   the [metrics](mod@crate::metrics) report it.
     #[must_use]
     pub fn fallback(mut self, limit: Limit) -> Self {
-        self.fallback = Some(limit);
+        if self.choose.is_some() {
+            self.limit = Some(limit);
+        }
         self
+    }
+
+    /// The charge under the chosen limit, or under the fallback. An error rejects the request, whatever other limits decide.
+    fn charge_chosen(
+        &self,
+        chosen: ChosenLimit,
+        (key, cost): (Key, u64),
+        mode: FailureMode,
+        unchosen: &mut Option<Degraded>,
+    ) -> Result<DraftCharge, Error> {
+        let limit = match chosen {
+            Ok(limit) => limit,
+            Err(error) if self.is_shadow && self.limit.is_none() => {
+                return Ok(DraftCharge::LeftOut(None, Rejection::Unavailable(error)));
+            }
+            Err(error) => {
+                Degraded::add_unchosen(unchosen, error.clone(), self.limit.as_ref(), mode);
+                if self.limit.is_none() && mode != FailureMode::Open {
+                    return Err(error);
+                }
+                self.limit.clone()
+            }
+        };
+        Ok(limit.map_or(Ok(DraftCharge::Unlimited), |limit| self.charge(limit, key, cost))?)
+    }
+}
+
+impl Limits {
+    /// Begins to choose limits, each with its place among those of the layer.
+    pub(super) fn begin_choices(&self, drafts: &[DraftCharge], request: &Parts) -> Vec<(usize, LimitFuture)> {
+        let to_choose = drafts.iter().enumerate().filter(|(_, draft)| matches!(draft, DraftCharge::ToChoose(..)));
+        to_choose.filter_map(|(index, _)| Some((index, self.get(index)?.choose.as_ref()?(request)))).collect()
+    }
+
+    /// Chooses all limits at once, within what is left of the deadline, and makes their charges. `mode` is for a limit without
+    /// a fallback that cannot be chosen.
+    pub(super) async fn choose(
+        &self,
+        drafts: &mut [DraftCharge],
+        mut choices: Vec<(usize, LimitFuture)>,
+        (limiter, waited): (&Limiter, Duration),
+        mode: FailureMode,
+        unchosen: &mut Option<Degraded>,
+    ) -> Result<(), Error> {
+        let mut charge = |index: usize, chosen: ChosenLimit| {
+            if let (Some(limit), Some(draft)) = (self.get(index), drafts.get_mut(index))
+                && let DraftCharge::ToChoose(key, cost) = draft
+            {
+                *draft = limit.charge_chosen(chosen, (key.clone(), *cost), mode, unchosen)?;
+            }
+            Ok(())
+        };
+        let deadline = match limiter.within_after(join(&mut choices, &mut charge), waited).await {
+            Err(Error::TimedOut { deadline }) => deadline,
+            chosen => return chosen?,
+        };
+        let cause = format!("choosing a limit took longer than {deadline:?}");
+        let cause = Arc::from(Box::<dyn error::Error + Send + Sync>::from(cause));
+        choices.into_iter().try_for_each(|(index, _)| charge(index, Err(Error::LimitNotChosen(Arc::clone(&cause)))))
     }
 }

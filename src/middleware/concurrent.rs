@@ -1,12 +1,37 @@
-//! A future that is completed even if it is dropped.
+//! Futures that are polled together, and a future that is completed even if it is dropped.
 
 use std::{
-    future::Future,
+    future::{Future, poll_fn},
     pin::Pin,
     task::{Context, Poll},
 };
 
 use tokio::runtime::Handle;
+
+/// Polls all futures at once, and gives each output to `take` with its number. Ends with the last of them, or when `take`
+/// returns an error. The futures that have not ended stay in the list.
+pub(crate) async fn join<F, E>(
+    pending: &mut Vec<(usize, F)>,
+    mut take: impl FnMut(usize, F::Output) -> Result<(), E>,
+) -> Result<(), E>
+where
+    F: Future + Unpin,
+{
+    poll_fn(|cx| {
+        let mut taken = Ok(());
+        pending.retain_mut(|(number, future)| {
+            if taken.is_ok()
+                && let Poll::Ready(output) = Pin::new(future).poll(cx)
+            {
+                taken = take(*number, output);
+                return false;
+            }
+            true
+        });
+        if taken.is_ok() && !pending.is_empty() { Poll::Pending } else { Poll::Ready(taken) }
+    })
+    .await
+}
 
 /// A future that a task of the current runtime completes if it is dropped before its end. Without a runtime it ends there.
 /// It needs a deadline of its own, since nothing waits for the task.

@@ -1,10 +1,36 @@
 //! The costs of a limit: before a request, and after its response.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
-use http::request::Parts;
+use http::{
+    StatusCode,
+    request::{self, Parts},
+    response,
+};
 
-use super::{KeyedLimit, exchange::Exchange};
+use super::keyed_limit::KeyedLimit;
+
+/// The units that a request has cost, by its response.
+pub(crate) type CostAfterwards = dyn Fn(&Exchange<'_>) -> u64 + Send + Sync;
+
+/// A request and its response, from which a limit computes the cost to [settle](crate::KeyedLimit::settle).
+#[non_exhaustive]
+pub struct Exchange<'a> {
+    /// The request as it came, without its body.
+    pub request: &'a request::Parts,
+    /// The service's response, without its body.
+    pub response: &'a response::Parts,
+    /// The units that the limit has charged.
+    pub cost: u64,
+}
+
+impl Exchange<'_> {
+    /// The response's status.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        self.response.status
+    }
+}
 
 impl KeyedLimit {
     /// The units that a request takes of this limit. Default: the [`cost`](crate::RateLimitLayer::cost) of the layer.
@@ -100,5 +126,16 @@ impl KeyedLimit {
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
+    }
+}
+
+impl fmt::Debug for Exchange<'_> {
+    // Without headers, since they may hold secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Exchange")
+            .field("method", &self.request.method)
+            .field("status", &self.response.status)
+            .field("cost", &self.cost)
+            .finish_non_exhaustive()
     }
 }
