@@ -86,6 +86,7 @@
 //! # Ok(()) }
 //! # #[cfg(not(feature = "metrics"))] fn main() {}
 //! ```
+#![allow(clippy::ptr_arg, reason = "a label is a clone of the name, which copies a literal for nothing")]
 #![cfg_attr(not(feature = "metrics"), allow(unused_variables, reason = "without the feature nothing is recorded"))]
 
 use std::borrow::Cow;

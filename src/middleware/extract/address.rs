@@ -38,7 +38,7 @@ pub(super) fn key(address: IpAddr, bits: u8) -> Key {
 /// The IPv4 address that an address stands for, or the address.
 pub(super) fn canonical(address: IpAddr) -> IpAddr {
     match address {
-        IpAddr::V6(address) => embedded(address).map_or(address.into(), IpAddr::V4),
+        IpAddr::V6(address) => embedded(address).map_or(IpAddr::V6(address), IpAddr::V4),
         address => address,
     }
 }
