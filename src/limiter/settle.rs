@@ -121,7 +121,8 @@ impl Limiter {
     /// Forgets the units that `limit` counts for `key`.
     ///
     /// Use the key that the layer's extractor makes: [`extract`](crate::KeyExtractor::extract) makes it from a request,
-    /// [`ApiKey::key`](crate::ApiKey::key) and its counterparts make it from a value. If the layer has
+    /// [`ApiKey::key`](crate::ApiKey::key) and its counterparts make it from a value. A string alone is
+    /// [another key](crate::key#the-key-of-a-layer). If the layer has
     /// [split](crate::KeyedLimit::split) the limit, reset each of [`Split::keys`](crate::Split::keys) under
     /// [`Split::limit`](crate::Split::limit).
     ///

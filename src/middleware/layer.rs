@@ -22,6 +22,9 @@ const NO_LIMITS: &str = "a layer needs at least one limit";
 ///
 /// It needs at least one [`limit`](Self::limit) before it is applied. The store counts, so all services of one layer, and all
 /// layers on one store, share their units.
+///
+/// The guarded service has to be `Clone`, as those of axum, hyper and tonic are: a request that waits for its decision takes the
+/// service along, and leaves a clone for the next request. Put a `tower::buffer::BufferLayer` between the layer and a service that is not.
 #[must_use = "a layer guards nothing until it is applied to a service"]
 pub struct RateLimitLayer<R = JsonResponse> {
     policy: Arc<Policy<R>>,
