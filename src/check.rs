@@ -2,7 +2,7 @@
 //!
 //! 1. A [`Charge`] is one limit, one key, one cost. A cost of 0 spends nothing.
 //! 2. A [`Check`] is a list of charges, which are admitted or refused together in one atomic step. A refusal costs nothing.
-//! 3. A cost above the limit can never be admitted: [`Charge::new`] returns [`NeverFits`].
+//! 3. A cost above the limit can never be admitted: [`Charge::new`] returns [`NeverFits`](crate::error::NeverFits).
 //! 4. A charge may [reserve](Charge::reserve) units until it is settled. In the [shadow](Charge::in_shadow) it counts, but
 //!    never refuses.
 //! 5. If the cost is known only afterwards, one charge can check whether [any units are left](Charge::any_left), and a second

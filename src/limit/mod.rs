@@ -4,7 +4,7 @@
 //!    `x`, the units admitted in `(x − W, x]` never exceed `n`. There is no window boundary to wait for or to exploit.
 //! 2. Two limits of one name share their units for the same key. Give one name one window everywhere.
 //! 3. A limit counts by an exact log, unless you choose another [algorithm](crate::algorithm).
-//! 4. Every check asks the store, unless the limit is [`prefetched`].
+//! 4. Every check asks the store, unless the limit is [prefetched](prefetch).
 //! 5. Units are 1 to [`Limit::MAX_UNITS`], windows 1 ms to 365 days, names 1 to 64 characters of `A-Z a-z 0-9 _ . -`.
 //!
 //! ```
