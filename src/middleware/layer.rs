@@ -68,7 +68,7 @@ impl<R: Clone> RateLimitLayer<R> {
     /// [`ConfigError`] if the layer then has no limit, or two of one name.
     pub fn limits(mut self, limits: impl IntoIterator<Item = KeyedLimit>) -> Result<Self, ConfigError> {
         limits.into_iter().try_for_each(|limit| self.push(limit))?;
-        if self.policy.limits.is_empty() {
+        if self.policy.limits.all.is_empty() {
             return Err(ConfigError::new(ConfigErrorKind::NoLimits, NO_LIMITS));
         }
         Ok(self)
@@ -132,7 +132,7 @@ impl<I, R> Layer<I> for RateLimitLayer<R> {
     /// If the layer has no limit. Where limits come from a configuration, [`RateLimitLayer::limits`] returns an error instead.
     #[track_caller]
     fn layer(&self, inner: I) -> Self::Service {
-        assert!(!self.policy.limits.is_empty(), "{NO_LIMITS}");
+        assert!(!self.policy.limits.all.is_empty(), "{NO_LIMITS}");
         RateLimit::new(inner, Arc::clone(&self.policy))
     }
 }

@@ -9,6 +9,7 @@ use super::{
     extract::KeyExtractor,
     headers::{HeaderSets, PartitionKeys},
     layer::RateLimitLayer,
+    request::key_list,
 };
 use crate::{
     key::Key,
@@ -48,7 +49,7 @@ impl<R: Clone> RateLimitLayer<R> {
     ///     .skip(|request| request.uri.path() == "/health");
     /// ```
     pub fn skip(self, skip: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.set(|settings| settings.filter.skip(Arc::new(skip)))
+        self.set(|settings| settings.filter.skipped.push(Arc::new(skip)))
     }
 
     /// Counts CORS preflights, too. Default: they are let through uncounted, since a browser sends them by itself before a
@@ -58,7 +59,7 @@ impl<R: Clone> RateLimitLayer<R> {
     /// `Access-Control-Request-Method`, no `Transfer-Encoding`, and no `Content-Length` other than 0. Any client can send
     /// such requests, and over HTTP/2 they may have a body. If your service does real work for `OPTIONS`, count them.
     pub fn count_preflights(self) -> Self {
-        self.set(|settings| settings.filter.count_preflights())
+        self.set(|settings| settings.filter.counts_preflights = true)
     }
 
     /// Lets requests with one of these keys through uncounted, such as those of a monitor or of your own office. A request
@@ -76,7 +77,7 @@ impl<R: Clone> RateLimitLayer<R> {
     /// # Ok(()) }
     /// ```
     pub fn exempt(self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Self {
-        self.set(|settings| settings.filter.exempt(extractor, keys))
+        self.set(|settings| settings.filter.exempt.push(key_list(extractor, keys)))
     }
 
     /// Responds with 403 to requests with one of these keys, before anything else. [`exempt`](Self::exempt) has an example.
@@ -87,7 +88,7 @@ impl<R: Clone> RateLimitLayer<R> {
     /// * Only the extractor reads the key. If your authentication also accepts a token from the query or a cookie, a denied
     ///   token passes there.
     pub fn deny(self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Self {
-        self.set(|settings| settings.filter.deny(extractor, keys))
+        self.set(|settings| settings.filter.denied.push(key_list(extractor, keys)))
     }
 
     /// Sets how long a request waits for a decision before the failure mode decides. Default: 50 ms.

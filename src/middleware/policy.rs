@@ -48,8 +48,6 @@ type FailureModeBy = dyn Fn(&Parts, u64) -> FailureMode + Send + Sync;
 
 /// The next step of a layer for a request.
 pub(super) enum Plan {
-    /// Responds in the service's place: the request is denied, has no key, or costs too much.
-    Reject(Rejection),
     /// Decided without waiting, or there is nothing to decide.
     Decided(Decided),
     /// Awaits the store, a choice of limits, or capacity.
@@ -57,13 +55,9 @@ pub(super) enum Plan {
 }
 
 impl<R> Policy<R> {
+    /// An error if the request is denied, has no key, or costs too much.
     #[inline]
-    pub(super) fn plan(&self, request: &Parts) -> Plan {
-        self.plan_or_reject(request).unwrap_or_else(Plan::Reject)
-    }
-
-    #[inline]
-    fn plan_or_reject(&self, request: &Parts) -> Result<Plan, Rejection> {
+    pub(super) fn plan(&self, request: &Parts) -> Result<Plan, Rejection> {
         let Settings { filter, max_wait, events, .. } = &self.settings;
         if !filter.counts(request, events)? {
             return Ok(Plan::Decided(Decided::at_once(Ok(None), FailureMode::default(), None)));
@@ -85,7 +79,7 @@ impl<R> Policy<R> {
     }
 
     fn plan_choice(&self, request: &Parts, cost: u64, mode: FailureMode) -> Result<Plan, Rejection> {
-        let drafts = self.limits.iter().map(|limit| limit.draft(request, cost));
+        let drafts = self.limits.all.iter().map(|limit| limit.draft(request, cost));
         let drafts = drafts.collect::<Result<Vec<_>, _>>()?;
         if let Some((check, refusal)) = self.refuse_without_choice(&drafts) {
             let left_out = drafts.into_iter().filter_map(|draft| match draft {

@@ -59,9 +59,9 @@ where
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
         let decided = match self.policy.plan(&parts) {
-            Plan::Reject(rejection) => return self.reject(self.policy.reject(&parts, rejection, None, None)),
-            Plan::Decided(decided) => decided,
-            Plan::Await(decision) => return ResponseFuture::deciding(decision, self.hold(parts, body)),
+            Err(rejection) => return self.reject(self.policy.reject(&parts, rejection, None, None)),
+            Ok(Plan::Decided(decided)) => decided,
+            Ok(Plan::Await(decision)) => return ResponseFuture::deciding(decision, self.hold(parts, body)),
         };
         match self.policy.conclude(decided, &mut parts) {
             Ok(completion) => ResponseFuture::forwarded(self.inner.call(Request::from_parts(parts, body)), completion),

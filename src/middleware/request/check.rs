@@ -20,7 +20,7 @@ use crate::{
 /// The limits of a layer. No two that are not chosen for each request have one name.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Limits {
-    all: Vec<KeyedLimit>,
+    pub(crate) all: Vec<KeyedLimit>,
     pub(crate) any_settles: bool,
     pub(crate) any_heeds_upstream: bool,
     pub(crate) any_is_chosen: bool,
@@ -32,31 +32,19 @@ impl Limits {
     /// Adds a limit, unless another has its name.
     pub(crate) fn push(&mut self, limit: KeyedLimit) -> Result<(), ConfigError> {
         if let Some(name) = limit.limit().map(Limit::name)
-            && self.iter().any(|other| other.limit().is_some_and(|other| other.name() == name))
+            && self.all.iter().any(|other| other.limit().is_some_and(|other| other.name() == name))
         {
             let text = format!("two limits of one layer are named {name:?}");
             return Err(ConfigError::new(ConfigErrorKind::SameLimit, text));
         }
         // Here, so that no request has to look through all limits for it.
-        self.any_settles |= limit.cost_afterwards().is_some();
-        self.any_heeds_upstream |= limit.heeds_upstream();
+        self.any_settles |= limit.cost_afterwards.is_some();
+        self.any_heeds_upstream |= limit.heeds_upstream;
         self.any_is_chosen |= limit.limit().is_none();
-        self.any_is_shadow |= limit.is_shadow();
-        self.all_are_shadow = limit.is_shadow() && (self.all.is_empty() || self.all_are_shadow);
+        self.any_is_shadow |= limit.is_shadow;
+        self.all_are_shadow = limit.is_shadow && (self.all.is_empty() || self.all_are_shadow);
         self.all.push(limit);
         Ok(())
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.all.is_empty()
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &KeyedLimit> {
-        self.all.iter()
-    }
-
-    pub(crate) fn get(&self, index: usize) -> Option<&KeyedLimit> {
-        self.all.get(index)
     }
 
     /// Whether the check of a request is kept until its response, to settle it.
@@ -66,7 +54,7 @@ impl Limits {
 
     /// For a log line.
     pub(crate) fn names(&self) -> String {
-        let names = self.iter().map(|limit| limit.limit().map_or("a chosen one", Limit::name));
+        let names = self.all.iter().map(|limit| limit.limit().map_or("a chosen one", Limit::name));
         names.collect::<Vec<_>>().join(", ")
     }
 
@@ -79,7 +67,7 @@ impl Limits {
         partition_keys: Option<&PartitionKeys>,
     ) -> Result<CheckBuilder, Rejection> {
         let mut builder = CheckBuilder::new(self.keeps_check());
-        for (index, limit) in self.iter().enumerate() {
+        for (index, limit) in self.all.iter().enumerate() {
             match limit.plain_charge(request, cost)? {
                 Some(charge) => builder.add_charge(index, charge),
                 None => builder.add(index, limit.draft(request, cost)?),

@@ -147,7 +147,7 @@ impl Limits {
     /// Begins to choose limits, each with its place among those of the layer.
     pub(super) fn begin_choices(&self, drafts: &[DraftCharge], request: &Parts) -> Vec<(usize, LimitFuture)> {
         let to_choose = drafts.iter().enumerate().filter(|(_, draft)| matches!(draft, DraftCharge::ToChoose(..)));
-        to_choose.filter_map(|(index, _)| Some((index, self.get(index)?.choose.as_ref()?(request)))).collect()
+        to_choose.filter_map(|(index, _)| Some((index, self.all.get(index)?.choose.as_ref()?(request)))).collect()
     }
 
     /// Chooses all limits at once, within what is left of the deadline, and makes their charges. `mode` is for a limit without
@@ -161,7 +161,7 @@ impl Limits {
         unchosen: &mut Option<Degraded>,
     ) -> Result<(), Error> {
         let mut charge = |index: usize, chosen: ChosenLimit| {
-            if let (Some(limit), Some(draft)) = (self.get(index), drafts.get_mut(index))
+            if let (Some(limit), Some(draft)) = (self.all.get(index), drafts.get_mut(index))
                 && let DraftCharge::ToChoose(key, cost) = draft
             {
                 *draft = limit.charge_chosen(chosen, (key.clone(), *cost), mode, unchosen)?;

@@ -27,29 +27,13 @@ type KeyList = dyn Fn(&Parts) -> Result<bool, KeyError> + Send + Sync;
 
 #[derive(Clone, Default)]
 pub(crate) struct RequestFilter {
-    denied: Vec<Arc<KeyList>>,
-    allowed: Vec<Arc<KeyList>>,
-    skipped: Vec<Arc<Skip>>,
-    counts_preflights: bool,
+    pub(crate) denied: Vec<Arc<KeyList>>,
+    pub(crate) exempt: Vec<Arc<KeyList>>,
+    pub(crate) skipped: Vec<Arc<Skip>>,
+    pub(crate) counts_preflights: bool,
 }
 
 impl RequestFilter {
-    pub(crate) fn deny(&mut self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) {
-        self.denied.push(key_list(extractor, keys));
-    }
-
-    pub(crate) fn exempt(&mut self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) {
-        self.allowed.push(key_list(extractor, keys));
-    }
-
-    pub(crate) fn skip(&mut self, skip: Arc<Skip>) {
-        self.skipped.push(skip);
-    }
-
-    pub(crate) fn count_preflights(&mut self) {
-        self.counts_preflights = true;
-    }
-
     /// Whether the request is counted, unless it is denied.
     pub(crate) fn counts(&self, parts: &Parts, events: &Events) -> Result<bool, Rejection> {
         for list in &self.denied {
@@ -67,7 +51,7 @@ impl RequestFilter {
             "preflight"
         } else if self.skipped.iter().any(|skips| skips(parts)) {
             "skipped"
-        } else if self.allowed.iter().any(exempts) {
+        } else if self.exempt.iter().any(exempts) {
             "allowed"
         } else {
             return Ok(true);
@@ -77,7 +61,8 @@ impl RequestFilter {
     }
 }
 
-fn key_list(extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Arc<KeyList> {
+/// A list for a filter.
+pub(crate) fn key_list(extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Arc<KeyList> {
     let keys: HashSet<Key> = keys.into_iter().collect();
     Arc::new(move |parts| match extractor.extract(parts) {
         Ok(key) => Ok(keys.contains(&key)),
@@ -91,7 +76,7 @@ impl fmt::Debug for RequestFilter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RequestFilter")
             .field("denied", &self.denied.len())
-            .field("allowed", &self.allowed.len())
+            .field("exempt", &self.exempt.len())
             .field("skipped", &self.skipped.len())
             .field("counts_preflights", &self.counts_preflights)
             .finish()

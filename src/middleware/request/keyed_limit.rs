@@ -32,11 +32,11 @@ pub struct KeyedLimit {
     pub(super) choose: Option<Arc<ChooseLimit>>,
     extractor: Arc<dyn KeyExtractor>,
     pub(super) cost: Option<Arc<Cost>>,
-    pub(super) cost_afterwards: Option<Arc<CostAfterwards>>,
+    pub(crate) cost_afterwards: Option<Arc<CostAfterwards>>,
     /// Whether nothing is reserved before the response.
     pub(super) counts_afterwards: bool,
     pub(super) lease: Duration,
-    heeds_upstream: bool,
+    pub(crate) heeds_upstream: bool,
     pub(super) is_shadow: bool,
     is_hidden: bool,
     parts: Option<NonZeroU32>,
@@ -193,18 +193,6 @@ impl KeyedLimit {
         self.limit.as_ref().filter(|_| self.choose.is_none())
     }
 
-    pub(crate) fn is_shadow(&self) -> bool {
-        self.is_shadow
-    }
-
-    pub(crate) fn cost_afterwards(&self) -> Option<&CostAfterwards> {
-        self.cost_afterwards.as_deref()
-    }
-
-    pub(crate) fn heeds_upstream(&self) -> bool {
-        self.heeds_upstream
-    }
-
     /// The charge of a limit without options, which most limits are: made without the detour over a [`DraftCharge`].
     #[inline]
     pub(super) fn plain_charge(&self, parts: &Parts, cost: u64) -> Result<Option<Charge>, Rejection> {
@@ -280,7 +268,7 @@ impl fmt::Debug for KeyedLimit {
             .field("fallback", &self.limit.as_ref().filter(|_| self.choose.is_some()))
             .field("settles", &self.cost_afterwards.is_some())
             .field("counts_afterwards", &self.counts_afterwards)
-            .field("heeds_upstream", &self.heeds_upstream())
+            .field("heeds_upstream", &self.heeds_upstream)
             .field("is_shadow", &self.is_shadow)
             .field("is_hidden", &self.is_hidden)
             .field("parts", &self.parts)

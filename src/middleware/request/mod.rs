@@ -10,7 +10,7 @@ mod keyed_limit;
 pub(super) use self::{
     check::{CheckBuilder, CheckDetails, Limits},
     decide::{Decided, Decider, DecisionFuture, record_time_waited, time_waited},
-    filter::RequestFilter,
+    filter::{RequestFilter, key_list},
     keyed_limit::{Cost, DraftCharge},
 };
 pub use self::{cost::Exchange, keyed_limit::KeyedLimit};

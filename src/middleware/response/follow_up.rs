@@ -96,12 +96,12 @@ impl<R> FollowUp<R> {
     /// The limits that a charge is of, and the cost by each of them alone. Two chosen limits may have one charge.
     fn limits_of(&self, charge_index: usize) -> impl Iterator<Item = (&KeyedLimit, u64)> {
         let charged = self.details.charged.iter().filter(move |charged| charged.charge_index == charge_index);
-        charged.filter_map(|charged| Some((self.policy.limits.get(charged.limit_index)?, charged.cost)))
+        charged.filter_map(|charged| Some((self.policy.limits.all.get(charged.limit_index)?, charged.cost)))
     }
 
     /// The cost of a charge by this response: the largest of its limits.
     fn cost(&self, index: usize, charge: &Charge, response: &response::Parts) -> Option<u64> {
-        let costs = self.limits_of(index).map(|(limit, before)| match (limit.cost_afterwards(), &self.request) {
+        let costs = self.limits_of(index).map(|(limit, before)| match (&limit.cost_afterwards, &self.request) {
             (Some(cost), Some(request)) => cost(&Exchange { request, response, cost: charge.cost() }),
             _ => before,
         });
@@ -109,7 +109,7 @@ impl<R> FollowUp<R> {
     }
 
     fn heeding_limit(&self, charge_index: usize) -> Option<&KeyedLimit> {
-        self.limits_of(charge_index).map(|(limit, _)| limit).find(|limit| limit.heeds_upstream())
+        self.limits_of(charge_index).map(|(limit, _)| limit).find(|limit| limit.heeds_upstream)
     }
 
     /// What is blocked of a charge that heeds the upstream: its key, if that `is_blocked`, and all other parts of a split limit.
