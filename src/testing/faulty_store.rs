@@ -19,7 +19,7 @@ use crate::{
     key::Key,
     limit::Limit,
     settlement::{Settled, Settlement},
-    store::{LocalState, MemoryStore, Store, StoreFuture},
+    store::{LocalState, Store, StoreFuture},
 };
 
 /// A store around another one, which fails, hangs, is slow or loses replies when a test says so. Clones share the fault, so
@@ -173,16 +173,6 @@ impl<S: Store> FaultyStore<S> {
                 }
             }
         })
-    }
-}
-
-impl FaultyStore<MemoryStore> {
-    /// A store in this process that has this fault until a test sets another.
-    #[must_use]
-    pub fn with_fault(fault: Fault) -> Self {
-        let store = Self::new(MemoryStore::new());
-        store.set(fault);
-        store
     }
 }
 

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | which requests are admitted, and for how long clients are refused | [`assert_admitted`], [`assert_refused`] |
 //! | a route while its store fails, hangs, is slow, or loses replies | [`FaultyStore`], [`assert_unavailable`] |
-//! | that a store of my own keeps the rules of a store | [`assert_conformance`], [`Conformance`], [`Oracle`] |
+//! | that a store of my own keeps the rules of a store | [`assert_conformance`], [`Conformance`] |
 //!
 //! # Time
 //!
@@ -24,6 +24,7 @@
 #![allow(clippy::unwrap_used, reason = "a test says by a panic what it expects")]
 
 mod conformance;
+mod expected;
 mod faulty_store;
 mod oracle;
 mod responses;
@@ -31,6 +32,5 @@ mod responses;
 pub use self::{
     conformance::{Conformance, Report, assert_conformance},
     faulty_store::{Fault, FaultyStore},
-    oracle::{Expected, Oracle},
     responses::{assert_admitted, assert_refused, assert_unavailable},
 };

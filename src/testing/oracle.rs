@@ -1,56 +1,28 @@
 //! The rules of a decision, written as plainly as possible: all admissions in one list, with the time passed in. The in-process store
 //! (`window/`) and the script on Redis decide the same. [`Conformance`](super::Conformance) compares a store with this oracle.
 
-use std::{
-    collections::HashMap,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{collections::HashMap, time::Duration};
 
 use crate::{
     admission::AdmissionId,
     algorithm::Kind as Counts,
     check::{Charge, Check},
+    clock::system_time,
     decision::{Decision, LimitStatus},
     key::Key,
     limit::Limit,
     settlement::Settlement,
+    testing::expected::{Expected, Refusal},
 };
 
 /// A store may look at so many entries for a retry time. If more have to leave, it is a lower bound.
 const LOOKED_AT: usize = 100;
 
-/// Says what a store has to reply: for random histories of your own. [`Conformance`](super::Conformance) makes such histories.
-///
-/// The oracle gets the time, and the id that the store has given to the admission:
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use tower_sliding_window::{Charge, Check, Limit, ManualClock, MemoryStore, Store, testing::Oracle};
-///
-/// let clock = ManualClock::new();
-/// let (store, mut oracle) = (MemoryStore::builder().clock(&clock).build(), Oracle::new());
-/// let check = Check::new(Charge::new(Limit::per_minute("calls", 1), "ada", 1)?);
-/// for _ in 0..2 {
-///     let decision = store.decide(check.clone()).await?;
-///     let expected = oracle.decide(clock.now(), &check, decision.id());
-///     assert_eq!(expected.difference(&decision), None);
-/// }
-/// # Ok(()) }
-/// ```
-#[derive(Clone, Debug, Default)]
-pub struct Oracle {
+/// Says what a store has to reply. It gets the time, and the id that the store has given to the admission.
+#[derive(Default)]
+pub(super) struct Oracle {
     /// By the name of the limit, and by key.
     entries: HashMap<(String, Key), Vec<Entry>>,
-}
-
-/// The reply that an [`Oracle`] expects.
-#[derive(Clone, Debug)]
-pub struct Expected {
-    decision: Decision,
-    /// The earliest retry time of each status: see `LOOKED_AT`.
-    earliest: Vec<Refusal>,
-    /// A repeated check may have lost its exact time.
-    is_timed: bool,
 }
 
 /// Units of one limit and key.
@@ -75,25 +47,9 @@ enum Kind {
     Settled(AdmissionId),
 }
 
-/// How long a charge does not fit, in microseconds.
-#[derive(Clone, Copy, Debug, Default)]
-struct Refusal {
-    /// If all reserved units are given back now; 0 if it fits then.
-    least: u64,
-    /// If nothing is given back before its lease ends.
-    most: u64,
-}
-
 impl Oracle {
-    /// Nothing has been admitted yet.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Decides a check. `id` is the id of the store's decision.
-    pub fn decide(&mut self, now: SystemTime, check: &Check, id: AdmissionId) -> Expected {
-        let (time, now) = (now, micros(now));
+    pub(super) fn decide(&mut self, now: u64, check: &Check, id: AdmissionId) -> Expected {
         // A check that was admitted before is admitted again, and counts nothing.
         let is_own = |charge: &&Charge| check.id().is_some() && charge.units() > 0;
         let admitted_before = check.charges().filter(is_own).find_map(|charge| self.of(charge, now).admission(id));
@@ -113,26 +69,26 @@ impl Oracle {
         }
         let earliest = charged().map(|(charge, refusal)| self.of(charge, now).earliest(*refusal)).collect();
         let (at, is_timed) = admitted_before.unwrap_or((now, true));
-        let at = if is_new { time } else { UNIX_EPOCH + Duration::from_micros(at) };
         let mut refusals = refusals.into_iter();
-        let decision = Decision::new(check, at, id, |charge| self.of(charge, now).status(refusals.next().flatten()));
+        let decision =
+            Decision::new(check, system_time(at), id, |charge| self.of(charge, now).status(refusals.next().flatten()));
         Expected { decision, earliest, is_timed }
     }
 
     /// Settles an admission, each charge by itself. Returns whether any of them is counted.
-    pub fn settle(&mut self, now: SystemTime, settlement: &Settlement) -> (bool, Expected) {
-        let (time, now, mut was_applied) = (now, micros(now), false);
+    pub(super) fn settle(&mut self, now: u64, settlement: &Settlement) -> (bool, Expected) {
+        let mut was_applied = false;
         for (charge, cost) in settlement.accounts() {
             was_applied |= cost.is_some_and(|cost| self.of(charge, now).settle(settlement, cost));
         }
         let status = |charge: &Charge| self.of(charge, now).status(None);
-        let decision = Decision::new(settlement.check(), time, settlement.id(), status);
+        let decision = Decision::new(settlement.check(), system_time(now), settlement.id(), status);
         let earliest = decision.statuses().map(|_| Refusal::default()).collect();
         (was_applied, Expected { decision, earliest, is_timed: true })
     }
 
     /// Forgets the units that `limit` counts for `key`.
-    pub fn reset(&mut self, limit: &Limit, key: &Key) {
+    pub(super) fn reset(&mut self, limit: &Limit, key: &Key) {
         self.entries.remove(&(limit.name().to_owned(), key.clone()));
     }
 
@@ -341,61 +297,4 @@ impl Tally<'_> {
         }
         counts
     }
-}
-
-impl Expected {
-    /// The decision. A store may report an earlier retry time if more than 100 admissions have to leave until then, but not before
-    /// the hundredth has left.
-    pub fn decision(&self) -> &Decision {
-        &self.decision
-    }
-
-    /// What differs in the store's decision, in words; `None` if nothing does.
-    #[must_use]
-    pub fn difference(&self, got: &Decision) -> Option<String> {
-        let verdict = |decision: &Decision| if decision.is_allowed() { "an admission" } else { "a refusal" };
-        if got.is_allowed() != self.decision.is_allowed() {
-            let (used, limit) = (got.used(), got.binding().limit());
-            let found = format!("{} with {used} used units of {:?}", verdict(got), limit.name());
-            return Some(format!("expected {}, got {found}", verdict(&self.decision)));
-        }
-        if self.is_timed && got.at() != self.decision.at() {
-            let [expected, got] = [self.decision.at(), got.at()].map(micros);
-            return Some(format!("expected a decision of the time {expected}, got one of {got}"));
-        }
-        let statuses = self.decision.statuses().zip(&self.earliest).zip(got.statuses());
-        statuses.map(|((expected, earliest), got)| difference_of_statuses(expected, got, *earliest)).find_map(|it| it)
-    }
-}
-
-fn difference_of_statuses(expected: &LimitStatus, got: &LimitStatus, earliest: Refusal) -> Option<String> {
-    let name = expected.limit().name();
-    if got.limit().name() != name {
-        return Some(format!("expected the status of {name:?}, got that of {:?}", got.limit().name()));
-    }
-    let waits = |status: &LimitStatus| status.waits().map(|(least, most)| [most, least]);
-    let [first, last] = [earliest.most, earliest.least].map(Duration::from_micros);
-    let is_early_enough = waits(expected).zip(waits(got)).is_some_and(|(expected, got)| {
-        (first..=expected[0]).contains(&got[0]) && (last..=expected[1]).contains(&got[1])
-    });
-    let figures = |status: &LimitStatus| {
-        let retry = waits(if is_early_enough { expected } else { status });
-        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        let [most, least] = [0, 1].map(|place| retry.map(|waits| micros(waits[place])));
-        [
-            ("used units", Some(status.used())),
-            ("reserved units", Some(status.reserved())),
-            ("microseconds until the retry time", most),
-            ("microseconds until the retry time without reserved units", least),
-            ("microseconds until the reset time", Some(micros(status.reset_after()))),
-        ]
-    };
-    let mut figures = figures(expected).into_iter().zip(figures(got));
-    let ((what, expected), (_, got)) = figures.find(|(expected, got)| expected != got)?;
-    let number = |figure: Option<u64>| figure.map_or_else(|| "none".to_owned(), |figure| figure.to_string());
-    Some(format!("expected {} {what} of {name:?}, got {}", number(expected), number(got)))
-}
-
-fn micros(time: SystemTime) -> u64 {
-    u64::try_from(time.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros()).unwrap_or(u64::MAX)
 }

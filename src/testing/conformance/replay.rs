@@ -15,7 +15,7 @@ use crate::{
     limit::Limit,
     settlement::Settlement,
     store::Store,
-    testing::Oracle,
+    testing::oracle::Oracle,
 };
 
 /// How long a history is shrunk, and a try of it may take.
@@ -40,7 +40,7 @@ struct Replay<'a> {
 pub(super) async fn replay(trial: &Trial, history: &History) -> Result<(), Difference> {
     trial.clock.step_back(Duration::MAX);
     trial.clock.advance(history.begins);
-    let mut replay = Replay { trial, oracle: Oracle::new(), number: 0, admitted: HashMap::new(), refused: None };
+    let mut replay = Replay { trial, oracle: Oracle::default(), number: 0, admitted: HashMap::new(), refused: None };
     for (place, (number, step)) in history.steps.iter().enumerate() {
         replay.number = *number;
         replay.take(step, &history.probes).await.map_err(|text| Difference { place, text })?;
@@ -113,7 +113,7 @@ impl Replay<'_> {
     }
 
     async fn decide(&mut self, check: &Check) -> Result<Decision, String> {
-        let now = self.trial.clock.now();
+        let now = self.trial.clock.micros();
         let at_once = if self.number.is_multiple_of(3) { self.store().decide_now(check) } else { None };
         let decided = match at_once {
             Some(decided) => decided,
@@ -136,7 +136,7 @@ impl Replay<'_> {
     }
 
     async fn settle(&mut self, settlement: Settlement) -> Result<(), String> {
-        let (was_applied, expected) = self.oracle.settle(self.trial.clock.now(), &settlement);
+        let (was_applied, expected) = self.oracle.settle(self.trial.clock.micros(), &settlement);
         let case = || format!("a settlement of the {}", Described(settlement.check()));
         let settled = self.store().settle(settlement.clone()).await;
         let settled = settled.map_err(|error| format!("{}: expected a reply, got {error:?}", case()))?;

@@ -11,8 +11,7 @@ use tokio::{task::JoinSet, time::sleep};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
     Charge, Check, Degraded, Error, FailureMode, KeyedLimit, Limit, Limiter, RateLimitLayer, RedisStore, Rejection,
-    Settlement, ShadowRefusals, Share,
-    testing::{Fault, FaultyStore},
+    Settlement, ShadowRefusals, Share, testing::Fault,
 };
 
 use crate::support::{
@@ -20,7 +19,7 @@ use crate::support::{
     outage::row,
     redis_server::RedisServer,
     requests::{anyone, figures, hello, request},
-    stores::failing,
+    stores::{failing, with_fault},
 };
 
 const CALLS: Limit = Limit::per_hour("calls", 100);
@@ -172,7 +171,7 @@ async fn a_failed_choice_is_not_decided_locally() {
 /// Even once the store is back, because the store does not know of it.
 #[tokio::test]
 async fn a_local_reservation_is_settled_locally() {
-    let store = FaultyStore::with_fault(Fault::Fails);
+    let store = with_fault(Fault::Fails);
     let limiter = Limiter::new(store.clone()).fail_local(QUARTER);
     let reservation = limiter.reserve(&CALLS, "ada", 20, Duration::MAX).await.unwrap().unwrap();
     assert!(reservation.decision().local_cause().is_some());
@@ -274,7 +273,7 @@ async fn the_failure_mode_may_depend_on_the_cost() {
 
 #[tokio::test(start_paused = true)]
 async fn a_hanging_store_gets_its_deadline_before_a_local_decision() {
-    let store = FaultyStore::with_fault(Fault::Hangs);
+    let store = with_fault(Fault::Hangs);
     let limiter = Limiter::new(store.clone()).fail_local(QUARTER);
     let asked = tokio::time::Instant::now();
     let decision = limiter.check(&CALLS, "ada", 1).await.unwrap();

@@ -18,8 +18,7 @@ use tokio::{
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Breaker, Error, FailureMode, Header, KeyedLimit, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, RefusalCache,
-    Rejection, Share,
-    testing::{Fault, FaultyStore},
+    Rejection, Share, testing::Fault,
 };
 
 use crate::support::{
@@ -27,7 +26,7 @@ use crate::support::{
     log::Log,
     redis_server::RedisServer,
     requests::{anyone, hello, request},
-    stores::{failing, silent},
+    stores::{failing, silent, with_fault},
 };
 
 const CALLS: Limit = Limit::per_hour("calls", 3);
@@ -159,7 +158,7 @@ async fn the_gauge_shows_how_many_breakers_are_open() {
         open += gauge(&recorded.all(), "rate_limit_breakers_open");
         open
     };
-    let store = FaultyStore::with_fault(Fault::Fails);
+    let store = with_fault(Fault::Fails);
     let [one, other] = [(); 2].map(|()| Limiter::new(store.clone()).breaker(Breaker::new().failures(1)));
     one.check(&CALLS, "ada", 1).await.unwrap_err();
     assert_eq!(breakers(), 1.0);

@@ -22,7 +22,7 @@ use crate::support::{
     redis_server::RedisServer,
     requests::{anyone, request},
     services::{App, around, handler},
-    stores::silent,
+    stores::{silent, with_fault},
 };
 
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
@@ -90,7 +90,7 @@ async fn a_request_waits_for_the_longest_deadline_of_its_layers() {
     for deadlines in [[30, 50, 40], [50, 30, 40], [40, 30, 50], [50, 50, 50]] {
         let [outer, middle, inner] = deadlines.map(ms);
         let app = around(&layer(&silent(), inner), handler());
-        let app = around(&layer(&FaultyStore::with_fault(Fault::Hangs), middle), app);
+        let app = around(&layer(&with_fault(Fault::Hangs), middle), app);
         let app = around(&layer(&silent(), outer), app);
         let asked = time::Instant::now();
         let response = app.oneshot(request()).await.unwrap();
@@ -103,9 +103,9 @@ async fn a_request_waits_for_the_longest_deadline_of_its_layers() {
 /// Also if the first decision is made, but late.
 #[tokio::test(start_paused = true)]
 async fn time_spent_in_one_layer_is_taken_from_the_next() {
-    let inner = FaultyStore::with_fault(Fault::Hangs);
+    let inner = with_fault(Fault::Hangs);
     let app = around(&layer(&inner, ms(50)).fail_closed(), handler());
-    let app = around(&layer(&FaultyStore::with_fault(Fault::Slow(ms(20))), ms(50)), app);
+    let app = around(&layer(&with_fault(Fault::Slow(ms(20))), ms(50)), app);
     let asked = time::Instant::now();
     let response = app.oneshot(request()).await.unwrap();
     assert_eq!((response.status().as_u16(), asked.elapsed(), inner.calls()), (503, ms(50), 1));
@@ -136,9 +136,9 @@ async fn a_working_store_still_decides_with_no_time_left() {
 /// If a request has little time left, a timeout says nothing about the store.
 #[tokio::test(start_paused = true)]
 async fn a_slow_layer_opens_no_breaker_of_an_inner_layer() {
-    let inner = FaultyStore::with_fault(Fault::Slow(ms(10))).with_local_state();
+    let inner = with_fault(Fault::Slow(ms(10))).with_local_state();
     let app = around(&layer(&inner, ms(50)), handler());
-    let slow = around(&layer(&FaultyStore::with_fault(Fault::Slow(ms(45))), ms(50)), app.clone());
+    let slow = around(&layer(&with_fault(Fault::Slow(ms(45))), ms(50)), app.clone());
     for _ in 0..20 {
         let response = slow.clone().oneshot(request()).await.unwrap();
         assert!(matches!(error(&response), Some(Error::TimedOut { .. })));
@@ -159,7 +159,7 @@ async fn a_choice_takes_no_time_from_its_decision() {
             Ok::<_, Infallible>(Limit::per_hour("chosen", 5))
         })
     };
-    let store = FaultyStore::with_fault(Fault::Hangs);
+    let store = with_fault(Fault::Hangs);
     let layer_of = |limit| RateLimitLayer::on(Limiter::new(store.clone()).breaker(Breaker::off())).limit(limit);
     for (takes, waits, asked) in [(30, 80, 2), (60, 100, 3)] {
         // The inner layer gets the time that the decision of the outer one left. The choice takes nothing from it.
@@ -177,7 +177,7 @@ async fn a_choice_takes_no_time_from_its_decision() {
 #[tokio::test]
 async fn a_wait_for_capacity_takes_no_time_from_an_inner_layer() {
     let tight = Limit::per("tight", 1, ms(500));
-    let inner = around(&layer(&FaultyStore::with_fault(Fault::Slow(ms(1))), ms(400)).fail_closed(), handler());
+    let inner = around(&layer(&with_fault(Fault::Slow(ms(1))), ms(400)).fail_closed(), handler());
     let waiting = RateLimitLayer::new(MemoryStore::new()).limit(tight.by(anyone)).wait_up_to(SLACK);
     let app = around(&waiting, inner);
     let begun = Instant::now();

@@ -5,14 +5,21 @@ use tower_sliding_window::{
     testing::{Fault, FaultyStore},
 };
 
+/// A store in this process that has this fault until a test sets another.
+pub(crate) fn with_fault(fault: Fault) -> FaultyStore<MemoryStore> {
+    let store = FaultyStore::new(MemoryStore::new());
+    store.set(fault);
+    store
+}
+
 /// A store that always fails.
 pub(crate) fn failing() -> FaultyStore<MemoryStore> {
-    FaultyStore::with_fault(Fault::Fails)
+    with_fault(Fault::Fails)
 }
 
 /// A store that never replies.
 pub(crate) fn silent() -> FaultyStore<MemoryStore> {
-    FaultyStore::with_fault(Fault::Hangs)
+    with_fault(Fault::Hangs)
 }
 
 /// The costs of each settlement that a store was asked for.

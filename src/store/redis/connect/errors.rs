@@ -1,10 +1,14 @@
 //! Errors of wrong settings, and the kinds of the server's errors.
+//!
+//! URLs are shown without passwords. A user name and a password come before the host, and may have any character. If a `/`, `?` or
+//! `#` in them is not percent-encoded, a parser takes the text before it for the host. So an error shows only the scheme and the host
+//! of a URL, and only if they cannot be part of a password.
 
 use std::{borrow::Cow, error::Error, iter};
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
-use super::{pool::NoConnection, url::redacted};
+use super::pool::NoConnection;
 use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind};
 
 /// A setting that is wrong.
@@ -54,4 +58,94 @@ pub(crate) fn kind_of_reply(text: &str) -> StoreErrorKind {
         ("WRONGTYPE", StoreErrorKind::WrongType),
     ];
     KINDS.into_iter().find(|(word, _)| text.contains(word)).map_or(StoreErrorKind::Other, |(_, kind)| kind)
+}
+
+/// The schemes of Redis, and those that are written by mistake.
+const SCHEMES: [&str; 10] =
+    ["redis", "rediss", "valkey", "valkeys", "redis+unix", "valkey+unix", "unix", "http", "https", "tcp"];
+
+/// The scheme and the host, such as `redis://…@host…`. `None` if they may be part of a password.
+fn redacted(url: &str) -> Option<String> {
+    let (scheme, rest) = url.split_once("://")?;
+    if !SCHEMES.contains(&scheme) || is_ambiguous(url) {
+        return None;
+    }
+    let (authority, path) = split_authority(rest);
+    let (user, address) = authority.rsplit_once('@').map_or(("", authority), |(_, address)| ("…@", address));
+    let host = host(address)?;
+    let rest = if address == host && path.is_empty() { "" } else { "…" };
+    Some(format!("{scheme}://{user}{host}{rest}"))
+}
+
+/// The host of an address, with the brackets of an IPv6 one.
+fn host(address: &str) -> Option<&str> {
+    let end = address.find(']').map_or_else(|| address.find(':').unwrap_or(address.len()), |end| end + 1);
+    let (host, port) = address.split_at(end);
+    let literal = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let is_of_host = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    let is_host = match literal {
+        Some(literal) => literal.chars().all(|c| c == ':' || is_of_host(c)),
+        None => host.chars().all(is_of_host),
+    };
+    let is_port =
+        port.is_empty() || port.strip_prefix(':').is_some_and(|port| port.chars().all(|c| c.is_ascii_digit()));
+    (is_host && is_port && !host.is_empty()).then_some(host)
+}
+
+/// Whether the host may be part of a user name or a password.
+pub(super) fn is_ambiguous(url: &str) -> bool {
+    // URL parsers ignore these characters.
+    let url = url.replace(['\t', '\n', '\r'], "");
+    let Some((_, rest)) = url.split_once("//") else { return url.contains('@') };
+    let (authority, path) = split_authority(rest);
+    !authority.is_empty() && path.contains('@')
+}
+
+fn split_authority(rest: &str) -> (&str, &str) {
+    rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_certain_host_is_shown() {
+        for (url, expected) in [
+            ("redis://10.0.0.1/db", Some("redis://10.0.0.1…")),
+            ("http://localhost", Some("http://localhost")),
+            ("rediss://shop:s3cr3t@redis-1.internal:6380/0", Some("rediss://…@redis-1.internal…")),
+            ("redis://shop:s3@cr3t@host", Some("redis://…@host")),
+            ("redis://:s3cr3t@[2001:db8::1]:6379/x", Some("redis://…@[2001:db8::1]…")),
+            ("redis://[::1]", Some("redis://[::1]")),
+            ("redis+unix://user:s3cr3t@localhost/tmp/redis.sock", Some("redis+unix://…@localhost…")),
+            ("redis://shop:s3cr3t?p4ss@host", None),
+            ("redis://shop:12/s3cr3t@host", None),
+            ("redis://shop:s3cr3t", None),
+            ("redis://shop:s3cr3t@", None),
+            ("redis://shop:s3cr3t@host:port", None),
+            ("redis://shop:s3cr3t@[::1", None),
+            ("redis://shop:s3cr3t@[::1]6379", None),
+            ("redis://shop:s3cr3t@ho st", None),
+            ("shop:s3://cr3t", None),
+            ("default:s3cr3t", None),
+            ("s3cr3t@host", None),
+            ("redis:shop:s3cr3t@host", None),
+            ("", None),
+        ] {
+            assert_eq!(redacted(url).as_deref(), expected, "{url}");
+        }
+    }
+
+    #[test]
+    fn a_password_that_ends_the_authority_early_is_found() {
+        for url in
+            ["redis://shop:1234?p4ss@host", "redis:/\t/shop:1234/p4ss@host", " REDIS://shop:1#2@host", "redis:a@b"]
+        {
+            assert!(is_ambiguous(url), "{url}");
+        }
+        for url in ["redis://a@b@host:1/0", "redis+unix:///tmp/redis.sock?pass=p@ss", "redis://host/0", "host"] {
+            assert!(!is_ambiguous(url), "{url}");
+        }
+    }
 }

@@ -11,7 +11,6 @@ mod pool;
 mod sentinel;
 mod server;
 mod settings;
-mod url;
 
 pub(super) use self::{
     connection::{Connection, needs_new_connection, was_not_run},

@@ -8,7 +8,7 @@ use redis::{ConnectionInfo, IntoConnectionInfo, io::tcp::TcpSettings, io::tcp::s
 #[cfg(feature = "tls")]
 use rustls::crypto::{CryptoProvider, ring};
 
-use super::{errors, url::is_ambiguous};
+use super::errors;
 use crate::error::ConfigError;
 
 /// How long sent data may stay unacknowledged, and an idle peer silent, before the kernel ends the connection.
@@ -41,7 +41,7 @@ impl ConnectionSettings {
             return Err(errors::setting("rediss:// URLs, for TLS, need this crate's feature `tls`"));
         }
         let info = url.into_connection_info().map_err(|cause| errors::url(url, &cause))?;
-        if is_ambiguous(url) {
+        if errors::is_ambiguous(url) {
             return Err(errors::setting(
                 "a URL, not shown since it may hold a password, has an @ behind its host: in a user name or password write \
                  / as %2F, ? as %3F and # as %23",

@@ -16,6 +16,8 @@ use tower_sliding_window::{
     testing::{Fault, FaultyStore},
 };
 
+use crate::support::stores::with_fault;
+
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
 const INTERVAL: Duration = Duration::from_millis(200);
 
@@ -32,7 +34,7 @@ fn at_once<F: Future>(future: F) -> F::Output {
 
 /// A limiter on a store that has failed often enough to open the breaker.
 async fn limiter_with_open_breaker(fault: Fault) -> (Limiter, FaultyStore<MemoryStore>) {
-    let store = FaultyStore::with_fault(fault);
+    let store = with_fault(fault);
     let limiter = Limiter::new(store.clone());
     for _ in 0..5 {
         let error = limiter.check(&CALLS, "ada", 1).await.unwrap_err();

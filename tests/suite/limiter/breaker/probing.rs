@@ -15,7 +15,7 @@ use tower_sliding_window::{
 };
 
 use super::{CALLS, INTERVAL, at_once, is_open, limiter_with_open_breaker};
-use crate::support::{TEST_TIMEOUT, let_tasks_run, log::Log};
+use crate::support::{TEST_TIMEOUT, let_tasks_run, log::Log, stores::with_fault};
 
 #[tokio::test(start_paused = true)]
 async fn an_open_breaker_sends_the_store_only_probes() {
@@ -92,7 +92,7 @@ async fn one_failure_after_a_probe_reopens_the_breaker_and_five_after_a_reply() 
 
 #[tokio::test]
 async fn a_success_restarts_the_failure_count() {
-    let store = FaultyStore::with_fault(Fault::Fails);
+    let store = with_fault(Fault::Fails);
     let limiter = Limiter::new(store.clone());
     for round in 0..100 {
         store.set(if round % 5 == 4 { Fault::None } else { Fault::Fails });
@@ -104,7 +104,7 @@ async fn a_success_restarts_the_failure_count() {
 
 #[tokio::test(start_paused = true)]
 async fn only_one_probe_is_in_flight() {
-    let store = FaultyStore::with_fault(Fault::Hangs);
+    let store = with_fault(Fault::Hangs);
     let limiter = Limiter::new(store.clone()).deadline(Duration::from_secs(10));
     let limiter = limiter.breaker(Breaker::new().failures(1).probe_every(Duration::from_millis(1)));
     limiter.check(&CALLS, "ada", 1).await.unwrap_err();
@@ -174,7 +174,7 @@ async fn errors_that_are_not_store_failures_do_not_count() {
 
 #[tokio::test]
 async fn the_breaker_can_be_configured_and_switched_off() {
-    let store = FaultyStore::with_fault(Fault::Fails);
+    let store = with_fault(Fault::Fails);
     for breaker in [Breaker::off(), Breaker::new().failures(21)] {
         let limiter = Limiter::new(store.clone()).breaker(breaker);
         for _ in 0..21 {
@@ -186,7 +186,7 @@ async fn the_breaker_can_be_configured_and_switched_off() {
 
 #[test]
 fn without_a_runtime_the_callers_own_check_is_the_probe() {
-    let store = FaultyStore::with_fault(Fault::Fails);
+    let store = with_fault(Fault::Fails);
     let limiter =
         Limiter::new(store.clone()).breaker(Breaker::new().failures(1).probe_every(Duration::from_secs(3600)));
     assert!(matches!(at_once(limiter.check(&CALLS, "ada", 1)), Err(Error::Unavailable(_))));
@@ -198,7 +198,7 @@ fn without_a_runtime_the_callers_own_check_is_the_probe() {
 /// A program that blocks on each check, and whose runtime stands still in between.
 #[test]
 fn a_callers_own_check_is_the_probe_when_no_runtime_drives_one() {
-    let store = FaultyStore::with_fault(Fault::Fails);
+    let store = with_fault(Fault::Fails);
     let limiter = Limiter::new(store.clone()).deadline(Duration::from_millis(1));
     let limiter = limiter.breaker(Breaker::new().failures(1).probe_every(Duration::from_millis(1)));
     let runtime = runtime::Builder::new_current_thread().enable_time().build().unwrap();
@@ -215,7 +215,7 @@ fn a_callers_own_check_is_the_probe_when_no_runtime_drives_one() {
 #[tokio::test(start_paused = true)]
 async fn opening_and_closing_are_logged_once_a_second() {
     let log = Log::start();
-    let store = FaultyStore::with_fault(Fault::Fails);
+    let store = with_fault(Fault::Fails);
     let limiter = Limiter::new(store.clone()).breaker(Breaker::new().failures(1));
     for _ in 0..3 {
         store.set(Fault::Fails);

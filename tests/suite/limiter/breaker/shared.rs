@@ -3,18 +3,15 @@
 use std::time::{Duration, Instant};
 
 use tokio::{runtime, time::sleep};
-use tower_sliding_window::{
-    Breaker, Error, Limiter,
-    testing::{Fault, FaultyStore},
-};
+use tower_sliding_window::{Breaker, Error, Limiter, testing::Fault};
 
 use super::{CALLS, INTERVAL, SLACK, is_open};
-use crate::support::let_tasks_run;
+use crate::support::{let_tasks_run, stores::with_fault};
 
 /// All limiters on clones of a store share a breaker.
 #[tokio::test(start_paused = true)]
 async fn limiters_on_clones_of_a_store_share_one_breaker() {
-    let store = FaultyStore::with_fault(Fault::Fails).with_local_state();
+    let store = with_fault(Fault::Fails).with_local_state();
     for _ in 0..5 {
         let each = Limiter::new(store.clone());
         assert!(matches!(each.check(&CALLS, "ada", 1).await, Err(Error::Unavailable(_))));
@@ -33,7 +30,7 @@ async fn limiters_on_clones_of_a_store_share_one_breaker() {
 
 #[tokio::test(start_paused = true)]
 async fn probes_stop_with_the_last_limiter_and_start_with_the_next() {
-    let store = FaultyStore::with_fault(Fault::Hangs).with_local_state();
+    let store = with_fault(Fault::Hangs).with_local_state();
     let [one, other] = [(); 2].map(|()| Limiter::new(store.clone()));
     for _ in 0..5 {
         one.check(&CALLS, "ada", 1).await.unwrap_err();
@@ -60,7 +57,7 @@ async fn probes_stop_with_the_last_limiter_and_start_with_the_next() {
 /// A store that takes 20 ms is too slow for a deadline of 1 ms, and fast enough for one of 50 ms.
 #[tokio::test(start_paused = true)]
 async fn a_short_deadline_opens_no_breaker_for_longer_deadlines() {
-    let store = FaultyStore::with_fault(Fault::Slow(Duration::from_millis(20))).with_local_state();
+    let store = with_fault(Fault::Slow(Duration::from_millis(20))).with_local_state();
     let patient = Limiter::new(store.clone());
     let hasty = Limiter::new(store.clone()).deadline(Duration::from_millis(1));
     let mut refused = 0;
@@ -78,7 +75,7 @@ async fn a_short_deadline_opens_no_breaker_for_longer_deadlines() {
 /// A reply counts for all deadlines that are at least as long as it took.
 #[tokio::test(start_paused = true)]
 async fn a_fast_reply_closes_the_breaker_for_every_deadline() {
-    let store = FaultyStore::with_fault(Fault::Hangs).with_local_state();
+    let store = with_fault(Fault::Hangs).with_local_state();
     let hasty = Limiter::new(store.clone()).deadline(Duration::from_millis(10));
     for (takes, closes) in [(20, false), (5, true)] {
         store.set(Fault::Hangs);
@@ -96,7 +93,7 @@ async fn a_fast_reply_closes_the_breaker_for_every_deadline() {
 /// A store that does not reply within 50 ms does not reply within 1 ms either.
 #[tokio::test(start_paused = true)]
 async fn a_long_deadline_opens_the_breaker_for_shorter_ones() {
-    let store = FaultyStore::with_fault(Fault::Hangs).with_local_state();
+    let store = with_fault(Fault::Hangs).with_local_state();
     let patient = Limiter::new(store.clone());
     let [hasty, longer] = [1, 100].map(|millis| Limiter::new(store.clone()).deadline(Duration::from_millis(millis)));
     for _ in 0..5 {
@@ -120,7 +117,7 @@ async fn a_long_deadline_opens_the_breaker_for_shorter_ones() {
 fn another_runtime_takes_over_probing_when_the_first_ends_or_stalls() {
     let runtime = || runtime::Builder::new_current_thread().enable_time().build().unwrap();
     for ends in [true, false] {
-        let store = FaultyStore::with_fault(Fault::Fails).with_local_state();
+        let store = with_fault(Fault::Fails).with_local_state();
         let first = runtime();
         let one = Limiter::new(store.clone());
         first.block_on(async {
