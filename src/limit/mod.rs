@@ -225,8 +225,7 @@ impl Limit {
     }
 
     /// The unit.
-    #[must_use]
-    pub const fn quota_unit(&self) -> QuotaUnit {
+    pub(crate) const fn quota_unit(&self) -> QuotaUnit {
         self.unit
     }
 

@@ -78,17 +78,17 @@ pub enum Fault {
 
 #[derive(Default)]
 struct Shared {
-    faults: Mutex<Faults>,
+    fault: Mutex<Fault>,
     calls: AtomicUsize,
-    settlements: Mutex<Vec<Settlement>>,
     /// Each call that hangs holds a weak reference.
     hanging: Arc<()>,
 }
 
-#[derive(Clone, Copy, Default)]
-struct Faults {
-    of_all: Fault,
-    of_settlements: Option<Fault>,
+impl<S> FaultyStore<S> {
+    fn fault(&self) -> MutexGuard<'_, Fault> {
+        // A panic of another test's thread leaves the value whole.
+        self.shared.fault.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl<S: Store> FaultyStore<S> {
@@ -110,12 +110,7 @@ impl<S: Store> FaultyStore<S> {
 
     /// Sets what happens to all calls that begin from now on.
     pub fn set(&self, fault: Fault) {
-        *lock(&self.shared.faults) = Faults { of_all: fault, of_settlements: None };
-    }
-
-    /// Sets what happens to settlements alone, until the next [`set`](Self::set).
-    pub fn set_for_settlements(&self, fault: Fault) {
-        lock(&self.shared.faults).of_settlements = Some(fault);
+        *self.fault() = fault;
     }
 
     /// The number of checks, settlements and resets so far, with the breaker's probes.
@@ -130,30 +125,14 @@ impl<S: Store> FaultyStore<S> {
         Arc::weak_count(&self.shared.hanging)
     }
 
-    /// The settlements so far, whether they failed or not.
-    #[must_use]
-    pub fn settlements(&self) -> Vec<Settlement> {
-        lock(&self.shared.settlements).clone()
-    }
-
-    /// Counts a call, and says what happens to it.
-    fn begin(&self) -> Faults {
-        self.shared.calls.fetch_add(1, Ordering::SeqCst);
-        *lock(&self.shared.faults)
-    }
-
-    /// Calls the store inside, as far as the fault lets it.
-    fn reply<T, F>(
-        &self,
-        fault: Fault,
-        doing: &'static str,
-        call: impl FnOnce(&S) -> F + Send + 'static,
-    ) -> StoreFuture<T>
+    /// Counts a call, and calls the store inside as far as the fault lets it.
+    fn reply<T, F>(&self, doing: &'static str, call: impl FnOnce(&S) -> F + Send + 'static) -> StoreFuture<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
-        let store = Arc::clone(&self.store);
+        self.shared.calls.fetch_add(1, Ordering::SeqCst);
+        let (store, fault) = (Arc::clone(&self.store), *self.fault());
         let hanging = (fault == Fault::Hangs).then(|| Arc::downgrade(&self.shared.hanging));
         Box::pin(async move {
             match fault {
@@ -178,24 +157,18 @@ impl<S: Store> FaultyStore<S> {
 
 impl<S: Store> Store for FaultyStore<S> {
     fn decide(&self, check: Check) -> StoreFuture<Decision> {
-        let fault = self.begin().of_all;
-        self.reply(fault, "deciding a check", |store| store.decide(check))
+        self.reply("deciding a check", |store| store.decide(check))
     }
 
     fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
-        let Faults { of_all, of_settlements } = self.begin();
-        lock(&self.shared.settlements).push(settlement.clone());
         let limits = settlement.check().charges().map(|charge| charge.limit().clone()).collect();
         let state = self.local_state.clone();
-        self.reply(of_settlements.unwrap_or(of_all), "settling an admission", |store| {
-            forgetting(state, limits, store.settle(settlement))
-        })
+        self.reply("settling an admission", |store| forgetting(state, limits, store.settle(settlement)))
     }
 
     fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
-        let fault = self.begin().of_all;
         let state = self.local_state.clone();
-        self.reply(fault, "resetting a key", |store| forgetting(state, vec![limit.clone()], store.reset(limit, key)))
+        self.reply("resetting a key", |store| forgetting(state, vec![limit.clone()], store.reset(limit, key)))
     }
 
     fn local_state(&self) -> Option<&LocalState> {
@@ -212,11 +185,7 @@ impl<S> Clone for FaultyStore<S> {
 
 impl<S> fmt::Debug for FaultyStore<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Faults { of_all, of_settlements } = *lock(&self.shared.faults);
-        f.debug_struct("FaultyStore")
-            .field("fault", &of_all)
-            .field("fault_of_settlements", &of_settlements)
-            .finish_non_exhaustive()
+        f.debug_struct("FaultyStore").field("fault", &*self.fault()).finish_non_exhaustive()
     }
 }
 
@@ -224,9 +193,4 @@ impl<S> fmt::Debug for FaultyStore<S> {
 async fn forgetting<T>(state: Option<LocalState>, limits: Vec<Limit>, reply: impl Future<Output = T>) -> T {
     let _outdated = state.map(|state| state.outdate(limits, None));
     reply.await
-}
-
-/// A panic of another test's thread leaves these values whole.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

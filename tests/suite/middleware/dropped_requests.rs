@@ -15,16 +15,14 @@ use tokio::task::yield_now;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
     Check, Decision, Exchange, Key, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, RateLimitLayer, Settled,
-    Settlement, Store, StoreError,
-    store::StoreFuture,
-    testing::{Fault, FaultyStore},
+    Settlement, Store, StoreError, store::StoreFuture, testing::Fault,
 };
 
 use crate::support::{
     TEST_TIMEOUT, let_tasks_run,
     redis_server::RedisServer,
     requests::{anyone, figures, hello, request},
-    stores::settled_costs,
+    stores::{Watched, settled_costs},
 };
 
 const TOKENS: Limit = Limit::per_hour("tokens", 10_000);
@@ -217,7 +215,7 @@ async fn a_dropped_request_costs_its_charge_until_its_lease_ends() {
 #[tokio::test]
 async fn an_uncharged_request_is_not_settled() {
     let (store, _clock, limiter) = store();
-    let watched = FaultyStore::new(store.clone());
+    let watched = Watched::new(store.clone());
     let _ = limiter.check(&TOKENS, key(), 9_999).await.unwrap();
     let layer = || RateLimitLayer::new(watched.clone()).limit(tokens());
     assert_eq!(layer().layer(service_fn(hello)).oneshot(request()).await.unwrap().status(), 429);
@@ -231,7 +229,7 @@ async fn an_uncharged_request_is_not_settled() {
 async fn a_request_with_a_response_is_settled_once() {
     let (store, _clock, limiter) = store();
     for fault in [Fault::None, Fault::Fails] {
-        let store = FaultyStore::new(store.clone());
+        let store = Watched::new(store.clone());
         store.set_for_settlements(fault);
         let layer = RateLimitLayer::new(store.clone()).limit(tokens());
         assert_eq!(layer.layer(service_fn(hello)).oneshot(request()).await.unwrap().status(), 200);
@@ -279,7 +277,7 @@ async fn a_panicking_settle_closure_ends_as_a_dropped_request() {
 #[tokio::test]
 async fn a_dropped_request_leaves_the_line() {
     let (store, clock, limiter) = store();
-    let watched = FaultyStore::new(store);
+    let watched = Watched::new(store);
     let layer = RateLimitLayer::new(watched.clone()).limit(tokens()).wait_up_to(2 * TOKENS.window());
     let _ = limiter.check(&TOKENS, key(), 10_000).await.unwrap();
     Ends::HangsUpBeforeTheDecision.send(&layer).await;

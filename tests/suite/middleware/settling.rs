@@ -15,8 +15,7 @@ use tokio::time::sleep;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
     Algorithm, Charge, Check, Degraded, Exchange, Key, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore,
-    RateLimitLayer, Settlement, Store,
-    testing::{Fault, FaultyStore},
+    RateLimitLayer, Settlement, Store, testing::Fault,
 };
 
 use crate::support::{
@@ -25,7 +24,7 @@ use crate::support::{
     memory, ms, redis,
     redis_server::RedisServer,
     requests::{anyone, figures, hello, request},
-    stores::{failing, settled_costs},
+    stores::{Watched, failing, settled_costs},
 };
 
 const LOGIN: Limit = Limit::per_minute("login", 2);
@@ -98,7 +97,7 @@ async fn a_response_is_settled_at_less_or_more_than_was_reserved() {
 #[tokio::test]
 async fn settled_and_plain_limits_are_decided_and_settled_together() {
     let (store, _clock, limiter) = store();
-    let watched = FaultyStore::new(store);
+    let watched = Watched::new(store);
     let errors = Limit::per_minute("errors", 10);
     let app = RateLimitLayer::new(watched.clone())
         .limit(LOGIN.by(anyone))
@@ -149,7 +148,7 @@ async fn an_exchange_holds_the_request_and_the_response() {
 async fn with_a_lease_shorter_than_the_window_every_response_is_settled() {
     let log = Log::start();
     let (store, clock, limiter) = store();
-    let watched = FaultyStore::new(store);
+    let watched = Watched::new(store);
     let limit = TOKENS.by(anyone).cost(|_| 500).settle(used).lease(Duration::from_secs(30));
     let app = RateLimitLayer::new(watched.clone()).limit(limit).layer(service_fn(answer));
     app.oneshot(asks(200, 500)).await.unwrap();
@@ -238,7 +237,7 @@ async fn a_failed_settlement_sends_the_response_and_keeps_the_charge() {
     let log = Log::start();
     for fault in [Fault::Fails, Fault::Hangs] {
         let (store, _clock, limiter) = store();
-        let store = FaultyStore::new(store);
+        let store = Watched::new(store);
         store.set_for_settlements(fault);
         let limit = TOKENS.by(anyone).cost(|_| 500).settle(used);
         let app = RateLimitLayer::new(store).limit(limit).deadline(Duration::from_millis(40)).layer(service_fn(answer));
@@ -268,7 +267,7 @@ async fn a_request_without_a_decision_is_not_settled() {
 /// An estimated cost of zero must not make a request free.
 #[tokio::test]
 async fn a_settled_limit_reserves_at_least_one_unit() {
-    let watched = FaultyStore::new(MemoryStore::new());
+    let watched = Watched::new(MemoryStore::new());
     let limit = TOKENS.by(anyone).cost(|_| 0).settle(|outcome| 7 * outcome.cost);
     let app = RateLimitLayer::new(watched.clone()).limit(limit).layer(service_fn(answer));
     let response = app.oneshot(asks(200, 1)).await.unwrap();

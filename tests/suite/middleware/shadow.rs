@@ -7,13 +7,12 @@ use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Decision, Degraded, Header, Limit, MemoryStore, PeerIp, RateLimitLayer, Rejection, ShadowRefusals,
-    testing::FaultyStore,
 };
 
 use crate::support::{
     log::Log,
     requests::{anyone, figures, hello, json, request},
-    stores::{failing, settled_costs},
+    stores::{Watched, failing, settled_costs},
 };
 
 const TRIED: Limit = Limit::per_minute("tried", 1);
@@ -130,7 +129,7 @@ async fn stacked_layers_name_their_own_shadow_limits() {
 /// A shadow limit does not charge what it would have refused, so there is nothing to settle.
 #[tokio::test]
 async fn an_uncharged_shadow_limit_is_not_settled() {
-    let watched = FaultyStore::new(MemoryStore::new());
+    let watched = Watched::new(MemoryStore::new());
     let app = RateLimitLayer::new(watched.clone())
         .limit(TRIED.by(anyone).in_shadow().settle(|o| o.cost + 1))
         .layer(service_fn(hello));

@@ -1,7 +1,10 @@
 //! Stores in this process that fail or never reply.
 
+use std::sync::{Arc, Mutex};
+
 use tower_sliding_window::{
-    MemoryStore, Settlement,
+    Check, Decision, Key, Limit, MemoryStore, Settled, Settlement, Store,
+    store::StoreFuture,
     testing::{Fault, FaultyStore},
 };
 
@@ -22,8 +25,41 @@ pub(crate) fn silent() -> FaultyStore<MemoryStore> {
     with_fault(Fault::Hangs)
 }
 
-/// The costs of each settlement that a store was asked for.
-pub(crate) fn settled_costs(store: &FaultyStore<MemoryStore>) -> Vec<Vec<Option<u64>>> {
+/// A store that remembers the settlements that it is asked for, and may have a fault at them alone.
+#[derive(Clone)]
+pub(crate) struct Watched {
+    checks: FaultyStore<MemoryStore>,
+    settlements: FaultyStore<MemoryStore>,
+    seen: Arc<Mutex<Vec<Settlement>>>,
+}
+
+impl Watched {
+    pub(crate) fn new(store: MemoryStore) -> Self {
+        Self { checks: FaultyStore::new(store.clone()), settlements: FaultyStore::new(store), seen: Arc::default() }
+    }
+
+    pub(crate) fn set_for_settlements(&self, fault: Fault) {
+        self.settlements.set(fault);
+    }
+}
+
+impl Store for Watched {
+    fn decide(&self, check: Check) -> StoreFuture<Decision> {
+        self.checks.decide(check)
+    }
+
+    fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
+        self.seen.lock().unwrap().push(settlement.clone());
+        self.settlements.settle(settlement)
+    }
+
+    fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
+        self.checks.reset(limit, key)
+    }
+}
+
+/// The costs of each settlement that a store was asked for, whether it failed or not.
+pub(crate) fn settled_costs(store: &Watched) -> Vec<Vec<Option<u64>>> {
     let costs = |settlement: &Settlement| settlement.accounts().map(|(_, cost)| cost).collect();
-    store.settlements().iter().map(costs).collect()
+    store.seen.lock().unwrap().iter().map(costs).collect()
 }
