@@ -1,6 +1,12 @@
 //! Decisions: by the prefetches of this process, the refusal cache, the breaker, the store, or this process in the store's place.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
 use super::{
     deadline::Deadline,
@@ -10,7 +16,7 @@ use super::{
 use crate::{
     check::{Charge, Check},
     decision::Decision,
-    error::Error,
+    error::{Error, StoreError},
     key::Key,
     limit::Limit,
     local::{Lookup, Recall},
@@ -24,8 +30,10 @@ pub(crate) enum DecideNow {
     Ask(Asking),
 }
 
-/// A check that the store is asked about. It has no check inline, so that a future that asks stays small.
+/// The store's reply to a check, within the deadline, and what this process makes of it. It has no check inline, so that it
+/// stays small.
 pub(crate) struct Asking {
+    core: Arc<Core>,
     reply: Deadline<StoreFuture<Decision>>,
     /// What the refusal cache learns by, if it can.
     lookup: Option<Lookup>,
@@ -34,6 +42,35 @@ pub(crate) struct Asking {
     share: Option<Share>,
     /// The last prefetch that was taken before.
     asked_after: u64,
+}
+
+impl Asking {
+    /// Shortens the deadline by what the request has `waited` for other decisions.
+    pub(crate) fn after(mut self, waited: Duration) -> Self {
+        self.reply.after(waited);
+        self
+    }
+
+    /// How long the request has waited for decisions, with this one.
+    pub(crate) fn waited(&self) -> Duration {
+        self.reply.waited()
+    }
+}
+
+impl Future for Asking {
+    type Output = Result<Decision, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let outcome = ready!(Pin::new(&mut self.reply).poll(cx));
+        let Self { core, reply, lookup, kept, share, asked_after } = &*self;
+        let mut outcome = core.heard(reply, outcome);
+        if let (Ok(decision), Some(kept)) = (&outcome, kept)
+            && decision.is_allowed()
+        {
+            outcome = outcome.map(|decision| core.note_admission(kept, decision, *asked_after));
+        }
+        Poll::Ready(core.conclude(outcome, lookup.as_ref(), kept.as_deref().zip(*share)))
+    }
 }
 
 impl Limiter {
@@ -85,22 +122,13 @@ impl Limiter {
     pub(crate) async fn decide(&self, check: Check, waited: &mut Duration) -> Result<Decision, Error> {
         match self.decide_now(check, self.share) {
             DecideNow::Decided(outcome) => outcome,
-            DecideNow::Ask(mut asking) => self.ask(&mut asking, waited).await,
+            DecideNow::Ask(asking) => {
+                let mut asking = asking.after(*waited);
+                let outcome = (&mut asking).await;
+                *waited = asking.waited();
+                outcome
+            }
         }
-    }
-
-    /// Asks the store about a check that [`decide_now`](Self::decide_now) could not decide. Adds to the time that the request
-    /// has `waited`.
-    pub(crate) async fn ask(&self, asking: &mut Asking, waited: &mut Duration) -> Result<Decision, Error> {
-        let core = &*self.core;
-        let mut outcome = core.wait(&mut asking.reply, waited).await;
-        if let Some(kept) = &asking.kept {
-            outcome = outcome.map(|decision| match decision.is_allowed() {
-                true => core.note_admission(kept, decision, asking.asked_after),
-                false => decision,
-            });
-        }
-        core.conclude(outcome, asking.lookup.as_ref(), asking.kept.as_deref().zip(asking.share))
     }
 
     /// Decides without waiting if the refusal cache, an open breaker or the store can. A failure is decided under `share`, if there
@@ -121,11 +149,23 @@ impl Limiter {
             return DecideNow::Decided(core.decide_locally(local, error));
         }
         let Some(outcome) = core.store.decide_now(&check) else {
-            return DecideNow::Ask(core.asking(check, lookup, share));
+            return DecideNow::Ask(self.asking(check, lookup, share));
         };
         let outcome = outcome.map_err(Error::from);
         core.breaker.count(&outcome, || Duration::ZERO);
         DecideNow::Decided(core.conclude(outcome, lookup.as_ref(), local))
+    }
+
+    /// Not on the way of a check that is decided at once.
+    #[inline(never)]
+    fn asking(&self, check: Check, lookup: Option<Lookup>, share: Option<Share>) -> Asking {
+        let core = Arc::clone(&self.core);
+        let is_prefetched = || check.charges().any(|charge| charge.limit().prefetched().is_some());
+        let is_kept = share.is_some() || core.prefetches.is_some() && is_prefetched();
+        let kept = is_kept.then(|| Box::new(check.clone()));
+        let asked_after = core.prefetches.as_ref().map_or(0, |prefetches| prefetches.last_taken());
+        let reply = Deadline::new(core.store.decide(check), core.deadline, Duration::ZERO);
+        Asking { core, reply, lookup, kept, share, asked_after }
     }
 
     /// The refusal of a check, if it can be known without waiting, and without spending anything otherwise. The retry time
@@ -149,17 +189,6 @@ impl Limiter {
 }
 
 impl Core {
-    /// Not on the way of a check that is decided at once.
-    #[inline(never)]
-    fn asking(&self, check: Check, lookup: Option<Lookup>, share: Option<Share>) -> Asking {
-        let is_prefetched = || check.charges().any(|charge| charge.limit().prefetched().is_some());
-        let is_kept = share.is_some() || self.prefetches.is_some() && is_prefetched();
-        let kept = is_kept.then(|| Box::new(check.clone()));
-        let asked_after = self.prefetches.as_ref().map_or(0, |prefetches| prefetches.last_taken());
-        let reply = Deadline::new(self.store.decide(check), self.deadline, Duration::ZERO);
-        Asking { reply, lookup, kept, share, asked_after }
-    }
-
     /// Admits a check out of the prefetches that this process holds.
     #[inline]
     fn spend(&self, check: &Check) -> Option<Decision> {
@@ -206,18 +235,16 @@ impl Core {
         }
     }
 
-    /// Awaits a reply of the store within its deadline, less what the request has `waited`, and tells the breaker.
-    pub(super) async fn wait<T>(
+    /// Tells the breaker how a call to the store has ended.
+    pub(super) fn heard<T>(
         &self,
-        reply: &mut Deadline<StoreFuture<T>>,
-        waited: &mut Duration,
+        call: &Deadline<StoreFuture<T>>,
+        outcome: Result<Result<T, StoreError>, Error>,
     ) -> Result<T, Error> {
-        reply.after(*waited);
-        let outcome = (&mut *reply).await.and_then(|reply| Ok(reply?));
-        if !matches!(outcome, Err(Error::TimedOut { .. })) || reply.blames_store() {
-            self.breaker.count(&outcome, || reply.took_in_time());
+        let outcome = outcome.and_then(|reply| Ok(reply?));
+        if !matches!(outcome, Err(Error::TimedOut { .. })) || call.blames_store() {
+            self.breaker.count(&outcome, || call.took_in_time());
         }
-        *waited = reply.waited();
         outcome
     }
 

@@ -195,7 +195,8 @@ impl Limiter {
             return Err(error);
         }
         let mut reply = Deadline::new(call(&*core.store), core.deadline, Duration::ZERO);
-        let outcome = core.wait(&mut reply, &mut Duration::default()).await;
+        let outcome = (&mut reply).await;
+        let outcome = core.heard(&reply, outcome);
         outcome.inspect_err(|error| metrics::failed(error, &core.layer))
     }
 }

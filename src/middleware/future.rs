@@ -83,7 +83,7 @@ where
         loop {
             let next = match state.as_mut().project() {
                 StateProjection::Deciding { decision, request } => {
-                    let decided = ready!(decision.as_mut().poll(cx));
+                    let decided = ready!(Pin::new(decision).poll(cx));
                     take(request).proceed(decided)
                 }
                 StateProjection::Forwarded { response, completion } => {

@@ -74,7 +74,10 @@ impl<R> Policy<R> {
         }
         Ok(match self.limiter.decide_now(check, mode.share()) {
             DecideNow::Decided(outcome) => Plan::Decided(Decided::at_once(outcome.map(Some), mode, details)),
-            DecideNow::Ask(asking) => Plan::Await(self.decider(request, mode).ask(asking, details)),
+            DecideNow::Ask(asking) => {
+                let asking = asking.after(time_waited(request));
+                Plan::Await(DecisionFuture::Ask { asking, mode, details })
+            }
         })
     }
 

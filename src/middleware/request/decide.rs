@@ -4,7 +4,13 @@
 //! left, the layer still waits for 5 ms, so that a store that hangs does not turn off the limits on another store. So a
 //! request waits for at most the longest deadline of its layers, plus 5 ms for each layer that found nothing left.
 
-use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
 use http::request::Parts;
 use tokio::time::Instant;
@@ -21,8 +27,27 @@ use crate::{
     limiter::{Asking, FailureMode, Limiter},
 };
 
-/// In a box, since it may contain the future of a user's closure.
-pub(crate) type DecisionFuture = Pin<Box<dyn Future<Output = Decided> + Send>>;
+/// A decision that a request waits for.
+pub(crate) enum DecisionFuture {
+    /// Asks the store about a check that could not be decided at once.
+    Ask { asking: Asking, mode: FailureMode, details: Option<Box<CheckDetails>> },
+    /// In a box, since it may contain the future of a user's closure.
+    Other(Pin<Box<dyn Future<Output = Decided> + Send>>),
+}
+
+impl Future for DecisionFuture {
+    type Output = Decided;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Decided> {
+        match self.get_mut() {
+            Self::Ask { asking, mode, details } => {
+                let outcome = ready!(Pin::new(&mut *asking).poll(cx)).map(Some);
+                Poll::Ready(Decided { outcome, mode: *mode, details: details.take(), waited: asking.waited() })
+            }
+            Self::Other(decision) => decision.as_mut().poll(cx),
+        }
+    }
+}
 
 /// The outcome of a request's check.
 pub(crate) struct Decided {
@@ -56,14 +81,6 @@ pub(crate) struct Decider {
 }
 
 impl Decider {
-    /// Asks the store about a check that could not be decided at once.
-    pub(crate) fn ask(mut self, mut asking: Asking, details: Option<Box<CheckDetails>>) -> DecisionFuture {
-        Box::pin(async move {
-            let outcome = self.limiter.ask(&mut asking, &mut self.waited).await.map(Some);
-            Decided { outcome, mode: self.mode, details, waited: self.waited }
-        })
-    }
-
     /// Lets a request wait in line for capacity.
     pub(crate) fn wait(
         mut self,
@@ -71,10 +88,10 @@ impl Decider {
         details: Option<Box<CheckDetails>>,
         max_wait: Duration,
     ) -> DecisionFuture {
-        Box::pin(async move {
+        DecisionFuture::Other(Box::pin(async move {
             let outcome = self.limiter.acquire_after(check, max_wait, &mut self.waited).await.map(Some);
             Decided { outcome, mode: self.mode, details, waited: self.waited }
-        })
+        }))
     }
 
     /// Chooses limits first. Choice and decision share one deadline.
@@ -87,7 +104,7 @@ impl Decider {
         partition_keys: Option<PartitionKeys>,
     ) -> DecisionFuture {
         let choices = limits.begin_choices(&drafts, request);
-        Box::pin(async move {
+        DecisionFuture::Other(Box::pin(async move {
             let (begun, mut unchosen) = (Instant::now(), None);
             let deadline = (&self.limiter, self.waited);
             let chosen = limits.choose(&mut drafts, choices, deadline, self.mode, &mut unchosen).await;
@@ -113,7 +130,7 @@ impl Decider {
             };
             self.waited = waited.saturating_sub(choice);
             Decided { outcome, mode: self.mode, details: builder.details, waited: self.waited }
-        })
+        }))
     }
 }
 
