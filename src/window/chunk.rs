@@ -1,124 +1,231 @@
-//! A part of a long log: a queue of entries, and a filter of their ids.
+//! Entries in the order of their times: a short log, or a part of a long one.
 
-use std::sync::LazyLock;
+use std::{collections::VecDeque, sync::LazyLock};
 
-use super::{
-    entry::{Entry, Sum},
-    queue::Queue,
-};
+use super::entry::{Entry, Sum};
 use crate::admission::{AdmissionId, random};
 
-/// The entries of a new chunk. A chunk with twice as many is split. So an insertion moves few entries.
+/// The entries of a full chunk. One with twice as many is split. So an insertion moves few entries.
 /// Short in unit tests, so that there are many chunks.
 pub(super) const CHUNK: usize = if cfg!(test) { 8 } else { 1_024 };
 
-#[derive(Debug)]
+/// Entries take 16 bytes each as long as all of them are single units, as in most logs, and 24 otherwise.
+#[derive(Debug, Default)]
 pub(super) struct Chunk {
-    entries: Queue,
-    filter: IdFilter,
+    entries: VecDeque<(u64, AdmissionId)>,
+    /// None as long as all entries are single units.
+    units: Option<Box<Units>>,
 }
 
-/// A Bloom filter of ids, with a false positive in some hundreds of look-ups.
+/// The packed units of each entry, and their sum.
 #[derive(Debug)]
-struct IdFilter(Box<[u64; Self::WORDS]>);
-
-/// The bits of an id in every filter.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct FilterBits {
-    word: usize,
-    bits: u64,
+struct Units {
+    packed: VecDeque<u64>,
+    sum: Sum,
 }
 
-/// The chunk of an entry, and the index of the entry there. The newest entries count as the chunk after the last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Position {
-    pub(super) chunk: usize,
-    pub(super) index: usize,
-}
+/// A Bloom filter of the ids in a chunk, with a false positive in some hundreds of look-ups.
+#[derive(Debug)]
+pub(super) struct IdFilter(Box<[u64; Self::WORDS]>);
 
 impl Chunk {
-    pub(super) fn new(entries: Queue) -> Self {
-        let mut filter = IdFilter(Box::new([0; IdFilter::WORDS]));
-        entries.iter().for_each(|entry| filter.add(FilterBits::of(entry.id)));
-        Self { entries, filter }
+    pub(super) fn with_capacity(entries: usize) -> Self {
+        Self { entries: VecDeque::with_capacity(entries), units: None }
     }
 
-    pub(super) fn entries(&self) -> &Queue {
-        &self.entries
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
     }
 
+    #[inline]
     pub(super) fn sum(&self) -> Sum {
-        self.entries.sum()
-    }
-
-    pub(super) fn may_contain(&self, bits: FilterBits) -> bool {
-        self.filter.may_contain(bits)
-    }
-
-    pub(super) fn first(&self) -> u64 {
-        self.entries.front().map_or(0, |entry| entry.at)
-    }
-
-    pub(super) fn last(&self) -> u64 {
-        self.entries.back().map_or(0, |entry| entry.at)
-    }
-
-    /// Inserts an entry behind those of its time, and returns the second half of a chunk that is too long then.
-    pub(super) fn insert(&mut self, entry: Entry) -> Option<Self> {
-        self.entries.insert(entry);
-        if self.entries.len() == 2 * CHUNK {
-            let half = Self::new(self.entries.split_off(CHUNK));
-            *self = Self::new(std::mem::take(&mut self.entries));
-            return Some(half);
+        match &self.units {
+            Some(units) => units.sum,
+            None => Sum { units: self.len() as u64, reserved: 0 },
         }
-        self.filter.add(FilterBits::of(entry.id));
-        None
     }
 
-    /// Changes an entry, but neither its time nor its id.
-    pub(super) fn change(&mut self, index: usize, change: impl FnOnce(&mut Entry)) {
-        self.entries.change(index, change);
+    /// The time of the first entry.
+    #[inline]
+    pub(super) fn first(&self) -> Option<u64> {
+        self.entries.front().map(|(at, _)| *at)
     }
 
-    pub(super) fn remove(&mut self, index: usize) -> Option<Entry> {
-        let removed = self.entries.remove(index)?;
-        self.entries.shrink();
-        Some(removed)
+    /// The time of the last entry.
+    #[inline]
+    pub(super) fn last(&self) -> Option<u64> {
+        self.entries.back().map(|(at, _)| *at)
     }
 
-    /// Drops the oldest entries while their times are gone, and returns how many.
-    pub(super) fn drop_while(&mut self, is_gone: impl Fn(u64) -> bool) -> usize {
-        self.entries.drop_while(is_gone)
+    #[inline]
+    pub(super) fn get(&self, index: usize) -> Option<Entry> {
+        let (at, id) = *self.entries.get(index)?;
+        let packed = self.units.as_ref().and_then(|units| units.packed.get(index));
+        Some(Entry::unpacked(at, id, packed.copied().unwrap_or(Entry::SINGLE)))
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = Entry> {
+        (0..self.len()).filter_map(|index| self.get(index))
+    }
+
+    /// The entries with this id up to this time, the newest first, and the index of each.
+    pub(super) fn of_id(&self, id: AdmissionId, at: u64) -> impl Iterator<Item = (usize, Entry)> {
+        let until = self.entries.range(..self.up_to(at)).enumerate().rev();
+        until.filter(move |(_, (_, other))| *other == id).filter_map(|(index, _)| Some((index, self.get(index)?)))
+    }
+
+    /// The number of entries that are not later than this time.
+    #[inline]
+    fn up_to(&self, at: u64) -> usize {
+        if self.last() <= Some(at) {
+            return self.len();
+        }
+        self.entries.partition_point(|(other, _)| *other <= at)
+    }
+
+    /// Inserts an entry behind those of its time.
+    #[inline]
+    pub(super) fn insert(&mut self, entry: Entry) {
+        let (index, packed) = (self.up_to(entry.at), entry.packed());
+        if packed != Entry::SINGLE || self.units.is_some() {
+            self.insert_units(index, entry);
+        }
+        if index == self.len() {
+            self.entries.push_back((entry.at, entry.id));
+        } else {
+            self.entries.insert(index, (entry.at, entry.id));
+        }
+    }
+
+    #[cold]
+    fn insert_units(&mut self, index: usize, entry: Entry) {
+        let units = self.units();
+        units.packed.insert(index, entry.packed());
+        units.sum.add(entry.sum());
+    }
+
+    /// Adds units to an entry.
+    pub(super) fn add(&mut self, index: usize, units: u64) {
+        let Some(mut entry) = self.get(index) else { return };
+        let of_chunk = self.units();
+        of_chunk.sum.subtract(entry.sum());
+        entry.units = entry.units.saturating_add(units);
+        if let Some(packed) = of_chunk.packed.get_mut(index) {
+            *packed = entry.packed();
+        }
+        of_chunk.sum.add(entry.sum());
+    }
+
+    pub(super) fn remove(&mut self, index: usize) {
+        let Some(entry) = self.get(index) else { return };
+        self.entries.remove(index);
+        if let Some(units) = &mut self.units {
+            units.packed.remove(index);
+            units.sum.subtract(entry.sum());
+        }
+        self.forget_units_if_empty();
+    }
+
+    /// Drops the entries up to this time.
+    #[inline]
+    pub(super) fn drop_until(&mut self, at: u64) {
+        if self.last() <= Some(at) {
+            self.entries.clear();
+        }
+        while self.first().is_some_and(|first| first <= at) {
+            self.entries.pop_front();
+            if let Some(units) = &mut self.units {
+                let gone = units.packed.pop_front().unwrap_or_default();
+                units.sum.subtract(sum_of(gone));
+            }
+        }
+        self.forget_units_if_empty();
     }
 
     /// Moves at most `most` entries of a later time back to this one, and returns how many.
     pub(super) fn pull_back(&mut self, at: u64, most: usize) -> usize {
-        self.entries.pull_back(at, most)
+        let later = self.up_to(at);
+        let pulled = (self.len() - later).min(most);
+        self.entries.range_mut(later..later + pulled).for_each(|(of_entry, _)| *of_entry = at);
+        pulled
     }
+
+    /// Splits off the entries from this index on.
+    pub(super) fn split_off(&mut self, index: usize) -> Self {
+        let units = self.units.as_mut().map(|units| {
+            let second = Units::new(units.packed.split_off(index));
+            units.sum.subtract(second.sum);
+            Box::new(second)
+        });
+        Self { entries: self.entries.split_off(index), units }
+    }
+
+    /// Gives back the memory of a burst.
+    pub(super) fn shrink(&mut self) {
+        if self.entries.capacity() / 4 > self.len() {
+            self.entries.shrink_to_fit();
+            if let Some(units) = &mut self.units {
+                units.packed.shrink_to_fit();
+            }
+        }
+    }
+
+    /// The units of each entry, even if all are single.
+    fn units(&mut self) -> &mut Units {
+        let entries = self.len();
+        self.units.get_or_insert_with(|| Box::new(Units::new(vec![Entry::SINGLE; entries].into())))
+    }
+
+    #[inline]
+    fn forget_units_if_empty(&mut self) {
+        if self.entries.is_empty() {
+            self.units = None;
+        }
+    }
+}
+
+impl Units {
+    fn new(packed: VecDeque<u64>) -> Self {
+        let mut sum = Sum::default();
+        packed.iter().for_each(|packed| sum.add(sum_of(*packed)));
+        Self { packed, sum }
+    }
+}
+
+fn sum_of(packed: u64) -> Sum {
+    Entry::unpacked(0, AdmissionId::from(0), packed).sum()
 }
 
 impl IdFilter {
-    /// 16 bits for each entry of a new chunk.
+    /// 16 bits for each entry of a full chunk.
     const WORDS: usize = CHUNK / 4;
 
-    fn add(&mut self, bits: FilterBits) {
-        self.0[bits.word] |= bits.bits;
+    pub(super) fn of(chunk: &Chunk) -> Self {
+        let mut filter = Self(Box::new([0; Self::WORDS]));
+        chunk.entries.iter().for_each(|(_, id)| filter.add(*id));
+        filter
     }
 
-    fn may_contain(&self, bits: FilterBits) -> bool {
-        self.0[bits.word] & bits.bits == bits.bits
+    pub(super) fn add(&mut self, id: AdmissionId) {
+        let (word, bits) = Self::bits_of(id);
+        self.0[word] |= bits;
     }
-}
 
-impl FilterBits {
-    /// By a random key of the process, so that no client can choose ids that collide.
-    pub(super) fn of(id: AdmissionId) -> Self {
+    /// Whether the bits of an id are set.
+    pub(super) fn has(&self, (word, bits): (usize, u64)) -> bool {
+        self.0[word] & bits == bits
+    }
+
+    /// The word of an id in every filter, and its bits there. They depend on a random key of the process, so that no client can
+    /// choose ids that collide.
+    pub(super) fn bits_of(id: AdmissionId) -> (usize, u64) {
         static KEY: LazyLock<[u64; 2]> = LazyLock::new(|| [random() | 1, random() | 1]);
         let [first, second] = *KEY;
         // Multiplied twice, so that every bit of the id changes the upper bits.
         let hash = id.0.wrapping_mul(first);
         let hash = (hash ^ hash >> 32).wrapping_mul(second);
         let bit = |place: u32| 1 << (hash >> place & 63);
-        Self { word: (hash >> 32) as usize % IdFilter::WORDS, bits: bit(58) | bit(52) | bit(46) | bit(40) }
+        ((hash >> 32) as usize % Self::WORDS, bit(58) | bit(52) | bit(46) | bit(40))
     }
 }

@@ -3,24 +3,13 @@
 //! The units of the previous window count in proportion to its overlap with the sliding window. The estimate is made in
 //! double precision, as in Lua, so that every store gets the same result.
 
-use super::{
-    entry::{RetryWait, Sum, UnitsOf},
-    log::Log,
-};
+use super::{entry::UnitsOf, log::Log};
 
 /// The most units of one of the clock's windows: a double counts no more exactly.
 const LARGEST: u64 = 1 << 53;
 
-/// Two counters, and beside them a log of the entries with an id.
-#[derive(Debug, Default)]
-pub(crate) struct Counter {
-    counts: Counts,
-    /// Counted in full, until they are settled or leave.
-    named: Log,
-}
-
 #[derive(Clone, Copy, Debug, Default)]
-struct Counts {
+pub(super) struct Counter {
     /// When the clock's current window began.
     start: u64,
     current: u64,
@@ -28,82 +17,60 @@ struct Counts {
 }
 
 impl Counter {
-    pub(super) fn trim(&mut self, now: u64, window: u64) -> usize {
-        let was_zero = self.is_zero();
-        if self.counts.start <= now {
-            self.counts = self.counts.at(now, window);
+    /// Drops units that have left the window.
+    pub(super) fn trim(&mut self, now: u64, window: u64) {
+        if self.start <= now {
+            *self = self.at(now, window);
         }
-        self.named.trim(now, window) + usize::from(!was_zero && self.is_zero())
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.named.len() + usize::from(!self.is_zero())
+    /// Forgets all units if they have left even a window that may be longer: the clock's windows are multiples of the exact one.
+    pub(super) fn sweep(&mut self, now: u64, at_most: u64) {
+        if self.start.saturating_add(at_most).saturating_add(at_most) <= now {
+            *self = Self::default();
+        }
     }
 
-    pub(super) fn shrink(&mut self) {
-        self.named.shrink();
+    /// Counts units from the future as counted now.
+    pub(super) fn pull_back(&mut self, now: u64, window: u64) {
+        *self = self.at(now, window);
     }
 
-    pub(super) fn is_zero(&self) -> bool {
-        self.counts.current + self.counts.previous == 0
+    pub(super) fn is_zero(self) -> bool {
+        self.current + self.previous == 0
     }
 
-    pub(super) fn named(&self) -> &Log {
-        &self.named
-    }
-
-    pub(super) fn named_mut(&mut self) -> &mut Log {
-        &mut self.named
-    }
-
-    pub(super) fn used(&self, now: u64, window: u64) -> u64 {
-        self.named.used().saturating_add(self.counts.at(now, window).estimate(now, window))
-    }
-
-    /// The time until the estimate falls.
-    pub(super) fn reset_after(&self, now: u64, window: u64) -> u64 {
-        self.used(now, window).checked_sub(1).map_or(0, |less| self.first_fit(less, now, window, Sum::all) - now)
-    }
-
-    pub(super) fn wait_for(&mut self, most: u64, now: u64, window: u64) -> RetryWait {
-        self.counts = self.counts.at(now, window);
-        self.named.pull_back(now);
-        RetryWait::of(self.named.reserved(), |units_of| self.first_fit(most, now, window, units_of) - now)
-    }
-
-    pub(super) fn add(&mut self, now: u64, window: u64, units: u64) {
-        self.counts = self.counts.at(now, window);
-        self.counts.current = (self.counts.current + units).min(LARGEST);
+    /// The units in the window, but for those with an id.
+    pub(super) fn used(self, now: u64, window: u64) -> u64 {
+        self.at(now, window).estimate(now, window)
     }
 
     /// Adds units to the clock's window of their admission, if it still counts.
-    pub(super) fn add_at(&mut self, at: u64, now: u64, window: u64, units: u64) {
-        self.counts = self.counts.at(now, window);
-        if at >= self.counts.start {
-            self.counts.current = (self.counts.current + units).min(LARGEST);
-        } else if at >= self.counts.start.saturating_sub(window) {
-            self.counts.previous = (self.counts.previous + units).min(LARGEST);
+    pub(super) fn add(&mut self, at: u64, now: u64, window: u64, units: u64) {
+        *self = self.at(now, window);
+        if at >= self.start {
+            self.current = (self.current + units).min(LARGEST);
+        } else if at >= self.start.saturating_sub(window) {
+            self.previous = (self.previous + units).min(LARGEST);
         }
     }
 
-    /// The first moment from now on at which at most `most` units are used. Of the units with an id, only the chosen count.
-    fn first_fit(&self, most: u64, now: u64, window: u64, units_of: UnitsOf) -> u64 {
-        let counts = self.counts;
-        let (mut named, mut from) = (units_of(self.named.sum()), now);
-        let fit = |named: u64, from: u64| most.checked_sub(named).map(|most| counts.first_fit(most, from, window));
+    /// The time until at most `most` units are used. Beside them, the chosen units of the entries with an id count in full.
+    pub(super) fn wait_for(self, most: u64, now: u64, window: u64, (named, units_of): (&Log, UnitsOf)) -> u64 {
+        let (mut units, mut from) = (units_of(named.sum()), now);
+        let fit = |units: u64, from: u64| most.checked_sub(units).map(|most| self.first_fit(most, from, window));
         // The used units never rise. So if the check fits after a departure, the first fit is then or just before it.
-        for (leaves, sum) in self.named.departures(window) {
-            let (leaves, left) = (leaves.max(from), named.saturating_sub(units_of(sum)));
-            if left.saturating_add(counts.at(leaves, window).estimate(leaves, window)) <= most {
-                return fit(named, from).map_or(leaves, |fits| fits.min(leaves));
+        for entry in named.iter() {
+            let leaves = entry.at.saturating_add(window).max(from);
+            let left = units.saturating_sub(units_of(entry.sum()));
+            if left.saturating_add(self.used(leaves, window)) <= most {
+                return fit(units, from).map_or(leaves, |fits| fits.min(leaves)) - now;
             }
-            (named, from) = (left, leaves);
+            (units, from) = (left, leaves);
         }
-        fit(named, from).unwrap_or(from)
+        fit(units, from).unwrap_or(from) - now
     }
-}
 
-impl Counts {
     /// The counters at this time. Units from the future count as counted now.
     fn at(self, now: u64, window: u64) -> Self {
         let start = now - now % window;
@@ -158,12 +125,13 @@ impl Counts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::window::entry::Sum;
 
     const WINDOW: u64 = 60_000_000;
 
     /// A counter with so many units in the previous window of the clock, and so many in the current one.
     fn counter(previous: u64, current: u64) -> Counter {
-        Counter { counts: Counts { start: WINDOW, current, previous }, named: Log::default() }
+        Counter { start: WINDOW, current, previous }
     }
 
     /// 8 units before, 3 now, 45 of 60 seconds gone: a quarter of 8 is 2.
@@ -179,8 +147,8 @@ mod tests {
     fn a_wait_ends_with_the_first_microsecond_that_fits() {
         for (previous, current, most) in [(8, 3, 4), (8, 3, 3), (8, 3, 2), (8, 3, 0), (7, 0, 1), (0, 9, 5)] {
             let now = WINDOW + 7;
-            let mut counter = counter(previous, current);
-            let fits = now + counter.wait_for(most, now, WINDOW).most;
+            let counter = counter(previous, current);
+            let fits = now + counter.wait_for(most, now, WINDOW, (&Log::default(), Sum::all));
             assert!(counter.used(fits, WINDOW) <= most);
             assert!(counter.used(fits - 1, WINDOW) > most, "{previous} {current} {most}");
         }

@@ -6,27 +6,31 @@
 
 mod chunk;
 mod counter;
-mod entries;
 mod entry;
 mod log;
-mod older_chunks;
-mod queue;
-mod singles;
 
-pub(crate) use self::entry::RetryWait;
-use self::{counter::Counter, log::Log};
+use std::time::Duration;
+
+use self::{
+    counter::Counter,
+    entry::{Entry, Kind, Sum, UnitsOf},
+    log::Log,
+};
 use crate::{
     admission::AdmissionId,
-    algorithm::{Kind, MOST_NAMED},
+    algorithm::{self, MOST_NAMED},
     check::Charge,
+    decision::LimitStatus,
     limit::Limit,
 };
 
 /// The units that one limit remembers for one key.
-#[derive(Debug)]
-pub(crate) enum Window {
-    Log(Log),
-    Counter(Box<Counter>),
+#[derive(Debug, Default)]
+pub(crate) struct Window {
+    /// Under the counter, only admissions that get an entry of their own.
+    log: Log,
+    /// The other units under the counter.
+    counter: Option<Box<Counter>>,
 }
 
 /// The time and the id of a check.
@@ -48,180 +52,186 @@ pub(crate) struct ChargeSettlement<'a> {
     pub(crate) at: u64,
 }
 
+/// How a limit stands for a charge, in microseconds. The default is that of an empty window.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Figures {
+    used: u64,
+    reserved: u64,
+    reset_after: u64,
+    /// The time until the charge fits if all reserved units are given back at once, and if none is.
+    retry: Option<(u64, u64)>,
+}
+
 impl Window {
     pub(crate) fn new(limit: &Limit) -> Self {
-        match limit.algorithm().kind() {
-            Kind::Counter => Self::Counter(Box::default()),
-            Kind::Log | Kind::Compact { .. } | Kind::Fixed => Self::Log(Log::default()),
-        }
+        let is_counter = limit.algorithm().kind() == algorithm::Kind::Counter;
+        Self { log: Log::default(), counter: is_counter.then(Box::default) }
     }
 
-    /// Drops entries that have left the window, and returns how many.
+    /// Drops entries that have left the window.
     #[inline]
-    pub(crate) fn trim(&mut self, now: u64, window: u64) -> usize {
-        match self {
-            Self::Log(log) => log.trim(now, window),
-            Self::Counter(counter) => counter.trim(now, window),
+    pub(crate) fn trim(&mut self, now: u64, window: u64) {
+        if let Some(counter) = &mut self.counter {
+            counter.trim(now, window);
         }
+        self.log.trim(now, window);
+    }
+
+    /// Drops entries that have left even a window that may be longer, and gives back the memory of a burst.
+    pub(crate) fn sweep(&mut self, now: u64, at_most: u64) {
+        if let Some(counter) = &mut self.counter {
+            counter.sweep(now, at_most);
+        }
+        self.log.trim(now, at_most);
+        self.log.shrink();
     }
 
     /// The number of entries.
     #[inline]
     pub(crate) fn len(&self) -> usize {
-        match self {
-            Self::Log(log) => log.len(),
-            Self::Counter(counter) => counter.len(),
-        }
+        self.log.len() + usize::from(self.counter.as_ref().is_some_and(|counter| !counter.is_zero()))
     }
 
-    /// Gives back the memory of a burst.
-    pub(crate) fn shrink(&mut self) {
-        match self {
-            Self::Log(log) => log.shrink(),
-            Self::Counter(counter) => counter.shrink(),
-        }
-    }
-
-    /// The units in the window.
+    /// Whether the units of the charge are left.
     #[inline]
-    pub(crate) fn used(&self, now: u64, window: u64) -> u64 {
-        match self {
-            Self::Log(log) => log.used(),
-            Self::Counter(counter) => counter.used(now, window),
-        }
-    }
-
-    /// The reserved units in the window.
-    #[inline]
-    pub(crate) fn reserved(&self) -> u64 {
-        self.log().reserved()
-    }
-
-    /// The time until fewer units are in the window; 0 if there are none.
-    #[inline]
-    pub(crate) fn reset_after(&self, now: u64, limit: &Limit) -> u64 {
-        let window = limit.window_micros();
-        match self {
-            Self::Log(log) => log.reset_after(now, window),
-            Self::Counter(counter) => counter.reset_after(now, window),
-        }
+    pub(crate) fn fits(&self, charge: &Charge, now: u64) -> bool {
+        let used = || self.used(now, charge.limit().window_micros());
+        charge.cost() == 0 || charge.is_spent() || used().saturating_add(charge.cost()) <= charge.limit().units()
     }
 
     /// When this very admission was counted, if it was. In a sub-window, only to that sub-window.
     pub(crate) fn counted_at(&self, charge: &Charge, id: AdmissionId) -> Option<u64> {
-        self.log().time_of(id, charge.cost()).map(|at| charge.admitted_at(at))
+        self.log.time_of(id, charge.cost()).map(|at| charge.admitted_at(at))
     }
 
-    /// The log with the entries that have an id.
+    /// Whether [`admit`](Self::admit) would add an entry.
     #[inline]
-    fn log(&self) -> &Log {
-        match self {
-            Self::Log(log) => log,
-            Self::Counter(counter) => counter.named(),
-        }
-    }
-
-    /// How many entries [`admit`](Self::admit) would add.
-    #[inline]
-    pub(crate) fn growth(&self, charge: &Charge, context: CheckContext) -> usize {
-        if charge.is_exact() {
-            return 1;
-        }
-        let is_named = self.is_named(charge, context);
-        match self {
-            Self::Log(log) => (is_named || !log.has_sum_at(charge.limit().recorded_at(context.now))).into(),
-            Self::Counter(counter) => (is_named || counter.is_zero()).into(),
-        }
+    pub(crate) fn grows(&self, charge: &Charge, context: CheckContext) -> bool {
+        charge.units() > 0
+            && (charge.is_exact() || self.is_named(charge, context) || !self.has_sum(charge.limit(), context.now))
     }
 
     /// Records an admission.
     #[inline]
     pub(crate) fn admit(&mut self, charge: &Charge, context: CheckContext) {
         let CheckContext { now, id, .. } = context;
-        let (limit, units) = (charge.limit(), charge.cost());
-        let is_named = charge.is_exact() || self.is_named(charge, context);
-        let log = match self {
-            Self::Log(log) => log,
-            Self::Counter(counter) if is_named => counter.named_mut(),
-            Self::Counter(counter) => return counter.add(now, limit.window_micros(), units),
-        };
-        match is_named {
-            true if charge.is_reserved() => log.add_reserved(charge.named_at(now), units, id),
-            true => log.add_named(charge.named_at(now), units, id),
-            false => log.add_to_sum(limit.recorded_at(now), units),
+        if charge.units() == 0 {
+        } else if charge.is_exact() || self.is_named(charge, context) {
+            self.log.insert(Entry { at: charge.named_at(now), id, kind: kind_of(charge), units: charge.units() });
+        } else {
+            self.add_up(now, now, charge.limit(), charge.units());
         }
     }
 
-    /// The time until at most `most` units are in the window: 0 if it is so now, and never more than two windows.
+    /// How the limit stands for the charge, which does not refuse.
+    #[inline]
+    pub(crate) fn figures(&self, charge: &Charge, now: u64) -> Figures {
+        let window = charge.limit().window_micros();
+        let Sum { units, reserved } = self.log.sum();
+        let Some(counter) = &self.counter else {
+            return Figures { used: units, reserved, reset_after: self.log.reset_after(now, window), retry: None };
+        };
+        let used = units.saturating_add(counter.used(now, window));
+        // The time until fewer units count.
+        let reset_after = used.checked_sub(1).map_or(0, |most| self.wait_for(most, now, now, window, Sum::all));
+        Figures { used, reserved, reset_after, retry: None }
+    }
+
+    /// How the limit stands for a charge that does not fit, with the retry time: never more than two windows.
     ///
-    /// Only for a refused check: entries from the future, from before the clock stepped back, count as of now from here on,
-    /// so that the key is right again after one window.
-    pub(crate) fn wait_for(&mut self, most: u64, now: u64, limit: &Limit) -> RetryWait {
-        let window = limit.window_micros();
-        match self {
-            Self::Log(log) => log.wait_for(most, now, limit.recorded_at(now), window),
-            Self::Counter(counter) => counter.wait_for(most, now, window),
+    /// Entries from the future, from before the clock stepped back, count as of now from here on, so that the key is right
+    /// again after one window.
+    #[inline]
+    pub(crate) fn refuse(&mut self, charge: &Charge, now: u64) -> Figures {
+        let (limit, window) = (charge.limit(), charge.limit().window_micros());
+        // Entries that are summed up have the time of their sub-window.
+        let present = if self.counter.is_some() { now } else { limit.recorded_at(now) };
+        self.log.pull_back(present);
+        if let Some(counter) = &mut self.counter {
+            counter.pull_back(now, window);
         }
+        let wait_for =
+            |units_of| self.wait_for(limit.units().saturating_sub(charge.cost()), now, present, window, units_of);
+        let most = wait_for(Sum::all);
+        let least = if self.log.sum().reserved > 0 { wait_for(Sum::not_reserved) } else { most };
+        Figures { retry: Some((least, most)), ..self.figures(charge, now) }
     }
 
-    /// Sets the actual cost of an admission, and returns whether it was known. `take_capacity` is called before a new entry
-    /// is added.
-    pub(crate) fn settle<E>(
-        &mut self,
-        now: u64,
-        settlement: ChargeSettlement<'_>,
-        take_capacity: impl FnOnce(usize) -> Result<(), E>,
-    ) -> Result<bool, E> {
+    /// Sets the actual cost of an admission, and returns whether it was known. `None` if it needs an entry, and there is no
+    /// room for one: only a settlement after the lease adds one.
+    pub(crate) fn settle(&mut self, now: u64, settlement: ChargeSettlement<'_>, has_room: bool) -> Option<bool> {
         let ChargeSettlement { charge, cost, id, at } = settlement;
-        let (limit, is_reserved) = (charge.limit(), charge.is_reserved());
-        let log = match self {
-            Self::Log(log) => log,
-            Self::Counter(counter) => counter.named_mut(),
-        };
-        let Some(cost) = cost else { return Ok(false) };
-        let Some(recorded_at) = log.take(id, charge.cost(), is_reserved, charge.named_at(at)) else {
-            return self.settle_late(now, settlement, cost, take_capacity);
+        let Some(cost) = cost else { return Some(false) };
+        let Some(recorded_at) = self.log.take(id, charge.cost(), kind_of(charge), charge.named_at(at)) else {
+            return self.settle_late(now, settlement, cost, has_room);
         };
         // Not in the future, even if the clock has stepped back since.
-        let at = if is_reserved { at.min(now) } else { recorded_at };
-        match self {
-            _ if cost == 0 => {}
-            Self::Log(log) if limit.algorithm().kind() == Kind::Log => log.add_settled(at, cost, id),
-            Self::Log(log) => log.add_to_sum(limit.recorded_at(at), cost),
-            Self::Counter(counter) => counter.add_at(at, now, limit.window_micros(), cost),
+        let at = if charge.is_reserved() { at.min(now) } else { recorded_at };
+        if cost == 0 {
+        } else if charge.is_exact() {
+            self.log.insert(Entry { at, id, kind: Kind::Settled, units: cost });
+        } else {
+            self.add_up(at, now, charge.limit(), cost);
         }
-        Ok(true)
+        Some(true)
     }
 
     /// Counts a settlement after the lease, unless it was counted before or would have left the window by now.
-    fn settle_late<E>(
+    fn settle_late(
         &mut self,
         now: u64,
         ChargeSettlement { charge, id, at, .. }: ChargeSettlement<'_>,
         cost: u64,
-        take_capacity: impl FnOnce(usize) -> Result<(), E>,
-    ) -> Result<bool, E> {
-        let (limit, window) = (charge.limit(), charge.limit().window_micros());
-        let time = if let Self::Log(_) = self { limit.recorded_at(at) } else { at };
+        has_room: bool,
+    ) -> Option<bool> {
+        let limit = charge.limit();
+        let time = if self.counter.is_some() { at } else { limit.recorded_at(at) };
         let is_over = charge.lease_micros().is_some_and(|lease| at.saturating_add(lease) <= now);
         // A fixed window ends earlier.
-        let would_count = at.min(time).saturating_add(window) > now;
-        if cost == 0 || !is_over || !would_count || self.log().has_settled(id, time) {
-            return Ok(false);
+        let would_count = at.min(time).saturating_add(limit.window_micros()) > now;
+        if cost == 0 || !is_over || !would_count || self.log.has_settled(id, time) {
+            return Some(false);
         }
-        let is_full = self.is_full_of_named(limit);
-        take_capacity(match self {
-            Self::Log(log) if is_full => (!log.has_sum_at(time)).into(),
-            Self::Counter(counter) if is_full => counter.is_zero().into(),
-            Self::Log(_) | Self::Counter(_) => 1,
-        })?;
-        match self {
-            Self::Log(log) if is_full => log.add_to_sum(time, cost),
-            Self::Counter(counter) if is_full => counter.add_at(at, now, window, cost),
-            Self::Log(log) => log.add_settled(time, cost, id),
-            Self::Counter(counter) => counter.named_mut().add_settled(time, cost, id),
+        let is_named = !self.is_full_of_named(limit);
+        if !has_room && (is_named || !self.has_sum(limit, at)) {
+            return None;
         }
-        Ok(true)
+        match is_named {
+            true => self.log.insert(Entry { at: time, id, kind: Kind::Settled, units: cost }),
+            false => self.add_up(at, now, limit, cost),
+        }
+        Some(true)
+    }
+
+    /// The units in the window.
+    #[inline]
+    fn used(&self, now: u64, window: u64) -> u64 {
+        let named = self.log.sum().units;
+        self.counter.as_ref().map_or(named, |counter| named.saturating_add(counter.used(now, window)))
+    }
+
+    /// The time until at most `most` units are in the window, if of those with an entry only the chosen count.
+    fn wait_for(&self, most: u64, now: u64, present: u64, window: u64, units_of: UnitsOf) -> u64 {
+        match &self.counter {
+            Some(counter) => counter.wait_for(most, now, window, (&self.log, units_of)),
+            None => self.log.wait_for(most, now, present, window, units_of),
+        }
+    }
+
+    /// Adds units to those of the same sub-window, or of the counter.
+    fn add_up(&mut self, at: u64, now: u64, limit: &Limit, units: u64) {
+        match &mut self.counter {
+            Some(counter) => counter.add(at, now, limit.window_micros(), units),
+            None => self.log.add_to_sum(limit.recorded_at(at), units),
+        }
+    }
+
+    /// Whether [`add_up`](Self::add_up) would add no entry.
+    fn has_sum(&self, limit: &Limit, at: u64) -> bool {
+        match &self.counter {
+            Some(counter) => !counter.is_zero(),
+            None => self.log.sum_at(limit.recorded_at(at)).is_some(),
+        }
     }
 
     /// Whether an admission gets an entry of its own, under an algorithm that adds up others.
@@ -231,6 +241,21 @@ impl Window {
 
     /// Whether the key has as many entries with an id as are allowed.
     fn is_full_of_named(&self, limit: &Limit) -> bool {
-        limit.algorithm().kind() != Kind::Log && self.len() >= MOST_NAMED
+        limit.algorithm().kind() != algorithm::Kind::Log && self.len() >= MOST_NAMED
     }
+}
+
+impl Figures {
+    #[inline]
+    pub(crate) fn status(self, charge: &Charge) -> LimitStatus {
+        let (least, most) = self.retry.unwrap_or_default();
+        let retry_after = self.retry.map(|_| Duration::from_micros(most));
+        LimitStatus::new(charge, self.used, Duration::from_micros(self.reset_after), retry_after)
+            .with_reserved(self.reserved, Duration::from_micros(least))
+    }
+}
+
+/// The kind of the entry of an admission.
+fn kind_of(charge: &Charge) -> Kind {
+    if charge.is_reserved() { Kind::Reserved } else { Kind::Named }
 }

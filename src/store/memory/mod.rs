@@ -15,9 +15,7 @@
 //! 7. Expired admissions are swept in passing, one shard at a time, in a cycle of one second as long as checks arrive.
 
 mod capacity;
-mod keyed_window;
 mod shard;
-mod sweeps;
 mod table;
 
 use std::{fmt, future::ready, sync::Arc};

@@ -2,26 +2,20 @@
 
 use std::sync::Arc;
 
-use hashbrown::HashTable;
+use hashbrown::{HashTable, hash_table::OccupiedEntry};
 
-use super::{
-    capacity::{Capacity, LimitUsage, LimitUsages, OutOfCapacity},
-    keyed_window::{Figures, KeyedWindow, Preview},
-};
+use super::capacity::{Capacity, LimitUsage};
 use crate::{
     algorithm::Algorithm,
     check::Charge,
     key::Key,
-    window::{ChargeSettlement, CheckContext},
+    limit::Limit,
+    window::{ChargeSettlement, CheckContext, Figures, Window},
 };
 
-/// The records of keys that have units counted: a refused or free check adds none.
+/// The records of keys that have units counted: those of other keys are removed before the lock is free.
 #[derive(Debug, Default)]
-pub(super) struct Shard {
-    records: HashTable<Record>,
-    /// Of the limits that have records here, so that a new key needs no lock that all shards share.
-    usages: LimitUsages,
-}
+pub(super) struct Shard(HashTable<Record>);
 
 /// One limit and key: two cache lines that processors load together. It is found by the digest of the limit's
 /// name and the key.
@@ -31,194 +25,209 @@ struct Record {
     digest: u64,
     key: Key,
     algorithm: Algorithm,
+    /// The length of the window at the last check, for sweeps: in units of 8,192 µs, rounded up, so that it takes four bytes.
+    length: u32,
     /// Of all keys under the limit's name.
     usage: Arc<LimitUsage>,
-    window: KeyedWindow,
+    window: Window,
+}
+
+/// The record of a charge, under its lock. A new one has no entries.
+pub(super) struct Place<'a> {
+    record: OccupiedEntry<'a, Record>,
+    capacity: &'a Capacity,
+}
+
+/// What a charge finds before its check is counted or refused.
+#[derive(Debug)]
+pub(super) struct Look<'a> {
+    pub(super) charge: &'a Charge,
+    /// The entries for which capacity is taken. Some of them are dropped by now.
+    entries: usize,
+    /// The entries if the charge is counted; without a change if it does not fit.
+    entries_after: usize,
+    /// The entries of all keys under the limit's name, if the charge needs capacity.
+    held: usize,
+    /// When this very check was counted, if it was.
+    counted_at: Option<u64>,
+    /// Whether the charge does not fit.
+    refuses: bool,
+}
+
+/// What becomes of a check.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Verdict<'a> {
+    Admitted,
+    Refused,
+    /// It was counted before, at this time.
+    Known(u64),
+    /// This limit gets no capacity.
+    Full(&'a Limit),
 }
 
 impl Shard {
-    /// Decides a charge that is alone in its check, and returns when it was counted if that was before.
+    /// Finds the record of a charge, or adds it.
     #[inline]
-    pub(super) fn decide(
-        &mut self,
-        digest: u64,
-        charge: &Charge,
-        context: CheckContext,
-        capacity: &Capacity,
-    ) -> Result<(Figures, Option<u64>), OutOfCapacity> {
-        if let Some(Record { window, usage, .. }) = self.find(digest, charge) {
-            return window.decide(charge, context, |gone, new| capacity.try_change(usage, gone, new));
-        }
-        let (mut window, mut usage) = (KeyedWindow::new(charge.limit()), None);
-        let decided = window.decide(charge, context, |gone, new| {
-            if new == 0 {
-                return Ok(());
-            }
-            capacity.try_change(usage.insert(self.usage(charge, capacity)), gone, new)
-        })?;
-        self.insert(digest, charge, window, usage);
-        Ok(decided)
-    }
-
-    /// Looks at a charge that is decided together with others.
-    pub(super) fn preview(&mut self, digest: u64, charge: &Charge, context: CheckContext) -> Preview {
-        match self.find(digest, charge) {
-            Some(record) => record.window.preview(charge, context),
-            None => KeyedWindow::new(charge.limit()).preview(charge, context),
-        }
-    }
-
-    /// The figures of a charge in a check that is not counted: it is refused, or was counted before.
-    pub(super) fn pass_over(
-        &mut self,
-        digest: u64,
-        charge: &Charge,
-        context: CheckContext,
-        (preview, is_refused): (&Preview, bool),
-        capacity: &Capacity,
-    ) -> Figures {
-        let figures = |window: &mut KeyedWindow| {
-            if is_refused { window.refuse(charge, context) } else { window.figures(charge, context.now, None) }
+    pub(super) fn place<'a>(&'a mut self, digest: u64, charge: &Charge, capacity: &'a Capacity) -> Place<'a> {
+        let mut record = match self.0.find_entry(digest, |record| record.is_of(digest, charge)) {
+            Ok(found) => found,
+            Err(absent) => Record::insert(absent.into_table(), digest, charge, capacity),
         };
-        match self.find(digest, charge) {
-            Some(Record { window, usage, .. }) => {
-                capacity.give_back(usage, preview.gone);
-                figures(window)
-            }
-            None => figures(&mut KeyedWindow::new(charge.limit())),
-        }
+        record.get_mut().length = (charge.limit().window_micros() >> Record::LENGTH_BITS) as u32 + 1;
+        Place { record, capacity }
     }
 
-    /// Counts a charge of a check that is admitted.
-    pub(super) fn admit(
-        &mut self,
-        digest: u64,
-        charge: &Charge,
-        context: CheckContext,
-        preview: Preview,
-        capacity: &Capacity,
-    ) -> Figures {
-        if let Some(Record { window, usage, .. }) = self.find(digest, charge) {
-            capacity.change(usage, preview.gone, preview.new);
-            return window.admit(charge, context);
-        }
-        let mut window = KeyedWindow::new(charge.limit());
-        let figures = window.admit(charge, context);
-        if !window.is_empty() {
-            let usage = preview.usage.unwrap_or_else(|| self.usage(charge, capacity));
-            capacity.change(&usage, preview.gone, preview.new);
-            self.insert(digest, charge, window, Some(usage));
-        }
-        figures
-    }
-
-    /// Sets the actual cost of an admission, and returns whether it was known.
-    pub(super) fn settle(
-        &mut self,
-        digest: u64,
-        now: u64,
-        settlement: ChargeSettlement<'_>,
-        capacity: &Capacity,
-    ) -> Result<(Figures, bool), OutOfCapacity> {
-        let charge = settlement.charge;
-        if let Some(Record { window, usage, .. }) = self.find(digest, charge) {
-            let take_capacity = |gone, new| capacity.try_change(usage, gone, new);
-            let settled = window.settle(now, settlement, take_capacity);
-            if window.is_empty() {
-                self.remove(digest, charge, capacity);
-            }
-            return settled;
-        }
-        let (mut window, mut usage) = (KeyedWindow::new(charge.limit()), None);
-        let settled = window.settle(now, settlement, |gone, new| {
-            if new == 0 {
-                return Ok(());
-            }
-            capacity.try_change(usage.insert(self.usage(charge, capacity)), gone, new)
-        })?;
-        self.insert(digest, charge, window, usage);
-        Ok(settled)
-    }
-
-    /// Forgets the key of a charge under its limit.
+    /// Forgets the key of a charge.
     pub(super) fn remove(&mut self, digest: u64, charge: &Charge, capacity: &Capacity) {
-        if let Ok(record) = self.records.find_entry(digest, |record| record.is_of(digest, charge)) {
-            let Record { window, usage, .. } = record.remove().0;
-            capacity.give_back(&usage, window.entries());
-        }
-    }
-
-    /// Takes capacity for `new` entries and gives back that of those that are gone. Returns the usage if there is no record
-    /// yet.
-    pub(super) fn take_capacity(
-        &mut self,
-        digest: u64,
-        charge: &Charge,
-        (gone, new): (usize, usize),
-        capacity: &Capacity,
-    ) -> Result<Option<Arc<LimitUsage>>, OutOfCapacity> {
-        if let Some(record) = self.find(digest, charge) {
-            capacity.try_change(&record.usage, gone, new)?;
-            return Ok(None);
-        }
-        if new == 0 {
-            return Ok(None);
-        }
-        let usage = self.usage(charge, capacity);
-        capacity.try_change(&usage, gone, new)?;
-        Ok(Some(usage))
-    }
-
-    /// Gives back the capacity that was taken for a charge.
-    pub(super) fn give_back(&mut self, digest: u64, charge: &Charge, taken: &Preview, capacity: &Capacity) {
-        let usage = taken.usage.as_deref();
-        if let Some(usage) = usage.or_else(|| self.find(digest, charge).map(|record| &*record.usage)) {
-            capacity.give_back(usage, taken.new);
-        }
-    }
-
-    /// The usage of a charge that has no record yet.
-    fn usage(&mut self, charge: &Charge, capacity: &Capacity) -> Arc<LimitUsage> {
-        self.usages.get_or_insert_with(charge.limit(), || capacity.usage(charge.limit()))
-    }
-
-    #[inline]
-    fn find(&mut self, digest: u64, charge: &Charge) -> Option<&mut Record> {
-        self.records.find_mut(digest, |record| record.is_of(digest, charge))
-    }
-
-    /// Inserts a new record if it has entries: then capacity was taken for them.
-    fn insert(&mut self, digest: u64, charge: &Charge, window: KeyedWindow, usage: Option<Arc<LimitUsage>>) {
-        if let Some(usage) = usage.filter(|_| !window.is_empty()) {
-            let (key, algorithm) = (charge.key().clone(), charge.limit().algorithm());
-            let record = Record { digest, key, algorithm, usage, window };
-            self.records.insert_unique(digest, record, |record| record.digest);
+        if let Ok(record) = self.0.find_entry(digest, |record| record.is_of(digest, charge)) {
+            let Record { usage, window, .. } = record.remove().0;
+            capacity.change(&usage, window.len(), 0);
         }
     }
 
     /// Drops all expired entries, and returns whether there were any.
     pub(super) fn sweep(&mut self, now: u64, capacity: &Capacity) -> bool {
         let mut is_any = false;
-        self.records.retain(|Record { window, usage, .. }| {
-            let gone = window.sweep(now);
-            capacity.give_back(usage, gone);
-            is_any |= gone > 0;
-            !window.is_empty()
+        self.0.retain(|Record { window, usage, length, .. }| {
+            let before = window.len();
+            window.sweep(now, u64::from(*length) << Record::LENGTH_BITS);
+            capacity.change(usage, before, window.len());
+            is_any |= window.len() < before;
+            window.len() > 0
         });
         // Gives back the memory of a crowd of keys.
-        if self.records.capacity() / 4 > self.records.len() {
-            self.records.shrink_to_fit(|record| record.digest);
+        if self.0.capacity() / 4 > self.0.len() {
+            self.0.shrink_to_fit(|record| record.digest);
         }
-        self.usages.forget_unused();
         is_any
     }
 
     pub(super) fn keys(&self) -> usize {
-        self.records.len()
+        self.0.len()
     }
 }
 
+impl Place<'_> {
+    /// Drops entries that have left the window, and looks at the others.
+    #[inline]
+    pub(super) fn look<'a>(&mut self, charge: &'a Charge, context: CheckContext) -> Look<'a> {
+        let Record { usage, window, .. } = self.record.get_mut();
+        let entries = window.len();
+        window.trim(context.now, charge.limit().window_micros());
+        let may_be_counted = context.has_caller_id && charge.units() > 0;
+        let counted_at = may_be_counted.then(|| window.counted_at(charge, context.id)).flatten();
+        let refuses = !window.fits(charge, context.now);
+        let entries_after = window.len() + usize::from(!refuses && window.grows(charge, context));
+        // Other threads write this number, so it is read only if it matters.
+        let held = if entries_after > entries { usage.held() } else { 0 };
+        Look { charge, entries, entries_after, held, counted_at, refuses }
+    }
+
+    /// Counts the charge, or does not.
+    #[inline]
+    pub(super) fn conclude(mut self, look: &Look<'_>, context: CheckContext, verdict: Verdict<'_>) -> Figures {
+        let (charge, window) = (look.charge, &mut self.record.get_mut().window);
+        let figures = match verdict {
+            Verdict::Admitted if !look.refuses => {
+                window.admit(charge, context);
+                window.figures(charge, context.now)
+            }
+            Verdict::Admitted | Verdict::Refused if look.refuses => window.refuse(charge, context.now),
+            _ => window.figures(charge, context.now),
+        };
+        self.leave(look.entries);
+        figures
+    }
+
+    /// Sets the actual cost of an admission, and returns whether it was known. Without capacity it returns the limit.
+    pub(super) fn settle<'a>(
+        mut self,
+        now: u64,
+        settlement: ChargeSettlement<'a>,
+    ) -> Result<(Figures, bool), &'a Limit> {
+        let Record { usage, window, .. } = self.record.get_mut();
+        let (charge, entries) = (settlement.charge, window.len());
+        window.trim(now, charge.limit().window_micros());
+        let has_room = window.len() < entries || self.capacity.has_room(usage.held(), self.capacity.taken());
+        let is_known = window.settle(now, settlement, has_room);
+        let figures = window.figures(charge, now);
+        self.leave(entries);
+        is_known.map(|is_known| (figures, is_known)).ok_or(charge.limit())
+    }
+
+    /// Takes or gives back capacity, if there are other entries than those for which it is taken. Removes a record without
+    /// entries.
+    #[inline]
+    fn leave(self, entries: usize) {
+        let Record { usage, window, .. } = self.record.get();
+        let entries_after = window.len();
+        if entries_after != entries {
+            self.capacity.change(usage, entries, entries_after);
+        }
+        if entries_after == 0 {
+            self.record.remove();
+        }
+    }
+}
+
+impl<'a> Verdict<'a> {
+    /// A check is admitted if all of its charges fit, but for those in the shadow. If one of them knows that it was admitted
+    /// before, it is not counted again.
+    // Little is left of it for a single charge, as in most checks.
+    #[inline(always)]
+    pub(super) fn of(looks: &[Look<'a>], capacity: &Capacity) -> Self {
+        let known = looks.iter().filter_map(|look| Some((look.charge.is_exact(), look.counted_at?)));
+        // Only an exact log is sure to know the time to the microsecond.
+        if let Some((_, at)) = known.max() {
+            return Self::Known(at);
+        }
+        if looks.iter().any(|look| look.refuses && !look.charge.is_shadow()) {
+            return Self::Refused;
+        }
+        // As if the charges came one after the other.
+        let lacks_capacity = |(place, look): &(usize, &Look<'_>)| {
+            let (name, before) = (look.charge.limit().name(), &looks[..*place]);
+            let of_limit = before.iter().filter(|other| other.charge.limit().name() == name);
+            look.entries_after > look.entries
+                && !capacity.has_room(held_after(of_limit, look.held), held_after(before.iter(), capacity.taken()))
+        };
+        let lacking = looks.iter().enumerate().find(lacks_capacity);
+        lacking.map_or(Self::Admitted, |(_, look)| Self::Full(look.charge.limit()))
+    }
+
+    /// When the check was counted, if that was before. Without capacity it returns the limit.
+    #[inline]
+    pub(super) fn counted_at(self) -> Result<Option<u64>, &'a Limit> {
+        match self {
+            Self::Admitted | Self::Refused => Ok(None),
+            Self::Known(at) => Ok(Some(at)),
+            Self::Full(limit) => Err(limit),
+        }
+    }
+}
+
+/// The number of entries for which capacity is taken once these charges are counted.
+#[inline]
+fn held_after<'a>(charges: impl Iterator<Item = &'a Look<'a>>, held: usize) -> usize {
+    charges.fold(held, |held, look| (held + look.entries_after).saturating_sub(look.entries))
+}
+
 impl Record {
+    const LENGTH_BITS: u32 = 13;
+
+    #[cold]
+    fn insert<'a>(
+        records: &'a mut HashTable<Self>,
+        digest: u64,
+        charge: &Charge,
+        capacity: &Capacity,
+    ) -> OccupiedEntry<'a, Self> {
+        let limit = charge.limit();
+        let (key, usage) = (charge.key().clone(), capacity.usage(limit));
+        let record = Self { digest, key, algorithm: limit.algorithm(), length: 0, usage, window: Window::new(limit) };
+        records.insert_unique(digest, record, |record| record.digest)
+    }
+
     #[inline]
     fn is_of(&self, digest: u64, charge: &Charge) -> bool {
         self.digest == digest

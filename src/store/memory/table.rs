@@ -1,15 +1,16 @@
 //! All records of a store, and decisions on them.
 
 use std::{
-    array, iter, mem,
-    sync::{Mutex, MutexGuard, PoisonError},
+    array, slice,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
 };
 
 use super::{
-    capacity::{Capacity, OutOfCapacity},
-    keyed_window::{Figures, Preview},
-    shard::Shard,
-    sweeps::{SHARDS, Sweeps},
+    capacity::Capacity,
+    shard::{Place, Shard, Verdict},
 };
 use crate::{
     admission::AdmissionId,
@@ -18,15 +19,19 @@ use crate::{
     decision::{Decision, LimitStatus},
     error::StoreError,
     key::Digester,
+    limit::Limit,
     settlement::{Settled, Settlement},
-    window::{ChargeSettlement, CheckContext},
+    window::{ChargeSettlement, CheckContext, Figures},
 };
+
+/// Many locks, so that threads seldom wait for each other.
+const SHARDS: usize = 64;
+
+/// All shards are swept within this time, in microseconds, as long as checks arrive.
+const SWEEP_CYCLE: u64 = 1_000_000;
 
 /// A check that finds no capacity sweeps on until it has looked at this many keys, which takes less than a millisecond.
 const SWEPT_AT_ONCE: usize = 10_000;
-
-/// One status a charge; there is at least one.
-type Statuses = (LimitStatus, Vec<LimitStatus>);
 
 /// The state that the clones of a store share.
 pub(super) struct Table {
@@ -34,13 +39,17 @@ pub(super) struct Table {
     digester: Digester,
     clock: Clock,
     capacity: Capacity,
-    sweeps: Sweeps,
+    sweep_due: AtomicU64,
+    next_swept: AtomicUsize,
 }
 
 /// On cache lines of its own: threads that lock two shards would otherwise wait for each other's lines.
 #[derive(Default)]
 #[repr(align(128))]
-struct LockedShard(Mutex<Shard>);
+struct LockedShard {
+    shard: Mutex<Shard>,
+    swept_at: AtomicU64,
+}
 
 impl Table {
     pub(super) fn new(clock: Clock, capacity: Capacity) -> Self {
@@ -49,7 +58,8 @@ impl Table {
             digester: Digester::default(),
             clock,
             capacity,
-            sweeps: Sweeps::new(),
+            sweep_due: AtomicU64::new(0),
+            next_swept: AtomicUsize::new(0),
         }
     }
 
@@ -62,113 +72,65 @@ impl Table {
         let decision = |counted_at: Option<u64>, statuses| {
             Decision::of_statuses(system_time(counted_at.unwrap_or(now)), id, statuses)
         };
-        let error = |error: OutOfCapacity| error.when("deciding a check");
-        Ok(match check.only_charge() {
-            Some(charge) => {
-                let decide = || self.decide_one(charge, context);
-                let (figures, counted_at) = self.or_sweep(now, decide).map_err(error)?;
-                decision(counted_at, (figures.status(charge), Vec::new()))
-            }
-            None => {
-                let decide = || self.decide_all(check, context);
-                let (statuses, counted_at) = self.or_sweep(now, decide).map_err(error)?;
-                decision(counted_at, statuses)
-            }
-        })
+        let decided = match check.only_charge() {
+            // The status is made after the lock is free.
+            Some(charge) => self
+                .or_sweep(now, || self.decide_one(charge, context))
+                .map(|(figures, counted_at)| decision(counted_at, (figures.status(charge), Vec::new()))),
+            None => self
+                .or_sweep(now, || self.decide_all(check, context))
+                .map(|(statuses, counted_at)| decision(counted_at, statuses)),
+        };
+        decided.map_err(|limit| self.capacity.error("deciding a check", limit))
     }
 
     /// Decides a charge that is alone in its check, as most are: one lock, one look-up, and no list.
     #[inline]
-    fn decide_one(&self, charge: &Charge, context: CheckContext) -> Result<(Figures, Option<u64>), OutOfCapacity> {
+    fn decide_one<'a>(&self, charge: &'a Charge, context: CheckContext) -> Result<(Figures, Option<u64>), &'a Limit> {
         let digest = self.digest(charge);
-        self.lock(shard_of(digest)).decide(digest, charge, context, &self.capacity)
+        let mut shard = self.lock(shard_of(digest));
+        let mut place = shard.place(digest, charge, &self.capacity);
+        let look = place.look(charge, context);
+        let verdict = Verdict::of(slice::from_ref(&look), &self.capacity);
+        let figures = place.conclude(&look, context, verdict);
+        Ok((figures, verdict.counted_at()?))
     }
 
-    /// Looks at all charges first, and then counts all of them or none. A check that one of them knows was admitted before,
-    /// and is not counted again.
-    fn decide_all(&self, check: &Check, context: CheckContext) -> Result<(Statuses, Option<u64>), OutOfCapacity> {
-        let digests: Vec<u64> = check.charges().map(|charge| self.digest(charge)).collect();
-        let mut locked = LockedShards::of(self, &digests);
-        let mut previews: Vec<Preview> = check
-            .charges()
-            .zip(&digests)
-            .map(|(charge, digest)| locked.shard(*digest).preview(*digest, charge, context))
-            .collect();
-        let known = check
-            .charges()
-            .zip(&previews)
-            .filter_map(|(charge, preview)| Some((charge.is_exact(), preview.counted_at?)));
-        // Only an exact log is sure to know the time to the microsecond.
-        let counted_at = known.max().map(|(_, at)| at);
-        let is_known = counted_at.is_some();
-        let refuses = |(charge, preview): (&Charge, &Preview)| preview.refuses && !charge.is_shadow();
-        let is_refused = !is_known && check.charges().zip(&previews).any(refuses);
-        let is_counted = |preview: &Preview| !(is_known || is_refused || preview.refuses);
-        previews.iter_mut().filter(|preview| !is_counted(preview)).for_each(|preview| preview.new = 0);
-        let new: usize = previews.iter().map(|preview| preview.new).sum();
-        if new > 0 && !self.capacity.is_ample(new) {
-            self.take_capacity(&mut locked, check, &digests, &mut previews)?;
-        }
-        let mut previews = iter::zip(digests, previews);
-        let statuses = check.map_charges(|charge| {
-            let figures = match previews.next() {
-                Some((digest, preview)) if is_counted(&preview) => {
-                    locked.shard(digest).admit(digest, charge, context, preview, &self.capacity)
-                }
-                Some((digest, preview)) => {
-                    locked.shard(digest).pass_over(digest, charge, context, (&preview, !is_known), &self.capacity)
-                }
-                None => Figures::default(),
-            };
-            figures.status(charge)
-        });
-        Ok((statuses, counted_at))
-    }
-
-    /// Takes capacity for the new entries of all charges, and gives back that of those that are gone. If there is none for
-    /// one of them, it only gives back.
-    fn take_capacity(
+    /// Looks at all charges first, and then counts all of them or none.
+    fn decide_all<'a>(
         &self,
-        locked: &mut LockedShards<'_>,
-        check: &Check,
-        digests: &[u64],
-        previews: &mut [Preview],
-    ) -> Result<(), OutOfCapacity> {
-        let mut failure = None;
-        for ((charge, digest), preview) in check.charges().zip(digests).zip(&mut *previews) {
-            let new = if failure.is_none() { preview.new } else { 0 };
-            match locked.shard(*digest).take_capacity(*digest, charge, (preview.gone, new), &self.capacity) {
-                Ok(usage) => (preview.usage, preview.gone, preview.new) = (usage, 0, new),
-                Err(error) => (preview.new, failure) = (0, Some(error)),
-            }
-        }
-        let Some(failure) = failure else {
-            previews.iter_mut().for_each(|preview| preview.new = 0);
-            return Ok(());
-        };
-        for ((charge, digest), preview) in check.charges().zip(digests).zip(previews) {
-            locked.shard(*digest).give_back(*digest, charge, preview, &self.capacity);
-        }
-        Err(failure)
+        check: &'a Check,
+        context: CheckContext,
+    ) -> Result<((LimitStatus, Vec<LimitStatus>), Option<u64>), &'a Limit> {
+        let mut locked = LockedShards::of(self, check);
+        let places = check.charges().enumerate();
+        let looks: Vec<_> = places.map(|(number, charge)| locked.place(number, charge).look(charge, context)).collect();
+        let verdict = Verdict::of(&looks, &self.capacity);
+        let places = looks.iter().enumerate();
+        let mut figures =
+            places.map(|(number, look)| locked.place(number, look.charge).conclude(look, context, verdict));
+        let statuses = check.map_charges(|charge| figures.next().unwrap_or_default().status(charge));
+        Ok((statuses, verdict.counted_at()?))
     }
 
     /// Settles one charge after the other. If one of them finds no capacity, the others are settled all the same.
     pub(super) fn settle(&self, settlement: &Settlement) -> Result<Settled, StoreError> {
-        let (now, mut was_applied, mut failure, mut figures) = (self.clock.now(), false, None, Vec::new());
+        let (now, id, at) = (self.clock.now(), settlement.id(), settlement.at_micros());
+        let (mut was_applied, mut failure, mut figures) = (false, None, Vec::new());
         for (charge, cost) in settlement.accounts() {
+            let of_charge = ChargeSettlement { charge, cost, id, at };
             let digest = self.digest(charge);
-            let of_charge = ChargeSettlement { charge, cost, id: settlement.id(), at: settlement.at_micros() };
-            let settle = || self.lock(shard_of(digest)).settle(digest, now, of_charge, &self.capacity);
+            let settle = || self.lock(shard_of(digest)).place(digest, charge, &self.capacity).settle(now, of_charge);
             match self.or_sweep(now, settle) {
                 Ok((settled, is_known)) => {
                     was_applied |= is_known;
                     figures.push(settled);
                 }
-                Err(error) => failure = Some(error),
+                Err(limit) => failure = Some(limit),
             }
         }
-        if let Some(failure) = failure {
-            return Err(failure.when("settling an admission"));
+        if let Some(limit) = failure {
+            return Err(self.capacity.error("settling an admission", limit));
         }
         let mut figures = figures.into_iter();
         let status = |charge: &Charge| figures.next().unwrap_or_default().status(charge);
@@ -197,42 +159,52 @@ impl Table {
     #[inline]
     fn lock(&self, index: usize) -> MutexGuard<'_, Shard> {
         // No code that can panic runs under the lock, and a shard is whole between any two of its operations.
-        self.shards[index].0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[index].shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sweeps the next shard if it is due, and leaves it to another caller if its lock is taken.
     #[inline]
     fn sweep_in_passing(&self, now: u64) {
-        if let Some(index) = self.sweeps.next_due(now) {
-            if let Ok(mut shard) = self.shards[index].0.try_lock() {
-                shard.sweep(now, &self.capacity);
-                self.sweeps.has_swept(index, now);
-            }
-            if index == 0 {
-                self.capacity.forget_unused();
-            }
+        let due = self.sweep_due.load(Ordering::Relaxed);
+        let next = now.saturating_add(SWEEP_CYCLE / SHARDS as u64);
+        // A time far ahead is left over from before the clock stepped back.
+        let is_due = due <= now || due > next;
+        if is_due && self.sweep_due.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            self.sweep_next(now);
+        }
+    }
+
+    #[cold]
+    fn sweep_next(&self, now: u64) {
+        let index = self.next_swept.fetch_add(1, Ordering::Relaxed) % SHARDS;
+        let LockedShard { shard, swept_at } = &self.shards[index];
+        if let Ok(mut shard) = shard.try_lock() {
+            shard.sweep(now, &self.capacity);
+            swept_at.store(now, Ordering::Relaxed);
+        }
+        if index == 0 {
+            self.capacity.forget_unused();
         }
     }
 
     /// Does something that may need capacity. If there is none, sweeps and does it again.
     #[inline]
-    fn or_sweep<T>(&self, now: u64, mut act: impl FnMut() -> Result<T, OutOfCapacity>) -> Result<T, OutOfCapacity> {
-        let mut has_swept = false;
-        loop {
-            match act() {
-                Err(error) if mem::replace(&mut has_swept, true) || !self.sweep_overdue(now) => return Err(error),
-                Err(_) => {}
-                outcome => return outcome,
-            }
+    fn or_sweep<T, E>(&self, now: u64, act: impl Fn() -> Result<T, E>) -> Result<T, E> {
+        match act() {
+            Err(_) if self.sweep_overdue(now) => act(),
+            outcome => outcome,
         }
     }
 
-    /// Sweeps overdue shards, and returns whether anything had expired.
+    /// Sweeps shards that have not been swept for a whole cycle, and returns whether anything had expired. Of several callers,
+    /// the first sweeps a shard.
     #[cold]
     fn sweep_overdue(&self, now: u64) -> bool {
         let (mut keys, mut is_any) = (0, false);
-        for index in 0..SHARDS {
-            if keys < SWEPT_AT_ONCE && self.sweeps.is_overdue(index, now) {
+        for (index, LockedShard { swept_at, .. }) in self.shards.iter().enumerate() {
+            let swept = swept_at.load(Ordering::Relaxed);
+            let is_overdue = keys < SWEPT_AT_ONCE && (swept > now || now - swept >= SWEEP_CYCLE);
+            if is_overdue && swept_at.compare_exchange(swept, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
                 let mut shard = self.lock(index);
                 keys += shard.keys();
                 is_any |= shard.sweep(now, &self.capacity);
@@ -247,22 +219,28 @@ fn shard_of(digest: u64) -> usize {
     (digest >> 32) as usize % SHARDS
 }
 
-/// The locks of all shards that a check needs, taken in the order of the shards, so that two checks never wait for each
-/// other.
-struct LockedShards<'a>(Vec<(usize, MutexGuard<'a, Shard>)>);
+/// The shards that a check needs, locked in their order, so that two checks never wait for each other.
+struct LockedShards<'a> {
+    capacity: &'a Capacity,
+    /// One a charge.
+    digests: Vec<u64>,
+    shards: Vec<(usize, MutexGuard<'a, Shard>)>,
+}
 
 impl<'a> LockedShards<'a> {
-    fn of(table: &'a Table, digests: &[u64]) -> Self {
+    fn of(table: &'a Table, check: &Check) -> Self {
+        let digests: Vec<u64> = check.charges().map(|charge| table.digest(charge)).collect();
         let mut indexes: Vec<usize> = digests.iter().map(|digest| shard_of(*digest)).collect();
         indexes.sort_unstable();
         indexes.dedup();
-        Self(indexes.into_iter().map(|index| (index, table.lock(index))).collect())
+        let shards = indexes.into_iter().map(|index| (index, table.lock(index))).collect();
+        Self { capacity: &table.capacity, digests, shards }
     }
 
-    /// The shard of one of the digests.
-    fn shard(&mut self, digest: u64) -> &mut Shard {
-        let index = shard_of(digest);
-        let place = self.0.partition_point(|(locked, _)| *locked < index);
-        &mut self.0[place].1
+    /// The record of the charge with this number.
+    fn place(&mut self, number: usize, charge: &Charge) -> Place<'_> {
+        let digest = self.digests[number];
+        let index = self.shards.partition_point(|(index, _)| *index < shard_of(digest));
+        self.shards[index].1.place(digest, charge, self.capacity)
     }
 }
