@@ -152,7 +152,7 @@ impl Place<'_> {
         let is_known = window.settle(now, settlement, has_room);
         let figures = window.figures(charge, now);
         self.leave(entries);
-        is_known.map(|is_known| (figures, is_known)).ok_or(charge.limit())
+        is_known.map(|is_known| (figures, is_known)).ok_or_else(|| charge.limit())
     }
 
     /// Takes or gives back capacity, if there are other entries than those for which it is taken. Removes a record without

@@ -10,13 +10,13 @@ use std::{
 
 use super::{
     capacity::Capacity,
-    shard::{Place, Shard, Verdict},
+    shard::{Look, Place, Shard, Verdict},
 };
 use crate::{
     admission::AdmissionId,
     check::{Charge, Check},
     clock::{Clock, system_time},
-    decision::{Decision, LimitStatus},
+    decision::Decision,
     error::StoreError,
     key::Digester,
     limit::Limit,
@@ -72,14 +72,15 @@ impl Table {
         let decision = |counted_at: Option<u64>, statuses| {
             Decision::of_statuses(system_time(counted_at.unwrap_or(now)), id, statuses)
         };
+        // Statuses are made after the locks are free.
         let decided = match check.only_charge() {
-            // The status is made after the lock is free.
             Some(charge) => self
                 .or_sweep(now, || self.decide_one(charge, context))
                 .map(|(figures, counted_at)| decision(counted_at, (figures.status(charge), Vec::new()))),
-            None => self
-                .or_sweep(now, || self.decide_all(check, context))
-                .map(|(statuses, counted_at)| decision(counted_at, statuses)),
+            None => self.or_sweep(now, || self.decide_all(check, context)).map(|(figures, counted_at)| {
+                let mut figures = figures.into_iter();
+                decision(counted_at, check.map_charges(|charge| figures.next().unwrap_or_default().status(charge)))
+            }),
         };
         decided.map_err(|limit| self.capacity.error("deciding a check", limit))
     }
@@ -101,16 +102,15 @@ impl Table {
         &self,
         check: &'a Check,
         context: CheckContext,
-    ) -> Result<((LimitStatus, Vec<LimitStatus>), Option<u64>), &'a Limit> {
+    ) -> Result<(Vec<Figures>, Option<u64>), &'a Limit> {
         let mut locked = LockedShards::of(self, check);
         let places = check.charges().enumerate();
         let looks: Vec<_> = places.map(|(number, charge)| locked.place(number, charge).look(charge, context)).collect();
         let verdict = Verdict::of(&looks, &self.capacity);
         let places = looks.iter().enumerate();
-        let mut figures =
-            places.map(|(number, look)| locked.place(number, look.charge).conclude(look, context, verdict));
-        let statuses = check.map_charges(|charge| figures.next().unwrap_or_default().status(charge));
-        Ok((statuses, verdict.counted_at()?))
+        let conclude =
+            |(number, look): (usize, &Look<'_>)| locked.place(number, look.charge).conclude(look, context, verdict);
+        Ok((places.map(conclude).collect(), verdict.counted_at()?))
     }
 
     /// Settles one charge after the other. If one of them finds no capacity, the others are settled all the same.

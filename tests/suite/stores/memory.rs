@@ -188,6 +188,40 @@ async fn a_check_takes_capacity_for_all_of_its_charges_or_none() {
     assert!(limiter.check(&CALLS, "c", 1).await.is_err());
 }
 
+/// The second charge finds as much as is free after the first.
+#[tokio::test]
+async fn the_charges_of_a_check_get_capacity_one_after_the_other() {
+    for (capacity, is_enough) in [(1, false), (2, true)] {
+        let (store, limiter, _) = store(capacity);
+        let check = Check::new(Charge::new(CALLS, "ada", 1).unwrap()).and(Charge::new(SEARCH, "ada", 1).unwrap());
+        let outcome = limiter.check_all(check.unwrap()).await;
+        assert_eq!(outcome.is_ok_and(|decision| decision.is_allowed()), is_enough);
+        assert_eq!(capacity_in_use(&store).0, if is_enough { 2 } else { 0 });
+    }
+}
+
+#[tokio::test]
+async fn a_sweep_leaves_a_counter_as_it_is() {
+    let (store, limiter, clock) = store(1_000);
+    let counted = Limit::per_minute("counted", 10).with_algorithm(Algorithm::sliding_window_counter());
+    let at = limiter.peek(&counted, "ada").await.unwrap().at().duration_since(std::time::UNIX_EPOCH).unwrap();
+    clock.advance(counted.window() - Duration::from_micros(at.as_micros() as u64 % 60_000_000));
+    assert!(limiter.check(&counted, "ada", 10).await.unwrap().is_allowed());
+    clock.advance(Duration::from_secs(75));
+    for _ in 0..100 {
+        clock.advance(Duration::from_millis(20));
+        assert!(limiter.peek(&CALLS, "ada").await.unwrap().is_allowed());
+    }
+    // 43 of 60 seconds of the previous window count.
+    assert_eq!(limiter.peek(&counted, "ada").await.unwrap().used(), 8);
+    clock.advance(Duration::from_secs(44));
+    for _ in 0..100 {
+        clock.advance(Duration::from_millis(20));
+        assert!(limiter.peek(&CALLS, "ada").await.unwrap().is_allowed());
+    }
+    assert_eq!(store.keys(), 0);
+}
+
 #[tokio::test]
 async fn a_reset_frees_capacity() {
     let (_, limiter, _) = store(4);
