@@ -24,9 +24,10 @@ impl Counter {
         }
     }
 
-    /// Forgets all units if they have left even a window that may be longer: the clock's windows are multiples of the exact one.
+    /// Forgets all units if they have left even a window that may be longer. Then the clock's windows begin at other times.
     pub(super) fn sweep(&mut self, now: u64, at_most: u64) {
-        if self.start.saturating_add(at_most).saturating_add(at_most) <= now {
+        let windows = if self.current == 0 { 1 } else { 2 };
+        if self.start.saturating_add(windows * at_most) <= now {
             *self = Self::default();
         }
     }

@@ -8,7 +8,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, PoisonError, RwLock,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -29,6 +29,8 @@ pub(super) struct Capacity {
 #[derive(Debug)]
 pub(super) struct LimitUsage {
     name: Cow<'static, str>,
+    /// The longest window of a limit with this name, for sweeps.
+    window: AtomicU64,
     admissions: Counter,
 }
 
@@ -61,7 +63,8 @@ impl Capacity {
         let known = self.limits.read().unwrap_or_else(PoisonError::into_inner).get(limit.name()).cloned();
         known.unwrap_or_else(|| {
             let mut limits = self.limits.write().unwrap_or_else(PoisonError::into_inner);
-            let new = || LimitUsage { name: limit.shared_name(), admissions: Counter::default() };
+            let new =
+                || LimitUsage { name: limit.shared_name(), window: AtomicU64::new(0), admissions: Counter::default() };
             Arc::clone(limits.entry(limit.shared_name()).or_insert_with(|| new().into()))
         })
     }
@@ -110,6 +113,17 @@ impl LimitUsage {
     #[inline]
     pub(super) fn is_of(&self, limit: &Limit) -> bool {
         self.name == limit.name()
+    }
+
+    pub(super) fn window(&self) -> u64 {
+        self.window.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn note_window(&self, limit: &Limit) {
+        if self.window() < limit.window_micros() {
+            self.window.fetch_max(limit.window_micros(), Ordering::Relaxed);
+        }
     }
 
     #[inline]

@@ -25,8 +25,6 @@ struct Record {
     digest: u64,
     key: Key,
     algorithm: Algorithm,
-    /// The length of the window at the last check, for sweeps: in units of 8,192 µs, rounded up, so that it takes four bytes.
-    length: u32,
     /// Of all keys under the limit's name.
     usage: Arc<LimitUsage>,
     window: Window,
@@ -69,11 +67,11 @@ impl Shard {
     /// Finds the record of a charge, or adds it.
     #[inline]
     pub(super) fn place<'a>(&'a mut self, digest: u64, charge: &Charge, capacity: &'a Capacity) -> Place<'a> {
-        let mut record = match self.0.find_entry(digest, |record| record.is_of(digest, charge)) {
+        let record = match self.0.find_entry(digest, |record| record.is_of(digest, charge)) {
             Ok(found) => found,
             Err(absent) => Record::insert(absent.into_table(), digest, charge, capacity),
         };
-        record.get_mut().length = (charge.limit().window_micros() >> Record::LENGTH_BITS) as u32 + 1;
+        record.get().usage.note_window(charge.limit());
         Place { record, capacity }
     }
 
@@ -88,9 +86,9 @@ impl Shard {
     /// Drops all expired entries, and returns whether there were any.
     pub(super) fn sweep(&mut self, now: u64, capacity: &Capacity) -> bool {
         let mut is_any = false;
-        self.0.retain(|Record { window, usage, length, .. }| {
+        self.0.retain(|Record { window, usage, .. }| {
             let before = window.len();
-            window.sweep(now, u64::from(*length) << Record::LENGTH_BITS);
+            window.sweep(now, usage.window());
             capacity.change(usage, before, window.len());
             is_any |= window.len() < before;
             window.len() > 0
@@ -213,8 +211,6 @@ fn held_after<'a>(charges: impl Iterator<Item = &'a Look<'a>>, held: usize) -> u
 }
 
 impl Record {
-    const LENGTH_BITS: u32 = 13;
-
     #[cold]
     fn insert<'a>(
         records: &'a mut HashTable<Self>,
@@ -224,7 +220,7 @@ impl Record {
     ) -> OccupiedEntry<'a, Self> {
         let limit = charge.limit();
         let (key, usage) = (charge.key().clone(), capacity.usage(limit));
-        let record = Self { digest, key, algorithm: limit.algorithm(), length: 0, usage, window: Window::new(limit) };
+        let record = Self { digest, key, algorithm: limit.algorithm(), usage, window: Window::new(limit) };
         records.insert_unique(digest, record, |record| record.digest)
     }
 
