@@ -104,15 +104,18 @@ fn reply() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// As many numbers as the script might send, and perhaps the time of an earlier try.
+/// As many numbers as the script might send, perhaps in the record of a check.
 fn plausible() -> impl Strategy<Value = Vec<u8>> {
-    let at = prop_oneof![6 => Just(None), 1 => number().prop_map(Some)];
-    (vec(number(), 1..12), at).prop_map(|(numbers, at)| {
-        let mut items: Vec<String> = numbers.iter().map(|number| format!(":{number}\r\n")).collect();
-        if let Some(at) = at {
-            items.insert(1, format!("*1\r\n:{at}\r\n"));
-        }
-        format!("*{}\r\n{}", items.len(), items.concat()).into_bytes()
+    (vec(number(), 1..14), any::<bool>()).prop_map(|(numbers, is_record)| {
+        let numbers: Vec<String> = numbers.iter().map(|number| format!(":{number}\r\n")).collect();
+        let (now, rest) = (&numbers[0], &numbers[1..]);
+        let count = rest.len();
+        let reply = if is_record {
+            format!("*2\r\n{now}*{count}\r\n{}", rest.concat())
+        } else {
+            format!("*{}\r\n{now}{}", 1 + count, rest.concat())
+        };
+        reply.into_bytes()
     })
 }
 
@@ -129,30 +132,16 @@ fn says() -> impl Strategy<Value = Says> {
 fn is_the_scripts(says: &Says, charges: usize) -> bool {
     let Says::Reply(bytes) = says else { return false };
     let Ok(Value::Array(fields)) = redis::parse_redis_value(bytes) else { return false };
-    let mut fields = fields.into_iter().peekable();
-    let is_time = |field: Option<Value>| matches!(field, Some(Value::Int(0..)));
-    if !is_time(fields.next()) {
-        return false;
-    }
-    // The time at which an earlier try was counted.
-    if let Some(Value::Array(mut at)) = fields.next_if(|field| matches!(field, Value::Array(_)))
-        && (at.len() != 1 || !is_time(at.pop()))
-    {
-        return false;
-    }
-    let has_retries = fields.next_if(|field| matches!(field, Value::Int(-2..=-1))).is_some();
-    for _ in 0..charges {
-        if !is_time(fields.next()) {
-            return false;
+    let is_number = |field: &Value| matches!(field, Value::Int(0..));
+    match &fields[..] {
+        [now, Value::Array(record)] => {
+            let is_outcome = matches!(record.first(), Some(Value::Int(0..=1)));
+            let is_at = matches!(record.get(1), Some(Value::Int(_)));
+            let are_figures = record.iter().skip(2).all(is_number);
+            is_number(now) && is_outcome && is_at && are_figures && record.len() == 2 + 5 * charges
         }
-        let Some(Value::Int(reset)) = fields.next() else { return false };
-        // A negative reset is followed by the reserved units, and by their part of the retry time.
-        let more = usize::from(reset < 0) + usize::from(has_retries) * (1 + usize::from(reset < 0));
-        if !(0..more).all(|_| is_time(fields.next())) {
-            return false;
-        }
+        fields => fields.len() == 1 + 2 * charges && fields.iter().all(is_number),
     }
-    fields.next().is_none()
 }
 
 /// With one limit and with two, with a refusal cache and without.

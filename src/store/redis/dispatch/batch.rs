@@ -1,12 +1,8 @@
 //! A batch: checks and settlements that travel in one script call.
 //!
-//! Equal checks travel as one check with copies, which costs Redis about as much as one. The order of arrival still decides:
-//! a check joins an earlier one only if no job between them touches their keys. Nothing outside can tell the order of
-//! checks on different keys, so those that the script decides quickly come first.
+//! `copies.rs` joins equal checks, and `lone.rs` has a shorter form for a check that is alone.
 
 use std::{
-    collections::HashMap,
-    hash::BuildHasherDefault,
     iter,
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -14,16 +10,17 @@ use std::{
 use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, cmd};
 
 use super::{
+    copies,
     dispatcher::ASKING,
     job::{Answer, Job, Work},
-    reply,
+    lone, reply,
 };
 use crate::{
     algorithm::Kind,
     check::{Charge, Check},
     clock::{Clock, ManualClock},
     error::StoreError,
-    key::{Digester, Prehashed},
+    limit::Limit,
     local::LocalState,
     store::redis::{
         connect::Connection,
@@ -70,7 +67,7 @@ pub(super) struct Batch {
 
 impl Batch {
     pub(super) fn new(jobs: Vec<Box<Job>>, time: &TimeSource) -> Self {
-        let mut jobs = if jobs.len() > 1 { arrange(jobs) } else { jobs };
+        let mut jobs = if jobs.len() > 1 { copies::join(jobs) } else { jobs };
         jobs.iter_mut().for_each(|job| job.set_id());
         Self { jobs, now: time.now() }
     }
@@ -113,10 +110,11 @@ impl Batch {
         for charge in charges() {
             command.arg(keys.of(charge.limit(), charge.key()));
         }
-        if let Some(charge) = self.lone_charge(again) {
-            let figures = [charge.limit().units(), charge.limit().window_micros()];
-            command.arg(figures.map(|figure| (figure as f64).to_le_bytes()).as_flattened());
-            command.arg(&self.jobs[0].id.0.to_be_bytes());
+        if let [job] = &*self.jobs
+            && self.now.is_empty()
+            && !again
+            && lone::write(job, command)
+        {
             return;
         }
         command.arg(&self.now);
@@ -130,13 +128,6 @@ impl Batch {
                 }
             }
         }
-    }
-
-    /// The only charge, if the script has a short form for it.
-    fn lone_charge(&self, again: bool) -> Option<&Charge> {
-        let [job] = &*self.jobs else { return None };
-        let has_form = self.now.is_empty() && !again && Rank::of(job) == Rank::Quick;
-        job.check().only_charge().filter(|_| has_form)
     }
 
     /// Gives every caller its answer from the script's reply, or the error.
@@ -157,72 +148,13 @@ impl Batch {
 
     fn answers(&self, reply: Value) -> Result<Vec<Answer>, StoreError> {
         let mut answers = Vec::with_capacity(self.jobs.len());
-        reply::read(reply, &self.jobs, &mut answers).map_err(|_| malformed())?;
+        reply::read(reply, &self.jobs, &mut answers).ok_or_else(malformed)?;
         Ok(answers)
     }
 }
 
 fn malformed() -> StoreError {
     StoreError::new(ASKING, "the reply is not the script's")
-}
-
-/// The place of a job in its batch.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Rank {
-    /// The script has a quick way for it, which begins with the batch and ends with the last of these.
-    Quick,
-    Other,
-    /// No request waits for it.
-    OfPrefetch,
-}
-
-impl Rank {
-    fn of(job: &Job) -> Self {
-        if job.is_of_prefetch() {
-            return Self::OfPrefetch;
-        }
-        let has_quick_way = |charge: &Charge| charge.cost() == 1 && is_plain(charge);
-        let is_quick = matches!(&job.work, Work::Decide(check)
-            if job.count() == 1 && check.id().is_none() && check.only_charge().is_some_and(has_quick_way));
-        if is_quick { Self::Quick } else { Self::Other }
-    }
-}
-
-/// Makes a check a copy of an earlier equal one, if no job between them touches their keys, and brings the jobs in the order of their
-/// ranks. Jobs that touch one key stay in order, but prefetches come last.
-fn arrange(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
-    let digester = Digester::default();
-    // The last job that touches a key, and the rank of the checks so far that touch it. If two keys have one hash, equal checks only
-    // travel apart.
-    let mut last_touch: HashMap<u64, (usize, Rank), BuildHasherDefault<Prehashed>> =
-        HashMap::with_capacity_and_hasher(jobs.len(), BuildHasherDefault::default());
-    let mut touched = Vec::new();
-    let mut arranged: Vec<(Rank, Box<Job>)> = Vec::with_capacity(jobs.len());
-    for job in jobs {
-        touched.clear();
-        touched.extend(job.check().charges().map(|charge| digester.of_key(charge.limit().name(), charge.key())));
-        let mut touches = touched.iter().map(|hash| last_touch.get(hash).copied());
-        let last = touches.next().flatten();
-        let earlier = last.filter(|(last, _)| touches.all(|touch| touch.is_some_and(|(place, _)| place == *last)));
-        let joined = match earlier.and_then(|(place, _)| Some((place, arranged.get_mut(place)?))) {
-            Some((place, (rank, earlier))) => earlier.join(job).map(|()| {
-                *rank = Rank::of(earlier).max(*rank);
-                (place, *rank)
-            }),
-            None => Err(job),
-        };
-        let touch = joined.unwrap_or_else(|job| {
-            let own = Rank::of(&job);
-            let before = touched.iter().filter_map(|hash| last_touch.get(hash)).map(|(_, rank)| *rank).max();
-            let before = before.unwrap_or(Rank::Quick);
-            arranged.push((own.max(before), job));
-            // Later checks of its key do not come behind a prefetch.
-            (arranged.len() - 1, if own == Rank::OfPrefetch { before } else { own.max(before) })
-        });
-        last_touch.extend(touched.iter().map(|hash| (*hash, touch)));
-    }
-    arranged.sort_by_key(|(rank, _)| *rank);
-    arranged.into_iter().map(|(_, job)| job).collect()
 }
 
 fn fail(jobs: Vec<Box<Job>>, error: &StoreError) {
@@ -233,18 +165,18 @@ fn fail(jobs: Vec<Box<Job>>, error: &StoreError) {
 /// Appends the arguments that all jobs of one shape share.
 fn write_shape(job: &Job, command: &mut Cmd, again: bool) {
     let check = job.check();
-    let is_plain = check.charges().all(is_plain);
-    let kind = match job.work {
+    if let Some(limit) = single(job).filter(|_| !again) {
+        command.arg("single").arg(limit.units()).arg(limit.window_micros());
+        return;
+    }
+    let kind = match &job.work {
         Work::Settle(_) if again => "settle again",
         Work::Settle(_) => "settle",
-        Work::Decide(_) => match (is_plain, again || may_be_counted(check)) {
-            (true, false) => "plain",
-            (true, true) => "again",
-            (false, false) => "any",
-            (false, true) => "given",
-        },
+        Work::Decide(_) if again || may_be_counted(check) => "again",
+        Work::Decide(_) if check.charges().all(is_plain) => "plain",
+        Work::Decide(_) => "any",
     };
-    command.arg(job.count()).arg(kind).arg(check.charges().count());
+    command.arg(kind).arg(job.count()).arg(check.charges().count());
     let mut costs = match &job.work {
         Work::Settle(settlement) => settlement.accounts().map(|(_, cost)| cost).collect(),
         Work::Decide(_) => Vec::new(),
@@ -253,19 +185,20 @@ fn write_shape(job: &Job, command: &mut Cmd, again: bool) {
     for charge in check.charges() {
         let limit = charge.limit();
         command.arg(limit.units()).arg(charge.cost()).arg(limit.window_micros());
-        if !(is_plain && job.is_check()) {
-            match limit.algorithm().kind() {
-                Kind::Log => command.arg("log"),
-                Kind::Fixed => command.arg("fixed"),
-                Kind::Counter => command.arg("counter"),
-                Kind::Compact { entries } => command.arg(entries),
-            };
-            command.arg(charge.lease_micros().unwrap_or(0));
-            match costs.next().flatten() {
-                Some(cost) => command.arg(cost),
-                None => command.arg(mode(charge)),
-            };
+        if kind == "plain" {
+            continue;
         }
+        match limit.algorithm().kind() {
+            Kind::Log => command.arg("log"),
+            Kind::Fixed => command.arg("fixed"),
+            Kind::Counter => command.arg("counter"),
+            Kind::Compact { entries } => command.arg(entries),
+        };
+        command.arg(charge.lease_micros().unwrap_or(0));
+        match costs.next().flatten() {
+            Some(cost) => command.arg(cost),
+            None => command.arg(mode(charge)),
+        };
     }
 }
 
@@ -289,9 +222,16 @@ fn have_one_shape(job: &Job, other: &Job) -> bool {
         && check.charges().map(figures).eq(other_check.charges().map(figures))
 }
 
-/// Whether a charge is of the most frequent kind: exact, not reserved, counted or refused.
+/// The limit of a check of one copy and one unit, if its charge is plain and its id is new.
+pub(super) fn single(job: &Job) -> Option<&Limit> {
+    let Work::Decide(check) = &job.work else { return None };
+    let charge = check.only_charge().filter(|_| check.id().is_none() && job.count() == 1)?;
+    (charge.cost() == 1 && is_plain(charge)).then(|| charge.limit())
+}
+
+/// Whether a charge is of the most frequent kind: exact, at a cost, not reserved, counted or refused.
 fn is_plain(charge: &Charge) -> bool {
-    charge.is_exact() && charge.lease_micros().is_none() && mode(charge).is_empty()
+    charge.cost() > 0 && charge.is_exact() && charge.lease_micros().is_none() && mode(charge).is_empty()
 }
 
 /// The script's word for a charge that never refuses or takes nothing.
@@ -302,53 +242,5 @@ fn mode(charge: &Charge) -> &'static str {
         (true, false) => "shadow",
         (false, true) => "left",
         (false, false) => "",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{admission::AdmissionId, key::Key, limit::Limit};
-
-    const CALLS: Limit = Limit::per_hour("calls", 100);
-
-    fn check(key: &str, cost: u64) -> Check {
-        Check::new(Charge::new(CALLS, key, cost).unwrap())
-    }
-
-    fn prefetch(key: &str, units: u64) -> Check {
-        Check::new(Charge::prefetch(CALLS, Key::from(key), units, 100_000)).with_id(AdmissionId::fresh())
-    }
-
-    /// The costs and copies of these checks, as they travel.
-    fn arranged(checks: impl IntoIterator<Item = Check>) -> Vec<(u64, u64)> {
-        let job = |check| {
-            let mut job = Job::decide(check);
-            drop(job.wait());
-            job
-        };
-        let jobs = arrange(checks.into_iter().map(job).collect());
-        jobs.iter().map(|job| (job.check().charges().map(Charge::cost).sum(), job.count())).collect()
-    }
-
-    #[test]
-    fn single_units_come_first_and_prefetches_last() {
-        let checks = [prefetch("ada", 20), check("bob", 2), check("eve", 1), prefetch("joe", 30), check("ada", 1)];
-        assert_eq!(arranged(checks), [(1, 1), (1, 1), (2, 1), (20, 1), (30, 1)]);
-    }
-
-    #[test]
-    fn equal_checks_join_if_no_other_is_between_them() {
-        let checks =
-            [check("ada", 1), check("bob", 3), check("ada", 1), check("ada", 2), check("ada", 1), check("bob", 3)];
-        assert_eq!(arranged(checks), [(1, 2), (3, 2), (2, 1), (1, 1)]);
-    }
-
-    #[test]
-    fn checks_of_one_key_stay_in_order_behind_a_longer_one() {
-        let both = check("ada", 4).and(Charge::new(CALLS, "bob", 4).unwrap()).unwrap();
-        assert_eq!(arranged([both, check("bob", 1), check("eve", 1)]), [(1, 1), (8, 1), (1, 1)]);
-        assert_eq!(arranged([check("ada", 2), prefetch("ada", 20), check("ada", 1)]), [(2, 1), (1, 1), (20, 1)]);
-        assert_eq!(arranged([check("ada", 2), prefetch("ada", 20), prefetch("ada", 30), check("ada", 1)])[1], (1, 1));
     }
 }

@@ -9,9 +9,11 @@
 
 mod batch;
 mod commands;
+mod copies;
 mod cross_slot;
 mod dispatcher;
 mod job;
+mod lone;
 mod queue;
 mod reply;
 mod runtimes;

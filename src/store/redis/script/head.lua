@@ -1,18 +1,19 @@
 -- Decides a batch of checks and settles admissions, one after the other. A check is admitted whole or refused whole. Equal
 -- checks of several callers may come as copies of one: they are decided as if one after the other, too.
 --
--- The script is these files in a row: head.lua; quick.lua, shape.lua, plain.lua and prefetch.lua, which are all that most batches
--- need, and return there; entries.lua, sums.lua, counter.lua and log.lua, how a limit counts; check.lua and settle.lua; and
--- run.lua, the way through the rest of a batch. Lua makes the functions anew in each call, so those that few batches need
--- come last.
+-- The script is the Lua files of this folder in a row, as mod.rs lists them. There are two ways through it. fast.lua decides
+-- most checks; lone.lua is its short form for a check that is alone. The general way decides all checks, and settles: how
+-- entries look (entries.lua, copies.lua), what a key has (totals.lua, counter.lua, log.lua), and what is done with it
+-- (check.lua, settle.lua). Lua makes its functions anew in each call, so they are made when the first check needs them.
+-- run.lua reads the arguments, and sends each check one of the two ways. Each function gets what it reads and changes.
 --
 -- KEYS   one sorted set a charge
 -- ARGV   now        microseconds since the Unix epoch, or '' for the server's own clock
 --        then runs of checks that differ only in their keys and ids
+--          kind     'plain': three figures a charge, at a cost, under ids that are new; 'any': six figures a charge; 'again':
+--                   the same, and the ids may have been counted before; 'settle', or 'settle again' in a second try: an
+--                   admission, six figures a charge
 --          copies   of each check
---          kind     'plain': three figures a charge; 'again': the same, and the ids may have been counted before;
---                   'any': six figures a charge; 'given': the same, and the ids may have been counted before;
---                   'settle', or 'settle again' in a second try: an admission, six figures a charge
 --          charges  of each check; then for each charge
 --            units  the limit
 --            cost   units to take; 0 asks without spending
@@ -27,31 +28,42 @@
 --          checks   how many follow; then for each check, whose charges take the next keys, in order
 --            id     eight bytes: the id of the first copy; those of the others follow it
 --            at     only of an admission: when it was decided
---        or, of a check that is alone, 'plain', of one copy, one charge and one unit, by the server's own clock, only
---          numbers  the limit and its window, as two doubles, little-endian
---          id       as above
--- reply  a flat list: now, then for each check
---          { at }   only if an earlier try has counted it: when that was
---          -1 - n   only if not all copies are admitted, or a charge is a shadow: n copies are. Of an admission: n is 1 if
---                   any limit knew it. If a key failed, a text instead: the place of its charge, from 1, and the error
---          then for each charge
+--        or the short form of lone.lua
+-- reply  a list: now, then for each check either two figures a charge, if all copies are admitted and no units are reserved,
 --            used   units in the window after the decision
 --            reset  microseconds until fewer are, 0 if there are none; read from an expiry, it is up to 1 millisecond more, or
---                   up to the life of a prefetch if that was the first entry.
---                   If some units are reserved, -1 - reset, and then
---              reserved  how many
---            retry  only after -1 - n of a check: microseconds until this charge no longer refuses one more copy, 0 if it
---                   refuses none; and then, if some units are reserved
---              least     the same if all of them were given back now
---        or, where quick.lua has admitted a check with two arguments, a string of three doubles: now, used, reset
+--                   up to the life of a prefetch if that was the first entry
+--        or a record, which is a list,
+--          admitted how many copies are; of an admission 1 if any limit knew it
+--          at       when an earlier try has counted it; -1 if none has
+--          then for each charge
+--            used, reset  as above
+--            reserved     how many of the used units are
+--            retry        microseconds until this charge no longer refuses one more copy, 0 if it refuses none
+--            least        the same if all reserved units were given back now
+--        or, if a key failed, a text: the place of its charge, from 1, and the error
 --
+-- Words     the same in Rust (`window/`, `dispatch/`) and in Lua
+--           plain      a charge of an exact log that counts or refuses, and reserves nothing
+--           named      an entry that has the id of an admission
+--           sum        an entry of units without ids, admitted at one recorded time
+--           total      the units of all entries of a key; it is the score of a head
+--           head       a member that is no entry: the total 'used', the reserved units, the numbers of a counter
+--           reserved   units that count until they are settled or their lease ends. Their head has the name 'held', which it
+--                      keeps, since another one would start all windows anew
+--           settled    an entry that a settlement has left, or a charge's real cost
+--           gone       an entry that has left the window, and may be in the key still
+--           part       the part of a window whose admissions are recorded under one time
+--           copies     equal checks that travel as one
+--           counts     the two numbers of a counter
+--           log        what the key of a charge has at present, whatever the algorithm
 -- Cost      O(log n) a charge, and O(1) more for each entry that is read, dropped or moved. A charge reads at most 100
 --           entries for a retry time, moves at most 100 after a step back of the clock, and drops at most 500: some 0.5 ms.
 --           * A retry time that needs more entries is the time at which the last of those read leaves: a lower bound.
 --           * Where more entries have left than may be dropped, those of one unit do not count. Others count until later
 --             checks drop them, unless at most 500 entries stay, which are then all that is kept.
 --           * Where more entries are ahead of the clock than may be moved, each refusal moves the newest of them.
---           * Under an algorithm other than the log, a key keeps 10,000 entries with an id. Further units have none.
+--           * Under an algorithm other than the log, a key keeps 10,000 named entries. Further units have no id.
 -- Numbers   integers up to 2^53 in doubles. In texts they are written with %.0f, since `..` and tostring lose digits.
 --           Numbers that are read from a key are clamped to them.
 -- Writes    A server without memory refuses a script only its first write, and only if that adds something. So a check
@@ -65,7 +77,7 @@
 local SLACK = 1000  -- milliseconds a key outlives its last unit: a promoted replica's clock may be ahead
 
 local attempt, call, pcall, ceil = pcall, redis.call, redis.pcall, math.ceil
-local is_lone = #ARGV == 2
+local is_lone = #ARGV == 1 and #ARGV[1] == 24                 -- a time has fewer digits
 local now, score = not is_lone and tonumber(ARGV[1]), nil  -- the time, and as a score
 local is_server_time = not now
 
@@ -86,6 +98,3 @@ score = score or score_of(now)
 
 -- PEXPIRETIME came with Redis 7.0, and so did this number. By another clock than the server's an expiry tells nothing.
 local is_expiry_telling = is_server_time and redis.REDIS_VERSION_NUM
-
-local reply, r = not is_lone and { now }, 1  -- and its length
-local a, k = 1, 0                            -- how many arguments and keys have been taken

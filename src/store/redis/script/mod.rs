@@ -5,16 +5,22 @@ use std::sync::LazyLock;
 /// `head.lua` describes its arguments and its reply.
 pub(super) const DECIDE: &str = concat!(
     include_str!("head.lua"),
-    include_str!("quick.lua"),
-    include_str!("shape.lua"),
-    include_str!("plain.lua"),
-    include_str!("prefetch.lua"),
+    include_str!("single.lua"),
+    include_str!("lone.lua"),
+    // In functions, because most calls never need what these files define.
+    "local function other_ways()\n",
+    include_str!("fast.lua"),
+    "local function general_way()\n",
     include_str!("entries.lua"),
-    include_str!("sums.lua"),
+    include_str!("totals.lua"),
+    include_str!("copies.lua"),
     include_str!("counter.lua"),
     include_str!("log.lua"),
     include_str!("check.lua"),
     include_str!("settle.lua"),
+    "return decide, settle\nend\n",
+    include_str!("ways.lua"),
+    "return do_next, read_charges, charge_of\nend\n",
     include_str!("run.lua"),
 );
 

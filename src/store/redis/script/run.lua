@@ -1,32 +1,35 @@
--- The way through the rest of a batch, from where the files before have left it.
+-- The loop over the checks and settlements of a batch, in order. Lua makes functions anew in each call, so those that single.lua
+-- does not need are made when a check needs them.
 
--- Decides a check. If that fails, the other checks of the batch go on.
-local function decide_alone(shape, id)
-  local length = r
-  local is_done, problem = attempt(decide, shape, id)
-  if is_done then return end
-  for i = length + 1, #reply do
-    reply[i] = nil
-  end
-  reply[length + 1] = failure_of(shape.at_fault, problem)
-  r, k = length + 1 + 3 * #shape, k + #shape
-  for i = length + 2, r do
-    reply[i] = 0
-  end
-end
-
-while a < #ARGV do
-  for i = resume or shape.first, shape.last, shape.is_settlement and 2 or 1 do
-    if i ~= resume and (reply_done(i) or do_prefetch(shape, i)) then
-      -- Done.
-    elseif shape.is_settlement then
-      settle(shape, ARGV[i], ARGV[i + 1] + 0)
-    elseif not shape.is_plain or i == resume or not decide_plainly(shape, ARGV[i]) then
-      decide_alone(shape, ARGV[i])
+local reply, r, a, k = { now }, 1, 2, 0
+local do_next, read_charges, charge_of
+while a <= #ARGV do
+  local kind, copies, step, charges = ARGV[a], 1, 1, nil
+  local keys, units, window, due, cutoff = 1, nil, nil, nil, nil
+  if kind == 'single' then
+    units, window, a = ARGV[a + 1] + 0, ARGV[a + 2] + 0, a + 3
+    if is_expiry_telling and now >= window then
+      due, cutoff = (2 * ceil(window / 1000) + SLACK) * 1000 - window + now, score_of(now - window)
     end
+  else
+    if not do_next then do_next, read_charges, charge_of = other_ways() end
+    if kind == 'settle' or kind == 'settle again' then step = 2 end
+    copies, keys = ARGV[a + 1] + 0, ARGV[a + 2] + 0
+    charges, a = read_charges(a + 3, keys, kind == 'plain')
   end
-  a, resume = shape.last, nil
-  if a < #ARGV then shape = read_shape(a + 1) end
+  local last = a + ARGV[a] * step
+  for place = a + 1, last, step do
+    local used, reset
+    if cutoff then used, reset = count_one(KEYS[k + 1], ARGV[place], units, window, due, cutoff) end
+    if used then
+      reply[r + 1], reply[r + 2], r = used, reset, r + 2
+    else
+      if not do_next then do_next, read_charges, charge_of = other_ways() end
+      charges = charges or { charge_of(units, 1, window) }
+      r = do_next(kind, copies, charges, place, k, reply, r, reset)
+    end
+    k = k + keys
+  end
+  a = last + 1
 end
-
 return reply

@@ -1,144 +1,122 @@
 -- Settling an admission: each charge by itself. One that cannot be settled does not stop the others.
 
-local COPIES = 128  -- the copies of a check that travel together at most
-
--- The entry that an admission shares with its copies, the place of its own id behind the entry's, and the entry's time.
-local function shared(charge, key, id)
-  local first, place = string.sub(id, 1, 7) .. '\0', string.byte(id, 8)
-  for copies = max(place + 1, 2), COPIES do
-    local member = named_together(first, copies, charge.cost)
-    local at = found(charge, key, member)
-    if at then return member, place, at end
-  end
-end
-
 -- Writes an entry of a settlement, which no id finds any more: its units with a point behind them. If the id is given and
 -- settled again, the same member may be there: then the time follows the point, and spaces within one microsecond.
-local function write_settled(key, id, time, units)
-  local member = id .. text(units) .. '.'
-  if call('ZSCORE', key, member) then
+local function add_settled(log, id, time, units)
+  local member = begin_with(log, id) .. text(units) .. '.'
+  if call('ZSCORE', log.key, member) then
     member = member .. text(time)
     for _ = 1, LOOKED_AT do
-      if not call('ZSCORE', key, member) then break end
+      if not call('ZSCORE', log.key, member) then break end
       member = member .. ' '
     end
   end
-  call('ZADD', key, score_of(time), member)
+  call('ZADD', log.key, score_of(time), member)
 end
 
 -- Whether there still is the entry that a settlement has left at a time under this id.
-local function has_settled(key, id, time)
-  local at = score_of(time)
-  for _, member in ipairs(call('ZRANGEBYSCORE', key, at, at, 'LIMIT', 0, DROPPED)) do
-    if string.sub(member, 1, #id) == id and string.find(member, '%.%d* *$', #id + 1) then return true end
+local function has_settled(log, id, time)
+  local at, prefix = score_of(time), begin_with(log, id)
+  for _, member in ipairs(call('ZRANGEBYSCORE', log.key, at, at, 'LIMIT', 0, DROPPED)) do
+    if sub(member, 1, #prefix) == prefix and string.find(member, '%.%d* *$', #prefix + 1) then return true end
   end
   return false
 end
 
 -- Settles units whose lease is over and whose window is not: counts them as of when they were reserved. Returns whether
 -- that was not done before.
-local function settle_late(charge, key, id, time, cost)
-  if cost == 0 or not charge.lease or now < time + charge.lease or now >= time + charge.window then return false end
-  if not charge.part or charge.is_counter then
-    local prefix = kept(charge, id)
-    if has_settled(key, prefix, time) then return false end
-    add_to_sum(charge, key, cost)
-    write_settled(key, prefix, time, cost)
+local function settle_late(log, id, time, cost)
+  if cost == 0 or not log.lease or now < time + log.lease or now >= time + log.window then return false end
+  if not log.part or log.is_counter then
+    if has_settled(log, id, time) then return false end
+    add_to_total(log, cost)
+    add_settled(log, id, time, cost)
     return true
   end
   -- The units are among those without an id, so a mark says that they were counted.
-  local at = recorded_at(charge, time)
+  local at = recorded_at(log, time)
   -- A fixed window may have ended before.
-  if at + charge.window <= now then return false end
+  if at + log.window <= now then return false end
   -- The id may have been given again: the time tells the marks apart.
-  local mark = kept(charge, id) .. '.' .. text(at)
-  local marked_at = call('ZSCORE', key, mark)
+  local mark = begin_with(log, id) .. '.' .. text(at)
+  local marked_at = call('ZSCORE', log.key, mark)
   if marked_at and time_in(marked_at) == at then return false end
-  local has_mark = not is_full(charge, key)
-  add_to_sum(charge, key, cost)
-  join(charge, key, at, cost)
-  if has_mark then call('ZADD', key, score_of(at), mark) end
+  local has_mark = not is_full(log)
+  add_to_total(log, cost)
+  add_to_sum(log, at, cost)
+  if has_mark then call('ZADD', log.key, score_of(at), mark) end
+  return true
+end
+
+-- Settles units that still count under their id. Returns whether there are any.
+local function settle_named(log, id, time, cost)
+  local member, copies = named(log, id, log.cost, log.is_reserving), 1
+  local at = find(log, member)
+  if not at and not log.part and not log.lease and log.cost > 0 then
+    member, at, copies = find_shared(log, id)
+  end
+  if not at or at > named_at(log, time) then return false end
+  -- All units of a prefetch that are spent by now count from now at the latest.
+  time = log.lease and min(log.is_prefetch and at or time, now) or at
+  -- The first write, so that a server without memory lets units be given back.
+  call('ZREM', log.key, member)
+  local stays = log.is_counter and 0 or cost  -- a counter adds it to its numbers
+  if log.is_counter or log.has_total or stays > 0 then
+    add_to_total(log, stays - log.cost, log.is_reserving and -log.cost)
+  else
+    log.total, log.used = log.total - log.cost, log.used - log.cost
+  end
+  part_copies(log, id, copies, time)
+  if cost > 0 then
+    if log.is_counter then
+      add_to_counts(log, time, cost)
+    elseif log.part then
+      add_to_sum(log, recorded_at(log, time), cost)
+    else
+      add_settled(log, id, time, cost)
+    end
+  end
   return true
 end
 
 -- Sets the real cost of an admission, as of its own time. Returns whether the admission was known.
-local function settle_charge(charge, key, id, time, cost)
-  local member, copies, place = named(charge, id, charge.cost, charge.is_reserving), 1, 0
-  local at = found(charge, key, member)
-  if not at and not charge.part and not charge.lease and charge.cost > 0 then
-    member, place, at = shared(charge, key, id)
-    copies = at and weight(charge, member) / charge.cost
-  end
-  if not at or at > kept_at(charge, time) then
-    if not settle_late(charge, key, id, time, cost) then return false end
-  else
-    -- All units of a prefetch that are spent by now count from now at the latest.
-    time = charge.lease and min(charge.is_prefetch and at or time, now) or at
-    -- The first write, so that a server without memory lets units be given back.
-    call('ZREM', key, member)
-    local stays = charge.is_counter and 0 or cost  -- a counter adds it to its numbers
-    if charge.is_counter or charge.is_summed or stays > 0 then
-      add_to_sum(charge, key, stays - charge.cost, charge.is_reserving and -charge.cost)
-    else
-      charge.sum, charge.used = charge.sum - charge.cost, charge.used - charge.cost
-    end
-    -- Those that shared the entry have one of their own from now on.
-    for places = 0, copies - 1 do
-      if places ~= place then
-        call('ZADD', key, score_of(time), named(charge, following(id, places - place), charge.cost))
-      end
-    end
-    if cost > 0 then
-      if charge.is_counter then
-        count_at(charge, key, time, cost)
-      elseif charge.part then
-        join(charge, key, recorded_at(charge, time), cost)
-      else
-        write_settled(key, id, time, cost)
-      end
-    end
-  end
-
+local function settle_charge(log, id, time, cost)
+  if not settle_named(log, id, time, cost) and not settle_late(log, id, time, cost) then return false end
   local is_counted = false  -- in the numbers of a counter
-  if charge.is_counter then
-    charge.used, is_counted = charge.sum + estimate_now(charge), charge.current + charge.previous > 0
+  if log.is_counter then
+    log.used, is_counted = log.total + estimate_now(log), log.current + log.previous > 0
   end
-  charge.oldest = nil
-  if charge.used == 0 and not is_counted then
-    call('UNLINK', key)
+  log.oldest = nil
+  if log.used == 0 and not is_counted then
+    call('UNLINK', log.key)
     return true
   end
-  if charge.sum > 0 then charge.oldest = time_of(charge, key, 0) end
-  local newest = time_in(call('ZRANGE', key, 0, 0, 'WITHSCORES')[2])
-  if charge.is_counter then
+  if log.total > 0 then log.oldest = time_of(log, 0) end
+  local newest = time_in(call('ZRANGE', log.key, 0, 0, 'WITHSCORES')[2])
+  if log.is_counter then
     -- All that is left may be of the window before.
-    local is_present = charge.current > 0 or charge.sum > 0 and newest > charge.at
-    outlive(key, charge, is_present and charge.at or charge.at - charge.window, 2)
+    local is_present = log.current > 0 or log.total > 0 and newest > log.at
+    outlive(log, is_present and log.at or log.at - log.window, 2)
   else
     -- The oldest may have gone, so the expiry must not tell of it any more. The newest may be as old as the admission.
-    outlive_entries(charge, key, min(newest, charge.at))
+    outlive_entries(log, min(newest, log.at))
   end
   return true
 end
 
--- Settles an admission, and replies.
-local function settle(shape, id, time)
-  r = r + 1
-  local place, is_known, failure = r, false, nil
-  for i = 1, #shape do
-    local charge, key = shape[i], KEYS[k + i]
+-- Settles an admission. Appends its status, or the text of an error, to the reply of length `r`, and returns the new length. A
+-- second try cannot tell an admission that the first one has settled from an unknown one.
+local function settle(logs, k, id, time, is_again, reply, r)
+  local known, failure = is_again and 1 or 0, nil
+  for i, log in ipairs(logs) do
     local is_done, problem = attempt(function()
-      read(charge, key)
-      if charge.settled and settle_charge(charge, key, id, time, charge.settled) then is_known = true end
-      reply_status(charge)
+      read(log, KEYS[k + i])
+      if log.settled and settle_charge(log, id, time, log.settled) then known = 1 end
+      note_status(log, 0, 0)
     end)
-    if not is_done then
-      failure = failure_of(i, problem)
-      reply[r + 1], reply[r + 2] = 0, 0
-      r = r + 2
-    end
+    if not is_done then failure = failure_of(i, problem) end
   end
-  -- A second try cannot tell an admission that the first one has settled from an unknown one.
-  reply[place] = failure or (is_known or shape.kind == 'settle again') and -2 or -1
-  k = k + #shape
+  if not failure then return add_status(logs, known, -1, true, reply, r) end
+  reply[r + 1] = failure
+  return r + 1
 end

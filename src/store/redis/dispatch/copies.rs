@@ -1,0 +1,89 @@
+//! Copies: equal checks travel as one, which costs Redis about as much as one. The order of arrival still decides: a check
+//! joins an earlier one only if no job between them touches their keys.
+
+use std::{collections::HashMap, hash::BuildHasherDefault};
+
+use super::job::Job;
+use crate::key::{Digester, Prehashed};
+
+/// Makes each check that it can a copy of an earlier one. Prefetches come last: no request waits for them, so a check of their key
+/// does not come behind them, and copies join across them.
+pub(super) fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
+    let digester = Digester::default();
+    // The last job that touches a key. If two keys have one hash, equal checks only travel apart.
+    let mut last_touch: HashMap<u64, usize, BuildHasherDefault<Prehashed>> =
+        HashMap::with_capacity_and_hasher(jobs.len(), BuildHasherDefault::default());
+    let (mut touched, mut prefetches, mut joined) = (Vec::new(), Vec::new(), Vec::<Box<Job>>::with_capacity(jobs.len()));
+    for job in jobs {
+        if job.is_of_prefetch() {
+            prefetches.push(job);
+            continue;
+        }
+        touched.clear();
+        touched.extend(job.check().charges().map(|charge| digester.of_key(charge.limit().name(), charge.key())));
+        let mut touches = touched.iter().map(|hash| last_touch.get(hash).copied());
+        let last = touches.next().flatten().filter(|last| touches.all(|other| other == Some(*last)));
+        let (place, other) = match last.and_then(|place| Some((place, joined.get_mut(place)?))) {
+            Some((place, earlier)) => (place, earlier.join(job).err()),
+            None => (joined.len(), Some(job)),
+        };
+        let place = if other.is_some() { joined.len() } else { place };
+        joined.extend(other);
+        last_touch.extend(touched.iter().map(|hash| (*hash, place)));
+    }
+    joined.extend(prefetches);
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        admission::AdmissionId,
+        check::{Charge, Check},
+        key::Key,
+        limit::Limit,
+    };
+
+    const CALLS: Limit = Limit::per_hour("calls", 100);
+
+    fn check(key: &str, cost: u64) -> Check {
+        Check::new(Charge::new(CALLS, key, cost).unwrap())
+    }
+
+    fn prefetch(key: &str, units: u64) -> Check {
+        Check::new(Charge::prefetch(CALLS, Key::from(key), units, 100_000)).with_id(AdmissionId::fresh())
+    }
+
+    /// The costs and copies of these checks, as they travel.
+    fn joined(checks: impl IntoIterator<Item = Check>) -> Vec<(u64, u64)> {
+        let job = |check| {
+            let mut job = Job::decide(check);
+            drop(job.wait());
+            job
+        };
+        let jobs = join(checks.into_iter().map(job).collect());
+        jobs.iter().map(|job| (job.check().charges().map(Charge::cost).sum(), job.count())).collect()
+    }
+
+    #[test]
+    fn checks_keep_their_order_and_prefetches_come_last() {
+        let checks = [prefetch("ada", 20), check("bob", 2), check("eve", 1), prefetch("joe", 30), check("ada", 1)];
+        assert_eq!(joined(checks), [(2, 1), (1, 1), (1, 1), (20, 1), (30, 1)]);
+    }
+
+    #[test]
+    fn equal_checks_join_if_no_other_is_between_them() {
+        let checks =
+            [check("ada", 1), check("bob", 3), check("ada", 1), check("ada", 2), check("ada", 1), check("bob", 3)];
+        assert_eq!(joined(checks), [(1, 2), (3, 2), (2, 1), (1, 1)]);
+    }
+
+    #[test]
+    fn checks_of_one_key_stay_in_order_before_prefetches() {
+        let both = check("ada", 4).and(Charge::new(CALLS, "bob", 4).unwrap()).unwrap();
+        assert_eq!(joined([both, check("bob", 1), check("eve", 1), check("bob", 1)]), [(8, 1), (1, 2), (1, 1)]);
+        assert_eq!(joined([check("ada", 2), prefetch("ada", 20), check("ada", 1)]), [(2, 1), (1, 1), (20, 1)]);
+        assert_eq!(joined([check("ada", 2), prefetch("ada", 20), prefetch("ada", 30), check("ada", 1)])[1], (1, 1));
+    }
+}

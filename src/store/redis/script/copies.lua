@@ -1,0 +1,67 @@
+-- Copies of a check: equal checks of several callers, which travel as one. No other file knows how they are kept.
+--
+-- Copies that an exact log admits together share an entry under the first id, with their number and the cost of each; a few
+-- of cost 1 get entries of their own. The last byte of the first id is 0, and those of the other copies count up from it: so
+-- the id of any copy leads to the entry.
+
+local MOST = 128  -- the copies of a check that travel together at most
+local FEW = 4     -- up to 4 copies of cost 1 get an entry each, so that the key needs no total
+
+-- The member of an entry that copies share.
+local function shared(id, copies, cost)
+  return id .. text(copies) .. '*' .. text(cost)
+end
+
+-- The id of a later copy. There are too few copies for the last byte to overflow.
+local function following(id, places)
+  return sub(id, 1, 7) .. char(byte(id, 8) + places)
+end
+
+-- Counts copies in an exact log.
+local function add_copies(log, id, copies)
+  local cost, units = log.cost, log.cost * copies
+  if log.has_total or units > 1 and (cost > 1 or units > FEW) then
+    add_named(log, now, copies == 1 and named(log, id, cost) or shared(id, copies, cost), units)
+  else
+    for places = 0, units - 1 do
+      call('ZADD', log.key, score, following(id, places))
+    end
+    log.total, log.used = log.total + units, log.used + units
+  end
+end
+
+-- How many copies of a check a limit has counted under this id before, and when.
+local function copies_counted(log, id, copies)
+  local reserved = copies == 1 and find(log, named(log, id, log.cost, true))
+  if reserved then return 1, reserved end
+  for counted = copies, 1, -1 do
+    local at = find(log, counted == 1 and named(log, id, log.cost) or shared(id, counted, log.cost))
+    if at then
+      while not log.part and log.cost == 1 and counted < copies and call('ZSCORE', log.key, following(id, counted)) do
+        counted = counted + 1
+      end
+      return counted, at
+    end
+  end
+  return 0
+end
+
+-- Finds the entry that an admission shares with its copies: the entry, its time, and how many copies share it.
+local function find_shared(log, id)
+  local first = sub(id, 1, 7) .. '\0'
+  for copies = max(byte(id, 8) + 1, 2), MOST do
+    local member = shared(first, copies, log.cost)
+    local at = find(log, member)
+    if at then return member, at, copies end
+  end
+end
+
+-- Gives those that shared an entry with this id entries of their own.
+local function part_copies(log, id, copies, time)
+  local place = copies > 1 and byte(id, 8) or 0
+  for other = 0, copies - 1 do
+    if other ~= place then
+      call('ZADD', log.key, score_of(time), named(log, following(id, other - place), log.cost))
+    end
+  end
+end

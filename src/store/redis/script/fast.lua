@@ -1,0 +1,94 @@
+-- The fast way: a check of exact logs that have capacity, whose units are not reserved, under an id that is new. It decides
+-- what check.lua decides, before the functions of the general way are made. It reads the server's expiries, as single.lua does.
+
+local MANY = 100                  -- more entries that have left are dropped in steps, by the general way
+local present = ceil(now / 1000)  -- now in milliseconds
+
+-- Reads an exact log for a check. Returns the units used, the microseconds until the next of them leaves if the check is
+-- admitted, the expiry that the key needs then if it has another, the total if the key has one, and how many entries have
+-- left. Returns nothing if there is no capacity, or more to do than to count. `expires` may be known.
+local function look(charge, key, expires)
+  local cost, window, window_ms = charge.cost, charge.window, charge.window_ms
+  -- The entries that have left, and the total.
+  local beyond, used, total, gone = pcall('ZCOUNT', key, charge.cutoff, '+inf'), nil, nil, 0
+  if beyond == 0 then
+    expires = expires or call('PEXPIRETIME', key)
+    if expires == -2 then return 0, window, present + (cost > 1 and 2 or 1) * window_ms + SLACK, nil, 0 end
+    used = call('ZCARD', key)
+  else
+    if type(beyond) == 'table' or beyond > MANY then return end
+    total = call('ZSCORE', key, 'used')
+    gone = total and beyond - 1 or beyond
+    used = total and tonumber(total) or call('ZCARD', key) - gone
+    if total and gone > 0 then
+      for _, member in ipairs(call('ZREVRANGE', key, 1, gone)) do
+        -- Not a number if copies share the entry, or if this is the total of reserved units. Behind the point of a
+        -- settlement there may be its time.
+        local units = #member == 8 and 1 or tonumber(string.sub(member, 9))
+        if not units then return end
+        used = used - (units - units % 1)
+      end
+    end
+  end
+  -- Also where it is no number that a total can be.
+  if not (used >= 0 and used + cost <= charge.units) then return end
+
+  if gone == 0 then
+    expires = expires or call('PEXPIRETIME', key)
+    local reset, expiry = (expires - 2 * window_ms - SLACK) * 1000 + window - now, nil
+    -- One entry of one unit expires a window earlier, and the second moves the expiry.
+    if used == 1 and not total then reset, expiry = reset + window_ms * 1000, expires + window_ms end
+    -- Less than a millisecond may come from rounding.
+    if reset >= 1000 and not (expiry and reset > window + 1000) then
+      return used, reset < window and reset or window, expiry, total, 0
+    end
+  end
+  local oldest = call('ZREVRANGE', key, beyond, beyond, 'WITHSCORES')[2]
+  oldest = oldest and -tonumber(oldest)
+  if oldest and oldest <= now then
+    return used, oldest + window - now, ceil(oldest / 1000) + 2 * window_ms + SLACK, total, gone
+  elseif not oldest and not total then
+    return used, window, present + (cost > 1 and 2 or 1) * window_ms + SLACK, nil, gone
+  end
+end
+
+-- Counts a charge that was looked at. Returns false if it has done nothing.
+local function add(charge, key, id, used, expiry, total, gone)
+  local cost, written = charge.cost, nil
+  local has_total = total or cost > 1
+  -- The first write of a check is the only one that a server without memory refuses.
+  if has_total then
+    written = pcall('ZADD', key, used + cost, 'used', score, cost > 1 and id .. string.format('%.0f', cost) or id)
+  else
+    written = pcall('ZADD', key, score, id)
+  end
+  if type(written) == 'table' then return false end
+  if gone > 0 then
+    local last = has_total and -2 or -1
+    call('ZREMRANGEBYRANK', key, last + 1 - gone, last)
+  end
+  if expiry then call('PEXPIREAT', key, expiry) end
+  return true
+end
+
+-- Decides a check, and appends its status to the reply of this length. Returns false if it has done nothing. The expiry of
+-- the first key may be known.
+local function decide_fast(charges, k, id, reply, r, expires)
+  local charge, key = charges[1], KEYS[k + 1]
+  local used, reset, expiry, total, gone = look(charge, key, expires)
+  if not used then return false end
+  -- Those behind it are looked at before it is counted.
+  local others = #charges > 1 and {}
+  for i = 2, #charges do
+    others[i] = { look(charges[i], KEYS[k + i]) }
+    if not others[i][1] then return false end
+  end
+  if not add(charge, key, id, used, expiry, total, gone) then return false end
+  reply[r + 1], reply[r + 2] = used + charge.cost, reset
+  for i = 2, #charges do
+    used, reset, expiry, total, gone = unpack(others[i], 1, 5)
+    if not add(charges[i], KEYS[k + i], id, used, expiry, total, gone) then return false end
+    reply[r + 2 * i - 1], reply[r + 2 * i] = used + charges[i].cost, reset
+  end
+  return true
+end

@@ -1,0 +1,47 @@
+-- The two ways: reading the charges of a run, and sending each of its checks the fast way or the general one.
+
+-- A charge that is counted or refused, and not reserved.
+local function charge_of(units, cost, window)
+  return {
+    units = units, cost = cost, window = window, window_ms = ceil(window / 1000),
+    -- The score above which entries have left, and heads. Within a window of 1970 nothing has left.
+    cutoff = now < window and '(0' or score_of(now - window),
+    needs = cost, takes = cost,  -- units that have to be left, and units that are counted
+  }
+end
+
+-- Reads so many charges of a run from these arguments on: three or six figures of each. Returns them, and the place behind.
+local function read_charges(place, count, is_plain)
+  local charges = {}
+  for i = 1, count do
+    local charge = charge_of(ARGV[place] + 0, ARGV[place + 1] + 0, ARGV[place + 2] + 0)
+    place, charges[i] = place + 3, charge
+    if not is_plain then
+      local window, algorithm, lease, mode = charge.window, ARGV[place], ARGV[place + 1] + 0, ARGV[place + 2]
+      local entries = tonumber(algorithm)
+      charge.is_counter, charge.is_compact = algorithm == 'counter', entries ~= nil
+      -- Admissions of one part of the window are put together. An exact log has no parts.
+      charge.part = algorithm ~= 'log' and (entries and ceil(window / (entries - 2)) or window)
+      charge.lease, charge.is_reserving, charge.is_prefetch = lease > 0 and lease, lease > 0 and mode ~= 'spent', lease > window
+      charge.is_shadow, charge.settled = mode == 'shadow' or mode == 'left shadow', tonumber(mode)
+      if mode == 'spent' then charge.needs = 0 end
+      if mode == 'left' or mode == 'left shadow' then charge.takes = 0 end
+      place = place + 3
+    end
+  end
+  return charges, place
+end
+
+local decide, settle
+
+-- Decides the check, or settles the admission, of this argument, whose keys begin behind `k`. Appends its status to the reply
+-- of length `r`, and returns the new length. The expiry of the first key may be known.
+local function do_next(kind, copies, charges, place, k, reply, r, expires)
+  local id, is_fast = ARGV[place], is_expiry_telling and copies == 1 and (kind == 'single' or kind == 'plain')
+  if is_fast and decide_fast(charges, k, id, reply, r, expires) then return r + 2 * #charges end
+  if not decide then decide, settle = general_way() end
+  if kind == 'settle' or kind == 'settle again' then
+    return settle(charges, k, id, ARGV[place + 1] + 0, kind == 'settle again', reply, r)
+  end
+  return decide(charges, k, id, copies, kind == 'again', reply, r)
+end
