@@ -1,6 +1,9 @@
 //! The data in Redis after each kind of operation: keys, entries, scores, expiry, memory.
 
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::{
+    hint,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
 
 use tokio::time::sleep;
 use tower_sliding_window::{
@@ -109,6 +112,36 @@ async fn a_late_enough_expiry_is_not_moved() {
             assert!(!stats.contains("cmdstat_zrevrange"), "{stats}");
         }
     }
+}
+
+/// The expiry of two entries does not stay when one of them is given back: else the next check, within a millisecond of the
+/// other one's end, would take it for the expiry of a single entry, and report a reset that is a window late.
+#[tokio::test]
+async fn the_reset_beside_an_entry_that_is_just_leaving_is_its_end() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server);
+    let window = Duration::from_millis(60);
+    let mut seen = 0;
+    for round in 0..200 {
+        let check = Check::new(Charge::new(Limit::per("short", 100, window), format!("{round}"), 1).unwrap());
+        let leaves = limiter.check_all(check.clone()).await.unwrap().at() + window;
+        let second = limiter.check_all(check.clone()).await.unwrap();
+        limiter.settle(Settlement::new(check.clone(), &second, |_| Some(0))).await.unwrap();
+        while SystemTime::now() + Duration::from_micros(400 + round % 6 * 100) < leaves {
+            hint::spin_loop();
+        }
+        let third = limiter.check_all(check).await.unwrap();
+        let third_status = third.binding();
+        if third_status.used() == 2 {
+            let left = leaves.duration_since(third.at()).unwrap();
+            assert!(third_status.reset_after() <= left + Duration::from_millis(1), "{third_status:?}, {left:?}");
+            seen += 1;
+        }
+        if seen == 5 {
+            return;
+        }
+    }
+    panic!("seen {seen} times only");
 }
 
 /// If the expiry was changed from outside, or set by another window, some figures may be wrong, but no decision is.

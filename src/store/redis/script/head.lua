@@ -1,18 +1,20 @@
 -- Decides a batch of checks and settles admissions, one after the other. A check is admitted whole or refused whole. Equal
 -- checks of several callers may come as copies of one: they are decided as if one after the other, too.
 --
--- The script is the Lua files of this folder in a row, as mod.rs lists them. There are two ways through it. fast.lua decides
--- most checks; lone.lua is its short form for a check that is alone. The general way decides all checks, and settles: how
--- entries look (entries.lua, copies.lua), what a key has (totals.lua, counter.lua, log.lua), and what is done with it
--- (check.lua, settle.lua). Lua makes its functions anew in each call, so they are made when the first check needs them.
--- run.lua reads the arguments, and sends each check one of the two ways. Each function gets what it reads and changes.
+-- The script is the Lua files of this folder in a row, as mod.rs lists them. run.lua goes through the batch. single.lua counts
+-- most single units, and lone.lua lets one that is alone travel short. For all else there are two ways, and ways.lua sends each
+-- check one of them. The fast way (fast.lua) decides checks that only count in exact logs. The general way decides all checks,
+-- and settles: how entries look (entries.lua, copies.lua), what a key has (totals.lua, counter.lua, log.lua), and what is done
+-- with it (check.lua, settle.lua). Lua makes its functions anew in each call, so those of a way are made when they are needed.
+-- Each function gets what it reads and changes.
 --
 -- KEYS   one sorted set a charge
 -- ARGV   now        microseconds since the Unix epoch, or '' for the server's own clock
 --        then runs of checks that differ only in their keys and ids
---          kind     'plain': three figures a charge, at a cost, under ids that are new; 'any': six figures a charge; 'again':
---                   the same, and the ids may have been counted before; 'settle', or 'settle again' in a second try: an
---                   admission, six figures a charge
+--          kind     'single': one unit of one exact log, which counts or refuses, under ids that are new. Behind it come only
+--                     units, window and checks. 'plain': three figures a charge, of the same kind of log at any cost but 0,
+--                     under ids that are new; 'any': six figures a charge; 'again': the same, and the ids may have been counted
+--                     before; 'settle', or 'settle again' in a second try: an admission, six figures a charge
 --          copies   of each check
 --          charges  of each check; then for each charge
 --            units  the limit
@@ -56,7 +58,8 @@
 --           part       the part of a window whose admissions are recorded under one time
 --           copies     equal checks that travel as one
 --           counts     the two numbers of a counter
---           log        what the key of a charge has at present, whatever the algorithm
+--           single     a check of one unit of one plain charge
+--           log        a charge, and what its key has at present, whatever the algorithm
 -- Cost      O(log n) a charge, and O(1) more for each entry that is read, dropped or moved. A charge reads at most 100
 --           entries for a retry time, moves at most 100 after a step back of the clock, and drops at most 500: some 0.5 ms.
 --           * A retry time that needs more entries is the time at which the last of those read leaves: a lower bound.
