@@ -15,7 +15,7 @@ use std::{
 };
 
 use tower_sliding_window::{
-    Algorithm, Error as LimiterError, Limit, Limiter, ManualClock, MemoryStore, RedisStore, Store,
+    Algorithm, Error as LimiterError, Limit, Limiter, MemoryStore, RedisStore, Store, store::ManualClock,
 };
 
 const LIMIT: Limit = Limit::per_minute("boundary", 50);

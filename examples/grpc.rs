@@ -22,7 +22,7 @@ use std::{
 use http::request::Parts;
 use tokio::{net::TcpListener, sync::Notify, time::sleep};
 use tonic::transport::{Server, server::TcpIncoming};
-use tower_sliding_window::{GrpcResponse, Limit, MemoryStore, PeerIp, RateLimitLayer, RedisStore, Store};
+use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer, RedisStore, Store, middleware::GrpcResponse};
 
 const CHECKS: Limit = Limit::per("checks", 5, Duration::from_secs(10));
 

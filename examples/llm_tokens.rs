@@ -22,7 +22,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tower_sliding_window::{
-    ApiKey, Exchange, KeyExtractor, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Rejection, Secret, Store,
+    ApiKey, KeyExtractor, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Rejection, Secret, Store,
+    middleware::Exchange,
 };
 
 const REQUESTS: Limit = Limit::per_minute("requests", 60);

@@ -10,7 +10,9 @@ use std::{env, error::Error, net::SocketAddr};
 use axum::{Router, routing::post};
 use http::{HeaderMap, StatusCode};
 use tokio::net::TcpListener;
-use tower_sliding_window::{Exchange, Header, Limit, MemoryStore, PeerIp, RateLimitLayer, RedisStore, Store};
+use tower_sliding_window::{
+    Header, Limit, MemoryStore, PeerIp, RateLimitLayer, RedisStore, Store, middleware::Exchange,
+};
 
 const BY_ADDRESS: Limit = Limit::per_minute("failed-logins-address", 5);
 /// An attacker who uses it up locks out the owner, too. So it is the larger one.

@@ -8,7 +8,7 @@
 //!    million live ids each, two ids are the same with a probability below 1e-5.
 //!
 //! ```
-//! use tower_sliding_window::AdmissionId;
+//! use tower_sliding_window::admission::AdmissionId;
 //!
 //! assert_ne!(AdmissionId::fresh(), AdmissionId::fresh());
 //! // A job queue that may deliver a job twice has an id for it.

@@ -126,7 +126,7 @@ impl Charge {
     }
 
     /// Puts the charge into the shadow: it never refuses the check. It is counted if it fits and the other charges are
-    /// admitted. If it does not fit, its [`LimitStatus`](crate::LimitStatus) says so.
+    /// admitted. If it does not fit, its [`LimitStatus`](crate::decision::LimitStatus) says so.
     #[must_use]
     pub fn in_shadow(mut self) -> Self {
         self.is_shadow = true;

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use tower_sliding_window::{Limit, Limiter, ManualClock, MemoryStore};
+/// use tower_sliding_window::{Limit, Limiter, MemoryStore, store::ManualClock};
 ///
 /// let clock = ManualClock::new();
 /// let limiter = Limiter::new(MemoryStore::builder().clock(&clock).build());

@@ -3,7 +3,7 @@
 //! 1. A decision has one [`LimitStatus`] a charge, in the order of the charges.
 //! 2. [`retry_after`](Decision::retry_after) is exact: the same check is admitted after this time if nothing else arrives,
 //!    and refused a microsecond earlier. It is a lower bound where the process refuses without asking the store (see
-//!    [`RefusalCache`](crate::RefusalCache)), and where more than 100 entries of a log with larger costs have to leave.
+//!    [`RefusalCache`](crate::limiter::RefusalCache)), and where more than 100 entries of a log with larger costs have to leave.
 //! 3. [Reserved](Charge::reserve) units may be given back at any time. So if only they are in the way, the retry time is
 //!    short: [`retry_reserved_after`](crate::Limiter::retry_reserved_after), one second by default, or less if a lease ends
 //!    before. See [`is_refused_by_reservations`](Decision::is_refused_by_reservations).
@@ -200,7 +200,7 @@ impl Decision {
     }
 
     /// The failure of the store, if this process has decided in its place. Then the figures are those of a
-    /// [`Share`](crate::Share) of each limit. `None` for a decision of the store.
+    /// [`Share`](crate::limiter::Share) of each limit. `None` for a decision of the store.
     #[must_use]
     pub fn local_cause(&self) -> Option<&Error> {
         self.0.instead_of.as_deref()

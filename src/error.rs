@@ -2,7 +2,7 @@
 //!
 //! 1. [`Error::NeverFits`] is a mistake of the caller: waiting does not help.
 //! 2. [`Error::TimedOut`], [`Error::Unavailable`] and [`Error::BreakerOpen`] are failures of the store. The caller or the
-//!    route's [failure mode](crate::FailureMode) chooses whether the work goes on without a decision.
+//!    route's [failure mode](crate::limiter::FailureMode) chooses whether the work goes on without a decision.
 //! 3. [`Error::LimitNotChosen`] concerns one limit that is [chosen](crate::KeyedLimit::chosen) for each request. Its
 //!    [fallback](crate::KeyedLimit::fallback) is charged in its place, or the failure mode decides.
 //! 4. A [`StoreError`] has a [kind](StoreError::kind), and its cause as [`source`](std::error::Error::source). Neither contains a
@@ -40,7 +40,7 @@ pub enum Error {
     },
     /// The store answered with an error, or could not be reached.
     Unavailable(StoreError),
-    /// The store was not asked, since it has failed repeatedly. This is its last failure. See [`Breaker`](crate::Breaker).
+    /// The store was not asked, since it has failed repeatedly. This is its last failure. See [`Breaker`](crate::limiter::Breaker).
     BreakerOpen(Arc<Self>),
     /// No limit could be [chosen](crate::KeyedLimit::chosen) for the request, for this reason: the function that chooses it has
     /// failed, or has taken longer than the deadline.
@@ -170,7 +170,7 @@ impl StoreError {
     }
 
     /// Marks a failure that does not affect other checks, such as a lack of capacity for one limit. A
-    /// [`Breaker`](crate::Breaker) does not count it.
+    /// [`Breaker`](crate::limiter::Breaker) does not count it.
     #[must_use]
     pub fn of_one_check(mut self) -> Self {
         self.is_of_one_check = true;

@@ -64,7 +64,7 @@
 //! | [`limit`], [`key`], [`check`], [`decision`], [`error`] | the words: units in a window, an identity, charges decided together, their outcome |
 //! | [`algorithm`], [`split`] | how a limit counts, and limits in parts |
 //! | [`settlement`], [`admission`] | costs known afterwards, refunds, ids that count once |
-//! | [`store`] | [`MemoryStore`], `RedisStore`, one [chosen by a URL](store::from_url), stores of your own, [`RefusalCache`], [`Breaker`] |
+//! | [`store`] | [`MemoryStore`], `RedisStore`, one [chosen by a URL](store::from_url), stores of your own, [`RefusalCache`](limiter::RefusalCache), [`Breaker`](limiter::Breaker) |
 //! | [`secret`] | keyed hashes of API keys, and of identities in Redis |
 //! | [`metrics`](mod@metrics) | the table of metrics |
 //! | `testing` | with the feature `test-util`: a store that fails on command, assertions on responses, the rules of a store |
@@ -75,7 +75,7 @@
 //! [`MemoryStore`] counts within one process, without a runtime or a task. `RedisStore` shares limits between processes: on one
 //! server, behind sentinels, or on a cluster. Each decision is one script on Redis 6.2 or newer, by the server's clock. Checks
 //! that arrive while a script is on its way share the next one. Clones of a store share its connections, its
-//! [breaker](Breaker), and the refusals that it [remembers](RefusalCache). [`store::from_url`] chooses one of them at run time.
+//! [breaker](limiter::Breaker), and the refusals that it [remembers](limiter::RefusalCache). [`store::from_url`] chooses one of them at run time.
 //!
 //! # Guarantees
 //!
@@ -140,31 +140,24 @@ pub mod store;
 pub mod testing;
 mod window;
 
-#[cfg(feature = "grpc")]
-#[doc(inline)]
-pub use self::middleware::{GrpcOr, GrpcResponse};
 #[cfg(feature = "redis")]
 #[doc(inline)]
 pub use self::store::RedisStore;
 #[doc(inline)]
 pub use self::{
-    admission::AdmissionId,
     algorithm::Algorithm,
     check::{Charge, Check},
-    decision::{Decision, LimitStatus},
-    error::{ConfigError, Error, StoreError},
+    decision::Decision,
+    error::{ConfigError, Error},
     key::Key,
-    limit::{Limit, QuotaUnit, prefetch::Prefetch},
-    limiter::{FailureMode, Limiter, Reservation, Share},
+    limit::{Limit, prefetch::Prefetch},
+    limiter::Limiter,
     middleware::{
-        Degraded, Exchange, HeaderSets, JsonResponse, KeyedLimit, RateLimit, RateLimitLayer, Rejection,
-        RejectionResponse, ShadowRefusals, TextResponse, exposed_headers,
-        extract::{ApiKey, ClientIp, Everyone, Header, KeyError, KeyExtractor, PeerIp, UpstreamHost},
+        HeaderSets, KeyedLimit, RateLimitLayer, Rejection, extract,
+        extract::{ApiKey, ClientIp, Everyone, Header, KeyExtractor, PeerIp},
     },
     secret::Secret,
-    settlement::{Settled, Settlement},
-    split::Split,
-    store::{Breaker, LocalState, ManualClock, MemoryStore, RefusalCache, Store},
+    store::{MemoryStore, Store},
 };
 
 #[cfg(doctest)]

@@ -6,10 +6,10 @@
 //! | `rate_limit_rejections_total` | counter | requests | `layer`; `kind`: `limited`, `never_fits`, `no_key`, `not_set_up`, `denied`, `unavailable` | how often a layer, or a handler by a [`Rejection`](crate::Rejection), responded in the service's place: with 429 over a limit, with 429 because the cost is above a limit, with a 4xx because of the key, with 500 because the server is not set up to find a key, with 403, with 503 |
 //! | `rate_limit_uncounted_total` | counter | requests | `layer`; `kind`: `preflight`, `skipped`, `allowed` | how often a layer let a request through without looking at its limits: [CORS preflights](crate::RateLimitLayer::count_preflights), [skipped](crate::RateLimitLayer::skip) requests, [allowed](crate::RateLimitLayer::exempt) keys |
 //! | `rate_limit_failures_total` | counter | failures | `layer`; `cause`: `timed_out`, `unavailable`, `breaker_open`, `limit_not_chosen` | how often the store did not answer, or a limit could not be chosen: see [`Error`] |
-//! | `rate_limit_degraded_total` | counter | requests | `layer`; `mode`: `open`, `closed`, `local`, `fallback` | how often a layer's [failure mode](crate::FailureMode) decided or left out a limit; how often [fallbacks](crate::KeyedLimit::fallback) were enough; how often a handler answered 503 by a [`Rejection`](crate::Rejection) |
-//! | `rate_limit_refusal_cache_hits_total` | counter | refusals | | refusals by a [`RefusalCache`](crate::RefusalCache), without asking the store |
+//! | `rate_limit_degraded_total` | counter | requests | `layer`; `mode`: `open`, `closed`, `local`, `fallback` | how often a layer's [failure mode](crate::limiter::FailureMode) decided or left out a limit; how often [fallbacks](crate::KeyedLimit::fallback) were enough; how often a handler answered 503 by a [`Rejection`](crate::Rejection) |
+//! | `rate_limit_refusal_cache_hits_total` | counter | refusals | | refusals by a [`RefusalCache`](crate::limiter::RefusalCache), without asking the store |
 //! | `rate_limit_prefetch_hits_total` | counter | checks | | admissions out of [prefetch](crate::limit::prefetch), without asking the store |
-//! | `rate_limit_breakers_open` | gauge | breakers | | open [breakers](crate::Breaker): 0 or 1 for one `RedisStore`, unless a limiter or layer has a breaker of its own |
+//! | `rate_limit_breakers_open` | gauge | breakers | | open [breakers](crate::limiter::Breaker): 0 or 1 for one `RedisStore`, unless a limiter or layer has a breaker of its own |
 //! | `rate_limit_batch_checks` | histogram | checks and settlements | | size of a batch that is sent to Redis |
 //! | `rate_limit_queue_checks` | histogram | checks and settlements | | how many still wait when a batch is sent |
 //! | `rate_limit_queue_full_total` | counter | checks and settlements | | how many failed because the queue was full |
@@ -19,7 +19,7 @@
 //! 2. `layer` is the [name](crate::RateLimitLayer::named) of the layer. It is empty for a layer without a name, for a handler,
 //!    and for a [`Limiter`](crate::Limiter) without a layer. To Prometheus, an empty label is a missing one.
 //! 3. A check of several limits counts once for each limit. If it is refused, only the limits that refused it count.
-//!    Decisions by the refusal cache, by a [share](crate::Share) of this process, and at no cost count too. A caller that
+//!    Decisions by the refusal cache, by a [share](crate::limiter::Share) of this process, and at no cost count too. A caller that
 //!    is refused in [`acquire`](crate::Limiter::acquire) while others are ahead of it counts twice: as a refusal, and
 //!    as an admission at no cost, since the limiter asks the store for the figures.
 //! 4. A failure counts for each check, settlement or reset, whatever the failure mode does; a probe does not count.

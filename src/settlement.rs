@@ -22,7 +22,7 @@
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::time::Duration;
-//! use tower_sliding_window::{Charge, Check, Limit, Limiter, MemoryStore, Settlement};
+//! use tower_sliding_window::{Charge, Check, Limit, Limiter, MemoryStore, settlement::Settlement};
 //!
 //! let (requests, tokens) = (Limit::per_minute("requests", 60), Limit::per_hour("tokens", 10_000));
 //! let check = Check::new(Charge::new(requests, "ada", 1)?)
@@ -75,7 +75,7 @@ impl Settlement {
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use tower_sliding_window::{Charge, Check, Limit, Limiter, MemoryStore, Settlement};
+    /// use tower_sliding_window::{Charge, Check, Limit, Limiter, MemoryStore, settlement::Settlement};
     ///
     /// const JOBS: Limit = Limit::per_hour("jobs", 100);
     ///

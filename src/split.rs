@@ -12,14 +12,14 @@
 //!    admitted by another part.
 //! 4. A cost above the units of a part is [`NeverFits`](crate::error::NeverFits), even if it is below the limit.
 //! 5. A settlement goes to the part that was charged. A caller that [waits](crate::Limiter::acquire) waits for one part. A
-//!    [`Share`](crate::Share) is a share of each part, rounded down again.
+//!    [`Share`](crate::limiter::Share) is a share of each part, rounded down again.
 //! 6. A part counts apart from every other key. It also counts apart from the same key of the unsplit limit. So split a
 //!    name everywhere or nowhere. If the number of parts changes, the keys of the parts stay the same. Until a window
 //!    after the change, up to the units of all parts, old and new, can be admitted.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
-//! use tower_sliding_window::{Limit, Limiter, MemoryStore, Split};
+//! use tower_sliding_window::{Limit, Limiter, MemoryStore, split::Split};
 //!
 //! // 16 parts of 625 units. More parts than units do not compile.
 //! const CALLS: Split = Limit::per_minute("calls", 10_000).split(16);

@@ -41,7 +41,8 @@ use http::request::Parts;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::{net::TcpListener, task::JoinSet, time::interval};
 use tower_sliding_window::{
-    Breaker, Everyone, Header, Limit, Limiter, PeerIp, Prefetch, RateLimitLayer, RedisStore, Share,
+    Everyone, Header, Limit, Limiter, PeerIp, Prefetch, RateLimitLayer, RedisStore,
+    limiter::{Breaker, Share},
 };
 
 const API_BURST: Limit = Limit::per_second("api-burst", 20);

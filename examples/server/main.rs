@@ -27,7 +27,7 @@ use axum::{
 };
 use http::request::Parts;
 use tower_sliding_window::{
-    ApiKey, ClientIp, Decision, HeaderSets, Limit, Limiter, RateLimitLayer, Secret, Share, store,
+    ApiKey, ClientIp, Decision, HeaderSets, Limit, Limiter, RateLimitLayer, Secret, limiter::Share, store,
 };
 
 const LOGIN: Limit = Limit::per_minute("login", 3);

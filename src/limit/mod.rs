@@ -174,7 +174,7 @@ impl Limit {
     /// The same limit with another unit, which only the header `RateLimit-Policy` shows. Default: [`QuotaUnit::Requests`].
     ///
     /// ```
-    /// use tower_sliding_window::{Limit, QuotaUnit};
+    /// use tower_sliding_window::{Limit, limit::QuotaUnit};
     ///
     /// const UPLOAD: Limit = Limit::per_hour("upload", 300_000_000).counted_in(QuotaUnit::ContentBytes);
     /// ```

@@ -18,7 +18,7 @@
 //!    [spent](crate::Charge::spent) units or costs nothing. A process takes prefetches only if all charges of a check are asked for often.
 //! 5. The figures of a decision in the process are those of the store when the prefetch was taken, and the units that this process has
 //!    spent since. They are as old as the life at most. Units that other processes hold count as used, and as
-//!    [reserved](crate::LimitStatus::reserved), since they may be given back.
+//!    [reserved](crate::decision::LimitStatus::reserved), since they may be given back.
 //!    A request that was on its way while a prefetch was taken may be counted twice in them until the next reply.
 //! 6. An admission in the process has an id that the store does not know, so it cannot be
 //!    [settled](crate::settlement). A reservation can, since it always asks the store.
@@ -27,11 +27,11 @@
 //! 8. While the store fails, a process first spends what it holds, for the rest of its life.
 //! 9. Prefetches work with an exact or a [compact](crate::Algorithm::compact_log) log on a `RedisStore`. They have no effect under other
 //!    algorithms, and none on a `MemoryStore`, which decides as quickly. They work on a store of your own if its
-//!    [local state](crate::LocalState::with_prefetch) has them.
+//!    [local state](crate::store::LocalState::with_prefetch) has them.
 //! 10. Instances may have different prefetches for one limit, or none. The parts of a [split](crate::split) limit have prefetches of their own.
 //!
 //! ```
-//! use tower_sliding_window::{Prefetch, Limit};
+//! use tower_sliding_window::{Limit, Prefetch};
 //!
 //! const API: Limit = Limit::per_minute("api", 600_000).prefetch(Prefetch::new());
 //! assert_eq!("api=600000/min prefetch".parse(), Ok(API));

@@ -100,7 +100,7 @@ impl Limiter {
     /// ```
     /// # #[cfg(feature = "redis")]
     /// # async fn call() -> Result<(), Box<dyn std::error::Error>> {
-    /// use tower_sliding_window::{Limit, Limiter, RedisStore, Share};
+    /// use tower_sliding_window::{Limit, Limiter, RedisStore, limiter::Share};
     ///
     /// let store = RedisStore::builder("redis://127.0.0.1:6379").build()?;
     /// let limiter = Limiter::new(store).fail_local(Share::one_of(8));

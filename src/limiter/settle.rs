@@ -123,8 +123,8 @@ impl Limiter {
     /// Use the key that the layer's extractor makes: [`extract`](crate::KeyExtractor::extract) makes it from a request,
     /// [`ApiKey::key`](crate::ApiKey::key) and its counterparts make it from a value. A string alone is
     /// [another key](crate::key#the-key-of-a-layer). If the layer has
-    /// [split](crate::KeyedLimit::split) the limit, reset each of [`Split::keys`](crate::Split::keys) under
-    /// [`Split::limit`](crate::Split::limit).
+    /// [split](crate::KeyedLimit::split) the limit, reset each of [`Split::keys`](crate::split::Split::keys) under
+    /// [`Split::limit`](crate::split::Split::limit).
     ///
     /// # Errors
     ///

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// 1. It opens after five [failures](Self::failures) in a row by default. A failure is a check, settlement or reset that the
 ///    store answers with an error, or not within the deadline. Any answer starts the count anew.
 /// 2. While it is open, callers get [`Error::BreakerOpen`](crate::Error::BreakerOpen) with the last failure at once. Then
-///    the route's [failure mode](crate::FailureMode) or the caller decides. The [refusal cache](crate::RefusalCache) still refuses.
+///    the route's [failure mode](crate::limiter::FailureMode) or the caller decides. The [refusal cache](crate::limiter::RefusalCache) still refuses.
 /// 3. All clones of a store with a [local state](crate::Store::local_state), such as `RedisStore`, share one breaker with
 ///    the default settings. A limiter or layer that sets a breaker has its own, which its clones share. On other stores,
 ///    each limiter or layer has its own.
@@ -22,7 +22,7 @@ use std::time::Duration;
 /// 6. An answered probe closes it. After that, a single failure opens it again. Once another check is answered, it
 ///    again takes the full number of failures.
 /// 7. A cost above the limit, a limit that cannot be chosen, and an error
-///    [of one check alone](crate::StoreError::of_one_check) are not failures of the store.
+///    [of one check alone](crate::error::StoreError::of_one_check) are not failures of the store.
 ///
 /// A closed breaker costs a check one atomic load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

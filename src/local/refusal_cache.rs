@@ -27,7 +27,7 @@ use std::time::Duration;
 /// # #[cfg(feature = "redis")]
 /// # fn settings() -> Result<(), Box<dyn std::error::Error>> {
 /// use std::time::Duration;
-/// use tower_sliding_window::{RefusalCache, Limiter, RedisStore};
+/// use tower_sliding_window::{Limiter, RedisStore, limiter::RefusalCache};
 ///
 /// let limiter = Limiter::new(RedisStore::builder("redis://127.0.0.1:6379").build()?);
 /// // No key is ever reset, so a refusal holds until its retry time.

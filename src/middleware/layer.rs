@@ -85,7 +85,9 @@ impl<R: Clone> RateLimitLayer<R> {
     /// ```
     /// use axum::body::Body;
     /// use http::Response;
-    /// use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer, Rejection, TextResponse};
+    /// use tower_sliding_window::{
+    ///     Limit, MemoryStore, PeerIp, RateLimitLayer, Rejection, middleware::TextResponse,
+    /// };
     ///
     /// let layer = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_minute("login", 5).by(PeerIp::new()));
     /// let text = layer.clone().respond_with(TextResponse);

@@ -45,7 +45,7 @@
 //! # use http::{Request, StatusCode};
 //! # use tower::{ServiceBuilder, ServiceExt};
 //! # use tower_http::{compression::CompressionLayer, cors::CorsLayer, timeout::TimeoutLayer, trace::TraceLayer};
-//! # use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer, exposed_headers};
+//! # use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer, middleware::exposed_headers};
 //! # let limits = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_hour("calls", 1).by(Everyone));
 //! let stack = ServiceBuilder::new()
 //!     .layer(TraceLayer::new_for_http())
@@ -71,7 +71,7 @@
 //! # use http::{Request, Response};
 //! # use tower::{ServiceBuilder, ServiceExt};
 //! # use tower_http::{compression::CompressionLayer, cors::CorsLayer, trace::TraceLayer};
-//! # use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer, exposed_headers};
+//! # use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer, middleware::exposed_headers};
 //! # let limits = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_hour("calls", 1).by(Everyone));
 //! let stack = ServiceBuilder::new()
 //!     .layer(CorsLayer::permissive().expose_headers(exposed_headers()))

@@ -119,7 +119,7 @@ impl<R: Clone> RateLimitLayer<R> {
     /// Sets the failure mode by the request and its cost, which is the layer's [`cost`](Self::cost).
     ///
     /// ```
-    /// # use tower_sliding_window::{Everyone, FailureMode, Limit, MemoryStore, RateLimitLayer};
+    /// # use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer, limiter::FailureMode};
     /// // Cheap requests go on without the store, expensive ones do not.
     /// let layer = RateLimitLayer::new(MemoryStore::new())
     ///     .limit(Limit::per_day("quota", 9_500).by(Everyone))

@@ -35,8 +35,8 @@ pub trait Store: Send + Sync + 'static {
     /// Forgets the units that `limit` counts for `key`.
     fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()>;
 
-    /// The state that clones of the store share in this process: its [`Breaker`](crate::Breaker) and its
-    /// [`RefusalCache`](crate::RefusalCache). Default: none. Then each limiter has a breaker of its own, and no refusal is
+    /// The state that clones of the store share in this process: its [`Breaker`](crate::limiter::Breaker) and its
+    /// [`RefusalCache`](crate::limiter::RefusalCache). Default: none. Then each limiter has a breaker of its own, and no refusal is
     /// remembered. A store that wraps another returns the other's, if it passes limits and keys on unchanged.
     fn local_state(&self) -> Option<&LocalState> {
         None

@@ -9,7 +9,7 @@
 //! 6. A charge made by [`any_left`](crate::Charge::any_left) is not counted, and refuses if no unit is left. A charge that is
 //!    [spent](crate::Charge::is_spent) is counted and never refuses. A charge at a cost of 0 never refuses, even while more than
 //!    the limit is used.
-//! 7. A status says how many of its units are [reserved](crate::LimitStatus::with_reserved).
+//! 7. A status says how many of its units are [reserved](crate::decision::LimitStatus::with_reserved).
 //! 8. A check is counted when its future is first polled, not when it is made; a dropped future may have counted it.
 //!    [`decide_now`](Store::decide_now) may decide without a future, and then counts at once: so a layer on a [`MemoryStore`]
 //!    counts when its service is called.
@@ -27,10 +27,10 @@
 //!    until the lease ends. They are reserved until they are settled, unless the charge is spent.
 //! 3. [`Decision::new`](crate::Decision::new) calls `status` once for each charge, in order. The check is admitted if no status
 //!    has a retry time, except those of charges in the [shadow](crate::Charge::in_shadow).
-//! 4. [`LimitStatus::new`](crate::LimitStatus::new) gets the units used after the decision, the time until the first of them leave,
+//! 4. [`LimitStatus::new`](crate::decision::LimitStatus::new) gets the units used after the decision, the time until the first of them leave,
 //!    and the retry time of a charge that does not fit: until enough of them have left. A charge in the
 //!    shadow that does not fit has a retry time too. It is not counted, and the others are.
-//!    [`with_reserved`](crate::LimitStatus::with_reserved) gets the reserved units, and the retry time if all reserved units
+//!    [`with_reserved`](crate::decision::LimitStatus::with_reserved) gets the reserved units, and the retry time if all reserved units
 //!    were given back now: zero if the check would fit.
 //! 5. A check with an [id](crate::Check::id) of the caller's has been admitted before if the store has an unsettled admission of
 //!    this id under the name and key of one of its charges. The decision has the time and the id of that admission.
@@ -44,13 +44,16 @@
 //!    window from the first refusal on. So a key recovers within one window.
 //! 9. Costs may be as large as 2^52 and come often: add them up without overflow.
 //! 10. A store need not count by every [`Algorithm`](crate::Algorithm). For the others it returns an
-//!     [error of one check](crate::StoreError::of_one_check).
+//!     [error of one check](crate::error::StoreError::of_one_check).
 //!
 //! One that wraps another is short:
 //!
 //! ```
 //! use std::sync::{Arc, atomic::{AtomicU64, Ordering}};
-//! use tower_sliding_window::{Check, Decision, Key, Limit, MemoryStore, Settled, Settlement, Store, store::StoreFuture};
+//! use tower_sliding_window::{
+//!     Check, Decision, Key, Limit, MemoryStore, Store, settlement::{Settled, Settlement},
+//!     store::StoreFuture,
+//! };
 //!
 //! /// Counts the checks that pass through it.
 //! struct Counted<S> {
@@ -91,7 +94,4 @@ pub use self::{
     memory::{MemoryStore, MemoryStoreBuilder},
     url::{connect, from_url},
 };
-pub use crate::{
-    clock::ManualClock,
-    local::{Breaker, LocalState, RefusalCache},
-};
+pub use crate::{clock::ManualClock, local::LocalState};

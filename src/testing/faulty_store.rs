@@ -45,9 +45,9 @@ use crate::{
 ///
 /// # Behind a refusal cache and a breaker
 ///
-/// 1. Five failures in a row open the [breaker](crate::Breaker), as they do in production. Then the store is not called:
+/// 1. Five failures in a row open the [breaker](crate::limiter::Breaker), as they do in production. Then the store is not called:
 ///    [`calls`](Self::calls) no longer grows with each request, and the store works again for callers only after a probe,
-///    200 ms later at most. A test of a single fault may prefer [`Breaker::off`](crate::Breaker::off).
+///    200 ms later at most. A test of a single fault may prefer [`Breaker::off`](crate::limiter::Breaker::off).
 /// 2. It passes on the [local state](Store::local_state) of the store inside, so both behave as they do on that store. In
 ///    front of `RedisStore`, a remembered refusal is repeated even while the store fails. `MemoryStore` has no local state.
 ///    There, each limiter has a breaker of its own, and no refusal is remembered.
@@ -101,7 +101,7 @@ impl<S: Store> FaultyStore<S> {
     /// Gives it a [local state](Store::local_state) of its own, as `RedisStore` has one: all limiters and layers on its clones
     /// share a breaker and a refusal cache. Default: that of the store inside.
     ///
-    /// Both go by tokio's time. So a test that advances a [`ManualClock`](crate::ManualClock) may be refused by the refusal cache for up
+    /// Both go by tokio's time. So a test that advances a [`ManualClock`](crate::store::ManualClock) may be refused by the refusal cache for up
     /// to a second more; one that advances paused time is not.
     #[must_use]
     pub fn with_local_state(self) -> Self {

@@ -5,7 +5,8 @@ use std::time::Duration;
 use http::request::Parts;
 use tower::Layer;
 use tower_sliding_window::{
-    Header, Key, KeyError, Limit, Limiter, MemoryStore, Prefetch, RateLimit, RateLimitLayer, RedisStore,
+    Header, Key, Limit, Limiter, MemoryStore, Prefetch, RateLimitLayer, RedisStore, extract::KeyError,
+    middleware::RateLimit,
 };
 
 use super::{Inner, Layered, Quota};

@@ -18,7 +18,10 @@ use axum::body::Body;
 use http::{Request, Response};
 use tokio::{task::JoinSet, time::interval};
 use tower::{Layer, Service};
-use tower_sliding_window::{Degraded, Header, Limit, RateLimit, RateLimitLayer, RedisStore};
+use tower_sliding_window::{
+    Header, Limit, RateLimitLayer, RedisStore,
+    middleware::{Degraded, RateLimit},
+};
 
 use super::Outcome;
 use crate::{contenders::Inner, load::two_threads, measure::Effort, server::Server};

@@ -6,7 +6,7 @@ use std::{
 };
 
 use tokio::task::JoinSet;
-use tower_sliding_window::{AdmissionId, Charge, Check, Limiter, RedisStore};
+use tower_sliding_window::{Charge, Check, Limiter, RedisStore, admission::AdmissionId};
 
 use super::Outcome;
 use crate::{

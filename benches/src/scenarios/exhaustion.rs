@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use tower::Layer;
-use tower_sliding_window::{Limit, Limiter, Prefetch, RateLimit, RedisStore, RefusalCache};
+use tower_sliding_window::{Limit, Limiter, Prefetch, RedisStore, limiter::RefusalCache, middleware::RateLimit};
 
 use super::Outcome;
 use crate::{

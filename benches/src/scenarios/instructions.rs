@@ -16,7 +16,8 @@ use http::{Request, Response, StatusCode};
 use tokio::{runtime::Builder, task::JoinSet};
 use tower::{Layer, Service};
 use tower_sliding_window::{
-    HeaderSets, Limit, Limiter, MemoryStore, PeerIp, RateLimit, RateLimitLayer, RedisStore, RefusalCache, Store,
+    HeaderSets, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, RedisStore, Store, limiter::RefusalCache,
+    middleware::RateLimit,
 };
 
 use super::Outcome;

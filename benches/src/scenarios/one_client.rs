@@ -5,7 +5,8 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use tokio::task::JoinSet;
 use tower_sliding_window::{
-    AdmissionId, Algorithm, Charge, Check, Decision, Limit, Limiter, ManualClock, RedisStore, RefusalCache, Settlement,
+    Algorithm, Charge, Check, Decision, Limit, Limiter, RedisStore, admission::AdmissionId, limiter::RefusalCache,
+    settlement::Settlement, store::ManualClock,
 };
 
 use super::Outcome;

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use tower_sliding_window::{Algorithm, ApiKey, Check, Decision, Key, Limit, LimitStatus, PeerIp};
+use tower_sliding_window::{Algorithm, ApiKey, Check, Decision, Key, Limit, PeerIp, decision::LimitStatus};
 
 /// The clients of the page: 127.0.0.1 to 127.0.0.9, with the API keys `client-1` to `client-9`.
 pub(super) const CLIENTS: u8 = 9;

@@ -55,8 +55,8 @@ use tokio::{
 };
 use tower::ServiceExt;
 use tower_sliding_window::{
-    Algorithm, ApiKey, Charge, Check, ClientIp, ConfigError, Decision, Degraded, Error, FailureMode, Key, KeyExtractor,
-    Limit, LimitStatus, Limiter, PeerIp, Rejection, Store, error::StoreError,
+    Algorithm, ApiKey, Charge, Check, ClientIp, ConfigError, Decision, Error, Key, KeyExtractor, Limit, Limiter,
+    PeerIp, Rejection, Store, decision::LimitStatus, error::StoreError, limiter::FailureMode, middleware::Degraded,
 };
 
 use self::{

@@ -10,7 +10,10 @@ use std::{
 };
 
 use tower_sliding_window::{
-    Check, Decision, Key, Limit, LocalState, Settled, Settlement, Store, error::StoreError, store::StoreFuture,
+    Check, Decision, Key, Limit, Store,
+    error::StoreError,
+    settlement::{Settled, Settlement},
+    store::{LocalState, StoreFuture},
 };
 
 use super::history::History;

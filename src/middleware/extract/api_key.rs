@@ -54,7 +54,7 @@ impl ApiKey {
     ///
     /// ```
     /// use http::{header::AUTHORIZATION, request::Parts};
-    /// use tower_sliding_window::{ApiKey, KeyError, KeyExtractor, PeerIp, Secret};
+    /// use tower_sliding_window::{ApiKey, KeyExtractor, PeerIp, Secret, extract::KeyError};
     ///
     /// let bearer = ApiKey::bearer(&Secret::new("32 random bytes out of the vault")?);
     /// let unless_basic = move |parts: &Parts| {

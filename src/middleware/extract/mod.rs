@@ -12,7 +12,7 @@
 //!
 //! ```
 //! use http::{Request, request::Parts};
-//! use tower_sliding_window::{Header, Key, KeyError, KeyExtractor};
+//! use tower_sliding_window::{Header, Key, KeyExtractor, extract::KeyError};
 //!
 //! let tenant = |parts: &Parts| match parts.uri.path().split('/').nth(2) {
 //!     Some(tenant) if !tenant.is_empty() => Ok(Key::new("tenant", tenant)),

@@ -16,7 +16,7 @@ use crate::key::Key;
 ///
 /// ```
 /// use http::Request;
-/// use tower_sliding_window::{KeyExtractor, UpstreamHost};
+/// use tower_sliding_window::{KeyExtractor, extract::UpstreamHost};
 ///
 /// let (parts, ()) = Request::get("https://API.example.org/items").body(())?.into_parts();
 /// assert_eq!(UpstreamHost.extract(&parts)?, UpstreamHost.key(&"https://api.example.org:443/".parse()?)?);

@@ -38,7 +38,7 @@ use super::{Rejection, response::RejectionResponse};
 /// a default, such as tonic's and axum's.
 ///
 /// ```
-/// use tower_sliding_window::{GrpcResponse, Limit, MemoryStore, PeerIp, RateLimitLayer};
+/// use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer, middleware::GrpcResponse};
 ///
 /// let layer = RateLimitLayer::new(MemoryStore::new())
 ///     .limit(Limit::per_minute("calls", 600).by(PeerIp::new()))
@@ -65,7 +65,9 @@ impl GrpcResponse {
     /// use http::Request;
     /// use std::net::SocketAddr;
     /// use tower::ServiceExt;
-    /// use tower_sliding_window::{GrpcResponse, JsonResponse, Limit, MemoryStore, PeerIp, RateLimitLayer};
+    /// use tower_sliding_window::{
+    ///     Limit, MemoryStore, PeerIp, RateLimitLayer, middleware::{GrpcResponse, JsonResponse},
+    /// };
     ///
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let layer = RateLimitLayer::new(MemoryStore::new())

@@ -6,7 +6,7 @@
 //! | cost above the limit | 429 | none of these, since waiting does not help |
 //! | no key | 400; 401 with `WWW-Authenticate` for API keys; 500 if the server does not know its peers | |
 //! | key on a list of [denied](super::RateLimitLayer::deny) keys | 403 | |
-//! | no decision, or no limit could be chosen, while failing closed; or a cost above the [share](crate::Share), while failing local | 503 | `Retry-After` of 1 to 5 s, at random so that clients do not all return at once |
+//! | no decision, or no limit could be chosen, while failing closed; or a cost above the [share](crate::limiter::Share), while failing local | 503 | `Retry-After` of 1 to 5 s, at random so that clients do not all return at once |
 //!
 //! All have `Cache-Control: no-store`, [problem details](JsonResponse) as their body, and the [`Rejection`] in the response's extensions, so that outer
 //! layers see the reason. If the store has not decided, [`Degraded`](super::Degraded) is there as well.
@@ -103,7 +103,7 @@ pub enum Rejection {
     /// Its key is on a list of [denied](crate::RateLimitLayer::deny) keys.
     Denied,
     /// The store could not decide or no limit could be chosen, and the layer fails closed. Or it fails local, and the
-    /// request costs more than the [share](crate::Share).
+    /// request costs more than the [share](crate::limiter::Share).
     Unavailable(Error),
 }
 

@@ -65,7 +65,7 @@ impl KeyedLimit {
     ///    without a proxy. The stricter is charged, at the larger cost: it has fewer units, or the longer window if these are
     ///    equal. A limit in the shadow is left out beside one that is not.
     /// 7. No limit is chosen for a request that the layer's other limits are known to refuse: because the
-    ///    [`RefusalCache`](crate::RefusalCache) remembers it, or because the store
+    ///    [`RefusalCache`](crate::limiter::RefusalCache) remembers it, or because the store
     ///    [decides at once](crate::Store::decide_now), as `MemoryStore` does. So a client that is over a limit by address costs
     ///    about one look-up a second. All other requests cost one each: keep a cache in `choose`. A layer that
     ///    [waits](crate::RateLimitLayer::wait_up_to) for capacity always chooses.
@@ -108,7 +108,7 @@ impl KeyedLimit {
     /// * With the name and the window of the chosen limits, it shares their units: a tenant that has already used more than the
     ///   fallback is refused. With a name of its own it counts apart, so that a window may hold the units of both.
     /// * A cost above it is [`NeverFits`](crate::error::NeverFits), even if the limit that could not be chosen has more units.
-    /// * [`Degraded::fallbacks`](crate::Degraded::fallbacks) in the response's extensions, a log line at most once a second, and
+    /// * [`Degraded::fallbacks`](crate::middleware::Degraded::fallbacks) in the response's extensions, a log line at most once a second, and
     ///   the [metrics](mod@crate::metrics) report it.
     #[must_use]
     pub fn fallback(mut self, limit: Limit) -> Self {

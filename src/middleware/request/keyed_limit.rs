@@ -90,7 +90,7 @@ impl KeyedLimit {
     /// call, for at most one window, in all processes on the store. Default: the upstream is ignored.
     ///
     /// ```
-    /// use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer, UpstreamHost};
+    /// use tower_sliding_window::{Everyone, Limit, MemoryStore, RateLimitLayer, extract::UpstreamHost};
     ///
     /// // A crawler of many hosts. A host blocks only calls to itself.
     /// let limits = RateLimitLayer::new(MemoryStore::new())
@@ -99,7 +99,7 @@ impl KeyedLimit {
     /// ```
     ///
     /// * An upstream blocks the limit for all calls of the key. So say it only if all calls of a key go to one upstream, as
-    ///   they do with [`UpstreamHost`](crate::UpstreamHost).
+    ///   they do with [`UpstreamHost`](crate::extract::UpstreamHost).
     /// * A limit of a short window is blocked only briefly. If the upstream may ask for more, add a limit of a longer window
     ///   that heeds it. A limit in the [shadow](Self::in_shadow) is not blocked.
     /// * A refusal, which is a 429, a 503 with `Retry-After`, or a 403 with nothing remaining, blocks the limit whatever it has
@@ -119,7 +119,7 @@ impl KeyedLimit {
     /// So a limit can be tried on real traffic. Default: the limit refuses.
     ///
     /// * Its refusals are in the [`Decision`](crate::Decision) in the request's extensions, in
-    ///   [`ShadowRefusals`](crate::ShadowRefusals) in the response's, in a log line at most once a second, and in the
+    ///   [`ShadowRefusals`](crate::middleware::ShadowRefusals) in the response's, in a log line at most once a second, and in the
     ///   [metrics](mod@crate::metrics).
     /// * If a request has no key for the limit, or costs more than the limit, the limit is left out of the check, and that
     ///   is reported, too.
@@ -169,14 +169,14 @@ impl KeyedLimit {
     ///
     /// * No window admits more than the limit, but some admit less: a request is refused when its part is used up, and the
     ///   remainder of the division is never admitted.
-    /// * Clients see the figures of the part. [`Split`](crate::Split) makes the keys of the parts, to peek at them or to reset
+    /// * Clients see the figures of the part. [`Split`](crate::split::Split) makes the keys of the parts, to peek at them or to reset
     ///   them.
     /// * A [chosen](Self::chosen) limit with fewer units than parts gets as many parts as it has units.
     /// * An upstream that is [heeded](Self::heed_upstream) blocks all parts.
     ///
     /// # Panics
     ///
-    /// If there are no parts, or more parts than units. [`Split::new`](crate::Split::new) tells this of a number from a configuration.
+    /// If there are no parts, or more parts than units. [`Split::new`](crate::split::Split::new) tells this of a number from a configuration.
     #[must_use]
     #[track_caller]
     pub fn split(mut self, parts: u32) -> Self {

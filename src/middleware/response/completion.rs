@@ -216,7 +216,7 @@ impl axum::response::IntoResponse for Rejection {
     }
 }
 
-/// The status of a [`GrpcResponse`](crate::GrpcResponse) of a layer that fails closed, with the same log lines and metrics. It
+/// The status of a [`GrpcResponse`](crate::middleware::GrpcResponse) of a layer that fails closed, with the same log lines and metrics. It
 /// has no `x-ratelimit-*`.
 #[cfg(feature = "grpc")]
 impl From<Rejection> for tonic::Status {

@@ -75,7 +75,7 @@ impl Conformance {
     }
 
     /// The algorithms that the store counts by. Default: a log, a compact log of 16 entries, a counter, a fixed window. A check by
-    /// another one has to be decided, or to fail with an [error of one check](crate::StoreError::of_one_check).
+    /// another one has to be decided, or to fail with an [error of one check](crate::error::StoreError::of_one_check).
     ///
     /// # Panics
     ///
@@ -101,7 +101,7 @@ impl Conformance {
     ///
     /// `make` makes a store that has nothing stored and decides by the given clock. It may connect, and may own what has to live as
     /// long as the store, such as a server. It is called for each history and rule, and again to shrink a history. If the store has
-    /// a [local state](Store::local_state), that goes by the clock as well: [`LocalState::by`](crate::LocalState::by). Clones of the
+    /// a [local state](Store::local_state), that goes by the clock as well: [`LocalState::by`](crate::store::LocalState::by). Clones of the
     /// store have to share what they remember; a store that is not `Clone` is given in an [`Arc`].
     pub async fn run<S: Store + Clone>(&self, make: impl AsyncFn(ManualClock) -> S) -> Report {
         let make = async || {

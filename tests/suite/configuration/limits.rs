@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{Algorithm, Limit, Prefetch, QuotaUnit};
+use tower_sliding_window::{Algorithm, Limit, Prefetch, limit::QuotaUnit};
 
 #[test]
 fn a_window_is_rounded_up_to_microseconds() {

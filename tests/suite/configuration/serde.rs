@@ -7,7 +7,7 @@ use serde::{
     de::{Visitor, value::Error},
     forward_to_deserialize_any,
 };
-use tower_sliding_window::{Algorithm, Limit, QuotaUnit};
+use tower_sliding_window::{Algorithm, Limit, limit::QuotaUnit};
 
 use crate::support::ms;
 

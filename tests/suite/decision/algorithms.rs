@@ -10,7 +10,7 @@ use proptest::{
     strategy::ValueTree,
     test_runner::{Config, TestRunner},
 };
-use tower_sliding_window::{Algorithm, Limit, Limiter, ManualClock, MemoryStore};
+use tower_sliding_window::{Algorithm, Limit, Limiter, MemoryStore, store::ManualClock};
 
 fn micros(clock: &ManualClock) -> u64 {
     u64::try_from(clock.now().duration_since(UNIX_EPOCH).unwrap().as_micros()).unwrap()

@@ -5,7 +5,8 @@ use std::time::{Duration, SystemTime};
 
 use Action::{IsRefused, Peeks, Reserves, Settles, Takes, Waits};
 use tower_sliding_window::{
-    AdmissionId, Algorithm, Check, Decision, Limit, LimitStatus, Limiter, ManualClock, RefusalCache, Settlement,
+    Algorithm, Check, Decision, Limit, Limiter, admission::AdmissionId, decision::LimitStatus, limiter::RefusalCache,
+    settlement::Settlement, store::ManualClock,
 };
 
 use crate::support::{

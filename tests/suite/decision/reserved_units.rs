@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{AdmissionId, Check, Limit, Limiter, MemoryStore, RefusalCache};
+use tower_sliding_window::{Check, Limit, Limiter, MemoryStore, admission::AdmissionId, limiter::RefusalCache};
 
 use crate::support::{TEST_TIMEOUT, charge, redis_server::RedisServer, seconds};
 

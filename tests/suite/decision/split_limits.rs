@@ -12,7 +12,8 @@ use proptest::{
 use tokio::task::JoinSet;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Key, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, RateLimitLayer, ShadowRefusals, Split, Store,
+    Key, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Store, middleware::ShadowRefusals, split::Split,
+    store::ManualClock,
 };
 
 use crate::support::{

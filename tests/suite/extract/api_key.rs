@@ -1,6 +1,6 @@
 //! `ApiKey`: bearer tokens and API keys, hashed with a secret.
 
-use tower_sliding_window::{ApiKey, Key, KeyError, KeyExtractor, Secret};
+use tower_sliding_window::{ApiKey, Key, KeyExtractor, Secret, extract::KeyError};
 
 use super::{secret, with};
 

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use http::{Request, request::Parts};
-use tower_sliding_window::{ApiKey, Everyone, Header, Key, KeyError, KeyExtractor, PeerIp};
+use tower_sliding_window::{ApiKey, Everyone, Header, Key, KeyExtractor, PeerIp, extract::KeyError};
 
 use super::{from, key, secret, with};
 

@@ -1,7 +1,7 @@
 //! `Header`: the value of one header.
 
 use http::HeaderValue;
-use tower_sliding_window::{Header, Key, KeyError, KeyExtractor};
+use tower_sliding_window::{Header, Key, KeyExtractor, extract::KeyError};
 
 use super::with;
 

@@ -11,7 +11,8 @@ use axum::{Router, body::Body, routing::get};
 use http::{Request, Response, request::Parts};
 use tower::ServiceExt;
 use tower_sliding_window::{
-    ApiKey, Decision, Degraded, KeyExtractor, Limit, Limiter, PeerIp, RateLimitLayer, RefusalCache, Rejection, Secret,
+    ApiKey, Decision, KeyExtractor, Limit, Limiter, PeerIp, RateLimitLayer, Rejection, Secret, limiter::RefusalCache,
+    middleware::Degraded,
 };
 
 use crate::support::{TEST_TIMEOUT, log::Log, redis_server::RedisServer};

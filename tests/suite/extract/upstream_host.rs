@@ -2,7 +2,10 @@
 
 use std::collections::HashSet;
 
-use tower_sliding_window::{Key, KeyError, KeyExtractor, UpstreamHost};
+use tower_sliding_window::{
+    Key, KeyExtractor,
+    extract::{KeyError, UpstreamHost},
+};
 
 use super::with;
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::{task::JoinSet, time::sleep};
-use tower_sliding_window::{Limit, Limiter, ManualClock, RedisStore, RefusalCache};
+use tower_sliding_window::{Limit, Limiter, RedisStore, limiter::RefusalCache, store::ManualClock};
 
 use super::{CLIENTS, reached};
 use crate::support::{TEST_TIMEOUT, outage::row, redis_server::RedisServer};

@@ -6,7 +6,10 @@ use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
-use tower_sliding_window::{Breaker, Error, Limit, Limiter, RedisStore, RefusalCache};
+use tower_sliding_window::{
+    Error, Limit, Limiter, RedisStore,
+    limiter::{Breaker, RefusalCache},
+};
 
 use super::{
     CLIENTS,

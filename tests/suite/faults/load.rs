@@ -16,7 +16,10 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
-use tower_sliding_window::{Breaker, Charge, Check, Error, Limit, Limiter, RedisStore, RefusalCache};
+use tower_sliding_window::{
+    Charge, Check, Error, Limit, Limiter, RedisStore,
+    limiter::{Breaker, RefusalCache},
+};
 
 use super::reached;
 use crate::support::TEST_TIMEOUT;

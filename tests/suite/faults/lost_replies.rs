@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 use tower_sliding_window::{
-    Breaker, Charge, Check, Decision, Error, Limit, Limiter, RedisStore, RefusalCache, Settlement,
+    Charge, Check, Decision, Error, Limit, Limiter, RedisStore,
+    limiter::{Breaker, RefusalCache},
+    settlement::Settlement,
 };
 
 use super::reached;

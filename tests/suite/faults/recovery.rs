@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio::{task::spawn_blocking, time::sleep};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_sliding_window::{Degraded, Limit, RateLimitLayer, RedisStore};
+use tower_sliding_window::{Limit, RateLimitLayer, RedisStore, middleware::Degraded};
 
 use crate::support::{
     TEST_TIMEOUT,

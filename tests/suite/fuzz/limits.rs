@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use proptest::{collection::vec, prelude::*, sample::select};
-use tower_sliding_window::{Algorithm, Limit, QuotaUnit, store};
+use tower_sliding_window::{Algorithm, Limit, limit::QuotaUnit, store};
 
 use super::fuzz;
 

@@ -13,7 +13,8 @@ use proptest::{collection::vec, prelude::*, sample::select};
 use redis::{Parser, Value};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Breaker, Charge, Check, Error, HeaderSets, Limit, Limiter, RateLimitLayer, RedisStore, RefusalCache,
+    Charge, Check, Error, HeaderSets, Limit, Limiter, RateLimitLayer, RedisStore,
+    limiter::{Breaker, RefusalCache},
 };
 
 use super::fuzz;

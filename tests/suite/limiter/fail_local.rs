@@ -10,8 +10,11 @@ use http::{Request, Response, StatusCode, request::Parts};
 use tokio::{task::JoinSet, time::sleep};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Charge, Check, Degraded, Error, FailureMode, KeyedLimit, Limit, Limiter, RateLimitLayer, RedisStore, Rejection,
-    Settlement, ShadowRefusals, Share, testing::Fault,
+    Charge, Check, Error, KeyedLimit, Limit, Limiter, RateLimitLayer, RedisStore, Rejection,
+    limiter::{FailureMode, Share},
+    middleware::{Degraded, ShadowRefusals},
+    settlement::Settlement,
+    testing::Fault,
 };
 
 use crate::support::{

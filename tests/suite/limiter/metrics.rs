@@ -17,8 +17,9 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Breaker, Error, FailureMode, Header, KeyedLimit, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, RefusalCache,
-    Rejection, Share, testing::Fault,
+    Error, Header, KeyedLimit, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, Rejection,
+    limiter::{Breaker, FailureMode, RefusalCache, Share},
+    testing::Fault,
 };
 
 use crate::support::{

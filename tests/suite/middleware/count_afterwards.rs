@@ -14,8 +14,8 @@ use http::{Request, Response, StatusCode, request::Parts};
 use tokio::{sync::Barrier, task::JoinSet};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Charge, Check, Decision, Key, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Settled,
-    ShadowRefusals, Share, Store, store::StoreFuture,
+    Charge, Check, Decision, Key, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Store,
+    limiter::Share, middleware::ShadowRefusals, settlement::Settled, store::StoreFuture,
 };
 
 use crate::support::{
@@ -235,7 +235,7 @@ impl Store for CountsNothing {
         if check.charges().any(Charge::is_spent) { failing().decide(check) } else { self.0.decide(check) }
     }
 
-    fn settle(&self, settlement: tower_sliding_window::Settlement) -> StoreFuture<Settled> {
+    fn settle(&self, settlement: tower_sliding_window::settlement::Settlement) -> StoreFuture<Settled> {
         self.0.settle(settlement)
     }
 

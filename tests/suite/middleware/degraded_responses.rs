@@ -6,8 +6,10 @@ use axum::body::Body;
 use http::{Response, StatusCode};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Breaker, Decision, Degraded, Error, FailureMode, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore,
-    RateLimitLayer, Rejection, Share,
+    Decision, Error, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Rejection,
+    limiter::{Breaker, FailureMode, Share},
+    middleware::Degraded,
+    store::ManualClock,
     testing::{assert_admitted, assert_unavailable},
 };
 

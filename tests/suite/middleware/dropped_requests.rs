@@ -14,8 +14,12 @@ use http::{Request, Response};
 use tokio::task::yield_now;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Check, Decision, Exchange, Key, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, RateLimitLayer, Settled,
-    Settlement, Store, StoreError, store::StoreFuture, testing::Fault,
+    Check, Decision, Key, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Store,
+    error::StoreError,
+    middleware::Exchange,
+    settlement::{Settled, Settlement},
+    store::{ManualClock, StoreFuture},
+    testing::Fault,
 };
 
 use crate::support::{

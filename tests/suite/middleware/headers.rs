@@ -13,7 +13,7 @@ use axum::{
 use http::{Request, header::RETRY_AFTER};
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneService};
 use tower_sliding_window::{
-    HeaderSets, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, RateLimitLayer, Rejection,
+    HeaderSets, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Rejection, store::ManualClock,
 };
 
 use crate::support::{

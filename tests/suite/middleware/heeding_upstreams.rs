@@ -15,8 +15,12 @@ use http::{Request, Response, request::Parts};
 use tokio::time::{self, sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Check, Decision, Degraded, Everyone, Header, Key, KeyExtractor, KeyedLimit, Limit, Limiter, ManualClock,
-    MemoryStore, RateLimitLayer, Settled, Settlement, Store, UpstreamHost, store::StoreFuture,
+    Check, Decision, Everyone, Header, Key, KeyExtractor, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer,
+    Store,
+    extract::UpstreamHost,
+    middleware::Degraded,
+    settlement::{Settled, Settlement},
+    store::{ManualClock, StoreFuture},
 };
 
 use crate::support::{

@@ -9,8 +9,10 @@ use axum::{
 use http::{HeaderMap, Request};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Charge, Check, Decision, HeaderSets, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, RateLimitLayer,
-    RefusalCache, Rejection, ShadowRefusals, Share,
+    Charge, Check, Decision, HeaderSets, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Rejection,
+    limiter::{RefusalCache, Share},
+    middleware::ShadowRefusals,
+    store::ManualClock,
 };
 
 use crate::support::{

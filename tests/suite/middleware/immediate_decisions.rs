@@ -15,8 +15,12 @@ use axum::body::Body;
 use http::{Request, Response};
 use tower::{Layer, Service, ServiceExt};
 use tower_sliding_window::{
-    Check, Decision, Degraded, Error, FailureMode, Key, Limit, Limiter, LocalState, MemoryStore, RateLimitLayer,
-    Settled, Settlement, Share, Store, StoreError, store::StoreFuture,
+    Check, Decision, Error, Key, Limit, Limiter, MemoryStore, RateLimitLayer, Store,
+    error::StoreError,
+    limiter::{FailureMode, Share},
+    middleware::Degraded,
+    settlement::{Settled, Settlement},
+    store::{LocalState, StoreFuture},
 };
 
 use crate::support::{

@@ -10,8 +10,8 @@ use http::{HeaderMap, Request, request::Parts};
 use sfv::{BareItem, ListEntry, Parser};
 use tower::{ServiceExt, service_fn, util::BoxCloneService};
 use tower_sliding_window::{
-    Decision, HeaderSets, Key, KeyError, KeyedLimit, Limit, LimitStatus, ManualClock, MemoryStore, QuotaUnit,
-    RateLimitLayer, Rejection, Secret, Store,
+    Decision, HeaderSets, Key, KeyedLimit, Limit, MemoryStore, RateLimitLayer, Rejection, Secret, Store,
+    decision::LimitStatus, extract::KeyError, limit::QuotaUnit, store::ManualClock,
 };
 
 use crate::support::{

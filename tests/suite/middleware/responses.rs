@@ -15,9 +15,15 @@ use axum::{body::Body, response::IntoResponse};
 use http::{Request, Response, StatusCode, request::Parts};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    AdmissionId, Breaker, Charge, Check, Decision, Degraded, FailureMode, Header, HeaderSets, JsonResponse, Key,
-    KeyError, KeyExtractor, Limit, LimitStatus, Limiter, ManualClock, MemoryStore, PeerIp, RateLimitLayer, Rejection,
-    RejectionResponse, Settled, Settlement, Store, TextResponse, exposed_headers, store::StoreFuture,
+    Charge, Check, Decision, Header, HeaderSets, Key, KeyExtractor, Limit, Limiter, MemoryStore, PeerIp,
+    RateLimitLayer, Rejection, Store,
+    admission::AdmissionId,
+    decision::LimitStatus,
+    extract::KeyError,
+    limiter::{Breaker, FailureMode},
+    middleware::{Degraded, JsonResponse, RejectionResponse, TextResponse, exposed_headers},
+    settlement::{Settled, Settlement},
+    store::{ManualClock, StoreFuture},
 };
 
 use crate::support::{

@@ -12,7 +12,7 @@ use hyper::{
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use tokio::net::TcpListener;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_sliding_window::{Decision, Header, Key, KeyError, Limit, MemoryStore, PeerIp, RateLimitLayer};
+use tower_sliding_window::{Decision, Header, Key, Limit, MemoryStore, PeerIp, RateLimitLayer, extract::KeyError};
 
 use crate::support::{http_client::HttpClient, http_server::serve, stores::failing};
 

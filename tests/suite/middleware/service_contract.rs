@@ -160,7 +160,7 @@ fn the_layer_needs_no_runtime_until_a_store_waits() {
 fn types_can_be_named_and_sent() {
     struct App {
         _layer: RateLimitLayer,
-        _service: tower_sliding_window::RateLimit<Strict>,
+        _service: tower_sliding_window::middleware::RateLimit<Strict>,
     }
     fn is_shareable<T: Clone + Send + Sync + 'static>() {}
     fn is_handled_as_any_other<T: Clone + Debug + Send + Sync + 'static>(_: &T) {}

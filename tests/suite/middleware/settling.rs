@@ -14,8 +14,11 @@ use http::{Request, Response, StatusCode};
 use tokio::time::sleep;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Degraded, Exchange, Key, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore,
-    RateLimitLayer, Settlement, Store, testing::Fault,
+    Algorithm, Charge, Check, Key, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Store,
+    middleware::{Degraded, Exchange},
+    settlement::Settlement,
+    store::ManualClock,
+    testing::Fault,
 };
 
 use crate::support::{

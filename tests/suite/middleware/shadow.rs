@@ -6,7 +6,8 @@ use axum::body::Body;
 use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Decision, Degraded, Header, Limit, MemoryStore, PeerIp, RateLimitLayer, Rejection, ShadowRefusals,
+    Decision, Header, Limit, MemoryStore, PeerIp, RateLimitLayer, Rejection,
+    middleware::{Degraded, ShadowRefusals},
 };
 
 use crate::support::{

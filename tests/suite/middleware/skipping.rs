@@ -6,8 +6,8 @@ use axum::body::Body;
 use http::{HeaderValue, Method, Request, StatusCode, request::Parts};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    ApiKey, ClientIp, Decision, Header, KeyError, KeyExtractor, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer,
-    Rejection, Secret,
+    ApiKey, ClientIp, Decision, Header, KeyExtractor, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, Rejection,
+    Secret, extract::KeyError,
 };
 
 use crate::support::{

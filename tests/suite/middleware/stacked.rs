@@ -10,7 +10,9 @@ use http::Response;
 use tokio::time::{self, sleep};
 use tower::ServiceExt;
 use tower_sliding_window::{
-    Breaker, Degraded, Error, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Store,
+    Error, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Store,
+    limiter::Breaker,
+    middleware::Degraded,
     testing::{Fault, FaultyStore},
 };
 

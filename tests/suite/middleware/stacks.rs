@@ -19,7 +19,7 @@ use tower_http::{
     timeout::TimeoutLayer,
     trace::TraceLayer,
 };
-use tower_sliding_window::{Limit, MemoryStore, RateLimitLayer, Rejection, Store, exposed_headers};
+use tower_sliding_window::{Limit, MemoryStore, RateLimitLayer, Rejection, Store, middleware::exposed_headers};
 
 use crate::support::{
     TEST_TIMEOUT,

@@ -13,7 +13,7 @@ use tokio::{
     task::{JoinHandle, yield_now},
     time::{Instant, sleep},
 };
-use tower_sliding_window::{Breaker, Decision, Error, Limit, Limiter, RedisStore};
+use tower_sliding_window::{Decision, Error, Limit, Limiter, RedisStore, limiter::Breaker};
 
 use crate::support::{TEST_TIMEOUT, proxy::Proxy, redis_server::RedisServer};
 

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use tower_sliding_window::{
-    AdmissionId, Algorithm, Charge, Check, Decision, Limit, Limiter, ManualClock, RefusalCache, Settlement,
+    Algorithm, Charge, Check, Decision, Limit, Limiter, admission::AdmissionId, limiter::RefusalCache,
+    settlement::Settlement, store::ManualClock,
 };
 
 use crate::support::{TEST_TIMEOUT, charge, redis_server::RedisServer, to_next_window};

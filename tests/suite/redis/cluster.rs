@@ -7,7 +7,8 @@ use std::{
 
 use tokio::{task::yield_now, time::sleep};
 use tower_sliding_window::{
-    AdmissionId, Algorithm, Charge, Check, Error, Limit, Limiter, ManualClock, Prefetch, RedisStore, Settlement,
+    Algorithm, Charge, Check, Error, Limit, Limiter, Prefetch, RedisStore, admission::AdmissionId,
+    settlement::Settlement, store::ManualClock,
 };
 
 use crate::support::{

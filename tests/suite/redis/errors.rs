@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use tower_sliding_window::{
-    AdmissionId, Algorithm, Charge, Check, Error, Limit, Limiter, ManualClock, RedisStore, error::StoreErrorKind,
+    Algorithm, Charge, Check, Error, Limit, Limiter, RedisStore, admission::AdmissionId, error::StoreErrorKind,
+    store::ManualClock,
 };
 
 use super::{limiter, used};

@@ -5,7 +5,8 @@ use std::{error::Error as _, time::Duration};
 
 use tokio::task::JoinSet;
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, Error, Limit, Limiter, ManualClock, RefusalCache, error::StoreErrorKind,
+    Algorithm, Charge, Check, Decision, Error, Limit, Limiter, error::StoreErrorKind, limiter::RefusalCache,
+    store::ManualClock,
 };
 
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer, with_causes};

@@ -6,7 +6,7 @@ use tokio::{
     runtime::Runtime,
     time::{Instant, sleep},
 };
-use tower_sliding_window::{Breaker, Error, Limit, Limiter, RedisStore, error::StoreErrorKind};
+use tower_sliding_window::{Error, Limit, Limiter, RedisStore, error::StoreErrorKind, limiter::Breaker};
 
 use super::{CALLS, limiter, used};
 use crate::support::{TEST_TIMEOUT, ms, proxy::Proxy, redis_server::RedisServer, with_causes};

@@ -4,7 +4,11 @@ use std::{iter, time::Duration};
 
 use tokio::time::sleep;
 use tower_sliding_window::{
-    Breaker, Check, Decision, Limit, LimitStatus, Limiter, ManualClock, RedisStore, RefusalCache, Settlement,
+    Check, Decision, Limit, Limiter, RedisStore,
+    decision::LimitStatus,
+    limiter::{Breaker, RefusalCache},
+    settlement::Settlement,
+    store::ManualClock,
 };
 
 use crate::support::{TEST_TIMEOUT, charge, check_of, ms, proxy::Proxy, redis_server::RedisServer, seconds};

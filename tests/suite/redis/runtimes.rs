@@ -14,7 +14,7 @@ use tokio::{
     task::{JoinHandle, yield_now},
 };
 use tower_sliding_window::{
-    Breaker, Charge, Check, Decision, Error, Key, Limit, Limiter, RedisStore, Settlement, Store,
+    Charge, Check, Decision, Error, Key, Limit, Limiter, RedisStore, Store, limiter::Breaker, settlement::Settlement,
 };
 
 use crate::support::{TEST_TIMEOUT, ms, one_thread, redis_server::RedisServer, two_threads};

@@ -7,7 +7,9 @@ use std::{
 
 use redis::{RedisResult, Value};
 use tempfile::TempDir;
-use tower_sliding_window::{Charge, Check, Error, Limit, Limiter, RedisStore, RefusalCache, store::RedisStoreBuilder};
+use tower_sliding_window::{
+    Charge, Check, Error, Limit, Limiter, RedisStore, limiter::RefusalCache, store::RedisStoreBuilder,
+};
 
 use crate::support::{
     TEST_TIMEOUT,

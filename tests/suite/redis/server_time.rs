@@ -13,7 +13,9 @@ use proptest::{
     test_runner::{Config, TestCaseError, TestRunner},
 };
 use tokio::{runtime::Builder, time::sleep};
-use tower_sliding_window::{AdmissionId, Algorithm, Charge, Check, Limit, Limiter, RefusalCache, Settlement};
+use tower_sliding_window::{
+    Algorithm, Charge, Check, Limit, Limiter, admission::AdmissionId, limiter::RefusalCache, settlement::Settlement,
+};
 
 use crate::support::{
     TEST_TIMEOUT,

@@ -10,8 +10,8 @@ use std::{
 
 use tokio::time::sleep;
 use tower_sliding_window::{
-    Algorithm, ApiKey, Charge, Check, Error, Key, Limit, Limiter, ManualClock, RedisStore, RefusalCache, Secret,
-    Settlement, Store,
+    Algorithm, ApiKey, Charge, Check, Error, Key, Limit, Limiter, RedisStore, Secret, Store, limiter::RefusalCache,
+    settlement::Settlement, store::ManualClock,
 };
 
 use crate::support::{TEST_TIMEOUT, example::Server, proxy::Proxy, redis_server::RedisServer, two_threads};

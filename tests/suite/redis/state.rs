@@ -7,7 +7,8 @@ use std::{
 
 use tokio::time::sleep;
 use tower_sliding_window::{
-    AdmissionId, Algorithm, Charge, Check, Limit, Limiter, ManualClock, RefusalCache, Settlement,
+    Algorithm, Charge, Check, Limit, Limiter, admission::AdmissionId, limiter::RefusalCache, settlement::Settlement,
+    store::ManualClock,
 };
 
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer, seconds, to_next_window};

@@ -9,7 +9,8 @@ use std::{
 };
 
 use tower_sliding_window::{
-    ManualClock, MemoryStore, RedisStore, Store,
+    MemoryStore, RedisStore, Store,
+    store::ManualClock,
     testing::{Conformance, assert_conformance},
 };
 

@@ -6,8 +6,13 @@ use std::{
 };
 
 use tower_sliding_window::{
-    AdmissionId, Algorithm, Charge, Check, Decision, Key, Limit, LimitStatus, ManualClock, Settled, Settlement, Store,
-    StoreError, store::StoreFuture, testing::Conformance,
+    Algorithm, Charge, Check, Decision, Key, Limit, Store,
+    admission::AdmissionId,
+    decision::LimitStatus,
+    error::StoreError,
+    settlement::{Settled, Settlement},
+    store::{ManualClock, StoreFuture},
+    testing::Conformance,
 };
 
 /// All admissions in one list.

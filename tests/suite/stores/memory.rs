@@ -11,8 +11,8 @@ use proptest::{
 };
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    AdmissionId, Algorithm, Charge, Check, Error, Key, Limit, Limiter, ManualClock, MemoryStore, RateLimitLayer,
-    Settlement,
+    Algorithm, Charge, Check, Error, Key, Limit, Limiter, MemoryStore, RateLimitLayer, admission::AdmissionId,
+    settlement::Settlement, store::ManualClock,
 };
 
 use crate::support::requests::hello;

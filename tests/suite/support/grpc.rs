@@ -11,7 +11,7 @@ use tonic_health::pb::{
     health_client::HealthClient,
     health_server::{Health, HealthServer},
 };
-use tower_sliding_window::{GrpcResponse, RateLimitLayer};
+use tower_sliding_window::{RateLimitLayer, middleware::GrpcResponse};
 
 pub(crate) type Client = HealthClient<Channel>;
 

@@ -31,7 +31,7 @@ use tokio::{
     time::sleep,
 };
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Limit, Limiter, ManualClock, MemoryStore, RedisStore, RefusalCache, Store,
+    Algorithm, Charge, Check, Limit, Limiter, MemoryStore, RedisStore, Store, limiter::RefusalCache, store::ManualClock,
 };
 
 use self::redis_server::RedisServer;

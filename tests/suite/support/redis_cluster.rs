@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::task::spawn_blocking;
-use tower_sliding_window::{Limiter, RedisStore, RefusalCache, store::RedisStoreBuilder};
+use tower_sliding_window::{Limiter, RedisStore, limiter::RefusalCache, store::RedisStoreBuilder};
 
 use super::{TEST_TIMEOUT, redis_server::RedisServer, until};
 

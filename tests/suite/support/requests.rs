@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use axum::body::Body;
 use http::{HeaderMap, HeaderName, Request, Response, request::Parts};
 use http_body_util::BodyExt;
-use tower_sliding_window::{Key, KeyError};
+use tower_sliding_window::{Key, extract::KeyError};
 
 /// All requests have the same key.
 pub(crate) fn anyone(_: &Parts) -> Result<Key, KeyError> {

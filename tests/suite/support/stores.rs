@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use tower_sliding_window::{
-    Check, Decision, Key, Limit, MemoryStore, Settled, Settlement, Store,
+    Check, Decision, Key, Limit, MemoryStore, Store,
+    settlement::{Settled, Settlement},
     store::StoreFuture,
     testing::{Fault, FaultyStore},
 };

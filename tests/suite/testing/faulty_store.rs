@@ -5,7 +5,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Algorithm, Breaker, Error, Limit, Limiter, MemoryStore, RateLimitLayer, Store,
+    Algorithm, Error, Limit, Limiter, MemoryStore, RateLimitLayer, Store,
+    limiter::Breaker,
     testing::{Conformance, Fault, FaultyStore, assert_admitted, assert_unavailable},
 };
 

@@ -13,7 +13,8 @@ pub(super) fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
     // The last job that touches a key. If two keys have one hash, equal checks only travel apart.
     let mut last_touch: HashMap<u64, usize, BuildHasherDefault<Prehashed>> =
         HashMap::with_capacity_and_hasher(jobs.len(), BuildHasherDefault::default());
-    let (mut touched, mut prefetches, mut joined) = (Vec::new(), Vec::new(), Vec::<Box<Job>>::with_capacity(jobs.len()));
+    let (mut touched, mut prefetches, mut joined) =
+        (Vec::new(), Vec::new(), Vec::<Box<Job>>::with_capacity(jobs.len()));
     for job in jobs {
         if job.is_of_prefetch() {
             prefetches.push(job);

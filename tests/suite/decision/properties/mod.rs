@@ -21,7 +21,8 @@ use proptest::{
 };
 use tokio::task::JoinHandle;
 use tower_sliding_window::{
-    AdmissionId, Algorithm, Charge, Check, Limit, Limiter, ManualClock, MemoryStore, RefusalCache, Settlement,
+    Algorithm, Charge, Check, Limit, Limiter, MemoryStore, admission::AdmissionId, limiter::RefusalCache,
+    settlement::Settlement, store::ManualClock,
 };
 
 use self::{

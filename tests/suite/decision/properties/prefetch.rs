@@ -22,8 +22,12 @@ use std::{
 use proptest::prelude::Rng;
 use tokio::{runtime::Runtime, time::sleep};
 use tower_sliding_window::{
-    AdmissionId, Algorithm, Charge, Check, Decision, Error, Key, Limit, Limiter, LocalState, ManualClock, Prefetch,
-    RedisStore, RefusalCache, Settled, Settlement, Store, StoreError, store::StoreFuture,
+    Algorithm, Charge, Check, Decision, Error, Key, Limit, Limiter, Prefetch, RedisStore, Store,
+    admission::AdmissionId,
+    error::StoreError,
+    limiter::RefusalCache,
+    settlement::{Settled, Settlement},
+    store::{LocalState, ManualClock, StoreFuture},
 };
 
 use super::{micros, random_seed};

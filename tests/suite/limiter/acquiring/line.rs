@@ -14,8 +14,11 @@ use tokio::{
     time::{Instant, advance, timeout},
 };
 use tower_sliding_window::{
-    AdmissionId, Charge, Check, Decision, Error, Key, Limit, LimitStatus, Limiter, MemoryStore, Settled, Settlement,
-    Store, store::StoreFuture,
+    Charge, Check, Decision, Error, Key, Limit, Limiter, MemoryStore, Store,
+    admission::AdmissionId,
+    decision::LimitStatus,
+    settlement::{Settled, Settlement},
+    store::StoreFuture,
 };
 
 use super::{CALLS, Test, check_of_ada};

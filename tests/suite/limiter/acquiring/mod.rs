@@ -18,8 +18,9 @@ use std::{
 
 use tokio::{task::JoinHandle, time::advance};
 use tower_sliding_window::{
-    Charge, Check, Decision, Error, Key, Limit, Limiter, ManualClock, MemoryStore, Settled, Settlement, Store,
-    store::StoreFuture,
+    Charge, Check, Decision, Error, Key, Limit, Limiter, MemoryStore, Store,
+    settlement::{Settled, Settlement},
+    store::{ManualClock, StoreFuture},
 };
 
 use crate::support::{let_tasks_run, ms, stores::failing};

@@ -6,7 +6,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, advance, sleep},
 };
-use tower_sliding_window::{Decision, Limit, Limiter, ManualClock, MemoryStore};
+use tower_sliding_window::{Decision, Limit, Limiter, MemoryStore, store::ManualClock};
 
 use crate::support::{TEST_TIMEOUT, let_tasks_run, ms, redis_server::RedisServer, seconds};
 

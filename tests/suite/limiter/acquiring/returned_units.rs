@@ -7,7 +7,9 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tower_sliding_window::{
-    Charge, Check, Decision, Key, Limit, Limiter, MemoryStore, Settled, Settlement, Store, store::StoreFuture,
+    Charge, Check, Decision, Key, Limit, Limiter, MemoryStore, Store,
+    settlement::{Settled, Settlement},
+    store::StoreFuture,
 };
 
 use super::{CALLS, Test, check_of_ada, lines};

@@ -13,7 +13,9 @@ use http::{Response, StatusCode};
 use tokio::{task::JoinSet, time::sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Breaker, Degraded, Error, FailureMode, Limiter, RateLimitLayer, RedisStore, Rejection, Share,
+    Error, Limiter, RateLimitLayer, RedisStore, Rejection,
+    limiter::{Breaker, FailureMode, Share},
+    middleware::Degraded,
 };
 
 use super::{CALLS, SLACK, at_once};

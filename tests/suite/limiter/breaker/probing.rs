@@ -10,7 +10,8 @@ use tokio::{
     time::{advance, sleep},
 };
 use tower_sliding_window::{
-    Breaker, Error, Limit, Limiter, MemoryStore,
+    Error, Limit, Limiter, MemoryStore,
+    limiter::Breaker,
     testing::{Fault, FaultyStore},
 };
 

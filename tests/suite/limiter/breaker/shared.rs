@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tokio::{runtime, time::sleep};
-use tower_sliding_window::{Breaker, Error, Limiter, testing::Fault};
+use tower_sliding_window::{Error, Limiter, limiter::Breaker, testing::Fault};
 
 use super::{CALLS, INTERVAL, SLACK, is_open};
 use crate::support::{let_tasks_run, stores::with_fault};

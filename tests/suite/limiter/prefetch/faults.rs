@@ -1,6 +1,6 @@
 //! Prefetches while Redis fails.
 
-use tower_sliding_window::Share;
+use tower_sliding_window::limiter::Share;
 
 use super::*;
 use crate::support::proxy::{Cut, Proxy};

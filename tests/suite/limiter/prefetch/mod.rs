@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
-use tower_sliding_window::{Breaker, Decision, Limit, Limiter, ManualClock, Prefetch, RedisStore};
+use tower_sliding_window::{Decision, Limit, Limiter, Prefetch, RedisStore, limiter::Breaker, store::ManualClock};
 
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer};
 

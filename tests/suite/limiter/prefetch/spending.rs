@@ -1,6 +1,6 @@
 //! Which checks are decided in the process, and with which figures.
 
-use tower_sliding_window::{AdmissionId, Algorithm, Charge, Check, MemoryStore, Settlement};
+use tower_sliding_window::{Algorithm, Charge, Check, MemoryStore, admission::AdmissionId, settlement::Settlement};
 
 use super::*;
 use crate::support::MICROSECOND;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::sleep;
-use tower_sliding_window::{Charge, Check, Limit, Limiter, RefusalCache};
+use tower_sliding_window::{Charge, Check, Limit, Limiter, limiter::RefusalCache};
 
 use super::{CALLS, Test, build_with_clock};
 use crate::support::{TEST_TIMEOUT, ms, redis_server::RedisServer};

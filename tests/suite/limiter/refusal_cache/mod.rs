@@ -5,7 +5,10 @@
 mod invalidation;
 mod refusals;
 
-use tower_sliding_window::{Limit, Limiter, ManualClock, RedisStore, store::RedisStoreBuilder};
+use tower_sliding_window::{
+    Limit, Limiter, RedisStore,
+    store::{ManualClock, RedisStoreBuilder},
+};
 
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer};
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
-use tower_sliding_window::{AdmissionId, Charge, Check, Limit, Limiter, RefusalCache};
+use tower_sliding_window::{Charge, Check, Limit, Limiter, admission::AdmissionId, limiter::RefusalCache};
 
 use super::{CALLS, Test};
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer};

@@ -5,7 +5,11 @@ use proptest::prelude::*;
 use tonic::Code;
 use tonic_types::StatusExt;
 use tower_sliding_window::{
-    GrpcResponse, Header, JsonResponse, Key, KeyError, Limiter, Rejection, Secret, Share, Store, store,
+    Header, Key, Limiter, Rejection, Secret, Store,
+    extract::KeyError,
+    limiter::Share,
+    middleware::{GrpcResponse, JsonResponse},
+    store,
 };
 
 use super::*;

@@ -20,7 +20,7 @@ use http::{HeaderMap, HeaderValue, Request};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use sfv::{BareItem, ListEntry, Parser};
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneService};
-use tower_sliding_window::{HeaderSets, KeyedLimit, Limit, ManualClock, MemoryStore, RateLimitLayer};
+use tower_sliding_window::{HeaderSets, KeyedLimit, Limit, MemoryStore, RateLimitLayer, store::ManualClock};
 
 use crate::support::{
     requests::{anyone, json, request},

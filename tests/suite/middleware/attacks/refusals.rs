@@ -1,6 +1,6 @@
 //! Figures and refusals that a client relies on, whatever the service sends and however units are used.
 
-use tower_sliding_window::{GrpcResponse, Limiter};
+use tower_sliding_window::{Limiter, middleware::GrpcResponse};
 
 use super::*;
 

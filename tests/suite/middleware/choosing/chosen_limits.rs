@@ -15,8 +15,9 @@ use http::{Request, Response, request::Parts};
 use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Decision, Degraded, Header, KeyedLimit, Limit, ManualClock, MemoryStore, RateLimitLayer, Rejection, ShadowRefusals,
-    Store,
+    Decision, Header, KeyedLimit, Limit, MemoryStore, RateLimitLayer, Rejection, Store,
+    middleware::{Degraded, ShadowRefusals},
+    store::ManualClock,
 };
 
 use super::{BURST, FREE, PRO, chosen, request_of_plan};

@@ -7,8 +7,10 @@ use http::{Request, Response, request::Parts};
 use tokio::time::sleep;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    ClientIp, Degraded, Key, KeyError, KeyedLimit, Limit, Limiter, ManualClock, MemoryStore, PeerIp, RateLimitLayer,
-    Rejection, ShadowRefusals,
+    ClientIp, Key, KeyedLimit, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, Rejection,
+    extract::KeyError,
+    middleware::{Degraded, ShadowRefusals},
+    store::ManualClock,
 };
 
 use super::{BURST, FREE, PRO, always, chosen};

@@ -7,7 +7,9 @@ use http::{Request, Response, StatusCode, request::Parts};
 use tokio::time::Instant;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Degraded, Error, FailureMode, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Rejection, Share, Store,
+    Error, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Rejection, Store,
+    limiter::{FailureMode, Share},
+    middleware::Degraded,
     testing::FaultyStore,
 };
 

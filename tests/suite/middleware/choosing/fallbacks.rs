@@ -5,7 +5,9 @@ use std::{convert::Infallible, future::pending};
 use http::request::Parts;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Degraded, FailureMode, KeyedLimit, Limit, MemoryStore, RateLimitLayer, Rejection, ShadowRefusals, Share, Store,
+    KeyedLimit, Limit, MemoryStore, RateLimitLayer, Rejection, Store,
+    limiter::{FailureMode, Share},
+    middleware::{Degraded, ShadowRefusals},
 };
 
 use super::{

@@ -9,7 +9,7 @@ use tokio::{
     time::timeout,
 };
 use tonic::transport::Server;
-use tower_sliding_window::{GrpcResponse, JsonResponse};
+use tower_sliding_window::middleware::{GrpcResponse, JsonResponse};
 
 use super::by_peer;
 use crate::support::{

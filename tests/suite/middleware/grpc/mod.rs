@@ -4,7 +4,7 @@ mod bad_input;
 mod servers;
 mod statuses;
 
-use tower_sliding_window::{GrpcResponse, Limit, MemoryStore, PeerIp, RateLimitLayer};
+use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer, middleware::GrpcResponse};
 
 const CALLS: Limit = Limit::per_hour("calls", 2);
 

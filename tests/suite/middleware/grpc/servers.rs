@@ -16,7 +16,8 @@ use tonic::{
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use tower::Layer;
 use tower_sliding_window::{
-    ClientIp, Everyone, GrpcResponse, JsonResponse, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer,
+    ClientIp, Everyone, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer,
+    middleware::{GrpcResponse, JsonResponse},
 };
 
 use super::{CALLS, by_peer};

@@ -5,8 +5,8 @@ use tokio::time::sleep;
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 use tower_sliding_window::{
-    ApiKey, GrpcResponse, Header, Key, KeyError, KeyedLimit, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer,
-    Rejection, Secret,
+    ApiKey, Header, Key, KeyedLimit, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, Rejection, Secret,
+    extract::KeyError, middleware::GrpcResponse,
 };
 
 use super::{CALLS, by_peer};

@@ -11,8 +11,12 @@ use std::{
 use futures_util::FutureExt;
 use tokio::task::yield_now;
 use tower_sliding_window::{
-    AdmissionId, Algorithm, Charge, Check, Decision, Key, Limit, LimitStatus, ManualClock, MemoryStore, Settled,
-    Settlement, Store, StoreError, store::StoreFuture,
+    Algorithm, Charge, Check, Decision, Key, Limit, MemoryStore, Store,
+    admission::AdmissionId,
+    decision::LimitStatus,
+    error::StoreError,
+    settlement::{Settled, Settlement},
+    store::{ManualClock, StoreFuture},
 };
 
 use crate::support::{MICROSECOND, check_of};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::trial::{Trial, charge, check_of, to_the_start_of_a_window};
-use tower_sliding_window::{Charge, Check, Key, Limit, LimitStatus, Settlement};
+use tower_sliding_window::{Charge, Check, Key, Limit, decision::LimitStatus, settlement::Settlement};
 
 const TRIED_WINDOW: Duration = Duration::from_secs(60);
 

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use Action::{IsRefused, Peeks, Reserves, Settles, Takes, Waits};
 
 use super::trial::{MICROSECOND, Trial, charge, ms, seconds, to_next_window};
-use tower_sliding_window::{AdmissionId, Algorithm, Check, Decision, Limit, Settlement};
+use tower_sliding_window::{Algorithm, Check, Decision, Limit, admission::AdmissionId, settlement::Settlement};
 
 const CALLS: Limit = Limit::per("calls", 100, Duration::from_secs(10));
 

@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use super::trial::{MICROSECOND, Trial, charge, check_of, ms, seconds, to_the_start_of_a_window};
-use tower_sliding_window::{AdmissionId, Algorithm, Charge, Check, Decision, Limit, LimitStatus, Settlement};
+use tower_sliding_window::{
+    Algorithm, Charge, Check, Decision, Limit, admission::AdmissionId, decision::LimitStatus, settlement::Settlement,
+};
 
 const MANY: Limit = Limit::per_minute("many", 1_200);
 const SHORT: Limit = Limit::per("short", 3, Duration::from_secs(10));

@@ -6,7 +6,9 @@ use super::trial::{
     MICROSECOND, Numbers, Trial, charge, ms, plain_check, reserved_check, seconds, to_next_window,
     to_the_start_of_a_window,
 };
-use tower_sliding_window::{Algorithm, Charge, Check, Decision, Limit, LimitStatus, Limiter, Settlement};
+use tower_sliding_window::{
+    Algorithm, Charge, Check, Decision, Limit, Limiter, decision::LimitStatus, settlement::Settlement,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 const LEASE: Duration = Duration::from_secs(5);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::trial::{MICROSECOND, Trial, to_the_start_of_a_window};
-use tower_sliding_window::{Charge, Check, Limit, RefusalCache};
+use tower_sliding_window::{Charge, Check, Limit, limiter::RefusalCache};
 
 const FAILURES: Limit = Limit::per_minute("failures", 5);
 

@@ -3,7 +3,8 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, Limit, Limiter, ManualClock, RefusalCache, Settlement, Store,
+    Algorithm, Charge, Check, Decision, Limit, Limiter, Store, limiter::RefusalCache, settlement::Settlement,
+    store::ManualClock,
 };
 
 use crate::support::{ALGORITHMS, Fixture};
