@@ -7,8 +7,8 @@
 //!    connecting and the reply. It starts with the first poll, and needs a timer only if the store makes the caller wait. All
 //!    methods but [`acquire`](Limiter::acquire) make one call.
 //! 3. A refusal is a [`Decision`](crate::Decision), everything else is a typed [`Error`](crate::Error).
-//! 4. A check that is known to be refused is refused without asking the store: see [`RefusalCache`](crate::limiter::RefusalCache).
-//! 5. A store that fails repeatedly is not asked, but probed: see [`Breaker`](crate::limiter::Breaker).
+//! 4. A check that is known to be refused is refused without asking the store: see [`RefusalCache`].
+//! 5. A store that fails repeatedly is not asked, but probed: see [`Breaker`].
 //! 6. While the store cannot decide, this process may, under a share of each limit: see [`Share`].
 //!
 //! ```
