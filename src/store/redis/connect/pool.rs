@@ -104,7 +104,12 @@ impl ManageConnection for Connector {
     type Error = RedisError;
 
     async fn connect(&self) -> RedisResult<Connection> {
-        self.server.connect(ConnectionHealth::new(&self.generation)).await
+        let connect = || self.server.connect(ConnectionHealth::new(&self.generation));
+        match connect().await {
+            // The server cut it in the middle of signing in, for example with `CLIENT KILL`. That says nothing about the next one.
+            Err(error) if error.is_connection_dropped() => connect().await,
+            outcome => outcome,
+        }
     }
 
     async fn is_valid(&self, connection: &mut Connection) -> RedisResult<()> {
