@@ -35,7 +35,7 @@ pub(crate) enum DecideNow {
 pub(crate) struct Asking {
     core: Arc<Core>,
     reply: Deadline<StoreFuture<Decision>>,
-    /// What the refusal cache learns by, if it can.
+    /// The place in the refusal cache that learns from the reply, if there is one.
     lookup: Option<Lookup>,
     /// Under a share, or with prefetch: the check.
     kept: Option<Box<Check>>,

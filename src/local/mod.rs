@@ -1,4 +1,4 @@
-//! What this process remembers of a store: the breaker, the refusal cache, and the prefetches of units that it holds.
+//! The memory that this process has of a store: the breaker, the refusal cache, and the prefetches of units that it holds.
 //!
 //! This room lies between the plain values and the stores. It uses values and the clock, and never a store: the trait
 //! [`Store`](crate::Store) hands out the [`LocalState`], a store tells it when refusals are outdated, and the limiter asks it before the

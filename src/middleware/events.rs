@@ -1,4 +1,4 @@
-//! What a layer reports: metrics, and log lines, at most one a second of each kind. Without the feature `tracing` there are no
+//! The reports of a layer: metrics, and log lines, at most one a second of each kind. Without the feature `tracing` there are no
 //! lines.
 
 use std::{borrow::Cow, time::Duration};

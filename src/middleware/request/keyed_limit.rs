@@ -42,7 +42,7 @@ pub struct KeyedLimit {
     parts: Option<NonZeroU32>,
 }
 
-/// What a limit makes of a request.
+/// The charge of a request under one limit, or the reason why there is none.
 pub(crate) enum DraftCharge {
     Charge(Charge),
     /// The limit is in the shadow, and cannot charge the request for this reason.

@@ -1,4 +1,4 @@
-//! What happens after a response, before it goes out: settlements, counts, and blocks that an upstream asks for.
+//! The steps between a response and its client: settlements, counts, and blocks that an upstream asks for.
 
 use std::mem;
 

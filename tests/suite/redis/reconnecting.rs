@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use tokio::{
+    io::{AsyncReadExt, copy_bidirectional},
+    net::{TcpListener, TcpStream},
     runtime::Runtime,
+    task::JoinSet,
     time::{Instant, sleep},
 };
 use tower_sliding_window::{Error, Limit, Limiter, RedisStore, error::StoreErrorKind, limiter::Breaker};
@@ -42,6 +45,30 @@ async fn closed_connections_fail_no_check_and_lose_no_unit() {
         assert_eq!(used(&limiter).await.unwrap(), expected);
         server.run::<()>("CLIENT KILL TYPE normal SKIPME yes");
     }
+}
+
+/// All callers that wait for a connection fail if making one fails, so it is made once more.
+#[tokio::test]
+async fn a_connection_that_is_cut_while_it_signs_in_fails_no_check() {
+    let server = RedisServer::start();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    let address = server.address();
+    let proxy = tokio::spawn(async move {
+        let (mut cut, _) = listener.accept().await.unwrap();
+        cut.read_exact(&mut [0]).await.unwrap();
+        drop(cut);
+        let mut open = JoinSet::new();
+        loop {
+            let (mut client, _) = listener.accept().await.unwrap();
+            let mut server = TcpStream::connect(&address).await.unwrap();
+            open.spawn(async move { copy_bidirectional(&mut client, &mut server).await });
+        }
+    });
+    let store = RedisStore::builder(&url).connections(1).build().unwrap();
+    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
+    assert_eq!(used(&limiter).await.unwrap(), 1);
+    proxy.abort();
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 #[cfg(any(feature = "grpc", feature = "tls"))]
 pub(crate) mod certificates;
+pub(crate) mod clock_steps;
 pub(crate) mod example;
 #[cfg(feature = "grpc")]
 pub(crate) mod grpc;

@@ -6,40 +6,10 @@ use std::time::{Duration, SystemTime};
 use Action::{IsRefused, Peeks, Reserves, Settles, Takes, Waits};
 
 use super::trial::{MICROSECOND, Trial, charge, ms, seconds, to_next_window};
+use crate::support::clock_steps::{Action, HISTORIES};
 use tower_sliding_window::{Algorithm, Check, Decision, Limit, admission::AdmissionId, settlement::Settlement};
 
 const CALLS: Limit = Limit::per("calls", 100, Duration::from_secs(10));
-
-/// An action on a limit before the clock steps back. Each takes a second.
-#[derive(Clone, Copy, Debug)]
-enum Action {
-    Takes(u64),
-    Reserves(u64),
-    /// Reserves the first number of units, and settles them at the second.
-    Settles(u64, u64),
-    /// Advances the clock.
-    Waits(Duration),
-    /// A peek or a refusal, which drops expired entries.
-    Peeks,
-    IsRefused,
-}
-
-/// A reservation has a lease of 7 s.
-const HISTORIES: [&[Action]; 12] = [
-    &[Takes(1)],
-    &[Takes(1), Takes(1), Takes(1)],
-    &[Takes(7)],
-    &[Takes(2), Takes(1), Takes(7)],
-    &[Reserves(5)],
-    &[Takes(1), Reserves(5), Takes(1)],
-    &[Settles(5, 2), Takes(1)],
-    &[Takes(1), Takes(1), Settles(1, 0)],
-    &[Settles(1, 1)],
-    // The first unit has expired and is dropped.
-    &[Takes(1), Takes(1), Takes(1), Waits(ms(7_100)), Peeks],
-    &[Takes(2), Takes(1), Takes(7), Waits(ms(7_100)), IsRefused],
-    &[Takes(1), Waits(ms(9_100)), Takes(1), Takes(1), Peeks],
-];
 
 impl Trial {
     async fn perform(&self, limit: &Limit, done: Action) {
