@@ -2,6 +2,7 @@
 //! to another server.
 
 use std::{
+    future::pending,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -12,8 +13,8 @@ use std::{
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::{TcpListener, TcpStream},
-    sync::broadcast,
-    time::sleep,
+    sync::{broadcast, mpsc},
+    time::{Instant, sleep_until},
 };
 
 use super::redis_server::RedisServer;
@@ -135,20 +136,38 @@ async fn requests(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Un
     }
 }
 
+/// Passes on each reply after the delay. The delay is that of the line: a reply that comes in several packets, as nested ones
+/// of Redis 6.2 do, waits once.
 async fn replies(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, number: usize, wires: &Wires) {
-    let mut reply = vec![0; 64 * 1024];
-    while let Ok(length @ 1..) = from.read(&mut reply).await {
-        let delay = Duration::from_micros(wires.delay_micros.load(Ordering::SeqCst));
-        if !delay.is_zero() {
-            sleep(delay).await;
+    let (arrived, mut on_the_line) = mpsc::unbounded_channel();
+    let arriving = async move {
+        let mut reply = vec![0; 64 * 1024];
+        while let Ok(length @ 1..) = from.read(&mut reply).await {
+            let delay = Duration::from_micros(wires.delay_micros.load(Ordering::SeqCst));
+            let due = (!delay.is_zero()).then(|| Instant::now() + delay);
+            // The other end is below, and lives as long.
+            let _ = arrived.send((due, reply[..length].to_vec()));
         }
-        if number < wires.silent_below.load(Ordering::SeqCst) {
-            continue;
+    };
+    let leaving = async {
+        while let Some((due, reply)) = on_the_line.recv().await {
+            if let Some(due) = due {
+                sleep_until(due).await;
+            }
+            if number < wires.silent_below.load(Ordering::SeqCst) {
+                continue;
+            }
+            let lost =
+                wires.to_lose.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
+            if lost || pass_on(&reply, &mut to, wires).await.is_err() {
+                break;
+            }
         }
-        let lost = wires.to_lose.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
-        if lost || pass_on(&reply[..length], &mut to, wires).await.is_err() {
-            break;
-        }
+    };
+    // Once the server has closed the connection, the replies on the line still leave.
+    tokio::select! {
+        () = leaving => {}
+        () = async { arriving.await; pending::<()>().await } => {}
     }
 }
 

@@ -22,6 +22,8 @@ fn calls(server: &RedisServer) -> Vec<String> {
 async fn a_prefetch_is_taken_and_given_back_by_few_calls() {
     let server = RedisServer::start();
     let limiter = limiter(&server);
+    // Redis 6.2 does not say when a key expires, so the script reads the newest entry.
+    let by_newest = u8::from(server.is_before_7());
     for key in ["given back", "spent"] {
         // A first prefetch has at most the units that are used.
         assert!(check(&limiter, &LONG, key, 1_000).await.is_allowed());
@@ -29,14 +31,16 @@ async fn a_prefetch_is_taken_and_given_back_by_few_calls() {
         server.run::<()>("CONFIG RESETSTAT");
         if key == "given back" {
             limiter.give_back_prefetched().await;
-            assert_eq!(calls(&server), ["zadd 2", "zcount 1", "zrange 1", "zrem 2", "zrevrange 2", "zscore 2"]);
+            let newest = format!("zrevrange {}", 2 + by_newest);
+            assert_eq!(calls(&server), ["zadd 2", "zcount 1", "zrange 1", "zrem 2", &newest, "zscore 2"]);
         }
     }
     while server.script_calls() == 0 {
         assert!(check(&limiter, &LONG, "spent", 1).await.is_allowed());
         sleep(Duration::from_millis(10)).await;
     }
-    assert_eq!(calls(&server), ["zadd 2", "zcount 1", "zrevrange 1"], "the next prefetch, while some units are left");
+    let newest = format!("zrevrange {}", 1 + by_newest);
+    assert_eq!(calls(&server), ["zadd 2", "zcount 1", &newest], "the next prefetch, while some units are left");
 }
 
 #[tokio::test]
