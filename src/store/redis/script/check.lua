@@ -19,7 +19,7 @@ local function pull_back(log)
     call('ZREM', log.key, log.counts)
     log.counts, log.heads = nil, log.heads - 1
     write_counts(log)
-    outlive(log, log.at, 2)
+    outlive(log, log.at)
   end
   local latest = counted_from(log, LARGEST)
   local first = call('ZRANGE', log.key, 0, 0, 'WITHSCORES')
@@ -41,7 +41,7 @@ local function pull_back(log)
   if not is_any then return end
   if sum > 0 then add_to_sum(log, latest, sum) end
   log.oldest = time_of(log, 0)
-  outlive_entries(log, log.at)
+  outlive(log, log.at)
 end
 
 -- The first moment at which at most `most` units are used. `entries` leave next, and `total` is the units of all entries;
@@ -50,6 +50,7 @@ end
 local function first_fit(log, most, total, entries, with_reserved)
   local from, leaves = now, counted_from(log, now) + log.window
   for i = 1, #entries, 2 do
+    if not log.is_counter and total <= most then return from end
     local units, is_reserved, is_prefetch = weigh(log, entries[i])
     leaves = counted_from(log, time_in(entries[i + 1]), is_prefetch) + log.window
     if with_reserved or not is_reserved then
@@ -59,10 +60,9 @@ local function first_fit(log, most, total, entries, with_reserved)
         if fits < leaves or fits == from then return fits end
       end
       total, from = total - units, max(leaves, from)
-      if not log.is_counter and total <= most then return from end
     end
   end
-  if not log.is_counter then return leaves end
+  if not log.is_counter then return total <= most and from or leaves end
   if total > 0 and #entries == 2 * LOOKED_AT then return from end
   return falls_to(log, max(0, most - total), from)
 end
@@ -82,12 +82,11 @@ local function wait(log, most)
   local entries = call('ZREVRANGE', log.key, first, first + enough - 1, 'WITHSCORES')
   local retry = first_fit(log, most, log.total, entries, true) - now
   if log.reserved == 0 then return retry, retry end
-  if not log.is_counter and settled <= most then return retry, 0 end
   return retry, first_fit(log, most, settled, entries, false) - now
 end
 
--- Notes in a log what a status has of it.
-local function note_status(log, retry, least)
+-- Writes into a record the status that the log of this place has.
+local function write_status(record, place, log, retry, least)
   -- The moment from which on fewer units are used.
   local fewer = log.oldest and log.oldest + log.window
   local estimate = log.is_counter and estimate_now(log) or 0
@@ -95,32 +94,9 @@ local function note_status(log, retry, least)
     local falls = falls_to(log, estimate - 1, now)
     fewer = min(falls, fewer or falls)
   end
-  log.reset = is_behind(log) and 1 or clamped(fewer and fewer - now)
-  log.retry, log.least = clamped(retry), clamped(log.reserved > 0 and least or retry)
-end
-
--- Appends the status of each log to the reply of length `r`, in a record unless two figures of each are all. Returns the new
--- length.
-local function add_status(logs, admitted, at, is_record, reply, r)
-  for i = 1, #logs do
-    local log = logs[i]
-    is_record = is_record or log.reserved > 0 or log.retry > 0
-  end
-  if is_record then
-    local record, l = { admitted, at, 0, 0, 0, 0, 0 }, 2  -- as long as most are: a table that grows is slow
-    for i = 1, #logs do
-      local log = logs[i]
-      record[l + 1], record[l + 2], record[l + 3] = clamped(log.used), log.reset, log.reserved
-      record[l + 4], record[l + 5], l = log.retry, log.least, l + 5
-    end
-    reply[r + 1] = record
-    return r + 1
-  end
-  for i = 1, #logs do
-    local log = logs[i]
-    reply[r + 1], reply[r + 2], r = clamped(log.used), log.reset, r + 2
-  end
-  return r
+  local r = 5 * place - 2
+  record[r], record[r + 1] = clamped(log.used), is_behind(log) and 1 or clamped(fewer and fewer - now)
+  record[r + 2], record[r + 3], record[r + 4] = log.reserved, clamped(retry), clamped(log.reserved > 0 and least or retry)
 end
 
 -- How many copies of a check an earlier try has counted, and when. A check is admitted whole, so an entry under any of its
@@ -178,8 +154,8 @@ local function failure_of(place, problem)
   return text(place) .. ' ' .. message
 end
 
--- Decides a check. Every charge is read first: no key gets an entry unless all of them fit. Returns how many copies are
--- admitted, and when an earlier try has counted them, or -1. `logs.place` is the charge that was reached.
+-- Decides a check, and returns its record. Every charge is read first: no key gets an entry unless all of them fit.
+-- `logs.place` is the charge that was reached.
 local function decide_all(logs, k, id, copies, is_again)
   for i = 1, #logs do
     local log = logs[i]
@@ -191,16 +167,13 @@ local function decide_all(logs, k, id, copies, is_again)
   -- Copies that the earlier try has refused stay refused.
   local admitted = before > 0 and min(copies, before) or admissible(logs, copies)
   local is_whole = admitted == copies
+  local record = { admitted, at, 0, 0, 0, 0, 0 }  -- as long as most are: a table that grows is slow
   for i = 1, #logs do
     local log = logs[i]
     logs.place = i
     if admitted > 0 and before == 0 and log.takes > 0 and not log.is_left_out then count(log, id, admitted, is_again) end
     local refuses, retry, least = log.is_left_out, 0, 0
-    if not is_whole then
-      refuses = log.needs > 0 and log.used + log.needs > log.units
-      -- Callers remember a refusal until the oldest entry leaves. The expiry may be that of another window under this name.
-      if log.is_covered then log.oldest = time_of(log, 0) end
-    end
+    if not is_whole then refuses = log.needs > 0 and log.used + log.needs > log.units end
     if refuses then
       retry, least = wait(log, log.units - log.needs)
       retry = max(1, retry)
@@ -208,15 +181,13 @@ local function decide_all(logs, k, id, copies, is_again)
     end
     -- A check that is refused only because an earlier try has refused it may be tried again at once.
     if not is_whole and not has_retry and i == #logs then retry = 1 end
-    note_status(log, retry, least)
+    write_status(record, i, log, retry, least)
   end
-  return admitted, at
+  return record
 end
 
--- Decides a check. Appends its status, or the text of an error, to the reply of length `r`, and returns the new length.
-local function decide(logs, k, id, copies, is_again, reply, r)
-  local is_done, admitted, at = attempt(decide_all, logs, k, id, copies, is_again)
-  if is_done then return add_status(logs, admitted, at, admitted < copies or at >= 0, reply, r) end
-  reply[r + 1] = failure_of(logs.place, admitted)
-  return r + 1
+-- Decides a check. Returns its record, or the text of an error.
+local function decide(logs, k, id, copies, is_again)
+  local is_done, record = attempt(decide_all, logs, k, id, copies, is_again)
+  return is_done and record or failure_of(logs.place, record)
 end

@@ -40,10 +40,10 @@ local function read_counter(log)
   log.used = log.total + estimate_now(log)
 end
 
--- Writes the numbers of the present window. Returns whether they are the first of it.
+-- Writes the numbers of the present window.
 local function write_counts(log)
   local counts, before = text(log.at) .. ':' .. text(log.current) .. ':' .. text(log.previous), log.counts
-  if counts == before then return false end
+  if counts == before then return end
   call('ZADD', log.key, '+inf', counts)
   if before then
     call('ZREM', log.key, before)
@@ -51,11 +51,9 @@ local function write_counts(log)
     log.heads = log.heads + 1
   end
   log.counts, log.ahead = counts, nil
-  return not before or match(before, '^%d+') ~= text(log.at)
 end
 
--- Counts units in the window of the clock in which they were admitted, unless it counts no longer. Returns whether they are
--- the first of the present one.
+-- Counts units in the window of the clock in which they were admitted, unless it counts no longer.
 local function add_to_counts(log, time, units)
   local start = recorded_at(log, time)
   if start >= log.at then
@@ -63,7 +61,7 @@ local function add_to_counts(log, time, units)
   elseif start + log.window >= log.at then
     log.previous = log.previous + units
   end
-  return write_counts(log)
+  write_counts(log)
 end
 
 -- The first moment, not before `from`, at which the estimate is at most `most`.

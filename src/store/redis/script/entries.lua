@@ -8,9 +8,9 @@
 --           longer than the window, is recorded at the end of its life, ahead of the clock.
 -- Expiry    An exact log of one entry of one unit expires a window + SLACK after it. Any other exact log expires two
 --           windows + SLACK after its oldest entry. That is late enough for every entry of the window after that one, so
---           most admissions do not move the expiry, and read from it when the oldest entry leaves. Only that figure depends
---           on it, no decision. By another clock than the server's, every admission moves it. Other logs expire a window +
---           SLACK after their newest entry.
+--           single.lua and fast.lua mostly leave it as it is, and read from it when the oldest entry leaves. Only that figure
+--           depends on it, no decision. The general way sets it with every admission. Other logs, and all by another clock
+--           than the server's, expire a window + SLACK after their newest entry.
 
 local NAMED = 255         -- the first byte of a named entry, where most entries have no id
 local MOST_NAMED = 10000  -- named entries of a key whose memory is bounded; further units are counted without an id
@@ -107,21 +107,16 @@ local function time_of(log, rank)
   return at and time_in(at) or now
 end
 
--- Lets a key live for a number of windows after a time.
-local function outlive(log, time, windows)
+-- Lets a key live as its entries need it: the oldest of an exact log decides, and the newest of others.
+local function outlive(log, newest)
+  local time, windows = newest, log.is_counter and 2 or 1
+  if not log.part and is_expiry_telling and log.oldest then
+    time, windows = log.oldest, (log.has_total or log.total > 1) and 2 or 1
+  end
   local left = windows * log.window_ms + SLACK
   if is_server_time then
     call('PEXPIREAT', log.key, ceil(time / 1000) + left)
   else
     call('PEXPIRE', log.key, ceil((time - now) / 1000) + left)
-  end
-end
-
--- Lets a key live as its entries need it: the oldest of an exact log decides, and the newest of others.
-local function outlive_entries(log, newest)
-  if not log.part and is_expiry_telling and log.oldest then
-    outlive(log, log.oldest, (log.has_total or log.total > 1) and 2 or 1)
-  else
-    outlive(log, newest, log.is_counter and 2 or 1)
   end
 end

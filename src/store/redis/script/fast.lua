@@ -74,19 +74,14 @@ end
 -- Decides a check, and appends its status to the reply of this length. Returns false if it has done nothing. The expiry of
 -- the first key may be known.
 local function decide_fast(charges, k, id, reply, r, expires)
-  local charge, key = charges[1], KEYS[k + 1]
-  local used, reset, expiry, total, gone = look(charge, key, expires)
-  if not used then return false end
-  -- Those behind it are looked at before it is counted.
-  local others = #charges > 1 and {}
-  for i = 2, #charges do
-    others[i] = { look(charges[i], KEYS[k + i]) }
-    if not others[i][1] then return false end
+  local looks = {}
+  -- All are looked at before one is counted.
+  for i = 1, #charges do
+    looks[i] = { look(charges[i], KEYS[k + i], i == 1 and expires) }
+    if not looks[i][1] then return false end
   end
-  if not add(charge, key, id, used, expiry, total, gone) then return false end
-  reply[r + 1], reply[r + 2] = used + charge.cost, reset
-  for i = 2, #charges do
-    used, reset, expiry, total, gone = unpack(others[i], 1, 5)
+  for i = 1, #charges do
+    local used, reset, expiry, total, gone = unpack(looks[i], 1, 5)
     if not add(charges[i], KEYS[k + i], id, used, expiry, total, gone) then return false end
     reply[r + 2 * i - 1], reply[r + 2 * i] = used + charges[i].cost, reset
   end

@@ -31,11 +31,11 @@
 --            id     eight bytes: the id of the first copy; those of the others follow it
 --            at     only of an admission: when it was decided
 --        or the short form of lone.lua
--- reply  a list: now, then for each check either two figures a charge, if all copies are admitted and no units are reserved,
+-- reply  a list: now, then for each check two figures a charge, if single.lua or fast.lua has counted it,
 --            used   units in the window after the decision
 --            reset  microseconds until fewer are, 0 if there are none; read from an expiry, it is up to 1 millisecond more, or
 --                   up to the life of a prefetch if that was the first entry
---        or a record, which is a list,
+--        or a record of the general way, which is a list,
 --          admitted how many copies are; of an admission 1 if any limit knew it
 --          at       when an earlier try has counted it; -1 if none has
 --          then for each charge

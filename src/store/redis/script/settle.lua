@@ -1,15 +1,12 @@
 -- Settling an admission: each charge by itself. One that cannot be settled does not stop the others.
 
 -- Writes an entry of a settlement, which no id finds any more: its units with a point behind them. If the id is given and
--- settled again, the same member may be there: then the time follows the point, and spaces within one microsecond.
+-- settled again, the same member may be there: then a time that none has follows the point.
 local function add_settled(log, id, time, units)
-  local member = begin_with(log, id) .. text(units) .. '.'
-  if call('ZSCORE', log.key, member) then
-    member = member .. text(time)
-    for _ = 1, LOOKED_AT do
-      if not call('ZSCORE', log.key, member) then break end
-      member = member .. ' '
-    end
+  local begin, later = begin_with(log, id) .. text(units) .. '.', 0
+  local member = begin
+  while later < LOOKED_AT and call('ZSCORE', log.key, member) do
+    member, later = begin .. text(time + later), later + 1
   end
   call('ZADD', log.key, score_of(time), member)
 end
@@ -18,7 +15,7 @@ end
 local function has_settled(log, id, time)
   local at, prefix = score_of(time), begin_with(log, id)
   for _, member in ipairs(call('ZRANGEBYSCORE', log.key, at, at, 'LIMIT', 0, DROPPED)) do
-    if sub(member, 1, #prefix) == prefix and string.find(member, '%.%d* *$', #prefix + 1) then return true end
+    if sub(member, 1, #prefix) == prefix and string.find(member, '%.%d*$', #prefix + 1) then return true end
   end
   return false
 end
@@ -86,37 +83,31 @@ local function settle_charge(log, id, time, cost)
   if log.is_counter then
     log.used, is_counted = log.total + estimate_now(log), log.current + log.previous > 0
   end
-  log.oldest = nil
   if log.used == 0 and not is_counted then
     call('UNLINK', log.key)
+    log.oldest = nil
     return true
   end
-  if log.total > 0 then log.oldest = time_of(log, 0) end
+  log.oldest = log.total > 0 and time_of(log, 0) or nil
   local newest = time_in(call('ZRANGE', log.key, 0, 0, 'WITHSCORES')[2])
-  if log.is_counter then
-    -- All that is left may be of the window before.
-    local is_present = log.current > 0 or log.total > 0 and newest > log.at
-    outlive(log, is_present and log.at or log.at - log.window, 2)
-  else
-    -- The oldest may have gone, so the expiry must not tell of it any more. The newest may be as old as the admission.
-    outlive_entries(log, min(newest, log.at))
-  end
+  -- The oldest may have gone, so the expiry must not tell of it any more. The newest may be as old as the admission, and all
+  -- that is left of a counter may be of the window before.
+  if log.is_counter then newest = (log.current > 0 or log.total > 0 and newest > log.at) and log.at or log.at - log.window end
+  outlive(log, min(newest, log.at))
   return true
 end
 
--- Settles an admission. Appends its status, or the text of an error, to the reply of length `r`, and returns the new length. A
--- second try cannot tell an admission that the first one has settled from an unknown one.
-local function settle(logs, k, id, time, is_again, reply, r)
-  local known, failure = is_again and 1 or 0, nil
+-- Settles an admission. Returns its record, or the text of an error. A second try cannot tell an admission that the first one
+-- has settled from an unknown one.
+local function settle(logs, k, id, time, is_again)
+  local record, failure = { is_again and 1 or 0, -1, 0, 0, 0, 0, 0 }, nil
   for i, log in ipairs(logs) do
     local is_done, problem = attempt(function()
       read(log, KEYS[k + i])
-      if log.settled and settle_charge(log, id, time, log.settled) then known = 1 end
-      note_status(log, 0, 0)
+      if log.settled and settle_charge(log, id, time, log.settled) then record[1] = 1 end
+      write_status(record, i, log, 0, 0)
     end)
     if not is_done then failure = failure_of(i, problem) end
   end
-  if not failure then return add_status(logs, known, -1, true, reply, r) end
-  reply[r + 1] = failure
-  return r + 1
+  return failure or record
 end

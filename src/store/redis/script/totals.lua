@@ -20,26 +20,20 @@ end
 -- Sets the total and the reserved units, and writes them.
 local function write_totals(log, total, reserved)
   local before = log.reserved
-  log.total = clamped(total)
+  log.has_total, log.total = true, clamped(total)
   log.reserved = min(clamped(reserved), log.total)
   if log.reserved > 0 then
-    call('ZADD', log.key, log.total, 'used', log.reserved, 'held')
-    if before == 0 then log.heads = log.heads + 1 end
+    log.heads = log.heads + call('ZADD', log.key, log.total, 'used', log.reserved, 'held')
   else
-    call('ZADD', log.key, log.total, 'used')
-    if before > 0 then
-      call('ZREM', log.key, 'held')
-      log.heads = log.heads - 1
-    end
+    log.heads = log.heads + call('ZADD', log.key, log.total, 'used')
+    if before > 0 then log.heads = log.heads - call('ZREM', log.key, 'held') end
   end
 end
 
 -- Adds units to the total, `reserved` of them reserved, or takes them away.
 local function add_to_total(log, units, reserved)
-  if not log.has_total then
-    -- An entry that has left leaves the total when it is dropped. So it has to be in it from the start.
-    log.has_total, log.heads, log.total = true, log.heads + 1, log.total + log.gone
-  end
+  -- An entry that has left leaves the total when it is dropped. So it has to be in it from the start.
+  if not log.has_total then log.total = log.total + log.gone end
   log.used = clamped(log.used + units)
   write_totals(log, log.total + units, log.reserved + (reserved or 0))
 end
@@ -56,7 +50,7 @@ local function add_named(log, time, member, units)
   end
 end
 
--- Adds units to those without an id that were admitted at the same recorded time, and returns whether they are the first.
+-- Adds units to those without an id that were admitted at the same recorded time.
 local function add_to_sum(log, time, units)
   local at = score_of(time)
   -- Among entries of one time, that without an id is the first.
@@ -68,7 +62,6 @@ local function add_to_sum(log, time, units)
   -- A compact log must not have one entry more even for a moment: beyond 128 Redis changes how it keeps a set, for good.
   if earlier and earlier ~= sum then call('ZREM', log.key, earlier) end
   call('ZADD', log.key, at, sum)
-  return not earlier
 end
 
 -- Writes a key anew with these entries, each with its score. The many others are freed off the server's main thread.
@@ -85,11 +78,10 @@ local function keep_only(log, entries)
   end
   log.heads = log.counts and 1 or 0
   if log.has_total then
-    local total, reserved = weigh_all(log, entries, 2)
-    log.heads, log.reserved = log.heads + 1, 0
-    write_totals(log, total, reserved)
+    log.reserved = 0
+    write_totals(log, weigh_all(log, entries, 2))
   end
-  outlive_entries(log, newest)
+  outlive(log, newest)
 end
 
 -- Drops entries that have left the window, and notes in the log how many are still there. One check drops a bounded number:
