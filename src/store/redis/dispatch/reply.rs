@@ -36,7 +36,7 @@ pub(super) fn read(reply: Value, jobs: &[Box<Job>], answers: &mut Vec<Answer>) -
     for job in jobs {
         let (check, count) = (job.check(), job.count());
         figures.clear();
-        // A fast way has counted it.
+        // Mostly all copies are admitted, and nothing is reserved.
         let (admitted, counted_at) = if let Some(Value::Int(_)) = fields.as_slice().first() {
             for _ in check.charges() {
                 figures.push([number(&mut fields)?, number(&mut fields)?, 0, 0, 0]);
