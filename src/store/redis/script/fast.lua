@@ -53,12 +53,13 @@ local function look(charge, key, expires)
 end
 
 -- Counts a charge that was looked at. Returns false if it has done nothing.
-local function add(charge, key, id, used, expiry, total, gone)
-  local cost, written = charge.cost, nil
+local function add(charge, key, id)
+  local cost, total, gone, written = charge.cost, charge.total, charge.gone, nil
   local has_total = total or cost > 1
   -- The first write of a check is the only one that a server without memory refuses.
   if has_total then
-    written = pcall('ZADD', key, used + cost, 'used', score, cost > 1 and id .. string.format('%.0f', cost) or id)
+    local member = cost > 1 and id .. string.format('%.0f', cost) or id
+    written = pcall('ZADD', key, charge.used + cost, 'used', score, member)
   else
     written = pcall('ZADD', key, score, id)
   end
@@ -67,23 +68,23 @@ local function add(charge, key, id, used, expiry, total, gone)
     local last = has_total and -2 or -1
     call('ZREMRANGEBYRANK', key, last + 1 - gone, last)
   end
-  if expiry then call('PEXPIREAT', key, expiry) end
+  if charge.expiry then call('PEXPIREAT', key, charge.expiry) end
   return true
 end
 
 -- Decides a check, and appends its status to the reply of this length. Returns false if it has done nothing. The expiry of
 -- the first key may be known.
 local function decide_fast(charges, k, id, reply, r, expires)
-  local looks = {}
   -- All are looked at before one is counted.
   for i = 1, #charges do
-    looks[i] = { look(charges[i], KEYS[k + i], i == 1 and expires) }
-    if not looks[i][1] then return false end
+    local charge = charges[i]
+    charge.used, charge.reset, charge.expiry, charge.total, charge.gone = look(charge, KEYS[k + i], i == 1 and expires)
+    if not charge.used then return false end
   end
   for i = 1, #charges do
-    local used, reset, expiry, total, gone = unpack(looks[i], 1, 5)
-    if not add(charges[i], KEYS[k + i], id, used, expiry, total, gone) then return false end
-    reply[r + 2 * i - 1], reply[r + 2 * i] = used + charges[i].cost, reset
+    local charge = charges[i]
+    if not add(charge, KEYS[k + i], id) then return false end
+    reply[r + 2 * i - 1], reply[r + 2 * i] = charge.used + charge.cost, charge.reset
   end
   return true
 end
