@@ -3,7 +3,7 @@
 //! 1. A decision has one [`LimitStatus`] a charge, in the order of the charges.
 //! 2. [`retry_after`](Decision::retry_after) is exact: the same check is admitted after this time if nothing else arrives,
 //!    and refused a microsecond earlier. It is a lower bound where the process refuses without asking the store (see
-//!    [`RefusalCache`](crate::limiter::RefusalCache)), and where more than 100 entries of a log with larger costs have to leave.
+//!    [refusal cache](crate::Limiter::refusal_cache)), and where more than 100 entries of a log with larger costs have to leave.
 //! 3. [Reserved](Charge::reserve) units may be given back at any time. So if only they are in the way, the retry time is
 //!    short: [`retry_reserved_after`](crate::Limiter::retry_reserved_after), one second by default, or less if a lease ends
 //!    before. See [`is_refused_by_reservations`](Decision::is_refused_by_reservations).

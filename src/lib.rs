@@ -64,7 +64,7 @@
 //! | [`limit`], [`key`], [`check`], [`decision`], [`error`] | the words: units in a window, an identity, charges decided together, their outcome |
 //! | [`algorithm`], [`split`] | how a limit counts, and limits in parts |
 //! | [`settlement`], [`admission`] | costs known afterwards, refunds, ids that count once |
-//! | [`store`] | [`MemoryStore`], `RedisStore`, one [chosen by a URL](store::from_url), stores of your own, [`RefusalCache`](limiter::RefusalCache), [`Breaker`](limiter::Breaker) |
+//! | [`store`] | [`MemoryStore`], `RedisStore`, one [chosen by a URL](store::from_url), stores of your own, the [refusal cache](Limiter::refusal_cache), [`Breaker`](limiter::Breaker) |
 //! | [`secret`] | keyed hashes of API keys, and of identities in Redis |
 //! | [`metrics`](mod@metrics) | the table of metrics |
 //! | `testing` | with the feature `test-util`: a store that fails on command, assertions on responses, the rules of a store |
@@ -75,7 +75,7 @@
 //! [`MemoryStore`] counts within one process, without a runtime or a task. `RedisStore` shares limits between processes: on one
 //! server, behind sentinels, or on a cluster. Each decision is one script on Redis 6.2 or newer, by the server's clock. Checks
 //! that arrive while a script is on its way share the next one. Clones of a store share its connections, its
-//! [breaker](limiter::Breaker), and the refusals that it [remembers](limiter::RefusalCache). [`store::from_url`] chooses one of them at run time.
+//! [breaker](limiter::Breaker), and the refusals that it [remembers](Limiter::refusal_cache). [`store::from_url`] chooses one of them at run time.
 //!
 //! # Guarantees
 //!

@@ -7,7 +7,7 @@
 //! | `rate_limit_uncounted_total` | counter | requests | `layer`; `kind`: `preflight`, `skipped`, `allowed` | how often a layer let a request through without looking at its limits: [CORS preflights](crate::RateLimitLayer::count_preflights), [skipped](crate::RateLimitLayer::skip) requests, [allowed](crate::RateLimitLayer::exempt) keys |
 //! | `rate_limit_failures_total` | counter | failures | `layer`; `cause`: `timed_out`, `unavailable`, `breaker_open`, `limit_not_chosen` | how often the store did not answer, or a limit could not be chosen: see [`Error`] |
 //! | `rate_limit_degraded_total` | counter | requests | `layer`; `mode`: `open`, `closed`, `local`, `fallback` | how often a layer's [failure mode](crate::limiter::FailureMode) decided or left out a limit; how often [fallbacks](crate::KeyedLimit::fallback) were enough; how often a handler answered 503 by a [`Rejection`](crate::Rejection) |
-//! | `rate_limit_refusal_cache_hits_total` | counter | refusals | | refusals by a [`RefusalCache`](crate::limiter::RefusalCache), without asking the store |
+//! | `rate_limit_refusal_cache_hits_total` | counter | refusals | | refusals by the [refusal cache](crate::Limiter::refusal_cache), without asking the store |
 //! | `rate_limit_prefetch_hits_total` | counter | checks | | admissions out of [prefetch](crate::limit::prefetch), without asking the store |
 //! | `rate_limit_breakers_open` | gauge | breakers | | open [breakers](crate::limiter::Breaker): 0 or 1 for one `RedisStore`, unless a limiter or layer has a breaker of its own |
 //! | `rate_limit_batch_checks` | histogram | checks and settlements | | size of a batch that is sent to Redis |

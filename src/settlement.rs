@@ -108,6 +108,13 @@ impl Settlement {
         Self { check, id, at, costs, is_local: false }
     }
 
+    /// Gives back all units of an admission whose time is not known, under an id that no other admission has. So a later time
+    /// will do.
+    pub(crate) fn refund_by_id(check: Check, id: AdmissionId) -> Self {
+        let late_enough = SystemTime::UNIX_EPOCH + Duration::from_micros(1 << 52);
+        Self::by_id(check, id, late_enough, |_| Some(0))
+    }
+
     /// The same settlement, with reserved units that count from later than the admission by `delay`, but not from after now.
     /// Their leases end at the same time.
     pub(crate) fn counting_later_by(self, delay: Duration) -> Self {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
+    Limiter,
     lines::{Place, refused_by},
-    settings::Limiter,
 };
 use crate::{
     check::{Charge, Check},
@@ -14,7 +14,6 @@ use crate::{
     error::Error,
     key::Key,
     limit::Limit,
-    local::RefusalCache,
     metrics,
 };
 
@@ -99,22 +98,23 @@ impl Limiter {
         if !check.can_be_refused() {
             return self.decide(check, waited).await;
         }
-        let (end, lines) = (WaitEnd::after(max_wait), &self.core.lines);
+        // `None` if that is beyond what a clock can show.
+        let (end, lines) = (Instant::now().checked_add(max_wait), &self.core.lines);
         let mut wanted = lines.wanted(&check);
         let mut refusing = Vec::new();
         let mut limiter = self.clone();
         let (mut place, mut asks_at) = match lines.join_others(&wanted) {
-            Some(place) if end.allows(place.first_waits()) => (place, Instant::now()),
+            Some(place) if is_within(left(end, Instant::now()), place.first_waits()) => (place, Instant::now()),
             Some(place) => return self.refuse(&check, &place, waited).await,
             None => {
                 let decision = self.decide(check.clone(), waited).await?;
-                let Some(asks_at) = end.ask_again_at(&decision) else { return Ok(decision) };
+                let Some(asks_at) = ask_again_at(end, &decision) else { return Ok(decision) };
                 (limiter, refusing) = (self.after(&decision), refused_by(&wanted, &decision));
                 (lines.join(&wanted), asks_at)
             }
         };
         loop {
-            if !place.is_first_before(end.0).await {
+            if !place.is_first_before(end).await {
                 return self.refuse(&check, &place, waited).await;
             }
             if !place.asks(asks_at, &refusing, self.core.deadline).await {
@@ -123,7 +123,7 @@ impl Limiter {
             }
             (*waited, wanted) = (Duration::ZERO, lines.wanted(&check));
             let decision = limiter.decide(check.clone(), waited).await?;
-            match end.ask_again_at(&decision) {
+            match ask_again_at(end, &decision) {
                 Some(again) => {
                     (asks_at, limiter, refusing) = (again, self.after(&decision), refused_by(&wanted, &decision));
                 }
@@ -135,7 +135,7 @@ impl Limiter {
     /// The limiter that asks again after a refusal: without a refusal cache if others may have given back reserved units.
     fn after(&self, refusal: &Decision) -> Self {
         let limiter = self.clone();
-        if refusal.is_refused_by_reservations() { limiter.refusal_cache(RefusalCache::off()) } else { limiter }
+        if refusal.is_refused_by_reservations() { limiter.refusal_cache(Duration::ZERO) } else { limiter }
     }
 
     /// The refusal of a caller behind others.
@@ -148,34 +148,19 @@ impl Limiter {
     }
 }
 
-/// When a caller stops waiting; `None` if that is beyond what a clock can show.
-#[derive(Clone, Copy)]
-struct WaitEnd(Option<Instant>);
-
-impl WaitEnd {
-    fn after(max_wait: Duration) -> Self {
-        Self(Instant::now().checked_add(max_wait))
+/// When to ask again after a decision; `None` if it is an admission, or its retry time is after the end of the wait. Reserved units
+/// may be given back at any time, so the last attempt is at the very end.
+fn ask_again_at(end: Option<Instant>, decision: &Decision) -> Option<Instant> {
+    let (now, mut wait) = (Instant::now(), decision.retry_after()?);
+    let left = left(end, now);
+    if decision.is_refused_by_reservations() {
+        wait = left.map_or(wait, |left| wait.min(left));
     }
+    now.checked_add(wait.max(LEAST_BLOCK)).filter(|_| is_within(left, wait))
+}
 
-    /// Whether a wait from now on ends in time.
-    fn allows(self, wait: Duration) -> bool {
-        is_within(self.left(Instant::now()), wait)
-    }
-
-    /// When to ask again after a decision; `None` if it is an admission, or its retry time is too late. Reserved units may be
-    /// given back at any time, so the last attempt is at the very end.
-    fn ask_again_at(self, decision: &Decision) -> Option<Instant> {
-        let now = Instant::now();
-        let (left, mut wait) = (self.left(now), decision.retry_after()?);
-        if decision.is_refused_by_reservations() {
-            wait = left.map_or(wait, |left| wait.min(left));
-        }
-        now.checked_add(wait.max(LEAST_BLOCK)).filter(|_| is_within(left, wait))
-    }
-
-    fn left(self, now: Instant) -> Option<Duration> {
-        self.0.map(|end| end.saturating_duration_since(now))
-    }
+fn left(end: Option<Instant>, now: Instant) -> Option<Duration> {
+    end.map(|end| end.saturating_duration_since(now))
 }
 
 fn is_within(left: Option<Duration>, wait: Duration) -> bool {

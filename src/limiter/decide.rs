@@ -8,18 +8,14 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    deadline::Deadline,
-    failure::Share,
-    settings::{Core, Limiter},
-};
+use super::{Core, Limiter, deadline::Deadline, failure::Share};
 use crate::{
     check::{Charge, Check},
     decision::Decision,
     error::{Error, StoreError},
     key::Key,
     limit::Limit,
-    local::{Lookup, Recall},
+    local::Lookup,
     metrics,
     store::StoreFuture,
 };
@@ -139,11 +135,10 @@ impl Limiter {
         if let Some(decision) = core.spend(&check) {
             return DecideNow::Decided(Ok(decision));
         }
-        let lookup = match core.recall(&check) {
-            Recall::Refused(refusal) => return DecideNow::Decided(Ok(refusal)),
-            Recall::Missed(lookup) => Some(lookup),
-            Recall::NotCacheable => None,
-        };
+        let lookup = core.refusals.as_ref().and_then(|refusals| refusals.look_up(&check));
+        if let Some(refusal) = core.recall(&check, lookup.as_ref()) {
+            return DecideNow::Decided(Ok(refusal));
+        }
         let local = share.map(|share| (&check, share));
         if let Some(error) = core.breaker.refuse(core.deadline, || core.probes(check.without_costs())) {
             return DecideNow::Decided(core.decide_locally(local, error));
@@ -175,7 +170,8 @@ impl Limiter {
         if core.prefetches.as_ref().is_some_and(|prefetches| prefetches.can_spend(check)) {
             return None;
         }
-        if let Recall::Refused(refusal) = core.recall(check) {
+        let lookup = core.refusals.as_ref().and_then(|refusals| refusals.look_up(check));
+        if let Some(refusal) = core.recall(check, lookup.as_ref()) {
             return Some(refusal);
         }
         if core.breaker.is_open_for(core.deadline) || !check.can_be_refused() {
@@ -198,15 +194,14 @@ impl Core {
         Some(decision)
     }
 
+    /// Refuses a check as the refusal cache remembers it.
     #[inline]
-    fn recall(&self, check: &Check) -> Recall {
-        let Some(refusals) = &self.refusals else { return Recall::NotCacheable };
-        let recall = refusals.recall(check, self.retry_reserved_after);
-        let Recall::Refused(refusal) = recall else { return recall };
+    fn recall(&self, check: &Check, lookup: Option<&Lookup>) -> Option<Decision> {
+        let refusal = self.refusals.as_ref()?.recall(check, lookup?, self.retry_reserved_after)?;
         let refusal = refusal.with_retry_reserved_after(self.retry_reserved_after);
         metrics::refusal_cache_hit();
         metrics::decided(&refusal, &self.layer);
-        Recall::Refused(refusal)
+        Some(refusal)
     }
 
     /// Sends a check that costs nothing as a probe, as often as it is called.
@@ -246,14 +241,5 @@ impl Core {
             self.breaker.count(&outcome, || call.took_in_time());
         }
         outcome
-    }
-
-    /// Decides under a share what the store has failed to decide.
-    fn decide_locally(&self, local: Option<(&Check, Share)>, error: Error) -> Result<Decision, Error> {
-        metrics::failed(&error, &self.layer);
-        let Some((check, share)) = local else { return Err(error) };
-        let decision = self.local.decide(check, share, error)?;
-        metrics::decided(&decision, &self.layer);
-        Ok(decision.with_retry_reserved_after(self.retry_reserved_after))
     }
 }

@@ -1,19 +1,9 @@
 //! Failure modes, and decisions in this process while the store cannot decide.
 
-use std::{
-    fmt,
-    num::NonZeroU32,
-    sync::{Arc, OnceLock},
-};
+use std::num::NonZeroU32;
 
-use crate::{
-    check::Check,
-    decision::Decision,
-    error::{Error, StoreError},
-    limit::Limit,
-    settlement::{Settled, Settlement},
-    store::{MemoryStore, Store},
-};
+use super::Core;
+use crate::{check::Check, decision::Decision, error::Error, limit::Limit, metrics, store::Store};
 
 /// The response to a store that cannot decide in time.
 ///
@@ -96,36 +86,14 @@ impl FailureMode {
     }
 }
 
-/// The store of a limiter and its clones for decisions in this process. Made by the first of them.
-#[derive(Clone, Default)]
-pub(super) struct LocalStore(Arc<OnceLock<MemoryStore>>);
-
-impl LocalStore {
-    /// Decides under a share of each limit. Returns the store's error if the share can never admit the check.
-    pub(super) fn decide(&self, check: &Check, share: Share, error: Error) -> Result<Decision, Error> {
-        let Some(check) = check.under(|limit| share.of(limit)) else { return Err(error) };
-        match self.store().decide_now(&check) {
-            Some(Ok(decision)) => Ok(decision.instead_of(error)),
-            // Out of capacity. The failure of the limiter's own store is of more use to the caller.
-            Some(Err(_)) | None => Err(error),
-        }
-    }
-
-    pub(super) async fn count(&self, spent: Check) -> Result<Decision, StoreError> {
-        self.store().decide(spent).await
-    }
-
-    pub(super) async fn settle(&self, settlement: Settlement) -> Result<Settled, StoreError> {
-        self.store().settle(settlement).await
-    }
-
-    fn store(&self) -> &MemoryStore {
-        self.0.get_or_init(MemoryStore::new)
-    }
-}
-
-impl fmt::Debug for LocalStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("LocalStore").field(&self.0.get()).finish()
+impl Core {
+    /// Decides under a share what the store has failed to decide. Returns the store's error if the share can never admit the check.
+    pub(super) fn decide_locally(&self, local: Option<(&Check, Share)>, error: Error) -> Result<Decision, Error> {
+        metrics::failed(&error, &self.layer);
+        let decide = |(check, share): (&Check, Share)| self.local.decide_now(&check.under(|limit| share.of(limit))?);
+        // Out of capacity, the failure of the limiter's own store is of more use to the caller.
+        let Some(Ok(decision)) = local.and_then(decide) else { return Err(error) };
+        metrics::decided(&decision, &self.layer);
+        Ok(decision.instead_of(error).with_retry_reserved_after(self.retry_reserved_after))
     }
 }

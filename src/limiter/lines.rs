@@ -33,11 +33,8 @@ use crate::{
 const COUNTERS: usize = 32;
 
 /// The lines of a limiter, which its clones share.
-#[derive(Clone, Default)]
-pub(super) struct Lines(Arc<Shared>);
-
 #[derive(Default)]
-struct Shared {
+pub(super) struct Lines {
     digester: Digester,
     table: Mutex<Table>,
     /// How often units were returned, even if no caller was in line.
@@ -65,7 +62,7 @@ pub(super) struct Wanted {
 
 /// A place in a line, until it is dropped.
 pub(super) struct Place {
-    lines: Lines,
+    lines: Arc<Lines>,
     line: u64,
     number: u64,
     refused_by: Vec<Wanted>,
@@ -89,19 +86,19 @@ impl Lines {
     }
 
     /// The last place in a line.
-    pub(super) fn join(&self, wanted: &[Wanted]) -> Place {
+    pub(super) fn join(self: &Arc<Self>, wanted: &[Wanted]) -> Place {
         self.place(&mut self.lock(), wanted)
     }
 
     /// The last place in a line, if others are in it.
-    pub(super) fn join_others(&self, wanted: &[Wanted]) -> Option<Place> {
+    pub(super) fn join_others(self: &Arc<Self>, wanted: &[Wanted]) -> Option<Place> {
         let mut table = self.lock();
         table.lines.contains_key(&line_of(wanted)).then(|| self.place(&mut table, wanted))
     }
 
-    fn place(&self, table: &mut Table, wanted: &[Wanted]) -> Place {
+    fn place(self: &Arc<Self>, table: &mut Table, wanted: &[Wanted]) -> Place {
         table.last_number += 1;
-        Place { lines: self.clone(), line: line_of(wanted), number: table.last_number, refused_by: Vec::new() }
+        Place { lines: Arc::clone(self), line: line_of(wanted), number: table.last_number, refused_by: Vec::new() }
     }
 
     /// Units of these limits and keys are being returned, all of them as far as is known.
@@ -111,11 +108,11 @@ impl Lines {
     }
 
     fn digest(&self, limit: &Limit, key: &Key) -> u64 {
-        self.0.digester.of_key(limit.name(), key)
+        self.digester.of_key(limit.name(), key)
     }
 
     fn counter(&self, digest: u64) -> &AtomicU64 {
-        &self.0.returned[digest as usize % COUNTERS]
+        &self.returned[digest as usize % COUNTERS]
     }
 
     /// Changes the lines, and then wakes the callers that are to know.
@@ -127,7 +124,7 @@ impl Lines {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -236,7 +233,7 @@ impl Place {
     /// Lets the first in line wait until `at`, or until units of those that have refused it return. `false` if it has lost its turn.
     /// The call that follows may take as long as the deadline.
     pub(super) async fn asks(&mut self, at: Instant, refused_by: &[Wanted], deadline: Duration) -> bool {
-        let lines = self.lines.clone();
+        let lines = Arc::clone(&self.lines);
         lines.change(|table, wake| table.wait(self, at, refused_by, wake));
         let mut timer = pin!(sleep_until(at));
         poll_fn(|cx| {

@@ -7,7 +7,7 @@
 //!    connecting and the reply. It starts with the first poll, and needs a timer only if the store makes the caller wait. All
 //!    methods but [`acquire`](Limiter::acquire) make one call.
 //! 3. A refusal is a [`Decision`](crate::Decision), everything else is a typed [`Error`](crate::Error).
-//! 4. A check that is known to be refused is refused without asking the store: see [`RefusalCache`].
+//! 4. A check that is known to be refused is refused without asking the store: see the [refusal cache](Limiter::refusal_cache).
 //! 5. A store that fails repeatedly is not asked, but probed: see [`Breaker`].
 //! 6. While the store cannot decide, this process may, under a share of each limit: see [`Share`].
 //!
@@ -33,14 +33,186 @@ mod decide;
 mod failure;
 mod lines;
 mod prefetch;
-mod settings;
 mod settle;
 mod turns;
 
+use std::{borrow::Cow, sync::Arc, time::Duration};
+
 pub(crate) use self::decide::{Asking, DecideNow};
+use self::{deadline::Deadline, lines::Lines};
 pub use self::{
     failure::{FailureMode, Share},
-    settings::Limiter,
     settle::Reservation,
 };
-pub use crate::local::{Breaker, RefusalCache};
+pub use crate::local::Breaker;
+use crate::{
+    local::{LocalState, Prefetches, Refusals, SharedBreaker},
+    status::RETRY_RESERVED_AFTER,
+    store::{MemoryStore, Store},
+};
+
+const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
+
+/// A store with a deadline, a refusal cache, a breaker, and a share for when the store fails. Cheap to clone; clones share all
+/// of it. See the [module docs](self).
+#[derive(Clone, Debug)]
+pub struct Limiter {
+    core: Arc<Core>,
+    share: Option<Share>,
+}
+
+/// The shared part of a limiter. Changing a setting copies it.
+#[derive(Clone, Debug)]
+struct Core {
+    store: Arc<dyn Store>,
+    deadline: Duration,
+    retry_reserved_after: Duration,
+    /// The name of the layer whose limiter this is, for metrics. Empty without a layer, or without a name.
+    layer: Cow<'static, str>,
+    /// `None` if no refusal is remembered.
+    refusals: Option<Arc<Refusals>>,
+    breaker: SharedBreaker,
+    /// `None` if the store has no prefetches.
+    prefetches: Option<Arc<Prefetches>>,
+    lines: Arc<Lines>,
+    /// The store of decisions in this process.
+    local: MemoryStore,
+}
+
+impl Limiter {
+    /// A limiter on `store` with a deadline of 50 ms. It uses the refusal cache and the breaker of the store's
+    /// [local state](Store::local_state), if it has one.
+    #[must_use]
+    pub fn new(store: impl Store) -> Self {
+        let (refusals, breaker) = (
+            store.local_state().map(LocalState::refusals),
+            store.local_state().map_or_else(|| SharedBreaker::new(Breaker::new()), LocalState::breaker),
+        );
+        let prefetches = store.local_state().and_then(LocalState::prefetches);
+        let core = Core {
+            store: Arc::new(store),
+            deadline: DEFAULT_DEADLINE,
+            retry_reserved_after: RETRY_RESERVED_AFTER,
+            layer: Cow::Borrowed(""),
+            refusals,
+            breaker,
+            prefetches,
+            lines: Arc::default(),
+            local: MemoryStore::new(),
+        };
+        Self { core: Arc::new(core), share: None }
+    }
+
+    /// Sets how long any call to the store may take. Default: 50 ms.
+    #[must_use]
+    pub fn deadline(self, deadline: Duration) -> Self {
+        self.set(|core| core.deadline = deadline)
+    }
+
+    /// Sets the retry time of a check that only [reserved](crate::Charge::reserve) units refuse, since they may be given
+    /// back at any time. Default: one second. It is shorter if a lease ends before, and longer if other units refuse for
+    /// longer: see the rules of a [`decision`](crate::decision).
+    ///
+    /// [`acquire`](Self::acquire) asks again after this time, and the [refusal cache](Self::refusal_cache) remembers such a refusal for no longer.
+    #[must_use]
+    pub fn retry_reserved_after(self, wait: Duration) -> Self {
+        self.set(|core| core.retry_reserved_after = wait)
+    }
+
+    /// Gives this limiter and its clones a refusal cache of their own, which refuses checks without asking the store. `max_age`
+    /// is the longest time for which it remembers a refusal. Zero is no refusal cache: the store is asked every time.
+    /// Default: the refusal cache of the store, with one second.
+    ///
+    /// 1. When a check is refused, the cache remembers for each of its limits and keys how much is left, and until when nothing
+    ///    leaves the window. Until then it refuses any higher cost: other callers can only spend in the meantime. So a client
+    ///    that varies its costs is refused as cheaply as one that repeats them.
+    /// 2. It refuses a check of several limits if it remembers all of them, from whatever checks and layers. It never admits.
+    /// 3. Remaining units and times count down. The retry time is exact where nothing is left and the refused cost was the
+    ///    same, unless units are [counted afterwards](crate::Charge::spent) in the meantime. Otherwise it is a lower bound.
+    ///    For a cost of at least the refused one, it is the remembered retry time. For a lower cost, it is the time until
+    ///    the oldest unit leaves. If some of the used units are reserved, nothing is remembered for longer than
+    ///    [`retry_reserved_after`](Self::retry_reserved_after).
+    /// 4. The cache does not refuse after a [reset](Self::reset) or [settlement](crate::settlement) of the limit
+    ///    through any clone of the store, nor if the units, window or algorithm of the limit have changed, nor for a check
+    ///    with an id from its caller. A reset or settlement through another store or process, or a failover to a server that has
+    ///    lost entries, is noticed after `max_age`.
+    /// 5. It remembers at most 10,000 limits and keys by 64-bit digests under a secret of the process, never the keys.
+    ///    No client can make two digests collide. By chance, among 10,000 remembered and a million checks a second, two collide
+    ///    once in fifty years.
+    /// 6. Stores with a [local state](crate::Store::local_state), such as `RedisStore`, have one for all of their clones. A
+    ///    limiter or layer that sets a refusal cache has its own. `MemoryStore` has none, since it decides as quickly.
+    ///
+    /// ```
+    /// # #[cfg(feature = "redis")]
+    /// # fn settings() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Limiter, RedisStore};
+    ///
+    /// let limiter = Limiter::new(RedisStore::builder("redis://127.0.0.1:6379").build()?);
+    /// // No key is ever reset, so a refusal holds until its retry time.
+    /// let patient = limiter.clone().refusal_cache(Duration::MAX);
+    /// let without = limiter.refusal_cache(Duration::ZERO);
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn refusal_cache(self, max_age: Duration) -> Self {
+        self.set(|core| core.refusals = core.store.local_state().and_then(|state| state.own_refusals(max_age)))
+    }
+
+    /// Gives this limiter and its clones a breaker of their own. Default: that of the store, with the settings of
+    /// [`Breaker::new`].
+    #[must_use]
+    pub fn breaker(self, breaker: Breaker) -> Self {
+        self.set(|core| core.breaker = SharedBreaker::new(breaker))
+    }
+
+    /// Decides in this process, under a share of each limit, while the store cannot. Default: a failure of the store is an
+    /// [`Error`](crate::Error).
+    ///
+    /// ```
+    /// # #[cfg(feature = "redis")]
+    /// # async fn call() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tower_sliding_window::{Limit, Limiter, RedisStore, limiter::Share};
+    ///
+    /// let store = RedisStore::builder("redis://127.0.0.1:6379").build()?;
+    /// let limiter = Limiter::new(store).fail_local(Share::one_of(8));
+    /// let decision = limiter.check(&Limit::per_day("upstream", 9_500), "account-7", 1).await?;
+    /// if let Some(error) = decision.local_cause() {
+    ///     println!("{} of this process's share left: {error}", decision.remaining());
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn fail_local(self, share: Share) -> Self {
+        self.with_share(Some(share))
+    }
+
+    /// Sets or removes the share under which this process decides in the store's place.
+    pub(crate) fn with_share(self, share: Option<Share>) -> Self {
+        Self { share, ..self }
+    }
+
+    pub(crate) fn share(&self) -> Option<Share> {
+        self.share
+    }
+
+    /// Counts decisions and failures under the name of a layer.
+    pub(crate) fn in_layer(self, name: Cow<'static, str>) -> Self {
+        self.set(|core| core.layer = name)
+    }
+
+    fn set(mut self, change: impl FnOnce(&mut Core)) -> Self {
+        change(Arc::make_mut(&mut self.core));
+        self
+    }
+
+    /// Gives a future that is no decision the limiter's deadline.
+    pub(crate) fn within<F>(&self, future: F) -> Deadline<F> {
+        self.within_after(future, Duration::ZERO)
+    }
+
+    /// The same, for a request that has `waited` already.
+    pub(crate) fn within_after<F>(&self, future: F, waited: Duration) -> Deadline<F> {
+        Deadline::new(future, self.core.deadline, waited)
+    }
+}

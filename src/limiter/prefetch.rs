@@ -7,24 +7,20 @@ use std::{
     future::{Future, poll_fn},
     pin::pin,
     sync::Arc,
-    task::Poll,
     time::Duration,
 };
 
 use tokio::{runtime::Handle, time::timeout};
 
-use super::{
-    deadline::Deadline,
-    settings::{Core, Limiter},
-};
+use super::{Core, Limiter, deadline::Deadline};
 use crate::{
     check::Check,
     decision::Decision,
     key::Key,
     limit::Limit,
-    local::{KeptHolding, Outdated, SharedBreaker, Step, Taking},
+    local::{KeptHolding, Outdated, Step},
     settlement::Settlement,
-    store::{MOST_TIME, Store, give_back, refund_by_id},
+    store::{MOST_TIME, Store, give_back},
 };
 
 impl Limiter {
@@ -63,12 +59,19 @@ impl Core {
         prefetches.note(check, decision, asked_after, |kept| self.hold(kept))
     }
 
+    /// Starts the task that takes care of a holding. Without a runtime, others may spend what is held.
     fn hold(&self, kept: KeptHolding) {
-        if let Ok(runtime) = Handle::try_current() {
-            let task =
-                Holder { store: Arc::clone(&self.store), breaker: self.breaker.clone(), deadline: self.deadline, kept };
-            runtime.spawn(task.run());
-        }
+        let Ok(runtime) = Handle::try_current() else { return };
+        let (store, breaker, deadline) = (Arc::clone(&self.store), self.breaker.clone(), self.deadline);
+        runtime.spawn(async move {
+            loop {
+                match kept.next(breaker.is_open_for(deadline)) {
+                    Step::Ask { give_back, take } => ask(&*store, &kept, give_back, take).await,
+                    Step::Wait(time) => drop(timeout(time, kept.changed()).await),
+                    Step::End => return,
+                }
+            }
+        });
     }
 
     /// Forgets what this process remembers of a limit and key, before and after a call to the store.
@@ -77,60 +80,22 @@ impl Core {
     }
 }
 
-struct Holder {
-    store: Arc<dyn Store>,
-    breaker: SharedBreaker,
-    deadline: Duration,
-    kept: KeptHolding,
-}
-
-impl Holder {
-    async fn run(mut self) {
-        loop {
-            match self.kept.next() {
-                Step::Ask { give_back, take } => self.ask(give_back, take).await,
-                Step::Wait(time) => drop(timeout(time, self.kept.changed()).await),
-                Step::End => return,
-            }
+/// Gives prefetches back, and takes one. Both are polled, so that they travel together.
+async fn ask(store: &dyn Store, kept: &KeptHolding, settlements: Vec<Settlement>, take: Option<Check>) {
+    let mut given_back = pin!(give_back(settlements, |settlement| store.settle(settlement)));
+    // Without a deadline: a prefetch that comes too late is given back, and one that nobody waits for would stay charged.
+    let mut taken = pin!(async {
+        if let Some(check) = take {
+            kept.answer(store.decide(check).await);
         }
-    }
-
-    /// Polls both, so that they travel together.
-    async fn ask(&self, settlements: Vec<Settlement>, taking: Option<Taking>) {
-        let give_back = self.give_back(settlements);
-        let take = async {
-            if let Some(taking) = taking {
-                self.take(taking).await;
-            }
-        };
-        let (mut give_back, mut take, mut is_pending) = (pin!(give_back), pin!(take), [true; 2]);
-        poll_fn(|cx| {
-            is_pending[0] = is_pending[0] && give_back.as_mut().poll(cx).is_pending();
-            is_pending[1] = is_pending[1] && take.as_mut().poll(cx).is_pending();
-            if is_pending == [false; 2] { Poll::Ready(()) } else { Poll::Pending }
-        })
-        .await;
-    }
-
-    /// Without a deadline: a prefetch that comes too late is given back, and one that nobody waits for would stay charged.
-    async fn take(&self, taking: Taking) {
-        if self.breaker.is_open_for(self.deadline) {
-            return self.kept.fail(&taking);
-        }
-        let check = taking.check.clone();
-        match self.store.decide(check.clone()).await {
-            Ok(decision) => self.kept.take(taking, decision),
-            Err(_) => {
-                self.kept.fail(&taking);
-                // It may have been counted all the same.
-                if let Some(id) = check.id() {
-                    self.give_back(vec![refund_by_id(check, id)]).await;
-                }
-            }
-        }
-    }
-
-    async fn give_back(&self, settlements: Vec<Settlement>) {
-        give_back(settlements, |settlement| self.store.settle(settlement)).await;
+    });
+    let mut is_pending = true;
+    poll_fn(|cx| {
+        is_pending = is_pending && given_back.as_mut().poll(cx).is_pending();
+        taken.as_mut().poll(cx)
+    })
+    .await;
+    if is_pending {
+        given_back.await;
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use super::{deadline::Deadline, settings::Limiter};
+use super::{Limiter, deadline::Deadline};
 use crate::{
     check::{Charge, Check},
     decision::Decision,
@@ -115,7 +115,7 @@ impl Limiter {
 
     /// Counts units that an admission has spent: in this process, if that is where it was decided.
     pub(crate) async fn count(&self, spent: Check, is_local: bool) -> Result<Decision, Error> {
-        if is_local { Ok(self.core.local.count(spent).await?) } else { self.check_all(spent).await }
+        if is_local { Ok(self.core.local.decide(spent).await?) } else { self.check_all(spent).await }
     }
 
     /// Forgets the units that `limit` counts for `key`.

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// 1. It opens after five [failures](Self::failures) in a row by default. A failure is a check, settlement or reset that the
 ///    store answers with an error, or not within the deadline. Any answer starts the count anew.
 /// 2. While it is open, callers get [`Error::BreakerOpen`](crate::Error::BreakerOpen) with the last failure at once. Then
-///    the route's [failure mode](crate::limiter::FailureMode) or the caller decides. The [refusal cache](crate::limiter::RefusalCache) still refuses.
+///    the route's [failure mode](crate::limiter::FailureMode) or the caller decides. The [refusal cache](crate::Limiter::refusal_cache) still refuses.
 /// 3. All clones of a store with a [local state](crate::Store::local_state), such as `RedisStore`, share one breaker with
 ///    the default settings. A limiter or layer that sets a breaker has its own, which its clones share. On other stores,
 ///    each limiter or layer has its own.
@@ -38,12 +38,7 @@ impl Breaker {
         Self { failures: 5, probe_every: Duration::from_millis(200) }
     }
 
-    /// No breaker: the store is asked every time.
-    pub const fn off() -> Self {
-        Self::new().failures(0)
-    }
-
-    /// The number of failures in a row that open it. Default: 5. Zero is [`off`](Self::off).
+    /// The number of failures in a row that open it. Default: 5. With zero it never opens: the store is asked every time.
     pub const fn failures(mut self, in_a_row: u32) -> Self {
         self.failures = in_a_row;
         self

@@ -6,15 +6,148 @@
 
 mod breaker;
 mod breaker_state;
-mod local_state;
 mod prefetch;
-mod refusal_cache;
 mod refusals;
 
-pub use self::{breaker::Breaker, local_state::LocalState, refusal_cache::RefusalCache};
+use std::{fmt, sync::Arc, time::Duration};
+
+pub use self::breaker::Breaker;
+use self::{breaker_state::BreakerState, refusals::Generations};
 pub(crate) use self::{
     breaker_state::SharedBreaker,
-    local_state::Outdated,
-    prefetch::{KeptHolding, Prefetches, Step, Taking},
-    refusals::{Lookup, Recall, Refusals},
+    prefetch::{KeptHolding, Prefetches, Step},
+    refusals::{Lookup, Refusals},
 };
+use crate::{
+    clock::{Clock, ManualClock},
+    key::Key,
+    limit::Limit,
+};
+
+/// How long the limiters of a store remember a refusal by default.
+const DEFAULT_MAX_AGE: Duration = Duration::from_secs(1);
+
+/// The state that the clones of a store share in this process, and so all limiters and layers on them: see
+/// [`Store::local_state`](crate::Store::local_state).
+///
+/// 1. It holds the [`Breaker`], which knows whether the store answers, the [refusal cache](crate::Limiter::refusal_cache), which knows what the store has
+///    refused, and the [prefetch](crate::limit::prefetch) of units that limiters spend without asking the store.
+/// 2. All clones of a store return the same local state. A store that wraps another returns the other's, if it passes limits
+///    and keys on unchanged.
+/// 3. A remembered refusal holds until units are given back. So the store [forgets the refusals](Self::forget_refusals) of a
+///    limit whenever a key is reset or an admission settled through it.
+#[derive(Clone)]
+pub struct LocalState {
+    generations: Arc<Generations>,
+    breaker: Arc<BreakerState>,
+    refusals: Arc<Refusals>,
+    prefetches: Option<Arc<Prefetches>>,
+}
+
+/// A call to the store is on its way that makes outdated what this process remembers of some limits: see [`LocalState::outdate`].
+#[must_use]
+pub(crate) struct Outdated {
+    state: LocalState,
+    limits: Vec<Limit>,
+    prefetches_of: Option<Key>,
+}
+
+impl LocalState {
+    /// A local state on tokio's monotonic clock, which a test may pause.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::on(Clock::monotonic())
+    }
+
+    /// A local state by a clock that a test moves, such as the one of a conformance test.
+    #[must_use]
+    pub fn by(clock: &ManualClock) -> Self {
+        Self::on(Clock::Manual(clock.clone()))
+    }
+
+    pub(crate) fn on(clock: Clock) -> Self {
+        let generations = Arc::new(Generations::new(clock));
+        let refusals = Arc::new(Refusals::new(DEFAULT_MAX_AGE, Arc::clone(&generations)));
+        let breaker = Arc::new(BreakerState::new(Breaker::new()));
+        Self { generations, breaker, refusals, prefetches: None }
+    }
+
+    /// The same local state, with [prefetch](crate::limit::prefetch). Default: no prefetches, so every check asks the store.
+    ///
+    /// The store gets a prefetch as a charge with a lease that is longer than the window. The units of the prefetch are reserved. They count
+    /// until the lease ends, even if the clock has stepped back. The settlement of the prefetch has the spent units as its cost. They
+    /// count until a window after the settlement, or until the lease ends if that is earlier. The time of the settlement may be
+    /// later than that of the admission.
+    #[must_use]
+    pub fn with_prefetch(self) -> Self {
+        let prefetches = Some(Arc::new(Prefetches::new(self.generations.clock())));
+        Self { prefetches, ..self }
+    }
+
+    /// Forgets all refusals of a limit, whatever the key. A store calls it twice: before it sends something that gives units
+    /// back, and when that is done, so that no refusal from in between is repeated.
+    pub fn forget_refusals(&self, limit: &Limit) {
+        self.generations.advance(limit);
+    }
+
+    /// Forgets the refusals of these limits, and with a key gives back the prefetches of it, now and again when the returned guard is
+    /// dropped: when the call is over, or goes on without its caller. So nothing that was learnt in between stays.
+    pub(crate) fn outdate(&self, limits: Vec<Limit>, prefetches_of: Option<Key>) -> Outdated {
+        let outdated = Outdated { state: self.clone(), limits, prefetches_of };
+        outdated.forget();
+        outdated
+    }
+
+    /// The prefetches of all limiters on the store.
+    pub(crate) fn prefetches(&self) -> Option<Arc<Prefetches>> {
+        self.prefetches.clone()
+    }
+
+    /// The breaker of all limiters on the store.
+    pub(crate) fn breaker(&self) -> SharedBreaker {
+        SharedBreaker::of(&self.breaker)
+    }
+
+    /// The refusals of all limiters on the store.
+    pub(crate) fn refusals(&self) -> Arc<Refusals> {
+        Arc::clone(&self.refusals)
+    }
+
+    /// The refusals of one limiter that remembers them for this time; `None` if that is zero.
+    pub(crate) fn own_refusals(&self, max_age: Duration) -> Option<Arc<Refusals>> {
+        (!max_age.is_zero()).then(|| Arc::new(Refusals::new(max_age, Arc::clone(&self.generations))))
+    }
+}
+
+impl Outdated {
+    fn forget(&self) {
+        for limit in &self.limits {
+            self.state.forget_refusals(limit);
+            if let (Some(prefetches), Some(key)) = (&self.state.prefetches, &self.prefetches_of) {
+                prefetches.drop_prefetches_of(limit, key);
+            }
+        }
+    }
+}
+
+impl Drop for Outdated {
+    fn drop(&mut self) {
+        self.forget();
+    }
+}
+
+impl Default for LocalState {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for LocalState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalState")
+            .field("breaker", &self.breaker)
+            .field("refusal_cache", &self.refusals)
+            .field("prefetch", &self.prefetches)
+            .finish_non_exhaustive()
+    }
+}

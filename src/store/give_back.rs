@@ -1,26 +1,16 @@
 //! Gives units back to a store, and tries again while it fails.
 
-use std::{
-    future::Future,
-    time::{Duration, SystemTime},
-};
+use std::{future::Future, time::Duration};
 
 use tokio::time::{sleep, timeout};
 
-use crate::{admission::AdmissionId, check::Check, error::StoreError, settlement::Settlement};
+use crate::{error::StoreError, settlement::Settlement};
 
 /// How long a process tries to give units back.
 pub(crate) const MOST_TIME: Duration = Duration::from_secs(10);
 
 /// The wait before the first repetition. Each further one is twice as long.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
-
-/// Gives back all units of an admission whose time is not known, under an id that no other admission has. So a later time
-/// will do.
-pub(crate) fn refund_by_id(check: Check, id: AdmissionId) -> Settlement {
-    let late_enough = SystemTime::UNIX_EPOCH + Duration::from_micros(1 << 52);
-    Settlement::by_id(check, id, late_enough, |_| Some(0))
-}
 
 /// Settles one after the other, each as often as it takes, within [`MOST_TIME`] for all.
 pub(crate) async fn give_back<F, T>(settlements: Vec<Settlement>, settle: impl Fn(Settlement) -> F)

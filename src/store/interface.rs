@@ -36,7 +36,7 @@ pub trait Store: Send + Sync + 'static {
     fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()>;
 
     /// The state that clones of the store share in this process: its [`Breaker`](crate::limiter::Breaker) and its
-    /// [`RefusalCache`](crate::limiter::RefusalCache). Default: none. Then each limiter has a breaker of its own, and no refusal is
+    /// [refusal cache](crate::Limiter::refusal_cache). Default: none. Then each limiter has a breaker of its own, and no refusal is
     /// remembered. A store that wraps another returns the other's, if it passes limits and keys on unchanged.
     fn local_state(&self) -> Option<&LocalState> {
         None

@@ -86,7 +86,7 @@ mod memory;
 mod redis;
 mod url;
 
-pub(crate) use self::give_back::{MOST_TIME, give_back, refund_by_id};
+pub(crate) use self::give_back::{MOST_TIME, give_back};
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisStore, RedisStoreBuilder};
 pub use self::{

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use tower::Layer;
-use tower_sliding_window::{Limit, Limiter, Prefetch, RedisStore, limiter::RefusalCache, middleware::RateLimit};
+use tower_sliding_window::{Limit, Limiter, Prefetch, RedisStore, middleware::RateLimit};
 
 use super::Outcome;
 use crate::{
@@ -22,7 +22,7 @@ const WINDOW: Duration = Duration::from_millis(500);
 pub(crate) fn run(effort: Effort) -> Outcome {
     let mut comparisons = Vec::new();
     for (keys, units) in [(1, 500), (1_000, 5)] {
-        for (cache, settings) in [("", RefusalCache::off()), (", refusal cache", RefusalCache::new())] {
+        for (cache, settings) in [("", Duration::ZERO), (", refusal cache", Duration::from_secs(1))] {
             let load = format!("{keys} x {}/s{cache}", units * 2);
             let works = measure(effort, keys, Limit::per("near", units, WINDOW), settings);
             comparisons.extend([
@@ -39,7 +39,7 @@ pub(crate) fn run(effort: Effort) -> Outcome {
     Ok(comparisons)
 }
 
-fn measure(effort: Effort, keys: usize, limit: Limit, refusal_cache: RefusalCache) -> Vec<(String, Vec<Work>)> {
+fn measure(effort: Effort, keys: usize, limit: Limit, refusal_cache: Duration) -> Vec<(String, Vec<Work>)> {
     let (runtime, server) = (two_threads(), Server::start());
     let contender = |limit| runtime.block_on(near(&server, limit, refusal_cache));
     let (prefetches, exact) = (contender(limit.clone().prefetch(Prefetch::new())), contender(limit));
@@ -57,7 +57,7 @@ fn measure(effort: Effort, keys: usize, limit: Limit, refusal_cache: RefusalCach
         .measure(effort.rounds.min(5))
 }
 
-async fn near(server: &Server, limit: Limit, refusal_cache: RefusalCache) -> Layered<RateLimit<Inner>> {
+async fn near(server: &Server, limit: Limit, refusal_cache: Duration) -> Layered<RateLimit<Inner>> {
     let store = RedisStore::connect(&server.url()).await.expect("the server is up");
     let layer = our_layer_on(Limiter::new(store).refusal_cache(refusal_cache), limit);
     Layered(layer.layer(Inner))

@@ -16,7 +16,7 @@ use http::{Request, Response, StatusCode};
 use tokio::{runtime::Builder, task::JoinSet};
 use tower::{Layer, Service};
 use tower_sliding_window::{
-    HeaderSets, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, RedisStore, Store, limiter::RefusalCache,
+    HeaderSets, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, RedisStore, Store,
     middleware::RateLimit,
 };
 
@@ -105,7 +105,7 @@ fn guarded<S: Store>(store: S, limit: Limit) -> RateLimit<Inner> {
 }
 
 fn with_headers<S: Store>(store: S, limit: Limit, sets: HeaderSets) -> RateLimit<Inner> {
-    let limiter = Limiter::new(store).refusal_cache(RefusalCache::new().max_age(HOUR));
+    let limiter = Limiter::new(store).refusal_cache(HOUR);
     let layer = RateLimitLayer::on(limiter).limit(limit.by(PeerIp::new()));
     layer.fail_closed().deadline(MAX_WAIT).headers(sets).layer(Inner)
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use tokio::task::JoinSet;
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, Limit, Limiter, RedisStore, admission::AdmissionId, limiter::RefusalCache,
+    Algorithm, Charge, Check, Decision, Limit, Limiter, RedisStore, admission::AdmissionId,
     settlement::Settlement, store::ManualClock,
 };
 
@@ -59,7 +59,7 @@ pub(crate) fn run(effort: Effort) -> Outcome {
 async fn row(algorithm: Algorithm, filled: Filled, entries: usize) -> [Option<f64>; 6] {
     let (server, clock) = (Server::start(), ManualClock::new());
     let store = RedisStore::builder(&server.url()).clock(&clock).build().expect("valid settings");
-    let limiter = Limiter::new(store).deadline(Duration::from_secs(60)).refusal_cache(RefusalCache::off());
+    let limiter = Limiter::new(store).deadline(Duration::from_secs(60)).refusal_cache(Duration::ZERO);
     // To the start of a fixed window, so that none ends while the key is filled.
     let since = clock.now().duration_since(UNIX_EPOCH).expect("a time after 1970");
     clock.advance(HOUR - Duration::from_secs(since.as_secs() % HOUR.as_secs()));

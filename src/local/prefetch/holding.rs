@@ -1,24 +1,20 @@
-//! The prefetches of one limit and key, and what to do with them next.
+//! The prefetches of one limit and key. Times are microseconds of the local clock.
 
 use std::{
+    collections::VecDeque,
     mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
 
 use tokio::sync::Notify;
 
-use super::{
-    Prefetches,
-    demand::{FEWEST_REQUESTS, rate},
-    state::{PrefetchedUnits, State},
-};
+use super::demand::{FEWEST_REQUESTS, rate};
 use crate::{
-    admission::AdmissionId,
     check::{Charge, Check},
     decision::{Decision, LimitStatus},
     key::Key,
-    limit::{Limit, prefetch::Prefetch},
+    limit::Limit,
     settlement::Settlement,
 };
 
@@ -31,44 +27,88 @@ const LOW: u64 = 4;
 /// After so many lives without a step, the runtime of a task is taken for one that is not driven.
 const MOST_LIVES: u64 = 10;
 
-/// The prefetches of one limit and key. Times are microseconds of the local clock.
-pub(crate) struct Holding {
-    limit: Limit,
-    key: Key,
-    prefetches: Prefetch,
+/// The prefetches of one limit and key. A task takes them and gives them back; when it holds nothing and the key is not asked for often,
+/// both end.
+pub(super) struct Holding {
+    pub(super) digest: u64,
+    pub(super) limit: Limit,
+    pub(super) key: Key,
+    most: u64,
+    pub(super) life: u64,
     state: Mutex<State>,
     /// Wakes the task that takes and gives back.
-    changed: Notify,
+    pub(super) changed: Notify,
 }
 
-/// A holding, as long as a task takes care of it.
-pub(crate) struct KeptHolding {
-    pub(super) prefetches: Arc<Prefetches>,
-    pub(super) digest: u64,
-    pub(super) holding: Arc<Holding>,
-    pub(super) first_units: u64,
-    pub(super) is_over: bool,
-}
-
-/// The next action of a holding's task.
-pub(crate) enum Step {
-    Ask { give_back: Vec<Settlement>, take: Option<Taking> },
-    Wait(Duration),
-    End,
-}
-
-/// A prefetch that is asked for.
-pub(crate) struct Taking {
-    pub(crate) check: Check,
+/// The prefetches of a holding under their lock.
+pub(super) struct State {
+    /// The oldest first. The second is asked for before the first is used up.
+    pub(super) prefetches: VecDeque<PrefetchedUnits>,
+    /// The status of the limit as the store has last replied it, without the units that were reserved for this process then.
+    status: LimitStatus,
+    /// The used units by that reply, including the prefetches of this process.
+    used: u64,
+    /// The store's time of that reply, and when it was asked.
+    at: SystemTime,
     asked_at: u64,
-    drops: u64,
+    /// Whether a task takes and gives back.
+    pub(super) is_kept: bool,
+    /// When the task has last begun something.
+    pub(super) stepped_at: u64,
+    /// The least units of the first prefetch.
+    first_units: u64,
+    /// Units spent and requests since the last prefetch was taken.
+    pub(super) since: u64,
+    pub(super) spent: u64,
+    pub(super) requests: u64,
+    /// No prefetch is asked for before, since the last one was refused, has failed or was dropped.
+    pub(super) asks_from: u64,
+    /// Until when the task waits without a prefetch.
+    pub(super) waits_until: u64,
+}
+
+/// A prefetch: asked for, then alive, then to be given back.
+pub(super) struct PrefetchedUnits {
+    pub(super) check: Check,
+    /// `None` until the store admits it. If the store fails, or the task ends before, it may have been counted all the same.
+    pub(super) admitted: Option<Decision>,
+    /// Prefetches are numbered in the order in which this process has taken them.
+    pub(super) number: u64,
+    pub(super) units: u64,
+    pub(super) left: u64,
+    pub(super) asked_at: u64,
+    /// Zero if it was dropped.
+    pub(super) until: u64,
 }
 
 impl Holding {
-    /// A holding without prefetches. A task has to take care of it.
-    pub(super) fn new(charge: &Charge, prefetches: Prefetch, status: &LimitStatus, at: SystemTime, now: u64) -> Self {
+    /// A holding without prefetches, and without a task.
+    pub(super) fn new(
+        charge: &Charge,
+        digest: u64,
+        first_units: u64,
+        status: &LimitStatus,
+        at: SystemTime,
+        now: u64,
+    ) -> Self {
         let (limit, key) = (charge.limit().clone(), charge.key().clone());
-        Self { limit, key, prefetches, state: Mutex::new(State::new(status, at, now)), changed: Notify::new() }
+        let (most, life) = limit.prefetched().map_or((0, 0), |settings| (settings.most(), settings.life_micros()));
+        let state = State {
+            prefetches: VecDeque::with_capacity(2),
+            status: status.clone(),
+            used: status.used(),
+            at,
+            asked_at: now,
+            is_kept: false,
+            stepped_at: now,
+            first_units,
+            since: now,
+            spent: 0,
+            requests: 0,
+            asks_from: 0,
+            waits_until: 0,
+        };
+        Self { digest, limit, key, most, life, state: Mutex::new(state), changed: Notify::new() }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -98,7 +138,9 @@ impl Holding {
         if left == 0 || is_low(left, state) && !is_low(before, state) {
             self.changed.notify_one();
         }
-        Some((state.status(charge, now), state.known.at_local(now)))
+        // At the latest, since the store has decided after it was asked.
+        let age = Duration::from_micros(now.saturating_sub(state.asked_at));
+        Some((state.status_of(charge, age), state.at + age))
     }
 
     pub(super) fn can_spend(&self, state: &State, charge: &Charge, now: u64) -> bool {
@@ -126,137 +168,99 @@ impl Holding {
         }
         // Prefetches that were taken meanwhile may be counted in the status or not, and the spent units in theirs or not.
         if state.prefetches.iter().any(|prefetch| prefetch.number > asked_after) {
-            state.known.used = state.known.used.saturating_add(spent);
+            state.used = state.used.saturating_add(spent);
             return (0, 0);
         }
-        if at >= state.known.at {
+        if at >= state.at {
             state.learn(status, at, now);
         }
         (state.left(now), state.units())
     }
 
-    /// Makes sure that a task takes care of it. Returns whether the caller has to start that.
-    pub(super) fn keep(&self, now: u64) -> Option<bool> {
-        let mut state = self.lock();
-        if state.is_over {
-            return None;
-        }
-        if !state.is_kept {
-            state.stepped_at = now;
-        }
-        Some(!mem::replace(&mut state.is_kept, true))
-    }
-
     /// Whether its task is on a runtime that is not driven.
     pub(super) fn is_abandoned(&self, now: u64) -> bool {
-        let (state, most) = (self.lock(), self.prefetches.life_micros().saturating_mul(MOST_LIVES));
-        state.is_kept && now.saturating_sub(state.stepped_at) >= most
+        let state = self.lock();
+        state.is_kept && now.saturating_sub(state.stepped_at) >= self.life.saturating_mul(MOST_LIVES)
     }
 
-    /// Gives back all prefetches at once, and takes none for a life.
+    /// Gives back all prefetches at once, also one that is asked for, and takes none for a life.
     pub(super) fn drop_prefetches(&self, now: u64) {
         let mut state = self.lock();
-        state.drops += 1;
-        (state.asks_from, state.waits_until) = (now.saturating_add(self.prefetches.life_micros()), 0);
+        (state.asks_from, state.waits_until) = (now.saturating_add(self.life), 0);
         state.prefetches.iter_mut().for_each(|prefetch| prefetch.until = 0);
         drop(state);
         self.changed.notify_one();
     }
 
     /// The units of the next prefetch, if it is time for it and worth it.
-    fn wanted(&self, state: &State, now: u64, first_units: u64) -> Option<u64> {
+    pub(super) fn wanted(&self, state: &mut State, now: u64) -> Option<u64> {
+        let first_units = mem::take(&mut state.first_units);
         let is_due = state.left(now) <= state.newest_units(now) / LOW;
         if !is_due || now < state.asks_from {
             return None;
         }
-        let elapsed = now.saturating_sub(state.since);
-        let demand = rate(state.spent, elapsed, self.prefetches.life_micros()).max(first_units);
-        let rest = self.limit.units().saturating_sub(state.known.used);
-        let units = demand.min(self.prefetches.most()).min(rest / PART_OF_THE_REST);
+        let demand = rate(state.spent, now.saturating_sub(state.since), self.life).max(first_units);
+        let rest = self.limit.units().saturating_sub(state.used);
+        let units = demand.min(self.most).min(rest / PART_OF_THE_REST);
         let cost = if state.requests > 0 { state.spent.div_ceil(state.requests) } else { 1 };
         (units >= cost.saturating_mul(FEWEST_REQUESTS)).then_some(units)
     }
 }
 
-impl KeptHolding {
-    /// Chooses the next action.
-    pub(crate) fn next(&mut self) -> Step {
-        let (holding, now) = (&*self.holding, self.prefetches.clock.now());
-        let mut state = holding.lock();
-        state.stepped_at = now;
-        let wanted = holding.wanted(&state, now, mem::take(&mut self.first_units));
-        if wanted.is_none() && state.prefetches.iter().all(|prefetch| prefetch.is_alive(now)) {
-            // Without a prefetch it waits until it may ask again, and then ends unless the key is asked for often.
-            let until = state.prefetches.iter().map(|prefetch| prefetch.until).min().unwrap_or(state.waits_until);
-            let wait = until.saturating_sub(now);
-            self.is_over = wait == 0;
-            return if self.is_over { Step::End } else { Step::Wait(Duration::from_micros(wait)) };
-        }
-        // Together, so that they travel in one script. A prefetch that is used up is settled, too: its units are not reserved any more, and
-        // no retry time counts on them.
-        let give_back = state.settle_all(now);
-        let take = wanted.map(|units| {
-            let charge =
-                Charge::prefetch(holding.limit.clone(), holding.key.clone(), units, holding.prefetches.life_micros());
-            Taking { check: Check::new(charge).with_id(AdmissionId::fresh()), asked_at: now, drops: state.drops }
-        });
-        Step::Ask { give_back, take }
+impl State {
+    fn left(&self, now: u64) -> u64 {
+        self.prefetches.iter().filter(|prefetch| prefetch.is_alive(now)).map(|prefetch| prefetch.left).sum()
     }
 
-    /// Adds a prefetch that the store has admitted, or remembers that it has refused it.
-    pub(crate) fn take(&self, taking: Taking, decision: Decision) {
-        let Taking { check, asked_at, drops } = taking;
-        let (Some(charge), Some(status)) = (check.only_charge(), decision.statuses().next()) else { return };
-        let (units, life) = (charge.cost(), self.holding.prefetches.life_micros());
-        let number = self.prefetches.taken.fetch_add(1, Ordering::SeqCst) + 1;
-        let now = self.prefetches.clock.now();
-        let mut state = self.holding.lock();
-        let (status, at) = (status.clone(), decision.at());
-        if decision.is_allowed() {
-            // If all prefetches were dropped meanwhile, it is given back, too.
-            let until = if state.drops == drops { asked_at.saturating_add(life) } else { 0 };
-            state.prefetches.push_back(PrefetchedUnits {
-                number,
-                check,
-                decision,
-                units,
-                left: units,
-                asked_at,
-                until,
-            });
-            (state.since, state.spent, state.requests) = (now, 0, 0);
-        } else {
-            state.ask_again_from(now.saturating_add(life), drops);
-        }
-        state.learn(&status, at, asked_at);
+    /// All units of the prefetches, spent or not.
+    fn units(&self) -> u64 {
+        self.prefetches.iter().map(|prefetch| prefetch.units).sum()
     }
 
-    /// The store has failed to take a prefetch.
-    pub(crate) fn fail(&self, taking: &Taking) {
-        let wait = self.holding.prefetches.life_micros() / 8;
-        self.holding.lock().ask_again_from(self.prefetches.clock.now().saturating_add(wait), taking.drops);
+    fn newest_units(&self, now: u64) -> u64 {
+        self.prefetches.back().filter(|newest| newest.is_alive(now)).map_or(0, |newest| newest.units)
     }
 
-    pub(crate) async fn changed(&self) {
-        self.holding.changed.notified().await;
+    fn count(&mut self, cost: u64) {
+        self.spent = self.spent.saturating_add(cost);
+        self.requests += 1;
+    }
+
+    pub(super) fn learn(&mut self, status: &LimitStatus, at: SystemTime, asked_at: u64) {
+        (self.status, self.used, self.at, self.asked_at) = (status.clone(), status.used(), at, asked_at);
+        self.status.leave_out(0, self.units());
+    }
+
+    /// The status of the limit after this time, with the units that this process holds as those that are left.
+    fn status_of(&self, charge: &Charge, age: Duration) -> LimitStatus {
+        let left = self.prefetches.iter().map(|prefetch| prefetch.left).sum();
+        // Some units are used, so there is a reset time.
+        let reset = self.status.reset_after().saturating_sub(age).max(Duration::from_micros(1));
+        LimitStatus::new(charge, self.used.saturating_sub(left), reset, None)
+            .with_reserved(self.status.reserved(), Duration::ZERO)
+    }
+
+    /// Takes the prefetches that have ended or are used up out of the list, so that they are not spent any more.
+    pub(super) fn settle_all(&mut self, now: u64) -> Vec<Settlement> {
+        let is_over = |prefetch: &PrefetchedUnits| prefetch.left == 0 || !prefetch.is_alive(now);
+        let (over, kept) = self.prefetches.drain(..).partition(is_over);
+        self.prefetches = kept;
+        self.used = self.used.saturating_sub(over.iter().map(|prefetch: &PrefetchedUnits| prefetch.left).sum());
+        VecDeque::into_iter(over).filter_map(PrefetchedUnits::settlement).collect()
     }
 }
 
-impl Drop for KeptHolding {
-    fn drop(&mut self) {
-        // Perhaps because its runtime has ended. Others may spend what is held, as long as it lives.
-        let mut state = self.holding.lock();
-        state.is_kept = false;
-        state.is_over |= self.is_over;
-        drop(state);
-        if self.is_over
-            && let Some(tables) = self.prefetches.tables.get()
-        {
-            tables.holdings.remove_if(&self.digest, |held| Arc::ptr_eq(held, &self.holding));
-        } else {
-            self.prefetches.has_abandoned.store(true, Ordering::SeqCst);
+impl PrefetchedUnits {
+    /// A time before `asked_at` means that the local clock has stepped back.
+    pub(super) fn is_alive(&self, now: u64) -> bool {
+        self.admitted.is_some() && (self.asked_at..self.until).contains(&now)
+    }
+
+    fn settlement(self) -> Option<Settlement> {
+        let Self { check, admitted, units, left, .. } = self;
+        match admitted {
+            Some(decision) => Some(Settlement::new(check, &decision, |_| Some(units - left))),
+            None => check.id().map(|id| Settlement::refund_by_id(check, id)),
         }
-        self.prefetches.kept.fetch_sub(1, Ordering::SeqCst);
-        self.prefetches.ended.notify_waiters();
     }
 }

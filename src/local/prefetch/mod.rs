@@ -1,16 +1,15 @@
 //! The prefetches that this process holds. [`limit::prefetch`](crate::limit::prefetch) has the rules.
 //!
-//! A limiter spends them, and its tasks take and give them back: see `limiter/prefetch.rs`. `holding.rs` decides what to do with the prefetches
-//! of one limit and key, which `state.rs` lists. `demand.rs` finds the keys that are asked for often.
+//! A limiter spends them, and its tasks take and give them back: see `limiter/prefetch.rs`. `holding.rs` has the prefetches of one
+//! limit and key, and `steps.rs` decides what to do with them next. `demand.rs` finds the keys that are asked for often.
 
 mod demand;
 mod holding;
-mod state;
+mod steps;
 
 use std::{
     fmt,
     hash::BuildHasherDefault,
-    iter,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -21,11 +20,10 @@ use std::{
 use quick_cache::{UnitWeighter, sync::Cache};
 use tokio::sync::Notify;
 
-pub(crate) use self::holding::{KeptHolding, Step, Taking};
+pub(crate) use self::steps::{KeptHolding, Step};
 use self::{
     demand::{Demand, FEWEST_REQUESTS},
     holding::{Holding, PART_OF_THE_REST},
-    state::State,
 };
 use crate::{
     admission::AdmissionId,
@@ -33,7 +31,7 @@ use crate::{
     clock::Clock,
     decision::{Decision, LimitStatus},
     key::{Digester, Key, Prehashed},
-    limit::{Limit, prefetch::Prefetch},
+    limit::Limit,
 };
 
 /// The most limits and keys of which a process holds prefetches. The checks of others ask the store.
@@ -43,8 +41,12 @@ const CAPACITY: usize = 10_000;
 pub(crate) struct Prefetches {
     clock: Clock,
     digester: Digester,
+    /// Made by the first key that is worth a prefetch.
+    holdings: OnceLock<Cache<u64, Arc<Holding>, UnitWeighter, BuildHasherDefault<Prehashed>>>,
     /// Made by the first admission of a limit with prefetch.
-    tables: OnceLock<Tables>,
+    demand: OnceLock<Demand>,
+    /// Locked while a task begins or ends.
+    keeping: Mutex<()>,
     /// The holdings that a task takes care of.
     kept: AtomicUsize,
     /// Whether a task has ever left one behind, because its runtime ended.
@@ -55,28 +57,14 @@ pub(crate) struct Prefetches {
     ended: Notify,
 }
 
-struct Tables {
-    holdings: Cache<u64, Arc<Holding>, UnitWeighter, BuildHasherDefault<Prehashed>>,
-    demand: Demand,
-    /// Locked while a holding is looked for and inserted.
-    keeping: Mutex<()>,
-}
-
-/// A charge with prefetch, as this process knows it.
-struct Found {
-    digest: u64,
-    holding: Option<Arc<Holding>>,
-    /// Those of the prefetch to take first, or none if the process holds some. `None` if it is not worth it.
-    first_units: Option<u64>,
-}
-
 impl Prefetches {
     pub(super) fn new(clock: Clock) -> Self {
-        let digester = Digester::default();
         Self {
             clock,
-            digester,
-            tables: OnceLock::new(),
+            digester: Digester::default(),
+            holdings: OnceLock::new(),
+            demand: OnceLock::new(),
+            keeping: Mutex::default(),
             kept: AtomicUsize::new(0),
             has_abandoned: AtomicBool::new(false),
             taken: AtomicU64::new(0),
@@ -99,28 +87,23 @@ impl Prefetches {
 
     /// All charges are looked at under their locks before any of them is spent.
     fn spend_all(&self, check: &Check) -> Option<Decision> {
-        let holdings: Vec<Arc<Holding>> = check.charges().map(|charge| self.find(charge)).collect::<Option<_>>()?;
+        let find = |(place, charge)| Some((place, charge, self.find(charge)?));
+        let mut found: Vec<(usize, &Charge, Arc<Holding>)> =
+            check.charges().enumerate().map(find).collect::<Option<_>>()?;
         // In one order, so that two checks never wait for each other.
-        let mut places: Vec<usize> = (0..holdings.len()).collect();
-        places.sort_unstable_by_key(|place| Arc::as_ptr(&holdings[*place]));
-        let mut locked: Vec<(usize, MutexGuard<'_, State>)> =
-            places.into_iter().map(|place| (place, holdings[place].lock())).collect();
-        locked.sort_unstable_by_key(|(place, _)| *place);
+        found.sort_unstable_by_key(|(.., holding)| Arc::as_ptr(holding));
+        let mut locked: Vec<_> =
+            found.iter().map(|(place, charge, holding)| (place, charge, holding, holding.lock())).collect();
         let now = self.clock.now();
-        let charges = || check.charges().zip(&holdings);
-        let mut states = locked.iter();
-        if !charges()
-            .all(|(charge, holding)| states.next().is_some_and(|(_, state)| holding.can_spend(state, charge, now)))
-        {
+        if !locked.iter().all(|(_, charge, holding, state)| holding.can_spend(state, charge, now)) {
             return None;
         }
-        let mut states = locked.iter_mut();
-        let spent = charges().map(|(charge, holding)| holding.spend(&mut states.next()?.1, charge, now));
-        let mut statuses: Vec<(LimitStatus, SystemTime)> = spent.collect::<Option<_>>()?;
-        let at = statuses.iter().map(|(_, at)| *at).max()?;
-        let (first, _) = statuses.remove(0);
-        let rest = statuses.into_iter().map(|(status, _)| status).collect();
-        Some(Decision::of_statuses(at, AdmissionId::fresh(), (first, rest)))
+        locked.sort_unstable_by_key(|(place, ..)| *place);
+        let spent = locked.iter_mut().map(|(_, charge, holding, state)| holding.spend(state, charge, now));
+        let spent: Vec<(LimitStatus, SystemTime)> = spent.collect::<Option<_>>()?;
+        let at = spent.iter().map(|(_, at)| *at).max()?;
+        let mut statuses = spent.into_iter().map(|(status, _)| status);
+        Some(Decision::of_statuses(at, AdmissionId::fresh(), (statuses.next()?, statuses.collect())))
     }
 
     /// Whether this process holds enough units for all charges of a check.
@@ -150,54 +133,40 @@ impl Prefetches {
         asked_after: u64,
         mut keep: impl FnMut(KeptHolding),
     ) -> Decision {
-        let now = self.clock.now();
-        let mut statuses = decision.statuses();
-        let (first, rest) =
-            check.map_charges(|charge| statuses.next().and_then(|status| self.look_up(charge, status, now)));
-        drop(statuses);
-        let found = || iter::once(&first).chain(&rest).enumerate();
+        let (now, at) = (self.clock.now(), decision.at());
+        let find = |(charge, status)| self.find_or_make(charge, status, at, now);
+        let found: Vec<Option<Arc<Holding>>> = check.charges().zip(decision.statuses()).map(find).collect();
         // One charge that never gets prefetches is enough for the check to ask the store, so the others would take theirs in vain.
-        let is_worth_it = check.is_prefetched()
-            && found().all(|(_, found)| found.as_ref().is_some_and(|found| found.first_units.is_some()));
+        let is_worth_it = check.is_prefetched() && found.iter().all(Option::is_some);
         let mut own = Vec::new();
-        for ((place, found), (charge, status)) in found().zip(check.charges().zip(decision.statuses())) {
-            let Some(Found { digest, holding, first_units }) = found else { continue };
-            if let Some(holding) = holding {
-                let spent = if is_worth_it { charge.cost() } else { 0 };
-                own.push((place, holding.learn(spent, status, decision.at(), asked_after, now)));
-            }
-            if is_worth_it && let Some(holding) = self.keep(charge, *digest, status, decision.at(), now) {
-                let first_units = if holding.is_of(charge) { first_units.unwrap_or(0) } else { 0 };
-                keep(self.kept(*digest, holding, first_units));
+        for (place, (holding, (charge, status))) in found.into_iter().zip(check.charges().zip(decision.statuses())).enumerate() {
+            let Some(holding) = holding else { continue };
+            let spent = if is_worth_it { charge.cost() } else { 0 };
+            own.push((place, holding.learn(spent, status, at, asked_after, now)));
+            if is_worth_it && let Some(kept) = self.keep(holding, now) {
+                keep(kept);
             }
         }
         own.into_iter()
             .fold(decision, |decision, (place, (held, reserved))| decision.without_held(place, held, reserved))
     }
 
-    /// Looks up the holding of a charge, and counts its request if there is none. `None` if its limit has no prefetches.
-    fn look_up(&self, charge: &Charge, status: &LimitStatus, now: u64) -> Option<Found> {
+    /// The holding of a charge. If there is none, counts the request, and makes one if the key is asked for often. It is not in the
+    /// table yet.
+    fn find_or_make(&self, charge: &Charge, status: &LimitStatus, at: SystemTime, now: u64) -> Option<Arc<Holding>> {
         let _ = charge.limit().prefetched()?;
         let digest = self.digest(charge.limit(), charge.key());
-        let holding = self.holding(digest).filter(|holding| holding.is_of(charge));
-        let first_units = match (&holding, charge.prefetched()) {
-            (Some(_), _) => Some(0),
-            (None, Some(prefetches)) => self.first_units(charge, digest, prefetches, status, now),
-            (None, None) => None,
-        };
-        Some(Found { digest, holding, first_units })
+        let is_usable = |holding: &Arc<Holding>| holding.is_of(charge) && !holding.is_abandoned(now);
+        self.holding(digest).filter(is_usable).or_else(|| {
+            let first_units = self.first_units(charge, digest, status, now)?;
+            Some(Arc::new(Holding::new(charge, digest, first_units, status, at, now)))
+        })
     }
 
     /// Counts a request of a key that has no prefetches, and returns the units of the first one if it is worth it.
-    fn first_units(
-        &self,
-        charge: &Charge,
-        digest: u64,
-        prefetches: Prefetch,
-        status: &LimitStatus,
-        now: u64,
-    ) -> Option<u64> {
-        let demand = &self.tables.get_or_init(Tables::default).demand;
+    fn first_units(&self, charge: &Charge, digest: u64, status: &LimitStatus, now: u64) -> Option<u64> {
+        let prefetches = charge.prefetched()?;
+        let demand = self.demand.get_or_init(Demand::default);
         let requests = demand.count(digest, now, prefetches.life_micros())?;
         let rest = status.remaining() / PART_OF_THE_REST;
         // At most what is used, since the costs of the other requests are not known.
@@ -205,42 +174,30 @@ impl Prefetches {
         (units >= charge.cost().saturating_mul(FEWEST_REQUESTS)).then_some(units)
     }
 
-    /// The holding of a charge that no task takes care of yet: the caller has to start one.
-    fn keep(
-        &self,
-        charge: &Charge,
-        digest: u64,
-        status: &LimitStatus,
-        at: SystemTime,
-        now: u64,
-    ) -> Option<Arc<Holding>> {
-        let (Tables { holdings, keeping, .. }, prefetches) = (self.tables.get()?, charge.limit().prefetched()?);
-        // Two threads that find no holding must not both insert one: one of the two would be lost.
-        let _keeping = keeping.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Puts a holding into the table, unless its place is taken. If no task takes care of the one in the table, the caller has to
+    /// start one.
+    fn keep(self: &Arc<Self>, holding: Arc<Holding>, now: u64) -> Option<KeptHolding> {
+        let holdings = self.holdings.get_or_init(|| {
+            Cache::with(CAPACITY, CAPACITY as u64, UnitWeighter, Default::default(), Default::default())
+        });
+        let _keeping = self.lock_keeping();
         // If the limit was another one then, the task gives back what is left, and ends.
-        if let Some(holding) = holdings.get(&digest).filter(|holding| !holding.is_abandoned(now))
-            && let Some(has_to_start) = holding.keep(now)
-        {
-            return has_to_start.then_some(holding);
-        }
-        if self.kept.load(Ordering::Relaxed) >= CAPACITY {
+        let held = holdings.get(&holding.digest).filter(|held| !held.is_abandoned(now));
+        if held.is_none() && self.kept.load(Ordering::Relaxed) >= CAPACITY {
             return None;
         }
-        let holding = Arc::new(Holding::new(charge, prefetches, status, at, now));
-        holdings.insert(digest, Arc::clone(&holding));
-        Some(holding)
-    }
-
-    fn kept(self: &Arc<Self>, digest: u64, holding: Arc<Holding>, first_units: u64) -> KeptHolding {
-        self.kept.fetch_add(1, Ordering::SeqCst);
-        KeptHolding { prefetches: Arc::clone(self), digest, holding, first_units, is_over: false }
+        let holding = held.unwrap_or_else(|| {
+            holdings.insert(holding.digest, Arc::clone(&holding));
+            holding
+        });
+        KeptHolding::begin(self, &holding, now)
     }
 
     /// The holdings that no task takes care of any more, since their runtimes have ended.
     fn abandoned(self: &Arc<Self>) -> Vec<KeptHolding> {
-        let (Some(tables), now) = (self.tables.get(), self.clock.now()) else { return Vec::new() };
-        let abandoned = tables.holdings.iter().filter(|(_, holding)| holding.keep(now) == Some(true));
-        abandoned.map(|(digest, holding)| self.kept(digest, holding, 0)).collect()
+        let (_keeping, now) = (self.lock_keeping(), self.clock.now());
+        let holdings = self.holdings.get().into_iter().flat_map(Cache::iter);
+        holdings.filter_map(|(_, holding)| KeptHolding::begin(self, &holding, now)).collect()
     }
 
     /// Gives back the prefetches of a limit and key at once, and drops those that are being asked for.
@@ -255,8 +212,8 @@ impl Prefetches {
         self.abandoned().into_iter().for_each(keep);
         loop {
             let ended = self.ended.notified();
-            let Some(tables) = self.tables.get() else { return };
-            tables.holdings.iter().for_each(|(_, holding)| holding.drop_prefetches(self.clock.now()));
+            let Some(holdings) = self.holdings.get() else { return };
+            holdings.iter().for_each(|(_, holding)| holding.drop_prefetches(self.clock.now()));
             if self.kept.load(Ordering::SeqCst) == 0 {
                 return;
             }
@@ -269,18 +226,15 @@ impl Prefetches {
     }
 
     fn holding(&self, digest: u64) -> Option<Arc<Holding>> {
-        self.tables.get()?.holdings.get(&digest)
+        self.holdings.get()?.get(&digest)
+    }
+
+    fn lock_keeping(&self) -> MutexGuard<'_, ()> {
+        self.keeping.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn digest(&self, limit: &Limit, key: &Key) -> u64 {
         self.digester.of_key(limit.name(), key)
-    }
-}
-
-impl Default for Tables {
-    fn default() -> Self {
-        let holdings = Cache::with(CAPACITY, CAPACITY as u64, UnitWeighter, Default::default(), Default::default());
-        Self { holdings, demand: Demand::default(), keeping: Mutex::default() }
     }
 }
 

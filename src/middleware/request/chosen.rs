@@ -65,7 +65,7 @@ impl KeyedLimit {
     ///    without a proxy. The stricter is charged, at the larger cost: it has fewer units, or the longer window if these are
     ///    equal. A limit in the shadow is left out beside one that is not.
     /// 7. No limit is chosen for a request that the layer's other limits are known to refuse: because the
-    ///    [`RefusalCache`](crate::limiter::RefusalCache) remembers it, or because the store
+    ///    [refusal cache](crate::Limiter::refusal_cache) remembers it, or because the store
     ///    [decides at once](crate::Store::decide_now), as `MemoryStore` does. So a client that is over a limit by address costs
     ///    about one look-up a second. All other requests cost one each: keep a cache in `choose`. A layer that
     ///    [waits](crate::RateLimitLayer::wait_up_to) for capacity always chooses.

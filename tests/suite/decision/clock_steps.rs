@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use Action::{IsRefused, Peeks, Reserves, Settles, Takes, Waits};
 use tower_sliding_window::{
-    Algorithm, Check, Decision, Limit, Limiter, admission::AdmissionId, decision::LimitStatus, limiter::RefusalCache,
+    Algorithm, Check, Decision, Limit, Limiter, admission::AdmissionId, decision::LimitStatus,
     settlement::Settlement, store::ManualClock,
 };
 
@@ -83,7 +83,7 @@ impl Shifted {
     async fn start() -> Self {
         let server = RedisServer::start();
         let store = server.store().build().unwrap();
-        let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off());
+        let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO);
         assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
         let (connection, key) = (server.connect(), server.keys().remove(0));
         Self { server, connection, limiter, key }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{Check, Limit, Limiter, MemoryStore, admission::AdmissionId, limiter::RefusalCache};
+use tower_sliding_window::{Check, Limit, Limiter, MemoryStore, admission::AdmissionId};
 
 use crate::support::{TEST_TIMEOUT, charge, redis_server::RedisServer, seconds};
 
@@ -14,7 +14,7 @@ const TOKENS: Limit = Limit::per_minute("tokens", 100);
 async fn a_plain_check_counts_reserved_units() {
     let server = RedisServer::start();
     let store = server.store().build().unwrap();
-    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off());
+    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO);
     for (settled, reserved) in [(0, 10), (1, 9), (4, 6), (9, 1)] {
         let limit = Limit::per_hour("calls", 10);
         assert!(limiter.check(&limit, "ada", settled).await.unwrap().is_allowed());
@@ -35,7 +35,7 @@ async fn a_plain_check_counts_reserved_units() {
 async fn no_id_is_mistaken_for_a_sum() {
     let server = RedisServer::start();
     let store = server.store().build().unwrap();
-    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off());
+    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO);
     for id in [*b"reserved", *b"used    ", *b"held    ", *b"used\0\0\0\0"] {
         let id = AdmissionId::from(u64::from_be_bytes(id));
         assert!(limiter.check_all(Check::new(charge(&TOKENS, 1)).with_id(id)).await.unwrap().is_allowed());

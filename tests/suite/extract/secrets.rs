@@ -11,7 +11,7 @@ use axum::{Router, body::Body, routing::get};
 use http::{Request, Response, request::Parts};
 use tower::ServiceExt;
 use tower_sliding_window::{
-    ApiKey, Decision, KeyExtractor, Limit, Limiter, PeerIp, RateLimitLayer, Rejection, Secret, limiter::RefusalCache,
+    ApiKey, Decision, KeyExtractor, Limit, Limiter, PeerIp, RateLimitLayer, Rejection, Secret,
     middleware::Degraded,
 };
 
@@ -57,7 +57,7 @@ async fn an_api_key_appears_nowhere_but_in_the_request() {
             .cost(|parts: &Parts| if parts.uri.path() == "/costly" { 5 } else { 1 })
             .deadline(TEST_TIMEOUT)
     };
-    let layer = |name| layer_with(name, RefusalCache::new());
+    let layer = |name| layer_with(name, Duration::from_secs(1));
     let mut seen = format!("{store:?} {:?} {:?} {secret:?}", layer("calls"), Limiter::new(store.clone()));
 
     // Admitted, refused, never fitting, without a valid key, and without a store.
@@ -91,7 +91,7 @@ async fn an_api_key_appears_nowhere_but_in_the_request() {
         server.keys().iter().flat_map(|key| server.run::<Vec<Vec<u8>>>(&format!("ZRANGE {key} 0 -1"))).collect();
     drop(server);
     // Without cached refusals.
-    let down = || layer_with("calls", RefusalCache::off()).deadline(Duration::from_millis(20));
+    let down = || layer_with("calls", Duration::ZERO).deadline(Duration::from_millis(20));
     for down in [down().fail_closed(), down()] {
         let app = Router::new().route("/", get(|| async {})).layer(down);
         seen += &debug_of(&app.oneshot(with_key("x-api-key", API_KEY)).await.unwrap());

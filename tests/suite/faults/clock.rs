@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::{task::JoinSet, time::sleep};
-use tower_sliding_window::{Limit, Limiter, RedisStore, limiter::RefusalCache, store::ManualClock};
+use tower_sliding_window::{Limit, Limiter, RedisStore, store::ManualClock};
 
 use super::{CLIENTS, reached};
 use crate::support::{TEST_TIMEOUT, outage::row, redis_server::RedisServer};
@@ -16,7 +16,7 @@ const MICROSECOND: Duration = Duration::from_micros(1);
 /// With so many batches in flight at a time.
 fn limiter(server: &RedisServer, clock: &ManualClock, connections: u32) -> Limiter {
     let store = RedisStore::builder(&server.url()).clock(clock).connections(connections).connect_timeout(TEST_TIMEOUT);
-    Limiter::new(store.build().unwrap()).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off())
+    Limiter::new(store.build().unwrap()).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO)
 }
 
 /// All clients send so many checks. Returns how many were admitted.

@@ -18,7 +18,7 @@ use tokio::{
 };
 use tower_sliding_window::{
     Charge, Check, Error, Limit, Limiter, RedisStore,
-    limiter::{Breaker, RefusalCache},
+    limiter::Breaker,
 };
 
 use super::reached;
@@ -56,7 +56,7 @@ impl Load {
         let limiters: Vec<_> = (0..2)
             .map(|_| Limiter::new(RedisStore::builder(url).build().unwrap()))
             // Every check must reach the server.
-            .map(|limiter| limiter.deadline(deadline).refusal_cache(RefusalCache::off()))
+            .map(|limiter| limiter.deadline(deadline).refusal_cache(Duration::ZERO))
             .collect();
         let is_over = Arc::new(AtomicBool::new(false));
         let mut tasks = JoinSet::new();
@@ -105,7 +105,7 @@ impl Load {
             seen.join(client.unwrap());
         }
         // Without the breaker, which the last checks may have opened.
-        let limiter = self.limiter().clone().breaker(Breaker::off()).deadline(TEST_TIMEOUT);
+        let limiter = self.limiter().clone().breaker(Breaker::new().failures(0)).deadline(TEST_TIMEOUT);
         let counted = limiter.peek(&TOTAL, "all").await.unwrap().used();
         LoadReport { seen, counted, clients: self.number }
     }

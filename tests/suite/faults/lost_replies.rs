@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tower_sliding_window::{
     Charge, Check, Decision, Error, Limit, Limiter, RedisStore,
-    limiter::{Breaker, RefusalCache},
+    limiter::Breaker,
     settlement::Settlement,
 };
 
@@ -25,7 +25,7 @@ type Answer = JoinHandle<Result<Decision, Error>>;
 /// With one batch in flight at a time.
 fn limiter(proxy: &Proxy) -> Limiter {
     let store = RedisStore::builder(proxy.url()).connections(1).connect_timeout(TEST_TIMEOUT).build().unwrap();
-    Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::off())
+    Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::new().failures(0))
 }
 
 /// On a runtime of one thread, all of these checks are queued before the first is sent. Some are alone with their key
@@ -99,7 +99,7 @@ fn ask_several(limiter: &Limiter, trial: usize) -> Vec<(usize, Check, Answer)> {
 async fn resent_checks_of_several_limits_count_once_and_can_be_refunded() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
-    let limiter = limiter(&proxy).refusal_cache(RefusalCache::off());
+    let limiter = limiter(&proxy).refusal_cache(Duration::ZERO);
     assert!(limiter.peek(&CALLS, "ada").await.unwrap().is_allowed());
     let (mut admitted, mut given_back, mut passed) = (0, 0, 0);
     for trial in 0..BATCHES {

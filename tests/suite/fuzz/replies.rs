@@ -1,5 +1,7 @@
 //! A server that gives any reply to the script: each is a decision or a typed error, and never a panic.
 
+use std::time::Duration;
+
 use std::{
     io::Write,
     net::{TcpListener, TcpStream},
@@ -14,7 +16,7 @@ use redis::{Parser, Value};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Charge, Check, Error, HeaderSets, Limit, Limiter, RateLimitLayer, RedisStore,
-    limiter::{Breaker, RefusalCache},
+    limiter::Breaker,
 };
 
 use super::fuzz;
@@ -61,7 +63,7 @@ impl Impostor {
 
     fn limiter(&self) -> Limiter {
         let store = RedisStore::builder(&self.url).build().unwrap();
-        Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::off())
+        Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::new().failures(0))
     }
 }
 
@@ -150,7 +152,7 @@ fn is_the_scripts(says: &Says, charges: usize) -> bool {
 fn every_reply_is_a_decision_or_an_error() {
     let (runtime, impostor) = (one_thread(), Impostor::start());
     let limiters =
-        runtime.block_on(async { [impostor.limiter(), impostor.limiter().refusal_cache(RefusalCache::off())] });
+        runtime.block_on(async { [impostor.limiter(), impostor.limiter().refusal_cache(Duration::ZERO)] });
     let check = Check::new(Charge::new(CALLS, "ada", 3).unwrap());
     let two = check.clone().and(Charge::new(OTHER, "ada", 3).unwrap()).unwrap();
     let answers = std::cell::Cell::new((0, 0));
@@ -191,7 +193,7 @@ fn every_reply_makes_a_response() {
     let services = [HeaderSets::both(), HeaderSets::both().reset_as_unix_time()].map(|format| {
         // Every request must get a reply.
         let limiter =
-            Limiter::new(store()).breaker(Breaker::off()).refusal_cache(RefusalCache::off()).deadline(TEST_TIMEOUT);
+            Limiter::new(store()).breaker(Breaker::new().failures(0)).refusal_cache(Duration::ZERO).deadline(TEST_TIMEOUT);
         let layer = RateLimitLayer::on(limiter).limit(CALLS.by(anyone)).limit(OTHER.by(anyone));
         layer.fail_closed().headers(format).layer(service_fn(hello))
     });

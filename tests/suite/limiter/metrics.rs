@@ -18,7 +18,7 @@ use tokio::{
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Error, Header, KeyedLimit, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, Rejection,
-    limiter::{Breaker, FailureMode, RefusalCache, Share},
+    limiter::{Breaker, FailureMode, Share},
     testing::Fault,
 };
 
@@ -192,7 +192,7 @@ async fn each_redis_batch_is_measured() {
     let seconds = values(&all, "rate_limit_script_seconds");
     assert!(seconds.len() == 4 && seconds.iter().all(|seconds| (1e-6..20.0).contains(seconds)), "{seconds:?}");
 
-    let limiter = limiter.refusal_cache(RefusalCache::off());
+    let limiter = limiter.refusal_cache(Duration::ZERO);
     let mut checks = JoinSet::new();
     for number in 0..500 {
         let limiter = limiter.clone();
@@ -212,7 +212,7 @@ async fn a_full_queue_is_counted() {
     let recorded = Recorded::start();
     let server = RedisServer::start();
     let store = server.store().build().unwrap();
-    let limiter = Limiter::new(store).breaker(Breaker::off());
+    let limiter = Limiter::new(store).breaker(Breaker::new().failures(0));
     server.pause();
     let mut checks = JoinSet::new();
     for _ in 0..10_000 {
@@ -282,7 +282,7 @@ async fn decisions_failures_and_degraded_requests_have_the_name_of_their_layer()
     let limiter = Limiter::new(MemoryStore::new());
     // Settings before and after the name, whatever makes a limiter of its own.
     let named = |name| {
-        let limiter = limiter.clone().breaker(Breaker::off()).refusal_cache(RefusalCache::new());
+        let limiter = limiter.clone().breaker(Breaker::new().failures(0)).refusal_cache(Duration::from_secs(1));
         RateLimitLayer::on(limiter).named(name).limit(CALLS.by(anyone)).deadline(Duration::from_secs(1))
     };
     assert_eq!(send(&named("one"), request()).await, 200);

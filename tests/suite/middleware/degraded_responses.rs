@@ -104,7 +104,7 @@ async fn a_local_decision_is_marked() {
 async fn each_mode_is_logged_at_most_once_a_second() {
     for (mode, shown) in MODES.into_iter().zip(["mode=Open", "mode=Closed", "mode=Local"]) {
         let log = Log::start();
-        let limiter = Limiter::new(failing()).breaker(Breaker::off());
+        let limiter = Limiter::new(failing()).breaker(Breaker::new().failures(0));
         let layer = RateLimitLayer::on(limiter).limit(CALLS.by(anyone)).failure_mode_by(move |_, _| mode);
         let app = layer.layer(service_fn(hello));
         for _ in 0..10 {

@@ -10,7 +10,7 @@ use http::{HeaderMap, Request};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Charge, Check, Decision, HeaderSets, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Rejection,
-    limiter::{RefusalCache, Share},
+    limiter::Share,
     middleware::ShadowRefusals,
     store::ManualClock,
 };
@@ -155,7 +155,7 @@ async fn a_hidden_limit_stays_hidden_however_it_is_counted() {
 #[tokio::test]
 async fn a_cached_refusal_keeps_a_hidden_limit_hidden() {
     let server = RedisServer::start();
-    for refusal_cache in [RefusalCache::off(), RefusalCache::new()] {
+    for refusal_cache in [Duration::ZERO, Duration::from_secs(1)] {
         let store = server.store().clock(&ManualClock::new()).build().unwrap();
         let layer = RateLimitLayer::on(Limiter::new(store.clone()).deadline(TEST_TIMEOUT).refusal_cache(refusal_cache));
         let hidden = layer.clone().limit(TOTAL.by(anyone).hidden());
@@ -165,7 +165,7 @@ async fn a_cached_refusal_keeps_a_hidden_limit_hidden() {
         let refused = ask(&asked).await;
         server.resume();
         let wait = figures(refused.headers())[3].unwrap();
-        let (status, body) = if refusal_cache == RefusalCache::off() {
+        let (status, body) = if refusal_cache == Duration::ZERO {
             (503, unavailable_body(wait))
         } else {
             (429, refusal_body(None, 3600))

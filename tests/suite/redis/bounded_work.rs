@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, Limit, Limiter, admission::AdmissionId, limiter::RefusalCache,
+    Algorithm, Charge, Check, Decision, Limit, Limiter, admission::AdmissionId,
     settlement::Settlement, store::ManualClock,
 };
 
@@ -29,7 +29,7 @@ impl Test {
     fn new() -> Self {
         let (server, clock) = (RedisServer::start(), ManualClock::new());
         let store = server.store().clock(&clock).build().unwrap();
-        let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off());
+        let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO);
         Self { server, clock, limiter }
     }
 

@@ -5,7 +5,7 @@ use std::{error::Error as _, time::Duration};
 
 use tokio::task::JoinSet;
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, Error, Limit, Limiter, error::StoreErrorKind, limiter::RefusalCache,
+    Algorithm, Charge, Check, Decision, Error, Limit, Limiter, error::StoreErrorKind,
     store::ManualClock,
 };
 
@@ -16,7 +16,7 @@ const LOGIN: Limit = Limit::per("login", 3, Duration::from_secs(10));
 /// With one batch at a time, so that checks share batches.
 fn limiter(server: &RedisServer) -> Limiter {
     let store = server.store().connections(1).build().unwrap();
-    Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off())
+    Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO)
 }
 
 #[tokio::test]
@@ -123,7 +123,7 @@ async fn ask_in_every_way(limiter: &Limiter, limit: &Limit, key: &'static str) -
 async fn a_huge_foreign_sum_still_gives_a_bounded_retry_time() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let store = server.store().clock(&clock).build().unwrap();
-    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off());
+    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO);
     assert!(limiter.check(&LOGIN, "ada", 2).await.unwrap().is_allowed());
     let key = server.keys().remove(0);
     server.run::<()>(&format!("ZADD {key} 9223372036854775807 used"));
@@ -229,7 +229,7 @@ async fn a_foreign_sum_causes_no_endless_loop() {
 #[tokio::test]
 async fn foreign_units_cause_no_endless_loop() {
     let server = RedisServer::start();
-    let limiter = limiter(&server).refusal_cache(RefusalCache::off());
+    let limiter = limiter(&server).refusal_cache(Duration::ZERO);
     let limit = Limit::per_day("calls", 3).with_algorithm(Algorithm::sliding_window_counter());
     assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed());
     let key = server.only_key();
@@ -266,7 +266,7 @@ async fn a_reserved_sum_above_the_total_admits_nothing_more() {
 async fn expired_foreign_entries_fail_no_other_check() {
     let server = RedisServer::start();
     let store = server.store().build().unwrap();
-    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off());
+    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO);
     let counter = Limit::per_hour("calls", 3_000).with_algorithm(Algorithm::sliding_window_counter());
     for n in 0..5 {
         assert!(limiter.check(&counter, format!("key {n}"), 1).await.unwrap().is_allowed());

@@ -6,7 +6,7 @@ use tokio::time::sleep;
 use tower_sliding_window::{
     Check, Decision, Limit, Limiter, RedisStore,
     decision::LimitStatus,
-    limiter::{Breaker, RefusalCache},
+    limiter::Breaker,
     settlement::Settlement,
     store::ManualClock,
 };
@@ -37,7 +37,7 @@ impl Lossy {
         let proxy = Proxy::start(&server).await;
         let limiter = |url: &str| {
             let store = RedisStore::builder(url).connections(1).connect_timeout(TEST_TIMEOUT).build().unwrap();
-            Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::off()).refusal_cache(RefusalCache::off())
+            Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::new().failures(0)).refusal_cache(Duration::ZERO)
         };
         let (through, direct) = (limiter(proxy.url()), limiter(&server.url()));
         for limiter in [&through, &direct] {
@@ -193,7 +193,7 @@ async fn a_settlement_finds_entries_of_a_clock_that_was_ahead() {
 async fn settling_copies_takes_bounded_work() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let store = server.store().clock(&clock).connections(1).build();
-    let limiter = Limiter::new(store.unwrap()).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off());
+    let limiter = Limiter::new(store.unwrap()).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO);
     let limit = Limit::per_hour("calls", 1_000_000);
     let mut groups = Vec::new();
     let mut sum = 0;

@@ -8,7 +8,7 @@ use std::{
 use redis::{RedisResult, Value};
 use tempfile::TempDir;
 use tower_sliding_window::{
-    Charge, Check, Error, Limit, Limiter, RedisStore, limiter::RefusalCache, store::RedisStoreBuilder,
+    Charge, Check, Error, Limit, Limiter, RedisStore, store::RedisStoreBuilder,
 };
 
 use crate::support::{
@@ -79,7 +79,7 @@ fn replica_of(primary: &RedisServer) -> RedisServer {
 
 /// Without a refusal cache.
 fn limiter(builder: RedisStoreBuilder) -> Limiter {
-    Limiter::new(builder.build().unwrap()).refusal_cache(RefusalCache::off()).deadline(Duration::from_secs(1))
+    Limiter::new(builder.build().unwrap()).refusal_cache(Duration::ZERO).deadline(Duration::from_secs(1))
 }
 
 /// Kills the primary under load on an exhausted limit. Decisions return once the replica is promoted, and replicated

@@ -14,7 +14,7 @@ use proptest::{
 };
 use tokio::{runtime::Builder, time::sleep};
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Limit, Limiter, admission::AdmissionId, limiter::RefusalCache, settlement::Settlement,
+    Algorithm, Charge, Check, Limit, Limiter, admission::AdmissionId, settlement::Settlement,
 };
 
 use crate::support::{
@@ -186,7 +186,7 @@ fn redis_decides_by_its_own_clock_as_the_model_does() {
     let (runtime, server) = (Builder::new_current_thread().enable_all().build().unwrap(), RedisServer::start());
     // One batch at a time, so that checks are decided in order.
     let store = server.store().connections(1).build().unwrap();
-    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off());
+    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO);
     let config = Config { cases: 24, failure_persistence: None, max_shrink_iters: 50, ..Config::default() };
     let outcome = TestRunner::new(config).run(&vec(step(), 1..=500), |steps| {
         server.run::<()>("FLUSHALL");

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::time::sleep;
 use tower_sliding_window::{
-    Algorithm, ApiKey, Charge, Check, Error, Key, Limit, Limiter, RedisStore, Secret, Store, limiter::RefusalCache,
+    Algorithm, ApiKey, Charge, Check, Error, Key, Limit, Limiter, RedisStore, Secret, Store,
     settlement::Settlement, store::ManualClock,
 };
 
@@ -21,7 +21,7 @@ const LEASE: Duration = Duration::from_secs(60);
 
 fn limiter(url: &str) -> Limiter {
     let store = RedisStore::builder(url).build().unwrap();
-    Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off())
+    Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO)
 }
 
 /// The replies to the reservation and to its settlement are lost. Each is sent again and counts once.
@@ -88,7 +88,7 @@ fn units_returned_by_an_abandoned_settlement_are_seen() {
         let proxy = living.block_on(Proxy::start(&server));
         let store = RedisStore::builder(proxy.url()).connections(1).build().unwrap();
         let limiter =
-            Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::new().max_age(Duration::MAX));
+            Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::MAX);
         let check = Check::new(Charge::new(ONE, "ada", 1).unwrap());
         let admitted = living.block_on(limiter.check_all(check.clone())).unwrap();
         assert!(elsewhere.block_on(limiter.peek(&ONE, "bob")).unwrap().is_allowed(), "it is connected");
@@ -231,7 +231,7 @@ async fn an_out_of_memory_server_still_accepts_refunds() {
 async fn a_refused_check_prefetches_no_settlement_in_its_batch() {
     let server = RedisServer::start();
     let store = server.store().connections(1).build().unwrap();
-    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off());
+    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO);
     let reservation = limiter.reserve(&TOKENS, "ada", 30, LEASE).await.unwrap().unwrap();
     server.run::<()>("CONFIG SET maxmemory 1");
     let (checked, settled) = tokio::join!(limiter.check(&TOKENS, "bob", 1), reservation.settle(5));

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::sleep;
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Limit, Limiter, admission::AdmissionId, limiter::RefusalCache, settlement::Settlement,
+    Algorithm, Charge, Check, Limit, Limiter, admission::AdmissionId, settlement::Settlement,
     store::ManualClock,
 };
 
@@ -149,7 +149,7 @@ async fn the_reset_beside_an_entry_that_is_just_leaving_is_its_end() {
 #[tokio::test]
 async fn no_decision_depends_on_the_expiry() {
     let server = RedisServer::start();
-    let limiter = limiter(&server).refusal_cache(RefusalCache::off());
+    let limiter = limiter(&server).refusal_cache(Duration::ZERO);
     for (round, costs) in [&[5][..], &[1, 1, 1, 1, 1], &[1, 2, 1, 1]].into_iter().enumerate() {
         for life in [5_000, 10_900, 11_500, 16_000, 20_990, 3_600_000] {
             let key = format!("{round} {life}");
@@ -170,7 +170,7 @@ async fn no_decision_depends_on_the_expiry() {
 #[tokio::test]
 async fn the_second_check_of_a_key_is_exact_under_another_window() {
     let server = RedisServer::start();
-    let limiter = limiter(&server).refusal_cache(RefusalCache::off());
+    let limiter = limiter(&server).refusal_cache(Duration::ZERO);
     let limit = |millis| Limit::per("calls", 2, Duration::from_millis(millis));
     for (first, second, used) in [(20_000, 3_600_000, 2), (3_600_000, 20_000, 2), (3_600_000, 50, 1), (3_600_000, 1, 1)]
     {
@@ -339,7 +339,7 @@ async fn an_admission_drops_expired_entries_by_the_servers_clock() {
 #[tokio::test]
 async fn an_entry_ahead_of_the_servers_clock_counts_from_now() {
     let server = RedisServer::start();
-    let limiter = limiter(&server).refusal_cache(RefusalCache::off());
+    let limiter = limiter(&server).refusal_cache(Duration::ZERO);
     assert!(limiter.check(&LOGIN, "ada", 1).await.unwrap().is_allowed());
     let key = server.only_key();
     for (is_reported, longest) in [(false, 20_001 + SLACK), (true, 25_000 + SLACK)] {
@@ -429,7 +429,7 @@ async fn bytes_spent_in_full(units: u64, algorithm: Algorithm) -> u64 {
     const STEPS: u64 = 1_000;
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let store = server.store().clock(&clock).build().unwrap();
-    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off());
+    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO);
     let limit = Limit::per("calls", units, Duration::from_secs(1_000)).with_algorithm(algorithm);
     let steps = STEPS.min(units);
     let mut admitted = 0;

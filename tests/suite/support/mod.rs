@@ -32,7 +32,7 @@ use tokio::{
     time::sleep,
 };
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Limit, Limiter, MemoryStore, RedisStore, Store, limiter::RefusalCache, store::ManualClock,
+    Algorithm, Charge, Check, Limit, Limiter, MemoryStore, RedisStore, Store, store::ManualClock,
 };
 
 use self::redis_server::RedisServer;
@@ -149,7 +149,7 @@ impl<S: Store + Clone> Fixture<S> {
 impl<S: Store> Fixture<S> {
     /// Without a refusal cache, so that every check reaches the store.
     pub(crate) fn without_refusal_cache(self) -> Self {
-        Self { limiter: self.limiter.refusal_cache(RefusalCache::off()), ..self }
+        Self { limiter: self.limiter.refusal_cache(Duration::ZERO), ..self }
     }
 }
 

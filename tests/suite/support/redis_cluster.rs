@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::task::spawn_blocking;
-use tower_sliding_window::{Limiter, RedisStore, limiter::RefusalCache, store::RedisStoreBuilder};
+use tower_sliding_window::{Limiter, RedisStore, store::RedisStoreBuilder};
 
 use super::{TEST_TIMEOUT, redis_server::RedisServer, until};
 
@@ -50,7 +50,7 @@ impl RedisCluster {
 
     /// Without a refusal cache.
     pub(crate) fn limiter(&self, builder: RedisStoreBuilder) -> Limiter {
-        Limiter::new(builder.build().unwrap()).refusal_cache(RefusalCache::off()).deadline(Duration::from_secs(5))
+        Limiter::new(builder.build().unwrap()).refusal_cache(Duration::ZERO).deadline(Duration::from_secs(5))
     }
 
     pub(crate) fn primaries(&self) -> impl Iterator<Item = &RedisServer> {

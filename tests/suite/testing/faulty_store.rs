@@ -25,7 +25,7 @@ fn store() -> FaultyStore<MemoryStore> {
 #[tokio::test]
 async fn each_fault_holds_until_the_next_one_is_set() {
     let store = store();
-    let limiter = Limiter::new(store.clone()).breaker(Breaker::off()).deadline(ms(20));
+    let limiter = Limiter::new(store.clone()).breaker(Breaker::new().failures(0)).deadline(ms(20));
     for _ in 0..3 {
         store.set(Fault::Fails);
         assert!(matches!(limiter.check(&CALLS, "ada", 1).await, Err(Error::Unavailable(_))));

@@ -28,7 +28,7 @@ use crate::{
     check::Check,
     decision::{Decision, LimitStatus},
     settlement::Settlement,
-    store::{give_back, redis::keys::Keys, refund_by_id},
+    store::{give_back, redis::keys::Keys},
 };
 
 /// Asks slot by slot, if there are several.
@@ -94,7 +94,7 @@ async fn decide(dispatcher: Arc<Dispatcher>, check: Check, id: AdmissionId, subc
         }
         // The check is refused, even if one of these does not reply.
         for taken in subchecks[..number].iter().filter(|_| check.id().is_none()) {
-            match settle_in(&dispatcher, refund_by_id(taken.check.clone(), id)).await {
+            match settle_in(&dispatcher, Settlement::refund_by_id(taken.check.clone(), id)).await {
                 Ok((decision, _)) => statuses.set(taken, &decision),
                 Err(_) => give_back_later(&dispatcher, taken, id),
             }
@@ -145,7 +145,7 @@ fn ask_one(dispatcher: &Arc<Dispatcher>, job: Box<Job>) -> impl Future<Output = 
 
 /// Each slot for itself: a node that stays away delays none of the others.
 fn give_back_later(dispatcher: &Arc<Dispatcher>, taken: &Subcheck, id: AdmissionId) {
-    let (settlement, slot) = (refund_by_id(taken.check.clone(), id), Arc::clone(dispatcher));
+    let (settlement, slot) = (Settlement::refund_by_id(taken.check.clone(), id), Arc::clone(dispatcher));
     dispatcher.runtime.spawn(give_back(vec![settlement], move |settlement| settle_in(&slot, settlement)));
 }
 

@@ -21,7 +21,7 @@ use proptest::{
 };
 use tokio::task::JoinHandle;
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Limit, Limiter, MemoryStore, admission::AdmissionId, limiter::RefusalCache,
+    Algorithm, Charge, Check, Limit, Limiter, MemoryStore, admission::AdmissionId,
     settlement::Settlement, store::ManualClock,
 };
 
@@ -258,22 +258,22 @@ fn memory_counts_by_every_algorithm_as_the_model_does() {
 
 #[test]
 fn redis_decides_as_the_model_does() {
-    redis(Clocks::BothWays, LOGS, RefusalCache::off());
+    redis(Clocks::BothWays, LOGS, Duration::ZERO);
 }
 
 #[test]
 fn redis_counts_by_every_algorithm_as_the_model_does() {
-    redis(Clocks::BothWays, ALL, RefusalCache::off());
+    redis(Clocks::BothWays, ALL, Duration::ZERO);
 }
 
 /// A cached refusal does not move future entries back after the clock steps back, as a check on Redis does. So the
 /// clock only runs forward.
 #[test]
 fn redis_and_the_refusal_cache_decide_as_the_model_does() {
-    redis(Clocks::OnlyForward, ALL, RefusalCache::new());
+    redis(Clocks::OnlyForward, ALL, Duration::from_secs(1));
 }
 
-fn redis(clocks: Clocks, limits: Range<usize>, refusal_cache: RefusalCache) {
+fn redis(clocks: Clocks, limits: Range<usize>, refusal_cache: Duration) {
     let (runtime, server) = (one_thread(), RedisServer::start());
     let clock = ManualClock::new();
     // Over one connection, checks are decided in order of arrival. Only with two does a single check skip the queue.

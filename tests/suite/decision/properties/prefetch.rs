@@ -25,7 +25,6 @@ use tower_sliding_window::{
     Algorithm, Charge, Check, Decision, Error, Key, Limit, Limiter, Prefetch, RedisStore, Store,
     admission::AdmissionId,
     error::StoreError,
-    limiter::RefusalCache,
     settlement::{Settled, Settlement},
     store::{LocalState, ManualClock, StoreFuture},
 };
@@ -281,7 +280,7 @@ impl Process {
         let state = LocalState::by(local).with_prefetch();
         let store = ProcessStore { redis, state, world: Arc::clone(world), loses: Arc::clone(&loses) };
         let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
-        let limiter = if has_cache { limiter } else { limiter.refusal_cache(RefusalCache::off()) };
+        let limiter = if has_cache { limiter } else { limiter.refusal_cache(Duration::ZERO) };
         Self { runtime: one_thread(), limiter, loses, units }
     }
 

@@ -1,5 +1,7 @@
 //! Prefetches on other servers than a single one that keeps its data and tells the time.
 
+use std::time::Duration;
+
 use tokio::task::JoinSet;
 
 use super::*;
@@ -101,7 +103,7 @@ async fn a_server_that_loses_its_data_counts_no_prefetch_twice() {
 async fn prefetches_whose_replies_come_too_late_end_with_their_lives() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let store = server.store().clock(&clock).reply_timeout(Duration::from_secs(1)).build().unwrap();
-    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::off());
+    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::new().failures(0));
     let mut admitted = hold(&server, &limiter, &API, "ada").await;
     for _ in 0..2 {
         server.pause();

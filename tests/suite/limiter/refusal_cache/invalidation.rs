@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::sleep;
-use tower_sliding_window::{Charge, Check, Limit, Limiter, limiter::RefusalCache};
+use tower_sliding_window::{Charge, Check, Limit, Limiter};
 
 use super::{CALLS, Test, build_with_clock};
 use crate::support::{TEST_TIMEOUT, ms, redis_server::RedisServer};
@@ -71,11 +71,11 @@ async fn a_clock_that_steps_back_invalidates_cached_refusals() {
 /// Another process may return reserved units at any time, so their refusal asks again after `retry_reserved_after`.
 #[tokio::test]
 async fn a_refusal_by_reservations_is_cached_no_longer_than_retry_reserved_after() {
-    let (second, forever) = (Duration::from_secs(1), RefusalCache::new().max_age(Duration::MAX));
+    let (second, forever) = (Duration::from_secs(1), Duration::MAX);
     for (setting, cache, remembered) in [
-        (second, RefusalCache::new(), second),
-        (ms(200), RefusalCache::new(), ms(200)),
-        (5 * second, RefusalCache::new(), second),
+        (second, second, second),
+        (ms(200), second, ms(200)),
+        (5 * second, second, second),
         (second, forever, second),
         (5 * second, forever, 5 * second),
         (Duration::ZERO, forever, Duration::ZERO),
@@ -133,7 +133,7 @@ async fn a_cached_refusal_by_reservations_also_refuses_other_costs() {
             reported.push(limiter.check(&limit, "ada", cost).await.unwrap());
         }
         assert_eq!(test.scripts(), 0, "{lease:?}");
-        let every_time = limiter.clone().refusal_cache(RefusalCache::off());
+        let every_time = limiter.clone().refusal_cache(Duration::ZERO);
         for (cost, reported) in (2..=10).zip(reported) {
             let exact = every_time.check(&limit, "ada", cost).await.unwrap();
             let figures = |decision: &tower_sliding_window::Decision| {
@@ -164,7 +164,7 @@ async fn a_refusal_is_cached_no_longer_than_its_own_window() {
     let server = RedisServer::start();
     let store = server.store().build().unwrap();
     let cached = Limiter::new(store.clone()).deadline(TEST_TIMEOUT);
-    let asking = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(RefusalCache::off());
+    let asking = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO);
     let (long, short) = (Limit::per("calls", 3, ms(3_000)), Limit::per("calls", 3, ms(2_000)));
     assert!(asking.check(&long, "ada", 1).await.unwrap().is_allowed());
     tokio::time::sleep(ms(1_000)).await;

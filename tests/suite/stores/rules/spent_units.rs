@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::trial::{MICROSECOND, Trial, to_the_start_of_a_window};
-use tower_sliding_window::{Charge, Check, Limit, limiter::RefusalCache};
+use tower_sliding_window::{Charge, Check, Limit};
 
 const FAILURES: Limit = Limit::per_minute("failures", 5);
 
@@ -29,7 +29,7 @@ pub(super) async fn spent_units_count_beyond_the_limit_and_refuse_until_they_lea
         assert_eq!((beyond.is_allowed(), beyond.used(), beyond.remaining()), (true, 13, 0));
 
         // The retry time is exact. The refusal cache is off, so that the store itself decides.
-        let limiter = test.limiter.clone().refusal_cache(RefusalCache::off());
+        let limiter = test.limiter.clone().refusal_cache(Duration::ZERO);
         let ask = async || limiter.check_all(Check::new(Charge::any_left(limit.clone(), "ada"))).await.unwrap();
         let wait = ask().await.retry_after().unwrap();
         assert!(wait >= Duration::from_secs(39), "{algorithm:?}: {wait:?}");

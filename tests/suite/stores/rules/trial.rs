@@ -3,7 +3,7 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, Limit, Limiter, Store, limiter::RefusalCache, settlement::Settlement,
+    Algorithm, Charge, Check, Decision, Limit, Limiter, Store, settlement::Settlement,
     store::ManualClock,
 };
 
@@ -25,7 +25,7 @@ impl Trial {
 
     /// Every check reaches the store.
     pub(super) fn without_refusal_cache(self) -> Self {
-        Self { limiter: self.limiter.refusal_cache(RefusalCache::off()), ..self }
+        Self { limiter: self.limiter.refusal_cache(Duration::ZERO), ..self }
     }
 
     pub(super) fn algorithms(&self) -> Vec<Algorithm> {

@@ -1,0 +1,134 @@
+//! The steps of the task that takes care of a holding. `limiter/prefetch.rs` runs it.
+
+use std::{
+    mem,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use super::{
+    Prefetches,
+    holding::{Holding, PrefetchedUnits},
+};
+use crate::{
+    admission::AdmissionId,
+    check::{Charge, Check},
+    decision::Decision,
+    error::StoreError,
+    settlement::Settlement,
+};
+
+/// A holding, as long as a task takes care of it.
+pub(crate) struct KeptHolding {
+    prefetches: Arc<Prefetches>,
+    holding: Arc<Holding>,
+}
+
+/// The next action of a holding's task.
+pub(crate) enum Step {
+    /// Gives prefetches back, and asks for one. The task [answers](KeptHolding::answer).
+    Ask { give_back: Vec<Settlement>, take: Option<Check> },
+    Wait(Duration),
+    End,
+}
+
+impl KeptHolding {
+    /// A holding that no task takes care of: the caller has to start one. The caller has locked `keeping`.
+    pub(super) fn begin(prefetches: &Arc<Prefetches>, holding: &Arc<Holding>, now: u64) -> Option<Self> {
+        let mut state = holding.lock();
+        if mem::replace(&mut state.is_kept, true) {
+            return None;
+        }
+        state.stepped_at = now;
+        prefetches.kept.fetch_add(1, Ordering::SeqCst);
+        Some(Self { prefetches: Arc::clone(prefetches), holding: Arc::clone(holding) })
+    }
+
+    /// Chooses the next action. It takes no prefetch while the breaker is open.
+    pub(crate) fn next(&self, is_open: bool) -> Step {
+        let (holding, now) = (&*self.holding, self.prefetches.clock.now());
+        let mut state = holding.lock();
+        state.stepped_at = now;
+        let wanted = holding.wanted(&mut state, now).filter(|_| !is_open);
+        if wanted.is_none() && state.prefetches.iter().all(|prefetch| prefetch.is_alive(now)) {
+            // Without a prefetch it waits until it may ask again, and then ends unless the key is asked for often.
+            let until = state.prefetches.iter().map(|prefetch| prefetch.until).min().unwrap_or(state.waits_until);
+            let wait = until.saturating_sub(now);
+            return if wait == 0 { Step::End } else { Step::Wait(Duration::from_micros(wait)) };
+        }
+        // Together, so that they travel in one script. A prefetch that is used up is settled, too: its units are not reserved any more, and
+        // no retry time counts on them.
+        let give_back = state.settle_all(now);
+        let take = wanted.map(|units| {
+            let charge = Charge::prefetch(holding.limit.clone(), holding.key.clone(), units, holding.life);
+            let check = Check::new(charge).with_id(AdmissionId::fresh());
+            state.prefetches.push_back(PrefetchedUnits {
+                check: check.clone(),
+                admitted: None,
+                number: 0,
+                units: 0,
+                left: 0,
+                asked_at: now,
+                until: now.saturating_add(holding.life),
+            });
+            check
+        });
+        Step::Ask { give_back, take }
+    }
+
+    /// Takes note of the store's answer to the prefetch that was asked for. If the store has failed, the next step gives it back.
+    pub(crate) fn answer(&self, answer: Result<Decision, StoreError>) {
+        let (prefetches, life) = (&*self.prefetches, self.holding.life);
+        let (number, now) = (prefetches.taken.fetch_add(1, Ordering::SeqCst) + 1, prefetches.clock.now());
+        let mut state = self.holding.lock();
+        let Some(mut asked) = state.prefetches.pop_back() else { return };
+        let (asked_at, is_dropped) = (asked.asked_at, asked.until == 0);
+        let wait = match &answer {
+            Ok(decision) if decision.is_allowed() => {
+                let units = asked.check.charges().map(Charge::cost).sum();
+                (asked.number, asked.units, asked.left, asked.admitted) = (number, units, units, Some(decision.clone()));
+                (state.since, state.spent, state.requests) = (now, 0, 0);
+                state.prefetches.push_back(asked);
+                None
+            }
+            Ok(_) => Some(life),
+            Err(_) => {
+                state.prefetches.push_back(asked);
+                Some(life / 8)
+            }
+        };
+        // The task waits meanwhile, since the key is asked for often. It does not if all prefetches were dropped after it had asked.
+        if let Some(wait) = wait.filter(|_| !is_dropped) {
+            let time = now.saturating_add(wait);
+            (state.asks_from, state.waits_until) = (time, time);
+        }
+        if let Ok(decision) = answer
+            && let Some(status) = decision.statuses().next()
+        {
+            state.learn(status, decision.at(), asked_at);
+        }
+    }
+
+    pub(crate) async fn changed(&self) {
+        self.holding.changed.notified().await;
+    }
+}
+
+impl Drop for KeptHolding {
+    fn drop(&mut self) {
+        let keeping = self.prefetches.lock_keeping();
+        let mut state = self.holding.lock();
+        state.is_kept = false;
+        let is_over = state.prefetches.is_empty();
+        drop(state);
+        if !is_over {
+            // Its runtime has ended. Others may spend what is held, as long as it lives.
+            self.prefetches.has_abandoned.store(true, Ordering::SeqCst);
+        } else if let Some(holdings) = self.prefetches.holdings.get() {
+            holdings.remove_if(&self.holding.digest, |held| Arc::ptr_eq(held, &self.holding));
+        }
+        drop(keeping);
+        self.prefetches.kept.fetch_sub(1, Ordering::SeqCst);
+        self.prefetches.ended.notify_waiters();
+    }
+}
