@@ -110,8 +110,8 @@ impl Refusals {
         if check.id().is_some() || !check.can_be_refused() {
             return None;
         }
-        let charges = check
-            .map_charges(|charge| (self.digester.of_key(charge.limit().name(), charge.key()), charge.cost()));
+        let charges =
+            check.map_charges(|charge| (self.digester.of_key(charge.limit().name(), charge.key()), charge.cost()));
         let generation = self.generations.last.load(Ordering::SeqCst);
         Some(Lookup { asked_at: self.generations.clock.now(), generation, charges })
     }
@@ -122,9 +122,8 @@ impl Refusals {
         let (table, now, (first, rest)) = (self.table.get()?, lookup.asked_at, &lookup.charges);
         let find = |charge: &Charge, digest: u64| {
             let outdated_by = || self.generations.of(charge.limit()).load(Ordering::SeqCst);
-            let holds = |refusal: &Refusal| {
-                refusal.holds_for(charge, now, reserved_for) && outdated_by() <= refusal.generation
-            };
+            let holds =
+                |refusal: &Refusal| refusal.holds_for(charge, now, reserved_for) && outdated_by() <= refusal.generation;
             table.get(&digest).filter(holds)
         };
         let mut charges = check.charges();

@@ -16,8 +16,7 @@ use http::{Request, Response, StatusCode};
 use tokio::{runtime::Builder, task::JoinSet};
 use tower::{Layer, Service};
 use tower_sliding_window::{
-    HeaderSets, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, RedisStore, Store,
-    middleware::RateLimit,
+    HeaderSets, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, RedisStore, Store, middleware::RateLimit,
 };
 
 use super::Outcome;

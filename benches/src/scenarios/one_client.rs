@@ -5,8 +5,8 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use tokio::task::JoinSet;
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, Limit, Limiter, RedisStore, admission::AdmissionId,
-    settlement::Settlement, store::ManualClock,
+    Algorithm, Charge, Check, Decision, Limit, Limiter, RedisStore, admission::AdmissionId, settlement::Settlement,
+    store::ManualClock,
 };
 
 use super::Outcome;

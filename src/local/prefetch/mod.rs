@@ -139,7 +139,9 @@ impl Prefetches {
         // One charge that never gets prefetches is enough for the check to ask the store, so the others would take theirs in vain.
         let is_worth_it = check.is_prefetched() && found.iter().all(Option::is_some);
         let mut own = Vec::new();
-        for (place, (holding, (charge, status))) in found.into_iter().zip(check.charges().zip(decision.statuses())).enumerate() {
+        for (place, (holding, (charge, status))) in
+            found.into_iter().zip(check.charges().zip(decision.statuses())).enumerate()
+        {
             let Some(holding) = holding else { continue };
             let spent = if is_worth_it { charge.cost() } else { 0 };
             own.push((place, holding.learn(spent, status, at, asked_after, now)));

@@ -27,7 +27,10 @@ pub(crate) struct KeptHolding {
 /// The next action of a holding's task.
 pub(crate) enum Step {
     /// Gives prefetches back, and asks for one. The task [answers](KeptHolding::answer).
-    Ask { give_back: Vec<Settlement>, take: Option<Check> },
+    Ask {
+        give_back: Vec<Settlement>,
+        take: Option<Check>,
+    },
     Wait(Duration),
     End,
 }
@@ -86,7 +89,8 @@ impl KeptHolding {
         let wait = match &answer {
             Ok(decision) if decision.is_allowed() => {
                 let units = asked.check.charges().map(Charge::cost).sum();
-                (asked.number, asked.units, asked.left, asked.admitted) = (number, units, units, Some(decision.clone()));
+                (asked.number, asked.units, asked.left, asked.admitted) =
+                    (number, units, units, Some(decision.clone()));
                 (state.since, state.spent, state.requests) = (now, 0, 0);
                 state.prefetches.push_back(asked);
                 None

@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime};
 
 use Action::{IsRefused, Peeks, Reserves, Settles, Takes, Waits};
 use tower_sliding_window::{
-    Algorithm, Check, Decision, Limit, Limiter, admission::AdmissionId, decision::LimitStatus,
-    settlement::Settlement, store::ManualClock,
+    Algorithm, Check, Decision, Limit, Limiter, admission::AdmissionId, decision::LimitStatus, settlement::Settlement,
+    store::ManualClock,
 };
 
 use crate::support::{

@@ -11,8 +11,7 @@ use axum::{Router, body::Body, routing::get};
 use http::{Request, Response, request::Parts};
 use tower::ServiceExt;
 use tower_sliding_window::{
-    ApiKey, Decision, KeyExtractor, Limit, Limiter, PeerIp, RateLimitLayer, Rejection, Secret,
-    middleware::Degraded,
+    ApiKey, Decision, KeyExtractor, Limit, Limiter, PeerIp, RateLimitLayer, Rejection, Secret, middleware::Degraded,
 };
 
 use crate::support::{TEST_TIMEOUT, log::Log, redis_server::RedisServer};

@@ -16,10 +16,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
-use tower_sliding_window::{
-    Charge, Check, Error, Limit, Limiter, RedisStore,
-    limiter::Breaker,
-};
+use tower_sliding_window::{Charge, Check, Error, Limit, Limiter, RedisStore, limiter::Breaker};
 
 use super::reached;
 use crate::support::TEST_TIMEOUT;

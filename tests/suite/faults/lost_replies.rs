@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 use tower_sliding_window::{
-    Charge, Check, Decision, Error, Limit, Limiter, RedisStore,
-    limiter::Breaker,
-    settlement::Settlement,
+    Charge, Check, Decision, Error, Limit, Limiter, RedisStore, limiter::Breaker, settlement::Settlement,
 };
 
 use super::reached;

@@ -15,8 +15,7 @@ use proptest::{collection::vec, prelude::*, sample::select};
 use redis::{Parser, Value};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Charge, Check, Error, HeaderSets, Limit, Limiter, RateLimitLayer, RedisStore,
-    limiter::Breaker,
+    Charge, Check, Error, HeaderSets, Limit, Limiter, RateLimitLayer, RedisStore, limiter::Breaker,
 };
 
 use super::fuzz;
@@ -151,8 +150,7 @@ fn is_the_scripts(says: &Says, charges: usize) -> bool {
 #[test]
 fn every_reply_is_a_decision_or_an_error() {
     let (runtime, impostor) = (one_thread(), Impostor::start());
-    let limiters =
-        runtime.block_on(async { [impostor.limiter(), impostor.limiter().refusal_cache(Duration::ZERO)] });
+    let limiters = runtime.block_on(async { [impostor.limiter(), impostor.limiter().refusal_cache(Duration::ZERO)] });
     let check = Check::new(Charge::new(CALLS, "ada", 3).unwrap());
     let two = check.clone().and(Charge::new(OTHER, "ada", 3).unwrap()).unwrap();
     let answers = std::cell::Cell::new((0, 0));
@@ -192,8 +190,10 @@ fn every_reply_makes_a_response() {
     let store = || RedisStore::builder(&impostor.url).build().unwrap();
     let services = [HeaderSets::both(), HeaderSets::both().reset_as_unix_time()].map(|format| {
         // Every request must get a reply.
-        let limiter =
-            Limiter::new(store()).breaker(Breaker::new().failures(0)).refusal_cache(Duration::ZERO).deadline(TEST_TIMEOUT);
+        let limiter = Limiter::new(store())
+            .breaker(Breaker::new().failures(0))
+            .refusal_cache(Duration::ZERO)
+            .deadline(TEST_TIMEOUT);
         let layer = RateLimitLayer::on(limiter).limit(CALLS.by(anyone)).limit(OTHER.by(anyone));
         layer.fail_closed().headers(format).layer(service_fn(hello))
     });

@@ -10,9 +10,7 @@ use http::{HeaderMap, Request};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Charge, Check, Decision, HeaderSets, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Rejection,
-    limiter::Share,
-    middleware::ShadowRefusals,
-    store::ManualClock,
+    limiter::Share, middleware::ShadowRefusals, store::ManualClock,
 };
 
 use crate::support::{

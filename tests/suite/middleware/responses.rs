@@ -379,7 +379,8 @@ async fn setup_errors_and_outages_are_logged_once_a_second() {
     let no_peer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(PeerIp::new())).layer(service_fn(hello));
     let too_costly =
         RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone)).cost(|_| 3).layer(service_fn(hello));
-    let no_store = RateLimitLayer::on(Limiter::new(failing()).breaker(Breaker::new().failures(0))).limit(CALLS.by(anyone));
+    let no_store =
+        RateLimitLayer::on(Limiter::new(failing()).breaker(Breaker::new().failures(0))).limit(CALLS.by(anyone));
     let no_store = no_store.layer(service_fn(hello));
     for _ in 0..10 {
         no_peer.clone().oneshot(request()).await.unwrap();

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, Limit, Limiter, admission::AdmissionId,
-    settlement::Settlement, store::ManualClock,
+    Algorithm, Charge, Check, Decision, Limit, Limiter, admission::AdmissionId, settlement::Settlement,
+    store::ManualClock,
 };
 
 use crate::support::{TEST_TIMEOUT, charge, redis_server::RedisServer, to_next_window};

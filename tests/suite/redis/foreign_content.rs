@@ -5,8 +5,7 @@ use std::{error::Error as _, time::Duration};
 
 use tokio::task::JoinSet;
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, Error, Limit, Limiter, error::StoreErrorKind,
-    store::ManualClock,
+    Algorithm, Charge, Check, Decision, Error, Limit, Limiter, error::StoreErrorKind, store::ManualClock,
 };
 
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer, with_causes};

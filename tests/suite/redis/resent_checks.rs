@@ -4,10 +4,7 @@ use std::{iter, time::Duration};
 
 use tokio::time::sleep;
 use tower_sliding_window::{
-    Check, Decision, Limit, Limiter, RedisStore,
-    decision::LimitStatus,
-    limiter::Breaker,
-    settlement::Settlement,
+    Check, Decision, Limit, Limiter, RedisStore, decision::LimitStatus, limiter::Breaker, settlement::Settlement,
     store::ManualClock,
 };
 

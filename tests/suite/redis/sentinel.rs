@@ -7,9 +7,7 @@ use std::{
 
 use redis::{RedisResult, Value};
 use tempfile::TempDir;
-use tower_sliding_window::{
-    Charge, Check, Error, Limit, Limiter, RedisStore, store::RedisStoreBuilder,
-};
+use tower_sliding_window::{Charge, Check, Error, Limit, Limiter, RedisStore, store::RedisStoreBuilder};
 
 use crate::support::{
     TEST_TIMEOUT,

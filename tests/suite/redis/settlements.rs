@@ -10,8 +10,8 @@ use std::{
 
 use tokio::time::sleep;
 use tower_sliding_window::{
-    Algorithm, ApiKey, Charge, Check, Error, Key, Limit, Limiter, RedisStore, Secret, Store,
-    settlement::Settlement, store::ManualClock,
+    Algorithm, ApiKey, Charge, Check, Error, Key, Limit, Limiter, RedisStore, Secret, Store, settlement::Settlement,
+    store::ManualClock,
 };
 
 use crate::support::{TEST_TIMEOUT, example::Server, proxy::Proxy, redis_server::RedisServer, two_threads};
@@ -87,8 +87,7 @@ fn units_returned_by_an_abandoned_settlement_are_seen() {
         let server = RedisServer::start();
         let proxy = living.block_on(Proxy::start(&server));
         let store = RedisStore::builder(proxy.url()).connections(1).build().unwrap();
-        let limiter =
-            Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::MAX);
+        let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::MAX);
         let check = Check::new(Charge::new(ONE, "ada", 1).unwrap());
         let admitted = living.block_on(limiter.check_all(check.clone())).unwrap();
         assert!(elsewhere.block_on(limiter.peek(&ONE, "bob")).unwrap().is_allowed(), "it is connected");

@@ -21,8 +21,8 @@ use proptest::{
 };
 use tokio::task::JoinHandle;
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Limit, Limiter, MemoryStore, admission::AdmissionId,
-    settlement::Settlement, store::ManualClock,
+    Algorithm, Charge, Check, Limit, Limiter, MemoryStore, admission::AdmissionId, settlement::Settlement,
+    store::ManualClock,
 };
 
 use self::{

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use tokio::time::{sleep, timeout};
 use futures_util::future::join_all;
+use tokio::time::{sleep, timeout};
 use tower_sliding_window::{Charge, Check, Limit, Limiter, admission::AdmissionId};
 
 use super::{CALLS, Test};

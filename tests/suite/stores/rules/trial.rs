@@ -3,8 +3,7 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, Limit, Limiter, Store, settlement::Settlement,
-    store::ManualClock,
+    Algorithm, Charge, Check, Decision, Limit, Limiter, Store, settlement::Settlement, store::ManualClock,
 };
 
 use crate::support::{ALGORITHMS, Fixture};
