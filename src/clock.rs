@@ -79,6 +79,9 @@ pub(crate) enum Clock {
         started: Instant,
         epoch: u64,
     },
+    /// The system's time, which may step. It does not drift away from the clocks of other processes.
+    #[cfg(feature = "redis")]
+    System,
     Manual(ManualClock),
 }
 
@@ -91,6 +94,8 @@ impl Clock {
     pub(crate) fn now(&self) -> u64 {
         match self {
             Self::Monotonic { started, epoch } => epoch.saturating_add(micros(started.elapsed())),
+            #[cfg(feature = "redis")]
+            Self::System => micros_since_epoch(SystemTime::now()),
             Self::Manual(clock) => clock.micros(),
         }
     }

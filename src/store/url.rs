@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 #[cfg(feature = "redis")]
 use super::redis::RedisStore;
-use super::{interface::Store, memory::MemoryStore};
+use super::{MemoryStore, Store};
 use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind};
 
 /// The schemes that the Redis client knows.
@@ -35,11 +35,11 @@ const REDIS_SCHEMES: [&str; 7] = ["redis", "rediss", "valkey", "valkeys", "redis
 /// [`ConfigError`] if the scheme is unknown or needs a feature that is missing, if something follows `memory:`, or if it
 /// is not a valid Redis URL.
 pub fn from_url(url: &str) -> Result<Arc<dyn Store>, ConfigError> {
-    Ok(match kind(url)? {
-        StoreKind::Memory => Arc::new(MemoryStore::new()),
+    if is_of_redis(url)? {
         #[cfg(feature = "redis")]
-        StoreKind::Redis => Arc::new(RedisStore::builder(url).build()?),
-    })
+        return Ok(Arc::new(RedisStore::builder(url).build()?));
+    }
+    Ok(Arc::new(MemoryStore::new()))
 }
 
 /// The store at `url`, chosen at run time as [`from_url`] does. One on Redis has been reached and can be written to.
@@ -49,28 +49,17 @@ pub fn from_url(url: &str) -> Result<Arc<dyn Store>, ConfigError> {
 /// [`StoreError`] if the URL is invalid, as for [`from_url`], if the server cannot be reached, if it is a replica, or if this
 /// user may not write keys. Print its [sources](std::error::Error::source) as well: they have the address and the cause.
 pub async fn connect(url: &str) -> Result<Arc<dyn Store>, StoreError> {
-    let invalid = |error| StoreError::new("setting up the store", error).of_kind(StoreErrorKind::Config);
-    Ok(match kind(url).map_err(invalid)? {
-        StoreKind::Memory => Arc::new(MemoryStore::new()),
+    if is_of_redis(url)
+        .map_err(|error| StoreError::new("setting up the store", error).of_kind(StoreErrorKind::Config))?
+    {
         #[cfg(feature = "redis")]
-        StoreKind::Redis => {
-            let store = RedisStore::builder(url).build().map_err(invalid)?;
-            store.try_out().await?;
-            Arc::new(store)
-        }
-    })
+        return Ok(Arc::new(RedisStore::connect(url).await?));
+    }
+    Ok(Arc::new(MemoryStore::new()))
 }
 
-/// The store that a URL names.
-#[derive(Debug, PartialEq, Eq)]
-enum StoreKind {
-    Memory,
-    #[cfg(feature = "redis")]
-    Redis,
-}
-
-/// The store that the scheme of the URL names.
-fn kind(url: &str) -> Result<StoreKind, ConfigError> {
+/// Whether the URL names a store on Redis, which this build has. Otherwise it names the in-process one.
+fn is_of_redis(url: &str) -> Result<bool, ConfigError> {
     let url = url.trim();
     if url.is_empty() {
         return Err(invalid("the URL of the store is empty"));
@@ -78,17 +67,15 @@ fn kind(url: &str) -> Result<StoreKind, ConfigError> {
     // What is not certainly a scheme may be part of a password.
     let (scheme, rest) = url.split_once(':').unwrap_or_default();
     match &*scheme.to_ascii_lowercase() {
-        "memory" if matches!(rest, "" | "//") => Ok(StoreKind::Memory),
+        "memory" if matches!(rest, "" | "//") => Ok(false),
         "memory" => {
             let text = "the URL of the in-process store is memory: with nothing behind it";
             Err(ConfigError::new(ConfigErrorKind::Store, text))
         }
-        #[cfg(feature = "redis")]
-        known if REDIS_SCHEMES.contains(&known) => Ok(StoreKind::Redis),
-        #[cfg(not(feature = "redis"))]
-        known if REDIS_SCHEMES.contains(&known) => {
-            Err(ConfigError::new(ConfigErrorKind::Store, "URLs of Redis need this crate's feature `redis`"))
-        }
+        known if REDIS_SCHEMES.contains(&known) => match cfg!(feature = "redis") {
+            true => Ok(true),
+            false => Err(ConfigError::new(ConfigErrorKind::Store, "URLs of Redis need this crate's feature `redis`")),
+        },
         _ if is_certainly_scheme(scheme, rest) => {
             Err(invalid(&format!("{scheme}:// is not the scheme of a store's URL")))
         }
@@ -114,11 +101,11 @@ mod tests {
     #[test]
     fn the_scheme_names_the_store() {
         for url in ["memory:", "memory://", "Memory:", " memory:\n"] {
-            assert_eq!(kind(url).unwrap(), StoreKind::Memory, "{url}");
+            assert!(!is_of_redis(url).unwrap(), "{url}");
         }
         #[cfg(feature = "redis")]
         for url in ["redis://host", "REDISS://a:b@host", "unix:///run/redis.sock", "valkey+unix:///x", "redis:"] {
-            assert_eq!(kind(url).unwrap(), StoreKind::Redis, "{url}");
+            assert!(is_of_redis(url).unwrap(), "{url}");
         }
     }
 
@@ -139,7 +126,7 @@ mod tests {
             ("mongodb:s3cr3t", "may hold a password"),
             ("://s3cr3t@host", "may hold a password"),
         ] {
-            let error = kind(url).unwrap_err();
+            let error = is_of_redis(url).unwrap_err();
             let seen = format!("{error} {error:?}");
             assert!(seen.contains(shown), "{url}: {seen}");
             assert!(!["s3cr3t", "cr3t", "default"].iter().any(|secret| seen.contains(secret)), "{url}: {seen}");

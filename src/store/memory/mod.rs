@@ -21,7 +21,7 @@ mod table;
 use std::{fmt, future::ready, sync::Arc};
 
 use self::{capacity::Capacity, table::Table};
-use super::interface::{Store, StoreFuture};
+use super::{Store, StoreFuture};
 use crate::{
     check::{Charge, Check},
     clock::{Clock, ManualClock},

@@ -2,37 +2,49 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+#[cfg(feature = "tls")]
+use redis::ClientTlsConfig;
+use redis::ConnectionInfo;
+
 use super::{
-    connect::{ConnectionSettings, Server, ServerAddress, errors},
-    dispatch::{Config, Runtimes, TimeSource},
+    connect::{ConnectionSettings, Server, Topology, errors, node},
+    dispatch::Config,
     keys::{DEFAULT_PREFIX, Keys},
 };
-use crate::{clock::ManualClock, error::ConfigError, limit::is_fixed_alphabet, secret::Secret};
+use crate::{
+    clock::{Clock, ManualClock},
+    error::ConfigError,
+    limit::is_fixed_alphabet,
+    local::LocalState,
+    secret::Secret,
+};
 
 /// The settings of a [`RedisStore`](super::RedisStore).
 #[derive(Clone)]
 #[must_use]
 pub struct RedisStoreBuilder {
-    address: ServerAddress,
+    topology: Topology,
+    nodes: Result<Vec<ConnectionInfo>, ConfigError>,
     connection: ConnectionSettings,
     prefix: String,
     secret: Option<Secret>,
-    time: TimeSource,
+    /// Instead of the server's.
+    clock: Option<Clock>,
 }
 
 impl RedisStoreBuilder {
-    pub(super) fn new(address: ServerAddress) -> Self {
+    pub(super) fn of_urls<U: Into<String>>(topology: Topology, urls: impl IntoIterator<Item = U>) -> Self {
+        Self::new(topology, urls.into_iter().map(|url| node(&url.into())).collect())
+    }
+
+    pub(super) fn new(topology: Topology, nodes: Result<Vec<ConnectionInfo>, ConfigError>) -> Self {
         Self {
-            address,
-            connection: ConnectionSettings {
-                connections: 4,
-                connect_timeout: Duration::from_secs(1),
-                reply_timeout: Duration::from_millis(500),
-                ..ConnectionSettings::default()
-            },
+            topology,
+            nodes,
+            connection: ConnectionSettings::default(),
             prefix: DEFAULT_PREFIX.to_owned(),
             secret: None,
-            time: TimeSource::Server,
+            clock: None,
         }
     }
 
@@ -111,14 +123,15 @@ impl RedisStoreBuilder {
     /// Default: the authorities that the system trusts.
     #[cfg(feature = "tls")]
     pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
-        self.connection.certificates.root = Some(pem.into());
+        self.connection.certificates.root_cert = Some(pem.into());
         self
     }
 
     /// The client certificate to present to the servers, and its key, both in PEM. Default: none.
     #[cfg(feature = "tls")]
     pub fn client_certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
-        self.connection.certificates.client = Some((pem.into(), key.into()));
+        let (client_cert, client_key) = (pem.into(), key.into());
+        self.connection.certificates.client_tls = Some(ClientTlsConfig { client_cert, client_key });
         self
     }
 
@@ -128,18 +141,18 @@ impl RedisStoreBuilder {
     /// The clocks of all processes have to agree, as clocks that NTP sets do. If one is ahead, a window can end early there
     /// and admit too much by that difference, and end late elsewhere.
     pub fn client_clock(mut self) -> Self {
-        self.time = TimeSource::System;
+        self.clock = Some(Clock::System);
         self
     }
 
     /// Decides by this clock instead of the server's: for tests.
     pub fn clock(mut self, clock: &ManualClock) -> Self {
-        self.time = TimeSource::Manual(clock.clone());
+        self.clock = Some(Clock::Manual(clock.clone()));
         self
     }
 
     /// The parts of the store: `mod.rs` has `build` and `connect`.
-    pub(super) fn runtimes(self) -> Result<Arc<Runtimes>, ConfigError> {
+    pub(super) fn config(self) -> Result<Config, ConfigError> {
         if !is_fixed_alphabet(&self.prefix) {
             let rule = "the key prefix must be 1 to 64 characters of A-Z a-z 0-9 _ . -, not";
             return Err(errors::setting(format!("{rule} {:?}", self.prefix)));
@@ -153,12 +166,17 @@ impl RedisStoreBuilder {
                 return Err(errors::setting(format!("the {what} timeout must be longer than 0 s")));
             }
         }
-        Ok(Runtimes::new(Config {
-            server: Arc::new(Server::new(self.address, self.connection)?),
+        // What this process remembers runs by a clock that does not step.
+        let local_clock = match &self.clock {
+            None | Some(Clock::System) => Clock::monotonic(),
+            Some(clock) => clock.clone(),
+        };
+        Ok(Config {
+            server: Arc::new(Server::new(self.topology, self.nodes?, self.connection)?),
             keys: Keys::new(self.prefix, self.secret.as_ref()),
-            local_state: self.time.local_state(),
-            time: self.time,
-        }))
+            clock: self.clock,
+            local_state: LocalState::on(local_clock).with_prefetch(),
+        })
     }
 }
 

@@ -21,14 +21,22 @@ mod dispatch;
 mod keys;
 mod script;
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, PoisonError, RwLock, Weak},
+};
+
+use tokio::{
+    runtime::{Handle, Id},
+    sync::watch,
+};
 
 pub use self::builder::RedisStoreBuilder;
 use self::{
-    connect::ServerAddress,
-    dispatch::{Job, Runtimes},
+    connect::{Topology, errors::ASKING},
+    dispatch::{Answer, Config, Dispatcher, Job},
 };
-use super::interface::{Store, StoreFuture};
+use super::{Store, StoreFuture};
 use crate::{
     check::Check,
     decision::Decision,
@@ -52,6 +60,55 @@ pub struct RedisStore {
     runtimes: Arc<Runtimes>,
 }
 
+/// One dispatcher for each tokio runtime that uses the store.
+///
+/// 1. A connection, and a task that sends, work only while their runtime is driven. So each runtime has its own queue and
+///    connections, and a runtime that is not driven, or ends, delays no other.
+/// 2. A task of the runtime owns its dispatcher, so the dispatcher ends with its runtime.
+/// 3. All dispatchers end with the store: the tasks wait for the end of `is_alive`.
+struct Runtimes {
+    config: Arc<Config>,
+    is_alive: watch::Sender<()>,
+    /// Few, mostly one.
+    dispatchers: RwLock<Vec<Weak<Dispatcher>>>,
+}
+
+impl Runtimes {
+    /// Sends a job from the current runtime.
+    async fn ask(&self, job: Box<Job>) -> Answer {
+        self.current()?.ask(job).await
+    }
+
+    /// The dispatcher of the current runtime.
+    fn current(&self) -> Result<Arc<Dispatcher>, StoreError> {
+        let runtime = Handle::try_current().map_err(|cause| StoreError::new(ASKING, cause).of_one_check())?;
+        let known = find(&self.dispatchers.read().unwrap_or_else(PoisonError::into_inner), runtime.id());
+        Ok(known.unwrap_or_else(|| self.add(&runtime)))
+    }
+
+    fn add(&self, runtime: &Handle) -> Arc<Dispatcher> {
+        let mut all = self.dispatchers.write().unwrap_or_else(PoisonError::into_inner);
+        // Another thread of the same runtime may have added it.
+        if let Some(known) = find(&all, runtime.id()) {
+            return known;
+        }
+        let dispatcher = Arc::new(Dispatcher::new(Arc::clone(&self.config), runtime.clone()));
+        all.retain(|dispatcher| dispatcher.strong_count() > 0);
+        all.push(Arc::downgrade(&dispatcher));
+        drop(all);
+        let (owned, mut store) = (Arc::clone(&dispatcher), self.is_alive.subscribe());
+        runtime.spawn(async move {
+            while store.changed().await.is_ok() {}
+            drop(owned);
+        });
+        dispatcher
+    }
+}
+
+fn find(dispatchers: &[Weak<Dispatcher>], runtime: Id) -> Option<Arc<Dispatcher>> {
+    dispatchers.iter().find_map(|dispatcher| dispatcher.upgrade().filter(|known| known.runtime.id() == runtime))
+}
+
 impl RedisStore {
     /// A store on the server at `url`, such as `redis://127.0.0.1:6379/0`. The server has been reached and can be written to.
     ///
@@ -66,7 +123,7 @@ impl RedisStore {
 
     /// A store on the server at `url`, with settings of its own.
     pub fn builder(url: &str) -> RedisStoreBuilder {
-        RedisStoreBuilder::new(ServerAddress::Url(url.to_owned()))
+        RedisStoreBuilder::of_urls(Topology::Node, [url])
     }
 
     /// A store on the server of the application's Redis client. It takes over the client's address, TLS, user, password,
@@ -84,7 +141,7 @@ impl RedisStore {
     /// keepalive, because it finds broken connections by the replies that pass through them. So it cannot use a pool or a
     /// connection of the application.
     pub fn from_client(client: &redis::Client) -> RedisStoreBuilder {
-        RedisStoreBuilder::new(ServerAddress::Client(Box::new(client.get_connection_info().clone())))
+        RedisStoreBuilder::new(Topology::Node, Ok(vec![client.get_connection_info().clone()]))
     }
 
     /// A store on the primary that sentinels know by this name. The sentinels are at URLs such as `redis://10.0.0.1:26379`.
@@ -97,8 +154,7 @@ impl RedisStore {
         urls: impl IntoIterator<Item = U>,
         primary: impl Into<String>,
     ) -> RedisStoreBuilder {
-        let urls = urls.into_iter().map(Into::into).collect();
-        RedisStoreBuilder::new(ServerAddress::Sentinels { urls, primary: primary.into() })
+        RedisStoreBuilder::of_urls(Topology::Sentinels(primary.into()), urls)
     }
 
     /// A store on the Redis Cluster with nodes at these URLs. One node that is up is enough to find the others. All
@@ -117,7 +173,7 @@ impl RedisStore {
     /// * If a node goes away in the middle, units that it cannot get back count until they leave the window.
     #[cfg(feature = "cluster")]
     pub fn cluster<U: Into<String>>(urls: impl IntoIterator<Item = U>) -> RedisStoreBuilder {
-        RedisStoreBuilder::new(ServerAddress::Cluster(urls.into_iter().map(Into::into).collect()))
+        RedisStoreBuilder::of_urls(Topology::Cluster, urls)
     }
 }
 
@@ -130,7 +186,8 @@ impl RedisStoreBuilder {
     /// not in PEM; the prefix has other characters; or the number of connections or the timeout
     /// is zero.
     pub fn build(self) -> Result<RedisStore, ConfigError> {
-        Ok(RedisStore { runtimes: self.runtimes()? })
+        let (config, is_alive) = (Arc::new(self.config()?), watch::Sender::new(()));
+        Ok(RedisStore { runtimes: Arc::new(Runtimes { config, is_alive, dispatchers: RwLock::default() }) })
     }
 
     /// The store, after it has reached the server, run the script, and deleted a key that does not exist. Whether the server
@@ -144,16 +201,9 @@ impl RedisStoreBuilder {
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
         let store =
             self.build().map_err(|error| StoreError::new("setting up Redis", error).of_kind(StoreErrorKind::Config))?;
-        store.try_out().await?;
+        let tried = async { store.runtimes.current()?.try_out().await };
+        tried.await.map_err(|error| error.when("connecting to Redis"))?;
         Ok(store)
-    }
-}
-
-impl RedisStore {
-    /// Reaches the server, runs the script, and deletes a key that does not exist.
-    pub(super) async fn try_out(&self) -> Result<(), StoreError> {
-        let tried = async { self.runtimes.current()?.try_out().await };
-        tried.await.map_err(|error| error.when("connecting to Redis"))
     }
 }
 
@@ -169,7 +219,7 @@ impl Store for RedisStore {
     fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
         let runtimes = Arc::clone(&self.runtimes);
         Box::pin(async move {
-            let job = Job::settle(settlement, &runtimes.config().local_state);
+            let job = Job::settle(settlement, &runtimes.config.local_state);
             let settled = runtimes.ask(job).await.map(|(decision, was_applied)| Settled::new(decision, was_applied));
             settled.map_err(|error| error.when("settling an admission"))
         })
@@ -184,13 +234,13 @@ impl Store for RedisStore {
     }
 
     fn local_state(&self) -> Option<&LocalState> {
-        Some(&self.runtimes.config().local_state)
+        Some(&self.runtimes.config.local_state)
     }
 }
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let prefix = self.runtimes.config().keys.prefix();
+        let prefix = self.runtimes.config.keys.prefix();
         f.debug_struct("RedisStore").field("prefix", &prefix).finish_non_exhaustive()
     }
 }

@@ -62,7 +62,7 @@ async fn a_flood_behind_late_replies() {
             Ok(_) => allowed += 1,
             Err(Error::TimedOut { .. }) => late += 1,
             Err(error) => {
-                assert!(format!("{error:?}").contains("Full"), "{error:?}");
+                assert!(format!("{error:?}").contains("are waiting for Redis"), "{error:?}");
                 full += 1;
             }
         }

@@ -249,7 +249,7 @@ async fn a_full_queue_is_an_error() {
         match answer.await.unwrap() {
             Ok(decision) => assert!(decision.is_allowed()),
             Err(Error::Unavailable(error)) => {
-                assert!(format!("{error:?}").contains("Full"), "{error:?}");
+                assert!(format!("{error:?}").contains("are waiting for Redis"), "{error:?}");
                 refused += 1;
             }
             Err(error) => panic!("{error}"),
@@ -288,7 +288,7 @@ async fn a_caller_that_gives_up_frees_its_place_in_the_queue() {
     for answer in waiting {
         match answer.await.unwrap() {
             Ok(decision) => used.push(decision.used()),
-            Err(error) => assert!(!format!("{error:?}").contains("Full"), "{error:?}"),
+            Err(error) => assert!(!format!("{error:?}").contains("are waiting for Redis"), "{error:?}"),
         }
     }
     assert!(used.len() + lost >= 4_000 && used.is_sorted(), "{} and {lost}", used.len());

@@ -316,6 +316,29 @@ async fn moving_a_slot_exceeds_no_limit() {
     );
 }
 
+/// No node replies for a while: one store has a shorter timeout than the default, and the other a longer one.
+#[tokio::test]
+async fn a_node_may_take_as_long_as_the_reply_timeout() {
+    let cluster = RedisCluster::start(3).await;
+    let limiter = |timeout| cluster.limiter(cluster.builder().reply_timeout(timeout)).deadline(TEST_TIMEOUT);
+    let (hasty, patient) = (limiter(Duration::from_millis(50)), limiter(TEST_TIMEOUT));
+    let calls = Limit::per_hour("calls", 100);
+    for limiter in [&hasty, &patient] {
+        assert!(limiter.check(&calls, "ada", 1).await.unwrap().is_allowed());
+    }
+
+    cluster.0.iter().for_each(RedisServer::pause);
+    let asked = Instant::now();
+    let waiting = tokio::spawn(patient.check(&calls, "ada", 1));
+    assert!(matches!(hasty.check(&calls, "ada", 1).await, Err(Error::Unavailable(_))));
+    assert!(asked.elapsed() < Duration::from_millis(500), "the default, and not the setting: {:?}", asked.elapsed());
+    // Longer than the default, and shorter than the time after which the nodes take each other for lost.
+    sleep(Duration::from_millis(900).saturating_sub(asked.elapsed())).await;
+    assert!(!waiting.is_finished());
+    cluster.0.iter().for_each(RedisServer::resume);
+    assert!(waiting.await.unwrap().unwrap().is_allowed());
+}
+
 #[tokio::test]
 async fn an_unreachable_cluster_is_reported() {
     assert!(RedisStore::cluster(["redis://127.0.0.1:1/"]).connect().await.is_err());

@@ -11,7 +11,6 @@
 //!    requests at the moment when slots move can stop the client for ever.
 
 use std::{
-    fmt,
     sync::{
         Mutex, OnceLock, PoisonError,
         atomic::{AtomicU32, Ordering},
@@ -20,18 +19,14 @@ use std::{
 };
 
 use redis::{
-    Cmd, ErrorKind, RedisError, RedisResult, Value,
+    Cmd, ConnectionInfo, ErrorKind, RedisError, RedisResult, Value,
     aio::ConnectionLike,
     cluster::{ClusterClient, ClusterClientBuilder, ClusterConfig},
     cluster_async::ClusterConnection,
 };
 use tokio::time::timeout;
 
-use super::{
-    errors,
-    settings::{ConnectionSettings, tcp_settings},
-};
-use crate::error::ConfigError;
+use super::settings::{ConnectionSettings, tcp_settings};
 
 /// How long connecting to all nodes and asking one for the slots may take. Each step has a timeout of its own.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -39,13 +34,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the second client repeats a command that a node refused, and the milliseconds that it waits in between.
 const RETRIES: u32 = 6;
 const RETRY_WAIT: (u64, u64) = (5, 100);
-
-pub(super) struct Cluster {
-    first: ClusterClient,
-    again: ClusterClient,
-    nodes: String,
-    reply_timeout: Duration,
-}
 
 /// The connections of both clients.
 pub(crate) struct ClusterConnections {
@@ -64,42 +52,35 @@ struct Nodes {
     since: Mutex<Instant>,
 }
 
-impl Cluster {
-    pub(super) fn new(urls: &[String], settings: &ConnectionSettings) -> Result<Self, ConfigError> {
-        let Some(url) = urls.first() else {
-            return Err(errors::setting("there must be 1 node of the cluster or more, not 0"));
-        };
-        let infos = urls.iter().map(|url| settings.server(url)).collect::<Result<Vec<_>, _>>()?;
-        let nodes: Vec<_> = infos.iter().map(|info| info.addr().to_string()).collect();
-        let build = |retries| {
-            let builder = ClusterClientBuilder::new(infos.clone())
-                .tcp_settings(tcp_settings())
-                .response_timeout(settings.reply_timeout)
-                // With all repetitions and new connections.
-                .overall_response_timeout(Some(settings.reply_timeout.saturating_mul(2)))
-                .min_retry_wait(RETRY_WAIT.0)
-                .max_retry_wait(RETRY_WAIT.1)
-                .retries(retries);
-            #[cfg(feature = "tls")]
-            let certificates = &settings.certificates;
-            #[cfg(feature = "tls")]
-            let builder = if certificates.are_given() { builder.certs(certificates.for_client()) } else { builder };
-            builder.build().map_err(|cause| errors::url(url, &cause))
-        };
-        let (first, again) = (build(0)?, build(RETRIES)?);
-        Ok(Self { first, again, nodes: nodes.join(" "), reply_timeout: settings.reply_timeout })
-    }
+/// A client that repeats a command so often.
+pub(super) fn client(
+    nodes: &[ConnectionInfo],
+    settings: &ConnectionSettings,
+    retries: u32,
+) -> RedisResult<ClusterClient> {
+    let builder = ClusterClientBuilder::new(nodes.to_vec())
+        .tcp_settings(tcp_settings())
+        .response_timeout(settings.reply_timeout)
+        // With all repetitions and new connections.
+        .overall_response_timeout(Some(settings.reply_timeout.saturating_mul(2)))
+        .min_retry_wait(RETRY_WAIT.0)
+        .max_retry_wait(RETRY_WAIT.1)
+        .retries(retries);
+    #[cfg(feature = "tls")]
+    let builder = if settings.has_certificates() { builder.certs(settings.certificates.clone()) } else { builder };
+    builder.build()
+}
 
-    pub(super) async fn connect(&self) -> RedisResult<ClusterConnections> {
-        let first = timeout(CONNECT_TIMEOUT, self.first.get_async_connection()).await;
-        let first = first.map_err(|_| RedisError::from((ErrorKind::Io, "the cluster's nodes do not answer")))??;
-        Ok(ClusterConnections {
-            first: Nodes::new(first),
-            again: OnceLock::new(),
-            client: self.again.clone(),
-            reply_timeout: self.reply_timeout,
-        })
-    }
+/// Connects the first client.
+pub(super) async fn connect(
+    nodes: &[ConnectionInfo],
+    settings: &ConnectionSettings,
+) -> RedisResult<ClusterConnections> {
+    let (first, client) = (client(nodes, settings, 0)?, client(nodes, settings, RETRIES)?);
+    let first = timeout(CONNECT_TIMEOUT, first.get_async_connection()).await;
+    let first = first.map_err(|_| RedisError::from((ErrorKind::Io, "the cluster's nodes do not answer")))??;
+    let reply_timeout = settings.reply_timeout;
+    Ok(ClusterConnections { first: Nodes::new(first), again: OnceLock::new(), client, reply_timeout })
 }
 
 impl ClusterConnections {
@@ -140,11 +121,5 @@ impl Nodes {
     fn is_silent(&self, requests: u32, reply_timeout: Duration) -> bool {
         self.unanswered.load(Ordering::Relaxed) >= requests
             && self.since.lock().unwrap_or_else(PoisonError::into_inner).elapsed() >= reply_timeout
-    }
-}
-
-impl fmt::Display for Cluster {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the cluster of {}", self.nodes)
     }
 }

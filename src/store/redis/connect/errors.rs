@@ -4,11 +4,10 @@
 //! `#` in them is not percent-encoded, a parser takes the text before it for the host. So an error shows only the scheme and the host
 //! of a URL, and only if they cannot be part of a password.
 
-use std::{borrow::Cow, error::Error, iter};
+use std::borrow::Cow;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
-use super::pool::NoConnection;
 use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind};
 
 /// A setting that is wrong.
@@ -25,15 +24,27 @@ pub(super) fn url(url: &str, cause: &RedisError) -> ConfigError {
     setting(if url.contains('?') { problem } else { format!("{problem}: {cause}") })
 }
 
-/// A failure while `doing` something, of the kind that its cause shows.
-pub(crate) fn failure(doing: &'static str, cause: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
-    let cause = cause.into();
-    let causes = iter::successors(Some(&*cause as &(dyn Error + 'static)), |&cause| cause.source());
-    let kind = match { causes }.find_map(|cause| cause.downcast_ref()).map_or(StoreErrorKind::Other, kind) {
-        StoreErrorKind::Other | StoreErrorKind::TimedOut if cause.is::<NoConnection>() => StoreErrorKind::Unreachable,
+/// What fails, until the store says what it was for.
+pub(crate) const ASKING: &str = "asking Redis";
+
+/// The failure of the server, or of a connection to it.
+pub(crate) fn failure(cause: RedisError) -> StoreError {
+    let kind = kind(&cause);
+    StoreError::new(ASKING, cause).of_kind(kind)
+}
+
+/// The failure that there is no connection, as `text` says.
+pub(super) fn no_connection(mut text: String, cause: Option<&RedisError>) -> StoreError {
+    let mut kind_of_cause = StoreErrorKind::Other;
+    if let Some(cause) = cause {
+        kind_of_cause = kind(cause);
+        text += &format!(": {cause}");
+    }
+    let kind = match kind_of_cause {
+        StoreErrorKind::Other | StoreErrorKind::TimedOut => StoreErrorKind::Unreachable,
         kind => kind,
     };
-    StoreError::new(doing, cause).of_kind(kind)
+    StoreError::new(ASKING, text).of_kind(kind)
 }
 
 fn kind(error: &RedisError) -> StoreErrorKind {

@@ -8,13 +8,12 @@ mod cluster;
 mod connection;
 pub(super) mod errors;
 mod pool;
-mod sentinel;
 mod server;
 mod settings;
 
 pub(super) use self::{
     connection::{Connection, needs_new_connection, was_not_run},
     pool::Pool,
-    server::{Server, ServerAddress},
-    settings::ConnectionSettings,
+    server::{Server, Topology},
+    settings::{ConnectionSettings, node},
 };

@@ -6,7 +6,6 @@
 //! 3. Batches share the connections to a cluster, which lead to all of its nodes.
 
 use std::{
-    error, fmt,
     future::{Future, poll_fn},
     pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
@@ -14,14 +13,16 @@ use std::{
     time::Duration,
 };
 
-use bb8::{ManageConnection, PooledConnection, RunError};
+use bb8::{ManageConnection, PooledConnection};
 use redis::{ErrorKind, RedisError, RedisResult};
 use tokio::sync::watch;
 
 use super::{
     connection::{Connection, ConnectionHealth},
+    errors,
     server::Server,
 };
+use crate::error::StoreError;
 
 /// The kind of our own error about a connection that is not to be used again. Connecting never fails with it.
 const GIVEN_UP: ErrorKind = ErrorKind::Client;
@@ -31,7 +32,7 @@ pub(crate) struct Pool {
     pool: bb8::Pool<Connector>,
     last_taken: Mutex<Option<Connection>>,
     last_failure: watch::Sender<Option<RedisError>>,
-    address: Arc<str>,
+    address: String,
     connect_timeout: Duration,
 }
 
@@ -49,7 +50,7 @@ impl Pool {
             .retry_connection(false)
             .error_sink(Box::new(FailureSink(last_failure.clone())))
             .build_unchecked(Connector { server: Arc::clone(server), generation: Arc::default() });
-        Self { pool, last_taken: Mutex::default(), last_failure, address: server.to_string().into(), connect_timeout }
+        Self { pool, last_taken: Mutex::default(), last_failure, address: server.to_string(), connect_timeout }
     }
 
     /// A clone of the connection that was taken last, if it works. Unlike taking one, this reads no clock.
@@ -65,7 +66,7 @@ impl Pool {
 
     /// A connection, and the guard that returns it to the pool. If there is none and none can be made, the wait ends at once
     /// with the cause. To be called in a task.
-    pub(crate) async fn take(&self) -> Result<(Connection, Option<PooledConnection<'_, Connector>>), NoConnection> {
+    pub(crate) async fn take(&self) -> Result<(Connection, Option<PooledConnection<'_, Connector>>), StoreError> {
         let mut pooled = pin!(self.pool.get());
         let mut failures = self.last_failure.subscribe();
         loop {
@@ -74,7 +75,7 @@ impl Pool {
                 Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
                 Poll::Pending => failure.as_mut().poll(cx).map(|_| None),
             });
-            let (after, cause) = match outcome.await {
+            let within = match outcome.await {
                 Some(Ok(pooled)) => {
                     let connection = pooled.clone();
                     *self.last_taken() = Some(connection.clone());
@@ -82,13 +83,13 @@ impl Pool {
                     let is_exclusive = matches!(connection, Connection::Server(..));
                     return Ok((connection, is_exclusive.then_some(pooled)));
                 }
-                Some(Err(RunError::User(error))) => (None, Some(error)),
-                Some(Err(RunError::TimedOut)) => (Some(self.connect_timeout), self.last_failure.borrow().clone()),
+                Some(Err(_)) => format!(" within {:?}", self.connect_timeout),
                 // The other connections are in use. One of them will come back.
                 None if self.pool.state().connections > 0 => continue,
-                None => (None, self.last_failure.borrow().clone()),
+                None => String::new(),
             };
-            return Err(NoConnection { address: Arc::clone(&self.address), after, cause });
+            let text = format!("no connection to Redis at {} could be opened{within}", self.address);
+            return Err(errors::no_connection(text, self.last_failure.borrow().as_ref()));
         }
     }
 }
@@ -138,28 +139,5 @@ impl bb8::ErrorSink<RedisError> for FailureSink {
 
     fn boxed_clone(&self) -> Box<dyn bb8::ErrorSink<RedisError>> {
         Box::new(self.clone())
-    }
-}
-
-/// The pool has no connection to give.
-#[derive(Debug)]
-pub(crate) struct NoConnection {
-    address: Arc<str>,
-    after: Option<Duration>,
-    cause: Option<RedisError>,
-}
-
-impl fmt::Display for NoConnection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.after {
-            Some(after) => write!(f, "no connection to Redis at {} could be opened within {after:?}", self.address),
-            None => write!(f, "no connection to Redis at {} could be opened", self.address),
-        }
-    }
-}
-
-impl error::Error for NoConnection {
-    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
-        self.cause.as_ref().map(|cause| cause as _)
     }
 }

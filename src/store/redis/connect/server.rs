@@ -1,66 +1,78 @@
-//! The server that a store's connections lead to.
+//! The server that a store's connections lead to: one node, the primary that sentinels know, or a cluster.
+//!
+//! Of sentinels:
+//!
+//! 1. Each new connection asks them. A failover ends the connections to the old primary, so the next connection leads to
+//!    the new one.
+//! 2. All are asked at once, and the first that names a working primary is believed. A sentinel that is down or behind delays
+//!    nothing.
+//! 3. No connection to them stays open, because connections are made rarely.
 
 use std::fmt;
 
-use redis::{Client, ConnectionInfo, RedisError, RedisResult, Value, aio::ConnectionLike, cmd};
+use redis::{
+    Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, RedisResult, Value,
+    aio::{ConnectionLike, MultiplexedConnection},
+    cmd, from_redis_value,
+};
+use tokio::task::JoinSet;
 
 #[cfg(feature = "cluster")]
-use super::cluster::Cluster;
+use super::cluster;
 use super::{
     connection::{Connection, ConnectionHealth},
     errors,
-    sentinel::Sentinels,
     settings::ConnectionSettings,
 };
 use crate::error::ConfigError;
 
-/// The address of a server, as the application gave it.
+/// What the nodes are, whose addresses the application gave.
 #[derive(Clone)]
-pub(crate) enum ServerAddress {
-    Url(String),
-    Client(Box<ConnectionInfo>),
-    Sentinels {
-        urls: Vec<String>,
-        primary: String,
-    },
+pub(crate) enum Topology {
+    Node,
+    /// They know a primary by this name.
+    Sentinels(String),
     #[cfg(feature = "cluster")]
-    Cluster(Vec<String>),
+    Cluster,
 }
 
 pub(crate) struct Server {
     topology: Topology,
+    nodes: Vec<ConnectionInfo>,
     pub(super) settings: ConnectionSettings,
 }
 
-enum Topology {
-    Node(Client),
-    Sentinels(Sentinels),
-    #[cfg(feature = "cluster")]
-    Cluster(Box<Cluster>),
-}
-
 impl Server {
-    pub(crate) fn new(address: ServerAddress, settings: ConnectionSettings) -> Result<Self, ConfigError> {
-        let topology = match address {
-            ServerAddress::Url(url) => {
-                let client = Client::open(settings.server(&url)?);
-                Topology::Node(client.map_err(|cause| errors::url(&url, &cause))?)
-            }
-            ServerAddress::Client(info) => {
-                let client = Client::open(settings.client(*info)?);
-                Topology::Node(client.map_err(|cause| errors::setting(format!("the client leads nowhere: {cause}")))?)
-            }
-            ServerAddress::Sentinels { urls, primary } => {
-                Topology::Sentinels(Sentinels::new(&urls, primary, &settings)?)
-            }
-            #[cfg(feature = "cluster")]
-            ServerAddress::Cluster(urls) => Topology::Cluster(Box::new(Cluster::new(&urls, &settings)?)),
-        };
-        Ok(Self { topology, settings })
+    pub(crate) fn new(
+        topology: Topology,
+        nodes: Vec<ConnectionInfo>,
+        settings: ConnectionSettings,
+    ) -> Result<Self, ConfigError> {
+        let is_sentinel = matches!(topology, Topology::Sentinels(_));
+        if nodes.is_empty() {
+            let what = if is_sentinel { "sentinel" } else { "node of the cluster" };
+            return Err(errors::setting(format!("there must be 1 {what} or more, not 0")));
+        }
+        if matches!(&topology, Topology::Sentinels(primary) if primary.is_empty()) {
+            return Err(errors::setting("the name of the primary must not be empty"));
+        }
+        // At sentinels, the store signs in with the users of their URLs.
+        let signed_in = |node| if is_sentinel { node } else { settings.sign_in(node) };
+        let nodes = nodes.into_iter().map(|node| settings.transport(node).map(signed_in));
+        let server = Self { topology, nodes: nodes.collect::<Result<_, _>>()?, settings };
+        #[cfg(feature = "cluster")]
+        if server.is_cluster() {
+            cluster::client(&server.nodes, &server.settings, 0).map_err(|cause| {
+                // A detail may repeat the key of a certificate.
+                let cause = if cause.detail().is_none() { format!(": {cause}") } else { String::new() };
+                errors::setting(format!("{server} cannot be reached with these settings{cause}"))
+            })?;
+        }
+        Ok(server)
     }
 
     pub(crate) fn is_cluster(&self) -> bool {
-        !matches!(self.topology, Topology::Node(_) | Topology::Sentinels(_))
+        !matches!(self.topology, Topology::Node | Topology::Sentinels(_))
     }
 
     /// The most connections that a runtime opens.
@@ -74,10 +86,12 @@ impl Server {
 
     async fn sign_in(&self, health: ConnectionHealth) -> RedisResult<Connection> {
         let mut connection = match &self.topology {
-            Topology::Node(client) => client.get_multiplexed_async_connection().await?,
-            Topology::Sentinels(sentinels) => sentinels.connect(&self.settings).await?,
+            Topology::Node => open(&self.nodes[0]).await?,
+            Topology::Sentinels(primary) => self.connect_to_primary(primary).await?,
             #[cfg(feature = "cluster")]
-            Topology::Cluster(cluster) => return Ok(Connection::to_cluster(cluster.connect().await?)),
+            Topology::Cluster => {
+                return Ok(Connection::to_cluster(cluster::connect(&self.nodes, &self.settings).await?));
+            }
         };
         connection.set_response_timeout(self.settings.reply_timeout);
         // A server that asks for a password replies to a whole script with a protocol error, or hangs up. Any other
@@ -88,6 +102,71 @@ impl Server {
         }
         Ok(Connection::to_server(connection, health))
     }
+
+    /// A connection to the primary, signed in with the settings.
+    async fn connect_to_primary(&self, primary: &str) -> RedisResult<MultiplexedConnection> {
+        let mut replies = JoinSet::new();
+        for sentinel in &self.nodes {
+            replies.spawn(ask(sentinel.clone(), primary.to_owned()));
+        }
+        let (mut tried, mut failure) = (Vec::new(), None);
+        while let Some(reply) = replies.join_next().await {
+            let address = match reply {
+                Ok(Ok(address)) if tried.contains(&address) => continue,
+                Ok(Ok(address)) => address,
+                Ok(Err(error)) => {
+                    failure = Some(failure.unwrap_or(error));
+                    continue;
+                }
+                // The runtime shuts down.
+                Err(_) => continue,
+            };
+            match self.connect_beside_sentinels(address.clone()).await {
+                Ok(connection) => return Ok(connection),
+                // It tells more than the error of a sentinel that is down.
+                Err(error) => failure = Some(error),
+            }
+            tried.push(address);
+        }
+        Err(failure.unwrap_or_else(unknown))
+    }
+
+    /// A connection to a primary, over the transport of the first sentinel.
+    async fn connect_beside_sentinels(&self, (host, port): (String, u16)) -> RedisResult<MultiplexedConnection> {
+        let sentinel = &self.nodes[0];
+        let address = match sentinel.addr() {
+            ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+                ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: tls_params.clone() }
+            }
+            _ => ConnectionAddr::Tcp(host, port),
+        };
+        let primary = sentinel.clone().set_redis_settings(Default::default()).set_addr(address);
+        let mut connection = open(&self.settings.sign_in(primary)).await?;
+        // A sentinel may be behind. A user without the permission for ROLE learns it from the first write.
+        match connection.req_packed_command(&cmd("ROLE")).await? {
+            Value::Array(role) if role.first() == Some(&Value::BulkString(b"slave".to_vec())) => {
+                Err(RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, "the sentinels name a replica")))
+            }
+            _ => Ok(connection),
+        }
+    }
+}
+
+async fn open(node: &ConnectionInfo) -> RedisResult<MultiplexedConnection> {
+    Client::open(node.clone())?.get_multiplexed_async_connection().await
+}
+
+/// The address of the primary, according to one sentinel.
+async fn ask(sentinel: ConnectionInfo, primary: String) -> RedisResult<(String, u16)> {
+    let command = cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(primary).take();
+    match open(&sentinel).await?.req_packed_command(&command).await?.extract_error()? {
+        Value::Nil => Err(unknown()),
+        address => Ok(from_redis_value(address)?),
+    }
+}
+
+fn unknown() -> RedisError {
+    RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, "no sentinel knows a primary of this name"))
 }
 
 /// Removes the arguments of an unknown command, which the server repeats. Those of a sign-in hold the password.
@@ -104,10 +183,12 @@ fn without_arguments(error: RedisError) -> RedisError {
 impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.topology {
-            Topology::Node(client) => client.get_connection_info().addr().fmt(f),
-            Topology::Sentinels(sentinels) => sentinels.fmt(f),
+            Topology::Node => {}
+            Topology::Sentinels(primary) => write!(f, "the primary {primary:?} of the sentinels ")?,
             #[cfg(feature = "cluster")]
-            Topology::Cluster(cluster) => cluster.fmt(f),
+            Topology::Cluster => f.write_str("the cluster of ")?,
         }
+        let nodes: Vec<_> = self.nodes.iter().map(|node| node.addr().to_string()).collect();
+        f.write_str(&nodes.join(" "))
     }
 }

@@ -11,8 +11,7 @@
 //! 5. A task decides the check, so a caller that stops waiting leaves no check half taken.
 
 use std::{
-    collections::{BTreeMap, btree_map::Entry},
-    future::Future,
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -31,158 +30,155 @@ use crate::{
     store::{give_back, redis::keys::Keys},
 };
 
+/// A check of several slots.
+struct CrossSlot {
+    dispatcher: Arc<Dispatcher>,
+    check: Check,
+    id: AdmissionId,
+    /// For each slot, the check of its charges, and their indices in the whole check.
+    slots: Vec<(Check, Vec<usize>)>,
+    /// As far as they are known.
+    statuses: Vec<LimitStatus>,
+    /// The time of the last decision.
+    at: SystemTime,
+}
+
 /// Asks slot by slot, if there are several.
 pub(super) fn ask(dispatcher: &Arc<Dispatcher>, job: &Job) -> Option<JoinHandle<Answer>> {
-    let (runtime, slots) = (&dispatcher.runtime, Arc::clone(dispatcher));
+    let runtime = &dispatcher.runtime;
     match &job.work {
         Work::Decide(check) => {
             let id = check.id().unwrap_or_else(AdmissionId::fresh);
-            let subchecks = subchecks(dispatcher.keys(), check, id)?;
-            Some(runtime.spawn(decide(slots, check.clone(), id, subchecks)))
+            let slots = CrossSlot::new(dispatcher, check, id, SystemTime::UNIX_EPOCH)?;
+            Some(runtime.spawn(slots.decide()))
         }
         Work::Settle(settlement) => {
-            let subchecks = subchecks(dispatcher.keys(), settlement.check(), settlement.id())?;
-            Some(runtime.spawn(settle(slots, settlement.clone(), subchecks)))
+            let slots = CrossSlot::new(dispatcher, settlement.check(), settlement.id(), settlement.at())?;
+            let costs = settlement.accounts().map(|(_, cost)| cost).collect();
+            Some(runtime.spawn(slots.settle(costs)))
         }
     }
 }
 
-/// The charges of a check that are in one slot, and their indices in the whole check.
-struct Subcheck {
-    check: Check,
-    indices: Vec<usize>,
-}
-
 /// One check for each slot, or `None` if there is only one slot.
-fn subchecks(keys: &Keys, check: &Check, id: AdmissionId) -> Option<Vec<Subcheck>> {
+fn by_slot(keys: &Keys, check: &Check, id: AdmissionId) -> Option<Vec<(Check, Vec<usize>)>> {
     let first = check.charges().next()?.key();
     if check.charges().all(|charge| charge.key() == first) {
         return None;
     }
-    let mut slots = BTreeMap::<u16, Subcheck>::new();
+    let mut slots = BTreeMap::<u16, (Check, Vec<usize>)>::new();
     for (index, charge) in check.charges().enumerate() {
-        match slots.entry(keys.hash_slot(charge.key())) {
-            Entry::Vacant(slot) => {
-                slot.insert(Subcheck { check: Check::new(charge.clone()).with_id(id), indices: vec![index] });
-            }
-            Entry::Occupied(mut slot) => {
-                slot.get_mut().check.add_distinct(charge.clone());
-                slot.get_mut().indices.push(index);
-            }
-        }
+        let add = |(check, indices): &mut (Check, Vec<usize>)| {
+            check.add_distinct(charge.clone());
+            indices.push(index);
+        };
+        let new = || (Check::new(charge.clone()).with_id(id), vec![index]);
+        slots.entry(keys.hash_slot(charge.key())).and_modify(add).or_insert_with(new);
     }
     (slots.len() > 1).then(|| slots.into_values().collect())
 }
 
-async fn decide(dispatcher: Arc<Dispatcher>, check: Check, id: AdmissionId, subchecks: Vec<Subcheck>) -> Answer {
-    let mut statuses = KnownStatuses::none(&check, SystemTime::UNIX_EPOCH);
-    for (number, subcheck) in subchecks.iter().enumerate() {
-        match ask_one(&dispatcher, Job::decide(subcheck.check.clone())).await {
-            Ok((decision, _)) => {
-                statuses.set(subcheck, &decision);
-                if decision.is_allowed() {
-                    continue;
+impl CrossSlot {
+    /// `None` if all keys are in one slot.
+    fn new(dispatcher: &Arc<Dispatcher>, check: &Check, id: AdmissionId, at: SystemTime) -> Option<Self> {
+        let slots = by_slot(dispatcher.keys(), check, id)?;
+        let statuses = check.charges().map(|charge| LimitStatus::new(charge, 0, Duration::ZERO, None)).collect();
+        Some(Self { dispatcher: Arc::clone(dispatcher), check: check.clone(), id, slots, statuses, at })
+    }
+
+    async fn decide(mut self) -> Answer {
+        let is_given_back = self.check.id().is_none();
+        for number in 0..self.slots.len() {
+            match self.ask(Job::decide(self.slots[number].0.clone())).await {
+                Ok((decision, _)) => {
+                    self.set(number, &decision);
+                    if decision.is_allowed() {
+                        continue;
+                    }
+                }
+                Err(error) => {
+                    // The last one may have been counted nevertheless.
+                    (0..=number).filter(|_| is_given_back).for_each(|taken| self.give_back_later(taken));
+                    return Err(error);
                 }
             }
-            Err(error) => {
-                // The last one may have been counted nevertheless.
-                for taken in subchecks[..=number].iter().filter(|_| check.id().is_none()) {
-                    give_back_later(&dispatcher, taken, id);
+            // The check is refused, even if one of these does not reply.
+            for taken in (0..number).filter(|_| is_given_back) {
+                match self.settle_in_slot(Settlement::refund_by_id(self.slots[taken].0.clone(), self.id)).await {
+                    Ok((decision, _)) => self.set(taken, &decision),
+                    Err(_) => self.give_back_later(taken),
                 }
-                return Err(error);
             }
-        }
-        // The check is refused, even if one of these does not reply.
-        for taken in subchecks[..number].iter().filter(|_| check.id().is_none()) {
-            match settle_in(&dispatcher, Settlement::refund_by_id(taken.check.clone(), id)).await {
-                Ok((decision, _)) => statuses.set(taken, &decision),
-                Err(_) => give_back_later(&dispatcher, taken, id),
+            for untaken in number + 1..self.slots.len() {
+                if let Ok((decision, _)) = self.ask(Job::decide(self.slots[untaken].0.without_costs())).await {
+                    self.set_untaken(untaken, &decision);
+                }
             }
+            break;
         }
-        for untaken in &subchecks[number + 1..] {
-            if let Ok((decision, _)) = ask_one(&dispatcher, Job::decide(untaken.check.without_costs())).await {
-                statuses.set_untaken(untaken, &decision);
-            }
-        }
-        break;
-    }
-    Ok((statuses.decision(&check, id), true))
-}
-
-async fn settle(dispatcher: Arc<Dispatcher>, settlement: Settlement, subchecks: Vec<Subcheck>) -> Answer {
-    let costs: Vec<_> = settlement.accounts().map(|(_, cost)| cost).collect();
-    let (id, mut was_applied, mut failure) = (settlement.id(), false, None);
-    let mut statuses = KnownStatuses::none(settlement.check(), settlement.at());
-    for subcheck in subchecks {
-        let mut indices = subcheck.indices.iter();
-        let cost = |_: &_| indices.next().and_then(|index| costs.get(*index).copied().flatten());
-        let of_slot = Settlement::by_id(subcheck.check.clone(), id, settlement.at(), cost);
-        match settle_in(&dispatcher, of_slot).await {
-            Ok((decision, is_known)) => {
-                was_applied |= is_known;
-                statuses.set(&subcheck, &decision);
-            }
-            // The other slots are settled nevertheless. If they are settled again, each counts once.
-            Err(error) => failure = Some(error),
-        }
-    }
-    match failure {
-        Some(error) => Err(error),
-        None => Ok((statuses.decision(settlement.check(), id), was_applied)),
-    }
-}
-
-/// Settles in one slot.
-fn settle_in(dispatcher: &Arc<Dispatcher>, settlement: Settlement) -> impl Future<Output = Answer> + Send + use<> {
-    ask_one(dispatcher, Job::settle(settlement, &dispatcher.config.local_state))
-}
-
-/// Asks one slot. The future holds nothing of the dispatcher.
-fn ask_one(dispatcher: &Arc<Dispatcher>, job: Box<Job>) -> impl Future<Output = Answer> + Send + use<> {
-    let sending = dispatcher.ask(job);
-    async move { sending?.await }
-}
-
-/// Each slot for itself: a node that stays away delays none of the others.
-fn give_back_later(dispatcher: &Arc<Dispatcher>, taken: &Subcheck, id: AdmissionId) {
-    let (settlement, slot) = (Settlement::refund_by_id(taken.check.clone(), id), Arc::clone(dispatcher));
-    dispatcher.runtime.spawn(give_back(vec![settlement], move |settlement| settle_in(&slot, settlement)));
-}
-
-/// The statuses of the whole check, as far as they are known.
-struct KnownStatuses {
-    of_charges: Vec<LimitStatus>,
-    /// The time of the last one.
-    at: SystemTime,
-}
-
-impl KnownStatuses {
-    fn none(check: &Check, at: SystemTime) -> Self {
-        let of_charges = check.charges().map(|charge| LimitStatus::new(charge, 0, Duration::ZERO, None)).collect();
-        Self { of_charges, at }
+        Ok((self.decision(), true))
     }
 
-    fn set(&mut self, subcheck: &Subcheck, decision: &Decision) {
+    /// Sets the cost of each charge that has one.
+    async fn settle(mut self, costs: Vec<Option<u64>>) -> Answer {
+        let (mut was_applied, mut failure, at) = (false, None, self.at);
+        for number in 0..self.slots.len() {
+            let (check, indices) = &self.slots[number];
+            let mut costs = indices.iter().map(|index| costs[*index]);
+            let settlement = Settlement::by_id(check.clone(), self.id, at, |_| costs.next().flatten());
+            match self.settle_in_slot(settlement).await {
+                Ok((decision, is_known)) => {
+                    was_applied |= is_known;
+                    self.set(number, &decision);
+                }
+                // The other slots are settled nevertheless. If they are settled again, each counts once.
+                Err(error) => failure = Some(error),
+            }
+        }
+        failure.map_or_else(|| Ok((self.decision(), was_applied)), Err)
+    }
+
+    async fn ask(&self, job: Box<Job>) -> Answer {
+        Arc::clone(&self.dispatcher).ask(job).await
+    }
+
+    async fn settle_in_slot(&self, settlement: Settlement) -> Answer {
+        settle_in_slot(Arc::clone(&self.dispatcher), settlement).await
+    }
+
+    /// Each slot for itself: a node that stays away delays none of the others.
+    fn give_back_later(&self, taken: usize) {
+        let (settlement, slot) = (Settlement::refund_by_id(self.slots[taken].0.clone(), self.id), Arc::clone(&self.dispatcher));
+        let settle = move |settlement| settle_in_slot(Arc::clone(&slot), settlement);
+        self.dispatcher.runtime.spawn(give_back(vec![settlement], settle));
+    }
+
+    fn set(&mut self, slot: usize, decision: &Decision) {
         self.at = self.at.max(decision.at());
-        for (index, status) in subcheck.indices.iter().zip(decision.statuses()) {
-            self.of_charges[*index] = status.clone();
+        for (index, status) in self.slots[slot].1.iter().zip(decision.statuses()) {
+            self.statuses[*index] = status.clone();
         }
     }
 
     /// Sets the statuses of charges that were decided without their costs.
-    fn set_untaken(&mut self, subcheck: &Subcheck, decision: &Decision) {
-        for ((index, charge), status) in subcheck.indices.iter().zip(subcheck.check.charges()).zip(decision.statuses())
-        {
+    fn set_untaken(&mut self, slot: usize, decision: &Decision) {
+        let (check, indices) = &self.slots[slot];
+        for ((index, charge), status) in indices.iter().zip(check.charges()).zip(decision.statuses()) {
             let untaken = LimitStatus::new(charge, status.used(), status.reset_after(), None);
             let untaken = untaken.with_reserved(status.reserved(), Duration::ZERO);
-            self.of_charges[*index] = if charge.can_refuse() { untaken.refused_until_reset(charge) } else { untaken };
+            self.statuses[*index] = if charge.can_refuse() { untaken.refused_until_reset(charge) } else { untaken };
         }
     }
 
-    fn decision(self, check: &Check, id: AdmissionId) -> Decision {
-        let mut statuses = self.of_charges.into_iter();
-        Decision::new(check, self.at, id, |charge| {
+    fn decision(&self) -> Decision {
+        let mut statuses = self.statuses.iter().cloned();
+        Decision::new(&self.check, self.at, self.id, |charge| {
             statuses.next().unwrap_or_else(|| LimitStatus::new(charge, 0, Duration::ZERO, None))
         })
     }
+}
+
+async fn settle_in_slot(dispatcher: Arc<Dispatcher>, settlement: Settlement) -> Answer {
+    let job = Job::settle(settlement, &dispatcher.config.local_state);
+    dispatcher.ask(job).await
 }

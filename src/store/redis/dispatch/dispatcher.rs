@@ -3,34 +3,35 @@
 use std::{
     collections::HashMap,
     error::Error,
-    future::Future,
     iter,
-    pin::Pin,
     sync::{Arc, Weak},
-    task::{Context, Poll},
     time::Duration,
 };
 
 use redis::{RedisError, RedisResult, Value};
 use tokio::{
     runtime::Handle,
-    sync::oneshot,
-    task::{JoinHandle, JoinSet, yield_now},
+    task::{JoinSet, yield_now},
     time::sleep,
 };
 
 use super::{
-    batch::{Batch, TimeSource},
+    batch::Batch,
     cross_slot,
     job::{Answer, Job},
-    queue::{CAPACITY, Permit, Queue, Queued, Sent},
+    queue::{CAPACITY, Permit, Queue},
 };
 use crate::{
+    clock::Clock,
     error::StoreError,
     local::LocalState,
     metrics::{self, Stopwatch},
     store::redis::{
-        connect::{Connection, Pool, Server, errors::failure, needs_new_connection, was_not_run},
+        connect::{
+            Connection, Pool, Server,
+            errors::{ASKING, failure},
+            needs_new_connection, was_not_run,
+        },
         keys::{HASH_SLOTS, Keys},
     },
 };
@@ -42,54 +43,27 @@ const CLUSTER_QUEUES: usize = 16;
 pub(crate) struct Config {
     pub(crate) server: Arc<Server>,
     pub(crate) keys: Keys,
-    pub(crate) time: TimeSource,
+    /// The clock of the store, instead of the server's, which the script reads.
+    pub(crate) clock: Option<Clock>,
     pub(crate) local_state: LocalState,
 }
 
 pub(crate) struct Dispatcher {
     pub(super) config: Arc<Config>,
-    pub(super) runtime: Handle,
+    pub(crate) runtime: Handle,
     pub(super) pool: Pool,
     /// One. In a cluster, one for each of equal parts of the slots, so that a slow node delays only its own checks.
     queues: Box<[Arc<Queue>]>,
-    /// Dropped with this.
-    _is_alive: oneshot::Sender<()>,
 }
-
-/// A job on its way, until its answer.
-pub(super) enum Sending {
-    /// In a box, since only few futures send their check themselves.
-    Alone(Pin<Box<dyn Future<Output = Answer> + Send>>),
-    Queued(Queued),
-    /// By a task that asks several slots of a cluster.
-    InSlots(JoinHandle<Answer>),
-}
-
-impl Future for Sending {
-    type Output = Answer;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answer> {
-        match self.get_mut() {
-            Self::Alone(answer) => answer.as_mut().poll(cx),
-            Self::Queued(answer) => Pin::new(answer).poll(cx).map(|answer| answer.unwrap_or_else(of_ended_runtime)),
-            Self::InSlots(task) => Pin::new(task).poll(cx).map(|answer| answer.unwrap_or_else(of_ended_runtime)),
-        }
-    }
-}
-
-/// What fails, until the store says what it was for.
-pub(super) const ASKING: &str = "asking Redis";
-
-pub(super) type Cause = Box<dyn Error + Send + Sync>;
 
 impl Dispatcher {
-    pub(super) fn new(config: Arc<Config>, runtime: Handle, is_alive: oneshot::Sender<()>) -> Self {
+    pub(crate) fn new(config: Arc<Config>, runtime: Handle) -> Self {
         let server = &config.server;
         let count = if server.is_cluster() { CLUSTER_QUEUES } else { 1 };
         let queue = || Queue::new(server.connections() as usize, CAPACITY / count);
         let queues = iter::repeat_with(queue).take(count).collect();
         let pool = Pool::new(server);
-        Self { config, runtime, pool, queues, _is_alive: is_alive }
+        Self { config, runtime, pool, queues }
     }
 
     pub(super) fn keys(&self) -> &Keys {
@@ -100,34 +74,42 @@ impl Dispatcher {
         self.queues.len() > 1
     }
 
-    /// Sends a job, or lets a task do it, when this is called. The returned future holds nothing of the dispatcher, which so
-    /// ends with its runtime, even if nobody polls the future.
+    /// Sends a job, or lets a task do it. While it waits for the answer, it holds nothing of the dispatcher, which so ends with its
+    /// runtime, even if nobody polls the future.
     ///
     /// If nothing is in flight and a connection works, the caller of a check sends it.
-    pub(super) fn ask(self: &Arc<Self>, job: Box<Job>) -> Result<Sending, StoreError> {
+    pub(crate) async fn ask(self: Arc<Self>, job: Box<Job>) -> Answer {
         if self.is_cluster()
-            && let Some(task) = cross_slot::ask(self, &job)
+            && let Some(task) = cross_slot::ask(&self, &job)
         {
-            return Ok(Sending::InSlots(task));
+            drop(self);
+            return task.await.unwrap_or_else(|error| Err(of_ended_runtime(error)));
         }
-        let queue = self.queue(&job);
+        let (queue, wait) = (self.queue(&job), job.may_wait());
         if job.is_check()
-            && job.may_wait().is_none()
+            && wait.is_none()
             && let Some(permit) = queue.lone_permit()
             && let Some(connection) = self.pool.share()
         {
-            let (dispatcher, config) = (Arc::downgrade(self), Arc::clone(&self.config));
-            let check = LoneCheck { job, connection, permit, dispatcher, config };
-            return Ok(Sending::Alone(Box::pin(check.send())));
+            let (dispatcher, config) = (Arc::downgrade(&self), Arc::clone(&self.config));
+            drop(self);
+            // In a box, since only few futures send their check themselves.
+            return Box::pin(send_alone(job, connection, permit, dispatcher, config)).await;
         }
-        // An error of this check only: the others in the queue are decided, so a breaker must not count it.
-        let (queued, sent) = queue.push(job).map_err(|full| StoreError::new(ASKING, full).of_one_check())?;
-        match sent {
-            Sent::ByServer => {}
-            Sent::By(permit) => drop(self.runtime.spawn(Arc::clone(self).serve(permit))),
-            Sent::After(wait) => drop(self.runtime.spawn(Arc::clone(self).serve_after(wait, Arc::clone(queue)))),
+        let answer = queue.push(job)?;
+        match wait {
+            None => {
+                if let Some(permit) = queue.batch_permit() {
+                    self.runtime.spawn(Arc::clone(&self).serve(permit));
+                }
+            }
+            Some(wait) if queue.begin_gathering() => {
+                self.runtime.spawn(Arc::clone(&self).serve_after(wait, Arc::clone(queue)));
+            }
+            Some(_) => {}
         }
-        Ok(Sending::Queued(queued))
+        drop(self);
+        answer.await.unwrap_or_else(|error| Err(of_ended_runtime(error)))
     }
 
     fn queue(&self, job: &Job) -> &Arc<Queue> {
@@ -140,7 +122,8 @@ impl Dispatcher {
     /// Lets prefetches wait for each other.
     async fn serve_after(self: Arc<Self>, wait: Duration, queue: Arc<Queue>) {
         sleep(wait).await;
-        if let Some(permit) = queue.end_gathering() {
+        queue.end_gathering();
+        if let Some(permit) = queue.batch_permit() {
             self.serve(permit).await;
         }
     }
@@ -169,7 +152,7 @@ impl Dispatcher {
     }
 
     async fn send_batch(&self, jobs: Vec<Box<Job>>) {
-        let mut batch = Batch::new(jobs, &self.config.time);
+        let mut batch = Batch::new(jobs, self.config.clock.as_ref());
         let reply = self.try_send(&batch, false).await;
         let reply = self.try_again(&mut batch, reply).await;
         batch.finish(reply);
@@ -180,19 +163,19 @@ impl Dispatcher {
     async fn try_again(
         &self,
         batch: &mut Batch,
-        mut reply: Result<RedisResult<Value>, Cause>,
+        mut reply: Result<RedisResult<Value>, StoreError>,
     ) -> Result<Value, StoreError> {
         if let Ok(Err(error)) = &reply
             && self.is_worth_another_try(error)
         {
             if !self.has_certainly_not_run(error) {
-                batch.keep_repeatable(&failure(ASKING, error.clone()));
+                batch.keep_repeatable(&failure(error.clone()));
             }
             if !batch.is_empty() {
                 reply = self.try_send(batch, true).await;
             }
         }
-        reply.and_then(|reply| Ok(reply?)).map_err(|cause| failure(ASKING, cause))
+        reply?.map_err(failure)
     }
 
     pub(super) fn is_worth_another_try(&self, error: &RedisError) -> bool {
@@ -204,51 +187,46 @@ impl Dispatcher {
     }
 
     /// The outer error says that there was no connection. The inner one is of the server or of the connection.
-    pub(super) async fn try_send(&self, batch: &Batch, again: bool) -> Result<RedisResult<Value>, Cause> {
+    pub(super) async fn try_send(&self, batch: &Batch, again: bool) -> Result<RedisResult<Value>, StoreError> {
         let stopwatch = Stopwatch::start();
         let reply = match self.pool.take().await {
             Ok((mut connection, _pooled)) => Ok(batch.send(&mut connection, self.keys(), again).await),
-            Err(error) => Err(error.into()),
+            Err(error) => Err(error),
         };
         stopwatch.script();
         reply
     }
 }
 
-/// A check that its own caller sends.
-struct LoneCheck {
+/// Sends the check of its own caller. A task takes over after an error: a future that may not be polled must not wait for a
+/// connection.
+async fn send_alone(
     job: Box<Job>,
-    connection: Connection,
+    mut connection: Connection,
     permit: Permit,
     dispatcher: Weak<Dispatcher>,
     config: Arc<Config>,
-}
-
-impl LoneCheck {
-    /// A task takes over after an error: a future that may not be polled must not wait for a connection.
-    async fn send(self) -> Answer {
-        let Self { job, mut connection, permit, dispatcher, config } = self;
-        metrics::batch(1, || 0);
-        let (mut batch, stopwatch) = (Batch::new(vec![job], &config.time), Stopwatch::start());
-        let reply = batch.send(&mut connection, &config.keys, false).await;
-        stopwatch.script();
-        drop(permit);
-        let error = match reply {
-            Ok(reply) => return batch.only_answer(reply),
-            Err(error) => error,
-        };
-        let Some(dispatcher) = dispatcher.upgrade() else { return of_ended_runtime(error) };
-        let task = dispatcher.runtime.clone().spawn(async move {
-            let reply = dispatcher.try_again(&mut batch, Ok(Err(error))).await?;
-            batch.only_answer(reply)
-        });
-        task.await.unwrap_or_else(of_ended_runtime)
-    }
+) -> Answer {
+    metrics::batch(1, || 0);
+    let (mut batch, stopwatch) = (Batch::new(vec![job], config.clock.as_ref()), Stopwatch::start());
+    let reply = batch.send(&mut connection, &config.keys, false).await;
+    stopwatch.script();
+    drop(permit);
+    let error = match reply {
+        Ok(reply) => return batch.only_answer(reply),
+        Err(error) => error,
+    };
+    let Some(dispatcher) = dispatcher.upgrade() else { return Err(of_ended_runtime(error)) };
+    let task = dispatcher.runtime.clone().spawn(async move {
+        let reply = dispatcher.try_again(&mut batch, Ok(Err(error))).await?;
+        batch.only_answer(reply)
+    });
+    task.await.unwrap_or_else(|error| Err(of_ended_runtime(error)))
 }
 
 /// No failure of the store.
-fn of_ended_runtime(cause: impl Into<Cause>) -> Answer {
-    Err(StoreError::new(ASKING, cause).of_one_check())
+pub(super) fn of_ended_runtime(cause: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
+    StoreError::new(ASKING, cause).of_one_check()
 }
 
 /// The jobs of each slot, in their order.

@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
+use redis::Cmd;
 use tokio::sync::oneshot::{Receiver, Sender, channel};
 
 use crate::{
     admission::AdmissionId,
+    algorithm::Kind,
     check::{Charge, Check},
     decision::Decision,
     error::StoreError,
+    limit::Limit,
     local::{LocalState, Outdated},
     settlement::Settlement,
     store::redis::keys::Keys,
@@ -134,5 +137,88 @@ impl Job {
     /// Whether its caller has stopped waiting. A settlement is done nevertheless.
     pub(super) fn is_cancelled(&self) -> bool {
         self.is_check() && self.caller.as_ref().is_some_and(Sender::is_closed)
+    }
+}
+
+/// Appends the arguments that all jobs of one shape share.
+pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool) {
+    let check = job.check();
+    if let Some(limit) = single(job).filter(|_| !again) {
+        command.arg("single").arg(limit.units()).arg(limit.window_micros());
+        return;
+    }
+    let kind = match &job.work {
+        Work::Settle(_) if again => "settle again",
+        Work::Settle(_) => "settle",
+        Work::Decide(_) if again || may_be_counted(check) => "again",
+        Work::Decide(_) if check.charges().all(is_plain) => "plain",
+        Work::Decide(_) => "any",
+    };
+    command.arg(kind).arg(job.count()).arg(check.charges().count());
+    let mut costs = match &job.work {
+        Work::Settle(settlement) => settlement.accounts().map(|(_, cost)| cost).collect(),
+        Work::Decide(_) => Vec::new(),
+    }
+    .into_iter();
+    for charge in check.charges() {
+        let limit = charge.limit();
+        command.arg(limit.units()).arg(charge.cost()).arg(limit.window_micros());
+        if kind == "plain" {
+            continue;
+        }
+        match limit.algorithm().kind() {
+            Kind::Log => command.arg("log"),
+            Kind::Fixed => command.arg("fixed"),
+            Kind::Counter => command.arg("counter"),
+            Kind::Compact { entries } => command.arg(entries),
+        };
+        command.arg(charge.lease_micros().unwrap_or(0));
+        match costs.next().flatten() {
+            Some(cost) => command.arg(cost),
+            None => command.arg(mode(charge)),
+        };
+    }
+}
+
+/// Whether the check may have been counted under its id. The id of a prefetch is fresh.
+fn may_be_counted(check: &Check) -> bool {
+    check.id().is_some() && !check.charges().any(Charge::is_prefetch)
+}
+
+/// Whether two checks differ only in their keys and ids.
+pub(super) fn have_one_shape(job: &Job, other: &Job) -> bool {
+    let (Work::Decide(check), Work::Decide(other_check)) = (&job.work, &other.work) else {
+        return false;
+    };
+    let figures = |charge: &Charge| {
+        let limit = charge.limit();
+        let numbers = (limit.units(), charge.cost(), limit.window_micros());
+        (numbers, limit.algorithm(), charge.lease_micros(), mode(charge))
+    };
+    job.count() == other.count()
+        && check.id().is_some() == other_check.id().is_some()
+        && check.charges().map(figures).eq(other_check.charges().map(figures))
+}
+
+/// The limit of a check of one copy and one unit, if its charge is plain and its id is new.
+pub(super) fn single(job: &Job) -> Option<&Limit> {
+    let Work::Decide(check) = &job.work else { return None };
+    let charge = check.only_charge().filter(|_| check.id().is_none() && job.count() == 1)?;
+    (charge.cost() == 1 && is_plain(charge)).then(|| charge.limit())
+}
+
+/// Whether a charge is of the most frequent kind: exact, at a cost, not reserved, counted or refused.
+fn is_plain(charge: &Charge) -> bool {
+    charge.cost() > 0 && charge.is_exact() && charge.lease_micros().is_none() && mode(charge).is_empty()
+}
+
+/// The script's word for a charge that never refuses or takes nothing.
+fn mode(charge: &Charge) -> &'static str {
+    match (charge.is_shadow(), charge.takes_nothing()) {
+        _ if charge.is_spent() => "spent",
+        (true, true) => "left shadow",
+        (true, false) => "shadow",
+        (false, true) => "left",
+        (false, false) => "",
     }
 }

@@ -2,7 +2,7 @@
 
 use redis::{Cmd, Value};
 
-use super::{batch::single, job::Job};
+use super::job::{Job, single};
 
 /// Appends the argument of the short form, if the job has one.
 pub(super) fn write(job: &Job, command: &mut Cmd) -> bool {

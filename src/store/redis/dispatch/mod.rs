@@ -1,6 +1,6 @@
 //! How checks travel to Redis.
 //!
-//! 1. [`Runtimes`] has one [`Dispatcher`](dispatcher::Dispatcher) for each runtime.
+//! 1. Each runtime has a [`Dispatcher`].
 //! 2. The caller of a lone check sends it. Other checks and settlements wait in a queue, as [`Job`]s.
 //! 3. A batch takes them out of the queue, writes them as one script call, and reads the reply.
 //! 4. `cross_slot.rs` takes apart a check whose keys are in several slots of a cluster.
@@ -15,7 +15,8 @@ mod dispatcher;
 mod job;
 mod lone;
 mod queue;
-mod reply;
-mod runtimes;
 
-pub(super) use self::{batch::TimeSource, dispatcher::Config, job::Job, runtimes::Runtimes};
+pub(super) use self::{
+    dispatcher::{Config, Dispatcher},
+    job::{Answer, Job},
+};

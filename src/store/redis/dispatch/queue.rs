@@ -13,19 +13,18 @@
 
 use std::{
     collections::VecDeque,
-    error, fmt,
     future::Future,
     iter::from_fn,
+    mem,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     task::{Context, Poll},
-    time::Duration,
 };
 
 use tokio::sync::oneshot::{Receiver, error::RecvError};
 
 use super::job::{Answer, Job};
-use crate::metrics;
+use crate::{error::StoreError, metrics, store::redis::connect::errors::ASKING};
 
 /// The most checks of a batch. More than some dozens cost Redis more a check, not less: its data for them no longer fits
 /// into the processor's nearest cache.
@@ -60,16 +59,6 @@ struct State {
     is_gathering: bool,
 }
 
-/// Who sends a job that has been queued.
-pub(super) enum Sent {
-    /// The task that serves the queue.
-    ByServer,
-    /// The caller has to let a task serve the queue.
-    By(Permit),
-    /// The caller has to let a task wait for other prefetches, and [end](Queue::end_gathering) that.
-    After(Duration),
-}
-
 impl Queue {
     pub(super) fn new(max_in_flight: usize, capacity: usize) -> Arc<Self> {
         Arc::new(Self { capacity, max_in_flight, state: Mutex::default() })
@@ -86,14 +75,14 @@ impl Queue {
         Some(Permit { queue: Arc::downgrade(self), is_lone: true })
     }
 
-    /// Queues a job.
-    pub(super) fn push(self: &Arc<Self>, mut job: Box<Job>) -> Result<(Queued, Sent), QueueFull> {
-        let (may_wait, is_of_prefetch) = (job.may_wait(), job.is_of_prefetch());
+    /// Queues a job. A task has to [serve](Self::batch_permit) the queue from then on.
+    pub(super) fn push(self: &Arc<Self>, mut job: Box<Job>) -> Result<Queued, StoreError> {
+        let is_of_prefetch = job.is_of_prefetch();
         let mut state = self.lock();
         let (waiting, spare) = (state.waiting.len(), self.capacity.div_ceil(SPARE));
         // So that blocks of thousands of keys never delay or fail the checks of callers.
         if is_of_prefetch && waiting > self.capacity / PART_OF_PREFETCHES {
-            return Err(QueueFull { waiting });
+            return Err(full(waiting));
         }
         if waiting >= self.capacity + spare {
             // Only once they take the spare capacity: so one walk through the queue serves many of them, and a queue without
@@ -105,27 +94,31 @@ impl Queue {
             if state.waiting.len() >= self.capacity + spare {
                 drop(state);
                 metrics::queue_full();
-                return Err(QueueFull { waiting });
+                return Err(full(waiting));
             }
         }
         let queued = Queued { answer: job.wait(), queue: Arc::downgrade(self) };
         state.waiting.push_back(job);
-        let sent = match may_wait {
-            None => state.batch_permit(self).map_or(Sent::ByServer, Sent::By),
-            Some(_) if state.is_gathering => Sent::ByServer,
-            Some(wait) => {
-                state.is_gathering = true;
-                Sent::After(wait)
-            }
-        };
-        Ok((queued, sent))
+        Ok(queued)
+    }
+
+    /// The permit to have one batch in flight. Without one, the tasks that have them serve the queue.
+    pub(super) fn batch_permit(self: &Arc<Self>) -> Option<Permit> {
+        let mut state = self.lock();
+        let is_free = state.in_flight < self.max_in_flight;
+        state.in_flight += usize::from(is_free);
+        is_free.then(|| Permit { queue: Arc::downgrade(self), is_lone: false })
+    }
+
+    /// Whether the caller has to let a task wait for other prefetches, and [end](Self::end_gathering) that. Otherwise a task does so
+    /// already.
+    pub(super) fn begin_gathering(&self) -> bool {
+        !mem::replace(&mut self.lock().is_gathering, true)
     }
 
     /// A prefetch that comes later is gathered by another task.
-    pub(super) fn end_gathering(self: &Arc<Self>) -> Option<Permit> {
-        let mut state = self.lock();
-        state.is_gathering = false;
-        state.batch_permit(self)
+    pub(super) fn end_gathering(&self) {
+        self.lock().is_gathering = false;
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -133,14 +126,12 @@ impl Queue {
     }
 }
 
-impl State {
-    /// The permit to have one batch in flight, if one is free.
-    fn batch_permit(&mut self, queue: &Arc<Queue>) -> Option<Permit> {
-        let is_free = self.in_flight < queue.max_in_flight;
-        self.in_flight += usize::from(is_free);
-        is_free.then(|| Permit { queue: Arc::downgrade(queue), is_lone: false })
-    }
+/// An error of this check only: the others in the queue are decided, so a breaker must not count it.
+fn full(waiting: usize) -> StoreError {
+    StoreError::new(ASKING, format!("{waiting} checks are waiting for Redis already")).of_one_check()
+}
 
+impl State {
     /// The next jobs that are not cancelled.
     fn next_batch(&mut self) -> Vec<Box<Job>> {
         let mut waiting = from_fn(|| self.waiting.pop_front()).filter(|job| !job.is_cancelled());
@@ -213,19 +204,6 @@ impl Drop for Queued {
         }
     }
 }
-
-#[derive(Debug)]
-pub(super) struct QueueFull {
-    waiting: usize,
-}
-
-impl fmt::Display for QueueFull {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} checks are waiting for Redis already", self.waiting)
-    }
-}
-
-impl error::Error for QueueFull {}
 
 #[cfg(test)]
 mod tests {
