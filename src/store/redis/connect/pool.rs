@@ -10,7 +10,6 @@ use std::{
     pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
     task::Poll,
-    time::Duration,
 };
 
 use bb8::{ManageConnection, PooledConnection};
@@ -32,25 +31,23 @@ pub(crate) struct Pool {
     pool: bb8::Pool<Connector>,
     last_taken: Mutex<Option<Connection>>,
     last_failure: watch::Sender<Option<RedisError>>,
-    address: String,
-    connect_timeout: Duration,
+    server: Arc<Server>,
 }
 
 impl Pool {
     /// Connects nowhere yet.
     pub(crate) fn new(server: &Arc<Server>) -> Self {
         let last_failure = watch::Sender::new(None);
-        let connect_timeout = server.settings.connect_timeout;
         let pool = bb8::Pool::builder()
             .max_size(server.settings.connections)
-            .connection_timeout(connect_timeout)
+            .connection_timeout(server.settings.connect_timeout)
             .idle_timeout(None)
             .max_lifetime(None)
             // The next check tries again, so no check waits for a pause between two tries.
             .retry_connection(false)
             .error_sink(Box::new(FailureSink(last_failure.clone())))
             .build_unchecked(Connector { server: Arc::clone(server), generation: Arc::default() });
-        Self { pool, last_taken: Mutex::default(), last_failure, address: server.to_string(), connect_timeout }
+        Self { pool, last_taken: Mutex::default(), last_failure, server: Arc::clone(server) }
     }
 
     /// A clone of the connection that was taken last, if it works. Unlike taking one, this reads no clock.
@@ -83,12 +80,12 @@ impl Pool {
                     let is_exclusive = matches!(connection, Connection::Server(..));
                     return Ok((connection, is_exclusive.then_some(pooled)));
                 }
-                Some(Err(_)) => format!(" within {:?}", self.connect_timeout),
+                Some(Err(_)) => format!(" within {:?}", self.server.settings.connect_timeout),
                 // The other connections are in use. One of them will come back.
                 None if self.pool.state().connections > 0 => continue,
                 None => String::new(),
             };
-            let text = format!("no connection to Redis at {} could be opened{within}", self.address);
+            let text = format!("no connection to Redis at {} could be opened{within}", self.server);
             return Err(errors::no_connection(text, self.last_failure.borrow().as_ref()));
         }
     }

@@ -11,7 +11,7 @@
 //! 5. A task decides the check, so a caller that stops waiting leaves no check half taken.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -58,6 +58,19 @@ pub(super) fn ask(dispatcher: &Arc<Dispatcher>, job: &Job) -> Option<JoinHandle<
             Some(runtime.spawn(slots.settle(costs)))
         }
     }
+}
+
+/// The jobs of each slot, in their order.
+pub(super) fn group(keys: &Keys, jobs: Vec<Box<Job>>) -> Vec<Vec<Box<Job>>> {
+    let (mut indices, mut groups) = (HashMap::new(), Vec::<Vec<Box<Job>>>::new());
+    for job in jobs {
+        let index = *indices.entry(job.hash_slot(keys)).or_insert(groups.len());
+        match groups.get_mut(index) {
+            Some(group) => group.push(job),
+            None => groups.push(vec![job]),
+        }
+    }
+    groups
 }
 
 /// One check for each slot, or `None` if there is only one slot.

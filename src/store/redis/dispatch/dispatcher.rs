@@ -1,14 +1,14 @@
-//! Sends the checks and settlements of one runtime.
+//! Sends the checks and settlements of one runtime, and single commands: resets a key, and tries a new store out.
 
 use std::{
-    collections::HashMap,
     error::Error,
+    future::Future,
     iter,
     sync::{Arc, Weak},
     time::Duration,
 };
 
-use redis::{RedisError, RedisResult, Value};
+use redis::{RedisError, RedisResult, Value, cmd};
 use tokio::{
     runtime::Handle,
     task::{JoinSet, yield_now},
@@ -24,6 +24,8 @@ use super::{
 use crate::{
     clock::Clock,
     error::StoreError,
+    key::Key,
+    limit::Limit,
     local::LocalState,
     metrics::{self, Stopwatch},
     store::redis::{
@@ -51,7 +53,7 @@ pub(crate) struct Config {
 pub(crate) struct Dispatcher {
     pub(super) config: Arc<Config>,
     pub(crate) runtime: Handle,
-    pub(super) pool: Pool,
+    pool: Pool,
     /// One. In a cluster, one for each of equal parts of the slots, so that a slow node delays only its own checks.
     queues: Box<[Arc<Queue>]>,
 }
@@ -144,7 +146,7 @@ impl Dispatcher {
             return self.send_batch(jobs).await;
         }
         let mut batches = JoinSet::new();
-        for jobs in group_by_slot(self.keys(), jobs) {
+        for jobs in cross_slot::group(self.keys(), jobs) {
             let dispatcher = Arc::clone(self);
             batches.spawn(async move { dispatcher.send_batch(jobs).await });
         }
@@ -178,7 +180,7 @@ impl Dispatcher {
         reply?.map_err(failure)
     }
 
-    pub(super) fn is_worth_another_try(&self, error: &RedisError) -> bool {
+    fn is_worth_another_try(&self, error: &RedisError) -> bool {
         needs_new_connection(error) || self.has_certainly_not_run(error)
     }
 
@@ -187,7 +189,7 @@ impl Dispatcher {
     }
 
     /// The outer error says that there was no connection. The inner one is of the server or of the connection.
-    pub(super) async fn try_send(&self, batch: &Batch, again: bool) -> Result<RedisResult<Value>, StoreError> {
+    async fn try_send(&self, batch: &Batch, again: bool) -> Result<RedisResult<Value>, StoreError> {
         let stopwatch = Stopwatch::start();
         let reply = match self.pool.take().await {
             Ok((mut connection, _pooled)) => Ok(batch.send(&mut connection, self.keys(), again).await),
@@ -195,6 +197,55 @@ impl Dispatcher {
         };
         stopwatch.script();
         reply
+    }
+
+    /// Runs the script without a check, and deletes a key that no limit has. So the server is reached, knows the script,
+    /// and lets this user run it and write at our keys.
+    pub(crate) async fn try_out(self: &Arc<Self>) -> Result<(), StoreError> {
+        let dispatcher = Arc::clone(self);
+        self.in_task(async move {
+            let batch = Batch::new(Vec::new(), dispatcher.config.clock.as_ref());
+            dispatcher.try_send(&batch, false).await?.map_err(failure)?;
+            dispatcher.unlink(&format!("{}:", dispatcher.keys().prefix())).await
+        })
+        .await
+    }
+
+    /// Forgets the counted units of a limit and a key.
+    pub(crate) async fn reset(self: &Arc<Self>, limit: Limit, key: &Key) -> Result<(), StoreError> {
+        let (dispatcher, key) = (Arc::clone(self), self.keys().of(&limit, key));
+        let outdated = self.config.local_state.outdate(vec![limit], None);
+        let result = self.in_task(async move { dispatcher.unlink(&key).await }).await;
+        drop(outdated);
+        result
+    }
+
+    /// Runs a future that takes a connection in a task. The task ends if the caller stops waiting.
+    async fn in_task(
+        &self,
+        future: impl Future<Output = Result<(), StoreError>> + Send + 'static,
+    ) -> Result<(), StoreError> {
+        let mut task = JoinSet::new();
+        task.spawn_on(future, &self.runtime);
+        while let Some(result) = task.join_next().await {
+            result.unwrap_or_else(|error| Err(of_ended_runtime(error)))?;
+        }
+        Ok(())
+    }
+
+    /// Deletes a key. Deletes it again if the connection was broken, which does no harm.
+    async fn unlink(&self, key: &str) -> Result<(), StoreError> {
+        let mut command = cmd("UNLINK");
+        command.arg(key);
+        let send = async |again| {
+            let (mut connection, _pooled) = self.pool.take().await?;
+            Ok::<_, StoreError>(connection.send(&command, again).await)
+        };
+        let mut reply = send(false).await?;
+        if reply.as_ref().is_err_and(|error| self.is_worth_another_try(error)) {
+            reply = send(true).await?;
+        }
+        reply.map(drop).map_err(failure)
     }
 }
 
@@ -225,19 +276,6 @@ async fn send_alone(
 }
 
 /// No failure of the store.
-pub(super) fn of_ended_runtime(cause: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
+fn of_ended_runtime(cause: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
     StoreError::new(ASKING, cause).of_one_check()
-}
-
-/// The jobs of each slot, in their order.
-fn group_by_slot(keys: &Keys, jobs: Vec<Box<Job>>) -> Vec<Vec<Box<Job>>> {
-    let (mut indices, mut groups) = (HashMap::new(), Vec::<Vec<Box<Job>>>::new());
-    for job in jobs {
-        let index = *indices.entry(job.hash_slot(keys)).or_insert(groups.len());
-        match groups.get_mut(index) {
-            Some(group) => group.push(job),
-            None => groups.push(vec![job]),
-        }
-    }
-    groups
 }

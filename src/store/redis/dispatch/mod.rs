@@ -8,7 +8,6 @@
 #![expect(clippy::vec_box, reason = "a job moves several times, so it is a pointer everywhere")]
 
 mod batch;
-mod commands;
 mod copies;
 mod cross_slot;
 mod dispatcher;
