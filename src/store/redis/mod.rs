@@ -200,7 +200,7 @@ impl RedisStoreBuilder {
     /// they have the address and the cause.
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
         let store =
-            self.build().map_err(|error| StoreError::new("setting up Redis", error).of_kind(StoreErrorKind::Config))?;
+            self.build().map_err(|error| StoreError::new("setting up the store", error).of_kind(StoreErrorKind::Config))?;
         let tried = async { store.runtimes.current()?.try_out().await };
         tried.await.map_err(|error| error.when("connecting to Redis"))?;
         Ok(store)
