@@ -84,13 +84,7 @@ mod memory;
 mod redis;
 mod url;
 
-use std::{
-    fmt,
-    future::Future,
-    pin::Pin,
-    sync::Arc,
-    time::Duration,
-};
+use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use tokio::time::{sleep, timeout};
 

@@ -199,8 +199,9 @@ impl RedisStoreBuilder {
     /// replica, or if this user may not write keys with the prefix. Print its [sources](std::error::Error::source) as well:
     /// they have the address and the cause.
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
-        let store =
-            self.build().map_err(|error| StoreError::new("setting up the store", error).of_kind(StoreErrorKind::Config))?;
+        let store = self
+            .build()
+            .map_err(|error| StoreError::new("setting up the store", error).of_kind(StoreErrorKind::Config))?;
         let tried = async { store.runtimes.current()?.try_out().await };
         tried.await.map_err(|error| error.when("connecting to Redis"))?;
         Ok(store)

@@ -161,7 +161,8 @@ impl CrossSlot {
 
     /// Each slot for itself: a node that stays away delays none of the others.
     fn give_back_later(&self, taken: usize) {
-        let (settlement, slot) = (Settlement::refund_by_id(self.slots[taken].0.clone(), self.id), Arc::clone(&self.dispatcher));
+        let (settlement, slot) =
+            (Settlement::refund_by_id(self.slots[taken].0.clone(), self.id), Arc::clone(&self.dispatcher));
         let settle = move |settlement| settle_in_slot(Arc::clone(&slot), settlement);
         self.dispatcher.runtime.spawn(give_back(vec![settlement], settle));
     }
