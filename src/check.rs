@@ -65,6 +65,13 @@ impl Check {
         self.rest.push(charge);
     }
 
+    /// A check of charges whose limits are known to differ; `None` without any.
+    pub(crate) fn of_distinct(mut charges: impl Iterator<Item = Charge>) -> Option<Self> {
+        let mut check = Self::new(charges.next()?);
+        check.rest.extend(charges);
+        Some(check)
+    }
+
     /// Gives the check an id of the caller's: repeated with the same id, it counts once.
     pub fn with_id(mut self, id: AdmissionId) -> Self {
         self.id = Some(id);

@@ -4,15 +4,10 @@ use std::{fmt, sync::Arc};
 
 use tower_layer::Layer;
 
-use super::{
-    policy::{Policy, Settings},
-    rejection::JsonResponse,
-    request::KeyedLimit,
-    service::RateLimit,
-};
+use super::{policy::Policy, rejection::JsonResponse, request::KeyedLimit, service::RateLimit};
 use crate::{
     error::{ConfigError, ConfigErrorKind},
-    limiter::{FailureMode, Limiter},
+    limiter::Limiter,
     store::Store,
 };
 
@@ -27,7 +22,8 @@ const NO_LIMITS: &str = "a layer needs at least one limit";
 /// service along, and leaves a clone for the next request. Put a `tower::buffer::BufferLayer` between the layer and a service that is not.
 #[must_use = "a layer guards nothing until it is applied to a service"]
 pub struct RateLimitLayer<R = JsonResponse> {
-    policy: Arc<Policy<R>>,
+    policy: Arc<Policy>,
+    responder: Arc<R>,
 }
 
 impl RateLimitLayer {
@@ -41,13 +37,11 @@ impl RateLimitLayer {
     /// clones of a limiter share. It fails local if the limiter [does](Limiter::fail_local), otherwise it fails open. Settings
     /// of the layer do not change the limiter.
     pub fn on(limiter: Limiter) -> Self {
-        let failure_mode = limiter.share().map(FailureMode::Local).unwrap_or_default();
-        let settings = Settings { failure_mode, ..Settings::default() };
-        Self { policy: Arc::new(Policy { limiter, limits: Arc::default(), responder: JsonResponse, settings }) }
+        Self { policy: Arc::new(Policy::new(limiter)), responder: Arc::new(JsonResponse) }
     }
 }
 
-impl<R: Clone> RateLimitLayer<R> {
+impl<R> RateLimitLayer<R> {
     /// Adds a limit, made by [`Limit::by`](crate::Limit::by). A request is admitted by all limits of the layer, or charged by none.
     ///
     /// # Panics
@@ -68,14 +62,14 @@ impl<R: Clone> RateLimitLayer<R> {
     /// [`ConfigError`] if the layer then has no limit, or two of one name.
     pub fn limits(mut self, limits: impl IntoIterator<Item = KeyedLimit>) -> Result<Self, ConfigError> {
         limits.into_iter().try_for_each(|limit| self.push(limit))?;
-        if self.policy.limits.all.is_empty() {
+        if self.policy.limits.is_empty() {
             return Err(ConfigError::new(ConfigErrorKind::NoLimits, NO_LIMITS));
         }
         Ok(self)
     }
 
     fn push(&mut self, limit: KeyedLimit) -> Result<(), ConfigError> {
-        Arc::make_mut(&mut Arc::make_mut(&mut self.policy).limits).push(limit)
+        Arc::make_mut(&mut self.policy).push(limit)
     }
 
     /// Makes the responses to rejected requests with a [responder](super::RejectionResponse): one of this crate, such as
@@ -110,18 +104,11 @@ impl<R: Clone> RateLimitLayer<R> {
     ///     });
     /// ```
     pub fn respond_with<T>(self, responder: T) -> RateLimitLayer<T> {
-        let Policy { limiter, limits, responder: _, settings } = Arc::unwrap_or_clone(self.policy);
-        RateLimitLayer { policy: Arc::new(Policy { limiter, limits, responder, settings }) }
+        RateLimitLayer { policy: self.policy, responder: Arc::new(responder) }
     }
 
-    pub(super) fn set(mut self, change: impl FnOnce(&mut Settings)) -> Self {
-        change(&mut Arc::make_mut(&mut self.policy).settings);
-        self
-    }
-
-    pub(super) fn set_limiter(mut self, change: impl FnOnce(Limiter) -> Limiter) -> Self {
-        let policy = Arc::make_mut(&mut self.policy);
-        policy.limiter = change(policy.limiter.clone());
+    pub(super) fn set(mut self, change: impl FnOnce(&mut Policy)) -> Self {
+        change(Arc::make_mut(&mut self.policy));
         self
     }
 }
@@ -134,15 +121,15 @@ impl<I, R> Layer<I> for RateLimitLayer<R> {
     /// If the layer has no limit. Where limits come from a configuration, [`RateLimitLayer::limits`] returns an error instead.
     #[track_caller]
     fn layer(&self, inner: I) -> Self::Service {
-        assert!(!self.policy.limits.all.is_empty(), "{NO_LIMITS}");
-        RateLimit::new(inner, Arc::clone(&self.policy))
+        assert!(!self.policy.limits.is_empty(), "{NO_LIMITS}");
+        RateLimit { inner, policy: Arc::clone(&self.policy), responder: Arc::clone(&self.responder) }
     }
 }
 
 // Not derived, since that would require `R: Clone` and `R: Debug`. A responder is shared, and a closure is not `Debug`.
 impl<R> Clone for RateLimitLayer<R> {
     fn clone(&self) -> Self {
-        Self { policy: Arc::clone(&self.policy) }
+        Self { policy: Arc::clone(&self.policy), responder: Arc::clone(&self.responder) }
     }
 }
 

@@ -123,7 +123,6 @@ mod concurrent;
 mod degraded;
 mod events;
 pub mod extract;
-mod future;
 mod headers;
 mod layer;
 mod options;
@@ -137,10 +136,9 @@ mod service;
 pub use self::rejection::{GrpcOr, GrpcResponse};
 pub use self::{
     degraded::Degraded,
-    future::ResponseFuture,
     headers::{HeaderSets, exposed_headers},
     layer::RateLimitLayer,
     rejection::{JsonResponse, Rejection, RejectionResponse, ShadowRefusals, TextResponse},
     request::{Exchange, KeyedLimit},
-    service::RateLimit,
+    service::{RateLimit, ResponseFuture},
 };

@@ -9,7 +9,7 @@ use super::{
     extract::KeyExtractor,
     headers::{HeaderSets, PartitionKeys},
     layer::RateLimitLayer,
-    request::key_list,
+    policy::key_list,
 };
 use crate::{
     key::Key,
@@ -17,7 +17,7 @@ use crate::{
     secret::Secret,
 };
 
-impl<R: Clone> RateLimitLayer<R> {
+impl<R> RateLimitLayer<R> {
     /// Names the layer in [metrics](mod@crate::metrics), as their label `layer`, and in log lines, as their field `layer`.
     /// Layers may share a name. Default: no name.
     ///
@@ -30,13 +30,16 @@ impl<R: Clone> RateLimitLayer<R> {
     pub fn named(self, name: impl Into<Cow<'static, str>>) -> Self {
         let name = name.into();
         let events = Arc::new(Events::of(name.clone()));
-        self.set(|settings| settings.events = events).set_limiter(|limiter| limiter.in_layer(name))
+        self.set(|policy| {
+            policy.events = events;
+            policy.limiter = policy.limiter.clone().in_layer(name);
+        })
     }
 
     /// Sets the units that a request takes of each limit of the layer without a [cost](super::KeyedLimit::cost) of its own.
     /// Default: 1. A request with a cost of 0 is free, and is admitted even if nothing is left.
     pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
-        self.set(|settings| settings.cost = Some(Arc::new(cost)))
+        self.set(|policy| policy.cost = Some(Arc::new(cost)))
     }
 
     /// Lets requests through uncounted, such as those of a health check. Called several times, a request is skipped if any
@@ -49,7 +52,7 @@ impl<R: Clone> RateLimitLayer<R> {
     ///     .skip(|request| request.uri.path() == "/health");
     /// ```
     pub fn skip(self, skip: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.set(|settings| settings.filter.skipped.push(Arc::new(skip)))
+        self.set(|policy| policy.skipped.push(Arc::new(skip)))
     }
 
     /// Counts CORS preflights, too. Default: they are let through uncounted, since a browser sends them by itself before a
@@ -59,7 +62,7 @@ impl<R: Clone> RateLimitLayer<R> {
     /// `Access-Control-Request-Method`, no `Transfer-Encoding`, and no `Content-Length` other than 0. Any client can send
     /// such requests, and over HTTP/2 they may have a body. If your service does real work for `OPTIONS`, count them.
     pub fn count_preflights(self) -> Self {
-        self.set(|settings| settings.filter.counts_preflights = true)
+        self.set(|policy| policy.counts_preflights = true)
     }
 
     /// Lets requests with one of these keys through uncounted, such as those of a monitor or of your own office. A request
@@ -77,7 +80,7 @@ impl<R: Clone> RateLimitLayer<R> {
     /// # Ok(()) }
     /// ```
     pub fn exempt(self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Self {
-        self.set(|settings| settings.filter.exempt.push(key_list(extractor, keys)))
+        self.set(|policy| policy.exempt.push(key_list(extractor, keys)))
     }
 
     /// Responds with 403 to requests with one of these keys, before anything else. [`exempt`](Self::exempt) has an example.
@@ -88,7 +91,7 @@ impl<R: Clone> RateLimitLayer<R> {
     /// * Only the extractor reads the key. If your authentication also accepts a token from the query or a cookie, a denied
     ///   token passes there.
     pub fn deny(self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Self {
-        self.set(|settings| settings.filter.denied.push(key_list(extractor, keys)))
+        self.set(|policy| policy.denied.push(key_list(extractor, keys)))
     }
 
     /// Sets how long a request waits for a decision before the failure mode decides. Default: 50 ms.
@@ -97,7 +100,7 @@ impl<R: Clone> RateLimitLayer<R> {
     /// subtracted, but at least 5 ms remain. So a request waits for at most the longest deadline of its layers, plus 5 ms for
     /// each layer that found nothing left.
     pub fn deadline(self, deadline: Duration) -> Self {
-        self.set_limiter(|limiter| limiter.deadline(deadline))
+        self.set(|policy| policy.limiter = policy.limiter.clone().deadline(deadline))
     }
 
     /// Lets requests through while the store cannot decide, without rate-limit headers. The default.
@@ -127,7 +130,7 @@ impl<R: Clone> RateLimitLayer<R> {
     ///     .failure_mode_by(|_, cost| if cost < 100 { FailureMode::Open } else { FailureMode::Closed });
     /// ```
     pub fn failure_mode_by(self, mode: impl Fn(&Parts, u64) -> FailureMode + Send + Sync + 'static) -> Self {
-        self.set(|settings| settings.failure_mode_by = Some(Arc::new(mode)))
+        self.set(|policy| policy.failure_mode_by = Some(Arc::new(mode)))
     }
 
     /// Sets which sets of headers the layer sends. Default: `X-RateLimit-*`.
@@ -147,7 +150,7 @@ impl<R: Clone> RateLimitLayer<R> {
     ///   limit, unless that is hidden, whatever headers are sent.
     /// * Headers of layers further in, or of the service, stay.
     pub fn headers(self, sets: HeaderSets) -> Self {
-        self.set(|settings| settings.headers = sets)
+        self.set(|policy| policy.headers = sets)
     }
 
     /// Adds a partition key `pk` to `RateLimit` and `RateLimit-Policy`, if the layer [sends](Self::headers) them: a hash of the
@@ -164,7 +167,7 @@ impl<R: Clone> RateLimitLayer<R> {
     /// # Ok::<(), tower_sliding_window::ConfigError>(())
     /// ```
     pub fn partition_key(self, secret: &Secret) -> Self {
-        self.set(|settings| settings.partition_keys = Some(PartitionKeys::new(secret)))
+        self.set(|policy| policy.partition_keys = Some(PartitionKeys::new(secret)))
     }
 
     /// Lets a request wait for capacity for up to `max_wait`, instead of refusing it: around a client, whose calls can
@@ -195,10 +198,10 @@ impl<R: Clone> RateLimitLayer<R> {
     /// * The number of waiting requests is not bounded. A `ConcurrencyLimit` outside of the layer bounds it.
     /// * The deadline is for each reply of the store, not for the wait.
     pub fn wait_up_to(self, max_wait: Duration) -> Self {
-        self.set(|settings| settings.max_wait = Some(max_wait))
+        self.set(|policy| policy.max_wait = Some(max_wait))
     }
 
     fn failure_mode(self, mode: FailureMode) -> Self {
-        self.set(|settings| (settings.failure_mode, settings.failure_mode_by) = (mode, None))
+        self.set(|policy| (policy.failure_mode, policy.failure_mode_by) = (mode, None))
     }
 }

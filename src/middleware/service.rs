@@ -1,45 +1,31 @@
-//! The service.
+//! The service, and its response future: the decision, then the inner service's response, then the settlements.
 
 use std::{
-    fmt, mem,
+    fmt,
+    future::Future,
+    mem,
+    pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use http::{Request, Response, request::Parts};
+use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::{
-    future::{PendingRequest, ResponseFuture},
-    policy::{Plan, Policy},
+    policy::Policy,
     rejection::{JsonResponse, RejectionResponse},
+    request::{CheckDetails, Decided, Plan},
+    response::{Completion, Settling},
 };
+use crate::limiter::{Asking, FailureMode};
 
 /// A service guarded by a [`RateLimitLayer`](super::RateLimitLayer). See the [module docs](crate::middleware).
 pub struct RateLimit<I, R = JsonResponse> {
-    inner: I,
-    policy: Arc<Policy<R>>,
-}
-
-impl<I, R> RateLimit<I, R> {
-    pub(super) fn new(inner: I, policy: Arc<Policy<R>>) -> Self {
-        Self { inner, policy }
-    }
-
-    /// The guarded service.
-    pub fn get_ref(&self) -> &I {
-        &self.inner
-    }
-
-    /// The guarded service, to change.
-    pub fn get_mut(&mut self) -> &mut I {
-        &mut self.inner
-    }
-
-    /// The guarded service, without its guard.
-    pub fn into_inner(self) -> I {
-        self.inner
-    }
+    pub(super) inner: I,
+    pub(super) policy: Arc<Policy>,
+    pub(super) responder: Arc<R>,
 }
 
 impl<I, R, ReqBody, ResBody> Service<Request<ReqBody>> for RateLimit<I, R>
@@ -57,39 +43,148 @@ where
 
     /// Calls the inner service right away if the check is decided without waiting.
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
-        let (mut parts, body) = request.into_parts();
-        let decided = match self.policy.plan(&parts) {
-            Err(rejection) => return self.reject(self.policy.reject(&parts, rejection, None, None)),
-            Ok(Plan::Decided(decided)) => decided,
-            Ok(Plan::Await(decision)) => return ResponseFuture::deciding(decision, self.hold(parts, body)),
+        let (parts, body) = request.into_parts();
+        let state = match self.policy.plan(&parts) {
+            Ok(Plan::Decided(decided)) => self.forward(decided, parts, body),
+            Ok(Plan::Ask { asking, mode, details }) => {
+                State::Asking { asking, mode, details, held: Some((self.take(), parts, body)) }
+            }
+            Ok(Plan::Wait(decision)) => State::Waiting { decision, held: Some((self.take(), parts, body)) },
+            Err(rejection) => {
+                State::Rejected { response: Some(self.policy.reject(&parts, rejection, None, None, &*self.responder)) }
+            }
         };
-        match self.policy.conclude(decided, &mut parts) {
-            Ok(completion) => ResponseFuture::forwarded(self.inner.call(Request::from_parts(parts, body)), completion),
-            Err(response) => self.reject(response),
+        // A rejected request drops the ready instance, so that it frees a permit that it may hold.
+        if matches!(state, State::Rejected { .. }) {
+            drop(self.take());
+        }
+        ResponseFuture { state }
+    }
+}
+
+impl<I, R> RateLimit<I, R> {
+    /// Takes out the service with a request that has to wait. Its inner service is the instance that was polled ready, not a
+    /// clone of it; the clone waits for the next `poll_ready`. See "Be careful when cloning inner services" in the docs of
+    /// `tower_service`.
+    fn take(&mut self) -> Self
+    where
+        I: Clone,
+    {
+        let clone = self.clone();
+        mem::replace(self, clone)
+    }
+
+    /// Calls the inner service, or responds in its place.
+    #[inline]
+    fn forward<ReqBody, ResBody>(
+        &mut self,
+        decided: Decided,
+        mut parts: Parts,
+        body: ReqBody,
+    ) -> State<I, R, ReqBody, I::Future, ResBody>
+    where
+        I: Service<Request<ReqBody>, Response = Response<ResBody>>,
+        R: RejectionResponse<ResBody>,
+    {
+        match self.policy.conclude(decided, &mut parts, &*self.responder) {
+            Ok(completion) => {
+                let response = self.inner.call(Request::from_parts(parts, body));
+                State::Forwarded { response, completion: Some(completion) }
+            }
+            Err(response) => State::Rejected { response: Some(response) },
         }
     }
 }
 
-impl<I: Clone, R> RateLimit<I, R> {
-    /// Takes out the inner service with a request that has to wait. It is this instance that was polled ready, not a clone
-    /// of it; the clone waits for the next `poll_ready`. See "Be careful when cloning inner services" in the docs of
-    /// `tower_service`.
-    fn hold<ReqBody>(&mut self, parts: Parts, body: ReqBody) -> PendingRequest<I, R, ReqBody> {
-        PendingRequest { inner: self.take_inner(), parts, body, policy: Arc::clone(&self.policy) }
-    }
-
-    /// Responds in the inner service's place, and drops the ready instance, so that it frees a permit that it may hold.
-    fn reject<ReqBody, ResBody>(&mut self, response: Response<ResBody>) -> ResponseFuture<I, R, ReqBody, ResBody>
+pin_project! {
+    /// The response future of [`RateLimit`](super::RateLimit).
+    ///
+    /// If it is dropped before the decision, the inner service is not called, but the check may have been counted. If it is
+    /// dropped before the response, the reserved units stay until the end of their [lease](super::KeyedLimit::lease). A
+    /// settlement that has begun is completed by a task of the current runtime, within the layer's deadline.
+    #[must_use = "futures do nothing unless polled"]
+    pub struct ResponseFuture<I, R, ReqBody, ResBody>
     where
         I: Service<Request<ReqBody>>,
     {
-        drop(self.take_inner());
-        ResponseFuture::rejected(response)
+        #[pin]
+        state: State<I, R, ReqBody, I::Future, ResBody>,
     }
+}
 
-    fn take_inner(&mut self) -> I {
-        let clone = self.inner.clone();
-        mem::replace(&mut self.inner, clone)
+pin_project! {
+    #[project = StateProjection]
+    enum State<I, R, ReqBody, F, ResBody> {
+        Asking {
+            asking: Asking,
+            mode: FailureMode,
+            details: Option<Box<CheckDetails>>,
+            held: Option<(RateLimit<I, R>, Parts, ReqBody)>,
+        },
+        Waiting {
+            decision: Pin<Box<dyn Future<Output = Decided> + Send>>,
+            held: Option<(RateLimit<I, R>, Parts, ReqBody)>,
+        },
+        Forwarded { #[pin] response: F, completion: Option<Completion> },
+        Settling { #[pin] settling: Settling, response: Option<(Response<ResBody>, Completion)> },
+        Rejected { response: Option<Response<ResBody>> },
+    }
+}
+
+impl<I, R, ReqBody, ResBody> Future for ResponseFuture<I, R, ReqBody, ResBody>
+where
+    I: Service<Request<ReqBody>, Response = Response<ResBody>>,
+    R: RejectionResponse<ResBody>,
+{
+    type Output = Result<Response<ResBody>, I::Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.project().state;
+        loop {
+            let next = match state.as_mut().project() {
+                StateProjection::Asking { asking, mode, details, held } => {
+                    let outcome = ready!(Pin::new(&mut *asking).poll(cx)).map(Some);
+                    let (mut service, parts, body) = take(held);
+                    let decided = Decided { outcome, mode: *mode, details: details.take(), waited: asking.waited() };
+                    service.forward(decided, parts, body)
+                }
+                StateProjection::Waiting { decision, held } => {
+                    let decided = ready!(decision.as_mut().poll(cx));
+                    let (mut service, parts, body) = take(held);
+                    service.forward(decided, parts, body)
+                }
+                StateProjection::Forwarded { response, completion } => {
+                    let response = ready!(response.poll(cx))?;
+                    let completion = take(completion);
+                    match completion.settle(response) {
+                        (response, None) => return Poll::Ready(Ok(completion.write(None, response))),
+                        (response, Some(settling)) => {
+                            State::Settling { settling, response: Some((response, completion)) }
+                        }
+                    }
+                }
+                StateProjection::Settling { settling, response } => {
+                    let settled = ready!(settling.poll(cx));
+                    let (response, completion) = take(response);
+                    return Poll::Ready(Ok(completion.write(settled.as_ref(), response)));
+                }
+                StateProjection::Rejected { response } => return Poll::Ready(Ok(take(response))),
+            };
+            state.set(next);
+        }
+    }
+}
+
+fn take<T>(value: &mut Option<T>) -> T {
+    value.take().unwrap_or_else(|| panic!("`ResponseFuture` polled after completion"))
+}
+
+impl<I, R, ReqBody, ResBody> fmt::Debug for ResponseFuture<I, R, ReqBody, ResBody>
+where
+    I: Service<Request<ReqBody>>,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseFuture").finish_non_exhaustive()
     }
 }
 
@@ -102,7 +197,7 @@ impl<I: tonic::server::NamedService, R> tonic::server::NamedService for RateLimi
 // Not derived, since that would require `R: Clone`. A responder is shared.
 impl<I: Clone, R> Clone for RateLimit<I, R> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), policy: Arc::clone(&self.policy) }
+        Self { inner: self.inner.clone(), policy: Arc::clone(&self.policy), responder: Arc::clone(&self.responder) }
     }
 }
 

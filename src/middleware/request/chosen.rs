@@ -1,20 +1,18 @@
 //! Limits that are chosen for each request.
 
-use std::{error, pin::Pin, sync::Arc, time::Duration};
+use std::{error, mem, pin::Pin, sync::Arc, time::Duration};
 
 use http::request::Parts;
+use tokio::time::Instant;
 
 use super::{
-    super::{concurrent::join, degraded::Degraded, extract::KeyExtractor, rejection::Rejection},
-    check::Limits,
+    super::{concurrent::join, degraded::Degraded, extract::KeyExtractor, policy::Policy, rejection::Rejection},
+    Decided, Plan,
+    check::CheckDetails,
     keyed_limit::{DraftCharge, KeyedLimit},
+    time_waited,
 };
-use crate::{
-    error::Error,
-    key::Key,
-    limit::Limit,
-    limiter::{FailureMode, Limiter},
-};
+use crate::{check::Check, error::Error, key::Key, limit::Limit, limiter::FailureMode};
 
 /// Chooses a limit for a request, or none.
 pub(super) type ChooseLimit = dyn Fn(&Parts) -> LimitFuture + Send + Sync;
@@ -143,32 +141,76 @@ impl KeyedLimit {
     }
 }
 
-impl Limits {
-    /// Begins to choose limits, each with its place among those of the layer.
-    pub(super) fn begin_choices(&self, drafts: &[DraftCharge], request: &Parts) -> Vec<(usize, LimitFuture)> {
+impl Policy {
+    /// Chooses limits if need be, then decides, or waits in line for capacity. Choice and decision share one deadline.
+    pub(super) fn choose_and_decide(
+        self: &Arc<Self>,
+        mut drafts: Vec<DraftCharge>,
+        request: &Parts,
+        mode: FailureMode,
+    ) -> Plan {
+        if let Some(refused) = self.refuse_without_choice(&mut drafts, mode) {
+            return Plan::Decided(refused);
+        }
         let to_choose = drafts.iter().enumerate().filter(|(_, draft)| matches!(draft, DraftCharge::ToChoose(..)));
-        to_choose.filter_map(|(index, _)| Some((index, self.all.get(index)?.choose.as_ref()?(request)))).collect()
+        let choices =
+            to_choose.filter_map(|(index, _)| Some((index, self.limits.get(index)?.choose.as_ref()?(request))));
+        let (choices, before) = (choices.collect(), time_waited(request));
+        let policy = Arc::clone(self);
+        Plan::Wait(Box::pin(async move {
+            let limiter = policy.limiter.clone().with_share(mode.share());
+            let (begun, mut details) = (Instant::now(), Box::<CheckDetails>::default());
+            let chosen = policy.choose(&mut drafts, choices, before, mode, &mut details.unchosen).await;
+            let choice = begun.elapsed();
+            let mut waited = before.saturating_add(choice);
+            let outcome = match (chosen.and_then(|()| policy.check(drafts, &mut details)), policy.max_wait) {
+                (Ok(Some(check)), Some(max_wait)) => {
+                    limiter.acquire_after(check, max_wait, &mut waited).await.map(Some)
+                }
+                (Ok(Some(check)), None) => limiter.decide(check, &mut waited).await.map(Some),
+                (undecided, _) => undecided.map(|_| None),
+            };
+            Decided { outcome, mode, details: Some(details), waited: waited.saturating_sub(choice) }
+        }))
+    }
+
+    /// The refusal by the limits that need no choice, if that is known at once: then no limit is chosen. A layer that waits
+    /// for capacity always chooses.
+    fn refuse_without_choice(&self, drafts: &mut Vec<DraftCharge>, mode: FailureMode) -> Option<Decided> {
+        let charges = drafts.iter().filter_map(|draft| match draft {
+            DraftCharge::Charge(charge) => Some(charge.clone()),
+            _ => None,
+        });
+        let check = Check::of_distinct(charges).filter(|_| self.max_wait.is_none())?;
+        let refusal = self.limiter.refuse_now(&check)?;
+        let left_out = mem::take(drafts).into_iter().filter_map(|draft| match draft {
+            DraftCharge::LeftOut(limit, rejection) => Some((limit, rejection)),
+            _ => None,
+        });
+        let partition_keys = self.partition_keys().map(|keys| keys.of(&check)).unwrap_or_default();
+        let details = CheckDetails { left_out: left_out.collect(), partition_keys, ..CheckDetails::default() };
+        Some(Decided { outcome: Ok(Some(refusal)), mode, details: Some(Box::new(details)), waited: Duration::ZERO })
     }
 
     /// Chooses all limits at once, within what is left of the deadline, and makes their charges. `mode` is for a limit without
     /// a fallback that cannot be chosen.
-    pub(super) async fn choose(
+    async fn choose(
         &self,
         drafts: &mut [DraftCharge],
         mut choices: Vec<(usize, LimitFuture)>,
-        (limiter, waited): (&Limiter, Duration),
+        waited: Duration,
         mode: FailureMode,
         unchosen: &mut Option<Degraded>,
     ) -> Result<(), Error> {
         let mut charge = |index: usize, chosen: ChosenLimit| {
-            if let (Some(limit), Some(draft)) = (self.all.get(index), drafts.get_mut(index))
+            if let (Some(limit), Some(draft)) = (self.limits.get(index), drafts.get_mut(index))
                 && let DraftCharge::ToChoose(key, cost) = draft
             {
                 *draft = limit.charge_chosen(chosen, (key.clone(), *cost), mode, unchosen)?;
             }
             Ok(())
         };
-        let deadline = match limiter.within_after(join(&mut choices, &mut charge), waited).await {
+        let deadline = match self.limiter.within_after(join(&mut choices, &mut charge), waited).await {
             Err(Error::TimedOut { deadline }) => deadline,
             chosen => return chosen?,
         };

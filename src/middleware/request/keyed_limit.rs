@@ -37,13 +37,13 @@ pub struct KeyedLimit {
     pub(super) counts_afterwards: bool,
     pub(super) lease: Duration,
     pub(crate) heeds_upstream: bool,
-    pub(super) is_shadow: bool,
+    pub(crate) is_shadow: bool,
     is_hidden: bool,
     parts: Option<NonZeroU32>,
 }
 
 /// The charge of a request under one limit, or the reason why there is none.
-pub(crate) enum DraftCharge {
+pub(super) enum DraftCharge {
     Charge(Charge),
     /// The limit is in the shadow, and cannot charge the request for this reason.
     LeftOut(Option<Limit>, Rejection),
@@ -51,13 +51,6 @@ pub(crate) enum DraftCharge {
     Unlimited,
     /// The limit has yet to be chosen.
     ToChoose(Key, u64),
-}
-
-impl DraftCharge {
-    /// The charge, if no limit has to be chosen for it.
-    pub(crate) fn charge(&self) -> Option<&Charge> {
-        if let Self::Charge(charge) = self { Some(charge) } else { None }
-    }
 }
 
 impl Limit {
@@ -190,22 +183,12 @@ impl KeyedLimit {
     /// The whole limit, even if it is [split](Self::split). `None` if it is [chosen](Self::chosen) for each request.
     #[must_use]
     pub fn limit(&self) -> Option<&Limit> {
-        self.limit.as_ref().filter(|_| self.choose.is_none())
+        self.limit.as_ref().filter(|_| !self.is_chosen())
     }
 
-    /// The charge of a limit without options, which most limits are: made without the detour over a [`DraftCharge`].
+    /// Whether the limit has no options, so that the charge of a request is a [plain](Self::plain_charge) one.
     #[inline]
-    pub(super) fn plain_charge(&self, parts: &Parts, cost: u64) -> Result<Option<Charge>, Rejection> {
-        match &self.limit {
-            Some(limit) if self.is_plain() && cost <= limit.units() => {
-                let key = self.extractor.extract(parts).map_err(Rejection::NoKey)?;
-                Ok(Some(Charge::fitting(limit.clone(), key, cost)))
-            }
-            _ => Ok(None),
-        }
-    }
-
-    fn is_plain(&self) -> bool {
+    pub(super) fn is_plain(&self) -> bool {
         self.choose.is_none()
             && self.cost.is_none()
             && self.cost_afterwards.is_none()
@@ -215,8 +198,23 @@ impl KeyedLimit {
             && self.parts.is_none()
     }
 
+    pub(super) fn is_chosen(&self) -> bool {
+        self.choose.is_some()
+    }
+
+    /// The charge of a limit without options: made without the detour over a [`DraftCharge`]. `None` without a limit.
+    #[inline]
+    pub(super) fn plain_charge(&self, parts: &Parts, cost: u64) -> Result<Option<Charge>, Rejection> {
+        let Some(limit) = &self.limit else { return Ok(None) };
+        let key = self.extractor.extract(parts).map_err(Rejection::NoKey)?;
+        if cost > limit.units() {
+            return Err(Rejection::NeverFits(NeverFits { limit: limit.clone(), cost, is_hidden: false }));
+        }
+        Ok(Some(Charge::fitting(limit.clone(), key, cost)))
+    }
+
     /// The charge of a request of this cost.
-    pub(crate) fn draft(&self, parts: &Parts, cost: u64) -> Result<DraftCharge, Rejection> {
+    pub(super) fn draft(&self, parts: &Parts, cost: u64) -> Result<DraftCharge, Rejection> {
         let cost = self.cost.as_ref().map_or(cost, |own| own(parts));
         match (self.extractor.extract(parts), self.limit()) {
             (Ok(key), Some(limit)) => self.charge(limit.clone(), key, cost).map_err(Rejection::NeverFits),
@@ -265,7 +263,7 @@ impl fmt::Debug for KeyedLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KeyedLimit")
             .field("limit", &self.limit())
-            .field("fallback", &self.limit.as_ref().filter(|_| self.choose.is_some()))
+            .field("fallback", &self.limit.as_ref().filter(|_| self.is_chosen()))
             .field("settles", &self.cost_afterwards.is_some())
             .field("counts_afterwards", &self.counts_afterwards)
             .field("heeds_upstream", &self.heeds_upstream)

@@ -1,7 +1,7 @@
 //! The follow-up of an admitted request: what its response may settle, block, or report.
 
 use std::{
-    iter,
+    iter, mem,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -10,23 +10,36 @@ use http::{request, response};
 
 use super::{
     super::{
+        concurrent::{Detachable, join},
+        events::Events,
         policy::Policy,
         rejection::ShadowRefusals,
         request::{CheckDetails, Exchange, KeyedLimit},
     },
-    after_response::AfterResponse,
-    upstream::block_request,
+    upstream::{BlockRequest, block_request},
 };
-use crate::{check::Charge, decision::Decision, key::Key, limit::Limit, settlement::Settlement};
+use crate::{
+    check::{Charge, Check},
+    decision::Decision,
+    error::Error,
+    key::Key,
+    limit::Limit,
+    limiter::Limiter,
+    settlement::Settlement,
+};
 
 /// Most requests have no follow-up, so it is boxed.
-pub(super) struct FollowUp<R> {
-    pub(super) policy: Arc<Policy<R>>,
+pub(super) struct FollowUp {
+    pub(super) policy: Arc<Policy>,
     pub(super) details: CheckDetails,
     /// Kept if a limit computes its cost from it.
     pub(super) request: Option<request::Parts>,
     pub(super) shadow: Option<ShadowRefusals>,
 }
+
+/// What a response waits for, and the decision after the settlements. It goes on if the client leaves, since a client would
+/// otherwise leave with units that it has used.
+pub(crate) type Settling = Detachable<Option<Decision>>;
 
 /// A call counts as of its response, since the upstream may have counted it that late, but at most this part of the window
 /// later than its admission. This is the throughput that it can cost.
@@ -35,9 +48,9 @@ const MAX_DELAY_DIVISOR: u32 = 10;
 /// The precision of stores.
 const MICRO: Duration = Duration::from_micros(1);
 
-impl<R> FollowUp<R> {
-    /// What has to happen after this response; `None` if that is nothing.
-    pub(super) fn after(&self, admitted: &Decision, response: &response::Parts) -> Option<AfterResponse> {
+impl FollowUp {
+    /// Begins what has to happen after this response; `None` if that is nothing.
+    pub(super) fn begin(&self, admitted: &Decision, response: &response::Parts) -> Option<Settling> {
         let check = self.details.check.as_ref()?;
         // The cost of each reserved charge, if it is settled, and how much later than its admission it counts.
         let (mut costs, mut spent) = (Vec::<(Option<u64>, Option<Duration>)>::new(), Vec::new());
@@ -69,7 +82,7 @@ impl<R> FollowUp<R> {
         let delay = costs.iter().filter_map(|(_, delay)| *delay).min();
         let at_response = delay.map(|delay| settlement(true).counting_later_by(delay));
 
-        let heeds = self.policy.limits.any_heeds_upstream;
+        let heeds = self.policy.any(|limit| limit.heeds_upstream);
         let block = heeds.then(|| block_request(response.status, &response.headers, SystemTime::now())).flatten();
         let blocked = block.into_iter().flat_map(|block| {
             // If the upstream has not refused the call, a limit that was used up here, and gives nothing back, stays open.
@@ -80,23 +93,29 @@ impl<R> FollowUp<R> {
             let charges = iter::zip(costs.iter().enumerate(), check.charges());
             charges
                 .flat_map(|(cost, charge)| self.blocked(cost.0, charge, is_blocked(cost, charge)))
+                .map(move |(limit, key)| (limit, key, block))
                 .collect::<Vec<_>>()
         });
-        let after = AfterResponse {
-            admitted: admitted.clone(),
-            settlements: at_admission.into_iter().chain(at_response).collect(),
-            spent,
-            blocked: blocked.collect(),
-            block,
-        };
-        let is_any = !after.settlements.is_empty() || !after.spent.is_empty() || !after.blocked.is_empty();
-        is_any.then_some(after)
+        let blocked: Vec<_> = blocked.collect();
+        let settlements: Vec<_> = at_admission.into_iter().chain(at_response).collect();
+        let settles = !settlements.is_empty() || !spent.is_empty();
+        if !settles && blocked.is_empty() {
+            return None;
+        }
+        let (policy, admitted) = (Arc::clone(&self.policy), admitted.clone());
+        Some(Detachable::new(async move {
+            let Policy { limiter, events, .. } = &*policy;
+            let settled = if settles { Some(settle(limiter, admitted, settlements, spent).await) } else { None };
+            let settled = settled.and_then(|settled| settled.inspect_err(|error| events.not_settled(error)).ok());
+            block_all(limiter, events, blocked).await;
+            settled
+        }))
     }
 
     /// The limits that a charge is of, and the cost by each of them alone. Two chosen limits may have one charge.
     fn limits_of(&self, charge_index: usize) -> impl Iterator<Item = (&KeyedLimit, u64)> {
         let charged = self.details.charged.iter().filter(move |charged| charged.charge_index == charge_index);
-        charged.filter_map(|charged| Some((self.policy.limits.all.get(charged.limit_index)?, charged.cost)))
+        charged.filter_map(|charged| Some((self.policy.limits.get(charged.limit_index)?, charged.cost)))
     }
 
     /// The cost of a charge by this response: the largest of its limits.
@@ -122,4 +141,56 @@ impl<R> FollowUp<R> {
         let limit = charge.limit().clone();
         keys.into_iter().map(move |key| (limit.clone(), key))
     }
+}
+
+/// Settles and counts. A settlement that fails does not stop the others.
+async fn settle(
+    limiter: &Limiter,
+    admitted: Decision,
+    settlements: Vec<Settlement>,
+    spent: Vec<(usize, Charge)>,
+) -> Result<Decision, Error> {
+    let is_local = admitted.local_cause().is_some();
+    let mut settled = Ok(admitted);
+    for settlement in settlements {
+        let outcome = limiter.settle(settlement).await.map(|settled| settled.decision().clone());
+        settled = settled.and(outcome);
+    }
+    let (indexes, charges): (Vec<_>, Vec<_>) = spent.into_iter().unzip();
+    let Some(check) = Check::of_distinct(charges.into_iter()) else { return settled };
+    let counted = limiter.count(check, is_local).await?;
+    settled.map(|decision| decision.with_statuses_of(&counted, &indexes))
+}
+
+/// Blocks limits, all at once, so that one that cannot be blocked does not use up the time of the others.
+async fn block_all(limiter: &Limiter, events: &Events, blocked: Vec<(Limit, Key, BlockRequest)>) {
+    if blocked.is_empty() {
+        return;
+    }
+    let begin = |(limit, key, request)| Box::pin(block_if_open(limiter, limit, key, request, events));
+    let mut pending = blocked.into_iter().map(begin).enumerate().collect();
+    let mut outcome = Ok(());
+    let joined = join(&mut pending, |_, blocked| {
+        outcome = mem::replace(&mut outcome, Ok(())).and(blocked);
+        Ok::<(), Error>(())
+    });
+    let joined = limiter.within(joined).await.and_then(|joined| joined);
+    if let Err(error) = joined.and(outcome) {
+        events.not_blocked(&error);
+    }
+}
+
+/// Blocks a limit, unless the upstream only reports that nothing is left and the limit agrees.
+async fn block_if_open(
+    limiter: &Limiter,
+    limit: Limit,
+    key: Key,
+    request: BlockRequest,
+    events: &Events,
+) -> Result<(), Error> {
+    if !request.is_refusal && limiter.clone().with_share(None).peek(&limit, key.clone()).await?.remaining() == 0 {
+        return Ok(());
+    }
+    events.upstream_blocks(request.time);
+    limiter.block(&limit, key, request.time).await
 }

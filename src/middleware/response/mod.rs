@@ -1,8 +1,225 @@
-//! From a decision to the response: settlements, headers, extensions, or a rejection.
+//! The end of a request: from its decision to a response in the service's place, or to the changes of the service's response.
 
-mod after_response;
-mod completion;
 mod follow_up;
 mod upstream;
 
-pub(super) use self::{after_response::Settling, completion::Completion};
+#[cfg(any(feature = "axum", feature = "grpc"))]
+use std::sync::LazyLock;
+use std::{mem, sync::Arc};
+
+use http::{Response, request::Parts};
+
+use self::follow_up::FollowUp;
+pub(super) use self::follow_up::Settling;
+#[cfg(any(feature = "axum", feature = "grpc"))]
+use super::events::Events;
+use super::{
+    degraded::Degraded,
+    headers::HeaderSets,
+    policy::Policy,
+    rejection::{Rejection, RejectionResponse, ShadowRefusals},
+    request::{CheckDetails, Decided, record_time_waited},
+};
+use crate::{decision::Decision, error::Error, limit::Limit, limiter::FailureMode, metrics};
+
+/// What completes the response to a request that was let through.
+pub(super) struct Completion {
+    /// `None` if the request was let through without one.
+    decision: Option<Decision>,
+    headers: HeaderSets,
+    degraded: Option<Degraded>,
+    follow_up: Option<Box<FollowUp>>,
+}
+
+impl Policy {
+    /// Lets the request through, with the decision in its extensions, or makes the response to a rejected request. Reports
+    /// what the operator should know.
+    #[inline]
+    pub(super) fn conclude<B>(
+        self: &Arc<Self>,
+        decided: Decided,
+        request: &mut Parts,
+        responder: &impl RejectionResponse<B>,
+    ) -> Result<Completion, Response<B>> {
+        let Decided { outcome, mode, mut details, waited } = decided;
+        record_time_waited(request, waited);
+        let unchosen = details.as_mut().and_then(|details| details.unchosen.take());
+        let degraded = self.report_degraded(&outcome, mode, unchosen);
+        let decision = match admission(outcome, mode) {
+            Ok(decision) => decision,
+            Err(rejection) => return Err(self.reject(request, rejection, details, degraded, responder)),
+        };
+        let follow_up = details.and_then(|details| self.follow_up(*details, decision.as_ref(), request));
+        if let Some(decision) = &decision {
+            request.extensions.insert(decision.clone());
+        }
+        // A response with figures of an upstream keeps them.
+        let headers = if self.any(|limit| limit.heeds_upstream) { HeaderSets::none() } else { self.headers };
+        Ok(Completion { decision, headers, degraded, follow_up })
+    }
+
+    fn follow_up(
+        self: &Arc<Self>,
+        mut details: CheckDetails,
+        decision: Option<&Decision>,
+        request: &Parts,
+    ) -> Option<Box<FollowUp>> {
+        let shadow = self.report_shadow(decision, mem::take(&mut details.left_out));
+        let settles = details.check.is_some() && self.any(|limit| limit.cost_afterwards.is_some());
+        let is_needed = shadow.is_some() || details.check.is_some() || !details.partition_keys.is_empty();
+        is_needed.then(|| {
+            let request = settles.then(|| request.clone());
+            Box::new(FollowUp { policy: Arc::clone(self), details, request, shadow })
+        })
+    }
+
+    /// The response to a request that is not let through.
+    pub(super) fn reject<B>(
+        &self,
+        request: &Parts,
+        rejection: Rejection,
+        details: Option<Box<CheckDetails>>,
+        degraded: Option<Degraded>,
+        responder: &impl RejectionResponse<B>,
+    ) -> Response<B> {
+        self.events.rejected(&rejection);
+        let CheckDetails { partition_keys, left_out, .. } = details.map(|details| *details).unwrap_or_default();
+        let shadow = self.report_shadow(rejection.decision(), left_out);
+        let head = rejection.head(self.headers, &partition_keys);
+        let mut response = responder.respond(&rejection, request, head);
+        response.extensions_mut().insert(rejection);
+        if let Some(degraded) = degraded {
+            response.extensions_mut().insert(degraded);
+        }
+        if let Some(shadow) = shadow {
+            shadow.add_to(&mut response);
+        }
+        response
+    }
+
+    /// Reports a request that the store has not decided, or not under all of its limits.
+    #[inline]
+    fn report_degraded(
+        &self,
+        outcome: &Result<Option<Decision>, Error>,
+        mode: FailureMode,
+        unchosen: Option<Degraded>,
+    ) -> Option<Degraded> {
+        let undecided = match outcome {
+            Ok(decision) => decision.as_ref().and_then(Decision::local_cause),
+            Err(Error::NeverFits(_) | Error::LimitNotChosen(_)) => None,
+            Err(error) => Some(error),
+        };
+        let (events, limits) = (&self.events, || self.names());
+        if let Some(Degraded { error, mode, fallbacks }) = &unchosen {
+            metrics::failed(error, events.layer());
+            events.not_chosen(error, *mode, fallbacks, limits);
+            if undecided.is_none() {
+                metrics::degraded(mode.map_or("fallback", FailureMode::label), events.layer());
+            }
+        }
+        let Some(error) = undecided else { return unchosen };
+        events.undecided(error, mode, limits);
+        let fallbacks = unchosen.map(|unchosen| unchosen.fallbacks).unwrap_or_default();
+        Some(Degraded { fallbacks, ..Degraded::undecided(error.clone(), mode) })
+    }
+
+    /// Reports the limits in the shadow that would have refused.
+    fn report_shadow(
+        &self,
+        decision: Option<&Decision>,
+        left_out: Vec<(Option<Limit>, Rejection)>,
+    ) -> Option<ShadowRefusals> {
+        let (events, limits) = (&self.events, || self.names());
+        let refusals = ShadowRefusals::of(decision, left_out)?;
+        events.shadow_refused(|| refusals.names().collect::<Vec<_>>().join(", "));
+        for (_, rejection) in &refusals.left_out {
+            match rejection {
+                Rejection::Unavailable(error) => events.not_chosen(error, Some(FailureMode::Open), &[], limits),
+                rejection => events.mistake(rejection),
+            }
+        }
+        Some(refusals)
+    }
+}
+
+impl Completion {
+    /// Begins what has to happen before the response goes out, if there is anything.
+    pub(super) fn settle<B>(&self, response: Response<B>) -> (Response<B>, Option<Settling>) {
+        let (Some(follow_up), Some(decision)) = (&self.follow_up, &self.decision) else { return (response, None) };
+        let (parts, body) = response.into_parts();
+        let settling = follow_up.begin(decision, &parts);
+        (Response::from_parts(parts, body), settling)
+    }
+
+    /// Writes headers and extensions of the response. `settled` is the decision after the settlements.
+    pub(super) fn write<B>(self, settled: Option<&Decision>, mut response: Response<B>) -> Response<B> {
+        if let Some(decision) = settled.or(self.decision.as_ref()) {
+            // An inner layer's rejection keeps its figures, since its `Retry-After` belongs to them.
+            if response.extensions().get::<Rejection>().is_none() {
+                self.headers.write_x_rate_limit(decision, response.headers_mut());
+            }
+            let partition_keys = self.follow_up.as_ref().map_or(&[][..], |follow_up| &follow_up.details.partition_keys);
+            self.headers.write_rate_limit(decision, partition_keys, response.headers_mut());
+        }
+        if let Some(degraded) = self.degraded {
+            response.extensions_mut().insert(degraded);
+        }
+        if let Some(shadow) = self.follow_up.and_then(|follow_up| follow_up.shadow) {
+            shadow.add_to(&mut response);
+        }
+        response
+    }
+}
+
+/// The decision of a request that is let through; `None` if there was nothing to decide, or no decision and the layer fails
+/// open.
+#[inline]
+fn admission(outcome: Result<Option<Decision>, Error>, mode: FailureMode) -> Result<Option<Decision>, Rejection> {
+    match outcome {
+        Ok(Some(decision)) if !decision.is_allowed() => Err(Rejection::Limited(decision)),
+        Ok(admission) => Ok(admission),
+        Err(error) => match (Rejection::from(error), mode) {
+            (Rejection::Unavailable(_), FailureMode::Open) => Ok(None),
+            (rejection, _) => Err(rejection),
+        },
+    }
+}
+
+/// The default response of a layer that fails closed, with the same [`Degraded`], log lines and metrics. It has
+/// the default [sets of headers](crate::HeaderSets).
+#[cfg(feature = "axum")]
+impl axum::response::IntoResponse for Rejection {
+    fn into_response(self) -> axum::response::Response {
+        let degraded = report(&self);
+        let head = self.head(HeaderSets::default(), &[]);
+        let mut response = self.problem(head).map(axum::body::Body::from);
+        response.extensions_mut().insert(self);
+        if let Some(degraded) = degraded {
+            response.extensions_mut().insert(degraded);
+        }
+        response
+    }
+}
+
+/// The status of a [`GrpcResponse`](crate::middleware::GrpcResponse) of a layer that fails closed, with the same log lines and metrics. It
+/// has no `x-ratelimit-*`.
+#[cfg(feature = "grpc")]
+impl From<Rejection> for tonic::Status {
+    fn from(rejection: Rejection) -> Self {
+        report(&rejection);
+        rejection.to_grpc(rejection.head(HeaderSets::none(), &[]).into_parts().0.headers)
+    }
+}
+
+/// Logs and counts a rejection of a handler, as a layer does.
+#[cfg(any(feature = "axum", feature = "grpc"))]
+fn report(rejection: &Rejection) -> Option<Degraded> {
+    /// Shared by all handlers of the process.
+    static EVENTS: LazyLock<Events> = LazyLock::new(Events::default);
+
+    EVENTS.rejected(rejection);
+    let Rejection::Unavailable(error) = rejection else { return None };
+    EVENTS.undecided(error, FailureMode::Closed, || "a handler's".to_owned());
+    Some(Degraded::undecided(error.clone(), FailureMode::Closed))
+}
