@@ -20,7 +20,7 @@ const BY_ACCOUNT: Limit = Limit::per_hour("failed-logins-account", 10);
 
 fn app(store: impl Store) -> Router {
     // Each attempt reserves one unit of both limits, so that guesses that arrive together cannot exceed them.
-    let failures = |exchange: &Exchange<'_>| u64::from(exchange.status() == StatusCode::UNAUTHORIZED);
+    let failures = |exchange: &Exchange<'_>| u64::from(exchange.response.status == StatusCode::UNAUTHORIZED);
     let limits = RateLimitLayer::new(store)
         // A guess whose client hangs up counts as failed: it stays reserved for the whole window.
         .limit(BY_ADDRESS.by(PeerIp::new()).settle(failures).lease(BY_ADDRESS.window()))

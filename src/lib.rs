@@ -48,7 +48,7 @@
 //! | know what a hostile client can do | [`guide::what_an_attacker_can_do`] |
 //! | limit a job or a handler, without a layer | [`limiter`] |
 //! | put the layer into the right place of a stack | [`middleware`] |
-//! | send the IETF draft's `RateLimit` headers | [`HeaderSets::rate_limit`] |
+//! | send the IETF draft's `RateLimit` headers | [`HeaderSets::RATE_LIMIT`] |
 //! | choose the headers | [`RateLimitLayer::headers`], [`HeaderSets`] |
 //! | change the response to a refused request | [`middleware::rejection`] |
 //! | measure and alert | [`metrics`](mod@metrics) |

@@ -74,7 +74,7 @@ fn app(limiter: &Limiter, settings: &Settings) -> Router {
         .limit(API_BURST.by(api_key.clone()))
         .limit(API_STEADY.by(api_key.clone()))
         .cost(|request: &Parts| if request.uri.path() == "/search" { 10 } else { 1 })
-        .headers(HeaderSets::both())
+        .headers(HeaderSets::BOTH)
         .fail_local(Share::one_of(2));
 
     let api = Router::new()

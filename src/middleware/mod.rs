@@ -120,7 +120,6 @@
 //! ```
 
 mod concurrent;
-mod degraded;
 mod events;
 pub mod extract;
 mod headers;
@@ -135,7 +134,7 @@ mod service;
 #[cfg(feature = "grpc")]
 pub use self::rejection::{GrpcOr, GrpcResponse};
 pub use self::{
-    degraded::Degraded,
+    events::Degraded,
     headers::{HeaderSets, exposed_headers},
     layer::RateLimitLayer,
     rejection::{JsonResponse, Rejection, RejectionResponse, ShadowRefusals, TextResponse},

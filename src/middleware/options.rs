@@ -139,10 +139,10 @@ impl<R> RateLimitLayer<R> {
     /// # use tower_sliding_window::{Everyone, HeaderSets, Limit, MemoryStore, RateLimitLayer};
     /// let layer = RateLimitLayer::new(MemoryStore::new())
     ///     .limit(Limit::per_second("service", 20_000).by(Everyone))
-    ///     .headers(HeaderSets::none());
+    ///     .headers(HeaderSets::NONE);
     /// ```
     ///
-    /// * `HeaderSets::both()` sends `RateLimit` and `RateLimit-Policy` as well: see [`HeaderSets::rate_limit`].
+    /// * `HeaderSets::BOTH` sends `RateLimit` and `RateLimit-Policy` as well: see [`HeaderSets::RATE_LIMIT`].
     /// * `X-RateLimit-Reset` can be a [Unix time](HeaderSets::reset_as_unix_time), as GitHub sends it.
     /// * `Retry-After` belongs to no set. A refusal for which waiting helps, and a 503, have it, unless
     ///   a [responder](Self::respond_with) removes it. A 429 for a cost above the limit has none.
@@ -162,7 +162,7 @@ impl<R> RateLimitLayer<R> {
     /// let secret = Secret::new("32 random bytes out of the vault")?;
     /// let layer = RateLimitLayer::new(MemoryStore::new())
     ///     .limit(Limit::per_minute("requests", 60).by(PeerIp::new()))
-    ///     .headers(HeaderSets::rate_limit())
+    ///     .headers(HeaderSets::RATE_LIMIT)
     ///     .partition_key(&secret);
     /// # Ok::<(), tower_sliding_window::ConfigError>(())
     /// ```

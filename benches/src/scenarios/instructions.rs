@@ -83,7 +83,7 @@ async fn send(path: usize, requests: usize) {
     match path {
         0 => one_client(Inner, requests, StatusCode::OK).await,
         1 => one_client(guarded(MemoryStore::new(), wide()), requests, StatusCode::OK).await,
-        7 => one_client(with_headers(MemoryStore::new(), wide(), HeaderSets::both()), requests, StatusCode::OK).await,
+        7 => one_client(with_headers(MemoryStore::new(), wide(), HeaderSets::BOTH), requests, StatusCode::OK).await,
         2 => one_client(guarded(MemoryStore::new(), spent()), requests, StatusCode::TOO_MANY_REQUESTS).await,
         _ => {
             let server = Server::start();

@@ -149,8 +149,7 @@ impl KeyError {
     }
 
     /// The value of `WWW-Authenticate` in the response.
-    #[must_use]
-    pub fn challenge(&self) -> Option<&HeaderValue> {
+    pub(crate) fn challenge(&self) -> Option<&HeaderValue> {
         self.challenge.as_ref()
     }
 }

@@ -3,7 +3,7 @@
 //! 1. `X-RateLimit-Limit`, `-Remaining` and `-Reset`, the default, show the visible limit of the decision; without one they are
 //!    not sent. No standard defines them. `-Reset` is a number of seconds by default, as for Envoy and Kong, or a
 //!    [Unix time](HeaderSets::reset_as_unix_time), as for GitHub.
-//! 2. `RateLimit-Policy` and `RateLimit`, on request, show every visible limit: see [`HeaderSets::rate_limit`].
+//! 2. `RateLimit-Policy` and `RateLimit`, on request, show every visible limit: see [`HeaderSets::RATE_LIMIT`].
 //! 3. Times are rounded up to whole seconds, and `Retry-After` (RFC 9110, section 10.2.3) is at least 1, so that a client
 //!    that obeys is never early. A refusal for which waiting helps, and a 503, have it even if the layer sends no figures. A cost
 //!    above the limit has none.
@@ -13,7 +13,6 @@
 //! 5. The figures are as of the decision, or of the settlement. A `-Reset` in seconds is too long by the time that the service
 //!    has worked since.
 //!
-mod number;
 mod rate_limit;
 
 use std::time::{Duration, SystemTime};
@@ -23,11 +22,8 @@ use http::{
     header::{CACHE_CONTROL, RETRY_AFTER},
 };
 
+use self::rate_limit::{POLICY, RATE_LIMIT};
 pub(super) use self::rate_limit::{PartitionKeys, split};
-use self::{
-    number::{header_value, seconds_rounded_up},
-    rate_limit::{POLICY, RATE_LIMIT},
-};
 use crate::decision::{Decision, LimitStatus};
 
 const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
@@ -51,14 +47,10 @@ pub struct HeaderSets {
 
 impl HeaderSets {
     /// No set.
-    pub const fn none() -> Self {
-        Self { x_rate_limit: false, reset_is_unix_time: false, rate_limit: false }
-    }
+    pub const NONE: Self = Self { x_rate_limit: false, reset_is_unix_time: false, rate_limit: false };
 
     /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`. The default.
-    pub const fn x_rate_limit() -> Self {
-        Self { x_rate_limit: true, ..Self::none() }
-    }
+    pub const X_RATE_LIMIT: Self = Self { x_rate_limit: true, ..Self::NONE };
 
     /// `RateLimit-Policy` and `RateLimit`, as an Internet-Draft of the IETF defines them:
     /// [draft-ietf-httpapi-ratelimit-headers-11](https://datatracker.ietf.org/doc/html/draft-ietf-httpapi-ratelimit-headers-11).
@@ -81,14 +73,10 @@ impl HeaderSets {
     /// * Lines of the service that are not lists of strings, each with integers, strings or byte sequences as parameters, are left
     ///   out, since clients would ignore the whole field.
     /// * Numbers end at 999,999,999,999,999, the largest Integer of a Structured Field.
-    pub const fn rate_limit() -> Self {
-        Self { rate_limit: true, ..Self::none() }
-    }
+    pub const RATE_LIMIT: Self = Self { rate_limit: true, ..Self::NONE };
 
     /// Both sets.
-    pub const fn both() -> Self {
-        Self { x_rate_limit: true, ..Self::rate_limit() }
-    }
+    pub const BOTH: Self = Self { x_rate_limit: true, ..Self::RATE_LIMIT };
 
     /// Writes `X-RateLimit-Reset` as a Unix time in seconds, rounded up, by the store's clock. Default: seconds from now, which no
     /// wrong clock can falsify.
@@ -143,7 +131,7 @@ fn reset_after(status: &LimitStatus) -> Duration {
 
 impl Default for HeaderSets {
     fn default() -> Self {
-        Self::x_rate_limit()
+        Self::X_RATE_LIMIT
     }
 }
 
@@ -166,7 +154,7 @@ impl Decision {
     ///         return Err(Rejection::Limited(decision));
     ///     }
     ///     let mut headers = HeaderMap::new();
-    ///     decision.write_headers(HeaderSets::both(), &mut headers);
+    ///     decision.write_headers(HeaderSets::BOTH, &mut headers);
     ///     Ok((headers, "done"))
     /// }
     /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -196,6 +184,59 @@ pub(super) fn retry_after_seconds(wait: Duration) -> u64 {
     seconds_rounded_up(wait).max(1)
 }
 
+/// Smaller numbers have a static text: most limits, remaining units, and seconds up to two hours.
+const STATIC_TEXTS: usize = 10_000;
+
+/// All smaller numbers, each with four digits.
+static DIGITS: [[u8; 4]; STATIC_TEXTS] = {
+    let mut digits = [[0; 4]; STATIC_TEXTS];
+    let mut number = 0;
+    while number < STATIC_TEXTS {
+        let (mut place, mut rest) = (4, number);
+        while place > 0 {
+            place -= 1;
+            digits[number][place] = b'0' + (rest % 10) as u8;
+            rest /= 10;
+        }
+        number += 1;
+    }
+    digits
+};
+
+/// Evaluated by the compiler, so that the panic is an error at compile time.
+static TEXT: &str = match str::from_utf8(DIGITS.as_flattened()) {
+    Ok(text) => text,
+    Err(_) => panic!("digits are ASCII"),
+};
+
+fn seconds_rounded_up(duration: Duration) -> u64 {
+    // Saturating, since a store may return the longest duration for "never".
+    duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0))
+}
+
+/// As `HeaderValue::from`, which needs two allocations. A number with a static text needs none, any other number one.
+#[inline]
+fn header_value(number: u64) -> HeaderValue {
+    static_text(number).map_or_else(|| long_header_value(number), HeaderValue::from_static)
+}
+
+fn long_header_value(number: u64) -> HeaderValue {
+    let (mut digits, mut begin, mut rest) = ([b'0'; 20], 20, number);
+    while rest > 0 {
+        begin -= 4;
+        digits[begin..begin + 4].copy_from_slice(&DIGITS[(rest % STATIC_TEXTS as u64) as usize]);
+        rest /= STATIC_TEXTS as u64;
+    }
+    let zeros = digits[begin..].iter().take_while(|digit| **digit == b'0').count();
+    HeaderValue::from_bytes(&digits[begin + zeros..]).unwrap_or_else(|_| HeaderValue::from(number))
+}
+
+fn static_text(number: u64) -> Option<&'static str> {
+    let start = 4 * usize::try_from(number).ok().filter(|index| *index < STATIC_TEXTS)?;
+    let zeros = [1_000, 100, 10].into_iter().filter(|power| number < *power).count();
+    Some(&TEXT[start + zeros..start + 4])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -205,5 +246,14 @@ mod tests {
         let waits =
             [0, 1, 999_999, 1_000_000, 1_000_001].map(|micros| retry_after_seconds(Duration::from_micros(micros)));
         assert_eq!(waits, [1, 1, 1, 1, 2]);
+    }
+
+    #[test]
+    fn a_number_is_written_as_it_always_is() {
+        let edges = [u64::from(u32::MAX), u64::MAX / 4, u64::MAX / 4 + 1, u64::MAX - 1, u64::MAX];
+        let lengths = (0..20).map(|digits| 10_u64.pow(digits)).flat_map(|power| [power - 1, power, power + 1]);
+        for number in (0..=10_001).chain(edges).chain(lengths) {
+            assert_eq!(header_value(number), HeaderValue::from(number));
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! `RateLimit-Policy` and `RateLimit`, as [`HeaderSets::rate_limit`](super::HeaderSets::rate_limit) describes them.
+//! `RateLimit-Policy` and `RateLimit`, as [`HeaderSets::RATE_LIMIT`](super::HeaderSets::RATE_LIMIT) describes them.
 
 use std::{
     fmt::{self, Write},
@@ -9,7 +9,7 @@ use std::{
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::number::seconds_rounded_up;
+use super::seconds_rounded_up;
 use crate::{
     check::Check,
     decision::{Decision, LimitStatus},

@@ -34,7 +34,7 @@ use super::{Rejection, response::RejectionResponse};
 /// * A request of gRPC-Web gets the same headers under its own content type. A browser's script can read them only if CORS
 ///   exposes `grpc-status`, `grpc-message` and `grpc-status-details-bin`.
 ///
-/// It answers every request in gRPC. If the server answers HTTP as well, use [`or`](Self::or). It works with every body that has
+/// It answers every request in gRPC. If the server answers HTTP as well, use [`GrpcOr`]. It works with every body that has
 /// a default, such as tonic's and axum's.
 ///
 /// ```
@@ -49,50 +49,43 @@ use super::{Rejection, response::RejectionResponse};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GrpcResponse;
 
-/// A gRPC status for gRPC clients, and another response for all others: see [`GrpcResponse::or`].
+/// Answers requests in gRPC by a [`GrpcResponse`]: those whose `Content-Type` is `application/grpc`, `application/grpc-web`,
+/// `application/grpc-web-text`, or one of these with a suffix such as `+proto`. All others get the other response.
+/// [`guide::grpc`](crate::guide::grpc#http-and-grpc-on-one-server) has complete servers.
+///
+/// ```
+/// use axum::{Router, body::Body, extract::connect_info::MockConnectInfo, routing::get};
+/// use http::Request;
+/// use std::net::SocketAddr;
+/// use tower::ServiceExt;
+/// use tower_sliding_window::{
+///     Limit, MemoryStore, PeerIp, RateLimitLayer, middleware::{GrpcOr, JsonResponse},
+/// };
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let layer = RateLimitLayer::new(MemoryStore::new())
+///     .limit(Limit::per_minute("requests", 1).by(PeerIp::new()))
+///     .respond_with(GrpcOr(JsonResponse));
+///
+/// let app = Router::new()
+///     .route("/", get(|| async { "hello" }))
+///     .layer(layer)
+///     .layer(MockConnectInfo(SocketAddr::from(([203, 0, 113, 7], 50_000))));
+/// app.clone().oneshot(Request::get("/").body(Body::empty())?).await?;
+///
+/// let http = app.clone().oneshot(Request::get("/").body(Body::empty())?).await?;
+/// assert_eq!(http.status(), 429);
+///
+/// let call = Request::post("/").header("content-type", "application/grpc").body(Body::empty())?;
+/// let grpc = app.oneshot(call).await?;
+/// assert_eq!((grpc.status().as_u16(), &grpc.headers()["grpc-status"]), (200, &"8".parse()?));
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug)]
-pub struct GrpcOr<R> {
-    other: R,
-}
-
-impl GrpcResponse {
-    /// Answers requests in gRPC whose `Content-Type` is `application/grpc`, `application/grpc-web`,
-    /// `application/grpc-web-text`, or one of these with a suffix such as `+proto`. All others get the other response.
-    /// [`guide::grpc`](crate::guide::grpc#http-and-grpc-on-one-server) has complete servers.
-    ///
-    /// ```
-    /// use axum::{Router, body::Body, extract::connect_info::MockConnectInfo, routing::get};
-    /// use http::Request;
-    /// use std::net::SocketAddr;
-    /// use tower::ServiceExt;
-    /// use tower_sliding_window::{
-    ///     Limit, MemoryStore, PeerIp, RateLimitLayer, middleware::{GrpcResponse, JsonResponse},
-    /// };
-    ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let layer = RateLimitLayer::new(MemoryStore::new())
-    ///     .limit(Limit::per_minute("requests", 1).by(PeerIp::new()))
-    ///     .respond_with(GrpcResponse.or(JsonResponse));
-    ///
-    /// let app = Router::new()
-    ///     .route("/", get(|| async { "hello" }))
-    ///     .layer(layer)
-    ///     .layer(MockConnectInfo(SocketAddr::from(([203, 0, 113, 7], 50_000))));
-    /// app.clone().oneshot(Request::get("/").body(Body::empty())?).await?;
-    ///
-    /// let http = app.clone().oneshot(Request::get("/").body(Body::empty())?).await?;
-    /// assert_eq!(http.status(), 429);
-    ///
-    /// let call = Request::post("/").header("content-type", "application/grpc").body(Body::empty())?;
-    /// let grpc = app.oneshot(call).await?;
-    /// assert_eq!((grpc.status().as_u16(), &grpc.headers()["grpc-status"]), (200, &"8".parse()?));
-    /// # Ok(()) }
-    /// ```
-    #[must_use]
-    pub fn or<R>(self, other: R) -> GrpcOr<R> {
-        GrpcOr { other }
-    }
-}
+pub struct GrpcOr<R>(
+    /// Makes the response to all other requests.
+    pub R,
+);
 
 impl<B: Default> RejectionResponse<B> for GrpcResponse {
     fn respond(&self, rejection: &Rejection, request: &Parts, head: Response<()>) -> Response<B> {
@@ -104,7 +97,7 @@ impl<B: Default, R: RejectionResponse<B>> RejectionResponse<B> for GrpcOr<R> {
     fn respond(&self, rejection: &Rejection, request: &Parts, head: Response<()>) -> Response<B> {
         match content_type(request) {
             Some(content_type) => grpc_response(rejection, content_type, head),
-            None => self.other.respond(rejection, request, head),
+            None => self.0.respond(rejection, request, head),
         }
     }
 }

@@ -55,7 +55,7 @@ where
 /// ```
 ///
 /// * The types `quota-exceeded`, for a 429, and `temporary-reduced-capacity`, for a 503, are those of the
-///   [draft](crate::HeaderSets::rate_limit) of the `RateLimit` fields. They are not registered before it is published. All other
+///   [draft](crate::HeaderSets::RATE_LIMIT) of the `RateLimit` fields. They are not registered before it is published. All other
 ///   responses have no type, which means `about:blank`.
 /// * `violated-policies` are the names of the limits that have refused, without [hidden](crate::Charge::hidden) ones.
 /// * It works with every body that can be made of a `String`, such as axum's and `http_body_util::Full<Bytes>`. For other

@@ -5,7 +5,7 @@
 use std::{cmp::Reverse, sync::Arc};
 
 use super::{
-    super::{degraded::Degraded, policy::Policy, rejection::Rejection},
+    super::{events::Degraded, policy::Policy, rejection::Rejection},
     keyed_limit::DraftCharge,
 };
 use crate::{

@@ -6,7 +6,7 @@ use http::request::Parts;
 use tokio::time::Instant;
 
 use super::{
-    super::{concurrent::join, degraded::Degraded, extract::KeyExtractor, policy::Policy, rejection::Rejection},
+    super::{concurrent::join, events::Degraded, extract::KeyExtractor, policy::Policy, rejection::Rejection},
     Decided, Plan,
     check::CheckDetails,
     keyed_limit::{DraftCharge, KeyedLimit},

@@ -3,7 +3,6 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use http::{
-    StatusCode,
     request::{self, Parts},
     response,
 };
@@ -24,14 +23,6 @@ pub struct Exchange<'a> {
     pub cost: u64,
 }
 
-impl Exchange<'_> {
-    /// The response's status.
-    #[must_use]
-    pub fn status(&self) -> StatusCode {
-        self.response.status
-    }
-}
-
 impl KeyedLimit {
     /// The units that a request takes of this limit. Default: the [`cost`](crate::RateLimitLayer::cost) of the layer.
     #[must_use]
@@ -47,7 +38,7 @@ impl KeyedLimit {
     /// use tower_sliding_window::{Limit, PeerIp};
     ///
     /// // Only failed logins count.
-    /// let login = Limit::per_minute("login", 5).by(PeerIp::new()).settle(|exchange| u64::from(exchange.status() == 401));
+    /// let login = Limit::per_minute("login", 5).by(PeerIp::new()).settle(|exchange| u64::from(exchange.response.status == 401));
     /// ```
     ///
     /// To reserve nothing, [count afterwards](Self::count_afterwards):
@@ -95,7 +86,7 @@ impl KeyedLimit {
     /// // Five failed logins a minute. Successful ones are never in the way of each other.
     /// let failures = Limit::per_minute("failed-logins", 5)
     ///     .by(PeerIp::new())
-    ///     .count_afterwards(|exchange| u64::from(exchange.status() == 401));
+    ///     .count_afterwards(|exchange| u64::from(exchange.response.status == 401));
     /// ```
     ///
     /// * The requests in flight can exceed the limit: with `n` concurrent requests of a client, each of at most `c` units, by up

@@ -181,8 +181,7 @@ impl KeyedLimit {
     }
 
     /// The whole limit, even if it is [split](Self::split). `None` if it is [chosen](Self::chosen) for each request.
-    #[must_use]
-    pub fn limit(&self) -> Option<&Limit> {
+    pub(crate) fn limit(&self) -> Option<&Limit> {
         self.limit.as_ref().filter(|_| !self.is_chosen())
     }
 

@@ -14,7 +14,7 @@ pub(super) use self::follow_up::Settling;
 #[cfg(any(feature = "axum", feature = "grpc"))]
 use super::events::Events;
 use super::{
-    degraded::Degraded,
+    events::Degraded,
     headers::HeaderSets,
     policy::Policy,
     rejection::{Rejection, RejectionResponse, ShadowRefusals},
@@ -54,7 +54,7 @@ impl Policy {
             request.extensions.insert(decision.clone());
         }
         // A response with figures of an upstream keeps them.
-        let headers = if self.any(|limit| limit.heeds_upstream) { HeaderSets::none() } else { self.headers };
+        let headers = if self.any(|limit| limit.heeds_upstream) { HeaderSets::NONE } else { self.headers };
         Ok(Completion { decision, headers, degraded, follow_up })
     }
 
@@ -208,7 +208,7 @@ impl axum::response::IntoResponse for Rejection {
 impl From<Rejection> for tonic::Status {
     fn from(rejection: Rejection) -> Self {
         report(&rejection);
-        rejection.to_grpc(rejection.head(HeaderSets::none(), &[]).into_parts().0.headers)
+        rejection.to_grpc(rejection.head(HeaderSets::NONE, &[]).into_parts().0.headers)
     }
 }
 

@@ -188,7 +188,7 @@ fn every_reply_is_a_decision_or_an_error() {
 fn every_reply_makes_a_response() {
     let (runtime, impostor) = (one_thread(), Impostor::start());
     let store = || RedisStore::builder(&impostor.url).build().unwrap();
-    let services = [HeaderSets::both(), HeaderSets::both().reset_as_unix_time()].map(|format| {
+    let services = [HeaderSets::BOTH, HeaderSets::BOTH.reset_as_unix_time()].map(|format| {
         // Every request must get a reply.
         let limiter = Limiter::new(store())
             .breaker(Breaker::new().failures(0))

@@ -55,7 +55,7 @@ fn asks(status: u16) -> Request<Body> {
 }
 
 fn failed(limit: Limit) -> KeyedLimit {
-    limit.by(anyone).count_afterwards(|o| u64::from(o.status() == 401))
+    limit.by(anyone).count_afterwards(|o| u64::from(o.response.status == 401))
 }
 
 fn key() -> Key {

@@ -26,7 +26,7 @@ use crate::support::{
 const TOTAL: Limit = Limit::per_hour("total", 1);
 
 const MINE: Limit = Limit::per_minute("mine", 5);
-const FORMATS: [HeaderSets; 2] = [HeaderSets::x_rate_limit(), HeaderSets::x_rate_limit().reset_as_unix_time()];
+const FORMATS: [HeaderSets; 2] = [HeaderSets::X_RATE_LIMIT, HeaderSets::X_RATE_LIMIT.reset_as_unix_time()];
 
 fn layer(limit: KeyedLimit) -> RateLimitLayer {
     RateLimitLayer::new(MemoryStore::new()).limit(limit)
@@ -38,14 +38,14 @@ async fn ask(app: &App) -> Response {
 
 #[tokio::test]
 async fn a_layer_without_header_sets_sends_only_retry_after() {
-    let silent = layer(TOTAL.by(anyone)).headers(HeaderSets::none());
+    let silent = layer(TOTAL.by(anyone)).headers(HeaderSets::NONE);
     let app = around(&silent, handler());
     assert_eq!(figures(ask(&app).await.headers()), [None; 4]);
     let refused = ask(&app).await;
     assert_eq!(figures(refused.headers()), [None, None, None, Some("3600")]);
     assert_eq!(json(refused).await, refusal_body(Some("total"), 3600));
 
-    let down = RateLimitLayer::new(failing()).limit(TOTAL.by(anyone)).headers(HeaderSets::none()).fail_closed();
+    let down = RateLimitLayer::new(failing()).limit(TOTAL.by(anyone)).headers(HeaderSets::NONE).fail_closed();
     let response = ask(&around(&down, handler())).await;
     assert!(response.status() == 503 && response.headers().contains_key(RETRY_AFTER));
 
@@ -56,8 +56,8 @@ async fn a_layer_without_header_sets_sends_only_retry_after() {
     });
     assert_eq!(figures(bare.layer(handler()).oneshot(request()).await.unwrap().headers()), [None; 4]);
 
-    assert_eq!(HeaderSets::default(), HeaderSets::x_rate_limit());
-    let default = layer(MINE.by(anyone)).headers(HeaderSets::none()).headers(HeaderSets::x_rate_limit());
+    assert_eq!(HeaderSets::default(), HeaderSets::X_RATE_LIMIT);
+    let default = layer(MINE.by(anyone)).headers(HeaderSets::NONE).headers(HeaderSets::X_RATE_LIMIT);
     assert_eq!(figures(ask(&around(&default, handler())).await.headers())[1], Some("4"));
 }
 
@@ -134,7 +134,7 @@ async fn a_layer_without_figures_leaves_those_of_an_inner_layer() {
             around(&layer(TOTAL.by(anyone)).skip(|_| true), app.clone()),
             around(&layer(unlimited), app.clone()),
             around(&undecided, app.clone()),
-            around(&layer(MINE.by(anyone)).headers(HeaderSets::none()), app.clone()),
+            around(&layer(MINE.by(anyone)).headers(HeaderSets::NONE), app.clone()),
             around(&layer(Limit::per_minute("calls", 9).by(anyone).heed_upstream()), app.clone()),
         ] {
             assert_eq!(figures(ask(&app).await.headers())[2], Some(&*test.reset(&MINE, inner)));

@@ -183,7 +183,7 @@ async fn a_hidden_shadow_limit_is_in_no_header() {
     let shadow = |name, cost| Limit::per_minute(name, 1).by(anyone).cost(move |_| cost).in_shadow();
     let hidden = || layer(MINE.by(anyone)).limit(shadow("tried", 1).hidden()).limit(shadow("costly", 2).hidden());
     for layer in [hidden(), hidden().limit(shadow("seen", 1))] {
-        let layer = layer.headers(HeaderSets::both());
+        let layer = layer.headers(HeaderSets::BOTH);
         let app = around(&layer, handler());
         ask(&app).await;
         let response = ask(&app).await;
@@ -224,7 +224,7 @@ async fn a_handler_that_checks_by_itself_hides_limits_as_a_layer_does() {
 #[tokio::test]
 async fn stacked_layers_show_only_visible_limits() {
     let hidden = || layer(TOTAL.by(anyone).hidden());
-    let silent = || layer(TOTAL.by(anyone)).headers(HeaderSets::none());
+    let silent = || layer(TOTAL.by(anyone)).headers(HeaderSets::NONE);
     let seen = || layer(MINE.by(anyone));
     for app in [
         around(&hidden(), around(&seen(), handler())),

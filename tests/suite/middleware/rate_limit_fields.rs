@@ -67,7 +67,7 @@ fn fields(headers: &HeaderMap) -> [Option<&str>; 2] {
 }
 
 fn on<S: Store + Clone>(store: &S, limits: impl IntoIterator<Item = KeyedLimit>) -> RateLimitLayer {
-    RateLimitLayer::new(store.clone()).limits(limits).unwrap().headers(HeaderSets::rate_limit())
+    RateLimitLayer::new(store.clone()).limits(limits).unwrap().headers(HeaderSets::RATE_LIMIT)
 }
 
 async fn ask(app: &App) -> Response {
@@ -119,11 +119,11 @@ async fn a_limit_with_all_units_left_has_no_time() {
 #[tokio::test]
 async fn both_sets_and_no_set_can_be_chosen() {
     let layer = on(&MemoryStore::new(), [Limit::per_hour("units", 10).by(anyone)]);
-    let app = around(&layer.clone().headers(HeaderSets::both()), handler());
+    let app = around(&layer.clone().headers(HeaderSets::BOTH), handler());
     let response = ask(&app).await;
     assert_eq!(figures(response.headers())[1], Some("9"));
     assert_eq!(items(response.headers(), "ratelimit")[0].r, Some(9));
-    for sets in [HeaderSets::none(), HeaderSets::x_rate_limit()] {
+    for sets in [HeaderSets::NONE, HeaderSets::X_RATE_LIMIT] {
         assert_eq!(fields(ask(&around(&layer.clone().headers(sets), handler())).await.headers()), [None; 2]);
     }
 }
@@ -152,7 +152,7 @@ async fn a_response_without_a_decision_has_no_fields() {
     let never = on(&MemoryStore::new(), [Limit::per_hour("units", 1).by(anyone)]).cost(|_| 2);
     let failing = RateLimitLayer::new(crate::support::stores::failing())
         .limit(Limit::per_hour("units", 1).by(anyone))
-        .headers(HeaderSets::both());
+        .headers(HeaderSets::BOTH);
     for (app, status) in [
         (around(&never, handler()), 429),
         (around(&failing.clone().fail_closed(), handler()), 503),
@@ -265,7 +265,7 @@ async fn a_partition_key_tells_keys_apart_and_reveals_nothing() {
     let plain = || on(&MemoryStore::new(), limits()).partition_key(&secret);
     let choosing =
         || plain().limit(KeyedLimit::chosen(by_path, |_| ready(Ok::<_, Infallible>(Limit::per_hour("c", 1)))));
-    for layer in [plain(), plain().headers(HeaderSets::both()), choosing(), choosing().wait_up_to(ms(1))] {
+    for layer in [plain(), plain().headers(HeaderSets::BOTH), choosing(), choosing().wait_up_to(ms(1))] {
         let app = around(&layer, handler());
         let mut seen = Vec::new();
         for (path, status) in [("/ada", 200), ("/ada", 429), ("/bob", 200)] {

@@ -67,7 +67,7 @@ async fn spent(limiter: &Limiter, limit: &Limit) -> u64 {
 
 #[tokio::test]
 async fn only_failed_logins_count() {
-    let limit = LOGIN.by(anyone).settle(|o| u64::from(o.status() == 401));
+    let limit = LOGIN.by(anyone).settle(|o| u64::from(o.response.status == 401));
     let app = RateLimitLayer::new(MemoryStore::new()).limit(limit).layer(service_fn(answer));
     let mut seen = Vec::new();
     for status in [200, 401, 200, 200, 401, 200] {
@@ -105,7 +105,7 @@ async fn settled_and_plain_limits_are_decided_and_settled_together() {
     let app = RateLimitLayer::new(watched.clone())
         .limit(LOGIN.by(anyone))
         .limit(TOKENS.by(anyone).cost(|_| 500).settle(used))
-        .limit(errors.clone().by(anyone).settle(|o| if o.status().is_server_error() { 0 } else { o.cost }))
+        .limit(errors.clone().by(anyone).settle(|o| if o.response.status.is_server_error() { 0 } else { o.cost }))
         .layer(service_fn(answer));
     app.clone().oneshot(asks(500, 20)).await.unwrap();
     assert_eq!(settled_costs(&watched), [[None, Some(20), Some(0)]]);
@@ -138,7 +138,7 @@ async fn a_limit_may_have_its_own_cost() {
 async fn an_exchange_holds_the_request_and_the_response() {
     let (store, _clock, limiter) = store();
     let cost = |outcome: &Exchange<'_>| {
-        assert_eq!((outcome.request.uri.path(), outcome.status().as_u16(), outcome.cost), ("/404", 404, 7));
+        assert_eq!((outcome.request.uri.path(), outcome.response.status.as_u16(), outcome.cost), ("/404", 404, 7));
         assert!(!format!("{outcome:?}").contains("x-use"), "headers may be secret");
         outcome.request.headers["x-use"].to_str().unwrap().parse().unwrap()
     };
@@ -318,7 +318,7 @@ async fn a_charge_that_is_not_settled_stays_on_redis() {
 async fn a_layer_on_redis_settles() {
     let server = RedisServer::start();
     let store = server.store().build().unwrap();
-    let limit = LOGIN.by(anyone).settle(|o| u64::from(o.status() == 401));
+    let limit = LOGIN.by(anyone).settle(|o| u64::from(o.response.status == 401));
     let app = RateLimitLayer::new(store).limit(limit).deadline(TEST_TIMEOUT).layer(service_fn(answer));
     let mut seen = Vec::new();
     for status in [200, 401, 200, 200, 401, 200] {
@@ -340,7 +340,7 @@ async fn sign_in(request: Request<Body>) -> Result<Response<Body>, Infallible> {
 /// left, the excess ones retry a second later.
 async fn assert_excess_concurrent_logins_retry_after_a_second(store: impl Store + Clone) {
     let login = Limit::per_minute("login", 5);
-    let limit = login.clone().by(anyone).settle(|o| u64::from(o.status() == 401));
+    let limit = login.clone().by(anyone).settle(|o| u64::from(o.response.status == 401));
     let app = RateLimitLayer::new(store.clone()).limit(limit).deadline(TEST_TIMEOUT).layer(service_fn(sign_in));
     let sign_in = |status: u16| {
         let request = Request::get(format!("/{status}")).body(Body::empty()).unwrap();

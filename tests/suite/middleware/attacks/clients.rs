@@ -8,7 +8,7 @@ use tower_sliding_window::{
     Header, Key, Limiter, Rejection, Secret, Store,
     extract::KeyError,
     limiter::Share,
-    middleware::{GrpcResponse, JsonResponse},
+    middleware::{GrpcOr, GrpcResponse, JsonResponse},
     store,
 };
 
@@ -29,7 +29,7 @@ fn any_text_of_a_key_error_arrives_whole() {
     proptest!(|(text in texts(), status in 400_u16..500)| {
         let error = KeyError::invalid(text.clone(), text.clone()).with_status(status.try_into().unwrap());
         let limit = Limit::per_hour("calls", 1).by(move |_: &Parts| -> Result<Key, KeyError> { Err(error.clone()) });
-        let layer = RateLimitLayer::new(MemoryStore::new()).limit(limit).respond_with(GrpcResponse.or(JsonResponse));
+        let layer = RateLimitLayer::new(MemoryStore::new()).limit(limit).respond_with(GrpcOr(JsonResponse));
         let app = BoxCloneService::new(layer.layer(handler()));
         let expected = format!("The request cannot be counted: {text}: {text}.");
         let response = runtime.block_on(ask(&app));
@@ -60,7 +60,7 @@ async fn huge_fields_of_a_service_become_one_list() {
         ready(Ok::<_, Infallible>(response))
     }));
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_hour("own", 5).by(anyone));
-    let app = around(&layer.headers(HeaderSets::rate_limit()), service);
+    let app = around(&layer.headers(HeaderSets::RATE_LIMIT), service);
     let items = items(ask(&app).await.headers(), "ratelimit").unwrap();
     assert_eq!((items.len(), &*items[0].0), (10_002, "own"));
 }
@@ -105,7 +105,7 @@ async fn a_hidden_limit_is_nowhere() {
     for (number, layer) in layers.into_iter().enumerate() {
         let layer = layer
             .limit(Limit::per_hour("seen", 1_000).by(anyone).settle(|_| 1))
-            .headers(HeaderSets::both())
+            .headers(HeaderSets::BOTH)
             .partition_key(&secret);
         let json = around(&layer.clone(), handler());
         let grpc = BoxCloneService::new(layer.respond_with(GrpcResponse).layer(handler()));
@@ -131,7 +131,7 @@ fn random_layer<S: Store + Clone>(store: &S, numbers: &mut Numbers, names: [&str
             _ => limit.by(anyone),
         }
     });
-    let layer = RateLimitLayer::new(store.clone()).limits(limits).unwrap().headers(HeaderSets::rate_limit());
+    let layer = RateLimitLayer::new(store.clone()).limits(limits).unwrap().headers(HeaderSets::RATE_LIMIT);
     layer.deadline(crate::support::TEST_TIMEOUT).fail_closed()
 }
 
@@ -175,7 +175,7 @@ async fn more_is_left_after_t<S: Store + Clone>(fixture: crate::support::Fixture
         let limit = limit.with_algorithm(crate::support::ALGORITHMS[numbers.below(4) as usize]);
         let cost = Arc::new(AtomicU64::new(1));
         let costs = Arc::clone(&cost);
-        let layer = RateLimitLayer::on(limiter.clone()).limit(limit.clone().by(anyone)).headers(HeaderSets::both());
+        let layer = RateLimitLayer::on(limiter.clone()).limit(limit.clone().by(anyone)).headers(HeaderSets::BOTH);
         let app = around(&layer.cost(move |_| costs.load(Ordering::Relaxed)), handler());
         for sent in 0..20 {
             cost.store(numbers.below(units + 1), Ordering::Relaxed);
@@ -321,7 +321,7 @@ async fn the_shortest_and_the_longest_wait_are_valid_everywhere() {
     for (window, pushback) in [(Limit::MIN_WINDOW, "1"), (Limit::MAX_WINDOW, "-1")] {
         let (store, _clock) = clocked();
         let layer =
-            RateLimitLayer::new(store).limit(Limit::per("calls", 1, window).by(anyone)).headers(HeaderSets::both());
+            RateLimitLayer::new(store).limit(Limit::per("calls", 1, window).by(anyone)).headers(HeaderSets::BOTH);
         let http = around(&layer, handler());
         let grpc = BoxCloneService::new(layer.respond_with(GrpcResponse).layer(handler()));
         assert_eq!(ask(&http).await.status(), 200);
@@ -354,7 +354,7 @@ async fn each_item_has_its_partition_key_however_limits_count() {
     let calls = || Limit::per_hour("calls", 3);
     let by_tenant = || Header::new("x-tenant");
     async fn keys(layer: RateLimitLayer, secret: &Secret, tenant: &str) -> Vec<String> {
-        let app = around(&layer.headers(HeaderSets::rate_limit()).partition_key(secret), handler());
+        let app = around(&layer.headers(HeaderSets::RATE_LIMIT).partition_key(secret), handler());
         let mut keys = Vec::new();
         for _ in 0..5 {
             let request = Request::get("/").header("x-tenant", tenant).body(Body::empty()).unwrap();
@@ -401,7 +401,7 @@ async fn many_nested_layers_and_dropped_requests_keep_one_list() {
     for number in 0..50 {
         let limit = Limit::new(format!("l{number}"), 1_000, minutes(60)).unwrap();
         let layer = RateLimitLayer::new(store.clone()).limit(limit.by(anyone).settle(|_| 1));
-        app = around(&layer.headers(HeaderSets::rate_limit()), app);
+        app = around(&layer.headers(HeaderSets::RATE_LIMIT), app);
     }
     for _ in 0..20 {
         drop(app.clone().oneshot(request()));

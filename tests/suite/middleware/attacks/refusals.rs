@@ -8,7 +8,7 @@ use super::*;
 /// draft -07 under this very name.
 async fn own_figures_survive(lines: &'static [&'static [u8]]) {
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_hour("own", 5).by(anyone));
-    let app = around(&layer.headers(HeaderSets::rate_limit()), sending(lines));
+    let app = around(&layer.headers(HeaderSets::RATE_LIMIT), sending(lines));
     let items = items(ask(&app).await.headers(), "ratelimit").expect("clients ignore the whole field");
     assert_eq!(of(&items, "own").unwrap()["r"], 4);
 }
@@ -42,7 +42,7 @@ async fn after_a_limit_was_lowered_a_client_that_waits_for_t_is_not_refused_agai
     let chosen = KeyedLimit::chosen(anyone, move |_| {
         ready(Ok::<_, Infallible>(Limit::per_hour("plan", plan.load(Ordering::Relaxed))))
     });
-    let app = around(&RateLimitLayer::new(store).limit(chosen).headers(HeaderSets::rate_limit()), handler());
+    let app = around(&RateLimitLayer::new(store).limit(chosen).headers(HeaderSets::RATE_LIMIT), handler());
     for _ in 0..3 {
         assert_eq!(ask(&app).await.status(), 200);
         clock.advance(minutes(10));
@@ -62,7 +62,7 @@ async fn while_a_limit_is_blocked_a_client_that_waits_for_t_is_not_refused_again
     let calls = Limit::per_hour("calls", 3);
     let limiter = Limiter::new(store);
     let layer = RateLimitLayer::on(limiter.clone()).limit(calls.clone().by(anyone));
-    let app = around(&layer.headers(HeaderSets::rate_limit()), handler());
+    let app = around(&layer.headers(HeaderSets::RATE_LIMIT), handler());
     assert_eq!(ask(&app).await.status(), 200);
     clock.advance(minutes(30));
     limiter.block(&calls, anyone(&request().into_parts().0).unwrap(), minutes(55)).await.unwrap();
@@ -78,7 +78,7 @@ async fn a_shadow_limit_next_to_a_hidden_one_is_not_shown() {
     let layer = RateLimitLayer::new(MemoryStore::new())
         .limit(Limit::per_hour("total", 100).by(anyone).hidden())
         .limit(Limit::per_hour("tried", 1).by(anyone).in_shadow());
-    let app = around(&layer.headers(HeaderSets::rate_limit()), handler());
+    let app = around(&layer.headers(HeaderSets::RATE_LIMIT), handler());
     let response = ask(&app).await;
     assert_eq!(items(response.headers(), "ratelimit").unwrap(), [], "{:?}", response.headers());
 }
@@ -96,7 +96,7 @@ async fn refused_in_line_by(tight: KeyedLimit, guard: impl FnOnce(RateLimitLayer
     let layer = RateLimitLayer::new(store)
         .limit(tight)
         .limit(Limit::per_hour("plenty", 1_000).by(anyone))
-        .headers(HeaderSets::both());
+        .headers(HeaderSets::BOTH);
     let patient = around(&layer.clone().wait_up_to(minutes(120)), handler());
     let hasty = guard(layer.wait_up_to(Duration::from_millis(1)));
     assert_eq!(ask(&patient).await.status(), 200);

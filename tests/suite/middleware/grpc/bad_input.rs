@@ -9,7 +9,7 @@ use tokio::{
     time::timeout,
 };
 use tonic::transport::Server;
-use tower_sliding_window::middleware::{GrpcResponse, JsonResponse};
+use tower_sliding_window::middleware::{GrpcOr, JsonResponse};
 
 use super::by_peer;
 use crate::support::{
@@ -21,7 +21,7 @@ use crate::support::{
 
 /// A server that has refused everything since its first call.
 async fn exhausted() -> String {
-    let layer = by_peer().cost(|_| 2).respond_with(GrpcResponse.or(JsonResponse));
+    let layer = by_peer().cost(|_| 2).respond_with(GrpcOr(JsonResponse));
     let url = http_server::serve(Router::new().route("/", post(|| async {})).layer(layer)).await;
     assert_eq!(HttpClient::new().send("POST", &url, &[]).await.status, 200);
     url

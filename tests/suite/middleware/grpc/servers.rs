@@ -17,7 +17,7 @@ use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use tower::Layer;
 use tower_sliding_window::{
     ClientIp, Everyone, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer,
-    middleware::{GrpcResponse, JsonResponse},
+    middleware::{GrpcOr, GrpcResponse, JsonResponse},
 };
 
 use super::{CALLS, by_peer};
@@ -99,7 +99,7 @@ async fn the_layer_of_the_server_counts_before_an_interceptor() {
 
 #[tokio::test]
 async fn http_and_grpc_share_a_server_and_its_limits() {
-    let layer = by_peer().respond_with(GrpcResponse.or(JsonResponse));
+    let layer = by_peer().respond_with(GrpcOr(JsonResponse));
     let grpc = Routes::new(health()).into_axum_router();
     let url = http_server::serve(Router::new().route("/", get(|| async { "hello" })).merge(grpc).layer(layer)).await;
     let (http, mut client) = (HttpClient::new(), connect(&url).await);
