@@ -100,7 +100,7 @@ pub(super) fn key_list(extractor: impl KeyExtractor, keys: impl IntoIterator<Ite
     })
 }
 
-// Without lists and closures: keys may be personal.
+// Of lists the numbers only, since keys may be personal.
 impl fmt::Debug for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let failure_mode: &dyn fmt::Debug =
@@ -108,6 +108,10 @@ impl fmt::Debug for Policy {
         f.debug_struct("Policy")
             .field("limiter", &self.limiter)
             .field("limits", &self.limits)
+            .field("denied", &self.denied.len())
+            .field("exempt", &self.exempt.len())
+            .field("skipped", &self.skipped.len())
+            .field("counts_preflights", &self.counts_preflights)
             .field("failure_mode", failure_mode)
             .field("headers", &self.headers)
             .finish_non_exhaustive()
