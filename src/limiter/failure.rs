@@ -35,7 +35,7 @@ pub enum FailureMode {
 ///    [chosen](crate::KeyedLimit::chosen), and has no fallback, has no share: the request is refused.
 /// 5. Units that are reserved in the process are settled in the process, through a clone of the same limiter, even if the
 ///    store is back. A settlement [by id](crate::settlement::Settlement::by_id) goes to the store, which does not know it.
-/// 6. A limiter and its clones, or a layer and its services, count in one [`MemoryStore`] of the default capacity. Layers
+/// 6. A limiter and its clones, or a layer and its services, count in one [`MemoryStore`](crate::MemoryStore) of the default capacity. Layers
 ///    that share a limit share it here only if they are made [on one limiter](crate::RateLimitLayer::on).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
