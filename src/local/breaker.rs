@@ -1,59 +1,300 @@
-//! The settings of a breaker.
+//! A breaker at work. [`Breaker`] has the rules.
 
-use std::time::Duration;
+use std::{
+    fmt,
+    future::Future,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
-/// Settings of a breaker, which stops asking a store that has failed repeatedly.
-///
-/// 1. It opens after five [failures](Self::failures) in a row by default. A failure is a check, settlement or reset that the
-///    store answers with an error, or not within the deadline. Any answer starts the count anew.
-/// 2. While it is open, callers get [`Error::BreakerOpen`](crate::Error::BreakerOpen) with the last failure at once. Then
-///    the route's [failure mode](crate::limiter::FailureMode) or the caller decides. The [refusal cache](crate::Limiter::refusal_cache) still refuses.
-/// 3. All clones of a store with a [local state](crate::Store::local_state), such as `RedisStore`, share one breaker with
-///    the default settings. A limiter or layer that sets a breaker has its own, which its clones share. On other stores,
-///    each limiter or layer has its own.
-/// 4. A timeout counts only for checks with the same deadline or a shorter one, so a limiter with a short deadline never
-///    cuts off one with more time. An error counts for all. An answer counts for all deadlines that are at least as long as
-///    it took. A timeout does not count if the request had spent more than half of the deadline elsewhere.
-/// 5. While it is open, a probe goes to the store every [200 ms](Self::probe_every): the same check at no cost, with
-///    the longest deadline of the refused callers. No caller waits for it. The probes are a task on a caller's runtime,
-///    which ends when the breaker closes or the last limiter is dropped. If that runtime ends, the runtime of another
-///    caller runs the probes. If that runtime blocks, or there is none, a caller's own check serves as the probe, once
-///    no probe has begun or ended for twice the interval plus the caller's deadline.
-/// 6. An answered probe closes it. After that, a single failure opens it again. Once another check is answered, it
-///    again takes the full number of failures.
-/// 7. A cost above the limit, a limit that cannot be chosen, and an error
-///    [of one check alone](crate::error::StoreError::of_one_check) are not failures of the store.
-///
-/// A closed breaker costs a check one atomic load.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub struct Breaker {
-    pub(super) failures: u32,
-    pub(super) probe_every: Duration,
+use tokio::{
+    runtime::Handle,
+    task::AbortHandle,
+    time::{Instant, sleep},
+};
+
+use super::Breaker;
+use crate::{
+    clock,
+    decision::Decision,
+    error::{Error, StoreError},
+    logging::{Chain, Throttle, info, warn},
+    metrics,
+};
+
+/// A limiter's handle on a breaker, which other limiters may share. The last handle that is dropped ends the probes.
+pub(crate) struct SharedBreaker(Arc<BreakerState>);
+
+/// Deadlines are microseconds, at least 1. An error counts as a timeout after the longest deadline of all.
+pub(super) struct BreakerState {
+    settings: Breaker,
+    /// The longest deadline that it is open for; 0 while it is closed.
+    open_for: AtomicU64,
+    /// Whether there have been failures in a row, to find out without the lock.
+    has_failed: AtomicBool,
+    history: Mutex<History>,
+    users: AtomicUsize,
+    opened_line: Throttle,
+    opened_further_line: Throttle,
+    closed_line: Throttle,
 }
 
-impl Breaker {
-    /// A breaker that opens after five failures in a row, and then sends a probe every 200 ms.
-    pub const fn new() -> Self {
-        Self { failures: 5, probe_every: Duration::from_millis(200) }
+#[derive(Default)]
+struct History {
+    /// Failures in a row, of checks whose deadline is at least `shortest`.
+    failures: u32,
+    shortest: u64,
+    last: Option<Arc<Error>>,
+    /// The longest deadline of the callers that it has refused since it opened.
+    longest_refused: Duration,
+    /// When a probe last began or ended since it opened.
+    last_probe: Option<Instant>,
+    probes: Option<AbortHandle>,
+}
+
+impl SharedBreaker {
+    /// A breaker that no other limiter uses yet.
+    pub(crate) fn new(settings: Breaker) -> Self {
+        Self::of(&Arc::new(BreakerState::new(settings)))
     }
 
-    /// The number of failures in a row that open it. Default: 5. With zero it never opens: the store is asked every time.
-    pub const fn failures(mut self, in_a_row: u32) -> Self {
-        self.failures = in_a_row;
-        self
+    pub(super) fn of(state: &Arc<BreakerState>) -> Self {
+        state.users.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(state))
     }
 
-    /// The time between two probes, at least a millisecond. Default: 200 ms. For that long it may stay open after the store
-    /// is back.
-    pub const fn probe_every(mut self, interval: Duration) -> Self {
-        self.probe_every = interval;
-        self
+    /// Whether checks with this deadline are not sent to the store.
+    pub(crate) fn is_open_for(&self, deadline: Duration) -> bool {
+        self.0.is_open_for(deadline)
+    }
+
+    /// The error to return instead of asking the store, if it is open. `probes` makes a function that sends a probe with
+    /// the given deadline.
+    pub(crate) fn refuse<P, F>(&self, deadline: Duration, probes: impl FnOnce() -> P) -> Option<Error>
+    where
+        P: Fn(Duration) -> F + Send + 'static,
+        F: Future<Output = Result<Result<Decision, StoreError>, Error>> + Send + 'static,
+    {
+        if !self.is_open_for(deadline) {
+            return None;
+        }
+        let mut history = self.0.history();
+        let last_failure = history.last.clone()?;
+        history.longest_refused = history.longest_refused.max(deadline);
+        // Twice the time that a probe takes, so that a runtime that is busy for a moment does not pass for one that blocks.
+        let overdue = self.0.probe_every().saturating_add(deadline).saturating_mul(2);
+        if history.last_probe.is_none_or(|probe| probe.elapsed() >= overdue) {
+            history.last_probe = Some(Instant::now());
+            let runtime = Handle::try_current().ok()?;
+            if history.probes.as_ref().is_some_and(|task| !task.is_finished()) {
+                // It has come to a stop, so the caller's check has to be the probe.
+                return None;
+            }
+            history.probes = Some(self.send_probes(&runtime, deadline, probes()));
+        }
+        Some(Error::BreakerOpen(last_failure))
+    }
+
+    /// Counts the outcome of a call to the store, which `took` this long.
+    pub(crate) fn count<T>(&self, outcome: &Result<T, Error>, took: impl FnOnce() -> Duration) {
+        match outcome {
+            Ok(_) => self.0.count_answer(took),
+            Err(error) if error.is_the_stores() => self.0.count_failure(error),
+            Err(_) => {}
+        }
+    }
+
+    /// Sends probes until one is answered.
+    fn send_probes<P, F>(&self, runtime: &Handle, deadline: Duration, probe: P) -> AbortHandle
+    where
+        P: Fn(Duration) -> F + Send + 'static,
+        F: Future<Output = Result<Result<Decision, StoreError>, Error>> + Send + 'static,
+    {
+        // Weak, so that the task does not keep the breaker of dropped limiters alive.
+        let (state, every) = (Arc::downgrade(&self.0), self.0.probe_every());
+        let task = runtime.spawn(async move {
+            loop {
+                let Some(deadline) = state.upgrade().map(|state| state.begin_probe(deadline)) else { return };
+                let pause = sleep(every);
+                let outcome = probe(deadline).await.and_then(|answer| Ok(answer?));
+                if !state.upgrade().is_some_and(|state| state.end_probe(outcome)) {
+                    return;
+                }
+                pause.await;
+            }
+        });
+        task.abort_handle()
     }
 }
 
-impl Default for Breaker {
-    fn default() -> Self {
-        Self::new()
+impl BreakerState {
+    pub(super) fn new(settings: Breaker) -> Self {
+        Self {
+            settings,
+            open_for: AtomicU64::new(0),
+            has_failed: AtomicBool::new(false),
+            history: Mutex::new(History { shortest: u64::MAX, ..History::default() }),
+            users: AtomicUsize::new(0),
+            opened_line: Throttle::default(),
+            opened_further_line: Throttle::default(),
+            closed_line: Throttle::default(),
+        }
+    }
+
+    fn is_open_for(&self, deadline: Duration) -> bool {
+        let open_for = self.open_for.load(Ordering::Relaxed);
+        open_for > 0 && micros(deadline) <= open_for
+    }
+
+    fn is_open(&self) -> bool {
+        self.open_for.load(Ordering::Relaxed) > 0
+    }
+
+    fn probe_every(&self) -> Duration {
+        self.settings.probe_every.max(Duration::from_millis(1))
+    }
+
+    /// The deadline of a probe that begins now: at least this one.
+    fn begin_probe(&self, deadline: Duration) -> Duration {
+        let mut history = self.history();
+        history.last_probe = Some(Instant::now());
+        deadline.max(history.longest_refused)
+    }
+
+    /// Counts the outcome of a probe, and returns whether another has to follow.
+    fn end_probe(&self, outcome: Result<Decision, Error>) -> bool {
+        match outcome {
+            Err(error) if error.is_the_stores() => self.count_failure(&error),
+            _ => {
+                let mut history = self.history();
+                // One failure is enough to open it again: a probe writes nothing, so it may pass where other checks fail.
+                self.set(&mut history, self.settings.failures.saturating_sub(1), u64::MAX);
+                self.close(history);
+            }
+        }
+        self.history().last_probe = Some(Instant::now());
+        self.is_open()
+    }
+
+    fn count_failure(&self, error: &Error) {
+        if self.settings.failures == 0 {
+            return;
+        }
+        let deadline = if let Error::TimedOut { deadline } = error { micros(*deadline) } else { u64::MAX };
+        let mut history = self.history();
+        history.last = Some(Arc::new(error.clone()));
+        if deadline <= self.open_for.load(Ordering::Relaxed) {
+            return;
+        }
+        let (failures, shortest) = (history.failures.saturating_add(1), history.shortest.min(deadline));
+        if failures < self.settings.failures {
+            self.set(&mut history, failures, shortest);
+            return;
+        }
+        self.set(&mut history, 0, u64::MAX);
+        let was_open = self.is_open();
+        if !was_open {
+            (history.last_probe, history.longest_refused) = (None, Duration::ZERO);
+            metrics::breaker_opened();
+        }
+        self.open_for.store(shortest, Ordering::Relaxed);
+        // Before the log line, so that no caller waits for it.
+        drop(history);
+        let (line, trouble) = match was_open {
+            true => (&self.opened_further_line, "fails checks with longer deadlines as well"),
+            false => (&self.opened_line, "has failed repeatedly: the breaker opens"),
+        };
+        if let Some(suppressed) = line.pass() {
+            let error = Chain(error);
+            warn!(%error, suppressed, "the rate-limit store {trouble}");
+        }
+    }
+
+    /// Counts an answer. It proves nothing for checks with a shorter deadline than it took.
+    fn count_answer(&self, took: impl FnOnce() -> Duration) {
+        if !self.has_failed.load(Ordering::Relaxed) && !self.is_open() {
+            return;
+        }
+        let (took, mut history) = (took(), self.history());
+        if micros(took) <= history.shortest {
+            self.set(&mut history, 0, u64::MAX);
+        }
+        if self.is_open_for(took) {
+            self.close(history);
+        }
+    }
+
+    fn set(&self, history: &mut History, failures: u32, shortest: u64) {
+        self.has_failed.store(failures > 0, Ordering::Relaxed);
+        (history.failures, history.shortest) = (failures, shortest);
+    }
+
+    fn close(&self, history: MutexGuard<'_, History>) {
+        let was_open = self.open_for.swap(0, Ordering::Relaxed) > 0;
+        // Before the log line, so that no caller waits for it.
+        drop(history);
+        if was_open {
+            metrics::breaker_closed();
+            if let Some(suppressed) = self.closed_line.pass() {
+                info!(suppressed, "the rate-limit store answers again: the breaker closes");
+            }
+        }
+    }
+
+    fn history(&self) -> MutexGuard<'_, History> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// At least 1.
+fn micros(duration: Duration) -> u64 {
+    clock::micros(duration).max(1)
+}
+
+impl Clone for SharedBreaker {
+    fn clone(&self) -> Self {
+        Self::of(&self.0)
+    }
+}
+
+impl Drop for SharedBreaker {
+    fn drop(&mut self) {
+        if self.0.users.fetch_sub(1, Ordering::SeqCst) > 1 {
+            return;
+        }
+        let mut history = self.0.history();
+        // A new handle may have been made before the lock was taken.
+        if self.0.users.load(Ordering::SeqCst) == 0
+            && let Some(probes) = history.probes.take()
+        {
+            probes.abort();
+            history.last_probe = None;
+        }
+    }
+}
+
+impl Drop for BreakerState {
+    fn drop(&mut self) {
+        if self.is_open() {
+            metrics::breaker_closed();
+        }
+    }
+}
+
+impl fmt::Debug for SharedBreaker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Debug for BreakerState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Breaker")
+            .field("settings", &self.settings)
+            .field("is_open", &self.is_open())
+            .finish_non_exhaustive()
     }
 }

@@ -100,3 +100,27 @@ fn what_a_runtime_has_left_is_given_back_by_another() {
         assert_eq!(used(&server, &clock, &API, "ada").await, (requests + more, 0));
     });
 }
+
+/// Redis counts the prefetch, and the runtime that has asked for it never reads the reply.
+#[test]
+fn a_prefetch_that_an_ended_runtime_has_asked_for_is_given_back_by_another() {
+    let (server, clock) = (RedisServer::start(), ManualClock::new());
+    let limiter = limiter_by(&server, &clock);
+    one_thread().block_on(async {
+        for _ in 0..16 {
+            assert!(check(&limiter, &API, "ada", 1).await.is_allowed());
+        }
+        server.pause();
+        sleep(Duration::from_millis(20)).await;
+    });
+    server.resume();
+    one_thread().block_on(async {
+        let begun = Instant::now();
+        while used(&server, &clock, &API, "ada").await.1 == 0 {
+            assert!(begun.elapsed() < TEST_TIMEOUT, "the prefetch was never counted");
+            sleep(Duration::from_millis(5)).await;
+        }
+        limiter.give_back_prefetched().await;
+        assert_eq!(used(&server, &clock, &API, "ada").await, (16, 0));
+    });
+}
