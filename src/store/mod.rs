@@ -1,6 +1,6 @@
 //! Stores, which decide checks and remember what they admitted.
 //!
-//! 1. A store decides a [`Check`](crate::Check) in one atomic step: all of its charges or none.
+//! 1. A store decides a [`Check`] in one atomic step: all of its charges or none.
 //! 2. A refusal adds nothing: no units, and no longer life for a key. It may drop entries that have left the window.
 //! 3. After the last unit has left its window, and a slack that the store states, nothing of the key is left.
 //! 4. A settlement is exact, counts once, and gives back nothing that was not spent.
