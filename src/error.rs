@@ -184,7 +184,7 @@ impl StoreError {
         self
     }
 
-    #[cfg(feature = "test-util")]
+    #[cfg(any(feature = "redis", feature = "test-util"))]
     pub(crate) fn is_of_one_check(&self) -> bool {
         self.is_of_one_check
     }

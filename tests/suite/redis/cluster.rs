@@ -5,7 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{task::yield_now, time::sleep};
+use tokio::{
+    task::{JoinSet, yield_now},
+    time::sleep,
+};
 use tower_sliding_window::{
     Algorithm, Charge, Check, Error, Limit, Limiter, Prefetch, RedisStore, admission::AdmissionId,
     settlement::Settlement, store::ManualClock,
@@ -349,4 +352,24 @@ async fn an_unreachable_cluster_is_reported() {
         panic!("the error is not Unavailable");
     };
     assert!(format!("{error:?}").contains("127.0.0.1:1"), "{error:?}");
+}
+
+/// A crowd of callers that time out leaves no crowd of checks: those that wait for their first slot are not sent.
+#[tokio::test]
+async fn checks_of_several_slots_are_not_sent_once_their_callers_have_left() {
+    const CROWD: usize = 400;
+    let cluster = RedisCluster::start(3).await;
+    let store = cluster.builder().connections(1).reply_timeout(TEST_TIMEOUT);
+    let limiter = cluster.limiter(store).deadline(Duration::from_millis(50));
+    let limit = Limit::per_hour("both", 1_000_000);
+    let check = || Check::new(charge(&limit, "key-1", 1)).and(charge(&limit, "key-2", 1)).unwrap();
+    assert!(limiter.clone().deadline(TEST_TIMEOUT).check_all(check()).await.unwrap().is_allowed());
+    cluster.primaries().for_each(|node| node.run::<()>("CLIENT PAUSE 1000"));
+    let mut crowd = JoinSet::new();
+    for _ in 0..CROWD {
+        crowd.spawn(limiter.check_all(check()));
+    }
+    assert!(crowd.join_all().await.iter().all(Result::is_err));
+    let used = limiter.clone().deadline(TEST_TIMEOUT).check_all(check()).await.unwrap().used();
+    assert!(used < 2 + 2 * 64, "{used} of {CROWD} were counted, more than the batches that were on their way");
 }

@@ -8,11 +8,12 @@
 //!    caller's own, nothing is given back: the units may be of an earlier try, and wait for the next.
 //! 4. No limit ever admits too much. If a node stays away for longer than the store tries to give units back, they
 //!    stay taken until they leave the window.
-//! 5. A task decides the check, so a caller that stops waiting leaves no check half taken.
+//! 5. A task decides the check, so a caller that stops waiting leaves no check half taken. If the first slot has not been asked
+//!    by then, none is: otherwise a crowd of callers that time out would keep the queue full of checks that nobody waits for.
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::Arc,
+    sync::{Arc, Weak},
     time::{Duration, SystemTime},
 };
 
@@ -41,19 +42,20 @@ struct CrossSlot {
     statuses: Vec<LimitStatus>,
     /// The time of the last decision.
     at: SystemTime,
+    caller: Weak<()>,
 }
 
-/// Asks slot by slot, if there are several.
-pub(super) fn ask(dispatcher: &Arc<Dispatcher>, job: &Job) -> Option<JoinHandle<Answer>> {
+/// Asks slot by slot, if there are several. The caller holds what `caller` refers to while it waits.
+pub(super) fn ask(dispatcher: &Arc<Dispatcher>, job: &Job, caller: Weak<()>) -> Option<JoinHandle<Answer>> {
     let runtime = &dispatcher.runtime;
     match &job.work {
         Work::Decide(check) => {
             let id = check.id().unwrap_or_else(AdmissionId::fresh);
-            let slots = CrossSlot::new(dispatcher, check, id, SystemTime::UNIX_EPOCH)?;
+            let slots = CrossSlot::new(dispatcher, check, id, SystemTime::UNIX_EPOCH, caller)?;
             Some(runtime.spawn(slots.decide()))
         }
         Work::Settle(settlement) => {
-            let slots = CrossSlot::new(dispatcher, settlement.check(), settlement.id(), settlement.at())?;
+            let slots = CrossSlot::new(dispatcher, settlement.check(), settlement.id(), settlement.at(), caller)?;
             let costs = settlement.accounts().map(|(_, cost)| cost).collect();
             Some(runtime.spawn(slots.settle(costs)))
         }
@@ -93,16 +95,26 @@ fn by_slot(keys: &Keys, check: &Check, id: AdmissionId) -> Option<Vec<(Check, Ve
 
 impl CrossSlot {
     /// `None` if all keys are in one slot.
-    fn new(dispatcher: &Arc<Dispatcher>, check: &Check, id: AdmissionId, at: SystemTime) -> Option<Self> {
+    fn new(
+        dispatcher: &Arc<Dispatcher>,
+        check: &Check,
+        id: AdmissionId,
+        at: SystemTime,
+        caller: Weak<()>,
+    ) -> Option<Self> {
         let slots = by_slot(dispatcher.keys(), check, id)?;
         let statuses = check.charges().map(|charge| LimitStatus::new(charge, 0, Duration::ZERO, None)).collect();
-        Some(Self { dispatcher: Arc::clone(dispatcher), check: check.clone(), id, slots, statuses, at })
+        Some(Self { dispatcher: Arc::clone(dispatcher), check: check.clone(), id, slots, statuses, at, caller })
     }
 
     async fn decide(mut self) -> Answer {
         let is_given_back = self.check.id().is_none();
         for number in 0..self.slots.len() {
-            match self.ask(Job::decide(self.slots[number].0.clone())).await {
+            let mut job = Job::decide(self.slots[number].0.clone());
+            if number == 0 {
+                job = job.while_wanted(&self.caller);
+            }
+            match self.ask(job).await {
                 Ok((decision, _)) => {
                     self.set(number, &decision);
                     if decision.is_allowed() {
@@ -110,8 +122,10 @@ impl CrossSlot {
                     }
                 }
                 Err(error) => {
-                    // The last one may have been counted nevertheless.
-                    (0..=number).filter(|_| is_given_back).for_each(|taken| self.give_back_later(taken));
+                    // The last one may have been counted nevertheless, unless it failed alone: then it was not sent, or its
+                    // key cannot be read.
+                    let counted = number + usize::from(!error.is_of_one_check());
+                    (0..counted).filter(|_| is_given_back).for_each(|taken| self.give_back_later(taken));
                     return Err(error);
                 }
             }
@@ -123,7 +137,10 @@ impl CrossSlot {
                 }
             }
             for untaken in number + 1..self.slots.len() {
-                if let Ok((decision, _)) = self.ask(Job::decide(self.slots[untaken].0.without_costs())).await {
+                // Only the caller needs its status.
+                if self.caller.strong_count() > 0
+                    && let Ok((decision, _)) = self.ask(Job::decide(self.slots[untaken].0.without_costs())).await
+                {
                     self.set_untaken(untaken, &decision);
                 }
             }

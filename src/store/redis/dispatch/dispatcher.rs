@@ -82,10 +82,13 @@ impl Dispatcher {
     /// If nothing is in flight and a connection works, the caller of a check sends it.
     pub(crate) async fn ask(self: Arc<Self>, job: Box<Job>) -> Answer {
         if self.is_cluster()
-            && let Some(task) = cross_slot::ask(&self, &job)
+            && let caller = Arc::new(())
+            && let Some(task) = cross_slot::ask(&self, &job, Arc::downgrade(&caller))
         {
             drop(self);
-            return task.await.unwrap_or_else(|error| Err(of_ended_runtime(error)));
+            let answer = task.await;
+            drop(caller);
+            return answer.unwrap_or_else(|error| Err(of_ended_runtime(error)));
         }
         let (queue, wait) = (self.queue(&job), job.may_wait());
         if job.is_check()

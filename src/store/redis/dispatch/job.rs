@@ -1,6 +1,6 @@
 //! A check or a settlement on its way, and the callers that wait for it.
 
-use std::time::Duration;
+use std::{sync::Weak, time::Duration};
 
 use redis::Cmd;
 use tokio::sync::oneshot::{Receiver, Sender, channel};
@@ -40,6 +40,8 @@ pub(crate) struct Job {
     copies: Vec<Sender<Answer>>,
     /// What a settlement makes outdated.
     outdated: Option<Outdated>,
+    /// The caller of the whole check, where a task asks for it in one slot.
+    whole: Option<Weak<()>>,
 }
 
 impl Job {
@@ -56,7 +58,13 @@ impl Job {
     }
 
     fn new(id: AdmissionId, work: Work, outdated: Option<Outdated>) -> Box<Self> {
-        Box::new(Self { work, id, caller: None, copies: Vec::new(), outdated })
+        Box::new(Self { work, id, caller: None, copies: Vec::new(), outdated, whole: None })
+    }
+
+    /// It is not sent any more once the caller of the whole check has stopped waiting.
+    pub(super) fn while_wanted(mut self: Box<Self>, caller: &Weak<()>) -> Box<Self> {
+        self.whole = Some(Weak::clone(caller));
+        self
     }
 
     /// Lets its caller wait for another to send it.
@@ -136,7 +144,8 @@ impl Job {
 
     /// Whether its caller has stopped waiting. A settlement is done nevertheless.
     pub(super) fn is_cancelled(&self) -> bool {
-        self.is_check() && self.caller.as_ref().is_some_and(Sender::is_closed)
+        let has_left = self.caller.as_ref().is_some_and(Sender::is_closed);
+        self.is_check() && (has_left || self.whole.as_ref().is_some_and(|caller| caller.strong_count() == 0))
     }
 }
 
