@@ -17,7 +17,7 @@ use tower_sliding_window::{
 use crate::support::{
     TEST_TIMEOUT,
     load::Load,
-    outage::{millis, row},
+    outage::{DEADLINE, millis, row},
     redis_cluster::RedisCluster,
     redis_server::RedisServer,
     until,
@@ -220,6 +220,7 @@ async fn losing_a_primary_exceeds_no_limit() {
     .await;
 
     let (steady, check) = (Limit::per_hour("steady", 1_000_000), spent.clone());
+    // A machine that is busy cannot decide the checks of all clients within the default deadline.
     let load = Load::of_checks(&limiter, move |number| {
         Check::new(charge(&check, &format!("key-{}", number % 60), 1))
             .and(charge(&steady, &format!("load-{number}"), 1).in_shadow())
@@ -272,7 +273,7 @@ async fn moving_a_slot_exceeds_no_limit() {
         let key = cluster.keys().into_iter().find(|key| key.contains(limit.name())).unwrap();
         let mut from = cluster.0.iter().position(|node| node.keys().contains(&key)).unwrap();
         let slot: u16 = cluster.0[from].run(&format!("CLUSTER KEYSLOT {key}"));
-        let load = Load::of_checks(&loaded, move |number| match number % 2 {
+        let load = Load::of_checks(&loaded.clone().deadline(DEADLINE), move |number| match number % 2 {
             0 => Check::new(charge(&in_slot, "ada", 1)),
             _ => Check::new(charge(&in_slot, "ada", 1)).and(charge(&other, &format!("key-{number}"), 1)).unwrap(),
         });

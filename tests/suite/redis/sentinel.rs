@@ -12,7 +12,7 @@ use tower_sliding_window::{Charge, Check, Error, Limit, Limiter, RedisStore, sto
 use crate::support::{
     TEST_TIMEOUT,
     load::Load,
-    outage::{millis, row},
+    outage::{DEADLINE, millis, row},
     redis_server::{RedisServer, free_port, program},
     until,
 };
@@ -109,7 +109,7 @@ async fn fail_over(fault: &str, not_replicated: u64) {
         assert!(replica.run::<String>("INFO replication").contains("master_link_status:down"));
     }
 
-    let load = Load::of_checks(&loaded, |_| {
+    let load = Load::of_checks(&loaded.clone().deadline(DEADLINE), |_| {
         let charge = |limit, key| Charge::new(limit, key, 1).unwrap();
         Check::new(charge(SPENT, "ada")).and(charge(LOAD, "bob")).unwrap()
     });

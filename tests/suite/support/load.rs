@@ -12,10 +12,7 @@ use std::{
 use tokio::{task::JoinSet, time::sleep};
 use tower_sliding_window::{Check, Limiter};
 
-use super::{
-    TEST_TIMEOUT,
-    outage::{CLIENTS, DEADLINE},
-};
+use super::{TEST_TIMEOUT, outage::CLIENTS};
 
 /// The pause of a client between two checks.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -61,9 +58,9 @@ impl Load {
         Self { clients, is_over, report }
     }
 
-    /// Each client sends the check of its number to the limiter, with the default deadline.
+    /// Each client sends the check of its number to the limiter.
     pub(crate) fn of_checks(limiter: &Limiter, check: impl Fn(usize) -> Check + Send + Sync + 'static) -> Self {
-        let limiter = limiter.clone().deadline(DEADLINE);
+        let limiter = limiter.clone();
         Self::start(move |number| {
             let decision = limiter.check_all(check(number));
             async { decision.await.ok().map(|decision| decision.is_allowed()) }
