@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
-    de::{Error, MapAccess, Unexpected, Visitor, value::MapAccessDeserializer},
+    de::{Error, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
 use super::{Limit, text};
@@ -58,19 +58,23 @@ impl<'de> Visitor<'de> for LimitVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Limit, A::Error> {
-        let Fields { name, units, window, unit, algorithm, prefetches } =
+        let Fields { name, units, window, unit, algorithm, prefetch } =
             Fields::deserialize(MapAccessDeserializer::new(map))?;
-        let mut limit = Limit::new(name.clone(), units, window.0).map_err(A::Error::custom)?;
+        let window = match window {
+            Window::Text(text) => text::window(&text).map_err(A::Error::custom)?,
+            Window::Seconds(seconds) => Duration::from_secs(seconds),
+        };
+        let mut limit = Limit::new(name.clone(), units, window).map_err(A::Error::custom)?;
         if let Some(unit) = unit {
             limit = limit.counted_in(text::quota_unit(&unit).map_err(A::Error::custom)?);
         }
         if let Some(algorithm) = algorithm {
             limit = limit.with_algorithm(text::algorithm(&algorithm).map_err(A::Error::custom)?);
         }
-        if let Some(prefetches) = prefetches {
-            let prefetches = text::prefetches(&prefetches).map_err(A::Error::custom)?;
+        if let Some(prefetch) = prefetch {
+            let prefetch = text::prefetches(&prefetch).map_err(A::Error::custom)?;
             limit =
-                limit.with_prefetch(prefetches).map_err(|problem| A::Error::custom(text::invalid(&name, &problem)))?;
+                limit.with_prefetch(prefetch).map_err(|problem| A::Error::custom(text::invalid(&name, &problem)))?;
         }
         Ok(limit)
     }
@@ -84,38 +88,12 @@ struct Fields {
     window: Window,
     unit: Option<String>,
     algorithm: Option<String>,
-    prefetches: Option<String>,
+    prefetch: Option<String>,
 }
 
-struct Window(Duration);
-
-impl<'de> Deserialize<'de> for Window {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(WindowVisitor)
-    }
-}
-
-struct WindowVisitor;
-
-impl Visitor<'_> for WindowVisitor {
-    type Value = Window;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a window: a text such as \"10s\", or a whole number of seconds")
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<Window, E> {
-        text::window(text).map(Window).map_err(E::custom)
-    }
-
-    fn visit_u64<E: Error>(self, seconds: u64) -> Result<Window, E> {
-        Ok(Window(Duration::from_secs(seconds)))
-    }
-
-    fn visit_i64<E: Error>(self, seconds: i64) -> Result<Window, E> {
-        match u64::try_from(seconds) {
-            Ok(seconds) => self.visit_u64(seconds),
-            Err(_) => Err(E::invalid_value(Unexpected::Signed(seconds), &self)),
-        }
-    }
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a window: a text such as \"10s\", or a whole number of seconds")]
+enum Window {
+    Text(String),
+    Seconds(u64),
 }

@@ -7,7 +7,7 @@ use serde::{
     de::{Visitor, value::Error},
     forward_to_deserialize_any,
 };
-use tower_sliding_window::{Algorithm, Limit, limit::QuotaUnit};
+use tower_sliding_window::{Algorithm, Limit, Prefetch, limit::QuotaUnit};
 
 use crate::support::ms;
 
@@ -54,6 +54,18 @@ fn a_configuration_has_limits_as_text_or_as_maps() {
         let written = toml::to_string(&BTreeMap::from([("routes", &routes)])).unwrap();
         assert_eq!(toml::from_str::<Routes>(&written).unwrap().routes, routes);
     }
+}
+
+#[test]
+fn a_map_may_have_a_prefetch() {
+    let read = |prefetch: &str| {
+        let map = format!(r#"{{"name": "api", "units": 600000, "window": "min", "prefetch": "{prefetch}"}}"#);
+        serde_json::from_str::<Limit>(&map)
+    };
+    let api = Limit::per_minute("api", 600_000);
+    assert_eq!(read("prefetch").unwrap(), api.clone().prefetch(Prefetch::new()));
+    assert_eq!(read("prefetch(1000,50ms)").unwrap(), api.prefetch(Prefetch::new().at_most(1_000).life(ms(50))));
+    assert!(read("blocks").unwrap_err().to_string().contains("the prefetch must be written prefetch, "));
 }
 
 #[test]
