@@ -36,7 +36,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let clock = ManualClock::new();
     match env::var("REDIS_URL") {
         Ok(url) => compare(RedisStore::builder(&url).clock(&clock).build()?, &clock).await?,
-        Err(_) => compare(MemoryStore::builder().clock(&clock).build(), &clock).await?,
+        Err(_) => compare(MemoryStore::new().clock(&clock), &clock).await?,
     }
     Ok(())
 }

@@ -211,8 +211,7 @@ impl Charge {
     }
 
     /// Whether it is [hidden](Self::hidden) from clients.
-    #[must_use]
-    pub fn is_hidden(&self) -> bool {
+    pub(crate) fn is_hidden(&self) -> bool {
         self.is_hidden
     }
 

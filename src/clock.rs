@@ -20,7 +20,7 @@ use tokio::time::Instant;
 /// use tower_sliding_window::{Limit, Limiter, MemoryStore, store::ManualClock};
 ///
 /// let clock = ManualClock::new();
-/// let limiter = Limiter::new(MemoryStore::builder().clock(&clock).build());
+/// let limiter = Limiter::new(MemoryStore::new().clock(&clock));
 /// let limit = Limit::per_hour("report", 1);
 /// assert!(limiter.check(&limit, "ada", 1).await?.is_allowed());
 ///

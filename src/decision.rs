@@ -40,8 +40,7 @@ use std::{
 
 pub use crate::status::LimitStatus;
 use crate::{
-    admission::AdmissionId,
-    check::{Charge, Check},
+    check::{AdmissionId, Charge, Check},
     error::Error,
 };
 

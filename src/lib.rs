@@ -61,9 +61,9 @@
 //! | [`middleware::extract`] | keys from requests: addresses, headers, API keys, closures |
 //! | [`middleware::rejection`] | responses to refused requests, and how to replace them |
 //! | [`limiter`] | deciding without HTTP |
-//! | [`limit`], [`key`], [`check`], [`decision`], [`error`] | the words: units in a window, an identity, charges decided together, their outcome |
+//! | [`limit`], [`key`], [`check`], [`decision`], [`error`] | the words: units in a window, an identity, charges decided together and ids that count once, their outcome |
 //! | [`algorithm`], [`split`] | how a limit counts, and limits in parts |
-//! | [`settlement`], [`admission`] | costs known afterwards, refunds, ids that count once |
+//! | [`settlement`] | costs known afterwards, refunds |
 //! | [`store`] | [`MemoryStore`], `RedisStore`, one [chosen by a URL](store::from_url), stores of your own, the [refusal cache](Limiter::refusal_cache), [`Breaker`](limiter::Breaker) |
 //! | [`secret`] | keyed hashes of API keys, and of identities in Redis |
 //! | [`metrics`](mod@metrics) | the table of metrics |
@@ -115,7 +115,6 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-pub mod admission;
 pub mod algorithm;
 mod charge;
 pub mod check;

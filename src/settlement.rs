@@ -45,8 +45,7 @@ use std::{
 };
 
 use crate::{
-    admission::AdmissionId,
-    check::{Charge, Check},
+    check::{AdmissionId, Charge, Check},
     decision::Decision,
 };
 

@@ -45,7 +45,7 @@
 use std::{cell::Cell, num::NonZeroU32};
 
 use crate::{
-    admission::random,
+    check::random,
     config_error::{ConfigError, ConfigErrorKind},
     key::Key,
     limit::Limit,

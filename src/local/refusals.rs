@@ -14,8 +14,7 @@ use std::{
 use quick_cache::{UnitWeighter, sync::Cache};
 
 use crate::{
-    admission::AdmissionId,
-    check::{Charge, Check},
+    check::{AdmissionId, Charge, Check},
     clock::{Clock, micros},
     decision::{Decision, LimitStatus},
     key::{Digester, Prehashed},

@@ -19,7 +19,7 @@
 //!
 //! # A store of your own
 //!
-//! A store of your own implements [`Store`]. `testing::assert_conformance` (feature `test-util`) says which rules it breaks: see
+//! A store of your own implements [`Store`]. `testing::Conformance` (feature `test-util`) says which rules it breaks: see
 //! [`guide::testing_your_limits`](crate::guide::testing_your_limits#a-store-of-your-own). Besides the rules above:
 //!
 //! 1. A limit is known by its name. Its units may change, and the new number holds for what is stored already.
@@ -91,7 +91,7 @@ use tokio::time::{sleep, timeout};
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisStore, RedisStoreBuilder};
 pub use self::{
-    memory::{MemoryStore, MemoryStoreBuilder},
+    memory::MemoryStore,
     url::{connect, from_url},
 };
 use crate::{

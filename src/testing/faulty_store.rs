@@ -56,7 +56,10 @@ use crate::{
 pub struct FaultyStore<S> {
     store: Arc<S>,
     local_state: Option<LocalState>,
-    shared: Arc<Shared>,
+    fault: Arc<Mutex<Fault>>,
+    calls: Arc<AtomicUsize>,
+    /// Each call that hangs holds a weak reference.
+    hanging: Arc<()>,
 }
 
 /// The way in which a [`FaultyStore`] treats calls.
@@ -76,18 +79,10 @@ pub enum Fault {
     LosesReplies,
 }
 
-#[derive(Default)]
-struct Shared {
-    fault: Mutex<Fault>,
-    calls: AtomicUsize,
-    /// Each call that hangs holds a weak reference.
-    hanging: Arc<()>,
-}
-
 impl<S> FaultyStore<S> {
     fn fault(&self) -> MutexGuard<'_, Fault> {
         // A panic of another test's thread leaves the value whole.
-        self.shared.fault.lock().unwrap_or_else(PoisonError::into_inner)
+        self.fault.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -95,7 +90,8 @@ impl<S: Store> FaultyStore<S> {
     /// A store that works until a test sets a fault.
     #[must_use]
     pub fn new(store: S) -> Self {
-        Self { store: Arc::new(store), local_state: None, shared: Arc::default() }
+        let (fault, calls, hanging) = Default::default();
+        Self { store: Arc::new(store), local_state: None, fault, calls, hanging }
     }
 
     /// Gives it a [local state](Store::local_state) of its own, as `RedisStore` has one: all limiters and layers on its clones
@@ -116,13 +112,13 @@ impl<S: Store> FaultyStore<S> {
     /// The number of checks, settlements and resets so far, with the breaker's probes.
     #[must_use]
     pub fn calls(&self) -> usize {
-        self.shared.calls.load(Ordering::SeqCst)
+        self.calls.load(Ordering::SeqCst)
     }
 
     /// The number of calls that hang, and that no caller has given up yet.
     #[must_use]
     pub fn hanging(&self) -> usize {
-        Arc::weak_count(&self.shared.hanging)
+        Arc::weak_count(&self.hanging)
     }
 
     /// Counts a call, and calls the store inside as far as the fault lets it.
@@ -131,9 +127,9 @@ impl<S: Store> FaultyStore<S> {
         T: Send + 'static,
         F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
-        self.shared.calls.fetch_add(1, Ordering::SeqCst);
+        self.calls.fetch_add(1, Ordering::SeqCst);
         let (store, fault) = (Arc::clone(&self.store), *self.fault());
-        let hanging = (fault == Fault::Hangs).then(|| Arc::downgrade(&self.shared.hanging));
+        let hanging = (fault == Fault::Hangs).then(|| Arc::downgrade(&self.hanging));
         Box::pin(async move {
             match fault {
                 Fault::None => call(&store).await,
@@ -179,7 +175,8 @@ impl<S: Store> Store for FaultyStore<S> {
 // Not derived, since that would require `S: Clone`.
 impl<S> Clone for FaultyStore<S> {
     fn clone(&self) -> Self {
-        Self { store: Arc::clone(&self.store), local_state: self.local_state.clone(), shared: Arc::clone(&self.shared) }
+        let (store, local_state, fault) = (self.store.clone(), self.local_state.clone(), self.fault.clone());
+        Self { store, local_state, fault, calls: self.calls.clone(), hanging: self.hanging.clone() }
     }
 }
 

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | which requests are admitted, and for how long clients are refused | [`assert_admitted`], [`assert_refused`] |
 //! | a route while its store fails, hangs, is slow, or loses replies | [`FaultyStore`], [`assert_unavailable`] |
-//! | that a store of my own keeps the rules of a store | [`assert_conformance`], [`Conformance`] |
+//! | that a store of my own keeps the rules of a store | [`Conformance`] |
 //!
 //! # Time
 //!
@@ -30,7 +30,7 @@ mod oracle;
 mod responses;
 
 pub use self::{
-    conformance::{Conformance, Report, assert_conformance},
+    conformance::Conformance,
     faulty_store::{Fault, FaultyStore},
     responses::{assert_admitted, assert_refused, assert_unavailable},
 };

@@ -4,9 +4,8 @@
 use std::{collections::HashMap, time::Duration};
 
 use crate::{
-    admission::AdmissionId,
     algorithm::Kind as Counts,
-    check::{Charge, Check},
+    check::{AdmissionId, Charge, Check},
     clock::system_time,
     decision::{Decision, LimitStatus},
     key::Key,

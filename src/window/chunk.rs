@@ -1,9 +1,41 @@
-//! Entries in the order of their times: a short log, or a part of a long one.
+//! Entries of a log, and chunks of them in the order of their times: a short log, or a part of a long one.
 
-use std::{collections::VecDeque, sync::LazyLock};
+use std::collections::VecDeque;
 
-use super::entry::{Entry, Sum};
-use crate::admission::{AdmissionId, random};
+use crate::check::AdmissionId;
+
+/// Units of a log: their time, and the id of their admission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// The units count until a window after this time.
+    pub(super) at: u64,
+    /// Zero in a sum.
+    pub(super) id: AdmissionId,
+    pub(super) kind: Kind,
+    pub(super) units: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// One admission, found by its id.
+    Named = 0,
+    /// The same, until it is settled.
+    Reserved = 1,
+    /// All other admissions of one time.
+    Sum = 2,
+    /// A settled admission.
+    Settled = 3,
+}
+
+/// The units of several entries, and how many of them are reserved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sum {
+    pub(super) units: u64,
+    pub(super) reserved: u64,
+}
+
+/// Chooses units of a sum: [`Sum::all`] or [`Sum::not_reserved`].
+pub(super) type UnitsOf = fn(Sum) -> u64;
 
 /// The entries of a full chunk. One with twice as many is split. So an insertion moves few entries.
 /// Short in unit tests, so that there are many chunks.
@@ -23,10 +55,6 @@ struct Units {
     packed: VecDeque<u64>,
     sum: Sum,
 }
-
-/// A Bloom filter of the ids in a chunk, with a false positive in some hundreds of look-ups.
-#[derive(Debug)]
-pub(super) struct IdFilter(Box<[u64; Self::WORDS]>);
 
 impl Chunk {
     pub(super) fn with_capacity(entries: usize) -> Self {
@@ -197,35 +225,52 @@ fn sum_of(packed: u64) -> Sum {
     Entry::unpacked(0, AdmissionId::from(0), packed).sum()
 }
 
-impl IdFilter {
-    /// 16 bits for each entry of a full chunk.
-    const WORDS: usize = CHUNK / 4;
+impl Entry {
+    /// The lowest bit of the kind in a packed entry.
+    const KIND: u32 = 62;
 
-    pub(super) fn of(chunk: &Chunk) -> Self {
-        let mut filter = Self(Box::new([0; Self::WORDS]));
-        chunk.entries.iter().for_each(|(_, id)| filter.add(*id));
-        filter
+    /// The most units of an entry.
+    const MOST: u64 = (1 << Self::KIND) - 1;
+
+    /// The packed units of a named entry of one unit, which most entries are.
+    pub(super) const SINGLE: u64 = 1;
+
+    /// The units, and above them the kind: one word for both.
+    pub(super) fn packed(self) -> u64 {
+        (self.kind as u64) << Self::KIND | self.units.min(Self::MOST)
     }
 
-    pub(super) fn add(&mut self, id: AdmissionId) {
-        let (word, bits) = Self::bits_of(id);
-        self.0[word] |= bits;
+    pub(super) fn unpacked(at: u64, id: AdmissionId, packed: u64) -> Self {
+        let kind = match packed >> Self::KIND {
+            0 => Kind::Named,
+            1 => Kind::Reserved,
+            2 => Kind::Sum,
+            _ => Kind::Settled,
+        };
+        Self { at, id, kind, units: packed & Self::MOST }
     }
 
-    /// Whether the bits of an id are set.
-    pub(super) fn has(&self, (word, bits): (usize, u64)) -> bool {
-        self.0[word] & bits == bits
+    pub(super) fn sum(self) -> Sum {
+        Sum { units: self.units, reserved: if self.kind == Kind::Reserved { self.units } else { 0 } }
+    }
+}
+
+impl Sum {
+    pub(super) fn all(self) -> u64 {
+        self.units
     }
 
-    /// The word of an id in every filter, and its bits there. They depend on a random key of the process, so that no client can
-    /// choose ids that collide.
-    pub(super) fn bits_of(id: AdmissionId) -> (usize, u64) {
-        static KEY: LazyLock<[u64; 2]> = LazyLock::new(|| [random() | 1, random() | 1]);
-        let [first, second] = *KEY;
-        // Multiplied twice, so that every bit of the id changes the upper bits.
-        let hash = id.0.wrapping_mul(first);
-        let hash = (hash ^ hash >> 32).wrapping_mul(second);
-        let bit = |place: u32| 1 << (hash >> place & 63);
-        ((hash >> 32) as usize % Self::WORDS, bit(58) | bit(52) | bit(46) | bit(40))
+    pub(super) fn not_reserved(self) -> u64 {
+        self.units.saturating_sub(self.reserved)
+    }
+
+    pub(super) fn add(&mut self, other: Self) {
+        self.units = self.units.saturating_add(other.units);
+        self.reserved = self.reserved.saturating_add(other.reserved);
+    }
+
+    pub(super) fn subtract(&mut self, other: Self) {
+        self.units = self.units.saturating_sub(other.units);
+        self.reserved = self.reserved.saturating_sub(other.reserved);
     }
 }

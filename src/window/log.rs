@@ -7,13 +7,10 @@
 //! The newest entries are in one chunk, and most logs have no others. So finding, inserting and removing an entry, or
 //! dropping a chunk, takes microseconds even among a million.
 
-use std::{collections::VecDeque, iter, mem};
+use std::{collections::VecDeque, iter, mem, sync::LazyLock};
 
-use super::{
-    chunk::{CHUNK, Chunk, IdFilter},
-    entry::{Entry, Kind, Sum, UnitsOf},
-};
-use crate::admission::AdmissionId;
+use super::chunk::{CHUNK, Chunk, Entry, Kind, Sum, UnitsOf};
+use crate::check::{AdmissionId, random};
 
 /// The most entries that one check moves when the clock has stepped back. The next check goes on.
 const PULLED_BACK: usize = if cfg!(test) { 8 } else { 1_000 };
@@ -36,6 +33,10 @@ struct Older {
     len: usize,
     sum: Sum,
 }
+
+/// A Bloom filter of the ids in a chunk, with a false positive in some hundreds of look-ups.
+#[derive(Debug)]
+struct IdFilter(Box<[u64; Self::WORDS]>);
 
 /// The number of a chunk, and the index of an entry there. The newest chunk has the last number.
 type Position = (usize, usize);
@@ -265,6 +266,39 @@ impl Older {
             _ => chunk.shrink(),
         }
         changed
+    }
+}
+
+impl IdFilter {
+    /// 16 bits for each entry of a full chunk.
+    const WORDS: usize = CHUNK / 4;
+
+    fn of(chunk: &Chunk) -> Self {
+        let mut filter = Self(Box::new([0; Self::WORDS]));
+        chunk.iter().for_each(|entry| filter.add(entry.id));
+        filter
+    }
+
+    fn add(&mut self, id: AdmissionId) {
+        let (word, bits) = Self::bits_of(id);
+        self.0[word] |= bits;
+    }
+
+    /// Whether the bits of an id are set.
+    fn has(&self, (word, bits): (usize, u64)) -> bool {
+        self.0[word] & bits == bits
+    }
+
+    /// The word of an id in every filter, and its bits there. They depend on a random key of the process, so that no client can
+    /// choose ids that collide.
+    fn bits_of(id: AdmissionId) -> (usize, u64) {
+        static KEY: LazyLock<[u64; 2]> = LazyLock::new(|| [random() | 1, random() | 1]);
+        let [first, second] = *KEY;
+        // Multiplied twice, so that every bit of the id changes the upper bits.
+        let hash = id.0.wrapping_mul(first);
+        let hash = (hash ^ hash >> 32).wrapping_mul(second);
+        let bit = |place: u32| 1 << (hash >> place & 63);
+        ((hash >> 32) as usize % Self::WORDS, bit(58) | bit(52) | bit(46) | bit(40))
     }
 }
 

@@ -6,20 +6,18 @@
 
 mod chunk;
 mod counter;
-mod entry;
 mod log;
 
 use std::time::Duration;
 
 use self::{
+    chunk::{Entry, Kind, Sum, UnitsOf},
     counter::Counter,
-    entry::{Entry, Kind, Sum, UnitsOf},
     log::Log,
 };
 use crate::{
-    admission::AdmissionId,
     algorithm::{self, MOST_NAMED},
-    check::Charge,
+    check::{AdmissionId, Charge},
     decision::LimitStatus,
     limit::Limit,
 };

@@ -71,7 +71,7 @@ pub(crate) async fn ours_thrice(server: &Server) -> Layered<RateLimit<Inner>> {
 /// In this process alone. All admissions are stored.
 pub(crate) fn ours_in_process(quota: Quota, capacity: usize) -> Layered<RateLimit<Inner>> {
     let key = |parts: &Parts| Ok::<_, KeyError>(Key::new("x", &parts.headers["x-key"]));
-    let store = MemoryStore::builder().capacity(capacity).build();
+    let store = MemoryStore::new().capacity(capacity);
     let limit = Limit::per("wide", quota.units.into(), quota.window);
     Layered(RateLimitLayer::new(store).limit(limit.by(key)).fail_closed().layer(Inner))
 }

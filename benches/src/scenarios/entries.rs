@@ -6,7 +6,7 @@ use std::{
 };
 
 use tokio::task::JoinSet;
-use tower_sliding_window::{Charge, Check, Limiter, RedisStore, admission::AdmissionId};
+use tower_sliding_window::{Charge, Check, Limiter, RedisStore, check::AdmissionId};
 
 use super::Outcome;
 use crate::{

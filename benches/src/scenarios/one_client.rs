@@ -5,7 +5,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use tokio::task::JoinSet;
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, Limit, Limiter, RedisStore, admission::AdmissionId, settlement::Settlement,
+    Algorithm, Charge, Check, Decision, Limit, Limiter, RedisStore, check::AdmissionId, settlement::Settlement,
     store::ManualClock,
 };
 

@@ -26,8 +26,7 @@ use self::{
     holding::{Holding, PART_OF_THE_REST},
 };
 use crate::{
-    admission::AdmissionId,
-    check::{Charge, Check},
+    check::{AdmissionId, Charge, Check},
     clock::Clock,
     decision::{Decision, LimitStatus},
     key::{Digester, Key, Prehashed},

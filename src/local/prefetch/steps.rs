@@ -11,8 +11,7 @@ use super::{
     holding::{Holding, PrefetchedUnits},
 };
 use crate::{
-    admission::AdmissionId,
-    check::{Charge, Check},
+    check::{AdmissionId, Charge, Check},
     decision::Decision,
     error::StoreError,
     settlement::Settlement,

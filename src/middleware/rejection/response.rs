@@ -12,7 +12,7 @@ use super::{
     super::headers::{HeaderSets, forbid_storing, retry_after_seconds, write_retry_after},
     Rejection,
 };
-use crate::{admission::random, decision::Decision};
+use crate::{check::random, decision::Decision};
 
 /// Makes the response to a rejected request. See the [module docs](super).
 #[diagnostic::on_unimplemented(

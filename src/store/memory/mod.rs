@@ -1,7 +1,7 @@
 //! The in-process store.
 //!
 //! 1. It needs no runtime and no task, and decides at once, by a monotonic clock of its own. Its retry times are exact.
-//! 2. It remembers at most [`capacity`](MemoryStoreBuilder::capacity) admissions, and forgets none that is still in its
+//! 2. It remembers at most [`capacity`](MemoryStore::capacity) admissions, and forgets none that is still in its
 //!    window, since a client could then spend the same unit twice.
 //! 3. A limit grows only while it holds less than is still free. So one limit stops at half of the capacity. Two that
 //!    grow together stop at a third each. A limit is known by its name.
@@ -38,7 +38,7 @@ use crate::{
 ///
 /// # In tests
 ///
-/// Unless it has a [clock](MemoryStoreBuilder::clock) of its own, a store uses tokio's time. So a test that
+/// Unless it has a [clock](MemoryStore::clock) of its own, a store uses tokio's time. So a test that
 /// [pauses](https://docs.rs/tokio/latest/tokio/time/fn.pause.html) it controls the windows:
 ///
 /// ```
@@ -62,58 +62,40 @@ use crate::{
 #[derive(Clone)]
 pub struct MemoryStore(Arc<Table>);
 
-/// Builds a [`MemoryStore`].
-#[derive(Clone, Debug)]
-#[must_use]
-pub struct MemoryStoreBuilder {
-    capacity: usize,
-    clock: Option<ManualClock>,
-}
-
 impl MemoryStore {
     /// A store that remembers up to a million admissions, half of them under one limit: see
-    /// [`capacity`](MemoryStoreBuilder::capacity).
+    /// [`capacity`](Self::capacity).
     #[must_use]
     pub fn new() -> Self {
-        Self::builder().build()
+        Self::with(Clock::monotonic(), 1_000_000)
     }
 
-    /// A store with settings of its own.
-    pub fn builder() -> MemoryStoreBuilder {
-        MemoryStoreBuilder { capacity: 1_000_000, clock: None }
+    fn with(clock: Clock, capacity: usize) -> Self {
+        Self(Arc::new(Table::new(clock, Capacity::new(capacity))))
     }
 
-    /// The number of remembered keys, including expired ones that are not swept yet.
-    #[must_use]
-    pub fn keys(&self) -> usize {
-        self.0.keys()
-    }
-}
-
-impl MemoryStoreBuilder {
-    /// The largest number of admissions to remember, about 16 bytes each, or 24 if they cost several units or are
+    /// An empty store with another capacity: the largest number of admissions to remember, about 16 bytes each, or 24 if they cost several units or are
     /// reserved or settled. Default: 1,000,000.
     ///
     /// A single limit gets half of it, rounded up, and each further limit half of the rest, so a new limit always finds
     /// capacity. A limit that has used up its part still refuses, but fails if it would admit, and the failure mode decides.
     /// Give the store at least twice the number of admissions that all limits together are expected to hold, and twice more
     /// for each limit that clients can fill.
-    pub fn capacity(mut self, admissions: usize) -> Self {
-        self.capacity = admissions;
-        self
-    }
-
-    /// Uses this clock instead of [tokio's](MemoryStore#in-tests): for tests.
-    pub fn clock(mut self, clock: &ManualClock) -> Self {
-        self.clock = Some(clock.clone());
-        self
-    }
-
-    /// Builds the store.
     #[must_use]
-    pub fn build(self) -> MemoryStore {
-        let clock = self.clock.map_or_else(Clock::monotonic, Clock::Manual);
-        MemoryStore(Arc::new(Table::new(clock, Capacity::new(self.capacity))))
+    pub fn capacity(&self, admissions: usize) -> Self {
+        Self::with(self.0.clock().clone(), admissions)
+    }
+
+    /// An empty store by this clock instead of [tokio's](#in-tests): for tests.
+    #[must_use]
+    pub fn clock(&self, clock: &ManualClock) -> Self {
+        Self::with(Clock::Manual(clock.clone()), self.0.capacity().admissions())
+    }
+
+    /// The number of remembered keys, including expired ones that are not swept yet.
+    #[must_use]
+    pub fn keys(&self) -> usize {
+        self.0.keys()
     }
 }
 

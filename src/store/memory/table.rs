@@ -13,8 +13,7 @@ use super::{
     shard::{Look, Place, Shard, Verdict},
 };
 use crate::{
-    admission::AdmissionId,
-    check::{Charge, Check},
+    check::{AdmissionId, Charge, Check},
     clock::{Clock, system_time},
     decision::Decision,
     error::StoreError,
@@ -141,6 +140,10 @@ impl Table {
     pub(super) fn reset(&self, charge: &Charge) {
         let digest = self.digest(charge);
         self.lock(shard_of(digest)).remove(digest, charge, &self.capacity);
+    }
+
+    pub(super) fn clock(&self) -> &Clock {
+        &self.clock
     }
 
     pub(super) fn capacity(&self) -> &Capacity {

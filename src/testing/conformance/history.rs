@@ -3,9 +3,8 @@
 use std::{fmt, time::Duration};
 
 use crate::{
-    admission::AdmissionId,
     algorithm::Algorithm,
-    check::{Charge, Check},
+    check::{AdmissionId, Charge, Check},
     key::Key,
     limit::Limit,
 };
@@ -171,7 +170,7 @@ fn check(numbers: &mut Numbers, number: u64, pairs: &[(Limit, &'static str)]) ->
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Decide { check, times } => write!(f, "{times} times {}", Described(check)),
+            Self::Decide { check, times } => write!(f, "{times} times {}", described(check)),
             Self::Repeat { step, is_elsewhere: false } => write!(f, "the check of step {step} again"),
             Self::Repeat { step, .. } => write!(f, "the check of step {step} for another key"),
             Self::Retry { is_early: false } => f.write_str("the refused check again, at its retry time"),
@@ -186,41 +185,22 @@ impl fmt::Display for Step {
 }
 
 /// A check in words.
-pub(super) struct Described<'a>(pub(super) &'a Check);
-
-impl fmt::Display for Described<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("check")?;
-        for (place, charge) in self.0.charges().enumerate() {
-            let (limit, cost) = (charge.limit(), charge.cost());
-            f.write_str(if place > 0 { " and" } else { "" })?;
-            match (charge.is_spent(), charge.takes_nothing()) {
-                (true, _) => write!(f, " {cost} spent units")?,
-                (_, true) => f.write_str(" whether any unit is left")?,
-                _ => write!(f, " {cost} units")?,
-            }
-            write!(
-                f,
-                " of {:?} ({} in {:?}) for {}",
-                limit.name(),
-                limit.units(),
-                limit.window(),
-                shown(charge.key())
-            )?;
-            if let Some(lease) = charge.lease() {
-                write!(f, ", reserved for {lease:?}")?;
-            }
-            f.write_str(if charge.is_shadow() { ", in the shadow" } else { "" })?;
-        }
-        if let Some(id) = self.0.id() {
-            write!(f, ", with the {id:?}")?;
-        }
-        Ok(())
-    }
-}
-
-fn shown(key: &Key) -> String {
-    String::from_utf8_lossy(key.value()).into_owned()
+pub(super) fn described(check: &Check) -> String {
+    let charge = |charge: &Charge| {
+        let (limit, cost) = (charge.limit(), charge.cost());
+        let units = match (charge.is_spent(), charge.takes_nothing()) {
+            (true, _) => format!("{cost} spent units"),
+            (_, true) => "whether any unit is left".to_owned(),
+            _ => format!("{cost} units"),
+        };
+        let (name, key) = (limit.name(), String::from_utf8_lossy(charge.key().value()));
+        let lease = charge.lease().map(|lease| format!(", reserved for {lease:?}")).unwrap_or_default();
+        let shadow = if charge.is_shadow() { ", in the shadow" } else { "" };
+        format!("{units} of {name:?} ({} in {:?}) for {key}{lease}{shadow}", limit.units(), limit.window())
+    };
+    let charges: Vec<String> = check.charges().map(charge).collect();
+    let id = check.id().map(|id| format!(", with the {id:?}")).unwrap_or_default();
+    format!("check {}{id}", charges.join(" and "))
 }
 
 /// The same units for the other key, under the same id.

@@ -4,7 +4,7 @@ mod history;
 mod replay;
 mod rules;
 
-use std::{fmt, future::Future, sync::Arc, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use tokio::time::timeout;
 
@@ -14,32 +14,15 @@ use self::{
     rules::RULES,
 };
 use crate::{
-    admission::random,
     algorithm::Algorithm,
+    check::random,
     store::{ManualClock, Store},
 };
 
 /// Longer than any part of the suite takes on a store that needs 10 ms for a check.
 const TIME_LIMIT: Duration = Duration::from_secs(300);
 
-/// Runs a store through random histories and rules: see [`Conformance`], which can be set up for less. This is the short form.
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() {
-/// use tower_sliding_window::{MemoryStore, testing::assert_conformance};
-///
-/// assert_conformance(async |clock| MemoryStore::builder().clock(&clock).build()).await;
-/// # }
-/// ```
-///
-/// # Panics
-///
-/// If the store breaks a rule. The message says what was expected, what the store did, and by which steps.
-pub async fn assert_conformance<S: Store + Clone>(make: impl AsyncFn(ManualClock) -> S) {
-    Conformance::new().run(make).await.assert_kept();
-}
-
-/// The conformance suite.
+/// The conformance suite, which fails the test of a store that breaks a rule.
 ///
 /// 1. Random histories of checks, repeated checks, settlements, resets and clock steps are decided by the store and by an
 ///    oracle, which has the rules in their plainest form, and compared step by step. If a decision differs, the history is shrunk to the steps that lead there.
@@ -47,11 +30,9 @@ pub async fn assert_conformance<S: Store + Clone>(make: impl AsyncFn(ManualClock
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-/// use tower_sliding_window::{Algorithm, MemoryStore, testing::Conformance};
+/// use tower_sliding_window::{MemoryStore, testing::Conformance};
 ///
-/// let logs_only = Conformance::new().algorithms([Algorithm::sliding_log()]);
-/// let report = logs_only.run(async |clock| MemoryStore::builder().clock(&clock).build()).await;
-/// report.assert_kept();
+/// Conformance::new().run(async |clock| MemoryStore::new().clock(&clock)).await;
 /// # }
 /// ```
 #[derive(Clone, Debug)]
@@ -91,7 +72,7 @@ impl Conformance {
         Self { histories, ..self }
     }
 
-    /// The seed of the histories. A report has the seed of the history that has failed: with it, this history is the first one.
+    /// The seed of the histories. The message of a failure has the seed of the history that has failed: with it, this history is the first one.
     /// Default: another one each time.
     pub fn seed(self, seed: u64) -> Self {
         Self { seed, ..self }
@@ -103,27 +84,31 @@ impl Conformance {
     /// long as the store, such as a server. It is called for each history and rule, and again to shrink a history. If the store has
     /// a [local state](Store::local_state), that goes by the clock as well: [`LocalState::by`](crate::store::LocalState::by). Clones of the
     /// store have to share what they remember; a store that is not `Clone` is given in an [`Arc`].
-    pub async fn run<S: Store + Clone>(&self, make: impl AsyncFn(ManualClock) -> S) -> Report {
+    ///
+    /// # Panics
+    ///
+    /// If the store breaks a rule. The message lists the rules: what was expected, what the store did, and the steps that lead there.
+    pub async fn run<S: Store + Clone>(&self, make: impl AsyncFn(ManualClock) -> S) {
         let make = async || {
             let clock = ManualClock::new();
             let store = make(clock.clone()).await;
             Trial { handles: [Arc::new(store.clone()), Arc::new(store)], clock }
         };
-        let mut report = Report { broken: Vec::new() };
+        let mut broken = String::new();
         for (name, rule) in RULES {
             let kept = within_time(async { rule(make().await, self.algorithms.clone()).await }).await;
-            report.broken.extend(kept.err().map(|failure| format!("{name}: {failure}")));
+            broken.extend(kept.err().map(|failure| format!("\n- {name}: {failure}")));
         }
         for seed in (0..self.histories).map(|number| self.seed.wrapping_add(number)) {
             let history = History::random(seed, &self.algorithms);
-            let replayed = async { replay(&make().await, &history).await.map_err(|failure| failure.text) };
+            let replayed = async { replay(&make().await, &history).await.map_err(|(_, difference)| difference) };
             if let Err(failure) = within_time(replayed).await {
                 let failure = shrink(&make, history).await.unwrap_or(failure);
-                report.broken.push(format!("a history of the seed {seed} differs: {failure}"));
+                broken += &format!("\n- a history of the seed {seed} differs: {failure}");
                 break;
             }
         }
-        report
+        assert!(broken.is_empty(), "the store breaks rules:{broken}");
     }
 }
 
@@ -141,35 +126,4 @@ struct Trial {
 
 async fn within_time(part: impl Future<Output = Result<(), String>>) -> Result<(), String> {
     timeout(TIME_LIMIT, part).await.unwrap_or_else(|_| Err(format!("it took longer than {TIME_LIMIT:?}")))
-}
-
-/// The rules that a store breaks. Its `Display` lists them: what was expected, what the store did, and the steps that lead there.
-#[derive(Clone, Debug)]
-#[must_use = "a report fails no test by itself: see `assert_kept`"]
-pub struct Report {
-    broken: Vec<String>,
-}
-
-impl Report {
-    /// Fails the test if the store breaks a rule.
-    ///
-    /// # Panics
-    ///
-    /// If the store breaks a rule, with the report as its message.
-    #[track_caller]
-    pub fn assert_kept(&self) {
-        assert!(self.broken.is_empty(), "{self}");
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &*self.broken {
-            [] => f.write_str("the store keeps all rules"),
-            broken => {
-                f.write_str("the store breaks rules:")?;
-                broken.iter().try_for_each(|broken| write!(f, "\n- {broken}"))
-            }
-        }
-    }
 }

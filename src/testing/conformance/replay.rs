@@ -6,7 +6,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     Trial,
-    history::{Described, History, Step, for_the_other_key},
+    history::{History, Step, described, for_the_other_key},
 };
 use crate::{
     check::{Charge, Check},
@@ -21,12 +21,6 @@ use crate::{
 /// How long a history is shrunk, and a try of it may take.
 const SHRINKING: Duration = Duration::from_secs(10);
 
-/// The step that differs, and how.
-pub(super) struct Difference {
-    place: usize,
-    pub(super) text: String,
-}
-
 struct Replay<'a> {
     trial: &'a Trial,
     oracle: Oracle,
@@ -36,14 +30,14 @@ struct Replay<'a> {
     refused: Option<(Check, Duration)>,
 }
 
-/// Replays a history, until a reply differs from the oracle's.
-pub(super) async fn replay(trial: &Trial, history: &History) -> Result<(), Difference> {
+/// Replays a history, until a reply differs from the oracle's. Returns the place of the step that differs, and how it does.
+pub(super) async fn replay(trial: &Trial, history: &History) -> Result<(), (usize, String)> {
     trial.clock.step_back(Duration::MAX);
     trial.clock.advance(history.begins);
     let mut replay = Replay { trial, oracle: Oracle::default(), number: 0, admitted: HashMap::new(), refused: None };
     for (place, (number, step)) in history.steps.iter().enumerate() {
         replay.number = *number;
-        replay.take(step, &history.probes).await.map_err(|text| Difference { place, text })?;
+        replay.take(step, &history.probes).await.map_err(|difference| (place, difference))?;
     }
     Ok(())
 }
@@ -119,7 +113,7 @@ impl Replay<'_> {
             Some(decided) => decided,
             None => self.store().decide(check.clone()).await,
         };
-        let case = || Described(check);
+        let case = || described(check);
         let decision = decided.map_err(|error| format!("{}: expected a decision, got {error:?}", case()))?;
         if check.id().is_some_and(|id| id != decision.id()) {
             return Err(format!("{}: got the id {:?}", case(), decision.id()));
@@ -137,7 +131,7 @@ impl Replay<'_> {
 
     async fn settle(&mut self, settlement: Settlement) -> Result<(), String> {
         let (was_applied, expected) = self.oracle.settle(self.trial.clock.micros(), &settlement);
-        let case = || format!("a settlement of the {}", Described(settlement.check()));
+        let case = || format!("a settlement of the {}", described(settlement.check()));
         let settled = self.store().settle(settlement.clone()).await;
         let settled = settled.map_err(|error| format!("{}: expected a reply, got {error:?}", case()))?;
         if settled.was_applied() != was_applied {
@@ -160,8 +154,8 @@ pub(super) async fn shrink(make: &impl AsyncFn() -> Trial, mut history: History)
     let mut failure = fails(&history).await;
     let mut dropped = history.steps.len();
     while dropped > 0 {
-        if let Some(failure) = &failure {
-            history.steps.truncate(failure.place + 1);
+        if let Some((place, _)) = &failure {
+            history.steps.truncate(place + 1);
         }
         let mut from = 0;
         while from + dropped < history.steps.len() && started.elapsed() < SHRINKING {
@@ -169,7 +163,7 @@ pub(super) async fn shrink(make: &impl AsyncFn() -> Trial, mut history: History)
             shorter.steps.drain(from..from + dropped);
             match fails(&shorter).await {
                 Some(shorter_failure) => {
-                    shorter.steps.truncate(shorter_failure.place + 1);
+                    shorter.steps.truncate(shorter_failure.0 + 1);
                     (history, failure) = (shorter, Some(shorter_failure));
                 }
                 None => from += dropped,
@@ -177,7 +171,7 @@ pub(super) async fn shrink(make: &impl AsyncFn() -> Trial, mut history: History)
         }
         dropped /= 2;
     }
-    let text = failure?.text;
+    let (_, text) = failure?;
     let steps = history.steps.iter().map(|(number, step)| format!("\n    step {number}: {step}"));
     Some(format!("{text}. The steps that lead there:{}", steps.collect::<String>()))
 }

@@ -9,9 +9,8 @@ use tokio::task::{JoinSet, yield_now};
 use self::prefetch::{prefetches, spent_prefetches};
 use super::Trial;
 use crate::{
-    admission::AdmissionId,
     algorithm::Algorithm,
-    check::{Charge, Check},
+    check::{AdmissionId, Charge, Check},
     decision::{Decision, LimitStatus},
     key::Key,
     limit::Limit,

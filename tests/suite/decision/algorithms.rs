@@ -23,7 +23,7 @@ fn a_compact_log_errs_to_one_side(entries: u16, operations: u32) {
     let (window, part) = (100_003, 100_003_u64.div_ceil(u64::from(entries) - 2));
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let clock = ManualClock::new();
-    let limiter = Limiter::new(MemoryStore::builder().clock(&clock).build());
+    let limiter = Limiter::new(MemoryStore::new().clock(&clock));
     let (mut log, mut early, mut refused): (VecDeque<(u64, u64)>, u32, u32) = (VecDeque::new(), 0, 0);
     let operation = (prop_oneof![5 => 0..500u64, 3 => 0..8_000u64, 1 => 0..120_000u64], 1..=6u64);
     let mut random = TestRunner::new(Config::default());

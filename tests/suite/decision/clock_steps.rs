@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use Action::{IsRefused, Peeks, Reserves, Settles, Takes, Waits};
 use tower_sliding_window::{
-    Algorithm, Check, Decision, Limit, Limiter, admission::AdmissionId, decision::LimitStatus, settlement::Settlement,
+    Algorithm, Check, Decision, Limit, Limiter, check::AdmissionId, decision::LimitStatus, settlement::Settlement,
     store::ManualClock,
 };
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{Algorithm, Check, Decision, Limit, Store, admission::AdmissionId, settlement::Settlement};
+use tower_sliding_window::{Algorithm, Check, Decision, Limit, Store, check::AdmissionId, settlement::Settlement};
 
 use crate::support::{ALGORITHMS, Fixture, charge, for_every_store, seconds, to_the_start_of_a_window};
 

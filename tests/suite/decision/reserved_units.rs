@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{Check, Limit, Limiter, MemoryStore, admission::AdmissionId};
+use tower_sliding_window::{Check, Limit, Limiter, MemoryStore, check::AdmissionId};
 
 use crate::support::{TEST_TIMEOUT, charge, redis_server::RedisServer, seconds};
 

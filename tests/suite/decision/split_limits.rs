@@ -117,7 +117,7 @@ fn no_window_admits_more_than_the_whole_limit() {
     let config = Config { cases: 300, failure_persistence: None, ..Config::default() };
     let outcome = TestRunner::new(config).run(&(limits, steps), |((units, parts), steps)| {
         let clock = ManualClock::new();
-        let limiter = Limiter::new(MemoryStore::builder().clock(&clock).build());
+        let limiter = Limiter::new(MemoryStore::new().clock(&clock));
         let split = Split::new(Limit::per("calls", units, WINDOW), parts).unwrap();
         let mut admitted = Vec::new();
         for step in steps {
@@ -189,7 +189,7 @@ async fn a_reservation_is_settled_in_its_own_part() {
     assert_eq!(of_parts.iter().sum::<u64>(), 32 * 7);
 
     // Units that are never settled return when the lease ends.
-    let store = MemoryStore::builder().clock(&clock).build();
+    let store = MemoryStore::new().clock(&clock);
     let keyed = Limit::per_hour("calls", 400).by(anyone).settle(|_| 1).lease(Duration::from_secs(9)).split(4);
     let app = RateLimitLayer::new(store.clone()).limit(keyed).layer(service_fn(|_: Request<Body>| async {
         std::future::pending::<Result<Response<Body>, Infallible>>().await

@@ -62,7 +62,7 @@ async fn every_degraded_response_names_its_cause_and_mode() {
 async fn a_decided_response_is_not_degraded() {
     for mode in MODES {
         let clock = ManualClock::new();
-        let store = MemoryStore::builder().clock(&clock).build();
+        let store = MemoryStore::new().clock(&clock);
         let app = RateLimitLayer::new(store)
             .limit(CALLS.by(anyone))
             .failure_mode_by(move |_, _| mode)

@@ -39,7 +39,7 @@ fn tokens() -> KeyedLimit {
 
 fn store() -> (MemoryStore, ManualClock, Limiter) {
     let clock = ManualClock::new();
-    let store = MemoryStore::builder().clock(&clock).build();
+    let store = MemoryStore::new().clock(&clock);
     (store.clone(), clock, Limiter::new(store))
 }
 

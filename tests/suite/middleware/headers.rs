@@ -71,7 +71,7 @@ impl Stacked {
     fn new() -> Self {
         let clock = ManualClock::new();
         clock.advance(Duration::from_micros(1));
-        let store = MemoryStore::builder().clock(&clock).build();
+        let store = MemoryStore::new().clock(&clock);
         Self { clock, store }
     }
 

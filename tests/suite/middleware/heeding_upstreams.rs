@@ -184,7 +184,7 @@ async fn call_that_takes(
 /// A layer with two calls a minute, and the clock of its store.
 fn two_a_minute() -> (RateLimitLayer, ManualClock) {
     let clock = ManualClock::new();
-    let store = MemoryStore::builder().clock(&clock).build();
+    let store = MemoryStore::new().clock(&clock);
     let two = Limit::per_minute("two", 2).by(anyone).heed_upstream();
     (RateLimitLayer::new(store).limit(two), clock)
 }

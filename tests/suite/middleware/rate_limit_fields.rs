@@ -77,7 +77,7 @@ async fn ask(app: &App) -> Response {
 /// A store whose clock shows a whole second.
 fn store() -> (MemoryStore, ManualClock) {
     let clock = ManualClock::new();
-    (MemoryStore::builder().clock(&clock).build(), clock)
+    (MemoryStore::new().clock(&clock), clock)
 }
 
 #[tokio::test]

@@ -17,7 +17,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Charge, Check, Decision, Header, HeaderSets, Key, KeyExtractor, Limit, Limiter, MemoryStore, PeerIp,
     RateLimitLayer, Rejection, Store,
-    admission::AdmissionId,
+    check::AdmissionId,
     decision::LimitStatus,
     extract::KeyError,
     limiter::{Breaker, FailureMode},
@@ -50,7 +50,7 @@ async fn an_admitted_request_carries_its_decision_and_its_response_the_headers()
 #[tokio::test]
 async fn a_refused_request_never_reaches_the_service() {
     let clock = ManualClock::new();
-    let store = MemoryStore::builder().clock(&clock).build();
+    let store = MemoryStore::new().clock(&clock);
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&calls);
     let app = RateLimitLayer::new(store).limit(CALLS.by(anyone)).layer(service_fn(move |request| {
@@ -77,7 +77,7 @@ async fn a_refused_request_never_reaches_the_service() {
 async fn several_limits_are_one_check() {
     let (wide, narrow) = (Limit::per_hour("wide", 10), Limit::per_second("narrow", 1));
     let clock = ManualClock::new();
-    let app = RateLimitLayer::new(MemoryStore::builder().clock(&clock).build())
+    let app = RateLimitLayer::new(MemoryStore::new().clock(&clock))
         .limit(wide.by(anyone))
         .limit(narrow.by(anyone))
         .layer(service_fn(hello));
@@ -124,7 +124,7 @@ async fn a_request_is_charged_its_cost_under_every_limit() {
 #[tokio::test]
 async fn reset_can_be_a_unix_time() {
     let clock = ManualClock::new();
-    let app = RateLimitLayer::new(MemoryStore::builder().clock(&clock).build())
+    let app = RateLimitLayer::new(MemoryStore::new().clock(&clock))
         .limit(CALLS.by(anyone))
         .headers(HeaderSets::X_RATE_LIMIT.reset_as_unix_time())
         .layer(service_fn(hello));

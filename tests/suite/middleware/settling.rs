@@ -57,7 +57,7 @@ fn used(outcome: &Exchange<'_>) -> u64 {
 /// A store, its clock, and a limiter to inspect it.
 fn store() -> (MemoryStore, ManualClock, Limiter) {
     let clock = ManualClock::new();
-    let store = MemoryStore::builder().clock(&clock).build();
+    let store = MemoryStore::new().clock(&clock);
     (store.clone(), clock, Limiter::new(store))
 }
 

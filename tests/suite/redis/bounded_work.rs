@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, Limit, Limiter, admission::AdmissionId, settlement::Settlement,
-    store::ManualClock,
+    Algorithm, Charge, Check, Decision, Limit, Limiter, check::AdmissionId, settlement::Settlement, store::ManualClock,
 };
 
 use crate::support::{TEST_TIMEOUT, charge, redis_server::RedisServer, to_next_window};

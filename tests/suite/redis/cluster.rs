@@ -10,8 +10,8 @@ use tokio::{
     time::sleep,
 };
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Error, Limit, Limiter, Prefetch, RedisStore, admission::AdmissionId,
-    settlement::Settlement, store::ManualClock,
+    Algorithm, Charge, Check, Error, Limit, Limiter, Prefetch, RedisStore, check::AdmissionId, settlement::Settlement,
+    store::ManualClock,
 };
 
 use crate::support::{

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Error, Limit, Limiter, RedisStore, admission::AdmissionId, error::StoreErrorKind,
+    Algorithm, Charge, Check, Error, Limit, Limiter, RedisStore, check::AdmissionId, error::StoreErrorKind,
     store::ManualClock,
 };
 

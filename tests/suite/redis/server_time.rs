@@ -13,7 +13,7 @@ use proptest::{
     test_runner::{Config, TestCaseError, TestRunner},
 };
 use tokio::{runtime::Builder, time::sleep};
-use tower_sliding_window::{Algorithm, Charge, Check, Limit, Limiter, admission::AdmissionId, settlement::Settlement};
+use tower_sliding_window::{Algorithm, Charge, Check, Limit, Limiter, check::AdmissionId, settlement::Settlement};
 
 use crate::support::{
     TEST_TIMEOUT,

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::sleep;
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Limit, Limiter, admission::AdmissionId, settlement::Settlement, store::ManualClock,
+    Algorithm, Charge, Check, Limit, Limiter, check::AdmissionId, settlement::Settlement, store::ManualClock,
 };
 
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer, seconds, to_next_window};

@@ -11,7 +11,7 @@ use proptest::{
 };
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Error, Key, Limit, Limiter, MemoryStore, RateLimitLayer, admission::AdmissionId,
+    Algorithm, Charge, Check, Error, Key, Limit, Limiter, MemoryStore, RateLimitLayer, check::AdmissionId,
     settlement::Settlement, store::ManualClock,
 };
 
@@ -23,7 +23,7 @@ const LOGIN: Limit = Limit::per_minute("login", 5);
 
 fn store(capacity: usize) -> (MemoryStore, Limiter, ManualClock) {
     let clock = ManualClock::new();
-    let store = MemoryStore::builder().capacity(capacity).clock(&clock).build();
+    let store = MemoryStore::new().capacity(capacity).clock(&clock);
     (store.clone(), Limiter::new(store), clock)
 }
 

@@ -155,7 +155,7 @@ impl<S: Store> Fixture<S> {
 
 pub(crate) fn memory() -> Fixture<MemoryStore> {
     let clock = ManualClock::new();
-    Fixture::new(MemoryStore::builder().clock(&clock).build(), clock, None)
+    Fixture::new(MemoryStore::new().clock(&clock), clock, None)
 }
 
 pub(crate) fn redis() -> Fixture<RedisStore> {

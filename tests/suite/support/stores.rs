@@ -1,12 +1,16 @@
 //! Stores in this process that fail or never reply.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    panic::AssertUnwindSafe,
+    sync::{Arc, Mutex},
+};
 
+use futures_util::FutureExt;
 use tower_sliding_window::{
     Check, Decision, Key, Limit, MemoryStore, Store,
     settlement::{Settled, Settlement},
-    store::StoreFuture,
-    testing::{Fault, FaultyStore},
+    store::{ManualClock, StoreFuture},
+    testing::{Conformance, Fault, FaultyStore},
 };
 
 /// A store in this process that has this fault until a test sets another.
@@ -63,4 +67,13 @@ impl Store for Watched {
 pub(crate) fn settled_costs(store: &Watched) -> Vec<Vec<Option<u64>>> {
     let costs = |settlement: &Settlement| settlement.accounts().map(|(_, cost)| cost).collect();
     store.seen.lock().unwrap().iter().map(costs).collect()
+}
+
+/// What the conformance suite says of a store; nothing if the store keeps all rules.
+pub(crate) async fn broken_rules<S: Store + Clone>(
+    suite: &Conformance,
+    make: impl AsyncFn(ManualClock) -> S,
+) -> String {
+    let run = AssertUnwindSafe(suite.run(make)).catch_unwind().await;
+    run.err().map_or_else(String::new, |panic| *panic.downcast::<String>().unwrap())
 }

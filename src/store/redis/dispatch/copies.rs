@@ -40,7 +40,7 @@ pub(super) fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
 mod tests {
     use super::*;
     use crate::{
-        admission::AdmissionId,
+        check::AdmissionId,
         check::{Charge, Check},
         key::Key,
         limit::Limit,

@@ -24,8 +24,7 @@ use super::{
     job::{Answer, Job, Work},
 };
 use crate::{
-    admission::AdmissionId,
-    check::Check,
+    check::{AdmissionId, Check},
     decision::{Decision, LimitStatus},
     settlement::Settlement,
     store::{give_back, redis::keys::Keys},

@@ -6,9 +6,8 @@ use redis::Cmd;
 use tokio::sync::oneshot::{Receiver, Sender, channel};
 
 use crate::{
-    admission::AdmissionId,
     algorithm::Kind,
-    check::{Charge, Check},
+    check::{AdmissionId, Charge, Check},
     decision::Decision,
     error::StoreError,
     limit::Limit,

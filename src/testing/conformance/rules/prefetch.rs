@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use super::{Kept, MICROSECOND, Trial, expect};
 use crate::{
-    admission::AdmissionId,
     algorithm::Algorithm,
-    check::{Charge, Check},
+    check::{AdmissionId, Charge, Check},
     key::Key,
     limit::{Limit, prefetch::Prefetch},
     store::LocalState,

@@ -23,7 +23,7 @@ use proptest::prelude::Rng;
 use tokio::{runtime::Runtime, time::sleep};
 use tower_sliding_window::{
     Algorithm, Charge, Check, Decision, Error, Key, Limit, Limiter, Prefetch, RedisStore, Store,
-    admission::AdmissionId,
+    check::AdmissionId,
     error::StoreError,
     settlement::{Settled, Settlement},
     store::{LocalState, ManualClock, StoreFuture},

@@ -15,7 +15,7 @@ use tokio::{
 };
 use tower_sliding_window::{
     Charge, Check, Decision, Error, Key, Limit, Limiter, MemoryStore, Store,
-    admission::AdmissionId,
+    check::AdmissionId,
     decision::LimitStatus,
     settlement::{Settled, Settlement},
     store::StoreFuture,

@@ -69,7 +69,7 @@ type Waiting = JoinHandle<Result<Decision, Error>>;
 impl Test {
     fn start() -> Self {
         let clock = ManualClock::new();
-        let store = MemoryStore::builder().clock(&clock).build();
+        let store = MemoryStore::new().clock(&clock);
         let store = CountingStore { store, checks_sent: Arc::default(), fails: Arc::default() };
         Self { limiter: Limiter::new(store.clone()), store, clock, admitted: Arc::default() }
     }

@@ -30,7 +30,7 @@ async fn a_caller_that_waits_for_others_reservations_asks_again_after_the_settin
         (SECOND, Duration::ZERO, ms(500), Err(Duration::ZERO)),
     ] {
         let clock = ManualClock::new();
-        let store = MemoryStore::builder().clock(&clock).build();
+        let store = MemoryStore::new().clock(&clock);
         let (limiter, elsewhere) = (Limiter::new(store.clone()).retry_reserved_after(setting), Limiter::new(store));
         let reservation = elsewhere.reserve(&TOKENS, "ada", 100, Duration::MAX).await.unwrap().unwrap();
         let begun = Instant::now();
@@ -73,7 +73,7 @@ async fn a_caller_sees_units_returned_through_its_limiter_at_once() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_asks_again_when_a_lease_ends() {
     let clock = ManualClock::new();
-    let store = MemoryStore::builder().clock(&clock).build();
+    let store = MemoryStore::new().clock(&clock);
     let limiter = Limiter::new(store.clone());
     let elsewhere = Limiter::new(store);
     let pass = async |time| {

@@ -165,7 +165,7 @@ async fn errors_that_are_not_store_failures_do_not_count() {
 
     // A full store fails checks that it would admit, and still refuses the others.
     let one = Limit::per_hour("one", 1);
-    let limiter = Limiter::new(MemoryStore::builder().capacity(1).build());
+    let limiter = Limiter::new(MemoryStore::new().capacity(1));
     assert!(limiter.check(&one, "ada", 1).await.unwrap().is_allowed());
     for _ in 0..10 {
         assert!(matches!(limiter.check(&one, "bob", 1).await, Err(Error::Unavailable(_))));

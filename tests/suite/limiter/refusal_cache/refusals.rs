@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::{sleep, timeout};
-use tower_sliding_window::{Charge, Check, Limit, Limiter, admission::AdmissionId};
+use tower_sliding_window::{Charge, Check, Limit, Limiter, check::AdmissionId};
 
 use super::{CALLS, Test};
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer};

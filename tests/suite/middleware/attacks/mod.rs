@@ -65,7 +65,7 @@ async fn ask(app: &App) -> Response {
 
 fn clocked() -> (MemoryStore, ManualClock) {
     let clock = ManualClock::new();
-    (MemoryStore::builder().clock(&clock).build(), clock)
+    (MemoryStore::new().clock(&clock), clock)
 }
 
 fn minutes(minutes: u64) -> Duration {

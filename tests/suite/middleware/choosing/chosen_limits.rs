@@ -193,7 +193,7 @@ async fn admitted(layer: &RateLimitLayer, requests: usize) -> usize {
 #[tokio::test]
 async fn no_limit_is_chosen_for_a_request_that_another_limit_refuses() {
     let clock = ManualClock::new();
-    let (layer, look_ups) = looked_up(MemoryStore::builder().clock(&clock).build());
+    let (layer, look_ups) = looked_up(MemoryStore::new().clock(&clock));
     assert_eq!((admitted(&layer, 1_000).await, look_ups.load(Ordering::Relaxed)), (5, 5));
     clock.advance(Duration::from_secs(60));
     assert_eq!((admitted(&layer, 1_000).await, look_ups.load(Ordering::Relaxed)), (5, 10));
@@ -215,7 +215,7 @@ async fn no_limit_is_chosen_for_a_request_with_a_cached_refusal() {
 #[tokio::test(start_paused = true)]
 async fn a_layer_that_waits_for_capacity_chooses_for_every_request() {
     let clock = ManualClock::new();
-    let (layer, look_ups) = looked_up(MemoryStore::builder().clock(&clock).build());
+    let (layer, look_ups) = looked_up(MemoryStore::new().clock(&clock));
     let layer = layer.wait_up_to(Duration::from_secs(1));
     assert_eq!((admitted(&layer, 10).await, look_ups.load(Ordering::Relaxed)), (5, 10));
 }

@@ -109,7 +109,7 @@ async fn duplicate_limits_are_settled_together() {
 #[tokio::test]
 async fn a_duplicate_that_does_not_settle_stays_charged() {
     let clock = ManualClock::new();
-    let store = MemoryStore::builder().clock(&clock).build();
+    let store = MemoryStore::new().clock(&clock);
     let limits = [PRO.by(anyone), chosen(PRO).settle(|_| 0).lease(Duration::from_secs(1))];
     let broken = service_fn(|_: Request<Body>| async { Err::<Response<Body>, _>("broken") });
     let app = RateLimitLayer::new(store.clone()).limits(limits).unwrap().layer(broken);

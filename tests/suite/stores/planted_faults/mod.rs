@@ -12,7 +12,7 @@ use futures_util::FutureExt;
 use tokio::task::yield_now;
 use tower_sliding_window::{
     Algorithm, Charge, Check, Decision, Key, Limit, MemoryStore, Store,
-    admission::AdmissionId,
+    check::AdmissionId,
     decision::LimitStatus,
     error::StoreError,
     settlement::{Settled, Settlement},
@@ -83,7 +83,7 @@ impl Clone for Planted {
 }
 
 fn planted(clock: ManualClock, fault: Fault) -> Planted {
-    Planted { store: MemoryStore::builder().clock(&clock).build(), clock, fault, seen: Arc::default() }
+    Planted { store: MemoryStore::new().clock(&clock), clock, fault, seen: Arc::default() }
 }
 
 /// The same charges, as units that were spent before.

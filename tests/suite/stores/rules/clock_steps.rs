@@ -7,7 +7,7 @@ use Action::{IsRefused, Peeks, Reserves, Settles, Takes, Waits};
 
 use super::trial::{MICROSECOND, Trial, charge, ms, seconds, to_next_window};
 use crate::support::clock_steps::{Action, HISTORIES};
-use tower_sliding_window::{Algorithm, Check, Decision, Limit, admission::AdmissionId, settlement::Settlement};
+use tower_sliding_window::{Algorithm, Check, Decision, Limit, check::AdmissionId, settlement::Settlement};
 
 const CALLS: Limit = Limit::per("calls", 100, Duration::from_secs(10));
 

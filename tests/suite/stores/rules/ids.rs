@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::trial::{MICROSECOND, Trial, charge, check_of, ms, seconds, to_the_start_of_a_window};
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, Limit, admission::AdmissionId, decision::LimitStatus, settlement::Settlement,
+    Algorithm, Charge, Check, Decision, Limit, check::AdmissionId, decision::LimitStatus, settlement::Settlement,
 };
 
 const MANY: Limit = Limit::per_minute("many", 1_200);

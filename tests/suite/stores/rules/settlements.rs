@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 use super::trial::{Trial, plain_check, reserved_check, to_next_window, to_the_start_of_a_window};
-use tower_sliding_window::{Algorithm, Charge, Decision, Limit, admission::AdmissionId, settlement::Settlement};
+use tower_sliding_window::{Algorithm, Charge, Decision, Limit, check::AdmissionId, settlement::Settlement};
 
 const LEASE: Duration = Duration::from_secs(5);
 const TOKENS: Limit = Limit::per_minute("tokens", 100);
