@@ -74,8 +74,8 @@ impl MemoryStore {
         Self(Arc::new(Table::new(clock, Capacity::new(capacity))))
     }
 
-    /// An empty store with another capacity: the largest number of admissions to remember, about 16 bytes each, or 24 if they cost several units or are
-    /// reserved or settled. Default: 1,000,000.
+    /// An empty store with the same clock and this capacity: the largest number of admissions to remember, about 16 bytes each, or
+    /// 24 if they cost several units or are reserved or settled. Default: 1,000,000.
     ///
     /// A single limit gets half of it, rounded up, and each further limit half of the rest, so a new limit always finds
     /// capacity. A limit that has used up its part still refuses, but fails if it would admit, and the failure mode decides.
@@ -86,7 +86,7 @@ impl MemoryStore {
         Self::with(self.0.clock().clone(), admissions)
     }
 
-    /// An empty store by this clock instead of [tokio's](#in-tests): for tests.
+    /// An empty store with the same capacity, and this clock instead of [tokio's](#in-tests): for tests.
     #[must_use]
     pub fn clock(&self, clock: &ManualClock) -> Self {
         Self::with(Clock::Manual(clock.clone()), self.0.capacity().admissions())
