@@ -24,8 +24,10 @@
 
 use std::{error, fmt, sync::Arc, time::Duration};
 
-pub use crate::config_error::{ConfigError, ConfigErrorKind};
-use crate::limit::Limit;
+pub use crate::{
+    config_error::{ConfigError, ConfigErrorKind},
+    limit::never_fits::NeverFits,
+};
 
 /// Why there is no decision. See the [module docs](self).
 #[derive(Clone, Debug)]
@@ -46,26 +48,6 @@ pub enum Error {
     /// failed, or has taken longer than the deadline.
     LimitNotChosen(Arc<dyn error::Error + Send + Sync>),
 }
-
-/// A cost above the limit. Waiting does not help, so there is no retry time.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct NeverFits {
-    /// The limit that is too small.
-    pub limit: Limit,
-    /// The cost that is too large.
-    pub cost: u64,
-    /// Whether the limit is [hidden](crate::Charge::hidden) from clients.
-    pub is_hidden: bool,
-}
-
-impl fmt::Display for NeverFits {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a cost of {} never fits into the limit {:?} of {}", self.cost, self.limit.name(), self.limit.units())
-    }
-}
-
-impl error::Error for NeverFits {}
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -91,6 +73,17 @@ impl error::Error for Error {
 }
 
 impl Error {
+    /// The cause of a failure, for metrics. `None` for a mistake of the caller.
+    pub(crate) fn label(&self) -> Option<&'static str> {
+        match self {
+            Self::TimedOut { .. } => Some("timed_out"),
+            Self::Unavailable(_) => Some("unavailable"),
+            Self::BreakerOpen(_) => Some("breaker_open"),
+            Self::LimitNotChosen(_) => Some("limit_not_chosen"),
+            Self::NeverFits(_) => None,
+        }
+    }
+
     /// Whether it is a failure of the store that a breaker counts.
     pub(crate) fn is_the_stores(&self) -> bool {
         match self {

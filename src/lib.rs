@@ -116,7 +116,6 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod algorithm;
-mod charge;
 pub mod check;
 mod clock;
 mod config_error;
@@ -131,14 +130,14 @@ mod logging;
 pub mod metrics;
 pub mod middleware;
 pub mod secret;
-pub mod settlement;
 pub mod split;
-mod status;
 pub mod store;
 #[cfg(feature = "test-util")]
 pub mod testing;
 mod window;
 
+#[doc(inline)]
+pub use self::decision::settlement;
 #[cfg(feature = "redis")]
 #[doc(inline)]
 pub use self::store::RedisStore;

@@ -103,8 +103,6 @@ use ::metrics::histogram;
 #[cfg(feature = "metrics")]
 use ::metrics::{Recorder, Unit, counter, gauge, with_recorder};
 
-use crate::{decision::Decision, error::Error};
-
 /// Records something with the feature `metrics`. Without it, nothing of the call is compiled.
 macro_rules! record {
     ($($body:tt)*) => {
@@ -167,40 +165,23 @@ fn describe() {
     });
 }
 
-/// A decision of the store, the refusal cache or this process, for a layer of this name.
+/// The outcome for each limit of a decision, by the limit's name, for a layer of this name.
 #[inline]
-pub(crate) fn decided(decision: &Decision, layer: &Cow<'static, str>) {
+pub(crate) fn decided(outcomes: impl Iterator<Item = (Cow<'static, str>, &'static str)>, layer: &Cow<'static, str>) {
     record! {
-        let is_allowed = decision.is_allowed();
-        for status in decision.statuses() {
-            let outcome = match status.retry_after() {
-                Some(_) if status.is_shadow() => "shadow_refused",
-                Some(_) => "refused",
-                // Counted afterwards, for a request that counts as admitted already.
-                None if status.is_spent() => continue,
-                None if is_allowed => "allowed",
-                // Another limit has refused.
-                None => continue,
-            };
-            let limit = status.limit().shared_name();
+        for (limit, outcome) in outcomes {
             counter!("rate_limit_decisions_total", "layer" => layer.clone(), "limit" => limit, "outcome" => outcome).increment(1);
         }
     }
 }
 
-/// A check, a settlement or a reset that the store has not answered.
+/// A check, a settlement or a reset that the store has not answered, for this reason.
 #[inline]
-pub(crate) fn failed(error: &Error, layer: &Cow<'static, str>) {
+pub(crate) fn failed(cause: Option<&'static str>, layer: &Cow<'static, str>) {
     record! {
-        let cause = match error {
-            Error::TimedOut { .. } => "timed_out",
-            Error::Unavailable(_) => "unavailable",
-            Error::BreakerOpen(_) => "breaker_open",
-            Error::LimitNotChosen(_) => "limit_not_chosen",
-            // The caller's mistake.
-            Error::NeverFits(_) => return,
-        };
-        counter!("rate_limit_failures_total", "layer" => layer.clone(), "cause" => cause).increment(1);
+        if let Some(cause) = cause {
+            counter!("rate_limit_failures_total", "layer" => layer.clone(), "cause" => cause).increment(1);
+        }
     }
 }
 

@@ -23,6 +23,7 @@
 //! assert_eq!("login=5/min".parse(), Ok(LOGIN));
 //! ```
 
+pub(crate) mod never_fits;
 pub mod prefetch;
 #[cfg(feature = "serde")]
 mod serde;

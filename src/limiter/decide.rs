@@ -179,7 +179,7 @@ impl Limiter {
         }
         let refusal = core.store.decide_now(&check.without_costs())?.ok()?.into_refusal(check)?;
         let refusal = refusal.with_retry_reserved_after(core.retry_reserved_after);
-        metrics::decided(&refusal, &core.layer);
+        metrics::decided(refusal.outcomes(), &core.layer);
         Some(refusal)
     }
 }
@@ -190,7 +190,7 @@ impl Core {
     fn spend(&self, check: &Check) -> Option<Decision> {
         let decision = self.prefetches.as_ref()?.spend(check)?;
         metrics::prefetch_hit();
-        metrics::decided(&decision, &self.layer);
+        metrics::decided(decision.outcomes(), &self.layer);
         Some(decision)
     }
 
@@ -200,7 +200,7 @@ impl Core {
         let refusal = self.refusals.as_ref()?.recall(check, lookup?, self.retry_reserved_after)?;
         let refusal = refusal.with_retry_reserved_after(self.retry_reserved_after);
         metrics::refusal_cache_hit();
-        metrics::decided(&refusal, &self.layer);
+        metrics::decided(refusal.outcomes(), &self.layer);
         Some(refusal)
     }
 
@@ -220,7 +220,7 @@ impl Core {
     ) -> Result<Decision, Error> {
         match outcome {
             Ok(decision) => {
-                metrics::decided(&decision, &self.layer);
+                metrics::decided(decision.outcomes(), &self.layer);
                 if let (Some(refusals), Some(lookup)) = (&self.refusals, lookup) {
                     refusals.learn(lookup, &decision);
                 }

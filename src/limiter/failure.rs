@@ -89,11 +89,11 @@ impl FailureMode {
 impl Core {
     /// Decides under a share what the store has failed to decide. Returns the store's error if the share can never admit the check.
     pub(super) fn decide_locally(&self, local: Option<(&Check, Share)>, error: Error) -> Result<Decision, Error> {
-        metrics::failed(&error, &self.layer);
+        metrics::failed(error.label(), &self.layer);
         let decide = |(check, share): (&Check, Share)| self.local.decide_now(&check.under(|limit| share.of(limit))?);
         // Out of capacity, the failure of the limiter's own store is of more use to the caller.
         let Some(Ok(decision)) = local.and_then(decide) else { return Err(error) };
-        metrics::decided(&decision, &self.layer);
+        metrics::decided(decision.outcomes(), &self.layer);
         Ok(decision.instead_of(error).with_retry_reserved_after(self.retry_reserved_after))
     }
 }

@@ -46,8 +46,8 @@ pub use self::{
 };
 pub use crate::local::Breaker;
 use crate::{
+    decision::RETRY_RESERVED_AFTER,
     local::{LocalState, Prefetches, Refusals, SharedBreaker},
-    status::RETRY_RESERVED_AFTER,
     store::{MemoryStore, Store},
 };
 

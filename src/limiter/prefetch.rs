@@ -16,10 +16,10 @@ use super::{Core, Limiter, deadline::Deadline};
 use crate::{
     check::Check,
     decision::Decision,
+    decision::settlement::Settlement,
     key::Key,
     limit::Limit,
     local::{KeptHolding, Outdated, Step},
-    settlement::Settlement,
     store::{MOST_TIME, Store, give_back},
 };
 

@@ -6,11 +6,11 @@ use super::{Limiter, deadline::Deadline};
 use crate::{
     check::{Charge, Check},
     decision::Decision,
+    decision::settlement::{Settled, Settlement},
     error::Error,
     key::Key,
     limit::Limit,
     metrics,
-    settlement::{Settled, Settlement},
     store::{Store, StoreFuture},
 };
 
@@ -191,13 +191,13 @@ impl Limiter {
     async fn call_store<T>(&self, call: impl FnOnce(&dyn Store) -> StoreFuture<T>, probe: Check) -> Result<T, Error> {
         let core = &*self.core;
         if let Some(error) = core.breaker.refuse(core.deadline, || core.probes(probe)) {
-            metrics::failed(&error, &core.layer);
+            metrics::failed(error.label(), &core.layer);
             return Err(error);
         }
         let mut reply = Deadline::new(call(&*core.store), core.deadline, Duration::ZERO);
         let outcome = (&mut reply).await;
         let outcome = core.heard(&reply, outcome);
-        outcome.inspect_err(|error| metrics::failed(error, &core.layer))
+        outcome.inspect_err(|error| metrics::failed(error.label(), &core.layer))
     }
 }
 

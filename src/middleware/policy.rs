@@ -8,7 +8,7 @@ use super::{
     events::Events,
     extract::{KeyError, KeyExtractor},
     headers::{HeaderSets, PartitionKeys},
-    request::{Cost, KeyedLimit},
+    request::keyed_limit::{Cost, KeyedLimit},
 };
 use crate::{
     error::{ConfigError, ConfigErrorKind},

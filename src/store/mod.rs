@@ -97,10 +97,10 @@ pub use self::{
 use crate::{
     check::Check,
     decision::Decision,
+    decision::settlement::{Settled, Settlement},
     error::StoreError,
     key::Key,
     limit::Limit,
-    settlement::{Settled, Settlement},
 };
 pub use crate::{clock::ManualClock, local::LocalState};
 

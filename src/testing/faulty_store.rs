@@ -15,10 +15,10 @@ use tokio::time::sleep;
 use crate::{
     check::Check,
     decision::Decision,
+    decision::settlement::{Settled, Settlement},
     error::StoreError,
     key::Key,
     limit::Limit,
-    settlement::{Settled, Settlement},
     store::{LocalState, Store, StoreFuture},
 };
 

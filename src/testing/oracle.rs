@@ -7,10 +7,10 @@ use crate::{
     algorithm::Kind as Counts,
     check::{AdmissionId, Charge, Check},
     clock::system_time,
+    decision::settlement::Settlement,
     decision::{Decision, LimitStatus},
     key::Key,
     limit::Limit,
-    settlement::Settlement,
     testing::expected::{Expected, Refusal},
 };
 

@@ -12,10 +12,10 @@ use tokio::sync::Notify;
 use super::demand::{FEWEST_REQUESTS, rate};
 use crate::{
     check::{Charge, Check},
+    decision::settlement::Settlement,
     decision::{Decision, LimitStatus},
     key::Key,
     limit::Limit,
-    settlement::Settlement,
 };
 
 /// A prefetch is at most this part of the units that are left.

@@ -13,8 +13,8 @@ use super::{
 use crate::{
     check::{AdmissionId, Charge, Check},
     decision::Decision,
+    decision::settlement::Settlement,
     error::StoreError,
-    settlement::Settlement,
 };
 
 /// A holding, as long as a task takes care of it.

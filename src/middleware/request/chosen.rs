@@ -1,6 +1,6 @@
 //! Limits that are chosen for each request.
 
-use std::{error, mem, pin::Pin, sync::Arc, time::Duration};
+use std::{error, mem, sync::Arc, time::Duration};
 
 use http::request::Parts;
 use tokio::time::Instant;
@@ -9,18 +9,10 @@ use super::{
     super::{concurrent::join, events::Degraded, extract::KeyExtractor, policy::Policy, rejection::Rejection},
     Decided, Plan,
     check::CheckDetails,
-    keyed_limit::{DraftCharge, KeyedLimit},
+    keyed_limit::{ChosenLimit, DraftCharge, KeyedLimit, LimitFuture},
     time_waited,
 };
 use crate::{check::Check, error::Error, key::Key, limit::Limit, limiter::FailureMode};
-
-/// Chooses a limit for a request, or none.
-pub(super) type ChooseLimit = dyn Fn(&Parts) -> LimitFuture + Send + Sync;
-
-/// In a box, since each limit of a layer may choose in its own way.
-pub(super) type LimitFuture = Pin<Box<dyn Future<Output = ChosenLimit> + Send>>;
-
-type ChosenLimit = Result<Option<Limit>, Error>;
 
 impl KeyedLimit {
     /// A limit that `choose` chooses for each request: by its plan, tenant or path. The closure reads the request, and its

@@ -2,26 +2,9 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use http::{
-    request::{self, Parts},
-    response,
-};
+use http::request::Parts;
 
-use super::keyed_limit::KeyedLimit;
-
-/// The units that a request has cost, by its response.
-pub(crate) type CostAfterwards = dyn Fn(&Exchange<'_>) -> u64 + Send + Sync;
-
-/// A request and its response, from which a limit computes the cost to [settle](crate::KeyedLimit::settle).
-#[non_exhaustive]
-pub struct Exchange<'a> {
-    /// The request as it came, without its body.
-    pub request: &'a request::Parts,
-    /// The service's response, without its body.
-    pub response: &'a response::Parts,
-    /// The units that the limit has charged.
-    pub cost: u64,
-}
+use super::keyed_limit::{Exchange, KeyedLimit};
 
 impl KeyedLimit {
     /// The units that a request takes of this limit. Default: the [`cost`](crate::RateLimitLayer::cost) of the layer.

@@ -1,17 +1,16 @@
 //! A limit, the extractor of its keys, and its own options.
 
-use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
+use std::{fmt, num::NonZeroU32, pin::Pin, sync::Arc, time::Duration};
 
-use http::request::Parts;
-
-use super::{
-    super::{extract::KeyExtractor, rejection::Rejection},
-    chosen::ChooseLimit,
-    cost::CostAfterwards,
+use http::{
+    request::{self, Parts},
+    response,
 };
+
+use super::super::{extract::KeyExtractor, rejection::Rejection};
 use crate::{
     check::Charge,
-    error::NeverFits,
+    error::{Error, NeverFits},
     key::Key,
     limit::Limit,
     split::{Split, all_parts_of, number_of_parts},
@@ -19,6 +18,28 @@ use crate::{
 
 /// The units that a request takes.
 pub(crate) type Cost = dyn Fn(&Parts) -> u64 + Send + Sync;
+
+/// Chooses a limit for a request, or none.
+pub(super) type ChooseLimit = dyn Fn(&Parts) -> LimitFuture + Send + Sync;
+
+/// In a box, since each limit of a layer may choose in its own way.
+pub(super) type LimitFuture = Pin<Box<dyn Future<Output = ChosenLimit> + Send>>;
+
+pub(super) type ChosenLimit = Result<Option<Limit>, Error>;
+
+/// The units that a request has cost, by its response.
+pub(crate) type CostAfterwards = dyn Fn(&Exchange<'_>) -> u64 + Send + Sync;
+
+/// A request and its response, from which a limit computes the cost to [settle](crate::KeyedLimit::settle).
+#[non_exhaustive]
+pub struct Exchange<'a> {
+    /// The request as it came, without its body.
+    pub request: &'a request::Parts,
+    /// The service's response, without its body.
+    pub response: &'a response::Parts,
+    /// The units that the limit has charged.
+    pub cost: u64,
+}
 
 /// Longer than most responses take. Short, since a client that hangs up keeps the units from others for this long.
 const DEFAULT_LEASE: Duration = Duration::from_secs(60);

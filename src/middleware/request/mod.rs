@@ -11,15 +11,15 @@
 mod check;
 mod chosen;
 mod cost;
-mod keyed_limit;
+pub(super) mod keyed_limit;
 mod preflight;
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use http::{Method, request::Parts};
 
-pub(super) use self::{check::CheckDetails, keyed_limit::Cost};
-pub use self::{cost::Exchange, keyed_limit::KeyedLimit};
+pub(super) use self::check::CheckDetails;
+pub use self::keyed_limit::{Exchange, KeyedLimit};
 use super::{headers::PartitionKeys, policy::Policy, rejection::Rejection};
 use crate::{
     check::Check,

@@ -21,11 +21,11 @@ use super::{
 use crate::{
     check::{Charge, Check},
     decision::Decision,
+    decision::settlement::Settlement,
     error::Error,
     key::Key,
     limit::Limit,
     limiter::Limiter,
-    settlement::Settlement,
 };
 
 /// Most requests have no follow-up, so it is boxed.

@@ -112,7 +112,7 @@ impl Policy {
         };
         let (events, limits) = (&self.events, || self.names());
         if let Some(Degraded { error, mode, fallbacks }) = &unchosen {
-            metrics::failed(error, events.layer());
+            metrics::failed(error.label(), events.layer());
             events.not_chosen(error, *mode, fallbacks, limits);
             if undecided.is_none() {
                 metrics::degraded(mode.map_or("fallback", FailureMode::label), events.layer());

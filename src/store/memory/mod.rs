@@ -26,10 +26,10 @@ use crate::{
     check::{Charge, Check},
     clock::{Clock, ManualClock},
     decision::Decision,
+    decision::settlement::{Settled, Settlement},
     error::StoreError,
     key::Key,
     limit::Limit,
-    settlement::{Settled, Settlement},
 };
 
 /// A store for limits within one process. See the [crate docs](crate#stores).

@@ -16,10 +16,10 @@ use crate::{
     check::{AdmissionId, Charge, Check},
     clock::{Clock, system_time},
     decision::Decision,
+    decision::settlement::{Settled, Settlement},
     error::StoreError,
     key::Digester,
     limit::Limit,
-    settlement::{Settled, Settlement},
     window::{ChargeSettlement, CheckContext, Figures},
 };
 

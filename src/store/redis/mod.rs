@@ -40,11 +40,11 @@ use super::{Store, StoreFuture};
 use crate::{
     check::Check,
     decision::Decision,
+    decision::settlement::{Settled, Settlement},
     error::{ConfigError, StoreError, StoreErrorKind},
     key::Key,
     limit::Limit,
     local::LocalState,
-    settlement::{Settled, Settlement},
 };
 
 /// Limits shared by every process that uses the same Redis. See the [crate docs](crate#stores).
@@ -76,7 +76,7 @@ struct Runtimes {
 impl Runtimes {
     /// Sends a job from the current runtime.
     async fn ask(&self, job: Box<Job>) -> Answer {
-        self.current()?.ask(job).await
+        dispatch::ask(self.current()?, job).await
     }
 
     /// The dispatcher of the current runtime.

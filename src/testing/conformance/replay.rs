@@ -11,9 +11,9 @@ use super::{
 use crate::{
     check::{Charge, Check},
     decision::Decision,
+    decision::settlement::Settlement,
     key::Key,
     limit::Limit,
-    settlement::Settlement,
     store::Store,
     testing::oracle::Oracle,
 };

@@ -11,10 +11,10 @@ use super::Trial;
 use crate::{
     algorithm::Algorithm,
     check::{AdmissionId, Charge, Check},
+    decision::settlement::Settlement,
     decision::{Decision, LimitStatus},
     key::Key,
     limit::Limit,
-    settlement::Settlement,
     store::Store,
 };
 

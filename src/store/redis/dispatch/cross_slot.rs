@@ -12,7 +12,7 @@
 //!    by then, none is: otherwise a crowd of callers that time out would keep the queue full of checks that nobody waits for.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     sync::{Arc, Weak},
     time::{Duration, SystemTime},
 };
@@ -20,13 +20,13 @@ use std::{
 use tokio::task::JoinHandle;
 
 use super::{
-    dispatcher::Dispatcher,
+    dispatcher::{Dispatcher, of_ended_runtime},
     job::{Answer, Job, Work},
 };
 use crate::{
     check::{AdmissionId, Check},
+    decision::settlement::Settlement,
     decision::{Decision, LimitStatus},
-    settlement::Settlement,
     store::{give_back, redis::keys::Keys},
 };
 
@@ -44,8 +44,22 @@ struct CrossSlot {
     caller: Weak<()>,
 }
 
-/// Asks slot by slot, if there are several. The caller holds what `caller` refers to while it waits.
-pub(super) fn ask(dispatcher: &Arc<Dispatcher>, job: &Job, caller: Weak<()>) -> Option<JoinHandle<Answer>> {
+/// Asks slot by slot if there are several, and the dispatcher otherwise.
+pub(crate) async fn ask(dispatcher: Arc<Dispatcher>, job: Box<Job>) -> Answer {
+    if dispatcher.is_cluster()
+        && let caller = Arc::new(())
+        && let Some(task) = in_slots(&dispatcher, &job, Arc::downgrade(&caller))
+    {
+        drop(dispatcher);
+        let answer = task.await;
+        drop(caller);
+        return answer.unwrap_or_else(|error| Err(of_ended_runtime(error)));
+    }
+    dispatcher.ask(job).await
+}
+
+/// A task that asks slot by slot, if there are several. The caller holds what `caller` refers to while it waits.
+fn in_slots(dispatcher: &Arc<Dispatcher>, job: &Job, caller: Weak<()>) -> Option<JoinHandle<Answer>> {
     let runtime = &dispatcher.runtime;
     match &job.work {
         Work::Decide(check) => {
@@ -59,19 +73,6 @@ pub(super) fn ask(dispatcher: &Arc<Dispatcher>, job: &Job, caller: Weak<()>) -> 
             Some(runtime.spawn(slots.settle(costs)))
         }
     }
-}
-
-/// The jobs of each slot, in their order.
-pub(super) fn group(keys: &Keys, jobs: Vec<Box<Job>>) -> Vec<Vec<Box<Job>>> {
-    let (mut indices, mut groups) = (HashMap::new(), Vec::<Vec<Box<Job>>>::new());
-    for job in jobs {
-        let index = *indices.entry(job.hash_slot(keys)).or_insert(groups.len());
-        match groups.get_mut(index) {
-            Some(group) => group.push(job),
-            None => groups.push(vec![job]),
-        }
-    }
-    groups
 }
 
 /// One check for each slot, or `None` if there is only one slot.

@@ -17,8 +17,7 @@ use tokio::{
 
 use super::{
     batch::Batch,
-    cross_slot,
-    job::{Answer, Job},
+    job::{self, Answer, Job},
     queue::{CAPACITY, Permit, Queue},
 };
 use crate::{
@@ -72,7 +71,7 @@ impl Dispatcher {
         &self.config.keys
     }
 
-    fn is_cluster(&self) -> bool {
+    pub(super) fn is_cluster(&self) -> bool {
         self.queues.len() > 1
     }
 
@@ -81,15 +80,6 @@ impl Dispatcher {
     ///
     /// If nothing is in flight and a connection works, the caller of a check sends it.
     pub(crate) async fn ask(self: Arc<Self>, job: Box<Job>) -> Answer {
-        if self.is_cluster()
-            && let caller = Arc::new(())
-            && let Some(task) = cross_slot::ask(&self, &job, Arc::downgrade(&caller))
-        {
-            drop(self);
-            let answer = task.await;
-            drop(caller);
-            return answer.unwrap_or_else(|error| Err(of_ended_runtime(error)));
-        }
         let (queue, wait) = (self.queue(&job), job.may_wait());
         if job.is_check()
             && wait.is_none()
@@ -149,7 +139,7 @@ impl Dispatcher {
             return self.send_batch(jobs).await;
         }
         let mut batches = JoinSet::new();
-        for jobs in cross_slot::group(self.keys(), jobs) {
+        for jobs in job::by_slot(self.keys(), jobs) {
             let dispatcher = Arc::clone(self);
             batches.spawn(async move { dispatcher.send_batch(jobs).await });
         }
@@ -279,6 +269,6 @@ async fn send_alone(
 }
 
 /// No failure of the store.
-fn of_ended_runtime(cause: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
+pub(super) fn of_ended_runtime(cause: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
     StoreError::new(ASKING, cause).of_one_check()
 }

@@ -1,6 +1,6 @@
 //! A check or a settlement on its way, and the callers that wait for it.
 
-use std::{sync::Weak, time::Duration};
+use std::{collections::HashMap, sync::Weak, time::Duration};
 
 use redis::Cmd;
 use tokio::sync::oneshot::{Receiver, Sender, channel};
@@ -9,10 +9,10 @@ use crate::{
     algorithm::Kind,
     check::{AdmissionId, Charge, Check},
     decision::Decision,
+    decision::settlement::Settlement,
     error::StoreError,
     limit::Limit,
     local::{LocalState, Outdated},
-    settlement::Settlement,
     store::redis::keys::Keys,
 };
 
@@ -229,4 +229,17 @@ fn mode(charge: &Charge) -> &'static str {
         (false, true) => "left",
         (false, false) => "",
     }
+}
+
+/// The jobs of each slot, in their order.
+pub(super) fn by_slot(keys: &Keys, jobs: Vec<Box<Job>>) -> Vec<Vec<Box<Job>>> {
+    let (mut indices, mut groups) = (HashMap::new(), Vec::<Vec<Box<Job>>>::new());
+    for job in jobs {
+        let index = *indices.entry(job.hash_slot(keys)).or_insert(groups.len());
+        match groups.get_mut(index) {
+            Some(group) => group.push(job),
+            None => groups.push(vec![job]),
+        }
+    }
+    groups
 }

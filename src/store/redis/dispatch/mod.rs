@@ -16,6 +16,7 @@ mod lone;
 mod queue;
 
 pub(super) use self::{
+    cross_slot::ask,
     dispatcher::{Config, Dispatcher},
     job::{Answer, Job},
 };

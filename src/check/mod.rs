@@ -42,6 +42,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod charge;
+
 use std::{
     cell::Cell,
     fmt,
@@ -50,9 +52,9 @@ use std::{
     time::Duration,
 };
 
-pub use crate::charge::Charge;
+pub use self::charge::Charge;
 use crate::{
-    error::{ConfigError, ConfigErrorKind},
+    config_error::{ConfigError, ConfigErrorKind},
     limit::Limit,
 };
 

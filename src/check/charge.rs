@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use crate::{
     algorithm::Algorithm,
-    error::NeverFits,
     key::Key,
-    limit::{Limit, prefetch::Prefetch},
+    limit::{Limit, never_fits::NeverFits, prefetch::Prefetch},
 };
 
 /// One limit, one key, one cost. See [`check`](crate::check).

@@ -32,13 +32,19 @@
 //! # Ok(()) }
 //! ```
 
+#[doc(hidden)]
+pub mod settlement;
+mod status;
+
 use std::{
+    borrow::Cow,
     fmt, iter,
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
-pub use crate::status::LimitStatus;
+pub use self::status::LimitStatus;
+pub(crate) use self::status::RETRY_RESERVED_AFTER;
 use crate::{
     check::{AdmissionId, Charge, Check},
     error::Error,
@@ -203,6 +209,23 @@ impl Decision {
     #[must_use]
     pub fn local_cause(&self) -> Option<&Error> {
         self.0.instead_of.as_deref()
+    }
+
+    /// The outcome for each limit, by the limit's name, for metrics.
+    pub(crate) fn outcomes(&self) -> impl Iterator<Item = (Cow<'static, str>, &'static str)> {
+        let is_allowed = self.is_allowed();
+        self.statuses().filter_map(move |status| {
+            let outcome = match status.retry_after() {
+                Some(_) if status.is_shadow() => "shadow_refused",
+                Some(_) => "refused",
+                // Counted afterwards, for a request that counts as admitted already.
+                None if status.is_spent() => return None,
+                None if is_allowed => "allowed",
+                // Another limit has refused.
+                None => return None,
+            };
+            Some((status.limit().shared_name(), outcome))
+        })
     }
 
     /// When the store decided, by the store's clock. If a check was repeated with its [id](crate::Check::with_id), when it was

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{charge::Charge, limit::Limit};
+use crate::{check::Charge, limit::Limit};
 
 /// How one limit stands after a decision, for the charged key.
 #[derive(Clone, Debug)]
