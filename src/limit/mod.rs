@@ -207,6 +207,11 @@ impl Limit {
         self.name.clone()
     }
 
+    /// The prefetches, if it has any.
+    pub(crate) const fn prefetched(&self) -> Option<Prefetch> {
+        self.prefetches
+    }
+
     /// The units that fit into one window.
     #[must_use]
     pub const fn units(&self) -> u64 {

@@ -140,11 +140,6 @@ impl Limit {
         })
     }
 
-    /// The prefetches, if it has any.
-    pub(crate) const fn prefetched(&self) -> Option<Prefetch> {
-        self.prefetches
-    }
-
     /// When to try again if only reserved units refuse: prefetches are given back within a life.
     pub(crate) fn retry_reserved_after(&self, wait: Duration) -> Duration {
         self.prefetches.map_or(wait, |prefetches| wait.min(Duration::from_micros(prefetches.life_micros())))

@@ -15,7 +15,7 @@ use crate::{
     error::{Error, StoreError},
     key::Key,
     limit::Limit,
-    local::Lookup,
+    local::{Lookup, Prefetches},
     metrics,
     store::StoreFuture,
 };
@@ -158,7 +158,7 @@ impl Limiter {
         let is_prefetched = || check.charges().any(|charge| charge.limit().prefetched().is_some());
         let is_kept = share.is_some() || core.prefetches.is_some() && is_prefetched();
         let kept = is_kept.then(|| Box::new(check.clone()));
-        let asked_after = core.prefetches.as_ref().map_or(0, |prefetches| prefetches.last_taken());
+        let asked_after = core.prefetches.as_ref().filter(|_| is_kept).map_or(0, |prefetches| prefetches.last_taken());
         let reply = Deadline::new(core.store.decide(check), core.deadline, Duration::ZERO);
         Asking { core, reply, lookup, kept, share, asked_after }
     }
@@ -167,7 +167,7 @@ impl Limiter {
     /// of a store's own refusal is then a lower bound.
     pub(crate) fn refuse_now(&self, check: &Check) -> Option<Decision> {
         let core = &*self.core;
-        if core.prefetches.as_ref().is_some_and(|prefetches| prefetches.can_spend(check)) {
+        if core.prefetches_of(check).is_some_and(|prefetches| prefetches.can_spend(check)) {
             return None;
         }
         let lookup = core.refusals.as_ref().and_then(|refusals| refusals.look_up(check));
@@ -185,10 +185,16 @@ impl Limiter {
 }
 
 impl Core {
+    /// Most limits have no prefetch, so their checks cost no look-up.
+    #[inline]
+    fn prefetches_of(&self, check: &Check) -> Option<&Arc<Prefetches>> {
+        self.prefetches.as_ref().filter(|_| check.is_prefetched())
+    }
+
     /// Admits a check out of the prefetches that this process holds.
     #[inline]
     fn spend(&self, check: &Check) -> Option<Decision> {
-        let decision = self.prefetches.as_ref()?.spend(check)?;
+        let decision = self.prefetches_of(check)?.spend(check)?;
         metrics::prefetch_hit();
         metrics::decided(decision.outcomes(), &self.layer);
         Some(decision)

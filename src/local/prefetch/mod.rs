@@ -71,10 +71,10 @@ impl Prefetches {
         }
     }
 
-    /// Admits a check if this process holds enough units for all of its charges.
+    /// Admits a check of limits with prefetch, if this process holds enough units for all of its charges.
     #[inline]
     pub(crate) fn spend(&self, check: &Check) -> Option<Decision> {
-        if !self.is_spendable(check) {
+        if !self.is_any_held() {
             return None;
         }
         let Some(charge) = check.only_charge() else { return self.spend_all(check) };
@@ -105,17 +105,17 @@ impl Prefetches {
         Some(Decision::of_statuses(at, AdmissionId::fresh(), (statuses.next()?, statuses.collect())))
     }
 
-    /// Whether this process holds enough units for all charges of a check.
+    /// Whether this process holds enough units for all charges of a check of limits with prefetch.
     pub(crate) fn can_spend(&self, check: &Check) -> bool {
         let now = self.clock.now();
         let is_held = |charge| self.find(charge).is_some_and(|holding| holding.can_spend(&holding.lock(), charge, now));
-        self.is_spendable(check) && check.charges().all(is_held)
+        self.is_any_held() && check.charges().all(is_held)
     }
 
     /// Whether it is worth looking for prefetches. If none are held, a check costs no look-up: prefetches are free where all limits are at
     /// their end.
-    fn is_spendable(&self, check: &Check) -> bool {
-        check.is_prefetched() && (self.kept.load(Ordering::Relaxed) > 0 || self.has_abandoned.load(Ordering::Relaxed))
+    fn is_any_held(&self) -> bool {
+        self.kept.load(Ordering::Relaxed) > 0 || self.has_abandoned.load(Ordering::Relaxed)
     }
 
     /// The number of the last prefetch. A check that is asked now finds that prefetch counted.
