@@ -167,6 +167,7 @@ fn describe() {
 
 /// The outcome for each limit of a decision, by the limit's name, for a layer of this name.
 #[inline]
+#[cfg_attr(not(feature = "metrics"), expect(clippy::needless_pass_by_value, reason = "metrics consume it"))]
 pub(crate) fn decided(outcomes: impl Iterator<Item = (Cow<'static, str>, &'static str)>, layer: &Cow<'static, str>) {
     record! {
         for (limit, outcome) in outcomes {

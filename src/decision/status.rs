@@ -133,7 +133,6 @@ impl LimitStatus {
         self.reserved > 0 && self.most.is_some() && self.least.is_zero()
     }
 
-    #[cfg(feature = "metrics")]
     pub(crate) fn is_spent(&self) -> bool {
         self.is_spent
     }
