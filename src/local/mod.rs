@@ -38,10 +38,10 @@ const DEFAULT_MAX_AGE: Duration = Duration::from_secs(1);
 ///    cuts off one with more time. An error counts for all. An answer counts for all deadlines that are at least as long as
 ///    it took. A timeout does not count if the request had spent more than half of the deadline elsewhere.
 /// 5. While it is open, a probe goes to the store every [200 ms](Self::probe_every): the same check at no cost, with
-///    the longest deadline of the refused callers. No caller waits for it. The probes are a task on a caller's runtime,
-///    which ends when the breaker closes or the last limiter is dropped. If that runtime ends, the runtime of another
-///    caller runs the probes. If that runtime blocks, or there is none, a caller's own check serves as the probe, once
-///    no probe has begun or ended for twice the interval plus the caller's deadline.
+///    the longest deadline of the refused callers. No caller waits for it. A task on a caller's runtime sends the probes. The
+///    task ends when the breaker closes, or when the last limiter is dropped. If that runtime ends, the runtime of another
+///    caller takes over. If that runtime blocks, or if there is none, the check of a caller is the probe: once no probe has
+///    begun or ended for twice the interval and the deadline of the caller.
 /// 6. An answered probe closes it. After that, a single failure opens it again. Once another check is answered, it
 ///    again takes the full number of failures.
 /// 7. A cost above the limit, a limit that cannot be chosen, and an error
@@ -128,10 +128,10 @@ impl LocalState {
 
     /// The same local state, with [prefetch](crate::limit::prefetch). Default: no prefetches, so every check asks the store.
     ///
-    /// The store gets a prefetch as a charge with a lease that is longer than the window. The units of the prefetch are reserved. They count
-    /// until the lease ends, even if the clock has stepped back. The settlement of the prefetch has the spent units as its cost. They
-    /// count until a window after the settlement, or until the lease ends if that is earlier. The time of the settlement may be
-    /// later than that of the admission.
+    /// The store gets a prefetch as a charge whose lease is longer than the window: a window and the life of the prefetch. The units
+    /// are reserved, and count until the lease ends, even if the clock has stepped back. The cost of the settlement is the spent
+    /// units. These count until a window after the settlement, or until the lease ends if that is earlier. The time of the
+    /// settlement may be later than that of the admission.
     #[must_use]
     pub fn with_prefetch(self) -> Self {
         let prefetches = Some(Arc::new(Prefetches::new(self.generations.clock())));
@@ -144,8 +144,9 @@ impl LocalState {
         self.generations.advance(limit);
     }
 
-    /// Forgets the refusals of these limits, and with a key gives back the prefetches of it, now and again when the returned guard is
-    /// dropped: when the call is over, or goes on without its caller. So nothing that was learnt in between stays.
+    /// Forgets the refusals of these limits, and gives back the prefetches of the key if there is one. It does so now, and again
+    /// when the returned guard is dropped: when the call to the store is over, or when its caller stops waiting. So nothing that
+    /// was learnt in between stays.
     pub(crate) fn outdate(&self, limits: Vec<Limit>, prefetches_of: Option<Key>) -> Outdated {
         let outdated = Outdated { state: self.clone(), limits, prefetches_of };
         outdated.forget();

@@ -7,10 +7,11 @@
 //! 3. Times are rounded up to whole seconds, and `Retry-After` (RFC 9110, section 10.2.3) is at least 1, so that a client
 //!    that obeys is never early. A refusal for which waiting helps, and a 503, have it even if the layer sends no figures. A cost
 //!    above the limit has none.
-//! 4. If layers are stacked, `X-RateLimit-*` shows the visible limit with the least left, as its layer writes it: so give all
-//!    of them one format of the reset. A rejection keeps the figures of the layer that has made it, or has none. `RateLimit` lists the limits of all layers that have decided, the outermost first. A
-//!    layer that sends no figures leaves those of the others alone.
-//! 5. The figures are as of the decision, or of the settlement. A `-Reset` in seconds is too long by the time that the service
+//! 4. If layers are stacked, `X-RateLimit-*` shows the visible limit with the least left, as its layer writes it. So give all of
+//!    them one format of the reset. `RateLimit` lists the limits of all layers that have decided, the outermost first.
+//! 5. A rejection keeps the figures of the layer that has made it, or has none. A layer that sends no figures leaves those of
+//!    the others alone.
+//! 6. The figures are as of the decision, or of the settlement. A `-Reset` in seconds is too long by the time that the service
 //!    has worked since.
 //!
 mod rate_limit;

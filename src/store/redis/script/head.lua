@@ -11,8 +11,8 @@
 -- KEYS   one sorted set a charge
 -- ARGV   now        microseconds since the Unix epoch, or '' for the server's own clock
 --        then runs of checks that differ only in their keys and ids
---          kind     'single': one unit of one exact log, which counts or refuses, under ids that are new. Behind it come only
---                     units, window and checks. 'plain': three figures a charge, of the same kind of log at any cost but 0,
+--          kind     'single': one unit of one exact log, which counts or refuses, under ids that are new. Only units, window
+--                     and the checks follow. 'plain': three figures a charge, of the same kind of log at any cost but 0,
 --                     under ids that are new; 'any': six figures a charge; 'again': the same, and the ids may have been counted
 --                     before; 'settle', or 'settle again' in a second try: an admission, six figures a charge
 --          copies   of each check
@@ -22,8 +22,9 @@
 --            window microseconds
 --            and where there are six figures
 --            algorithm  'log', 'fixed', 'counter', or the number of entries of a compact log
---            lease      microseconds for which the units are reserved; 0 if they are not. At most the window, but for a prefetch:
---                       units that a process spends by itself until the lease ends but for a window
+--            lease      microseconds for which the units are reserved; 0 if they are not. At most the window, but for a
+--                       prefetch, whose lease is a window and its life: a process spends the units during the life, and they
+--                       count for a window after that
 --            mode       of a check: '' if the charge refuses and takes its units, 'shadow' if it never refuses, 'left' if
 --                       it takes nothing, 'left shadow' for both, 'spent' if it takes its units even beyond the limit; of
 --                       an admission: the real cost, or '' to leave the charge as it is
@@ -33,8 +34,8 @@
 --        or the short form of lone.lua
 -- reply  a list: now, then for each check two figures a charge, if single.lua or fast.lua has counted it,
 --            used   units in the window after the decision
---            reset  microseconds until fewer are, 0 if there are none; read from an expiry, it is up to 1 millisecond more, or
---                   up to the life of a prefetch if that was the first entry
+--            reset  microseconds until fewer are, 0 if there are none. Read from an expiry it may be too late, by up to 1
+--                   millisecond, or by the life of a prefetch that was the first entry
 --        or a record of the general way, which is a list,
 --          admitted how many copies are; of an admission 1 if any limit knew it
 --          at       when an earlier try has counted it; -1 if none has
