@@ -5,7 +5,8 @@ use std::{error::Error as _, time::Duration};
 
 use tokio::task::JoinSet;
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Decision, Error, Limit, Limiter, error::StoreErrorKind, store::ManualClock,
+    Algorithm, Charge, Check, Decision, Error, Limit, Limiter, error::StoreErrorKind, settlement::Settlement,
+    store::ManualClock,
 };
 
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer, with_causes};
@@ -281,4 +282,22 @@ async fn expired_foreign_entries_fail_no_other_check() {
     }
     let honest = limiter.check(&Limit::per_hour("login", 5), "honest", 1).await;
     assert!(honest.is_ok(), "{:?}\nhonest: {honest:?}", reported[0]);
+}
+
+/// A member with the name of the total whose score is the time of an entry. The settlement makes it the total, and counts all
+/// entries.
+#[tokio::test]
+async fn a_foreign_total_among_the_entries_loses_no_unit() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server);
+    let limit = Limit::per("login", 5, Duration::from_secs(60));
+    for _ in 0..3 {
+        assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed());
+    }
+    let check = Check::new(Charge::new(limit.clone(), "ada", 1).unwrap());
+    let admitted = limiter.check_all(check.clone()).await.unwrap();
+    let (seconds, micros) = server.run::<(i64, i64)>("TIME");
+    server.run::<()>(&format!("ZADD {} -{} used", server.only_key(), seconds * 1_000_000 + micros));
+    limiter.settle(Settlement::new(check, &admitted, |_| Some(2))).await.unwrap();
+    assert!(!limiter.check(&limit, "ada", 1).await.unwrap().is_allowed(), "5 units are used");
 }

@@ -144,6 +144,42 @@ async fn the_reset_beside_an_entry_that_is_just_leaving_is_its_end() {
     panic!("seen {seen} times only");
 }
 
+/// An admission never brings an expiry forward: not under a shorter window of the same name, in which nothing has left. Redis 6.2
+/// does not say when a key expires.
+#[tokio::test]
+async fn a_shorter_window_leaves_the_expiry_of_a_longer_one() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server).refusal_cache(Duration::ZERO);
+    let [long, short] = [60, 1].map(|window| Limit::per("shared", 5, seconds(window)));
+    for _ in 0..4 {
+        assert!(limiter.check(&long, "ada", 1).await.unwrap().is_allowed());
+    }
+    let with_id = Check::new(Charge::new(short, "ada", 1).unwrap()).with_id(AdmissionId::fresh());
+    assert_eq!(limiter.check_all(with_id).await.unwrap().used(), 5, "nothing has left the shorter window");
+    let lives = Duration::from_millis(ttl(&server, &server.only_key()).unsigned_abs());
+    assert_eq!(lives > seconds(60), !server.is_before_7(), "{lives:?}");
+    if !server.is_before_7() {
+        sleep(Duration::from_millis(3_300)).await;
+        assert!(!limiter.check(&long, "ada", 1).await.unwrap().is_allowed(), "all are used in the last 4 s of 60");
+    }
+}
+
+/// Nor after a step back of the clock, which leaves entries of a later part of the window.
+#[tokio::test]
+async fn an_admission_after_a_step_back_leaves_a_later_expiry() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server);
+    let limit = Limit::per("calls", 10, seconds(560)).with_algorithm(Algorithm::compact_log(16));
+    assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed());
+    let key = server.only_key();
+    let ahead = -entries(&server, &key).last().unwrap().1 + 3 * 40_000_000;
+    server.run::<()>(&format!("ZADD {key} -{ahead} zz6 7 used"));
+    server.run::<()>(&format!("PEXPIREAT {key} {}", ahead / 1_000 + 560_000 + SLACK));
+    assert_eq!(limiter.check(&limit, "ada", 1).await.unwrap().used(), 8);
+    let left = ahead / 1_000 + 560_000 - micros(&server) / 1_000;
+    assert_eq!(ttl(&server, &key) >= left, !server.is_before_7(), "the entry ahead leaves in {left} ms");
+}
+
 /// If the expiry was changed from outside, or set by another window, some figures may be wrong, but no decision is.
 #[tokio::test]
 async fn no_decision_depends_on_the_expiry() {

@@ -9,8 +9,8 @@
 -- Expiry    An exact log of one entry of one unit expires a window + SLACK after it. Any other exact log expires two
 --           windows + SLACK after its oldest entry. That is late enough for every entry of the window after that one, so
 --           single.lua and fast.lua mostly leave it as it is, and read from it when the oldest entry leaves. Only that figure
---           depends on it, no decision. The general way sets it with every admission. Other logs, and all by another clock
---           than the server's, expire a window + SLACK after their newest entry.
+--           depends on it, no decision. Other logs, and all by another clock than the server's, expire a window + SLACK after
+--           their newest entry.
 
 local NAMED = 255         -- the first byte of a named entry, where most entries have no id
 local MOST_NAMED = 10000  -- named entries of a key whose memory is bounded; further units are counted without an id
@@ -107,16 +107,18 @@ local function time_of(log, rank)
   return at and time_in(at) or now
 end
 
--- Lets a key live as its entries need it: the oldest of an exact log decides, and the newest of others.
-local function outlive(log, newest)
+-- Lets a key live as its entries need it: the oldest of an exact log decides, and the newest of others. An admission keeps an
+-- expiry that is later: it is that of a longer window under this name, or from before a step back of the clock.
+local function outlive(log, newest, is_admission)
   local time, windows = newest, log.is_counter and 2 or 1
   if not log.part and is_expiry_telling and log.oldest then
     time, windows = log.oldest, (log.has_total or log.total > 1) and 2 or 1
   end
   local left = windows * log.window_ms + SLACK
-  if is_server_time then
-    call('PEXPIREAT', log.key, ceil(time / 1000) + left)
-  else
+  local expiry = ceil(time / 1000) + left
+  if not is_server_time then
     call('PEXPIRE', log.key, ceil((time - now) / 1000) + left)
+  elseif not (is_admission and is_expiry_telling and call('PEXPIRETIME', log.key) >= expiry) then
+    call('PEXPIREAT', log.key, expiry)
   end
 end

@@ -50,5 +50,5 @@ local function count(log, id, copies, is_again)
     add_to_sum(log, log.at, units)
     log.oldest = min(log.oldest or log.at, log.at)
   end
-  outlive(log, log.at)
+  outlive(log, log.at, true)
 end

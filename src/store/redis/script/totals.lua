@@ -20,12 +20,15 @@ end
 -- Sets the total and the reserved units, and writes them.
 local function write_totals(log, total, reserved)
   local before = log.reserved
-  log.has_total, log.total = true, clamped(total)
+  -- Not by what ZADD adds: a member of this name that is no head is not of our making, and becomes one.
+  if not log.has_total then log.has_total, log.heads = true, log.heads + 1 end
+  log.total = clamped(total)
   log.reserved = min(clamped(reserved), log.total)
   if log.reserved > 0 then
-    log.heads = log.heads + call('ZADD', log.key, log.total, 'used', log.reserved, 'held')
+    call('ZADD', log.key, log.total, 'used', log.reserved, 'held')
+    if before == 0 then log.heads = log.heads + 1 end
   else
-    log.heads = log.heads + call('ZADD', log.key, log.total, 'used')
+    call('ZADD', log.key, log.total, 'used')
     if before > 0 then log.heads = log.heads - call('ZREM', log.key, 'held') end
   end
 end
@@ -78,7 +81,7 @@ local function keep_only(log, entries)
   end
   log.heads = log.counts and 1 or 0
   if log.has_total then
-    log.reserved = 0
+    log.has_total, log.reserved = false, 0
     write_totals(log, weigh_all(log, entries, 2))
   end
   outlive(log, newest)
