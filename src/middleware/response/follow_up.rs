@@ -37,7 +37,7 @@ pub(super) struct FollowUp {
     pub(super) shadow: Option<ShadowRefusals>,
 }
 
-/// What a response waits for, and the decision after the settlements. It goes on if the client leaves, since a client would
+/// The settlements and blocks that a response waits for, and the decision after them. They go on if the client leaves: a client would
 /// otherwise leave with units that it has used.
 pub(crate) type Settling = Detachable<Option<Decision>>;
 

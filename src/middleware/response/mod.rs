@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{decision::Decision, error::Error, limit::Limit, limiter::FailureMode, metrics};
 
-/// What completes the response to a request that was let through.
+/// The decision and the settings that complete the response to a request that was let through.
 pub(super) struct Completion {
     /// `None` if the request was let through without one.
     decision: Option<Decision>,

@@ -166,7 +166,7 @@ impl RedisStoreBuilder {
                 return Err(errors::setting(format!("the {what} timeout must be longer than 0 s")));
             }
         }
-        // What this process remembers runs by a clock that does not step.
+        // The memory of this process runs by a clock that does not step.
         let local_clock = match &self.clock {
             None | Some(Clock::System) => Clock::monotonic(),
             Some(clock) => clock.clone(),

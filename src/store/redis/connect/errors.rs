@@ -24,7 +24,7 @@ pub(super) fn url(url: &str, cause: &RedisError) -> ConfigError {
     setting(if url.contains('?') { problem } else { format!("{problem}: {cause}") })
 }
 
-/// What fails, until the store says what it was for.
+/// The words of an error, until the store says which call has failed.
 pub(crate) const ASKING: &str = "asking Redis";
 
 /// The failure of the server, or of a connection to it.

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::error::ConfigError;
 
-/// What the nodes are, whose addresses the application gave.
+/// The kind of the nodes whose addresses the application gave.
 #[derive(Clone)]
 pub(crate) enum Topology {
     Node,

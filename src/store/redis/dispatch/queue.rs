@@ -80,7 +80,7 @@ impl Queue {
         let is_of_prefetch = job.is_of_prefetch();
         let mut state = self.lock();
         let (waiting, spare) = (state.waiting.len(), self.capacity.div_ceil(SPARE));
-        // So that blocks of thousands of keys never delay or fail the checks of callers.
+        // So that prefetches of thousands of keys never delay or fail the checks of callers.
         if is_of_prefetch && waiting > self.capacity / PART_OF_PREFETCHES {
             return Err(full(waiting));
         }
@@ -198,7 +198,7 @@ impl Drop for Queued {
         if !self.answer.is_terminated()
             && let Some(queue) = self.queue.upgrade()
         {
-            // Closed first, so that who counts it finds the job cancelled.
+            // Closed first, so that the job is cancelled before it is counted.
             self.answer.close();
             queue.lock().cancelled += 1;
         }
