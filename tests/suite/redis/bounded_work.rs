@@ -69,26 +69,29 @@ async fn a_retry_time_is_exact_or_a_lower_bound() {
     assert_eq!(asked, 1_000_u32.div_ceil(LOOKED_AT));
 }
 
-/// If reserved entries are among those that a refusal reads, its bound is the departure of the last other entry.
+/// Whether units are reserved or not, a counter's retry time is no earlier than the departure of the last entry that was read.
 #[tokio::test]
-async fn reserved_entries_do_not_lengthen_the_bound_of_a_counter() {
-    let test = Test::new();
+async fn reserved_entries_do_not_shorten_the_bound_of_a_counter() {
     let second = Duration::from_secs(1);
     let limit = Limit::per("calls", 120, second * 1_000).with_algorithm(Algorithm::sliding_window_counter());
-    for number in 1..=120 {
+    // A hundred entries are read: if units may be given back, 90 that were admitted and ten that are reserved, or all reserved.
+    for reserved in [91..=105, 1..=119] {
+        let test = Test::new();
+        for number in 1..=120 {
+            test.clock.advance(second);
+            let charge = Charge::new(limit.clone(), "ada", 1).unwrap();
+            let check = if reserved.contains(&number) {
+                Check::new(charge.reserve(second * 1_000))
+            } else {
+                Check::new(charge).with_id(AdmissionId::from(number))
+            };
+            assert!(test.limiter.check_all(check).await.unwrap().is_allowed());
+        }
         test.clock.advance(second);
-        let charge = Charge::new(limit.clone(), "ada", 1).unwrap();
-        let check = if (91..=105).contains(&number) {
-            Check::new(charge.reserve(second * 1_000))
-        } else {
-            Check::new(charge).with_id(AdmissionId::from(number))
-        };
-        assert!(test.limiter.check_all(check).await.unwrap().is_allowed());
+        let refused = test.limiter.check(&limit, "ada", 120).await.unwrap();
+        assert_eq!(refused.retry_after(), Some(second * (1_000 - 21)), "{reserved:?} are reserved");
+        assert!(!refused.binding().is_refused_by_reservations());
     }
-    test.clock.advance(second);
-    // A hundred entries are read: 90 that were admitted, and ten that are reserved.
-    let refused = test.limiter.check(&limit, "ada", 115).await.unwrap();
-    assert_eq!(refused.retry_after(), Some(second * (1_000 - 31)));
 }
 
 /// Entries of one unit are counted without reading them, so their retry times are always exact.

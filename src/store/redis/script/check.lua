@@ -63,8 +63,9 @@ local function first_fit(log, most, total, entries, with_reserved)
     end
   end
   if not log.is_counter then return total <= most and from or leaves end
-  if total > 0 and #entries == 2 * LOOKED_AT then return from end
-  return falls_to(log, max(0, most - total), from)
+  local is_bound = total > 0 and #entries == 2 * LOOKED_AT  -- the entries that were not read leave later
+  local fits = is_bound and total > most and leaves or falls_to(log, max(0, most - total), from)
+  return is_bound and min(fits, leaves) or fits
 end
 
 -- Microseconds until at most `most` units are used, and the same if all reserved units were given back now. Lower bounds if
