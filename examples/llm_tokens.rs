@@ -57,7 +57,7 @@ struct Tokens {
 fn app(store: impl Store) -> Result<Router, Box<dyn Error>> {
     let (limiter, api_key) =
         (Limiter::new(store).deadline(DEADLINE), ApiKey::header("x-api-key", &Secret::new(EXAMPLE_SECRET)?));
-    let requests = || RateLimitLayer::on(limiter.clone()).limit(REQUESTS.by(api_key.clone()));
+    let requests = || RateLimitLayer::new(limiter.clone()).limit(REQUESTS.by(api_key.clone()));
     let requests_and_tokens = requests().limit(TOKENS.by(api_key.clone()).cost(estimate).settle(used).lease(LEASE));
     Ok(Router::new()
         .route("/complete", post(complete).layer(requests_and_tokens))

@@ -69,16 +69,6 @@ impl Key {
         Self { namespace, value: Value::of(parts) }
     }
 
-    /// The pair of two keys. Two pairs are equal only if both of their keys are.
-    #[must_use]
-    pub fn pair(first: &Self, second: &Self) -> Self {
-        // Each part is preceded by its length, so no two different pairs give the same bytes.
-        let parts = [first.namespace.as_bytes(), first.value(), second.namespace.as_bytes(), second.value()];
-        let lengths = parts.map(|part| (part.len() as u64).to_le_bytes());
-        let framed = [0, 1, 2, 3].map(|index| [&lengths[index][..], parts[index]]);
-        Self::joined("pair", framed.as_flattened())
-    }
-
     /// The namespace.
     #[must_use]
     pub fn namespace(&self) -> &'static str {
@@ -160,6 +150,18 @@ impl From<IpAddr> for Key {
 impl From<&Self> for Key {
     fn from(key: &Self) -> Self {
         key.clone()
+    }
+}
+
+/// The pair of two keys, which [`KeyExtractor::and`](crate::KeyExtractor::and) makes of a request. Two pairs are equal only if both
+/// of their keys are.
+impl From<(&Self, &Self)> for Key {
+    fn from((first, second): (&Self, &Self)) -> Self {
+        // Each part is preceded by its length, so no two different pairs give the same bytes.
+        let parts = [first.namespace.as_bytes(), first.value(), second.namespace.as_bytes(), second.value()];
+        let lengths = parts.map(|part| (part.len() as u64).to_le_bytes());
+        let framed = [0, 1, 2, 3].map(|index| [&lengths[index][..], parts[index]]);
+        Self::joined("pair", framed.as_flattened())
     }
 }
 
@@ -256,11 +258,11 @@ mod tests {
     #[test]
     fn two_pairs_are_equal_only_if_their_parts_are() {
         let key = |value: &str| Key::new("a", value);
-        let pairs = [("", "ab"), ("a", "b"), ("ab", ""), ("b", "a")].map(|(a, b)| Key::pair(&key(a), &key(b)));
+        let pairs = [("", "ab"), ("a", "b"), ("ab", ""), ("b", "a")].map(|(a, b)| Key::from((&key(a), &key(b))));
         for (index, pair) in pairs.iter().enumerate() {
             assert!(pairs[..index].iter().all(|other| other != pair));
         }
-        assert_eq!(Key::pair(&key("a"), &key("b")), pairs[1]);
+        assert_eq!(Key::from((&key("a"), &key("b"))), pairs[1]);
     }
 
     #[test]

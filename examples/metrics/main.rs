@@ -85,7 +85,7 @@ fn app(store: RedisStore, prometheus: PrometheusHandle) -> Router {
         .fail_local(Share::one_of(2));
     let status = RateLimitLayer::new(store.clone()).named("status").limit(STATUS.by(Everyone));
     // Mails can wait, so Redis gets more time, and no breaker answers in its place.
-    let mails = Limiter::new(store).deadline(Duration::from_secs(10)).breaker(Breaker::new().failures(0));
+    let mails = Limiter::new(store).deadline(Duration::from_secs(10)).breaker(Breaker::OFF);
 
     let api = Router::new()
         .route("/items", get(|| async { "items\n" }))

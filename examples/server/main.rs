@@ -64,7 +64,7 @@ fn setting(name: &str, default: &str) -> String {
 /// Layers on one limiter share its breaker.
 fn app(limiter: &Limiter, settings: &Settings) -> Router {
     let Settings { hello, client_ip, api_key } = settings;
-    let layer = || RateLimitLayer::on(limiter.clone());
+    let layer = || RateLimitLayer::new(limiter.clone());
 
     let hello = layer().limit(hello.clone().by(client_ip.clone())).fail_open();
     let login = layer().limit(LOGIN.by(client_ip.clone())).fail_closed();

@@ -6,7 +6,7 @@
 //!    [refusal cache](crate::Limiter::refusal_cache)), and where more than 100 entries of a log with larger costs have to leave.
 //! 3. [Reserved](Charge::reserve) units may be given back at any time. So if only they are in the way, the retry time is
 //!    short: [`retry_reserved_after`](crate::Limiter::retry_reserved_after), one second by default, or less if a lease ends
-//!    before. See [`is_refused_by_reservations`](Decision::is_refused_by_reservations).
+//!    before. See [`is_refused_by_reservations`](LimitStatus::is_refused_by_reservations).
 //! 4. [`reset_after`](LimitStatus::reset_after) is the time until the oldest unit leaves the window. Then more units
 //!    are left. It is never too short if all limits of the name have one window. With `RedisStore` it may be up to a
 //!    millisecond late, under a limit with [prefetch](crate::limit::prefetch) up to the life of a prefetch, and after the server's clock has
@@ -154,8 +154,7 @@ impl Decision {
     }
 
     /// Whether the check was refused, and would have been admitted without the reserved units.
-    #[must_use]
-    pub fn is_refused_by_reservations(&self) -> bool {
+    pub(crate) fn is_refused_by_reservations(&self) -> bool {
         !self.is_allowed()
             && self.statuses().filter(|status| status.refuses().is_some()).all(LimitStatus::is_refused_by_reservations)
     }

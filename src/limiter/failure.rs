@@ -36,7 +36,7 @@ pub enum FailureMode {
 /// 5. Units that are reserved in the process are settled in the process, through a clone of the same limiter, even if the
 ///    store is back. A settlement [by id](crate::settlement::Settlement::by_id) goes to the store, which does not know it.
 /// 6. A limiter and its clones, or a layer and its services, count in one [`MemoryStore`](crate::MemoryStore) of the default capacity. Layers
-///    that share a limit share it here only if they are made [on one limiter](crate::RateLimitLayer::on).
+///    that share a limit share it here only if they are made [on one limiter](crate::RateLimitLayer::new).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     processes: NonZeroU32,

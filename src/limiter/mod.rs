@@ -79,6 +79,13 @@ struct Core {
     local: MemoryStore,
 }
 
+/// [`Limiter::new`].
+impl<S: Store> From<S> for Limiter {
+    fn from(store: S) -> Self {
+        Self::new(store)
+    }
+}
+
 impl Limiter {
     /// A limiter on `store` with a deadline of 50 ms. It uses the refusal cache and the breaker of the store's
     /// [local state](Store::local_state), if it has one.
@@ -86,7 +93,7 @@ impl Limiter {
     pub fn new(store: impl Store) -> Self {
         let (refusals, breaker) = (
             store.local_state().map(LocalState::refusals),
-            store.local_state().map_or_else(|| SharedBreaker::new(Breaker::new()), LocalState::breaker),
+            store.local_state().map_or_else(|| SharedBreaker::new(Breaker::default()), LocalState::breaker),
         );
         let prefetches = store.local_state().and_then(LocalState::prefetches);
         let core = Core {
@@ -160,7 +167,7 @@ impl Limiter {
     }
 
     /// Gives this limiter and its clones a breaker of their own. Default: that of the store, with the settings of
-    /// [`Breaker::new`].
+    /// [`Breaker::default`].
     #[must_use]
     pub fn breaker(self, breaker: Breaker) -> Self {
         self.set(|core| core.breaker = SharedBreaker::new(breaker))

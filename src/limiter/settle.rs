@@ -31,7 +31,7 @@ impl Reservation {
         &self.decision
     }
 
-    /// Sets the actual cost, which may be higher, lower, or zero. Sent again, it counts once. After the lease it still counts
+    /// Sets the actual cost, which may be higher or lower. At zero, all units are given back. Sent again, it counts once. After the lease it still counts
     /// the used units, as long as the admission would be in its window: see [`was_applied`](Settled::was_applied).
     ///
     /// # Errors
@@ -40,15 +40,6 @@ impl Reservation {
     /// failed repeatedly. It may be tried again.
     pub async fn settle(&self, cost: u64) -> Result<Settled, Error> {
         self.limiter.settle(Settlement::new(self.check.clone(), &self.decision, |_| Some(cost))).await
-    }
-
-    /// Gives back all reserved units.
-    ///
-    /// # Errors
-    ///
-    /// As [`settle`](Self::settle).
-    pub async fn release(&self) -> Result<Settled, Error> {
-        self.settle(0).await
     }
 }
 

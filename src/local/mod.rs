@@ -27,7 +27,7 @@ const DEFAULT_MAX_AGE: Duration = Duration::from_secs(1);
 
 /// Settings of a breaker, which stops asking a store that has failed repeatedly.
 ///
-/// 1. It opens after five [failures](Self::failures) in a row by default. A failure is a check, settlement or reset that the
+/// 1. It opens after five failures in a row by default. A failure is a check, settlement or reset that the
 ///    store answers with an error, or not within the deadline. Any answer starts the count anew.
 /// 2. While it is open, callers get [`Error::BreakerOpen`](crate::Error::BreakerOpen) with the last failure at once. Then
 ///    the route's [failure mode](crate::limiter::FailureMode) or the caller decides. The [refusal cache](crate::Limiter::refusal_cache) still refuses.
@@ -37,7 +37,7 @@ const DEFAULT_MAX_AGE: Duration = Duration::from_secs(1);
 /// 4. A timeout counts only for checks with the same deadline or a shorter one, so a limiter with a short deadline never
 ///    cuts off one with more time. An error counts for all. An answer counts for all deadlines that are at least as long as
 ///    it took. A timeout does not count if the request had spent more than half of the deadline elsewhere.
-/// 5. While it is open, a probe goes to the store every [200 ms](Self::probe_every): the same check at no cost, with
+/// 5. While it is open, a probe goes to the store every 200 ms by default: the same check at no cost, with
 ///    the longest deadline of the refused callers. No caller waits for it. A task on a caller's runtime sends the probes. The
 ///    task ends when the breaker closes, or when the last limiter is dropped. If that runtime ends, the runtime of another
 ///    caller takes over. If that runtime blocks, or if there is none, the check of a caller is the probe: once no probe has
@@ -56,28 +56,20 @@ pub struct Breaker {
 }
 
 impl Breaker {
-    /// A breaker that opens after five failures in a row, and then sends a probe every 200 ms.
-    pub const fn new() -> Self {
-        Self { failures: 5, probe_every: Duration::from_millis(200) }
-    }
+    /// A breaker that never opens: the store is asked every time.
+    pub const OFF: Self = Self::new(0, Duration::ZERO);
 
-    /// The number of failures in a row that open it. Default: 5. With zero it never opens: the store is asked every time.
-    pub const fn failures(mut self, in_a_row: u32) -> Self {
-        self.failures = in_a_row;
-        self
-    }
-
-    /// The time between two probes, at least a millisecond. Default: 200 ms. For that long it may stay open after the store
-    /// is back.
-    pub const fn probe_every(mut self, interval: Duration) -> Self {
-        self.probe_every = interval;
-        self
+    /// A breaker that this number of `failures` in a row opens, and that then sends a probe at this interval, at least a
+    /// millisecond. For one interval it may stay open after the store is back. With zero failures it never opens.
+    pub const fn new(failures: u32, probe_every: Duration) -> Self {
+        Self { failures, probe_every }
     }
 }
 
+/// Five failures in a row, and a probe every 200 ms.
 impl Default for Breaker {
     fn default() -> Self {
-        Self::new()
+        Self::new(5, Duration::from_millis(200))
     }
 }
 
@@ -122,7 +114,7 @@ impl LocalState {
     pub(crate) fn on(clock: Clock) -> Self {
         let generations = Arc::new(Generations::new(clock));
         let refusals = Arc::new(Refusals::new(DEFAULT_MAX_AGE, Arc::clone(&generations)));
-        let breaker = Arc::new(BreakerState::new(Breaker::new()));
+        let breaker = Arc::new(BreakerState::new(Breaker::default()));
         Self { generations, breaker, refusals, prefetches: None }
     }
 

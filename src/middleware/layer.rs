@@ -8,7 +8,6 @@ use super::{policy::Policy, rejection::JsonResponse, request::KeyedLimit, servic
 use crate::{
     error::{ConfigError, ConfigErrorKind},
     limiter::Limiter,
-    store::Store,
 };
 
 const NO_LIMITS: &str = "a layer needs at least one limit";
@@ -27,17 +26,14 @@ pub struct RateLimitLayer<R = JsonResponse> {
 }
 
 impl RateLimitLayer {
-    /// A layer on `store` that fails open, with a deadline of 50 ms, and a cost of 1 for every request.
-    pub fn new(store: impl Store) -> Self {
-        Self::on(Limiter::new(store))
-    }
-
-    /// A layer on `limiter`, with its deadline, [refusal cache](Limiter::refusal_cache), [breaker](Limiter::breaker) and
+    /// A layer on a store, or on a limiter. On a store it fails open, with a deadline of 50 ms, and a cost of 1 for every request.
+    ///
+    /// On a limiter, it has the limiter's deadline, [refusal cache](Limiter::refusal_cache), [breaker](Limiter::breaker) and
     /// [retry time](Limiter::retry_reserved_after). It shares with the limiter, and with other layers on it, everything that
     /// clones of a limiter share. It fails local if the limiter [does](Limiter::fail_local), otherwise it fails open. Settings
     /// of the layer do not change the limiter.
-    pub fn on(limiter: Limiter) -> Self {
-        Self { policy: Arc::new(Policy::new(limiter)), responder: Arc::new(JsonResponse) }
+    pub fn new(limiter: impl Into<Limiter>) -> Self {
+        Self { policy: Arc::new(Policy::new(limiter.into())), responder: Arc::new(JsonResponse) }
     }
 }
 

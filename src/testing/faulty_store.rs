@@ -47,7 +47,7 @@ use crate::{
 ///
 /// 1. Five failures in a row open the [breaker](crate::limiter::Breaker), as they do in production. Then the store is not called:
 ///    [`calls`](Self::calls) no longer grows with each request, and the store works again for callers only after a probe,
-///    200 ms later at most. A test of a single fault may prefer [no breaker](crate::limiter::Breaker::failures).
+///    200 ms later at most. A test of a single fault may prefer [no breaker](crate::limiter::Breaker::OFF).
 /// 2. It passes on the [local state](Store::local_state) of the store inside, so both behave as they do on that store. In
 ///    front of `RedisStore`, a remembered refusal is repeated even while the store fails. `MemoryStore` has no local state.
 ///    There, each limiter has a breaker of its own, and no refusal is remembered.

@@ -43,7 +43,7 @@ pub(crate) async fn our_layer(server: &Server, limit: Limit) -> RateLimitLayer {
 }
 
 pub(crate) fn our_layer_on(limiter: Limiter, limit: Limit) -> RateLimitLayer {
-    let layer = RateLimitLayer::on(limiter).limit(limit.by(Header::new("x-key")));
+    let layer = RateLimitLayer::new(limiter).limit(limit.by(Header::new("x-key")));
     layer.fail_closed().deadline(Duration::from_secs(10))
 }
 

@@ -105,7 +105,7 @@ fn guarded<S: Store>(store: S, limit: Limit) -> RateLimit<Inner> {
 
 fn with_headers<S: Store>(store: S, limit: Limit, sets: HeaderSets) -> RateLimit<Inner> {
     let limiter = Limiter::new(store).refusal_cache(HOUR);
-    let layer = RateLimitLayer::on(limiter).limit(limit.by(PeerIp::new()));
+    let layer = RateLimitLayer::new(limiter).limit(limit.by(PeerIp::new()));
     layer.fail_closed().deadline(MAX_WAIT).headers(sets).layer(Inner)
 }
 

@@ -53,7 +53,7 @@ pub struct And<A, B> {
 
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
     fn extract(&self, parts: &Parts) -> Result<Key, KeyError> {
-        Ok(Key::pair(&self.first.extract(parts)?, &self.second.extract(parts)?))
+        Ok(Key::from((&self.first.extract(parts)?, &self.second.extract(parts)?)))
     }
 }
 
@@ -137,8 +137,7 @@ impl KeyError {
     }
 
     /// Whether the key is absent, rather than present and unusable.
-    #[must_use]
-    pub fn is_missing(&self) -> bool {
+    pub(crate) fn is_missing(&self) -> bool {
         self.is_missing
     }
 

@@ -192,7 +192,7 @@ async fn many_limits(trial: Trial, _: Vec<Algorithm>) -> Kept {
 async fn keys(trial: Trial, _: Vec<Algorithm>) -> Kept {
     let mut keys = vec![Key::new("user", "ada"), Key::new("user", "Ada"), Key::new("USER", "ada"), Key::from("ada")];
     keys.extend([Key::new("ip", "a"), Key::new("i", "pa")]);
-    keys.extend([Key::pair(&"a".into(), &"bc".into()), Key::pair(&"ab".into(), &"c".into())]);
+    keys.extend([("a", "bc"), ("ab", "c")].map(|(first, second)| Key::from((&first.into(), &second.into()))));
     keys.extend([&[0xff_u8][..], &[0xfe], &[0], &[0, 0], &[]].map(|bytes| Key::new("bytes", bytes)));
     keys.extend([0, 70, 299, 300].map(|place| {
         let mut bytes = [b'a'; 301];

@@ -12,7 +12,7 @@ use crate::support::{
 /// A limit's policy and figures after its first request, and the same as `X-RateLimit-*`.
 async fn headers<S: Store + Clone>(test: &Fixture<S>, limit: &str) -> [String; 4] {
     let limit: Limit = limit.parse().unwrap();
-    let layer = RateLimitLayer::on(test.limiter.clone()).limit(limit.by(anyone)).headers(HeaderSets::BOTH);
+    let layer = RateLimitLayer::new(test.limiter.clone()).limit(limit.by(anyone)).headers(HeaderSets::BOTH);
     let response = layer.layer(service_fn(hello)).oneshot(request()).await.unwrap().map(Body::new);
     let text = |name| response.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
     let [limit, remaining, ..] = figures(response.headers()).map(|figure| figure.unwrap_or_default().to_owned());

@@ -47,7 +47,7 @@ async fn an_api_key_appears_nowhere_but_in_the_request() {
     let secret = Secret::new(SECRET).unwrap();
     let store = server.store().build().unwrap();
     let layer_with = |name, refusal_cache| {
-        RateLimitLayer::on(Limiter::new(store.clone()).refusal_cache(refusal_cache))
+        RateLimitLayer::new(Limiter::new(store.clone()).refusal_cache(refusal_cache))
             .limit(Limit::per_minute(name, 2).by(ApiKey::header("x-api-key", &secret).or(ApiKey::bearer(&secret))))
             .limit(
                 Limit::per_minute("both", 9)

@@ -47,8 +47,7 @@ async fn a_flood_behind_late_replies() {
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
     let store = RedisStore::builder(proxy.url()).build().unwrap();
-    let limiter =
-        Limiter::new(store).deadline(DEADLINE).refusal_cache(Duration::ZERO).breaker(Breaker::new().failures(0));
+    let limiter = Limiter::new(store).deadline(DEADLINE).refusal_cache(Duration::ZERO).breaker(Breaker::OFF);
     assert!(limiter.clone().deadline(TEST_TIMEOUT).peek(&CALLS, "ada").await.unwrap().is_allowed());
 
     proxy.delay_replies(Duration::from_millis(400));

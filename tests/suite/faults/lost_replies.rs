@@ -23,7 +23,7 @@ type Answer = JoinHandle<Result<Decision, Error>>;
 /// With one batch in flight at a time.
 fn limiter(proxy: &Proxy) -> Limiter {
     let store = RedisStore::builder(proxy.url()).connections(1).connect_timeout(TEST_TIMEOUT).build().unwrap();
-    Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::new().failures(0))
+    Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::OFF)
 }
 
 /// On a runtime of one thread, all of these checks are queued before the first is sent. Some are alone with their key

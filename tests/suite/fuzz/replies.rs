@@ -62,7 +62,7 @@ impl Impostor {
 
     fn limiter(&self) -> Limiter {
         let store = RedisStore::builder(&self.url).build().unwrap();
-        Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::new().failures(0))
+        Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::OFF)
     }
 }
 
@@ -190,11 +190,8 @@ fn every_reply_makes_a_response() {
     let store = || RedisStore::builder(&impostor.url).build().unwrap();
     let services = [HeaderSets::BOTH, HeaderSets::BOTH.reset_as_unix_time()].map(|format| {
         // Every request must get a reply.
-        let limiter = Limiter::new(store())
-            .breaker(Breaker::new().failures(0))
-            .refusal_cache(Duration::ZERO)
-            .deadline(TEST_TIMEOUT);
-        let layer = RateLimitLayer::on(limiter).limit(CALLS.by(anyone)).limit(OTHER.by(anyone));
+        let limiter = Limiter::new(store()).breaker(Breaker::OFF).refusal_cache(Duration::ZERO).deadline(TEST_TIMEOUT);
+        let layer = RateLimitLayer::new(limiter).limit(CALLS.by(anyone)).limit(OTHER.by(anyone));
         layer.fail_closed().headers(format).layer(service_fn(hello))
     });
     fuzz(&(says(), 0..2_usize), |(says, format)| {

@@ -233,7 +233,7 @@ async fn a_waiting_request_waits_for_the_share() {
 async fn layers_on_one_limiter_share_the_share() {
     let limiter = Limiter::new(failing());
     let [one, other] = [(); 2].map(|()| {
-        let layer = RateLimitLayer::on(limiter.clone()).limit(Limit::per_hour("calls", 8).by(anyone));
+        let layer = RateLimitLayer::new(limiter.clone()).limit(Limit::per_hour("calls", 8).by(anyone));
         layer.fail_local(QUARTER).layer(service_fn(hello))
     });
     assert_eq!((status(&one).await, status(&other).await), (StatusCode::OK, StatusCode::OK));
@@ -246,7 +246,7 @@ async fn layers_on_one_limiter_share_the_share() {
 #[tokio::test]
 async fn a_layer_uses_its_limiters_share_by_default() {
     let limiter = Limiter::new(failing()).fail_local(QUARTER);
-    let layer = RateLimitLayer::on(limiter).limit(Limit::per_hour("calls", 4).by(anyone));
+    let layer = RateLimitLayer::new(limiter).limit(Limit::per_hour("calls", 4).by(anyone));
     let app = layer.clone().layer(service_fn(hello));
     assert_eq!((status(&app).await, status(&app).await), (StatusCode::OK, StatusCode::TOO_MANY_REQUESTS));
     let open = layer.fail_open().layer(service_fn(hello));

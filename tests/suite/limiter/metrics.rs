@@ -121,7 +121,7 @@ async fn failures_count_by_cause_and_degraded_responses_by_mode() {
     let recorded = Recorded::start();
     let failing = Limiter::new(failing());
     for mode in [FailureMode::Open, FailureMode::Closed, FailureMode::Local(Share::one_of(1))] {
-        let layer = RateLimitLayer::on(failing.clone()).limit(CALLS.by(anyone)).failure_mode_by(move |_, _| mode);
+        let layer = RateLimitLayer::new(failing.clone()).limit(CALLS.by(anyone)).failure_mode_by(move |_, _| mode);
         let app = layer.layer(service_fn(hello));
         for _ in 0..3 {
             app.clone().oneshot(request()).await.unwrap();
@@ -160,7 +160,8 @@ async fn the_gauge_shows_how_many_breakers_are_open() {
         open
     };
     let store = with_fault(Fault::Fails);
-    let [one, other] = [(); 2].map(|()| Limiter::new(store.clone()).breaker(Breaker::new().failures(1)));
+    let [one, other] =
+        [(); 2].map(|()| Limiter::new(store.clone()).breaker(Breaker::new(1, Duration::from_millis(200))));
     one.check(&CALLS, "ada", 1).await.unwrap_err();
     assert_eq!(breakers(), 1.0);
     other.check(&CALLS, "ada", 1).await.unwrap_err();
@@ -212,7 +213,7 @@ async fn a_full_queue_is_counted() {
     let recorded = Recorded::start();
     let server = RedisServer::start();
     let store = server.store().build().unwrap();
-    let limiter = Limiter::new(store).breaker(Breaker::new().failures(0));
+    let limiter = Limiter::new(store).breaker(Breaker::OFF);
     server.pause();
     let mut checks = JoinSet::new();
     for _ in 0..10_000 {
@@ -282,8 +283,8 @@ async fn decisions_failures_and_degraded_requests_have_the_name_of_their_layer()
     let limiter = Limiter::new(MemoryStore::new());
     // Settings before and after the name, whatever makes a limiter of its own.
     let named = |name| {
-        let limiter = limiter.clone().breaker(Breaker::new().failures(0)).refusal_cache(Duration::from_secs(1));
-        RateLimitLayer::on(limiter).named(name).limit(CALLS.by(anyone)).deadline(Duration::from_secs(1))
+        let limiter = limiter.clone().breaker(Breaker::OFF).refusal_cache(Duration::from_secs(1));
+        RateLimitLayer::new(limiter).named(name).limit(CALLS.by(anyone)).deadline(Duration::from_secs(1))
     };
     assert_eq!(send(&named("one"), request()).await, 200);
     for status in [200, 200, 429] {
@@ -293,7 +294,7 @@ async fn decisions_failures_and_degraded_requests_have_the_name_of_their_layer()
     let key = anyone(&request().into_parts().0).unwrap();
     assert!(!limiter.check(&CALLS, key, 1).await.unwrap().is_allowed());
     for (name, mode) in [("open", FailureMode::Open), ("local", FailureMode::Local(Share::one_of(1)))] {
-        let layer = RateLimitLayer::on(Limiter::new(failing()))
+        let layer = RateLimitLayer::new(Limiter::new(failing()))
             .named(name)
             .limit(CALLS.by(anyone))
             .failure_mode_by(move |_, _| mode);

@@ -64,7 +64,7 @@ fn key() -> Key {
 
 impl<S: Store> Fixture<S> {
     fn layer(&self, limit: KeyedLimit) -> RateLimitLayer {
-        RateLimitLayer::on(self.limiter.clone()).limit(limit)
+        RateLimitLayer::new(self.limiter.clone()).limit(limit)
     }
 
     async fn counted(&self, limit: &Limit) -> u64 {

@@ -29,8 +29,8 @@ fn degraded(response: &Response<Body>) -> Option<(FailureMode, &Error)> {
 #[tokio::test(start_paused = true)]
 async fn every_degraded_response_names_its_cause_and_mode() {
     for mode in MODES {
-        let failing = Limiter::new(failing()).breaker(Breaker::new().failures(1));
-        let failing = RateLimitLayer::on(failing).limit(CALLS.by(anyone)).failure_mode_by(move |_, _| mode);
+        let failing = Limiter::new(failing()).breaker(Breaker::new(1, Duration::from_millis(200)));
+        let failing = RateLimitLayer::new(failing).limit(CALLS.by(anyone)).failure_mode_by(move |_, _| mode);
         let failing = failing.layer(service_fn(hello));
         let silent = RateLimitLayer::new(silent())
             .limit(CALLS.by(anyone))
@@ -104,8 +104,8 @@ async fn a_local_decision_is_marked() {
 async fn each_mode_is_logged_at_most_once_a_second() {
     for (mode, shown) in MODES.into_iter().zip(["mode=Open", "mode=Closed", "mode=Local"]) {
         let log = Log::start();
-        let limiter = Limiter::new(failing()).breaker(Breaker::new().failures(0));
-        let layer = RateLimitLayer::on(limiter).limit(CALLS.by(anyone)).failure_mode_by(move |_, _| mode);
+        let limiter = Limiter::new(failing()).breaker(Breaker::OFF);
+        let layer = RateLimitLayer::new(limiter).limit(CALLS.by(anyone)).failure_mode_by(move |_, _| mode);
         let app = layer.layer(service_fn(hello));
         for _ in 0..10 {
             app.clone().oneshot(request()).await.unwrap();

@@ -155,7 +155,8 @@ async fn a_cached_refusal_keeps_a_hidden_limit_hidden() {
     let server = RedisServer::start();
     for refusal_cache in [Duration::ZERO, Duration::from_secs(1)] {
         let store = server.store().clock(&ManualClock::new()).build().unwrap();
-        let layer = RateLimitLayer::on(Limiter::new(store.clone()).deadline(TEST_TIMEOUT).refusal_cache(refusal_cache));
+        let layer =
+            RateLimitLayer::new(Limiter::new(store.clone()).deadline(TEST_TIMEOUT).refusal_cache(refusal_cache));
         let hidden = layer.clone().limit(TOTAL.by(anyone).hidden());
         assert_reveals_nothing(&around(&hidden, handler())).await;
         server.pause();

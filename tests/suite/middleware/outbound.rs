@@ -214,7 +214,7 @@ async fn a_heeded_response_counts_whenever_its_lease_ends() {
                 advance(took).await;
                 Ok::<_, Infallible>(Response::new(Body::empty()))
             });
-            let app = RateLimitLayer::on(limiter.clone()).limit(keyed).layer(upstream);
+            let app = RateLimitLayer::new(limiter.clone()).limit(keyed).layer(upstream);
             assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
             let standing = limiter.peek(&limit, key()).await.unwrap();
             let reserved = standing.binding().reserved();
@@ -239,7 +239,7 @@ async fn a_heeded_response_after_its_lease_counts_on_redis() {
             sleep(Duration::from_millis(120)).await;
             Ok::<_, Infallible>(Response::new(Body::empty()))
         });
-        let app = RateLimitLayer::on(limiter.clone()).limit(keyed).layer(upstream);
+        let app = RateLimitLayer::new(limiter.clone()).limit(keyed).layer(upstream);
         assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
         let key = anyone(&request().into_parts().0).unwrap();
         assert_eq!(limiter.peek(&limit, key.clone()).await.unwrap().used(), 5, "{algorithm:?}");

@@ -37,8 +37,8 @@ fn layer<S: Store + Clone>(store: &S, deadline: Duration) -> RateLimitLayer {
 }
 
 fn layer_without_breaker<S: Store + Clone>(store: &S, deadline: Duration) -> RateLimitLayer {
-    let limiter = Limiter::new(store.clone()).deadline(deadline).breaker(Breaker::new().failures(0));
-    RateLimitLayer::on(limiter).limit(CALLS.by(anyone))
+    let limiter = Limiter::new(store.clone()).deadline(deadline).breaker(Breaker::OFF);
+    RateLimitLayer::new(limiter).limit(CALLS.by(anyone))
 }
 
 /// One layer per deadline, from the outside in.
@@ -162,8 +162,7 @@ async fn a_choice_takes_no_time_from_its_decision() {
         })
     };
     let store = with_fault(Fault::Hangs);
-    let layer_of =
-        |limit| RateLimitLayer::on(Limiter::new(store.clone()).breaker(Breaker::new().failures(0))).limit(limit);
+    let layer_of = |limit| RateLimitLayer::new(Limiter::new(store.clone()).breaker(Breaker::OFF)).limit(limit);
     for (takes, waits, asked) in [(30, 80, 2), (60, 100, 3)] {
         // The inner layer gets the time that the decision of the outer one left. The choice takes nothing from it.
         let app = around(&layer_without_breaker(&store, ms(50)), handler());

@@ -29,7 +29,7 @@ fn store(server: &RedisServer, connections: u32) -> RedisStore {
 }
 
 fn limiter(server: &RedisServer, connections: u32) -> Limiter {
-    Limiter::new(store(server, connections)).deadline(TEST_TIMEOUT).breaker(Breaker::new().failures(0))
+    Limiter::new(store(server, connections)).deadline(TEST_TIMEOUT).breaker(Breaker::OFF)
 }
 
 /// Yields so often: the check is then queued, sent, or nearly answered.

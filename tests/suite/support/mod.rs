@@ -32,7 +32,8 @@ use tokio::{
     time::sleep,
 };
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Limit, Limiter, MemoryStore, RedisStore, Store, store::ManualClock,
+    Algorithm, Charge, Check, Decision, Limit, Limiter, MemoryStore, RedisStore, Store, decision::LimitStatus,
+    store::ManualClock,
 };
 
 use self::redis_server::RedisServer;
@@ -70,6 +71,12 @@ pub(crate) fn check_of(charges: impl IntoIterator<Item = Charge>) -> Check {
 }
 
 /// Advances the clock to the moment at which its next window begins, as fixed windows count them.
+/// Whether a check was refused, and would have been admitted without the reserved units.
+pub(crate) fn is_refused_by_reservations(decision: &Decision) -> bool {
+    let mut refusing = decision.statuses().filter(|status| !status.is_shadow() && status.retry_after().is_some());
+    !decision.is_allowed() && refusing.all(LimitStatus::is_refused_by_reservations)
+}
+
 pub(crate) fn to_next_window(clock: &ManualClock, window: Duration) {
     let since_1970 = clock.now().duration_since(UNIX_EPOCH).unwrap().as_micros();
     let elapsed = u64::try_from(since_1970 % window.as_micros()).unwrap();

@@ -25,7 +25,7 @@ fn store() -> FaultyStore<MemoryStore> {
 #[tokio::test]
 async fn each_fault_holds_until_the_next_one_is_set() {
     let store = store();
-    let limiter = Limiter::new(store.clone()).breaker(Breaker::new().failures(0)).deadline(ms(20));
+    let limiter = Limiter::new(store.clone()).breaker(Breaker::OFF).deadline(ms(20));
     for _ in 0..3 {
         store.set(Fault::Fails);
         assert!(matches!(limiter.check(&CALLS, "ada", 1).await, Err(Error::Unavailable(_))));
@@ -109,7 +109,7 @@ async fn a_refusal_cache_refuses_in_place_of_a_failing_store() {
     assert!(!limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
     assert_eq!(store.calls(), 2);
     store.set(Fault::None);
-    reservation.release().await.unwrap();
+    reservation.settle(0).await.unwrap();
     assert!(limiter.check(&CALLS, "ada", 3).await.unwrap().is_allowed());
     assert!(!limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
     limiter.reset(&CALLS, "ada").await.unwrap();

@@ -8,7 +8,7 @@ use tokio::{
 };
 use tower_sliding_window::{Decision, Limit, Limiter, MemoryStore, store::ManualClock};
 
-use crate::support::{TEST_TIMEOUT, let_tasks_run, ms, redis_server::RedisServer, seconds};
+use crate::support::{TEST_TIMEOUT, is_refused_by_reservations, let_tasks_run, ms, redis_server::RedisServer, seconds};
 
 const SECOND: Duration = Duration::from_secs(1);
 const TOKENS: Limit = Limit::per_minute("tokens", 100);
@@ -39,11 +39,11 @@ async fn a_caller_that_waits_for_others_reservations_asks_again_after_the_settin
             (decision, begun.elapsed())
         });
         sleep(given_back_after).await;
-        reservation.release().await.unwrap();
+        reservation.settle(0).await.unwrap();
         let (decision, elapsed) = waiting.await.unwrap();
         let case = format!("{setting:?} {max_wait:?} {given_back_after:?}");
         assert_eq!(decision.is_allowed(), admitted_after.is_ok(), "{case}");
-        assert_eq!(decision.is_refused_by_reservations(), admitted_after.is_err(), "{case}");
+        assert_eq!(is_refused_by_reservations(&decision), admitted_after.is_err(), "{case}");
         let (Ok(expected) | Err(expected)) = admitted_after;
         // Between two checks there is a pause of at least a millisecond.
         assert!((expected..=expected + ms(2)).contains(&elapsed), "{case}: {elapsed:?}");
@@ -89,7 +89,7 @@ async fn a_caller_asks_again_when_a_lease_ends() {
         tokio::spawn(async move { limiter.acquire(&TOKENS, "ada", cost, max_wait).await.unwrap() })
     };
     let sure = waiting(50, seconds(30)).await.unwrap();
-    let reported = (sure.is_allowed(), sure.retry_after(), sure.is_refused_by_reservations());
+    let reported = (sure.is_allowed(), sure.retry_after(), is_refused_by_reservations(&sure));
     assert_eq!(reported, (false, Some(seconds(60)), false), "a wait longer than max_wait is refused at once");
 
     let first = waiting(10, seconds(30));
@@ -118,7 +118,7 @@ async fn a_caller_on_redis_asks_again_after_the_setting() {
             async move { here.acquire(&TOKENS, "ada", 1, max_wait).await.unwrap() }
         });
         sleep(ms(50)).await;
-        reservation.release().await.unwrap();
+        reservation.settle(0).await.unwrap();
         let decision = waiting.await.unwrap();
         let elapsed = begun.elapsed();
         assert!(decision.is_allowed(), "{setting:?} {max_wait:?}: {decision:?}");
@@ -133,7 +133,7 @@ async fn a_caller_on_redis_asks_again_after_the_setting() {
             async move { here.acquire(&TOKENS, "ada", 1, TEST_TIMEOUT).await.unwrap() }
         });
         sleep(ms(50)).await;
-        reservation.release().await.unwrap();
+        reservation.settle(0).await.unwrap();
         assert!(waiting.await.unwrap().is_allowed());
         assert!(begun.elapsed() < ms(250), "{setting:?}: {:?}", begun.elapsed());
         here.reset(&TOKENS, "ada").await.unwrap();

@@ -43,7 +43,7 @@ async fn units_returned_to_one_limit_wake_every_line_that_waits_for_it() {
         test.wait(name, both, TEST_TIMEOUT).await;
     }
     assert_eq!((test.admitted(), test.lines()), (vec![], 2));
-    reservation.release().await.unwrap();
+    reservation.settle(0).await.unwrap();
     let_tasks_run().await;
     assert_eq!((test.admitted(), test.lines(), begun.elapsed()), (vec!["a", "b"], 0, Duration::ZERO));
 }
@@ -70,7 +70,7 @@ async fn returned_units_wake_no_caller_that_another_limit_has_refused() {
     test.checks_sent();
     for _ in 0..40 {
         let reservation = test.limiter.reserve(&shared, "all", 1, ms(100)).await.unwrap().unwrap();
-        reservation.release().await.unwrap();
+        reservation.settle(0).await.unwrap();
         let_tasks_run().await;
     }
     assert_eq!(test.checks_sent(), 40, "the reservations");
@@ -93,7 +93,7 @@ async fn returned_units_wake_as_many_callers_as_they_admit() {
     }
     test.checks_sent();
     for (before, reservation) in reservations.iter().enumerate() {
-        reservation.release().await.unwrap();
+        reservation.settle(0).await.unwrap();
         let_tasks_run().await;
         assert_eq!((test.admitted(), test.checks_sent()), (names[..=before].to_vec(), 1));
     }
@@ -114,7 +114,7 @@ async fn returned_units_reach_a_caller_behind_one_that_needs_more() {
         test.wait(name, check, Duration::MAX).await;
     }
     for (reservation, admitted) in reservations.iter().zip([1, 2, 2, 2]) {
-        reservation.release().await.unwrap();
+        reservation.settle(0).await.unwrap();
         let_tasks_run().await;
         assert_eq!(test.admitted().len(), admitted);
     }
@@ -161,7 +161,7 @@ async fn returned_units_reach_every_waiting_caller() {
         }
         let begun = Instant::now();
         sleep(given_back_after).await;
-        reservation.release().await.unwrap();
+        reservation.settle(0).await.unwrap();
         sleep(ms(5)).await;
         waiting.spawn(async move { limiter.acquire(&limit, "ada", 1, ms(100)).await.unwrap() });
         assert!(waiting.join_all().await.iter().all(Decision::is_allowed));

@@ -107,7 +107,7 @@ async fn a_success_restarts_the_failure_count() {
 async fn only_one_probe_is_in_flight() {
     let store = with_fault(Fault::Hangs);
     let limiter = Limiter::new(store.clone()).deadline(Duration::from_secs(10));
-    let limiter = limiter.breaker(Breaker::new().failures(1).probe_every(Duration::from_millis(1)));
+    let limiter = limiter.breaker(Breaker::new(1, Duration::from_millis(1)));
     limiter.check(&CALLS, "ada", 1).await.unwrap_err();
     for _ in 0..100 {
         assert!(is_open(&limiter));
@@ -176,20 +176,19 @@ async fn errors_that_are_not_store_failures_do_not_count() {
 #[tokio::test]
 async fn the_breaker_can_be_configured_and_switched_off() {
     let store = with_fault(Fault::Fails);
-    for breaker in [Breaker::new().failures(0), Breaker::new().failures(21)] {
+    for breaker in [Breaker::OFF, Breaker::new(21, Duration::from_millis(200))] {
         let limiter = Limiter::new(store.clone()).breaker(breaker);
         for _ in 0..21 {
             assert!(matches!(limiter.check(&CALLS, "ada", 1).await, Err(Error::Unavailable(_))));
         }
-        assert_eq!(is_open(&limiter), breaker != Breaker::new().failures(0));
+        assert_eq!(is_open(&limiter), breaker != Breaker::OFF);
     }
 }
 
 #[test]
 fn without_a_runtime_the_callers_own_check_is_the_probe() {
     let store = with_fault(Fault::Fails);
-    let limiter =
-        Limiter::new(store.clone()).breaker(Breaker::new().failures(1).probe_every(Duration::from_secs(3600)));
+    let limiter = Limiter::new(store.clone()).breaker(Breaker::new(1, Duration::from_secs(3600)));
     assert!(matches!(at_once(limiter.check(&CALLS, "ada", 1)), Err(Error::Unavailable(_))));
     store.set(Fault::None);
     assert!(at_once(limiter.check(&CALLS, "ada", 1)).unwrap().is_allowed());
@@ -201,7 +200,7 @@ fn without_a_runtime_the_callers_own_check_is_the_probe() {
 fn a_callers_own_check_is_the_probe_when_no_runtime_drives_one() {
     let store = with_fault(Fault::Fails);
     let limiter = Limiter::new(store.clone()).deadline(Duration::from_millis(1));
-    let limiter = limiter.breaker(Breaker::new().failures(1).probe_every(Duration::from_millis(1)));
+    let limiter = limiter.breaker(Breaker::new(1, Duration::from_millis(1)));
     let runtime = runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let check = || runtime.block_on(limiter.check(&CALLS, "ada", 1));
     assert!(matches!(check(), Err(Error::Unavailable(_))));
@@ -217,7 +216,7 @@ fn a_callers_own_check_is_the_probe_when_no_runtime_drives_one() {
 async fn opening_and_closing_are_logged_once_a_second() {
     let log = Log::start();
     let store = with_fault(Fault::Fails);
-    let limiter = Limiter::new(store.clone()).breaker(Breaker::new().failures(1));
+    let limiter = Limiter::new(store.clone()).breaker(Breaker::new(1, Duration::from_millis(200)));
     for _ in 0..3 {
         store.set(Fault::Fails);
         limiter.check(&CALLS, "ada", 1).await.unwrap_err();

@@ -20,7 +20,7 @@ async fn limiters_on_clones_of_a_store_share_one_breaker() {
     assert!(is_open(&one) && is_open(&other));
     let_tasks_run().await;
     assert_eq!(store.calls(), 6, "one probe for both");
-    let own = Limiter::new(store.clone()).breaker(Breaker::new());
+    let own = Limiter::new(store.clone()).breaker(Breaker::default());
     assert!(matches!(own.check(&CALLS, "ada", 1).await, Err(Error::Unavailable(_))), "its own is closed");
 
     store.set(Fault::None);

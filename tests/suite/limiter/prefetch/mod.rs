@@ -17,7 +17,7 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
 use tower_sliding_window::{Decision, Limit, Limiter, Prefetch, RedisStore, limiter::Breaker, store::ManualClock};
 
-use crate::support::{TEST_TIMEOUT, redis_server::RedisServer};
+use crate::support::{TEST_TIMEOUT, is_refused_by_reservations, redis_server::RedisServer};
 
 const LIFE: Duration = Duration::from_millis(100);
 

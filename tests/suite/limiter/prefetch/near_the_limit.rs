@@ -52,7 +52,7 @@ async fn four_processes_admit_the_whole_limit() {
         assert!(request < 950 || decision.is_allowed(), "request {request}, {admitted} admitted");
         if let Some(wait) = decision.retry_after() {
             // Only held units refuse, so the retry time is that of a prefetch.
-            assert!(wait <= LIFE && decision.is_refused_by_reservations(), "{decision:?}");
+            assert!(wait <= LIFE && is_refused_by_reservations(&decision), "{decision:?}");
         }
     }
     assert_eq!(admitted + refused_early, 1_000);

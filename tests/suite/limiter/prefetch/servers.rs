@@ -17,7 +17,7 @@ async fn spend_all(limiters: &[Limiter], limit: &Limit, key: &str) -> u64 {
                 let decision = check(&limiter, &limit, &key, 1).await;
                 match decision.retry_after() {
                     None => admitted += 1,
-                    Some(_) if decision.is_refused_by_reservations() => sleep(Duration::from_millis(5)).await,
+                    Some(_) if is_refused_by_reservations(&decision) => sleep(Duration::from_millis(5)).await,
                     Some(_) => return admitted,
                 }
             }
@@ -103,7 +103,7 @@ async fn a_server_that_loses_its_data_counts_no_prefetch_twice() {
 async fn prefetches_whose_replies_come_too_late_end_with_their_lives() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let store = server.store().clock(&clock).reply_timeout(Duration::from_secs(1)).build().unwrap();
-    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::new().failures(0));
+    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::OFF);
     let mut admitted = hold(&server, &limiter, &API, "ada").await;
     for _ in 0..2 {
         server.pause();

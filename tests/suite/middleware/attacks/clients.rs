@@ -175,7 +175,7 @@ async fn more_is_left_after_t<S: Store + Clone>(fixture: crate::support::Fixture
         let limit = limit.with_algorithm(crate::support::ALGORITHMS[numbers.below(4) as usize]);
         let cost = Arc::new(AtomicU64::new(1));
         let costs = Arc::clone(&cost);
-        let layer = RateLimitLayer::on(limiter.clone()).limit(limit.clone().by(anyone)).headers(HeaderSets::BOTH);
+        let layer = RateLimitLayer::new(limiter.clone()).limit(limit.clone().by(anyone)).headers(HeaderSets::BOTH);
         let app = around(&layer.cost(move |_| costs.load(Ordering::Relaxed)), handler());
         for sent in 0..20 {
             cost.store(numbers.below(units + 1), Ordering::Relaxed);
@@ -342,7 +342,7 @@ async fn the_shortest_and_the_longest_wait_are_valid_everywhere() {
 #[tokio::test]
 async fn named_layers_share_the_limiter() {
     let limiter = Limiter::new(failing()).fail_local(Share::one_of(1));
-    let layer = |name| RateLimitLayer::on(limiter.clone()).named(name).limit(Limit::per_hour("calls", 1).by(anyone));
+    let layer = |name| RateLimitLayer::new(limiter.clone()).named(name).limit(Limit::per_hour("calls", 1).by(anyone));
     assert_eq!(ask(&around(&layer("one"), handler())).await.status(), 200);
     assert_eq!(ask(&around(&layer("other"), handler())).await.status(), 429);
 }

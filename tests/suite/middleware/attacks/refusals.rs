@@ -61,7 +61,7 @@ async fn while_a_limit_is_blocked_a_client_that_waits_for_t_is_not_refused_again
     let (store, clock) = clocked();
     let calls = Limit::per_hour("calls", 3);
     let limiter = Limiter::new(store);
-    let layer = RateLimitLayer::on(limiter.clone()).limit(calls.clone().by(anyone));
+    let layer = RateLimitLayer::new(limiter.clone()).limit(calls.clone().by(anyone));
     let app = around(&layer.headers(HeaderSets::RATE_LIMIT), handler());
     assert_eq!(ask(&app).await.status(), 200);
     clock.advance(minutes(30));

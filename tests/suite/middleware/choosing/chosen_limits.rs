@@ -121,7 +121,7 @@ async fn the_shorter_of_two_windows_under_one_name_erases_older_units<S: Store +
             Ok::<_, Infallible>(if is_short { Limit::per_minute("calls", 2) } else { Limit::per_hour("calls", 4) })
         }
     });
-    let app = RateLimitLayer::on(fixture.limiter.clone()).limit(by_plan).layer(service_fn(hello));
+    let app = RateLimitLayer::new(fixture.limiter.clone()).limit(by_plan).layer(service_fn(hello));
     for (seconds, plan, status, remaining) in [
         (0, "long", 200, "3"),
         (0, "long", 200, "2"),

@@ -49,7 +49,7 @@ pub(super) async fn used(store: &MemoryStore, limit: &Limit) -> u64 {
 }
 
 async fn a_failed_choice_leaves_the_other_limits_in_force<S: Store + Clone>(fixture: Fixture<S>) {
-    let layer = RateLimitLayer::on(fixture.limiter).limit(BURST.by(anyone)).limit(failing_choice()).fail_open();
+    let layer = RateLimitLayer::new(fixture.limiter).limit(BURST.by(anyone)).limit(failing_choice()).fail_open();
     let app = layer.layer(service_fn(hello));
     let mut responses = Vec::new();
     for _ in 0..30 {

@@ -26,7 +26,7 @@ async fn a_fallback_is_charged_with_the_others_in_every_mode<S: Store + Clone>(f
     for (number, mode) in modes.into_iter().enumerate() {
         let named = |name: &str, units| Limit::new(format!("{name}-{number}"), units, PRO.window()).unwrap();
         let (burst, fallback) = (named("burst", 10), named("fallback", 3));
-        let layer = RateLimitLayer::on(fixture.limiter.clone())
+        let layer = RateLimitLayer::new(fixture.limiter.clone())
             .limit(burst.clone().by(anyone))
             .limit(failing_choice().fallback(fallback.clone()))
             .failure_mode_by(move |_, _| mode);

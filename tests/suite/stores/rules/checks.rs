@@ -66,7 +66,7 @@ pub(super) async fn a_reset_forgets_one_key_of_one_limit(test: Trial) {
 pub(super) async fn keys_and_limits_are_separate(test: Trial) {
     let limit = Limit::per_minute("calls", 1);
     let keys = ["a", "b"].map(Key::from).into_iter().chain([Key::new("ip", "a"), Key::new("i", "pa")]);
-    let pairs = [Key::pair(&"a".into(), &"bc".into()), Key::pair(&"ab".into(), &"c".into())];
+    let pairs = [("a", "bc"), ("ab", "c")].map(|(first, second)| Key::from((&first.into(), &second.into())));
     for key in keys.chain(pairs) {
         assert!(test.limiter.check(&limit, key.clone(), 1).await.unwrap().is_allowed());
         assert!(!test.limiter.check(&limit, key, 1).await.unwrap().is_allowed());

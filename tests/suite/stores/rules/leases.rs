@@ -6,6 +6,7 @@ use super::trial::{
     MICROSECOND, Numbers, Trial, charge, ms, plain_check, reserved_check, seconds, to_next_window,
     to_the_start_of_a_window,
 };
+use crate::support::is_refused_by_reservations;
 use tower_sliding_window::{
     Algorithm, Charge, Check, Decision, Limit, Limiter, decision::LimitStatus, settlement::Settlement,
 };
@@ -54,7 +55,7 @@ pub(super) async fn a_lease_ends_by_itself(test: Trial) {
             test.clock.advance(block);
             let refused = test.limiter.check(&limit, "ada", 1).await.unwrap();
             let reserved = refused.binding().reserved();
-            let told_of = (refused.retry_after(), refused.is_refused_by_reservations(), refused.used(), reserved);
+            let told_of = (refused.retry_after(), is_refused_by_reservations(&refused), refused.used(), reserved);
             assert_eq!(told_of, (Some(reported), true, 100, 100), "{algorithm:?}");
         }
         test.clock.advance(MICROSECOND);
@@ -116,7 +117,7 @@ pub(super) async fn a_refusal_is_exact_unless_only_reservations_cause_it(test: T
                     let expected = staying.min(given_back.max(setting));
                     assert_eq!(refused.retry_after(), Some(expected), "{algorithm:?}: {cost} {setting:?} {refused:?}");
                     let by_reservations = given_back.is_zero();
-                    assert_eq!(refused.is_refused_by_reservations(), by_reservations, "{algorithm:?}: {refused:?}");
+                    assert_eq!(is_refused_by_reservations(&refused), by_reservations, "{algorithm:?}: {refused:?}");
                     assert_eq!(refused.binding().reserved(), reserved_units().await, "{algorithm:?}");
                     let counted = if by_reservations { &mut by_reservations_alone } else { &mut sure };
                     *counted += 1;
@@ -175,22 +176,22 @@ pub(super) async fn a_refusal_by_settled_units_outranks_one_by_reservations(test
             [(Some(SECOND), true, 100), (Some(seconds(60)), false, 0)]
         );
         assert_eq!((refused.retry_after(), refused.binding().limit()), (Some(seconds(60)), &calls), "{algorithm:?}");
-        assert!(!refused.is_refused_by_reservations(), "settled units refuse it as well");
+        assert!(!is_refused_by_reservations(&refused), "settled units refuse it as well");
 
         // The settled units leave before `retry_reserved_after`, and then refuse no more.
         test.clock.advance(seconds(60) - ms(1));
         let refused = test.decide(&check).await;
-        assert_eq!((refused.retry_after(), refused.is_refused_by_reservations()), (Some(SECOND), false));
+        assert_eq!((refused.retry_after(), is_refused_by_reservations(&refused)), (Some(SECOND), false));
         test.clock.advance(ms(1));
         let refused = test.decide(&check).await;
-        assert_eq!((refused.retry_after(), refused.is_refused_by_reservations()), (Some(SECOND), true));
+        assert_eq!((refused.retry_after(), is_refused_by_reservations(&refused)), (Some(SECOND), true));
         assert_eq!(refused.statuses().map(said).collect::<Vec<_>>(), [(Some(SECOND), true, 100), (None, false, 0)]);
 
         // A shadow limit refuses nothing, so its settled units do not count.
         let shadow = charge(&Limit::per_minute("shadow", 1), 1);
         test.admit(shadow.clone()).await;
         let refused = test.decide(&both(charge(&tokens, 1), shadow.clone().in_shadow())).await;
-        assert_eq!((refused.retry_after(), refused.is_refused_by_reservations()), (Some(SECOND), true));
+        assert_eq!((refused.retry_after(), is_refused_by_reservations(&refused)), (Some(SECOND), true));
         let would = refused.shadow_refusals().map(said).collect::<Vec<_>>();
         assert_eq!(would, [(Some(seconds(60)), false, 0)]);
 
@@ -201,13 +202,13 @@ pub(super) async fn a_refusal_by_settled_units_outranks_one_by_reservations(test
             refused.statuses().map(said).collect::<Vec<_>>(),
             [(Some(SECOND), true, 100), (Some(ms(400)), true, 2)]
         );
-        assert!(refused.is_refused_by_reservations());
+        assert!(is_refused_by_reservations(&refused));
 
         // An admitted check also reports reserved units.
         test.clock.advance(ms(400));
         let asked = test.decide(&both(charge(&tokens, 0), charge(&calls, 1))).await;
         assert_eq!(asked.statuses().map(said).collect::<Vec<_>>(), [(None, false, 100), (None, false, 0)]);
-        assert!(asked.is_allowed() && !asked.is_refused_by_reservations());
+        assert!(asked.is_allowed() && !is_refused_by_reservations(&asked));
 
         // Once they are settled, they refuse until they leave.
         test.limiter.reset(&tokens, "ada").await.unwrap();
@@ -217,7 +218,7 @@ pub(super) async fn a_refusal_by_settled_units_outranks_one_by_reservations(test
         let status = settled.decision().binding();
         assert_eq!((status.used(), status.reserved()), (100, 0));
         let refused = test.limiter.check(&tokens, "ada", 1).await.unwrap();
-        assert!(!refused.is_refused_by_reservations() && refused.retry_after() > Some(seconds(1_000)), "{refused:?}");
+        assert!(!is_refused_by_reservations(&refused) && refused.retry_after() > Some(seconds(1_000)), "{refused:?}");
         for limit in [&tokens, &calls] {
             test.limiter.reset(limit, "ada").await.unwrap();
         }

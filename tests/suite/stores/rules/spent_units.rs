@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::trial::{MICROSECOND, Trial, to_the_start_of_a_window};
+use crate::support::is_refused_by_reservations;
 use tower_sliding_window::{Charge, Check, Limit};
 
 const FAILURES: Limit = Limit::per_minute("failures", 5);
@@ -23,7 +24,7 @@ pub(super) async fn spent_units_count_beyond_the_limit_and_refuse_until_they_lea
             assert_eq!((spent(1).await.is_allowed(), spent(0).await.used()), (true, used + 1));
         }
         let refused = any_left().await;
-        assert_eq!((refused.is_allowed(), refused.is_refused_by_reservations()), (false, false));
+        assert_eq!((refused.is_allowed(), is_refused_by_reservations(&refused)), (false, false));
         test.clock.advance(Duration::from_secs(20));
         let beyond = spent(8).await;
         assert_eq!((beyond.is_allowed(), beyond.used(), beyond.remaining()), (true, 13, 0));
