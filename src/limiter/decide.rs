@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Core, Limiter, deadline::Deadline, failure::Share};
+use super::{Core, Limiter, deadline::Deadline, failure::FailureMode};
 use crate::{
     check::{Charge, Check},
     decision::Decision,
@@ -33,9 +33,9 @@ pub(crate) struct Asking {
     reply: Deadline<StoreFuture<Decision>>,
     /// The place in the refusal cache that learns from the reply, if there is one.
     lookup: Option<Lookup>,
-    /// Under a share, or with prefetch: the check.
+    /// If this process decides in the store's place, or with prefetch: the check.
     kept: Option<Box<Check>>,
-    share: Option<Share>,
+    mode: FailureMode,
     /// The last prefetch that was taken before.
     asked_after: u64,
 }
@@ -58,14 +58,14 @@ impl Future for Asking {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let outcome = ready!(Pin::new(&mut self.reply).poll(cx));
-        let Self { core, reply, lookup, kept, share, asked_after } = &*self;
+        let Self { core, reply, lookup, kept, mode, asked_after } = &*self;
         let mut outcome = core.heard(reply, outcome);
         if let (Ok(decision), Some(kept)) = (&outcome, kept)
             && decision.is_allowed()
         {
             outcome = outcome.map(|decision| core.note_admission(kept, decision, *asked_after));
         }
-        Poll::Ready(core.conclude(outcome, lookup.as_ref(), kept.as_deref().zip(*share)))
+        Poll::Ready(core.conclude(outcome, lookup.as_ref(), kept.as_deref(), *mode))
     }
 }
 
@@ -116,7 +116,7 @@ impl Limiter {
 
     /// Decides for a request that has `waited` for other decisions, and adds the time that this one takes.
     pub(crate) async fn decide(&self, check: Check, waited: &mut Duration) -> Result<Decision, Error> {
-        match self.decide_now(check, self.share) {
+        match self.decide_now(check, self.failure_mode) {
             DecideNow::Decided(outcome) => outcome,
             DecideNow::Ask(asking) => {
                 let mut asking = asking.after(*waited);
@@ -127,10 +127,9 @@ impl Limiter {
         }
     }
 
-    /// Decides without waiting if the refusal cache, an open breaker or the store can. A failure is decided under `share`, if there
-    /// is one.
+    /// Decides without waiting if the refusal cache, an open breaker or the store can.
     #[inline]
-    pub(crate) fn decide_now(&self, check: Check, share: Option<Share>) -> DecideNow {
+    pub(crate) fn decide_now(&self, check: Check, mode: FailureMode) -> DecideNow {
         let core = &*self.core;
         if let Some(decision) = core.spend(&check) {
             return DecideNow::Decided(Ok(decision));
@@ -139,28 +138,27 @@ impl Limiter {
         if let Some(refusal) = core.recall(&check, lookup.as_ref()) {
             return DecideNow::Decided(Ok(refusal));
         }
-        let local = share.map(|share| (&check, share));
         if let Some(error) = core.breaker.refuse(core.deadline, || core.probes(check.without_costs())) {
-            return DecideNow::Decided(core.decide_locally(local, error));
+            return DecideNow::Decided(core.decide_locally(Some(&check), mode, error));
         }
         let Some(outcome) = core.store.decide_now(&check) else {
-            return DecideNow::Ask(self.asking(check, lookup, share));
+            return DecideNow::Ask(self.asking(check, lookup, mode));
         };
         let outcome = outcome.map_err(Error::from);
         core.breaker.count(&outcome, || Duration::ZERO);
-        DecideNow::Decided(core.conclude(outcome, lookup.as_ref(), local))
+        DecideNow::Decided(core.conclude(outcome, lookup.as_ref(), Some(&check), mode))
     }
 
     /// Not on the way of a check that is decided at once.
     #[inline(never)]
-    fn asking(&self, check: Check, lookup: Option<Lookup>, share: Option<Share>) -> Asking {
+    fn asking(&self, check: Check, lookup: Option<Lookup>, mode: FailureMode) -> Asking {
         let core = Arc::clone(&self.core);
         let is_prefetched = || check.charges().any(|charge| charge.limit().prefetched().is_some());
-        let is_kept = share.is_some() || core.prefetches.is_some() && is_prefetched();
+        let is_kept = matches!(mode, FailureMode::Local(_)) || core.prefetches.is_some() && is_prefetched();
         let kept = is_kept.then(|| Box::new(check.clone()));
         let asked_after = core.prefetches.as_ref().filter(|_| is_kept).map_or(0, |prefetches| prefetches.last_taken());
         let reply = Deadline::new(core.store.decide(check), core.deadline, Duration::ZERO);
-        Asking { core, reply, lookup, kept, share, asked_after }
+        Asking { core, reply, lookup, kept, mode, asked_after }
     }
 
     /// The refusal of a check, if it can be known without waiting, and without spending anything otherwise. The retry time
@@ -222,7 +220,8 @@ impl Core {
         &self,
         outcome: Result<Decision, Error>,
         lookup: Option<&Lookup>,
-        local: Option<(&Check, Share)>,
+        check: Option<&Check>,
+        mode: FailureMode,
     ) -> Result<Decision, Error> {
         match outcome {
             Ok(decision) => {
@@ -232,7 +231,7 @@ impl Core {
                 }
                 Ok(decision.with_retry_reserved_after(self.retry_reserved_after))
             }
-            Err(error) => self.decide_locally(local, error),
+            Err(error) => self.decide_locally(check, mode, error),
         }
     }
 

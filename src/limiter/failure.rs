@@ -79,20 +79,22 @@ impl FailureMode {
             Self::Local(_) => "local",
         }
     }
-
-    /// The share, if this process is to decide.
-    pub(crate) fn share(self) -> Option<Share> {
-        if let Self::Local(share) = self { Some(share) } else { None }
-    }
 }
 
 impl Core {
-    /// Decides under a share what the store has failed to decide. Returns the store's error if the share can never admit the check.
-    pub(super) fn decide_locally(&self, local: Option<(&Check, Share)>, error: Error) -> Result<Decision, Error> {
+    /// Decides under a share, if the mode has one, what the store has failed to decide. Returns the store's error if the share can
+    /// never admit the check.
+    pub(super) fn decide_locally(
+        &self,
+        check: Option<&Check>,
+        mode: FailureMode,
+        error: Error,
+    ) -> Result<Decision, Error> {
         metrics::failed(error.label(), &self.layer);
-        let decide = |(check, share): (&Check, Share)| self.local.decide_now(&check.under(|limit| share.of(limit))?);
+        let FailureMode::Local(share) = mode else { return Err(error) };
+        let decide = |check: &Check| self.local.decide_now(&check.under(|limit| share.of(limit))?);
         // Out of capacity, the failure of the limiter's own store is of more use to the caller.
-        let Some(Ok(decision)) = local.and_then(decide) else { return Err(error) };
+        let Some(Ok(decision)) = check.and_then(decide) else { return Err(error) };
         metrics::decided(decision.outcomes(), &self.layer);
         Ok(decision.instead_of(error).with_retry_reserved_after(self.retry_reserved_after))
     }

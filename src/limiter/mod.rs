@@ -58,7 +58,8 @@ const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
 #[derive(Clone, Debug)]
 pub struct Limiter {
     core: Arc<Core>,
-    share: Option<Share>,
+    /// Without a share, the caller gets an error.
+    failure_mode: FailureMode,
 }
 
 /// The shared part of a limiter. Changing a setting copies it.
@@ -107,7 +108,7 @@ impl Limiter {
             lines: Arc::default(),
             local: MemoryStore::new(),
         };
-        Self { core: Arc::new(core), share: None }
+        Self { core: Arc::new(core), failure_mode: FailureMode::default() }
     }
 
     /// Sets how long any call to the store may take. Default: 50 ms.
@@ -191,16 +192,15 @@ impl Limiter {
     /// ```
     #[must_use]
     pub fn fail_local(self, share: Share) -> Self {
-        self.with_share(Some(share))
+        self.with_failure_mode(FailureMode::Local(share))
     }
 
-    /// Sets or removes the share under which this process decides in the store's place.
-    pub(crate) fn with_share(self, share: Option<Share>) -> Self {
-        Self { share, ..self }
+    pub(crate) fn with_failure_mode(self, failure_mode: FailureMode) -> Self {
+        Self { failure_mode, ..self }
     }
 
-    pub(crate) fn share(&self) -> Option<Share> {
-        self.share
+    pub(crate) fn failure_mode(&self) -> FailureMode {
+        self.failure_mode
     }
 
     /// Counts decisions and failures under the name of a layer.

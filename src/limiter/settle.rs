@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use super::{Limiter, deadline::Deadline};
+use super::{Limiter, deadline::Deadline, failure::FailureMode};
 use crate::{
     check::{Charge, Check},
     decision::Decision,
@@ -175,7 +175,7 @@ impl Limiter {
         // Remembered refusals would send callers away for too short a time.
         let _outdated = self.core.outdate(limit, all.key());
         // Without a share: units that this process counts by itself block the limit for no other process.
-        self.clone().with_share(None).check_all(Check::new(all)).await.map(drop)
+        self.clone().with_failure_mode(FailureMode::Open).check_all(Check::new(all)).await.map(drop)
     }
 
     /// Calls the store for something else than a decision, unless the breaker is open. `probe` is a check at no cost.

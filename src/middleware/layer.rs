@@ -4,7 +4,11 @@ use std::{fmt, sync::Arc};
 
 use tower_layer::Layer;
 
-use super::{policy::Policy, rejection::JsonResponse, request::KeyedLimit, service::RateLimit};
+use super::{
+    policy::{KeyedLimit, Policy},
+    rejection::JsonResponse,
+    service::RateLimit,
+};
 use crate::{
     error::{ConfigError, ConfigErrorKind},
     limiter::Limiter,

@@ -127,7 +127,6 @@ mod layer;
 mod options;
 mod policy;
 pub mod rejection;
-mod request;
 mod response;
 mod service;
 
@@ -137,7 +136,7 @@ pub use self::{
     events::Degraded,
     headers::{HeaderSets, exposed_headers},
     layer::RateLimitLayer,
+    policy::{Exchange, KeyedLimit},
     rejection::{JsonResponse, Rejection, RejectionResponse, ShadowRefusals, TextResponse},
-    request::{Exchange, KeyedLimit},
     service::{RateLimit, ResponseFuture},
 };

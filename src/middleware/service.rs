@@ -14,9 +14,8 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::{
-    policy::Policy,
+    policy::{CheckDetails, Decided, Plan, Policy},
     rejection::{JsonResponse, RejectionResponse},
-    request::{CheckDetails, Decided, Plan},
     response::{Completion, Settling},
 };
 use crate::limiter::{Asking, FailureMode};

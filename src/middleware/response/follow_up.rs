@@ -12,9 +12,8 @@ use super::{
     super::{
         concurrent::{Detachable, join},
         events::Events,
-        policy::Policy,
+        policy::{CheckDetails, Exchange, KeyedLimit, Policy},
         rejection::ShadowRefusals,
-        request::{CheckDetails, Exchange, KeyedLimit},
     },
     upstream::{BlockRequest, block_request},
 };
@@ -25,7 +24,7 @@ use crate::{
     error::Error,
     key::Key,
     limit::Limit,
-    limiter::Limiter,
+    limiter::{FailureMode, Limiter},
 };
 
 /// Most requests have no follow-up, so it is boxed.
@@ -188,7 +187,9 @@ async fn block_if_open(
     request: BlockRequest,
     events: &Events,
 ) -> Result<(), Error> {
-    if !request.is_refusal && limiter.clone().with_share(None).peek(&limit, key.clone()).await?.remaining() == 0 {
+    if !request.is_refusal
+        && limiter.clone().with_failure_mode(FailureMode::Open).peek(&limit, key.clone()).await?.remaining() == 0
+    {
         return Ok(());
     }
     events.upstream_blocks(request.time);

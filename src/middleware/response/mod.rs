@@ -16,9 +16,8 @@ use super::events::Events;
 use super::{
     events::Degraded,
     headers::HeaderSets,
-    policy::Policy,
+    policy::{CheckDetails, Decided, Policy, record_time_waited},
     rejection::{Rejection, RejectionResponse, ShadowRefusals},
-    request::{CheckDetails, Decided, record_time_waited},
 };
 use crate::{decision::Decision, error::Error, limit::Limit, limiter::FailureMode, metrics};
 

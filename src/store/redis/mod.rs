@@ -34,7 +34,7 @@ use tokio::{
 pub use self::builder::RedisStoreBuilder;
 use self::{
     connect::{Topology, errors::ASKING},
-    dispatch::{Answer, Config, Dispatcher, Job},
+    dispatch::{Answer, Config, Dispatcher, Job, ask_slots},
 };
 use super::{Store, StoreFuture};
 use crate::{
@@ -76,7 +76,8 @@ struct Runtimes {
 impl Runtimes {
     /// Sends a job from the current runtime.
     async fn ask(&self, job: Box<Job>) -> Answer {
-        dispatch::ask(self.current()?, job).await
+        let dispatcher = self.current()?;
+        if dispatcher.is_cluster() { ask_slots(dispatcher, job).await } else { dispatcher.ask(job).await }
     }
 
     /// The dispatcher of the current runtime.

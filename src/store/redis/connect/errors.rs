@@ -1,4 +1,4 @@
-//! Errors of wrong settings, and the kinds of the server's errors.
+//! Errors of wrong settings, the kinds of the server's errors, and what they say of a connection.
 //!
 //! URLs are shown without passwords. A user name and a password come before the host, and may have any character. If a `/`, `?` or
 //! `#` in them is not percent-encoded, a parser takes the text before it for the host. So an error shows only the scheme and the host
@@ -69,6 +69,25 @@ pub(crate) fn kind_of_reply(text: &str) -> StoreErrorKind {
         ("WRONGTYPE", StoreErrorKind::WrongType),
     ];
     KINDS.into_iter().find(|(word, _)| text.contains(word)).map_or(StoreErrorKind::Other, |(_, kind)| kind)
+}
+
+/// Whether the next request needs a new connection: the peer is gone, or it has become a replica and a new connection may
+/// reach the new primary.
+pub(crate) fn needs_new_connection(error: &RedisError) -> bool {
+    // Before Redis 7.0, READONLY for a command of a script is in the text of the script's error.
+    let is_read_only = error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
+        || error.detail().is_some_and(|text| text.contains("-READONLY "));
+    error.is_unrecoverable_error() || is_read_only
+}
+
+/// Whether the error says that a node has not run the command, and that another may.
+pub(crate) fn was_not_run(error: &RedisError) -> bool {
+    use ServerErrorKind::{Ask, BusyLoading, ClusterDown, MasterDown, Moved, ReadOnly, TryAgain};
+    matches!(
+        error.kind(),
+        ErrorKind::ClusterConnectionNotFound
+            | ErrorKind::Server(Moved | Ask | TryAgain | ClusterDown | MasterDown | BusyLoading | ReadOnly)
+    )
 }
 
 /// The schemes of Redis, and those that are written by mistake.

@@ -7,13 +7,12 @@
 mod cluster;
 mod connection;
 pub(super) mod errors;
-mod pool;
 mod server;
 mod settings;
 
 pub(super) use self::{
-    connection::{Connection, needs_new_connection, was_not_run},
-    pool::Pool,
+    connection::{Connection, Pool},
+    errors::{needs_new_connection, was_not_run},
     server::{Server, Topology},
     settings::{ConnectionSettings, node},
 };

@@ -18,12 +18,8 @@ use redis::{
 use tokio::task::JoinSet;
 
 #[cfg(feature = "cluster")]
-use super::cluster;
-use super::{
-    connection::{Connection, ConnectionHealth},
-    errors,
-    settings::ConnectionSettings,
-};
+use super::cluster::{self, ClusterConnections};
+use super::{errors, settings::ConnectionSettings};
 use crate::error::ConfigError;
 
 /// The kind of the nodes whose addresses the application gave.
@@ -80,27 +76,29 @@ impl Server {
         self.settings.connections
     }
 
-    pub(super) async fn connect(&self, health: ConnectionHealth) -> RedisResult<Connection> {
-        self.sign_in(health).await.map_err(without_arguments)
+    /// A connection to the node or the primary.
+    pub(super) async fn connect(&self) -> RedisResult<MultiplexedConnection> {
+        self.sign_in().await.map_err(without_arguments)
     }
 
-    async fn sign_in(&self, health: ConnectionHealth) -> RedisResult<Connection> {
+    /// Connections to all nodes of the cluster.
+    #[cfg(feature = "cluster")]
+    pub(super) async fn connect_to_cluster(&self) -> RedisResult<ClusterConnections> {
+        cluster::connect(&self.nodes, &self.settings).await.map_err(without_arguments)
+    }
+
+    async fn sign_in(&self) -> RedisResult<MultiplexedConnection> {
         let mut connection = match &self.topology {
-            Topology::Node => open(&self.nodes[0]).await?,
             Topology::Sentinels(primary) => self.connect_to_primary(primary).await?,
-            #[cfg(feature = "cluster")]
-            Topology::Cluster => {
-                return Ok(Connection::to_cluster(cluster::connect(&self.nodes, &self.settings).await?));
-            }
+            _ => open(&self.nodes[0]).await?,
         };
         connection.set_response_timeout(self.settings.reply_timeout);
         // A server that asks for a password replies to a whole script with a protocol error, or hangs up. Any other
         // error comes again with the first batch, which may then be sent again.
         match connection.req_packed_command(&cmd("PING")).await.and_then(Value::extract_error) {
-            Err(error) if error.code() == Some("NOAUTH") => return Err(error),
-            _ => {}
+            Err(error) if error.code() == Some("NOAUTH") => Err(error),
+            _ => Ok(connection),
         }
-        Ok(Connection::to_server(connection, health))
     }
 
     /// A connection to the primary, signed in with the settings.

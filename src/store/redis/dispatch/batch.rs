@@ -1,6 +1,6 @@
 //! A batch: checks and settlements that travel in one script call.
 //!
-//! `copies.rs` joins equal checks, and `lone.rs` has a shorter form for a check that is alone.
+//! `copies.rs` joins equal checks. A check that is alone has a short form, which `lone.lua` describes.
 
 use std::{iter, time::Duration};
 
@@ -8,8 +8,7 @@ use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, cmd};
 
 use super::{
     copies,
-    job::{Answer, Job, Work, have_one_shape, write_shape},
-    lone,
+    job::{Answer, Job, Work, have_one_shape, single, write_shape},
 };
 use crate::{
     check::Check,
@@ -80,7 +79,7 @@ impl Batch {
         if let [job] = &*self.jobs
             && self.now.is_empty()
             && !again
-            && lone::write(job, command)
+            && write_alone(job, command)
         {
             return;
         }
@@ -120,6 +119,21 @@ impl Batch {
     }
 }
 
+/// Appends the argument of the short form, if the job has one.
+fn write_alone(job: &Job, command: &mut Cmd) -> bool {
+    let Some(limit) = single(job) else { return false };
+    let [units, window] = [limit.units(), limit.window_micros()].map(|figure| (figure as f64).to_le_bytes());
+    command.arg([units, window, job.id.0.to_be_bytes()].as_flattened());
+    true
+}
+
+/// The fields of the short reply: the time, the units used, and the microseconds until fewer are.
+fn read_alone(numbers: &[u8]) -> Option<Vec<Value>> {
+    let (numbers, rest) = numbers.as_chunks::<8>();
+    let is_whole = numbers.len() == 3 && rest.is_empty();
+    is_whole.then(|| numbers.iter().map(|number| Value::Int(f64::from_le_bytes(*number) as i64)).collect())
+}
+
 fn malformed() -> StoreError {
     StoreError::new(ASKING, "the reply is not the script's")
 }
@@ -138,7 +152,7 @@ type Figures = [u64; 5];
 fn read(reply: Value, jobs: &[Box<Job>], answers: &mut Vec<Answer>) -> Option<()> {
     let mut fields = match reply {
         Value::Array(fields) => fields,
-        Value::BulkString(numbers) => lone::read(&numbers)?,
+        Value::BulkString(numbers) => read_alone(&numbers)?,
         _ => return None,
     }
     .into_iter();

@@ -44,10 +44,9 @@ struct CrossSlot {
     caller: Weak<()>,
 }
 
-/// Asks slot by slot if there are several, and the dispatcher otherwise.
-pub(crate) async fn ask(dispatcher: Arc<Dispatcher>, job: Box<Job>) -> Answer {
-    if dispatcher.is_cluster()
-        && let caller = Arc::new(())
+/// Asks a cluster: slot by slot if there are several, and the dispatcher otherwise.
+pub(crate) async fn ask_slots(dispatcher: Arc<Dispatcher>, job: Box<Job>) -> Answer {
+    if let caller = Arc::new(())
         && let Some(task) = in_slots(&dispatcher, &job, Arc::downgrade(&caller))
     {
         drop(dispatcher);

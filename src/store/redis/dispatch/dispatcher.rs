@@ -71,7 +71,7 @@ impl Dispatcher {
         &self.config.keys
     }
 
-    pub(super) fn is_cluster(&self) -> bool {
+    pub(crate) fn is_cluster(&self) -> bool {
         self.queues.len() > 1
     }
 

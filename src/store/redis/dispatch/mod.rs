@@ -12,11 +12,10 @@ mod copies;
 mod cross_slot;
 mod dispatcher;
 mod job;
-mod lone;
 mod queue;
 
 pub(super) use self::{
-    cross_slot::ask,
+    cross_slot::ask_slots,
     dispatcher::{Config, Dispatcher},
     job::{Answer, Job},
 };

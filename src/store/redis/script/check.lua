@@ -82,8 +82,7 @@ local function wait(log, most)
   local enough = not log.part and log.reserved == 0 and min(LOOKED_AT, log.total - most) or LOOKED_AT
   local entries = call('ZREVRANGE', log.key, first, first + enough - 1, 'WITHSCORES')
   local retry = first_fit(log, most, log.total, entries, true) - now
-  if log.reserved == 0 then return retry, retry end
-  return retry, first_fit(log, most, settled, entries, false) - now
+  return retry, log.reserved > 0 and first_fit(log, most, settled, entries, false) - now or retry
 end
 
 -- Writes into a record the status that the log of this place has.

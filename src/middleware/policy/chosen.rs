@@ -6,8 +6,8 @@ use http::request::Parts;
 use tokio::time::Instant;
 
 use super::{
-    super::{concurrent::join, events::Degraded, extract::KeyExtractor, policy::Policy, rejection::Rejection},
-    Decided, Plan,
+    super::{concurrent::join, events::Degraded, extract::KeyExtractor, rejection::Rejection},
+    Decided, Plan, Policy,
     check::CheckDetails,
     keyed_limit::{ChosenLimit, DraftCharge, KeyedLimit, LimitFuture},
     time_waited,
@@ -150,7 +150,7 @@ impl Policy {
         let (choices, before) = (choices.collect(), time_waited(request));
         let policy = Arc::clone(self);
         Plan::Wait(Box::pin(async move {
-            let limiter = policy.limiter.clone().with_share(mode.share());
+            let limiter = policy.limiter.clone().with_failure_mode(mode);
             let (begun, mut details) = (Instant::now(), Box::<CheckDetails>::default());
             let chosen = policy.choose(&mut drafts, choices, before, mode, &mut details.unchosen).await;
             let choice = begun.elapsed();

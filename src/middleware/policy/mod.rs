@@ -1,4 +1,5 @@
-//! From a request to its decision: whether the request is counted, under which limits, by which keys and costs.
+//! The policy of a layer, and from a request to its decision: whether the request is counted, under which limits, by which keys
+//! and costs.
 //!
 //! 1. A request whose key is on a list of denied keys gets 403. Otherwise, a request whose key is on a list of allowed keys,
 //!    a skipped request, and a CORS preflight go to the service uncounted. All other requests are counted.
@@ -11,23 +12,60 @@
 mod check;
 mod chosen;
 mod cost;
-pub(super) mod keyed_limit;
+mod keyed_limit;
 mod preflight;
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{collections::HashSet, fmt, pin::Pin, sync::Arc, time::Duration};
 
 use http::{Method, request::Parts};
 
 pub(super) use self::check::CheckDetails;
+use self::keyed_limit::Cost;
 pub use self::keyed_limit::{Exchange, KeyedLimit};
-use super::{headers::PartitionKeys, policy::Policy, rejection::Rejection};
+use super::{
+    events::Events,
+    extract::{KeyError, KeyExtractor},
+    headers::{HeaderSets, PartitionKeys},
+    rejection::Rejection,
+};
 use crate::{
     check::Check,
     decision::Decision,
-    error::Error,
-    limiter::{Asking, DecideNow, FailureMode},
+    error::{ConfigError, ConfigErrorKind, Error},
+    key::Key,
+    limit::Limit,
+    limiter::{Asking, DecideNow, FailureMode, Limiter},
     metrics,
 };
+
+/// Shared by all services of a layer.
+#[derive(Clone)]
+pub(super) struct Policy {
+    pub(super) limiter: Limiter,
+    /// No two that are not chosen for each request have one name.
+    pub(super) limits: Vec<KeyedLimit>,
+    pub(super) denied: Vec<Arc<KeyList>>,
+    pub(super) exempt: Vec<Arc<KeyList>>,
+    pub(super) skipped: Vec<Arc<Skip>>,
+    pub(super) counts_preflights: bool,
+    pub(super) cost: Option<Arc<Cost>>,
+    pub(super) failure_mode: FailureMode,
+    /// Goes before `failure_mode`.
+    pub(super) failure_mode_by: Option<Arc<FailureModeBy>>,
+    pub(super) headers: HeaderSets,
+    pub(super) partition_keys: Option<PartitionKeys>,
+    /// How long a request waits for capacity. `None` refuses it at once.
+    pub(super) max_wait: Option<Duration>,
+    pub(super) events: Arc<Events>,
+}
+
+type Skip = dyn Fn(&Parts) -> bool + Send + Sync;
+
+/// Whether a request has a key of a list. An error if it has a key that cannot be read.
+type KeyList = dyn Fn(&Parts) -> Result<bool, KeyError> + Send + Sync;
+
+/// The failure mode of a request of a cost.
+type FailureModeBy = dyn Fn(&Parts, u64) -> FailureMode + Send + Sync;
 
 /// How a request is decided.
 pub(super) enum Plan {
@@ -51,6 +89,48 @@ pub(super) struct Decided {
 }
 
 impl Policy {
+    pub(super) fn new(limiter: Limiter) -> Self {
+        Self {
+            failure_mode: limiter.failure_mode(),
+            limiter,
+            limits: Vec::new(),
+            denied: Vec::new(),
+            exempt: Vec::new(),
+            skipped: Vec::new(),
+            counts_preflights: false,
+            cost: None,
+            failure_mode_by: None,
+            headers: HeaderSets::default(),
+            partition_keys: None,
+            max_wait: None,
+            events: Arc::default(),
+        }
+    }
+
+    /// Adds a limit, unless another has its name.
+    pub(super) fn push(&mut self, limit: KeyedLimit) -> Result<(), ConfigError> {
+        if let Some(name) = limit.limit().map(Limit::name)
+            && self.any(|other| other.limit().is_some_and(|other| other.name() == name))
+        {
+            let text = format!("two limits of one layer are named {name:?}");
+            return Err(ConfigError::new(ConfigErrorKind::SameLimit, text));
+        }
+        self.limits.push(limit);
+        Ok(())
+    }
+
+    /// Whether a limit is of this kind.
+    #[inline]
+    pub(super) fn any(&self, is_of_kind: impl Fn(&KeyedLimit) -> bool) -> bool {
+        self.limits.iter().any(is_of_kind)
+    }
+
+    /// For a log line.
+    pub(super) fn names(&self) -> String {
+        let names = self.limits.iter().map(|limit| limit.limit().map_or("a chosen one", Limit::name));
+        names.collect::<Vec<_>>().join(", ")
+    }
+
     /// An error if the request is denied, has no key, or costs too much.
     #[inline]
     pub(super) fn plan(self: &Arc<Self>, request: &Parts) -> Result<Plan, Rejection> {
@@ -74,7 +154,7 @@ impl Policy {
             (self.check(drafts, &mut details)?, Some(details))
         };
         let Some(check) = check else { return Ok(at_once(Ok(None), mode, details)) };
-        Ok(match self.limiter.decide_now(check, mode.share()) {
+        Ok(match self.limiter.decide_now(check, mode) {
             DecideNow::Decided(outcome) => at_once(outcome.map(Some), mode, details),
             DecideNow::Ask(asking) => Plan::Ask { asking: asking.after(time_waited(request)), mode, details },
         })
@@ -136,6 +216,16 @@ impl Policy {
     }
 }
 
+/// A list of denied or exempt keys. A request without a key is not on it.
+pub(super) fn key_list(extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Arc<KeyList> {
+    let keys: HashSet<Key> = keys.into_iter().collect();
+    Arc::new(move |parts| match extractor.extract(parts) {
+        Ok(key) => Ok(keys.contains(&key)),
+        Err(error) if error.is_missing() => Ok(false),
+        Err(error) => Err(error),
+    })
+}
+
 /// In a request's extensions, for the layers further in.
 #[derive(Clone, Copy)]
 struct TimeWaited(Duration);
@@ -148,5 +238,23 @@ fn time_waited(request: &Parts) -> Duration {
 pub(super) fn record_time_waited(request: &mut Parts, time: Duration) {
     if !time.is_zero() {
         request.extensions.insert(TimeWaited(time));
+    }
+}
+
+// Of lists the numbers only, since keys may be personal.
+impl fmt::Debug for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let failure_mode: &dyn fmt::Debug =
+            if self.failure_mode_by.is_some() { &"by request" } else { &self.failure_mode };
+        f.debug_struct("Policy")
+            .field("limiter", &self.limiter)
+            .field("limits", &self.limits)
+            .field("denied", &self.denied.len())
+            .field("exempt", &self.exempt.len())
+            .field("skipped", &self.skipped.len())
+            .field("counts_preflights", &self.counts_preflights)
+            .field("failure_mode", failure_mode)
+            .field("headers", &self.headers)
+            .finish_non_exhaustive()
     }
 }

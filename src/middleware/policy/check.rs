@@ -5,7 +5,8 @@
 use std::{cmp::Reverse, sync::Arc};
 
 use super::{
-    super::{events::Degraded, policy::Policy, rejection::Rejection},
+    super::{events::Degraded, rejection::Rejection},
+    Policy,
     keyed_limit::DraftCharge,
 };
 use crate::{
