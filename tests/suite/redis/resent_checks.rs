@@ -33,7 +33,9 @@ impl Lossy {
         let server = RedisServer::start();
         let proxy = Proxy::start(&server).await;
         let limiter = |url: &str| {
-            let store = RedisStore::builder(url).connections(1).connect_timeout(TEST_TIMEOUT).build().unwrap();
+            let store =
+                RedisStore::builder(url).connections(1).connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT);
+            let store = store.build().unwrap();
             Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::OFF).refusal_cache(Duration::ZERO)
         };
         let (through, direct) = (limiter(proxy.url()), limiter(&server.url()));

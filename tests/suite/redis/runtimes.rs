@@ -25,7 +25,7 @@ const CALLS: Limit = Limit::per_hour("calls", 1_000_000_000);
 const RUNTIMES: [usize; 3] = [1, 2, 4];
 
 fn store(server: &RedisServer, connections: u32) -> RedisStore {
-    RedisStore::builder(&server.url()).connections(connections).connect_timeout(TEST_TIMEOUT).build().unwrap()
+    server.store().connections(connections).build().unwrap()
 }
 
 fn limiter(server: &RedisServer, connections: u32) -> Limiter {
@@ -302,7 +302,7 @@ fn checks_behind_a_kept_one_end_with_their_runtime() {
 #[test]
 fn a_stalled_runtime_opens_no_breaker_for_others() {
     let server = RedisServer::start();
-    let store = RedisStore::builder(&server.url()).connect_timeout(TEST_TIMEOUT).build().unwrap();
+    let store = server.store().build().unwrap();
     let calls = Limit::per_hour("calls", 3_000_000);
     let healthy = Limiter::new(store.clone());
     let (first, busy) = (Limiter::new(store.clone()).deadline(TEST_TIMEOUT), Limiter::new(store));

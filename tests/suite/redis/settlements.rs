@@ -20,7 +20,7 @@ const TOKENS: Limit = Limit::per_hour("tokens", 1_000_000);
 const LEASE: Duration = Duration::from_secs(60);
 
 fn limiter(url: &str) -> Limiter {
-    let store = RedisStore::builder(url).build().unwrap();
+    let store = RedisStore::builder(url).reply_timeout(TEST_TIMEOUT).build().unwrap();
     Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO)
 }
 
@@ -86,7 +86,7 @@ fn units_returned_by_an_abandoned_settlement_are_seen() {
     for is_replica in [false, true] {
         let server = RedisServer::start();
         let proxy = living.block_on(Proxy::start(&server));
-        let store = RedisStore::builder(proxy.url()).connections(1).build().unwrap();
+        let store = RedisStore::builder(proxy.url()).connections(1).reply_timeout(TEST_TIMEOUT).build().unwrap();
         let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::MAX);
         let check = Check::new(Charge::new(ONE, "ada", 1).unwrap());
         let admitted = living.block_on(limiter.check_all(check.clone())).unwrap();
@@ -150,7 +150,7 @@ async fn a_check_that_could_count_twice_is_not_resent() {
     }
 
     let url = proxy.url().to_owned();
-    let store = RedisStore::builder(&url).connections(1).build().unwrap();
+    let store = RedisStore::builder(&url).connections(1).reply_timeout(TEST_TIMEOUT).build().unwrap();
     let batching = Limiter::new(store).deadline(TEST_TIMEOUT);
     assert!(batching.peek(&TOKENS, "bob").await.unwrap().is_allowed());
     proxy.lose_replies(1);
