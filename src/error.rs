@@ -150,16 +150,13 @@ pub enum StoreErrorKind {
 }
 
 impl StoreError {
-    /// A failure while `doing` something, such as "deciding a check". Its kind is [`Other`](StoreErrorKind::Other).
-    pub fn new(doing: &'static str, cause: impl Into<Box<dyn error::Error + Send + Sync>>) -> Self {
-        Self { doing, kind: StoreErrorKind::Other, is_of_one_check: false, cause: cause.into().into() }
-    }
-
-    /// Sets the kind.
-    #[must_use]
-    pub fn of_kind(mut self, kind: StoreErrorKind) -> Self {
-        self.kind = kind;
-        self
+    /// A failure while `doing` something, such as "deciding a check".
+    pub fn new(
+        doing: &'static str,
+        kind: StoreErrorKind,
+        cause: impl Into<Box<dyn error::Error + Send + Sync>>,
+    ) -> Self {
+        Self { doing, kind, is_of_one_check: false, cause: cause.into().into() }
     }
 
     /// Marks a failure that does not affect other checks, such as a lack of capacity for one limit. A

@@ -21,14 +21,14 @@ pub struct Charge {
     is_hidden: bool,
 }
 
-/// When a charge takes its cost.
+/// When a charge takes its [cost](Charge::cost).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Takes {
+pub enum Takes {
     /// If all charges of the check fit.
     IfAdmitted,
-    /// Never: it only refuses.
+    /// Never: it only checks that [any units are left](Charge::any_left).
     Nothing,
-    /// Always: it never refuses.
+    /// Always: it counts units that have been [spent](Charge::spent), and never refuses.
     Always,
 }
 
@@ -165,21 +165,23 @@ impl Charge {
         (&self.limit, &self.key)
     }
 
-    /// The units that have to be left. The charge takes them, unless it [takes nothing](Self::takes_nothing).
+    /// The units that have to be left. [`takes`](Self::takes) says when the charge takes them.
     #[must_use]
     pub fn cost(&self) -> u64 {
         self.cost
     }
 
-    /// Whether it only checks that [any units are left](Self::any_left).
+    /// When it takes its cost.
     #[must_use]
-    pub fn takes_nothing(&self) -> bool {
+    pub fn takes(&self) -> Takes {
+        self.takes
+    }
+
+    pub(crate) fn takes_nothing(&self) -> bool {
         self.takes == Takes::Nothing
     }
 
-    /// Whether it counts units that have been [spent](Self::spent).
-    #[must_use]
-    pub fn is_spent(&self) -> bool {
+    pub(crate) fn is_spent(&self) -> bool {
         self.takes == Takes::Always
     }
 

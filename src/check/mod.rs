@@ -52,7 +52,7 @@ use std::{
     time::Duration,
 };
 
-pub use self::charge::Charge;
+pub use self::charge::{Charge, Takes};
 use crate::{
     config_error::{ConfigError, ConfigErrorKind},
     limit::Limit,

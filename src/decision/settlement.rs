@@ -34,7 +34,7 @@
 //!
 //! // The response took 1,234 tokens; the request stays one request.
 //! let settlement = Settlement::new(check, &decision, |charge| (charge.limit() == &tokens).then_some(1_234));
-//! assert!(limiter.settle(settlement).await?.was_applied());
+//! assert!(limiter.settle(settlement).await?.was_applied);
 //! assert_eq!(limiter.peek(&tokens, "ada").await?.used(), 1_234);
 //! # Ok(()) }
 //! ```
@@ -63,9 +63,14 @@ pub struct Settlement {
 
 /// The result of a settlement.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Settled {
-    decision: Decision,
-    was_applied: bool,
+    /// The status of the limits after the settlement.
+    pub decision: Decision,
+    /// Whether it was counted under at least one of the limits. If not, nothing has changed: the admission was settled
+    /// before, its window has ended, or its units were given back after the lease. If a store had to send it again, because a
+    /// reply was lost, this is `true`.
+    pub was_applied: bool,
 }
 
 impl Settlement {
@@ -83,7 +88,7 @@ impl Settlement {
     /// let decision = limiter.check_all(check.clone()).await?;
     /// // The job has failed, and must not count.
     /// let settled = limiter.settle(Settlement::new(check, &decision, |_| Some(0))).await?;
-    /// assert!(settled.was_applied() && settled.decision().used() == 0);
+    /// assert!(settled.was_applied && settled.decision.used() == 0);
     /// # Ok(()) }
     /// ```
     ///
@@ -164,18 +169,5 @@ impl Settled {
     #[must_use]
     pub fn new(decision: Decision, was_applied: bool) -> Self {
         Self { decision, was_applied }
-    }
-
-    /// Whether it was counted under at least one of the limits. If not, nothing has changed: the admission was settled
-    /// before, its window has ended, or its units were given back after the lease. If a store had to send it again, because a
-    /// reply was lost, this is `true`.
-    #[must_use]
-    pub fn was_applied(&self) -> bool {
-        self.was_applied
-    }
-
-    /// The status of the limits after the settlement.
-    pub fn decision(&self) -> &Decision {
-        &self.decision
     }
 }

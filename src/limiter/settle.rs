@@ -100,7 +100,7 @@ impl Limiter {
             let check = settlement.check().without_costs();
             self.call_store(|store| store.settle(settlement), check).await
         };
-        returning.end(outcome.as_ref().ok().map(Settled::decision));
+        returning.end(outcome.as_ref().ok().map(|settled| &settled.decision));
         outcome
     }
 

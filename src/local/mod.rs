@@ -99,12 +99,6 @@ pub(crate) struct Outdated {
 }
 
 impl LocalState {
-    /// A local state on tokio's monotonic clock, which a test may pause.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::on(Clock::monotonic())
-    }
-
     /// A local state by a clock that a test moves, such as the one of a conformance test.
     #[must_use]
     pub fn by(clock: &ManualClock) -> Self {
@@ -183,9 +177,10 @@ impl Drop for Outdated {
     }
 }
 
+/// A local state on tokio's monotonic clock, which a test may pause.
 impl Default for LocalState {
     fn default() -> Self {
-        Self::new()
+        Self::on(Clock::monotonic())
     }
 }
 

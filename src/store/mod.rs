@@ -7,7 +7,7 @@
 //! 5. A check whose id any of its limits still knows has been admitted before: it is admitted again without being counted,
 //!    and the decision says when it was admitted.
 //! 6. A charge made by [`any_left`](crate::Charge::any_left) is not counted, and refuses if no unit is left. A charge that is
-//!    [spent](crate::Charge::is_spent) is counted and never refuses. A charge at a cost of 0 never refuses, even while more than
+//!    [spent](crate::check::Takes::Always) is counted and never refuses. A charge at a cost of 0 never refuses, even while more than
 //!    the limit is used.
 //! 7. A status says how many of its units are [reserved](crate::decision::LimitStatus::with_reserved).
 //! 8. A check is counted when its future is first polled, not when it is made; a dropped future may have counted it.

@@ -49,9 +49,7 @@ pub fn from_url(url: &str) -> Result<Arc<dyn Store>, ConfigError> {
 /// [`StoreError`] if the URL is invalid, as for [`from_url`], if the server cannot be reached, if it is a replica, or if this
 /// user may not write keys. Print its [sources](std::error::Error::source) as well: they have the address and the cause.
 pub async fn connect(url: &str) -> Result<Arc<dyn Store>, StoreError> {
-    if is_of_redis(url)
-        .map_err(|error| StoreError::new("setting up the store", error).of_kind(StoreErrorKind::Config))?
-    {
+    if is_of_redis(url).map_err(|error| StoreError::new("setting up the store", StoreErrorKind::Config, error))? {
         #[cfg(feature = "redis")]
         return Ok(Arc::new(RedisStore::connect(url).await?));
     }

@@ -16,7 +16,7 @@ use crate::{
     check::Check,
     decision::Decision,
     decision::settlement::{Settled, Settlement},
-    error::StoreError,
+    error::{StoreError, StoreErrorKind},
     key::Key,
     limit::Limit,
     store::{LocalState, Store, StoreFuture},
@@ -101,7 +101,7 @@ impl<S: Store> FaultyStore<S> {
     /// to a second more; one that advances paused time is not.
     #[must_use]
     pub fn with_local_state(self) -> Self {
-        Self { local_state: Some(LocalState::new()), ..self }
+        Self { local_state: Some(LocalState::default()), ..self }
     }
 
     /// Sets what happens to all calls that begin from now on.
@@ -133,7 +133,7 @@ impl<S: Store> FaultyStore<S> {
         Box::pin(async move {
             match fault {
                 Fault::None => call(&store).await,
-                Fault::Fails => Err(StoreError::new(doing, "out of order")),
+                Fault::Fails => Err(StoreError::new(doing, StoreErrorKind::Other, "out of order")),
                 Fault::Hangs => {
                     let _hanging = hanging;
                     pending().await
@@ -144,7 +144,7 @@ impl<S: Store> FaultyStore<S> {
                 }
                 Fault::LosesReplies => {
                     call(&store).await?;
-                    Err(StoreError::new(doing, "the reply was lost"))
+                    Err(StoreError::new(doing, StoreErrorKind::Other, "the reply was lost"))
                 }
             }
         })

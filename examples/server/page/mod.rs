@@ -56,7 +56,11 @@ use tokio::{
 use tower::ServiceExt;
 use tower_sliding_window::{
     Algorithm, ApiKey, Charge, Check, ClientIp, ConfigError, Decision, Error, Key, KeyExtractor, Limit, Limiter,
-    PeerIp, Rejection, Store, decision::LimitStatus, error::StoreError, limiter::FailureMode, middleware::Degraded,
+    PeerIp, Rejection, Store,
+    decision::LimitStatus,
+    error::{StoreError, StoreErrorKind},
+    limiter::FailureMode,
+    middleware::Degraded,
 };
 
 use self::{
@@ -160,7 +164,7 @@ impl Page {
 }
 
 fn no_lanes() -> Error {
-    StoreError::new("showing limits", "there are none").into()
+    StoreError::new("showing limits", StoreErrorKind::Other, "there are none").into()
 }
 
 /// Shows responses to the page, also those for which the store was not asked. Requests to a limit beside which others are

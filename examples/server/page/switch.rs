@@ -11,7 +11,7 @@ use std::{
 
 use tower_sliding_window::{
     Check, Decision, Key, Limit, Store,
-    error::StoreError,
+    error::{StoreError, StoreErrorKind},
     settlement::{Settled, Settlement},
     store::{LocalState, StoreFuture},
 };
@@ -56,7 +56,7 @@ impl Switch {
     fn passes<T>(&self, store: impl FnOnce(&dyn Store) -> T) -> Result<T, StoreError> {
         if self.is_stopped() {
             let refused = io::Error::new(ErrorKind::ConnectionRefused, "the page has stopped the store");
-            return Err(StoreError::new("connecting", refused));
+            return Err(StoreError::new("connecting", StoreErrorKind::Other, refused));
         }
         Ok(store(&*self.store))
     }

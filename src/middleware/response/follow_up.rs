@@ -152,7 +152,7 @@ async fn settle(
     let is_local = admitted.local_cause().is_some();
     let mut settled = Ok(admitted);
     for settlement in settlements {
-        let outcome = limiter.settle(settlement).await.map(|settled| settled.decision().clone());
+        let outcome = limiter.settle(settlement).await.map(|settled| settled.decision);
         settled = settled.and(outcome);
     }
     let (indexes, charges): (Vec<_>, Vec<_>) = spent.into_iter().unzip();

@@ -105,7 +105,7 @@ impl Capacity {
              are of this limit, all still in their windows, and no more are free"
         );
         // Other limits have capacity, and this one still refuses.
-        StoreError::new(doing, cause).of_kind(StoreErrorKind::OutOfMemory).of_one_check()
+        StoreError::new(doing, StoreErrorKind::OutOfMemory, cause).of_one_check()
     }
 }
 

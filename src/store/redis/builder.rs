@@ -99,17 +99,10 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// The ACL user to sign in as. Default: the user of the URL or the client. If there is none, and behind sentinels, the
-    /// server's default user.
-    pub fn username(mut self, username: impl Into<String>) -> Self {
-        self.connection.username = Some(username.into());
-        self
-    }
-
-    /// The password to sign in with, so that it need not be in a URL. Default: the password of the URL or the client. Behind
-    /// sentinels, whose URLs have their own, none.
-    pub fn password(mut self, password: impl Into<String>) -> Self {
-        self.connection.password = Some(password.into());
+    /// The ACL user to sign in as, and its password, so that it need not be in a URL. A server that asks for a password alone
+    /// has the user `default`. Default: the login of the URL or the client. Behind sentinels, whose URLs have their own, none.
+    pub fn login(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
+        self.connection.login = Some((user.into(), password.into()));
         self
     }
 

@@ -82,7 +82,8 @@ impl Runtimes {
 
     /// The dispatcher of the current runtime.
     fn current(&self) -> Result<Arc<Dispatcher>, StoreError> {
-        let runtime = Handle::try_current().map_err(|cause| StoreError::new(ASKING, cause).of_one_check())?;
+        let runtime = Handle::try_current()
+            .map_err(|cause| StoreError::new(ASKING, StoreErrorKind::Other, cause).of_one_check())?;
         let known = find(&self.dispatchers.read().unwrap_or_else(PoisonError::into_inner), runtime.id());
         Ok(known.unwrap_or_else(|| self.add(&runtime)))
     }
@@ -200,9 +201,8 @@ impl RedisStoreBuilder {
     /// replica, or if this user may not write keys with the prefix. Print its [sources](std::error::Error::source) as well:
     /// they have the address and the cause.
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
-        let store = self
-            .build()
-            .map_err(|error| StoreError::new("setting up the store", error).of_kind(StoreErrorKind::Config))?;
+        let store =
+            self.build().map_err(|error| StoreError::new("setting up the store", StoreErrorKind::Config, error))?;
         let tried = async { store.runtimes.current()?.try_out().await };
         tried.await.map_err(|error| error.when("connecting to Redis"))?;
         Ok(store)

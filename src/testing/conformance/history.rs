@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use crate::{
     algorithm::Algorithm,
-    check::{AdmissionId, Charge, Check},
+    check::{AdmissionId, Charge, Check, Takes},
     key::Key,
     limit::Limit,
 };
@@ -188,10 +188,10 @@ impl fmt::Display for Step {
 pub(super) fn described(check: &Check) -> String {
     let charge = |charge: &Charge| {
         let (limit, cost) = (charge.limit(), charge.cost());
-        let units = match (charge.is_spent(), charge.takes_nothing()) {
-            (true, _) => format!("{cost} spent units"),
-            (_, true) => "whether any unit is left".to_owned(),
-            _ => format!("{cost} units"),
+        let units = match charge.takes() {
+            Takes::Always => format!("{cost} spent units"),
+            Takes::Nothing => "whether any unit is left".to_owned(),
+            Takes::IfAdmitted => format!("{cost} units"),
         };
         let (name, key) = (limit.name(), String::from_utf8_lossy(charge.key().value()));
         let lease = charge.lease().map(|lease| format!(", reserved for {lease:?}")).unwrap_or_default();
@@ -205,7 +205,7 @@ pub(super) fn described(check: &Check) -> String {
 
 /// The same units for the other key, under the same id.
 pub(super) fn for_the_other_key(check: &Check) -> Option<Check> {
-    let charge = check.only_charge().filter(|charge| !charge.takes_nothing() && !charge.is_spent())?;
+    let charge = check.only_charge().filter(|charge| charge.takes() == Takes::IfAdmitted)?;
     let other = KEYS.into_iter().find(|key| Key::from(*key) != *charge.key())?;
     let moved = Check::new(Charge::new(charge.limit().clone(), other, charge.cost()).ok()?);
     Some(check.id().into_iter().fold(moved, Check::with_id))

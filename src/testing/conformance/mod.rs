@@ -39,12 +39,11 @@ const TIME_LIMIT: Duration = Duration::from_secs(300);
 #[must_use = "a suite tests nothing until it is run"]
 pub struct Conformance {
     algorithms: Vec<Algorithm>,
-    histories: u64,
-    seed: u64,
+    seeds: Vec<u64>,
 }
 
 impl Conformance {
-    /// All algorithms, 30 histories, and a new seed.
+    /// All algorithms, and 30 histories of new seeds.
     pub fn new() -> Self {
         let all = [
             Algorithm::sliding_log(),
@@ -52,7 +51,8 @@ impl Conformance {
             Algorithm::sliding_window_counter(),
             Algorithm::fixed_window(),
         ];
-        Self { algorithms: all.into(), histories: 30, seed: random() }
+        let first = random();
+        Self { algorithms: all.into(), seeds: (0..30).map(|number| first.wrapping_add(number)).collect() }
     }
 
     /// The algorithms that the store counts by. Default: a log, a compact log of 16 entries, a counter, a fixed window. A check by
@@ -67,15 +67,10 @@ impl Conformance {
         Self { algorithms, ..self }
     }
 
-    /// The number of random histories, 200 steps each. Default: 30.
-    pub fn histories(self, histories: u64) -> Self {
-        Self { histories, ..self }
-    }
-
-    /// The seed of the histories. The message of a failure has the seed of the history that has failed: with it, this history is the first one.
-    /// Default: another one each time.
-    pub fn seed(self, seed: u64) -> Self {
-        Self { seed, ..self }
+    /// The seeds of the random histories, one for each history of 200 steps. The message of a failure has the seed of the history that
+    /// has failed: `seeds([27])` runs the history 27 alone. Default: 30 seeds, others each time.
+    pub fn seeds(self, seeds: impl IntoIterator<Item = u64>) -> Self {
+        Self { seeds: seeds.into_iter().collect(), ..self }
     }
 
     /// Runs the suite, and stops at the first history that differs.
@@ -99,7 +94,7 @@ impl Conformance {
             let kept = within_time(async { rule(make().await, self.algorithms.clone()).await }).await;
             broken.extend(kept.err().map(|failure| format!("\n- {name}: {failure}")));
         }
-        for seed in (0..self.histories).map(|number| self.seed.wrapping_add(number)) {
+        for seed in self.seeds.iter().copied() {
             let history = History::random(seed, &self.algorithms);
             let replayed = async { replay(&make().await, &history).await.map_err(|(_, difference)| difference) };
             if let Err(failure) = within_time(replayed).await {

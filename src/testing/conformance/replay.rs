@@ -134,12 +134,12 @@ impl Replay<'_> {
         let case = || format!("a settlement of the {}", described(settlement.check()));
         let settled = self.store().settle(settlement.clone()).await;
         let settled = settled.map_err(|error| format!("{}: expected a reply, got {error:?}", case()))?;
-        if settled.was_applied() != was_applied {
+        if settled.was_applied != was_applied {
             let [expected, got] =
-                [was_applied, settled.was_applied()].map(|is| if is { "counted" } else { "not counted" });
+                [was_applied, settled.was_applied].map(|is| if is { "counted" } else { "not counted" });
             return Err(format!("{}: expected it to be {expected}, got {got}", case()));
         }
-        let difference = expected.difference(settled.decision());
+        let difference = expected.difference(&settled.decision);
         difference.map_or(Ok(()), |difference| Err(format!("{}: {difference}", case())))
     }
 }

@@ -67,7 +67,7 @@ impl Trial {
     async fn settle(&self, check: Check, admitted: &Decision, cost: u64) -> Result<(), String> {
         let settled = self.store().settle(Settlement::new(check, admitted, |_| Some(cost))).await;
         let settled = settled.map_err(|error| format!("expected a settlement, got {error:?}"))?;
-        expect("whether a settlement counts", true, settled.was_applied())
+        expect("whether a settlement counts", true, settled.was_applied)
     }
 
     /// Decides all checks at once, on both handles, and returns the admissions.
@@ -165,7 +165,7 @@ async fn racing_settlements(trial: Trial, _: Vec<Algorithm>) -> Kept {
     let admitted = trial.decide(check.clone()).await?;
     let settle = |store: &Arc<dyn Store>| {
         let settled = store.settle(Settlement::new(check.clone(), &admitted, |_| Some(3)));
-        async move { settled.await.map(|settled| settled.was_applied()) }
+        async move { settled.await.map(|settled| settled.was_applied) }
     };
     let settled: JoinSet<_> = trial.handles.iter().cycle().take(20).map(settle).collect();
     let settled: Result<Vec<bool>, _> = settled.join_all().await.into_iter().collect();

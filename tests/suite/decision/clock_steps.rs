@@ -50,8 +50,8 @@ async fn both_stores_count_the_same_within_a_window_of_1970() {
                 let settlement = || Settlement::new(check.clone(), decision, |_| Some(cost));
                 let of_memory = memory.limiter.settle(settlement()).await.unwrap();
                 let of_redis = redis.limiter.settle(settlement()).await.unwrap();
-                assert_eq!(of_memory.was_applied(), of_redis.was_applied(), "{}", case());
-                let [memory, redis] = [of_memory, of_redis].map(|settled| ModelStatus::all_of(settled.decision()));
+                assert_eq!(of_memory.was_applied, of_redis.was_applied, "{}", case());
+                let [memory, redis] = [of_memory, of_redis].map(|settled| ModelStatus::all_of(&settled.decision));
                 assert_eq!(memory, redis, "{}", case());
                 continue;
             }
@@ -120,7 +120,7 @@ impl Shifted {
             Reserves(cost) => drop(self.limiter.reserve(&CALLS, "ada", cost, seconds(7)).await.unwrap().unwrap()),
             Settles(cost, settled) => {
                 let reservation = self.limiter.reserve(&CALLS, "ada", cost, seconds(7)).await.unwrap().unwrap();
-                assert!(reservation.settle(settled).await.unwrap().was_applied());
+                assert!(reservation.settle(settled).await.unwrap().was_applied);
             }
             Waits(_) => {}
             Peeks => drop(self.limiter.peek(&CALLS, "ada").await.unwrap()),

@@ -18,7 +18,7 @@ impl<S: Store> Fixture<S> {
     /// Settles, and returns whether it was applied and how many units are used then.
     async fn settled(&self, check: &Check, admitted: &Decision, cost: u64) -> (bool, u64) {
         let settled = self.limiter.settle(Settlement::new(check.clone(), admitted, |_| Some(cost))).await.unwrap();
-        (settled.was_applied(), settled.decision().used())
+        (settled.was_applied, settled.decision.used())
     }
 
     async fn units_used(&self, limit: &Limit) -> u64 {

@@ -24,7 +24,7 @@ async fn a_plain_check_counts_reserved_units() {
             let reported = (refused.is_allowed(), refused.used(), refused.binding().reserved(), refused.retry_after());
             assert_eq!(reported, (false, 10, reserved, Some(SECOND)), "{settled} {reserved}");
         }
-        assert_eq!(reservation.settle(0).await.unwrap().decision().used(), settled);
+        assert_eq!(reservation.settle(0).await.unwrap().decision.used(), settled);
         assert_eq!(limiter.check(&limit, "ada", 1).await.unwrap().used(), settled + 1);
         limiter.reset(&limit, "ada").await.unwrap();
     }
@@ -43,7 +43,7 @@ async fn no_id_is_mistaken_for_a_sum() {
         assert_eq!(reservation.decision().used(), 41);
         let again = limiter.check_all(Check::new(charge(&TOKENS, 1)).with_id(id)).await.unwrap();
         assert_eq!((again.used(), again.binding().reserved()), (41, 40));
-        assert_eq!(reservation.settle(2).await.unwrap().decision().used(), 3);
+        assert_eq!(reservation.settle(2).await.unwrap().decision.used(), 3);
         limiter.reset(&TOKENS, "ada").await.unwrap();
     }
 }

@@ -135,7 +135,7 @@ async fn resent_checks_of_several_limits_count_once_and_can_be_refunded() {
             .into_iter()
             .map(|(check, decision)| {
                 let (limiter, refund) = (limiter.clone(), Settlement::new(check, &decision, |_| Some(0)));
-                tokio::spawn(async move { limiter.settle(refund).await.unwrap().was_applied() })
+                tokio::spawn(async move { limiter.settle(refund).await.unwrap().was_applied })
             })
             .collect();
         for refund in refunds {
@@ -195,7 +195,7 @@ async fn resent_checks_can_be_refunded() {
         for answer in answers {
             let decision = answer.await.unwrap().unwrap();
             let settled = limiter.settle(Settlement::new(check.clone(), &decision, |_| Some(0))).await.unwrap();
-            assert!(settled.was_applied(), "{copies} copies of {cost}");
+            assert!(settled.was_applied, "{copies} copies of {cost}");
         }
         assert!(proxy.has_lost_them());
         assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 0, "{copies} copies of {cost}");

@@ -180,7 +180,7 @@ async fn a_local_reservation_is_settled_locally() {
     assert!(reservation.decision().local_cause().is_some());
     store.set(Fault::None);
     let settled = reservation.settle(5).await.unwrap();
-    assert_eq!((settled.was_applied(), settled.decision().used(), settled.decision().remaining()), (true, 5, 20));
+    assert_eq!((settled.was_applied, settled.decision.used(), settled.decision.remaining()), (true, 5, 20));
     assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 0, "the store has not heard of it");
 
     let check = Check::new(Charge::new(CALLS, "ada", 1).unwrap());

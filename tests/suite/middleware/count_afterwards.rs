@@ -15,7 +15,7 @@ use tokio::{sync::Barrier, task::JoinSet};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
     Charge, Check, Decision, Key, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Store,
-    limiter::Share, middleware::ShadowRefusals, settlement::Settled, store::StoreFuture,
+    check::Takes, limiter::Share, middleware::ShadowRefusals, settlement::Settled, store::StoreFuture,
 };
 
 use crate::support::{
@@ -232,7 +232,11 @@ struct CountsNothing(MemoryStore);
 
 impl Store for CountsNothing {
     fn decide(&self, check: Check) -> StoreFuture<Decision> {
-        if check.charges().any(Charge::is_spent) { failing().decide(check) } else { self.0.decide(check) }
+        if check.charges().any(|charge| charge.takes() == Takes::Always) {
+            failing().decide(check)
+        } else {
+            self.0.decide(check)
+        }
     }
 
     fn settle(&self, settlement: tower_sliding_window::settlement::Settlement) -> StoreFuture<Settled> {

@@ -16,7 +16,7 @@ use http::{Request, Response};
 use tower::{Layer, Service, ServiceExt};
 use tower_sliding_window::{
     Check, Decision, Error, Key, Limit, Limiter, MemoryStore, RateLimitLayer, Store,
-    error::StoreError,
+    error::{StoreError, StoreErrorKind},
     limiter::{FailureMode, Share},
     middleware::Degraded,
     settlement::{Settled, Settlement},
@@ -80,7 +80,7 @@ struct Wrapped {
 
 impl Wrapped {
     fn new() -> Self {
-        Self { store: MemoryStore::new(), local_state: LocalState::new(), asked: Arc::default() }
+        Self { store: MemoryStore::new(), local_state: LocalState::default(), asked: Arc::default() }
     }
 }
 
@@ -114,7 +114,7 @@ impl Store for FailsAtOnce {
     }
 
     fn decide_now(&self, _: &Check) -> Option<Result<Decision, StoreError>> {
-        Some(Err(StoreError::new("deciding a check", "out of order")))
+        Some(Err(StoreError::new("deciding a check", StoreErrorKind::Other, "out of order")))
     }
 
     fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {

@@ -295,7 +295,7 @@ async fn assert_only_one_of_two_charges_is_settled(fixture: Fixture<impl Store +
             let check = Check::new(plain).and(charge(&settled).reserve(Duration::from_secs(60))).unwrap();
             let decision = limiter.check_all(check.clone()).await.unwrap();
             let settlement = Settlement::new(check, &decision, |charge| (charge.limit() == &settled).then_some(1));
-            assert!(limiter.settle(settlement).await.unwrap().was_applied());
+            assert!(limiter.settle(settlement).await.unwrap().was_applied);
             let kept = limiter.peek(&kept, key()).await.unwrap().used();
             let settled = limiter.peek(&settled, key()).await.unwrap().used();
             assert_eq!((kept, settled), (2, 1), "{algorithm:?} {lease:?}");

@@ -263,7 +263,7 @@ async fn a_sum_begun_by_a_settlement_excludes_expired_units() {
     let test = Test::new();
     let (check, last) = fill_and_let_1700_expire(&test).await;
     let settled = test.limiter.settle(Settlement::new(check, &last, |_| Some(3))).await.unwrap();
-    assert!(settled.was_applied());
+    assert!(settled.was_applied);
     let mut reported = Vec::new();
     for _ in 0..4 {
         reported.push(test.limiter.peek(&MANY, "ada").await.unwrap().used());

@@ -139,13 +139,13 @@ async fn ids_and_settlements(limiter: &Limiter) {
         assert_eq!(used().await, [80, 2]);
         let only_tokens = |charge: &Charge| (charge.limit().name() == "tokens").then_some(7);
         let settled = limiter.settle(Settlement::new(check.clone(), &admitted, only_tokens)).await.unwrap();
-        assert!(settled.was_applied());
-        assert_eq!(settled.decision().statuses().map(|status| status.used()).collect::<Vec<_>>(), [47, 2]);
+        assert!(settled.was_applied);
+        assert_eq!(settled.decision.statuses().map(|status| status.used()).collect::<Vec<_>>(), [47, 2]);
         assert!(!limiter.check_all(check.clone()).await.unwrap().is_allowed());
         assert_eq!(used().await, [47, 2]);
         let refunded =
             limiter.settle(Settlement::by_id(check.clone(), AdmissionId::from(number), admitted.at(), |_| Some(0)));
-        assert!(refunded.await.unwrap().was_applied());
+        assert!(refunded.await.unwrap().was_applied);
         assert_eq!(used().await, [7, 1]);
         limiter.reset(&tokens, one.as_str()).await.unwrap();
         assert_eq!(used().await, [0, 1]);

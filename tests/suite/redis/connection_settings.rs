@@ -35,7 +35,7 @@ async fn a_connection_has_the_user_and_database_of_the_builder() {
     let server = RedisServer::start();
     server.run::<()>("ACL SETUSER shop on >s3cret ~* +@all");
     server.run::<()>("ACL SETUSER nameless on >s3cret ~* +@all -client");
-    let builder = server.store().username("shop").password("s3cret").database(5);
+    let builder = server.store().login("shop", "s3cret").database(5);
     assert!(!format!("{builder:?}").contains("s3cret"));
     let store = limiter(builder.clone());
     used(&store).await.unwrap();
@@ -43,7 +43,7 @@ async fn a_connection_has_the_user_and_database_of_the_builder() {
     let ours = clients.lines().find(|client| client.contains("user=shop ")).unwrap();
     assert!(ours.contains(" db=5 "), "{ours}");
 
-    let nameless = limiter(builder.clone().username("nameless"));
+    let nameless = limiter(builder.clone().login("nameless", "s3cret"));
     assert_eq!(used(&nameless).await.unwrap(), 2, "a user that may not run CLIENT is still counted");
 }
 
@@ -67,7 +67,7 @@ async fn a_store_from_an_existing_client_uses_its_server() {
         assert!(!format!("{builder:?}").contains("s3cret"));
         builder.clone().connect().await.unwrap();
         for (builder, user, db) in
-            [(builder.clone(), "shop", db), (builder.username("other").password("0ther").database(7), "other", 7)]
+            [(builder.clone(), "shop", db), (builder.login("other", "0ther").database(7), "other", 7)]
         {
             let store = limiter(builder);
             server.run::<()>("FLUSHALL");
@@ -91,7 +91,7 @@ async fn a_store_from_an_existing_client_uses_its_server() {
 async fn with_client_clock_no_script_reads_the_servers_time() {
     let server = RedisServer::start();
     server.run::<()>("ACL SETUSER timeless on >timeless ~* +@all -time");
-    let builder = server.store().username("timeless").password("timeless");
+    let builder = server.store().login("timeless", "timeless");
     let Error::Unavailable(error) = used(&limiter(builder.clone())).await.unwrap_err() else {
         panic!("the error is not Unavailable")
     };

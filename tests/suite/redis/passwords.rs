@@ -105,7 +105,7 @@ proptest! {
     #[test]
     fn a_password_set_on_the_builder_is_never_shown((password, pieces) in password(ANY), name in Just("shop")) {
         let runtime = one_thread();
-        let set = RedisStore::builder("redis://127.0.0.1:1").username(name).password(&*password);
+        let set = RedisStore::builder("redis://127.0.0.1:1").login(name, &*password);
         let info = "redis://127.0.0.1:1".into_connection_info().unwrap();
         let settings = info.redis_settings().clone().set_username(name).set_password(password);
         let client = redis::Client::open(info.set_redis_settings(settings)).unwrap();

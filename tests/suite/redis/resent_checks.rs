@@ -106,8 +106,8 @@ async fn a_resent_check_is_admitted_whole_after_the_shorter_window() {
             assert_eq!(lossy.used(&long).await, left, "{case}");
             let settled = lossy.limiter.settle(Settlement::new(check.clone(), &decision, |_| Some(0))).await.unwrap();
             left -= cost;
-            assert!(settled.was_applied(), "{case}");
-            assert_eq!(settled.decision().statuses().nth(1).unwrap().used(), left, "{case}");
+            assert!(settled.was_applied, "{case}");
+            assert_eq!(settled.decision.statuses().nth(1).unwrap().used(), left, "{case}");
         }
         assert!(lossy.used(&short).await <= all_of_it, "{case}: only the units of the other caller");
         lossy.direct.reset(&short, "ada").await.unwrap();
@@ -141,7 +141,7 @@ async fn resent_copies_are_admitted_as_often_as_in_the_first_try() {
         for (place, decision) in admitted.into_iter().enumerate() {
             let settled = lossy.limiter.settle(Settlement::new(check.clone(), decision, |_| Some(0))).await.unwrap();
             let left = (fit - 1 - place as u64) * cost;
-            let known = (settled.was_applied(), settled.decision().statuses().nth(1).unwrap().used());
+            let known = (settled.was_applied, settled.decision.statuses().nth(1).unwrap().used());
             assert_eq!(known, (true, left), "{case}");
         }
         lossy.direct.reset(&short, "ada").await.unwrap();
@@ -180,7 +180,7 @@ async fn a_settlement_finds_entries_of_a_clock_that_was_ahead() {
                 let settled =
                     lossy.limiter.settle(Settlement::new(check.clone(), &decision, |_| Some(0))).await.unwrap();
                 left -= cost;
-                assert_eq!((settled.was_applied(), settled.decision().used()), (true, left), "{case}");
+                assert_eq!((settled.was_applied, settled.decision.used()), (true, left), "{case}");
             }
         }
     }
@@ -226,7 +226,7 @@ async fn settling_copies_takes_bounded_work() {
                 server.run::<()>("CONFIG RESETSTAT");
                 let settled = limiter.settle(Settlement::new(check.clone(), &decision, |_| Some(0))).await.unwrap();
                 sum -= if is_known { cost } else { 0 };
-                let reported = (settled.was_applied(), settled.decision().used());
+                let reported = (settled.was_applied, settled.decision.used());
                 assert_eq!(reported, (is_known, sum), "{copies} copies of {cost}");
                 most = most.max(commands(&server.run::<String>("INFO commandstats")));
             }

@@ -156,7 +156,7 @@ async fn one_sentinel_that_knows_the_primary_is_enough() {
     .await;
     let down = format!("redis://127.0.0.1:{}/", free_port());
     let urls = [down.clone(), is_behind.url(), knows.url()];
-    let limiter = limiter(RedisStore::sentinel(urls, "main").username("default").database(3));
+    let limiter = limiter(RedisStore::sentinel(urls, "main").login("default", "").database(3));
     for _ in 0..3 {
         assert!(limiter.check(&SPENT, "ada", 1).await.unwrap().is_allowed());
     }

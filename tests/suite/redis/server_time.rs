@@ -144,12 +144,12 @@ async fn replay<'a>(limiter: &Limiter, steps: &'a [Step]) -> Result<(), TestCase
                 let Some((charges, id, at)) = admitted.iter().rev().nth(*back) else { continue };
                 let settlement = Settlement::by_id(check(charges), AdmissionId::from(*id), *at, |_| Some(*cost));
                 let settled = limiter.settle(settlement).await.unwrap();
-                let now = micros(settled.decision().at());
+                let now = micros(settled.decision.at());
                 let settle = |charge: &ModelCharge| model.settle(now, charge, (*id, micros(*at)), *cost);
                 let is_known = charges.iter().map(settle).fold(false, |known, this| known | this);
-                prop_assert_eq!(settled.was_applied(), is_known, "step {}", number);
+                prop_assert_eq!(settled.was_applied, is_known, "step {}", number);
                 let expected = charges.iter().map(|charge| model.unrefused(now, charge)).collect();
-                compare(number, ModelStatus::all_of(settled.decision()), expected)?;
+                compare(number, ModelStatus::all_of(&settled.decision), expected)?;
             }
             Step::Checks(asked) => {
                 let of_one = |asked: &'a Asked| {

@@ -49,7 +49,7 @@ async fn reservations_and_settlements_with_lost_replies_count_once() {
             let settled = reservation.settle(cost).await.unwrap();
             assert!(proxy.has_lost_them());
             expected += cost;
-            assert_eq!((settled.was_applied(), settled.decision().used()), (true, expected), "{algorithm:?}");
+            assert_eq!((settled.was_applied, settled.decision.used()), (true, expected), "{algorithm:?}");
         }
         expected = 0;
     }
@@ -168,7 +168,7 @@ async fn settlements_and_checks_share_batches() {
         tokio::spawn(async move {
             let reservation = limiter.reserve(&TOKENS, "ada", 1_000, LEASE).await.unwrap().unwrap();
             let (first, second) = tokio::join!(reservation.settle(cost), reservation.settle(cost));
-            assert!(first.unwrap().was_applied() != second.unwrap().was_applied());
+            assert!(first.unwrap().was_applied != second.unwrap().was_applied);
             assert!(limiter.check(&TOKENS, "ada", 1).await.unwrap().is_allowed());
         })
     });
@@ -196,7 +196,7 @@ async fn copies_that_share_an_entry_are_refunded_one_by_one() {
         for is_known in [true, false] {
             let settled = limiter.settle(Settlement::new(check.clone(), decision, |_| Some(0))).await.unwrap();
             let left = 3 * (39 - place as u64);
-            assert_eq!((settled.was_applied(), settled.decision().used()), (is_known, left));
+            assert_eq!((settled.was_applied, settled.decision.used()), (is_known, left));
         }
     }
     assert!(server.keys().is_empty(), "keys are left");
@@ -219,8 +219,8 @@ async fn an_out_of_memory_server_still_accepts_refunds() {
         let (first, second) = (first.await.unwrap().unwrap(), second.await.unwrap().unwrap());
         server.run::<()>("CONFIG SET maxmemory 1");
         assert!(limiter.check(&limit, "ada", 1).await.is_err());
-        assert_eq!(first.settle(0).await.unwrap().decision().used(), 40, "{algorithm:?}");
-        assert_eq!(second.settle(5).await.unwrap().decision().used(), 5, "{algorithm:?}");
+        assert_eq!(first.settle(0).await.unwrap().decision.used(), 40, "{algorithm:?}");
+        assert_eq!(second.settle(5).await.unwrap().decision.used(), 5, "{algorithm:?}");
         server.run::<()>("CONFIG SET maxmemory 0");
     }
 }
@@ -235,7 +235,7 @@ async fn a_refused_check_prefetches_no_settlement_in_its_batch() {
     server.run::<()>("CONFIG SET maxmemory 1");
     let (checked, settled) = tokio::join!(limiter.check(&TOKENS, "bob", 1), reservation.settle(5));
     assert!(checked.is_err(), "the server has no memory for it");
-    assert_eq!(settled.unwrap().decision().used(), 5);
+    assert_eq!(settled.unwrap().decision.used(), 5);
     assert_eq!(limiter.peek(&TOKENS, "bob").await.unwrap().used(), 0);
 }
 

@@ -433,7 +433,7 @@ async fn a_settlement_does_not_extend_the_expiry() {
         // In the next window, just before the admission expires.
         clock.advance(Duration::from_secs(9));
         let settled = limiter.settle(Settlement::new(check, &decision, |_| Some(2))).await.unwrap();
-        assert_eq!((settled.was_applied(), settled.decision().used()), (true, 2), "{algorithm:?}");
+        assert_eq!((settled.was_applied, settled.decision.used()), (true, 2), "{algorithm:?}");
         let life = 9_000 + ttl(&server, &server.only_key());
         assert!(life <= 2 * 10_000 + SLACK, "{algorithm:?}: {life} after the admission");
         server.run::<()>("FLUSHALL");

@@ -7,9 +7,9 @@ use std::{
 
 use tower_sliding_window::{
     Algorithm, Charge, Check, Decision, Key, Limit, Store,
-    check::AdmissionId,
+    check::{AdmissionId, Takes},
     decision::LimitStatus,
-    error::StoreError,
+    error::{StoreError, StoreErrorKind},
     settlement::{Settled, Settlement},
     store::{ManualClock, StoreFuture},
     testing::Conformance,
@@ -40,7 +40,7 @@ impl Admission {
     }
 
     fn is_reserved(&self) -> bool {
-        self.charge.lease().is_some() && !self.charge.is_spent() && !self.is_settled
+        self.charge.lease().is_some() && self.charge.takes() != Takes::Always && !self.is_settled
     }
 
     /// Drops what has expired. If the clock has stepped back, no unit counts for longer than a window from now.
@@ -64,7 +64,7 @@ fn status(all: &[Admission], charge: &Charge, now: SystemTime, may_refuse: bool)
     // Until enough units have left.
     let wait = |admissions: &[&Admission]| {
         let (mut after, mut wait) = (units(admissions) + u128::from(charge.cost()), Duration::ZERO);
-        for one in admissions.iter().filter(|_| may_refuse && charge.cost() > 0 && !charge.is_spent()) {
+        for one in admissions.iter().filter(|_| may_refuse && charge.cost() > 0 && charge.takes() != Takes::Always) {
             if after <= u128::from(charge.limit().units()) {
                 break;
             }
@@ -94,7 +94,7 @@ impl ListStore {
         }
         let fits = |status: &LimitStatus| status.retry_after().is_none();
         for (charge, _) in check.charges().zip(before.statuses()).filter(|(_, status)| fits(status)) {
-            let units = if charge.takes_nothing() { 0 } else { charge.cost() };
+            let units = if charge.takes() == Takes::Nothing { 0 } else { charge.cost() };
             let ends = now + charge.lease().unwrap_or_else(|| charge.limit().window());
             all.push(Admission { charge: charge.clone(), id, at: now, ends, units, is_settled: false });
         }
@@ -141,7 +141,8 @@ impl Store for ListStore {
             if check.charges().all(|charge| charge.limit().algorithm() == Algorithm::sliding_log()) {
                 return Ok(store.decide_now(&check));
             }
-            Err(StoreError::new("deciding a check", "this store counts by exact logs only").of_one_check())
+            Err(StoreError::new("deciding a check", StoreErrorKind::Other, "this store counts by exact logs only")
+                .of_one_check())
         })
     }
 

@@ -244,7 +244,7 @@ async fn a_settlement_after_its_lease_fails_without_capacity() {
         assert!(error.contains("settling an admission failed"), "{error}");
     }
     limiter.reset(&CALLS, "bob").await.unwrap();
-    assert!(reservation.settle(3).await.unwrap().was_applied());
+    assert!(reservation.settle(3).await.unwrap().was_applied);
     assert_eq!((limiter.peek(&CALLS, "ada").await.unwrap().used(), capacity_in_use(&store).0), (3, 1));
 }
 
@@ -337,9 +337,9 @@ async fn a_long_log_is_as_exact_as_a_short_one() {
 
     for (decision, check) in admitted.iter().step_by(101) {
         let refund = Settlement::new(check.clone(), decision, |_| Some(0));
-        used = limit.units() - limiter.settle(refund).await.unwrap().decision().remaining();
+        used = limit.units() - limiter.settle(refund).await.unwrap().decision.remaining();
         let again = limiter.settle(Settlement::new(check.clone(), decision, |_| Some(0))).await.unwrap();
-        assert_eq!((again.was_applied(), again.decision().used()), (false, used));
+        assert_eq!((again.was_applied, again.decision.used()), (false, used));
     }
     clock.advance(limit.window());
     assert_eq!(limiter.peek(&limit, "ada").await.unwrap().used(), 0);

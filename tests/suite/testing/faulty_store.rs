@@ -75,7 +75,7 @@ async fn a_settlement_that_fails_settles_nothing() {
     assert!(reservation.settle(1).await.is_err());
     store.set(Fault::None);
     assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 3);
-    assert!(reservation.settle(1).await.unwrap().was_applied());
+    assert!(reservation.settle(1).await.unwrap().was_applied);
     assert_eq!((limiter.peek(&CALLS, "ada").await.unwrap().used(), store.calls()), (1, 5), "both were asked for");
 }
 

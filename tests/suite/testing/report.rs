@@ -17,7 +17,7 @@ fn broken(report: &str) -> Vec<String> {
 #[tokio::test]
 async fn every_broken_rule_is_named_and_the_others_go_on() {
     let failing = async |_| with_fault(Fault::Fails);
-    let report = broken_rules(&Conformance::new().seed(5), failing).await;
+    let report = broken_rules(&Conformance::new().seeds(5..35), failing).await;
     assert!(broken(&report).len() > 10, "{report}");
     assert!(report.starts_with("the store breaks rules:\n- a future counts nothing before it is polled: "), "{report}");
     let of_history = broken(&report).pop().unwrap();
@@ -33,7 +33,7 @@ async fn a_broken_rule_fails_the_test_by_its_name() {
 
 #[tokio::test(start_paused = true)]
 async fn a_store_that_hangs_breaks_each_rule_by_its_name() {
-    let suite = Conformance::new().algorithms([Algorithm::sliding_log()]).seed(5);
+    let suite = Conformance::new().algorithms([Algorithm::sliding_log()]).seeds(5..35);
     let makes_none = broken_rules(&suite, async |_| pending::<MemoryStore>().await).await;
     for report in [makes_none, broken_rules(&suite, async |_| with_fault(Fault::Hangs)).await] {
         let hangs = |broken: &String| broken.ends_with(": it took longer than 300s");
@@ -44,7 +44,7 @@ async fn a_store_that_hangs_breaks_each_rule_by_its_name() {
 /// A store by another clock differs at once, and by the same steps each time.
 #[tokio::test]
 async fn a_seed_stands_for_a_history() {
-    let suite = Conformance::new().seed(27).histories(1);
+    let suite = Conformance::new().seeds([27]);
     let without_the_clock = async |_| MemoryStore::new();
     let [first, second] =
         [broken_rules(&suite, without_the_clock).await, broken_rules(&suite, without_the_clock).await];

@@ -30,7 +30,7 @@ pub(crate) const ASKING: &str = "asking Redis";
 /// The failure of the server, or of a connection to it.
 pub(crate) fn failure(cause: RedisError) -> StoreError {
     let kind = kind(&cause);
-    StoreError::new(ASKING, cause).of_kind(kind)
+    StoreError::new(ASKING, kind, cause)
 }
 
 /// The failure that there is no connection, as `text` says.
@@ -44,7 +44,7 @@ pub(super) fn no_connection(mut text: String, cause: Option<&RedisError>) -> Sto
         StoreErrorKind::Other | StoreErrorKind::TimedOut => StoreErrorKind::Unreachable,
         kind => kind,
     };
-    StoreError::new(ASKING, text).of_kind(kind)
+    StoreError::new(ASKING, kind, text)
 }
 
 fn kind(error: &RedisError) -> StoreErrorKind {

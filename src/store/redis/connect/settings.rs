@@ -20,8 +20,8 @@ const PEER_TIMEOUT: Duration = Duration::from_secs(5);
 /// 2. The cryptography is the provider that the process has installed for rustls, or else `ring`.
 #[derive(Clone)]
 pub(crate) struct ConnectionSettings {
-    pub(crate) username: Option<String>,
-    pub(crate) password: Option<String>,
+    /// The user and the password.
+    pub(crate) login: Option<(String, String)>,
     pub(crate) database: Option<u32>,
     #[cfg(feature = "tls")]
     pub(crate) certificates: TlsCertificates,
@@ -34,8 +34,7 @@ pub(crate) struct ConnectionSettings {
 impl Default for ConnectionSettings {
     fn default() -> Self {
         Self {
-            username: None,
-            password: None,
+            login: None,
             database: None,
             #[cfg(feature = "tls")]
             certificates: TlsCertificates { client_tls: None, root_cert: None },
@@ -111,11 +110,8 @@ impl ConnectionSettings {
     /// Sets the user, the password and the database.
     pub(super) fn sign_in(&self, node: ConnectionInfo) -> ConnectionInfo {
         let mut redis = node.redis_settings().clone();
-        if let Some(username) = &self.username {
-            redis = redis.set_username(username);
-        }
-        if let Some(password) = &self.password {
-            redis = redis.set_password(password);
+        if let Some((user, password)) = &self.login {
+            redis = redis.set_username(user).set_password(password);
         }
         if let Some(database) = self.database {
             redis = redis.set_db(database.into());

@@ -14,7 +14,7 @@ use crate::{
     check::Check,
     clock::{Clock, system_time},
     decision::{Decision, LimitStatus},
-    error::StoreError,
+    error::{StoreError, StoreErrorKind},
     store::redis::{
         connect::{
             Connection,
@@ -135,7 +135,7 @@ fn read_alone(numbers: &[u8]) -> Option<Vec<Value>> {
 }
 
 fn malformed() -> StoreError {
-    StoreError::new(ASKING, "the reply is not the script's")
+    StoreError::new(ASKING, StoreErrorKind::Other, "the reply is not the script's")
 }
 
 fn fail(jobs: Vec<Box<Job>>, error: &StoreError) {
@@ -232,5 +232,5 @@ fn key_error(check: &Check, text: &[u8]) -> StoreError {
     let index = number.parse().unwrap_or(1_usize).saturating_sub(1);
     let limit = check.charges().nth(index).map_or("an unknown limit", |charge| charge.limit().name());
     let cause = format!("the key of the limit {limit:?} cannot be read or written: {}", text.trim_end());
-    StoreError::new(ASKING, cause).of_kind(kind_of_reply(text)).of_one_check()
+    StoreError::new(ASKING, kind_of_reply(text), cause).of_one_check()
 }

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     clock::Clock,
-    error::StoreError,
+    error::{StoreError, StoreErrorKind},
     key::Key,
     limit::Limit,
     local::LocalState,
@@ -270,5 +270,5 @@ async fn send_alone(
 
 /// No failure of the store.
 pub(super) fn of_ended_runtime(cause: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
-    StoreError::new(ASKING, cause).of_one_check()
+    StoreError::new(ASKING, StoreErrorKind::Other, cause).of_one_check()
 }

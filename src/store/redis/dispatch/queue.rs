@@ -24,7 +24,11 @@ use std::{
 use tokio::sync::oneshot::{Receiver, error::RecvError};
 
 use super::job::{Answer, Job};
-use crate::{error::StoreError, metrics, store::redis::connect::errors::ASKING};
+use crate::{
+    error::{StoreError, StoreErrorKind},
+    metrics,
+    store::redis::connect::errors::ASKING,
+};
 
 /// The most checks of a batch. More than some dozens cost Redis more a check, not less: its data for them no longer fits
 /// into the processor's nearest cache.
@@ -128,7 +132,8 @@ impl Queue {
 
 /// An error of this check only: the others in the queue are decided, so a breaker must not count it.
 fn full(waiting: usize) -> StoreError {
-    StoreError::new(ASKING, format!("{waiting} checks are waiting for Redis already")).of_one_check()
+    StoreError::new(ASKING, StoreErrorKind::Other, format!("{waiting} checks are waiting for Redis already"))
+        .of_one_check()
 }
 
 impl State {

@@ -117,7 +117,7 @@ async fn replay(
                 // Each limiter's store must also forget its cached refusals.
                 for limiter in [alone, together].into_iter().cycle().take(2 * times) {
                     let settled = limiter.settle(admitted.settlement(*cost)).await.unwrap();
-                    let reported = (settled.was_applied(), ModelStatus::all_of(settled.decision()));
+                    let reported = (settled.was_applied, ModelStatus::all_of(&settled.decision));
                     let expected = admitted.settle(&mut model, micros(clock.now()), *cost);
                     prop_assert_eq!(reported, expected, "step {}: {:?}", number, step);
                 }

@@ -24,7 +24,7 @@ use tokio::{runtime::Runtime, time::sleep};
 use tower_sliding_window::{
     Algorithm, Charge, Check, Decision, Error, Key, Limit, Limiter, Prefetch, RedisStore, Store,
     check::AdmissionId,
-    error::StoreError,
+    error::{StoreError, StoreErrorKind},
     settlement::{Settled, Settlement},
     store::{LocalState, ManualClock, StoreFuture},
 };
@@ -183,7 +183,7 @@ struct ProcessStore {
 impl ProcessStore {
     fn lose<T>(&self, reply: Result<T, StoreError>) -> Result<T, StoreError> {
         if self.loses.load(Ordering::Relaxed) {
-            Err(StoreError::new("asking Redis", "the reply is lost"))
+            Err(StoreError::new("asking Redis", StoreErrorKind::Other, "the reply is lost"))
         } else {
             reply
         }
@@ -211,7 +211,7 @@ impl Store for ProcessStore {
             let reply = store.redis.settle(settlement.clone()).await;
             if let Ok(settled) = &reply {
                 let mut world = store.world();
-                let at = micros(settled.decision().at()) + world.behind;
+                let at = micros(settled.decision.at()) + world.behind;
                 world.settle(&settlement, at);
             }
             settlement.check().charges().for_each(|charge| store.state.forget_refusals(charge.limit()));

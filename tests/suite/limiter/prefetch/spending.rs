@@ -140,7 +140,7 @@ async fn an_admission_in_the_process_cannot_be_settled() {
     hold(&server, &limiter, &API, "ada").await;
     let one = Check::new(Charge::new(API, "ada", 1).unwrap());
     let decision = limiter.check_all(one.clone()).await.unwrap();
-    assert!(!limiter.settle(Settlement::new(one, &decision, |_| Some(0))).await.unwrap().was_applied());
+    assert!(!limiter.settle(Settlement::new(one, &decision, |_| Some(0))).await.unwrap().was_applied);
 }
 
 #[tokio::test]

@@ -12,9 +12,9 @@ use futures_util::FutureExt;
 use tokio::task::yield_now;
 use tower_sliding_window::{
     Algorithm, Charge, Check, Decision, Key, Limit, MemoryStore, Store,
-    check::AdmissionId,
+    check::{AdmissionId, Takes},
     decision::LimitStatus,
-    error::StoreError,
+    error::{StoreError, StoreErrorKind},
     settlement::{Settled, Settlement},
     store::{ManualClock, StoreFuture},
 };
@@ -104,10 +104,10 @@ fn with_charges(check: &Check, charge: impl Fn(&Charge) -> Charge) -> Check {
 
 /// The same charge of another limit, key and cost.
 fn rebuilt(charge: &Charge, limit: Limit, key: Key, cost: u64) -> Charge {
-    let rebuilt = match (charge.is_spent(), charge.takes_nothing()) {
-        (true, _) => Charge::spent(limit, key, cost),
-        (_, true) => Charge::any_left(limit, key),
-        _ => Charge::new(limit, key, cost).unwrap(),
+    let rebuilt = match charge.takes() {
+        Takes::Always => Charge::spent(limit, key, cost),
+        Takes::Nothing => Charge::any_left(limit, key),
+        Takes::IfAdmitted => Charge::new(limit, key, cost).unwrap(),
     };
     let rebuilt = charge.lease().into_iter().fold(rebuilt, Charge::reserve);
     if charge.is_shadow() { rebuilt.in_shadow() } else { rebuilt }
@@ -178,17 +178,19 @@ impl Planted {
                 true => charge.lease().into_iter().fold(plain(charge), Charge::reserve),
                 false => charge.clone(),
             })),
-            Fault::CountsWhatTakesNothing => self.ask(&with_charges(check, |charge| match charge.takes_nothing() {
-                true => plain(charge),
-                false => charge.clone(),
-            })),
+            Fault::CountsWhatTakesNothing => {
+                self.ask(&with_charges(check, |charge| match charge.takes() == Takes::Nothing {
+                    true => plain(charge),
+                    false => charge.clone(),
+                }))
+            }
             Fault::ReadsKeysInLowerCase => self.ask(&with_charges(check, |charge| {
                 let key = Key::new(charge.key().namespace(), charge.key().value().to_ascii_lowercase());
                 rebuilt(charge, charge.limit().clone(), key, charge.cost())
             })),
             Fault::CountsForEveryLimitOfTheKey => {
                 let decision = self.ask(check);
-                let counts = check.charges().find(|charge| decision.is_allowed() && !charge.takes_nothing());
+                let counts = check.charges().find(|charge| decision.is_allowed() && charge.takes() != Takes::Nothing);
                 let mut seen = self.seen.lock().unwrap();
                 seen.charges.extend(check.charges().cloned());
                 let other = counts.and_then(|charge| {
@@ -303,7 +305,8 @@ impl Planted {
     async fn decide_in_two_steps(&self, check: &Check) -> Decision {
         let read = self.look(check);
         let fits = check.charges().zip(read.statuses()).all(|(charge, status)| charge.cost() <= status.remaining());
-        let is_plain = |charge: &Charge| !(charge.is_shadow() || charge.takes_nothing() || charge.lease().is_some());
+        let is_plain =
+            |charge: &Charge| !(charge.is_shadow() || charge.takes() == Takes::Nothing || charge.lease().is_some());
         yield_now().await;
         let counts = fits && check.id().is_none() && check.charges().all(is_plain);
         if counts { self.ask(&as_spent(check)) } else { self.ask(check) }
@@ -320,7 +323,7 @@ impl Store for Planted {
             Fault::FailsForAllOfTheStore
                 if check.charges().any(|charge| charge.limit().algorithm() != Algorithm::sliding_log()) =>
             {
-                Box::pin(ready(Err(StoreError::new("deciding a check", "only logs"))))
+                Box::pin(ready(Err(StoreError::new("deciding a check", StoreErrorKind::Other, "only logs"))))
             }
             Fault::WritesInASecondStep => Box::pin(async move { Ok(planted.decide_in_two_steps(&check).await) }),
             _ => Box::pin(async move { Ok(planted.decide_at_once(&check)) }),
@@ -344,7 +347,7 @@ impl Store for Planted {
                 _ => settlement,
             };
             let settled = planted.store.settle(settlement.clone()).await?;
-            if settled.was_applied() {
+            if settled.was_applied {
                 return Ok(settled);
             }
             match planted.fault {

@@ -171,5 +171,5 @@ pub(super) async fn decisions_say_when_they_were_made(test: Trial) {
     assert_eq!(test.limiter.peek(&limit, "ada").await.unwrap().at(), test.clock.now(), "at no cost");
     test.clock.advance(Duration::from_micros(7_003));
     let settled = test.limiter.settle(Settlement::new(check, &admitted, |_| Some(0))).await.unwrap();
-    assert_eq!(settled.decision().at(), test.clock.now(), "settled");
+    assert_eq!(settled.decision.at(), test.clock.now(), "settled");
 }

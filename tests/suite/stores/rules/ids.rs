@@ -23,7 +23,7 @@ impl Trial {
 
     async fn refund(&self, check: &Check, decision: &Decision) -> (bool, Vec<u64>) {
         let settled = self.limiter.settle(Settlement::new(check.clone(), decision, |_| Some(0))).await.unwrap();
-        (settled.was_applied(), used(settled.decision()))
+        (settled.was_applied, used(&settled.decision))
     }
 }
 
@@ -266,7 +266,7 @@ pub(super) async fn an_expired_admission_is_not_settled(test: Trial) {
     fill_and_let_half_expire(&test).await;
     let refund = Settlement::by_id(check_with_id(599), AdmissionId::from(599), test.clock.now(), |_| Some(0));
     let settled = test.limiter.settle(refund).await.unwrap();
-    assert_eq!((settled.was_applied(), settled.decision().used()), (false, 600));
+    assert_eq!((settled.was_applied, settled.decision.used()), (false, 600));
 }
 
 /// An id belongs to the keys of its check.

@@ -215,7 +215,7 @@ pub(super) async fn a_refusal_by_settled_units_outranks_one_by_reservations(test
         let check = Check::new(charge(&tokens, 60).reserve(Duration::MAX));
         let admitted = test.decide(&check).await;
         let settled = test.limiter.settle(Settlement::new(check, &admitted, |_| Some(100))).await.unwrap();
-        let status = settled.decision().binding();
+        let status = settled.decision.binding();
         assert_eq!((status.used(), status.reserved()), (100, 0));
         let refused = test.limiter.check(&tokens, "ada", 1).await.unwrap();
         assert!(!is_refused_by_reservations(&refused) && refused.retry_after() > Some(seconds(1_000)), "{refused:?}");

@@ -50,12 +50,12 @@ pub(super) async fn charges_are_settled_one_by_one(test: Trial) {
     let admitted = test.take(&check).await;
     let tokens = |charge: &Charge| (charge.limit() == &TOKENS).then_some(7);
     let settled = test.limiter.settle(Settlement::new(check.clone(), &admitted, tokens)).await.unwrap();
-    let used: Vec<u64> = settled.decision().statuses().map(|status| status.used()).collect();
-    assert_eq!((settled.was_applied(), used), (true, vec![7, 1]));
+    let used: Vec<u64> = settled.decision.statuses().map(|status| status.used()).collect();
+    assert_eq!((settled.was_applied, used), (true, vec![7, 1]));
 
     let settled = test.limiter.settle(Settlement::new(check, &admitted, |_| Some(0))).await.unwrap();
-    let used: Vec<u64> = settled.decision().statuses().map(|status| status.used()).collect();
-    assert_eq!((settled.was_applied(), used), (true, vec![7, 0]), "a charge that is not settled yet can be");
+    let used: Vec<u64> = settled.decision.statuses().map(|status| status.used()).collect();
+    assert_eq!((settled.was_applied, used), (true, vec![7, 0]), "a charge that is not settled yet can be");
 }
 
 /// An admission without a reservation can be refunded if it has its own entry.
@@ -88,7 +88,7 @@ pub(super) async fn a_foreign_settlement_frees_nothing(test: Trial) {
         let not_reserved = Settlement::new(plain_check(&limit, 20), &admitted, |_| Some(0));
         for settlement in [unknown, at_another_cost, not_reserved] {
             let settled = test.limiter.settle(settlement).await.unwrap();
-            assert_eq!((settled.was_applied(), settled.decision().used()), (false, 20), "{algorithm:?}");
+            assert_eq!((settled.was_applied, settled.decision.used()), (false, 20), "{algorithm:?}");
         }
         assert_eq!(test.settled(&check, &admitted, 0).await, (true, 0));
     }
@@ -150,7 +150,7 @@ pub(super) async fn absurd_costs_refuse_their_key_and_do_not_overflow(test: Tria
             let check = reserved_check(&limit, 1, LEASE);
             let admitted = test.take(&check).await;
             let settled = test.limiter.settle(Settlement::new(check, &admitted, |_| Some(u64::MAX))).await.unwrap();
-            assert!(settled.was_applied() && settled.decision().remaining() == 0, "{algorithm:?}");
+            assert!(settled.was_applied && settled.decision.remaining() == 0, "{algorithm:?}");
             let refused = test.limiter.check(&limit, "ada", 1).await.unwrap();
             test.clock.advance(refused.retry_after().unwrap());
         }
@@ -175,7 +175,7 @@ pub(super) async fn an_admission_without_its_own_entry_counts_for_its_window(tes
         for decisions in open.chunks(100) {
             let refund = |decision: &Decision| {
                 let (limiter, refund) = (test.limiter.clone(), Settlement::new(check.clone(), decision, |_| Some(0)));
-                async move { limiter.settle(refund).await.unwrap().was_applied() }
+                async move { limiter.settle(refund).await.unwrap().was_applied }
             };
             let settled: JoinSet<_> = decisions.iter().map(refund).collect();
             known += settled.join_all().await.into_iter().filter(|is_known| *is_known).count() as u64;

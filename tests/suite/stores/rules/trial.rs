@@ -59,7 +59,7 @@ impl Trial {
     /// Settles, and returns whether it was applied and how many units are used then.
     pub(super) async fn settled(&self, check: &Check, admitted: &Decision, cost: u64) -> (bool, u64) {
         let settled = self.limiter.settle(Settlement::new(check.clone(), admitted, |_| Some(cost))).await.unwrap();
-        (settled.was_applied(), settled.decision().used())
+        (settled.was_applied, settled.decision.used())
     }
 
     /// The units that the key `ada` has used.
