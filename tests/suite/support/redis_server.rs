@@ -181,10 +181,15 @@ fn spawn(port: u16, options: &[String], dir: &TempDir) -> Child {
 
 fn wait_until_up(process: &mut Child, port: u16) -> bool {
     let client = redis::Client::open(format!("redis://127.0.0.1:{port}/")).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let (deadline, second) = (Instant::now() + Duration::from_secs(10), Duration::from_secs(1));
     while Instant::now() < deadline && process.try_wait().unwrap().is_none() {
         // A server that asks for a password also runs.
-        match client.get_connection().and_then(|mut connection| redis::cmd("PING").query::<String>(&mut connection)) {
+        let connection = client.get_connection_with_timeout(second);
+        let answer = connection.and_then(|mut connection| {
+            connection.set_read_timeout(Some(second))?;
+            redis::cmd("PING").query::<String>(&mut connection)
+        });
+        match answer {
             Err(error) if error.is_io_error() => sleep(Duration::from_millis(5)),
             _ => return true,
         }
