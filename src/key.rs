@@ -42,6 +42,8 @@ use std::{
     net::IpAddr,
 };
 
+use crate::limit::{Identity, Limit};
+
 /// The client, user, tenant or resource that spends units. See the [module docs](self).
 #[derive(Clone)]
 pub struct Key {
@@ -186,12 +188,13 @@ impl Digester {
     /// Longer texts are written part by part.
     const JOINED: usize = 128;
 
-    /// The digest of a limit's name and a key.
-    pub(crate) fn of_key(&self, limit: &str, key: &Key) -> u64 {
+    /// The digest of a limit's name and window, and a key.
+    pub(crate) fn of_key(&self, limit: &Limit, key: &Key) -> u64 {
         let mut hasher = self.0.build_hasher();
-        // No UTF-8 text contains 0xff, and the length follows the value, so no two pairs give the same bytes.
-        let length = key.value().len().to_le_bytes();
-        let parts = [limit.as_bytes(), &[0xff], key.namespace().as_bytes(), &[0xff], key.value(), &length];
+        let Identity { name, window_micros, algorithm: _ } = limit.identity();
+        // No UTF-8 text contains 0xff, and all that follows the value is of one length, so no two of them give the same bytes.
+        let window = window_micros.to_le_bytes();
+        let parts = [name.as_bytes(), &[0xff], key.namespace().as_bytes(), &[0xff], key.value(), &window];
         // One write of all takes half the time of one for each.
         let mut joined = [0; Self::JOINED];
         let mut end = 0;
@@ -268,14 +271,17 @@ mod tests {
     #[test]
     fn equal_limits_and_keys_have_one_digest_and_different_ones_do_not() {
         let digester = Digester::default();
+        let limit = |name| Limit::per_second(name, 1);
         let all = [
-            ("a", Key::new("k", "1")),
-            ("a", Key::new("k", "")),
-            ("a", Key::new("k1", "")),
-            ("a", Key::new("", "k1")),
-            ("ak", Key::new("", "1")),
+            (limit("a"), Key::new("k", "1")),
+            (limit("a"), Key::new("k", "")),
+            (limit("a"), Key::new("k1", "")),
+            (limit("a"), Key::new("", "k1")),
+            (limit("ak"), Key::new("", "1")),
+            (Limit::per_hour("a", 1), Key::new("k", "1")),
         ];
-        let digest = |(limit, key): &(&str, Key)| digester.of_key(limit, key);
+        let digest = |(limit, key): &(Limit, Key)| digester.of_key(limit, key);
+        assert_eq!(digest(&all[0]), digester.of_key(&Limit::per_second("a", 9), &all[0].1));
         for (place, one) in all.iter().enumerate() {
             assert_eq!(digest(one), digest(one));
             assert!(all[..place].iter().all(|other| digest(other) != digest(one)), "{one:?}");
@@ -284,7 +290,7 @@ mod tests {
 
     #[test]
     fn texts_of_all_lengths_have_digests_of_their_own() {
-        let (digester, limit, bytes) = (Digester::default(), "a", [7; 400]);
+        let (digester, limit, bytes) = (Digester::default(), &Limit::per_second("a", 1), [7; 400]);
         let digests = (0..bytes.len()).map(|length| digester.of_key(limit, &Key::new("k", &bytes[..length])));
         let mut digests: Vec<u64> = digests.collect();
         assert_eq!(digests[300], digester.of_key(limit, &Key::new("k", &bytes[..300])));

@@ -77,9 +77,12 @@ impl Check {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if the check already charges a limit of this name for this key: add up the costs instead.
+    /// [`ConfigError`] if the check already charges a limit of this name, window and algorithm for this key: add up the costs
+    /// instead.
     pub fn and(mut self, charge: Charge) -> Result<Self, ConfigError> {
-        if self.charges().any(|other| other.limit().name() == charge.limit().name() && other.key() == charge.key()) {
+        let is_same =
+            |other: &Charge| other.limit().identity() == charge.limit().identity() && other.key() == charge.key();
+        if self.charges().any(is_same) {
             return Err(charged_twice(charge.limit()));
         }
         self.add_distinct(charge);

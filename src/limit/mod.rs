@@ -2,7 +2,8 @@
 //!
 //! 1. A limit of `n` units in a window `W` means that no span of length `W` ever admits more than `n` units: for every instant
 //!    `x`, the units admitted in `(x − W, x]` never exceed `n`. There is no window boundary to wait for or to exploit.
-//! 2. Two limits of one name share their units for the same key. Give one name one window everywhere.
+//! 2. Limits of one name, window and [algorithm](crate::algorithm) share their units for the same key, whatever their numbers of
+//!    units. All others count apart: `api=100/s` and `api=100/h` are two limits.
 //! 3. A limit counts by an exact log, unless you choose another [algorithm](crate::algorithm).
 //! 4. Every check asks the store, unless the limit is [prefetched](prefetch).
 //! 5. Units are 1 to [`Limit::MAX_UNITS`], windows 1 ms to 365 days, names 1 to 64 characters of `A-Z a-z 0-9 _ . -`.
@@ -23,6 +24,7 @@
 //! assert_eq!("login=5/min".parse(), Ok(LOGIN));
 //! ```
 
+mod identity;
 pub(crate) mod never_fits;
 pub mod prefetch;
 #[cfg(feature = "serde")]
@@ -31,6 +33,7 @@ pub(crate) mod text;
 
 use std::{borrow::Cow, fmt::Debug, num::NonZeroU32, time::Duration};
 
+pub(crate) use self::identity::Identity;
 use self::prefetch::Prefetch;
 use crate::{
     algorithm::Algorithm,
@@ -40,10 +43,8 @@ use crate::{
 /// A number of units, a window and a name. See the [module docs](self).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Limit {
-    name: Cow<'static, str>,
+    identity: Identity,
     units: u64,
-    window_micros: u64,
-    algorithm: Algorithm,
     unit: QuotaUnit,
     prefetches: Option<Prefetch>,
 }
@@ -113,8 +114,8 @@ impl Limit {
     }
 
     const fn of_valid(name: Cow<'static, str>, units: u64, window: Duration) -> Self {
-        let (window_micros, algorithm) = (micros_rounded_up(window), Algorithm::sliding_log());
-        Self { name, units, window_micros, algorithm, unit: QuotaUnit::Requests, prefetches: None }
+        let identity = Identity { name, window_micros: micros_rounded_up(window), algorithm: Algorithm::sliding_log() };
+        Self { identity, units, unit: QuotaUnit::Requests, prefetches: None }
     }
 
     /// A limit for any second.
@@ -165,7 +166,7 @@ impl Limit {
     /// [prefetch](Self::prefetch).
     #[must_use]
     pub const fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
-        self.algorithm = algorithm;
+        self.identity.algorithm = algorithm;
         if !algorithm.is_log() {
             self.prefetches = None;
         }
@@ -199,12 +200,18 @@ impl Limit {
     /// The name in stores, headers and log lines.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.name
+        &self.identity.name
     }
 
     /// The name, without a copy if it is a literal.
     pub(crate) fn shared_name(&self) -> Cow<'static, str> {
-        self.name.clone()
+        self.identity.name.clone()
+    }
+
+    /// What stores, and all that remembers something of it, know it by.
+    #[inline]
+    pub(crate) const fn identity(&self) -> &Identity {
+        &self.identity
     }
 
     /// The prefetches, if it has any.
@@ -221,13 +228,13 @@ impl Limit {
     /// The length of the window, exact to the microsecond.
     #[must_use]
     pub const fn window(&self) -> Duration {
-        Duration::from_micros(self.window_micros)
+        Duration::from_micros(self.identity.window_micros)
     }
 
     /// The algorithm.
     #[must_use]
     pub const fn algorithm(&self) -> Algorithm {
-        self.algorithm
+        self.identity.algorithm
     }
 
     /// The unit.
@@ -236,7 +243,7 @@ impl Limit {
     }
 
     pub(crate) const fn window_micros(&self) -> u64 {
-        self.window_micros
+        self.identity.window_micros
     }
 
     /// The highest cost of spent units. Any higher cost would use up the limit as well.
@@ -246,7 +253,7 @@ impl Limit {
 
     /// The time of the entry for an admission of `now`. The admission counts until a window after it.
     pub(crate) fn recorded_at(&self, now: u64) -> u64 {
-        self.algorithm.kind().recorded_at(now, self.window_micros)
+        self.algorithm().kind().recorded_at(now, self.window_micros())
     }
 }
 

@@ -135,7 +135,7 @@ impl Limit {
             ABOVE_LIMIT => format!("{rule}, {}, not {}", self.units, prefetches.most),
             LIFE => format!("{rule}, not {life:?}"),
             ABOVE_WINDOW => format!("{rule}, {:?}, not {life:?}", self.window()),
-            ALGORITHM => format!("{rule}, not {}", self.algorithm.word()),
+            ALGORITHM => format!("{rule}, not {}", self.algorithm().word()),
             _ => rule.to_owned(),
         })
     }
@@ -160,9 +160,9 @@ const fn broken_rule(limit: &Limit, prefetches: Prefetch) -> Option<&'static str
         Some(ABOVE_LIMIT)
     } else if life < Prefetch::MIN_LIFE.as_micros() as u64 || life > Prefetch::MAX_LIFE.as_micros() as u64 {
         Some(LIFE)
-    } else if life > limit.window_micros {
+    } else if life > limit.window_micros() {
         Some(ABOVE_WINDOW)
-    } else if !limit.algorithm.is_log() {
+    } else if !limit.algorithm().is_log() {
         Some(ALGORITHM)
     } else {
         None

@@ -1,6 +1,11 @@
 //! Limits as text, such as `login=5/min`.
 
-use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
+use std::{
+    borrow::Cow,
+    fmt::{self, Write},
+    str::FromStr,
+    time::Duration,
+};
 
 use super::{Limit, NAME_RULE, QuotaUnit, UNITS_RULE, broken_rule, prefetch::Prefetch};
 use crate::{
@@ -76,13 +81,13 @@ impl FromStr for Limit {
 /// Writes the name and the text of [`Limit::parse`], such as `login=5/min`.
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}={}", self.name, self.units)?;
+        write!(f, "{}={}", self.name(), self.units)?;
         if let Some(unit) = self.unit.name_unless_default() {
             write!(f, " {unit}")?;
         }
-        write!(f, "/{}", window_text(self.window_micros))?;
-        if self.algorithm != Algorithm::sliding_log() {
-            write!(f, " {}", self.algorithm.word())?;
+        write!(f, "/{}", window_text(self.window_micros()))?;
+        if self.algorithm() != Algorithm::sliding_log() {
+            write!(f, " {}", self.algorithm().word())?;
         }
         self.prefetches.map_or(Ok(()), |prefetches| write!(f, " {}", prefetches_text(prefetches)))
     }
@@ -90,12 +95,21 @@ impl fmt::Display for Limit {
 
 /// A window in the largest unit that divides it.
 fn window_text(window_micros: u64) -> String {
-    let divides = |(micros, _): &(u64, _)| window_micros.is_multiple_of(*micros);
-    let (micros, names) = WINDOW_UNITS.into_iter().find(divides).unwrap_or((1, &["us"]));
-    match window_micros / micros {
-        1 => names[0].to_owned(),
-        count => format!("{count}{}", names[0]),
+    let mut text = String::new();
+    write_window(&mut text, window_micros);
+    text
+}
+
+/// Appends a window in the largest unit that divides it.
+pub(crate) fn write_window(text: &mut String, window_micros: u64) {
+    let divides = |(micros, _): &&(u64, _)| window_micros.is_multiple_of(*micros);
+    let (micros, names) = WINDOW_UNITS.iter().find(divides).unwrap_or(&(1, &["us"]));
+    let count = window_micros / micros;
+    if count > 1 {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{count}");
     }
+    text.push_str(names[0]);
 }
 
 fn prefetches_text(prefetches: Prefetch) -> String {

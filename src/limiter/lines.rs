@@ -108,7 +108,7 @@ impl Lines {
     }
 
     fn digest(&self, limit: &Limit, key: &Key) -> u64 {
-        self.digester.of_key(limit.name(), key)
+        self.digester.of_key(limit, key)
     }
 
     fn counter(&self, digest: u64) -> &AtomicU64 {

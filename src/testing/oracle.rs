@@ -10,7 +10,7 @@ use crate::{
     decision::settlement::Settlement,
     decision::{Decision, LimitStatus},
     key::Key,
-    limit::Limit,
+    limit::{Identity, Limit},
     testing::expected::{Expected, Refusal},
 };
 
@@ -20,8 +20,7 @@ const LOOKED_AT: usize = 100;
 /// Says what a store has to reply. It gets the time, and the id that the store has given to the admission.
 #[derive(Default)]
 pub(super) struct Oracle {
-    /// By the name of the limit, and by key.
-    entries: HashMap<(String, Key), Vec<Entry>>,
+    entries: HashMap<(Identity, Key), Vec<Entry>>,
 }
 
 /// Units of one limit and key.
@@ -88,11 +87,11 @@ impl Oracle {
 
     /// Forgets the units that `limit` counts for `key`.
     pub(super) fn reset(&mut self, limit: &Limit, key: &Key) {
-        self.entries.remove(&(limit.name().to_owned(), key.clone()));
+        self.entries.remove(&(limit.identity().clone(), key.clone()));
     }
 
     fn of<'a>(&'a mut self, charge: &'a Charge, now: u64) -> Tally<'a> {
-        let entries = self.entries.entry((charge.limit().name().to_owned(), charge.key().clone())).or_default();
+        let entries = self.entries.entry((charge.limit().identity().clone(), charge.key().clone())).or_default();
         let mut tally = Tally { entries, charge, now, window: charge.limit().window_micros() };
         tally.drop_expired();
         tally
@@ -271,8 +270,8 @@ impl Tally<'_> {
         let is_it = |entry: &Entry| entry.kind == kind && entry.units == self.charge.cost() && entry.at <= latest;
         let Some(place) = self.entries.iter().position(is_it) else { return self.settle_late(id, at, cost) };
         let entry = self.entries.remove(place);
-        // Reserved units count from their admission on.
-        let at = if self.charge.is_reserved() { at.min(self.now) } else { entry.at };
+        // Units with a lease count from their admission on.
+        let at = if self.charge.lease().is_some() { at.min(self.now) } else { entry.at };
         match self.counts() {
             _ if cost == 0 => {}
             Counts::Log => self.write(at, cost, Kind::Settled(id), entry.admitted),

@@ -24,14 +24,6 @@ impl Counter {
         }
     }
 
-    /// Forgets all units if they have left even a window that may be longer. Then the clock's windows begin at other times.
-    pub(super) fn sweep(&mut self, now: u64, at_most: u64) {
-        let windows = if self.current == 0 { 1 } else { 2 };
-        if self.start.saturating_add(windows * at_most) <= now {
-            *self = Self::default();
-        }
-    }
-
     /// Counts units from the future as counted now.
     pub(super) fn pull_back(&mut self, now: u64, window: u64) {
         *self = self.at(now, window);

@@ -75,12 +75,9 @@ impl Window {
         self.log.trim(now, window);
     }
 
-    /// Drops entries that have left even a window that may be longer, and gives back the memory of a burst.
-    pub(crate) fn sweep(&mut self, now: u64, at_most: u64) {
-        if let Some(counter) = &mut self.counter {
-            counter.sweep(now, at_most);
-        }
-        self.log.trim(now, at_most);
+    /// Drops entries that have left the window, and gives back the memory of a burst.
+    pub(crate) fn sweep(&mut self, now: u64, window: u64) {
+        self.trim(now, window);
         self.log.shrink();
     }
 
@@ -164,7 +161,7 @@ impl Window {
             return self.settle_late(now, settlement, cost, has_room);
         };
         // Not in the future, even if the clock has stepped back since.
-        let at = if charge.is_reserved() { at.min(now) } else { recorded_at };
+        let at = if charge.lease_micros().is_some() { at.min(now) } else { recorded_at };
         if cost == 0 {
         } else if charge.is_exact() {
             self.log.insert(Entry { at, id, kind: Kind::Settled, units: cost });

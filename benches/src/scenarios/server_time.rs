@@ -65,7 +65,7 @@ fn of_calls(server: &Server, calls: &str) -> f64 {
     for entry in 0..ENTRIES {
         // Not in the order of memory or of the last round, because real clients do not ask in such an order either.
         let stride = 7_919 + 130 * entry;
-        let keys: Vec<String> = (0..KEYS).map(|turn| format!("tsw1:{{{:022}}}:wide", turn * stride % KEYS)).collect();
+        let keys: Vec<String> = (0..KEYS).map(|turn| format!("tsw1:{{{:022}}}:wide/h", turn * stride % KEYS)).collect();
         for batch in keys.chunks_exact(BATCH) {
             let mut invocation = script.prepare_invoke();
             for key in batch {

@@ -1,8 +1,8 @@
 //! The check that the limits of a layer make of a request.
 //!
-//! Chosen limits may be the same for a request: two of one name for one key make one charge, by the stricter of them.
+//! Chosen limits may be the same for a request: two of one name, window and algorithm for one key make one charge, by the stricter of them.
 
-use std::{cmp::Reverse, sync::Arc};
+use std::sync::Arc;
 
 use super::{
     super::{events::Degraded, rejection::Rejection},
@@ -105,17 +105,15 @@ impl CheckDetails {
     }
 }
 
-/// Whether both count under one name for one key, or for two parts of it.
+/// Whether both are one limit for one key, or for two parts of it.
 fn is_same(one: &Charge, other: &Charge) -> bool {
-    one.limit().name() == other.limit().name() && is_of_one_whole(one.key(), other.key())
+    one.limit().identity() == other.limit().identity() && is_of_one_whole(one.key(), other.key())
 }
 
-/// One charge instead of two: on the limit of fewer units, or of the longer window if these are equal, at the larger cost, and
-/// hidden if either is. If only one is reserved, the charge is reserved for the whole window, since the other would count for
+/// One charge instead of two: on the limit of fewer units, at the larger cost, and hidden if either is. If only one is reserved, the charge is reserved for the whole window, since the other would count for
 /// that long. A charge that only asks if anything is left is settled with the other, which is reserved for it.
 fn stricter(one: &Charge, other: &Charge) -> Result<Charge, NeverFits> {
-    let looseness = |charge: &Charge| (charge.limit().units(), Reverse(charge.limit().window()));
-    let kept = if looseness(other) < looseness(one) { other } else { one };
+    let kept = if other.limit().units() < one.limit().units() { other } else { one };
     let is_hidden = one.is_hidden() || other.is_hidden();
     let (limit, key) = (kept.limit().clone(), kept.key().clone());
     let charge = if one.takes_nothing() && other.takes_nothing() {

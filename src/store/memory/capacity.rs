@@ -4,17 +4,16 @@
 //! the capacity to others, two leave a third, and any other limit can get as much as each of them has.
 
 use std::{
-    borrow::Cow,
     collections::HashMap,
     sync::{
         Arc, PoisonError, RwLock,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
 };
 
 use crate::{
     error::{StoreError, StoreErrorKind},
-    limit::Limit,
+    limit::{Identity, Limit},
 };
 
 #[derive(Debug)]
@@ -22,15 +21,13 @@ pub(super) struct Capacity {
     admissions: usize,
     taken: Counter,
     /// Names may come from a database, so limits without records are forgotten.
-    limits: RwLock<HashMap<Cow<'static, str>, Arc<LimitUsage>>>,
+    limits: RwLock<HashMap<Identity, Arc<LimitUsage>>>,
 }
 
-/// The admissions under one limit's name.
+/// The admissions under one limit.
 #[derive(Debug)]
 pub(super) struct LimitUsage {
-    name: Cow<'static, str>,
-    /// The longest window of a limit with this name, for sweeps.
-    window: AtomicU64,
+    pub(super) identity: Identity,
     admissions: Counter,
 }
 
@@ -60,12 +57,12 @@ impl Capacity {
 
     /// The usage of a limit, for a new record.
     pub(super) fn usage(&self, limit: &Limit) -> Arc<LimitUsage> {
-        let known = self.limits.read().unwrap_or_else(PoisonError::into_inner).get(limit.name()).cloned();
+        let known = self.limits.read().unwrap_or_else(PoisonError::into_inner).get(limit.identity()).cloned();
         known.unwrap_or_else(|| {
             let mut limits = self.limits.write().unwrap_or_else(PoisonError::into_inner);
-            let new =
-                || LimitUsage { name: limit.shared_name(), window: AtomicU64::new(0), admissions: Counter::default() };
-            Arc::clone(limits.entry(limit.shared_name()).or_insert_with(|| new().into()))
+            let identity = limit.identity().clone();
+            let new = || LimitUsage { identity: identity.clone(), admissions: Counter::default() };
+            Arc::clone(limits.entry(identity.clone()).or_insert_with(|| new().into()))
         })
     }
 
@@ -110,22 +107,6 @@ impl Capacity {
 }
 
 impl LimitUsage {
-    #[inline]
-    pub(super) fn is_of(&self, limit: &Limit) -> bool {
-        self.name == limit.name()
-    }
-
-    pub(super) fn window(&self) -> u64 {
-        self.window.load(Ordering::Relaxed)
-    }
-
-    #[inline]
-    pub(super) fn note_window(&self, limit: &Limit) {
-        if self.window() < limit.window_micros() {
-            self.window.fetch_max(limit.window_micros(), Ordering::Relaxed);
-        }
-    }
-
     #[inline]
     pub(super) fn held(&self) -> usize {
         self.admissions.0.load(Ordering::Relaxed)

@@ -4,13 +4,13 @@
 //! 2. It remembers at most [`capacity`](MemoryStore::capacity) admissions, and forgets none that is still in its
 //!    window, since a client could then spend the same unit twice.
 //! 3. A limit grows only while it holds less than is still free. So one limit stops at half of the capacity. Two that
-//!    grow together stop at a third each. A limit is known by its name.
+//!    grow together stop at a third each.
 //! 4. If the capacity is used up, expired admissions are swept first, under every limit. Then new admissions fail with
 //!    an error under the limits that hold the most, and the failure mode decides. These limits still refuse. A key goes
 //!    on working if its admissions expire as fast as new ones come.
 //! 5. So a client with endless keys, such as the addresses of an IPv6 network, cannot stop the enforcement of another limit.
 //!    But new keys of the same limit fail meanwhile. To avoid that, count such clients under a wider prefix as well, by a
-//!    limit of another name.
+//!    limit of its own.
 //! 6. A settlement after its lease needs capacity as an admission does.
 //! 7. Expired admissions are swept in passing, one shard at a time, in a cycle of one second as long as checks arrive.
 

@@ -6,7 +6,6 @@ use hashbrown::{HashTable, hash_table::OccupiedEntry};
 
 use super::capacity::{Capacity, LimitUsage};
 use crate::{
-    algorithm::Algorithm,
     check::Charge,
     key::Key,
     limit::Limit,
@@ -17,15 +16,13 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct Shard(HashTable<Record>);
 
-/// One limit and key: two cache lines that processors load together. It is found by the digest of the limit's
-/// name and the key.
+/// One limit and key: two cache lines that processors load together. It is found by the digest of both.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Record {
     digest: u64,
     key: Key,
-    algorithm: Algorithm,
-    /// Of all keys under the limit's name.
+    /// Of all keys under the limit.
     usage: Arc<LimitUsage>,
     window: Window,
 }
@@ -44,7 +41,7 @@ pub(super) struct Look<'a> {
     entries: usize,
     /// The entries if the charge is counted; without a change if it does not fit.
     entries_after: usize,
-    /// The entries of all keys under the limit's name, if the charge needs capacity.
+    /// The entries of all keys under the limit, if the charge needs capacity.
     held: usize,
     /// When this very check was counted, if it was.
     counted_at: Option<u64>,
@@ -71,7 +68,6 @@ impl Shard {
             Ok(found) => found,
             Err(absent) => Record::insert(absent.into_table(), digest, charge, capacity),
         };
-        record.get().usage.note_window(charge.limit());
         Place { record, capacity }
     }
 
@@ -88,7 +84,7 @@ impl Shard {
         let mut is_any = false;
         self.0.retain(|Record { window, usage, .. }| {
             let before = window.len();
-            window.sweep(now, usage.window());
+            window.sweep(now, usage.identity.window_micros);
             capacity.change(usage, before, window.len());
             is_any |= window.len() < before;
             window.len() > 0
@@ -184,8 +180,8 @@ impl<'a> Verdict<'a> {
         }
         // As if the charges came one after the other.
         let lacks_capacity = |(place, look): &(usize, &Look<'_>)| {
-            let (name, before) = (look.charge.limit().name(), &looks[..*place]);
-            let of_limit = before.iter().filter(|other| other.charge.limit().name() == name);
+            let (identity, before) = (look.charge.limit().identity(), &looks[..*place]);
+            let of_limit = before.iter().filter(|other| other.charge.limit().identity() == identity);
             look.entries_after > look.entries
                 && !capacity.has_room(held_after(of_limit, look.held), held_after(before.iter(), capacity.taken()))
         };
@@ -220,16 +216,13 @@ impl Record {
     ) -> OccupiedEntry<'a, Self> {
         let limit = charge.limit();
         let (key, usage) = (charge.key().clone(), capacity.usage(limit));
-        let record = Self { digest, key, algorithm: limit.algorithm(), usage, window: Window::new(limit) };
+        let record = Self { digest, key, usage, window: Window::new(limit) };
         records.insert_unique(digest, record, |record| record.digest)
     }
 
     #[inline]
     fn is_of(&self, digest: u64, charge: &Charge) -> bool {
-        self.digest == digest
-            && self.key == *charge.key()
-            && self.usage.is_of(charge.limit())
-            && self.algorithm == charge.limit().algorithm()
+        self.digest == digest && self.key == *charge.key() && self.usage.identity == *charge.limit().identity()
     }
 }
 

@@ -1,11 +1,13 @@
-//! The layout of the keys in Redis: `{prefix}:{<digest>}:<limit>`, followed by `:<algorithm>` unless that is the log.
+//! The layout of the keys in Redis: `{prefix}:{<digest>}:<limit>/<window>`, followed by `:<algorithm>` unless that is the log.
 //!
 //! 1. The digest is the first 128 bits of a hash of the [`Key`]'s namespace and value: HMAC-SHA-256 if the store has a secret,
 //!    else SHA-256. It has 22 characters of base64url (RFC 4648, section 5). The value itself is never part of a Redis key, so
 //!    a client cannot reach the key of another. Without a secret, a reader of Redis can find a value by trying all
 //!    possible ones, if they are few.
 //! 2. The braces are a cluster's hash tag. All limits of one [`Key`] are in one slot, and the keys spread over all slots.
-//! 3. The default prefix carries the version of the layout.
+//! 3. Name, window and algorithm are a limit's identity. The window is written as in the text of a limit: `login=5/min` counts in
+//!    `tsw1:{uAmvOtciwcWGtISCdGweJA}:login/min`.
+//! 4. The default prefix carries the version of the layout.
 
 use std::{array, fmt::Write};
 
@@ -14,7 +16,7 @@ use sha2::{Digest, Sha256};
 use crate::{
     algorithm::Kind,
     key::Key,
-    limit::Limit,
+    limit::{Identity, Limit, text::write_window},
     secret::{Domain, Secret},
 };
 
@@ -48,14 +50,18 @@ impl Keys {
 
     /// The Redis key in which a limit counts.
     pub(super) fn of(&self, limit: &Limit, key: &Key) -> String {
-        let mut text = String::with_capacity(self.prefix.len() + DIGEST_LENGTH + limit.name().len() + 4);
+        let Identity { name, window_micros, algorithm } = limit.identity();
+        let mut text = String::with_capacity(self.prefix.len() + DIGEST_LENGTH + name.len() + 12);
         text.push_str(&self.prefix);
         text.push_str(":{");
         text.push_str(&String::from_utf8_lossy(&self.digest(key)));
         text.push_str("}:");
-        text.push_str(limit.name());
-        // Each algorithm has its own layout. A limit's name has no colon.
-        match limit.algorithm().kind() {
+        text.push_str(name);
+        // A limit's name has neither a slash nor a colon.
+        text.push('/');
+        write_window(&mut text, *window_micros);
+        // Each algorithm has its own layout.
+        match algorithm.kind() {
             Kind::Log => {}
             Kind::Fixed => text.push_str(":fixed"),
             Kind::Counter => text.push_str(":counter"),
@@ -93,7 +99,10 @@ impl Keys {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::algorithm::Algorithm;
 
     fn plain(prefix: &str) -> Keys {
         Keys::new(prefix.to_owned(), None)
@@ -109,14 +118,28 @@ mod tests {
         let text = plain("tsw1").of(&limit, &Key::new("tenant", "a}:b{c}\r\n\0"));
         let (digest, rest) = text.strip_prefix("tsw1:{").unwrap().split_once('}').unwrap();
         assert!(digest.len() == 22 && digest.bytes().all(|byte| BASE64URL.contains(&byte)));
-        assert_eq!(rest, ":login");
+        assert_eq!(rest, ":login/min");
     }
 
     /// SHA-256 over the length of "tenant" in eight bytes, "tenant", and "7". Another digest would forget all counts.
     #[test]
     fn the_digest_stays_what_it_is() {
         let text = plain("tsw1").of(&Limit::per_minute("login", 5), &Key::new("tenant", "7"));
-        assert_eq!(text, "tsw1:{uAmvOtciwcWGtISCdGweJA}:login");
+        assert_eq!(text, "tsw1:{uAmvOtciwcWGtISCdGweJA}:login/min");
+    }
+
+    #[test]
+    fn each_identity_has_a_key_of_its_own() {
+        let ends = [
+            (Limit::per_hour("api", 5), "api/h"),
+            (Limit::per_hour("api", 9), "api/h"),
+            (Limit::per("api", 5, Duration::from_micros(90_000_001)), "api/90000001us"),
+            (Limit::per_hour("api", 5).with_algorithm(Algorithm::compact_log(16)), "api/h:compact16"),
+        ];
+        for (limit, end) in ends {
+            let text = plain("tsw1").of(&limit, &Key::new("tenant", "7"));
+            assert_eq!(text, format!("tsw1:{{uAmvOtciwcWGtISCdGweJA}}:{end}"));
+        }
     }
 
     /// HMAC-SHA-256 over the domain and the same bytes.
@@ -124,7 +147,7 @@ mod tests {
     fn the_digest_under_a_secret_stays_what_it_is() {
         let (limit, key) = (Limit::per_minute("login", 5), Key::new("tenant", "7"));
         let text = keyed("32 random bytes out of the vault").of(&limit, &key);
-        assert_eq!(text, "tsw1:{S8dlh6sS5CqqyHXGZS4t3g}:login");
+        assert_eq!(text, "tsw1:{S8dlh6sS5CqqyHXGZS4t3g}:login/min");
         assert_ne!(text, keyed("32 other bytes out of the vault!").of(&limit, &key));
     }
 
@@ -134,7 +157,7 @@ mod tests {
         assert_ne!(plain("p").of(&limit, &Key::new("ab", "c")), plain("p").of(&limit, &Key::new("a", "bc")));
     }
 
-    /// The reply to `CLUSTER KEYSLOT tsw1:{uAmvOtciwcWGtISCdGweJA}:login`.
+    /// The reply to `CLUSTER KEYSLOT tsw1:{uAmvOtciwcWGtISCdGweJA}:login/min`.
     #[test]
     fn the_slot_is_that_of_the_digest() {
         assert_eq!(plain("tsw1").hash_slot(&Key::new("tenant", "7")), 4364);

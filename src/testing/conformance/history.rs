@@ -1,6 +1,6 @@
 //! Random histories: the steps of a store that a seed stands for.
 
-use std::{fmt, time::Duration};
+use std::{fmt, iter, time::Duration};
 
 use crate::{
     algorithm::Algorithm,
@@ -12,6 +12,12 @@ use crate::{
 const STEPS: u64 = 200;
 const KEYS: [&str; 2] = ["ada", "bob"];
 const HOUR: u64 = 3_600_000_000;
+
+/// The kinds of a charge: what it takes, whether it is reserved, and whether it is in the shadow.
+const KINDS: u64 = 3 * 2 * 2;
+const RESERVED: u64 = 3;
+/// Those that are compared in pairs: of the kinds in the shadow, those that take units if they fit.
+const PAIRED: [u64; 8] = [0, 1, 2, 3, 4, 5, 6, 9];
 
 /// The steps, and when the first of them happens.
 #[derive(Clone, Debug)]
@@ -101,14 +107,42 @@ impl History {
         let probe = |(limit, key): &(Limit, &'static str)| Check::new(Charge::any_left(of_units(limit, 1), *key));
         Self { begins, steps, probes: pairs.iter().map(probe).collect() }
     }
+
+    /// Checks of every pair of kinds, each with a key of its own, with an id and without, and settled at every cost, within the lease
+    /// and after it.
+    pub(super) fn of_pairs(algorithms: &[Algorithm]) -> Self {
+        let (lease, mut steps) = (Duration::from_secs(4), Vec::new());
+        let cases = algorithms.iter().flat_map(|algorithm| (0..16 * 64).map(move |case| (*algorithm, case)));
+        for (algorithm, case) in cases.filter(|(_, case)| case / 16 % 8 <= case / 16 / 8) {
+            let (number, [first, second, ..]) = (steps.len() as u64, limits_by(algorithm));
+            let charges = [(first, case / 16 % 8), (second, case / 16 / 8)]
+                .map(|(limit, kind)| charge_of(limit, &number.to_string(), 5, PAIRED[kind], lease));
+            let check = Check::of_distinct(charges.into_iter()).unwrap();
+            let check = if case % 2 == 0 { check } else { check.with_id(AdmissionId::from(number)) };
+            let decide = Step::Decide { check, times: 1 };
+            let pass = Step::Advance(if case / 2 % 2 == 0 { lease / 2 } else { lease });
+            let settle = Step::Settle { step: number, charge: None, cost: [0, 3, 5, 8][case / 4 % 4] };
+            steps.extend(iter::zip(number.., [decide, pass, settle]));
+        }
+        Self { begins: Duration::from_micros(500_000 * HOUR), steps, probes: Vec::new() }
+    }
 }
 
-fn limits_by(algorithm: Algorithm) -> [Limit; 3] {
-    let limit = |size, units, seconds| {
-        let name = format!("{size}-{}", algorithm.word().replace(['(', ')'], ""));
-        Limit::new(name, units, Duration::from_secs(seconds)).unwrap().with_algorithm(algorithm)
+/// Some have one name, and some one window. The algorithms share the names.
+fn limits_by(algorithm: Algorithm) -> [Limit; 4] {
+    let limit = |name, units, seconds| Limit::per(name, units, Duration::from_secs(seconds)).with_algorithm(algorithm);
+    [limit("calls", 5, 10), limit("calls", 40, 60), limit("pages", 40, 60), limit("calls", 300, 3_600)]
+}
+
+/// A charge of one of the [kinds](KINDS).
+fn charge_of(limit: Limit, key: &str, cost: u64, kind: u64, lease: Duration) -> Charge {
+    let charge = match kind % 3 {
+        0 => Charge::new(limit.clone(), key, cost.min(limit.units())).unwrap(),
+        1 => Charge::any_left(limit, key),
+        _ => Charge::spent(limit, key, cost),
     };
-    [limit("small", 5, 10), limit("medium", 40, 60), limit("large", 300, 3_600)]
+    let charge = if (kind / RESERVED).is_multiple_of(2) { charge } else { charge.reserve(lease) };
+    if kind / 6 == 0 { charge } else { charge.in_shadow() }
 }
 
 fn of_units(limit: &Limit, units: u64) -> Limit {
@@ -146,21 +180,18 @@ fn check(numbers: &mut Numbers, number: u64, pairs: &[(Limit, &'static str)]) ->
         _ => 1,
     };
     let from = numbers.below(pairs.len() as u64) as usize;
-    let (cost, special) = (numbers.cost(), numbers.below(2 * charges as u64) as usize);
-    let charges = pairs.iter().cycle().skip(from).take(charges).enumerate().map(|(place, (limit, key))| {
+    let cost = numbers.cost();
+    let charges = pairs.iter().cycle().skip(from).take(charges).map(|(limit, key)| {
         // The units of a limit may change at any time.
         let changed = [limit.units() * 2, limit.units().div_ceil(2)];
         let limit = if numbers.once_in(12) { of_units(limit, numbers.one_of(&changed)) } else { limit.clone() };
-        let charge = Charge::new(limit.clone(), *key, cost.min(limit.units())).unwrap();
         let lease = numbers.micros(&[1_000, 15_000_000, 70_000_000]);
-        match numbers.below(8) {
-            _ if place != special => charge,
-            0..4 => charge.reserve(lease),
-            4 => charge.in_shadow(),
-            5 => Charge::any_left(limit, *key),
-            6 => Charge::spent(limit, *key, if numbers.once_in(9) { u64::MAX } else { cost }),
-            _ => charge.reserve(lease).in_shadow(),
-        }
+        let kind = match numbers.below(8) {
+            0 | 1 => numbers.below(KINDS),
+            2 | 3 => RESERVED,
+            _ => 0,
+        };
+        charge_of(limit, key, if numbers.once_in(40) { u64::MAX } else { cost }, kind, lease)
     });
     let charges: Vec<Charge> = charges.collect();
     let check = charges[1..].iter().cloned().try_fold(Check::new(charges[0].clone()), Check::and).unwrap();
@@ -177,7 +208,7 @@ impl fmt::Display for Step {
             Self::Retry { .. } => f.write_str("the refused check again, a microsecond before its retry time"),
             Self::Settle { step, charge: None, cost } => write!(f, "settle step {step} at a cost of {cost}"),
             Self::Settle { step, cost, .. } => write!(f, "settle the first charge of step {step} at a cost of {cost}"),
-            Self::Reset { limit, key } => write!(f, "reset {:?} for {key:?}", limit.name()),
+            Self::Reset { limit, key } => write!(f, "reset {limit} for {key:?}"),
             Self::Advance(time) => write!(f, "advance the clock by {time:?}"),
             Self::ClockBack(time) => write!(f, "step the clock back by {time:?}, and ask for a unit of each limit"),
         }
@@ -193,10 +224,10 @@ pub(super) fn described(check: &Check) -> String {
             Takes::Nothing => "whether any unit is left".to_owned(),
             Takes::IfAdmitted => format!("{cost} units"),
         };
-        let (name, key) = (limit.name(), String::from_utf8_lossy(charge.key().value()));
+        let key = String::from_utf8_lossy(charge.key().value());
         let lease = charge.lease().map(|lease| format!(", reserved for {lease:?}")).unwrap_or_default();
         let shadow = if charge.is_shadow() { ", in the shadow" } else { "" };
-        format!("{units} of {name:?} ({} in {:?}) for {key}{lease}{shadow}", limit.units(), limit.window())
+        format!("{units} of {limit} for {key}{lease}{shadow}")
     };
     let charges: Vec<String> = check.charges().map(charge).collect();
     let id = check.id().map(|id| format!(", with the {id:?}")).unwrap_or_default();

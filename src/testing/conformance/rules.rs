@@ -7,7 +7,7 @@ use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 use tokio::task::{JoinSet, yield_now};
 
 use self::prefetch::{prefetches, spent_prefetches};
-use super::Trial;
+use super::{Trial, history::History, replay::replay};
 use crate::{
     algorithm::Algorithm,
     check::{AdmissionId, Charge, Check},
@@ -37,6 +37,7 @@ pub(super) const RULES: &[(&str, Rule)] = rules! {
     "keys differ in every byte" keys
     "the largest and the smallest limits are exact" extreme_limits
     "huge costs are counted without overflow" huge_costs
+    "every pair of charges is decided and settled alike" pairs
     "a check by an algorithm that the store lacks fails alone" other_algorithms
     "a prefetch counts until a window after its life" prefetches
     "the spent units of a prefetch count for a window" spent_prefetches
@@ -245,6 +246,10 @@ async fn huge_costs(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
         }
     }
     Ok(())
+}
+
+async fn pairs(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
+    replay(&trial, &History::of_pairs(&algorithms)).await.map_err(|(_, difference)| difference)
 }
 
 async fn other_algorithms(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {

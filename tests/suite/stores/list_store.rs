@@ -36,7 +36,7 @@ struct Admission {
 
 impl Admission {
     fn is_of(&self, charge: &Charge) -> bool {
-        self.charge.limit().name() == charge.limit().name() && self.charge.key() == charge.key()
+        is_one_limit(self.charge.limit(), charge.limit()) && self.charge.key() == charge.key()
     }
 
     fn is_reserved(&self) -> bool {
@@ -50,6 +50,11 @@ impl Admission {
             one.ends = one.ends.min(now + one.charge.limit().window());
         }
     }
+}
+
+/// Whether both count together. All limits of this store are exact logs.
+fn is_one_limit(one: &Limit, other: &Limit) -> bool {
+    (one.name(), one.window()) == (other.name(), other.window())
 }
 
 fn units(admissions: &[&Admission]) -> u128 {
@@ -120,7 +125,7 @@ impl ListStore {
             let was_settled = all.iter().any(|one| one.is_of(charge) && one.id == id && one.at == at && one.is_settled);
             let is_late = charge.lease().is_some_and(|lease| at + lease <= now && now < at + window);
             if let Some(open) = all.iter_mut().find(is_open) {
-                let ends = if open.is_reserved() { (open.at + window).min(now + window) } else { open.ends };
+                let ends = if charge.lease().is_some() { (open.at + window).min(now + window) } else { open.ends };
                 *open = Admission { units, ends, is_settled: true, ..open.clone() };
                 was_applied = true;
             } else if is_late && !was_settled && units > 0 {
@@ -153,7 +158,7 @@ impl Store for ListStore {
 
     fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
         let store = self.clone();
-        let is_other = move |one: &Admission| one.charge.limit().name() != limit.name() || one.charge.key() != &key;
+        let is_other = move |one: &Admission| !is_one_limit(one.charge.limit(), &limit) || one.charge.key() != &key;
         Box::pin(async move {
             store.admissions.lock().unwrap().retain(is_other);
             Ok(())

@@ -182,6 +182,7 @@ pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool) {
         };
         command.arg(charge.lease_micros().unwrap_or(0));
         match costs.next().flatten() {
+            Some(cost) if charge.is_spent() => command.arg(format!("spent {cost}")),
             Some(cost) => command.arg(cost),
             None => command.arg(mode(charge)),
         };

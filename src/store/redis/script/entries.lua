@@ -108,7 +108,7 @@ local function time_of(log, rank)
 end
 
 -- Lets a key live as its entries need it: the oldest of an exact log decides, and the newest of others. An admission keeps an
--- expiry that is later: it is that of a longer window under this name, or from before a step back of the clock.
+-- expiry that is later: it is from before a step back of the clock.
 local function outlive(log, newest, is_admission)
   local time, windows = newest, log.is_counter and 2 or 1
   if not log.part and is_expiry_telling and log.oldest then

@@ -27,7 +27,8 @@
 --                       count for a window after that
 --            mode       of a check: '' if the charge refuses and takes its units, 'shadow' if it never refuses, 'left' if
 --                       it takes nothing, 'left shadow' for both, 'spent' if it takes its units even beyond the limit; of
---                       an admission: the real cost, or '' to leave the charge as it is
+--                       an admission: the real cost, with 'spent ' in front of it if its units were spent, or another word to
+--                       leave the charge as it is
 --          checks   how many follow; then for each check, whose charges take the next keys, in order
 --            id     eight bytes: the id of the first copy; those of the others follow it
 --            at     only of an admission: when it was decided

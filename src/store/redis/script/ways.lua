@@ -18,13 +18,13 @@ local function read_charges(place, count, is_plain)
     place, charges[i] = place + 3, charge
     if not is_plain then
       local window, algorithm, lease, mode = charge.window, ARGV[place], ARGV[place + 1] + 0, ARGV[place + 2]
-      local entries = tonumber(algorithm)
+      local entries, is_spent = tonumber(algorithm), string.find(mode, '^spent')
       charge.is_counter, charge.is_compact = algorithm == 'counter', entries ~= nil
       -- Admissions of one part of the window are put together. An exact log has no parts.
       charge.part = algorithm ~= 'log' and (entries and ceil(window / (entries - 2)) or window)
-      charge.lease, charge.is_reserving, charge.is_prefetch = lease > 0 and lease, lease > 0 and mode ~= 'spent', lease > window
-      charge.is_shadow, charge.settled = mode == 'shadow' or mode == 'left shadow', tonumber(mode)
-      if mode == 'spent' then charge.needs = 0 end
+      charge.lease, charge.is_reserving, charge.is_prefetch = lease > 0 and lease, lease > 0 and not is_spent, lease > window
+      charge.is_shadow, charge.settled = mode == 'shadow' or mode == 'left shadow', tonumber(string.match(mode, '%d+$'))
+      if is_spent then charge.needs = 0 end
       if mode == 'left' or mode == 'left shadow' then charge.takes = 0 end
       place = place + 3
     end

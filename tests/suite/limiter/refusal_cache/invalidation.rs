@@ -157,8 +157,7 @@ async fn a_cached_refusal_by_reservations_also_refuses_other_costs() {
     }
 }
 
-/// Two limits of one name have different windows. The expiry that one has set gives the other a reset that is too late,
-/// and the cache must not refuse a check that the store would admit.
+/// Two limits of one name have different windows. The cache knows them apart, and must not refuse a check that the store would admit.
 #[tokio::test]
 async fn a_refusal_is_cached_no_longer_than_its_own_window() {
     let server = RedisServer::start();

@@ -48,6 +48,7 @@ enum Fault {
     ResetsNothing,
     ForgetsAllAfterAStepBack,
     ForgetsAChangedLimit,
+    KnowsALimitByItsNameAlone,
     FreesTheKeyBySecondSettlements,
     IgnoresLateSettlements,
     SettlesAtTheReservedCost,
@@ -104,13 +105,24 @@ fn with_charges(check: &Check, charge: impl Fn(&Charge) -> Charge) -> Check {
 
 /// The same charge of another limit, key and cost.
 fn rebuilt(charge: &Charge, limit: Limit, key: Key, cost: u64) -> Charge {
+    let rebuilt = without_shadow(charge, limit, key, cost);
+    if charge.is_shadow() { rebuilt.in_shadow() } else { rebuilt }
+}
+
+/// The same, and in no shadow.
+fn without_shadow(charge: &Charge, limit: Limit, key: Key, cost: u64) -> Charge {
     let rebuilt = match charge.takes() {
         Takes::Always => Charge::spent(limit, key, cost),
         Takes::Nothing => Charge::any_left(limit, key),
         Takes::IfAdmitted => Charge::new(limit, key, cost).unwrap(),
     };
-    let rebuilt = charge.lease().into_iter().fold(rebuilt, Charge::reserve);
-    if charge.is_shadow() { rebuilt.in_shadow() } else { rebuilt }
+    charge.lease().into_iter().fold(rebuilt, Charge::reserve)
+}
+
+/// Whether both count together, whatever their units.
+fn is_one_limit(one: &Limit, other: &Limit) -> bool {
+    let identity = |limit: &Limit| (limit.name().to_owned(), limit.window(), limit.algorithm());
+    identity(one) == identity(other)
 }
 
 /// The same charge at its whole window, and in no shadow.
@@ -175,7 +187,7 @@ impl Planted {
                 None => charge.clone(),
             })),
             Fault::RefusesByShadowLimits => self.ask(&with_charges(check, |charge| match charge.is_shadow() {
-                true => charge.lease().into_iter().fold(plain(charge), Charge::reserve),
+                true => without_shadow(charge, charge.limit().clone(), charge.key().clone(), charge.cost()),
                 false => charge.clone(),
             })),
             Fault::CountsWhatTakesNothing => {
@@ -196,7 +208,7 @@ impl Planted {
                 let other = counts.and_then(|charge| {
                     seen.charges.iter().find(|other| {
                         other.key() == charge.key()
-                            && check.charges().all(|charge| other.limit().name() != charge.limit().name())
+                            && check.charges().all(|charge| !is_one_limit(other.limit(), charge.limit()))
                     })
                 });
                 if let (Some(other), Some(charge)) = (other, counts) {
@@ -217,7 +229,7 @@ impl Planted {
                 let mut seen = self.seen.lock().unwrap();
                 for charge in check.charges() {
                     let is_it =
-                        |other: &&Charge| other.limit().name() == charge.limit().name() && other.key() == charge.key();
+                        |other: &&Charge| is_one_limit(other.limit(), charge.limit()) && other.key() == charge.key();
                     let last = seen.charges.iter().rev().find(is_it);
                     if last.is_some_and(|last| last.limit().units() != charge.limit().units()) {
                         self.forget(charge);
@@ -225,6 +237,34 @@ impl Planted {
                     seen.charges.push(charge.clone());
                 }
                 self.ask(check)
+            }
+            Fault::KnowsALimitByItsNameAlone => {
+                // As if the limit that came first under the name had the window of all.
+                let mut seen = self.seen.lock().unwrap();
+                seen.charges.extend(check.charges().cloned());
+                let known = |charge: &Charge| {
+                    let limit = charge.limit();
+                    let first = seen.charges.iter().find(|other| other.limit().name() == limit.name()).unwrap();
+                    let known = Limit::new(limit.name().to_owned(), limit.units(), first.limit().window()).unwrap();
+                    rebuilt(charge, known.with_algorithm(limit.algorithm()), charge.key().clone(), charge.cost())
+                };
+                let is_same = |one: &Charge, other: &Charge| {
+                    (one.limit().name(), one.key()) == (other.limit().name(), other.key())
+                };
+                let mut apart: Vec<Charge> = Vec::new();
+                for charge in check.charges().map(known) {
+                    if !apart.iter().any(|other| is_same(other, &charge)) {
+                        apart.push(charge);
+                    }
+                }
+                let decision = self.ask(&check.id().into_iter().fold(check_of(apart.clone()), Check::with_id));
+                Decision::new(check, decision.at(), decision.id(), |charge| {
+                    let place = apart.iter().position(|other| is_same(other, charge));
+                    let status = decision.statuses().nth(place.unwrap()).unwrap();
+                    let least = if status.is_refused_by_reservations() { Duration::ZERO } else { Duration::MAX };
+                    LimitStatus::new(charge, status.used(), status.reset_after(), status.retry_after())
+                        .with_reserved(status.reserved(), least)
+                })
             }
             Fault::DropsLimitsAfterTheFourth => {
                 let four = check_of(check.charges().take(4).cloned());

@@ -38,12 +38,13 @@ macro_rules! faults {
 
 /// A report of one rule that no history shows.
 const HISTORY: &str = "a history of the seed";
+const PAIRS: &str = "rules:\n- every pair of charges is decided and settled alike";
 
 faults! {
     a_store_that_admits_one_unit_too_many_is_found: AdmitsOneUnitTooMany,
         ["50 checks of a limit of 5: expected (5, 5), got (6, 6)", "expected a refusal, got an admission with"];
     a_store_whose_refusals_write_is_found: CountsRefusals,
-        ["50 checks of a limit of 5: expected (5, 5), got (5, 50)", HISTORY] never ["an admission"];
+        ["50 checks of a limit of 5: expected (5, 5), got (5, 50)", HISTORY] never ["got an admission"];
     a_store_that_counts_a_settlement_twice_is_found: CountsEachSettlement,
         ["settlements at the same moment count once: settlements that count, and used units: expected (1, 3), got (20, 22)",
         "expected it to be not counted, got counted"];
@@ -80,20 +81,21 @@ faults! {
     a_store_that_ignores_costs_is_found: CountsEachCheckAsOneUnit, ["used units of one id: expected 2, got 1", "used units of"];
     a_store_that_ignores_leases_is_found: IgnoresLeases, ["used units: expected (1, 3), got (0, 20)", "reserved units"];
     a_shadow_limit_that_refuses_is_found: RefusesByShadowLimits,
-        ["rules:\n- a history", "in the shadow", "expected an admission, got a refusal"];
+        [HISTORY, "in the shadow", "expected an admission, got a refusal"];
     a_store_that_counts_charges_of_nothing_is_found: CountsWhatTakesNothing,
-        ["rules:\n- a history", "whether any unit is left", "used units"];
+        [PAIRS, HISTORY, "whether any unit is left", "used units"];
     a_store_whose_limits_share_units_is_found: CountsForEveryLimitOfTheKey,
         ["whether the limit of 5 holds: expected true, got false", "used units"];
     a_reset_that_forgets_nothing_is_found: ResetsNothing, ["rules:\n- a history"];
     a_store_that_admits_more_after_a_step_back_is_found: ForgetsAllAfterAStepBack,
         ["rules:\n- a history", "expected a refusal, got an admission"];
-    a_store_that_starts_anew_under_changed_units_is_found: ForgetsAChangedLimit,
-        ["rules:\n- a history", "expected a refusal, got an admission"];
+    a_store_that_starts_anew_under_changed_units_is_found: ForgetsAChangedLimit, ["rules:\n- a history", "used units"];
+    a_store_without_the_window_in_the_identity_is_found: KnowsALimitByItsNameAlone,
+        [PAIRS, "calls=40/min for 0: expected 60000000 microseconds until the reset time of \"calls\", got 10000000", HISTORY];
     a_second_settlement_that_frees_units_is_found: FreesTheKeyBySecondSettlements,
         ["settlements at the same moment count once: settlements that count, and used units: expected (1, 3), got (1, 0)", HISTORY];
     a_store_that_ignores_late_settlements_is_found: IgnoresLateSettlements,
-        ["rules:\n- a history", "expected it to be counted, got not counted"];
+        [PAIRS, HISTORY, "expected it to be counted, got not counted"];
     a_store_that_settles_at_the_reserved_cost_is_found: SettlesAtTheReservedCost,
         ["settlements that count, and used units: expected (1, 3), got (1, 20)", "differs: a settlement of the check", "used units"];
     a_store_that_reads_keys_in_lower_case_is_found: ReadsKeysInLowerCase,

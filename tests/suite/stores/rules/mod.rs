@@ -72,6 +72,7 @@ on_both_stores! {
     }
     settlements {
         a_settlement_counts_once_at_its_cost
+        spent_units_with_a_lease_are_settled
         units_settled_above_the_limit_refuse_until_they_leave
         charges_are_settled_one_by_one
         an_admission_can_be_refunded_by_its_id
@@ -92,6 +93,8 @@ on_both_stores! {
         no_span_of_one_window_admits_more_than_the_limit
         several_admissions_fit_into_one_microsecond
         a_changed_limit_applies_to_the_recorded_history
+        no_window_admits_more_because_another_limit_has_its_name
+        limits_of_one_name_and_other_windows_are_apart
         extreme_numbers_are_exact
         a_key_recovers_one_window_after_the_clock_steps_back
         long_logs_are_exact

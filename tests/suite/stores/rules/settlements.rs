@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 use super::trial::{Trial, plain_check, reserved_check, to_next_window, to_the_start_of_a_window};
-use tower_sliding_window::{Algorithm, Charge, Decision, Limit, check::AdmissionId, settlement::Settlement};
+use tower_sliding_window::{Algorithm, Charge, Check, Decision, Limit, check::AdmissionId, settlement::Settlement};
 
 const LEASE: Duration = Duration::from_secs(5);
 const TOKENS: Limit = Limit::per_minute("tokens", 100);
@@ -27,6 +27,25 @@ pub(super) async fn a_settlement_counts_once_at_its_cost(test: Trial) {
             }
             test.clock.advance(LEASE);
             assert_eq!(test.used(&limit).await, used, "{algorithm:?}: the lease returns nothing after the settlement");
+        }
+    }
+}
+
+/// Spent units with a lease are settled as others are: from then on they count until a window after their admission.
+pub(super) async fn spent_units_with_a_lease_are_settled(test: Trial) {
+    for algorithm in test.algorithms() {
+        let limit = TOKENS.with_algorithm(algorithm);
+        for (cost, has_id) in [0, 4, 10, 250].into_iter().flat_map(|cost| [(cost, false), (cost, true)]) {
+            to_the_start_of_a_window(&test.clock, TOKENS.window());
+            test.limiter.reset(&limit, "ada").await.unwrap();
+            let check = Check::new(Charge::spent(limit.clone(), "ada", 10).reserve(LEASE));
+            let check = if has_id { check.with_id(AdmissionId::fresh()) } else { check };
+            let admitted = test.take(&check).await;
+            assert_eq!(admitted.used(), 10);
+            assert_eq!(test.settled(&check, &admitted, cost).await, (true, cost), "{algorithm:?} {has_id}");
+            assert_eq!(test.settled(&check, &admitted, 99).await, (false, cost), "{algorithm:?} {has_id}");
+            test.clock.advance(LEASE);
+            assert_eq!(test.used(&limit).await, cost, "{algorithm:?} {has_id}: it counts for longer than the lease");
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::trial::{MICROSECOND, Trial, charge};
-use tower_sliding_window::{Check, Limit};
+use super::trial::{MICROSECOND, Trial, charge, plain_check, seconds, to_the_start_of_a_window};
+use tower_sliding_window::{Check, Limit, settlement::Settlement};
 
 /// A unit admitted at `t` counts until exactly `t + window`.
 pub(super) async fn a_unit_leaves_exactly_one_window_later(test: Trial) {
@@ -48,6 +48,44 @@ pub(super) async fn a_changed_limit_applies_to_the_recorded_history(test: Trial)
     assert_eq!((lowered.is_allowed(), lowered.used(), lowered.remaining()), (false, 8, 0));
     let raised = test.spend(&limit(20), 10).await;
     assert_eq!((raised.is_allowed(), raised.remaining()), (true, 2));
+}
+
+/// The window is a part of a limit's identity. A request under a shorter window makes a longer one of the same name forget nothing.
+pub(super) async fn no_window_admits_more_because_another_limit_has_its_name(test: Trial) {
+    let test = test.without_refusal_cache();
+    for algorithm in test.algorithms() {
+        let [hourly, brief] =
+            [Limit::per_hour("api", 10), Limit::per_second("api", 10)].map(|limit| limit.with_algorithm(algorithm));
+        to_the_start_of_a_window(&test.clock, hourly.window());
+        let (mut admitted, mut briefly) = (0, 0);
+        for _ in 0..20 {
+            for _ in 0..12 {
+                admitted += u64::from(test.spend(&hourly, 1).await.is_allowed());
+            }
+            test.clock.advance(seconds(2));
+            briefly += u64::from(test.spend(&brief, 1).await.is_allowed());
+        }
+        assert_eq!((admitted, briefly), (10, 20), "{algorithm:?}");
+        test.clock.advance(2 * hourly.window());
+    }
+}
+
+/// Limits of one name and one window are one, whatever their units; those of other windows are reset, blocked and settled apart.
+pub(super) async fn limits_of_one_name_and_other_windows_are_apart(test: Trial) {
+    let test = test.without_refusal_cache();
+    let (hourly, lowered, daily) = (Limit::per_hour("api", 10), Limit::per_hour("api", 5), Limit::per_day("api", 10));
+    let both = plain_check(&hourly, 3).and(charge(&daily, 4)).unwrap();
+    let admitted = test.take(&both).await;
+    let used = async || (test.used(&hourly).await, test.used(&lowered).await, test.used(&daily).await);
+    assert_eq!(used().await, (3, 3, 4));
+    let settlement = Settlement::new(both, &admitted, |charge| (charge.limit() == &daily).then_some(7));
+    assert!(test.limiter.settle(settlement).await.unwrap().was_applied());
+    assert_eq!(used().await, (3, 3, 7));
+    test.limiter.reset(&lowered, "ada").await.unwrap();
+    assert_eq!(used().await, (0, 0, 7));
+    test.limiter.block(&hourly, "ada", seconds(60)).await.unwrap();
+    assert!(!test.spend(&lowered, 1).await.is_allowed());
+    assert!(test.spend(&daily, 1).await.is_allowed());
 }
 
 /// The largest and smallest numbers of a limit are counted exactly.
