@@ -30,7 +30,7 @@ pub enum ConfigErrorKind {
     Split,
     /// A layer has no limit, so nothing would be limited.
     NoLimits,
-    /// Two limits that are decided together have the same name, or are charged for the same key. They would count into each other.
+    /// Two limits of a layer have the same name, by which clients and metrics know them. Or a check charges one limit twice for a key.
     SameLimit,
     /// The URL or a setting of a [store](crate::store).
     Store,

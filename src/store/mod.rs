@@ -22,7 +22,7 @@
 //! A store of your own implements [`Store`]. `testing::Conformance` (feature `test-util`) says which rules it breaks: see
 //! [`guide::testing_your_limits`](crate::guide::testing_your_limits#a-store-of-your-own). Besides the rules above:
 //!
-//! 1. A limit is known by its name. Its units may change, and the new number holds for what is stored already.
+//! 1. A limit is known by its name, window and algorithm. Its units may change, and the new number holds for what is stored already.
 //! 2. Units count from their decision until exactly one window later. Units of a charge with a [lease](crate::Charge::lease) count
 //!    until the lease ends. They are reserved until they are settled, unless the charge is spent.
 //! 3. [`Decision::new`](crate::Decision::new) calls `status` once for each charge, in order. The check is admitted if no status
@@ -33,7 +33,7 @@
 //!    [`with_reserved`](crate::decision::LimitStatus::with_reserved) gets the reserved units, and the retry time if all reserved units
 //!    were given back now: zero if the check would fit.
 //! 5. A check with an [id](crate::Check::id) of the caller's has been admitted before if the store has an unsettled admission of
-//!    this id under the name and key of one of its charges. The decision has the time and the id of that admission.
+//!    this id under the limit and key of one of its charges. The decision has the time and the id of that admission.
 //! 6. A settlement belongs to the admission with the same limit, key, id, cost, kind (reserved or not) and time. Without a
 //!    reservation, the settlement's time may also be later. Settled units are no longer reserved, and count until one window after
 //!    the admission. A cost of 0 removes them.

@@ -1,6 +1,6 @@
 //! The check that the limits of a layer make of a request.
 //!
-//! Chosen limits may be the same for a request: two of one name, window and algorithm for one key make one charge, by the stricter of them.
+//! Chosen limits may be the same for a request: two of one identity for one key make one charge, by the stricter of them.
 
 use std::sync::Arc;
 

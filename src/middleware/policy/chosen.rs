@@ -48,12 +48,10 @@ impl KeyedLimit {
     ///    and nothing is charged. A limit in the [shadow](Self::in_shadow) is left out. So don't return an error for a tenant
     ///    that must not get in, since fail-open would let it in: [`deny`](crate::RateLimitLayer::deny) its key, or leave it to
     ///    your authentication.
-    /// 5. Limits of one name and one [`Algorithm`](crate::Algorithm) share the units of a key. So a tenant keeps its used units
-    ///    when it moves to another plan. **Give all limits of a name one window.** A request under a shorter window makes the
-    ///    longer one forget all older units. At worst, the longer one then admits its units again in each of the shorter windows.
-    /// 6. Two limits of one name for one key are one limit, as for [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp)
-    ///    without a proxy. The stricter is charged, at the larger cost: it has fewer units, or the longer window if these are
-    ///    equal. A limit in the shadow is left out beside one that is not.
+    /// 5. Limits of one name, window and [`Algorithm`](crate::Algorithm) share the units of a key. So a tenant keeps its used units
+    ///    when it moves to another plan. Under another window or algorithm it starts anew.
+    /// 6. Two such limits for one key are one limit, as for [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp) without a
+    ///    proxy. The one of fewer units is charged, at the larger cost. A limit in the shadow is left out beside one that is not.
     /// 7. No limit is chosen for a request that the layer's other limits are known to refuse: because the
     ///    [refusal cache](crate::Limiter::refusal_cache) remembers it, or because the store
     ///    [decides at once](crate::Store::decide_now), as `MemoryStore` does. So a client that is over a limit by address costs

@@ -107,7 +107,7 @@ impl Policy {
         }
     }
 
-    /// Adds a limit, unless another has its name.
+    /// Adds a limit, unless another has its name: clients and metrics could not tell them apart.
     pub(super) fn push(&mut self, limit: KeyedLimit) -> Result<(), ConfigError> {
         if let Some(name) = limit.limit().map(Limit::name)
             && self.any(|other| other.limit().is_some_and(|other| other.name() == name))

@@ -50,7 +50,7 @@ async fn an_admission_is_one_entry_and_the_sum() {
     assert_eq!(entries(&server, &key).len(), 1, "as long as every entry is one unit, their number is the sum");
 
     let decision = limiter(&server).check(&LOGIN, "ada", 2).await.unwrap();
-    assert!(key.starts_with("tsw1:{") && key.ends_with("}:login/min"), "{key}");
+    assert!(key.starts_with("tsw1:{") && key.ends_with("}:login/10s"), "{key}");
     let entries = entries(&server, &key);
     assert_eq!(entries[0], (b"used".to_vec(), 3));
     assert_eq!(entries[1].0.len(), 8, "a cost of 1 is not written");
@@ -277,7 +277,7 @@ async fn a_refusal_by_one_limit_leaves_no_key_for_the_others() {
     let charge = |limit: &Limit| Charge::new(limit.clone(), "ada", 1).unwrap();
     let both = Check::new(charge(&Limit::per_day("daily", 100))).and(charge(&LOGIN)).unwrap();
     assert!(!limiter.check_all(both).await.unwrap().is_allowed());
-    assert!(server.only_key().ends_with(":login"));
+    assert!(server.only_key().ends_with(":login/10s"));
 }
 
 #[tokio::test]
