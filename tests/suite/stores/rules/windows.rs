@@ -79,7 +79,7 @@ pub(super) async fn limits_of_one_name_and_other_windows_are_apart(test: Trial) 
     let used = async || (test.used(&hourly).await, test.used(&lowered).await, test.used(&daily).await);
     assert_eq!(used().await, (3, 3, 4));
     let settlement = Settlement::new(both, &admitted, |charge| (charge.limit() == &daily).then_some(7));
-    assert!(test.limiter.settle(settlement).await.unwrap().was_applied());
+    assert!(test.limiter.settle(settlement).await.unwrap().was_applied);
     assert_eq!(used().await, (3, 3, 7));
     test.limiter.reset(&lowered, "ada").await.unwrap();
     assert_eq!(used().await, (0, 0, 7));
