@@ -199,7 +199,7 @@ async fn a_failed_check_keeps_the_sums_correct() {
         clock.advance(Duration::from_secs(5));
     }
     assert!(limiter.check(&LOGIN, "ada", 1).await.unwrap().is_allowed());
-    let login = server.keys().into_iter().find(|key| key.ends_with(":login")).unwrap();
+    let login = server.keys().into_iter().find(|key| key.ends_with(":login/10s")).unwrap();
     server.run::<()>(&format!("SET {login} text"));
 
     let heavy = Limit::per("heavy", 10, Duration::from_secs(10));
