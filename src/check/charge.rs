@@ -161,10 +161,6 @@ impl Charge {
         Some(self.on(limit))
     }
 
-    pub(crate) fn limit_and_key(&self) -> (&Limit, &Key) {
-        (&self.limit, &self.key)
-    }
-
     /// The units that have to be left. [`takes`](Self::takes) says when the charge takes them.
     #[must_use]
     pub fn cost(&self) -> u64 {

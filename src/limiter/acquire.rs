@@ -4,10 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{
-    Limiter,
-    lines::{Place, refused_by},
-};
+use super::{Limiter, lines::Place};
 use crate::{
     check::{Charge, Check},
     decision::Decision,
@@ -31,21 +28,23 @@ impl Limiter {
     ///    overtakes another. A caller that gives up or is dropped leaves the line.
     /// 3. A caller that cannot reach the front of the line in time is refused without spending. The retry time is then a
     ///    lower bound: how long the first in line has to wait.
-    /// 4. A future that is kept but not polled does not block the line: the next caller takes over 100 ms after the first
-    ///    should have asked, or its call should have ended. If the next are not polled either, the first that is takes over
-    ///    150 ms later, and a millisecond for each of them. When a caller is polled again, it gets its old place back.
+    /// 4. A future that is kept but not polled does not block the line: 100 ms after the first should have asked, or its call should
+    ///    have ended, the next caller takes over. If it is not polled either, the others may a millisecond later, and the first of them
+    ///    that is polled does. When a caller is polled again, it gets its old place back.
     /// 5. [`check`](Self::check), limiters of other processes, and checks of other sets of limits or keys do not join the
     ///    line. Of those, the first to ask when units are left gets them.
-    /// 6. A [settlement](Self::settle) or [reset](Self::reset) through this limiter lets those ask at once that are first in
-    ///    line and were refused by one of its limits and keys, in the order of their arrival, as far as the units reach.
-    ///    If only [reserved](crate::Charge::reserve) units are in the way,
-    ///    the first asks again after [`retry_reserved_after`](Self::retry_reserved_after), and once more at the end of
-    ///    `max_wait`.
+    /// 6. A [settlement](Self::settle) or [reset](Self::reset) through this limiter lets those ask at once whom it may admit, and no
+    ///    more of them than the units that it returns: callers that are first in line, and that nothing but its limits and keys refuses.
+    ///    They do so in the order of their arrival; of more than 16 different costs, the lowest come first. A caller that does not use the
+    ///    units, because it is dropped, not polled, or refused by something else, leaves them to the next. If only
+    ///    [reserved](crate::Charge::reserve) units are in the way, the first asks again after
+    ///    [`retry_reserved_after`](Self::retry_reserved_after), and once more at the end of `max_wait`.
     /// 7. The [`deadline`](Self::deadline) is that of each call to the store, not of the wait, and the end of `max_wait`
     ///    does not interrupt a call. An error of the store is returned at once.
     ///
-    /// A check that can never be refused, such as one at a cost of 0, never waits. Waiting needs a tokio runtime with time,
-    /// but no task.
+    /// A check that can never be refused, such as one at a cost of 0, never waits. Waiting needs a tokio runtime with time.
+    /// While callers wait behind another, a task of one of their runtimes watches the line. If that runtime is not driven, taking over
+    /// needs about a second more, and 20 ms for each place in line.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -99,36 +98,25 @@ impl Limiter {
             return self.decide(check, waited).await;
         }
         // `None` if that is beyond what a clock can show.
-        let (end, lines) = (Instant::now().checked_add(max_wait), &self.core.lines);
-        let mut wanted = lines.wanted(&check);
-        let mut refusing = Vec::new();
+        let end = Instant::now().checked_add(max_wait);
+        let (mut place, mut is_in_line) = self.core.lines.arrive(&check);
+        if is_in_line && !is_within(left(end, Instant::now()), place.first_waits()) {
+            return self.refuse(&check, &place, waited).await;
+        }
         let mut limiter = self.clone();
-        let (mut place, mut asks_at) = match lines.join_others(&wanted) {
-            Some(place) if is_within(left(end, Instant::now()), place.first_waits()) => (place, Instant::now()),
-            Some(place) => return self.refuse(&check, &place, waited).await,
-            None => {
-                let decision = self.decide(check.clone(), waited).await?;
-                let Some(asks_at) = ask_again_at(end, &decision) else { return Ok(decision) };
-                (limiter, refusing) = (self.after(&decision), refused_by(&wanted, &decision));
-                (lines.join(&wanted), asks_at)
-            }
-        };
         loop {
-            if !place.is_first_before(end).await {
-                return self.refuse(&check, &place, waited).await;
-            }
-            if !place.asks(asks_at, &refusing, self.core.deadline).await {
-                // It was not polled for a while, and another caller has taken over.
-                continue;
-            }
-            (*waited, wanted) = (Duration::ZERO, lines.wanted(&check));
-            let decision = limiter.decide(check.clone(), waited).await?;
-            match ask_again_at(end, &decision) {
-                Some(again) => {
-                    (asks_at, limiter, refusing) = (again, self.after(&decision), refused_by(&wanted, &decision));
+            if is_in_line {
+                if !place.has_turn_before(end, self.core.deadline).await {
+                    return self.refuse(&check, &place, waited).await;
                 }
-                None => return Ok(decision),
+                *waited = Duration::ZERO;
             }
+            let outcome = limiter.decide(check.clone(), waited).await;
+            place.answered(outcome.as_ref().ok());
+            let decision = outcome?;
+            let Some(asks_at) = ask_again_at(end, &decision) else { return Ok(decision) };
+            place.is_refused(&decision, asks_at);
+            (is_in_line, limiter) = (true, self.after(&decision));
         }
     }
 

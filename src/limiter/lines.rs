@@ -1,125 +1,101 @@
 //! The lines of callers that wait in [`Limiter::acquire`](super::Limiter::acquire), which has the rules: one for each set of limits and
-//! keys. `turns.rs` is the order in one of them.
-//!
-//! The first in line records which limits and keys have refused it. When units of one of them return, those that it has refused ask at
-//! once, as far as the units reach.
+//! keys. `turns.rs` is the order in one of them, `freed.rs` says who asks when units are freed.
 
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
     future::poll_fn,
     hash::BuildHasherDefault,
-    iter,
+    mem,
     pin::pin,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Poll, Waker, ready},
     time::Duration,
 };
 
 use tokio::time::{Instant, sleep_until};
 
-use super::turns::Turns;
+use super::{
+    freed::{Freed, Pair, Wanted},
+    turns::{Turns, later},
+};
 use crate::{
     check::{Charge, Check},
     decision::{Decision, LimitStatus},
-    key::{Digester, Key, Prehashed},
-    limit::Limit,
+    key::{Digester, Prehashed},
 };
-
-/// Limits and keys share this many counters of what was returned.
-const COUNTERS: usize = 32;
 
 /// The lines of a limiter, which its clones share.
 #[derive(Default)]
 pub(super) struct Lines {
     digester: Digester,
     table: Mutex<Table>,
-    /// How often units were returned, even if no caller was in line.
-    returned: [AtomicU64; COUNTERS],
 }
 
 #[derive(Default)]
 struct Table {
     last_number: u64,
-    /// Those with a first caller, by their limits and keys. Two sets with the same digest share a line, which makes them slower, not
-    /// wrong.
+    /// By their limits and keys. Two sets with the same digest share a line, which makes them slower, not wrong.
     lines: HashMap<u64, Turns, BuildHasherDefault<Prehashed>>,
-    /// The line and cost of first callers, by a limit and key that has refused them, and their number.
-    refused: BTreeMap<(u64, u64), (u64, u64)>,
+    /// The limits and keys of all callers.
+    pairs: HashMap<u64, Pair, BuildHasherDefault<Prehashed>>,
 }
 
-/// A limit and key as a caller needs it.
-#[derive(Clone, Copy)]
-pub(super) struct Wanted {
-    digest: u64,
-    cost: u64,
-    /// How often units had been returned before the caller asked.
-    returned: u64,
-}
-
-/// A place in a line, until it is dropped.
+/// A caller, and its place in a line. Dropped, it leaves.
 pub(super) struct Place {
     lines: Arc<Lines>,
     line: u64,
     number: u64,
+    wanted: Vec<Wanted>,
+    /// Those that have refused it, the longest at the end.
     refused_by: Vec<Wanted>,
 }
 
-/// A settlement or reset on its way. Dropped, it is done, or goes on without its caller: then the callers that it may help ask at once.
-pub(super) struct Returning<'a> {
-    lines: &'a Lines,
-    /// The limits and keys, and the units that are left of them.
-    left: Vec<(u64, u64)>,
-}
-
 impl Lines {
-    /// The units that a caller needs if it asks now.
-    pub(super) fn wanted(&self, check: &Check) -> Vec<Wanted> {
-        let wanted = |charge: &Charge| {
-            let digest = self.digest(charge.limit(), charge.key());
-            Wanted { digest, cost: charge.cost(), returned: self.counter(digest).load(Ordering::SeqCst) }
-        };
-        check.charges().map(wanted).collect()
-    }
-
-    /// The last place in a line.
-    pub(super) fn join(self: &Arc<Self>, wanted: &[Wanted]) -> Place {
-        self.place(&mut self.lock(), wanted)
-    }
-
-    /// The last place in a line, if others are in it.
-    pub(super) fn join_others(self: &Arc<Self>, wanted: &[Wanted]) -> Option<Place> {
-        let mut table = self.lock();
-        table.lines.contains_key(&line_of(wanted)).then(|| self.place(&mut table, wanted))
-    }
-
-    fn place(self: &Arc<Self>, table: &mut Table, wanted: &[Wanted]) -> Place {
+    /// A caller arrives. Returns whether others are in its line; otherwise it asks now.
+    pub(super) fn arrive(self: &Arc<Self>, check: &Check) -> (Place, bool) {
+        let (now, mut line, mut table) = (Instant::now(), 0_u64, self.lock());
+        let wanted = check.charges().map(|charge| {
+            let digest = self.digest(charge);
+            // The same for the same limits and keys in any order.
+            line = line.wrapping_add(digest);
+            let pair = table.pairs.entry(digest).or_default();
+            pair.callers += 1;
+            Wanted { digest, cost: charge.cost(), takes: charge.units(), freed_before: pair.freed, until: now }
+        });
+        let (wanted, refused_by) = (wanted.collect(), Vec::new());
         table.last_number += 1;
-        Place { lines: Arc::clone(self), line: line_of(wanted), number: table.last_number, refused_by: Vec::new() }
+        let place = Place { lines: Arc::clone(self), line, number: table.last_number, wanted, refused_by };
+        (place, table.lines.contains_key(&line))
     }
 
-    /// Units of these limits and keys are being returned, all of them as far as is known.
-    pub(super) fn returning<'a>(&self, accounts: impl IntoIterator<Item = (&'a Limit, &'a Key)>) -> Returning<'_> {
-        let left = accounts.into_iter().map(|(limit, key)| (self.digest(limit, key), limit.units())).collect();
-        Returning { lines: self, left }
+    pub(super) fn digest(&self, charge: &Charge) -> u64 {
+        self.digester.of_key(charge.limit(), charge.key())
     }
 
-    fn digest(&self, limit: &Limit, key: &Key) -> u64 {
-        self.digester.of_key(limit, key)
+    /// Lets those ask whom these units may admit: one at a time, so that no lock is held for long.
+    pub(super) fn give(self: &Arc<Self>, freed: impl IntoIterator<Item = Freed>) {
+        for mut freed in freed {
+            while self.change(|table, wake| table.give(&mut freed, wake).map_or((0, false), |line| (line, true))) {}
+        }
     }
 
-    fn counter(&self, digest: u64) -> &AtomicU64 {
-        &self.returned[digest as usize % COUNTERS]
-    }
-
-    /// Changes the lines, and then wakes the callers that are to know.
-    fn change<T>(&self, change: impl FnOnce(&mut Table, &mut Vec<Waker>) -> T) -> T {
-        let mut woken = Vec::new();
-        let result = change(&mut self.lock(), &mut woken);
+    /// Changes a line, and then wakes the callers that are to know. Starts its watch, or ends the line.
+    fn change<T>(self: &Arc<Self>, change: impl FnOnce(&mut Table, &mut Vec<Waker>) -> (u64, T)) -> T {
+        let (mut woken, mut unused, mut table) = (Vec::new(), Vec::new(), self.lock());
+        let (id, result) = change(&mut table, &mut woken);
+        if let Some(line) = table.lines.get_mut(&id) {
+            if line.is_empty() {
+                line.end_watch();
+                unused = mem::take(&mut line.freed);
+                table.lines.remove(&id);
+            } else {
+                line.be_watched(|due| watch(Arc::clone(self), id, due));
+            }
+        }
+        drop(table);
         woken.into_iter().for_each(Waker::wake);
+        self.give(unused);
         result
     }
 
@@ -128,99 +104,143 @@ impl Lines {
     }
 }
 
-/// The same for the same limits and keys in any order.
-fn line_of(wanted: &[Wanted]) -> u64 {
-    wanted.iter().fold(0, |digest, wanted| digest.wrapping_add(wanted.digest))
-}
-
-/// Those of the wanted limits and keys that have refused.
-pub(super) fn refused_by(wanted: &[Wanted], refusal: &Decision) -> Vec<Wanted> {
-    let refuses = |status: &LimitStatus| status.refuses().is_some();
-    wanted.iter().zip(refusal.statuses()).filter(|(_, status)| refuses(status)).map(|(wanted, _)| *wanted).collect()
+/// Watches that the first in a line is polled, as long as others need that.
+async fn watch(lines: Arc<Lines>, line: u64, mut due: Instant) {
+    loop {
+        sleep_until(due).await;
+        let Some((look_again_at, woken)) = lines.change(|table, _| (line, table.look(line))) else { return };
+        woken.into_values().for_each(Waker::wake);
+        due = look_again_at;
+    }
 }
 
 impl Table {
-    fn line(&mut self, place: &Place) -> Option<&mut Turns> {
-        self.lines.get_mut(&place.line)
+    /// The line in which this caller is the first.
+    fn own_line(&mut self, place: &Place) -> Option<&mut Turns> {
+        self.lines.get_mut(&place.line).filter(|line| line.first == Some(place.number))
     }
 
-    /// Takes the turn if it is this caller's, or returns when to look again.
-    fn take_turn(&mut self, place: &Place, waker: &Waker, wake: &mut Vec<Waker>) -> Option<Instant> {
-        let (number, now) = (place.number, Instant::now());
-        let line = self.lines.entry(place.line).or_insert_with(|| Turns::new(number, now));
-        line.take(number, waker, now, wake)
-    }
-
-    /// The first in line waits until a time, unless units that it needs have been returned since it asked.
-    fn wait(&mut self, place: &mut Place, asks_at: Instant, refused_by: &[Wanted], wake: &mut Vec<Waker>) {
-        self.forget(place);
-        let Some(line) = self.line(place).filter(|line| line.is_first(place.number)) else { return };
-        let is_outdated =
-            |wanted: &Wanted| place.lines.counter(wanted.digest).load(Ordering::SeqCst) != wanted.returned;
-        let asks_at = if refused_by.iter().any(is_outdated) { Instant::now() } else { asks_at };
-        line.ask(asks_at, Duration::ZERO, wake);
-        for wanted in refused_by {
-            self.refused.insert((wanted.digest, place.number), (place.line, wanted.cost));
-        }
-        place.refused_by = refused_by.to_vec();
-    }
-
-    /// When the first in line asks; `None` if the caller has lost its turn. The call that follows may take as long as the deadline.
-    fn asks_at(&mut self, place: &Place, deadline: Duration, waker: &Waker, wake: &mut Vec<Waker>) -> Option<Instant> {
+    /// Takes the turn if it is this caller's, or returns when to look again. A caller that was not the first waits as long as it is refused.
+    fn take_turn(
+        &mut self,
+        place: &Place,
+        was_first: &mut bool,
+        waker: &Waker,
+        wake: &mut Vec<Waker>,
+    ) -> Option<Instant> {
         let now = Instant::now();
-        let line = self.line(place).filter(|line| line.is_first(place.number))?;
-        if line.asks_at() <= now {
-            line.ask(now, deadline, wake);
-        } else {
+        let line = self.lines.entry(place.line).or_insert_with(|| Turns::new(now));
+        let look_again_at = line.take(place.number, waker, now);
+        if !mem::replace(was_first, look_again_at.is_none()) && look_again_at.is_none() {
+            line.refused_by.clone_from(&place.refused_by);
+            self.wait_or_ask(place.line, wake);
+        }
+        look_again_at
+    }
+
+    /// Leaves out the limits and keys of which units were freed, or whose time is over. Without others the first asks now: its line.
+    fn wait_or_ask(&mut self, id: u64, wake: &mut Vec<Waker>) -> Option<&mut Turns> {
+        let (Self { lines, pairs, .. }, now) = (self, Instant::now());
+        let line = lines.get_mut(&id)?;
+        let is_freed = |wanted: &Wanted| pairs.get(&wanted.digest).is_some_and(|pair| pair.unclaimed(wanted) > 0);
+        let refuses = |wanted: &Wanted| wanted.until > now && !is_freed(wanted);
+        if line.refused_by.iter().any(refuses) {
+            line.refused_by.retain(refuses);
+            let (longest, first) = (*line.refused_by.last()?, line.first?);
+            pairs.entry(longest.digest).or_default().refused.insert((longest.cost, first), id);
+            line.ask(longest.until, Duration::ZERO, wake);
+            return None;
+        }
+        let claim = |wanted: Wanted| pairs.get_mut(&wanted.digest)?.claim(&wanted);
+        line.freed.extend(mem::take(&mut line.refused_by).into_iter().filter_map(claim));
+        line.ask(now, Duration::ZERO, wake);
+        Some(line)
+    }
+
+    /// Whether the first in line asks now; otherwise when. The call that follows may take as long as the deadline.
+    fn asks(&mut self, place: &mut Place, deadline: Duration, waker: &Waker, wake: &mut Vec<Waker>) -> Option<Instant> {
+        let (line, now) = (self.own_line(place)?, Instant::now());
+        if line.asks_at > now {
             line.sleep(waker);
+            return Some(line.asks_at);
         }
-        Some(line.asks_at())
+        line.ask(now, deadline, wake);
+        self.forget(place.line);
+        for wanted in &mut place.wanted {
+            wanted.freed_before = self.pairs.get(&wanted.digest).map_or(0, |pair| pair.freed);
+        }
+        None
     }
 
-    fn forget(&mut self, place: &Place) {
-        for wanted in &place.refused_by {
-            self.refused.remove(&(wanted.digest, place.number));
+    /// The first in line waits for nothing any more.
+    fn forget(&mut self, line: u64) {
+        if let Some(line) = self.lines.get_mut(&line)
+            && let Some(longest) = mem::take(&mut line.refused_by).pop()
+            && let (Some(pair), Some(first)) = (self.pairs.get_mut(&longest.digest), line.first)
+        {
+            pair.refused.remove(&(longest.cost, first));
         }
     }
 
-    /// Callers that this limit and key has refused ask now, as far as its units reach.
-    fn ask_now(&mut self, digest: u64, mut left: u64, wake: &mut Vec<Waker>) {
-        let now = Instant::now();
-        for (&(_, number), &(line, cost)) in self.refused.range((digest, 0)..=(digest, u64::MAX)) {
-            if left == 0 {
-                return;
-            }
-            let waits = |line: &&mut Turns| line.is_first(number) && line.asks_at() > now;
-            if cost <= left
-                && let Some(line) = self.lines.get_mut(&line).filter(waits)
-            {
-                left -= cost;
-                line.ask_now(now, wake);
-            }
+    /// Lets the first caller in the list ask for some of these units, or go over to another list. Returns its line.
+    fn give(&mut self, freed: &mut Freed, wake: &mut Vec<Waker>) -> Option<u64> {
+        let (cost, id) = self.pairs.get_mut(&freed.digest)?.take(freed)?;
+        self.lines.get_mut(&id)?.refused_by.pop();
+        if let Some(line) = self.wait_or_ask(id, wake) {
+            let given = Freed { units: cost.min(freed.units), ..*freed };
+            line.freed.push(given);
+            (freed.units, freed.left) = (freed.units - given.units, freed.left.saturating_sub(cost));
         }
+        Some(id)
+    }
+
+    /// The units that the first has asked for and not used. After a failure there are none: no caller is to ask the store at once.
+    fn answered(&mut self, place: &Place, reply: Option<&Decision>) -> Vec<Freed> {
+        let freed = self.own_line(place).map(|line| mem::take(&mut line.freed)).unwrap_or_default();
+        let unused = |freed: Freed| {
+            let mut statuses = place.wanted.iter().zip(reply?.statuses());
+            let (wanted, status) = statuses.find(|(wanted, _)| wanted.digest == freed.digest)?;
+            Some(freed.after(wanted, status, reply?.is_allowed()))
+        };
+        freed.into_iter().filter_map(unused).collect()
     }
 
     /// Leaves the line. If the caller was the first, the next one is then.
     fn leave(&mut self, place: &Place, wake: &mut Vec<Waker>) {
-        self.forget(place);
-        if let Some(line) = self.line(place)
-            && line.leave(place.number, Instant::now(), wake)
-        {
-            self.lines.remove(&place.line);
+        if self.own_line(place).is_some() {
+            self.forget(place.line);
         }
+        if let Some(line) = self.lines.get_mut(&place.line) {
+            line.leave(place.number, Instant::now(), wake);
+        }
+    }
+
+    /// When the watch looks again, and the callers that are to be woken. `None` if the line has ended.
+    fn look(&mut self, id: u64) -> Option<(Instant, BTreeMap<u64, Waker>)> {
+        let now = Instant::now();
+        if self.lines.get(&id)?.is_late(now) {
+            self.forget(id);
+        }
+        Some(self.lines.get_mut(&id)?.look(now))
     }
 }
 
 impl Place {
-    /// Waits to be the first in line; `false` if `end` comes before.
-    pub(super) async fn is_first_before(&self, end: Option<Instant>) -> bool {
-        let mut timer = pin!(sleep_until(Instant::now()));
+    /// Waits to be the first in line, and then as long as it is refused; `false` if `end` comes before it is the first. The call that
+    /// follows may take as long as the deadline.
+    pub(super) async fn has_turn_before(&mut self, end: Option<Instant>, deadline: Duration) -> bool {
+        let (mut timer, mut is_first) = (pin!(sleep_until(Instant::now())), false);
         poll_fn(|cx| {
             loop {
-                let look_again_at = self.lines.change(|table, wake| table.take_turn(self, cx.waker(), wake));
-                let Some(at) = look_again_at else { return Poll::Ready(true) };
+                let (lines, line, waker) = (Arc::clone(&self.lines), self.line, cx.waker());
+                let at = lines.change(|table, wake| {
+                    let at = table.take_turn(self, &mut is_first, waker, wake);
+                    (line, at.or_else(|| table.asks(self, deadline, waker, wake)))
+                });
+                let Some(at) = at else { return Poll::Ready(true) };
+                let end = end.filter(|_| !is_first);
                 if end.is_some_and(|end| end <= Instant::now()) {
-                    self.lines.change(|table, wake| table.leave(self, wake));
+                    self.change(|table, wake| table.leave(self, wake));
                     return Poll::Ready(false);
                 }
                 timer.as_mut().reset(end.map_or(at, |end| at.min(end)));
@@ -230,57 +250,45 @@ impl Place {
         .await
     }
 
-    /// Lets the first in line wait until `at`, or until units of those that have refused it return. `false` if it has lost its turn.
-    /// The call that follows may take as long as the deadline.
-    pub(super) async fn asks(&mut self, at: Instant, refused_by: &[Wanted], deadline: Duration) -> bool {
-        let lines = Arc::clone(&self.lines);
-        lines.change(|table, wake| table.wait(self, at, refused_by, wake));
-        let mut timer = pin!(sleep_until(at));
-        poll_fn(|cx| {
-            loop {
-                let asks_at = lines.change(|table, wake| table.asks_at(self, deadline, cx.waker(), wake));
-                match asks_at {
-                    None => return Poll::Ready(false),
-                    Some(at) if at <= Instant::now() => return Poll::Ready(true),
-                    Some(_) => ready!(timer.as_mut().poll(cx)),
-                }
-            }
-        })
-        .await
+    /// Takes note of the store's reply. Units that this caller did not use are for others.
+    pub(super) fn answered(&self, reply: Option<&Decision>) {
+        self.lines.give(self.change(|table, _| table.answered(self, reply)));
+    }
+
+    /// Takes note of what refuses the caller until `asks_at`, when it asks again.
+    pub(super) fn is_refused(&mut self, refusal: &Decision, asks_at: Instant) {
+        let now = Instant::now();
+        let refuses = |(wanted, status): (&Wanted, &LimitStatus)| {
+            Some(Wanted { until: later(now, status.refuses()?).min(asks_at), ..*wanted })
+        };
+        self.refused_by = self.wanted.iter().zip(refusal.statuses()).filter_map(refuses).collect();
+        self.refused_by.sort_by_key(|wanted| wanted.until);
+        self.refused_by.last_mut().into_iter().for_each(|longest| longest.until = asks_at);
     }
 
     /// How long the first in line waits until it asks.
     pub(super) fn first_waits(&self) -> Duration {
-        let table = self.lines.lock();
-        table
-            .lines
-            .get(&self.line)
-            .map_or(Duration::ZERO, |line| line.asks_at().saturating_duration_since(Instant::now()))
+        let asks_at = self.lines.lock().lines.get(&self.line).map(|line| line.asks_at);
+        asks_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()))
     }
-}
 
-impl Returning<'_> {
-    /// Takes note of the outcome: what is left now. After a failure of the store, no caller is to ask it at once.
-    pub(super) fn end(mut self, left: Option<&Decision>) {
-        let statuses = left.into_iter().flat_map(Decision::statuses);
-        self.left =
-            iter::zip(&self.left, statuses).map(|((digest, _), status)| (*digest, status.remaining())).collect();
-    }
-}
-
-impl Drop for Returning<'_> {
-    fn drop(&mut self) {
-        for (digest, left) in self.left.iter().filter(|(_, left)| *left > 0) {
-            // Before the search for callers, so that one that comes after the search sees the new count.
-            self.lines.counter(*digest).fetch_add(1, Ordering::SeqCst);
-            self.lines.change(|table, wake| table.ask_now(*digest, *left, wake));
-        }
+    fn change<T>(&self, change: impl FnOnce(&mut Table, &mut Vec<Waker>) -> T) -> T {
+        self.lines.change(|table, wake| (self.line, change(table, wake)))
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.lines.change(|table, wake| table.leave(self, wake));
+        self.change(|table, wake| {
+            table.leave(self, wake);
+            for wanted in &self.wanted {
+                let Some(pair) = table.pairs.get_mut(&wanted.digest) else { continue };
+                pair.callers -= 1;
+                if pair.callers == 0 {
+                    table.pairs.remove(&wanted.digest);
+                }
+            }
+        });
     }
 }
 

@@ -31,6 +31,7 @@ mod acquire;
 mod deadline;
 mod decide;
 mod failure;
+mod freed;
 mod lines;
 mod prefetch;
 mod settle;

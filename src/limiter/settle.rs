@@ -1,8 +1,8 @@
 //! Reservations, settlements, resets and blocks.
 
-use std::{fmt, time::Duration};
+use std::{fmt, iter, mem, sync::Arc, time::Duration};
 
-use super::{Limiter, deadline::Deadline, failure::FailureMode};
+use super::{Limiter, deadline::Deadline, failure::FailureMode, freed::Freed, lines::Lines};
 use crate::{
     check::{Charge, Check},
     decision::Decision,
@@ -23,6 +23,12 @@ pub struct Reservation {
     limiter: Limiter,
     check: Check,
     decision: Decision,
+}
+
+/// Units on their way back. Dropped, they are there, or come without their caller: then those that they may admit ask at once.
+struct Returning<'a> {
+    lines: &'a Arc<Lines>,
+    freed: Vec<Freed>,
 }
 
 impl Reservation {
@@ -92,8 +98,8 @@ impl Limiter {
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
     /// failed repeatedly. It may be tried again.
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, Error> {
-        let accounts = settlement.check().charges().map(Charge::limit_and_key);
-        let returning = self.core.lines.returning(accounts);
+        let freed = |(charge, cost): (_, Option<u64>)| Charge::units(charge).saturating_sub(cost.unwrap_or(u64::MAX));
+        let returning = self.returning(settlement.accounts().map(|account| (account.0, freed(account))));
         let outcome = if settlement.is_local() {
             self.core.local.settle(settlement).await.map_err(Error::from)
         } else {
@@ -123,8 +129,8 @@ impl Limiter {
     /// failed repeatedly.
     pub async fn reset(&self, limit: &Limit, key: impl Into<Key>) -> Result<(), Error> {
         let key = key.into();
-        let returning = self.core.lines.returning([(limit, &key)]);
         let check = Check::new(Charge::of_nothing(limit.clone(), key.clone()));
+        let returning = self.returning(check.charges().map(|charge| (charge, limit.units())));
         let outdated = self.core.outdate(limit, &key);
         let outcome = self.call_store(|store| store.reset(limit.clone(), key.clone()), check).await;
         drop(outdated);
@@ -178,6 +184,13 @@ impl Limiter {
         self.clone().with_failure_mode(FailureMode::Open).check_all(Check::new(all)).await.map(drop)
     }
 
+    /// So many units of these limits and keys are on their way back. How many will be left is not known yet.
+    fn returning(&self, units: impl Iterator<Item = (&Charge, u64)>) -> Returning<'_> {
+        let lines = &self.core.lines;
+        let freed = |(charge, units)| Freed { digest: lines.digest(charge), units, left: charge.limit().units() };
+        Returning { lines, freed: units.map(freed).collect() }
+    }
+
     /// Calls the store for something else than a decision, unless the breaker is open. `probe` is a check at no cost.
     async fn call_store<T>(&self, call: impl FnOnce(&dyn Store) -> StoreFuture<T>, probe: Check) -> Result<T, Error> {
         let core = &*self.core;
@@ -189,6 +202,21 @@ impl Limiter {
         let outcome = (&mut reply).await;
         let outcome = core.heard(&reply, outcome);
         outcome.inspect_err(|error| metrics::failed(error.label(), &core.layer))
+    }
+}
+
+impl Returning<'_> {
+    /// Takes note of the outcome: what is left now. After a failure of the store, no caller is to ask it at once.
+    fn end(mut self, left: Option<&Decision>) {
+        let statuses = left.into_iter().flat_map(Decision::statuses);
+        let left = iter::zip(&self.freed, statuses).map(|(freed, status)| Freed { left: status.remaining(), ..*freed });
+        self.freed = left.collect();
+    }
+}
+
+impl Drop for Returning<'_> {
+    fn drop(&mut self) {
+        self.lines.give(mem::take(&mut self.freed));
     }
 }
 

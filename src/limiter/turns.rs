@@ -2,25 +2,26 @@
 //!
 //! 1. Callers have their turn in the order of their numbers. Only the first asks, until it leaves.
 //! 2. The first records when it will ask, and how long that call may take. If it does not go on by then and a [`GRACE`], it is not
-//!    polled: it loses its turn, and the next takes over.
-//! 3. The next may not be polled either. Then a caller behind it wakes all before it, and takes them out of the line. After one more
-//!    grace, those that are polled stand in line again, and their first takes over.
+//!    polled, and loses its turn.
+//! 3. A task watches that, since the other callers may not be polled either. It wakes the next caller, and a moment later all others.
+//!    Whoever is polled first takes over. Those that are not polled are out of the line, and delay it only once.
 //! 4. A caller that is out of the line, or has lost its turn, takes its place again by its number when it is polled.
-//! 5. Only the first and the next are woken, since the next has to know when to take over. The others look by themselves, less often
-//!    the further back they are.
+//! 5. If the runtime of the task is not driven, the task is late. Callers look at that from time to time, less often the further back
+//!    they are, and start another on their own runtime.
 
-use std::{collections::BTreeMap, mem, task::Waker, time::Duration};
+use std::{collections::BTreeMap, future::Future, mem, task::Waker, time::Duration};
 
-use tokio::time::Instant;
+use tokio::{runtime::Handle, task::AbortHandle, time::Instant};
+
+use super::freed::{Freed, Wanted};
 
 /// How late the first in line may be.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// A caller behind the next leaves it this much time to take over, and more for each place.
-const PATIENCE: Duration = Duration::from_millis(50);
-const PATIENCE_PER_PLACE: Duration = Duration::from_millis(1);
+/// The time for the next to take over, before all others may.
+const HEAD_START: Duration = Duration::from_millis(1);
 
-/// After this time, and more for each place, such a caller looks whether the first has become due sooner.
+/// After this time, and more for each place, a caller looks whether the task is late.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 const LOOK_INTERVAL_PER_PLACE: Duration = Duration::from_millis(20);
 
@@ -28,94 +29,117 @@ const LOOK_INTERVAL_PER_PLACE: Duration = Duration::from_millis(20);
 const LONGEST_CALL: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 pub(super) struct Turns {
-    first: u64,
+    /// `None` until one of those is polled that were woken in the place of a first caller that was late.
+    pub(super) first: Option<u64>,
     /// Of the first, until it asks.
     sleeper: Option<Waker>,
     /// The callers behind the first that are polled, as far as the line knows.
     waiting: BTreeMap<u64, Waker>,
-    asks_at: Instant,
+    /// When the first asks.
+    pub(super) asks_at: Instant,
     /// When the first loses its turn.
     due: Instant,
+    /// The task that watches, and when it looks next.
+    watch: Option<(AbortHandle, Instant)>,
+    /// The limits and keys that refuse the first, the longest at the end. The first waits in the list of that one.
+    pub(super) refused_by: Vec<Wanted>,
+    /// The units for which the first asks. If it leaves, its successor does.
+    pub(super) freed: Vec<Freed>,
 }
 
 impl Turns {
-    pub(super) fn new(first: u64, now: Instant) -> Self {
-        Self { first, sleeper: None, waiting: BTreeMap::new(), asks_at: now, due: later(now, GRACE) }
+    pub(super) fn new(now: Instant) -> Self {
+        let (refused_by, freed) = (Vec::new(), Vec::new());
+        let (first, sleeper, watch, waiting) = (None, None, None, BTreeMap::new());
+        Self { first, sleeper, waiting, asks_at: now, due: now, watch, refused_by, freed }
     }
 
-    pub(super) fn is_first(&self, number: u64) -> bool {
-        self.first == number
-    }
-
-    /// When the first asks.
-    pub(super) fn asks_at(&self) -> Instant {
-        self.asks_at
+    pub(super) fn is_empty(&self) -> bool {
+        self.first.is_none() && self.waiting.is_empty()
     }
 
     /// Takes the turn if it is this caller's, or returns when to look again.
-    pub(super) fn take(&mut self, number: u64, waker: &Waker, now: Instant, wake: &mut Vec<Waker>) -> Option<Instant> {
-        if self.first == number {
+    pub(super) fn take(&mut self, number: u64, waker: &Waker, now: Instant) -> Option<Instant> {
+        if self.first.is_none() {
+            self.appoint(number, now);
+        }
+        if self.first == Some(number) {
             return None;
         }
         self.waiting.insert(number, waker.clone());
-        let behind_the_next = self.waiting.keys().next().map_or(0, |next| number - next);
-        if behind_the_next == 0 {
-            let is_due = now >= self.due && self.appoint_next(now, wake).is_some();
-            return (!is_due).then_some(self.due);
-        }
-        let places = u32::try_from(behind_the_next).unwrap_or(u32::MAX);
-        let acts_at = later(self.due, PATIENCE + PATIENCE_PER_PLACE * places);
-        if now < acts_at {
-            return Some(acts_at.min(later(now, LOOK_INTERVAL + LOOK_INTERVAL_PER_PLACE * places)));
-        }
-        let not_before = self.waiting.split_off(&number);
-        wake.extend(mem::replace(&mut self.waiting, not_before).into_values());
-        self.due = later(now, GRACE);
-        Some(self.due)
+        let places = self.waiting.keys().next().map_or(0, |next| number - next);
+        Some(later(now, LOOK_INTERVAL + LOOK_INTERVAL_PER_PLACE * u32::try_from(places).unwrap_or(u32::MAX)))
     }
 
-    /// Keeps the waker of the first, for units that return before it asks.
+    /// Keeps the waker of the first, for units that are freed before it asks.
     pub(super) fn sleep(&mut self, waker: &Waker) {
         self.sleeper = Some(waker.clone());
     }
 
-    /// Makes the first ask now.
-    pub(super) fn ask_now(&mut self, now: Instant, wake: &mut Vec<Waker>) {
-        self.ask(now, Duration::ZERO, wake);
-        wake.extend(self.sleeper.take());
-    }
-
-    /// The first asks at this time, which takes at most so long. Wakes the next if it may have to take over sooner.
+    /// The first asks at this time, which takes at most so long.
     pub(super) fn ask(&mut self, at: Instant, takes: Duration, wake: &mut Vec<Waker>) {
-        let due = later(at, takes.min(LONGEST_CALL) + GRACE);
-        if due < self.due {
-            wake.extend(self.waiting.values().next().cloned());
+        if at < self.asks_at {
+            wake.extend(self.sleeper.take());
         }
-        (self.asks_at, self.due) = (at, due);
+        (self.asks_at, self.due) = (at, later(at, takes.min(LONGEST_CALL) + GRACE));
     }
 
-    /// Leaves the line. If the caller was the first, the next one is then. Returns whether the line is empty.
-    pub(super) fn leave(&mut self, number: u64, now: Instant, wake: &mut Vec<Waker>) -> bool {
+    /// Leaves the line. If the caller was the first, the next one is then, and asks now.
+    pub(super) fn leave(&mut self, number: u64, now: Instant, wake: &mut Vec<Waker>) {
         self.waiting.remove(&number);
-        if self.first != number {
-            return false;
+        if self.first == Some(number) {
+            self.first = None;
+            if let Some((next, waker)) = self.waiting.pop_first() {
+                self.appoint(next, now);
+                wake.push(waker);
+            }
         }
-        let next = self.appoint_next(now, wake);
-        let is_empty = next.is_none();
-        wake.extend(next);
-        is_empty
     }
 
-    /// Gives the next caller the turn, to ask now. `None` if there is none.
-    fn appoint_next(&mut self, now: Instant, wake: &mut Vec<Waker>) -> Option<Waker> {
-        let (first, waker) = self.waiting.pop_first()?;
-        *self = Self { waiting: mem::take(&mut self.waiting), ..Self::new(first, now) };
-        wake.extend(self.waiting.values().next().cloned());
-        Some(waker)
+    fn appoint(&mut self, first: u64, now: Instant) {
+        (self.first, self.sleeper, self.asks_at, self.due) = (Some(first), None, now, later(now, GRACE));
+    }
+
+    /// Whether the first has lost its turn.
+    pub(super) fn is_late(&self, now: Instant) -> bool {
+        now >= self.due
+    }
+
+    /// Starts a watch if others need it, and none looks in time.
+    pub(super) fn be_watched<F: Future<Output = ()> + Send + 'static>(&mut self, watch: impl FnOnce(Instant) -> F) {
+        let due = self.due;
+        let looks = |(task, at): &(AbortHandle, Instant)| {
+            !task.is_finished() && *at <= due && later(*at, GRACE) >= Instant::now()
+        };
+        if !(self.waiting.is_empty() && self.freed.is_empty())
+            && !self.watch.as_ref().is_some_and(looks)
+            && let Ok(runtime) = Handle::try_current()
+        {
+            self.end_watch();
+            self.watch = Some((runtime.spawn(watch(due)).abort_handle(), due));
+        }
+    }
+
+    /// A first caller that is late loses its turn. Returns when the watch looks again, and the callers that are to be woken.
+    pub(super) fn look(&mut self, now: Instant) -> (Instant, BTreeMap<u64, Waker>) {
+        let woken = match (self.is_late(now), self.first) {
+            (false, _) => BTreeMap::new(),
+            (true, Some(_)) => self.waiting.pop_first().into_iter().collect(),
+            (true, None) => mem::take(&mut self.waiting),
+        };
+        if self.is_late(now) {
+            (self.first, self.due) = (None, later(now, HEAD_START));
+        }
+        self.watch.iter_mut().for_each(|(_, at)| *at = self.due);
+        (self.due, woken)
+    }
+
+    pub(super) fn end_watch(&mut self) {
+        self.watch.take().inspect(|(task, _)| task.abort());
     }
 }
 
 /// The instant after this time, or the instant itself if the clock cannot show that.
-fn later(instant: Instant, by: Duration) -> Instant {
+pub(super) fn later(instant: Instant, by: Duration) -> Instant {
     instant.checked_add(by).unwrap_or(instant)
 }

@@ -7,12 +7,13 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tower_sliding_window::{
-    Charge, Check, Decision, Key, Limit, Limiter, MemoryStore, Store,
+    Charge, Check, Decision, Key, Limit, Limiter, Store,
+    limiter::Reservation,
     settlement::{Settled, Settlement},
     store::StoreFuture,
 };
 
-use super::{CALLS, Test, check_of_ada, lines};
+use super::{CALLS, CountingStore, Test, check_of_ada, lines, unpolled_callers::poll_once_for};
 use crate::support::{TEST_TIMEOUT, let_tasks_run, ms, redis_server::RedisServer};
 
 #[tokio::test(start_paused = true)]
@@ -84,10 +85,7 @@ async fn returned_units_wake_no_caller_that_another_limit_has_refused() {
 async fn returned_units_wake_as_many_callers_as_they_admit() {
     let (test, names) = (Test::start(), names(200));
     let (shared, own) = (Limit::per_hour("shared", 4), Limit::per_hour("own", 1));
-    let mut reservations = Vec::new();
-    for _ in 0..4 {
-        reservations.push(test.limiter.reserve(&shared, "all", 1, Duration::MAX).await.unwrap().unwrap());
-    }
+    let reservations = four_reservations(&test, &shared).await;
     for name in &names {
         test.wait(name, check_of(name, &shared, &own), Duration::MAX).await;
     }
@@ -104,10 +102,7 @@ async fn returned_units_wake_as_many_callers_as_they_admit() {
 async fn returned_units_reach_a_caller_behind_one_that_needs_more() {
     let test = Test::start();
     let (shared, other) = (Limit::per_hour("shared", 4), Limit::per_hour("other", 10));
-    let mut reservations = Vec::new();
-    for _ in 0..4 {
-        reservations.push(test.limiter.reserve(&shared, "all", 1, Duration::MAX).await.unwrap().unwrap());
-    }
+    let reservations = four_reservations(&test, &shared).await;
     for (name, cost) in [("a", 3), ("b", 1), ("c", 1)] {
         let charge = |limit: &Limit, key, cost| Charge::new(limit.clone(), key, cost).unwrap();
         let check = Check::new(charge(&shared, "all", cost)).and(charge(&other, name, 1)).unwrap();
@@ -124,9 +119,111 @@ async fn returned_units_reach_a_caller_behind_one_that_needs_more() {
     assert_eq!(test.admitted(), ["b", "c", "a"]);
 }
 
+/// Four units of a limit are used up, and each can be given back.
+async fn four_reservations(test: &Test, shared: &Limit) -> Vec<Reservation> {
+    let mut reservations = Vec::new();
+    for _ in 0..4 {
+        reservations.push(test.limiter.reserve(shared, "all", 1, Duration::MAX).await.unwrap().unwrap());
+    }
+    reservations
+}
+
+/// No caller has its reply when the next units return.
+#[tokio::test(start_paused = true)]
+async fn units_returned_at_once_wake_no_more_callers_than_they_admit() {
+    let (test, names) = (Test::start(), names(20));
+    let (shared, own) = (Limit::per_hour("shared", 4), Limit::per_hour("own", 1));
+    let reservations = four_reservations(&test, &shared).await;
+    for name in &names {
+        test.wait(name, check_of(name, &shared, &own), Duration::MAX).await;
+    }
+    test.checks_sent();
+    for reservation in reservations {
+        reservation.settle(0).await.unwrap();
+    }
+    let_tasks_run().await;
+    assert_eq!((test.admitted(), test.checks_sent()), (names[..4].to_vec(), 4));
+}
+
+/// The callers are refused by the shared limit and by one of their own, and the shared one refuses for longer.
+#[tokio::test(start_paused = true)]
+async fn returned_units_reach_the_caller_that_nothing_else_refuses() {
+    let (test, names) = (Test::start(), names(20));
+    let (shared, own) = (Limit::per_hour("shared", 4), Limit::per_minute("own", 1));
+    assert!(test.limiter.check(&shared, "all", 4).await.unwrap().is_allowed());
+    for name in &names {
+        assert!(test.limiter.check(&own, *name, 1).await.unwrap().is_allowed());
+        test.wait(name, check_of(name, &shared, &own), Duration::MAX).await;
+    }
+    test.wait("free", check_of("free", &shared, &own), Duration::MAX).await;
+    test.checks_sent();
+    test.limiter.reset(&shared, "all").await.unwrap();
+    let_tasks_run().await;
+    assert_eq!((test.admitted(), test.checks_sent()), (vec!["free"], 1));
+
+    // Units of the other limit return as well, and three are left of the shared one.
+    for name in &names[3..] {
+        test.limiter.reset(&own, *name).await.unwrap();
+    }
+    let_tasks_run().await;
+    assert_eq!(test.admitted(), [&["free"], &names[3..6]].concat());
+}
+
+/// One settlement returns units of all limits that refuse the caller.
+#[tokio::test(start_paused = true)]
+async fn units_of_two_limits_that_return_together_wake_a_caller_once() {
+    let (test, shared, own) = (Test::start(), Limit::per_hour("shared", 1), Limit::per_minute("own", 1));
+    let check = check_of("a", &shared, &own);
+    let decision = test.limiter.check_all(check.clone()).await.unwrap();
+    test.wait("a", check.clone(), Duration::MAX).await;
+    test.checks_sent();
+    test.limiter.settle(Settlement::new(check, &decision, |_| Some(0))).await.unwrap();
+    let_tasks_run().await;
+    assert_eq!((test.admitted(), test.checks_sent()), (vec!["a"], 1));
+}
+
+/// The first caller is woken, and is dropped, not polled, or admitted without taking the unit.
+#[tokio::test(start_paused = true)]
+async fn a_unit_that_a_woken_caller_does_not_use_is_for_the_next() {
+    let (shared, own) = (Limit::per_hour("shared", 4), Limit::per_hour("own", 1));
+    for case in ["dropped", "not polled", "takes nothing"] {
+        let test = Test::start();
+        let reservations = four_reservations(&test, &shared).await;
+        let any_left = Check::new(Charge::any_left(shared.clone(), "all"));
+        let check = if case == "takes nothing" { any_left } else { check_of("a", &shared, &own) };
+        let mut first = poll_once_for(&test.limiter, check, Duration::MAX).await;
+        test.wait("b", check_of("b", &shared, &own), Duration::MAX).await;
+        reservations[0].settle(0).await.unwrap();
+        if case == "takes nothing" {
+            assert!((&mut first).await.unwrap().is_allowed());
+        }
+        let _kept = (case == "not polled").then_some(first);
+        let_tasks_run().await;
+        assert_eq!(test.admitted().is_empty(), case == "not polled", "{case}");
+        test.pass(ms(100)).await;
+        assert_eq!(test.admitted(), ["b"], "{case}");
+    }
+}
+
+/// The first checks of all callers are on their way, and were refused before the unit returned.
+#[tokio::test(start_paused = true)]
+async fn a_returned_unit_lets_one_caller_ask_again_of_those_whose_checks_are_on_their_way() {
+    let (test, names) = (Test::start(), names(20));
+    let test = Test { limiter: Limiter::new(SlowStore(test.store.clone())), ..test };
+    let (shared, own) = (Limit::per_hour("shared", 4), Limit::per_hour("own", 1));
+    let reservations = four_reservations(&test, &shared).await;
+    test.checks_sent();
+    for name in &names {
+        test.wait(name, check_of(name, &shared, &own), Duration::MAX).await;
+    }
+    reservations[0].settle(0).await.unwrap();
+    sleep(ms(30)).await;
+    assert_eq!((test.admitted(), test.checks_sent()), (names[..1].to_vec(), 20 + 1));
+}
+
 /// A store whose replies take 10 ms.
 #[derive(Clone)]
-struct SlowStore(MemoryStore);
+struct SlowStore(CountingStore);
 
 impl Store for SlowStore {
     fn decide(&self, check: Check) -> StoreFuture<Decision> {
@@ -152,7 +249,7 @@ impl Store for SlowStore {
 #[tokio::test(start_paused = true)]
 async fn returned_units_reach_every_waiting_caller() {
     for given_back_after in [ms(5), ms(15)] {
-        let (limiter, limit) = (Limiter::new(SlowStore(MemoryStore::new())), Limit::per_hour("calls", 4));
+        let (limiter, limit) = (Limiter::new(SlowStore(Test::start().store)), Limit::per_hour("calls", 4));
         let reservation = limiter.reserve(&limit, "ada", 4, Duration::MAX).await.unwrap().unwrap();
         let mut waiting = JoinSet::new();
         for _ in 0..3 {
