@@ -98,8 +98,8 @@ impl Limiter {
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
     /// failed repeatedly. It may be tried again.
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, Error> {
-        let freed = |(charge, cost): (_, Option<u64>)| Charge::units(charge).saturating_sub(cost.unwrap_or(u64::MAX));
-        let returning = self.returning(settlement.accounts().map(|account| (account.0, freed(account))));
+        let freed = |(charge, cost): (&Charge, Option<u64>)| charge.units().saturating_sub(cost.unwrap_or(u64::MAX));
+        let returning = self.returning(settlement.check(), settlement.accounts().map(freed));
         let outcome = if settlement.is_local() {
             self.core.local.settle(settlement).await.map_err(Error::from)
         } else {
@@ -130,7 +130,7 @@ impl Limiter {
     pub async fn reset(&self, limit: &Limit, key: impl Into<Key>) -> Result<(), Error> {
         let key = key.into();
         let check = Check::new(Charge::of_nothing(limit.clone(), key.clone()));
-        let returning = self.returning(check.charges().map(|charge| (charge, limit.units())));
+        let returning = self.returning(&check, [limit.units()]);
         let outdated = self.core.outdate(limit, &key);
         let outcome = self.call_store(|store| store.reset(limit.clone(), key.clone()), check).await;
         drop(outdated);
@@ -184,11 +184,12 @@ impl Limiter {
         self.clone().with_failure_mode(FailureMode::Open).check_all(Check::new(all)).await.map(drop)
     }
 
-    /// So many units of these limits and keys are on their way back. How many will be left is not known yet.
-    fn returning(&self, units: impl Iterator<Item = (&Charge, u64)>) -> Returning<'_> {
+    /// So many units of the limits and keys of a check are on their way back. How many will be left is not known yet.
+    fn returning(&self, check: &Check, units: impl IntoIterator<Item = u64>) -> Returning<'_> {
         let lines = &self.core.lines;
-        let freed = |(charge, units)| Freed { digest: lines.digest(charge), units, left: charge.limit().units() };
-        Returning { lines, freed: units.map(freed).collect() }
+        let freed =
+            |(charge, units): (&Charge, _)| Freed { digest: lines.digest(charge), units, left: charge.limit().units() };
+        Returning { lines, freed: check.charges().zip(units).map(freed).collect() }
     }
 
     /// Calls the store for something else than a decision, unless the breaker is open. `probe` is a check at no cost.
