@@ -111,7 +111,8 @@ impl Turns {
         let looks = |(task, at): &(AbortHandle, Instant)| {
             !task.is_finished() && *at <= due && later(*at, GRACE) >= Instant::now()
         };
-        if !(self.waiting.is_empty() && self.freed.is_empty())
+        let is_needed = !self.waiting.is_empty() || !self.freed.is_empty();
+        if is_needed
             && !self.watch.as_ref().is_some_and(looks)
             && let Ok(runtime) = Handle::try_current()
         {
