@@ -132,6 +132,7 @@ pub mod middleware;
 pub mod secret;
 pub mod split;
 pub mod store;
+mod sync;
 #[cfg(feature = "test-util")]
 pub mod testing;
 mod window;

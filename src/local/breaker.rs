@@ -3,10 +3,7 @@
 use std::{
     fmt,
     future::Future,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
-    },
+    sync::{Arc, PoisonError},
     time::Duration,
 };
 
@@ -23,6 +20,10 @@ use crate::{
     error::{Error, StoreError},
     logging::{Chain, Throttle, info, warn},
     metrics,
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
 };
 
 /// A limiter's handle on a breaker, which other limiters may share. The last handle that is dropped ends the probes.

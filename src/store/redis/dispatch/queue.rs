@@ -17,7 +17,7 @@ use std::{
     iter::from_fn,
     mem,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, PoisonError, Weak},
     task::{Context, Poll},
 };
 
@@ -28,6 +28,7 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     metrics,
     store::redis::connect::errors::ASKING,
+    sync::{Mutex, MutexGuard},
 };
 
 /// The most checks of a batch. More than some dozens cost Redis more a check, not less: its data for them no longer fits
@@ -224,11 +225,117 @@ mod tests {
     /// Prefetches join a queue that is filled to an eighth at most, so the rest is for the checks of callers.
     #[test]
     fn prefetches_leave_the_queue_to_the_checks_of_callers() {
-        let (queue, mut callers) = (Queue::new(1, 32), Vec::new());
-        let mut push = |charge: Charge| queue.push(Job::decide(Check::new(charge))).map(|queued| callers.push(queued));
-        let mut push_all = |charge: &dyn Fn() -> Charge| (0..40).filter(|_| push(charge()).is_ok()).count();
-        let prefetches = push_all(&|| Charge::prefetch(CALLS, Key::from("ada"), 10, 100_000));
-        let checks = push_all(&|| Charge::new(CALLS, "ada", 1).unwrap());
-        assert_eq!((prefetches, checks), (5, 28), "of 32, and one for checks that are cancelled");
+        loom::model(|| {
+            let (queue, mut callers) = (Queue::new(1, 32), Vec::new());
+            let mut push =
+                |charge: Charge| queue.push(Job::decide(Check::new(charge))).map(|queued| callers.push(queued));
+            let mut push_all = |charge: &dyn Fn() -> Charge| (0..40).filter(|_| push(charge()).is_ok()).count();
+            let prefetches = push_all(&|| Charge::prefetch(CALLS, Key::from("ada"), 10, 100_000));
+            let checks = push_all(&|| Charge::new(CALLS, "ada", 1).unwrap());
+            assert_eq!((prefetches, checks), (5, 28), "of 32, and one for checks that are cancelled");
+        });
+    }
+}
+
+/// In each order of the steps of threads.
+#[cfg(test)]
+mod models {
+    use loom::thread::spawn;
+
+    use super::*;
+    use crate::{
+        check::{Charge, Check},
+        limit::Limit,
+    };
+
+    fn job(key: &'static str) -> Box<Job> {
+        Job::decide(Check::new(Charge::new(Limit::per_hour("calls", 100), key, 1).unwrap()))
+    }
+
+    /// Serves the queue as a task does, and returns how many jobs it has sent.
+    fn serve(queue: &Arc<Queue>) -> usize {
+        let Some(mut permit) = queue.batch_permit() else { return 0 };
+        let mut sent = 0;
+        while let Some(jobs) = permit.next_batch() {
+            sent += jobs.len();
+        }
+        sent
+    }
+
+    /// Whether the queue is as at the beginning: no job is left, and no permit is lost.
+    fn assert_idle(queue: &Queue) {
+        let state = queue.lock();
+        assert!(state.waiting.is_empty(), "a job is left");
+        assert_eq!((state.in_flight, state.is_lone_check_in_flight), (0, false), "a permit is lost");
+    }
+
+    /// However many batches may be in flight.
+    #[test]
+    fn each_job_that_was_pushed_is_sent_once() {
+        for (threads, max_in_flight) in [(2, 1), (2, 2), (3, 1)] {
+            let mut orders = loom::model::Builder::new();
+            // All orders of two threads, and of three those that interrupt a thread at most twice.
+            orders.preemption_bound = (threads > 2).then_some(2);
+            orders.check(move || {
+                let queue = Queue::new(max_in_flight, 4);
+                let callers: Vec<_> = ["ada", "bob", "cy"][..threads]
+                    .iter()
+                    .map(|key| {
+                        let queue = Arc::clone(&queue);
+                        spawn(move || {
+                            let queued = queue.push(job(key)).unwrap();
+                            (serve(&queue), queued)
+                        })
+                    })
+                    .collect();
+                let ended: Vec<_> = callers.into_iter().map(|caller| caller.join().unwrap()).collect();
+                assert_eq!(ended.iter().map(|(sent, _)| sent).sum::<usize>(), threads);
+                assert_idle(&queue);
+            });
+        }
+    }
+
+    #[test]
+    fn a_cancelled_job_is_sent_or_not_and_no_other_is_lost() {
+        loom::model(|| {
+            let queue = Queue::new(1, 4);
+            let leaving = {
+                let queue = Arc::clone(&queue);
+                spawn(move || {
+                    drop(queue.push(job("ada")).unwrap());
+                    serve(&queue)
+                })
+            };
+            let queued = queue.push(job("bob")).unwrap();
+            let sent = serve(&queue) + leaving.join().unwrap();
+            assert!(sent == 1 || sent == 2, "{sent} are sent");
+            assert_idle(&queue);
+            drop(queued);
+        });
+    }
+
+    /// A caller sends its check alone, or queues it.
+    #[test]
+    fn a_lone_check_gives_its_permit_back() {
+        loom::model(|| {
+            let queue = Queue::new(2, 4);
+            let send = |queue: &Arc<Queue>, key| match queue.lone_permit() {
+                Some(permit) => {
+                    drop(permit);
+                    1
+                }
+                None => {
+                    let _queued = queue.push(job(key)).unwrap();
+                    serve(queue)
+                }
+            };
+            let other = {
+                let queue = Arc::clone(&queue);
+                spawn(move || send(&queue, "ada"))
+            };
+            let sent = send(&queue, "bob") + other.join().unwrap();
+            assert_eq!(sent, 2);
+            assert_idle(&queue);
+        });
     }
 }
