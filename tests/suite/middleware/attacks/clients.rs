@@ -121,7 +121,9 @@ fn random_layer<S: Store + Clone>(store: &S, numbers: &mut Numbers, names: [&str
     let limits = names.map(|name| {
         let window = Duration::from_millis(300 + numbers.below(20_000));
         let limit = Limit::new(format!("{name}-{history}"), 2 + numbers.below(8), window).unwrap();
-        let limit = limit.with_algorithm(crate::support::ALGORITHMS[numbers.below(crate::support::ALGORITHMS.len() as u64) as usize]);
+        let limit = limit.with_algorithm(
+            crate::support::ALGORITHMS[numbers.below(crate::support::ALGORITHMS.len() as u64) as usize],
+        );
         match numbers.below(6) {
             0 => limit.by(anyone).settle(|_| 1),
             1 => limit.by(anyone).settle(|_| 0),
@@ -172,7 +174,9 @@ async fn more_is_left_after_t<S: Store + Clone>(fixture: crate::support::Fixture
     for history in 0..histories {
         let (units, window) = (1 + numbers.below(40), Duration::from_millis(1 + numbers.below(30_000)));
         let limit = Limit::new(format!("l-{history}"), units, window).unwrap();
-        let limit = limit.with_algorithm(crate::support::ALGORITHMS[numbers.below(crate::support::ALGORITHMS.len() as u64) as usize]);
+        let limit = limit.with_algorithm(
+            crate::support::ALGORITHMS[numbers.below(crate::support::ALGORITHMS.len() as u64) as usize],
+        );
         let cost = Arc::new(AtomicU64::new(1));
         let costs = Arc::clone(&cost);
         let layer = RateLimitLayer::new(limiter.clone()).limit(limit.clone().by(anyone)).headers(HeaderSets::BOTH);
