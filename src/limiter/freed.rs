@@ -45,6 +45,8 @@ pub(super) struct Pair {
     pub(super) freed: u128,
     /// The last of them that another caller has asked for.
     claimed: u128,
+    /// How many were left when the last of them were freed.
+    left: u64,
     /// The list: the line of each caller, by its cost and number.
     pub(super) refused: BTreeMap<(u64, u64), u64>,
 }
@@ -70,16 +72,19 @@ impl Pair {
         let costs = iter::successors(next(0), |(cost, _)| next(cost.checked_add(1)?));
         match costs.take(COMPARED_COSTS).min_by_key(|(_, number)| *number) {
             Some(first) => self.refused.remove(&first).map(|line| (first.0, line)),
-            None => {
-                self.freed += u128::from(freed.units);
+            None if freed.units > 0 => {
+                (self.freed, self.left) = (self.freed + u128::from(freed.units), freed.left);
                 None
             }
+            None => None,
         }
     }
 
-    /// The units that were freed after the caller has asked, and that no other has asked for.
+    /// The units that were freed after the caller has asked, and that no other has asked for. None if fewer are left than it needs: two
+    /// callers that are refused would pass them to each other for ever.
     pub(super) fn unclaimed(&self, wanted: &Wanted) -> u128 {
-        self.freed.saturating_sub(wanted.freed_before.max(self.claimed))
+        let unclaimed = self.freed.saturating_sub(wanted.freed_before.max(self.claimed));
+        if wanted.cost <= self.left { unclaimed } else { 0 }
     }
 
     /// The caller asks with as many of these units as it needs.

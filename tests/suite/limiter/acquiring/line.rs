@@ -19,6 +19,7 @@ use tower_sliding_window::{
     decision::LimitStatus,
     settlement::{Settled, Settlement},
     store::StoreFuture,
+    testing::FaultyStore,
 };
 
 use super::{CALLS, Test, check_of_ada};
@@ -52,6 +53,38 @@ async fn many_waiting_callers_never_exceed_the_limit_on_redis() {
     let server = RedisServer::start();
     let limiter = || Limiter::new(server.store().build().unwrap());
     assert_many_waiting_callers_never_exceed_the_limit([limiter(), limiter()]).await;
+}
+
+/// Units leave their windows after an hour, so only those that are given back let the callers on. Some callers give up meanwhile.
+async fn assert_units_that_are_given_back_reach_all_callers(limiter: Limiter) {
+    let (all, each) = (Limit::per_hour("all", 5), Limit::per_hour("each", 2));
+    let mut callers = JoinSet::new();
+    for number in 0..60_u64 {
+        let (limiter, all, each) = (limiter.clone(), all.clone(), each.clone());
+        callers.spawn(async move {
+            for round in 0..20 {
+                let charge = |limit: &Limit, key, cost| Charge::new(limit.clone(), key, cost).unwrap();
+                let check = Check::new(charge(&all, 0, 1 + number % 3));
+                let check = check.and(charge(&each, 1 + (number + round) % 7, 1 + round % 2)).unwrap();
+                let acquired = limiter.acquire_all(check.clone(), Duration::MAX);
+                let acquired = match (number + round) % 5 {
+                    0 => timeout(Duration::from_micros(300 * round), acquired).await,
+                    _ => Ok(acquired.await),
+                };
+                let Ok(decision) = acquired else { continue };
+                yield_now().await;
+                limiter.settle(Settlement::new(check, &decision.unwrap(), |_| Some(0))).await.unwrap();
+            }
+        });
+    }
+    timeout(TEST_TIMEOUT, callers.join_all()).await.expect("a caller still waits");
+    assert!(format!("{limiter:?}").contains("Lines(0)"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn units_that_are_given_back_reach_all_callers() {
+    assert_units_that_are_given_back_reach_all_callers(Limiter::new(MemoryStore::new())).await;
+    assert_units_that_are_given_back_reach_all_callers(Limiter::new(FaultyStore::new(MemoryStore::new()))).await;
 }
 
 /// Only the first caller in line asks Redis, and so does each caller that is refused because its wait would be too
