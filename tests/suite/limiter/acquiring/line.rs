@@ -59,10 +59,10 @@ async fn many_waiting_callers_never_exceed_the_limit_on_redis() {
 async fn assert_units_that_are_given_back_reach_all_callers(limiter: Limiter) {
     let (all, each) = (Limit::per_hour("all", 5), Limit::per_hour("each", 2));
     let mut callers = JoinSet::new();
-    for number in 0..60_u64 {
+    for number in 0..40_u64 {
         let (limiter, all, each) = (limiter.clone(), all.clone(), each.clone());
         callers.spawn(async move {
-            for round in 0..20 {
+            for round in 0..8 {
                 let charge = |limit: &Limit, key, cost| Charge::new(limit.clone(), key, cost).unwrap();
                 let check = Check::new(charge(&all, 0, 1 + number % 3));
                 let check = check.and(charge(&each, 1 + (number + round) % 7, 1 + round % 2)).unwrap();
