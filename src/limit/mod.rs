@@ -43,8 +43,10 @@ use crate::{
 /// A number of units, a window and a name. See the [module docs](self).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Limit {
-    identity: Identity,
+    name: Cow<'static, str>,
     units: u64,
+    window_micros: u64,
+    algorithm: Algorithm,
     unit: QuotaUnit,
     prefetches: Option<Prefetch>,
 }
@@ -114,8 +116,8 @@ impl Limit {
     }
 
     const fn of_valid(name: Cow<'static, str>, units: u64, window: Duration) -> Self {
-        let identity = Identity { name, window_micros: micros_rounded_up(window), algorithm: Algorithm::sliding_log() };
-        Self { identity, units, unit: QuotaUnit::Requests, prefetches: None }
+        let (window_micros, algorithm) = (micros_rounded_up(window), Algorithm::sliding_log());
+        Self { name, units, window_micros, algorithm, unit: QuotaUnit::Requests, prefetches: None }
     }
 
     /// A limit for any second.
@@ -166,7 +168,7 @@ impl Limit {
     /// [prefetch](Self::prefetch).
     #[must_use]
     pub const fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
-        self.identity.algorithm = algorithm;
+        self.algorithm = algorithm;
         if !algorithm.is_log() {
             self.prefetches = None;
         }
@@ -200,18 +202,23 @@ impl Limit {
     /// The name in stores, headers and log lines.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.identity.name
+        &self.name
     }
 
     /// The name, without a copy if it is a literal.
     pub(crate) fn shared_name(&self) -> Cow<'static, str> {
-        self.identity.name.clone()
+        self.name.clone()
     }
 
     /// What stores, and all that remembers something of it, know it by.
     #[inline]
-    pub(crate) const fn identity(&self) -> &Identity {
-        &self.identity
+    pub(crate) fn identity(&self) -> Identity<'_> {
+        Identity { name: Cow::Borrowed(&self.name), window_micros: self.window_micros, algorithm: self.algorithm }
+    }
+
+    /// The same, to keep.
+    pub(crate) fn own_identity(&self) -> Identity<'static> {
+        Identity { name: self.name.clone(), window_micros: self.window_micros, algorithm: self.algorithm }
     }
 
     /// The prefetches, if it has any.
@@ -228,13 +235,13 @@ impl Limit {
     /// The length of the window, exact to the microsecond.
     #[must_use]
     pub const fn window(&self) -> Duration {
-        Duration::from_micros(self.identity.window_micros)
+        Duration::from_micros(self.window_micros)
     }
 
     /// The algorithm.
     #[must_use]
     pub const fn algorithm(&self) -> Algorithm {
-        self.identity.algorithm
+        self.algorithm
     }
 
     /// The unit.
@@ -243,7 +250,7 @@ impl Limit {
     }
 
     pub(crate) const fn window_micros(&self) -> u64 {
-        self.identity.window_micros
+        self.window_micros
     }
 
     /// The highest cost of spent units. Any higher cost would use up the limit as well.

@@ -20,7 +20,7 @@ const LOOKED_AT: usize = 100;
 /// Says what a store has to reply. It gets the time, and the id that the store has given to the admission.
 #[derive(Default)]
 pub(super) struct Oracle {
-    entries: HashMap<(Identity, Key), Vec<Entry>>,
+    entries: HashMap<(Identity<'static>, Key), Vec<Entry>>,
 }
 
 /// Units of one limit and key.
@@ -87,11 +87,11 @@ impl Oracle {
 
     /// Forgets the units that `limit` counts for `key`.
     pub(super) fn reset(&mut self, limit: &Limit, key: &Key) {
-        self.entries.remove(&(limit.identity().clone(), key.clone()));
+        self.entries.remove(&(limit.own_identity(), key.clone()));
     }
 
     fn of<'a>(&'a mut self, charge: &'a Charge, now: u64) -> Tally<'a> {
-        let entries = self.entries.entry((charge.limit().identity().clone(), charge.key().clone())).or_default();
+        let entries = self.entries.entry((charge.limit().own_identity(), charge.key().clone())).or_default();
         let mut tally = Tally { entries, charge, now, window: charge.limit().window_micros() };
         tally.drop_expired();
         tally

@@ -21,13 +21,13 @@ pub(super) struct Capacity {
     admissions: usize,
     taken: Counter,
     /// Names may come from a database, so limits without records are forgotten.
-    limits: RwLock<HashMap<Identity, Arc<LimitUsage>>>,
+    limits: RwLock<HashMap<Identity<'static>, Arc<LimitUsage>>>,
 }
 
 /// The admissions under one limit.
 #[derive(Debug)]
 pub(super) struct LimitUsage {
-    pub(super) identity: Identity,
+    pub(super) identity: Identity<'static>,
     admissions: Counter,
 }
 
@@ -57,12 +57,11 @@ impl Capacity {
 
     /// The usage of a limit, for a new record.
     pub(super) fn usage(&self, limit: &Limit) -> Arc<LimitUsage> {
-        let known = self.limits.read().unwrap_or_else(PoisonError::into_inner).get(limit.identity()).cloned();
+        let known = self.limits.read().unwrap_or_else(PoisonError::into_inner).get(&limit.identity()).cloned();
         known.unwrap_or_else(|| {
             let mut limits = self.limits.write().unwrap_or_else(PoisonError::into_inner);
-            let identity = limit.identity().clone();
-            let new = || LimitUsage { identity: identity.clone(), admissions: Counter::default() };
-            Arc::clone(limits.entry(identity.clone()).or_insert_with(|| new().into()))
+            let new = || LimitUsage { identity: limit.own_identity(), admissions: Counter::default() };
+            Arc::clone(limits.entry(limit.own_identity()).or_insert_with(|| new().into()))
         })
     }
 

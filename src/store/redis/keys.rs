@@ -56,10 +56,10 @@ impl Keys {
         text.push_str(":{");
         text.push_str(&String::from_utf8_lossy(&self.digest(key)));
         text.push_str("}:");
-        text.push_str(name);
+        text.push_str(&name);
         // A limit's name has neither a slash nor a colon.
         text.push('/');
-        write_window(&mut text, *window_micros);
+        write_window(&mut text, window_micros);
         // Each algorithm has its own layout.
         match algorithm.kind() {
             Kind::Log => {}
