@@ -221,6 +221,13 @@ impl Limit {
         Identity { name: self.name.clone(), window_micros: self.window_micros, algorithm: self.algorithm }
     }
 
+    /// Whether both count together.
+    // Few checks compare limits of their own: inlined, it would keep what all need from being inlined.
+    #[inline(never)]
+    pub(crate) fn is_one_with(&self, other: &Self) -> bool {
+        self.identity() == other.identity()
+    }
+
     /// The prefetches, if it has any.
     pub(crate) const fn prefetched(&self) -> Option<Prefetch> {
         self.prefetches

@@ -107,7 +107,7 @@ impl CheckDetails {
 
 /// Whether both are one limit for one key, or for two parts of it.
 fn is_same(one: &Charge, other: &Charge) -> bool {
-    one.limit().identity() == other.limit().identity() && is_of_one_whole(one.key(), other.key())
+    one.limit().is_one_with(other.limit()) && is_of_one_whole(one.key(), other.key())
 }
 
 /// One charge instead of two: on the limit of fewer units, at the larger cost, and hidden if either is. If only one is reserved, the charge is reserved for the whole window, since the other would count for

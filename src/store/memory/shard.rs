@@ -180,8 +180,8 @@ impl<'a> Verdict<'a> {
         }
         // As if the charges came one after the other.
         let lacks_capacity = |(place, look): &(usize, &Look<'_>)| {
-            let (identity, before) = (look.charge.limit().identity(), &looks[..*place]);
-            let of_limit = before.iter().filter(|other| other.charge.limit().identity() == identity);
+            let (limit, before) = (look.charge.limit(), &looks[..*place]);
+            let of_limit = before.iter().filter(|other| other.charge.limit().is_one_with(limit));
             look.entries_after > look.entries
                 && !capacity.has_room(held_after(of_limit, look.held), held_after(before.iter(), capacity.taken()))
         };
