@@ -210,24 +210,6 @@ impl Limit {
         self.name.clone()
     }
 
-    /// What stores, and all that remembers something of it, know it by.
-    #[inline]
-    pub(crate) fn identity(&self) -> Identity<'_> {
-        Identity { name: Cow::Borrowed(&self.name), window_micros: self.window_micros, algorithm: self.algorithm }
-    }
-
-    /// The same, to keep.
-    pub(crate) fn own_identity(&self) -> Identity<'static> {
-        Identity { name: self.name.clone(), window_micros: self.window_micros, algorithm: self.algorithm }
-    }
-
-    /// Whether both count together.
-    // Few checks compare limits of their own: inlined, it would keep what all need from being inlined.
-    #[inline(never)]
-    pub(crate) fn is_one_with(&self, other: &Self) -> bool {
-        self.identity() == other.identity()
-    }
-
     /// The prefetches, if it has any.
     pub(crate) const fn prefetched(&self) -> Option<Prefetch> {
         self.prefetches
