@@ -80,8 +80,7 @@ impl Check {
     /// [`ConfigError`] if the check already charges a limit of this name, window and algorithm for this key: add up the costs
     /// instead.
     pub fn and(mut self, charge: Charge) -> Result<Self, ConfigError> {
-        let is_same = |other: &Charge| other.limit().is_one_with(charge.limit()) && other.key() == charge.key();
-        if self.charges().any(is_same) {
+        if self.charges().any(|other| other.limit().is_one_with(charge.limit()) && other.key() == charge.key()) {
             return Err(charged_twice(charge.limit()));
         }
         self.add_distinct(charge);

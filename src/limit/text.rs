@@ -1,11 +1,6 @@
 //! Limits as text, such as `login=5/min`.
 
-use std::{
-    borrow::Cow,
-    fmt::{self, Write},
-    str::FromStr,
-    time::Duration,
-};
+use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 
 use super::{Limit, NAME_RULE, QuotaUnit, UNITS_RULE, broken_rule, prefetch::Prefetch};
 use crate::{
@@ -107,7 +102,7 @@ pub(crate) fn write_window(text: &mut String, window_micros: u64) {
     let count = window_micros / micros;
     if count > 1 {
         // Writing to a String cannot fail.
-        let _ = write!(text, "{count}");
+        let _ = fmt::Write::write_fmt(text, format_args!("{count}"));
     }
     text.push_str(names[0]);
 }
