@@ -1,9 +1,9 @@
-//! Who waits for the units of a limit and key, and who asks when some are freed.
+//! The callers that wait for units of a limit and key, and which of them ask when some are freed.
 //!
 //! 1. The first in a line waits in the list of one limit and key: of those that refuse it, the one that does so for longest. Until units
 //!    of that one are freed, no others help it. Then it asks, or goes over to the list of the next that still refuses it.
-//! 2. Freed units let those ask whom they may admit, in the order of arrival, and no more of them than there are units. Who does not use
-//!    the units for which it asks passes them on.
+//! 2. Freed units let callers ask that they may admit, in the order of arrival, and no more callers than there are units. A caller that does
+//!    not use the units passes them on.
 //! 3. Units that nobody in the list asks for are for callers whose checks are on their way: these may have been refused before.
 
 use std::{collections::BTreeMap, iter};

@@ -60,7 +60,7 @@ const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
 pub struct Limiter {
     core: Arc<Core>,
     /// Without a share, the caller gets an error.
-    failure_mode: FailureMode,
+    pub(crate) failure_mode: FailureMode,
 }
 
 /// The shared part of a limiter. Changing a setting copies it.
@@ -198,10 +198,6 @@ impl Limiter {
 
     pub(crate) fn with_failure_mode(self, failure_mode: FailureMode) -> Self {
         Self { failure_mode, ..self }
-    }
-
-    pub(crate) fn failure_mode(&self) -> FailureMode {
-        self.failure_mode
     }
 
     /// Counts decisions and failures under the name of a layer.

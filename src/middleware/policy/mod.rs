@@ -91,7 +91,7 @@ pub(super) struct Decided {
 impl Policy {
     pub(super) fn new(limiter: Limiter) -> Self {
         Self {
-            failure_mode: limiter.failure_mode(),
+            failure_mode: limiter.failure_mode,
             limiter,
             limits: Vec::new(),
             denied: Vec::new(),

@@ -18,7 +18,7 @@ use crate::{
 
 #[derive(Debug)]
 pub(super) struct Capacity {
-    admissions: usize,
+    pub(super) admissions: usize,
     taken: Counter,
     /// Names may come from a database, so limits without records are forgotten.
     limits: RwLock<HashMap<Identity<'static>, Arc<LimitUsage>>>,
@@ -39,10 +39,6 @@ struct Counter(AtomicUsize);
 impl Capacity {
     pub(super) fn new(admissions: usize) -> Self {
         Self { admissions, taken: Counter::default(), limits: RwLock::default() }
-    }
-
-    pub(super) fn admissions(&self) -> usize {
-        self.admissions
     }
 
     pub(super) fn taken(&self) -> usize {

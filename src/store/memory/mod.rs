@@ -89,7 +89,7 @@ impl MemoryStore {
     /// An empty store with the same capacity, and this clock instead of [tokio's](#in-tests): for tests.
     #[must_use]
     pub fn clock(&self, clock: &ManualClock) -> Self {
-        Self::with(Clock::Manual(clock.clone()), self.0.capacity().admissions())
+        Self::with(Clock::Manual(clock.clone()), self.0.capacity().admissions)
     }
 
     /// The number of remembered keys, including expired ones that are not swept yet.
@@ -129,7 +129,7 @@ impl fmt::Debug for MemoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let capacity = self.0.capacity();
         f.debug_struct("MemoryStore")
-            .field("capacity", &capacity.admissions())
+            .field("capacity", &capacity.admissions)
             .field("admissions", &capacity.taken())
             .field("limits", &capacity.limits())
             .finish_non_exhaustive()

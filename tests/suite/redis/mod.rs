@@ -26,8 +26,7 @@ use crate::support::TEST_TIMEOUT;
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
 
 fn limiter(url: &str) -> Limiter {
-    Limiter::new(RedisStore::builder(url).connections(2).reply_timeout(TEST_TIMEOUT).build().unwrap())
-        .deadline(TEST_TIMEOUT)
+    Limiter::new(RedisStore::builder(url).connections(2).build().unwrap()).deadline(TEST_TIMEOUT)
 }
 
 /// Spends one unit of `CALLS`, and returns how many are used.
