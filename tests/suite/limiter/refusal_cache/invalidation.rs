@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::sleep;
-use tower_sliding_window::{Charge, Check, Limit, Limiter};
+use tower_sliding_window::{Charge, Check, Limit, Limiter, store::ManualClock};
 
 use super::{CALLS, Test, build_with_clock};
 use crate::support::{TEST_TIMEOUT, is_refused_by_reservations, ms, redis_server::RedisServer};
@@ -161,17 +161,17 @@ async fn a_cached_refusal_by_reservations_also_refuses_other_costs() {
 /// own window.
 #[tokio::test]
 async fn a_refusal_is_cached_no_longer_than_its_own_window() {
-    let server = RedisServer::start();
-    let store = server.store().build().unwrap();
+    let (server, clock) = (RedisServer::start(), ManualClock::new());
+    let store = server.store().clock(&clock).build().unwrap();
     let cached = Limiter::new(store.clone()).deadline(TEST_TIMEOUT);
     let asking = Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO);
-    let (long, short) = (Limit::per("calls", 3, ms(10_000)), Limit::per("calls", 3, ms(900)));
+    let (long, short) = (Limit::per_hour("calls", 3), Limit::per_minute("calls", 3));
     assert!(asking.check(&long, "ada", 3).await.unwrap().is_allowed());
     assert!(!cached.check(&long, "ada", 1).await.unwrap().is_allowed());
     assert!(cached.check(&short, "ada", 3).await.unwrap().is_allowed(), "nothing is used in its window");
     assert!(!cached.check(&short, "ada", 1).await.unwrap().is_allowed());
     assert!(!cached.check(&long, "ada", 1).await.unwrap().is_allowed());
-    tokio::time::sleep(ms(950)).await;
+    clock.advance(short.window());
     assert!(cached.check(&short, "ada", 3).await.unwrap().is_allowed());
     assert!(!asking.check(&long, "ada", 1).await.unwrap().is_allowed());
 }
