@@ -26,7 +26,7 @@ use std::{error, fmt, sync::Arc, time::Duration};
 
 pub use crate::{
     config_error::{ConfigError, ConfigErrorKind},
-    limit::never_fits::NeverFits,
+    limit::rules::NeverFits,
 };
 
 /// Why there is no decision. See the [module docs](self).

@@ -42,8 +42,6 @@ use std::{
     net::IpAddr,
 };
 
-use crate::limit::{Identity, Limit};
-
 /// The client, user, tenant or resource that spends units. See the [module docs](self).
 #[derive(Clone)]
 pub struct Key {
@@ -188,10 +186,9 @@ impl Digester {
     /// Longer texts are written part by part.
     const JOINED: usize = 128;
 
-    /// The digest of a limit's name and window, and a key.
-    pub(crate) fn of_key(&self, limit: &Limit, key: &Key) -> u64 {
+    /// The digest of a limit's name and window, and a key. [`Limit::digest`](crate::Limit) gives the limit's own.
+    pub(crate) fn of(&self, name: &str, window_micros: u64, key: &Key) -> u64 {
         let mut hasher = self.0.build_hasher();
-        let Identity { name, window_micros, algorithm: _ } = limit.identity();
         // No UTF-8 text contains 0xff, and all that follows the value is of one length, so no two of them give the same bytes.
         let window = window_micros.to_le_bytes();
         let parts = [name.as_bytes(), &[0xff], key.namespace().as_bytes(), &[0xff], key.value(), &window];
@@ -232,6 +229,7 @@ impl Hasher for Prehashed {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limit::Limit;
 
     #[test]
     fn keys_of_all_lengths_are_what_they_were_made_of() {
@@ -280,8 +278,8 @@ mod tests {
             (limit("ak"), Key::new("", "1")),
             (Limit::per_hour("a", 1), Key::new("k", "1")),
         ];
-        let digest = |(limit, key): &(Limit, Key)| digester.of_key(limit, key);
-        assert_eq!(digest(&all[0]), digester.of_key(&Limit::per_second("a", 9), &all[0].1));
+        let digest = |(limit, key): &(Limit, Key)| limit.digest(&digester, key);
+        assert_eq!(digest(&all[0]), Limit::per_second("a", 9).digest(&digester, &all[0].1));
         for (place, one) in all.iter().enumerate() {
             assert_eq!(digest(one), digest(one));
             assert!(all[..place].iter().all(|other| digest(other) != digest(one)), "{one:?}");
@@ -291,9 +289,9 @@ mod tests {
     #[test]
     fn texts_of_all_lengths_have_digests_of_their_own() {
         let (digester, limit, bytes) = (Digester::default(), &Limit::per_second("a", 1), [7; 400]);
-        let digests = (0..bytes.len()).map(|length| digester.of_key(limit, &Key::new("k", &bytes[..length])));
+        let digests = (0..bytes.len()).map(|length| limit.digest(&digester, &Key::new("k", &bytes[..length])));
         let mut digests: Vec<u64> = digests.collect();
-        assert_eq!(digests[300], digester.of_key(limit, &Key::new("k", &bytes[..300])));
+        assert_eq!(digests[300], limit.digest(&digester, &Key::new("k", &bytes[..300])));
         digests.sort_unstable();
         digests.dedup();
         assert_eq!(digests.len(), bytes.len());

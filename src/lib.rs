@@ -132,7 +132,6 @@ pub mod middleware;
 pub mod secret;
 pub mod split;
 pub mod store;
-mod sync;
 #[cfg(feature = "test-util")]
 pub mod testing;
 mod window;

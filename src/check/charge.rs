@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{
     algorithm::Algorithm,
     key::Key,
-    limit::{Limit, never_fits::NeverFits, prefetch::Prefetch},
+    limit::{Limit, prefetch::Prefetch, rules::NeverFits},
 };
 
 /// One limit, one key, one cost. See [`check`](crate::check).

@@ -24,21 +24,29 @@
 //! assert_eq!("login=5/min".parse(), Ok(LOGIN));
 //! ```
 
-mod identity;
-pub(crate) mod never_fits;
 pub mod prefetch;
+pub(crate) mod rules;
 #[cfg(feature = "serde")]
 mod serde;
 pub(crate) mod text;
 
 use std::{borrow::Cow, fmt::Debug, num::NonZeroU32, time::Duration};
 
-pub(crate) use self::identity::Identity;
 use self::prefetch::Prefetch;
 use crate::{
     algorithm::Algorithm,
     config_error::{ConfigError, ConfigErrorKind},
+    key::{Digester, Key},
 };
+
+/// Limits of one identity share their units for the same key, whatever their numbers of units. Others are apart: a unit leaves each
+/// window at another time. Whatever is kept for a limit is kept under its identity.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Identity<'a> {
+    pub(crate) name: Cow<'a, str>,
+    pub(crate) window_micros: u64,
+    pub(crate) algorithm: Algorithm,
+}
 
 /// A number of units, a window and a name. See the [module docs](self).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -91,10 +99,12 @@ impl Limit {
     /// [`ConfigError`], naming the value, if the name, the units or the window is outside the [rules](self).
     pub fn new(name: impl Into<Cow<'static, str>>, units: u64, window: Duration) -> Result<Self, ConfigError> {
         let name = name.into();
-        let Some(rule) = broken_rule(&name, units, window) else { return Ok(Self::of_valid(name, units, window)) };
+        let Some(rule) = rules::broken_rule(&name, units, window) else {
+            return Ok(Self::of_valid(name, units, window));
+        };
         let value: &dyn Debug = match rule {
-            NAME_RULE => &name,
-            UNITS_RULE => &units,
+            rules::NAME_RULE => &name,
+            rules::UNITS_RULE => &units,
             _ => &window,
         };
         Err(ConfigError::new(ConfigErrorKind::Limit, format!("limit {name:?}: {rule}, not {value:?}")))
@@ -109,7 +119,7 @@ impl Limit {
     #[must_use]
     #[track_caller]
     pub const fn per(name: &'static str, units: u64, window: Duration) -> Self {
-        if let Some(rule) = broken_rule(name, units, window) {
+        if let Some(rule) = rules::broken_rule(name, units, window) {
             panic!("{}", rule);
         }
         Self::of_valid(Cow::Borrowed(name), units, window)
@@ -251,38 +261,33 @@ impl Limit {
     pub(crate) fn recorded_at(&self, now: u64) -> u64 {
         self.algorithm().kind().recorded_at(now, self.window_micros())
     }
+
+    /// What stores, and all that remembers something of it, know it by.
+    #[inline]
+    pub(crate) fn identity(&self) -> Identity<'_> {
+        Identity { name: Cow::Borrowed(&self.name), window_micros: self.window_micros, algorithm: self.algorithm }
+    }
+
+    /// The same, to keep.
+    pub(crate) fn own_identity(&self) -> Identity<'static> {
+        Identity { name: self.name.clone(), window_micros: self.window_micros, algorithm: self.algorithm }
+    }
+
+    /// Whether both count together.
+    // Few checks compare limits of their own: inlined, it would keep what all need from being inlined.
+    #[inline(never)]
+    pub(crate) fn is_one_with(&self, other: &Self) -> bool {
+        self.identity() == other.identity()
+    }
+
+    /// The digest of its name and window, and a key.
+    #[inline]
+    pub(crate) fn digest(&self, digester: &Digester, key: &Key) -> u64 {
+        digester.of(&self.name, self.window_micros, key)
+    }
 }
 
 /// Rounded up, since a unit would otherwise leave before its window has passed.
 const fn micros_rounded_up(window: Duration) -> u64 {
     window.as_nanos().div_ceil(1_000) as u64
-}
-
-const NAME_RULE: &str = "a limit's name must be 1 to 64 characters of A-Z a-z 0-9 _ . -";
-const UNITS_RULE: &str = "a limit's units must be 1 to 2^52";
-const WINDOW_RULE: &str = "a limit's window must be 1 ms to 365 days";
-
-const fn broken_rule(name: &str, units: u64, window: Duration) -> Option<&'static str> {
-    if !is_fixed_alphabet(name) {
-        Some(NAME_RULE)
-    } else if units == 0 || units > Limit::MAX_UNITS {
-        Some(UNITS_RULE)
-    } else if window.as_nanos() < Limit::MIN_WINDOW.as_nanos() || window.as_nanos() > Limit::MAX_WINDOW.as_nanos() {
-        Some(WINDOW_RULE)
-    } else {
-        None
-    }
-}
-
-/// Whether `text` is 1 to 64 characters of `[A-Za-z0-9_.-]`, which need no escapes in Redis keys and headers.
-pub(crate) const fn is_fixed_alphabet(text: &str) -> bool {
-    let bytes = text.as_bytes();
-    let mut at = 0;
-    while at < bytes.len() {
-        if !(bytes[at].is_ascii_alphanumeric() || matches!(bytes[at], b'_' | b'.' | b'-')) {
-            return false;
-        }
-        at += 1;
-    }
-    !bytes.is_empty() && bytes.len() <= 64
 }

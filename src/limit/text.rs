@@ -2,21 +2,16 @@
 
 use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 
-use super::{Limit, NAME_RULE, QuotaUnit, UNITS_RULE, broken_rule, prefetch::Prefetch};
+use super::{
+    Limit, QuotaUnit,
+    prefetch::Prefetch,
+    rules::{NAME_RULE, UNITS_RULE, broken_rule},
+};
 use crate::{
     algorithm::Algorithm,
+    clock::{WINDOW_UNITS, write_window},
     config_error::{ConfigError, ConfigErrorKind},
 };
-
-/// The microseconds of each unit of a window, and its names. A limit is written with the first name.
-const WINDOW_UNITS: [(u64, &[&str]); 6] = [
-    (86_400_000_000, &["d", "day", "days"]),
-    (3_600_000_000, &["h", "hour", "hours"]),
-    (60_000_000, &["min", "m", "minute", "minutes"]),
-    (1_000_000, &["s", "sec", "second", "seconds"]),
-    (1_000, &["ms"]),
-    (1, &["us"]),
-];
 
 impl Limit {
     /// A limit with this name, from a text such as `100/min`.
@@ -93,18 +88,6 @@ fn window_text(window_micros: u64) -> String {
     let mut text = String::new();
     write_window(&mut text, window_micros);
     text
-}
-
-/// Appends a window in the largest unit that divides it.
-pub(crate) fn write_window(text: &mut String, window_micros: u64) {
-    let divides = |(micros, _): &&(u64, _)| window_micros.is_multiple_of(*micros);
-    let (micros, names) = WINDOW_UNITS.iter().find(divides).unwrap_or(&(1, &["us"]));
-    let count = window_micros / micros;
-    if count > 1 {
-        // Writing to a String cannot fail.
-        let _ = fmt::Write::write_fmt(text, format_args!("{count}"));
-    }
-    text.push_str(names[0]);
 }
 
 fn prefetches_text(prefetches: Prefetch) -> String {

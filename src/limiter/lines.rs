@@ -70,7 +70,7 @@ impl Lines {
     }
 
     pub(super) fn digest(&self, charge: &Charge) -> u64 {
-        self.digester.of_key(charge.limit(), charge.key())
+        charge.limit().digest(&self.digester, charge.key())
     }
 
     /// Lets those ask whom these units may admit: one at a time, so that no lock is held for long.

@@ -3,7 +3,10 @@
 use std::{
     fmt,
     future::Future,
-    sync::{Arc, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -20,10 +23,6 @@ use crate::{
     error::{Error, StoreError},
     logging::{Chain, Throttle, info, warn},
     metrics,
-    sync::{
-        Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
-    },
 };
 
 /// A limiter's handle on a breaker, which other limiters may share. The last handle that is dropped ends the probes.

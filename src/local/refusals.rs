@@ -109,7 +109,7 @@ impl Refusals {
         if check.id().is_some() || !check.can_be_refused() {
             return None;
         }
-        let charges = check.map_charges(|charge| (self.digester.of_key(charge.limit(), charge.key()), charge.cost()));
+        let charges = check.map_charges(|charge| (charge.limit().digest(&self.digester, charge.key()), charge.cost()));
         let generation = self.generations.last.load(Ordering::SeqCst);
         Some(Lookup { asked_at: self.generations.clock.now(), generation, charges })
     }

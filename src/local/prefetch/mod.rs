@@ -235,7 +235,7 @@ impl Prefetches {
     }
 
     fn digest(&self, limit: &Limit, key: &Key) -> u64 {
-        self.digester.of_key(limit, key)
+        limit.digest(&self.digester, key)
     }
 }
 

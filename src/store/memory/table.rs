@@ -156,7 +156,7 @@ impl Table {
 
     #[inline]
     fn digest(&self, charge: &Charge) -> u64 {
-        self.digester.of_key(charge.limit(), charge.key())
+        charge.limit().digest(&self.digester, charge.key())
     }
 
     #[inline]

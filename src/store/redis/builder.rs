@@ -14,7 +14,7 @@ use super::{
 use crate::{
     clock::{Clock, ManualClock},
     error::ConfigError,
-    limit::is_fixed_alphabet,
+    limit::rules::is_fixed_alphabet,
     local::LocalState,
     secret::Secret,
 };

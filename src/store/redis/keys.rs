@@ -15,8 +15,9 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     algorithm::Kind,
+    clock::write_window,
     key::Key,
-    limit::{Identity, Limit, text::write_window},
+    limit::{Identity, Limit},
     secret::{Domain, Secret},
 };
 

@@ -21,7 +21,7 @@ pub(super) fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
             continue;
         }
         touched.clear();
-        touched.extend(job.check().charges().map(|charge| digester.of_key(charge.limit(), charge.key())));
+        touched.extend(job.check().charges().map(|charge| charge.limit().digest(&digester, charge.key())));
         let mut touches = touched.iter().map(|hash| last_touch.get(hash).copied());
         let last = touches.next().flatten().filter(|last| touches.all(|other| other == Some(*last)));
         let (place, other) = match last.and_then(|place| Some((place, joined.get_mut(place)?))) {

@@ -11,6 +11,8 @@
 //!    with the next batch of checks.
 //! 7. Callers hold the queue weakly. So it ends with its runtime, and all that wait in it get an error.
 
+#[cfg(not(test))]
+use std::sync::{Mutex, MutexGuard};
 use std::{
     collections::VecDeque,
     future::Future,
@@ -21,6 +23,9 @@ use std::{
     task::{Context, Poll},
 };
 
+// In the tests of this file, so that models can try each order of the steps of threads.
+#[cfg(test)]
+use loom::sync::{Mutex, MutexGuard};
 use tokio::sync::oneshot::{Receiver, error::RecvError};
 
 use super::job::{Answer, Job};
@@ -28,7 +33,6 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     metrics,
     store::redis::connect::errors::ASKING,
-    sync::{Mutex, MutexGuard},
 };
 
 /// The most checks of a batch. More than some dozens cost Redis more a check, not less: its data for them no longer fits
