@@ -262,7 +262,7 @@ impl Limit {
         self.algorithm().kind().recorded_at(now, self.window_micros())
     }
 
-    /// What stores, and all that remembers something of it, know it by.
+    /// Stores, and all that remembers something of the limit, know it by this.
     #[inline]
     pub(crate) fn identity(&self) -> Identity<'_> {
         Identity { name: Cow::Borrowed(&self.name), window_micros: self.window_micros, algorithm: self.algorithm }

@@ -33,9 +33,9 @@ impl Limiter {
     ///    that is polled does. When a caller is polled again, it gets its old place back.
     /// 5. [`check`](Self::check), limiters of other processes, and checks of other sets of limits or keys do not join the
     ///    line. Of those, the first to ask when units are left gets them.
-    /// 6. A [settlement](Self::settle) or [reset](Self::reset) through this limiter lets those ask at once whom it may admit, and no
+    /// 6. After a [settlement](Self::settle) or [reset](Self::reset) through this limiter, the callers that it may admit ask at once, and no
     ///    more of them than the units that it returns: callers that are first in line, and that nothing but its limits and keys refuses.
-    ///    They do so in the order of their arrival; of more than 16 different costs, the lowest come first. A caller that does not use the
+    ///    They ask in the order of their arrival; of more than 16 different costs, the lowest come first. A caller that does not use the
     ///    units, because it is dropped, not polled, or refused by something else, leaves them to the next. If only
     ///    [reserved](crate::Charge::reserve) units are in the way, the first asks again after
     ///    [`retry_reserved_after`](Self::retry_reserved_after), and once more at the end of `max_wait`.

@@ -2,8 +2,8 @@
 //!
 //! 1. The first in a line waits in the list of one limit and key: of those that refuse it, the one that does so for longest. Until units
 //!    of that one are freed, no others help it. Then it asks, or goes over to the list of the next that still refuses it.
-//! 2. Freed units let callers ask that they may admit, in the order of arrival, and no more callers than there are units. A caller that does
-//!    not use the units passes them on.
+//! 2. The callers that freed units may admit ask in the order of their arrival, and no more callers than there are units. A caller that
+//!    does not use the units passes them on.
 //! 3. Units that nobody in the list asks for are for callers whose checks are on their way: these may have been refused before.
 
 use std::{collections::BTreeMap, iter};
@@ -52,7 +52,7 @@ pub(super) struct Pair {
 }
 
 impl Freed {
-    /// What is left of the units with which a caller has asked, as the reply shows.
+    /// The units that are left of those with which a caller has asked, as the reply shows.
     pub(super) fn after(self, wanted: &Wanted, status: &LimitStatus, is_allowed: bool) -> Self {
         let used = if is_allowed { wanted.takes } else { 0 };
         // For those that need less, even if the figures of a store contradict its refusal.

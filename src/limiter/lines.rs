@@ -73,7 +73,7 @@ impl Lines {
         charge.limit().digest(&self.digester, charge.key())
     }
 
-    /// Lets those ask whom these units may admit: one at a time, so that no lock is held for long.
+    /// Lets the callers ask that these units may admit: one at a time, so that no lock is held for long.
     pub(super) fn give(self: &Arc<Self>, freed: impl IntoIterator<Item = Freed>) {
         for mut freed in freed {
             while self.change(|table, wake| table.give(&mut freed, wake).map_or((0, false), |line| (line, true))) {}

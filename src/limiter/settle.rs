@@ -25,7 +25,8 @@ pub struct Reservation {
     decision: Decision,
 }
 
-/// Units on their way back. Dropped, they are there, or come without their caller: then those that they may admit ask at once.
+/// Units on their way back. When this is dropped, they are back, or come back without their caller: the callers that they may admit
+/// ask at once.
 struct Returning<'a> {
     lines: &'a Arc<Lines>,
     freed: Vec<Freed>,

@@ -4,7 +4,7 @@
 //! 2. The first records when it will ask, and how long that call may take. If it does not go on by then and a [`GRACE`], it is not
 //!    polled, and loses its turn.
 //! 3. A task watches that, since the other callers may not be polled either. It wakes the next caller, and a moment later all others.
-//!    Whoever is polled first takes over. Those that are not polled are out of the line, and delay it only once.
+//!    The first of them that is polled takes over. Those that are not polled are out of the line, and delay it only once.
 //! 4. A caller that is out of the line, or has lost its turn, takes its place again by its number when it is polled.
 //! 5. If the runtime of the task is not driven, the task is late. Callers look at that from time to time, less often the further back
 //!    they are, and start another on their own runtime.
