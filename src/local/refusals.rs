@@ -45,11 +45,10 @@ pub(crate) struct Refusals {
     generations: Arc<Generations>,
     digester: Digester,
     /// Made by the first refusal.
-    table: OnceLock<Cache<u64, Refusal, UnitWeighter, BuildHasherDefault<Prehashed>>>,
+    table: OnceLock<Cache<u64, Arc<Refusal>, UnitWeighter, BuildHasherDefault<Prehashed>>>,
 }
 
 /// The status of one limit and key when a check of them was refused.
-#[derive(Clone)]
 struct Refusal {
     status: LimitStatus,
     cost: u64,
@@ -119,18 +118,21 @@ impl Refusals {
     pub(crate) fn recall(&self, check: &Check, lookup: &Lookup, reserved_for: Duration) -> Option<Decision> {
         let (table, now, (first, rest)) = (self.table.get()?, lookup.asked_at, &lookup.charges);
         let find = |charge: &Charge, digest: u64| {
-            let outdated_by = || self.generations.of(charge.limit()).load(Ordering::SeqCst);
-            let holds =
-                |refusal: &Refusal| refusal.holds_for(charge, now, reserved_for) && outdated_by() <= refusal.generation;
+            let holds = |refusal: &Arc<Refusal>| {
+                let outdated_by = self.generations.of(charge.limit()).load(Ordering::SeqCst);
+                refusal.holds_for(charge, now, reserved_for) && outdated_by <= refusal.generation
+            };
             table.get(&digest).filter(holds)
         };
         let mut charges = check.charges();
         let first = find(charges.next()?, first.0)?;
-        let rest: Vec<Refusal> =
+        let rest: Vec<Arc<Refusal>> =
             charges.zip(rest).map(|(charge, (digest, _))| find(charge, *digest)).collect::<Option<_>>()?;
 
         let all = || iter::once(&first).chain(&rest);
-        let refuses = |(charge, refusal): &(&Charge, &Refusal)| charge.can_refuse() && refusal.refuses(charge);
+        // Since then, units can only have been added.
+        let fits = |charge: &Charge, refusal: &Refusal| charge.cost() <= refusal.status.remaining();
+        let refuses = |(charge, refusal): &(&Charge, &Arc<Refusal>)| charge.can_refuse() && !fits(charge, refusal);
         let (_, refusing) = check.charges().zip(all()).find(refuses)?;
         let mut refusals = all();
         Some(Decision::new(check, refusing.at + refusing.age(now), refusing.id, |charge| {
@@ -138,34 +140,29 @@ impl Refusals {
         }))
     }
 
-    /// Remembers the store's decision on a check that was looked up before, if it is a refusal.
-    pub(crate) fn learn(&self, lookup: &Lookup, decision: &Decision) {
-        if !decision.is_allowed() {
-            self.insert(lookup, decision, self.generations.clock.now());
-        }
-    }
-
-    fn insert(&self, lookup: &Lookup, decision: &Decision, replied_at: u64) {
+    /// Remembers the store's refusal of a check that was looked up before.
+    pub(crate) fn learn(&self, lookup: &Lookup, refusal: &Decision) {
+        let replied_at = self.generations.clock.now();
         let table = self.table.get_or_init(|| {
             Cache::with(CAPACITY, CAPACITY as u64, UnitWeighter, Default::default(), Default::default())
         });
         let Lookup { asked_at, generation, charges: (first, rest) } = lookup;
-        for ((digest, cost), status) in iter::once(first).chain(rest).zip(decision.statuses()) {
+        for ((digest, cost), status) in iter::once(first).chain(rest).zip(refusal.statuses()) {
             // Without used units there is no reset time.
             let reset = (status.used() > 0).then_some(status.reset_after());
             let retry = status.waits().map(|(_, most)| most);
             let lifetime = reset.into_iter().chain(retry).fold(self.max_age, Duration::min);
-            let refusal = Refusal {
+            let remembered = Refusal {
                 status: status.clone(),
                 cost: *cost,
                 generation: *generation,
                 asked_at: *asked_at,
                 until: asked_at.saturating_add(micros(lifetime)),
                 replied_at,
-                at: decision.at(),
-                id: decision.id(),
+                at: refusal.at(),
+                id: refusal.id(),
             };
-            table.insert(*digest, refusal);
+            table.insert(*digest, Arc::new(remembered));
         }
     }
 }
@@ -178,18 +175,15 @@ impl Refusal {
         let reserved_for = charge.limit().retry_reserved_after(reserved_for);
         let reserved_until =
             if self.status.reserved() > 0 { self.asked_at.saturating_add(micros(reserved_for)) } else { u64::MAX };
-        self.status.limit() == charge.limit()
+        let (own, limit) = (self.status.limit(), charge.limit());
+        // The digest has found the name and the window.
+        (own.units(), own.algorithm()) == (limit.units(), limit.algorithm())
             && (self.asked_at..self.until.saturating_sub(slack).min(reserved_until)).contains(&now)
     }
 
     /// Whether the limit has refused this cost or a lower one.
     fn has_refused(&self, charge: &Charge) -> bool {
         self.status.waits().is_some() && self.cost <= charge.cost()
-    }
-
-    /// Whether the limit refuses the charge: since then, units can only have been added.
-    fn refuses(&self, charge: &Charge) -> bool {
-        charge.cost() > self.status.remaining()
     }
 
     fn age(&self, now: u64) -> Duration {
