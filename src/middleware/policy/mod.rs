@@ -178,7 +178,7 @@ impl Policy {
         } else if self.skipped.iter().any(|skips| skips(request)) {
             "skipped"
         } else if self.exempt.iter().any(|list| list(request).unwrap_or_else(mistake)) {
-            "allowed"
+            "exempt"
         } else {
             return Ok(true);
         };

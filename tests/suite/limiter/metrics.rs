@@ -358,7 +358,7 @@ async fn uncounted_requests_count_by_layer_and_kind() {
         assert_eq!(send(&layer, request).await, 200);
     }
     let all = recorded.all();
-    let uncounted = ["preflight", "skipped", "allowed"]
+    let uncounted = ["preflight", "skipped", "exempt"]
         .map(|kind| count(&all, &format!("rate_limit_uncounted_total layer=api kind={kind}")));
     assert_eq!(uncounted, [1, 2, 1]);
     assert_eq!(count(&all, "rate_limit_decisions_total layer=api limit=calls outcome=allowed"), 1);
