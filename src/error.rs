@@ -159,7 +159,7 @@ impl StoreError {
         Self { doing, kind, is_of_one_check: false, cause: cause.into().into() }
     }
 
-    /// Marks a failure that does not affect other checks, such as a lack of capacity for one limit. A
+    /// Marks a failure that does not affect other checks, such as a queue that is full. A
     /// [`Breaker`](crate::limiter::Breaker) does not count it.
     #[must_use]
     pub fn of_one_check(mut self) -> Self {

@@ -93,7 +93,6 @@ impl Core {
         metrics::failed(error.label(), &self.layer);
         let FailureMode::Local(share) = mode else { return Err(error) };
         let decide = |check: &Check| self.local.decide_now(&check.under(|limit| share.of(limit))?);
-        // Out of capacity, the failure of the limiter's own store is of more use to the caller.
         let Some(Ok(decision)) = check.and_then(decide) else { return Err(error) };
         metrics::decided(decision.outcomes(), &self.layer);
         Ok(decision.instead_of(error).with_retry_reserved_after(self.retry_reserved_after))

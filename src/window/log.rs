@@ -144,6 +144,19 @@ impl Log {
         }
     }
 
+    /// Adds units to the newest entry if it is a sum of the same part of the clock's time, or any of a later time: a sum of the later
+    /// time. So there is at most one new entry for each part.
+    pub(super) fn merge(&mut self, mut at: u64, part: u64, mut units: u64) {
+        let (last, place) =
+            (self.newest.len().saturating_sub(1), self.older.as_ref().map_or(0, |older| older.chunks.len()));
+        let is_it = |newest: &Entry| newest.at > at || newest.kind == Kind::Sum && newest.at / part == at / part;
+        if let Some(newest) = self.newest.get(last).filter(is_it) {
+            (at, units) = (at.max(newest.at), units.saturating_add(newest.units));
+            self.in_chunk(place, |chunk| chunk.remove(last));
+        }
+        self.insert(Entry { at, id: AdmissionId::from(0), kind: Kind::Sum, units });
+    }
+
     /// Removes an admission, and returns its time. If the clock has stepped back since, that may be before `at`. A later
     /// entry is another admission under the same id.
     pub(super) fn take(&mut self, id: AdmissionId, units: u64, kind: Kind, at: u64) -> Option<u64> {

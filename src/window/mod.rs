@@ -66,6 +66,17 @@ impl Window {
         Self { log: Log::default(), counter: is_counter.then(Box::default) }
     }
 
+    /// The window of a key of which only sums are known: until when the units of each may have come.
+    pub(crate) fn of_sums(limit: &Limit, sums: impl Iterator<Item = (u64, u64)>, now: u64) -> Self {
+        let mut new = Self::new(limit);
+        for (until, units) in sums.filter(|(_, units)| *units > 0) {
+            // The units of a fixed window leave with it.
+            new.log.add_to_sum(until.min(new.recorded_at(limit, until)), units);
+        }
+        new.trim(now, limit.window_micros());
+        new
+    }
+
     /// Drops entries that have left the window.
     #[inline]
     pub(crate) fn trim(&mut self, now: u64, window: u64) {
@@ -106,11 +117,13 @@ impl Window {
             && (charge.is_exact() || self.is_named(charge, context) || !self.has_sum(charge.limit(), context.now))
     }
 
-    /// Records an admission.
+    /// Records an admission. Without room for a new entry, it is [merged](Self::merge) with others.
     #[inline]
-    pub(crate) fn admit(&mut self, charge: &Charge, context: CheckContext) {
+    pub(crate) fn admit(&mut self, charge: &Charge, context: CheckContext, has_room: bool) {
         let CheckContext { now, id, .. } = context;
         if charge.units() == 0 {
+        } else if !has_room {
+            self.merge(now, charge.limit(), charge.units());
         } else if charge.is_exact() || self.is_named(charge, context) {
             self.log.insert(Entry { at: charge.named_at(now), id, kind: kind_of(charge), units: charge.units() });
         } else {
@@ -135,12 +148,11 @@ impl Window {
     /// How the limit stands for a charge that does not fit, with the retry time: never more than two windows.
     ///
     /// Entries from the future, from before the clock stepped back, count as of now from here on, so that the key is right
-    /// again after one window.
+    /// again after one window. Those [of sums](Self::of_sums) are not from then, and stay.
     #[inline]
-    pub(crate) fn refuse(&mut self, charge: &Charge, now: u64) -> Figures {
+    pub(crate) fn refuse(&mut self, charge: &Charge, now: u64, is_of_sums: bool) -> Figures {
         let (limit, window) = (charge.limit(), charge.limit().window_micros());
-        // Entries that are summed up have the time of their sub-window.
-        let present = if self.counter.is_some() { now } else { limit.recorded_at(now) };
+        let present = if is_of_sums { u64::MAX } else { self.recorded_at(limit, now) };
         self.log.pull_back(present);
         if let Some(counter) = &mut self.counter {
             counter.pull_back(now, window);
@@ -152,11 +164,11 @@ impl Window {
         Figures { retry: Some((least, most)), ..self.figures(charge, now) }
     }
 
-    /// Sets the actual cost of an admission, and returns whether it was known. `None` if it needs an entry, and there is no
-    /// room for one: only a settlement after the lease adds one.
-    pub(crate) fn settle(&mut self, now: u64, settlement: ChargeSettlement<'_>, has_room: bool) -> Option<bool> {
+    /// Sets the actual cost of an admission, and returns whether it was known. Only a settlement after the lease may need room
+    /// for an entry.
+    pub(crate) fn settle(&mut self, now: u64, settlement: ChargeSettlement<'_>, has_room: bool) -> bool {
         let ChargeSettlement { charge, cost, id, at } = settlement;
-        let Some(cost) = cost else { return Some(false) };
+        let Some(cost) = cost else { return false };
         let Some(recorded_at) = self.log.take(id, charge.cost(), kind_of(charge), charge.named_at(at)) else {
             return self.settle_late(now, settlement, cost, has_room);
         };
@@ -168,7 +180,7 @@ impl Window {
         } else {
             self.add_up(at, now, charge.limit(), cost);
         }
-        Some(true)
+        true
     }
 
     /// Counts a settlement after the lease, unless it was counted before or would have left the window by now.
@@ -178,24 +190,23 @@ impl Window {
         ChargeSettlement { charge, id, at, .. }: ChargeSettlement<'_>,
         cost: u64,
         has_room: bool,
-    ) -> Option<bool> {
+    ) -> bool {
         let limit = charge.limit();
-        let time = if self.counter.is_some() { at } else { limit.recorded_at(at) };
+        let time = self.recorded_at(limit, at);
         let is_over = charge.lease_micros().is_some_and(|lease| at.saturating_add(lease) <= now);
         // A fixed window ends earlier.
         let would_count = at.min(time).saturating_add(limit.window_micros()) > now;
         if cost == 0 || !is_over || !would_count || self.log.has_settled(id, time) {
-            return Some(false);
+            return false;
         }
-        let is_named = !self.is_full_of_named(limit);
-        if !has_room && (is_named || !self.has_sum(limit, at)) {
-            return None;
+        if !has_room {
+            self.merge(now, limit, cost);
+        } else if self.is_full_of_named(limit) {
+            self.add_up(at, now, limit, cost);
+        } else {
+            self.log.insert(Entry { at: time, id, kind: Kind::Settled, units: cost });
         }
-        match is_named {
-            true => self.log.insert(Entry { at: time, id, kind: Kind::Settled, units: cost }),
-            false => self.add_up(at, now, limit, cost),
-        }
-        Some(true)
+        true
     }
 
     /// The units in the window.
@@ -219,6 +230,19 @@ impl Window {
             Some(counter) => counter.add(at, now, limit.window_micros(), units),
             None => self.log.add_to_sum(limit.recorded_at(at), units),
         }
+    }
+
+    /// Adds units of now to those of the same half of the window, or of the counter: three entries more at most.
+    fn merge(&mut self, now: u64, limit: &Limit, units: u64) {
+        match self.counter {
+            Some(_) => self.add_up(now, now, limit, units),
+            None => self.log.merge(limit.recorded_at(now), limit.window_micros().div_ceil(2), units),
+        }
+    }
+
+    /// The time of an entry for units of this time: that of their sub-window, if they are summed up.
+    fn recorded_at(&self, limit: &Limit, at: u64) -> u64 {
+        if self.counter.is_some() { at } else { limit.recorded_at(at) }
     }
 
     /// Whether [`add_up`](Self::add_up) would add no entry.

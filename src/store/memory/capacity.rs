@@ -6,20 +6,27 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, PoisonError, RwLock,
-        atomic::{AtomicUsize, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
+use super::cells::Cells;
 use crate::{
-    error::{StoreError, StoreErrorKind},
     limit::{Identity, Limit},
+    window::Window,
 };
+
+/// The cells of all limits for each admission of the capacity: 32 bytes.
+const CELLS: usize = 2;
 
 #[derive(Debug)]
 pub(super) struct Capacity {
     pub(super) admissions: usize,
     taken: Counter,
+    /// The cells that limits may still have: each gets half of them.
+    cells: AtomicUsize,
+    is_lacking: AtomicBool,
     /// Names may come from a database, so limits without records are forgotten.
     limits: RwLock<HashMap<Identity<'static>, Arc<LimitUsage>>>,
 }
@@ -28,6 +35,8 @@ pub(super) struct Capacity {
 #[derive(Debug)]
 pub(super) struct LimitUsage {
     pub(super) identity: Identity<'static>,
+    has_cells: AtomicBool,
+    cells: Mutex<Option<Cells>>,
     admissions: Counter,
 }
 
@@ -38,17 +47,23 @@ struct Counter(AtomicUsize);
 
 impl Capacity {
     pub(super) fn new(admissions: usize) -> Self {
-        Self { admissions, taken: Counter::default(), limits: RwLock::default() }
+        Self {
+            admissions,
+            taken: Counter::default(),
+            cells: AtomicUsize::new(admissions.saturating_mul(CELLS)),
+            is_lacking: AtomicBool::default(),
+            limits: RwLock::default(),
+        }
     }
 
     pub(super) fn taken(&self) -> usize {
         self.taken.0.load(Ordering::Relaxed)
     }
 
-    /// The number of limits with records.
+    /// The number of limits with records or cells.
     pub(super) fn limits(&self) -> usize {
         let limits = self.limits.read().unwrap_or_else(PoisonError::into_inner);
-        limits.values().filter(|usage| Arc::strong_count(usage) > 1).count()
+        limits.values().filter(|usage| Arc::strong_count(usage) > 1 || usage.has_cells()).count()
     }
 
     /// The usage of a limit, for a new record.
@@ -56,23 +71,36 @@ impl Capacity {
         let known = self.limits.read().unwrap_or_else(PoisonError::into_inner).get(&limit.identity()).cloned();
         known.unwrap_or_else(|| {
             let mut limits = self.limits.write().unwrap_or_else(PoisonError::into_inner);
-            let new = || LimitUsage { identity: limit.own_identity(), admissions: Counter::default() };
+            let new = || LimitUsage {
+                identity: limit.own_identity(),
+                has_cells: AtomicBool::default(),
+                cells: Mutex::default(),
+                admissions: Counter::default(),
+            };
             Arc::clone(limits.entry(limit.own_identity()).or_insert_with(|| new().into()))
         })
     }
 
-    pub(super) fn forget_unused(&self) {
+    pub(super) fn forget_unused(&self, now: u64) {
         let mut limits = self.limits.write().unwrap_or_else(PoisonError::into_inner);
-        limits.retain(|_, usage| Arc::strong_count(usage) > 1);
+        limits.retain(|_, usage| {
+            let mut cells = usage.cells();
+            if let Some(over) = cells.take_if(|cells| cells.are_over(now)) {
+                usage.has_cells.store(false, Ordering::Relaxed);
+                self.cells.fetch_add(over.further(), Ordering::Relaxed);
+            }
+            cells.is_some() || Arc::strong_count(usage) > 1
+        });
         if limits.capacity() / 4 > limits.len() {
             limits.shrink_to_fit();
         }
     }
 
-    /// Whether a limit that holds this many admissions, of all that are taken, gets one more.
+    /// Whether a limit gets so many further admissions.
     #[inline]
-    pub(super) fn has_room(&self, held: usize, taken: usize) -> bool {
-        held < self.admissions.saturating_sub(taken)
+    pub(super) fn has_room(&self, usage: &LimitUsage, further: usize) -> bool {
+        let held = usage.admissions.0.load(Ordering::Relaxed);
+        held + further <= self.admissions.saturating_sub(self.taken() + further - 1)
     }
 
     /// Takes or gives back capacity, so that it is taken for this many admissions instead of `before`.
@@ -89,21 +117,39 @@ impl Capacity {
         }
     }
 
-    /// A failure because a limit gets nothing more.
-    pub(super) fn error(&self, doing: &'static str, limit: &Limit) -> StoreError {
-        let (limit, held, capacity) = (limit.name(), self.usage(limit).held(), self.admissions);
-        let cause = format!(
-            "the in-process store has no capacity left for the limit {limit:?}: {held} of its {capacity} admissions \
-             are of this limit, all still in their windows, and no more are free"
-        );
-        // Other limits have capacity, and this one still refuses.
-        StoreError::new(doing, StoreErrorKind::OutOfMemory, cause).of_one_check()
+    /// Counts units of a key in the cells of its limit, which has no room for a record. The next check sweeps.
+    #[cold]
+    pub(super) fn count_in_cells(&self, usage: &LimitUsage, digest: u64, now: u64, units: u64) {
+        self.is_lacking.store(true, Ordering::Relaxed);
+        let half = || self.cells.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| Some(free / 2));
+        let new = || Cells::new(usage.identity.window_micros, half().map_or(0, |free| free.div_ceil(2)));
+        usage.cells().get_or_insert_with(new).add(digest, now, units);
+        usage.has_cells.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether there has been no room since the last time that this was asked.
+    #[inline]
+    pub(super) fn was_lacking(&self) -> bool {
+        self.is_lacking.load(Ordering::Relaxed) && self.is_lacking.swap(false, Ordering::Relaxed)
     }
 }
 
 impl LimitUsage {
-    #[inline]
-    pub(super) fn held(&self) -> usize {
-        self.admissions.0.load(Ordering::Relaxed)
+    /// Whether keys of the limit were counted in cells lately.
+    pub(super) fn has_cells(&self) -> bool {
+        self.has_cells.load(Ordering::Relaxed)
+    }
+
+    /// The window of a key without a record: empty, or what its cells have counted.
+    pub(super) fn window_of(&self, limit: &Limit, digest: u64, now: u64) -> Window {
+        // Whoever counted the key in cells held the lock of its shard, as the caller does.
+        if let Some(cells) = self.has_cells().then(|| self.cells()).as_deref_mut().and_then(Option::as_mut) {
+            return Window::of_sums(limit, cells.of_key(digest, now), now);
+        }
+        Window::new(limit)
+    }
+
+    fn cells(&self) -> MutexGuard<'_, Option<Cells>> {
+        self.cells.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

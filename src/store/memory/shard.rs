@@ -1,14 +1,13 @@
 //! The records under one lock.
 
-use std::sync::Arc;
+use std::{mem, sync::Arc};
 
 use hashbrown::{HashTable, hash_table::OccupiedEntry};
 
 use super::capacity::{Capacity, LimitUsage};
 use crate::{
-    check::Charge,
+    check::{AdmissionId, Charge},
     key::Key,
-    limit::Limit,
     window::{ChargeSettlement, CheckContext, Figures, Window},
 };
 
@@ -24,10 +23,12 @@ struct Record {
     key: Key,
     /// Of all keys under the limit.
     usage: Arc<LimitUsage>,
+    /// The entries for which capacity is taken. None in a new record, which has what [cells](super::cells) know.
+    entries: usize,
     window: Window,
 }
 
-/// The record of a charge, under its lock. A new one has no entries.
+/// The record of a charge, under its lock.
 pub(super) struct Place<'a> {
     record: OccupiedEntry<'a, Record>,
     capacity: &'a Capacity,
@@ -37,12 +38,6 @@ pub(super) struct Place<'a> {
 #[derive(Debug)]
 pub(super) struct Look<'a> {
     pub(super) charge: &'a Charge,
-    /// The entries for which capacity is taken. Some of them are dropped by now.
-    entries: usize,
-    /// The entries if the charge is counted; without a change if it does not fit.
-    entries_after: usize,
-    /// The entries of all keys under the limit, if the charge needs capacity.
-    held: usize,
     /// When this very check was counted, if it was.
     counted_at: Option<u64>,
     /// Whether the charge does not fit.
@@ -51,49 +46,44 @@ pub(super) struct Look<'a> {
 
 /// What becomes of a check.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Verdict<'a> {
+pub(super) enum Verdict {
     Admitted,
     Refused,
     /// It was counted before, at this time.
     Known(u64),
-    /// This limit gets no capacity.
-    Full(&'a Limit),
 }
 
 impl Shard {
     /// Finds the record of a charge, or adds it.
     #[inline]
-    pub(super) fn place<'a>(&'a mut self, digest: u64, charge: &Charge, capacity: &'a Capacity) -> Place<'a> {
+    pub(super) fn place<'a>(&'a mut self, digest: u64, charge: &Charge, now: u64, capacity: &'a Capacity) -> Place<'a> {
         let record = match self.0.find_entry(digest, |record| record.is_of(digest, charge)) {
             Ok(found) => found,
-            Err(absent) => Record::insert(absent.into_table(), digest, charge, capacity),
+            Err(absent) => Record::insert(absent.into_table(), digest, charge, now, capacity),
         };
         Place { record, capacity }
     }
 
-    /// Forgets the key of a charge.
+    /// Forgets the key of a charge. What cells have counted stays.
     pub(super) fn remove(&mut self, digest: u64, charge: &Charge, capacity: &Capacity) {
         if let Ok(record) = self.0.find_entry(digest, |record| record.is_of(digest, charge)) {
-            let Record { usage, window, .. } = record.remove().0;
-            capacity.change(&usage, window.len(), 0);
+            let Record { usage, entries, .. } = record.remove().0;
+            capacity.change(&usage, entries, 0);
         }
     }
 
-    /// Drops all expired entries, and returns whether there were any.
-    pub(super) fn sweep(&mut self, now: u64, capacity: &Capacity) -> bool {
-        let mut is_any = false;
-        self.0.retain(|Record { window, usage, .. }| {
-            let before = window.len();
+    /// Drops all expired entries.
+    pub(super) fn sweep(&mut self, now: u64, capacity: &Capacity) {
+        self.0.retain(|Record { window, usage, entries, .. }| {
             window.sweep(now, usage.identity.window_micros);
-            capacity.change(usage, before, window.len());
-            is_any |= window.len() < before;
+            let before = mem::replace(entries, window.len().min(*entries));
+            capacity.change(usage, before, *entries);
             window.len() > 0
         });
         // Gives back the memory of a crowd of keys.
         if self.0.capacity() / 4 > self.0.len() {
             self.0.shrink_to_fit(|record| record.digest);
         }
-        is_any
     }
 
     pub(super) fn keys(&self) -> usize {
@@ -105,105 +95,116 @@ impl Place<'_> {
     /// Drops entries that have left the window, and looks at the others.
     #[inline]
     pub(super) fn look<'a>(&mut self, charge: &'a Charge, context: CheckContext) -> Look<'a> {
-        let Record { usage, window, .. } = self.record.get_mut();
-        let entries = window.len();
+        let Record { window, .. } = self.record.get_mut();
         window.trim(context.now, charge.limit().window_micros());
         let may_be_counted = context.has_caller_id && charge.units() > 0;
         let counted_at = may_be_counted.then(|| window.counted_at(charge, context.id)).flatten();
-        let refuses = !window.fits(charge, context.now);
-        let entries_after = window.len() + usize::from(!refuses && window.grows(charge, context));
-        // Other threads write this number, so it is read only if it matters.
-        let held = if entries_after > entries { usage.held() } else { 0 };
-        Look { charge, entries, entries_after, held, counted_at, refuses }
+        Look { charge, counted_at, refuses: !window.fits(charge, context.now) }
     }
 
     /// Counts the charge, or does not.
     #[inline]
-    pub(super) fn conclude(mut self, look: &Look<'_>, context: CheckContext, verdict: Verdict<'_>) -> Figures {
-        let (charge, window) = (look.charge, &mut self.record.get_mut().window);
-        let figures = match verdict {
-            Verdict::Admitted if !look.refuses => {
-                window.admit(charge, context);
-                window.figures(charge, context.now)
-            }
-            Verdict::Admitted | Verdict::Refused if look.refuses => window.refuse(charge, context.now),
-            _ => window.figures(charge, context.now),
-        };
-        self.leave(look.entries);
+    pub(super) fn conclude(mut self, look: &Look<'_>, context: CheckContext, verdict: Verdict) -> Figures {
+        let (charge, now) = (look.charge, context.now);
+        if !look.refuses && matches!(verdict, Verdict::Admitted) {
+            return self.admit(charge, context);
+        }
+        let is_new = self.is_new();
+        let window = &mut self.record.get_mut().window;
+        let is_known = matches!(verdict, Verdict::Known(_));
+        let figures =
+            if look.refuses && !is_known { window.refuse(charge, now, is_new) } else { window.figures(charge, now) };
+        self.leave(0, now, false);
         figures
     }
 
-    /// Sets the actual cost of an admission, and returns whether it was known. Without capacity it returns the limit.
-    pub(super) fn settle<'a>(
-        mut self,
-        now: u64,
-        settlement: ChargeSettlement<'a>,
-    ) -> Result<(Figures, bool), &'a Limit> {
-        let Record { usage, window, .. } = self.record.get_mut();
-        let (charge, entries) = (settlement.charge, window.len());
-        window.trim(now, charge.limit().window_micros());
-        let has_room = window.len() < entries || self.capacity.has_room(usage.held(), self.capacity.taken());
-        let is_known = window.settle(now, settlement, has_room);
-        let figures = window.figures(charge, now);
-        self.leave(entries);
-        is_known.map(|is_known| (figures, is_known)).ok_or_else(|| charge.limit())
+    #[inline]
+    fn admit(mut self, charge: &Charge, context: CheckContext) -> Figures {
+        let grows = self.record.get().window.grows(charge, context);
+        let (has_room, is_new) = (self.has_room(usize::from(grows)), self.is_new());
+        let window = &mut self.record.get_mut().window;
+        window.admit(charge, context, has_room || is_new);
+        let figures = window.figures(charge, context.now);
+        self.leave(charge.units(), context.now, has_room);
+        figures
     }
 
-    /// Takes or gives back capacity, if there are other entries than those for which it is taken. Removes a record without
-    /// entries.
-    #[inline]
-    fn leave(self, entries: usize) {
-        let Record { usage, window, .. } = self.record.get();
-        let entries_after = window.len();
-        if entries_after != entries {
-            self.capacity.change(usage, entries, entries_after);
+    /// Sets the actual cost of an admission, and returns whether it was known.
+    pub(super) fn settle(mut self, now: u64, settlement: ChargeSettlement<'_>) -> (Figures, bool) {
+        let ChargeSettlement { charge, cost, at, .. } = settlement;
+        self.record.get_mut().window.trim(now, charge.limit().window_micros());
+        let (has_room, is_new) = (self.has_room(1), self.is_new());
+        let Record { usage, window, entries, .. } = self.record.get_mut();
+        let is_known = window.settle(now, settlement, has_room || is_new);
+        let above = cost.unwrap_or_default().saturating_sub(charge.cost());
+        let is_recent = at.saturating_add(charge.limit().window_micros()) > now;
+        if !is_known && above > 0 && is_recent && usage.has_cells() {
+            // The admission may be one that no entry knows. Then it counts at its estimate.
+            let context = CheckContext { now, id: AdmissionId::fresh(), has_caller_id: false };
+            return (self.admit(&Charge::spent(charge.limit().clone(), charge.key().clone(), above), context), false);
         }
-        if entries_after == 0 {
+        let figures = window.figures(charge, now);
+        let counted = if is_known { cost.unwrap_or_default() } else { 0 };
+        let has_room = has_room || window.len() <= *entries;
+        self.leave(counted, now, has_room);
+        (figures, is_known)
+    }
+
+    fn is_new(&self) -> bool {
+        self.record.get().entries == 0
+    }
+
+    /// Whether there is room for so many further entries. Other threads write what is taken, so it is read only if it matters.
+    #[inline]
+    fn has_room(&self, further: usize) -> bool {
+        let Record { usage, window, entries, .. } = self.record.get();
+        let entries_after = window.len() + further;
+        entries_after <= *entries || self.capacity.has_room(usage, entries_after - entries)
+    }
+
+    /// Takes capacity for the entries if there is room, and gives back what is no longer needed. Removes a record without entries, and
+    /// a new one for which no units were counted. Units without room are counted in cells.
+    #[inline]
+    fn leave(mut self, counted: u64, now: u64, has_room: bool) {
+        let (capacity, is_new) = (self.capacity, self.is_new());
+        let Record { digest, usage, window, entries, .. } = self.record.get_mut();
+        if counted > 0 && !has_room {
+            capacity.count_in_cells(usage, *digest, now, if is_new { counted } else { 0 });
+        }
+        let before = *entries;
+        *entries = if counted > 0 && has_room { window.len() } else { window.len().min(before) };
+        if *entries != before {
+            capacity.change(usage, before, *entries);
+        }
+        if *entries == 0 {
             self.record.remove();
         }
     }
 }
 
-impl<'a> Verdict<'a> {
+impl Verdict {
     /// A check is admitted if all of its charges fit, but for those in the shadow. If one of them knows that it was admitted
     /// before, it is not counted again.
     // Little is left of it for a single charge, as in most checks.
     #[inline(always)]
-    pub(super) fn of(looks: &[Look<'a>], capacity: &Capacity) -> Self {
+    pub(super) fn of(looks: &[Look<'_>]) -> Self {
         let known = looks.iter().filter_map(|look| Some((look.charge.is_exact(), look.counted_at?)));
         // Only an exact log is sure to know the time to the microsecond.
         if let Some((_, at)) = known.max() {
             return Self::Known(at);
         }
-        if looks.iter().any(|look| look.refuses && !look.charge.is_shadow()) {
-            return Self::Refused;
-        }
-        // As if the charges came one after the other.
-        let lacks_capacity = |(place, look): &(usize, &Look<'_>)| {
-            let (limit, before) = (look.charge.limit(), &looks[..*place]);
-            let of_limit = before.iter().filter(|other| other.charge.limit().is_one_with(limit));
-            look.entries_after > look.entries
-                && !capacity.has_room(held_after(of_limit, look.held), held_after(before.iter(), capacity.taken()))
-        };
-        let lacking = looks.iter().enumerate().find(lacks_capacity);
-        lacking.map_or(Self::Admitted, |(_, look)| Self::Full(look.charge.limit()))
+        let refuses = looks.iter().any(|look| look.refuses && !look.charge.is_shadow());
+        if refuses { Self::Refused } else { Self::Admitted }
     }
 
-    /// When the check was counted, if that was before. Without capacity it returns the limit.
+    /// When the check was counted, if that was before.
     #[inline]
-    pub(super) fn counted_at(self) -> Result<Option<u64>, &'a Limit> {
+    pub(super) fn counted_at(self) -> Option<u64> {
         match self {
-            Self::Admitted | Self::Refused => Ok(None),
-            Self::Known(at) => Ok(Some(at)),
-            Self::Full(limit) => Err(limit),
+            Self::Admitted | Self::Refused => None,
+            Self::Known(at) => Some(at),
         }
     }
-}
-
-/// The number of entries for which capacity is taken once these charges are counted.
-#[inline]
-fn held_after<'a>(charges: impl Iterator<Item = &'a Look<'a>>, held: usize) -> usize {
-    charges.fold(held, |held, look| (held + look.entries_after).saturating_sub(look.entries))
 }
 
 impl Record {
@@ -212,11 +213,13 @@ impl Record {
         records: &'a mut HashTable<Self>,
         digest: u64,
         charge: &Charge,
+        now: u64,
         capacity: &Capacity,
     ) -> OccupiedEntry<'a, Self> {
         let limit = charge.limit();
         let (key, usage) = (charge.key().clone(), capacity.usage(limit));
-        let record = Self { digest, key, usage, window: Window::new(limit) };
+        let window = usage.window_of(limit, digest, now);
+        let record = Self { digest, key, usage, entries: 0, window };
         records.insert_unique(digest, record, |record| record.digest)
     }
 

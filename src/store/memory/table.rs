@@ -17,9 +17,7 @@ use crate::{
     clock::{Clock, system_time},
     decision::Decision,
     decision::settlement::{Settled, Settlement},
-    error::StoreError,
     key::Digester,
-    limit::Limit,
     window::{ChargeSettlement, CheckContext, Figures},
 };
 
@@ -29,7 +27,7 @@ const SHARDS: usize = 64;
 /// All shards are swept within this time, in microseconds, as long as checks arrive.
 const SWEEP_CYCLE: u64 = 1_000_000;
 
-/// A check that finds no capacity sweeps on until it has looked at this many keys, which takes less than a millisecond.
+/// The check after one that found no room sweeps on until it has looked at this many keys, which takes less than a millisecond.
 const SWEPT_AT_ONCE: usize = 10_000;
 
 /// The state that the clones of a store share.
@@ -62,78 +60,70 @@ impl Table {
         }
     }
 
-    pub(super) fn decide(&self, check: &Check) -> Result<Decision, StoreError> {
+    pub(super) fn decide(&self, check: &Check) -> Decision {
         let now = self.clock.now();
         self.sweep_in_passing(now);
 
         let id = check.id().unwrap_or_else(AdmissionId::fresh);
         let context = CheckContext { now, id, has_caller_id: check.id().is_some() };
-        let decision = |counted_at: Option<u64>, statuses| {
-            Decision::of_statuses(system_time(counted_at.unwrap_or(now)), id, statuses)
+        let decision = |verdict: Verdict, statuses| {
+            Decision::of_statuses(system_time(verdict.counted_at().unwrap_or(now)), id, statuses)
         };
         // Statuses are made after the locks are free.
-        let decided = match check.only_charge() {
-            Some(charge) => self
-                .or_sweep(now, || self.decide_one(charge, context))
-                .map(|(figures, counted_at)| decision(counted_at, (figures.status(charge), Vec::new()))),
-            None => self.or_sweep(now, || self.decide_all(check, context)).map(|(figures, counted_at)| {
+        match check.only_charge() {
+            Some(charge) => {
+                let (figures, verdict) = self.decide_one(charge, context);
+                decision(verdict, (figures.status(charge), Vec::new()))
+            }
+            None => {
+                let (figures, verdict) = self.decide_all(check, context);
                 let mut figures = figures.into_iter();
-                decision(counted_at, check.map_charges(|charge| figures.next().unwrap_or_default().status(charge)))
-            }),
-        };
-        decided.map_err(|limit| self.capacity.error("deciding a check", limit))
+                decision(verdict, check.map_charges(|charge| figures.next().unwrap_or_default().status(charge)))
+            }
+        }
     }
 
     /// Decides a charge that is alone in its check, as most are: one lock, one look-up, and no list.
     #[inline]
-    fn decide_one<'a>(&self, charge: &'a Charge, context: CheckContext) -> Result<(Figures, Option<u64>), &'a Limit> {
+    fn decide_one(&self, charge: &Charge, context: CheckContext) -> (Figures, Verdict) {
         let digest = self.digest(charge);
         let mut shard = self.lock(shard_of(digest));
-        let mut place = shard.place(digest, charge, &self.capacity);
+        let mut place = shard.place(digest, charge, context.now, &self.capacity);
         let look = place.look(charge, context);
-        let verdict = Verdict::of(slice::from_ref(&look), &self.capacity);
-        let figures = place.conclude(&look, context, verdict);
-        Ok((figures, verdict.counted_at()?))
+        let verdict = Verdict::of(slice::from_ref(&look));
+        (place.conclude(&look, context, verdict), verdict)
     }
 
     /// Looks at all charges first, and then counts all of them or none.
-    fn decide_all<'a>(
-        &self,
-        check: &'a Check,
-        context: CheckContext,
-    ) -> Result<(Vec<Figures>, Option<u64>), &'a Limit> {
+    fn decide_all(&self, check: &Check, context: CheckContext) -> (Vec<Figures>, Verdict) {
         let mut locked = LockedShards::of(self, check);
-        let places = check.charges().enumerate();
-        let looks: Vec<_> = places.map(|(number, charge)| locked.place(number, charge).look(charge, context)).collect();
-        let verdict = Verdict::of(&looks, &self.capacity);
-        let places = looks.iter().enumerate();
-        let conclude =
-            |(number, look): (usize, &Look<'_>)| locked.place(number, look.charge).conclude(look, context, verdict);
-        Ok((places.map(conclude).collect(), verdict.counted_at()?))
+        let looks: Vec<_> = check
+            .charges()
+            .enumerate()
+            .map(|(number, charge)| locked.place(number, charge, context.now).look(charge, context))
+            .collect();
+        let verdict = Verdict::of(&looks);
+        let conclude = |(number, look): (usize, &Look<'_>)| {
+            locked.place(number, look.charge, context.now).conclude(look, context, verdict)
+        };
+        (looks.iter().enumerate().map(conclude).collect(), verdict)
     }
 
-    /// Settles one charge after the other. If one of them finds no capacity, the others are settled all the same.
-    pub(super) fn settle(&self, settlement: &Settlement) -> Result<Settled, StoreError> {
+    /// Settles one charge after the other.
+    pub(super) fn settle(&self, settlement: &Settlement) -> Settled {
         let (now, id, at) = (self.clock.now(), settlement.id(), settlement.at_micros());
-        let (mut was_applied, mut failure, mut figures) = (false, None, Vec::new());
+        let (mut was_applied, mut figures) = (false, Vec::new());
         for (charge, cost) in settlement.accounts() {
             let of_charge = ChargeSettlement { charge, cost, id, at };
             let digest = self.digest(charge);
-            let settle = || self.lock(shard_of(digest)).place(digest, charge, &self.capacity).settle(now, of_charge);
-            match self.or_sweep(now, settle) {
-                Ok((settled, is_known)) => {
-                    was_applied |= is_known;
-                    figures.push(settled);
-                }
-                Err(limit) => failure = Some(limit),
-            }
-        }
-        if let Some(limit) = failure {
-            return Err(self.capacity.error("settling an admission", limit));
+            let mut shard = self.lock(shard_of(digest));
+            let (settled, is_known) = shard.place(digest, charge, now, &self.capacity).settle(now, of_charge);
+            was_applied |= is_known;
+            figures.push(settled);
         }
         let mut figures = figures.into_iter();
         let status = |charge: &Charge| figures.next().unwrap_or_default().status(charge);
-        Ok(Settled::new(Decision::new(settlement.check(), system_time(now), settlement.id(), status), was_applied))
+        Settled::new(Decision::new(settlement.check(), system_time(now), settlement.id(), status), was_applied)
     }
 
     /// Forgets the key of a charge under its limit.
@@ -165,7 +155,8 @@ impl Table {
         self.shards[index].shard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sweeps the next shard if it is due, and leaves it to another caller if its lock is taken.
+    /// Sweeps the next shard if it is due, and leaves it to another caller if its lock is taken. Sweeps more if a limit has had no
+    /// room.
     #[inline]
     fn sweep_in_passing(&self, now: u64) {
         let due = self.sweep_due.load(Ordering::Relaxed);
@@ -174,6 +165,9 @@ impl Table {
         let is_due = due <= now || due > next;
         if is_due && self.sweep_due.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             self.sweep_next(now);
+        }
+        if self.capacity.was_lacking() {
+            self.sweep_overdue(now);
         }
     }
 
@@ -186,34 +180,23 @@ impl Table {
             swept_at.store(now, Ordering::Relaxed);
         }
         if index == 0 {
-            self.capacity.forget_unused();
+            self.capacity.forget_unused(now);
         }
     }
 
-    /// Does something that may need capacity. If there is none, sweeps and does it again.
-    #[inline]
-    fn or_sweep<T, E>(&self, now: u64, act: impl Fn() -> Result<T, E>) -> Result<T, E> {
-        match act() {
-            Err(_) if self.sweep_overdue(now) => act(),
-            outcome => outcome,
-        }
-    }
-
-    /// Sweeps shards that have not been swept for a whole cycle, and returns whether anything had expired. Of several callers,
-    /// the first sweeps a shard.
+    /// Sweeps shards that have not been swept for a whole cycle. Of several callers, the first sweeps a shard.
     #[cold]
-    fn sweep_overdue(&self, now: u64) -> bool {
-        let (mut keys, mut is_any) = (0, false);
+    fn sweep_overdue(&self, now: u64) {
+        let mut keys = 0;
         for (index, LockedShard { swept_at, .. }) in self.shards.iter().enumerate() {
             let swept = swept_at.load(Ordering::Relaxed);
             let is_overdue = keys < SWEPT_AT_ONCE && (swept > now || now - swept >= SWEEP_CYCLE);
             if is_overdue && swept_at.compare_exchange(swept, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
                 let mut shard = self.lock(index);
                 keys += shard.keys();
-                is_any |= shard.sweep(now, &self.capacity);
+                shard.sweep(now, &self.capacity);
             }
         }
-        is_any
     }
 }
 
@@ -241,9 +224,9 @@ impl<'a> LockedShards<'a> {
     }
 
     /// The record of the charge with this number.
-    fn place(&mut self, number: usize, charge: &Charge) -> Place<'_> {
+    fn place(&mut self, number: usize, charge: &Charge, now: u64) -> Place<'_> {
         let digest = self.digests[number];
         let index = self.shards.partition_point(|(index, _)| *index < shard_of(digest));
-        self.shards[index].1.place(digest, charge, self.capacity)
+        self.shards[index].1.place(digest, charge, now, self.capacity)
     }
 }

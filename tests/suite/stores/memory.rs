@@ -37,12 +37,6 @@ fn capacity_in_use(store: &MemoryStore) -> (usize, usize) {
     (figure("admissions: "), figure("limits: "))
 }
 
-/// The error of an unavailable store, with its cause.
-fn unavailable<T>(outcome: Result<T, Error>) -> String {
-    let Err(Error::Unavailable(error)) = outcome else { panic!("the store is available") };
-    format!("{error}: {}", std::error::Error::source(&error).unwrap())
-}
-
 /// Whatever operations a key has seen, it is removed a window and a sweep later, as long as checks arrive.
 #[tokio::test]
 async fn keys_are_removed_after_the_window_and_one_sweep() {
@@ -72,26 +66,31 @@ async fn a_refusal_or_a_peek_stores_no_new_key() {
 
 /// Forgetting an admission to free capacity would let its units be spent twice.
 #[tokio::test]
-async fn a_limit_without_capacity_is_unavailable_until_an_admission_expires() {
+async fn a_key_without_room_is_counted_in_cells_until_an_admission_expires() {
     let (store, limiter, clock) = store(20);
     for key in ["a", "a", "a", "b", "b", "b", "c", "c", "c", "d"] {
         assert!(limiter.check(&CALLS, key, 1).await.unwrap().is_allowed());
     }
     assert!(!limiter.check(&CALLS, "a", 1).await.unwrap().is_allowed(), "a refusal needs no capacity");
     assert_eq!(limiter.peek(&CALLS, "d").await.unwrap().used(), 1);
-    let error = unavailable(limiter.check(&CALLS, "more", 1).await);
-    assert!(error.contains("\"calls\": 10 of its 20 admissions"), "{error}");
+    for used in 1..=3 {
+        assert_eq!(limiter.check(&CALLS, "more", 1).await.unwrap().used(), used);
+    }
+    let refused = limiter.check(&CALLS, "more", 1).await.unwrap();
+    assert!(refused.retry_after().is_some_and(|wait| wait >= CALLS.window() && wait < CALLS.window() * 3 / 2));
+    assert_eq!((store.keys(), capacity_in_use(&store)), (4, (10, 1)));
     assert!(limiter.check(&LOGIN, "a", 1).await.unwrap().is_allowed(), "another limit has capacity");
+    assert_eq!((store.keys(), capacity_in_use(&store)), (5, (11, 2)));
 
     clock.advance(CALLS.window() - Duration::from_micros(1));
-    unavailable(limiter.check(&CALLS, "more", 1).await);
-    // Expired admissions are swept before a check fails, whichever key holds them.
-    clock.advance(Duration::from_secs(1));
+    assert!(limiter.check(&CALLS, "still more", 1).await.unwrap().is_allowed());
+    assert_eq!((store.keys(), capacity_in_use(&store)), (5, (11, 2)));
+    // After a check without room, expired admissions are swept, whichever key holds them. The cells are empty, too.
+    clock.advance(2 * CALLS.window());
     for key in 0..10 {
         assert!(limiter.check(&CALLS, format!("more-{key}"), 1).await.unwrap().is_allowed(), "{key}");
     }
-    assert_eq!(capacity_in_use(&store).0, 10, "all expired admissions are swept");
-    unavailable(limiter.check(&CALLS, "one more", 1).await);
+    assert_eq!((store.keys(), capacity_in_use(&store).0), (10, 10), "all expired admissions are swept");
 }
 
 /// A client with endless keys, such as the addresses of an IPv6 network, fills all the capacity that the limit can get.
@@ -116,19 +115,14 @@ async fn a_limit_that_fills_its_share_leaves_other_limits_enforced() {
 /// Limits that fill their shares get equal shares, and as much is left for the next limit.
 #[tokio::test]
 async fn limits_that_fill_their_shares_get_equal_capacity() {
-    let (store, limiter, _) = store(1_200);
     let greedy = [Limit::per_hour("one", 1), Limit::per_hour("two", 1), Limit::per_hour("three", 1)];
     for limits in 1..=3 {
-        let mut held = vec![0; limits];
-        for limit in &greedy {
-            let keys = (0..2_000).map(|key: u32| key.to_string());
-            for key in keys {
-                limiter.reset(limit, key).await.unwrap();
-            }
-        }
+        let ((store, limiter, _), mut held) = (store(1_200), vec![0; limits]);
         for key in 0..2_000 {
             for (limit, held) in greedy.iter().zip(&mut held) {
-                *held += u64::from(limiter.check(limit, key.to_string(), 1).await.is_ok());
+                let before = store.keys() as u64;
+                drop(limiter.check(limit, key.to_string(), 1).await.unwrap());
+                *held += store.keys() as u64 - before;
             }
         }
         assert_eq!(held, vec![1_200 / (limits as u64 + 1); limits]);
@@ -142,12 +136,11 @@ async fn limits_that_fill_their_shares_get_equal_capacity() {
 #[tokio::test]
 async fn a_single_limit_gets_half_of_the_capacity_rounded_up() {
     for (capacity, expected) in [(0, 0), (1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (1_000, 500)] {
-        let (_, limiter, _) = store(capacity);
-        let mut held = 0;
+        let (store, limiter, _) = store(capacity);
         for key in 0..1_000 {
-            held += usize::from(limiter.check(&CALLS, key.to_string(), 1).await.is_ok());
+            drop(limiter.check(&CALLS, key.to_string(), 1).await.unwrap());
         }
-        assert_eq!(held, expected, "of {capacity}");
+        assert_eq!((store.keys(), capacity_in_use(&store).0), (expected, expected), "of {capacity}");
     }
 }
 
@@ -172,31 +165,40 @@ async fn a_limit_without_admissions_is_forgotten() {
     assert_eq!(capacity_in_use(&store), (0, 0));
 }
 
-/// A check takes capacity for all of its charges or for none. A repeated check takes none.
+/// Some charges of a check have records, others are counted in cells: all of them or none. A repeated check counts once.
 #[tokio::test]
-async fn a_check_takes_capacity_for_all_of_its_charges_or_none() {
+async fn a_check_counts_all_of_its_charges_or_none_with_and_without_room() {
     let (store, limiter, _) = store(4);
     let charge = |key| Charge::new(CALLS, key, 1).unwrap();
-    let two = || Check::new(charge("a")).and(charge("b")).unwrap().with_id(AdmissionId::from(7));
-    assert!(limiter.check_all(two().and(charge("c")).unwrap()).await.is_err());
-    assert_eq!((store.keys(), capacity_in_use(&store).0), (0, 0));
-
-    for _ in 0..2 {
-        assert!(limiter.check_all(two()).await.unwrap().is_allowed());
+    let three = |id| {
+        let all = Check::new(charge("a")).and(charge("b")).unwrap().and(charge("c")).unwrap();
+        all.with_id(AdmissionId::from(id))
+    };
+    let used = async || {
+        let mut used = Vec::new();
+        for key in ["a", "b", "c"] {
+            used.push(limiter.peek(&CALLS, key).await.unwrap().used());
+        }
+        used
+    };
+    for id in [7, 7, 8] {
+        assert!(limiter.check_all(three(id)).await.unwrap().is_allowed());
+        assert_eq!((store.keys(), capacity_in_use(&store).0), (2, 2));
     }
-    assert_eq!(capacity_in_use(&store).0, 2);
-    assert!(limiter.check(&CALLS, "c", 1).await.is_err());
+    assert_eq!(used().await, [2, 2, 2]);
+    assert!(limiter.check(&CALLS, "c", 1).await.unwrap().is_allowed());
+    assert!(!limiter.check_all(three(9)).await.unwrap().is_allowed());
+    assert_eq!(used().await, [2, 2, 3]);
 }
 
 /// The second charge finds as much as is free after the first.
 #[tokio::test]
 async fn the_charges_of_a_check_get_capacity_one_after_the_other() {
-    for (capacity, is_enough) in [(1, false), (2, true)] {
+    for capacity in [1, 2] {
         let (store, limiter, _) = store(capacity);
         let check = Check::new(Charge::new(CALLS, "ada", 1).unwrap()).and(Charge::new(SEARCH, "ada", 1).unwrap());
-        let outcome = limiter.check_all(check.unwrap()).await;
-        assert_eq!(outcome.is_ok_and(|decision| decision.is_allowed()), is_enough);
-        assert_eq!(capacity_in_use(&store).0, if is_enough { 2 } else { 0 });
+        assert!(limiter.check_all(check.unwrap()).await.unwrap().is_allowed());
+        assert_eq!(capacity_in_use(&store).0, capacity);
     }
 }
 
@@ -224,28 +226,60 @@ async fn a_sweep_leaves_a_counter_as_it_is() {
 
 #[tokio::test]
 async fn a_reset_frees_capacity() {
-    let (_, limiter, _) = store(4);
-    assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
-    assert!(limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
-    assert!(limiter.check(&CALLS, "ada", 1).await.is_err());
+    let (store, limiter, _) = store(4);
+    for (used, held) in [(1, 1), (2, 2), (3, 2)] {
+        assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().used(), used);
+        assert_eq!(capacity_in_use(&store).0, held);
+    }
     limiter.reset(&CALLS, "ada").await.unwrap();
+    assert_eq!(capacity_in_use(&store).0, 0);
     assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().used(), 1);
 }
 
-/// The late settlement counts returned units again, so it needs capacity like an admission.
+/// A reset does not change cells, which other keys share.
 #[tokio::test]
-async fn a_settlement_after_its_lease_fails_without_capacity() {
+async fn a_reset_leaves_cells() {
+    let (_, limiter, clock) = store(4);
+    for key in ["a", "b", "ada", "ada", "ada"] {
+        assert!(limiter.check(&CALLS, key, 1).await.unwrap().is_allowed());
+    }
+    limiter.reset(&CALLS, "ada").await.unwrap();
+    let refused = limiter.check(&CALLS, "ada", 1).await.unwrap();
+    clock.advance(refused.retry_after().unwrap() - Duration::from_micros(1));
+    assert!(!limiter.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+    clock.advance(Duration::from_micros(1));
+    assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().used(), 1);
+}
+
+/// A late settlement counts returned units again, with room for a record and without.
+#[tokio::test]
+async fn a_settlement_after_its_lease_counts_without_room() {
     let (store, limiter, clock) = store(2);
     let reservation = limiter.reserve(&CALLS, "ada", 2, Duration::from_secs(5)).await.unwrap().unwrap();
     clock.advance(Duration::from_secs(5));
+    limiter.reset(&CALLS, "ada").await.unwrap();
     assert!(limiter.check(&CALLS, "bob", 1).await.unwrap().is_allowed());
-    for _ in 0..10 {
-        let error = unavailable(reservation.settle(3).await);
-        assert!(error.contains("settling an admission failed"), "{error}");
-    }
-    limiter.reset(&CALLS, "bob").await.unwrap();
     assert!(reservation.settle(3).await.unwrap().was_applied);
     assert_eq!((limiter.peek(&CALLS, "ada").await.unwrap().used(), capacity_in_use(&store).0), (3, 1));
+}
+
+/// A reservation in cells is found by no settlement, so it counts in full. What was spent above it counts as well.
+#[tokio::test]
+async fn a_settlement_above_a_reservation_without_room_counts() {
+    let (store, limiter, _) = store(4);
+    for key in ["a", "b"] {
+        assert!(limiter.check(&SEARCH, key, 1).await.unwrap().is_allowed());
+    }
+    for key in ["ada", "b"] {
+        let before = limiter.peek(&SEARCH, key).await.unwrap().used();
+        for (cost, used) in [(2, 2), (0, 4), (90, 94)] {
+            let reservation = limiter.reserve(&SEARCH, key, 2, Duration::from_secs(5)).await.unwrap().unwrap();
+            assert!(!reservation.settle(cost).await.unwrap().was_applied);
+            assert_eq!(limiter.peek(&SEARCH, key).await.unwrap().used(), before + used);
+        }
+        assert!(!limiter.check(&SEARCH, key, 7).await.unwrap().is_allowed());
+    }
+    assert_eq!((store.keys(), capacity_in_use(&store).0), (2, 2));
 }
 
 /// Whatever the operations, the capacity in use equals the stored admissions, and is zero in the end.

@@ -2,6 +2,7 @@
 
 mod concurrency;
 mod conformance;
+mod full_memory;
 mod list_store;
 mod memory;
 mod paused_time;
