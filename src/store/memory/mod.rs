@@ -15,7 +15,7 @@
 //!    none.
 //! 6. So a client with endless keys, such as the addresses of an IPv6 network, ends no limit. To keep it from refusing others, count
 //!    such clients under a wider prefix as well, by a limit of its own.
-//! 7. In cells, a reservation counts for the whole window and no settlement finds it: what it cost above its estimate is added. A
+//! 7. Without room, a reservation counts for the whole window and no settlement finds it: what it cost above its estimate is added. A
 //!    repeated id may count again. A [reset](crate::Limiter::reset) leaves cells as they are: a window and a half later they are empty.
 //! 8. Expired admissions are swept in passing, one shard at a time, in a cycle of one second as long as checks arrive; all of them
 //!    after a check that found no room.
@@ -85,7 +85,7 @@ impl MemoryStore {
     /// 24 if they cost several units or are reserved or settled. Default: 1,000,000.
     ///
     /// A single limit gets half of it, rounded up, and each further limit half of the rest, so a new limit always finds
-    /// capacity. A limit that has used up its part counts further keys in cells, which may refuse them too early: at most 24 bytes
+    /// capacity. A limit that has used up its part counts further keys in cells, which may refuse them too early: at most 32 bytes
     /// more for each admission of the capacity, for all limits.
     /// Give the store at least twice the number of admissions that all limits together are expected to hold, and twice more
     /// for each limit that clients can fill.

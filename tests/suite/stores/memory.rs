@@ -236,6 +236,22 @@ async fn a_reset_frees_capacity() {
     assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().used(), 1);
 }
 
+/// A key with an entry adds up its further units, as of the last of them.
+#[tokio::test]
+async fn a_key_without_room_for_more_adds_up_its_units() {
+    let (store, limiter, clock) = store(2);
+    for used in 1..=3 {
+        assert_eq!(limiter.check(&CALLS, "ada", 1).await.unwrap().used(), used);
+        clock.advance(Duration::from_millis(1));
+    }
+    assert_eq!((store.keys(), capacity_in_use(&store).0), (1, 1));
+    clock.advance(CALLS.window() - Duration::from_millis(3));
+    for used in [2, 2, 0] {
+        assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), used);
+        clock.advance(Duration::from_millis(1));
+    }
+}
+
 /// A reset does not change cells, which other keys share.
 #[tokio::test]
 async fn a_reset_leaves_cells() {
