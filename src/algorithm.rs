@@ -108,6 +108,17 @@ impl Algorithm {
         Self(Kind::Fixed)
     }
 
+    /// No other algorithm has this number.
+    pub(crate) const fn number(self) -> u16 {
+        match self.0 {
+            Kind::Log => 0,
+            Kind::Counter => 1,
+            Kind::Fixed => 2,
+            // At least three.
+            Kind::Compact { entries } => entries,
+        }
+    }
+
     /// Whether it counts by entries of the past, exact or compact.
     pub(crate) const fn is_log(self) -> bool {
         matches!(self.0, Kind::Log | Kind::Compact { .. })

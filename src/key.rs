@@ -186,12 +186,12 @@ impl Digester {
     /// Longer texts are written part by part.
     const JOINED: usize = 128;
 
-    /// The digest of a limit's name and window, and a key. [`Limit::digest`](crate::Limit) gives the limit's own.
-    pub(crate) fn of(&self, name: &str, window_micros: u64, key: &Key) -> u64 {
+    /// The digest of a limit's name, a number for the rest of its identity, and a key. [`Limit::digest`](crate::Limit) gives the limit's own.
+    pub(crate) fn of(&self, name: &str, rest: u64, key: &Key) -> u64 {
         let mut hasher = self.0.build_hasher();
         // No UTF-8 text contains 0xff, and all that follows the value is of one length, so no two of them give the same bytes.
-        let window = window_micros.to_le_bytes();
-        let parts = [name.as_bytes(), &[0xff], key.namespace().as_bytes(), &[0xff], key.value(), &window];
+        let rest = rest.to_le_bytes();
+        let parts = [name.as_bytes(), &[0xff], key.namespace().as_bytes(), &[0xff], key.value(), &rest];
         // One write of all takes half the time of one for each.
         let mut joined = [0; Self::JOINED];
         let mut end = 0;

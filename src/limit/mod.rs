@@ -280,10 +280,11 @@ impl Limit {
         self.identity() == other.identity()
     }
 
-    /// The digest of its name and window, and a key.
+    /// The digest of its identity, and a key.
     #[inline]
     pub(crate) fn digest(&self, digester: &Digester, key: &Key) -> u64 {
-        digester.of(&self.name, self.window_micros, key)
+        // A window has 45 bits.
+        digester.of(&self.name, self.window_micros | u64::from(self.algorithm.number()) << 48, key)
     }
 }
 

@@ -23,7 +23,7 @@ impl Limiter {
     /// 1. After a refusal it waits for the retry time, and asks again. A retry time beyond what is left of `max_wait` is
     ///    returned at once, as a refused [`Decision`]. With a `max_wait` of zero this is [`check`](Self::check), unless
     ///    other callers wait.
-    /// 2. One limiter and its clones have one line for each set of limits and keys, whatever the costs. A caller that is
+    /// 2. One limiter and its clones have one line for each set of limits and keys that can refuse, whatever the costs. A caller that is
     ///    refused, or arrives while others wait, joins the end of the line. Only the first in line asks, and no caller
     ///    overtakes another. A caller that gives up or is dropped leaves the line.
     /// 3. A caller that cannot reach the front of the line in time is refused without spending. The retry time is then a
@@ -34,9 +34,10 @@ impl Limiter {
     /// 5. [`check`](Self::check), limiters of other processes, and checks of other sets of limits or keys do not join the
     ///    line. Of those, the first to ask when units are left gets them.
     /// 6. After a [settlement](Self::settle) or [reset](Self::reset) through this limiter, the callers that it may admit ask at once, and no
-    ///    more of them than the units that it returns: callers that are first in line, and that nothing but its limits and keys refuses.
+    ///    more of them than there are units: callers that are first in line, and that nothing but its limits and keys refuses.
     ///    They ask in the order of their arrival; of more than 16 different costs, the lowest come first. A caller that does not use the
-    ///    units, because it is dropped, not polled, or refused by something else, leaves them to the next. If only
+    ///    units, because it is dropped, not polled, or refused by something else, leaves them to the next. If the caller of the settlement
+    ///    leaves before the reply, or the call times out, they ask after the deadline, at most a second later. If only
     ///    [reserved](crate::Charge::reserve) units are in the way, the first asks again after
     ///    [`retry_reserved_after`](Self::retry_reserved_after), and once more at the end of `max_wait`.
     /// 7. The [`deadline`](Self::deadline) is that of each call to the store, not of the wait, and the end of `max_wait`
@@ -44,7 +45,7 @@ impl Limiter {
     ///
     /// A check that can never be refused, such as one at a cost of 0, never waits. Waiting needs a tokio runtime with time.
     /// While callers wait behind another, a task of one of their runtimes watches the line. If that runtime is not driven, taking over
-    /// needs about a second more, and 20 ms for each place in line.
+    /// needs about a second more, and 20 ms for each caller in line.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -112,7 +113,7 @@ impl Limiter {
                 *waited = Duration::ZERO;
             }
             let outcome = limiter.decide(check.clone(), waited).await;
-            place.answered(outcome.as_ref().ok());
+            place.answered(&outcome);
             let decision = outcome?;
             let Some(asks_at) = ask_again_at(end, &decision) else { return Ok(decision) };
             place.is_refused(&decision, asks_at);

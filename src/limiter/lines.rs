@@ -2,7 +2,7 @@
 //! keys. `turns.rs` is the order in one of them, `freed.rs` says who asks when units are freed.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     fmt,
     future::poll_fn,
     hash::BuildHasherDefault,
@@ -17,11 +17,12 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{
     freed::{Freed, Pair, Wanted},
-    turns::{Turns, later},
+    turns::{First, Turns, Wakers, later},
 };
 use crate::{
     check::{Charge, Check},
-    decision::{Decision, LimitStatus},
+    decision::Decision,
+    error::Error,
     key::{Digester, Prehashed},
 };
 
@@ -47,8 +48,6 @@ pub(super) struct Place {
     line: u64,
     number: u64,
     wanted: Vec<Wanted>,
-    /// Those that have refused it, the longest at the end.
-    refused_by: Vec<Wanted>,
 }
 
 impl Lines {
@@ -57,15 +56,16 @@ impl Lines {
         let (now, mut line, mut table) = (Instant::now(), 0_u64, self.lock());
         let wanted = check.charges().map(|charge| {
             let digest = self.digest(charge);
-            // The same for the same limits and keys in any order.
-            line = line.wrapping_add(digest);
+            // The same for the same limits and keys in any order, and for callers that these can refuse.
+            line = line.wrapping_add(if charge.can_refuse() { digest } else { 0 });
             let pair = table.pairs.entry(digest).or_default();
             pair.callers += 1;
-            Wanted { digest, cost: charge.cost(), takes: charge.units(), freed_before: pair.freed, until: now }
+            let room = charge.limit().units().saturating_sub(charge.cost());
+            Wanted { digest, room, takes: charge.units(), freed_before: pair.freed, until: now }
         });
-        let (wanted, refused_by) = (wanted.collect(), Vec::new());
+        let wanted = wanted.collect();
         table.last_number += 1;
-        let place = Place { lines: Arc::clone(self), line, number: table.last_number, wanted, refused_by };
+        let place = Place { lines: Arc::clone(self), line, number: table.last_number, wanted };
         (place, table.lines.contains_key(&line))
     }
 
@@ -73,29 +73,42 @@ impl Lines {
         charge.limit().digest(&self.digester, charge.key())
     }
 
-    /// Lets the callers ask that these units may admit: one at a time, so that no lock is held for long.
-    pub(super) fn give(self: &Arc<Self>, freed: impl IntoIterator<Item = Freed>) {
-        for mut freed in freed {
-            while self.change(|table, wake| table.give(&mut freed, wake).map_or((0, false), |line| (line, true))) {}
+    /// Units were freed: the callers that fit ask after a delay.
+    pub(super) fn free(self: &Arc<Self>, freed: &[Freed], delay: Duration) {
+        let mut table = self.lock();
+        for freed in freed {
+            table.pairs.get_mut(&freed.digest).into_iter().for_each(|pair| pair.free(freed));
+        }
+        drop(table);
+        self.wake(freed.iter().map(|freed| freed.digest), delay);
+    }
+
+    /// Lets the callers ask that fit into one of these limits and keys: one at a time, so that no lock is held for long.
+    fn wake(self: &Arc<Self>, digests: impl IntoIterator<Item = u64>, delay: Duration) {
+        for digest in digests {
+            let wake_next = |table: &mut Table, wakers: &mut Wakers| match table.wake_next(digest, delay, wakers) {
+                Some(line) => (line, true),
+                None => (0, false),
+            };
+            while self.change(wake_next) {}
         }
     }
 
     /// Changes a line, and then wakes the callers that are to know. Starts its watch, or ends the line.
-    fn change<T>(self: &Arc<Self>, change: impl FnOnce(&mut Table, &mut Vec<Waker>) -> (u64, T)) -> T {
-        let (mut woken, mut unused, mut table) = (Vec::new(), Vec::new(), self.lock());
-        let (id, result) = change(&mut table, &mut woken);
+    fn change<T>(self: &Arc<Self>, change: impl FnOnce(&mut Table, &mut Wakers) -> (u64, T)) -> T {
+        let (mut wakers, mut ended, mut table) = (Wakers::default(), None, self.lock());
+        let (id, result) = change(&mut table, &mut wakers);
         if let Some(line) = table.lines.get_mut(&id) {
             if line.is_empty() {
                 line.end_watch();
-                unused = mem::take(&mut line.freed);
-                table.lines.remove(&id);
+                ended = table.lines.remove(&id);
             } else {
                 line.be_watched(|due| watch(Arc::clone(self), id, due));
             }
         }
         drop(table);
-        woken.into_iter().for_each(Waker::wake);
-        self.give(unused);
+        drop(ended);
+        wakers.woken.into_iter().for_each(Waker::wake);
         result
     }
 
@@ -108,8 +121,10 @@ impl Lines {
 async fn watch(lines: Arc<Lines>, line: u64, mut due: Instant) {
     loop {
         sleep_until(due).await;
-        let Some((look_again_at, woken)) = lines.change(|table, _| (line, table.look(line))) else { return };
-        woken.into_values().for_each(Waker::wake);
+        let Some((look_again_at, released)) = lines.change(|table, wakers| (line, table.look(line, wakers))) else {
+            return;
+        };
+        lines.wake(released, Duration::ZERO);
         due = look_again_at;
     }
 }
@@ -126,102 +141,126 @@ impl Table {
         place: &Place,
         was_first: &mut bool,
         waker: &Waker,
-        wake: &mut Vec<Waker>,
+        wakers: &mut Wakers,
     ) -> Option<Instant> {
         let now = Instant::now();
         let line = self.lines.entry(place.line).or_insert_with(|| Turns::new(now));
-        let look_again_at = line.take(place.number, waker, now);
+        let look_again_at = line.take(place.number, waker, now, wakers);
         if !mem::replace(was_first, look_again_at.is_none()) && look_again_at.is_none() {
-            line.refused_by.clone_from(&place.refused_by);
-            self.wait_or_ask(place.line, wake);
+            line.wanted.clone_from(&place.wanted);
+            self.wait_or_ask(place.line, Duration::ZERO, wakers);
         }
         look_again_at
     }
 
-    /// Leaves out the limits and keys of which units were freed, or whose time is over. Without others the first asks now: its line.
-    fn wait_or_ask(&mut self, id: u64, wake: &mut Vec<Waker>) -> Option<&mut Turns> {
-        let (Self { lines, pairs, .. }, now) = (self, Instant::now());
-        let line = lines.get_mut(&id)?;
-        let is_freed = |wanted: &Wanted| pairs.get(&wanted.digest).is_some_and(|pair| pair.unclaimed(wanted) > 0);
-        let refuses = |wanted: &Wanted| wanted.until > now && !is_freed(wanted);
-        if line.refused_by.iter().any(refuses) {
-            line.refused_by.retain(refuses);
-            let (longest, first) = (*line.refused_by.last()?, line.first?);
-            pairs.entry(longest.digest).or_default().refused.insert((longest.cost, first), id);
-            line.ask(longest.until, Duration::ZERO, wake);
-            return None;
-        }
-        let claim = |wanted: Wanted| pairs.get_mut(&wanted.digest)?.claim(&wanted);
-        line.freed.extend(mem::take(&mut line.refused_by).into_iter().filter_map(claim));
-        line.ask(now, Duration::ZERO, wake);
-        Some(line)
+    /// The first waits in the list of what refuses it for longest. If nothing refuses it any more, it asks after
+    /// the delay.
+    fn wait_or_ask(&mut self, id: u64, delay: Duration, wakers: &mut Wakers) {
+        let (Self { lines, pairs, .. }, now) = (&mut *self, Instant::now());
+        let Some((line, number)) = lines.get_mut(&id).and_then(|line| line.first.map(|first| (line, first))) else {
+            return;
+        };
+        let refuses = |wanted: &Wanted| {
+            wanted.until > now && !pairs.get(&wanted.digest).is_some_and(|pair| pair.may_admit(wanted))
+        };
+        let refusing = line.wanted.iter().enumerate().filter(|(_, wanted)| refuses(wanted));
+        let Some((place, longest)) = refusing.max_by_key(|(_, wanted)| wanted.until) else {
+            line.ask(later(now, delay), Duration::ZERO, wakers);
+            return self.claim(id);
+        };
+        let longest = *longest;
+        pairs.get_mut(&longest.digest).into_iter().for_each(|pair| pair.enlist(&longest, number, id));
+        line.state = First::Listed(place);
+        line.ask(longest.until, Duration::ZERO, wakers);
     }
 
     /// Whether the first in line asks now; otherwise when. The call that follows may take as long as the deadline.
-    fn asks(&mut self, place: &mut Place, deadline: Duration, waker: &Waker, wake: &mut Vec<Waker>) -> Option<Instant> {
+    fn asks(&mut self, place: &mut Place, deadline: Duration, waker: &Waker, wakers: &mut Wakers) -> Option<Instant> {
         let (line, now) = (self.own_line(place)?, Instant::now());
         if line.asks_at > now {
-            line.sleep(waker);
+            line.sleep(waker, wakers);
             return Some(line.asks_at);
         }
-        line.ask(now, deadline, wake);
-        self.forget(place.line);
+        line.ask(now, deadline, wakers);
+        self.claim(place.line);
         for wanted in &mut place.wanted {
             wanted.freed_before = self.pairs.get(&wanted.digest).map_or(0, |pair| pair.freed);
         }
         None
     }
 
-    /// The first in line waits for nothing any more.
-    fn forget(&mut self, line: u64) {
-        if let Some(line) = self.lines.get_mut(&line)
-            && let Some(longest) = mem::take(&mut line.refused_by).pop()
-            && let (Some(pair), Some(first)) = (self.pairs.get_mut(&longest.digest), line.first)
-        {
-            pair.refused.remove(&(longest.cost, first));
+    /// The first asks for what it wants.
+    fn claim(&mut self, id: u64) {
+        self.release(id);
+        let Some(line) = self.lines.get_mut(&id) else { return };
+        line.state = First::Asks;
+        for wanted in &line.wanted {
+            self.pairs.get_mut(&wanted.digest).into_iter().for_each(|pair| pair.claim(wanted));
         }
     }
 
-    /// Lets the first caller in the list ask for some of these units, or go over to another list. Returns its line.
-    fn give(&mut self, freed: &mut Freed, wake: &mut Vec<Waker>) -> Option<u64> {
-        let (cost, id) = self.pairs.get_mut(&freed.digest)?.take(freed)?;
-        self.lines.get_mut(&id)?.refused_by.pop();
-        if let Some(line) = self.wait_or_ask(id, wake) {
-            let given = Freed { units: cost.min(freed.units), ..*freed };
-            line.freed.push(given);
-            (freed.units, freed.left) = (freed.units - given.units, freed.left.saturating_sub(cost));
+    /// The first waits in no list and asks for nothing any more. Returns the limits and keys of which it has released units.
+    fn release(&mut self, id: u64) -> Vec<u64> {
+        let Self { lines, pairs, .. } = self;
+        let Some(line) = lines.get_mut(&id) else { return Vec::new() };
+        match (mem::replace(&mut line.state, First::Waits), line.first) {
+            (First::Listed(place), Some(first)) => {
+                let wanted = line.wanted.get(place);
+                let pair = wanted.and_then(|wanted| Some((pairs.get_mut(&wanted.digest)?, wanted)));
+                pair.into_iter().for_each(|(pair, wanted)| pair.delist(wanted, first));
+                Vec::new()
+            }
+            (First::Asks, _) => {
+                let mut release = |wanted: &Wanted| {
+                    pairs.get_mut(&wanted.digest).into_iter().for_each(|pair| pair.unclaim(wanted));
+                    wanted.digest
+                };
+                line.wanted.iter().map(&mut release).collect()
+            }
+            _ => Vec::new(),
         }
+    }
+
+    fn release_own(&mut self, place: &Place) -> Vec<u64> {
+        if self.own_line(place).is_some() { self.release(place.line) } else { Vec::new() }
+    }
+
+    /// Lets the next caller in the list ask, or go over to another list. Returns its line.
+    fn wake_next(&mut self, digest: u64, delay: Duration, wakers: &mut Wakers) -> Option<u64> {
+        let id = self.pairs.get(&digest)?.next()?;
+        self.release(id);
+        self.wait_or_ask(id, delay, wakers);
         Some(id)
     }
 
-    /// The units that the first has asked for and not used. After a failure there are none: no caller is to ask the store at once.
-    fn answered(&mut self, place: &Place, reply: Option<&Decision>) -> Vec<Freed> {
-        let freed = self.own_line(place).map(|line| mem::take(&mut line.freed)).unwrap_or_default();
-        let unused = |freed: Freed| {
-            let mut statuses = place.wanted.iter().zip(reply?.statuses());
-            let (wanted, status) = statuses.find(|(wanted, _)| wanted.digest == freed.digest)?;
-            Some(freed.after(wanted, status, reply?.is_allowed()))
-        };
-        freed.into_iter().filter_map(unused).collect()
+    /// Takes note of the store's reply. Returns the limits and keys of which others may use units that the caller did not use. After a
+    /// failure of the store there are none: no caller is to ask it at once.
+    fn answered(&mut self, place: &Place, outcome: &Result<Decision, Error>) -> Vec<u64> {
+        let released = self.release_own(place);
+        for (wanted, status) in outcome.iter().flat_map(|reply| place.wanted.iter().zip(reply.statuses())) {
+            self.pairs.get_mut(&wanted.digest).into_iter().for_each(|pair| pair.learn(wanted, status));
+        }
+        if outcome.as_ref().is_err_and(|error| error.is_the_stores() || matches!(error, Error::BreakerOpen(_))) {
+            return Vec::new();
+        }
+        released
     }
 
-    /// Leaves the line. If the caller was the first, the next one is then.
-    fn leave(&mut self, place: &Place, wake: &mut Vec<Waker>) {
-        if self.own_line(place).is_some() {
-            self.forget(place.line);
-        }
+    /// Leaves the line. If the caller was the first, the next one is then. Returns the limits and keys of which it has released units.
+    fn leave(&mut self, place: &Place, wakers: &mut Wakers) -> Vec<u64> {
+        let released = self.release_own(place);
         if let Some(line) = self.lines.get_mut(&place.line) {
-            line.leave(place.number, Instant::now(), wake);
+            line.leave(place.number, Instant::now(), wakers);
         }
+        released
     }
 
-    /// When the watch looks again, and the callers that are to be woken. `None` if the line has ended.
-    fn look(&mut self, id: u64) -> Option<(Instant, BTreeMap<u64, Waker>)> {
+    /// When the watch looks again, and the limits and keys of which units are released. `None` if the line has ended.
+    fn look(&mut self, id: u64, wakers: &mut Wakers) -> Option<(Instant, Vec<u64>)> {
         let now = Instant::now();
-        if self.lines.get(&id)?.is_late(now) {
-            self.forget(id);
-        }
-        Some(self.lines.get_mut(&id)?.look(now))
+        let is_late = self.lines.get(&id)?.is_late(now);
+        let released = if is_late { self.release(id) } else { Vec::new() };
+        Some((self.lines.get_mut(&id)?.look(now, wakers), released))
     }
 }
 
@@ -233,14 +272,14 @@ impl Place {
         poll_fn(|cx| {
             loop {
                 let (lines, line, waker) = (Arc::clone(&self.lines), self.line, cx.waker());
-                let at = lines.change(|table, wake| {
-                    let at = table.take_turn(self, &mut is_first, waker, wake);
-                    (line, at.or_else(|| table.asks(self, deadline, waker, wake)))
+                let at = lines.change(|table, wakers| {
+                    let at = table.take_turn(self, &mut is_first, waker, wakers);
+                    (line, at.or_else(|| table.asks(self, deadline, waker, wakers)))
                 });
                 let Some(at) = at else { return Poll::Ready(true) };
                 let end = end.filter(|_| !is_first);
                 if end.is_some_and(|end| end <= Instant::now()) {
-                    self.change(|table, wake| table.leave(self, wake));
+                    self.leave();
                     return Poll::Ready(false);
                 }
                 timer.as_mut().reset(end.map_or(at, |end| at.min(end)));
@@ -251,19 +290,25 @@ impl Place {
     }
 
     /// Takes note of the store's reply. Units that this caller did not use are for others.
-    pub(super) fn answered(&self, reply: Option<&Decision>) {
-        self.lines.give(self.change(|table, _| table.answered(self, reply)));
+    pub(super) fn answered(&self, outcome: &Result<Decision, Error>) {
+        self.lines.wake(self.change(|table, _| table.answered(self, outcome)), Duration::ZERO);
     }
 
     /// Takes note of what refuses the caller until `asks_at`, when it asks again.
     pub(super) fn is_refused(&mut self, refusal: &Decision, asks_at: Instant) {
         let now = Instant::now();
-        let refuses = |(wanted, status): (&Wanted, &LimitStatus)| {
-            Some(Wanted { until: later(now, status.refuses()?).min(asks_at), ..*wanted })
-        };
-        self.refused_by = self.wanted.iter().zip(refusal.statuses()).filter_map(refuses).collect();
-        self.refused_by.sort_by_key(|wanted| wanted.until);
-        self.refused_by.last_mut().into_iter().for_each(|longest| longest.until = asks_at);
+        for (wanted, status) in self.wanted.iter_mut().zip(refusal.statuses()) {
+            wanted.until = status.refuses().map_or(now, |wait| later(now, wait).min(asks_at));
+        }
+        self.wanted
+            .iter_mut()
+            .max_by_key(|wanted| wanted.until)
+            .into_iter()
+            .for_each(|longest| longest.until = asks_at);
+    }
+
+    fn leave(&self) {
+        self.lines.wake(self.change(|table, wakers| table.leave(self, wakers)), Duration::ZERO);
     }
 
     /// How long the first in line waits until it asks.
@@ -272,15 +317,15 @@ impl Place {
         asks_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()))
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut Table, &mut Vec<Waker>) -> T) -> T {
-        self.lines.change(|table, wake| (self.line, change(table, wake)))
+    fn change<T>(&self, change: impl FnOnce(&mut Table, &mut Wakers) -> T) -> T {
+        self.lines.change(|table, wakers| (self.line, change(table, wakers)))
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.change(|table, wake| {
-            table.leave(self, wake);
+        let released = self.change(|table, wakers| {
+            let released = table.leave(self, wakers);
             for wanted in &self.wanted {
                 let Some(pair) = table.pairs.get_mut(&wanted.digest) else { continue };
                 pair.callers -= 1;
@@ -288,7 +333,9 @@ impl Drop for Place {
                     table.pairs.remove(&wanted.digest);
                 }
             }
+            released
         });
+        self.lines.wake(released, Duration::ZERO);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Reservations, settlements, resets and blocks.
 
-use std::{fmt, iter, mem, sync::Arc, time::Duration};
+use std::{fmt, iter, sync::Arc, time::Duration};
 
 use super::{Limiter, deadline::Deadline, failure::FailureMode, freed::Freed, lines::Lines};
 use crate::{
@@ -25,12 +25,16 @@ pub struct Reservation {
     decision: Decision,
 }
 
-/// Units on their way back. When this is dropped, they are back, or come back without their caller: the callers that they may admit
-/// ask at once.
+/// Units on their way back. When this is dropped, the callers that they may admit ask.
 struct Returning<'a> {
     lines: &'a Arc<Lines>,
     freed: Vec<Freed>,
+    /// Until the units are back, as far as is known.
+    delay: Duration,
 }
+
+/// A call to the store whose caller has left, or whose reply is late, is over after the deadline or after this time.
+const LONGEST_RETURN: Duration = Duration::from_secs(1);
 
 impl Reservation {
     /// The decision that admitted the reservation.
@@ -107,7 +111,7 @@ impl Limiter {
             let check = settlement.check().without_costs();
             self.call_store(|store| store.settle(settlement), check).await
         };
-        returning.end(outcome.as_ref().ok().map(|settled| &settled.decision));
+        returning.end(outcome.as_ref().map(|settled| Some(&settled.decision)));
         outcome
     }
 
@@ -131,13 +135,11 @@ impl Limiter {
     pub async fn reset(&self, limit: &Limit, key: impl Into<Key>) -> Result<(), Error> {
         let key = key.into();
         let check = Check::new(Charge::of_nothing(limit.clone(), key.clone()));
-        let returning = self.returning(&check, [limit.units()]);
+        let returning = self.returning(&check, [u64::MAX]);
         let outdated = self.core.outdate(limit, &key);
         let outcome = self.call_store(|store| store.reset(limit.clone(), key.clone()), check).await;
         drop(outdated);
-        if outcome.is_err() {
-            returning.end(None);
-        }
+        returning.end(outcome.as_ref().map(|()| None));
         outcome
     }
 
@@ -185,12 +187,12 @@ impl Limiter {
         self.clone().with_failure_mode(FailureMode::Open).check_all(Check::new(all)).await.map(drop)
     }
 
-    /// So many units of the limits and keys of a check are on their way back. How many will be left is not known yet.
+    /// So many units of the limits and keys of a check are on their way back. How many will be used then is not known yet.
     fn returning(&self, check: &Check, units: impl IntoIterator<Item = u64>) -> Returning<'_> {
         let lines = &self.core.lines;
-        let freed =
-            |(charge, units): (&Charge, _)| Freed { digest: lines.digest(charge), units, left: charge.limit().units() };
-        Returning { lines, freed: check.charges().zip(units).map(freed).collect() }
+        let freed = |(charge, units): (&Charge, _)| Freed { digest: lines.digest(charge), units, used: u64::MAX };
+        let freed = check.charges().zip(units).map(freed).collect();
+        Returning { lines, freed, delay: self.core.deadline.min(LONGEST_RETURN) }
     }
 
     /// Calls the store for something else than a decision, unless the breaker is open. `probe` is a check at no cost.
@@ -208,17 +210,24 @@ impl Limiter {
 }
 
 impl Returning<'_> {
-    /// Takes note of the outcome: what is left now. After a failure of the store, no caller is to ask it at once.
-    fn end(mut self, left: Option<&Decision>) {
-        let statuses = left.into_iter().flat_map(Decision::statuses);
-        let left = iter::zip(&self.freed, statuses).map(|(freed, status)| Freed { left: status.remaining(), ..*freed });
-        self.freed = left.collect();
+    /// Takes note of the outcome, and of what is used now. The units of a call that has timed out may still come back. After another
+    /// failure, no caller is to ask the store.
+    fn end(mut self, outcome: Result<Option<&Decision>, &Error>) {
+        match outcome {
+            Ok(decision) => {
+                let statuses = decision.into_iter().flat_map(Decision::statuses);
+                iter::zip(&mut self.freed, statuses).for_each(|(freed, status)| freed.used = status.used());
+                self.delay = Duration::ZERO;
+            }
+            Err(Error::TimedOut { .. }) => {}
+            Err(_) => self.freed.clear(),
+        }
     }
 }
 
 impl Drop for Returning<'_> {
     fn drop(&mut self) {
-        self.lines.give(mem::take(&mut self.freed));
+        self.lines.free(&self.freed, self.delay);
     }
 }
 

@@ -6,14 +6,14 @@
 //! 3. A task watches that, since the other callers may not be polled either. It wakes the next caller, and a moment later all others.
 //!    The first of them that is polled takes over. Those that are not polled are out of the line, and delay it only once.
 //! 4. A caller that is out of the line, or has lost its turn, takes its place again by its number when it is polled.
-//! 5. If the runtime of the task is not driven, the task is late. Callers look at that from time to time, less often the further back
-//!    they are, and start another on their own runtime.
+//! 5. If the runtime of the task is not driven, the task is late. Callers look at that from time to time, less often the more
+//!    of them there are, and start another on their own runtime.
 
 use std::{collections::BTreeMap, future::Future, mem, task::Waker, time::Duration};
 
 use tokio::{runtime::Handle, task::AbortHandle, time::Instant};
 
-use super::freed::{Freed, Wanted};
+use super::freed::Wanted;
 
 /// How late the first in line may be.
 const GRACE: Duration = Duration::from_millis(100);
@@ -21,12 +21,19 @@ const GRACE: Duration = Duration::from_millis(100);
 /// The time for the next to take over, before all others may.
 const HEAD_START: Duration = Duration::from_millis(1);
 
-/// After this time, and more for each place, a caller looks whether the task is late.
+/// After this time, and more for each caller that waits, a caller looks whether the task is late.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-const LOOK_INTERVAL_PER_PLACE: Duration = Duration::from_millis(20);
+const LOOK_INTERVAL_PER_CALLER: Duration = Duration::from_millis(20);
 
 /// No call takes longer.
 const LONGEST_CALL: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// The wakers that leave a line. A waker may own its task, so it is dropped after the lock, too.
+#[derive(Default)]
+pub(super) struct Wakers {
+    pub(super) woken: Vec<Waker>,
+    pub(super) unused: Vec<Waker>,
+}
 
 pub(super) struct Turns {
     /// `None` until one of those is polled that were woken in the place of a first caller that was late.
@@ -41,63 +48,79 @@ pub(super) struct Turns {
     due: Instant,
     /// The task that watches, and when it looks next.
     watch: Option<(AbortHandle, Instant)>,
-    /// The limits and keys that refuse the first, the longest at the end. The first waits in the list of that one.
-    pub(super) refused_by: Vec<Wanted>,
-    /// The units for which the first asks. If it leaves, its successor does.
-    pub(super) freed: Vec<Freed>,
+    /// What the first wants.
+    pub(super) wanted: Vec<Wanted>,
+    pub(super) state: First,
+}
+
+/// What the first in a line does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum First {
+    Waits,
+    /// In the list of the limit and key at this place of those that it wants.
+    Listed(usize),
+    /// It asks, or was woken to ask: it has claimed what it wants.
+    Asks,
+    /// Nobody is the first: of the callers up to this number, the first that is polled takes over.
+    IsSought(u64),
 }
 
 impl Turns {
     pub(super) fn new(now: Instant) -> Self {
-        let (refused_by, freed) = (Vec::new(), Vec::new());
-        let (first, sleeper, watch, waiting) = (None, None, None, BTreeMap::new());
-        Self { first, sleeper, waiting, asks_at: now, due: now, watch, refused_by, freed }
+        let (first, sleeper, watch, waiting, wanted) = (None, None, None, BTreeMap::new(), Vec::new());
+        Self { first, sleeper, waiting, asks_at: now, due: now, watch, wanted, state: First::Waits }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.first.is_none() && self.waiting.is_empty()
+        self.first.is_none() && self.waiting.is_empty() && !matches!(self.state, First::IsSought(_))
     }
 
     /// Takes the turn if it is this caller's, or returns when to look again.
-    pub(super) fn take(&mut self, number: u64, waker: &Waker, now: Instant) -> Option<Instant> {
-        if self.first.is_none() {
-            self.appoint(number, now);
+    pub(super) fn take(&mut self, number: u64, waker: &Waker, now: Instant, wakers: &mut Wakers) -> Option<Instant> {
+        let is_sought = match self.state {
+            First::IsSought(last) => number <= last,
+            _ => true,
+        };
+        if self.first.is_none() && is_sought {
+            self.appoint(number, now, wakers);
         }
         if self.first == Some(number) {
             return None;
         }
-        self.waiting.insert(number, waker.clone());
-        let places = self.waiting.keys().next().map_or(0, |next| number - next);
-        Some(later(now, LOOK_INTERVAL + LOOK_INTERVAL_PER_PLACE * u32::try_from(places).unwrap_or(u32::MAX)))
+        wakers.unused.extend(self.waiting.insert(number, waker.clone()));
+        let others = u32::try_from(self.waiting.len()).unwrap_or(u32::MAX);
+        Some(later(now, LOOK_INTERVAL + LOOK_INTERVAL_PER_CALLER * others))
     }
 
     /// Keeps the waker of the first, for units that are freed before it asks.
-    pub(super) fn sleep(&mut self, waker: &Waker) {
-        self.sleeper = Some(waker.clone());
+    pub(super) fn sleep(&mut self, waker: &Waker, wakers: &mut Wakers) {
+        wakers.unused.extend(self.sleeper.replace(waker.clone()));
     }
 
     /// The first asks at this time, which takes at most so long.
-    pub(super) fn ask(&mut self, at: Instant, takes: Duration, wake: &mut Vec<Waker>) {
+    pub(super) fn ask(&mut self, at: Instant, takes: Duration, wakers: &mut Wakers) {
         if at < self.asks_at {
-            wake.extend(self.sleeper.take());
+            wakers.woken.extend(self.sleeper.take());
         }
         (self.asks_at, self.due) = (at, later(at, takes.min(LONGEST_CALL) + GRACE));
     }
 
     /// Leaves the line. If the caller was the first, the next one is then, and asks now.
-    pub(super) fn leave(&mut self, number: u64, now: Instant, wake: &mut Vec<Waker>) {
-        self.waiting.remove(&number);
+    pub(super) fn leave(&mut self, number: u64, now: Instant, wakers: &mut Wakers) {
+        wakers.unused.extend(self.waiting.remove(&number));
         if self.first == Some(number) {
             self.first = None;
             if let Some((next, waker)) = self.waiting.pop_first() {
-                self.appoint(next, now);
-                wake.push(waker);
+                self.appoint(next, now, wakers);
+                wakers.woken.push(waker);
             }
         }
     }
 
-    fn appoint(&mut self, first: u64, now: Instant) {
-        (self.first, self.sleeper, self.asks_at, self.due) = (Some(first), None, now, later(now, GRACE));
+    fn appoint(&mut self, first: u64, now: Instant, wakers: &mut Wakers) {
+        wakers.unused.extend(self.sleeper.take());
+        (self.first, self.state) = (Some(first), First::Waits);
+        (self.asks_at, self.due) = (now, later(now, GRACE));
     }
 
     /// Whether the first has lost its turn.
@@ -111,7 +134,7 @@ impl Turns {
         let looks = |(task, at): &(AbortHandle, Instant)| {
             !task.is_finished() && *at <= due && later(*at, GRACE) >= Instant::now()
         };
-        let is_needed = !self.waiting.is_empty() || !self.freed.is_empty();
+        let is_needed = !self.waiting.is_empty() || self.state == First::Asks;
         if is_needed
             && !self.watch.as_ref().is_some_and(looks)
             && let Ok(runtime) = Handle::try_current()
@@ -121,18 +144,20 @@ impl Turns {
         }
     }
 
-    /// A first caller that is late loses its turn. Returns when the watch looks again, and the callers that are to be woken.
-    pub(super) fn look(&mut self, now: Instant) -> (Instant, BTreeMap<u64, Waker>) {
-        let woken = match (self.is_late(now), self.first) {
-            (false, _) => BTreeMap::new(),
-            (true, Some(_)) => self.waiting.pop_first().into_iter().collect(),
-            (true, None) => mem::take(&mut self.waiting),
-        };
+    /// A first caller that is late loses its turn. Returns when the watch looks again.
+    pub(super) fn look(&mut self, now: Instant, wakers: &mut Wakers) -> Instant {
         if self.is_late(now) {
-            (self.first, self.due) = (None, later(now, HEAD_START));
+            let (is_first_late, last) = (self.first.take().is_some(), self.waiting.last_key_value());
+            self.state = last.map_or(First::Waits, |(last, _)| First::IsSought(*last));
+            if is_first_late {
+                wakers.woken.extend(self.waiting.pop_first().map(|(_, waker)| waker));
+            } else {
+                wakers.woken.extend(mem::take(&mut self.waiting).into_values());
+            }
+            self.due = later(now, if is_first_late { HEAD_START } else { GRACE });
         }
         self.watch.iter_mut().for_each(|(_, at)| *at = self.due);
-        (self.due, woken)
+        self.due
     }
 
     pub(super) fn end_watch(&mut self) {

@@ -108,7 +108,12 @@ impl Refusals {
         if check.id().is_some() || !check.can_be_refused() {
             return None;
         }
-        let charges = check.map_charges(|charge| (charge.limit().digest(&self.digester, charge.key()), charge.cost()));
+        // Refusals of limits that share units and differ in their number are apart.
+        let digest = |charge: &Charge| {
+            let units = charge.limit().units().wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            charge.limit().digest(&self.digester, charge.key()).wrapping_add(units)
+        };
+        let charges = check.map_charges(|charge| (digest(charge), charge.cost()));
         let generation = self.generations.last.load(Ordering::SeqCst);
         Some(Lookup { asked_at: self.generations.clock.now(), generation, charges })
     }
@@ -175,9 +180,8 @@ impl Refusal {
         let reserved_for = charge.limit().retry_reserved_after(reserved_for);
         let reserved_until =
             if self.status.reserved() > 0 { self.asked_at.saturating_add(micros(reserved_for)) } else { u64::MAX };
-        let (own, limit) = (self.status.limit(), charge.limit());
-        // The digest has found the name and the window.
-        (own.units(), own.algorithm()) == (limit.units(), limit.algorithm())
+        // The digest has found the rest of the limit.
+        self.status.limit().units() == charge.limit().units()
             && (self.asked_at..self.until.saturating_sub(slack).min(reserved_until)).contains(&now)
     }
 

@@ -4,7 +4,7 @@ use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
 
 use tokio::{
     runtime::Builder,
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tower_sliding_window::{
     Charge, Check, Decision, Error, Limit, Limiter, MemoryStore,
@@ -13,6 +13,8 @@ use tower_sliding_window::{
 
 use super::{Test, Waiting, check_of_ada};
 use crate::support::{TEST_TIMEOUT, let_tasks_run, ms};
+
+const CALLS_AN_HOUR: Limit = Limit::per_hour("calls", 3);
 
 /// How late the first caller may be before the next one takes over, as documented.
 const GRACE: Duration = ms(100);
@@ -204,4 +206,22 @@ async fn an_unpolled_check_blocks_the_line_until_its_deadline_plus_a_grace() {
     assert!(finish_in_time(second).await.is_allowed());
     let waited = begun.elapsed();
     assert!((ms(50)..=ms(50) + GRACE + ms(2)).contains(&waited), "{waited:?}");
+}
+
+/// The first two in line are not polled. The third is woken to take over; before it is polled, a new caller arrives.
+#[tokio::test(start_paused = true)]
+async fn a_new_caller_does_not_overtake_those_that_were_woken() {
+    for arrives_at in 95..110 {
+        let test = Test::start();
+        assert!(test.limiter.check(&CALLS_AN_HOUR, "ada", 3).await.unwrap().is_allowed());
+        let check = Check::new(Charge::new(CALLS_AN_HOUR, "ada", 1).unwrap());
+        let _first = poll_once_for(&test.limiter, check.clone(), Duration::MAX).await;
+        let _second = poll_once_for(&test.limiter, check.clone(), Duration::MAX).await;
+        test.wait("third", check.clone(), Duration::MAX).await;
+        sleep(ms(arrives_at)).await;
+        test.wait("new", check, Duration::MAX).await;
+        test.limiter.reset(&CALLS_AN_HOUR, "ada").await.unwrap();
+        sleep(ms(300)).await;
+        assert_eq!(test.admitted(), ["third", "new"], "arrives at {arrives_at} ms");
+    }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::{sleep, timeout};
-use tower_sliding_window::{Charge, Check, Limit, Limiter, check::AdmissionId};
+use tower_sliding_window::{Algorithm, Charge, Check, Limit, Limiter, check::AdmissionId};
 
 use super::{CALLS, Test};
 use crate::support::{TEST_TIMEOUT, redis_server::RedisServer};
@@ -224,4 +224,24 @@ async fn a_cached_refusal_is_repeated_while_redis_hangs() {
     assert!(first - then >= Duration::from_millis(20) && then > CALLS.window() - TEST_TIMEOUT, "{first:?} {then:?}");
     assert!(timeout(Duration::from_millis(100), limiter.check(&CALLS, "bob", 1)).await.is_err());
     server.resume();
+}
+
+/// Limits of one name and window that differ in their algorithm or in their units do not replace each other.
+#[tokio::test]
+async fn refusals_of_limits_of_one_name_are_cached_apart() {
+    let test = Test::start();
+    let limiter = test.limiter();
+    let (more, fixed) = (Limit::per_minute("calls", 4), CALLS.with_algorithm(Algorithm::fixed_window()));
+    let charge = |limit: &Limit| Charge::new(limit.clone(), "ada", 1).unwrap();
+    assert!(limiter.check(&more, "ada", 4).await.unwrap().is_allowed());
+    assert!(limiter.check(&fixed, "ada", 2).await.unwrap().is_allowed());
+    let all = Check::new(charge(&CALLS)).and(charge(&fixed)).unwrap();
+    let checks = [Check::new(charge(&CALLS)), Check::new(charge(&more)), Check::new(charge(&fixed)), all];
+    for expected in [4, 0, 0] {
+        test.scripts();
+        for check in &checks {
+            assert!(!limiter.check_all(check.clone()).await.unwrap().is_allowed());
+        }
+        assert!(test.scripts() <= expected);
+    }
 }
