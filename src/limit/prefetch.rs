@@ -16,6 +16,7 @@
 //!    store. So does every check with an [id](crate::Check::with_id), and every check with a charge that
 //!    [reserves](crate::Charge::reserve), asks whether [any unit is left](crate::Charge::any_left), counts
 //!    [spent](crate::Charge::spent) units or costs nothing. A process takes prefetches only if all charges of a check are asked for often.
+//!    If the store refuses a check that would fit with what the process holds, the process gives that back at once: it is there a call later.
 //! 5. The figures of a decision in the process are those of the store when the prefetch was taken, and the units that this process has
 //!    spent since. They are as old as the life at most. Units that other processes hold count as used, and as
 //!    [reserved](crate::decision::LimitStatus::reserved), since they may be given back.

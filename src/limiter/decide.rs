@@ -60,10 +60,8 @@ impl Future for Asking {
         let outcome = ready!(Pin::new(&mut self.reply).poll(cx));
         let Self { core, reply, lookup, kept, mode, asked_after } = &*self;
         let mut outcome = core.heard(reply, outcome);
-        if let (Ok(decision), Some(kept)) = (&outcome, kept)
-            && decision.is_allowed()
-        {
-            outcome = outcome.map(|decision| core.note_admission(kept, decision, *asked_after));
+        if let Some(kept) = kept {
+            outcome = outcome.map(|decision| core.note(kept, decision, *asked_after));
         }
         Poll::Ready(core.conclude(outcome, lookup.as_ref(), kept.as_deref(), *mode))
     }

@@ -3,24 +3,18 @@
 //! A task belongs to one limit and key. It begins when the key is asked for often, and ends when it holds nothing and the key no longer
 //! is. If its runtime ends, what it holds can be spent for the rest of its life, and the task of another runtime gives back the rest.
 
-use std::{
-    future::{Future, poll_fn},
-    pin::pin,
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use tokio::{runtime::Handle, time::timeout};
+use tokio::{runtime::Handle, task::JoinSet, time::timeout};
 
 use super::{Core, Limiter, deadline::Deadline};
 use crate::{
     check::Check,
     decision::Decision,
-    decision::settlement::Settlement,
     key::Key,
     limit::Limit,
     local::{KeptHolding, Outdated, Step},
-    store::{MOST_TIME, Store, give_back},
+    store::{MOST_TIME, give_back},
 };
 
 impl Limiter {
@@ -53,10 +47,22 @@ impl Limiter {
 }
 
 impl Core {
-    /// Takes note of an admission by the store, and begins to take prefetches if the key is asked for often. Without a runtime it does not.
-    pub(super) fn note_admission(&self, check: &Check, decision: Decision, asked_after: u64) -> Decision {
+    /// Takes note of a decision by the store. After an admission, begins to take prefetches if the key is asked for often. Without a runtime
+    /// it does not. After a refusal, gives back what this process holds if the check would fit then.
+    pub(super) fn note(&self, check: &Check, decision: Decision, asked_after: u64) -> Decision {
         let Some(prefetches) = &self.prefetches else { return decision };
-        prefetches.note(check, decision, asked_after, |kept| self.hold(kept))
+        if decision.is_allowed() {
+            return prefetches.note(check, decision, asked_after, |kept| self.hold(kept));
+        }
+        for (charge, status) in
+            check.charges().zip(decision.statuses()).filter(|(_, status)| status.refuses().is_some())
+        {
+            let held = prefetches.held(charge);
+            if held > 0 && status.remaining().saturating_add(held) >= charge.cost() {
+                drop(self.outdate(charge.limit(), charge.key()));
+            }
+        }
+        decision
     }
 
     /// Starts the task that takes care of a holding. Without a runtime, others may spend what is held.
@@ -64,11 +70,25 @@ impl Core {
         let Ok(runtime) = Handle::try_current() else { return };
         let (store, breaker, deadline) = (Arc::clone(&self.store), self.breaker.clone(), self.deadline);
         runtime.spawn(async move {
+            // Calls that get no reply do not keep it from giving back what is over meanwhile.
+            let (kept, mut calls) = (Arc::new(kept), JoinSet::new());
             loop {
+                while calls.try_join_next().is_some() {}
                 match kept.next(breaker.is_open_for(deadline)) {
-                    Step::Ask { give_back, take } => ask(&*store, &kept, give_back, take).await,
+                    Step::Ask { give_back: over, take } => {
+                        if !over.is_empty() {
+                            let store = Arc::clone(&store);
+                            calls.spawn(async move { give_back(over, |settlement| store.settle(settlement)).await });
+                        }
+                        if let Some(check) = take {
+                            // Without a deadline: one that comes too late is given back, and one that nobody waits for would stay charged.
+                            let (kept, taken) = (Arc::clone(&kept), store.decide(check));
+                            calls.spawn(async move { kept.answer(taken.await) });
+                        }
+                    }
                     Step::Wait(time) => drop(timeout(time, kept.changed()).await),
-                    Step::End => return,
+                    Step::End if calls.join_next().await.is_none() => return,
+                    Step::End => {}
                 }
             }
         });
@@ -77,25 +97,5 @@ impl Core {
     /// Forgets what this process remembers of a limit and key, before and after a call to the store.
     pub(super) fn outdate(&self, limit: &Limit, key: &Key) -> Option<Outdated> {
         self.store.local_state().map(|state| state.outdate(vec![limit.clone()], Some(key.clone())))
-    }
-}
-
-/// Gives prefetches back, and takes one. Both are polled, so that they travel together.
-async fn ask(store: &dyn Store, kept: &KeptHolding, settlements: Vec<Settlement>, take: Option<Check>) {
-    let mut given_back = pin!(give_back(settlements, |settlement| store.settle(settlement)));
-    // Without a deadline: a prefetch that comes too late is given back, and one that nobody waits for would stay charged.
-    let mut taken = pin!(async {
-        if let Some(check) = take {
-            kept.answer(store.decide(check).await);
-        }
-    });
-    let mut is_pending = true;
-    poll_fn(|cx| {
-        is_pending = is_pending && given_back.as_mut().poll(cx).is_pending();
-        taken.as_mut().poll(cx)
-    })
-    .await;
-    if is_pending {
-        given_back.await;
     }
 }

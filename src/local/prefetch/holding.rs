@@ -44,6 +44,8 @@ pub(super) struct Holding {
 pub(super) struct State {
     /// The oldest first. The second is asked for before the first is used up.
     pub(super) prefetches: VecDeque<PrefetchedUnits>,
+    /// The one that the task has asked for.
+    pub(super) asked: Option<PrefetchedUnits>,
     /// The status of the limit as the store has last replied it, without the units that were reserved for this process then.
     status: LimitStatus,
     /// The used units by that reply, including the prefetches of this process.
@@ -95,6 +97,7 @@ impl Holding {
         let (most, life) = limit.prefetched().map_or((0, 0), |settings| (settings.most(), settings.life_micros()));
         let state = State {
             prefetches: VecDeque::with_capacity(2),
+            asked: None,
             status: status.clone(),
             used: status.used(),
             at,
@@ -187,7 +190,8 @@ impl Holding {
     pub(super) fn drop_prefetches(&self, now: u64) {
         let mut state = self.lock();
         (state.asks_from, state.waits_until) = (now.saturating_add(self.life), 0);
-        state.prefetches.iter_mut().for_each(|prefetch| prefetch.until = 0);
+        let State { prefetches, asked, .. } = &mut *state;
+        prefetches.iter_mut().chain(asked).for_each(|prefetch| prefetch.until = 0);
         drop(state);
         self.changed.notify_one();
     }
@@ -196,7 +200,7 @@ impl Holding {
     pub(super) fn wanted(&self, state: &mut State, now: u64) -> Option<u64> {
         let first_units = mem::take(&mut state.first_units);
         let is_due = state.left(now) <= state.newest_units(now) / LOW;
-        if !is_due || now < state.asks_from {
+        if !is_due || state.asked.is_some() || now < state.asks_from {
             return None;
         }
         let demand = rate(state.spent, now.saturating_sub(state.since), self.life).max(first_units);
@@ -208,7 +212,7 @@ impl Holding {
 }
 
 impl State {
-    fn left(&self, now: u64) -> u64 {
+    pub(super) fn left(&self, now: u64) -> u64 {
         self.prefetches.iter().filter(|prefetch| prefetch.is_alive(now)).map(|prefetch| prefetch.left).sum()
     }
 

@@ -105,6 +105,11 @@ impl Prefetches {
         Some(Decision::of_statuses(at, AdmissionId::fresh(), (statuses.next()?, statuses.collect())))
     }
 
+    /// The unspent units that this process holds of a limit and key.
+    pub(crate) fn held(&self, charge: &Charge) -> u64 {
+        self.find(charge).map_or(0, |holding| holding.lock().left(self.clock.now()))
+    }
+
     /// Whether this process holds enough units for all charges of a check of limits with prefetch.
     pub(crate) fn can_spend(&self, check: &Check) -> bool {
         let now = self.clock.now();

@@ -42,6 +42,9 @@ impl KeptHolding {
             return None;
         }
         state.stepped_at = now;
+        // The task that has asked for it has ended.
+        let asked = state.asked.take();
+        state.prefetches.extend(asked);
         prefetches.kept.fetch_add(1, Ordering::SeqCst);
         Some(Self { prefetches: Arc::clone(prefetches), holding: Arc::clone(holding) })
     }
@@ -51,10 +54,15 @@ impl KeptHolding {
         let (holding, now) = (&*self.holding, self.prefetches.clock.now());
         let mut state = holding.lock();
         state.stepped_at = now;
+        if state.asks_from > now.saturating_add(holding.life) {
+            // The clock has stepped back.
+            (state.asks_from, state.waits_until) = (0, 0);
+        }
         let wanted = holding.wanted(&mut state, now).filter(|_| !is_open);
         if wanted.is_none() && state.prefetches.iter().all(|prefetch| prefetch.is_alive(now)) {
-            // Without a prefetch it waits until it may ask again, and then ends unless the key is asked for often.
-            let until = state.prefetches.iter().map(|prefetch| prefetch.until).min().unwrap_or(state.waits_until);
+            // Without a prefetch it waits for the reply, or until it may ask again, and then ends unless the key is asked for often.
+            let otherwise = if state.asked.is_some() { now.saturating_add(holding.life) } else { state.waits_until };
+            let until = state.prefetches.iter().map(|prefetch| prefetch.until).min().unwrap_or(otherwise);
             let wait = until.saturating_sub(now);
             return if wait == 0 { Step::End } else { Step::Wait(Duration::from_micros(wait)) };
         }
@@ -64,7 +72,7 @@ impl KeptHolding {
         let take = wanted.map(|units| {
             let charge = Charge::prefetch(holding.limit.clone(), holding.key.clone(), units, holding.life);
             let check = Check::new(charge).with_id(AdmissionId::fresh());
-            state.prefetches.push_back(PrefetchedUnits {
+            state.asked = Some(PrefetchedUnits {
                 check: check.clone(),
                 admitted: None,
                 number: 0,
@@ -83,7 +91,7 @@ impl KeptHolding {
         let (prefetches, life) = (&*self.prefetches, self.holding.life);
         let (number, now) = (prefetches.taken.fetch_add(1, Ordering::SeqCst) + 1, prefetches.clock.now());
         let mut state = self.holding.lock();
-        let Some(mut asked) = state.prefetches.pop_back() else { return };
+        let Some(mut asked) = state.asked.take() else { return };
         let (asked_at, is_dropped) = (asked.asked_at, asked.until == 0);
         let wait = match &answer {
             Ok(decision) if decision.is_allowed() => {
@@ -110,6 +118,8 @@ impl KeptHolding {
         {
             state.learn(status, decision.at(), asked_at);
         }
+        drop(state);
+        self.holding.changed.notify_one();
     }
 
     pub(crate) async fn changed(&self) {
@@ -122,7 +132,7 @@ impl Drop for KeptHolding {
         let keeping = self.prefetches.lock_keeping();
         let mut state = self.holding.lock();
         state.is_kept = false;
-        let is_over = state.prefetches.is_empty();
+        let is_over = state.prefetches.is_empty() && state.asked.is_none();
         drop(state);
         if !is_over {
             // Its runtime has ended. Others may spend what is held, as long as it lives.

@@ -10,8 +10,8 @@ use tokio::{
     time::sleep,
 };
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Error, Limit, Limiter, Prefetch, RedisStore, check::AdmissionId, settlement::Settlement,
-    store::ManualClock,
+    Algorithm, Charge, Check, Error, Limit, Limiter, Prefetch, RedisStore, check::AdmissionId, limiter::Breaker,
+    settlement::Settlement, store::ManualClock,
 };
 
 use crate::support::{
@@ -373,4 +373,32 @@ async fn checks_of_several_slots_are_not_sent_once_their_callers_have_left() {
     assert!(crowd.join_all().await.iter().all(Result::is_err));
     let used = limiter.clone().deadline(TEST_TIMEOUT).check_all(check()).await.unwrap().used();
     assert!(used < 2 + 2 * 64, "{used} of {CROWD} were counted, more than the batches that were on their way");
+}
+
+/// Callers that have left take no place in the queue from others, also if their checks are of several slots.
+#[tokio::test]
+async fn checks_of_several_slots_leave_the_queue_with_their_callers() {
+    let cluster = RedisCluster::start(3).await;
+    let store = cluster.builder().connections(1).reply_timeout(TEST_TIMEOUT);
+    let limiter = cluster.limiter(store).deadline(Duration::from_millis(300)).breaker(Breaker::OFF);
+    let limit = Limit::per_hour("both", 1_000_000);
+    let check = || Check::new(charge(&limit, "key-1", 1)).and(charge(&limit, "key-2", 1)).unwrap();
+    for key in ["key-1", "key-2"] {
+        assert!(limiter.clone().deadline(TEST_TIMEOUT).check(&limit, key, 1).await.unwrap().is_allowed());
+    }
+    cluster.primaries().for_each(|node| node.run::<()>("CLIENT PAUSE 20000"));
+    // More than the queue of a part of the slots has places. The first batch leaves before the others come.
+    let mut crowd = JoinSet::new();
+    for number in 0..1_200 {
+        crowd.spawn(limiter.check_all(check()));
+        if number == 200 {
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+    assert!(crowd.join_all().await.iter().all(Result::is_err));
+    // One of them is in the slot that is asked first. It waits in the queue, where the others were.
+    for key in ["key-1", "key-2"] {
+        let outcome = limiter.check(&limit, key, 1).await;
+        assert!(matches!(outcome, Err(Error::TimedOut { .. })), "{key}: {outcome:?}");
+    }
 }

@@ -6,6 +6,7 @@ mod bounded_work;
 mod cluster;
 mod connection_settings;
 mod errors;
+mod fairness;
 mod foreign_content;
 mod hashed_keys;
 mod passwords;

@@ -22,6 +22,7 @@ use tokio::task::JoinHandle;
 use super::{
     dispatcher::{Dispatcher, of_ended_runtime},
     job::{Answer, Job, Work},
+    queue::Caller,
 };
 use crate::{
     check::{AdmissionId, Check},
@@ -41,35 +42,31 @@ struct CrossSlot {
     statuses: Vec<LimitStatus>,
     /// The time of the last decision.
     at: SystemTime,
-    caller: Weak<()>,
+    caller: Weak<Caller>,
 }
 
 /// Asks a cluster: slot by slot if there are several, and the dispatcher otherwise.
 pub(crate) async fn ask_slots(dispatcher: Arc<Dispatcher>, job: Box<Job>) -> Answer {
-    if let caller = Arc::new(())
-        && let Some(task) = in_slots(&dispatcher, &job, Arc::downgrade(&caller))
-    {
-        drop(dispatcher);
-        let answer = task.await;
-        drop(caller);
-        return answer.unwrap_or_else(|error| Err(of_ended_runtime(error)));
-    }
-    dispatcher.ask(job).await
+    let Some((task, caller)) = in_slots(&dispatcher, &job) else { return dispatcher.ask(job).await };
+    drop(dispatcher);
+    let answer = task.await;
+    drop(caller);
+    answer.unwrap_or_else(|error| Err(of_ended_runtime(error)))
 }
 
-/// A task that asks slot by slot, if there are several. The caller holds what `caller` refers to while it waits.
-fn in_slots(dispatcher: &Arc<Dispatcher>, job: &Job, caller: Weak<()>) -> Option<JoinHandle<Answer>> {
+/// A task that asks slot by slot, if there are several, and its caller as long as it waits.
+fn in_slots(dispatcher: &Arc<Dispatcher>, job: &Job) -> Option<(JoinHandle<Answer>, Arc<Caller>)> {
     let runtime = &dispatcher.runtime;
     match &job.work {
         Work::Decide(check) => {
             let id = check.id().unwrap_or_else(AdmissionId::fresh);
-            let slots = CrossSlot::new(dispatcher, check, id, SystemTime::UNIX_EPOCH, caller)?;
-            Some(runtime.spawn(slots.decide()))
+            let (slots, caller) = CrossSlot::new(dispatcher, check, id, SystemTime::UNIX_EPOCH)?;
+            Some((runtime.spawn(slots.decide()), caller))
         }
         Work::Settle(settlement) => {
-            let slots = CrossSlot::new(dispatcher, settlement.check(), settlement.id(), settlement.at(), caller)?;
+            let (slots, caller) = CrossSlot::new(dispatcher, settlement.check(), settlement.id(), settlement.at())?;
             let costs = settlement.accounts().map(|(_, cost)| cost).collect();
-            Some(runtime.spawn(slots.settle(costs)))
+            Some((runtime.spawn(slots.settle(costs)), caller))
         }
     }
 }
@@ -99,11 +96,12 @@ impl CrossSlot {
         check: &Check,
         id: AdmissionId,
         at: SystemTime,
-        caller: Weak<()>,
-    ) -> Option<Self> {
+    ) -> Option<(Self, Arc<Caller>)> {
         let slots = by_slot(dispatcher.keys(), check, id)?;
+        let caller = Arc::new(Caller::of(dispatcher.queue(&slots.first()?.0)));
         let statuses = check.charges().map(|charge| LimitStatus::new(charge, 0, Duration::ZERO, None)).collect();
-        Some(Self { dispatcher: Arc::clone(dispatcher), check: check.clone(), id, slots, statuses, at, caller })
+        let (dispatcher, check) = (Arc::clone(dispatcher), check.clone());
+        Some((Self { dispatcher, check, id, slots, statuses, at, caller: Arc::downgrade(&caller) }, caller))
     }
 
     async fn decide(mut self) -> Answer {

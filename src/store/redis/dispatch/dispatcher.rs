@@ -21,6 +21,7 @@ use super::{
     queue::{CAPACITY, Permit, Queue},
 };
 use crate::{
+    check::Check,
     clock::Clock,
     error::{StoreError, StoreErrorKind},
     key::Key,
@@ -80,7 +81,7 @@ impl Dispatcher {
     ///
     /// If nothing is in flight and a connection works, the caller of a check sends it.
     pub(crate) async fn ask(self: Arc<Self>, job: Box<Job>) -> Answer {
-        let (queue, wait) = (self.queue(&job), job.may_wait());
+        let (queue, wait) = (self.queue(job.check()), job.may_wait());
         if job.is_check()
             && wait.is_none()
             && let Some(permit) = queue.lone_permit()
@@ -107,10 +108,10 @@ impl Dispatcher {
         answer.await.unwrap_or_else(|error| Err(of_ended_runtime(error)))
     }
 
-    fn queue(&self, job: &Job) -> &Arc<Queue> {
+    pub(super) fn queue(&self, check: &Check) -> &Arc<Queue> {
         match &*self.queues {
             [queue] => queue,
-            queues => &queues[usize::from(job.hash_slot(self.keys())) * queues.len() / usize::from(HASH_SLOTS)],
+            queues => &queues[usize::from(job::hash_slot(check, self.keys())) * queues.len() / usize::from(HASH_SLOTS)],
         }
     }
 
@@ -194,9 +195,8 @@ impl Dispatcher {
 
     /// Runs the script without a check, and deletes a key that no limit has. So the server is reached, knows the script,
     /// and lets this user run it and write at our keys.
-    pub(crate) async fn try_out(self: &Arc<Self>) -> Result<(), StoreError> {
-        let dispatcher = Arc::clone(self);
-        self.in_task(async move {
+    pub(crate) async fn try_out(self: Arc<Self>) -> Result<(), StoreError> {
+        self.in_task(|dispatcher| async move {
             let batch = Batch::new(Vec::new(), dispatcher.config.clock.as_ref());
             dispatcher.try_send(&batch, false).await?.map_err(failure)?;
             dispatcher.unlink(&format!("{}:", dispatcher.keys().prefix())).await
@@ -205,21 +205,22 @@ impl Dispatcher {
     }
 
     /// Forgets the counted units of a limit and a key.
-    pub(crate) async fn reset(self: &Arc<Self>, limit: Limit, key: &Key) -> Result<(), StoreError> {
-        let (dispatcher, key) = (Arc::clone(self), self.keys().of(&limit, key));
+    pub(crate) async fn reset(self: Arc<Self>, limit: Limit, key: &Key) -> Result<(), StoreError> {
+        let key = self.keys().of(&limit, key);
         let outdated = self.config.local_state.outdate(vec![limit], None);
-        let result = self.in_task(async move { dispatcher.unlink(&key).await }).await;
+        let result = self.in_task(|dispatcher| async move { dispatcher.unlink(&key).await }).await;
         drop(outdated);
         result
     }
 
-    /// Runs a future that takes a connection in a task. The task ends if the caller stops waiting.
-    async fn in_task(
-        &self,
-        future: impl Future<Output = Result<(), StoreError>> + Send + 'static,
-    ) -> Result<(), StoreError> {
-        let mut task = JoinSet::new();
-        task.spawn_on(future, &self.runtime);
+    /// Runs a future that takes a connection in a task, which ends if the caller stops waiting. Only the task holds the dispatcher, so
+    /// that it ends with its runtime, even if nobody polls the caller.
+    async fn in_task<F>(self: Arc<Self>, run: impl FnOnce(Arc<Self>) -> F) -> Result<(), StoreError>
+    where
+        F: Future<Output = Result<(), StoreError>> + Send + 'static,
+    {
+        let (runtime, mut task) = (self.runtime.clone(), JoinSet::new());
+        task.spawn_on(run(self), &runtime);
         while let Some(result) = task.join_next().await {
             result.unwrap_or_else(|error| Err(of_ended_runtime(error)))?;
         }

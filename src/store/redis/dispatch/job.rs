@@ -5,6 +5,7 @@ use std::{collections::HashMap, sync::Weak, time::Duration};
 use redis::Cmd;
 use tokio::sync::oneshot::{Receiver, Sender, channel};
 
+use super::queue::Caller;
 use crate::{
     algorithm::Kind,
     check::{AdmissionId, Charge, Check},
@@ -40,7 +41,7 @@ pub(crate) struct Job {
     /// What a settlement makes outdated.
     outdated: Option<Outdated>,
     /// The caller of the whole check, where a task asks for it in one slot.
-    whole: Option<Weak<()>>,
+    whole: Option<Weak<Caller>>,
 }
 
 impl Job {
@@ -61,7 +62,7 @@ impl Job {
     }
 
     /// It is not sent any more once the caller of the whole check has stopped waiting.
-    pub(super) fn while_wanted(mut self: Box<Self>, caller: &Weak<()>) -> Box<Self> {
+    pub(super) fn while_wanted(mut self: Box<Self>, caller: &Weak<Caller>) -> Box<Self> {
         self.whole = Some(Weak::clone(caller));
         self
     }
@@ -108,11 +109,6 @@ impl Job {
         Some((life / PART_OF_LIFE).min(LONGEST_WAIT)).filter(|wait| *wait >= SHORTEST_WAIT)
     }
 
-    /// Its slot in a cluster. A check of several slots is split before it is sent.
-    pub(super) fn hash_slot(&self, keys: &Keys) -> u16 {
-        self.check().charges().next().map_or(0, |charge| keys.hash_slot(charge.key()))
-    }
-
     /// Whether the order of the two makes no difference.
     pub(super) fn is_interchangeable_with(&self, other: &Self) -> bool {
         self.is_check() && other.is_check() && self.check().is_interchangeable_with(other.check())
@@ -146,6 +142,11 @@ impl Job {
         let has_left = self.caller.as_ref().is_some_and(Sender::is_closed);
         self.is_check() && (has_left || self.whole.as_ref().is_some_and(|caller| caller.strong_count() == 0))
     }
+}
+
+/// The slot of a check in a cluster. A check of several slots is split before it is sent.
+pub(super) fn hash_slot(check: &Check, keys: &Keys) -> u16 {
+    check.charges().next().map_or(0, |charge| keys.hash_slot(charge.key()))
 }
 
 /// Appends the arguments that all jobs of one shape share.
@@ -236,7 +237,7 @@ fn mode(charge: &Charge) -> &'static str {
 pub(super) fn by_slot(keys: &Keys, jobs: Vec<Box<Job>>) -> Vec<Vec<Box<Job>>> {
     let (mut indices, mut groups) = (HashMap::new(), Vec::<Vec<Box<Job>>>::new());
     for job in jobs {
-        let index = *indices.entry(job.hash_slot(keys)).or_insert(groups.len());
+        let index = *indices.entry(hash_slot(job.check(), keys)).or_insert(groups.len());
         match groups.get_mut(index) {
             Some(group) => group.push(job),
             None => groups.push(vec![job]),

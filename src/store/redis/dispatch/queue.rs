@@ -10,12 +10,14 @@
 //! 6. Prefetches are taken and given back before they are needed, so they wait for others for a small part of their life. They leave earlier
 //!    with the next batch of checks.
 //! 7. Callers hold the queue weakly. So it ends with its runtime, and all that wait in it get an error.
+//! 8. While many checks wait, the keys take turns. So a key that floods the queue delays its own checks, and no others.
 
 #[cfg(not(test))]
 use std::sync::{Mutex, MutexGuard};
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, HashMap, VecDeque},
     future::Future,
+    hash::BuildHasherDefault,
     iter::from_fn,
     mem,
     pin::Pin,
@@ -31,6 +33,7 @@ use tokio::sync::oneshot::{Receiver, error::RecvError};
 use super::job::{Answer, Job};
 use crate::{
     error::{StoreError, StoreErrorKind},
+    key::{Digester, Prehashed},
     metrics,
     store::redis::connect::errors::ASKING,
 };
@@ -48,18 +51,29 @@ pub(super) const CAPACITY: usize = 8_192;
 /// The queue has this part of its capacity in addition, for cancelled jobs that have not been removed yet.
 const SPARE: usize = 32;
 
+/// While no more wait, they leave in the order of their arrival, which costs no look at their keys.
+const FEW: usize = 4 * MAX_BATCH;
+
 /// Prefetches are taken and given back only while no more than this part of the queue waits.
 const PART_OF_PREFETCHES: usize = 8;
 
 pub(super) struct Queue {
     capacity: usize,
     max_in_flight: usize,
+    digester: Digester,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    waiting: VecDeque<Box<Job>>,
+    /// They leave first, in the order of their arrival.
+    few: VecDeque<Box<Job>>,
+    /// Those behind them, by their round and number. Each round has one job of a key.
+    many: BTreeMap<(u64, u64), Box<Job>>,
+    /// The round that leaves, and the last round of each key, by the digest of its first limit and key.
+    round: u64,
+    rounds: HashMap<u64, u64, BuildHasherDefault<Prehashed>>,
+    last_number: u64,
     /// The callers that stopped waiting since cancelled jobs were last removed. Some of their jobs have left the queue.
     cancelled: usize,
     in_flight: usize,
@@ -70,7 +84,7 @@ struct State {
 
 impl Queue {
     pub(super) fn new(max_in_flight: usize, capacity: usize) -> Arc<Self> {
-        Arc::new(Self { capacity, max_in_flight, state: Mutex::default() })
+        Arc::new(Self { capacity, max_in_flight, digester: Digester::default(), state: Mutex::default() })
     }
 
     /// The permit to send a check without a batch, if nothing is in flight. A queue that may have only one batch in flight
@@ -88,7 +102,7 @@ impl Queue {
     pub(super) fn push(self: &Arc<Self>, mut job: Box<Job>) -> Result<Queued, StoreError> {
         let is_of_prefetch = job.is_of_prefetch();
         let mut state = self.lock();
-        let (waiting, spare) = (state.waiting.len(), self.capacity.div_ceil(SPARE));
+        let (waiting, spare) = (state.waiting(), self.capacity.div_ceil(SPARE));
         // So that prefetches of thousands of keys never delay or fail the checks of callers.
         if is_of_prefetch && waiting > self.capacity / PART_OF_PREFETCHES {
             return Err(full(waiting));
@@ -97,17 +111,16 @@ impl Queue {
             // Only once they take the spare capacity: so one walk through the queue serves many of them, and a queue without
             // cancelled jobs is found full at once.
             if state.cancelled >= spare {
-                state.cancelled = 0;
-                state.waiting.retain(|job| !job.is_cancelled());
+                state.remove_cancelled();
             }
-            if state.waiting.len() >= self.capacity + spare {
+            if state.waiting() >= self.capacity + spare {
                 drop(state);
                 metrics::queue_full();
                 return Err(full(waiting));
             }
         }
         let queued = Queued { answer: job.wait(), queue: Arc::downgrade(self) };
-        state.waiting.push_back(job);
+        state.push(job, &self.digester);
         Ok(queued)
     }
 
@@ -142,9 +155,42 @@ fn full(waiting: usize) -> StoreError {
 }
 
 impl State {
+    fn waiting(&self) -> usize {
+        self.few.len() + self.many.len()
+    }
+
+    fn push(&mut self, job: Box<Job>, digester: &Digester) {
+        if self.many.is_empty() && self.few.len() < FEW {
+            return self.few.push_back(job);
+        }
+        // Otherwise each key that ever waited would stay.
+        if self.rounds.len() > FEW + 2 * self.many.len() {
+            self.rounds.retain(|_, last| *last > self.round);
+        }
+        let digest = job.check().charges().next().map_or(0, |first| first.limit().digest(digester, first.key()));
+        let last = self.rounds.entry(digest).or_default();
+        *last = (*last + 1).max(self.round);
+        self.last_number += 1;
+        self.many.insert((*last, self.last_number), job);
+    }
+
+    fn pop(&mut self) -> Option<Box<Job>> {
+        self.few.pop_front().or_else(|| {
+            let ((round, _), job) = self.many.pop_first()?;
+            self.round = round;
+            Some(job)
+        })
+    }
+
+    fn remove_cancelled(&mut self) {
+        self.cancelled = 0;
+        self.few.retain(|job| !job.is_cancelled());
+        self.many.retain(|_, job| !job.is_cancelled());
+    }
+
     /// The next jobs that are not cancelled.
     fn next_batch(&mut self) -> Vec<Box<Job>> {
-        let mut waiting = from_fn(|| self.waiting.pop_front()).filter(|job| !job.is_cancelled());
+        let mut waiting = from_fn(|| self.pop()).filter(|job| !job.is_cancelled());
         let mut jobs: Vec<_> = waiting.by_ref().take(MAX_BATCH).collect();
         if jobs.len() == MAX_BATCH && jobs.iter().all(|job| job.is_interchangeable_with(&jobs[0])) {
             jobs.extend(waiting.take(MAX_COPIES - MAX_BATCH));
@@ -164,7 +210,7 @@ impl Permit {
     pub(super) fn next_batch(&mut self) -> Option<Vec<Box<Job>>> {
         let queue = self.queue.upgrade()?;
         let mut state = queue.lock();
-        let (jobs, waiting) = (state.next_batch(), state.waiting.len());
+        let (jobs, waiting) = (state.next_batch(), state.waiting());
         if jobs.is_empty() {
             state.in_flight -= 1;
             self.queue = Weak::new();
@@ -210,6 +256,23 @@ impl Drop for Queued {
         {
             // Closed first, so that the job is cancelled before it is counted.
             self.answer.close();
+            queue.lock().cancelled += 1;
+        }
+    }
+}
+
+/// The caller of a check that a task asks for slot by slot. When it stops waiting, the job in the queue of the first slot is cancelled.
+pub(super) struct Caller(Weak<Queue>);
+
+impl Caller {
+    pub(super) fn of(queue: &Arc<Queue>) -> Self {
+        Self(Arc::downgrade(queue))
+    }
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        if let Some(queue) = self.0.upgrade() {
             queue.lock().cancelled += 1;
         }
     }
@@ -269,7 +332,7 @@ mod models {
     /// Whether the queue is as at the beginning: no job is left, and no permit is lost.
     fn assert_idle(queue: &Queue) {
         let state = queue.lock();
-        assert!(state.waiting.is_empty(), "a job is left");
+        assert_eq!(state.waiting(), 0, "a job is left");
         assert_eq!((state.in_flight, state.is_lone_check_in_flight), (0, false), "a permit is lost");
     }
 

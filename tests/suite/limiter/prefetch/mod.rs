@@ -7,6 +7,7 @@ mod calls;
 mod faults;
 mod giving_back;
 mod killed;
+mod lost_takes;
 mod near_the_limit;
 mod servers;
 mod spending;

@@ -1,0 +1,93 @@
+//! Many checks at once, and those of others behind them in the queue.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{task::JoinSet, time::sleep};
+use tower_sliding_window::{Error, Limit, Limiter, RedisStore};
+
+use crate::support::{TEST_TIMEOUT, ms, proxy::Proxy, redis_server::RedisServer, seconds};
+
+const CALLS: Limit = Limit::per_hour("calls", 100_000_000);
+
+/// Fewer than the queue has places.
+const CROWD: usize = 8_000;
+
+/// A limiter on a store whose replies take this long.
+async fn distant(proxy: &Proxy, delay: Duration, connections: u32) -> Limiter {
+    let store = RedisStore::builder(proxy.url())
+        .connections(connections)
+        .connect_timeout(TEST_TIMEOUT)
+        .reply_timeout(TEST_TIMEOUT);
+    let limiter = Limiter::new(store.build().unwrap()).refusal_cache(Duration::ZERO).deadline(TEST_TIMEOUT);
+    assert!(limiter.check(&CALLS, "first", 1).await.unwrap().is_allowed());
+    proxy.delay_replies(delay);
+    limiter
+}
+
+/// All but one of them wait in the queue.
+#[tokio::test]
+async fn checks_that_wait_for_a_silent_server_open_the_breaker() {
+    let server = RedisServer::start();
+    for connections in [1, 2] {
+        let limiter = Limiter::new(server.store().connections(connections).build().unwrap());
+        assert!(limiter.clone().deadline(TEST_TIMEOUT).check(&CALLS, "first", 1).await.unwrap().is_allowed());
+        server.pause();
+        for number in 0..5 {
+            let outcome = limiter.check(&CALLS, "ada", 1).await;
+            assert!(matches!(outcome, Err(Error::TimedOut { .. })), "{number}: {outcome:?}");
+        }
+        let outcome = limiter.check(&CALLS, "ada", 1).await;
+        assert!(matches!(outcome, Err(Error::BreakerOpen(_))), "{connections}: {outcome:?}");
+        server.resume();
+    }
+}
+
+/// One key sends thousands of checks at once. The checks of others do not wait for all of them.
+#[tokio::test]
+async fn a_key_that_floods_the_queue_delays_itself_first() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server).await;
+    let limiter = distant(&proxy, ms(5), 2).await;
+    let decided = Arc::new(AtomicUsize::new(0));
+    let mut crowd = JoinSet::new();
+    for number in 0..CROWD {
+        let (check, decided) = (limiter.check(&CALLS, "mallory", 1 + number as u64 % 2), Arc::clone(&decided));
+        crowd.spawn(async move {
+            assert!(check.await.unwrap().is_allowed());
+            decided.fetch_add(1, Ordering::SeqCst);
+        });
+    }
+    // All of them are in the queue.
+    sleep(ms(1)).await;
+    for other in ["ada", "bob", "eve"] {
+        let before = decided.load(Ordering::SeqCst);
+        assert!(limiter.check(&CALLS, other, 1).await.unwrap().is_allowed());
+        let overtaken_by = decided.load(Ordering::SeqCst) - before;
+        assert!(overtaken_by < 1_000, "{overtaken_by} of {CROWD} were decided before the check of {other}");
+    }
+    tokio::time::timeout(seconds(20), crowd.join_all()).await.unwrap();
+}
+
+/// The checks of one key are decided in their order, wherever they wait.
+#[tokio::test]
+async fn a_flood_of_one_key_is_decided_in_order() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server).await;
+    let limiter = distant(&proxy, ms(5), 1).await;
+    let mut crowd = JoinSet::new();
+    for number in 0..2_000_u64 {
+        let (flood, other) =
+            (limiter.check(&CALLS, "mallory", 1 + number % 2), limiter.check(&CALLS, format!("{}", number % 7), 1));
+        crowd.spawn(async move { (number, flood.await.unwrap().used(), other.await.unwrap().used()) });
+    }
+    let mut used = crowd.join_all().await;
+    used.sort_unstable();
+    let floods: Vec<_> = used.iter().map(|(_, flood, _)| *flood).collect();
+    assert!(floods.is_sorted(), "{floods:?}");
+}
