@@ -1,4 +1,4 @@
-//! A future with a deadline.
+//! A future with a deadline, and its timer.
 
 use std::{
     future::Future,
@@ -8,12 +8,56 @@ use std::{
 };
 
 use pin_project_lite::pin_project;
-use tokio::time::{Sleep, sleep};
+use tokio::{
+    runtime::{Handle, Id},
+    time::{Instant, Sleep, sleep_until},
+};
 
-use crate::error::Error;
+use crate::error::{Error, StoreError, StoreErrorKind};
 
 /// The least time for a call to the store, even if its request has used up the deadline: enough for a store that answers.
 const LEAST: Duration = Duration::from_millis(5);
+
+const WAITING: &str = "waiting in a tokio runtime";
+
+/// Thirty years: no deadline is longer.
+const LONGEST: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
+
+/// A timer of the runtime that polls it: that of a runtime that has ended would panic, and that of a runtime that is not driven would
+/// never fire.
+#[derive(Default)]
+pub(super) struct Timer {
+    // In a box, so that futures that need no timer stay small.
+    sleep: Option<(Id, Pin<Box<Sleep>>)>,
+}
+
+impl Timer {
+    /// Waits until a time. Fails without a runtime, and in one that has ended.
+    pub(super) fn poll_until(&mut self, at: Instant, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        let runtime = Handle::try_current()
+            .map_err(|cause| StoreError::new(WAITING, StoreErrorKind::Other, cause).of_one_check())?
+            .id();
+        let is_set = matches!(&self.sleep, Some((of, sleep)) if *of == runtime && sleep.deadline() == at);
+        let (_, sleep) = match &mut self.sleep {
+            Some(known) if known.0 == runtime => known,
+            other => other.insert((runtime, Box::pin(sleep_until(at)))),
+        };
+        if !is_set {
+            // Otherwise the first poll would set it, and panic in a runtime that has ended. That runtime fires it at once instead.
+            sleep.as_mut().reset(at);
+        }
+        if !sleep.is_elapsed() {
+            return sleep.as_mut().poll(cx).map(Ok);
+        }
+        let is_early = || StoreError::new(WAITING, StoreErrorKind::Other, "the runtime has ended").of_one_check();
+        Poll::Ready(if Instant::now() < at { Err(is_early().into()) } else { Ok(()) })
+    }
+
+    /// The time that it waits for.
+    fn end(&self) -> Option<Instant> {
+        self.sleep.as_ref().map(|(_, sleep)| sleep.deadline())
+    }
+}
 
 pin_project! {
     /// Gives up on a future that is not ready in time.
@@ -26,15 +70,14 @@ pin_project! {
         deadline: Duration,
         // The part of the deadline that the request has spent on decisions of other layers, or on a choice.
         waited: Duration,
-        // In a box, so that futures that need no timer stay small.
-        timer: Option<Pin<Box<Sleep>>>,
+        timer: Timer,
     }
 }
 
 impl<F> Deadline<F> {
     #[inline]
     pub(super) fn new(future: F, deadline: Duration, waited: Duration) -> Self {
-        Self { future, deadline, waited, timer: None }
+        Self { future, deadline, waited, timer: Timer::default() }
     }
 
     /// Shortens the deadline, before the first poll, by what the request has `waited` for others.
@@ -62,8 +105,7 @@ impl<F> Deadline<F> {
 
     /// How long the future has been pending.
     fn took(&self) -> Duration {
-        let begun =
-            self.timer.as_ref().and_then(|timer| timer.deadline().checked_sub(time_left(self.deadline, self.waited)));
+        let begun = self.timer.end().and_then(|end| end.checked_sub(time_left(self.deadline, self.waited)));
         begun.map(|begun| begun.elapsed()).unwrap_or_default()
     }
 }
@@ -78,11 +120,8 @@ impl<F: Future> Future for Deadline<F> {
             return Poll::Ready(Ok(output));
         }
         let (deadline, waited) = (*this.deadline, *this.waited);
-        let timer = this.timer.get_or_insert_with(|| Box::pin(sleep(time_left(deadline, waited))));
-        match timer.as_mut().poll(cx) {
-            Poll::Ready(()) => Poll::Ready(Err(Error::TimedOut { deadline })),
-            Poll::Pending => Poll::Pending,
-        }
+        let end = this.timer.end().unwrap_or_else(|| Instant::now() + time_left(deadline, waited).min(LONGEST));
+        this.timer.poll_until(end, cx).map(|end| end.and(Err(Error::TimedOut { deadline })))
     }
 }
 

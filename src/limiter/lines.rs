@@ -7,7 +7,6 @@ use std::{
     future::poll_fn,
     hash::BuildHasherDefault,
     mem,
-    pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Poll, Waker, ready},
     time::Duration,
@@ -16,6 +15,7 @@ use std::{
 use tokio::time::{Instant, sleep_until};
 
 use super::{
+    deadline::Timer,
     freed::{Freed, Pair, Wanted},
     turns::{First, Turns, Wakers, later},
 };
@@ -267,8 +267,8 @@ impl Table {
 impl Place {
     /// Waits to be the first in line, and then as long as it is refused; `false` if `end` comes before it is the first. The call that
     /// follows may take as long as the deadline.
-    pub(super) async fn has_turn_before(&mut self, end: Option<Instant>, deadline: Duration) -> bool {
-        let (mut timer, mut is_first) = (pin!(sleep_until(Instant::now())), false);
+    pub(super) async fn has_turn_before(&mut self, end: Option<Instant>, deadline: Duration) -> Result<bool, Error> {
+        let (mut timer, mut is_first) = (Timer::default(), false);
         poll_fn(|cx| {
             loop {
                 let (lines, line, waker) = (Arc::clone(&self.lines), self.line, cx.waker());
@@ -276,14 +276,13 @@ impl Place {
                     let at = table.take_turn(self, &mut is_first, waker, wakers);
                     (line, at.or_else(|| table.asks(self, deadline, waker, wakers)))
                 });
-                let Some(at) = at else { return Poll::Ready(true) };
+                let Some(at) = at else { return Poll::Ready(Ok(true)) };
                 let end = end.filter(|_| !is_first);
                 if end.is_some_and(|end| end <= Instant::now()) {
                     self.leave();
-                    return Poll::Ready(false);
+                    return Poll::Ready(Ok(false));
                 }
-                timer.as_mut().reset(end.map_or(at, |end| at.min(end)));
-                ready!(timer.as_mut().poll(cx));
+                ready!(timer.poll_until(end.map_or(at, |end| at.min(end)), cx))?;
             }
         })
         .await

@@ -51,7 +51,7 @@ use crate::{
 ///
 /// Clones share the connections. Each tokio runtime that uses the store has connections of its own, which close when the
 /// runtime ends. So a runtime that is not driven, such as a single-threaded one between two calls of `block_on`, delays no
-/// other. A future of the store belongs to the runtime that polls it first.
+/// other. A future of the store belongs to the runtime that polls it first. If that ends, the future ends with an error.
 ///
 /// A check or a settlement is sent when its future is first polled. A future that is dropped before its check has left cancels
 /// it. A settlement is done nevertheless, because spent units have to be settled.

@@ -1,6 +1,9 @@
 //! Callers on runtimes that are not driven or have ended, and on executors other than tokio's.
 
 use std::{
+    future::poll_fn,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
     sync::{Arc, Mutex, mpsc},
     task::{Context, Wake, Waker},
     thread,
@@ -107,6 +110,30 @@ fn the_last_waker_of_a_caller_is_not_dropped_under_the_lock() {
         let _ = sent.send(second.is_ok_and(|decision| decision.unwrap().is_allowed()));
     });
     assert_eq!(ended.recv_timeout(TEST_TIMEOUT), Ok(true), "the limiter hangs");
+}
+
+/// A caller that waits is polled on another runtime after its own has ended.
+#[test]
+fn a_caller_whose_runtime_has_ended_does_not_panic() {
+    let limit = Limit::per("calls", 3, ms(300));
+    for place in ["first", "second"] {
+        let limiter = Limiter::new(MemoryStore::new());
+        let first = one_thread();
+        let mut kept = first.block_on(async {
+            assert!(limiter.check(&limit, "ada", 3).await.unwrap().is_allowed());
+            let first = poll_once_for(&limiter, check(&limit), Duration::MAX).await;
+            let second = poll_once_for(&limiter, check(&limit), Duration::MAX).await;
+            if place == "first" { (first, second) } else { (second, first) }
+        });
+        drop(first);
+        let other = one_thread();
+        let polled = catch_unwind(AssertUnwindSafe(|| {
+            other.block_on(async { timeout(TEST_TIMEOUT, poll_fn(|cx| Pin::new(&mut kept.0).poll(cx))).await })
+        }));
+        let polled =
+            polled.map(|polled| polled.map(|outcome| outcome.map(|decision| decision.is_allowed()).map_err(|_| ())));
+        assert!(matches!(polled, Ok(Ok(_))), "{place}: {polled:?}");
+    }
 }
 
 /// Callers of another runtime go on after a runtime has ended with its callers, the first of them in the middle of its wait.
