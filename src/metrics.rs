@@ -244,23 +244,20 @@ pub(crate) fn queue_full() {
 
 /// Measures how long a script takes.
 #[cfg(feature = "redis")]
-pub(crate) struct Stopwatch(Option<Instant>);
+pub(crate) struct Stopwatch(Instant);
 
 #[cfg(feature = "redis")]
 impl Stopwatch {
     #[inline]
     pub(crate) fn start() -> Self {
-        Self(cfg!(feature = "metrics").then(Instant::now))
+        Self(Instant::now())
     }
 
-    /// The reply has arrived.
+    /// The reply has arrived. Returns when it was asked for.
     #[inline]
-    pub(crate) fn script(self) {
+    pub(crate) fn script(self) -> Instant {
         let Self(started) = self;
-        record! {
-            if let Some(started) = started {
-                histogram!("rate_limit_script_seconds").record(started.elapsed());
-            }
-        }
+        record! { histogram!("rate_limit_script_seconds").record(started.elapsed()) }
+        started
     }
 }

@@ -104,7 +104,7 @@ impl<F> Deadline<F> {
     }
 
     /// How long the future has been pending.
-    fn took(&self) -> Duration {
+    pub(super) fn took(&self) -> Duration {
         let begun = self.timer.end().and_then(|end| end.checked_sub(time_left(self.deadline, self.waited)));
         begun.map(|begun| begun.elapsed()).unwrap_or_default()
     }

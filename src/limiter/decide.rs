@@ -246,7 +246,9 @@ impl Core {
         outcome: Result<Result<T, StoreError>, Error>,
     ) -> Result<T, Error> {
         let outcome = outcome.and_then(|reply| Ok(reply?));
-        if !matches!(outcome, Err(Error::TimedOut { .. })) || call.blames_store() {
+        let has_waited_for_others =
+            || self.store.local_state().is_some_and(|state| state.has_answered_within(call.took()));
+        if !matches!(outcome, Err(Error::TimedOut { .. })) || call.blames_store() && !has_waited_for_others() {
             self.breaker.count(&outcome, || call.took_in_time());
         }
         outcome

@@ -28,7 +28,7 @@ impl Limiter {
     ///
     /// # Panics
     ///
-    /// If units are held, and it is polled outside a tokio runtime with time enabled.
+    /// If units are held, and it is polled in a tokio runtime without time. Without a runtime it does not wait.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() {

@@ -8,7 +8,14 @@ mod breaker;
 mod prefetch;
 mod refusals;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use self::{breaker::BreakerState, refusals::Generations};
 pub(crate) use self::{
@@ -36,7 +43,9 @@ const DEFAULT_MAX_AGE: Duration = Duration::from_secs(1);
 ///    each limiter or layer has its own.
 /// 4. A timeout counts only for checks with the same deadline or a shorter one, so a limiter with a short deadline never
 ///    cuts off one with more time. An error counts for all. An answer counts for all deadlines that are at least as long as
-///    it took. A timeout does not count if the request had spent more than half of the deadline elsewhere.
+///    it took. A timeout does not count if the request had spent more than half of the deadline elsewhere, nor if a `RedisStore` has
+///    answered a call meanwhile that was sent later: then the check has only waited in the queue of this process. So a node of a cluster
+///    that hangs alone opens no breaker.
 /// 5. While it is open, a probe goes to the store every 200 ms by default: the same check at no cost, with
 ///    the longest deadline of the refused callers. No caller waits for it. A task on a caller's runtime sends the probes. The
 ///    task ends when the breaker closes, or when the last limiter is dropped. If that runtime ends, the runtime of another
@@ -88,6 +97,9 @@ pub struct LocalState {
     breaker: Arc<BreakerState>,
     refusals: Arc<Refusals>,
     prefetches: Option<Arc<Prefetches>>,
+    made: Instant,
+    /// When the last of all answered calls was sent, in microseconds since this state was made.
+    last_answered: Arc<AtomicU64>,
 }
 
 /// A call to the store is on its way that makes outdated what this process remembers of some limits: see [`LocalState::outdate`].
@@ -109,7 +121,7 @@ impl LocalState {
         let generations = Arc::new(Generations::new(clock));
         let refusals = Arc::new(Refusals::new(DEFAULT_MAX_AGE, Arc::clone(&generations)));
         let breaker = Arc::new(BreakerState::new(Breaker::default()));
-        Self { generations, breaker, refusals, prefetches: None }
+        Self { generations, breaker, refusals, prefetches: None, made: Instant::now(), last_answered: Arc::default() }
     }
 
     /// The same local state, with [prefetch](crate::limit::prefetch). Default: no prefetches, so every check asks the store.
@@ -137,6 +149,19 @@ impl LocalState {
         let outdated = Outdated { state: self.clone(), limits, prefetches_of };
         outdated.forget();
         outdated
+    }
+
+    /// Takes note that the store has answered a call that was sent at this time.
+    #[cfg(feature = "redis")]
+    pub(crate) fn answered(&self, sent: Instant) {
+        let sent = crate::clock::micros(sent.saturating_duration_since(self.made));
+        self.last_answered.fetch_max(sent, Ordering::Relaxed);
+    }
+
+    /// Whether the store has answered a call that was sent within this time.
+    pub(crate) fn has_answered_within(&self, time: Duration) -> bool {
+        let last_answered = Duration::from_micros(self.last_answered.load(Ordering::Relaxed));
+        !last_answered.is_zero() && self.made.elapsed().saturating_sub(last_answered) < time
     }
 
     /// The prefetches of all limiters on the store.

@@ -30,7 +30,30 @@ async fn distant(proxy: &Proxy, delay: Duration, connections: u32) -> Limiter {
     limiter
 }
 
-/// All but one of them wait in the queue.
+/// Checks that wait for their turn until their deadline say nothing about a store that answers all the time.
+#[tokio::test]
+async fn checks_that_were_never_sent_open_no_breaker() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server).await;
+    let patient = distant(&proxy, ms(50), 2).await;
+    let limiter = patient.clone().deadline(ms(400));
+    let (mut crowd, mut timed_out) = (JoinSet::new(), 0);
+    for number in 0..2_500 {
+        let check = limiter.check(&CALLS, number.to_string(), 1);
+        crowd.spawn(async move { (number, check.await) });
+    }
+    while let Some(Ok((number, outcome))) = crowd.join_next().await {
+        match outcome {
+            Err(Error::TimedOut { .. }) => timed_out += 1,
+            outcome => assert!(outcome.is_ok(), "{number}, after {timed_out} had timed out: {outcome:?}"),
+        }
+    }
+    assert!(timed_out > 100, "only {timed_out} timed out");
+    let outcome = patient.deadline(ms(400)).check(&CALLS, "ada", 1).await;
+    assert!(!matches!(outcome, Err(Error::BreakerOpen(_))), "after {timed_out} had timed out: {outcome:?}");
+}
+
+/// The same timeouts, of a store that does not answer.
 #[tokio::test]
 async fn checks_that_wait_for_a_silent_server_open_the_breaker() {
     let server = RedisServer::start();

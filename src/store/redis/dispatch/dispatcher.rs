@@ -189,7 +189,10 @@ impl Dispatcher {
             Ok((mut connection, _pooled)) => Ok(batch.send(&mut connection, self.keys(), again).await),
             Err(error) => Err(error),
         };
-        stopwatch.script();
+        let sent = stopwatch.script();
+        if let Ok(Ok(_)) = &reply {
+            self.config.local_state.answered(sent);
+        }
         reply
     }
 
@@ -255,10 +258,13 @@ async fn send_alone(
     metrics::batch(1, || 0);
     let (mut batch, stopwatch) = (Batch::new(vec![job], config.clock.as_ref()), Stopwatch::start());
     let reply = batch.send(&mut connection, &config.keys, false).await;
-    stopwatch.script();
+    let sent = stopwatch.script();
     drop(permit);
     let error = match reply {
-        Ok(reply) => return batch.only_answer(reply),
+        Ok(reply) => {
+            config.local_state.answered(sent);
+            return batch.only_answer(reply);
+        }
         Err(error) => error,
     };
     let Some(dispatcher) = dispatcher.upgrade() else { return Err(of_ended_runtime(error)) };
