@@ -15,6 +15,7 @@ OLDEST_IN="target/${OLDEST//==/-}"
 SKIPPED_ON_OLDEST=(--skip examples:: --skip on_memory --skip concurrency::memory --skip properties::memory --skip fuzz::)
 # A store behind a pointer sends what `RedisStore` sends.
 SKIPPED_ON_OLDEST+=(--skip on_any_ --skip configuration:: --skip grpc:: --skip planted_faults --skip list_store --skip testing::)
+SKIPPED_ON_OLDEST+=(--skip a_compact_log_of --skip acquiring::histories)
 SKIPPED_ON_OLDEST+=(--skip tls:: --skip faults::clock --skip faults::connections --skip faults::delays --skip faults::random)
 
 install_redis() {
