@@ -1,15 +1,21 @@
 //! A breaker at work. [`Breaker`] has the rules.
 
+#[cfg(not(test))]
+use std::sync;
 use std::{
     fmt,
     future::Future,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
-    },
+    sync::{Arc, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
+// In the tests of this file, so that models can try each order of the steps of threads.
+#[cfg(test)]
+use loom::sync;
+use sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicU64, AtomicUsize},
+};
 use tokio::{
     runtime::Handle,
     task::AbortHandle,
@@ -160,7 +166,8 @@ impl BreakerState {
     /// The deadline of a probe that begins now: at least this one.
     fn begin_probe(&self, deadline: Duration) -> Duration {
         let mut history = self.history();
-        history.last_probe = Some(Instant::now());
+        // A task that was aborted may still run. Callers must not wait for its next probe.
+        history.last_probe = history.probes.is_some().then(Instant::now);
         deadline.max(history.longest_refused)
     }
 
@@ -175,7 +182,8 @@ impl BreakerState {
                 self.close(history);
             }
         }
-        self.history().last_probe = Some(Instant::now());
+        let mut history = self.history();
+        history.last_probe = history.probes.is_some().then(Instant::now);
         self.is_open()
     }
 
@@ -296,5 +304,141 @@ impl fmt::Debug for BreakerState {
             .field("settings", &self.settings)
             .field("is_open", &self.is_open())
             .finish_non_exhaustive()
+    }
+}
+
+/// In each order of the steps of threads.
+#[cfg(test)]
+mod models {
+    use std::future::pending;
+
+    use loom::{model, thread::spawn};
+    use tokio::{runtime::Builder, runtime::Runtime, task::yield_now};
+
+    use super::*;
+    use crate::error::StoreErrorKind;
+
+    const DEADLINE: Duration = Duration::from_secs(60);
+    const TIMED_OUT: Error = Error::TimedOut { deadline: DEADLINE };
+
+    /// Runs it on an idle runtime. The count of the breaker that is left agrees with what it is open for, and so does the gauge.
+    fn in_each_order(preemptions: Option<usize>, run: impl Fn(&Runtime) -> SharedBreaker + Send + Sync + 'static) {
+        let mut orders = model::Builder::new();
+        orders.preemption_bound = preemptions;
+        let check = move |assert_gauge: &dyn Fn(i8)| {
+            let runtime = runtime();
+            let _entered = runtime.enter();
+            let breaker = run(&runtime);
+            let failures = breaker.0.history().failures;
+            assert_eq!(breaker.0.has_failed.load(Ordering::Relaxed), failures > 0);
+            assert!(failures < breaker.0.settings.failures, "enough to open it");
+            let is_open = i8::from(breaker.0.is_open());
+            assert_gauge(is_open);
+            drop(breaker);
+            assert_gauge(-is_open);
+        };
+        #[cfg(not(feature = "metrics"))]
+        orders.check(move || check(&|_| {}));
+        #[cfg(feature = "metrics")]
+        {
+            let recorder = metrics_util::debugging::DebuggingRecorder::new();
+            let gauge = recorder.snapshotter();
+            // A snapshot has by how much it has risen since the last one.
+            let assert_gauge = move |risen: i8| {
+                let values = gauge.snapshot().into_vec().into_iter().map(|(.., value)| value);
+                assert!(values.eq([metrics_util::debugging::DebugValue::Gauge(f64::from(risen).into())]), "{risen}");
+            };
+            ::metrics::with_local_recorder(&recorder, || orders.check(move || check(&assert_gauge)));
+        }
+    }
+
+    fn runtime() -> Runtime {
+        Builder::new_current_thread().enable_time().build().unwrap()
+    }
+
+    fn open_breaker(failures: u32) -> SharedBreaker {
+        let breaker = SharedBreaker::new(Breaker::new(failures, DEADLINE));
+        (0..failures).for_each(|_| breaker.0.count_failure(&TIMED_OUT));
+        breaker
+    }
+
+    /// An error of one check: the store has replied.
+    fn answer() -> Error {
+        StoreError::new("deciding a check", StoreErrorKind::Other, "it has another kind").of_one_check().into()
+    }
+
+    /// Whether the caller is refused, and whether it starts a task. The probes have this outcome, or wait for ever.
+    fn refuse(breaker: &SharedBreaker, outcome: Option<Error>) -> (bool, bool) {
+        let mut starts = false;
+        let refused = breaker.refuse(DEADLINE, || {
+            starts = true;
+            move |_| {
+                let outcome = outcome.clone();
+                async move { if let Some(error) = outcome { Err(error) } else { pending().await } }
+            }
+        });
+        (refused.is_some(), starts)
+    }
+
+    /// Before the first poll of the task, while it waits for the answer, and while it pauses after a failure.
+    #[test]
+    fn another_caller_takes_over_when_the_runtime_of_the_probes_ends() {
+        for (is_polled, outcome) in [(false, None), (true, None), (true, Some(TIMED_OUT))] {
+            in_each_order(None, move |lasting| {
+                let (ending, breaker) = (runtime(), open_breaker(1));
+                ending.block_on(async { assert_eq!(refuse(&breaker, outcome.clone()), (true, true)) });
+                is_polled.then(|| ending.block_on(yield_now()));
+                let wait = || breaker.0.history().last_probe = None;
+                wait();
+                let other = breaker.clone();
+                let other = spawn(move || refuse(&other, Some(answer())));
+                let own = refuse(&breaker, Some(answer()));
+                drop(ending);
+                let [own, other] = [own, other.join().unwrap()].map(|(is_refused, starts)| !is_refused || starts);
+                assert_ne!(own, other, "one takes over");
+                wait();
+                refuse(&breaker, Some(answer()));
+                lasting.block_on(yield_now());
+                assert!(!breaker.0.is_open(), "the probe was answered");
+                breaker
+            });
+        }
+    }
+
+    /// A task ends, or goes on, while the store fails again.
+    #[test]
+    fn a_breaker_that_opens_again_is_probed() {
+        for (failures, outcome) in [(1, answer()), (2, answer()), (2, TIMED_OUT)] {
+            in_each_order(None, move |_| {
+                let breaker = open_breaker(failures);
+                assert!(refuse(&breaker, None).1);
+                let (state, outcome) = (Arc::clone(&breaker.0), outcome.clone());
+                let task = spawn(move || state.end_probe(Err(outcome)));
+                breaker.count::<()>(&Err(TIMED_OUT), || DEADLINE);
+                let is_probed = task.join().unwrap() || breaker.0.history().last_probe.is_none();
+                assert!(is_probed || !breaker.0.is_open(), "the probe is lost");
+                breaker
+            });
+        }
+    }
+
+    /// The last limiter leaves, a probe begins and ends, and a new limiter is made.
+    #[test]
+    fn a_new_limiter_keeps_or_starts_the_probes() {
+        for (counted, outcome) in [(Ok(()), TIMED_OUT), (Err(TIMED_OUT), answer())] {
+            in_each_order(Some(2), move |_| {
+                let (last, outcome, counted) = (open_breaker(2), outcome.clone(), counted.clone());
+                assert!(refuse(&last, None).1);
+                let (state, task) = (Arc::clone(&last.0), Arc::clone(&last.0));
+                let task = spawn(move || (task.begin_probe(DEADLINE), task.end_probe(Err(outcome))));
+                let leaving = spawn(move || last.count(&counted, || DEADLINE));
+                let new = SharedBreaker::of(&state);
+                let (is_refused, _) = refuse(&new, None);
+                new.count::<()>(&Err(TIMED_OUT), || DEADLINE);
+                (task.join().unwrap(), leaving.join().unwrap());
+                assert!(!is_refused || state.history().probes.is_some(), "no task sends probes");
+                new
+            });
+        }
     }
 }
