@@ -435,7 +435,8 @@ mod models {
                 let new = SharedBreaker::of(&state);
                 let (is_refused, _) = refuse(&new, None);
                 new.count::<()>(&Err(TIMED_OUT), || DEADLINE);
-                (task.join().unwrap(), leaving.join().unwrap());
+                task.join().unwrap();
+                leaving.join().unwrap();
                 assert!(!is_refused || state.history().probes.is_some(), "no task sends probes");
                 new
             });
