@@ -5,6 +5,7 @@ mod conformance;
 mod full_memory;
 mod list_store;
 mod memory;
+mod memory_without_room;
 mod paused_time;
 mod planted_faults;
 mod rules;
