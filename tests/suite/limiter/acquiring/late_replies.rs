@@ -167,3 +167,29 @@ async fn replies_to_settlements_in_another_order_hide_no_units() {
     let events = [(0, Arrives("a", 2)), (10, Returns("first", 1)), (20, Returns("second", 1))];
     assert_eq!(scripted(&delays, 4, events).await, (vec![], 0));
 }
+
+/// An admission is decided first, and its reply comes after others have used the rest. One unit returns, so one of two callers asks.
+#[tokio::test(start_paused = true)]
+async fn a_late_reply_does_not_hide_that_units_were_used_since() {
+    let (shared, own) = (Limit::per_hour("shared", 4), Limit::per_hour("own", 1_000));
+    let store = Scripted::new(&[("late", 0, 50), ("a", 0, 0), ("a", 0, 0), ("b", 0, 0), ("b", 0, 0)]);
+    let limiter = Limiter::new(store.clone());
+    let mut tasks = JoinSet::new();
+    let acquire = |name| check_of([of(&shared, "all", 1), of(&own, name, 1)]);
+    let checks = ["late", "a", "b"].map(acquire);
+    for (at, check) in [0, 20, 30].into_iter().zip(checks) {
+        let limiter = limiter.clone();
+        tasks.spawn(async move {
+            sleep(ms(at)).await;
+            limiter.acquire_all(check, Duration::MAX).await
+        });
+    }
+    sleep(ms(10)).await;
+    let three = check_of([of(&shared, "all", 3)]);
+    let spent = limiter.check_all(three.clone()).await.unwrap();
+    assert!(spent.is_allowed());
+    sleep(ms(90)).await;
+    assert!(limiter.settle(Settlement::new(three, &spent, |_| Some(2))).await.unwrap().was_applied);
+    sleep(ms(10)).await;
+    assert_eq!(*store.delays.lock().unwrap(), [("b", 0, 0)], "only the first has asked again");
+}

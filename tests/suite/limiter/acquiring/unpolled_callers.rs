@@ -218,9 +218,9 @@ async fn a_new_caller_does_not_overtake_those_that_were_woken() {
         let _first = poll_once_for(&test.limiter, check.clone(), Duration::MAX).await;
         let _second = poll_once_for(&test.limiter, check.clone(), Duration::MAX).await;
         test.wait("third", check.clone(), Duration::MAX).await;
+        test.limiter.reset(&CALLS_AN_HOUR, "ada").await.unwrap();
         sleep(ms(arrives_at)).await;
         test.wait("new", check, Duration::MAX).await;
-        test.limiter.reset(&CALLS_AN_HOUR, "ada").await.unwrap();
         sleep(ms(300)).await;
         assert_eq!(test.admitted(), ["third", "new"], "arrives at {arrives_at} ms");
     }
