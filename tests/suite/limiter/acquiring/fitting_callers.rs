@@ -39,7 +39,7 @@ async fn of_the_callers_that_fit_the_first_to_arrive_asks() {
 #[tokio::test(start_paused = true)]
 async fn the_reply_to_a_settlement_says_which_units_have_left_the_window() {
     let test = Test::start();
-    test.spend(2).await;
+    assert!(test.spend(2).await.is_allowed());
     test.clock.advance(ms(50));
     let spent = test.spend(1).await;
     let _waiting = test.wait("of two", check_of_ada(2), Duration::MAX).await;
