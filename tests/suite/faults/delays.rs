@@ -42,15 +42,16 @@ async fn a_flood_behind_late_replies() {
     const FLOOD: usize = 20_000;
     const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
     /// Most callers have asked by then, and none has a reply.
-    const DEADLINE: Duration = Duration::from_millis(150);
+    const DEADLINE: Duration = Duration::from_secs(1);
 
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
-    let store = RedisStore::builder(proxy.url()).build().unwrap();
+    let store =
+        RedisStore::builder(proxy.url()).connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT).build().unwrap();
     let limiter = Limiter::new(store).deadline(DEADLINE).refusal_cache(Duration::ZERO).breaker(Breaker::OFF);
     assert!(limiter.clone().deadline(TEST_TIMEOUT).peek(&CALLS, "ada").await.unwrap().is_allowed());
 
-    proxy.delay_replies(Duration::from_millis(400));
+    proxy.delay_replies(Duration::from_secs(5));
     let mut clients = JoinSet::new();
     for _ in 0..FLOOD {
         clients.spawn(timeout(TEST_TIMEOUT, limiter.check(&CALLS, "ada", 1)));
