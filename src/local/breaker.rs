@@ -310,8 +310,6 @@ impl fmt::Debug for BreakerState {
 /// In each order of the steps of threads.
 #[cfg(test)]
 mod models {
-    use std::future::pending;
-
     use loom::{model, thread::spawn};
     use tokio::{runtime::Builder, runtime::Runtime, task::yield_now};
 
@@ -329,13 +327,15 @@ mod models {
             let runtime = runtime();
             let _entered = runtime.enter();
             let breaker = run(&runtime);
-            let failures = breaker.0.history().failures;
+            let (failures, is_open) = (breaker.0.history().failures, breaker.0.is_open());
             assert_eq!(breaker.0.has_failed.load(Ordering::Relaxed), failures > 0);
-            assert!(failures < breaker.0.settings.failures, "enough to open it");
-            let is_open = i8::from(breaker.0.is_open());
-            assert_gauge(is_open);
-            drop(breaker);
-            assert_gauge(-is_open);
+            assert!(failures < if is_open { 1 } else { breaker.0.settings.failures }, "enough to open it");
+            assert_gauge(is_open.into());
+            breaker.count(&Ok(()), || DEADLINE);
+            assert!(!refuse(&breaker, None).0 && breaker.0.history().failures == 0, "the store answers");
+            assert_gauge(-i8::from(is_open));
+            drop((breaker, open_breaker(1)));
+            assert_gauge(0);
         };
         #[cfg(not(feature = "metrics"))]
         orders.check(move || check(&|_| {}));
@@ -374,7 +374,7 @@ mod models {
             starts = true;
             move |_| {
                 let outcome = outcome.clone();
-                async move { if let Some(error) = outcome { Err(error) } else { pending().await } }
+                async move { if let Some(error) = outcome { Err(error) } else { std::future::pending().await } }
             }
         });
         (refused.is_some(), starts)
@@ -388,15 +388,16 @@ mod models {
                 let (ending, breaker) = (runtime(), open_breaker(1));
                 ending.block_on(async { assert_eq!(refuse(&breaker, outcome.clone()), (true, true)) });
                 is_polled.then(|| ending.block_on(yield_now()));
-                let wait = || breaker.0.history().last_probe = None;
-                wait();
+                // Time passes.
+                breaker.0.history().last_probe = None;
                 let other = breaker.clone();
                 let other = spawn(move || refuse(&other, Some(answer())));
                 let own = refuse(&breaker, Some(answer()));
+                assert!(!own.1, "the caller is the probe while the task lasts");
                 drop(ending);
                 let [own, other] = [own, other.join().unwrap()].map(|(is_refused, starts)| !is_refused || starts);
                 assert_ne!(own, other, "one takes over");
-                wait();
+                breaker.0.history().last_probe = None;
                 refuse(&breaker, Some(answer()));
                 lasting.block_on(yield_now());
                 assert!(!breaker.0.is_open(), "the probe was answered");
@@ -415,8 +416,8 @@ mod models {
                 let (state, outcome) = (Arc::clone(&breaker.0), outcome.clone());
                 let task = spawn(move || state.end_probe(Err(outcome)));
                 breaker.count::<()>(&Err(TIMED_OUT), || DEADLINE);
-                let is_probed = task.join().unwrap() || breaker.0.history().last_probe.is_none();
-                assert!(is_probed || !breaker.0.is_open(), "the probe is lost");
+                let (goes_on, last_probe) = (task.join().unwrap(), breaker.0.history().last_probe);
+                assert!(goes_on || last_probe.is_none() || !breaker.0.is_open(), "the probe is lost");
                 breaker
             });
         }
@@ -425,9 +426,11 @@ mod models {
     /// The last limiter leaves, a probe begins and ends, and a new limiter is made.
     #[test]
     fn a_new_limiter_keeps_or_starts_the_probes() {
-        for (counted, outcome) in [(Ok(()), TIMED_OUT), (Err(TIMED_OUT), answer())] {
+        let long = Err(Error::TimedOut { deadline: Duration::MAX });
+        let cases = [(2, Ok(()), TIMED_OUT), (2, Err(TIMED_OUT), answer()), (2, Ok(()), answer()), (1, long, answer())];
+        for (failures, counted, outcome) in cases {
             in_each_order(Some(2), move |_| {
-                let (last, outcome, counted) = (open_breaker(2), outcome.clone(), counted.clone());
+                let (last, outcome, counted) = (open_breaker(failures), outcome.clone(), counted.clone());
                 assert!(refuse(&last, None).1);
                 let (state, task) = (Arc::clone(&last.0), Arc::clone(&last.0));
                 let task = spawn(move || (task.begin_probe(DEADLINE), task.end_probe(Err(outcome))));
