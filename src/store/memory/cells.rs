@@ -75,25 +75,33 @@ impl Cells {
         let part = now / self.part();
         // A caller may have read the clock before another did. But the clock has not stepped back by more than a window unseen.
         if !(part..=part + 2).contains(&self.newest) {
+            if part < self.newest {
+                // All at once: the parts of a key's cells would differ otherwise, and the least of each be too little.
+                self.cells.iter_mut().for_each(|cell| go_on(cell, part as u32));
+            }
             self.newest = part;
         }
         let (newest, step) = (self.newest as u32, digest.rotate_left(32) | 1);
         array::from_fn(|number| {
             let place = digest.wrapping_add(step.wrapping_mul(number as u64)) % self.cells.len() as u64;
-            let (part, units) = &mut self.cells[place as usize];
-            let [a, b, c] = *units;
-            *units = match newest.wrapping_sub(*part) as i32 {
-                // The clock has stepped back: all units count as of now.
-                ..0 => [a.saturating_add(b).saturating_add(c), 0, 0],
-                0 => [a, b, c],
-                1 => [0, a, b],
-                2 => [0, 0, a],
-                3.. => [0; 3],
-            };
-            *part = newest;
+            go_on(&mut self.cells[place as usize], newest);
             place as usize
         })
     }
+}
+
+/// Goes on to a part, or back to it.
+fn go_on((part, units): &mut Cell, newest: u32) {
+    let [a, b, c] = *units;
+    *units = match newest.wrapping_sub(*part) as i32 {
+        // The clock has stepped back: all units count as of now.
+        ..0 => [a.saturating_add(b).saturating_add(c), 0, 0],
+        0 => [a, b, c],
+        1 => [0, a, b],
+        2 => [0, 0, a],
+        3.. => [0; 3],
+    };
+    *part = newest;
 }
 
 /// The units that a key has at most in its cells. One that is full may have had any number.
@@ -101,5 +109,21 @@ fn least(cells: [u32; PLACES]) -> u64 {
     match cells.into_iter().min() {
         Some(u32::MAX) | None => u64::from(u32::MAX) << 21,
         Some(units) => units.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// After a step back, another key that shares cells asks first, and the next part begins.
+    #[test]
+    fn a_step_back_loses_no_units() {
+        for other in 0..1_000 {
+            let mut cells = Cells::new(8, 9);
+            cells.add(7, 1_000, 5);
+            drop(cells.of_key(other, 980));
+            assert!(cells.of_key(7, 984).map(|(_, units)| units).sum::<u64>() >= 5, "{other}");
+        }
     }
 }
