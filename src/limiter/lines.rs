@@ -153,7 +153,7 @@ impl Table {
         look_again_at
     }
 
-    /// The first waits in the list of what refuses it for longest. If nothing refuses it any more, it asks after
+    /// The first waits in the list of the limit and key that refuses it for longest. If none refuses it any more, it asks after
     /// the delay.
     fn wait_or_ask(&mut self, id: u64, delay: Duration, wakers: &mut Wakers) {
         let (Self { lines, pairs, .. }, now) = (&mut *self, Instant::now());

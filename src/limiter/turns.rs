@@ -48,12 +48,12 @@ pub(super) struct Turns {
     due: Instant,
     /// The task that watches, and when it looks next.
     watch: Option<(AbortHandle, Instant)>,
-    /// What the first wants.
+    /// The limits and keys that the first wants.
     pub(super) wanted: Vec<Wanted>,
     pub(super) state: First,
 }
 
-/// What the first in a line does.
+/// The state of the first in a line.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum First {
     Waits,
@@ -61,7 +61,7 @@ pub(super) enum First {
     Listed(usize),
     /// It asks, or was woken to ask: it has claimed what it wants.
     Asks,
-    /// Nobody is the first: of the callers up to this number, the first that is polled takes over.
+    /// No caller is the first. Of the callers up to this number, the one that is polled next takes over.
     IsSought(u64),
 }
 

@@ -142,7 +142,7 @@ impl LimitUsage {
 
     /// The window of a key without a record: empty, or what its cells have counted.
     pub(super) fn window_of(&self, limit: &Limit, digest: u64, now: u64) -> Window {
-        // Whoever counted the key in cells held the lock of its shard, as the caller does.
+        // The thread that counted the key in cells held the lock of its shard, as the caller does.
         if let Some(cells) = self.has_cells().then(|| self.cells()).as_deref_mut().and_then(Option::as_mut) {
             return Window::of_sums(limit, cells.of_key(digest, now), now);
         }

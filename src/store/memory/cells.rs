@@ -6,7 +6,8 @@
 //!    one and a half.
 //! 3. An admission raises only the cells that have too little. Each part is raised for itself: what an older part has says
 //!    nothing about what is left when it has gone.
-//! 4. Each cell goes on to a new part when one of its keys asks. So nothing takes longer with more cells.
+//! 4. Each cell goes on to a new part when one of its keys asks. So a check takes no longer with more cells, except the first one after
+//!    the clock has stepped back by more than two parts: it takes all cells back.
 
 use std::array;
 
