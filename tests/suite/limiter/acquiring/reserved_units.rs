@@ -8,6 +8,7 @@ use tokio::{
 };
 use tower_sliding_window::{Decision, Limit, Limiter, MemoryStore, store::ManualClock};
 
+use super::lines;
 use crate::support::{TEST_TIMEOUT, is_refused_by_reservations, let_tasks_run, ms, redis_server::RedisServer, seconds};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -117,7 +118,10 @@ async fn a_caller_on_redis_asks_again_after_the_setting() {
             let here = here.clone();
             async move { here.acquire(&TOKENS, "ada", 1, max_wait).await.unwrap() }
         });
-        sleep(ms(50)).await;
+        // Settled before the caller's first check, the units would admit it at once.
+        while lines(&here) == 0 {
+            sleep(ms(1)).await;
+        }
         reservation.settle(0).await.unwrap();
         let decision = waiting.await.unwrap();
         let elapsed = begun.elapsed();
@@ -133,7 +137,10 @@ async fn a_caller_on_redis_asks_again_after_the_setting() {
             let here = here.clone();
             async move { here.acquire(&TOKENS, "ada", 1, TEST_TIMEOUT).await.unwrap() }
         });
-        sleep(ms(50)).await;
+        // Settled before the caller's first check, the units would admit it at once.
+        while lines(&here) == 0 {
+            sleep(ms(1)).await;
+        }
         reservation.settle(0).await.unwrap();
         assert!(waiting.await.unwrap().is_allowed());
         assert!(begun.elapsed() < seconds(10), "{setting:?}: {:?}", begun.elapsed());
