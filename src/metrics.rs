@@ -101,7 +101,7 @@ use std::{
 #[cfg(all(feature = "metrics", feature = "redis"))]
 use ::metrics::histogram;
 #[cfg(feature = "metrics")]
-use ::metrics::{Recorder, Unit, counter, gauge, with_recorder};
+use ::metrics::{Recorder, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, with_recorder};
 
 /// Records something with the feature `metrics`. Without it, nothing of the call is compiled.
 macro_rules! record {
@@ -114,31 +114,6 @@ macro_rules! record {
     };
 }
 
-#[cfg(feature = "metrics")]
-type Descriptions<const N: usize> = [(&'static str, Unit, &'static str); N];
-
-#[cfg(feature = "metrics")]
-const COUNTERS: Descriptions<8> = [
-    ("rate_limit_decisions_total", Unit::Count, "Decisions by limit and outcome"),
-    ("rate_limit_rejections_total", Unit::Count, "Requests with a response in the service's place, by kind"),
-    ("rate_limit_uncounted_total", Unit::Count, "Requests that a layer let through without looking at its limits"),
-    ("rate_limit_failures_total", Unit::Count, "Calls that the store did not answer, and limits not chosen, by cause"),
-    ("rate_limit_degraded_total", Unit::Count, "Requests decided by a failure mode or by fallbacks, by mode"),
-    ("rate_limit_refusal_cache_hits_total", Unit::Count, "Refusals without asking the store"),
-    ("rate_limit_prefetch_hits_total", Unit::Count, "Admissions out of prefetches, without asking the store"),
-    ("rate_limit_queue_full_total", Unit::Count, "Checks and settlements that failed because the queue was full"),
-];
-
-#[cfg(feature = "metrics")]
-const GAUGES: Descriptions<1> = [("rate_limit_breakers_open", Unit::Count, "Open circuit breakers")];
-
-#[cfg(feature = "metrics")]
-const HISTOGRAMS: Descriptions<3> = [
-    ("rate_limit_batch_checks", Unit::Count, "Checks and settlements in a batch"),
-    ("rate_limit_queue_checks", Unit::Count, "Checks and settlements that still wait when a batch is sent"),
-    ("rate_limit_script_seconds", Unit::Seconds, "Time of a batch, from taking a connection to the reply"),
-];
-
 /// Describes all metrics to a recorder that is not the last one. A process may install it at any time, and a test may have
 /// one for each thread.
 #[cfg(feature = "metrics")]
@@ -146,23 +121,26 @@ fn describe() {
     /// The address of the last recorder.
     static DESCRIBED: AtomicUsize = AtomicUsize::new(0);
 
-    with_recorder(|recorder: &dyn Recorder| {
-        let address = ptr::from_ref(recorder).cast::<()>().addr();
-        if DESCRIBED.load(Ordering::Relaxed) == address {
-            return;
-        }
-        for (name, unit, text) in COUNTERS {
-            recorder.describe_counter(name.into(), Some(unit), text.into());
-        }
-        for (name, unit, text) in GAUGES {
-            recorder.describe_gauge(name.into(), Some(unit), text.into());
-        }
-        for (name, unit, text) in HISTOGRAMS {
-            recorder.describe_histogram(name.into(), Some(unit), text.into());
-        }
-        // After the descriptions, so that no other thread records a value before them.
-        DESCRIBED.store(address, Ordering::Relaxed);
-    });
+    let address = with_recorder(|recorder: &dyn Recorder| ptr::from_ref(recorder).cast::<()>().addr());
+    if DESCRIBED.load(Ordering::Relaxed) == address {
+        return;
+    }
+    let count = |name, text| describe_counter!(name, Unit::Count, text);
+    count("rate_limit_decisions_total", "Decisions by limit and outcome");
+    count("rate_limit_rejections_total", "Requests with a response in the service's place, by kind");
+    count("rate_limit_uncounted_total", "Requests that a layer let through without looking at its limits");
+    count("rate_limit_failures_total", "Calls that the store did not answer, and limits not chosen, by cause");
+    count("rate_limit_degraded_total", "Requests decided by a failure mode or by fallbacks, by mode");
+    count("rate_limit_refusal_cache_hits_total", "Refusals without asking the store");
+    count("rate_limit_prefetch_hits_total", "Admissions out of prefetches, without asking the store");
+    count("rate_limit_queue_full_total", "Checks and settlements that failed because the queue was full");
+    describe_gauge!("rate_limit_breakers_open", Unit::Count, "Open circuit breakers");
+    let measure = |name, unit, text| describe_histogram!(name, unit, text);
+    measure("rate_limit_batch_checks", Unit::Count, "Checks and settlements in a batch");
+    measure("rate_limit_queue_checks", Unit::Count, "Checks and settlements that still wait when a batch is sent");
+    measure("rate_limit_script_seconds", Unit::Seconds, "Time of a batch, from taking a connection to the reply");
+    // After the descriptions, so that no other thread records a value before them.
+    DESCRIBED.store(address, Ordering::Relaxed);
 }
 
 /// The outcome for each limit of a decision, by the limit's name, for a layer of this name.
@@ -242,22 +220,9 @@ pub(crate) fn queue_full() {
     record! { counter!("rate_limit_queue_full_total").increment(1); }
 }
 
-/// Measures how long a script takes.
+/// The time of a batch that was sent then. Its reply, or its error, is there.
 #[cfg(feature = "redis")]
-pub(crate) struct Stopwatch(Instant);
-
-#[cfg(feature = "redis")]
-impl Stopwatch {
-    #[inline]
-    pub(crate) fn start() -> Self {
-        Self(Instant::now())
-    }
-
-    /// The reply has arrived. Returns when it was asked for.
-    #[inline]
-    pub(crate) fn script(self) -> Instant {
-        let Self(started) = self;
-        record! { histogram!("rate_limit_script_seconds").record(started.elapsed()) }
-        started
-    }
+#[inline]
+pub(crate) fn script(sent: Instant) {
+    record! { histogram!("rate_limit_script_seconds").record(sent.elapsed()) }
 }

@@ -5,7 +5,7 @@ use std::{
     future::Future,
     iter,
     sync::{Arc, Weak},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use redis::{RedisError, RedisResult, Value, cmd};
@@ -27,7 +27,7 @@ use crate::{
     key::Key,
     limit::Limit,
     local::LocalState,
-    metrics::{self, Stopwatch},
+    metrics,
     store::redis::{
         connect::{
             Connection, Pool, Server,
@@ -184,12 +184,12 @@ impl Dispatcher {
 
     /// The outer error says that there was no connection. The inner one is of the server or of the connection.
     async fn try_send(&self, batch: &Batch, again: bool) -> Result<RedisResult<Value>, StoreError> {
-        let stopwatch = Stopwatch::start();
+        let sent = Instant::now();
         let reply = match self.pool.take().await {
             Ok((mut connection, _pooled)) => Ok(batch.send(&mut connection, self.keys(), again).await),
             Err(error) => Err(error),
         };
-        let sent = stopwatch.script();
+        metrics::script(sent);
         if let Ok(Ok(_)) = &reply {
             self.config.local_state.answered(sent);
         }
@@ -256,9 +256,9 @@ async fn send_alone(
     config: Arc<Config>,
 ) -> Answer {
     metrics::batch(1, || 0);
-    let (mut batch, stopwatch) = (Batch::new(vec![job], config.clock.as_ref()), Stopwatch::start());
+    let (mut batch, sent) = (Batch::new(vec![job], config.clock.as_ref()), Instant::now());
     let reply = batch.send(&mut connection, &config.keys, false).await;
-    let sent = stopwatch.script();
+    metrics::script(sent);
     drop(permit);
     let error = match reply {
         Ok(reply) => {
