@@ -28,7 +28,8 @@ pub(super) fn key(address: IpAddr, bits: u8) -> Key {
     match canonical(address) {
         IpAddr::V4(address) => Key::new("ip", address.octets()),
         IpAddr::V6(address) => {
-            let bits = if is_translated_locally(address) { 128 } else { bits };
+            let is_translated_locally = matches!(address.segments(), [0x64, 0xff9b, 1, ..]);
+            let bits = if is_translated_locally { 128 } else { bits };
             let mask = u128::MAX << (128 - u32::from(bits));
             Key::joined("ip", &[&[bits], &(address.to_bits() & mask).to_be_bytes()])
         }
@@ -81,10 +82,6 @@ fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
         [0x2001, 0, .., high, low] => !bits(high, low),
         _ => return None,
     }))
-}
-
-fn is_translated_locally(address: Ipv6Addr) -> bool {
-    matches!(address.segments(), [0x64, 0xff9b, 1, ..])
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use super::{
     address::{self, canonical_range, contains},
     extractor::{KeyError, KeyExtractor},
-    forwarded::{Hop, Hops, Style},
+    forwarded::{Hop, Style, hops},
     header::{header_name, single_value},
 };
 use crate::{
@@ -154,7 +154,7 @@ impl ClientIp {
         if *style == Style::Single {
             return single_value(&parts.headers, header)?.parse().map_err(|_| invalid("not an address"));
         }
-        let (mut client, mut hops) = (peer, Hops::of(&parts.headers, header, *style).take(MAX_HOPS));
+        let (mut client, mut hops) = (peer, hops(&parts.headers, header, *style).take(MAX_HOPS));
         while self.is_trusted(client) {
             match hops.next() {
                 Some(Hop::Address(address)) => client = address,
@@ -172,20 +172,20 @@ impl KeyExtractor for ClientIp {
     }
 }
 
-/// The peer's address from the extensions, where axum or another server puts it.
+/// The peer's address from the extensions, where axum, tonic with and without TLS, or another server puts it.
 fn peer(parts: &Parts) -> Result<IpAddr, KeyError> {
+    let found = None::<SocketAddr>;
     #[cfg(feature = "axum")]
-    let from_axum = {
+    let found = {
         use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
 
-        let real = parts.extensions.get().map(|ConnectInfo(peer): &ConnectInfo<SocketAddr>| *peer);
-        real.or_else(|| parts.extensions.get().map(|MockConnectInfo(peer): &MockConnectInfo<SocketAddr>| *peer))
+        let real = parts.extensions.get().map(|ConnectInfo(peer)| *peer);
+        found.or(real).or_else(|| parts.extensions.get().map(|MockConnectInfo(peer)| *peer))
     };
-    #[cfg(not(feature = "axum"))]
-    let from_axum: Option<SocketAddr> = None;
-
-    let found = from_axum.or_else(|| from_tonic(parts)).or_else(|| parts.extensions.get().copied());
-    found.map(|peer: SocketAddr| peer.ip()).ok_or_else(|| {
+    #[cfg(feature = "grpc")]
+    let found =
+        found.or_else(|| parts.extensions.get().and_then(tonic::transport::server::TcpConnectInfo::remote_addr));
+    found.or_else(|| parts.extensions.get().copied()).map(|peer| peer.ip()).ok_or_else(|| {
         // A mistake in the set-up: `invalid`, so that `or` does not hide it.
         KeyError::invalid(
             "peer address",
@@ -194,19 +194,6 @@ fn peer(parts: &Parts) -> Result<IpAddr, KeyError> {
         )
         .with_status(StatusCode::INTERNAL_SERVER_ERROR)
     })
-}
-
-/// The peer of tonic's server, which puts it there with and without TLS.
-#[cfg(feature = "grpc")]
-fn from_tonic(parts: &Parts) -> Option<SocketAddr> {
-    use tonic::transport::server::TcpConnectInfo;
-
-    parts.extensions.get().and_then(TcpConnectInfo::remote_addr)
-}
-
-#[cfg(not(feature = "grpc"))]
-fn from_tonic(_: &Parts) -> Option<SocketAddr> {
-    None
 }
 
 fn parse_range(range: &str) -> Result<IpNet, ConfigError> {

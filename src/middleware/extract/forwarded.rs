@@ -4,23 +4,14 @@
 //! not depend on the text to its left: a client cannot change how the proxy's own element is read.
 
 use std::{
-    iter::Rev,
+    iter,
     net::{IpAddr, SocketAddr},
 };
 
-use http::{HeaderMap, HeaderName, HeaderValue, header::ValueIter};
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// How much of a header is read, from its right end: 32 hops of 512 bytes, twice the length of the longest host name.
 const MAX_BYTES: usize = 32 * 512;
-
-/// The elements of all lines of a header, the last one first.
-pub(super) struct Hops<'a> {
-    lines: Rev<ValueIter<'a, HeaderValue>>,
-    /// The rest of the current line.
-    line: Option<&'a [u8]>,
-    bytes_left: usize,
-    style: Style,
-}
 
 /// An element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,33 +23,23 @@ pub(super) enum Hop {
     TooFar,
 }
 
-impl<'a> Hops<'a> {
-    pub(super) fn of(headers: &'a HeaderMap, name: &HeaderName, style: Style) -> Self {
-        Self { lines: headers.get_all(name).into_iter().rev(), line: None, bytes_left: MAX_BYTES, style }
-    }
-}
-
-impl Iterator for Hops<'_> {
-    type Item = Hop;
-
-    fn next(&mut self) -> Option<Hop> {
-        let line = match self.line.take() {
-            Some(line) => line,
-            None => self.lines.next()?.as_bytes(),
-        };
-        let near = &line[line.len().saturating_sub(self.bytes_left)..];
-        let (is_first, element) = match self.style.last_comma(near) {
-            Some(at) => (false, &near[at + 1..]),
-            None if near.len() < line.len() => {
-                self.bytes_left = 0;
-                return Some(Hop::TooFar);
-            }
-            None => (true, near),
-        };
-        self.bytes_left = self.bytes_left.saturating_sub(element.len() + 1);
-        self.line = if is_first { None } else { line.get(..line.len() - element.len() - 1) };
-        Some(self.style.address(element).map_or(Hop::Unknown, Hop::Address))
-    }
+/// The elements of all lines of a header, the last one first.
+pub(super) fn hops<'a>(headers: &'a HeaderMap, name: &HeaderName, style: Style) -> impl Iterator<Item = Hop> + use<'a> {
+    let mut lines = headers.get_all(name).into_iter().rev().map(HeaderValue::as_bytes);
+    let (mut rest, mut bytes_left) = (None, MAX_BYTES);
+    iter::from_fn(move || {
+        let line: &[u8] = rest.take().or_else(|| lines.next())?;
+        let near = &line[line.len().saturating_sub(bytes_left)..];
+        let comma = style.last_comma(near);
+        if comma.is_none() && near.len() < line.len() {
+            bytes_left = 0;
+            return Some(Hop::TooFar);
+        }
+        let element = &near[comma.map_or(0, |at| at + 1)..];
+        bytes_left = bytes_left.saturating_sub(element.len() + 1);
+        rest = comma.map(|_| &line[..line.len() - element.len() - 1]);
+        Some(style.address(element).map_or(Hop::Unknown, Hop::Address))
+    })
 }
 
 /// How a header writes addresses.
@@ -169,7 +150,7 @@ mod tests {
             headers.append("x", line.parse().unwrap());
         }
         let address = |hop| if let Hop::Address(address) = hop { Some(address.to_string()) } else { None };
-        Hops::of(&headers, &X, style).map(address).collect()
+        hops(&headers, &X, style).map(address).collect()
     }
 
     fn some(addresses: &[&str]) -> Vec<Option<String>> {
@@ -236,7 +217,7 @@ mod tests {
             let mut headers = HeaderMap::new();
             headers.append("x", "for=192.0.2.3".parse().unwrap());
             headers.append("x", line.parse().unwrap());
-            Hops::of(&headers, &X, Style::Rfc7239).take(4).collect::<Vec<_>>()
+            super::hops(&headers, &X, Style::Rfc7239).take(4).collect::<Vec<_>>()
         };
         let [first, second, third] = [[192, 0, 2, 2], [192, 0, 2, 1], [192, 0, 2, 3]].map(|ip| Hop::Address(ip.into()));
         assert_eq!(hops(near.to_owned()), [first, second, third]);
