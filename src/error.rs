@@ -122,7 +122,7 @@ impl From<StoreError> for Error {
 pub struct StoreError {
     doing: &'static str,
     kind: StoreErrorKind,
-    is_of_one_check: bool,
+    pub(crate) is_of_one_check: bool,
     cause: Arc<dyn error::Error + Send + Sync>,
 }
 
@@ -172,11 +172,6 @@ impl StoreError {
     pub(crate) fn when(mut self, doing: &'static str) -> Self {
         self.doing = doing;
         self
-    }
-
-    #[cfg(any(feature = "redis", feature = "test-util"))]
-    pub(crate) fn is_of_one_check(&self) -> bool {
-        self.is_of_one_check
     }
 
     /// The kind of failure that has kept the store from its work.

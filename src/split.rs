@@ -60,7 +60,7 @@ const NUMBER_BYTES: usize = size_of::<u32>();
 /// A limit in parts: made by [`Limit::split`]. See the [module docs](self).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Split {
-    limit: Limit,
+    pub(crate) limit: Limit,
     parts: NonZeroU32,
 }
 
@@ -97,12 +97,6 @@ impl Split {
         let units = u32::try_from(limit.units()).unwrap_or(u32::MAX);
         let parts = NonZeroU32::new(units).map_or(parts, |units| parts.min(units));
         Self { limit: limit.of_part(parts), parts }
-    }
-
-    /// The limit and the key of the next part.
-    pub(crate) fn into_next(self, key: &Key) -> (Limit, Key) {
-        let key = part_of(next_part(self.parts), key);
-        (self.limit, key)
     }
 
     /// The limit of each part.

@@ -16,7 +16,7 @@ use crate::{
 #[derive(Debug, Default)]
 pub(crate) struct Events {
     /// The name of the layer, also for metrics. Empty without one.
-    layer: Cow<'static, str>,
+    pub(crate) layer: Cow<'static, str>,
     /// Each kind of line has its own.
     throttles: [Throttle; 8],
 }
@@ -27,18 +27,12 @@ impl Events {
         Self { layer, ..Self::default() }
     }
 
-    #[inline]
-    pub(crate) fn layer(&self) -> &Cow<'static, str> {
-        &self.layer
-    }
-
     /// A request that the store has not decided, and the mode that decides instead.
     pub(crate) fn undecided(&self, error: &Error, mode: FailureMode, limits: impl FnOnce() -> String) {
         metrics::degraded(mode.label(), &self.layer);
-        if let Some((layer, suppressed)) = self.pass(0) {
-            let (error, limits) = (Chain(error), limits());
-            warn!(%error, limits, ?mode, layer, suppressed, "no rate-limit decision");
-        }
+        let Some((layer, suppressed)) = self.pass(0) else { return };
+        let (error, limits) = (Chain(error), limits());
+        warn!(%error, limits, ?mode, layer, suppressed, "no rate-limit decision");
     }
 
     /// A limit that could not be chosen, with the mode that decides instead, or the fallbacks that are charged.
@@ -49,12 +43,11 @@ impl Events {
         fallbacks: &[Limit],
         limits: impl FnOnce() -> String,
     ) {
-        if let Some((layer, suppressed)) = self.pass(1) {
-            let (error, limits, mode) = (Chain(error), limits(), mode.map(debug));
-            let names: Vec<_> = fallbacks.iter().map(Limit::name).collect();
-            let fallbacks = (!names.is_empty()).then(|| names.join(", "));
-            warn!(%error, limits, mode, fallbacks, layer, suppressed, "a rate limit could not be chosen");
-        }
+        let Some((layer, suppressed)) = self.pass(1) else { return };
+        let (error, limits, mode) = (Chain(error), limits(), mode.map(debug));
+        let names: Vec<_> = fallbacks.iter().map(Limit::name).collect();
+        let fallbacks = (!names.is_empty()).then(|| names.join(", "));
+        warn!(%error, limits, mode, fallbacks, layer, suppressed, "a rate limit could not be chosen");
     }
 
     /// A response in the service's place.
@@ -81,30 +74,26 @@ impl Events {
     }
 
     pub(crate) fn shadow_refused(&self, limits: impl FnOnce() -> String) {
-        if let Some((layer, suppressed)) = self.pass(4) {
-            let limits = limits();
-            info!(limits, layer, suppressed, "limits in the shadow would have refused a request");
-        }
+        let Some((layer, suppressed)) = self.pass(4) else { return };
+        let limits = limits();
+        info!(limits, layer, suppressed, "limits in the shadow would have refused a request");
     }
 
     pub(crate) fn not_settled(&self, error: &Error) {
-        if let Some((layer, suppressed)) = self.pass(5) {
-            let error = Chain(error);
-            warn!(%error, layer, suppressed, "a request is not settled, and stays charged as it was");
-        }
+        let Some((layer, suppressed)) = self.pass(5) else { return };
+        let error = Chain(error);
+        warn!(%error, layer, suppressed, "a request is not settled, and stays charged as it was");
     }
 
     pub(crate) fn upstream_blocks(&self, time: Duration) {
-        if let Some((layer, suppressed)) = self.pass(6) {
-            info!(?time, layer, suppressed, "an upstream says to stay away");
-        }
+        let Some((layer, suppressed)) = self.pass(6) else { return };
+        info!(?time, layer, suppressed, "an upstream says to stay away");
     }
 
     pub(crate) fn not_blocked(&self, error: &Error) {
-        if let Some((layer, suppressed)) = self.pass(7) {
-            let error = Chain(error);
-            warn!(%error, layer, suppressed, "an upstream says to stay away, but its limits stay open");
-        }
+        let Some((layer, suppressed)) = self.pass(7) else { return };
+        let error = Chain(error);
+        warn!(%error, layer, suppressed, "an upstream says to stay away, but its limits stay open");
     }
 
     /// The name of the layer, if it has one, and the number of suppressed lines; `None` if the line is suppressed.
@@ -132,10 +121,6 @@ pub struct Degraded {
 }
 
 impl Degraded {
-    pub(crate) fn undecided(error: Error, mode: FailureMode) -> Self {
-        Self { error, mode: Some(mode), fallbacks: Vec::new() }
-    }
-
     /// Adds a limit that could not be chosen, with its fallback. Without one, `mode` decides.
     pub(crate) fn add_unchosen(degraded: &mut Option<Self>, error: Error, fallback: Option<&Limit>, mode: FailureMode) {
         let fallbacks = fallback.cloned();

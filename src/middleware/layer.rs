@@ -48,9 +48,9 @@ impl<R> RateLimitLayer<R> {
     ///
     /// If the layer already has a limit of this name. For names from a configuration, use [`limits`](Self::limits).
     #[track_caller]
-    pub fn limit(mut self, limit: KeyedLimit) -> Self {
-        match self.push(limit) {
-            Ok(()) => self,
+    pub fn limit(self, limit: KeyedLimit) -> Self {
+        match self.limits([limit]) {
+            Ok(layer) => layer,
             Err(error) => panic!("{error}"),
         }
     }
@@ -61,15 +61,12 @@ impl<R> RateLimitLayer<R> {
     ///
     /// [`ConfigError`] if the layer then has no limit, or two of one name.
     pub fn limits(mut self, limits: impl IntoIterator<Item = KeyedLimit>) -> Result<Self, ConfigError> {
-        limits.into_iter().try_for_each(|limit| self.push(limit))?;
-        if self.policy.limits.is_empty() {
+        let policy = Arc::make_mut(&mut self.policy);
+        limits.into_iter().try_for_each(|limit| policy.push(limit))?;
+        if policy.limits.is_empty() {
             return Err(ConfigError::new(ConfigErrorKind::NoLimits, NO_LIMITS));
         }
         Ok(self)
-    }
-
-    fn push(&mut self, limit: KeyedLimit) -> Result<(), ConfigError> {
-        Arc::make_mut(&mut self.policy).push(limit)
     }
 
     /// Makes the responses to rejected requests with a [responder](super::RejectionResponse): one of this crate, such as

@@ -52,7 +52,7 @@ impl<R> RateLimitLayer<R> {
     ///     .skip(|request| request.uri.path() == "/health");
     /// ```
     pub fn skip(self, skip: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.set(|policy| policy.skipped.push(Arc::new(skip)))
+        self.set(|policy| policy.uncounted.push(("skipped", Arc::new(move |parts| Ok(skip(parts))))))
     }
 
     /// Counts CORS preflights, too. Default: they are let through uncounted, since a browser sends them by itself before a
@@ -80,7 +80,7 @@ impl<R> RateLimitLayer<R> {
     /// # Ok(()) }
     /// ```
     pub fn exempt(self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Self {
-        self.set(|policy| policy.exempt.push(key_list(extractor, keys)))
+        self.set(|policy| policy.uncounted.push(("exempt", key_list(extractor, keys))))
     }
 
     /// Responds with 403 to requests with one of these keys, before anything else. [`exempt`](Self::exempt) has an example.

@@ -67,7 +67,7 @@ pub struct Or<A, B> {
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
     fn extract(&self, parts: &Parts) -> Result<Key, KeyError> {
         match self.first.extract(parts) {
-            Err(error) if error.is_missing() => self.second.extract(parts),
+            Err(error) if error.is_missing => self.second.extract(parts),
             outcome => outcome,
         }
     }
@@ -97,9 +97,11 @@ impl KeyExtractor for Everyone {
 pub struct KeyError {
     what: Cow<'static, str>,
     problem: Cow<'static, str>,
-    is_missing: bool,
+    /// Whether the key is absent, rather than present and unusable.
+    pub(crate) is_missing: bool,
     status: StatusCode,
-    challenge: Option<HeaderValue>,
+    /// The value of `WWW-Authenticate` in the response.
+    pub(crate) challenge: Option<HeaderValue>,
 }
 
 impl KeyError {
@@ -136,20 +138,10 @@ impl KeyError {
         self
     }
 
-    /// Whether the key is absent, rather than present and unusable.
-    pub(crate) fn is_missing(&self) -> bool {
-        self.is_missing
-    }
-
     /// The status of the rejection.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         self.status
-    }
-
-    /// The value of `WWW-Authenticate` in the response.
-    pub(crate) fn challenge(&self) -> Option<&HeaderValue> {
-        self.challenge.as_ref()
     }
 }
 

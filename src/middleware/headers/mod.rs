@@ -18,10 +18,7 @@ mod rate_limit;
 
 use std::time::{Duration, SystemTime};
 
-use http::{
-    HeaderMap, HeaderName, HeaderValue,
-    header::{CACHE_CONTROL, RETRY_AFTER},
-};
+use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
 
 use self::rate_limit::{POLICY, RATE_LIMIT};
 pub(super) use self::rate_limit::{PartitionKeys, split};
@@ -43,7 +40,7 @@ pub fn exposed_headers() -> Vec<HeaderName> {
 pub struct HeaderSets {
     x_rate_limit: bool,
     reset_is_unix_time: bool,
-    rate_limit: bool,
+    pub(super) rate_limit: bool,
 }
 
 impl HeaderSets {
@@ -85,10 +82,6 @@ impl HeaderSets {
     /// Give all stacked layers one format. With axum, a [`Rejection`](crate::Rejection) of a handler always has seconds from now.
     pub const fn reset_as_unix_time(self) -> Self {
         Self { reset_is_unix_time: true, ..self }
-    }
-
-    pub(super) fn has_rate_limit(self) -> bool {
-        self.rate_limit
     }
 
     /// Writes `X-RateLimit-*` of the visible limit, unless the headers already show a limit with no more left.
@@ -173,11 +166,6 @@ impl Decision {
 
 pub(super) fn write_retry_after(headers: &mut HeaderMap, wait: Duration) {
     headers.insert(RETRY_AFTER, header_value(retry_after_seconds(wait)));
-}
-
-/// A rejection is for one client at one moment, so no cache may store it (RFC 6585, section 4, for 429).
-pub(super) fn forbid_storing(headers: &mut HeaderMap) {
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
 }
 
 /// `Retry-After: 0` would make some clients come back at once.

@@ -4,8 +4,13 @@
 
 use std::sync::Arc;
 
+use http::request::Parts;
+
 use super::{
-    super::{events::Degraded, rejection::Rejection},
+    super::{
+        events::Degraded,
+        rejection::{Rejection, ShadowRefusals},
+    },
     Policy,
     keyed_limit::DraftCharge,
 };
@@ -28,6 +33,10 @@ pub(crate) struct CheckDetails {
     pub(crate) left_out: Vec<(Option<Limit>, Rejection)>,
     /// Set if a limit could not be chosen.
     pub(crate) unchosen: Option<Degraded>,
+    /// Kept if the request is admitted, and a limit computes its cost from it.
+    pub(crate) request: Option<Box<Parts>>,
+    /// The limits in the shadow that would have refused, if the request is admitted.
+    pub(crate) shadow: Option<ShadowRefusals>,
 }
 
 /// A limit of the layer and its charge. Two chosen limits may have one charge.
@@ -42,24 +51,28 @@ pub(crate) struct ChargedLimit {
 impl Policy {
     /// Makes one check of the charges of all limits, in order.
     pub(super) fn check(&self, drafts: Vec<DraftCharge>, details: &mut CheckDetails) -> Result<Option<Check>, Error> {
-        for (limit_index, draft) in drafts.into_iter().enumerate() {
-            match draft {
-                DraftCharge::Charge(charge) => details.add(limit_index, charge)?,
-                DraftCharge::LeftOut(limit, rejection) => details.left_out.push((limit, rejection)),
-                DraftCharge::Unlimited | DraftCharge::ToChoose(..) => {}
-            }
-        }
-        if let (Some(keys), Some(check)) = (self.partition_keys(), &details.check) {
-            details.partition_keys = keys.of(check);
-        }
+        details.add(drafts.into_iter())?;
+        details.partition_keys = details.check.as_ref().map(|check| self.partition_keys_of(check)).unwrap_or_default();
         let keeps_check = self.any(|limit| limit.cost_afterwards.is_some() || limit.heeds_upstream);
         Ok(if keeps_check { details.check.clone() } else { details.check.take() })
     }
 }
 
 impl CheckDetails {
+    /// Adds the charges to the check. A limit that is yet to be chosen has none.
+    pub(super) fn add(&mut self, drafts: impl Iterator<Item = DraftCharge>) -> Result<(), Error> {
+        for (limit_index, draft) in drafts.enumerate() {
+            match draft {
+                DraftCharge::Charge(charge) => self.add_charge(limit_index, charge)?,
+                DraftCharge::LeftOut(limit, rejection) => self.left_out.push((limit, rejection)),
+                DraftCharge::Unlimited | DraftCharge::ToChoose(..) => {}
+            }
+        }
+        Ok(())
+    }
+
     /// Of two charges on one limit and key, the stricter is kept, but one in the shadow never replaces one that is not.
-    fn add(&mut self, limit_index: usize, charge: Charge) -> Result<(), Error> {
+    fn add_charge(&mut self, limit_index: usize, charge: Charge) -> Result<(), Error> {
         let charges = || self.check.iter().flat_map(Check::charges).enumerate();
         let same = charges().find(|(_, other)| is_same(other, &charge)).map(|(index, other)| (index, other.clone()));
         let charge_index = same.as_ref().map_or_else(|| charges().count(), |(index, _)| *index);

@@ -1,6 +1,6 @@
 //! Limits that are chosen for each request.
 
-use std::{error, mem, sync::Arc, time::Duration};
+use std::{error, sync::Arc, time::Duration};
 
 use http::request::Parts;
 use tokio::time::Instant;
@@ -12,7 +12,7 @@ use super::{
     keyed_limit::{ChosenLimit, DraftCharge, KeyedLimit, LimitFuture},
     time_waited,
 };
-use crate::{check::Check, error::Error, key::Key, limit::Limit, limiter::FailureMode};
+use crate::{error::Error, key::Key, limit::Limit, limiter::FailureMode};
 
 impl KeyedLimit {
     /// A limit that `choose` chooses for each request: by its plan, tenant or path. The closure reads the request, and its
@@ -139,7 +139,7 @@ impl Policy {
         request: &Parts,
         mode: FailureMode,
     ) -> Plan {
-        if let Some(refused) = self.refuse_without_choice(&mut drafts, mode) {
+        if let Some(refused) = self.refuse_without_choice(&drafts, mode) {
             return Plan::Decided(refused);
         }
         let to_choose = drafts.iter().enumerate().filter(|(_, draft)| matches!(draft, DraftCharge::ToChoose(..)));
@@ -166,20 +166,14 @@ impl Policy {
 
     /// The refusal by the limits that need no choice, if that is known at once: then no limit is chosen. A layer that waits
     /// for capacity always chooses.
-    fn refuse_without_choice(&self, drafts: &mut Vec<DraftCharge>, mode: FailureMode) -> Option<Decided> {
-        let charges = drafts.iter().filter_map(|draft| match draft {
-            DraftCharge::Charge(charge) => Some(charge.clone()),
-            _ => None,
-        });
-        let check = Check::of_distinct(charges).filter(|_| self.max_wait.is_none())?;
+    fn refuse_without_choice(&self, drafts: &[DraftCharge], mode: FailureMode) -> Option<Decided> {
+        let None = self.max_wait else { return None };
+        let mut details = Box::<CheckDetails>::default();
+        details.add(drafts.iter().cloned()).ok()?;
+        let check = details.check.take()?;
         let refusal = self.limiter.refuse_now(&check)?;
-        let left_out = mem::take(drafts).into_iter().filter_map(|draft| match draft {
-            DraftCharge::LeftOut(limit, rejection) => Some((limit, rejection)),
-            _ => None,
-        });
-        let partition_keys = self.partition_keys().map(|keys| keys.of(&check)).unwrap_or_default();
-        let details = CheckDetails { left_out: left_out.collect(), partition_keys, ..CheckDetails::default() };
-        Some(Decided { outcome: Ok(Some(refusal)), mode, details: Some(Box::new(details)), waited: Duration::ZERO })
+        details.partition_keys = self.partition_keys_of(&check);
+        Some(Decided { outcome: Ok(Some(refusal)), mode, details: Some(details), waited: Duration::ZERO })
     }
 
     /// Chooses all limits at once, within what is left of the deadline, and makes their charges. `mode` is for a limit without

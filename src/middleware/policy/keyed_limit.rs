@@ -64,6 +64,7 @@ pub struct KeyedLimit {
 }
 
 /// The charge of a request under one limit, or the reason why there is none.
+#[derive(Clone)]
 pub(super) enum DraftCharge {
     Charge(Charge),
     /// The limit is in the shadow, and cannot charge the request for this reason.
@@ -203,7 +204,7 @@ impl KeyedLimit {
 
     /// The whole limit, even if it is [split](Self::split). `None` if it is [chosen](Self::chosen) for each request.
     pub(crate) fn limit(&self) -> Option<&Limit> {
-        self.limit.as_ref().filter(|_| !self.is_chosen())
+        self.limit.as_ref().filter(|_| self.choose.is_none())
     }
 
     /// Whether the limit has no options, so that the charge of a request is a [plain](Self::plain_charge) one.
@@ -216,10 +217,6 @@ impl KeyedLimit {
             && !self.is_shadow
             && !self.is_hidden
             && self.parts.is_none()
-    }
-
-    pub(super) fn is_chosen(&self) -> bool {
-        self.choose.is_some()
     }
 
     /// The charge of a limit without options: made without the detour over a [`DraftCharge`]. `None` without a limit.
@@ -247,7 +244,11 @@ impl KeyedLimit {
     /// The charge under `limit`.
     pub(super) fn charge(&self, limit: Limit, key: Key, cost: u64) -> Result<DraftCharge, NeverFits> {
         let (limit, key) = match self.parts {
-            Some(parts) => Split::of_at_most(limit, parts).into_next(&key),
+            Some(parts) => {
+                let split = Split::of_at_most(limit, parts);
+                let key = split.next_key(key);
+                (split.limit, key)
+            }
             None => (limit, key),
         };
         let settled_within = (self.cost_afterwards.is_some() && !self.counts_afterwards).then_some(self.lease);
@@ -283,7 +284,7 @@ impl fmt::Debug for KeyedLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KeyedLimit")
             .field("limit", &self.limit())
-            .field("fallback", &self.limit.as_ref().filter(|_| self.is_chosen()))
+            .field("fallback", &self.limit.as_ref().filter(|_| self.choose.is_some()))
             .field("settles", &self.cost_afterwards.is_some())
             .field("counts_afterwards", &self.counts_afterwards)
             .field("heeds_upstream", &self.heeds_upstream)

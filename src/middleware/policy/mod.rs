@@ -45,8 +45,8 @@ pub(super) struct Policy {
     /// No two that are not chosen for each request have one name.
     pub(super) limits: Vec<KeyedLimit>,
     pub(super) denied: Vec<Arc<KeyList>>,
-    pub(super) exempt: Vec<Arc<KeyList>>,
-    pub(super) skipped: Vec<Arc<Skip>>,
+    /// Those whose requests are not counted, each with its kind in metrics.
+    pub(super) uncounted: Vec<(&'static str, Arc<KeyList>)>,
     pub(super) counts_preflights: bool,
     pub(super) cost: Option<Arc<Cost>>,
     pub(super) failure_mode: FailureMode,
@@ -58,8 +58,6 @@ pub(super) struct Policy {
     pub(super) max_wait: Option<Duration>,
     pub(super) events: Arc<Events>,
 }
-
-type Skip = dyn Fn(&Parts) -> bool + Send + Sync;
 
 /// Whether a request has a key of a list. An error if it has a key that cannot be read.
 type KeyList = dyn Fn(&Parts) -> Result<bool, KeyError> + Send + Sync;
@@ -95,8 +93,7 @@ impl Policy {
             limiter,
             limits: Vec::new(),
             denied: Vec::new(),
-            exempt: Vec::new(),
-            skipped: Vec::new(),
+            uncounted: Vec::new(),
             counts_preflights: false,
             cost: None,
             failure_mode_by: None,
@@ -147,7 +144,7 @@ impl Policy {
         } else {
             let drafts = self.limits.iter().map(|limit| limit.draft(request, cost));
             let drafts = drafts.collect::<Result<Vec<_>, _>>()?;
-            if self.max_wait.is_some() || self.any(KeyedLimit::is_chosen) {
+            if self.max_wait.is_some() || self.any(|limit| limit.choose.is_some()) {
                 return Ok(self.choose_and_decide(drafts, request, mode));
             }
             let mut details = Box::default();
@@ -173,16 +170,14 @@ impl Policy {
             self.events.mistake(&Rejection::NoKey(error));
             false
         };
-        let uncounted = if !self.counts_preflights && is_preflight() {
-            "preflight"
-        } else if self.skipped.iter().any(|skips| skips(request)) {
-            "skipped"
-        } else if self.exempt.iter().any(|list| list(request).unwrap_or_else(mistake)) {
-            "exempt"
+        let kind = if !self.counts_preflights && is_preflight() {
+            Some("preflight")
         } else {
-            return Ok(true);
+            let mut lists = self.uncounted.iter();
+            lists.find_map(|(kind, list)| list(request).unwrap_or_else(mistake).then_some(*kind))
         };
-        metrics::uncounted(uncounted, self.events.layer());
+        let Some(kind) = kind else { return Ok(true) };
+        metrics::uncounted(kind, &self.events.layer);
         Ok(false)
     }
 
@@ -212,7 +207,12 @@ impl Policy {
 
     /// `None` if responses show no partition keys.
     fn partition_keys(&self) -> Option<&PartitionKeys> {
-        self.partition_keys.as_ref().filter(|_| self.headers.has_rate_limit())
+        self.partition_keys.as_ref().filter(|_| self.headers.rate_limit)
+    }
+
+    /// One for each charge of a check, or none.
+    fn partition_keys_of(&self, check: &Check) -> Vec<String> {
+        self.partition_keys().map(|keys| keys.of(check)).unwrap_or_default()
     }
 }
 
@@ -221,24 +221,17 @@ pub(super) fn key_list(extractor: impl KeyExtractor, keys: impl IntoIterator<Ite
     let keys: HashSet<Key> = keys.into_iter().collect();
     Arc::new(move |parts| match extractor.extract(parts) {
         Ok(key) => Ok(keys.contains(&key)),
-        Err(error) if error.is_missing() => Ok(false),
+        Err(error) if error.is_missing => Ok(false),
         Err(error) => Err(error),
     })
 }
 
-/// In a request's extensions, for the layers further in.
+/// How long a request has waited for decisions in all layers so far: in its extensions, for the layers further in.
 #[derive(Clone, Copy)]
-struct TimeWaited(Duration);
+pub(super) struct TimeWaited(pub(super) Duration);
 
-/// How long a request has waited for decisions in the layers further out.
 fn time_waited(request: &Parts) -> Duration {
     request.extensions.get().map(|TimeWaited(time)| *time).unwrap_or_default()
-}
-
-pub(super) fn record_time_waited(request: &mut Parts, time: Duration) {
-    if !time.is_zero() {
-        request.extensions.insert(TimeWaited(time));
-    }
 }
 
 // Of lists the numbers only, since keys may be personal.
@@ -250,8 +243,7 @@ impl fmt::Debug for Policy {
             .field("limiter", &self.limiter)
             .field("limits", &self.limits)
             .field("denied", &self.denied.len())
-            .field("exempt", &self.exempt.len())
-            .field("skipped", &self.skipped.len())
+            .field("uncounted", &self.uncounted.len())
             .field("counts_preflights", &self.counts_preflights)
             .field("failure_mode", failure_mode)
             .field("headers", &self.headers)

@@ -133,8 +133,12 @@ impl Rejection {
         if let Some(wait) = wait {
             details.set_retry_info(Some(wait));
         }
+        let violation = match self {
+            Self::NeverFits(_) => "The call costs more than the limit ever admits.",
+            _ => "The limit is used up.",
+        };
         for limit in self.violated_limits() {
-            details.add_quota_failure_violation(limit, self.violation());
+            details.add_quota_failure_violation(limit, violation);
         }
         let mut metadata = MetadataMap::from_headers(headers);
         let pushback = wait.and_then(|wait| i32::try_from(wait.as_millis()).ok()).unwrap_or(-1);
@@ -163,13 +167,6 @@ impl Rejection {
             }
             Self::Unavailable(_) => headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok().map(Duration::from_secs),
             Self::NeverFits(_) | Self::NoKey(_) | Self::Denied => None,
-        }
-    }
-
-    fn violation(&self) -> &'static str {
-        match self {
-            Self::NeverFits(_) => "The call costs more than the limit ever admits.",
-            _ => "The limit is used up.",
         }
     }
 }

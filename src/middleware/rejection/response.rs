@@ -4,12 +4,12 @@ use std::{fmt::Write, time::Duration};
 
 use http::{
     HeaderValue, Response,
-    header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
+    header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
     request::Parts,
 };
 
 use super::{
-    super::headers::{HeaderSets, forbid_storing, retry_after_seconds, write_retry_after},
+    super::headers::{HeaderSets, retry_after_seconds, write_retry_after},
     Rejection,
 };
 use crate::{check::random, decision::Decision};
@@ -88,7 +88,8 @@ impl Rejection {
         let mut head = Response::new(());
         *head.status_mut() = self.status();
         let headers = head.headers_mut();
-        forbid_storing(headers);
+        // It is for one client at one moment, so no cache may store it (RFC 6585, section 4, for 429).
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         match self {
             Self::Limited(decision) => {
                 sets.write_x_rate_limit(decision, headers);
@@ -96,7 +97,7 @@ impl Rejection {
                 write_retry_after(headers, decision.retry_after().unwrap_or_default());
             }
             Self::NoKey(error) => {
-                if let Some(challenge) = error.challenge() {
+                if let Some(challenge) = &error.challenge {
                     headers.insert(WWW_AUTHENTICATE, challenge.clone());
                 }
             }

@@ -1,19 +1,17 @@
 //! The follow-up of an admitted request: what its response may settle, block, or report.
 
 use std::{
-    iter, mem,
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
-use http::{request, response};
+use http::response;
 
 use super::{
     super::{
         concurrent::{Detachable, join},
         events::Events,
         policy::{CheckDetails, Exchange, KeyedLimit, Policy},
-        rejection::ShadowRefusals,
     },
     upstream::{BlockRequest, block_request},
 };
@@ -27,13 +25,9 @@ use crate::{
     limiter::{FailureMode, Limiter},
 };
 
-/// Most requests have no follow-up, so it is boxed.
 pub(super) struct FollowUp {
     pub(super) policy: Arc<Policy>,
-    pub(super) details: CheckDetails,
-    /// Kept if a limit computes its cost from it.
-    pub(super) request: Option<request::Parts>,
-    pub(super) shadow: Option<ShadowRefusals>,
+    pub(super) details: Box<CheckDetails>,
 }
 
 /// The settlements and blocks that a response waits for, and the decision after them. They go on if the client leaves: a client would
@@ -51,24 +45,31 @@ impl FollowUp {
     /// Begins what has to happen after this response; `None` if that is nothing.
     pub(super) fn begin(&self, admitted: &Decision, response: &response::Parts) -> Option<Settling> {
         let check = self.details.check.as_ref()?;
+        let heeds = self.policy.any(|limit| limit.heeds_upstream);
+        let block = heeds.then(|| block_request(response.status, &response.headers, SystemTime::now())).flatten();
         // The cost of each reserved charge, if it is settled, and how much later than its admission it counts.
-        let (mut costs, mut spent) = (Vec::<(Option<u64>, Option<Duration>)>::new(), Vec::new());
+        let mut costs = Vec::<(Option<u64>, Option<Duration>)>::new();
+        let (mut spent, mut blocked) = (Vec::new(), Vec::new());
         for ((index, charge), status) in check.charges().enumerate().zip(admitted.statuses()) {
-            costs.push((None, None));
             // A limit in the shadow that would have refused has counted nothing.
-            if status.retry_after().is_some() || charge.cost() == 0 {
-                continue;
-            }
-            if let (Some(lease), Some(cost)) = (charge.lease(), costs.last_mut()) {
+            let has_counted = status.retry_after().is_none() && charge.cost() > 0;
+            let cost = has_counted.then(|| self.cost(index, charge, response)).flatten();
+            let settled = charge.lease().filter(|_| has_counted).map_or((None, None), |lease| {
                 // Shorter than the lease, so that the store still sees whether the lease has ended.
                 let delay = || (charge.limit().window() / MAX_DELAY_DIVISOR).min(lease.saturating_sub(MICRO));
-                *cost = (self.cost(index, charge, response), self.heeding_limit(index).map(|_| delay()));
-            } else if charge.takes_nothing()
-                && let Some(units @ 1..) = self.cost(index, charge, response)
-            {
+                (cost, self.heeding_limit(index).map(|_| delay()))
+            });
+            if let (Some(units @ 1..), None, true) = (cost, charge.lease(), charge.takes_nothing()) {
                 // The status has the share of the limit if this process has decided.
                 spent.push((index, charge.as_spent(status.limit().clone(), units)));
             }
+            if let Some(block) = block {
+                // If the upstream has not refused the call, a limit that was used up here, and gives nothing back, stays open.
+                let gives_back = settled.0.is_some_and(|cost| cost < charge.cost());
+                let keys = self.blocked(index, charge, block.is_refusal || status.remaining() > 0 || gives_back);
+                blocked.extend(keys.into_iter().map(|key| (charge.limit().clone(), key, block)));
+            }
+            costs.push(settled);
         }
         // Also if the cost is the charge: until it is settled, others are told that its units may be given back.
         let settlement = |is_delayed: bool| {
@@ -80,22 +81,6 @@ impl FollowUp {
         let at_admission = at_admission.then(|| settlement(false));
         let delay = costs.iter().filter_map(|(_, delay)| *delay).min();
         let at_response = delay.map(|delay| settlement(true).counting_later_by(delay));
-
-        let heeds = self.policy.any(|limit| limit.heeds_upstream);
-        let block = heeds.then(|| block_request(response.status, &response.headers, SystemTime::now())).flatten();
-        let blocked = block.into_iter().flat_map(|block| {
-            // If the upstream has not refused the call, a limit that was used up here, and gives nothing back, stays open.
-            let is_blocked = |(index, (cost, _)): (usize, &(Option<u64>, Option<Duration>)), charge: &Charge| {
-                let left = admitted.statuses().nth(index).is_none_or(|status| status.remaining() > 0);
-                block.is_refusal || left || cost.is_some_and(|cost| cost < charge.cost())
-            };
-            let charges = iter::zip(costs.iter().enumerate(), check.charges());
-            charges
-                .flat_map(|(cost, charge)| self.blocked(cost.0, charge, is_blocked(cost, charge)))
-                .map(move |(limit, key)| (limit, key, block))
-                .collect::<Vec<_>>()
-        });
-        let blocked: Vec<_> = blocked.collect();
         let settlements: Vec<_> = at_admission.into_iter().chain(at_response).collect();
         let settles = !settlements.is_empty() || !spent.is_empty();
         if !settles && blocked.is_empty() {
@@ -119,10 +104,11 @@ impl FollowUp {
 
     /// The cost of a charge by this response: the largest of its limits.
     fn cost(&self, index: usize, charge: &Charge, response: &response::Parts) -> Option<u64> {
-        let costs = self.limits_of(index).map(|(limit, before)| match (&limit.cost_afterwards, &self.request) {
-            (Some(cost), Some(request)) => cost(&Exchange { request, response, cost: charge.cost() }),
-            _ => before,
-        });
+        let costs =
+            self.limits_of(index).map(|(limit, before)| match (&limit.cost_afterwards, &self.details.request) {
+                (Some(cost), Some(request)) => cost(&Exchange { request, response, cost: charge.cost() }),
+                _ => before,
+            });
         costs.max()
     }
 
@@ -131,14 +117,11 @@ impl FollowUp {
     }
 
     /// What is blocked of a charge that heeds the upstream: its key, if that `is_blocked`, and all other parts of a split limit.
-    fn blocked(&self, index: usize, charge: &Charge, is_blocked: bool) -> impl Iterator<Item = (Limit, Key)> {
+    fn blocked(&self, index: usize, charge: &Charge, is_blocked: bool) -> Vec<Key> {
         let heeding = self.heeding_limit(index).filter(|_| !charge.is_shadow());
         let mut keys = heeding.map(|limit| limit.all_parts_of(charge.key())).unwrap_or_default();
-        if !is_blocked {
-            keys.retain(|key| key != charge.key());
-        }
-        let limit = charge.limit().clone();
-        keys.into_iter().map(move |key| (limit.clone(), key))
+        keys.retain(|key| is_blocked || key != charge.key());
+        keys
     }
 }
 
@@ -168,13 +151,11 @@ async fn block_all(limiter: &Limiter, events: &Events, blocked: Vec<(Limit, Key,
     }
     let begin = |(limit, key, request)| Box::pin(block_if_open(limiter, limit, key, request, events));
     let mut pending = blocked.into_iter().map(begin).enumerate().collect();
-    let mut outcome = Ok(());
-    let joined = join(&mut pending, |_, blocked| {
-        outcome = mem::replace(&mut outcome, Ok(())).and(blocked);
-        Ok::<(), Error>(())
+    let joined = join(&mut pending, |_, blocked: Result<(), Error>| {
+        blocked.unwrap_or_else(|error| events.not_blocked(&error));
+        Ok(())
     });
-    let joined = limiter.within(joined).await.and_then(|joined| joined);
-    if let Err(error) = joined.and(outcome) {
+    if let Err(error) = limiter.within(joined).await.and_then(|joined| joined) {
         events.not_blocked(&error);
     }
 }

@@ -16,7 +16,7 @@ use super::events::Events;
 use super::{
     events::Degraded,
     headers::HeaderSets,
-    policy::{CheckDetails, Decided, Policy, record_time_waited},
+    policy::{CheckDetails, Decided, Policy, TimeWaited},
     rejection::{Rejection, RejectionResponse, ShadowRefusals},
 };
 use crate::{decision::Decision, error::Error, limit::Limit, limiter::FailureMode, metrics};
@@ -27,7 +27,7 @@ pub(super) struct Completion {
     decision: Option<Decision>,
     headers: HeaderSets,
     degraded: Option<Degraded>,
-    follow_up: Option<Box<FollowUp>>,
+    follow_up: Option<FollowUp>,
 }
 
 impl Policy {
@@ -41,35 +41,27 @@ impl Policy {
         responder: &impl RejectionResponse<B>,
     ) -> Result<Completion, Response<B>> {
         let Decided { outcome, mode, mut details, waited } = decided;
-        record_time_waited(request, waited);
+        if !waited.is_zero() {
+            request.extensions.insert(TimeWaited(waited));
+        }
         let unchosen = details.as_mut().and_then(|details| details.unchosen.take());
         let degraded = self.report_degraded(&outcome, mode, unchosen);
         let decision = match admission(outcome, mode) {
             Ok(decision) => decision,
             Err(rejection) => return Err(self.reject(request, rejection, details, degraded, responder)),
         };
-        let follow_up = details.and_then(|details| self.follow_up(*details, decision.as_ref(), request));
+        let follow_up = details.map(|mut details| {
+            details.shadow = self.report_shadow(decision.as_ref(), mem::take(&mut details.left_out));
+            let settles = details.check.is_some() && self.any(|limit| limit.cost_afterwards.is_some());
+            details.request = settles.then(|| Box::new(request.clone()));
+            FollowUp { policy: Arc::clone(self), details }
+        });
         if let Some(decision) = &decision {
             request.extensions.insert(decision.clone());
         }
         // A response with figures of an upstream keeps them.
         let headers = if self.any(|limit| limit.heeds_upstream) { HeaderSets::NONE } else { self.headers };
         Ok(Completion { decision, headers, degraded, follow_up })
-    }
-
-    fn follow_up(
-        self: &Arc<Self>,
-        mut details: CheckDetails,
-        decision: Option<&Decision>,
-        request: &Parts,
-    ) -> Option<Box<FollowUp>> {
-        let shadow = self.report_shadow(decision, mem::take(&mut details.left_out));
-        let settles = details.check.is_some() && self.any(|limit| limit.cost_afterwards.is_some());
-        let is_needed = shadow.is_some() || details.check.is_some() || !details.partition_keys.is_empty();
-        is_needed.then(|| {
-            let request = settles.then(|| request.clone());
-            Box::new(FollowUp { policy: Arc::clone(self), details, request, shadow })
-        })
     }
 
     /// The response to a request that is not let through.
@@ -111,16 +103,16 @@ impl Policy {
         };
         let (events, limits) = (&self.events, || self.names());
         if let Some(Degraded { error, mode, fallbacks }) = &unchosen {
-            metrics::failed(error.label(), events.layer());
+            metrics::failed(error.label(), &events.layer);
             events.not_chosen(error, *mode, fallbacks, limits);
             if undecided.is_none() {
-                metrics::degraded(mode.map_or("fallback", FailureMode::label), events.layer());
+                metrics::degraded(mode.map_or("fallback", FailureMode::label), &events.layer);
             }
         }
         let Some(error) = undecided else { return unchosen };
         events.undecided(error, mode, limits);
         let fallbacks = unchosen.map(|unchosen| unchosen.fallbacks).unwrap_or_default();
-        Some(Degraded { fallbacks, ..Degraded::undecided(error.clone(), mode) })
+        Some(Degraded { error: error.clone(), mode: Some(mode), fallbacks })
     }
 
     /// Reports the limits in the shadow that would have refused.
@@ -164,7 +156,7 @@ impl Completion {
         if let Some(degraded) = self.degraded {
             response.extensions_mut().insert(degraded);
         }
-        if let Some(shadow) = self.follow_up.and_then(|follow_up| follow_up.shadow) {
+        if let Some(shadow) = self.follow_up.and_then(|follow_up| follow_up.details.shadow) {
             shadow.add_to(&mut response);
         }
         response
@@ -220,5 +212,5 @@ fn report(rejection: &Rejection) -> Option<Degraded> {
     EVENTS.rejected(rejection);
     let Rejection::Unavailable(error) = rejection else { return None };
     EVENTS.undecided(error, FailureMode::Closed, || "a handler's".to_owned());
-    Some(Degraded::undecided(error.clone(), FailureMode::Closed))
+    Some(Degraded { error: error.clone(), mode: Some(FailureMode::Closed), fallbacks: Vec::new() })
 }

@@ -262,7 +262,7 @@ async fn other_algorithms(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
         let limit = NARROW.with_algorithm(other);
         if let Err(error) = trial.store().decide(check_of(&limit, 1)).await {
             expect(&format!("whether the store lacks {other:?}"), false, algorithms.contains(&other))?;
-            expect("whether it is an error of one check", true, error.is_of_one_check())?;
+            expect("whether it is an error of one check", true, error.is_of_one_check)?;
         }
     }
     for algorithm in algorithms {

@@ -121,7 +121,7 @@ impl CrossSlot {
                 Err(error) => {
                     // The last one may have been counted nevertheless, unless it failed alone: then it was not sent, or its
                     // key cannot be read.
-                    let counted = number + usize::from(!error.is_of_one_check());
+                    let counted = number + usize::from(!error.is_of_one_check);
                     (0..counted).filter(|_| is_given_back).for_each(|taken| self.give_back_later(taken));
                     return Err(error);
                 }
