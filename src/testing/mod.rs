@@ -24,7 +24,6 @@
 #![allow(clippy::unwrap_used, reason = "a test says by a panic what it expects")]
 
 mod conformance;
-mod expected;
 mod faulty_store;
 mod oracle;
 mod responses;

@@ -1,23 +1,24 @@
 //! The rules of a decision, written as plainly as possible: all admissions in one list, with the time passed in. The in-process store
 //! (`window/`) and the script on Redis decide the same. [`Conformance`](super::Conformance) compares a store with this oracle.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, iter};
 
 use crate::{
     algorithm::Kind as Counts,
     check::{AdmissionId, Charge, Check},
-    clock::system_time,
-    decision::settlement::Settlement,
-    decision::{Decision, LimitStatus},
+    clock::{micros, micros_since_epoch},
+    decision::{
+        Decision, LimitStatus,
+        settlement::{Settled, Settlement},
+    },
     key::Key,
     limit::{Identity, Limit},
-    testing::expected::{Expected, Refusal},
 };
 
-/// A store may look at so many entries for a retry time. If more have to leave, it is a lower bound.
+/// A store may look at so many entries for a retry time. If more have to leave, it may be earlier, but not before these have left.
 const LOOKED_AT: usize = 100;
 
-/// Says what a store has to reply. It gets the time, and the id that the store has given to the admission.
+/// Says in words what differs in a store's replies. It gets the time, and the id that the store has given to the admission.
 #[derive(Default)]
 pub(super) struct Oracle {
     entries: HashMap<(Identity<'static>, Key), Vec<Entry>>,
@@ -46,13 +47,14 @@ enum Kind {
 }
 
 impl Oracle {
-    /// Decides a check. `id` is the id of the store's decision.
-    pub(super) fn decide(&mut self, now: u64, check: &Check, id: AdmissionId) -> Expected {
+    /// Decides a check. An error says what differs in the store's decision.
+    pub(super) fn decide(&mut self, now: u64, check: &Check, got: &Decision) -> Result<(), String> {
+        let id = check.id().unwrap_or_else(|| got.id());
         // A check that was admitted before is admitted again, and counts nothing.
         let is_own = |charge: &&Charge| check.id().is_some() && charge.units() > 0;
         let admitted_before = check.charges().filter(is_own).find_map(|charge| self.of(charge, now).admission(id));
         let is_new = admitted_before.is_none();
-        let refusals: Vec<Option<Refusal>> =
+        let refusals: Vec<Option<(u64, u64)>> =
             check.charges().map(|charge| self.of(charge, now).refusal().filter(|_| is_new)).collect();
         let charged = || check.charges().zip(&refusals);
         let is_admitted = charged().all(|(charge, refusal)| refusal.is_none() || charge.is_shadow());
@@ -65,24 +67,45 @@ impl Oracle {
                 tally.admit(id, check.id().is_some());
             }
         }
-        let earliest = charged().map(|(charge, refusal)| self.of(charge, now).earliest(*refusal)).collect();
-        let (at, is_timed) = admitted_before.unwrap_or((now, true));
-        let mut refusals = refusals.into_iter();
-        let decision =
-            Decision::new(check, system_time(at), id, |charge| self.of(charge, now).status(refusals.next().flatten()));
-        Expected { decision, earliest, is_timed }
+        if got.id() != id {
+            return Err(format!("got the id {:?}", got.id()));
+        }
+        if got.is_allowed() != is_admitted {
+            let verdict = |is_admitted| if is_admitted { "an admission" } else { "a refusal" };
+            let (used, limit, got) = (got.used(), got.binding().limit().name(), verdict(got.is_allowed()));
+            return Err(format!("expected {}, got {got} with {used} used units of {limit:?}", verdict(is_admitted)));
+        }
+        self.compare(now, check, admitted_before.unwrap_or(Some(now)), refusals.into_iter(), got)
     }
 
-    /// Settles an admission, each charge by itself. Returns whether any of them is counted.
-    pub(super) fn settle(&mut self, now: u64, settlement: &Settlement) -> (bool, Expected) {
+    /// Settles an admission, each charge by itself. An error says what differs in the store's reply.
+    pub(super) fn settle(&mut self, now: u64, settlement: &Settlement, got: &Settled) -> Result<(), String> {
         let mut was_applied = false;
         for (charge, cost) in settlement.accounts() {
             was_applied |= cost.is_some_and(|cost| self.of(charge, now).settle(settlement, cost));
         }
-        let status = |charge: &Charge| self.of(charge, now).status(None);
-        let decision = Decision::new(settlement.check(), system_time(now), settlement.id(), status);
-        let earliest = decision.statuses().map(|_| Refusal::default()).collect();
-        (was_applied, Expected { decision, earliest, is_timed: true })
+        if got.was_applied != was_applied {
+            let [expected, got] = [was_applied, got.was_applied].map(|is| if is { "counted" } else { "not counted" });
+            return Err(format!("expected it to be {expected}, got {got}"));
+        }
+        self.compare(now, settlement.check(), Some(now), iter::repeat(None), &got.decision)
+    }
+
+    /// An error says what differs in a decision. Its time is not known if it is that of a repeated check which has lost it.
+    fn compare(
+        &mut self,
+        now: u64,
+        check: &Check,
+        at: Option<u64>,
+        refusals: impl Iterator<Item = Option<(u64, u64)>>,
+        got: &Decision,
+    ) -> Result<(), String> {
+        let got_at = micros_since_epoch(got.at());
+        if let Some(at) = at.filter(|at| *at != got_at) {
+            return Err(format!("expected a decision of the time {at}, got one of {got_at}"));
+        }
+        let mut statuses = iter::zip(check.charges().zip(refusals), got.statuses());
+        statuses.try_for_each(|((charge, refusal), got)| self.of(charge, now).compare(refusal, got))
     }
 
     /// Forgets the units that `limit` counts for `key`.
@@ -92,9 +115,11 @@ impl Oracle {
 
     fn of<'a>(&'a mut self, charge: &'a Charge, now: u64) -> Tally<'a> {
         let entries = self.entries.entry((charge.limit().own_identity(), charge.key().clone())).or_default();
-        let mut tally = Tally { entries, charge, now, window: charge.limit().window_micros() };
-        tally.drop_expired();
-        tally
+        let (limit, window) = (charge.limit(), charge.limit().window_micros());
+        // The numbers of a counter stay until they are next written.
+        let is_counter = limit.algorithm().kind() == Counts::Counter;
+        entries.retain(|entry| is_counter && entry.kind == Kind::Sum || entry.at + window > now);
+        Tally { entries, charge, now, window }
     }
 }
 
@@ -116,45 +141,31 @@ impl Tally<'_> {
         self.counts() == Counts::Counter && kind == Kind::Sum
     }
 
-    /// The time of an entry for an admission of `at`: the end of its sub-window, or the start of its window.
+    /// The time of an entry for an admission of `at`: the end of its sub-window, or the start of its fixed window.
     fn recorded(&self, at: u64) -> u64 {
         match self.counts() {
-            Counts::Log => at,
+            Counts::Log | Counts::Counter => at,
             Counts::Compact { entries } => {
                 let part = self.window.div_ceil(u64::from(entries) - 2);
                 (at / part + 1) * part - 1
             }
-            Counts::Counter | Counts::Fixed => at / self.window * self.window,
+            Counts::Fixed => at / self.window * self.window,
         }
-    }
-
-    /// The same for an admission that is found by its id.
-    fn named_at(&self, at: u64) -> u64 {
-        if self.counts() == Counts::Counter { at } else { self.recorded(at) }
     }
 
     /// The same for the charge. With a lease it is recorded a window before the lease ends, so that it leaves then.
     fn charged_at(&self, at: u64) -> u64 {
-        let leased = |lease: u64| (at + lease).saturating_sub(self.window);
-        match (self.charge.lease_micros(), self.counts()) {
-            (Some(lease), Counts::Counter) => leased(lease),
-            (Some(lease), _) => leased(lease).min(self.named_at(at)),
-            (None, _) => self.named_at(at),
-        }
-    }
-
-    /// The latest time of an entry at `now`, unless the clock has stepped back.
-    fn latest(&self, now: u64) -> impl Fn(Kind) -> u64 + use<> {
-        let (sum, named) = (self.recorded(now), self.named_at(now));
-        move |kind| if kind == Kind::Sum { sum } else { named }
+        let leased = self.charge.lease_micros().map_or(u64::MAX, |lease| (at + lease).saturating_sub(self.window));
+        leased.min(self.recorded(at))
     }
 
     /// The units used at a time, if entries of times after `present` count as of then.
     fn used(&self, at: u64, present: u64, counts: impl Fn(Kind) -> bool) -> u64 {
-        let (start, latest) = (at / self.window * self.window, self.latest(present));
+        // No entry is later than this, unless the clock has stepped back.
+        let (start, latest) = (at / self.window * self.window, self.recorded(present));
         let (mut used, mut current, mut previous) = (0, 0, 0);
         for entry in self.entries.iter().filter(|entry| counts(entry.kind)) {
-            let time = entry.at.min(latest(entry.kind));
+            let time = entry.at.min(latest);
             match self.is_estimated(entry.kind) {
                 false if time + self.window > at => used += entry.units,
                 true if time >= start => current += entry.units,
@@ -182,38 +193,57 @@ impl Tally<'_> {
         enough
     }
 
-    /// How long the charge does not fit, if it does not now.
-    fn refusal(&self) -> Option<Refusal> {
+    /// How long the charge does not fit, if it does not now: if all reserved units are given back now, where 0 means that it fits
+    /// then, and if nothing is given back before its lease ends.
+    fn refusal(&self) -> Option<(u64, u64)> {
         let most = self.charge.limit().units().saturating_sub(self.charge.cost());
         if self.charge.cost() == 0 || self.charge.is_spent() || self.used(self.now, self.now, |_| true) <= most {
             return None;
         }
         let wait = |counts: fn(Kind) -> bool| self.until(most, |at| self.used(at, self.now, counts));
-        Some(Refusal { least: wait(|kind| !matches!(kind, Kind::Reserved(_))), most: wait(|_| true) })
+        Some((wait(|kind| !is_reserved(kind)), wait(|_| true)))
     }
 
-    /// The retry times, if the store looks at the first entries only.
-    fn earliest(&self, refusal: Option<Refusal>) -> Refusal {
-        let Refusal { least, most } = refusal.unwrap_or_default();
+    /// An error says which figure of a status differs.
+    fn compare(&self, refusal: Option<(u64, u64)>, got: &LimitStatus) -> Result<(), String> {
+        let name = self.charge.limit().name();
+        if got.limit().name() != name {
+            return Err(format!("expected the status of {name:?}, got that of {:?}", got.limit().name()));
+        }
+        let ((least, most), (got_least, got_most)) = (refusal.unwrap_or_default(), got.waits().unwrap_or_default());
+        let (exactly, last) = (|figure| figure..=figure, self.last_looked_at());
+        let used = |counts: fn(Kind) -> bool| exactly(self.used(self.now, self.now, counts));
+        let figures = [
+            ("used units", used(|_| true), got.used()),
+            ("reserved units", used(is_reserved), got.reserved()),
+            ("retry times", exactly(refusal.iter().count() as u64), got.waits().iter().count() as u64),
+            ("microseconds until the retry time", most.min(last)..=most, micros(got_most)),
+            ("microseconds until the retry time without reserved units", least.min(last)..=least, micros(got_least)),
+            ("microseconds until the reset time", exactly(self.reset_after()), micros(got.reset_after())),
+        ];
+        match figures.into_iter().find(|(_, right, got)| !right.contains(got)) {
+            Some((what, right, got)) => Err(format!("expected {} {what} of {name:?}, got {got}", right.end())),
+            None => Ok(()),
+        }
+    }
+
+    /// When the last of the entries leaves at which a store looks.
+    fn last_looked_at(&self) -> u64 {
         let entries = self.entries.iter().filter(|entry| !self.is_estimated(entry.kind));
         let mut leaves: Vec<u64> = entries.map(|entry| entry.at + self.window - self.now).collect();
         leaves.sort_unstable();
-        let last = leaves.get(LOOKED_AT - 1).copied().unwrap_or(u64::MAX);
-        Refusal { least: least.min(last), most: most.min(last) }
+        leaves.get(LOOKED_AT - 1).copied().unwrap_or(u64::MAX)
     }
 
-    fn status(&self, refusal: Option<Refusal>) -> LimitStatus {
-        let used = self.used(self.now, self.now, |_| true);
+    fn reset_after(&self) -> u64 {
         // Entries of later times stay there until a check is refused.
-        let reset = match self.entries.iter().map(|entry| entry.at).min() {
+        match self.entries.iter().map(|entry| entry.at).min() {
             Some(oldest) if self.counts() != Counts::Counter => oldest + self.window - self.now,
-            _ => self.until(used.saturating_sub(1), |at| self.used(at, at, |_| true)),
-        };
-        let is_reserved = |entry: &&Entry| matches!(entry.kind, Kind::Reserved(_));
-        let reserved = self.entries.iter().filter(is_reserved).map(|entry| entry.units).sum();
-        let retry = refusal.map(|refusal| Duration::from_micros(refusal.most));
-        LimitStatus::new(self.charge, used, Duration::from_micros(reset), retry)
-            .with_reserved(reserved, Duration::from_micros(refusal.unwrap_or_default().least))
+            _ => {
+                let used = self.used(self.now, self.now, |_| true);
+                self.until(used.saturating_sub(1), |at| self.used(at, at, |_| true))
+            }
+        }
     }
 
     /// Counts the units of an admitted charge.
@@ -231,35 +261,28 @@ impl Tally<'_> {
         if self.is_estimated(kind) {
             // The two numbers of a counter are brought up to the present.
             self.move_back(|kind| kind == Kind::Sum);
-            let (window, now) = (self.window, self.now);
-            self.entries.retain(|entry| entry.kind != Kind::Sum || entry.at + 2 * window > now);
+            let (window, this_window) = (self.window, self.now / self.window);
+            self.entries.retain(|entry| entry.kind != Kind::Sum || entry.at / window + 1 >= this_window);
         }
         self.entries.push(Entry { at, units, kind, admitted });
     }
 
     /// Lets entries of later times count as of now.
     fn move_back(&mut self, which: fn(Kind) -> bool) {
-        let latest = self.latest(self.now);
+        let latest = self.recorded(self.now);
         for entry in self.entries.iter_mut().filter(|entry| which(entry.kind)) {
-            entry.at = entry.at.min(latest(entry.kind));
+            entry.at = entry.at.min(latest);
         }
     }
 
-    /// Drops entries that have left the window. The numbers of a counter stay until they are next written.
-    fn drop_expired(&mut self) {
-        let (window, now) = (self.window, self.now);
-        let is_counter = self.counts() == Counts::Counter;
-        self.entries.retain(|entry| is_counter && entry.kind == Kind::Sum || entry.at + window > now);
-    }
-
-    /// The time of this very admission, and whether it is exact.
-    fn admission(&self, id: AdmissionId) -> Option<(u64, bool)> {
+    /// The time of this very admission; of one that may have lost its exact time `Some(None)`.
+    fn admission(&self, id: AdmissionId) -> Option<Option<u64>> {
         let is_it = |entry: &&Entry| {
             [Kind::Named(id), Kind::Reserved(id)].contains(&entry.kind) && entry.units == self.charge.cost()
         };
         let entry = self.entries.iter().find(is_it)?;
         let at = self.charge.lease_micros().map_or(entry.at, |lease| (entry.at + self.window).saturating_sub(lease));
-        Some((at, at == entry.admitted && self.counts() == Counts::Log))
+        Some((at == entry.admitted && self.counts() == Counts::Log).then_some(at))
     }
 
     /// Sets the cost of an admission, and returns whether it was known.
@@ -286,7 +309,7 @@ impl Tally<'_> {
 
     /// After the lease, the cost counts as if settled at the admission: once, and as long as it would still count.
     fn settle_late(&mut self, id: AdmissionId, at: u64, cost: u64) -> bool {
-        let time = self.named_at(at);
+        let time = self.recorded(at);
         let is_settled = self.entries.iter().any(|entry| entry.kind == Kind::Settled(id) && entry.at == time);
         let is_late = self.charge.lease_micros().is_some_and(|lease| at + lease <= self.now);
         let counts = cost > 0 && is_late && !is_settled && self.now < at.min(time) + self.window;
@@ -295,4 +318,8 @@ impl Tally<'_> {
         }
         counts
     }
+}
+
+fn is_reserved(kind: Kind) -> bool {
+    matches!(kind, Kind::Reserved(_))
 }

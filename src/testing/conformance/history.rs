@@ -10,7 +10,7 @@ use crate::{
 };
 
 const STEPS: u64 = 200;
-const KEYS: [&str; 2] = ["ada", "bob"];
+const KEYS: [&str; 3] = ["ada", "bob", "eve"];
 const HOUR: u64 = 3_600_000_000;
 
 /// The kinds of a charge: what it takes, whether it is reserved, and whether it is in the shadow.
@@ -25,7 +25,7 @@ pub(super) struct History {
     pub(super) begins: Duration,
     pub(super) steps: Vec<(u64, Step)>,
     /// One unit of each limit and key: refused if any unit is used, and counted never.
-    pub(super) probes: Vec<Check>,
+    pub(super) probes: Vec<Charge>,
 }
 
 /// A step. Those that refer to an earlier step by its number do nothing if that has admitted nothing.
@@ -41,20 +41,15 @@ pub(super) enum Step {
         step: u64,
         is_elsewhere: bool,
     },
-    /// Advances to the retry time of the last refusal, or to a microsecond before it, and decides its check again.
-    Retry {
-        is_early: bool,
-    },
+    /// Advances to the retry time of the last refusal, or to as long before it, and decides its check again.
+    Retry(Duration),
     /// Sets the cost of one charge of an admission, or of all of them.
     Settle {
         step: u64,
         charge: Option<usize>,
         cost: u64,
     },
-    Reset {
-        limit: Limit,
-        key: Key,
-    },
+    Reset(Limit, Key),
     Advance(Duration),
     /// Before and afterwards, each limit is asked for a unit. So those that are used refuse, and count units of later times as of
     /// now.
@@ -104,7 +99,7 @@ impl History {
         let steps_back = numbers.once_in(2);
         let begins = Duration::from_micros(500_000 * HOUR + numbers.below(24 * HOUR));
         let steps = (0..STEPS).map(|number| (number, step(&mut numbers, number, &pairs, steps_back))).collect();
-        let probe = |(limit, key): &(Limit, &'static str)| Check::new(Charge::any_left(of_units(limit, 1), *key));
+        let probe = |(limit, key): &(Limit, &'static str)| Charge::any_left(of_units(limit, 1), *key);
         Self { begins, steps, probes: pairs.iter().map(probe).collect() }
     }
 
@@ -157,15 +152,15 @@ fn step(numbers: &mut Numbers, number: u64, pairs: &[(Limit, &'static str)], ste
             Step::Decide { check: check(numbers, number, pairs), times }
         }
         52..62 => Step::Repeat { step: before, is_elsewhere: numbers.once_in(4) },
-        62..72 => Step::Retry { is_early: numbers.once_in(2) },
+        62..72 => Step::Retry(Duration::from_micros(numbers.below(2))),
         72..82 => {
             let charge = numbers.once_in(3).then_some(0);
-            let cost = if numbers.once_in(50) { u64::MAX } else { numbers.cost() };
+            let cost = if numbers.once_in(15) { u64::MAX } else { numbers.cost() };
             Step::Settle { step: before, charge, cost: if numbers.once_in(3) { 0 } else { cost } }
         }
         82..84 => {
             let (limit, key) = numbers.one_of(pairs);
-            Step::Reset { limit, key: key.into() }
+            Step::Reset(limit, key.into())
         }
         84..88 if steps_back => Step::ClockBack(numbers.micros(&[1, 1_500_000, 12_000_000, HOUR])),
         84..88 => Step::Advance(numbers.one_of(&[10, 60, 3_600].map(Duration::from_secs))),
@@ -193,8 +188,7 @@ fn check(numbers: &mut Numbers, number: u64, pairs: &[(Limit, &'static str)]) ->
         };
         charge_of(limit, key, if numbers.once_in(40) { u64::MAX } else { cost }, kind, lease)
     });
-    let charges: Vec<Charge> = charges.collect();
-    let check = charges[1..].iter().cloned().try_fold(Check::new(charges[0].clone()), Check::and).unwrap();
+    let check = Check::of_distinct(charges).unwrap();
     if numbers.once_in(2) { check.with_id(AdmissionId::from(number)) } else { check }
 }
 
@@ -204,11 +198,10 @@ impl fmt::Display for Step {
             Self::Decide { check, times } => write!(f, "{times} times {}", described(check)),
             Self::Repeat { step, is_elsewhere: false } => write!(f, "the check of step {step} again"),
             Self::Repeat { step, .. } => write!(f, "the check of step {step} for another key"),
-            Self::Retry { is_early: false } => f.write_str("the refused check again, at its retry time"),
-            Self::Retry { .. } => f.write_str("the refused check again, a microsecond before its retry time"),
+            Self::Retry(early) => write!(f, "the refused check again, {early:?} before its retry time"),
             Self::Settle { step, charge: None, cost } => write!(f, "settle step {step} at a cost of {cost}"),
             Self::Settle { step, cost, .. } => write!(f, "settle the first charge of step {step} at a cost of {cost}"),
-            Self::Reset { limit, key } => write!(f, "reset {limit} for {key:?}"),
+            Self::Reset(limit, key) => write!(f, "reset {limit} for {key:?}"),
             Self::Advance(time) => write!(f, "advance the clock by {time:?}"),
             Self::ClockBack(time) => write!(f, "step the clock back by {time:?}, and ask for a unit of each limit"),
         }

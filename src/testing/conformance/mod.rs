@@ -22,6 +22,13 @@ use crate::{
 /// Longer than any part of the suite takes on a store that needs 10 ms for a check.
 const TIME_LIMIT: Duration = Duration::from_secs(300);
 
+const ALGORITHMS: [Algorithm; 4] = [
+    Algorithm::sliding_log(),
+    Algorithm::compact_log(16),
+    Algorithm::sliding_window_counter(),
+    Algorithm::fixed_window(),
+];
+
 /// The conformance suite, which fails the test of a store that breaks a rule.
 ///
 /// 1. Random histories of checks, repeated checks, settlements, resets and clock steps are decided by the store and by an
@@ -45,14 +52,8 @@ pub struct Conformance {
 impl Conformance {
     /// All algorithms, and 30 histories of new seeds.
     pub fn new() -> Self {
-        let all = [
-            Algorithm::sliding_log(),
-            Algorithm::compact_log(16),
-            Algorithm::sliding_window_counter(),
-            Algorithm::fixed_window(),
-        ];
         let first = random();
-        Self { algorithms: all.into(), seeds: (0..30).map(|number| first.wrapping_add(number)).collect() }
+        Self { algorithms: ALGORITHMS.into(), seeds: (0..30).map(|number| first.wrapping_add(number)).collect() }
     }
 
     /// The algorithms that the store counts by. Default: a log, a compact log of 16 entries, a counter, a fixed window. A check by

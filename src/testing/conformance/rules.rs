@@ -1,21 +1,19 @@
 //! The rules that a history of single steps cannot show.
 
-mod prefetch;
-
 use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use tokio::task::{JoinSet, yield_now};
 
-use self::prefetch::{prefetches, spent_prefetches};
-use super::{Trial, history::History, replay::replay};
+use super::{ALGORITHMS, Trial, history::History, replay::replay};
 use crate::{
     algorithm::Algorithm,
     check::{AdmissionId, Charge, Check},
-    decision::settlement::Settlement,
-    decision::{Decision, LimitStatus},
+    clock::micros,
+    decision::Decision,
+    decision::settlement::{Settled, Settlement},
     key::Key,
-    limit::Limit,
-    store::Store,
+    limit::{Limit, prefetch::Prefetch},
+    store::{LocalState, Store},
 };
 
 type Kept = Result<(), String>;
@@ -33,14 +31,12 @@ pub(super) const RULES: &[(&str, Rule)] = rules! {
     "checks at the same moment admit exactly the limit" races
     "a check repeated at the same moment counts once" racing_ids
     "settlements at the same moment count once" racing_settlements
-    "all limits of a check are decided, however many" many_limits
     "keys differ in every byte" keys
     "the largest and the smallest limits are exact" extreme_limits
     "huge costs are counted without overflow" huge_costs
     "every pair of charges is decided and settled alike" pairs
     "a check by an algorithm that the store lacks fails alone" other_algorithms
-    "a prefetch counts until a window after its life" prefetches
-    "the spent units of a prefetch count for a window" spent_prefetches
+    "a prefetch counts until a window after its life, and its spent units for a window" prefetches
 };
 
 const NARROW: Limit = Limit::per_hour("narrow", 5);
@@ -65,18 +61,9 @@ impl Trial {
         Ok(self.spend(limit, 0).await?.used())
     }
 
-    async fn settle(&self, check: Check, admitted: &Decision, cost: u64) -> Result<(), String> {
-        let settled = self.store().settle(Settlement::new(check, admitted, |_| Some(cost))).await;
-        let settled = settled.map_err(|error| format!("expected a settlement, got {error:?}"))?;
-        expect("whether a settlement counts", true, settled.was_applied)
-    }
-
     /// Decides all checks at once, on both handles, and returns the admissions.
     async fn admitted(&self, checks: impl Iterator<Item = Check>) -> Result<Vec<Decision>, String> {
-        let decide = |(check, handle): (Check, &Arc<dyn Store>)| {
-            let store = Arc::clone(handle);
-            async move { store.decide(check).await }
-        };
+        let decide = |(check, handle): (Check, &Arc<dyn Store>)| handle.decide(check);
         let decided: JoinSet<_> = checks.zip(self.handles.iter().cycle()).map(decide).collect();
         let decided: Result<Vec<Decision>, _> = decided.join_all().await.into_iter().collect();
         let decided = decided.map_err(|error| format!("expected a decision, got {error:?}"))?;
@@ -92,31 +79,21 @@ fn check_of(limit: &Limit, cost: u64) -> Check {
     Check::new(charge(limit, cost))
 }
 
-fn all_of(limits: &[&Limit]) -> Check {
-    let mut check = check_of(limits[0], 1);
-    limits[1..].iter().for_each(|limit| check.add_distinct(charge(limit, 1)));
-    check
-}
-
 #[expect(clippy::needless_pass_by_value, reason = "callers pass what they have just computed")]
 fn expect<T: PartialEq + std::fmt::Debug>(what: &str, expected: T, got: T) -> Kept {
     if expected == got { Ok(()) } else { Err(format!("{what}: expected {expected:?}, got {got:?}")) }
 }
 
 async fn unpolled_futures(trial: Trial, _: Vec<Algorithm>) -> Kept {
-    for _ in 0..3 {
-        drop(trial.store().decide(check_of(&WIDE, 1)));
-    }
-    expect("used units after three futures were dropped unpolled", 0, trial.used(&WIDE).await?)?;
-    let decision = trial.store().decide(check_of(&WIDE, 1));
+    // Two of them are dropped at once.
+    let [decision, ..] = [(); 3].map(|()| trial.store().decide(check_of(&WIDE, 1)));
     expect("used units before a future is polled", 0, trial.used(&WIDE).await?)?;
-    expect("used units after it was polled", 1, decision.await.map_err(|error| format!("{error:?}"))?.used())
+    expect("used units after one was polled", 1, decision.await.map_err(|error| format!("{error:?}"))?.used())
 }
 
 async fn dropped_futures(trial: Trial, _: Vec<Algorithm>) -> Kept {
     for _ in 0..5 {
-        let store = Arc::clone(trial.store());
-        let task = tokio::spawn(async move { store.decide(check_of(&WIDE, 1)).await });
+        let task = tokio::spawn(trial.store().decide(check_of(&WIDE, 1)));
         yield_now().await;
         task.abort();
         let _ = task.await;
@@ -139,9 +116,10 @@ async fn races(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
         let _ = trial.store().reset(narrow.clone(), Key::from("ada")).await;
 
         // The wide limit alone, and together with the narrow one in either order.
+        let both = |first, second| check_of(first, 1).and(charge(second, 1)).unwrap();
         let check = |number: usize| match number % 4 {
-            0 => all_of(&[&narrow, &wide]),
-            1 => all_of(&[&wide, &narrow]),
+            0 => both(&narrow, &wide),
+            1 => both(&wide, &narrow),
             _ => check_of(&wide, 1),
         };
         let admitted = trial.admitted((0..50).map(check)).await?.len() as u64;
@@ -164,29 +142,12 @@ async fn racing_ids(trial: Trial, _: Vec<Algorithm>) -> Kept {
 async fn racing_settlements(trial: Trial, _: Vec<Algorithm>) -> Kept {
     let check = Check::new(charge(&WIDE, 20).reserve(WIDE.window()));
     let admitted = trial.decide(check.clone()).await?;
-    let settle = |store: &Arc<dyn Store>| {
-        let settled = store.settle(Settlement::new(check.clone(), &admitted, |_| Some(3)));
-        async move { settled.await.map(|settled| settled.was_applied) }
-    };
+    let settle = |store: &Arc<dyn Store>| store.settle(Settlement::new(check.clone(), &admitted, |_| Some(3)));
     let settled: JoinSet<_> = trial.handles.iter().cycle().take(20).map(settle).collect();
-    let settled: Result<Vec<bool>, _> = settled.join_all().await.into_iter().collect();
-    let counted = settled.map_err(|error| format!("{error:?}"))?.into_iter().filter(|was_applied| *was_applied).count();
+    let settled: Result<Vec<Settled>, _> = settled.join_all().await.into_iter().collect();
+    let counted =
+        settled.map_err(|error| format!("{error:?}"))?.into_iter().filter(|settled| settled.was_applied).count();
     expect("settlements that count, and used units", (1, 3), (counted, trial.used(&WIDE).await?))
-}
-
-async fn many_limits(trial: Trial, _: Vec<Algorithm>) -> Kept {
-    let limit = |number: u64| Limit::new(format!("limit-{number}"), 2, Duration::from_secs(60)).unwrap();
-    let limits: Vec<Limit> = (0..12).map(limit).collect();
-    let limits: Vec<&Limit> = limits.iter().collect();
-    let first = trial.decide(all_of(&limits)).await?;
-    expect("used units of twelve limits", vec![1; 12], first.statuses().map(LimitStatus::used).collect())?;
-    for full in limits.iter().copied() {
-        let _ = trial.spend(full, 1).await?;
-        expect("a check of twelve limits, one of them full", false, trial.decide(all_of(&limits)).await?.is_allowed())?;
-        let _ = trial.store().reset(full.clone(), Key::from("ada")).await;
-        let _ = trial.spend(full, 1).await?;
-    }
-    Ok(())
 }
 
 /// Long ones, those that are no text, and those that would be the same if they were joined.
@@ -231,19 +192,6 @@ async fn huge_costs(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
             expect("spent units", true, trial.decide(spent).await?.is_allowed())?;
         }
         expect("a check after endless spending", false, trial.spend(&limit, 1).await?.is_allowed())?;
-
-        // An impossible cost refuses its key until it leaves.
-        let limit = Limit::per_minute("tokens", 100).with_algorithm(algorithm);
-        for _ in 0..20 {
-            let check = Check::new(charge(&limit, 1).reserve(Duration::from_secs(5)));
-            let admitted = trial.decide(check.clone()).await?;
-            trial.settle(check, &admitted, u64::MAX).await?;
-            let Some(wait) = trial.spend(&limit, 1).await?.retry_after() else {
-                return Err("expected a refusal after a settlement at an impossible cost, got an admission".to_owned());
-            };
-            expect("whether it refuses for two windows at most", true, wait <= 2 * limit.window())?;
-            trial.clock.advance(wait);
-        }
     }
     Ok(())
 }
@@ -253,12 +201,7 @@ async fn pairs(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
 }
 
 async fn other_algorithms(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
-    for other in [
-        Algorithm::sliding_log(),
-        Algorithm::compact_log(16),
-        Algorithm::sliding_window_counter(),
-        Algorithm::fixed_window(),
-    ] {
+    for other in ALGORITHMS {
         let limit = NARROW.with_algorithm(other);
         if let Err(error) = trial.store().decide(check_of(&limit, 1)).await {
             expect(&format!("whether the store lacks {other:?}"), false, algorithms.contains(&other))?;
@@ -268,6 +211,52 @@ async fn other_algorithms(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
     for algorithm in algorithms {
         let decision = trial.spend(&WIDE.with_algorithm(algorithm), 1).await?;
         expect("a check after one that has failed", true, decision.is_allowed())?;
+    }
+    Ok(())
+}
+
+/// The logs of a store with prefetches. A limit with prefetch counts on any other store, too.
+async fn prefetches(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
+    let (limit, life) = (Limit::per_second("prefetch", 100), Duration::from_millis(100));
+    let plain = limit.clone().prefetch(Prefetch::new());
+    expect("used units of a limit with prefetch", 1, trial.spend(&plain, 1).await?.used())?;
+    let has_prefetches = trial.store().local_state().and_then(LocalState::prefetches).is_some();
+    for algorithm in algorithms.into_iter().filter(|algorithm| has_prefetches && algorithm.is_log()) {
+        let limit = limit.clone().with_algorithm(algorithm);
+        let _ = trial.store().reset(limit.clone(), Key::from("ada")).await;
+        let check = |units| {
+            let prefetch = Charge::prefetch(limit.clone(), Key::from("ada"), units, micros(life));
+            Check::new(prefetch).with_id(AdmissionId::fresh())
+        };
+        let prefetch = trial.decide(check(100)).await?;
+        expect("used and reserved units of a prefetch", (100, 100), (prefetch.used(), prefetch.binding().reserved()))?;
+        // Neither refusals nor a clock that steps back make it shorter: its units are spent until the end of its life.
+        let step = Duration::from_millis(300);
+        let none = Duration::ZERO;
+        for (back, forward) in [(none, none), (step, none), (none, step + limit.window() + life - MICROSECOND)] {
+            trial.clock.step_back(back);
+            trial.clock.advance(forward);
+            let refused = trial.spend(&limit, 1).await?;
+            let by_reservations = (refused.is_allowed(), refused.is_refused_by_reservations());
+            expect("an admission, and a refusal by reservations", (false, true), by_reservations)?;
+        }
+        trial.clock.advance(MICROSECOND);
+        expect("used units after the life of a prefetch and a window", 0, trial.used(&limit).await?)?;
+
+        // Its spent units count from the settlement on, since all of them were spent by then.
+        let check = check(60);
+        let admitted = trial.decide(check.clone()).await?;
+        trial.clock.advance(life / 2);
+        let settled = trial.store().settle(Settlement::new(check, &admitted, |_| Some(10))).await;
+        expect("whether a settlement counts", true, settled.map_err(|error| format!("{error:?}"))?.was_applied)?;
+        let single = trial.spend(&limit, 1).await?;
+        expect("used and reserved units", (11, 0), (single.used(), single.binding().reserved()))?;
+        trial.clock.advance(limit.window() - MICROSECOND);
+        expect("used units before a window has passed", 11, trial.used(&limit).await?)?;
+        // A compact log counts until the end of a sub-window.
+        let rounding = if algorithm == Algorithm::sliding_log() { Duration::ZERO } else { limit.window() };
+        trial.clock.advance(MICROSECOND + rounding);
+        expect("used units after a window", 0, trial.used(&limit).await?)?;
     }
     Ok(())
 }
