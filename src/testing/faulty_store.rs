@@ -1,8 +1,7 @@
 //! A store that fails on command.
 
 use std::{
-    fmt,
-    future::{Future, pending},
+    future::pending,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -53,8 +52,9 @@ use crate::{
 ///    There, each limiter has a breaker of its own, and no refusal is remembered.
 /// 3. [`with_local_state`](Self::with_local_state) makes a `MemoryStore` behave as `RedisStore` does.
 /// 4. It never decides [without a future](Store::decide_now), as `RedisStore` never does.
-pub struct FaultyStore<S> {
-    store: Arc<S>,
+#[derive(Clone, Debug)]
+pub struct FaultyStore {
+    store: Arc<dyn Store>,
     local_state: Option<LocalState>,
     fault: Arc<Mutex<Fault>>,
     calls: Arc<AtomicUsize>,
@@ -79,17 +79,10 @@ pub enum Fault {
     LosesReplies,
 }
 
-impl<S> FaultyStore<S> {
-    fn fault(&self) -> MutexGuard<'_, Fault> {
-        // A panic of another test's thread leaves the value whole.
-        self.fault.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<S: Store> FaultyStore<S> {
+impl FaultyStore {
     /// A store that works until a test sets a fault.
     #[must_use]
-    pub fn new(store: S) -> Self {
+    pub fn new(store: impl Store) -> Self {
         let (fault, calls, hanging) = Default::default();
         Self { store: Arc::new(store), local_state: None, fault, calls, hanging }
     }
@@ -121,73 +114,54 @@ impl<S: Store> FaultyStore<S> {
         Arc::weak_count(&self.hanging)
     }
 
-    /// Counts a call, and calls the store inside as far as the fault lets it.
-    fn reply<T, F>(&self, doing: &'static str, call: impl FnOnce(&S) -> F + Send + 'static) -> StoreFuture<T>
-    where
-        T: Send + 'static,
-        F: Future<Output = Result<T, StoreError>> + Send + 'static,
-    {
+    fn fault(&self) -> MutexGuard<'_, Fault> {
+        // A panic of another test's thread leaves the value whole.
+        self.fault.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a call, and calls the store inside as far as the fault lets it. Refusals of the `outdated` limits are forgotten before
+    /// and afterwards.
+    fn reply<T: Send + 'static>(
+        &self,
+        doing: &'static str,
+        call: impl FnOnce(&dyn Store) -> StoreFuture<T> + Send + 'static,
+        outdated: Vec<Limit>,
+    ) -> StoreFuture<T> {
         self.calls.fetch_add(1, Ordering::SeqCst);
-        let (store, fault) = (Arc::clone(&self.store), *self.fault());
+        let (store, local_state, fault) = (Arc::clone(&self.store), self.local_state.clone(), *self.fault());
         let hanging = (fault == Fault::Hangs).then(|| Arc::downgrade(&self.hanging));
         Box::pin(async move {
+            let _hanging = hanging;
+            let failure = |text| Err(StoreError::new(doing, StoreErrorKind::Other, text));
             match fault {
-                Fault::None => call(&store).await,
-                Fault::Fails => Err(StoreError::new(doing, StoreErrorKind::Other, "out of order")),
-                Fault::Hangs => {
-                    let _hanging = hanging;
-                    pending().await
-                }
-                Fault::Slow(time) => {
-                    sleep(time).await;
-                    call(&store).await
-                }
-                Fault::LosesReplies => {
-                    call(&store).await?;
-                    Err(StoreError::new(doing, StoreErrorKind::Other, "the reply was lost"))
-                }
+                Fault::None | Fault::LosesReplies => {}
+                Fault::Fails => return failure("out of order"),
+                Fault::Hangs => pending().await,
+                Fault::Slow(time) => sleep(time).await,
             }
+            let _outdated = local_state.map(|state| state.outdate(outdated, None));
+            let reply = call(&*store).await?;
+            if fault == Fault::LosesReplies { failure("the reply was lost") } else { Ok(reply) }
         })
     }
 }
 
-impl<S: Store> Store for FaultyStore<S> {
+impl Store for FaultyStore {
     fn decide(&self, check: Check) -> StoreFuture<Decision> {
-        self.reply("deciding a check", |store| store.decide(check))
+        self.reply("deciding a check", |store| store.decide(check), Vec::new())
     }
 
     fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
         let limits = settlement.check().charges().map(|charge| charge.limit().clone()).collect();
-        let state = self.local_state.clone();
-        self.reply("settling an admission", |store| forgetting(state, limits, store.settle(settlement)))
+        self.reply("settling an admission", |store| store.settle(settlement), limits)
     }
 
     fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
-        let state = self.local_state.clone();
-        self.reply("resetting a key", |store| forgetting(state, vec![limit.clone()], store.reset(limit, key)))
+        let limits = vec![limit.clone()];
+        self.reply("resetting a key", |store| store.reset(limit, key), limits)
     }
 
     fn local_state(&self) -> Option<&LocalState> {
         self.local_state.as_ref().or_else(|| self.store.local_state())
     }
-}
-
-// Not derived, since that would require `S: Clone`.
-impl<S> Clone for FaultyStore<S> {
-    fn clone(&self) -> Self {
-        let (store, local_state, fault) = (self.store.clone(), self.local_state.clone(), self.fault.clone());
-        Self { store, local_state, fault, calls: self.calls.clone(), hanging: self.hanging.clone() }
-    }
-}
-
-impl<S> fmt::Debug for FaultyStore<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FaultyStore").field("fault", &*self.fault()).finish_non_exhaustive()
-    }
-}
-
-/// Forgets the refusals of limits before and after units are given back, as every store with a local state has to.
-async fn forgetting<T>(state: Option<LocalState>, limits: Vec<Limit>, reply: impl Future<Output = T>) -> T {
-    let _outdated = state.map(|state| state.outdate(limits, None));
-    reply.await
 }

@@ -14,27 +14,27 @@ use tower_sliding_window::{
 };
 
 /// A store in this process that has this fault until a test sets another.
-pub(crate) fn with_fault(fault: Fault) -> FaultyStore<MemoryStore> {
+pub(crate) fn with_fault(fault: Fault) -> FaultyStore {
     let store = FaultyStore::new(MemoryStore::new());
     store.set(fault);
     store
 }
 
 /// A store that always fails.
-pub(crate) fn failing() -> FaultyStore<MemoryStore> {
+pub(crate) fn failing() -> FaultyStore {
     with_fault(Fault::Fails)
 }
 
 /// A store that never replies.
-pub(crate) fn silent() -> FaultyStore<MemoryStore> {
+pub(crate) fn silent() -> FaultyStore {
     with_fault(Fault::Hangs)
 }
 
 /// A store that remembers the settlements that it is asked for, and may have a fault at them alone.
 #[derive(Clone)]
 pub(crate) struct Watched {
-    checks: FaultyStore<MemoryStore>,
-    settlements: FaultyStore<MemoryStore>,
+    checks: FaultyStore,
+    settlements: FaultyStore,
     seen: Arc<Mutex<Vec<Settlement>>>,
 }
 

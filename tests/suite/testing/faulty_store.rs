@@ -18,7 +18,7 @@ use crate::support::{
 
 const CALLS: Limit = Limit::per_minute("calls", 3);
 
-fn store() -> FaultyStore<MemoryStore> {
+fn store() -> FaultyStore {
     FaultyStore::new(MemoryStore::new())
 }
 

@@ -12,7 +12,7 @@ use std::{
 };
 
 use tower_sliding_window::{
-    Error, Limit, Limiter, MemoryStore,
+    Error, Limit, Limiter,
     testing::{Fault, FaultyStore},
 };
 
@@ -33,7 +33,7 @@ fn at_once<F: Future>(future: F) -> F::Output {
 }
 
 /// A limiter on a store that has failed often enough to open the breaker.
-async fn limiter_with_open_breaker(fault: Fault) -> (Limiter, FaultyStore<MemoryStore>) {
+async fn limiter_with_open_breaker(fault: Fault) -> (Limiter, FaultyStore) {
     let store = with_fault(fault);
     let limiter = Limiter::new(store.clone());
     for _ in 0..5 {
