@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::{
-    HeaderMap, Response, StatusCode,
+    HeaderMap, HeaderValue, Response, StatusCode,
     header::{CACHE_CONTROL, RETRY_AFTER},
 };
 
@@ -41,12 +41,7 @@ use http::{
 #[track_caller]
 pub fn assert_admitted<B>(response: &Response<B>) -> Option<u64> {
     let (status, headers) = (response.status(), response.headers());
-    let of_grpc = || match headers.get("grpc-status")?.as_bytes() {
-        b"8" => Some("a limit refused the call"),
-        b"14" => Some("the store did not decide, and the layer fails closed"),
-        _ => None,
-    };
-    if let Some(cause) = rejection_cause(status, headers).or_else(of_grpc) {
+    if let Some(cause) = rejection_cause(status, headers) {
         panic!("expected an admitted request, but the layer rejected it: {cause}. Got {status} with {headers:?}");
     }
     remaining(headers)
@@ -54,13 +49,16 @@ pub fn assert_admitted<B>(response: &Response<B>) -> Option<u64> {
 
 /// Why the layer may have rejected a request; `None` if the response is the service's.
 fn rejection_cause(status: StatusCode, headers: &HeaderMap) -> Option<&'static str> {
-    let cause = match status {
-        StatusCode::TOO_MANY_REQUESTS => return Some("a limit refused it"),
-        StatusCode::SERVICE_UNAVAILABLE => return Some("the store did not decide, and the layer fails closed"),
-        StatusCode::BAD_REQUEST => "it lacks what the key is read from, such as a header",
-        StatusCode::UNAUTHORIZED => "it has no valid API key",
-        StatusCode::FORBIDDEN => "its key is denied",
-        StatusCode::INTERNAL_SERVER_ERROR => {
+    let grpc_status = headers.get("grpc-status").map(HeaderValue::as_bytes);
+    let cause = match (status, grpc_status) {
+        (StatusCode::TOO_MANY_REQUESTS, _) | (_, Some(b"8")) => return Some("a limit refused it"),
+        (StatusCode::SERVICE_UNAVAILABLE, _) | (_, Some(b"14")) => {
+            return Some("the store did not decide, and the layer fails closed");
+        }
+        (StatusCode::BAD_REQUEST, _) => "it lacks what the key is read from, such as a header",
+        (StatusCode::UNAUTHORIZED, _) => "it has no valid API key",
+        (StatusCode::FORBIDDEN, _) => "its key is denied",
+        (StatusCode::INTERNAL_SERVER_ERROR, _) => {
             "it has no peer address, which `PeerIp` and `ClientIp` need. Add `MockConnectInfo` as the outermost layer: see \
              \"Give requests a peer\" in `guide::testing_your_limits`"
         }

@@ -38,7 +38,7 @@ fn an_admitted_request_has_any_other_status_and_says_how_many_units_are_left() {
     for (status, headers, expected) in [
         (429, "", "429"),
         (503, "", "503"),
-        (200, "grpc-status: 8", "a limit refused the call"),
+        (200, "grpc-status: 8", "a limit refused it"),
         (200, "grpc-status: 14", "the store did not decide"),
         (200, "x-ratelimit-limit: 5, x-ratelimit-remaining: 6", "more units are left"),
         (200, "x-ratelimit-limit: 5, x-ratelimit-remaining: many", "x-ratelimit-remaining is not a number"),
