@@ -79,11 +79,6 @@ impl QuotaUnit {
     }
 }
 
-const SECOND: Duration = Duration::from_secs(1);
-const MINUTE: Duration = Duration::from_secs(60);
-const HOUR: Duration = Duration::from_secs(60 * 60);
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-
 impl Limit {
     /// The largest number of units, 2^52: Redis scripts count in doubles, and a limit plus a cost must be exact.
     pub const MAX_UNITS: u64 = 1 << 52;
@@ -126,7 +121,8 @@ impl Limit {
     }
 
     const fn of_valid(name: Cow<'static, str>, units: u64, window: Duration) -> Self {
-        let (window_micros, algorithm) = (micros_rounded_up(window), Algorithm::sliding_log());
+        // Rounded up, since a unit would otherwise leave before its window has passed.
+        let (window_micros, algorithm) = (window.as_nanos().div_ceil(1_000) as u64, Algorithm::sliding_log());
         Self { name, units, window_micros, algorithm, unit: QuotaUnit::Requests, prefetches: None }
     }
 
@@ -138,7 +134,7 @@ impl Limit {
     #[must_use]
     #[track_caller]
     pub const fn per_second(name: &'static str, units: u64) -> Self {
-        Self::per(name, units, SECOND)
+        Self::per(name, units, Duration::from_secs(1))
     }
 
     /// A limit for any 60 seconds.
@@ -149,7 +145,7 @@ impl Limit {
     #[must_use]
     #[track_caller]
     pub const fn per_minute(name: &'static str, units: u64) -> Self {
-        Self::per(name, units, MINUTE)
+        Self::per(name, units, Duration::from_secs(60))
     }
 
     /// A limit for any 60 minutes.
@@ -160,7 +156,7 @@ impl Limit {
     #[must_use]
     #[track_caller]
     pub const fn per_hour(name: &'static str, units: u64) -> Self {
-        Self::per(name, units, HOUR)
+        Self::per(name, units, Duration::from_secs(60 * 60))
     }
 
     /// A limit for any 24 hours.
@@ -171,7 +167,7 @@ impl Limit {
     #[must_use]
     #[track_caller]
     pub const fn per_day(name: &'static str, units: u64) -> Self {
-        Self::per(name, units, DAY)
+        Self::per(name, units, Duration::from_secs(24 * 60 * 60))
     }
 
     /// The same limit with another algorithm. Default: [`Algorithm::sliding_log`], which is exact. A fixed window and a counter have no
@@ -286,9 +282,4 @@ impl Limit {
         // A window has 45 bits.
         digester.of(&self.name, self.window_micros | u64::from(self.algorithm.number()) << 48, key)
     }
-}
-
-/// Rounded up, since a unit would otherwise leave before its window has passed.
-const fn micros_rounded_up(window: Duration) -> u64 {
-    window.as_nanos().div_ceil(1_000) as u64
 }

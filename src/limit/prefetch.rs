@@ -63,20 +63,18 @@ impl Prefetch {
     }
 
     /// The most units of a prefetch, 1 to the units of the limit. Default: as many as rule 3 of the [module docs](self) allows.
-    pub const fn at_most(mut self, units: u32) -> Self {
-        self.most = units;
-        self
+    pub const fn at_most(self, units: u32) -> Self {
+        Self { most: units, ..self }
     }
 
     /// How long a process may hold a prefetch, 1 ms to 1 s and at most the window. Default: 100 ms.
     ///
     /// With a longer life, fewer requests ask the store, and units are missing to other processes for longer.
-    pub const fn life(mut self, life: Duration) -> Self {
+    pub const fn life(self, life: Duration) -> Self {
         let micros = life.as_micros();
         // A life that is too long for the number is too long for `prefetch`, too.
         let micros = if micros < u32::MAX as u128 { micros as u32 } else { u32::MAX };
-        self.life = NonZeroU32::MIN.saturating_add(micros);
-        self
+        Self { life: NonZeroU32::MIN.saturating_add(micros), ..self }
     }
 
     pub(crate) const fn most(self) -> u64 {

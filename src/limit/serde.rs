@@ -64,19 +64,9 @@ impl<'de> Visitor<'de> for LimitVisitor {
             Window::Text(text) => text::window(&text).map_err(A::Error::custom)?,
             Window::Seconds(seconds) => Duration::from_secs(seconds),
         };
-        let mut limit = Limit::new(name.clone(), units, window).map_err(A::Error::custom)?;
-        if let Some(unit) = unit {
-            limit = limit.counted_in(text::quota_unit(&unit).map_err(A::Error::custom)?);
-        }
-        if let Some(algorithm) = algorithm {
-            limit = limit.with_algorithm(text::algorithm(&algorithm).map_err(A::Error::custom)?);
-        }
-        if let Some(prefetch) = prefetch {
-            let prefetch = text::prefetches(&prefetch).map_err(A::Error::custom)?;
-            limit =
-                limit.with_prefetch(prefetch).map_err(|problem| A::Error::custom(text::invalid(&name, &problem)))?;
-        }
-        Ok(limit)
+        let limit = Limit::new(name.clone(), units, window).map_err(A::Error::custom)?;
+        let limit = text::with_words(limit, unit.as_deref(), algorithm.as_deref(), prefetch.as_deref());
+        limit.map_err(|problem| A::Error::custom(text::invalid(&name, &problem)))
     }
 }
 

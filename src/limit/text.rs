@@ -108,31 +108,23 @@ fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
     let units_text = words.next().unwrap_or_default();
     let units = whole_number(units_text)
         .ok_or_else(|| format!("the number of units must be a whole number, not {units_text:?}"))?;
-    let unit = words.next().map(quota_unit).transpose()?.unwrap_or_default();
-    expect_end(words)?;
+    let unit = words.next();
+    if let Some(word) = words.next() {
+        return Err(format!("there is no place for {word:?}"));
+    }
 
     let mut words = after.split_whitespace();
     let window_text = words.next().ok_or("there is no window after the /, as in 5/min")?;
     let window = window(window_text)?;
     let mut words = words.peekable();
     let is_algorithm = |word: &&str| !word.starts_with("prefetch");
-    let algorithm = words.next_if(is_algorithm).map(algorithm).transpose()?.unwrap_or_default();
-    let prefetches = words.next().map(prefetches).transpose()?;
-    match words.next() {
-        Some(word) if prefetches.is_some() => {
-            Err(format!("prefetch is the last word, such as prefetch(50ms), so {word:?} has no place"))
-        }
-        word => expect_end(word.into_iter()),
-    }?;
+    let (algorithm, prefetch) = (words.next_if(is_algorithm), words.next());
+    if let Some(word) = words.next() {
+        return Err(format!("prefetch is the last word, such as prefetch(50ms), so {word:?} has no place"));
+    }
 
     match broken_rule(&name, units, window) {
-        None => {
-            let limit = Limit::of_valid(name, units, window).counted_in(unit).with_algorithm(algorithm);
-            match prefetches {
-                Some(prefetches) => limit.with_prefetch(prefetches),
-                None => Ok(limit),
-            }
-        }
+        None => with_words(Limit::of_valid(name, units, window), unit, algorithm, prefetch),
         Some(NAME_RULE) => Err(format!("{NAME_RULE}, not {name:?}")),
         Some(UNITS_RULE) => Err(format!("{UNITS_RULE}, not {units_text}")),
         Some(rule) => Err(format!("{rule}, not {window_text}")),
@@ -158,7 +150,23 @@ pub(super) fn window(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_micros(whole_number(count).unwrap_or(1).saturating_mul(micros)))
 }
 
-pub(super) fn quota_unit(word: &str) -> Result<QuotaUnit, String> {
+/// The same limit with the unit, the algorithm and the prefetch of these words.
+pub(super) fn with_words(
+    limit: Limit,
+    unit: Option<&str>,
+    algorithm: Option<&str>,
+    prefetch: Option<&str>,
+) -> Result<Limit, String> {
+    let unit = unit.map(quota_unit).transpose()?.unwrap_or_default();
+    let algorithm = algorithm.map(algorithm_of).transpose()?.unwrap_or_default();
+    let limit = limit.counted_in(unit).with_algorithm(algorithm);
+    match prefetch.map(prefetches).transpose()? {
+        Some(prefetches) => limit.with_prefetch(prefetches),
+        None => Ok(limit),
+    }
+}
+
+fn quota_unit(word: &str) -> Result<QuotaUnit, String> {
     match word {
         "requests" => Ok(QuotaUnit::Requests),
         "content-bytes" => Ok(QuotaUnit::ContentBytes),
@@ -166,7 +174,7 @@ pub(super) fn quota_unit(word: &str) -> Result<QuotaUnit, String> {
     }
 }
 
-pub(super) fn algorithm(word: &str) -> Result<Algorithm, String> {
+fn algorithm_of(word: &str) -> Result<Algorithm, String> {
     let entries = word.strip_prefix("compact(").and_then(|rest| rest.strip_suffix(')'));
     match (word, entries.and_then(whole_number)) {
         ("log", _) => Ok(Algorithm::sliding_log()),
@@ -183,7 +191,7 @@ pub(super) fn algorithm(word: &str) -> Result<Algorithm, String> {
 }
 
 /// Prefetches such as `prefetch`, `prefetch(50ms)` or `prefetch(1000,50ms)`.
-pub(super) fn prefetches(word: &str) -> Result<Prefetch, String> {
+fn prefetches(word: &str) -> Result<Prefetch, String> {
     let wrong = || {
         format!(
             "the prefetch must be written prefetch, prefetch(units), prefetch(life) or prefetch(units,life), not {word:?}"
@@ -205,10 +213,6 @@ pub(super) fn prefetches(word: &str) -> Result<Prefetch, String> {
         prefetches = prefetches.life(window(life).map_err(|_| wrong())?);
     }
     Ok(prefetches)
-}
-
-fn expect_end(mut words: impl Iterator<Item = impl fmt::Debug>) -> Result<(), String> {
-    words.next().map_or(Ok(()), |word| Err(format!("there is no place for {word:?}")))
 }
 
 pub(super) fn invalid(text: &str, problem: &str) -> ConfigError {
