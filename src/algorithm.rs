@@ -149,12 +149,13 @@ impl Kind {
     /// The time of the entry for an admission of `now`. The admission counts until a window after it.
     pub(crate) fn recorded_at(self, now: u64, window: u64) -> u64 {
         match self {
-            Self::Log => now,
+            // A counter finds its window of the clock by itself.
+            Self::Log | Self::Counter => now,
             Self::Compact { entries } => {
                 let part = window.div_ceil(u64::from(entries) - 2);
                 (now - now % part).saturating_add(part - 1)
             }
-            Self::Counter | Self::Fixed => now - now % window,
+            Self::Fixed => now - now % window,
         }
     }
 }

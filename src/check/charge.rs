@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::{
     algorithm::Algorithm,
+    clock::micros,
     key::Key,
     limit::{Limit, prefetch::Prefetch, rules::NeverFits},
 };
@@ -82,11 +83,6 @@ impl Charge {
         Self { cost: 0, lease: 0, takes: Takes::IfAdmitted, ..self.clone() }
     }
 
-    /// Lets [spent](Self::spent) units count for this time only, at most for the window.
-    pub(crate) fn counting_for(self, time: Duration) -> Self {
-        self.reserve(time)
-    }
-
     /// A prefetch: units that the process spends until the end of the prefetch's life, so they count until a window after that.
     pub(crate) fn prefetch(limit: Limit, key: Key, units: u64, life: u64) -> Self {
         let lease = limit.window_micros().saturating_add(life);
@@ -111,33 +107,25 @@ impl Charge {
         self.limit.prefetched().filter(|_| is_plain)
     }
 
-    pub(crate) fn of_nothing(limit: Limit, key: Key) -> Self {
-        Self::fitting(limit, key, 0)
-    }
-
     /// Reserves the units: they count until they are [settled](crate::settlement), or until the lease ends, when they are
     /// given back. A lease is at least a microsecond, and at most the window.
     #[must_use]
-    pub fn reserve(mut self, lease: Duration) -> Self {
-        let lease = u64::try_from(lease.as_micros()).unwrap_or(u64::MAX);
-        self.lease = lease.clamp(1, self.limit.window_micros());
-        self
+    pub fn reserve(self, lease: Duration) -> Self {
+        Self { lease: micros(lease).clamp(1, self.limit.window_micros()), ..self }
     }
 
     /// Puts the charge into the shadow: it never refuses the check. It is counted if it fits and the other charges are
     /// admitted. If it does not fit, its [`LimitStatus`](crate::decision::LimitStatus) says so.
     #[must_use]
-    pub fn in_shadow(mut self) -> Self {
-        self.is_shadow = true;
-        self
+    pub fn in_shadow(self) -> Self {
+        Self { is_shadow: true, ..self }
     }
 
     /// Hides the limit from clients: it counts and refuses, but appears neither in headers nor in the default body of a
     /// rejection. See [`Decision::visible`](crate::Decision::visible).
     #[must_use]
-    pub fn hidden(mut self) -> Self {
-        self.is_hidden = true;
-        self
+    pub fn hidden(self) -> Self {
+        Self { is_hidden: true, ..self }
     }
 
     /// The limit.
@@ -231,12 +219,10 @@ impl Charge {
 
     /// The time of an entry with an id for an admission of `now`. A reservation leaves the window when its lease ends.
     pub(crate) fn named_at(&self, now: u64) -> u64 {
-        let reserved = now.saturating_add(self.lease).saturating_sub(self.limit.window_micros());
-        match (self.lease, self.limit.algorithm() == Algorithm::sliding_window_counter()) {
-            (0, true) => now,
-            (0, false) => self.limit.recorded_at(now),
-            (_, true) => reserved,
-            (_, false) => reserved.min(self.limit.recorded_at(now)),
+        let recorded = self.limit.recorded_at(now);
+        match self.lease {
+            0 => recorded,
+            lease => now.saturating_add(lease).saturating_sub(self.limit.window_micros()).min(recorded),
         }
     }
 

@@ -49,7 +49,6 @@ use std::{
     fmt,
     hash::{BuildHasher, RandomState},
     iter, mem,
-    time::Duration,
 };
 
 pub use self::charge::{Charge, Takes};
@@ -100,17 +99,8 @@ impl Check {
     }
 
     /// Gives the check an id of the caller's: repeated with the same id, it counts once.
-    pub fn with_id(mut self, id: AdmissionId) -> Self {
-        self.id = Some(id);
-        self
-    }
-
-    /// The same check with leases that begin later by `delay`, and end at the same time.
-    pub(crate) fn with_leases_shorter_by(&self, delay: Duration) -> Self {
-        self.map(|charge| match charge.lease() {
-            Some(lease) => charge.clone().reserve(lease.saturating_sub(delay)),
-            None => charge.clone(),
-        })
+    pub fn with_id(self, id: AdmissionId) -> Self {
+        Self { id: Some(id), ..self }
     }
 
     /// The charges, in the order in which they were added; there is always one.
@@ -133,11 +123,6 @@ impl Check {
         self.charges().any(Charge::can_refuse)
     }
 
-    /// The same limits and keys at no cost.
-    pub(crate) fn without_costs(&self) -> Self {
-        self.map(Charge::without_cost)
-    }
-
     /// The same check under smaller limits, if all of its charges fit.
     pub(crate) fn under(&self, smaller: impl Fn(&Limit) -> Option<Limit>) -> Option<Self> {
         let first = self.first.under(&smaller)?;
@@ -145,12 +130,13 @@ impl Check {
         Some(Self { first, rest, id: self.id })
     }
 
-    /// The same check under other limits, in order.
-    pub(crate) fn on_limits(&self, mut limits: impl Iterator<Item = Limit>) -> Self {
-        self.map(|charge| limits.next().map_or_else(|| charge.clone(), |limit| charge.on(limit)))
+    /// The same limits and keys at no cost.
+    pub(crate) fn without_costs(&self) -> Self {
+        self.map(Charge::without_cost)
     }
 
-    fn map(&self, change: impl FnMut(&Charge) -> Charge) -> Self {
+    /// The same check with other charges, in order.
+    pub(crate) fn map(&self, change: impl FnMut(&Charge) -> Charge) -> Self {
         let (first, rest) = self.map_charges(change);
         Self { first, rest, id: self.id }
     }

@@ -38,7 +38,7 @@ mod status;
 
 use std::{
     borrow::Cow,
-    fmt, iter,
+    iter,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -51,7 +51,7 @@ use crate::{
 };
 
 /// The result of a check. See the [module docs](self). Cheap to clone.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 #[must_use = "a refusal is a decision, too: see `is_allowed`"]
 pub struct Decision(Arc<Fields>);
 
@@ -217,10 +217,8 @@ impl Decision {
             let outcome = match status.retry_after() {
                 Some(_) if status.is_shadow() => "shadow_refused",
                 Some(_) => "refused",
-                // Counted afterwards, for a request that counts as admitted already.
-                None if status.is_spent() => return None,
-                None if is_allowed => "allowed",
-                // Another limit has refused.
+                None if is_allowed && !status.is_spent() => "allowed",
+                // Another limit has refused, or the units are counted afterwards, for a request that counts as admitted already.
                 None => return None,
             };
             Some((status.limit().shared_name(), outcome))
@@ -238,17 +236,5 @@ impl Decision {
     #[must_use]
     pub fn id(&self) -> AdmissionId {
         self.0.id
-    }
-}
-
-impl fmt::Debug for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Fields { at, id, first: _, rest: _, instead_of } = &*self.0;
-        f.debug_struct("Decision")
-            .field("at", at)
-            .field("id", id)
-            .field("statuses", &self.statuses().collect::<Vec<_>>())
-            .field("instead_of", instead_of)
-            .finish()
     }
 }

@@ -46,6 +46,7 @@ use std::{
 
 use crate::{
     check::{AdmissionId, Charge, Check},
+    clock::{micros_since_epoch, system_time},
     decision::Decision,
 };
 
@@ -96,8 +97,12 @@ impl Settlement {
     /// be settled.
     pub fn new(check: Check, admitted: &Decision, cost: impl FnMut(&Charge) -> Option<u64>) -> Self {
         let is_local = admitted.local_cause().is_some();
-        let check =
-            if is_local { check.on_limits(admitted.statuses().map(|status| status.limit().clone())) } else { check };
+        // The limits of its decision are shares.
+        let mut statuses = admitted.statuses();
+        let share = |charge: &Charge| {
+            statuses.next().map_or_else(|| charge.clone(), |status| charge.on(status.limit().clone()))
+        };
+        let check = if is_local { check.map(share) } else { check };
         Self { is_local, ..Self::by_id(check, admitted.id(), admitted.at(), cost) }
     }
 
@@ -115,8 +120,7 @@ impl Settlement {
     /// Gives back all units of an admission whose time is not known, under an id that no other admission has. So a later time
     /// will do.
     pub(crate) fn refund_by_id(check: Check, id: AdmissionId) -> Self {
-        let late_enough = SystemTime::UNIX_EPOCH + Duration::from_micros(1 << 52);
-        Self::by_id(check, id, late_enough, |_| Some(0))
+        Self::by_id(check, id, system_time(1 << 52), |_| Some(0))
     }
 
     /// The same settlement, with reserved units that count from later than the admission by `delay`, but not from after now.
@@ -124,8 +128,12 @@ impl Settlement {
     pub(crate) fn counting_later_by(self, delay: Duration) -> Self {
         // Rounded as leases are, so that they end at the same microsecond.
         let delay = delay - Duration::from_nanos((delay.subsec_nanos() % 1_000).into());
+        let shorter = |charge: &Charge| match charge.lease() {
+            Some(lease) => charge.clone().reserve(lease.saturating_sub(delay)),
+            None => charge.clone(),
+        };
         match self.at.checked_add(delay) {
-            Some(at) => Self { at, check: self.check.with_leases_shorter_by(delay), ..self },
+            Some(at) => Self { at, check: self.check.map(shorter), ..self },
             None => self,
         }
     }
@@ -158,8 +166,7 @@ impl Settlement {
     }
 
     pub(crate) fn at_micros(&self) -> u64 {
-        let since = self.at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+        micros_since_epoch(self.at)
     }
 }
 

@@ -11,10 +11,9 @@ pub struct LimitStatus {
     used: u64,
     reserved: u64,
     reset_after: Duration,
-    /// The retry time of a refusal if nothing is given back before its lease ends.
-    most: Option<Duration>,
-    /// The retry time if all reserved units are given back now; zero if the check would fit then.
-    least: Duration,
+    /// The retry times of a refusal: if all reserved units are given back now, where zero means that the check would fit then, and
+    /// if nothing is given back before its lease ends.
+    waits: Option<(Duration, Duration)>,
     /// When to try again if only reserved units are in the way.
     reserved_after: Duration,
     is_shadow: bool,
@@ -36,8 +35,7 @@ impl LimitStatus {
             used,
             reserved: 0,
             reset_after,
-            most: retry_after,
-            least: retry_after.unwrap_or_default(),
+            waits: retry_after.map(|wait| (wait, wait)),
             reserved_after: RETRY_RESERVED_AFTER,
             is_shadow: charge.is_shadow(),
             is_hidden: charge.is_hidden(),
@@ -50,7 +48,7 @@ impl LimitStatus {
     #[must_use]
     pub fn with_reserved(mut self, units: u64, at_least: Duration) -> Self {
         self.reserved = units;
-        self.least = self.most.map_or(Duration::ZERO, |most| at_least.min(most));
+        self.waits = self.waits.map(|(_, most)| (at_least.min(most), most));
         self
     }
 
@@ -59,20 +57,19 @@ impl LimitStatus {
         let settled = self.used.saturating_sub(self.reserved);
         let would_fit = self.reserved > 0 && settled.saturating_add(charge.cost()) <= self.limit.units();
         let refuses = !self.is_spent && charge.cost() > self.remaining();
-        self.most = refuses.then_some(self.reset_after);
-        self.least = if would_fit { Duration::ZERO } else { self.reset_after };
+        let least = if would_fit { Duration::ZERO } else { self.reset_after };
+        self.waits = refuses.then_some((least, self.reset_after));
         self
     }
 
     /// The same figures, refused for this time.
     pub(crate) fn refused_for(&mut self, wait: Duration) {
-        (self.least, self.most) = (wait, Some(wait));
+        self.waits = Some((wait, wait));
     }
 
     /// The same figures, with at least these [retry times](Self::waits) if the limit refuses.
     pub(crate) fn not_before(mut self, (least, most): (Duration, Duration)) -> Self {
-        self.least = self.least.max(least);
-        self.most = self.most.map(|own| own.max(most));
+        self.waits = self.waits.map(|own| (own.0.max(least), own.1.max(most)));
         self
     }
 
@@ -124,13 +121,13 @@ impl LimitStatus {
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         // No longer than `reserved_after`, unless other units refuse for longer.
-        self.most.map(|most| self.reserved_after.max(self.least).min(most))
+        self.waits.map(|(least, most)| self.reserved_after.max(least).min(most))
     }
 
     /// Whether the limit refused the check, and would not have done so without the reserved units.
     #[must_use]
     pub fn is_refused_by_reservations(&self) -> bool {
-        self.reserved > 0 && self.most.is_some() && self.least.is_zero()
+        self.reserved > 0 && self.waits.is_some_and(|(least, _)| least.is_zero())
     }
 
     pub(crate) fn is_spent(&self) -> bool {
@@ -139,7 +136,7 @@ impl LimitStatus {
 
     /// The retry times of a refusal: if all reserved units are given back now, and if nothing is given back before its lease ends.
     pub(crate) fn waits(&self) -> Option<(Duration, Duration)> {
-        self.most.map(|most| (self.least, most))
+        self.waits
     }
 
     /// Whether the limit is in the [shadow](Charge::in_shadow).

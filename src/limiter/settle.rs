@@ -134,7 +134,7 @@ impl Limiter {
     /// failed repeatedly.
     pub async fn reset(&self, limit: &Limit, key: impl Into<Key>) -> Result<(), Error> {
         let key = key.into();
-        let check = Check::new(Charge::of_nothing(limit.clone(), key.clone()));
+        let check = Check::new(Charge::fitting(limit.clone(), key.clone(), 0));
         let returning = self.returning(&check, [u64::MAX]);
         let outdated = self.core.outdate(limit, &key);
         let outcome = self.call_store(|store| store.reset(limit.clone(), key.clone()), check).await;
@@ -180,7 +180,8 @@ impl Limiter {
         if time.is_zero() {
             return Ok(());
         }
-        let all = Charge::spent(limit.clone(), key, limit.units()).counting_for(time);
+        // Spent units with a lease count until it ends.
+        let all = Charge::spent(limit.clone(), key, limit.units()).reserve(time);
         // Remembered refusals would send callers away for too short a time.
         let _outdated = self.core.outdate(limit, all.key());
         // Without a share: units that this process counts by itself block the limit for no other process.

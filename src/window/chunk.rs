@@ -135,14 +135,12 @@ impl Chunk {
 
     /// Adds units to an entry.
     pub(super) fn add(&mut self, index: usize, units: u64) {
-        let Some(mut entry) = self.get(index) else { return };
+        let Some(before) = self.get(index) else { return };
+        let after = Entry { units: before.units.saturating_add(units), ..before };
         let of_chunk = self.units();
-        of_chunk.sum.subtract(entry.sum());
-        entry.units = entry.units.saturating_add(units);
-        if let Some(packed) = of_chunk.packed.get_mut(index) {
-            *packed = entry.packed();
-        }
-        of_chunk.sum.add(entry.sum());
+        of_chunk.packed[index] = after.packed();
+        of_chunk.sum.subtract(before.sum());
+        of_chunk.sum.add(after.sum());
     }
 
     pub(super) fn remove(&mut self, index: usize) {

@@ -71,7 +71,7 @@ impl Window {
         let mut new = Self::new(limit);
         for (until, units) in sums.filter(|(_, units)| *units > 0) {
             // The units of a fixed window leave with it.
-            new.log.add_to_sum(until.min(new.recorded_at(limit, until)), units);
+            new.log.add_to_sum(until.min(limit.recorded_at(until)), units);
         }
         new.trim(now, limit.window_micros());
         new
@@ -113,8 +113,7 @@ impl Window {
     /// Whether [`admit`](Self::admit) would add an entry.
     #[inline]
     pub(crate) fn grows(&self, charge: &Charge, context: CheckContext) -> bool {
-        charge.units() > 0
-            && (charge.is_exact() || self.is_named(charge, context) || !self.has_sum(charge.limit(), context.now))
+        charge.units() > 0 && (self.is_named(charge, context) || !self.has_sum(charge.limit(), context.now))
     }
 
     /// Records an admission. Without room for a new entry, it is [merged](Self::merge) with others.
@@ -124,7 +123,7 @@ impl Window {
         if charge.units() == 0 {
         } else if !has_room {
             self.merge(now, charge.limit(), charge.units());
-        } else if charge.is_exact() || self.is_named(charge, context) {
+        } else if self.is_named(charge, context) {
             self.log.insert(Entry { at: charge.named_at(now), id, kind: kind_of(charge), units: charge.units() });
         } else {
             self.add_up(now, now, charge.limit(), charge.units());
@@ -152,7 +151,7 @@ impl Window {
     #[inline]
     pub(crate) fn refuse(&mut self, charge: &Charge, now: u64, is_of_sums: bool) -> Figures {
         let (limit, window) = (charge.limit(), charge.limit().window_micros());
-        let present = if is_of_sums { u64::MAX } else { self.recorded_at(limit, now) };
+        let present = if is_of_sums { u64::MAX } else { limit.recorded_at(now) };
         self.log.pull_back(present);
         if let Some(counter) = &mut self.counter {
             counter.pull_back(now, window);
@@ -184,15 +183,10 @@ impl Window {
     }
 
     /// Counts a settlement after the lease, unless it was counted before or would have left the window by now.
-    fn settle_late(
-        &mut self,
-        now: u64,
-        ChargeSettlement { charge, id, at, .. }: ChargeSettlement<'_>,
-        cost: u64,
-        has_room: bool,
-    ) -> bool {
+    fn settle_late(&mut self, now: u64, settlement: ChargeSettlement<'_>, cost: u64, has_room: bool) -> bool {
+        let ChargeSettlement { charge, id, at, .. } = settlement;
         let limit = charge.limit();
-        let time = self.recorded_at(limit, at);
+        let time = limit.recorded_at(at);
         let is_over = charge.lease_micros().is_some_and(|lease| at.saturating_add(lease) <= now);
         // A fixed window ends earlier.
         let would_count = at.min(time).saturating_add(limit.window_micros()) > now;
@@ -240,11 +234,6 @@ impl Window {
         }
     }
 
-    /// The time of an entry for units of this time: that of their sub-window, if they are summed up.
-    fn recorded_at(&self, limit: &Limit, at: u64) -> u64 {
-        if self.counter.is_some() { at } else { limit.recorded_at(at) }
-    }
-
     /// Whether [`add_up`](Self::add_up) would add no entry.
     fn has_sum(&self, limit: &Limit, at: u64) -> bool {
         match &self.counter {
@@ -253,9 +242,11 @@ impl Window {
         }
     }
 
-    /// Whether an admission gets an entry of its own, under an algorithm that adds up others.
+    /// Whether an admission gets an entry of its own.
+    #[inline]
     fn is_named(&self, charge: &Charge, context: CheckContext) -> bool {
-        (context.has_caller_id || charge.lease_micros().is_some()) && !self.is_full_of_named(charge.limit())
+        let is_found_again = context.has_caller_id || charge.lease_micros().is_some();
+        charge.is_exact() || is_found_again && !self.is_full_of_named(charge.limit())
     }
 
     /// Whether the key has as many entries with an id as are allowed.

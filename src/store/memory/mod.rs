@@ -122,7 +122,7 @@ impl Store for MemoryStore {
     }
 
     fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
-        self.0.reset(&Charge::of_nothing(limit, key));
+        self.0.reset(&Charge::fitting(limit, key, 0));
         Box::pin(ready(Ok(())))
     }
 }
