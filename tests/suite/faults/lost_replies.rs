@@ -22,7 +22,12 @@ type Answer = JoinHandle<Result<Decision, Error>>;
 
 /// With one batch in flight at a time.
 fn limiter(proxy: &Proxy) -> Limiter {
-    let store = RedisStore::builder(proxy.url()).connections(1).connect_timeout(TEST_TIMEOUT).build().unwrap();
+    let store = RedisStore::builder(proxy.url())
+        .connections(1)
+        .connect_timeout(TEST_TIMEOUT)
+        .reply_timeout(TEST_TIMEOUT)
+        .build()
+        .unwrap();
     Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::OFF)
 }
 

@@ -12,7 +12,7 @@
 
 use std::{
     sync::{
-        Mutex, OnceLock, PoisonError,
+        Mutex, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
     time::{Duration, Instant},
@@ -21,7 +21,7 @@ use std::{
 use redis::{
     Cmd, ConnectionInfo, ErrorKind, RedisError, RedisResult, Value,
     aio::ConnectionLike,
-    cluster::{ClusterClient, ClusterClientBuilder, ClusterConfig},
+    cluster::{ClusterClient, ClusterClientBuilder},
     cluster_async::ClusterConnection,
 };
 use tokio::time::timeout;
@@ -38,9 +38,7 @@ const RETRY_WAIT: (u64, u64) = (5, 100);
 /// The connections of both clients.
 pub(crate) struct ClusterConnections {
     first: Nodes,
-    /// Made when it is needed.
-    again: OnceLock<Nodes>,
-    client: ClusterClient,
+    again: Nodes,
     reply_timeout: Duration,
 }
 
@@ -71,39 +69,36 @@ pub(super) fn client(
     builder.build()
 }
 
-/// Connects the first client.
+/// Connects both clients.
 pub(super) async fn connect(
     nodes: &[ConnectionInfo],
     settings: &ConnectionSettings,
 ) -> RedisResult<ClusterConnections> {
-    let (first, client) = (client(nodes, settings, 0)?, client(nodes, settings, RETRIES)?);
-    let first = timeout(CONNECT_TIMEOUT, first.get_async_connection()).await;
-    let first = first.map_err(|_| RedisError::from((ErrorKind::Io, "the cluster's nodes do not answer")))??;
-    let reply_timeout = settings.reply_timeout;
-    Ok(ClusterConnections { first: Nodes::new(first), again: OnceLock::new(), client, reply_timeout })
+    let first = Nodes::connect(&client(nodes, settings, 0)?).await?;
+    let again = Nodes::connect(&client(nodes, settings, RETRIES)?).await?;
+    Ok(ClusterConnections { first, again, reply_timeout: settings.reply_timeout })
 }
 
 impl ClusterConnections {
     /// Sends a command, for the first time or `again`.
     pub(super) async fn send(&self, command: &Cmd, again: bool) -> RedisResult<Value> {
-        // A configuration of its own has no timeout, even if the client has one.
-        let config = || ClusterConfig::new().set_response_timeout(self.reply_timeout);
-        let connect = || Nodes::new(self.client.get_pending_async_connection_with_config(config()));
-        let nodes = if again { self.again.get_or_init(connect) } else { &self.first };
-        nodes.send(command).await
+        if again { &self.again } else { &self.first }.send(command).await
     }
 
     /// Whether one of the clients left this number of requests without a reply, the first of them for longer than a
     /// reply may take.
     pub(super) fn are_silent(&self, requests: u32) -> bool {
-        let is_silent = |nodes: &Nodes| nodes.is_silent(requests, self.reply_timeout);
-        is_silent(&self.first) || self.again.get().is_some_and(is_silent)
+        [&self.first, &self.again].iter().any(|nodes| nodes.is_silent(requests, self.reply_timeout))
     }
 }
 
 impl Nodes {
-    fn new(connection: ClusterConnection) -> Self {
-        Self { connection, unanswered: AtomicU32::new(0), since: Mutex::new(Instant::now()) }
+    /// With the settings of the client.
+    async fn connect(client: &ClusterClient) -> RedisResult<Self> {
+        let connection = timeout(CONNECT_TIMEOUT, client.get_async_connection()).await;
+        let connection =
+            connection.map_err(|_| RedisError::from((ErrorKind::Io, "the cluster's nodes do not answer")))??;
+        Ok(Self { connection, unanswered: AtomicU32::new(0), since: Mutex::new(Instant::now()) })
     }
 
     async fn send(&self, command: &Cmd) -> RedisResult<Value> {
