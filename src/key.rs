@@ -43,15 +43,15 @@ use std::{
 };
 
 /// The client, user, tenant or resource that spends units. See the [module docs](self).
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct Key {
     namespace: &'static str,
     value: Value,
 }
 
 /// The bytes of a key. Short ones, such as addresses, hashes and most names, are stored in place, so that making, cloning
-/// and comparing a key neither allocates nor follows a pointer. The rest of `bytes` is zero, so equal values are equal bytes.
-#[derive(Clone, PartialEq, Eq)]
+/// and comparing a key neither allocates nor follows a pointer.
+#[derive(Clone)]
 enum Value {
     Short { length: u8, bytes: [u8; Self::SHORT] },
     Long(Box<[u8]>),
@@ -102,6 +102,15 @@ impl Value {
         Self::Short { length: length as u8, bytes }
     }
 }
+
+impl PartialEq for Key {
+    #[inline]
+    fn eq(&self, other: &Self) -> bool {
+        self.namespace == other.namespace && self.value() == other.value()
+    }
+}
+
+impl Eq for Key {}
 
 impl Hash for Key {
     fn hash<H: Hasher>(&self, state: &mut H) {
