@@ -220,7 +220,7 @@ pub(crate) fn queue_full() {
     record! { counter!("rate_limit_queue_full_total").increment(1); }
 }
 
-/// The time of a batch that was sent then. Its reply, or its error, is there.
+/// The reply or the error of a batch arrives. `sent` is when the dispatcher began to send it.
 #[cfg(feature = "redis")]
 #[inline]
 pub(crate) fn script(sent: Instant) {

@@ -123,15 +123,12 @@ pub struct Degraded {
 impl Degraded {
     /// Adds a limit that could not be chosen, with its fallback. Without one, `mode` decides.
     pub(crate) fn add_unchosen(degraded: &mut Option<Self>, error: Error, fallback: Option<&Limit>, mode: FailureMode) {
-        let fallbacks = fallback.cloned();
-        match degraded {
-            Some(degraded) if fallback.is_some() || degraded.mode.is_some() => degraded.fallbacks.extend(fallbacks),
+        let degraded = degraded.get_or_insert_with(|| Self { error: error.clone(), mode: None, fallbacks: Vec::new() });
+        match fallback {
+            Some(fallback) => degraded.fallbacks.push(fallback.clone()),
             // A limit without a fallback is the more serious case.
-            Some(degraded) => (degraded.error, degraded.mode) = (error, Some(mode)),
-            None => {
-                let mode = fallback.is_none().then_some(mode);
-                *degraded = Some(Self { error, mode, fallbacks: fallbacks.into_iter().collect() });
-            }
+            None if degraded.mode.is_none() => (degraded.error, degraded.mode) = (error, Some(mode)),
+            None => {}
         }
     }
 }

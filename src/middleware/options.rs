@@ -29,9 +29,8 @@ impl<R> RateLimitLayer<R> {
     /// ```
     pub fn named(self, name: impl Into<Cow<'static, str>>) -> Self {
         let name = name.into();
-        let events = Arc::new(Events::of(name.clone()));
         self.set(|policy| {
-            policy.events = events;
+            policy.events = Arc::new(Events::of(name.clone()));
             policy.limiter = policy.limiter.clone().in_layer(name);
         })
     }

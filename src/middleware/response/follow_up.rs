@@ -54,20 +54,24 @@ impl FollowUp {
             // A limit in the shadow that would have refused has counted nothing.
             let has_counted = status.retry_after().is_none() && charge.cost() > 0;
             let cost = has_counted.then(|| self.cost(index, charge, response)).flatten();
+            let heeding = self.heeding_limit(index);
             let settled = charge.lease().filter(|_| has_counted).map_or((None, None), |lease| {
                 // Shorter than the lease, so that the store still sees whether the lease has ended.
                 let delay = || (charge.limit().window() / MAX_DELAY_DIVISOR).min(lease.saturating_sub(MICRO));
-                (cost, self.heeding_limit(index).map(|_| delay()))
+                (cost, heeding.map(|_| delay()))
             });
             if let (Some(units @ 1..), None, true) = (cost, charge.lease(), charge.takes_nothing()) {
                 // The status has the share of the limit if this process has decided.
                 spent.push((index, charge.as_spent(status.limit().clone(), units)));
             }
-            if let Some(block) = block {
+            if let (Some(block), Some(heeding), false) = (block, heeding, charge.is_shadow()) {
                 // If the upstream has not refused the call, a limit that was used up here, and gives nothing back, stays open.
+                // All other parts of a split limit are blocked.
                 let gives_back = settled.0.is_some_and(|cost| cost < charge.cost());
-                let keys = self.blocked(index, charge, block.is_refusal || status.remaining() > 0 || gives_back);
-                blocked.extend(keys.into_iter().map(|key| (charge.limit().clone(), key, block)));
+                let is_blocked = block.is_refusal || status.remaining() > 0 || gives_back;
+                let keys = heeding.all_parts_of(charge.key()).into_iter();
+                let keys = keys.filter(|key| is_blocked || key != charge.key());
+                blocked.extend(keys.map(|key| (charge.limit().clone(), key, block)));
             }
             costs.push(settled);
         }
@@ -114,14 +118,6 @@ impl FollowUp {
 
     fn heeding_limit(&self, charge_index: usize) -> Option<&KeyedLimit> {
         self.limits_of(charge_index).map(|(limit, _)| limit).find(|limit| limit.heeds_upstream)
-    }
-
-    /// What is blocked of a charge that heeds the upstream: its key, if that `is_blocked`, and all other parts of a split limit.
-    fn blocked(&self, index: usize, charge: &Charge, is_blocked: bool) -> Vec<Key> {
-        let heeding = self.heeding_limit(index).filter(|_| !charge.is_shadow());
-        let mut keys = heeding.map(|limit| limit.all_parts_of(charge.key())).unwrap_or_default();
-        keys.retain(|key| is_blocked || key != charge.key());
-        keys
     }
 }
 

@@ -79,12 +79,7 @@ impl Policy {
         let head = rejection.head(self.headers, &partition_keys);
         let mut response = responder.respond(&rejection, request, head);
         response.extensions_mut().insert(rejection);
-        if let Some(degraded) = degraded {
-            response.extensions_mut().insert(degraded);
-        }
-        if let Some(shadow) = shadow {
-            shadow.add_to(&mut response);
-        }
+        add_reports(&mut response, degraded, shadow);
         response
     }
 
@@ -153,13 +148,19 @@ impl Completion {
             let partition_keys = self.follow_up.as_ref().map_or(&[][..], |follow_up| &follow_up.details.partition_keys);
             self.headers.write_rate_limit(decision, partition_keys, response.headers_mut());
         }
-        if let Some(degraded) = self.degraded {
-            response.extensions_mut().insert(degraded);
-        }
-        if let Some(shadow) = self.follow_up.and_then(|follow_up| follow_up.details.shadow) {
-            shadow.add_to(&mut response);
-        }
+        add_reports(&mut response, self.degraded, self.follow_up.and_then(|follow_up| follow_up.details.shadow));
         response
+    }
+}
+
+/// For outer layers, in the response's extensions.
+#[inline]
+fn add_reports<B>(response: &mut Response<B>, degraded: Option<Degraded>, shadow: Option<ShadowRefusals>) {
+    if let Some(degraded) = degraded {
+        response.extensions_mut().insert(degraded);
+    }
+    if let Some(shadow) = shadow {
+        shadow.add_to(response);
     }
 }
 
@@ -186,9 +187,7 @@ impl axum::response::IntoResponse for Rejection {
         let head = self.head(HeaderSets::default(), &[]);
         let mut response = self.problem(head).map(axum::body::Body::from);
         response.extensions_mut().insert(self);
-        if let Some(degraded) = degraded {
-            response.extensions_mut().insert(degraded);
-        }
+        add_reports(&mut response, degraded, None);
         response
     }
 }
