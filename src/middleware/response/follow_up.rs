@@ -25,6 +25,7 @@ use crate::{
     limiter::{FailureMode, Limiter},
 };
 
+/// Most requests have no follow-up, so it is boxed.
 pub(super) struct FollowUp {
     pub(super) policy: Arc<Policy>,
     pub(super) details: Box<CheckDetails>,

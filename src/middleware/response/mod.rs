@@ -27,7 +27,7 @@ pub(super) struct Completion {
     decision: Option<Decision>,
     headers: HeaderSets,
     degraded: Option<Degraded>,
-    follow_up: Option<FollowUp>,
+    follow_up: Option<Box<FollowUp>>,
 }
 
 impl Policy {
@@ -50,11 +50,12 @@ impl Policy {
             Ok(decision) => decision,
             Err(rejection) => return Err(self.reject(request, rejection, details, degraded, responder)),
         };
-        let follow_up = details.map(|mut details| {
+        let follow_up = details.and_then(|mut details| {
             details.shadow = self.report_shadow(decision.as_ref(), mem::take(&mut details.left_out));
             let settles = details.check.is_some() && self.any(|limit| limit.cost_afterwards.is_some());
             details.request = settles.then(|| Box::new(request.clone()));
-            FollowUp { policy: Arc::clone(self), details }
+            let is_needed = details.shadow.is_some() || details.check.is_some() || !details.partition_keys.is_empty();
+            is_needed.then(|| Box::new(FollowUp { policy: Arc::clone(self), details }))
         });
         if let Some(decision) = &decision {
             request.extensions.insert(decision.clone());
@@ -79,7 +80,12 @@ impl Policy {
         let head = rejection.head(self.headers, &partition_keys);
         let mut response = responder.respond(&rejection, request, head);
         response.extensions_mut().insert(rejection);
-        add_reports(&mut response, degraded, shadow);
+        if let Some(degraded) = degraded {
+            response.extensions_mut().insert(degraded);
+        }
+        if let Some(shadow) = shadow {
+            shadow.add_to(&mut response);
+        }
         response
     }
 
@@ -148,19 +154,13 @@ impl Completion {
             let partition_keys = self.follow_up.as_ref().map_or(&[][..], |follow_up| &follow_up.details.partition_keys);
             self.headers.write_rate_limit(decision, partition_keys, response.headers_mut());
         }
-        add_reports(&mut response, self.degraded, self.follow_up.and_then(|follow_up| follow_up.details.shadow));
+        if let Some(degraded) = self.degraded {
+            response.extensions_mut().insert(degraded);
+        }
+        if let Some(shadow) = self.follow_up.and_then(|follow_up| follow_up.details.shadow) {
+            shadow.add_to(&mut response);
+        }
         response
-    }
-}
-
-/// For outer layers, in the response's extensions.
-#[inline]
-fn add_reports<B>(response: &mut Response<B>, degraded: Option<Degraded>, shadow: Option<ShadowRefusals>) {
-    if let Some(degraded) = degraded {
-        response.extensions_mut().insert(degraded);
-    }
-    if let Some(shadow) = shadow {
-        shadow.add_to(response);
     }
 }
 
@@ -187,7 +187,9 @@ impl axum::response::IntoResponse for Rejection {
         let head = self.head(HeaderSets::default(), &[]);
         let mut response = self.problem(head).map(axum::body::Body::from);
         response.extensions_mut().insert(self);
-        add_reports(&mut response, degraded, None);
+        if let Some(degraded) = degraded {
+            response.extensions_mut().insert(degraded);
+        }
         response
     }
 }
