@@ -110,22 +110,25 @@ impl Charge {
     /// Reserves the units: they count until they are [settled](crate::settlement), or until the lease ends, when they are
     /// given back. A lease is at least a microsecond, and at most the window.
     #[must_use]
-    pub fn reserve(self, lease: Duration) -> Self {
-        Self { lease: micros(lease).clamp(1, self.limit.window_micros()), ..self }
+    pub fn reserve(mut self, lease: Duration) -> Self {
+        self.lease = micros(lease).clamp(1, self.limit.window_micros());
+        self
     }
 
     /// Puts the charge into the shadow: it never refuses the check. It is counted if it fits and the other charges are
     /// admitted. If it does not fit, its [`LimitStatus`](crate::decision::LimitStatus) says so.
     #[must_use]
-    pub fn in_shadow(self) -> Self {
-        Self { is_shadow: true, ..self }
+    pub fn in_shadow(mut self) -> Self {
+        self.is_shadow = true;
+        self
     }
 
     /// Hides the limit from clients: it counts and refuses, but appears neither in headers nor in the default body of a
     /// rejection. See [`Decision::visible`](crate::Decision::visible).
     #[must_use]
-    pub fn hidden(self) -> Self {
-        Self { is_hidden: true, ..self }
+    pub fn hidden(mut self) -> Self {
+        self.is_hidden = true;
+        self
     }
 
     /// The limit.

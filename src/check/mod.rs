@@ -99,8 +99,9 @@ impl Check {
     }
 
     /// Gives the check an id of the caller's: repeated with the same id, it counts once.
-    pub fn with_id(self, id: AdmissionId) -> Self {
-        Self { id: Some(id), ..self }
+    pub fn with_id(mut self, id: AdmissionId) -> Self {
+        self.id = Some(id);
+        self
     }
 
     /// The charges, in the order in which they were added; there is always one.
