@@ -1,40 +1,36 @@
-//! The connections of one runtime: bb8's pool, which notices broken connections without a PING.
+//! The connections of one runtime, in the places of bb8's pool.
 //!
-//! 1. Taking a connection sends nothing: the replies that pass through a connection tell whether it works.
-//! 2. Only tasks take a connection or wait for one. A future that is not polled would keep the connection, or its turn in
+//! 1. Whoever takes an empty place opens its connection. So a caller learns at once why there is none.
+//! 2. Taking a connection sends nothing: the replies that pass through a connection tell whether it works.
+//! 3. Only tasks take a connection or wait for one. A future that is not polled would keep the connection, or its turn in
 //!    the pool, from all others. A check that is sent without a task shares the connection that a task took last.
-//! 3. Batches share the connections to a cluster, which lead to all of its nodes.
-//! 4. A connection that failed takes its whole generation with it: a server that restarts or is demoted has mostly cut
+//! 4. Batches share the connections to a cluster, which lead to all of its nodes.
+//! 5. A connection that failed takes its whole generation with it: a server that restarts or is demoted has mostly cut
 //!    all connections. Handing out the others one by one would fail one check each.
-//! 5. A connection that left several requests in a row without a reply is given up too. It may be half open, which no
+//! 6. A connection that left several requests in a row without a reply is given up too. It may be half open, which no
 //!    error ever reports.
 
 use std::{
-    future::{Future, poll_fn},
-    mem,
-    pin::pin,
+    convert::Infallible,
+    io, mem,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
-    task::Poll,
     time::{Duration, Instant},
 };
 
 use bb8::{ManageConnection, PooledConnection};
-use redis::{Cmd, ErrorKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
-use tokio::sync::watch;
+use redis::{Cmd, RedisError, RedisResult, Value, aio::MultiplexedConnection};
+use tokio::time::timeout;
 
 #[cfg(feature = "cluster")]
 use super::cluster::ClusterConnections;
 use super::{
     errors::{self, needs_new_connection},
-    server::Server,
+    server::{Server, without_arguments},
 };
 use crate::error::StoreError;
-
-/// The kind of our own error about a connection that is not to be used again. Connecting never fails with it.
-const GIVEN_UP: ErrorKind = ErrorKind::Client;
 
 /// A connection that left this many requests in a row without a reply is given up.
 const MAX_UNANSWERED: u32 = 3;
@@ -44,26 +40,25 @@ const TOO_SOON: Duration = Duration::from_millis(5);
 
 /// The connections of one runtime. Only that runtime may take them.
 pub(crate) struct Pool {
-    pool: bb8::Pool<Connector>,
+    places: bb8::Pool<Places>,
     last_taken: Mutex<Option<Connection>>,
-    last_failure: watch::Sender<Option<RedisError>>,
     server: Arc<Server>,
+    generation: Arc<AtomicU64>,
 }
+
+/// A place in the pool, which goes back to it when it is dropped.
+pub(crate) type Place = PooledConnection<'static, Places>;
 
 impl Pool {
     /// Connects nowhere yet.
     pub(crate) fn new(server: &Arc<Server>) -> Self {
-        let last_failure = watch::Sender::new(None);
-        let pool = bb8::Pool::builder()
+        let places = bb8::Pool::builder()
             .max_size(server.settings.connections)
             .connection_timeout(server.settings.connect_timeout)
             .idle_timeout(None)
             .max_lifetime(None)
-            // The next check tries again, so no check waits for a pause between two tries.
-            .retry_connection(false)
-            .error_sink(Box::new(FailureSink(last_failure.clone())))
-            .build_unchecked(Connector { server: Arc::clone(server), generation: Arc::default() });
-        Self { pool, last_taken: Mutex::default(), last_failure, server: Arc::clone(server) }
+            .build_unchecked(Places);
+        Self { places, last_taken: Mutex::default(), server: Arc::clone(server), generation: Arc::default() }
     }
 
     /// A clone of the connection that was taken last, if it works. Unlike taking one, this reads no clock.
@@ -77,91 +72,62 @@ impl Pool {
         self.last_taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A connection, and the guard that returns it to the pool. If there is none and none can be made, the wait ends at once
-    /// with the cause. To be called in a task.
-    pub(crate) async fn take(&self) -> Result<(Connection, Option<PooledConnection<'_, Connector>>), StoreError> {
-        let mut pooled = pin!(self.pool.get());
-        let mut failures = self.last_failure.subscribe();
-        loop {
-            let mut failure = pin!(failures.changed());
-            let outcome = poll_fn(|cx| match pooled.as_mut().poll(cx) {
-                Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
-                Poll::Pending => failure.as_mut().poll(cx).map(|_| None),
-            });
-            let within = match outcome.await {
-                Some(Ok(pooled)) => {
-                    let connection = pooled.clone();
-                    *self.last_taken() = Some(connection.clone());
-                    // Connections to a cluster return at once: a slow node must not keep other batches from the rest.
-                    let is_exclusive = matches!(connection, Connection::Server(..));
-                    return Ok((connection, is_exclusive.then_some(pooled)));
-                }
-                Some(Err(_)) => format!(" within {:?}", self.server.settings.connect_timeout),
-                // The other connections are in use. One of them will come back.
-                None if self.pool.state().connections > 0 => continue,
-                None => String::new(),
-            };
-            let text = format!("no connection to Redis at {} could be opened{within}", self.server);
-            return Err(errors::no_connection(text, self.last_failure.borrow().as_ref()));
-        }
-    }
-}
-
-/// Makes the connections of one pool, and tells it which are broken.
-pub(crate) struct Connector {
-    server: Arc<Server>,
-    generation: Arc<AtomicU64>,
-}
-
-impl Connector {
-    async fn open(&self) -> RedisResult<Connection> {
-        #[cfg(feature = "cluster")]
-        if self.server.is_cluster() {
-            return Ok(Connection::Cluster(Arc::new(self.server.connect_to_cluster().await?)));
-        }
-        let health = ConnectionHealth::new(&self.generation);
-        Ok(Connection::Server(self.server.connect().await?, Arc::new(health)))
-    }
-}
-
-impl ManageConnection for Connector {
-    type Connection = Connection;
-    type Error = RedisError;
-
-    async fn connect(&self) -> RedisResult<Connection> {
-        match self.open().await {
-            // The server cut it in the middle of signing in, for example with `CLIENT KILL`. That says nothing about the next one.
-            Err(error) if error.is_connection_dropped() => self.open().await,
-            outcome => outcome,
+    /// A connection, and its place as long as it is used alone. If none can be opened, it is the one that was taken last. To be
+    /// called in a task.
+    pub(crate) async fn take(&self) -> Result<(Connection, Option<Place>), StoreError> {
+        let wait = self.server.settings.connect_timeout;
+        let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("not within {wait:?}"));
+        let filled = async { timeout(wait, self.fill()).await.map_err(late)? };
+        match filled.await {
+            Ok((connection, place)) => {
+                *self.last_taken() = Some(connection.clone());
+                // Connections to a cluster return at once: a slow node must not keep other batches from the rest.
+                let is_exclusive = matches!(connection, Connection::Server(..));
+                Ok((connection, is_exclusive.then_some(place)))
+            }
+            Err(cause) => {
+                let shared = self.share().ok_or_else(|| errors::no_connection(&self.server, &cause))?;
+                Ok((shared, None))
+            }
         }
     }
 
-    async fn is_valid(&self, connection: &mut Connection) -> RedisResult<()> {
-        if connection.is_broken() {
-            return Err(RedisError::from((GIVEN_UP, "the connection has been given up")));
+    /// Waits for a place, and opens its connection if it is empty.
+    async fn fill(&self) -> RedisResult<(Connection, Place)> {
+        let mut place = self.places.get_owned().await.map_err(io::Error::other)?;
+        if let Some(connection) = &*place {
+            return Ok((connection.clone(), place));
         }
+        let (server, generation) = (Arc::clone(&self.server), Arc::clone(&self.generation));
+        // A task goes on when this wait is over, for those who come later.
+        let opening = tokio::spawn(async move {
+            let connection = Connection::open(&server, &generation).await.map_err(without_arguments)?;
+            *place = Some(connection.clone());
+            Ok((connection, place))
+        });
+        opening.await.map_err(io::Error::from)?
+    }
+}
+
+/// Makes empty places.
+pub(crate) struct Places;
+
+impl ManageConnection for Places {
+    type Connection = Option<Connection>;
+    type Error = Infallible;
+
+    async fn connect(&self) -> Result<Option<Connection>, Infallible> {
+        Ok(None)
+    }
+
+    /// Empties a place whose connection does not work.
+    async fn is_valid(&self, connection: &mut Option<Connection>) -> Result<(), Infallible> {
+        drop(connection.take_if(|connection| connection.is_broken()));
         Ok(())
     }
 
-    fn has_broken(&self, connection: &mut Connection) -> bool {
-        connection.is_broken()
-    }
-}
-
-/// Publishes that connecting failed: bb8 does not report it to the callers that wait.
-#[derive(Clone, Debug)]
-struct FailureSink(watch::Sender<Option<RedisError>>);
-
-impl bb8::ErrorSink<RedisError> for FailureSink {
-    fn sink(&self, error: RedisError) {
-        // A connection that was given up says nothing about making a new one.
-        if error.kind() != GIVEN_UP {
-            self.0.send_replace(Some(error));
-        }
-    }
-
-    fn boxed_clone(&self) -> Box<dyn bb8::ErrorSink<RedisError>> {
-        Box::new(self.clone())
+    fn has_broken(&self, connection: &mut Option<Connection>) -> bool {
+        connection.as_ref().is_some_and(Connection::is_broken)
     }
 }
 
@@ -174,12 +140,30 @@ pub(crate) enum Connection {
 }
 
 impl Connection {
+    /// Opens a connection of this generation. Once more if the server cuts it in the middle of signing in, for example with
+    /// `CLIENT KILL`: that says nothing about the next one.
+    async fn open(server: &Server, generation: &Arc<AtomicU64>) -> RedisResult<Self> {
+        match Self::try_open(server, generation).await {
+            Err(error) if error.is_connection_dropped() => Self::try_open(server, generation).await,
+            outcome => outcome,
+        }
+    }
+
+    async fn try_open(server: &Server, generation: &Arc<AtomicU64>) -> RedisResult<Self> {
+        #[cfg(feature = "cluster")]
+        if server.is_cluster() {
+            return Ok(Self::Cluster(Arc::new(server.connect_to_cluster().await?)));
+        }
+        let health = ConnectionHealth::new(generation);
+        Ok(Self::Server(server.connect().await?, Arc::new(health)))
+    }
+
     /// Sends a command. `again` says that it has been sent before.
     #[cfg_attr(not(feature = "cluster"), expect(unused_variables))]
     pub(crate) async fn send(&mut self, command: &Cmd, again: bool) -> RedisResult<Value> {
         match self {
             Self::Server(connection, health) => {
-                let wait = health.wait();
+                let wait = ReplyWait { health, since: Instant::now() };
                 wait.end(connection.send_packed_command(command).await)
             }
             // It replaces broken connections by itself.
@@ -217,11 +201,6 @@ impl ConnectionHealth {
     fn is_broken(&self) -> bool {
         self.unanswered.load(Ordering::Relaxed) >= MAX_UNANSWERED
             || self.generation != self.current.load(Ordering::Relaxed)
-    }
-
-    /// To be called before a request is sent.
-    fn wait(&self) -> ReplyWait<'_> {
-        ReplyWait { health: self, since: Instant::now() }
     }
 
     /// Gives up every connection of this generation. Only the first of several failures does it.

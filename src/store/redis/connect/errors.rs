@@ -8,6 +8,7 @@ use std::borrow::Cow;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
+use super::server::Server;
 use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind};
 
 /// A setting that is wrong.
@@ -33,18 +34,13 @@ pub(crate) fn failure(cause: RedisError) -> StoreError {
     StoreError::new(ASKING, kind, cause)
 }
 
-/// The failure that there is no connection, as `text` says.
-pub(super) fn no_connection(mut text: String, cause: Option<&RedisError>) -> StoreError {
-    let mut kind_of_cause = StoreErrorKind::Other;
-    if let Some(cause) = cause {
-        kind_of_cause = kind(cause);
-        text += &format!(": {cause}");
-    }
-    let kind = match kind_of_cause {
+/// The failure that no connection could be opened.
+pub(super) fn no_connection(server: &Server, cause: &RedisError) -> StoreError {
+    let kind = match kind(cause) {
         StoreErrorKind::Other | StoreErrorKind::TimedOut => StoreErrorKind::Unreachable,
         kind => kind,
     };
-    StoreError::new(ASKING, kind, text)
+    StoreError::new(ASKING, kind, format!("no connection to Redis at {server} could be opened: {cause}"))
 }
 
 fn kind(error: &RedisError) -> StoreErrorKind {

@@ -76,18 +76,14 @@ impl Server {
         self.settings.connections
     }
 
-    /// A connection to the node or the primary.
-    pub(super) async fn connect(&self) -> RedisResult<MultiplexedConnection> {
-        self.sign_in().await.map_err(without_arguments)
-    }
-
     /// Connections to all nodes of the cluster.
     #[cfg(feature = "cluster")]
     pub(super) async fn connect_to_cluster(&self) -> RedisResult<ClusterConnections> {
-        cluster::connect(&self.nodes, &self.settings).await.map_err(without_arguments)
+        cluster::connect(&self.nodes, &self.settings).await
     }
 
-    async fn sign_in(&self) -> RedisResult<MultiplexedConnection> {
+    /// A connection to the node or the primary.
+    pub(super) async fn connect(&self) -> RedisResult<MultiplexedConnection> {
         let mut connection = match &self.topology {
             Topology::Sentinels(primary) => self.connect_to_primary(primary).await?,
             _ => open(&self.nodes[0]).await?,
@@ -103,28 +99,23 @@ impl Server {
 
     /// A connection to the primary, signed in with the settings.
     async fn connect_to_primary(&self, primary: &str) -> RedisResult<MultiplexedConnection> {
-        let mut replies = JoinSet::new();
-        for sentinel in &self.nodes {
-            replies.spawn(ask(sentinel.clone(), primary.to_owned()));
-        }
+        let ask = |sentinel: &ConnectionInfo| ask(sentinel.clone(), primary.to_owned());
+        let mut replies: JoinSet<_> = self.nodes.iter().map(ask).collect();
         let (mut tried, mut failure) = (Vec::new(), None);
         while let Some(reply) = replies.join_next().await {
-            let address = match reply {
-                Ok(Ok(address)) if tried.contains(&address) => continue,
-                Ok(Ok(address)) => address,
-                Ok(Err(error)) => {
-                    failure = Some(failure.unwrap_or(error));
-                    continue;
+            match reply {
+                Ok(Ok(address)) if !tried.contains(&address) => {
+                    match self.connect_beside_sentinels(address.clone()).await {
+                        Ok(connection) => return Ok(connection),
+                        // It tells more than the error of a sentinel that is down.
+                        Err(error) => failure = Some(error),
+                    }
+                    tried.push(address);
                 }
-                // The runtime shuts down.
-                Err(_) => continue,
-            };
-            match self.connect_beside_sentinels(address.clone()).await {
-                Ok(connection) => return Ok(connection),
-                // It tells more than the error of a sentinel that is down.
-                Err(error) => failure = Some(error),
+                Ok(Err(error)) => failure = failure.or(Some(error)),
+                // Another sentinel has named it, or the runtime shuts down.
+                Ok(Ok(_)) | Err(_) => {}
             }
-            tried.push(address);
         }
         Err(failure.unwrap_or_else(unknown))
     }
@@ -168,7 +159,7 @@ fn unknown() -> RedisError {
 }
 
 /// Removes the arguments of an unknown command, which the server repeats. Those of a sign-in hold the password.
-fn without_arguments(error: RedisError) -> RedisError {
+pub(super) fn without_arguments(error: RedisError) -> RedisError {
     match error.detail() {
         Some(text) if text.contains("unknown command") => {
             let command = text.split_once(',').map_or("", |(command, _)| command).to_owned();
