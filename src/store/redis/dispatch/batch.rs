@@ -38,15 +38,12 @@ impl Batch {
         Self { jobs, now: clock.map_or_else(String::new, |clock| clock.now().to_string()) }
     }
 
-    /// Keeps the jobs that may be sent again, and fails the others.
-    pub(super) fn keep_repeatable(&mut self, error: &StoreError) {
+    /// Keeps the jobs that may be sent again, and fails the others. Returns whether any are left.
+    pub(super) fn keep_repeatable(&mut self, error: &StoreError) -> bool {
         let (kept, others) = self.jobs.drain(..).partition(|job| job.is_repeatable());
         self.jobs = kept;
         fail(others, error);
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.jobs.is_empty()
+        !self.jobs.is_empty()
     }
 
     /// Runs the script. `again` says that an earlier try may have counted this batch.

@@ -20,17 +20,23 @@ pub(super) fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
             prefetches.push(job);
             continue;
         }
-        touched.clear();
-        touched.extend(job.check().charges().map(|charge| charge.limit().digest(&digester, charge.key())));
-        let mut touches = touched.iter().map(|hash| last_touch.get(hash).copied());
-        let last = touches.next().flatten().filter(|last| touches.all(|other| other == Some(*last)));
-        let (place, other) = match last.and_then(|place| Some((place, joined.get_mut(place)?))) {
-            Some((place, earlier)) => (place, earlier.join(job).err()),
-            None => (joined.len(), Some(job)),
-        };
-        let place = if other.is_some() { joined.len() } else { place };
-        joined.extend(other);
-        last_touch.extend(touched.iter().map(|hash| (*hash, place)));
+        let is_equal = |place: &usize| joined[*place].is_interchangeable_with(&job);
+        // Copies come in a row: behind one, the next is found before its key is hashed.
+        let has_copies = |place: &usize| joined[*place].count() > 1;
+        let mut place = joined.len().checked_sub(1).filter(has_copies).filter(is_equal);
+        if place.is_none() {
+            touched.clear();
+            touched.extend(job.check().charges().map(|charge| charge.limit().digest(&digester, charge.key())));
+            let mut touches = touched.iter().map(|hash| last_touch.get(hash).copied());
+            place = touches.next().flatten().filter(|last| touches.all(|other| other == Some(*last)));
+            place = place.filter(is_equal);
+        }
+        if let Some(place) = place {
+            joined[place].join(*job);
+        } else {
+            last_touch.extend(touched.iter().map(|hash| (*hash, joined.len())));
+            joined.push(job);
+        }
     }
     joined.extend(prefetches);
     joined

@@ -97,7 +97,7 @@ impl CrossSlot {
         id: AdmissionId,
         at: SystemTime,
     ) -> Option<(Self, Arc<Caller>)> {
-        let slots = by_slot(dispatcher.keys(), check, id)?;
+        let slots = by_slot(&dispatcher.config.keys, check, id)?;
         let caller = Arc::new(Caller::of(dispatcher.queue(&slots.first()?.0)));
         let statuses = check.charges().map(|charge| LimitStatus::new(charge, 0, Duration::ZERO, None)).collect();
         let (dispatcher, check) = (Arc::clone(dispatcher), check.clone());

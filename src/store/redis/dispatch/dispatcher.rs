@@ -1,10 +1,11 @@
 //! Sends the checks and settlements of one runtime, and single commands: resets a key, and tries a new store out.
 
 use std::{
+    collections::BTreeMap,
     error::Error,
     future::Future,
     iter,
-    sync::{Arc, Weak},
+    sync::{Arc, Weak, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -17,7 +18,7 @@ use tokio::{
 
 use super::{
     batch::Batch,
-    job::{self, Answer, Job},
+    job::{Answer, Job, hash_slot},
     queue::{CAPACITY, Permit, Queue},
 };
 use crate::{
@@ -68,10 +69,6 @@ impl Dispatcher {
         Self { config, runtime, pool, queues }
     }
 
-    pub(super) fn keys(&self) -> &Keys {
-        &self.config.keys
-    }
-
     pub(crate) fn is_cluster(&self) -> bool {
         self.queues.len() > 1
     }
@@ -92,33 +89,39 @@ impl Dispatcher {
             // In a box, since only few futures send their check themselves.
             return Box::pin(send_alone(job, connection, permit, dispatcher, config)).await;
         }
-        let answer = queue.push(job)?;
+        // Dropped after it, so that the job of a caller that stops waiting is cancelled before it is counted.
+        let (answer, caller) = queue.push(job)?;
         match wait {
             None => {
                 if let Some(permit) = queue.batch_permit() {
                     self.runtime.spawn(Arc::clone(&self).serve(permit));
                 }
             }
-            Some(wait) if queue.begin_gathering() => {
+            Some(wait) if !queue.is_gathering.swap(true, Ordering::SeqCst) => {
                 self.runtime.spawn(Arc::clone(&self).serve_after(wait, Arc::clone(queue)));
             }
             Some(_) => {}
         }
         drop(self);
-        answer.await.unwrap_or_else(|error| Err(of_ended_runtime(error)))
+        let answer = answer.await;
+        caller.leave();
+        answer.unwrap_or_else(|error| Err(of_ended_runtime(error)))
     }
 
     pub(super) fn queue(&self, check: &Check) -> &Arc<Queue> {
         match &*self.queues {
             [queue] => queue,
-            queues => &queues[usize::from(job::hash_slot(check, self.keys())) * queues.len() / usize::from(HASH_SLOTS)],
+            queues => {
+                &queues[usize::from(hash_slot(check, &self.config.keys)) * queues.len() / usize::from(HASH_SLOTS)]
+            }
         }
     }
 
     /// Lets prefetches wait for each other.
     async fn serve_after(self: Arc<Self>, wait: Duration, queue: Arc<Queue>) {
         sleep(wait).await;
-        queue.end_gathering();
+        // A prefetch that comes later is gathered by another task.
+        queue.is_gathering.store(false, Ordering::SeqCst);
         if let Some(permit) = queue.batch_permit() {
             self.serve(permit).await;
         }
@@ -139,11 +142,15 @@ impl Dispatcher {
         if !self.is_cluster() {
             return self.send_batch(jobs).await;
         }
-        let mut batches = JoinSet::new();
-        for jobs in job::by_slot(self.keys(), jobs) {
-            let dispatcher = Arc::clone(self);
-            batches.spawn(async move { dispatcher.send_batch(jobs).await });
+        let mut slots = BTreeMap::<u16, Vec<_>>::new();
+        for job in jobs {
+            slots.entry(hash_slot(job.check(), &self.config.keys)).or_default().push(job);
         }
+        let send = |jobs| {
+            let dispatcher = Arc::clone(self);
+            async move { dispatcher.send_batch(jobs).await }
+        };
+        let mut batches: JoinSet<_> = slots.into_values().map(send).collect();
         while batches.join_next().await.is_some() {}
     }
 
@@ -163,13 +170,9 @@ impl Dispatcher {
     ) -> Result<Value, StoreError> {
         if let Ok(Err(error)) = &reply
             && self.is_worth_another_try(error)
+            && (self.has_certainly_not_run(error) || batch.keep_repeatable(&failure(error.clone())))
         {
-            if !self.has_certainly_not_run(error) {
-                batch.keep_repeatable(&failure(error.clone()));
-            }
-            if !batch.is_empty() {
-                reply = self.try_send(batch, true).await;
-            }
+            reply = self.try_send(batch, true).await;
         }
         reply?.map_err(failure)
     }
@@ -186,7 +189,7 @@ impl Dispatcher {
     async fn try_send(&self, batch: &Batch, again: bool) -> Result<RedisResult<Value>, StoreError> {
         let sent = Instant::now();
         let reply = match self.pool.take().await {
-            Ok((mut connection, _pooled)) => Ok(batch.send(&mut connection, self.keys(), again).await),
+            Ok((mut connection, _pooled)) => Ok(batch.send(&mut connection, &self.config.keys, again).await),
             Err(error) => Err(error),
         };
         metrics::script(sent);
@@ -202,14 +205,14 @@ impl Dispatcher {
         self.in_task(|dispatcher| async move {
             let batch = Batch::new(Vec::new(), dispatcher.config.clock.as_ref());
             dispatcher.try_send(&batch, false).await?.map_err(failure)?;
-            dispatcher.unlink(&format!("{}:", dispatcher.keys().prefix())).await
+            dispatcher.unlink(&format!("{}:", dispatcher.config.keys.prefix())).await
         })
         .await
     }
 
     /// Forgets the counted units of a limit and a key.
     pub(crate) async fn reset(self: Arc<Self>, limit: Limit, key: &Key) -> Result<(), StoreError> {
-        let key = self.keys().of(&limit, key);
+        let key = self.config.keys.of(&limit, key);
         let outdated = self.config.local_state.outdate(vec![limit], None);
         let result = self.in_task(|dispatcher| async move { dispatcher.unlink(&key).await }).await;
         drop(outdated);

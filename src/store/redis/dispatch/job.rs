@@ -1,6 +1,6 @@
 //! A check or a settlement on its way, and the callers that wait for it.
 
-use std::{collections::HashMap, sync::Weak, time::Duration};
+use std::{sync::Weak, time::Duration};
 
 use redis::Cmd;
 use tokio::sync::oneshot::{Receiver, Sender, channel};
@@ -114,13 +114,9 @@ impl Job {
         self.is_check() && other.is_check() && self.check().is_interchangeable_with(other.check())
     }
 
-    /// Makes an interchangeable job a copy of this one, or returns it.
-    pub(super) fn join(&mut self, other: Box<Self>) -> Result<(), Box<Self>> {
-        if !self.is_interchangeable_with(&other) {
-            return Err(other);
-        }
+    /// Makes an interchangeable job a copy of this one.
+    pub(super) fn join(&mut self, other: Self) {
         self.copies.extend(other.caller);
-        Ok(())
     }
 
     /// Whether it counts once even if it is sent twice: the store remembers its id.
@@ -231,17 +227,4 @@ fn mode(charge: &Charge) -> &'static str {
         (false, true) => "left",
         (false, false) => "",
     }
-}
-
-/// The jobs of each slot, in their order.
-pub(super) fn by_slot(keys: &Keys, jobs: Vec<Box<Job>>) -> Vec<Vec<Box<Job>>> {
-    let (mut indices, mut groups) = (HashMap::new(), Vec::<Vec<Box<Job>>>::new());
-    for job in jobs {
-        let index = *indices.entry(hash_slot(job.check(), keys)).or_insert(groups.len());
-        match groups.get_mut(index) {
-            Some(group) => group.push(job),
-            None => groups.push(vec![job]),
-        }
-    }
-    groups
 }

@@ -16,19 +16,15 @@
 use std::sync::{Mutex, MutexGuard};
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
-    future::Future,
     hash::BuildHasherDefault,
     iter::from_fn,
-    mem,
-    pin::Pin,
-    sync::{Arc, PoisonError, Weak},
-    task::{Context, Poll},
+    sync::{Arc, PoisonError, Weak, atomic::AtomicBool},
 };
 
 // In the tests of this file, so that models can try each order of the steps of threads.
 #[cfg(test)]
 use loom::sync::{Mutex, MutexGuard};
-use tokio::sync::oneshot::{Receiver, error::RecvError};
+use tokio::sync::oneshot::Receiver;
 
 use super::job::{Answer, Job};
 use crate::{
@@ -61,6 +57,8 @@ pub(super) struct Queue {
     capacity: usize,
     max_in_flight: usize,
     digester: Digester,
+    /// Whether a task lets prefetches wait for each other.
+    pub(super) is_gathering: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -78,13 +76,12 @@ struct State {
     cancelled: usize,
     in_flight: usize,
     is_lone_check_in_flight: bool,
-    /// Whether a task lets prefetches wait for each other.
-    is_gathering: bool,
 }
 
 impl Queue {
     pub(super) fn new(max_in_flight: usize, capacity: usize) -> Arc<Self> {
-        Arc::new(Self { capacity, max_in_flight, digester: Digester::default(), state: Mutex::default() })
+        let (digester, is_gathering, state) = (Digester::default(), AtomicBool::new(false), Mutex::default());
+        Arc::new(Self { capacity, max_in_flight, digester, is_gathering, state })
     }
 
     /// The permit to send a check without a batch, if nothing is in flight. A queue that may have only one batch in flight
@@ -99,7 +96,7 @@ impl Queue {
     }
 
     /// Queues a job. A task has to [serve](Self::batch_permit) the queue from then on.
-    pub(super) fn push(self: &Arc<Self>, mut job: Box<Job>) -> Result<Queued, StoreError> {
+    pub(super) fn push(self: &Arc<Self>, mut job: Box<Job>) -> Result<(Receiver<Answer>, Caller), StoreError> {
         let is_of_prefetch = job.is_of_prefetch();
         let mut state = self.lock();
         let (waiting, spare) = (state.waiting(), self.capacity.div_ceil(SPARE));
@@ -119,9 +116,9 @@ impl Queue {
                 return Err(full(waiting));
             }
         }
-        let queued = Queued { answer: job.wait(), queue: Arc::downgrade(self) };
+        let answer = job.wait();
         state.push(job, &self.digester);
-        Ok(queued)
+        Ok((answer, Caller::of(self)))
     }
 
     /// The permit to have one batch in flight. Without one, the tasks that have them serve the queue.
@@ -130,17 +127,6 @@ impl Queue {
         let is_free = state.in_flight < self.max_in_flight;
         state.in_flight += usize::from(is_free);
         is_free.then(|| Permit { queue: Arc::downgrade(self), is_lone: false })
-    }
-
-    /// Whether the caller has to let a task wait for other prefetches, and [end](Self::end_gathering) that. Otherwise a task does so
-    /// already.
-    pub(super) fn begin_gathering(&self) -> bool {
-        !mem::replace(&mut self.lock().is_gathering, true)
-    }
-
-    /// A prefetch that comes later is gathered by another task.
-    pub(super) fn end_gathering(&self) {
-        self.lock().is_gathering = false;
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -235,38 +221,17 @@ impl Drop for Permit {
     }
 }
 
-/// Waits for the answer to a job in the queue. Only a runtime that shuts down drops a job without an answer.
-pub(super) struct Queued {
-    answer: Receiver<Answer>,
-    queue: Weak<Queue>,
-}
-
-impl Future for Queued {
-    type Output = Result<Answer, RecvError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.answer).poll(cx)
-    }
-}
-
-impl Drop for Queued {
-    fn drop(&mut self) {
-        if !self.answer.is_terminated()
-            && let Some(queue) = self.queue.upgrade()
-        {
-            // Closed first, so that the job is cancelled before it is counted.
-            self.answer.close();
-            queue.lock().cancelled += 1;
-        }
-    }
-}
-
-/// The caller of a check that a task asks for slot by slot. When it stops waiting, the job in the queue of the first slot is cancelled.
+/// The caller of a job in the queue. When it stops waiting, its job is cancelled, and is counted as such.
 pub(super) struct Caller(Weak<Queue>);
 
 impl Caller {
     pub(super) fn of(queue: &Arc<Queue>) -> Self {
         Self(Arc::downgrade(queue))
+    }
+
+    /// It has its answer.
+    pub(super) fn leave(mut self) {
+        self.0 = Weak::new();
     }
 }
 
