@@ -23,13 +23,10 @@ mod script;
 
 use std::{
     fmt,
-    sync::{Arc, PoisonError, RwLock, Weak},
+    sync::{Arc, Mutex, PoisonError, Weak},
 };
 
-use tokio::{
-    runtime::{Handle, Id},
-    sync::watch,
-};
+use tokio::{runtime::Handle, sync::watch};
 
 pub use self::builder::RedisStoreBuilder;
 use self::{
@@ -70,7 +67,7 @@ struct Runtimes {
     config: Arc<Config>,
     is_alive: watch::Sender<()>,
     /// Few, mostly one.
-    dispatchers: RwLock<Vec<Weak<Dispatcher>>>,
+    dispatchers: Mutex<Vec<Weak<Dispatcher>>>,
 }
 
 impl Runtimes {
@@ -84,15 +81,10 @@ impl Runtimes {
     fn current(&self) -> Result<Arc<Dispatcher>, StoreError> {
         let runtime = Handle::try_current()
             .map_err(|cause| StoreError::new(ASKING, StoreErrorKind::Other, cause).of_one_check())?;
-        let known = find(&self.dispatchers.read().unwrap_or_else(PoisonError::into_inner), runtime.id());
-        Ok(known.unwrap_or_else(|| self.add(&runtime)))
-    }
-
-    fn add(&self, runtime: &Handle) -> Arc<Dispatcher> {
-        let mut all = self.dispatchers.write().unwrap_or_else(PoisonError::into_inner);
-        // Another thread of the same runtime may have added it.
-        if let Some(known) = find(&all, runtime.id()) {
-            return known;
+        let mut all = self.dispatchers.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_its_own = |known: &Arc<Dispatcher>| known.runtime.id() == runtime.id();
+        if let Some(known) = all.iter().filter_map(Weak::upgrade).find(is_its_own) {
+            return Ok(known);
         }
         let dispatcher = Arc::new(Dispatcher::new(Arc::clone(&self.config), runtime.clone()));
         all.retain(|dispatcher| dispatcher.strong_count() > 0);
@@ -103,12 +95,8 @@ impl Runtimes {
             while store.changed().await.is_ok() {}
             drop(owned);
         });
-        dispatcher
+        Ok(dispatcher)
     }
-}
-
-fn find(dispatchers: &[Weak<Dispatcher>], runtime: Id) -> Option<Arc<Dispatcher>> {
-    dispatchers.iter().find_map(|dispatcher| dispatcher.upgrade().filter(|known| known.runtime.id() == runtime))
 }
 
 impl RedisStore {
@@ -189,7 +177,7 @@ impl RedisStoreBuilder {
     /// is zero.
     pub fn build(self) -> Result<RedisStore, ConfigError> {
         let (config, is_alive) = (Arc::new(self.config()?), watch::Sender::new(()));
-        Ok(RedisStore { runtimes: Arc::new(Runtimes { config, is_alive, dispatchers: RwLock::default() }) })
+        Ok(RedisStore { runtimes: Arc::new(Runtimes { config, is_alive, dispatchers: Mutex::default() }) })
     }
 
     /// The store, after it has reached the server, run the script, and deleted a key that does not exist. Whether the server
