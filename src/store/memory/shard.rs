@@ -200,10 +200,7 @@ impl Verdict {
     /// When the check was counted, if that was before.
     #[inline]
     pub(super) fn counted_at(self) -> Option<u64> {
-        match self {
-            Self::Admitted | Self::Refused => None,
-            Self::Known(at) => Some(at),
-        }
+        if let Self::Known(at) = self { Some(at) } else { None }
     }
 }
 
