@@ -32,6 +32,7 @@ use crate::{
 };
 
 /// A limiter's handle on a breaker, which other limiters may share. The last handle that is dropped ends the probes.
+#[derive(Debug)]
 pub(crate) struct SharedBreaker(Arc<BreakerState>);
 
 /// Deadlines are microseconds, at least 1. An error counts as a timeout after the longest deadline of all.
@@ -289,12 +290,6 @@ impl Drop for BreakerState {
         if self.is_open() {
             metrics::breaker_closed();
         }
-    }
-}
-
-impl fmt::Debug for SharedBreaker {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }
 

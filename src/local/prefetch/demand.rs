@@ -1,6 +1,6 @@
 //! Finds the keys that are asked for often, in a fixed amount of memory.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// Keys share sets of a few counts: see [`Demand::count`].
 const SETS: usize = 1 << 13;
@@ -9,19 +9,15 @@ const SET: usize = 4;
 /// The fewest requests in a life that a prefetch is taken for. With half as many, a prefetch saves little or nothing.
 pub(super) const FEWEST_REQUESTS: u64 = 16;
 
-/// A word has the requests of a key in its lowest bits, above them the time of the first one, and a part of the key's digest.
-const COUNT_BITS: u32 = 16;
-const TIME_BITS: u32 = 32;
-
 /// The rate of a key is measured for at least this part of a life, so that a few requests at once are no high rate.
 const SHORTEST_MEASUREMENT: u64 = 8;
 
-pub(super) struct Demand(Box<[[AtomicU64; SET]]>);
+pub(super) struct Demand(Box<[Mutex<[Count; SET]>]>);
 
 /// The requests of one key since a time, in microseconds.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Count {
-    tag: u64,
+    digest: u64,
     began: u64,
     requests: u64,
 }
@@ -30,58 +26,29 @@ impl Demand {
     /// Counts a request, and returns the requests of a life at the present rate, if there have been enough to tell.
     ///
     /// A count lasts for a life. A key that finds all counts of its set taken takes one off the smallest. So busy keys keep theirs, and
-    /// many rare keys together do not look like a busy one. Threads may overwrite each other's counts, which delays a prefetch.
+    /// many rare keys together do not look like a busy one.
     pub(super) fn count(&self, digest: u64, now: u64, life: u64) -> Option<u64> {
-        let set = &self.0[digest as usize % SETS];
-        let counts = set.each_ref().map(|word| Count::of(word.load(Ordering::Relaxed)).within(now, life));
-        let key = Count::first(digest, now);
-        let own = counts.iter().position(|count| count.tag == key.tag && count.requests > 0);
-        let place = own.or_else(|| (0..SET).min_by_key(|place| counts[*place].requests))?;
-        let count = counts[place];
-        let is_full = count.requests == Count::MOST;
-        let counted = match own {
-            Some(_) if !is_full => Count { requests: count.requests + 1, ..count },
-            None if count.requests > 0 => Count { requests: count.requests - 1, ..count },
-            _ => key,
-        };
-        set[place].store(counted.word(), Ordering::Relaxed);
-        let is_often = own.is_some() && counted.requests >= FEWEST_REQUESTS;
-        is_often.then(|| rate(counted.requests, counted.elapsed(now), life))
-    }
-}
-
-impl Count {
-    const MOST: u64 = (1 << COUNT_BITS) - 1;
-
-    fn first(digest: u64, now: u64) -> Self {
-        Self { tag: digest >> (COUNT_BITS + TIME_BITS), began: now & Self::LATEST, requests: 1 }
-    }
-
-    /// Times are stored without their upper bits.
-    const LATEST: u64 = (1 << TIME_BITS) - 1;
-
-    fn of(word: u64) -> Self {
-        let (tag, began) = (word >> (COUNT_BITS + TIME_BITS), word >> COUNT_BITS & Self::LATEST);
-        Self { tag, began, requests: word & Self::MOST }
-    }
-
-    fn word(self) -> u64 {
-        self.tag << (COUNT_BITS + TIME_BITS) | self.began << COUNT_BITS | self.requests
-    }
-
-    fn elapsed(self, now: u64) -> u64 {
-        now.wrapping_sub(self.began) & Self::LATEST
-    }
-
-    /// The same if it began less than a life ago; otherwise no requests.
-    fn within(self, now: u64, life: u64) -> Self {
-        Self { requests: if self.elapsed(now) < life { self.requests } else { 0 }, ..self }
+        let mut set = self.0[digest as usize % SETS].lock().unwrap_or_else(PoisonError::into_inner);
+        // A time before it began means that the clock has stepped back.
+        let is_alive = |count: &Count| now.checked_sub(count.began).is_some_and(|elapsed| elapsed < life);
+        let requests = |count: &Count| if is_alive(count) { count.requests } else { 0 };
+        if let Some(own) = set.iter_mut().find(|count| count.digest == digest && requests(count) > 0) {
+            own.requests += 1;
+            return (own.requests >= FEWEST_REQUESTS).then(|| rate(own.requests, now - own.began, life));
+        }
+        let smallest = set.iter_mut().min_by_key(|count| requests(count))?;
+        if requests(smallest) > 0 {
+            smallest.requests -= 1;
+        } else {
+            *smallest = Count { digest, began: now, requests: 1 };
+        }
+        None
     }
 }
 
 impl Default for Demand {
     fn default() -> Self {
-        Self((0..SETS).map(|_| [const { AtomicU64::new(0) }; SET]).collect())
+        Self((0..SETS).map(|_| Mutex::default()).collect())
     }
 }
 
@@ -141,10 +108,17 @@ mod tests {
     }
 
     #[test]
-    fn a_full_count_begins_anew() {
+    fn a_count_has_no_end_within_a_life() {
         let demand = Demand::default();
-        let counts = (0..=Count::MOST).map(|_| demand.count(7, 5, LIFE)).collect::<Vec<_>>();
-        assert_eq!(counts.last(), Some(&None));
-        assert!(counts[counts.len() - 2].is_some());
+        let last = (0..100_000).fold(None, |_, _| demand.count(7, 5, LIFE));
+        assert_eq!(last, Some(800_000));
+    }
+
+    #[test]
+    fn counting_begins_anew_after_a_step_back() {
+        let demand = Demand::default();
+        let counts = [(); 20].map(|()| demand.count(7, 2 * LIFE, LIFE));
+        assert!(counts[19].is_some());
+        assert_eq!(demand.count(7, 0, LIFE), None);
     }
 }
