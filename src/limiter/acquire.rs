@@ -117,14 +117,12 @@ impl Limiter {
             let decision = outcome?;
             let Some(asks_at) = ask_again_at(end, &decision) else { return Ok(decision) };
             place.is_refused(&decision, asks_at);
-            (is_in_line, limiter) = (true, self.after(&decision));
+            (is_in_line, limiter) = (true, self.clone());
+            if decision.is_refused_by_reservations() {
+                // Others may have given back units by then.
+                limiter = limiter.refusal_cache(Duration::ZERO);
+            }
         }
-    }
-
-    /// The limiter that asks again after a refusal: without a refusal cache if others may have given back reserved units.
-    fn after(&self, refusal: &Decision) -> Self {
-        let limiter = self.clone();
-        if refusal.is_refused_by_reservations() { limiter.refusal_cache(Duration::ZERO) } else { limiter }
     }
 
     /// The refusal of a caller behind others.

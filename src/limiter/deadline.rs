@@ -37,15 +37,13 @@ impl Timer {
         let runtime = Handle::try_current()
             .map_err(|cause| StoreError::new(WAITING, StoreErrorKind::Other, cause).of_one_check())?
             .id();
-        let is_set = matches!(&self.sleep, Some((of, sleep)) if *of == runtime && sleep.deadline() == at);
-        let (_, sleep) = match &mut self.sleep {
-            Some(known) if known.0 == runtime => known,
-            other => other.insert((runtime, Box::pin(sleep_until(at)))),
-        };
-        if !is_set {
+        let known = self.sleep.take().filter(|(of, sleep)| *of == runtime && sleep.deadline() == at);
+        let (_, sleep) = self.sleep.insert(known.unwrap_or_else(|| {
+            let mut sleep = Box::pin(sleep_until(at));
             // Otherwise the first poll would set it, and panic in a runtime that has ended. That runtime fires it at once instead.
             sleep.as_mut().reset(at);
-        }
+            (runtime, sleep)
+        }));
         if !sleep.is_elapsed() {
             return sleep.as_mut().poll(cx).map(Ok);
         }

@@ -40,6 +40,8 @@ struct Table {
     lines: HashMap<u64, Turns, BuildHasherDefault<Prehashed>>,
     /// The limits and keys of all callers.
     pairs: HashMap<u64, Pair, BuildHasherDefault<Prehashed>>,
+    /// Those of which others may use units that a caller has claimed and does not use. They are woken when the lock is free.
+    released: Vec<u64>,
 }
 
 /// A caller, and its place in a line. Dropped, it leaves.
@@ -86,9 +88,8 @@ impl Lines {
     /// Lets the callers ask that fit into one of these limits and keys: one at a time, so that no lock is held for long.
     fn wake(self: &Arc<Self>, digests: impl IntoIterator<Item = u64>, delay: Duration) {
         for digest in digests {
-            let wake_next = |table: &mut Table, wakers: &mut Wakers| match table.wake_next(digest, delay, wakers) {
-                Some(line) => (line, true),
-                None => (0, false),
+            let wake_next = |table: &mut Table, wakers: &mut Wakers| {
+                table.wake_next(digest, delay, wakers).map_or((0, false), |line| (line, true))
             };
             while self.change(wake_next) {}
         }
@@ -106,9 +107,11 @@ impl Lines {
                 line.be_watched(|due| watch(Arc::clone(self), id, due));
             }
         }
+        let released = mem::take(&mut table.released);
         drop(table);
         drop(ended);
         wakers.woken.into_iter().for_each(Waker::wake);
+        self.wake(released, Duration::ZERO);
         result
     }
 
@@ -121,62 +124,34 @@ impl Lines {
 async fn watch(lines: Arc<Lines>, line: u64, mut due: Instant) {
     loop {
         sleep_until(due).await;
-        let Some((look_again_at, released)) = lines.change(|table, wakers| (line, table.look(line, wakers))) else {
-            return;
-        };
-        lines.wake(released, Duration::ZERO);
+        let Some(look_again_at) = lines.change(|table, wakers| (line, table.look(line, wakers))) else { return };
         due = look_again_at;
     }
 }
 
 impl Table {
-    /// The line in which this caller is the first.
-    fn own_line(&mut self, place: &Place) -> Option<&mut Turns> {
-        self.lines.get_mut(&place.line).filter(|line| line.first == Some(place.number))
-    }
-
-    /// Takes the turn if it is this caller's, or returns when to look again. A caller that was not the first waits as long as it is refused.
+    /// Whether the caller asks now; otherwise when to look again. One that was not the first waits as long as it is refused. The call that
+    /// follows may take as long as the deadline.
     fn take_turn(
         &mut self,
-        place: &Place,
-        was_first: &mut bool,
+        place: &mut Place,
+        is_first: &mut bool,
+        deadline: Duration,
         waker: &Waker,
         wakers: &mut Wakers,
     ) -> Option<Instant> {
         let now = Instant::now();
         let line = self.lines.entry(place.line).or_insert_with(|| Turns::new(now));
         let look_again_at = line.take(place.number, waker, now, wakers);
-        if !mem::replace(was_first, look_again_at.is_none()) && look_again_at.is_none() {
+        let was_first = mem::replace(is_first, look_again_at.is_none());
+        if look_again_at.is_some() {
+            return look_again_at;
+        }
+        if !was_first {
             line.wanted.clone_from(&place.wanted);
             self.wait_or_ask(place.line, Duration::ZERO, wakers);
         }
-        look_again_at
-    }
-
-    /// The first waits in the list of the limit and key that refuses it for longest. If none refuses it any more, it asks after
-    /// the delay.
-    fn wait_or_ask(&mut self, id: u64, delay: Duration, wakers: &mut Wakers) {
-        let (Self { lines, pairs, .. }, now) = (&mut *self, Instant::now());
-        let Some((line, number)) = lines.get_mut(&id).and_then(|line| line.first.map(|first| (line, first))) else {
-            return;
-        };
-        let refuses = |wanted: &Wanted| {
-            wanted.until > now && !pairs.get(&wanted.digest).is_some_and(|pair| pair.may_admit(wanted))
-        };
-        let refusing = line.wanted.iter().enumerate().filter(|(_, wanted)| refuses(wanted));
-        let Some((place, longest)) = refusing.max_by_key(|(_, wanted)| wanted.until) else {
-            line.ask(later(now, delay), Duration::ZERO, wakers);
-            return self.claim(id);
-        };
-        let longest = *longest;
-        pairs.get_mut(&longest.digest).into_iter().for_each(|pair| pair.enlist(&longest, number, id));
-        line.state = First::Listed(place);
-        line.ask(longest.until, Duration::ZERO, wakers);
-    }
-
-    /// Whether the first in line asks now; otherwise when. The call that follows may take as long as the deadline.
-    fn asks(&mut self, place: &mut Place, deadline: Duration, waker: &Waker, wakers: &mut Wakers) -> Option<Instant> {
-        let (line, now) = (self.own_line(place)?, Instant::now());
+        let (line, now) = (self.lines.get_mut(&place.line)?, Instant::now());
         if line.asks_at > now {
             line.sleep(waker, wakers);
             return Some(line.asks_at);
@@ -189,6 +164,26 @@ impl Table {
         None
     }
 
+    /// The first waits in the list of the limit and key that refuses it for longest. If none refuses it any more, it asks after
+    /// the delay.
+    fn wait_or_ask(&mut self, id: u64, delay: Duration, wakers: &mut Wakers) {
+        let (Self { lines, pairs, .. }, now) = (&mut *self, Instant::now());
+        let Some((line, number)) = lines.get_mut(&id).and_then(|line| line.first.map(|first| (line, first))) else {
+            return;
+        };
+        let refuses = |wanted: &Wanted| {
+            wanted.until > now && !pairs.get(&wanted.digest).is_some_and(|pair| pair.may_admit(wanted))
+        };
+        let refusing = line.wanted.iter().copied().filter(refuses);
+        let Some(longest) = refusing.max_by_key(|wanted| wanted.until) else {
+            line.ask(later(now, delay), Duration::ZERO, wakers);
+            return self.claim(id);
+        };
+        pairs.get_mut(&longest.digest).into_iter().for_each(|pair| pair.enlist(&longest, number, id));
+        line.state = First::Listed(longest);
+        line.ask(longest.until, Duration::ZERO, wakers);
+    }
+
     /// The first asks for what it wants.
     fn claim(&mut self, id: u64) {
         self.release(id);
@@ -199,30 +194,28 @@ impl Table {
         }
     }
 
-    /// The first waits in no list and asks for nothing any more. Returns the limits and keys of which it has released units.
-    fn release(&mut self, id: u64) -> Vec<u64> {
-        let Self { lines, pairs, .. } = self;
-        let Some(line) = lines.get_mut(&id) else { return Vec::new() };
+    /// The first waits in no list and asks for nothing any more.
+    fn release(&mut self, id: u64) {
+        let Self { lines, pairs, released, .. } = self;
+        let Some(line) = lines.get_mut(&id) else { return };
         match (mem::replace(&mut line.state, First::Waits), line.first) {
-            (First::Listed(place), Some(first)) => {
-                let wanted = line.wanted.get(place);
-                let pair = wanted.and_then(|wanted| Some((pairs.get_mut(&wanted.digest)?, wanted)));
-                pair.into_iter().for_each(|(pair, wanted)| pair.delist(wanted, first));
-                Vec::new()
+            (First::Listed(wanted), Some(first)) => {
+                pairs.get_mut(&wanted.digest).into_iter().for_each(|pair| pair.delist(&wanted, first));
             }
             (First::Asks, _) => {
-                let mut release = |wanted: &Wanted| {
+                for wanted in &line.wanted {
                     pairs.get_mut(&wanted.digest).into_iter().for_each(|pair| pair.unclaim(wanted));
-                    wanted.digest
-                };
-                line.wanted.iter().map(&mut release).collect()
+                    released.push(wanted.digest);
+                }
             }
-            _ => Vec::new(),
+            _ => {}
         }
     }
 
-    fn release_own(&mut self, place: &Place) -> Vec<u64> {
-        if self.own_line(place).is_some() { self.release(place.line) } else { Vec::new() }
+    fn release_own(&mut self, place: &Place) {
+        if self.lines.get(&place.line).is_some_and(|line| line.first == Some(place.number)) {
+            self.release(place.line);
+        }
     }
 
     /// Lets the next caller in the list ask, or go over to another list. Returns its line.
@@ -233,34 +226,32 @@ impl Table {
         Some(id)
     }
 
-    /// Takes note of the store's reply. Returns the limits and keys of which others may use units that the caller did not use. After a
-    /// failure of the store there are none: no caller is to ask it at once.
-    fn answered(&mut self, place: &Place, outcome: &Result<Decision, Error>) -> Vec<u64> {
-        let released = self.release_own(place);
+    /// Takes note of the store's reply. After a failure of the store, no other caller is to ask it at once.
+    fn answered(&mut self, place: &Place, outcome: &Result<Decision, Error>) {
+        self.release_own(place);
         for (wanted, status) in outcome.iter().flat_map(|reply| place.wanted.iter().zip(reply.statuses())) {
             self.pairs.get_mut(&wanted.digest).into_iter().for_each(|pair| pair.learn(wanted, status));
         }
         if outcome.as_ref().is_err_and(|error| error.is_the_stores() || matches!(error, Error::BreakerOpen(_))) {
-            return Vec::new();
+            self.released.clear();
         }
-        released
     }
 
-    /// Leaves the line. If the caller was the first, the next one is then. Returns the limits and keys of which it has released units.
-    fn leave(&mut self, place: &Place, wakers: &mut Wakers) -> Vec<u64> {
-        let released = self.release_own(place);
+    /// Leaves the line. If the caller was the first, the next one is then.
+    fn leave(&mut self, place: &Place, wakers: &mut Wakers) {
+        self.release_own(place);
         if let Some(line) = self.lines.get_mut(&place.line) {
             line.leave(place.number, Instant::now(), wakers);
         }
-        released
     }
 
-    /// When the watch looks again, and the limits and keys of which units are released. `None` if the line has ended.
-    fn look(&mut self, id: u64, wakers: &mut Wakers) -> Option<(Instant, Vec<u64>)> {
+    /// When the watch looks again; `None` if the line has ended.
+    fn look(&mut self, id: u64, wakers: &mut Wakers) -> Option<Instant> {
         let now = Instant::now();
-        let is_late = self.lines.get(&id)?.is_late(now);
-        let released = if is_late { self.release(id) } else { Vec::new() };
-        Some((self.lines.get_mut(&id)?.look(now, wakers), released))
+        if self.lines.get(&id)?.is_late(now) {
+            self.release(id);
+        }
+        Some(self.lines.get_mut(&id)?.look(now, wakers))
     }
 }
 
@@ -271,11 +262,9 @@ impl Place {
         let (mut timer, mut is_first) = (Timer::default(), false);
         poll_fn(|cx| {
             loop {
-                let (lines, line, waker) = (Arc::clone(&self.lines), self.line, cx.waker());
-                let at = lines.change(|table, wakers| {
-                    let at = table.take_turn(self, &mut is_first, waker, wakers);
-                    (line, at.or_else(|| table.asks(self, deadline, waker, wakers)))
-                });
+                let (lines, line) = (Arc::clone(&self.lines), self.line);
+                let at = lines
+                    .change(|table, wakers| (line, table.take_turn(self, &mut is_first, deadline, cx.waker(), wakers)));
                 let Some(at) = at else { return Poll::Ready(Ok(true)) };
                 let end = end.filter(|_| !is_first);
                 if end.is_some_and(|end| end <= Instant::now()) {
@@ -290,7 +279,7 @@ impl Place {
 
     /// Takes note of the store's reply. Units that this caller did not use are for others.
     pub(super) fn answered(&self, outcome: &Result<Decision, Error>) {
-        self.lines.wake(self.change(|table, _| table.answered(self, outcome)), Duration::ZERO);
+        self.change(|table, _| table.answered(self, outcome));
     }
 
     /// Takes note of what refuses the caller until `asks_at`, when it asks again.
@@ -299,15 +288,13 @@ impl Place {
         for (wanted, status) in self.wanted.iter_mut().zip(refusal.statuses()) {
             wanted.until = status.refuses().map_or(now, |wait| later(now, wait).min(asks_at));
         }
-        self.wanted
-            .iter_mut()
-            .max_by_key(|wanted| wanted.until)
-            .into_iter()
-            .for_each(|longest| longest.until = asks_at);
+        if let Some(longest) = self.wanted.iter_mut().max_by_key(|wanted| wanted.until) {
+            longest.until = asks_at;
+        }
     }
 
     fn leave(&self) {
-        self.lines.wake(self.change(|table, wakers| table.leave(self, wakers)), Duration::ZERO);
+        self.change(|table, wakers| table.leave(self, wakers));
     }
 
     /// How long the first in line waits until it asks.
@@ -323,8 +310,8 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let released = self.change(|table, wakers| {
-            let released = table.leave(self, wakers);
+        self.change(|table, wakers| {
+            table.leave(self, wakers);
             for wanted in &self.wanted {
                 let Some(pair) = table.pairs.get_mut(&wanted.digest) else { continue };
                 pair.callers -= 1;
@@ -332,9 +319,7 @@ impl Drop for Place {
                     table.pairs.remove(&wanted.digest);
                 }
             }
-            released
         });
-        self.lines.wake(released, Duration::ZERO);
     }
 }
 

@@ -93,21 +93,17 @@ impl Limiter {
     /// [local state](Store::local_state), if it has one.
     #[must_use]
     pub fn new(store: impl Store) -> Self {
-        let (refusals, breaker) = (
-            store.local_state().map(LocalState::refusals),
-            store.local_state().map_or_else(|| SharedBreaker::new(Breaker::default()), LocalState::breaker),
-        );
-        let prefetches = store.local_state().and_then(LocalState::prefetches);
+        let local_state = store.local_state();
         let core = Core {
-            store: Arc::new(store),
             deadline: DEFAULT_DEADLINE,
             retry_reserved_after: RETRY_RESERVED_AFTER,
             layer: Cow::Borrowed(""),
-            refusals,
-            breaker,
-            prefetches,
+            refusals: local_state.map(LocalState::refusals),
+            breaker: local_state.map_or_else(|| SharedBreaker::new(Breaker::default()), LocalState::breaker),
+            prefetches: local_state.and_then(LocalState::prefetches),
             lines: Arc::default(),
             local: MemoryStore::new(),
+            store: Arc::new(store),
         };
         Self { core: Arc::new(core), failure_mode: FailureMode::default() }
     }
@@ -210,13 +206,8 @@ impl Limiter {
         self
     }
 
-    /// Gives a future that is no decision the limiter's deadline.
-    pub(crate) fn within<F>(&self, future: F) -> Deadline<F> {
-        self.within_after(future, Duration::ZERO)
-    }
-
-    /// The same, for a request that has `waited` already.
-    pub(crate) fn within_after<F>(&self, future: F, waited: Duration) -> Deadline<F> {
+    /// Gives a future that is no decision the limiter's deadline, for a request that has `waited` already.
+    pub(crate) fn within<F>(&self, future: F, waited: Duration) -> Deadline<F> {
         Deadline::new(future, self.core.deadline, waited)
     }
 }

@@ -54,11 +54,10 @@ pub(super) struct Turns {
 }
 
 /// The state of the first in a line.
-#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum First {
     Waits,
-    /// In the list of the limit and key at this place of those that it wants.
-    Listed(usize),
+    /// In the list of this limit and key.
+    Listed(Wanted),
     /// It asks, or was woken to ask: it has claimed what it wants.
     Asks,
     /// No caller is the first. Of the callers up to this number, the one that is polled next takes over.
@@ -77,11 +76,7 @@ impl Turns {
 
     /// Takes the turn if it is this caller's, or returns when to look again.
     pub(super) fn take(&mut self, number: u64, waker: &Waker, now: Instant, wakers: &mut Wakers) -> Option<Instant> {
-        let is_sought = match self.state {
-            First::IsSought(last) => number <= last,
-            _ => true,
-        };
-        if self.first.is_none() && is_sought {
+        if self.first.is_none() && !matches!(self.state, First::IsSought(last) if number > last) {
             self.appoint(number, now, wakers);
         }
         if self.first == Some(number) {
@@ -134,7 +129,7 @@ impl Turns {
         let looks = |(task, at): &(AbortHandle, Instant)| {
             !task.is_finished() && *at <= due && later(*at, GRACE) >= Instant::now()
         };
-        let is_needed = !self.waiting.is_empty() || self.state == First::Asks;
+        let is_needed = !self.waiting.is_empty() || matches!(self.state, First::Asks);
         if is_needed
             && !self.watch.as_ref().is_some_and(looks)
             && let Ok(runtime) = Handle::try_current()

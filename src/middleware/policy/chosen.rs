@@ -194,7 +194,7 @@ impl Policy {
             }
             Ok(())
         };
-        let deadline = match self.limiter.within_after(join(&mut choices, &mut charge), waited).await {
+        let deadline = match self.limiter.within(join(&mut choices, &mut charge), waited).await {
             Err(Error::TimedOut { deadline }) => deadline,
             chosen => return chosen?,
         };

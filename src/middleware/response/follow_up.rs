@@ -152,7 +152,7 @@ async fn block_all(limiter: &Limiter, events: &Events, blocked: Vec<(Limit, Key,
         blocked.unwrap_or_else(|error| events.not_blocked(&error));
         Ok(())
     });
-    if let Err(error) = limiter.within(joined).await.and_then(|joined| joined) {
+    if let Err(error) = limiter.within(joined, Duration::ZERO).await.and_then(|joined| joined) {
         events.not_blocked(&error);
     }
 }
