@@ -329,7 +329,9 @@ mod models {
             breaker.count(&Ok(()), || DEADLINE);
             assert!(!refuse(&breaker, None).0 && breaker.0.history().failures == 0, "the store answers");
             assert_gauge(-i8::from(is_open));
-            drop((breaker, open_breaker(1)));
+            let probed = open_breaker(1);
+            assert!(refuse(&probed, None).1);
+            drop((breaker, probed));
             assert_gauge(0);
         };
         #[cfg(not(feature = "metrics"))]
@@ -404,15 +406,20 @@ mod models {
     /// A task ends, or goes on, while the store fails again.
     #[test]
     fn a_breaker_that_opens_again_is_probed() {
-        for (failures, outcome) in [(1, answer()), (2, answer()), (2, TIMED_OUT)] {
+        let long = Error::TimedOut { deadline: Duration::MAX };
+        let cases =
+            [(1, answer(), TIMED_OUT), (2, answer(), TIMED_OUT), (2, answer(), long), (2, TIMED_OUT, TIMED_OUT)];
+        for (failures, outcome, failure) in cases {
             in_each_order(None, move |_| {
                 let breaker = open_breaker(failures);
                 assert!(refuse(&breaker, None).1);
                 let (state, outcome) = (Arc::clone(&breaker.0), outcome.clone());
                 let task = spawn(move || state.end_probe(Err(outcome)));
-                breaker.count::<()>(&Err(TIMED_OUT), || DEADLINE);
+                breaker.count::<()>(&Err(failure.clone()), || DEADLINE);
                 let (goes_on, last_probe) = (task.join().unwrap(), breaker.0.history().last_probe);
                 assert!(goes_on || last_probe.is_none() || !breaker.0.is_open(), "the probe is lost");
+                let is_counted = breaker.0.is_open() || breaker.0.history().failures == failures - 1;
+                assert!(is_counted, "a failure after the probe is lost");
                 breaker
             });
         }

@@ -26,7 +26,10 @@ use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 
-use tokio::{runtime::Handle, sync::watch};
+use tokio::{
+    runtime::{Handle, Id},
+    sync::watch,
+};
 
 pub use self::builder::RedisStoreBuilder;
 use self::{
@@ -66,8 +69,8 @@ pub struct RedisStore {
 struct Runtimes {
     config: Arc<Config>,
     is_alive: watch::Sender<()>,
-    /// Few, mostly one.
-    dispatchers: Mutex<Vec<Weak<Dispatcher>>>,
+    /// Few, mostly one. The runtime tells them apart, so that none is dropped under the lock with the futures that wait for it.
+    dispatchers: Mutex<Vec<(Id, Weak<Dispatcher>)>>,
 }
 
 impl Runtimes {
@@ -82,13 +85,13 @@ impl Runtimes {
         let runtime = Handle::try_current()
             .map_err(|cause| StoreError::new(ASKING, StoreErrorKind::Other, cause).of_one_check())?;
         let mut all = self.dispatchers.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_its_own = |known: &Arc<Dispatcher>| known.runtime.id() == runtime.id();
-        if let Some(known) = all.iter().filter_map(Weak::upgrade).find(is_its_own) {
+        let mut own = all.iter().filter(|(id, _)| *id == runtime.id());
+        if let Some(known) = own.find_map(|(_, dispatcher)| dispatcher.upgrade()) {
             return Ok(known);
         }
         let dispatcher = Arc::new(Dispatcher::new(Arc::clone(&self.config), runtime.clone()));
-        all.retain(|dispatcher| dispatcher.strong_count() > 0);
-        all.push(Arc::downgrade(&dispatcher));
+        all.retain(|(_, dispatcher)| dispatcher.strong_count() > 0);
+        all.push((runtime.id(), Arc::downgrade(&dispatcher)));
         drop(all);
         let (owned, mut store) = (Arc::clone(&dispatcher), self.is_alive.subscribe());
         runtime.spawn(async move {
