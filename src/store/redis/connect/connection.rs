@@ -86,7 +86,7 @@ impl Pool {
                 Ok((connection, is_exclusive.then_some(place)))
             }
             Err(cause) => {
-                let shared = self.share().ok_or_else(|| errors::no_connection(&self.server, &cause))?;
+                let shared = self.share().ok_or_else(|| errors::no_connection(&*self.server, &cause))?;
                 Ok((shared, None))
             }
         }

@@ -4,11 +4,10 @@
 //! `#` in them is not percent-encoded, a parser takes the text before it for the host. So an error shows only the scheme and the host
 //! of a URL, and only if they cannot be part of a password.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, fmt::Display};
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
-use super::server::Server;
 use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind};
 
 /// A setting that is wrong.
@@ -35,7 +34,7 @@ pub(crate) fn failure(cause: RedisError) -> StoreError {
 }
 
 /// The failure that no connection could be opened.
-pub(super) fn no_connection(server: &Server, cause: &RedisError) -> StoreError {
+pub(super) fn no_connection(server: &impl Display, cause: &RedisError) -> StoreError {
     let kind = match kind(cause) {
         StoreErrorKind::Other | StoreErrorKind::TimedOut => StoreErrorKind::Unreachable,
         kind => kind,

@@ -109,7 +109,7 @@ impl CrossSlot {
         for number in 0..self.slots.len() {
             let mut job = Job::decide(self.slots[number].0.clone());
             if number == 0 {
-                job = job.while_wanted(&self.caller);
+                job = job.while_wanted(self.caller.clone());
             }
             match self.ask(job).await {
                 Ok((decision, _)) => {

@@ -5,7 +5,6 @@ use std::{sync::Weak, time::Duration};
 use redis::Cmd;
 use tokio::sync::oneshot::{Receiver, Sender, channel};
 
-use super::queue::Caller;
 use crate::{
     algorithm::Kind,
     check::{AdmissionId, Charge, Check},
@@ -40,8 +39,8 @@ pub(crate) struct Job {
     copies: Vec<Sender<Answer>>,
     /// What a settlement makes outdated.
     outdated: Option<Outdated>,
-    /// The caller of the whole check, where a task asks for it in one slot.
-    whole: Option<Weak<Caller>>,
+    /// The caller of the whole check, where a task asks for it in one slot. Only whether it still waits is of interest.
+    whole: Option<Weak<dyn Send + Sync>>,
 }
 
 impl Job {
@@ -62,8 +61,8 @@ impl Job {
     }
 
     /// It is not sent any more once the caller of the whole check has stopped waiting.
-    pub(super) fn while_wanted(mut self: Box<Self>, caller: &Weak<Caller>) -> Box<Self> {
-        self.whole = Some(Weak::clone(caller));
+    pub(super) fn while_wanted(mut self: Box<Self>, caller: Weak<dyn Send + Sync>) -> Box<Self> {
+        self.whole = Some(caller);
         self
     }
 
