@@ -91,6 +91,9 @@ elif ! command -v redis-server >/dev/null; then
 fi
 "${REDIS_SERVER:-redis-server}" --version
 
+# Many tests wait, for servers and for windows to pass, so more run at a time than there are cores.
+export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$((2 * $(getconf _NPROCESSORS_ONLN)))}"
+
 if [ $# != 0 ]; then
   cargo test --all-features "$@"
   exit
