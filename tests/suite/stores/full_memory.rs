@@ -33,7 +33,7 @@ fn from_address(address: &str) -> Request<Body> {
 /// One client has a /48, and so 65,536 keys. It sends one request from each of many, within both limits.
 #[tokio::test]
 async fn a_client_with_endless_keys_ends_no_limit() {
-    for (is_closed, pause) in [(false, 0), (false, 5), (true, 0), (true, 5)] {
+    for (is_closed, pause) in [(false, 0), (false, 5), (false, 1_800), (true, 0), (true, 5), (true, 1_800)] {
         let clock = ManualClock::new();
         let store = MemoryStore::new().capacity(2_000).clock(&clock);
         let layer = RateLimitLayer::new(store.clone())
