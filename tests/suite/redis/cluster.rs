@@ -343,6 +343,25 @@ async fn a_node_may_take_as_long_as_the_reply_timeout() {
     assert!(waiting.await.unwrap().unwrap().is_allowed());
 }
 
+/// A third of the slots hangs with its primary. A store that is made meanwhile decides the checks of all others, once it knows the nodes.
+#[tokio::test]
+async fn a_new_store_decides_while_a_primary_hangs() {
+    let cluster = RedisCluster::start(3).await;
+    cluster.0.iter().for_each(|node| node.run::<()>("CONFIG SET cluster-require-full-coverage no"));
+    cluster.0[2].pause();
+    let limiter = cluster.limiter(RedisStore::cluster(cluster.0.iter().map(RedisServer::url)));
+    let limiter = limiter.deadline(Duration::from_millis(500)).breaker(Breaker::OFF);
+    let (calls, begun, mut decided) = (Limit::per_hour("calls", 100), Instant::now(), 0);
+    while begun.elapsed() < Duration::from_secs(9) {
+        let mut checks: JoinSet<_> = (0..12).map(|key| limiter.check(&calls, key.to_string(), 1)).collect();
+        while let Some(outcome) = checks.join_next().await {
+            decided += usize::from(outcome.unwrap().is_ok());
+        }
+    }
+    cluster.0[2].resume();
+    assert!(decided >= 30, "{decided} checks of some 140 for working slots");
+}
+
 #[tokio::test]
 async fn an_unreachable_cluster_is_reported() {
     assert!(RedisStore::cluster(["redis://127.0.0.1:1/"]).connect().await.is_err());

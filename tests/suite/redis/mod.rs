@@ -10,6 +10,7 @@ mod errors;
 mod fairness;
 mod foreign_content;
 mod hashed_keys;
+mod opening;
 mod passwords;
 mod reconnecting;
 mod resent_checks;

@@ -24,7 +24,7 @@ use redis::{
     cluster::{ClusterClient, ClusterClientBuilder},
     cluster_async::ClusterConnection,
 };
-use tokio::time::timeout;
+use tokio::{task::JoinSet, time::timeout};
 
 use super::settings::{ConnectionSettings, tcp_settings};
 
@@ -74,9 +74,17 @@ pub(super) async fn connect(
     nodes: &[ConnectionInfo],
     settings: &ConnectionSettings,
 ) -> RedisResult<ClusterConnections> {
-    let first = Nodes::connect(&client(nodes, settings, 0)?).await?;
-    let again = Nodes::connect(&client(nodes, settings, RETRIES)?).await?;
+    let (first, again) = (client(nodes, settings, 0)?, client(nodes, settings, RETRIES)?);
+    // At the same time, since a node that hangs takes each of them a while.
+    let mut connecting = JoinSet::new();
+    connecting.spawn(async move { Nodes::connect(&again).await });
+    let first = Nodes::connect(&first).await?;
+    let again = connecting.join_all().await.pop().ok_or_else(silent)??;
     Ok(ClusterConnections { first, again, reply_timeout: settings.reply_timeout })
+}
+
+fn silent() -> RedisError {
+    RedisError::from((ErrorKind::Io, "the cluster's nodes do not answer"))
 }
 
 impl ClusterConnections {
@@ -96,8 +104,7 @@ impl Nodes {
     /// With the settings of the client.
     async fn connect(client: &ClusterClient) -> RedisResult<Self> {
         let connection = timeout(CONNECT_TIMEOUT, client.get_async_connection()).await;
-        let connection =
-            connection.map_err(|_| RedisError::from((ErrorKind::Io, "the cluster's nodes do not answer")))??;
+        let connection = connection.map_err(|_| silent())??;
         Ok(Self { connection, unanswered: AtomicU32::new(0), since: Mutex::new(Instant::now()) })
     }
 

@@ -1,6 +1,7 @@
 //! The connections of one runtime, in the places of bb8's pool.
 //!
-//! 1. Whoever takes an empty place opens its connection. So a caller learns at once why there is none.
+//! 1. Whoever takes an empty place opens its connection, in a task. Meanwhile any connection that works will do, so only the first
+//!    connections are waited for, and a caller learns at once why there is none.
 //! 2. Taking a connection sends nothing: the replies that pass through a connection tell whether it works.
 //! 3. Only tasks take a connection or wait for one. A future that is not polled would keep the connection, or its turn in
 //!    the pool, from all others. A check that is sent without a task shares the connection that a task took last.
@@ -12,17 +13,24 @@
 
 use std::{
     convert::Infallible,
+    future::{Future, poll_fn},
     io, mem,
+    pin::pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
+    task::Poll,
     time::{Duration, Instant},
 };
 
 use bb8::{ManageConnection, PooledConnection};
 use redis::{Cmd, RedisError, RedisResult, Value, aio::MultiplexedConnection};
-use tokio::time::timeout;
+use tokio::{
+    sync::{oneshot, watch},
+    task::JoinSet,
+    time::timeout,
+};
 
 #[cfg(feature = "cluster")]
 use super::cluster::ClusterConnections;
@@ -41,7 +49,10 @@ const TOO_SOON: Duration = Duration::from_millis(5);
 /// The connections of one runtime. Only that runtime may take them.
 pub(crate) struct Pool {
     places: bb8::Pool<Places>,
-    last_taken: Mutex<Option<Connection>>,
+    /// One that works, once one has been opened.
+    shared: watch::Sender<Option<Connection>>,
+    /// The tasks that open connections. They end with the pool.
+    openings: Mutex<JoinSet<()>>,
     server: Arc<Server>,
     generation: Arc<AtomicU64>,
 }
@@ -54,59 +65,83 @@ impl Pool {
     pub(crate) fn new(server: &Arc<Server>) -> Self {
         let places = bb8::Pool::builder()
             .max_size(server.settings.connections)
-            .connection_timeout(server.settings.connect_timeout)
+            // The wait for a place is a part of the wait for a connection.
+            .connection_timeout(Duration::MAX)
             .idle_timeout(None)
             .max_lifetime(None)
             .build_unchecked(Places);
-        Self { places, last_taken: Mutex::default(), server: Arc::clone(server), generation: Arc::default() }
+        let (shared, openings) = (watch::Sender::default(), Mutex::default());
+        Self { places, shared, openings, server: Arc::clone(server), generation: Arc::default() }
     }
 
-    /// A clone of the connection that was taken last, if it works. Unlike taking one, this reads no clock.
+    /// A clone of a connection that works. Unlike taking one, this reads no clock.
     pub(crate) fn share(&self) -> Option<Connection> {
-        let mut last_taken = self.last_taken();
-        drop(last_taken.take_if(|connection| connection.is_broken()));
-        last_taken.clone()
+        self.shared.borrow().clone().filter(Connection::works)
     }
 
-    fn last_taken(&self) -> MutexGuard<'_, Option<Connection>> {
-        self.last_taken.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A connection, and its place as long as it is used alone. If none can be opened, it is the one that was taken last. To be
-    /// called in a task.
+    /// A connection, and its place as long as it is used alone. While that is being opened, or if it cannot, it is another one that
+    /// works. To be called in a task.
     pub(crate) async fn take(&self) -> Result<(Connection, Option<Place>), StoreError> {
         let wait = self.server.settings.connect_timeout;
-        let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("not within {wait:?}"));
-        let filled = async { timeout(wait, self.fill()).await.map_err(late)? };
-        match filled.await {
-            Ok((connection, place)) => {
-                *self.last_taken() = Some(connection.clone());
-                // Connections to a cluster return at once: a slow node must not keep other batches from the rest.
-                let is_exclusive = matches!(connection, Connection::Server(..));
-                Ok((connection, is_exclusive.then_some(place)))
+        let mut shared = self.shared.subscribe();
+        let shared = async {
+            let may_work = |shared: &Option<Connection>| shared.as_ref().is_some_and(Connection::may_work);
+            shared.wait_for(may_work).await.ok()?.clone()
+        };
+        let (mut filled, mut shared) = (pin!(timeout(wait, self.fill())), pin!(shared));
+        poll_fn(|cx| {
+            let filled = filled.as_mut().poll(cx).map(|filled| filled.unwrap_or_else(|_| Err(late(wait))));
+            let cause = match filled {
+                Poll::Ready(Ok((connection, place))) => {
+                    // Connections to a cluster return at once: a slow node must not keep other batches from the rest.
+                    let is_exclusive = matches!(connection, Connection::Server(..));
+                    return Poll::Ready(Ok((connection, is_exclusive.then_some(place))));
+                }
+                Poll::Ready(Err(cause)) => Poll::Ready(cause),
+                Poll::Pending => Poll::Pending,
+            };
+            match shared.as_mut().poll(cx) {
+                Poll::Ready(Some(shared)) => Poll::Ready(Ok((shared, None))),
+                _ => cause.map(|cause| Err(errors::no_connection(&*self.server, &cause))),
             }
-            Err(cause) => {
-                let shared = self.share().ok_or_else(|| errors::no_connection(&*self.server, &cause))?;
-                Ok((shared, None))
-            }
-        }
+        })
+        .await
     }
 
     /// Waits for a place, and opens its connection if it is empty.
     async fn fill(&self) -> RedisResult<(Connection, Place)> {
-        let mut place = self.places.get_owned().await.map_err(io::Error::other)?;
+        let place = self.places.get_owned().await.map_err(io::Error::other)?;
         if let Some(connection) = &*place {
+            if self.share().is_none() {
+                self.shared.send_replace(Some(connection.clone()));
+            }
             return Ok((connection.clone(), place));
         }
-        let (server, generation) = (Arc::clone(&self.server), Arc::clone(&self.generation));
-        // A task goes on when this wait is over, for those who come later.
-        let opening = tokio::spawn(async move {
-            let connection = Connection::open(&server, &generation).await.map_err(without_arguments)?;
-            *place = Some(connection.clone());
-            Ok((connection, place))
-        });
-        opening.await.map_err(io::Error::from)?
+        self.open(place).await.map_err(io::Error::other)?
     }
+
+    /// Opens the connection of a place.
+    fn open(&self, mut place: Place) -> oneshot::Receiver<RedisResult<(Connection, Place)>> {
+        let (server, generation, shared) =
+            (Arc::clone(&self.server), Arc::clone(&self.generation), self.shared.clone());
+        let (opened, outcome) = oneshot::channel();
+        let mut openings = self.openings.lock().unwrap_or_else(PoisonError::into_inner);
+        while openings.try_join_next().is_some() {}
+        openings.spawn(async move {
+            let outcome = Connection::open(&server, &generation).await.map_err(without_arguments);
+            // Nobody may wait for it any more. It is for those who come later.
+            let _ = opened.send(outcome.map(|connection| {
+                *place = Some(connection.clone());
+                shared.send_replace(Some(connection.clone()));
+                (connection, place)
+            }));
+        });
+        outcome
+    }
+}
+
+fn late(wait: Duration) -> RedisError {
+    io::Error::new(io::ErrorKind::TimedOut, format!("not within {wait:?}")).into()
 }
 
 /// Makes empty places.
@@ -122,12 +157,12 @@ impl ManageConnection for Places {
 
     /// Empties a place whose connection does not work.
     async fn is_valid(&self, connection: &mut Option<Connection>) -> Result<(), Infallible> {
-        drop(connection.take_if(|connection| connection.is_broken()));
+        drop(connection.take_if(|connection| !connection.works()));
         Ok(())
     }
 
     fn has_broken(&self, connection: &mut Option<Connection>) -> bool {
-        connection.as_ref().is_some_and(Connection::is_broken)
+        connection.as_ref().is_some_and(|connection| !connection.works())
     }
 }
 
@@ -140,22 +175,23 @@ pub(crate) enum Connection {
 }
 
 impl Connection {
-    /// Opens a connection of this generation. Once more if the server cuts it in the middle of signing in, for example with
-    /// `CLIENT KILL`: that says nothing about the next one.
+    /// Opens a connection of this generation.
     async fn open(server: &Server, generation: &Arc<AtomicU64>) -> RedisResult<Self> {
-        match Self::try_open(server, generation).await {
-            Err(error) if error.is_connection_dropped() => Self::try_open(server, generation).await,
-            outcome => outcome,
-        }
-    }
-
-    async fn try_open(server: &Server, generation: &Arc<AtomicU64>) -> RedisResult<Self> {
         #[cfg(feature = "cluster")]
         if server.is_cluster() {
             return Ok(Self::Cluster(Arc::new(server.connect_to_cluster().await?)));
         }
         let health = ConnectionHealth::new(generation);
-        Ok(Self::Server(server.connect().await?, Arc::new(health)))
+        let connect = async {
+            match server.connect().await {
+                // Cut in the middle of signing in, for example with `CLIENT KILL`: that says nothing about the next one.
+                Err(error) if error.is_connection_dropped() => server.connect().await,
+                outcome => outcome,
+            }
+        };
+        let wait = server.settings.connect_timeout;
+        let connection = timeout(wait, connect).await.map_err(|_| late(wait))??;
+        Ok(Self::Server(connection, Arc::new(health)))
     }
 
     /// Sends a command. `again` says that it has been sent before.
@@ -172,11 +208,16 @@ impl Connection {
         }
     }
 
-    fn is_broken(&self) -> bool {
+    /// Whether it will do while another is being opened. Connections to a cluster may be silent because one node hangs.
+    fn may_work(&self) -> bool {
+        !matches!(self, Self::Server(..)) || self.works()
+    }
+
+    fn works(&self) -> bool {
         match self {
-            Self::Server(_, health) => health.is_broken(),
+            Self::Server(_, health) => !health.is_broken(),
             #[cfg(feature = "cluster")]
-            Self::Cluster(connections) => connections.are_silent(MAX_UNANSWERED),
+            Self::Cluster(connections) => !connections.are_silent(MAX_UNANSWERED),
         }
     }
 }

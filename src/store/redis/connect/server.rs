@@ -11,7 +11,7 @@
 use std::fmt;
 
 use redis::{
-    Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, RedisResult, Value,
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, RedisResult, Value,
     aio::{ConnectionLike, MultiplexedConnection},
     cmd, from_redis_value,
 };
@@ -88,40 +88,41 @@ impl Server {
             Topology::Sentinels(primary) => self.connect_to_primary(primary).await?,
             _ => open(&self.nodes[0]).await?,
         };
-        connection.set_response_timeout(self.settings.reply_timeout);
         // A server that asks for a password replies to a whole script with a protocol error, or hangs up. Any other
         // error comes again with the first batch, which may then be sent again.
         match connection.req_packed_command(&cmd("PING")).await.and_then(Value::extract_error) {
             Err(error) if error.code() == Some("NOAUTH") => Err(error),
-            _ => Ok(connection),
+            _ => {
+                connection.set_response_timeout(self.settings.reply_timeout);
+                Ok(connection)
+            }
         }
     }
 
     /// A connection to the primary, signed in with the settings.
-    async fn connect_to_primary(&self, primary: &str) -> RedisResult<MultiplexedConnection> {
-        let ask = |sentinel: &ConnectionInfo| ask(sentinel.clone(), primary.to_owned());
-        let mut replies: JoinSet<_> = self.nodes.iter().map(ask).collect();
+    async fn connect_to_primary(&self, name: &str) -> RedisResult<MultiplexedConnection> {
+        let ask = |sentinel: &ConnectionInfo| ask(sentinel.clone(), name.to_owned());
+        let mut steps: JoinSet<_> = self.nodes.iter().map(ask).collect();
         let (mut tried, mut failure) = (Vec::new(), None);
-        while let Some(reply) = replies.join_next().await {
-            match reply {
-                Ok(Ok(address)) if !tried.contains(&address) => {
-                    match self.connect_beside_sentinels(address.clone()).await {
-                        Ok(connection) => return Ok(connection),
-                        // It tells more than the error of a sentinel that is down.
-                        Err(error) => failure = Some(error),
-                    }
+        while let Some(step) = steps.join_next().await {
+            match step {
+                Ok(Ok(Step::Named(address))) if !tried.contains(&address) => {
+                    steps.spawn(connect_to(self.primary_at(address.clone())));
                     tried.push(address);
                 }
+                Ok(Ok(Step::Connected(connection))) => return Ok(connection),
+                // It tells more than the error of a sentinel that is down.
+                Ok(Ok(Step::Failed(error))) => failure = Some(error),
                 Ok(Err(error)) => failure = failure.or(Some(error)),
                 // Another sentinel has named it, or the runtime shuts down.
-                Ok(Ok(_)) | Err(_) => {}
+                Ok(Ok(Step::Named(_))) | Err(_) => {}
             }
         }
         Err(failure.unwrap_or_else(unknown))
     }
 
-    /// A connection to a primary, over the transport of the first sentinel.
-    async fn connect_beside_sentinels(&self, (host, port): (String, u16)) -> RedisResult<MultiplexedConnection> {
+    /// A primary, over the transport of the first sentinel, signed in with the settings.
+    fn primary_at(&self, (host, port): (String, u16)) -> ConnectionInfo {
         let sentinel = &self.nodes[0];
         let address = match sentinel.addr() {
             ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
@@ -129,29 +130,47 @@ impl Server {
             }
             _ => ConnectionAddr::Tcp(host, port),
         };
-        let primary = sentinel.clone().set_redis_settings(Default::default()).set_addr(address);
-        let mut connection = open(&self.settings.sign_in(primary)).await?;
-        // A sentinel may be behind. A user without the permission for ROLE learns it from the first write.
+        self.settings.sign_in(sentinel.clone().set_redis_settings(Default::default()).set_addr(address))
+    }
+}
+
+/// A step on the way to a primary.
+enum Step {
+    /// A sentinel has named its address.
+    Named((String, u16)),
+    Connected(MultiplexedConnection),
+    /// This primary does not work.
+    Failed(RedisError),
+}
+
+/// Without timeouts: whoever opens a connection stops waiting after one for the whole.
+async fn open(node: &ConnectionInfo) -> RedisResult<MultiplexedConnection> {
+    let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+    Client::open(node.clone())?.get_multiplexed_async_connection_with_config(&config).await
+}
+
+/// The address of the primary, according to one sentinel.
+async fn ask(sentinel: ConnectionInfo, primary: String) -> RedisResult<Step> {
+    let command = cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(primary).take();
+    match open(&sentinel).await?.req_packed_command(&command).await?.extract_error()? {
+        Value::Nil => Err(unknown()),
+        address => Ok(Step::Named(from_redis_value(address)?)),
+    }
+}
+
+/// Connects to a primary that a sentinel has named. A sentinel may be behind.
+async fn connect_to(primary: ConnectionInfo) -> RedisResult<Step> {
+    let connected = async {
+        let mut connection = open(&primary).await?;
+        // A user without the permission for ROLE learns it from the first write.
         match connection.req_packed_command(&cmd("ROLE")).await? {
             Value::Array(role) if role.first() == Some(&Value::BulkString(b"slave".to_vec())) => {
                 Err(RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, "the sentinels name a replica")))
             }
             _ => Ok(connection),
         }
-    }
-}
-
-async fn open(node: &ConnectionInfo) -> RedisResult<MultiplexedConnection> {
-    Client::open(node.clone())?.get_multiplexed_async_connection().await
-}
-
-/// The address of the primary, according to one sentinel.
-async fn ask(sentinel: ConnectionInfo, primary: String) -> RedisResult<(String, u16)> {
-    let command = cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(primary).take();
-    match open(&sentinel).await?.req_packed_command(&command).await?.extract_error()? {
-        Value::Nil => Err(unknown()),
-        address => Ok(from_redis_value(address)?),
-    }
+    };
+    Ok(connected.await.map_or_else(Step::Failed, Step::Connected))
 }
 
 fn unknown() -> RedisError {
