@@ -78,14 +78,15 @@ impl RedisStoreBuilder {
 
     /// The most connections that each tokio runtime of the process opens, each for one batch of checks at a time.
     /// Default: 4. So Redis has a batch to decide while the process reads the reply to another one. A process with little to do opens one
-    /// or two. In a cluster, the most connections to each node, which batches share.
+    /// or two. In a cluster, the most pairs of connections to each node, which batches share.
     pub fn connections(mut self, connections: u32) -> Self {
         self.connection.connections = connections;
         self
     }
 
-    /// How long a check waits for a connection before it fails. A limiter's deadline mostly ends the wait earlier.
-    /// Default: 1 s.
+    /// How long a check waits for a connection before it fails, and how long opening one may take with signing in. A limiter's
+    /// deadline mostly ends the wait of a check earlier. While a connection opens, checks use those that are open. A cluster
+    /// may take up to 5 s to open its connections to all nodes. Default: 1 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connection.connect_timeout = timeout;
         self
