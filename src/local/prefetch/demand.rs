@@ -14,23 +14,24 @@ const SHORTEST_MEASUREMENT: u64 = 8;
 
 pub(super) struct Demand(Box<[Mutex<[Count; SET]>]>);
 
-/// The requests of one key since a time, in microseconds.
+/// The requests of one key from one time to another, in microseconds.
 #[derive(Clone, Copy, Default)]
 struct Count {
     digest: u64,
     began: u64,
+    ends: u64,
     requests: u64,
 }
 
 impl Demand {
     /// Counts a request, and returns the requests of a life at the present rate, if there have been enough to tell.
     ///
-    /// A count lasts for a life. A key that finds all counts of its set taken takes one off the smallest. So busy keys keep theirs, and
+    /// A count lasts for a life of its own key. A key that finds all counts of its set taken takes one off the smallest. So busy keys keep theirs, and
     /// many rare keys together do not look like a busy one.
     pub(super) fn count(&self, digest: u64, now: u64, life: u64) -> Option<u64> {
         let mut set = self.0[digest as usize % SETS].lock().unwrap_or_else(PoisonError::into_inner);
         // A time before it began means that the clock has stepped back.
-        let is_alive = |count: &Count| now.checked_sub(count.began).is_some_and(|elapsed| elapsed < life);
+        let is_alive = |count: &Count| (count.began..count.ends).contains(&now);
         let requests = |count: &Count| if is_alive(count) { count.requests } else { 0 };
         if let Some(own) = set.iter_mut().find(|count| count.digest == digest && requests(count) > 0) {
             own.requests += 1;
@@ -40,7 +41,7 @@ impl Demand {
         if requests(smallest) > 0 {
             smallest.requests -= 1;
         } else {
-            *smallest = Count { digest, began: now, requests: 1 };
+            *smallest = Count { digest, began: now, ends: now.saturating_add(life), requests: 1 };
         }
         None
     }
@@ -105,6 +106,22 @@ mod tests {
             }
         }
         assert_eq!(is_found, [true; SET - 1]);
+    }
+
+    /// Whether its count has ended is a matter of its own life.
+    #[test]
+    fn a_busy_key_is_found_among_rare_ones_of_another_life() {
+        for life_of_rare in [LIFE / 100, LIFE, LIFE * 100] {
+            let (demand, mut is_found) = (Demand::default(), false);
+            for request in 0..1_000 {
+                let now = 1_000_000 + 2_000 * request;
+                is_found |= demand.count(neighbour(1), now, LIFE).is_some();
+                for rare in 0..4 * u64::from(request % 8 == 7) {
+                    let _ = demand.count(neighbour(100 + request + rare), now + 1_500, life_of_rare);
+                }
+            }
+            assert!(is_found, "among keys with a life of {life_of_rare}");
+        }
     }
 
     #[test]
