@@ -10,12 +10,13 @@
 //! 6. Prefetches are taken and given back before they are needed, so they wait for others for a small part of their life. They leave earlier
 //!    with the next batch of checks.
 //! 7. Callers hold the queue weakly. So it ends with its runtime, and all that wait in it get an error.
-//! 8. While many checks wait, the keys take turns. So a key that floods the queue delays its own checks, and no others.
+//! 8. While many checks wait, the keys take turns. So a key that floods the queue delays its own checks, and no others. A check
+//!    that is cancelled takes no turn.
 
 #[cfg(not(test))]
 use std::sync::{Mutex, MutexGuard};
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{HashMap, VecDeque},
     hash::BuildHasherDefault,
     iter::from_fn,
     sync::{Arc, PoisonError, Weak, atomic::AtomicBool},
@@ -66,12 +67,11 @@ pub(super) struct Queue {
 struct State {
     /// They leave first, in the order of their arrival.
     few: VecDeque<Box<Job>>,
-    /// Those behind them, by their round and number. Each round has one job of a key.
-    many: BTreeMap<(u64, u64), Box<Job>>,
-    /// The round that leaves, and the last round of each key, by the digest of its first limit and key.
-    round: u64,
-    rounds: HashMap<u64, u64, BuildHasherDefault<Prehashed>>,
-    last_number: u64,
+    /// Those behind them, by the digest of their first limit and key.
+    many: HashMap<u64, VecDeque<Box<Job>>, BuildHasherDefault<Prehashed>>,
+    /// The digests in `many`. The first has its turn: one job of it leaves.
+    turns: VecDeque<u64>,
+    waiting: usize,
     /// The callers that stopped waiting since cancelled jobs were last removed. Some of their jobs have left the queue.
     cancelled: usize,
     in_flight: usize,
@@ -99,7 +99,7 @@ impl Queue {
     pub(super) fn push(self: &Arc<Self>, mut job: Box<Job>) -> Result<(Receiver<Answer>, Caller), StoreError> {
         let is_of_prefetch = job.is_of_prefetch();
         let mut state = self.lock();
-        let (waiting, spare) = (state.waiting(), self.capacity.div_ceil(SPARE));
+        let (waiting, spare) = (state.waiting, self.capacity.div_ceil(SPARE));
         // So that prefetches of thousands of keys never delay or fail the checks of callers.
         if is_of_prefetch && waiting > self.capacity / PART_OF_PREFETCHES {
             return Err(full(waiting));
@@ -110,7 +110,7 @@ impl Queue {
             if state.cancelled >= spare {
                 state.remove_cancelled();
             }
-            if state.waiting() >= self.capacity + spare {
+            if state.waiting >= self.capacity + spare {
                 drop(state);
                 metrics::queue_full();
                 return Err(full(waiting));
@@ -141,37 +141,47 @@ fn full(waiting: usize) -> StoreError {
 }
 
 impl State {
-    fn waiting(&self) -> usize {
-        self.few.len() + self.many.len()
-    }
-
     fn push(&mut self, job: Box<Job>, digester: &Digester) {
+        self.waiting += 1;
         if self.many.is_empty() && self.few.len() < FEW {
             return self.few.push_back(job);
         }
-        // Otherwise each key that ever waited would stay.
-        if self.rounds.len() > FEW + 2 * self.many.len() {
-            self.rounds.retain(|_, last| *last > self.round);
-        }
         let digest = job.check().charges().next().map_or(0, |first| first.limit().digest(digester, first.key()));
-        let last = self.rounds.entry(digest).or_default();
-        *last = (*last + 1).max(self.round);
-        self.last_number += 1;
-        self.many.insert((*last, self.last_number), job);
+        let jobs = self.many.entry(digest).or_default();
+        if jobs.is_empty() {
+            self.turns.push_back(digest);
+        }
+        jobs.push_back(job);
     }
 
     fn pop(&mut self) -> Option<Box<Job>> {
-        self.few.pop_front().or_else(|| {
-            let ((round, _), job) = self.many.pop_first()?;
-            self.round = round;
-            Some(job)
-        })
+        let job = self.few.pop_front().or_else(|| self.pop_in_turn())?;
+        self.waiting -= 1;
+        Some(job)
+    }
+
+    fn pop_in_turn(&mut self) -> Option<Box<Job>> {
+        let digest = self.turns.front()?;
+        let jobs = self.many.get_mut(digest)?;
+        let job = jobs.pop_front()?;
+        if jobs.is_empty() {
+            self.many.remove(digest);
+            self.turns.pop_front();
+        } else if !job.is_cancelled() {
+            self.turns.rotate_left(1);
+        }
+        Some(job)
     }
 
     fn remove_cancelled(&mut self) {
         self.cancelled = 0;
         self.few.retain(|job| !job.is_cancelled());
-        self.many.retain(|_, job| !job.is_cancelled());
+        self.many.retain(|_, jobs| {
+            jobs.retain(|job| !job.is_cancelled());
+            !jobs.is_empty()
+        });
+        self.turns.retain(|digest| self.many.contains_key(digest));
+        self.waiting = self.few.len() + self.many.values().map(VecDeque::len).sum::<usize>();
     }
 
     /// The next jobs that are not cancelled.
@@ -196,7 +206,7 @@ impl Permit {
     pub(super) fn next_batch(&mut self) -> Option<Vec<Box<Job>>> {
         let queue = self.queue.upgrade()?;
         let mut state = queue.lock();
-        let (jobs, waiting) = (state.next_batch(), state.waiting());
+        let (jobs, waiting) = (state.next_batch(), state.waiting);
         if jobs.is_empty() {
             state.in_flight -= 1;
             self.queue = Weak::new();
@@ -254,6 +264,68 @@ mod tests {
 
     const CALLS: Limit = Limit::per_hour("calls", 100);
 
+    /// A queue, and the callers of its checks.
+    #[derive(Default)]
+    struct Crowd {
+        state: State,
+        digester: Digester,
+        callers: Vec<Receiver<Answer>>,
+    }
+
+    impl Crowd {
+        fn push(&mut self, key: impl Into<Key>, cost: u64) {
+            let mut job = Job::decide(Check::new(Charge::new(CALLS, key, cost).unwrap()));
+            self.callers.push(job.wait());
+            self.state.push(job, &self.digester);
+        }
+
+        /// The same for a caller that leaves at once.
+        fn push_cancelled(&mut self, key: &str) {
+            self.push(key, 1);
+            drop(self.callers.pop());
+        }
+    }
+
+    /// A check comes behind many of its key whose callers have left. Of 400 other keys as many checks come as leave.
+    #[test]
+    fn cancelled_checks_delay_no_other_of_their_key() {
+        for (cancelled, are_removed) in [(0, false), (200, false), (4_000, false), (200, true), (4_000, true)] {
+            let (mut crowd, mut others) = (Crowd::default(), (0..400_u64).cycle());
+            others.by_ref().take(400).for_each(|other| crowd.push(other, 1));
+            (0..cancelled).for_each(|_| crowd.push_cancelled("ada"));
+            if are_removed {
+                crowd.state.remove_cancelled();
+                assert_eq!(crowd.state.waiting, 400);
+            }
+            crowd.push("ada", 2);
+            let has_left = |_: &i32| {
+                let jobs = crowd.state.next_batch();
+                others.by_ref().take(jobs.len()).for_each(|other| crowd.push(other, 1));
+                jobs.iter().any(|job| job.check().charges().any(|charge| charge.cost() == 2))
+            };
+            let batch = (1..1_000).find(has_left);
+            assert!(batch.is_some_and(|batch| batch <= 8), "{batch:?}, {cancelled} cancelled, removed: {are_removed}");
+        }
+    }
+
+    /// Behind those that leave in the order of their arrival.
+    #[test]
+    fn each_key_has_one_turn_and_its_checks_keep_their_order() {
+        let mut crowd = Crowd::default();
+        (0..FEW).for_each(|_| crowd.push("first", 9));
+        crowd.push_cancelled("bob");
+        crowd.push("ada", 1);
+        crowd.state.remove_cancelled();
+        for (key, cost) in [("ada", 2), ("bob", 3), ("ada", 4), ("eve", 5), ("bob", 6)] {
+            crowd.push(key, cost);
+        }
+        assert_eq!(crowd.state.waiting, FEW + 6);
+        let jobs = from_fn(|| crowd.state.pop()).skip(FEW);
+        let costs: Vec<_> = jobs.map(|job| job.check().charges().map(Charge::cost).sum::<u64>()).collect();
+        assert_eq!(costs, [1, 3, 5, 2, 6, 4]);
+        assert_eq!((crowd.state.waiting, crowd.state.many.len()), (0, 0));
+    }
+
     /// Prefetches join a queue that is filled to an eighth at most, so the rest is for the checks of callers.
     #[test]
     fn prefetches_leave_the_queue_to_the_checks_of_callers() {
@@ -297,7 +369,7 @@ mod models {
     /// Whether the queue is as at the beginning: no job is left, and no permit is lost.
     fn assert_idle(queue: &Queue) {
         let state = queue.lock();
-        assert_eq!(state.waiting(), 0, "a job is left");
+        assert_eq!(state.waiting, 0, "a job is left");
         assert_eq!((state.in_flight, state.is_lone_check_in_flight), (0, false), "a permit is lost");
     }
 
