@@ -4,6 +4,7 @@
 
 use std::{
     future::{Future, poll_fn},
+    iter,
     task::Poll,
     time::Duration,
 };
@@ -15,7 +16,7 @@ use tokio::{
 };
 use tower_sliding_window::{Decision, Error, Limit, Limiter, RedisStore, limiter::Breaker};
 
-use crate::support::{TEST_TIMEOUT, proxy::Proxy, redis_server::RedisServer};
+use crate::support::{TEST_TIMEOUT, ms, proxy::Proxy, redis_server::RedisServer};
 
 const CALLS: Limit = Limit::per_hour("calls", 100_000);
 
@@ -202,6 +203,24 @@ async fn an_abandoned_check_is_not_sent_and_fails_no_other() {
     }
     // One check before, three in flight (one of them abandoned), and three of the seven that were queued.
     assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 1 + 3 + 3);
+}
+
+/// The same while the first connection is opened. Equal checks, of which half wait on.
+#[tokio::test]
+async fn a_check_abandoned_before_there_is_a_connection_is_not_sent() {
+    let server = RedisServer::start();
+    for waiting in [0, 5] {
+        let proxy = Proxy::start(&server).await;
+        proxy.delay_replies(ms(200));
+        let limiter = limiter(proxy.url()).breaker(Breaker::OFF);
+        let answers = ask(&limiter, iter::repeat_n("ada", waiting));
+        for abandoned in ask(&limiter.clone().deadline(ms(50)), ["ada"; 5]) {
+            assert!(matches!(abandoned.await.unwrap(), Err(Error::TimedOut { .. })), "the connection is open");
+        }
+        proxy.delay_replies(Duration::ZERO);
+        assert_eq!(used(answers).await, Vec::from_iter(1..=waiting as u64));
+        assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), waiting as u64);
+    }
 }
 
 /// A check that finds nothing in flight is sent by its own caller. If that caller never polls it again, others still

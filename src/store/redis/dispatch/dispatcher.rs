@@ -154,9 +154,15 @@ impl Dispatcher {
         while batches.join_next().await.is_some() {}
     }
 
-    async fn send_batch(&self, jobs: Vec<Box<Job>>) {
+    async fn send_batch(&self, mut jobs: Vec<Box<Job>>) {
+        let (began, connection) = (Instant::now(), self.pool.take().await);
+        // Callers may have stopped waiting while the connection was opened.
+        jobs.retain(|job| !job.is_cancelled());
+        if jobs.is_empty() {
+            return;
+        }
         let mut batch = Batch::new(jobs, self.config.clock.as_ref());
-        let reply = self.try_send(&batch, false).await;
+        let reply = self.try_send(began, connection, &batch, false).await;
         let reply = self.try_again(&mut batch, reply).await;
         batch.finish(reply);
     }
@@ -172,7 +178,7 @@ impl Dispatcher {
             && self.is_worth_another_try(error)
             && (self.has_certainly_not_run(error) || batch.keep_repeatable(&failure(error.clone())))
         {
-            reply = self.try_send(batch, true).await;
+            reply = self.try_send(Instant::now(), self.pool.take().await, batch, true).await;
         }
         reply?.map_err(failure)
     }
@@ -185,16 +191,22 @@ impl Dispatcher {
         self.is_cluster() && was_not_run(error)
     }
 
-    /// The outer error says that there was no connection. The inner one is of the server or of the connection.
-    async fn try_send(&self, batch: &Batch, again: bool) -> Result<RedisResult<Value>, StoreError> {
-        let sent = Instant::now();
-        let reply = match self.pool.take().await {
+    /// Sends a batch over a connection, which it has waited for since `began`. The outer error says that there was none. The inner
+    /// one is of the server or of the connection.
+    async fn try_send(
+        &self,
+        began: Instant,
+        connection: Result<(Connection, impl Send), StoreError>,
+        batch: &Batch,
+        again: bool,
+    ) -> Result<RedisResult<Value>, StoreError> {
+        let reply = match connection {
             Ok((mut connection, _pooled)) => Ok(batch.send(&mut connection, &self.config.keys, again).await),
             Err(error) => Err(error),
         };
-        metrics::script(sent);
+        metrics::script(began);
         if let Ok(Ok(_)) = &reply {
-            self.config.local_state.answered(sent);
+            self.config.local_state.answered(began);
         }
         reply
     }
@@ -204,7 +216,8 @@ impl Dispatcher {
     pub(crate) async fn try_out(self: Arc<Self>) -> Result<(), StoreError> {
         self.in_task(|dispatcher| async move {
             let batch = Batch::new(Vec::new(), dispatcher.config.clock.as_ref());
-            dispatcher.try_send(&batch, false).await?.map_err(failure)?;
+            let (began, connection) = (Instant::now(), dispatcher.pool.take().await);
+            dispatcher.try_send(began, connection, &batch, false).await?.map_err(failure)?;
             dispatcher.unlink(&format!("{}:", dispatcher.config.keys.prefix())).await
         })
         .await
