@@ -87,7 +87,8 @@ async fn send(path: usize, requests: usize) {
         2 => one_client(guarded(MemoryStore::new(), spent()), requests, StatusCode::TOO_MANY_REQUESTS).await,
         _ => {
             let server = Server::start();
-            let store = RedisStore::builder(&server.url()).connect_timeout(MAX_WAIT).connect().await;
+            let store = RedisStore::builder(&server.url()).connect_timeout(MAX_WAIT).reply_timeout(MAX_WAIT);
+            let store = store.connect().await;
             let store = store.expect("the server is up");
             match path {
                 3 => one_client(guarded(store, wide()), requests, StatusCode::OK).await,
