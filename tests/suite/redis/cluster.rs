@@ -10,8 +10,8 @@ use tokio::{
     time::sleep,
 };
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Error, Limit, Limiter, Prefetch, RedisStore, check::AdmissionId, limiter::Breaker,
-    settlement::Settlement, store::ManualClock,
+    Algorithm, Charge, Check, Error, Limit, Limiter, Prefetch, RedisStore, check::AdmissionId, error::StoreErrorKind,
+    limiter::Breaker, settlement::Settlement, store::ManualClock,
 };
 
 use crate::support::{
@@ -20,7 +20,7 @@ use crate::support::{
     outage::{DEADLINE, millis, row},
     redis_cluster::RedisCluster,
     redis_server::RedisServer,
-    until,
+    until, with_causes,
 };
 
 fn charge(limit: &Limit, key: &str, cost: u64) -> Charge {
@@ -372,6 +372,44 @@ async fn an_unreachable_cluster_is_reported() {
         panic!("the error is not Unavailable");
     };
     assert!(format!("{error:?}").contains("127.0.0.1:1"), "{error:?}");
+}
+
+/// The error of a cluster that is set up wrongly says what is wrong.
+#[tokio::test]
+async fn mistakes_in_setting_a_cluster_up_are_named() {
+    let refused = async |url: String| {
+        let store = RedisStore::cluster([url]).connect_timeout(TEST_TIMEOUT).connect().await;
+        let error = store.expect_err("the mistake is not seen");
+        (error.kind(), with_causes(&error))
+    };
+    let cluster = RedisCluster::start(1).await;
+    let node = &cluster.0[0];
+    let (kind, text) = refused(node.url() + "1").await;
+    assert!(kind == StoreErrorKind::Unreachable && text.contains("only database 0"), "{kind:?} {text}");
+
+    node.run::<()>("CONFIG SET requirepass s3cret");
+    let with_login = |login: &str| node.url().replace("redis://", &format!("redis://{login}"));
+    for login in ["", ":wrong@", "nobody:wrong@"] {
+        for protocol in ["", "?protocol=resp3"] {
+            let (kind, text) = refused(with_login(login) + protocol).await;
+            assert!(kind == StoreErrorKind::Denied && !text.contains("wrong@"), "{login:?}: {kind:?} {text}");
+        }
+    }
+    RedisStore::cluster([with_login(":s3cret@")]).connect_timeout(TEST_TIMEOUT).connect().await.unwrap();
+
+    // Nothing listens there.
+    let (mut client, announce) = (redis::Client::open(with_login(":s3cret@")).unwrap(), "127.0.0.9");
+    redis::cmd("CONFIG").arg(&["SET", "cluster-announce-ip", announce]).exec(&mut client).unwrap();
+    until("the node announces no other address", || {
+        let slots = redis::cmd("CLUSTER").arg("NODES").query::<String>(&mut client.clone());
+        slots.unwrap().contains(announce)
+    })
+    .await;
+    let (kind, text) = refused(with_login(":s3cret@")).await;
+    assert!(kind == StoreErrorKind::Unreachable && text.contains("cluster-announce-ip"), "{kind:?} {text}");
+
+    let (kind, text) = refused(RedisServer::start().url()).await;
+    assert!(kind == StoreErrorKind::Unreachable && text.contains("use `RedisStore::builder`"), "{kind:?} {text}");
 }
 
 /// A crowd of callers that time out leaves no crowd of checks: those that wait for their first slot are not sent.

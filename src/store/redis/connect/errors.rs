@@ -30,7 +30,7 @@ pub(crate) const ASKING: &str = "asking Redis";
 /// The failure of the server, or of a connection to it.
 pub(crate) fn failure(cause: RedisError) -> StoreError {
     let kind = kind(&cause);
-    StoreError::new(ASKING, kind, cause)
+    StoreError::new(ASKING, kind, explained(cause))
 }
 
 /// The failure that no connection could be opened.
@@ -39,7 +39,25 @@ pub(super) fn no_connection(server: &impl Display, cause: &RedisError) -> StoreE
         StoreErrorKind::Other | StoreErrorKind::TimedOut => StoreErrorKind::Unreachable,
         kind => kind,
     };
+    let cause = explained(cause.clone());
     StoreError::new(ASKING, kind, format!("no connection to Redis at {server} could be opened: {cause}"))
+}
+
+/// Says what is wrong with the settings of a cluster, where the words of the client or the server do not.
+fn explained(error: RedisError) -> RedisError {
+    const MISTAKES: [(&str, &str); 3] = [
+        (
+            "ClusterConnectionNotFound",
+            "no node that the cluster announces for the slot can be reached, see cluster-announce-ip and CLUSTER SLOTS",
+        ),
+        ("cluster support disabled", "the server is not in cluster mode, use `RedisStore::builder`"),
+        ("SELECT is not allowed in cluster mode", "this cluster has only database 0"),
+    ];
+    let text = error.to_string();
+    match MISTAKES.into_iter().find(|(words, _)| text.contains(words)) {
+        Some((_, mistake)) => RedisError::from((error.kind(), mistake, text)),
+        None => error,
+    }
 }
 
 fn kind(error: &RedisError) -> StoreErrorKind {
@@ -47,14 +65,19 @@ fn kind(error: &RedisError) -> StoreErrorKind {
         ErrorKind::AuthenticationFailed | ErrorKind::Server(ServerErrorKind::NoPerm) => StoreErrorKind::Denied,
         ErrorKind::Server(ServerErrorKind::ReadOnly) => StoreErrorKind::ReadOnly,
         ErrorKind::Io if error.is_timeout() => StoreErrorKind::TimedOut,
-        ErrorKind::Io => StoreErrorKind::Unreachable,
+        // Of a cluster, the client has put the error of a node into the text of its own.
+        ErrorKind::Io | ErrorKind::ClusterConnectionNotFound => match kind_of_reply(&error.to_string()) {
+            StoreErrorKind::Other => StoreErrorKind::Unreachable,
+            kind => kind,
+        },
         _ => kind_of_reply(&error.to_string()),
     }
 }
 
 /// The kind of an error that the server has sent. Redis 6.2 puts its word into the middle of the text.
 pub(crate) fn kind_of_reply(text: &str) -> StoreErrorKind {
-    const KINDS: [(&str, StoreErrorKind); 7] = [
+    const KINDS: [(&str, StoreErrorKind); 8] = [
+        ("AuthenticationFailed", StoreErrorKind::Denied),
         ("NOAUTH", StoreErrorKind::Denied),
         ("WRONGPASS", StoreErrorKind::Denied),
         ("permission", StoreErrorKind::Denied),
