@@ -46,10 +46,7 @@ pub(super) fn no_connection(server: &impl Display, cause: &RedisError) -> StoreE
 /// Says what is wrong with the settings of a cluster, where the words of the client or the server do not.
 fn explained(error: RedisError) -> RedisError {
     const MISTAKES: [(&str, &str); 3] = [
-        (
-            "ClusterConnectionNotFound",
-            "no node that the cluster announces for the slot can be reached, see cluster-announce-ip and CLUSTER SLOTS",
-        ),
+        ("ClusterConnectionNotFound", "no node that the cluster announces can be reached, see cluster-announce-ip"),
         ("cluster support disabled", "the server is not in cluster mode, use `RedisStore::builder`"),
         ("SELECT is not allowed in cluster mode", "this cluster has only database 0"),
     ];
