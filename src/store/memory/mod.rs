@@ -9,10 +9,8 @@
 //! 4. A limit without room still decides every key, and admits no key more than its algorithm does. A key with admissions adds
 //!    up further ones by half windows, so it is refused too early by less than half a window. Further keys are counted together,
 //!    in cells of a fixed size that count too much and never too little.
-//! 5. An honest new key of such a limit may be refused too early, if other keys have used its cells. Measured for a sliding log of 10
-//!    a minute, capacities of 1,000 to 20,000, and keys that each ask 5 times a minute: with half as many keys as the capacity nothing
-//!    was refused, with as many 2 % of all requests, with twice as many 38 %, with 10 times as many 83 %. Among 10 times as many keys
-//!    that ask once a minute, 58 % of the requests of new keys were refused that ask 5 times; under a limit of 1,000, none.
+//! 5. An honest new key of such a limit may be refused too early, if other keys have used its cells:
+//!    [`large_limits`](crate::guide::large_limits#a-full-memorystore) has the figures, which `stores/full_memory.rs` of the tests measures.
 //! 6. So a client with endless keys, such as the addresses of an IPv6 network, ends no limit. To keep it from refusing others, count
 //!    such clients under a wider prefix as well, by a limit of its own.
 //! 7. Without room, a reservation counts for the whole window and no settlement finds it: what it cost above its estimate is added. A
@@ -42,6 +40,19 @@ use crate::{
 /// A store for limits within one process. See the [crate docs](crate#stores).
 ///
 /// Clones share what they remember.
+///
+/// # When it is full
+///
+/// The store remembers up to its [`capacity`](Self::capacity) of admissions. A limit that has used up its part still decides every
+/// check, so there is no error and no failure mode. It never admits a key too often, and it may refuse too early:
+///
+/// * New keys of this limit share counts. A flood of new keys can make it refuse all other new keys, for up to one and a half windows.
+///   So a retry time can be longer than the window.
+/// * A [settlement](crate::settlement) gives back no units that were counted without room: its
+///   [`was_applied`](crate::settlement::Settled::was_applied) is `false`.
+/// * A [reset](crate::Limiter::reset) does not change shared counts.
+///
+/// [`large_limits`](crate::guide::large_limits#a-full-memorystore) has the rules and measurements.
 ///
 /// # In tests
 ///
@@ -85,8 +96,9 @@ impl MemoryStore {
     /// 24 if they cost several units or are reserved or settled. Default: 1,000,000.
     ///
     /// A single limit gets half of it, rounded up, and each further limit half of the rest, so a new limit always finds
-    /// capacity. A limit that has used up its part counts further keys in cells, which may refuse them too early: at most 32 bytes
-    /// more for each admission of the capacity, for all limits.
+    /// capacity. A limit that has used up its part still decides: its new keys [share counts](Self#when-it-is-full), and some or all
+    /// of them are refused too early. Shared counts take at most 32 bytes more for each admission of the capacity, for all limits.
+    ///
     /// Give the store at least twice the number of admissions that all limits together are expected to hold, and twice more
     /// for each limit that clients can fill.
     #[must_use]

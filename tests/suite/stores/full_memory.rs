@@ -240,7 +240,7 @@ fn honest_keys_in_a_full_store() {
     let [capacity, units] = [("CAPACITY", 50), ("UNITS", 10)]
         .map(|(name, usual)| env::var(name).map_or(usual, |text| text.parse().unwrap()));
     println!(
-        "| keys / capacity | algorithm | most of {units} | all ask 5: refused | all ask 1: refused of new keys | bytes |\n|---|---|---|---|---|---|"
+        "| keys / capacity | algorithm | most of {units} | all ask 5: refused | at once: refused | all ask 1: refused of new keys | bytes |\n|---|---|---|---|---|---|---|"
     );
     for (halves, algorithm) in
         [1, 2, 4, 20].into_iter().flat_map(|part| ["log", "compact(12)", "counter", "fixed"].map(|word| (part, word)))
@@ -249,9 +249,52 @@ fn honest_keys_in_a_full_store() {
         let (refused, _, most, bytes) = crowd(capacity, &limit, capacity * halves / 2, 5);
         let (_, refused_new, most_then, _) = crowd(capacity, &limit, capacity * halves / 2, 1);
         let most = most.max(most_then);
-        println!("| {} | {algorithm} | {most} | {refused:.3} | {refused_new:.3} | {bytes} |", f64::from(halves) / 2.0);
+        let at_once = at_once(capacity, &limit, capacity * halves / 2);
+        println!(
+            "| {} | {algorithm} | {most} | {refused:.3} | {at_once:.3} | {refused_new:.3} | {bytes} |",
+            f64::from(halves) / 2.0
+        );
         assert!(most <= if algorithm == "counter" { 2 * units } else { units } as usize, "{most}");
     }
+}
+
+/// As documented: a flood of keys lets a small limit refuse all others, for longer than its window. It has no effect on a large limit.
+#[tokio::test]
+async fn a_flood_of_keys_keeps_new_keys_out_of_a_small_limit() {
+    for (units, flood, refused) in [(10, 10_000, 990..=1_000), (1_000, 100_000, 0..=0)] {
+        let (limit, clock) = (Limit::per_minute("calls", units), ManualClock::new());
+        clock.advance(MINUTE - Duration::from_micros(micros(&clock) % 60_000_000));
+        let limiter = Limiter::new(MemoryStore::new().capacity(1_000).clock(&clock));
+        for key in 0..flood {
+            drop(limiter.check(&limit, format!("{key}"), 1).await.unwrap());
+        }
+        let any_left = |key| Check::new(Charge::any_left(limit.clone(), format!("new-{key}")));
+        let mut waits = Vec::new();
+        for key in 0..1_000 {
+            waits.extend(limiter.check_all(any_left(key)).await.unwrap().retry_after());
+        }
+        assert!(refused.contains(&waits.len()), "{} of 1,000", waits.len());
+        assert!(waits.iter().all(|wait| (MINUTE..=MINUTE * 3 / 2).contains(wait)), "{waits:?}");
+        clock.advance(MINUTE * 3 / 2);
+        assert!(limiter.check_all(any_left(0)).await.unwrap().is_allowed());
+    }
+}
+
+/// The share that is refused of the requests of keys that ask five times at once, each in each minute, after the first minute.
+fn at_once(capacity: u32, limit: &Limit, keys: u32) -> f64 {
+    let clock = ManualClock::new();
+    let limiter = Limiter::new(MemoryStore::new().capacity(capacity as usize).clock(&clock));
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let mut refused = 0;
+    for number in 0..3 * keys {
+        clock.advance(MINUTE / keys);
+        for _ in 0..5 {
+            let key = format!("{}", number % keys);
+            let is_allowed = runtime.block_on(limiter.check(limit, key, 1)).unwrap().is_allowed();
+            refused += u32::from(!is_allowed && number >= keys);
+        }
+    }
+    f64::from(refused) / f64::from(2 * keys * 5)
 }
 
 /// In each of three minutes, each key asks so many times. After the first minute new keys come that ask five times, and one that

@@ -173,6 +173,21 @@ async fn a_settlement_after_its_lease_counts_without_room() {
     assert_eq!((limiter.peek(&CALLS, "ada").await.unwrap().used(), capacity_in_use(&store).0), (3, 1));
 }
 
+/// No settlement finds a reservation in cells. After the lease it counts in addition, as one does whose units were given back.
+#[tokio::test]
+async fn a_settlement_after_the_lease_of_a_reservation_without_room_counts_in_addition() {
+    let (_, limiter, clock) = store(4);
+    for key in ["a", "b"] {
+        assert!(limiter.check(&SEARCH, key, 1).await.unwrap().is_allowed());
+    }
+    let reservation = limiter.reserve(&SEARCH, "ada", 2, Duration::from_millis(1)).await.unwrap().unwrap();
+    clock.advance(Duration::from_millis(1));
+    assert!(!reservation.settle(0).await.unwrap().was_applied);
+    assert_eq!(limiter.peek(&SEARCH, "ada").await.unwrap().used(), 2);
+    assert!(reservation.settle(1).await.unwrap().was_applied);
+    assert_eq!(limiter.peek(&SEARCH, "ada").await.unwrap().used(), 3);
+}
+
 /// A reservation in cells is found by no settlement, so it counts in full. What was spent above it counts as well.
 #[tokio::test]
 async fn a_settlement_above_a_reservation_without_room_counts() {
