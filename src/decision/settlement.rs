@@ -4,7 +4,7 @@
 //!    cost instead, as of the time of the admission. At a cost of 0 it no longer counts at all.
 //! 2. The actual cost may be above the reserved one, and even above the limit. Then later checks are refused until enough
 //!    units have left the window.
-//! 3. A settlement counts once, however often it is sent: see [`Settled::was_applied`].
+//! 3. A settlement counts once, however often it is sent, except as in rule 5: see [`Settled::was_applied`].
 //! 4. A settlement after the lease still counts the used units, as long as the admission would be in its window. So a lease
 //!    can be much shorter than the window: it limits only for how long the estimate counts without a settlement. A
 //!    settlement after the window changes nothing.
@@ -14,7 +14,9 @@
 //!    entries with ids. A store that sends a settlement again, because a reply was lost, does so within seconds: it counts
 //!    twice only if the lease ends in between.
 //! 6. Reserve at least one unit: a charge of 0 units leaves no admission to settle.
-//! 7. An admission without a reservation can be settled too, if its limit counts by a [log](crate::Algorithm::sliding_log), or
+//! 7. While a `MemoryStore` is [full](crate::MemoryStore#when-it-is-full), units may be counted so that no settlement finds them: they
+//!    count for the whole window. Units above the reserved ones are added, and after the lease all of the actual cost.
+//! 8. An admission without a reservation can be settled too, if its limit counts by a [log](crate::Algorithm::sliding_log), or
 //!    if its caller gave the check an id.
 //!
 //! [`Limiter::reserve`](crate::Limiter::reserve) does this for one limit. For several limits:
@@ -68,9 +70,21 @@ pub struct Settlement {
 pub struct Settled {
     /// The status of the limits after the settlement.
     pub decision: Decision,
-    /// Whether it was counted under at least one of the limits. If not, nothing has changed: the admission was settled
-    /// before, its window has ended, or its units were given back after the lease. If a store had to send it again, because a
-    /// reply was lost, this is `true`.
+    /// Whether it was counted under at least one of the limits. If a store had to send it again, because a reply was lost, this is
+    /// `true`. If it is `false`, the store did not find the admission, and gave back nothing:
+    ///
+    /// * It was settled before, or its window has ended.
+    /// * The cost is 0, and the units were given back already when the lease ended.
+    /// * The check, the id or the time is not that of the admission: see [`Settlement::by_id`].
+    ///
+    /// Until the lease ends, or without a lease, there are further reasons. After the lease, such a settlement counts in addition:
+    ///
+    /// * A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` has counted the admission in shared counts. Units above the reserved
+    ///   ones are added all the same.
+    /// * Under another [algorithm](crate::algorithm) than the log, the admission has neither a reservation nor an id from its caller,
+    ///   or it came while the key had 10,000 entries with ids.
+    /// * The limit was [reset](crate::Limiter::reset), or the store has lost the admission: Redis was restarted, has evicted the key, or
+    ///   has failed over.
     pub was_applied: bool,
 }
 

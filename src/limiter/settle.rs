@@ -42,8 +42,12 @@ impl Reservation {
         &self.decision
     }
 
-    /// Sets the actual cost, which may be higher or lower. At zero, all units are given back. Sent again, it counts once. After the lease it still counts
+    /// Sets the actual cost, which may be higher or lower. At zero, all units are given back. After the lease it still counts
     /// the used units, as long as the admission would be in its window: see [`was_applied`](Settled::was_applied).
+    ///
+    /// Sent again, it counts once. There are exceptions, so settle in one place only: after `settle(0)` and the end of the lease, another
+    /// settlement counts. Under another algorithm than the log, so does one after the lease that follows any other settlement: see rule 5
+    /// of [`settlement`](crate::settlement).
     ///
     /// # Errors
     ///
@@ -60,6 +64,9 @@ impl Limiter {
     ///
     /// Units that are not settled are given back when the lease ends, at the latest with the window. A later settlement still
     /// counts the used units, but others may have been admitted in their place.
+    ///
+    /// A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` may count the units for the whole window, so that no settlement gives them back:
+    /// see [`was_applied`](Settled::was_applied).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
