@@ -40,8 +40,12 @@ impl Limiter {
     ///    leaves before the reply, or the call times out, they ask after the deadline, at most a second later. If only
     ///    [reserved](crate::Charge::reserve) units are in the way, the first asks again after
     ///    [`retry_reserved_after`](Self::retry_reserved_after), and once more at the end of `max_wait`.
-    /// 7. The [`deadline`](Self::deadline) is that of each call to the store, not of the wait, and the end of `max_wait`
-    ///    does not interrupt a call. An error of the store is returned at once.
+    /// 7. A settlement or reset through another limiter wakes no caller of this one, even if both have the same store: clones of one
+    ///    limiter tell each other, two limiters that were made by [`new`](Self::new) do not. Then a caller asks again when its retry time
+    ///    is over.
+    /// 8. The [`deadline`](Self::deadline) is that of each call to the store, not of the wait, and the end of `max_wait`
+    ///    does not interrupt a call. A caller that sleeps notices an outage only when it asks next. Then it gets the error at once, even if
+    ///    `max_wait` is not over. So a worker that can wait longer sleeps for a second after such an error, and calls `acquire` again.
     ///
     /// A check that can never be refused, such as one at a cost of 0, never waits. Waiting needs a tokio runtime with time.
     /// While callers wait behind another, a task of one of their runtimes watches the line. If that runtime is not driven, taking over
