@@ -77,7 +77,7 @@ impl Check {
     /// # Errors
     ///
     /// [`ConfigError`] if the check already charges a limit of this name, window and algorithm for this key: add up the costs
-    /// instead.
+    /// instead. Limits of one name with different windows, or for different keys, are no mistake.
     pub fn and(mut self, charge: Charge) -> Result<Self, ConfigError> {
         if self.charges().any(|other| other.limit().is_one_with(charge.limit()) && other.key() == charge.key()) {
             return Err(charged_twice(charge.limit()));
@@ -170,7 +170,8 @@ impl Check {
 
 /// The error of a check that charges a limit twice.
 pub(crate) fn charged_twice(limit: &Limit) -> ConfigError {
-    let text = format!("one check charges the limit {:?} twice for the same key", limit.name());
+    let mistake = format!("one check charges the limit {:?} twice for the same key", limit.name());
+    let text = format!("{mistake}: add up the costs, or give one limit another name");
     ConfigError::new(ConfigErrorKind::SameLimit, text)
 }
 

@@ -3,7 +3,8 @@
 //! 1. A limit of `n` units in a window `W` means that no span of length `W` ever admits more than `n` units: for every instant
 //!    `x`, the units admitted in `(x − W, x]` never exceed `n`. There is no window boundary to wait for or to exploit.
 //! 2. Limits of one name, window and [algorithm](crate::algorithm) share their units for the same key, whatever their numbers of
-//!    units. All others count apart: `api=100/s` and `api=100/h` are two limits.
+//!    units. All others count apart: `api=100/s` and `api=100/h` are two limits. After the larger of two limits that share units has
+//!    spent 14, the smaller one, of 5, shows 14 used and 0 remaining.
 //! 3. A limit counts by an exact log, unless you choose another [algorithm](crate::algorithm).
 //! 4. Every check asks the store, unless the limit is [prefetched](prefetch).
 //! 5. Units are 1 to [`Limit::MAX_UNITS`], windows 1 ms to 365 days, names 1 to 64 characters of `A-Z a-z 0-9 _ . -`.

@@ -109,7 +109,7 @@ impl Policy {
         if let Some(name) = limit.limit().map(Limit::name)
             && self.any(|other| other.limit().is_some_and(|other| other.name() == name))
         {
-            let text = format!("two limits of one layer are named {name:?}");
+            let text = format!("two limits of one layer are named {name:?}: give one of them another name");
             return Err(ConfigError::new(ConfigErrorKind::SameLimit, text));
         }
         self.limits.push(limit);

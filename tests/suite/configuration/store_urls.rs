@@ -125,5 +125,6 @@ fn the_debug_output_of_a_wrong_configuration_is_its_text() {
     let limits = |limits: Vec<KeyedLimit>| RateLimitLayer::new(MemoryStore::new()).limits(limits).unwrap_err();
     assert_eq!(format!("{:?}", limits(Vec::new())), "ConfigError(\"a layer needs at least one limit\")");
     let twice = limits(vec![TWO.by(anyone), TWO.by(anyone)]);
-    assert_eq!(format!("{twice:?}"), format!("ConfigError({:?})", "two limits of one layer are named \"two\""));
+    let text = "two limits of one layer are named \"two\": give one of them another name";
+    assert_eq!(format!("{twice:?}"), format!("ConfigError({text:?})"));
 }

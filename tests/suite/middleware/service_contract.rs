@@ -127,7 +127,7 @@ async fn a_custom_body_type_needs_its_own_responder() {
 fn two_limits_of_one_name_are_an_error_that_names_them() {
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone));
     let error = layer.limits([CALLS.by(anyone)]).unwrap_err();
-    assert_eq!(error.to_string(), r#"two limits of one layer are named "calls""#);
+    assert_eq!(error.to_string(), r#"two limits of one layer are named "calls": give one of them another name"#);
     let error = RateLimitLayer::new(MemoryStore::new()).limits([]).unwrap_err();
     assert_eq!(error.to_string(), "a layer needs at least one limit");
     let limits = ["a", "b"].map(|name| Limit::new(name, 1, Duration::from_secs(1)).unwrap().by(anyone));
@@ -139,7 +139,7 @@ fn two_limits_of_one_name_are_an_error_that_names_them() {
 }
 
 #[test]
-#[should_panic = r#"two limits of one layer are named "calls""#]
+#[should_panic = r#"two limits of one layer are named "calls": give one of them another name"#]
 fn two_literal_limits_of_one_name_panic_where_the_layer_is_built() {
     let _ = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(anyone)).limit(CALLS.by(anyone));
 }
