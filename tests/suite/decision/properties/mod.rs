@@ -234,7 +234,8 @@ fn run(clocks: Clocks, limits: Range<usize>, history: impl Fn(Vec<Step>) -> Resu
         panic!("SEED={seed} finds a difference to the model:\n{failure}");
     }
     println!("{} steps without a difference", steps_taken.get());
-    assert!(steps_taken.get() >= 400 * cases as usize);
+    // The sum of few histories varies more.
+    assert!(cases < HISTORIES || steps_taken.get() >= 400 * cases as usize);
 }
 
 fn random_seed() -> u64 {
