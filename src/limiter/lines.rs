@@ -40,7 +40,7 @@ struct Table {
     lines: HashMap<u64, Turns, BuildHasherDefault<Prehashed>>,
     /// The limits and keys of all callers.
     pairs: HashMap<u64, Pair, BuildHasherDefault<Prehashed>>,
-    /// Those of which others may use units that a caller has claimed and does not use. They are woken when the lock is free.
+    /// The limits and keys with units that a caller has claimed and does not use. Others are woken for them when the lock is free.
     released: Vec<u64>,
 }
 

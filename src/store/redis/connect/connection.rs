@@ -1,7 +1,7 @@
 //! The connections of one runtime, in the places of bb8's pool.
 //!
-//! 1. Whoever takes an empty place opens its connection, in a task. Meanwhile any connection that works will do, so only the first
-//!    connections are waited for, and a caller learns at once why there is none.
+//! 1. A caller that takes an empty place opens its connection, in a task. Meanwhile it uses any connection that works. So callers wait only
+//!    while there is none, and learn at once why.
 //! 2. Taking a connection sends nothing: the replies that pass through a connection tell whether it works.
 //! 3. Only tasks take a connection or wait for one. A future that is not polled would keep the connection, or its turn in
 //!    the pool, from all others. A check that is sent without a task shares the connection that a task took last.
@@ -79,8 +79,8 @@ impl Pool {
         self.shared.borrow().clone().filter(Connection::works)
     }
 
-    /// A connection, and its place as long as it is used alone. While that is being opened, or if it cannot, it is another one that
-    /// works. To be called in a task.
+    /// A connection, and its place as long as it is used alone. While that connection opens, or if it fails to, this returns another
+    /// one that works. To be called in a task.
     pub(crate) async fn take(&self) -> Result<(Connection, Option<Place>), StoreError> {
         let wait = self.server.settings.connect_timeout;
         let mut shared = self.shared.subscribe();
@@ -129,7 +129,7 @@ impl Pool {
         while openings.try_join_next().is_some() {}
         openings.spawn(async move {
             let outcome = Connection::open(&server, &generation).await.map_err(without_arguments);
-            // Nobody may wait for it any more. It is for those who come later.
+            // If its caller has stopped waiting, the connection is for later callers.
             let _ = opened.send(outcome.map(|connection| {
                 *place = Some(connection.clone());
                 shared.send_replace(Some(connection.clone()));

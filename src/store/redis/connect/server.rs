@@ -143,7 +143,7 @@ enum Step {
     Failed(RedisError),
 }
 
-/// Without timeouts: whoever opens a connection stops waiting after one for the whole.
+/// Without timeouts: the connect timeout of the caller covers all steps.
 async fn open(node: &ConnectionInfo) -> RedisResult<MultiplexedConnection> {
     let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
     Client::open(node.clone())?.get_multiplexed_async_connection_with_config(&config).await

@@ -56,8 +56,8 @@ const LOGS: Range<usize> = 0..4;
 const ALL: Range<usize> = 0..10;
 const KEYS: [&str; 2] = ["ada", "bob"];
 
-/// The histories of a test, unless `HISTORIES` says another number. At 500 steps per history on average, at least 400 are asserted
-/// below, 100,000 in all. The shortest history has one step, so that a failing one can shrink.
+/// The histories of a test, unless `HISTORIES` says another number. At 500 steps per history on average, at least 100,000 in all are
+/// asserted below. The shortest history has one step, so that a failing one can shrink.
 const HISTORIES: u32 = 250;
 
 const STEPS: RangeInclusive<usize> = 1..=1_000;
@@ -234,8 +234,9 @@ fn run(clocks: Clocks, limits: Range<usize>, history: impl Fn(Vec<Step>) -> Resu
         panic!("SEED={seed} finds a difference to the model:\n{failure}");
     }
     println!("{} steps without a difference", steps_taken.get());
-    // The sum of few histories varies more.
-    assert!(cases < HISTORIES || steps_taken.get() >= 400 * cases as usize);
+    // Five standard deviations below the mean: 102,000 steps of 250 histories. The sum of few histories varies more.
+    let (cases, deviation) = (f64::from(cases), 289.0);
+    assert!(steps_taken.get() as f64 >= 500.0 * cases - 5.0 * deviation * cases.sqrt());
 }
 
 fn random_seed() -> u64 {
