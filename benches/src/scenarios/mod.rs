@@ -10,7 +10,6 @@ mod flood;
 mod heed;
 mod http;
 mod in_process;
-mod instructions;
 mod limits;
 mod lone;
 mod memory;
@@ -52,9 +51,8 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario { name: "heed", run: heed::run },
 ];
 
-/// Scenarios that run only if they are named: they take long, or need valgrind.
+/// Scenarios that run only if they are named, since they take long.
 pub(crate) const BY_NAME: &[Scenario] = &[
     Scenario { name: "heed-long", run: heed::run_long },
-    Scenario { name: "instructions", run: instructions::run },
     Scenario { name: "early-refusals", run: early_refusals::run },
 ];

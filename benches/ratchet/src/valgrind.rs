@@ -1,0 +1,191 @@
+//! Counts the instructions of processes, by callgrind.
+
+use std::{
+    collections::BTreeMap,
+    env,
+    ffi::OsStr,
+    fs,
+    io::{self, Read, Write},
+    net::{TcpListener, TcpStream},
+    path::Path as FilePath,
+    process::{Child, Command, Stdio},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use crate::paths::{MAX_WAIT, Path, Redis};
+
+/// Tells a process under valgrind how many requests to send on which path, and the URL of redis-server.
+pub(crate) const ASKED: &str = "RATCHET";
+
+/// What counts of this program.
+const OF_CLIENT: &[&str] = &["ratchet::paths::counted*"];
+
+/// What counts of redis-server: the functions that read and run requests and write replies, and not the last of these, which
+/// looks keys and commands up. How long a look-up takes depends on a random seed. So do the timer and the waiting on time.
+const OF_REDIS: &[&str] = &["readQueryFromClient", "writeToClient", "dictFind"];
+
+/// The instructions of a request.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(crate) struct Count {
+    pub(crate) instructions: u64,
+    /// Those of each function, without those of the functions that it calls.
+    pub(crate) functions: BTreeMap<String, u64>,
+}
+
+/// The counts of a path by their names: of its client, and of redis-server if it is counted.
+///
+/// Each is what twice as many requests take more, so that start and end of the processes do not count.
+pub(crate) fn count(path: &Path) -> Result<Vec<(&'static str, Count)>, String> {
+    let (once, twice) = (run(path, path.requests)?, run(path, 2 * path.requests)?);
+    let requests = path.requests as u64;
+    Ok(once.into_iter().zip(twice).map(|((name, once), (_, twice))| (name, twice.less(&once).per(requests))).collect())
+}
+
+impl Count {
+    fn less(mut self, other: &Self) -> Self {
+        self.instructions = self.instructions.saturating_sub(other.instructions);
+        for (function, instructions) in &mut self.functions {
+            *instructions = instructions.saturating_sub(other.functions.get(function).copied().unwrap_or(0));
+        }
+        self
+    }
+
+    fn per(mut self, requests: u64) -> Self {
+        let divide = |sum: &mut u64| *sum = (*sum + requests / 2) / requests;
+        divide(&mut self.instructions);
+        self.functions.values_mut().for_each(divide);
+        self
+    }
+
+    /// Of a file of callgrind. A line that begins with `fn=` names a function, lines that begin with a position are its own
+    /// instructions, and the line after `calls=` has those of the function that it calls.
+    fn read(file: &FilePath) -> Result<Self, String> {
+        let text = fs::read_to_string(file).map_err(|error| format!("valgrind has not written its counts: {error}"))?;
+        let (mut count, mut function, mut names) = (Self::default(), String::new(), Names::default());
+        let mut lines = text.lines();
+        while let Some(line) = lines.next() {
+            match line.split_once('=') {
+                Some(("fn", name)) => function = readable(names.of(name)),
+                Some(("cfn", name)) => _ = names.of(name),
+                Some(("calls", _)) => _ = lines.next(),
+                _ if line.starts_with(|first: char| first.is_ascii_digit() || "+-*".contains(first)) => {
+                    let own = line.split_once(' ').and_then(|(_, own)| own.parse().ok()).unwrap_or(0);
+                    *count.functions.entry(function.clone()).or_default() += own;
+                    count.instructions += own;
+                }
+                _ => {}
+            }
+        }
+        Ok(count)
+    }
+}
+
+/// A name stands behind its number once, and then the number stands for it.
+#[derive(Default)]
+struct Names<'a>(BTreeMap<&'a str, &'a str>);
+
+impl<'a> Names<'a> {
+    fn of(&mut self, text: &'a str) -> &'a str {
+        let (number, name) = text.split_once(' ').unwrap_or((text, ""));
+        if name.is_empty() {
+            return self.0.get(number).copied().unwrap_or(number);
+        }
+        self.0.insert(number, name);
+        name
+    }
+}
+
+/// The name of a function, the same for all depths of a recursion. Most functions of redis-server's Lua have only an address, which
+/// says nothing.
+fn readable(name: &str) -> String {
+    if name.starts_with("0x") {
+        return "functions without a name".to_owned();
+    }
+    let is_depth = |end: &str| end.bytes().all(|byte| byte.is_ascii_digit());
+    name.rsplit_once('\'').filter(|(_, end)| is_depth(end)).map_or(name, |(name, _)| name).to_owned()
+}
+
+/// The instructions of a process that sends so many requests, and of its redis-server.
+fn run(path: &Path, requests: usize) -> Result<Vec<(&'static str, Count)>, String> {
+    let dir = tempfile::tempdir().map_err(|error| format!("no temporary folder: {error}"))?;
+    let (of_client, of_server) = (dir.path().join("client"), dir.path().join("server"));
+    let mut server = match path.redis {
+        Redis::Absent => None,
+        Redis::Present => Some(Server::start(Command::new("redis-server"), dir.path())?),
+        Redis::Counted(_) => Some(Server::start(under_valgrind("redis-server", OF_REDIS, &of_server), dir.path())?),
+    };
+    let this = env::current_exe().map_err(|error| format!("this program is gone: {error}"))?;
+    let port = server.as_ref().map_or(0, |server| server.port);
+    let output = under_valgrind(this, OF_CLIENT, &of_client)
+        .env(ASKED, format!("{requests} redis://127.0.0.1:{port}/ {}", path.name))
+        .output()
+        .map_err(|error| format!("valgrind does not start: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("{}: valgrind failed: {}", path.name, String::from_utf8_lossy(&output.stderr)));
+    }
+    if let Some(server) = &mut server {
+        server.shut_down()?;
+    }
+    let mut counts = vec![(path.name, Count::read(&of_client)?)];
+    if let Redis::Counted(name) = path.redis {
+        counts.push((name, Count::read(&of_server)?));
+    }
+    if counts.iter().any(|(_, count)| count.instructions == 0) {
+        return Err(format!("{}: a program has none of the functions {OF_CLIENT:?} or {OF_REDIS:?}", path.name));
+    }
+    Ok(counts)
+}
+
+/// Runs a program under valgrind. Each of these functions turns counting on while it runs, or off if it is on.
+fn under_valgrind(program: impl AsRef<OsStr>, toggles: &[&str], counts: &FilePath) -> Command {
+    let mut command = Command::new("valgrind");
+    command.arg("--tool=callgrind").arg(format!("--callgrind-out-file={}", counts.display()));
+    command.args(toggles.iter().map(|function| format!("--toggle-collect={function}"))).arg(program);
+    command
+}
+
+/// A redis-server that does nothing by itself but what it must.
+struct Server {
+    process: Child,
+    port: u16,
+}
+
+impl Server {
+    fn start(mut command: Command, dir: &FilePath) -> Result<Self, String> {
+        let failed = |error| format!("redis-server does not start: {error}");
+        let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|free| free.local_addr()).map_err(failed)?.port();
+        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]);
+        command.args(["--io-threads", "1", "--hz", "1", "--dynamic-hz", "no", "--activerehashing", "no", "--dir"]);
+        let process = command.arg(dir).stdout(Stdio::null()).stderr(Stdio::null()).spawn().map_err(failed)?;
+        let server = Self { process, port };
+        let started = Instant::now();
+        while server.say("PING", &mut [0; 7]).is_err() {
+            if started.elapsed() > MAX_WAIT {
+                return Err("redis-server does not answer".to_owned());
+            }
+            sleep(Duration::from_millis(20));
+        }
+        Ok(server)
+    }
+
+    /// Sends a command, and waits for a reply of this length.
+    fn say(&self, command: &str, reply: &mut [u8]) -> io::Result<()> {
+        let mut connection = TcpStream::connect(("127.0.0.1", self.port))?;
+        connection.write_all(format!("{command}\r\n").as_bytes())?;
+        connection.read_exact(reply)
+    }
+
+    /// So that valgrind writes its counts.
+    fn shut_down(&mut self) -> Result<(), String> {
+        let ended = self.say("SHUTDOWN NOSAVE", &mut []).and_then(|()| self.process.wait());
+        ended.map(drop).map_err(|error| format!("redis-server does not end: {error}"))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

@@ -1,0 +1,20 @@
+# For scripts to source, with `ensure PROGRAM [PACKAGE]`: installs a program if it is missing. The package has the name of the
+# program on Debian, and this name elsewhere.
+ensure() {
+  local program="$1" package="${2:-$1}" as_root=""
+  command -v "$program" >/dev/null && return
+  echo "$program is missing: installing it"
+  [ "$(id -u)" = 0 ] || as_root="sudo"
+  if command -v apt-get >/dev/null; then
+    $as_root apt-get update -qq && $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$program"
+  elif command -v dnf >/dev/null; then
+    $as_root dnf install -y -q "$package"
+  elif command -v apk >/dev/null; then
+    $as_root apk add -q "$package"
+  elif command -v brew >/dev/null; then
+    brew install -q "$package"
+  else
+    echo "$0: no package manager found; install $program and run this again" >&2
+    return 1
+  fi
+}
