@@ -4,8 +4,8 @@ use std::{iter, time::Duration};
 
 use tokio::time::sleep;
 use tower_sliding_window::{
-    Check, Decision, Limit, Limiter, RedisStore, decision::LimitStatus, limiter::Breaker, settlement::Settlement,
-    store::ManualClock,
+    Check, Decision, Error, Limit, Limiter, RedisStore, decision::LimitStatus, limiter::Breaker,
+    settlement::Settlement, store::ManualClock,
 };
 
 use crate::support::{TEST_TIMEOUT, charge, check_of, ms, proxy::Proxy, redis_server::RedisServer, seconds};
@@ -146,6 +146,25 @@ async fn resent_copies_are_admitted_as_often_as_in_the_first_try() {
         }
         lossy.direct.reset(&short, "ada").await.unwrap();
     }
+}
+
+/// The first reply is lost. Nobody waits any more when the connection for the second try is open.
+#[tokio::test]
+async fn a_check_whose_callers_have_left_is_not_resent() {
+    let lossy = Lossy::start().await;
+    let hurried = lossy.limiter.clone().deadline(LATER * 3 / 2);
+    lossy.server.run::<()>("CONFIG RESETSTAT");
+    lossy.proxy.delay_replies(LATER);
+    lossy.proxy.lose_replies(1);
+    let asked: Vec<_> = (0..3).map(|_| tokio::spawn(hurried.check(&LONG, "ada", 1))).collect();
+    for answer in asked {
+        assert!(matches!(answer.await.unwrap(), Err(Error::TimedOut { .. })));
+    }
+    assert!(lossy.proxy.has_lost_them());
+    lossy.proxy.delay_replies(Duration::ZERO);
+    // Behind the second try, over the same connection.
+    assert_eq!(lossy.limiter.peek(&LONG, "ada").await.unwrap().used(), 3);
+    assert_eq!(lossy.server.script_calls(), 2, "the first try, and this check");
 }
 
 /// The server's clock cannot be set. Instead, the entries of the first try are moved before the second try, to where a

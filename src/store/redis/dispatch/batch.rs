@@ -38,9 +38,9 @@ impl Batch {
         Self { jobs, now: clock.map_or_else(String::new, |clock| clock.now().to_string()) }
     }
 
-    /// Keeps the jobs that may be sent again, and fails the others. Returns whether any are left.
-    pub(super) fn keep_repeatable(&mut self, error: &StoreError) -> bool {
-        let (kept, others) = self.jobs.drain(..).partition(|job| job.is_repeatable());
+    /// Keeps the jobs that are to be sent again, and fails the others. Returns whether any are left.
+    pub(super) fn keep(&mut self, is_kept: impl Fn(&Job) -> bool, error: &StoreError) -> bool {
+        let (kept, others) = self.jobs.drain(..).partition(|job| is_kept(job));
         self.jobs = kept;
         fail(others, error);
         !self.jobs.is_empty()

@@ -168,7 +168,7 @@ impl Dispatcher {
     }
 
     /// The reply after a second try, if that may help. A node of a cluster that does not have the slot has run nothing, so all
-    /// jobs are sent again. After a broken connection, only those that count once.
+    /// jobs are sent again. After a broken connection, only those that count once. A check whose callers have left is not.
     async fn try_again(
         &self,
         batch: &mut Batch,
@@ -176,9 +176,14 @@ impl Dispatcher {
     ) -> Result<Value, StoreError> {
         if let Ok(Err(error)) = &reply
             && self.is_worth_another_try(error)
-            && (self.has_certainly_not_run(error) || batch.keep_repeatable(&failure(error.clone())))
         {
-            reply = self.try_send(Instant::now(), self.pool.take().await, batch, true).await;
+            let (has_not_run, failed) = (self.has_certainly_not_run(error), failure(error.clone()));
+            if batch.keep(|job| has_not_run || job.is_repeatable(), &failed) {
+                let (began, connection) = (Instant::now(), self.pool.take().await);
+                if batch.keep(|job| !job.is_cancelled(), &failed) {
+                    reply = self.try_send(began, connection, batch, true).await;
+                }
+            }
         }
         reply?.map_err(failure)
     }

@@ -132,9 +132,9 @@ impl Job {
         }
     }
 
-    /// Whether its caller has stopped waiting. A settlement is done nevertheless.
+    /// Whether its callers have stopped waiting. A settlement is done nevertheless.
     pub(super) fn is_cancelled(&self) -> bool {
-        let has_left = self.caller.as_ref().is_some_and(Sender::is_closed);
+        let has_left = self.caller.as_ref().is_some_and(Sender::is_closed) && self.copies.iter().all(Sender::is_closed);
         self.is_check() && (has_left || self.whole.as_ref().is_some_and(|caller| caller.strong_count() == 0))
     }
 }
