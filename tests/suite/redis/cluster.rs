@@ -196,7 +196,8 @@ async fn racing_checks_of_several_keys_never_exceed_the_limit() {
 #[tokio::test]
 async fn losing_a_primary_exceeds_no_limit() {
     let mut cluster = RedisCluster::start(6).await;
-    let limiter = cluster.limiter(cluster.builder());
+    // The default: decisions are back only once the dead primary is given up.
+    let limiter = cluster.limiter(cluster.builder().reply_timeout(Duration::from_millis(500)));
     let spent = Limit::per_hour("spent", 3);
     for number in 0..60 {
         for _ in 0..3 {
@@ -418,7 +419,7 @@ async fn mistakes_in_setting_a_cluster_up_are_named() {
 async fn checks_of_several_slots_are_not_sent_once_their_callers_have_left() {
     const CROWD: usize = 400;
     let cluster = RedisCluster::start(3).await;
-    let store = cluster.builder().connections(1).reply_timeout(TEST_TIMEOUT);
+    let store = cluster.builder().connections(1);
     let limiter = cluster.limiter(store).deadline(Duration::from_millis(50));
     let limit = Limit::per_hour("both", 1_000_000);
     let check = || Check::new(charge(&limit, "key-1", 1)).and(charge(&limit, "key-2", 1)).unwrap();
@@ -437,7 +438,7 @@ async fn checks_of_several_slots_are_not_sent_once_their_callers_have_left() {
 #[tokio::test]
 async fn checks_of_several_slots_leave_the_queue_with_their_callers() {
     let cluster = RedisCluster::start(3).await;
-    let store = cluster.builder().connections(1).reply_timeout(TEST_TIMEOUT);
+    let store = cluster.builder().connections(1);
     let limiter = cluster.limiter(store).deadline(Duration::from_millis(300)).breaker(Breaker::OFF);
     let limit = Limit::per_hour("both", 1_000_000);
     let check = || Check::new(charge(&limit, "key-1", 1)).and(charge(&limit, "key-2", 1)).unwrap();

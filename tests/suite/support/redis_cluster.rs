@@ -44,8 +44,10 @@ impl RedisCluster {
         }
     }
 
+    /// With time for a busy machine.
     pub(crate) fn builder(&self) -> RedisStoreBuilder {
-        RedisStore::cluster(self.0.iter().map(RedisServer::url)).connect_timeout(TEST_TIMEOUT)
+        let urls = self.0.iter().map(RedisServer::url);
+        RedisStore::cluster(urls).connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT)
     }
 
     /// Without a refusal cache.

@@ -37,8 +37,7 @@ async fn a_cluster_admits_the_whole_limit_and_is_hardly_asked() {
     use crate::support::redis_cluster::RedisCluster;
 
     let cluster = RedisCluster::start(3).await;
-    let limiters =
-        [(); 2].map(|()| cluster.limiter(cluster.builder().reply_timeout(TEST_TIMEOUT)).deadline(TEST_TIMEOUT));
+    let limiters = [(); 2].map(|()| cluster.limiter(cluster.builder()).deadline(TEST_TIMEOUT));
     let limit = Limit::per_minute("api", 20_000).prefetch(Prefetch::new());
     for key in ["ada", "bob", "eve", "joe"] {
         assert_eq!(spend_all(&limiters, &limit, key).await, 20_000, "{key}");
