@@ -190,10 +190,16 @@ async fn the_dots_of_another_server_are_shown_and_leave_in_time() {
 async fn no_dot_outlives_a_flush_of_redis() {
     let redis = RedisServer::start();
     let server = start(&[("REDIS_URL", &redis.url())]);
-    send(&server, 1, "/hello", 4).await;
-    let lanes = [HELLO, COUNTER];
-    let begun = state(&server, 1).await;
-    assert!(lanes.iter().all(|lane| !dots(&begun, *lane).is_empty()), "{begun}");
+    let (lanes, begun) = ([HELLO, COUNTER], Instant::now());
+    // A busy machine may be too late to decide some requests.
+    loop {
+        send(&server, 1, "/hello", 4).await;
+        let shown = state(&server, 1).await;
+        if lanes.iter().all(|lane| !dots(&shown, *lane).is_empty()) {
+            break;
+        }
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{shown}");
+    }
     redis.run::<()>("FLUSHALL");
     let flushed = Instant::now();
     loop {
