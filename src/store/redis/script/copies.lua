@@ -1,21 +1,6 @@
--- Copies of a check: equal checks of several callers, which travel as one. No other file knows how they are kept.
---
--- Copies that an exact log admits together share an entry under the first id, with their number and the cost of each; a few
--- of cost 1 get entries of their own. The last byte of the first id is 0, and those of the other copies count up from it: so
--- the id of any copy leads to the entry.
+-- Copies of a check: equal checks of several callers, which travel as one. members.lua says how they are kept.
 
 local MOST = 128  -- the copies of a check that travel together at most
-local FEW = 4     -- up to 4 copies of cost 1 get an entry each, so that the key needs no total
-
--- The member of an entry that copies share.
-local function shared(id, copies, cost)
-  return id .. text(copies) .. '*' .. text(cost)
-end
-
--- The id of a later copy. There are too few copies for the last byte to overflow.
-local function following(id, places)
-  return sub(id, 1, 7) .. char(byte(id, 8) + places)
-end
 
 -- Counts copies in an exact log.
 local function add_copies(log, id, copies)
@@ -23,9 +8,7 @@ local function add_copies(log, id, copies)
   if log.has_total or units > 1 and (cost > 1 or units > FEW) then
     add_named(log, now, copies == 1 and named(log, id, cost) or shared(id, copies, cost), units)
   else
-    for places = 0, units - 1 do
-      call('ZADD', log.key, score, following(id, places))
-    end
+    call('ZADD', log.key, entries_of(id, units))
     log.total, log.used = log.total + units, log.used + units
   end
 end

@@ -74,7 +74,7 @@ local function weigh(charge, member)
   if not units or units % 1 > 0 then
     -- Behind the point of a settlement there may be its time. A mark has no units before it.
     local settled = match(rest, '^(%d*)%.')
-    local copies, cost = match(rest, '^(%d+)%*(%d+)$')
+    local copies, cost = match(rest, SHARED)
     units = settled == '' and 0 or tonumber(settled) or copies and copies * cost
   end
   -- Other than a whole number it is not of our making. Over such units a counter would look for a moment for ever.

@@ -1,19 +1,21 @@
--- The fast way: a check of exact logs that have capacity, whose units are not reserved, under an id that is new. It decides
--- what check.lua decides, before the functions of the general way are made. It reads the server's expiries, as single.lua does.
+-- The fast way: a check of exact logs that have capacity for all of its copies, whose units are not reserved, under ids that are
+-- new. It decides what check.lua decides, before the functions of the general way are made. It reads the server's expiries, as
+-- single.lua does.
 
 local MANY = 100                  -- more entries that have left are dropped in steps, by the general way
 local present = ceil(now / 1000)  -- now in milliseconds
 
--- Reads an exact log for a check. Returns the units used, the microseconds until the next of them leaves if the check is
--- admitted, the expiry that the key needs then if it has another, the total if the key has one, and how many entries have
+-- Reads an exact log for copies of a check. Returns the units used, the microseconds until the next of them leaves if the copies
+-- are admitted, the expiry that the key needs then if it has another, the total if the key has one, and how many entries have
 -- left. Returns nothing if there is no capacity, or more to do than to count. `expires` may be known.
-local function look(charge, key, expires)
-  local cost, window, window_ms = charge.cost, charge.window, charge.window_ms
+local function look(charge, key, copies, expires)
+  local counted, window, window_ms = charge.cost * copies, charge.window, charge.window_ms
+  if counted > charge.units then return end
   -- The entries that have left, and the total.
   local beyond, used, total, gone = pcall('ZCOUNT', key, charge.cutoff, '+inf'), nil, nil, 0
   if beyond == 0 then
     expires = expires or call('PEXPIRETIME', key)
-    if expires == -2 then return 0, window, present + (cost > 1 and 2 or 1) * window_ms + SLACK, nil, 0 end
+    if expires == -2 then return 0, window, present + (counted > 1 and 2 or 1) * window_ms + SLACK, nil, 0 end
     used = call('ZCARD', key)
   else
     if type(beyond) == 'table' or beyond > MANY then return end
@@ -25,13 +27,17 @@ local function look(charge, key, expires)
         -- Not a number if copies share the entry, or if this is the total of reserved units. Behind the point of a
         -- settlement there may be its time.
         local units = #member == 8 and 1 or tonumber(string.sub(member, 9))
-        if not units then return end
+        if not units then
+          local shared_by, cost = string.match(member, SHARED, 9)
+          if not shared_by then return end
+          units = shared_by * cost
+        end
         used = used - (units - units % 1)
       end
     end
   end
   -- Also where it is no number that a total can be.
-  if not (used >= 0 and used + cost <= charge.units) then return end
+  if not (used >= 0 and used + counted <= charge.units) then return end
 
   if gone == 0 then
     expires = expires or call('PEXPIRETIME', key)
@@ -48,20 +54,20 @@ local function look(charge, key, expires)
   if oldest and oldest <= now then
     return used, oldest + window - now, ceil(oldest / 1000) + 2 * window_ms + SLACK, total, gone
   elseif not oldest and not total then
-    return used, window, present + (cost > 1 and 2 or 1) * window_ms + SLACK, nil, gone
+    return used, window, present + (counted > 1 and 2 or 1) * window_ms + SLACK, nil, gone
   end
 end
 
 -- Counts a charge that was looked at. Returns false if it has done nothing.
-local function add(charge, key, id)
-  local cost, total, gone, written = charge.cost, charge.total, charge.gone, nil
-  local has_total = total or cost > 1
+local function add(charge, key, id, copies)
+  local cost, gone, written = charge.cost, charge.gone, nil
+  local has_total = charge.total or cost > 1 or copies > FEW
   -- The first write of a check is the only one that a server without memory refuses.
   if has_total then
-    local member = cost > 1 and id .. string.format('%.0f', cost) or id
-    written = pcall('ZADD', key, charge.used + cost, 'used', score, member)
+    local member = copies > 1 and shared(id, copies, cost) or cost > 1 and id .. string.format('%.0f', cost) or id
+    written = pcall('ZADD', key, charge.used + cost * copies, 'used', score, member)
   else
-    written = pcall('ZADD', key, score, id)
+    written = pcall('ZADD', key, entries_of(id, copies))
   end
   if type(written) == 'table' then return false end
   if gone > 0 then
@@ -72,19 +78,19 @@ local function add(charge, key, id)
   return true
 end
 
--- Decides a check, and appends its status to the reply of this length. Returns false if it has done nothing. The expiry of
+-- Decides copies of a check, and appends its status to the reply of this length. Returns false if it has done nothing. The expiry of
 -- the first key may be known.
-local function decide_fast(charges, k, id, reply, r, expires)
+local function decide_fast(charges, k, id, copies, reply, r, expires)
   -- All are looked at before one is counted.
   for i = 1, #charges do
     local charge = charges[i]
-    charge.used, charge.reset, charge.expiry, charge.total, charge.gone = look(charge, KEYS[k + i], i == 1 and expires)
+    charge.used, charge.reset, charge.expiry, charge.total, charge.gone = look(charge, KEYS[k + i], copies, i == 1 and expires)
     if not charge.used then return false end
   end
   for i = 1, #charges do
     local charge = charges[i]
-    if not add(charge, KEYS[k + i], id) then return false end
-    reply[r + 2 * i - 1], reply[r + 2 * i] = charge.used + charge.cost, charge.reset
+    if not add(charge, KEYS[k + i], id, copies) then return false end
+    reply[r + 2 * i - 1], reply[r + 2 * i] = charge.used + charge.cost * copies, charge.reset
   end
   return true
 end

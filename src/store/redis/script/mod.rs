@@ -9,6 +9,7 @@ pub(super) const DECIDE: &str = concat!(
     include_str!("lone.lua"),
     // In functions, because most calls never need what these files define.
     "local function other_ways()\n",
+    include_str!("members.lua"),
     include_str!("fast.lua"),
     "local function general_way()\n",
     include_str!("entries.lua"),

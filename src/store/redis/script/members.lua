@@ -1,0 +1,28 @@
+-- How copies of a check stand in an exact log, whichever way counts them.
+--
+-- Copies that are admitted together share an entry under the first id, with their number and the cost of each; a few of cost 1
+-- get entries of their own. The last byte of the first id is 0, and those of the other copies count up from it: so the id of
+-- any copy leads to the entry.
+
+local FEW = 4                          -- up to 4 copies of cost 1 get an entry each, so that the key needs no total
+local SHARED = '^(%d+)%*(%d+)$'        -- what a shared entry has behind the id: the number of copies, and their cost
+
+-- The member of an entry that copies share.
+local function shared(id, copies, cost)
+  return id .. string.format('%.0f*%.0f', copies, cost)
+end
+
+-- The id of a later copy. There are too few copies for the last byte to overflow.
+local function following(id, places)
+  return string.sub(id, 1, 7) .. string.char(string.byte(id, 8) + places)
+end
+
+-- The scores and members of the entries of a few copies of cost 1.
+local function entries_of(id, copies)
+  if copies == 1 then return score, id end
+  local entries = {}
+  for place = 1, copies do
+    entries[2 * place - 1], entries[2 * place] = score, following(id, place - 1)
+  end
+  return unpack(entries)
+end
