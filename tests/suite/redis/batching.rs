@@ -83,6 +83,27 @@ async fn equal_checks_share_one_entry_and_keep_their_own_ids() {
     assert_eq!(ids.len(), 100);
 }
 
+/// Five copies at a cost of 3 share an entry. Once it has left the window, the total is that of the later check.
+#[tokio::test]
+async fn copies_leave_the_window_with_all_of_their_units() {
+    let (server, limit) = (RedisServer::start(), Limit::per("short", 100, ms(1_000)));
+    let limiter = limiter(&server.url());
+    let copies: Vec<_> = (0..5).map(|_| tokio::spawn(limiter.check(&limit, "ada", 3))).collect();
+    let mut decisions = Vec::new();
+    for copy in copies {
+        decisions.push(copy.await.unwrap().unwrap());
+    }
+    assert!(server.run::<Vec<Vec<u8>>>(&format!("ZREVRANGE {} 0 -1", server.only_key()))[1].ends_with(b"5*3"));
+    for (wait, cost) in [(600, 3), (450, 1), (50, 2)] {
+        sleep(ms(wait)).await;
+        decisions.push(limiter.check(&limit, "ada", cost).await.unwrap());
+        let now = decisions.last().unwrap().at();
+        let costs = [3; 5].into_iter().chain([3, 1, 2]);
+        let counted = decisions.iter().zip(costs).filter(|(decision, _)| decision.at() + limit.window() > now);
+        assert_eq!(decisions.last().unwrap().used(), counted.map(|(_, cost)| cost).sum::<u64>());
+    }
+}
+
 /// A batch holds at most 64 different checks, or 128 copies of one.
 #[tokio::test]
 async fn batches_are_bounded() {
