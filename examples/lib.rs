@@ -1,0 +1,1 @@
+//! Each file and folder here is a program: `cargo run --example server`.
