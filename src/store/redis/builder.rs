@@ -139,7 +139,8 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// Decides by this clock instead of the server's: for tests.
+    /// Decides by this clock instead of the server's: for tests. Keys expire by the server's clock, a minute later than
+    /// otherwise. So a test may take that long between two moves of the clock.
     pub fn clock(mut self, clock: &ManualClock) -> Self {
         self.clock = Some(Clock::Manual(clock.clone()));
         self

@@ -10,12 +10,15 @@ use tower_sliding_window::{
     Algorithm, Charge, Check, Limit, Limiter, check::AdmissionId, settlement::Settlement, store::ManualClock,
 };
 
-use crate::support::{TEST_TIMEOUT, redis_server::RedisServer, seconds, to_next_window};
+use crate::support::{TEST_TIMEOUT, ms, redis_server::RedisServer, seconds, to_next_window};
 
 const LOGIN: Limit = Limit::per("login", 3, Duration::from_secs(10));
 
 /// The time by which a key outlives its last unit, in milliseconds.
 const SLACK: i64 = 1_000;
+
+/// The same by the clock of a test.
+const SLACK_OF_TESTS: i64 = 60_000;
 
 /// A limiter that uses the server's clock.
 fn limiter(server: &RedisServer) -> Limiter {
@@ -436,7 +439,7 @@ async fn a_settlement_does_not_extend_the_expiry() {
         let settled = limiter.settle(Settlement::new(check, &decision, |_| Some(2))).await.unwrap();
         assert_eq!((settled.was_applied, settled.decision.used()), (true, 2), "{algorithm:?}");
         let life = 9_000 + ttl(&server, &server.only_key());
-        assert!(life <= 2 * 10_000 + SLACK, "{algorithm:?}: {life} after the admission");
+        assert!(life <= 2 * 10_000 + SLACK_OF_TESTS, "{algorithm:?}: {life} after the admission");
         server.run::<()>("FLUSHALL");
         clock.advance(Duration::from_secs(21));
     }
@@ -457,7 +460,7 @@ async fn future_entries_are_moved_to_now_by_the_refusal_they_cause() {
     assert_eq!(refused.retry_after(), Some(LOGIN.window()));
     let now = refused.at().duration_since(UNIX_EPOCH).unwrap().as_micros();
     assert_eq!(u128::try_from(-entries(&server, &key)[1].1).unwrap(), now);
-    assert!(ttl(&server, &key) <= 10_000 + SLACK);
+    assert!(ttl(&server, &key) <= 10_000 + SLACK_OF_TESTS);
 }
 
 /// The bytes of a key whose limit was spent in full, evenly over its window.
@@ -496,4 +499,16 @@ async fn the_documented_memory_is_enough() {
     for units in [100, 1_000] {
         println!("log at {units}: {} bytes", bytes_spent_in_full(units, Algorithm::sliding_log()).await);
     }
+}
+
+/// Keys expire by the server's clock, even while that of the store stands still.
+#[tokio::test]
+async fn a_unit_by_the_clock_of_a_test_waits_for_that_clock() {
+    let (server, clock, limit) = (RedisServer::start(), ManualClock::new(), Limit::per("calls", 5, ms(10)));
+    let limiter = Limiter::new(server.store().clock(&clock).build().unwrap()).deadline(TEST_TIMEOUT);
+    assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed());
+    sleep(ms(1_200)).await;
+    assert_eq!(limiter.peek(&limit, "ada").await.unwrap().used(), 1);
+    clock.advance(ms(10));
+    assert_eq!(limiter.peek(&limit, "ada").await.unwrap().used(), 0);
 }

@@ -35,7 +35,7 @@ impl Batch {
     pub(super) fn new(jobs: Vec<Box<Job>>, clock: Option<&Clock>) -> Self {
         let mut jobs = if jobs.len() > 1 { copies::join(jobs) } else { jobs };
         jobs.iter_mut().for_each(|job| job.set_id());
-        Self { jobs, now: clock.map_or_else(String::new, |clock| clock.now().to_string()) }
+        Self { jobs, now: clock.map_or_else(String::new, time_of) }
     }
 
     /// Keeps the jobs that are to be sent again, and fails the others. Returns whether any are left.
@@ -114,6 +114,12 @@ impl Batch {
         read(reply, &self.jobs, &mut answers).ok_or_else(malformed)?;
         Ok(answers)
     }
+}
+
+/// The time of a clock as an argument of the script, which knows the clock of a test by its sign.
+fn time_of(clock: &Clock) -> String {
+    let sign = if matches!(clock, Clock::Manual(_)) { "+" } else { "" };
+    format!("{sign}{}", clock.now())
 }
 
 /// Appends the argument of the short form, if the job has one.
