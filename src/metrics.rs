@@ -103,6 +103,8 @@ use ::metrics::histogram;
 #[cfg(feature = "metrics")]
 use ::metrics::{Recorder, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, with_recorder};
 
+use crate::decision::Decision;
+
 /// Records something with the feature `metrics`. Without it, nothing of the call is compiled.
 macro_rules! record {
     ($($body:tt)*) => {
@@ -145,10 +147,9 @@ fn describe() {
 
 /// The outcome for each limit of a decision, by the limit's name, for a layer of this name.
 #[inline]
-#[cfg_attr(not(feature = "metrics"), expect(clippy::needless_pass_by_value, reason = "metrics consume it"))]
-pub(crate) fn decided(outcomes: impl Iterator<Item = (Cow<'static, str>, &'static str)>, layer: &Cow<'static, str>) {
+pub(crate) fn decided(decision: &Decision, layer: &Cow<'static, str>) {
     record! {
-        for (limit, outcome) in outcomes {
+        for (limit, outcome) in decision.outcomes() {
             counter!("rate_limit_decisions_total", "layer" => layer.clone(), "limit" => limit, "outcome" => outcome).increment(1);
         }
     }

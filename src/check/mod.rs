@@ -148,8 +148,12 @@ impl Check {
     }
 
     /// One value a charge, in order. The type guarantees that there is at least one.
+    #[inline]
     pub(crate) fn map_charges<'a, T>(&'a self, mut value: impl FnMut(&'a Charge) -> T) -> (T, Vec<T>) {
-        (value(&self.first), self.rest.iter().map(value).collect())
+        let first = value(&self.first);
+        // Most checks have one charge.
+        let rest = if self.rest.is_empty() { Vec::new() } else { self.rest.iter().map(value).collect() };
+        (first, rest)
     }
 
     /// Whether the order of the two makes no difference: they charge the same, and their admissions need not be told apart.

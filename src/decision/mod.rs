@@ -211,6 +211,7 @@ impl Decision {
     }
 
     /// The outcome for each limit, by the limit's name, for metrics.
+    #[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "only metrics ask"))]
     pub(crate) fn outcomes(&self) -> impl Iterator<Item = (Cow<'static, str>, &'static str)> {
         let is_allowed = self.is_allowed();
         self.statuses().filter_map(move |status| {

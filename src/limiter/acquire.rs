@@ -134,7 +134,7 @@ impl Limiter {
         let status = self.decide(check.without_costs(), waited).await?;
         // Units may be left for the first in line by now, but not for those behind it.
         let refusal = status.refused_for(check, place.first_waits().max(LEAST_BLOCK));
-        metrics::decided(refusal.outcomes(), &self.core.layer);
+        metrics::decided(&refusal, &self.core.layer);
         Ok(refusal)
     }
 }

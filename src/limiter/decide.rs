@@ -181,7 +181,7 @@ impl Limiter {
         }
         let refusal = core.store.decide_now(&check.without_costs())?.ok()?.into_refusal(check)?;
         let refusal = refusal.with_retry_reserved_after(core.retry_reserved_after);
-        metrics::decided(refusal.outcomes(), &core.layer);
+        metrics::decided(&refusal, &core.layer);
         Some(refusal)
     }
 }
@@ -198,7 +198,7 @@ impl Core {
     fn spend(&self, check: &Check) -> Option<Decision> {
         let decision = self.prefetches_of(check)?.spend(check)?;
         metrics::prefetch_hit();
-        metrics::decided(decision.outcomes(), &self.layer);
+        metrics::decided(&decision, &self.layer);
         Some(decision)
     }
 
@@ -208,7 +208,7 @@ impl Core {
         let refusal = self.refusals.as_ref()?.recall(check, lookup?, self.retry_reserved_after)?;
         let refusal = refusal.with_retry_reserved_after(self.retry_reserved_after);
         metrics::refusal_cache_hit();
-        metrics::decided(refusal.outcomes(), &self.layer);
+        metrics::decided(&refusal, &self.layer);
         Some(refusal)
     }
 
@@ -229,7 +229,7 @@ impl Core {
     ) -> Result<Decision, Error> {
         match outcome {
             Ok(decision) => {
-                metrics::decided(decision.outcomes(), &self.layer);
+                metrics::decided(&decision, &self.layer);
                 if let (Some(refusals), Some(lookup), false) = (&self.refusals, lookup, decision.is_allowed()) {
                     refusals.learn(lookup, &decision);
                 }

@@ -94,7 +94,7 @@ impl Core {
         let FailureMode::Local(share) = mode else { return Err(error) };
         let decide = |check: &Check| self.local.decide_now(&check.under(|limit| share.of(limit))?);
         let Some(Ok(decision)) = check.and_then(decide) else { return Err(error) };
-        metrics::decided(decision.outcomes(), &self.layer);
+        metrics::decided(&decision, &self.layer);
         Ok(decision.instead_of(error).with_retry_reserved_after(self.retry_reserved_after))
     }
 }

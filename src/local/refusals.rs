@@ -131,10 +131,12 @@ impl Refusals {
         };
         let mut charges = check.charges();
         let first = find(charges.next()?, first.0)?;
-        let rest: Vec<Arc<Refusal>> =
-            charges.zip(rest).map(|(charge, (digest, _))| find(charge, *digest)).collect::<Option<_>>()?;
+        let mut others = Vec::new();
+        for (charge, (digest, _)) in charges.zip(rest) {
+            others.push(find(charge, *digest)?);
+        }
 
-        let all = || iter::once(&first).chain(&rest);
+        let all = || iter::once(&first).chain(&others);
         // Since then, units can only have been added.
         let fits = |charge: &Charge, refusal: &Refusal| charge.cost() <= refusal.status.remaining();
         let refuses = |(charge, refusal): &(&Charge, &Arc<Refusal>)| charge.can_refuse() && !fits(charge, refusal);
