@@ -24,14 +24,10 @@ local function look(charge, key, copies, expires)
     used = total and tonumber(total) or call('ZCARD', key) - gone
     if total and gone > 0 then
       for _, member in ipairs(call('ZREVRANGE', key, 1, gone)) do
-        -- Not a number if copies share the entry, or if this is the total of reserved units. Behind the point of a
-        -- settlement there may be its time.
-        local units = #member == 8 and 1 or tonumber(string.sub(member, 9))
-        if not units then
-          local shared_by, cost = string.match(member, SHARED, 9)
-          if not shared_by then return end
-          units = shared_by * cost
-        end
+        -- Not a number if this is the total of reserved units. Behind the point of a settlement there may be its time.
+        local copies_of_it, cost_of_it = string.match(member, SHARED, 9)
+        local units = copies_of_it and copies_of_it * cost_of_it or #member == 8 and 1 or tonumber(string.sub(member, 9))
+        if not units then return end
         used = used - (units - units % 1)
       end
     end

@@ -20,9 +20,5 @@ end
 -- The scores and members of the entries of a few copies of cost 1.
 local function entries_of(id, copies)
   if copies == 1 then return score, id end
-  local entries = {}
-  for place = 1, copies do
-    entries[2 * place - 1], entries[2 * place] = score, following(id, place - 1)
-  end
-  return unpack(entries)
+  return score, id, entries_of(following(id, 1), copies - 1)
 end
