@@ -10,7 +10,7 @@ pub(crate) const FILE: &str = "benches/ratchet/figures.txt";
 const FILE_HERE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/figures.txt");
 
 /// How to compare.
-pub(crate) const RUN: &str = "cargo run --release -p ratchet";
+pub(crate) const RUN: &str = "cargo run --profile ratchet -p ratchet";
 
 /// The sections before those of the paths, which have their names.
 const VERSIONS: &str = "versions";

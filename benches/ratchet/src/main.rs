@@ -1,8 +1,8 @@
 //! The speed ratchet: no path of a request may need more instructions than figures.txt says, unless a change says why.
 //!
 //! ```sh
-//! cargo run --release -p ratchet             # compares
-//! cargo run --release -p ratchet -- --write  # accepts the figures of this machine
+//! cargo run --profile ratchet -p ratchet             # compares
+//! cargo run --profile ratchet -p ratchet -- --write  # accepts the figures of this machine
 //! ```
 //!
 //! It counts in valgrind, so that a busy machine makes no difference. A harness for that exists, `gungraun`. It needs a runner
@@ -115,7 +115,7 @@ fn compare() -> Result<bool, String> {
     Ok(more.is_empty())
 }
 
-const ACCEPT: &str = "`cargo run --release -p ratchet -- --write` accepts the new figures";
+const ACCEPT: &str = "`cargo run --profile ratchet -p ratchet -- --write` accepts the new figures";
 
 /// Writes the figures. Those that differ by noise alone stay, so that a diff shows what has changed.
 fn write() -> Result<bool, String> {
