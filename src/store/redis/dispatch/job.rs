@@ -26,7 +26,8 @@ pub(crate) type Answer = Result<(Decision, bool), StoreError>;
 
 pub(super) enum Work {
     Decide(Check),
-    Settle(Settlement),
+    /// In a box, so that the many checks stay small.
+    Settle(Box<Settlement>),
 }
 
 pub(crate) struct Job {
@@ -38,7 +39,7 @@ pub(crate) struct Job {
     /// The callers of equal checks, which travel as copies of this one.
     copies: Vec<Sender<Answer>>,
     /// What a settlement makes outdated.
-    outdated: Option<Outdated>,
+    outdated: Option<Box<Outdated>>,
     /// The caller of the whole check, where a task asks for it in one slot. Only whether it still waits is of interest.
     whole: Option<Weak<dyn Send + Sync>>,
 }
@@ -53,10 +54,10 @@ impl Job {
         let is_single = |charge: &&Charge| !charge.is_prefetch();
         let limits = settlement.check().charges().filter(is_single).map(|charge| charge.limit().clone()).collect();
         let outdated = local_state.outdate(limits, None);
-        Self::new(settlement.id(), Work::Settle(settlement), Some(outdated))
+        Self::new(settlement.id(), Work::Settle(Box::new(settlement)), Some(Box::new(outdated)))
     }
 
-    fn new(id: AdmissionId, work: Work, outdated: Option<Outdated>) -> Box<Self> {
+    fn new(id: AdmissionId, work: Work, outdated: Option<Box<Outdated>>) -> Box<Self> {
         Box::new(Self { work, id, caller: None, copies: Vec::new(), outdated, whole: None })
     }
 
