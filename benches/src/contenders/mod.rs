@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use axum::body::Body;
+use axum::{Router, body::Body, routing::get};
 use http::{HeaderValue, Request, Response, StatusCode};
 use tower::Service;
 
@@ -32,9 +32,9 @@ pub(crate) use self::{
     naive::Naive,
     ours::{
         OURS, OURS_WITH_LONG_PREFETCH, OURS_WITH_PREFETCH, long_prefetches, our_layer, our_layer_on, ours,
-        ours_in_process, ours_thrice, ours_with_prefetch, spent, wide, wide_in,
+        ours_in_process, ours_routed, ours_thrice, ours_with_prefetch, spent, wide, wide_in,
     },
-    tower_governor::{TOWER_GOVERNOR, tower_governor, tower_governor_without_headers},
+    tower_governor::{TOWER_GOVERNOR, tower_governor, tower_governor_routed, tower_governor_without_headers},
     tower_rate_limit_redis::{
         TOWER_RATE_LIMIT_REDIS, tower_rate_limit_redis, tower_rate_limit_redis_layer, tower_rate_limit_redis_spent,
         tower_rate_limit_redis_thrice,
@@ -101,10 +101,31 @@ where
     async fn try_decide(&mut self, key: usize) -> Result<bool, StatusCode> {
         // Every layer here is ready when its inner service is, and the inner service always is.
         let Ok(response) = self.0.call(request(key)).await;
-        match response.status() {
-            StatusCode::OK => Ok(true),
-            StatusCode::TOO_MANY_REQUESTS => Ok(false),
-            status => Err(status),
-        }
+        is_admitted(&response)
+    }
+}
+
+fn is_admitted(response: &Response<Body>) -> Result<bool, StatusCode> {
+    match response.status() {
+        StatusCode::OK => Ok(true),
+        StatusCode::TOO_MANY_REQUESTS => Ok(false),
+        status => Err(status),
+    }
+}
+
+/// A route of axum behind a layer.
+#[derive(Clone)]
+pub(crate) struct Routed(Router);
+
+impl Routed {
+    pub(crate) fn new() -> Self {
+        Self(Router::new().route("/", get(|| async {})))
+    }
+}
+
+impl Contender for Routed {
+    async fn decide(&mut self, key: usize) -> bool {
+        let Ok(response) = self.0.call(request(key).map(|()| Body::empty())).await;
+        is_admitted(&response).unwrap_or_else(|status| panic!("a limiter failed with {status}"))
     }
 }

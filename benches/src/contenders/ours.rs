@@ -9,7 +9,7 @@ use tower_sliding_window::{
     middleware::RateLimit,
 };
 
-use super::{Inner, Layered, Quota};
+use super::{Inner, Layered, Quota, Routed};
 use crate::{load::HOUR, server::Server};
 
 /// Our name in tables and plots.
@@ -70,8 +70,17 @@ pub(crate) async fn ours_thrice(server: &Server) -> Layered<RateLimit<Inner>> {
 
 /// In this process alone. All admissions are stored.
 pub(crate) fn ours_in_process(quota: Quota, capacity: usize) -> Layered<RateLimit<Inner>> {
+    Layered(layer_in_process(quota, capacity).layer(Inner))
+}
+
+/// The same in front of a route of axum.
+pub(crate) fn ours_routed(quota: Quota, capacity: usize) -> Routed {
+    Routed(Routed::new().0.layer(layer_in_process(quota, capacity)))
+}
+
+fn layer_in_process(quota: Quota, capacity: usize) -> RateLimitLayer {
     let key = |parts: &Parts| Ok::<_, KeyError>(Key::new("x", &parts.headers["x-key"]));
     let store = MemoryStore::new().capacity(capacity);
     let limit = Limit::per("wide", quota.units.into(), quota.window);
-    Layered(RateLimitLayer::new(store).limit(limit.by(key)).fail_closed().layer(Inner))
+    RateLimitLayer::new(store).limit(limit.by(key)).fail_closed()
 }

@@ -20,8 +20,8 @@ use tokio::runtime::Builder;
 use super::Outcome;
 use crate::{
     contenders::{
-        BARE_LOG, Contender, Inner, Layered, OURS, Quota, TOWER_GOVERNOR, bare_log, ours_in_process, tower_governor,
-        tower_governor_without_headers,
+        BARE_LOG, Contender, Inner, Layered, OURS, Quota, Routed, TOWER_GOVERNOR, bare_log, ours_in_process,
+        ours_routed, tower_governor, tower_governor_routed, tower_governor_without_headers,
     },
     load::KEYS,
     measure::{Comparison, Contest, Effort, Unit},
@@ -33,7 +33,7 @@ const LONG: Quota = Quota { units: 1_000_000, window: Duration::from_secs(1) };
 const THREADS: usize = 2;
 
 pub(crate) fn run(effort: Effort) -> Outcome {
-    Ok(vec![short_log(effort), bare(effort), long_log(effort)])
+    Ok(vec![short_log(effort), routed(effort), bare(effort), long_log(effort)])
 }
 
 fn short_log(effort: Effort) -> Comparison {
@@ -44,6 +44,16 @@ fn short_log(effort: Effort) -> Comparison {
         .side(TOWER_GOVERNOR, || all_units(&tower_governor(SHORT), units))
         .side(without_headers(), || all_units(&tower_governor_without_headers(SHORT), units))
         .side(NO_LIMITER, || all_units(&Layered(Inner), units))
+        .measure(effort.rounds)
+}
+
+/// As people use it.
+fn routed(effort: Effort) -> Comparison {
+    let units = SHORT.units as usize;
+    Contest::new("the same, in front of a route of axum", Unit::PerSecond)
+        .side(OURS, || all_units(&ours_routed(SHORT, 2 * units * KEYS), units))
+        .side(TOWER_GOVERNOR, || all_units(&tower_governor_routed(SHORT), units))
+        .side(NO_LIMITER, || all_units(&Routed::new(), units))
         .measure(effort.rounds)
 }
 
