@@ -12,7 +12,7 @@
 //! | `rate_limit_breakers_open` | gauge | breakers | | open [breakers](crate::limiter::Breaker): 0 or 1 for one `RedisStore`, unless a limiter or layer has a breaker of its own |
 //! | `rate_limit_batch_checks` | histogram | checks and settlements | | size of a batch that is sent to Redis |
 //! | `rate_limit_queue_checks` | histogram | checks and settlements | | how many still wait when a batch is sent |
-//! | `rate_limit_queue_full_total` | counter | checks and settlements | | how many failed because the queue was full |
+//! | `rate_limit_queue_full_total` | counter | checks and settlements | | how many failed at once, because they would have been answered after the deadline, or because 65,536 waited |
 //! | `rate_limit_script_seconds` | histogram | seconds | | time of a batch from taking a connection to the reply or the error, without the wait of its checks in the queue |
 //!
 //! 1. They need the feature `metrics`, which is off by default. Without it, none of this code is compiled.
@@ -59,7 +59,7 @@
 //!
 //! # Buckets
 //!
-//! Histograms need buckets that fit. A batch has up to 64 checks, or 128 equal ones, and 8,192 may wait in the queue. A time needs
+//! Histograms need buckets that fit. A batch has up to 64 checks, or 128 equal ones, and 65,536 may wait in the queue. A time needs
 //! a boundary at the deadline, which is 50 ms by default.
 //!
 //! ```
@@ -70,7 +70,7 @@
 //!
 //! const SECONDS: [f64; 10] = [0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1.0];
 //! const BATCH: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
-//! const QUEUE: [f64; 6] = [0.0, 16.0, 64.0, 256.0, 1_024.0, 8_192.0];
+//! const QUEUE: [f64; 7] = [0.0, 16.0, 64.0, 256.0, 1_024.0, 8_192.0, 65_536.0];
 //!
 //! let prometheus = PrometheusBuilder::new()
 //!     .set_buckets_for_metric(Matcher::Full("rate_limit_script_seconds".to_owned()), &SECONDS)?
@@ -135,7 +135,7 @@ fn describe() {
     count("rate_limit_degraded_total", "Requests decided by a failure mode or by fallbacks, by mode");
     count("rate_limit_refusal_cache_hits_total", "Refusals without asking the store");
     count("rate_limit_prefetch_hits_total", "Admissions out of prefetches, without asking the store");
-    count("rate_limit_queue_full_total", "Checks and settlements that failed because the queue was full");
+    count("rate_limit_queue_full_total", "Checks and settlements that failed at once because the queue was too long");
     describe_gauge!("rate_limit_breakers_open", Unit::Count, "Open circuit breakers");
     let measure = |name, unit, text| describe_histogram!(name, unit, text);
     measure("rate_limit_batch_checks", Unit::Count, "Checks and settlements in a batch");

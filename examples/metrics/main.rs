@@ -55,7 +55,7 @@ const MAILS: Limit = Limit::per_day("mails", 3);
 
 const SECONDS: [f64; 10] = [0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 1.0];
 const BATCH: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
-const QUEUE: [f64; 6] = [0.0, 16.0, 64.0, 256.0, 1_024.0, 8_192.0];
+const QUEUE: [f64; 7] = [0.0, 16.0, 64.0, 256.0, 1_024.0, 8_192.0, 65_536.0];
 
 /// Histograms get buckets that fit. Without buckets they are exported as summaries, and Prometheus cannot combine the
 /// quantiles of several servers.

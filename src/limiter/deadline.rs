@@ -78,11 +78,6 @@ impl<F> Deadline<F> {
         Self { future, deadline, waited, timer: Timer::default() }
     }
 
-    /// Shortens the deadline, before the first poll, by what the request has `waited` for others.
-    pub(super) fn after(&mut self, waited: Duration) {
-        self.waited = waited;
-    }
-
     /// How long the request has waited by now, including the time before this future.
     pub(super) fn waited(&self) -> Duration {
         self.waited.saturating_add(self.took())
@@ -123,6 +118,6 @@ impl<F: Future> Future for Deadline<F> {
     }
 }
 
-fn time_left(deadline: Duration, waited: Duration) -> Duration {
+pub(super) fn time_left(deadline: Duration, waited: Duration) -> Duration {
     deadline.saturating_sub(waited).max(LEAST.min(deadline))
 }

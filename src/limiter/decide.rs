@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Core, Limiter, deadline::Deadline, failure::FailureMode};
+use super::{Core, Limiter, deadline::Deadline, deadline::time_left, failure::FailureMode};
 use crate::{
     check::{Charge, Check},
     decision::Decision,
@@ -41,12 +41,6 @@ pub(crate) struct Asking {
 }
 
 impl Asking {
-    /// Shortens the deadline by what the request has `waited` for other decisions.
-    pub(crate) fn after(mut self, waited: Duration) -> Self {
-        self.reply.after(waited);
-        self
-    }
-
     /// How long the request has waited for decisions, with this one.
     pub(crate) fn waited(&self) -> Duration {
         self.reply.waited()
@@ -83,7 +77,7 @@ impl Limiter {
         let (limiter, charge) = (self.clone(), Charge::new(limit.clone(), key, cost));
         async move {
             // Without the future of `decide`, which would copy the check once more: a tenth of a remembered refusal's time.
-            match limiter.decide_now(Check::new(charge?), limiter.failure_mode) {
+            match limiter.decide_now(Check::new(charge?), limiter.failure_mode, Duration::default) {
                 DecideNow::Decided(outcome) => outcome,
                 DecideNow::Ask(asking) => asking.await,
             }
@@ -120,10 +114,9 @@ impl Limiter {
 
     /// Decides for a request that has `waited` for other decisions, and adds the time that this one takes.
     pub(crate) async fn decide(&self, check: Check, waited: &mut Duration) -> Result<Decision, Error> {
-        match self.decide_now(check, self.failure_mode) {
+        match self.decide_now(check, self.failure_mode, || *waited) {
             DecideNow::Decided(outcome) => outcome,
-            DecideNow::Ask(asking) => {
-                let mut asking = asking.after(*waited);
+            DecideNow::Ask(mut asking) => {
                 let outcome = (&mut asking).await;
                 *waited = asking.waited();
                 outcome
@@ -131,9 +124,10 @@ impl Limiter {
         }
     }
 
-    /// Decides without waiting if the refusal cache, an open breaker or the store can.
+    /// Decides without waiting if the refusal cache, an open breaker or the store can. What the request has `waited` for other
+    /// decisions shortens the deadline.
     #[inline]
-    pub(crate) fn decide_now(&self, check: Check, mode: FailureMode) -> DecideNow {
+    pub(crate) fn decide_now(&self, check: Check, mode: FailureMode, waited: impl FnOnce() -> Duration) -> DecideNow {
         let core = &*self.core;
         if let Some(decision) = core.spend(&check) {
             return DecideNow::Decided(Ok(decision));
@@ -146,7 +140,7 @@ impl Limiter {
             return DecideNow::Decided(core.decide_locally(Some(&check), mode, error));
         }
         let Some(outcome) = core.store.decide_now(&check) else {
-            return DecideNow::Ask(self.asking(check, lookup, mode));
+            return DecideNow::Ask(self.asking(check, lookup, mode, waited()));
         };
         let outcome = outcome.map_err(Error::from);
         core.breaker.count(&outcome, || Duration::ZERO);
@@ -155,14 +149,14 @@ impl Limiter {
 
     /// Not on the way of a check that is decided at once.
     #[inline(never)]
-    fn asking(&self, check: Check, lookup: Option<Lookup>, mode: FailureMode) -> Asking {
+    fn asking(&self, check: Check, lookup: Option<Lookup>, mode: FailureMode, waited: Duration) -> Asking {
         let core = Arc::clone(&self.core);
         let is_prefetched = || check.charges().any(|charge| charge.limit().prefetched().is_some());
         let is_kept = matches!(mode, FailureMode::Local(_)) || core.prefetches.is_some() && is_prefetched();
         let kept = is_kept.then(|| Box::new(check.clone()));
         let asked_after = core.prefetches.as_ref().filter(|_| is_kept).map_or(0, |prefetches| prefetches.last_taken());
-        let reply = Deadline::new(core.store.decide(check), core.deadline, Duration::ZERO);
-        Asking { core, reply, lookup, kept, mode, asked_after }
+        let reply = core.store.decide_within(check, time_left(core.deadline, waited));
+        Asking { reply: Deadline::new(reply, core.deadline, waited), core, lookup, kept, mode, asked_after }
     }
 
     /// The refusal of a check, if it can be known without waiting, and without spending anything otherwise. The retry time

@@ -114,6 +114,14 @@ pub trait Store: Send + Sync + 'static {
     /// Decides `check` and, if it is admitted, counts it.
     fn decide(&self, check: Check) -> StoreFuture<Decision>;
 
+    /// The same for a caller that waits no longer than `deadline`. Limiters and layers call it. A store with a queue fails at once what it
+    /// cannot decide in time, by an [error of one check](crate::error::StoreError::of_one_check). Default: [`decide`](Self::decide). A
+    /// store that wraps another need not forward this method. Then checks that come too late wait until their deadline.
+    fn decide_within(&self, check: Check, deadline: Duration) -> StoreFuture<Decision> {
+        let _ = deadline;
+        self.decide(check)
+    }
+
     /// Decides `check` and counts it now, if that needs no waiting. `None`, the default, means that nothing was done, and
     /// [`decide`](Self::decide) has to be called. A store that wraps another need not forward this method.
     fn decide_now(&self, check: &Check) -> Option<Result<Decision, StoreError>> {
@@ -138,6 +146,10 @@ pub trait Store: Send + Sync + 'static {
 impl<S: Store + ?Sized> Store for Arc<S> {
     fn decide(&self, check: Check) -> StoreFuture<Decision> {
         (**self).decide(check)
+    }
+
+    fn decide_within(&self, check: Check, deadline: Duration) -> StoreFuture<Decision> {
+        (**self).decide_within(check, deadline)
     }
 
     fn decide_now(&self, check: &Check) -> Option<Result<Decision, StoreError>> {

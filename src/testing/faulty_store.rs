@@ -151,6 +151,10 @@ impl Store for FaultyStore {
         self.reply("deciding a check", |store| store.decide(check), Vec::new())
     }
 
+    fn decide_within(&self, check: Check, deadline: Duration) -> StoreFuture<Decision> {
+        self.reply("deciding a check", move |store| store.decide_within(check, deadline), Vec::new())
+    }
+
     fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
         let limits = settlement.check().charges().map(|charge| charge.limit().clone()).collect();
         self.reply("settling an admission", |store| store.settle(settlement), limits)

@@ -151,9 +151,9 @@ impl Policy {
             (self.check(drafts, &mut details)?, Some(details))
         };
         let Some(check) = check else { return Ok(at_once(Ok(None), mode, details)) };
-        Ok(match self.limiter.decide_now(check, mode) {
+        Ok(match self.limiter.decide_now(check, mode, || time_waited(request)) {
             DecideNow::Decided(outcome) => at_once(outcome.map(Some), mode, details),
-            DecideNow::Ask(asking) => Plan::Ask { asking: asking.after(time_waited(request)), mode, details },
+            DecideNow::Ask(asking) => Plan::Ask { asking, mode, details },
         })
     }
 

@@ -24,6 +24,7 @@ mod script;
 use std::{
     fmt,
     sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
+    time::Duration,
 };
 
 use tokio::{
@@ -211,7 +212,11 @@ impl RedisStoreBuilder {
 
 impl Store for RedisStore {
     fn decide(&self, check: Check) -> StoreFuture<Decision> {
-        let (runtimes, job) = (Arc::clone(&self.runtimes), Job::decide(check));
+        self.decide_within(check, Duration::MAX)
+    }
+
+    fn decide_within(&self, check: Check, deadline: Duration) -> StoreFuture<Decision> {
+        let (runtimes, job) = (Arc::clone(&self.runtimes), Job::decide(check, deadline));
         Box::pin(async move {
             let answer = runtimes.ask(job).await;
             answer.map(|(decision, _)| decision).map_err(|error| error.when("deciding a check"))

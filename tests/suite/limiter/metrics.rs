@@ -216,7 +216,7 @@ async fn a_full_queue_is_counted() {
     let limiter = Limiter::new(store).breaker(Breaker::OFF);
     server.pause();
     let mut checks = JoinSet::new();
-    for _ in 0..10_000 {
+    for _ in 0..70_000 {
         let limiter = limiter.clone();
         checks.spawn(async move { limiter.check(&CALLS, "ada", 1).await.is_err() });
     }

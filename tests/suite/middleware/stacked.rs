@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -10,9 +11,11 @@ use http::Response;
 use tokio::time::{self, sleep};
 use tower::ServiceExt;
 use tower_sliding_window::{
-    Error, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Store,
+    Charge, Check, Decision, Error, Key, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Store,
     limiter::Breaker,
     middleware::Degraded,
+    settlement::{Settled, Settlement},
+    store::StoreFuture,
     testing::{Fault, FaultyStore},
 };
 
@@ -198,6 +201,49 @@ async fn a_waiting_layer_still_asks_with_no_time_left() {
     let app = around(&layer(&silent(), ms(50)), around(&waiting, handler()));
     assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
     assert_eq!((begun.elapsed(), store.calls()), (ms(50), 1));
+}
+
+/// Notes how long each check may take.
+struct Noting {
+    store: MemoryStore,
+    deadlines: Arc<Mutex<Vec<Duration>>>,
+}
+
+impl Store for Noting {
+    fn decide(&self, check: Check) -> StoreFuture<Decision> {
+        self.decide_within(check, Duration::MAX)
+    }
+
+    fn decide_within(&self, check: Check, deadline: Duration) -> StoreFuture<Decision> {
+        self.deadlines.lock().unwrap().push(deadline);
+        self.store.decide(check)
+    }
+
+    fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
+        self.store.settle(settlement)
+    }
+
+    fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
+        self.store.reset(limit, key)
+    }
+}
+
+/// Also through stores that wrap it.
+#[tokio::test(start_paused = true)]
+async fn a_store_knows_how_long_its_caller_waits() {
+    let deadlines = Arc::new(Mutex::new(Vec::new()));
+    let noting = Noting { store: MemoryStore::new(), deadlines: Arc::clone(&deadlines) };
+    let store = Arc::new(FaultyStore::new(noting));
+    let asked = || deadlines.lock().unwrap().drain(..).collect::<Vec<_>>();
+    assert!(Limiter::new(Arc::clone(&store)).deadline(ms(70)).check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+    assert_eq!(asked(), [ms(70)]);
+    for (outer, left) in [(30, 20), (60, 5)] {
+        let app = around(&layer(&silent(), ms(outer)), around(&layer(&store, ms(50)), handler()));
+        assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
+        assert_eq!(asked(), [ms(left)], "after {outer} ms");
+    }
+    assert!(store.decide(Check::new(Charge::new(CALLS, "ada", 1).unwrap())).await.unwrap().is_allowed());
+    assert_eq!(asked(), [Duration::MAX]);
 }
 
 /// The choice of the outer layer is slow, and the login layer inside of it has a working store.

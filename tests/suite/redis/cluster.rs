@@ -448,7 +448,7 @@ async fn checks_of_several_slots_leave_the_queue_with_their_callers() {
     cluster.primaries().for_each(|node| node.run::<()>("CLIENT PAUSE 20000"));
     // More than the queue of a part of the slots has places. The first batch leaves before the others come.
     let mut crowd = JoinSet::new();
-    for number in 0..1_200 {
+    for number in 0..6_000 {
         crowd.spawn(limiter.check_all(check()));
         if number == 200 {
             sleep(Duration::from_millis(100)).await;

@@ -15,7 +15,6 @@ use crate::support::{TEST_TIMEOUT, ms, proxy::Proxy, redis_server::RedisServer, 
 
 const CALLS: Limit = Limit::per_hour("calls", 100_000_000);
 
-/// Fewer than the queue has places.
 const CROWD: usize = 8_000;
 
 /// A limiter on a store whose replies take this long.
@@ -95,6 +94,56 @@ async fn a_key_that_floods_the_queue_delays_itself_first() {
         assert!(overtaken_by < 1_000, "{overtaken_by} of {CROWD} were decided before the check of {other}");
     }
     tokio::time::timeout(seconds(20), crowd.join_all()).await.unwrap();
+}
+
+/// Replies are slow. Checks that would wait for longer than their deadline are refused at once, and all others are decided.
+#[tokio::test]
+async fn a_queue_refuses_by_the_time_that_waiting_would_take() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server).await;
+    let patient = distant(&proxy, ms(50), 2).await;
+    let mut crowd = JoinSet::new();
+    for number in 0..6_000_u64 {
+        // Half of them have one key.
+        let key = if number % 2 == 0 { 0 } else { number };
+        crowd.spawn(patient.check(&CALLS, key, 1 + number / 2 % 2));
+    }
+    // They tell how long a batch takes. The checks that wait then take nearly two more seconds.
+    for _ in 0..1_500 {
+        assert!(crowd.join_next().await.unwrap().unwrap().unwrap().is_allowed());
+    }
+    let hurried = patient.clone().deadline(ms(300));
+    for key in ["ada", "bob", "eve"] {
+        let outcome = hurried.check(&CALLS, key, 1).await;
+        let error = format!("{:?}", outcome.unwrap_err());
+        assert!(error.contains("are waiting for Redis, one more would for"), "{error}");
+    }
+    assert!(patient.check(&CALLS, "joe", 1).await.unwrap().is_allowed());
+    while let Some(outcome) = crowd.join_next().await {
+        assert!(outcome.unwrap().unwrap().is_allowed());
+    }
+    assert!(hurried.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
+}
+
+/// One key has thousands of checks in the queue of a slow server. It is refused more of them, and no other key is.
+#[tokio::test]
+async fn a_key_that_floods_the_queue_is_refused_first() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server).await;
+    let patient = distant(&proxy, ms(50), 2).await;
+    let mut crowd = JoinSet::new();
+    for number in 0..6_000_u64 {
+        crowd.spawn(patient.check(&CALLS, "mallory", 1 + number % 2));
+    }
+    for _ in 0..1_500 {
+        assert!(crowd.join_next().await.unwrap().unwrap().unwrap().is_allowed());
+    }
+    let hurried = patient.clone().deadline(seconds(1));
+    assert!(matches!(hurried.check(&CALLS, "mallory", 1).await, Err(Error::Unavailable(_))));
+    for key in ["ada", "bob", "eve"] {
+        assert!(hurried.check(&CALLS, key, 1).await.unwrap().is_allowed());
+    }
+    tokio::time::timeout(TEST_TIMEOUT, crowd.join_all()).await.unwrap();
 }
 
 /// The checks of one key are decided in their order, wherever they wait.

@@ -65,7 +65,7 @@ mod tests {
     /// The costs and copies of these checks, as they travel.
     fn joined(checks: impl IntoIterator<Item = Check>) -> Vec<(u64, u64)> {
         let job = |check| {
-            let mut job = Job::decide(check);
+            let mut job = Job::decide(check, std::time::Duration::MAX);
             drop(job.wait());
             job
         };

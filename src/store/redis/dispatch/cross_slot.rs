@@ -61,7 +61,7 @@ fn in_slots(dispatcher: &Arc<Dispatcher>, job: &Job) -> Option<(JoinHandle<Answe
         Work::Decide(check) => {
             let id = check.id().unwrap_or_else(AdmissionId::fresh);
             let (slots, caller) = CrossSlot::new(dispatcher, check, id, SystemTime::UNIX_EPOCH)?;
-            Some((runtime.spawn(slots.decide()), caller))
+            Some((runtime.spawn(slots.decide(job.deadline)), caller))
         }
         Work::Settle(settlement) => {
             let (slots, caller) = CrossSlot::new(dispatcher, settlement.check(), settlement.id(), settlement.at())?;
@@ -104,10 +104,10 @@ impl CrossSlot {
         Some((Self { dispatcher, check, id, slots, statuses, at, caller: Arc::downgrade(&caller) }, caller))
     }
 
-    async fn decide(mut self) -> Answer {
+    async fn decide(mut self, left: Duration) -> Answer {
         let is_given_back = self.check.id().is_none();
         for number in 0..self.slots.len() {
-            let mut job = Job::decide(self.slots[number].0.clone());
+            let mut job = Job::decide(self.slots[number].0.clone(), left);
             if number == 0 {
                 job = job.while_wanted(self.caller.clone());
             }
@@ -136,7 +136,7 @@ impl CrossSlot {
             for untaken in number + 1..self.slots.len() {
                 // Only the caller needs its status.
                 if self.caller.strong_count() > 0
-                    && let Ok((decision, _)) = self.ask(Job::decide(self.slots[untaken].0.without_costs())).await
+                    && let Ok((decision, _)) = self.ask(Job::decide(self.slots[untaken].0.without_costs(), left)).await
                 {
                     self.set_untaken(untaken, &decision);
                 }

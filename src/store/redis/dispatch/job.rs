@@ -40,13 +40,15 @@ pub(crate) struct Job {
     copies: Vec<Sender<Answer>>,
     /// What a settlement makes outdated.
     outdated: Option<Box<Outdated>>,
+    /// How long its caller waits for the answer.
+    pub(super) deadline: Duration,
     /// The caller of the whole check, where a task asks for it in one slot. Only whether it still waits is of interest.
     whole: Option<Weak<dyn Send + Sync>>,
 }
 
 impl Job {
-    pub(crate) fn decide(check: Check) -> Box<Self> {
-        Self::new(AdmissionId::from(0), Work::Decide(check), None)
+    pub(crate) fn decide(check: Check, deadline: Duration) -> Box<Self> {
+        Self::new(AdmissionId::from(0), Work::Decide(check), deadline, None)
     }
 
     pub(crate) fn settle(settlement: Settlement, local_state: &LocalState) -> Box<Self> {
@@ -54,11 +56,11 @@ impl Job {
         let is_single = |charge: &&Charge| !charge.is_prefetch();
         let limits = settlement.check().charges().filter(is_single).map(|charge| charge.limit().clone()).collect();
         let outdated = local_state.outdate(limits, None);
-        Self::new(settlement.id(), Work::Settle(Box::new(settlement)), Some(Box::new(outdated)))
+        Self::new(settlement.id(), Work::Settle(Box::new(settlement)), Duration::MAX, Some(Box::new(outdated)))
     }
 
-    fn new(id: AdmissionId, work: Work, outdated: Option<Box<Outdated>>) -> Box<Self> {
-        Box::new(Self { work, id, caller: None, copies: Vec::new(), outdated, whole: None })
+    fn new(id: AdmissionId, work: Work, deadline: Duration, outdated: Option<Box<Outdated>>) -> Box<Self> {
+        Box::new(Self { work, id, caller: None, copies: Vec::new(), outdated, deadline, whole: None })
     }
 
     /// It is not sent any more once the caller of the whole check has stopped waiting.

@@ -2,7 +2,8 @@
 //!
 //! 1. A lone check leaves at once. While the allowed number of batches is in flight, checks queue. When a batch returns, the
 //!    queue leaves as the next one. No timer delays a check.
-//! 2. The batches, their number in flight, and the queue are bounded. A full queue is an error, never a longer queue.
+//! 2. A check that would not have its answer within its caller's deadline is an error at once. The batches that have left tell how
+//!    long the wait is. The batches, their number in flight, and the number of checks that wait are bounded, too.
 //! 3. A check whose caller has stopped waiting is not sent, and takes no place in the queue from other checks.
 //! 4. A task that has a permit serves the queue until it is empty.
 //! 5. A check that finds nothing in flight skips the queue: its caller sends it, without a task. If that caller stops
@@ -20,6 +21,7 @@ use std::{
     hash::BuildHasherDefault,
     iter::from_fn,
     sync::{Arc, PoisonError, Weak, atomic::AtomicBool},
+    time::{Duration, Instant},
 };
 
 // In the tests of this file, so that models can try each order of the steps of threads.
@@ -42,17 +44,19 @@ const MAX_BATCH: usize = 64;
 /// The most checks of a batch that begins with [`MAX_BATCH`] copies of one. To Redis they are one check.
 const MAX_COPIES: usize = 128;
 
-/// The checks that may wait: as many as one server decides in some tens of milliseconds.
-pub(super) const CAPACITY: usize = 8_192;
+/// The checks that may wait, so that memory is bounded while Redis hangs: more than it decides within most deadlines.
+pub(super) const CAPACITY: usize = 65_536;
 
-/// The queue has this part of its capacity in addition, for cancelled jobs that have not been removed yet.
-const SPARE: usize = 32;
+/// Cancelled jobs are removed once they may be this part of those that wait. So one walk through the queue serves many of them.
+const PART_OF_CANCELLED: usize = 32;
 
-/// While no more wait, they leave in the order of their arrival, which costs no look at their keys.
+/// While no more wait, they leave in the order of their arrival, which costs no look at their keys. None of them is refused, so
+/// a pause of the process fails no check of a usual load.
 const FEW: usize = 4 * MAX_BATCH;
 
-/// Prefetches are taken and given back only while no more than this part of the queue waits.
-const PART_OF_PREFETCHES: usize = 8;
+/// Prefetches are taken and given back only while no more than this part of the queue waits: few batches, since they delay the
+/// checks behind them.
+const PART_OF_PREFETCHES: usize = 64;
 
 pub(super) struct Queue {
     capacity: usize,
@@ -76,6 +80,11 @@ struct State {
     cancelled: usize,
     in_flight: usize,
     is_lone_check_in_flight: bool,
+    /// The time from one batch to the next for each check of the first, smoothed. Zero until it is known, and once the queue has
+    /// been empty: no check is refused for what was before.
+    time_per_check: Duration,
+    /// When the last batch has left, and its checks, if others waited behind it.
+    last_batch: Option<(Instant, u32)>,
 }
 
 impl Queue {
@@ -97,27 +106,24 @@ impl Queue {
 
     /// Queues a job. A task has to [serve](Self::batch_permit) the queue from then on.
     pub(super) fn push(self: &Arc<Self>, mut job: Box<Job>) -> Result<(Receiver<Answer>, Caller), StoreError> {
-        let is_of_prefetch = job.is_of_prefetch();
         let mut state = self.lock();
-        let (waiting, spare) = (state.waiting, self.capacity.div_ceil(SPARE));
+        let turn = state.turn_of(&job, &self.digester);
         // So that prefetches of thousands of keys never delay or fail the checks of callers.
-        if is_of_prefetch && waiting > self.capacity / PART_OF_PREFETCHES {
-            return Err(full(waiting));
+        if job.is_of_prefetch() && state.waiting > self.capacity / PART_OF_PREFETCHES {
+            return Err(state.refusal(turn));
         }
-        if waiting >= self.capacity + spare {
-            // Only once they take the spare capacity: so one walk through the queue serves many of them, and a queue without
-            // cancelled jobs is found full at once.
-            if state.cancelled >= spare {
-                state.remove_cancelled();
-            }
-            if state.waiting >= self.capacity + spare {
-                drop(state);
-                metrics::queue_full();
-                return Err(full(waiting));
-            }
+        let is_too_long = |state: &State| state.waiting >= self.capacity || state.wait(turn) > job.deadline;
+        if is_too_long(&state) && state.cancelled > state.waiting / PART_OF_CANCELLED {
+            state.remove_cancelled();
+        }
+        if is_too_long(&state) {
+            let refusal = state.refusal(turn);
+            drop(state);
+            metrics::queue_full();
+            return Err(refusal);
         }
         let answer = job.wait();
-        state.push(job, &self.digester);
+        state.push(job, turn);
         Ok((answer, Caller::of(self)))
     }
 
@@ -134,19 +140,31 @@ impl Queue {
     }
 }
 
-/// An error of this check only: the others in the queue are decided, so a breaker must not count it.
-fn full(waiting: usize) -> StoreError {
-    StoreError::new(ASKING, StoreErrorKind::Other, format!("{waiting} checks are waiting for Redis already"))
-        .of_one_check()
-}
-
 impl State {
-    fn push(&mut self, job: Box<Job>, digester: &Digester) {
+    /// The digest of the first limit and key of a job that comes behind many.
+    fn turn_of(&self, job: &Job, digester: &Digester) -> Option<u64> {
+        let digest = || job.check().charges().next().map_or(0, |first| first.limit().digest(digester, first.key()));
+        (!self.many.is_empty() || self.few.len() >= FEW).then(digest)
+    }
+
+    /// The time until the answer to a job of this turn that comes now. All jobs in flight and ahead of it are decided before. A third
+    /// is added, for batches that take longer: a check that is sent and answered too late takes the place of another.
+    fn wait(&self, turn: Option<u64>) -> Duration {
+        let Some(digest) = turn else { return Duration::ZERO };
+        let of_its_own = self.many.get(&digest).map_or(0, VecDeque::len);
+        let ahead = self.waiting.min(self.few.len() + self.turns.len() * (of_its_own + 1)) + self.in_flight * MAX_BATCH;
+        self.time_per_check.saturating_mul((ahead + ahead / 3) as u32)
+    }
+
+    /// An error of this check only: the others in the queue are decided, so a breaker must not count it.
+    fn refusal(&self, turn: Option<u64>) -> StoreError {
+        let cause = format!("{} checks are waiting for Redis, one more would for {:?}", self.waiting, self.wait(turn));
+        StoreError::new(ASKING, StoreErrorKind::Other, cause).of_one_check()
+    }
+
+    fn push(&mut self, job: Box<Job>, turn: Option<u64>) {
         self.waiting += 1;
-        if self.many.is_empty() && self.few.len() < FEW {
-            return self.few.push_back(job);
-        }
-        let digest = job.check().charges().next().map_or(0, |first| first.limit().digest(digester, first.key()));
+        let Some(digest) = turn else { return self.few.push_back(job) };
         let jobs = self.many.entry(digest).or_default();
         if jobs.is_empty() {
             self.turns.push_back(digest);
@@ -193,6 +211,14 @@ impl State {
         }
         jobs
     }
+
+    /// Learns the time per check from the batch before the one that leaves now.
+    fn measure(&mut self, now: Instant, checks: usize) {
+        if let Some((before, checks)) = self.last_batch {
+            self.time_per_check = (self.time_per_check * 7 + now.saturating_duration_since(before) / checks) / 8;
+        }
+        self.last_batch = (self.waiting > 0).then_some((now, checks as u32));
+    }
 }
 
 /// The right to have one batch or one lone check in flight.
@@ -209,9 +235,11 @@ impl Permit {
         let (jobs, waiting) = (state.next_batch(), state.waiting);
         if jobs.is_empty() {
             state.in_flight -= 1;
+            (state.time_per_check, state.last_batch) = (Duration::ZERO, None);
             self.queue = Weak::new();
             return None;
         }
+        state.measure(Instant::now(), jobs.len());
         drop(state);
         metrics::batch(jobs.len(), || waiting);
         Some(jobs)
@@ -222,11 +250,8 @@ impl Drop for Permit {
     fn drop(&mut self) {
         if let Some(queue) = self.queue.upgrade() {
             let mut state = queue.lock();
-            if self.is_lone {
-                state.is_lone_check_in_flight = false;
-            } else {
-                state.in_flight -= 1;
-            }
+            state.is_lone_check_in_flight &= !self.is_lone;
+            state.in_flight -= usize::from(!self.is_lone);
         }
     }
 }
@@ -274,9 +299,10 @@ mod tests {
 
     impl Crowd {
         fn push(&mut self, key: impl Into<Key>, cost: u64) {
-            let mut job = Job::decide(Check::new(Charge::new(CALLS, key, cost).unwrap()));
+            let mut job = Job::decide(Check::new(Charge::new(CALLS, key, cost).unwrap()), Duration::MAX);
             self.callers.push(job.wait());
-            self.state.push(job, &self.digester);
+            let turn = self.state.turn_of(&job, &self.digester);
+            self.state.push(job, turn);
         }
 
         /// The same for a caller that leaves at once.
@@ -284,6 +310,18 @@ mod tests {
             self.push(key, 1);
             drop(self.callers.pop());
         }
+    }
+
+    /// A test of the lock of loom, which bounds the steps.
+    fn on_one_thread(test: impl Fn() + Send + Sync + 'static) {
+        let mut model = loom::model::Builder::new();
+        model.max_branches = 1_000_000;
+        model.check(test);
+    }
+
+    fn push(queue: &Arc<Queue>, key: u64, deadline: u64) -> Result<(Receiver<Answer>, Caller), String> {
+        let check = Check::new(Charge::new(CALLS, key, 1).unwrap());
+        queue.push(Job::decide(check, Duration::from_millis(deadline))).map_err(|error| format!("{error:?}"))
     }
 
     /// A check comes behind many of its key whose callers have left. Of 400 other keys as many checks come as leave.
@@ -326,17 +364,112 @@ mod tests {
         assert_eq!((crowd.state.waiting, crowd.state.many.len()), (0, 0));
     }
 
-    /// Prefetches join a queue that is filled to an eighth at most, so the rest is for the checks of callers.
+    /// So many are ahead of a check that comes now. No check that waits leaves later.
+    #[test]
+    fn no_check_leaves_later_than_its_estimate() {
+        let mut seed = 7_u64;
+        let mut dice = |sides: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 33) % sides
+        };
+        let mut long = 0;
+        for round in 0..100 {
+            let mut crowd = Crowd::default();
+            crowd.state.time_per_check = Duration::from_millis(1);
+            let keys = 1 + dice(20);
+            for _ in 0..dice(900) {
+                match dice(200) {
+                    0..20 => crowd.push_cancelled("left"),
+                    20 => drop(crowd.state.next_batch()),
+                    _ => crowd.push(dice(keys) * dice(2), 1),
+                }
+            }
+            let key = Key::from(dice(keys));
+            let job = Job::decide(Check::new(Charge::new(CALLS, key.clone(), 2).unwrap()), Duration::MAX);
+            let Some(turn) = crowd.state.turn_of(&job, &crowd.digester) else { continue };
+            let most = crowd.state.wait(Some(turn)).as_millis() as usize * 3 / 4;
+            crowd.push(key, 2);
+            let is_last = |job: &Job| job.check().charges().any(|charge| charge.cost() == 2);
+            let ahead = from_fn(|| crowd.state.pop()).filter(|job| !job.is_cancelled()).position(|job| is_last(&job));
+            assert!(ahead.is_some_and(|ahead| ahead <= most), "round {round}: {ahead:?} of {most}");
+            long += 1;
+        }
+        assert!(long > 20, "only {long} queues were long");
+    }
+
+    /// A batch of 64 leaves every 10 ms while others wait. So a check takes 156 µs, until the queue has been empty.
+    #[test]
+    fn the_time_per_check_is_that_of_batches_with_others_behind_them() {
+        let (mut crowd, mut now) = (Crowd::default(), Instant::now());
+        let mut leave = |crowd: &mut Crowd, after: u64| {
+            now += Duration::from_millis(after);
+            let jobs = crowd.state.next_batch().len();
+            crowd.state.measure(now, jobs);
+            crowd.state.time_per_check.as_micros()
+        };
+        crowd.push(0, 1);
+        assert_eq!((leave(&mut crowd, 1), crowd.state.last_batch), (0, None), "nobody waited behind it");
+        (0..3_000_u64).for_each(|key| crowd.push(key, 1));
+        assert_eq!(leave(&mut crowd, 60_000), 0, "nobody has waited for it");
+        let measured: Vec<_> = (0..40).map(|_| leave(&mut crowd, 10)).collect();
+        assert!(measured.is_sorted() && measured[0] == 19 && measured[39] > 150 && measured[39] <= 156, "{measured:?}");
+    }
+
+    /// 64 checks are in flight, and a check takes 100 µs.
+    #[test]
+    fn a_check_is_refused_that_would_wait_for_longer_than_its_caller() {
+        on_one_thread(|| {
+            let (queue, mut callers) = (Queue::new(4, CAPACITY), Vec::new());
+            let _permit = queue.batch_permit();
+            let mut push = |key, deadline| push(&queue, key, deadline).map(|queued| callers.push(queued));
+            assert!((0..1_000).all(|key| push(key, 1).is_ok()), "nothing is known");
+            queue.lock().time_per_check = Duration::from_micros(100);
+            assert!(
+                push(1_000, 141).is_err_and(|error| error.contains("1000 checks are") && error.contains("for 141.8ms"))
+            );
+            assert_eq!((push(1_000, 143), push(1_001, 1_000)), (Ok(()), Ok(())));
+            // A key that floods the queue delays itself.
+            assert!((0..500).all(|_| push(0, 60_000).is_ok()));
+            assert_eq!((push(1_002, 143), push(0, 143).is_ok()), (Ok(()), false));
+            assert_eq!(queue.lock().waiting, 1_503, "no check waits that was refused");
+        });
+    }
+
+    #[test]
+    fn few_checks_are_not_refused() {
+        on_one_thread(|| {
+            let queue = Queue::new(4, CAPACITY);
+            queue.lock().time_per_check = Duration::from_secs(1);
+            let pushed: Vec<_> = (0..FEW as u64 + 10).map(|key| push(&queue, key, 1)).collect();
+            assert_eq!(pushed.iter().filter(|pushed| pushed.is_ok()).count(), FEW);
+        });
+    }
+
+    #[test]
+    fn callers_that_have_left_refuse_no_other() {
+        on_one_thread(|| {
+            let queue = Queue::new(4, CAPACITY);
+            let callers: Vec<_> = (0..2_000).map(|key| push(&queue, key, 50)).collect();
+            queue.lock().time_per_check = Duration::from_micros(100);
+            assert!(push(&queue, 2_000, 50).is_err());
+            drop(callers);
+            assert!(push(&queue, 2_000, 50).is_ok());
+            assert_eq!(queue.lock().waiting, 1);
+        });
+    }
+
+    /// Prefetches join a queue of which few places are taken, so the rest is for the checks of callers.
     #[test]
     fn prefetches_leave_the_queue_to_the_checks_of_callers() {
-        loom::model(|| {
-            let (queue, mut callers) = (Queue::new(1, 32), Vec::new());
-            let mut push =
-                |charge: Charge| queue.push(Job::decide(Check::new(charge))).map(|queued| callers.push(queued));
-            let mut push_all = |charge: &dyn Fn() -> Charge| (0..40).filter(|_| push(charge()).is_ok()).count();
+        on_one_thread(|| {
+            let (queue, mut callers) = (Queue::new(1, 640), Vec::new());
+            let mut push = |charge: Charge| {
+                queue.push(Job::decide(Check::new(charge), Duration::MAX)).map(|queued| callers.push(queued))
+            };
+            let mut push_all = |charge: &dyn Fn() -> Charge| (0..700).filter(|_| push(charge()).is_ok()).count();
             let prefetches = push_all(&|| Charge::prefetch(CALLS, Key::from("ada"), 10, 100_000));
             let checks = push_all(&|| Charge::new(CALLS, "ada", 1).unwrap());
-            assert_eq!((prefetches, checks), (5, 28), "of 32, and one for checks that are cancelled");
+            assert_eq!((prefetches, checks), (11, 629), "of 640");
         });
     }
 }
@@ -353,7 +486,7 @@ mod models {
     };
 
     fn job(key: &'static str) -> Box<Job> {
-        Job::decide(Check::new(Charge::new(Limit::per_hour("calls", 100), key, 1).unwrap()))
+        Job::decide(Check::new(Charge::new(Limit::per_hour("calls", 100), key, 1).unwrap()), Duration::MAX)
     }
 
     /// Serves the queue as a task does, and returns how many jobs it has sent.

@@ -184,7 +184,7 @@ pub(super) async fn an_admission_without_its_own_entry_counts_for_its_window(tes
         to_next_window(&test.clock, limit.window());
         test.clock.advance(Duration::from_secs(60));
         let check = reserved_check(&limit, 1, LEASE);
-        // No more at once than the queue holds.
+        // No more at once than the queue of a slot of a cluster holds.
         let mut open = Vec::new();
         for _ in 0..101 {
             let asked: JoinSet<_> = (0..100).map(|_| test.limiter.check_all(check.clone())).collect();
