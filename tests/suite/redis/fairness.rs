@@ -116,7 +116,7 @@ async fn a_queue_refuses_by_the_time_that_waiting_would_take() {
     for key in ["ada", "bob", "eve"] {
         let outcome = hurried.check(&CALLS, key, 1).await;
         let error = format!("{:?}", outcome.unwrap_err());
-        assert!(error.contains("are waiting for Redis, one more would for"), "{error}");
+        assert!(error.contains("are waiting for Redis, which takes about"), "{error}");
     }
     assert!(patient.check(&CALLS, "joe", 1).await.unwrap().is_allowed());
     while let Some(outcome) = crowd.join_next().await {

@@ -158,7 +158,7 @@ impl State {
 
     /// An error of this check only: the others in the queue are decided, so a breaker must not count it.
     fn refusal(&self, turn: Option<u64>) -> StoreError {
-        let cause = format!("{} checks are waiting for Redis, one more would for {:?}", self.waiting, self.wait(turn));
+        let cause = format!("{} checks are waiting for Redis, which takes about {:?}", self.waiting, self.wait(turn));
         StoreError::new(ASKING, StoreErrorKind::Other, cause).of_one_check()
     }
 
