@@ -1,7 +1,10 @@
 //! Checks in one batch fail independently: a key with foreign content, or a server without memory, fails only the checks
 //! that it concerns.
 
-use std::{error::Error as _, time::Duration};
+use std::{
+    error::Error as _,
+    time::{Duration, UNIX_EPOCH},
+};
 
 use tokio::task::JoinSet;
 use tower_sliding_window::{
@@ -300,4 +303,16 @@ async fn a_foreign_total_among_the_entries_loses_no_unit() {
     server.run::<()>(&format!("ZADD {} -{} used", server.only_key(), seconds * 1_000_000 + micros));
     limiter.settle(Settlement::new(check, &admitted, |_| Some(2))).await.unwrap();
     assert!(!limiter.check(&limit, "ada", 1).await.unwrap().is_allowed(), "5 units are used");
+}
+
+/// An entry of negative units that has left the window, as no check writes it, adds nothing to the total.
+#[tokio::test]
+async fn expired_negative_units_add_nothing_to_the_total() {
+    let server = RedisServer::start();
+    let (limiter, limit) = (limiter(&server), Limit::per_minute("calls", 100));
+    let before = limiter.check(&limit, "ada", 2).await.unwrap().at();
+    let expired = before.duration_since(UNIX_EPOCH).unwrap() - Duration::from_secs(61);
+    let (key, score) = (server.only_key(), -(expired.as_micros() as f64));
+    redis::cmd("ZADD").arg(&key).arg(score).arg("abcdefgh-50").exec(&mut server.connect()).unwrap();
+    assert!(limiter.check(&limit, "ada", 2).await.unwrap().used() <= 4);
 }

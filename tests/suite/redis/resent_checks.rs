@@ -167,6 +167,25 @@ async fn a_check_whose_callers_have_left_is_not_resent() {
     assert_eq!(lossy.server.script_calls(), 2, "the first try, and this check");
 }
 
+/// The same for a check that its own caller sends.
+#[tokio::test]
+async fn a_lone_check_whose_caller_has_left_is_not_resent() {
+    let lossy = Lossy::start().await;
+    let store = RedisStore::builder(lossy.proxy.url()).connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT);
+    let limiter = Limiter::new(store.build().unwrap()).deadline(TEST_TIMEOUT).breaker(Breaker::OFF);
+    // From then on a connection works.
+    assert!(limiter.peek(&LONG, "nobody").await.unwrap().is_allowed());
+    lossy.server.run::<()>("CONFIG RESETSTAT");
+    lossy.proxy.delay_replies(LATER);
+    lossy.proxy.lose_replies(1);
+    let asked = tokio::spawn(limiter.deadline(LATER * 3 / 2).check(&LONG, "ada", 1));
+    assert!(matches!(asked.await.unwrap(), Err(Error::TimedOut { .. })));
+    assert!(lossy.proxy.has_lost_them());
+    // The second try would wait for the handshake of its connection.
+    sleep(LATER * 5).await;
+    assert_eq!(lossy.server.script_calls(), 1, "the first try");
+}
+
 /// The server's clock cannot be set. Instead, the entries of the first try are moved before the second try, to where a
 /// clock that was ahead would have put them.
 #[tokio::test]

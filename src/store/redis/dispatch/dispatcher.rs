@@ -239,16 +239,15 @@ impl Dispatcher {
 
     /// Runs a future that takes a connection in a task, which ends if the caller stops waiting. Only the task holds the dispatcher, so
     /// that it ends with its runtime, even if nobody polls the caller.
-    async fn in_task<F>(self: Arc<Self>, run: impl FnOnce(Arc<Self>) -> F) -> Result<(), StoreError>
+    async fn in_task<T, F>(self: Arc<Self>, run: impl FnOnce(Arc<Self>) -> F) -> Result<T, StoreError>
     where
-        F: Future<Output = Result<(), StoreError>> + Send + 'static,
+        T: Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
     {
         let (runtime, mut task) = (self.runtime.clone(), JoinSet::new());
         task.spawn_on(run(self), &runtime);
-        while let Some(result) = task.join_next().await {
-            result.unwrap_or_else(|error| Err(of_ended_runtime(error)))?;
-        }
-        Ok(())
+        let result = task.join_next().await.ok_or_else(|| of_ended_runtime("its task is gone"))?;
+        result.unwrap_or_else(|error| Err(of_ended_runtime(error)))
     }
 
     /// Deletes a key. Deletes it again if the connection was broken, which does no harm.
@@ -289,11 +288,11 @@ async fn send_alone(
         Err(error) => error,
     };
     let Some(dispatcher) = dispatcher.upgrade() else { return Err(of_ended_runtime(error)) };
-    let task = dispatcher.runtime.clone().spawn(async move {
+    let try_again = |dispatcher: Arc<Dispatcher>| async move {
         let reply = dispatcher.try_again(&mut batch, Ok(Err(error))).await?;
         batch.only_answer(reply)
-    });
-    task.await.unwrap_or_else(|error| Err(of_ended_runtime(error)))
+    };
+    dispatcher.in_task(try_again).await
 }
 
 /// No failure of the store.

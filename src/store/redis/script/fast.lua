@@ -27,7 +27,7 @@ local function look(charge, key, copies, expires)
         -- Not a number if this is the total of reserved units. Behind the point of a settlement there may be its time.
         local copies_of_it, cost_of_it = string.match(member, SHARED, 9)
         local units = copies_of_it and copies_of_it * cost_of_it or #member == 8 and 1 or tonumber(string.sub(member, 9))
-        if not units then return end
+        if not (units and units >= 0) then return end
         used = used - (units - units % 1)
       end
     end
@@ -74,8 +74,8 @@ local function add(charge, key, id, copies)
   return true
 end
 
--- Decides copies of a check, and appends its status to the reply of this length. Returns false if it has done nothing. The expiry of
--- the first key may be known.
+-- Decides copies of a check, and appends its status to the reply of this length. Returns false if it has done nothing. The
+-- expiry of the first key may be known.
 local function decide_fast(charges, k, id, copies, reply, r, expires)
   -- All are looked at before one is counted.
   for i = 1, #charges do

@@ -5,8 +5,8 @@
 -- most single units, and lone.lua lets one that is alone travel short. For all else there are two ways, and ways.lua sends each
 -- check one of them. The fast way (fast.lua) decides checks that only count in exact logs. The general way decides all checks,
 -- and settles: how entries look (entries.lua, copies.lua), what a key has (totals.lua, counter.lua, log.lua), and what is done
--- with it (check.lua, settle.lua). Lua makes its functions anew in each call, so those of a way are made when they are needed.
--- Each function gets what it reads and changes.
+-- with it (check.lua, settle.lua). members.lua says for both how copies stand in a log. Lua makes its functions anew in each
+-- call, so those of a way are made when they are needed. Each function gets what it reads and changes.
 --
 -- KEYS   one sorted set a charge
 -- ARGV   now        microseconds since the Unix epoch, or '' for the server's own clock. That of a test begins with '+'
