@@ -17,7 +17,7 @@
 #[cfg(not(test))]
 use std::sync::{Mutex, MutexGuard};
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, VecDeque, hash_map::Entry},
     hash::BuildHasherDefault,
     iter::from_fn,
     sync::{Arc, PoisonError, Weak, atomic::AtomicBool},
@@ -113,10 +113,12 @@ impl Queue {
             return Err(state.refusal(turn));
         }
         let is_too_long = |state: &State| state.waiting >= self.capacity || state.wait(turn) > job.deadline;
-        if is_too_long(&state) && state.cancelled > state.waiting / PART_OF_CANCELLED {
+        let mut is_refused = is_too_long(&state);
+        if is_refused && state.cancelled > state.waiting / PART_OF_CANCELLED {
             state.remove_cancelled();
+            is_refused = is_too_long(&state);
         }
-        if is_too_long(&state) {
+        if is_refused {
             let refusal = state.refusal(turn);
             drop(state);
             metrics::queue_full();
@@ -150,7 +152,7 @@ impl State {
     /// The time until the answer to a job of this turn that comes now. All jobs in flight and ahead of it are decided before. A third
     /// is added, for batches that take longer: a check that is sent and answered too late takes the place of another.
     fn wait(&self, turn: Option<u64>) -> Duration {
-        let Some(digest) = turn else { return Duration::ZERO };
+        let Some(digest) = turn.filter(|_| !self.time_per_check.is_zero()) else { return Duration::ZERO };
         let of_its_own = self.many.get(&digest).map_or(0, VecDeque::len);
         let ahead = self.waiting.min(self.few.len() + self.turns.len() * (of_its_own + 1)) + self.in_flight * MAX_BATCH;
         self.time_per_check.saturating_mul((ahead + ahead / 3) as u32)
@@ -179,11 +181,10 @@ impl State {
     }
 
     fn pop_in_turn(&mut self) -> Option<Box<Job>> {
-        let digest = self.turns.front()?;
-        let jobs = self.many.get_mut(digest)?;
-        let job = jobs.pop_front()?;
-        if jobs.is_empty() {
-            self.many.remove(digest);
+        let Entry::Occupied(mut jobs) = self.many.entry(*self.turns.front()?) else { return None };
+        let job = jobs.get_mut().pop_front()?;
+        if jobs.get().is_empty() {
+            jobs.remove();
             self.turns.pop_front();
         } else if !job.is_cancelled() {
             self.turns.rotate_left(1);
@@ -425,7 +426,8 @@ mod tests {
             assert!((0..1_000).all(|key| push(key, 1).is_ok()), "nothing is known");
             queue.lock().time_per_check = Duration::from_micros(100);
             assert!(
-                push(1_000, 141).is_err_and(|error| error.contains("1000 checks are") && error.contains("for 141.8ms"))
+                push(1_000, 141)
+                    .is_err_and(|error| error.contains("1000 checks are") && error.contains("about 141.8ms"))
             );
             assert_eq!((push(1_000, 143), push(1_001, 1_000)), (Ok(()), Ok(())));
             // A key that floods the queue delays itself.
