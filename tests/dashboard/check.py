@@ -175,10 +175,11 @@ def main(servers):
     servers.callback(end.set)
     [client.start() for client in clients]
     time.sleep(3)
-    # Redis hangs, and 20,000 checks arrive at once, more than the queue takes.
+    # Redis hangs, so that the breaker opens. Then 70,000 checks arrive at once, more than the queue takes.
     redis.send_signal(signal.SIGSTOP)
+    time.sleep(4)
     with contextlib.suppress(OSError):
-        urllib.request.urlopen(f"{address}/newsletter", b"20000", timeout=4)
+        urllib.request.urlopen(f"{address}/newsletter", b"70000", timeout=4)
     redis.send_signal(signal.SIGCONT)
     check_metrics(get(f"{address}/metrics"))
 
