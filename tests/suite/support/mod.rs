@@ -22,14 +22,17 @@ pub(crate) mod stores;
 
 use std::{
     error::Error,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant, UNIX_EPOCH},
 };
 
 use tokio::{
     runtime::{self, Runtime},
-    task::yield_now,
-    time::sleep,
+    task::{JoinSet, yield_now},
+    time::{MissedTickBehavior, interval, sleep},
 };
 use tower_sliding_window::{
     Algorithm, Charge, Check, Decision, Limit, Limiter, MemoryStore, RedisStore, Store, decision::LimitStatus,
@@ -122,6 +125,36 @@ pub(crate) fn two_threads() -> Runtime {
 pub(crate) async fn let_tasks_run() {
     for _ in 0..100 {
         yield_now().await;
+    }
+}
+
+/// Counts the ticks of a timer that come in time, so that a test can tell a wait from the delays of a busy machine.
+pub(crate) struct Lateness {
+    began: Instant,
+    in_time: Arc<AtomicU32>,
+    _ticks: JoinSet<()>,
+}
+
+impl Lateness {
+    const TICK: Duration = Duration::from_millis(10);
+
+    pub(crate) fn start() -> Self {
+        let (in_time, mut ticks) = (Arc::new(AtomicU32::new(0)), JoinSet::new());
+        let counted = Arc::clone(&in_time);
+        ticks.spawn(async move {
+            let mut timer = interval(Self::TICK);
+            timer.set_missed_tick_behavior(MissedTickBehavior::Skip);
+            loop {
+                timer.tick().await;
+                counted.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        Self { began: Instant::now(), in_time, _ticks: ticks }
+    }
+
+    /// For how long since the start no tick came in time.
+    pub(crate) fn so_far(&self) -> Duration {
+        self.began.elapsed().saturating_sub(Self::TICK * self.in_time.load(Ordering::Relaxed))
     }
 }
 
