@@ -7,7 +7,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, UNIX_EPOCH},
 };
 
 use axum::{Router, body::Body, routing::get};
@@ -23,7 +23,9 @@ use tower::{
     retry::{Policy, RetryLayer},
     service_fn,
 };
-use tower_sliding_window::{Algorithm, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Rejection};
+use tower_sliding_window::{
+    Algorithm, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Rejection, store::ManualClock,
+};
 
 use crate::support::{
     TEST_TIMEOUT,
@@ -207,12 +209,19 @@ async fn a_heeded_response_counts_whenever_its_lease_ends() {
     ] {
         for (heeds, took) in [false, true].into_iter().flat_map(|heeds| TIMES.map(|took| (heeds, took))) {
             let limit = Limit::per_hour("calls", 10).with_algorithm(algorithm);
-            let limiter = Limiter::new(MemoryStore::new());
+            // By a clock at the beginning of an hour, so that no hour ends meanwhile.
+            let clock = ManualClock::new();
+            let since_1970 = clock.now().duration_since(UNIX_EPOCH).unwrap();
+            clock.step_back(Duration::from_secs(since_1970.as_secs() % 3_600));
+            let limiter = Limiter::new(MemoryStore::new().clock(&clock));
             let keyed = limit.clone().by(anyone).settle(|_| 5).lease(Duration::from_secs(1));
             let keyed = if heeds { keyed.heed_upstream() } else { keyed };
-            let upstream = service_fn(move |_: Request<Body>| async move {
-                advance(took).await;
-                Ok::<_, Infallible>(Response::new(Body::empty()))
+            let upstream = service_fn(move |_: Request<Body>| {
+                clock.advance(took);
+                async move {
+                    advance(took).await;
+                    Ok::<_, Infallible>(Response::new(Body::empty()))
+                }
             });
             let app = RateLimitLayer::new(limiter.clone()).limit(keyed).layer(upstream);
             assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
