@@ -39,6 +39,9 @@ pub enum Error {
     TimedOut {
         /// The deadline that passed.
         deadline: Duration,
+        /// How long the store has taken for its latest replies, if that is known: smoothed, as the
+        /// [default deadline](crate::Limiter::deadline) uses it.
+        round_trip: Option<Duration>,
     },
     /// The store answered with an error, or could not be reached.
     Unavailable(StoreError),
@@ -53,7 +56,18 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NeverFits(error) => error.fmt(f),
-            Self::TimedOut { deadline } => write!(f, "the rate-limit store did not answer within {deadline:?}"),
+            Self::TimedOut { deadline, round_trip } => {
+                write!(f, "the rate-limit store did not answer within {deadline:?}")?;
+                match round_trip {
+                    Some(trip) if *deadline < *trip * 2 => {
+                        write!(
+                            f,
+                            ": it is {trip:?} away. Set a longer `deadline`, or none: then it follows the distance"
+                        )
+                    }
+                    _ => Ok(()),
+                }
+            }
             Self::Unavailable(_) => f.write_str("the rate-limit store is unavailable"),
             Self::BreakerOpen(_) => f.write_str("the rate-limit store is not asked, since it has failed repeatedly"),
             Self::LimitNotChosen(_) => f.write_str("no rate limit could be chosen"),
@@ -81,6 +95,20 @@ impl Error {
             Self::BreakerOpen(_) => Some("breaker_open"),
             Self::LimitNotChosen(_) => Some("limit_not_chosen"),
             Self::NeverFits(_) => None,
+        }
+    }
+
+    /// Whether it may be over soon, so that a caller with time to wait asks again.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            Self::TimedOut { .. } => true,
+            Self::Unavailable(error) => match error.kind {
+                StoreErrorKind::TimedOut => true,
+                StoreErrorKind::Config | StoreErrorKind::Denied | StoreErrorKind::WrongType => false,
+                _ => !error.is_of_one_check,
+            },
+            Self::BreakerOpen(error) => error.may_pass(),
+            Self::NeverFits(_) | Self::LimitNotChosen(_) => false,
         }
     }
 

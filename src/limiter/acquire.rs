@@ -17,6 +17,9 @@ use crate::{
 /// The least time between two checks of one caller, so that a store whose retry times are zero is not asked all the time.
 const LEAST_BLOCK: Duration = Duration::from_millis(1);
 
+/// The time until a caller asks a store again that has failed.
+const PAUSE: Duration = Duration::from_millis(100);
+
 impl Limiter {
     /// Spends `cost` units of `limit` for `key`, and waits up to `max_wait` until they are left.
     ///
@@ -44,8 +47,9 @@ impl Limiter {
     ///    limiter tell each other, two limiters that were made by [`new`](Self::new) do not. Then a caller asks again when its retry time
     ///    is over.
     /// 8. The [`deadline`](Self::deadline) is that of each call to the store, not of the wait, and the end of `max_wait`
-    ///    does not interrupt a call. A caller that sleeps notices an outage only when it asks next. Then it gets the error at once, even if
-    ///    `max_wait` is not over. So a worker that can wait longer sleeps for a second after such an error, and calls `acquire` again.
+    ///    does not interrupt a call. While the store fails or does not answer in time, the caller asks again every 100 ms. It gets the
+    ///    error when `max_wait` is over, or at once if waiting does not help, such as after a wrong password. The units of a call
+    ///    without an answer may have been counted.
     ///
     /// A check that can never be refused, such as one at a cost of 0, never waits. Waiting needs a tokio runtime with time.
     /// While callers wait behind another, a task of one of their runtimes watches the line. If that runtime is not driven, taking over
@@ -111,17 +115,17 @@ impl Limiter {
         let mut limiter = self.clone();
         loop {
             if is_in_line {
-                if !place.has_turn_before(end, self.core.deadline).await? {
+                if !place.has_turn_before(end, self.core.deadline()).await? {
                     return self.refuse(&check, &place, waited).await;
                 }
                 *waited = Duration::ZERO;
             }
             let outcome = limiter.decide(check.clone(), waited).await;
-            place.answered(&outcome);
-            let decision = outcome?;
-            let Some(asks_at) = ask_again_at(end, &decision) else { return Ok(decision) };
-            place.is_refused(&decision, asks_at);
+            place.answered(&outcome, PAUSE);
+            let Some(asks_at) = ask_again_at(end, &outcome) else { return outcome };
             (is_in_line, limiter) = (true, self.clone());
+            let Ok(decision) = outcome else { continue };
+            place.is_refused(&decision, asks_at);
             if decision.is_refused_by_reservations() {
                 // Others may have given back units by then.
                 limiter = limiter.refusal_cache(Duration::ZERO);
@@ -139,14 +143,19 @@ impl Limiter {
     }
 }
 
-/// When to ask again after a decision; `None` if it is an admission, or its retry time is after the end of the wait. Reserved units
-/// may be given back at any time, so the last attempt is at the very end.
-fn ask_again_at(end: Option<Instant>, decision: &Decision) -> Option<Instant> {
-    let (now, mut wait) = (Instant::now(), decision.retry_after()?);
+/// When to ask again; `None` after an admission, or if that is after the end of the wait. Reserved units may be given back at any
+/// time, so the last attempt is at the very end.
+fn ask_again_at(end: Option<Instant>, outcome: &Result<Decision, Error>) -> Option<Instant> {
+    let now = Instant::now();
     let left = left(end, now);
-    if decision.is_refused_by_reservations() {
-        wait = left.map_or(wait, |left| wait.min(left));
-    }
+    let wait = match outcome {
+        Ok(decision) => {
+            let wait = decision.retry_after()?;
+            let at_the_end = left.filter(|_| decision.is_refused_by_reservations());
+            at_the_end.map_or(wait, |left| wait.min(left))
+        }
+        Err(error) => error.may_pass().then_some(PAUSE)?,
+    };
     now.checked_add(wait.max(LEAST_BLOCK)).filter(|_| is_within(left, wait))
 }
 

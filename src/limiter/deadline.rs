@@ -114,7 +114,7 @@ impl<F: Future> Future for Deadline<F> {
         }
         let (deadline, waited) = (*this.deadline, *this.waited);
         let end = this.timer.end().unwrap_or_else(|| Instant::now() + time_left(deadline, waited).min(LONGEST));
-        this.timer.poll_until(end, cx).map(|end| end.and(Err(Error::TimedOut { deadline })))
+        this.timer.poll_until(end, cx).map(|end| end.and(Err(Error::TimedOut { deadline, round_trip: None })))
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{
     error::{Error, StoreError},
     key::Key,
     limit::Limit,
-    local::{Lookup, Prefetches},
+    local::{LocalState, Lookup, Prefetches},
     metrics,
     store::StoreFuture,
 };
@@ -136,7 +136,7 @@ impl Limiter {
         if let Some(refusal) = core.recall(&check, lookup.as_ref()) {
             return DecideNow::Decided(Ok(refusal));
         }
-        if let Some(error) = core.breaker.refuse(core.deadline, || core.probes(check.without_costs())) {
+        if let Some(error) = core.refuse(|| check.without_costs()) {
             return DecideNow::Decided(core.decide_locally(Some(&check), mode, error));
         }
         let Some(outcome) = core.store.decide_now(&check) else {
@@ -155,8 +155,9 @@ impl Limiter {
         let is_kept = matches!(mode, FailureMode::Local(_)) || core.prefetches.is_some() && is_prefetched();
         let kept = is_kept.then(|| Box::new(check.clone()));
         let asked_after = core.prefetches.as_ref().filter(|_| is_kept).map_or(0, |prefetches| prefetches.last_taken());
-        let reply = core.store.decide_within(check, time_left(core.deadline, waited));
-        Asking { reply: Deadline::new(reply, core.deadline, waited), core, lookup, kept, mode, asked_after }
+        let deadline = core.deadline();
+        let reply = core.store.decide_within(check, time_left(deadline, waited));
+        Asking { reply: Deadline::new(reply, deadline, waited), core, lookup, kept, mode, asked_after }
     }
 
     /// The refusal of a check, if it can be known without waiting, and without spending anything otherwise. The retry time
@@ -170,7 +171,7 @@ impl Limiter {
         if let Some(refusal) = core.recall(check, lookup.as_ref()) {
             return Some(refusal);
         }
-        if core.breaker.is_open_for(core.deadline) || !check.can_be_refused() {
+        if core.breaker.is_open_for(core.deadline()) || !check.can_be_refused() {
             return None;
         }
         let refusal = core.store.decide_now(&check.without_costs())?.ok()?.into_refusal(check)?;
@@ -206,10 +207,16 @@ impl Core {
         Some(refusal)
     }
 
-    /// Sends a check that costs nothing as a probe, as often as it is called.
-    pub(super) fn probes(&self, check: Check) -> impl Fn(Duration) -> Deadline<StoreFuture<Decision>> + Send + use<> {
-        let store = Arc::clone(&self.store);
-        move |deadline| Deadline::new(store.decide(check.clone()), deadline, Duration::ZERO)
+    /// The error to return instead of asking the store, if the breaker is open. Its probes send a check that costs nothing.
+    pub(super) fn refuse(&self, probe: impl FnOnce() -> Check) -> Option<Error> {
+        if !self.breaker.is_open() {
+            return None;
+        }
+        let deadline = self.deadline();
+        let (store, probe) = (Arc::clone(&self.store), probe());
+        let probes = move |deadline| Deadline::new(store.decide(probe.clone()), deadline, Duration::ZERO);
+        let longest = self.store.local_state().map_or(deadline, LocalState::longest_deadline);
+        self.breaker.refuse(deadline, self.deadline.unwrap_or(longest), probes)
     }
 
     /// Makes a decision of the store's reply.
@@ -239,7 +246,10 @@ impl Core {
         call: &Deadline<StoreFuture<T>>,
         outcome: Result<Result<T, StoreError>, Error>,
     ) -> Result<T, Error> {
-        let outcome = outcome.and_then(|reply| Ok(reply?));
+        let mut outcome = outcome.and_then(|reply| Ok(reply?));
+        if let Err(Error::TimedOut { round_trip, .. }) = &mut outcome {
+            *round_trip = self.store.local_state().and_then(LocalState::round_trip);
+        }
         let has_waited_for_others =
             || self.store.local_state().is_some_and(|state| state.has_answered_within(call.took()));
         if !matches!(outcome, Err(Error::TimedOut { .. })) || call.blames_store() && !has_waited_for_others() {

@@ -50,6 +50,8 @@ pub(super) struct Place {
     line: u64,
     number: u64,
     wanted: Vec<Wanted>,
+    /// After a failure, it does not ask before.
+    asks_from: Instant,
 }
 
 impl Lines {
@@ -67,7 +69,8 @@ impl Lines {
         });
         let wanted = wanted.collect();
         table.last_number += 1;
-        let place = Place { lines: Arc::clone(self), line, number: table.last_number, wanted };
+        let (lines, number) = (Arc::clone(self), table.last_number);
+        let place = Place { lines, line, number, wanted, asks_from: now };
         (place, table.lines.contains_key(&line))
     }
 
@@ -149,7 +152,7 @@ impl Table {
         }
         if !was_first {
             line.wanted.clone_from(&place.wanted);
-            self.wait_or_ask(place.line, Duration::ZERO, wakers);
+            self.wait_or_ask(place.line, place.asks_from.saturating_duration_since(now), wakers);
         }
         let (line, now) = (self.lines.get_mut(&place.line)?, Instant::now());
         if line.asks_at > now {
@@ -277,8 +280,12 @@ impl Place {
         .await
     }
 
-    /// Takes note of the store's reply. Units that this caller did not use are for others.
-    pub(super) fn answered(&self, outcome: &Result<Decision, Error>) {
+    /// Takes note of the store's reply. Units that this caller did not use are for others. After a failure, it asks again after a
+    /// pause.
+    pub(super) fn answered(&mut self, outcome: &Result<Decision, Error>, pause: Duration) {
+        if outcome.is_err() {
+            self.asks_from = later(Instant::now(), pause);
+        }
         self.change(|table, _| table.answered(self, outcome));
     }
 

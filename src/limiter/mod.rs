@@ -3,9 +3,9 @@
 //! 1. [`check`](Limiter::check) spends units, [`acquire`](Limiter::acquire) waits until it can, [`peek`](Limiter::peek)
 //!    shows how a limit stands, [`reserve`](Limiter::reserve) spends units that are [settled](Limiter::settle) later,
 //!    [`block`](Limiter::block) takes all units for a time, and [`reset`](Limiter::reset) forgets a key.
-//! 2. Every call to the store ends within the [`deadline`](Limiter::deadline), 50 ms by default, which covers queueing,
-//!    connecting and the reply. It starts with the first poll, and needs a timer only if the store makes the caller wait. All
-//!    methods but [`acquire`](Limiter::acquire) make one call.
+//! 2. Every call to the store ends within the [`deadline`](Limiter::deadline), which covers queueing, connecting and the reply. By
+//!    default, it follows the round trip of the store. It starts with the first poll, and needs a timer only if the store makes the
+//!    caller wait. All methods but [`acquire`](Limiter::acquire) make one call.
 //! 3. A refusal is a [`Decision`](crate::Decision), everything else is a typed [`Error`](crate::Error).
 //! 4. A check that is known to be refused is refused without asking the store: see the [refusal cache](Limiter::refusal_cache).
 //! 5. A store that fails repeatedly is not asked, but probed: see [`Breaker`].
@@ -48,11 +48,10 @@ pub use self::{
 pub use crate::local::Breaker;
 use crate::{
     decision::RETRY_RESERVED_AFTER,
-    local::{LocalState, Prefetches, Refusals, SharedBreaker},
+    local::{LocalState, Prefetches, Refusals, SHORTEST_DEADLINE, SharedBreaker},
+    logging::warn,
     store::{MemoryStore, Store},
 };
-
-const DEFAULT_DEADLINE: Duration = Duration::from_millis(50);
 
 /// A store with a deadline, a refusal cache, a breaker, and a share for when the store fails. Cheap to clone; clones share all
 /// of it. See the [module docs](self).
@@ -67,7 +66,8 @@ pub struct Limiter {
 #[derive(Clone, Debug)]
 struct Core {
     store: Arc<dyn Store>,
-    deadline: Duration,
+    /// `None` if it follows the round trip of the store.
+    deadline: Option<Duration>,
     retry_reserved_after: Duration,
     /// The name of the layer whose limiter this is, for metrics. Empty without a layer, or without a name.
     layer: Cow<'static, str>,
@@ -89,13 +89,13 @@ impl<S: Store> From<S> for Limiter {
 }
 
 impl Limiter {
-    /// A limiter on `store` with a deadline of 50 ms. It uses the refusal cache and the breaker of the store's
-    /// [local state](Store::local_state), if it has one.
+    /// A limiter on `store`. It uses the refusal cache and the breaker of the store's [local state](Store::local_state), if it
+    /// has one.
     #[must_use]
     pub fn new(store: impl Store) -> Self {
         let local_state = store.local_state();
         let core = Core {
-            deadline: DEFAULT_DEADLINE,
+            deadline: None,
             retry_reserved_after: RETRY_RESERVED_AFTER,
             layer: Cow::Borrowed(""),
             refusals: local_state.map(LocalState::refusals),
@@ -108,10 +108,25 @@ impl Limiter {
         Self { core: Arc::new(core), failure_mode: FailureMode::default() }
     }
 
-    /// Sets how long any call to the store may take. Default: 50 ms.
+    /// Sets how long any call to the store may take. Default: it follows the round trip of the store.
+    ///
+    /// * A [`RedisStore`](crate::RedisStore) measures the time until its replies, as TCP does
+    ///   ([RFC 6298](https://www.rfc-editor.org/rfc/rfc6298#section-2)): smoothed, and its mean deviation. The default deadline is three
+    ///   times the round trip and four times the deviation, at least 50 ms and at most 1 s. It is 1 s until the first reply, so that
+    ///   the first check has time to connect. On other stores it is 50 ms.
+    /// * A deadline that is set is kept, even if the store is too far away for it. Then every check fails. The error tells both times,
+    ///   and so does the log when the limiter is made, if the round trip is known by then, and at each failure.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
-        self.set(|core| core.deadline = deadline)
+        let round_trip = self.core.store.local_state().and_then(LocalState::round_trip);
+        if let Some(round_trip) = round_trip.filter(|round_trip| deadline < *round_trip) {
+            warn!(
+                ?deadline,
+                ?round_trip,
+                "the rate-limit store is too far away for the deadline: set a longer one, or none"
+            );
+        }
+        self.set(|core| core.deadline = Some(deadline))
     }
 
     /// Sets the retry time of a check that only [reserved](crate::Charge::reserve) units refuse, since they may be given
@@ -208,6 +223,12 @@ impl Limiter {
 
     /// Gives a future that is no decision the limiter's deadline, for a request that has `waited` already.
     pub(crate) fn within<F>(&self, future: F, waited: Duration) -> Deadline<F> {
-        Deadline::new(future, self.core.deadline, waited)
+        Deadline::new(future, self.core.deadline(), waited)
+    }
+}
+
+impl Core {
+    fn deadline(&self) -> Duration {
+        self.deadline.unwrap_or_else(|| self.store.local_state().map_or(SHORTEST_DEADLINE, LocalState::deadline))
     }
 }

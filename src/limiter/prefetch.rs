@@ -68,21 +68,21 @@ impl Core {
     /// Starts the task that takes care of a holding. Without a runtime, others may spend what is held.
     fn hold(&self, kept: KeptHolding) {
         let Ok(runtime) = Handle::try_current() else { return };
-        let (store, breaker, deadline) = (Arc::clone(&self.store), self.breaker.clone(), self.deadline);
+        let core = self.clone();
         runtime.spawn(async move {
             // Calls that get no reply do not keep it from giving back what is over meanwhile.
             let (kept, mut calls) = (Arc::new(kept), JoinSet::new());
             loop {
                 while calls.try_join_next().is_some() {}
-                match kept.next(breaker.is_open_for(deadline)) {
+                match kept.next(core.breaker.is_open_for(core.deadline())) {
                     Step::Ask { give_back: over, take } => {
                         if !over.is_empty() {
-                            let store = Arc::clone(&store);
+                            let store = Arc::clone(&core.store);
                             calls.spawn(async move { give_back(over, |settlement| store.settle(settlement)).await });
                         }
                         if let Some(check) = take {
                             // Without a deadline: one that comes too late is given back, and one that nobody waits for would stay charged.
-                            let (kept, taken) = (Arc::clone(&kept), store.decide(check));
+                            let (kept, taken) = (Arc::clone(&kept), core.store.decide(check));
                             calls.spawn(async move { kept.answer(taken.await) });
                         }
                     }

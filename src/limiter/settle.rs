@@ -200,17 +200,17 @@ impl Limiter {
         let lines = &self.core.lines;
         let freed = |(charge, units): (&Charge, _)| Freed { digest: lines.digest(charge), units, used: u64::MAX };
         let freed = check.charges().zip(units).map(freed).collect();
-        Returning { lines, freed, delay: self.core.deadline.min(LONGEST_RETURN) }
+        Returning { lines, freed, delay: self.core.deadline().min(LONGEST_RETURN) }
     }
 
     /// Calls the store for something else than a decision, unless the breaker is open. `probe` is a check at no cost.
     async fn call_store<T>(&self, call: impl FnOnce(&dyn Store) -> StoreFuture<T>, probe: Check) -> Result<T, Error> {
         let core = &*self.core;
-        if let Some(error) = core.breaker.refuse(core.deadline, || core.probes(probe)) {
+        if let Some(error) = core.refuse(|| probe) {
             metrics::failed(error.label(), &core.layer);
             return Err(error);
         }
-        let mut reply = Deadline::new(call(&*core.store), core.deadline, Duration::ZERO);
+        let mut reply = Deadline::new(call(&*core.store), core.deadline(), Duration::ZERO);
         let outcome = (&mut reply).await;
         let outcome = core.heard(&reply, outcome);
         outcome.inspect_err(|error| metrics::failed(error.label(), &core.layer))

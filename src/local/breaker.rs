@@ -57,6 +57,10 @@ struct History {
     last: Option<Arc<Error>>,
     /// The longest deadline of the callers that it has refused since it opened.
     longest_refused: Duration,
+    /// The longest deadline that they may have later.
+    longest: Duration,
+    /// The deadline of the last probe.
+    probe_takes: Duration,
     /// When a probe last began or ended since it opened.
     last_probe: Option<Instant>,
     probes: Option<AbortHandle>,
@@ -73,14 +77,20 @@ impl SharedBreaker {
         Self(Arc::clone(state))
     }
 
+    /// Whether it is open for any deadline.
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        self.0.is_open()
+    }
+
     /// Whether checks with this deadline are not sent to the store.
     pub(crate) fn is_open_for(&self, deadline: Duration) -> bool {
         self.0.is_open_for(deadline)
     }
 
-    /// The error to return instead of asking the store, if it is open. `probes` makes a function that sends a probe with
-    /// the given deadline.
-    pub(crate) fn refuse<P, F>(&self, deadline: Duration, probes: impl FnOnce() -> P) -> Option<Error>
+    /// The error to return instead of asking the store, if it is open for this deadline. `probe` sends a probe with the given
+    /// deadline, which may become as long as `longest`.
+    pub(crate) fn refuse<P, F>(&self, deadline: Duration, longest: Duration, probe: P) -> Option<Error>
     where
         P: Fn(Duration) -> F + Send + 'static,
         F: Future<Output = Result<Result<Decision, StoreError>, Error>> + Send + 'static,
@@ -91,8 +101,10 @@ impl SharedBreaker {
         let mut history = self.0.history();
         let last_failure = history.last.clone()?;
         history.longest_refused = history.longest_refused.max(deadline);
+        history.longest = history.longest.max(longest);
         // Twice the time that a probe takes, so that a runtime that is busy for a moment does not pass for one that blocks.
-        let overdue = self.0.probe_every().saturating_add(deadline).saturating_mul(2);
+        let takes = history.probe_takes.max(deadline);
+        let overdue = self.0.probe_every().saturating_add(takes).saturating_mul(2);
         if history.last_probe.is_none_or(|probe| probe.elapsed() >= overdue) {
             history.last_probe = Some(Instant::now());
             let runtime = Handle::try_current().ok()?;
@@ -100,7 +112,7 @@ impl SharedBreaker {
                 // It has come to a stop, so the caller's check has to be the probe.
                 return None;
             }
-            history.probes = Some(self.send_probes(&runtime, deadline, probes()));
+            history.probes = Some(self.send_probes(&runtime, deadline, probe));
         }
         Some(Error::BreakerOpen(last_failure))
     }
@@ -114,8 +126,9 @@ impl SharedBreaker {
         }
     }
 
-    /// Sends probes until one is answered.
-    fn send_probes<P, F>(&self, runtime: &Handle, deadline: Duration, probe: P) -> AbortHandle
+    /// Sends probes until one is answered. After each that is not, the next has twice as long, as in RFC 6298: the store may be
+    /// farther away than before.
+    fn send_probes<P, F>(&self, runtime: &Handle, mut deadline: Duration, probe: P) -> AbortHandle
     where
         P: Fn(Duration) -> F + Send + 'static,
         F: Future<Output = Result<Result<Decision, StoreError>, Error>> + Send + 'static,
@@ -124,9 +137,10 @@ impl SharedBreaker {
         let (state, every) = (Arc::downgrade(&self.0), self.0.probe_every());
         let task = runtime.spawn(async move {
             loop {
-                let Some(deadline) = state.upgrade().map(|state| state.begin_probe(deadline)) else { return };
+                let Some(takes) = state.upgrade().map(|state| state.begin_probe(deadline)) else { return };
+                deadline = takes.saturating_mul(2);
                 let pause = sleep(every);
-                let outcome = probe(deadline).await.and_then(|answer| Ok(answer?));
+                let outcome = probe(takes).await.and_then(|answer| Ok(answer?));
                 if !state.upgrade().is_some_and(|state| state.end_probe(outcome)) {
                     return;
                 }
@@ -164,12 +178,13 @@ impl BreakerState {
         self.settings.probe_every.max(Duration::from_millis(1))
     }
 
-    /// The deadline of a probe that begins now: at least this one.
+    /// The deadline of a probe that begins now: this one, if no refused caller has a longer one or all have shorter ones.
     fn begin_probe(&self, deadline: Duration) -> Duration {
         let mut history = self.history();
         // A task that was aborted may still run. Callers must not wait for its next probe.
         history.last_probe = history.probes.is_some().then(Instant::now);
-        deadline.max(history.longest_refused)
+        history.probe_takes = deadline.min(history.longest).max(history.longest_refused);
+        history.probe_takes
     }
 
     /// Counts the outcome of a probe, and returns whether another has to follow.
@@ -192,7 +207,7 @@ impl BreakerState {
         if self.settings.failures == 0 {
             return;
         }
-        let deadline = if let Error::TimedOut { deadline } = error { micros(*deadline) } else { u64::MAX };
+        let deadline = if let Error::TimedOut { deadline, .. } = error { micros(*deadline) } else { u64::MAX };
         let mut history = self.history();
         history.last = Some(Arc::new(error.clone()));
         if deadline <= self.open_for.load(Ordering::Relaxed) {
@@ -207,6 +222,7 @@ impl BreakerState {
         let was_open = self.is_open();
         if !was_open {
             (history.last_probe, history.longest_refused) = (None, Duration::ZERO);
+            (history.longest, history.probe_takes) = (Duration::ZERO, Duration::ZERO);
             metrics::breaker_opened();
         }
         self.open_for.store(shortest, Ordering::Relaxed);
@@ -312,7 +328,7 @@ mod models {
     use crate::error::StoreErrorKind;
 
     const DEADLINE: Duration = Duration::from_secs(60);
-    const TIMED_OUT: Error = Error::TimedOut { deadline: DEADLINE };
+    const TIMED_OUT: Error = Error::TimedOut { deadline: DEADLINE, round_trip: None };
 
     /// Runs it on an idle runtime. The count of the breaker that is left agrees with what it is open for, and so does the gauge.
     fn in_each_order(preemptions: Option<usize>, run: impl Fn(&Runtime) -> SharedBreaker + Send + Sync + 'static) {
@@ -366,14 +382,12 @@ mod models {
 
     /// Whether the caller is refused, and whether it starts a task. The probes have this outcome, or wait for ever.
     fn refuse(breaker: &SharedBreaker, outcome: Option<Error>) -> (bool, bool) {
-        let mut starts = false;
-        let refused = breaker.refuse(DEADLINE, || {
-            starts = true;
-            move |_| {
-                let outcome = outcome.clone();
-                async move { if let Some(error) = outcome { Err(error) } else { std::future::pending().await } }
-            }
+        let before = breaker.0.history().probes.as_ref().map(AbortHandle::id);
+        let refused = breaker.refuse(DEADLINE, DEADLINE, move |_| {
+            let outcome = outcome.clone();
+            async move { if let Some(error) = outcome { Err(error) } else { std::future::pending().await } }
         });
+        let starts = breaker.0.history().probes.as_ref().map(AbortHandle::id) != before;
         (refused.is_some(), starts)
     }
 
@@ -406,7 +420,7 @@ mod models {
     /// A task ends, or goes on, while the store fails again.
     #[test]
     fn a_breaker_that_opens_again_is_probed() {
-        let long = Error::TimedOut { deadline: Duration::MAX };
+        let long = Error::TimedOut { deadline: Duration::MAX, round_trip: None };
         let cases =
             [(1, answer(), TIMED_OUT), (2, answer(), TIMED_OUT), (2, answer(), long), (2, TIMED_OUT, TIMED_OUT)];
         for (failures, outcome, failure) in cases {
@@ -428,7 +442,7 @@ mod models {
     /// The last limiter leaves, a probe begins and ends, and a new limiter is made.
     #[test]
     fn a_new_limiter_keeps_or_starts_the_probes() {
-        let long = Err(Error::TimedOut { deadline: Duration::MAX });
+        let long = Err(Error::TimedOut { deadline: Duration::MAX, round_trip: None });
         let cases = [(2, Ok(()), TIMED_OUT), (2, Err(TIMED_OUT), answer()), (2, Ok(()), answer()), (1, long, answer())];
         for (failures, counted, outcome) in cases {
             in_each_order(Some(2), move |_| {

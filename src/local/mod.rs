@@ -7,6 +7,7 @@
 mod breaker;
 mod prefetch;
 mod refusals;
+mod round_trip;
 
 use std::{
     fmt,
@@ -17,11 +18,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use self::{breaker::BreakerState, refusals::Generations};
+use self::{
+    breaker::BreakerState,
+    refusals::Generations,
+    round_trip::{LONGEST_DEADLINE, RoundTrip},
+};
 pub(crate) use self::{
     breaker::SharedBreaker,
     prefetch::{KeptHolding, Prefetches, Step},
     refusals::{Lookup, Refusals},
+    round_trip::SHORTEST_DEADLINE,
 };
 use crate::{
     clock::{Clock, ManualClock},
@@ -47,10 +53,11 @@ const DEFAULT_MAX_AGE: Duration = Duration::from_secs(1);
 ///    answered a call meanwhile that was sent later: then the check has only waited in the queue of this process. So a node of a cluster
 ///    that hangs alone opens no breaker.
 /// 5. While it is open, a probe goes to the store every 200 ms by default: the same check at no cost, with
-///    the longest deadline of the refused callers. No caller waits for it. A task on a caller's runtime sends the probes. The
+///    the longest deadline of the refused callers. If they have the [default deadline](crate::Limiter::deadline) of a `RedisStore`,
+///    each probe without an answer doubles it, up to a second: the store may be farther away than before. No caller waits for it. A task on a caller's runtime sends the probes. The
 ///    task ends when the breaker closes, or when the last limiter is dropped. If that runtime ends, the runtime of another
 ///    caller takes over. If that runtime blocks, or if there is none, the check of a caller is the probe: once no probe has
-///    begun or ended for twice the interval and the deadline of the caller.
+///    begun or ended for twice the interval and the deadline.
 /// 6. An answered probe closes it. After that, a single failure opens it again. Once another check is answered, it
 ///    again takes the full number of failures.
 /// 7. A cost above the limit, a limit that cannot be chosen, and an error
@@ -100,6 +107,8 @@ pub struct LocalState {
     made: Instant,
     /// When the last of all answered calls was sent, in microseconds since this state was made.
     last_answered: Arc<AtomicU64>,
+    /// `None` if the store does not measure it.
+    round_trip: Option<Arc<RoundTrip>>,
 }
 
 /// A call to the store is on its way that makes outdated what this process remembers of some limits: see [`LocalState::outdate`].
@@ -121,7 +130,8 @@ impl LocalState {
         let generations = Arc::new(Generations::new(clock));
         let refusals = Arc::new(Refusals::new(DEFAULT_MAX_AGE, Arc::clone(&generations)));
         let breaker = Arc::new(BreakerState::new(Breaker::default()));
-        Self { generations, breaker, refusals, prefetches: None, made: Instant::now(), last_answered: Arc::default() }
+        let (made, last_answered) = (Instant::now(), Arc::default());
+        Self { generations, breaker, refusals, prefetches: None, made, last_answered, round_trip: None }
     }
 
     /// The same local state, with [prefetch](crate::limit::prefetch). Default: no prefetches, so every check asks the store.
@@ -151,11 +161,33 @@ impl LocalState {
         outdated
     }
 
+    /// The same local state of a store that tells it each [answer](Self::answered).
+    #[cfg(feature = "redis")]
+    pub(crate) fn with_round_trip(self) -> Self {
+        Self { round_trip: Some(Arc::default()), ..self }
+    }
+
     /// Takes note that the store has answered a call that was sent at this time.
     #[cfg(feature = "redis")]
     pub(crate) fn answered(&self, sent: Instant) {
+        self.round_trip.iter().for_each(|trip| trip.learn(sent.elapsed()));
         let sent = crate::clock::micros(sent.saturating_duration_since(self.made));
         self.last_answered.fetch_max(sent, Ordering::Relaxed);
+    }
+
+    /// The smoothed time until a reply, once that is known.
+    pub(crate) fn round_trip(&self) -> Option<Duration> {
+        self.round_trip.as_ref().map(|trip| trip.smoothed()).filter(|trip| !trip.is_zero())
+    }
+
+    /// The deadline of limiters that have none of their own: see [`Limiter::deadline`](crate::Limiter::deadline).
+    pub(crate) fn deadline(&self) -> Duration {
+        self.round_trip.as_ref().map_or(SHORTEST_DEADLINE, |trip| trip.deadline())
+    }
+
+    /// The longest deadline that the round trip may lead to.
+    pub(crate) fn longest_deadline(&self) -> Duration {
+        self.round_trip.as_ref().map_or(SHORTEST_DEADLINE, |_| LONGEST_DEADLINE)
     }
 
     /// Whether the store has answered a call that was sent within this time.

@@ -30,7 +30,7 @@ pub struct RateLimitLayer<R = JsonResponse> {
 }
 
 impl RateLimitLayer {
-    /// A layer on a store, or on a limiter. On a store it fails open, with a deadline of 50 ms, and a cost of 1 for every request.
+    /// A layer on a store, or on a limiter. On a store it fails open, with a [deadline](Self::deadline) that follows the round trip, and a cost of 1 for every request.
     ///
     /// On a limiter, it has the limiter's deadline, [refusal cache](Limiter::refusal_cache), [breaker](Limiter::breaker) and
     /// [retry time](Limiter::retry_reserved_after). It shares with the limiter, and with other layers on it, everything that

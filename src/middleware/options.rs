@@ -93,7 +93,8 @@ impl<R> RateLimitLayer<R> {
         self.set(|policy| policy.denied.push(key_list(extractor, keys)))
     }
 
-    /// Sets how long a request waits for a decision before the failure mode decides. Default: 50 ms.
+    /// Sets how long a request waits for a decision before the failure mode decides. Default: it follows the round trip of the
+    /// store, and is 50 ms next to it: see [`Limiter::deadline`](crate::Limiter::deadline).
     ///
     /// The time that the request has waited in layers further out, and for [chosen](super::KeyedLimit::chosen) limits, is
     /// subtracted, but at least 5 ms remain. So a request waits for at most the longest deadline of its layers, plus 5 ms for
@@ -195,7 +196,8 @@ impl<R> RateLimitLayer<R> {
     ///   [`Limiter::acquire`](crate::Limiter::acquire).
     /// * The inner service waits with its request, so a permit of a `ConcurrencyLimit` inside the layer is held meanwhile.
     /// * The number of waiting requests is not bounded. A `ConcurrencyLimit` outside of the layer bounds it.
-    /// * The deadline is for each reply of the store, not for the wait.
+    /// * The deadline is for each reply of the store, not for the wait. While the store fails or does not answer in time, the request
+    ///   waits and asks again. The failure mode decides when `max_wait` is over. So on a server, keep it short.
     pub fn wait_up_to(self, max_wait: Duration) -> Self {
         self.set(|policy| policy.max_wait = Some(max_wait))
     }

@@ -195,7 +195,7 @@ impl Policy {
             Ok(())
         };
         let deadline = match self.limiter.within(join(&mut choices, &mut charge), waited).await {
-            Err(Error::TimedOut { deadline }) => deadline,
+            Err(Error::TimedOut { deadline, .. }) => deadline,
             chosen => return chosen?,
         };
         let cause = format!("choosing a limit took longer than {deadline:?}");

@@ -94,7 +94,7 @@ impl RedisStoreBuilder {
 
     /// How long Redis may take to reply to a batch of checks. Without a reply by then the batch has failed. A limiter's
     /// deadline mostly ends the wait of a check earlier; a deadline above this time needs a longer one here. In a cluster,
-    /// the time for one node; a request that is sent to several has twice as long. Default: 500 ms.
+    /// the time for one node; a request that is sent to several has twice as long. Default: 1 s.
     pub fn reply_timeout(mut self, timeout: Duration) -> Self {
         self.connection.reply_timeout = timeout;
         self
@@ -170,7 +170,7 @@ impl RedisStoreBuilder {
             server: Arc::new(Server::new(self.topology, self.nodes?, self.connection)?),
             keys: Keys::new(self.prefix, self.secret.as_ref()),
             clock: self.clock,
-            local_state: LocalState::on(local_clock).with_prefetch(),
+            local_state: LocalState::on(local_clock).with_prefetch().with_round_trip(),
         })
     }
 }

@@ -132,7 +132,7 @@ async fn a_working_store_still_decides_with_no_time_left() {
         let begun = time::Instant::now();
         let response = around(&layer(&silent(), ms(50)), app).oneshot(request()).await.unwrap();
         assert_eq!((response.status().as_u16(), begun.elapsed()), (200, ms(50)));
-        assert!(matches!(error(&response), Some(Error::TimedOut { deadline }) if *deadline == ms(50)));
+        assert!(matches!(error(&response), Some(Error::TimedOut { deadline, .. }) if *deadline == ms(50)));
     }
     assert_eq!(inner.calls(), 2);
 

@@ -5,6 +5,7 @@ mod bounded_work;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod connection_settings;
+mod distance;
 mod ended_runtimes;
 mod errors;
 mod fairness;

@@ -108,6 +108,22 @@ impl Pool {
         .await
     }
 
+    /// Opens the connections of all places, which nobody uses yet. Those that fail are opened again when they are needed.
+    pub(crate) async fn open_all(&self) {
+        let (mut opening, mut open) = (Vec::new(), Vec::new());
+        for _ in 0..self.server.settings.connections {
+            let Ok(place) = self.places.get_owned().await else { return };
+            if place.is_some() {
+                open.push(place);
+            } else {
+                opening.push(self.open(place));
+            }
+        }
+        for opened in opening {
+            let _ = opened.await;
+        }
+    }
+
     /// Waits for a place, and opens its connection if it is empty.
     async fn fill(&self) -> RedisResult<(Connection, Place)> {
         let place = self.places.get_owned().await.map_err(io::Error::other)?;

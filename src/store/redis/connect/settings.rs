@@ -40,7 +40,7 @@ impl Default for ConnectionSettings {
             certificates: TlsCertificates { client_tls: None, root_cert: None },
             connections: 4,
             connect_timeout: Duration::from_secs(1),
-            reply_timeout: Duration::from_millis(500),
+            reply_timeout: Duration::from_secs(1),
         }
     }
 }

@@ -8,6 +8,7 @@ use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, cmd};
 
 use super::{
     copies,
+    dispatcher::Config,
     job::{Answer, Job, Work, have_one_shape, single, write_shape},
 };
 use crate::{
@@ -50,17 +51,17 @@ impl Batch {
     ///
     /// NOSCRIPT is followed by one EVAL, which runs the script and loads it: one round trip, to the right server, and without
     /// the permission that SCRIPT LOAD needs. It is not repeated: a loop does not help a server that loses scripts that fast.
-    pub(super) async fn send(&self, connection: &mut Connection, keys: &Keys, again: bool) -> RedisResult<Value> {
+    pub(super) async fn send(&self, connection: &mut Connection, config: &Config, again: bool) -> RedisResult<Value> {
         // Capacity for about all, so that the command is not copied as it grows: a key and an id for each job, and a few
         // arguments for each shape.
         let arguments = 16 + 3 * self.jobs.len();
         let mut evalsha = Cmd::with_capacity(2 + arguments, 64 + 32 * arguments);
-        self.write(evalsha.arg("EVALSHA").arg(&*SHA1), keys, again);
-        match connection.send(&evalsha, again).await {
+        self.write(evalsha.arg("EVALSHA").arg(&*SHA1), &config.keys, again);
+        match config.send(connection, &evalsha, again).await {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
                 let mut eval = cmd("EVAL");
-                self.write(eval.arg(DECIDE), keys, again);
-                connection.send(&eval, again).await
+                self.write(eval.arg(DECIDE), &config.keys, again);
+                config.send(connection, &eval, again).await
             }
             result => result,
         }

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use redis::{RedisError, RedisResult, Value, cmd};
+use redis::{Cmd, RedisError, RedisResult, Value, cmd};
 use tokio::{
     runtime::Handle,
     task::{JoinSet, yield_now},
@@ -42,6 +42,10 @@ use crate::{
 /// The queues of a cluster: more than most clusters have nodes.
 const CLUSTER_QUEUES: usize = 16;
 
+/// To a server that is far away, a batch leaves this often, and only so many are in flight.
+const BATCH_INTERVAL: Duration = Duration::from_millis(2);
+const MOST_IN_FLIGHT: u128 = 64;
+
 /// The parts of a store that the dispatchers of all runtimes share.
 pub(crate) struct Config {
     pub(crate) server: Arc<Server>,
@@ -49,6 +53,18 @@ pub(crate) struct Config {
     /// The clock of the store, instead of the server's, which the script reads.
     pub(crate) clock: Option<Clock>,
     pub(crate) local_state: LocalState,
+}
+
+impl Config {
+    /// Sends a command, and takes note of how long its reply takes.
+    pub(super) async fn send(&self, connection: &mut Connection, command: &Cmd, again: bool) -> RedisResult<Value> {
+        let sent = Instant::now();
+        let reply = connection.send(command, again).await;
+        if reply.is_ok() {
+            self.local_state.answered(sent);
+        }
+        reply
+    }
 }
 
 pub(crate) struct Dispatcher {
@@ -79,8 +95,10 @@ impl Dispatcher {
     /// If nothing is in flight and a connection works, the caller of a check sends it.
     pub(crate) async fn ask(self: Arc<Self>, job: Box<Job>) -> Answer {
         let (queue, wait) = (self.queue(job.check()), job.may_wait());
+        // Until the first reply, a task sends it, and hears the reply even if it comes too late for the caller.
         if job.is_check()
             && wait.is_none()
+            && self.config.local_state.round_trip().is_some()
             && let Some(permit) = queue.lone_permit()
             && let Some(connection) = self.pool.share()
         {
@@ -93,7 +111,7 @@ impl Dispatcher {
         let (answer, caller) = queue.push(job)?;
         match wait {
             None => {
-                if let Some(permit) = queue.batch_permit() {
+                if let Some(permit) = self.batch_permit(queue) {
                     self.runtime.spawn(Arc::clone(&self).serve(permit));
                 }
             }
@@ -117,12 +135,18 @@ impl Dispatcher {
         }
     }
 
+    /// So many batches are in flight that a check waits for no more than a fraction of the round trip.
+    fn batch_permit(&self, queue: &Arc<Queue>) -> Option<Permit> {
+        let round_trip = self.config.local_state.round_trip().unwrap_or_default();
+        queue.batch_permit((round_trip.as_micros() / BATCH_INTERVAL.as_micros()).min(MOST_IN_FLIGHT) as usize)
+    }
+
     /// Lets prefetches wait for each other.
     async fn serve_after(self: Arc<Self>, wait: Duration, queue: Arc<Queue>) {
         sleep(wait).await;
         // A prefetch that comes later is gathered by another task.
         queue.is_gathering.store(false, Ordering::SeqCst);
-        if let Some(permit) = queue.batch_permit() {
+        if let Some(permit) = self.batch_permit(&queue) {
             self.serve(permit).await;
         }
     }
@@ -206,13 +230,10 @@ impl Dispatcher {
         again: bool,
     ) -> Result<RedisResult<Value>, StoreError> {
         let reply = match connection {
-            Ok((mut connection, _pooled)) => Ok(batch.send(&mut connection, &self.config.keys, again).await),
+            Ok((mut connection, _pooled)) => Ok(batch.send(&mut connection, &self.config, again).await),
             Err(error) => Err(error),
         };
         metrics::script(began);
-        if let Ok(Ok(_)) = &reply {
-            self.config.local_state.answered(began);
-        }
         reply
     }
 
@@ -223,7 +244,9 @@ impl Dispatcher {
             let batch = Batch::new(Vec::new(), dispatcher.config.clock.as_ref());
             let (began, connection) = (Instant::now(), dispatcher.pool.take().await);
             dispatcher.try_send(began, connection, &batch, false).await?.map_err(failure)?;
-            dispatcher.unlink(&format!("{}:", dispatcher.config.keys.prefix())).await
+            dispatcher.unlink(&format!("{}:", dispatcher.config.keys.prefix())).await?;
+            dispatcher.pool.open_all().await;
+            Ok(())
         })
         .await
     }
@@ -256,7 +279,7 @@ impl Dispatcher {
         command.arg(key);
         let send = async |again| {
             let (mut connection, _pooled) = self.pool.take().await?;
-            Ok::<_, StoreError>(connection.send(&command, again).await)
+            Ok::<_, StoreError>(self.config.send(&mut connection, &command, again).await)
         };
         let mut reply = send(false).await?;
         if reply.as_ref().is_err_and(|error| self.is_worth_another_try(error)) {
@@ -277,14 +300,11 @@ async fn send_alone(
 ) -> Answer {
     metrics::batch(1, || 0);
     let (mut batch, sent) = (Batch::new(vec![job], config.clock.as_ref()), Instant::now());
-    let reply = batch.send(&mut connection, &config.keys, false).await;
+    let reply = batch.send(&mut connection, &config, false).await;
     metrics::script(sent);
     drop(permit);
     let error = match reply {
-        Ok(reply) => {
-            config.local_state.answered(sent);
-            return batch.only_answer(reply);
-        }
+        Ok(reply) => return batch.only_answer(reply),
         Err(error) => error,
     };
     let Some(dispatcher) = dispatcher.upgrade() else { return Err(of_ended_runtime(error)) };

@@ -129,10 +129,11 @@ impl Queue {
         Ok((answer, Caller::of(self)))
     }
 
-    /// The permit to have one batch in flight. Without one, the tasks that have them serve the queue.
-    pub(super) fn batch_permit(self: &Arc<Self>) -> Option<Permit> {
+    /// The permit to have one batch in flight. Without one, the tasks that have them serve the queue. A server that is far away may have
+    /// more of them in flight than the queue allows otherwise.
+    pub(super) fn batch_permit(self: &Arc<Self>, for_distance: usize) -> Option<Permit> {
         let mut state = self.lock();
-        let is_free = state.in_flight < self.max_in_flight;
+        let is_free = state.in_flight < self.max_in_flight.max(for_distance);
         state.in_flight += usize::from(is_free);
         is_free.then(|| Permit { queue: Arc::downgrade(self), is_lone: false })
     }
@@ -161,7 +162,7 @@ impl State {
     /// An error of this check only: the others in the queue are decided, so a breaker must not count it.
     fn refusal(&self, turn: Option<u64>) -> StoreError {
         let cause = format!("{} checks are waiting for Redis, which takes about {:?}", self.waiting, self.wait(turn));
-        StoreError::new(ASKING, StoreErrorKind::Other, cause).of_one_check()
+        StoreError::new(ASKING, StoreErrorKind::TimedOut, cause).of_one_check()
     }
 
     fn push(&mut self, job: Box<Job>, turn: Option<u64>) {
@@ -421,7 +422,7 @@ mod tests {
     fn a_check_is_refused_that_would_wait_for_longer_than_its_caller() {
         on_one_thread(|| {
             let (queue, mut callers) = (Queue::new(4, CAPACITY), Vec::new());
-            let _permit = queue.batch_permit();
+            let _permit = queue.batch_permit(0);
             let mut push = |key, deadline| push(&queue, key, deadline).map(|queued| callers.push(queued));
             assert!((0..1_000).all(|key| push(key, 1).is_ok()), "nothing is known");
             queue.lock().time_per_check = Duration::from_micros(100);
@@ -493,7 +494,7 @@ mod models {
 
     /// Serves the queue as a task does, and returns how many jobs it has sent.
     fn serve(queue: &Arc<Queue>) -> usize {
-        let Some(mut permit) = queue.batch_permit() else { return 0 };
+        let Some(mut permit) = queue.batch_permit(0) else { return 0 };
         let mut sent = 0;
         while let Some(jobs) = permit.next_batch() {
             sent += jobs.len();

@@ -60,5 +60,11 @@ async fn no_other_caller_asks_a_store_that_has_failed() {
     let refund = Settlement::new(check_of_ada(3), &spent, |_| Some(2));
     assert!(test.limiter.settle(refund).await.unwrap().was_applied);
     let_tasks_run().await;
-    assert_eq!((failed.is_finished(), waiting.is_finished(), test.checks_sent()), (true, false, 1));
+    assert_eq!((failed.is_finished(), waiting.is_finished(), test.checks_sent()), (false, false, 1));
+
+    test.store.fails.store(false, Ordering::SeqCst);
+    test.pass(ms(99)).await;
+    assert_eq!(test.checks_sent(), 0, "it asks again after a pause");
+    test.pass(ms(1)).await;
+    assert!(test.admitted().contains(&"failed"));
 }

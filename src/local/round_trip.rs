@@ -1,0 +1,91 @@
+//! How long a store takes to reply, and the deadline that suits it: the estimate of TCP for its retransmission timer
+//! ([RFC 6298](https://www.rfc-editor.org/rfc/rfc6298#section-2)).
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use crate::clock;
+
+/// The deadline next to a store that replies quickly, and of a store that measures nothing.
+pub(crate) const SHORTEST_DEADLINE: Duration = Duration::from_millis(50);
+
+/// The deadline until the first reply, which also covers opening a connection, and the longest one that follows the round trip.
+pub(super) const LONGEST_DEADLINE: Duration = Duration::from_secs(1);
+
+/// The smoothed round trip, and its mean deviation: microseconds, in 32 bits each. Zero until the first reply.
+#[derive(Default)]
+pub(super) struct RoundTrip(AtomicU64);
+
+impl RoundTrip {
+    /// Takes note of the time until a reply. If two replies come at once, one of them may be missed.
+    pub(super) fn learn(&self, sample: Duration) {
+        // Half of the number, so that no sum below leaves it.
+        let sample = clock::micros(sample).clamp(1, u64::from(u32::MAX / 2));
+        let (smoothed, deviation) = match self.read() {
+            (0, _) => (sample, sample / 2),
+            (smoothed, deviation) => ((7 * smoothed + sample) / 8, (3 * deviation + smoothed.abs_diff(sample)) / 4),
+        };
+        self.0.store(smoothed.max(1) << 32 | deviation, Ordering::Relaxed);
+    }
+
+    /// The smoothed round trip; zero until the first reply.
+    pub(super) fn smoothed(&self) -> Duration {
+        Duration::from_micros(self.read().0)
+    }
+
+    /// Three round trips, so that a check has time to wait for its batch and for a slow reply, and four deviations, as in TCP.
+    pub(super) fn deadline(&self) -> Duration {
+        match self.read() {
+            (0, _) => LONGEST_DEADLINE,
+            (smoothed, deviation) => {
+                Duration::from_micros(3 * smoothed + 4 * deviation).clamp(SHORTEST_DEADLINE, LONGEST_DEADLINE)
+            }
+        }
+    }
+
+    fn read(&self) -> (u64, u64) {
+        let both = self.0.load(Ordering::Relaxed);
+        (both >> 32, both & u64::from(u32::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The deadlines in milliseconds after so many replies of this many milliseconds each.
+    fn deadlines(trip: &RoundTrip, replies: usize, millis: u64) -> Vec<u128> {
+        let learn = |_| {
+            trip.learn(Duration::from_millis(millis));
+            trip.deadline().as_millis()
+        };
+        (0..replies).map(learn).collect()
+    }
+
+    #[test]
+    fn the_deadline_follows_the_round_trip() {
+        let trip = RoundTrip::default();
+        assert_eq!(trip.deadline(), LONGEST_DEADLINE, "nothing is known yet");
+        assert_eq!(deadlines(&trip, 3, 1), [50, 50, 50]);
+        assert_eq!(deadlines(&trip, 1, 80), [112], "a reply that is late by far moves it at once");
+        assert!(deadlines(&trip, 40, 80)[5..].iter().all(|deadline| (240..500).contains(deadline)));
+        assert_eq!(trip.smoothed().as_millis(), 79);
+        assert_eq!(deadlines(&trip, 60, 1).last(), Some(&50));
+        assert_eq!(deadlines(&trip, 60, 900).last(), Some(&1_000));
+    }
+
+    #[test]
+    fn no_reply_is_too_late_for_its_numbers() {
+        let trip = RoundTrip::default();
+        trip.learn(Duration::ZERO);
+        for _ in 0..200 {
+            trip.learn(Duration::MAX);
+            trip.learn(Duration::MAX);
+            trip.learn(Duration::ZERO);
+        }
+        assert_eq!(trip.deadline(), LONGEST_DEADLINE);
+        assert!(trip.smoothed() > Duration::from_secs(600));
+    }
+}
