@@ -142,7 +142,8 @@ impl LocalState {
     /// settlement may be later than that of the admission.
     #[must_use]
     pub fn with_prefetch(self) -> Self {
-        let prefetches = Some(Arc::new(Prefetches::new(self.generations.clock())));
+        let prefetches =
+            Some(Arc::new(Prefetches::new(self.generations.clock(), self.round_trip.clone().unwrap_or_default())));
         Self { prefetches, ..self }
     }
 

@@ -35,13 +35,17 @@ impl RoundTrip {
         Duration::from_micros(self.read().0)
     }
 
-    /// Three round trips, so that a check has time to wait for its batch and for a slow reply, and four deviations, as in TCP.
+    /// The time within which most replies arrive: the round trip, and four deviations, as in TCP.
+    pub(super) fn mostly(&self) -> Duration {
+        let (smoothed, deviation) = self.read();
+        Duration::from_micros(smoothed + 4 * deviation)
+    }
+
+    /// Time for most replies, and for two round trips more: a check may wait for its batch, or be sent a second time.
     pub(super) fn deadline(&self) -> Duration {
-        match self.read() {
-            (0, _) => LONGEST_DEADLINE,
-            (smoothed, deviation) => {
-                Duration::from_micros(3 * smoothed + 4 * deviation).clamp(SHORTEST_DEADLINE, LONGEST_DEADLINE)
-            }
+        match self.smoothed() {
+            Duration::ZERO => LONGEST_DEADLINE,
+            smoothed => (smoothed * 2 + self.mostly()).clamp(SHORTEST_DEADLINE, LONGEST_DEADLINE),
         }
     }
 

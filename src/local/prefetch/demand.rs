@@ -2,12 +2,11 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use super::pace::Pace;
+
 /// Keys share sets of a few counts: see [`Demand::count`].
 const SETS: usize = 1 << 13;
 const SET: usize = 4;
-
-/// The fewest requests in a life that a prefetch is taken for. With half as many, a prefetch saves little or nothing.
-pub(super) const FEWEST_REQUESTS: u64 = 16;
 
 /// The rate of a key is measured for at least this part of a life, so that a few requests at once are no high rate.
 const SHORTEST_MEASUREMENT: u64 = 8;
@@ -28,20 +27,20 @@ impl Demand {
     ///
     /// A count lasts for a life of its own key. A key that finds all counts of its set taken takes one off the smallest. So busy keys keep theirs, and
     /// many rare keys together do not look like a busy one.
-    pub(super) fn count(&self, digest: u64, now: u64, life: u64) -> Option<u64> {
+    pub(super) fn count(&self, digest: u64, now: u64, pace: Pace) -> Option<u64> {
         let mut set = self.0[digest as usize % SETS].lock().unwrap_or_else(PoisonError::into_inner);
         // A time before it began means that the clock has stepped back.
         let is_alive = |count: &Count| (count.began..count.ends).contains(&now);
         let requests = |count: &Count| if is_alive(count) { count.requests } else { 0 };
         if let Some(own) = set.iter_mut().find(|count| count.digest == digest && requests(count) > 0) {
             own.requests += 1;
-            return (own.requests >= FEWEST_REQUESTS).then(|| rate(own.requests, now - own.began, life));
+            return (own.requests >= pace.fewest_requests).then(|| rate(own.requests, now - own.began, pace.life));
         }
         let smallest = set.iter_mut().min_by_key(|count| requests(count))?;
         if requests(smallest) > 0 {
             smallest.requests -= 1;
         } else {
-            *smallest = Count { digest, began: now, ends: now.saturating_add(life), requests: 1 };
+            *smallest = Count { digest, began: now, ends: now.saturating_add(pace.life), requests: 1 };
         }
         None
     }
@@ -66,20 +65,25 @@ mod tests {
 
     const LIFE: u64 = 100_000;
 
+    /// Next to the store.
+    fn pace(life: u64) -> Pace {
+        Pace { life, lead: 0, fewest_requests: 16 }
+    }
+
     #[test]
     fn a_rate_is_that_of_at_least_sixteen_requests_within_a_life() {
         let demand = Demand::default();
-        let count = |after: u64| demand.count(7, 1_000_000 + after, LIFE);
+        let count = |after: u64| demand.count(7, 1_000_000 + after, pace(LIFE));
         assert_eq!((0..15).map(|request| count(request * 2_000)).max(), Some(None));
         assert_eq!((count(40_000), count(80_000)), (Some(40), Some(21)));
-        assert_eq!(demand.count(8, 1_080_000, LIFE), None, "another key has its own count");
+        assert_eq!(demand.count(8, 1_080_000, pace(LIFE)), None, "another key has its own count");
         assert_eq!(count(100_000), None, "a life later, counting begins anew");
     }
 
     #[test]
     fn a_burst_is_taken_for_an_eighth_of_a_life() {
         let demand = Demand::default();
-        let counts = [(); 20].map(|()| demand.count(7, 5, LIFE));
+        let counts = [(); 20].map(|()| demand.count(7, 5, pace(LIFE)));
         assert_eq!(counts[19], Some(160));
     }
 
@@ -91,7 +95,7 @@ mod tests {
     #[test]
     fn rare_keys_are_no_busy_key_together() {
         let demand = Demand::default();
-        let rare = (0..1_000).map(|key: u64| demand.count(neighbour(key), key, LIFE));
+        let rare = (0..1_000).map(|key: u64| demand.count(neighbour(key), key, pace(LIFE)));
         assert_eq!(rare.max(), Some(None));
     }
 
@@ -100,9 +104,9 @@ mod tests {
         let demand = Demand::default();
         let mut is_found = [false; SET - 1];
         for request in 0..100 {
-            let _ = demand.count(neighbour(100 + request), 300 * request, LIFE);
+            let _ = demand.count(neighbour(100 + request), 300 * request, pace(LIFE));
             for (key, is_found) in is_found.iter_mut().enumerate() {
-                *is_found |= demand.count(neighbour(key as u64), 300 * request + 100, LIFE).is_some();
+                *is_found |= demand.count(neighbour(key as u64), 300 * request + 100, pace(LIFE)).is_some();
             }
         }
         assert_eq!(is_found, [true; SET - 1]);
@@ -115,9 +119,9 @@ mod tests {
             let (demand, mut is_found) = (Demand::default(), false);
             for request in 0..1_000 {
                 let now = 1_000_000 + 2_000 * request;
-                is_found |= demand.count(neighbour(1), now, LIFE).is_some();
+                is_found |= demand.count(neighbour(1), now, pace(LIFE)).is_some();
                 for rare in 0..4 * u64::from(request % 8 == 7) {
-                    let _ = demand.count(neighbour(100 + request + rare), now + 1_500, life_of_rare);
+                    let _ = demand.count(neighbour(100 + request + rare), now + 1_500, pace(life_of_rare));
                 }
             }
             assert!(is_found, "among keys with a life of {life_of_rare}");
@@ -127,15 +131,15 @@ mod tests {
     #[test]
     fn a_count_has_no_end_within_a_life() {
         let demand = Demand::default();
-        let last = (0..100_000).fold(None, |_, _| demand.count(7, 5, LIFE));
+        let last = (0..100_000).fold(None, |_, _| demand.count(7, 5, pace(LIFE)));
         assert_eq!(last, Some(800_000));
     }
 
     #[test]
     fn counting_begins_anew_after_a_step_back() {
         let demand = Demand::default();
-        let counts = [(); 20].map(|()| demand.count(7, 2 * LIFE, LIFE));
+        let counts = [(); 20].map(|()| demand.count(7, 2 * LIFE, pace(LIFE)));
         assert!(counts[19].is_some());
-        assert_eq!(demand.count(7, 0, LIFE), None);
+        assert_eq!(demand.count(7, 0, pace(LIFE)), None);
     }
 }

@@ -9,19 +9,19 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::demand::{FEWEST_REQUESTS, rate};
+use super::{demand::rate, pace::Pace};
 use crate::{
     check::{Charge, Check},
     decision::settlement::Settlement,
     decision::{Decision, LimitStatus},
     key::Key,
-    limit::Limit,
+    limit::{Limit, prefetch::Prefetch},
 };
 
 /// A prefetch is at most this part of the units that are left.
 pub(super) const PART_OF_THE_REST: u64 = 8;
 
-/// The next prefetch is asked for when this part of the units is left.
+/// The next prefetch is asked for when this part of the units is left, or earlier if the store is far away.
 const LOW: u64 = 4;
 
 /// After so many lives without a step, the runtime of a task is taken for one that is not driven.
@@ -34,7 +34,6 @@ pub(super) struct Holding {
     pub(super) limit: Limit,
     pub(super) key: Key,
     most: u64,
-    pub(super) life: u64,
     state: Mutex<State>,
     /// Wakes the task that takes and gives back.
     pub(super) changed: Notify,
@@ -53,6 +52,7 @@ pub(super) struct State {
     /// The store's time of that reply, and when it was asked.
     at: SystemTime,
     asked_at: u64,
+    pub(super) pace: Pace,
     /// Whether a task takes and gives back.
     pub(super) is_kept: bool,
     /// When the task has last begun something.
@@ -89,12 +89,12 @@ impl Holding {
         charge: &Charge,
         digest: u64,
         first_units: u64,
-        status: &LimitStatus,
-        at: SystemTime,
+        (status, at): (&LimitStatus, SystemTime),
         now: u64,
+        pace: Pace,
     ) -> Self {
         let (limit, key) = (charge.limit().clone(), charge.key().clone());
-        let (most, life) = limit.prefetched().map_or((0, 0), |settings| (settings.most(), settings.life_micros()));
+        let most = limit.prefetched().map_or(0, Prefetch::most);
         let state = State {
             prefetches: VecDeque::with_capacity(2),
             asked: None,
@@ -102,6 +102,7 @@ impl Holding {
             used: status.used(),
             at,
             asked_at: now,
+            pace,
             is_kept: false,
             stepped_at: now,
             first_units,
@@ -111,7 +112,7 @@ impl Holding {
             asks_from: 0,
             waits_until: 0,
         };
-        Self { digest, limit, key, most, life, state: Mutex::new(state), changed: Notify::new() }
+        Self { digest, limit, key, most, state: Mutex::new(state), changed: Notify::new() }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -129,7 +130,7 @@ impl Holding {
         if !self.can_spend(state, charge, now) {
             return None;
         }
-        let (before, is_low) = (state.left(now), |left: u64, state: &State| left <= state.newest_units(now) / LOW);
+        let (before, is_low) = (state.left(now), |left: u64, state: &State| left <= state.low(now));
         let mut cost = charge.cost();
         for prefetch in state.prefetches.iter_mut().filter(|prefetch| prefetch.is_alive(now)) {
             let part = cost.min(prefetch.left);
@@ -183,13 +184,13 @@ impl Holding {
     /// Whether its task is on a runtime that is not driven.
     pub(super) fn is_abandoned(&self, now: u64) -> bool {
         let state = self.lock();
-        state.is_kept && now.saturating_sub(state.stepped_at) >= self.life.saturating_mul(MOST_LIVES)
+        state.is_kept && now.saturating_sub(state.stepped_at) >= state.pace.life.saturating_mul(MOST_LIVES)
     }
 
     /// Gives back all prefetches at once, also one that is asked for, and takes none for a life.
     pub(super) fn drop_prefetches(&self, now: u64) {
         let mut state = self.lock();
-        (state.asks_from, state.waits_until) = (now.saturating_add(self.life), 0);
+        (state.asks_from, state.waits_until) = (now.saturating_add(state.pace.life), 0);
         let State { prefetches, asked, .. } = &mut *state;
         prefetches.iter_mut().chain(asked).for_each(|prefetch| prefetch.until = 0);
         drop(state);
@@ -199,15 +200,15 @@ impl Holding {
     /// The units of the next prefetch, if it is time for it and worth it.
     pub(super) fn wanted(&self, state: &mut State, now: u64) -> Option<u64> {
         let first_units = mem::take(&mut state.first_units);
-        let is_due = state.left(now) <= state.newest_units(now) / LOW;
+        let is_due = state.left(now) <= state.low(now) || state.renewal().is_some_and(|renewal| renewal <= now);
         if !is_due || state.asked.is_some() || now < state.asks_from {
             return None;
         }
-        let demand = rate(state.spent, now.saturating_sub(state.since), self.life).max(first_units);
+        let demand = rate(state.spent, now.saturating_sub(state.since), state.pace.life).max(first_units);
         let rest = self.limit.units().saturating_sub(state.used);
         let units = demand.min(self.most).min(rest / PART_OF_THE_REST);
         let cost = if state.requests > 0 { state.spent.div_ceil(state.requests) } else { 1 };
-        (units >= cost.saturating_mul(FEWEST_REQUESTS)).then_some(units)
+        (units >= cost.saturating_mul(state.pace.fewest_requests)).then_some(units)
     }
 }
 
@@ -221,8 +222,16 @@ impl State {
         self.prefetches.iter().map(|prefetch| prefetch.units).sum()
     }
 
-    fn newest_units(&self, now: u64) -> u64 {
-        self.prefetches.back().filter(|newest| newest.is_alive(now)).map_or(0, |newest| newest.units)
+    /// With so many units left, it is time for the next prefetch: they are spent before it is there.
+    fn low(&self, now: u64) -> u64 {
+        let newest = self.prefetches.back().filter(|newest| newest.is_alive(now)).map_or(0, |newest| newest.units);
+        let during_lead = u128::from(newest) * u128::from(self.pace.lead) / u128::from(self.pace.life.max(1));
+        (newest / LOW).max(during_lead as u64)
+    }
+
+    /// When the next prefetch is asked for at the latest, so that it is there before the newest ends.
+    pub(super) fn renewal(&self) -> Option<u64> {
+        self.prefetches.back().map(|newest| newest.until.saturating_sub(self.pace.lead))
     }
 
     fn count(&mut self, cost: u64) {

@@ -1,10 +1,12 @@
 //! The prefetches that this process holds. [`limit::prefetch`](crate::limit::prefetch) has the rules.
 //!
 //! A limiter spends them, and its tasks take and give them back: see `limiter/prefetch.rs`. `holding.rs` has the prefetches of one
-//! limit and key, and `steps.rs` decides what to do with them next. `demand.rs` finds the keys that are asked for often.
+//! limit and key, and `steps.rs` decides what to do with them next. `demand.rs` finds the keys that are asked for often, and `pace.rs`
+//! knows how the distance of the store changes all of it.
 
 mod demand;
 mod holding;
+mod pace;
 mod steps;
 
 use std::{
@@ -22,8 +24,9 @@ use tokio::sync::Notify;
 
 pub(crate) use self::steps::{KeptHolding, Step};
 use self::{
-    demand::{Demand, FEWEST_REQUESTS},
+    demand::Demand,
     holding::{Holding, PART_OF_THE_REST},
+    pace::Pace,
 };
 use crate::{
     check::{AdmissionId, Charge, Check},
@@ -31,6 +34,7 @@ use crate::{
     decision::{Decision, LimitStatus},
     key::{Digester, Key, Prehashed},
     limit::Limit,
+    local::round_trip::RoundTrip,
 };
 
 /// The most limits and keys of which a process holds prefetches. The checks of others ask the store.
@@ -39,6 +43,7 @@ const CAPACITY: usize = 10_000;
 /// The prefetches that the limiters on one store hold.
 pub(crate) struct Prefetches {
     clock: Clock,
+    round_trip: Arc<RoundTrip>,
     digester: Digester,
     /// Made by the first key that is worth a prefetch.
     holdings: OnceLock<Cache<u64, Arc<Holding>, UnitWeighter, BuildHasherDefault<Prehashed>>>,
@@ -57,9 +62,10 @@ pub(crate) struct Prefetches {
 }
 
 impl Prefetches {
-    pub(super) fn new(clock: Clock) -> Self {
+    pub(super) fn new(clock: Clock, round_trip: Arc<RoundTrip>) -> Self {
         Self {
             clock,
+            round_trip,
             digester: Digester::default(),
             holdings: OnceLock::new(),
             demand: OnceLock::new(),
@@ -165,7 +171,7 @@ impl Prefetches {
         let is_usable = |holding: &Arc<Holding>| holding.is_of(charge) && !holding.is_abandoned(now);
         self.holding(digest).filter(is_usable).or_else(|| {
             let first_units = self.first_units(charge, digest, status, now)?;
-            Some(Arc::new(Holding::new(charge, digest, first_units, status, at, now)))
+            Some(Arc::new(Holding::new(charge, digest, first_units, (status, at), now, self.pace(charge.limit()))))
         })
     }
 
@@ -173,11 +179,12 @@ impl Prefetches {
     fn first_units(&self, charge: &Charge, digest: u64, status: &LimitStatus, now: u64) -> Option<u64> {
         let prefetches = charge.prefetched()?;
         let demand = self.demand.get_or_init(Demand::default);
-        let requests = demand.count(digest, now, prefetches.life_micros())?;
+        let pace = self.pace(charge.limit());
+        let requests = demand.count(digest, now, pace)?;
         let rest = status.remaining() / PART_OF_THE_REST;
         // At most what is used, since the costs of the other requests are not known.
         let units = requests.saturating_mul(charge.cost()).min(status.used()).min(prefetches.most()).min(rest);
-        (units >= charge.cost().saturating_mul(FEWEST_REQUESTS)).then_some(units)
+        (units >= charge.cost().saturating_mul(pace.fewest_requests)).then_some(units)
     }
 
     /// Puts a holding into the table, unless its place is taken. If no task takes care of the one in the table, the caller has to
@@ -233,6 +240,10 @@ impl Prefetches {
 
     fn holding(&self, digest: u64) -> Option<Arc<Holding>> {
         self.holdings.get()?.get(&digest)
+    }
+
+    fn pace(&self, limit: &Limit) -> Pace {
+        Pace::of(limit, &self.round_trip)
     }
 
     fn lock_keeping(&self) -> MutexGuard<'_, ()> {

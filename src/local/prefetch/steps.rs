@@ -53,16 +53,19 @@ impl KeptHolding {
     pub(crate) fn next(&self, is_open: bool) -> Step {
         let (holding, now) = (&*self.holding, self.prefetches.clock.now());
         let mut state = holding.lock();
-        state.stepped_at = now;
-        if state.asks_from > now.saturating_add(holding.life) {
+        (state.stepped_at, state.pace) = (now, self.prefetches.pace(&holding.limit));
+        let life = state.pace.life;
+        if state.asks_from > now.saturating_add(life) {
             // The clock has stepped back.
             (state.asks_from, state.waits_until) = (0, 0);
         }
         let wanted = holding.wanted(&mut state, now).filter(|_| !is_open);
         if wanted.is_none() && state.prefetches.iter().all(|prefetch| prefetch.is_alive(now)) {
             // Without a prefetch it waits for the reply, or until it may ask again, and then ends unless the key is asked for often.
-            let otherwise = if state.asked.is_some() { now.saturating_add(holding.life) } else { state.waits_until };
-            let until = state.prefetches.iter().map(|prefetch| prefetch.until).min().unwrap_or(otherwise);
+            let otherwise = if state.asked.is_some() { now.saturating_add(life) } else { state.waits_until };
+            let renewal = state.renewal().filter(|renewal| *renewal > now && state.asked.is_none());
+            let until =
+                state.prefetches.iter().map(|prefetch| prefetch.until).chain(renewal).min().unwrap_or(otherwise);
             let wait = until.saturating_sub(now);
             return if wait == 0 { Step::End } else { Step::Wait(Duration::from_micros(wait)) };
         }
@@ -70,7 +73,7 @@ impl KeptHolding {
         // no retry time counts on them.
         let give_back = state.settle_all(now);
         let take = wanted.map(|units| {
-            let charge = Charge::prefetch(holding.limit.clone(), holding.key.clone(), units, holding.life);
+            let charge = Charge::prefetch(holding.limit.clone(), holding.key.clone(), units, life);
             let check = Check::new(charge).with_id(AdmissionId::fresh());
             state.asked = Some(PrefetchedUnits {
                 check: check.clone(),
@@ -79,7 +82,7 @@ impl KeptHolding {
                 units: 0,
                 left: 0,
                 asked_at: now,
-                until: now.saturating_add(holding.life),
+                until: now.saturating_add(life),
             });
             check
         });
@@ -88,10 +91,11 @@ impl KeptHolding {
 
     /// Takes note of the store's answer to the prefetch that was asked for. If the store has failed, the next step gives it back.
     pub(crate) fn answer(&self, answer: Result<Decision, StoreError>) {
-        let (prefetches, life) = (&*self.prefetches, self.holding.life);
+        let prefetches = &*self.prefetches;
         let (number, now) = (prefetches.taken.fetch_add(1, Ordering::SeqCst) + 1, prefetches.clock.now());
         let mut state = self.holding.lock();
         let Some(mut asked) = state.asked.take() else { return };
+        let life = state.pace.life;
         let (asked_at, is_dropped) = (asked.asked_at, asked.until == 0);
         let wait = match &answer {
             Ok(decision) if decision.is_allowed() => {

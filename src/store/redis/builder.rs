@@ -170,7 +170,7 @@ impl RedisStoreBuilder {
             server: Arc::new(Server::new(self.topology, self.nodes?, self.connection)?),
             keys: Keys::new(self.prefix, self.secret.as_ref()),
             clock: self.clock,
-            local_state: LocalState::on(local_clock).with_prefetch().with_round_trip(),
+            local_state: LocalState::on(local_clock).with_round_trip().with_prefetch(),
         })
     }
 }

@@ -1,0 +1,37 @@
+//! How the distance of the store changes the prefetches of a limit: their life, when the next one is asked for, and how busy a key must
+//! be. Next to the store, all of it is as the limit's settings say.
+
+use crate::{clock::micros, limit::Limit, limit::prefetch::Prefetch, local::round_trip::RoundTrip};
+
+/// A life is at least so many round trips, so that a process spends a prefetch for longer than it waits for it.
+const LEAST_TRIPS: u32 = 4;
+
+/// The time of the task, and of the wait for prefetches of other keys, is this part of a life.
+const PART_OF_LIFE: u64 = 32;
+
+/// The fewest requests in a life that a prefetch is taken for. Next to the store, a prefetch for half as many saves little or
+/// nothing. The longer a round trip is, the more each request saves that does not wait for one.
+const MOST_REQUESTS: u64 = 16;
+const LEAST_REQUESTS: u64 = 2;
+const SAVED: u64 = 64_000;
+
+/// Times are microseconds.
+#[derive(Clone, Copy)]
+pub(super) struct Pace {
+    pub(super) life: u64,
+    /// The next prefetch is asked for so long before the present one ends.
+    pub(super) lead: u64,
+    pub(super) fewest_requests: u64,
+}
+
+impl Pace {
+    pub(super) fn of(limit: &Limit, round_trip: &RoundTrip) -> Self {
+        let set = limit.prefetched().map_or(0, Prefetch::life_micros);
+        let (trip, mostly) = (micros(round_trip.smoothed()), round_trip.mostly());
+        let longest = micros(Prefetch::MAX_LIFE.min(limit.window()));
+        let life = micros(mostly * LEAST_TRIPS).min(longest).max(set);
+        let lead = (micros(mostly) + life / PART_OF_LIFE).min(life / 2);
+        let fewest_requests = (SAVED / trip.max(1)).clamp(LEAST_REQUESTS, MOST_REQUESTS);
+        Self { life, lead, fewest_requests }
+    }
+}
