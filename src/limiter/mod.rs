@@ -113,7 +113,8 @@ impl Limiter {
     /// * A [`RedisStore`](crate::RedisStore) measures the time until its replies, as TCP does
     ///   ([RFC 6298](https://www.rfc-editor.org/rfc/rfc6298#section-2)): smoothed, and its mean deviation. The default deadline is three
     ///   times the round trip and four times the deviation, at least 50 ms and at most 1 s. It is 1 s until the first reply, so that
-    ///   the first check has time to connect. On other stores it is 50 ms.
+    ///   the first check has time to connect. On other stores it is 50 ms, unless they tell their
+    ///   [round trip](crate::store::LocalState::answered_in), too.
     /// * A deadline that is set is kept, even if the store is too far away for it. Then every check fails. The error tells both times,
     ///   and so does the log when the limiter is made, if the round trip is known by then, and at each failure.
     #[must_use]

@@ -18,16 +18,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use self::{
-    breaker::BreakerState,
-    refusals::Generations,
-    round_trip::{LONGEST_DEADLINE, RoundTrip},
-};
+use self::{breaker::BreakerState, refusals::Generations, round_trip::RoundTrip};
 pub(crate) use self::{
     breaker::SharedBreaker,
     prefetch::{KeptHolding, Prefetches, Step},
     refusals::{Lookup, Refusals},
-    round_trip::SHORTEST_DEADLINE,
+    round_trip::{LONGEST_DEADLINE, SHORTEST_DEADLINE},
 };
 use crate::{
     clock::{Clock, ManualClock},
@@ -107,8 +103,7 @@ pub struct LocalState {
     made: Instant,
     /// When the last of all answered calls was sent, in microseconds since this state was made.
     last_answered: Arc<AtomicU64>,
-    /// `None` if the store does not measure it.
-    round_trip: Option<Arc<RoundTrip>>,
+    round_trip: Arc<RoundTrip>,
 }
 
 /// A call to the store is on its way that makes outdated what this process remembers of some limits: see [`LocalState::outdate`].
@@ -123,15 +118,16 @@ impl LocalState {
     /// A local state by a clock that a test moves, such as the one of a conformance test.
     #[must_use]
     pub fn by(clock: &ManualClock) -> Self {
-        Self::on(Clock::Manual(clock.clone()))
+        Self::on(Clock::Manual(clock.clone()), SHORTEST_DEADLINE)
     }
 
-    pub(crate) fn on(clock: Clock) -> Self {
+    pub(crate) fn on(clock: Clock, first_deadline: Duration) -> Self {
         let generations = Arc::new(Generations::new(clock));
         let refusals = Arc::new(Refusals::new(DEFAULT_MAX_AGE, Arc::clone(&generations)));
         let breaker = Arc::new(BreakerState::new(Breaker::default()));
         let (made, last_answered) = (Instant::now(), Arc::default());
-        Self { generations, breaker, refusals, prefetches: None, made, last_answered, round_trip: None }
+        let round_trip = Arc::new(RoundTrip::new(first_deadline));
+        Self { generations, breaker, refusals, prefetches: None, made, last_answered, round_trip }
     }
 
     /// The same local state, with [prefetch](crate::limit::prefetch). Default: no prefetches, so every check asks the store.
@@ -142,8 +138,7 @@ impl LocalState {
     /// settlement may be later than that of the admission.
     #[must_use]
     pub fn with_prefetch(self) -> Self {
-        let prefetches =
-            Some(Arc::new(Prefetches::new(self.generations.clock(), self.round_trip.clone().unwrap_or_default())));
+        let prefetches = Some(Arc::new(Prefetches::new(self.generations.clock(), Arc::clone(&self.round_trip))));
         Self { prefetches, ..self }
     }
 
@@ -162,33 +157,33 @@ impl LocalState {
         outdated
     }
 
-    /// The same local state of a store that tells it each [answer](Self::answered).
-    #[cfg(feature = "redis")]
-    pub(crate) fn with_round_trip(self) -> Self {
-        Self { round_trip: Some(Arc::default()), ..self }
+    /// Takes note of the time from a call to its answer. The store calls it for each answer, if it wants the
+    /// [default deadline](crate::Limiter::deadline) and the prefetches to suit its distance. `RedisStore` does.
+    pub fn answered_in(&self, time: Duration) {
+        self.round_trip.learn(time);
     }
 
     /// Takes note that the store has answered a call that was sent at this time.
     #[cfg(feature = "redis")]
     pub(crate) fn answered(&self, sent: Instant) {
-        self.round_trip.iter().for_each(|trip| trip.learn(sent.elapsed()));
+        self.answered_in(sent.elapsed());
         let sent = crate::clock::micros(sent.saturating_duration_since(self.made));
         self.last_answered.fetch_max(sent, Ordering::Relaxed);
     }
 
     /// The smoothed time until a reply, once that is known.
     pub(crate) fn round_trip(&self) -> Option<Duration> {
-        self.round_trip.as_ref().map(|trip| trip.smoothed()).filter(|trip| !trip.is_zero())
+        Some(self.round_trip.smoothed()).filter(|trip| !trip.is_zero())
     }
 
     /// The deadline of limiters that have none of their own: see [`Limiter::deadline`](crate::Limiter::deadline).
     pub(crate) fn deadline(&self) -> Duration {
-        self.round_trip.as_ref().map_or(SHORTEST_DEADLINE, |trip| trip.deadline())
+        self.round_trip.deadline()
     }
 
     /// The longest deadline that the round trip may lead to.
     pub(crate) fn longest_deadline(&self) -> Duration {
-        self.round_trip.as_ref().map_or(SHORTEST_DEADLINE, |_| LONGEST_DEADLINE)
+        self.round_trip.longest_deadline()
     }
 
     /// Whether the store has answered a call that was sent within this time.
@@ -238,7 +233,7 @@ impl Drop for Outdated {
 /// A local state on tokio's monotonic clock, which a test may pause.
 impl Default for LocalState {
     fn default() -> Self {
-        Self::on(Clock::monotonic())
+        Self::on(Clock::monotonic(), SHORTEST_DEADLINE)
     }
 }
 

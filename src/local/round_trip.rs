@@ -8,17 +8,24 @@ use std::{
 
 use crate::clock;
 
-/// The deadline next to a store that replies quickly, and of a store that measures nothing.
+/// The deadline of a store that is near, or whose round trip is not known.
 pub(crate) const SHORTEST_DEADLINE: Duration = Duration::from_millis(50);
 
 /// The deadline until the first reply, which also covers opening a connection, and the longest one that follows the round trip.
-pub(super) const LONGEST_DEADLINE: Duration = Duration::from_secs(1);
+pub(crate) const LONGEST_DEADLINE: Duration = Duration::from_secs(1);
 
-/// The smoothed round trip, and its mean deviation: microseconds, in 32 bits each. Zero until the first reply.
-#[derive(Default)]
-pub(super) struct RoundTrip(AtomicU64);
+pub(super) struct RoundTrip {
+    /// The smoothed round trip, and its mean deviation: microseconds, in 32 bits each. Zero until the first reply.
+    both: AtomicU64,
+    first_deadline: Duration,
+}
 
 impl RoundTrip {
+    /// Until the first reply, the deadline is this one.
+    pub(super) fn new(first_deadline: Duration) -> Self {
+        Self { both: AtomicU64::new(0), first_deadline }
+    }
+
     /// Takes note of the time until a reply. If two replies come at once, one of them may be missed.
     pub(super) fn learn(&self, sample: Duration) {
         // Half of the number, so that no sum below leaves it.
@@ -27,7 +34,7 @@ impl RoundTrip {
             (0, _) => (sample, sample / 2),
             (smoothed, deviation) => ((7 * smoothed + sample) / 8, (3 * deviation + smoothed.abs_diff(sample)) / 4),
         };
-        self.0.store(smoothed.max(1) << 32 | deviation, Ordering::Relaxed);
+        self.both.store(smoothed.max(1) << 32 | deviation, Ordering::Relaxed);
     }
 
     /// The smoothed round trip; zero until the first reply.
@@ -44,13 +51,18 @@ impl RoundTrip {
     /// Time for most replies, and for two round trips more: a check may wait for its batch, or be sent a second time.
     pub(super) fn deadline(&self) -> Duration {
         match self.smoothed() {
-            Duration::ZERO => LONGEST_DEADLINE,
+            Duration::ZERO => self.first_deadline,
             smoothed => (smoothed * 2 + self.mostly()).clamp(SHORTEST_DEADLINE, LONGEST_DEADLINE),
         }
     }
 
+    /// The longest deadline that may follow.
+    pub(super) fn longest_deadline(&self) -> Duration {
+        if self.smoothed().is_zero() { self.first_deadline } else { LONGEST_DEADLINE }
+    }
+
     fn read(&self) -> (u64, u64) {
-        let both = self.0.load(Ordering::Relaxed);
+        let both = self.both.load(Ordering::Relaxed);
         (both >> 32, both & u64::from(u32::MAX))
     }
 }
@@ -70,7 +82,7 @@ mod tests {
 
     #[test]
     fn the_deadline_follows_the_round_trip() {
-        let trip = RoundTrip::default();
+        let trip = RoundTrip::new(LONGEST_DEADLINE);
         assert_eq!(trip.deadline(), LONGEST_DEADLINE, "nothing is known yet");
         assert_eq!(deadlines(&trip, 3, 1), [50, 50, 50]);
         assert_eq!(deadlines(&trip, 1, 80), [112], "a reply that is late by far moves it at once");
@@ -82,7 +94,7 @@ mod tests {
 
     #[test]
     fn no_reply_is_too_late_for_its_numbers() {
-        let trip = RoundTrip::default();
+        let trip = RoundTrip::new(LONGEST_DEADLINE);
         trip.learn(Duration::ZERO);
         for _ in 0..200 {
             trip.learn(Duration::MAX);

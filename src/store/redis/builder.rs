@@ -15,7 +15,7 @@ use crate::{
     clock::{Clock, ManualClock},
     error::ConfigError,
     limit::rules::is_fixed_alphabet,
-    local::LocalState,
+    local::{LONGEST_DEADLINE, LocalState},
     secret::Secret,
 };
 
@@ -170,7 +170,7 @@ impl RedisStoreBuilder {
             server: Arc::new(Server::new(self.topology, self.nodes?, self.connection)?),
             keys: Keys::new(self.prefix, self.secret.as_ref()),
             clock: self.clock,
-            local_state: LocalState::on(local_clock).with_round_trip().with_prefetch(),
+            local_state: LocalState::on(local_clock, LONGEST_DEADLINE).with_prefetch(),
         })
     }
 }

@@ -1,9 +1,16 @@
 //! A server that is far away: default settings suit any round trip, and a deadline that does not suit it is explained.
 
-use std::time::{Duration, Instant};
+use std::{
+    future::{Future, poll_fn},
+    task::Poll,
+    time::{Duration, Instant},
+};
 
-use tokio::{task::JoinSet, time::sleep};
-use tower_sliding_window::{Error, Limit, Limiter, RedisStore, limiter::Breaker};
+use tokio::{
+    task::JoinSet,
+    time::{interval, sleep},
+};
+use tower_sliding_window::{Error, Limit, Limiter, Prefetch, RedisStore, limiter::Breaker};
 
 use crate::support::{TEST_TIMEOUT, ms, proxy::Proxy, redis_server::RedisServer};
 
@@ -31,7 +38,7 @@ async fn assert_decides(limiter: &Limiter, checks: u64, case: &str) {
 /// From the first check on: one that has to connect, a ramp, and a thousand at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn default_settings_decide_at_any_distance() {
-    for millis in [0, 5, 40, 80, 200] {
+    for millis in [40, 80, 200] {
         for is_connected in [false, true] {
             let (_server, proxy) = at_a_distance(millis).await;
             let store = match is_connected {
@@ -107,4 +114,69 @@ async fn a_caller_that_waits_outlasts_a_short_outage() {
         assert!(outcome.as_ref().is_ok_and(|decision| decision.is_allowed()), "{outcome:?}");
     }
     assert!(matches!(limiter.acquire(&limit, "ada", 501, TEST_TIMEOUT).await, Err(Error::NeverFits(_))));
+}
+
+/// A busy key of a process that is far away hardly ever waits for the server, once it has prefetches.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_busy_key_far_away_is_decided_by_prefetches() {
+    let (server, proxy) = at_a_distance(80).await;
+    let limiter = Limiter::new(RedisStore::connect(proxy.url()).await.unwrap());
+    let limit = Limit::per_minute("tenant", 1_000_000).prefetch(Prefetch::new());
+    let (mut asked, mut ticks) = (JoinSet::new(), interval(ms(5)));
+    for number in 0..800 {
+        ticks.tick().await;
+        let (limiter, limit) = (limiter.clone(), limit.clone());
+        asked.spawn(async move {
+            let check = limiter.check(&limit, "ada", 1);
+            let mut check = std::pin::pin!(check);
+            let is_at_once = poll_fn(|cx| Poll::Ready(check.as_mut().poll(cx))).await;
+            let is_waiting = is_at_once.is_pending();
+            let decision = match is_at_once {
+                Poll::Ready(decision) => decision,
+                Poll::Pending => check.await,
+            };
+            assert!(decision.unwrap().is_allowed());
+            number >= 400 && is_waiting
+        });
+    }
+    let waiting = asked.join_all().await.into_iter().filter(|is_waiting| *is_waiting).count();
+    assert!(waiting <= 20, "{waiting} of the last 400 waited for the server");
+
+    // Nothing is lost, and what is held is given back.
+    limiter.give_back_prefetched().await;
+    let near = Limiter::new(server.store().connect().await.unwrap());
+    assert_eq!(near.peek(&limit, "ada").await.unwrap().used(), 800);
+}
+
+/// A near and a far process spend one limit together, up to its end and beyond.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_near_and_a_far_process_keep_a_limit_together() {
+    let (server, proxy) = at_a_distance(80).await;
+    let limit = Limit::per("shared", 500, Duration::from_secs(2)).prefetch(Prefetch::new());
+    let mut callers = JoinSet::new();
+    for url in [server.url(), proxy.url().to_owned()] {
+        let limiter = Limiter::new(RedisStore::connect(&url).await.unwrap());
+        for caller in 0..4_u64 {
+            let (limiter, limit, mut ticks) = (limiter.clone(), limit.clone(), interval(ms(5 + caller)));
+            callers.spawn(async move {
+                let (begun, mut admitted) = (Instant::now(), Vec::new());
+                while begun.elapsed() < Duration::from_secs(6) {
+                    ticks.tick().await;
+                    let asked = Instant::now();
+                    if limiter.check(&limit, "ada", 1).await.unwrap().is_allowed() {
+                        // Its moment is between the two.
+                        admitted.push((asked, Instant::now()));
+                    }
+                }
+                admitted
+            });
+        }
+    }
+    let admitted: Vec<(Instant, Instant)> = callers.join_all().await.into_iter().flatten().collect();
+    for (_, began) in &admitted {
+        let within = |(asked, ended): &&(Instant, Instant)| asked >= began && *ended < *began + limit.window();
+        let count = admitted.iter().filter(within).count();
+        assert!(count <= 500, "{count} within one window");
+    }
+    assert!(admitted.len() > 900, "only {} were admitted in three windows", admitted.len());
 }

@@ -43,7 +43,7 @@ use crate::{
 const CLUSTER_QUEUES: usize = 16;
 
 /// To a server that is far away, a batch leaves this often, and only so many are in flight.
-const BATCH_INTERVAL: Duration = Duration::from_millis(2);
+const BATCH_INTERVAL: Duration = Duration::from_millis(1);
 const MOST_IN_FLIGHT: u128 = 64;
 
 /// The parts of a store that the dispatchers of all runtimes share.

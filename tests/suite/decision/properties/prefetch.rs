@@ -43,8 +43,9 @@ const PARTS: u32 = 14;
 
 const KEYS: [&str; 2] = ["ada", "bob"];
 
-fn limits(units: u64) -> [Limit; 3] {
-    let prefetches = Prefetch::new().life(LIFE);
+/// `life` is what the limits ask for. Prefetches of a process that is far away live longer, for `LIFE` at most.
+fn limits(units: u64, life: Duration) -> [Limit; 3] {
+    let prefetches = Prefetch::new().life(life);
     [
         Limit::per("exact", units, WINDOW).prefetch(prefetches),
         Limit::per("compact", units, WINDOW)
@@ -85,7 +86,7 @@ impl World {
     fn of(charge: &Charge) -> Counter {
         let name = |limit: &Limit| limit.name() == charge.limit().name();
         let key = |key: &&str| Key::from(*key) == *charge.key();
-        (limits(1).iter().position(name).unwrap(), KEYS.into_iter().find(key).unwrap())
+        (limits(1, LIFE).iter().position(name).unwrap(), KEYS.into_iter().find(key).unwrap())
     }
 
     /// Units of a compact log count until the end of their sub-window.
@@ -265,6 +266,7 @@ struct Process {
     limiter: Limiter,
     loses: Arc<AtomicBool>,
     units: u64,
+    life: Duration,
 }
 
 impl Process {
@@ -274,14 +276,18 @@ impl Process {
         world: &Arc<Mutex<World>>,
         units: u64,
         has_cache: bool,
+        round_trip: Duration,
     ) -> Self {
         let clock = world.lock().unwrap().clock.clone();
         let (redis, loses) = (server.store().clock(&clock).build().unwrap(), Arc::default());
         let state = LocalState::by(local).with_prefetch();
+        // One that is far away has prefetches of a short life, which the distance makes longer.
+        let life = if round_trip.is_zero() { LIFE } else { LIFE / 20 };
+        (0..20).for_each(|_| state.answered_in(round_trip));
         let store = ProcessStore { redis, state, world: Arc::clone(world), loses: Arc::clone(&loses) };
         let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
         let limiter = if has_cache { limiter } else { limiter.refusal_cache(Duration::ZERO) };
-        Self { runtime: one_thread(), limiter, loses, units }
+        Self { runtime: one_thread(), limiter, loses, units, life }
     }
 
     fn check(&self, check: &Check) -> Result<Decision, Error> {
@@ -308,12 +314,17 @@ fn run(seed: u64, steps: usize, clock_steps: bool) -> Result<(u64, u64, u64), St
         earlier_units: Vec::new(),
     }));
     let units = |below: &mut dyn FnMut(u64) -> u64| [20, 100, 400, 1_000][below(4) as usize];
-    let start = |units, is_cached: u64| Process::start(&server, &local, &world, units, clock_steps && is_cached == 0);
+    // Each process may be elsewhere.
+    let start = |units, below: &mut dyn FnMut(u64) -> u64| {
+        let round_trip = Duration::from_millis([0, 5, 80, 300][below(4) as usize]);
+        Process::start(&server, &local, &world, units, clock_steps && below(2) == 0, round_trip)
+    };
     // In some histories each process has its own idea of the limit. Then all of them together keep the largest one.
     let (is_mixed, first_units) = (below(4) == 0, units(&mut below));
     let mut processes: Vec<Process> = Vec::new();
     for _ in 0..2 + below(7) {
-        processes.push(start(if is_mixed { units(&mut below) } else { first_units }, below(2)));
+        let units = if is_mixed { units(&mut below) } else { first_units };
+        processes.push(start(units, &mut below));
     }
     let (mut admitted, mut in_process, mut refused) = (0, 0, 0);
     for number in 0..steps {
@@ -321,7 +332,7 @@ fn run(seed: u64, steps: usize, clock_steps: bool) -> Result<(u64, u64, u64), St
         match below(1_000) {
             0..950 => {
                 let process = &processes[place];
-                let (limits, key) = (limits(process.units), KEYS[below(8) as usize / 7]);
+                let (limits, key) = (limits(process.units, process.life), KEYS[below(8) as usize / 7]);
                 let charge = |limit: usize, cost| Charge::new(limits[limit].clone(), key, cost).unwrap();
                 let cost = 1 + below(4) / 3;
                 let mut check = Check::new(charge(if below(8) > 0 { 0 } else { 1 }, cost));
@@ -377,7 +388,7 @@ fn run(seed: u64, steps: usize, clock_steps: bool) -> Result<(u64, u64, u64), St
             }
             983..988 => {
                 let killed = processes.swap_remove(place);
-                processes.push(start(killed.units, below(2)));
+                processes.push(start(killed.units, &mut below));
             }
             988..992 => {
                 let loses = &processes[place].loses;
