@@ -29,7 +29,11 @@
 //! 9. Prefetches work with an exact or a [compact](crate::Algorithm::compact_log) log on a `RedisStore`. They have no effect under other
 //!    algorithms, and none on a `MemoryStore`, which decides as quickly. They work on a store of your own if its
 //!    [local state](crate::store::LocalState::with_prefetch) has them.
-//! 10. Instances may have different prefetches for one limit, or none. The parts of a [split](crate::split) limit have prefetches of their own.
+//! 10. **The farther away the store is, the longer a prefetch lives.** Its life is at least four times the time within which most replies
+//!    arrive: the round trip and four deviations, as the store [measures](crate::store::LocalState::answered_in) them. It is at most a
+//!    second and the window. The next prefetch is asked for so early that it is there before the present one ends or is spent. From a round
+//!    trip of 4 ms on, fewer requests within a life are worth one: as many as 64 ms have round trips, and at least two.
+//! 11. Instances may have different prefetches for one limit, or none. The parts of a [split](crate::split) limit have prefetches of their own.
 //!
 //! ```
 //! use tower_sliding_window::{Limit, Prefetch};
@@ -67,7 +71,8 @@ impl Prefetch {
         Self { most: units, ..self }
     }
 
-    /// How long a process may hold a prefetch, 1 ms to 1 s and at most the window. Default: 100 ms.
+    /// How long a process may hold a prefetch, 1 ms to 1 s and at most the window. Default: 100 ms. A process that is far away from the
+    /// store holds it for longer: see rule 10 of the [module docs](self).
     ///
     /// With a longer life, fewer requests ask the store, and units are missing to other processes for longer.
     pub const fn life(self, life: Duration) -> Self {

@@ -63,7 +63,8 @@ async fn a_store_that_has_connected_has_all_its_connections() {
     drop(store);
 }
 
-/// The server moves away while nobody waits for long enough to hear a reply, and comes back.
+/// The server moves away while nobody waits for long enough to hear a reply, and comes back. Then the line stalls for longer than the
+/// longest deadline, again and again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_default_deadline_follows_a_round_trip_that_jumps() {
     let (_server, proxy) = at_a_distance(0).await;
@@ -76,6 +77,20 @@ async fn the_default_deadline_follows_a_round_trip_that_jumps() {
             sleep(ms(10)).await;
         }
         assert_decides(&limiter, 100, &format!("after a jump to {millis} ms")).await;
+    }
+    for stall in 0..2 {
+        proxy.delay_replies(ms(2_000));
+        let stalled = Instant::now();
+        while stalled.elapsed() < ms(2_000) {
+            let _ = limiter.check(&CALLS, "ada", 1).await;
+            sleep(ms(10)).await;
+        }
+        proxy.delay_replies(ms(0));
+        let over = Instant::now();
+        while limiter.check(&CALLS, "ada", 1).await.is_err() {
+            assert!(over.elapsed() < TEST_TIMEOUT, "stall {stall}");
+            sleep(ms(10)).await;
+        }
     }
 }
 

@@ -25,7 +25,7 @@ use std::{
 };
 
 use bb8::{ManageConnection, PooledConnection};
-use redis::{Cmd, RedisError, RedisResult, Value, aio::MultiplexedConnection};
+use redis::{Cmd, RedisError, RedisResult, Value, aio::MultiplexedConnection, cmd};
 use tokio::{
     sync::{oneshot, watch},
     task::JoinSet,
@@ -38,7 +38,7 @@ use super::{
     errors::{self, needs_new_connection},
     server::{Server, without_arguments},
 };
-use crate::error::StoreError;
+use crate::{clock, error::StoreError};
 
 /// A connection that left this many requests in a row without a reply is given up.
 const MAX_UNANSWERED: u32 = 3;
@@ -55,6 +55,7 @@ pub(crate) struct Pool {
     openings: Mutex<JoinSet<()>>,
     server: Arc<Server>,
     generation: Arc<AtomicU64>,
+    distance: Arc<AtomicU64>,
 }
 
 /// A place in the pool, which goes back to it when it is dropped.
@@ -71,7 +72,13 @@ impl Pool {
             .max_lifetime(None)
             .build_unchecked(Places);
         let (shared, openings) = (watch::Sender::default(), Mutex::default());
-        Self { places, shared, openings, server: Arc::clone(server), generation: Arc::default() }
+        let (generation, distance) = Default::default();
+        Self { places, shared, openings, server: Arc::clone(server), generation, distance }
+    }
+
+    /// The time of the reply to a command that takes no time, when a connection was last opened. Zero until then, and in a cluster.
+    pub(crate) fn distance(&self) -> Duration {
+        Duration::from_micros(self.distance.load(Ordering::Relaxed))
     }
 
     /// A clone of a connection that works. Unlike taking one, this reads no clock.
@@ -138,19 +145,26 @@ impl Pool {
 
     /// Opens the connection of a place.
     fn open(&self, mut place: Place) -> oneshot::Receiver<RedisResult<(Connection, Place)>> {
-        let (server, generation, shared) =
-            (Arc::clone(&self.server), Arc::clone(&self.generation), self.shared.clone());
+        let (server, shared) = (Arc::clone(&self.server), self.shared.clone());
+        let (generation, distance) = (Arc::clone(&self.generation), Arc::clone(&self.distance));
         let (opened, outcome) = oneshot::channel();
         let mut openings = self.openings.lock().unwrap_or_else(PoisonError::into_inner);
         while openings.try_join_next().is_some() {}
         openings.spawn(async move {
             let outcome = Connection::open(&server, &generation).await.map_err(without_arguments);
+            let new = outcome.as_ref().ok().cloned();
             // If its caller has stopped waiting, the connection is for later callers.
             let _ = opened.send(outcome.map(|connection| {
                 *place = Some(connection.clone());
                 shared.send_replace(Some(connection.clone()));
                 (connection, place)
             }));
+            if let Some(mut new @ Connection::Server(..)) = new {
+                let sent = Instant::now();
+                // An error, for example of a user who may not send it, has come as far.
+                let _ = new.send(&cmd("PING"), false).await;
+                distance.store(clock::micros(sent.elapsed()), Ordering::Relaxed);
+            }
         });
         outcome
     }

@@ -135,9 +135,10 @@ impl Dispatcher {
         }
     }
 
-    /// So many batches are in flight that a check waits for no more than a fraction of the round trip.
+    /// So many batches are in flight that a check waits for no more than a fraction of the round trip. A server that is slow, and not
+    /// far away, gets no more of them: they would wait there, where keys take no turns.
     fn batch_permit(&self, queue: &Arc<Queue>) -> Option<Permit> {
-        let round_trip = self.config.local_state.round_trip().unwrap_or_default();
+        let round_trip = self.config.local_state.round_trip().unwrap_or_default().min(self.pool.distance());
         queue.batch_permit((round_trip.as_micros() / BATCH_INTERVAL.as_micros()).min(MOST_IN_FLIGHT) as usize)
     }
 
