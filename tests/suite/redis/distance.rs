@@ -10,9 +10,9 @@ use tokio::{
     task::JoinSet,
     time::{interval, sleep},
 };
-use tower_sliding_window::{Error, Limit, Limiter, Prefetch, RedisStore, limiter::Breaker};
+use tower_sliding_window::{Error, Everyone, Limit, Limiter, Prefetch, RateLimitLayer, RedisStore, limiter::Breaker};
 
-use crate::support::{TEST_TIMEOUT, ms, proxy::Proxy, redis_server::RedisServer};
+use crate::support::{TEST_TIMEOUT, log::Log, ms, proxy::Proxy, redis_server::RedisServer};
 
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
 
@@ -94,7 +94,7 @@ async fn the_default_deadline_follows_a_round_trip_that_jumps() {
     }
 }
 
-/// The error of each check says how far away the server is, and what to change.
+/// The error of each check says how far away the server is, and what to change. So does the log, once that is known.
 #[tokio::test]
 async fn a_deadline_that_is_too_short_for_the_distance_is_explained() {
     let (_server, proxy) = at_a_distance(80).await;
@@ -108,6 +108,12 @@ async fn a_deadline_that_is_too_short_for_the_distance_is_explained() {
     }
     let rule = "did not answer within 50ms: it is ";
     assert!(explained.contains(rule) && explained.contains("Set a longer `deadline`, or none"), "{explained}");
+
+    let log = Log::start();
+    let _ = limiter.clone().deadline(ms(200));
+    assert_eq!(log.text(), "");
+    let _ = RateLimitLayer::new(limiter).limit(CALLS.by(Everyone)).deadline(ms(50));
+    assert!(log.text().contains("too far away for the deadline: set a longer one, or none"), "{}", log.text());
 }
 
 /// Callers that wait for units also wait for a server that hangs for a moment.
