@@ -40,6 +40,7 @@
 //! | limit gRPC calls, on a server of tonic or around a channel | [`guide::grpc`] |
 //! | admit most requests of a busy tenant without asking Redis | [`guide::hot_keys`] |
 //! | limit to millions of units, or spread a hot key over a cluster | [`guide::large_limits`] |
+//! | share limits over a distance: a Redis in another region or zone that is far away, with its latency | [`guide::redis_is_far_away`] |
 //! | set up Redis: permissions, memory, size, sentinel, TLS, managed services | [`guide::running_redis`] |
 //! | run on a Redis Cluster | [`guide::running_redis`](guide::running_redis#cluster) |
 //! | test my limits without Redis, or try one on real traffic before it refuses | [`guide::testing_your_limits`] |
@@ -86,8 +87,8 @@
 //! * Its retry time is the first moment at which this check would pass. Exceptions: it is short where only reservations
 //!   are in the way, and a lower bound where the process does not know the moment: see [`decision`].
 //! * A request waits for decisions for at most the longest [deadline](RateLimitLayer::deadline) of its layers, and 5 ms
-//!   more for each layer whose deadline is used up before. A layer that [waits for
-//!   capacity](RateLimitLayer::wait_up_to) adds that wait.
+//!   more for each layer whose deadline is used up before. The default deadline follows the round trip of the store: 50 ms
+//!   next to it, 1 s at most. A layer that [waits for capacity](RateLimitLayer::wait_up_to) adds that wait.
 //! * API keys leave the process as keyed hashes only.
 //!
 //! Failover, eviction, a clock that steps and an outage weaken them: [`guide::what_happens_when`] says by how much.
