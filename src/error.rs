@@ -164,7 +164,7 @@ pub enum StoreErrorKind {
     Denied,
     /// There is no connection to the server, or it broke.
     Unreachable,
-    /// The server did not answer in time.
+    /// The server did not answer in time, or the check was not sent, since so many others wait that it would not.
     TimedOut,
     /// The server is a replica, or may not write for another reason.
     ReadOnly,

@@ -117,6 +117,8 @@ impl Limiter {
     ///   [round trip](crate::store::LocalState::answered_in), too.
     /// * A deadline that is set is kept, even if the store is too far away for it. Then every check fails. The error tells both times,
     ///   and so does the log when the limiter is made, if the round trip is known by then, and at each failure.
+    ///
+    /// [`guide::redis_is_far_away`](crate::guide::redis_is_far_away) says what else a distance changes.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         let round_trip = self.core.store.local_state().and_then(LocalState::round_trip);

@@ -30,7 +30,8 @@ pub struct RateLimitLayer<R = JsonResponse> {
 }
 
 impl RateLimitLayer {
-    /// A layer on a store, or on a limiter. On a store it fails open, with a [deadline](Self::deadline) that follows the round trip, and a cost of 1 for every request.
+    /// A layer on a store, or on a limiter. On a store it fails open, every request costs 1, and the [deadline](Self::deadline)
+    /// follows the round trip.
     ///
     /// On a limiter, it has the limiter's deadline, [refusal cache](Limiter::refusal_cache), [breaker](Limiter::breaker) and
     /// [retry time](Limiter::retry_reserved_after). It shares with the limiter, and with other layers on it, everything that

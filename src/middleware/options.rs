@@ -94,7 +94,7 @@ impl<R> RateLimitLayer<R> {
     }
 
     /// Sets how long a request waits for a decision before the failure mode decides. Default: it follows the round trip of the
-    /// store, and is 50 ms next to it: see [`Limiter::deadline`](crate::Limiter::deadline).
+    /// store. It is 50 ms next to the store, and at most 1 s: see [`Limiter::deadline`](crate::Limiter::deadline).
     ///
     /// The time that the request has waited in layers further out, and for [chosen](super::KeyedLimit::chosen) limits, is
     /// subtracted, but at least 5 ms remain. So a request waits for at most the longest deadline of its layers, plus 5 ms for
@@ -196,8 +196,9 @@ impl<R> RateLimitLayer<R> {
     ///   [`Limiter::acquire`](crate::Limiter::acquire).
     /// * The inner service waits with its request, so a permit of a `ConcurrencyLimit` inside the layer is held meanwhile.
     /// * The number of waiting requests is not bounded. A `ConcurrencyLimit` outside of the layer bounds it.
-    /// * The deadline is for each reply of the store, not for the wait. While the store fails or does not answer in time, the request
-    ///   waits and asks again. The failure mode decides when `max_wait` is over. So on a server, keep it short.
+    /// * The deadline is for each reply of the store, not for the wait. While the store fails or does not answer in time, requests
+    ///   ask again every 100 ms. When `max_wait` is over, fail-open or fail-closed decides; under fail-local, the share decides
+    ///   meanwhile. So on a server, keep `max_wait` short.
     pub fn wait_up_to(self, max_wait: Duration) -> Self {
         self.set(|policy| policy.max_wait = Some(max_wait))
     }

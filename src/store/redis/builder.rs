@@ -76,9 +76,12 @@ impl RedisStoreBuilder {
         self
     }
 
-    /// The most connections that each tokio runtime of the process opens, each for one batch of checks at a time.
-    /// Default: 4. So Redis has a batch to decide while the process reads the reply to another one. A process with little to do opens one
-    /// or two. In a cluster, the most pairs of connections to each node, which batches share.
+    /// The most connections that each tokio runtime of the process opens. Default: 4. So Redis has a batch to decide while the process
+    /// reads the reply to another one. [`connect`](Self::connect) opens all of them in its runtime. Otherwise they are opened when they are
+    /// needed, and a process with little to do opens one or two. In a cluster, the most pairs of connections to each node.
+    ///
+    /// Each connection has one batch of checks in flight. To a server that is far away, more batches are in flight and share the
+    /// connections: one for each 2 ms of the round trip, at most 64. In a cluster, batches always share the connections.
     pub fn connections(mut self, connections: u32) -> Self {
         self.connection.connections = connections;
         self

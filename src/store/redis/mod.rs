@@ -6,7 +6,7 @@
 //! 1. Each limit and key has one sorted set: the head of the script explains its entries.
 //! 2. The script reads the server's time once, so all processes decide by one clock.
 //! 3. One script decides many checks, in the order of their arrival. A lone check waits neither for others nor for a task:
-//!    its own caller sends it.
+//!    its own caller sends it. Until the first reply a task does, and learns the round trip from it, even if it is late.
 //! 4. EVALSHA sends the script, and EVAL once if the server does not know it.
 //! 5. A batch is sent once more, over a new connection, if its connection broke or the server has become a replica. It
 //!    carries its ids, so it counts once even if the first try has run. Checks that the server could not know again by
@@ -104,7 +104,8 @@ impl Runtimes {
 }
 
 impl RedisStore {
-    /// A store on the server at `url`, such as `redis://127.0.0.1:6379/0`. The server has been reached and can be written to.
+    /// A store on the server at `url`, such as `redis://127.0.0.1:6379/0`. The server has been reached and can be written to, and
+    /// the connections of this runtime are open.
     ///
     /// # Errors
     ///
@@ -184,8 +185,10 @@ impl RedisStoreBuilder {
         Ok(RedisStore { runtimes: Arc::new(Runtimes { config, is_alive, dispatchers: Mutex::default() }) })
     }
 
-    /// The store, after it has reached the server, run the script, and deleted a key that does not exist. Whether the server
-    /// has memory left shows at the first check.
+    /// The store, after it has reached the server, run the script, deleted a key that does not exist, and opened all
+    /// [connections](Self::connections) of this runtime. So no check waits for one, and the [default
+    /// deadline](crate::Limiter::deadline) follows the round trip from the first check on. Whether the server has memory left
+    /// shows at the first check.
     ///
     /// # Errors
     ///

@@ -5,7 +5,7 @@ use std::{fmt::Display, time::Duration};
 /// The number of clients.
 pub(crate) const CLIENTS: usize = 200;
 
-/// The deadline of each client, which is the default of the limiter.
+/// The deadline of each client, which is the default next to Redis.
 pub(crate) const DEADLINE: Duration = Duration::from_millis(50);
 
 /// Prints one line of the table.

@@ -5,7 +5,7 @@
 //!    commands carry ids, or have certainly not run before. There is one exception: a check without an id, on a limit that
 //!    is no exact log, counts twice if its slot moves just when a connection breaks. It never counts too little.
 //! 3. Both know which node has which slot, and reconnect to a node that is lost.
-//! 4. Connections that get no reply from any node for half a second are replaced, because the client of version 1.8.1 can
+//! 4. Connections that get no reply from any node for the reply timeout are replaced, because the client of version 1.8.1 can
 //!    deadlock. If tokio's budget for a task ends while a request locks the table of nodes, the request keeps the lock until
 //!    it is polled again. It is not polled while the client looks up the slots, which waits for that lock. Some dozens of
 //!    requests at the moment when slots move can stop the client for ever.
