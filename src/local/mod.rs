@@ -48,13 +48,14 @@ const DEFAULT_MAX_AGE: Duration = Duration::from_secs(1);
 ///    it took. A timeout does not count if the request had spent more than half of the deadline elsewhere, nor if a `RedisStore` has
 ///    answered a call meanwhile that was sent later: then the check has only waited in the queue of this process. So a node of a cluster
 ///    that hangs alone opens no breaker.
-/// 5. While it is open, a probe goes to the store every 200 ms by default: the same check at no cost. No caller waits for it. A probe
-///    has the longest deadline of the refused callers. If that is the [default](crate::Limiter::deadline) of a store that tells its
-///    round trip, such as `RedisStore`, each probe waits twice as long as the one before, up to a second: the store may be farther
-///    away now. A task on a caller's runtime sends the probes. The task ends when the breaker closes,
-///    or when the last limiter is dropped. If that runtime ends, the runtime of another caller takes over. If that runtime blocks,
-///    or if there is none, the check of a caller is the probe: once no probe has begun or ended for twice the interval and the
-///    deadline of a probe.
+/// 5. While it is open, a probe goes to the store every 200 ms by default: the same check at no cost. No caller waits
+///    for it. A probe has the longest deadline of the refused callers. If one of them has the
+///    [default deadline](crate::Limiter::deadline) of a store that tells its round trip, such as `RedisStore`, each
+///    probe waits twice as long as the one before, up to a second: the store may be farther away now. A task on a
+///    caller's runtime sends the probes. The task ends when the breaker closes, or when the last limiter is dropped. If
+///    that runtime ends, the runtime of another caller takes over. If that runtime blocks, or if there is none, the
+///    check of a caller is the probe: once no probe has begun or ended for twice the interval and the deadline of a
+///    probe.
 /// 6. An answered probe closes it. After that, a single failure opens it again. Once another check is answered, it
 ///    again takes the full number of failures.
 /// 7. A cost above the limit, a limit that cannot be chosen, and an error
