@@ -38,7 +38,7 @@ const LONGEST: Duration = Duration::from_secs(15);
 /// If the server crashes, reserved tokens come back after this time.
 const LEASE: Duration = Duration::from_secs(20);
 
-/// Longer than the default: it is short beside the time of a response, and a settlement should not fail for lack of time.
+/// Longer than the default next to Redis: it is short beside the time of a response, and a settlement should not fail for lack of time.
 const DEADLINE: Duration = Duration::from_secs(1);
 
 /// The time that a model takes for each streamed word.

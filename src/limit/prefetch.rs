@@ -5,13 +5,13 @@
 //!
 //! 1. **Never too much.** A prefetch is counted in Redis when it is taken, until a window after its life. So no window ever holds more
 //!    than the limit, by any number of processes, even if one is killed or a reply is lost.
-//! 2. **Early by little.** A unit that a process holds and does not spend is missing to others for the life of the prefetch, 100 ms by
-//!    default, and until the process has given it back, a call later. That call waits for prefetches of other keys, for at most a 64th of the
-//!    life and 4 ms. A unit that is spent out of a prefetch counts for its window and
-//!    at most the life. If the process is killed, its units count for the life of the prefetch and then for a window.
-//! 3. **Exact near the limit.** A process takes a prefetch only for a key with sixteen requests within a life. A prefetch has as many
-//!    units as the process spends in a life at its present rate, but at most an eighth of the units that are left. If an
-//!    eighth is less than sixteen requests, each request asks the store, and its unit counts for exactly one window.
+//! 2. **Early by little.** A unit that a process holds and does not spend is missing to others for the life of the prefetch, and until the
+//!    process has given it back, a call later. The life is 100 ms by default, and longer far away from the store (rule 10). That call waits
+//!    for prefetches of other keys, for at most a 64th of the life and 4 ms. A unit that is spent out of a prefetch counts for its window
+//!    and at most the life. If the process is killed, its units count for the life of the prefetch and then for a window.
+//! 3. **Exact near the limit.** A process takes a prefetch only for a key with sixteen requests within a life, or fewer far away from the
+//!    store (rule 10). A prefetch has as many units as the process spends in a life at its present rate, but at most an eighth of the units
+//!    that are left. If an eighth is less than so many requests, each request asks the store, and its unit counts for exactly one window.
 //! 4. A check is decided in the process only if the prefetches of all its charges have enough units. Otherwise all of it goes to the
 //!    store. So does every check with an [id](crate::Check::with_id), and every check with a charge that
 //!    [reserves](crate::Charge::reserve), asks whether [any unit is left](crate::Charge::any_left), counts

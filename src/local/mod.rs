@@ -96,6 +96,7 @@ impl Default for Breaker {
 ///    and keys on unchanged.
 /// 3. A remembered refusal holds until units are given back. So the store [forgets the refusals](Self::forget_refusals) of a
 ///    limit whenever a key is reset or an admission settled through it.
+/// 4. A store that may be far away tells the time of each [answer](Self::answered_in). The default deadline and the prefetches follow it.
 #[derive(Clone)]
 pub struct LocalState {
     generations: Arc<Generations>,
