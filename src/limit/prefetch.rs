@@ -6,8 +6,8 @@
 //! 1. **Never too much.** A prefetch is counted in Redis when it is taken, until a window after its life. So no window ever holds more
 //!    than the limit, by any number of processes, even if one is killed or a reply is lost.
 //! 2. **Early by little.** A unit that a process holds and does not spend is missing to others for the life of the prefetch, and until the
-//!    process has given it back, a call later. The life is 100 ms by default, and longer far away from the store (rule 10). That call waits
-//!    for prefetches of other keys, for at most a 64th of the life and 4 ms. A unit that is spent out of a prefetch counts for its window
+//!    process has given it back, a call later. That call waits for prefetches of other keys, for at most a 64th of the life and 4 ms. The
+//!    life is 100 ms by default, and longer far away from the store (rule 10). A unit that is spent out of a prefetch counts for its window
 //!    and at most the life. If the process is killed, its units count for the life of the prefetch and then for a window.
 //! 3. **Exact near the limit.** A process takes a prefetch only for a key with sixteen requests within a life, or fewer far away from the
 //!    store (rule 10). A prefetch has as many units as the process spends in a life at its present rate, but at most an eighth of the units
