@@ -18,12 +18,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+#[cfg(feature = "redis")]
+pub(crate) use self::round_trip::LONGEST_DEADLINE;
 use self::{breaker::BreakerState, refusals::Generations, round_trip::RoundTrip};
 pub(crate) use self::{
     breaker::SharedBreaker,
     prefetch::{KeptHolding, Prefetches, Step},
     refusals::{Lookup, Refusals},
-    round_trip::{LONGEST_DEADLINE, SHORTEST_DEADLINE},
+    round_trip::SHORTEST_DEADLINE,
 };
 use crate::{
     clock::{Clock, ManualClock},

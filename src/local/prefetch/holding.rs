@@ -21,9 +21,6 @@ use crate::{
 /// A prefetch is at most this part of the units that are left.
 pub(super) const PART_OF_THE_REST: u64 = 8;
 
-/// The next prefetch is asked for when this part of the units is left, or earlier if the store is far away.
-const LOW: u64 = 4;
-
 /// After so many lives without a step, the runtime of a task is taken for one that is not driven.
 const MOST_LIVES: u64 = 10;
 
@@ -78,6 +75,8 @@ pub(super) struct PrefetchedUnits {
     pub(super) number: u64,
     pub(super) units: u64,
     pub(super) left: u64,
+    /// With so many left, the next prefetch is asked for: they are spent before it is there.
+    pub(super) low: u64,
     pub(super) asked_at: u64,
     /// Zero if it was dropped.
     pub(super) until: u64,
@@ -222,11 +221,9 @@ impl State {
         self.prefetches.iter().map(|prefetch| prefetch.units).sum()
     }
 
-    /// With so many units left, it is time for the next prefetch: they are spent before it is there.
+    /// With so many units left, it is time for the next prefetch.
     fn low(&self, now: u64) -> u64 {
-        let newest = self.prefetches.back().filter(|newest| newest.is_alive(now)).map_or(0, |newest| newest.units);
-        let during_lead = u128::from(newest) * u128::from(self.pace.lead) / u128::from(self.pace.life.max(1));
-        (newest / LOW).max(during_lead as u64)
+        self.prefetches.back().filter(|newest| newest.is_alive(now)).map_or(0, |newest| newest.low)
     }
 
     /// When the next prefetch is asked for at the latest, so that it is there before the newest ends.

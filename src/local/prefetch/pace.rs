@@ -9,6 +9,9 @@ const LEAST_TRIPS: u32 = 4;
 /// The time of the task, and of the wait for prefetches of other keys, is this part of a life.
 const PART_OF_LIFE: u64 = 32;
 
+/// At least this part of the units.
+const LOW: u64 = 4;
+
 /// The fewest requests in a life that a prefetch is taken for. Next to the store, a prefetch for half as many saves little or
 /// nothing. The longer a round trip is, the more each request saves that does not wait for one.
 const MOST_REQUESTS: u64 = 16;
@@ -33,5 +36,11 @@ impl Pace {
         let lead = (micros(mostly) + life / PART_OF_LIFE).min(life / 2);
         let fewest_requests = (SAVED / trip.max(1)).clamp(LEAST_REQUESTS, MOST_REQUESTS);
         Self { life, lead, fewest_requests }
+    }
+
+    /// The next prefetch is asked for when so many units of the present one are left.
+    pub(super) fn low(self, units: u64) -> u64 {
+        let during_lead = u128::from(units) * u128::from(self.lead) / u128::from(self.life.max(1));
+        (units / LOW).max(during_lead as u64)
     }
 }

@@ -81,6 +81,7 @@ impl KeptHolding {
                 number: 0,
                 units: 0,
                 left: 0,
+                low: 0,
                 asked_at: now,
                 until: now.saturating_add(life),
             });
@@ -100,8 +101,8 @@ impl KeptHolding {
         let wait = match &answer {
             Ok(decision) if decision.is_allowed() => {
                 let units = asked.check.charges().map(Charge::cost).sum();
-                (asked.number, asked.units, asked.left, asked.admitted) =
-                    (number, units, units, Some(decision.clone()));
+                (asked.number, asked.units, asked.left, asked.low) = (number, units, units, state.pace.low(units));
+                asked.admitted = Some(decision.clone());
                 (state.since, state.spent, state.requests) = (now, 0, 0);
                 state.prefetches.push_back(asked);
                 None

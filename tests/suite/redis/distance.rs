@@ -184,7 +184,9 @@ async fn a_near_and_a_far_process_keep_a_limit_together() {
                 while begun.elapsed() < Duration::from_secs(6) {
                     ticks.tick().await;
                     let asked = Instant::now();
-                    if limiter.check(&limit, "ada", 1).await.unwrap().is_allowed() {
+                    // On a busy machine, a near process may miss its deadline.
+                    let decision = limiter.check(&limit, "ada", 1).await;
+                    if decision.is_ok_and(|decision| decision.is_allowed()) {
                         // Its moment is between the two.
                         admitted.push((asked, Instant::now()));
                     }

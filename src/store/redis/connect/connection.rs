@@ -162,7 +162,7 @@ impl Pool {
             if let Some(mut new @ Connection::Server(..)) = new {
                 let sent = Instant::now();
                 // An error, for example of a user who may not send it, has come as far.
-                let _ = new.send(&cmd("PING"), false).await;
+                let _ = new.send(&cmd("PING"), false, sent).await;
                 distance.store(clock::micros(sent.elapsed()), Ordering::Relaxed);
             }
         });
@@ -224,12 +224,12 @@ impl Connection {
         Ok(Self::Server(connection, Arc::new(health)))
     }
 
-    /// Sends a command. `again` says that it has been sent before.
+    /// Sends a command at this time, which is now. `again` says that it has been sent before.
     #[cfg_attr(not(feature = "cluster"), expect(unused_variables))]
-    pub(crate) async fn send(&mut self, command: &Cmd, again: bool) -> RedisResult<Value> {
+    pub(crate) async fn send(&mut self, command: &Cmd, again: bool, since: Instant) -> RedisResult<Value> {
         match self {
             Self::Server(connection, health) => {
-                let wait = ReplyWait { health, since: Instant::now() };
+                let wait = ReplyWait { health, since };
                 wait.end(connection.send_packed_command(command).await)
             }
             // It replaces broken connections by itself.

@@ -2,7 +2,10 @@
 //!
 //! `copies.rs` joins equal checks. A check that is alone has a short form, which `lone.lua` describes.
 
-use std::{iter, time::Duration};
+use std::{
+    iter,
+    time::{Duration, Instant},
+};
 
 use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, cmd};
 
@@ -16,6 +19,7 @@ use crate::{
     clock::{Clock, system_time},
     decision::{Decision, LimitStatus},
     error::{StoreError, StoreErrorKind},
+    metrics,
     store::redis::{
         connect::{
             Connection,
@@ -57,14 +61,13 @@ impl Batch {
         let arguments = 16 + 3 * self.jobs.len();
         let mut evalsha = Cmd::with_capacity(2 + arguments, 64 + 32 * arguments);
         self.write(evalsha.arg("EVALSHA").arg(&*SHA1), &config.keys, again);
-        match config.send(connection, &evalsha, again).await {
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                let mut eval = cmd("EVAL");
-                self.write(eval.arg(DECIDE), &config.keys, again);
-                config.send(connection, &eval, again).await
-            }
-            result => result,
+        let reply = run(&evalsha, connection, config, again).await;
+        if !is_unknown(&reply) {
+            return reply;
         }
+        let mut eval = cmd("EVAL");
+        self.write(eval.arg(DECIDE), &config.keys, again);
+        run(&eval, connection, config, again).await
     }
 
     /// Appends the number of keys, the keys, and the arguments: `head.lua` describes them.
@@ -115,6 +118,23 @@ impl Batch {
         read(reply, &self.jobs, &mut answers).ok_or_else(malformed)?;
         Ok(answers)
     }
+}
+
+/// Runs the script, and takes note of how long the reply takes.
+async fn run(command: &Cmd, connection: &mut Connection, config: &Config, again: bool) -> RedisResult<Value> {
+    let sent = Instant::now();
+    let reply = connection.send(command, again, sent).await;
+    if reply.is_ok() {
+        config.local_state.answered(sent);
+    }
+    if !is_unknown(&reply) {
+        metrics::script(sent);
+    }
+    reply
+}
+
+fn is_unknown(reply: &RedisResult<Value>) -> bool {
+    reply.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript))
 }
 
 /// The time of a clock as an argument of the script, which knows the clock of a test by its sign.

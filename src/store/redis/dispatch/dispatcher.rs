@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use redis::{Cmd, RedisError, RedisResult, Value, cmd};
+use redis::{RedisError, RedisResult, Value, cmd};
 use tokio::{
     runtime::Handle,
     task::{JoinSet, yield_now},
@@ -55,18 +55,6 @@ pub(crate) struct Config {
     pub(crate) local_state: LocalState,
 }
 
-impl Config {
-    /// Sends a command, and takes note of how long its reply takes.
-    pub(super) async fn send(&self, connection: &mut Connection, command: &Cmd, again: bool) -> RedisResult<Value> {
-        let sent = Instant::now();
-        let reply = connection.send(command, again).await;
-        if reply.is_ok() {
-            self.local_state.answered(sent);
-        }
-        reply
-    }
-}
-
 pub(crate) struct Dispatcher {
     pub(super) config: Arc<Config>,
     pub(crate) runtime: Handle,
@@ -98,8 +86,8 @@ impl Dispatcher {
         // Until the first reply, a task sends it, and hears the reply even if it comes too late for the caller.
         if job.is_check()
             && wait.is_none()
-            && self.config.local_state.round_trip().is_some()
             && let Some(permit) = queue.lone_permit()
+            && self.config.local_state.round_trip().is_some()
             && let Some(connection) = self.pool.share()
         {
             let (dispatcher, config) = (Arc::downgrade(&self), Arc::clone(&self.config));
@@ -138,8 +126,10 @@ impl Dispatcher {
     /// So many batches are in flight that a check waits for no more than a fraction of the round trip. A server that is slow, and not
     /// far away, gets no more of them: they would wait there, where keys take no turns.
     fn batch_permit(&self, queue: &Arc<Queue>) -> Option<Permit> {
-        let round_trip = self.config.local_state.round_trip().unwrap_or_default().min(self.pool.distance());
-        queue.batch_permit((round_trip.as_micros() / BATCH_INTERVAL.as_micros()).min(MOST_IN_FLIGHT) as usize)
+        queue.batch_permit(|| {
+            let round_trip = self.config.local_state.round_trip().unwrap_or_default().min(self.pool.distance());
+            (round_trip.as_micros() / BATCH_INTERVAL.as_micros()).min(MOST_IN_FLIGHT) as usize
+        })
     }
 
     /// Lets prefetches wait for each other.
@@ -180,14 +170,14 @@ impl Dispatcher {
     }
 
     async fn send_batch(&self, mut jobs: Vec<Box<Job>>) {
-        let (began, connection) = (Instant::now(), self.pool.take().await);
+        let connection = self.pool.take().await;
         // Callers may have stopped waiting while the connection was opened.
         jobs.retain(|job| !job.is_cancelled());
         if jobs.is_empty() {
             return;
         }
         let mut batch = Batch::new(jobs, self.config.clock.as_ref());
-        let reply = self.try_send(began, connection, &batch, false).await;
+        let reply = self.try_send(connection, &batch, false).await;
         let reply = self.try_again(&mut batch, reply).await;
         batch.finish(reply);
     }
@@ -204,9 +194,9 @@ impl Dispatcher {
         {
             let (has_not_run, failed) = (self.has_certainly_not_run(error), failure(error.clone()));
             if batch.keep(|job| has_not_run || job.is_repeatable(), &failed) {
-                let (began, connection) = (Instant::now(), self.pool.take().await);
+                let connection = self.pool.take().await;
                 if batch.keep(|job| !job.is_cancelled(), &failed) {
-                    reply = self.try_send(began, connection, batch, true).await;
+                    reply = self.try_send(connection, batch, true).await;
                 }
             }
         }
@@ -221,21 +211,16 @@ impl Dispatcher {
         self.is_cluster() && was_not_run(error)
     }
 
-    /// Sends a batch over a connection, which it has waited for since `began`. The outer error says that there was none. The inner
+    /// Sends a batch over a connection. The outer error says that there was none. The inner
     /// one is of the server or of the connection.
     async fn try_send(
         &self,
-        began: Instant,
         connection: Result<(Connection, impl Send), StoreError>,
         batch: &Batch,
         again: bool,
     ) -> Result<RedisResult<Value>, StoreError> {
-        let reply = match connection {
-            Ok((mut connection, _pooled)) => Ok(batch.send(&mut connection, &self.config, again).await),
-            Err(error) => Err(error),
-        };
-        metrics::script(began);
-        reply
+        let (mut connection, _pooled) = connection?;
+        Ok(batch.send(&mut connection, &self.config, again).await)
     }
 
     /// Runs the script without a check, and deletes a key that no limit has. So the server is reached, knows the script,
@@ -243,8 +228,8 @@ impl Dispatcher {
     pub(crate) async fn try_out(self: Arc<Self>) -> Result<(), StoreError> {
         self.in_task(|dispatcher| async move {
             let batch = Batch::new(Vec::new(), dispatcher.config.clock.as_ref());
-            let (began, connection) = (Instant::now(), dispatcher.pool.take().await);
-            dispatcher.try_send(began, connection, &batch, false).await?.map_err(failure)?;
+            let connection = dispatcher.pool.take().await;
+            dispatcher.try_send(connection, &batch, false).await?.map_err(failure)?;
             dispatcher.unlink(&format!("{}:", dispatcher.config.keys.prefix())).await?;
             dispatcher.pool.open_all().await;
             Ok(())
@@ -280,7 +265,7 @@ impl Dispatcher {
         command.arg(key);
         let send = async |again| {
             let (mut connection, _pooled) = self.pool.take().await?;
-            Ok::<_, StoreError>(self.config.send(&mut connection, &command, again).await)
+            Ok::<_, StoreError>(connection.send(&command, again, Instant::now()).await)
         };
         let mut reply = send(false).await?;
         if reply.as_ref().is_err_and(|error| self.is_worth_another_try(error)) {
@@ -300,9 +285,8 @@ async fn send_alone(
     config: Arc<Config>,
 ) -> Answer {
     metrics::batch(1, || 0);
-    let (mut batch, sent) = (Batch::new(vec![job], config.clock.as_ref()), Instant::now());
+    let mut batch = Batch::new(vec![job], config.clock.as_ref());
     let reply = batch.send(&mut connection, &config, false).await;
-    metrics::script(sent);
     drop(permit);
     let error = match reply {
         Ok(reply) => return batch.only_answer(reply),

@@ -131,9 +131,9 @@ impl Queue {
 
     /// The permit to have one batch in flight. Without one, the tasks that have them serve the queue. A server that is far away may have
     /// more of them in flight than the queue allows otherwise.
-    pub(super) fn batch_permit(self: &Arc<Self>, for_distance: usize) -> Option<Permit> {
+    pub(super) fn batch_permit(self: &Arc<Self>, for_distance: impl FnOnce() -> usize) -> Option<Permit> {
         let mut state = self.lock();
-        let is_free = state.in_flight < self.max_in_flight.max(for_distance);
+        let is_free = state.in_flight < self.max_in_flight || state.in_flight < for_distance();
         state.in_flight += usize::from(is_free);
         is_free.then(|| Permit { queue: Arc::downgrade(self), is_lone: false })
     }
@@ -422,7 +422,7 @@ mod tests {
     fn a_check_is_refused_that_would_wait_for_longer_than_its_caller() {
         on_one_thread(|| {
             let (queue, mut callers) = (Queue::new(4, CAPACITY), Vec::new());
-            let _permit = queue.batch_permit(0);
+            let _permit = queue.batch_permit(|| 0);
             let mut push = |key, deadline| push(&queue, key, deadline).map(|queued| callers.push(queued));
             assert!((0..1_000).all(|key| push(key, 1).is_ok()), "nothing is known");
             queue.lock().time_per_check = Duration::from_micros(100);
@@ -494,7 +494,7 @@ mod models {
 
     /// Serves the queue as a task does, and returns how many jobs it has sent.
     fn serve(queue: &Arc<Queue>) -> usize {
-        let Some(mut permit) = queue.batch_permit(0) else { return 0 };
+        let Some(mut permit) = queue.batch_permit(|| 0) else { return 0 };
         let mut sent = 0;
         while let Some(jobs) = permit.next_batch() {
             sent += jobs.len();
