@@ -17,6 +17,7 @@ mod contenders;
 mod dice;
 mod load;
 mod measure;
+mod proxy;
 mod report;
 mod scenarios;
 mod server;

@@ -36,8 +36,12 @@ impl Server {
         panic!("redis-server does not start");
     }
 
+    pub(crate) fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
     pub(crate) fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}/", self.port)
+        format!("redis://{}/", self.address())
     }
 
     pub(crate) async fn multiplexed(&self) -> redis::aio::MultiplexedConnection {

@@ -3,6 +3,7 @@
 mod attack;
 mod burst;
 mod cost;
+mod distance;
 mod early_refusals;
 mod entries;
 mod exhaustion;
@@ -55,4 +56,5 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
 pub(crate) const BY_NAME: &[Scenario] = &[
     Scenario { name: "heed-long", run: heed::run_long },
     Scenario { name: "early-refusals", run: early_refusals::run },
+    Scenario { name: "distance", run: distance::run },
 ];
