@@ -16,6 +16,7 @@ mod lone;
 mod memory;
 mod one_client;
 mod prefetch;
+mod regions;
 mod server_time;
 mod throughput;
 mod zipf;
@@ -57,4 +58,5 @@ pub(crate) const BY_NAME: &[Scenario] = &[
     Scenario { name: "heed-long", run: heed::run_long },
     Scenario { name: "early-refusals", run: early_refusals::run },
     Scenario { name: "distance", run: distance::run },
+    Scenario { name: "regions", run: regions::run },
 ];

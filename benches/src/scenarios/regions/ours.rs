@@ -1,0 +1,249 @@
+//! This crate: a log in one store, and prefetches by the rules of `src/local/prefetch/`. Each check is a message, although those of one
+//! process travel together.
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap, VecDeque},
+    mem,
+};
+
+use super::{Events, SECOND, Scheme, TRIPS, Tally, Time, WINDOW, region};
+
+const FEWEST_REQUESTS: u64 = 16;
+const PART_OF_THE_REST: u64 = 8;
+const LOW: u64 = 4;
+
+pub(super) struct Ours {
+    /// Of a prefetch; zero without prefetches.
+    life: Time,
+    processes: Vec<Process>,
+    store: Store,
+    events: Events<Event>,
+}
+
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// At the store: a check; the prefetches that are given back, by number and spent units, with the units of the next one.
+    Check,
+    Prefetch(Vec<(u64, u64)>, Option<u64>),
+    /// At the process: the used units, if the store has admitted a check; the number and units of a prefetch, and the used units.
+    Admitted(u64),
+    Taken(Option<(u64, u64)>, u64),
+    /// A prefetch ends, or the process may ask again.
+    Timer,
+}
+
+#[derive(Clone, Default)]
+struct Process {
+    /// Requests since then, before the first prefetch.
+    began: Time,
+    requests: u64,
+    is_kept: bool,
+    held: VecDeque<Held>,
+    asked: Option<Time>,
+    asks_from: Time,
+    first_units: u64,
+    /// Units spent since the last prefetch.
+    since: Time,
+    spent: u64,
+    /// As the store has last replied.
+    used: u64,
+}
+
+#[derive(Clone)]
+struct Held {
+    number: u64,
+    units: u64,
+    left: u64,
+    until: Time,
+}
+
+impl Ours {
+    pub(super) fn new(processes: usize, units: usize, life: Time) -> Self {
+        let store = Store { units: units as u64, ..Store::default() };
+        Self { life, processes: vec![Process::default(); processes], store, events: Events::new() }
+    }
+
+    fn happen(&mut self, at: Time, process: usize, event: Event, is_cut: bool, tally: &mut Tally) {
+        let (own, replied) = (&mut self.processes[process], at + TRIPS[region(process)] / 2);
+        match event {
+            Event::Check if is_cut => {
+                tally.undecided += tally.one();
+                return;
+            }
+            Event::Check => {
+                tally.messages += tally.one();
+                let is_admitted = self.store.check(at);
+                tally.decide(at, is_admitted);
+                if is_admitted && self.life > 0 {
+                    self.events.add(replied, process, Event::Admitted(self.store.used));
+                }
+                return;
+            }
+            Event::Prefetch(_, None) if is_cut => {}
+            Event::Prefetch(..) if is_cut => {
+                // The store's timeout.
+                self.events.add(at + SECOND, process, Event::Taken(None, own.used));
+                return;
+            }
+            Event::Prefetch(over, wanted) => {
+                tally.messages += tally.one();
+                over.into_iter().for_each(|(number, spent)| self.store.give_back(at, number, spent));
+                if let Some(units) = wanted {
+                    let number = self.store.take(at, units, self.life);
+                    let taken = number.map(|number| (number, units));
+                    self.events.add(replied, process, Event::Taken(taken, self.store.used));
+                }
+                return;
+            }
+            Event::Admitted(used) => own.note(at, self.life, used, self.store.units),
+            Event::Taken(taken, used) => {
+                let asked = own.asked.take().unwrap_or(at);
+                own.used = used;
+                let timer = if let Some((number, units)) = taken {
+                    (own.since, own.spent) = (at, 0);
+                    own.held.push_back(Held { number, units, left: units, until: asked + self.life });
+                    asked + self.life
+                } else {
+                    own.asks_from = at + self.life;
+                    own.asks_from
+                };
+                self.events.add(timer.max(at), process, Event::Timer);
+            }
+            Event::Timer => {}
+        }
+        self.step(at, process);
+    }
+
+    /// Gives back what is over, and asks for the next prefetch if it is time for it.
+    fn step(&mut self, at: Time, process: usize) {
+        let own = &mut self.processes[process];
+        let wanted = own.wanted(at, self.life, self.store.units).filter(|_| own.is_kept);
+        let (over, held): (Vec<Held>, _) =
+            mem::take(&mut own.held).into_iter().partition(|held| held.left == 0 || held.until <= at);
+        (own.held, own.asked) = (held.into(), own.asked.or(wanted.map(|_| at)));
+        own.is_kept = !own.held.is_empty() || own.asked.is_some() || at < own.asks_from;
+        if wanted.is_some() || !over.is_empty() {
+            let over = over.iter().map(|held| (held.number, held.units - held.left)).collect();
+            self.events.add(at + TRIPS[region(process)] / 2, process, Event::Prefetch(over, wanted));
+        }
+    }
+}
+
+impl Scheme for Ours {
+    fn ask(&mut self, at: Time, process: usize, tally: &mut Tally) {
+        let own = &mut self.processes[process];
+        if let Some(held) = own.held.iter_mut().find(|held| at < held.until && held.left > 0) {
+            held.left -= 1;
+            own.spent += 1;
+            tally.decide(at, true);
+            if own.is_low(at) {
+                self.step(at, process);
+            }
+        } else {
+            tally.waits += tally.one();
+            self.events.add(at + TRIPS[region(process)] / 2, process, Event::Check);
+        }
+    }
+
+    fn advance(&mut self, until: Time, cut: Option<usize>, tally: &mut Tally) {
+        while let Some((at, process, event)) = self.events.next(until) {
+            self.happen(at, process, event, cut == Some(region(process)), tally);
+        }
+    }
+}
+
+impl Process {
+    /// Whether a quarter of the newest prefetch is left.
+    fn is_low(&self, at: Time) -> bool {
+        let alive = || self.held.iter().filter(|held| at < held.until);
+        alive().map(|held| held.left).sum::<u64>() <= alive().next_back().map_or(0, |newest| newest.units) / LOW
+    }
+
+    /// Takes note of a request that the store has admitted.
+    fn note(&mut self, at: Time, life: Time, used: u64, units: u64) {
+        self.used = used;
+        if self.is_kept {
+            self.spent += 1;
+            return;
+        }
+        if at >= self.began + life {
+            (self.began, self.requests) = (at, 0);
+        }
+        self.requests += 1;
+        let wanted = rate(self.requests, at - self.began, life).min(used).min((units - used) / PART_OF_THE_REST);
+        if self.requests >= FEWEST_REQUESTS && wanted >= FEWEST_REQUESTS {
+            (self.is_kept, self.first_units, self.since, self.spent, self.requests) = (true, wanted, at, 1, 0);
+        }
+    }
+
+    fn wanted(&mut self, at: Time, life: Time, units: u64) -> Option<u64> {
+        let first_units = mem::take(&mut self.first_units);
+        let demand = rate(self.spent, at - self.since, life).max(first_units);
+        let wanted = demand.min((units - self.used) / PART_OF_THE_REST);
+        let is_due = self.is_low(at) && self.asked.is_none() && at >= self.asks_from;
+        (is_due && wanted >= FEWEST_REQUESTS).then_some(wanted)
+    }
+}
+
+/// How many of something are expected in a life, if there were so many in this time, or in an eighth of a life.
+fn rate(count: u64, elapsed: Time, life: Time) -> u64 {
+    count * life / elapsed.max(life / 8).max(1)
+}
+
+#[derive(Default)]
+struct Store {
+    units: u64,
+    used: u64,
+    /// When the units of checks leave.
+    checks: VecDeque<Time>,
+    /// The units of prefetches that are not given back yet, by their number, and when they leave.
+    prefetches: HashMap<u64, (u64, Time)>,
+    taken: u64,
+    /// When prefetches leave, by their number, and units that were spent of one.
+    leaving: BinaryHeap<Reverse<(Time, u64, u64)>>,
+}
+
+impl Store {
+    fn forget(&mut self, at: Time) {
+        while self.checks.front().is_some_and(|leaves| *leaves <= at) {
+            self.checks.pop_front();
+            self.used -= 1;
+        }
+        while let Some(Reverse((_, number, spent))) = self.leaving.peek().filter(|next| next.0.0 <= at) {
+            self.used -= self.prefetches.remove(number).map_or(0, |(units, _)| units) + spent;
+            self.leaving.pop();
+        }
+    }
+
+    fn check(&mut self, at: Time) -> bool {
+        self.forget(at);
+        let is_admitted = self.used < self.units;
+        if is_admitted {
+            self.used += 1;
+            self.checks.push_back(at + WINDOW);
+        }
+        is_admitted
+    }
+
+    /// The number of a prefetch, if there is room for it. It counts until a window after its life.
+    fn take(&mut self, at: Time, units: u64, life: Time) -> Option<u64> {
+        self.forget(at);
+        (self.used + units <= self.units).then(|| {
+            let leaves = at + WINDOW + life;
+            (self.used, self.taken) = (self.used + units, self.taken + 1);
+            self.prefetches.insert(self.taken, (units, leaves));
+            self.leaving.push(Reverse((leaves, self.taken, 0)));
+            self.taken
+        })
+    }
+
+    /// Spent units count for another window, or until the prefetch would have left.
+    fn give_back(&mut self, at: Time, number: u64, spent: u64) {
+        self.forget(at);
+        if let Some((units, leaves)) = self.prefetches.remove(&number) {
+            self.used -= units - spent;
+            self.leaving.push(Reverse((leaves.min(at + WINDOW), 0, spent)));
+        }
+    }
+}
