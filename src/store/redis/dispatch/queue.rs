@@ -54,6 +54,9 @@ const PART_OF_CANCELLED: usize = 32;
 /// a pause of the process fails no check of a usual load.
 const FEW: usize = 4 * MAX_BATCH;
 
+/// Few servers decide a check in less. The first batches are compared with it.
+const SHORT_TIME: Duration = Duration::from_micros(10);
+
 /// Prefetches are taken and given back only while no more than this part of the queue waits: few batches, since they delay the
 /// checks behind them.
 const PART_OF_PREFETCHES: usize = 64;
@@ -214,10 +217,13 @@ impl State {
         jobs
     }
 
-    /// Learns the time per check from the batch before the one that leaves now.
+    /// Learns the time per check from the batch before the one that leaves now. A pause of the server says little about the batches
+    /// after it, so one time counts for a few times the others. It may be as long as those of all in flight, which may leave together.
     fn measure(&mut self, now: Instant, checks: usize) {
         if let Some((before, checks)) = self.last_batch {
-            self.time_per_check = (self.time_per_check * 7 + now.saturating_duration_since(before) / checks) / 8;
+            let most = self.time_per_check.max(SHORT_TIME).saturating_mul(4 * self.in_flight as u32);
+            let took = (now.saturating_duration_since(before) / checks).min(most);
+            self.time_per_check = (self.time_per_check * 7 + took) / 8;
         }
         self.last_batch = (self.waiting > 0).then_some((now, checks as u32));
     }
@@ -403,6 +409,7 @@ mod tests {
     #[test]
     fn the_time_per_check_is_that_of_batches_with_others_behind_them() {
         let (mut crowd, mut now) = (Crowd::default(), Instant::now());
+        crowd.state.in_flight = 4;
         let mut leave = |crowd: &mut Crowd, after: u64| {
             now += Duration::from_millis(after);
             let jobs = crowd.state.next_batch().len();
@@ -415,6 +422,31 @@ mod tests {
         assert_eq!(leave(&mut crowd, 60_000), 0, "nobody has waited for it");
         let measured: Vec<_> = (0..40).map(|_| leave(&mut crowd, 10)).collect();
         assert!(measured.is_sorted() && measured[0] == 19 && measured[39] > 150 && measured[39] <= 156, "{measured:?}");
+    }
+
+    /// Four batches are in flight, and leave together every 40 ms. Then the server pauses for a second, or becomes slow.
+    #[test]
+    fn a_pause_changes_the_time_per_check_little() {
+        for (batches_before, later, most) in [(0, 40, 200), (1, 40, 200), (40, 40, 500), (40, 1_000, 6_000)] {
+            let (mut crowd, mut now) = (Crowd::default(), Instant::now());
+            crowd.state.in_flight = 4;
+            (0..20_000_u64).for_each(|key| crowd.push(key, 1));
+            let mut leave = |after: u64| {
+                now += Duration::from_millis(after);
+                for _ in 0..4 {
+                    let jobs = crowd.state.next_batch().len();
+                    crowd.state.measure(now, jobs);
+                }
+                crowd.state.time_per_check.as_micros()
+            };
+            for _ in 0..batches_before {
+                leave(40);
+            }
+            leave(1_000);
+            let measured: Vec<_> = (0..10).map(|_| leave(later)).collect();
+            assert!(measured.iter().all(|time| *time <= most), "{batches_before}, {later}: {measured:?}");
+            assert!(measured[9] > most / 4, "{batches_before}, {later}: {measured:?}");
+        }
     }
 
     /// 64 checks are in flight, and a check takes 100 µs.
