@@ -9,7 +9,7 @@ use std::{
 };
 
 use tokio::{task::JoinSet, time::sleep};
-use tower_sliding_window::{Error, Limit, Limiter, RedisStore};
+use tower_sliding_window::{Error, Limit, Limiter, RedisStore, limiter::Breaker};
 
 use crate::support::{TEST_TIMEOUT, ms, proxy::Proxy, redis_server::RedisServer, seconds};
 
@@ -147,6 +147,30 @@ async fn a_key_that_floods_the_queue_is_refused_first() {
         assert!(hurried.check(&CALLS, key, 1).await.unwrap().is_allowed());
     }
     tokio::time::timeout(TEST_TIMEOUT, crowd.join_all()).await.unwrap();
+}
+
+/// A batch of 64 takes 50 ms, and a few more checks come than that. Those that wait until their answer is too late would take the
+/// places of those that come after them, and no check would be decided in time any more.
+#[tokio::test]
+async fn a_slow_server_decides_in_time_what_it_can() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server).await;
+    let limiter = distant(&proxy, ms(50), 1).await.deadline(ms(200)).breaker(Breaker::OFF);
+    let (decided, begun, mut key) = (Arc::<AtomicUsize>::default(), Instant::now(), 0_u64);
+    // Of the first second, most are decided in any case.
+    while decided.load(Ordering::SeqCst) < 1_000 {
+        let now = begun.elapsed();
+        assert!(now < TEST_TIMEOUT, "of {key} checks {decided:?} are decided in time");
+        while key < now.as_millis() as u64 * 3 / 2 {
+            let (check, decided) = (limiter.check(&CALLS, key, 1), Arc::clone(&decided));
+            tokio::spawn(async move {
+                let is_decided = check.await.is_ok() && now > seconds(1);
+                decided.fetch_add(is_decided.into(), Ordering::SeqCst);
+            });
+            key += 1;
+        }
+        sleep(ms(1)).await;
+    }
 }
 
 /// The checks of one key are decided in their order, wherever they wait.

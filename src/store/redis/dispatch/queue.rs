@@ -50,8 +50,7 @@ pub(super) const CAPACITY: usize = 65_536;
 /// Cancelled jobs are removed once they may be this part of those that wait. So one walk through the queue serves many of them.
 const PART_OF_CANCELLED: usize = 32;
 
-/// While no more wait, they leave in the order of their arrival, which costs no look at their keys. None of them is refused, so
-/// a pause of the process fails no check of a usual load.
+/// While no more wait, they leave in the order of their arrival, which costs no look at their keys.
 const FEW: usize = 4 * MAX_BATCH;
 
 /// Few servers decide a check in less. The first batches are compared with it.
@@ -156,8 +155,7 @@ impl State {
     /// The time until the answer to a job of this turn that comes now. All jobs in flight and ahead of it are decided before. A third
     /// is added, for batches that take longer: a check that is sent and answered too late takes the place of another.
     fn wait(&self, turn: Option<u64>) -> Duration {
-        let Some(digest) = turn.filter(|_| !self.time_per_check.is_zero()) else { return Duration::ZERO };
-        let of_its_own = self.many.get(&digest).map_or(0, VecDeque::len);
+        let of_its_own = turn.and_then(|digest| self.many.get(&digest)).map_or(0, VecDeque::len);
         let ahead = self.waiting.min(self.few.len() + self.turns.len() * (of_its_own + 1)) + self.in_flight * MAX_BATCH;
         self.time_per_check.saturating_mul((ahead + ahead / 3) as u32)
     }
@@ -470,13 +468,16 @@ mod tests {
         });
     }
 
+    /// They would be sent, and answered too late. Each of them would take the place of one that can be answered in time.
     #[test]
-    fn few_checks_are_not_refused() {
+    fn few_checks_of_a_slow_server_are_refused() {
         on_one_thread(|| {
-            let queue = Queue::new(4, CAPACITY);
-            queue.lock().time_per_check = Duration::from_secs(1);
-            let pushed: Vec<_> = (0..FEW as u64 + 10).map(|key| push(&queue, key, 1)).collect();
-            assert_eq!(pushed.iter().filter(|pushed| pushed.is_ok()).count(), FEW);
+            let (queue, mut callers) = (Queue::new(1, CAPACITY), Vec::new());
+            let _permit = queue.batch_permit();
+            queue.lock().time_per_check = Duration::from_micros(200);
+            callers.extend((0..FEW as u64).map_while(|key| push(&queue, key, 50).ok()));
+            // 50 ms are 250 checks, of which 64 are in flight, and a quarter is kept in reserve.
+            assert_eq!(callers.len(), 125);
         });
     }
 
