@@ -162,7 +162,9 @@ impl State {
 
     /// An error of this check only: the others in the queue are decided, so a breaker must not count it.
     fn refusal(&self, turn: Option<u64>) -> StoreError {
-        let cause = format!("{} checks are waiting for Redis, which takes about {:?}", self.waiting, self.wait(turn));
+        let wait = self.wait(turn);
+        let takes = if wait.is_zero() { "an unknown time".into() } else { format!("about {wait:?}") };
+        let cause = format!("{} checks are waiting for Redis, which takes {takes}", self.waiting);
         StoreError::new(ASKING, StoreErrorKind::TimedOut, cause).of_one_check()
     }
 
@@ -473,7 +475,7 @@ mod tests {
     fn few_checks_of_a_slow_server_are_refused() {
         on_one_thread(|| {
             let (queue, mut callers) = (Queue::new(1, CAPACITY), Vec::new());
-            let _permit = queue.batch_permit();
+            let _permit = queue.batch_permit(|| 0);
             queue.lock().time_per_check = Duration::from_micros(200);
             callers.extend((0..FEW as u64).map_while(|key| push(&queue, key, 50).ok()));
             // 50 ms are 250 checks, of which 64 are in flight, and a quarter is kept in reserve.
@@ -500,7 +502,10 @@ mod tests {
         on_one_thread(|| {
             let (queue, mut callers) = (Queue::new(1, 640), Vec::new());
             let mut push = |charge: Charge| {
-                queue.push(Job::decide(Check::new(charge), Duration::MAX)).map(|queued| callers.push(queued))
+                let pushed = queue.push(Job::decide(Check::new(charge), Duration::MAX));
+                pushed
+                    .inspect_err(|error| assert!(format!("{error:?}").contains("an unknown time"), "{error:?}"))
+                    .map(|queued| callers.push(queued))
             };
             let mut push_all = |charge: &dyn Fn() -> Charge| (0..700).filter(|_| push(charge()).is_ok()).count();
             let prefetches = push_all(&|| Charge::prefetch(CALLS, Key::from("ada"), 10, 100_000));
