@@ -114,7 +114,9 @@ impl Queue {
         if job.is_of_prefetch() && state.waiting > self.capacity / PART_OF_PREFETCHES {
             return Err(state.refusal(turn));
         }
-        let is_too_long = |state: &State| state.waiting >= self.capacity || state.wait(turn) > job.deadline;
+        // A settlement that is refused is lost, so checks leave places to them.
+        let places = if job.is_check() { self.capacity } else { 2 * self.capacity };
+        let is_too_long = |state: &State| state.waiting >= places || state.wait(turn) > job.deadline;
         let mut is_refused = is_too_long(&state);
         if is_refused && state.cancelled > state.waiting / PART_OF_CANCELLED {
             state.remove_cancelled();
@@ -290,9 +292,12 @@ impl Drop for Caller {
 mod tests {
     use super::*;
     use crate::{
-        check::{Charge, Check},
+        check::{AdmissionId, Charge, Check},
+        decision::settlement::Settlement,
         key::Key,
         limit::Limit,
+        local::LocalState,
+        store::ManualClock,
     };
 
     const CALLS: Limit = Limit::per_hour("calls", 100);
@@ -493,6 +498,25 @@ mod tests {
             drop(callers);
             assert!(push(&queue, 2_000, 50).is_ok());
             assert_eq!(queue.lock().waiting, 1);
+        });
+    }
+
+    #[test]
+    fn a_queue_full_of_checks_takes_settlements() {
+        on_one_thread(|| {
+            let (queue, local_state) = (Queue::new(1, 10), LocalState::by(&ManualClock::new()));
+            let checks: Vec<_> = (0..12).map_while(|key| push(&queue, key, 50).ok()).collect();
+            let settle = || {
+                let check = Check::new(Charge::new(CALLS, "ada", 1).unwrap());
+                queue.push(Job::settle(Settlement::refund_by_id(check, AdmissionId::fresh()), &local_state))
+            };
+            let settlements: Vec<_> = from_fn(|| Some(settle())).map_while(Result::ok).take(30).collect();
+            assert_eq!((checks.len(), settlements.len()), (10, 10), "both are bounded");
+            let _permit = queue.batch_permit();
+            queue.lock().time_per_check = Duration::from_secs(1);
+            let sent = queue.lock().next_batch();
+            assert_eq!(sent.len(), 20);
+            assert!(settle().is_ok(), "no time is too long for it");
         });
     }
 
