@@ -56,8 +56,8 @@ const FEW: usize = 4 * MAX_BATCH;
 /// Few servers decide a check in less. The first batches are compared with it.
 const SHORT_TIME: Duration = Duration::from_micros(10);
 
-/// Prefetches are taken and given back only while no more than this part of the queue waits: few batches, since they delay the
-/// checks behind them.
+/// Prefetches are taken only while no more than this part of the queue waits: few batches, since they delay the checks behind them.
+/// What was taken is given back in any case, since it is charged until then.
 const PART_OF_PREFETCHES: usize = 64;
 
 pub(super) struct Queue {
@@ -111,7 +111,7 @@ impl Queue {
         let mut state = self.lock();
         let turn = state.turn_of(&job, &self.digester);
         // So that prefetches of thousands of keys never delay or fail the checks of callers.
-        if job.is_of_prefetch() && state.waiting > self.capacity / PART_OF_PREFETCHES {
+        if job.is_check() && job.is_of_prefetch() && state.waiting > self.capacity / PART_OF_PREFETCHES {
             return Err(state.refusal(turn));
         }
         // A settlement that is refused is lost, so checks leave places to them.
@@ -501,13 +501,14 @@ mod tests {
         });
     }
 
+    /// Also those that give back prefetches.
     #[test]
     fn a_queue_full_of_checks_takes_settlements() {
         on_one_thread(|| {
             let (queue, local_state) = (Queue::new(1, 10), LocalState::by(&ManualClock::new()));
             let checks: Vec<_> = (0..12).map_while(|key| push(&queue, key, 50).ok()).collect();
             let settle = || {
-                let check = Check::new(Charge::new(CALLS, "ada", 1).unwrap());
+                let check = Check::new(Charge::prefetch(CALLS, Key::from("ada"), 10, 100_000));
                 queue.push(Job::settle(Settlement::refund_by_id(check, AdmissionId::fresh()), &local_state))
             };
             let settlements: Vec<_> = from_fn(|| Some(settle())).map_while(Result::ok).take(30).collect();
