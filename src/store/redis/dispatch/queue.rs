@@ -513,7 +513,7 @@ mod tests {
             };
             let settlements: Vec<_> = from_fn(|| Some(settle())).map_while(Result::ok).take(30).collect();
             assert_eq!((checks.len(), settlements.len()), (10, 10), "both are bounded");
-            let _permit = queue.batch_permit();
+            let _permit = queue.batch_permit(|| 0);
             queue.lock().time_per_check = Duration::from_secs(1);
             let sent = queue.lock().next_batch();
             assert_eq!(sent.len(), 20);
