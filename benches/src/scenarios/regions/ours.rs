@@ -9,13 +9,11 @@ use std::{
 
 use super::{Events, SECOND, Scheme, TRIPS, Tally, Time, WINDOW, region};
 
-const FEWEST_REQUESTS: u64 = 16;
 const PART_OF_THE_REST: u64 = 8;
 const LOW: u64 = 4;
 
 pub(super) struct Ours {
-    /// Of a prefetch; zero without prefetches.
-    life: Time,
+    has_prefetch: bool,
     processes: Vec<Process>,
     store: Store,
     events: Events<Event>,
@@ -35,6 +33,10 @@ enum Event {
 
 #[derive(Clone, Default)]
 struct Process {
+    /// Of a prefetch, and how long before its end the next one is asked for.
+    life: Time,
+    lead: Time,
+    fewest_requests: u64,
     /// Requests since then, before the first prefetch.
     began: Time,
     requests: u64,
@@ -59,9 +61,11 @@ struct Held {
 }
 
 impl Ours {
+    /// Without prefetches if they have no life.
     pub(super) fn new(processes: usize, units: usize, life: Time) -> Self {
         let store = Store { units: units as u64, ..Store::default() };
-        Self { life, processes: vec![Process::default(); processes], store, events: Events::new() }
+        let processes = (0..processes).map(|process| Process::at(TRIPS[region(process)], life)).collect();
+        Self { has_prefetch: life > 0, processes, store, events: Events::new() }
     }
 
     fn happen(&mut self, at: Time, process: usize, event: Event, is_cut: bool, tally: &mut Tally) {
@@ -75,7 +79,7 @@ impl Ours {
                 tally.messages += tally.one();
                 let is_admitted = self.store.check(at);
                 tally.decide(at, is_admitted);
-                if is_admitted && self.life > 0 {
+                if is_admitted && self.has_prefetch {
                     self.events.add(replied, process, Event::Admitted(self.store.used));
                 }
                 return;
@@ -90,25 +94,26 @@ impl Ours {
                 tally.messages += tally.one();
                 over.into_iter().for_each(|(number, spent)| self.store.give_back(at, number, spent));
                 if let Some(units) = wanted {
-                    let number = self.store.take(at, units, self.life);
+                    let number = self.store.take(at, units, own.life);
                     let taken = number.map(|number| (number, units));
                     self.events.add(replied, process, Event::Taken(taken, self.store.used));
                 }
                 return;
             }
-            Event::Admitted(used) => own.note(at, self.life, used, self.store.units),
+            Event::Admitted(used) => own.note(at, used, self.store.units),
             Event::Taken(taken, used) => {
                 let asked = own.asked.take().unwrap_or(at);
                 own.used = used;
-                let timer = if let Some((number, units)) = taken {
+                let timers = if let Some((number, units)) = taken {
+                    let until = asked + own.life;
                     (own.since, own.spent) = (at, 0);
-                    own.held.push_back(Held { number, units, left: units, until: asked + self.life });
-                    asked + self.life
+                    own.held.push_back(Held { number, units, left: units, until });
+                    [until - own.lead, until]
                 } else {
-                    own.asks_from = at + self.life;
-                    own.asks_from
+                    own.asks_from = at + own.life;
+                    [own.asks_from; 2]
                 };
-                self.events.add(timer.max(at), process, Event::Timer);
+                timers.into_iter().for_each(|timer| self.events.add(timer.max(at), process, Event::Timer));
             }
             Event::Timer => {}
         }
@@ -118,7 +123,7 @@ impl Ours {
     /// Gives back what is over, and asks for the next prefetch if it is time for it.
     fn step(&mut self, at: Time, process: usize) {
         let own = &mut self.processes[process];
-        let wanted = own.wanted(at, self.life, self.store.units).filter(|_| own.is_kept);
+        let wanted = own.wanted(at, self.store.units).filter(|_| own.is_kept);
         let (over, held): (Vec<Held>, _) =
             mem::take(&mut own.held).into_iter().partition(|held| held.left == 0 || held.until <= at);
         (own.held, own.asked) = (held.into(), own.asked.or(wanted.map(|_| at)));
@@ -154,35 +159,44 @@ impl Scheme for Ours {
 }
 
 impl Process {
-    /// Whether a quarter of the newest prefetch is left.
+    /// As in `pace.rs`, where replies do not deviate.
+    fn at(trip: Time, life: Time) -> Self {
+        let life = (4 * trip).min(SECOND).max(life);
+        let (lead, fewest_requests) = ((trip + life / 32).min(life / 2), (64_000 / trip).clamp(2, 16));
+        Self { life, lead, fewest_requests, ..Self::default() }
+    }
+
+    /// Whether the newest prefetch may be spent before the next one is there.
     fn is_low(&self, at: Time) -> bool {
         let alive = || self.held.iter().filter(|held| at < held.until);
-        alive().map(|held| held.left).sum::<u64>() <= alive().next_back().map_or(0, |newest| newest.units) / LOW
+        let newest = alive().next_back().map_or(0, |newest| newest.units);
+        alive().map(|held| held.left).sum::<u64>() <= (newest / LOW).max(newest * self.lead / self.life)
     }
 
     /// Takes note of a request that the store has admitted.
-    fn note(&mut self, at: Time, life: Time, used: u64, units: u64) {
+    fn note(&mut self, at: Time, used: u64, units: u64) {
         self.used = used;
         if self.is_kept {
             self.spent += 1;
             return;
         }
-        if at >= self.began + life {
+        if at >= self.began + self.life {
             (self.began, self.requests) = (at, 0);
         }
         self.requests += 1;
-        let wanted = rate(self.requests, at - self.began, life).min(used).min((units - used) / PART_OF_THE_REST);
-        if self.requests >= FEWEST_REQUESTS && wanted >= FEWEST_REQUESTS {
+        let wanted = rate(self.requests, at - self.began, self.life).min(used).min((units - used) / PART_OF_THE_REST);
+        if self.requests.min(wanted) >= self.fewest_requests {
             (self.is_kept, self.first_units, self.since, self.spent, self.requests) = (true, wanted, at, 1, 0);
         }
     }
 
-    fn wanted(&mut self, at: Time, life: Time, units: u64) -> Option<u64> {
+    fn wanted(&mut self, at: Time, units: u64) -> Option<u64> {
         let first_units = mem::take(&mut self.first_units);
-        let demand = rate(self.spent, at - self.since, life).max(first_units);
+        let demand = rate(self.spent, at - self.since, self.life).max(first_units);
         let wanted = demand.min((units - self.used) / PART_OF_THE_REST);
-        let is_due = self.is_low(at) && self.asked.is_none() && at >= self.asks_from;
-        (is_due && wanted >= FEWEST_REQUESTS).then_some(wanted)
+        let ends_soon = self.held.back().is_some_and(|newest| newest.until - self.lead <= at);
+        let is_due = (self.is_low(at) || ends_soon) && self.asked.is_none() && at >= self.asks_from;
+        (is_due && wanted >= self.fewest_requests).then_some(wanted)
     }
 }
 
