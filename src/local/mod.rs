@@ -28,7 +28,7 @@ pub(crate) use self::{
     round_trip::SHORTEST_DEADLINE,
 };
 use crate::{
-    clock::{Clock, ManualClock},
+    clock::{Clock, ManualClock, micros},
     key::Key,
     limit::Limit,
 };
@@ -165,14 +165,14 @@ impl LocalState {
     /// Takes note of the time from a call to its answer. The store calls it for each answer, if it wants the
     /// [default deadline](crate::Limiter::deadline) and the prefetches to suit its distance. `RedisStore` does.
     pub fn answered_in(&self, time: Duration) {
-        self.round_trip.learn(time);
+        self.round_trip.learn(time, micros(self.made.elapsed()));
     }
 
     /// Takes note that the store has answered a call that was sent at this time.
     #[cfg(feature = "redis")]
     pub(crate) fn answered(&self, sent: Instant) {
-        self.answered_in(sent.elapsed());
-        let sent = crate::clock::micros(sent.saturating_duration_since(self.made));
+        let (took, sent) = (sent.elapsed(), micros(sent.saturating_duration_since(self.made)));
+        self.round_trip.learn(took, sent.saturating_add(micros(took)));
         self.last_answered.fetch_max(sent, Ordering::Relaxed);
     }
 

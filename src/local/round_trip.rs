@@ -17,17 +17,26 @@ pub(crate) const LONGEST_DEADLINE: Duration = Duration::from_secs(1);
 pub(super) struct RoundTrip {
     /// The smoothed round trip, and its mean deviation: microseconds, in 32 bits each. Zero until the first reply.
     both: AtomicU64,
+    learnt_at: AtomicU64,
     first_deadline: Duration,
 }
 
 impl RoundTrip {
     /// Until the first reply, the deadline is this one.
     pub(super) fn new(first_deadline: Duration) -> Self {
-        Self { both: AtomicU64::new(0), first_deadline }
+        Self { both: AtomicU64::new(0), learnt_at: AtomicU64::new(0), first_deadline }
     }
 
-    /// Takes note of the time until a reply. If two replies come at once, one of them may be missed.
-    pub(super) fn learn(&self, sample: Duration) {
+    /// Takes note of the time until a reply that arrives `now`, in microseconds. If two replies arrive at once, one of them may be missed.
+    ///
+    /// Of the replies that arrive as early as expected, one in each round trip is enough, as in TCP. Otherwise a late one would be forgotten
+    /// after a few batches.
+    pub(super) fn learn(&self, sample: Duration, now: u64) {
+        let is_new = now >= self.learnt_at.load(Ordering::Relaxed).saturating_add(self.read().0);
+        if !is_new && sample <= self.mostly() {
+            return;
+        }
+        self.learnt_at.store(now, Ordering::Relaxed);
         // Half of the number, so that no sum below leaves it.
         let sample = clock::micros(sample).clamp(1, u64::from(u32::MAX / 2));
         let (smoothed, deviation) = match self.read() {
@@ -74,7 +83,8 @@ mod tests {
     /// The deadlines in milliseconds after so many replies of this many milliseconds each.
     fn deadlines(trip: &RoundTrip, replies: usize, millis: u64) -> Vec<u128> {
         let learn = |_| {
-            trip.learn(Duration::from_millis(millis));
+            let now = trip.learnt_at.load(Ordering::Relaxed) + 1_000_000;
+            trip.learn(Duration::from_millis(millis), now);
             trip.deadline().as_millis()
         };
         (0..replies).map(learn).collect()
@@ -92,14 +102,28 @@ mod tests {
         assert_eq!(deadlines(&trip, 60, 900).last(), Some(&1_000));
     }
 
+    /// A thousand replies a second, of which one is lost and sent again after 200 ms.
+    #[test]
+    fn a_late_reply_is_remembered_for_some_round_trips() {
+        let trip = RoundTrip::new(LONGEST_DEADLINE);
+        let learn = |millis: u64, now: u64| trip.learn(Duration::from_millis(millis), 1_000 * now);
+        (0..2_000).for_each(|now| learn(40, now));
+        assert!(trip.deadline().as_millis() < 130);
+        learn(240, 2_000);
+        (2_001..2_100).for_each(|now| learn(40, now));
+        assert!(trip.deadline().as_millis() > 240, "{:?}", trip.deadline());
+        (2_100..3_000).for_each(|now| learn(40, now));
+        assert!(trip.deadline().as_millis() < 140, "{:?}", trip.deadline());
+    }
+
     #[test]
     fn no_reply_is_too_late_for_its_numbers() {
         let trip = RoundTrip::new(LONGEST_DEADLINE);
-        trip.learn(Duration::ZERO);
+        trip.learn(Duration::ZERO, 0);
         for _ in 0..200 {
-            trip.learn(Duration::MAX);
-            trip.learn(Duration::MAX);
-            trip.learn(Duration::ZERO);
+            trip.learn(Duration::MAX, u64::MAX);
+            trip.learn(Duration::MAX, u64::MAX);
+            trip.learn(Duration::ZERO, u64::MAX);
         }
         assert_eq!(trip.deadline(), LONGEST_DEADLINE);
         assert!(trip.smoothed() > Duration::from_secs(600));

@@ -207,7 +207,7 @@ impl Holding {
         let rest = self.limit.units().saturating_sub(state.used);
         let units = demand.min(self.most).min(rest / PART_OF_THE_REST);
         let cost = if state.requests > 0 { state.spent.div_ceil(state.requests) } else { 1 };
-        (units >= cost.saturating_mul(state.pace.fewest_requests)).then_some(units)
+        (units >= cost.saturating_mul(state.pace.fewest_again)).then_some(units)
     }
 }
 

@@ -25,6 +25,8 @@ pub(super) struct Pace {
     /// The next prefetch is asked for so long before the present one ends.
     pub(super) lead: u64,
     pub(super) fewest_requests: u64,
+    /// The same for the next prefetch of a key. A busy key comes at random, and would otherwise lose its prefetches from time to time.
+    pub(super) fewest_again: u64,
 }
 
 impl Pace {
@@ -35,12 +37,13 @@ impl Pace {
         let life = micros(mostly * LEAST_TRIPS).min(longest).max(set);
         let lead = (micros(mostly) + life / PART_OF_LIFE).min(life / 2);
         let fewest_requests = (SAVED / trip.max(1)).clamp(LEAST_REQUESTS, MOST_REQUESTS);
-        Self { life, lead, fewest_requests }
+        Self { life, lead, fewest_requests, fewest_again: fewest_requests / 2 }
     }
 
     /// The next prefetch is asked for when so many units of the present one are left.
     pub(super) fn low(self, units: u64) -> u64 {
-        let during_lead = u128::from(units) * u128::from(self.lead) / u128::from(self.life.max(1));
-        (units / LOW).max(during_lead as u64)
+        let during_lead = (u128::from(units) * u128::from(self.lead) / u128::from(self.life.max(1))) as u64;
+        // And three deviations, since requests come at random.
+        (units / LOW).max(during_lead + 3 * during_lead.isqrt() + 1)
     }
 }
