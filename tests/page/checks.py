@@ -359,9 +359,6 @@ def main(arguments):
     checks = [check for check in CHECKS if all(word in check.__name__ for word in arguments)]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         failed = [check for check, passed in zip(checks, pool.map(passes, checks)) if not passed]
-    if failed:
-        print("again, alone, since checks are sensitive to time:")
-        failed = [check for check in failed if not passes(check)]
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
         for name, picture in pictures.items():
