@@ -98,6 +98,14 @@ impl Error {
         }
     }
 
+    /// The same error of a store that is so far away.
+    pub(crate) fn at_distance(mut self, distance: Option<Duration>) -> Self {
+        if let Self::TimedOut { round_trip, .. } = &mut self {
+            *round_trip = distance;
+        }
+        self
+    }
+
     /// Whether it may be over soon, so that a caller with time to wait asks again.
     pub(crate) fn may_pass(&self) -> bool {
         match self {

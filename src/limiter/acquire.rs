@@ -27,8 +27,8 @@ impl Limiter {
     ///    returned at once, as a refused [`Decision`]. With a `max_wait` of zero this is [`check`](Self::check), unless
     ///    other callers wait.
     /// 2. One limiter and its clones have one line for each set of limits and keys that can refuse, whatever the costs. A caller that is
-    ///    refused, or arrives while others wait, joins the end of the line. Only the first in line asks, and no caller
-    ///    overtakes another. A caller that gives up or is dropped leaves the line.
+    ///    refused, or arrives while others wait, joins the end of the line. Only the first in line asks, and after an admission that
+    ///    leaves units, as many of the next. No caller overtakes another. A caller that gives up or is dropped leaves the line.
     /// 3. A caller that cannot reach the front of the line in time is refused without spending. The retry time is then a
     ///    lower bound: how long the first in line has to wait.
     /// 4. A future that is kept but not polled does not block the line: 100 ms after the first should have asked, or its call should

@@ -17,7 +17,7 @@ use crate::{
     limit::Limit,
     local::{LocalState, Lookup, Prefetches},
     metrics,
-    store::StoreFuture,
+    store::{Store, StoreFuture},
 };
 
 /// A check that was decided without waiting, or that the store is asked about.
@@ -214,7 +214,13 @@ impl Core {
         }
         let deadline = self.deadline();
         let (store, probe) = (Arc::clone(&self.store), probe());
-        let probes = move |deadline| Deadline::new(store.decide(probe.clone()), deadline, Duration::ZERO);
+        let probes = move |deadline| {
+            let (store, reply) = (Arc::clone(&store), store.decide(probe.clone()));
+            async move {
+                let reply = Deadline::new(reply, deadline, Duration::ZERO).await;
+                reply.map_err(|error| error.at_distance(round_trip(&*store)))
+            }
+        };
         let longest = self.store.local_state().map_or(deadline, LocalState::longest_deadline);
         self.breaker.refuse(deadline, self.deadline.unwrap_or(longest), probes)
     }
@@ -246,10 +252,8 @@ impl Core {
         call: &Deadline<StoreFuture<T>>,
         outcome: Result<Result<T, StoreError>, Error>,
     ) -> Result<T, Error> {
-        let mut outcome = outcome.and_then(|reply| Ok(reply?));
-        if let Err(Error::TimedOut { round_trip, .. }) = &mut outcome {
-            *round_trip = self.store.local_state().and_then(LocalState::round_trip);
-        }
+        let outcome = outcome.and_then(|reply| Ok(reply?));
+        let outcome = outcome.map_err(|error| error.at_distance(round_trip(&*self.store)));
         let has_waited_for_others =
             || self.store.local_state().is_some_and(|state| state.has_answered_within(call.took()));
         if !matches!(outcome, Err(Error::TimedOut { .. })) || call.blames_store() && !has_waited_for_others() {
@@ -257,4 +261,8 @@ impl Core {
         }
         outcome
     }
+}
+
+fn round_trip(store: &dyn Store) -> Option<Duration> {
+    store.local_state().and_then(LocalState::round_trip)
 }

@@ -145,6 +145,10 @@ impl Table {
     ) -> Option<Instant> {
         let now = Instant::now();
         let line = self.lines.entry(place.line).or_insert_with(|| Turns::new(now));
+        if place.asks_from <= now && line.asks_beside(place.number, wakers) {
+            self.note_freed(place);
+            return None;
+        }
         let look_again_at = line.take(place.number, waker, now, wakers);
         let was_first = mem::replace(is_first, look_again_at.is_none());
         if look_again_at.is_some() {
@@ -161,10 +165,15 @@ impl Table {
         }
         line.ask(now, deadline, wakers);
         self.claim(place.line);
+        self.note_freed(place);
+        None
+    }
+
+    /// The caller asks now.
+    fn note_freed(&self, place: &mut Place) {
         for wanted in &mut place.wanted {
             wanted.freed_before = self.pairs.get(&wanted.digest).map_or(0, |pair| pair.freed);
         }
-        None
     }
 
     /// The first waits in the list of the limit and key that refuses it for longest. If none refuses it any more, it asks after
@@ -230,8 +239,16 @@ impl Table {
     }
 
     /// Takes note of the store's reply. After a failure of the store, no other caller is to ask it at once.
-    fn answered(&mut self, place: &Place, outcome: &Result<Decision, Error>) {
+    fn answered(&mut self, place: &Place, outcome: &Result<Decision, Error>, wakers: &mut Wakers) {
         self.release_own(place);
+        if let Some(line) = self.lines.get_mut(&place.line) {
+            let left = |decision: &Decision| {
+                let statuses = place.wanted.iter().zip(decision.statuses());
+                statuses.map(|(wanted, status)| status.remaining() / wanted.takes.max(1)).min()
+            };
+            let admission = outcome.as_ref().ok().filter(|decision| decision.is_allowed());
+            line.let_ask(admission.and_then(left).unwrap_or(0), wakers);
+        }
         for (wanted, status) in outcome.iter().flat_map(|reply| place.wanted.iter().zip(reply.statuses())) {
             self.pairs.get_mut(&wanted.digest).into_iter().for_each(|pair| pair.learn(wanted, status));
         }
@@ -286,7 +303,7 @@ impl Place {
         if outcome.is_err() {
             self.asks_from = later(Instant::now(), pause);
         }
-        self.change(|table, _| table.answered(self, outcome));
+        self.change(|table, wakers| table.answered(self, outcome, wakers));
     }
 
     /// Takes note of what refuses the caller until `asks_at`, when it asks again.

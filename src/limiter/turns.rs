@@ -6,7 +6,9 @@
 //! 3. A task watches that, since the other callers may not be polled either. It wakes the next caller, and a moment later all others.
 //!    The first of them that is polled takes over. Those that are not polled are out of the line, and delay it only once.
 //! 4. A caller that is out of the line, or has lost its turn, takes its place again by its number when it is polled.
-//! 5. If the runtime of the task is not driven, the task is late. Callers look at that from time to time, less often the more
+//! 5. After an admission that leaves units, as many of the next callers ask as well, so that a line of a store that is far away does not move
+//!    by one caller in each round trip. Once one of them is refused, only the first asks again.
+//! 6. If the runtime of the task is not driven, the task is late. Callers look at that from time to time, less often the more
 //!    of them there are, and start another on their own runtime.
 
 use std::{collections::BTreeMap, future::Future, mem, task::Waker, time::Duration};
@@ -24,6 +26,9 @@ const HEAD_START: Duration = Duration::from_millis(1);
 /// After this time, and more for each caller that waits, a caller looks whether the task is late.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 const LOOK_INTERVAL_PER_CALLER: Duration = Duration::from_millis(20);
+
+/// So many callers ask beside the first after an admission. Each of them that is admitted lets others ask.
+const MOST_BESIDE: usize = 64;
 
 /// No call takes longer.
 const LONGEST_CALL: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -48,6 +53,8 @@ pub(super) struct Turns {
     due: Instant,
     /// The task that watches, and when it looks next.
     watch: Option<(AbortHandle, Instant)>,
+    /// Callers up to this number ask beside the first.
+    asks_up_to: u64,
     /// The limits and keys that the first wants.
     pub(super) wanted: Vec<Wanted>,
     pub(super) state: First,
@@ -67,7 +74,7 @@ pub(super) enum First {
 impl Turns {
     pub(super) fn new(now: Instant) -> Self {
         let (first, sleeper, watch, waiting, wanted) = (None, None, None, BTreeMap::new(), Vec::new());
-        Self { first, sleeper, waiting, asks_at: now, due: now, watch, wanted, state: First::Waits }
+        Self { first, sleeper, waiting, asks_at: now, due: now, watch, asks_up_to: 0, wanted, state: First::Waits }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -85,6 +92,25 @@ impl Turns {
         wakers.unused.extend(self.waiting.insert(number, waker.clone()));
         let others = u32::try_from(self.waiting.len()).unwrap_or(u32::MAX);
         Some(later(now, LOOK_INTERVAL + LOOK_INTERVAL_PER_CALLER * others))
+    }
+
+    /// Lets so many callers ask beside the first.
+    pub(super) fn let_ask(&mut self, callers: u64, wakers: &mut Wakers) {
+        let callers = usize::try_from(callers).unwrap_or(usize::MAX).min(MOST_BESIDE);
+        self.asks_up_to = 0;
+        for (number, waker) in self.waiting.iter().take(callers) {
+            self.asks_up_to = *number;
+            wakers.woken.push(waker.clone());
+        }
+    }
+
+    /// Whether the caller asks now, although it is not the first.
+    pub(super) fn asks_beside(&mut self, number: u64, wakers: &mut Wakers) -> bool {
+        let asks = self.first.is_some_and(|first| first != number) && number <= self.asks_up_to;
+        if asks {
+            wakers.unused.extend(self.waiting.remove(&number));
+        }
+        asks
     }
 
     /// Keeps the waker of the first, for units that are freed before it asks.

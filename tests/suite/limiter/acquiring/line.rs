@@ -3,7 +3,7 @@
 use std::{
     future::{pending, ready},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, SystemTime},
@@ -19,11 +19,15 @@ use tower_sliding_window::{
     decision::LimitStatus,
     settlement::{Settled, Settlement},
     store::StoreFuture,
-    testing::FaultyStore,
+    testing::{Fault, FaultyStore},
 };
 
 use super::{CALLS, Test, check_of_ada};
-use crate::support::{TEST_TIMEOUT, let_tasks_run, ms, redis_server::RedisServer, stores::silent};
+use crate::support::{
+    TEST_TIMEOUT, let_tasks_run, ms,
+    redis_server::RedisServer,
+    stores::{silent, with_fault},
+};
 
 /// The limit holds in every window for callers in two processes, and all of them are admitted in the end.
 async fn assert_many_waiting_callers_never_exceed_the_limit(limiters: [Limiter; 2]) {
@@ -268,6 +272,37 @@ async fn a_store_that_fails_to_the_end_of_a_wait_ends_it_with_its_error() {
         assert!(matches!(waiting.await.unwrap(), Err(Error::Unavailable(_) | Error::BreakerOpen(_))));
     }
     assert_eq!((test.admitted(), test.lines()), (vec![], 0));
+}
+
+/// The store is far away. A line that has formed moves as quickly as the limit allows, and in order.
+#[tokio::test(start_paused = true)]
+async fn a_line_does_not_move_by_one_caller_in_each_round_trip() {
+    let limit = Limit::per("far", 100, Duration::from_secs(1));
+    let store = with_fault(Fault::Slow(ms(80)));
+    let limiter = Limiter::new(store.clone()).deadline(TEST_TIMEOUT);
+    let (admitted, mut waiting) = (Arc::new(Mutex::new(Vec::new())), JoinSet::new());
+    assert!(limiter.check(&limit, "ada", 100).await.unwrap().is_allowed());
+    let begun = Instant::now();
+    for number in 0..400 {
+        let (limiter, limit, admitted) = (limiter.clone(), limit.clone(), Arc::clone(&admitted));
+        waiting.spawn(async move {
+            assert!(limiter.acquire(&limit, "ada", 1, TEST_TIMEOUT).await.unwrap().is_allowed());
+            admitted.lock().unwrap().push(number);
+        });
+        let_tasks_run().await;
+    }
+    waiting.join_all().await;
+    // The first hundred arrive before there is a line, and ask at once.
+    let displaced = admitted
+        .lock()
+        .unwrap()
+        .iter()
+        .enumerate()
+        .map(|(place, number): (usize, &usize)| place.abs_diff(*number))
+        .max();
+    assert!(displaced <= Some(64), "{displaced:?} places");
+    assert!(begun.elapsed() < Duration::from_secs(7), "{:?} for four windows", begun.elapsed());
+    assert!(store.calls() < 1_000, "{} checks for 400 admissions", store.calls());
 }
 
 /// Only the first in line asks meanwhile, so the store is not asked more often the more callers wait.
