@@ -81,7 +81,7 @@ impl RedisStoreBuilder {
     /// needed, and a process with little to do opens one or two. In a cluster, the most pairs of connections to each node.
     ///
     /// Each connection has one batch of checks in flight. To a server that is far away, more batches are in flight and share the
-    /// connections: one for each 2 ms of the round trip, at most 64. In a cluster, batches always share the connections.
+    /// connections: one for each millisecond of the round trip, at most 64. In a cluster, batches always share the connections.
     pub fn connections(mut self, connections: u32) -> Self {
         self.connection.connections = connections;
         self

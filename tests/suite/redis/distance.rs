@@ -1,6 +1,7 @@
 //! A server that is far away: default settings suit any round trip, and a deadline that does not suit it is explained.
 
 use std::{
+    error::Error as _,
     future::{Future, poll_fn},
     task::Poll,
     time::{Duration, Instant},
@@ -108,6 +109,19 @@ async fn a_deadline_that_is_too_short_for_the_distance_is_explained() {
     }
     let rule = "did not answer within 50ms: it is ";
     assert!(explained.contains(rule) && explained.contains("Set a longer `deadline`, or none"), "{explained}");
+
+    // So does the error while the breaker is open, which a probe has left.
+    let limiter = limiter.breaker(Breaker::default());
+    sleep(ms(500)).await;
+    while !explained.contains("failed repeatedly") {
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{explained}");
+        let error = limiter.check(&CALLS, "ada", 1).await.unwrap_err();
+        explained = format!("{error}: {:?}", error.source().map(ToString::to_string));
+        sleep(ms(10)).await;
+    }
+    sleep(ms(500)).await;
+    let error = limiter.check(&CALLS, "ada", 1).await.unwrap_err();
+    assert!(error.source().is_some_and(|cause| cause.to_string().contains(rule)), "{error:?}");
 
     let log = Log::start();
     let _ = limiter.clone().deadline(ms(200));
