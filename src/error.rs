@@ -59,7 +59,7 @@ impl fmt::Display for Error {
             Self::TimedOut { deadline, round_trip } => {
                 write!(f, "the rate-limit store did not answer within {deadline:?}")?;
                 match round_trip {
-                    Some(trip) if *deadline < *trip * 2 => {
+                    Some(trip) if *deadline < trip.saturating_mul(2) => {
                         write!(
                             f,
                             ": it is {trip:?} away. Set a longer `deadline`, or none: then it follows the distance"

@@ -130,6 +130,12 @@ async fn a_deadline_that_is_too_short_for_the_distance_is_explained() {
     assert!(log.text().contains("too far away for the deadline: set a longer one, or none"), "{}", log.text());
 }
 
+#[test]
+fn an_error_has_a_text_whatever_its_times() {
+    let error = Error::TimedOut { deadline: ms(50), round_trip: Some(Duration::MAX) };
+    assert!(error.to_string().contains("Set a longer `deadline`"), "{error}");
+}
+
 /// Callers that wait for units also wait for a server that hangs for a moment.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_caller_that_waits_outlasts_a_short_outage() {
