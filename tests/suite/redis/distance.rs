@@ -136,6 +136,23 @@ fn an_error_has_a_text_whatever_its_times() {
     assert!(error.to_string().contains("Set a longer `deadline`"), "{error}");
 }
 
+/// All connections go silent, and new ones work. Each probe of the breaker waits longer than the one before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn half_open_connections_are_given_up_together() {
+    let (_server, proxy) = at_a_distance(0).await;
+    let limiter = Limiter::new(RedisStore::connect(proxy.url()).await.unwrap());
+    assert_decides(&limiter, 100, "near").await;
+    proxy.silence_open_connections();
+    let (silent, mut key) = (Instant::now(), 0_u64);
+    let mut asked = JoinSet::new();
+    while !matches!(asked.try_join_next(), Some(Ok(Ok(_)))) {
+        assert!(silent.elapsed() < Duration::from_secs(3), "no decision");
+        asked.spawn(limiter.check(&CALLS, key, 1));
+        key += 1;
+        sleep(ms(2)).await;
+    }
+}
+
 /// Callers that wait for units also wait for a server that hangs for a moment.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_caller_that_waits_outlasts_a_short_outage() {

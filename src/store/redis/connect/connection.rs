@@ -8,8 +8,8 @@
 //! 4. Batches share the connections to a cluster, which lead to all of its nodes.
 //! 5. A connection that failed takes its whole generation with it: a server that restarts or is demoted has mostly cut
 //!    all connections. Handing out the others one by one would fail one check each.
-//! 6. A connection that left several requests in a row without a reply is given up too. It may be half open, which no
-//!    error ever reports.
+//! 6. A connection that left several requests in a row without a reply, or one for a second, is given up too, with its generation.
+//!    It may be half open, which no error ever reports.
 
 use std::{
     convert::Infallible,
@@ -38,7 +38,7 @@ use super::{
     errors::{self, needs_new_connection},
     server::{Server, without_arguments},
 };
-use crate::{clock, error::StoreError};
+use crate::{clock, error::StoreError, local::LONGEST_DEADLINE};
 
 /// A connection that left this many requests in a row without a reply is given up.
 const MAX_UNANSWERED: u32 = 3;
@@ -307,8 +307,14 @@ impl ReplyWait<'_> {
 
 impl Drop for ReplyWait<'_> {
     fn drop(&mut self) {
-        if self.since.elapsed() >= TOO_SOON {
-            self.health.unanswered.fetch_add(1, Ordering::Relaxed);
+        let waited = self.since.elapsed();
+        if waited < TOO_SOON {
+            return;
+        }
+        // A probe of a breaker may wait for so long. It must not take several of them for each connection.
+        let counts = if waited < LONGEST_DEADLINE { 1 } else { MAX_UNANSWERED };
+        if self.health.unanswered.fetch_add(counts, Ordering::Relaxed) + counts >= MAX_UNANSWERED {
+            self.health.end_generation();
         }
     }
 }
