@@ -37,8 +37,8 @@ impl RoundTrip {
             return;
         }
         self.learnt_at.store(now, Ordering::Relaxed);
-        // Half of the number, so that no sum below leaves it.
-        let sample = clock::micros(sample).clamp(1, u64::from(u32::MAX / 2));
+        // A later reply says nothing more, such as one of a caller that was not polled, and would be remembered for as long as it took.
+        let sample = clock::micros(sample.min(LONGEST_DEADLINE)).max(1);
         let (smoothed, deviation) = match self.read() {
             (0, _) => (sample, sample / 2),
             (smoothed, deviation) => ((7 * smoothed + sample) / 8, (3 * deviation + smoothed.abs_diff(sample)) / 4),
@@ -126,6 +126,17 @@ mod tests {
             trip.learn(Duration::ZERO, u64::MAX);
         }
         assert_eq!(trip.deadline(), LONGEST_DEADLINE);
-        assert!(trip.smoothed() > Duration::from_secs(600));
+    }
+
+    /// Such as that of a caller that was not polled for an hour.
+    #[test]
+    fn a_reply_that_is_read_much_later_is_soon_forgotten() {
+        let trip = RoundTrip::new(LONGEST_DEADLINE);
+        let learn = |sample, now: u64| trip.learn(sample, 1_000 * now);
+        (0..100).for_each(|now| learn(Duration::from_millis(1), now));
+        learn(Duration::from_secs(3_600), 100);
+        assert_eq!(trip.deadline(), LONGEST_DEADLINE);
+        (101..2_100).for_each(|now| learn(Duration::from_millis(1), now));
+        assert_eq!(trip.deadline(), SHORTEST_DEADLINE);
     }
 }
