@@ -116,7 +116,7 @@ impl Limiter {
         let mut limiter = self.clone();
         loop {
             if is_in_line {
-                if !place.has_turn_before(end, self.core.deadline()).await? {
+                if !place.has_turn_before(end, || self.core.deadline()).await? {
                     return self.refuse(&check, &place, waited).await;
                 }
                 *waited = Duration::ZERO;

@@ -139,7 +139,7 @@ impl Table {
         &mut self,
         place: &mut Place,
         is_first: &mut bool,
-        deadline: Duration,
+        deadline: impl Fn() -> Duration,
         waker: &Waker,
         wakers: &mut Wakers,
     ) -> Option<Instant> {
@@ -163,7 +163,7 @@ impl Table {
             line.sleep(waker, wakers);
             return Some(line.asks_at);
         }
-        line.ask(now, deadline, wakers);
+        line.ask(now, deadline(), wakers);
         self.claim(place.line);
         self.note_freed(place);
         None
@@ -278,13 +278,18 @@ impl Table {
 impl Place {
     /// Waits to be the first in line, and then as long as it is refused; `false` if `end` comes before it is the first. The call that
     /// follows may take as long as the deadline.
-    pub(super) async fn has_turn_before(&mut self, end: Option<Instant>, deadline: Duration) -> Result<bool, Error> {
+    pub(super) async fn has_turn_before(
+        &mut self,
+        end: Option<Instant>,
+        deadline: impl Fn() -> Duration,
+    ) -> Result<bool, Error> {
         let (mut timer, mut is_first) = (Timer::default(), false);
         poll_fn(|cx| {
             loop {
                 let (lines, line) = (Arc::clone(&self.lines), self.line);
-                let at = lines
-                    .change(|table, wakers| (line, table.take_turn(self, &mut is_first, deadline, cx.waker(), wakers)));
+                let at = lines.change(|table, wakers| {
+                    (line, table.take_turn(self, &mut is_first, &deadline, cx.waker(), wakers))
+                });
                 let Some(at) = at else { return Poll::Ready(Ok(true)) };
                 let end = end.filter(|_| !is_first);
                 if end.is_some_and(|end| end <= Instant::now()) {

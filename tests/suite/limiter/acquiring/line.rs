@@ -11,14 +11,14 @@ use std::{
 
 use tokio::{
     task::{JoinSet, yield_now},
-    time::{Instant, advance, timeout},
+    time::{Instant, advance, sleep, timeout},
 };
 use tower_sliding_window::{
     Charge, Check, Decision, Error, Key, Limit, Limiter, MemoryStore, Store,
     check::AdmissionId,
     decision::LimitStatus,
     settlement::{Settled, Settlement},
-    store::StoreFuture,
+    store::{LocalState, StoreFuture},
     testing::{Fault, FaultyStore},
 };
 
@@ -340,6 +340,72 @@ async fn the_deadline_limits_each_check_and_not_the_whole_wait() {
     let silent = Limiter::new(silent()).deadline(ms(50)).acquire(&CALLS, "ada", 1, ms(400)).await;
     assert!(matches!(silent, Err(Error::TimedOut { .. })));
     assert!((ms(350)..ms(410)).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+}
+
+/// A store that is so far away, and tells it.
+#[derive(Clone)]
+struct FarStore {
+    store: MemoryStore,
+    state: LocalState,
+    away_micros: Arc<AtomicU64>,
+    asking: Arc<AtomicU64>,
+    most_asking: Arc<AtomicU64>,
+}
+
+impl FarStore {
+    fn at(away: Duration) -> Self {
+        let store = MemoryStore::new();
+        let (state, away_micros) = (LocalState::default(), Arc::default());
+        let far = Self { store, state, away_micros, asking: Arc::default(), most_asking: Arc::default() };
+        far.move_to(away);
+        far
+    }
+
+    fn move_to(&self, away: Duration) {
+        self.away_micros.store(away.as_micros() as u64, Ordering::SeqCst);
+        self.state.answered_in(away);
+    }
+}
+
+impl Store for FarStore {
+    fn decide(&self, check: Check) -> StoreFuture<Decision> {
+        let far = self.clone();
+        Box::pin(async move {
+            far.most_asking.fetch_max(far.asking.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            sleep(Duration::from_micros(far.away_micros.load(Ordering::SeqCst))).await;
+            far.asking.fetch_sub(1, Ordering::SeqCst);
+            far.store.decide(check).await
+        })
+    }
+
+    fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
+        self.store.settle(settlement)
+    }
+
+    fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
+        self.store.reset(limit, key)
+    }
+
+    fn local_state(&self) -> Option<&LocalState> {
+        Some(&self.state)
+    }
+}
+
+/// Their calls take longer than those that were usual when they joined the line.
+#[tokio::test(start_paused = true)]
+async fn one_caller_asks_at_a_time_when_the_store_has_moved_away() {
+    let store = FarStore::at(ms(1));
+    let (limiter, limit) = (Limiter::new(store.clone()), Limit::per("slow", 1, Duration::from_secs(2)));
+    assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed());
+    let mut waiting = JoinSet::new();
+    for _ in 0..4 {
+        let (limiter, limit) = (limiter.clone(), limit.clone());
+        waiting.spawn(async move { limiter.acquire(&limit, "ada", 1, Duration::from_secs(60)).await });
+        sleep(ms(10)).await;
+    }
+    store.move_to(ms(400));
+    assert!(waiting.join_all().await.iter().all(|outcome| outcome.as_ref().is_ok_and(Decision::is_allowed)));
+    assert_eq!(store.most_asking.load(Ordering::SeqCst), 1);
 }
 
 /// The store refuses with a retry time of zero.
