@@ -26,7 +26,8 @@ impl Limiter {
     /// 1. After a refusal it waits for the retry time, and asks again. A retry time beyond what is left of `max_wait` is
     ///    returned at once, as a refused [`Decision`]. With a `max_wait` of zero this is [`check`](Self::check), unless
     ///    other callers wait.
-    /// 2. One limiter and its clones have one line for each set of limits and keys that can refuse, whatever the costs. A caller that is
+    /// 2. One limiter and its clones have one line for each set of limits and keys that can refuse, whatever the costs. Clones with
+    ///    another [`deadline`](Self::deadline) have lines of their own: the store may answer only the more patient. A caller that is
     ///    refused, or arrives while others wait, joins the end of the line. Only the first in line asks, and after an admission that
     ///    leaves units, as many of the next. No caller overtakes another. A caller that gives up or is dropped leaves the line.
     /// 3. A caller that cannot reach the front of the line in time is refused without spending. The retry time is then a
@@ -109,7 +110,7 @@ impl Limiter {
         }
         // `None` if that is beyond what a clock can show.
         let end = Instant::now().checked_add(max_wait);
-        let (mut place, mut is_in_line) = self.core.lines.arrive(&check);
+        let (mut place, mut is_in_line) = self.core.lines.arrive(&check, self.core.deadline);
         if is_in_line && !is_within(left(end, Instant::now()), place.first_waits()) {
             return self.refuse(&check, &place, waited).await;
         }

@@ -21,6 +21,7 @@ use super::{
 };
 use crate::{
     check::{Charge, Check},
+    clock::micros,
     decision::Decision,
     error::Error,
     key::{Digester, Prehashed},
@@ -56,8 +57,8 @@ pub(super) struct Place {
 
 impl Lines {
     /// A caller arrives. Returns whether others are in its line; otherwise it asks now.
-    pub(super) fn arrive(self: &Arc<Self>, check: &Check) -> (Place, bool) {
-        let (now, mut line, mut table) = (Instant::now(), 0_u64, self.lock());
+    pub(super) fn arrive(self: &Arc<Self>, check: &Check, deadline: Option<Duration>) -> (Place, bool) {
+        let (now, mut line, mut table) = (Instant::now(), deadline.map_or(0, micros), self.lock());
         let wanted = check.charges().map(|charge| {
             let digest = self.digest(charge);
             // The same for the same limits and keys in any order, and for callers that these can refuse.

@@ -408,6 +408,18 @@ async fn one_caller_asks_at_a_time_when_the_store_has_moved_away() {
     assert_eq!(store.most_asking.load(Ordering::SeqCst), 1);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_deadline_that_is_too_short_holds_up_no_caller_with_a_longer_one() {
+    let limiter = Limiter::new(FarStore::at(ms(10)));
+    let hasty = limiter.clone().deadline(ms(5));
+    let hasty = tokio::spawn(async move { hasty.acquire(&CALLS, "ada", 1, ms(900)).await });
+    sleep(ms(50)).await;
+    let begun = Instant::now();
+    assert!(limiter.acquire(&CALLS, "ada", 1, TEST_TIMEOUT).await.unwrap().is_allowed());
+    assert!(begun.elapsed() < ms(20), "{:?}", begun.elapsed());
+    assert!(hasty.await.unwrap().is_err());
+}
+
 /// The store refuses with a retry time of zero.
 #[tokio::test(start_paused = true)]
 async fn acquire_pauses_between_checks_when_the_retry_time_is_zero() {
