@@ -158,7 +158,10 @@ fn ask_again_at(end: Option<Instant>, outcome: &Result<Decision, Error>) -> Opti
         }
         Err(error) => error.may_pass().then_some(PAUSE)?,
     };
-    now.checked_add(wait.max(LEAST_BLOCK)).filter(|_| is_within(left, wait))
+    // The store may be back long before the share has units again.
+    let is_local = matches!(outcome, Ok(decision) if decision.local_cause().is_some());
+    let asks_after = if is_local { wait.min(PAUSE) } else { wait };
+    now.checked_add(asks_after.max(LEAST_BLOCK)).filter(|_| is_within(left, wait))
 }
 
 fn left(end: Option<Instant>, now: Instant) -> Option<Duration> {

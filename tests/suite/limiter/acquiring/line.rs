@@ -17,6 +17,7 @@ use tower_sliding_window::{
     Charge, Check, Decision, Error, Key, Limit, Limiter, MemoryStore, Store,
     check::AdmissionId,
     decision::LimitStatus,
+    limiter::Share,
     settlement::{Settled, Settlement},
     store::{LocalState, StoreFuture},
     testing::{Fault, FaultyStore},
@@ -418,6 +419,24 @@ async fn a_deadline_that_is_too_short_holds_up_no_caller_with_a_longer_one() {
     assert!(limiter.acquire(&CALLS, "ada", 1, TEST_TIMEOUT).await.unwrap().is_allowed());
     assert!(begun.elapsed() < ms(20), "{:?}", begun.elapsed());
     assert!(hasty.await.unwrap().is_err());
+}
+
+/// The share of the process is used up for an hour.
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_its_share_refuses_asks_the_store_again() {
+    let test = Test::start();
+    let (limiter, limit) = (test.limiter.clone().fail_local(Share::one_of(3)), Limit::per_hour("upstream", 3));
+    test.store.fails.store(true, Ordering::SeqCst);
+    assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed());
+    let refused = limiter.acquire(&limit, "ada", 1, TEST_TIMEOUT).await.unwrap();
+    assert!(!refused.is_allowed(), "the hour is longer than its wait");
+    let waiting = tokio::spawn(async move { limiter.acquire(&limit, "ada", 1, Duration::MAX).await });
+    let_tasks_run().await;
+    test.store.fails.store(false, Ordering::SeqCst);
+    test.pass(ms(100)).await;
+    assert!(waiting.is_finished());
+    let admitted = waiting.await.unwrap().unwrap();
+    assert!(admitted.is_allowed() && admitted.local_cause().is_none(), "{admitted:?}");
 }
 
 /// The store refuses with a retry time of zero.
