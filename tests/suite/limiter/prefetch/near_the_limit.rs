@@ -2,12 +2,13 @@
 
 use super::*;
 
+/// An eighth of it is a single unit, so it has none on a busy machine either, where a server seems to be far away.
 #[tokio::test]
 async fn a_small_limit_has_no_prefetches() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
-    let small = Limit::per_minute("small", 127).prefetch(Prefetch::new());
-    for used in 1..=127 {
+    let small = Limit::per_minute("small", 15).prefetch(Prefetch::new());
+    for used in 1..=15 {
         assert!(!is_in_process(&server, &limiter, &small, "ada").await);
         assert_eq!(limiter.peek(&small, "ada").await.unwrap().used(), used);
     }
