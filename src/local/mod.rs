@@ -176,6 +176,12 @@ impl LocalState {
         self.last_answered.fetch_max(sent, Ordering::Relaxed);
     }
 
+    /// The least time until a reply, which each new connection measures.
+    #[cfg(feature = "redis")]
+    pub(crate) fn distance(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.round_trip.distance)
+    }
+
     /// The smoothed time until a reply, once that is known.
     pub(crate) fn round_trip(&self) -> Option<Duration> {
         Some(self.round_trip.smoothed()).filter(|trip| !trip.is_zero())

@@ -2,7 +2,10 @@
 //! ([RFC 6298](https://www.rfc-editor.org/rfc/rfc6298#section-2)).
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -18,13 +21,16 @@ pub(super) struct RoundTrip {
     /// The smoothed round trip, and its mean deviation: microseconds, in 32 bits each. Zero until the first reply.
     both: AtomicU64,
     learnt_at: AtomicU64,
+    /// The least time that a reply can take, in microseconds, as far as is known: a new connection measures it, and a reply that is faster
+    /// corrects it. Zero until then.
+    pub(super) distance: Arc<AtomicU64>,
     first_deadline: Duration,
 }
 
 impl RoundTrip {
     /// Until the first reply, the deadline is this one.
     pub(super) fn new(first_deadline: Duration) -> Self {
-        Self { both: AtomicU64::new(0), learnt_at: AtomicU64::new(0), first_deadline }
+        Self { both: AtomicU64::new(0), learnt_at: AtomicU64::new(0), distance: Arc::default(), first_deadline }
     }
 
     /// Takes note of the time until a reply that arrives `now`, in microseconds. If two replies arrive at once, one of them may be missed.
@@ -32,6 +38,7 @@ impl RoundTrip {
     /// Of the replies that arrive as early as expected, one in each round trip is enough, as in TCP. Otherwise a late one would be forgotten
     /// after a few batches.
     pub(super) fn learn(&self, sample: Duration, now: u64) {
+        self.distance.fetch_min(clock::micros(sample), Ordering::Relaxed);
         let is_new = now >= self.learnt_at.load(Ordering::Relaxed).saturating_add(self.read().0);
         if !is_new && sample <= self.mostly() {
             return;
@@ -114,6 +121,20 @@ mod tests {
         assert!(trip.deadline().as_millis() > 240, "{:?}", trip.deadline());
         (2_100..3_000).for_each(|now| learn(40, now));
         assert!(trip.deadline().as_millis() < 140, "{:?}", trip.deadline());
+    }
+
+    /// The server was busy with another script when a connection was opened.
+    #[test]
+    fn a_reply_that_is_faster_corrects_the_distance() {
+        let trip = RoundTrip::new(LONGEST_DEADLINE);
+        let distance = || trip.distance.load(Ordering::Relaxed);
+        trip.learn(Duration::from_millis(1), 0);
+        assert_eq!(distance(), 0, "not measured yet");
+        trip.distance.store(40_000, Ordering::Relaxed);
+        for (now, millis, expected) in [(1, 90, 40_000), (2, 2, 2_000), (3, 100, 2_000)] {
+            trip.learn(Duration::from_millis(millis), now);
+            assert_eq!(distance(), expected);
+        }
     }
 
     #[test]

@@ -63,7 +63,7 @@ pub(crate) type Place = PooledConnection<'static, Places>;
 
 impl Pool {
     /// Connects nowhere yet.
-    pub(crate) fn new(server: &Arc<Server>) -> Self {
+    pub(crate) fn new(server: &Arc<Server>, distance: Arc<AtomicU64>) -> Self {
         let places = bb8::Pool::builder()
             .max_size(server.settings.connections)
             // The wait for a place is a part of the wait for a connection.
@@ -72,11 +72,11 @@ impl Pool {
             .max_lifetime(None)
             .build_unchecked(Places);
         let (shared, openings) = (watch::Sender::default(), Mutex::default());
-        let (generation, distance) = Default::default();
-        Self { places, shared, openings, server: Arc::clone(server), generation, distance }
+        Self { places, shared, openings, server: Arc::clone(server), generation: Arc::default(), distance }
     }
 
-    /// The time of the reply to a command that takes no time, when a connection was last opened. Zero until then, and in a cluster.
+    /// The time of the reply to a command that takes no time, when a connection was last opened, or of a faster one since. Zero until
+    /// then, and in a cluster.
     pub(crate) fn distance(&self) -> Duration {
         Duration::from_micros(self.distance.load(Ordering::Relaxed))
     }

@@ -69,7 +69,7 @@ impl Dispatcher {
         let count = if server.is_cluster() { CLUSTER_QUEUES } else { 1 };
         let queue = || Queue::new(server.connections() as usize, CAPACITY / count);
         let queues = iter::repeat_with(queue).take(count).collect();
-        let pool = Pool::new(server);
+        let pool = Pool::new(server, config.local_state.distance());
         Self { config, runtime, pool, queues }
     }
 
