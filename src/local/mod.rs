@@ -109,8 +109,6 @@ pub struct LocalState {
     /// When the last of all answered calls was sent, in microseconds since this state was made.
     last_answered: Arc<AtomicU64>,
     round_trip: Arc<RoundTrip>,
-    /// By the clock of a test, a reply takes no time, whatever the machine does meanwhile.
-    is_by_test_clock: bool,
 }
 
 /// A call to the store is on its way that makes outdated what this process remembers of some limits: see [`LocalState::outdate`].
@@ -129,14 +127,12 @@ impl LocalState {
     }
 
     pub(crate) fn on(clock: Clock, first_deadline: Duration) -> Self {
-        let is_by_test_clock = matches!(clock, Clock::Manual(_));
         let generations = Arc::new(Generations::new(clock));
         let refusals = Arc::new(Refusals::new(DEFAULT_MAX_AGE, Arc::clone(&generations)));
         let breaker = Arc::new(BreakerState::new(Breaker::default()));
         let (made, last_answered) = (Instant::now(), Arc::default());
         let round_trip = Arc::new(RoundTrip::new(first_deadline));
-        let prefetches = None;
-        Self { generations, breaker, refusals, prefetches, made, last_answered, round_trip, is_by_test_clock }
+        Self { generations, breaker, refusals, prefetches: None, made, last_answered, round_trip }
     }
 
     /// The same local state, with [prefetch](crate::limit::prefetch). Default: no prefetches, so every check asks the store.
@@ -172,12 +168,11 @@ impl LocalState {
         self.round_trip.learn(time, micros(self.made.elapsed()));
     }
 
-    /// Takes note that the store has answered a call that was sent at this time.
+    /// Takes note that the store has answered a call that was sent at this time, after so long.
     #[cfg(feature = "redis")]
-    pub(crate) fn answered(&self, sent: Instant) {
-        let (took, sent) = (sent.elapsed(), micros(sent.saturating_duration_since(self.made)));
-        let counted = if self.is_by_test_clock { Duration::ZERO } else { took };
-        self.round_trip.learn(counted, sent.saturating_add(micros(took)));
+    pub(crate) fn answered(&self, sent: Instant, took: Duration) {
+        let sent = micros(sent.saturating_duration_since(self.made));
+        self.round_trip.learn(took, sent.saturating_add(micros(took)));
         self.last_answered.fetch_max(sent, Ordering::Relaxed);
     }
 
