@@ -172,7 +172,7 @@ pub enum StoreErrorKind {
     Denied,
     /// There is no connection to the server, or it broke.
     Unreachable,
-    /// The server did not answer in time, or the check was not sent, since so many others wait that it would not.
+    /// The server did not answer in time. Or the check was not sent, since too many others wait to answer this one in time.
     TimedOut,
     /// The server is a replica, or may not write for another reason.
     ReadOnly,

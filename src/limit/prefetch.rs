@@ -10,8 +10,9 @@
 //!    life is 100 ms by default, and longer far away from the store (rule 10). A unit that is spent out of a prefetch counts for its window
 //!    and at most the life. If the process is killed, its units count for the life of the prefetch and then for a window.
 //! 3. **Exact near the limit.** A process takes the first prefetch of a key after sixteen requests within a life, and the next ones while
-//!    there are eight. Far away from the store, fewer are enough (rule 10). A prefetch has as many units as the process spends in a life at its present rate, but at most an eighth of the units
-//!    that are left. If an eighth is too few for so many requests, each request asks the store, and its unit counts for exactly one window.
+//!    there are eight. Far away from the store, fewer are enough (rule 10). A prefetch has as many units as the process spends in a life at
+//!    its present rate, but at most an eighth of the units that are left. If an eighth is too few for so many requests, each request asks
+//!    the store, and its unit counts for exactly one window.
 //! 4. A check is decided in the process only if the prefetches of all its charges have enough units. Otherwise all of it goes to the
 //!    store. So does every check with an [id](crate::Check::with_id), and every check with a charge that
 //!    [reserves](crate::Charge::reserve), asks whether [any unit is left](crate::Charge::any_left), counts

@@ -263,6 +263,6 @@ impl Core {
     }
 }
 
-fn round_trip(store: &dyn Store) -> Option<Duration> {
+pub(super) fn round_trip(store: &dyn Store) -> Option<Duration> {
     store.local_state().and_then(LocalState::round_trip)
 }

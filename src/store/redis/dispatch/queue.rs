@@ -57,7 +57,7 @@ const FEW: usize = 4 * MAX_BATCH;
 const SHORT_TIME: Duration = Duration::from_micros(10);
 
 /// Prefetches are taken only while no more than this part of the queue waits: few batches, since they delay the checks behind them.
-/// What was taken is given back in any case, since it is charged until then.
+/// Prefetches that were taken are given back in any case, since their units are charged until then.
 const PART_OF_PREFETCHES: usize = 64;
 
 pub(super) struct Queue {
