@@ -156,7 +156,8 @@ impl Refusals {
         let Lookup { asked_at, generation, charges: (first, rest) } = lookup;
         for ((digest, cost), status) in iter::once(first).chain(rest).zip(refusal.statuses()) {
             // Without used units there is no reset time.
-            let reset = (status.used() > 0).then_some(status.reset_after());
+            let has_reset = status.used() > 0 && !status.limit().is_concurrent();
+            let reset = has_reset.then_some(status.reset_after());
             let retry = status.waits().map(|(_, most)| most);
             let lifetime = reset.into_iter().chain(retry).fold(self.max_age, Duration::min);
             let remembered = Refusal {

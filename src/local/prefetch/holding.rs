@@ -60,6 +60,8 @@ pub(super) struct State {
     pub(super) since: u64,
     pub(super) spent: u64,
     pub(super) requests: u64,
+    /// The units that were expected of a life when the last prefetch was wanted.
+    demand: u64,
     /// No prefetch is asked for before, since the last one was refused, has failed or was dropped.
     pub(super) asks_from: u64,
     /// Until when the task waits without a prefetch.
@@ -108,6 +110,7 @@ impl Holding {
             since: now,
             spent: 0,
             requests: 0,
+            demand: 0,
             asks_from: 0,
             waits_until: 0,
         };
@@ -203,7 +206,10 @@ impl Holding {
         if !is_due || state.asked.is_some() || now < state.asks_from {
             return None;
         }
-        let demand = rate(state.spent, now.saturating_sub(state.since), state.pace.life).max(first_units);
+        let present = rate(state.spent, now.saturating_sub(state.since), state.pace.life).max(first_units);
+        // Falls by half at a time, since requests come at random: a pause of some of them is no lower demand.
+        let demand = present.max(present.midpoint(state.demand));
+        state.demand = demand;
         let rest = self.limit.units().saturating_sub(state.used);
         let units = demand.min(self.most).min(rest / PART_OF_THE_REST);
         let cost = if state.requests > 0 { state.spent.div_ceil(state.requests) } else { 1 };

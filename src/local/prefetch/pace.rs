@@ -42,7 +42,7 @@ impl Pace {
 
     /// The next prefetch is asked for when so many units of the present one are left.
     pub(super) fn low(self, units: u64) -> u64 {
-        let during_lead = (u128::from(units) * u128::from(self.lead) / u128::from(self.life.max(1))) as u64;
+        let during_lead = (u128::from(units) * u128::from(self.lead)).div_ceil(self.life.max(1).into()) as u64;
         // And three deviations, since requests come at random.
         (units / LOW).max(during_lead + 3 * during_lead.isqrt() + 1)
     }

@@ -12,9 +12,11 @@ use super::{
 };
 use crate::{
     check::{AdmissionId, Charge, Check},
+    clock::micros,
     decision::Decision,
     decision::settlement::Settlement,
     error::StoreError,
+    limit::prefetch::Prefetch,
 };
 
 /// A holding, as long as a task takes care of it.
@@ -55,8 +57,8 @@ impl KeptHolding {
         let mut state = holding.lock();
         (state.stepped_at, state.pace) = (now, self.prefetches.pace(&holding.limit));
         let life = state.pace.life;
-        if state.asks_from > now.saturating_add(life) {
-            // The clock has stepped back.
+        if state.asks_from > now.saturating_add(micros(Prefetch::MAX_LIFE)) {
+            // The clock has stepped back. A shorter time may be left of a life that was longer.
             (state.asks_from, state.waits_until) = (0, 0);
         }
         let wanted = holding.wanted(&mut state, now).filter(|_| !is_open);
