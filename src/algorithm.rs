@@ -54,7 +54,11 @@ pub(crate) enum Kind {
     Compact { entries: u16 },
     Counter,
     Fixed,
+    Concurrent,
 }
+
+/// The time of a place in this process: it is held until it is freed, so it never leaves the window.
+const UNTIL_FREED: u64 = 1 << 62;
 
 impl Algorithm {
     /// The fewest entries of a [`compact`](Self::compact_log) log.
@@ -108,6 +112,11 @@ impl Algorithm {
         Self(Kind::Fixed)
     }
 
+    /// [`Limit::concurrent`](crate::Limit::concurrent).
+    pub(crate) const fn concurrent() -> Self {
+        Self(Kind::Concurrent)
+    }
+
     /// No other algorithm has this number.
     pub(crate) const fn number(self) -> u16 {
         match self.0 {
@@ -116,6 +125,7 @@ impl Algorithm {
             Kind::Fixed => 2,
             // At least three.
             Kind::Compact { entries } => entries,
+            Kind::Concurrent => u16::MAX,
         }
     }
 
@@ -131,6 +141,7 @@ impl Algorithm {
             Kind::Compact { entries } => format!("compact({entries})"),
             Kind::Counter => "counter".to_owned(),
             Kind::Fixed => "fixed".to_owned(),
+            Kind::Concurrent => "concurrent".to_owned(),
         }
     }
 
@@ -156,6 +167,7 @@ impl Kind {
                 (now - now % part).saturating_add(part - 1)
             }
             Self::Fixed => now - now % window,
+            Self::Concurrent => UNTIL_FREED,
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    algorithm::Algorithm,
+    algorithm::Kind,
     clock::micros,
     key::Key,
     limit::{Limit, prefetch::Prefetch, rules::NeverFits},
@@ -40,7 +40,7 @@ impl Charge {
     ///
     /// [`NeverFits`] if the cost is above the limit.
     pub fn new(limit: Limit, key: impl Into<Key>, cost: u64) -> Result<Self, NeverFits> {
-        if cost > limit.units() {
+        if limit.taken_at(cost) > limit.units() {
             return Err(NeverFits { limit, cost, is_hidden: false });
         }
         Ok(Self::fitting(limit, key.into(), cost))
@@ -48,6 +48,7 @@ impl Charge {
 
     /// A charge whose cost is known to fit.
     pub(crate) fn fitting(limit: Limit, key: Key, cost: u64) -> Self {
+        let cost = limit.taken_at(cost);
         Self { limit, key, cost, lease: 0, takes: Takes::IfAdmitted, is_shadow: false, is_hidden: false }
     }
 
@@ -70,7 +71,8 @@ impl Charge {
 
     /// The same charge for units that have been [spent](Self::spent).
     pub(crate) fn as_spent(&self, limit: Limit, cost: u64) -> Self {
-        Self { cost: cost.min(limit.most_spent()), takes: Takes::Always, ..self.on(limit) }
+        let cost = limit.taken_at(cost.min(limit.most_spent()));
+        Self { cost, takes: Takes::Always, ..self.on(limit) }
     }
 
     /// The same charge under another limit.
@@ -108,9 +110,13 @@ impl Charge {
     }
 
     /// Reserves the units: they count until they are [settled](crate::settlement), or until the lease ends, when they are
-    /// given back. A lease is at least a microsecond, and at most the window.
+    /// given back. A lease is at least a microsecond, and at most the window. A place of a [concurrent](Limit::concurrent) limit has no lease:
+    /// it is held by the decision.
     #[must_use]
     pub fn reserve(mut self, lease: Duration) -> Self {
+        if self.limit.is_concurrent() {
+            return self;
+        }
         self.lease = micros(lease).clamp(1, self.limit.window_micros());
         self
     }
@@ -178,7 +184,13 @@ impl Charge {
 
     /// Whether every admission is an entry of its own.
     pub(crate) fn is_exact(&self) -> bool {
-        self.limit.algorithm() == Algorithm::sliding_log()
+        matches!(self.limit.algorithm().kind(), Kind::Log | Kind::Concurrent)
+    }
+
+    /// Whether an admission takes a place of a concurrent limit.
+    #[inline]
+    pub(crate) fn takes_place(&self) -> bool {
+        self.limit.is_concurrent() && self.units() > 0
     }
 
     /// The units that it takes if it is admitted.
@@ -206,9 +218,9 @@ impl Charge {
     /// Whether the order of two such charges makes no difference, nor which admission is whose.
     #[cfg(feature = "redis")]
     pub(crate) fn is_interchangeable(&self) -> bool {
-        // A counter gives the first of two checks other figures than the second.
-        let is_counter = self.limit.algorithm() == Algorithm::sliding_window_counter();
-        self.lease == 0 && self.takes == Takes::IfAdmitted && !self.is_shadow && !is_counter
+        // A counter gives the first of two checks other figures than the second, and each place is freed by itself.
+        let is_told_apart = matches!(self.limit.algorithm().kind(), Kind::Counter | Kind::Concurrent);
+        self.lease == 0 && self.takes == Takes::IfAdmitted && !self.is_shadow && !is_told_apart
     }
 
     /// Whether it can refuse the check at all.

@@ -124,6 +124,12 @@ impl Check {
         self.charges().any(Charge::can_refuse)
     }
 
+    /// Whether an admission takes a place of a concurrent limit.
+    #[inline]
+    pub(crate) fn takes_place(&self) -> bool {
+        self.charges().any(Charge::takes_place)
+    }
+
     /// The same check under smaller limits, if all of its charges fit.
     pub(crate) fn under(&self, smaller: impl Fn(&Limit) -> Option<Limit>) -> Option<Self> {
         let first = self.first.under(&smaller)?;

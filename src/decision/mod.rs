@@ -38,7 +38,7 @@ mod status;
 
 use std::{
     borrow::Cow,
-    iter,
+    fmt, iter,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -63,6 +63,12 @@ struct Fields {
     rest: Vec<LimitStatus>,
     /// The failure of the store, if this process has decided in its place.
     instead_of: Option<Arc<Error>>,
+    places: Option<Arc<dyn Places>>,
+}
+
+/// The places of an admission under [concurrent](crate::Limit::concurrent) limits. They are freed when this is dropped.
+pub(crate) trait Places: fmt::Debug + Send + Sync {
+    fn are_lost(&self) -> bool;
 }
 
 impl Decision {
@@ -77,12 +83,18 @@ impl Decision {
 
     #[inline]
     pub(crate) fn of_statuses(at: SystemTime, id: AdmissionId, (first, rest): (LimitStatus, Vec<LimitStatus>)) -> Self {
-        Self(Arc::new(Fields { at, id, first, rest, instead_of: None }))
+        Self(Arc::new(Fields { at, id, first, rest, instead_of: None, places: None }))
     }
 
     /// Marks a decision of this process, made in the place of a store that has failed.
     pub(crate) fn instead_of(mut self, error: Error) -> Self {
         Arc::make_mut(&mut self.0).instead_of = Some(Arc::new(error));
+        self
+    }
+
+    /// Lets the decision hold places.
+    pub(crate) fn holding(mut self, places: Arc<dyn Places>) -> Self {
+        Arc::make_mut(&mut self.0).places = Some(places);
         self
     }
 
@@ -208,6 +220,27 @@ impl Decision {
     #[must_use]
     pub fn local_cause(&self) -> Option<&Error> {
         self.0.instead_of.as_deref()
+    }
+
+    /// Whether the decision holds places of [concurrent](crate::Limit::concurrent) limits: until its last clone is dropped.
+    ///
+    /// 1. A layer drops its clone when the body of the response has ended or was dropped, of the body types of axum and tonic. With another
+    ///    body, or [`free_with_head`](crate::RateLimitLayer::free_with_head), it does so when the response begins.
+    /// 2. The request has a clone in its extensions. A handler that goes on longer than its response, such as the task of a WebSocket, keeps that
+    ///    one: then the place is held until the task ends.
+    /// 3. With `RedisStore`, a task on the runtime of the check renews the places. A process that dies frees them
+    ///    [10 s](crate::Limit::freed_after) later. So does an admission that no caller has heard of, because the reply was lost.
+    #[must_use]
+    pub fn holds_place(&self) -> bool {
+        self.0.places.is_some()
+    }
+
+    /// Whether a place of this decision was free for a time, so that another may have got it: the process has stood still, or has not
+    /// reached Redis, for longer than the [life](crate::Limit::freed_after) of a place, or Redis has lost it. This is the one exception in which
+    /// more places than the limit may be held. The place is taken again, and no other is admitted until fewer are held.
+    #[must_use]
+    pub fn has_lost_place(&self) -> bool {
+        self.0.places.as_ref().is_some_and(|places| places.are_lost())
     }
 
     /// The outcome for each limit, by the limit's name, for metrics.

@@ -30,12 +30,14 @@ impl LimitStatus {
     #[inline]
     #[must_use]
     pub fn new(charge: &Charge, used: u64, reset_after: Duration, retry_after: Option<Duration>) -> Self {
+        let (is_concurrent, life) = (charge.limit().is_concurrent(), charge.limit().window());
         Self {
             limit: charge.limit().clone(),
             used,
-            reserved: 0,
-            reset_after,
-            waits: retry_after.map(|wait| (wait, wait)),
+            // Each place may be free in a moment.
+            reserved: if is_concurrent { used } else { 0 },
+            reset_after: if is_concurrent { life } else { reset_after },
+            waits: retry_after.map(|wait| if is_concurrent { (Duration::ZERO, life) } else { (wait, wait) }),
             reserved_after: RETRY_RESERVED_AFTER,
             is_shadow: charge.is_shadow(),
             is_hidden: charge.is_hidden(),
@@ -47,6 +49,9 @@ impl LimitStatus {
     #[inline]
     #[must_use]
     pub fn with_reserved(mut self, units: u64, at_least: Duration) -> Self {
+        if self.limit.is_concurrent() {
+            return self;
+        }
         self.reserved = units;
         self.waits = self.waits.map(|(_, most)| (at_least.min(most), most));
         self
@@ -109,10 +114,10 @@ impl LimitStatus {
     }
 
     /// The time until fewer units count; zero if none do. Under a [compact](crate::Algorithm::compact_log) log it may be a
-    /// sub-window longer than the window.
+    /// sub-window longer than the window. Zero for a [concurrent](Limit::concurrent) limit, whose places may be free at any time.
     #[must_use]
     pub fn reset_after(&self) -> Duration {
-        self.reset_after
+        if self.limit.is_concurrent() { Duration::ZERO } else { self.reset_after }
     }
 
     /// How long this limit alone refuses the check; `None` if it does not.
@@ -157,9 +162,11 @@ impl LimitStatus {
             return if self.is_shadow { other } else { self };
         }
         let longer = other.retry_after().cmp(&self.retry_after());
+        // Places may be free in a moment, so they do not hide what is left of a window.
+        let of_window = self.limit.is_concurrent().cmp(&other.limit.is_concurrent());
         let less_left = other.remaining().cmp(&self.remaining()).reverse();
         let later = other.reset_after.cmp(&self.reset_after);
-        if longer.then(less_left).then(later).is_gt() { other } else { self }
+        if longer.then(of_window).then(less_left).then(later).is_gt() { other } else { self }
     }
 
     /// The retry time, if the limit refuses the check.

@@ -1,5 +1,7 @@
 //! The guide: one page for each task. Each opens with an example.
 
+#[doc = include_str!("at_most_n_at_once.md")]
+pub mod at_most_n_at_once {}
 #[doc = include_str!("around_a_client.md")]
 pub mod around_a_client {}
 #[doc = include_str!("choosing_keys.md")]

@@ -33,12 +33,18 @@ pub(crate) mod text;
 
 use std::{borrow::Cow, fmt::Debug, num::NonZeroU32, time::Duration};
 
-use self::prefetch::Prefetch;
+use self::{
+    prefetch::Prefetch,
+    rules::{LIFE_RULE, is_life},
+};
 use crate::{
-    algorithm::Algorithm,
+    algorithm::{Algorithm, Kind},
     config_error::{ConfigError, ConfigErrorKind},
     key::{Digester, Key},
 };
+
+/// The default of [`Limit::freed_after`].
+const DEFAULT_LIFE: Duration = Duration::from_secs(10);
 
 /// Limits of one identity share their units for the same key, whatever their numbers of units. Others are apart: a unit leaves each
 /// window at another time. Whatever is kept for a limit is kept under its identity.
@@ -171,6 +177,55 @@ impl Limit {
         Self::per(name, units, Duration::from_secs(24 * 60 * 60))
     }
 
+    /// At most this number of admissions of a key at once, across all processes, whatever they cost.
+    ///
+    /// Each admission takes a place, which is held until the last clone of its [`Decision`](crate::Decision) is dropped. A layer holds it until
+    /// the body of the response has ended: see [`Decision::holds_place`](crate::Decision::holds_place). The places of a process that has died
+    /// are free 10 s later, which is the [window](Self::window) of the limit: [`freed_after`](Self::freed_after) sets it.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
+    /// use tower_sliding_window::{Limit, Limiter, MemoryStore};
+    ///
+    /// const STREAMS: Limit = Limit::concurrent("streams", 1);
+    ///
+    /// let limiter = Limiter::new(MemoryStore::new());
+    /// let stream = limiter.check(&STREAMS, "ada", 1).await?;
+    /// assert!(stream.is_allowed());
+    /// assert!(!limiter.check(&STREAMS, "ada", 1).await?.is_allowed());
+    ///
+    /// drop(stream);
+    /// assert!(limiter.check(&STREAMS, "ada", 1).await?.is_allowed());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// As [`Limit::per`].
+    #[must_use]
+    #[track_caller]
+    pub const fn concurrent(name: &'static str, places: u64) -> Self {
+        Self::per(name, places, DEFAULT_LIFE).with_algorithm(Algorithm::concurrent())
+    }
+
+    /// Sets how soon the places of a process that has died are free, if the limit is [concurrent](Self::concurrent). Default: 10 s.
+    ///
+    /// A process renews its places three times in this time. If it cannot, because it stands still or Redis is gone for longer, others may get
+    /// its places: [`Decision::has_lost_place`](crate::Decision::has_lost_place) tells.
+    ///
+    /// # Panics
+    ///
+    /// If it is less than a second, or longer than a [window](Self::MAX_WINDOW) may be; in a `const`, that does not compile.
+    #[must_use]
+    #[track_caller]
+    pub const fn freed_after(mut self, time: Duration) -> Self {
+        assert!(is_life(time), "{}", LIFE_RULE);
+        if self.is_concurrent() {
+            self.window_micros = time.as_nanos().div_ceil(1_000) as u64;
+        }
+        self
+    }
+
     /// The same limit with another algorithm. Default: [`Algorithm::sliding_log`], which is exact. A fixed window and a counter have no
     /// [prefetch](Self::prefetch).
     #[must_use]
@@ -238,6 +293,18 @@ impl Limit {
     #[must_use]
     pub const fn algorithm(&self) -> Algorithm {
         self.algorithm
+    }
+
+    /// Whether it counts admissions that have not ended.
+    #[inline]
+    pub(crate) const fn is_concurrent(&self) -> bool {
+        matches!(self.algorithm.kind(), Kind::Concurrent)
+    }
+
+    /// The units that an admission of this cost takes: a single place of a concurrent limit.
+    #[inline]
+    pub(crate) fn taken_at(&self, cost: u64) -> u64 {
+        if self.is_concurrent() { cost.min(1) } else { cost }
     }
 
     /// The unit.

@@ -8,6 +8,13 @@ pub(super) const NAME_RULE: &str = "a limit's name must be 1 to 64 characters of
 pub(super) const UNITS_RULE: &str = "a limit's units must be 1 to 2^52";
 const WINDOW_RULE: &str = "a limit's window must be 1 ms to 365 days";
 
+pub(super) const LIFE_RULE: &str = "the window of a concurrent limit must be 1 s to 365 days";
+
+/// Whether the places of a dead process may be free after this time. They are renewed three times within it.
+pub(super) const fn is_life(window: Duration) -> bool {
+    window.as_secs() >= 1 && window.as_nanos() <= Limit::MAX_WINDOW.as_nanos()
+}
+
 /// The rule that these figures break, if they break one.
 pub(super) const fn broken_rule(name: &str, units: u64, window: Duration) -> Option<&'static str> {
     if !is_fixed_alphabet(name) {

@@ -5,7 +5,7 @@ use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 use super::{
     Limit, QuotaUnit,
     prefetch::Prefetch,
-    rules::{NAME_RULE, UNITS_RULE, broken_rule},
+    rules::{LIFE_RULE, NAME_RULE, UNITS_RULE, broken_rule, is_life},
 };
 use crate::{
     algorithm::Algorithm,
@@ -23,6 +23,7 @@ impl Limit {
     /// | `100/10s`, `3 / 500ms` | 100 in any 10 seconds, 3 in any half second |
     /// | `300000000 content-bytes/h` | the same with a [unit](Self::counted_in): `requests`, the default, or `content-bytes` |
     /// | `1000000/d compact(128)` | the same with an [algorithm](Self::with_algorithm): `log`, the default, `compact(n)`, `counter` or `fixed` |
+    /// | `4/10s concurrent` | 4 [at once](Self::concurrent); those of a process that has died are free after 10 s |
     /// | `600000/min prefetch`, `600000/min log prefetch(1000,50ms)` | the same with [prefetch](Self::prefetch): at most 1,000 units, for 50 ms. Either may be left out |
     ///
     /// * The window is a whole number with a unit, or the unit alone: `us` (microseconds), `ms`, `s` `sec` `second` `seconds`,
@@ -160,6 +161,9 @@ pub(super) fn with_words(
     let unit = unit.map(quota_unit).transpose()?.unwrap_or_default();
     let algorithm = algorithm.map(algorithm_of).transpose()?.unwrap_or_default();
     let limit = limit.counted_in(unit).with_algorithm(algorithm);
+    if limit.is_concurrent() && !is_life(limit.window()) {
+        return Err(format!("{LIFE_RULE}, not {}", window_text(limit.window_micros())));
+    }
     match prefetch.map(prefetches).transpose()? {
         Some(prefetches) => limit.with_prefetch(prefetches),
         None => Ok(limit),
@@ -180,13 +184,14 @@ fn algorithm_of(word: &str) -> Result<Algorithm, String> {
         ("log", _) => Ok(Algorithm::sliding_log()),
         ("counter", _) => Ok(Algorithm::sliding_window_counter()),
         ("fixed", _) => Ok(Algorithm::fixed_window()),
+        ("concurrent", _) => Ok(Algorithm::concurrent()),
         (_, Some(entries)) => match u16::try_from(entries) {
             Ok(entries @ Algorithm::MIN_ENTRIES..=Algorithm::MAX_ENTRIES) => Ok(Algorithm::compact_log(entries)),
             _ => Err(format!("a compact log must have 3 to 1024 entries, not {entries}")),
         },
-        _ => {
-            Err(format!("the algorithm must be log, compact(n), counter or fixed, or prefetches follow, not {word:?}"))
-        }
+        _ => Err(format!(
+            "the algorithm must be log, compact(n), counter, fixed or concurrent, or prefetches follow, not {word:?}"
+        )),
     }
 }
 

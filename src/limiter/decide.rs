@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Core, Limiter, deadline::Deadline, deadline::time_left, failure::FailureMode};
+use super::{Core, Limiter, deadline::Deadline, deadline::time_left, failure::FailureMode, places};
 use crate::{
     check::{Charge, Check},
     decision::Decision,
@@ -33,7 +33,7 @@ pub(crate) struct Asking {
     reply: Deadline<StoreFuture<Decision>>,
     /// The place in the refusal cache that learns from the reply, if there is one.
     lookup: Option<Lookup>,
-    /// If this process decides in the store's place, or with prefetch: the check.
+    /// If this process decides in the store's place, or with prefetch, or if it takes a place: the check.
     kept: Option<Box<Check>>,
     mode: FailureMode,
     /// The last prefetch that was taken before.
@@ -128,7 +128,7 @@ impl Limiter {
     /// decisions shortens the deadline.
     #[inline]
     pub(crate) fn decide_now(&self, check: Check, mode: FailureMode, waited: impl FnOnce() -> Duration) -> DecideNow {
-        let core = &*self.core;
+        let core = &self.core;
         if let Some(decision) = core.spend(&check) {
             return DecideNow::Decided(Ok(decision));
         }
@@ -137,7 +137,7 @@ impl Limiter {
             return DecideNow::Decided(Ok(refusal));
         }
         if let Some(error) = core.refuse(|| check.without_costs()) {
-            return DecideNow::Decided(core.decide_locally(Some(&check), mode, error));
+            return DecideNow::Decided(core.conclude(Err(error), lookup.as_ref(), Some(&check), mode));
         }
         let Some(outcome) = core.store.decide_now(&check) else {
             return DecideNow::Ask(self.asking(check, lookup, mode, waited()));
@@ -152,7 +152,9 @@ impl Limiter {
     fn asking(&self, check: Check, lookup: Option<Lookup>, mode: FailureMode, waited: Duration) -> Asking {
         let core = Arc::clone(&self.core);
         let is_prefetched = || check.charges().any(|charge| charge.limit().prefetched().is_some());
-        let is_kept = matches!(mode, FailureMode::Local(_)) || core.prefetches.is_some() && is_prefetched();
+        let is_kept = matches!(mode, FailureMode::Local(_))
+            || core.prefetches.is_some() && is_prefetched()
+            || check.takes_place();
         let kept = is_kept.then(|| Box::new(check.clone()));
         let asked_after = core.prefetches.as_ref().filter(|_| is_kept).map_or(0, |prefetches| prefetches.last_taken());
         let deadline = core.deadline();
@@ -228,21 +230,25 @@ impl Core {
     /// Makes a decision of the store's reply.
     #[inline]
     fn conclude(
-        &self,
+        self: &Arc<Self>,
         outcome: Result<Decision, Error>,
         lookup: Option<&Lookup>,
         check: Option<&Check>,
         mode: FailureMode,
     ) -> Result<Decision, Error> {
-        match outcome {
+        let decision = match outcome {
             Ok(decision) => {
                 metrics::decided(&decision, &self.layer);
                 if let (Some(refusals), Some(lookup), false) = (&self.refusals, lookup, decision.is_allowed()) {
                     refusals.learn(lookup, &decision);
                 }
-                Ok(decision.with_retry_reserved_after(self.retry_reserved_after))
+                decision.with_retry_reserved_after(self.retry_reserved_after)
             }
-            Err(error) => self.decide_locally(check, mode, error),
+            Err(error) => self.decide_locally(check, mode, error)?,
+        };
+        match check {
+            Some(check) if check.takes_place() => Ok(places::hold(self, check, decision)),
+            _ => Ok(decision),
         }
     }
 

@@ -33,6 +33,7 @@ mod decide;
 mod failure;
 mod freed;
 mod lines;
+mod places;
 mod prefetch;
 mod settle;
 mod turns;
@@ -40,7 +41,7 @@ mod turns;
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
 pub(crate) use self::decide::{Asking, DecideNow};
-use self::{deadline::Deadline, lines::Lines};
+use self::{deadline::Deadline, lines::Lines, places::Renewals};
 pub use self::{
     failure::{FailureMode, Share},
     settle::Reservation,
@@ -77,6 +78,8 @@ struct Core {
     /// `None` if the store has no prefetches.
     prefetches: Option<Arc<Prefetches>>,
     lines: Arc<Lines>,
+    /// The places that its decisions hold.
+    renewals: Arc<Renewals>,
     /// The store of decisions in this process.
     local: MemoryStore,
 }
@@ -102,6 +105,7 @@ impl Limiter {
             breaker: local_state.map_or_else(|| SharedBreaker::new(Breaker::default()), LocalState::breaker),
             prefetches: local_state.and_then(LocalState::prefetches),
             lines: Arc::default(),
+            renewals: Arc::default(),
             local: MemoryStore::new(),
             store: Arc::new(store),
         };

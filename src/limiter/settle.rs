@@ -195,6 +195,12 @@ impl Limiter {
         self.clone().with_failure_mode(FailureMode::Open).check_all(Check::new(all)).await.map(drop)
     }
 
+    /// Takes places again that the store has lost.
+    pub(super) async fn take_again(&self, places: Check) -> Result<(), Error> {
+        let probe = places.without_costs();
+        self.call_store(|store| store.decide(places), probe).await.map(drop)
+    }
+
     /// So many units of the limits and keys of a check are on their way back. How many will be used then is not known yet.
     fn returning(&self, check: &Check, units: impl IntoIterator<Item = u64>) -> Returning<'_> {
         let lines = &self.core.lines;

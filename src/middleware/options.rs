@@ -203,6 +203,15 @@ impl<R> RateLimitLayer<R> {
         self.set(|policy| policy.max_wait = Some(max_wait))
     }
 
+    /// Frees the places of [concurrent](crate::Limit::concurrent) limits when the response begins. Default: when its body has ended, or was
+    /// dropped because the client has left.
+    ///
+    /// A body of another type than those of axum and tonic always frees them when the response begins. The body of such a service can hold the
+    /// [`Decision`](crate::Decision) in the extensions of the request instead.
+    pub fn free_with_head(self) -> Self {
+        self.set(|policy| policy.frees_with_head = true)
+    }
+
     fn failure_mode(self, mode: FailureMode) -> Self {
         self.set(|policy| (policy.failure_mode, policy.failure_mode_by) = (mode, None))
     }

@@ -31,6 +31,7 @@ impl<I, R, ReqBody, ResBody> Service<Request<ReqBody>> for RateLimit<I, R>
 where
     I: Service<Request<ReqBody>, Response = Response<ResBody>> + Clone,
     R: RejectionResponse<ResBody>,
+    ResBody: 'static,
 {
     type Response = Response<ResBody>;
     type Error = I::Error;
@@ -134,6 +135,7 @@ impl<I, R, ReqBody, ResBody> Future for ResponseFuture<I, R, ReqBody, ResBody>
 where
     I: Service<Request<ReqBody>, Response = Response<ResBody>>,
     R: RejectionResponse<ResBody>,
+    ResBody: 'static,
 {
     type Output = Result<Response<ResBody>, I::Error>;
 

@@ -182,9 +182,9 @@ pub(crate) const MOST_TIME: Duration = Duration::from_secs(10);
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 
 /// Settles one after the other, each as often as it takes, within [`MOST_TIME`] for all.
-pub(crate) async fn give_back<F, T>(settlements: Vec<Settlement>, settle: impl Fn(Settlement) -> F)
+pub(crate) async fn give_back<F, T, E>(settlements: Vec<Settlement>, settle: impl Fn(Settlement) -> F)
 where
-    F: Future<Output = Result<T, StoreError>>,
+    F: Future<Output = Result<T, E>>,
 {
     let give_back = async {
         let mut wait = FIRST_WAIT;

@@ -144,7 +144,7 @@ impl Tally<'_> {
     /// The time of an entry for an admission of `at`: the end of its sub-window, or the start of its fixed window.
     fn recorded(&self, at: u64) -> u64 {
         match self.counts() {
-            Counts::Log | Counts::Counter => at,
+            Counts::Log | Counts::Counter | Counts::Concurrent => at,
             Counts::Compact { entries } => {
                 let part = self.window.div_ceil(u64::from(entries) - 2);
                 (at / part + 1) * part - 1

@@ -168,6 +168,9 @@ impl Window {
     pub(crate) fn settle(&mut self, now: u64, settlement: ChargeSettlement<'_>, has_room: bool) -> bool {
         let ChargeSettlement { charge, cost, id, at } = settlement;
         let Some(cost) = cost else { return false };
+        if cost > 0 && charge.takes_place() {
+            return self.log.time_of(id, charge.cost()).is_some();
+        }
         let Some(recorded_at) = self.log.take(id, charge.cost(), kind_of(charge), charge.named_at(at)) else {
             return self.settle_late(now, settlement, cost, has_room);
         };
@@ -251,7 +254,8 @@ impl Window {
 
     /// Whether the key has as many entries with an id as are allowed.
     fn is_full_of_named(&self, limit: &Limit) -> bool {
-        limit.algorithm().kind() != algorithm::Kind::Log && self.len() >= MOST_NAMED
+        !matches!(limit.algorithm().kind(), algorithm::Kind::Log | algorithm::Kind::Concurrent)
+            && self.len() >= MOST_NAMED
     }
 }
 

@@ -11,7 +11,8 @@
 //!    them one format of the reset. `RateLimit` lists the limits of all layers that have decided, the outermost first.
 //! 5. A rejection keeps the figures of the layer that has made it, or has none. A layer that sends no figures leaves those of
 //!    the others alone.
-//! 6. The figures are as of the decision, or of the settlement. A `-Reset` in seconds is too long by the time that the service
+//! 6. A [concurrent](crate::Limit::concurrent) limit has no reset. A layer shows its figures only if it has no other limit, or if it refuses.
+//! 7. The figures are as of the decision, or of the settlement. A `-Reset` in seconds is too long by the time that the service
 //!    has worked since.
 //!
 mod rate_limit;
@@ -93,7 +94,8 @@ impl HeaderSets {
         let Some(status) = decision.visible() else { return };
         let remaining = status.remaining();
         let shown = headers.get(REMAINING).and_then(|shown| shown.to_str().ok()?.parse().ok());
-        if shown.is_some_and(|shown: u64| shown <= remaining) {
+        let is_concurrent = status.limit().is_concurrent();
+        if shown.is_some_and(|shown: u64| shown <= remaining || is_concurrent) {
             return;
         }
         let mut reset = reset_after(status);
@@ -102,7 +104,11 @@ impl HeaderSets {
         }
         headers.insert(LIMIT, header_value(status.limit().units()));
         headers.insert(REMAINING, header_value(remaining));
-        headers.insert(RESET, header_value(seconds_rounded_up(reset)));
+        if is_concurrent {
+            headers.remove(RESET);
+        } else {
+            headers.insert(RESET, header_value(seconds_rounded_up(reset)));
+        }
     }
 
     /// Writes the items of the visible limits in front of those that the headers have. There is one partition key for each

@@ -50,10 +50,12 @@ fn write_policy(text: &mut String, status: &LimitStatus, partition_key: Option<&
     let limit = status.limit();
     write_name(text, status)?;
     write!(text, ";q={}", limit.units().min(MAX_INTEGER))?;
-    if let Some(unit) = limit.quota_unit().name_unless_default() {
+    let is_concurrent = limit.is_concurrent();
+    let unit = if is_concurrent { Some("concurrent-requests") } else { limit.quota_unit().name_unless_default() };
+    if let Some(unit) = unit {
         write!(text, ";qu=\"{unit}\"")?;
     }
-    if limit.window().as_secs() > 0 {
+    if !is_concurrent && limit.window().as_secs() > 0 {
         write!(text, ";w={}", seconds_rounded_up(limit.window()))?;
     }
     write_partition_key(text, partition_key)

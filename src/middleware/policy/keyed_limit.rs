@@ -224,7 +224,7 @@ impl KeyedLimit {
     pub(super) fn plain_charge(&self, parts: &Parts, cost: u64) -> Result<Option<Charge>, Rejection> {
         let Some(limit) = &self.limit else { return Ok(None) };
         let key = self.extractor.extract(parts).map_err(Rejection::NoKey)?;
-        if cost > limit.units() {
+        if limit.taken_at(cost) > limit.units() {
             return Err(Rejection::NeverFits(NeverFits { limit: limit.clone(), cost, is_hidden: false }));
         }
         Ok(Some(Charge::fitting(limit.clone(), key, cost)))

@@ -56,6 +56,8 @@ pub(super) struct Policy {
     pub(super) partition_keys: Option<PartitionKeys>,
     /// How long a request waits for capacity. `None` refuses it at once.
     pub(super) max_wait: Option<Duration>,
+    /// Whether the places of a request are freed when its response begins.
+    pub(super) frees_with_head: bool,
     pub(super) events: Arc<Events>,
 }
 
@@ -100,6 +102,7 @@ impl Policy {
             headers: HeaderSets::default(),
             partition_keys: None,
             max_wait: None,
+            frees_with_head: false,
             events: Arc::default(),
         }
     }

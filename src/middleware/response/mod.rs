@@ -1,6 +1,7 @@
 //! The end of a request: from its decision to a response in the service's place, or to the changes of the service's response.
 
 mod follow_up;
+mod held;
 mod upstream;
 
 #[cfg(any(feature = "axum", feature = "grpc"))]
@@ -9,8 +10,8 @@ use std::{mem, sync::Arc};
 
 use http::{Response, request::Parts};
 
-use self::follow_up::FollowUp;
 pub(super) use self::follow_up::Settling;
+use self::{follow_up::FollowUp, held::hold};
 #[cfg(any(feature = "axum", feature = "grpc"))]
 use super::events::Events;
 use super::{
@@ -28,6 +29,7 @@ pub(super) struct Completion {
     headers: HeaderSets,
     degraded: Option<Degraded>,
     follow_up: Option<Box<FollowUp>>,
+    frees_with_head: bool,
 }
 
 impl Policy {
@@ -62,7 +64,7 @@ impl Policy {
         }
         // A response with figures of an upstream keeps them.
         let headers = if self.any(|limit| limit.heeds_upstream) { HeaderSets::NONE } else { self.headers };
-        Ok(Completion { decision, headers, degraded, follow_up })
+        Ok(Completion { decision, headers, degraded, follow_up, frees_with_head: self.frees_with_head })
     }
 
     /// The response to a request that is not let through.
@@ -145,7 +147,7 @@ impl Completion {
     }
 
     /// Writes headers and extensions of the response. `settled` is the decision after the settlements.
-    pub(super) fn write<B>(self, settled: Option<&Decision>, mut response: Response<B>) -> Response<B> {
+    pub(super) fn write<B: 'static>(self, settled: Option<&Decision>, mut response: Response<B>) -> Response<B> {
         if let Some(decision) = settled.or(self.decision.as_ref()) {
             // An inner layer's rejection keeps its figures, since its `Retry-After` belongs to them.
             if response.extensions().get::<Rejection>().is_none() {
@@ -160,7 +162,12 @@ impl Completion {
         if let Some(shadow) = self.follow_up.and_then(|follow_up| follow_up.details.shadow) {
             shadow.add_to(&mut response);
         }
-        response
+        match self.decision {
+            Some(decision) if decision.holds_place() && !self.frees_with_head => {
+                response.map(|body| hold(body, decision))
+            }
+            _ => response,
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use hashbrown::{HashTable, hash_table::OccupiedEntry};
 
 use super::capacity::{Capacity, LimitUsage};
 use crate::{
+    algorithm::Algorithm,
     check::{AdmissionId, Charge},
     key::Key,
     window::{ChargeSettlement, CheckContext, Figures, Window},
@@ -159,7 +160,10 @@ impl Place<'_> {
     fn has_room(&self, further: usize) -> bool {
         let Record { usage, window, entries, .. } = self.record.get();
         let entries_after = window.len() + further;
-        entries_after <= *entries || self.capacity.has_room(usage, entries_after - entries)
+        // A place is bounded by the request that holds it. It has to be found again.
+        entries_after <= *entries
+            || usage.identity.algorithm == Algorithm::concurrent()
+            || self.capacity.has_room(usage, entries_after - entries)
     }
 
     /// Takes capacity for the entries if there is room, and gives back what is no longer needed. Removes a record without entries, and

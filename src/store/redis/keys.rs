@@ -66,6 +66,7 @@ impl Keys {
             Kind::Log => {}
             Kind::Fixed => text.push_str(":fixed"),
             Kind::Counter => text.push_str(":counter"),
+            Kind::Concurrent => text.push_str(":concurrent"),
             // Writing to a String cannot fail.
             Kind::Compact { entries } => drop(write!(text, ":compact{entries}")),
         }

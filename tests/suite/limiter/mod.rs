@@ -3,6 +3,7 @@
 mod acquiring;
 mod blocking;
 mod breaker;
+mod concurrent;
 mod fail_local;
 #[cfg(feature = "metrics")]
 mod metrics;

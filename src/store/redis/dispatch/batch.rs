@@ -90,7 +90,9 @@ impl Batch {
             command.arg(run.len());
             for job in run {
                 command.arg(&job.id.0.to_be_bytes());
-                if let Work::Settle(settlement) = &job.work {
+                if let Work::Settle(settlement) = &job.work
+                    && !job.is_of_places()
+                {
                     command.arg(settlement.at_micros());
                 }
             }

@@ -53,8 +53,10 @@ impl Job {
 
     pub(crate) fn settle(settlement: Settlement, local_state: &LocalState) -> Box<Self> {
         // A prefetch outdates no refusal: one that counts its units as reserved is used for a life at most.
-        let is_single = |charge: &&Charge| !charge.is_prefetch();
-        let limits = settlement.check().charges().filter(is_single).map(|charge| charge.limit().clone()).collect();
+        // Nor does a place that is renewed.
+        let keeps = |charge: &Charge, cost| charge.is_prefetch() || charge.takes_place() && cost != Some(0);
+        let others = settlement.accounts().filter(|(charge, cost)| !keeps(charge, *cost));
+        let limits = others.map(|(charge, _)| charge.limit().clone()).collect();
         let outdated = local_state.outdate(limits, None);
         Self::new(settlement.id(), Work::Settle(Box::new(settlement)), Duration::MAX, Some(Box::new(outdated)))
     }
@@ -98,6 +100,20 @@ impl Job {
     /// The job and its copies.
     pub(super) fn count(&self) -> u64 {
         1 + self.copies.len() as u64
+    }
+
+    /// Whether it frees or renews places, and nothing else.
+    pub(super) fn is_of_places(&self) -> bool {
+        matches!(self.work, Work::Settle(_)) && self.check().charges().all(Charge::takes_place)
+    }
+
+    /// The charges of an admission, and their actual costs.
+    fn settled(&self) -> impl Iterator<Item = (&Charge, Option<u64>)> {
+        let settlement = match &self.work {
+            Work::Decide(_) => None,
+            Work::Settle(settlement) => Some(settlement),
+        };
+        settlement.into_iter().flat_map(|settlement| settlement.accounts())
     }
 
     /// Whether it takes a prefetch, or gives one back.
@@ -155,6 +171,7 @@ pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool) {
         return;
     }
     let kind = match &job.work {
+        Work::Settle(_) if job.is_of_places() => "place",
         Work::Settle(_) if again => "settle again",
         Work::Settle(_) => "settle",
         Work::Decide(_) if again || may_be_counted(check) => "again",
@@ -162,25 +179,25 @@ pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool) {
         Work::Decide(_) => "any",
     };
     command.arg(kind).arg(job.count()).arg(check.charges().count());
-    let mut costs = match &job.work {
-        Work::Settle(settlement) => settlement.accounts().map(|(_, cost)| cost).collect(),
-        Work::Decide(_) => Vec::new(),
-    }
-    .into_iter();
+    let mut costs = job.settled().map(|(_, cost)| cost);
     for charge in check.charges() {
         let limit = charge.limit();
-        command.arg(limit.units()).arg(charge.cost()).arg(limit.window_micros());
-        if kind == "plain" {
+        let cost = costs.next().flatten();
+        let taken = cost.filter(|_| kind == "place").unwrap_or_else(|| charge.cost());
+        command.arg(limit.units()).arg(taken).arg(limit.window_micros());
+        if matches!(kind, "plain" | "place") {
             continue;
         }
         match limit.algorithm().kind() {
             Kind::Log => command.arg("log"),
             Kind::Fixed => command.arg("fixed"),
             Kind::Counter => command.arg("counter"),
+            Kind::Concurrent => command.arg("concurrent"),
             Kind::Compact { entries } => command.arg(entries),
         };
         command.arg(charge.lease_micros().unwrap_or(0));
-        match costs.next().flatten() {
+        match cost {
+            Some(1..) if charge.takes_place() => command.arg(mode(charge)),
             Some(cost) if charge.is_spent() => command.arg(format!("spent {cost}")),
             Some(cost) => command.arg(cost),
             None => command.arg(mode(charge)),
@@ -193,10 +210,12 @@ fn may_be_counted(check: &Check) -> bool {
     check.id().is_some() && !check.charges().any(Charge::is_prefetch)
 }
 
-/// Whether two checks differ only in their keys and ids.
+/// Whether two checks, or what becomes of two admissions' places, differ only in their keys and ids.
 pub(super) fn have_one_shape(job: &Job, other: &Job) -> bool {
     let (Work::Decide(check), Work::Decide(other_check)) = (&job.work, &other.work) else {
-        return false;
+        let figures = |(charge, cost): (&Charge, Option<u64>)| (cost, charge.limit().window_micros());
+        let is_same = || job.settled().map(figures).eq(other.settled().map(figures));
+        return job.is_of_places() && other.is_of_places() && is_same();
     };
     let figures = |charge: &Charge| {
         let limit = charge.limit();

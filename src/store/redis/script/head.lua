@@ -5,7 +5,7 @@
 -- most single units, and lone.lua lets one that is alone travel short. For all else there are two ways, and ways.lua sends each
 -- check one of them. The fast way (fast.lua) decides checks that only count in exact logs. The general way decides all checks,
 -- and settles: how entries look (entries.lua, copies.lua), what a key has (totals.lua, counter.lua, log.lua), and what is done
--- with it (check.lua, settle.lua). members.lua says for both how copies stand in a log. Lua makes its functions anew in each
+-- with it (check.lua, settle.lua). places.lua frees and renews places. members.lua says for both how copies stand in a log. Lua makes its functions anew in each
 -- call, so those of a way are made when they are needed. Each function gets what it reads and changes.
 --
 -- KEYS   one sorted set a charge
@@ -14,14 +14,15 @@
 --          kind     'single': one unit of one exact log, which counts or refuses, under ids that are new. Only units, window
 --                     and the checks follow. 'plain': three figures a charge, of the same kind of log at any cost but 0,
 --                     under ids that are new; 'any': six figures a charge; 'again': the same, and the ids may have been counted
---                     before; 'settle', or 'settle again' in a second try: an admission, six figures a charge
+--                     before; 'settle', or 'settle again' in a second try: an admission, six figures a charge; 'place':
+--                     places of an admission that are freed at a cost of 0, and renewed at a higher one: three figures
 --          copies   of each check
 --          charges  of each check; then for each charge
 --            units  the limit
 --            cost   units to take; 0 asks without spending
 --            window microseconds
 --            and where there are six figures
---            algorithm  'log', 'fixed', 'counter', or the number of entries of a compact log
+--            algorithm  'log', 'fixed', 'counter', 'concurrent', or the number of entries of a compact log
 --            lease      microseconds for which the units are reserved; 0 if they are not. At most the window, but for a
 --                       prefetch, whose lease is a window and its life: a process spends the units during the life, and they
 --                       count for a window after that
@@ -31,7 +32,7 @@
 --                       leave the charge as it is
 --          checks   how many follow; then for each check, whose charges take the next keys, in order
 --            id     eight bytes: the id of the first copy; those of the others follow it
---            at     only of an admission: when it was decided
+--            at     only of an admission that is settled: when it was decided
 --        or the short form of lone.lua
 -- reply  a list: now, then for each check two figures a charge, if single.lua or fast.lua has counted it,
 --            used   units in the window after the decision
@@ -61,6 +62,7 @@
 --           copies     equal checks that travel as one
 --           counts     the two numbers of a counter
 --           single     a check of one unit of one plain charge
+--           place      an entry of a concurrent limit: an exact log whose entries are renewed as long as they are held
 --           log        a charge, and what its key has at present, whatever the algorithm
 -- Cost      O(log n) a charge, and O(1) more for each entry that is read, dropped or moved. A charge reads at most 100
 --           entries for a retry time, moves at most 100 after a step back of the clock, and drops at most 500: some 0.5 ms.

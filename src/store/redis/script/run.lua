@@ -15,7 +15,7 @@ while a <= #ARGV do
     if not do_next then do_next, read_charges, charge_of = other_ways() end
     if kind == 'settle' or kind == 'settle again' then step = 2 end
     copies, keys = ARGV[a + 1] + 0, ARGV[a + 2] + 0
-    charges, a = read_charges(a + 3, keys, kind == 'plain')
+    charges, a = read_charges(a + 3, keys, kind == 'plain' or kind == 'place')
   end
   local last = a + ARGV[a] * step
   for place = a + 1, last, step do

@@ -49,10 +49,11 @@ end
 local function settle_named(log, id, time, cost)
   local member, copies = named(log, id, log.cost, log.is_reserving), 1
   local at = find(log, member)
-  if not at and not log.part and not log.lease and log.cost > 0 then
+  if not at and not log.part and not log.lease and not log.is_place and log.cost > 0 then
     member, at, copies = find_shared(log, id)
   end
-  if not at or at > named_at(log, time) then return false end
+  -- A place may have been renewed since.
+  if not at or at > named_at(log, time) and not log.is_place then return false end
   -- All units of a prefetch that are spent by now count from now at the latest.
   time = log.lease and min(log.is_prefetch and at or time, now) or at
   -- The first write, so that a server without memory lets units be given back.

@@ -20,8 +20,9 @@ local function read_charges(place, count, is_plain)
       local window, algorithm, lease, mode = charge.window, ARGV[place], ARGV[place + 1] + 0, ARGV[place + 2]
       local entries, is_spent = tonumber(algorithm), string.find(mode, '^spent')
       charge.is_counter, charge.is_compact = algorithm == 'counter', entries ~= nil
+      charge.is_place = algorithm == 'concurrent'
       -- Admissions of one part of the window are put together. An exact log has no parts.
-      charge.part = algorithm ~= 'log' and (entries and ceil(window / (entries - 2)) or window)
+      charge.part = algorithm ~= 'log' and not charge.is_place and (entries and ceil(window / (entries - 2)) or window)
       charge.lease, charge.is_reserving, charge.is_prefetch = lease > 0 and lease, lease > 0 and not is_spent, lease > window
       charge.is_shadow, charge.settled = mode == 'shadow' or mode == 'left shadow', tonumber(string.match(mode, '%d+$'))
       if is_spent then charge.needs = 0 end
@@ -39,6 +40,10 @@ local decide, settle
 local function do_next(kind, copies, charges, place, k, reply, r, expires)
   local id, is_fast = ARGV[place], is_expiry_telling and (kind == 'single' or kind == 'plain')
   if is_fast and decide_fast(charges, k, id, copies, reply, r, expires) then return r + 2 * #charges end
+  if kind == 'place' then
+    reply[r + 1] = keep_places(charges, k, id)
+    return r + 1
+  end
   if not decide then decide, settle = general_way() end
   if kind == 'settle' or kind == 'settle again' then
     reply[r + 1] = settle(charges, k, id, ARGV[place + 1] + 0, kind == 'settle again')

@@ -1,0 +1,156 @@
+//! Places are taken, held and freed, the same on each store.
+
+use super::*;
+
+/// Runs a test on a store of each kind.
+async fn on_each_store(test: impl AsyncFn(Limiter)) {
+    test(Limiter::new(MemoryStore::new())).await;
+    let server = RedisServer::start();
+    test(Limiter::new(RedisStore::connect(&server.url()).await.unwrap()).deadline(TEST_TIMEOUT)).await;
+}
+
+#[tokio::test]
+async fn no_more_are_held_than_the_limit_and_each_is_freed_by_its_decision() {
+    on_each_store(async |limiter: Limiter| {
+        let mut held = Vec::new();
+        for places in 1..=4 {
+            let decision = enter(&limiter, &STREAMS).await;
+            assert!(decision.is_allowed() && decision.holds_place());
+            assert_eq!((decision.used(), decision.remaining()), (places, 4 - places));
+            held.push(decision);
+        }
+        let refused = enter(&limiter, &STREAMS).await;
+        assert!(!refused.is_allowed() && !refused.holds_place());
+        assert_eq!(refused.retry_after(), Some(seconds(1)));
+        assert_eq!(refused.binding().reset_after(), Duration::ZERO);
+
+        let clone = held[0].clone();
+        drop(held.remove(0));
+        assert!(!enter(&limiter, &STREAMS).await.is_allowed(), "a clone holds the place");
+        drop(clone);
+        until_held(&limiter, &STREAMS, 3).await;
+        assert!(enter(&limiter, &STREAMS).await.is_allowed());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_refusal_of_another_limit_takes_no_place_and_a_full_one_takes_no_units() {
+    on_each_store(async |limiter: Limiter| {
+        let requests = Limit::per_minute("requests", 3);
+        let check = || check_of([charge(&requests, 1), charge(&STREAMS, 1)]);
+        let held: Vec<_> = {
+            let mut held = Vec::new();
+            for _ in 0..3 {
+                held.push(limiter.check_all(check()).await.unwrap());
+            }
+            held
+        };
+        assert!(held.iter().all(Decision::holds_place));
+        assert_eq!(held[2].binding().limit().name(), "requests", "places do not hide the window");
+        assert!(!limiter.check_all(check()).await.unwrap().is_allowed());
+        assert_eq!(limiter.peek(&STREAMS, "ada").await.unwrap().used(), 3);
+
+        let one = Limit::concurrent("streams", 3);
+        let wide = Limit::per_minute("wide", 100);
+        let refused = limiter.check_all(check_of([charge(&wide, 1), charge(&one, 1)])).await.unwrap();
+        assert_eq!(refused.binding().limit().name(), "streams");
+        assert_eq!(limiter.peek(&wide, "ada").await.unwrap().used(), 0);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_admission_takes_one_place_whatever_it_costs() {
+    on_each_store(async |limiter: Limiter| {
+        let dear = Charge::new(STREAMS, "ada", 1_000).unwrap();
+        let _held = limiter.check_all(Check::new(dear)).await.unwrap();
+        assert_eq!(limiter.peek(&STREAMS, "ada").await.unwrap().used(), 1);
+        let free = limiter.check(&STREAMS, "ada", 0).await.unwrap();
+        assert!(free.is_allowed() && !free.holds_place());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_caller_waits_until_a_place_is_free() {
+    on_each_store(async |limiter: Limiter| {
+        let one = Limit::concurrent("one", 1);
+        let held = enter(&limiter, &one).await;
+        let waiting = tokio::spawn({
+            let (limiter, one) = (limiter.clone(), one.clone());
+            async move { limiter.acquire(&one, "ada", 1, TEST_TIMEOUT).await.unwrap() }
+        });
+        sleep(ms(50)).await;
+        assert!(!waiting.is_finished());
+        let begun = Instant::now();
+        drop(held);
+        assert!(waiting.await.unwrap().holds_place());
+        assert!(begun.elapsed() < ms(900), "it asks at once, and not when its retry time is over");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_place_in_this_process_is_held_however_long() {
+    let clock = tower_sliding_window::store::ManualClock::new();
+    let limiter = Limiter::new(MemoryStore::new().clock(&clock));
+    let held = [(); 4].map(|()| ());
+    let mut places = Vec::new();
+    for () in held {
+        places.push(enter(&limiter, &STREAMS).await);
+    }
+    clock.advance(Duration::from_secs(3 * 365 * 24 * 60 * 60));
+    assert!(!enter(&limiter, &STREAMS).await.is_allowed());
+    clock.step_back(Duration::from_secs(60 * 60));
+    assert!(!enter(&limiter, &STREAMS).await.is_allowed());
+    places.clear();
+    assert_eq!(limiter.peek(&STREAMS, "ada").await.unwrap().used(), 0);
+    assert!(!places.iter().any(Decision::has_lost_place));
+}
+
+/// A full store counts other keys together. A place has to be freed, so each has an entry.
+#[tokio::test]
+async fn places_of_a_full_store_are_freed() {
+    let limiter = Limiter::new(MemoryStore::new().capacity(8));
+    let mut held = Vec::new();
+    for key in 0..100 {
+        let decision = limiter.check(&STREAMS, format!("key {key}"), 1).await.unwrap();
+        assert!(decision.is_allowed() && decision.used() == 1);
+        held.push(decision);
+    }
+    held.clear();
+    for key in 0..100 {
+        assert_eq!(limiter.peek(&STREAMS, format!("key {key}")).await.unwrap().used(), 0);
+    }
+}
+
+#[test]
+fn a_place_in_this_process_is_freed_without_a_runtime() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let held = one_thread().block_on(enter(&limiter, &STREAMS));
+    drop(held);
+    assert_eq!(one_thread().block_on(limiter.peek(&STREAMS, "ada")).unwrap().used(), 0);
+}
+
+#[tokio::test]
+async fn a_place_of_a_share_is_freed_in_this_process() {
+    let store = stores::failing();
+    let limiter = Limiter::new(store).fail_local(tower_sliding_window::limiter::Share::one_of(2));
+    let held = [enter(&limiter, &STREAMS).await, enter(&limiter, &STREAMS).await];
+    assert!(held.iter().all(Decision::holds_place));
+    assert!(!enter(&limiter, &STREAMS).await.is_allowed());
+    drop(held);
+    assert!(enter(&limiter, &STREAMS).await.is_allowed());
+}
+
+#[test]
+fn a_concurrent_limit_is_read_and_written() {
+    assert_eq!("streams=4/10s concurrent".parse(), Ok(STREAMS));
+    assert_eq!(STREAMS.to_string(), "streams=4/10s concurrent");
+    assert_eq!(STREAMS.freed_after(seconds(60)).to_string(), "streams=4/min concurrent");
+    let error = Limit::parse("streams", "4/500ms concurrent").unwrap_err().to_string();
+    assert!(error.contains("1 s to 365 days") && error.contains("500ms"), "{error}");
+    let error = Limit::parse("streams", "0/10s concurrent").unwrap_err().to_string();
+    assert!(error.contains("1 to 2^52"), "{error}");
+}

@@ -1,0 +1,129 @@
+//! Places on Redis are renewed as long as they are held, and free some time after their process has died.
+
+use super::*;
+
+/// As short as a life may be.
+const SHORT: Limit = Limit::concurrent("short", 2).freed_after(Duration::from_secs(1));
+
+async fn limiter(server: &RedisServer) -> Limiter {
+    Limiter::new(RedisStore::connect(&server.url()).await.unwrap())
+}
+
+#[tokio::test]
+async fn a_place_is_held_for_longer_than_its_life() {
+    let server = RedisServer::start();
+    let (limiter, other) = (limiter(&server).await, limiter(&server).await);
+    let held = [enter(&limiter, &SHORT).await, enter(&limiter, &SHORT).await];
+    let begun = Instant::now();
+    while begun.elapsed() < seconds(4) {
+        assert!(!enter(&other, &SHORT).await.is_allowed());
+        sleep(ms(50)).await;
+    }
+    assert!(!held.iter().any(Decision::has_lost_place));
+    drop(held);
+    until_held(&other, &SHORT, 0).await;
+    assert!(server.keys().is_empty(), "nothing stays");
+}
+
+/// A place that nobody renews: its runtime has ended with the process, as far as Redis can tell.
+#[test]
+fn a_place_is_free_a_life_after_its_runtime_has_ended() {
+    let server = RedisServer::start();
+    let dead = one_thread();
+    let held = dead.block_on(async {
+        let limiter = limiter(&server).await;
+        [enter(&limiter, &SHORT).await, enter(&limiter, &SHORT).await]
+    });
+    let died = std::time::Instant::now();
+    dead.shutdown_background();
+    one_thread().block_on(async {
+        let other = limiter(&server).await;
+        while !enter(&other, &SHORT).await.is_allowed() {
+            assert!(died.elapsed() < TEST_TIMEOUT);
+            sleep(ms(10)).await;
+        }
+    });
+    println!("free after {:?}", died.elapsed());
+    assert!(died.elapsed() > ms(900));
+    drop(held);
+}
+
+#[tokio::test]
+async fn a_server_that_has_lost_its_data_learns_the_places_again() {
+    let server = RedisServer::start();
+    let (limiter, other) = (limiter(&server).await, limiter(&server).await);
+    let held = [enter(&limiter, &SHORT).await, enter(&limiter, &SHORT).await];
+    server.run::<()>("FLUSHALL");
+    until_held(&other, &SHORT, 2).await;
+    assert!(held.iter().all(Decision::has_lost_place));
+    drop(held);
+    until_held(&other, &SHORT, 0).await;
+}
+
+/// The place counts beyond the limit then, so that no other comes on top.
+#[tokio::test]
+async fn a_process_that_stood_still_takes_its_place_again() {
+    let server = RedisServer::start();
+    let (limiter, other) = (limiter(&server).await, limiter(&server).await);
+    let held = [enter(&limiter, &SHORT).await, enter(&limiter, &SHORT).await];
+    // Nothing of this runtime runs meanwhile.
+    std::thread::sleep(ms(1_500));
+    let others = [enter(&other, &SHORT).await, enter(&other, &SHORT).await];
+    let taken = others.iter().filter(|decision| decision.is_allowed()).count() as u64;
+    until_held(&other, &SHORT, 2 + taken).await;
+    assert_eq!(held.iter().filter(|decision| decision.has_lost_place()).count() as u64, 2);
+    drop(others);
+    until_held(&other, &SHORT, 2).await;
+    assert!(!enter(&other, &SHORT).await.is_allowed());
+}
+
+#[tokio::test]
+async fn a_server_without_memory_renews_and_frees_places() {
+    let server = RedisServer::start();
+    let (limiter, other) = (limiter(&server).await, limiter(&server).await);
+    let held = enter(&limiter, &SHORT).await;
+    server.run::<()>("CONFIG SET maxmemory 1");
+    sleep(seconds(3)).await;
+    assert_eq!(other.peek(&SHORT, "ada").await.unwrap().used(), 1);
+    assert!(!held.has_lost_place());
+    drop(held);
+    until_held(&other, &SHORT, 0).await;
+}
+
+/// Most requests end before the first renewal.
+#[tokio::test]
+async fn short_requests_are_not_renewed() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server).await;
+    let before = server.script_calls();
+    for _ in 0..20 {
+        drop(enter(&limiter, &STREAMS).await);
+        until_held(&limiter, &STREAMS, 0).await;
+    }
+    assert!(server.script_calls() - before < 20 * 12);
+}
+
+#[cfg(feature = "cluster")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn places_of_several_slots_are_renewed_and_freed() {
+    use crate::support::redis_cluster::RedisCluster;
+
+    let cluster = RedisCluster::start(3).await;
+    let limiter = cluster.limiter(cluster.builder()).deadline(TEST_TIMEOUT);
+    let all = Limit::concurrent("all", 3).freed_after(Duration::from_secs(1));
+    let check = |key: &str| {
+        let own = Check::new(Charge::new(SHORT, key, 1).unwrap());
+        own.and(Charge::new(all.clone(), "everybody", 1).unwrap()).unwrap()
+    };
+    let mut held = Vec::new();
+    for key in ["ada", "ada", "bob"] {
+        held.push(limiter.check_all(check(key)).await.unwrap());
+    }
+    assert!(held.iter().all(Decision::holds_place));
+    sleep(seconds(3)).await;
+    assert!(!limiter.check_all(check("eve")).await.unwrap().is_allowed(), "all places of everybody are held");
+    assert_eq!(limiter.peek(&SHORT, "eve").await.unwrap().used(), 0, "what a slot has counted is given back");
+    drop(held);
+    until_held(&limiter, &SHORT, 0).await;
+    assert!(!limiter.check_all(check("eve")).await.unwrap().statuses().any(|status| status.used() > 1));
+}
