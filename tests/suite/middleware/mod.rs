@@ -3,6 +3,7 @@
 #[cfg(all(feature = "grpc", feature = "metrics"))]
 mod attacks;
 mod choosing;
+mod concurrent_limits;
 mod count_afterwards;
 mod degraded_responses;
 mod dropped_requests;
