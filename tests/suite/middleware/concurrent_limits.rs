@@ -153,10 +153,7 @@ async fn places_and_windows_are_decided_together_and_the_window_is_shown() {
     let service = layer.layer(service_fn(hello));
     let first = service.clone().oneshot(request()).await.unwrap();
     assert_eq!(figures(first.headers()), [Some("3"), Some("2"), Some("60"), None]);
-    assert_eq!(
-        first.headers()["ratelimit-policy"],
-        r#""streams";q=2;qu="concurrent-requests", "requests";q=3;w=60"#
-    );
+    assert_eq!(first.headers()["ratelimit-policy"], r#""streams";q=2;qu="concurrent-requests", "requests";q=3;w=60"#);
     assert_eq!(first.headers()["ratelimit"], r#""streams";r=1, "requests";r=2;t=60"#);
     let second = service.clone().oneshot(request()).await.unwrap();
     let third = service.clone().oneshot(request()).await.unwrap();
@@ -218,10 +215,7 @@ async fn on_redis_a_place_is_free_soon_after_the_client_has_left() {
     let server = RedisServer::start();
     let limiter = Limiter::new(RedisStore::connect(&server.url()).await.unwrap()).deadline(TEST_TIMEOUT);
     let app = Router::new().route("/", get(|| async { "hello" })).layer(layer(&limiter));
-    let responses = [
-        app.clone().oneshot(request()).await.unwrap(),
-        app.clone().oneshot(request()).await.unwrap(),
-    ];
+    let responses = [app.clone().oneshot(request()).await.unwrap(), app.clone().oneshot(request()).await.unwrap()];
     assert_eq!(app.clone().oneshot(request()).await.unwrap().status(), StatusCode::TOO_MANY_REQUESTS);
     drop(responses);
     while held(&limiter).await > 0 {

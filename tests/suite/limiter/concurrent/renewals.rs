@@ -127,3 +127,20 @@ async fn places_of_several_slots_are_renewed_and_freed() {
     until_held(&limiter, &SHORT, 0).await;
     assert!(!limiter.check_all(check("eve")).await.unwrap().statuses().any(|status| status.used() > 1));
 }
+
+#[tokio::test]
+async fn a_clock_that_steps_back_frees_no_place() {
+    let (server, clock) = (RedisServer::start(), tower_sliding_window::store::ManualClock::new());
+    let limiter = Limiter::new(server.store().clock(&clock).build().unwrap()).deadline(TEST_TIMEOUT);
+    let held = [enter(&limiter, &SHORT).await, enter(&limiter, &SHORT).await];
+    clock.step_back(Duration::from_secs(60 * 60));
+    for _ in 0..10 {
+        assert!(!enter(&limiter, &SHORT).await.is_allowed());
+        sleep(ms(100)).await;
+        clock.advance(ms(100));
+    }
+    assert!(!held.iter().any(Decision::has_lost_place));
+    drop(held);
+    until_held(&limiter, &SHORT, 0).await;
+    assert!(enter(&limiter, &SHORT).await.is_allowed(), "an hour ahead, nothing is left");
+}
