@@ -41,6 +41,9 @@
 //!    window: a settlement before the lease ends changes nothing, and one after it counts in addition.
 //! 4. A limit whose algorithm is changed starts anew. The old entries expire.
 
+#[cfg(feature = "calendar")]
+use crate::limit::calendar::Calendar;
+
 /// The most entries with an id under any algorithm but the log. It bounds the memory of a key and the work of a check.
 pub(crate) const MOST_NAMED: usize = 10_000;
 
@@ -51,10 +54,14 @@ pub struct Algorithm(Kind);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     Log,
-    Compact { entries: u16 },
+    Compact {
+        entries: u16,
+    },
     Counter,
     Fixed,
     Concurrent,
+    #[cfg(feature = "calendar")]
+    Calendar(Calendar),
 }
 
 /// The time of a place in this process: it is held until it is freed, so it never leaves the window.
@@ -117,6 +124,20 @@ impl Algorithm {
         Self(Kind::Concurrent)
     }
 
+    /// [`limit::calendar`](crate::limit::calendar).
+    #[cfg(feature = "calendar")]
+    pub(crate) const fn calendar(calendar: Calendar) -> Self {
+        Self(Kind::Calendar(calendar))
+    }
+
+    #[cfg(feature = "calendar")]
+    pub(crate) const fn in_calendar(self) -> Option<Calendar> {
+        match self.0 {
+            Kind::Calendar(calendar) => Some(calendar),
+            _ => None,
+        }
+    }
+
     /// No other algorithm has this number.
     pub(crate) const fn number(self) -> u16 {
         match self.0 {
@@ -126,6 +147,8 @@ impl Algorithm {
             // At least three.
             Kind::Compact { entries } => entries,
             Kind::Concurrent => u16::MAX,
+            #[cfg(feature = "calendar")]
+            Kind::Calendar(calendar) => calendar.number(),
         }
     }
 
@@ -142,6 +165,8 @@ impl Algorithm {
             Kind::Counter => "counter".to_owned(),
             Kind::Fixed => "fixed".to_owned(),
             Kind::Concurrent => "concurrent".to_owned(),
+            #[cfg(feature = "calendar")]
+            Kind::Calendar(calendar) => calendar.to_string(),
         }
     }
 
@@ -168,6 +193,8 @@ impl Kind {
             }
             Self::Fixed => now - now % window,
             Self::Concurrent => UNTIL_FREED,
+            #[cfg(feature = "calendar")]
+            Self::Calendar(calendar) => calendar.end_of(now).saturating_sub(window),
         }
     }
 }

@@ -25,6 +25,8 @@
 //! assert_eq!("login=5/min".parse(), Ok(LOGIN));
 //! ```
 
+#[cfg(feature = "calendar")]
+pub mod calendar;
 pub mod prefetch;
 pub(crate) mod rules;
 #[cfg(feature = "serde")]
@@ -231,6 +233,10 @@ impl Limit {
     #[must_use]
     pub const fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = algorithm;
+        #[cfg(feature = "calendar")]
+        if let Some(calendar) = algorithm.in_calendar() {
+            self.window_micros = calendar.longest();
+        }
         if !algorithm.is_log() {
             self.prefetches = None;
         }
@@ -283,7 +289,7 @@ impl Limit {
         self.units
     }
 
-    /// The length of the window, exact to the microsecond.
+    /// The length of the window, exact to the microsecond. Of a limit by the calendar, no period is longer.
     #[must_use]
     pub const fn window(&self) -> Duration {
         Duration::from_micros(self.window_micros)
@@ -299,6 +305,15 @@ impl Limit {
     #[inline]
     pub(crate) const fn is_concurrent(&self) -> bool {
         matches!(self.algorithm.kind(), Kind::Concurrent)
+    }
+
+    /// Whether its window is the length of each of its windows.
+    pub(crate) const fn has_length(&self) -> bool {
+        #[cfg(feature = "calendar")]
+        if self.algorithm.in_calendar().is_some() {
+            return false;
+        }
+        !self.is_concurrent()
     }
 
     /// The units that an admission of this cost takes: a single place of a concurrent limit.

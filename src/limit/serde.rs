@@ -1,13 +1,13 @@
 //! Limits in configurations, by the feature `serde`.
 
-use std::{fmt, time::Duration};
+use std::fmt;
 
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
     de::{Error, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
-use super::{Limit, text};
+use super::Limit;
 
 /// With the feature `serde`: writes the text of [`Limit::parse`] with the name in front, such as `"login=5/min"`.
 impl Serialize for Limit {
@@ -61,12 +61,12 @@ impl<'de> Visitor<'de> for LimitVisitor {
         let Fields { name, units, window, unit, algorithm, prefetch } =
             Fields::deserialize(MapAccessDeserializer::new(map))?;
         let window = match window {
-            Window::Text(text) => text::window(&text).map_err(A::Error::custom)?,
-            Window::Seconds(seconds) => Duration::from_secs(seconds),
+            Window::Text(text) => text,
+            Window::Seconds(seconds) => format!("{seconds}s"),
         };
-        let limit = Limit::new(name.clone(), units, window).map_err(A::Error::custom)?;
-        let limit = text::with_words(limit, unit.as_deref(), algorithm.as_deref(), prefetch.as_deref());
-        limit.map_err(|problem| A::Error::custom(text::invalid(&name, &problem)))
+        let [unit, algorithm, prefetch] = [unit, algorithm, prefetch].map(Option::unwrap_or_default);
+        let text = format!("{units} {unit}/{window} {algorithm} {prefetch}");
+        Limit::parse(name, text.trim_end()).map_err(A::Error::custom)
     }
 }
 

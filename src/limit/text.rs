@@ -2,6 +2,8 @@
 
 use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 
+#[cfg(feature = "calendar")]
+use super::calendar::Calendar;
 use super::{
     Limit, QuotaUnit,
     prefetch::Prefetch,
@@ -24,6 +26,7 @@ impl Limit {
     /// | `300000000 content-bytes/h` | the same with a [unit](Self::counted_in): `requests`, the default, or `content-bytes` |
     /// | `1000000/d compact(128)` | the same with an [algorithm](Self::with_algorithm): `log`, the default, `compact(n)`, `counter` or `fixed` |
     /// | `4/10s concurrent` | 4 [at once](Self::concurrent); those of a process that has died are free after 10 s |
+    /// | `10000/month Europe/Berlin`, `10000/month(15)`, `100/week UTC`, `50/d Asia/Tokyo`, `5/h UTC` | by the calendar, with the feature `calendar`: in this time zone, or in UTC; from the 15th |
     /// | `600000/min prefetch`, `600000/min log prefetch(1000,50ms)` | the same with [prefetch](Self::prefetch): at most 1,000 units, for 50 ms. Either may be left out |
     ///
     /// * The window is a whole number with a unit, or the unit alone: `us` (microseconds), `ms`, `s` `sec` `second` `seconds`,
@@ -76,6 +79,10 @@ impl fmt::Display for Limit {
         if let Some(unit) = self.unit.name_unless_default() {
             write!(f, " {unit}")?;
         }
+        #[cfg(feature = "calendar")]
+        if let Some(calendar) = self.algorithm().in_calendar() {
+            return write!(f, "/{calendar}");
+        }
         write!(f, "/{}", window_text(self.window_micros()))?;
         if self.algorithm() != Algorithm::sliding_log() {
             write!(f, " {}", self.algorithm().word())?;
@@ -116,8 +123,12 @@ fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
 
     let mut words = after.split_whitespace();
     let window_text = words.next().ok_or("there is no window after the /, as in 5/min")?;
-    let window = window(window_text)?;
     let mut words = words.peekable();
+    let zone = words.next_if(|word| word.contains('/') || *word == "UTC");
+    let (window, calendar) = match calendar(window_text, zone)? {
+        Some(calendar) => (Limit::MAX_WINDOW, Some(calendar)),
+        None => (window(window_text)?, None),
+    };
     let is_algorithm = |word: &&str| !word.starts_with("prefetch");
     let (algorithm, prefetch) = (words.next_if(is_algorithm), words.next());
     if let Some(word) = words.next() {
@@ -125,7 +136,7 @@ fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
     }
 
     match broken_rule(&name, units, window) {
-        None => with_words(Limit::of_valid(name, units, window), unit, algorithm, prefetch),
+        None => with_words(Limit::of_valid(name, units, window), unit, algorithm, calendar, prefetch),
         Some(NAME_RULE) => Err(format!("{NAME_RULE}, not {name:?}")),
         Some(UNITS_RULE) => Err(format!("{UNITS_RULE}, not {units_text}")),
         Some(rule) => Err(format!("{rule}, not {window_text}")),
@@ -138,8 +149,19 @@ fn whole_number(text: &str) -> Option<u64> {
     is_number.then(|| text.parse().unwrap_or(u64::MAX))
 }
 
+/// The algorithm of a limit by the calendar, if it is one.
+fn calendar(window: &str, zone: Option<&str>) -> Result<Option<Algorithm>, String> {
+    #[cfg(feature = "calendar")]
+    return Ok(Calendar::read(window, zone)?.map(Algorithm::calendar));
+    #[cfg(not(feature = "calendar"))]
+    match zone {
+        None if !window.starts_with("month") => Ok(None),
+        _ => Err("a limit by the calendar needs the feature `calendar`".to_owned()),
+    }
+}
+
 /// A window such as `min` or `10s`.
-pub(super) fn window(text: &str) -> Result<Duration, String> {
+fn window(text: &str) -> Result<Duration, String> {
     let (count, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
     if unit.is_empty() {
         return Err(format!("the window {text:?} has no unit: us, ms, s, min, h or d"));
@@ -152,14 +174,21 @@ pub(super) fn window(text: &str) -> Result<Duration, String> {
 }
 
 /// The same limit with the unit, the algorithm and the prefetch of these words.
-pub(super) fn with_words(
+fn with_words(
     limit: Limit,
     unit: Option<&str>,
     algorithm: Option<&str>,
+    calendar: Option<Algorithm>,
     prefetch: Option<&str>,
 ) -> Result<Limit, String> {
     let unit = unit.map(quota_unit).transpose()?.unwrap_or_default();
-    let algorithm = algorithm.map(algorithm_of).transpose()?.unwrap_or_default();
+    let algorithm = match (algorithm, calendar) {
+        (Some(word), Some(_)) => {
+            return Err(format!("a limit by the calendar has no algorithm, so {word:?} has no place"));
+        }
+        (None, Some(calendar)) => calendar,
+        (word, None) => word.map(algorithm_of).transpose()?.unwrap_or_default(),
+    };
     let limit = limit.counted_in(unit).with_algorithm(algorithm);
     if limit.is_concurrent() && !is_life(limit.window()) {
         return Err(format!("{LIFE_RULE}, not {}", window_text(limit.window_micros())));
@@ -220,6 +249,6 @@ fn prefetches(word: &str) -> Result<Prefetch, String> {
     Ok(prefetches)
 }
 
-pub(super) fn invalid(text: &str, problem: &str) -> ConfigError {
+fn invalid(text: &str, problem: &str) -> ConfigError {
     ConfigError::new(ConfigErrorKind::Limit, format!("limit {text:?}: {problem}"))
 }

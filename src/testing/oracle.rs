@@ -150,6 +150,8 @@ impl Tally<'_> {
                 (at / part + 1) * part - 1
             }
             Counts::Fixed => at / self.window * self.window,
+            #[cfg(feature = "calendar")]
+            Counts::Calendar(calendar) => calendar.end_of(at) - self.window,
         }
     }
 

@@ -55,7 +55,7 @@ fn write_policy(text: &mut String, status: &LimitStatus, partition_key: Option<&
     if let Some(unit) = unit {
         write!(text, ";qu=\"{unit}\"")?;
     }
-    if !is_concurrent && limit.window().as_secs() > 0 {
+    if limit.has_length() && limit.window().as_secs() > 0 {
         write!(text, ";w={}", seconds_rounded_up(limit.window()))?;
     }
     write_partition_key(text, partition_key)

@@ -67,6 +67,8 @@ impl Keys {
             Kind::Fixed => text.push_str(":fixed"),
             Kind::Counter => text.push_str(":counter"),
             Kind::Concurrent => text.push_str(":concurrent"),
+            #[cfg(feature = "calendar")]
+            Kind::Calendar(calendar) => drop(write!(text, ":{calendar}")),
             // Writing to a String cannot fail.
             Kind::Compact { entries } => drop(write!(text, ":compact{entries}")),
         }

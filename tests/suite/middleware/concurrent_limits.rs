@@ -64,10 +64,11 @@ async fn a_place_is_held_until_the_body_has_ended() {
     drop(dropped);
     assert_eq!(held(&limiter).await, 1, "a client that leaves frees its place");
     let mut body = read.into_body();
-    bodies.lock().unwrap()[0].send_data("data".into()).await.unwrap();
+    let mut sender = bodies.lock().unwrap().remove(0);
+    sender.send_data("data".into()).await.unwrap();
     assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "data");
     assert_eq!(held(&limiter).await, 1);
-    bodies.lock().unwrap().clear();
+    drop(sender);
     assert!(body.frame().await.is_none());
     assert_eq!(held(&limiter).await, 0, "the body has ended, although it is still there");
 }

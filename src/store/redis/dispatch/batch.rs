@@ -4,7 +4,7 @@
 
 use std::{
     iter,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, cmd};
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     check::Check,
-    clock::{Clock, system_time},
+    clock::{Clock, micros_since_epoch, system_time},
     decision::{Decision, LimitStatus},
     error::{StoreError, StoreErrorKind},
     metrics,
@@ -85,8 +85,12 @@ impl Batch {
             return;
         }
         command.arg(&self.now);
+        let now = || {
+            let given = self.now.trim_start_matches('+').parse();
+            given.unwrap_or_else(|_| micros_since_epoch(SystemTime::now()))
+        };
         for run in self.jobs.chunk_by(|job, next| have_one_shape(job, next)) {
-            write_shape(&run[0], command, again);
+            write_shape(&run[0], command, again, now);
             command.arg(run.len());
             for job in run {
                 command.arg(&job.id.0.to_be_bytes());

@@ -163,8 +163,9 @@ pub(super) fn hash_slot(check: &Check, keys: &Keys) -> u16 {
     check.charges().next().map_or(0, |charge| keys.hash_slot(charge.key()))
 }
 
-/// Appends the arguments that all jobs of one shape share.
-pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool) {
+/// Appends the arguments that all jobs of one shape share. `now` is the time as far as this process knows it.
+#[cfg_attr(not(feature = "calendar"), expect(unused_variables, reason = "only periods of the calendar depend on it"))]
+pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool, now: impl Fn() -> u64) {
     let check = job.check();
     if let Some(limit) = single(job).filter(|_| !again) {
         command.arg("single").arg(limit.units()).arg(limit.window_micros());
@@ -193,6 +194,11 @@ pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool) {
             Kind::Fixed => command.arg("fixed"),
             Kind::Counter => command.arg("counter"),
             Kind::Concurrent => command.arg("concurrent"),
+            #[cfg(feature = "calendar")]
+            Kind::Calendar(calendar) => {
+                let ends: Vec<String> = calendar.ends(now()).map(|end| end.to_string()).collect();
+                command.arg(format!("ends {}", ends.join(" ")))
+            }
             Kind::Compact { entries } => command.arg(entries),
         };
         command.arg(charge.lease_micros().unwrap_or(0));

@@ -2,7 +2,7 @@
 -- first, where writing is quick. An entry counts until a window after that time.
 --
 -- Time      An exact log records an admission under its time and its id. A compact log uses the end of a sub-window
---           instead, a fixed window and a counter the start of a window, and they put admissions of one time together. An
+--           instead, a fixed window and a counter the start of a window, a period of the calendar a window before its end, and they put admissions of one time together. An
 --           admission whose id the caller gave, or whose units are reserved, has an entry of its own there, too. An entry
 --           with a lease is recorded a window before the lease ends, so that it leaves then. So a prefetch, whose lease is
 --           longer than the window, is recorded at the end of its life, ahead of the clock.
@@ -39,6 +39,12 @@ end
 -- The time under which an admission is recorded.
 local function recorded_at(charge, time)
   if not charge.part then return time end
+  if charge.ends then
+    for _, finish in ipairs(charge.ends) do
+      if time < finish then return finish - charge.window end
+    end
+    error('the clock of the process that asks is more than two periods behind that of the server', 0)
+  end
   local start = time - time % charge.part
   return charge.is_compact and start + charge.part - 1 or start
 end

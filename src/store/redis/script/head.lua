@@ -22,7 +22,7 @@
 --            cost   units to take; 0 asks without spending
 --            window microseconds
 --            and where there are six figures
---            algorithm  'log', 'fixed', 'counter', 'concurrent', or the number of entries of a compact log
+--            algorithm  'log', 'fixed', 'counter', 'concurrent', 'ends' and when the periods of a calendar end, or the number of entries of a compact log
 --            lease      microseconds for which the units are reserved; 0 if they are not. At most the window, but for a
 --                       prefetch, whose lease is a window and its life: a process spends the units during the life, and they
 --                       count for a window after that

@@ -21,6 +21,12 @@ local function read_charges(place, count, is_plain)
       local entries, is_spent = tonumber(algorithm), string.find(mode, '^spent')
       charge.is_counter, charge.is_compact = algorithm == 'counter', entries ~= nil
       charge.is_place = algorithm == 'concurrent'
+      if string.find(algorithm, '^ends ') then
+        charge.ends = {}
+        for number in string.gmatch(algorithm, '%d+') do
+          charge.ends[#charge.ends + 1] = number + 0
+        end
+      end
       -- Admissions of one part of the window are put together. An exact log has no parts.
       charge.part = algorithm ~= 'log' and not charge.is_place and (entries and ceil(window / (entries - 2)) or window)
       charge.lease, charge.is_reserving, charge.is_prefetch = lease > 0 and lease, lease > 0 and not is_spent, lease > window

@@ -1,0 +1,163 @@
+//! Limits by the calendar: on each store, a period ends where its time zone says.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use tower_sliding_window::{Limit, Limiter, MemoryStore, store::ManualClock};
+
+use crate::support::{redis_server::RedisServer, *};
+
+/// Seconds since 1970 of a time in UTC, made by `date -u -d ... +%s`.
+const FIRST_OF_MARCH_2028: u64 = 1_835_481_600;
+const BERLIN: &str = "Europe/Berlin";
+
+fn set(clock: &ManualClock, seconds: u64) {
+    let (now, then) = (clock.now(), UNIX_EPOCH + Duration::from_secs(seconds));
+    match then.duration_since(now) {
+        Ok(ahead) => clock.advance(ahead),
+        Err(behind) => clock.step_back(behind.duration()),
+    }
+}
+
+async fn on_each_store(test: impl AsyncFn(Limiter, ManualClock)) {
+    let clock = ManualClock::new();
+    test(Limiter::new(MemoryStore::new().clock(&clock)), clock).await;
+    let (server, clock) = (RedisServer::start(), ManualClock::new());
+    let store = server.store().clock(&clock).build().unwrap();
+    test(Limiter::new(store).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO), clock).await;
+}
+
+/// Spends the limit just before the end of a period, and again just after it.
+async fn ends_at(limiter: &Limiter, clock: &ManualClock, limit: &Limit, end: u64) {
+    set(clock, end - 1);
+    let key = end.to_string();
+    let spend = async || limiter.check(limit, key.clone(), limit.units()).await.unwrap();
+    assert_eq!(spend().await.binding().reset_after(), seconds(1), "{limit}");
+    assert_eq!(spend().await.retry_after(), Some(seconds(1)), "{limit}");
+    clock.advance(seconds(1) - MICROSECOND);
+    assert!(!spend().await.is_allowed(), "{limit}: a microsecond before the end");
+    clock.advance(MICROSECOND);
+    assert!(spend().await.is_allowed(), "{limit}: at the end");
+    assert!(!spend().await.is_allowed(), "{limit}: once");
+}
+
+#[tokio::test]
+async fn a_month_ends_at_midnight_of_its_time_zone() {
+    on_each_store(async |limiter: Limiter, clock: ManualClock| {
+        // 2028 is a leap year.
+        for (zone, hours_ahead) in [("UTC", 0), (BERLIN, 1), ("Asia/Kolkata", 5), ("America/New_York", -5_i64)] {
+            let limit = Limit::per_calendar_month("quota", 10).in_time_zone(zone).unwrap();
+            let half_hour = if zone == "Asia/Kolkata" { 1_800 } else { 0 };
+            let end = FIRST_OF_MARCH_2028.checked_add_signed(-3_600 * hours_ahead).unwrap() - half_hour;
+            ends_at(&limiter, &clock, &limit, end).await;
+        }
+        let contract = Limit::per_calendar_month("contract", 10).from_day(15);
+        ends_at(&limiter, &clock, &contract, FIRST_OF_MARCH_2028 + 14 * 86_400).await;
+    })
+    .await;
+}
+
+/// On 29 March 2026 Berlin has a day of 23 hours, and on 25 October one of 25.
+#[tokio::test]
+async fn a_day_of_daylight_saving_is_whole() {
+    on_each_store(async |limiter: Limiter, clock: ManualClock| {
+        let daily = Limit::per_calendar_day("daily", 3).in_time_zone(BERLIN).unwrap();
+        for (start, hours) in [(1_774_738_800, 23), (1_792_879_200, 25)] {
+            ends_at(&limiter, &clock, &daily, start).await;
+            set(&clock, start);
+            let first = limiter.check(&daily, format!("of {start}"), 1).await.unwrap();
+            assert_eq!(first.binding().reset_after(), seconds(hours * 3_600));
+            ends_at(&limiter, &clock, &daily, start + hours * 3_600).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn hours_and_weeks_end_as_the_clock_says() {
+    on_each_store(async |limiter: Limiter, clock: ManualClock| {
+        // 2028-03-01 is a Wednesday.
+        let weekly = Limit::per_calendar_week("weekly", 5);
+        ends_at(&limiter, &clock, &weekly, FIRST_OF_MARCH_2028 + 5 * 86_400).await;
+        let hourly = Limit::per_calendar_hour("hourly", 5).in_time_zone("Asia/Kolkata").unwrap();
+        ends_at(&limiter, &clock, &hourly, FIRST_OF_MARCH_2028 + 1_800).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn units_are_counted_once_and_given_back() {
+    on_each_store(async |limiter: Limiter, clock: ManualClock| {
+        set(&clock, FIRST_OF_MARCH_2028 + 86_400);
+        let monthly = Limit::per_calendar_month("monthly", 100);
+        let reservation = limiter.reserve(&monthly, "ada", 60, seconds(60)).await.unwrap().unwrap();
+        assert!(!limiter.check(&monthly, "ada", 50).await.unwrap().is_allowed());
+        assert!(reservation.settle(20).await.unwrap().was_applied);
+        assert_eq!(limiter.peek(&monthly, "ada").await.unwrap().used(), 20);
+        let forgotten = limiter.reserve(&monthly, "ada", 70, seconds(60)).await.unwrap().unwrap();
+        clock.advance(seconds(60));
+        assert_eq!(limiter.peek(&monthly, "ada").await.unwrap().used(), 20, "the lease has ended");
+        assert!(forgotten.settle(10).await.unwrap().was_applied, "the month has not");
+        assert_eq!(limiter.peek(&monthly, "ada").await.unwrap().used(), 30);
+        limiter.block(&monthly, "ada", seconds(30)).await.unwrap();
+        assert_eq!(limiter.check(&monthly, "ada", 1).await.unwrap().retry_after(), Some(seconds(30)));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_clock_that_steps_back_opens_no_period_again() {
+    on_each_store(async |limiter: Limiter, clock: ManualClock| {
+        set(&clock, FIRST_OF_MARCH_2028 + 10);
+        let monthly = Limit::per_calendar_month("monthly", 2);
+        assert!(limiter.check(&monthly, "ada", 2).await.unwrap().is_allowed());
+        clock.step_back(seconds(20));
+        assert!(!limiter.check(&monthly, "ada", 1).await.unwrap().is_allowed());
+    })
+    .await;
+}
+
+#[test]
+fn limits_by_the_calendar_are_read_and_written() {
+    let quota = || Limit::per_calendar_month("quota", 10_000);
+    for (limit, text) in [
+        (quota(), "quota=10000/month UTC"),
+        (quota().in_time_zone(BERLIN).unwrap(), "quota=10000/month Europe/Berlin"),
+        (quota().from_day(15).in_time_zone(BERLIN).unwrap(), "quota=10000/month(15) Europe/Berlin"),
+        (Limit::per_calendar_week("week", 7), "week=7/week UTC"),
+        (Limit::per_calendar_day("day", 7), "day=7/d UTC"),
+        (Limit::per_calendar_hour("hour", 7), "hour=7/h UTC"),
+    ] {
+        assert_eq!(limit.to_string(), text);
+        assert_eq!(text.parse(), Ok(limit));
+    }
+    assert_eq!("quota=10000/month".parse(), Ok(quota()));
+    assert_eq!("quota=10000/month europe/berlin".parse(), Ok(quota().in_time_zone(BERLIN).unwrap()));
+    for (text, problem) in [
+        ("a=1/month(31)", "days 1 to 28"),
+        ("a=1/month(0)", "days 1 to 28"),
+        ("a=1/month Europe/Atlantis", "Europe/Atlantis"),
+        ("a=1/min UTC", "with a time zone"),
+        ("a=1/month UTC log", "\"log\" has no place"),
+        ("a=1/month UTC prefetch", "prefetch"),
+    ] {
+        let error = text.parse::<Limit>().unwrap_err().to_string();
+        assert!(error.contains(problem), "{error}");
+    }
+    let error = Limit::per_minute("login", 5).in_time_zone(BERLIN).unwrap_err().to_string();
+    assert!(error.contains("only a limit by the calendar"), "{error}");
+}
+
+#[test]
+fn limits_of_other_zones_and_days_are_apart() {
+    let server = RedisServer::start();
+    one_thread().block_on(async {
+        let limiter = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
+        let quota = Limit::per_calendar_month("quota", 1);
+        let berlin = quota.clone().in_time_zone(BERLIN).unwrap();
+        for limit in [&quota, &berlin, &quota.clone().from_day(15), &Limit::per_calendar_day("quota", 1)] {
+            assert!(limiter.check(limit, "ada", 1).await.unwrap().is_allowed(), "{limit}");
+            assert!(!limiter.check(limit, "ada", 1).await.unwrap().is_allowed(), "{limit}");
+        }
+        assert_eq!(server.keys().len(), 4);
+    });
+}
