@@ -7,7 +7,7 @@ use serde::{
     de::{Error, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
-use super::Limit;
+use super::{Limit, text};
 
 /// With the feature `serde`: writes the text of [`Limit::parse`] with the name in front, such as `"login=5/min"`.
 impl Serialize for Limit {
@@ -19,7 +19,8 @@ impl Serialize for Limit {
 /// With the feature `serde`: reads a text, or a map.
 ///
 /// * The text is that of [`Limit::parse`] with the name in front, such as `"login=5/min"`.
-/// * The map has a `name`, the `units`, and a `window`: a text such as `"min"` or `"10s"`, or a whole number of seconds.
+/// * The map has a `name`, the `units`, and a `window`: a text such as `"min"`, `"10s"` or `"month Europe/Berlin"`, or a
+///   whole number of seconds.
 ///   `unit`, `algorithm` and `prefetch` are optional texts, with the words of [`Limit::parse`]. Other fields are errors.
 /// * Formats that do not describe themselves, such as postcard, have the text only.
 ///
@@ -64,9 +65,11 @@ impl<'de> Visitor<'de> for LimitVisitor {
             Window::Text(text) => text,
             Window::Seconds(seconds) => format!("{seconds}s"),
         };
+        // So that the word of a prefetch is taken for nothing else.
+        let algorithm = algorithm.or_else(|| prefetch.as_ref().map(|_| "log".to_owned()));
         let [unit, algorithm, prefetch] = [unit, algorithm, prefetch].map(Option::unwrap_or_default);
-        let text = format!("{units} {unit}/{window} {algorithm} {prefetch}");
-        Limit::parse(name, text.trim_end()).map_err(A::Error::custom)
+        let limit = text::read(name.clone().into(), &format!("{units} {unit}/{window} {algorithm} {prefetch}"));
+        limit.map_err(|problem| A::Error::custom(text::invalid(&name, &problem)))
     }
 }
 

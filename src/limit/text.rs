@@ -109,7 +109,7 @@ fn prefetches_text(prefetches: Prefetch) -> String {
 }
 
 /// The limit, or the reason why there is none.
-fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
+pub(super) fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
     let (before, after) = text.split_once('/').ok_or("there is no / between the units and the window, as in 5/min")?;
 
     let mut words = before.split_whitespace();
@@ -249,6 +249,6 @@ fn prefetches(word: &str) -> Result<Prefetch, String> {
     Ok(prefetches)
 }
 
-fn invalid(text: &str, problem: &str) -> ConfigError {
+pub(super) fn invalid(text: &str, problem: &str) -> ConfigError {
     ConfigError::new(ConfigErrorKind::Limit, format!("limit {text:?}: {problem}"))
 }

@@ -145,15 +145,15 @@ fn an_error_says_which_part_is_wrong() {
         ("5/99999999999999999999d", "window must be 1 ms to 365 days, not 99999999999999999999d"),
         (
             "5/min sliding",
-            "the algorithm must be log, compact(n), counter or fixed, or prefetches follow, not \"sliding\"",
+            "the algorithm must be log, compact(n), counter, fixed or concurrent, or prefetches follow, not \"sliding\"",
         ),
         (
             "5/min compact",
-            "the algorithm must be log, compact(n), counter or fixed, or prefetches follow, not \"compact\"",
+            "the algorithm must be log, compact(n), counter, fixed or concurrent, or prefetches follow, not \"compact\"",
         ),
         (
             "5/min compact()",
-            "the algorithm must be log, compact(n), counter or fixed, or prefetches follow, not \"compact()\"",
+            "the algorithm must be log, compact(n), counter, fixed or concurrent, or prefetches follow, not \"compact()\"",
         ),
         ("5/min compact(2)", "a compact log must have 3 to 1024 entries, not 2"),
         ("5/min compact(65539)", "a compact log must have 3 to 1024 entries, not 65539"),

@@ -82,7 +82,7 @@ fn an_error_keeps_its_reason() {
         (map("units = 0, window = 1"), "limit \"a\": a limit's units must be 1 to 2^52, not 0"),
         (map("units = 4503599627370497, window = 1"), "must be 1 to 2^52, not 4503599627370497"),
         (map("units = -5, window = 1"), "-5"),
-        (map("units = 5, window = 0"), "limit \"a\": a limit's window must be 1 ms to 365 days, not 0ns"),
+        (map("units = 5, window = 0"), "limit \"a\": a limit's window must be 1 ms to 365 days, not 0s"),
         (map("units = 5, window = 31536001"), "must be 1 ms to 365 days, not 31536001s"),
         (map("units = 5, window = 9223372036854775807"), "must be 1 ms to 365 days, not 9223372036854775807s"),
         (map("units = 5, window = -1"), "expected a window: a text such as \"10s\", or a whole number of seconds"),
