@@ -61,6 +61,13 @@ struct Fields {
     id: AdmissionId,
     first: LimitStatus,
     rest: Vec<LimitStatus>,
+    /// `None` for most decisions.
+    origin: Option<Box<Origin>>,
+}
+
+/// What few decisions have.
+#[derive(Clone, Debug, Default)]
+struct Origin {
     /// The failure of the store, if this process has decided in its place.
     instead_of: Option<Arc<Error>>,
     places: Option<Arc<dyn Places>>,
@@ -83,18 +90,18 @@ impl Decision {
 
     #[inline]
     pub(crate) fn of_statuses(at: SystemTime, id: AdmissionId, (first, rest): (LimitStatus, Vec<LimitStatus>)) -> Self {
-        Self(Arc::new(Fields { at, id, first, rest, instead_of: None, places: None }))
+        Self(Arc::new(Fields { at, id, first, rest, origin: None }))
     }
 
     /// Marks a decision of this process, made in the place of a store that has failed.
     pub(crate) fn instead_of(mut self, error: Error) -> Self {
-        Arc::make_mut(&mut self.0).instead_of = Some(Arc::new(error));
+        self.origin_mut().instead_of = Some(Arc::new(error));
         self
     }
 
     /// Lets the decision hold places.
     pub(crate) fn holding(mut self, places: Arc<dyn Places>) -> Self {
-        Arc::make_mut(&mut self.0).places = Some(places);
+        self.origin_mut().places = Some(places);
         self
     }
 
@@ -145,6 +152,14 @@ impl Decision {
             *status = status.clone().refused_until_reset(charge);
         }
         (!self.is_allowed()).then_some(self)
+    }
+
+    fn origin_mut(&mut self) -> &mut Origin {
+        Arc::make_mut(&mut self.0).origin.get_or_insert_default()
+    }
+
+    fn places(&self) -> Option<&Arc<dyn Places>> {
+        self.0.origin.as_ref()?.places.as_ref()
     }
 
     fn statuses_mut(&mut self) -> impl Iterator<Item = &mut LimitStatus> {
@@ -219,7 +234,7 @@ impl Decision {
     /// [`Share`](crate::limiter::Share) of each limit. `None` for a decision of the store.
     #[must_use]
     pub fn local_cause(&self) -> Option<&Error> {
-        self.0.instead_of.as_deref()
+        self.0.origin.as_ref()?.instead_of.as_deref()
     }
 
     /// Whether the decision holds places of [concurrent](crate::Limit::concurrent) limits: until its last clone is dropped.
@@ -232,7 +247,7 @@ impl Decision {
     ///    [10 s](crate::Limit::freed_after) later. So does an admission that no caller has heard of, because the reply was lost.
     #[must_use]
     pub fn holds_place(&self) -> bool {
-        self.0.places.is_some()
+        self.places().is_some()
     }
 
     /// Whether a place of this decision was free for a time, so that another may have got it: the process has stood still, or has not
@@ -240,7 +255,7 @@ impl Decision {
     /// more places than the limit may be held. The place is taken again, and no other is admitted until fewer are held.
     #[must_use]
     pub fn has_lost_place(&self) -> bool {
-        self.0.places.as_ref().is_some_and(|places| places.are_lost())
+        self.places().is_some_and(|places| places.are_lost())
     }
 
     /// The outcome for each limit, by the limit's name, for metrics.

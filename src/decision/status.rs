@@ -30,14 +30,12 @@ impl LimitStatus {
     #[inline]
     #[must_use]
     pub fn new(charge: &Charge, used: u64, reset_after: Duration, retry_after: Option<Duration>) -> Self {
-        let (is_concurrent, life) = (charge.limit().is_concurrent(), charge.limit().window());
         Self {
             limit: charge.limit().clone(),
             used,
-            // Each place may be free in a moment.
-            reserved: if is_concurrent { used } else { 0 },
-            reset_after: if is_concurrent { life } else { reset_after },
-            waits: retry_after.map(|wait| if is_concurrent { (Duration::ZERO, life) } else { (wait, wait) }),
+            reserved: 0,
+            reset_after,
+            waits: retry_after.map(|wait| (wait, wait)),
             reserved_after: RETRY_RESERVED_AFTER,
             is_shadow: charge.is_shadow(),
             is_hidden: charge.is_hidden(),
@@ -49,9 +47,6 @@ impl LimitStatus {
     #[inline]
     #[must_use]
     pub fn with_reserved(mut self, units: u64, at_least: Duration) -> Self {
-        if self.limit.is_concurrent() {
-            return self;
-        }
         self.reserved = units;
         self.waits = self.waits.map(|(_, most)| (at_least.min(most), most));
         self
@@ -59,8 +54,8 @@ impl LimitStatus {
 
     /// The same figures, refused until the reset time if the charge does not fit.
     pub(crate) fn refused_until_reset(mut self, charge: &Charge) -> Self {
-        let settled = self.used.saturating_sub(self.reserved);
-        let would_fit = self.reserved > 0 && settled.saturating_add(charge.cost()) <= self.limit.units();
+        let settled = self.used.saturating_sub(self.reserved());
+        let would_fit = self.reserved() > 0 && settled.saturating_add(charge.cost()) <= self.limit.units();
         let refuses = !self.is_spent && charge.cost() > self.remaining();
         let least = if would_fit { Duration::ZERO } else { self.reset_after };
         self.waits = refuses.then_some((least, self.reset_after));
@@ -102,9 +97,10 @@ impl LimitStatus {
     }
 
     /// The used units that are [reserved](Charge::reserve), and may be given back.
+    /// Of a [concurrent](Limit::concurrent) limit, all of them.
     #[must_use]
     pub fn reserved(&self) -> u64 {
-        self.reserved
+        if self.limit.is_concurrent() { self.used } else { self.reserved }
     }
 
     /// The units that are left; 0 if more than the limit is used, for example after it was lowered.
@@ -125,14 +121,21 @@ impl LimitStatus {
     /// For a limit in the [shadow](Charge::in_shadow), how long it would refuse.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
-        // No longer than `reserved_after`, unless other units refuse for longer.
-        self.waits.map(|(least, most)| self.reserved_after.max(least).min(most))
+        // No longer than `reserved_after`, unless other units refuse for longer. Each place may be free in a moment.
+        let wait = |(least, most)| {
+            if self.limit.is_concurrent() {
+                return self.reserved_after.min(self.limit.window());
+            }
+            self.reserved_after.max(least).min(most)
+        };
+        self.waits.map(wait)
     }
 
     /// Whether the limit refused the check, and would not have done so without the reserved units.
     #[must_use]
     pub fn is_refused_by_reservations(&self) -> bool {
-        self.reserved > 0 && self.waits.is_some_and(|(least, _)| least.is_zero())
+        let is_concurrent = self.limit.is_concurrent();
+        self.reserved() > 0 && self.waits.is_some_and(|(least, _)| is_concurrent || least.is_zero())
     }
 
     pub(crate) fn is_spent(&self) -> bool {

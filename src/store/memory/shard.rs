@@ -160,10 +160,10 @@ impl Place<'_> {
     fn has_room(&self, further: usize) -> bool {
         let Record { usage, window, entries, .. } = self.record.get();
         let entries_after = window.len() + further;
-        // A place is bounded by the request that holds it. It has to be found again.
         entries_after <= *entries
-            || usage.identity.algorithm == Algorithm::concurrent()
             || self.capacity.has_room(usage, entries_after - entries)
+            // The request that holds a place takes more memory than this. And it has to find it again.
+            || usage.identity.algorithm == Algorithm::concurrent()
     }
 
     /// Takes capacity for the entries if there is room, and gives back what is no longer needed. Removes a record without entries, and
