@@ -137,7 +137,7 @@ impl Limiter {
             return DecideNow::Decided(Ok(refusal));
         }
         if let Some(error) = core.refuse(|| check.without_costs()) {
-            return DecideNow::Decided(core.conclude(Err(error), lookup.as_ref(), Some(&check), mode));
+            return DecideNow::Decided(core.decide_locally(Some(&check), mode, error));
         }
         let Some(outcome) = core.store.decide_now(&check) else {
             return DecideNow::Ask(self.asking(check, lookup, mode, waited()));
@@ -236,19 +236,19 @@ impl Core {
         check: Option<&Check>,
         mode: FailureMode,
     ) -> Result<Decision, Error> {
-        let decision = match outcome {
+        match outcome {
             Ok(decision) => {
                 metrics::decided(&decision, &self.layer);
                 if let (Some(refusals), Some(lookup), false) = (&self.refusals, lookup, decision.is_allowed()) {
                     refusals.learn(lookup, &decision);
                 }
-                decision.with_retry_reserved_after(self.retry_reserved_after)
+                let decision = decision.with_retry_reserved_after(self.retry_reserved_after);
+                Ok(match check {
+                    Some(check) if check.takes_place() => places::hold(self, check, decision),
+                    _ => decision,
+                })
             }
-            Err(error) => self.decide_locally(check, mode, error)?,
-        };
-        match check {
-            Some(check) if check.takes_place() => Ok(places::hold(self, check, decision)),
-            _ => Ok(decision),
+            Err(error) => self.decide_locally(check, mode, error),
         }
     }
 
