@@ -40,7 +40,7 @@ impl Charge {
     ///
     /// [`NeverFits`] if the cost is above the limit.
     pub fn new(limit: Limit, key: impl Into<Key>, cost: u64) -> Result<Self, NeverFits> {
-        if limit.taken_at(cost) > limit.units() {
+        if cost > limit.units() && !limit.is_concurrent() {
             return Err(NeverFits { limit, cost, is_hidden: false });
         }
         Ok(Self::fitting(limit, key.into(), cost))
@@ -48,8 +48,13 @@ impl Charge {
 
     /// A charge whose cost is known to fit.
     pub(crate) fn fitting(limit: Limit, key: Key, cost: u64) -> Self {
-        let cost = limit.taken_at(cost);
-        Self { limit, key, cost, lease: 0, takes: Takes::IfAdmitted, is_shadow: false, is_hidden: false }
+        let mut charge =
+            Self { limit, key, cost, lease: 0, takes: Takes::IfAdmitted, is_shadow: false, is_hidden: false };
+        // Written afterwards, since the compiler would otherwise copy the whole check once more.
+        if cost > 1 && charge.limit.is_concurrent() {
+            charge.cost = 1;
+        }
+        charge
     }
 
     /// A charge that takes nothing, and refuses the check if no unit is left: for work whose cost is counted

@@ -54,8 +54,8 @@ impl LimitStatus {
 
     /// The same figures, refused until the reset time if the charge does not fit.
     pub(crate) fn refused_until_reset(mut self, charge: &Charge) -> Self {
-        let settled = self.used.saturating_sub(self.reserved());
-        let would_fit = self.reserved() > 0 && settled.saturating_add(charge.cost()) <= self.limit.units();
+        let settled = self.used.saturating_sub(self.reserved);
+        let would_fit = self.reserved > 0 && settled.saturating_add(charge.cost()) <= self.limit.units();
         let refuses = !self.is_spent && charge.cost() > self.remaining();
         let least = if would_fit { Duration::ZERO } else { self.reset_after };
         self.waits = refuses.then_some((least, self.reset_after));
@@ -100,7 +100,7 @@ impl LimitStatus {
     /// Of a [concurrent](Limit::concurrent) limit, all of them.
     #[must_use]
     pub fn reserved(&self) -> u64 {
-        if self.limit.is_concurrent() { self.used } else { self.reserved }
+        self.reserved
     }
 
     /// The units that are left; 0 if more than the limit is used, for example after it was lowered.
@@ -116,26 +116,24 @@ impl LimitStatus {
         if self.limit.is_concurrent() { Duration::ZERO } else { self.reset_after }
     }
 
+    /// The time until fewer units count, if no place of a concurrent limit is freed before.
+    pub(crate) fn leaves_after(&self) -> Duration {
+        self.reset_after
+    }
+
     /// How long this limit alone refuses the check; `None` if it does not.
     ///
     /// For a limit in the [shadow](Charge::in_shadow), how long it would refuse.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
-        // No longer than `reserved_after`, unless other units refuse for longer. Each place may be free in a moment.
-        let wait = |(least, most)| {
-            if self.limit.is_concurrent() {
-                return self.reserved_after.min(self.limit.window());
-            }
-            self.reserved_after.max(least).min(most)
-        };
-        self.waits.map(wait)
+        // No longer than `reserved_after`, unless other units refuse for longer.
+        self.waits.map(|(least, most)| self.reserved_after.max(least).min(most))
     }
 
     /// Whether the limit refused the check, and would not have done so without the reserved units.
     #[must_use]
     pub fn is_refused_by_reservations(&self) -> bool {
-        let is_concurrent = self.limit.is_concurrent();
-        self.reserved() > 0 && self.waits.is_some_and(|(least, _)| is_concurrent || least.is_zero())
+        self.reserved > 0 && self.waits.is_some_and(|(least, _)| least.is_zero())
     }
 
     pub(crate) fn is_spent(&self) -> bool {

@@ -156,8 +156,7 @@ impl Refusals {
         let Lookup { asked_at, generation, charges: (first, rest) } = lookup;
         for ((digest, cost), status) in iter::once(first).chain(rest).zip(refusal.statuses()) {
             // Without used units there is no reset time.
-            let has_reset = status.used() > 0 && !status.limit().is_concurrent();
-            let reset = has_reset.then_some(status.reset_after());
+            let reset = (status.used() > 0).then_some(status.leaves_after());
             let retry = status.waits().map(|(_, most)| most);
             let lifetime = reset.into_iter().chain(retry).fold(self.max_age, Duration::min);
             let remembered = Refusal {
@@ -199,7 +198,7 @@ impl Refusal {
 
     fn status(&self, charge: &Charge, now: u64) -> LimitStatus {
         let left = |time: Duration| time.saturating_sub(self.age(now));
-        let status = LimitStatus::new(charge, self.status.used(), left(self.status.reset_after()), None);
+        let status = LimitStatus::new(charge, self.status.used(), left(self.status.leaves_after()), None);
         let status = status.with_reserved(self.status.reserved(), Duration::ZERO).refused_until_reset(charge);
         match self.status.waits().filter(|_| self.has_refused(charge)) {
             Some((least, most)) => status.not_before((left(least), left(most))),

@@ -271,5 +271,5 @@ impl Figures {
 
 /// The kind of the entry of an admission.
 fn kind_of(charge: &Charge) -> Kind {
-    if charge.is_reserved() { Kind::Reserved } else { Kind::Named }
+    if charge.is_reserved() || charge.takes_place() { Kind::Reserved } else { Kind::Named }
 }

@@ -221,7 +221,11 @@ fn read(reply: Value, jobs: &[Box<Job>], answers: &mut Vec<Answer>) -> Option<()
             let later = if counted_at.is_some() { 0 } else { admitted.saturating_sub(copy + 1) };
             let mut figures = figures.iter();
             let decision = Decision::new(check, at, job.id.following(copy), |charge| {
-                let [used, reset, reserved, retry, least] = figures.next().copied().unwrap_or_default();
+                let [used, reset, mut reserved, retry, mut least] = figures.next().copied().unwrap_or_default();
+                if charge.limit().is_concurrent() {
+                    // Each place may be free in a moment.
+                    (reserved, least) = (used, 0);
+                }
                 let has_retry = (copy >= admitted || charge.is_shadow()) && retry > 0;
                 let retry = has_retry.then(|| Duration::from_micros(retry));
                 let used = used.saturating_sub(later.saturating_mul(charge.cost()));
