@@ -53,13 +53,14 @@ pub struct Algorithm(Kind);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
+    // The exact ones come first, so that one comparison tells them from the others.
     Log,
+    Concurrent,
     Compact {
         entries: u16,
     },
     Counter,
     Fixed,
-    Concurrent,
     #[cfg(feature = "calendar")]
     Calendar(Calendar),
 }

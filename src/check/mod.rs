@@ -127,7 +127,8 @@ impl Check {
     /// Whether an admission takes a place of a concurrent limit.
     #[inline]
     pub(crate) fn takes_place(&self) -> bool {
-        self.charges().any(Charge::takes_place)
+        // Most checks have one charge.
+        self.first.takes_place() || !self.rest.is_empty() && self.rest.iter().any(Charge::takes_place)
     }
 
     /// The same check under smaller limits, if all of its charges fit.

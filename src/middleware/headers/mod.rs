@@ -19,7 +19,10 @@ mod rate_limit;
 
 use std::time::{Duration, SystemTime};
 
-use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
+use http::{
+    HeaderMap, HeaderName, HeaderValue,
+    header::{Entry, RETRY_AFTER},
+};
 
 use self::rate_limit::{POLICY, RATE_LIMIT};
 pub(super) use self::rate_limit::{PartitionKeys, split};
@@ -93,17 +96,23 @@ impl HeaderSets {
         }
         let Some(status) = decision.visible() else { return };
         let remaining = status.remaining();
-        let shown = headers.get(REMAINING).and_then(|shown| shown.to_str().ok()?.parse().ok());
         let is_concurrent = status.limit().is_concurrent();
-        if shown.is_some_and(|shown: u64| shown <= remaining || is_concurrent) {
-            return;
+        let value = header_value(remaining);
+        match headers.entry(REMAINING) {
+            Entry::Vacant(entry) => drop(entry.insert(value)),
+            Entry::Occupied(mut entry) => {
+                let shown = entry.get().to_str().ok().and_then(|shown| shown.parse().ok());
+                if shown.is_some_and(|shown: u64| shown <= remaining || is_concurrent) {
+                    return;
+                }
+                entry.insert(value);
+            }
         }
         let mut reset = reset_after(status);
         if self.reset_is_unix_time {
             reset = reset.saturating_add(decision.at().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
         }
         headers.insert(LIMIT, header_value(status.limit().units()));
-        headers.insert(REMAINING, header_value(remaining));
         if is_concurrent {
             headers.remove(RESET);
         } else {

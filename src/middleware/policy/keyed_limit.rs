@@ -217,6 +217,7 @@ impl KeyedLimit {
             && !self.is_shadow
             && !self.is_hidden
             && self.parts.is_none()
+            && !self.limit.as_ref().is_some_and(Limit::is_concurrent)
     }
 
     /// The charge of a limit without options: made without the detour over a [`DraftCharge`]. `None` without a limit.
@@ -224,7 +225,7 @@ impl KeyedLimit {
     pub(super) fn plain_charge(&self, parts: &Parts, cost: u64) -> Result<Option<Charge>, Rejection> {
         let Some(limit) = &self.limit else { return Ok(None) };
         let key = self.extractor.extract(parts).map_err(Rejection::NoKey)?;
-        if limit.taken_at(cost) > limit.units() {
+        if cost > limit.units() {
             return Err(Rejection::NeverFits(NeverFits { limit: limit.clone(), cost, is_hidden: false }));
         }
         Ok(Some(Charge::fitting(limit.clone(), key, cost)))

@@ -44,6 +44,8 @@ pub(super) struct Policy {
     pub(super) limiter: Limiter,
     /// No two that are not chosen for each request have one name.
     pub(super) limits: Vec<KeyedLimit>,
+    /// Whether none of them has options, so that a request needs no details.
+    pub(super) is_plain: bool,
     pub(super) denied: Vec<Arc<KeyList>>,
     /// Those whose requests are not counted, each with its kind in metrics.
     pub(super) uncounted: Vec<(&'static str, Arc<KeyList>)>,
@@ -94,6 +96,7 @@ impl Policy {
             failure_mode: limiter.failure_mode,
             limiter,
             limits: Vec::new(),
+            is_plain: true,
             denied: Vec::new(),
             uncounted: Vec::new(),
             counts_preflights: false,
@@ -115,6 +118,7 @@ impl Policy {
             let text = format!("two limits of one layer are named {name:?}: give one of them another name");
             return Err(ConfigError::new(ConfigErrorKind::SameLimit, text));
         }
+        self.is_plain &= limit.is_plain();
         self.limits.push(limit);
         Ok(())
     }
@@ -141,8 +145,7 @@ impl Policy {
         }
         let cost = self.cost.as_ref().map_or(1, |cost| cost(request));
         let mode = self.failure_mode(request, cost);
-        let is_plain = self.limits.iter().all(KeyedLimit::is_plain);
-        let (check, details) = if is_plain && self.max_wait.is_none() && self.partition_keys().is_none() {
+        let (check, details) = if self.is_plain && self.max_wait.is_none() && self.partition_keys().is_none() {
             (self.plain_check(request, cost)?, None)
         } else {
             let drafts = self.limits.iter().map(|limit| limit.draft(request, cost));

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use http::response;
+use http::{Response, response};
 
 use super::{
     super::{
@@ -13,6 +13,7 @@ use super::{
         events::Events,
         policy::{CheckDetails, Exchange, KeyedLimit, Policy},
     },
+    held::hold,
     upstream::{BlockRequest, block_request},
 };
 use crate::{
@@ -99,6 +100,19 @@ impl FollowUp {
             block_all(limiter, events, blocked).await;
             settled
         }))
+    }
+
+    /// Adds to the response what outer layers should know, and lets its body hold the places of the request.
+    pub(super) fn end<B: 'static>(self, admitted: Option<Decision>, mut response: Response<B>) -> Response<B> {
+        if let Some(shadow) = self.details.shadow {
+            shadow.add_to(&mut response);
+        }
+        match admitted {
+            Some(admitted) if admitted.holds_place() && !self.policy.frees_with_head => {
+                response.map(|body| hold(body, admitted))
+            }
+            _ => response,
+        }
     }
 
     /// The limits that a charge is of, and the cost by each of them alone. Two chosen limits may have one charge.

@@ -10,8 +10,8 @@ use std::{mem, sync::Arc};
 
 use http::{Response, request::Parts};
 
+use self::follow_up::FollowUp;
 pub(super) use self::follow_up::Settling;
-use self::{follow_up::FollowUp, held::hold};
 #[cfg(any(feature = "axum", feature = "grpc"))]
 use super::events::Events;
 use super::{
@@ -29,7 +29,6 @@ pub(super) struct Completion {
     headers: HeaderSets,
     degraded: Option<Degraded>,
     follow_up: Option<Box<FollowUp>>,
-    frees_with_head: bool,
 }
 
 impl Policy {
@@ -56,15 +55,18 @@ impl Policy {
             details.shadow = self.report_shadow(decision.as_ref(), mem::take(&mut details.left_out));
             let settles = details.check.is_some() && self.any(|limit| limit.cost_afterwards.is_some());
             details.request = settles.then(|| Box::new(request.clone()));
-            let is_needed = details.shadow.is_some() || details.check.is_some() || !details.partition_keys.is_empty();
+            let holds_place = decision.as_ref().is_some_and(Decision::holds_place);
+            let has_details = details.shadow.is_some() || details.check.is_some() || !details.partition_keys.is_empty();
+            let is_needed = has_details || holds_place;
             is_needed.then(|| Box::new(FollowUp { policy: Arc::clone(self), details }))
         });
         if let Some(decision) = &decision {
             request.extensions.insert(decision.clone());
         }
         // A response with figures of an upstream keeps them.
-        let headers = if self.any(|limit| limit.heeds_upstream) { HeaderSets::NONE } else { self.headers };
-        Ok(Completion { decision, headers, degraded, follow_up, frees_with_head: self.frees_with_head })
+        let headers =
+            if !self.is_plain && self.any(|limit| limit.heeds_upstream) { HeaderSets::NONE } else { self.headers };
+        Ok(Completion { decision, headers, degraded, follow_up })
     }
 
     /// The response to a request that is not let through.
@@ -159,14 +161,9 @@ impl Completion {
         if let Some(degraded) = self.degraded {
             response.extensions_mut().insert(degraded);
         }
-        if let Some(shadow) = self.follow_up.and_then(|follow_up| follow_up.details.shadow) {
-            shadow.add_to(&mut response);
-        }
-        match self.decision {
-            Some(decision) if decision.holds_place() && !self.frees_with_head => {
-                response.map(|body| hold(body, decision))
-            }
-            _ => response,
+        match self.follow_up {
+            Some(follow_up) => follow_up.end(self.decision, response),
+            None => response,
         }
     }
 }
