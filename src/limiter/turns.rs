@@ -28,8 +28,8 @@ const HEAD_START: Duration = Duration::from_millis(1);
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 const LOOK_INTERVAL_PER_CALLER: Duration = Duration::from_millis(20);
 
-/// So many callers ask beside the first after an admission. Each of them that is admitted lets others ask.
-const MOST_BESIDE: usize = 64;
+/// So many callers are woken at once to ask beside the first. Each of them that is admitted lets others ask.
+const MOST_BESIDE: usize = 256;
 
 /// No call takes longer.
 const LONGEST_CALL: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -112,7 +112,7 @@ impl Turns {
     /// Takes note of the reply to a caller. After an admission with which so many units of each limit and key are used, the next callers
     /// ask beside the first.
     pub(super) fn let_ask(&mut self, answered: u64, used: Option<Vec<(u64, u64)>>, wakers: &mut Wakers) {
-        self.asks_up_to = 0;
+        let woken_up_to = mem::take(&mut self.asks_up_to);
         let Some(mut used) = used.filter(|_| self.asks_at <= Instant::now()) else { return };
         let mut fits = |all_wanted: &[Wanted]| {
             all_wanted.iter().all(|wanted| {
@@ -127,7 +127,7 @@ impl Turns {
         }
         for (number, next) in self.waiting.iter().take(MOST_BESIDE).take_while(|(_, next)| fits(&next.wanted)) {
             self.asks_up_to = *number;
-            wakers.woken.push(next.waker.clone());
+            wakers.woken.extend((*number > woken_up_to).then(|| next.waker.clone()));
         }
     }
 

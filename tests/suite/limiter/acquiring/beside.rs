@@ -91,3 +91,20 @@ async fn no_more_callers_ask_beside_the_first_than_there_are_units() {
     let checks_sent = store.checks_sent.load(Ordering::SeqCst);
     assert!(checks_sent < 1_100, "{checks_sent} checks for 1,001 admissions");
 }
+
+/// On one thread, many replies are read before the next callers ask.
+#[tokio::test(start_paused = true)]
+async fn a_line_moves_as_quickly_as_a_large_limit_allows() {
+    let limit = Limit::per("far", 1_000, Duration::from_secs(1));
+    let limiter = Limiter::new(with_fault(Fault::Slow(ms(200)))).deadline(TEST_TIMEOUT);
+    assert!(limiter.check(&limit, "ada", 1_000).await.unwrap().is_allowed());
+    let mut waiting = JoinSet::new();
+    for number in 0..3_000 {
+        let (limiter, limit) = (limiter.clone(), limit.clone());
+        waiting.spawn(async move { limiter.acquire(&limit, "ada", 1, Duration::MAX).await.unwrap().is_allowed() });
+        sleep(ms(if number == 0 { 300 } else { 0 })).await;
+    }
+    let begun = Instant::now();
+    assert!(waiting.join_all().await.iter().all(|is_allowed| *is_allowed));
+    assert!(begun.elapsed() < Duration::from_secs(6), "{:?} for three windows", begun.elapsed());
+}
