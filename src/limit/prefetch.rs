@@ -33,7 +33,8 @@
 //! 10. **The farther away the store is, the longer a prefetch lives.** Its life is at least four times the time within which most replies
 //!     arrive: the round trip and four deviations, as the store [measures](crate::store::LocalState::answered_in) them. It is at most a
 //!     second and the window. The next prefetch is asked for so early that it is there before the present one ends or is spent. From a round
-//!     trip of 4 ms on, fewer requests within a life are worth one: as many as 64 ms have round trips, and at least two.
+//!     trip of 4 ms on, fewer requests within a life are worth one: as many as 64 ms have round trips, and at least two. If the window is
+//!     shorter than two round trips, a prefetch would be over when it is there, so none is taken.
 //! 11. Instances may have different prefetches for one limit, or none. The parts of a [split](crate::split) limit have prefetches of their own.
 //!
 //! ```

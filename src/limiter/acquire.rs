@@ -29,7 +29,8 @@ impl Limiter {
     /// 2. One limiter and its clones have one line for each set of limits and keys that can refuse, whatever the costs. Clones with
     ///    another [`deadline`](Self::deadline) have lines of their own: the store may answer only the more patient. A caller that is
     ///    refused, or arrives while others wait, joins the end of the line. Only the first in line asks, and after an admission that
-    ///    leaves units, as many of the next. No caller overtakes another. A caller that gives up or is dropped leaves the line.
+    ///    leaves units, the next callers that fit together. No caller overtakes another. A caller that gives up or is dropped leaves the
+    ///    line.
     /// 3. A caller that cannot reach the front of the line in time is refused without spending. The retry time is then a
     ///    lower bound: how long the first in line has to wait.
     /// 4. A future that is kept but not polled does not block the line: 100 ms after the first should have asked, or its call should

@@ -26,6 +26,8 @@ pub(super) struct Wanted {
     pub(super) takes: u64,
     /// [`Pair::freed`] when the caller asked.
     pub(super) freed_before: u128,
+    /// [`Pair::all_asked`] when the caller asked, with its own units.
+    pub(super) asked_before: u128,
     /// How long it refuses the caller, as far as is known.
     pub(super) until: Instant,
 }
@@ -49,6 +51,8 @@ pub(super) struct Pair {
     used: u64,
     /// The units of callers that ask.
     asked: u64,
+    /// All units that callers have asked for.
+    all_asked: u128,
     /// The list: the line of each caller, by its room and number.
     list: BTreeMap<(Reverse<u64>, u64), u64>,
 }
@@ -65,6 +69,18 @@ impl Pair {
         let least = status.refuses().map_or(0, |_| wanted.room.saturating_add(1));
         let freed_since = u64::try_from(self.freed - wanted.freed_before).unwrap_or(u64::MAX);
         self.used = self.used.max(status.used().max(least).saturating_sub(freed_since));
+    }
+
+    /// How many units are used when those that have asked after this caller are admitted as well, by the reply to the caller.
+    pub(super) fn used_next(&self, wanted: &Wanted, status: &LimitStatus) -> u64 {
+        let asked_since = u64::try_from(self.all_asked - wanted.asked_before).unwrap_or(u64::MAX);
+        status.used().saturating_add(asked_since)
+    }
+
+    /// Takes note that a check of the caller is sent.
+    pub(super) fn note_asked(&mut self, wanted: &mut Wanted) {
+        self.all_asked += u128::from(wanted.takes);
+        (wanted.freed_before, wanted.asked_before) = (self.freed, self.all_asked);
     }
 
     /// A caller asks.

@@ -66,13 +66,17 @@ impl Lines {
             let pair = table.pairs.entry(digest).or_default();
             pair.callers += 1;
             let room = charge.limit().units().saturating_sub(charge.cost());
-            Wanted { digest, room, takes: charge.units(), freed_before: pair.freed, until: now }
+            Wanted { digest, room, takes: charge.units(), freed_before: 0, asked_before: 0, until: now }
         });
         let wanted = wanted.collect();
         table.last_number += 1;
         let (lines, number) = (Arc::clone(self), table.last_number);
-        let place = Place { lines, line, number, wanted, asks_from: now };
-        (place, table.lines.contains_key(&line))
+        let (mut place, is_in_line) =
+            (Place { lines, line, number, wanted, asks_from: now }, table.lines.contains_key(&line));
+        if !is_in_line {
+            table.note_asked(&mut place);
+        }
+        (place, is_in_line)
     }
 
     pub(super) fn digest(&self, charge: &Charge) -> u64 {
@@ -147,10 +151,10 @@ impl Table {
         let now = Instant::now();
         let line = self.lines.entry(place.line).or_insert_with(|| Turns::new(now));
         if place.asks_from <= now && line.asks_beside(place.number, wakers) {
-            self.note_freed(place);
+            self.note_asked(place);
             return None;
         }
-        let look_again_at = line.take(place.number, waker, now, wakers);
+        let look_again_at = line.take(place.number, &place.wanted, waker, now, wakers);
         let was_first = mem::replace(is_first, look_again_at.is_none());
         if look_again_at.is_some() {
             return look_again_at;
@@ -166,14 +170,14 @@ impl Table {
         }
         line.ask(now, deadline(), wakers);
         self.claim(place.line);
-        self.note_freed(place);
+        self.note_asked(place);
         None
     }
 
     /// The caller asks now.
-    fn note_freed(&self, place: &mut Place) {
+    fn note_asked(&mut self, place: &mut Place) {
         for wanted in &mut place.wanted {
-            wanted.freed_before = self.pairs.get(&wanted.digest).map_or(0, |pair| pair.freed);
+            self.pairs.get_mut(&wanted.digest).into_iter().for_each(|pair| pair.note_asked(wanted));
         }
     }
 
@@ -243,12 +247,16 @@ impl Table {
     fn answered(&mut self, place: &Place, outcome: &Result<Decision, Error>, wakers: &mut Wakers) {
         self.release_own(place);
         if let Some(line) = self.lines.get_mut(&place.line) {
-            let left = |decision: &Decision| {
-                let statuses = place.wanted.iter().zip(decision.statuses());
-                statuses.map(|(wanted, status)| status.remaining() / wanted.takes.max(1)).min()
-            };
-            let admission = outcome.as_ref().ok().filter(|decision| decision.is_allowed());
-            line.let_ask(admission.and_then(left).unwrap_or(0), wakers);
+            // What a share has left is not what the store has.
+            let is_admission = |decision: &&Decision| decision.is_allowed() && decision.local_cause().is_none();
+            let used = outcome.as_ref().ok().filter(is_admission).map(|admission| {
+                let statuses = place.wanted.iter().zip(admission.statuses()).filter(|(_, status)| !status.is_shadow());
+                let used = |(wanted, status): (&Wanted, _)| {
+                    self.pairs.get(&wanted.digest).map(|pair| (wanted.digest, pair.used_next(wanted, status)))
+                };
+                statuses.filter_map(used).collect()
+            });
+            line.let_ask(place.number, used, wakers);
         }
         for (wanted, status) in outcome.iter().flat_map(|reply| place.wanted.iter().zip(reply.statuses())) {
             self.pairs.get_mut(&wanted.digest).into_iter().for_each(|pair| pair.learn(wanted, status));

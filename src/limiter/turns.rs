@@ -6,8 +6,9 @@
 //! 3. A task watches that, since the other callers may not be polled either. It wakes the next caller, and a moment later all others.
 //!    The first of them that is polled takes over. Those that are not polled are out of the line, and delay it only once.
 //! 4. A caller that is out of the line, or has lost its turn, takes its place again by its number when it is polled.
-//! 5. After an admission that leaves units, as many of the next callers ask as well, so that a line of a store that is far away does not move
-//!    by one caller in each round trip. Once one of them is refused, only the first asks again.
+//! 5. After an admission that leaves units, the next callers ask as well, if all that ask fit together. So a line of a store that is far
+//!    away does not move by one caller in each round trip. While the first waits for units, no other asks: one that needs many would wait
+//!    for ever. Once one of them is refused, only the first asks again.
 //! 6. If the runtime of the task is not driven, the task is late. Callers look at that from time to time, less often the more
 //!    of them there are, and start another on their own runtime.
 
@@ -27,8 +28,8 @@ const HEAD_START: Duration = Duration::from_millis(1);
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 const LOOK_INTERVAL_PER_CALLER: Duration = Duration::from_millis(20);
 
-/// So many callers ask beside the first after an admission. Each of them that is admitted lets others ask.
-const MOST_BESIDE: usize = 64;
+/// So many callers are woken at once to ask beside the first. Each of them that is admitted lets others ask.
+const MOST_BESIDE: usize = 256;
 
 /// No call takes longer.
 const LONGEST_CALL: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -46,7 +47,7 @@ pub(super) struct Turns {
     /// Of the first, until it asks.
     sleeper: Option<Waker>,
     /// The callers behind the first that are polled, as far as the line knows.
-    waiting: BTreeMap<u64, Waker>,
+    waiting: BTreeMap<u64, Waiting>,
     /// When the first asks.
     pub(super) asks_at: Instant,
     /// When the first loses its turn.
@@ -58,6 +59,12 @@ pub(super) struct Turns {
     /// The limits and keys that the first wants.
     pub(super) wanted: Vec<Wanted>,
     pub(super) state: First,
+}
+
+/// A caller behind the first.
+struct Waiting {
+    waker: Waker,
+    wanted: Vec<Wanted>,
 }
 
 /// The state of the first in a line.
@@ -82,25 +89,45 @@ impl Turns {
     }
 
     /// Takes the turn if it is this caller's, or returns when to look again.
-    pub(super) fn take(&mut self, number: u64, waker: &Waker, now: Instant, wakers: &mut Wakers) -> Option<Instant> {
+    pub(super) fn take(
+        &mut self,
+        number: u64,
+        wanted: &[Wanted],
+        waker: &Waker,
+        now: Instant,
+        wakers: &mut Wakers,
+    ) -> Option<Instant> {
         if self.first.is_none() && !matches!(self.state, First::IsSought(last) if number > last) {
-            self.appoint(number, now, wakers);
+            self.appoint(number, wanted.to_vec(), now, wakers);
         }
         if self.first == Some(number) {
             return None;
         }
-        wakers.unused.extend(self.waiting.insert(number, waker.clone()));
+        let waiting = Waiting { waker: waker.clone(), wanted: wanted.to_vec() };
+        wakers.unused.extend(self.waiting.insert(number, waiting).map(|before| before.waker));
         let others = u32::try_from(self.waiting.len()).unwrap_or(u32::MAX);
         Some(later(now, LOOK_INTERVAL + LOOK_INTERVAL_PER_CALLER * others))
     }
 
-    /// Lets so many callers ask beside the first.
-    pub(super) fn let_ask(&mut self, callers: u64, wakers: &mut Wakers) {
-        let callers = usize::try_from(callers).unwrap_or(usize::MAX).min(MOST_BESIDE);
-        self.asks_up_to = 0;
-        for (number, waker) in self.waiting.iter().take(callers) {
+    /// Takes note of the reply to a caller. After an admission with which so many units of each limit and key are used, the next callers
+    /// ask beside the first.
+    pub(super) fn let_ask(&mut self, answered: u64, used: Option<Vec<(u64, u64)>>, wakers: &mut Wakers) {
+        let woken_up_to = mem::take(&mut self.asks_up_to);
+        let Some(mut used) = used.filter(|_| self.asks_at <= Instant::now()) else { return };
+        let mut fits = |all_wanted: &[Wanted]| {
+            all_wanted.iter().all(|wanted| {
+                let Some((_, used)) = used.iter_mut().find(|(digest, _)| *digest == wanted.digest) else { return true };
+                let fits = wanted.room >= *used;
+                *used = used.saturating_add(wanted.takes);
+                fits
+            })
+        };
+        if self.first.is_some_and(|first| first != answered) && !fits(&self.wanted) {
+            return;
+        }
+        for (number, next) in self.waiting.iter().take(MOST_BESIDE).take_while(|(_, next)| fits(&next.wanted)) {
             self.asks_up_to = *number;
-            wakers.woken.push(waker.clone());
+            wakers.woken.extend((*number > woken_up_to).then(|| next.waker.clone()));
         }
     }
 
@@ -108,7 +135,7 @@ impl Turns {
     pub(super) fn asks_beside(&mut self, number: u64, wakers: &mut Wakers) -> bool {
         let asks = self.first.is_some_and(|first| first != number) && number <= self.asks_up_to;
         if asks {
-            wakers.unused.extend(self.waiting.remove(&number));
+            wakers.unused.extend(self.waiting.remove(&number).map(|waiting| waiting.waker));
         }
         asks
     }
@@ -128,19 +155,19 @@ impl Turns {
 
     /// Leaves the line. If the caller was the first, the next one is then, and asks now.
     pub(super) fn leave(&mut self, number: u64, now: Instant, wakers: &mut Wakers) {
-        wakers.unused.extend(self.waiting.remove(&number));
+        wakers.unused.extend(self.waiting.remove(&number).map(|waiting| waiting.waker));
         if self.first == Some(number) {
             self.first = None;
-            if let Some((next, waker)) = self.waiting.pop_first() {
-                self.appoint(next, now, wakers);
+            if let Some((next, Waiting { waker, wanted })) = self.waiting.pop_first() {
+                self.appoint(next, wanted, now, wakers);
                 wakers.woken.push(waker);
             }
         }
     }
 
-    fn appoint(&mut self, first: u64, now: Instant, wakers: &mut Wakers) {
+    fn appoint(&mut self, first: u64, wanted: Vec<Wanted>, now: Instant, wakers: &mut Wakers) {
         wakers.unused.extend(self.sleeper.take());
-        (self.first, self.state) = (Some(first), First::Waits);
+        (self.first, self.wanted, self.state) = (Some(first), wanted, First::Waits);
         (self.asks_at, self.due) = (now, later(now, GRACE));
     }
 
@@ -171,9 +198,9 @@ impl Turns {
             let (is_first_late, last) = (self.first.take().is_some(), self.waiting.last_key_value());
             self.state = last.map_or(First::Waits, |(last, _)| First::IsSought(*last));
             if is_first_late {
-                wakers.woken.extend(self.waiting.pop_first().map(|(_, waker)| waker));
+                wakers.woken.extend(self.waiting.pop_first().map(|(_, next)| next.waker));
             } else {
-                wakers.woken.extend(mem::take(&mut self.waiting).into_values());
+                wakers.woken.extend(mem::take(&mut self.waiting).into_values().map(|waiting| waiting.waker));
             }
             self.due = later(now, if is_first_late { HEAD_START } else { GRACE });
         }

@@ -9,7 +9,10 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::{demand::rate, pace::Pace};
+use super::{
+    demand::{SHORTEST_MEASUREMENT, rate},
+    pace::Pace,
+};
 use crate::{
     check::{Charge, Check},
     decision::settlement::Settlement,
@@ -206,14 +209,18 @@ impl Holding {
         if !is_due || state.asked.is_some() || now < state.asks_from {
             return None;
         }
-        let present = rate(state.spent, now.saturating_sub(state.since), state.pace.life).max(first_units);
+        let (elapsed, life) = (now.saturating_sub(state.since), state.pace.life);
+        let present = rate(state.spent, elapsed, life).max(first_units);
         // Falls by half at a time, since requests come at random: a pause of some of them is no lower demand.
         let demand = present.max(present.midpoint(state.demand));
         state.demand = demand;
         let rest = self.limit.units().saturating_sub(state.used);
         let units = demand.min(self.most).min(rest / PART_OF_THE_REST);
         let cost = if state.requests > 0 { state.spent.div_ceil(state.requests) } else { 1 };
-        (units >= cost.saturating_mul(state.pace.fewest_again)).then_some(units)
+        let fewest = cost.saturating_mul(state.pace.fewest_again);
+        // A key that has fallen quiet takes no more. Right after a prefetch, that cannot be told.
+        let is_quiet = elapsed >= life / SHORTEST_MEASUREMENT && present < fewest;
+        (units >= fewest && !is_quiet).then_some(units)
     }
 }
 

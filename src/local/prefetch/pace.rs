@@ -36,7 +36,10 @@ impl Pace {
         let longest = micros(Prefetch::MAX_LIFE.min(limit.window()));
         let life = micros(mostly * LEAST_TRIPS).min(longest).max(set);
         let lead = (micros(mostly) + life / PART_OF_LIFE).min(life / 2);
-        let fewest_requests = (SAVED / trip.max(1)).clamp(LEAST_REQUESTS, MOST_REQUESTS);
+        // In a window that is too short for that, a prefetch would be over when it is there.
+        let is_worth_it = life >= 2 * trip;
+        let fewest_requests =
+            if is_worth_it { (SAVED / trip.max(1)).clamp(LEAST_REQUESTS, MOST_REQUESTS) } else { u64::MAX };
         Self { life, lead, fewest_requests, fewest_again: fewest_requests / 2 }
     }
 

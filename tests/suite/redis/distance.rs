@@ -206,6 +206,43 @@ async fn a_busy_key_far_away_is_decided_by_prefetches() {
     assert_eq!(near.peek(&limit, "ada").await.unwrap().used(), 800);
 }
 
+/// Units that nobody asks for any more are soon there for others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_falls_quiet_takes_no_more_prefetches() {
+    let (server, proxy) = at_a_distance(80).await;
+    let limiter = Limiter::new(RedisStore::connect(proxy.url()).await.unwrap());
+    let limit = Limit::per_minute("tenant", 100_000_000).prefetch(Prefetch::new());
+    let (mut asked, mut ticks) = (JoinSet::new(), interval(ms(1)));
+    for _ in 0..1_000 {
+        ticks.tick().await;
+        asked.spawn(limiter.check(&limit, "ada", 100));
+    }
+    assert!(asked.join_all().await.iter().all(|outcome| outcome.as_ref().is_ok_and(|decision| decision.is_allowed())));
+    // The longest life of the last one, and of one more that was asked for before it ended.
+    sleep(ms(2_000)).await;
+    server.run::<()>("CONFIG RESETSTAT");
+    sleep(ms(1_000)).await;
+    assert_eq!(server.script_calls(), 0, "prefetches for nobody");
+}
+
+/// Its life is no longer than the window.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prefetch_that_would_end_on_its_way_is_not_taken() {
+    let (server, proxy) = at_a_distance(80).await;
+    let limiter = Limiter::new(RedisStore::connect(proxy.url()).await.unwrap());
+    let near = Limiter::new(server.store().connect().await.unwrap());
+    let limit = Limit::per("brief", 1_000_000, ms(50)).prefetch(Prefetch::new().life(ms(50)));
+    let (mut asked, mut ticks) = (JoinSet::new(), interval(ms(1)));
+    for number in 0..500 {
+        ticks.tick().await;
+        asked.spawn(limiter.check(&limit, "ada", 1));
+        if number % 10 == 0 {
+            let reserved = near.peek(&limit, "ada").await.unwrap().binding().reserved();
+            assert_eq!(reserved, 0, "held and never spent");
+        }
+    }
+}
+
 /// A near and a far process spend one limit together, up to its end and beyond.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_near_and_a_far_process_keep_a_limit_together() {

@@ -2,6 +2,7 @@
 //!
 //! Where the order matters, the test controls both tokio's time and the store's.
 
+mod beside;
 mod fitting_callers;
 mod histories;
 mod identities;
