@@ -9,7 +9,7 @@ const SETS: usize = 1 << 13;
 const SET: usize = 4;
 
 /// The rate of a key is measured for at least this part of a life, so that a few requests at once are no high rate.
-pub(super) const SHORTEST_MEASUREMENT: u64 = 8;
+const SHORTEST_MEASUREMENT: u64 = 8;
 
 pub(super) struct Demand(Box<[Mutex<[Count; SET]>]>);
 

@@ -9,10 +9,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::{
-    demand::{SHORTEST_MEASUREMENT, rate},
-    pace::Pace,
-};
+use super::{demand::rate, pace::Pace};
 use crate::{
     check::{Charge, Check},
     decision::settlement::Settlement,
@@ -59,12 +56,12 @@ pub(super) struct State {
     pub(super) stepped_at: u64,
     /// The least units of the first prefetch.
     first_units: u64,
-    /// Units spent and requests since the last prefetch was taken.
+    /// The present measurement: when it began, and what was spent since.
     pub(super) since: u64,
     pub(super) spent: u64,
     pub(super) requests: u64,
-    /// The units that were expected of a life when the last prefetch was wanted.
-    demand: u64,
+    /// The same of the measurement before: when it began, and the units.
+    pub(super) before: (u64, u64),
     /// No prefetch is asked for before, since the last one was refused, has failed or was dropped.
     pub(super) asks_from: u64,
     /// Until when the task waits without a prefetch.
@@ -113,7 +110,7 @@ impl Holding {
             since: now,
             spent: 0,
             requests: 0,
-            demand: 0,
+            before: (now, 0),
             asks_from: 0,
             waits_until: 0,
         };
@@ -209,17 +206,22 @@ impl Holding {
         if !is_due || state.asked.is_some() || now < state.asks_from {
             return None;
         }
-        let (elapsed, life) = (now.saturating_sub(state.since), state.pace.life);
-        let present = rate(state.spent, elapsed, life).max(first_units);
-        // Falls by half at a time, since requests come at random: a pause of some of them is no lower demand.
-        let demand = present.max(present.midpoint(state.demand));
-        state.demand = demand;
+        if now < state.since {
+            // The clock has stepped back: nothing is known of the time since.
+            (state.before, state.since, state.spent, state.requests) = ((now, 0), now, 0, 0);
+        }
+        let (life, elapsed) = (state.pace.life, now.saturating_sub(state.since));
+        let present = rate(state.spent, elapsed.max(state.pace.measured()), life);
+        // With the measurement before, since requests come at random: a pause of some of them is no lower demand.
+        let (since_before, before) = state.before;
+        let lasting = rate(before.saturating_add(state.spent), now.saturating_sub(since_before), life);
+        let demand = present.max(lasting).max(first_units);
         let rest = self.limit.units().saturating_sub(state.used);
         let units = demand.min(self.most).min(rest / PART_OF_THE_REST);
         let cost = if state.requests > 0 { state.spent.div_ceil(state.requests) } else { 1 };
         let fewest = cost.saturating_mul(state.pace.fewest_again);
-        // A key that has fallen quiet takes no more. Right after a prefetch, that cannot be told.
-        let is_quiet = elapsed >= life / SHORTEST_MEASUREMENT && present < fewest;
+        // A key that has fallen quiet takes no more.
+        let is_quiet = present < fewest && elapsed >= state.pace.measured();
         (units >= fewest && !is_quiet).then_some(units)
     }
 }
@@ -242,6 +244,14 @@ impl State {
     /// When the next prefetch is asked for at the latest, so that it is there before the newest ends.
     pub(super) fn renewal(&self) -> Option<u64> {
         self.prefetches.back().map(|newest| newest.until.saturating_sub(self.pace.lead))
+    }
+
+    /// Begins a new measurement of what is spent, unless the present one is too short to tell a rate.
+    pub(super) fn measure_anew(&mut self, now: u64) {
+        if now.saturating_sub(self.since) >= self.pace.measured() {
+            self.before = (self.since, self.spent);
+            (self.since, self.spent, self.requests) = (now, 0, 0);
+        }
     }
 
     fn count(&mut self, cost: u64) {

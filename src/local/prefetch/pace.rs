@@ -9,6 +9,9 @@ const LEAST_TRIPS: u32 = 4;
 /// The time of the task, and of the wait for prefetches of other keys, is this part of a life.
 const PART_OF_LIFE: u64 = 32;
 
+/// What is spent is measured for at least this part of a life: a few requests are no rate.
+const MEASURED: u64 = 4;
+
 /// At least this part of the units.
 const LOW: u64 = 4;
 
@@ -41,6 +44,11 @@ impl Pace {
         let fewest_requests =
             if is_worth_it { (SAVED / trip.max(1)).clamp(LEAST_REQUESTS, MOST_REQUESTS) } else { u64::MAX };
         Self { life, lead, fewest_requests, fewest_again: fewest_requests / 2 }
+    }
+
+    /// What is spent is measured for at least so long.
+    pub(super) fn measured(self) -> u64 {
+        self.life / MEASURED
     }
 
     /// The next prefetch is asked for when so many units of the present one are left.

@@ -105,7 +105,7 @@ impl KeptHolding {
                 let units = asked.check.charges().map(Charge::cost).sum();
                 (asked.number, asked.units, asked.left, asked.low) = (number, units, units, state.pace.low(units));
                 asked.admitted = Some(decision.clone());
-                (state.since, state.spent, state.requests) = (now, 0, 0);
+                state.measure_anew(now);
                 state.prefetches.push_back(asked);
                 None
             }
