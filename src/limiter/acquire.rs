@@ -125,7 +125,7 @@ impl Limiter {
             }
             let outcome = limiter.decide(check.clone(), waited).await;
             place.answered(&outcome, PAUSE);
-            let Some(asks_at) = ask_again_at(end, &outcome) else { return outcome };
+            let Some(asks_at) = ask_again_at(end, &outcome, self.core.distance()) else { return outcome };
             (is_in_line, limiter) = (true, self.clone());
             let Ok(decision) = outcome else { continue };
             place.is_refused(&decision, asks_at);
@@ -148,7 +148,7 @@ impl Limiter {
 
 /// When to ask again; `None` after an admission, or if that is after the end of the wait. Reserved units may be given back at any
 /// time, so the last attempt is at the very end.
-fn ask_again_at(end: Option<Instant>, outcome: &Result<Decision, Error>) -> Option<Instant> {
+fn ask_again_at(end: Option<Instant>, outcome: &Result<Decision, Error>, distance: Duration) -> Option<Instant> {
     let now = Instant::now();
     let left = left(end, now);
     let wait = match outcome {
@@ -161,7 +161,8 @@ fn ask_again_at(end: Option<Instant>, outcome: &Result<Decision, Error>) -> Opti
     };
     // The store may be back long before the share has units again.
     let is_local = matches!(outcome, Ok(decision) if decision.local_cause().is_some());
-    let asks_after = if is_local { wait.min(PAUSE) } else { wait };
+    // The reply was on its way for a part of the round trip, and the next check will be for the other part.
+    let asks_after = if is_local { wait.min(PAUSE) } else { wait.saturating_sub(distance) };
     now.checked_add(asks_after.max(LEAST_BLOCK)).filter(|_| is_within(left, wait))
 }
 

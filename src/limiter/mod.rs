@@ -115,7 +115,7 @@ impl Limiter {
     /// Sets how long any call to the store may take. Default: it follows the round trip of the store.
     ///
     /// * A [`RedisStore`](crate::RedisStore) measures the time until its replies, as TCP does
-    ///   ([RFC 6298](https://www.rfc-editor.org/rfc/rfc6298#section-2)): smoothed, and its mean deviation. The default deadline is three
+    ///   ([RFC 6298](https://www.rfc-editor.org/rfc/rfc6298#section-2)): smoothed, and its mean deviation. The default deadline is five
     ///   times the round trip and four times the deviation, at least 50 ms and at most 1 s. It is 1 s until the first reply, so that
     ///   the first check has time to connect. On other stores it is 50 ms, unless they tell their
     ///   [round trip](crate::store::LocalState::answered_in), too.
@@ -235,6 +235,11 @@ impl Limiter {
 }
 
 impl Core {
+    /// The least time in which the store can reply, as far as is known.
+    fn distance(&self) -> Duration {
+        self.store.local_state().map_or(Duration::ZERO, LocalState::distance)
+    }
+
     fn deadline(&self) -> Duration {
         self.deadline.unwrap_or_else(|| self.store.local_state().map_or(SHORTEST_DEADLINE, LocalState::deadline))
     }

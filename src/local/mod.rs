@@ -176,10 +176,15 @@ impl LocalState {
         self.last_answered.fetch_max(sent, Ordering::Relaxed);
     }
 
-    /// The least time until a reply, which each new connection measures.
+    /// The least time until a reply in microseconds, for new connections to measure.
     #[cfg(feature = "redis")]
-    pub(crate) fn distance(&self) -> Arc<AtomicU64> {
+    pub(crate) fn measured_distance(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.round_trip.distance)
+    }
+
+    /// The least time until a reply; zero if it was not measured.
+    pub(crate) fn distance(&self) -> Duration {
+        Duration::from_micros(self.round_trip.distance.load(Ordering::Relaxed))
     }
 
     /// The smoothed time until a reply, once that is known.

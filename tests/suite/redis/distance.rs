@@ -13,7 +13,13 @@ use tokio::{
 };
 use tower_sliding_window::{Error, Everyone, Limit, Limiter, Prefetch, RateLimitLayer, RedisStore, limiter::Breaker};
 
-use crate::support::{TEST_TIMEOUT, log::Log, ms, proxy::Proxy, redis_server::RedisServer};
+use crate::support::{
+    TEST_TIMEOUT,
+    log::Log,
+    ms,
+    proxy::{Cut, Proxy},
+    redis_server::RedisServer,
+};
 
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
 
@@ -276,4 +282,44 @@ async fn a_near_and_a_far_process_keep_a_limit_together() {
         assert!(count <= 500, "{count} within one window");
     }
     assert!(admitted.len() > 900, "only {} were admitted in three windows", admitted.len());
+}
+
+/// The first in line asks so early that its check arrives when a unit has left.
+#[tokio::test]
+async fn a_line_loses_no_round_trip_in_each_window() {
+    let (_server, proxy) = at_a_distance(100).await;
+    let limiter = Limiter::new(RedisStore::connect(proxy.url()).await.unwrap());
+    let calls = Limit::per("calls", 1, ms(300));
+    let mut callers = JoinSet::new();
+    for _ in 0..8 {
+        let (limiter, calls) = (limiter.clone(), calls.clone());
+        callers.spawn(async move { limiter.acquire(&calls, "ada", 1, TEST_TIMEOUT).await.unwrap().at() });
+    }
+    let mut admitted = callers.join_all().await;
+    admitted.sort_unstable();
+    let mut gaps: Vec<Duration> = admitted.windows(2).map(|pair| pair[1].duration_since(pair[0]).unwrap()).collect();
+    gaps.sort_unstable();
+    // The machine may be late for some of them.
+    assert!(gaps[0] >= ms(300) && gaps[gaps.len() / 2] < ms(350), "{gaps:?}");
+}
+
+/// A connection is found to be cut, another is opened, and the check is sent again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cut_of_all_connections_loses_no_decision_far_away() {
+    for millis in [20, 80] {
+        let (_server, proxy) = at_a_distance(millis).await;
+        let limiter = Limiter::new(RedisStore::connect(proxy.url()).await.unwrap());
+        assert_decides(&limiter, 100, "before").await;
+        let mut asked = JoinSet::new();
+        for number in 0..200_u64 {
+            asked.spawn(limiter.check(&CALLS, number, 1));
+            if number == 100 {
+                proxy.cut(Cut::Reset);
+            }
+            sleep(ms(2)).await;
+        }
+        for outcome in asked.join_all().await {
+            assert!(outcome.is_ok(), "{millis} ms: {outcome:?}");
+        }
+    }
 }

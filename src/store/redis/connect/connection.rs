@@ -75,12 +75,6 @@ impl Pool {
         Self { places, shared, openings, server: Arc::clone(server), generation: Arc::default(), distance }
     }
 
-    /// The time of the reply to a command that takes no time, when a connection was last opened, or of a faster one since. Zero until
-    /// then, and in a cluster.
-    pub(crate) fn distance(&self) -> Duration {
-        Duration::from_micros(self.distance.load(Ordering::Relaxed))
-    }
-
     /// A clone of a connection that works. Unlike taking one, this reads no clock.
     pub(crate) fn share(&self) -> Option<Connection> {
         self.shared.borrow().clone().filter(Connection::works)

@@ -69,7 +69,7 @@ impl Dispatcher {
         let count = if server.is_cluster() { CLUSTER_QUEUES } else { 1 };
         let queue = || Queue::new(server.connections() as usize, CAPACITY / count);
         let queues = iter::repeat_with(queue).take(count).collect();
-        let pool = Pool::new(server, config.local_state.distance());
+        let pool = Pool::new(server, config.local_state.measured_distance());
         Self { config, runtime, pool, queues }
     }
 
@@ -127,7 +127,8 @@ impl Dispatcher {
     /// far away, gets no more of them: they would wait there, where keys take no turns.
     fn batch_permit(&self, queue: &Arc<Queue>) -> Option<Permit> {
         queue.batch_permit(|| {
-            let round_trip = self.config.local_state.round_trip().unwrap_or_default().min(self.pool.distance());
+            let round_trip =
+                self.config.local_state.round_trip().unwrap_or_default().min(self.config.local_state.distance());
             (round_trip.as_micros() / BATCH_INTERVAL.as_micros()).min(MOST_IN_FLIGHT) as usize
         })
     }
