@@ -50,7 +50,7 @@ impl Limiter {
     ///    is over.
     /// 8. The [`deadline`](Self::deadline) is that of each call to the store, not of the wait, and the end of `max_wait`
     ///    does not interrupt a call. While the store fails or does not answer in time, the first in line asks again every 100 ms. A
-    ///    caller gets the error when its `max_wait` is over. It gets the error at once if waiting does not help, such as after a wrong
+    ///    caller gets the error when less than 100 ms of its `max_wait` are left. It gets the error at once if waiting does not help, such as after a wrong
     ///    password. Under [`fail_local`](Self::fail_local), the share decides meanwhile. The units of a call without an answer may have
     ///    been counted.
     ///

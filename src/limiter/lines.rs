@@ -58,7 +58,7 @@ pub(super) struct Place {
 impl Lines {
     /// A caller arrives. Returns whether others are in its line; otherwise it asks now.
     pub(super) fn arrive(self: &Arc<Self>, check: &Check, deadline: Option<Duration>) -> (Place, bool) {
-        let (now, mut line, mut table) = (Instant::now(), deadline.map_or(0, micros), self.lock());
+        let (now, mut line, mut table) = (Instant::now(), deadline.map_or(u64::MAX, micros), self.lock());
         let wanted = check.charges().map(|charge| {
             let digest = self.digest(charge);
             // The same for the same limits and keys in any order, and for callers that these can refuse.
