@@ -1,7 +1,7 @@
 //! The policy of a layer, and from a request to its decision: whether the request is counted, under which limits, by which keys
 //! and costs.
 //!
-//! 1. A request whose key is on a list of denied keys gets 403. Otherwise, a request whose key is on a list of allowed keys,
+//! 1. A request whose key or address is on a list of denied ones gets 403. Otherwise, one that is on a list of allowed ones,
 //!    a skipped request, and a CORS preflight go to the service uncounted. All other requests are counted.
 //! 2. A request without a key is on no list. A key that is present but cannot be read may be a denied key, so a list of denied
 //!    keys rejects it with the status of its [`KeyError`](super::extract::KeyError). No list of allowed keys has it.
@@ -24,7 +24,7 @@ use self::keyed_limit::Cost;
 pub use self::keyed_limit::{Exchange, KeyedLimit};
 use super::{
     events::Events,
-    extract::{KeyError, KeyExtractor},
+    extract::{AddressList, ClientIp, KeyError, KeyExtractor},
     headers::{HeaderSets, PartitionKeys},
     rejection::Rejection,
 };
@@ -222,10 +222,18 @@ impl Policy {
 /// A list of denied or exempt keys. A request without a key is not on it.
 pub(super) fn key_list(extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Arc<KeyList> {
     let keys: HashSet<Key> = keys.into_iter().collect();
-    Arc::new(move |parts| match extractor.extract(parts) {
-        Ok(key) => Ok(keys.contains(&key)),
+    list(move |parts| extractor.extract(parts).map(|key| keys.contains(&key)))
+}
+
+/// A list of denied or exempt addresses.
+pub(super) fn address_list(client_ip: ClientIp, addresses: AddressList) -> Arc<KeyList> {
+    list(move |parts| client_ip.address(parts).map(|address| addresses.contains(address)))
+}
+
+fn list(find: impl Fn(&Parts) -> Result<bool, KeyError> + Send + Sync + 'static) -> Arc<KeyList> {
+    Arc::new(move |parts| match find(parts) {
         Err(error) if error.is_missing => Ok(false),
-        Err(error) => Err(error),
+        found => found,
     })
 }
 
