@@ -9,7 +9,7 @@ use super::{
     super::{concurrent::join, events::Degraded, extract::KeyExtractor, rejection::Rejection},
     Decided, Plan, Policy,
     check::CheckDetails,
-    keyed_limit::{ChosenLimit, DraftCharge, KeyedLimit, LimitFuture},
+    keyed_limit::{ChooseLimit, ChosenLimit, DraftCharge, KeyedLimit, LimitFuture},
     time_waited,
 };
 use crate::{error::Error, key::Key, limit::Limit, limiter::FailureMode};
@@ -76,11 +76,44 @@ impl KeyedLimit {
                 }
             })
         };
-        Self::new(None, Some(Arc::new(choose)), extractor)
+        Self::new(None, Some(ChooseLimit::Later(Arc::new(choose))), extractor)
+    }
+
+    /// A limit that the request alone tells: by its path or a header, or by a value that the program changes while it runs. The
+    /// closure returns a limit, or an `Option` of one; `None` leaves the request without this limit.
+    ///
+    /// ```
+    /// use axum::extract::MatchedPath;
+    /// use http::{Method, request::Parts};
+    /// use tower_sliding_window::{KeyedLimit, Limit, PeerIp};
+    ///
+    /// // By method and path. `MatchedPath` is there for all layers of the router, but not outside of it.
+    /// let calls = KeyedLimit::chosen_now(PeerIp::new(), |request: &Parts| {
+    ///     match (&request.method, request.extensions.get::<MatchedPath>()?.as_str()) {
+    ///         (&Method::POST, "/login") => Some(Limit::per_minute("login", 5)),
+    ///         (_, "/files/{id}") => Some(Limit::per_minute("files", 60)),
+    ///         _ => None,
+    ///     }
+    /// });
+    /// ```
+    ///
+    /// A limit that changes is a value that the closure reads. [`guide::limits_by_plan`](crate::guide::limits_by_plan#a-limit-that-changes)
+    /// has an example.
+    ///
+    /// Other than with [`chosen`](Self::chosen), the closure runs for each request that has a key. It must not wait. It costs no
+    /// future, and it cannot fail, so there is no [fallback](Self::fallback).
+    #[must_use]
+    pub fn chosen_now<E, C, L>(extractor: E, choose: C) -> Self
+    where
+        E: KeyExtractor,
+        C: Fn(&Parts) -> L + Send + Sync + 'static,
+        L: Into<Option<Limit>>,
+    {
+        Self::new(None, Some(ChooseLimit::Now(Arc::new(move |parts| choose(parts).into()))), extractor)
     }
 
     /// The limit to charge if no limit can be [chosen](Self::chosen), because the choice fails or is too slow. Default: none,
-    /// and the layer's failure mode decides. It has no effect on a limit that is not chosen.
+    /// and the layer's failure mode decides. It has no effect on any other limit.
     ///
     /// ```
     /// use http::request::Parts;
@@ -100,7 +133,7 @@ impl KeyedLimit {
     ///   the [metrics](mod@crate::metrics) report it.
     #[must_use]
     pub fn fallback(mut self, limit: Limit) -> Self {
-        if self.choose.is_some() {
+        if let Some(ChooseLimit::Later(_)) = self.choose {
             self.limit = Some(limit);
         }
         self
@@ -143,8 +176,7 @@ impl Policy {
             return Plan::Decided(refused);
         }
         let to_choose = drafts.iter().enumerate().filter(|(_, draft)| matches!(draft, DraftCharge::ToChoose(..)));
-        let choices =
-            to_choose.filter_map(|(index, _)| Some((index, self.limits.get(index)?.choose.as_ref()?(request))));
+        let choices = to_choose.filter_map(|(index, _)| Some((index, self.limits.get(index)?.choose_later(request)?)));
         let (choices, before) = (choices.collect(), time_waited(request));
         let policy = Arc::clone(self);
         Plan::Wait(Box::pin(async move {

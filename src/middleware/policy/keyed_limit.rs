@@ -19,8 +19,16 @@ use crate::{
 /// The units that a request takes.
 pub(crate) type Cost = dyn Fn(&Parts) -> u64 + Send + Sync;
 
+type ByRequest<T> = dyn Fn(&Parts) -> T + Send + Sync;
+
 /// Chooses a limit for a request, or none.
-pub(super) type ChooseLimit = dyn Fn(&Parts) -> LimitFuture + Send + Sync;
+#[derive(Clone)]
+pub(super) enum ChooseLimit {
+    /// By the request alone.
+    Now(Arc<ByRequest<Option<Limit>>>),
+    /// It may wait, and it may fail.
+    Later(Arc<ByRequest<LimitFuture>>),
+}
 
 /// In a box, since each limit of a layer may choose in its own way.
 pub(super) type LimitFuture = Pin<Box<dyn Future<Output = ChosenLimit> + Send>>;
@@ -50,7 +58,7 @@ const DEFAULT_LEASE: Duration = Duration::from_secs(60);
 pub struct KeyedLimit {
     /// If it is chosen for each request, the fallback.
     pub(super) limit: Option<Limit>,
-    pub(super) choose: Option<Arc<ChooseLimit>>,
+    pub(super) choose: Option<ChooseLimit>,
     extractor: Arc<dyn KeyExtractor>,
     pub(super) cost: Option<Arc<Cost>>,
     pub(crate) cost_afterwards: Option<Arc<CostAfterwards>>,
@@ -84,7 +92,7 @@ impl Limit {
 }
 
 impl KeyedLimit {
-    pub(super) fn new(limit: Option<Limit>, choose: Option<Arc<ChooseLimit>>, extractor: impl KeyExtractor) -> Self {
+    pub(super) fn new(limit: Option<Limit>, choose: Option<ChooseLimit>, extractor: impl KeyExtractor) -> Self {
         Self {
             limit,
             choose,
@@ -207,6 +215,11 @@ impl KeyedLimit {
         self.limit.as_ref().filter(|_| self.choose.is_none())
     }
 
+    /// Chooses the limit of a request, if that may take a while.
+    pub(super) fn choose_later(&self, request: &Parts) -> Option<LimitFuture> {
+        if let Some(ChooseLimit::Later(choose)) = &self.choose { Some(choose(request)) } else { None }
+    }
+
     /// Whether the limit has no options, so that the charge of a request is a [plain](Self::plain_charge) one.
     #[inline]
     pub(super) fn is_plain(&self) -> bool {
@@ -233,12 +246,19 @@ impl KeyedLimit {
     /// The charge of a request of this cost.
     pub(super) fn draft(&self, parts: &Parts, cost: u64) -> Result<DraftCharge, Rejection> {
         let cost = self.cost.as_ref().map_or(cost, |own| own(parts));
-        match (self.extractor.extract(parts), self.limit()) {
-            (Ok(key), Some(limit)) => self.charge(limit.clone(), key, cost).map_err(Rejection::NeverFits),
-            (Ok(key), None) => Ok(DraftCharge::ToChoose(key, cost)),
-            (Err(error), limit) if self.is_shadow => Ok(DraftCharge::LeftOut(limit.cloned(), Rejection::NoKey(error))),
-            (Err(error), _) => Err(Rejection::NoKey(error)),
-        }
+        let key = match self.extractor.extract(parts) {
+            Ok(key) => key,
+            Err(error) if self.is_shadow => {
+                return Ok(DraftCharge::LeftOut(self.limit().cloned(), Rejection::NoKey(error)));
+            }
+            Err(error) => return Err(Rejection::NoKey(error)),
+        };
+        let limit = match &self.choose {
+            None => self.limit.clone(),
+            Some(ChooseLimit::Now(choose)) => choose(parts),
+            Some(ChooseLimit::Later(_)) => return Ok(DraftCharge::ToChoose(key, cost)),
+        };
+        limit.map_or(Ok(DraftCharge::Unlimited), |limit| self.charge(limit, key, cost)).map_err(Rejection::NeverFits)
     }
 
     /// The charge under `limit`.

@@ -20,7 +20,7 @@ use std::{collections::HashSet, fmt, pin::Pin, sync::Arc, time::Duration};
 use http::{Method, request::Parts};
 
 pub(super) use self::check::CheckDetails;
-use self::keyed_limit::Cost;
+use self::keyed_limit::{Cost, DraftCharge};
 pub use self::keyed_limit::{Exchange, KeyedLimit};
 use super::{
     events::Events,
@@ -147,7 +147,7 @@ impl Policy {
         } else {
             let drafts = self.limits.iter().map(|limit| limit.draft(request, cost));
             let drafts = drafts.collect::<Result<Vec<_>, _>>()?;
-            if self.max_wait.is_some() || self.any(|limit| limit.choose.is_some()) {
+            if self.max_wait.is_some() || drafts.iter().any(|draft| matches!(draft, DraftCharge::ToChoose(..))) {
                 return Ok(self.choose_and_decide(drafts, request, mode));
             }
             let mut details = Box::default();
