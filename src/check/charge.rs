@@ -80,6 +80,11 @@ impl Charge {
         Self { limit, ..self.clone() }
     }
 
+    /// The same charge to a part of the limit.
+    pub(crate) fn part(&self, limit: &Limit, key: Key) -> Self {
+        Self { key, ..self.on(limit.clone()) }
+    }
+
     /// The same limit and key at no cost.
     pub(crate) fn without_cost(&self) -> Self {
         Self { cost: 0, lease: 0, takes: Takes::IfAdmitted, ..self.clone() }

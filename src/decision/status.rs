@@ -57,6 +57,14 @@ impl LimitStatus {
         self
     }
 
+    /// The status of a limit as the sum of its parts.
+    pub(crate) fn sum(whole: &Charge, parts: &[&Self]) -> Self {
+        let sum = |units: fn(&Self) -> u64| parts.iter().fold(0, |sum: u64, part| sum.saturating_add(units(part)));
+        let reset_after = parts.iter().filter(|part| part.used > 0).map(|part| part.reset_after).min();
+        let sum_of_used = Self::new(whole, sum(Self::used), reset_after.unwrap_or_default(), None);
+        sum_of_used.with_reserved(sum(Self::reserved), Duration::ZERO)
+    }
+
     /// The same figures, refused until the reset time if the charge does not fit.
     pub(crate) fn refused_until_reset(mut self, charge: &Charge) -> Self {
         let settled = self.used.saturating_sub(self.reserved);

@@ -175,9 +175,7 @@ impl Policy {
         if let Some(refused) = self.refuse_without_choice(&drafts, mode) {
             return Plan::Decided(refused);
         }
-        let to_choose = drafts.iter().enumerate().filter(|(_, draft)| matches!(draft, DraftCharge::ToChoose(..)));
-        let choices = to_choose.filter_map(|(index, _)| Some((index, self.limits.get(index)?.choose_later(request)?)));
-        let (choices, before) = (choices.collect(), time_waited(request));
+        let (choices, before) = (self.choices(&drafts, request), time_waited(request));
         let policy = Arc::clone(self);
         Plan::Wait(Box::pin(async move {
             let limiter = policy.limiter.clone().with_failure_mode(mode);
@@ -196,6 +194,13 @@ impl Policy {
         }))
     }
 
+    /// The choices that may take a while, each with the number of its limit.
+    pub(super) fn choices(&self, drafts: &[DraftCharge], request: &Parts) -> Vec<(usize, LimitFuture)> {
+        let limits = self.limits.iter().zip(drafts).enumerate();
+        let to_choose = limits.filter(|(_, (_, draft))| matches!(draft, DraftCharge::ToChoose(..)));
+        to_choose.filter_map(|(index, (limit, _))| Some((index, limit.choose_later(request)?))).collect()
+    }
+
     /// The refusal by the limits that need no choice, if that is known at once: then no limit is chosen. A layer that waits
     /// for capacity always chooses.
     fn refuse_without_choice(&self, drafts: &[DraftCharge], mode: FailureMode) -> Option<Decided> {
@@ -210,7 +215,7 @@ impl Policy {
 
     /// Chooses all limits at once, within what is left of the deadline, and makes their charges. `mode` is for a limit without
     /// a fallback that cannot be chosen.
-    async fn choose(
+    pub(super) async fn choose(
         &self,
         drafts: &mut [DraftCharge],
         mut choices: Vec<(usize, LimitFuture)>,

@@ -68,7 +68,7 @@ pub struct KeyedLimit {
     pub(crate) heeds_upstream: bool,
     pub(crate) is_shadow: bool,
     is_hidden: bool,
-    parts: Option<NonZeroU32>,
+    pub(super) parts: Option<NonZeroU32>,
 }
 
 /// The charge of a request under one limit, or the reason why there is none.
@@ -213,6 +213,11 @@ impl KeyedLimit {
     /// The whole limit, even if it is [split](Self::split). `None` if it is [chosen](Self::chosen) for each request.
     pub(crate) fn limit(&self) -> Option<&Limit> {
         self.limit.as_ref().filter(|_| self.choose.is_none())
+    }
+
+    /// The same limit without its parts, and without a cost of its own.
+    pub(super) fn whole_at_no_cost(&self) -> Self {
+        Self { parts: None, cost: None, ..self.clone() }
     }
 
     /// Chooses the limit of a request, if that may take a while.

@@ -14,6 +14,7 @@ mod chosen;
 mod cost;
 mod keyed_limit;
 mod preflight;
+mod usage;
 
 use std::{collections::HashSet, fmt, pin::Pin, sync::Arc, time::Duration};
 

@@ -22,3 +22,4 @@ mod shadow;
 mod skipping;
 mod stacked;
 mod stacks;
+mod usage;
