@@ -19,6 +19,7 @@ pub struct LimitStatus {
     is_shadow: bool,
     is_hidden: bool,
     is_spent: bool,
+    is_ban: bool,
 }
 
 /// The default of [`Limiter::retry_reserved_after`](crate::Limiter::retry_reserved_after).
@@ -42,6 +43,7 @@ impl LimitStatus {
             is_shadow: charge.is_shadow(),
             is_hidden: charge.is_hidden(),
             is_spent: charge.is_spent(),
+            is_ban: charge.is_ban,
         }
     }
 
@@ -158,10 +160,10 @@ impl LimitStatus {
         self.is_shadow
     }
 
-    /// Whether the limit is [hidden](Charge::hidden) from clients.
+    /// Whether the limit is [hidden](Charge::hidden) from clients. A [ban](crate::KeyedLimit::ban) is, until it refuses.
     #[must_use]
     pub fn is_hidden(&self) -> bool {
-        self.is_hidden
+        self.is_hidden || self.is_ban && self.waits.is_none()
     }
 
     /// The binding one of the two.

@@ -27,6 +27,7 @@ pub(crate) struct CheckDetails {
     /// The check itself, if the response settles it.
     pub(crate) check: Option<Check>,
     pub(crate) charged: Vec<ChargedLimit>,
+    pub(crate) bans: Vec<BanCharge>,
     /// Of the charges of the check, if the response shows them.
     pub(crate) partition_keys: Vec<String>,
     /// The limits in the shadow that cannot charge the request, and why.
@@ -48,6 +49,14 @@ pub(crate) struct ChargedLimit {
     pub(crate) cost: u64,
 }
 
+/// The ban of a limit, by its place in the check.
+#[derive(Clone)]
+pub(crate) struct BanCharge {
+    pub(super) charged: ChargedLimit,
+    pub(super) ban_index: usize,
+    pub(super) begins: Charge,
+}
+
 impl Policy {
     /// Makes one check of the charges of all limits, in order.
     pub(super) fn check(&self, drafts: Vec<DraftCharge>, details: &mut CheckDetails) -> Result<Option<Check>, Error> {
@@ -63,7 +72,10 @@ impl CheckDetails {
     pub(super) fn add(&mut self, drafts: impl Iterator<Item = DraftCharge>) -> Result<(), Error> {
         for (limit_index, draft) in drafts.enumerate() {
             match draft {
-                DraftCharge::Charge(charge) => self.add_charge(limit_index, charge)?,
+                DraftCharge::Charge(charge, ban) => {
+                    self.add_charge(limit_index, charge)?;
+                    ban.into_iter().for_each(|ban| self.add_ban(limit_index, *ban));
+                }
                 DraftCharge::LeftOut(limit, rejection) => self.left_out.push((limit, rejection)),
                 DraftCharge::Unlimited | DraftCharge::ToChoose(..) => {}
             }
@@ -99,6 +111,18 @@ impl CheckDetails {
             },
         }
         Ok(())
+    }
+
+    /// Asks for the ban of a limit, unless another limit does.
+    fn add_ban(&mut self, limit_index: usize, begins: Charge) {
+        let charged = self.charged.iter().find(|charged| charged.limit_index == limit_index);
+        let (Some(&charged), Some(check)) = (charged, &mut self.check) else { return };
+        let same = check.charges().position(|other| is_same(other, &begins));
+        let ban_index = same.unwrap_or_else(|| check.charges().count());
+        if same.is_none() {
+            check.add_distinct(begins.asks());
+        }
+        self.bans.push(BanCharge { charged, ban_index, begins });
     }
 
     fn replace(&mut self, charge: Charge, charged: ChargedLimit) {

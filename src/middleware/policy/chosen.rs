@@ -190,6 +190,10 @@ impl Policy {
                 (Ok(Some(check)), None) => limiter.decide(check, &mut waited).await.map(Some),
                 (undecided, _) => undecided.map(|_| None),
             };
+            let outcome = match outcome {
+                Ok(Some(decision)) => Ok(Some(policy.ban(&limiter, decision, &details.bans).await)),
+                undecided => undecided,
+            };
             Decided { outcome, mode, details: Some(details), waited: waited.saturating_sub(choice) }
         }))
     }
@@ -204,11 +208,18 @@ impl Policy {
     /// The refusal by the limits that need no choice, if that is known at once: then no limit is chosen. A layer that waits
     /// for capacity always chooses.
     fn refuse_without_choice(&self, drafts: &[DraftCharge], mode: FailureMode) -> Option<Decided> {
-        let None = self.max_wait else { return None };
+        let is_unchosen = |draft: &_| matches!(draft, DraftCharge::ToChoose(..));
+        if self.max_wait.is_some() || !drafts.iter().any(is_unchosen) {
+            return None;
+        }
         let mut details = Box::<CheckDetails>::default();
         details.add(drafts.iter().cloned()).ok()?;
         let check = details.check.take()?;
         let refusal = self.limiter.refuse_now(&check)?;
+        // It begins once the store is asked.
+        if !self.begun(&refusal, &details.bans).is_empty() {
+            return None;
+        }
         details.partition_keys = self.partition_keys_of(&check);
         Some(Decided { outcome: Ok(Some(refusal)), mode, details: Some(details), waited: Duration::ZERO })
     }

@@ -7,7 +7,10 @@ use http::{
     response,
 };
 
-use super::super::{extract::KeyExtractor, rejection::Rejection};
+use super::{
+    super::{extract::KeyExtractor, rejection::Rejection},
+    ban::Ban,
+};
 use crate::{
     check::Charge,
     error::{Error, NeverFits},
@@ -69,12 +72,14 @@ pub struct KeyedLimit {
     pub(crate) is_shadow: bool,
     is_hidden: bool,
     pub(super) parts: Option<NonZeroU32>,
+    pub(super) ban: Option<Ban>,
 }
 
 /// The charge of a request under one limit, or the reason why there is none.
 #[derive(Clone)]
 pub(super) enum DraftCharge {
-    Charge(Charge),
+    /// With the one that begins its ban.
+    Charge(Charge, Option<Box<Charge>>),
     /// The limit is in the shadow, and cannot charge the request for this reason.
     LeftOut(Option<Limit>, Rejection),
     /// No limit was chosen for this request.
@@ -105,6 +110,7 @@ impl KeyedLimit {
             is_shadow: false,
             is_hidden: false,
             parts: None,
+            ban: None,
         }
     }
 
@@ -235,6 +241,7 @@ impl KeyedLimit {
             && !self.is_shadow
             && !self.is_hidden
             && self.parts.is_none()
+            && self.ban.is_none()
     }
 
     /// The charge of a limit without options: made without the detour over a [`DraftCharge`]. `None` without a limit.
@@ -268,6 +275,12 @@ impl KeyedLimit {
 
     /// The charge under `limit`.
     pub(super) fn charge(&self, limit: Limit, key: Key, cost: u64) -> Result<DraftCharge, NeverFits> {
+        let flagged = |charge: Charge| {
+            let charge = if self.is_hidden { charge.hidden() } else { charge };
+            if self.is_shadow { charge.in_shadow() } else { charge }
+        };
+        let ban = |ban: &Ban| Box::new(flagged(Charge::ban(ban.limit.clone(), key.clone(), ban.time)));
+        let ban = self.ban.as_ref().map(ban);
         let (limit, key) = match self.parts {
             Some(parts) => {
                 let split = Split::of_at_most(limit, parts);
@@ -283,11 +296,10 @@ impl KeyedLimit {
             if self.counts_afterwards { Ok(Charge::any_left(limit, key)) } else { Charge::new(limit, key, cost) };
         match charge {
             Ok(charge) => {
-                let charge = if self.is_hidden { charge.hidden() } else { charge };
                 // Reserved until the response, and counted as of its time.
                 let heeding = (self.heeds_upstream && charge.units() > 0).then(|| charge.limit().window());
                 let charge = settled_within.or(heeding).into_iter().fold(charge, Charge::reserve);
-                Ok(DraftCharge::Charge(if self.is_shadow { charge.in_shadow() } else { charge }))
+                Ok(DraftCharge::Charge(flagged(charge), ban))
             }
             Err(error) => {
                 let error = NeverFits { is_hidden: self.is_hidden, ..error };
@@ -316,6 +328,7 @@ impl fmt::Debug for KeyedLimit {
             .field("is_shadow", &self.is_shadow)
             .field("is_hidden", &self.is_hidden)
             .field("parts", &self.parts)
+            .field("ban", &self.ban_name())
             .finish_non_exhaustive()
     }
 }

@@ -9,6 +9,7 @@
 //!    left, the layer still waits for 5 ms, so that a store that hangs does not turn off the limits on another store. So a
 //!    request waits for at most the longest deadline of its layers, plus 5 ms for each layer that found nothing left.
 
+mod ban;
 mod check;
 mod chosen;
 mod cost;
@@ -110,9 +111,12 @@ impl Policy {
 
     /// Adds a limit, unless another has its name: clients and metrics could not tell them apart.
     pub(super) fn push(&mut self, limit: KeyedLimit) -> Result<(), ConfigError> {
-        if let Some(name) = limit.limit().map(Limit::name)
-            && self.any(|other| other.limit().is_some_and(|other| other.name() == name))
-        {
+        let all = || self.limits.iter().chain([&limit]);
+        let names = || all().filter_map(KeyedLimit::limit).map(Limit::name);
+        let own = limit.limit().map(Limit::name).filter(|own| names().filter(|name| name == own).count() > 1);
+        // Several limits may have one ban.
+        let mistaken = || all().filter_map(KeyedLimit::ban_name).find(|ban| names().any(|name| name == *ban));
+        if let Some(name) = own.or_else(mistaken) {
             let text = format!("two limits of one layer are named {name:?}: give one of them another name");
             return Err(ConfigError::new(ConfigErrorKind::SameLimit, text));
         }
@@ -148,7 +152,8 @@ impl Policy {
         } else {
             let drafts = self.limits.iter().map(|limit| limit.draft(request, cost));
             let drafts = drafts.collect::<Result<Vec<_>, _>>()?;
-            if self.max_wait.is_some() || drafts.iter().any(|draft| matches!(draft, DraftCharge::ToChoose(..))) {
+            let may_wait = |draft: &_| matches!(draft, DraftCharge::ToChoose(..) | DraftCharge::Charge(_, Some(_)));
+            if self.max_wait.is_some() || drafts.iter().any(may_wait) {
                 return Ok(self.choose_and_decide(drafts, request, mode));
             }
             let mut details = Box::default();

@@ -2,6 +2,7 @@
 
 #[cfg(all(feature = "grpc", feature = "metrics"))]
 mod attacks;
+mod bans;
 mod choosing;
 mod count_afterwards;
 mod degraded_responses;
