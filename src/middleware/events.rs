@@ -97,8 +97,7 @@ impl Events {
     }
 
     pub(crate) fn not_banned(&self, error: &Error) {
-        let Some((layer, suppressed)) = self.pass(8) else { return };
-        let error = Chain(error);
+        let (Some((layer, suppressed)), error) = (self.pass(8), Chain(error)) else { return };
         warn!(%error, layer, suppressed, "a ban could not begin");
     }
 

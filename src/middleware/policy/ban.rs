@@ -112,10 +112,9 @@ impl Policy {
 
     /// Begins the bans of limits that are used up, and adds them to the decision.
     pub(in super::super) async fn ban(&self, limiter: &Limiter, decision: Decision, bans: &[BanCharge]) -> Decision {
-        let is_local = decision.local_cause().is_some();
         let mut banned = decision.clone();
         for BanCharge { ban_index, begins, .. } in self.begun(&decision, bans) {
-            match limiter.ban(begins.clone(), is_local).await {
+            match limiter.ban(begins.clone(), decision.local_cause().is_some()).await {
                 Ok(refusal) => banned = banned.with_statuses_of(&refusal, &[*ban_index]),
                 Err(error) => self.events.not_banned(&error),
             }

@@ -68,7 +68,7 @@ impl Policy {
 }
 
 impl CheckDetails {
-    /// Adds the charges to the check. A limit that is yet to be chosen has none.
+    /// Adds the charges to the check. A limit that is yet to be chosen has that of its ban at most.
     pub(super) fn add(&mut self, drafts: impl Iterator<Item = DraftCharge>) -> Result<(), Error> {
         for (limit_index, draft) in drafts.enumerate() {
             match draft {
@@ -77,6 +77,7 @@ impl CheckDetails {
                     ban.into_iter().for_each(|ban| self.add_ban(limit_index, *ban));
                 }
                 DraftCharge::LeftOut(limit, rejection) => self.left_out.push((limit, rejection)),
+                DraftCharge::ToChoose(Some(ban), ..) => drop(self.ask(&ban)),
                 DraftCharge::Unlimited | DraftCharge::ToChoose(..) => {}
             }
         }
@@ -91,10 +92,7 @@ impl CheckDetails {
         let charged = ChargedLimit { charge_index, limit_index, cost: charge.cost() };
         let Some((_, other)) = same else {
             self.charged.push(charged);
-            match &mut self.check {
-                Some(check) => check.add_distinct(charge),
-                none => *none = Some(Check::new(charge)),
-            }
+            Check::push(&mut self.check, charge);
             return Ok(());
         };
         match (other.is_shadow(), charge.is_shadow()) {
@@ -113,16 +111,20 @@ impl CheckDetails {
         Ok(())
     }
 
-    /// Asks for the ban of a limit, unless another limit does.
     fn add_ban(&mut self, limit_index: usize, begins: Charge) {
-        let charged = self.charged.iter().find(|charged| charged.limit_index == limit_index);
-        let (Some(&charged), Some(check)) = (charged, &mut self.check) else { return };
-        let same = check.charges().position(|other| is_same(other, &begins));
-        let ban_index = same.unwrap_or_else(|| check.charges().count());
+        let charged = self.charged.iter().find(|charged| charged.limit_index == limit_index).copied();
+        let ban_index = self.ask(&begins);
+        self.bans.extend(charged.map(|charged| BanCharge { charged, ban_index, begins }));
+    }
+
+    /// Asks for a ban, unless another limit does. Returns its place.
+    fn ask(&mut self, begins: &Charge) -> usize {
+        let charges = || self.check.iter().flat_map(Check::charges);
+        let (same, count) = (charges().position(|other| is_same(other, begins)), charges().count());
         if same.is_none() {
-            check.add_distinct(begins.asks());
+            Check::push(&mut self.check, begins.asks());
         }
-        self.bans.push(BanCharge { charged, ban_index, begins });
+        same.unwrap_or(count)
     }
 
     fn replace(&mut self, charge: Charge, charged: ChargedLimit) {

@@ -55,7 +55,7 @@ impl KeyedLimit {
     /// 7. No limit is chosen for a request that the layer's other limits are known to refuse: because the
     ///    [refusal cache](crate::Limiter::refusal_cache) remembers it, or because the store
     ///    [decides at once](crate::Store::decide_now), as `MemoryStore` does. So a client that is over a limit by address costs
-    ///    about one look-up a second. All other requests cost one each: keep a cache in `choose`. A layer that
+    ///    about one look-up a second, and one that is [banned](Self::ban), also by this limit, too. All other requests cost one each: keep a cache in `choose`. A layer that
     ///    [waits](crate::RateLimitLayer::wait_up_to) for capacity always chooses.
     /// 8. A choice that panics ends its own request, as a handler that panics does. Nothing is charged for it.
     #[must_use]
@@ -236,7 +236,7 @@ impl Policy {
     ) -> Result<(), Error> {
         let mut charge = |index: usize, chosen: ChosenLimit| {
             if let (Some(limit), Some(draft)) = (self.limits.get(index), drafts.get_mut(index))
-                && let DraftCharge::ToChoose(key, cost) = draft
+                && let DraftCharge::ToChoose(_, key, cost) = draft
             {
                 *draft = limit.charge_chosen(chosen, (key.clone(), *cost), mode, unchosen)?;
             }

@@ -84,8 +84,8 @@ pub(super) enum DraftCharge {
     LeftOut(Option<Limit>, Rejection),
     /// No limit was chosen for this request.
     Unlimited,
-    /// The limit has yet to be chosen.
-    ToChoose(Key, u64),
+    /// The limit has yet to be chosen for this key and cost. With the charge that begins its ban.
+    ToChoose(Option<Box<Charge>>, Key, u64),
 }
 
 impl Limit {
@@ -268,19 +268,14 @@ impl KeyedLimit {
         let limit = match &self.choose {
             None => self.limit.clone(),
             Some(ChooseLimit::Now(choose)) => choose(parts),
-            Some(ChooseLimit::Later(_)) => return Ok(DraftCharge::ToChoose(key, cost)),
+            Some(ChooseLimit::Later(_)) => return Ok(DraftCharge::ToChoose(self.begins_ban(&key), key, cost)),
         };
         limit.map_or(Ok(DraftCharge::Unlimited), |limit| self.charge(limit, key, cost)).map_err(Rejection::NeverFits)
     }
 
     /// The charge under `limit`.
     pub(super) fn charge(&self, limit: Limit, key: Key, cost: u64) -> Result<DraftCharge, NeverFits> {
-        let flagged = |charge: Charge| {
-            let charge = if self.is_hidden { charge.hidden() } else { charge };
-            if self.is_shadow { charge.in_shadow() } else { charge }
-        };
-        let ban = |ban: &Ban| Box::new(flagged(Charge::ban(ban.limit.clone(), key.clone(), ban.time)));
-        let ban = self.ban.as_ref().map(ban);
+        let ban = self.begins_ban(&key);
         let (limit, key) = match self.parts {
             Some(parts) => {
                 let split = Split::of_at_most(limit, parts);
@@ -299,7 +294,7 @@ impl KeyedLimit {
                 // Reserved until the response, and counted as of its time.
                 let heeding = (self.heeds_upstream && charge.units() > 0).then(|| charge.limit().window());
                 let charge = settled_within.or(heeding).into_iter().fold(charge, Charge::reserve);
-                Ok(DraftCharge::Charge(flagged(charge), ban))
+                Ok(DraftCharge::Charge(self.flagged(charge), ban))
             }
             Err(error) => {
                 let error = NeverFits { is_hidden: self.is_hidden, ..error };
@@ -309,6 +304,16 @@ impl KeyedLimit {
                 Ok(DraftCharge::LeftOut(Some(error.limit.clone()), Rejection::NeverFits(error)))
             }
         }
+    }
+
+    fn begins_ban(&self, key: &Key) -> Option<Box<Charge>> {
+        let Ban { limit, time, .. } = self.ban.as_ref()?;
+        Some(Box::new(self.flagged(Charge::ban(limit.clone(), key.clone(), *time))))
+    }
+
+    fn flagged(&self, charge: Charge) -> Charge {
+        let charge = if self.is_hidden { charge.hidden() } else { charge };
+        if self.is_shadow { charge.in_shadow() } else { charge }
     }
 
     /// The keys of all parts of a split limit, or the charged key alone.

@@ -206,10 +206,7 @@ impl Policy {
         let mut check = None::<Check>;
         for limit in &self.limits {
             let Some(charge) = limit.plain_charge(request, cost)? else { continue };
-            match &mut check {
-                Some(check) => check.add_distinct(charge),
-                none => *none = Some(Check::new(charge)),
-            }
+            Check::push(&mut check, charge);
         }
         Ok(check)
     }

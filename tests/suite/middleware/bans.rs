@@ -1,6 +1,14 @@
 //! `KeyedLimit::ban`: a key that has used up a limit is refused for a time of its own.
 
-use std::{convert::Infallible, future::ready, time::Duration};
+use std::{
+    convert::Infallible,
+    future::ready,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use axum::body::Body;
 use http::{Request, Response, StatusCode, request::Parts};
@@ -211,7 +219,29 @@ async fn bans_have_the_options_of_their_limits<S: Store>(fixture: Fixture<S>) {
     }
 }
 
+/// A flood of a banned client asks no database of plans.
+async fn no_limit_is_chosen_for_a_key_that_is_known_to_be_banned<S: Store>(fixture: Fixture<S>) {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&asked);
+    let chosen = KeyedLimit::chosen(by_user(), move |_: &Parts| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        ready(Ok::<_, Infallible>(LOGIN))
+    });
+    let layer = RateLimitLayer::new(fixture.limiter).limit(chosen.ban(BAN, TIME).ban_status(StatusCode::FORBIDDEN));
+    use_up(&layer, "ada").await;
+    assert_eq!(banned_for(&layer, "ada").await, Some(TIME));
+    assert_eq!(asked.load(Ordering::Relaxed), 4);
+    for _ in 0..20 {
+        assert_eq!(banned_for(&layer, "ada").await, Some(TIME));
+    }
+    assert_eq!(asked.load(Ordering::Relaxed), 4);
+    fixture.clock.advance(TIME);
+    use_up(&layer, "ada").await;
+    assert_eq!(asked.load(Ordering::Relaxed), 7);
+}
+
 for_every_store! {
+    no_limit_is_chosen_for_a_key_that_is_known_to_be_banned
     a_refusal_bans_its_key_for_exactly_the_time
     a_limit_that_counts_afterwards_bans_when_nothing_is_left
     a_ban_by_hand_lasts_up_to_a_year_and_is_lifted
