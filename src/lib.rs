@@ -32,6 +32,7 @@
 //! | exempt or block some clients | [`guide::choosing_keys`](guide::choosing_keys#exempt-or-block-some-clients) |
 //! | combine limits, or limit each route on its own | [`guide::several_limits`] |
 //! | count only failed logins, or the tokens that a response used | [`guide::costs_known_afterwards`] |
+//! | ban a client for a time after too many failures | [`guide::costs_known_afterwards`](guide::costs_known_afterwards#ban-after-failures) |
 //! | give each plan or tenant its own limit | [`guide::limits_by_plan`] |
 //! | read limits, and the URL of the store, from a configuration | [`guide::limits_by_plan`](guide::limits_by_plan#limits-from-a-configuration) |
 //! | decide what a route does while Redis is slow or gone | [`guide::when_redis_fails`] |

@@ -20,6 +20,8 @@ pub struct Charge {
     takes: Takes,
     is_shadow: bool,
     is_hidden: bool,
+    /// Whether it is a [ban](Self::ban), or asks for one.
+    pub(crate) is_ban: bool,
 }
 
 /// When a charge takes its [cost](Charge::cost).
@@ -48,8 +50,16 @@ impl Charge {
 
     /// A charge whose cost is known to fit.
     pub(crate) fn fitting(limit: Limit, key: Key, cost: u64) -> Self {
-        let mut charge =
-            Self { limit, key, cost, lease: 0, takes: Takes::IfAdmitted, is_shadow: false, is_hidden: false };
+        let mut charge = Self {
+            limit,
+            key,
+            cost,
+            lease: 0,
+            takes: Takes::IfAdmitted,
+            is_shadow: false,
+            is_hidden: false,
+            is_ban: false,
+        };
         // Written afterwards, since the compiler would otherwise copy the whole check once more.
         if cost > 1 && charge.limit.is_concurrent() {
             charge.cost = 1;
@@ -62,6 +72,16 @@ impl Charge {
     #[must_use]
     pub fn any_left(limit: Limit, key: impl Into<Key>) -> Self {
         Self { takes: Takes::Nothing, ..Self::fitting(limit, key.into(), 1) }
+    }
+
+    /// A charge that begins a ban. No share makes it smaller, and clients see it only if it refuses.
+    pub(crate) fn ban(limit: Limit, key: Key, time: Duration) -> Self {
+        Self { is_ban: true, ..Self::spent(limit, key, 1).reserve(time) }
+    }
+
+    /// The charge that only asks for a ban.
+    pub(crate) fn asks(&self) -> Self {
+        Self { takes: Takes::Nothing, lease: 0, ..self.clone() }
     }
 
     /// A charge of units that have been spent already: it counts in full, even above the limit, and never refuses. Later
@@ -83,6 +103,11 @@ impl Charge {
     /// The same charge under another limit.
     pub(crate) fn on(&self, limit: Limit) -> Self {
         Self { limit, ..self.clone() }
+    }
+
+    /// The same charge to a part of the limit.
+    pub(crate) fn part(&self, limit: &Limit, key: Key) -> Self {
+        Self { key, ..self.on(limit.clone()) }
     }
 
     /// The same limit and key at no cost.
@@ -154,9 +179,9 @@ impl Charge {
         &self.key
     }
 
-    /// The same charge under a smaller limit, if it fits. A charge in the shadow keeps its limit.
+    /// The same charge under a smaller limit, if it fits. A charge in the shadow and a ban keep their limit.
     pub(crate) fn under(&self, smaller: impl Fn(&Limit) -> Option<Limit>) -> Option<Self> {
-        if self.is_shadow {
+        if self.is_shadow || self.is_ban {
             return Some(self.clone());
         }
         let limit = smaller(&self.limit).filter(|limit| self.is_spent() || self.cost <= limit.units())?;

@@ -91,6 +91,15 @@ impl Check {
         self.rest.push(charge);
     }
 
+    /// Adds a charge whose limit is known to be another than those of the others, or begins the check with it.
+    #[inline]
+    pub(crate) fn push(check: &mut Option<Self>, charge: Charge) {
+        match check {
+            Some(check) => check.add_distinct(charge),
+            none => *none = Some(Self::new(charge)),
+        }
+    }
+
     /// A check of charges whose limits are known to differ; `None` without any.
     pub(crate) fn of_distinct(mut charges: impl Iterator<Item = Charge>) -> Option<Self> {
         let mut check = Self::new(charges.next()?);

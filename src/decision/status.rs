@@ -19,6 +19,7 @@ pub struct LimitStatus {
     is_shadow: bool,
     is_hidden: bool,
     is_spent: bool,
+    is_ban: bool,
 }
 
 /// The default of [`Limiter::retry_reserved_after`](crate::Limiter::retry_reserved_after).
@@ -40,6 +41,7 @@ impl LimitStatus {
             is_shadow: charge.is_shadow(),
             is_hidden: charge.is_hidden(),
             is_spent: charge.is_spent(),
+            is_ban: charge.is_ban,
         }
     }
 
@@ -50,6 +52,14 @@ impl LimitStatus {
         self.reserved = units;
         self.waits = self.waits.map(|(_, most)| (at_least.min(most), most));
         self
+    }
+
+    /// The status of a limit as the sum of its parts.
+    pub(crate) fn sum(whole: &Charge, parts: &[&Self]) -> Self {
+        let sum = |units: fn(&Self) -> u64| parts.iter().fold(0, |sum: u64, part| sum.saturating_add(units(part)));
+        let reset_after = parts.iter().filter(|part| part.used > 0).map(|part| part.reset_after).min();
+        let sum_of_used = Self::new(whole, sum(Self::used), reset_after.unwrap_or_default(), None);
+        sum_of_used.with_reserved(sum(Self::reserved), Duration::ZERO)
     }
 
     /// The same figures, refused until the reset time if the charge does not fit.
@@ -151,10 +161,10 @@ impl LimitStatus {
         self.is_shadow
     }
 
-    /// Whether the limit is [hidden](Charge::hidden) from clients.
+    /// Whether the limit is [hidden](Charge::hidden) from clients. A [ban](crate::KeyedLimit::ban) is, until it refuses.
     #[must_use]
     pub fn is_hidden(&self) -> bool {
-        self.is_hidden
+        self.is_hidden || self.is_ban && self.waits.is_none()
     }
 
     /// The binding one of the two.

@@ -4,7 +4,7 @@ use std::{fmt, iter, sync::Arc, time::Duration};
 
 use super::{Limiter, deadline::Deadline, failure::FailureMode, freed::Freed, lines::Lines};
 use crate::{
-    check::{Charge, Check},
+    check::{AdmissionId, Charge, Check},
     decision::Decision,
     decision::settlement::{Settled, Settlement},
     error::Error,
@@ -127,7 +127,8 @@ impl Limiter {
         if is_local { Ok(self.core.local.decide(spent).await?) } else { self.check_all(spent).await }
     }
 
-    /// Forgets the units that `limit` counts for `key`.
+    /// Forgets the units that `limit` counts for `key`. [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) does so for all limits of a
+    /// layer, and finds the keys itself.
     ///
     /// Use the key that the layer's extractor makes: [`extract`](crate::KeyExtractor::extract) makes it from a request,
     /// [`ApiKey::key`](crate::ApiKey::key) and its counterparts make it from a value. A string alone is
@@ -193,6 +194,22 @@ impl Limiter {
         let _outdated = self.core.outdate(limit, all.key());
         // Without a share: units that this process counts by itself block the limit for no other process.
         self.clone().with_failure_mode(FailureMode::Open).check_all(Check::new(all)).await.map(drop)
+    }
+
+    /// Begins a ban, unless it has begun, and remembers it. Returns its refusal.
+    pub(crate) async fn ban(&self, begins: Charge, is_local: bool) -> Result<Decision, Error> {
+        let (asks, time) = (Check::new(begins.asks()), begins.lease().unwrap_or_default());
+        let refusals = self.core.refusals.as_ref().filter(|_| !is_local);
+        let remembering = refusals.and_then(|refusals| Some((refusals, refusals.look_up(&asks)?)));
+        // The id is free again when the ban has ended.
+        let begun = self.count(Check::new(begins).with_id(AdmissionId(0)), is_local).await?;
+        // A reset may be told late.
+        let wait = begun.binding().reset_after().min(time);
+        let refusal = begun.refused_for(&asks, wait);
+        if let Some((refusals, lookup)) = remembering {
+            refusals.learn(&lookup, &refusal);
+        }
+        Ok(refusal)
     }
 
     /// Takes places again that the store has lost.

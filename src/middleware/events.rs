@@ -18,7 +18,7 @@ pub(crate) struct Events {
     /// The name of the layer, also for metrics. Empty without one.
     pub(crate) layer: Cow<'static, str>,
     /// Each kind of line has its own.
-    throttles: [Throttle; 8],
+    throttles: [Throttle; 9],
 }
 
 impl Events {
@@ -94,6 +94,11 @@ impl Events {
         let Some((layer, suppressed)) = self.pass(7) else { return };
         let error = Chain(error);
         warn!(%error, layer, suppressed, "an upstream says to stay away, but its limits stay open");
+    }
+
+    pub(crate) fn not_banned(&self, error: &Error) {
+        let (Some((layer, suppressed)), error) = (self.pass(8), Chain(error)) else { return };
+        warn!(%error, layer, suppressed, "a ban could not begin");
     }
 
     /// The name of the layer, if it has one, and the number of suppressed lines; `None` if the line is suppressed.

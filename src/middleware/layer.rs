@@ -2,14 +2,16 @@
 
 use std::{fmt, sync::Arc};
 
+use http::request::Parts;
 use tower_layer::Layer;
 
 use super::{
     policy::{KeyedLimit, Policy},
-    rejection::JsonResponse,
+    rejection::{JsonResponse, Rejection},
     service::RateLimit,
 };
 use crate::{
+    decision::LimitStatus,
     error::{ConfigError, ConfigErrorKind},
     limiter::Limiter,
 };
@@ -103,6 +105,44 @@ impl<R> RateLimitLayer<R> {
     /// ```
     pub fn respond_with<T>(self, responder: T) -> RateLimitLayer<T> {
         RateLimitLayer { policy: self.policy, responder: Arc::new(responder) }
+    }
+
+    /// Shows how each limit of the layer stands for the client of a request, without spending anything: by the same extractor and
+    /// choice of limits, in their order, with those that are hidden or in the shadow. A [split](super::KeyedLimit::split) limit is the sum of its parts.
+    ///
+    /// ```
+    /// use axum::extract::State;
+    /// use http::request::Parts;
+    /// use tower_sliding_window::{RateLimitLayer, Rejection};
+    ///
+    /// /// What is left for the caller. The state is a clone of the layer of other routes, so that this one costs nothing.
+    /// async fn left(State(limits): State<RateLimitLayer>, request: Parts) -> Result<String, Rejection> {
+    ///     let limits = limits.peek(&request).await?;
+    ///     let lines = limits.iter().filter(|status| !status.is_hidden());
+    ///     Ok(lines.map(|status| format!("{}: {}\n", status.limit().name(), status.remaining())).collect())
+    /// }
+    /// ```
+    ///
+    /// * A limit that is [chosen](super::KeyedLimit::chosen) as `None` for the request is not among them.
+    /// * Whether the request would be counted, denied or exempt makes no difference.
+    /// * [`guide::choosing_keys`](crate::guide::choosing_keys#show-and-reset-a-client) has a handler for the operator.
+    ///
+    /// # Errors
+    ///
+    /// [`Rejection::NoKey`] if the request has no key for a limit. [`Rejection::Unavailable`] if the store does not answer within the deadline,
+    /// or a limit could not be chosen, whatever the failure mode.
+    pub async fn peek(&self, request: &Parts) -> Result<Vec<LimitStatus>, Rejection> {
+        self.policy.peek(request).await
+    }
+
+    /// Forgets what the limits of the layer count for the client of a request: the limits and keys that [`peek`](Self::peek) shows, with all parts.
+    /// Places of a [concurrent](crate::Limit::concurrent) limit stay, since they are held.
+    ///
+    /// # Errors
+    ///
+    /// As [`peek`](Self::peek). If one limit cannot be reset, the others are.
+    pub async fn reset(&self, request: &Parts) -> Result<(), Rejection> {
+        self.policy.reset(request).await
     }
 
     pub(super) fn set(mut self, change: impl FnOnce(&mut Policy)) -> Self {

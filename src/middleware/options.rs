@@ -6,10 +6,10 @@ use http::request::Parts;
 
 use super::{
     events::Events,
-    extract::KeyExtractor,
+    extract::{AddressList, ClientIp, KeyExtractor},
     headers::{HeaderSets, PartitionKeys},
     layer::RateLimitLayer,
-    policy::key_list,
+    policy::{address_list, key_list},
 };
 use crate::{
     key::Key,
@@ -91,6 +91,32 @@ impl<R> RateLimitLayer<R> {
     ///   token passes there.
     pub fn deny(self, extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Self {
         self.set(|policy| policy.denied.push(key_list(extractor, keys)))
+    }
+
+    /// Lets requests from these addresses through uncounted. The list may be replaced while the layer serves requests:
+    /// [`AddressList`] has an example. A request whose address cannot be read is not on the list.
+    pub fn exempt_addresses(self, client_ip: ClientIp, addresses: &AddressList) -> Self {
+        self.set(|policy| policy.uncounted.push(("exempt", address_list(client_ip, addresses.clone()))))
+    }
+
+    /// Responds with 403 to requests from these addresses, before anything else. The list may be replaced while the layer
+    /// serves requests: [`AddressList`] has an example. A request whose address cannot be read is rejected, as by
+    /// [`deny`](Self::deny).
+    pub fn deny_addresses(self, client_ip: ClientIp, addresses: &AddressList) -> Self {
+        self.set(|policy| policy.denied.push(address_list(client_ip, addresses.clone())))
+    }
+
+    /// Responds with 403 to requests for which the closure returns `true`, before anything else. Called several times, a request
+    /// is denied if any of the closures returns `true`.
+    ///
+    /// ```
+    /// # use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer};
+    /// let layer = RateLimitLayer::new(MemoryStore::new())
+    ///     .limit(Limit::per_minute("requests", 60).by(PeerIp::new()))
+    ///     .deny_if(|request| request.uri.path().ends_with(".php"));
+    /// ```
+    pub fn deny_if(self, deny: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.set(|policy| policy.denied.push(Arc::new(move |parts| Ok(deny(parts)))))
     }
 
     /// Sets how long a request waits for a decision before the failure mode decides. Default: it follows the round trip of the

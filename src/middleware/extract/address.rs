@@ -21,7 +21,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use crate::key::Key;
+use crate::{
+    error::{ConfigError, ConfigErrorKind},
+    key::Key,
+};
 
 /// The key of an address. An IPv6 address has the key of its first `bits`, 1 to 128.
 pub(super) fn key(address: IpAddr, bits: u8) -> Key {
@@ -37,7 +40,7 @@ pub(super) fn key(address: IpAddr, bits: u8) -> Key {
 }
 
 /// The IPv4 address that an address stands for, or the address.
-pub(super) fn canonical(address: IpAddr) -> IpAddr {
+fn canonical(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V6(address) => embedded(address).map_or(IpAddr::V6(address), IpAddr::V4),
         address => address,
@@ -46,7 +49,7 @@ pub(super) fn canonical(address: IpAddr) -> IpAddr {
 
 /// The range of IPv4 addresses that a range of IPv6 addresses spells, since its prefix ends within the IPv4 address, or the
 /// range.
-pub(super) fn canonical_range(range: IpNet) -> IpNet {
+fn canonical_range(range: IpNet) -> IpNet {
     let spelled = |range: Ipv6Net| {
         let before = match range.network().segments() {
             [0x2001, ..] => return None,
@@ -62,12 +65,28 @@ pub(super) fn canonical_range(range: IpNet) -> IpNet {
     }
 }
 
-/// Whether a canonical range has an address. A range of IPv4 addresses has all their spellings.
-pub(super) fn contains(range: &IpNet, address: IpAddr) -> bool {
-    match range {
-        IpNet::V4(_) => range.contains(&canonical(address)),
-        IpNet::V6(_) => range.contains(&address),
-    }
+/// The ranges and addresses of these texts, merged and in order.
+pub(super) fn parse_ranges<R: AsRef<str>>(texts: impl IntoIterator<Item = R>) -> Result<Vec<IpNet>, ConfigError> {
+    let ranges = texts.into_iter().map(|text| parse_range(text.as_ref())).collect::<Result<_, _>>()?;
+    Ok(IpNet::aggregate(&ranges))
+}
+
+fn parse_range(text: &str) -> Result<IpNet, ConfigError> {
+    let text = text.trim();
+    let single = || text.parse::<IpAddr>().map(IpNet::from).ok();
+    text.parse().ok().or_else(single).map(canonical_range).ok_or_else(|| {
+        let text = format!("{text:?} is not an address range such as 10.1.2.0/28 or 2001:db8::/32");
+        ConfigError::new(ConfigErrorKind::Address, text)
+    })
+}
+
+/// Whether one of these [parsed](parse_ranges) ranges has an address. A range of IPv4 addresses has all their spellings.
+pub(super) fn have(ranges: &[IpNet], address: IpAddr) -> bool {
+    let has = |address: IpAddr| {
+        let (begun, _) = ranges.split_at(ranges.partition_point(|range| range.network() <= address));
+        begun.last().is_some_and(|range| range.contains(&address))
+    };
+    has(canonical(address)) || has(address)
 }
 
 /// The IPv4 address that an IPv6 address stands for.
@@ -149,8 +168,7 @@ mod tests {
 
     #[test]
     fn a_range_is_the_ipv4_range_that_it_spells_or_itself() {
-        let holds =
-            |range: &str, address: &str| contains(&canonical_range(range.parse().unwrap()), address.parse().unwrap());
+        let holds = |range: &str, address: &str| have(&parse_ranges([range]).unwrap(), address.parse().unwrap());
         for range in [
             "10.0.0.0/8",
             "::ffff:10.0.0.0/104",

@@ -6,7 +6,7 @@ use http::{HeaderName, StatusCode, header::FORWARDED, request::Parts};
 use ipnet::IpNet;
 
 use super::{
-    address::{self, canonical_range, contains},
+    address::{self, have, parse_ranges},
     extractor::{KeyError, KeyExtractor},
     forwarded::{Hop, Style, hops},
     header::{header_name, single_value},
@@ -28,7 +28,8 @@ const MAX_HOPS: usize = 32;
 ///
 /// With axum, serve the router with `into_make_service_with_connect_info::<SocketAddr>()`. tonic's server needs nothing but
 /// the feature `grpc`. With other servers, and where you accept TLS yourself, put the connection's [`SocketAddr`] into the request's
-/// extensions. A request with none of these, such as one over a Unix socket, gets a 500, and is logged.
+/// extensions. A request with none of these gets a 500, and is logged. So does one over a
+/// [Unix socket](crate::guide::choosing_keys#behind-a-unix-socket), until you say what its peer is.
 ///
 /// ```
 /// use std::net::SocketAddr;
@@ -58,8 +59,8 @@ pub type PeerIp = ClientIp;
 /// use http::Request;
 /// use tower_sliding_window::{ClientIp, KeyExtractor};
 ///
-/// let client_ip = ClientIp::behind(["10.0.0.0/8"])?;
-/// let proxy: SocketAddr = "10.0.0.1:4000".parse()?;
+/// let client_ip = ClientIp::behind(["10.1.2.0/28"])?;
+/// let proxy: SocketAddr = "10.1.2.3:4000".parse()?;
 /// // The client wrote the first address itself; the proxy appended the second.
 /// let request = Request::get("/").header("x-forwarded-for", "198.51.100.1, 203.0.113.7").extension(proxy);
 /// let (parts, ()) = request.body(())?.into_parts();
@@ -89,15 +90,14 @@ impl ClientIp {
         Self::default()
     }
 
-    /// The client behind proxies in these ranges or at these addresses, such as `10.0.0.0/8` or `2001:db8::1`. Reads
+    /// The client behind proxies in these ranges or at these addresses, such as `10.1.2.0/28` or `2001:db8::1`. Reads
     /// `X-Forwarded-For`.
     ///
     /// # Errors
     ///
     /// [`ConfigError`] if one is neither a range nor an address.
     pub fn behind<R: AsRef<str>>(trusted: impl IntoIterator<Item = R>) -> Result<Self, ConfigError> {
-        let trusted = trusted.into_iter().map(|range| parse_range(range.as_ref())).collect::<Result<_, _>>()?;
-        Ok(Self { trusted, ..Self::default() })
+        Ok(Self { trusted: parse_ranges(trusted)?, ..Self::default() })
     }
 
     /// Reads `Forwarded` (RFC 7239) instead of `X-Forwarded-For`.
@@ -141,7 +141,38 @@ impl ClientIp {
     }
 
     fn is_trusted(&self, address: IpAddr) -> bool {
-        self.trusted.iter().any(|range| contains(range, address))
+        have(&self.trusted, address)
+    }
+
+    /// The address that a request is counted by: for a log, or for a handler. An IPv4 address that a dual-stack listener has
+    /// mapped to IPv6 is returned as IPv4.
+    ///
+    /// ```
+    /// use axum::extract::State;
+    /// use http::request::Parts;
+    /// use tower_sliding_window::{ClientIp, Rejection};
+    ///
+    /// async fn hello(State(client_ip): State<ClientIp>, request: Parts) -> Result<String, Rejection> {
+    ///     Ok(format!("hello, {}", client_ip.address(&request)?))
+    /// }
+    /// # use std::net::SocketAddr;
+    /// # use axum::{Router, body::{Body, to_bytes}, extract::connect_info::MockConnectInfo, routing::get};
+    /// # use http::Request;
+    /// # use tower::ServiceExt;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let app = Router::new().route("/", get(hello)).with_state(ClientIp::behind(["10.1.2.0/28"])?);
+    /// # let app = app.layer(MockConnectInfo(SocketAddr::from(([10, 1, 2, 3], 4_000))));
+    /// # let request = Request::get("/").header("x-forwarded-for", "203.0.113.7").body(Body::empty())?;
+    /// # let body = to_bytes(app.oneshot(request).await?.into_body(), 99).await?;
+    /// # assert_eq!(body, "hello, 203.0.113.7");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`KeyError`] where a limit by this extractor rejects the request.
+    pub fn address(&self, parts: &Parts) -> Result<IpAddr, KeyError> {
+        self.client(parts).map(|client| client.to_canonical())
     }
 
     fn client(&self, parts: &Parts) -> Result<IpAddr, KeyError> {
@@ -193,15 +224,6 @@ fn peer(parts: &Parts) -> Result<IpAddr, KeyError> {
              request's extensions",
         )
         .with_status(StatusCode::INTERNAL_SERVER_ERROR)
-    })
-}
-
-fn parse_range(range: &str) -> Result<IpNet, ConfigError> {
-    let range = range.trim();
-    let single = || range.parse::<IpAddr>().map(IpNet::from).ok();
-    range.parse().ok().or_else(single).map(canonical_range).ok_or_else(|| {
-        let text = format!("{range:?} is not an address range such as 10.0.0.0/8 or 2001:db8::/32");
-        ConfigError::new(ConfigErrorKind::Address, text)
     })
 }
 

@@ -26,6 +26,7 @@
 //! ```
 
 mod address;
+mod address_list;
 mod api_key;
 mod client_ip;
 mod extractor;
@@ -34,6 +35,7 @@ mod header;
 mod upstream_host;
 
 pub use self::{
+    address_list::AddressList,
     api_key::ApiKey,
     client_ip::{ClientIp, PeerIp},
     extractor::{And, Everyone, KeyError, KeyExtractor, Or},

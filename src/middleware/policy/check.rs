@@ -27,6 +27,7 @@ pub(crate) struct CheckDetails {
     /// The check itself, if the response settles it.
     pub(crate) check: Option<Check>,
     pub(crate) charged: Vec<ChargedLimit>,
+    pub(crate) bans: Vec<BanCharge>,
     /// Of the charges of the check, if the response shows them.
     pub(crate) partition_keys: Vec<String>,
     /// The limits in the shadow that cannot charge the request, and why.
@@ -48,6 +49,14 @@ pub(crate) struct ChargedLimit {
     pub(crate) cost: u64,
 }
 
+/// The ban of a limit, by its place in the check.
+#[derive(Clone)]
+pub(crate) struct BanCharge {
+    pub(super) charged: ChargedLimit,
+    pub(super) ban_index: usize,
+    pub(super) begins: Charge,
+}
+
 impl Policy {
     /// Makes one check of the charges of all limits, in order.
     pub(super) fn check(&self, drafts: Vec<DraftCharge>, details: &mut CheckDetails) -> Result<Option<Check>, Error> {
@@ -59,12 +68,16 @@ impl Policy {
 }
 
 impl CheckDetails {
-    /// Adds the charges to the check. A limit that is yet to be chosen has none.
+    /// Adds the charges to the check. A limit that is yet to be chosen has that of its ban at most.
     pub(super) fn add(&mut self, drafts: impl Iterator<Item = DraftCharge>) -> Result<(), Error> {
         for (limit_index, draft) in drafts.enumerate() {
             match draft {
-                DraftCharge::Charge(charge) => self.add_charge(limit_index, charge)?,
+                DraftCharge::Charge(charge, ban) => {
+                    self.add_charge(limit_index, charge)?;
+                    ban.into_iter().for_each(|ban| self.add_ban(limit_index, *ban));
+                }
                 DraftCharge::LeftOut(limit, rejection) => self.left_out.push((limit, rejection)),
+                DraftCharge::ToChoose(Some(ban), ..) => drop(self.ask(&ban)),
                 DraftCharge::Unlimited | DraftCharge::ToChoose(..) => {}
             }
         }
@@ -79,10 +92,7 @@ impl CheckDetails {
         let charged = ChargedLimit { charge_index, limit_index, cost: charge.cost() };
         let Some((_, other)) = same else {
             self.charged.push(charged);
-            match &mut self.check {
-                Some(check) => check.add_distinct(charge),
-                none => *none = Some(Check::new(charge)),
-            }
+            Check::push(&mut self.check, charge);
             return Ok(());
         };
         match (other.is_shadow(), charge.is_shadow()) {
@@ -99,6 +109,22 @@ impl CheckDetails {
             },
         }
         Ok(())
+    }
+
+    fn add_ban(&mut self, limit_index: usize, begins: Charge) {
+        let charged = self.charged.iter().find(|charged| charged.limit_index == limit_index).copied();
+        let ban_index = self.ask(&begins);
+        self.bans.extend(charged.map(|charged| BanCharge { charged, ban_index, begins }));
+    }
+
+    /// Asks for a ban, unless another limit does. Returns its place.
+    fn ask(&mut self, begins: &Charge) -> usize {
+        let charges = || self.check.iter().flat_map(Check::charges);
+        let (same, count) = (charges().position(|other| is_same(other, begins)), charges().count());
+        if same.is_none() {
+            Check::push(&mut self.check, begins.asks());
+        }
+        same.unwrap_or(count)
     }
 
     fn replace(&mut self, charge: Charge, charged: ChargedLimit) {

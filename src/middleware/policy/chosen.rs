@@ -9,7 +9,7 @@ use super::{
     super::{concurrent::join, events::Degraded, extract::KeyExtractor, rejection::Rejection},
     Decided, Plan, Policy,
     check::CheckDetails,
-    keyed_limit::{ChosenLimit, DraftCharge, KeyedLimit, LimitFuture},
+    keyed_limit::{ChooseLimit, ChosenLimit, DraftCharge, KeyedLimit, LimitFuture},
     time_waited,
 };
 use crate::{error::Error, key::Key, limit::Limit, limiter::FailureMode};
@@ -55,7 +55,7 @@ impl KeyedLimit {
     /// 7. No limit is chosen for a request that the layer's other limits are known to refuse: because the
     ///    [refusal cache](crate::Limiter::refusal_cache) remembers it, or because the store
     ///    [decides at once](crate::Store::decide_now), as `MemoryStore` does. So a client that is over a limit by address costs
-    ///    about one look-up a second. All other requests cost one each: keep a cache in `choose`. A layer that
+    ///    about one look-up a second, and one that is [banned](Self::ban), also by this limit, too. All other requests cost one each: keep a cache in `choose`. A layer that
     ///    [waits](crate::RateLimitLayer::wait_up_to) for capacity always chooses.
     /// 8. A choice that panics ends its own request, as a handler that panics does. Nothing is charged for it.
     #[must_use]
@@ -76,11 +76,44 @@ impl KeyedLimit {
                 }
             })
         };
-        Self::new(None, Some(Arc::new(choose)), extractor)
+        Self::new(None, Some(ChooseLimit::Later(Arc::new(choose))), extractor)
+    }
+
+    /// A limit that the request alone tells: by its path or a header, or by a value that the program changes while it runs. The
+    /// closure returns a limit, or an `Option` of one; `None` leaves the request without this limit.
+    ///
+    /// ```
+    /// use axum::extract::MatchedPath;
+    /// use http::{Method, request::Parts};
+    /// use tower_sliding_window::{KeyedLimit, Limit, PeerIp};
+    ///
+    /// // By method and path. `MatchedPath` is there for all layers of the router, but not outside of it.
+    /// let calls = KeyedLimit::chosen_now(PeerIp::new(), |request: &Parts| {
+    ///     match (&request.method, request.extensions.get::<MatchedPath>()?.as_str()) {
+    ///         (&Method::POST, "/login") => Some(Limit::per_minute("login", 5)),
+    ///         (_, "/files/{id}") => Some(Limit::per_minute("files", 60)),
+    ///         _ => None,
+    ///     }
+    /// });
+    /// ```
+    ///
+    /// A limit that changes is a value that the closure reads. [`guide::limits_by_plan`](crate::guide::limits_by_plan#a-limit-that-changes)
+    /// has an example.
+    ///
+    /// Other than with [`chosen`](Self::chosen), the closure runs for each request that has a key. It must not wait. It costs no
+    /// future, and it cannot fail, so there is no [fallback](Self::fallback).
+    #[must_use]
+    pub fn chosen_now<E, C, L>(extractor: E, choose: C) -> Self
+    where
+        E: KeyExtractor,
+        C: Fn(&Parts) -> L + Send + Sync + 'static,
+        L: Into<Option<Limit>>,
+    {
+        Self::new(None, Some(ChooseLimit::Now(Arc::new(move |parts| choose(parts).into()))), extractor)
     }
 
     /// The limit to charge if no limit can be [chosen](Self::chosen), because the choice fails or is too slow. Default: none,
-    /// and the layer's failure mode decides. It has no effect on a limit that is not chosen.
+    /// and the layer's failure mode decides. It has no effect on any other limit.
     ///
     /// ```
     /// use http::request::Parts;
@@ -100,7 +133,7 @@ impl KeyedLimit {
     ///   the [metrics](mod@crate::metrics) report it.
     #[must_use]
     pub fn fallback(mut self, limit: Limit) -> Self {
-        if self.choose.is_some() {
+        if let Some(ChooseLimit::Later(_)) = self.choose {
             self.limit = Some(limit);
         }
         self
@@ -142,10 +175,7 @@ impl Policy {
         if let Some(refused) = self.refuse_without_choice(&drafts, mode) {
             return Plan::Decided(refused);
         }
-        let to_choose = drafts.iter().enumerate().filter(|(_, draft)| matches!(draft, DraftCharge::ToChoose(..)));
-        let choices =
-            to_choose.filter_map(|(index, _)| Some((index, self.limits.get(index)?.choose.as_ref()?(request))));
-        let (choices, before) = (choices.collect(), time_waited(request));
+        let (choices, before) = (self.choices(&drafts, request), time_waited(request));
         let policy = Arc::clone(self);
         Plan::Wait(Box::pin(async move {
             let limiter = policy.limiter.clone().with_failure_mode(mode);
@@ -160,25 +190,43 @@ impl Policy {
                 (Ok(Some(check)), None) => limiter.decide(check, &mut waited).await.map(Some),
                 (undecided, _) => undecided.map(|_| None),
             };
+            let outcome = match outcome {
+                Ok(Some(decision)) => Ok(Some(policy.ban(&limiter, decision, &details.bans).await)),
+                undecided => undecided,
+            };
             Decided { outcome, mode, details: Some(details), waited: waited.saturating_sub(choice) }
         }))
+    }
+
+    /// The choices that may take a while, each with the number of its limit.
+    pub(super) fn choices(&self, drafts: &[DraftCharge], request: &Parts) -> Vec<(usize, LimitFuture)> {
+        let limits = self.limits.iter().zip(drafts).enumerate();
+        let to_choose = limits.filter(|(_, (_, draft))| matches!(draft, DraftCharge::ToChoose(..)));
+        to_choose.filter_map(|(index, (limit, _))| Some((index, limit.choose_later(request)?))).collect()
     }
 
     /// The refusal by the limits that need no choice, if that is known at once: then no limit is chosen. A layer that waits
     /// for capacity always chooses.
     fn refuse_without_choice(&self, drafts: &[DraftCharge], mode: FailureMode) -> Option<Decided> {
-        let None = self.max_wait else { return None };
+        let is_unchosen = |draft: &_| matches!(draft, DraftCharge::ToChoose(..));
+        if self.max_wait.is_some() || !drafts.iter().any(is_unchosen) {
+            return None;
+        }
         let mut details = Box::<CheckDetails>::default();
         details.add(drafts.iter().cloned()).ok()?;
         let check = details.check.take()?;
         let refusal = self.limiter.refuse_now(&check)?;
+        // It begins once the store is asked.
+        if !self.begun(&refusal, &details.bans).is_empty() {
+            return None;
+        }
         details.partition_keys = self.partition_keys_of(&check);
         Some(Decided { outcome: Ok(Some(refusal)), mode, details: Some(details), waited: Duration::ZERO })
     }
 
     /// Chooses all limits at once, within what is left of the deadline, and makes their charges. `mode` is for a limit without
     /// a fallback that cannot be chosen.
-    async fn choose(
+    pub(super) async fn choose(
         &self,
         drafts: &mut [DraftCharge],
         mut choices: Vec<(usize, LimitFuture)>,
@@ -188,7 +236,7 @@ impl Policy {
     ) -> Result<(), Error> {
         let mut charge = |index: usize, chosen: ChosenLimit| {
             if let (Some(limit), Some(draft)) = (self.limits.get(index), drafts.get_mut(index))
-                && let DraftCharge::ToChoose(key, cost) = draft
+                && let DraftCharge::ToChoose(_, key, cost) = draft
             {
                 *draft = limit.charge_chosen(chosen, (key.clone(), *cost), mode, unchosen)?;
             }

@@ -7,7 +7,10 @@ use http::{
     response,
 };
 
-use super::super::{extract::KeyExtractor, rejection::Rejection};
+use super::{
+    super::{extract::KeyExtractor, rejection::Rejection},
+    ban::Ban,
+};
 use crate::{
     check::Charge,
     error::{Error, NeverFits},
@@ -19,8 +22,16 @@ use crate::{
 /// The units that a request takes.
 pub(crate) type Cost = dyn Fn(&Parts) -> u64 + Send + Sync;
 
+type ByRequest<T> = dyn Fn(&Parts) -> T + Send + Sync;
+
 /// Chooses a limit for a request, or none.
-pub(super) type ChooseLimit = dyn Fn(&Parts) -> LimitFuture + Send + Sync;
+#[derive(Clone)]
+pub(super) enum ChooseLimit {
+    /// By the request alone.
+    Now(Arc<ByRequest<Option<Limit>>>),
+    /// It may wait, and it may fail.
+    Later(Arc<ByRequest<LimitFuture>>),
+}
 
 /// In a box, since each limit of a layer may choose in its own way.
 pub(super) type LimitFuture = Pin<Box<dyn Future<Output = ChosenLimit> + Send>>;
@@ -50,7 +61,7 @@ const DEFAULT_LEASE: Duration = Duration::from_secs(60);
 pub struct KeyedLimit {
     /// If it is chosen for each request, the fallback.
     pub(super) limit: Option<Limit>,
-    pub(super) choose: Option<Arc<ChooseLimit>>,
+    pub(super) choose: Option<ChooseLimit>,
     extractor: Arc<dyn KeyExtractor>,
     pub(super) cost: Option<Arc<Cost>>,
     pub(crate) cost_afterwards: Option<Arc<CostAfterwards>>,
@@ -60,19 +71,21 @@ pub struct KeyedLimit {
     pub(crate) heeds_upstream: bool,
     pub(crate) is_shadow: bool,
     is_hidden: bool,
-    parts: Option<NonZeroU32>,
+    pub(super) parts: Option<NonZeroU32>,
+    pub(super) ban: Option<Ban>,
 }
 
 /// The charge of a request under one limit, or the reason why there is none.
 #[derive(Clone)]
 pub(super) enum DraftCharge {
-    Charge(Charge),
+    /// With the one that begins its ban.
+    Charge(Charge, Option<Box<Charge>>),
     /// The limit is in the shadow, and cannot charge the request for this reason.
     LeftOut(Option<Limit>, Rejection),
     /// No limit was chosen for this request.
     Unlimited,
-    /// The limit has yet to be chosen.
-    ToChoose(Key, u64),
+    /// The limit has yet to be chosen for this key and cost. With the charge that begins its ban.
+    ToChoose(Option<Box<Charge>>, Key, u64),
 }
 
 impl Limit {
@@ -84,7 +97,7 @@ impl Limit {
 }
 
 impl KeyedLimit {
-    pub(super) fn new(limit: Option<Limit>, choose: Option<Arc<ChooseLimit>>, extractor: impl KeyExtractor) -> Self {
+    pub(super) fn new(limit: Option<Limit>, choose: Option<ChooseLimit>, extractor: impl KeyExtractor) -> Self {
         Self {
             limit,
             choose,
@@ -97,6 +110,7 @@ impl KeyedLimit {
             is_shadow: false,
             is_hidden: false,
             parts: None,
+            ban: None,
         }
     }
 
@@ -207,6 +221,16 @@ impl KeyedLimit {
         self.limit.as_ref().filter(|_| self.choose.is_none())
     }
 
+    /// The same limit without its parts, and without a cost of its own.
+    pub(super) fn whole_at_no_cost(&self) -> Self {
+        Self { parts: None, cost: None, ..self.clone() }
+    }
+
+    /// Chooses the limit of a request, if that may take a while.
+    pub(super) fn choose_later(&self, request: &Parts) -> Option<LimitFuture> {
+        if let Some(ChooseLimit::Later(choose)) = &self.choose { Some(choose(request)) } else { None }
+    }
+
     /// Whether the limit has no options, so that the charge of a request is a [plain](Self::plain_charge) one.
     #[inline]
     pub(super) fn is_plain(&self) -> bool {
@@ -218,6 +242,7 @@ impl KeyedLimit {
             && !self.is_hidden
             && self.parts.is_none()
             && !self.limit.as_ref().is_some_and(Limit::is_concurrent)
+            && self.ban.is_none()
     }
 
     /// The charge of a limit without options: made without the detour over a [`DraftCharge`]. `None` without a limit.
@@ -234,16 +259,24 @@ impl KeyedLimit {
     /// The charge of a request of this cost.
     pub(super) fn draft(&self, parts: &Parts, cost: u64) -> Result<DraftCharge, Rejection> {
         let cost = self.cost.as_ref().map_or(cost, |own| own(parts));
-        match (self.extractor.extract(parts), self.limit()) {
-            (Ok(key), Some(limit)) => self.charge(limit.clone(), key, cost).map_err(Rejection::NeverFits),
-            (Ok(key), None) => Ok(DraftCharge::ToChoose(key, cost)),
-            (Err(error), limit) if self.is_shadow => Ok(DraftCharge::LeftOut(limit.cloned(), Rejection::NoKey(error))),
-            (Err(error), _) => Err(Rejection::NoKey(error)),
-        }
+        let key = match self.extractor.extract(parts) {
+            Ok(key) => key,
+            Err(error) if self.is_shadow => {
+                return Ok(DraftCharge::LeftOut(self.limit().cloned(), Rejection::NoKey(error)));
+            }
+            Err(error) => return Err(Rejection::NoKey(error)),
+        };
+        let limit = match &self.choose {
+            None => self.limit.clone(),
+            Some(ChooseLimit::Now(choose)) => choose(parts),
+            Some(ChooseLimit::Later(_)) => return Ok(DraftCharge::ToChoose(self.begins_ban(&key), key, cost)),
+        };
+        limit.map_or(Ok(DraftCharge::Unlimited), |limit| self.charge(limit, key, cost)).map_err(Rejection::NeverFits)
     }
 
     /// The charge under `limit`.
     pub(super) fn charge(&self, limit: Limit, key: Key, cost: u64) -> Result<DraftCharge, NeverFits> {
+        let ban = self.begins_ban(&key);
         let (limit, key) = match self.parts {
             Some(parts) => {
                 let split = Split::of_at_most(limit, parts);
@@ -259,11 +292,10 @@ impl KeyedLimit {
             if self.counts_afterwards { Ok(Charge::any_left(limit, key)) } else { Charge::new(limit, key, cost) };
         match charge {
             Ok(charge) => {
-                let charge = if self.is_hidden { charge.hidden() } else { charge };
                 // Reserved until the response, and counted as of its time.
                 let heeding = (self.heeds_upstream && charge.units() > 0).then(|| charge.limit().window());
                 let charge = settled_within.or(heeding).into_iter().fold(charge, Charge::reserve);
-                Ok(DraftCharge::Charge(if self.is_shadow { charge.in_shadow() } else { charge }))
+                Ok(DraftCharge::Charge(self.flagged(charge), ban))
             }
             Err(error) => {
                 let error = NeverFits { is_hidden: self.is_hidden, ..error };
@@ -273,6 +305,16 @@ impl KeyedLimit {
                 Ok(DraftCharge::LeftOut(Some(error.limit.clone()), Rejection::NeverFits(error)))
             }
         }
+    }
+
+    fn begins_ban(&self, key: &Key) -> Option<Box<Charge>> {
+        let Ban { limit, time, .. } = self.ban.as_ref()?;
+        Some(Box::new(self.flagged(Charge::ban(limit.clone(), key.clone(), *time))))
+    }
+
+    fn flagged(&self, charge: Charge) -> Charge {
+        let charge = if self.is_hidden { charge.hidden() } else { charge };
+        if self.is_shadow { charge.in_shadow() } else { charge }
     }
 
     /// The keys of all parts of a split limit, or the charged key alone.
@@ -292,6 +334,7 @@ impl fmt::Debug for KeyedLimit {
             .field("is_shadow", &self.is_shadow)
             .field("is_hidden", &self.is_hidden)
             .field("parts", &self.parts)
+            .field("ban", &self.ban_name())
             .finish_non_exhaustive()
     }
 }

@@ -1,7 +1,7 @@
 //! The policy of a layer, and from a request to its decision: whether the request is counted, under which limits, by which keys
 //! and costs.
 //!
-//! 1. A request whose key is on a list of denied keys gets 403. Otherwise, a request whose key is on a list of allowed keys,
+//! 1. A request whose key or address is on a list of denied ones gets 403. Otherwise, one that is on a list of allowed ones,
 //!    a skipped request, and a CORS preflight go to the service uncounted. All other requests are counted.
 //! 2. A request without a key is on no list. A key that is present but cannot be read may be a denied key, so a list of denied
 //!    keys rejects it with the status of its [`KeyError`](super::extract::KeyError). No list of allowed keys has it.
@@ -9,22 +9,24 @@
 //!    left, the layer still waits for 5 ms, so that a store that hangs does not turn off the limits on another store. So a
 //!    request waits for at most the longest deadline of its layers, plus 5 ms for each layer that found nothing left.
 
+mod ban;
 mod check;
 mod chosen;
 mod cost;
 mod keyed_limit;
 mod preflight;
+mod usage;
 
 use std::{collections::HashSet, fmt, pin::Pin, sync::Arc, time::Duration};
 
 use http::{Method, request::Parts};
 
 pub(super) use self::check::CheckDetails;
-use self::keyed_limit::Cost;
+use self::keyed_limit::{Cost, DraftCharge};
 pub use self::keyed_limit::{Exchange, KeyedLimit};
 use super::{
     events::Events,
-    extract::{KeyError, KeyExtractor},
+    extract::{AddressList, ClientIp, KeyError, KeyExtractor},
     headers::{HeaderSets, PartitionKeys},
     rejection::Rejection,
 };
@@ -112,9 +114,12 @@ impl Policy {
 
     /// Adds a limit, unless another has its name: clients and metrics could not tell them apart.
     pub(super) fn push(&mut self, limit: KeyedLimit) -> Result<(), ConfigError> {
-        if let Some(name) = limit.limit().map(Limit::name)
-            && self.any(|other| other.limit().is_some_and(|other| other.name() == name))
-        {
+        let all = || self.limits.iter().chain([&limit]);
+        let names = || all().filter_map(KeyedLimit::limit).map(Limit::name);
+        let own = limit.limit().map(Limit::name).filter(|own| names().filter(|name| name == own).count() > 1);
+        // Several limits may have one ban.
+        let mistaken = || all().filter_map(KeyedLimit::ban_name).find(|ban| names().any(|name| name == *ban));
+        if let Some(name) = own.or_else(mistaken) {
             let text = format!("two limits of one layer are named {name:?}: give one of them another name");
             return Err(ConfigError::new(ConfigErrorKind::SameLimit, text));
         }
@@ -150,7 +155,8 @@ impl Policy {
         } else {
             let drafts = self.limits.iter().map(|limit| limit.draft(request, cost));
             let drafts = drafts.collect::<Result<Vec<_>, _>>()?;
-            if self.max_wait.is_some() || self.any(|limit| limit.choose.is_some()) {
+            let may_wait = |draft: &_| matches!(draft, DraftCharge::ToChoose(..) | DraftCharge::Charge(_, Some(_)));
+            if self.max_wait.is_some() || drafts.iter().any(may_wait) {
                 return Ok(self.choose_and_decide(drafts, request, mode));
             }
             let mut details = Box::default();
@@ -203,10 +209,7 @@ impl Policy {
         let mut check = None::<Check>;
         for limit in &self.limits {
             let Some(charge) = limit.plain_charge(request, cost)? else { continue };
-            match &mut check {
-                Some(check) => check.add_distinct(charge),
-                none => *none = Some(Check::new(charge)),
-            }
+            Check::push(&mut check, charge);
         }
         Ok(check)
     }
@@ -225,10 +228,18 @@ impl Policy {
 /// A list of denied or exempt keys. A request without a key is not on it.
 pub(super) fn key_list(extractor: impl KeyExtractor, keys: impl IntoIterator<Item = Key>) -> Arc<KeyList> {
     let keys: HashSet<Key> = keys.into_iter().collect();
-    Arc::new(move |parts| match extractor.extract(parts) {
-        Ok(key) => Ok(keys.contains(&key)),
+    list(move |parts| extractor.extract(parts).map(|key| keys.contains(&key)))
+}
+
+/// A list of denied or exempt addresses.
+pub(super) fn address_list(client_ip: ClientIp, addresses: AddressList) -> Arc<KeyList> {
+    list(move |parts| client_ip.address(parts).map(|address| addresses.contains(address)))
+}
+
+fn list(find: impl Fn(&Parts) -> Result<bool, KeyError> + Send + Sync + 'static) -> Arc<KeyList> {
+    Arc::new(move |parts| match find(parts) {
         Err(error) if error.is_missing => Ok(false),
-        Err(error) => Err(error),
+        found => found,
     })
 }
 

@@ -160,7 +160,7 @@ impl Rejection {
     /// How long the client should wait, in whole milliseconds; `None` if that does not help.
     fn wait(&self, headers: &HeaderMap) -> Option<Duration> {
         match self {
-            Self::Limited(decision) => {
+            Self::Limited(decision) | Self::Banned(decision, _) => {
                 let millis = decision.retry_after()?.as_nanos().div_ceil(1_000_000);
                 // No wait at all would let some clients come back at once.
                 Some(Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX).max(1)))

@@ -5,6 +5,7 @@
 //! | over a limit | 429 | `Retry-After`, and the [sets](super::HeaderSets) that the layer sends |
 //! | cost above the limit | 429 | none of these, since waiting does not help |
 //! | no key | 400; 401 with `WWW-Authenticate` for API keys; 500 if the server does not know its peers | |
+//! | [banned](super::KeyedLimit::ban) | 429, or the [status](super::KeyedLimit::ban_status) of the ban | as over a limit |
 //! | key on a list of [denied](super::RateLimitLayer::deny) keys | 403 | |
 //! | no decision, or no limit could be chosen, while failing closed; or a cost above the [share](crate::limiter::Share), while failing local | 503 | `Retry-After` of 1 to 5 s, at random so that clients do not all return at once |
 //!
@@ -96,6 +97,8 @@ use crate::{
 pub enum Rejection {
     /// A limit refused it. Some methods return a refusal as a value: `.map_err(Rejection::Limited)?` makes it an error.
     Limited(Decision),
+    /// A [ban](crate::KeyedLimit::ban) refused it, or has begun by it. The response has this status.
+    Banned(Decision, StatusCode),
     /// It costs more than a limit ever admits.
     NeverFits(NeverFits),
     /// It has no key.
@@ -115,13 +118,14 @@ impl Rejection {
             Self::Limited(_) | Self::NeverFits(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::NoKey(error) => error.status(),
             Self::Denied => StatusCode::FORBIDDEN,
+            Self::Banned(_, status) => *status,
             Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
     /// The decision of a refusal.
     pub(crate) fn decision(&self) -> Option<&Decision> {
-        if let Self::Limited(decision) = self { Some(decision) } else { None }
+        if let Self::Limited(decision) | Self::Banned(decision, _) = self { Some(decision) } else { None }
     }
 
     /// The names of the limits that have refused and are not hidden.
@@ -138,6 +142,7 @@ impl Rejection {
     pub(crate) fn label(&self) -> &'static str {
         match self {
             Self::Limited(_) => "limited",
+            Self::Banned(..) => "banned",
             Self::NeverFits(_) => "never_fits",
             // The server's mistake. Clients cannot cause it, so it can be an alert.
             Self::NoKey(error) if error.status().is_server_error() => "not_set_up",
@@ -167,7 +172,7 @@ impl From<KeyError> for Rejection {
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Limited(decision) => write!(
+            Self::Limited(decision) | Self::Banned(decision, _) => write!(
                 f,
                 "over the limit {:?}; retry in {:?}",
                 decision.binding().limit().name(),

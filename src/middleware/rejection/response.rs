@@ -54,7 +54,7 @@ where
 /// }
 /// ```
 ///
-/// * The types `quota-exceeded`, for a 429, and `temporary-reduced-capacity`, for a 503, are those of the
+/// * The types `quota-exceeded`, for a 429 by a limit, and `temporary-reduced-capacity`, for a 503, are those of the
 ///   [draft](crate::HeaderSets::RATE_LIMIT) of the `RateLimit` fields. They are not registered before it is published. All other
 ///   responses have no type, which means `about:blank`.
 /// * `violated-policies` are the names of the limits that have refused, without [hidden](crate::Charge::hidden) ones.
@@ -91,7 +91,7 @@ impl Rejection {
         // It is for one client at one moment, so no cache may store it (RFC 6585, section 4, for 429).
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         match self {
-            Self::Limited(decision) => {
+            Self::Limited(decision) | Self::Banned(decision, _) => {
                 sets.write_x_rate_limit(decision, headers);
                 sets.write_rate_limit(decision, partition_keys, headers);
                 write_retry_after(headers, decision.retry_after().unwrap_or_default());
@@ -131,12 +131,12 @@ impl Rejection {
     fn write_detail(&self, text: &mut String, retry_after: Option<&str>) {
         // Writing to a String cannot fail.
         match self {
-            Self::Limited(decision) => {
+            Self::Limited(decision) | Self::Banned(decision, _) => {
                 match decision.visible() {
                     Some(status) => text.extend(["The limit '", status.limit().name(), "'"]),
                     None => text.push_str("A limit"),
                 }
-                text.push_str(" is used up.");
+                text.push_str(if let Self::Banned(..) = self { " bans this client." } else { " is used up." });
                 if let Some(seconds) = retry_after {
                     text.extend([" Retry in ", seconds, if seconds == "1" { " second." } else { " seconds." }]);
                 }
@@ -182,7 +182,7 @@ impl Rejection {
                 r#"{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","#,
                 r#""title":"Temporary Reduced Capacity","status":503,"detail":""#
             )),
-            Self::NoKey(_) | Self::Denied => {
+            Self::NoKey(_) | Self::Denied | Self::Banned(..) => {
                 let status = self.status();
                 let (title, status) = (status.canonical_reason().unwrap_or("Rejected"), status.as_u16());
                 // Writing to a String cannot fail.

@@ -92,13 +92,13 @@ impl FollowUp {
         if !settles && blocked.is_empty() {
             return None;
         }
-        let (policy, admitted) = (Arc::clone(&self.policy), admitted.clone());
+        let (policy, admitted, bans) = (Arc::clone(&self.policy), admitted.clone(), self.details.bans.clone());
         Some(Detachable::new(async move {
             let Policy { limiter, events, .. } = &*policy;
             let settled = if settles { Some(settle(limiter, admitted, settlements, spent).await) } else { None };
             let settled = settled.and_then(|settled| settled.inspect_err(|error| events.not_settled(error)).ok());
             block_all(limiter, events, blocked).await;
-            settled
+            Some(policy.ban(limiter, settled?, &bans).await)
         }))
     }
 

@@ -49,7 +49,7 @@ impl Policy {
         let degraded = self.report_degraded(&outcome, mode, unchosen);
         let decision = match admission(outcome, mode) {
             Ok(decision) => decision,
-            Err(rejection) => return Err(self.reject(request, rejection, details, degraded, responder)),
+            Err(rejection) => return Err(self.reject(request, self.of_ban(rejection), details, degraded, responder)),
         };
         let follow_up = details.and_then(|mut details| {
             details.shadow = self.report_shadow(decision.as_ref(), mem::take(&mut details.left_out));

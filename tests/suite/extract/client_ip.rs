@@ -1,7 +1,7 @@
 //! `ClientIp`: the address of the client behind trusted proxies, and the headers with which attackers try to change it.
 
 use http::HeaderValue;
-use tower_sliding_window::{ClientIp, Everyone, Key, KeyExtractor};
+use tower_sliding_window::{ClientIp, Everyone, Key, KeyExtractor, PeerIp};
 
 use super::{PROXY, behind, from, key, with};
 
@@ -168,6 +168,31 @@ fn a_single_value_header_must_be_there_once_and_hold_an_address() {
     ] {
         assert_eq!(extractor.extract(&from(PROXY, lines)).unwrap_err().status(), 400, "{lines:?}");
     }
+}
+
+/// For a log or a handler, by the same walk as the key.
+#[test]
+fn the_address_of_a_request_is_the_one_that_is_counted() {
+    for (peer, header, address) in [
+        ("192.0.2.1", "198.51.100.1", "192.0.2.1"),
+        (PROXY, "198.51.100.1, 203.0.113.7", "203.0.113.7"),
+        (PROXY, "198.51.100.1, 10.0.0.2", "198.51.100.1"),
+        (PROXY, "unknown", PROXY),
+        // As a dual-stack listener writes them.
+        ("::ffff:10.0.0.1", "::ffff:203.0.113.7", "203.0.113.7"),
+        ("::ffff:192.0.2.1", "", "192.0.2.1"),
+        (PROXY, "2001:db8:1:2::3", "2001:db8:1:2::3"),
+        (PROXY, "64:ff9b::203.0.113.7", "64:ff9b::cb00:7107"),
+    ] {
+        let request = from(peer, &[("x-forwarded-for", header)]);
+        let found = behind().address(&request).unwrap();
+        assert_eq!(found.to_string(), address);
+        assert_eq!(behind().extract(&request).unwrap(), behind().key(found));
+    }
+    let single = behind().single_header("x-real-ip");
+    assert_eq!(single.address(&from(PROXY, &[])).unwrap_err().status(), 400);
+    assert_eq!(behind().address(&with(&[])).unwrap_err().status(), 500);
+    assert_eq!(PeerIp::new().address(&from("192.0.2.1", &[])).unwrap().to_string(), "192.0.2.1");
 }
 
 #[test]

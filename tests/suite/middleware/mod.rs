@@ -2,6 +2,7 @@
 
 #[cfg(all(feature = "grpc", feature = "metrics"))]
 mod attacks;
+mod bans;
 mod choosing;
 mod concurrent_limits;
 mod count_afterwards;
@@ -23,3 +24,4 @@ mod shadow;
 mod skipping;
 mod stacked;
 mod stacks;
+mod usage;

@@ -31,6 +31,51 @@ async fn axum_counts_by_peer_address() {
     }
 }
 
+/// As nginx forwards to `proxy_pass http://unix:/run/app.sock`. A Unix socket has no address, so the app says what its peer is.
+#[cfg(unix)]
+#[tokio::test]
+async fn a_peer_without_an_address_is_the_one_that_the_app_names() {
+    use std::{
+        net::{Ipv4Addr, SocketAddr},
+        path::Path,
+    };
+
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::{UnixListener, UnixStream},
+        task::JoinSet,
+    };
+    use tower_sliding_window::ClientIp;
+
+    async fn get_over(socket: &Path, client: &str) -> String {
+        let mut stream = UnixStream::connect(socket).await.unwrap();
+        let head = format!("GET / HTTP/1.1\r\nhost: app\r\nx-forwarded-for: {client}\r\nconnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        format!("{} {}", &answer[9..12], answer.rsplit("\r\n").next().unwrap())
+    }
+
+    let client_ip = ClientIp::behind(["127.0.0.1"]).unwrap();
+    let layer = RateLimitLayer::new(MemoryStore::new()).limit(CALLS.by(client_ip.clone()));
+    let hello = move |request: Parts| async move { client_ip.address(&request).unwrap().to_string() };
+    let app = Router::new().route("/", get(hello)).layer(layer);
+    let named = app.clone().layer(Extension(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))));
+    let folder = tempfile::tempdir().unwrap();
+    let (unnamed_socket, socket) = (folder.path().join("unnamed"), folder.path().join("named"));
+    let mut servers = JoinSet::new();
+    for (app, socket) in [(app, &unnamed_socket), (named, &socket)] {
+        let listener = UnixListener::bind(socket).unwrap();
+        servers.spawn(async move { axum::serve(listener, app).await });
+    }
+    assert!(get_over(&unnamed_socket, "203.0.113.7").await.starts_with("500 "));
+    for answer in ["200 203.0.113.7", "200 203.0.113.7"] {
+        assert_eq!(get_over(&socket, "203.0.113.7").await, answer);
+    }
+    assert!(get_over(&socket, "203.0.113.7").await.starts_with("429 "));
+    assert_eq!(get_over(&socket, "203.0.113.8").await, "200 203.0.113.8");
+}
+
 #[tokio::test]
 async fn layer_charges_not_found_and_route_layer_does_not() {
     let layer = |store: &MemoryStore| RateLimitLayer::new(store.clone()).limit(CALLS.by(PeerIp::new()));

@@ -7,7 +7,9 @@ use http::{HeaderValue, Method, Request, StatusCode, request::Parts};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     ApiKey, ClientIp, Decision, Header, KeyExtractor, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, Rejection,
-    Secret, extract::KeyError,
+    Secret,
+    error::ConfigErrorKind,
+    extract::{AddressList, KeyError},
 };
 
 use crate::support::{
@@ -224,6 +226,119 @@ async fn an_unknown_peer_is_an_error_for_a_deny_list_and_counted_by_an_exempt_li
         assert!(log.text().contains("into_make_service_with_connect_info"), "{}", log.text());
         assert_eq!(outcome(&layer, known()).await, at_home);
     }
+}
+
+/// A request of this peer.
+fn from(peer: &str, headers: &[(&str, &str)]) -> Request<Body> {
+    let mut request = to("/", headers);
+    request.extensions_mut().insert(SocketAddr::new(peer.parse().unwrap(), 1));
+    request
+}
+
+#[tokio::test]
+async fn ranges_of_addresses_are_exempt_or_denied() {
+    let office = AddressList::new(["203.0.113.0/28", "2001:db8:7::/48"]).unwrap();
+    let abusers = AddressList::new(["198.51.100.0/24", "203.0.113.5", " 192.0.2.64/26 "]).unwrap();
+    let layer = layer().exempt_addresses(PeerIp::new(), &office).deny_addresses(PeerIp::new(), &abusers);
+    for (peer, expected) in [
+        ("203.0.113.1", (200, false)),
+        ("::ffff:203.0.113.1", (200, false)),
+        ("64:ff9b::203.0.113.1", (200, false)),
+        ("2001:db8:7:ffff::1", (200, false)),
+        // A list of denied addresses goes before.
+        ("203.0.113.5", (403, false)),
+        ("198.51.100.255", (403, false)),
+        ("::ffff:198.51.100.0", (403, false)),
+        ("192.0.2.127", (403, false)),
+    ] {
+        assert_eq!(outcome(&layer, from(peer, &[])).await, expected, "{peer}");
+    }
+    for peer in ["203.0.113.16", "203.0.112.255", "198.51.101.0", "198.51.99.255", "192.0.2.63"] {
+        assert_eq!(outcome(&layer, from(peer, &[COUNTED])).await, (200, true), "{peer}");
+    }
+}
+
+#[tokio::test]
+async fn a_range_means_what_it_says() {
+    for (range, within, beside) in [
+        ("0.0.0.0/0", &["0.0.0.0", "255.255.255.255", "::ffff:192.0.2.1"][..], &["2001:db8::1"][..]),
+        ("::/0", &["2001:db8::1", "ffff::"], &["192.0.2.1"]),
+        ("::ffff:0:0/96", &["192.0.2.1"], &["2001:db8::1"]),
+        ("::ffff:192.0.2.0/120", &["192.0.2.1", "::ffff:192.0.2.1"], &["192.0.3.1"]),
+        // Of an address within a range, its range.
+        ("192.0.2.77/24", &["192.0.2.0", "192.0.2.255"], &["192.0.3.0", "192.0.1.255"]),
+    ] {
+        let list = AddressList::new([range]).unwrap();
+        for (addresses, is_within) in [(within, true), (beside, false)] {
+            for address in addresses {
+                assert_eq!(list.contains(address.parse().unwrap()), is_within, "{range} {address}");
+            }
+        }
+    }
+    // Overlapping, in any order, and twice.
+    let list = AddressList::new(["10.1.2.0/28", "10.0.0.0/8", "10.1.2.3", "10.0.0.0/8", "::1", "9.0.0.0/8"]).unwrap();
+    for (address, is_within) in
+        [("10.200.0.0", true), ("9.255.255.255", true), ("11.0.0.0", false), ("8.255.255.255", false)]
+    {
+        assert_eq!(list.contains(address.parse().unwrap()), is_within, "{address}");
+    }
+    assert!(!AddressList::default().contains("192.0.2.1".parse().unwrap()));
+}
+
+#[tokio::test]
+async fn a_list_that_is_replaced_holds_for_every_layer_at_once() {
+    let list = AddressList::new(["198.51.100.0/24"]).unwrap();
+    let layers = [layer().deny_addresses(PeerIp::new(), &list), layer().deny_addresses(PeerIp::new(), &list.clone())];
+    let statuses = async |peer: &str| {
+        let mut statuses = Vec::new();
+        for layer in &layers {
+            let request = from(peer, &[]);
+            statuses.push(layer.clone().layer(service_fn(hello)).oneshot(request).await.unwrap().status().as_u16());
+        }
+        statuses
+    };
+    assert_eq!((statuses("198.51.100.1").await, statuses("192.0.2.1").await), (vec![403; 2], vec![200; 2]));
+    list.replace(["192.0.2.1"]).unwrap();
+    assert_eq!((statuses("198.51.100.1").await, statuses("192.0.2.1").await), (vec![200; 2], vec![403; 2]));
+
+    // The list stays if a range of the new one cannot be read.
+    for mistake in ["192.0.2.0/33", "example.org", "", "10.1"] {
+        let error = list.clone().replace(["198.51.100.0/24", mistake]).unwrap_err();
+        assert!(error.to_string().starts_with(&format!("{mistake:?} is not an address range")), "{error}");
+        assert_eq!(error.kind(), ConfigErrorKind::Address);
+        assert_eq!(AddressList::new([mistake]).unwrap_err(), error);
+    }
+    assert_eq!(statuses("192.0.2.1").await, [403; 2]);
+    list.replace::<&str>([]).unwrap();
+    assert_eq!(statuses("192.0.2.1").await, [200; 2]);
+    assert_eq!(format!("{:?}", AddressList::new(["192.0.2.1"]).unwrap()), "AddressList(1)");
+}
+
+/// Not the proxy's address, and not one that the client has made up.
+#[tokio::test]
+async fn behind_a_proxy_the_address_of_the_client_is_on_the_list() {
+    let client_ip = ClientIp::behind(["10.1.2.0/28"]).unwrap();
+    let list = AddressList::new(["198.51.100.0/24"]).unwrap();
+    let layer = layer().deny_addresses(client_ip.clone(), &list).exempt_addresses(client_ip, &list);
+    let forwarded = |peer: &str, clients: &str| from(peer, &[("x-forwarded-for", clients), COUNTED]);
+    assert_eq!(outcome(&layer, forwarded("10.1.2.3", "198.51.100.1")).await, (403, false));
+    assert_eq!(outcome(&layer, forwarded("10.1.2.3", "198.51.100.1, 192.0.2.1")).await, (200, true));
+    assert_eq!(outcome(&layer, forwarded("192.0.2.1", "198.51.100.1")).await, (200, true));
+    // The server does not know its peers: no address is off the list.
+    assert_eq!(outcome(&layer, to("/", &[("x-forwarded-for", "192.0.2.1")])).await, (500, false));
+}
+
+#[tokio::test]
+async fn a_closure_denies() {
+    let layer = layer()
+        .skip(|request| request.uri.path() == "/wp-login.php")
+        .deny_if(|request| request.uri.path().ends_with(".php"))
+        .deny_if(|request| request.method == Method::TRACE);
+    let mut trace = to("/", &[]);
+    *trace.method_mut() = Method::TRACE;
+    assert_eq!(outcome(&layer, to("/wp-login.php", &[])).await, (403, false));
+    assert_eq!(outcome(&layer, trace).await, (403, false));
+    assert_eq!(outcome(&layer, to("/", &[COUNTED])).await, (200, true));
 }
 
 /// An extractor makes the same key from a known value as from a request, so the key can be listed and reset.

@@ -1,6 +1,7 @@
 //! Limits that are chosen for each request, such as by the plan of a customer.
 
 mod chosen_limits;
+mod chosen_now;
 mod duplicate_limits;
 mod failed_choices;
 mod fallbacks;

@@ -1,0 +1,72 @@
+//! Address ranges that may change while the program runs.
+
+use std::{
+    fmt,
+    net::IpAddr,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use ipnet::IpNet;
+
+use super::address::{have, parse_ranges};
+use crate::error::ConfigError;
+
+/// Address ranges, to [exempt](crate::RateLimitLayer::exempt_addresses) or to [deny](crate::RateLimitLayer::deny_addresses). Clones share
+/// them, so a task that reads them anew now and then replaces them for every layer.
+///
+/// ```
+/// use tower_sliding_window::{ClientIp, Limit, MemoryStore, RateLimitLayer, extract::AddressList};
+///
+/// let client_ip = ClientIp::behind(["10.1.2.0/28"])?;
+/// let (office, abusers) = (AddressList::new(["203.0.113.0/24", "2001:db8:7::/48"])?, AddressList::default());
+/// let layer = RateLimitLayer::new(MemoryStore::new())
+///     .limit(Limit::per_minute("requests", 60).by(client_ip.clone()))
+///     .exempt_addresses(client_ip.clone(), &office)
+///     .deny_addresses(client_ip, &abusers);
+///
+/// // Later, while the layer serves requests.
+/// abusers.replace(["198.51.100.0/24", "192.0.2.7"])?;
+/// assert!(abusers.contains("198.51.100.1".parse()?));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// * `0.0.0.0/0` has all IPv4 addresses, and `::/0` all IPv6 addresses. A range of IPv4 addresses also has those that are mapped or
+///   translated to IPv6, as in [`PeerIp`](super::PeerIp).
+/// * A look-up takes a binary search, so a list may have a hundred thousand ranges.
+#[derive(Clone, Default)]
+pub struct AddressList(Arc<RwLock<Vec<IpNet>>>);
+
+impl AddressList {
+    /// A list of ranges and addresses.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`], naming the text, if one is neither a range nor an address.
+    pub fn new<R: AsRef<str>>(ranges: impl IntoIterator<Item = R>) -> Result<Self, ConfigError> {
+        Ok(Self(Arc::new(RwLock::new(parse_ranges(ranges)?))))
+    }
+
+    /// Replaces all ranges at once, for all clones.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new). The list stays as it was.
+    pub fn replace<R: AsRef<str>>(&self, ranges: impl IntoIterator<Item = R>) -> Result<(), ConfigError> {
+        let ranges = parse_ranges(ranges)?;
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = ranges;
+        Ok(())
+    }
+
+    /// Whether one of the ranges has this address.
+    #[must_use]
+    pub fn contains(&self, address: IpAddr) -> bool {
+        have(&self.0.read().unwrap_or_else(PoisonError::into_inner), address)
+    }
+}
+
+// The number only, since addresses may be personal.
+impl fmt::Debug for AddressList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("AddressList").field(&self.0.read().unwrap_or_else(PoisonError::into_inner).len()).finish()
+    }
+}

@@ -1,0 +1,72 @@
+//! How the limits of a layer stand for the client of a request, and their reset.
+
+use std::{iter, time::Duration};
+
+use http::request::Parts;
+
+use super::{
+    super::{concurrent::join, rejection::Rejection},
+    CheckDetails, Policy,
+    keyed_limit::KeyedLimit,
+};
+use crate::{
+    check::{Charge, Check},
+    decision::LimitStatus,
+    error::Error,
+    limiter::{FailureMode, Limiter},
+    split::Split,
+};
+
+/// A charge at no cost to each limit of a request, and the charges to its parts, or to itself if it is whole.
+type Usage = Vec<(Charge, Vec<Charge>)>;
+
+impl Policy {
+    pub(in super::super) async fn peek(&self, request: &Parts) -> Result<Vec<LimitStatus>, Rejection> {
+        let limits = self.usage(request).await?;
+        let parts = limits.iter().flat_map(|(_, parts)| parts).cloned();
+        let Some(check) = Check::of_distinct(parts) else { return Ok(Vec::new()) };
+        let decision = self.store_alone().check_all(check).await?;
+        let mut statuses = decision.statuses();
+        let mut of_parts = |parts: &[Charge]| statuses.by_ref().take(parts.len()).collect::<Vec<_>>();
+        Ok(limits.iter().map(|(whole, parts)| LimitStatus::sum(whole, &of_parts(parts))).collect())
+    }
+
+    pub(in super::super) async fn reset(&self, request: &Parts) -> Result<(), Rejection> {
+        let (limits, limiter) = (self.usage(request).await?, self.store_alone());
+        // Held places are no figures of the past.
+        let parts = limits.iter().flat_map(|(_, parts)| parts).filter(|part| !part.limit().is_concurrent());
+        let resets = parts.map(|part| Box::pin(limiter.reset(part.limit(), part.key().clone())));
+        let mut failures = Vec::new();
+        let note = |_, reset: Result<(), Error>| {
+            failures.extend(reset.err());
+            Ok::<_, Error>(())
+        };
+        join(&mut resets.enumerate().collect(), note).await?;
+        failures.pop().map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    async fn usage(&self, request: &Parts) -> Result<Usage, Rejection> {
+        let limits = self.limits.iter().map(KeyedLimit::whole_at_no_cost).collect();
+        let policy = Self { limits, ..self.clone() };
+        let mut drafts = policy.limits.iter().map(|limit| limit.draft(request, 0)).collect::<Result<Vec<_>, _>>()?;
+        let (choices, mut details) = (policy.choices(&drafts, request), CheckDetails::default());
+        let chosen = policy.choose(&mut drafts, choices, Duration::ZERO, FailureMode::Closed, &mut None).await;
+        chosen.and_then(|()| details.add(drafts.into_iter()))?;
+        let whole = details.check.iter().flat_map(Check::charges).map(Charge::without_cost).enumerate();
+        let in_parts = whole.map(|(index, whole)| {
+            let limit = details.charged.iter().find(|charged| charged.charge_index == index);
+            let split = limit.and_then(|charged| self.limits.get(charged.limit_index)?.parts);
+            let parts = match split.map(|parts| Split::of_at_most(whole.limit().clone(), parts)) {
+                Some(split) => split.keys(whole.key().clone()).map(|key| whole.part(split.limit(), key)).collect(),
+                None => iter::once(whole.clone()).collect(),
+            };
+            (whole, parts)
+        });
+        Ok(in_parts.collect())
+    }
+
+    /// A store that fails is an error, and no share tells how its limits stand.
+    fn store_alone(&self) -> Limiter {
+        self.limiter.clone().with_failure_mode(FailureMode::Closed)
+    }
+}
