@@ -33,6 +33,8 @@
 //! | combine limits, or limit each route on its own | [`guide::several_limits`] |
 //! | count only failed logins, or the tokens that a response used | [`guide::costs_known_afterwards`] |
 //! | ban a client for a time after too many failures | [`guide::costs_known_afterwards`](guide::costs_known_afterwards#ban-after-failures) |
+//! | admit at most n requests, streams, sockets or jobs at once | [`guide::at_most_n_at_once`] |
+//! | limit by calendar months, weeks or days in a time zone | the module `limit::calendar`, with the feature `calendar` |
 //! | give each plan or tenant its own limit | [`guide::limits_by_plan`] |
 //! | read limits, and the URL of the store, from a configuration | [`guide::limits_by_plan`](guide::limits_by_plan#limits-from-a-configuration) |
 //! | decide what a route does while Redis is slow or gone | [`guide::when_redis_fails`] |
@@ -41,7 +43,7 @@
 //! | limit gRPC calls, on a server of tonic or around a channel | [`guide::grpc`] |
 //! | admit most requests of a busy tenant without asking Redis | [`guide::hot_keys`] |
 //! | limit to millions of units, or spread a hot key over a cluster | [`guide::large_limits`] |
-//! | share limits over a distance: a Redis in another region or zone that is far away, with its latency | [`guide::redis_is_far_away`] |
+//! | share limits over a distance: a Redis in another region that is far away, with its latency | [`guide::redis_is_far_away`] |
 //! | set up Redis: permissions, memory, size, sentinel, TLS, managed services | [`guide::running_redis`] |
 //! | run on a Redis Cluster | [`guide::running_redis`](guide::running_redis#cluster) |
 //! | test my limits without Redis, or try one on real traffic before it refuses | [`guide::testing_your_limits`] |
@@ -101,6 +103,7 @@
 //! | `axum` | yes | [`PeerIp`] and [`ClientIp`] read axum's `ConnectInfo`, and a [`Rejection`] is a response |
 //! | `redis` | yes | `RedisStore`, on one server or behind sentinels |
 //! | `cluster` | no | `RedisStore` on a Redis Cluster |
+//! | `calendar` | no | limits by the calendar of a time zone: hours, days, weeks and months |
 //! | `serde` | no | [`Limit`] in configurations: `Serialize` and `Deserialize` |
 //! | `tls` | no | `rediss://` URLs, by rustls, with the system's root certificates or your own |
 //! | `tracing` | yes | log lines for set-up errors, an unavailable store and others: at most one a second of each kind for each layer or limiter |
