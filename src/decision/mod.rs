@@ -250,7 +250,7 @@ impl Decision {
         self.places().is_some()
     }
 
-    /// Whether a place of this decision was free for a time, so that another may have got it: the process has stood still, or has not
+    /// Whether a place of this decision may be free, or was for a time, so that another may have got it: the process has stood still, or has not
     /// reached Redis, for longer than the [life](crate::Limit::freed_after) of a place, or Redis has lost it. This is the one exception in which
     /// more places than the limit may be held. The place is taken again, and no other is admitted until fewer are held.
     #[must_use]

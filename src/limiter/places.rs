@@ -54,6 +54,8 @@ struct Admission {
     /// The shortest window of its limits.
     life: Duration,
     is_lost: AtomicBool,
+    /// Until when the store keeps the places if they are not renewed; `None` if it does so until they are freed.
+    kept_until: Option<Mutex<Instant>>,
 }
 
 /// What the clones of a decision share.
@@ -85,8 +87,10 @@ pub(super) fn hold(core: &Arc<Core>, check: &Check, decision: Decision) -> Decis
     let Some(check) = Check::of_distinct(taken).filter(|_| decision.is_allowed()) else { return decision };
     let life = check.charges().map(|charge| charge.limit().window()).min().unwrap_or_default();
     let (id, at, is_local) = (decision.id(), decision.at(), decision.local_cause().is_some());
-    let admission = Arc::new(Admission { check, id, at, is_local, life, is_lost: AtomicBool::new(false) });
     let is_shared = !is_local && core.store.local_state().is_some();
+    // The store has decided before its reply, by no more than the deadline.
+    let kept_until = is_shared.then(|| Mutex::new(Instant::now() + life.saturating_sub(core.deadline())));
+    let admission = Arc::new(Admission { check, id, at, is_local, life, is_lost: AtomicBool::new(false), kept_until });
     let runtime = Handle::try_current().ok().filter(|_| is_shared);
     if let Some(runtime) = &runtime {
         core.renewals.add(&admission, core, runtime);
@@ -104,7 +108,8 @@ impl Admission {
 
 impl Places for Held {
     fn are_lost(&self) -> bool {
-        self.admission.is_lost.load(Ordering::Relaxed)
+        let is_over = |kept_until: &Mutex<Instant>| *lock(kept_until) < Instant::now();
+        self.admission.is_lost.load(Ordering::Relaxed) || self.admission.kept_until.as_ref().is_some_and(is_over)
     }
 }
 
@@ -131,9 +136,14 @@ fn limiter(core: &Arc<Core>) -> Limiter {
     Limiter { core: Arc::clone(core), failure_mode: FailureMode::Open }
 }
 
+/// No code that can panic runs under a lock.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Renewals {
     fn lock(&self) -> MutexGuard<'_, Table> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     fn add(&self, admission: &Arc<Admission>, core: &Arc<Core>, runtime: &Handle) {
@@ -172,6 +182,7 @@ impl Renewals {
 
     /// Takes note that a place was renewed by a call that began then.
     fn renewed(&self, admission: &Admission, began: Instant) {
+        admission.kept_until.iter().for_each(|kept_until| *lock(kept_until) = began + admission.life);
         if let Some((_, due)) = self.lock().held.get_mut(&admission.id) {
             *due = began + admission.life / RENEWALS;
         }
