@@ -1,5 +1,5 @@
-//! Requests and tokens a minute for each API key, as services of language models count them. Each request reserves an
-//! estimate, and pays for the tokens that the response used, whether it comes whole or word by word.
+//! Requests and tokens a minute, and streams at once, for each API key, as services of language models count them. Each request
+//! reserves an estimate, and pays for the tokens that the response used, whether it comes whole or word by word.
 //!
 //! ```sh
 //! cargo run --example llm_tokens
@@ -27,6 +27,8 @@ use tower_sliding_window::{
 };
 
 const REQUESTS: Limit = Limit::per_minute("requests", 60);
+/// A stream holds its place until its body has ended, or its client has left.
+const STREAMS: Limit = Limit::concurrent("streams", 4);
 const TOKENS: Limit = Limit::per_minute("tokens", 400);
 
 /// The longest response in tokens, and the default of a request that names no length.
@@ -61,7 +63,7 @@ fn app(store: impl Store) -> Result<Router, Box<dyn Error>> {
     let requests_and_tokens = requests().limit(TOKENS.by(api_key.clone()).cost(estimate).settle(used).lease(LEASE));
     Ok(Router::new()
         .route("/complete", post(complete).layer(requests_and_tokens))
-        .route("/stream", post(stream).layer(requests()))
+        .route("/stream", post(stream).layer(requests().limit(STREAMS.by(api_key.clone()))))
         .with_state(Tokens { limiter, api_key }))
 }
 

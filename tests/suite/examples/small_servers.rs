@@ -72,6 +72,32 @@ async fn tokens_count_as_the_response_says() {
     assert_eq!(server.send("POST", "/complete", &[]).await.status, 401);
 }
 
+#[tokio::test]
+async fn a_client_has_four_streams_at_once() {
+    let server = Server::start("llm_tokens", &[]);
+    let prompt = "word ".repeat(30);
+    let head = format!(
+        "POST /stream HTTP/1.1\r\nhost: localhost\r\nx-api-key: ada\r\nx-max-tokens: 30\r\ncontent-length: {}\r\n\r\n",
+        prompt.len()
+    );
+    let open = || {
+        let mut client = TcpStream::connect(server.url.trim_start_matches("http://")).unwrap();
+        client.write_all((head.clone() + &prompt).as_bytes()).unwrap();
+        assert!(client.read(&mut [0; 12]).unwrap() > 0, "the response begins");
+        client
+    };
+    let mut open: Vec<TcpStream> = (0..4).map(|_| open()).collect();
+    let another = async || server.post("/stream", &[("x-api-key", "ada"), ("x-max-tokens", "1")], "one").await;
+    let refused = another().await;
+    assert_eq!((refused.status.as_u16(), refused.number("x-ratelimit-limit")), (429, Some(4)));
+    open.pop();
+    let left = Instant::now();
+    while another().await.status != 200 {
+        assert!(left.elapsed() < TEST_TIMEOUT, "no place is freed");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
 /// A stream counts as reserved until its body has ended or its client has disconnected.
 #[tokio::test]
 async fn streamed_tokens_count_when_the_stream_ends() {
