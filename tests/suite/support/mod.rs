@@ -73,13 +73,13 @@ pub(crate) fn check_of(charges: impl IntoIterator<Item = Charge>) -> Check {
     charges.try_fold(first, Check::and).unwrap()
 }
 
-/// Advances the clock to the moment at which its next window begins, as fixed windows count them.
 /// Whether a check was refused, and would have been admitted without the reserved units.
 pub(crate) fn is_refused_by_reservations(decision: &Decision) -> bool {
     let mut refusing = decision.statuses().filter(|status| !status.is_shadow() && status.retry_after().is_some());
     !decision.is_allowed() && refusing.all(LimitStatus::is_refused_by_reservations)
 }
 
+/// Advances the clock to the moment at which its next window begins, as fixed windows count them.
 pub(crate) fn to_next_window(clock: &ManualClock, window: Duration) {
     let since_1970 = clock.now().duration_since(UNIX_EPOCH).unwrap().as_micros();
     let elapsed = u64::try_from(since_1970 % window.as_micros()).unwrap();
