@@ -119,9 +119,9 @@
 //! # Ok(()) }
 //! ```
 
-mod concurrent;
 mod events;
 pub mod extract;
+mod futures;
 mod headers;
 mod layer;
 mod options;

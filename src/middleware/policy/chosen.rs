@@ -6,7 +6,7 @@ use http::request::Parts;
 use tokio::time::Instant;
 
 use super::{
-    super::{concurrent::join, events::Degraded, extract::KeyExtractor, rejection::Rejection},
+    super::{events::Degraded, extract::KeyExtractor, futures::join, rejection::Rejection},
     Decided, Plan, Policy,
     check::CheckDetails,
     keyed_limit::{ChooseLimit, ChosenLimit, DraftCharge, KeyedLimit, LimitFuture},

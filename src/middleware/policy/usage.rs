@@ -5,7 +5,7 @@ use std::{iter, time::Duration};
 use http::request::Parts;
 
 use super::{
-    super::{concurrent::join, rejection::Rejection},
+    super::{futures::join, rejection::Rejection},
     CheckDetails, Policy,
     keyed_limit::KeyedLimit,
 };

@@ -9,8 +9,8 @@ use http::{Response, response};
 
 use super::{
     super::{
-        concurrent::{Detachable, join},
         events::Events,
+        futures::{Detachable, join},
         policy::{CheckDetails, Exchange, KeyedLimit, Policy},
     },
     held::hold,
