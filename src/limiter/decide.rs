@@ -57,7 +57,8 @@ impl Future for Asking {
         if let Some(kept) = kept {
             outcome = outcome.map(|decision| core.note(kept, decision, *asked_after));
         }
-        Poll::Ready(core.conclude(outcome, lookup.as_ref(), kept.as_deref(), *mode))
+        let decided = core.conclude(outcome, lookup.as_ref(), kept.as_deref(), *mode);
+        Poll::Ready(core.hold_places(kept.as_deref(), decided, || reply.took()))
     }
 }
 
@@ -137,14 +138,16 @@ impl Limiter {
             return DecideNow::Decided(Ok(refusal));
         }
         if let Some(error) = core.refuse(|| check.without_costs()) {
-            return DecideNow::Decided(core.decide_locally(Some(&check), mode, error));
+            let decided = core.decide_locally(Some(&check), mode, error);
+            return DecideNow::Decided(core.hold_places(Some(&check), decided, Duration::default));
         }
         let Some(outcome) = core.store.decide_now(&check) else {
             return DecideNow::Ask(self.asking(check, lookup, mode, waited()));
         };
         let outcome = outcome.map_err(Error::from);
         core.breaker.count(&outcome, || Duration::ZERO);
-        DecideNow::Decided(core.conclude(outcome, lookup.as_ref(), Some(&check), mode))
+        let decided = core.conclude(outcome, lookup.as_ref(), Some(&check), mode);
+        DecideNow::Decided(core.hold_places(Some(&check), decided, Duration::default))
     }
 
     /// Not on the way of a check that is decided at once.
@@ -230,7 +233,7 @@ impl Core {
     /// Makes a decision of the store's reply.
     #[inline]
     fn conclude(
-        self: &Arc<Self>,
+        &self,
         outcome: Result<Decision, Error>,
         lookup: Option<&Lookup>,
         check: Option<&Check>,
@@ -242,13 +245,23 @@ impl Core {
                 if let (Some(refusals), Some(lookup), false) = (&self.refusals, lookup, decision.is_allowed()) {
                     refusals.learn(lookup, &decision);
                 }
-                let decision = decision.with_retry_reserved_after(self.retry_reserved_after);
-                Ok(match check {
-                    Some(check) if check.takes_place() => places::hold(self, check, decision),
-                    _ => decision,
-                })
+                Ok(decision.with_retry_reserved_after(self.retry_reserved_after))
             }
             Err(error) => self.decide_locally(check, mode, error),
+        }
+    }
+
+    /// Lets a decision hold the places that it has taken. The store has `took` so long for it.
+    #[inline]
+    fn hold_places(
+        self: &Arc<Self>,
+        check: Option<&Check>,
+        decided: Result<Decision, Error>,
+        took: impl FnOnce() -> Duration,
+    ) -> Result<Decision, Error> {
+        match (check, decided) {
+            (Some(check), Ok(decision)) if check.takes_place() => Ok(places::hold(self, check, decision, took())),
+            (_, decided) => decided,
         }
     }
 

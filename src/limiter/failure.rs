@@ -1,8 +1,8 @@
 //! Failure modes, and decisions in this process while the store cannot decide.
 
-use std::{num::NonZeroU32, sync::Arc};
+use std::num::NonZeroU32;
 
-use super::{Core, places};
+use super::Core;
 use crate::{check::Check, decision::Decision, error::Error, limit::Limit, metrics, store::Store};
 
 /// The response to a store that cannot decide in time.
@@ -85,17 +85,16 @@ impl Core {
     /// Decides under a share, if the mode has one, what the store has failed to decide. Returns the store's error if the share can
     /// never admit the check.
     pub(super) fn decide_locally(
-        self: &Arc<Self>,
+        &self,
         check: Option<&Check>,
         mode: FailureMode,
         error: Error,
     ) -> Result<Decision, Error> {
         metrics::failed(error.label(), &self.layer);
         let FailureMode::Local(share) = mode else { return Err(error) };
-        let decide = |check: &Check| self.local.decide_now(&check.under(|limit| share.of(limit))?)?.ok();
-        let Some((check, decision)) = check.and_then(|check| Some((check, decide(check)?))) else { return Err(error) };
+        let decide = |check: &Check| self.local.decide_now(&check.under(|limit| share.of(limit))?);
+        let Some(Ok(decision)) = check.and_then(decide) else { return Err(error) };
         metrics::decided(&decision, &self.layer);
-        let decision = decision.instead_of(error).with_retry_reserved_after(self.retry_reserved_after);
-        Ok(if check.takes_place() { places::hold(self, check, decision) } else { decision })
+        Ok(decision.instead_of(error).with_retry_reserved_after(self.retry_reserved_after))
     }
 }

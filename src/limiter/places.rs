@@ -78,9 +78,9 @@ struct Table {
     task: Option<(AbortHandle, Instant)>,
 }
 
-/// Lets a decision hold the places that its admission has taken.
+/// Lets a decision hold the places that its admission has taken. The store has `took` so long for it.
 #[cold]
-pub(super) fn hold(core: &Arc<Core>, check: &Check, decision: Decision) -> Decision {
+pub(super) fn hold(core: &Arc<Core>, check: &Check, decision: Decision, took: Duration) -> Decision {
     let taken = iter::zip(check.charges(), decision.statuses())
         .filter(|(charge, status)| charge.takes_place() && status.retry_after().is_none())
         .map(|(charge, status)| charge.on(status.limit().clone()));
@@ -88,8 +88,7 @@ pub(super) fn hold(core: &Arc<Core>, check: &Check, decision: Decision) -> Decis
     let life = check.charges().map(|charge| charge.limit().window()).min().unwrap_or_default();
     let (id, at, is_local) = (decision.id(), decision.at(), decision.local_cause().is_some());
     let is_shared = !is_local && core.store.local_state().is_some();
-    // The store has decided before its reply, by no more than the deadline.
-    let kept_until = is_shared.then(|| Mutex::new(Instant::now() + life.saturating_sub(core.deadline())));
+    let kept_until = is_shared.then(|| Mutex::new(Instant::now() + life.saturating_sub(took)));
     let admission = Arc::new(Admission { check, id, at, is_local, life, is_lost: AtomicBool::new(false), kept_until });
     let runtime = Handle::try_current().ok().filter(|_| is_shared);
     if let Some(runtime) = &runtime {
