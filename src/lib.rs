@@ -30,6 +30,9 @@
 //! | choose numbers, algorithm and failure mode for each kind of route | [`guide::choosing_limits`] |
 //! | limit by address, API key, user or tenant | [`guide::choosing_keys`] |
 //! | exempt or block some clients | [`guide::choosing_keys`](guide::choosing_keys#exempt-or-block-some-clients) |
+//! | copy a short program: JWT, login, WebSockets, SSE, GraphQL, LLM gateway, quota, reload, usage and reset, workers | [`guide::recipes`] |
+//! | limit how many requests, streams, sockets or jobs of a client are open at once | [`guide::at_most_n_at_once`] |
+//! | limit by days, weeks or months of the calendar, in a time zone | [`limit::calendar`] |
 //! | combine limits, or limit each route on its own | [`guide::several_limits`] |
 //! | count only failed logins, or the tokens that a response used | [`guide::costs_known_afterwards`] |
 //! | give each plan or tenant its own limit | [`guide::limits_by_plan`] |
@@ -101,6 +104,7 @@
 //! | `redis` | yes | `RedisStore`, on one server or behind sentinels |
 //! | `cluster` | no | `RedisStore` on a Redis Cluster |
 //! | `serde` | no | [`Limit`] in configurations: `Serialize` and `Deserialize` |
+//! | `calendar` | no | limits by the calendar, in time zones: see [`limit::calendar`] |
 //! | `tls` | no | `rediss://` URLs, by rustls, with the system's root certificates or your own |
 //! | `tracing` | yes | log lines for set-up errors, an unavailable store and others: at most one a second of each kind for each layer or limiter |
 //! | `grpc` | no | `GrpcResponse`, [`PeerIp`] and [`ClientIp`] with tonic's peer address, and a [`Rejection`] is a `tonic::Status`: see [`guide::grpc`] |

@@ -189,7 +189,7 @@ impl fmt::Display for Calendar {
     }
 }
 
-/// With the feature `calendar`: limits by the [calendar](self::calendar), in UTC unless [`in_time_zone`](Limit::in_time_zone) says otherwise.
+/// With the feature `calendar`: limits by the [calendar](crate::limit::calendar), in UTC unless [`in_time_zone`](Limit::in_time_zone) says otherwise.
 impl Limit {
     /// A limit for each hour of the clock.
     ///
