@@ -30,11 +30,12 @@
 //! | choose numbers, algorithm and failure mode for each kind of route | [`guide::choosing_limits`] |
 //! | limit by address, API key, user or tenant | [`guide::choosing_keys`] |
 //! | exempt or block some clients | [`guide::choosing_keys`](guide::choosing_keys#exempt-or-block-some-clients) |
+//! | copy a short program: JWT, login, WebSockets, SSE, GraphQL, LLM gateway, quota, reload, usage and reset, workers | [`guide::recipes`] |
+//! | limit how many requests, streams, sockets or jobs of a client are open at once | [`guide::at_most_n_at_once`] |
+//! | limit by days, weeks or months of the calendar, in a time zone | [`limit::calendar`] |
 //! | combine limits, or limit each route on its own | [`guide::several_limits`] |
 //! | count only failed logins, or the tokens that a response used | [`guide::costs_known_afterwards`] |
 //! | ban a client for a time after too many failures | [`guide::costs_known_afterwards`](guide::costs_known_afterwards#ban-after-failures) |
-//! | admit at most n requests, streams, sockets or jobs at once | [`guide::at_most_n_at_once`] |
-//! | limit by calendar months, weeks or days in a time zone | the module `limit::calendar`, with the feature `calendar` |
 //! | give each plan or tenant its own limit | [`guide::limits_by_plan`] |
 //! | read limits, and the URL of the store, from a configuration | [`guide::limits_by_plan`](guide::limits_by_plan#limits-from-a-configuration) |
 //! | decide what a route does while Redis is slow or gone | [`guide::when_redis_fails`] |

@@ -74,6 +74,8 @@ impl LimitStatus {
 
     /// The same figures, refused for this time.
     pub(crate) fn refused_for(&mut self, wait: Duration) {
+        // A place is free when another is over, whoever is first in line.
+        let wait = if self.limit.is_concurrent() { wait.max(self.reserved_after) } else { wait };
         self.waits = Some((wait, wait));
     }
 

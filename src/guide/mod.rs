@@ -20,6 +20,8 @@ pub mod large_limits {}
 pub mod limits_by_plan {}
 #[doc = include_str!("moving_here.md")]
 pub mod moving_here {}
+#[doc = include_str!("recipes.md")]
+pub mod recipes {}
 #[doc = include_str!("redis_is_far_away.md")]
 pub mod redis_is_far_away {}
 #[doc = include_str!("running_redis.md")]

@@ -152,8 +152,8 @@ impl Calendar {
         let day = window.strip_prefix("month(").and_then(|rest| rest.strip_suffix(')'));
         let period = match window {
             _ if window == "month" || day.is_some() => Period::Month,
-            _ if zone.is_none() => return Ok(None),
             "week" => Period::Week,
+            _ if zone.is_none() => return Ok(None),
             "d" | "day" => Period::Day,
             "h" | "hour" => Period::Hour,
             _ => {

@@ -25,7 +25,7 @@ impl Limit {
     /// | `100/10s`, `3 / 500ms` | 100 in any 10 seconds, 3 in any half second |
     /// | `300000000 content-bytes/h` | the same with a [unit](Self::counted_in): `requests`, the default, or `content-bytes` |
     /// | `1000000/d compact(128)` | the same with an [algorithm](Self::with_algorithm): `log`, the default, `compact(n)`, `counter` or `fixed` |
-    /// | `4/10s concurrent` | 4 [at once](Self::concurrent); those of a process that has died are free after 10 s |
+    /// | `4 concurrent`, `4/10s concurrent` | 4 [at once](Self::concurrent); those of a process that has died are free after 10 s |
     /// | `10000/month Europe/Berlin`, `10000/month(15)`, `100/week UTC`, `50/d Asia/Tokyo`, `5/h UTC` | by the calendar, with the feature `calendar`: in this time zone, or in UTC; from the 15th |
     /// | `600000/min prefetch`, `600000/min log prefetch(1000,50ms)` | the same with [prefetch](Self::prefetch): at most 1,000 units, for 50 ms. Either may be left out |
     ///
@@ -110,7 +110,9 @@ fn prefetches_text(prefetches: Prefetch) -> String {
 
 /// The limit, or the reason why there is none.
 pub(super) fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String> {
-    let (before, after) = text.split_once('/').ok_or("there is no / between the units and the window, as in 5/min")?;
+    let default_life = text.strip_suffix(" concurrent").map(|units| (units, "10s concurrent"));
+    let (before, after) =
+        text.split_once('/').or(default_life).ok_or("there is no / between the units and the window, as in 5/min")?;
 
     let mut words = before.split_whitespace();
     let units_text = words.next().unwrap_or_default();
@@ -155,7 +157,7 @@ fn calendar(window: &str, zone: Option<&str>) -> Result<Option<Algorithm>, Strin
     return Ok(Calendar::read(window, zone)?.map(Algorithm::calendar));
     #[cfg(not(feature = "calendar"))]
     match zone {
-        None if !window.starts_with("month") => Ok(None),
+        None if !window.starts_with("month") && window != "week" => Ok(None),
         _ => Err("a limit by the calendar needs the feature `calendar`".to_owned()),
     }
 }

@@ -61,6 +61,8 @@ struct History {
     longest: Duration,
     /// The deadline of the last probe.
     probe_takes: Duration,
+    /// When it opened.
+    opened: Option<Instant>,
     /// When a probe last began or ended since it opened.
     last_probe: Option<Instant>,
     probes: Option<AbortHandle>,
@@ -106,13 +108,17 @@ impl SharedBreaker {
         let takes = history.probe_takes.max(deadline);
         let overdue = self.0.probe_every().saturating_add(takes).saturating_mul(2);
         if history.last_probe.is_none_or(|probe| probe.elapsed() >= overdue) {
-            history.last_probe = Some(Instant::now());
+            let is_first = history.last_probe.replace(Instant::now()).is_none();
             let runtime = Handle::try_current().ok()?;
             if history.probes.as_ref().is_some_and(|task| !task.is_finished()) {
                 // It has come to a stop, so the caller's check has to be the probe.
                 return None;
             }
             history.probes = Some(self.send_probes(&runtime, deadline, probe));
+            // No caller has come for so long that the store may be back, so this one asks as well.
+            if is_first && history.opened.is_some_and(|opened| opened.elapsed() >= overdue) {
+                return None;
+            }
         }
         Some(Error::BreakerOpen(last_failure))
     }
@@ -221,7 +227,8 @@ impl BreakerState {
         self.set(&mut history, 0, u64::MAX);
         let was_open = self.is_open();
         if !was_open {
-            (history.last_probe, history.longest_refused) = (None, Duration::ZERO);
+            (history.opened, history.last_probe) = (Some(Instant::now()), None);
+            history.longest_refused = Duration::ZERO;
             (history.longest, history.probe_takes) = (Duration::ZERO, Duration::ZERO);
             metrics::breaker_opened();
         }
@@ -296,7 +303,7 @@ impl Drop for SharedBreaker {
             && let Some(probes) = history.probes.take()
         {
             probes.abort();
-            history.last_probe = None;
+            (history.opened, history.last_probe) = (None, None);
         }
     }
 }

@@ -57,7 +57,7 @@ const DEFAULT_MAX_AGE: Duration = Duration::from_secs(1);
 ///    caller's runtime sends the probes. The task ends when the breaker closes, or when the last limiter is dropped. If
 ///    that runtime ends, the runtime of another caller takes over. If that runtime blocks, or if there is none, the
 ///    check of a caller is the probe: once no probe has begun or ended for twice the interval and the deadline of a
-///    probe.
+///    probe. So is that of the first caller that comes so long after it has opened.
 /// 6. An answered probe closes it. After that, a single failure opens it again. Once another check is answered, it
 ///    again takes the full number of failures.
 /// 7. A cost above the limit, a limit that cannot be chosen, and an error

@@ -163,6 +163,12 @@ impl From<Error> for Rejection {
     }
 }
 
+impl From<NeverFits> for Rejection {
+    fn from(error: NeverFits) -> Self {
+        Self::NeverFits(error)
+    }
+}
+
 impl From<KeyError> for Rejection {
     fn from(error: KeyError) -> Self {
         Self::NoKey(error)

@@ -131,6 +131,7 @@ fn limits_by_the_calendar_are_read_and_written() {
         assert_eq!(text.parse(), Ok(limit));
     }
     assert_eq!("quota=10000/month".parse(), Ok(quota()));
+    assert_eq!("week=7/week".parse(), Ok(Limit::per_calendar_week("week", 7)));
     assert_eq!("quota=10000/month europe/berlin".parse(), Ok(quota().in_time_zone(BERLIN).unwrap()));
     for (text, problem) in [
         ("a=1/month(31)", "days 1 to 28"),

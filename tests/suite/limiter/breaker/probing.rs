@@ -57,6 +57,22 @@ async fn a_successful_probe_closes_the_breaker_and_spends_nothing() {
     assert_eq!(decision.used(), 1);
 }
 
+/// No caller has come since it opened, so nothing has probed the store.
+#[tokio::test(start_paused = true)]
+async fn the_first_check_long_after_it_has_opened_asks_the_store() {
+    for failures in [5, 6] {
+        let store = with_fault(Fault::Fails);
+        let limiter = Limiter::new(store.clone());
+        for _ in 0..failures {
+            assert!(limiter.check(&CALLS, "ada", 1).await.is_err());
+        }
+        store.set(Fault::None);
+        advance(Duration::from_secs(3_600)).await;
+        let_tasks_run().await;
+        assert!(limiter.check(&CALLS, "ada", 1).await.is_ok(), "after {failures} failures");
+    }
+}
+
 /// The first check after an outage is decided, however long the limiter was idle.
 #[tokio::test(start_paused = true)]
 async fn after_the_first_caller_probes_continue_until_the_breaker_closes() {

@@ -87,6 +87,17 @@ async fn a_caller_waits_until_a_place_is_free() {
         drop(held);
         assert!(waiting.await.unwrap().holds_place());
         assert!(begun.elapsed() < ms(900), "it asks at once, and not when its retry time is over");
+        let held = enter(&limiter, &Limit::concurrent("two", 1)).await;
+        let two = Limit::concurrent("two", 1);
+        let first = tokio::spawn({
+            let (limiter, two) = (limiter.clone(), two.clone());
+            async move { limiter.acquire(&two, "ada", 1, ms(300)).await.unwrap() }
+        });
+        sleep(ms(50)).await;
+        let second = limiter.acquire(&two, "ada", 1, ms(100)).await.unwrap();
+        assert_eq!(second.retry_after(), Some(seconds(1)), "behind another, too");
+        assert!(!first.await.unwrap().is_allowed());
+        drop(held);
     })
     .await;
 }
@@ -147,6 +158,7 @@ async fn a_place_of_a_share_is_freed_in_this_process() {
 #[test]
 fn a_concurrent_limit_is_read_and_written() {
     assert_eq!("streams=4/10s concurrent".parse(), Ok(STREAMS));
+    assert_eq!("streams=4 concurrent".parse(), Ok(STREAMS));
     assert_eq!(STREAMS.to_string(), "streams=4/10s concurrent");
     assert_eq!(STREAMS.freed_after(seconds(60)).to_string(), "streams=4/min concurrent");
     let error = Limit::parse("streams", "4/500ms concurrent").unwrap_err().to_string();
