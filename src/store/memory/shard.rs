@@ -100,6 +100,8 @@ impl Place<'_> {
         window.trim(context.now, charge.limit().window_micros());
         let may_be_counted = context.has_caller_id && charge.units() > 0;
         let counted_at = may_be_counted.then(|| window.counted_at(charge, context.id)).flatten();
+        // A place has no time of its own.
+        let counted_at = counted_at.map(|at| if charge.takes_place() { at.min(context.now) } else { at });
         Look { charge, counted_at, refuses: !window.fits(charge, context.now) }
     }
 
@@ -192,7 +194,7 @@ impl Verdict {
     // Little is left of it for a single charge, as in most checks.
     #[inline(always)]
     pub(super) fn of(looks: &[Look<'_>]) -> Self {
-        let known = looks.iter().filter_map(|look| Some((look.charge.is_exact(), look.counted_at?)));
+        let known = looks.iter().filter_map(|look| Some((look.charge.keeps_time(), look.counted_at?)));
         // Only an exact log is sure to know the time to the microsecond.
         if let Some((_, at)) = known.max() {
             return Self::Known(at);
