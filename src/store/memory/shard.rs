@@ -6,7 +6,6 @@ use hashbrown::{HashTable, hash_table::OccupiedEntry};
 
 use super::capacity::{Capacity, LimitUsage};
 use crate::{
-    algorithm::Algorithm,
     check::{AdmissionId, Charge},
     key::Key,
     window::{ChargeSettlement, CheckContext, Figures, Window},
@@ -162,10 +161,7 @@ impl Place<'_> {
     fn has_room(&self, further: usize) -> bool {
         let Record { usage, window, entries, .. } = self.record.get();
         let entries_after = window.len() + further;
-        entries_after <= *entries
-            || self.capacity.has_room(usage, entries_after - entries)
-            // The request that holds a place takes more memory than this. And it has to find it again.
-            || usage.identity.algorithm == Algorithm::concurrent()
+        entries_after <= *entries || self.capacity.has_room(usage, entries_after - entries)
     }
 
     /// Takes capacity for the entries if there is room, and gives back what is no longer needed. Removes a record without entries, and
@@ -179,9 +175,7 @@ impl Place<'_> {
         }
         let before = *entries;
         *entries = if counted > 0 && has_room { window.len() } else { window.len().min(before) };
-        if *entries != before {
-            capacity.change(usage, before, *entries);
-        }
+        capacity.change(usage, before, *entries);
         if *entries == 0 {
             self.record.remove();
         }

@@ -144,6 +144,20 @@ async fn places_of_a_full_store_are_freed() {
     }
 }
 
+/// However many are held, another limit keeps its part of the store.
+#[tokio::test]
+async fn places_take_no_room_from_other_limits() {
+    let limiter = Limiter::new(MemoryStore::new().capacity(100));
+    let (mut held, once) = (Vec::new(), Limit::per_minute("once", 1));
+    for key in 0..1_000 {
+        held.push(limiter.check(&STREAMS, key.to_string(), 1).await.unwrap());
+    }
+    for key in 0..40 {
+        assert!(limiter.check(&once, key.to_string(), 1).await.unwrap().is_allowed(), "key {key}");
+    }
+    drop(held);
+}
+
 #[test]
 fn a_place_in_this_process_is_freed_without_a_runtime() {
     let limiter = Limiter::new(MemoryStore::new());
