@@ -45,8 +45,10 @@ const RENEWALS: u32 = 3;
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// So many renewals are on their way at once.
-const MOST_IN_FLIGHT: usize = 128;
+/// So many renewals are on their way at once: more to a store that is far away, so many for each millisecond of the round trip.
+const IN_FLIGHT: usize = 128;
+const IN_FLIGHT_FAR: usize = 8;
+const MOST_IN_FLIGHT: usize = 4_096;
 
 /// A place that is renewed.
 struct Place {
@@ -223,9 +225,10 @@ async fn renew(core: Weak<Core>, runtime: runtime::Id, mut pause: Duration) {
         let Some(core) = core.upgrade() else { return };
         let Some((due, next)) = core.renewals.due(runtime) else { return };
         pause = next;
-        let mut calls = JoinSet::new();
+        let far = IN_FLIGHT_FAR.saturating_mul(core.distance().as_millis() as usize);
+        let (in_flight, mut calls) = (far.clamp(IN_FLIGHT, MOST_IN_FLIGHT), JoinSet::new());
         for place in due {
-            if calls.len() >= MOST_IN_FLIGHT {
+            if calls.len() >= in_flight {
                 calls.join_next().await;
             }
             calls.spawn(renew_one(limiter(&core), place));

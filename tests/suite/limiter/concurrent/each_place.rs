@@ -5,6 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
+use futures_util::future::join_all;
 use tower_sliding_window::{
     Key, Store,
     check::AdmissionId,
@@ -13,6 +14,7 @@ use tower_sliding_window::{
 };
 
 use super::*;
+use crate::support::proxy::Proxy;
 
 const SHORT: Limit = Limit::concurrent("short", 2).freed_after(Duration::from_secs(1));
 
@@ -85,6 +87,21 @@ fn a_place_is_freed_by_another_runtime_if_its_own_has_ended() {
         drop(held);
         until_held(&limiter, &long, 0).await;
     });
+}
+
+/// Renewals travel side by side, so that a distance does not add up.
+#[tokio::test]
+async fn many_places_are_renewed_in_a_far_redis() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server).await;
+    proxy.delay_replies(ms(250));
+    let limiter = Limiter::new(RedisStore::connect(proxy.url()).await.unwrap()).deadline(TEST_TIMEOUT);
+    let many = Limit::concurrent("many", 2_000).freed_after(seconds(3));
+    let places = (0..2_000).map(|_| limiter.check(&many, "ada", 1));
+    let held: Vec<_> = join_all(places).await.into_iter().map(Result::unwrap).collect();
+    sleep(seconds(7)).await;
+    let lost = held.iter().filter(|place| place.has_lost_place()).count();
+    assert_eq!(lost, 0, "of {}", held.len());
 }
 
 /// Counts the checks that reach the store.
