@@ -217,6 +217,11 @@ impl Charge {
         matches!(self.limit.algorithm().kind(), Kind::Log | Kind::Concurrent)
     }
 
+    /// Whether the entry of an admission has its time, to the microsecond.
+    pub(crate) fn keeps_time(&self) -> bool {
+        self.limit.algorithm().kind() == Kind::Log
+    }
+
     /// Whether an admission takes a place of a concurrent limit.
     #[inline]
     pub(crate) fn takes_place(&self) -> bool {

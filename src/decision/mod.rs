@@ -275,7 +275,7 @@ impl Decision {
     }
 
     /// When the store decided, by the store's clock. If a check was repeated with its [id](crate::Check::with_id), when it was
-    /// first admitted.
+    /// first admitted; of places alone, some time since then.
     #[must_use]
     pub fn at(&self) -> SystemTime {
         self.0.at

@@ -131,10 +131,13 @@ impl Calendar {
     }
 
     fn in_zone(self, name: &str) -> Result<Self, String> {
-        if name == "UTC" {
-            return Ok(Self { zone: 0, ..self });
-        }
         let zone = TimeZone::get(name).map_err(|error| format!("there is no time zone {name:?}: {error}"))?;
+        match zone.iana_name() {
+            Some("UTC") => return Ok(Self { zone: 0, ..self }),
+            // Another name is of this system alone, such as "localtime".
+            Some(name) if name.starts_with(|c: char| c.is_ascii_uppercase()) => {}
+            _ => return Err(format!("there is no time zone {name:?}")),
+        }
         let mut zones = ZONES.write().unwrap_or_else(PoisonError::into_inner);
         let known = zones.iter().position(|known| *known == zone);
         let place = known.unwrap_or(zones.len());

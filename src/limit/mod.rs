@@ -229,13 +229,17 @@ impl Limit {
     }
 
     /// The same limit with another algorithm. Default: [`Algorithm::sliding_log`], which is exact. A fixed window and a counter have no
-    /// [prefetch](Self::prefetch).
+    /// [prefetch](Self::prefetch). With that of a [concurrent](Self::concurrent) limit, a window of less than a second becomes 10 s, since places
+    /// have to be renewed.
     #[must_use]
     pub const fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = algorithm;
         #[cfg(feature = "calendar")]
         if let Some(calendar) = algorithm.in_calendar() {
             self.window_micros = calendar.longest();
+        }
+        if self.is_concurrent() && !is_life(self.window()) {
+            self = self.freed_after(DEFAULT_LIFE);
         }
         if !algorithm.is_log() {
             self.prefetches = None;

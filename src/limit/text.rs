@@ -126,7 +126,8 @@ pub(super) fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String>
     let mut words = after.split_whitespace();
     let window_text = words.next().ok_or("there is no window after the /, as in 5/min")?;
     let mut words = words.peekable();
-    let zone = words.next_if(|word| word.contains('/') || *word == "UTC");
+    // As in `Europe/Berlin` or `Japan`. No other word has such a letter.
+    let zone = words.next_if(|word| word.contains('/') || word.starts_with(|c: char| c.is_ascii_uppercase()));
     let (window, calendar) = match calendar(window_text, zone)? {
         Some(calendar) => (Limit::MAX_WINDOW, Some(calendar)),
         None => (window(window_text)?, None),
@@ -191,10 +192,10 @@ fn with_words(
         (None, Some(calendar)) => calendar,
         (word, None) => word.map(algorithm_of).transpose()?.unwrap_or_default(),
     };
-    let limit = limit.counted_in(unit).with_algorithm(algorithm);
-    if limit.is_concurrent() && !is_life(limit.window()) {
+    if algorithm == Algorithm::concurrent() && !is_life(limit.window()) {
         return Err(format!("{LIFE_RULE}, not {}", window_text(limit.window_micros())));
     }
+    let limit = limit.counted_in(unit).with_algorithm(algorithm);
     match prefetch.map(prefetches).transpose()? {
         Some(prefetches) => limit.with_prefetch(prefetches),
         None => Ok(limit),

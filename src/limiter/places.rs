@@ -1,11 +1,12 @@
 //! Places of [concurrent](crate::Limit::concurrent) limits: who holds them, and for how long.
 //!
 //! 1. A decision holds its places. They are freed when its last clone is dropped.
-//! 2. A store that other processes share forgets a place that is not renewed for the window of its limit. So one task renews all places of a
+//! 2. A store that other processes share forgets a place that is not renewed for the window of its limit. So a task renews the places of a
 //!    limiter that are held for longer than a third of it. Most requests end before.
 //! 3. A place that the store does not know any more is lost: others may have got it. It is taken again, even beyond the limit, so that
 //!    no further admission comes on top.
-//! 4. The task runs on the runtime of a caller. If it is late, the next caller that takes a place starts another on its own runtime.
+//! 4. Each runtime on which places are taken has a task of its own. It renews those of another runtime when they are overdue: that one
+//!    stands still, or has ended.
 //! 5. A store without [local state](crate::Store::local_state), such as `MemoryStore`, forgets no place.
 
 use std::{
@@ -21,7 +22,7 @@ use std::{
 };
 
 use tokio::{
-    runtime::Handle,
+    runtime::{self, Handle},
     task::{AbortHandle, JoinSet},
     time::{Instant, sleep},
 };
@@ -29,7 +30,10 @@ use tokio::{
 use super::{Core, Limiter, failure::FailureMode};
 use crate::{
     check::{AdmissionId, Charge, Check},
-    decision::{Decision, Places, settlement::Settlement},
+    decision::{
+        Decision, Places,
+        settlement::{Settled, Settlement},
+    },
     error::Error,
     store::give_back,
 };
@@ -41,27 +45,29 @@ const RENEWALS: u32 = 3;
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// So many renewals are on their way at once.
-const MOST_IN_FLIGHT: usize = 128;
+/// So many renewals are on their way at once: more to a store that is far away, so many for each millisecond of the round trip.
+const IN_FLIGHT: usize = 128;
+const IN_FLIGHT_FAR: usize = 8;
+const MOST_IN_FLIGHT: usize = 4_096;
 
-/// The places of one admission.
-struct Admission {
+/// A place that is renewed.
+struct Place {
+    /// Of this place alone: it has a life of its own, and may be lost alone.
     check: Check,
+    life: Duration,
     id: AdmissionId,
     at: SystemTime,
-    /// Whether this process has decided in the store's place.
-    is_local: bool,
-    /// The shortest window of its limits.
-    life: Duration,
     is_lost: AtomicBool,
-    /// Until when the store keeps the places if they are not renewed; `None` if it does so until they are freed.
-    kept_until: Option<Mutex<Instant>>,
+    /// Until when the store keeps it, if it is not renewed.
+    kept_until: Mutex<Instant>,
 }
 
 /// What the clones of a decision share.
 struct Held {
     core: Arc<Core>,
-    admission: Arc<Admission>,
+    /// Frees all places of the admission.
+    free: Settlement,
+    renewed: Vec<Arc<Place>>,
     /// `None` if the places are freed without a runtime.
     runtime: Option<Handle>,
 }
@@ -72,10 +78,16 @@ pub(super) struct Renewals(Mutex<Table>);
 
 #[derive(Default)]
 struct Table {
-    /// With the time of the next renewal.
-    held: HashMap<AdmissionId, (Arc<Admission>, Instant)>,
-    /// The task, and when it looks next.
-    task: Option<(AbortHandle, Instant)>,
+    /// By their addresses, since a caller may give one id to several checks.
+    held: HashMap<usize, Renewal>,
+    /// The task of each runtime, and when it looks next.
+    tasks: HashMap<runtime::Id, (AbortHandle, Instant)>,
+}
+
+struct Renewal {
+    place: Arc<Place>,
+    due: Instant,
+    runtime: runtime::Id,
 }
 
 /// Lets a decision hold the places that its admission has taken. The store has `took` so long for it.
@@ -85,50 +97,60 @@ pub(super) fn hold(core: &Arc<Core>, check: &Check, decision: Decision, took: Du
         .filter(|(charge, status)| charge.takes_place() && status.retry_after().is_none())
         .map(|(charge, status)| charge.on(status.limit().clone()));
     let Some(check) = Check::of_distinct(taken).filter(|_| decision.is_allowed()) else { return decision };
-    let life = check.charges().map(|charge| charge.limit().window()).min().unwrap_or_default();
     let (id, at, is_local) = (decision.id(), decision.at(), decision.local_cause().is_some());
     let is_shared = !is_local && core.store.local_state().is_some();
-    let kept_until = is_shared.then(|| Mutex::new(Instant::now() + life.saturating_sub(took)));
-    let admission = Arc::new(Admission { check, id, at, is_local, life, is_lost: AtomicBool::new(false), kept_until });
     let runtime = Handle::try_current().ok().filter(|_| is_shared);
+    let place = |charge: &Charge| {
+        let (check, life) = (Check::new(charge.clone()), charge.limit().window());
+        let kept_until = Mutex::new(Instant::now() + life.saturating_sub(took));
+        Arc::new(Place { check, life, id, at, is_lost: AtomicBool::new(false), kept_until })
+    };
+    let renewed: Vec<_> = runtime.iter().flat_map(|_| check.charges()).map(place).collect();
     if let Some(runtime) = &runtime {
-        core.renewals.add(&admission, core, runtime);
+        core.renewals.add(&renewed, core, runtime);
     }
-    decision.holding(Arc::new(Held { core: Arc::clone(core), admission, runtime }))
+    let free = Settlement::by_id(check, id, at, |_| Some(0)).in_process(is_local);
+    decision.holding(Arc::new(Held { core: Arc::clone(core), free, renewed, runtime }))
 }
 
-impl Admission {
-    /// Frees the places, or renews them.
-    fn settlement(&self, is_freed: bool) -> Settlement {
-        let cost = |charge: &Charge| Some(if is_freed { 0 } else { charge.cost() });
-        Settlement::by_id(self.check.clone(), self.id, self.at, cost).in_process(self.is_local)
+impl Place {
+    fn settlement(&self, cost: u64) -> Settlement {
+        Settlement::by_id(self.check.clone(), self.id, self.at, |_| Some(cost))
     }
 }
 
 impl Places for Held {
     fn are_lost(&self) -> bool {
-        let is_over = |kept_until: &Mutex<Instant>| *lock(kept_until) < Instant::now();
-        self.admission.is_lost.load(Ordering::Relaxed) || self.admission.kept_until.as_ref().is_some_and(is_over)
+        let now = Instant::now();
+        let may_be_lost = |place: &Arc<Place>| place.is_lost.load(Ordering::Relaxed) || *lock(&place.kept_until) < now;
+        self.renewed.iter().any(may_be_lost)
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.core.renewals.remove(self.admission.id);
-        let (limiter, free) = (limiter(&self.core), self.admission.settlement(true));
+        self.core.renewals.remove(&self.renewed);
+        let free = || {
+            let (limiter, free) = (limiter(&self.core), self.free.clone());
+            async move { give_back(vec![free], |free| settle(limiter.clone(), free)).await }
+        };
         match &self.runtime {
-            Some(runtime) => {
-                let free = async move { give_back(vec![free], |free| settle(limiter.clone(), free)).await };
-                drop(runtime.spawn(free));
+            // A task of a runtime that has ended is over at once. Then this runtime may be another.
+            Some(runtime) if runtime.spawn(free()).is_finished() => {
+                drop(Handle::try_current().map(|current| current.spawn(free())));
             }
+            Some(_) => {}
             // A store in this process is ready at once.
-            None => drop(pin!(settle(limiter, free)).poll(&mut Context::from_waker(Waker::noop()))),
+            None => {
+                let free = settle(limiter(&self.core), self.free.clone());
+                drop(pin!(free).poll(&mut Context::from_waker(Waker::noop())));
+            }
         }
     }
 }
 
-async fn settle(limiter: Limiter, settlement: Settlement) -> Result<bool, Error> {
-    limiter.settle(settlement).await.map(|settled| settled.was_applied)
+async fn settle(limiter: Limiter, settlement: Settlement) -> Result<Settled, Error> {
+    limiter.settle(settlement).await
 }
 
 fn limiter(core: &Arc<Core>) -> Limiter {
@@ -145,58 +167,61 @@ impl Renewals {
         lock(&self.0)
     }
 
-    fn add(&self, admission: &Arc<Admission>, core: &Arc<Core>, runtime: &Handle) {
-        let (mut table, now) = (self.lock(), Instant::now());
-        table.held.insert(admission.id, (Arc::clone(admission), now + admission.life / RENEWALS));
-        let pause = pause(admission.life);
-        let looks =
-            |(task, at): &(AbortHandle, Instant)| !task.is_finished() && now <= *at + pause && *at <= now + pause;
-        if !table.task.as_ref().is_some_and(looks) {
-            table.end_task();
-            let task = runtime.spawn(renew(Arc::downgrade(core), pause)).abort_handle();
-            table.task = Some((task, now + pause));
+    fn add(&self, places: &[Arc<Place>], core: &Arc<Core>, handle: &Handle) {
+        let (mut table, now, runtime) = (self.lock(), Instant::now(), handle.id());
+        let Some(pause) = places.iter().map(|place| pause(place.life)).min() else { return };
+        for place in places {
+            let (place, due) = (Arc::clone(place), now + place.life / RENEWALS);
+            table.held.insert(Arc::as_ptr(&place).addr(), Renewal { place, due, runtime });
+        }
+        table.tasks.retain(|_, (task, _)| !task.is_finished());
+        if table.tasks.get(&runtime).is_none_or(|(_, looks_at)| *looks_at > now + pause) {
+            let task = handle.spawn(renew(Arc::downgrade(core), runtime, pause)).abort_handle();
+            if let Some((slower, _)) = table.tasks.insert(runtime, (task, now + pause)) {
+                slower.abort();
+            }
         }
     }
 
-    fn remove(&self, id: AdmissionId) {
-        self.lock().held.remove(&id);
+    fn remove(&self, places: &[Arc<Place>]) {
+        let mut table = self.lock();
+        places.iter().for_each(|place| drop(table.held.remove(&Arc::as_ptr(place).addr())));
     }
 
-    fn has(&self, id: AdmissionId) -> bool {
-        self.lock().held.contains_key(&id)
+    fn has(&self, place: &Arc<Place>) -> bool {
+        self.lock().held.contains_key(&Arc::as_ptr(place).addr())
     }
 
-    /// The places that are due, and the pause until the task looks again; `None` if no place is held.
-    fn due(&self) -> Option<(Vec<Arc<Admission>>, Duration)> {
+    /// The places that the task of a runtime renews now, and the pause until it looks again; `None` if no place is held.
+    fn due(&self, runtime: runtime::Id) -> Option<(Vec<Arc<Place>>, Duration)> {
         let (mut table, now) = (self.lock(), Instant::now());
-        let Some(pause) = table.held.values().map(|(admission, _)| pause(admission.life)).min() else {
-            table.task = None;
+        let Some(shortest) = table.held.values().map(|renewal| pause(renewal.place.life)).min() else {
+            table.tasks.remove(&runtime);
             return None;
         };
-        let due =
-            table.held.values().filter(|(_, due)| *due <= now).map(|(admission, _)| Arc::clone(admission)).collect();
-        table.task.iter_mut().for_each(|(_, at)| *at = now + pause);
-        Some((due, pause))
+        let is_due = |renewal: &&Renewal| {
+            let is_own = renewal.runtime == runtime;
+            renewal.due + if is_own { Duration::ZERO } else { pause(renewal.place.life) } <= now
+        };
+        let due = table.held.values().filter(is_due).map(|renewal| Arc::clone(&renewal.place)).collect();
+        if let Some((_, looks_at)) = table.tasks.get_mut(&runtime) {
+            *looks_at = now + shortest;
+        }
+        Some((due, shortest))
     }
 
     /// Takes note that a place was renewed by a call that began then.
-    fn renewed(&self, admission: &Admission, began: Instant) {
-        admission.kept_until.iter().for_each(|kept_until| *lock(kept_until) = began + admission.life);
-        if let Some((_, due)) = self.lock().held.get_mut(&admission.id) {
-            *due = began + admission.life / RENEWALS;
+    fn renewed(&self, place: &Arc<Place>, began: Instant) {
+        *lock(&place.kept_until) = began + place.life;
+        if let Some(renewal) = self.lock().held.get_mut(&Arc::as_ptr(place).addr()) {
+            renewal.due = began + place.life / RENEWALS;
         }
-    }
-}
-
-impl Table {
-    fn end_task(&mut self) {
-        self.task.take().inspect(|(task, _)| task.abort());
     }
 }
 
 impl Drop for Renewals {
     fn drop(&mut self) {
-        self.lock().end_task();
+        self.lock().tasks.values().for_each(|(task, _)| task.abort());
     }
 }
 
@@ -205,40 +230,41 @@ fn pause(life: Duration) -> Duration {
 }
 
 /// Renews the places of a limiter as long as any is held.
-async fn renew(core: Weak<Core>, mut pause: Duration) {
+async fn renew(core: Weak<Core>, runtime: runtime::Id, mut pause: Duration) {
     loop {
         sleep(pause).await;
         let Some(core) = core.upgrade() else { return };
-        let Some((due, next)) = core.renewals.due() else { return };
+        let Some((due, next)) = core.renewals.due(runtime) else { return };
         pause = next;
-        let mut calls = JoinSet::new();
-        for admission in due {
-            if calls.len() >= MOST_IN_FLIGHT {
+        let far = IN_FLIGHT_FAR.saturating_mul(core.distance().as_millis() as usize);
+        let (in_flight, mut calls) = (far.clamp(IN_FLIGHT, MOST_IN_FLIGHT), JoinSet::new());
+        for place in due {
+            if calls.len() >= in_flight {
                 calls.join_next().await;
             }
-            calls.spawn(renew_one(limiter(&core), admission));
+            calls.spawn(renew_one(limiter(&core), place));
         }
         while calls.join_next().await.is_some() {}
     }
 }
 
 /// After a failure, the place stays due.
-async fn renew_one(limiter: Limiter, admission: Arc<Admission>) {
+async fn renew_one(limiter: Limiter, place: Arc<Place>) {
     let (began, renewals) = (Instant::now(), Arc::clone(&limiter.core.renewals));
-    let Ok(is_known) = settle(limiter.clone(), admission.settlement(false)).await else { return };
-    if !is_known && renewals.has(admission.id) {
-        admission.is_lost.store(true, Ordering::Relaxed);
-        let again = admission.check.map(|charge| charge.as_spent(charge.limit().clone(), charge.cost()));
-        if limiter.take_again(again.with_id(admission.id)).await.is_err() {
+    let Ok(is_known) = limiter.renew(place.settlement(1)).await else { return };
+    if !is_known && renewals.has(&place) {
+        place.is_lost.store(true, Ordering::Relaxed);
+        let again = place.check.map(|charge| charge.as_spent(charge.limit().clone(), charge.cost()));
+        if limiter.take_again(again.with_id(place.id)).await.is_err() {
             return;
         }
-        if !renewals.has(admission.id) {
+        if !renewals.has(&place) {
             // It was freed meanwhile.
-            drop(settle(limiter, admission.settlement(true)).await);
+            drop(limiter.settle(place.settlement(0)).await);
             return;
         }
     }
-    renewals.renewed(&admission, began);
+    renewals.renewed(&place, began);
 }
 
 /// Shows how many places are renewed.
@@ -250,6 +276,6 @@ impl fmt::Debug for Renewals {
 
 impl fmt::Debug for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Held").field(&self.admission.check).finish()
+        f.debug_tuple("Held").field(self.free.check()).finish()
     }
 }

@@ -212,6 +212,12 @@ impl Limiter {
         Ok(refusal)
     }
 
+    /// Renews places, and returns whether the store knew any. It frees nothing that a caller waits for.
+    pub(super) async fn renew(&self, places: Settlement) -> Result<bool, Error> {
+        let probe = places.check().without_costs();
+        self.call_store(|store| store.settle(places), probe).await.map(|settled| settled.was_applied)
+    }
+
     /// Takes places again that the store has lost.
     pub(super) async fn take_again(&self, places: Check) -> Result<(), Error> {
         let probe = places.without_costs();

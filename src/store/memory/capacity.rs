@@ -2,6 +2,8 @@
 //!
 //! A limit gets more capacity only as long as it holds less than is free. So a limit that takes all it can get leaves half of
 //! the capacity to others, two leave a third, and any other limit can get as much as each of them has.
+//!
+//! Places of concurrent limits take no capacity. The request that holds one takes more memory, and it has to be found to be freed.
 
 use std::{
     collections::HashMap,
@@ -13,6 +15,7 @@ use std::{
 
 use super::cells::Cells;
 use crate::{
+    algorithm::Algorithm,
     limit::{Identity, Limit},
     window::Window,
 };
@@ -100,7 +103,7 @@ impl Capacity {
     #[inline]
     pub(super) fn has_room(&self, usage: &LimitUsage, further: usize) -> bool {
         let held = usage.admissions.0.load(Ordering::Relaxed);
-        held + further <= self.admissions.saturating_sub(self.taken() + further - 1)
+        usage.is_of_places() || held + further <= self.admissions.saturating_sub(self.taken() + further - 1)
     }
 
     /// Takes or gives back capacity, so that it is taken for this many admissions instead of `before`.
@@ -108,10 +111,13 @@ impl Capacity {
     /// If nothing changes, nothing is written, so that threads do not meet here.
     #[inline]
     pub(super) fn change(&self, usage: &LimitUsage, before: usize, admissions: usize) {
+        if before == admissions || usage.is_of_places() {
+            return;
+        }
         for Counter(counter) in [&usage.admissions, &self.taken] {
             if admissions > before {
                 counter.fetch_add(admissions - before, Ordering::Relaxed);
-            } else if admissions < before {
+            } else {
                 counter.fetch_sub(before - admissions, Ordering::Relaxed);
             }
         }
@@ -135,6 +141,10 @@ impl Capacity {
 }
 
 impl LimitUsage {
+    fn is_of_places(&self) -> bool {
+        self.identity.algorithm == Algorithm::concurrent()
+    }
+
     /// Whether keys of the limit were counted in cells lately.
     pub(super) fn has_cells(&self) -> bool {
         self.has_cells.load(Ordering::Relaxed)

@@ -6,7 +6,6 @@ use hashbrown::{HashTable, hash_table::OccupiedEntry};
 
 use super::capacity::{Capacity, LimitUsage};
 use crate::{
-    algorithm::Algorithm,
     check::{AdmissionId, Charge},
     key::Key,
     window::{ChargeSettlement, CheckContext, Figures, Window},
@@ -100,6 +99,8 @@ impl Place<'_> {
         window.trim(context.now, charge.limit().window_micros());
         let may_be_counted = context.has_caller_id && charge.units() > 0;
         let counted_at = may_be_counted.then(|| window.counted_at(charge, context.id)).flatten();
+        // A place has no time of its own.
+        let counted_at = counted_at.map(|at| if charge.takes_place() { at.min(context.now) } else { at });
         Look { charge, counted_at, refuses: !window.fits(charge, context.now) }
     }
 
@@ -160,10 +161,7 @@ impl Place<'_> {
     fn has_room(&self, further: usize) -> bool {
         let Record { usage, window, entries, .. } = self.record.get();
         let entries_after = window.len() + further;
-        entries_after <= *entries
-            || self.capacity.has_room(usage, entries_after - entries)
-            // The request that holds a place takes more memory than this. And it has to find it again.
-            || usage.identity.algorithm == Algorithm::concurrent()
+        entries_after <= *entries || self.capacity.has_room(usage, entries_after - entries)
     }
 
     /// Takes capacity for the entries if there is room, and gives back what is no longer needed. Removes a record without entries, and
@@ -177,9 +175,7 @@ impl Place<'_> {
         }
         let before = *entries;
         *entries = if counted > 0 && has_room { window.len() } else { window.len().min(before) };
-        if *entries != before {
-            capacity.change(usage, before, *entries);
-        }
+        capacity.change(usage, before, *entries);
         if *entries == 0 {
             self.record.remove();
         }
@@ -192,7 +188,7 @@ impl Verdict {
     // Little is left of it for a single charge, as in most checks.
     #[inline(always)]
     pub(super) fn of(looks: &[Look<'_>]) -> Self {
-        let known = looks.iter().filter_map(|look| Some((look.charge.is_exact(), look.counted_at?)));
+        let known = looks.iter().filter_map(|look| Some((look.charge.keeps_time(), look.counted_at?)));
         // Only an exact log is sure to know the time to the microsecond.
         if let Some((_, at)) = known.max() {
             return Self::Known(at);

@@ -133,6 +133,18 @@ fn limits_by_the_calendar_are_read_and_written() {
     assert_eq!("quota=10000/month".parse(), Ok(quota()));
     assert_eq!("week=7/week".parse(), Ok(Limit::per_calendar_week("week", 7)));
     assert_eq!("quota=10000/month europe/berlin".parse(), Ok(quota().in_time_zone(BERLIN).unwrap()));
+    // Names without a slash, and other names of UTC.
+    for (name, text) in [("CET", "d CET"), ("japan", "d Japan"), ("EST5EDT", "d EST5EDT"), ("utc", "d UTC")] {
+        let limit = Limit::per_calendar_day("day", 7).in_time_zone(name).unwrap();
+        assert_eq!(limit.to_string(), format!("day=7/{text}"));
+        assert_eq!(limit.to_string().parse(), Ok(limit));
+    }
+    assert_eq!(quota().in_time_zone("utc").unwrap(), quota());
+    // Two systems do not mean the same by them.
+    for name in ["localtime", "Etc/Unknown", "", "../zone"] {
+        let error = quota().in_time_zone(name).unwrap_err().to_string();
+        assert!(error.contains(&format!("no time zone {name:?}")), "{error}");
+    }
     for (text, problem) in [
         ("a=1/month(31)", "days 1 to 28"),
         ("a=1/month(0)", "days 1 to 28"),

@@ -199,7 +199,9 @@ fn read(reply: Value, jobs: &[Box<Job>], answers: &mut Vec<Answer>) -> Option<()
             for _ in check.charges() {
                 figures.push([number(&mut fields)?, number(&mut fields)?, 0, 0, 0]);
             }
-            (count, None)
+            // Of places, the second figure says whether they were held.
+            let is_known = !job.is_of_places() || figures.iter().any(|figures| figures[1] > 0);
+            (if is_known { count } else { 0 }, None)
         } else {
             match fields.next()? {
                 Value::Array(record) => read_record(record, check, &mut figures)?,

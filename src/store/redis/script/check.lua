@@ -110,7 +110,8 @@ local function counted_before(logs, id, copies)
     if before > 0 then
       counted = max(counted, before)
       if log.lease then time = time + log.window - log.lease end
-      if log.part then
+      -- A place has the time at which it was renewed.
+      if log.part or log.is_place then
         rounded_at = max(rounded_at, time)
       else
         exact_at = max(exact_at, time)

@@ -38,6 +38,7 @@
 --            used   units in the window after the decision
 --            reset  microseconds until fewer are, 0 if there are none. Read from an expiry it may be too late, by up to 1
 --                   millisecond, or by the life of a prefetch that was the first entry
+--        of places, how many are held when one is freed, and whether it was held
 --        or a record of the general way, which is a list,
 --          admitted how many copies are; of an admission 1 if any limit knew it
 --          at       when an earlier try has counted it; -1 if none has

@@ -47,8 +47,7 @@ local function do_next(kind, copies, charges, place, k, reply, r, expires)
   local id, is_fast = ARGV[place], is_expiry_telling and (kind == 'single' or kind == 'plain')
   if is_fast and decide_fast(charges, k, id, copies, reply, r, expires) then return r + 2 * #charges end
   if kind == 'place' then
-    reply[r + 1] = keep_places(charges, k, id)
-    return r + 1
+    return keep_places(charges, k, id, reply, r)
   end
   if not decide then decide, settle = general_way() end
   if kind == 'settle' or kind == 'settle again' then

@@ -1,5 +1,6 @@
 //! Limits of so many admissions at once.
 
+mod each_place;
 mod killed;
 mod places;
 mod renewals;

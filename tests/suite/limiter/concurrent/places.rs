@@ -120,6 +120,25 @@ async fn a_place_in_this_process_is_held_however_long() {
     assert!(!places.iter().any(Decision::has_lost_place));
 }
 
+/// A place is renewed, or has no time: the window beside it tells.
+#[tokio::test]
+async fn a_repeated_check_has_the_time_of_the_first() {
+    on_each_store(async |limiter: Limiter| {
+        let window = Limit::per_minute("window", 9);
+        let id = tower_sliding_window::check::AdmissionId::from(9);
+        let both = || check_of([charge(&STREAMS.freed_after(seconds(1)), 1), charge(&window, 1)]).with_id(id);
+        let first = limiter.check_all(both()).await.unwrap();
+        sleep(ms(700)).await;
+        assert_eq!(limiter.check_all(both()).await.unwrap().at(), first.at());
+
+        let alone = || Check::new(charge(&STREAMS, 1)).with_id(id);
+        let first = limiter.check_all(alone()).await.unwrap();
+        let again = limiter.check_all(alone()).await.unwrap();
+        assert!(again.at() >= first.at() && again.at() <= first.at() + TEST_TIMEOUT, "{:?}", again.at());
+    })
+    .await;
+}
+
 /// A full store counts other keys together. A place has to be freed, so each has an entry.
 #[tokio::test]
 async fn places_of_a_full_store_are_freed() {
@@ -134,6 +153,20 @@ async fn places_of_a_full_store_are_freed() {
     for key in 0..100 {
         assert_eq!(limiter.peek(&STREAMS, format!("key {key}")).await.unwrap().used(), 0);
     }
+}
+
+/// However many are held, another limit keeps its part of the store.
+#[tokio::test]
+async fn places_take_no_room_from_other_limits() {
+    let limiter = Limiter::new(MemoryStore::new().capacity(100));
+    let (mut held, once) = (Vec::new(), Limit::per_minute("once", 1));
+    for key in 0..1_000 {
+        held.push(limiter.check(&STREAMS, key.to_string(), 1).await.unwrap());
+    }
+    for key in 0..40 {
+        assert!(limiter.check(&once, key.to_string(), 1).await.unwrap().is_allowed(), "key {key}");
+    }
+    drop(held);
 }
 
 #[test]
@@ -165,4 +198,7 @@ fn a_concurrent_limit_is_read_and_written() {
     assert!(error.contains("1 s to 365 days") && error.contains("500ms"), "{error}");
     let error = Limit::parse("streams", "0/10s concurrent").unwrap_err().to_string();
     assert!(error.contains("1 to 2^52"), "{error}");
+    // Shorter than a renewal takes.
+    let brief = Limit::per("streams", 4, ms(1)).with_algorithm(STREAMS.algorithm());
+    assert_eq!(brief, STREAMS);
 }
