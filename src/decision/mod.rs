@@ -65,7 +65,7 @@ struct Fields {
     origin: Option<Box<Origin>>,
 }
 
-/// What few decisions have.
+/// The parts that few decisions have.
 #[derive(Clone, Debug, Default)]
 struct Origin {
     /// The failure of the store, if this process has decided in its place.
@@ -243,8 +243,8 @@ impl Decision {
     ///    body, or [`free_with_head`](crate::RateLimitLayer::free_with_head), it does so when the response begins.
     /// 2. The request has a clone in its extensions. A handler that goes on longer than its response, such as the task of a WebSocket, keeps that
     ///    one: then the place is held until the task ends.
-    /// 3. With `RedisStore`, a task on the runtime of the check renews the places. A process that dies frees them
-    ///    [10 s](crate::Limit::freed_after) later. So does an admission that no caller has heard of, because the reply was lost.
+    /// 3. With `RedisStore`, a task on the runtime of the check renews the places. The places of a process that has died are free at most
+    ///    [10 s](crate::Limit::freed_after) later. So is a place whose admission was lost on its way to the caller.
     #[must_use]
     pub fn holds_place(&self) -> bool {
         self.places().is_some()

@@ -183,7 +183,7 @@ impl Limit {
     ///
     /// Each admission takes a place, which is held until the last clone of its [`Decision`](crate::Decision) is dropped. A layer holds it until
     /// the body of the response has ended: see [`Decision::holds_place`](crate::Decision::holds_place). The places of a process that has died
-    /// are free 10 s later, which is the [window](Self::window) of the limit: [`freed_after`](Self::freed_after) sets it.
+    /// are free within 10 s, which is the [window](Self::window) of the limit: [`freed_after`](Self::freed_after) sets it.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {

@@ -50,9 +50,9 @@ impl Limiter {
     ///    is over.
     /// 8. The [`deadline`](Self::deadline) is that of each call to the store, not of the wait, and the end of `max_wait`
     ///    does not interrupt a call. While the store fails or does not answer in time, the first in line asks again every 100 ms. A
-    ///    caller gets the error when less than 100 ms of its `max_wait` are left. It gets the error at once if waiting does not help, such as after a wrong
-    ///    password. Under [`fail_local`](Self::fail_local), the share decides meanwhile. The units of a call without an answer may have
-    ///    been counted.
+    ///    caller gets the error when less than 100 ms of its `max_wait` are left. It gets the error at once if waiting does not help, such as
+    ///    after a wrong password. Under [`fail_local`](Self::fail_local), the share decides meanwhile. The units of a call without an answer
+    ///    may have been counted.
     ///
     /// A check that can never be refused, such as one at a cost of 0, never waits. Waiting needs a tokio runtime with time.
     /// While callers wait behind another, a task of one of their runtimes watches the line. If that runtime is not driven, taking over

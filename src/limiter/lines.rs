@@ -247,7 +247,7 @@ impl Table {
     fn answered(&mut self, place: &Place, outcome: &Result<Decision, Error>, wakers: &mut Wakers) {
         self.release_own(place);
         if let Some(line) = self.lines.get_mut(&place.line) {
-            // What a share has left is not what the store has.
+            // The figures of a share say nothing about the store.
             let is_admission = |decision: &&Decision| decision.is_allowed() && decision.local_cause().is_none();
             let used = outcome.as_ref().ok().filter(is_admission).map(|admission| {
                 let statuses = place.wanted.iter().zip(admission.statuses()).filter(|(_, status)| !status.is_shadow());

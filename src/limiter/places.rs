@@ -1,4 +1,4 @@
-//! Places of [concurrent](crate::Limit::concurrent) limits: who holds them, and for how long.
+//! Places of [concurrent](crate::Limit::concurrent) limits: how long they are held, and how they are renewed.
 //!
 //! 1. A decision holds its places. They are freed when its last clone is dropped.
 //! 2. A store that other processes share forgets a place that is not renewed for the window of its limit. So a task renews the places of a
@@ -62,7 +62,7 @@ struct Place {
     kept_until: Mutex<Instant>,
 }
 
-/// What the clones of a decision share.
+/// The places that the clones of a decision hold.
 struct Held {
     core: Arc<Core>,
     /// Frees all places of the admission.

@@ -9,7 +9,7 @@ const LEAST_TRIPS: u32 = 4;
 /// The time of the task, and of the wait for prefetches of other keys, is this part of a life.
 const PART_OF_LIFE: u64 = 32;
 
-/// What is spent is measured for at least this part of a life: a few requests are no rate.
+/// The rate of a key is measured for at least this part of a life: a few requests are no rate.
 const MEASURED: u64 = 4;
 
 /// At least this part of the units.
@@ -46,7 +46,7 @@ impl Pace {
         Self { life, lead, fewest_requests, fewest_again: fewest_requests / 2 }
     }
 
-    /// What is spent is measured for at least so long.
+    /// The rate of a key is measured for at least so long.
     pub(super) fn measured(self) -> u64 {
         self.life / MEASURED
     }
