@@ -206,7 +206,6 @@ impl Core {
     #[inline]
     fn recall(&self, check: &Check, lookup: Option<&Lookup>) -> Option<Decision> {
         let refusal = self.refusals.as_ref()?.recall(check, lookup?, self.retry_reserved_after)?;
-        let refusal = refusal.with_retry_reserved_after(self.retry_reserved_after);
         metrics::refusal_cache_hit();
         metrics::decided(&refusal, &self.layer);
         Some(refusal)

@@ -123,11 +123,9 @@ impl Refusals {
     pub(crate) fn recall(&self, check: &Check, lookup: &Lookup, reserved_for: Duration) -> Option<Decision> {
         let (table, now, (first, rest)) = (self.table.get()?, lookup.asked_at, &lookup.charges);
         let find = |charge: &Charge, digest: u64| {
-            let holds = |refusal: &Arc<Refusal>| {
-                let outdated_by = self.generations.of(charge.limit()).load(Ordering::SeqCst);
-                refusal.holds_for(charge, now, reserved_for) && outdated_by <= refusal.generation
-            };
-            table.get(&digest).filter(holds)
+            let refusal = table.get(&digest)?;
+            let outdated_by = self.generations.of(charge.limit()).load(Ordering::SeqCst);
+            (outdated_by <= refusal.generation && refusal.holds_for(charge, now, reserved_for)).then_some(refusal)
         };
         let mut charges = check.charges();
         let first = find(charges.next()?, first.0)?;
@@ -143,7 +141,9 @@ impl Refusals {
         let (_, refusing) = check.charges().zip(all()).find(refuses)?;
         let mut refusals = all();
         Some(Decision::new(check, refusing.at + refusing.age(now), refusing.id, |charge| {
-            refusals.next().unwrap_or(&first).status(charge, now)
+            let mut status = refusals.next().unwrap_or(&first).status(charge, now);
+            status.set_retry_reserved_after(reserved_for);
+            status
         }))
     }
 
@@ -179,12 +179,14 @@ impl Refusal {
     fn holds_for(&self, charge: &Charge, now: u64, reserved_for: Duration) -> bool {
         // A retry time is never late, so a cost that is at least as large is refused until the end.
         let slack = if self.has_refused(charge) { 0 } else { RESET_SLACK };
-        let reserved_for = charge.limit().retry_reserved_after(reserved_for);
-        let reserved_until =
-            if self.status.reserved() > 0 { self.asked_at.saturating_add(micros(reserved_for)) } else { u64::MAX };
+        let is_settled_by = || {
+            let reserved_for = micros(charge.limit().retry_reserved_after(reserved_for));
+            self.status.reserved() > 0 && now >= self.asked_at.saturating_add(reserved_for)
+        };
         // The digest has found the rest of the limit.
         self.status.limit().units() == charge.limit().units()
-            && (self.asked_at..self.until.saturating_sub(slack).min(reserved_until)).contains(&now)
+            && (self.asked_at..self.until.saturating_sub(slack)).contains(&now)
+            && !is_settled_by()
     }
 
     /// Whether the limit has refused this cost or a lower one.
@@ -197,7 +199,8 @@ impl Refusal {
     }
 
     fn status(&self, charge: &Charge, now: u64) -> LimitStatus {
-        let left = |time: Duration| time.saturating_sub(self.age(now));
+        let age = self.age(now);
+        let left = |time: Duration| time.saturating_sub(age);
         let status = LimitStatus::new(charge, self.status.used(), left(self.status.leaves_after()), None);
         let status = status.with_reserved(self.status.reserved(), Duration::ZERO).refused_until_reset(charge);
         match self.status.waits().filter(|_| self.has_refused(charge)) {
