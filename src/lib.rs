@@ -25,38 +25,44 @@
 //!
 //! # The guide
 //!
-//! | I want to … | read |
+//! | start | read |
 //! |---|---|
 //! | choose numbers, algorithm and failure mode for each kind of route | [`guide::choosing_limits`] |
-//! | limit by address, API key, user or tenant | [`guide::choosing_keys`] |
-//! | exempt or block some clients | [`guide::choosing_keys`](guide::choosing_keys#exempt-or-block-some-clients) |
+//! | limit by address behind a proxy, by API key, user or tenant | [`guide::choosing_keys`] |
 //! | copy a short program: JWT, login, WebSockets, SSE, GraphQL, LLM gateway, quota, reload, usage and reset, workers | [`guide::recipes`] |
-//! | limit how many requests, streams, sockets or jobs of a client are open at once | [`guide::at_most_n_at_once`] |
-//! | limit by days, weeks or months of the calendar, in a time zone | [`limit::calendar`] |
+//! | move from tower_governor, axum_gcra, actix-limitation, express-rate-limit or nginx | [`guide::moving_here`] |
+//! | go live: ten lines to check | [`guide::before_production`] |
+//!
+//! | limits | read |
+//! |---|---|
 //! | combine limits, or limit each route on its own | [`guide::several_limits`] |
-//! | count only failed logins, or the tokens that a response used | [`guide::costs_known_afterwards`] |
-//! | ban a client for a time after too many failures | [`guide::costs_known_afterwards`](guide::costs_known_afterwards#ban-after-failures) |
-//! | give each plan or tenant its own limit | [`guide::limits_by_plan`] |
-//! | read limits, and the URL of the store, from a configuration | [`guide::limits_by_plan`](guide::limits_by_plan#limits-from-a-configuration) |
-//! | decide what a route does while Redis is slow or gone | [`guide::when_redis_fails`] |
-//! | look up a fault: its effect, and how long it lasts | [`guide::what_happens_when`] |
-//! | limit calls to an upstream, or wait instead of being refused | [`guide::around_a_client`] |
-//! | limit gRPC calls, on a server of tonic or around a channel | [`guide::grpc`] |
+//! | give each plan or tenant its own limit, or read limits from a configuration | [`guide::limits_by_plan`] |
+//! | limit how many requests, streams, sockets or jobs of a client are open at once | [`guide::at_most_n_at_once`] |
+//! | limit by hours, days, weeks or months of the calendar, in a time zone | [`limit::calendar`] |
+//! | count only failed logins, or the tokens that a response used; ban a client for a time | [`guide::costs_known_afterwards`] |
 //! | admit most requests of a busy tenant without asking Redis | [`guide::hot_keys`] |
 //! | limit to millions of units, or spread a hot key over a cluster | [`guide::large_limits`] |
-//! | share limits over a distance: a Redis in another region that is far away, with its latency | [`guide::redis_is_far_away`] |
-//! | set up Redis: permissions, memory, size, sentinel, TLS, managed services | [`guide::running_redis`] |
-//! | run on a Redis Cluster | [`guide::running_redis`](guide::running_redis#cluster) |
+//!
+//! | requests and responses | read |
+//! |---|---|
+//! | exempt or block some clients, or ranges of addresses | [`guide::choosing_keys`](guide::choosing_keys#exempt-or-block-some-clients) |
+//! | put the layer into the right place of a stack | [`middleware`] |
+//! | change the response to a refused request | [`middleware::rejection`] |
+//! | choose the headers, or send the IETF draft's `RateLimit` | [`RateLimitLayer::headers`], [`HeaderSets`] |
+//! | limit gRPC calls, on a server of tonic or around a channel | [`guide::grpc`] |
+//! | limit calls to an upstream, or wait instead of being refused | [`guide::around_a_client`] |
+//! | limit a job or a handler, without a layer | [`limiter`] |
+//!
+//! | Redis and operation | read |
+//! |---|---|
+//! | set up Redis: permissions, memory, size, sentinel, cluster, TLS, managed services | [`guide::running_redis`] |
+//! | decide what a route does while Redis is slow or gone | [`guide::when_redis_fails`] |
+//! | share limits over a distance: a Redis in another region | [`guide::redis_is_far_away`] |
+//! | look up a fault: its effect, and how long it lasts | [`guide::what_happens_when`] |
+//! | know what a hostile client can do | [`guide::what_an_attacker_can_do`] |
+//! | measure and alert | [`metrics`](mod@metrics) |
 //! | test my limits without Redis, or try one on real traffic before it refuses | [`guide::testing_your_limits`] |
 //! | write a store, and test that it keeps the rules | [`store`](store#a-store-of-your-own), [`guide::testing_your_limits`](guide::testing_your_limits#a-store-of-your-own) |
-//! | move from tower_governor, axum_gcra, actix-limitation, express-rate-limit or nginx | [`guide::moving_here`] |
-//! | know what a hostile client can do | [`guide::what_an_attacker_can_do`] |
-//! | limit a job or a handler, without a layer | [`limiter`] |
-//! | put the layer into the right place of a stack | [`middleware`] |
-//! | send the IETF draft's `RateLimit` headers | [`HeaderSets::RATE_LIMIT`] |
-//! | choose the headers | [`RateLimitLayer::headers`], [`HeaderSets`] |
-//! | change the response to a refused request | [`middleware::rejection`] |
-//! | measure and alert | [`metrics`](mod@metrics) |
 //!
 //! # Modules
 //!

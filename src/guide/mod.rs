@@ -4,6 +4,8 @@
 pub mod at_most_n_at_once {}
 #[doc = include_str!("around_a_client.md")]
 pub mod around_a_client {}
+#[doc = include_str!("before_production.md")]
+pub mod before_production {}
 #[doc = include_str!("choosing_keys.md")]
 pub mod choosing_keys {}
 #[doc = include_str!("choosing_limits.md")]
