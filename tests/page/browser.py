@@ -127,5 +127,9 @@ class Browser:
         features = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
         self.cdp("Emulation.setEmulatedMedia", features=features)
 
-    def screenshot(self):
-        return base64.b64decode(self.send("GET", "/screenshot"))
+    def screenshot(self, selector=None):
+        """Of what is in sight, or of the first element of a selector."""
+        element = ""
+        if selector:
+            element = f"/element/{self.send('POST', '/element', {'using': 'css selector', 'value': selector})[ELEMENT]}"
+        return base64.b64decode(self.send("GET", f"{element}/screenshot"))

@@ -56,6 +56,12 @@ class Page:
         assert not errors, errors
 
 
+def take_still(page, number):
+    """The lane of the sliding window, for docs/window.md."""
+    if pictures is not None:
+        pictures[f"window_{number}"] = page.browser.screenshot("[data-lane=hello]")
+
+
 def take_screenshots(page):
     """The lanes after a burst across the boundary, in all of their looks. In haste, since the dots move on."""
     browser = page.browser
@@ -87,11 +93,14 @@ def five_dots_then_a_refusal_and_a_dot_that_leaves_frees_a_place(driver):
         for number in range(2, 6):
             assert page.request() == "1 admitted."
             wait_for(f"dot {number}", lambda: page.dots("hello") == number)
+        take_still(page, 1)
         assert page.request() == "1 refused."
         wait_for("no place", lambda: page.figure("hello", "left") == "0")
         assert page.figure("hello", "used") == "5 of 5" and page.dots("hello") == 5
+        take_still(page, 2)
         early, late = page.browser.run(PRESS_AROUND_THE_NEXT_PLACE)
         assert (early, late) == ("1 refused.", "1 admitted."), "the page has said when a place is free"
+        take_still(page, 3)
         assert page.figure("hello", "most") == "5"
         page.check_console()
 
