@@ -2,14 +2,11 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::pace::Pace;
+use super::{pace::Pace, size::rate};
 
 /// Keys share sets of a few counts: see [`Demand::count`].
 const SETS: usize = 1 << 13;
 const SET: usize = 4;
-
-/// The rate of a key is measured for at least this part of a life, so that a few requests at once are no high rate.
-const SHORTEST_MEASUREMENT: u64 = 8;
 
 pub(super) struct Demand(Box<[Mutex<[Count; SET]>]>);
 
@@ -50,13 +47,6 @@ impl Default for Demand {
     fn default() -> Self {
         Self((0..SETS).map(|_| Mutex::default()).collect())
     }
-}
-
-/// How many of something are expected in a life, if there were so many in this time.
-pub(super) fn rate(count: u64, elapsed: u64, life: u64) -> u64 {
-    let measured = elapsed.max(life / SHORTEST_MEASUREMENT).max(1);
-    let expected = u128::from(count) * u128::from(life) / u128::from(measured);
-    u64::try_from(expected).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

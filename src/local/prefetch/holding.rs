@@ -2,14 +2,13 @@
 
 use std::{
     collections::VecDeque,
-    mem,
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
 
 use tokio::sync::Notify;
 
-use super::{demand::rate, pace::Pace};
+use super::{pace::Pace, size::Spending};
 use crate::{
     check::{Charge, Check},
     decision::settlement::Settlement,
@@ -17,9 +16,6 @@ use crate::{
     key::Key,
     limit::{Limit, prefetch::Prefetch},
 };
-
-/// A prefetch is at most this part of the units that are left.
-pub(super) const PART_OF_THE_REST: u64 = 8;
 
 /// After so many lives without a step, the runtime of a task is taken for one that is not driven.
 const MOST_LIVES: u64 = 10;
@@ -54,14 +50,7 @@ pub(super) struct State {
     pub(super) is_kept: bool,
     /// When the task has last begun something.
     pub(super) stepped_at: u64,
-    /// The least units of the first prefetch.
-    first_units: u64,
-    /// The present measurement: when it began, and what was spent since.
-    pub(super) since: u64,
-    pub(super) spent: u64,
-    pub(super) requests: u64,
-    /// The same of the measurement before: when it began, and the units.
-    pub(super) before: (u64, u64),
+    pub(super) spending: Spending,
     /// No prefetch is asked for before, since the last one was refused, has failed or was dropped.
     pub(super) asks_from: u64,
     /// Until when the task waits without a prefetch.
@@ -106,11 +95,7 @@ impl Holding {
             pace,
             is_kept: false,
             stepped_at: now,
-            first_units,
-            since: now,
-            spent: 0,
-            requests: 0,
-            before: (now, 0),
+            spending: Spending::new(first_units, now),
             asks_from: 0,
             waits_until: 0,
         };
@@ -139,7 +124,7 @@ impl Holding {
             prefetch.left -= part;
             cost -= part;
         }
-        state.count(charge.cost());
+        state.spending.count(charge.cost());
         let left = before - charge.cost();
         if left == 0 || is_low(left, state) && !is_low(before, state) {
             self.changed.notify_one();
@@ -170,7 +155,7 @@ impl Holding {
     ) -> (u64, u64) {
         let mut state = self.lock();
         if spent > 0 {
-            state.count(spent);
+            state.spending.count(spent);
         }
         // Prefetches that were taken meanwhile may be counted in the status or not, and the spent units in theirs or not.
         if state.prefetches.iter().any(|prefetch| prefetch.number > asked_after) {
@@ -201,28 +186,10 @@ impl Holding {
 
     /// The units of the next prefetch, if it is time for it and worth it.
     pub(super) fn wanted(&self, state: &mut State, now: u64) -> Option<u64> {
-        let first_units = mem::take(&mut state.first_units);
         let is_due = state.left(now) <= state.low(now) || state.renewal().is_some_and(|renewal| renewal <= now);
-        if !is_due || state.asked.is_some() || now < state.asks_from {
-            return None;
-        }
-        if now < state.since {
-            // The clock has stepped back: nothing is known of the time since.
-            (state.before, state.since, state.spent, state.requests) = ((now, 0), now, 0, 0);
-        }
-        let (life, elapsed) = (state.pace.life, now.saturating_sub(state.since));
-        let present = rate(state.spent, elapsed.max(state.pace.measured()), life);
-        // With the measurement before, since requests come at random: a pause of some of them is no lower demand.
-        let (since_before, before) = state.before;
-        let lasting = rate(before.saturating_add(state.spent), now.saturating_sub(since_before), life);
-        let demand = present.max(lasting).max(first_units);
         let rest = self.limit.units().saturating_sub(state.used);
-        let units = demand.min(self.most).min(rest / PART_OF_THE_REST);
-        let cost = if state.requests > 0 { state.spent.div_ceil(state.requests) } else { 1 };
-        let fewest = cost.saturating_mul(state.pace.fewest_again);
-        // A key that has fallen quiet takes no more.
-        let is_quiet = present < fewest && elapsed >= state.pace.measured();
-        (units >= fewest && !is_quiet).then_some(units)
+        let units = state.spending.next_units(now, state.pace, self.most, rest);
+        units.filter(|_| is_due && state.asked.is_none() && now >= state.asks_from)
     }
 }
 
@@ -244,19 +211,6 @@ impl State {
     /// When the next prefetch is asked for at the latest, so that it is there before the newest ends.
     pub(super) fn renewal(&self) -> Option<u64> {
         self.prefetches.back().map(|newest| newest.until.saturating_sub(self.pace.lead))
-    }
-
-    /// Begins a new measurement of what is spent, unless the present one is too short to tell a rate.
-    pub(super) fn measure_anew(&mut self, now: u64) {
-        if now.saturating_sub(self.since) >= self.pace.measured() {
-            self.before = (self.since, self.spent);
-            (self.since, self.spent, self.requests) = (now, 0, 0);
-        }
-    }
-
-    fn count(&mut self, cost: u64) {
-        self.spent = self.spent.saturating_add(cost);
-        self.requests += 1;
     }
 
     pub(super) fn learn(&mut self, status: &LimitStatus, at: SystemTime, asked_at: u64) {

@@ -7,6 +7,7 @@
 mod demand;
 mod holding;
 mod pace;
+mod size;
 mod steps;
 
 use std::{
@@ -23,17 +24,13 @@ use quick_cache::{UnitWeighter, sync::Cache};
 use tokio::sync::Notify;
 
 pub(crate) use self::steps::{KeptHolding, Step};
-use self::{
-    demand::Demand,
-    holding::{Holding, PART_OF_THE_REST},
-    pace::Pace,
-};
+use self::{demand::Demand, holding::Holding, pace::Pace};
 use crate::{
     check::{AdmissionId, Charge, Check},
-    clock::Clock,
+    clock::{Clock, micros},
     decision::{Decision, LimitStatus},
     key::{Digester, Key, Prehashed},
-    limit::Limit,
+    limit::{Limit, prefetch::Prefetch},
     local::round_trip::RoundTrip,
 };
 
@@ -181,10 +178,7 @@ impl Prefetches {
         let demand = self.demand.get_or_init(Demand::default);
         let pace = self.pace(charge.limit());
         let requests = demand.count(digest, now, pace)?;
-        let rest = status.remaining() / PART_OF_THE_REST;
-        // At most what is used, since the costs of the other requests are not known.
-        let units = requests.saturating_mul(charge.cost()).min(status.used()).min(prefetches.most()).min(rest);
-        (units >= charge.cost().saturating_mul(pace.fewest_requests)).then_some(units)
+        size::first_units(requests, charge.cost(), (status.used(), status.remaining()), prefetches.most(), pace)
     }
 
     /// Puts a holding into the table, unless its place is taken. If no task takes care of the one in the table, the caller has to
@@ -243,7 +237,10 @@ impl Prefetches {
     }
 
     fn pace(&self, limit: &Limit) -> Pace {
-        Pace::of(limit, &self.round_trip)
+        let set = limit.prefetched().map_or(0, Prefetch::life_micros);
+        let [longest, trip, mostly] =
+            [Prefetch::MAX_LIFE.min(limit.window()), self.round_trip.smoothed(), self.round_trip.mostly()].map(micros);
+        Pace::new(set, longest, trip, mostly)
     }
 
     fn lock_keeping(&self) -> MutexGuard<'_, ()> {

@@ -1,10 +1,8 @@
 //! How the distance of the store changes the prefetches of a limit: their life, when the next one is asked for, and how busy a key must
-//! be. Next to the store, all of it is as the limit's settings say.
-
-use crate::{clock::micros, limit::Limit, limit::prefetch::Prefetch, local::round_trip::RoundTrip};
+//! be. Next to the store, all of it is as the limit's settings say. Numbers alone: a simulation of the benchmarks takes this file and `size.rs`.
 
 /// A life is at least so many round trips, so that a process spends a prefetch for longer than it waits for it.
-const LEAST_TRIPS: u32 = 4;
+const LEAST_TRIPS: u64 = 4;
 
 /// The time of the task, and of the wait for prefetches of other keys, is this part of a life.
 const PART_OF_LIFE: u64 = 32;
@@ -33,12 +31,10 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    pub(super) fn of(limit: &Limit, round_trip: &RoundTrip) -> Self {
-        let set = limit.prefetched().map_or(0, Prefetch::life_micros);
-        let (trip, mostly) = (micros(round_trip.smoothed()), round_trip.mostly());
-        let longest = micros(Prefetch::MAX_LIFE.min(limit.window()));
-        let life = micros(mostly * LEAST_TRIPS).min(longest).max(set);
-        let lead = (micros(mostly) + life / PART_OF_LIFE).min(life / 2);
+    /// Of a limit whose life is set to this, and may be at most the longest. A round trip takes `trip`, and `mostly` no longer than that.
+    pub(super) fn new(set: u64, longest: u64, trip: u64, mostly: u64) -> Self {
+        let life = mostly.saturating_mul(LEAST_TRIPS).min(longest).max(set);
+        let lead = mostly.saturating_add(life / PART_OF_LIFE).min(life / 2);
         // In a window that is too short for that, a prefetch would be over when it is there.
         let is_worth_it = life >= 2 * trip;
         let fewest_requests =

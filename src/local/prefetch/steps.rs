@@ -105,7 +105,8 @@ impl KeptHolding {
                 let units = asked.check.charges().map(Charge::cost).sum();
                 (asked.number, asked.units, asked.left, asked.low) = (number, units, units, state.pace.low(units));
                 asked.admitted = Some(decision.clone());
-                state.measure_anew(now);
+                let pace = state.pace;
+                state.spending.measure_anew(now, pace);
                 state.prefetches.push_back(asked);
                 None
             }

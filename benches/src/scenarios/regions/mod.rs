@@ -5,6 +5,11 @@
 
 mod ours;
 mod rivals;
+// The crate's own rules, which are numbers alone.
+#[path = "../../../../src/local/prefetch/pace.rs"]
+mod pace;
+#[path = "../../../../src/local/prefetch/size.rs"]
+mod size;
 
 use std::{
     array,

@@ -1,4 +1,4 @@
-//! This crate: a log in one store, and prefetches by the rules of `src/local/prefetch/`. Each check is a message, although those of one
+//! This crate: a log in one store, and prefetches whose pace and size are those of `src/local/prefetch/`. Each check is a message, although those of one
 //! process travel together.
 
 use std::{
@@ -7,10 +7,12 @@ use std::{
     mem,
 };
 
-use super::{Events, SECOND, Scheme, TRIPS, Tally, Time, WINDOW, region};
-
-const PART_OF_THE_REST: u64 = 8;
-const LOW: u64 = 4;
+use super::{
+    Events, SECOND, Scheme, TRIPS, Tally, Time, WINDOW,
+    pace::Pace,
+    region,
+    size::{Spending, first_units, rate},
+};
 
 pub(super) struct Ours {
     has_prefetch: bool,
@@ -31,12 +33,8 @@ enum Event {
     Timer,
 }
 
-#[derive(Clone, Default)]
 struct Process {
-    /// Of a prefetch, and how long before its end the next one is asked for.
-    life: Time,
-    lead: Time,
-    fewest_requests: u64,
+    pace: Pace,
     /// Requests since then, before the first prefetch.
     began: Time,
     requests: u64,
@@ -44,19 +42,17 @@ struct Process {
     held: VecDeque<Held>,
     asked: Option<Time>,
     asks_from: Time,
-    first_units: u64,
-    /// Units spent since the last prefetch.
-    since: Time,
-    spent: u64,
+    spending: Spending,
     /// As the store has last replied.
     used: u64,
 }
 
-#[derive(Clone)]
 struct Held {
     number: u64,
     units: u64,
     left: u64,
+    /// With so many left, the next one is asked for.
+    low: u64,
     until: Time,
 }
 
@@ -94,7 +90,7 @@ impl Ours {
                 tally.messages += tally.one();
                 over.into_iter().for_each(|(number, spent)| self.store.give_back(at, number, spent));
                 if let Some(units) = wanted {
-                    let number = self.store.take(at, units, own.life);
+                    let number = self.store.take(at, units, own.pace.life);
                     let taken = number.map(|number| (number, units));
                     self.events.add(replied, process, Event::Taken(taken, self.store.used));
                 }
@@ -105,12 +101,12 @@ impl Ours {
                 let asked = own.asked.take().unwrap_or(at);
                 own.used = used;
                 let timers = if let Some((number, units)) = taken {
-                    let until = asked + own.life;
-                    (own.since, own.spent) = (at, 0);
-                    own.held.push_back(Held { number, units, left: units, until });
-                    [until - own.lead, until]
+                    let until = asked + own.pace.life;
+                    own.spending.measure_anew(at, own.pace);
+                    own.held.push_back(Held { number, units, left: units, low: own.pace.low(units), until });
+                    [until - own.pace.lead, until]
                 } else {
-                    own.asks_from = at + own.life;
+                    own.asks_from = at + own.pace.life;
                     [own.asks_from; 2]
                 };
                 timers.into_iter().for_each(|timer| self.events.add(timer.max(at), process, Event::Timer));
@@ -140,7 +136,7 @@ impl Scheme for Ours {
         let own = &mut self.processes[process];
         if let Some(held) = own.held.iter_mut().find(|held| at < held.until && held.left > 0) {
             held.left -= 1;
-            own.spent += 1;
+            own.spending.count(1);
             tally.decide(at, true);
             if own.is_low(at) {
                 self.step(at, process);
@@ -159,50 +155,53 @@ impl Scheme for Ours {
 }
 
 impl Process {
-    /// As in `pace.rs`, where replies do not deviate.
+    /// Replies do not deviate.
     fn at(trip: Time, life: Time) -> Self {
-        let life = (4 * trip).min(SECOND).max(life);
-        let (lead, fewest_requests) = ((trip + life / 32).min(life / 2), (64_000 / trip).clamp(2, 16));
-        Self { life, lead, fewest_requests, ..Self::default() }
+        Self {
+            pace: Pace::new(life, SECOND, trip, trip),
+            began: 0,
+            requests: 0,
+            is_kept: false,
+            held: VecDeque::new(),
+            asked: None,
+            asks_from: 0,
+            spending: Spending::new(0, 0),
+            used: 0,
+        }
     }
 
     /// Whether the newest prefetch may be spent before the next one is there.
     fn is_low(&self, at: Time) -> bool {
         let alive = || self.held.iter().filter(|held| at < held.until);
-        let newest = alive().next_back().map_or(0, |newest| newest.units);
-        alive().map(|held| held.left).sum::<u64>() <= (newest / LOW).max(newest * self.lead / self.life)
+        alive().map(|held| held.left).sum::<u64>() <= alive().next_back().map_or(0, |newest| newest.low)
     }
 
     /// Takes note of a request that the store has admitted.
     fn note(&mut self, at: Time, used: u64, units: u64) {
         self.used = used;
         if self.is_kept {
-            self.spent += 1;
+            self.spending.count(1);
             return;
         }
-        if at >= self.began + self.life {
+        if at >= self.began + self.pace.life {
             (self.began, self.requests) = (at, 0);
         }
         self.requests += 1;
-        let wanted = rate(self.requests, at - self.began, self.life).min(used).min((units - used) / PART_OF_THE_REST);
-        if self.requests.min(wanted) >= self.fewest_requests {
-            (self.is_kept, self.first_units, self.since, self.spent, self.requests) = (true, wanted, at, 1, 0);
+        if self.requests < self.pace.fewest_requests {
+            return;
+        }
+        let requests = rate(self.requests, at - self.began, self.pace.life);
+        if let Some(first) = first_units(requests, 1, (used, units - used), u64::MAX, self.pace) {
+            (self.is_kept, self.requests, self.spending) = (true, 0, Spending::new(first, at));
+            self.spending.count(1);
         }
     }
 
     fn wanted(&mut self, at: Time, units: u64) -> Option<u64> {
-        let first_units = mem::take(&mut self.first_units);
-        let demand = rate(self.spent, at - self.since, self.life).max(first_units);
-        let wanted = demand.min((units - self.used) / PART_OF_THE_REST);
-        let ends_soon = self.held.back().is_some_and(|newest| newest.until - self.lead <= at);
+        let ends_soon = self.held.back().is_some_and(|newest| newest.until - self.pace.lead <= at);
         let is_due = (self.is_low(at) || ends_soon) && self.asked.is_none() && at >= self.asks_from;
-        (is_due && wanted >= self.fewest_requests).then_some(wanted)
+        self.spending.next_units(at, self.pace, u64::MAX, units - self.used).filter(|_| is_due)
     }
-}
-
-/// How many of something are expected in a life, if there were so many in this time, or in an eighth of a life.
-fn rate(count: u64, elapsed: Time, life: Time) -> u64 {
-    count * life / elapsed.max(life / 8).max(1)
 }
 
 #[derive(Default)]

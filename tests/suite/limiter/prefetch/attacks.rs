@@ -230,7 +230,8 @@ async fn many_keys_leave_no_task_and_no_held_unit() {
     }
     limiter.give_back_prefetched().await;
     assert!(tasks() < 10, "{} tasks", tasks());
-    let decision = limiter.peek(&API, "0-0").await.unwrap();
+    // Of the last round: on a slow machine, the first one has left the window.
+    let decision = limiter.peek(&API, "39-0").await.unwrap();
     assert_eq!((decision.used(), decision.binding().reserved()), (17, 0));
 }
 
