@@ -8,7 +8,7 @@
 //!    nothing.
 //! 3. No connection to them stays open, because connections are made rarely.
 
-use std::fmt;
+use std::{fmt, sync::LazyLock};
 
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, RedisResult, Value,
@@ -20,7 +20,10 @@ use tokio::task::JoinSet;
 #[cfg(feature = "cluster")]
 use super::cluster::{self, ClusterConnections};
 use super::{errors, settings::ConnectionSettings};
-use crate::error::ConfigError;
+use crate::{
+    error::ConfigError,
+    logging::{Throttle, warn},
+};
 
 /// The kind of the nodes whose addresses the application gave.
 #[derive(Clone)]
@@ -90,12 +93,33 @@ impl Server {
         };
         // A server that asks for a password replies to a whole script with a protocol error, or hangs up. Any other
         // error comes again with the first batch, which may then be sent again.
-        match connection.req_packed_command(&cmd("PING")).await.and_then(Value::extract_error) {
+        match connection.req_packed_command(&cmd("INFO")).await.and_then(Value::extract_error) {
             Err(error) if error.code() == Some("NOAUTH") => Err(error),
-            _ => {
+            info => {
+                self.warn_of(&info.and_then(|info| Ok(from_redis_value::<String>(info)?)).unwrap_or_default());
                 connection.set_response_timeout(self.settings.reply_timeout);
                 Ok(connection)
             }
+        }
+    }
+
+    /// Tells the operator of a server that decides, but may forget limits, or is older than those that the tests run on.
+    fn warn_of(&self, info: &str) {
+        static LINES: LazyLock<[Throttle; 2]> = LazyLock::new(Default::default);
+        let (server, [evicts, is_old]) = (self, &*LINES);
+        let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+        let (policy, version) = (field("maxmemory_policy:"), field("redis_version:"));
+        if !["", "noeviction"].contains(&policy)
+            && field("maxmemory:") != "0"
+            && let Some(suppressed) = evicts.pass()
+        {
+            warn!(%server, policy, suppressed, "Redis forgets limits when its memory is full: set `maxmemory-policy noeviction`");
+        }
+        let mut parts = version.split('.').map_while(|part| part.parse::<u32>().ok());
+        if parts.next().is_some_and(|major| (major, parts.next()) < (6, Some(2)))
+            && let Some(suppressed) = is_old.pass()
+        {
+            warn!(%server, version, suppressed, "this Redis is older than 6.2, and not tested: update it");
         }
     }
 
