@@ -50,9 +50,7 @@ impl Secret {
         let secret = secret.as_ref();
         // HMAC takes a key of any length; the error is the trait's, not the algorithm's.
         let fault = match Hmac::new_from_slice(secret) {
-            Ok(_) if PUBLIC.iter().any(|text| text.as_bytes() == secret) => {
-                "must not be a text out of an example".to_owned()
-            }
+            Ok(_) if PUBLIC.iter().any(|text| text.as_bytes() == secret) => "must not stand in an example".to_owned(),
             Ok(mac) if secret.len() >= MIN_BYTES => return Ok(Self { mac }),
             _ => format!("must have at least {MIN_BYTES} bytes, not {}", secret.len()),
         };

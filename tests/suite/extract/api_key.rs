@@ -60,6 +60,6 @@ fn a_short_secret_is_an_error_and_no_secret_is_shown() {
 fn a_secret_out_of_an_example_is_an_error() {
     for text in ["32 random bytes, the same on every instance", "32 random bytes out of the vault"] {
         let error = Secret::new(text).unwrap_err().to_string();
-        assert_eq!(error, "a secret must not be a text out of an example: `openssl rand -hex 32` makes one");
+        assert_eq!(error, "a secret must not stand in an example: `openssl rand -hex 32` makes one");
     }
 }

@@ -105,21 +105,18 @@ impl Server {
 
     /// Tells the operator of a server that decides, but may forget limits, or is older than those that the tests run on.
     fn warn_of(&self, info: &str) {
-        static LINES: LazyLock<[Throttle; 2]> = LazyLock::new(Default::default);
-        let (server, [evicts, is_old]) = (self, &*LINES);
+        static LINE: LazyLock<Throttle> = LazyLock::new(Throttle::default);
         let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
-        let (policy, version) = (field("maxmemory_policy:"), field("redis_version:"));
-        if !["", "noeviction"].contains(&policy)
-            && field("maxmemory:") != "0"
-            && let Some(suppressed) = evicts.pass()
-        {
-            warn!(%server, policy, suppressed, "Redis forgets limits when its memory is full: set `maxmemory-policy noeviction`");
-        }
-        let mut parts = version.split('.').map_while(|part| part.parse::<u32>().ok());
-        if parts.next().is_some_and(|major| (major, parts.next()) < (6, Some(2)))
-            && let Some(suppressed) = is_old.pass()
-        {
-            warn!(%server, version, suppressed, "this Redis is older than 6.2, and not tested: update it");
+        let mut version = field("redis_version:").split('.').map_while(|part| part.parse::<u32>().ok());
+        let is_old = version.next().is_some_and(|major| (major, version.next()) < (6, Some(2)));
+        let evicts = !["", "noeviction"].contains(&field("maxmemory_policy:")) && field("maxmemory:") != "0";
+        let (server, fix) = match (evicts, is_old) {
+            (true, _) => (self, "set `maxmemory-policy noeviction`: limits are forgotten when its memory is full"),
+            (_, true) => (self, "update it to 6.2 or newer: older ones are not tested"),
+            _ => return,
+        };
+        if let Some(suppressed) = LINE.pass() {
+            warn!(%server, fix, suppressed, "this Redis does not suit rate limits");
         }
     }
 
