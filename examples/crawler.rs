@@ -11,13 +11,14 @@
 //! | `WORKERS`, `PAGES` | number of workers, number of pages that they fetch | 4, 20 |
 //! | `MAX_WAIT` | seconds that a page may wait for its call | 60 |
 //! | `TOKEN` | the access token | an example |
-//! | `API_KEY_SECRET` | the secret that tokens are hashed under, the same for all crawlers on one Redis | a public one |
+//! | `RATE_LIMIT_SECRET` | the secret that tokens are hashed under, the same for all crawlers on one Redis: `openssl rand -hex 32` | one of this process alone |
 //! | `REDIS_URL` | the Redis that crawlers in several processes share | the in-process store |
 
 use std::{
     env,
     error::Error,
     fmt,
+    hash::{BuildHasher, RandomState},
     process::ExitCode,
     str::FromStr,
     sync::{
@@ -29,9 +30,6 @@ use std::{
 
 use tokio::{task::JoinSet, time::sleep};
 use tower_sliding_window::{Error as LimiterError, Key, Limit, Limiter, MemoryStore, RedisStore, Secret};
-
-/// For a first try only. A real crawler sets `API_KEY_SECRET`.
-const EXAMPLE_SECRET: &str = "everybody can read this secret";
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -55,7 +53,8 @@ async fn run() -> Result<(), Box<dyn Error>> {
 
 async fn crawl(limiter: Limiter, limit: Limit) -> Result<(), Box<dyn Error>> {
     let (workers, pages) = (setting("WORKERS", 4)?, setting("PAGES", 20)?);
-    let secret = Secret::new(env::var("API_KEY_SECRET").unwrap_or_else(|_| EXAMPLE_SECRET.to_owned()))?;
+    let own = || format!("{:?}", [1, 2].map(|number| RandomState::new().hash_one(number)));
+    let secret = Secret::new(env::var("RATE_LIMIT_SECRET").unwrap_or_else(|_| own()))?;
     let crawler = Arc::new(Crawler {
         // A crawler has more time than a web server.
         limiter: limiter.deadline(Duration::from_secs(1)),

@@ -3,10 +3,15 @@
 //!
 //! ```sh
 //! cargo run --example llm_tokens
-//! REDIS_URL=redis://127.0.0.1:6379/ PORT=0 cargo run --example llm_tokens
+//! REDIS_URL=redis://127.0.0.1:6379/ RATE_LIMIT_SECRET="$(openssl rand -hex 32)" PORT=0 cargo run --example llm_tokens
 //! ```
 
-use std::{env, error::Error, time::Duration};
+use std::{
+    env,
+    error::Error,
+    hash::{BuildHasher, RandomState},
+    time::Duration,
+};
 
 use axum::{
     Router,
@@ -46,9 +51,6 @@ const DEADLINE: Duration = Duration::from_secs(1);
 /// The time that a model takes for each streamed word.
 const WORD: Duration = Duration::from_millis(20);
 
-/// For a first try only. A real server has a secret of its own.
-const EXAMPLE_SECRET: &str = "everybody can read this secret";
-
 /// For the handler that counts its own tokens.
 #[derive(Clone)]
 struct Tokens {
@@ -57,8 +59,10 @@ struct Tokens {
 }
 
 fn app(store: impl Store) -> Result<Router, Box<dyn Error>> {
-    let (limiter, api_key) =
-        (Limiter::new(store).deadline(DEADLINE), ApiKey::header("x-api-key", &Secret::new(EXAMPLE_SECRET)?));
+    // Servers that share a Redis need the same secret. One of its own is enough for a server alone.
+    let own = || format!("{:?}", [1, 2].map(|number| RandomState::new().hash_one(number)));
+    let secret = Secret::new(env::var("RATE_LIMIT_SECRET").unwrap_or_else(|_| own()))?;
+    let (limiter, api_key) = (Limiter::new(store).deadline(DEADLINE), ApiKey::header("x-api-key", &secret));
     let requests = || RateLimitLayer::new(limiter.clone()).limit(REQUESTS.by(api_key.clone()));
     let requests_and_tokens = requests().limit(TOKENS.by(api_key.clone()).cost(estimate).settle(used).lease(LEASE));
     Ok(Router::new()

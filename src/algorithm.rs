@@ -18,17 +18,8 @@
 //! | [`sliding_window_counter`](Algorithm::sliding_window_counter) | less than `2 L` | by less than `W` | if an estimate is enough |
 //! | [`fixed_window`](Algorithm::fixed_window) | up to `2 L` | never within its window | if a contract defines the window, such as a day in UTC |
 //!
-//! Bytes of a key in Redis 7.0 (`MEMORY USAGE`) whose units are all used, evenly over the window:
-//!
-//! | | limit of 100 | 1,000 | 1,000,000 |
-//! |---|---|---|---|
-//! | `log`, of single units | 2,152 | 102,608 | 101,718,760 |
-//! | `compact(128)` | 1,640 | 2,152 | 2,664 |
-//! | `compact(16)` | 360 | 360 | 424 |
-//! | `counter` | 152 | 152 | 152 |
-//! | `fixed` | 136 | 152 | 152 |
-//!
-//! A log has one entry an admission, so large costs need few entries. In process, an entry is 24 bytes.
+//! A log has one entry an admission, so large costs need few entries. [`running_redis`](crate::guide::running_redis#memory) has
+//! the bytes of a key, and [`MemoryStore::capacity`](crate::MemoryStore::capacity) those of an entry in process.
 //!
 //! Limits of different algorithms can be decided in one check. For all of them:
 //!
@@ -83,8 +74,7 @@ impl Algorithm {
     /// A log of at most `entries` entries, whatever the limit. It never admits more than the limit, and refuses too
     /// early by less than a sub-window, which is the window divided by `entries − 2`.
     ///
-    /// Units that are admitted within one sub-window count as admitted at its end. Up to 128 entries Redis uses its compact
-    /// encoding, about 20 bytes an entry.
+    /// Units that are admitted within one sub-window count as admitted at its end. Up to 128 entries Redis uses its compact encoding.
     ///
     /// # Panics
     ///

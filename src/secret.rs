@@ -17,6 +17,13 @@ use crate::{
 
 const MIN_BYTES: usize = 16;
 
+/// Texts that examples have had as secrets. Everybody can read them.
+const PUBLIC: [&str; 3] = [
+    "32 random bytes, the same on every instance",
+    "32 random bytes out of the vault",
+    "everybody can read this secret",
+];
+
 /// A hash is truncated to 128 bits.
 const HASH_BYTES: usize = 16;
 
@@ -33,32 +40,33 @@ pub struct Secret {
 }
 
 impl Secret {
-    /// A secret of at least 16 bytes; 32 random bytes are best.
+    /// A secret of at least 16 bytes. `openssl rand -hex 32` makes a good one. Keep it out of the source: read it from the environment
+    /// or from a file.
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if it is shorter.
+    /// [`ConfigError`] if it is shorter, or a text that an example has shown.
     pub fn new(secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
         let secret = secret.as_ref();
         // HMAC takes a key of any length; the error is the trait's, not the algorithm's.
-        match Hmac::new_from_slice(secret) {
-            Ok(mac) if secret.len() >= MIN_BYTES => Ok(Self { mac }),
-            _ => {
-                let text = format!("a secret must have at least {MIN_BYTES} bytes, not {}", secret.len());
-                Err(ConfigError::new(ConfigErrorKind::Secret, text))
-            }
-        }
+        let fault = match Hmac::new_from_slice(secret) {
+            Ok(_) if PUBLIC.iter().any(|text| text.as_bytes() == secret) => "must not stand in an example".to_owned(),
+            Ok(mac) if secret.len() >= MIN_BYTES => return Ok(Self { mac }),
+            _ => format!("must have at least {MIN_BYTES} bytes, not {}", secret.len()),
+        };
+        let text = format!("a secret {fault}: `openssl rand -hex 32` makes one");
+        Err(ConfigError::new(ConfigErrorKind::Secret, text))
     }
 
     /// The key of a secret value, such as an access token: the first 128 bits of its HMAC-SHA-256. For API keys in requests
     /// there is [`ApiKey`](crate::ApiKey).
     ///
-    /// ```
+    /// ```no_run
     /// use tower_sliding_window::Secret;
     ///
-    /// let secret = Secret::new("32 random bytes out of the vault")?;
-    /// assert_eq!(secret.key("token", "t0ken").value().len(), 16);
-    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// let secret = Secret::new(std::env::var("RATE_LIMIT_SECRET")?)?;
+    /// let key = secret.key("token", "t0ken");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
     pub fn key(&self, namespace: &'static str, value: &str) -> Key {
@@ -105,8 +113,8 @@ mod tests {
     /// client would start anew.
     #[test]
     fn the_hash_stays_what_it_is() {
-        let secret = Secret::new("32 random bytes out of the vault").unwrap();
+        let secret = Secret::new("a secret that only the tests know").unwrap();
         let hex: String = secret.key("", "t0ken").value().iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(hex, "5d62fa1da2ffa07a46b7b9cde20f4f58");
+        assert_eq!(hex, "303a30854aea6c5ad970fb9266f3b07c");
     }
 }

@@ -75,6 +75,9 @@ else
 fi
 "${REDIS_SERVER:-redis-server}" --version
 
+# Two examples of the guide read it.
+export RATE_LIMIT_SECRET="${RATE_LIMIT_SECRET:-$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n')}"
+
 # Many tests wait, for servers and for windows to pass, so more run at a time than there are cores.
 export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$((2 * $(getconf _NPROCESSORS_ONLN)))}"
 

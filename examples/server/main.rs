@@ -10,7 +10,7 @@
 //! | `PORT` | the port on 127.0.0.1; 0 picks a free one | 3000 |
 //! | `REDIS_URL` | the Redis through which servers share the limits; it may still be down | the in-process store |
 //! | `TRUSTED_PROXIES` | address ranges of proxies, separated by commas, whose `X-Forwarded-For` is believed | none: the peer's address counts |
-//! | `API_KEY_SECRET` | the secret that API keys are hashed under, the same for all servers on one Redis | a public one |
+//! | `RATE_LIMIT_SECRET` | the secret that API keys are hashed under, the same for all servers on one Redis: `openssl rand -hex 32` | one of this process alone |
 //! | `HELLO` | the limit of `/hello` | `5/10s` |
 //!
 //! `serve.rs` listens, and shuts down. `page/` is the page at `/`, which shows the limits at work.
@@ -18,7 +18,11 @@
 mod page;
 mod serve;
 
-use std::{env, error::Error};
+use std::{
+    env,
+    error::Error,
+    hash::{BuildHasher, RandomState},
+};
 
 use axum::{
     Router,
@@ -45,8 +49,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let store = store::from_url(&setting("REDIS_URL", "memory:"))?;
     let proxies = setting("TRUSTED_PROXIES", "");
-    // The default is for a first try only: everybody can read it.
-    let secret = Secret::new(setting("API_KEY_SECRET", "everybody can read this secret"))?;
+    // A server of its own needs no other secret than two random numbers. Servers that share a Redis need the same one.
+    let own = format!("{:?}", [1, 2].map(|number| RandomState::new().hash_one(number)));
+    let secret = Secret::new(setting("RATE_LIMIT_SECRET", &own))?;
     let settings = Settings {
         hello: Limit::parse("hello", &setting("HELLO", "5/10s"))?,
         client_ip: ClientIp::behind(proxies.split(',').filter(|range| !range.is_empty()))?,

@@ -36,7 +36,34 @@ pub enum Takes {
 }
 
 impl Charge {
-    /// A charge of `cost` units of `limit` for `key`.
+    /// A charge of `cost` units of `limit` for `key`. In a handler of axum, [`Rejection`](crate::Rejection) takes its error as well as
+    /// that of the check:
+    ///
+    /// ```
+    /// use axum::extract::State;
+    /// use tower_sliding_window::{Charge, Check, Limit, Limiter, MemoryStore, Rejection};
+    ///
+    /// const USERS: Limit = Limit::per_hour("user", 100);
+    /// const TEAMS: Limit = Limit::per_hour("team", 1_000);
+    ///
+    /// async fn import(State(limiter): State<Limiter>, rows: String) -> Result<&'static str, Rejection> {
+    ///     let cost = rows.lines().count() as u64;
+    ///     // The user and the team are charged together, or neither is.
+    ///     let (user, team) = (Charge::new(USERS, "ada", cost)?, Charge::new(TEAMS, "acme", cost)?);
+    ///     // An error only if both charge one limit for one key.
+    ///     let check = Check::new(user).and(team).expect("two limits");
+    ///     let decision = limiter.check_all(check).await?;
+    ///     if decision.is_allowed() { Ok("imported") } else { Err(Rejection::Limited(decision)) }
+    /// }
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// # let limiter = Limiter::new(MemoryStore::new());
+    /// # let import = async |rows: usize| import(State(limiter.clone()), "row\n".repeat(rows)).await;
+    /// # assert!(import(60).await.is_ok());
+    /// # assert!(matches!(import(60).await, Err(Rejection::Limited(_))));
+    /// # assert!(matches!(import(101).await, Err(Rejection::NeverFits(_))));
+    /// # assert_eq!(limiter.peek(&TEAMS, "acme").await.unwrap().used(), 60);
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///

@@ -16,7 +16,7 @@ use crate::{
     limiter::Limiter,
 };
 
-const NO_LIMITS: &str = "a layer needs at least one limit";
+const NO_LIMITS: &str = "a layer needs at least one limit: add `.limit(..)`";
 
 /// Guards services with limits. See the [module docs](crate::middleware).
 ///

@@ -70,7 +70,7 @@ impl<R> RateLimitLayer<R> {
     /// ```
     /// # use tower_sliding_window::{ApiKey, Limit, MemoryStore, PeerIp, RateLimitLayer, Secret};
     /// # fn layer() -> Result<(), Box<dyn std::error::Error>> {
-    /// let (peer, api_key) = (PeerIp::new(), ApiKey::bearer(&Secret::new("32 random bytes out of the vault")?));
+    /// let (peer, api_key) = (PeerIp::new(), ApiKey::bearer(&Secret::new(std::env::var("RATE_LIMIT_SECRET")?)?));
     /// let (office, leaked) = (peer.key("203.0.113.7".parse()?), api_key.key("t0ken"));
     /// let layer = RateLimitLayer::new(MemoryStore::new())
     ///     .limit(Limit::per_minute("requests", 60).by(peer.clone()))
@@ -183,14 +183,14 @@ impl<R> RateLimitLayer<R> {
     /// key under the secret, so a client learns nothing about its key. A client with several keys, such as several addresses,
     /// tells by it to which one the figures belong. Default: none.
     ///
-    /// ```
+    /// ```no_run
     /// # use tower_sliding_window::{HeaderSets, Limit, MemoryStore, PeerIp, RateLimitLayer, Secret};
-    /// let secret = Secret::new("32 random bytes out of the vault")?;
+    /// let secret = Secret::new(std::env::var("RATE_LIMIT_SECRET")?)?;
     /// let layer = RateLimitLayer::new(MemoryStore::new())
     ///     .limit(Limit::per_minute("requests", 60).by(PeerIp::new()))
     ///     .headers(HeaderSets::RATE_LIMIT)
     ///     .partition_key(&secret);
-    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn partition_key(self, secret: &Secret) -> Self {
         self.set(|policy| policy.partition_keys = Some(PartitionKeys::new(secret)))

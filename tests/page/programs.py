@@ -29,7 +29,7 @@ class Program:
 
 class Server(Program):
     def __init__(self, port=0, **settings):
-        known = ("REDIS_URL", "TRUSTED_PROXIES", "API_KEY_SECRET", "HELLO")
+        known = ("REDIS_URL", "TRUSTED_PROXIES", "RATE_LIMIT_SECRET", "HELLO")
         environment = {name: value for name, value in os.environ.items() if name not in known}
         environment |= {"PORT": str(port), **settings}
         self.process = start([EXAMPLE], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)

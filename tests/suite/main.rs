@@ -7,6 +7,7 @@ mod decision;
 mod examples;
 mod extract;
 mod faults;
+mod figures;
 mod fuzz;
 mod limiter;
 mod middleware;

@@ -10,7 +10,8 @@
 //!
 //! `/send` lets any caller pose as any client, and `/store` switches all limits off. They exist because a browser cannot change its
 //! address, and opens six connections at most. This server listens on 127.0.0.1 alone; a public one must not have them. They need
-//! the header `x-page: 1`, since other web sites in the same browser could send to them otherwise.
+//! the header `x-page: 1`, since other web sites in the same browser could send to them otherwise. All paths above need a `Host` of this
+//! machine: a web site whose name has been pointed at 127.0.0.1 could read them otherwise.
 
 mod history;
 mod switch;
@@ -97,12 +98,9 @@ pub(crate) fn beside(
         .route("/page.js", text("text/javascript", include_str!("page.js")))
         .route("/events", get(events))
         .route("/state", get(state))
-        .merge(
-            Router::new()
-                .route("/send", post(send))
-                .route("/store", post(stop_store))
-                .route_layer(from_fn(only_from_this_page)),
-        )
+        .route("/send", post(send))
+        .route("/store", post(stop_store))
+        .route_layer(from_fn(only_for_this_page))
         .with_state((page, app.clone()));
     Ok(app.merge(routes))
 }
@@ -202,13 +200,13 @@ async fn watch(State(page): State<Page>, request: Request, next: Next) -> Respon
     response
 }
 
-/// A form of another web site cannot set the header. A web site whose name has been pointed at 127.0.0.1 can, but the `Host` then
-/// has its name.
-async fn only_from_this_page(request: Request, next: Next) -> Response {
+/// A web site whose name has been pointed at 127.0.0.1 has that name as its `Host`. A form of another web site cannot set the header.
+async fn only_for_this_page(request: Request, next: Next) -> Response {
     let headers = request.headers();
     let host = headers.get(HOST).and_then(|host| Authority::try_from(host.as_bytes()).ok());
     let is_local = host.is_some_and(|host| ["127.0.0.1", "localhost", "[::1]"].contains(&host.host()));
-    if is_local && headers.get("x-page").is_some_and(|value| value == "1") {
+    let is_safe = request.method() == Method::GET || headers.get("x-page").is_some_and(|value| value == "1");
+    if is_local && is_safe {
         return next.run(request).await;
     }
     (StatusCode::FORBIDDEN, "only for the page at 127.0.0.1 or localhost, with the header x-page: 1\n").into_response()

@@ -16,11 +16,11 @@ use crate::{key::Key, secret::Secret};
 /// The token is not verified. A client that makes up tokens gets a new budget for each, so put the layer behind your
 /// authentication, or add a limit by address.
 ///
-/// ```
+/// ```no_run
 /// use http::Request;
 /// use tower_sliding_window::{ApiKey, KeyExtractor, Secret};
 ///
-/// let secret = Secret::new("32 random bytes out of the vault")?;
+/// let secret = Secret::new(std::env::var("RATE_LIMIT_SECRET")?)?;
 /// let (parts, ()) = Request::get("/").header("authorization", "bearer  t0ken").body(())?.into_parts();
 /// let key = ApiKey::bearer(&secret).extract(&parts)?;
 /// assert_eq!(key.value().len(), 16);
@@ -52,11 +52,11 @@ impl ApiKey {
     /// authentication that ignores the scheme would accept a [denied](crate::RateLimitLayer::deny) token from it. If you
     /// accept another scheme, make it absent:
     ///
-    /// ```
+    /// ```no_run
     /// use http::{header::AUTHORIZATION, request::Parts};
     /// use tower_sliding_window::{ApiKey, KeyExtractor, PeerIp, Secret, extract::KeyError};
     ///
-    /// let bearer = ApiKey::bearer(&Secret::new("32 random bytes out of the vault")?);
+    /// let bearer = ApiKey::bearer(&Secret::new(std::env::var("RATE_LIMIT_SECRET")?)?);
     /// let unless_basic = move |parts: &Parts| {
     ///     let mut lines = parts.headers.get_all(AUTHORIZATION).into_iter();
     ///     match (lines.next(), lines.next()) {
@@ -65,7 +65,7 @@ impl ApiKey {
     ///     }
     /// };
     /// let by_token_or_address = unless_basic.or(PeerIp::new());
-    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
     pub fn bearer(secret: &Secret) -> Self {

@@ -8,7 +8,7 @@
 //!    that obeys is never early. A refusal for which waiting helps, and a 503, have it even if the layer sends no figures. A cost
 //!    above the limit has none.
 //! 4. If layers are stacked, `X-RateLimit-*` shows the visible limit with the least left, as its layer writes it. So give all of
-//!    them one format of the reset. `RateLimit` lists the limits of all layers that have decided, the outermost first.
+//!    them one format of the reset: a log line warns of two. `RateLimit` lists the limits of all layers that have decided, the outermost first.
 //! 5. A rejection keeps the figures of the layer that has made it, or has none. A layer that sends no figures leaves those of
 //!    the others alone.
 //! 6. A [concurrent](crate::Limit::concurrent) limit has no reset. A layer shows its figures only if it has no other limit, or if it refuses.
@@ -17,7 +17,10 @@
 //!
 mod rate_limit;
 
-use std::time::{Duration, SystemTime};
+use std::{
+    sync::LazyLock,
+    time::{Duration, SystemTime},
+};
 
 use http::{
     HeaderMap, HeaderName, HeaderValue,
@@ -26,11 +29,17 @@ use http::{
 
 use self::rate_limit::{POLICY, RATE_LIMIT};
 pub(super) use self::rate_limit::{PartitionKeys, split};
-use crate::decision::{Decision, LimitStatus};
+use crate::{
+    decision::{Decision, LimitStatus},
+    logging::{Throttle, warn},
+};
 
 const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+
+/// Unix times are no smaller since 2001. Seconds from now are, since no window is longer than a year.
+const UNIX_TIMES: u64 = 1_000_000_000;
 
 /// All headers of a layer that a browser's script can read only if CORS exposes them: for `CorsLayer::expose_headers`.
 #[must_use]
@@ -83,7 +92,9 @@ impl HeaderSets {
     /// Writes `X-RateLimit-Reset` as a Unix time in seconds, rounded up, by the store's clock. Default: seconds from now, which no
     /// wrong clock can falsify.
     ///
-    /// Give all stacked layers one format. With axum, a [`Rejection`](crate::Rejection) of a handler always has seconds from now.
+    /// Set it on all stacked layers, since each writes its own figures: a client that reads the seconds of one as a Unix time retries at
+    /// once. A log line warns of two formats in one response. With axum, a [`Rejection`](crate::Rejection) of a handler always has seconds
+    /// from now.
     pub const fn reset_as_unix_time(self) -> Self {
         Self { reset_is_unix_time: true, ..self }
     }
@@ -101,11 +112,14 @@ impl HeaderSets {
         match headers.entry(REMAINING) {
             Entry::Vacant(entry) => drop(entry.insert(value)),
             Entry::Occupied(mut entry) => {
-                let shown = entry.get().to_str().ok().and_then(|shown| shown.parse().ok());
-                if shown.is_some_and(|shown: u64| shown <= remaining || is_concurrent) {
+                let stays = number(entry.get()).is_some_and(|shown| shown <= remaining || is_concurrent);
+                if !stays {
+                    entry.insert(value);
+                }
+                self.warn_of_two_formats(headers);
+                if stays {
                     return;
                 }
-                entry.insert(value);
             }
         }
         let mut reset = reset_after(status);
@@ -120,6 +134,20 @@ impl HeaderSets {
         }
     }
 
+    /// Tells the operator of a reset further in that is in the other format. Layers do not know each other when they are built.
+    fn warn_of_two_formats(self, headers: &HeaderMap) {
+        static LINE: LazyLock<Throttle> = LazyLock::new(Throttle::default);
+        let shown = headers.get(RESET).and_then(number);
+        if shown.is_some_and(|reset| (reset >= UNIX_TIMES) != self.reset_is_unix_time)
+            && let Some(suppressed) = LINE.pass()
+        {
+            warn!(
+                suppressed,
+                "X-RateLimit-Reset has two formats: set `reset_as_unix_time` on all stacked layers, or on none"
+            );
+        }
+    }
+
     /// Writes the items of the visible limits in front of those that the headers have. There is one partition key for each
     /// status, or none.
     #[inline]
@@ -128,6 +156,10 @@ impl HeaderSets {
             rate_limit::write(decision, partition_keys, headers);
         }
     }
+}
+
+fn number(value: &HeaderValue) -> Option<u64> {
+    value.to_str().ok()?.parse().ok()
 }
 
 /// The time until more can be spent. Reserved units may be given back before they leave the window.

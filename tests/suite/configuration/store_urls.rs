@@ -123,7 +123,10 @@ fn the_debug_output_of_a_wrong_configuration_is_its_text() {
     assert!(url.starts_with("ConfigError(\"") && url.contains("is not a Redis URL"), "{url}");
 
     let limits = |limits: Vec<KeyedLimit>| RateLimitLayer::new(MemoryStore::new()).limits(limits).unwrap_err();
-    assert_eq!(format!("{:?}", limits(Vec::new())), "ConfigError(\"a layer needs at least one limit\")");
+    assert_eq!(
+        format!("{:?}", limits(Vec::new())),
+        "ConfigError(\"a layer needs at least one limit: add `.limit(..)`\")"
+    );
     let twice = limits(vec![TWO.by(anyone), TWO.by(anyone)]);
     let text = "two limits of one layer are named \"two\": give one of them another name";
     assert_eq!(format!("{twice:?}"), format!("ConfigError({text:?})"));

@@ -208,14 +208,14 @@ fn invalid_settings_are_named() {
         ("PORT", "many"),
         ("TRUSTED_PROXIES", "10.0.0.0/99"),
         ("REDIS_URL", "http://localhost"),
-        ("API_KEY_SECRET", "short"),
+        ("RATE_LIMIT_SECRET", "short"),
         ("HELLO", "5/fortnight"),
     ] {
         let output = command(&[(name, value)]).output().unwrap();
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success());
         let named = match name {
-            "API_KEY_SECRET" => "16 bytes",
+            "RATE_LIMIT_SECRET" => "16 bytes",
             // No more of the URL, since it may have a password.
             "REDIS_URL" => "http:// is not the scheme of a store's URL",
             _ => value,

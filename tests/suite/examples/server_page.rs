@@ -110,7 +110,7 @@ async fn malformed_requests_to_the_page_are_a_400() {
 }
 
 #[tokio::test]
-async fn other_web_sites_can_neither_send_requests_nor_stop_the_store() {
+async fn other_web_sites_can_neither_send_requests_nor_stop_the_store_nor_read() {
     let server = start(&[]);
     let refused: [&[(&str, &str)]; 6] = [
         &[],
@@ -126,11 +126,17 @@ async fn other_web_sites_can_neither_send_requests_nor_stop_the_store() {
             assert_eq!((answer.status.as_u16(), answer.body.lines().count()), (403, 1), "{path} {headers:?}");
         }
     }
+    for path in ["/state?client=1", "/events?client=1", "/"] {
+        for host in ["example.com", "127.0.0.1.example.com:3000"] {
+            assert_eq!(server.send("GET", path, &[("host", host)]).await.status, 403, "{path} {host}");
+        }
+    }
     let shown = state(&server, 1).await;
     assert_eq!((&shown["store"]["requests"], &shown["store"]["stopped"]), (&json!(0), &json!(false)));
     for host in ["127.0.0.1:3000", "127.0.0.1", "localhost:8080", "localhost", "[::1]:3000", "[::1]"] {
         let headers = &[("x-page", "1"), ("host", host)];
         assert_eq!(server.send("POST", "/store?stopped=false", headers).await.status, 204, "{host}");
+        assert_eq!(server.send("GET", "/state?client=1", &headers[1..]).await.status, 200, "{host}");
     }
 }
 

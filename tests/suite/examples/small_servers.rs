@@ -9,7 +9,11 @@ use std::{
 use tokio::time::sleep;
 use tower_sliding_window::{ApiKey, Limit, Limiter, RedisStore, Secret};
 
-use crate::support::{TEST_TIMEOUT, example::Server, redis_server::RedisServer};
+use crate::support::{
+    TEST_TIMEOUT,
+    example::{SECRET, Server},
+    redis_server::RedisServer,
+};
 
 #[tokio::test]
 async fn only_failed_logins_count() {
@@ -106,7 +110,7 @@ async fn streamed_tokens_count_when_the_stream_ends() {
     let store = RedisStore::builder(&redis.url()).build().unwrap();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
     let tokens = Limit::per_minute("tokens", 400);
-    let api_key = ApiKey::header("x-api-key", &Secret::new("everybody can read this secret").unwrap());
+    let api_key = ApiKey::header("x-api-key", &Secret::new(SECRET).unwrap());
     let used = async |name: &str| limiter.peek(&tokens, api_key.key(name)).await.unwrap().used();
 
     let answer = server.post("/stream", &[("x-api-key", "ada")], "one two three").await;

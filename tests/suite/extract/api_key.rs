@@ -51,7 +51,15 @@ fn a_missing_or_malformed_key_is_a_401_with_a_challenge() {
 #[test]
 fn a_short_secret_is_an_error_and_no_secret_is_shown() {
     let error = Secret::new("too short").unwrap_err();
-    assert_eq!(error.to_string(), "a secret must have at least 16 bytes, not 9");
+    assert_eq!(error.to_string(), "a secret must have at least 16 bytes, not 9: `openssl rand -hex 32` makes one");
     let shown = format!("{:?} {:?}", secret(), ApiKey::header("x-api-key", &secret()));
     assert!(!shown.contains("0123456789abcdef"));
+}
+
+#[test]
+fn a_secret_out_of_an_example_is_an_error() {
+    for text in ["32 random bytes, the same on every instance", "32 random bytes out of the vault"] {
+        let error = Secret::new(text).unwrap_err().to_string();
+        assert_eq!(error, "a secret must not stand in an example: `openssl rand -hex 32` makes one");
+    }
 }

@@ -3,7 +3,7 @@
 use std::{
     convert::Infallible,
     future::ready,
-    time::{Duration, UNIX_EPOCH},
+    time::{Duration, Instant, UNIX_EPOCH},
 };
 
 use axum::{
@@ -11,12 +11,15 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use http::{Request, header::RETRY_AFTER};
+use tokio::time::sleep;
 use tower::{Layer, ServiceExt, service_fn, util::BoxCloneService};
 use tower_sliding_window::{
     HeaderSets, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Rejection, store::ManualClock,
 };
 
 use crate::support::{
+    TEST_TIMEOUT,
+    log::Log,
     requests::{anyone, figures, json, refusal_body, request},
     services::{App, around, handler},
     stores::failing,
@@ -119,6 +122,29 @@ async fn stacked_layers_show_the_reset_of_the_limit_with_the_least_left() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// The line is one of the process, and at most one a second.
+#[tokio::test]
+async fn stacked_layers_with_two_formats_of_the_reset_are_logged() {
+    let log = Log::start();
+    let [seconds, unix_time] = FORMATS;
+    let stacked = |outer, inner| {
+        layer(MINE.by(anyone)).headers(outer).layer(around(&layer(TOTAL.by(anyone)).headers(inner), handler()))
+    };
+    for (outer, inner) in [(seconds, seconds), (unix_time, unix_time)] {
+        assert_eq!(stacked(outer, inner).oneshot(request()).await.unwrap().status(), 200);
+        assert!(!log.text().contains("two formats"));
+    }
+    for (outer, inner) in [(seconds, unix_time), (unix_time, seconds)] {
+        let (log, begun) = (Log::start(), Instant::now());
+        while !log.text().contains("X-RateLimit-Reset has two formats: set `reset_as_unix_time` on all stacked layers")
+        {
+            assert_eq!(stacked(outer, inner).oneshot(request()).await.unwrap().status(), 200);
+            assert!(begun.elapsed() < TEST_TIMEOUT, "{}", log.text());
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
 }
 
 #[tokio::test]

@@ -129,7 +129,7 @@ fn two_limits_of_one_name_are_an_error_that_names_them() {
     let error = layer.limits([CALLS.by(anyone)]).unwrap_err();
     assert_eq!(error.to_string(), r#"two limits of one layer are named "calls": give one of them another name"#);
     let error = RateLimitLayer::new(MemoryStore::new()).limits([]).unwrap_err();
-    assert_eq!(error.to_string(), "a layer needs at least one limit");
+    assert_eq!(error.to_string(), "a layer needs at least one limit: add `.limit(..)`");
     let limits = ["a", "b"].map(|name| Limit::new(name, 1, Duration::from_secs(1)).unwrap().by(anyone));
     assert!(RateLimitLayer::new(MemoryStore::new()).limits(limits.clone()).is_ok());
     for twice in &limits {

@@ -141,7 +141,7 @@ const LEAKED: &str = "t0ken";
 /// An authentication layer might accept the token in any of these spellings.
 #[tokio::test]
 async fn a_denied_token_is_denied_in_every_spelling() {
-    let secret = Secret::new("32 random bytes out of the vault").unwrap();
+    let secret = Secret::new("a secret that only the tests know").unwrap();
     let (bearer, header) = (ApiKey::bearer(&secret), ApiKey::header("x-api-key", &secret));
     let layer = layer().deny(bearer.clone(), [bearer.key(LEAKED)]).deny(header.clone(), [header.key(LEAKED)]);
     let authorized = |lines: &[&str]| {
@@ -344,7 +344,7 @@ async fn a_closure_denies() {
 /// An extractor makes the same key from a known value as from a request, so the key can be listed and reset.
 #[tokio::test]
 async fn extractors_make_keys_from_known_values() {
-    let secret = Secret::new("32 random bytes out of the vault").unwrap();
+    let secret = Secret::new("a secret that only the tests know").unwrap();
     let (header, bearer) = (ApiKey::header("x-api-key", &secret), ApiKey::bearer(&secret));
     let (peer, client) = (PeerIp::new(), ClientIp::behind(["127.0.0.0/8"]).unwrap());
     let headers = [

@@ -18,6 +18,7 @@ mod resent_checks;
 mod runtimes;
 mod sentinel;
 mod server_time;
+mod set_up;
 mod settlements;
 mod state;
 #[cfg(feature = "tls")]

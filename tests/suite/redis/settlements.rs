@@ -14,7 +14,13 @@ use tower_sliding_window::{
     store::ManualClock,
 };
 
-use crate::support::{TEST_TIMEOUT, example::Server, proxy::Proxy, redis_server::RedisServer, two_threads};
+use crate::support::{
+    TEST_TIMEOUT,
+    example::{SECRET, Server},
+    proxy::Proxy,
+    redis_server::RedisServer,
+    two_threads,
+};
 
 const TOKENS: Limit = Limit::per_hour("tokens", 1_000_000);
 const LEASE: Duration = Duration::from_secs(60);
@@ -250,8 +256,7 @@ async fn units_reserved_by_a_killed_process_return_when_the_lease_ends() {
     request.write_all(head.as_bytes()).unwrap();
 
     let tokens = Limit::per_minute("tokens", 400);
-    let key =
-        || -> Key { ApiKey::header("x-api-key", &Secret::new("everybody can read this secret").unwrap()).key("ada") };
+    let key = || -> Key { ApiKey::header("x-api-key", &Secret::new(SECRET).unwrap()).key("ada") };
     let used = async |limiter: &Limiter| limiter.peek(&tokens, key()).await.unwrap().used();
     let present = limiter(&redis.url());
     let started = Instant::now();

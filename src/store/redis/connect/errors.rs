@@ -43,9 +43,16 @@ pub(super) fn no_connection(server: &impl Display, cause: &RedisError) -> StoreE
     StoreError::new(ASKING, kind, format!("no connection to Redis at {server} could be opened: {cause}"))
 }
 
-/// Says what is wrong with the settings of a cluster, where the words of the client or the server do not.
+/// Says what to do about a mistake in the set-up, where the words of the client or the server do not.
 fn explained(error: RedisError) -> RedisError {
-    const MISTAKES: [(&str, &str); 3] = [
+    const LACKS_COMMANDS: &str = "the user needs the commands that `guide::running_redis` lists";
+    const MISTAKES: [(&str, &str); 9] = [
+        ("read only replica", "the server is a replica, connect to its primary, or use `RedisStore::sentinel`"),
+        ("NOAUTH", "the server needs a password, set it with `login`, or in the URL"),
+        ("AuthenticationFailed", "the server knows no such user and password, set them with `login`, or in the URL"),
+        ("permissions to access", "the user needs the pattern ~tsw1:* in its ACL, with the prefix of the store"),
+        ("permissions to run", LACKS_COMMANDS),
+        ("can't run this command", LACKS_COMMANDS),
         ("ClusterConnectionNotFound", "no node that the cluster announces can be reached, see cluster-announce-ip"),
         ("cluster support disabled", "the server is not in cluster mode, use `RedisStore::builder`"),
         ("SELECT is not allowed in cluster mode", "this cluster has only database 0"),

@@ -8,7 +8,7 @@
 //!    nothing.
 //! 3. No connection to them stays open, because connections are made rarely.
 
-use std::fmt;
+use std::{fmt, sync::LazyLock};
 
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, RedisResult, Value,
@@ -20,7 +20,10 @@ use tokio::task::JoinSet;
 #[cfg(feature = "cluster")]
 use super::cluster::{self, ClusterConnections};
 use super::{errors, settings::ConnectionSettings};
-use crate::error::ConfigError;
+use crate::{
+    error::ConfigError,
+    logging::{Throttle, warn},
+};
 
 /// The kind of the nodes whose addresses the application gave.
 #[derive(Clone)]
@@ -90,12 +93,30 @@ impl Server {
         };
         // A server that asks for a password replies to a whole script with a protocol error, or hangs up. Any other
         // error comes again with the first batch, which may then be sent again.
-        match connection.req_packed_command(&cmd("PING")).await.and_then(Value::extract_error) {
+        match connection.req_packed_command(&cmd("INFO")).await.and_then(Value::extract_error) {
             Err(error) if error.code() == Some("NOAUTH") => Err(error),
-            _ => {
+            info => {
+                self.warn_of(&info.and_then(|info| Ok(from_redis_value::<String>(info)?)).unwrap_or_default());
                 connection.set_response_timeout(self.settings.reply_timeout);
                 Ok(connection)
             }
+        }
+    }
+
+    /// Tells the operator of a server that decides, but may forget limits, or is older than those that the tests run on.
+    fn warn_of(&self, info: &str) {
+        static LINE: LazyLock<Throttle> = LazyLock::new(Throttle::default);
+        let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+        let mut version = field("redis_version:").split('.').map_while(|part| part.parse::<u32>().ok());
+        let is_old = version.next().is_some_and(|major| (major, version.next()) < (6, Some(2)));
+        let evicts = !["", "noeviction"].contains(&field("maxmemory_policy:")) && field("maxmemory:") != "0";
+        let (server, fix) = match (evicts, is_old) {
+            (true, _) => (self, "set `maxmemory-policy noeviction`: limits are forgotten when its memory is full"),
+            (_, true) => (self, "update it to 6.2 or newer: older ones are not tested"),
+            _ => return,
+        };
+        if let Some(suppressed) = LINE.pass() {
+            warn!(%server, fix, suppressed, "this Redis does not suit rate limits");
         }
     }
 

@@ -86,7 +86,7 @@ async fn seen(response: Response) -> String {
 async fn a_hidden_limit_is_nowhere() {
     let total = || Limit::per_hour("secret", 7);
     let new = || RateLimitLayer::new(MemoryStore::new());
-    let secret = Secret::new("32 random bytes out of the vault").unwrap();
+    let secret = Secret::new("a secret that only the tests know").unwrap();
     let layers = [
         new().limit(total().by(anyone).hidden()),
         new().limit(total().by(anyone).hidden().settle(|_| 9)),
@@ -354,7 +354,7 @@ async fn named_layers_share_the_limiter() {
 /// Settled, counted afterwards, chosen, refused or decided in this process: every item has the partition key of its client.
 #[tokio::test]
 async fn each_item_has_its_partition_key_however_limits_count() {
-    let secret = Secret::new("32 random bytes out of the vault").unwrap();
+    let secret = Secret::new("a secret that only the tests know").unwrap();
     let calls = || Limit::per_hour("calls", 3);
     let by_tenant = || Header::new("x-tenant");
     async fn keys(layer: RateLimitLayer, secret: &Secret, tenant: &str) -> Vec<String> {

@@ -77,7 +77,7 @@ fn without_key(status: u16) -> RateLimitLayer<GrpcResponse> {
 
 #[tokio::test]
 async fn each_rejection_that_no_wait_ends_has_its_code_and_no_retry_time() {
-    let secret = Secret::new("32 random bytes out of the vault").unwrap();
+    let secret = Secret::new("a secret that only the tests know").unwrap();
     let peer = PeerIp::new();
     let localhost = peer.key([127, 0, 0, 1].into());
     let unreadable = "The request cannot be counted: tenant: 10.0.0.7 has no \u{e9}\n.";

@@ -1,0 +1,45 @@
+//! The figures of the README are those of the plots that a run of the benchmark has made.
+
+use std::{fs, path::Path};
+
+/// The numbers before one of the units, as the text has them: `299,000 decisions/s`, `1.8 million decisions/s`, `93 µs`.
+fn figures(text: &str) -> Vec<(f64, f64)> {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let units = ["decisions/s", "refusals/s", "requests/s", "µs", "k/s", "M/s", "us"];
+    let of = |end: usize| {
+        let unit = words[end].trim_end_matches(['.', ',', ';']);
+        let is_million = unit == "M/s" || words[end - 1] == "million";
+        let number = words[end - 1 - usize::from(words[end - 1] == "million")].replace(',', "");
+        let scale = if is_million {
+            1e6
+        } else if unit == "k/s" {
+            1e3
+        } else {
+            1.0
+        };
+        let zeros = number.len() - number.trim_end_matches('0').len();
+        let step = match number.split_once('.') {
+            Some((_, decimals)) => 0.1_f64.powi(decimals.len() as i32),
+            None => 10_f64.powi(zeros as i32),
+        };
+        Some((number.parse::<f64>().ok()? * scale, step * scale))
+    };
+    (1..words.len())
+        .filter(|&end| units.contains(&words[end].trim_end_matches(['.', ',', ';'])))
+        .filter_map(of)
+        .collect()
+}
+
+#[test]
+fn figures_of_the_readme_stand_in_the_plots() {
+    let read = |path: &str| fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap();
+    let plots =
+        ["throughput", "costs"].map(|name| read(&format!("benches/results/{name}.svg")).replace(['<', '>'], " "));
+    let (plotted, told) = (figures(&plots.concat()), figures(&read("README.md")));
+    assert!(!told.is_empty() && !plotted.is_empty());
+    for (value, step) in told {
+        // Rounded to the last digit of either.
+        let is_plotted = |&(plotted, fine): &(f64, f64)| (plotted - value).abs() <= (step + fine) / 2.0;
+        assert!(plotted.iter().any(is_plotted), "{value} is in no plot");
+    }
+}

@@ -1,0 +1,149 @@
+//! Each mistake in the set-up of the guide's table is made, and its message is that of the table.
+
+use std::{
+    error::Error,
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::Instant,
+};
+
+use axum::{Router, body::Body, routing::get};
+use futures_util::FutureExt;
+use http::Request;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpListener,
+    runtime,
+    time::sleep,
+};
+use tower::ServiceExt;
+use tower_sliding_window::{Everyone, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, RedisStore, Secret, store};
+
+use super::CALLS;
+use crate::support::{TEST_TIMEOUT, log::Log, ms, proxy::Proxy, redis_server::RedisServer, with_causes};
+
+/// Whether a message has all that the row of a mistake quotes.
+fn has(mistake: &str, message: &str) -> bool {
+    let page = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/guide/what_happens_when.md"));
+    let (_, table) = page.split_once("# Mistakes in the set-up").unwrap();
+    let row = table.lines().find_map(|line| line.strip_prefix(&format!("| {mistake} | "))).unwrap();
+    let mut quoted = row.split(" | ").next().unwrap().split('"').skip(1).step_by(2).peekable();
+    assert!(quoted.peek().is_some(), "{row}");
+    quoted.all(|quote| message.contains(quote))
+}
+
+#[track_caller]
+fn check(mistake: &str, message: &str) {
+    assert!(has(mistake, message), "{mistake}: {message}");
+}
+
+#[track_caller]
+fn check_error(mistake: &str, error: &dyn Error) {
+    check(mistake, &with_causes(error));
+}
+
+fn panic_of(mistake: impl FnOnce()) -> String {
+    let panic = catch_unwind(AssertUnwindSafe(mistake)).unwrap_err();
+    panic.downcast_ref::<String>().cloned().unwrap_or_else(|| (*panic.downcast_ref::<&str>().unwrap()).to_owned())
+}
+
+#[tokio::test]
+async fn a_mistake_in_a_layer_says_what_to_write() {
+    let layer = || RateLimitLayer::new(MemoryStore::new());
+    let two = || [Limit::per_minute("calls", 1), Limit::per_hour("calls", 9)].map(|limit| limit.by(Everyone));
+    check_error("two limits of one name in a layer", &layer().limits(two()).unwrap_err());
+    check(
+        "two limits of one name in a layer",
+        &panic_of(|| drop(two().into_iter().fold(layer(), RateLimitLayer::limit))),
+    );
+    check("a layer without a limit", &panic_of(|| drop(Router::<()>::new().layer(layer()))));
+    check_error("a secret that is short, or stands in an example", &Secret::new("short").unwrap_err());
+    check_error("the URL of another kind of server", &store::from_url("http://127.0.0.1").unwrap_err());
+
+    let log = Log::start();
+    let app = Router::new().route("/", get(|| async {})).layer(layer().limit(CALLS.by(PeerIp::new())));
+    let response = app.oneshot(Request::new(Body::empty())).await.unwrap();
+    assert_eq!(response.status(), 500);
+    check("axum without `ConnectInfo`", &log.text());
+}
+
+#[test]
+fn a_missing_runtime_is_named() {
+    let limiter = Limiter::new(RedisStore::builder("redis://127.0.0.1:1").build().unwrap());
+    check_error("no tokio runtime", &limiter.check(&CALLS, "ada", 1).now_or_never().unwrap().unwrap_err());
+    check_error("no tokio runtime", &RedisStore::connect("redis://127.0.0.1:1").now_or_never().unwrap().unwrap_err());
+    let without_time = runtime::Builder::new_current_thread().build().unwrap();
+    let panic = panic_of(|| drop(without_time.block_on(limiter.check(&CALLS, "ada", 1))));
+    check("a runtime without timers", &panic);
+}
+
+#[tokio::test]
+async fn a_server_that_refuses_says_what_to_write() {
+    let server = RedisServer::start();
+    let error = async |url: &str| RedisStore::connect(url).await.unwrap_err();
+    let signed_in = |login: &str| server.url().replace("redis://", &format!("redis://{login}@"));
+    check_error("no Redis at the address", &error("redis://127.0.0.1:1").await);
+
+    server.run::<()>("ACL SETUSER limiter on >limiter ~tsw1:* -@all");
+    check_error("the user may not run a command", &error(&signed_in("limiter:limiter")).await);
+    server.run::<()>("ACL SETUSER limiter +@all -time");
+    check_error("the user may not run a command", &error(&signed_in("limiter:limiter")).await);
+    server.run::<()>("ACL SETUSER limiter +@all resetkeys ~other:*");
+    check_error("the user may not write the keys", &error(&signed_in("limiter:limiter")).await);
+    check_error("a wrong user or password", &error(&signed_in("limiter:wrong")).await);
+
+    server.run::<()>("REPLICAOF 127.0.0.1 1");
+    check_error("Redis is a replica", &error(&server.url()).await);
+    let limiter = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
+    check_error("Redis is a replica", &limiter.check(&CALLS, "ada", 1).await.unwrap_err());
+    server.run::<()>("REPLICAOF NO ONE");
+    server.run::<()>("CONFIG SET requirepass s3cret");
+    check_error("Redis needs a password", &error(&server.url()).await);
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_fit_is_logged() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server).await;
+    proxy.delay_replies(ms(80));
+    let (log, begun) = (Log::start(), Instant::now());
+    let limiter = Limiter::new(RedisStore::connect(proxy.url()).await.unwrap()).deadline(ms(50));
+    check_error(
+        "Redis is farther away than a deadline that is set",
+        &limiter.check(&CALLS, "ada", 1).await.unwrap_err(),
+    );
+
+    // Without a limit of its memory, it evicts nothing.
+    server.run::<()>("CONFIG SET maxmemory-policy allkeys-lru");
+    RedisStore::connect(&server.url()).await.unwrap();
+    assert!(!has("Redis evicts keys", &log.text()));
+    server.run::<()>("CONFIG SET maxmemory 100mb");
+    // At most one line a second in this process.
+    while !has("Redis evicts keys", &log.text()) {
+        RedisStore::connect(&server.url()).await.unwrap();
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{}", log.text());
+        sleep(ms(20)).await;
+    }
+    assert!(!has("Redis is older than 6.2", &log.text()), "{}", log.text());
+}
+
+/// What answers to `INFO` as Redis 5.0 does, and to nothing else.
+#[tokio::test]
+async fn an_old_server_is_logged() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let (mut bytes, info) = (vec![0; 65_536], "redis_version:5.0.6\r\nmaxmemory:0\r\n");
+            for reply in ["+OK\r\n+OK\r\n", &format!("${}\r\n{info}\r\n", info.len())] {
+                let _ = client.read(&mut bytes).await;
+                let _ = client.write_all(reply.as_bytes()).await;
+            }
+        }
+    });
+    let (log, begun) = (Log::start(), Instant::now());
+    while !has("Redis is older than 6.2", &log.text()) {
+        RedisStore::connect(&url).await.unwrap_err();
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{}", log.text());
+        sleep(ms(20)).await;
+    }
+}
