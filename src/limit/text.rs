@@ -167,7 +167,7 @@ fn calendar(window: &str, zone: Option<&str>) -> Result<Option<Algorithm>, Strin
 fn window(text: &str) -> Result<Duration, String> {
     let (count, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
     if unit.is_empty() {
-        return Err(format!("the window {text:?} has no unit: us, ms, s, min, h or d"));
+        return Err(format!("the window {text:?} has no unit right behind it: us, ms, s, min, h or d"));
     }
     let of_this_name = |(_, names): &(u64, &[&str])| names.contains(&unit);
     let (micros, _) = WINDOW_UNITS.into_iter().find(of_this_name).ok_or_else(|| {

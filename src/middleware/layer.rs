@@ -73,8 +73,9 @@ impl<R> RateLimitLayer<R> {
     }
 
     /// Makes the responses to rejected requests with a [responder](super::RejectionResponse): one of this crate, such as
-    /// [`TextResponse`](super::TextResponse), or a closure. The closure gets the reason, and a head with status and headers;
-    /// its arguments need their types. Default: [`JsonResponse`].
+    /// [`TextResponse`](super::TextResponse), a closure, or a type of your own. A closure gets the reason, and a head with status and headers.
+    /// Write the types of its arguments. A type of your own also gets the request: [a page for
+    /// browsers](crate::guide::recipes#a-page-for-browsers) is one. Default: [`JsonResponse`].
     ///
     /// ```
     /// use axum::body::Body;

@@ -17,7 +17,8 @@
 //!
 //! For clients that speak gRPC, there is `GrpcResponse`: see [`guide::grpc`](crate::guide::grpc).
 //! For plain text, use [`respond_with(TextResponse)`](super::RateLimitLayer::respond_with). To send any other response, give it a
-//! closure. It gets the status and all headers but `Content-Type`. [`Rejection::detail`] is a sentence for clients. The closure's
+//! closure, or implement [`RejectionResponse`] for a type of your own, which gets the request as well: [a page for
+//! browsers](crate::guide::recipes#a-page-for-browsers). It gets the status and all headers but `Content-Type`. [`Rejection::detail`] is a sentence for clients. The closure's
 //! rejection includes hidden limits; [`Decision::visible`](crate::Decision::visible) is the limit that clients may see.
 //!
 //! [`JsonResponse`] and [`TextResponse`] need a body that can be made of a `String`. For other bodies, a closure makes it of the

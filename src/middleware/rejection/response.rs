@@ -107,7 +107,8 @@ impl Rejection {
         head
     }
 
-    /// A sentence for the client: without hidden limits, keys, and details of the server.
+    /// A sentence for the client: without hidden limits, keys, and details of the server. Escape it in HTML, since it may repeat what an
+    /// extractor of your own says.
     ///
     /// ```
     /// use axum::body::Body;
