@@ -17,10 +17,11 @@ use tower_sliding_window::{
     Algorithm, Charge, Check, Decision, Header, Key, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer,
     Rejection, Store,
     error::{ConfigErrorKind, StoreError, StoreErrorKind},
-    limiter::Share,
+    limiter::{Breaker, Share},
     middleware::{Exchange, ShadowRefusals},
     settlement::{Settled, Settlement},
     store::{ManualClock, StoreFuture},
+    testing::Fault,
 };
 
 use crate::support::{
@@ -428,4 +429,41 @@ fn a_ban_has_a_name_of_its_own_and_its_own_kind_of_limit() {
     }
     // Without a ban, its status has no effect.
     drop(by("login").ban_status(StatusCode::FORBIDDEN));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_lifts_a_ban_that_this_process_has_begun_by_itself() {
+    let store = failing();
+    let limiter = Limiter::new(store.clone()).breaker(Breaker::OFF).fail_local(Share::one_of(1));
+    let layer = RateLimitLayer::new(limiter).limit(login());
+    use_up(&layer, "ada").await;
+    assert_eq!(banned_for(&layer, "ada").await, Some(TIME));
+    store.set(Fault::None);
+    layer.reset(&request("ada", 200).into_parts().0).await.unwrap();
+    store.set(Fault::Fails);
+    use_up(&layer, "ada").await;
+}
+
+/// Its shared counts would ban all new clients, for one and a half times the longest ban.
+#[tokio::test]
+async fn a_full_memory_takes_no_ban() {
+    let (clock, log) = (ManualClock::new(), Log::start());
+    let store = MemoryStore::new().clock(&clock).capacity(1_000);
+    let layer = RateLimitLayer::new(store).limit(Limit::per_second("calls", 3).by(by_user()).ban(BAN, seconds(10)));
+    for client in 0..4_000 {
+        for _ in 0..4 {
+            let _ = send(&layer, &format!("client-{client}"), 200).await;
+        }
+    }
+    // The limit itself refuses.
+    let refused = send(&layer, "client-3999", 200).await;
+    assert!(matches!(refused.extensions().get(), Some(Rejection::Limited(_))), "{refused:?}");
+    assert!(log.text().contains("the store is full"), "{}", log.text());
+    for client in 0..100 {
+        assert_eq!(banned_for(&layer, &format!("other-{client}")).await, None);
+    }
+    clock.advance(seconds(11));
+    // With room again, it bans.
+    use_up(&layer, "client-3999").await;
+    assert_eq!(banned_for(&layer, "client-3999").await, Some(seconds(10)));
 }
