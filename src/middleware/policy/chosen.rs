@@ -160,7 +160,7 @@ impl KeyedLimit {
                 self.limit.clone()
             }
         };
-        Ok(limit.map_or(Ok(DraftCharge::Unlimited), |limit| self.charge(limit, key, cost))?)
+        Ok(self.charge(limit, key, cost)?)
     }
 }
 
@@ -191,7 +191,10 @@ impl Policy {
                 (undecided, _) => undecided.map(|_| None),
             };
             let outcome = match outcome {
-                Ok(Some(decision)) => Ok(Some(policy.ban(&limiter, decision, &details.bans).await)),
+                Ok(Some(decision)) => {
+                    let is_local = decision.local_cause().is_some();
+                    Ok(Some(policy.ban(&limiter, decision, &details.bans, is_local).await))
+                }
                 undecided => undecided,
             };
             Decided { outcome, mode, details: Some(details), waited: waited.saturating_sub(choice) }
