@@ -127,9 +127,9 @@ impl Limiter {
         if is_local { Ok(self.core.local.decide(spent).await?) } else { self.check_all(spent).await }
     }
 
-    /// Forgets the units that `limit` counts for `key`: in the store, and in this process if it has [decided](Self::fail_local) in the store's
-    /// place. [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) does so for all limits of a
-    /// layer, and finds the keys itself.
+    /// Forgets the units that `limit` counts for `key`: in the store, and in this process if it has [decided](Self::fail_local) in
+    /// the store's place. [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) does so for all limits of a layer, and finds the
+    /// keys itself.
     ///
     /// Use the key that the layer's extractor makes: [`extract`](crate::KeyExtractor::extract) makes it from a request,
     /// [`ApiKey::key`](crate::ApiKey::key) and its counterparts make it from a value. A string alone is

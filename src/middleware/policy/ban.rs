@@ -69,8 +69,8 @@ impl KeyedLimit {
     /// * A limit in the [shadow](Self::in_shadow) bans in the shadow, and one that is [hidden](Self::hidden) has a hidden ban.
     /// * Each check also asks for the ban, so it takes no [prefetch](crate::limit::prefetch). A ban that the store does not take is logged,
     ///   and the next refusal begins it. A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` takes none.
-    /// * While Redis is gone, the failure mode decides, so fail-open lets banned clients in. A process that decides in the store's place bans
-    ///   by itself, and does not know the bans of the store. A Redis that restarts empty has forgotten them.
+    /// * While Redis is gone, the failure mode decides, so fail-open lets banned clients in. A process that decides in the store's place
+    ///   bans by itself, and does not know the bans of the store. A Redis that restarts empty has forgotten them.
     ///
     /// # Panics
     ///
