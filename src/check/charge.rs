@@ -111,6 +111,12 @@ impl Charge {
         Self { takes: Takes::Nothing, lease: 0, ..self.clone() }
     }
 
+    /// The ban that two limits ask for. As of two limits that are one, it is hidden if either is, and in the shadow only if both are.
+    pub(crate) fn asked_with(self, other: &Self) -> Self {
+        let (is_shadow, is_hidden) = (self.is_shadow && other.is_shadow, self.is_hidden || other.is_hidden);
+        if self.is_ban { Self { is_shadow, is_hidden, ..self } } else { self }
+    }
+
     /// A charge of units that have been spent already: it counts in full, even above the limit, and never refuses. Later
     /// checks are refused until enough units have left the window.
     ///

@@ -106,13 +106,13 @@ impl Decision {
     }
 
     /// The same figures, refused for this time by every charge of the check that does not fit. If all fit, by every charge that
-    /// can refuse.
+    /// can refuse, but for bans.
     pub(crate) fn refused_for(mut self, check: &Check, wait: Duration) -> Self {
         let fits = |charge: &Charge, status: &LimitStatus| charge.cost() <= status.remaining();
         let refusing = || check.charges().zip(self.statuses()).filter(|(charge, _)| charge.can_refuse());
         let all_fit = refusing().all(|(charge, status)| fits(charge, status));
         for (charge, status) in check.charges().zip(self.statuses_mut()) {
-            if charge.can_refuse() && (all_fit || !fits(charge, status)) {
+            if charge.can_refuse() && (all_fit && !charge.is_ban || !fits(charge, status)) {
                 status.refused_for(wait);
             }
         }
@@ -140,7 +140,7 @@ impl Decision {
     /// The same decision, with statuses of another one in these places.
     pub(crate) fn with_statuses_of(mut self, other: &Self, places: &[usize]) -> Self {
         for (place, status) in iter::zip(places, other.statuses()) {
-            self.statuses_mut().skip(*place).take(1).for_each(|old| *old = status.clone());
+            self.statuses_mut().skip(*place).take(1).for_each(|old| *old = status.clone().hidden_as(old));
         }
         self
     }

@@ -96,6 +96,11 @@ impl LimitStatus {
         self.reserved = self.reserved.saturating_sub(reserved);
     }
 
+    /// The same figures, hidden if the other is.
+    pub(crate) fn hidden_as(self, other: &Self) -> Self {
+        Self { is_hidden: other.is_hidden, ..self }
+    }
+
     /// The limit.
     #[must_use]
     pub fn limit(&self) -> &Limit {

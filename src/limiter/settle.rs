@@ -7,7 +7,7 @@ use crate::{
     check::{AdmissionId, Charge, Check},
     decision::Decision,
     decision::settlement::{Settled, Settlement},
-    error::Error,
+    error::{Error, StoreError, StoreErrorKind},
     key::Key,
     limit::Limit,
     metrics,
@@ -127,8 +127,9 @@ impl Limiter {
         if is_local { Ok(self.core.local.decide(spent).await?) } else { self.check_all(spent).await }
     }
 
-    /// Forgets the units that `limit` counts for `key`. [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) does so for all limits of a
-    /// layer, and finds the keys itself.
+    /// Forgets the units that `limit` counts for `key`: in the store, and in this process if it has [decided](Self::fail_local) in
+    /// the store's place. [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) does so for all limits of a layer, and finds the
+    /// keys itself.
     ///
     /// Use the key that the layer's extractor makes: [`extract`](crate::KeyExtractor::extract) makes it from a request,
     /// [`ApiKey::key`](crate::ApiKey::key) and its counterparts make it from a value. A string alone is
@@ -145,6 +146,8 @@ impl Limiter {
         let check = Check::new(Charge::fitting(limit.clone(), key.clone(), 0));
         let returning = self.returning(&check, [u64::MAX]);
         let outdated = self.core.outdate(limit, &key);
+        // What this process has counted in the store's place.
+        let _ = self.core.local.reset(limit.clone(), key.clone()).await;
         let outcome = self.call_store(|store| store.reset(limit.clone(), key.clone()), check).await;
         drop(outdated);
         returning.end(outcome.as_ref().map(|()| None));
@@ -203,6 +206,10 @@ impl Limiter {
         let remembering = refusals.and_then(|refusals| Some((refusals, refusals.look_up(&asks)?)));
         // The id is free again when the ban has ended.
         let begun = self.count(Check::new(begins).with_id(AdmissionId(0)), is_local).await?;
+        if begun.binding().used() == 0 {
+            let full = StoreError::new("beginning a ban", StoreErrorKind::OutOfMemory, "the store is full");
+            return Err(full.of_one_check().into());
+        }
         // A reset may be told late.
         let wait = begun.binding().reset_after().min(time);
         let refusal = begun.refused_for(&asks, wait);

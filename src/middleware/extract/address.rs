@@ -48,15 +48,16 @@ fn canonical(address: IpAddr) -> IpAddr {
 }
 
 /// The range of IPv4 addresses that a range of IPv6 addresses spells, since its prefix ends within the IPv4 address, or the
-/// range.
+/// range. Who lists all addresses of a translator, such as `2002::/16`, does not mean all of IPv4. Mapped addresses are all of it.
 fn canonical_range(range: IpNet) -> IpNet {
     let spelled = |range: Ipv6Net| {
-        let before = match range.network().segments() {
+        let (before, least) = match range.network().segments() {
             [0x2001, ..] => return None,
-            [0x2002, ..] => 16,
-            _ => 96,
+            [0x2002, ..] => (16, 1),
+            [0, 0, 0, 0, 0, 0xffff, ..] => (96, 0),
+            _ => (96, 1),
         };
-        let bits = range.prefix_len().checked_sub(before)?;
+        let bits = range.prefix_len().checked_sub(before).filter(|bits| *bits >= least)?;
         Ipv4Net::new(embedded(range.network())?, bits).ok()
     };
     match range {
@@ -73,8 +74,10 @@ pub(super) fn parse_ranges<R: AsRef<str>>(texts: impl IntoIterator<Item = R>) ->
 
 fn parse_range(text: &str) -> Result<IpNet, ConfigError> {
     let text = text.trim();
-    let single = || text.parse::<IpAddr>().map(IpNet::from).ok();
-    text.parse().ok().or_else(single).map(canonical_range).ok_or_else(|| {
+    // `IpNet` alone would take an address with a zero in front, which may mean an octal number.
+    let address = text.split('/').next().and_then(|address| address.parse::<IpAddr>().ok());
+    let range = address.and_then(|address| if text.contains('/') { text.parse().ok() } else { Some(address.into()) });
+    range.map(canonical_range).ok_or_else(|| {
         let text = format!("{text:?} is not an address range such as 10.1.2.0/28 or 2001:db8::/32");
         ConfigError::new(ConfigErrorKind::Address, text)
     })

@@ -31,7 +31,7 @@ use crate::error::ConfigError;
 /// ```
 ///
 /// * `0.0.0.0/0` has all IPv4 addresses, and `::/0` all IPv6 addresses. A range of IPv4 addresses also has those that are mapped or
-///   translated to IPv6, as in [`PeerIp`](super::PeerIp).
+///   translated to IPv6, as in [`PeerIp`](super::PeerIp). All addresses of a translator, such as `2002::/16`, are no IPv4 addresses.
 /// * A look-up takes a binary search, so a list may have a hundred thousand ranges.
 #[derive(Clone, Default)]
 pub struct AddressList(Arc<RwLock<Vec<IpNet>>>);

@@ -4,7 +4,7 @@
 //! 2. A refusal begins it, whether the store or this process has refused, and so does a count afterwards that leaves nothing.
 //! 3. It is taken under one id for all, so that it begins once, however many requests and processes begin it.
 
-use std::time::Duration;
+use std::{cmp::Reverse, time::Duration};
 
 use http::StatusCode;
 
@@ -54,18 +54,23 @@ impl KeyedLimit {
     /// ```
     ///
     /// * A refusal by the limit begins the ban. If only [reserved](crate::Charge::reserve) units refuse, or places of a
-    ///   [concurrent](Limit::concurrent) limit, it does not. A limit that [settles](Self::settle) or
-    ///   [counts afterwards](Self::count_afterwards) bans as soon as its response leaves nothing.
+    ///   [concurrent](Limit::concurrent) limit, or others that [wait](crate::RateLimitLayer::wait_up_to) in line, it does not. A limit that
+    ///   [settles](Self::settle) or [counts afterwards](Self::count_afterwards) bans as soon as its response leaves nothing.
+    /// * With a time of zero, the limit begins no ban. Then only bans by hand hold.
     /// * It lasts for exactly the time from its begin on: requests that are refused meanwhile do not prolong it. Redis keeps its key for
     ///   the window of the ban's limit, which is 365 days at most: the limit of a ban of a century does not compile, or is a `ConfigError`.
     /// * The rejection is [`Rejection::Banned`], also of the request that begins it. Its figures are those of the ban, such as the limit
-    ///   `login.ban`. Until then, clients do not see the ban.
+    ///   `login.ban`, or of the limit itself if that refuses for longer. Until then, clients do not see the ban.
     /// * After a ban is lifted, a limit that is still used up begins another at the next refusal.
-    ///   [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) resets both.
-    /// * A ban concerns the key, in all parts of a [split](Self::split) limit. Limits of a layer that find the same key may have one ban.
+    ///   [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) resets both. Another window of the ban's limit lifts all bans.
+    /// * A ban concerns the key: in all parts of a [split](Self::split) limit, and where no limit is [chosen](Self::chosen) for a request.
+    /// * Limits of a layer that find the same key may have one ban. If several begin it at once, the longest time holds. Its status is that
+    ///   of the first of them. It is hidden if any of them is, and a limit in the shadow begins none that the others heed.
     /// * A limit in the [shadow](Self::in_shadow) bans in the shadow, and one that is [hidden](Self::hidden) has a hidden ban.
-    /// * Each check also asks for the ban, so it takes no [prefetch](crate::limit::prefetch). While this process decides in the store's
-    ///   place, it bans by itself. A ban that the store does not take is logged, and the next refusal begins it.
+    /// * Each check also asks for the ban, so it takes no [prefetch](crate::limit::prefetch). A ban that the store does not take is logged,
+    ///   and the next refusal begins it. A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` takes none.
+    /// * While Redis is gone, the failure mode decides, so fail-open lets banned clients in. A process that decides in the store's place
+    ///   bans by itself, and does not know the bans of the store. A Redis that restarts empty has forgotten them.
     ///
     /// # Panics
     ///
@@ -90,11 +95,13 @@ impl KeyedLimit {
         self.ban.as_ref().map(|ban| ban.limit.name())
     }
 
-    /// Whether this status begins the ban.
-    fn bans(&self, status: &LimitStatus) -> bool {
-        let has_refused = status.retry_after().is_some() && !status.is_refused_by_reservations();
+    /// Whether this status of a request of this cost begins the ban.
+    fn bans(&self, status: &LimitStatus, cost: u64) -> bool {
         let settled = status.used().saturating_sub(status.reserved());
-        has_refused || self.cost_afterwards.is_some() && settled >= status.limit().units()
+        // Others that wait in line refuse a request that fits, and one that would fit if reserved units were given back.
+        let has_refused = status.retry_after().is_some() && settled.saturating_add(cost) > status.limit().units();
+        let begins = has_refused || self.cost_afterwards.is_some() && settled >= status.limit().units();
+        begins && self.ban.as_ref().is_some_and(|ban| !ban.time.is_zero())
     }
 }
 
@@ -103,18 +110,32 @@ impl Policy {
     pub(super) fn begun<'a>(&self, decision: &Decision, bans: &'a [BanCharge]) -> Vec<&'a BanCharge> {
         let status = |index| decision.statuses().nth(index);
         let begins = |ban: &&BanCharge| {
-            let is_banned = status(ban.ban_index).is_none_or(|status| status.retry_after().is_some());
+            // One in the shadow begins none that refuses.
+            let may_begin =
+                |status: &LimitStatus| status.retry_after().is_none() && status.is_shadow() == ban.begins.is_shadow();
             let limit = self.limits.get(ban.charged.limit_index).zip(status(ban.charged.charge_index));
-            !is_banned && limit.is_some_and(|(limit, status)| limit.bans(status))
+            status(ban.ban_index).is_some_and(may_begin)
+                && limit.is_some_and(|(limit, status)| limit.bans(status, ban.charged.cost))
         };
-        bans.iter().filter(begins).collect()
+        let mut begun: Vec<_> = bans.iter().filter(begins).collect();
+        // The longest of those that several limits begin.
+        begun.sort_by_key(|ban| (ban.ban_index, Reverse(ban.begins.lease())));
+        begun.dedup_by_key(|ban| ban.ban_index);
+        begun
     }
 
     /// Begins the bans of limits that are used up, and adds them to the decision.
-    pub(in super::super) async fn ban(&self, limiter: &Limiter, decision: Decision, bans: &[BanCharge]) -> Decision {
+    /// `is_local` if this process decides in the store's place.
+    pub(in super::super) async fn ban(
+        &self,
+        limiter: &Limiter,
+        decision: Decision,
+        bans: &[BanCharge],
+        is_local: bool,
+    ) -> Decision {
         let mut banned = decision.clone();
         for BanCharge { ban_index, begins, .. } in self.begun(&decision, bans) {
-            match limiter.ban(begins.clone(), decision.local_cause().is_some()).await {
+            match limiter.ban(begins.clone(), is_local).await {
                 Ok(refusal) => banned = banned.with_statuses_of(&refusal, &[*ban_index]),
                 Err(error) => self.events.not_banned(&error),
             }

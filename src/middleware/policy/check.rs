@@ -77,8 +77,9 @@ impl CheckDetails {
                     ban.into_iter().for_each(|ban| self.add_ban(limit_index, *ban));
                 }
                 DraftCharge::LeftOut(limit, rejection) => self.left_out.push((limit, rejection)),
-                DraftCharge::ToChoose(Some(ban), ..) => drop(self.ask(&ban)),
-                DraftCharge::Unlimited | DraftCharge::ToChoose(..) => {}
+                DraftCharge::Unlimited(ban) | DraftCharge::ToChoose(ban, ..) => {
+                    let _ = ban.map(|ban| self.ask(&ban));
+                }
             }
         }
         Ok(())
@@ -117,14 +118,21 @@ impl CheckDetails {
         self.bans.extend(charged.map(|charged| BanCharge { charged, ban_index, begins }));
     }
 
-    /// Asks for a ban, unless another limit does. Returns its place.
+    /// Asks for a ban, once for all limits that have it. Returns its place.
     fn ask(&mut self, begins: &Charge) -> usize {
-        let charges = || self.check.iter().flat_map(Check::charges);
-        let (same, count) = (charges().position(|other| is_same(other, begins)), charges().count());
-        if same.is_none() {
-            Check::push(&mut self.check, begins.asks());
+        let charges = || self.check.iter().flat_map(Check::charges).enumerate();
+        let same = charges().find(|(_, other)| is_same(other, begins)).map(|(index, other)| (index, other.clone()));
+        let count = charges().count();
+        match (same, &mut self.check) {
+            (Some((index, other)), Some(check)) => {
+                drop(check.replace(index, other.asked_with(begins)));
+                index
+            }
+            (_, check) => {
+                Check::push(check, begins.asks());
+                count
+            }
         }
-        same.unwrap_or(count)
     }
 
     fn replace(&mut self, charge: Charge, charged: ChargedLimit) {

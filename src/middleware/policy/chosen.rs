@@ -40,7 +40,7 @@ impl KeyedLimit {
     ///
     /// 1. The key comes first: a request without one is rejected before a limit is chosen.
     /// 2. With `None`, only the layer's other limits charge the request. If there are none, it goes through without a decision
-    ///    and without figures.
+    ///    and without figures, unless its key is [banned](Self::ban).
     /// 3. All chosen limits of a layer are chosen at once. Choice and decision share the layer's deadline.
     /// 4. An error, or a choice that is too slow, is [`Error::LimitNotChosen`](crate::Error::LimitNotChosen) and concerns this
     ///    limit alone. Its [fallback](Self::fallback) is charged in its place. Without a fallback, the layer's failure mode
@@ -160,7 +160,7 @@ impl KeyedLimit {
                 self.limit.clone()
             }
         };
-        Ok(limit.map_or(Ok(DraftCharge::Unlimited), |limit| self.charge(limit, key, cost))?)
+        Ok(self.charge(limit, key, cost)?)
     }
 }
 
@@ -191,7 +191,10 @@ impl Policy {
                 (undecided, _) => undecided.map(|_| None),
             };
             let outcome = match outcome {
-                Ok(Some(decision)) => Ok(Some(policy.ban(&limiter, decision, &details.bans).await)),
+                Ok(Some(decision)) => {
+                    let is_local = decision.local_cause().is_some();
+                    Ok(Some(policy.ban(&limiter, decision, &details.bans, is_local).await))
+                }
                 undecided => undecided,
             };
             Decided { outcome, mode, details: Some(details), waited: waited.saturating_sub(choice) }

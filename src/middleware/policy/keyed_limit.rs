@@ -82,8 +82,8 @@ pub(super) enum DraftCharge {
     Charge(Charge, Option<Box<Charge>>),
     /// The limit is in the shadow, and cannot charge the request for this reason.
     LeftOut(Option<Limit>, Rejection),
-    /// No limit was chosen for this request.
-    Unlimited,
+    /// No limit was chosen for this request. With the charge that begins its ban.
+    Unlimited(Option<Box<Charge>>),
     /// The limit has yet to be chosen for this key and cost. With the charge that begins its ban.
     ToChoose(Option<Box<Charge>>, Key, u64),
 }
@@ -271,12 +271,13 @@ impl KeyedLimit {
             Some(ChooseLimit::Now(choose)) => choose(parts),
             Some(ChooseLimit::Later(_)) => return Ok(DraftCharge::ToChoose(self.begins_ban(&key), key, cost)),
         };
-        limit.map_or(Ok(DraftCharge::Unlimited), |limit| self.charge(limit, key, cost)).map_err(Rejection::NeverFits)
+        self.charge(limit, key, cost).map_err(Rejection::NeverFits)
     }
 
-    /// The charge under `limit`.
-    pub(super) fn charge(&self, limit: Limit, key: Key, cost: u64) -> Result<DraftCharge, NeverFits> {
+    /// The charge under `limit`. Without one, a key may still be banned.
+    pub(super) fn charge(&self, limit: Option<Limit>, key: Key, cost: u64) -> Result<DraftCharge, NeverFits> {
         let ban = self.begins_ban(&key);
+        let Some(limit) = limit else { return Ok(DraftCharge::Unlimited(ban)) };
         let (limit, key) = match self.parts {
             Some(parts) => {
                 let split = Split::of_at_most(limit, parts);

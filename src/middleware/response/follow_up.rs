@@ -95,10 +95,11 @@ impl FollowUp {
         let (policy, admitted, bans) = (Arc::clone(&self.policy), admitted.clone(), self.details.bans.clone());
         Some(Detachable::new(async move {
             let Policy { limiter, events, .. } = &*policy;
+            let is_local = admitted.local_cause().is_some();
             let settled = if settles { Some(settle(limiter, admitted, settlements, spent).await) } else { None };
             let settled = settled.and_then(|settled| settled.inspect_err(|error| events.not_settled(error)).ok());
             block_all(limiter, events, blocked).await;
-            Some(policy.ban(limiter, settled?, &bans).await)
+            Some(policy.ban(limiter, settled?, &bans, is_local).await)
         }))
     }
 

@@ -51,6 +51,7 @@ use crate::{
 /// * A [settlement](crate::settlement) gives back no units that were counted without room: its
 ///   [`was_applied`](crate::settlement::Settled::was_applied) is `false`.
 /// * A [reset](crate::Limiter::reset) does not change shared counts.
+/// * A [ban](crate::KeyedLimit::ban) does not begin.
 ///
 /// [`large_limits`](crate::guide::large_limits#a-full-memorystore) has the rules and measurements.
 ///

@@ -125,6 +125,12 @@ impl Place<'_> {
         let grows = self.record.get().window.grows(charge, context);
         let (has_room, is_new) = (self.has_room(usize::from(grows)), self.is_new());
         let window = &mut self.record.get_mut().window;
+        // Cells would ban all their keys, and for the longest ban.
+        if charge.is_ban && !has_room {
+            let figures = window.figures(charge, context.now);
+            self.leave(0, context.now, false);
+            return figures;
+        }
         window.admit(charge, context, has_room || is_new);
         let figures = window.figures(charge, context.now);
         self.leave(charge.units(), context.now, has_room);

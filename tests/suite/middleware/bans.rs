@@ -17,10 +17,11 @@ use tower_sliding_window::{
     Algorithm, Charge, Check, Decision, Header, Key, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer,
     Rejection, Store,
     error::{ConfigErrorKind, StoreError, StoreErrorKind},
-    limiter::Share,
+    limiter::{Breaker, Share},
     middleware::{Exchange, ShadowRefusals},
     settlement::{Settled, Settlement},
     store::{ManualClock, StoreFuture},
+    testing::Fault,
 };
 
 use crate::support::{
@@ -246,6 +247,10 @@ for_every_store! {
     a_limit_that_counts_afterwards_bans_when_nothing_is_left
     a_ban_by_hand_lasts_up_to_a_year_and_is_lifted
     bans_have_the_options_of_their_limits
+    of_two_bans_that_begin_at_once_the_longer_holds
+    a_shared_ban_is_in_the_shadow_only_for_limits_in_the_shadow
+    a_shared_ban_is_hidden_if_it_is_hidden_by_either
+    a_banned_key_is_refused_where_it_has_no_limit
 }
 
 /// Two processes. The second remembers a refusal from before the ban, and refuses without asking Redis.
@@ -328,13 +333,15 @@ async fn a_limit_bans_by_its_own_refusals() {
 #[tokio::test]
 async fn limits_share_a_ban() {
     let failures = Limit::per_hour("failures", 2).by(by_user());
-    let failures = failures.count_afterwards(|exchange| u64::from(exchange.response.status == 401)).ban(BAN, TIME);
+    let failures = failures.count_afterwards(|exchange| u64::from(exchange.response.status == 401));
+    let failures = failures.ban(BAN, TIME).ban_status(StatusCode::FORBIDDEN);
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(login()).limit(failures);
     for (user, answers) in [("ada", &[200, 200, 200, 0][..]), ("bob", &[401, 401])] {
         for answer in answers {
             let _ = send(&layer, user, (*answer).max(200)).await;
         }
         assert!(banned_for(&layer, user).await.is_some(), "{user}");
+        assert_eq!(send(&layer, user, 200).await.status(), 429, "that of the first");
     }
 }
 
@@ -428,4 +435,165 @@ fn a_ban_has_a_name_of_its_own_and_its_own_kind_of_limit() {
     }
     // Without a ban, its status has no effect.
     drop(by("login").ban_status(StatusCode::FORBIDDEN));
+}
+
+/// Each of the limits may be the first to have used up its units, or both at once.
+async fn of_two_bans_that_begin_at_once_the_longer_holds<S: Store>(fixture: Fixture<S>) {
+    let times = [seconds(60), TIME];
+    for (user, order) in [("ada", [0, 1]), ("bob", [1, 0])] {
+        let limits = order.map(|place: usize| {
+            let limit = Limit::new(format!("limit-{place}"), 3, seconds(60)).unwrap();
+            limit.by(by_user()).ban(BAN, times[place])
+        });
+        let layer = RateLimitLayer::new(fixture.limiter.clone()).limits(limits).unwrap();
+        use_up(&layer, user).await;
+        assert_eq!(banned_for(&layer, user).await, Some(TIME), "{user}");
+        assert_eq!(banned_for(&layer, user).await, Some(TIME), "{user}");
+        fixture.clock.advance(seconds(61));
+        assert_eq!(banned_for(&layer, user).await, Some(TIME - seconds(61)), "{user}");
+    }
+}
+
+/// A limit on trial changes nothing for the others, whose ban it shares.
+async fn a_shared_ban_is_in_the_shadow_only_for_limits_in_the_shadow<S: Store>(fixture: Fixture<S>) {
+    let trial = || Limit::per_minute("trial", 1).by(by_user()).ban(BAN, TIME).in_shadow();
+    for (user, limits) in [("ada", [login(), trial()]), ("bob", [trial(), login()])] {
+        let layer = RateLimitLayer::new(fixture.limiter.clone()).limits(limits).unwrap();
+        use_up(&layer, user).await;
+        assert_eq!(banned_for(&layer, user).await, Some(TIME), "{user}");
+        fixture.clock.advance(seconds(61));
+        assert_eq!(banned_for(&layer, user).await, Some(TIME - seconds(61)), "{user}");
+    }
+}
+
+async fn a_shared_ban_is_hidden_if_it_is_hidden_by_either<S: Store>(fixture: Fixture<S>) {
+    let load = || Limit::per_minute("load", 100).by(by_user()).ban(BAN, TIME).hidden();
+    for (user, limits) in [("ada", [login(), load()]), ("bob", [load(), login()])] {
+        let layer = RateLimitLayer::new(fixture.limiter.clone()).limits(limits).unwrap();
+        use_up(&layer, user).await;
+        for wait in [0, 61] {
+            fixture.clock.advance(seconds(wait));
+            let banned = send(&layer, user, 200).await;
+            assert!(!json(banned).await.contains("login.ban"), "{user}");
+        }
+    }
+}
+
+/// All requests of the key are refused, also those for which no limit is chosen.
+async fn a_banned_key_is_refused_where_it_has_no_limit<S: Store>(fixture: Fixture<S>) {
+    let plan = |parts: &Parts| (parts.headers["x-answer"] == "200").then_some(LOGIN);
+    let later = KeyedLimit::chosen(by_user(), move |parts: &Parts| ready(Ok::<_, Infallible>(plan(parts))));
+    for (user, limit) in [("ada", KeyedLimit::chosen_now(by_user(), plan)), ("bob", later)] {
+        let layer = RateLimitLayer::new(fixture.limiter.clone()).limit(limit.ban(BAN, TIME));
+        assert_eq!(send(&layer, user, 204).await.status(), 204);
+        use_up(&layer, user).await;
+        assert_eq!(banned_for(&layer, user).await, Some(TIME));
+        fixture.clock.advance(seconds(5));
+        for _ in 0..2 {
+            let response = send(&layer, user, 204).await;
+            assert!(matches!(response.extensions().get(), Some(Rejection::Banned(..))), "{user} {response:?}");
+        }
+    }
+}
+
+/// Others wait before it, or what is in the way may be given back. So nobody is banned.
+#[tokio::test(start_paused = true)]
+async fn a_place_in_line_is_no_ban() {
+    let streams = || Limit::concurrent("streams", 1).by(by_user()).ban(BAN, TIME);
+    for (limit, used, wants) in [(login(), 1, 3), (login().settle(|_| 1), 3, 1), (streams(), 1, 1)] {
+        let limiter = Limiter::new(MemoryStore::new());
+        let layer = |wait| {
+            let cost = |parts: &Parts| parts.headers["x-cost"].to_str().unwrap().parse().unwrap();
+            RateLimitLayer::new(limiter.clone()).limit(limit.clone().cost(cost)).wait_up_to(wait)
+        };
+        let send = async |wait, cost: u64| {
+            let mut request = request("ada", 200);
+            request.headers_mut().insert("x-cost", cost.into());
+            let slow = service_fn(|_: Request<Body>| async {
+                tokio::time::sleep(seconds(30)).await;
+                Ok::<_, Infallible>(Response::new(Body::empty()))
+            });
+            layer(wait).layer(slow).oneshot(request).await.unwrap()
+        };
+        let behind = async {
+            tokio::time::sleep(seconds(1)).await;
+            let refused = send(Duration::ZERO, 1).await;
+            assert!(matches!(refused.extensions().get(), Some(Rejection::Limited(_))), "{refused:?}");
+        };
+        let first = async {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            assert_eq!(send(seconds(100), wants).await.status(), 200);
+        };
+        let before = async { assert_eq!(send(Duration::ZERO, used).await.status(), 200) };
+        tokio::join!(before, first, behind);
+        assert_eq!(limiter.peek(&BAN, key("ada")).await.unwrap().used(), 0);
+    }
+}
+
+/// The response that leaves nothing of the share bans, and not only the next refusal.
+#[tokio::test(start_paused = true)]
+async fn a_process_bans_with_a_response_in_the_place_of_the_store() {
+    let cost = |exchange: &Exchange<'_>| u64::from(exchange.response.status == 401);
+    for limit in [login().settle(cost), login().count_afterwards(cost)] {
+        let layer = RateLimitLayer::new(failing()).limit(limit).fail_local(Share::one_of(1));
+        for _ in 0..3 {
+            assert_eq!(send(&layer, "ada", 401).await.status(), 401);
+        }
+        tokio::time::advance(seconds(61)).await;
+        assert_eq!(banned_for(&layer, "ada").await, Some(TIME - seconds(61)));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_lifts_a_ban_that_this_process_has_begun_by_itself() {
+    let store = failing();
+    let limiter = Limiter::new(store.clone()).breaker(Breaker::OFF).fail_local(Share::one_of(1));
+    let layer = RateLimitLayer::new(limiter).limit(login());
+    use_up(&layer, "ada").await;
+    assert_eq!(banned_for(&layer, "ada").await, Some(TIME));
+    store.set(Fault::None);
+    layer.reset(&request("ada", 200).into_parts().0).await.unwrap();
+    store.set(Fault::Fails);
+    use_up(&layer, "ada").await;
+}
+
+/// Its shared counts would ban all new clients, for one and a half times the longest ban.
+#[tokio::test]
+async fn a_full_memory_takes_no_ban() {
+    let (clock, log) = (ManualClock::new(), Log::start());
+    let store = MemoryStore::new().clock(&clock).capacity(1_000);
+    let layer = RateLimitLayer::new(store).limit(Limit::per_second("calls", 3).by(by_user()).ban(BAN, seconds(10)));
+    for client in 0..4_000 {
+        for _ in 0..4 {
+            let _ = send(&layer, &format!("client-{client}"), 200).await;
+        }
+    }
+    // The limit itself refuses.
+    let refused = send(&layer, "client-3999", 200).await;
+    assert!(matches!(refused.extensions().get(), Some(Rejection::Limited(_))), "{refused:?}");
+    assert!(log.text().contains("the store is full"), "{}", log.text());
+    for client in 0..100 {
+        assert_eq!(banned_for(&layer, &format!("other-{client}")).await, None);
+    }
+    clock.advance(seconds(11));
+    // With room again, it bans.
+    use_up(&layer, "client-3999").await;
+    assert_eq!(banned_for(&layer, "client-3999").await, Some(seconds(10)));
+}
+
+/// Only by hand.
+#[tokio::test]
+async fn a_limit_with_a_ban_of_no_time_begins_none() {
+    let limiter = Limiter::new(MemoryStore::new());
+    let layer = RateLimitLayer::new(limiter.clone()).limit(LOGIN.by(by_user()).ban(BAN, Duration::ZERO));
+    use_up(&layer, "ada").await;
+    for _ in 0..2 {
+        let refused = send(&layer, "ada", 200).await;
+        assert!(matches!(refused.extensions().get(), Some(Rejection::Limited(_))), "{refused:?}");
+    }
+    limiter.block(&BAN, key("bob"), TIME).await.unwrap();
+    assert!(banned_for(&layer, "bob").await.is_some());
+    // A ban of another window is another one.
+    let layer = RateLimitLayer::new(limiter).limit(LOGIN.by(by_user()).ban(Limit::per_day("login.ban", 1), TIME));
+    assert_eq!(banned_for(&layer, "bob").await, None);
 }

@@ -265,6 +265,9 @@ async fn a_range_means_what_it_says() {
         ("::/0", &["2001:db8::1", "ffff::"], &["192.0.2.1"]),
         ("::ffff:0:0/96", &["192.0.2.1"], &["2001:db8::1"]),
         ("::ffff:192.0.2.0/120", &["192.0.2.1", "::ffff:192.0.2.1"], &["192.0.3.1"]),
+        // All addresses of a translator are not all of IPv4.
+        ("2002::/16", &["2002:c000:201::1"], &["192.0.2.1", "::ffff:192.0.2.1"]),
+        ("64:ff9b::/96", &["64:ff9b::192.0.2.1"], &["192.0.2.1", "2002:c000:201::1"]),
         // Of an address within a range, its range.
         ("192.0.2.77/24", &["192.0.2.0", "192.0.2.255"], &["192.0.3.0", "192.0.1.255"]),
     ] {
@@ -302,7 +305,7 @@ async fn a_list_that_is_replaced_holds_for_every_layer_at_once() {
     assert_eq!((statuses("198.51.100.1").await, statuses("192.0.2.1").await), (vec![200; 2], vec![403; 2]));
 
     // The list stays if a range of the new one cannot be read.
-    for mistake in ["192.0.2.0/33", "example.org", "", "10.1"] {
+    for mistake in ["192.0.2.0/33", "example.org", "", "10.1", "010.0.0.0/8", "fe80::1%eth0", "fe80::%1/64", "/8"] {
         let error = list.clone().replace(["198.51.100.0/24", mistake]).unwrap_err();
         assert!(error.to_string().starts_with(&format!("{mistake:?} is not an address range")), "{error}");
         assert_eq!(error.kind(), ConfigErrorKind::Address);

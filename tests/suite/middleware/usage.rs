@@ -6,7 +6,11 @@ use axum::body::Body;
 use http::{Request, Response, StatusCode, request::Parts};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Decision, Header, Key, KeyedLimit, Limit, MemoryStore, RateLimitLayer, Rejection, Store, limiter::Share,
+    Check, Decision, Header, Key, KeyedLimit, Limit, MemoryStore, RateLimitLayer, Rejection, Store,
+    error::{StoreError, StoreErrorKind},
+    limiter::Share,
+    settlement::{Settled, Settlement},
+    store::StoreFuture,
 };
 
 use crate::support::{
@@ -166,6 +170,40 @@ async fn what_cannot_be_shown_is_an_error() {
     }
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(unchosen.fallback(Limit::per_minute("fallback", 3)));
     assert_eq!(usage(&layer, "ada").await, owned([("fallback", 0, 3)]));
+}
+
+/// A store that cannot reset one of the limits.
+#[derive(Clone)]
+struct Stubborn(MemoryStore);
+
+impl Store for Stubborn {
+    fn decide(&self, check: Check) -> StoreFuture<Decision> {
+        self.0.decide(check)
+    }
+
+    fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
+        self.0.settle(settlement)
+    }
+
+    fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
+        if limit.name() == "stubborn" {
+            let error = StoreError::new("resetting a key", StoreErrorKind::WrongType, "a string");
+            return Box::pin(ready(Err(error)));
+        }
+        self.0.reset(limit, key)
+    }
+}
+
+#[tokio::test]
+async fn if_one_limit_cannot_be_reset_the_others_are() {
+    let by = |name: &'static str| Limit::per_minute(name, 5).by(Header::new("x-user"));
+    for names in [["stubborn", "a", "b"], ["a", "stubborn", "b"], ["a", "b", "stubborn"]] {
+        let layer = RateLimitLayer::new(Stubborn(MemoryStore::new())).limits(names.map(by)).unwrap();
+        call(&layer, "ada").await;
+        assert!(matches!(layer.reset(&of("ada")).await, Err(Rejection::Unavailable(_))));
+        let used = names.map(|name| (name, u64::from(name == "stubborn")));
+        assert_eq!(usage(&layer, "ada").await, owned(used.map(|(name, used)| (name, used, 5 - used))));
+    }
 }
 
 /// The limits stand as they do, whether or not the request would be let in.
