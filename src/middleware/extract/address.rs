@@ -48,7 +48,7 @@ fn canonical(address: IpAddr) -> IpAddr {
 }
 
 /// The range of IPv4 addresses that a range of IPv6 addresses spells, since its prefix ends within the IPv4 address, or the
-/// range. Who lists all addresses of a translator, such as `2002::/16`, does not mean all of IPv4. Mapped addresses are all of it.
+/// range. A range of all addresses of a translator, such as `2002::/16`, does not mean all of IPv4. Mapped addresses do.
 fn canonical_range(range: IpNet) -> IpNet {
     let spelled = |range: Ipv6Net| {
         let (before, least) = match range.network().segments() {
