@@ -20,8 +20,9 @@ done
 
 # As docs.rs builds it.
 RUSTC_BOOTSTRAP=1 RUSTDOCFLAGS="--cfg docsrs -D warnings" cargo doc --no-deps --all-features -p tower-sliding-window
-cargo publish --dry-run -p tower-sliding-window
+cargo package --no-verify -p tower-sliding-window
 size="$(wc -c <"target/package/tower-sliding-window-$version.crate")"
 [ "$size" -lt 400000 ] || fail "the package has $size bytes, 400,000 or more"
+cargo publish --dry-run -p tower-sliding-window
 
 [ "${1:-}" != --publish ] || cargo publish -p tower-sliding-window
