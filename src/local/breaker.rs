@@ -5,6 +5,7 @@ use std::sync;
 use std::{
     fmt,
     future::Future,
+    mem,
     sync::{Arc, PoisonError, atomic::Ordering},
     time::Duration,
 };
@@ -51,9 +52,8 @@ pub(super) struct BreakerState {
 
 #[derive(Default)]
 struct History {
-    /// Failures in a row, of checks whose deadline is at least `shortest`.
-    failures: u32,
-    shortest: u64,
+    /// The longest deadlines of checks that have failed in a row, the longest first: at most as many as open it. So it opens for the last of them.
+    failures: Vec<u64>,
     last: Option<Arc<Error>>,
     /// The longest deadline of the callers that it has refused since it opened.
     longest_refused: Duration,
@@ -163,7 +163,7 @@ impl BreakerState {
             settings,
             open_for: AtomicU64::new(0),
             has_failed: AtomicBool::new(false),
-            history: Mutex::new(History { shortest: u64::MAX, ..History::default() }),
+            history: Mutex::default(),
             users: AtomicUsize::new(0),
             opened_line: Throttle::default(),
             opened_further_line: Throttle::default(),
@@ -200,7 +200,7 @@ impl BreakerState {
             _ => {
                 let mut history = self.history();
                 // One failure is enough to open it again: a probe writes nothing, so it may pass where other checks fail.
-                self.set(&mut history, self.settings.failures.saturating_sub(1), u64::MAX);
+                self.set(&mut history, vec![u64::MAX; self.settings.failures.saturating_sub(1) as usize]);
                 self.close(history);
             }
         }
@@ -219,12 +219,14 @@ impl BreakerState {
         if deadline <= self.open_for.load(Ordering::Relaxed) {
             return;
         }
-        let (failures, shortest) = (history.failures.saturating_add(1), history.shortest.min(deadline));
-        if failures < self.settings.failures {
-            self.set(&mut history, failures, shortest);
+        let (mut failures, enough) = (mem::take(&mut history.failures), self.settings.failures as usize);
+        failures.insert(failures.partition_point(|longer| *longer >= deadline), deadline);
+        failures.truncate(enough);
+        let shortest = failures.get(enough - 1).copied().unwrap_or(0);
+        self.set(&mut history, failures);
+        if shortest <= self.open_for.load(Ordering::Relaxed) {
             return;
         }
-        self.set(&mut history, 0, u64::MAX);
         let was_open = self.is_open();
         if !was_open {
             (history.opened, history.last_probe) = (Some(Instant::now()), None);
@@ -251,17 +253,17 @@ impl BreakerState {
             return;
         }
         let (took, mut history) = (took(), self.history());
-        if micros(took) <= history.shortest {
-            self.set(&mut history, 0, u64::MAX);
-        }
+        let mut failures = mem::take(&mut history.failures);
+        failures.retain(|deadline| *deadline < micros(took));
+        self.set(&mut history, failures);
         if self.is_open_for(took) {
             self.close(history);
         }
     }
 
-    fn set(&self, history: &mut History, failures: u32, shortest: u64) {
-        self.has_failed.store(failures > 0, Ordering::Relaxed);
-        (history.failures, history.shortest) = (failures, shortest);
+    fn set(&self, history: &mut History, failures: Vec<u64>) {
+        self.has_failed.store(!failures.is_empty(), Ordering::Relaxed);
+        history.failures = failures;
     }
 
     fn close(&self, history: MutexGuard<'_, History>) {
@@ -345,12 +347,12 @@ mod models {
             let runtime = runtime();
             let _entered = runtime.enter();
             let breaker = run(&runtime);
-            let (failures, is_open) = (breaker.0.history().failures, breaker.0.is_open());
+            let (failures, is_open) = (breaker.0.history().failures.len(), breaker.0.is_open());
             assert_eq!(breaker.0.has_failed.load(Ordering::Relaxed), failures > 0);
-            assert!(failures < if is_open { 1 } else { breaker.0.settings.failures }, "enough to open it");
+            assert!(is_open || failures < breaker.0.settings.failures as usize, "enough to open it");
             assert_gauge(is_open.into());
             breaker.count(&Ok(()), || DEADLINE);
-            assert!(!refuse(&breaker, None).0 && breaker.0.history().failures == 0, "the store answers");
+            assert!(!refuse(&breaker, None).0 && breaker.0.history().failures.is_empty(), "the store answers");
             assert_gauge(-i8::from(is_open));
             let probed = open_breaker(1);
             assert!(refuse(&probed, None).1);
@@ -439,7 +441,7 @@ mod models {
                 breaker.count::<()>(&Err(failure.clone()), || DEADLINE);
                 let (goes_on, last_probe) = (task.join().unwrap(), breaker.0.history().last_probe);
                 assert!(goes_on || last_probe.is_none() || !breaker.0.is_open(), "the probe is lost");
-                let is_counted = breaker.0.is_open() || breaker.0.history().failures == failures - 1;
+                let is_counted = breaker.0.is_open() || breaker.0.history().failures.len() == failures as usize - 1;
                 assert!(is_counted, "a failure after the probe is lost");
                 breaker
             });
