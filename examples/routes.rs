@@ -8,11 +8,11 @@ use tower_sliding_window::{ApiKey, ClientIp, Limit, Limiter, RateLimitLayer, Sec
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     // `redis://..`, or `memory:` for a single process.
-    let limiter = Limiter::new(store::from_url(&env::var("REDIS_URL")?)?);
+    let limiter = Limiter::new(store::from_url(&env::var("REDIS_URL").expect("REDIS_URL"))?);
     // The addresses of your proxies, and of nothing else: they say who the client is.
     let client = ClientIp::behind(["10.1.2.0/28"])?;
     // The same on all servers. `openssl rand -hex 32` makes one.
-    let secret = Secret::new(env::var("RATE_LIMIT_SECRET")?)?;
+    let secret = Secret::new(env::var("RATE_LIMIT_SECRET").expect("RATE_LIMIT_SECRET"))?;
 
     let login =
         RateLimitLayer::new(limiter.clone()).limit(Limit::per_minute("login", 5).by(client.clone())).fail_closed();

@@ -168,10 +168,10 @@ impl LimitStatus {
         self.is_shadow
     }
 
-    /// Whether the limit is [hidden](Charge::hidden) from clients. A [ban](crate::KeyedLimit::ban) is, until it refuses.
+    /// Whether the limit is [hidden](Charge::hidden) from clients. A [ban](crate::KeyedLimit::ban) is, until it begins.
     #[must_use]
     pub fn is_hidden(&self) -> bool {
-        self.is_hidden || self.is_ban && self.waits.is_none()
+        self.is_hidden || self.is_ban && self.waits.is_none() && self.used == 0
     }
 
     /// The binding one of the two.

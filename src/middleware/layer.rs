@@ -124,7 +124,8 @@ impl<R> RateLimitLayer<R> {
     /// }
     /// ```
     ///
-    /// * A limit that is [chosen](super::KeyedLimit::chosen) as `None` for the request is not among them.
+    /// * A limit that is [chosen](super::KeyedLimit::chosen) as `None` for the request is not among them. If the path decides, set that path on
+    ///   the request.
     /// * Whether the request would be counted, denied or exempt makes no difference.
     /// * [`guide::choosing_keys`](crate::guide::choosing_keys#show-and-reset-a-client) has a handler for the operator.
     ///

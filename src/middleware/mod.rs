@@ -88,8 +88,8 @@
 //! ```
 //!
 //! * Without axum, a closure makes the body of a rejection: see [`Rejection::problem`].
-//! * `Router::layer` charges requests that end as a 404, and `layer` on the methods of a route those that end as a 405.
-//!   `route_layer` charges neither.
+//! * `Router::layer` charges requests that end as a 404 or a 405, and `Router::route_layer` those that end as a 405. On the methods of a
+//!   route, `layer` charges a 405, and `route_layer` charges neither.
 //! * Within `Router::nest`, costs, keys and [`skip`](RateLimitLayer::skip) see the path without the prefix.
 //!
 //! ```

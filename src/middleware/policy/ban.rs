@@ -27,7 +27,8 @@ impl KeyedLimit {
     /// Bans a key that has used up the limit: for this time, which may be longer than the window, all requests of the key are
     /// refused, by all processes. Default: a key is refused until enough units have left the window.
     ///
-    /// The bans are a limit of one unit. Its window is the longest ban: a longer time, here or by hand, is shortened to it.
+    /// The bans are a limit of one unit. No ban is longer than its window, here or by hand: a longer time is shortened to it. So give it the
+    /// window of the longest ban that you want.
     ///
     /// ```
     /// use std::time::Duration;

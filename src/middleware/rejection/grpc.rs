@@ -135,7 +135,7 @@ impl Rejection {
         }
         let violation = match self {
             Self::NeverFits(_) => "The call costs more than the limit ever admits.",
-            _ => "The limit is used up.",
+            _ => "The limit has too few units left.",
         };
         for limit in self.violated_limits() {
             details.add_quota_failure_violation(limit, violation);

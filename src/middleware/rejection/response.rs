@@ -137,7 +137,12 @@ impl Rejection {
                     Some(status) => text.extend(["The limit '", status.limit().name(), "'"]),
                     None => text.push_str("A limit"),
                 }
-                text.push_str(if let Self::Banned(..) = self { " bans this client." } else { " is used up." });
+                let has_left = decision.visible().is_some_and(|status| status.remaining() > 0);
+                text.push_str(match self {
+                    Self::Banned(..) => " bans this client.",
+                    _ if has_left => " has too few units left.",
+                    _ => " is used up.",
+                });
                 if let Some(seconds) = retry_after {
                     text.extend([" Retry in ", seconds, if seconds == "1" { " second." } else { " seconds." }]);
                 }

@@ -81,7 +81,7 @@ async fn a_missing_password_is_reported() {
 #[tokio::test]
 async fn the_documented_permissions_are_enough() {
     let page = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/guide/running_redis.md"));
-    let (_, listed) = page.split_once("~tsw1:* -@all").unwrap();
+    let (_, listed) = page.split_once("~shop:* -@all").unwrap();
     let (listed, _) = listed.split_once("```").unwrap();
     let mut commands: Vec<&str> = listed.split_whitespace().collect();
     assert!(commands.len() >= 12, "{commands:?}");

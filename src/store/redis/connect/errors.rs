@@ -50,7 +50,7 @@ fn explained(error: RedisError) -> RedisError {
         ("read only replica", "the server is a replica, connect to its primary, or use `RedisStore::sentinel`"),
         ("NOAUTH", "the server needs a password, set it with `login`, or in the URL"),
         ("AuthenticationFailed", "the server knows no such user and password, set them with `login`, or in the URL"),
-        ("permissions to access", "the user needs the pattern ~tsw1:* in its ACL, with the prefix of the store"),
+        ("permissions to access", "the user needs the prefix of the store in its ACL, ~tsw1:* by default"),
         ("permissions to run", LACKS_COMMANDS),
         ("can't run this command", LACKS_COMMANDS),
         ("ClusterConnectionNotFound", "no node that the cluster announces can be reached, see cluster-announce-ip"),
