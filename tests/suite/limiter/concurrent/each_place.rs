@@ -140,7 +140,7 @@ async fn a_renewal_wakes_no_caller_that_waits() {
     });
     sleep(ms(500)).await;
     let before = checks.load(Ordering::Relaxed);
-    // It is renewed after two or three seconds.
+    // It is renewed after three seconds.
     sleep(seconds(4)).await;
     assert_eq!(checks.load(Ordering::Relaxed), before);
     drop(held);
