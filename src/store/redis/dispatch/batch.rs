@@ -15,7 +15,7 @@ use super::{
     job::{Answer, Job, Work, have_one_shape, single, write_shape},
 };
 use crate::{
-    check::{AdmissionId, Charge, Check},
+    check::Check,
     clock::{Clock, micros_since_epoch, system_time},
     decision::{Decision, LimitStatus},
     error::{StoreError, StoreErrorKind},
@@ -56,29 +56,41 @@ impl Batch {
     /// NOSCRIPT is followed by one EVAL, which runs the script and loads it: one round trip, to the right server, and without
     /// the permission that SCRIPT LOAD needs. It is not repeated: a loop does not help a server that loses scripts that fast.
     pub(super) async fn send(&self, connection: &mut Connection, config: &Config, again: bool) -> RedisResult<Value> {
-        if let [job] = &*self.jobs
-            && job.of_places() == Some("free")
-            && let Some(charge) = job.check().only_charge()
-        {
-            return free_one(charge, job.id, connection, config, again).await;
-        }
-        // Capacity for about all, so that the command is not copied as it grows: a key and an id for each job, and a few
-        // arguments for each shape.
-        let arguments = 16 + 3 * self.jobs.len();
-        let mut evalsha = Cmd::with_capacity(2 + arguments, 64 + 32 * arguments);
-        self.write(evalsha.arg("EVALSHA").arg(&*SHA1), &config.keys, again);
-        let reply = run(&evalsha, connection, config, again).await;
-        if !is_unknown(&reply) {
-            return reply;
+        let free = self.free_one(&config.keys);
+        let is_free = free.is_some();
+        let first = free.unwrap_or_else(|| {
+            // Capacity for about all, so that the command is not copied as it grows: a key and an id for each job, and a few
+            // arguments for each shape.
+            let arguments = 16 + 3 * self.jobs.len();
+            let mut evalsha = Cmd::with_capacity(2 + arguments, 64 + 32 * arguments);
+            self.write(evalsha.arg("EVALSHA").arg(&*SHA1), &config.keys, again);
+            evalsha
+        });
+        match run(&first, connection, config, again).await {
+            reply if is_unknown(&reply) => {}
+            // Not of our making.
+            Err(error) if is_free && kind_of_reply(&error.to_string()) == StoreErrorKind::WrongType => {
+                return Ok(Value::Int(0));
+            }
+            reply => return reply,
         }
         let mut eval = cmd("EVAL");
         self.write(eval.arg(DECIDE), &config.keys, again);
         run(&eval, connection, config, again).await
     }
 
+    /// Frees a place that travels alone. The script would cost Redis five times as many instructions.
+    fn free_one(&self, keys: &Keys) -> Option<Cmd> {
+        let [job] = &*self.jobs else { return None };
+        let charge = job.check().only_charge().filter(|_| job.of_places() == Some("free"))?;
+        let mut zrem = cmd("ZREM");
+        zrem.arg(keys.of(charge.limit(), charge.key())).arg(&job.id.0.to_be_bytes());
+        Some(zrem)
+    }
+
     /// Appends the number of keys, the keys, and the arguments: `head.lua` describes them.
     fn write(&self, command: &mut Cmd, keys: &Keys, again: bool) {
-        let charges = || self.jobs.iter().flat_map(|job| job.charges());
+        let charges = || self.jobs.iter().flat_map(|job| job.check().charges());
         command.arg(charges().count());
         for charge in charges() {
             command.arg(keys.of(charge.limit(), charge.key()));
@@ -157,28 +169,10 @@ fn time_of(clock: &Clock) -> String {
     format!("{sign}{}", clock.now())
 }
 
-/// Frees a place that travels alone. A script would cost Redis five times as many instructions.
-async fn free_one(
-    charge: &Charge,
-    id: AdmissionId,
-    connection: &mut Connection,
-    config: &Config,
-    again: bool,
-) -> RedisResult<Value> {
-    let mut zrem = cmd("ZREM");
-    zrem.arg(config.keys.of(charge.limit(), charge.key())).arg(&id.0.to_be_bytes());
-    let held = match run(&zrem, connection, config, again).await {
-        // Not of our making.
-        Err(error) if kind_of_reply(&error.to_string()) == StoreErrorKind::WrongType => Value::Int(0),
-        reply => reply?,
-    };
-    Ok(Value::Array(vec![Value::Int(micros_since_epoch(SystemTime::now()) as i64), held]))
-}
-
 /// Appends the argument of the short form, if the job has one.
 fn write_alone(job: &Job, command: &mut Cmd) -> bool {
-    let Some((_, figures)) = single(job) else { return false };
-    let (mut parts, mut count) = ([job.id.0.to_be_bytes(); 5], 1);
+    let Some(figures) = single(job) else { return false };
+    let (mut parts, mut count) = ([job.id.0.to_be_bytes(); 6], 1);
     for (part, figure) in parts[1..].iter_mut().zip(figures) {
         (*part, count) = ((figure as f64).to_le_bytes(), count + 1);
     }
@@ -212,6 +206,7 @@ fn read(reply: Value, jobs: &[Box<Job>], answers: &mut Vec<Answer>) -> Option<()
     let mut fields = match reply {
         Value::Array(fields) => fields,
         Value::BulkString(numbers) => read_alone(&numbers)?,
+        held @ Value::Int(_) => vec![Value::Int(micros_since_epoch(SystemTime::now()) as i64), held],
         _ => return None,
     }
     .into_iter();
@@ -235,7 +230,7 @@ fn read(reply: Value, jobs: &[Box<Job>], answers: &mut Vec<Answer>) -> Option<()
                 Value::Array(record) => read_record(record, check, &mut figures)?,
                 Value::BulkString(text) => {
                     // The other jobs of the batch have results of their own.
-                    let error = || Err(key_error(job, &text));
+                    let error = || Err(key_error(check, &text));
                     answers.extend(iter::repeat_with(error).take(count as usize));
                     continue;
                 }
@@ -246,15 +241,12 @@ fn read(reply: Value, jobs: &[Box<Job>], answers: &mut Vec<Answer>) -> Option<()
             return None;
         }
         let at = system_time(counted_at.unwrap_or(now));
-        let windows = check.charges().filter(|charge| !charge.limit().is_concurrent()).count();
-        let (windows, places) = figures.split_at_checked(windows)?;
         for copy in 0..count {
             // If an earlier try has counted the copies, each gets the present status.
             let later = if counted_at.is_some() { 0 } else { admitted.saturating_sub(copy + 1) };
-            let mut figures = [windows.iter(), places.iter()];
+            let mut figures = figures.iter();
             let decision = Decision::new(check, at, job.id.following(copy), |charge| {
-                let [used, reset, mut reserved, retry, mut least] =
-                    figures[usize::from(charge.limit().is_concurrent())].next().copied().unwrap_or_default();
+                let [used, reset, mut reserved, retry, mut least] = figures.next().copied().unwrap_or_default();
                 if charge.limit().is_concurrent() {
                     // Each place may be free in a moment.
                     (reserved, least) = (used, 0);
@@ -295,11 +287,11 @@ fn number(fields: &mut impl Iterator<Item = Value>) -> Option<u64> {
 
 /// The error of a key that has a value of another application, or cannot be written. The script's text begins with the number
 /// of the charge, counted from 1.
-fn key_error(job: &Job, text: &[u8]) -> StoreError {
+fn key_error(check: &Check, text: &[u8]) -> StoreError {
     let text = String::from_utf8_lossy(text);
     let (number, text) = text.split_once(' ').unwrap_or(("", &text));
     let index = number.parse().unwrap_or(1_usize).saturating_sub(1);
-    let limit = job.charges().nth(index).map_or("an unknown limit", |charge| charge.limit().name());
+    let limit = check.charges().nth(index).map_or("an unknown limit", |charge| charge.limit().name());
     let cause = format!("the key of the limit {limit:?} cannot be read or written: {}", text.trim_end());
     StoreError::new(ASKING, kind_of_reply(text), cause).of_one_check()
 }

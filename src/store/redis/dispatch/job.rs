@@ -110,23 +110,13 @@ impl Job {
         are_places.then_some(if are_freed { "free" } else { "renew" }).filter(|_| are_freed || is_one)
     }
 
-    /// The charges, and their actual costs in a settlement, in the order of the script: places come last.
-    fn accounts(&self) -> impl Iterator<Item = (&Charge, Option<u64>)> {
-        let all = move |are_places| {
-            let mut costs = match &self.work {
-                Work::Decide(_) => None,
-                Work::Settle(settlement) => Some(settlement.accounts().map(|(_, cost)| cost)),
-            };
-            let accounts =
-                self.check().charges().map(move |charge| (charge, costs.as_mut().and_then(Iterator::next).flatten()));
-            accounts.filter(move |(charge, _)| charge.limit().is_concurrent() == are_places)
+    /// The actual costs of an admission's charges.
+    fn costs(&self) -> impl Iterator<Item = Option<u64>> {
+        let settlement = match &self.work {
+            Work::Decide(_) => None,
+            Work::Settle(settlement) => Some(settlement),
         };
-        all(false).chain(all(true))
-    }
-
-    /// The charges in the order of the script.
-    pub(super) fn charges(&self) -> impl Iterator<Item = &Charge> {
-        self.accounts().map(|(charge, _)| charge)
+        settlement.into_iter().flat_map(|settlement| settlement.accounts()).map(|(_, cost)| cost)
     }
 
     /// Whether it takes a prefetch, or gives one back.
@@ -180,8 +170,8 @@ pub(super) fn hash_slot(check: &Check, keys: &Keys) -> u16 {
 #[cfg_attr(not(feature = "calendar"), expect(unused_variables, reason = "only periods of the calendar depend on it"))]
 pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool, now: impl Fn() -> u64) {
     let check = job.check();
-    if let Some((kind, figures)) = single(job).filter(|_| !again) {
-        command.arg(kind);
+    if let Some(figures) = single(job).filter(|_| !again) {
+        command.arg(if check.takes_place() { "place" } else { "single" });
         figures.for_each(|figure| _ = command.arg(figure));
         return;
     }
@@ -199,8 +189,9 @@ pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool, now: impl F
         Work::Decide(_) => "any",
     };
     command.arg(kind).arg(job.count()).arg(check.charges().count());
-    for (charge, cost) in job.accounts() {
-        let limit = charge.limit();
+    let mut costs = job.costs();
+    for charge in check.charges() {
+        let (limit, cost) = (charge.limit(), costs.next().flatten());
         command.arg(limit.units()).arg(charge.cost()).arg(limit.window_micros());
         if kind == "plain" {
             continue;
@@ -249,19 +240,22 @@ pub(super) fn have_one_shape(job: &Job, other: &Job) -> bool {
         && check.charges().map(figures).eq(other_check.charges().map(figures))
 }
 
-/// The script's word and figures for one copy of a check of one unit, or one place, or both, whose id is new.
-pub(super) fn single(job: &Job) -> Option<(&'static str, impl Iterator<Item = u64>)> {
+/// The figures of one copy of a check of one unit, or one place, or both, whose id is new: two of the unit, and three of the place.
+pub(super) fn single(job: &Job) -> Option<impl Iterator<Item = u64> + use<>> {
     let Work::Decide(check) = &job.work else { return None };
-    let (mut figures, mut are_there) = ([[0; 2]; 2], [false; 2]);
-    for charge in check.charges() {
-        let (place, limit) = (usize::from(charge.limit().is_concurrent()), charge.limit());
-        if charge.cost() != 1 || !is_plain(charge) || are_there[place] {
+    let (mut figures, mut count) = ([0; 5], 2);
+    for (charge, key) in check.charges().zip(1..) {
+        let (limit, [unit, window, place, life, its_key]) = (charge.limit(), &mut figures);
+        let (units, time) = if limit.is_concurrent() { (place, life) } else { (unit, window) };
+        if charge.cost() != 1 || !is_plain(charge) || *units > 0 {
             return None;
         }
-        (figures[place], are_there[place]) = ([limit.units(), limit.window_micros()], true);
+        (*units, *time) = (limit.units(), limit.window_micros());
+        if limit.is_concurrent() {
+            (*its_key, count) = (key, 5);
+        }
     }
-    let (kind, count) = if are_there[1] { ("place", 2) } else { ("single", 1) };
-    (check.id().is_none() && job.count() == 1).then(|| (kind, figures.into_iter().take(count).flatten()))
+    (check.id().is_none() && job.count() == 1).then(|| figures.into_iter().take(count))
 }
 
 /// Whether a charge is of the most frequent kind: exact, at a cost, not reserved, counted or refused.

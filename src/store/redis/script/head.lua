@@ -9,12 +9,12 @@
 -- in a log. Lua makes its functions anew in each call, so those of a way are made when they are needed. Each function gets what it
 -- reads and changes.
 --
--- KEYS   one sorted set a charge; those of places come last in a check
+-- KEYS   one sorted set a charge
 -- ARGV   now        microseconds since the Unix epoch, or '' for the server's own clock. That of a test begins with '+'
 --        then runs of checks that differ only in their keys and ids
 --          kind     'single': one unit of one exact log, which counts or refuses, under ids that are new. Only units, window
---                     and the checks follow. 'place': the same, and then units and life of a place; the first two are 0 if
---                     there is only the place. 'free': the places of an admission; only their number and the checks follow.
+--                     and the checks follow. 'place': the same, and then units and life of a place, and which of the keys
+--                     is its own; the first two are 0 if there is only the place. 'free': the places of an admission; only their number and the checks follow.
 --                     'renew': a place; only its life and the checks follow. 'plain': three figures a charge, of the same kind
 --                     of log at any cost but 0, under ids that are new; 'any': six figures a charge; 'again': the same, and
 --                     the ids may have been counted before; 'settle', or 'settle again' in a second try: an admission, six
@@ -88,7 +88,9 @@
 local SLACK = 1000  -- milliseconds a key outlives its last unit: a promoted replica's clock may be ahead
 
 local attempt, call, pcall, ceil = pcall, redis.call, redis.pcall, math.ceil
-local is_lone = #ARGV == 1 and #ARGV[1] >= 24                 -- a time has fewer digits
+local length = #ARGV == 1 and #ARGV[1]
+local is_lone_single, is_lone_place = length == 24, length == 48  -- a time has fewer digits
+local is_lone = is_lone_single or is_lone_place
 local now, score = not is_lone and tonumber(ARGV[1]), nil  -- the time, and as a score
 local is_server_time = not now
 -- The clock of a test may stand still, while keys expire by the server's.
