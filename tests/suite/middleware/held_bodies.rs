@@ -29,6 +29,8 @@ use crate::support::{
 
 const STREAMS: Limit = Limit::concurrent("streams", 2);
 
+type Stack = fn(Router, RateLimitLayer) -> Router;
+
 struct App {
     limiter: Limiter,
     url: String,
@@ -84,7 +86,7 @@ fn alone(routes: Router, limits: RateLimitLayer) -> Router {
 
 #[tokio::test]
 async fn a_place_is_held_until_the_body_has_ended_or_the_client_has_left() {
-    let stacks: [(&str, bool, fn(Router, RateLimitLayer) -> Router); 3] = [
+    let stacks: [(&str, bool, Stack); 3] = [
         ("alone", false, alone),
         ("inside of compression", true, |routes, limits| routes.layer(limits).layer(CompressionLayer::new())),
         ("outside of compression", true, |routes, limits| routes.layer(CompressionLayer::new()).layer(limits)),

@@ -1,9 +1,10 @@
 -- The loop over the checks and settlements of a batch, in order. Lua makes functions anew in each call, so those that single.lua
 -- does not need are made when a check needs them.
 --
--- Places    A place is an entry of one unit in an exact log, which its process renews as long as it is held: so the window of the log
---           is the time after which the places of a dead process are free. Such an entry may be renewed as long as it is still there:
---           an admission that does not count it drops it, or at least one other. So there never are more than the limit.
+-- Places    A place is an entry of one unit in an exact log, which its process renews as long as it is held: so the window of the log,
+--           the life of a place, is the time after which the places of a dead process are free. An entry whose time is over may be
+--           renewed as long as it is still there: an admission that does not count it drops it, or at least one other. So there never
+--           are more than the limit, but for places that were lost and are taken again. Each write lets the key live for two lives.
 
 local reply, r, a, k = { now }, 1, 2, 0
 local do_next, read_charges, charge_of
