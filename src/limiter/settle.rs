@@ -259,8 +259,11 @@ impl Returning<'_> {
     fn end(mut self, outcome: Result<Option<&Decision>, &Error>) {
         match outcome {
             Ok(decision) => {
+                // How many places are held then is not counted, since each caller that waits learns it when it asks.
                 let statuses = decision.into_iter().flat_map(Decision::statuses);
-                iter::zip(&mut self.freed, statuses).for_each(|(freed, status)| freed.used = status.used());
+                let counted =
+                    iter::zip(&mut self.freed, statuses).filter(|(_, status)| !status.limit().is_concurrent());
+                counted.for_each(|(freed, status)| freed.used = status.used());
                 self.delay = Duration::ZERO;
             }
             Err(Error::TimedOut { .. }) => {}

@@ -84,6 +84,15 @@ pub(crate) const PATHS: &[Path] = &[
         load.one_client(layer(load.store(), wide()).layer(Inner), StatusCode::OK);
     }),
     path(
+        "Redis, one client, a place as well",
+        1_280,
+        Counted("Redis's own share, one client, a place as well"),
+        |load| {
+            let places = Limit::concurrent("places", 1_000_000);
+            load.one_client(layer(load.store(), wide()).limit(places.by(PeerIp::new())).layer(Inner), StatusCode::OK);
+        },
+    ),
+    path(
         "Redis, 256 clients with a key each",
         2_560,
         Counted("Redis's own share, 256 clients with a key each"),

@@ -12,6 +12,7 @@ mod dropped_requests;
 mod grpc;
 mod headers;
 mod heeding_upstreams;
+mod held_bodies;
 mod hidden_limits;
 mod immediate_decisions;
 mod outbound;

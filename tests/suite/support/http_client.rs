@@ -1,8 +1,8 @@
 //! An HTTP client for servers on this machine.
 
-use http::{HeaderMap, Request, StatusCode};
+use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Incoming};
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::TokioExecutor,
@@ -23,7 +23,6 @@ impl HttpClient {
     }
 
     /// Speaks HTTP/2 from the first byte.
-    #[cfg(feature = "grpc")]
     pub(crate) fn http2() -> Self {
         Self(Client::builder(TokioExecutor::new()).http2_only(true).build_http())
     }
@@ -37,12 +36,22 @@ impl HttpClient {
     }
 
     pub(crate) async fn send_with(&self, method: &str, url: &str, headers: &[(&str, &str)], body: &str) -> Answer {
-        let request = Request::builder().method(method).uri(url);
-        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
-        let response = self.0.request(request.body(Full::from(body.to_owned())).unwrap()).await.unwrap();
-        let (parts, body) = response.into_parts();
+        let (parts, body) = self.open(method, url, headers, body).await.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
         Answer { status: parts.status, headers: parts.headers, body: String::from_utf8_lossy(&body).into_owned() }
+    }
+
+    /// Waits for no more than the head of the response.
+    pub(crate) async fn open(
+        &self,
+        method: &str,
+        url: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> Response<Incoming> {
+        let request = Request::builder().method(method).uri(url);
+        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        self.0.request(request.body(Full::from(body.to_owned())).unwrap()).await.unwrap()
     }
 }
 

@@ -11,7 +11,6 @@ use crate::{
     decision::Decision,
     decision::settlement::Settlement,
     error::StoreError,
-    limit::Limit,
     local::{LocalState, Outdated},
     store::redis::keys::Keys,
 };
@@ -102,18 +101,22 @@ impl Job {
         1 + self.copies.len() as u64
     }
 
-    /// Whether it frees or renews places, and nothing else.
-    pub(super) fn is_of_places(&self) -> bool {
-        matches!(self.work, Work::Settle(_)) && self.check().charges().all(Charge::takes_place)
+    /// The script's word for a job that frees the places of an admission, or renews one, and nothing else.
+    pub(super) fn of_places(&self) -> Option<&'static str> {
+        let Work::Settle(settlement) = &self.work else { return None };
+        let are_places = self.check().charges().all(Charge::takes_place);
+        let are_freed = settlement.accounts().all(|(_, cost)| cost == Some(0));
+        let is_one = self.check().only_charge().is_some() && settlement.accounts().all(|(_, cost)| cost.is_some());
+        are_places.then_some(if are_freed { "free" } else { "renew" }).filter(|_| are_freed || is_one)
     }
 
-    /// The charges of an admission, and their actual costs.
-    fn settled(&self) -> impl Iterator<Item = (&Charge, Option<u64>)> {
+    /// The actual costs of an admission's charges.
+    fn costs(&self) -> impl Iterator<Item = Option<u64>> {
         let settlement = match &self.work {
             Work::Decide(_) => None,
             Work::Settle(settlement) => Some(settlement),
         };
-        settlement.into_iter().flat_map(|settlement| settlement.accounts())
+        settlement.into_iter().flat_map(|settlement| settlement.accounts()).map(|(_, cost)| cost)
     }
 
     /// Whether it takes a prefetch, or gives one back.
@@ -167,12 +170,18 @@ pub(super) fn hash_slot(check: &Check, keys: &Keys) -> u16 {
 #[cfg_attr(not(feature = "calendar"), expect(unused_variables, reason = "only periods of the calendar depend on it"))]
 pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool, now: impl Fn() -> u64) {
     let check = job.check();
-    if let Some(limit) = single(job).filter(|_| !again) {
-        command.arg("single").arg(limit.units()).arg(limit.window_micros());
+    if let Some(figures) = single(job).filter(|_| !again) {
+        command.arg(if check.takes_place() { "place" } else { "single" });
+        figures.for_each(|figure| _ = command.arg(figure));
+        return;
+    }
+    if let Some(kind) = job.of_places() {
+        let renewed = check.only_charge().filter(|_| kind == "renew");
+        let figure = renewed.map_or_else(|| check.charges().count() as u64, |charge| charge.limit().window_micros());
+        command.arg(kind).arg(figure);
         return;
     }
     let kind = match &job.work {
-        Work::Settle(_) if job.is_of_places() => "place",
         Work::Settle(_) if again => "settle again",
         Work::Settle(_) => "settle",
         Work::Decide(_) if again || may_be_counted(check) => "again",
@@ -180,13 +189,11 @@ pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool, now: impl F
         Work::Decide(_) => "any",
     };
     command.arg(kind).arg(job.count()).arg(check.charges().count());
-    let mut costs = job.settled().map(|(_, cost)| cost);
+    let mut costs = job.costs();
     for charge in check.charges() {
-        let limit = charge.limit();
-        let cost = costs.next().flatten();
-        let taken = cost.filter(|_| kind == "place").unwrap_or_else(|| charge.cost());
-        command.arg(limit.units()).arg(taken).arg(limit.window_micros());
-        if matches!(kind, "plain" | "place") {
+        let (limit, cost) = (charge.limit(), costs.next().flatten());
+        command.arg(limit.units()).arg(charge.cost()).arg(limit.window_micros());
+        if kind == "plain" {
             continue;
         }
         match limit.algorithm().kind() {
@@ -219,9 +226,9 @@ fn may_be_counted(check: &Check) -> bool {
 /// Whether two checks, or what becomes of two admissions' places, differ only in their keys and ids.
 pub(super) fn have_one_shape(job: &Job, other: &Job) -> bool {
     let (Work::Decide(check), Work::Decide(other_check)) = (&job.work, &other.work) else {
-        let figures = |(charge, cost): (&Charge, Option<u64>)| (cost, charge.limit().window_micros());
-        let is_same = || job.settled().map(figures).eq(other.settled().map(figures));
-        return job.is_of_places() && other.is_of_places() && is_same();
+        let window = |charge: &Charge| charge.limit().window_micros();
+        let is_same = || job.check().charges().map(window).eq(other.check().charges().map(window));
+        return job.of_places().is_some() && job.of_places() == other.of_places() && is_same();
     };
     let figures = |charge: &Charge| {
         let limit = charge.limit();
@@ -233,11 +240,22 @@ pub(super) fn have_one_shape(job: &Job, other: &Job) -> bool {
         && check.charges().map(figures).eq(other_check.charges().map(figures))
 }
 
-/// The limit of a check of one copy and one unit, if its charge is plain and its id is new.
-pub(super) fn single(job: &Job) -> Option<&Limit> {
+/// The figures of one copy of a check of one unit, or one place, or both, whose id is new: two of the unit, and three of the place.
+pub(super) fn single(job: &Job) -> Option<impl Iterator<Item = u64> + use<>> {
     let Work::Decide(check) = &job.work else { return None };
-    let charge = check.only_charge().filter(|_| check.id().is_none() && job.count() == 1)?;
-    (charge.cost() == 1 && is_plain(charge)).then(|| charge.limit())
+    let (mut figures, mut count) = ([0; 5], 2);
+    for (charge, key) in check.charges().zip(1..) {
+        let (limit, [unit, window, place, life, its_key]) = (charge.limit(), &mut figures);
+        let (units, time) = if limit.is_concurrent() { (place, life) } else { (unit, window) };
+        if charge.cost() != 1 || !is_plain(charge) || *units > 0 {
+            return None;
+        }
+        (*units, *time) = (limit.units(), limit.window_micros());
+        if limit.is_concurrent() {
+            (*its_key, count) = (key, 5);
+        }
+    }
+    (check.id().is_none() && job.count() == 1).then(|| figures.into_iter().take(count))
 }
 
 /// Whether a charge is of the most frequent kind: exact, at a cost, not reserved, counted or refused.

@@ -1,21 +1,24 @@
 -- Decides a batch of checks and settles admissions, one after the other. A check is admitted whole or refused whole. Equal
 -- checks of several callers may come as copies of one: they are decided as if one after the other, too.
 --
--- The script is the Lua files of this folder in a row, as mod.rs lists them. run.lua goes through the batch. single.lua counts
--- most single units, and lone.lua lets one that is alone travel short. For all else there are two ways, and ways.lua sends each
--- check one of them. The fast way (fast.lua) decides checks that only count in exact logs. The general way decides all checks,
--- and settles: how entries look (entries.lua, copies.lua), what a key has (totals.lua, counter.lua, log.lua), and what is done
--- with it (check.lua, settle.lua). places.lua frees and renews places. members.lua says for both how copies stand in a log. Lua makes its functions anew in each
--- call, so those of a way are made when they are needed. Each function gets what it reads and changes.
+-- The script is the Lua files of this folder in a row, as mod.rs lists them. run.lua goes through the batch, and frees and renews
+-- places. single.lua counts most single units and places, and lone.lua lets a check of those that is alone travel short. For all
+-- else there are two ways, and ways.lua sends each check one of them. The fast way (fast.lua) decides checks that only count in
+-- exact logs. The general way decides all checks, and settles: how entries look (entries.lua, copies.lua), what a key has
+-- (totals.lua, counter.lua, log.lua), and what is done with it (check.lua, settle.lua). members.lua says for both how copies stand
+-- in a log. Lua makes its functions anew in each call, so those of a way are made when they are needed. Each function gets what it
+-- reads and changes.
 --
 -- KEYS   one sorted set a charge
 -- ARGV   now        microseconds since the Unix epoch, or '' for the server's own clock. That of a test begins with '+'
 --        then runs of checks that differ only in their keys and ids
 --          kind     'single': one unit of one exact log, which counts or refuses, under ids that are new. Only units, window
---                     and the checks follow. 'plain': three figures a charge, of the same kind of log at any cost but 0,
---                     under ids that are new; 'any': six figures a charge; 'again': the same, and the ids may have been counted
---                     before; 'settle', or 'settle again' in a second try: an admission, six figures a charge; 'place':
---                     places of an admission that are freed at a cost of 0, and renewed at a higher one: three figures
+--                     and the checks follow. 'place': the same, and then units and life of a place, and which of the keys
+--                     is its own; the first two are 0 if there is only the place. 'free': the places of an admission; only their number and the checks follow.
+--                     'renew': a place; only its life and the checks follow. 'plain': three figures a charge, of the same kind
+--                     of log at any cost but 0, under ids that are new; 'any': six figures a charge; 'again': the same, and
+--                     the ids may have been counted before; 'settle', or 'settle again' in a second try: an admission, six
+--                     figures a charge
 --          copies   of each check
 --          charges  of each check; then for each charge
 --            units  the limit
@@ -38,7 +41,7 @@
 --            used   units in the window after the decision
 --            reset  microseconds until fewer are, 0 if there are none. Read from an expiry it may be too late, by up to 1
 --                   millisecond, or by the life of a prefetch that was the first entry
---        of places, how many are held when one is freed, and whether it was held
+--        of each place that is freed or renewed, 1 if it was held, or 0
 --        or a record of the general way, which is a list,
 --          admitted how many copies are; of an admission 1 if any limit knew it
 --          at       when an earlier try has counted it; -1 if none has
@@ -85,7 +88,9 @@
 local SLACK = 1000  -- milliseconds a key outlives its last unit: a promoted replica's clock may be ahead
 
 local attempt, call, pcall, ceil = pcall, redis.call, redis.pcall, math.ceil
-local is_lone = #ARGV == 1 and #ARGV[1] == 24                 -- a time has fewer digits
+local length = #ARGV == 1 and #ARGV[1]
+local is_lone_single, is_lone_place = length == 24, length == 48  -- a time has fewer digits
+local is_lone = is_lone_single or is_lone_place
 local now, score = not is_lone and tonumber(ARGV[1]), nil  -- the time, and as a score
 local is_server_time = not now
 -- The clock of a test may stand still, while keys expire by the server's.

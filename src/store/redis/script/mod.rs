@@ -11,7 +11,6 @@ pub(super) const DECIDE: &str = concat!(
     "local function other_ways()\n",
     include_str!("members.lua"),
     include_str!("fast.lua"),
-    include_str!("places.lua"),
     "local function general_way()\n",
     include_str!("entries.lua"),
     include_str!("totals.lua"),

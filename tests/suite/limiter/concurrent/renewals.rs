@@ -60,21 +60,47 @@ async fn a_server_that_has_lost_its_data_learns_the_places_again() {
     until_held(&other, &SHORT, 0).await;
 }
 
+/// Asks on a runtime of its own, so that nothing of the caller's runtime runs meanwhile.
+fn enter_meanwhile(server: &RedisServer, limit: &Limit, times: usize) -> Vec<Decision> {
+    let enter_all = async {
+        let (limiter, mut decisions) = (limiter(server).await, Vec::new());
+        for _ in 0..times {
+            decisions.push(enter(&limiter, limit).await);
+        }
+        decisions
+    };
+    std::thread::scope(|scope| scope.spawn(|| one_thread().block_on(enter_all)).join().unwrap())
+}
+
 /// The place counts beyond the limit then, so that no other comes on top.
 #[tokio::test]
 async fn a_process_that_stood_still_takes_its_place_again() {
     let server = RedisServer::start();
     let (limiter, other) = (limiter(&server).await, limiter(&server).await);
     let held = [enter(&limiter, &SHORT).await, enter(&limiter, &SHORT).await];
-    // Nothing of this runtime runs meanwhile.
-    std::thread::sleep(ms(1_500));
-    let others = [enter(&other, &SHORT).await, enter(&other, &SHORT).await];
-    let taken = others.iter().filter(|decision| decision.is_allowed()).count() as u64;
-    until_held(&other, &SHORT, 2 + taken).await;
-    assert_eq!(held.iter().filter(|decision| decision.has_lost_place()).count() as u64, 2);
+    std::thread::sleep(ms(1_200));
+    let others = enter_meanwhile(&server, &SHORT, 2);
+    assert!(others.iter().all(Decision::is_allowed));
+    until_held(&other, &SHORT, 4).await;
+    assert!(held.iter().all(Decision::has_lost_place));
     drop(others);
     until_held(&other, &SHORT, 2).await;
     assert!(!enter(&other, &SHORT).await.is_allowed());
+}
+
+#[tokio::test]
+async fn a_place_that_nobody_has_got_while_its_process_stood_still_is_not_lost() {
+    let server = RedisServer::start();
+    let (limiter, begun) = (limiter(&server).await, Instant::now());
+    let held = [enter(&limiter, &SHORT).await, enter(&limiter, &SHORT).await];
+    std::thread::sleep(ms(1_200));
+    assert!(held.iter().all(Decision::has_lost_place), "another may get it");
+    while held.iter().any(Decision::has_lost_place) {
+        assert!(begun.elapsed() < TEST_TIMEOUT);
+        sleep(ms(10)).await;
+    }
+    assert_eq!(limiter.peek(&SHORT, "ada").await.unwrap().used(), 2);
+    assert!(!enter(&limiter, &SHORT).await.is_allowed());
 }
 
 #[tokio::test]
