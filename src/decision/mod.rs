@@ -122,8 +122,8 @@ impl Decision {
     /// The same decision, with this retry time if only reservations refuse.
     #[inline]
     pub(crate) fn with_retry_reserved_after(mut self, wait: Duration) -> Self {
-        // Most decisions are admissions, which need no change.
-        if self.statuses().any(|status| status.waits().is_some()) {
+        // Most decisions need no change.
+        if self.statuses().any(LimitStatus::waits_for_reserved) {
             self.statuses_mut().for_each(|status| status.set_retry_reserved_after(wait));
         }
         self

@@ -85,6 +85,12 @@ impl LimitStatus {
         self
     }
 
+    /// Whether reserved units may be what refuses the check.
+    #[inline]
+    pub(crate) fn waits_for_reserved(&self) -> bool {
+        self.waits.is_some() && (self.reserved > 0 || self.limit.is_concurrent())
+    }
+
     /// Sets the retry time of a check that only reserved units refuse.
     pub(crate) fn set_retry_reserved_after(&mut self, wait: Duration) {
         self.reserved_after = self.limit.retry_reserved_after(wait);

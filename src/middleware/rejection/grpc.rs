@@ -137,9 +137,9 @@ impl Rejection {
             Self::NeverFits(_) => "The call costs more than the limit ever admits.",
             _ => "The limit has too few units left.",
         };
-        for limit in self.violated_limits() {
+        self.violated_limits(|limit| {
             details.add_quota_failure_violation(limit, violation);
-        }
+        });
         let mut metadata = MetadataMap::from_headers(headers);
         let pushback = wait.and_then(|wait| i32::try_from(wait.as_millis()).ok()).unwrap_or(-1);
         metadata.insert("grpc-retry-pushback-ms", pushback.into());

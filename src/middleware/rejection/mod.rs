@@ -129,14 +129,16 @@ impl Rejection {
         if let Self::Limited(decision) | Self::Banned(decision, _) = self { Some(decision) } else { None }
     }
 
-    /// The names of the limits that have refused and are not hidden.
-    pub(crate) fn violated_limits(&self) -> impl Iterator<Item = &str> {
-        let never_fits = if let Self::NeverFits(error) = self { Some(error) } else { None };
-        let refuses =
-            |status: &&LimitStatus| !status.is_hidden() && !status.is_shadow() && status.retry_after().is_some();
-        let refusing = self.decision().into_iter().flat_map(move |decision| decision.statuses().filter(refuses));
-        let refusing = refusing.map(|status| status.limit().name());
-        refusing.chain(never_fits.filter(|error| !error.is_hidden).map(|error| error.limit.name()))
+    /// Takes the names of the limits that have refused and are not hidden.
+    pub(crate) fn violated_limits<'a>(&'a self, mut take: impl FnMut(&'a str)) {
+        if let Self::NeverFits(error) = self
+            && !error.is_hidden
+        {
+            take(error.limit.name());
+        }
+        let Some(decision) = self.decision() else { return };
+        let refuses = |status: &&LimitStatus| status.refuses().is_some() && !status.is_hidden();
+        decision.statuses().filter(refuses).for_each(|status| take(status.limit().name()));
     }
 
     /// The label in metrics.

@@ -133,14 +133,14 @@ impl Rejection {
         // Writing to a String cannot fail.
         match self {
             Self::Limited(decision) | Self::Banned(decision, _) => {
-                match decision.visible() {
+                let visible = decision.visible();
+                match visible {
                     Some(status) => text.extend(["The limit '", status.limit().name(), "'"]),
                     None => text.push_str("A limit"),
                 }
-                let has_left = decision.visible().is_some_and(|status| status.remaining() > 0);
-                text.push_str(match self {
-                    Self::Banned(..) => " bans this client.",
-                    _ if has_left => " has too few units left.",
+                text.push_str(match visible {
+                    _ if matches!(self, Self::Banned(..)) => " bans this client.",
+                    Some(status) if status.remaining() > 0 => " has too few units left.",
                     _ => " is used up.",
                 });
                 if let Some(seconds) = retry_after {
@@ -199,15 +199,12 @@ impl Rejection {
             Self::NoKey(_) => body.push_str(&escaped(&self.detail())),
             _ => self.write_detail(&mut body, retry_after),
         }
-        let mut violated = self.violated_limits();
-        match violated.next() {
-            Some(first) => {
-                body.extend([r#"","violated-policies":[""#, first]);
-                violated.for_each(|name| body.extend([r#"",""#, name]));
-                body.push_str(r#""]"#);
-            }
-            None => body.push('"'),
-        }
+        let (mut before, mut after) = (r#"","violated-policies":[""#, "\"");
+        self.violated_limits(|name| {
+            body.extend([before, name]);
+            (before, after) = (r#"",""#, r#""]"#);
+        });
+        body.push_str(after);
         if let Some(seconds) = retry_after {
             body.extend([r#","retry-after":"#, seconds]);
         }

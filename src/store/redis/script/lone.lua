@@ -26,6 +26,8 @@ elseif is_lone_place then
   run = { '', 'place', units, window, places, life, place, 1, id }
 end
 -- The other files read it as a run of one.
-for i, argument in ipairs(run or {}) do
-  ARGV[i] = argument
+if run then
+  for i, argument in ipairs(run) do
+    ARGV[i] = argument
+  end
 end
