@@ -13,7 +13,7 @@ use crate::support::{
     Lateness, TEST_TIMEOUT,
     load::Load,
     outage::{DEADLINE, millis, row},
-    redis_server::{RedisServer, free_port, program},
+    redis_server::{RedisServer, free_port, program, wait_until_up},
     until,
 };
 
@@ -29,6 +29,12 @@ struct Sentinel {
 
 impl Sentinel {
     fn start(primary: &RedisServer) -> Self {
+        // Another process may take the port before the sentinel starts.
+        let started = (0..10).find_map(|_| Self::try_start(primary));
+        started.expect("no sentinel starts: `bash tests/run.sh` installs redis-server")
+    }
+
+    fn try_start(primary: &RedisServer) -> Option<Self> {
         let (dir, port) = (tempfile::tempdir().unwrap(), free_port());
         let config = dir.path().join("sentinel.conf");
         let lines = format!(
@@ -38,13 +44,8 @@ impl Sentinel {
             primary = primary.port(),
         );
         std::fs::write(&config, lines).unwrap();
-        let process = Command::new(program())
-            .arg(&config)
-            .arg("--sentinel")
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("redis-server is not installed: run `bash tests/run.sh`, which installs it");
-        Self { process, port, _dir: dir }
+        let mut process = Command::new(program()).arg(&config).arg("--sentinel").stdout(Stdio::null()).spawn().ok()?;
+        wait_until_up(&mut process, port).then_some(Self { process, port, _dir: dir })
     }
 
     fn url(&self) -> String {

@@ -179,7 +179,7 @@ fn spawn(port: u16, options: &[String], dir: &TempDir) -> Child {
         .expect("redis-server is not installed: run `bash tests/run.sh`, which installs it")
 }
 
-fn wait_until_up(process: &mut Child, port: u16) -> bool {
+pub(crate) fn wait_until_up(process: &mut Child, port: u16) -> bool {
     let client = redis::Client::open(format!("redis://127.0.0.1:{port}/")).unwrap();
     let (deadline, second) = (Instant::now() + Duration::from_secs(10), Duration::from_secs(1));
     while Instant::now() < deadline && process.try_wait().unwrap().is_none() {

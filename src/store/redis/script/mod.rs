@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 pub(super) const DECIDE: &str = concat!(
     include_str!("head.lua"),
     include_str!("single.lua"),
+    include_str!("places.lua"),
     include_str!("lone.lua"),
     // In functions, because most calls never need what these files define.
     "local function other_ways()\n",

@@ -27,21 +27,3 @@ local function count_one(key, id, units, window, due, cutoff)
   if expiry then call('PEXPIREAT', key, expiry) end
   return used + 1, reset < window and reset or window
 end
-
--- The same for a check of one place, and of a unit if a key is given. Returns the places held as well. `expiry` is that of the key of
--- the places, in milliseconds. A batch of one key has copies of a check, which are of no places.
-local take_place
-if is_lone_place or #KEYS > 1 then
-  function take_place(key, id, units, window, due, cutoff, place, places, life, expiry, since)
-    local held, used, reset = pcall('ZCARD', place), 0, nil
-    if held ~= 0 and (type(held) == 'table' or held >= places
-      or pcall('ZCOUNT', place, since or score_of(now - life), '+inf') ~= 0) then return end
-    if key then
-      used, reset = count_one(key, id, units, window, due, cutoff)
-      if not used then return nil, reset end
-    end
-    if pcall('ZADD', place, score, id) ~= 1 then return end
-    call('PEXPIRE', place, expiry)
-    return used, reset, held + 1
-  end
-end
