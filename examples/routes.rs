@@ -9,7 +9,7 @@ use tower_sliding_window::{ApiKey, ClientIp, Limit, Limiter, RateLimitLayer, Sec
 async fn main() -> Result<(), Box<dyn Error>> {
     // `redis://..`, or `memory:` for a single process.
     let limiter = Limiter::new(store::from_url(&env::var("REDIS_URL").expect("REDIS_URL"))?);
-    // The addresses of your proxies, and of nothing else: they say who the client is.
+    // The addresses of your proxies, and of nothing else: their `X-Forwarded-For` is believed.
     let client = ClientIp::behind(["10.1.2.0/28"])?;
     // The same on all servers. `openssl rand -hex 32` makes one.
     let secret = Secret::new(env::var("RATE_LIMIT_SECRET").expect("RATE_LIMIT_SECRET"))?;

@@ -212,7 +212,7 @@ impl Limit {
 
     /// Sets how soon the places of a process that has died are free, if the limit is [concurrent](Self::concurrent). Default: 10 s.
     ///
-    /// A process renews its places three times in this time. If it cannot, because it stands still or Redis is gone for longer, others may get
+    /// A process renews its places after half of this time. If it cannot, because it stands still or Redis is gone for longer, others may get
     /// its places: [`Decision::has_lost_place`](crate::Decision::has_lost_place) tells.
     ///
     /// # Panics

@@ -126,6 +126,7 @@ impl<R> RateLimitLayer<R> {
     ///
     /// * A limit that is [chosen](super::KeyedLimit::chosen) as `None` for the request is not among them. If the path decides, set that path on
     ///   the request.
+    /// * A [ban](super::KeyedLimit::ban) is a limit of its own: one unit of it is used while it lasts.
     /// * Whether the request would be counted, denied or exempt makes no difference.
     /// * [`guide::choosing_keys`](crate::guide::choosing_keys#show-and-reset-a-client) has a handler for the operator.
     ///

@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use super::address::{have, parse_ranges};
 use crate::error::ConfigError;
 
-/// Address ranges, to [exempt](crate::RateLimitLayer::exempt_addresses) or to [deny](crate::RateLimitLayer::deny_addresses). Clones share
+/// Address ranges, to [exempt](crate::RateLimitLayer::exempt_addresses) or to [deny](crate::RateLimitLayer::deny_addresses). In this process, clones share
 /// them, so a task that reads them anew now and then replaces them for every layer.
 ///
 /// ```
