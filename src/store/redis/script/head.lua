@@ -1,8 +1,8 @@
 -- Decides a batch of checks and settles admissions, one after the other. A check is admitted whole or refused whole. Equal
 -- checks of several callers may come as copies of one: they are decided as if one after the other, too.
 --
--- The script is the Lua files of this folder in a row, as mod.rs lists them. run.lua goes through the batch. single.lua counts most
--- single units, places.lua takes, frees and renews places, and lone.lua lets a check of those that is alone travel short. For all
+-- The script is the Lua files of this folder in a row, as mod.rs lists them. run.lua goes through the batch, and frees and renews
+-- places. single.lua counts most single units, places.lua takes places, and lone.lua lets a check of those that is alone travel short. For all
 -- else there are two ways, and ways.lua sends each check one of them. The fast way (fast.lua) decides checks that only count in
 -- exact logs. The general way decides all checks, and settles: how entries look (entries.lua, copies.lua), what a key has
 -- (totals.lua, counter.lua, log.lua), and what is done with it (check.lua, settle.lua). members.lua says for both how copies stand

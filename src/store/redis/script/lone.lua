@@ -2,8 +2,7 @@
 -- instructions for such a check.
 --
 -- ARGV   the id, of eight bytes; the limit and its window, as two doubles, little-endian; or the five figures of 'place'
--- reply  a string of doubles: now, then used and reset of each charge. Where single.lua and places.lua cannot decide, the reply is
---        the usual one
+-- reply  a string of doubles: now, then used and reset of each charge. Where single.lua cannot decide, the reply is the usual one
 
 local run
 if is_lone_single then
@@ -15,17 +14,19 @@ if is_lone_single then
   end
   run = { '', 'single', units, window, 1, id }
 elseif is_lone_place then
-  local id, units, window, places, life, p = struct.unpack('<c8ddddd', ARGV[1])
+  local id, units, window, places, life, place = struct.unpack('<c8ddddd', ARGV[1])
   if is_expiry_telling and now >= window and now >= life then
-    local due = (2 * ceil(window / 1000) + SLACK) * 1000 - window + now
-    local expiry, reply = 2 * ceil(life / 1000) + SLACK, { now }
-    local length = ways_of_places()(0, #KEYS, p, id, units, window, due, nil, places, life, nil, expiry, reply, 1)
-    if length then return struct.pack('<' .. string.rep('d', length), unpack(reply)) end
+    local key, due = units > 0 and KEYS[3 - place], (2 * ceil(window / 1000) + SLACK) * 1000 - window + now
+    local used, reset, held = take_place(key, id, units, window, due, nil, KEYS[place], places, life,
+      2 * ceil(life / 1000) + SLACK)
+    if held and not key then return struct.pack('<ddd', now, held, 0) end
+    if held and place == 1 then return struct.pack('<ddddd', now, held, 0, used, reset) end
+    if held then return struct.pack('<ddddd', now, used, reset, held, 0) end
   end
-  run = { '', 'place', units, window, places, life, p, 1, id }
+  run = { '', 'place', units, window, places, life, place, 1, id }
 end
+-- The other files read it as a run of one.
 if run then
-  -- The other files read it as a run of one.
   for i, argument in ipairs(run) do
     ARGV[i] = argument
   end

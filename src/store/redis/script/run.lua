@@ -2,11 +2,11 @@
 -- does not need are made when a check needs them.
 
 local reply, r, a, k = { now }, 1, 2, 0
-local do_next, read_charges, charge_of, take_place, keep_places
+local do_next, read_charges, charge_of
 while a <= #ARGV do
   local kind, copies, step, charges = ARGV[a], 1, 1, nil
   local keys, units, window, due, cutoff = 1, nil, nil, nil, nil
-  local p, places, life, since, expiry  -- p: which of the keys is that of the place
+  local places, life, since, expiry, p, renewed  -- p: which of the keys is that of the place
   if kind == 'single' or kind == 'place' then
     units, window, a = ARGV[a + 1] + 0, ARGV[a + 2] + 0, a + 3
     if is_expiry_telling and now >= window then
@@ -26,31 +26,42 @@ while a <= #ARGV do
     copies, keys = ARGV[a + 1] + 0, ARGV[a + 2] + 0
     charges, a = read_charges(a + 3, keys, kind == 'plain')
   end
-  local keeps = kind == 'free' or kind == 'renew'
-  if (p or keeps) and not take_place then take_place, keep_places = ways_of_places() end
   -- As a text, since Redis would format the number in each call.
   if life then expiry = string.format('%.0f', 2 * ceil(life / 1000) + SLACK) end
   local last = a + ARGV[a] * step
   for place = a + 1, last, step do
-    local id, used, reset, length = ARGV[place], nil, nil, nil
+    local used, reset, held
     if cutoff and not p then
-      used, reset = count_one(KEYS[k + 1], id, units, window, due, cutoff)
-    elseif cutoff then
-      length, reset = take_place(k, keys, p, id, units, window, due, cutoff, places, life, since, expiry, reply, r)
-    elseif keeps then
-      length = keep_places(k, keys, id, expiry, reply, r)
+      used, reset = count_one(KEYS[k + 1], ARGV[place], units, window, due, cutoff)
+    elseif cutoff and take_place then
+      local key = keys == 2 and KEYS[k + 3 - p]
+      used, reset, held = take_place(key, ARGV[place], units, window, due, cutoff, KEYS[k + p], places, life,
+        expiry, since)
+      if held and p == 2 then reply[r + 1], reply[r + 2], r = used, reset, r + 2 end
+      if held and keys > p then reply[r + 1], reply[r + 2], r = held, 0, r + 2 end
+      if held and keys == p then used, reset = held, 0 end
     end
     if used then
       reply[r + 1], reply[r + 2], r = used, reset, r + 2
-    elseif length then
-      r = length
+    elseif kind == 'free' or kind == 'renew' then
+      for i = k + 1, k + keys do
+        local key, id = KEYS[i], ARGV[place]
+        held = life and pcall('ZADD', key, 'XX', 'CH', score, id) == 1
+        if held and key ~= renewed or not held and pcall('ZREM', key, id) == 1 then
+          -- A server without memory accepts the ZADD after a ZREM.
+          if life and not held then call('ZADD', key, score, id) end
+          if life then call('PEXPIRE', key, expiry) end
+          held, renewed = true, key
+        end
+        reply[r + 1], r = held and 1 or 0, r + 1
+      end
     else
       if not do_next then do_next, read_charges, charge_of = other_ways() end
       if not charges then
         charges = { charge_of(p and places or units, 1, life or window) }
         if keys == 2 then table.insert(charges, 3 - p, charge_of(units, 1, window)) end
       end
-      r = do_next(kind, copies, charges, place, k, reply, r, reset)
+      r = do_next(kind, copies, charges, place, k, reply, r, p ~= 1 and reset)
     end
     k = k + keys
   end
