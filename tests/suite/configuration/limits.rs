@@ -131,7 +131,7 @@ fn an_error_says_which_part_is_wrong() {
         ("5 bytes/min", "the unit must be requests or content-bytes, not \"bytes\""),
         ("5 requests a/min", "there is no place for \"a\""),
         ("5/", "there is no window after the /"),
-        ("5/10", "the window \"10\" has no unit: us, ms, s, min, h or d"),
+        ("5/10", "the window \"10\" has no unit right behind it: us, ms, s, min, h or d"),
         ("5/10 s", "the window \"10\" has no unit"),
         ("5/fortnight", "such as 10s, not \"fortnight\""),
         ("5/MIN", "such as 10s, not \"MIN\""),
