@@ -146,7 +146,7 @@ impl Limiter {
         let check = Check::new(Charge::fitting(limit.clone(), key.clone(), 0));
         let returning = self.returning(&check, [u64::MAX]);
         let outdated = self.core.outdate(limit, &key);
-        // What this process has counted in the store's place.
+        // This process may have counted in the store's place.
         let _ = self.core.local.reset(limit.clone(), key.clone()).await;
         let outcome = self.call_store(|store| store.reset(limit.clone(), key.clone()), check).await;
         drop(outdated);

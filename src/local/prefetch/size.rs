@@ -8,7 +8,7 @@ const PART_OF_THE_REST: u64 = 8;
 /// The rate of a key is measured for at least this part of a life, so that a few requests at once are no high rate.
 const SHORTEST_MEASUREMENT: u64 = 8;
 
-/// What was spent under a limit and key. Times are microseconds.
+/// The units that were spent under a limit and key. Times are microseconds.
 pub(super) struct Spending {
     /// The least units of the first prefetch.
     first_units: u64,
