@@ -6,7 +6,8 @@ use std::{
     env,
     ffi::OsString,
     net::TcpListener,
-    process::{Child, Command, Stdio},
+    process::{self, Child, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
     thread::sleep,
     time::{Duration, Instant},
 };
@@ -156,8 +157,17 @@ impl Drop for RedisServer {
     }
 }
 
+/// A port that no other call of this process returns, also after a server of it was killed. It is below those that systems give
+/// to clients, and so is the port of a cluster's nodes, 10,000 above.
 pub(crate) fn free_port() -> u16 {
-    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let number = process::id().wrapping_mul(7_919).wrapping_add(CALLS.fetch_add(1, Ordering::Relaxed));
+        let port = 10_000 + (number % 10_000) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// The server under test.
@@ -179,6 +189,7 @@ fn spawn(port: u16, options: &[String], dir: &TempDir) -> Child {
         .expect("redis-server is not installed: run `bash tests/run.sh`, which installs it")
 }
 
+/// `false` if this process has ended, or another has its port.
 pub(crate) fn wait_until_up(process: &mut Child, port: u16) -> bool {
     let client = redis::Client::open(format!("redis://127.0.0.1:{port}/")).unwrap();
     let (deadline, second) = (Instant::now() + Duration::from_secs(10), Duration::from_secs(1));
@@ -187,14 +198,23 @@ pub(crate) fn wait_until_up(process: &mut Child, port: u16) -> bool {
         let connection = client.get_connection_with_timeout(second);
         let answer = connection.and_then(|mut connection| {
             connection.set_read_timeout(Some(second))?;
-            redis::cmd("PING").query::<String>(&mut connection)
+            redis::cmd("INFO").arg("server").query::<String>(&mut connection)
         });
         match answer {
             Err(error) if error.is_io_error() => sleep(Duration::from_millis(5)),
+            Ok(info) if !info.contains(&format!("process_id:{}\r", process.id())) => break,
             _ => return true,
         }
     }
     let _ = process.kill();
     let _ = process.wait();
     false
+}
+
+#[test]
+fn only_its_own_process_is_taken_for_the_server_that_was_started() {
+    let other = RedisServer::start();
+    let dir = tempfile::tempdir().unwrap();
+    assert!(!wait_until_up(&mut spawn(other.port, &[], &dir), other.port), "another server has this port");
+    assert_eq!(other.run::<String>("PING"), "PONG");
 }
