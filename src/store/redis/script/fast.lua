@@ -7,8 +7,8 @@ local present = ceil(now / 1000)  -- now in milliseconds
 
 -- Reads an exact log for copies of a check. Returns the units used, the microseconds until the next of them leaves if the copies
 -- are admitted, the expiry that the key needs then if it has another, the total if the key has one, and how many entries have
--- left. Returns nothing if there is no capacity, or more to do than to count. `expires` may be known.
-local function look(charge, key, copies, expires)
+-- left. Returns nothing if there is no capacity, or more to do than to count. `expires` and the number of entries may be known.
+local function look(charge, key, copies, expires, size)
   local counted, window, window_ms = charge.cost * copies, charge.window, charge.window_ms
   if counted > charge.units then return end
   -- The entries that have left, and the total.
@@ -16,12 +16,12 @@ local function look(charge, key, copies, expires)
   if beyond == 0 then
     expires = expires or call('PEXPIRETIME', key)
     if expires == -2 then return 0, window, present + (counted > 1 and 2 or 1) * window_ms + SLACK, nil, 0 end
-    used = call('ZCARD', key)
+    used = size or call('ZCARD', key)
   else
     if type(beyond) == 'table' or beyond > MANY then return end
     total = call('ZSCORE', key, 'used')
     gone = total and beyond - 1 or beyond
-    used = total and tonumber(total) or call('ZCARD', key) - gone
+    used = total and tonumber(total) or (size or call('ZCARD', key)) - gone
     if total and gone > 0 then
       for _, member in ipairs(call('ZREVRANGE', key, 1, gone)) do
         -- Not a number if this is the total of reserved units. Behind the point of a settlement there may be its time.
@@ -67,20 +67,21 @@ local function add(charge, key, id, copies)
   end
   if type(written) == 'table' then return false end
   if gone > 0 then
-    local last = has_total and -2 or -1
-    call('ZREMRANGEBYRANK', key, last + 1 - gone, last)
+    local last = has_total and '-2' or '-1'
+    call('ZREMRANGEBYRANK', key, gone == 1 and last or last + 1 - gone, last)
   end
   if charge.expiry then call('PEXPIREAT', key, charge.expiry) end
   return true
 end
 
 -- Decides copies of a check, and appends its status to the reply of this length. Returns false if it has done nothing. The
--- expiry of the first key may be known.
-local function decide_fast(charges, k, id, copies, reply, r, expires)
+-- expiry of the first key and the number of its entries may be known.
+local function decide_fast(charges, k, id, copies, reply, r, expires, size)
   -- All are looked at before one is counted.
   for i = 1, #charges do
     local charge = charges[i]
-    charge.used, charge.reset, charge.expiry, charge.total, charge.gone = look(charge, KEYS[k + i], copies, i == 1 and expires)
+    charge.used, charge.reset, charge.expiry, charge.total, charge.gone =
+      look(charge, KEYS[k + i], copies, i == 1 and expires, i == 1 and size)
     if not charge.used then return false end
   end
   for i = 1, #charges do

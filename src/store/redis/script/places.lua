@@ -14,8 +14,9 @@ if is_lone_place or #KEYS > 1 then
     if held ~= 0 and (type(held) == 'table' or held >= places
       or pcall('ZCOUNT', place, since or score_of(now - life), '+inf') ~= 0) then return end
     if key then
-      used, reset = count_one(key, id, units, window, due, cutoff)
-      if not used then return nil, reset end
+      local size
+      used, reset, size = count_one(key, id, units, window, due, cutoff)
+      if not used then return nil, reset, nil, size end
     end
     if pcall('ZADD', place, score, id) ~= 1 then return end
     call('PEXPIRE', place, expiry)

@@ -9,7 +9,7 @@ while a <= #ARGV do
   local places, life, since, expiry, p, renewed  -- p: which of the keys is that of the place
   if kind == 'single' or kind == 'place' then
     units, window, a = ARGV[a + 1] + 0, ARGV[a + 2] + 0, a + 3
-    if is_expiry_telling and now >= window then
+    if is_expiry_telling and now >= window and not run then
       due, cutoff = (2 * ceil(window / 1000) + SLACK) * 1000 - window + now, score_of(now - window)
     end
     if kind == 'place' then
@@ -30,12 +30,12 @@ while a <= #ARGV do
   if life then expiry = string.format('%.0f', 2 * ceil(life / 1000) + SLACK) end
   local last = a + ARGV[a] * step
   for place = a + 1, last, step do
-    local used, reset, held
+    local used, reset, held, size = nil, expires, nil, size
     if cutoff and not p then
-      used, reset = count_one(KEYS[k + 1], ARGV[place], units, window, due, cutoff)
+      used, reset, size = count_one(KEYS[k + 1], ARGV[place], units, window, due, cutoff)
     elseif cutoff and take_place then
       local key = keys == 2 and KEYS[k + 3 - p]
-      used, reset, held = take_place(key, ARGV[place], units, window, due, cutoff, KEYS[k + p], places, life,
+      used, reset, held, size = take_place(key, ARGV[place], units, window, due, cutoff, KEYS[k + p], places, life,
         expiry, since)
       if held and p == 2 then reply[r + 1], reply[r + 2], r = used, reset, r + 2 end
       if held and keys > p then reply[r + 1], reply[r + 2], r = held, 0, r + 2 end
@@ -61,7 +61,7 @@ while a <= #ARGV do
         charges = { charge_of(p and places or units, 1, life or window) }
         if keys == 2 then table.insert(charges, 3 - p, charge_of(units, 1, window)) end
       end
-      r = do_next(kind, copies, charges, place, k, reply, r, p ~= 1 and reset)
+      r = do_next(kind, copies, charges, place, k, reply, r, p ~= 1 and reset, p ~= 1 and size)
     end
     k = k + keys
   end

@@ -2,8 +2,8 @@
 -- table, and one function. It reads the server's expiries, so it needs Redis 7.0 and the server's clock.
 
 -- Counts the unit under an id that is new. Returns the units used and the reset. If there is more to do it does nothing, and
--- returns nil and the expiry of the key, if it knows that. `due` is the expiry, in microseconds, of a log whose oldest entry is
--- just leaving.
+-- returns nil, the expiry of the key and the number of its entries, if it knows those. `due` is the expiry, in microseconds, of
+-- a log whose oldest entry is just leaving.
 local function count_one(key, id, units, window, due, cutoff)
   local expires = call('PEXPIRETIME', key)
   if expires == -2 then
@@ -22,7 +22,7 @@ local function count_one(key, id, units, window, due, cutoff)
   if reset < 1000 or expiry and reset > window + 1000
     or pcall('ZCOUNT', key, cutoff or score_of(now - window), '+inf') ~= 0
     or used >= units or pcall('ZADD', key, score, id) ~= 1 then
-    return nil, expires
+    return nil, expires, used
   end
   if expiry then call('PEXPIREAT', key, expiry) end
   return used + 1, reset < window and reset or window
