@@ -30,7 +30,7 @@ while a <= #ARGV do
   if life then expiry = string.format('%.0f', 2 * ceil(life / 1000) + SLACK) end
   local last = a + ARGV[a] * step
   for place = a + 1, last, step do
-    local used, reset, held, size = nil, expires, nil, size
+    local used, reset, held, size
     if cutoff and not p then
       used, reset, size = count_one(KEYS[k + 1], ARGV[place], units, window, due, cutoff)
     elseif cutoff and take_place then
@@ -61,6 +61,8 @@ while a <= #ARGV do
         charges = { charge_of(p and places or units, 1, life or window) }
         if keys == 2 then table.insert(charges, 3 - p, charge_of(units, 1, window)) end
       end
+      -- Of a check that is alone, lone.lua knows them.
+      if not reset then reset, size = expires, entries end
       r = do_next(kind, copies, charges, place, k, reply, r, p ~= 1 and reset, p ~= 1 and size)
     end
     k = k + keys
