@@ -2,7 +2,7 @@
 //!
 //! | name | kind | unit | labels | counts or measures |
 //! |---|---|---|---|---|
-//! | `rate_limit_decisions_total` | counter | decisions | `layer`; `limit`: the limit's name; `outcome`: `allowed`, `refused`, `shadow_refused` | how often a limit was part of an admission, refused, or would have refused in the [shadow](crate::KeyedLimit::in_shadow); units counted [afterwards](crate::KeyedLimit::count_afterwards) are left out |
+//! | `rate_limit_decisions_total` | counter | decisions | `layer`; `limit`: the limit's name; `outcome`: `allowed`, `refused`, `shadow_refused` | how often a limit was part of an admission, refused, or would have refused in the [shadow](crate::KeyedLimit::in_shadow); units counted [afterwards](crate::KeyedLimit::count_afterwards), and charges at no cost, such as those of [`peek`](crate::Limiter::peek), are left out |
 //! | `rate_limit_rejections_total` | counter | requests | `layer`; `kind`: `limited`, `never_fits`, `no_key`, `not_set_up`, `denied`, `banned`, `unavailable` | how often a layer, or a handler by a [`Rejection`](crate::Rejection), responded in the service's place: with 429 over a limit, with 429 because the cost is above a limit, with a 4xx because of the key, with 500 because the server is not set up to find a key, with 403, by a [ban](crate::KeyedLimit::ban), with 503 |
 //! | `rate_limit_uncounted_total` | counter | requests | `layer`; `kind`: `preflight`, `skipped`, `exempt` | how often a layer let a request through without looking at its limits: [CORS preflights](crate::RateLimitLayer::count_preflights), [skipped](crate::RateLimitLayer::skip) requests, [exempt](crate::RateLimitLayer::exempt) keys |
 //! | `rate_limit_failures_total` | counter | failures | `layer`; `cause`: `timed_out`, `unavailable`, `breaker_open`, `limit_not_chosen` | how often the store did not answer, or a limit could not be chosen: see [`Error`](crate::Error) |
@@ -19,14 +19,12 @@
 //! 2. `layer` is the [name](crate::RateLimitLayer::named) of the layer. It is empty for a layer without a name, for a handler,
 //!    and for a [`Limiter`](crate::Limiter) without a layer. To Prometheus, an empty label is a missing one.
 //! 3. A check of several limits counts once for each limit. If it is refused, only the limits that refused it count.
-//!    Decisions by the refusal cache, by a [share](crate::limiter::Share) of this process, and at no cost count too. A caller that
-//!    is refused in [`acquire`](crate::Limiter::acquire) while others are ahead of it counts twice: as a refusal, and
-//!    as an admission at no cost, since the limiter asks the store for the figures.
+//!    Decisions by the refusal cache, and by a [share](crate::limiter::Share) of this process, count too.
 //! 4. A failure counts for each check, settlement or reset, whatever the failure mode does; a probe does not count.
 //!    `limit_not_chosen` counts once a request, however many limits could not be chosen.
 //! 5. A rejection counts once, for the layer that made it. A responder that calls `into_response` of the rejection counts it once
 //!    more, under the empty layer. A request that is counted, and is not rejected, is in no counter of requests, but in the
-//!    decisions of each of its limits. One whose [chosen](crate::KeyedLimit::chosen) limits are all `None` is in no counter.
+//!    decisions of each of its limits. One whose [chosen](crate::KeyedLimit::chosen) limits are all `None`, or that costs nothing, is in no counter.
 //! 6. No label contains a key or other text of a client. The number of series depends on the names of layers and limits alone:
 //!    there is one for each name of a limit in each layer, also for [chosen](crate::KeyedLimit::chosen) limits.
 //! 7. Install the recorder before the first request: the gauge counts from there. A recorder gets the units and descriptions of

@@ -17,8 +17,9 @@ use crate::{
 
 const MIN_BYTES: usize = 16;
 
-/// Texts that examples have had as secrets. Everybody can read them.
-const PUBLIC: [&str; 3] = [
+/// Texts that examples have had as secrets, and the command that makes one, where no shell has run it. Everybody can read them.
+const PUBLIC: [&str; 4] = [
+    "openssl rand",
     "32 random bytes, the same on every instance",
     "32 random bytes out of the vault",
     "everybody can read this secret",
@@ -45,13 +46,17 @@ impl Secret {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if it is shorter, or a text that an example has shown.
+    /// [`ConfigError`] if it is shorter, has a text that an example has shown, or is one byte again and again.
     pub fn new(secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
         let secret = secret.as_ref();
         // HMAC takes a key of any length; the error is the trait's, not the algorithm's.
+        let has = |text: &str| secret.windows(text.len()).any(|part| part == text.as_bytes());
         let fault = match Hmac::new_from_slice(secret) {
-            Ok(_) if PUBLIC.iter().any(|text| text.as_bytes() == secret) => "must not stand in an example".to_owned(),
-            Ok(mac) if secret.len() >= MIN_BYTES => return Ok(Self { mac }),
+            Ok(_) if PUBLIC.into_iter().any(has) => "must not stand in an example".to_owned(),
+            Ok(mac) if secret.len() >= MIN_BYTES && secret.iter().any(|byte| *byte != secret[0]) => {
+                return Ok(Self { mac });
+            }
+            Ok(_) if secret.len() >= MIN_BYTES => "must not be one byte again and again".to_owned(),
             _ => format!("must have at least {MIN_BYTES} bytes, not {}", secret.len()),
         };
         let text = format!("a secret {fault}: `openssl rand -hex 32` makes one");

@@ -266,8 +266,9 @@ impl Decision {
             let outcome = match status.retry_after() {
                 Some(_) if status.is_shadow() => "shadow_refused",
                 Some(_) => "refused",
-                None if is_allowed && !status.is_spent() => "allowed",
-                // Another limit has refused, or the units are counted afterwards, for a request that counts as admitted already.
+                None if is_allowed && status.has_asked() => "allowed",
+                // Another limit has refused, or the units are counted afterwards, for a request that counts as admitted already, or the
+                // caller has only looked.
                 None => return None,
             };
             Some((status.limit().shared_name(), outcome))

@@ -18,7 +18,8 @@ pub struct LimitStatus {
     reserved_after: Duration,
     is_shadow: bool,
     is_hidden: bool,
-    is_spent: bool,
+    /// Whether the charge has asked for units: those that are spent already, and no units, are not asked for.
+    has_asked: bool,
     is_ban: bool,
 }
 
@@ -40,7 +41,7 @@ impl LimitStatus {
             reserved_after: RETRY_RESERVED_AFTER,
             is_shadow: charge.is_shadow(),
             is_hidden: charge.is_hidden(),
-            is_spent: charge.is_spent(),
+            has_asked: charge.cost() > 0 && !charge.is_spent(),
             is_ban: charge.is_ban,
         }
     }
@@ -66,7 +67,7 @@ impl LimitStatus {
     pub(crate) fn refused_until_reset(mut self, charge: &Charge) -> Self {
         let settled = self.used.saturating_sub(self.reserved);
         let would_fit = self.reserved > 0 && settled.saturating_add(charge.cost()) <= self.limit.units();
-        let refuses = !self.is_spent && charge.cost() > self.remaining();
+        let refuses = !charge.is_spent() && charge.cost() > self.remaining();
         let least = if would_fit { Duration::ZERO } else { self.reset_after };
         self.waits = refuses.then_some((least, self.reset_after));
         self
@@ -159,8 +160,8 @@ impl LimitStatus {
         self.reserved > 0 && self.waits.is_some_and(|(least, _)| least.is_zero())
     }
 
-    pub(crate) fn is_spent(&self) -> bool {
-        self.is_spent
+    pub(crate) fn has_asked(&self) -> bool {
+        self.has_asked
     }
 
     /// The retry times of a refusal: if all reserved units are given back now, and if nothing is given back before its lease ends.

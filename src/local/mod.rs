@@ -36,6 +36,9 @@ use crate::{
 /// How long the limiters of a store remember a refusal by default.
 const DEFAULT_MAX_AGE: Duration = Duration::from_secs(1);
 
+/// The most failures in a row that a breaker waits for. It remembers each of them.
+const MAX_FAILURES: u32 = 10_000;
+
 /// Settings of a breaker, which stops asking a store that has failed repeatedly.
 ///
 /// 1. It opens after five failures in a row by default. A failure is a check, settlement or reset that the
@@ -75,10 +78,10 @@ impl Breaker {
     /// A breaker that never opens: the store is asked every time.
     pub const OFF: Self = Self::new(0, Duration::ZERO);
 
-    /// A breaker that this number of `failures` in a row opens, and that then sends a probe at this interval, at least a
-    /// millisecond. For one interval it may stay open after the store is back. With zero failures it never opens.
+    /// A breaker that this number of `failures` in a row opens, at most 10,000, and that then sends a probe at this interval, at least
+    /// a millisecond. For one interval it may stay open after the store is back. With zero failures it never opens.
     pub const fn new(failures: u32, probe_every: Duration) -> Self {
-        Self { failures, probe_every }
+        Self { failures: if failures < MAX_FAILURES { failures } else { MAX_FAILURES }, probe_every }
     }
 }
 

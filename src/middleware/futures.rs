@@ -8,7 +8,10 @@ use std::{
 
 use tokio::runtime::Handle;
 
-/// Polls all futures at once, and gives each output to `take` with its number. Ends with the last of them, or when `take`
+/// The most futures that are polled at once. Each reply polls all of them, and the deadline of those behind them has not begun yet.
+const AT_ONCE: usize = 256;
+
+/// Polls many futures at once, and gives each output to `take` with its number. Ends with the last of them, or when `take`
 /// returns an error. The futures that have not ended stay in the list.
 pub(crate) async fn join<F, E>(
     pending: &mut Vec<(usize, F)>,
@@ -18,17 +21,14 @@ where
     F: Future + Unpin,
 {
     poll_fn(|cx| {
-        let mut taken = Ok(());
-        pending.retain_mut(|(number, future)| {
-            if taken.is_ok()
-                && let Poll::Ready(output) = Pin::new(future).poll(cx)
-            {
-                taken = take(*number, output);
-                return false;
+        let mut place = 0;
+        while place < pending.len().min(AT_ONCE) {
+            match Pin::new(&mut pending[place].1).poll(cx) {
+                Poll::Ready(output) => take(pending.swap_remove(place).0, output)?,
+                Poll::Pending => place += 1,
             }
-            true
-        });
-        if taken.is_ok() && !pending.is_empty() { Poll::Pending } else { Poll::Ready(taken) }
+        }
+        if pending.is_empty() { Poll::Ready(Ok(())) } else { Poll::Pending }
     })
     .await
 }

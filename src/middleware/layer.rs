@@ -128,6 +128,7 @@ impl<R> RateLimitLayer<R> {
     ///   the request.
     /// * A [ban](super::KeyedLimit::ban) is a limit of its own: one unit of it is used while it lasts.
     /// * Whether the request would be counted, denied or exempt makes no difference.
+    /// * More than 64 limits and parts are asked for in several calls, each with a deadline of its own.
     /// * [`guide::choosing_keys`](crate::guide::choosing_keys#show-and-reset-a-client) has a handler for the operator.
     ///
     /// # Errors

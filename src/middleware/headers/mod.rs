@@ -116,7 +116,9 @@ impl HeaderSets {
                 if !stays {
                     entry.insert(value);
                 }
-                self.warn_of_two_formats(headers);
+                if !is_concurrent {
+                    self.warn_of_two_formats(headers);
+                }
                 if stays {
                     return;
                 }

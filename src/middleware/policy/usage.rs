@@ -17,16 +17,21 @@ use crate::{
     split::Split,
 };
 
+/// The most charges that one check asks for. A check of all parts could keep a server from others for longer than their deadline.
+const AT_ONCE: usize = 64;
+
 /// A charge at no cost to each limit of a request, and the charges to its parts, or to itself if it is whole.
 type Usage = Vec<(Charge, Vec<Charge>)>;
 
 impl Policy {
     pub(in super::super) async fn peek(&self, request: &Parts) -> Result<Vec<LimitStatus>, Rejection> {
-        let limits = self.usage(request).await?;
-        let parts = limits.iter().flat_map(|(_, parts)| parts).cloned();
-        let Some(check) = Check::of_distinct(parts) else { return Ok(Vec::new()) };
-        let decision = self.store_alone().check_all(check).await?;
-        let mut statuses = decision.statuses();
+        let (limits, limiter) = (self.usage(request).await?, self.store_alone());
+        let mut parts = limits.iter().flat_map(|(_, parts)| parts).cloned();
+        let mut statuses = Vec::new();
+        while let Some(check) = Check::of_distinct(parts.by_ref().take(AT_ONCE)) {
+            statuses.extend(limiter.check_all(check).await?.statuses().cloned());
+        }
+        let mut statuses = statuses.iter();
         let mut of_parts = |parts: &[Charge]| statuses.by_ref().take(parts.len()).collect::<Vec<_>>();
         Ok(limits.iter().map(|(whole, parts)| LimitStatus::sum(whole, &of_parts(parts))).collect())
     }

@@ -56,9 +56,26 @@ fn a_short_secret_is_an_error_and_no_secret_is_shown() {
     assert!(!shown.contains("0123456789abcdef"));
 }
 
+/// As of a buffer that nothing has filled.
+#[test]
+fn a_secret_of_one_byte_again_and_again_is_an_error() {
+    for secret in [[0; 32], [b'x'; 32]] {
+        let error = Secret::new(secret).unwrap_err().to_string();
+        assert_eq!(error, "a secret must not be one byte again and again: `openssl rand -hex 32` makes one");
+    }
+}
+
 #[test]
 fn a_secret_out_of_an_example_is_an_error() {
-    for text in ["32 random bytes, the same on every instance", "32 random bytes out of the vault"] {
+    for text in [
+        "32 random bytes, the same on every instance",
+        "32 random bytes out of the vault",
+        // As an environment file and a file have it.
+        "\"32 random bytes out of the vault\"",
+        "everybody can read this secret\n",
+        // Where no shell has replaced the command.
+        "$(openssl rand -hex 32)",
+    ] {
         let error = Secret::new(text).unwrap_err().to_string();
         assert_eq!(error, "a secret must not stand in an example: `openssl rand -hex 32` makes one");
     }

@@ -100,7 +100,7 @@ async fn decisions_count_by_limit_and_outcome() {
     assert!(all.keys().all(|series| names.iter().any(|name| series.starts_with(name))), "{all:?}");
 }
 
-/// The refused caller has peeked at the limit at cost 0, which also counts.
+/// The limiter asks the store for the figures of the refusal at no cost, as a caller that only looks does.
 #[tokio::test(start_paused = true)]
 async fn a_refusal_in_line_counts_once() {
     let limiter = Limiter::new(MemoryStore::new());
@@ -110,9 +110,10 @@ async fn a_refusal_in_line_counts_once() {
     yield_now().await;
     let recorded = Recorded::start();
     assert!(!limiter.acquire(&CALLS, "ada", 1, TEST_TIMEOUT).await.unwrap().is_allowed());
+    assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().remaining(), 0);
     let all = recorded.all();
     let decisions = |outcome| count(&all, &format!("rate_limit_decisions_total layer= limit=calls outcome={outcome}"));
-    assert_eq!(["allowed", "refused"].map(decisions), [1, 1]);
+    assert_eq!(["allowed", "refused"].map(decisions), [0, 1]);
     waiting.abort();
 }
 

@@ -147,6 +147,21 @@ async fn stacked_layers_with_two_formats_of_the_reset_are_logged() {
     }
 }
 
+/// Its limit has no reset, so the client sees one format.
+#[tokio::test]
+async fn a_concurrent_limit_around_another_format_of_the_reset_is_not_logged() {
+    let (log, begun) = (Log::start(), Instant::now());
+    let app = around(&layer(TOTAL.by(anyone)).headers(FORMATS[1]), handler());
+    let outer = layer(Limit::concurrent("open", 9).by(anyone)).layer(app);
+    // Another test may have logged the line of this second.
+    while begun.elapsed() < Duration::from_millis(1_100) {
+        let response = outer.clone().oneshot(request()).await.unwrap();
+        assert_eq!(figures(response.headers())[0], Some("1"));
+        assert!(!log.text().contains("two formats"), "{}", log.text());
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
 #[tokio::test]
 async fn a_layer_without_figures_leaves_those_of_an_inner_layer() {
     for [outer, inner] in [[0, 1], [1, 0]].map(|places| places.map(|place: usize| FORMATS[place])) {

@@ -6,7 +6,7 @@ use axum::body::Body;
 use http::{Request, Response, StatusCode, request::Parts};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Check, Decision, Header, Key, KeyedLimit, Limit, MemoryStore, RateLimitLayer, Rejection, Store,
+    Check, Decision, Header, Key, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, Rejection, Store,
     error::{StoreError, StoreErrorKind},
     limiter::Share,
     settlement::{Settled, Settlement},
@@ -15,6 +15,7 @@ use tower_sliding_window::{
 
 use crate::support::{
     Fixture, for_every_store,
+    redis_server::RedisServer,
     requests::{anyone, figures, hello, request},
     seconds,
     stores::failing,
@@ -137,6 +138,24 @@ async fn a_layer_without_a_limit_for_the_request_shows_none() {
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(KeyedLimit::chosen_now(anyone, |_: &Parts| None));
     assert_eq!(usage(&layer, "ada").await, []);
     layer.reset(&of("ada")).await.unwrap();
+}
+
+/// More than are decided within a deadline.
+#[tokio::test]
+async fn many_parts_are_shown_and_reset() {
+    const PARTS: u32 = 16_000;
+    let server = RedisServer::start();
+    let split = Limit::per_hour("split", PARTS.into()).by(anyone).split(PARTS);
+    let limiter = Limiter::new(server.store().build().unwrap()).deadline(seconds(1));
+    let layer = RateLimitLayer::new(limiter).limit(split);
+    for _ in 0..3 {
+        assert_eq!(call(&layer, "ada").await.status(), 200);
+    }
+    server.run::<()>("CONFIG RESETSTAT");
+    assert_eq!(usage(&layer, "ada").await, owned([("split", 3, u64::from(PARTS) - 3)]));
+    assert!(server.script_calls() >= 100, "a script that shows thousands of parts keeps others waiting");
+    layer.reset(&of("ada")).await.unwrap();
+    assert_eq!(server.keys(), [""; 0]);
 }
 
 /// Limits that two extractors make one for a request are shown as they are decided.

@@ -17,6 +17,7 @@ use tower_sliding_window::{
 use crate::support::{
     TEST_TIMEOUT,
     load::Load,
+    log::Log,
     outage::{DEADLINE, millis, row},
     redis_cluster::RedisCluster,
     redis_server::RedisServer,
@@ -47,6 +48,16 @@ async fn a_cluster_decides_as_one_server_does() {
     assert!(RedisStore::cluster([""; 0]).build().is_err());
     let slots: HashSet<usize> = (0..3).filter(|node| !cluster.0[*node].keys().is_empty()).collect();
     assert_eq!(slots.len(), 3, "every node has its share");
+}
+
+/// One node is enough.
+#[tokio::test]
+async fn a_cluster_that_evicts_is_logged() {
+    let (log, cluster) = (Log::start(), RedisCluster::start(3).await);
+    cluster.0[1].run::<()>("CONFIG SET maxmemory-policy volatile-lru");
+    cluster.0[1].run::<()>("CONFIG SET maxmemory 100mb");
+    let _store = cluster.builder().connect().await.unwrap();
+    until("no line", || log.text().contains("this Redis does not suit rate limits server=the cluster of")).await;
 }
 
 /// Many keys at once, in all slots, each with two limits.

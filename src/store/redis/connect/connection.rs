@@ -153,11 +153,16 @@ impl Pool {
                 shared.send_replace(Some(connection.clone()));
                 (connection, place)
             }));
-            if let Some(mut new @ Connection::Server(..)) = new {
-                let sent = Instant::now();
-                // An error, for example of a user who may not send it, has come as far.
-                let _ = new.send(&cmd("PING"), false, sent).await;
-                distance.store(clock::micros(sent.elapsed()), Ordering::Relaxed);
+            match new {
+                Some(mut new @ Connection::Server(..)) => {
+                    let sent = Instant::now();
+                    // An error, for example of a user who may not send it, has come as far.
+                    let _ = new.send(&cmd("PING"), false, sent).await;
+                    distance.store(clock::micros(sent.elapsed()), Ordering::Relaxed);
+                }
+                #[cfg(feature = "cluster")]
+                Some(Connection::Cluster(nodes)) => server.warn_of_nodes(&nodes).await,
+                None => {}
             }
         });
         outcome

@@ -8,7 +8,7 @@
 //!    nothing.
 //! 3. No connection to them stays open, because connections are made rarely.
 
-use std::{fmt, sync::LazyLock};
+use std::fmt;
 
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, RedisResult, Value,
@@ -39,6 +39,7 @@ pub(crate) struct Server {
     topology: Topology,
     nodes: Vec<ConnectionInfo>,
     pub(super) settings: ConnectionSettings,
+    unsuitable_line: Throttle,
 }
 
 impl Server {
@@ -58,7 +59,8 @@ impl Server {
         // At sentinels, the store signs in with the users of their URLs.
         let signed_in = |node| if is_sentinel { node } else { settings.sign_in(node) };
         let nodes = nodes.into_iter().map(|node| settings.transport(node).map(signed_in));
-        let server = Self { topology, nodes: nodes.collect::<Result<_, _>>()?, settings };
+        let nodes = nodes.collect::<Result<_, _>>()?;
+        let server = Self { topology, nodes, settings, unsuitable_line: Throttle::default() };
         #[cfg(feature = "cluster")]
         if server.is_cluster() {
             cluster::client(&server.nodes, &server.settings, 0).map_err(|cause| {
@@ -103,9 +105,16 @@ impl Server {
         }
     }
 
+    /// Not before the connections are used: a node that hangs delays nothing.
+    #[cfg(feature = "cluster")]
+    pub(super) async fn warn_of_nodes(&self, nodes: &ClusterConnections) {
+        let info = nodes.send(&cmd("INFO"), false).await;
+        let info = info.and_then(|info| Ok(from_redis_value::<Vec<(String, String)>>(info)?));
+        info.unwrap_or_default().iter().for_each(|(_, info)| self.warn_of(info));
+    }
+
     /// Tells the operator of a server that decides, but may forget limits, or is older than those that the tests run on.
     fn warn_of(&self, info: &str) {
-        static LINE: LazyLock<Throttle> = LazyLock::new(Throttle::default);
         let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
         let mut version = field("redis_version:").split('.').map_while(|part| part.parse::<u32>().ok());
         let is_old = version.next().is_some_and(|major| (major, version.next()) < (6, Some(2)));
@@ -115,7 +124,7 @@ impl Server {
             (_, true) => (self, "update it to 6.2 or newer: older ones are not tested"),
             _ => return,
         };
-        if let Some(suppressed) = LINE.pass() {
+        if let Some(suppressed) = self.unsuitable_line.pass() {
             warn!(%server, fix, suppressed, "this Redis does not suit rate limits");
         }
     }

@@ -225,6 +225,17 @@ async fn the_breaker_can_be_configured_and_switched_off() {
     }
 }
 
+/// It keeps its failures, so their number is bounded.
+#[tokio::test]
+async fn a_breaker_opens_after_ten_thousand_failures_at_the_latest() {
+    let store = with_fault(Fault::Fails);
+    let limiter = Limiter::new(store.clone()).breaker(Breaker::new(u32::MAX, Duration::from_millis(200)));
+    for _ in 0..10_000 {
+        assert!(matches!(limiter.check(&CALLS, "ada", 1).await, Err(Error::Unavailable(_))));
+    }
+    assert!(is_open(&limiter) && store.calls() == 10_000);
+}
+
 #[test]
 fn without_a_runtime_the_callers_own_check_is_the_probe() {
     let store = with_fault(Fault::Fails);
