@@ -210,7 +210,7 @@ impl Decision {
 
     /// The limits in the [shadow](Charge::in_shadow) that would have refused the check.
     pub fn shadow_refusals(&self) -> impl Iterator<Item = &LimitStatus> {
-        self.statuses().filter(|status| status.is_shadow() && status.waits().is_some())
+        self.statuses().filter(|status| status.is_shadow() && status.waits.is_some())
     }
 
     /// The status of each limit, in the order of the charges.
@@ -266,11 +266,11 @@ impl Decision {
             let outcome = match status.retry_after() {
                 Some(_) if status.is_shadow() => "shadow_refused",
                 Some(_) => "refused",
-                None if is_allowed && !status.is_spent() => "allowed",
+                None if is_allowed && !status.is_spent => "allowed",
                 // Another limit has refused, or the units are counted afterwards, for a request that counts as admitted already.
                 None => return None,
             };
-            Some((status.limit().shared_name(), outcome))
+            Some((status.limit().name.clone(), outcome))
         })
     }
 

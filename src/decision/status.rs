@@ -13,12 +13,12 @@ pub struct LimitStatus {
     reset_after: Duration,
     /// The retry times of a refusal: if all reserved units are given back now, where zero means that the check would fit then, and
     /// if nothing is given back before its lease ends.
-    waits: Option<(Duration, Duration)>,
+    pub(crate) waits: Option<(Duration, Duration)>,
     /// When to try again if only reserved units are in the way.
     reserved_after: Duration,
     is_shadow: bool,
     is_hidden: bool,
-    is_spent: bool,
+    pub(crate) is_spent: bool,
     is_ban: bool,
 }
 
@@ -39,7 +39,7 @@ impl LimitStatus {
             waits: retry_after.map(|wait| (wait, wait)),
             reserved_after: RETRY_RESERVED_AFTER,
             is_shadow: charge.is_shadow(),
-            is_hidden: charge.is_hidden(),
+            is_hidden: charge.is_hidden,
             is_spent: charge.is_spent(),
             is_ban: charge.is_ban,
         }
@@ -157,15 +157,6 @@ impl LimitStatus {
     #[must_use]
     pub fn is_refused_by_reservations(&self) -> bool {
         self.reserved > 0 && self.waits.is_some_and(|(least, _)| least.is_zero())
-    }
-
-    pub(crate) fn is_spent(&self) -> bool {
-        self.is_spent
-    }
-
-    /// The retry times of a refusal: if all reserved units are given back now, and if nothing is given back before its lease ends.
-    pub(crate) fn waits(&self) -> Option<(Duration, Duration)> {
-        self.waits
     }
 
     /// Whether the limit is in the [shadow](Charge::in_shadow).

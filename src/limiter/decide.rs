@@ -15,7 +15,7 @@ use crate::{
     error::{Error, StoreError},
     key::Key,
     limit::Limit,
-    local::{LocalState, Lookup, Prefetches},
+    local::{Lookup, Prefetches},
     metrics,
     store::{Store, StoreFuture},
 };
@@ -154,7 +154,7 @@ impl Limiter {
     #[inline(never)]
     fn asking(&self, check: Check, lookup: Option<Lookup>, mode: FailureMode, waited: Duration) -> Asking {
         let core = Arc::clone(&self.core);
-        let is_prefetched = || check.charges().any(|charge| charge.limit().prefetched().is_some());
+        let is_prefetched = || check.charges().any(|charge| charge.limit().prefetches.is_some());
         let is_kept = matches!(mode, FailureMode::Local(_))
             || core.prefetches.is_some() && is_prefetched()
             || check.takes_place();
@@ -225,7 +225,7 @@ impl Core {
                 reply.map_err(|error| error.at_distance(round_trip(&*store)))
             }
         };
-        let longest = self.store.local_state().map_or(deadline, LocalState::longest_deadline);
+        let longest = self.store.local_state().map_or(deadline, |state| state.round_trip.longest_deadline());
         self.breaker.refuse(deadline, self.deadline.unwrap_or(longest), probes)
     }
 
@@ -282,5 +282,5 @@ impl Core {
 }
 
 pub(super) fn round_trip(store: &dyn Store) -> Option<Duration> {
-    store.local_state().and_then(LocalState::round_trip)
+    store.local_state()?.round_trip.known()
 }

@@ -112,7 +112,7 @@ impl Limiter {
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, Error> {
         let freed = |(charge, cost): (&Charge, Option<u64>)| charge.units().saturating_sub(cost.unwrap_or(u64::MAX));
         let returning = self.returning(settlement.check(), settlement.accounts().map(freed));
-        let outcome = if settlement.is_local() {
+        let outcome = if settlement.is_local {
             self.core.local.settle(settlement).await.map_err(Error::from)
         } else {
             let check = settlement.check().without_costs();

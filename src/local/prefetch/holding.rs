@@ -84,7 +84,7 @@ impl Holding {
         pace: Pace,
     ) -> Self {
         let (limit, key) = (charge.limit().clone(), charge.key().clone());
-        let most = limit.prefetched().map_or(0, Prefetch::most);
+        let most = limit.prefetches.map_or(0, Prefetch::most);
         let state = State {
             prefetches: VecDeque::with_capacity(2),
             asked: None,

@@ -163,7 +163,7 @@ impl Prefetches {
     /// The holding of a charge. If there is none, counts the request, and makes one if the key is asked for often. It is not in the
     /// table yet.
     fn find_or_make(&self, charge: &Charge, status: &LimitStatus, at: SystemTime, now: u64) -> Option<Arc<Holding>> {
-        let _ = charge.limit().prefetched()?;
+        let _ = charge.limit().prefetches?;
         let digest = self.digest(charge.limit(), charge.key());
         let is_usable = |holding: &Arc<Holding>| holding.is_of(charge) && !holding.is_abandoned(now);
         self.holding(digest).filter(is_usable).or_else(|| {
@@ -237,7 +237,7 @@ impl Prefetches {
     }
 
     fn pace(&self, limit: &Limit) -> Pace {
-        let set = limit.prefetched().map_or(0, Prefetch::life_micros);
+        let set = limit.prefetches.map_or(0, Prefetch::life_micros);
         let [longest, trip, mostly] =
             [Prefetch::MAX_LIFE.min(limit.window()), self.round_trip.smoothed(), self.round_trip.mostly()].map(micros);
         Pace::new(set, longest, trip, mostly)

@@ -161,7 +161,7 @@ fn is_same(one: &Charge, other: &Charge) -> bool {
 /// that long. A charge that only asks if anything is left is settled with the other, which is reserved for it.
 fn stricter(one: &Charge, other: &Charge) -> Result<Charge, NeverFits> {
     let kept = if other.limit().units() < one.limit().units() { other } else { one };
-    let is_hidden = one.is_hidden() || other.is_hidden();
+    let is_hidden = one.is_hidden || other.is_hidden;
     let (limit, key) = (kept.limit().clone(), kept.key().clone());
     let charge = if one.takes_nothing() && other.takes_nothing() {
         Ok(Charge::any_left(limit, key))

@@ -36,17 +36,13 @@ const BASE64URL: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvw
 
 /// The keys of one store.
 pub(super) struct Keys {
-    prefix: String,
+    pub(super) prefix: String,
     domain: Option<Domain>,
 }
 
 impl Keys {
     pub(super) fn new(prefix: String, secret: Option<&Secret>) -> Self {
         Self { prefix, domain: secret.map(|secret| secret.domain(DOMAIN)) }
-    }
-
-    pub(super) fn prefix(&self) -> &str {
-        &self.prefix
     }
 
     /// The Redis key in which a limit counts.

@@ -241,7 +241,7 @@ impl Store for RedisStore {
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let prefix = self.runtimes.config.keys.prefix();
-        f.debug_struct("RedisStore").field("prefix", &prefix).finish_non_exhaustive()
+        let prefix = &self.runtimes.config.keys.prefix;
+        f.debug_struct("RedisStore").field("prefix", prefix).finish_non_exhaustive()
     }
 }

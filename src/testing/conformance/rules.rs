@@ -13,7 +13,7 @@ use crate::{
     decision::settlement::{Settled, Settlement},
     key::Key,
     limit::{Limit, prefetch::Prefetch},
-    store::{LocalState, Store},
+    store::Store,
 };
 
 type Kept = Result<(), String>;
@@ -220,7 +220,7 @@ async fn prefetches(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
     let (limit, life) = (Limit::per_second("prefetch", 100), Duration::from_millis(100));
     let plain = limit.clone().prefetch(Prefetch::new());
     expect("used units of a limit with prefetch", 1, trial.spend(&plain, 1).await?.used())?;
-    let has_prefetches = trial.store().local_state().and_then(LocalState::prefetches).is_some();
+    let has_prefetches = trial.store().local_state().is_some_and(|state| state.prefetches.is_some());
     for algorithm in algorithms.into_iter().filter(|algorithm| has_prefetches && algorithm.is_log()) {
         let limit = limit.clone().with_algorithm(algorithm);
         let _ = trial.store().reset(limit.clone(), Key::from("ada")).await;

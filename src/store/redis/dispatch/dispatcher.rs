@@ -69,7 +69,7 @@ impl Dispatcher {
         let count = if server.is_cluster() { CLUSTER_QUEUES } else { 1 };
         let queue = || Queue::new(server.connections() as usize, CAPACITY / count);
         let queues = iter::repeat_with(queue).take(count).collect();
-        let pool = Pool::new(server, config.local_state.measured_distance());
+        let pool = Pool::new(server, Arc::clone(&config.local_state.round_trip.distance));
         Self { config, runtime, pool, queues }
     }
 
@@ -87,7 +87,7 @@ impl Dispatcher {
         if job.is_check()
             && wait.is_none()
             && let Some(permit) = queue.lone_permit()
-            && self.config.local_state.round_trip().is_some()
+            && self.config.local_state.round_trip.known().is_some()
             && let Some(connection) = self.pool.share()
         {
             let (dispatcher, config) = (Arc::downgrade(&self), Arc::clone(&self.config));
@@ -127,8 +127,8 @@ impl Dispatcher {
     /// far away, gets no more of them: they would wait there, where keys take no turns.
     fn batch_permit(&self, queue: &Arc<Queue>) -> Option<Permit> {
         queue.batch_permit(|| {
-            let round_trip =
-                self.config.local_state.round_trip().unwrap_or_default().min(self.config.local_state.distance());
+            let round_trip = &self.config.local_state.round_trip;
+            let round_trip = round_trip.smoothed().min(round_trip.distance());
             (round_trip.as_micros() / BATCH_INTERVAL.as_micros()).min(MOST_IN_FLIGHT) as usize
         })
     }
@@ -231,7 +231,7 @@ impl Dispatcher {
             let batch = Batch::new(Vec::new(), dispatcher.config.clock.as_ref());
             let connection = dispatcher.pool.take().await;
             dispatcher.try_send(connection, &batch, false).await?.map_err(failure)?;
-            dispatcher.unlink(&format!("{}:", dispatcher.config.keys.prefix())).await?;
+            dispatcher.unlink(&format!("{}:", dispatcher.config.keys.prefix)).await?;
             dispatcher.pool.open_all().await;
             Ok(())
         })
