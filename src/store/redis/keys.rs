@@ -60,13 +60,9 @@ impl Keys {
         // Each algorithm has its own layout.
         match algorithm.kind() {
             Kind::Log => {}
-            Kind::Fixed => text.push_str(":fixed"),
-            Kind::Counter => text.push_str(":counter"),
-            Kind::Concurrent => text.push_str(":concurrent"),
-            #[cfg(feature = "calendar")]
-            Kind::Calendar(calendar) => drop(write!(text, ":{calendar}")),
             // Writing to a String cannot fail.
             Kind::Compact { entries } => drop(write!(text, ":compact{entries}")),
+            _ => text.extend([":", &algorithm.word()]),
         }
         text
     }

@@ -197,16 +197,13 @@ pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool, now: impl F
             continue;
         }
         match limit.algorithm().kind() {
-            Kind::Log => command.arg("log"),
-            Kind::Fixed => command.arg("fixed"),
-            Kind::Counter => command.arg("counter"),
-            Kind::Concurrent => command.arg("concurrent"),
             #[cfg(feature = "calendar")]
             Kind::Calendar(calendar) => {
                 let ends: Vec<String> = calendar.ends(now()).map(|end| end.to_string()).collect();
                 command.arg(format!("ends {}", ends.join(" ")))
             }
             Kind::Compact { entries } => command.arg(entries),
+            _ => command.arg(&*limit.algorithm().word()),
         };
         command.arg(charge.lease_micros().unwrap_or(0));
         match cost {
