@@ -7,13 +7,14 @@ use std::{
 
 use http::{Response, response};
 
+#[cfg(any(feature = "axum", feature = "grpc"))]
+use super::held::hold;
 use super::{
     super::{
         events::Events,
         futures::{Detachable, join},
         policy::{CheckDetails, Exchange, KeyedLimit, Policy},
     },
-    held::hold,
     upstream::{BlockRequest, block_request},
 };
 use crate::{
@@ -108,12 +109,11 @@ impl FollowUp {
         if let Some(shadow) = self.details.shadow {
             shadow.add_to(&mut response);
         }
-        match admitted {
-            Some(admitted) if admitted.holds_place() && !self.policy.frees_with_head => {
-                response.map(|body| hold(body, admitted))
-            }
-            _ => response,
-        }
+        let held = admitted.filter(|admitted| admitted.holds_place() && !self.policy.frees_with_head);
+        #[cfg(any(feature = "axum", feature = "grpc"))]
+        let response = if let Some(held) = &held { response.map(|body| hold(body, held)) } else { response };
+        drop(held);
+        response
     }
 
     /// The limits that a charge is of, and the cost by each of them alone. Two chosen limits may have one charge.
