@@ -48,7 +48,7 @@ use std::{
     cell::Cell,
     fmt,
     hash::{BuildHasher, RandomState},
-    iter, mem,
+    iter,
 };
 
 pub use self::charge::{Charge, Takes};
@@ -118,10 +118,8 @@ impl Check {
         iter::once(&self.first).chain(&self.rest)
     }
 
-    /// Replaces a charge, and returns it.
-    pub(crate) fn replace(&mut self, place: usize, charge: Charge) -> Charge {
-        let old = place.checked_sub(1).and_then(|place| self.rest.get_mut(place)).unwrap_or(&mut self.first);
-        mem::replace(old, charge)
+    pub(crate) fn replace(&mut self, place: usize, charge: Charge) {
+        *place.checked_sub(1).and_then(|place| self.rest.get_mut(place)).unwrap_or(&mut self.first) = charge;
     }
 
     /// Whether prefetches can pay for all of it.
@@ -218,12 +216,6 @@ impl AdmissionId {
         let first = if length > 1 { next.wrapping_add(255) & !255 } else { next };
         NEXT.set(first.wrapping_add(length));
         Self(first)
-    }
-
-    /// The id this number of places further in the row.
-    #[cfg(feature = "redis")]
-    pub(crate) fn following(self, places: u64) -> Self {
-        Self(self.0.wrapping_add(places))
     }
 }
 
