@@ -128,7 +128,8 @@ impl CrossSlot {
             }
             // The check is refused, even if one of these does not reply.
             for taken in (0..number).filter(|_| is_given_back) {
-                match self.settle_in_slot(Settlement::refund_by_id(self.slots[taken].0.clone(), self.id)).await {
+                let refund = Settlement::refund_by_id(self.slots[taken].0.clone(), self.id);
+                match settle_in_slot(Arc::clone(&self.dispatcher), refund).await {
                     Ok((decision, _)) => self.set(taken, &decision),
                     Err(_) => self.give_back_later(taken),
                 }
@@ -153,7 +154,7 @@ impl CrossSlot {
             let (check, indices) = &self.slots[number];
             let mut costs = indices.iter().map(|index| costs[*index]);
             let settlement = Settlement::by_id(check.clone(), self.id, at, |_| costs.next().flatten());
-            match self.settle_in_slot(settlement).await {
+            match settle_in_slot(Arc::clone(&self.dispatcher), settlement).await {
                 Ok((decision, is_known)) => {
                     was_applied |= is_known;
                     self.set(number, &decision);
@@ -169,16 +170,12 @@ impl CrossSlot {
         Arc::clone(&self.dispatcher).ask(job).await
     }
 
-    async fn settle_in_slot(&self, settlement: Settlement) -> Answer {
-        settle_in_slot(Arc::clone(&self.dispatcher), settlement).await
-    }
-
     /// Each slot for itself: a node that stays away delays none of the others.
     fn give_back_later(&self, taken: usize) {
-        let (settlement, slot) =
-            (Settlement::refund_by_id(self.slots[taken].0.clone(), self.id), Arc::clone(&self.dispatcher));
-        let settle = move |settlement| settle_in_slot(Arc::clone(&slot), settlement);
-        self.dispatcher.runtime.spawn(give_back(vec![settlement], settle));
+        let refund = Settlement::refund_by_id(self.slots[taken].0.clone(), self.id);
+        let dispatcher = Arc::clone(&self.dispatcher);
+        let settle = move |settlement| settle_in_slot(Arc::clone(&dispatcher), settlement);
+        self.dispatcher.runtime.spawn(give_back(vec![refund], settle));
     }
 
     fn set(&mut self, slot: usize, decision: &Decision) {

@@ -103,20 +103,15 @@ impl Job {
 
     /// The script's word for a job that frees the places of an admission, or renews one, and nothing else.
     pub(super) fn of_places(&self) -> Option<&'static str> {
-        let Work::Settle(settlement) = &self.work else { return None };
+        let settlement = self.settlement()?;
         let are_places = self.check().charges().all(Charge::takes_place);
         let are_freed = settlement.accounts().all(|(_, cost)| cost == Some(0));
         let is_one = self.check().only_charge().is_some() && settlement.accounts().all(|(_, cost)| cost.is_some());
         are_places.then_some(if are_freed { "free" } else { "renew" }).filter(|_| are_freed || is_one)
     }
 
-    /// The actual costs of an admission's charges.
-    fn costs(&self) -> impl Iterator<Item = Option<u64>> {
-        let settlement = match &self.work {
-            Work::Decide(_) => None,
-            Work::Settle(settlement) => Some(settlement),
-        };
-        settlement.into_iter().flat_map(|settlement| settlement.accounts()).map(|(_, cost)| cost)
+    pub(super) fn settlement(&self) -> Option<&Settlement> {
+        if let Work::Settle(settlement) = &self.work { Some(settlement) } else { None }
     }
 
     /// Whether it takes a prefetch, or gives one back.
@@ -189,7 +184,7 @@ pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool, now: impl F
         Work::Decide(_) => "any",
     };
     command.arg(kind).arg(job.count()).arg(check.charges().count());
-    let mut costs = job.costs();
+    let mut costs = job.settlement().into_iter().flat_map(Settlement::accounts).map(|(_, cost)| cost);
     for charge in check.charges() {
         let (limit, cost) = (charge.limit(), costs.next().flatten());
         command.arg(limit.units()).arg(charge.cost()).arg(limit.window_micros());
