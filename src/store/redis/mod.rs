@@ -34,14 +34,13 @@ use tokio::{
 
 pub use self::builder::RedisStoreBuilder;
 use self::{
-    connect::{Topology, errors::ASKING},
+    connect::{ASKING, Topology},
     dispatch::{Answer, Config, Dispatcher, Job, ask_slots},
 };
 use super::{Store, StoreFuture};
 use crate::{
     check::Check,
-    decision::Decision,
-    decision::settlement::{Settled, Settlement},
+    decision::{Decision, Settled, Settlement},
     error::{ConfigError, StoreError, StoreErrorKind},
     key::Key,
     limit::Limit,

@@ -21,10 +21,7 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     metrics,
     store::redis::{
-        connect::{
-            Connection,
-            errors::{ASKING, kind_of_reply},
-        },
+        connect::{ASKING, Connection, kind_of_reply},
         keys::Keys,
         script::{DECIDE, SHA1},
     },

@@ -30,11 +30,7 @@ use crate::{
     local::LocalState,
     metrics,
     store::redis::{
-        connect::{
-            Connection, Pool, Server,
-            errors::{ASKING, failure},
-            needs_new_connection, was_not_run,
-        },
+        connect::{ASKING, Connection, Pool, Server, failure, needs_new_connection, was_not_run},
         keys::{HASH_SLOTS, Keys},
     },
 };
