@@ -130,7 +130,7 @@ impl Charge {
 
     /// The same charge for units that have been [spent](Self::spent).
     pub(crate) fn as_spent(&self, limit: Limit, cost: u64) -> Self {
-        let cost = limit.taken_at(cost.min(limit.most_spent()));
+        let cost = if limit.is_concurrent() { cost.min(1) } else { cost.min(limit.most_spent()) };
         Self { cost, takes: Takes::Always, ..self.on(limit) }
     }
 

@@ -310,12 +310,6 @@ impl Limit {
         !self.is_concurrent()
     }
 
-    /// The units that an admission of this cost takes: a single place of a concurrent limit.
-    #[inline]
-    pub(crate) fn taken_at(&self, cost: u64) -> u64 {
-        if self.is_concurrent() { cost.min(1) } else { cost }
-    }
-
     pub(crate) const fn window_micros(&self) -> u64 {
         self.window_micros
     }

@@ -5,8 +5,7 @@ use std::{fmt, iter, sync::Arc, time::Duration};
 use super::{Limiter, deadline::Deadline, failure::FailureMode, freed::Freed, lines::Lines};
 use crate::{
     check::{AdmissionId, Charge, Check},
-    decision::Decision,
-    decision::settlement::{Settled, Settlement},
+    decision::{Decision, Settled, Settlement},
     error::{Error, StoreError, StoreErrorKind},
     key::Key,
     limit::Limit,

@@ -7,10 +7,7 @@ use crate::{
     algorithm::Kind as Counts,
     check::{AdmissionId, Charge, Check},
     clock::{micros, micros_since_epoch},
-    decision::{
-        Decision, LimitStatus,
-        settlement::{Settled, Settlement},
-    },
+    decision::{Decision, LimitStatus, Settled, Settlement},
     key::Key,
     limit::{Identity, Limit},
 };

@@ -70,10 +70,8 @@ impl KeyedLimit {
         let choose = move |parts: &Parts| -> LimitFuture {
             let choice = choose(parts);
             Box::pin(async move {
-                match choice.await {
-                    Ok(limit) => Ok(limit.into()),
-                    Err(cause) => Err(Error::LimitNotChosen(cause.into().into())),
-                }
+                let chosen = choice.await.map_err(|cause| Error::LimitNotChosen(cause.into().into()));
+                chosen.map(Into::into)
             })
         };
         Self::new(None, Some(ChooseLimit::Later(Arc::new(choose))), extractor)

@@ -19,8 +19,7 @@ use super::{
 };
 use crate::{
     check::{Charge, Check},
-    decision::Decision,
-    decision::settlement::Settlement,
+    decision::{Decision, Settlement},
     error::Error,
     key::Key,
     limit::Limit,
@@ -57,7 +56,7 @@ impl FollowUp {
             // A limit in the shadow that would have refused has counted nothing.
             let has_counted = status.retry_after().is_none() && charge.cost() > 0;
             let cost = has_counted.then(|| self.cost(index, charge, response)).flatten();
-            let heeding = self.heeding_limit(index);
+            let heeding = self.limits_of(index).map(|(limit, _)| limit).find(|limit| limit.heeds_upstream);
             let settled = charge.lease().filter(|_| has_counted).map_or((None, None), |lease| {
                 // Shorter than the lease, so that the store still sees whether the lease has ended.
                 let delay = || (charge.limit().window() / MAX_DELAY_DIVISOR).min(lease.saturating_sub(MICRO));
@@ -130,10 +129,6 @@ impl FollowUp {
                 _ => before,
             });
         costs.max()
-    }
-
-    fn heeding_limit(&self, charge_index: usize) -> Option<&KeyedLimit> {
-        self.limits_of(charge_index).map(|(limit, _)| limit).find(|limit| limit.heeds_upstream)
     }
 }
 

@@ -30,8 +30,7 @@ use super::{Store, StoreFuture};
 use crate::{
     check::{Charge, Check},
     clock::{Clock, ManualClock},
-    decision::Decision,
-    decision::settlement::{Settled, Settlement},
+    decision::{Decision, Settled, Settlement},
     error::StoreError,
     key::Key,
     limit::Limit,

@@ -15,8 +15,7 @@ use super::{
 use crate::{
     check::{AdmissionId, Charge, Check},
     clock::{Clock, system_time},
-    decision::Decision,
-    decision::settlement::{Settled, Settlement},
+    decision::{Decision, Settled, Settlement},
     key::Digester,
     window::{ChargeSettlement, CheckContext, Figures},
 };

@@ -10,8 +10,7 @@ use super::{
 };
 use crate::{
     check::{Charge, Check},
-    decision::Decision,
-    decision::settlement::Settlement,
+    decision::{Decision, Settlement},
     key::Key,
     limit::Limit,
     store::Store,

@@ -9,8 +9,7 @@ use crate::{
     algorithm::Algorithm,
     check::{AdmissionId, Charge, Check},
     clock::micros,
-    decision::Decision,
-    decision::settlement::{Settled, Settlement},
+    decision::{Decision, Settled, Settlement},
     key::Key,
     limit::{Limit, prefetch::Prefetch},
     store::Store,
@@ -108,11 +107,8 @@ async fn races(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
     for algorithm in algorithms {
         let [narrow, wide] = [NARROW, WIDE].map(|limit| limit.with_algorithm(algorithm));
         let admitted = trial.admitted((0..50).map(|_| check_of(&narrow, 1))).await?.len() as u64;
-        expect(
-            "admissions and used units of 50 checks of a limit of 5",
-            (5, 5),
-            (admitted, trial.used(&narrow).await?),
-        )?;
+        let used = (admitted, trial.used(&narrow).await?);
+        expect("admissions and used units of 50 checks of a limit of 5", (5, 5), used)?;
         let _ = trial.store().reset(narrow.clone(), Key::from("ada")).await;
 
         // The wide limit alone, and together with the narrow one in either order.

@@ -26,8 +26,7 @@ use super::{
 };
 use crate::{
     check::{AdmissionId, Check},
-    decision::settlement::Settlement,
-    decision::{Decision, LimitStatus},
+    decision::{Decision, LimitStatus, Settlement},
     store::{give_back, redis::keys::Keys},
 };
 

@@ -8,8 +8,7 @@ use tokio::sync::oneshot::{Receiver, Sender, channel};
 use crate::{
     algorithm::Kind,
     check::{AdmissionId, Charge, Check},
-    decision::Decision,
-    decision::settlement::Settlement,
+    decision::{Decision, Settlement},
     error::StoreError,
     local::{LocalState, Outdated},
     store::redis::keys::Keys,
@@ -179,7 +178,8 @@ pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool, now: impl F
     let kind = match &job.work {
         Work::Settle(_) if again => "settle again",
         Work::Settle(_) => "settle",
-        Work::Decide(_) if again || may_be_counted(check) => "again",
+        // It may have been counted under the id of its caller. That of a prefetch is fresh.
+        Work::Decide(_) if again || check.id().is_some() && !job.is_of_prefetch() => "again",
         Work::Decide(_) if check.charges().all(is_plain) => "plain",
         Work::Decide(_) => "any",
     };
@@ -208,11 +208,6 @@ pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool, now: impl F
             None => command.arg(mode(charge)),
         };
     }
-}
-
-/// Whether the check may have been counted under its id. The id of a prefetch is fresh.
-fn may_be_counted(check: &Check) -> bool {
-    check.id().is_some() && !check.charges().any(Charge::is_prefetch)
 }
 
 /// Whether two checks, or what becomes of two admissions' places, differ only in their keys and ids.
