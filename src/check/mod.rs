@@ -82,20 +82,15 @@ impl Check {
         if self.charges().any(|other| other.limit().is_one_with(charge.limit()) && other.key() == charge.key()) {
             return Err(charged_twice(charge.limit()));
         }
-        self.add_distinct(charge);
-        Ok(self)
-    }
-
-    /// Adds a charge whose limit is known to be another than those of the others.
-    pub(crate) fn add_distinct(&mut self, charge: Charge) {
         self.rest.push(charge);
+        Ok(self)
     }
 
     /// Adds a charge whose limit is known to be another than those of the others, or begins the check with it.
     #[inline]
     pub(crate) fn push(check: &mut Option<Self>, charge: Charge) {
         match check {
-            Some(check) => check.add_distinct(charge),
+            Some(check) => check.rest.push(charge),
             none => *none = Some(Self::new(charge)),
         }
     }

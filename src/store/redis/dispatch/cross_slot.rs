@@ -76,16 +76,14 @@ fn by_slot(keys: &Keys, check: &Check, id: AdmissionId) -> Option<Vec<(Check, Ve
     if check.charges().all(|charge| charge.key() == first) {
         return None;
     }
-    let mut slots = BTreeMap::<u16, (Check, Vec<usize>)>::new();
+    let mut slots = BTreeMap::<u16, (Option<Check>, Vec<usize>)>::new();
     for (index, charge) in check.charges().enumerate() {
-        let add = |(check, indices): &mut (Check, Vec<usize>)| {
-            check.add_distinct(charge.clone());
-            indices.push(index);
-        };
-        let new = || (Check::new(charge.clone()).with_id(id), vec![index]);
-        slots.entry(keys.hash_slot(charge.key())).and_modify(add).or_insert_with(new);
+        let (check, indices) = slots.entry(keys.hash_slot(charge.key())).or_default();
+        Check::push(check, charge.clone());
+        indices.push(index);
     }
-    (slots.len() > 1).then(|| slots.into_values().collect())
+    let with_id = |(check, indices): (Option<Check>, _)| Some((check?.with_id(id), indices));
+    (slots.len() > 1).then(|| slots.into_values().filter_map(with_id).collect())
 }
 
 impl CrossSlot {
