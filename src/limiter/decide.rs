@@ -30,7 +30,7 @@ pub(crate) enum DecideNow {
 /// stays small.
 pub(crate) struct Asking {
     core: Arc<Core>,
-    reply: Deadline<StoreFuture<Decision>>,
+    pub(crate) reply: Deadline<StoreFuture<Decision>>,
     /// The place in the refusal cache that learns from the reply, if there is one.
     lookup: Option<Lookup>,
     /// If this process decides in the store's place, or with prefetch, or if it takes a place: the check.
@@ -38,13 +38,6 @@ pub(crate) struct Asking {
     mode: FailureMode,
     /// The last prefetch that was taken before.
     asked_after: u64,
-}
-
-impl Asking {
-    /// How long the request has waited for decisions, with this one.
-    pub(crate) fn waited(&self) -> Duration {
-        self.reply.waited()
-    }
 }
 
 impl Future for Asking {
@@ -119,7 +112,7 @@ impl Limiter {
             DecideNow::Decided(outcome) => outcome,
             DecideNow::Ask(mut asking) => {
                 let outcome = (&mut asking).await;
-                *waited = asking.waited();
+                *waited = asking.reply.waited();
                 outcome
             }
         }
@@ -275,7 +268,8 @@ impl Core {
         let has_waited_for_others =
             || self.store.local_state().is_some_and(|state| state.has_answered_within(call.took()));
         if !matches!(outcome, Err(Error::TimedOut { .. })) || call.blames_store() && !has_waited_for_others() {
-            self.breaker.count(&outcome, || call.took_in_time());
+            // At most the deadline, however late the reply was polled.
+            self.breaker.count(&outcome, || call.took().min(call.deadline));
         }
         outcome
     }

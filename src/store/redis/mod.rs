@@ -34,8 +34,8 @@ use tokio::{
 
 pub use self::builder::RedisStoreBuilder;
 use self::{
-    connect::{ASKING, Topology},
-    dispatch::{Answer, Config, Dispatcher, Job, ask_slots},
+    connect::Topology,
+    dispatch::{Answer, Config, Dispatcher, Job, ask_slots, without_runtime},
 };
 use super::{Store, StoreFuture};
 use crate::{
@@ -82,8 +82,7 @@ impl Runtimes {
 
     /// The dispatcher of the current runtime.
     fn current(&self) -> Result<Arc<Dispatcher>, StoreError> {
-        let runtime = Handle::try_current()
-            .map_err(|cause| StoreError::new(ASKING, StoreErrorKind::Other, cause).of_one_check())?;
+        let runtime = Handle::try_current().map_err(without_runtime)?;
         let mut all = self.dispatchers.lock().unwrap_or_else(PoisonError::into_inner);
         let mut own = all.iter().filter(|(id, _)| *id == runtime.id());
         if let Some(known) = own.find_map(|(_, dispatcher)| dispatcher.upgrade()) {

@@ -20,7 +20,7 @@ use std::{
 use tokio::task::JoinHandle;
 
 use super::{
-    dispatcher::{Dispatcher, of_ended_runtime},
+    dispatcher::{Dispatcher, without_runtime},
     job::{Answer, Job, Work},
     queue::Caller,
 };
@@ -50,7 +50,7 @@ pub(crate) async fn ask_slots(dispatcher: Arc<Dispatcher>, job: Box<Job>) -> Ans
     drop(dispatcher);
     let answer = task.await;
     drop(caller);
-    answer.unwrap_or_else(|error| Err(of_ended_runtime(error)))
+    answer.unwrap_or_else(|error| Err(without_runtime(error)))
 }
 
 /// A task that asks slot by slot, if there are several, and its caller as long as it waits.

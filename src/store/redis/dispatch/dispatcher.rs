@@ -107,7 +107,7 @@ impl Dispatcher {
         drop(self);
         let answer = answer.await;
         caller.leave();
-        answer.unwrap_or_else(|error| Err(of_ended_runtime(error)))
+        answer.unwrap_or_else(|error| Err(without_runtime(error)))
     }
 
     pub(super) fn queue(&self, check: &Check) -> &Arc<Queue> {
@@ -252,8 +252,8 @@ impl Dispatcher {
     {
         let (runtime, mut task) = (self.runtime.clone(), JoinSet::new());
         task.spawn_on(run(self), &runtime);
-        let result = task.join_next().await.ok_or_else(|| of_ended_runtime("its task is gone"))?;
-        result.unwrap_or_else(|error| Err(of_ended_runtime(error)))
+        let result = task.join_next().await.ok_or_else(|| without_runtime("its task is gone"))?;
+        result.unwrap_or_else(|error| Err(without_runtime(error)))
     }
 
     /// Deletes a key. Deletes it again if the connection was broken, which does no harm.
@@ -289,7 +289,7 @@ async fn send_alone(
         Ok(reply) => return batch.only_answer(reply),
         Err(error) => error,
     };
-    let Some(dispatcher) = dispatcher.upgrade() else { return Err(of_ended_runtime(error)) };
+    let Some(dispatcher) = dispatcher.upgrade() else { return Err(without_runtime(error)) };
     let try_again = |dispatcher: Arc<Dispatcher>| async move {
         let reply = dispatcher.try_again(&mut batch, Ok(Err(error))).await?;
         batch.only_answer(reply)
@@ -298,6 +298,6 @@ async fn send_alone(
 }
 
 /// No failure of the store.
-pub(super) fn of_ended_runtime(cause: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
+pub(crate) fn without_runtime(cause: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
     StoreError::new(ASKING, StoreErrorKind::Other, cause).of_one_check()
 }
