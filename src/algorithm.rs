@@ -32,6 +32,8 @@
 //!    window: a settlement before the lease ends changes nothing, and one after it counts in addition.
 //! 4. A limit whose algorithm is changed starts anew. The old entries expire.
 
+use std::borrow::Cow;
+
 #[cfg(feature = "calendar")]
 use crate::limit::calendar::Calendar;
 
@@ -39,12 +41,13 @@ use crate::limit::calendar::Calendar;
 pub(crate) const MOST_NAMED: usize = 10_000;
 
 /// How a limit counts. See the [module docs](self).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Algorithm(Kind);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     // The exact ones come first, so that one comparison tells them from the others.
+    #[default]
     Log,
     Concurrent,
     Compact {
@@ -148,27 +151,21 @@ impl Algorithm {
         matches!(self.0, Kind::Log | Kind::Compact { .. })
     }
 
-    /// Its word in texts.
-    pub(crate) fn word(self) -> String {
+    /// Its word in texts, keys and scripts.
+    pub(crate) fn word(self) -> Cow<'static, str> {
         match self.0 {
-            Kind::Log => "log".to_owned(),
-            Kind::Compact { entries } => format!("compact({entries})"),
-            Kind::Counter => "counter".to_owned(),
-            Kind::Fixed => "fixed".to_owned(),
-            Kind::Concurrent => "concurrent".to_owned(),
+            Kind::Log => "log".into(),
+            Kind::Compact { entries } => format!("compact({entries})").into(),
+            Kind::Counter => "counter".into(),
+            Kind::Fixed => "fixed".into(),
+            Kind::Concurrent => "concurrent".into(),
             #[cfg(feature = "calendar")]
-            Kind::Calendar(calendar) => calendar.to_string(),
+            Kind::Calendar(calendar) => calendar.to_string().into(),
         }
     }
 
     pub(crate) const fn kind(self) -> Kind {
         self.0
-    }
-}
-
-impl Default for Algorithm {
-    fn default() -> Self {
-        Self::sliding_log()
     }
 }
 

@@ -58,15 +58,8 @@ impl fmt::Display for Error {
             Self::NeverFits(error) => error.fmt(f),
             Self::TimedOut { deadline, round_trip } => {
                 write!(f, "the rate-limit store did not answer within {deadline:?}")?;
-                match round_trip {
-                    Some(trip) if *deadline < trip.saturating_mul(2) => {
-                        write!(
-                            f,
-                            ": it is {trip:?} away. Set a longer `deadline`, or none: then it follows the distance"
-                        )
-                    }
-                    _ => Ok(()),
-                }
+                let Some(trip) = round_trip.filter(|trip| *deadline < trip.saturating_mul(2)) else { return Ok(()) };
+                write!(f, ": it is {trip:?} away. Set a longer `deadline`, or none: then it follows the distance")
             }
             Self::Unavailable(_) => f.write_str("the rate-limit store is unavailable"),
             Self::BreakerOpen(_) => f.write_str("the rate-limit store is not asked, since it has failed repeatedly"),

@@ -43,7 +43,7 @@ use std::{
 };
 
 /// The client, user, tenant or resource that spends units. See the [module docs](self).
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Key {
     namespace: &'static str,
     value: Value,
@@ -51,9 +51,13 @@ pub struct Key {
 
 /// The bytes of a key. Short ones, such as addresses, hashes and most names, are stored in place, so that making, cloning
 /// and comparing a key neither allocates nor follows a pointer.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 enum Value {
-    Short { length: u8, bytes: [u8; Self::SHORT] },
+    /// Behind the value, all bytes are zero.
+    Short {
+        length: u8,
+        bytes: [u8; Self::SHORT],
+    },
     Long(Box<[u8]>),
 }
 
@@ -100,22 +104,6 @@ impl Value {
             end += part.len();
         }
         Self::Short { length: length as u8, bytes }
-    }
-}
-
-impl PartialEq for Key {
-    #[inline]
-    fn eq(&self, other: &Self) -> bool {
-        self.namespace == other.namespace && self.value() == other.value()
-    }
-}
-
-impl Eq for Key {}
-
-impl Hash for Key {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.namespace.hash(state);
-        self.value().hash(state);
     }
 }
 

@@ -148,7 +148,17 @@ fn describe() {
 #[inline]
 pub(crate) fn decided(decision: &Decision, layer: &Cow<'static, str>) {
     record! {
-        for (limit, outcome) in decision.outcomes() {
+        let is_allowed = decision.is_allowed();
+        for status in decision.statuses() {
+            let outcome = match status.retry_after() {
+                Some(_) if status.is_shadow() => "shadow_refused",
+                Some(_) => "refused",
+                None if is_allowed && status.has_asked => "allowed",
+                // Another limit has refused, the units are counted afterwards for a request that counts as admitted already, or the
+                // caller has only looked.
+                None => continue,
+            };
+            let limit = status.limit().name.clone();
             counter!("rate_limit_decisions_total", "layer" => layer.clone(), "limit" => limit, "outcome" => outcome).increment(1);
         }
     }

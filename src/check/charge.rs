@@ -19,7 +19,8 @@ pub struct Charge {
     lease: u64,
     takes: Takes,
     is_shadow: bool,
-    is_hidden: bool,
+    /// Whether it is [hidden](Self::hidden) from clients.
+    pub(crate) is_hidden: bool,
     /// Whether it is a [ban](Self::ban), or asks for one.
     pub(crate) is_ban: bool,
 }
@@ -129,7 +130,7 @@ impl Charge {
 
     /// The same charge for units that have been [spent](Self::spent).
     pub(crate) fn as_spent(&self, limit: Limit, cost: u64) -> Self {
-        let cost = limit.taken_at(cost.min(limit.most_spent()));
+        let cost = if limit.is_concurrent() { cost.min(1) } else { cost.min(limit.most_spent()) };
         Self { cost, takes: Takes::Always, ..self.on(limit) }
     }
 
@@ -169,7 +170,7 @@ impl Charge {
     /// The limit's prefetches, if they can pay for the charge.
     pub(crate) fn prefetched(&self) -> Option<Prefetch> {
         let is_plain = self.cost > 0 && self.lease == 0 && self.takes == Takes::IfAdmitted;
-        self.limit.prefetched().filter(|_| is_plain)
+        self.limit.prefetches.filter(|_| is_plain)
     }
 
     /// Reserves the units: they count until they are [settled](crate::settlement), or until the lease ends, when they are
@@ -276,11 +277,6 @@ impl Charge {
     #[must_use]
     pub fn is_shadow(&self) -> bool {
         self.is_shadow
-    }
-
-    /// Whether it is [hidden](Self::hidden) from clients.
-    pub(crate) fn is_hidden(&self) -> bool {
-        self.is_hidden
     }
 
     /// Whether the order of two such charges makes no difference, nor which admission is whose.

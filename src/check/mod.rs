@@ -48,7 +48,7 @@ use std::{
     cell::Cell,
     fmt,
     hash::{BuildHasher, RandomState},
-    iter, mem,
+    iter,
 };
 
 pub use self::charge::{Charge, Takes};
@@ -82,20 +82,15 @@ impl Check {
         if self.charges().any(|other| other.limit().is_one_with(charge.limit()) && other.key() == charge.key()) {
             return Err(charged_twice(charge.limit()));
         }
-        self.add_distinct(charge);
-        Ok(self)
-    }
-
-    /// Adds a charge whose limit is known to be another than those of the others.
-    pub(crate) fn add_distinct(&mut self, charge: Charge) {
         self.rest.push(charge);
+        Ok(self)
     }
 
     /// Adds a charge whose limit is known to be another than those of the others, or begins the check with it.
     #[inline]
     pub(crate) fn push(check: &mut Option<Self>, charge: Charge) {
         match check {
-            Some(check) => check.add_distinct(charge),
+            Some(check) => check.rest.push(charge),
             none => *none = Some(Self::new(charge)),
         }
     }
@@ -118,10 +113,8 @@ impl Check {
         iter::once(&self.first).chain(&self.rest)
     }
 
-    /// Replaces a charge, and returns it.
-    pub(crate) fn replace(&mut self, place: usize, charge: Charge) -> Charge {
-        let old = place.checked_sub(1).and_then(|place| self.rest.get_mut(place)).unwrap_or(&mut self.first);
-        mem::replace(old, charge)
+    pub(crate) fn replace(&mut self, place: usize, charge: Charge) {
+        *place.checked_sub(1).and_then(|place| self.rest.get_mut(place)).unwrap_or(&mut self.first) = charge;
     }
 
     /// Whether prefetches can pay for all of it.
@@ -218,12 +211,6 @@ impl AdmissionId {
         let first = if length > 1 { next.wrapping_add(255) & !255 } else { next };
         NEXT.set(first.wrapping_add(length));
         Self(first)
-    }
-
-    /// The id this number of places further in the row.
-    #[cfg(feature = "redis")]
-    pub(crate) fn following(self, places: u64) -> Self {
-        Self(self.0.wrapping_add(places))
     }
 }
 

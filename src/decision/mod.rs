@@ -37,14 +37,16 @@ pub mod settlement;
 mod status;
 
 use std::{
-    borrow::Cow,
     fmt, iter,
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
 pub use self::status::LimitStatus;
-pub(crate) use self::status::RETRY_RESERVED_AFTER;
+pub(crate) use self::{
+    settlement::{Settled, Settlement},
+    status::RETRY_RESERVED_AFTER,
+};
 use crate::{
     check::{AdmissionId, Charge, Check},
     error::Error,
@@ -210,7 +212,7 @@ impl Decision {
 
     /// The limits in the [shadow](Charge::in_shadow) that would have refused the check.
     pub fn shadow_refusals(&self) -> impl Iterator<Item = &LimitStatus> {
-        self.statuses().filter(|status| status.is_shadow() && status.waits().is_some())
+        self.statuses().filter(|status| status.is_shadow() && status.waits.is_some())
     }
 
     /// The status of each limit, in the order of the charges.
@@ -256,23 +258,6 @@ impl Decision {
     #[must_use]
     pub fn has_lost_place(&self) -> bool {
         self.places().is_some_and(|places| places.are_lost())
-    }
-
-    /// The outcome for each limit, by the limit's name, for metrics.
-    #[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "only metrics ask"))]
-    pub(crate) fn outcomes(&self) -> impl Iterator<Item = (Cow<'static, str>, &'static str)> {
-        let is_allowed = self.is_allowed();
-        self.statuses().filter_map(move |status| {
-            let outcome = match status.retry_after() {
-                Some(_) if status.is_shadow() => "shadow_refused",
-                Some(_) => "refused",
-                None if is_allowed && status.has_asked() => "allowed",
-                // Another limit has refused, or the units are counted afterwards, for a request that counts as admitted already, or the
-                // caller has only looked.
-                None => return None,
-            };
-            Some((status.limit().shared_name(), outcome))
-        })
     }
 
     /// When the store decided, by the store's clock. If a check was repeated with its [id](crate::Check::with_id), when it was

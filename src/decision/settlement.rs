@@ -61,7 +61,8 @@ pub struct Settlement {
     at: SystemTime,
     /// One a charge.
     costs: Vec<Option<u64>>,
-    is_local: bool,
+    /// Whether this process decided in the store's place.
+    pub(crate) is_local: bool,
 }
 
 /// The result of a settlement.
@@ -177,11 +178,6 @@ impl Settlement {
     /// The charges of the check as it was admitted, with their actual costs. `None` leaves a charge as it is.
     pub fn accounts(&self) -> impl Iterator<Item = (&Charge, Option<u64>)> {
         iter::zip(self.check.charges(), self.costs.iter().copied())
-    }
-
-    /// Whether this process decided in the store's place.
-    pub(crate) fn is_local(&self) -> bool {
-        self.is_local
     }
 
     pub(crate) fn at_micros(&self) -> u64 {

@@ -13,13 +13,13 @@ pub struct LimitStatus {
     reset_after: Duration,
     /// The retry times of a refusal: if all reserved units are given back now, where zero means that the check would fit then, and
     /// if nothing is given back before its lease ends.
-    waits: Option<(Duration, Duration)>,
+    pub(crate) waits: Option<(Duration, Duration)>,
     /// When to try again if only reserved units are in the way.
     reserved_after: Duration,
     is_shadow: bool,
     is_hidden: bool,
     /// Whether the charge has asked for units: those that are spent already, and no units, are not asked for.
-    has_asked: bool,
+    pub(crate) has_asked: bool,
     is_ban: bool,
 }
 
@@ -40,7 +40,7 @@ impl LimitStatus {
             waits: retry_after.map(|wait| (wait, wait)),
             reserved_after: RETRY_RESERVED_AFTER,
             is_shadow: charge.is_shadow(),
-            is_hidden: charge.is_hidden(),
+            is_hidden: charge.is_hidden,
             has_asked: charge.cost() > 0 && !charge.is_spent(),
             is_ban: charge.is_ban,
         }
@@ -158,15 +158,6 @@ impl LimitStatus {
     #[must_use]
     pub fn is_refused_by_reservations(&self) -> bool {
         self.reserved > 0 && self.waits.is_some_and(|(least, _)| least.is_zero())
-    }
-
-    pub(crate) fn has_asked(&self) -> bool {
-        self.has_asked
-    }
-
-    /// The retry times of a refusal: if all reserved units are given back now, and if nothing is given back before its lease ends.
-    pub(crate) fn waits(&self) -> Option<(Duration, Duration)> {
-        self.waits
     }
 
     /// Whether the limit is in the [shadow](Charge::in_shadow).

@@ -29,11 +29,8 @@ use std::{
 
 use jiff::{Timestamp, ToSpan, civil::DateTime, tz::TimeZone};
 
-use super::Limit;
-use crate::{
-    algorithm::Algorithm,
-    config_error::{ConfigError, ConfigErrorKind},
-};
+use super::{Limit, text::invalid};
+use crate::{algorithm::Algorithm, config_error::ConfigError};
 
 /// The time zones in use, by their place. There are no more of them than the database has.
 static ZONES: RwLock<Vec<TimeZone>> = RwLock::new(Vec::new());
@@ -62,10 +59,6 @@ enum Period {
 }
 
 impl Calendar {
-    const fn of(period: Period) -> Self {
-        Self { period, from_day: 1, zone: 0 }
-    }
-
     /// No period is longer. All periods of a limit count as windows of this length, which end when the period does.
     pub(crate) const fn longest(self) -> u64 {
         // With up to two hours that a clock repeats.
@@ -84,17 +77,11 @@ impl Calendar {
 
     /// When the period of this time ends, in microseconds since the Unix epoch.
     pub(crate) fn end_of(self, time: u64) -> u64 {
-        self.starts(time).find(|start| *start > time).unwrap_or_else(|| time.saturating_add(self.longest()))
+        self.ends(time).find(|end| *end > time).unwrap_or_else(|| time.saturating_add(self.longest()))
     }
 
-    /// When the periods around a time end: two of them before it.
-    #[cfg(feature = "redis")]
+    /// When the periods around a time end, which is when the next ones begin: three have ended by then, and four end later.
     pub(crate) fn ends(self, time: u64) -> impl Iterator<Item = u64> {
-        self.starts(time)
-    }
-
-    /// When the periods around a time begin, from one before the last to the third one.
-    fn starts(self, time: u64) -> impl Iterator<Item = u64> {
         let zone = self.zone();
         let time = i64::try_from(time).ok().and_then(|time| Timestamp::from_microsecond(time).ok());
         let local = zone.to_datetime(time.unwrap_or(Timestamp::MAX));
@@ -240,7 +227,8 @@ impl Limit {
 
     #[track_caller]
     const fn per_period(name: &'static str, units: u64, period: Period) -> Self {
-        Self::per(name, units, Self::MAX_WINDOW).with_algorithm(Algorithm::calendar(Calendar::of(period)))
+        let calendar = Calendar { period, from_day: 1, zone: 0 };
+        Self::per(name, units, Self::MAX_WINDOW).with_algorithm(Algorithm::calendar(calendar))
     }
 
     /// The same limit, in a time zone of the [IANA database](https://www.iana.org/time-zones) such as `Europe/Berlin`: the system's, or the
@@ -254,9 +242,7 @@ impl Limit {
             self.algorithm.in_calendar().ok_or_else(|| "only a limit by the calendar has a time zone".to_owned());
         match calendar.and_then(|calendar| calendar.in_zone(name)) {
             Ok(calendar) => Ok(self.with_algorithm(Algorithm::calendar(calendar))),
-            Err(problem) => {
-                Err(ConfigError::new(ConfigErrorKind::Limit, format!("limit {:?}: {problem}", self.name())))
-            }
+            Err(problem) => Err(invalid(self.name(), &problem)),
         }
     }
 

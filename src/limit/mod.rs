@@ -60,12 +60,12 @@ pub(crate) struct Identity<'a> {
 /// A number of units, a window and a name. See the [module docs](self).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Limit {
-    name: Cow<'static, str>,
+    pub(crate) name: Cow<'static, str>,
     units: u64,
     window_micros: u64,
     algorithm: Algorithm,
-    unit: QuotaUnit,
-    prefetches: Option<Prefetch>,
+    pub(crate) unit: QuotaUnit,
+    pub(crate) prefetches: Option<Prefetch>,
 }
 
 /// The unit of a limit, as the header `RateLimit-Policy` names it: see [`Limit::counted_in`].
@@ -277,16 +277,6 @@ impl Limit {
         &self.name
     }
 
-    /// The name, without a copy if it is a literal.
-    pub(crate) fn shared_name(&self) -> Cow<'static, str> {
-        self.name.clone()
-    }
-
-    /// The prefetches, if it has any.
-    pub(crate) const fn prefetched(&self) -> Option<Prefetch> {
-        self.prefetches
-    }
-
     /// The units that fit into one window.
     #[must_use]
     pub const fn units(&self) -> u64 {
@@ -318,17 +308,6 @@ impl Limit {
             return false;
         }
         !self.is_concurrent()
-    }
-
-    /// The units that an admission of this cost takes: a single place of a concurrent limit.
-    #[inline]
-    pub(crate) fn taken_at(&self, cost: u64) -> u64 {
-        if self.is_concurrent() { cost.min(1) } else { cost }
-    }
-
-    /// The unit.
-    pub(crate) const fn quota_unit(&self) -> QuotaUnit {
-        self.unit
     }
 
     pub(crate) const fn window_micros(&self) -> u64 {

@@ -94,8 +94,7 @@ impl Limiter {
     ///
     /// As [`check_all`](Self::check_all).
     pub async fn acquire_all(&self, check: Check, max_wait: Duration) -> Result<Decision, Error> {
-        let mut waited = Duration::ZERO;
-        self.acquire_after(check, max_wait, &mut waited).await
+        self.acquire_after(check, max_wait, &mut Duration::default()).await
     }
 
     /// Waits for a request that has `waited` for other decisions. That shortens the deadline of the first call to the store;

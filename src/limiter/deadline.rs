@@ -65,7 +65,7 @@ pin_project! {
     pub(crate) struct Deadline<F> {
         #[pin]
         future: F,
-        deadline: Duration,
+        pub(super) deadline: Duration,
         // The part of the deadline that the request has spent on decisions of other layers, or on a choice.
         waited: Duration,
         timer: Timer,
@@ -79,13 +79,8 @@ impl<F> Deadline<F> {
     }
 
     /// How long the request has waited by now, including the time before this future.
-    pub(super) fn waited(&self) -> Duration {
+    pub(crate) fn waited(&self) -> Duration {
         self.waited.saturating_add(self.took())
-    }
-
-    /// How long a reply took: at most the deadline, however late it was polled.
-    pub(super) fn took_in_time(&self) -> Duration {
-        self.took().min(self.deadline)
     }
 
     /// Whether a timeout says something about the store: not if the request had spent more than half of the deadline

@@ -15,7 +15,7 @@ use crate::{
     error::{Error, StoreError},
     key::Key,
     limit::Limit,
-    local::{LocalState, Lookup, Prefetches},
+    local::{Lookup, Prefetches},
     metrics,
     store::{Store, StoreFuture},
 };
@@ -30,7 +30,7 @@ pub(crate) enum DecideNow {
 /// stays small.
 pub(crate) struct Asking {
     core: Arc<Core>,
-    reply: Deadline<StoreFuture<Decision>>,
+    pub(crate) reply: Deadline<StoreFuture<Decision>>,
     /// The place in the refusal cache that learns from the reply, if there is one.
     lookup: Option<Lookup>,
     /// If this process decides in the store's place, or with prefetch, or if it takes a place: the check.
@@ -38,13 +38,6 @@ pub(crate) struct Asking {
     mode: FailureMode,
     /// The last prefetch that was taken before.
     asked_after: u64,
-}
-
-impl Asking {
-    /// How long the request has waited for decisions, with this one.
-    pub(crate) fn waited(&self) -> Duration {
-        self.reply.waited()
-    }
 }
 
 impl Future for Asking {
@@ -119,7 +112,7 @@ impl Limiter {
             DecideNow::Decided(outcome) => outcome,
             DecideNow::Ask(mut asking) => {
                 let outcome = (&mut asking).await;
-                *waited = asking.waited();
+                *waited = asking.reply.waited();
                 outcome
             }
         }
@@ -154,7 +147,7 @@ impl Limiter {
     #[inline(never)]
     fn asking(&self, check: Check, lookup: Option<Lookup>, mode: FailureMode, waited: Duration) -> Asking {
         let core = Arc::clone(&self.core);
-        let is_prefetched = || check.charges().any(|charge| charge.limit().prefetched().is_some());
+        let is_prefetched = || check.charges().any(|charge| charge.limit().prefetches.is_some());
         let is_kept = matches!(mode, FailureMode::Local(_))
             || core.prefetches.is_some() && is_prefetched()
             || check.takes_place();
@@ -225,7 +218,7 @@ impl Core {
                 reply.map_err(|error| error.at_distance(round_trip(&*store)))
             }
         };
-        let longest = self.store.local_state().map_or(deadline, LocalState::longest_deadline);
+        let longest = self.store.local_state().map_or(deadline, |state| state.round_trip.longest_deadline());
         self.breaker.refuse(deadline, self.deadline.unwrap_or(longest), probes)
     }
 
@@ -275,12 +268,13 @@ impl Core {
         let has_waited_for_others =
             || self.store.local_state().is_some_and(|state| state.has_answered_within(call.took()));
         if !matches!(outcome, Err(Error::TimedOut { .. })) || call.blames_store() && !has_waited_for_others() {
-            self.breaker.count(&outcome, || call.took_in_time());
+            // At most the deadline, however late the reply was polled.
+            self.breaker.count(&outcome, || call.took().min(call.deadline));
         }
         outcome
     }
 }
 
 pub(super) fn round_trip(store: &dyn Store) -> Option<Duration> {
-    store.local_state().and_then(LocalState::round_trip)
+    store.local_state()?.round_trip.known()
 }

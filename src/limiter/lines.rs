@@ -302,7 +302,7 @@ impl Place {
                 let Some(at) = at else { return Poll::Ready(Ok(true)) };
                 let end = end.filter(|_| !is_first);
                 if end.is_some_and(|end| end <= Instant::now()) {
-                    self.leave();
+                    self.change(|table, wakers| table.leave(self, wakers));
                     return Poll::Ready(Ok(false));
                 }
                 ready!(timer.poll_until(end.map_or(at, |end| at.min(end)), cx))?;
@@ -329,10 +329,6 @@ impl Place {
         if let Some(longest) = self.wanted.iter_mut().max_by_key(|wanted| wanted.until) {
             longest.until = asks_at;
         }
-    }
-
-    fn leave(&self) {
-        self.change(|table, wakers| table.leave(self, wakers));
     }
 
     /// How long the first in line waits until it asks.

@@ -101,9 +101,9 @@ impl Limiter {
             deadline: None,
             retry_reserved_after: RETRY_RESERVED_AFTER,
             layer: Cow::Borrowed(""),
-            refusals: local_state.map(LocalState::refusals),
+            refusals: local_state.map(|state| Arc::clone(&state.refusals)),
             breaker: local_state.map_or_else(|| SharedBreaker::new(Breaker::default()), LocalState::breaker),
-            prefetches: local_state.and_then(LocalState::prefetches),
+            prefetches: local_state.and_then(|state| state.prefetches.clone()),
             lines: Arc::default(),
             renewals: Arc::default(),
             local: MemoryStore::new(),
@@ -237,10 +237,11 @@ impl Limiter {
 impl Core {
     /// The least time in which the store can reply, as far as is known.
     fn distance(&self) -> Duration {
-        self.store.local_state().map_or(Duration::ZERO, LocalState::distance)
+        self.store.local_state().map_or(Duration::ZERO, |state| state.round_trip.distance())
     }
 
     fn deadline(&self) -> Duration {
-        self.deadline.unwrap_or_else(|| self.store.local_state().map_or(SHORTEST_DEADLINE, LocalState::deadline))
+        let by_distance = || self.store.local_state().map_or(SHORTEST_DEADLINE, |state| state.round_trip.deadline());
+        self.deadline.unwrap_or_else(by_distance)
     }
 }

@@ -5,8 +5,7 @@ use std::{fmt, iter, sync::Arc, time::Duration};
 use super::{Limiter, deadline::Deadline, failure::FailureMode, freed::Freed, lines::Lines};
 use crate::{
     check::{AdmissionId, Charge, Check},
-    decision::Decision,
-    decision::settlement::{Settled, Settlement},
+    decision::{Decision, Settled, Settlement},
     error::{Error, StoreError, StoreErrorKind},
     key::Key,
     limit::Limit,
@@ -112,7 +111,7 @@ impl Limiter {
     pub async fn settle(&self, settlement: Settlement) -> Result<Settled, Error> {
         let freed = |(charge, cost): (&Charge, Option<u64>)| charge.units().saturating_sub(cost.unwrap_or(u64::MAX));
         let returning = self.returning(settlement.check(), settlement.accounts().map(freed));
-        let outcome = if settlement.is_local() {
+        let outcome = if settlement.is_local {
             self.core.local.settle(settlement).await.map_err(Error::from)
         } else {
             let check = settlement.check().without_costs();

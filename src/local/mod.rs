@@ -106,12 +106,14 @@ impl Default for Breaker {
 pub struct LocalState {
     generations: Arc<Generations>,
     breaker: Arc<BreakerState>,
-    refusals: Arc<Refusals>,
-    prefetches: Option<Arc<Prefetches>>,
+    /// The refusals of all limiters on the store.
+    pub(crate) refusals: Arc<Refusals>,
+    /// The prefetches of all limiters on the store.
+    pub(crate) prefetches: Option<Arc<Prefetches>>,
     made: Instant,
     /// When the last of all answered calls was sent, in microseconds since this state was made.
     last_answered: Arc<AtomicU64>,
-    round_trip: Arc<RoundTrip>,
+    pub(crate) round_trip: Arc<RoundTrip>,
 }
 
 /// A call to the store is on its way that makes outdated what this process remembers of some limits: see [`LocalState::outdate`].
@@ -146,7 +148,7 @@ impl LocalState {
     /// settlement may be later than that of the admission.
     #[must_use]
     pub fn with_prefetch(self) -> Self {
-        let prefetches = Some(Arc::new(Prefetches::new(self.generations.clock(), Arc::clone(&self.round_trip))));
+        let prefetches = Some(Arc::new(Prefetches::new(self.generations.clock.clone(), Arc::clone(&self.round_trip))));
         Self { prefetches, ..self }
     }
 
@@ -179,51 +181,15 @@ impl LocalState {
         self.last_answered.fetch_max(sent, Ordering::Relaxed);
     }
 
-    /// The least time until a reply in microseconds, for new connections to measure.
-    #[cfg(feature = "redis")]
-    pub(crate) fn measured_distance(&self) -> Arc<AtomicU64> {
-        Arc::clone(&self.round_trip.distance)
-    }
-
-    /// The least time until a reply; zero if it was not measured.
-    pub(crate) fn distance(&self) -> Duration {
-        Duration::from_micros(self.round_trip.distance.load(Ordering::Relaxed))
-    }
-
-    /// The smoothed time until a reply, once that is known.
-    pub(crate) fn round_trip(&self) -> Option<Duration> {
-        Some(self.round_trip.smoothed()).filter(|trip| !trip.is_zero())
-    }
-
-    /// The deadline of limiters that have none of their own: see [`Limiter::deadline`](crate::Limiter::deadline).
-    pub(crate) fn deadline(&self) -> Duration {
-        self.round_trip.deadline()
-    }
-
-    /// The longest deadline that the round trip may lead to.
-    pub(crate) fn longest_deadline(&self) -> Duration {
-        self.round_trip.longest_deadline()
-    }
-
     /// Whether the store has answered a call that was sent within this time.
     pub(crate) fn has_answered_within(&self, time: Duration) -> bool {
         let last_answered = Duration::from_micros(self.last_answered.load(Ordering::Relaxed));
         !last_answered.is_zero() && self.made.elapsed().saturating_sub(last_answered) < time
     }
 
-    /// The prefetches of all limiters on the store.
-    pub(crate) fn prefetches(&self) -> Option<Arc<Prefetches>> {
-        self.prefetches.clone()
-    }
-
     /// The breaker of all limiters on the store.
     pub(crate) fn breaker(&self) -> SharedBreaker {
         SharedBreaker::of(&self.breaker)
-    }
-
-    /// The refusals of all limiters on the store.
-    pub(crate) fn refusals(&self) -> Arc<Refusals> {
-        Arc::clone(&self.refusals)
     }
 
     /// The refusals of one limiter that remembers them for this time; `None` if that is zero.

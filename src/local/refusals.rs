@@ -32,7 +32,7 @@ const GENERATIONS: usize = 64;
 
 /// Tells which refusals are outdated: by time, or because units were given back.
 pub(super) struct Generations {
-    clock: Clock,
+    pub(super) clock: Clock,
     /// How often units were given back.
     last: AtomicU64,
     /// The last of these times, by limit.
@@ -76,10 +76,6 @@ pub(crate) struct Lookup {
 impl Generations {
     pub(super) fn new(clock: Clock) -> Self {
         Self { clock, last: AtomicU64::new(0), of_limits: array::from_fn(|_| AtomicU64::new(0)) }
-    }
-
-    pub(super) fn clock(&self) -> Clock {
-        self.clock.clone()
     }
 
     /// Makes all refusals of a limit outdated that the store was asked for before.
@@ -157,7 +153,7 @@ impl Refusals {
         for ((digest, cost), status) in iter::once(first).chain(rest).zip(refusal.statuses()) {
             // Without used units there is no reset time.
             let reset = (status.used() > 0).then_some(status.leaves_after());
-            let retry = status.waits().map(|(_, most)| most);
+            let retry = status.waits.map(|(_, most)| most);
             let lifetime = reset.into_iter().chain(retry).fold(self.max_age, Duration::min);
             let remembered = Refusal {
                 status: status.clone(),
@@ -191,7 +187,7 @@ impl Refusal {
 
     /// Whether the limit has refused this cost or a lower one.
     fn has_refused(&self, charge: &Charge) -> bool {
-        self.status.waits().is_some() && self.cost <= charge.cost()
+        self.status.waits.is_some() && self.cost <= charge.cost()
     }
 
     fn age(&self, now: u64) -> Duration {
@@ -203,7 +199,7 @@ impl Refusal {
         let left = |time: Duration| time.saturating_sub(age);
         let status = LimitStatus::new(charge, self.status.used(), left(self.status.leaves_after()), None);
         let status = status.with_reserved(self.status.reserved(), Duration::ZERO).refused_until_reset(charge);
-        match self.status.waits().filter(|_| self.has_refused(charge)) {
+        match self.status.waits.filter(|_| self.has_refused(charge)) {
             Some((least, most)) => status.not_before((left(least), left(most))),
             None => status,
         }

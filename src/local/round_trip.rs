@@ -17,13 +17,13 @@ pub(crate) const SHORTEST_DEADLINE: Duration = Duration::from_millis(50);
 /// The deadline until the first reply, which also covers opening a connection, and the longest one that follows the round trip.
 pub(crate) const LONGEST_DEADLINE: Duration = Duration::from_secs(1);
 
-pub(super) struct RoundTrip {
+pub(crate) struct RoundTrip {
     /// The smoothed round trip, and its mean deviation: microseconds, in 32 bits each. Zero until the first reply.
     both: AtomicU64,
     learnt_at: AtomicU64,
     /// The least time that a reply can take, in microseconds, as far as is known: a new connection measures it, and a reply that is faster
     /// corrects it. Zero until then.
-    pub(super) distance: Arc<AtomicU64>,
+    pub(crate) distance: Arc<AtomicU64>,
     first_deadline: Duration,
 }
 
@@ -53,8 +53,18 @@ impl RoundTrip {
         self.both.store(smoothed.max(1) << 32 | deviation, Ordering::Relaxed);
     }
 
+    /// The least time that a reply can take; zero if it was not measured.
+    pub(crate) fn distance(&self) -> Duration {
+        Duration::from_micros(self.distance.load(Ordering::Relaxed))
+    }
+
+    /// The smoothed round trip, once that is known.
+    pub(crate) fn known(&self) -> Option<Duration> {
+        Some(self.smoothed()).filter(|trip| !trip.is_zero())
+    }
+
     /// The smoothed round trip; zero until the first reply.
-    pub(super) fn smoothed(&self) -> Duration {
+    pub(crate) fn smoothed(&self) -> Duration {
         Duration::from_micros(self.read().0)
     }
 
@@ -64,9 +74,11 @@ impl RoundTrip {
         Duration::from_micros(smoothed + 4 * deviation)
     }
 
+    /// The deadline of limiters that have none of their own: see [`Limiter::deadline`](crate::Limiter::deadline).
+    ///
     /// Time for most replies, and for four round trips more: a check may wait for its batch, or be sent a second time over a new connection,
     /// after the old one was cut.
-    pub(super) fn deadline(&self) -> Duration {
+    pub(crate) fn deadline(&self) -> Duration {
         match self.smoothed() {
             Duration::ZERO => self.first_deadline,
             smoothed => (smoothed * 4 + self.mostly()).clamp(SHORTEST_DEADLINE, LONGEST_DEADLINE),
@@ -74,7 +86,7 @@ impl RoundTrip {
     }
 
     /// The longest deadline that may follow.
-    pub(super) fn longest_deadline(&self) -> Duration {
+    pub(crate) fn longest_deadline(&self) -> Duration {
         if self.smoothed().is_zero() { self.first_deadline } else { LONGEST_DEADLINE }
     }
 

@@ -146,7 +146,8 @@ where
                 StateProjection::Asking { asking, mode, details, held } => {
                     let outcome = ready!(Pin::new(&mut *asking).poll(cx)).map(Some);
                     let (mut service, parts, body) = take(held);
-                    let decided = Decided { outcome, mode: *mode, details: details.take(), waited: asking.waited() };
+                    let decided =
+                        Decided { outcome, mode: *mode, details: details.take(), waited: asking.reply.waited() };
                     service.forward(decided, parts, body)
                 }
                 StateProjection::Waiting { decision, held } => {

@@ -96,8 +96,7 @@ pub use self::{
 };
 use crate::{
     check::Check,
-    decision::Decision,
-    decision::settlement::{Settled, Settlement},
+    decision::{Decision, Settled, Settlement},
     error::StoreError,
     key::Key,
     limit::Limit,

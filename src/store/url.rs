@@ -59,26 +59,18 @@ pub async fn connect(url: &str) -> Result<Arc<dyn Store>, StoreError> {
 /// Whether the URL names a store on Redis, which this build has. Otherwise it names the in-process one.
 fn is_of_redis(url: &str) -> Result<bool, ConfigError> {
     let url = url.trim();
-    if url.is_empty() {
-        return Err(invalid("the URL of the store is empty"));
-    }
     // What is not certainly a scheme may be part of a password.
     let (scheme, rest) = url.split_once(':').unwrap_or_default();
-    match &*scheme.to_ascii_lowercase() {
-        "memory" if matches!(rest, "" | "//") => Ok(false),
-        "memory" => {
-            let text = "the URL of the in-process store is memory: with nothing behind it";
-            Err(ConfigError::new(ConfigErrorKind::Store, text))
-        }
-        known if REDIS_SCHEMES.contains(&known) => match cfg!(feature = "redis") {
-            true => Ok(true),
-            false => Err(ConfigError::new(ConfigErrorKind::Store, "URLs of Redis need this crate's feature `redis`")),
-        },
-        _ if is_certainly_scheme(scheme, rest) => {
-            Err(invalid(&format!("{scheme}:// is not the scheme of a store's URL")))
-        }
-        _ => Err(invalid("a URL, not shown since it may hold a password, is not the URL of a store")),
-    }
+    let problem = match &*scheme.to_ascii_lowercase() {
+        "memory" if matches!(rest, "" | "//") => return Ok(false),
+        "memory" => "the URL of the in-process store is memory: with nothing behind it".to_owned(),
+        known if REDIS_SCHEMES.contains(&known) && cfg!(feature = "redis") => return Ok(true),
+        known if REDIS_SCHEMES.contains(&known) => "URLs of Redis need this crate's feature `redis`".to_owned(),
+        _ if url.is_empty() => no_scheme("the URL of the store is empty"),
+        _ if is_certainly_scheme(scheme, rest) => no_scheme(&format!("{scheme}:// is not the scheme of a store's URL")),
+        _ => no_scheme("a URL, not shown since it may hold a password, is not the URL of a store"),
+    };
+    Err(ConfigError::new(ConfigErrorKind::Store, problem))
 }
 
 /// Whether this is no user name or password of a URL that has lost its scheme.
@@ -87,9 +79,8 @@ fn is_certainly_scheme(scheme: &str, rest: &str) -> bool {
     rest.starts_with("//") && scheme.len() <= 16 && !scheme.is_empty() && scheme.bytes().all(is_of_scheme)
 }
 
-fn invalid(problem: &str) -> ConfigError {
-    let text = format!("{problem}: it must begin with memory:, redis://, rediss:// or redis+unix://");
-    ConfigError::new(ConfigErrorKind::Store, text)
+fn no_scheme(problem: &str) -> String {
+    format!("{problem}: it must begin with memory:, redis://, rediss:// or redis+unix://")
 }
 
 #[cfg(test)]

@@ -13,8 +13,7 @@ use tokio::time::sleep;
 
 use crate::{
     check::Check,
-    decision::Decision,
-    decision::settlement::{Settled, Settlement},
+    decision::{Decision, Settled, Settlement},
     error::{StoreError, StoreErrorKind},
     key::Key,
     limit::Limit,

@@ -7,10 +7,7 @@ use crate::{
     algorithm::Kind as Counts,
     check::{AdmissionId, Charge, Check},
     clock::{micros, micros_since_epoch},
-    decision::{
-        Decision, LimitStatus,
-        settlement::{Settled, Settlement},
-    },
+    decision::{Decision, LimitStatus, Settled, Settlement},
     key::Key,
     limit::{Identity, Limit},
 };
@@ -212,13 +209,13 @@ impl Tally<'_> {
         if got.limit().name() != name {
             return Err(format!("expected the status of {name:?}, got that of {:?}", got.limit().name()));
         }
-        let ((least, most), (got_least, got_most)) = (refusal.unwrap_or_default(), got.waits().unwrap_or_default());
+        let ((least, most), (got_least, got_most)) = (refusal.unwrap_or_default(), got.waits.unwrap_or_default());
         let (exactly, last) = (|figure| figure..=figure, self.last_looked_at());
         let used = |counts: fn(Kind) -> bool| exactly(self.used(self.now, self.now, counts));
         let figures = [
             ("used units", used(|_| true), got.used()),
             ("reserved units", used(is_reserved), got.reserved()),
-            ("retry times", exactly(refusal.iter().count() as u64), got.waits().iter().count() as u64),
+            ("retry times", exactly(refusal.iter().count() as u64), got.waits.iter().count() as u64),
             ("microseconds until the retry time", most.min(last)..=most, micros(got_most)),
             ("microseconds until the retry time without reserved units", least.min(last)..=least, micros(got_least)),
             ("microseconds until the reset time", exactly(self.reset_after()), micros(got.reset_after())),

@@ -11,8 +11,7 @@ use tokio::sync::Notify;
 use super::{pace::Pace, size::Spending};
 use crate::{
     check::{Charge, Check},
-    decision::settlement::Settlement,
-    decision::{Decision, LimitStatus},
+    decision::{Decision, LimitStatus, Settlement},
     key::Key,
     limit::{Limit, prefetch::Prefetch},
 };
@@ -26,7 +25,6 @@ pub(super) struct Holding {
     pub(super) digest: u64,
     pub(super) limit: Limit,
     pub(super) key: Key,
-    most: u64,
     state: Mutex<State>,
     /// Wakes the task that takes and gives back.
     pub(super) changed: Notify,
@@ -84,7 +82,6 @@ impl Holding {
         pace: Pace,
     ) -> Self {
         let (limit, key) = (charge.limit().clone(), charge.key().clone());
-        let most = limit.prefetched().map_or(0, Prefetch::most);
         let state = State {
             prefetches: VecDeque::with_capacity(2),
             asked: None,
@@ -99,7 +96,7 @@ impl Holding {
             asks_from: 0,
             waits_until: 0,
         };
-        Self { digest, limit, key, most, state: Mutex::new(state), changed: Notify::new() }
+        Self { digest, limit, key, state: Mutex::new(state), changed: Notify::new() }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -188,7 +185,8 @@ impl Holding {
     pub(super) fn wanted(&self, state: &mut State, now: u64) -> Option<u64> {
         let is_due = state.left(now) <= state.low(now) || state.renewal().is_some_and(|renewal| renewal <= now);
         let rest = self.limit.units().saturating_sub(state.used);
-        let units = state.spending.next_units(now, state.pace, self.most, rest);
+        let most = self.limit.prefetches.map_or(0, Prefetch::most);
+        let units = state.spending.next_units(now, state.pace, most, rest);
         units.filter(|_| is_due && state.asked.is_none() && now >= state.asks_from)
     }
 }

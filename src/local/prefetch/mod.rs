@@ -163,22 +163,16 @@ impl Prefetches {
     /// The holding of a charge. If there is none, counts the request, and makes one if the key is asked for often. It is not in the
     /// table yet.
     fn find_or_make(&self, charge: &Charge, status: &LimitStatus, at: SystemTime, now: u64) -> Option<Arc<Holding>> {
-        let _ = charge.limit().prefetched()?;
+        let _ = charge.limit().prefetches?;
         let digest = self.digest(charge.limit(), charge.key());
         let is_usable = |holding: &Arc<Holding>| holding.is_of(charge) && !holding.is_abandoned(now);
         self.holding(digest).filter(is_usable).or_else(|| {
-            let first_units = self.first_units(charge, digest, status, now)?;
-            Some(Arc::new(Holding::new(charge, digest, first_units, (status, at), now, self.pace(charge.limit()))))
+            let (most, pace) = (charge.prefetched()?.most(), self.pace(charge.limit()));
+            let requests = self.demand.get_or_init(Demand::default).count(digest, now, pace)?;
+            let figures = (status.used(), status.remaining());
+            let first_units = size::first_units(requests, charge.cost(), figures, most, pace)?;
+            Some(Arc::new(Holding::new(charge, digest, first_units, (status, at), now, pace)))
         })
-    }
-
-    /// Counts a request of a key that has no prefetches, and returns the units of the first one if it is worth it.
-    fn first_units(&self, charge: &Charge, digest: u64, status: &LimitStatus, now: u64) -> Option<u64> {
-        let prefetches = charge.prefetched()?;
-        let demand = self.demand.get_or_init(Demand::default);
-        let pace = self.pace(charge.limit());
-        let requests = demand.count(digest, now, pace)?;
-        size::first_units(requests, charge.cost(), (status.used(), status.remaining()), prefetches.most(), pace)
     }
 
     /// Puts a holding into the table, unless its place is taken. If no task takes care of the one in the table, the caller has to
@@ -237,7 +231,7 @@ impl Prefetches {
     }
 
     fn pace(&self, limit: &Limit) -> Pace {
-        let set = limit.prefetched().map_or(0, Prefetch::life_micros);
+        let set = limit.prefetches.map_or(0, Prefetch::life_micros);
         let [longest, trip, mostly] =
             [Prefetch::MAX_LIFE.min(limit.window()), self.round_trip.smoothed(), self.round_trip.mostly()].map(micros);
         Pace::new(set, longest, trip, mostly)

@@ -26,8 +26,6 @@ pub(super) struct Pace {
     /// The next prefetch is asked for so long before the present one ends.
     pub(super) lead: u64,
     pub(super) fewest_requests: u64,
-    /// The same for the next prefetch of a key. A busy key comes at random, and would otherwise lose its prefetches from time to time.
-    pub(super) fewest_again: u64,
 }
 
 impl Pace {
@@ -39,7 +37,7 @@ impl Pace {
         let is_worth_it = life >= 2 * trip;
         let fewest_requests =
             if is_worth_it { (SAVED / trip.max(1)).clamp(LEAST_REQUESTS, MOST_REQUESTS) } else { u64::MAX };
-        Self { life, lead, fewest_requests, fewest_again: fewest_requests / 2 }
+        Self { life, lead, fewest_requests }
     }
 
     /// The rate of a key is measured for at least so long.

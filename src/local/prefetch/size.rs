@@ -59,7 +59,8 @@ impl Spending {
         let lasting = rate(before.saturating_add(self.spent), now.saturating_sub(since_before), pace.life);
         let units = present.max(lasting).max(first_units).min(most).min(rest / PART_OF_THE_REST);
         let cost = if self.requests > 0 { self.spent.div_ceil(self.requests) } else { 1 };
-        let fewest = cost.saturating_mul(pace.fewest_again);
+        // Half as many as for the first prefetch. A busy key comes at random, and would otherwise lose its prefetches from time to time.
+        let fewest = cost.saturating_mul(pace.fewest_requests / 2);
         // A key that has fallen quiet takes no more.
         let is_quiet = present < fewest && elapsed >= pace.measured();
         (units >= fewest && !is_quiet).then_some(units)

@@ -13,8 +13,7 @@ use super::{
 use crate::{
     check::{AdmissionId, Charge, Check},
     clock::micros,
-    decision::Decision,
-    decision::settlement::Settlement,
+    decision::{Decision, Settlement},
     error::StoreError,
     limit::prefetch::Prefetch,
 };

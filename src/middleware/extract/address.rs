@@ -19,7 +19,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use ipnet::{IpNet, Ipv4Net};
 
 use crate::{
     error::{ConfigError, ConfigErrorKind},
@@ -41,29 +41,23 @@ pub(super) fn key(address: IpAddr, bits: u8) -> Key {
 
 /// The IPv4 address that an address stands for, or the address.
 fn canonical(address: IpAddr) -> IpAddr {
-    match address {
-        IpAddr::V6(address) => embedded(address).map_or(IpAddr::V6(address), IpAddr::V4),
-        address => address,
-    }
+    let IpAddr::V6(v6) = address else { return address };
+    embedded(v6).map_or(address, IpAddr::V4)
 }
 
 /// The range of IPv4 addresses that a range of IPv6 addresses spells, since its prefix ends within the IPv4 address, or the
 /// range. A range of all addresses of a translator, such as `2002::/16`, does not mean all of IPv4. Mapped addresses do.
 fn canonical_range(range: IpNet) -> IpNet {
-    let spelled = |range: Ipv6Net| {
-        let (before, least) = match range.network().segments() {
-            [0x2001, ..] => return None,
-            [0x2002, ..] => (16, 1),
-            [0, 0, 0, 0, 0, 0xffff, ..] => (96, 0),
-            _ => (96, 1),
-        };
-        let bits = range.prefix_len().checked_sub(before).filter(|bits| *bits >= least)?;
-        Ipv4Net::new(embedded(range.network())?, bits).ok()
+    let IpNet::V6(v6) = range else { return range };
+    let (before, least) = match v6.network().segments() {
+        [0x2001, ..] => return range,
+        [0x2002, ..] => (16, 1),
+        [0, 0, 0, 0, 0, 0xffff, ..] => (96, 0),
+        _ => (96, 1),
     };
-    match range {
-        IpNet::V6(v6) => spelled(v6).map_or(range, IpNet::V4),
-        IpNet::V4(_) => range,
-    }
+    let bits = v6.prefix_len().checked_sub(before).filter(|bits| *bits >= least);
+    let spelled = bits.and_then(|bits| Ipv4Net::new(embedded(v6.network())?, bits).ok());
+    spelled.map_or(range, IpNet::V4)
 }
 
 /// The ranges and addresses of these texts, merged and in order.

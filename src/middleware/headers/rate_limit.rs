@@ -51,7 +51,7 @@ fn write_policy(text: &mut String, status: &LimitStatus, partition_key: Option<&
     write_name(text, status)?;
     write!(text, ";q={}", limit.units().min(MAX_INTEGER))?;
     let is_concurrent = limit.is_concurrent();
-    let unit = if is_concurrent { Some("concurrent-requests") } else { limit.quota_unit().name_unless_default() };
+    let unit = if is_concurrent { Some("concurrent-requests") } else { limit.unit.name_unless_default() };
     if let Some(unit) = unit {
         write!(text, ";qu=\"{unit}\"")?;
     }

@@ -87,11 +87,9 @@ impl CheckDetails {
 
     /// Of two charges on one limit and key, the stricter is kept, but one in the shadow never replaces one that is not.
     fn add_charge(&mut self, limit_index: usize, charge: Charge) -> Result<(), Error> {
-        let charges = || self.check.iter().flat_map(Check::charges).enumerate();
-        let same = charges().find(|(_, other)| is_same(other, &charge)).map(|(index, other)| (index, other.clone()));
-        let charge_index = same.as_ref().map_or_else(|| charges().count(), |(index, _)| *index);
+        let (charge_index, same) = self.place_of(&charge);
         let charged = ChargedLimit { charge_index, limit_index, cost: charge.cost() };
-        let Some((_, other)) = same else {
+        let Some(other) = same else {
             self.charged.push(charged);
             Check::push(&mut self.check, charge);
             return Ok(());
@@ -120,19 +118,21 @@ impl CheckDetails {
 
     /// Asks for a ban, once for all limits that have it. Returns its place.
     fn ask(&mut self, begins: &Charge) -> usize {
-        let charges = || self.check.iter().flat_map(Check::charges).enumerate();
-        let same = charges().find(|(_, other)| is_same(other, begins)).map(|(index, other)| (index, other.clone()));
-        let count = charges().count();
+        let (place, same) = self.place_of(begins);
         match (same, &mut self.check) {
-            (Some((index, other)), Some(check)) => {
-                drop(check.replace(index, other.asked_with(begins)));
-                index
-            }
-            (_, check) => {
-                Check::push(check, begins.asks());
-                count
-            }
+            (Some(other), Some(check)) => check.replace(place, other.asked_with(begins)),
+            (_, check) => Check::push(check, begins.asks()),
         }
+        place
+    }
+
+    /// The place of a charge on the same limit, for the same key or another part of it, and that charge; otherwise the place of a new one.
+    fn place_of(&self, charge: &Charge) -> (usize, Option<Charge>) {
+        let is_same =
+            |other: &Charge| other.limit().is_one_with(charge.limit()) && is_of_one_whole(other.key(), charge.key());
+        let charges = || self.check.iter().flat_map(Check::charges);
+        let place = charges().position(is_same).unwrap_or_else(|| charges().count());
+        (place, charges().nth(place).cloned())
     }
 
     fn replace(&mut self, charge: Charge, charged: ChargedLimit) {
@@ -152,16 +152,11 @@ impl CheckDetails {
     }
 }
 
-/// Whether both are one limit for one key, or for two parts of it.
-fn is_same(one: &Charge, other: &Charge) -> bool {
-    one.limit().is_one_with(other.limit()) && is_of_one_whole(one.key(), other.key())
-}
-
 /// One charge instead of two: on the limit of fewer units, at the larger cost, and hidden if either is. If only one is reserved, the charge is reserved for the whole window, since the other would count for
 /// that long. A charge that only asks if anything is left is settled with the other, which is reserved for it.
 fn stricter(one: &Charge, other: &Charge) -> Result<Charge, NeverFits> {
     let kept = if other.limit().units() < one.limit().units() { other } else { one };
-    let is_hidden = one.is_hidden() || other.is_hidden();
+    let is_hidden = one.is_hidden || other.is_hidden;
     let (limit, key) = (kept.limit().clone(), kept.key().clone());
     let charge = if one.takes_nothing() && other.takes_nothing() {
         Ok(Charge::any_left(limit, key))

@@ -70,10 +70,8 @@ impl KeyedLimit {
         let choose = move |parts: &Parts| -> LimitFuture {
             let choice = choose(parts);
             Box::pin(async move {
-                match choice.await {
-                    Ok(limit) => Ok(limit.into()),
-                    Err(cause) => Err(Error::LimitNotChosen(cause.into().into())),
-                }
+                let chosen = choice.await.map_err(|cause| Error::LimitNotChosen(cause.into().into()));
+                chosen.map(Into::into)
             })
         };
         Self::new(None, Some(ChooseLimit::Later(Arc::new(choose))), extractor)
@@ -183,20 +181,17 @@ impl Policy {
             let chosen = policy.choose(&mut drafts, choices, before, mode, &mut details.unchosen).await;
             let choice = begun.elapsed();
             let mut waited = before.saturating_add(choice);
-            let outcome = match (chosen.and_then(|()| policy.check(drafts, &mut details)), policy.max_wait) {
-                (Ok(Some(check)), Some(max_wait)) => {
-                    limiter.acquire_after(check, max_wait, &mut waited).await.map(Some)
-                }
-                (Ok(Some(check)), None) => limiter.decide(check, &mut waited).await.map(Some),
-                (undecided, _) => undecided.map(|_| None),
+            let outcome = async {
+                chosen?;
+                let Some(check) = policy.check(drafts, &mut details)? else { return Ok(None) };
+                let decision = match policy.max_wait {
+                    Some(max_wait) => limiter.acquire_after(check, max_wait, &mut waited).await?,
+                    None => limiter.decide(check, &mut waited).await?,
+                };
+                let is_local = decision.local_cause().is_some();
+                Ok(Some(policy.ban(&limiter, decision, &details.bans, is_local).await))
             };
-            let outcome = match outcome {
-                Ok(Some(decision)) => {
-                    let is_local = decision.local_cause().is_some();
-                    Ok(Some(policy.ban(&limiter, decision, &details.bans, is_local).await))
-                }
-                undecided => undecided,
-            };
+            let outcome = outcome.await;
             Decided { outcome, mode, details: Some(details), waited: waited.saturating_sub(choice) }
         }))
     }

@@ -19,10 +19,8 @@ use crate::{
     split::{Split, all_parts_of, number_of_parts},
 };
 
-/// The units that a request takes.
-pub(crate) type Cost = dyn Fn(&Parts) -> u64 + Send + Sync;
-
-type ByRequest<T> = dyn Fn(&Parts) -> T + Send + Sync;
+/// Such as the units that a request takes.
+pub(super) type ByRequest<T> = dyn Fn(&Parts) -> T + Send + Sync;
 
 /// Chooses a limit for a request, or none.
 #[derive(Clone)]
@@ -63,7 +61,7 @@ pub struct KeyedLimit {
     pub(super) limit: Option<Limit>,
     pub(super) choose: Option<ChooseLimit>,
     extractor: Arc<dyn KeyExtractor>,
-    pub(super) cost: Option<Arc<Cost>>,
+    pub(super) cost: Option<Arc<ByRequest<u64>>>,
     pub(crate) cost_afterwards: Option<Arc<CostAfterwards>>,
     /// Whether nothing is reserved before the response.
     pub(super) counts_afterwards: bool,

@@ -22,7 +22,7 @@ use std::{collections::HashSet, fmt, pin::Pin, sync::Arc, time::Duration};
 use http::{Method, request::Parts};
 
 pub(super) use self::check::CheckDetails;
-use self::keyed_limit::{Cost, DraftCharge};
+use self::keyed_limit::{ByRequest, DraftCharge};
 pub use self::keyed_limit::{Exchange, KeyedLimit};
 use super::{
     events::Events,
@@ -52,7 +52,7 @@ pub(super) struct Policy {
     /// Those whose requests are not counted, each with its kind in metrics.
     pub(super) uncounted: Vec<(&'static str, Arc<KeyList>)>,
     pub(super) counts_preflights: bool,
-    pub(super) cost: Option<Arc<Cost>>,
+    pub(super) cost: Option<Arc<ByRequest<u64>>>,
     pub(super) failure_mode: FailureMode,
     /// Goes before `failure_mode`.
     pub(super) failure_mode_by: Option<Arc<FailureModeBy>>,
@@ -66,7 +66,7 @@ pub(super) struct Policy {
 }
 
 /// Whether a request has a key of a list. An error if it has a key that cannot be read.
-type KeyList = dyn Fn(&Parts) -> Result<bool, KeyError> + Send + Sync;
+type KeyList = ByRequest<Result<bool, KeyError>>;
 
 /// The failure mode of a request of a cost.
 type FailureModeBy = dyn Fn(&Parts, u64) -> FailureMode + Send + Sync;

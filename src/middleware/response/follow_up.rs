@@ -7,19 +7,19 @@ use std::{
 
 use http::{Response, response};
 
+#[cfg(any(feature = "axum", feature = "grpc"))]
+use super::held::hold;
 use super::{
     super::{
         events::Events,
         futures::{Detachable, join},
         policy::{CheckDetails, Exchange, KeyedLimit, Policy},
     },
-    held::hold,
     upstream::{BlockRequest, block_request},
 };
 use crate::{
     check::{Charge, Check},
-    decision::Decision,
-    decision::settlement::Settlement,
+    decision::{Decision, Settlement},
     error::Error,
     key::Key,
     limit::Limit,
@@ -56,7 +56,7 @@ impl FollowUp {
             // A limit in the shadow that would have refused has counted nothing.
             let has_counted = status.retry_after().is_none() && charge.cost() > 0;
             let cost = has_counted.then(|| self.cost(index, charge, response)).flatten();
-            let heeding = self.heeding_limit(index);
+            let heeding = self.limits_of(index).map(|(limit, _)| limit).find(|limit| limit.heeds_upstream);
             let settled = charge.lease().filter(|_| has_counted).map_or((None, None), |lease| {
                 // Shorter than the lease, so that the store still sees whether the lease has ended.
                 let delay = || (charge.limit().window() / MAX_DELAY_DIVISOR).min(lease.saturating_sub(MICRO));
@@ -108,12 +108,11 @@ impl FollowUp {
         if let Some(shadow) = self.details.shadow {
             shadow.add_to(&mut response);
         }
-        match admitted {
-            Some(admitted) if admitted.holds_place() && !self.policy.frees_with_head => {
-                response.map(|body| hold(body, admitted))
-            }
-            _ => response,
-        }
+        let held = admitted.filter(|admitted| admitted.holds_place() && !self.policy.frees_with_head);
+        #[cfg(any(feature = "axum", feature = "grpc"))]
+        let response = if let Some(held) = &held { response.map(|body| hold(body, held)) } else { response };
+        drop(held);
+        response
     }
 
     /// The limits that a charge is of, and the cost by each of them alone. Two chosen limits may have one charge.
@@ -130,10 +129,6 @@ impl FollowUp {
                 _ => before,
             });
         costs.max()
-    }
-
-    fn heeding_limit(&self, charge_index: usize) -> Option<&KeyedLimit> {
-        self.limits_of(charge_index).map(|(limit, _)| limit).find(|limit| limit.heeds_upstream)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The end of a request: from its decision to a response in the service's place, or to the changes of the service's response.
 
 mod follow_up;
+#[cfg(any(feature = "axum", feature = "grpc"))]
 mod held;
 mod upstream;
 

@@ -30,8 +30,7 @@ use super::{Store, StoreFuture};
 use crate::{
     check::{Charge, Check},
     clock::{Clock, ManualClock},
-    decision::Decision,
-    decision::settlement::{Settled, Settlement},
+    decision::{Decision, Settled, Settlement},
     error::StoreError,
     key::Key,
     limit::Limit,
@@ -104,13 +103,13 @@ impl MemoryStore {
     /// for each limit that clients can fill.
     #[must_use]
     pub fn capacity(&self, admissions: usize) -> Self {
-        Self::with(self.0.clock().clone(), admissions)
+        Self::with(self.0.clock.clone(), admissions)
     }
 
     /// An empty store with the same capacity, and this clock instead of [tokio's](#in-tests): for tests.
     #[must_use]
     pub fn clock(&self, clock: &ManualClock) -> Self {
-        Self::with(Clock::Manual(clock.clone()), self.0.capacity().admissions)
+        Self::with(Clock::Manual(clock.clone()), self.0.capacity.admissions)
     }
 
     /// The number of keys that are remembered one by one, including expired ones that are not swept yet.
@@ -148,7 +147,7 @@ impl Default for MemoryStore {
 
 impl fmt::Debug for MemoryStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let capacity = self.0.capacity();
+        let capacity = &self.0.capacity;
         f.debug_struct("MemoryStore")
             .field("capacity", &capacity.admissions)
             .field("admissions", &capacity.taken())

@@ -15,8 +15,7 @@ use super::{
 use crate::{
     check::{AdmissionId, Charge, Check},
     clock::{Clock, system_time},
-    decision::Decision,
-    decision::settlement::{Settled, Settlement},
+    decision::{Decision, Settled, Settlement},
     key::Digester,
     window::{ChargeSettlement, CheckContext, Figures},
 };
@@ -34,8 +33,8 @@ const SWEPT_AT_ONCE: usize = 10_000;
 pub(super) struct Table {
     shards: [LockedShard; SHARDS],
     digester: Digester,
-    clock: Clock,
-    capacity: Capacity,
+    pub(super) clock: Clock,
+    pub(super) capacity: Capacity,
     sweep_due: AtomicU64,
     next_swept: AtomicUsize,
 }
@@ -130,14 +129,6 @@ impl Table {
     pub(super) fn reset(&self, charge: &Charge) {
         let digest = self.digest(charge);
         self.lock(shard_of(digest)).remove(digest, charge, &self.capacity);
-    }
-
-    pub(super) fn clock(&self) -> &Clock {
-        &self.clock
-    }
-
-    pub(super) fn capacity(&self) -> &Capacity {
-        &self.capacity
     }
 
     pub(super) fn keys(&self) -> usize {

@@ -158,11 +158,9 @@ impl RedisStoreBuilder {
         if self.connection.connections == 0 {
             return Err(errors::setting("the number of connections must be 1 or more, not 0"));
         }
-        for (what, timeout) in [("connect", self.connection.connect_timeout), ("reply", self.connection.reply_timeout)]
-        {
-            if timeout.is_zero() {
-                return Err(errors::setting(format!("the {what} timeout must be longer than 0 s")));
-            }
+        let timeouts = [("connect", self.connection.connect_timeout), ("reply", self.connection.reply_timeout)];
+        if let Some((what, _)) = timeouts.iter().find(|(_, timeout)| timeout.is_zero()) {
+            return Err(errors::setting(format!("the {what} timeout must be longer than 0 s")));
         }
         // The memory of this process runs by a clock that does not step.
         let local_clock = match &self.clock {

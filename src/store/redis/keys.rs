@@ -36,17 +36,13 @@ const BASE64URL: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvw
 
 /// The keys of one store.
 pub(super) struct Keys {
-    prefix: String,
+    pub(super) prefix: String,
     domain: Option<Domain>,
 }
 
 impl Keys {
     pub(super) fn new(prefix: String, secret: Option<&Secret>) -> Self {
         Self { prefix, domain: secret.map(|secret| secret.domain(DOMAIN)) }
-    }
-
-    pub(super) fn prefix(&self) -> &str {
-        &self.prefix
     }
 
     /// The Redis key in which a limit counts.
@@ -64,13 +60,9 @@ impl Keys {
         // Each algorithm has its own layout.
         match algorithm.kind() {
             Kind::Log => {}
-            Kind::Fixed => text.push_str(":fixed"),
-            Kind::Counter => text.push_str(":counter"),
-            Kind::Concurrent => text.push_str(":concurrent"),
-            #[cfg(feature = "calendar")]
-            Kind::Calendar(calendar) => drop(write!(text, ":{calendar}")),
             // Writing to a String cannot fail.
             Kind::Compact { entries } => drop(write!(text, ":compact{entries}")),
+            _ => text.extend([":", &algorithm.word()]),
         }
         text
     }

@@ -34,14 +34,13 @@ use tokio::{
 
 pub use self::builder::RedisStoreBuilder;
 use self::{
-    connect::{Topology, errors::ASKING},
-    dispatch::{Answer, Config, Dispatcher, Job, ask_slots},
+    connect::Topology,
+    dispatch::{Answer, Config, Dispatcher, Job, ask_slots, without_runtime},
 };
 use super::{Store, StoreFuture};
 use crate::{
     check::Check,
-    decision::Decision,
-    decision::settlement::{Settled, Settlement},
+    decision::{Decision, Settled, Settlement},
     error::{ConfigError, StoreError, StoreErrorKind},
     key::Key,
     limit::Limit,
@@ -83,8 +82,7 @@ impl Runtimes {
 
     /// The dispatcher of the current runtime.
     fn current(&self) -> Result<Arc<Dispatcher>, StoreError> {
-        let runtime = Handle::try_current()
-            .map_err(|cause| StoreError::new(ASKING, StoreErrorKind::Other, cause).of_one_check())?;
+        let runtime = Handle::try_current().map_err(without_runtime)?;
         let mut all = self.dispatchers.lock().unwrap_or_else(PoisonError::into_inner);
         let mut own = all.iter().filter(|(id, _)| *id == runtime.id());
         if let Some(known) = own.find_map(|(_, dispatcher)| dispatcher.upgrade()) {
@@ -241,7 +239,7 @@ impl Store for RedisStore {
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let prefix = self.runtimes.config.keys.prefix();
-        f.debug_struct("RedisStore").field("prefix", &prefix).finish_non_exhaustive()
+        let prefix = &self.runtimes.config.keys.prefix;
+        f.debug_struct("RedisStore").field("prefix", prefix).finish_non_exhaustive()
     }
 }

@@ -43,10 +43,10 @@ pub(super) enum Step {
     },
     /// Advances to the retry time of the last refusal, or to as long before it, and decides its check again.
     Retry(Duration),
-    /// Sets the cost of one charge of an admission, or of all of them.
+    /// Sets the cost of the first charge of an admission, or of all of them.
     Settle {
         step: u64,
-        charge: Option<usize>,
+        is_of_first: bool,
         cost: u64,
     },
     Reset(Limit, Key),
@@ -116,7 +116,7 @@ impl History {
             let check = if case % 2 == 0 { check } else { check.with_id(AdmissionId::from(number)) };
             let decide = Step::Decide { check, times: 1 };
             let pass = Step::Advance(if case / 2 % 2 == 0 { lease / 2 } else { lease });
-            let settle = Step::Settle { step: number, charge: None, cost: [0, 3, 5, 8][case / 4 % 4] };
+            let settle = Step::Settle { step: number, is_of_first: false, cost: [0, 3, 5, 8][case / 4 % 4] };
             // The second settlement changes nothing.
             steps.extend(iter::zip(number.., [decide, pass, settle.clone(), settle]));
         }
@@ -155,9 +155,9 @@ fn step(numbers: &mut Numbers, number: u64, pairs: &[(Limit, &'static str)], ste
         52..62 => Step::Repeat { step: before, is_elsewhere: numbers.once_in(4) },
         62..72 => Step::Retry(Duration::from_micros(numbers.below(2))),
         72..82 => {
-            let charge = numbers.once_in(3).then_some(0);
+            let is_of_first = numbers.once_in(3);
             let cost = if numbers.once_in(15) { u64::MAX } else { numbers.cost() };
-            Step::Settle { step: before, charge, cost: if numbers.once_in(3) { 0 } else { cost } }
+            Step::Settle { step: before, is_of_first, cost: if numbers.once_in(3) { 0 } else { cost } }
         }
         82..84 => {
             let (limit, key) = numbers.one_of(pairs);
@@ -200,7 +200,7 @@ impl fmt::Display for Step {
             Self::Repeat { step, is_elsewhere: false } => write!(f, "the check of step {step} again"),
             Self::Repeat { step, .. } => write!(f, "the check of step {step} for another key"),
             Self::Retry(early) => write!(f, "the refused check again, {early:?} before its retry time"),
-            Self::Settle { step, charge: None, cost } => write!(f, "settle step {step} at a cost of {cost}"),
+            Self::Settle { step, is_of_first: false, cost } => write!(f, "settle step {step} at a cost of {cost}"),
             Self::Settle { step, cost, .. } => write!(f, "settle the first charge of step {step} at a cost of {cost}"),
             Self::Reset(limit, key) => write!(f, "reset {limit} for {key:?}"),
             Self::Advance(time) => write!(f, "advance the clock by {time:?}"),

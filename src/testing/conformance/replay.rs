@@ -1,6 +1,6 @@
 //! Replays a history on a store and on the oracle, step by step.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, mem, time::Duration};
 
 use tokio::time::{Instant, timeout};
 
@@ -10,8 +10,7 @@ use super::{
 };
 use crate::{
     check::{Charge, Check},
-    decision::Decision,
-    decision::settlement::Settlement,
+    decision::{Decision, Settlement},
     key::Key,
     limit::Limit,
     store::Store,
@@ -84,11 +83,10 @@ impl Replay<'_> {
                     let _ = self.decide(&check).await?;
                 }
             }
-            Step::Settle { step, charge, cost } => {
+            Step::Settle { step, is_of_first, cost } => {
                 if let Some((check, decision)) = self.admitted.get(step) {
-                    let mut places = 0..;
-                    let is_chosen = |place| charge.is_none_or(|charge| Some(charge) == place);
-                    let cost = |_: &_| is_chosen(places.next()).then_some(*cost);
+                    let mut is_first = true;
+                    let cost = |_: &_| (mem::take(&mut is_first) || !is_of_first).then_some(*cost);
                     self.settle(Settlement::new(check.clone(), decision, cost)).await?;
                 }
             }

@@ -9,11 +9,10 @@ use crate::{
     algorithm::Algorithm,
     check::{AdmissionId, Charge, Check},
     clock::micros,
-    decision::Decision,
-    decision::settlement::{Settled, Settlement},
+    decision::{Decision, Settled, Settlement},
     key::Key,
     limit::{Limit, prefetch::Prefetch},
-    store::{LocalState, Store},
+    store::Store,
 };
 
 type Kept = Result<(), String>;
@@ -108,11 +107,8 @@ async fn races(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
     for algorithm in algorithms {
         let [narrow, wide] = [NARROW, WIDE].map(|limit| limit.with_algorithm(algorithm));
         let admitted = trial.admitted((0..50).map(|_| check_of(&narrow, 1))).await?.len() as u64;
-        expect(
-            "admissions and used units of 50 checks of a limit of 5",
-            (5, 5),
-            (admitted, trial.used(&narrow).await?),
-        )?;
+        let used = (admitted, trial.used(&narrow).await?);
+        expect("admissions and used units of 50 checks of a limit of 5", (5, 5), used)?;
         let _ = trial.store().reset(narrow.clone(), Key::from("ada")).await;
 
         // The wide limit alone, and together with the narrow one in either order.
@@ -220,7 +216,7 @@ async fn prefetches(trial: Trial, algorithms: Vec<Algorithm>) -> Kept {
     let (limit, life) = (Limit::per_second("prefetch", 100), Duration::from_millis(100));
     let plain = limit.clone().prefetch(Prefetch::new());
     expect("used units of a limit with prefetch", 1, trial.spend(&plain, 1).await?.used())?;
-    let has_prefetches = trial.store().local_state().and_then(LocalState::prefetches).is_some();
+    let has_prefetches = trial.store().local_state().is_some_and(|state| state.prefetches.is_some());
     for algorithm in algorithms.into_iter().filter(|algorithm| has_prefetches && algorithm.is_log()) {
         let limit = limit.clone().with_algorithm(algorithm);
         let _ = trial.store().reset(limit.clone(), Key::from("ada")).await;

@@ -92,18 +92,15 @@ impl Pool {
         let (mut filled, mut shared) = (pin!(timeout(wait, self.fill())), pin!(shared));
         poll_fn(|cx| {
             let filled = filled.as_mut().poll(cx).map(|filled| filled.unwrap_or_else(|_| Err(late(wait))));
-            let cause = match filled {
-                Poll::Ready(Ok((connection, place))) => {
-                    // Connections to a cluster return at once: a slow node must not keep other batches from the rest.
-                    let is_exclusive = matches!(connection, Connection::Server(..));
-                    return Poll::Ready(Ok((connection, is_exclusive.then_some(place))));
-                }
-                Poll::Ready(Err(cause)) => Poll::Ready(cause),
-                Poll::Pending => Poll::Pending,
-            };
-            match shared.as_mut().poll(cx) {
-                Poll::Ready(Some(shared)) => Poll::Ready(Ok((shared, None))),
-                _ => cause.map(|cause| Err(errors::no_connection(&*self.server, &cause))),
+            if let Poll::Ready(Ok((connection, place))) = filled {
+                // Connections to a cluster return at once: a slow node must not keep other batches from the rest.
+                let is_exclusive = matches!(connection, Connection::Server(..));
+                return Poll::Ready(Ok((connection, is_exclusive.then_some(place))));
+            }
+            match (shared.as_mut().poll(cx), filled) {
+                (Poll::Ready(Some(shared)), _) => Poll::Ready(Ok((shared, None))),
+                (_, Poll::Ready(Err(cause))) => Poll::Ready(Err(errors::no_connection(&*self.server, &cause))),
+                _ => Poll::Pending,
             }
         })
         .await

@@ -65,27 +65,18 @@ impl ConnectionSettings {
     /// Sets TCP and TLS up.
     pub(super) fn transport(&self, node: ConnectionInfo) -> Result<ConnectionInfo, ConfigError> {
         let node = node.set_tcp_settings(tcp_settings());
-        if let ConnectionAddr::TcpTls { insecure, tls_params, .. } = node.addr() {
-            let (is_insecure, has_certificates) = (*insecure, tls_params.is_some());
-            return self.tls(node, is_insecure, has_certificates);
-        }
-        Ok(node)
+        if matches!(node.addr(), ConnectionAddr::TcpTls { .. }) { self.tls(node) } else { Ok(node) }
     }
 
     #[cfg(not(feature = "tls"))]
-    fn tls(&self, _: ConnectionInfo, _: bool, _: bool) -> Result<ConnectionInfo, ConfigError> {
+    fn tls(&self, _: ConnectionInfo) -> Result<ConnectionInfo, ConfigError> {
         Err(errors::setting("a client for TLS needs this crate's feature `tls`"))
     }
 
     /// A client of the application has certificates already, which those of the settings replace.
     #[cfg(feature = "tls")]
-    fn tls(
-        &self,
-        node: ConnectionInfo,
-        is_insecure: bool,
-        has_certificates: bool,
-    ) -> Result<ConnectionInfo, ConfigError> {
-        if is_insecure {
+    fn tls(&self, node: ConnectionInfo) -> Result<ConnectionInfo, ConfigError> {
+        if matches!(node.addr(), ConnectionAddr::TcpTls { insecure: true, .. }) {
             return Err(errors::setting("a rediss:// URL with #insecure is not supported: give the root certificate"));
         }
         // rustls panics if two crates of one process bring different providers and none is installed.
@@ -93,6 +84,7 @@ impl ConnectionSettings {
             // It fails if another thread has just installed one, which will do.
             let _ = ring::default_provider().install_default();
         }
+        let has_certificates = matches!(node.addr(), ConnectionAddr::TcpTls { tls_params: Some(_), .. });
         if has_certificates && !self.has_certificates() {
             return Ok(node);
         }

@@ -12,19 +12,16 @@ use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, cmd};
 use super::{
     copies,
     dispatcher::Config,
-    job::{Answer, Job, Work, have_one_shape, single, write_shape},
+    job::{Answer, Job, have_one_shape, single, write_shape},
 };
 use crate::{
-    check::Check,
+    check::{AdmissionId, Check},
     clock::{Clock, micros_since_epoch, system_time},
     decision::{Decision, LimitStatus},
     error::{StoreError, StoreErrorKind},
     metrics,
     store::redis::{
-        connect::{
-            Connection,
-            errors::{ASKING, kind_of_reply},
-        },
+        connect::{ASKING, Connection, kind_of_reply},
         keys::Keys,
         script::{DECIDE, SHA1},
     },
@@ -112,7 +109,7 @@ impl Batch {
             command.arg(run.len());
             for job in run {
                 command.arg(&job.id.0.to_be_bytes());
-                if let Work::Settle(settlement) = &job.work
+                if let Some(settlement) = job.settlement()
                     && job.of_places().is_none()
                 {
                     command.arg(settlement.at_micros());
@@ -245,7 +242,7 @@ fn read(reply: Value, jobs: &[Box<Job>], answers: &mut Vec<Answer>) -> Option<()
             // If an earlier try has counted the copies, each gets the present status.
             let later = if counted_at.is_some() { 0 } else { admitted.saturating_sub(copy + 1) };
             let mut figures = figures.iter();
-            let decision = Decision::new(check, at, job.id.following(copy), |charge| {
+            let decision = Decision::new(check, at, AdmissionId(job.id.0.wrapping_add(copy)), |charge| {
                 let [used, reset, mut reserved, retry, mut least] = figures.next().copied().unwrap_or_default();
                 if charge.limit().is_concurrent() {
                     // Each place may be free in a moment.

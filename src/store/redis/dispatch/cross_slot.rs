@@ -20,14 +20,13 @@ use std::{
 use tokio::task::JoinHandle;
 
 use super::{
-    dispatcher::{Dispatcher, of_ended_runtime},
+    dispatcher::{Dispatcher, without_runtime},
     job::{Answer, Job, Work},
     queue::Caller,
 };
 use crate::{
     check::{AdmissionId, Check},
-    decision::settlement::Settlement,
-    decision::{Decision, LimitStatus},
+    decision::{Decision, LimitStatus, Settlement},
     store::{give_back, redis::keys::Keys},
 };
 
@@ -51,7 +50,7 @@ pub(crate) async fn ask_slots(dispatcher: Arc<Dispatcher>, job: Box<Job>) -> Ans
     drop(dispatcher);
     let answer = task.await;
     drop(caller);
-    answer.unwrap_or_else(|error| Err(of_ended_runtime(error)))
+    answer.unwrap_or_else(|error| Err(without_runtime(error)))
 }
 
 /// A task that asks slot by slot, if there are several, and its caller as long as it waits.
@@ -77,16 +76,14 @@ fn by_slot(keys: &Keys, check: &Check, id: AdmissionId) -> Option<Vec<(Check, Ve
     if check.charges().all(|charge| charge.key() == first) {
         return None;
     }
-    let mut slots = BTreeMap::<u16, (Check, Vec<usize>)>::new();
+    let mut slots = BTreeMap::<u16, (Option<Check>, Vec<usize>)>::new();
     for (index, charge) in check.charges().enumerate() {
-        let add = |(check, indices): &mut (Check, Vec<usize>)| {
-            check.add_distinct(charge.clone());
-            indices.push(index);
-        };
-        let new = || (Check::new(charge.clone()).with_id(id), vec![index]);
-        slots.entry(keys.hash_slot(charge.key())).and_modify(add).or_insert_with(new);
+        let (check, indices) = slots.entry(keys.hash_slot(charge.key())).or_default();
+        Check::push(check, charge.clone());
+        indices.push(index);
     }
-    (slots.len() > 1).then(|| slots.into_values().collect())
+    let with_id = |(check, indices): (Option<Check>, _)| Some((check?.with_id(id), indices));
+    (slots.len() > 1).then(|| slots.into_values().filter_map(with_id).collect())
 }
 
 impl CrossSlot {
@@ -128,7 +125,8 @@ impl CrossSlot {
             }
             // The check is refused, even if one of these does not reply.
             for taken in (0..number).filter(|_| is_given_back) {
-                match self.settle_in_slot(Settlement::refund_by_id(self.slots[taken].0.clone(), self.id)).await {
+                let refund = Settlement::refund_by_id(self.slots[taken].0.clone(), self.id);
+                match settle_in_slot(Arc::clone(&self.dispatcher), refund).await {
                     Ok((decision, _)) => self.set(taken, &decision),
                     Err(_) => self.give_back_later(taken),
                 }
@@ -153,7 +151,7 @@ impl CrossSlot {
             let (check, indices) = &self.slots[number];
             let mut costs = indices.iter().map(|index| costs[*index]);
             let settlement = Settlement::by_id(check.clone(), self.id, at, |_| costs.next().flatten());
-            match self.settle_in_slot(settlement).await {
+            match settle_in_slot(Arc::clone(&self.dispatcher), settlement).await {
                 Ok((decision, is_known)) => {
                     was_applied |= is_known;
                     self.set(number, &decision);
@@ -169,16 +167,12 @@ impl CrossSlot {
         Arc::clone(&self.dispatcher).ask(job).await
     }
 
-    async fn settle_in_slot(&self, settlement: Settlement) -> Answer {
-        settle_in_slot(Arc::clone(&self.dispatcher), settlement).await
-    }
-
     /// Each slot for itself: a node that stays away delays none of the others.
     fn give_back_later(&self, taken: usize) {
-        let (settlement, slot) =
-            (Settlement::refund_by_id(self.slots[taken].0.clone(), self.id), Arc::clone(&self.dispatcher));
-        let settle = move |settlement| settle_in_slot(Arc::clone(&slot), settlement);
-        self.dispatcher.runtime.spawn(give_back(vec![settlement], settle));
+        let refund = Settlement::refund_by_id(self.slots[taken].0.clone(), self.id);
+        let dispatcher = Arc::clone(&self.dispatcher);
+        let settle = move |settlement| settle_in_slot(Arc::clone(&dispatcher), settlement);
+        self.dispatcher.runtime.spawn(give_back(vec![refund], settle));
     }
 
     fn set(&mut self, slot: usize, decision: &Decision) {

@@ -30,11 +30,7 @@ use crate::{
     local::LocalState,
     metrics,
     store::redis::{
-        connect::{
-            Connection, Pool, Server,
-            errors::{ASKING, failure},
-            needs_new_connection, was_not_run,
-        },
+        connect::{ASKING, Connection, Pool, Server, failure, needs_new_connection, was_not_run},
         keys::{HASH_SLOTS, Keys},
     },
 };
@@ -69,7 +65,7 @@ impl Dispatcher {
         let count = if server.is_cluster() { CLUSTER_QUEUES } else { 1 };
         let queue = || Queue::new(server.connections() as usize, CAPACITY / count);
         let queues = iter::repeat_with(queue).take(count).collect();
-        let pool = Pool::new(server, config.local_state.measured_distance());
+        let pool = Pool::new(server, Arc::clone(&config.local_state.round_trip.distance));
         Self { config, runtime, pool, queues }
     }
 
@@ -87,7 +83,7 @@ impl Dispatcher {
         if job.is_check()
             && wait.is_none()
             && let Some(permit) = queue.lone_permit()
-            && self.config.local_state.round_trip().is_some()
+            && self.config.local_state.round_trip.known().is_some()
             && let Some(connection) = self.pool.share()
         {
             let (dispatcher, config) = (Arc::downgrade(&self), Arc::clone(&self.config));
@@ -111,7 +107,7 @@ impl Dispatcher {
         drop(self);
         let answer = answer.await;
         caller.leave();
-        answer.unwrap_or_else(|error| Err(of_ended_runtime(error)))
+        answer.unwrap_or_else(|error| Err(without_runtime(error)))
     }
 
     pub(super) fn queue(&self, check: &Check) -> &Arc<Queue> {
@@ -127,8 +123,8 @@ impl Dispatcher {
     /// far away, gets no more of them: they would wait there, where keys take no turns.
     fn batch_permit(&self, queue: &Arc<Queue>) -> Option<Permit> {
         queue.batch_permit(|| {
-            let round_trip =
-                self.config.local_state.round_trip().unwrap_or_default().min(self.config.local_state.distance());
+            let round_trip = &self.config.local_state.round_trip;
+            let round_trip = round_trip.smoothed().min(round_trip.distance());
             (round_trip.as_micros() / BATCH_INTERVAL.as_micros()).min(MOST_IN_FLIGHT) as usize
         })
     }
@@ -231,7 +227,7 @@ impl Dispatcher {
             let batch = Batch::new(Vec::new(), dispatcher.config.clock.as_ref());
             let connection = dispatcher.pool.take().await;
             dispatcher.try_send(connection, &batch, false).await?.map_err(failure)?;
-            dispatcher.unlink(&format!("{}:", dispatcher.config.keys.prefix())).await?;
+            dispatcher.unlink(&format!("{}:", dispatcher.config.keys.prefix)).await?;
             dispatcher.pool.open_all().await;
             Ok(())
         })
@@ -256,8 +252,8 @@ impl Dispatcher {
     {
         let (runtime, mut task) = (self.runtime.clone(), JoinSet::new());
         task.spawn_on(run(self), &runtime);
-        let result = task.join_next().await.ok_or_else(|| of_ended_runtime("its task is gone"))?;
-        result.unwrap_or_else(|error| Err(of_ended_runtime(error)))
+        let result = task.join_next().await.ok_or_else(|| without_runtime("its task is gone"))?;
+        result.unwrap_or_else(|error| Err(without_runtime(error)))
     }
 
     /// Deletes a key. Deletes it again if the connection was broken, which does no harm.
@@ -293,7 +289,7 @@ async fn send_alone(
         Ok(reply) => return batch.only_answer(reply),
         Err(error) => error,
     };
-    let Some(dispatcher) = dispatcher.upgrade() else { return Err(of_ended_runtime(error)) };
+    let Some(dispatcher) = dispatcher.upgrade() else { return Err(without_runtime(error)) };
     let try_again = |dispatcher: Arc<Dispatcher>| async move {
         let reply = dispatcher.try_again(&mut batch, Ok(Err(error))).await?;
         batch.only_answer(reply)
@@ -302,6 +298,6 @@ async fn send_alone(
 }
 
 /// No failure of the store.
-pub(super) fn of_ended_runtime(cause: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
+pub(crate) fn without_runtime(cause: impl Into<Box<dyn Error + Send + Sync>>) -> StoreError {
     StoreError::new(ASKING, StoreErrorKind::Other, cause).of_one_check()
 }

@@ -8,8 +8,7 @@ use tokio::sync::oneshot::{Receiver, Sender, channel};
 use crate::{
     algorithm::Kind,
     check::{AdmissionId, Charge, Check},
-    decision::Decision,
-    decision::settlement::Settlement,
+    decision::{Decision, Settlement},
     error::StoreError,
     local::{LocalState, Outdated},
     store::redis::keys::Keys,
@@ -103,20 +102,15 @@ impl Job {
 
     /// The script's word for a job that frees the places of an admission, or renews one, and nothing else.
     pub(super) fn of_places(&self) -> Option<&'static str> {
-        let Work::Settle(settlement) = &self.work else { return None };
+        let settlement = self.settlement()?;
         let are_places = self.check().charges().all(Charge::takes_place);
         let are_freed = settlement.accounts().all(|(_, cost)| cost == Some(0));
         let is_one = self.check().only_charge().is_some() && settlement.accounts().all(|(_, cost)| cost.is_some());
         are_places.then_some(if are_freed { "free" } else { "renew" }).filter(|_| are_freed || is_one)
     }
 
-    /// The actual costs of an admission's charges.
-    fn costs(&self) -> impl Iterator<Item = Option<u64>> {
-        let settlement = match &self.work {
-            Work::Decide(_) => None,
-            Work::Settle(settlement) => Some(settlement),
-        };
-        settlement.into_iter().flat_map(|settlement| settlement.accounts()).map(|(_, cost)| cost)
+    pub(super) fn settlement(&self) -> Option<&Settlement> {
+        if let Work::Settle(settlement) = &self.work { Some(settlement) } else { None }
     }
 
     /// Whether it takes a prefetch, or gives one back.
@@ -184,12 +178,13 @@ pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool, now: impl F
     let kind = match &job.work {
         Work::Settle(_) if again => "settle again",
         Work::Settle(_) => "settle",
-        Work::Decide(_) if again || may_be_counted(check) => "again",
+        // It may have been counted under the id of its caller. That of a prefetch is fresh.
+        Work::Decide(_) if again || check.id().is_some() && !job.is_of_prefetch() => "again",
         Work::Decide(_) if check.charges().all(is_plain) => "plain",
         Work::Decide(_) => "any",
     };
     command.arg(kind).arg(job.count()).arg(check.charges().count());
-    let mut costs = job.costs();
+    let mut costs = job.settlement().into_iter().flat_map(Settlement::accounts).map(|(_, cost)| cost);
     for charge in check.charges() {
         let (limit, cost) = (charge.limit(), costs.next().flatten());
         command.arg(limit.units()).arg(charge.cost()).arg(limit.window_micros());
@@ -197,16 +192,13 @@ pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool, now: impl F
             continue;
         }
         match limit.algorithm().kind() {
-            Kind::Log => command.arg("log"),
-            Kind::Fixed => command.arg("fixed"),
-            Kind::Counter => command.arg("counter"),
-            Kind::Concurrent => command.arg("concurrent"),
             #[cfg(feature = "calendar")]
             Kind::Calendar(calendar) => {
                 let ends: Vec<String> = calendar.ends(now()).map(|end| end.to_string()).collect();
                 command.arg(format!("ends {}", ends.join(" ")))
             }
             Kind::Compact { entries } => command.arg(entries),
+            _ => command.arg(&*limit.algorithm().word()),
         };
         command.arg(charge.lease_micros().unwrap_or(0));
         match cost {
@@ -216,11 +208,6 @@ pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool, now: impl F
             None => command.arg(mode(charge)),
         };
     }
-}
-
-/// Whether the check may have been counted under its id. The id of a prefetch is fresh.
-fn may_be_counted(check: &Check) -> bool {
-    check.id().is_some() && !check.charges().any(Charge::is_prefetch)
 }
 
 /// Whether two checks, or what becomes of two admissions' places, differ only in their keys and ids.

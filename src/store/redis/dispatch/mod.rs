@@ -16,6 +16,6 @@ mod queue;
 
 pub(super) use self::{
     cross_slot::ask_slots,
-    dispatcher::{Config, Dispatcher},
+    dispatcher::{Config, Dispatcher, without_runtime},
     job::{Answer, Job},
 };

@@ -34,7 +34,7 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     key::{Digester, Prehashed},
     metrics,
-    store::redis::connect::errors::ASKING,
+    store::redis::connect::ASKING,
 };
 
 /// The most checks of a batch. More than some dozens cost Redis more a check, not less: its data for them no longer fits
@@ -293,7 +293,7 @@ mod tests {
     use super::*;
     use crate::{
         check::{AdmissionId, Charge, Check},
-        decision::settlement::Settlement,
+        decision::Settlement,
         key::Key,
         limit::Limit,
         local::LocalState,
