@@ -6,7 +6,7 @@ use super::*;
 const SHORT: Limit = Limit::concurrent("short", 2).freed_after(Duration::from_secs(1));
 
 async fn limiter(server: &RedisServer) -> Limiter {
-    Limiter::new(RedisStore::connect(&server.url()).await.unwrap())
+    Limiter::new(RedisStore::connect(&server.url()).await.unwrap()).deadline(TEST_TIMEOUT)
 }
 
 #[tokio::test]
