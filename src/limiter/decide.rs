@@ -51,7 +51,7 @@ impl Future for Asking {
             outcome = outcome.map(|decision| core.note(kept, decision, *asked_after));
         }
         let decided = core.conclude(outcome, lookup.as_ref(), kept.as_deref(), *mode);
-        Poll::Ready(core.hold_places(kept.as_deref(), decided, || reply.took()))
+        Poll::Ready(core.hold_places(kept.as_deref(), decided, || Some(reply.took())))
     }
 }
 
@@ -132,7 +132,7 @@ impl Limiter {
         }
         if let Some(error) = core.refuse(|| check.without_costs()) {
             let decided = core.decide_locally(Some(&check), mode, error);
-            return DecideNow::Decided(core.hold_places(Some(&check), decided, Duration::default));
+            return DecideNow::Decided(core.hold_places(Some(&check), decided, || None));
         }
         let Some(outcome) = core.store.decide_now(&check) else {
             return DecideNow::Ask(self.asking(check, lookup, mode, waited()));
@@ -140,7 +140,7 @@ impl Limiter {
         let outcome = outcome.map_err(Error::from);
         core.breaker.count(&outcome, || Duration::ZERO);
         let decided = core.conclude(outcome, lookup.as_ref(), Some(&check), mode);
-        DecideNow::Decided(core.hold_places(Some(&check), decided, Duration::default))
+        DecideNow::Decided(core.hold_places(Some(&check), decided, || None))
     }
 
     /// Not on the way of a check that is decided at once.
@@ -243,13 +243,13 @@ impl Core {
         }
     }
 
-    /// Lets a decision hold the places that it has taken. The store has `took` so long for it.
+    /// Lets a decision hold the places that it has taken. The store has `took` so long for it, if it has not decided at once.
     #[inline]
     fn hold_places(
         self: &Arc<Self>,
         check: Option<&Check>,
         decided: Result<Decision, Error>,
-        took: impl FnOnce() -> Duration,
+        took: impl FnOnce() -> Option<Duration>,
     ) -> Result<Decision, Error> {
         match (check, decided) {
             (Some(check), Ok(decision)) if check.takes_place() => Ok(places::hold(self, check, decision, took())),

@@ -7,7 +7,7 @@
 //!    no further admission comes on top.
 //! 4. Each runtime on which places are taken has a task of its own. It renews those of another runtime when they are overdue: that one
 //!    stands still, or has ended.
-//! 5. A store without [local state](crate::Store::local_state), such as `MemoryStore`, forgets no place.
+//! 5. A store that decides [at once](crate::Store::decide_now), such as `MemoryStore`, forgets no place.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -91,19 +91,19 @@ struct Table {
     tasks: HashMap<runtime::Id, AbortHandle>,
 }
 
-/// Lets a decision hold the places that its admission has taken. The store has `took` so long for it.
+/// Lets a decision hold the places that its admission has taken. The store has `took` so long for it, if it has not decided at once.
 #[cold]
-pub(super) fn hold(core: &Arc<Core>, check: &Check, decision: Decision, took: Duration) -> Decision {
+pub(super) fn hold(core: &Arc<Core>, check: &Check, decision: Decision, took: Option<Duration>) -> Decision {
     let taken = iter::zip(check.charges(), decision.statuses())
         .filter(|(charge, status)| charge.takes_place() && status.retry_after().is_none())
         .map(|(charge, status)| charge.on(status.limit().clone()));
     let Some(check) = Check::of_distinct(taken).filter(|_| decision.is_allowed()) else { return decision };
     let (id, at, is_local) = (decision.id(), decision.at(), decision.local_cause().is_some());
-    let is_shared = !is_local && core.store.local_state().is_some();
-    let runtime = Handle::try_current().ok().filter(|_| is_shared);
+    let runtime = Handle::try_current().ok().filter(|_| !is_local && took.is_some());
     let place = |charge: &Charge, runtime| {
         let (check, life, now) = (Check::new(charge.clone()), charge.limit().window(), Instant::now());
-        let [due, kept_until] = [now + life / RENEWAL, now + life.saturating_sub(took)].map(Mutex::new);
+        let [due, kept_until] =
+            [now + life / RENEWAL, now + life.saturating_sub(took.unwrap_or_default())].map(Mutex::new);
         Arc::new(Place { check, life, id, at, runtime, is_lost: AtomicBool::new(false), due, kept_until })
     };
     let mut renewed = Vec::new();

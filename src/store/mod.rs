@@ -36,7 +36,8 @@
 //!    this id under the limit and key of one of its charges. The decision has the time and the id of that admission.
 //! 6. A settlement belongs to the admission with the same limit, key, id, cost, kind (reserved or not) and time. Without a
 //!    reservation, the settlement's time may also be later. Settled units are no longer reserved, and count until one window after
-//!    the admission. A cost of 0 removes them.
+//!    the admission. A cost of 0 removes them. At a cost of 1, a place of a [concurrent](crate::Limit::concurrent) limit is renewed: it
+//!    counts until one window after now, or until it is removed.
 //! 7. A settlement that comes after the lease, but within one window of the admission, is counted as if made at the admission.
 //!    Remember it by id and time, so that a second one changes nothing.
 //! 8. All times come from one clock: in tests [`ManualClock::now`] of the clock that the store is given, otherwise for example

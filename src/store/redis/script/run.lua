@@ -47,11 +47,14 @@ while a <= #ARGV do
       for i = k + 1, k + keys do
         local key, id = KEYS[i], ARGV[place]
         held = life and pcall('ZADD', key, 'XX', 'CH', score, id) == 1
-        if held and key ~= renewed or not held and pcall('ZREM', key, id) == 1 then
+        local removed = not held and pcall('ZREM', key, id)
+        if held and key ~= renewed or removed == 1 then
           -- A server without memory accepts the ZADD after a ZREM.
           if life and not held then call('ZADD', key, score, id) end
           if life then call('PEXPIRE', key, expiry) end
           held, renewed = true, key
+        elseif removed and removed ~= 0 and not string.find(removed.err, 'WRONGTYPE', 1, true) then
+          call('ZREM', key, id)  -- fails, since the error is one of the server
         end
         reply[r + 1], r = held and 1 or 0, r + 1
       end

@@ -108,8 +108,8 @@ async fn many_places_are_renewed_in_a_far_redis() {
     assert_eq!(lost, 0, "of {}", held.len());
 }
 
-/// Counts the checks that reach the store.
-struct Counted(RedisStore, Arc<AtomicU64>);
+/// Counts the checks that reach the store, and may pass on its local state.
+struct Counted(RedisStore, Arc<AtomicU64>, bool);
 
 impl Store for Counted {
     fn decide(&self, check: Check) -> StoreFuture<Decision> {
@@ -126,14 +126,14 @@ impl Store for Counted {
     }
 
     fn local_state(&self) -> Option<&LocalState> {
-        self.0.local_state()
+        self.0.local_state().filter(|_| self.2)
     }
 }
 
 #[tokio::test]
 async fn a_renewal_wakes_no_caller_that_waits() {
     let (server, checks) = (RedisServer::start(), Arc::new(AtomicU64::new(0)));
-    let store = Counted(RedisStore::connect(&server.url()).await.unwrap(), Arc::clone(&checks));
+    let store = Counted(RedisStore::connect(&server.url()).await.unwrap(), Arc::clone(&checks), true);
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT).retry_reserved_after(seconds(3_600));
     // A caller that waits asks again at the end of the life, if not before.
     let long = Limit::concurrent("long", 1).freed_after(seconds(6));
@@ -149,4 +149,16 @@ async fn a_renewal_wakes_no_caller_that_waits() {
     assert_eq!(checks.load(Ordering::Relaxed), before);
     drop(held);
     assert!(waiting.await.unwrap().is_allowed());
+}
+
+#[tokio::test]
+async fn places_of_a_wrapped_store_without_a_local_state_are_renewed() {
+    let server = RedisServer::start();
+    let store = Counted(RedisStore::connect(&server.url()).await.unwrap(), Arc::default(), false);
+    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
+    let held = [enter(&limiter, &SHORT).await, enter(&limiter, &SHORT).await];
+    sleep(seconds(3)).await;
+    assert!(!enter(&limiter, &SHORT).await.is_allowed());
+    drop(held);
+    until_held(&limiter, &SHORT, 0).await;
 }

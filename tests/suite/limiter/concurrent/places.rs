@@ -1,5 +1,7 @@
 //! Places are taken, held and freed, the same on each store.
 
+use tower_sliding_window::decision::LimitStatus;
+
 use super::*;
 
 /// Runs a test on a store of each kind.
@@ -56,6 +58,27 @@ async fn a_refusal_of_another_limit_takes_no_place_and_a_full_one_takes_no_units
         let refused = limiter.check_all(check_of([charge(&wide, 1), charge(&one, 1)])).await.unwrap();
         assert_eq!(refused.binding().limit().name(), "streams");
         assert_eq!(limiter.peek(&wide, "ada").await.unwrap().used(), 0);
+    })
+    .await;
+}
+
+/// Units of the window have left, so more is to be done than to count one more.
+#[tokio::test]
+async fn a_place_and_a_window_have_figures_of_their_own_in_any_order() {
+    on_each_store(async |limiter: Limiter| {
+        for (name, place) in [("first", 0), ("second", 1)] {
+            let (places, brief) = (Limit::concurrent(name, 4), Limit::per(name, 9, ms(200)));
+            let check = || {
+                let mut charges = vec![charge(&brief, 1)];
+                charges.insert(place, charge(&places, 1));
+                check_of(charges)
+            };
+            let mut held = vec![enter(&limiter, &places).await, limiter.check_all(check()).await.unwrap()];
+            sleep(ms(300)).await;
+            held.push(limiter.check_all(check()).await.unwrap());
+            let used: Vec<_> = held[2].statuses().map(LimitStatus::used).collect();
+            assert_eq!((used[place], used[1 - place]), (3, 1), "the place is {name}");
+        }
     })
     .await;
 }

@@ -6,7 +6,7 @@ use super::*;
 const SHORT: Limit = Limit::concurrent("short", 2).freed_after(Duration::from_secs(1));
 
 async fn limiter(server: &RedisServer) -> Limiter {
-    Limiter::new(RedisStore::connect(&server.url()).await.unwrap())
+    Limiter::new(RedisStore::connect(&server.url()).await.unwrap()).deadline(TEST_TIMEOUT)
 }
 
 #[tokio::test]
@@ -114,6 +114,30 @@ async fn a_server_without_memory_renews_and_frees_places() {
     assert!(!held.has_lost_place());
     drop(held);
     until_held(&other, &SHORT, 0).await;
+}
+
+/// Places that travel together, as in a failover: the server knows them still.
+#[tokio::test]
+async fn a_server_that_may_not_write_for_a_while_loses_no_place_and_keeps_none() {
+    let server = RedisServer::start();
+    let (limiter, other) = (limiter(&server).await, limiter(&server).await);
+    let life = Limit::concurrent("life", 2).freed_after(Duration::from_secs(3));
+    let long = Limit::concurrent("long", 2).freed_after(Duration::from_secs(3_600));
+    let held = [enter(&limiter, &life).await, enter(&limiter, &life).await];
+    server.run::<()>("CONFIG SET min-replicas-to-write 1");
+    sleep(seconds(2)).await;
+    server.run::<()>("CONFIG SET min-replicas-to-write 0");
+    sleep(seconds(2)).await;
+    assert_eq!(other.peek(&life, "ada").await.unwrap().used(), 2);
+    assert!(!held.iter().any(Decision::has_lost_place));
+
+    let both = limiter.check_all(check_of([charge(&long, 1), charge(&STREAMS, 1)])).await.unwrap();
+    server.run::<()>("CONFIG SET min-replicas-to-write 1");
+    drop((held, both));
+    sleep(ms(300)).await;
+    server.run::<()>("CONFIG SET min-replicas-to-write 0");
+    until_held(&other, &long, 0).await;
+    until_held(&other, &STREAMS, 0).await;
 }
 
 /// Most requests end before the first renewal.
