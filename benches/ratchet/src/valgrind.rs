@@ -140,6 +140,8 @@ fn run(path: &Path, requests: usize) -> Result<Vec<(&'static str, Count)>, Strin
 /// Runs a program under valgrind. Each of these functions turns counting on while it runs, or off if it is on.
 fn under_valgrind(program: impl AsRef<OsStr>, toggles: &[&str], counts: &FilePath) -> Command {
     let mut command = Command::new("valgrind");
+    // The size of the environment decides how the stack is aligned, and so what copying memory costs.
+    command.env_clear().envs(env::vars_os().filter(|(name, _)| name == "PATH"));
     command.arg("--tool=callgrind").arg(format!("--callgrind-out-file={}", counts.display()));
     command.args(toggles.iter().map(|function| format!("--toggle-collect={function}"))).arg(program);
     command
