@@ -19,6 +19,7 @@ pub struct LimitStatus {
     is_shadow: bool,
     is_hidden: bool,
     /// Whether the charge has asked for units: those that are spent already, and no units, are not asked for.
+    #[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "only metrics ask"))]
     pub(crate) has_asked: bool,
     is_ban: bool,
 }

@@ -25,6 +25,9 @@ const OF_CLIENT: &[&str] = &["ratchet::paths::counted*"];
 /// looks keys and commands up. How long a look-up takes depends on a random seed. So do the timer and the waiting on time.
 const OF_REDIS: &[&str] = &["readQueryFromClient", "writeToClient", "dictFind"];
 
+/// Room for a longer `PATH` than any.
+const MAX_PATH: usize = 8_192;
+
 /// The instructions of a request.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct Count {
@@ -115,7 +118,10 @@ fn run(path: &Path, requests: usize) -> Result<Vec<(&'static str, Count)>, Strin
         Redis::Present => Some(Server::start(Command::new("redis-server"), dir.path())?),
         Redis::Counted(_) => Some(Server::start(under_valgrind("redis-server", OF_REDIS, &of_server), dir.path())?),
     };
-    let this = env::current_exe().map_err(|error| format!("this program is gone: {error}"))?;
+    let this = dir.path().join("ratchet");
+    env::current_exe()
+        .and_then(|here| fs::copy(here, &this))
+        .map_err(|error| format!("no copy of this program: {error}"))?;
     let port = server.as_ref().map_or(0, |server| server.port);
     let output = under_valgrind(this, OF_CLIENT, &of_client)
         .env(ASKED, format!("{requests} redis://127.0.0.1:{port}/ {}", path.name))
@@ -140,8 +146,10 @@ fn run(path: &Path, requests: usize) -> Result<Vec<(&'static str, Count)>, Strin
 /// Runs a program under valgrind. Each of these functions turns counting on while it runs, or off if it is on.
 fn under_valgrind(program: impl AsRef<OsStr>, toggles: &[&str], counts: &FilePath) -> Command {
     let mut command = Command::new("valgrind");
-    // The size of the environment decides how the stack is aligned, and so what copying memory costs.
-    command.env_clear().envs(env::vars_os().filter(|(name, _)| name == "PATH"));
+    // The sizes of the environment and of the program's name decide how the stack is aligned, and so what copying memory costs. A
+    // copy of this program has a name of one size.
+    let path = env::var_os("PATH").unwrap_or_default();
+    command.env_clear().env("PADDING", "x".repeat(MAX_PATH.saturating_sub(path.len()))).env("PATH", path);
     command.arg("--tool=callgrind").arg(format!("--callgrind-out-file={}", counts.display()));
     command.args(toggles.iter().map(|function| format!("--toggle-collect={function}"))).arg(program);
     command
