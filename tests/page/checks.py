@@ -149,8 +149,9 @@ def the_badges_show_within_a_second_that_redis_stops_and_comes_back(driver):
 def two_servers_on_one_redis_show_one_window(driver):
     with Redis() as redis, Server(REDIS_URL=redis.url) as one, Server(REDIS_URL=redis.url) as two:
         pages = [Page(driver, one), Page(driver, two)]
-        assert [pages[0].request() for _ in range(3)] == ["1 admitted."] * 3
-        assert pages[1].request() == "1 admitted."
+        for page in [pages[0]] * 3 + [pages[1]]:
+            # Beside two browsers, a decision may take longer than the deadline of 50 ms. Then the request is not counted.
+            wait_for("an admission", lambda: page.request() == "1 admitted.")
         for page in pages:
             wait_for("four dots", lambda: page.figure("hello", "used") == "4 of 5" and page.dots("hello") == 4, 2)
             assert page.figure("hello-counter", "most") == "–"
@@ -239,7 +240,7 @@ def a_browser_without_server_sent_events_asks_instead(driver):
 def reduced_motion_is_a_step_a_second(driver):
     with Server() as server:
         page = Page(driver, server)
-        drawings = lambda: int(page.browser.run("return document.body.dataset.drawings"))
+        drawings = lambda: int(page.browser.run("return document.body.dataset.drawings || 0"))
         begun = drawings()
         wait_for("motion", lambda: drawings() > begun + 10)
         page.browser.prefer(prefers_reduced_motion="reduce")
