@@ -19,7 +19,7 @@ use std::{
 };
 
 use redis::{
-    Cmd, ConnectionInfo, ErrorKind, RedisError, RedisResult, Value,
+    Cmd, ConnectionInfo, ErrorKind, Pipeline, RedisError, RedisResult, Value,
     aio::ConnectionLike,
     cluster::{ClusterClient, ClusterClientBuilder},
     cluster_async::ClusterConnection,
@@ -90,7 +90,18 @@ fn silent() -> RedisError {
 impl ClusterConnections {
     /// Sends a command, for the first time or `again`.
     pub(super) async fn send(&self, command: &Cmd, again: bool) -> RedisResult<Value> {
-        if again { &self.again } else { &self.first }.send(command).await
+        let send = async |mut nodes: ClusterConnection| nodes.req_packed_command(command).await?.extract_error();
+        self.nodes(again).hear(send).await
+    }
+
+    /// Sends commands for one slot at once, for the first time or `again`.
+    pub(super) async fn send_all(&self, commands: &Pipeline, again: bool) -> RedisResult<Vec<Value>> {
+        let send = async |mut nodes: ClusterConnection| nodes.req_packed_commands(commands, 0, commands.len()).await;
+        self.nodes(again).hear(send).await
+    }
+
+    fn nodes(&self, again: bool) -> &Nodes {
+        if again { &self.again } else { &self.first }
     }
 
     /// Whether one of the clients left this number of requests without a reply, the first of them for longer than a
@@ -108,12 +119,12 @@ impl Nodes {
         Ok(Self { connection, unanswered: AtomicU32::new(0), since: Mutex::new(Instant::now()) })
     }
 
-    async fn send(&self, command: &Cmd) -> RedisResult<Value> {
+    async fn hear<T>(&self, send: impl AsyncFnOnce(ClusterConnection) -> RedisResult<T>) -> RedisResult<T> {
         // Counted before the wait: a caller whose deadline passes drops the future in the middle of it.
         if self.unanswered.fetch_add(1, Ordering::Relaxed) == 0 {
             *self.since.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         }
-        let result = self.connection.clone().req_packed_command(command).await.and_then(Value::extract_error);
+        let result = send(self.connection.clone()).await;
         if !result.as_ref().is_err_and(RedisError::is_timeout) {
             self.unanswered.store(0, Ordering::Relaxed);
         }

@@ -25,7 +25,7 @@ use std::{
 };
 
 use bb8::{ManageConnection, PooledConnection};
-use redis::{Cmd, RedisError, RedisResult, Value, aio::MultiplexedConnection, cmd};
+use redis::{Cmd, Pipeline, RedisError, RedisResult, Value, aio::MultiplexedConnection, cmd};
 use tokio::{
     sync::{oneshot, watch},
     task::JoinSet,
@@ -226,11 +226,24 @@ impl Connection {
         match self {
             Self::Server(connection, health) => {
                 let wait = ReplyWait { health, since };
-                wait.end(connection.send_packed_command(command).await)
+                wait.end(connection.send_packed_command(command).await.and_then(Value::extract_error))
             }
             // It replaces broken connections by itself.
             #[cfg(feature = "cluster")]
             Self::Cluster(connections) => connections.send(command, again).await,
+        }
+    }
+
+    /// Sends commands that remove entries, all at once, and returns the number that each has removed. A key of another type has none.
+    #[cfg_attr(not(feature = "cluster"), expect(unused_variables))]
+    pub(crate) async fn send_all(&mut self, removals: &Pipeline, again: bool, since: Instant) -> RedisResult<Value> {
+        match self {
+            Self::Server(connection, health) => {
+                let wait = ReplyWait { health, since };
+                wait.end(connection.send_packed_commands(removals, 0, removals.len()).await.and_then(numbers))
+            }
+            #[cfg(feature = "cluster")]
+            Self::Cluster(connections) => connections.send_all(removals, again).await.and_then(numbers),
         }
     }
 
@@ -286,8 +299,7 @@ struct ReplyWait<'a> {
 
 impl ReplyWait<'_> {
     /// Learns from the reply whether the connection works.
-    fn end(self, reply: RedisResult<Value>) -> RedisResult<Value> {
-        let result = reply.and_then(Value::extract_error);
+    fn end(self, result: RedisResult<Value>) -> RedisResult<Value> {
         if result.as_ref().is_err_and(RedisError::is_timeout) {
             return result;
         }
@@ -313,4 +325,12 @@ impl Drop for ReplyWait<'_> {
             self.health.end_generation();
         }
     }
+}
+
+/// The replies to removals.
+fn numbers(mut replies: Vec<Value>) -> RedisResult<Value> {
+    let is_of_another_type =
+        |reply: &&mut Value| matches!(reply, Value::ServerError(error) if error.code() == "WRONGTYPE");
+    replies.iter_mut().filter(is_of_another_type).for_each(|reply| *reply = Value::Int(0));
+    Value::Array(replies).extract_error()
 }

@@ -1,13 +1,14 @@
 //! A batch: checks and settlements that travel in one script call.
 //!
-//! `copies.rs` joins equal checks. A check that is alone has a short form, which `lone.lua` describes.
+//! `copies.rs` joins equal checks. A check that is alone has a short form, which `lone.lua` describes. Places are freed without the
+//! script, in batches of their own: it would cost Redis more than twice as many instructions.
 
 use std::{
     iter,
     time::{Duration, Instant, SystemTime},
 };
 
-use redis::{Cmd, ErrorKind, RedisResult, ServerErrorKind, Value, cmd};
+use redis::{Cmd, ErrorKind, Pipeline, RedisResult, ServerErrorKind, Value, cmd};
 
 use super::{
     copies,
@@ -53,36 +54,33 @@ impl Batch {
     /// NOSCRIPT is followed by one EVAL, which runs the script and loads it: one round trip, to the right server, and without
     /// the permission that SCRIPT LOAD needs. It is not repeated: a loop does not help a server that loses scripts that fast.
     pub(super) async fn send(&self, connection: &mut Connection, config: &Config, again: bool) -> RedisResult<Value> {
-        let free = self.free_one(&config.keys);
-        let is_free = free.is_some();
-        let first = free.unwrap_or_else(|| {
-            // Capacity for about all, so that the command is not copied as it grows: a key and an id for each job, and a few
-            // arguments for each shape.
-            let arguments = 16 + 3 * self.jobs.len();
-            let mut evalsha = Cmd::with_capacity(2 + arguments, 64 + 32 * arguments);
-            self.write(evalsha.arg("EVALSHA").arg(&*SHA1), &config.keys, again);
-            evalsha
-        });
-        match run(&first, connection, config, again).await {
-            reply if is_unknown(&reply) => {}
-            // Not of our making.
-            Err(error) if is_free && kind_of_reply(&error.to_string()) == StoreErrorKind::WrongType => {
-                return Ok(Value::Int(0));
-            }
-            reply => return reply,
+        if self.jobs.first().is_some_and(|job| job.is_release()) {
+            let removals = self.removals(&config.keys);
+            return timed(config, async |sent| connection.send_all(&removals, again, sent).await).await;
+        }
+        // Capacity for about all, so that the command is not copied as it grows: a key and an id for each job, and a few
+        // arguments for each shape.
+        let arguments = 16 + 3 * self.jobs.len();
+        let mut evalsha = Cmd::with_capacity(2 + arguments, 64 + 32 * arguments);
+        self.write(evalsha.arg("EVALSHA").arg(&*SHA1), &config.keys, again);
+        let reply = timed(config, async |sent| connection.send(&evalsha, again, sent).await).await;
+        if !is_unknown(&reply) {
+            return reply;
         }
         let mut eval = cmd("EVAL");
         self.write(eval.arg(DECIDE), &config.keys, again);
-        run(&eval, connection, config, again).await
+        timed(config, async |sent| connection.send(&eval, again, sent).await).await
     }
 
-    /// Frees a place that travels alone. The script would cost Redis five times as many instructions.
-    fn free_one(&self, keys: &Keys) -> Option<Cmd> {
-        let [job] = &*self.jobs else { return None };
-        let charge = job.check().only_charge().filter(|_| job.of_places() == Some("free"))?;
-        let mut zrem = cmd("ZREM");
-        zrem.arg(keys.of(charge.limit(), charge.key())).arg(&job.id.0.to_be_bytes());
-        Some(zrem)
+    /// The commands that free the places of a batch of releases.
+    fn removals(&self, keys: &Keys) -> Pipeline {
+        let mut removals = Pipeline::with_capacity(self.jobs.len());
+        for job in &self.jobs {
+            for charge in job.check().charges() {
+                removals.cmd("ZREM").arg(keys.of(charge.limit(), charge.key())).arg(&job.id.0.to_be_bytes());
+            }
+        }
+        removals
     }
 
     /// Appends the number of keys, the keys, and the arguments: `head.lua` describes them.
@@ -110,7 +108,7 @@ impl Batch {
             for job in run {
                 command.arg(&job.id.0.to_be_bytes());
                 if let Some(settlement) = job.settlement()
-                    && job.of_places().is_none()
+                    && !job.is_renewal()
                 {
                     command.arg(settlement.at_micros());
                 }
@@ -141,10 +139,10 @@ impl Batch {
     }
 }
 
-/// Runs the script, and takes note of how long the reply takes.
-async fn run(command: &Cmd, connection: &mut Connection, config: &Config, again: bool) -> RedisResult<Value> {
+/// Sends a batch now, and takes note of how long the reply takes.
+async fn timed(config: &Config, send: impl AsyncFnOnce(Instant) -> RedisResult<Value>) -> RedisResult<Value> {
     let sent = Instant::now();
-    let reply = connection.send(command, again, sent).await;
+    let reply = send(sent).await;
     if reply.is_ok() {
         // By the clock of a test, a reply takes no time, whatever the machine does meanwhile.
         let is_by_test_clock = matches!(config.clock, Some(Clock::Manual(_)));
@@ -203,20 +201,21 @@ fn read(reply: Value, jobs: &[Box<Job>], answers: &mut Vec<Answer>) -> Option<()
     let mut fields = match reply {
         Value::Array(fields) => fields,
         Value::BulkString(numbers) => read_alone(&numbers)?,
-        held @ Value::Int(_) => vec![Value::Int(micros_since_epoch(SystemTime::now()) as i64), held],
         _ => return None,
     }
     .into_iter();
-    let now = number(&mut fields)?;
+    // Redis does not tell the time of a release.
+    let is_release = jobs.first().is_some_and(|job| job.is_release());
+    let now = if is_release { micros_since_epoch(SystemTime::now()) } else { number(&mut fields)? };
     // Their memory is used again: that saves 1.3 % of a check with a key of its own.
     let mut figures: Vec<Figures> = Vec::new();
     for job in jobs {
-        let (check, count, is_of_places) = (job.check(), job.count(), job.of_places().is_some());
+        let (check, count, is_of_places) = (job.check(), job.count(), job.is_release() || job.is_renewal());
         figures.clear();
         // Mostly all copies are admitted, and nothing is reserved.
         let (admitted, counted_at) = if let Some(Value::Int(_)) = fields.as_slice().first() {
             for _ in check.charges() {
-                // Of places that are freed or renewed, the only figure says whether they were held.
+                // Of a place that is freed or renewed, the only figure says whether it was held.
                 let used = if is_of_places { 0 } else { number(&mut fields)? };
                 figures.push([used, number(&mut fields)?, 0, 0, 0]);
             }

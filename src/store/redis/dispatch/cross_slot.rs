@@ -95,7 +95,7 @@ impl CrossSlot {
         at: SystemTime,
     ) -> Option<(Self, Arc<Caller>)> {
         let slots = by_slot(&dispatcher.config.keys, check, id)?;
-        let caller = Arc::new(Caller::of(dispatcher.queue(&slots.first()?.0)));
+        let caller = Arc::new(Caller::of(dispatcher.queue(&slots.first()?.0, false)));
         let statuses = check.charges().map(|charge| LimitStatus::new(charge, 0, Duration::ZERO, None)).collect();
         let (dispatcher, check) = (Arc::clone(dispatcher), check.clone());
         Some((Self { dispatcher, check, id, slots, statuses, at, caller: Arc::downgrade(&caller) }, caller))

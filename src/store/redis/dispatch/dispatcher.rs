@@ -55,8 +55,9 @@ pub(crate) struct Dispatcher {
     pub(super) config: Arc<Config>,
     pub(crate) runtime: Handle,
     pool: Pool,
-    /// One. In a cluster, one for each of equal parts of the slots, so that a slow node delays only its own checks.
-    queues: Box<[Arc<Queue>]>,
+    /// One, and one of releases. In a cluster, one of each for each of equal parts of the slots, so that a slow node delays only its
+    /// own checks.
+    queues: Box<[[Arc<Queue>; 2]]>,
 }
 
 impl Dispatcher {
@@ -64,7 +65,7 @@ impl Dispatcher {
         let server = &config.server;
         let count = if server.is_cluster() { CLUSTER_QUEUES } else { 1 };
         let queue = || Queue::new(server.connections() as usize, CAPACITY / count);
-        let queues = iter::repeat_with(queue).take(count).collect();
+        let queues = iter::repeat_with(|| [queue(), queue()]).take(count).collect();
         let pool = Pool::new(server, Arc::clone(&config.local_state.round_trip.distance));
         Self { config, runtime, pool, queues }
     }
@@ -78,7 +79,7 @@ impl Dispatcher {
     ///
     /// If nothing is in flight and a connection works, the caller of a check sends it.
     pub(crate) async fn ask(self: Arc<Self>, job: Box<Job>) -> Answer {
-        let (queue, wait) = (self.queue(job.check()), job.may_wait());
+        let (queue, wait) = (self.queue(job.check(), job.is_release()), job.may_wait());
         // Until the first reply, a task sends it, and hears the reply even if it comes too late for the caller.
         if job.is_check()
             && wait.is_none()
@@ -110,13 +111,12 @@ impl Dispatcher {
         answer.unwrap_or_else(|error| Err(without_runtime(error)))
     }
 
-    pub(super) fn queue(&self, check: &Check) -> &Arc<Queue> {
-        match &*self.queues {
-            [queue] => queue,
-            queues => {
-                &queues[usize::from(hash_slot(check, &self.config.keys)) * queues.len() / usize::from(HASH_SLOTS)]
-            }
-        }
+    pub(super) fn queue(&self, check: &Check, is_release: bool) -> &Arc<Queue> {
+        let queues = match &*self.queues {
+            [queues] => queues,
+            all => &all[usize::from(hash_slot(check, &self.config.keys)) * all.len() / usize::from(HASH_SLOTS)],
+        };
+        &queues[usize::from(is_release)]
     }
 
     /// So many batches are in flight that a check waits for no more than a fraction of the round trip. A server that is slow, and not

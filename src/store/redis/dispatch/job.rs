@@ -100,13 +100,18 @@ impl Job {
         1 + self.copies.len() as u64
     }
 
-    /// The script's word for a job that frees the places of an admission, or renews one, and nothing else.
-    pub(super) fn of_places(&self) -> Option<&'static str> {
-        let settlement = self.settlement()?;
-        let are_places = self.check().charges().all(Charge::takes_place);
-        let are_freed = settlement.accounts().all(|(_, cost)| cost == Some(0));
-        let is_one = self.check().only_charge().is_some() && settlement.accounts().all(|(_, cost)| cost.is_some());
-        are_places.then_some(if are_freed { "free" } else { "renew" }).filter(|_| are_freed || is_one)
+    /// Whether it frees places, and nothing else.
+    pub(super) fn is_release(&self) -> bool {
+        let is_freed = |(charge, cost): (&Charge, Option<u64>)| charge.takes_place() && cost == Some(0);
+        self.settlement().is_some_and(|settlement| settlement.accounts().all(is_freed))
+    }
+
+    /// Whether it renews a place, and nothing else.
+    pub(super) fn is_renewal(&self) -> bool {
+        let is_held =
+            |(charge, cost): (&Charge, Option<u64>)| charge.takes_place() && cost.is_some_and(|cost| cost > 0);
+        self.check().only_charge().is_some()
+            && self.settlement().is_some_and(|settlement| settlement.accounts().all(is_held))
     }
 
     pub(super) fn settlement(&self) -> Option<&Settlement> {
@@ -169,10 +174,8 @@ pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool, now: impl F
         figures.for_each(|figure| _ = command.arg(figure));
         return;
     }
-    if let Some(kind) = job.of_places() {
-        let renewed = check.only_charge().filter(|_| kind == "renew");
-        let figure = renewed.map_or_else(|| check.charges().count() as u64, |charge| charge.limit().window_micros());
-        command.arg(kind).arg(figure);
+    if let Some(charge) = check.only_charge().filter(|_| job.is_renewal()) {
+        command.arg("renew").arg(charge.limit().window_micros());
         return;
     }
     let kind = match &job.work {
@@ -210,12 +213,12 @@ pub(super) fn write_shape(job: &Job, command: &mut Cmd, again: bool, now: impl F
     }
 }
 
-/// Whether two checks, or what becomes of two admissions' places, differ only in their keys and ids.
+/// Whether two checks, or two renewals, differ only in their keys and ids.
 pub(super) fn have_one_shape(job: &Job, other: &Job) -> bool {
     let (Work::Decide(check), Work::Decide(other_check)) = (&job.work, &other.work) else {
         let window = |charge: &Charge| charge.limit().window_micros();
         let is_same = || job.check().charges().map(window).eq(other.check().charges().map(window));
-        return job.of_places().is_some() && job.of_places() == other.of_places() && is_same();
+        return job.is_renewal() && other.is_renewal() && is_same();
     };
     let figures = |charge: &Charge| {
         let limit = charge.limit();

@@ -1,9 +1,9 @@
 -- Decides a batch of checks and settles admissions, one after the other. A check is admitted whole or refused whole. Equal
 -- checks of several callers may come as copies of one: they are decided as if one after the other, too.
 --
--- The script is the Lua files of this folder in a row, as mod.rs lists them. run.lua goes through the batch, and frees and renews
--- places. single.lua counts most single units, places.lua takes places, and lone.lua lets a check of those that is alone travel short. For all
--- else there are two ways, and ways.lua sends each check one of them. The fast way (fast.lua) decides checks that only count in
+-- The script is the Lua files of this folder in a row, as mod.rs lists them. run.lua goes through the batch, and renews places.
+-- single.lua counts most single units, places.lua takes places, and lone.lua lets a check of those that is alone travel short. For
+-- all else there are two ways, and ways.lua sends each check one of them. The fast way (fast.lua) decides checks that only count in
 -- exact logs. The general way decides all checks, and settles: how entries look (entries.lua, copies.lua), what a key has
 -- (totals.lua, counter.lua, log.lua), and what is done with it (check.lua, settle.lua). members.lua says for both how copies stand
 -- in a log. Lua makes its functions anew in each call, so those of a way are made when they are needed. Each function gets what it
@@ -14,18 +14,18 @@
 --        then runs of checks that differ only in their keys and ids
 --          kind     'single': one unit of one exact log, which counts or refuses, under ids that are new. Only units, window
 --                     and the checks follow. 'place': the same, and then units and life of a place, and which of the keys
---                     is its own; the first two are 0 if there is only the place. 'free': the places of an admission; only their number and the checks follow.
---                     'renew': a place; only its life and the checks follow. 'plain': three figures a charge, of the same kind
---                     of log at any cost but 0, under ids that are new; 'any': six figures a charge; 'again': the same, and
---                     the ids may have been counted before; 'settle', or 'settle again' in a second try: an admission, six
---                     figures a charge
+--                     is its own; the first two are 0 if there is only the place. 'renew': a place; only its life and the
+--                     checks follow. 'plain': three figures a charge, of the same kind of log at any cost but 0, under ids
+--                     that are new; 'any': six figures a charge; 'again': the same, and the ids may have been counted before;
+--                     'settle', or 'settle again' in a second try: an admission, six figures a charge
 --          copies   of each check
 --          charges  of each check; then for each charge
 --            units  the limit
 --            cost   units to take; 0 asks without spending
 --            window microseconds
 --            and where there are six figures
---            algorithm  'log', 'fixed', 'counter', 'concurrent', 'ends' and when the periods of a calendar end, or the number of entries of a compact log
+--            algorithm  'log', 'fixed', 'counter', 'concurrent', 'ends' and when the periods of a calendar end, or the number of
+--                       entries of a compact log
 --            lease      microseconds for which the units are reserved; 0 if they are not. At most the window, but for a
 --                       prefetch, whose lease is a window and its life: a process spends the units during the life, and they
 --                       count for a window after that
@@ -41,7 +41,7 @@
 --            used   units in the window after the decision
 --            reset  microseconds until fewer are, 0 if there are none. Read from an expiry it may be too late, by up to 1
 --                   millisecond, or by the life of a prefetch that was the first entry
---        of each place that is freed or renewed, 1 if it was held, or 0
+--        of each place that is renewed, 1 if it was held, or 0
 --        or a record of the general way, which is a list,
 --          admitted how many copies are; of an admission 1 if any limit knew it
 --          at       when an earlier try has counted it; -1 if none has

@@ -1,5 +1,6 @@
 -- Places of concurrent limits. A place is an entry of one unit in an exact log, which its process renews as long as it is held: so the
--- window of the log, the life of a place, is the time after which the places of a dead process are free. run.lua frees and renews them.
+-- window of the log, the life of a place, is the time after which the places of a dead process are free. run.lua renews them. To free
+-- one, its process removes the entry, without this script.
 --
 -- An entry whose time is over may be renewed as long as it is still there: an admission that does not count it drops it, or at least
 -- one other. So there never are more than the limit, but for places that were lost and are taken again. Each write lets the key live

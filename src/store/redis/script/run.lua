@@ -16,8 +16,6 @@ while a <= #ARGV do
       places, life, p, a = ARGV[a] + 0, ARGV[a + 1] + 0, ARGV[a + 2] + 0, a + 3
       keys, since, cutoff = units > 0 and 2 or 1, score_of(now - life), now >= life and cutoff
     end
-  elseif kind == 'free' then
-    keys, a = ARGV[a + 1] + 0, a + 2
   elseif kind == 'renew' then
     life, a = ARGV[a + 1] + 0, a + 2
   else
@@ -43,21 +41,19 @@ while a <= #ARGV do
     end
     if used then
       reply[r + 1], reply[r + 2], r = used, reset, r + 2
-    elseif kind == 'free' or kind == 'renew' then
-      for i = k + 1, k + keys do
-        local key, id = KEYS[i], ARGV[place]
-        held = life and pcall('ZADD', key, 'XX', 'CH', score, id) == 1
-        local removed = not held and pcall('ZREM', key, id)
-        if held and key ~= renewed or removed == 1 then
-          -- A server without memory accepts the ZADD after a ZREM.
-          if life and not held then call('ZADD', key, score, id) end
-          if life then call('PEXPIRE', key, expiry) end
-          held, renewed = true, key
-        elseif removed and removed ~= 0 and not string.find(removed.err, 'WRONGTYPE', 1, true) then
-          call('ZREM', key, id)  -- fails, since the error is one of the server
-        end
-        reply[r + 1], r = held and 1 or 0, r + 1
+    elseif kind == 'renew' then
+      local key, id = KEYS[k + 1], ARGV[place]
+      held = pcall('ZADD', key, 'XX', 'CH', score, id) == 1
+      local removed = not held and pcall('ZREM', key, id)
+      if held and key ~= renewed or removed == 1 then
+        -- A server without memory accepts the ZADD after a ZREM.
+        if not held then call('ZADD', key, score, id) end
+        call('PEXPIRE', key, expiry)
+        held, renewed = true, key
+      elseif removed and removed ~= 0 and not string.find(removed.err, 'WRONGTYPE', 1, true) then
+        call('ZREM', key, id)  -- fails, since the error is one of the server
       end
+      reply[r + 1], r = held and 1 or 0, r + 1
     else
       if not do_next then do_next, read_charges, charge_of = other_ways() end
       if not charges then
