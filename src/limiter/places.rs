@@ -31,11 +31,7 @@ use tokio::{
 use super::{Core, Limiter, failure::FailureMode};
 use crate::{
     check::{AdmissionId, Charge, Check},
-    decision::{
-        Decision, Places,
-        settlement::{Settled, Settlement},
-    },
-    error::Error,
+    decision::{Decision, Places, settlement::Settlement},
     store::give_back,
 };
 
@@ -137,10 +133,7 @@ impl Places for Held {
 impl Drop for Held {
     fn drop(&mut self) {
         self.core.renewals.remove(&self.renewed);
-        let free = || {
-            let (limiter, free) = (limiter(&self.core), self.free.clone());
-            async move { give_back(vec![free], |free| settle(limiter.clone(), free)).await }
-        };
+        let free = || free(limiter(&self.core), self.free.clone());
         match &self.runtime {
             // A task of a runtime that has ended is over at once. Then this runtime may be another.
             Some(runtime) if runtime.spawn(free()).is_finished() => {
@@ -149,15 +142,21 @@ impl Drop for Held {
             Some(_) => {}
             // A store in this process is ready at once.
             None => {
-                let free = settle(limiter(&self.core), self.free.clone());
-                drop(pin!(free).poll(&mut Context::from_waker(Waker::noop())));
+                let _ = pin!(free()).poll(&mut Context::from_waker(Waker::noop()));
             }
         }
     }
 }
 
-async fn settle(limiter: Limiter, settlement: Settlement) -> Result<Settled, Error> {
-    limiter.settle(settlement).await
+async fn free(limiter: Limiter, places: Settlement) {
+    if limiter.release(places.clone()).await.is_err() {
+        let again = move |places| {
+            let limiter = limiter.clone();
+            async move { limiter.release(places).await }
+        };
+        // In a box, since few are sent again.
+        Box::pin(give_back(vec![places], again)).await;
+    }
 }
 
 fn limiter(core: &Arc<Core>) -> Limiter {
@@ -249,16 +248,17 @@ async fn renew(core: Weak<Core>, runtime: runtime::Id) {
 /// After a failure, the next try is due soon.
 async fn renew_one(limiter: Limiter, place: Arc<Place>) {
     let (began, renewals) = (Instant::now(), Arc::clone(&limiter.core.renewals));
-    let Ok(is_known) = limiter.renew(place.settlement(1)).await else { return };
-    if !is_known && renewals.has(&place) {
+    let (store, deadline) = (&limiter.core.store, place.life / RENEWAL);
+    let Ok(settled) = limiter.upkeep(store.settle(place.settlement(1)), deadline).await else { return };
+    if !settled.was_applied && renewals.has(&place) {
         place.is_lost.store(true, Ordering::Relaxed);
         let again = place.check.map(|charge| charge.as_spent(charge.limit().clone(), charge.cost()));
-        if limiter.take_again(again.with_id(place.id)).await.is_err() {
+        if limiter.upkeep(store.decide(again.with_id(place.id)), deadline).await.is_err() {
             return;
         }
         if !renewals.has(&place) {
             // It was freed meanwhile.
-            drop(limiter.settle(place.settlement(0)).await);
+            drop(limiter.release(place.settlement(0)).await);
             return;
         }
     }

@@ -10,7 +10,7 @@ use crate::{
     key::Key,
     limit::Limit,
     metrics,
-    store::{Store, StoreFuture},
+    store::{MOST_TIME, Store, StoreFuture},
 };
 
 /// Units that are reserved until they are settled: made by [`Limiter::reserve`].
@@ -218,16 +218,19 @@ impl Limiter {
         Ok(refusal)
     }
 
-    /// Renews places, and returns whether the store knew any. It frees nothing that a caller waits for.
-    pub(super) async fn renew(&self, places: Settlement) -> Result<bool, Error> {
-        let probe = places.check().without_costs();
-        self.call_store(|store| store.settle(places), probe).await.map(|settled| settled.was_applied)
+    /// Frees the places of an admission.
+    pub(super) async fn release(&self, places: Settlement) -> Result<Settled, Error> {
+        let returning = self.returning(places.check(), places.check().charges().map(Charge::units));
+        let store: &dyn Store = if places.is_local { &self.core.local } else { &self.core.store };
+        let outcome = self.upkeep(store.settle(places), MOST_TIME).await;
+        returning.end(outcome.as_ref().map(|settled| Some(&settled.decision)));
+        outcome
     }
 
-    /// Takes places again that the store has lost.
-    pub(super) async fn take_again(&self, places: Check) -> Result<(), Error> {
-        let probe = places.without_costs();
-        self.call_store(|store| store.decide(places), probe).await.map(drop)
+    /// Calls a store for what no caller waits for. The breaker does not end it: the requests that hold the places go on.
+    pub(super) async fn upkeep<T>(&self, call: StoreFuture<T>, deadline: Duration) -> Result<T, Error> {
+        let outcome = Deadline::new(call, deadline, Duration::ZERO).await.and_then(|reply| Ok(reply?));
+        outcome.inspect_err(|error| metrics::failed(error.label(), &self.core.layer))
     }
 
     /// So many units of the limits and keys of a check are on their way back. How many will be used then is not known yet.

@@ -97,9 +97,14 @@ impl RedisServer {
 
     /// The number of script calls since the last `CONFIG RESETSTAT`.
     pub(crate) fn script_calls(&self) -> u64 {
+        self.calls("eval")
+    }
+
+    /// The same of the commands that begin with a name.
+    pub(crate) fn calls(&self, name: &str) -> u64 {
         let stats: String = self.run("INFO commandstats");
         let calls = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
-        stats.lines().filter(|line| line.starts_with("cmdstat_eval")).filter_map(calls).sum()
+        stats.lines().filter(|line| line.starts_with(&format!("cmdstat_{name}"))).filter_map(calls).sum()
     }
 
     /// The number of open connections, without the one that asks.

@@ -162,3 +162,40 @@ async fn places_of_a_wrapped_store_without_a_local_state_are_renewed() {
     drop(held);
     until_held(&limiter, &SHORT, 0).await;
 }
+
+/// All at once, which takes Redis longer than the deadline.
+#[tokio::test]
+async fn each_of_ten_thousand_places_is_freed_once() {
+    let server = RedisServer::start();
+    let (limiter, other) = (limiter(&server).await.deadline(ms(200)), limiter(&server).await);
+    let many = Limit::concurrent("many", 100_000);
+    let mut held = Vec::new();
+    while held.len() < 10_000 {
+        let places = join_all((0..100).map(|_| limiter.check(&many, "ada", 1))).await;
+        held.extend(places.into_iter().filter_map(Result::ok));
+    }
+    let (count, before) = (held.len() as u64, server.calls("zrem"));
+    drop(held);
+    until_held(&other, &many, 0).await;
+    sleep(ms(200)).await;
+    assert_eq!(server.calls("zrem") - before, count);
+}
+
+/// The breaker is open for all the time.
+#[tokio::test]
+async fn a_deadline_below_the_reply_time_loses_no_place() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server).await;
+    let limiter = Limiter::new(RedisStore::connect(proxy.url()).await.unwrap()).deadline(ms(20));
+    let (held, other) = (enter(&limiter, &SHORT).await, self::limiter(&server).await);
+    proxy.delay_replies(ms(100));
+    let begun = Instant::now();
+    while begun.elapsed() < seconds(4) {
+        assert!(limiter.check(&STREAMS, "ada", 1).await.is_err());
+        assert_eq!(other.peek(&SHORT, "ada").await.unwrap().used(), 1);
+        sleep(ms(20)).await;
+    }
+    assert!(!held.has_lost_place());
+    drop(held);
+    until_held(&other, &SHORT, 0).await;
+}
