@@ -45,11 +45,13 @@ pub(super) fn no_connection(server: &impl Display, cause: &RedisError) -> StoreE
 
 /// Says what to do about a mistake in the set-up, where the words of the client or the server do not.
 fn explained(error: RedisError) -> RedisError {
+    const LOGIN: &str =
+        "the password is missing or wrong, set it with `login` or in the URL (of a sentinel, in its URL)";
     const LACKS_COMMANDS: &str = "the user needs the commands that `guide::running_redis` lists";
     const MISTAKES: [(&str, &str); 9] = [
         ("read only replica", "the server is a replica, connect to its primary, or use `RedisStore::sentinel`"),
-        ("NOAUTH", "the server needs a password, set it with `login`, or in the URL"),
-        ("AuthenticationFailed", "the server knows no such user and password, set them with `login`, or in the URL"),
+        ("NOAUTH", LOGIN),
+        ("AuthenticationFailed", LOGIN),
         ("permissions to access", "the user needs the prefix of the store in its ACL, ~tsw1:* by default"),
         ("permissions to run", LACKS_COMMANDS),
         ("can't run this command", LACKS_COMMANDS),
