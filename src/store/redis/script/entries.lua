@@ -2,10 +2,11 @@
 -- first, where writing is quick. An entry counts until a window after that time.
 --
 -- Time      An exact log records an admission under its time and its id. A compact log uses the end of a sub-window
---           instead, a fixed window and a counter the start of a window, a period of the calendar a window before its end, and they put admissions of one time together. An
---           admission whose id the caller gave, or whose units are reserved, has an entry of its own there, too. An entry
---           with a lease is recorded a window before the lease ends, so that it leaves then. So a prefetch, whose lease is
---           longer than the window, is recorded at the end of its life, ahead of the clock.
+--           instead, a fixed window and a counter the start of a window, a period of the calendar a window before its end, and
+--           they put admissions of one time together. An admission whose id the caller gave, or whose units are reserved, has
+--           an entry of its own there, too. An entry with a lease is recorded a window before the lease ends, so that it
+--           leaves then. So a prefetch, whose lease is longer than the window, is recorded at the end of its life, ahead of
+--           the clock.
 -- Expiry    An exact log of one entry of one unit expires a window + SLACK after it. Any other exact log expires two
 --           windows + SLACK after its oldest entry. That is late enough for every entry of the window after that one, so
 --           single.lua and fast.lua mostly leave it as it is, and read from it when the oldest entry leaves. Only that figure
