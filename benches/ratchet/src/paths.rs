@@ -100,16 +100,6 @@ pub(crate) const PATHS: &[Path] = &[
             load.many_clients(&layer(load.store_in_order(), wide()).layer(Inner), CLIENTS);
         },
     ),
-    path(
-        "Redis, 256 clients with a key each, a place as well",
-        2_560,
-        Counted("Redis's own share, 256 clients with a key each, a place as well"),
-        |load| {
-            let places = Limit::concurrent("places", 1_000_000);
-            let layer = layer(load.store_in_order(), wide()).limit(places.by(PeerIp::new()));
-            load.many_clients(&layer.layer(Inner), CLIENTS);
-        },
-    ),
     path("Redis, 256 clients with one key", 10_240, Counted("Redis's own share, 256 clients with one key"), |load| {
         load.many_clients(&layer(load.store_in_order(), wide()).layer(Inner), 1);
     }),
