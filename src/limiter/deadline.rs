@@ -2,8 +2,9 @@
 
 use std::{
     future::Future,
+    mem,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -62,6 +63,9 @@ pin_project! {
     ///
     /// The timer starts when the future is pending for the first time: a store that answers at once costs no timer and
     /// needs no runtime.
+    ///
+    /// When the timer fires, the future is polled once more after the other tasks that can run. In a process that has not run for a
+    /// while, one of them reads a reply that has come in time.
     pub(crate) struct Deadline<F> {
         #[pin]
         future: F,
@@ -69,13 +73,14 @@ pin_project! {
         // The part of the deadline that the request has spent on decisions of other layers, or on a choice.
         waited: Duration,
         timer: Timer,
+        is_over: bool,
     }
 }
 
 impl<F> Deadline<F> {
     #[inline]
     pub(super) fn new(future: F, deadline: Duration, waited: Duration) -> Self {
-        Self { future, deadline, waited, timer: Timer::default() }
+        Self { future, deadline, waited, timer: Timer::default(), is_over: false }
     }
 
     /// How long the request has waited by now, including the time before this future.
@@ -109,7 +114,12 @@ impl<F: Future> Future for Deadline<F> {
         }
         let (deadline, waited) = (*this.deadline, *this.waited);
         let end = this.timer.end().unwrap_or_else(|| Instant::now() + time_left(deadline, waited).min(LONGEST));
-        this.timer.poll_until(end, cx).map(|end| end.and(Err(Error::TimedOut { deadline, round_trip: None })))
+        ready!(this.timer.poll_until(end, cx))?;
+        if !mem::replace(this.is_over, true) {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(Err(Error::TimedOut { deadline, round_trip: None }))
     }
 }
 

@@ -4,14 +4,16 @@ use std::{
     fmt::Debug,
     future::{Future, poll_fn},
     pin::{Pin, pin},
+    sync::Arc,
     task::{Context, Poll, Waker},
     thread,
     time::{Duration, Instant},
 };
 
 use tokio::{
-    runtime::Runtime,
+    runtime::{self, Runtime},
     task::{JoinHandle, yield_now},
+    time::sleep,
 };
 use tower_sliding_window::{
     Charge, Check, Decision, Error, Key, Limit, Limiter, RedisStore, Store, limiter::Breaker, settlement::Settlement,
@@ -343,4 +345,29 @@ fn a_stalled_runtime_opens_no_breaker_for_others() {
         open, 0,
         "of {asked} checks of a runtime that is not busy, {open} found the breaker open, {other} failed otherwise; the busy one had {timed_out} without an answer"
     );
+}
+
+/// The process does not run while the reply arrives and the deadline passes, as on a busy machine or under a quota of CPU time.
+#[test]
+fn a_reply_that_arrives_while_the_runtime_stalls_decides() {
+    let server = Arc::new(RedisServer::start());
+    let limiter = limiter(&server, 2).deadline(ms(500));
+    let one_worker = || runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    for runtime in [one_thread(), one_worker()] {
+        let ask = |limiter: &Limiter| runtime.spawn(limiter.check(&CALLS, "ada", 1));
+        // The next check finds an open connection.
+        let opened = runtime.block_on(ask(&limiter.clone().deadline(TEST_TIMEOUT))).unwrap();
+        assert!(opened.is_ok(), "{opened:?}");
+        server.pause();
+        let asked = ask(&limiter);
+        runtime.block_on(runtime.spawn(async { sleep(ms(20)).await })).unwrap();
+        let server = Arc::clone(&server);
+        let stall = async move {
+            server.resume();
+            thread::sleep(ms(600));
+        };
+        runtime.block_on(runtime.spawn(stall)).unwrap();
+        let outcome = runtime.block_on(asked).unwrap();
+        assert!(outcome.is_ok(), "{outcome:?}");
+    }
 }
