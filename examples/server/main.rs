@@ -12,6 +12,7 @@
 //! | `TRUSTED_PROXIES` | address ranges of proxies, separated by commas, whose `X-Forwarded-For` is believed | none: the peer's address counts |
 //! | `RATE_LIMIT_SECRET` | the secret that API keys are hashed under, the same for all servers on one Redis: `openssl rand -hex 32` | one of this process alone |
 //! | `HELLO` | the limit of `/hello` | `5/10s` |
+//! | `DEADLINE` | the most milliseconds of a decision; a busy machine may need more than the default | 50, or more if Redis is far away |
 //!
 //! `serve.rs` listens, and shuts down. `page/` is the page at `/`, which shows the limits at work.
 
@@ -22,6 +23,7 @@ use std::{
     env,
     error::Error,
     hash::{BuildHasher, RandomState},
+    time::Duration,
 };
 
 use axum::{
@@ -42,6 +44,7 @@ struct Settings {
     hello: Limit,
     client_ip: ClientIp,
     api_key: ApiKey,
+    deadline: Option<Duration>,
 }
 
 #[tokio::main]
@@ -56,6 +59,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         hello: Limit::parse("hello", &setting("HELLO", "5/10s"))?,
         client_ip: ClientIp::behind(proxies.split(',').filter(|range| !range.is_empty()))?,
         api_key: ApiKey::header("x-api-key", &secret),
+        deadline: deadline()?,
     };
     // A server without the page: `let app = app(&Limiter::new(store), &settings);`
     let app = page::beside(store, &settings, app)?;
@@ -66,9 +70,16 @@ fn setting(name: &str, default: &str) -> String {
     env::var(name).unwrap_or_else(|_| default.to_owned())
 }
 
+/// Without one, the deadline follows the round trip to Redis.
+fn deadline() -> Result<Option<Duration>, String> {
+    let Ok(text) = env::var("DEADLINE") else { return Ok(None) };
+    let millis = text.parse().map_err(|error| format!("DEADLINE={text:?} is no number of milliseconds: {error}"))?;
+    Ok(Some(Duration::from_millis(millis)))
+}
+
 /// Layers on one limiter share its breaker.
 fn app(limiter: &Limiter, settings: &Settings) -> Router {
-    let Settings { hello, client_ip, api_key } = settings;
+    let Settings { hello, client_ip, api_key, .. } = settings;
     let layer = || RateLimitLayer::new(limiter.clone());
 
     let hello = layer().limit(hello.clone().by(client_ip.clone())).fail_open();

@@ -14,7 +14,7 @@ EXAMPLE = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "d
 
 
 class Program:
-    """A process that ends with its `with` prefetch."""
+    """A process that ends with its `with` block."""
 
     def __enter__(self):
         return self
@@ -29,7 +29,7 @@ class Program:
 
 class Server(Program):
     def __init__(self, port=0, **settings):
-        known = ("REDIS_URL", "TRUSTED_PROXIES", "RATE_LIMIT_SECRET", "HELLO")
+        known = ("REDIS_URL", "TRUSTED_PROXIES", "RATE_LIMIT_SECRET", "HELLO", "DEADLINE")
         environment = {name: value for name, value in os.environ.items() if name not in known}
         environment |= {"PORT": str(port), **settings}
         self.process = start([EXAMPLE], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)

@@ -83,9 +83,12 @@ pub(crate) fn beside(
     settings: &Settings,
     app: fn(&Limiter, &Settings) -> Router,
 ) -> Result<Router, ConfigError> {
-    let Settings { hello, client_ip, api_key } = settings;
+    let Settings { hello, client_ip, api_key, deadline } = settings;
     let switch = Switch::new(store, History::new(limits(hello)?, api_key));
-    let limiter = Limiter::new(switch.clone());
+    let mut limiter = Limiter::new(switch.clone());
+    if let Some(deadline) = deadline {
+        limiter = limiter.deadline(*deadline);
+    }
     let app = app(&limiter, settings);
     let (client_ip, api_key) = (client_ip.clone(), api_key.clone());
     let page = Page(Arc::new(Shared { limiter, switch, client_ip, api_key, requests: AtomicU64::new(0) }));

@@ -210,6 +210,7 @@ fn invalid_settings_are_named() {
         ("REDIS_URL", "http://localhost"),
         ("RATE_LIMIT_SECRET", "short"),
         ("HELLO", "5/fortnight"),
+        ("DEADLINE", "a while"),
     ] {
         let output = command(&[(name, value)]).output().unwrap();
         let text = String::from_utf8(output.stderr).unwrap();

@@ -12,13 +12,14 @@ use super::http_client::{Answer, HttpClient};
 pub(crate) const SECRET: &str = "a secret that only the tests know";
 
 /// All settings that examples read. The tests remove them from the environment.
-const SETTINGS: [&str; 15] = [
+const SETTINGS: [&str; 16] = [
     "HOST",
     "PORT",
     "REDIS_URL",
     "TRUSTED_PROXIES",
     "RATE_LIMIT_SECRET",
     "HELLO",
+    "DEADLINE",
     "CALLS",
     "WINDOW",
     "WORKERS",
