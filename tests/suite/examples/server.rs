@@ -10,7 +10,7 @@ use tokio::{task::JoinSet, time::sleep};
 
 use crate::support::{
     TEST_TIMEOUT,
-    example::{Server, example},
+    example::{PATIENT, Server, example},
     http_client::{Answer, HttpClient},
     redis_server::RedisServer,
 };
@@ -50,7 +50,7 @@ async fn hello_admits_five_and_more_after_exactly_retry_after() {
 #[tokio::test]
 async fn two_servers_on_one_redis_admit_exactly_five_of_a_hundred_at_once() {
     let redis = RedisServer::start();
-    let servers = [(); 2].map(|()| start(&[("REDIS_URL", &redis.url())]));
+    let servers = [(); 2].map(|()| start(&[("REDIS_URL", &redis.url()), PATIENT]));
     // A request that timed out on a slow machine is forwarded without headers, and may have been counted. Such a try
     // shows nothing, so the next one must.
     for _ in 0..5 {
@@ -178,7 +178,7 @@ async fn redis_may_start_after_the_server() {
 #[tokio::test]
 async fn a_flushed_script_is_no_error() {
     let redis = RedisServer::start();
-    let server = start(&[("REDIS_URL", &redis.url())]);
+    let server = start(&[("REDIS_URL", &redis.url()), PATIENT]);
     assert_recovers(&server).await;
     for _ in 0..20 {
         redis.run::<()>("SCRIPT FLUSH");

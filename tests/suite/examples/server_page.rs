@@ -10,7 +10,12 @@ use std::{
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use crate::support::{TEST_TIMEOUT, example::Server, http_client::HttpClient, redis_server::RedisServer};
+use crate::support::{
+    TEST_TIMEOUT,
+    example::{PATIENT, Server},
+    http_client::HttpClient,
+    redis_server::RedisServer,
+};
 
 fn start(settings: &[(&str, &str)]) -> Server {
     Server::start("server", settings)
@@ -171,7 +176,7 @@ async fn a_stopped_store_leaves_each_route_in_its_mode() {
 #[tokio::test]
 async fn the_dots_of_another_server_are_shown_and_leave_in_time() {
     let redis = RedisServer::start();
-    let [one, two] = [(); 2].map(|()| start(&[("REDIS_URL", &redis.url()), ("HELLO", "5/3s")]));
+    let [one, two] = [(); 2].map(|()| start(&[("REDIS_URL", &redis.url()), ("HELLO", "5/3s"), PATIENT]));
     send(&one, 1, "/hello", 2).await;
     send(&two, 1, "/hello", 2).await;
     let shown = state(&two, 1).await;

@@ -11,6 +11,9 @@ use super::http_client::{Answer, HttpClient};
 /// What examples hash API keys under, unless a test says otherwise.
 pub(crate) const SECRET: &str = "a secret that only the tests know";
 
+/// For what Redis decides: a busy machine may not run it, or the example, for longer than the default deadline.
+pub(crate) const PATIENT: (&str, &str) = ("DEADLINE", "5000");
+
 /// All settings that examples read. The tests remove them from the environment.
 const SETTINGS: [&str; 16] = [
     "HOST",
