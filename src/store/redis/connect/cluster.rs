@@ -94,10 +94,20 @@ impl ClusterConnections {
         self.nodes(again).hear(send).await
     }
 
-    /// Sends commands for one slot at once, for the first time or `again`.
+    /// Sends commands for one slot at once. Sends them `again` one by one: the node to which a slot moves accepts only the first of
+    /// several that are redirected to it.
     pub(super) async fn send_all(&self, commands: &Pipeline, again: bool) -> RedisResult<Vec<Value>> {
-        let send = async |mut nodes: ClusterConnection| nodes.req_packed_commands(commands, 0, commands.len()).await;
-        self.nodes(again).hear(send).await
+        if !again {
+            let send =
+                async |mut nodes: ClusterConnection| nodes.req_packed_commands(commands, 0, commands.len()).await;
+            return self.first.hear(send).await;
+        }
+        let mut replies = Vec::with_capacity(commands.len());
+        for command in commands.cmd_iter() {
+            let send = async |mut nodes: ClusterConnection| nodes.req_packed_command(command).await;
+            replies.push(self.again.hear(send).await?);
+        }
+        Ok(replies)
     }
 
     fn nodes(&self, again: bool) -> &Nodes {
