@@ -178,8 +178,10 @@ impl fmt::Debug for dyn Store {
 /// How long a process tries to give units back.
 pub(crate) const MOST_TIME: Duration = Duration::from_secs(10);
 
-/// The wait before the first repetition. Each further one is twice as long.
+/// The wait before the first repetition. Each further one is twice as long, up to the longest: a store that is back is asked while there
+/// is time.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// Settles one after the other, each as often as it takes, within [`MOST_TIME`] for all.
 pub(crate) async fn give_back<F, T, E>(settlements: Vec<Settlement>, settle: impl Fn(Settlement) -> F)
@@ -191,7 +193,7 @@ where
         for settlement in settlements {
             while settle(settlement.clone()).await.is_err() {
                 sleep(wait).await;
-                wait *= 2;
+                wait = (wait * 2).min(LONGEST_WAIT);
             }
         }
     };
