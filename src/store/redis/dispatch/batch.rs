@@ -98,12 +98,8 @@ impl Batch {
             return;
         }
         command.arg(&self.now);
-        let now = || {
-            let given = self.now.trim_start_matches('+').parse();
-            given.unwrap_or_else(|_| micros_since_epoch(SystemTime::now()))
-        };
         for run in self.jobs.chunk_by(|job, next| have_one_shape(job, next)) {
-            write_shape(&run[0], command, again, now);
+            write_shape(&run[0], command, again, || self.time());
             command.arg(run.len());
             for job in run {
                 command.arg(&job.id.0.to_be_bytes());
@@ -114,6 +110,12 @@ impl Batch {
                 }
             }
         }
+    }
+
+    /// The time as far as this process knows it.
+    fn time(&self) -> u64 {
+        let given = self.now.trim_start_matches('+').parse();
+        given.unwrap_or_else(|_| micros_since_epoch(SystemTime::now()))
     }
 
     /// Gives every caller its answer from the script's reply, or the error.
@@ -134,7 +136,7 @@ impl Batch {
 
     fn answers(&self, reply: Value) -> Result<Vec<Answer>, StoreError> {
         let mut answers = Vec::with_capacity(self.jobs.len());
-        read(reply, &self.jobs, &mut answers).ok_or_else(malformed)?;
+        read(reply, &self.jobs, || self.time(), &mut answers).ok_or_else(malformed)?;
         Ok(answers)
     }
 }
@@ -197,7 +199,7 @@ type Figures = [u64; 5];
 
 /// Appends the answers of all jobs and of their copies: the decision, and whether a settlement was applied. `None` if the reply
 /// is not the script's, but probably of a proxy in front of Redis.
-fn read(reply: Value, jobs: &[Box<Job>], answers: &mut Vec<Answer>) -> Option<()> {
+fn read(reply: Value, jobs: &[Box<Job>], time: impl Fn() -> u64, answers: &mut Vec<Answer>) -> Option<()> {
     let mut fields = match reply {
         Value::Array(fields) => fields,
         Value::BulkString(numbers) => read_alone(&numbers)?,
@@ -206,7 +208,7 @@ fn read(reply: Value, jobs: &[Box<Job>], answers: &mut Vec<Answer>) -> Option<()
     .into_iter();
     // Redis does not tell the time of a release.
     let is_release = jobs.first().is_some_and(|job| job.is_release());
-    let now = if is_release { micros_since_epoch(SystemTime::now()) } else { number(&mut fields)? };
+    let now = if is_release { time() } else { number(&mut fields)? };
     // Their memory is used again: that saves 1.3 % of a check with a key of its own.
     let mut figures: Vec<Figures> = Vec::new();
     for job in jobs {
