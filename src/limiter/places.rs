@@ -25,7 +25,7 @@ use std::{
 use tokio::{
     runtime::{self, Handle},
     task::{AbortHandle, JoinSet},
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 
 use super::{Core, Limiter, failure::FailureMode};
@@ -114,7 +114,11 @@ pub(super) fn hold(core: &Arc<Core>, check: &Check, decision: Decision, took: Op
 impl Place {
     /// Where it stands in the table.
     fn entry(&self) -> (Instant, usize) {
-        (*lock(&self.due), ptr::from_ref(self).addr())
+        (*lock(&self.due), self.address())
+    }
+
+    fn address(&self) -> usize {
+        ptr::from_ref(self).addr()
     }
 
     fn settlement(&self, cost: u64) -> Settlement {
@@ -140,9 +144,10 @@ impl Drop for Held {
                 drop(Handle::try_current().map(|current| current.spawn(free())));
             }
             Some(_) => {}
-            // A store in this process is ready at once.
+            // A store in this process is ready at once. If it fails, there may be no timer for another try.
             None => {
-                let _ = pin!(free()).poll(&mut Context::from_waker(Waker::noop()));
+                let limiter = limiter(&self.core);
+                let _ = pin!(limiter.release(self.free.clone())).poll(&mut Context::from_waker(Waker::noop()));
             }
         }
     }
@@ -229,20 +234,32 @@ impl Drop for Renewals {
     }
 }
 
-/// Renews the places of a limiter as long as any is held.
+/// Renews the places of a limiter as long as any is held. A call that hangs, as in a cluster with a node that does, delays the others
+/// of a round by a pause.
 async fn renew(core: Weak<Core>, runtime: runtime::Id) {
+    let (mut calls, mut busy) = (JoinSet::new(), HashMap::<_, AbortHandle>::new());
     loop {
         sleep(PAUSE).await;
+        while calls.try_join_next().is_some() {}
+        busy.retain(|_, call| !call.is_finished());
         let Some(core) = core.upgrade() else { return };
-        let Some(due) = core.renewals.due(runtime) else { return };
+        let Some(mut due) = core.renewals.due(runtime) else { break };
+        due.retain(|place| !busy.contains_key(&place.address()));
         let far = IN_FLIGHT_FAR.saturating_mul(core.distance().as_millis() as usize);
+        let mut is_late = false;
         // Together, so that they share batches.
         for places in due.chunks(far.clamp(IN_FLIGHT, MOST_IN_FLIGHT)) {
-            let renewals = places.iter().map(|place| renew_one(limiter(&core), Arc::clone(place)));
-            let mut calls: JoinSet<()> = renewals.collect();
-            while calls.join_next().await.is_some() {}
+            let before = calls.len();
+            for place in places {
+                let renewal = renew_one(limiter(&core), Arc::clone(place));
+                busy.insert(place.address(), calls.spawn(renewal));
+            }
+            let answered = async { while calls.len() > before && calls.join_next().await.is_some() {} };
+            is_late = is_late || timeout(PAUSE, answered).await.is_err();
         }
     }
+    // They may have taken a place again that was freed meanwhile.
+    while calls.join_next().await.is_some() {}
 }
 
 /// After a failure, the next try is due soon.
@@ -253,12 +270,12 @@ async fn renew_one(limiter: Limiter, place: Arc<Place>) {
     if !settled.was_applied && renewals.has(&place) {
         place.is_lost.store(true, Ordering::Relaxed);
         let again = place.check.map(|charge| charge.as_spent(charge.limit().clone(), charge.cost()));
-        if limiter.upkeep(store.decide(again.with_id(place.id)), deadline).await.is_err() {
-            return;
-        }
+        let taken = limiter.upkeep(store.decide(again.with_id(place.id)), deadline).await;
         if !renewals.has(&place) {
-            // It was freed meanwhile.
-            drop(limiter.release(place.settlement(0)).await);
+            // It was freed meanwhile. It may be taken even if no reply has come.
+            return free(limiter.clone(), place.settlement(0)).await;
+        }
+        if taken.is_err() {
             return;
         }
     }

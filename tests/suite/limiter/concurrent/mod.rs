@@ -1,6 +1,7 @@
 //! Limits of so many admissions at once.
 
 mod each_place;
+mod freed;
 mod killed;
 mod places;
 mod renewals;
