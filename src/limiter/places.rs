@@ -35,9 +35,11 @@ use crate::{
     store::give_back,
 };
 
-/// A place is renewed after this part of its life. A failure leaves time for three more tries, each after the other part.
+/// A place is renewed after this part of its life. A failure leaves time for three more tries, each after the other part. A call that hangs
+/// is given up after the last part, and leaves time for one more.
 const RENEWAL: u32 = 2;
 const NEXT_TRY: u32 = 8;
+const LONGEST_TRY: u32 = 4;
 
 /// The task looks this often for places that are due: for the shortest life, as often as for another try.
 const PAUSE: Duration = Duration::from_millis(125);
@@ -265,8 +267,9 @@ async fn renew(core: Weak<Core>, runtime: runtime::Id) {
 /// After a failure, the next try is due soon.
 async fn renew_one(limiter: Limiter, place: Arc<Place>) {
     let (began, renewals) = (Instant::now(), Arc::clone(&limiter.core.renewals));
-    let (store, deadline) = (&limiter.core.store, place.life / RENEWAL);
-    let Ok(settled) = limiter.upkeep(store.settle(place.settlement(1)), deadline).await else { return };
+    let (store, deadline) = (&limiter.core.store, place.life / LONGEST_TRY);
+    let try_again = || renewals.lock().delay(&place, began + place.life / NEXT_TRY);
+    let Ok(settled) = limiter.upkeep(store.settle(place.settlement(1)), deadline).await else { return try_again() };
     if !settled.was_applied && renewals.has(&place) {
         place.is_lost.store(true, Ordering::Relaxed);
         let again = place.check.map(|charge| charge.as_spent(charge.limit().clone(), charge.cost()));
@@ -276,7 +279,7 @@ async fn renew_one(limiter: Limiter, place: Arc<Place>) {
             return free(limiter.clone(), place.settlement(0)).await;
         }
         if taken.is_err() {
-            return;
+            return try_again();
         }
     }
     renewals.renewed(&place, began);

@@ -4,7 +4,7 @@ use std::{
     future::{pending, ready},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -111,6 +111,25 @@ async fn renewals_that_hang_delay_no_other() {
     let begun = Instant::now();
     while begun.elapsed() < seconds(6) {
         assert!(!ada.has_lost_place(), "after {:?}", begun.elapsed());
+        sleep(ms(20)).await;
+    }
+}
+
+/// The first call for each place.
+#[tokio::test]
+async fn a_renewal_that_hangs_is_tried_again() {
+    static HANG: AtomicU64 = AtomicU64::new(0);
+    let server = RedisServer::start();
+    let settle = |store: &RedisStore, settlement: Settlement| -> StoreFuture<Settled> {
+        let hangs = HANG.fetch_add(1, Ordering::SeqCst) < 10;
+        if hangs { Box::pin(pending()) } else { store.settle(settlement) }
+    };
+    let store = RedisStore::connect(&server.url()).await.unwrap();
+    let limiter = Limiter::new(Wrapped { settle, ..Wrapped::new(store) }).deadline(TEST_TIMEOUT);
+    let life = Limit::concurrent("life", 10).freed_after(seconds(3));
+    let (held, begun) = (enter_all(&limiter, &life, "ada", 10).await, Instant::now());
+    while begun.elapsed() < seconds(6) {
+        assert!(!held.iter().any(Decision::has_lost_place), "after {:?}", begun.elapsed());
         sleep(ms(20)).await;
     }
 }
