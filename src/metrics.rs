@@ -13,7 +13,7 @@
 //! | `rate_limit_batch_checks` | histogram | checks and settlements | | size of a batch that is sent to Redis |
 //! | `rate_limit_queue_checks` | histogram | checks and settlements | | how many still wait when a batch is sent |
 //! | `rate_limit_queue_full_total` | counter | checks and settlements | | how many failed at once, because they would have been answered after the deadline, or because 65,536 waited |
-//! | `rate_limit_script_seconds` | histogram | seconds | | time from sending a script to its reply or error, without the wait of its checks in the queue, or for a connection |
+//! | `rate_limit_script_seconds` | histogram | seconds | | time from sending a batch to its reply or error, without the wait of its checks in the queue, or for a connection |
 //!
 //! 1. They need the feature `metrics`, which is off by default. Without it, none of this code is compiled.
 //! 2. `layer` is the [name](crate::RateLimitLayer::named) of the layer. It is empty for a layer without a name, for a handler,

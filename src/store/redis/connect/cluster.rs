@@ -91,7 +91,7 @@ impl ClusterConnections {
     /// Sends a command, for the first time or `again`.
     pub(super) async fn send(&self, command: &Cmd, again: bool) -> RedisResult<Value> {
         let send = async |mut nodes: ClusterConnection| nodes.req_packed_command(command).await?.extract_error();
-        self.nodes(again).hear(send).await
+        if again { &self.again } else { &self.first }.hear(send).await
     }
 
     /// Sends commands for one slot at once. Sends them `again` one by one: the node to which a slot moves accepts only the first of
@@ -108,10 +108,6 @@ impl ClusterConnections {
             replies.push(self.again.hear(send).await?);
         }
         Ok(replies)
-    }
-
-    fn nodes(&self, again: bool) -> &Nodes {
-        if again { &self.again } else { &self.first }
     }
 
     /// Whether one of the clients left this number of requests without a reply, the first of them for longer than a

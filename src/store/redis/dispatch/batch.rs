@@ -56,7 +56,9 @@ impl Batch {
     pub(super) async fn send(&self, connection: &mut Connection, config: &Config, again: bool) -> RedisResult<Value> {
         if self.jobs.first().is_some_and(|job| job.is_release()) {
             let removals = self.removals(&config.keys);
-            return timed(config, async |sent| connection.send_all(&removals, again, sent).await).await;
+            let reply = timed(config, async |sent| connection.send_all(&removals, again, sent).await).await;
+            // An earlier try may have freed them.
+            return if again { reply.map(|_| Value::Array(vec![Value::Int(1); removals.len()])) } else { reply };
         }
         // Capacity for about all, so that the command is not copied as it grows: a key and an id for each job, and a few
         // arguments for each shape.

@@ -18,7 +18,7 @@ use tower_sliding_window::{
 };
 
 use super::*;
-use crate::support::stores::Watched;
+use crate::support::{proxy::Proxy, stores::Watched};
 
 /// Its life is longer than a test.
 fn long() -> Limit {
@@ -169,6 +169,17 @@ async fn a_settlement_that_frees_a_place_has_the_time_of_the_store() {
     let (check, held) = (Check::new(charge(&STREAMS, 1)), enter(&limiter, &STREAMS).await);
     let settled = limiter.settle(Settlement::new(check, &held, |_| Some(0))).await.unwrap();
     assert_eq!((settled.decision.at(), settled.was_applied), (clock.now(), true));
+}
+
+#[tokio::test]
+async fn a_release_whose_reply_is_lost_was_applied() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server).await;
+    let limiter = Limiter::new(RedisStore::connect(proxy.url()).await.unwrap()).deadline(TEST_TIMEOUT);
+    let (check, held) = (Check::new(charge(&long(), 1)), enter(&limiter, &long()).await);
+    proxy.lose_replies(1);
+    let settled = limiter.settle(Settlement::new(check, &held, |_| Some(0))).await.unwrap();
+    assert!(proxy.has_lost_them() && settled.was_applied);
 }
 
 /// The old node redirects to the new one, which accepts only what is redirected.
