@@ -2,7 +2,8 @@
 //!
 //! 1. A decision holds its places. They are freed when its last clone is dropped.
 //! 2. A store that other processes share forgets a place that is not renewed for the window of its limit. So a task renews the places of a
-//!    limiter that are held for half of it. Most requests end before.
+//!    limiter that are held for half of it. Most requests end before. Neither the deadline nor the breaker ends a renewal or a release: they
+//!    are for callers that wait, and the requests that hold the places go on.
 //! 3. A place that the store does not know any more is lost: others may have got it. It is taken again, even beyond the limit, so that
 //!    no further admission comes on top.
 //! 4. Each runtime on which places are taken has a task of its own. It renews those of another runtime when they are overdue: that one
@@ -32,11 +33,11 @@ use super::{Core, Limiter, failure::FailureMode};
 use crate::{
     check::{AdmissionId, Charge, Check},
     decision::{Decision, Places, settlement::Settlement},
-    store::give_back,
+    store::{MOST_TIME, give_back},
 };
 
 /// A place is renewed after this part of its life. A failure leaves time for three more tries, each after the other part. A call that hangs
-/// is given up after the last part, and leaves time for one more.
+/// is given up after the last part, at most after [`MOST_TIME`], and leaves time for one more.
 const RENEWAL: u32 = 2;
 const NEXT_TRY: u32 = 8;
 const LONGEST_TRY: u32 = 4;
@@ -267,7 +268,7 @@ async fn renew(core: Weak<Core>, runtime: runtime::Id) {
 /// After a failure, the next try is due soon.
 async fn renew_one(limiter: Limiter, place: Arc<Place>) {
     let (began, renewals) = (Instant::now(), Arc::clone(&limiter.core.renewals));
-    let (store, deadline) = (&limiter.core.store, place.life / LONGEST_TRY);
+    let (store, deadline) = (&limiter.core.store, (place.life / LONGEST_TRY).min(MOST_TIME));
     let try_again = || renewals.lock().delay(&place, began + place.life / NEXT_TRY);
     let Ok(settled) = limiter.upkeep(store.settle(place.settlement(1)), deadline).await else { return try_again() };
     if !settled.was_applied && renewals.has(&place) {

@@ -227,7 +227,7 @@ impl Limiter {
         outcome
     }
 
-    /// Calls a store for what no caller waits for. The breaker does not end it: the requests that hold the places go on.
+    /// Calls a store for what no caller waits for, whatever the breaker says.
     pub(super) async fn upkeep<T>(&self, call: StoreFuture<T>, deadline: Duration) -> Result<T, Error> {
         let outcome = Deadline::new(call, deadline, Duration::ZERO).await.and_then(|reply| Ok(reply?));
         outcome.inspect_err(|error| metrics::failed(error.label(), &self.core.layer))

@@ -177,6 +177,7 @@ where
     }
 }
 
+/// Panics for a future that is polled after it was ready, which no request can bring about.
 fn take<T>(value: &mut Option<T>) -> T {
     value.take().unwrap_or_else(|| panic!("`ResponseFuture` polled after completion"))
 }

@@ -1,7 +1,7 @@
 //! A batch: checks and settlements that travel in one script call.
 //!
 //! `copies.rs` joins equal checks. A check that is alone has a short form, which `lone.lua` describes. Places are freed without the
-//! script, in batches of their own: it would cost Redis more than twice as many instructions.
+//! script, in batches of their own: in the script, Redis would run 60 % more instructions for each.
 
 use std::{
     iter,

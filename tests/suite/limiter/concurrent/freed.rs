@@ -134,6 +134,34 @@ async fn a_renewal_that_hangs_is_tried_again() {
     }
 }
 
+/// A store whose renewals all hang, and which does not decide at once, so that places are renewed.
+struct Hanging(MemoryStore, Arc<AtomicU64>);
+
+impl Store for Hanging {
+    fn decide(&self, check: Check) -> StoreFuture<Decision> {
+        self.0.decide(check)
+    }
+
+    fn settle(&self, _: Settlement) -> StoreFuture<Settled> {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        Box::pin(pending())
+    }
+
+    fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
+        self.0.reset(limit, key)
+    }
+}
+
+/// Of a place that lives for an hour: it is renewed after half of it, and tried again an eighth later.
+#[tokio::test(start_paused = true)]
+async fn no_renewal_hangs_for_a_part_of_a_long_life() {
+    let calls = Arc::default();
+    let limiter = Limiter::new(Hanging(MemoryStore::new(), Arc::clone(&calls)));
+    let _held = enter(&limiter, &long()).await;
+    sleep(seconds(60 * 40)).await;
+    assert_eq!(calls.load(Ordering::SeqCst), 2);
+}
+
 /// The reply is lost, and its decision has been dropped before.
 #[tokio::test]
 async fn a_place_that_is_taken_again_meanwhile_is_freed() {
