@@ -93,7 +93,10 @@ impl Dispatcher {
             return Box::pin(send_alone(job, connection, permit, dispatcher, config)).await;
         }
         // Dropped after it, so that the job of a caller that stops waiting is cancelled before it is counted.
-        let (answer, caller) = queue.push(job)?;
+        let (answer, caller) = match queue.push(job) {
+            Ok(queued) => queued,
+            Err(answer) => return answer,
+        };
         match wait {
             None => {
                 if let Some(permit) = self.batch_permit(queue) {

@@ -1,6 +1,9 @@
 //! A check or a settlement on its way, and the callers that wait for it.
 
-use std::{sync::Weak, time::Duration};
+use std::{
+    sync::Weak,
+    time::{Duration, SystemTime},
+};
 
 use redis::Cmd;
 use tokio::sync::oneshot::{Receiver, Sender, channel};
@@ -8,7 +11,7 @@ use tokio::sync::oneshot::{Receiver, Sender, channel};
 use crate::{
     algorithm::Kind,
     check::{AdmissionId, Charge, Check},
-    decision::{Decision, Settlement},
+    decision::{Decision, LimitStatus, Settlement},
     error::StoreError,
     local::{LocalState, Outdated},
     store::redis::keys::Keys,
@@ -127,6 +130,25 @@ impl Job {
     pub(super) fn may_wait(&self) -> Option<Duration> {
         let life = self.check().charges().find_map(Charge::life)?;
         Some((life / PART_OF_LIFE).min(LONGEST_WAIT)).filter(|wait| *wait >= SHORTEST_WAIT)
+    }
+
+    /// How many equal checks their limits can ever admit together; `None` if no limit bounds them.
+    pub(super) fn most_admitted(&self) -> Option<u64> {
+        let Work::Decide(check) = &self.work else { return None };
+        // Under one id, all of them are one admission.
+        let charges = check.charges().filter(|charge| check.id().is_none() && charge.can_refuse());
+        charges.filter_map(|charge| charge.limit().units().checked_div(charge.units())).min()
+    }
+
+    /// The refusal of a check behind so many equal ones. They may still be refused or leave, as reserved units may be given back.
+    pub(super) fn refused_behind(&self, ahead: u64) -> Decision {
+        Decision::new(self.check(), SystemTime::now(), AdmissionId::fresh(), |charge| {
+            let (limit, units) = (charge.limit(), charge.units());
+            let refuses = charge.can_refuse() && limit.units().checked_div(units).is_some_and(|most| ahead >= most);
+            let used = if refuses { limit.units() } else { 0 };
+            let status = LimitStatus::new(charge, used, Duration::ZERO, refuses.then(|| limit.window()));
+            status.with_reserved(used, Duration::ZERO)
+        })
     }
 
     /// Whether the order of the two makes no difference.

@@ -13,6 +13,8 @@
 //! 7. Callers hold the queue weakly. So it ends with its runtime, and all that wait in it get an error.
 //! 8. While many checks wait, the keys take turns. So a key that floods the queue delays its own checks, and no others. A check
 //!    that is cancelled takes no turn.
+//! 9. While many checks wait, a check behind as many equal ones as its limits can ever admit is refused at once: each of those takes its
+//!    units, or finds that they are used up. So a client never fills the queue with checks that its own limit refuses.
 
 #[cfg(not(test))]
 use std::sync::{Mutex, MutexGuard};
@@ -78,6 +80,8 @@ struct State {
     /// The digests in `many`. The first has its turn: one job of it leaves.
     turns: VecDeque<u64>,
     waiting: usize,
+    /// The callers of equal checks that came while many waited, by the digest of their check. Each caller has a clone.
+    crowds: HashMap<u64, Arc<()>, BuildHasherDefault<Prehashed>>,
     /// The callers that stopped waiting since cancelled jobs were last removed. Some of their jobs have left the queue.
     cancelled: usize,
     in_flight: usize,
@@ -106,13 +110,21 @@ impl Queue {
         Some(Permit { queue: Arc::downgrade(self), is_lone: true })
     }
 
-    /// Queues a job. A task has to [serve](Self::batch_permit) the queue from then on.
-    pub(super) fn push(self: &Arc<Self>, mut job: Box<Job>) -> Result<(Receiver<Answer>, Caller), StoreError> {
+    /// Queues a job, or returns its answer. A task has to [serve](Self::batch_permit) the queue from then on.
+    pub(super) fn push(self: &Arc<Self>, mut job: Box<Job>) -> Result<(Receiver<Answer>, Caller), Answer> {
         let mut state = self.lock();
         let turn = state.turn_of(&job, &self.digester);
         // So that prefetches of thousands of keys never delay or fail the checks of callers.
         if job.is_check() && job.is_of_prefetch() && state.waiting > self.capacity / PART_OF_PREFETCHES {
-            return Err(state.refusal(turn));
+            return Err(Err(state.refusal(turn)));
+        }
+        let crowd = turn.and_then(|_| state.crowd_of(&job, &self.digester));
+        if let Some(crowd) = &crowd {
+            // Without the clones of the table and of this caller.
+            let ahead = Arc::strong_count(crowd) as u64 - 2;
+            if job.most_admitted().is_some_and(|most| ahead >= most) {
+                return Err(Ok((job.refused_behind(ahead), false)));
+            }
         }
         // A settlement that is refused is lost, so checks leave places to them.
         let places = if job.is_check() { self.capacity } else { 2 * self.capacity };
@@ -126,11 +138,11 @@ impl Queue {
             let refusal = state.refusal(turn);
             drop(state);
             metrics::queue_full();
-            return Err(refusal);
+            return Err(Err(refusal));
         }
         let answer = job.wait();
         state.push(job, turn);
-        Ok((answer, Caller::of(self)))
+        Ok((answer, Caller { queue: Arc::downgrade(self), _crowd: crowd }))
     }
 
     /// The permit to have one batch in flight. Without one, the tasks that have them serve the queue. A server that is far away may have
@@ -152,6 +164,19 @@ impl State {
     fn turn_of(&self, job: &Job, digester: &Digester) -> Option<u64> {
         let digest = || job.check().charges().next().map_or(0, |first| first.limit().digest(digester, first.key()));
         (!self.many.is_empty() || self.few.len() >= FEW).then(digest)
+    }
+
+    /// The callers of checks that are equal to this one. `None` if no number of them tells that it is refused.
+    fn crowd_of(&mut self, job: &Job, digester: &Digester) -> Option<Arc<()>> {
+        job.most_admitted()?;
+        if self.crowds.len() > FEW + 2 * self.waiting {
+            self.crowds.retain(|_, crowd| Arc::strong_count(crowd) > 1);
+        }
+        let digest = job.check().charges().fold(0_u64, |digest, charge| {
+            let cost = 2 * charge.cost() + 1;
+            digest.rotate_left(1).wrapping_add(charge.limit().digest(digester, charge.key()).wrapping_mul(cost))
+        });
+        Some(Arc::clone(self.crowds.entry(digest).or_default()))
     }
 
     /// The time until the answer to a job of this turn that comes now. All jobs in flight and ahead of it are decided before. A third
@@ -267,22 +292,26 @@ impl Drop for Permit {
 }
 
 /// The caller of a job in the queue. When it stops waiting, its job is cancelled, and is counted as such.
-pub(super) struct Caller(Weak<Queue>);
+pub(super) struct Caller {
+    queue: Weak<Queue>,
+    /// Counts it among the callers of equal checks until it is dropped.
+    _crowd: Option<Arc<()>>,
+}
 
 impl Caller {
     pub(super) fn of(queue: &Arc<Queue>) -> Self {
-        Self(Arc::downgrade(queue))
+        Self { queue: Arc::downgrade(queue), _crowd: None }
     }
 
     /// It has its answer.
     pub(super) fn leave(mut self) {
-        self.0 = Weak::new();
+        self.queue = Weak::new();
     }
 }
 
 impl Drop for Caller {
     fn drop(&mut self) {
-        if let Some(queue) = self.0.upgrade() {
+        if let Some(queue) = self.queue.upgrade() {
             queue.lock().cancelled += 1;
         }
     }
@@ -300,7 +329,9 @@ mod tests {
         store::ManualClock,
     };
 
-    const CALLS: Limit = Limit::per_hour("calls", 100);
+    /// More than any of these tests asks for.
+    const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
+    const LOGINS: Limit = Limit::per_minute("login", 5);
 
     /// A queue, and the callers of its checks.
     #[derive(Default)]
@@ -330,6 +361,10 @@ mod tests {
         let mut model = loom::model::Builder::new();
         model.max_branches = 1_000_000;
         model.check(test);
+    }
+
+    fn login(key: u64, cost: u64) -> Check {
+        Check::new(Charge::new(LOGINS, key, cost).unwrap())
     }
 
     fn push(queue: &Arc<Queue>, key: u64, deadline: u64) -> Result<(Receiver<Answer>, Caller), String> {
@@ -498,6 +533,37 @@ mod tests {
             drop(callers);
             assert!(push(&queue, 2_000, 50).is_ok());
             assert_eq!(queue.lock().waiting, 1);
+        });
+    }
+
+    /// The first come while few wait. A caller that leaves makes room, and so does one that has its answer.
+    #[test]
+    fn no_more_equal_checks_wait_than_their_limit_admits() {
+        on_one_thread(|| {
+            let (queue, mut callers) = (Queue::new(4, CAPACITY), Vec::new());
+            let push = |key: u64, cost| queue.push(Job::decide(login(key, cost), Duration::MAX));
+            let check_of = |cost| Charge::new(LOGINS, 9_999, cost).unwrap();
+            callers.extend((0..FEW as u64).map(|key| push(key, 1).unwrap()));
+            let mut logins: Vec<_> = (0..5).map(|_| push(9_999, 1).unwrap()).collect();
+            let refusal = push(9_999, 1).err().unwrap().unwrap().0;
+            assert!(!refusal.is_allowed() && refusal.retry_after() == Some(Duration::from_secs(1)), "{refusal:?}");
+            assert!(refusal.binding().is_refused_by_reservations(), "it begins no ban");
+            assert!(push(9_998, 1).is_ok() && push(9_999, 2).is_ok(), "another key, and another cost");
+            let others = [
+                Check::new(check_of(1)).with_id(AdmissionId::from(7)),
+                Check::new(check_of(1).in_shadow()),
+                Check::new(check_of(0)),
+                Check::new(Charge::any_left(LOGINS, 9_999)),
+            ];
+            for other in others {
+                callers.extend((0..9).map(|_| queue.push(Job::decide(other.clone(), Duration::MAX)).unwrap()));
+            }
+            drop(logins.pop());
+            logins.push(push(9_999, 1).unwrap());
+            assert!(push(9_999, 1).is_err());
+            let (_, caller) = logins.remove(0);
+            caller.leave();
+            assert!(push(9_999, 1).is_ok());
         });
     }
 
