@@ -83,6 +83,7 @@ async fn crawl(limiter: Limiter, limit: Limit) -> Result<(), Box<dyn Error>> {
     }
     println!("{} pages fetched and {} put off in {:.1?}", total.fetched, total.refused, begun.elapsed());
     println!("the API was called {} times; {} left", crawler.api.calls(), crawler.remaining().await?);
+    crawler.limiter.shutdown(Duration::from_secs(5)).await?;
     Ok(())
 }
 

@@ -22,7 +22,9 @@ use std::{
 use http::request::Parts;
 use tokio::{net::TcpListener, sync::Notify, time::sleep};
 use tonic::transport::{Server, server::TcpIncoming};
-use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer, RedisStore, Store, middleware::GrpcResponse};
+use tower_sliding_window::{
+    Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, RedisStore, Store, middleware::GrpcResponse,
+};
 
 const CHECKS: Limit = Limit::per("checks", 5, Duration::from_secs(10));
 
@@ -54,7 +56,8 @@ fn is_watch(request: &Parts) -> bool {
 }
 
 async fn serve(store: impl Store, store_name: &str) -> Result<(), Box<dyn Error>> {
-    let limits = RateLimitLayer::new(store)
+    let limiter = Limiter::new(store);
+    let limits = RateLimitLayer::new(limiter.clone())
         .limit(CHECKS.by(PeerIp::new()))
         .skip(is_watch)
         .respond_with(GrpcResponse)
@@ -95,6 +98,8 @@ try: grpc_health_probe -addr={address}"
         // A client that answers nothing does not keep the server up.
         () = async { grace.notified().await; sleep(GRACE).await } => {}
     }
+    // Gives back what this process holds, and completes what is on its way.
+    limiter.shutdown(GRACE).await?;
     writeln!(stdout(), "shut down")?;
     Ok(())
 }

@@ -10,6 +10,7 @@ use std::{
     env,
     error::Error,
     hash::{BuildHasher, RandomState},
+    sync::Arc,
     time::Duration,
 };
 
@@ -24,11 +25,11 @@ use http::{HeaderMap, header::CONTENT_LENGTH, request::Parts};
 use http_body_util::channel::Channel;
 use tokio::{
     net::TcpListener,
+    signal::ctrl_c,
     time::{sleep, timeout},
 };
 use tower_sliding_window::{
-    ApiKey, KeyExtractor, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Rejection, Secret, Store,
-    middleware::Exchange,
+    ApiKey, KeyExtractor, Limit, Limiter, RateLimitLayer, Rejection, Secret, Store, middleware::Exchange, store,
 };
 
 const REQUESTS: Limit = Limit::per_minute("requests", 60);
@@ -129,16 +130,15 @@ fn number(headers: &HeaderMap, name: &str) -> Option<u64> {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let app = match env::var("REDIS_URL") {
-        Ok(url) => app(RedisStore::builder(&url).build()?)?,
-        Err(_) => app(MemoryStore::new())?,
-    };
+    let store = store::from_url(&env::var("REDIS_URL").unwrap_or_else(|_| "memory:".to_owned()))?;
+    let app = app(Arc::clone(&store))?;
     let port = env::var("PORT").map_or(Ok(3000), |port| port.parse::<u16>())?;
     let listener = TcpListener::bind(("127.0.0.1", port)).await?;
     let url = format!("http://{}", listener.local_addr()?);
     println!("listening on {url}");
     println!("try: curl -i -H 'x-api-key: ada' -H 'x-max-tokens: 50' -d 'tell me a story' {url}/complete");
     println!("and word by word: curl -iN -H 'x-api-key: ada' -d 'tell me a long story' {url}/stream");
-    axum::serve(listener, app).await?;
-    Ok(())
+    axum::serve(listener, app).with_graceful_shutdown(async { drop(ctrl_c().await) }).await?;
+    // Completes the settlements that are on their way.
+    Ok(Limiter::new(store).shutdown(Duration::from_secs(5)).await?)
 }

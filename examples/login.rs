@@ -5,14 +5,12 @@
 //! REDIS_URL=redis://127.0.0.1:6379/ PORT=0 cargo run --example login
 //! ```
 
-use std::{env, error::Error, net::SocketAddr};
+use std::{env, error::Error, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{Router, routing::post};
 use http::{HeaderMap, StatusCode};
-use tokio::net::TcpListener;
-use tower_sliding_window::{
-    Header, Limit, MemoryStore, PeerIp, RateLimitLayer, RedisStore, Store, middleware::Exchange,
-};
+use tokio::{net::TcpListener, signal::ctrl_c};
+use tower_sliding_window::{Header, Limit, Limiter, PeerIp, RateLimitLayer, Store, middleware::Exchange, store};
 
 const BY_ADDRESS: Limit = Limit::per_minute("failed-logins-address", 5);
 /// An attacker who uses it up locks out the owner, too. So it is the larger one.
@@ -39,16 +37,16 @@ async fn log_in(headers: HeaderMap, password: String) -> (StatusCode, String) {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let app = match env::var("REDIS_URL") {
-        Ok(url) => app(RedisStore::builder(&url).build()?),
-        Err(_) => app(MemoryStore::new()),
-    };
+    let store = store::from_url(&env::var("REDIS_URL").unwrap_or_else(|_| "memory:".to_owned()))?;
+    let app = app(Arc::clone(&store));
     let port = env::var("PORT").map_or(Ok(3000), |port| port.parse::<u16>())?;
     let listener = TcpListener::bind(("127.0.0.1", port)).await?;
     let url = format!("http://{}", listener.local_addr()?);
     println!("listening on {url}");
     println!("try: curl -i -H 'x-account: ada' -d wrong {url}/login");
     println!("and: curl -i -H 'x-account: ada' -d 'correct horse' {url}/login");
-    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
-    Ok(())
+    let served = axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>());
+    served.with_graceful_shutdown(async { drop(ctrl_c().await) }).await?;
+    // Completes the settlements that are on their way.
+    Ok(Limiter::new(store).shutdown(Duration::from_secs(5)).await?)
 }

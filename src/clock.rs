@@ -6,7 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, SystemTime},
+    time::{self, Duration, SystemTime},
 };
 
 use tokio::time::Instant;
@@ -80,10 +80,57 @@ pub(crate) enum Clock {
         started: Instant,
         epoch: u64,
     },
+    /// The same, but it follows the steps of the system clock, as of a machine that was suspended.
+    Following(Arc<Following>),
     /// The system's time, which may step. It does not drift away from the clocks of other processes.
     #[cfg(feature = "redis")]
     System,
     Manual(ManualClock),
+}
+
+/// The system clock is compared with the one of the process after this time at the earliest, and a larger difference is a step.
+const STEP: u64 = 1_000_000;
+
+/// Both clocks are read one after the other. If more time passes in between, the thread has stood still, and nothing is learnt.
+const PRECISION: Duration = Duration::from_millis(100);
+
+#[derive(Debug)]
+pub(crate) struct Following {
+    started: Instant,
+    /// The same moment by a clock that no test pauses.
+    really_started: time::Instant,
+    /// What the system clock would have shown then.
+    epoch: AtomicU64,
+    /// When the clocks were compared, in microseconds since the start.
+    compared_at: AtomicU64,
+}
+
+impl Following {
+    #[inline]
+    fn now(&self) -> u64 {
+        let elapsed = micros(self.started.elapsed());
+        if elapsed.saturating_sub(self.compared_at.load(Ordering::Relaxed)) >= STEP {
+            self.compare(elapsed);
+        }
+        self.epoch.load(Ordering::Relaxed).saturating_add(elapsed)
+    }
+
+    #[cold]
+    fn compare(&self, elapsed: u64) {
+        self.compared_at.store(elapsed, Ordering::Relaxed);
+        let (before, system) = (self.really_started.elapsed(), SystemTime::now());
+        if self.really_started.elapsed().saturating_sub(before) <= PRECISION {
+            self.follow(micros(before), micros_since_epoch(system));
+        }
+    }
+
+    /// So much time has passed since the start, and the system clock shows this.
+    fn follow(&self, elapsed: u64, system: u64) {
+        let epoch = system.saturating_sub(elapsed);
+        if epoch.abs_diff(self.epoch.load(Ordering::Relaxed)) > STEP {
+            self.epoch.store(epoch, Ordering::Relaxed);
+        }
+    }
 }
 
 impl Clock {
@@ -91,10 +138,20 @@ impl Clock {
         Self::Monotonic { started: Instant::now(), epoch: micros_since_epoch(SystemTime::now()) }
     }
 
+    pub(crate) fn following() -> Self {
+        Self::Following(Arc::new(Following {
+            started: Instant::now(),
+            really_started: time::Instant::now(),
+            epoch: AtomicU64::new(micros_since_epoch(SystemTime::now())),
+            compared_at: AtomicU64::new(0),
+        }))
+    }
+
     /// Microseconds since the Unix epoch.
     pub(crate) fn now(&self) -> u64 {
         match self {
             Self::Monotonic { started, epoch } => epoch.saturating_add(micros(started.elapsed())),
+            Self::Following(clock) => clock.now(),
             #[cfg(feature = "redis")]
             Self::System => micros_since_epoch(SystemTime::now()),
             Self::Manual(clock) => clock.micros(),
@@ -134,4 +191,37 @@ pub(crate) fn write_window(text: &mut String, window_micros: u64) {
         let _ = write!(text, "{count}");
     }
     text.push_str(names[0]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_follows_steps_of_the_system_clock_and_nothing_less() {
+        let Clock::Following(clock) = Clock::following() else { panic!("another clock") };
+        let (start, hour) = (1_784_111_777_000_000, 3_600_000_000);
+        clock.epoch.store(start, Ordering::Relaxed);
+        let shown = |elapsed, system| {
+            clock.follow(elapsed, system);
+            clock.epoch.load(Ordering::Relaxed) + elapsed
+        };
+        assert_eq!(shown(5, start + 5), start + 5);
+        assert_eq!(shown(hour, start + hour + STEP), start + hour, "less than a step");
+        assert_eq!(shown(hour, start + 2 * hour), start + 2 * hour, "the machine was suspended for an hour");
+        assert_eq!(shown(2 * hour, start + 3 * hour + STEP), start + 3 * hour);
+        assert_eq!(shown(3 * hour, start - 24 * hour), start - 24 * hour, "it was a day ahead");
+        assert_eq!(shown(3 * hour, 0), 3 * hour, "before 1970");
+    }
+
+    /// The pause of a test stops the decisions, and is no step.
+    #[tokio::test(start_paused = true)]
+    async fn a_paused_clock_shows_the_time_of_the_test() {
+        let clock = Clock::following();
+        let start = clock.now();
+        tokio::time::advance(Duration::from_secs(3_600)).await;
+        assert_eq!(clock.now(), start + 3_600_000_000);
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(clock.now(), start + 3_600_000_000);
+    }
 }

@@ -4,7 +4,7 @@ use std::{borrow::Cow, error, fmt};
 
 /// A wrong setting. Its text names the value, and says what is wrong with it.
 ///
-/// Of a URL it shows at most the scheme and the host, and nothing that may be part of a password.
+/// Of a URL it shows at most the scheme, and nothing that may be part of a password.
 ///
 /// ```
 /// use std::time::Duration;
@@ -32,6 +32,8 @@ pub enum ConfigErrorKind {
     NoLimits,
     /// Two limits of a layer have the same name, by which clients and metrics know them. Or a check charges one limit twice for a key.
     SameLimit,
+    /// An option that would have no effect on its limit, or a call that a limit of its kind does not know.
+    NoEffect,
     /// The URL or a setting of a [store](crate::store).
     Store,
     /// A [`Secret`](crate::Secret) is too short.

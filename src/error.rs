@@ -3,11 +3,9 @@
 //! 1. [`Error::NeverFits`] is a mistake of the caller: waiting does not help.
 //! 2. [`Error::TimedOut`], [`Error::Unavailable`] and [`Error::BreakerOpen`] are failures of the store. The caller or the
 //!    route's [failure mode](crate::limiter::FailureMode) chooses whether the work goes on without a decision.
-//! 3. [`Error::LimitNotChosen`] concerns one limit that is [chosen](crate::KeyedLimit::chosen) for each request. Its
-//!    [fallback](crate::KeyedLimit::fallback) is charged in its place, or the failure mode decides.
-//! 4. A [`StoreError`] has a [kind](StoreError::kind), and its cause as [`source`](std::error::Error::source). Neither contains a
+//! 3. A [`StoreError`] has a [kind](StoreError::kind), and its cause as [`source`](std::error::Error::source). Neither contains a
 //!    key or a password.
-//! 5. A [`ConfigError`] says which setting is wrong. It comes while an application is set up, and never later.
+//! 4. A [`ConfigError`] says which setting is wrong. It comes while an application is set up, and never later.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -47,9 +45,6 @@ pub enum Error {
     Unavailable(StoreError),
     /// The store was not asked, since it has failed repeatedly. This is its last failure. See [`Breaker`](crate::limiter::Breaker).
     BreakerOpen(Arc<Self>),
-    /// No limit could be [chosen](crate::KeyedLimit::chosen) for the request, for this reason: the function that chooses it has
-    /// failed, or has taken longer than the deadline.
-    LimitNotChosen(Arc<dyn error::Error + Send + Sync>),
 }
 
 impl fmt::Display for Error {
@@ -63,7 +58,6 @@ impl fmt::Display for Error {
             }
             Self::Unavailable(_) => f.write_str("the rate-limit store is unavailable"),
             Self::BreakerOpen(_) => f.write_str("the rate-limit store is not asked, since it has failed repeatedly"),
-            Self::LimitNotChosen(_) => f.write_str("no rate limit could be chosen"),
         }
     }
 }
@@ -74,7 +68,6 @@ impl error::Error for Error {
             Self::NeverFits(_) | Self::TimedOut { .. } => None,
             Self::Unavailable(error) => Some(error),
             Self::BreakerOpen(error) => Some(&**error),
-            Self::LimitNotChosen(cause) => Some(&**cause),
         }
     }
 }
@@ -86,7 +79,6 @@ impl Error {
             Self::TimedOut { .. } => Some("timed_out"),
             Self::Unavailable(_) => Some("unavailable"),
             Self::BreakerOpen(_) => Some("breaker_open"),
-            Self::LimitNotChosen(_) => Some("limit_not_chosen"),
             Self::NeverFits(_) => None,
         }
     }
@@ -109,7 +101,7 @@ impl Error {
                 _ => !error.is_of_one_check,
             },
             Self::BreakerOpen(error) => error.may_pass(),
-            Self::NeverFits(_) | Self::LimitNotChosen(_) => false,
+            Self::NeverFits(_) => false,
         }
     }
 
@@ -118,7 +110,7 @@ impl Error {
         match self {
             Self::TimedOut { .. } => true,
             Self::Unavailable(error) => !error.is_of_one_check,
-            Self::NeverFits(_) | Self::BreakerOpen(_) | Self::LimitNotChosen(_) => false,
+            Self::NeverFits(_) | Self::BreakerOpen(_) => false,
         }
     }
 }
@@ -167,8 +159,10 @@ pub enum StoreErrorKind {
     Unreachable,
     /// The server did not answer in time. Or the check was not sent, since too many others wait to answer this one in time.
     TimedOut,
-    /// The server is a replica, or may not write for another reason.
+    /// The server is a replica, or may not write for another reason: it has too few replicas, or could not save its data.
     ReadOnly,
+    /// The server loads its data after a start, or runs a script for long.
+    Busy,
     /// There is no memory left for the admission.
     OutOfMemory,
     /// The key has a value of another application.

@@ -31,7 +31,7 @@
 //! | limit by address behind a proxy, by API key, user or tenant | [`guide::choosing_keys`] |
 //! | copy a short program: JWT, login, WebSockets, SSE, GraphQL, LLM gateway, quota, reload, usage and reset, workers | [`guide::recipes`] |
 //! | move from tower_governor, axum_gcra, actix-limitation, express-rate-limit or nginx | [`guide::moving_here`] |
-//! | go live: ten lines to check | [`guide::before_production`] |
+//! | go live: eleven lines to check | [`guide::before_production`] |
 //!
 //! | limits | read |
 //! |---|---|

@@ -17,7 +17,7 @@ use std::{
 };
 
 #[cfg(feature = "tracing")]
-pub(crate) use tracing::{error, field::debug, info, warn};
+pub(crate) use tracing::{error, info, warn};
 
 /// The time between two lines of one kind, in microseconds.
 const INTERVAL: u64 = 1_000_000;
@@ -88,12 +88,6 @@ macro_rules! no_line {
 
 #[cfg(not(feature = "tracing"))]
 pub(crate) use {no_line as error, no_line as info, no_line as warn};
-
-/// A value that a line shows as its `Debug`.
-#[cfg(not(feature = "tracing"))]
-pub(crate) fn debug<T>(value: T) -> T {
-    value
-}
 
 #[cfg(test)]
 mod tests {

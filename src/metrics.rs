@@ -3,13 +3,13 @@
 //! | name | kind | unit | labels | counts or measures |
 //! |---|---|---|---|---|
 //! | `rate_limit_decisions_total` | counter | decisions | `layer`; `limit`: the limit's name; `outcome`: `allowed`, `refused`, `shadow_refused` | how often a limit was part of an admission, refused, or would have refused in the [shadow](crate::KeyedLimit::in_shadow); units counted [afterwards](crate::KeyedLimit::count_afterwards), and charges at no cost, such as those of [`peek`](crate::Limiter::peek), are left out |
-//! | `rate_limit_rejections_total` | counter | requests | `layer`; `kind`: `limited`, `never_fits`, `no_key`, `not_set_up`, `denied`, `banned`, `unavailable` | how often a layer, or a handler by a [`Rejection`](crate::Rejection), responded in the service's place: with 429 over a limit, with 429 because the cost is above a limit, with a 4xx because of the key, with 500 because the server is not set up to find a key, with 403, by a [ban](crate::KeyedLimit::ban), with 503 |
+//! | `rate_limit_rejections_total` | counter | requests | `layer`; `kind`: `limited`, `never_fits`, `no_key`, `not_set_up`, `denied`, `banned`, `unavailable` | how often a layer, or a handler by a [`Rejection`](crate::Rejection), responded in the service's place: with 429 over a limit, with 429 because the cost is above a limit, with a 4xx because of the key, with 500 because the server is not set up to find a key or to hold a place, with 403, by a [ban](crate::KeyedLimit::ban), with 503 |
 //! | `rate_limit_uncounted_total` | counter | requests | `layer`; `kind`: `preflight`, `skipped`, `exempt` | how often a layer let a request through without looking at its limits: [CORS preflights](crate::RateLimitLayer::count_preflights), [skipped](crate::RateLimitLayer::skip) requests, [exempt](crate::RateLimitLayer::exempt) keys |
-//! | `rate_limit_failures_total` | counter | failures | `layer`; `cause`: `timed_out`, `unavailable`, `breaker_open`, `limit_not_chosen` | how often the store did not answer, or a limit could not be chosen: see [`Error`](crate::Error) |
-//! | `rate_limit_degraded_total` | counter | requests | `layer`; `mode`: `open`, `closed`, `local`, `fallback` | how often a layer's [failure mode](crate::limiter::FailureMode) decided or left out a limit; how often [fallbacks](crate::KeyedLimit::fallback) were enough; how often a handler answered 503 by a [`Rejection`](crate::Rejection) |
+//! | `rate_limit_failures_total` | counter | failures | `layer`; `cause`: `timed_out`, `unavailable`, `breaker_open` | how often the store did not answer: see [`Error`](crate::Error) |
+//! | `rate_limit_degraded_total` | counter | requests | `layer`; `mode`: `open`, `closed`, `local` | how often a layer's [failure mode](crate::limiter::FailureMode) decided; how often a handler answered 503 by a [`Rejection`](crate::Rejection) |
 //! | `rate_limit_refusal_cache_hits_total` | counter | refusals | | refusals by the [refusal cache](crate::Limiter::refusal_cache), without asking the store |
 //! | `rate_limit_prefetch_hits_total` | counter | checks | | admissions out of [prefetch](crate::limit::prefetch), without asking the store |
-//! | `rate_limit_breakers_open` | gauge | breakers | | open [breakers](crate::limiter::Breaker): 0 or 1 for one `RedisStore`, unless a limiter or layer has a breaker of its own |
+//! | `rate_limit_breakers_open` | gauge | breakers | | open [breakers](crate::limiter::Breaker): 0 or 1 for one `RedisStore`, in a cluster one for each node or group of nodes that fails, unless a limiter or layer has a breaker of its own |
 //! | `rate_limit_batch_checks` | histogram | checks and settlements | | size of a batch that is sent to Redis |
 //! | `rate_limit_queue_checks` | histogram | checks and settlements | | how many still wait when a batch is sent |
 //! | `rate_limit_queue_full_total` | counter | checks and settlements | | how many failed at once, because they would have been answered after the deadline, or because 65,536 waited |
@@ -21,7 +21,6 @@
 //! 3. A check of several limits counts once for each limit. If it is refused, only the limits that refused it count.
 //!    Decisions by the refusal cache, and by a [share](crate::limiter::Share) of this process, count too.
 //! 4. A failure counts for each check, settlement or reset, whatever the failure mode does; a probe does not count.
-//!    `limit_not_chosen` counts once a request, however many limits could not be chosen.
 //! 5. A rejection counts once, for the layer that made it. A responder that calls `into_response` of the rejection counts it once
 //!    more, under the empty layer. A request that is counted, and is not rejected, is in no counter of requests, but in the
 //!    decisions of each of its limits. One whose [chosen](crate::KeyedLimit::chosen) limits are all `None`, or that costs nothing, is in no counter.
@@ -38,9 +37,9 @@
 //! | alert on | since |
 //! |---|---|
 //! | `rate_limit_breakers_open` above 0 | a store has failed repeatedly and is not asked, so failure modes decide |
-//! | an increase of `rate_limit_degraded_total` | the store did not decide, or a limit could not be chosen. By `mode`: limits were not enforced, requests got a 503, a share decided, or a fallback was charged |
+//! | an increase of `rate_limit_degraded_total` | the store did not decide. By `mode`: limits were not enforced, requests got a 503, or a share decided |
 //! | an increase of `rate_limit_rejections_total{kind="never_fits"}` | a limit is smaller than the cost of a request, so waiting does not help the client |
-//! | an increase of `rate_limit_rejections_total{kind="not_set_up"}` | the server does not know its peers, so requests get a 500 |
+//! | an increase of `rate_limit_rejections_total{kind="not_set_up"}` | the server does not know its peers, or its bodies cannot [hold places](crate::guide::at_most_n_at_once#bodies), so requests get a 500 |
 //! | an increase of `rate_limit_queue_full_total` | Redis decides fewer checks than arrive |
 //!
 //! A counter appears with its first event, so `rate` and `increase` of Prometheus miss that event. To be alerted by it as well,
@@ -131,7 +130,7 @@ fn describe() {
     count("rate_limit_rejections_total", "Requests with a response in the service's place, by kind");
     count("rate_limit_uncounted_total", "Requests that a layer let through without looking at its limits");
     count("rate_limit_failures_total", "Calls that the store did not answer, and limits not chosen, by cause");
-    count("rate_limit_degraded_total", "Requests decided by a failure mode or by fallbacks, by mode");
+    count("rate_limit_degraded_total", "Requests decided by a failure mode, by mode");
     count("rate_limit_refusal_cache_hits_total", "Refusals without asking the store");
     count("rate_limit_prefetch_hits_total", "Admissions out of prefetches, without asking the store");
     count("rate_limit_queue_full_total", "Checks and settlements that failed at once because the queue was too long");
@@ -174,7 +173,7 @@ pub(crate) fn failed(cause: Option<&'static str>, layer: &Cow<'static, str>) {
     }
 }
 
-/// A request that the failure mode or fallbacks have decided.
+/// A request that the failure mode has decided.
 #[inline]
 pub(crate) fn degraded(mode: &'static str, layer: &Cow<'static, str>) {
     record! { counter!("rate_limit_degraded_total", "layer" => layer.clone(), "mode" => mode).increment(1); }

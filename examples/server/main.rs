@@ -62,8 +62,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
         deadline: deadline()?,
     };
     // A server without the page: `let app = app(&Limiter::new(store), &settings);`
-    let app = page::beside(store, &settings, app)?;
-    serve::serve(app, &settings.hello).await
+    let app = page::beside(store.clone(), &settings, app)?;
+    serve::serve(app, &settings.hello).await?;
+    // Gives back what this process holds, and completes what is on its way.
+    Ok(Limiter::new(store).shutdown(Duration::from_secs(3)).await?)
 }
 
 fn setting(name: &str, default: &str) -> String {

@@ -121,17 +121,18 @@ impl Charge {
     /// A charge of units that have been spent already: it counts in full, even above the limit, and never refuses. Later
     /// checks are refused until enough units have left the window.
     ///
-    /// A cost above both the limit and 2^32 counts as the larger of them.
+    /// A cost above both the limit and 2^32 counts as the larger of them. A place of a [concurrent](Limit::concurrent) limit cannot be
+    /// spent: it is taken as by any other charge, and only if it is free.
     #[must_use]
     pub fn spent(limit: Limit, key: impl Into<Key>, cost: u64) -> Self {
         let cost = cost.min(limit.most_spent());
-        Self { takes: Takes::Always, ..Self::fitting(limit, key.into(), cost) }
+        let takes = if limit.is_concurrent() { Takes::IfAdmitted } else { Takes::Always };
+        Self { takes, ..Self::fitting(limit, key.into(), cost) }
     }
 
     /// The same charge for units that have been [spent](Self::spent).
     pub(crate) fn as_spent(&self, limit: Limit, cost: u64) -> Self {
-        let cost = if limit.is_concurrent() { cost.min(1) } else { cost.min(limit.most_spent()) };
-        Self { cost, takes: Takes::Always, ..self.on(limit) }
+        Self { cost: cost.min(limit.most_spent()), takes: Takes::Always, ..self.on(limit) }
     }
 
     /// The same charge under another limit.

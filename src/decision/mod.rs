@@ -17,6 +17,8 @@
 //! 6. Clients see the figures of the [`visible`](Decision::visible) limit: the binding one among the limits that are
 //!    not [hidden](Charge::hidden). For a refusal, only limits that refused count. If all of those are hidden, there is
 //!    no visible limit.
+//! 7. Behind several layers, the decision in the extensions of the request is that of all of them. Its statuses are those of the innermost layer
+//!    first. It holds the places of all layers. Its id and its time are those of the innermost.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -55,7 +57,11 @@ use crate::{
 /// The result of a check. See the [module docs](self). Cheap to clone.
 #[derive(Clone, Debug)]
 #[must_use = "a refusal is a decision, too: see `is_allowed`"]
-pub struct Decision(Arc<Fields>);
+pub struct Decision {
+    fields: Arc<Fields>,
+    /// The address of the layer that has left it on a request; 0 if none has.
+    layer: usize,
+}
 
 #[derive(Clone, Debug)]
 struct Fields {
@@ -73,6 +79,8 @@ struct Origin {
     /// The failure of the store, if this process has decided in its place.
     instead_of: Option<Arc<Error>>,
     places: Option<Arc<dyn Places>>,
+    /// The decision of the layers further out.
+    outer: Option<Decision>,
 }
 
 /// The places of an admission under [concurrent](crate::Limit::concurrent) limits. They are freed when this is dropped.
@@ -92,7 +100,7 @@ impl Decision {
 
     #[inline]
     pub(crate) fn of_statuses(at: SystemTime, id: AdmissionId, (first, rest): (LimitStatus, Vec<LimitStatus>)) -> Self {
-        Self(Arc::new(Fields { at, id, first, rest, origin: None }))
+        Self { fields: Arc::new(Fields { at, id, first, rest, origin: None }), layer: 0 }
     }
 
     /// Marks a decision of this process, made in the place of a store that has failed.
@@ -147,25 +155,38 @@ impl Decision {
         self
     }
 
-    /// Makes of the figures of a check at no cost the refusal of the check itself, until something leaves the window; `None` if
-    /// it would be admitted.
-    pub(crate) fn into_refusal(mut self, check: &Check) -> Option<Self> {
-        for (charge, status) in check.charges().zip(self.statuses_mut()) {
-            *status = status.clone().refused_until_reset(charge);
-        }
-        (!self.is_allowed()).then_some(self)
-    }
-
     fn origin_mut(&mut self) -> &mut Origin {
-        Arc::make_mut(&mut self.0).origin.get_or_insert_default()
+        Arc::make_mut(&mut self.fields).origin.get_or_insert_default()
     }
 
-    fn places(&self) -> Option<&Arc<dyn Places>> {
-        self.0.origin.as_ref()?.places.as_ref()
+    /// The decision that a layer of this address leaves on a request.
+    pub(crate) fn left_by(self, layer: usize) -> Self {
+        Self { layer, ..self }
+    }
+
+    /// Whether a layer that is further out, too, has left it on a request.
+    pub(crate) fn counts_twice(&self) -> bool {
+        self.layers().skip(1).any(|outer| outer.layer == self.layer)
+    }
+
+    /// Adds the decision of the layers further out. See rule 7 of the [module docs](self).
+    pub(crate) fn within(mut self, outer: Self) -> Self {
+        Arc::make_mut(&mut self.fields).rest.extend(outer.statuses().cloned());
+        self.origin_mut().outer = Some(outer);
+        self
+    }
+
+    /// This decision, and those of the layers further out.
+    fn layers(&self) -> impl Iterator<Item = &Self> {
+        iter::successors(Some(self), |decision| decision.fields.origin.as_ref()?.outer.as_ref())
+    }
+
+    fn places(&self) -> impl Iterator<Item = &Arc<dyn Places>> {
+        self.layers().filter_map(|decision| decision.fields.origin.as_ref()?.places.as_ref())
     }
 
     fn statuses_mut(&mut self) -> impl Iterator<Item = &mut LimitStatus> {
-        let Fields { first, rest, .. } = Arc::make_mut(&mut self.0);
+        let Fields { first, rest, .. } = Arc::make_mut(&mut self.fields);
         iter::once(first).chain(rest)
     }
 
@@ -191,7 +212,7 @@ impl Decision {
     /// The limit whose figures are those of the whole decision. See rule 5 of the [module docs](self).
     #[must_use]
     pub fn binding(&self) -> &LimitStatus {
-        self.0.rest.iter().fold(&self.0.first, LimitStatus::binding)
+        self.fields.rest.iter().fold(&self.fields.first, LimitStatus::binding)
     }
 
     /// The limit whose figures clients see: the [`binding`](Self::binding) one of those that are not
@@ -215,9 +236,10 @@ impl Decision {
         self.statuses().filter(|status| status.is_shadow() && status.waits.is_some())
     }
 
-    /// The status of each limit, in the order of the charges.
+    /// The status of each limit, in the order of the charges. If the [refusal cache](crate::Limiter::refusal_cache) has refused and does not
+    /// know how a limit stands, its figures are zero, and it is [hidden](LimitStatus::is_hidden).
     pub fn statuses(&self) -> impl Iterator<Item = &LimitStatus> {
-        iter::once(&self.0.first).chain(&self.0.rest)
+        iter::once(&self.fields.first).chain(&self.fields.rest)
     }
 
     /// The units in the window of the [`binding`](Self::binding) limit, including those of this check.
@@ -233,23 +255,24 @@ impl Decision {
     }
 
     /// The failure of the store, if this process has decided in its place. Then the figures are those of a
-    /// [`Share`](crate::limiter::Share) of each limit. `None` for a decision of the store.
+    /// [`Share`](crate::limiter::Share) of each limit. `None` for a decision of the store. Of several layers, the innermost that has one.
     #[must_use]
     pub fn local_cause(&self) -> Option<&Error> {
-        self.0.origin.as_ref()?.instead_of.as_deref()
+        self.layers().find_map(|decision| decision.fields.origin.as_ref()?.instead_of.as_deref())
     }
 
     /// Whether the decision holds places of [concurrent](crate::Limit::concurrent) limits: until its last clone is dropped.
     ///
-    /// 1. A layer drops its clone when the body of the response has ended or was dropped, of the body types of axum and tonic. With another
-    ///    body, or [`free_with_head`](crate::RateLimitLayer::free_with_head), it does so when the response begins.
+    /// 1. A layer drops its clone when the body of the response has ended or was dropped. With
+    ///    [`free_with_head`](crate::RateLimitLayer::free_with_head), it does so when the response begins.
     /// 2. The request has a clone in its extensions. A handler that goes on longer than its response, such as the task of a WebSocket, keeps that
-    ///    one: then the place is held until the task ends.
+    ///    one: then the place is held until the task ends. Behind several layers, it holds the places of all of them.
     /// 3. With `RedisStore`, a task on the runtime of the check renews the places. The places of a process that has died are free at most
-    ///    [10 s](crate::Limit::freed_after) later. So is a place whose admission was lost on its way to the caller.
+    ///    [10 s](crate::Limit::freed_after) later. So is a place whose admission was lost on its way from Redis.
+    /// 4. The clone that is dropped last frees the places, on any thread. If a process ends, [`shutdown`](crate::Limiter::shutdown) frees all.
     #[must_use]
     pub fn holds_place(&self) -> bool {
-        self.places().is_some()
+        self.places().next().is_some()
     }
 
     /// Whether a place of this decision may be free, or was for a time, so that another may have got it: the process has stood still, or has not
@@ -257,19 +280,19 @@ impl Decision {
     /// more places than the limit may be held. The place is taken again, and no other is admitted until fewer are held.
     #[must_use]
     pub fn has_lost_place(&self) -> bool {
-        self.places().is_some_and(|places| places.are_lost())
+        self.places().any(|places| places.are_lost())
     }
 
     /// When the store decided, by the store's clock. If a check was repeated with its [id](crate::Check::with_id), when it was
     /// first admitted; of places alone, some time since then.
     #[must_use]
     pub fn at(&self) -> SystemTime {
-        self.0.at
+        self.fields.at
     }
 
     /// The id of the admission.
     #[must_use]
     pub fn id(&self) -> AdmissionId {
-        self.0.id
+        self.fields.id
     }
 }

@@ -111,7 +111,8 @@ impl Settlement {
     /// Under another [algorithm](crate::algorithm) than the log, only reservations, and checks with an id of the caller's, can
     /// be settled.
     pub fn new(check: Check, admitted: &Decision, cost: impl FnMut(&Charge) -> Option<u64>) -> Self {
-        let is_local = admitted.local_cause().is_some();
+        // Those of layers further out are not settled.
+        let is_local = admitted.fields.origin.as_ref().is_some_and(|origin| origin.instead_of.is_some());
         // The limits of its decision are shares.
         let mut statuses = admitted.statuses();
         let share = |charge: &Charge| {

@@ -22,6 +22,8 @@ pub struct LimitStatus {
     #[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "only metrics ask"))]
     pub(crate) has_asked: bool,
     is_ban: bool,
+    /// Whether the store has not told the figures.
+    pub(crate) is_estimate: bool,
 }
 
 /// The default of [`Limiter::retry_reserved_after`](crate::Limiter::retry_reserved_after).
@@ -44,7 +46,18 @@ impl LimitStatus {
             is_hidden: charge.is_hidden,
             has_asked: charge.cost() > 0 && !charge.is_spent(),
             is_ban: charge.is_ban,
+            is_estimate: false,
         }
+    }
+
+    /// The status of a charge that this process refuses without the store, since equal checks will use it up. If another charge
+    /// refuses, the figures are not known.
+    pub(crate) fn estimate(charge: &Charge, refuses: bool) -> Self {
+        let (units, time) =
+            if refuses { (charge.limit().units(), charge.limit().window()) } else { (0, Duration::ZERO) };
+        let status = Self::new(charge, units, time, refuses.then_some(time));
+        // Some of the equal checks may be refused or leave, as reserved units may be given back.
+        Self { is_estimate: true, ..status.with_reserved(units, Duration::ZERO) }
     }
 
     /// Sets how many of the used units are reserved, and, for a refusal, the retry time if all reserved units were given back now.
@@ -167,10 +180,11 @@ impl LimitStatus {
         self.is_shadow
     }
 
-    /// Whether the limit is [hidden](Charge::hidden) from clients. A [ban](crate::KeyedLimit::ban) is, until it begins.
+    /// Whether the limit is [hidden](Charge::hidden) from clients. A [ban](crate::KeyedLimit::ban) is, until it begins. So is a limit
+    /// whose figures a [refusal without the store](crate::Limiter::refusal_cache) does not know: then they are zero.
     #[must_use]
     pub fn is_hidden(&self) -> bool {
-        self.is_hidden || self.is_ban && self.waits.is_none() && self.used == 0
+        self.is_hidden || self.waits.is_none() && (self.is_estimate || self.is_ban && self.used == 0)
     }
 
     /// The binding one of the two.

@@ -6,9 +6,10 @@
 //!    [fixed window](crate::Algorithm::fixed_window).
 //! 3. The clock of the store decides, which is Redis's own. The processes only tell it when periods end: from two before the present one
 //!    to two after it. So a process whose clock is wrong by less than two periods opens no period twice, and ends none early. If its clock is
-//!    wrong by more, its checks fail.
+//!    ahead by more, or behind by more than three, its checks fail.
 //! 4. `Retry-After`, the reset, `RateLimit` and the body of a refusal all tell the end of the period.
-//! 5. Limits of another period, first day or time zone count apart.
+//! 5. Limits of another period, first day or time zone count apart. A time zone is its name: `Asia/Calcutta` and `Asia/Kolkata` are two, although
+//!    they have the same rules.
 //!
 //! ```
 //! use tower_sliding_window::Limit;
@@ -87,7 +88,7 @@ impl Calendar {
         let local = zone.to_datetime(time.unwrap_or(Timestamp::MAX));
         (-2..=4).filter_map(move |number| {
             let start = zone.to_timestamp(self.start(local, number)?).ok()?;
-            u64::try_from(start.as_microsecond()).ok()
+            Some(u64::try_from(start.as_microsecond()).unwrap_or(0))
         })
     }
 
@@ -126,7 +127,9 @@ impl Calendar {
             _ => return Err(format!("there is no time zone {name:?}")),
         }
         let mut zones = ZONES.write().unwrap_or_else(PoisonError::into_inner);
-        let known = zones.iter().position(|known| *known == zone);
+        // By its name, which keys in Redis contain. Names with the same rules are several time zones: what a process has met before would
+        // otherwise choose between them.
+        let known = zones.iter().position(|known| known.iana_name() == zone.iana_name());
         let place = known.unwrap_or(zones.len());
         if place >= MOST_ZONES {
             return Err("there are too many time zones".to_owned());
@@ -246,11 +249,11 @@ impl Limit {
         }
     }
 
-    /// The same limit with months that begin on this day, such as the one on which a contract began. Other limits stay as they are.
+    /// The same limit with months that begin on this day, such as the one on which a contract began.
     ///
     /// # Panics
     ///
-    /// If the day is not 1 to 28, which all months have; in a `const`, that does not compile.
+    /// If the limit is not by the month, or the day is not 1 to 28, which all months have; in a `const`, that does not compile.
     #[must_use]
     #[track_caller]
     pub const fn from_day(self, day: u8) -> Self {
@@ -259,7 +262,7 @@ impl Limit {
             Some(Calendar { period: Period::Month, zone, .. }) => {
                 self.with_algorithm(Algorithm::calendar(Calendar { period: Period::Month, from_day: day, zone }))
             }
-            _ => self,
+            _ => panic!("only a limit by the calendar month has a first day"),
         }
     }
 }

@@ -64,28 +64,7 @@ pub struct Limit {
     units: u64,
     window_micros: u64,
     algorithm: Algorithm,
-    pub(crate) unit: QuotaUnit,
     pub(crate) prefetches: Option<Prefetch>,
-}
-
-/// The unit of a limit, as the header `RateLimit-Policy` names it: see [`Limit::counted_in`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum QuotaUnit {
-    /// `requests`. Costs other than 1 count as several requests.
-    #[default]
-    Requests,
-    /// `content-bytes`: the bytes of the content of requests or responses.
-    ContentBytes,
-}
-
-impl QuotaUnit {
-    pub(crate) const fn name_unless_default(self) -> Option<&'static str> {
-        match self {
-            Self::Requests => None,
-            Self::ContentBytes => Some("content-bytes"),
-        }
-    }
 }
 
 impl Limit {
@@ -132,7 +111,7 @@ impl Limit {
     const fn of_valid(name: Cow<'static, str>, units: u64, window: Duration) -> Self {
         // Rounded up, since a unit would otherwise leave before its window has passed.
         let (window_micros, algorithm) = (window.as_nanos().div_ceil(1_000) as u64, Algorithm::sliding_log());
-        Self { name, units, window_micros, algorithm, unit: QuotaUnit::Requests, prefetches: None }
+        Self { name, units, window_micros, algorithm, prefetches: None }
     }
 
     /// A limit for any second.
@@ -182,8 +161,9 @@ impl Limit {
     /// At most this number of admissions of a key at once, across all processes, whatever they cost.
     ///
     /// Each admission takes a place, which is held until the last clone of its [`Decision`](crate::Decision) is dropped. A layer holds it until
-    /// the body of the response has ended: see [`Decision::holds_place`](crate::Decision::holds_place). The places of a process that has died
-    /// are free within 10 s, which is the [window](Self::window) of the limit: [`freed_after`](Self::freed_after) sets it.
+    /// the body of the response has ended: see [`Decision::holds_place`](crate::Decision::holds_place). A process that ends frees its places by
+    /// [`shutdown`](crate::Limiter::shutdown). Those of a process that has died are free within 10 s, which is the [window](Self::window) of the
+    /// limit: [`freed_after`](Self::freed_after) sets it.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
@@ -210,21 +190,21 @@ impl Limit {
         Self::per(name, places, DEFAULT_LIFE).with_algorithm(Algorithm::concurrent())
     }
 
-    /// Sets how soon the places of a process that has died are free, if the limit is [concurrent](Self::concurrent). Default: 10 s.
+    /// Sets how soon the places of a process that has died are free, of a [concurrent](Self::concurrent) limit. Default: 10 s.
     ///
-    /// A process renews its places after half of this time. If it cannot, because it stands still or Redis is gone for longer, others may get
-    /// its places: [`Decision::has_lost_place`](crate::Decision::has_lost_place) tells.
+    /// A process renews its places after half of this time, or earlier by the round trip to the store. If it cannot, because it stands still or
+    /// Redis is gone for longer, others may get its places: [`Decision::has_lost_place`](crate::Decision::has_lost_place) tells.
     ///
     /// # Panics
     ///
-    /// If it is less than a second, or longer than a [window](Self::MAX_WINDOW) may be; in a `const`, that does not compile.
+    /// If the limit is not concurrent, or the time is less than a second or longer than a [window](Self::MAX_WINDOW) may be; in a `const`, that
+    /// does not compile.
     #[must_use]
     #[track_caller]
     pub const fn freed_after(mut self, time: Duration) -> Self {
+        assert!(self.is_concurrent(), "only the places of a concurrent limit are freed after a time");
         assert!(is_life(time), "{}", LIFE_RULE);
-        if self.is_concurrent() {
-            self.window_micros = time.as_nanos().div_ceil(1_000) as u64;
-        }
+        self.window_micros = time.as_nanos().div_ceil(1_000) as u64;
         self
     }
 
@@ -244,19 +224,6 @@ impl Limit {
         if !algorithm.is_log() {
             self.prefetches = None;
         }
-        self
-    }
-
-    /// The same limit with another unit, which only the header `RateLimit-Policy` shows. Default: [`QuotaUnit::Requests`].
-    ///
-    /// ```
-    /// use tower_sliding_window::{Limit, limit::QuotaUnit};
-    ///
-    /// const UPLOAD: Limit = Limit::per_hour("upload", 300_000_000).counted_in(QuotaUnit::ContentBytes);
-    /// ```
-    #[must_use]
-    pub const fn counted_in(mut self, unit: QuotaUnit) -> Self {
-        self.unit = unit;
         self
     }
 

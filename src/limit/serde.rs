@@ -21,7 +21,7 @@ impl Serialize for Limit {
 /// * The text is that of [`Limit::parse`] with the name in front, such as `"login=5/min"`.
 /// * The map has a `name`, the `units`, and a `window`: a text such as `"min"`, `"10s"` or `"month Europe/Berlin"`, or a
 ///   whole number of seconds.
-///   `unit`, `algorithm` and `prefetch` are optional texts, with the words of [`Limit::parse`]. Other fields are errors.
+///   `algorithm` and `prefetch` are optional texts, with the words of [`Limit::parse`]. Other fields are errors.
 /// * Formats that do not describe themselves, such as postcard, have the text only.
 ///
 /// ```
@@ -59,16 +59,15 @@ impl<'de> Visitor<'de> for LimitVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Limit, A::Error> {
-        let Fields { name, units, window, unit, algorithm, prefetch } =
-            Fields::deserialize(MapAccessDeserializer::new(map))?;
+        let Fields { name, units, window, algorithm, prefetch } = Fields::deserialize(MapAccessDeserializer::new(map))?;
         let window = match window {
             Window::Text(text) => text,
             Window::Seconds(seconds) => format!("{seconds}s"),
         };
         // So that the word of a prefetch is taken for nothing else.
         let algorithm = algorithm.or_else(|| prefetch.as_ref().map(|_| "log".to_owned()));
-        let [unit, algorithm, prefetch] = [unit, algorithm, prefetch].map(Option::unwrap_or_default);
-        let limit = text::read(name.clone().into(), &format!("{units} {unit}/{window} {algorithm} {prefetch}"));
+        let [algorithm, prefetch] = [algorithm, prefetch].map(Option::unwrap_or_default);
+        let limit = text::read(name.clone().into(), &format!("{units}/{window} {algorithm} {prefetch}"));
         limit.map_err(|problem| A::Error::custom(text::invalid(&name, &problem)))
     }
 }
@@ -79,7 +78,6 @@ struct Fields {
     name: String,
     units: u64,
     window: Window,
-    unit: Option<String>,
     algorithm: Option<String>,
     prefetch: Option<String>,
 }

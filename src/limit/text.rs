@@ -5,7 +5,7 @@ use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 #[cfg(feature = "calendar")]
 use super::calendar::Calendar;
 use super::{
-    Limit, QuotaUnit,
+    Limit,
     prefetch::Prefetch,
     rules::{LIFE_RULE, NAME_RULE, UNITS_RULE, broken_rule, is_life},
 };
@@ -23,7 +23,6 @@ impl Limit {
     /// | `100/min` | 100 in any minute |
     /// | `10/s`, `5000/h`, `1/d` | 10 in any second, 5,000 in any hour, 1 in any 24 hours |
     /// | `100/10s`, `3 / 500ms` | 100 in any 10 seconds, 3 in any half second |
-    /// | `300000000 content-bytes/h` | the same with a [unit](Self::counted_in): `requests`, the default, or `content-bytes` |
     /// | `1000000/d compact(128)` | the same with an [algorithm](Self::with_algorithm): `log`, the default, `compact(n)`, `counter` or `fixed` |
     /// | `4 concurrent`, `4/10s concurrent` | 4 [at once](Self::concurrent); those of a process that has died are free after 10 s |
     /// | `10000/month Europe/Berlin`, `10000/month(15)`, `100/week UTC`, `50/d Asia/Tokyo`, `5/h UTC` | by the calendar, with the feature `calendar`: in this time zone, or in UTC; from the 15th |
@@ -76,9 +75,6 @@ impl FromStr for Limit {
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}={}", self.name(), self.units)?;
-        if let Some(unit) = self.unit.name_unless_default() {
-            write!(f, " {unit}")?;
-        }
         #[cfg(feature = "calendar")]
         if let Some(calendar) = self.algorithm().in_calendar() {
             return write!(f, "/{calendar}");
@@ -118,7 +114,6 @@ pub(super) fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String>
     let units_text = words.next().unwrap_or_default();
     let units = whole_number(units_text)
         .ok_or_else(|| format!("the number of units must be a whole number, not {units_text:?}"))?;
-    let unit = words.next();
     if let Some(word) = words.next() {
         return Err(format!("there is no place for {word:?}"));
     }
@@ -139,7 +134,7 @@ pub(super) fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String>
     }
 
     match broken_rule(&name, units, window) {
-        None => with_words(Limit::of_valid(name, units, window), unit, algorithm, calendar, prefetch),
+        None => with_words(Limit::of_valid(name, units, window), algorithm, calendar, prefetch),
         Some(NAME_RULE) => Err(format!("{NAME_RULE}, not {name:?}")),
         Some(UNITS_RULE) => Err(format!("{UNITS_RULE}, not {units_text}")),
         Some(rule) => Err(format!("{rule}, not {window_text}")),
@@ -176,15 +171,13 @@ fn window(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_micros(whole_number(count).unwrap_or(1).saturating_mul(micros)))
 }
 
-/// The same limit with the unit, the algorithm and the prefetch of these words.
+/// The same limit with the algorithm and the prefetch of these words.
 fn with_words(
     limit: Limit,
-    unit: Option<&str>,
     algorithm: Option<&str>,
     calendar: Option<Algorithm>,
     prefetch: Option<&str>,
 ) -> Result<Limit, String> {
-    let unit = unit.map(quota_unit).transpose()?.unwrap_or_default();
     let algorithm = match (algorithm, calendar) {
         (Some(word), Some(_)) => {
             return Err(format!("a limit by the calendar has no algorithm, so {word:?} has no place"));
@@ -195,18 +188,10 @@ fn with_words(
     if algorithm == Algorithm::concurrent() && !is_life(limit.window()) {
         return Err(format!("{LIFE_RULE}, not {}", window_text(limit.window_micros())));
     }
-    let limit = limit.counted_in(unit).with_algorithm(algorithm);
+    let limit = limit.with_algorithm(algorithm);
     match prefetch.map(prefetches).transpose()? {
         Some(prefetches) => limit.with_prefetch(prefetches),
         None => Ok(limit),
-    }
-}
-
-fn quota_unit(word: &str) -> Result<QuotaUnit, String> {
-    match word {
-        "requests" => Ok(QuotaUnit::Requests),
-        "content-bytes" => Ok(QuotaUnit::ContentBytes),
-        _ => Err(format!("the unit must be requests or content-bytes, not {word:?}")),
     }
 }
 

@@ -130,14 +130,17 @@ impl Limiter {
             place.is_refused(&decision, asks_at);
             if decision.is_refused_by_reservations() {
                 // Others may have given back units by then.
-                limiter = limiter.refusal_cache(Duration::ZERO);
+                limiter = limiter.asking_each_time();
             }
         }
     }
 
     /// The refusal of a caller behind others.
     async fn refuse(&self, check: &Check, place: &Place, waited: &mut Duration) -> Result<Decision, Error> {
-        let status = self.decide(check.without_costs(), waited).await?;
+        let status = match self.decide(check.without_costs(), waited).await {
+            Err(error) => return self.core.known(check).ok_or(error),
+            Ok(status) => status,
+        };
         // Units may be left for the first in line by now, but not for those behind it.
         let refusal = status.refused_for(check, place.first_waits().max(LEAST_BLOCK));
         metrics::decided(&refusal, &self.core.layer);

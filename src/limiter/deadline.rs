@@ -83,6 +83,16 @@ impl<F> Deadline<F> {
         Self { future, deadline, waited, timer: Timer::default(), is_over: false }
     }
 
+    /// Whether the future has been pending.
+    pub(super) fn has_begun(&self) -> bool {
+        self.timer.end().is_some()
+    }
+
+    /// Takes the future out, which another may poll, and leaves one in its place.
+    pub(super) fn replace(&mut self, future: F) -> F {
+        mem::replace(&mut self.future, future)
+    }
+
     /// How long the request has waited by now, including the time before this future.
     pub(crate) fn waited(&self) -> Duration {
         self.waited.saturating_add(self.took())

@@ -1,12 +1,14 @@
 //! Decisions: by the prefetches of this process, the refusal cache, the breaker, the store, or this process in the store's place.
 
 use std::{
-    future::Future,
+    future::{Future, pending},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
+
+use tokio::runtime::Handle;
 
 use super::{Core, Limiter, deadline::Deadline, deadline::time_left, failure::FailureMode, places};
 use crate::{
@@ -15,9 +17,9 @@ use crate::{
     error::{Error, StoreError},
     key::Key,
     limit::Limit,
-    local::{Lookup, Prefetches},
+    local::Lookup,
     metrics,
-    store::{Store, StoreFuture},
+    store::{MOST_TIME, Store, StoreFuture},
 };
 
 /// A check that was decided without waiting, or that the store is asked about.
@@ -33,9 +35,11 @@ pub(crate) struct Asking {
     pub(crate) reply: Deadline<StoreFuture<Decision>>,
     /// The place in the refusal cache that learns from the reply, if there is one.
     lookup: Option<Lookup>,
-    /// If this process decides in the store's place, or with prefetch, or if it takes a place: the check.
+    /// If this process decides in the store's place, or with prefetch, or knows a refusal, or if it takes a place: the check.
     kept: Option<Box<Check>>,
     mode: FailureMode,
+    /// The part of the store that decides.
+    part: Option<Arc<str>>,
     /// The last prefetch that was taken before.
     asked_after: u64,
 }
@@ -45,13 +49,45 @@ impl Future for Asking {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let outcome = ready!(Pin::new(&mut self.reply).poll(cx));
-        let Self { core, reply, lookup, kept, mode, asked_after } = &*self;
-        let mut outcome = core.heard(reply, outcome);
-        if let Some(kept) = kept {
+        if outcome.is_err() {
+            self.let_go();
+        }
+        let part = self.part.take();
+        // So that nothing is left to do when this is dropped.
+        let kept = self.kept.take();
+        let Self { core, reply, lookup, mode, asked_after, .. } = &*self;
+        let mut outcome = core.heard(reply, part, outcome);
+        if let Some(kept) = &kept {
             outcome = outcome.map(|decision| core.note(kept, decision, *asked_after));
         }
-        let decided = core.conclude(outcome, lookup.as_ref(), kept.as_deref(), *mode);
-        Poll::Ready(core.hold_places(kept.as_deref(), decided, || Some(reply.took())))
+        Poll::Ready(core.conclude(outcome, lookup.as_ref(), kept.as_deref(), *mode, || Some(reply.took())))
+    }
+}
+
+impl Asking {
+    /// Nobody waits for the reply any more. If the check takes places and may have been sent, a task hears the reply, and frees them at once.
+    fn let_go(&mut self) {
+        let takes_place = self.kept.as_ref().filter(|check| check.takes_place() && self.reply.has_begun());
+        if let Some(check) = takes_place.cloned()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            let (core, underway) = (Arc::clone(&self.core), self.core.owed.begin());
+            let reply = Deadline::new(self.reply.replace(Box::pin(pending())), MOST_TIME, Duration::ZERO);
+            runtime.spawn(async move {
+                if let Ok(Ok(decision)) = reply.await {
+                    drop(places::hold(&core, &check, decision, Some(Duration::ZERO)));
+                }
+                drop(underway);
+            });
+        }
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        if self.kept.is_some() {
+            self.let_go();
+        }
     }
 }
 
@@ -126,91 +162,76 @@ impl Limiter {
         if let Some(decision) = core.spend(&check) {
             return DecideNow::Decided(Ok(decision));
         }
-        let lookup = core.refusals.as_ref().and_then(|refusals| refusals.look_up(&check));
-        if let Some(refusal) = core.recall(&check, lookup.as_ref()) {
-            return DecideNow::Decided(Ok(refusal));
+        let mut lookup = core.refusals.as_ref().and_then(|refusals| refusals.look_up(&check));
+        let known = core.recall(&check, lookup.as_mut(), true);
+        if let Some(refusal) = known.filter(|_| lookup.as_ref().is_some_and(|lookup| !lookup.asks)) {
+            return DecideNow::Decided(Ok(core.repeat(refusal)));
         }
         if let Some(error) = core.refuse(|| check.without_costs()) {
-            let decided = core.decide_locally(Some(&check), mode, error);
-            return DecideNow::Decided(core.hold_places(Some(&check), decided, || None));
+            return DecideNow::Decided(core.conclude(Err(error), None, Some(&check), mode, || None));
         }
         let Some(outcome) = core.store.decide_now(&check) else {
             return DecideNow::Ask(self.asking(check, lookup, mode, waited()));
         };
         let outcome = outcome.map_err(Error::from);
-        core.breaker.count(&outcome, || Duration::ZERO);
-        let decided = core.conclude(outcome, lookup.as_ref(), Some(&check), mode);
-        DecideNow::Decided(core.hold_places(Some(&check), decided, || None))
+        core.breaker.count(|| core.store.part_of(&check), &outcome, || Duration::ZERO);
+        DecideNow::Decided(core.conclude(outcome, lookup.as_ref(), Some(&check), mode, || None))
     }
 
     /// Not on the way of a check that is decided at once.
     #[inline(never)]
     fn asking(&self, check: Check, lookup: Option<Lookup>, mode: FailureMode, waited: Duration) -> Asking {
         let core = Arc::clone(&self.core);
-        let is_prefetched = || check.charges().any(|charge| charge.limit().prefetches.is_some());
         let is_kept = matches!(mode, FailureMode::Local(_))
-            || core.prefetches.is_some() && is_prefetched()
-            || check.takes_place();
+            || core.prefetches.is_some() && check.charges().any(|charge| charge.limit().prefetches.is_some())
+            || check.takes_place()
+            || lookup.as_ref().is_some_and(|lookup| lookup.asks);
         let kept = is_kept.then(|| Box::new(check.clone()));
         let asked_after = core.prefetches.as_ref().filter(|_| is_kept).map_or(0, |prefetches| prefetches.last_taken());
-        let deadline = core.deadline();
+        let (deadline, part) = (core.deadline(), core.store.part_of(&check));
         let reply = core.store.decide_within(check, time_left(deadline, waited));
-        Asking { reply: Deadline::new(reply, deadline, waited), core, lookup, kept, mode, asked_after }
-    }
-
-    /// The refusal of a check, if it can be known without waiting, and without spending anything otherwise. The retry time
-    /// of a store's own refusal is then a lower bound.
-    pub(crate) fn refuse_now(&self, check: &Check) -> Option<Decision> {
-        let core = &*self.core;
-        if core.prefetches_of(check).is_some_and(|prefetches| prefetches.can_spend(check)) {
-            return None;
-        }
-        let lookup = core.refusals.as_ref().and_then(|refusals| refusals.look_up(check));
-        if let Some(refusal) = core.recall(check, lookup.as_ref()) {
-            return Some(refusal);
-        }
-        if core.breaker.is_open_for(core.deadline()) || !check.can_be_refused() {
-            return None;
-        }
-        let refusal = core.store.decide_now(&check.without_costs())?.ok()?.into_refusal(check)?;
-        let refusal = refusal.with_retry_reserved_after(core.retry_reserved_after);
-        metrics::decided(&refusal, &core.layer);
-        Some(refusal)
+        Asking { reply: Deadline::new(reply, deadline, waited), core, lookup, kept, mode, part, asked_after }
     }
 }
 
 impl Core {
-    /// Most limits have no prefetch, so their checks cost no look-up.
-    #[inline]
-    fn prefetches_of(&self, check: &Check) -> Option<&Arc<Prefetches>> {
-        self.prefetches.as_ref().filter(|_| check.is_prefetched())
-    }
-
-    /// Admits a check out of the prefetches that this process holds.
+    /// Admits a check out of the prefetches that this process holds. Most limits have no prefetch, so their checks cost no look-up.
     #[inline]
     fn spend(&self, check: &Check) -> Option<Decision> {
-        let decision = self.prefetches_of(check)?.spend(check)?;
+        let decision = self.prefetches.as_ref().filter(|_| check.is_prefetched())?.spend(check)?;
         metrics::prefetch_hit();
         metrics::decided(&decision, &self.layer);
         Some(decision)
     }
 
+    /// The refusal of a check as the refusal cache remembers it.
+    #[inline]
+    fn recall(&self, check: &Check, lookup: Option<&mut Lookup>, may_ask: bool) -> Option<Decision> {
+        self.refusals.as_ref()?.recall(check, lookup?, self.retry_reserved_after, may_ask)
+    }
+
     /// Refuses a check as the refusal cache remembers it.
     #[inline]
-    fn recall(&self, check: &Check, lookup: Option<&Lookup>) -> Option<Decision> {
-        let refusal = self.refusals.as_ref()?.recall(check, lookup?, self.retry_reserved_after)?;
+    fn repeat(&self, refusal: Decision) -> Decision {
         metrics::refusal_cache_hit();
         metrics::decided(&refusal, &self.layer);
-        Some(refusal)
+        refusal
+    }
+
+    /// Refuses a check that the store cannot decide, if the refusal cache remembers a refusal.
+    pub(super) fn known(&self, check: &Check) -> Option<Decision> {
+        let mut lookup = self.refusals.as_ref()?.look_up(check);
+        Some(self.repeat(self.recall(check, lookup.as_mut(), false)?))
     }
 
     /// The error to return instead of asking the store, if the breaker is open. Its probes send a check that costs nothing.
     pub(super) fn refuse(&self, probe: impl FnOnce() -> Check) -> Option<Error> {
-        if !self.breaker.is_open() {
+        if !self.breaker.may_be_open() {
             return None;
         }
         let deadline = self.deadline();
         let (store, probe) = (Arc::clone(&self.store), probe());
+        let part = store.part_of(&probe);
         let probes = move |deadline| {
             let (store, reply) = (Arc::clone(&store), store.decide(probe.clone()));
             async move {
@@ -219,48 +240,46 @@ impl Core {
             }
         };
         let longest = self.store.local_state().map_or(deadline, |state| state.round_trip.longest_deadline());
-        self.breaker.refuse(deadline, self.deadline.unwrap_or(longest), probes)
+        self.breaker.of_part(part, false)?.refuse(deadline, self.deadline.unwrap_or(longest), probes)
     }
 
-    /// Makes a decision of the store's reply.
+    /// Makes a decision of the store's reply, and lets it hold the places that it has taken. The store has `took` so long for it, if it has
+    /// not decided at once.
     #[inline]
     fn conclude(
-        &self,
+        self: &Arc<Self>,
         outcome: Result<Decision, Error>,
         lookup: Option<&Lookup>,
         check: Option<&Check>,
         mode: FailureMode,
-    ) -> Result<Decision, Error> {
-        match outcome {
-            Ok(decision) => {
-                metrics::decided(&decision, &self.layer);
-                if let (Some(refusals), Some(lookup), false) = (&self.refusals, lookup, decision.is_allowed()) {
-                    refusals.learn(lookup, &decision);
-                }
-                Ok(decision.with_retry_reserved_after(self.retry_reserved_after))
-            }
-            Err(error) => self.decide_locally(check, mode, error),
-        }
-    }
-
-    /// Lets a decision hold the places that it has taken. The store has `took` so long for it, if it has not decided at once.
-    #[inline]
-    fn hold_places(
-        self: &Arc<Self>,
-        check: Option<&Check>,
-        decided: Result<Decision, Error>,
         took: impl FnOnce() -> Option<Duration>,
     ) -> Result<Decision, Error> {
-        match (check, decided) {
-            (Some(check), Ok(decision)) if check.takes_place() => Ok(places::hold(self, check, decision, took())),
-            (_, decided) => decided,
-        }
+        let decision = match outcome {
+            Ok(decision) => {
+                metrics::decided(&decision, &self.layer);
+                if let (Some(refusals), Some(lookup)) = (&self.refusals, lookup) {
+                    match decision.is_allowed() {
+                        false => refusals.learn(lookup, &decision),
+                        true if lookup.asks => refusals.forget(lookup, &decision),
+                        true => {}
+                    }
+                }
+                decision.with_retry_reserved_after(self.retry_reserved_after)
+            }
+            // Others may have been refused since it was asked.
+            Err(error) => self.decide_instead(check, mode, error)?,
+        };
+        Ok(match check.filter(|check| check.takes_place()) {
+            Some(check) => places::hold(self, check, decision, took()),
+            None => decision,
+        })
     }
 
-    /// Tells the breaker how a call to the store has ended.
+    /// Tells the breaker how a call to this part of the store has ended.
     pub(super) fn heard<T>(
         &self,
         call: &Deadline<StoreFuture<T>>,
+        part: Option<Arc<str>>,
         outcome: Result<Result<T, StoreError>, Error>,
     ) -> Result<T, Error> {
         let outcome = outcome.and_then(|reply| Ok(reply?));
@@ -269,7 +288,7 @@ impl Core {
             || self.store.local_state().is_some_and(|state| state.has_answered_within(call.took()));
         if !matches!(outcome, Err(Error::TimedOut { .. })) || call.blames_store() && !has_waited_for_others() {
             // At most the deadline, however late the reply was polled.
-            self.breaker.count(&outcome, || call.took().min(call.deadline));
+            self.breaker.count(|| part, &outcome, || call.took().min(call.deadline));
         }
         outcome
     }

@@ -7,16 +7,15 @@ use crate::{check::Check, decision::Decision, error::Error, limit::Limit, metric
 
 /// The response to a store that cannot decide in time.
 ///
-/// No mode applies to a refusal, nor to a request without a key. A mode also applies to a limit that cannot be
-/// [chosen](crate::KeyedLimit::chosen) and has no [fallback](crate::KeyedLimit::fallback): `Open` leaves that limit out, and
-/// the others decide; the other modes refuse the request.
+/// No mode applies to a refusal, nor to a request without a key. So a client gains nothing by making its checks fail: a refusal or a ban
+/// that the process [knows](crate::Limiter::refusal_cache) stands until its own time has passed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FailureMode {
-    /// Let the request through, without rate-limit figures.
+    /// Let the request through, without rate-limit figures, unless its refusal is known.
     #[default]
     Open,
-    /// Refuse the request until the store is back.
+    /// Refuse the request until the store is back: with its refusal, if that is known.
     Closed,
     /// Decide in this process, under a share of each limit. See [`Share`].
     Local(Share),
@@ -31,8 +30,7 @@ pub enum FailureMode {
 ///    limit.
 /// 3. A cost above the share, which is any cost if the share is less than one unit, fails until the store is back: with the
 ///    store's error, or by a layer with a 503. It is not [`NeverFits`](crate::Error::NeverFits), since it fits into the limit.
-/// 4. A limit in the [shadow](crate::Charge::in_shadow) keeps all of its units. A limit that could not be
-///    [chosen](crate::KeyedLimit::chosen), and has no fallback, has no share: the request is refused.
+/// 4. A limit in the [shadow](crate::Charge::in_shadow) keeps all of its units.
 /// 5. Units that are reserved in the process are settled in the process, through a clone of the same limiter, even if the
 ///    store is back. A settlement [by id](crate::settlement::Settlement::by_id) goes to the store, which does not know it.
 /// 6. A limiter and its clones, or a layer and its services, count in one [`MemoryStore`](crate::MemoryStore) of the default capacity. Layers
@@ -82,15 +80,18 @@ impl FailureMode {
 }
 
 impl Core {
-    /// Decides under a share, if the mode has one, what the store has failed to decide. Returns the store's error if the share can
-    /// never admit the check.
-    pub(super) fn decide_locally(
+    /// Decides what the store has failed to decide: as is known, or under a share, if the mode has one. Returns the
+    /// store's error if the share can never admit the check.
+    pub(super) fn decide_instead(
         &self,
         check: Option<&Check>,
         mode: FailureMode,
         error: Error,
     ) -> Result<Decision, Error> {
         metrics::failed(error.label(), &self.layer);
+        if let Some(refusal) = check.and_then(|check| self.known(check)) {
+            return Ok(refusal);
+        }
         let FailureMode::Local(share) = mode else { return Err(error) };
         let decide = |check: &Check| self.local.decide_now(&check.under(|limit| share.of(limit))?);
         let Some(Ok(decision)) = check.and_then(decide) else { return Err(error) };

@@ -36,12 +36,16 @@ mod lines;
 mod places;
 mod prefetch;
 mod settle;
+mod shutdown;
 mod turns;
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
-pub(crate) use self::decide::{Asking, DecideNow};
 use self::{deadline::Deadline, lines::Lines, places::Renewals};
+pub(crate) use self::{
+    decide::{Asking, DecideNow},
+    shutdown::Detachable,
+};
 pub use self::{
     failure::{FailureMode, Share},
     settle::Reservation,
@@ -49,7 +53,7 @@ pub use self::{
 pub use crate::local::Breaker;
 use crate::{
     decision::RETRY_RESERVED_AFTER,
-    local::{LocalState, Prefetches, Refusals, SHORTEST_DEADLINE, SharedBreaker},
+    local::{LocalState, Owed, Prefetches, Refusals, SHORTEST_DEADLINE, SharedBreaker},
     logging::warn,
     store::{MemoryStore, Store},
 };
@@ -80,6 +84,8 @@ struct Core {
     lines: Arc<Lines>,
     /// The places that its decisions hold.
     renewals: Arc<Renewals>,
+    /// What is given back before the process ends, by the limiters of all clones of the store if it has a local state.
+    owed: Arc<Owed>,
     /// The store of decisions in this process.
     local: MemoryStore,
 }
@@ -106,6 +112,7 @@ impl Limiter {
             prefetches: local_state.and_then(|state| state.prefetches.clone()),
             lines: Arc::default(),
             renewals: Arc::default(),
+            owed: local_state.map(|state| Arc::clone(&state.owed)).unwrap_or_default(),
             local: MemoryStore::new(),
             store: Arc::new(store),
         };
@@ -147,22 +154,27 @@ impl Limiter {
     }
 
     /// Gives this limiter and its clones a refusal cache of their own, which refuses checks without asking the store. `max_age`
-    /// is the longest time for which it remembers a refusal. Zero is no refusal cache: the store is asked every time.
+    /// is the time after which a check asks the store whether a refusal still holds. With zero, the store is asked every time.
     /// Default: the refusal cache of the store, with one second.
     ///
     /// 1. When a check is refused, the cache remembers for each of its limits and keys how much is left, and until when nothing
     ///    leaves the window. Until then it refuses any higher cost: other callers can only spend in the meantime. So a client
-    ///    that varies its costs is refused as cheaply as one that repeats them.
-    /// 2. It refuses a check of several limits if it remembers all of them, from whatever checks and layers. It never admits.
+    ///    that varies its costs is refused as cheaply as one that repeats them. After `max_age`, one check asks the store. The others are
+    ///    refused until its reply, and another one asks if there is none within 100 ms. If the store admits it, the refusal is forgotten.
+    ///    If the store fails in any way, the check is refused as is known, and does not meet the [failure mode](FailureMode).
+    /// 2. It refuses a check of several limits if it knows that one of them refuses, from whatever checks and layers. It never admits.
+    ///    The [statuses](crate::Decision::statuses) of limits that it does not know are zero, and hidden from clients.
     /// 3. Remaining units and times count down. The retry time is exact where nothing is left and the refused cost was the
     ///    same, unless units are [counted afterwards](crate::Charge::spent) in the meantime. Otherwise it is a lower bound.
     ///    For a cost of at least the refused one, it is the remembered retry time. For a lower cost, it is the time until
     ///    the oldest unit leaves. If some of the used units are reserved, nothing is remembered for longer than
     ///    [`retry_reserved_after`](Self::retry_reserved_after).
-    /// 4. The cache does not refuse after a [reset](Self::reset) or [settlement](crate::settlement) of the limit
-    ///    through any clone of the store, nor if the units, window or algorithm of the limit have changed, nor for a check
-    ///    with an id from its caller. A reset or settlement through another store or process, or a failover to a server that has
-    ///    lost entries, is noticed after `max_age`.
+    /// 4. The cache does not refuse after a [reset](Self::reset), [block](Self::block) or [settlement](crate::settlement) of the limit
+    ///    and key through any clone of the store, nor if the units, window or algorithm of the limit have changed, nor for a check
+    ///    with an id from its caller. If the
+    ///    store fails then, what was refused before is refused still. A reset or settlement through another store or process, or a failover to a server that has
+    ///    lost entries, is noticed after `max_age` if the store
+    ///    answers.
     /// 5. It remembers at most 10,000 limits and keys by 64-bit digests under a secret of the process, never the keys.
     ///    No client can make two digests collide. By chance, among 10,000 remembered and a million checks a second, two collide
     ///    once in fifty years.
@@ -183,7 +195,12 @@ impl Limiter {
     /// ```
     #[must_use]
     pub fn refusal_cache(self, max_age: Duration) -> Self {
-        self.set(|core| core.refusals = core.store.local_state().and_then(|state| state.own_refusals(max_age)))
+        self.set(|core| core.refusals = core.store.local_state().map(|state| state.own_refusals(max_age)))
+    }
+
+    /// The same limiter, which asks the store even about refusals that it remembers.
+    fn asking_each_time(self) -> Self {
+        self.set(|core| core.refusals = core.refusals.as_ref().map(|refusals| Arc::new(refusals.asking())))
     }
 
     /// Gives this limiter and its clones a breaker of their own. Default: that of the store, with the settings of

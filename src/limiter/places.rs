@@ -6,38 +6,43 @@
 //!    are for callers that wait, and the requests that hold the places go on.
 //! 3. A place that the store does not know any more is lost: others may have got it. It is taken again, even beyond the limit, so that
 //!    no further admission comes on top.
-//! 4. Each runtime on which places are taken has a task of its own. It renews those of another runtime when they are overdue: that one
+//! 4. A place is freed on a runtime that is polled: its own if that has threads of its own, or else that of the caller. If there is none,
+//!    or if it ends meanwhile, a thread frees such places and ends. [`shutdown`](Limiter::shutdown) frees all.
+//! 5. Each runtime on which places are taken has a task of its own. It renews those of another runtime when they are overdue: that one
 //!    stands still, or has ended.
-//! 5. A store that decides [at once](crate::Store::decide_now), such as `MemoryStore`, forgets no place.
+//! 6. A store that decides [at once](crate::Store::decide_now), such as `MemoryStore`, forgets no place.
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt, iter,
+    fmt, iter, mem,
     pin::pin,
     ptr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Waker},
+    task::{Context, Poll, Waker},
+    thread,
     time::{Duration, SystemTime},
 };
 
 use tokio::{
-    runtime::{self, Handle},
+    runtime::{self, Builder, Handle, RuntimeFlavor},
     task::{AbortHandle, JoinSet},
     time::{Instant, sleep, timeout},
 };
 
-use super::{Core, Limiter, failure::FailureMode};
+use super::{Core, Limiter, decide::round_trip, failure::FailureMode};
 use crate::{
     check::{AdmissionId, Charge, Check},
     decision::{Decision, Places, settlement::Settlement},
+    local::{Holder, Underway},
     store::{MOST_TIME, give_back},
 };
 
 /// A place is renewed after this part of its life. A failure leaves time for three more tries, each after the other part. A call that hangs
-/// is given up after the last part, at most after [`MOST_TIME`], and leaves time for one more.
+/// is given up after the last part, at most after [`MOST_TIME`], and leaves time for one more. A store that is far away is asked earlier by
+/// the time of its replies, and has so much more time.
 const RENEWAL: u32 = 2;
 const NEXT_TRY: u32 = 8;
 const LONGEST_TRY: u32 = 4;
@@ -55,6 +60,7 @@ const MOST_IN_FLIGHT: usize = 4_096;
 
 /// A place that is renewed.
 struct Place {
+    core: Arc<Core>,
     /// Of this place alone: it has a life of its own, and may be lost alone.
     check: Check,
     life: Duration,
@@ -72,10 +78,19 @@ struct Place {
 struct Held {
     core: Arc<Core>,
     /// Frees all places of the admission.
-    free: Settlement,
+    free: Option<Settlement>,
     renewed: Vec<Arc<Place>>,
     /// `None` if the places are freed without a runtime.
     runtime: Option<Handle>,
+}
+
+/// Places that are to be freed, whatever happens to the task that does it.
+struct Release {
+    core: Arc<Core>,
+    places: Settlement,
+    /// Freed, or on the thread, which tries for the last time.
+    is_done: bool,
+    underway: Underway,
 }
 
 /// The places that a limiter renews.
@@ -88,6 +103,8 @@ struct Table {
     held: BTreeMap<(Instant, usize), Arc<Place>>,
     /// Of each runtime.
     tasks: HashMap<runtime::Id, AbortHandle>,
+    /// For the thread that frees places without a runtime; `None` if there is no such thread.
+    on_thread: Option<Vec<Release>>,
 }
 
 /// Lets a decision hold the places that its admission has taken. The store has `took` so long for it, if it has not decided at once.
@@ -101,16 +118,17 @@ pub(super) fn hold(core: &Arc<Core>, check: &Check, decision: Decision, took: Op
     let runtime = Handle::try_current().ok().filter(|_| !is_local && took.is_some());
     let place = |charge: &Charge, runtime| {
         let (check, life, now) = (Check::new(charge.clone()), charge.limit().window(), Instant::now());
+        let (took, core) = (took.unwrap_or_default(), Arc::clone(core));
         let [due, kept_until] =
-            [now + life / RENEWAL, now + life.saturating_sub(took.unwrap_or_default())].map(Mutex::new);
-        Arc::new(Place { check, life, id, at, runtime, is_lost: AtomicBool::new(false), due, kept_until })
+            [now + core.renewed_after(life).saturating_sub(took), now + life.saturating_sub(took)].map(Mutex::new);
+        Arc::new(Place { core, check, life, id, at, runtime, is_lost: AtomicBool::new(false), due, kept_until })
     };
     let mut renewed = Vec::new();
     if let Some(runtime) = &runtime {
         renewed.extend(check.charges().map(|charge| place(charge, runtime.id())));
         core.renewals.add(&renewed, core, runtime);
     }
-    let free = Settlement::by_id(check, id, at, |_| Some(0)).in_process(is_local);
+    let free = Some(Settlement::by_id(check, id, at, |_| Some(0)).in_process(is_local));
     decision.holding(Arc::new(Held { core: Arc::clone(core), free, renewed, runtime }))
 }
 
@@ -139,31 +157,53 @@ impl Places for Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.core.renewals.remove(&self.renewed);
-        let free = || free(limiter(&self.core), self.free.clone());
-        match &self.runtime {
-            // A task of a runtime that has ended is over at once. Then this runtime may be another.
-            Some(runtime) if runtime.spawn(free()).is_finished() => {
-                drop(Handle::try_current().map(|current| current.spawn(free())));
-            }
-            Some(_) => {}
-            // A store in this process is ready at once. If it fails, there may be no timer for another try.
-            None => {
-                let limiter = limiter(&self.core);
-                let _ = pin!(limiter.release(self.free.clone())).poll(&mut Context::from_waker(Waker::noop()));
+        let are_given_back = self.core.renewals.remove(&self.renewed) < self.renewed.len();
+        let Some(free) = self.free.take().filter(|_| !are_given_back) else { return };
+        if self.runtime.is_none() {
+            // A store in this process is ready at once.
+            let (limiter, mut now) = (limiter(&self.core), Context::from_waker(Waker::noop()));
+            if let Poll::Ready(Ok(_)) = pin!(limiter.release(free.clone())).poll(&mut now) {
+                return;
             }
         }
+        Release::new(&self.core, free).begin(self.runtime.as_ref());
     }
 }
 
-async fn free(limiter: Limiter, places: Settlement) {
-    if limiter.release(places.clone()).await.is_err() {
-        let again = move |places| {
-            let limiter = limiter.clone();
-            async move { limiter.release(places).await }
-        };
-        // In a box, since few are sent again.
-        Box::pin(give_back(vec![places], again)).await;
+impl Release {
+    fn new(core: &Arc<Core>, places: Settlement) -> Self {
+        Self { core: Arc::clone(core), places, is_done: false, underway: core.owed.begin() }
+    }
+
+    /// On their runtime if that has threads of its own. Otherwise it may not be polled any more, and that of the caller is.
+    fn begin(self, own: Option<&Handle>) {
+        let own = own.filter(|own| own.runtime_flavor() != RuntimeFlavor::CurrentThread).cloned();
+        if let Some(runtime) = own.or_else(|| Handle::try_current().ok()) {
+            runtime.spawn(self.free());
+        }
+    }
+
+    async fn free(mut self) {
+        let limiter = limiter(&self.core);
+        if limiter.release(self.places.clone()).await.is_err() {
+            let again = move |places| {
+                let limiter = limiter.clone();
+                async move { limiter.release(places).await }
+            };
+            // In a box, since few are sent again.
+            Box::pin(give_back(vec![self.places.clone()], again)).await;
+        }
+        self.is_done = true;
+    }
+}
+
+/// Without a runtime, or with one that has ended, a thread frees the places.
+impl Drop for Release {
+    fn drop(&mut self) {
+        if !self.is_done {
+            let (core, places, underway) = (Arc::clone(&self.core), self.places.clone(), self.underway.clone());
+            Renewals::free_on_thread(Self { core, places, underway, is_done: true });
+        }
     }
 }
 
@@ -185,13 +225,53 @@ impl Renewals {
         let mut table = self.lock();
         table.held.extend(places.iter().map(|place| (place.entry(), Arc::clone(place))));
         table.tasks.retain(|_, task| !task.is_finished());
-        let task = || runtime.spawn(renew(Arc::downgrade(core), runtime.id())).abort_handle();
+        let task = || {
+            core.owed.register(&core.renewals);
+            runtime.spawn(renew(Arc::downgrade(&core.renewals), runtime.id())).abort_handle()
+        };
         table.tasks.entry(runtime.id()).or_insert_with(task);
     }
 
-    fn remove(&self, places: &[Arc<Place>]) {
+    /// Returns how many of them were held.
+    fn remove(&self, places: &[Arc<Place>]) -> usize {
         let mut table = self.lock();
-        places.iter().for_each(|place| drop(table.held.remove(&place.entry())));
+        places.iter().filter_map(|place| table.held.remove(&place.entry())).count()
+    }
+
+    /// One thread at a time.
+    fn free_on_thread(release: Release) {
+        let core = Arc::clone(&release.core);
+        let mut table = core.renewals.lock();
+        if let Some(waiting) = &mut table.on_thread {
+            return waiting.push(release);
+        }
+        table.on_thread = Some(vec![release]);
+        drop(table);
+        let renewals = Arc::clone(&core.renewals);
+        let free_all = move || {
+            let Ok(runtime) = Builder::new_current_thread().enable_all().build() else {
+                return drop(renewals.lock().on_thread.take());
+            };
+            while let Some(releases) = renewals.next_on_thread() {
+                runtime.block_on(async {
+                    let mut calls: JoinSet<_> = releases.into_iter().map(Release::free).collect();
+                    while calls.join_next().await.is_some() {}
+                });
+            }
+        };
+        if thread::Builder::new().spawn(free_all).is_err() {
+            core.renewals.lock().on_thread = None;
+        }
+    }
+
+    /// The places that the thread frees next; `None` ends it.
+    fn next_on_thread(&self) -> Option<Vec<Release>> {
+        let mut table = self.lock();
+        let waiting = mem::take(table.on_thread.as_mut()?);
+        if waiting.is_empty() {
+            table.on_thread = None;
+        }
+        Some(waiting).filter(|waiting| !waiting.is_empty())
     }
 
     fn has(&self, place: &Arc<Place>) -> bool {
@@ -217,7 +297,7 @@ impl Renewals {
     /// Takes note that a place was renewed by a call that began then.
     fn renewed(&self, place: &Arc<Place>, began: Instant) {
         *lock(&place.kept_until) = began + place.life;
-        self.lock().delay(place, began + place.life / RENEWAL);
+        self.lock().delay(place, began + place.core.renewed_after(place.life));
     }
 }
 
@@ -237,24 +317,42 @@ impl Drop for Renewals {
     }
 }
 
+impl Holder for Renewals {
+    fn give_back(&self) {
+        let held = mem::take(&mut self.lock().held);
+        for place in held.into_values() {
+            place.is_lost.store(true, Ordering::Relaxed);
+            Release::new(&place.core, place.settlement(0)).begin(None);
+        }
+    }
+}
+
+impl Core {
+    /// So that the reply arrives before the place is lost.
+    fn renewed_after(&self, life: Duration) -> Duration {
+        (life / RENEWAL).saturating_sub(round_trip(&*self.store).unwrap_or_default())
+    }
+}
+
 /// Renews the places of a limiter as long as any is held. A call that hangs, as in a cluster with a node that does, delays the others
 /// of a round by a pause.
-async fn renew(core: Weak<Core>, runtime: runtime::Id) {
+async fn renew(renewals: Weak<Renewals>, runtime: runtime::Id) {
     let (mut calls, mut busy) = (JoinSet::new(), HashMap::<_, AbortHandle>::new());
     loop {
         sleep(PAUSE).await;
         while calls.try_join_next().is_some() {}
         busy.retain(|_, call| !call.is_finished());
-        let Some(core) = core.upgrade() else { return };
-        let Some(mut due) = core.renewals.due(runtime) else { break };
+        let Some(renewals) = renewals.upgrade() else { return };
+        let Some(mut due) = renewals.due(runtime) else { break };
         due.retain(|place| !busy.contains_key(&place.address()));
-        let far = IN_FLIGHT_FAR.saturating_mul(core.distance().as_millis() as usize);
+        let distance = due.first().map_or(Duration::ZERO, |place| place.core.distance());
+        let far = IN_FLIGHT_FAR.saturating_mul(distance.as_millis() as usize);
         let mut is_late = false;
         // Together, so that they share batches.
         for places in due.chunks(far.clamp(IN_FLIGHT, MOST_IN_FLIGHT)) {
             let before = calls.len();
             for place in places {
-                let renewal = renew_one(limiter(&core), Arc::clone(place));
+                let renewal = renew_one(limiter(&place.core), Arc::clone(place));
                 busy.insert(place.address(), calls.spawn(renewal));
             }
             let answered = async { while calls.len() > before && calls.join_next().await.is_some() {} };
@@ -268,7 +366,8 @@ async fn renew(core: Weak<Core>, runtime: runtime::Id) {
 /// After a failure, the next try is due soon.
 async fn renew_one(limiter: Limiter, place: Arc<Place>) {
     let (began, renewals) = (Instant::now(), Arc::clone(&limiter.core.renewals));
-    let (store, deadline) = (&limiter.core.store, (place.life / LONGEST_TRY).min(MOST_TIME));
+    let (store, _underway) = (&limiter.core.store, limiter.core.owed.begin());
+    let deadline = (place.life / LONGEST_TRY + round_trip(&**store).unwrap_or_default()).min(MOST_TIME);
     let try_again = || renewals.lock().delay(&place, began + place.life / NEXT_TRY);
     let Ok(settled) = limiter.upkeep(store.settle(place.settlement(1)), deadline).await else { return try_again() };
     if !settled.was_applied && renewals.has(&place) {
@@ -277,7 +376,7 @@ async fn renew_one(limiter: Limiter, place: Arc<Place>) {
         let taken = limiter.upkeep(store.decide(again.with_id(place.id)), deadline).await;
         if !renewals.has(&place) {
             // It was freed meanwhile. It may be taken even if no reply has come.
-            return free(limiter.clone(), place.settlement(0)).await;
+            return Release::new(&limiter.core, place.settlement(0)).free().await;
         }
         if taken.is_err() {
             return try_again();
@@ -295,6 +394,6 @@ impl fmt::Debug for Renewals {
 
 impl fmt::Debug for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Held").field(self.free.check()).finish()
+        f.debug_tuple("Held").field(&self.free.as_ref().map(Settlement::check)).finish()
     }
 }

@@ -3,48 +3,19 @@
 //! A task belongs to one limit and key. It begins when the key is asked for often, and ends when it holds nothing and the key no longer
 //! is. If its runtime ends, what it holds can be spent for the rest of its life, and the task of another runtime gives back the rest.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use tokio::{runtime::Handle, task::JoinSet, time::timeout};
 
-use super::{Core, Limiter, deadline::Deadline};
+use super::Core;
 use crate::{
     check::Check,
     decision::Decision,
     key::Key,
     limit::Limit,
     local::{KeptHolding, Outdated, Step},
-    store::{MOST_TIME, give_back},
+    store::give_back,
 };
-
-impl Limiter {
-    /// Gives back all units that this process holds with [prefetch](crate::limit::prefetch) of the store, and returns when that is done.
-    ///
-    /// Call it when the process serves no more requests and is about to end. Otherwise those units count until a window after the life
-    /// of their prefetch. It gives back the prefetches of all limiters and layers on clones of the store. Requests that come later take
-    /// prefetches again.
-    ///
-    /// It waits for ten seconds at most, for example if the store fails, or if a runtime that holds units is not driven.
-    ///
-    /// # Panics
-    ///
-    /// If units are held, and it is polled in a tokio runtime without time. Without a runtime it does not wait.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
-    /// use tower_sliding_window::{Limiter, MemoryStore};
-    ///
-    /// let store = MemoryStore::new();
-    /// // axum::serve(listener, app).with_graceful_shutdown(signal).await?;
-    /// Limiter::new(store).give_back_prefetched().await;
-    /// # }
-    /// ```
-    pub async fn give_back_prefetched(&self) {
-        if let Some(prefetches) = &self.core.prefetches {
-            let _ = Deadline::new(prefetches.give_back(|kept| self.core.hold(kept)), MOST_TIME, Duration::ZERO).await;
-        }
-    }
-}
 
 impl Core {
     /// Takes note of a decision by the store. After an admission, begins to take prefetches if the key is asked for often. Without a runtime
@@ -54,9 +25,8 @@ impl Core {
         if decision.is_allowed() {
             return prefetches.note(check, decision, asked_after, |kept| self.hold(kept));
         }
-        for (charge, status) in
-            check.charges().zip(decision.statuses()).filter(|(_, status)| status.refuses().is_some())
-        {
+        let refused = check.charges().zip(decision.statuses()).filter(|(_, status)| status.refuses().is_some());
+        for (charge, status) in refused {
             let held = prefetches.held(charge);
             if held > 0 && status.remaining().saturating_add(held) >= charge.cost() {
                 drop(self.outdate(charge.limit(), charge.key()));
@@ -66,7 +36,7 @@ impl Core {
     }
 
     /// Starts the task that takes care of a holding. Without a runtime, others may spend what is held.
-    fn hold(&self, kept: KeptHolding) {
+    pub(super) fn hold(&self, kept: KeptHolding) {
         let Ok(runtime) = Handle::try_current() else { return };
         let core = self.clone();
         runtime.spawn(async move {
@@ -74,7 +44,8 @@ impl Core {
             let (kept, mut calls) = (Arc::new(kept), JoinSet::new());
             loop {
                 while calls.try_join_next().is_some() {}
-                match kept.next(core.breaker.is_open_for(core.deadline())) {
+                let part = || core.store.part_of(&kept.check());
+                match kept.next(core.breaker.is_open_for(part, core.deadline())) {
                     Step::Ask { give_back: over, take } => {
                         if !over.is_empty() {
                             let store = Arc::clone(&core.store);
@@ -96,6 +67,6 @@ impl Core {
 
     /// Forgets what this process remembers of a limit and key, before and after a call to the store.
     pub(super) fn outdate(&self, limit: &Limit, key: &Key) -> Option<Outdated> {
-        self.store.local_state().map(|state| state.outdate(vec![limit.clone()], Some(key.clone())))
+        self.store.local_state().map(|state| state.outdate([(limit, key)], Some((limit.clone(), key.clone()))))
     }
 }

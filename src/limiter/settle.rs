@@ -6,7 +6,7 @@ use super::{Limiter, deadline::Deadline, failure::FailureMode, freed::Freed, lin
 use crate::{
     check::{AdmissionId, Charge, Check},
     decision::{Decision, Settled, Settlement},
-    error::{Error, StoreError, StoreErrorKind},
+    error::{ConfigError, ConfigErrorKind, Error, StoreError, StoreErrorKind},
     key::Key,
     limit::Limit,
     metrics,
@@ -88,7 +88,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// As [`check`](Self::check).
+    /// As [`check`](Self::check), and as [`block`](Self::block) for a [concurrent](Limit::concurrent) limit.
     pub async fn reserve(
         &self,
         limit: &Limit,
@@ -96,6 +96,7 @@ impl Limiter {
         cost: u64,
         lease: Duration,
     ) -> Result<Result<Reservation, Decision>, Error> {
+        of_window(limit, "reserving units")?;
         let check = Check::new(Charge::new(limit.clone(), key, cost.max(1))?.reserve(lease));
         let decision = self.check_all(check.clone()).await?;
         let is_allowed = decision.is_allowed();
@@ -140,8 +141,10 @@ impl Limiter {
     ///
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
     /// failed repeatedly.
+    /// For a [concurrent](Limit::concurrent) limit it is always [`Error::Unavailable`], with [`StoreErrorKind::Config`]: its places are held.
     pub async fn reset(&self, limit: &Limit, key: impl Into<Key>) -> Result<(), Error> {
         let key = key.into();
+        of_window(limit, "resetting a limit")?;
         let check = Check::new(Charge::fitting(limit.clone(), key.clone(), 0));
         let returning = self.returning(&check, [u64::MAX]);
         let outdated = self.core.outdate(limit, &key);
@@ -186,7 +189,9 @@ impl Limiter {
     ///
     /// [`Error::TimedOut`] past the deadline, [`Error::Unavailable`] if the store fails, [`Error::BreakerOpen`] if it has
     /// failed repeatedly. It may be tried again.
+    /// For a [concurrent](Limit::concurrent) limit it is always [`Error::Unavailable`], with [`StoreErrorKind::Config`]: it has no window.
     pub async fn block(&self, limit: &Limit, key: impl Into<Key>, time: Duration) -> Result<(), Error> {
+        of_window(limit, "blocking a limit")?;
         if time.is_zero() {
             return Ok(());
         }
@@ -244,15 +249,25 @@ impl Limiter {
     /// Calls the store for something else than a decision, unless the breaker is open. `probe` is a check at no cost.
     async fn call_store<T>(&self, call: impl FnOnce(&dyn Store) -> StoreFuture<T>, probe: Check) -> Result<T, Error> {
         let core = &*self.core;
+        let part = core.store.part_of(&probe);
         if let Some(error) = core.refuse(|| probe) {
             metrics::failed(error.label(), &core.layer);
             return Err(error);
         }
         let mut reply = Deadline::new(call(&*core.store), core.deadline(), Duration::ZERO);
         let outcome = (&mut reply).await;
-        let outcome = core.heard(&reply, outcome);
+        let outcome = core.heard(&reply, part, outcome);
         outcome.inspect_err(|error| metrics::failed(error.label(), &core.layer))
     }
+}
+
+/// An error if the limit is concurrent.
+fn of_window(limit: &Limit, doing: &'static str) -> Result<(), StoreError> {
+    const PROBLEM: &str =
+        "places are held until their decisions are dropped: only a limit of a window is reserved, blocked or reset";
+    let cause = || ConfigError::new(ConfigErrorKind::NoEffect, format!("limit {:?}: {PROBLEM}", limit.name()));
+    let error = || StoreError::new(doing, StoreErrorKind::Config, cause()).of_one_check();
+    if limit.is_concurrent() { Err(error()) } else { Ok(()) }
 }
 
 impl Returning<'_> {

@@ -3,9 +3,10 @@
 #[cfg(not(test))]
 use std::sync;
 use std::{
+    collections::HashMap,
     fmt,
     future::Future,
-    mem,
+    iter, mem,
     sync::{Arc, PoisonError, atomic::Ordering},
     time::Duration,
 };
@@ -15,7 +16,7 @@ use std::{
 use loom::sync;
 use sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicU64, AtomicUsize},
+    atomic::{AtomicU64, AtomicUsize},
 };
 use tokio::{
     runtime::Handle,
@@ -32,26 +33,44 @@ use crate::{
     metrics,
 };
 
+/// Once there are so many, the breakers of parts that work again are forgotten.
+const MOST_PARTS: usize = 1_024;
+
+/// The name of a part of a store: see [`Store::part_of`](crate::Store::part_of).
+type Part = Option<Arc<str>>;
+
 /// A limiter's handle on a breaker, which other limiters may share. The last handle that is dropped ends the probes.
 #[derive(Debug)]
 pub(crate) struct SharedBreaker(Arc<BreakerState>);
 
-/// Deadlines are microseconds, at least 1. An error counts as a timeout after the longest deadline of all.
-pub(super) struct BreakerState {
+/// The breaker of a store, or of a part of it that has a name. Deadlines are microseconds, at least 1. An error counts as a timeout after
+/// the longest deadline of all.
+pub(crate) struct BreakerState {
     settings: Breaker,
+    part: Part,
+    /// The breakers of the parts that have failed.
+    parts: Mutex<HashMap<Arc<str>, Arc<Self>>>,
+    /// How many breakers of the store and its parts are open or have counted failures, to find out without a lock.
+    troubled: Arc<AtomicUsize>,
     /// The longest deadline that it is open for; 0 while it is closed.
     open_for: AtomicU64,
-    /// Whether there have been failures in a row, to find out without the lock.
-    has_failed: AtomicBool,
     history: Mutex<History>,
     users: AtomicUsize,
-    opened_line: Throttle,
-    opened_further_line: Throttle,
-    closed_line: Throttle,
+    lines: Arc<Lines>,
+}
+
+/// The log lines of the breakers of all parts, so that a store with many parts does not flood the log.
+#[derive(Default)]
+struct Lines {
+    opened: Throttle,
+    opened_further: Throttle,
+    closed: Throttle,
 }
 
 #[derive(Default)]
 struct History {
+    /// Whether it is counted in [`BreakerState::troubled`].
+    is_troubled: bool,
     /// The longest deadlines of checks that have failed in a row, the longest first: at most as many as open it. So it opens for the last of them.
     failures: Vec<u64>,
     last: Option<Arc<Error>>,
@@ -79,20 +98,68 @@ impl SharedBreaker {
         Self(Arc::clone(state))
     }
 
-    /// Whether it is open for any deadline.
+    /// Whether it may be open for any part of the store and any deadline.
     #[inline]
-    pub(crate) fn is_open(&self) -> bool {
-        self.0.is_open()
+    pub(crate) fn may_be_open(&self) -> bool {
+        self.0.troubled.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether checks with this deadline are not sent to the store.
-    pub(crate) fn is_open_for(&self, deadline: Duration) -> bool {
-        self.0.is_open_for(deadline)
+    /// Whether checks of this part with this deadline are not sent to the store.
+    pub(crate) fn is_open_for(&self, part: impl FnOnce() -> Part, deadline: Duration) -> bool {
+        self.may_be_open() && self.of_part(part(), false).is_some_and(|breaker| breaker.is_open_for(deadline))
+    }
+
+    /// Counts the outcome of a call to a part of the store, which `took` this long.
+    pub(crate) fn count<T>(
+        &self,
+        part: impl FnOnce() -> Part,
+        outcome: &Result<T, Error>,
+        took: impl FnOnce() -> Duration,
+    ) {
+        match outcome {
+            Ok(_) if !self.may_be_open() => {}
+            Ok(_) => _ = self.of_part(part(), false).map(|breaker| breaker.count_answer(took)),
+            Err(error) if error.is_the_stores() && self.0.settings.failures > 0 => {
+                _ = self.of_part(part(), true).map(|breaker| breaker.count_failure(error));
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// The breaker of a part, if there is one. A part that fails for the first time is given one.
+    pub(crate) fn of_part(&self, part: Part, has_failed: bool) -> Option<Arc<BreakerState>> {
+        let Some(name) = part else { return Some(Arc::clone(&self.0)) };
+        let mut parts = self.0.parts();
+        if has_failed && !parts.contains_key(&name) {
+            if parts.len() >= MOST_PARTS {
+                parts.retain(|_, breaker| breaker.history().is_troubled);
+            }
+            let mut breaker = BreakerState::new(self.0.settings);
+            (breaker.troubled, breaker.lines) = (Arc::clone(&self.0.troubled), Arc::clone(&self.0.lines));
+            breaker.part = Some(Arc::clone(&name));
+            parts.insert(Arc::clone(&name), Arc::new(breaker));
+        }
+        parts.get(&name).cloned()
+    }
+}
+
+impl BreakerState {
+    pub(super) fn new(settings: Breaker) -> Self {
+        Self {
+            settings,
+            part: None,
+            parts: Mutex::default(),
+            troubled: Arc::default(),
+            open_for: AtomicU64::new(0),
+            history: Mutex::default(),
+            users: AtomicUsize::new(0),
+            lines: Arc::default(),
+        }
     }
 
     /// The error to return instead of asking the store, if it is open for this deadline. `probe` sends a probe with the given
     /// deadline, which may become as long as `longest`.
-    pub(crate) fn refuse<P, F>(&self, deadline: Duration, longest: Duration, probe: P) -> Option<Error>
+    pub(crate) fn refuse<P, F>(self: &Arc<Self>, deadline: Duration, longest: Duration, probe: P) -> Option<Error>
     where
         P: Fn(Duration) -> F + Send + 'static,
         F: Future<Output = Result<Result<Decision, StoreError>, Error>> + Send + 'static,
@@ -100,13 +167,13 @@ impl SharedBreaker {
         if !self.is_open_for(deadline) {
             return None;
         }
-        let mut history = self.0.history();
+        let mut history = self.history();
         let last_failure = history.last.clone()?;
         history.longest_refused = history.longest_refused.max(deadline);
         history.longest = history.longest.max(longest);
         // Twice the time that a probe takes, so that a runtime that is busy for a moment does not pass for one that blocks.
         let takes = history.probe_takes.max(deadline);
-        let overdue = self.0.probe_every().saturating_add(takes).saturating_mul(2);
+        let overdue = self.probe_every().saturating_add(takes).saturating_mul(2);
         if history.last_probe.is_none_or(|probe| probe.elapsed() >= overdue) {
             let is_first = history.last_probe.replace(Instant::now()).is_none();
             let runtime = Handle::try_current().ok()?;
@@ -123,24 +190,15 @@ impl SharedBreaker {
         Some(Error::BreakerOpen(last_failure))
     }
 
-    /// Counts the outcome of a call to the store, which `took` this long.
-    pub(crate) fn count<T>(&self, outcome: &Result<T, Error>, took: impl FnOnce() -> Duration) {
-        match outcome {
-            Ok(_) => self.0.count_answer(took),
-            Err(error) if error.is_the_stores() => self.0.count_failure(error),
-            Err(_) => {}
-        }
-    }
-
     /// Sends probes until one is answered. After each that is not, the next has twice as long, as in RFC 6298: the store may be
     /// farther away than before.
-    fn send_probes<P, F>(&self, runtime: &Handle, mut deadline: Duration, probe: P) -> AbortHandle
+    fn send_probes<P, F>(self: &Arc<Self>, runtime: &Handle, mut deadline: Duration, probe: P) -> AbortHandle
     where
         P: Fn(Duration) -> F + Send + 'static,
         F: Future<Output = Result<Result<Decision, StoreError>, Error>> + Send + 'static,
     {
         // Weak, so that the task does not keep the breaker of dropped limiters alive.
-        let (state, every) = (Arc::downgrade(&self.0), self.0.probe_every());
+        let (state, every) = (Arc::downgrade(self), self.probe_every());
         let task = runtime.spawn(async move {
             loop {
                 let Some(takes) = state.upgrade().map(|state| state.begin_probe(deadline)) else { return };
@@ -155,25 +213,9 @@ impl SharedBreaker {
         });
         task.abort_handle()
     }
-}
-
-impl BreakerState {
-    pub(super) fn new(settings: Breaker) -> Self {
-        Self {
-            settings,
-            open_for: AtomicU64::new(0),
-            has_failed: AtomicBool::new(false),
-            history: Mutex::default(),
-            users: AtomicUsize::new(0),
-            opened_line: Throttle::default(),
-            opened_further_line: Throttle::default(),
-            closed_line: Throttle::default(),
-        }
-    }
 
     fn is_open_for(&self, deadline: Duration) -> bool {
-        let open_for = self.open_for.load(Ordering::Relaxed);
-        open_for > 0 && micros(deadline) <= open_for
+        micros(deadline) <= self.open_for.load(Ordering::Relaxed)
     }
 
     fn is_open(&self) -> bool {
@@ -210,9 +252,6 @@ impl BreakerState {
     }
 
     fn count_failure(&self, error: &Error) {
-        if self.settings.failures == 0 {
-            return;
-        }
         let deadline = if let Error::TimedOut { deadline, .. } = error { micros(*deadline) } else { u64::MAX };
         let mut history = self.history();
         history.last = Some(Arc::new(error.clone()));
@@ -238,20 +277,17 @@ impl BreakerState {
         // Before the log line, so that no caller waits for it.
         drop(history);
         let (line, trouble) = match was_open {
-            true => (&self.opened_further_line, "fails checks with longer deadlines as well"),
-            false => (&self.opened_line, "has failed repeatedly: the breaker opens"),
+            true => (&self.lines.opened_further, "fails checks with longer deadlines as well"),
+            false => (&self.lines.opened, "has failed repeatedly: the breaker opens"),
         };
         if let Some(suppressed) = line.pass() {
-            let error = Chain(error);
-            warn!(%error, suppressed, "the rate-limit store {trouble}");
+            let (error, part) = (Chain(error), self.part.as_deref());
+            warn!(%error, part, suppressed, "the rate-limit store {trouble}");
         }
     }
 
     /// Counts an answer. It proves nothing for checks with a shorter deadline than it took.
     fn count_answer(&self, took: impl FnOnce() -> Duration) {
-        if !self.has_failed.load(Ordering::Relaxed) && !self.is_open() {
-            return;
-        }
         let (took, mut history) = (took(), self.history());
         let mut failures = mem::take(&mut history.failures);
         failures.retain(|deadline| *deadline < micros(took));
@@ -262,20 +298,35 @@ impl BreakerState {
     }
 
     fn set(&self, history: &mut History, failures: Vec<u64>) {
-        self.has_failed.store(!failures.is_empty(), Ordering::Relaxed);
         history.failures = failures;
+        self.note_trouble(history);
     }
 
-    fn close(&self, history: MutexGuard<'_, History>) {
+    fn note_trouble(&self, history: &mut History) {
+        let is_troubled = self.is_open() || !history.failures.is_empty();
+        match (mem::replace(&mut history.is_troubled, is_troubled), is_troubled) {
+            (false, true) => drop(self.troubled.fetch_add(1, Ordering::Relaxed)),
+            (true, false) => drop(self.troubled.fetch_sub(1, Ordering::Relaxed)),
+            _ => {}
+        }
+    }
+
+    fn close(&self, mut history: MutexGuard<'_, History>) {
         let was_open = self.open_for.swap(0, Ordering::Relaxed) > 0;
+        self.note_trouble(&mut history);
         // Before the log line, so that no caller waits for it.
         drop(history);
         if was_open {
             metrics::breaker_closed();
-            if let Some(suppressed) = self.closed_line.pass() {
-                info!(suppressed, "the rate-limit store answers again: the breaker closes");
+            if let Some(suppressed) = self.lines.closed.pass() {
+                let part = self.part.as_deref();
+                info!(part, suppressed, "the rate-limit store answers again: the breaker closes");
             }
         }
+    }
+
+    fn parts(&self) -> MutexGuard<'_, HashMap<Arc<str>, Arc<Self>>> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn history(&self) -> MutexGuard<'_, History> {
@@ -299,13 +350,16 @@ impl Drop for SharedBreaker {
         if self.0.users.fetch_sub(1, Ordering::SeqCst) > 1 {
             return;
         }
-        let mut history = self.0.history();
-        // A new handle may have been made before the lock was taken.
-        if self.0.users.load(Ordering::SeqCst) == 0
-            && let Some(probes) = history.probes.take()
-        {
-            probes.abort();
-            (history.opened, history.last_probe) = (None, None);
+        let parts: Vec<_> = self.0.parts().values().cloned().collect();
+        for breaker in iter::once(&self.0).chain(&parts) {
+            let mut history = breaker.history();
+            // A new handle may have been made before the lock was taken.
+            if self.0.users.load(Ordering::SeqCst) == 0
+                && let Some(probes) = history.probes.take()
+            {
+                probes.abort();
+                (history.opened, history.last_probe) = (None, None);
+            }
         }
     }
 }
@@ -314,6 +368,10 @@ impl Drop for BreakerState {
     fn drop(&mut self) {
         if self.is_open() {
             metrics::breaker_closed();
+        }
+        // A failure may have been counted after the part was forgotten.
+        if self.history().is_troubled {
+            self.troubled.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
@@ -348,10 +406,10 @@ mod models {
             let _entered = runtime.enter();
             let breaker = run(&runtime);
             let (failures, is_open) = (breaker.0.history().failures.len(), breaker.0.is_open());
-            assert_eq!(breaker.0.has_failed.load(Ordering::Relaxed), failures > 0);
+            assert_eq!(breaker.may_be_open(), is_open || failures > 0);
             assert!(is_open || failures < breaker.0.settings.failures as usize, "enough to open it");
             assert_gauge(is_open.into());
-            breaker.count(&Ok(()), || DEADLINE);
+            breaker.count(|| None, &Ok(()), || DEADLINE);
             assert!(!refuse(&breaker, None).0 && breaker.0.history().failures.is_empty(), "the store answers");
             assert_gauge(-i8::from(is_open));
             let probed = open_breaker(1);
@@ -392,7 +450,7 @@ mod models {
     /// Whether the caller is refused, and whether it starts a task. The probes have this outcome, or wait for ever.
     fn refuse(breaker: &SharedBreaker, outcome: Option<Error>) -> (bool, bool) {
         let before = breaker.0.history().probes.as_ref().map(AbortHandle::id);
-        let refused = breaker.refuse(DEADLINE, DEADLINE, move |_| {
+        let refused = breaker.0.refuse(DEADLINE, DEADLINE, move |_| {
             let outcome = outcome.clone();
             async move { if let Some(error) = outcome { Err(error) } else { std::future::pending().await } }
         });
@@ -438,7 +496,7 @@ mod models {
                 assert!(refuse(&breaker, None).1);
                 let (state, outcome) = (Arc::clone(&breaker.0), outcome.clone());
                 let task = spawn(move || state.end_probe(Err(outcome)));
-                breaker.count::<()>(&Err(failure.clone()), || DEADLINE);
+                breaker.count::<()>(|| None, &Err(failure.clone()), || DEADLINE);
                 let (goes_on, last_probe) = (task.join().unwrap(), breaker.0.history().last_probe);
                 assert!(goes_on || last_probe.is_none() || !breaker.0.is_open(), "the probe is lost");
                 let is_counted = breaker.0.is_open() || breaker.0.history().failures.len() == failures as usize - 1;
@@ -459,10 +517,10 @@ mod models {
                 assert!(refuse(&last, None).1);
                 let (state, task) = (Arc::clone(&last.0), Arc::clone(&last.0));
                 let task = spawn(move || (task.begin_probe(DEADLINE), task.end_probe(Err(outcome))));
-                let leaving = spawn(move || last.count(&counted, || DEADLINE));
+                let leaving = spawn(move || last.count(|| None, &counted, || DEADLINE));
                 let new = SharedBreaker::of(&state);
                 let (is_refused, _) = refuse(&new, None);
-                new.count::<()>(&Err(TIMED_OUT), || DEADLINE);
+                new.count::<()>(|| None, &Err(TIMED_OUT), || DEADLINE);
                 task.join().unwrap();
                 leaving.join().unwrap();
                 assert!(!is_refused || state.history().probes.is_some(), "no task sends probes");

@@ -1,10 +1,11 @@
-//! The memory that this process has of a store: the breaker, the refusal cache, and the prefetches of units that it holds.
+//! The memory that this process has of a store: the breaker, the refusal cache, the prefetches of units that it holds, and what it owes.
 //!
 //! This room lies between the plain values and the stores. It uses values and the clock, and never a store: the trait
 //! [`Store`](crate::Store) hands out the [`LocalState`], a store tells it when refusals are outdated, and the limiter asks it before the
 //! store, tells it the replies, and gives it the calls that it needs, such as probes.
 
 mod breaker;
+mod owed;
 mod prefetch;
 mod refusals;
 mod round_trip;
@@ -23,6 +24,7 @@ pub(crate) use self::round_trip::LONGEST_DEADLINE;
 use self::{breaker::BreakerState, refusals::Generations, round_trip::RoundTrip};
 pub(crate) use self::{
     breaker::SharedBreaker,
+    owed::{Holder, Owed, Underway},
     prefetch::{KeptHolding, Prefetches, Step},
     refusals::{Lookup, Refusals},
     round_trip::SHORTEST_DEADLINE,
@@ -52,7 +54,7 @@ const MAX_FAILURES: u32 = 10_000;
 ///    cuts off one with more time. An error counts for all. An answer counts for all deadlines that are at least as long as
 ///    it took. A timeout does not count if the request had spent more than half of the deadline elsewhere, nor if a `RedisStore` has
 ///    answered a call meanwhile that was sent later: then the check has only waited in the queue of this process. So a node of a cluster
-///    that hangs alone opens no breaker.
+///    that hangs opens its breaker only while no other node answers.
 /// 5. While it is open, a probe goes to the store every 200 ms by default: the same check at no cost. No caller waits
 ///    for it. A probe has the longest deadline of the refused callers. If one of them has the
 ///    [default deadline](crate::Limiter::deadline) of a store that tells its round trip, such as `RedisStore`, each
@@ -65,6 +67,9 @@ const MAX_FAILURES: u32 = 10_000;
 ///    again takes the full number of failures.
 /// 7. A cost above the limit, a limit that cannot be chosen, and an error
 ///    [of one check alone](crate::error::StoreError::of_one_check) are not failures of the store.
+/// 8. Each [part](crate::Store::part_of) of a store, such as a node of a cluster, has failures, answers and probes of its own. So a node that
+///    is lost fails no check of others. A check of several nodes counts for just these nodes together. At most 1,024 parts are remembered
+///    that are open or have failed last. A `RedisStore` learns which node has which slot when it connects, and when a slot has moved.
 ///
 /// A closed breaker costs a check one atomic load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,11 +101,11 @@ impl Default for Breaker {
 /// [`Store::local_state`](crate::Store::local_state).
 ///
 /// 1. It holds the [`Breaker`], which knows whether the store answers, the [refusal cache](crate::Limiter::refusal_cache), which knows what the store has
-///    refused, and the [prefetch](crate::limit::prefetch) of units that limiters spend without asking the store.
+///    refused, also while it does not answer, and the [prefetch](crate::limit::prefetch) of units that limiters spend without asking the store.
 /// 2. All clones of a store return the same local state. A store that wraps another returns the other's, if it passes limits
 ///    and keys on unchanged.
 /// 3. A remembered refusal holds until units are given back. So the store [forgets the refusals](Self::forget_refusals) of a
-///    limit whenever a key is reset or an admission settled through it.
+///    limit and key whenever the key is reset or an admission of it settled through it.
 /// 4. A store that may be far away tells the time of each [answer](Self::answered_in). The default deadline and the prefetches follow it.
 #[derive(Clone)]
 pub struct LocalState {
@@ -110,18 +115,21 @@ pub struct LocalState {
     pub(crate) refusals: Arc<Refusals>,
     /// The prefetches of all limiters on the store.
     pub(crate) prefetches: Option<Arc<Prefetches>>,
+    /// What all limiters on the store give back before the process ends.
+    pub(crate) owed: Arc<Owed>,
     made: Instant,
     /// When the last of all answered calls was sent, in microseconds since this state was made.
-    last_answered: Arc<AtomicU64>,
+    pub(crate) last_answered: Arc<AtomicU64>,
     pub(crate) round_trip: Arc<RoundTrip>,
 }
 
-/// A call to the store is on its way that makes outdated what this process remembers of some limits: see [`LocalState::outdate`].
+/// A call to the store is on its way that makes outdated what this process remembers of some keys: see [`LocalState::outdate`].
 #[must_use]
 pub(crate) struct Outdated {
     state: LocalState,
-    limits: Vec<Limit>,
-    prefetches_of: Option<Key>,
+    /// The digests of the limits and keys.
+    refusals: Vec<u64>,
+    prefetches: Option<(Limit, Key)>,
 }
 
 impl LocalState {
@@ -135,9 +143,9 @@ impl LocalState {
         let generations = Arc::new(Generations::new(clock));
         let refusals = Arc::new(Refusals::new(DEFAULT_MAX_AGE, Arc::clone(&generations)));
         let breaker = Arc::new(BreakerState::new(Breaker::default()));
-        let (made, last_answered) = (Instant::now(), Arc::default());
+        let (made, last_answered, owed) = (Instant::now(), Arc::default(), Arc::default());
         let round_trip = Arc::new(RoundTrip::new(first_deadline));
-        Self { generations, breaker, refusals, prefetches: None, made, last_answered, round_trip }
+        Self { generations, breaker, refusals, prefetches: None, owed, made, last_answered, round_trip }
     }
 
     /// The same local state, with [prefetch](crate::limit::prefetch). Default: no prefetches, so every check asks the store.
@@ -152,17 +160,22 @@ impl LocalState {
         Self { prefetches, ..self }
     }
 
-    /// Forgets all refusals of a limit, whatever the key. A store calls it twice: before it sends something that gives units
+    /// Forgets the refusals of a limit and key. A store calls it twice: before it sends something that gives units
     /// back, and when that is done, so that no refusal from in between is repeated.
-    pub fn forget_refusals(&self, limit: &Limit) {
-        self.generations.advance(limit);
+    pub fn forget_refusals(&self, limit: &Limit, key: &Key) {
+        self.generations.advance(self.generations.digest(limit, key));
     }
 
-    /// Forgets the refusals of these limits, and gives back the prefetches of the key if there is one. It does so now, and again
+    /// Forgets the refusals of these limits and keys, and gives back some prefetches. It does so now, and again
     /// when the returned guard is dropped: when the call to the store is over, or when its caller stops waiting. So nothing that
     /// was learnt in between stays.
-    pub(crate) fn outdate(&self, limits: Vec<Limit>, prefetches_of: Option<Key>) -> Outdated {
-        let outdated = Outdated { state: self.clone(), limits, prefetches_of };
+    pub(crate) fn outdate<'a>(
+        &self,
+        keys: impl IntoIterator<Item = (&'a Limit, &'a Key)>,
+        prefetches: Option<(Limit, Key)>,
+    ) -> Outdated {
+        let refusals = keys.into_iter().map(|(limit, key)| self.generations.digest(limit, key)).collect();
+        let outdated = Outdated { state: self.clone(), refusals, prefetches };
         outdated.forget();
         outdated
     }
@@ -176,9 +189,15 @@ impl LocalState {
     /// Takes note that the store has answered a call that was sent at this time, after so long.
     #[cfg(feature = "redis")]
     pub(crate) fn answered(&self, sent: Instant, took: Duration) {
-        let sent = micros(sent.saturating_duration_since(self.made));
+        let sent = self.micros_at(sent);
         self.round_trip.learn(took, sent.saturating_add(micros(took)));
         self.last_answered.fetch_max(sent, Ordering::Relaxed);
+    }
+
+    /// The microseconds of a moment since the store was made.
+    #[cfg(feature = "redis")]
+    pub(crate) fn micros_at(&self, moment: Instant) -> u64 {
+        micros(moment.saturating_duration_since(self.made))
     }
 
     /// Whether the store has answered a call that was sent within this time.
@@ -192,19 +211,17 @@ impl LocalState {
         SharedBreaker::of(&self.breaker)
     }
 
-    /// The refusals of one limiter that remembers them for this time; `None` if that is zero.
-    pub(crate) fn own_refusals(&self, max_age: Duration) -> Option<Arc<Refusals>> {
-        (!max_age.is_zero()).then(|| Arc::new(Refusals::new(max_age, Arc::clone(&self.generations))))
+    /// The refusals of one limiter, which asks the store again after this time.
+    pub(crate) fn own_refusals(&self, max_age: Duration) -> Arc<Refusals> {
+        Arc::new(Refusals::new(max_age, Arc::clone(&self.generations)))
     }
 }
 
 impl Outdated {
     fn forget(&self) {
-        for limit in &self.limits {
-            self.state.forget_refusals(limit);
-            if let (Some(prefetches), Some(key)) = (&self.state.prefetches, &self.prefetches_of) {
-                prefetches.drop_prefetches_of(limit, key);
-            }
+        self.refusals.iter().for_each(|digest| self.state.generations.advance(*digest));
+        if let (Some(prefetches), Some((limit, key))) = (&self.state.prefetches, &self.prefetches) {
+            prefetches.drop_prefetches_of(limit, key);
         }
     }
 }

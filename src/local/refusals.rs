@@ -1,7 +1,7 @@
 //! The refusal cache. [`Limiter::refusal_cache`](crate::Limiter::refusal_cache) has the rules.
 
 use std::{
-    array, fmt,
+    fmt,
     hash::BuildHasherDefault,
     iter,
     sync::{
@@ -17,7 +17,7 @@ use crate::{
     check::{AdmissionId, Charge, Check},
     clock::{Clock, micros},
     decision::{Decision, LimitStatus},
-    key::{Digester, Prehashed},
+    key::{Digester, Key, Prehashed},
     limit::Limit,
 };
 
@@ -27,25 +27,34 @@ const RESET_SLACK: u64 = 1_000;
 /// The most limits and keys that are remembered as refusing.
 const CAPACITY: usize = 10_000;
 
-/// Limits share this many generations, so that settlements of one limit leave the refusals of most others alone.
-const GENERATIONS: usize = 64;
+/// Limits and keys share this many generations, and have two of them each. So a settlement leaves the refusals of other keys alone, but for
+/// one in a thousand in a second with 260 of them.
+const GENERATIONS: usize = 16_384;
+
+/// While a check asks the store whether a refusal still holds, the others are refused. After this time another one asks.
+const LONGEST_ANSWER: Duration = Duration::from_millis(100);
 
 /// Tells which refusals are outdated: by time, or because units were given back.
 pub(super) struct Generations {
     pub(super) clock: Clock,
+    digester: Digester,
     /// How often units were given back.
     last: AtomicU64,
-    /// The last of these times, by limit.
-    of_limits: [AtomicU64; GENERATIONS],
+    /// The last of these times, by limit and key.
+    of_keys: Box<[AtomicU64]>,
 }
+
+/// By the digest of a limit and key, and the number of units.
+type Table = Cache<u64, Arc<Refusal>, UnitWeighter, BuildHasherDefault<Prehashed>>;
 
 /// The refusals that limiters remember.
 pub(crate) struct Refusals {
     max_age: Duration,
+    /// Whether each check asks the store, and is only refused if that fails.
+    is_asking: bool,
     generations: Arc<Generations>,
-    digester: Digester,
     /// Made by the first refusal.
-    table: OnceLock<Cache<u64, Arc<Refusal>, UnitWeighter, BuildHasherDefault<Prehashed>>>,
+    table: Arc<OnceLock<Table>>,
 }
 
 /// The status of one limit and key when a check of them was refused.
@@ -56,12 +65,25 @@ struct Refusal {
     generation: u64,
     /// It may be used from here on,
     asked_at: u64,
-    /// until here.
+    /// without a doubt until here,
+    fresh_until: u64,
+    /// and if it refuses, until here: a check asks the store meanwhile whether it still holds,
     until: u64,
+    /// the next one from here on.
+    asks_at: AtomicU64,
     /// When the reply arrived. The times count down from there, so that no client is told to come back too early.
     replied_at: u64,
     at: SystemTime,
     id: AdmissionId,
+}
+
+/// What the cache knows of a charge.
+struct Known {
+    index: usize,
+    refusal: Arc<Refusal>,
+    refuses: bool,
+    /// Whether no units have been given back since.
+    is_sure: bool,
 }
 
 /// A check as the cache looks it up.
@@ -69,34 +91,42 @@ struct Refusal {
 pub(crate) struct Lookup {
     asked_at: u64,
     generation: u64,
+    /// Whether its refusal is known, and it is to ask the store all the same. If the store fails, the refusal stands.
+    pub(crate) asks: bool,
     /// The digest of each limit and key, and the cost.
     charges: ((u64, u64), Vec<(u64, u64)>),
 }
 
 impl Generations {
     pub(super) fn new(clock: Clock) -> Self {
-        Self { clock, last: AtomicU64::new(0), of_limits: array::from_fn(|_| AtomicU64::new(0)) }
+        let of_keys = iter::repeat_with(AtomicU64::default).take(GENERATIONS).collect();
+        Self { clock, digester: Digester::default(), last: AtomicU64::new(0), of_keys }
     }
 
-    /// Makes all refusals of a limit outdated that the store was asked for before.
-    pub(super) fn advance(&self, limit: &Limit) {
+    pub(super) fn digest(&self, limit: &Limit, key: &Key) -> u64 {
+        limit.digest(&self.digester, key)
+    }
+
+    /// Makes all refusals of a limit and key outdated that the store was asked for before.
+    pub(super) fn advance(&self, digest: u64) {
         let generation = self.last.fetch_add(1, Ordering::SeqCst) + 1;
-        self.of(limit).fetch_max(generation, Ordering::SeqCst);
+        self.of(digest).for_each(|last| _ = last.fetch_max(generation, Ordering::SeqCst));
     }
 
-    /// By FNV-1a of the name.
-    fn of(&self, limit: &Limit) -> &AtomicU64 {
-        let hash = limit
-            .name()
-            .bytes()
-            .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
-        &self.of_limits[(hash >> 32) as usize % GENERATIONS]
+    fn of(&self, digest: u64) -> impl Iterator<Item = &AtomicU64> {
+        [digest, digest >> 32].into_iter().map(|part| &self.of_keys[part as usize % GENERATIONS])
     }
 }
 
 impl Refusals {
     pub(super) fn new(max_age: Duration, generations: Arc<Generations>) -> Self {
-        Self { max_age, generations, digester: Digester::default(), table: OnceLock::new() }
+        Self { max_age, is_asking: max_age.is_zero(), generations, table: Arc::default() }
+    }
+
+    /// The same refusals, for a caller that asks the store each time.
+    pub(crate) fn asking(&self) -> Self {
+        let (generations, table) = (Arc::clone(&self.generations), Arc::clone(&self.table));
+        Self { max_age: self.max_age, is_asking: true, generations, table }
     }
 
     /// The check as the cache knows it; `None` if its refusal cannot be remembered.
@@ -104,40 +134,52 @@ impl Refusals {
         if check.id().is_some() || !check.can_be_refused() {
             return None;
         }
-        // Refusals of limits that share units and differ in their number are apart.
-        let digest = |charge: &Charge| {
-            let units = charge.limit().units().wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            charge.limit().digest(&self.digester, charge.key()).wrapping_add(units)
-        };
+        let digest = |charge: &Charge| self.generations.digest(charge.limit(), charge.key());
         let charges = check.map_charges(|charge| (digest(charge), charge.cost()));
         let generation = self.generations.last.load(Ordering::SeqCst);
-        Some(Lookup { asked_at: self.generations.clock.now(), generation, charges })
+        Some(Lookup { asked_at: self.generations.clock.now(), generation, asks: false, charges })
     }
 
-    /// Refuses a check if the cache knows that all of its limits stand as they did, and one of them refuses. Statuses with
-    /// reserved units are used for at most `reserved_for`.
-    pub(crate) fn recall(&self, check: &Check, lookup: &Lookup, reserved_for: Duration) -> Option<Decision> {
-        let (table, now, (first, rest)) = (self.table.get()?, lookup.asked_at, &lookup.charges);
-        let find = |charge: &Charge, digest: u64| {
-            let refusal = table.get(&digest)?;
-            let outdated_by = self.generations.of(charge.limit()).load(Ordering::SeqCst);
-            (outdated_by <= refusal.generation && refusal.holds_for(charge, now, reserved_for)).then_some(refusal)
+    /// The refusal of a check of which the cache knows that one of its limits refuses. Statuses with reserved units are used for at
+    /// most `reserved_for`. If the check `may_ask`, it may be the one that [asks](Lookup::asks), and the others are refused meanwhile.
+    pub(crate) fn recall(
+        &self,
+        check: &Check,
+        lookup: &mut Lookup,
+        reserved_for: Duration,
+        may_ask: bool,
+    ) -> Option<Decision> {
+        let (table, now) = (self.table.get()?, lookup.asked_at);
+        let find = |index, charge: &Charge, digest: u64| {
+            let refusal = table.get(&place(digest, charge.limit()))?;
+            // Since then, units can only have been added.
+            let refuses = charge.can_refuse() && charge.cost() > refusal.status.remaining();
+            let is_before = |last: &AtomicU64| last.load(Ordering::SeqCst) <= refusal.generation;
+            let is_sure = self.generations.of(digest).any(is_before);
+            let holds = (refuses || is_sure) && refusal.holds_for(charge, refuses, now, reserved_for);
+            holds.then_some(Known { index, refusal, refuses, is_sure })
         };
-        let mut charges = check.charges();
-        let first = find(charges.next()?, first.0)?;
+        let (mut charges, (digest, _)) = (check.charges(), lookup.charges.0);
+        let first = find(0, charges.next()?, digest);
         let mut others = Vec::new();
-        for (charge, (digest, _)) in charges.zip(rest) {
-            others.push(find(charge, *digest)?);
+        for (index, (charge, (digest, _))) in (1..).zip(charges.zip(&lookup.charges.1)) {
+            others.extend(find(index, charge, *digest));
         }
 
-        let all = || iter::once(&first).chain(&others);
-        // Since then, units can only have been added.
-        let fits = |charge: &Charge, refusal: &Refusal| charge.cost() <= refusal.status.remaining();
-        let refuses = |(charge, refusal): &(&Charge, &Arc<Refusal>)| charge.can_refuse() && !fits(charge, refusal);
-        let (_, refusing) = check.charges().zip(all()).find(refuses)?;
-        let mut refusals = all();
-        Some(Decision::new(check, refusing.at + refusing.age(now), refusing.id, |charge| {
-            let mut status = refusals.next().unwrap_or(&first).status(charge, now);
+        // If units may have been given back to all that refuse, each check asks. If the store fails, the refusal stands.
+        let is_unsure = !first.iter().chain(&others).any(|known| known.is_sure && known.refuses);
+        let all = || first.iter().chain(&others).filter(|known| known.is_sure || is_unsure);
+        let refusing = || all().filter(|known| known.refuses);
+        let refused = &refusing().next()?.refusal;
+        let is_due = |known: &Known| known.refusal.asks_at.load(Ordering::Relaxed) <= now;
+        let is_asked_for = || !may_ask || refused.is_asked_for(now, self.max_age);
+        lookup.asks = self.is_asking || is_unsure || refusing().all(is_due) && is_asked_for();
+        let (mut found, mut index) = (all().peekable(), 0..);
+        Some(Decision::new(check, refused.at + refused.age(now), refused.id, |charge| {
+            let index = index.next();
+            let known = found.next_if(|known| Some(known.index) == index);
+            let mut status =
+                known.map_or_else(|| LimitStatus::estimate(charge, false), |known| known.refusal.status(charge, now));
             status.set_retry_reserved_after(reserved_for);
             status
         }))
@@ -149,30 +191,57 @@ impl Refusals {
         let table = self.table.get_or_init(|| {
             Cache::with(CAPACITY, CAPACITY as u64, UnitWeighter, Default::default(), Default::default())
         });
-        let Lookup { asked_at, generation, charges: (first, rest) } = lookup;
-        for ((digest, cost), status) in iter::once(first).chain(rest).zip(refusal.statuses()) {
+        let asked_at = lookup.asked_at;
+        for ((digest, cost), status) in lookup.charges().zip(refusal.statuses()) {
+            let place = place(*digest, status.limit());
+            // The reply to a check that was asked later may have arrived before, such as that of one that has begun a ban.
+            let is_newer = |known: Arc<Refusal>| (asked_at + 1..=replied_at).contains(&known.asked_at);
+            if status.is_estimate || table.get(&place).is_some_and(is_newer) {
+                continue;
+            }
             // Without used units there is no reset time.
             let reset = (status.used() > 0).then_some(status.leaves_after());
             let retry = status.waits.map(|(_, most)| most);
-            let lifetime = reset.into_iter().chain(retry).fold(self.max_age, Duration::min);
+            let until = |time| asked_at.saturating_add(micros(time));
             let remembered = Refusal {
                 status: status.clone(),
                 cost: *cost,
-                generation: *generation,
-                asked_at: *asked_at,
-                until: asked_at.saturating_add(micros(lifetime)),
+                generation: lookup.generation,
+                asked_at,
+                fresh_until: until(self.max_age),
+                until: until(reset.into_iter().chain(retry).min().unwrap_or_default()),
+                asks_at: AtomicU64::new(until(self.max_age)),
                 replied_at,
                 at: refusal.at(),
                 id: refusal.id(),
             };
-            table.insert(*digest, Arc::new(remembered));
+            table.insert(place, Arc::new(remembered));
+        }
+    }
+
+    /// Forgets what the store has admitted against.
+    pub(crate) fn forget(&self, lookup: &Lookup, admission: &Decision) {
+        let Some(table) = self.table.get() else { return };
+        for ((digest, _), status) in lookup.charges().zip(admission.statuses()) {
+            table.remove_if(&place(*digest, status.limit()), |known| known.asked_at <= lookup.asked_at);
         }
     }
 }
 
+impl Lookup {
+    fn charges(&self) -> impl Iterator<Item = &(u64, u64)> {
+        iter::once(&self.charges.0).chain(&self.charges.1)
+    }
+}
+
+/// Refusals of limits that share units and differ in their number are apart.
+fn place(digest: u64, limit: &Limit) -> u64 {
+    digest.wrapping_add(limit.units().wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
 impl Refusal {
     /// Whether it is of this very limit, and not too old. A time before `asked_at` means that the clock has stepped back.
-    fn holds_for(&self, charge: &Charge, now: u64, reserved_for: Duration) -> bool {
+    fn holds_for(&self, charge: &Charge, refuses: bool, now: u64, reserved_for: Duration) -> bool {
         // A retry time is never late, so a cost that is at least as large is refused until the end.
         let slack = if self.has_refused(charge) { 0 } else { RESET_SLACK };
         let is_settled_by = || {
@@ -182,7 +251,15 @@ impl Refusal {
         // The digest has found the rest of the limit.
         self.status.limit().units() == charge.limit().units()
             && (self.asked_at..self.until.saturating_sub(slack)).contains(&now)
+            && (refuses || now < self.fresh_until)
             && !is_settled_by()
+    }
+
+    /// Whether a check is the one that asks the store now.
+    fn is_asked_for(&self, now: u64, max_age: Duration) -> bool {
+        let asks_at = self.asks_at.load(Ordering::Relaxed);
+        let next = now.saturating_add(micros(LONGEST_ANSWER.min(max_age)));
+        asks_at <= now && self.asks_at.compare_exchange(asks_at, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
     /// Whether the limit has refused this cost or a lower one.

@@ -1,14 +1,15 @@
 //! The reports of a layer: metrics, log lines, at most one a second of each kind, and [`Degraded`] for outer layers. Without the
 //! feature `tracing` there are no lines.
 
-use std::{borrow::Cow, time::Duration};
+use std::{borrow::Cow, error, sync::OnceLock, time::Duration};
+
+use http::Response;
 
 use super::rejection::Rejection;
 use crate::{
     error::Error,
-    limit::Limit,
     limiter::FailureMode,
-    logging::{Chain, Throttle, debug, error, info, warn},
+    logging::{Chain, Throttle, error, info, warn},
     metrics,
 };
 
@@ -18,7 +19,8 @@ pub(crate) struct Events {
     /// The name of the layer, also for metrics. Empty without one.
     pub(crate) layer: Cow<'static, str>,
     /// Each kind of line has its own.
-    throttles: [Throttle; 9],
+    throttles: [Throttle; 10],
+    has_told_of_twice: OnceLock<()>,
 }
 
 impl Events {
@@ -35,19 +37,9 @@ impl Events {
         warn!(%error, limits, ?mode, layer, suppressed, "no rate-limit decision");
     }
 
-    /// A limit that could not be chosen, with the mode that decides instead, or the fallbacks that are charged.
-    pub(crate) fn not_chosen(
-        &self,
-        error: &Error,
-        mode: Option<FailureMode>,
-        fallbacks: &[Limit],
-        limits: impl FnOnce() -> String,
-    ) {
-        let Some((layer, suppressed)) = self.pass(1) else { return };
-        let (error, limits, mode) = (Chain(error), limits(), mode.map(debug));
-        let names: Vec<_> = fallbacks.iter().map(Limit::name).collect();
-        let fallbacks = (!names.is_empty()).then(|| names.join(", "));
-        warn!(%error, limits, mode, fallbacks, layer, suppressed, "a rate limit could not be chosen");
+    /// A limit in the shadow that cannot charge a request, since another one does.
+    pub(crate) fn left_out(&self, error: &Error) {
+        self.warn(1, error, "a limit in the shadow is left out");
     }
 
     /// A response in the service's place.
@@ -64,12 +56,22 @@ impl Events {
                     error!(%error, layer, suppressed, "the server is not set up to find a rate-limit key");
                 }
             }
-            Rejection::NeverFits(error) => {
-                if let Some((layer, suppressed)) = self.pass(3) {
-                    warn!(%error, layer, suppressed, "request can never be admitted");
+            Rejection::NeverFits(error) => self.warn(3, error, "request can never be admitted"),
+            Rejection::NotSetUp(error) => {
+                if let Some((layer, suppressed)) = self.pass(9) {
+                    error!(%error, layer, suppressed, "the server is not set up for its limits");
                 }
             }
             _ => {}
+        }
+    }
+
+    /// A request that has come through the same layer before.
+    pub(crate) fn counts_twice(&self, limits: impl FnOnce() -> String) {
+        if self.has_told_of_twice.set(()).is_ok() {
+            let limits = limits();
+            let layer = (!self.layer.is_empty()).then_some(&*self.layer);
+            warn!(limits, layer, "a layer counts each request twice: remove it from the outer router or the inner one");
         }
     }
 
@@ -80,9 +82,7 @@ impl Events {
     }
 
     pub(crate) fn not_settled(&self, error: &Error) {
-        let Some((layer, suppressed)) = self.pass(5) else { return };
-        let error = Chain(error);
-        warn!(%error, layer, suppressed, "a request is not settled, and stays charged as it was");
+        self.warn(5, error, "a request is not settled, and stays charged as it was");
     }
 
     pub(crate) fn upstream_blocks(&self, time: Duration) {
@@ -91,14 +91,18 @@ impl Events {
     }
 
     pub(crate) fn not_blocked(&self, error: &Error) {
-        let Some((layer, suppressed)) = self.pass(7) else { return };
-        let error = Chain(error);
-        warn!(%error, layer, suppressed, "an upstream says to stay away, but its limits stay open");
+        self.warn(7, error, "an upstream says to stay away, but its limits stay open");
     }
 
     pub(crate) fn not_banned(&self, error: &Error) {
-        let (Some((layer, suppressed)), error) = (self.pass(8), Chain(error)) else { return };
-        warn!(%error, layer, suppressed, "a ban could not begin");
+        self.warn(8, error, "a ban could not begin");
+    }
+
+    /// A line of this kind, if it passes.
+    fn warn(&self, kind: usize, error: &dyn error::Error, problem: &'static str) {
+        let Some((layer, suppressed)) = self.pass(kind) else { return };
+        let error = Chain(error);
+        warn!(%error, layer, suppressed, "{problem}");
     }
 
     /// The name of the layer, if it has one, and the number of suppressed lines; `None` if the line is suppressed.
@@ -108,32 +112,23 @@ impl Events {
     }
 }
 
-/// A request that the store has not decided, or for which a limit could not be [chosen](crate::KeyedLimit::chosen): in the
-/// extensions of its response, whether the request was let through, got a 503, or was decided in this process. In stacked
-/// layers, that of the outermost.
+/// A request that the store has not decided: in the extensions of its response, whether the request was let through, got a 503, or was
+/// decided in this process. In stacked layers, that of the outermost, which has those of the others in [`inner`](Self::inner).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Degraded {
-    /// Why the store has not decided. If it has decided, why a limit could not be chosen; a limit without a
-    /// [fallback](crate::KeyedLimit::fallback) comes before others.
+    /// Why the store has not decided.
     pub error: Error,
-    /// The failure mode that has decided the request, or has left out a limit that could not be chosen. `None` if there are
-    /// [fallbacks](Self::fallbacks) for all such limits and the store has decided.
-    pub mode: Option<FailureMode>,
-    /// The [fallbacks](crate::KeyedLimit::fallback) of limits that could not be chosen, whole even if they are
-    /// [split](crate::KeyedLimit::split). If the store has decided, they were among the limits of its decision.
-    pub fallbacks: Vec<Limit>,
+    /// The failure mode that has decided the request.
+    pub mode: FailureMode,
+    /// That of the layers further in.
+    pub inner: Option<Box<Self>>,
 }
 
 impl Degraded {
-    /// Adds a limit that could not be chosen, with its fallback. Without one, `mode` decides.
-    pub(crate) fn add_unchosen(degraded: &mut Option<Self>, error: Error, fallback: Option<&Limit>, mode: FailureMode) {
-        let degraded = degraded.get_or_insert_with(|| Self { error: error.clone(), mode: None, fallbacks: Vec::new() });
-        match fallback {
-            Some(fallback) => degraded.fallbacks.push(fallback.clone()),
-            // A limit without a fallback is the more serious case.
-            None if degraded.mode.is_none() => (degraded.error, degraded.mode) = (error, Some(mode)),
-            None => {}
-        }
+    /// Adds it to the response's extensions.
+    pub(crate) fn add_to<B>(self, response: &mut Response<B>) {
+        let inner = response.extensions_mut().remove().map(Box::new);
+        response.extensions_mut().insert(Self { inner, ..self });
     }
 }

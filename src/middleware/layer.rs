@@ -49,7 +49,7 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Panics
     ///
-    /// If the layer already has a limit of this name. For names from a configuration, use [`limits`](Self::limits).
+    /// If the layer already has a limit of this name, or if an option of the limit would have no effect. For names from a configuration, use [`limits`](Self::limits).
     #[track_caller]
     pub fn limit(self, limit: KeyedLimit) -> Self {
         match self.limits([limit]) {
@@ -62,7 +62,12 @@ impl<R> RateLimitLayer<R> {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if the layer then has no limit, or two of one name.
+    /// [`ConfigError`] if the layer then has no limit, or two of one name, or an option that would have no effect:
+    ///
+    /// * on a [concurrent](crate::Limit::concurrent) limit, [`heed_upstream`](KeyedLimit::heed_upstream), [`settle`](KeyedLimit::settle),
+    ///   [`count_afterwards`](KeyedLimit::count_afterwards), [`lease`](KeyedLimit::lease), [`ban`](KeyedLimit::ban), and a
+    ///   [`cost`](KeyedLimit::cost) of its own;
+    /// * `lease` without `settle`, and [`ban_status`](KeyedLimit::ban_status) without `ban`.
     pub fn limits(mut self, limits: impl IntoIterator<Item = KeyedLimit>) -> Result<Self, ConfigError> {
         let policy = Arc::make_mut(&mut self.policy);
         limits.into_iter().try_for_each(|limit| policy.push(limit))?;
@@ -134,7 +139,7 @@ impl<R> RateLimitLayer<R> {
     /// # Errors
     ///
     /// [`Rejection::NoKey`] if the request has no key for a limit. [`Rejection::Unavailable`] if the store does not answer within the deadline,
-    /// or a limit could not be chosen, whatever the failure mode.
+    /// whatever the failure mode.
     pub async fn peek(&self, request: &Parts) -> Result<Vec<LimitStatus>, Rejection> {
         self.policy.peek(request).await
     }

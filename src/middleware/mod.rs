@@ -13,9 +13,11 @@
 //! 6. A limit can [settle](KeyedLimit::settle) the cost of a request by its response, or
 //!    [count it afterwards](KeyedLimit::count_afterwards). It can be tried in the [shadow](KeyedLimit::in_shadow), where it
 //!    refuses nothing, and be [hidden](KeyedLimit::hidden) from clients.
-//! 7. If layers are stacked, the response shows the visible limit with the least left. A rejection shows the limit that has
-//!    refused.
-//! 8. The error type and the body type of the service stay the same.
+//! 7. If layers are stacked, each adds to what the layers further out have left on a request, and overwrites nothing. The decision in the
+//!    extensions has the statuses of all of them, and [holds](crate::Decision::holds_place) their places. Each layer settles its own admission
+//!    only. The response shows the visible limit with the least left, and its extensions have what each layer reports. A rejection shows the
+//!    limit that has refused.
+//! 8. The error type and the body type of the service stay the same. The body type is an `http_body::Body`.
 //! 9. A store that [decides at once](crate::Store::decide_now) charges the request in `Service::call`; any other, when the
 //!    response future is polled.
 //!

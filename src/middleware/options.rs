@@ -7,14 +7,13 @@ use http::request::Parts;
 use super::{
     events::Events,
     extract::{AddressList, ClientIp, KeyExtractor},
-    headers::{HeaderSets, PartitionKeys},
+    headers::HeaderSets,
     layer::RateLimitLayer,
     policy::{address_list, key_list},
 };
 use crate::{
     key::Key,
     limiter::{FailureMode, Share},
-    secret::Secret,
 };
 
 impl<R> RateLimitLayer<R> {
@@ -36,7 +35,8 @@ impl<R> RateLimitLayer<R> {
     }
 
     /// Sets the units that a request takes of each limit of the layer without a [cost](super::KeyedLimit::cost) of its own.
-    /// Default: 1. A request with a cost of 0 is free, and is admitted even if nothing is left.
+    /// Default: 1. A request with a cost of 0 is free, and is admitted even if nothing is left. It takes a place of a
+    /// [concurrent](crate::Limit::concurrent) limit nevertheless.
     pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.set(|policy| policy.cost = Some(Arc::new(cost)))
     }
@@ -57,9 +57,11 @@ impl<R> RateLimitLayer<R> {
     /// Counts CORS preflights, too. Default: they are let through uncounted, since a browser sends them by itself before a
     /// request that is counted.
     ///
-    /// A preflight is an `OPTIONS` request with exactly one valid `Origin`, exactly one valid
+    /// A preflight is an `OPTIONS` request with exactly one `Origin`, exactly one valid
     /// `Access-Control-Request-Method`, no `Transfer-Encoding`, and no `Content-Length` other than 0. Any client can send
-    /// such requests, and over HTTP/2 they may have a body. If your service does real work for `OPTIONS`, count them.
+    /// such requests. Over HTTP/2 they may have a body of any length: a body needs no header there, and the layer reads none. If your
+    /// service does real work for `OPTIONS`, or reads the body, count them. A `CorsLayer` outside of the limits answers every `OPTIONS`
+    /// itself, so then none of them reaches the service.
     pub fn count_preflights(self) -> Self {
         self.set(|policy| policy.counts_preflights = true)
     }
@@ -122,8 +124,7 @@ impl<R> RateLimitLayer<R> {
     /// Sets how long a request waits for a decision before the failure mode decides. Default: it follows the round trip of the
     /// store. It is 50 ms next to the store, and at most 1 s: see [`Limiter::deadline`](crate::Limiter::deadline).
     ///
-    /// The time that the request has waited in layers further out, and for [chosen](super::KeyedLimit::chosen) limits, is
-    /// subtracted, but at least 5 ms remain. So a request waits for at most the longest deadline of its layers, plus 5 ms for
+    /// The time that the request has waited in layers further out is subtracted, but at least 5 ms remain. So a request waits for at most the longest deadline of its layers, plus 5 ms for
     /// each layer that found nothing left.
     pub fn deadline(self, deadline: Duration) -> Self {
         self.set(|policy| policy.limiter = policy.limiter.clone().deadline(deadline))
@@ -179,23 +180,6 @@ impl<R> RateLimitLayer<R> {
         self.set(|policy| policy.headers = sets)
     }
 
-    /// Adds a partition key `pk` to `RateLimit` and `RateLimit-Policy`, if the layer [sends](Self::headers) them: a hash of the
-    /// key under the secret, so a client learns nothing about its key. A client with several keys, such as several addresses,
-    /// tells by it to which one the figures belong. Default: none.
-    ///
-    /// ```no_run
-    /// # use tower_sliding_window::{HeaderSets, Limit, MemoryStore, PeerIp, RateLimitLayer, Secret};
-    /// let secret = Secret::new(std::env::var("RATE_LIMIT_SECRET")?)?;
-    /// let layer = RateLimitLayer::new(MemoryStore::new())
-    ///     .limit(Limit::per_minute("requests", 60).by(PeerIp::new()))
-    ///     .headers(HeaderSets::RATE_LIMIT)
-    ///     .partition_key(&secret);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn partition_key(self, secret: &Secret) -> Self {
-        self.set(|policy| policy.partition_keys = Some(PartitionKeys::new(secret)))
-    }
-
     /// Lets a request wait for capacity for up to `max_wait`, instead of refusing it: around a client, whose calls can
     /// rather be late than fail. Default: a request is refused at once. With `max_wait`, it is refused at once if the
     /// first request in line has to wait longer, and otherwise when its turn does not come in time.
@@ -232,8 +216,8 @@ impl<R> RateLimitLayer<R> {
     /// Frees the places of [concurrent](crate::Limit::concurrent) limits when the response begins. Default: when its body has ended, or was
     /// dropped because the client has left.
     ///
-    /// A body of another type than those of axum and tonic always frees them when the response begins. The body of such a service can hold the
-    /// [`Decision`](crate::Decision) in the extensions of the request instead.
+    /// It is needed if the body of the service cannot hold them: see [bodies](crate::guide::at_most_n_at_once#bodies). Such a body, or a task, can
+    /// hold the [`Decision`](crate::Decision) in the extensions of the request instead.
     pub fn free_with_head(self) -> Self {
         self.set(|policy| policy.frees_with_head = true)
     }

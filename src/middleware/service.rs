@@ -10,6 +10,7 @@ use std::{
 };
 
 use http::{Request, Response, request::Parts};
+use http_body::Body;
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
@@ -31,7 +32,7 @@ impl<I, R, ReqBody, ResBody> Service<Request<ReqBody>> for RateLimit<I, R>
 where
     I: Service<Request<ReqBody>, Response = Response<ResBody>> + Clone,
     R: RejectionResponse<ResBody>,
-    ResBody: 'static,
+    ResBody: Body + 'static,
 {
     type Response = Response<ResBody>;
     type Error = I::Error;
@@ -85,6 +86,7 @@ impl<I, R> RateLimit<I, R> {
     where
         I: Service<Request<ReqBody>, Response = Response<ResBody>>,
         R: RejectionResponse<ResBody>,
+        ResBody: Body + 'static,
     {
         match self.policy.conclude(decided, &mut parts, &*self.responder) {
             Ok(completion) => {
@@ -135,7 +137,7 @@ impl<I, R, ReqBody, ResBody> Future for ResponseFuture<I, R, ReqBody, ResBody>
 where
     I: Service<Request<ReqBody>, Response = Response<ResBody>>,
     R: RejectionResponse<ResBody>,
-    ResBody: 'static,
+    ResBody: Body + 'static,
 {
     type Output = Result<Response<ResBody>, I::Error>;
 

@@ -132,8 +132,16 @@ pub trait Store: Send + Sync + 'static {
     /// Sets the actual cost of an admitted check: see [`settlement`](crate::settlement).
     fn settle(&self, settlement: Settlement) -> StoreFuture<Settled>;
 
-    /// Forgets the units that `limit` counts for `key`.
+    /// Forgets the units that `limit` counts for `key`. Places of a [concurrent](Limit::concurrent) limit stay, since they are held.
     fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()>;
+
+    /// The name of the part of the store that decides `check`, if parts fail alone: in a cluster, its node or nodes. Each part has a
+    /// [`Breaker`](crate::limiter::Breaker) of its own. A part of several has their names with spaces in between. Default: `None`, the
+    /// store as a whole. A store that wraps another returns the other's.
+    fn part_of(&self, check: &Check) -> Option<Arc<str>> {
+        let _ = check;
+        None
+    }
 
     /// The state that clones of the store share in this process: its [`Breaker`](crate::limiter::Breaker) and its
     /// [refusal cache](crate::Limiter::refusal_cache). Default: none. Then each limiter has a breaker of its own, and no refusal is
@@ -162,6 +170,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
         (**self).reset(limit, key)
+    }
+
+    fn part_of(&self, check: &Check) -> Option<Arc<str>> {
+        (**self).part_of(check)
     }
 
     fn local_state(&self) -> Option<&LocalState> {

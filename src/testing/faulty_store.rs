@@ -118,13 +118,13 @@ impl FaultyStore {
         self.fault.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a call, and calls the store inside as far as the fault lets it. Refusals of the `outdated` limits are forgotten before
+    /// Counts a call, and calls the store inside as far as the fault lets it. Refusals of the `outdated` keys are forgotten before
     /// and afterwards.
     fn reply<T: Send + 'static>(
         &self,
         doing: &'static str,
         call: impl FnOnce(&dyn Store) -> StoreFuture<T> + Send + 'static,
-        outdated: Vec<Limit>,
+        outdated: Vec<(Limit, Key)>,
     ) -> StoreFuture<T> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         let (store, local_state, fault) = (Arc::clone(&self.store), self.local_state.clone(), *self.fault());
@@ -138,7 +138,8 @@ impl FaultyStore {
                 Fault::Hangs => pending().await,
                 Fault::Slow(time) => sleep(time).await,
             }
-            let _outdated = local_state.map(|state| state.outdate(outdated, None));
+            let _outdated =
+                local_state.map(|state| state.outdate(outdated.iter().map(|(limit, key)| (limit, key)), None));
             let reply = call(&*store).await?;
             if fault == Fault::LosesReplies { failure("the reply was lost") } else { Ok(reply) }
         })
@@ -155,13 +156,17 @@ impl Store for FaultyStore {
     }
 
     fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
-        let limits = settlement.check().charges().map(|charge| charge.limit().clone()).collect();
-        self.reply("settling an admission", |store| store.settle(settlement), limits)
+        let keys = settlement.check().charges().map(|charge| (charge.limit().clone(), charge.key().clone())).collect();
+        self.reply("settling an admission", |store| store.settle(settlement), keys)
     }
 
     fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
-        let limits = vec![limit.clone()];
-        self.reply("resetting a key", |store| store.reset(limit, key), limits)
+        let keys = vec![(limit.clone(), key.clone())];
+        self.reply("resetting a key", |store| store.reset(limit, key), keys)
+    }
+
+    fn part_of(&self, check: &Check) -> Option<Arc<str>> {
+        self.store.part_of(check)
     }
 
     fn local_state(&self) -> Option<&LocalState> {

@@ -1,4 +1,4 @@
-//! The figures of the README are those of the plots that a run of the benchmark has made.
+//! The figures of the README are those of the plots that a run of the benchmark has made, and the tests that the guide names exist.
 
 use std::{fs, path::Path};
 
@@ -42,4 +42,37 @@ fn figures_of_the_readme_stand_in_the_plots() {
         let is_plotted = |&(plotted, fine): &(f64, f64)| (plotted - value).abs() <= (step + fine) / 2.0;
         assert!(plotted.iter().any(is_plotted), "{value} is in no plot");
     }
+}
+
+/// The texts of all files of these folders.
+fn texts(folder: &Path, texts: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            self::texts(&path, texts);
+        } else if let Ok(text) = fs::read_to_string(path) {
+            texts.push(text);
+        }
+    }
+}
+
+#[test]
+fn the_tests_that_the_guide_names_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (mut sources, mut pages, mut named) = (Vec::new(), Vec::new(), 0);
+    texts(&root.join("tests/suite"), &mut sources);
+    texts(&root.join("src"), &mut sources);
+    texts(&root.join("src/guide"), &mut pages);
+    for page in &pages {
+        for note in page.split("<!-- test: ").skip(1) {
+            for test in note.split(" -->").next().unwrap().split(", ") {
+                assert!(
+                    sources.iter().any(|source| source.contains(&format!("fn {test}("))),
+                    "there is no test {test}"
+                );
+                named += 1;
+            }
+        }
+    }
+    assert!(named > 40, "{named}");
 }

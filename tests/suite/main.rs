@@ -11,6 +11,7 @@ mod figures;
 mod fuzz;
 mod limiter;
 mod middleware;
+mod pairs;
 mod redis;
 mod stores;
 mod support;

@@ -192,7 +192,7 @@ async fn watch(State(page): State<Page>, request: Request, next: Next) -> Respon
         history.refused(client, &decision);
     }
     let lanes = (0..).zip(page.lanes()).filter(|(_, lane)| lane.is_spent_by(&path)).map(|(number, _)| number);
-    let mode = response.extensions().get().and_then(|degraded: &Degraded| degraded.mode);
+    let mode = response.extensions().get().map(|degraded: &Degraded| degraded.mode);
     match (response.extensions().get(), mode) {
         (Some(Rejection::Limited(decision)), _) => history.refused(client, decision),
         (Some(Rejection::Unavailable(_)), _) => history.mark(client, lanes, Kind::Unavailable),
@@ -368,7 +368,7 @@ async fn send(State((page, app)): State<(Page, Router)>, Query(requests): Query<
     let mut statuses = json!({});
     for response in join_all((0..count).filter_map(|_| Some(app.clone().oneshot(request().ok()?)))).await {
         let Ok(response) = response;
-        let mode = response.extensions().get().and_then(|degraded: &Degraded| degraded.mode);
+        let mode = response.extensions().get().map(|degraded: &Degraded| degraded.mode);
         let status = response.status();
         let status = match (status, mode) {
             (StatusCode::OK, Some(FailureMode::Local(_))) => "local",

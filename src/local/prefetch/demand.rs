@@ -57,7 +57,7 @@ mod tests {
 
     /// Next to the store.
     fn pace(life: u64) -> Pace {
-        Pace { life, lead: 0, fewest_requests: 16 }
+        Pace { life, lead: 0, fewest_requests: 16, batch: 0 }
     }
 
     #[test]

@@ -49,6 +49,8 @@ pub(super) struct State {
     /// When the task has last begun something.
     pub(super) stepped_at: u64,
     pub(super) spending: Spending,
+    /// The checks that were spared a call since the task's last step, and when the last one was. Those of one batch count once.
+    pub(super) saved: (u64, u64),
     /// No prefetch is asked for before, since the last one was refused, has failed or was dropped.
     pub(super) asks_from: u64,
     /// Until when the task waits without a prefetch.
@@ -93,6 +95,7 @@ impl Holding {
             is_kept: false,
             stepped_at: now,
             spending: Spending::new(first_units, now),
+            saved: (0, 0),
             asks_from: 0,
             waits_until: 0,
         };
@@ -199,6 +202,13 @@ impl State {
     /// All units of the prefetches, spent or not.
     fn units(&self) -> u64 {
         self.prefetches.iter().map(|prefetch| prefetch.units).sum()
+    }
+
+    /// Takes note of a check that did not ask the store.
+    pub(super) fn count_saved(&mut self, now: u64) {
+        if now.abs_diff(self.saved.1) >= self.pace.batch {
+            self.saved = (self.saved.0 + 1, now);
+        }
     }
 
     /// With so many units left, it is time for the next prefetch.

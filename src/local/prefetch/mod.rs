@@ -2,8 +2,9 @@
 //!
 //! A limiter spends them, and its tasks take and give them back: see `limiter/prefetch.rs`. `holding.rs` has the prefetches of one
 //! limit and key, and `steps.rs` decides what to do with them next. `demand.rs` finds the keys that are asked for often, and `pace.rs`
-//! knows how the distance of the store changes all of it.
+//! knows how the distance of the store changes all of it. `budget.rs` keeps prefetches from costing more than they save.
 
+mod budget;
 mod demand;
 mod holding;
 mod pace;
@@ -24,7 +25,7 @@ use quick_cache::{UnitWeighter, sync::Cache};
 use tokio::sync::Notify;
 
 pub(crate) use self::steps::{KeptHolding, Step};
-use self::{demand::Demand, holding::Holding, pace::Pace};
+use self::{budget::Budget, demand::Demand, holding::Holding, pace::Pace};
 use crate::{
     check::{AdmissionId, Charge, Check},
     clock::{Clock, micros},
@@ -46,6 +47,7 @@ pub(crate) struct Prefetches {
     holdings: OnceLock<Cache<u64, Arc<Holding>, UnitWeighter, BuildHasherDefault<Prehashed>>>,
     /// Made by the first admission of a limit with prefetch.
     demand: OnceLock<Demand>,
+    budget: Budget,
     /// Locked while a task begins or ends.
     keeping: Mutex<()>,
     /// The holdings that a task takes care of.
@@ -66,6 +68,7 @@ impl Prefetches {
             digester: Digester::default(),
             holdings: OnceLock::new(),
             demand: OnceLock::new(),
+            budget: Budget::default(),
             keeping: Mutex::default(),
             kept: AtomicUsize::new(0),
             has_abandoned: AtomicBool::new(false),
@@ -83,7 +86,10 @@ impl Prefetches {
         let Some(charge) = check.only_charge() else { return self.spend_all(check) };
         let holding = self.find(charge)?;
         let now = self.clock.now();
-        let (status, at) = holding.spend(&mut holding.lock(), charge, now)?;
+        let mut state = holding.lock();
+        let (status, at) = holding.spend(&mut state, charge, now)?;
+        state.count_saved(now);
+        drop(state);
         Some(Decision::of_statuses(at, AdmissionId::fresh(), (status, Vec::new())))
     }
 
@@ -103,6 +109,8 @@ impl Prefetches {
         locked.sort_unstable_by_key(|(place, ..)| *place);
         let spent = locked.iter_mut().map(|(_, charge, holding, state)| holding.spend(state, charge, now));
         let spent: Vec<(LimitStatus, SystemTime)> = spent.collect::<Option<_>>()?;
+        // Once for the check, whatever its number of charges.
+        locked.first_mut()?.3.count_saved(now);
         let at = spent.iter().map(|(_, at)| *at).max()?;
         let mut statuses = spent.into_iter().map(|(status, _)| status);
         Some(Decision::of_statuses(at, AdmissionId::fresh(), (statuses.next()?, statuses.collect())))
@@ -111,13 +119,6 @@ impl Prefetches {
     /// The unspent units that this process holds of a limit and key.
     pub(crate) fn held(&self, charge: &Charge) -> u64 {
         self.find(charge).map_or(0, |holding| holding.lock().left(self.clock.now()))
-    }
-
-    /// Whether this process holds enough units for all charges of a check of limits with prefetch.
-    pub(crate) fn can_spend(&self, check: &Check) -> bool {
-        let now = self.clock.now();
-        let is_held = |charge| self.find(charge).is_some_and(|holding| holding.can_spend(&holding.lock(), charge, now));
-        self.is_any_held() && check.charges().all(is_held)
     }
 
     /// Whether it is worth looking for prefetches. If none are held, a check costs no look-up: prefetches are free where all limits are at
@@ -141,6 +142,7 @@ impl Prefetches {
         mut keep: impl FnMut(KeptHolding),
     ) -> Decision {
         let (now, at) = (self.clock.now(), decision.at());
+        self.budget.count_asked(now, micros(self.round_trip.smoothed()));
         let find = |(charge, status)| self.find_or_make(charge, status, at, now);
         let found: Vec<Option<Arc<Holding>>> = check.charges().zip(decision.statuses()).map(find).collect();
         // One charge that never gets prefetches is enough for the check to ask the store, so the others would take theirs in vain.
@@ -169,6 +171,7 @@ impl Prefetches {
         self.holding(digest).filter(is_usable).or_else(|| {
             let (most, pace) = (charge.prefetched()?.most(), self.pace(charge.limit()));
             let requests = self.demand.get_or_init(Demand::default).count(digest, now, pace)?;
+            let requests = Some(requests).filter(|_| self.budget.has_room())?;
             let figures = (status.used(), status.remaining());
             let first_units = size::first_units(requests, charge.cost(), figures, most, pace)?;
             Some(Arc::new(Holding::new(charge, digest, first_units, (status, at), now, pace)))

@@ -19,6 +19,9 @@ const MOST_REQUESTS: u64 = 16;
 const LEAST_REQUESTS: u64 = 2;
 const SAVED: u64 = 64_000;
 
+/// Requests of a key within a round trip, or within a millisecond, mostly travel in one batch.
+pub(super) const LONGEST_BATCH: u64 = 1_000;
+
 /// Times are microseconds.
 #[derive(Clone, Copy)]
 pub(super) struct Pace {
@@ -26,6 +29,8 @@ pub(super) struct Pace {
     /// The next prefetch is asked for so long before the present one ends.
     pub(super) lead: u64,
     pub(super) fewest_requests: u64,
+    /// Requests of a key within this time mostly travel in one batch.
+    pub(super) batch: u64,
 }
 
 impl Pace {
@@ -37,7 +42,7 @@ impl Pace {
         let is_worth_it = life >= 2 * trip;
         let fewest_requests =
             if is_worth_it { (SAVED / trip.max(1)).clamp(LEAST_REQUESTS, MOST_REQUESTS) } else { u64::MAX };
-        Self { life, lead, fewest_requests }
+        Self { life, lead, fewest_requests, batch: trip.min(LONGEST_BATCH) }
     }
 
     /// The rate of a key is measured for at least so long.

@@ -8,6 +8,7 @@ use std::{
 
 use super::{
     Prefetches,
+    budget::SAVED,
     holding::{Holding, PrefetchedUnits},
 };
 use crate::{
@@ -50,6 +51,11 @@ impl KeptHolding {
         Some(Self { prefetches: Arc::clone(prefetches), holding: Arc::clone(holding) })
     }
 
+    /// A check of its limit and key that costs nothing.
+    pub(crate) fn check(&self) -> Check {
+        Check::new(Charge::fitting(self.holding.limit.clone(), self.holding.key.clone(), 0))
+    }
+
     /// Chooses the next action. It takes no prefetch while the breaker is open.
     pub(crate) fn next(&self, is_open: bool) -> Step {
         let (holding, now) = (&*self.holding, self.prefetches.clock.now());
@@ -60,7 +66,8 @@ impl KeptHolding {
             // The clock has stepped back. A shorter time may be left of a life that was longer.
             (state.asks_from, state.waits_until) = (0, 0);
         }
-        let wanted = holding.wanted(&mut state, now).filter(|_| !is_open);
+        self.prefetches.budget.earn(SAVED.saturating_mul(mem::take(&mut state.saved.0)));
+        let wanted = holding.wanted(&mut state, now).filter(|_| !is_open && self.prefetches.budget.pay());
         if wanted.is_none() && state.prefetches.iter().all(|prefetch| prefetch.is_alive(now)) {
             // Without a prefetch it waits for the reply, or until it may ask again, and then ends unless the key is asked for often.
             let otherwise = if state.asked.is_some() { now.saturating_add(life) } else { state.waits_until };

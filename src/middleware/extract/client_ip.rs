@@ -50,6 +50,7 @@ pub type PeerIp = ClientIp;
 /// 3. `X-Forwarded-For` and `Forwarded` are read from right to left, over all of their lines. A trusted hop vouches for the
 ///    hop before it. The first hop that is not trusted is the client. At an element without a readable address, and after 32
 ///    hops, the last known hop is the client. A request whose trusted hops take more than 16 KiB gets a 400.
+///    Empty elements are ignored.
 /// 4. A single-value header must be present exactly once, with an address in it. Otherwise the request gets a 400.
 /// 5. Addresses have the keys of [`PeerIp`]: one for each IPv4 address, however it is written, and one for
 ///    each IPv6 /64. Ranges match all spellings of an address, too.
@@ -110,13 +111,18 @@ impl ClientIp {
     /// Reads a header with a single address instead, such as `cf-connecting-ip` or `x-real-ip`. Use it only if the proxy
     /// always overwrites the header.
     ///
+    /// The address may have brackets and a port, as in `X-Forwarded-For`. `cloudfront-viewer-address` always ends with a port, also
+    /// after an IPv6 address without brackets. So the part after its last colon is never a part of the address, and a value without a
+    /// port gets a 400. In any other header, an IPv6 address without brackets has no port.
+    ///
     /// # Panics
     ///
     /// If `name` is a text that is not a header name. A [`HeaderName`] never panics.
     #[must_use]
     #[track_caller]
     pub fn single_header(mut self, name: impl TryInto<HeaderName>) -> Self {
-        (self.header, self.style) = (header_name(name), Style::Single);
+        self.header = header_name(name);
+        self.style = if self.header == "cloudfront-viewer-address" { Style::SingleWithPort } else { Style::Single };
         self
     }
 
@@ -182,8 +188,9 @@ impl ClientIp {
         }
         let Self { header, style, .. } = self;
         let invalid = |problem| KeyError::invalid(header.as_str().to_owned(), problem);
-        if *style == Style::Single {
-            return single_value(&parts.headers, header)?.parse().map_err(|_| invalid("not an address"));
+        if let Style::Single | Style::SingleWithPort = style {
+            let value = single_value(&parts.headers, header)?;
+            return style.address(value.as_bytes()).ok_or_else(|| invalid("not an address"));
         }
         let (mut client, mut hops) = (peer, hops(&parts.headers, header, *style).take(MAX_HOPS));
         while self.is_trusted(client) {

@@ -1,7 +1,8 @@
 //! The addresses in `X-Forwarded-For` and `Forwarded`, from right to left.
 //!
 //! Every proxy appends, so only the right end of the header comes from a proxy that we know. Reading starts there, and does
-//! not depend on the text to its left: a client cannot change how the proxy's own element is read.
+//! not depend on the text to its left: a client cannot change how the proxy's own element is read. Empty elements are ignored (RFC 9110,
+//! section 5.6.1).
 
 use std::{
     iter,
@@ -23,23 +24,25 @@ pub(super) enum Hop {
     TooFar,
 }
 
-/// The elements of all lines of a header, the last one first.
+/// The elements of all lines of a header, the last one first, without empty ones.
 pub(super) fn hops<'a>(headers: &'a HeaderMap, name: &HeaderName, style: Style) -> impl Iterator<Item = Hop> + use<'a> {
     let mut lines = headers.get_all(name).into_iter().rev().map(HeaderValue::as_bytes);
     let (mut rest, mut bytes_left) = (None, MAX_BYTES);
-    iter::from_fn(move || {
+    let elements = iter::from_fn(move || {
         let line: &[u8] = rest.take().or_else(|| lines.next())?;
         let near = &line[line.len().saturating_sub(bytes_left)..];
         let comma = style.last_comma(near);
         if comma.is_none() && near.len() < line.len() {
             bytes_left = 0;
-            return Some(Hop::TooFar);
+            return Some(Some(Hop::TooFar));
         }
         let element = &near[comma.map_or(0, |at| at + 1)..];
         bytes_left = bytes_left.saturating_sub(element.len() + 1);
         rest = comma.map(|_| &line[..line.len() - element.len() - 1]);
-        Some(style.address(element).map_or(Hop::Unknown, Hop::Address))
-    })
+        let is_empty = element.trim_ascii().is_empty();
+        Some((!is_empty).then(|| style.address(element).map_or(Hop::Unknown, Hop::Address)))
+    });
+    elements.flatten()
 }
 
 /// How a header writes addresses.
@@ -51,22 +54,29 @@ pub(super) enum Style {
     Rfc7239,
     /// One address.
     Single,
+    /// One address, and a port after its last colon. An IPv6 address has no brackets, so without its port it would be read as another one.
+    SingleWithPort,
 }
 
 impl Style {
     fn last_comma(self, line: &[u8]) -> Option<usize> {
         match self {
             Self::Rfc7239 => last_outside_quotes(line, b','),
-            Self::Plain | Self::Single => line.iter().rposition(|byte| *byte == b','),
+            _ => line.iter().rposition(|byte| *byte == b','),
         }
     }
 
-    fn address(self, element: &[u8]) -> Option<IpAddr> {
+    /// The address in an element, or in the value of a header with a single address. All headers write addresses by one grammar.
+    pub(super) fn address(self, element: &[u8]) -> Option<IpAddr> {
         let node = match self {
             Self::Rfc7239 => for_parameter(element)?,
-            Self::Plain | Self::Single => element.trim_ascii().to_vec(),
+            _ => element.trim_ascii().to_vec(),
         };
-        parse_node(str::from_utf8(&node).ok()?)
+        let node = str::from_utf8(&node).ok()?;
+        let Self::SingleWithPort = self else { return parse_node(node) };
+        let (address, port) = node.rsplit_once(':')?;
+        let v6 = format!("[{address}]:{port}").parse();
+        v6.or_else(|_| node.parse::<SocketAddr>()).map(|address| address.ip()).ok()
     }
 }
 
@@ -183,7 +193,6 @@ mod tests {
     #[test]
     fn a_node_without_an_address_is_unknown() {
         for node in [
-            "",
             "unknown",
             "_hidden",
             "192.0.2.1:99999",
@@ -202,11 +211,52 @@ mod tests {
             assert_eq!(read(Style::Plain, &[node]), [None], "{node}");
             assert_eq!(read(Style::Rfc7239, &[&format!("for=\"{node}\"")]), [None], "{node}");
         }
-        for element in
-            ["", "by=192.0.2.1", "for=192.0.2.1;for=192.0.2.2", "for", "for=\"192.0.2.1", "for=\"192\\\".0.2.1\""]
-        {
+        for element in [
+            "for=\"\"",
+            "for=",
+            "by=192.0.2.1",
+            "for=192.0.2.1;for=192.0.2.2",
+            "for",
+            "for=\"192.0.2.1",
+            "for=\"192\\\".0.2.1\"",
+        ] {
             assert_eq!(read(Style::Rfc7239, &[element]), [None], "{element}");
         }
+    }
+
+    /// They move no other element, and lead nowhere further to the left than is read.
+    #[test]
+    fn empty_elements_are_ignored() {
+        for lines in
+            [&["192.0.2.1, 192.0.2.2,"][..], &["192.0.2.1,, ,192.0.2.2", "", " , "], &[",192.0.2.1", ",192.0.2.2\t,"]]
+        {
+            assert_eq!(read(Style::Plain, lines), some(&["192.0.2.2", "192.0.2.1"]), "{lines:?}");
+            let named: Vec<String> = lines.iter().map(|line| line.replace("192", "for=192")).collect();
+            let named: Vec<&str> = named.iter().map(String::as_str).collect();
+            assert_eq!(read(Style::Rfc7239, &named), some(&["192.0.2.2", "192.0.2.1"]), "{lines:?}");
+        }
+        assert_eq!(read(Style::Plain, &["", ","]), []);
+        let mut headers = HeaderMap::new();
+        headers.append("x", format!("192.0.2.1{}", ",".repeat(MAX_BYTES)).parse().unwrap());
+        assert_eq!(hops(&headers, &X, Style::Plain).next(), Some(Hop::TooFar));
+    }
+
+    #[test]
+    fn the_port_of_a_header_that_always_has_one_is_no_part_of_the_address() {
+        let read = |value: &str| Style::SingleWithPort.address(value.as_bytes()).map(|address| address.to_string());
+        for (value, address) in [
+            ("203.0.113.7:46532", "203.0.113.7"),
+            ("2600:300:f:abcd::9:9985", "2600:300:f:abcd::9"),
+            ("2600:300:f:abcd:1:2:3:4:9985", "2600:300:f:abcd:1:2:3:4"),
+            ("2600:300:f:abcd:::80", "2600:300:f:abcd::"),
+            ("[2600:300:f:abcd::9]:9985", "2600:300:f:abcd::9"),
+            ("::ffff:203.0.113.7:46532", "::ffff:203.0.113.7"),
+        ] {
+            assert_eq!(read(value).as_deref(), Some(address), "{value}");
+        }
+        let without =
+            ["203.0.113.7", "203.0.113.7:", "203.0.113.7:+80", "203.0.113.7:65536", "2600:300::beef", "[::9]", ":80"];
+        assert!(without.iter().all(|value| read(value).is_none()), "{:?}", without.map(read));
     }
 
     /// A client cannot make the server read more bytes.

@@ -4,8 +4,9 @@
 //!    the error.
 //! 2. Do not limit only by a value that clients can choose freely, since a new value has a new budget. Use a key that an
 //!    earlier layer has verified, or add a limit by address.
-//! 3. Any closure over [`Parts`](http::request::Parts) is an extractor: for path parameters, host names, or the extensions
-//!    of an authentication layer. Its argument needs its type: `|parts: &Parts|`.
+//! 3. Any closure over [`Parts`](http::request::Parts) is an extractor: for host names, or the extensions of an authentication layer. Its
+//!    argument needs its type: `|parts: &Parts|`. Make no key of a text that clients can spell in several ways, such as a path:
+//!    [`choosing_keys`](crate::guide::choosing_keys#by-a-value-in-the-path) has a value in the path.
 //! 4. [`and`](KeyExtractor::and) makes one key of two. [`or`](KeyExtractor::or) uses the second only if the first is
 //!    absent. A malformed value is an error. So a client cannot skip the first extractor by sending garbage.
 //! 5. The built-in extractors also make the key of a given value, for a reset or a list: see [`ApiKey::key`].
@@ -14,11 +15,15 @@
 //! use http::{Request, request::Parts};
 //! use tower_sliding_window::{Header, Key, KeyExtractor, extract::KeyError};
 //!
-//! let tenant = |parts: &Parts| match parts.uri.path().split('/').nth(2) {
-//!     Some(tenant) if !tenant.is_empty() => Ok(Key::new("tenant", tenant)),
-//!     _ => Err(KeyError::missing("tenant in the path")),
+//! #[derive(Clone)]
+//! struct Tenant(&'static str); // put into the extensions by your authentication
+//!
+//! let tenant = |parts: &Parts| match parts.extensions.get() {
+//!     Some(Tenant(tenant)) => Ok(Key::new("tenant", *tenant)),
+//!     None => Err(KeyError::missing("tenant")),
 //! };
-//! let (parts, ()) = Request::get("/tenants/7/items").header("x-region", "eu").body(()).unwrap().into_parts();
+//! let request = Request::get("/items").extension(Tenant("7")).header("x-region", "eu");
+//! let (parts, ()) = request.body(()).unwrap().into_parts();
 //! assert_eq!(tenant.extract(&parts).unwrap(), Key::new("tenant", "7"));
 //!
 //! // One budget for each tenant in each region.

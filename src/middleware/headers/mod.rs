@@ -27,8 +27,8 @@ use http::{
     header::{Entry, RETRY_AFTER},
 };
 
+pub(super) use self::rate_limit::split;
 use self::rate_limit::{POLICY, RATE_LIMIT};
-pub(super) use self::rate_limit::{PartitionKeys, split};
 use crate::{
     decision::{Decision, LimitStatus},
     logging::{Throttle, warn},
@@ -74,11 +74,10 @@ impl HeaderSets {
     ///
     /// * Both are Structured Fields (RFC 9651) with one item for each limit that clients see, in the layer's order. A limit in the
     ///   [shadow](crate::KeyedLimit::in_shadow) is shown only if the layer has no other.
-    /// * `q` is the limit's units, and `w` its window in seconds, rounded up. `w` is left out below one second. `qu` is the
-    ///   [unit](crate::Limit::counted_in), if it is not requests.
+    /// * `q` is the limit's units, and `w` its window in seconds, rounded up. `w` is left out below one second. `qu` is
+    ///   `concurrent-requests` for a [concurrent](crate::Limit::concurrent) limit; otherwise it is left out, which means requests.
     /// * `r` is the units left, and `t` the seconds until more units are left, rounded up. `t` is left out while all units are
     ///   left. For a limit that refuses, `t` is at most `Retry-After`.
-    /// * `pk` tells the partitions of a limit apart, if the layer has a [partition key](crate::RateLimitLayer::partition_key).
     /// * After a settlement above the limit, `t` is the time until the oldest unit leaves, which is too early. The refusal that
     ///   follows has the right time.
     /// * Lines of the service that are not lists of strings, each with integers, strings or byte sequences as parameters, are left
@@ -150,12 +149,11 @@ impl HeaderSets {
         }
     }
 
-    /// Writes the items of the visible limits in front of those that the headers have. There is one partition key for each
-    /// status, or none.
+    /// Writes the items of the visible limits in front of those that the headers have.
     #[inline]
-    pub(super) fn write_rate_limit(self, decision: &Decision, partition_keys: &[String], headers: &mut HeaderMap) {
+    pub(super) fn write_rate_limit(self, decision: &Decision, headers: &mut HeaderMap) {
         if self.rate_limit {
-            rate_limit::write(decision, partition_keys, headers);
+            rate_limit::write(decision, headers);
         }
     }
 }
@@ -209,7 +207,7 @@ impl Decision {
     /// ```
     pub fn write_headers(&self, sets: HeaderSets, headers: &mut HeaderMap) {
         sets.write_x_rate_limit(self, headers);
-        sets.write_rate_limit(self, &[], headers);
+        sets.write_rate_limit(self, headers);
     }
 }
 

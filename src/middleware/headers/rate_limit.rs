@@ -3,21 +3,14 @@
 use std::{
     fmt::{self, Write},
     mem,
-    sync::Arc,
     time::Duration,
 };
 
-use base64::{Engine, prelude::BASE64_STANDARD};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use sfv::{Parser, Version, visitor::Ignored};
 
 use super::seconds_rounded_up;
-use crate::{
-    check::Check,
-    decision::{Decision, LimitStatus},
-    key::Key,
-    secret::{Domain, Secret},
-};
+use crate::decision::{Decision, LimitStatus};
 
 pub(super) const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 pub(super) const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -25,50 +18,44 @@ pub(super) const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 /// The largest Integer of a Structured Field (RFC 9651, section 3.3.1).
 const MAX_INTEGER: u64 = 999_999_999_999_999;
 
-/// The domain of the HMAC of partition keys.
-const DOMAIN: &[u8] = b"tower-sliding-window partition key v1\0";
-
 /// Writes the items of the visible limits in front of those that the headers have.
-pub(super) fn write(decision: &Decision, partition_keys: &[String], headers: &mut HeaderMap) {
+pub(super) fn write(decision: &Decision, headers: &mut HeaderMap) {
     if decision.visible().is_none() {
         return;
     }
     let (mut policies, mut quotas) = (String::new(), String::new());
     let shows_shadow = decision.statuses().all(LimitStatus::is_shadow);
     let is_shown = |status: &LimitStatus| !status.is_hidden() && (shows_shadow || !status.is_shadow());
-    for (index, status) in decision.statuses().enumerate().filter(|(_, status)| is_shown(status)) {
-        let partition_key = partition_keys.get(index);
+    for status in decision.statuses().filter(|status| is_shown(status)) {
         // Writing to a String cannot fail.
-        let _ = write_policy(&mut policies, status, partition_key);
-        let _ = write_quota(&mut quotas, status, partition_key);
+        let _ = write_policy(&mut policies, status);
+        let _ = write_quota(&mut quotas, status);
     }
     prepend(headers, POLICY, policies);
     prepend(headers, RATE_LIMIT, quotas);
 }
 
-fn write_policy(text: &mut String, status: &LimitStatus, partition_key: Option<&String>) -> fmt::Result {
+fn write_policy(text: &mut String, status: &LimitStatus) -> fmt::Result {
     let limit = status.limit();
     write_name(text, status)?;
     write!(text, ";q={}", limit.units().min(MAX_INTEGER))?;
-    let is_concurrent = limit.is_concurrent();
-    let unit = if is_concurrent { Some("concurrent-requests") } else { limit.unit.name_unless_default() };
-    if let Some(unit) = unit {
-        write!(text, ";qu=\"{unit}\"")?;
+    if limit.is_concurrent() {
+        text.push_str(";qu=\"concurrent-requests\"");
     }
     if limit.has_length() && limit.window().as_secs() > 0 {
         write!(text, ";w={}", seconds_rounded_up(limit.window()))?;
     }
-    write_partition_key(text, partition_key)
+    Ok(())
 }
 
-fn write_quota(text: &mut String, status: &LimitStatus, partition_key: Option<&String>) -> fmt::Result {
+fn write_quota(text: &mut String, status: &LimitStatus) -> fmt::Result {
     write_name(text, status)?;
     write!(text, ";r={}", status.remaining().min(MAX_INTEGER))?;
     let more_after = more_after(status);
     if !more_after.is_zero() {
         write!(text, ";t={}", seconds_rounded_up(more_after).min(MAX_INTEGER))?;
     }
-    write_partition_key(text, partition_key)
+    Ok(())
 }
 
 /// The time until more units are left. If more units are used than the limit has, after a settlement above it or in a block,
@@ -85,10 +72,6 @@ fn more_after(status: &LimitStatus) -> Duration {
 fn write_name(text: &mut String, status: &LimitStatus) -> fmt::Result {
     let separator = if text.is_empty() { "" } else { ", " };
     write!(text, "{separator}\"{}\"", status.limit().name())
-}
-
-fn write_partition_key(text: &mut String, partition_key: Option<&String>) -> fmt::Result {
-    partition_key.map_or(Ok(()), |key| write!(text, ";pk=:{key}:"))
 }
 
 /// All field lines become one list, without those that would make clients ignore the whole list.
@@ -120,40 +103,9 @@ pub(crate) fn split(text: &str, separator: char) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Makes partition keys: a hash of each key in base64.
-#[derive(Clone)]
-pub(crate) struct PartitionKeys(Arc<Domain>);
-
-impl PartitionKeys {
-    pub(crate) fn new(secret: &Secret) -> Self {
-        Self(Arc::new(secret.domain(DOMAIN)))
-    }
-
-    /// One for each charge of a check.
-    pub(crate) fn of(&self, check: &Check) -> Vec<String> {
-        check.charges().map(|charge| self.of_key(charge.key())).collect()
-    }
-
-    fn of_key(&self, key: &Key) -> String {
-        // The length comes first, so that no two pairs of namespace and value have the same bytes.
-        let length = (key.namespace().len() as u64).to_le_bytes();
-        // 120 bits are 20 characters of base64 without padding.
-        let [hash @ .., _]: [u8; 16] = self.0.hash(&[&length, key.namespace().as_bytes(), key.value()]);
-        BASE64_STANDARD.encode(hash)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Made by `printf 'tower-sliding-window partition key v1\0\4\0\0\0\0\0\0\0usr:7' | openssl dgst -sha256 -hmac ...`.
-    #[test]
-    fn a_partition_key_is_a_keyed_hash_of_namespace_and_value() {
-        let secret = Secret::new("a secret that only the tests know").unwrap();
-        let text = PartitionKeys::new(&secret).of_key(&Key::new("usr:", "7"));
-        assert_eq!(text, "m07A42Z4gdCimQmidBT8");
-    }
 
     #[test]
     fn a_list_does_not_begin_with_a_tab_or_end_with_a_comma() {

@@ -20,7 +20,6 @@ use crate::{
 pub(super) struct Ban {
     pub(super) limit: Limit,
     pub(super) time: Duration,
-    status: StatusCode,
 }
 
 impl KeyedLimit {
@@ -54,9 +53,11 @@ impl KeyedLimit {
     /// # Ok(()) }
     /// ```
     ///
-    /// * A refusal by the limit begins the ban. If only [reserved](crate::Charge::reserve) units refuse, or places of a
-    ///   [concurrent](Limit::concurrent) limit, or others that [wait](crate::RateLimitLayer::wait_up_to) in line, it does not. A limit that
-    ///   [settles](Self::settle) or [counts afterwards](Self::count_afterwards) bans as soon as its response leaves nothing.
+    /// * A refusal by the limit begins the ban. If only [reserved](crate::Charge::reserve) units refuse, or others that
+    ///   [wait](crate::RateLimitLayer::wait_up_to) in line, it does not. Nor do the places of a [concurrent](Limit::concurrent) limit, so a layer
+    ///   takes none with a ban. A limit that
+    ///   [settles](Self::settle) or [counts afterwards](Self::count_afterwards) bans as soon as its response leaves nothing. That
+    ///   response keeps its status, and shows the figures of the ban already.
     /// * With a time of zero, the limit begins no ban. Then only bans by hand hold.
     /// * It lasts for exactly the time from its begin on: requests that are refused meanwhile do not prolong it. Redis keeps its key for
     ///   the window of the ban's limit, which is 365 days at most: the limit of a ban of a century does not compile, or is a `ConfigError`.
@@ -70,8 +71,9 @@ impl KeyedLimit {
     /// * A limit in the [shadow](Self::in_shadow) bans in the shadow, and one that is [hidden](Self::hidden) has a hidden ban.
     /// * Each check also asks for the ban, so it takes no [prefetch](crate::limit::prefetch). A ban that the store does not take is logged,
     ///   and the next refusal begins it. A [full](crate::MemoryStore#when-it-is-full) `MemoryStore` takes none.
-    /// * While Redis is gone, the failure mode decides, so fail-open lets banned clients in. A process that decides in the store's place
-    ///   bans by itself, and does not know the bans of the store. A Redis that restarts empty has forgotten them.
+    /// * While Redis is gone, a ban stands in the processes that [know](crate::Limiter::refusal_cache) it, until it is over, in every failure
+    ///   mode: those that have begun it or refused by it. In others the failure mode decides. A process that decides in the store's place
+    ///   bans by itself. A Redis that restarts empty has forgotten the bans.
     ///
     /// # Panics
     ///
@@ -81,14 +83,14 @@ impl KeyedLimit {
     pub fn ban(mut self, ban: Limit, time: Duration) -> Self {
         let is_ban = ban.units() == 1 && ban.algorithm() == Algorithm::sliding_log();
         assert!(is_ban, "the limit of bans has one unit, and counts by the exact log");
-        self.ban = Some(Ban { limit: ban, time, status: StatusCode::TOO_MANY_REQUESTS });
+        self.ban = Some(Ban { limit: ban, time });
         self
     }
 
-    /// Sets the status of rejections by the [ban](Self::ban). Default: 429. It has no effect on a limit without a ban.
+    /// Sets the status of rejections by the [ban](Self::ban). Default: 429. A layer takes no limit with it that has no ban.
     #[must_use]
     pub fn ban_status(mut self, status: StatusCode) -> Self {
-        self.ban = self.ban.map(|ban| Ban { status, ..ban });
+        self.ban_status = Some(status);
         self
     }
 
@@ -148,9 +150,9 @@ impl Policy {
     pub(in super::super) fn of_ban(&self, rejection: Rejection) -> Rejection {
         let Rejection::Limited(decision) = rejection else { return rejection };
         let refusing = || decision.statuses().filter(|status| status.refuses().is_some());
-        let refuses = |ban: &&Ban| refusing().any(|status| status.limit().is_one_with(&ban.limit));
-        match self.limits.iter().filter_map(|limit| limit.ban.as_ref()).find(refuses) {
-            Some(ban) => Rejection::Banned(decision, ban.status),
+        let refuses = |ban: &Ban| refusing().any(|status| status.limit().is_one_with(&ban.limit));
+        match self.limits.iter().find(|limit| limit.ban.as_ref().is_some_and(refuses)) {
+            Some(limit) => Rejection::Banned(decision, limit.ban_status.unwrap_or(StatusCode::TOO_MANY_REQUESTS)),
             None => Rejection::Limited(decision),
         }
     }

@@ -2,21 +2,15 @@
 //!
 //! Chosen limits may be the same for a request: two of one identity for one key make one charge, by the stricter of them.
 
-use std::sync::Arc;
-
 use http::request::Parts;
 
 use super::{
-    super::{
-        events::Degraded,
-        rejection::{Rejection, ShadowRefusals},
-    },
-    Policy,
+    super::rejection::{Rejection, ShadowRefusals},
     keyed_limit::DraftCharge,
 };
 use crate::{
     check::{Charge, Check, charged_twice},
-    error::{Error, NeverFits},
+    error::{Error, NeverFits, StoreError, StoreErrorKind},
     limit::Limit,
     split::is_of_one_whole,
 };
@@ -28,12 +22,8 @@ pub(crate) struct CheckDetails {
     pub(crate) check: Option<Check>,
     pub(crate) charged: Vec<ChargedLimit>,
     pub(crate) bans: Vec<BanCharge>,
-    /// Of the charges of the check, if the response shows them.
-    pub(crate) partition_keys: Vec<String>,
     /// The limits in the shadow that cannot charge the request, and why.
     pub(crate) left_out: Vec<(Option<Limit>, Rejection)>,
-    /// Set if a limit could not be chosen.
-    pub(crate) unchosen: Option<Degraded>,
     /// Kept if the request is admitted, and a limit computes its cost from it.
     pub(crate) request: Option<Box<Parts>>,
     /// The limits in the shadow that would have refused, if the request is admitted.
@@ -57,32 +47,22 @@ pub(crate) struct BanCharge {
     pub(super) begins: Charge,
 }
 
-impl Policy {
-    /// Makes one check of the charges of all limits, in order.
-    pub(super) fn check(&self, drafts: Vec<DraftCharge>, details: &mut CheckDetails) -> Result<Option<Check>, Error> {
-        details.add(drafts.into_iter())?;
-        details.partition_keys = details.check.as_ref().map(|check| self.partition_keys_of(check)).unwrap_or_default();
-        let keeps_check = self.any(|limit| limit.cost_afterwards.is_some() || limit.heeds_upstream);
-        Ok(if keeps_check { details.check.clone() } else { details.check.take() })
-    }
-}
-
 impl CheckDetails {
-    /// Adds the charges to the check. A limit that is yet to be chosen has that of its ban at most.
-    pub(super) fn add(&mut self, drafts: impl Iterator<Item = DraftCharge>) -> Result<(), Error> {
-        for (limit_index, draft) in drafts.enumerate() {
+    /// Makes one check of the charges of all limits, in order.
+    pub(super) fn of(drafts: impl Iterator<Item = Result<DraftCharge, Rejection>>) -> Result<Self, Rejection> {
+        let drafts = drafts.collect::<Result<Vec<_>, _>>()?;
+        let mut details = Self::default();
+        for (limit_index, draft) in drafts.into_iter().enumerate() {
             match draft {
                 DraftCharge::Charge(charge, ban) => {
-                    self.add_charge(limit_index, charge)?;
-                    ban.into_iter().for_each(|ban| self.add_ban(limit_index, *ban));
+                    details.add_charge(limit_index, charge)?;
+                    ban.into_iter().for_each(|ban| details.add_ban(limit_index, *ban));
                 }
-                DraftCharge::LeftOut(limit, rejection) => self.left_out.push((limit, rejection)),
-                DraftCharge::Unlimited(ban) | DraftCharge::ToChoose(ban, ..) => {
-                    let _ = ban.map(|ban| self.ask(&ban));
-                }
+                DraftCharge::LeftOut(limit, rejection) => details.left_out.push((limit, rejection)),
+                DraftCharge::Unlimited(ban) => _ = ban.map(|ban| details.ask(&ban)),
             }
         }
-        Ok(())
+        Ok(details)
     }
 
     /// Of two charges on one limit and key, the stricter is kept, but one in the shadow never replaces one that is not.
@@ -143,8 +123,8 @@ impl CheckDetails {
     }
 
     fn leave_out_duplicate(&mut self, charge: &Charge) {
-        let error = Error::LimitNotChosen(Arc::new(charged_twice(charge.limit())));
-        self.leave_out(charge, Rejection::Unavailable(error));
+        let error = StoreError::new("charging a limit", StoreErrorKind::Config, charged_twice(charge.limit()));
+        self.leave_out(charge, Rejection::Unavailable(error.of_one_check().into()));
     }
 
     fn leave_out(&mut self, charge: &Charge, rejection: Rejection) {

@@ -8,6 +8,9 @@ use super::keyed_limit::{Exchange, KeyedLimit};
 
 impl KeyedLimit {
     /// The units that a request takes of this limit. Default: the [`cost`](crate::RateLimitLayer::cost) of the layer.
+    ///
+    /// Each request takes one place of a [concurrent](crate::Limit::concurrent) limit, so that has no cost of its own: see
+    /// [`RateLimitLayer::limits`](crate::RateLimitLayer::limits).
     #[must_use]
     pub fn cost(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.cost = Some(Arc::new(cost));
@@ -95,10 +98,10 @@ impl KeyedLimit {
     /// * A response that takes longer than its lease is still settled, as of its admission. But its units are free for others
     ///   in between, so make the lease longer than most responses take.
     ///
-    /// It has no effect on a limit that does not settle.
+    /// A layer takes no limit with a lease that does not settle: see [`RateLimitLayer::limits`](crate::RateLimitLayer::limits).
     #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = lease;
+        self.lease = Some(lease);
         self
     }
 }

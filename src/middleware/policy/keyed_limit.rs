@@ -1,8 +1,9 @@
 //! A limit, the extractor of its keys, and its own options.
 
-use std::{fmt, num::NonZeroU32, pin::Pin, sync::Arc, time::Duration};
+use std::{fmt, num::NonZeroU32, sync::Arc, time::Duration};
 
 use http::{
+    StatusCode,
     request::{self, Parts},
     response,
 };
@@ -13,7 +14,7 @@ use super::{
 };
 use crate::{
     check::Charge,
-    error::{Error, NeverFits},
+    error::{ConfigError, ConfigErrorKind, NeverFits},
     key::Key,
     limit::Limit,
     split::{Split, all_parts_of, number_of_parts},
@@ -23,18 +24,7 @@ use crate::{
 pub(super) type ByRequest<T> = dyn Fn(&Parts) -> T + Send + Sync;
 
 /// Chooses a limit for a request, or none.
-#[derive(Clone)]
-pub(super) enum ChooseLimit {
-    /// By the request alone.
-    Now(Arc<ByRequest<Option<Limit>>>),
-    /// It may wait, and it may fail.
-    Later(Arc<ByRequest<LimitFuture>>),
-}
-
-/// In a box, since each limit of a layer may choose in its own way.
-pub(super) type LimitFuture = Pin<Box<dyn Future<Output = ChosenLimit> + Send>>;
-
-pub(super) type ChosenLimit = Result<Option<Limit>, Error>;
+type ChooseLimit = Arc<ByRequest<Option<Limit>>>;
 
 /// The units that a request has cost, by its response.
 pub(crate) type CostAfterwards = dyn Fn(&Exchange<'_>) -> u64 + Send + Sync;
@@ -57,24 +47,23 @@ const DEFAULT_LEASE: Duration = Duration::from_secs(60);
 /// [`RateLimitLayer::limit`](crate::RateLimitLayer::limit).
 #[derive(Clone)]
 pub struct KeyedLimit {
-    /// If it is chosen for each request, the fallback.
-    pub(super) limit: Option<Limit>,
-    pub(super) choose: Option<ChooseLimit>,
+    /// The limit, or what chooses it for each request.
+    limit: Result<Limit, ChooseLimit>,
     extractor: Arc<dyn KeyExtractor>,
     pub(super) cost: Option<Arc<ByRequest<u64>>>,
     pub(crate) cost_afterwards: Option<Arc<CostAfterwards>>,
     /// Whether nothing is reserved before the response.
     pub(super) counts_afterwards: bool,
-    pub(super) lease: Duration,
+    pub(super) lease: Option<Duration>,
     pub(crate) heeds_upstream: bool,
     pub(crate) is_shadow: bool,
     is_hidden: bool,
     pub(super) parts: Option<NonZeroU32>,
     pub(super) ban: Option<Ban>,
+    pub(super) ban_status: Option<StatusCode>,
 }
 
 /// The charge of a request under one limit, or the reason why there is none.
-#[derive(Clone)]
 pub(super) enum DraftCharge {
     /// With the one that begins its ban.
     Charge(Charge, Option<Box<Charge>>),
@@ -82,34 +71,73 @@ pub(super) enum DraftCharge {
     LeftOut(Option<Limit>, Rejection),
     /// No limit was chosen for this request. With the charge that begins its ban.
     Unlimited(Option<Box<Charge>>),
-    /// The limit has yet to be chosen for this key and cost. With the charge that begins its ban.
-    ToChoose(Option<Box<Charge>>, Key, u64),
 }
 
 impl Limit {
     /// Counts requests by the key that `extractor` finds in them.
     #[must_use]
     pub fn by(self, extractor: impl KeyExtractor) -> KeyedLimit {
-        KeyedLimit::new(Some(self), None, extractor)
+        KeyedLimit::new(Ok(self), extractor)
     }
 }
 
 impl KeyedLimit {
-    pub(super) fn new(limit: Option<Limit>, choose: Option<ChooseLimit>, extractor: impl KeyExtractor) -> Self {
+    fn new(limit: Result<Limit, ChooseLimit>, extractor: impl KeyExtractor) -> Self {
         Self {
             limit,
-            choose,
             extractor: Arc::new(extractor),
             cost: None,
             cost_afterwards: None,
             counts_afterwards: false,
-            lease: DEFAULT_LEASE,
+            lease: None,
             heeds_upstream: false,
             is_shadow: false,
             is_hidden: false,
             parts: None,
             ban: None,
+            ban_status: None,
         }
+    }
+
+    /// A limit that the request alone tells: by its path or a header, or by a value that the program changes while it runs. The
+    /// closure returns a limit, or an `Option` of one; `None` leaves the request without this limit.
+    ///
+    /// ```
+    /// use axum::extract::MatchedPath;
+    /// use http::{Method, request::Parts};
+    /// use tower_sliding_window::{KeyedLimit, Limit, PeerIp};
+    ///
+    /// // By method and path. `MatchedPath` is there for all layers of the router, but not outside of it.
+    /// let calls = KeyedLimit::chosen(PeerIp::new(), |request: &Parts| {
+    ///     match (&request.method, request.extensions.get::<MatchedPath>()?.as_str()) {
+    ///         (&Method::POST, "/login") => Some(Limit::per_minute("login", 5)),
+    ///         (_, "/files/{id}") => Some(Limit::per_minute("files", 60)),
+    ///         _ => None,
+    ///     }
+    /// });
+    /// ```
+    ///
+    /// A limit that changes is a value that the closure reads. One that a database has is looked up by an earlier layer, which puts it into
+    /// the extensions of the request. [`guide::limits_by_plan`](crate::guide::limits_by_plan) has examples of both.
+    ///
+    /// 1. The key comes first: a request without one is rejected before a limit is chosen. The closure runs for each request that has a key,
+    ///    and must not wait. If it panics, it ends its own request, as a handler that panics does, and nothing is charged.
+    /// 2. With `None`, only the layer's other limits charge the request. If there are none, it goes through without a decision
+    ///    and without figures, unless its key is [banned](Self::ban).
+    /// 3. Limits of one name, window and [`Algorithm`](crate::Algorithm) share the units of a key. So a tenant keeps its used units
+    ///    when it moves to another plan. Under another window or algorithm it starts anew.
+    /// 4. If an option has [no effect](crate::RateLimitLayer::limits) on the chosen limit, the request is rejected with a 500, and the log says
+    ///    what to write.
+    /// 5. Two such limits for one key are one limit, as for [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp) without a
+    ///    proxy. The one of fewer units is charged, at the larger cost. A limit in the shadow is left out beside one that is not.
+    #[must_use]
+    pub fn chosen<E, C, L>(extractor: E, choose: C) -> Self
+    where
+        E: KeyExtractor,
+        C: Fn(&Parts) -> L + Send + Sync + 'static,
+        L: Into<Option<Limit>>,
+    {
+        Self::new(Err(Arc::new(move |parts| choose(parts).into())), extractor)
     }
 
     /// Obeys an upstream that asks it to stay away, by a 429, by a 503 with `Retry-After`, or by `RateLimit` or `X-RateLimit-*`
@@ -216,7 +244,7 @@ impl KeyedLimit {
 
     /// The whole limit, even if it is [split](Self::split). `None` if it is [chosen](Self::chosen) for each request.
     pub(crate) fn limit(&self) -> Option<&Limit> {
-        self.limit.as_ref().filter(|_| self.choose.is_none())
+        self.limit.as_ref().ok()
     }
 
     /// The same limit without its parts, and without a cost of its own.
@@ -224,29 +252,50 @@ impl KeyedLimit {
         Self { parts: None, cost: None, ..self.clone() }
     }
 
-    /// Chooses the limit of a request, if that may take a while.
-    pub(super) fn choose_later(&self, request: &Parts) -> Option<LimitFuture> {
-        if let Some(ChooseLimit::Later(choose)) = &self.choose { Some(choose(request)) } else { None }
+    /// An error if an option would have no effect on this limit, fixed or chosen for a request.
+    pub(super) fn has_effect_on(&self, limit: Option<&Limit>) -> Result<(), ConfigError> {
+        let settles = self.cost_afterwards.is_some();
+        let on_places = [
+            (
+                self.heeds_upstream,
+                "an upstream cannot block places: put `heed_upstream` on a limit of a window beside it",
+            ),
+            (settles, "a place costs nothing: put `settle` or `count_afterwards` on a limit of a window beside it"),
+            (
+                self.cost.is_some(),
+                "each request takes one place: leave `cost` out, or choose no limit for the requests that take none",
+            ),
+            (self.ban.is_some(), "a refused place begins no `ban`: put `ban` on a limit of a window beside it"),
+            (self.lease.is_some(), "places have no `lease`: use `Limit::freed_after`"),
+        ];
+        let is_idle = self.lease.is_some() && (!settles || self.counts_afterwards);
+        let on_all = [
+            (is_idle, "a `lease` is for units that are reserved: add `settle`, or leave it out"),
+            (self.ban_status.is_some() && self.ban.is_none(), "a `ban_status` needs a `ban`: add it"),
+        ];
+        let on_places = on_places.into_iter().filter(|_| limit.is_some_and(Limit::is_concurrent));
+        let Some((_, problem)) = on_places.chain(on_all).find(|(is_idle, _)| *is_idle) else { return Ok(()) };
+        let name = limit.map_or("a chosen one", Limit::name);
+        Err(ConfigError::new(ConfigErrorKind::NoEffect, format!("limit {name:?}: {problem}")))
     }
 
     /// Whether the limit has no options, so that the charge of a request is a [plain](Self::plain_charge) one.
     #[inline]
     pub(super) fn is_plain(&self) -> bool {
-        self.choose.is_none()
+        self.limit().is_some_and(|limit| !limit.is_concurrent())
             && self.cost.is_none()
             && self.cost_afterwards.is_none()
             && !self.heeds_upstream
             && !self.is_shadow
             && !self.is_hidden
             && self.parts.is_none()
-            && !self.limit.as_ref().is_some_and(Limit::is_concurrent)
             && self.ban.is_none()
     }
 
     /// The charge of a limit without options: made without the detour over a [`DraftCharge`]. `None` without a limit.
     #[inline]
     pub(super) fn plain_charge(&self, parts: &Parts, cost: u64) -> Result<Option<Charge>, Rejection> {
-        let Some(limit) = &self.limit else { return Ok(None) };
+        let Ok(limit) = &self.limit else { return Ok(None) };
         let key = self.extractor.extract(parts).map_err(Rejection::NoKey)?;
         if cost > limit.units() {
             return Err(Rejection::NeverFits(NeverFits { limit: limit.clone(), cost, is_hidden: false }));
@@ -259,22 +308,20 @@ impl KeyedLimit {
         let cost = self.cost.as_ref().map_or(cost, |own| own(parts));
         let key = match self.extractor.extract(parts) {
             Ok(key) => key,
-            Err(error) if self.is_shadow => {
-                return Ok(DraftCharge::LeftOut(self.limit().cloned(), Rejection::NoKey(error)));
+            Err(error) => return self.left_out(self.limit().cloned(), Rejection::NoKey(error)),
+        };
+        let limit = match &self.limit {
+            Ok(limit) => Some(limit.clone()),
+            Err(choose) => {
+                let limit = choose(parts);
+                if let Err(error) = self.has_effect_on(limit.as_ref()) {
+                    return self.left_out(limit, Rejection::NotSetUp(error));
+                }
+                limit
             }
-            Err(error) => return Err(Rejection::NoKey(error)),
         };
-        let limit = match &self.choose {
-            None => self.limit.clone(),
-            Some(ChooseLimit::Now(choose)) => choose(parts),
-            Some(ChooseLimit::Later(_)) => return Ok(DraftCharge::ToChoose(self.begins_ban(&key), key, cost)),
-        };
-        self.charge(limit, key, cost).map_err(Rejection::NeverFits)
-    }
-
-    /// The charge under `limit`. Without one, a key may still be banned.
-    pub(super) fn charge(&self, limit: Option<Limit>, key: Key, cost: u64) -> Result<DraftCharge, NeverFits> {
         let ban = self.begins_ban(&key);
+        // Without a limit, a key may still be banned.
         let Some(limit) = limit else { return Ok(DraftCharge::Unlimited(ban)) };
         let (limit, key) = match self.parts {
             Some(parts) => {
@@ -284,9 +331,10 @@ impl KeyedLimit {
             }
             None => (limit, key),
         };
-        let settled_within = (self.cost_afterwards.is_some() && !self.counts_afterwards).then_some(self.lease);
-        // A cost of 0 would leave no entry to settle.
-        let cost = if settled_within.is_some() { cost.max(1) } else { cost };
+        let settled_within =
+            (self.cost_afterwards.is_some() && !self.counts_afterwards).then(|| self.lease.unwrap_or(DEFAULT_LEASE));
+        // A cost of 0 would leave no entry to settle, and take no place.
+        let cost = if settled_within.is_some() || limit.is_concurrent() { cost.max(1) } else { cost };
         let charge =
             if self.counts_afterwards { Ok(Charge::any_left(limit, key)) } else { Charge::new(limit, key, cost) };
         match charge {
@@ -298,12 +346,14 @@ impl KeyedLimit {
             }
             Err(error) => {
                 let error = NeverFits { is_hidden: self.is_hidden, ..error };
-                if !self.is_shadow {
-                    return Err(error);
-                }
-                Ok(DraftCharge::LeftOut(Some(error.limit.clone()), Rejection::NeverFits(error)))
+                self.left_out(Some(error.limit.clone()), Rejection::NeverFits(error))
             }
         }
+    }
+
+    /// A limit in the shadow that cannot charge a request is left out. Any other rejects the request.
+    fn left_out(&self, limit: Option<Limit>, rejection: Rejection) -> Result<DraftCharge, Rejection> {
+        if self.is_shadow { Ok(DraftCharge::LeftOut(limit, rejection)) } else { Err(rejection) }
     }
 
     fn begins_ban(&self, key: &Key) -> Option<Box<Charge>> {
@@ -326,7 +376,6 @@ impl fmt::Debug for KeyedLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KeyedLimit")
             .field("limit", &self.limit())
-            .field("fallback", &self.limit.as_ref().filter(|_| self.choose.is_some()))
             .field("settles", &self.cost_afterwards.is_some())
             .field("counts_afterwards", &self.counts_afterwards)
             .field("heeds_upstream", &self.heeds_upstream)

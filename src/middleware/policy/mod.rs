@@ -11,7 +11,6 @@
 
 mod ban;
 mod check;
-mod chosen;
 mod cost;
 mod keyed_limit;
 mod preflight;
@@ -22,12 +21,12 @@ use std::{collections::HashSet, fmt, pin::Pin, sync::Arc, time::Duration};
 use http::{Method, request::Parts};
 
 pub(super) use self::check::CheckDetails;
-use self::keyed_limit::{ByRequest, DraftCharge};
+use self::keyed_limit::ByRequest;
 pub use self::keyed_limit::{Exchange, KeyedLimit};
 use super::{
     events::Events,
     extract::{AddressList, ClientIp, KeyError, KeyExtractor},
-    headers::{HeaderSets, PartitionKeys},
+    headers::HeaderSets,
     rejection::Rejection,
 };
 use crate::{
@@ -57,7 +56,6 @@ pub(super) struct Policy {
     /// Goes before `failure_mode`.
     pub(super) failure_mode_by: Option<Arc<FailureModeBy>>,
     pub(super) headers: HeaderSets,
-    pub(super) partition_keys: Option<PartitionKeys>,
     /// How long a request waits for capacity. `None` refuses it at once.
     pub(super) max_wait: Option<Duration>,
     /// Whether the places of a request are freed when its response begins.
@@ -77,7 +75,7 @@ pub(super) enum Plan {
     Decided(Decided),
     /// The store is asked about its check.
     Ask { asking: Asking, mode: FailureMode, details: Option<Box<CheckDetails>> },
-    /// After a choice of limits, or a wait for capacity. In a box, since it may contain the future of a user's closure.
+    /// After a wait for capacity, or with a ban. In a box, since few requests need it.
     Wait(Pin<Box<dyn Future<Output = Decided> + Send>>),
 }
 
@@ -87,8 +85,7 @@ pub(super) struct Decided {
     pub(super) outcome: Result<Option<Decision>, Error>,
     pub(super) mode: FailureMode,
     pub(super) details: Option<Box<CheckDetails>>,
-    /// How long the request has waited for decisions, in all layers so far, if it has waited for this one. A choice is no
-    /// decision: it takes no time from layers further in.
+    /// How long the request has waited for decisions, in all layers so far, if it has waited for this one.
     pub(super) waited: Duration,
 }
 
@@ -105,14 +102,13 @@ impl Policy {
             cost: None,
             failure_mode_by: None,
             headers: HeaderSets::default(),
-            partition_keys: None,
             max_wait: None,
             frees_with_head: false,
             events: Arc::default(),
         }
     }
 
-    /// Adds a limit, unless another has its name: clients and metrics could not tell them apart.
+    /// Adds a limit, unless an option would have no effect, or another has its name: clients and metrics could not tell them apart.
     pub(super) fn push(&mut self, limit: KeyedLimit) -> Result<(), ConfigError> {
         let all = || self.limits.iter().chain([&limit]);
         let names = || all().filter_map(KeyedLimit::limit).map(Limit::name);
@@ -123,6 +119,7 @@ impl Policy {
             let text = format!("two limits of one layer are named {name:?}: give one of them another name");
             return Err(ConfigError::new(ConfigErrorKind::SameLimit, text));
         }
+        limit.has_effect_on(limit.limit())?;
         self.is_plain &= limit.is_plain();
         self.limits.push(limit);
         Ok(())
@@ -150,23 +147,50 @@ impl Policy {
         }
         let cost = self.cost.as_ref().map_or(1, |cost| cost(request));
         let mode = self.failure_mode(request, cost);
-        let (check, details) = if self.is_plain && self.max_wait.is_none() && self.partition_keys().is_none() {
+        let (check, details) = if self.is_plain && self.max_wait.is_none() {
             (self.plain_check(request, cost)?, None)
         } else {
             let drafts = self.limits.iter().map(|limit| limit.draft(request, cost));
-            let drafts = drafts.collect::<Result<Vec<_>, _>>()?;
-            let may_wait = |draft: &_| matches!(draft, DraftCharge::ToChoose(..) | DraftCharge::Charge(_, Some(_)));
-            if self.max_wait.is_some() || drafts.iter().any(may_wait) {
-                return Ok(self.choose_and_decide(drafts, request, mode));
+            let mut details = Box::new(CheckDetails::of(drafts)?);
+            let keeps_check = self.any(|limit| limit.cost_afterwards.is_some() || limit.heeds_upstream);
+            let check = if keeps_check { details.check.clone() } else { details.check.take() };
+            let begins_ban = !details.bans.is_empty();
+            if let Some(check) = check.clone().filter(|_| self.max_wait.is_some() || begins_ban) {
+                return Ok(self.decide_later(check, details, mode, time_waited(request)));
             }
-            let mut details = Box::default();
-            (self.check(drafts, &mut details)?, Some(details))
+            (check, Some(details))
         };
         let Some(check) = check else { return Ok(at_once(Ok(None), mode, details)) };
         Ok(match self.limiter.decide_now(check, mode, || time_waited(request)) {
             DecideNow::Decided(outcome) => at_once(outcome.map(Some), mode, details),
             DecideNow::Ask(asking) => Plan::Ask { asking, mode, details },
         })
+    }
+
+    /// Waits in line for capacity, if the layer does, and begins bans, for a request that has `waited` for other decisions.
+    fn decide_later(
+        self: &Arc<Self>,
+        check: Check,
+        details: Box<CheckDetails>,
+        mode: FailureMode,
+        mut waited: Duration,
+    ) -> Plan {
+        let policy = Arc::clone(self);
+        Plan::Wait(Box::pin(async move {
+            let limiter = policy.limiter.clone().with_failure_mode(mode);
+            let decided = match policy.max_wait {
+                Some(max_wait) => limiter.acquire_after(check, max_wait, &mut waited).await,
+                None => limiter.decide(check, &mut waited).await,
+            };
+            let outcome = match decided {
+                Ok(decision) => {
+                    let is_local = decision.local_cause().is_some();
+                    Ok(Some(policy.ban(&limiter, decision, &details.bans, is_local).await))
+                }
+                Err(error) => Err(error),
+            };
+            Decided { outcome, mode, details: Some(details), waited }
+        }))
     }
 
     /// Whether the request is counted, unless it is denied.
@@ -212,16 +236,6 @@ impl Policy {
             Check::push(&mut check, charge);
         }
         Ok(check)
-    }
-
-    /// `None` if responses show no partition keys.
-    fn partition_keys(&self) -> Option<&PartitionKeys> {
-        self.partition_keys.as_ref().filter(|_| self.headers.rate_limit)
-    }
-
-    /// One for each charge of a check, or none.
-    fn partition_keys_of(&self, check: &Check) -> Vec<String> {
-        self.partition_keys().map(|keys| keys.of(check)).unwrap_or_default()
     }
 }
 

@@ -1,18 +1,16 @@
 //! How the limits of a layer stand for the client of a request, and their reset.
 
-use std::{iter, time::Duration};
+use std::iter;
 
 use http::request::Parts;
 
 use super::{
     super::{futures::join, rejection::Rejection},
     CheckDetails, Policy,
-    keyed_limit::KeyedLimit,
 };
 use crate::{
     check::{Charge, Check},
     decision::LimitStatus,
-    error::Error,
     limiter::{FailureMode, Limiter},
     split::Split,
 };
@@ -25,7 +23,7 @@ type Usage = Vec<(Charge, Vec<Charge>)>;
 
 impl Policy {
     pub(in super::super) async fn peek(&self, request: &Parts) -> Result<Vec<LimitStatus>, Rejection> {
-        let (limits, limiter) = (self.usage(request).await?, self.store_alone());
+        let (limits, limiter) = (self.usage(request)?, self.store_alone());
         let mut parts = limits.iter().flat_map(|(_, parts)| parts).cloned();
         let mut statuses = Vec::new();
         while let Some(check) = Check::of_distinct(parts.by_ref().take(AT_ONCE)) {
@@ -37,26 +35,18 @@ impl Policy {
     }
 
     pub(in super::super) async fn reset(&self, request: &Parts) -> Result<(), Rejection> {
-        let (limits, limiter) = (self.usage(request).await?, self.store_alone());
+        let (limits, limiter) = (self.usage(request)?, self.store_alone());
         // Held places are no figures of the past.
         let parts = limits.iter().flat_map(|(_, parts)| parts).filter(|part| !part.limit().is_concurrent());
-        let resets = parts.map(|part| Box::pin(limiter.reset(part.limit(), part.key().clone())));
-        let mut failures = Vec::new();
-        let note = |_, reset: Result<(), Error>| {
-            failures.extend(reset.err());
-            Ok::<_, Error>(())
-        };
-        join(&mut resets.enumerate().collect(), note).await?;
-        failures.pop().map_or(Ok(()), |error| Err(error.into()))
+        let resets = parts.map(|part| limiter.reset(part.limit(), part.key().clone()));
+        let mut failure = None;
+        join(resets, |reset| failure = reset.err().or_else(|| failure.take())).await;
+        failure.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    async fn usage(&self, request: &Parts) -> Result<Usage, Rejection> {
-        let limits = self.limits.iter().map(KeyedLimit::whole_at_no_cost).collect();
-        let policy = Self { limits, ..self.clone() };
-        let mut drafts = policy.limits.iter().map(|limit| limit.draft(request, 0)).collect::<Result<Vec<_>, _>>()?;
-        let (choices, mut details) = (policy.choices(&drafts, request), CheckDetails::default());
-        let chosen = policy.choose(&mut drafts, choices, Duration::ZERO, FailureMode::Closed, &mut None).await;
-        chosen.and_then(|()| details.add(drafts.into_iter()))?;
+    fn usage(&self, request: &Parts) -> Result<Usage, Rejection> {
+        let drafts = self.limits.iter().map(|limit| limit.whole_at_no_cost().draft(request, 0));
+        let details = CheckDetails::of(drafts)?;
         let whole = details.check.iter().flat_map(Check::charges).map(Charge::without_cost).enumerate();
         let in_parts = whole.map(|(index, whole)| {
             let limit = details.charged.iter().find(|charged| charged.charge_index == index);

@@ -166,7 +166,7 @@ impl Rejection {
                 Some(Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX).max(1)))
             }
             Self::Unavailable(_) => headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok().map(Duration::from_secs),
-            Self::NeverFits(_) | Self::NoKey(_) | Self::Denied => None,
+            Self::NeverFits(_) | Self::NoKey(_) | Self::Denied | Self::NotSetUp(_) => None,
         }
     }
 }

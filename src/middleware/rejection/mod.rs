@@ -6,11 +6,13 @@
 //! | cost above the limit | 429 | none of these, since waiting does not help |
 //! | no key | 400; 401 with `WWW-Authenticate` for API keys; 500 if the server does not know its peers | |
 //! | [banned](super::KeyedLimit::ban) | 429, or the [status](super::KeyedLimit::ban_status) of the ban | as over a limit |
+//! | a body that [cannot hold](crate::guide::at_most_n_at_once#bodies) the place of a concurrent limit | 500 | |
 //! | key on a list of [denied](super::RateLimitLayer::deny) keys | 403 | |
 //! | no decision, or no limit could be chosen, while failing closed; or a cost above the [share](crate::limiter::Share), while failing local | 503 | `Retry-After` of 1 to 5 s, at random so that clients do not all return at once |
 //!
 //! All have `Cache-Control: no-store`, [problem details](JsonResponse) as their body, and the [`Rejection`] in the response's extensions, so that outer
-//! layers see the reason. If the store has not decided, [`Degraded`](super::Degraded) is there as well.
+//! layers see the reason. The response to `HEAD` has the same headers and no content, if its body is one of
+//! [those](crate::guide::at_most_n_at_once#bodies) that the crate knows. If the store has not decided, [`Degraded`](super::Degraded) is there as well.
 //!
 //! Two refusals have no figures: one by [hidden](super::KeyedLimit::hidden) limits alone, and one by a layer
 //! that [does not send them](super::RateLimitLayer::headers). Both have `Retry-After`.
@@ -88,7 +90,7 @@ pub use self::response::{JsonResponse, RejectionResponse, TextResponse};
 use super::extract::KeyError;
 use crate::{
     decision::{Decision, LimitStatus},
-    error::{Error, NeverFits},
+    error::{ConfigError, Error, NeverFits},
     limit::Limit,
 };
 
@@ -109,6 +111,10 @@ pub enum Rejection {
     /// The store could not decide or no limit could be chosen, and the layer fails closed. Or it fails local, and the
     /// request costs more than the [share](crate::limiter::Share).
     Unavailable(Error),
+    /// The server has made a mistake that only a request shows, and the log has its words: a limit is [chosen](crate::KeyedLimit::chosen)
+    /// on which an option has no effect, or the body of the response cannot
+    /// [hold the place](crate::guide::at_most_n_at_once#bodies) of a [concurrent](Limit::concurrent) limit.
+    NotSetUp(ConfigError),
 }
 
 impl Rejection {
@@ -121,6 +127,7 @@ impl Rejection {
             Self::Denied => StatusCode::FORBIDDEN,
             Self::Banned(_, status) => *status,
             Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::NotSetUp(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
@@ -149,6 +156,7 @@ impl Rejection {
             Self::NeverFits(_) => "never_fits",
             // The server's mistake. Clients cannot cause it, so it can be an alert.
             Self::NoKey(error) if error.status().is_server_error() => "not_set_up",
+            Self::NotSetUp(_) => "not_set_up",
             Self::NoKey(_) => "no_key",
             Self::Denied => "denied",
             Self::Unavailable(_) => "unavailable",
@@ -191,6 +199,7 @@ impl fmt::Display for Rejection {
             Self::NoKey(error) => error.fmt(f),
             Self::Denied => f.write_str("denied"),
             Self::Unavailable(error) => error.fmt(f),
+            Self::NotSetUp(error) => error.fmt(f),
         }
     }
 }

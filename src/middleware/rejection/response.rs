@@ -84,7 +84,7 @@ impl<B: From<String>> RejectionResponse<B> for TextResponse {
 
 impl Rejection {
     /// The status and the headers, with the figures in these sets.
-    pub(crate) fn head(&self, sets: HeaderSets, partition_keys: &[String]) -> Response<()> {
+    pub(crate) fn head(&self, sets: HeaderSets) -> Response<()> {
         let mut head = Response::new(());
         *head.status_mut() = self.status();
         let headers = head.headers_mut();
@@ -92,8 +92,7 @@ impl Rejection {
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         match self {
             Self::Limited(decision) | Self::Banned(decision, _) => {
-                sets.write_x_rate_limit(decision, headers);
-                sets.write_rate_limit(decision, partition_keys, headers);
+                decision.write_headers(sets, headers);
                 write_retry_after(headers, decision.retry_after().unwrap_or_default());
             }
             Self::NoKey(error) => {
@@ -102,7 +101,7 @@ impl Rejection {
                 }
             }
             Self::Unavailable(_) => write_retry_after(headers, Duration::from_secs(1 + random() % 5)),
-            Self::NeverFits(_) | Self::Denied => {}
+            Self::NeverFits(_) | Self::Denied | Self::NotSetUp(_) => {}
         }
         head
     }
@@ -159,6 +158,7 @@ impl Rejection {
             // The server's mistake is for its log only.
             Self::NoKey(error) if error.status().is_server_error() => text.push_str("The server has made a mistake."),
             Self::NoKey(error) => drop(write!(text, "The request cannot be counted: {error}.")),
+            Self::NotSetUp(_) => text.push_str("The server has made a mistake."),
             Self::Denied => text.push_str("The server does not take requests from this client."),
             Self::Unavailable(_) => text.push_str("The server cannot count requests at the moment."),
         }
@@ -188,7 +188,7 @@ impl Rejection {
                 r#"{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","#,
                 r#""title":"Temporary Reduced Capacity","status":503,"detail":""#
             )),
-            Self::NoKey(_) | Self::Denied | Self::Banned(..) => {
+            Self::NoKey(_) | Self::Denied | Self::Banned(..) | Self::NotSetUp(_) => {
                 let status = self.status();
                 let (title, status) = (status.canonical_reason().unwrap_or("Rejected"), status.as_u16());
                 // Writing to a String cannot fail.

@@ -6,15 +6,15 @@ use std::{
 };
 
 use http::{Response, response};
+use http_body::Body;
 
-#[cfg(any(feature = "axum", feature = "grpc"))]
-use super::held::hold;
 use super::{
     super::{
         events::Events,
-        futures::{Detachable, join},
+        futures::join,
         policy::{CheckDetails, Exchange, KeyedLimit, Policy},
     },
+    body::changed,
     upstream::{BlockRequest, block_request},
 };
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
     error::Error,
     key::Key,
     limit::Limit,
-    limiter::{FailureMode, Limiter},
+    limiter::{Detachable, FailureMode, Limiter},
 };
 
 /// Most requests have no follow-up, so it is boxed.
@@ -93,7 +93,7 @@ impl FollowUp {
             return None;
         }
         let (policy, admitted, bans) = (Arc::clone(&self.policy), admitted.clone(), self.details.bans.clone());
-        Some(Detachable::new(async move {
+        Some(self.policy.limiter.detachable(async move {
             let Policy { limiter, events, .. } = &*policy;
             let is_local = admitted.local_cause().is_some();
             let settled = if settles { Some(settle(limiter, admitted, settlements, spent).await) } else { None };
@@ -104,15 +104,10 @@ impl FollowUp {
     }
 
     /// Adds to the response what outer layers should know, and lets its body hold the places of the request.
-    pub(super) fn end<B: 'static>(self, admitted: Option<Decision>, mut response: Response<B>) -> Response<B> {
-        if let Some(shadow) = self.details.shadow {
-            shadow.add_to(&mut response);
-        }
+    pub(super) fn end<B: Body + 'static>(self, admitted: Option<Decision>, mut response: Response<B>) -> Response<B> {
+        self.details.shadow.into_iter().for_each(|shadow| shadow.add_to(&mut response));
         let held = admitted.filter(|admitted| admitted.holds_place() && !self.policy.frees_with_head);
-        #[cfg(any(feature = "axum", feature = "grpc"))]
-        let response = if let Some(held) = &held { response.map(|body| hold(body, held)) } else { response };
-        drop(held);
-        response
+        if held.is_some() { response.map(|body| changed(body, held.as_ref())) } else { response }
     }
 
     /// The limits that a charge is of, and the cost by each of them alone. Two chosen limits may have one charge.
@@ -156,30 +151,19 @@ async fn block_all(limiter: &Limiter, events: &Events, blocked: Vec<(Limit, Key,
     if blocked.is_empty() {
         return;
     }
-    let begin = |(limit, key, request)| Box::pin(block_if_open(limiter, limit, key, request, events));
-    let mut pending = blocked.into_iter().map(begin).enumerate().collect();
-    let joined = join(&mut pending, |_, blocked: Result<(), Error>| {
-        blocked.unwrap_or_else(|error| events.not_blocked(&error));
+    let open = limiter.clone().with_failure_mode(FailureMode::Open);
+    let block = async |(limit, key, request): (Limit, Key, BlockRequest)| {
+        // If the upstream only reports that nothing is left, and the limit agrees, it needs no block.
+        if request.is_refusal || open.peek(&limit, key.clone()).await?.remaining() > 0 {
+            events.upstream_blocks(request.time);
+            limiter.block(&limit, key, request.time).await?;
+        }
         Ok(())
+    };
+    let joined = join(blocked.into_iter().map(block), |blocked: Result<(), Error>| {
+        blocked.unwrap_or_else(|error| events.not_blocked(&error));
     });
-    if let Err(error) = limiter.within(joined, Duration::ZERO).await.and_then(|joined| joined) {
+    if let Err(error) = limiter.within(joined, Duration::ZERO).await {
         events.not_blocked(&error);
     }
-}
-
-/// Blocks a limit, unless the upstream only reports that nothing is left and the limit agrees.
-async fn block_if_open(
-    limiter: &Limiter,
-    limit: Limit,
-    key: Key,
-    request: BlockRequest,
-    events: &Events,
-) -> Result<(), Error> {
-    if !request.is_refusal
-        && limiter.clone().with_failure_mode(FailureMode::Open).peek(&limit, key.clone()).await?.remaining() == 0
-    {
-        return Ok(());
-    }
-    events.upstream_blocks(request.time);
-    limiter.block(&limit, key, request.time).await
 }

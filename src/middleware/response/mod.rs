@@ -1,15 +1,15 @@
 //! The end of a request: from its decision to a response in the service's place, or to the changes of the service's response.
 
+mod body;
 mod follow_up;
-#[cfg(any(feature = "axum", feature = "grpc"))]
-mod held;
 mod upstream;
 
 #[cfg(any(feature = "axum", feature = "grpc"))]
 use std::sync::LazyLock;
-use std::{mem, sync::Arc};
+use std::{any::type_name, mem, sync::Arc};
 
-use http::{Response, request::Parts};
+use http::{Method, Response, request::Parts};
+use http_body::Body;
 
 use self::follow_up::FollowUp;
 pub(super) use self::follow_up::Settling;
@@ -21,7 +21,12 @@ use super::{
     policy::{CheckDetails, Decided, Policy, TimeWaited},
     rejection::{Rejection, RejectionResponse, ShadowRefusals},
 };
-use crate::{decision::Decision, error::Error, limit::Limit, limiter::FailureMode, metrics};
+use crate::{
+    decision::Decision,
+    error::{ConfigError, ConfigErrorKind, Error},
+    limit::Limit,
+    limiter::FailureMode,
+};
 
 /// The decision and the settings that complete the response to a request that was let through.
 pub(super) struct Completion {
@@ -36,19 +41,22 @@ impl Policy {
     /// Lets the request through, with the decision in its extensions, or makes the response to a rejected request. Reports
     /// what the operator should know.
     #[inline]
-    pub(super) fn conclude<B>(
+    pub(super) fn conclude<B: Body + 'static>(
         self: &Arc<Self>,
         decided: Decided,
         request: &mut Parts,
         responder: &impl RejectionResponse<B>,
     ) -> Result<Completion, Response<B>> {
-        let Decided { outcome, mode, mut details, waited } = decided;
+        let Decided { outcome, mode, details, waited } = decided;
         if !waited.is_zero() {
             request.extensions.insert(TimeWaited(waited));
         }
-        let unchosen = details.as_mut().and_then(|details| details.unchosen.take());
-        let degraded = self.report_degraded(&outcome, mode, unchosen);
-        let decision = match admission(outcome, mode) {
+        let degraded = self.report_degraded(&outcome, mode);
+        let admission = admission(outcome, mode);
+        // Plain limits have no places.
+        let is_plain = details.is_none();
+        let held = if is_plain { admission } else { admission.and_then(|decision| self.held_by::<B>(decision)) };
+        let decision = match held {
             Ok(decision) => decision,
             Err(rejection) => return Err(self.reject(request, self.of_ban(rejection), details, degraded, responder)),
         };
@@ -57,12 +65,18 @@ impl Policy {
             let settles = details.check.is_some() && self.any(|limit| limit.cost_afterwards.is_some());
             details.request = settles.then(|| Box::new(request.clone()));
             let holds_place = decision.as_ref().is_some_and(Decision::holds_place);
-            let has_details = details.shadow.is_some() || details.check.is_some() || !details.partition_keys.is_empty();
-            let is_needed = has_details || holds_place;
+            let is_needed = details.shadow.is_some() || details.check.is_some() || holds_place;
             is_needed.then(|| Box::new(FollowUp { policy: Arc::clone(self), details }))
         });
         if let Some(decision) = &decision {
-            request.extensions.insert(decision.clone());
+            let own = || decision.clone().left_by(Arc::as_ptr(self).addr());
+            if let Some(outer) = request.extensions.insert(own()) {
+                let all = own().within(outer);
+                if all.counts_twice() {
+                    self.events.counts_twice(|| self.names());
+                }
+                request.extensions.insert(all);
+            }
         }
         // A response with figures of an upstream keeps them.
         let headers =
@@ -70,8 +84,29 @@ impl Policy {
         Ok(Completion { decision, headers, degraded, follow_up })
     }
 
+    /// Rejects a request whose places the body of its response cannot hold. If only limits in the shadow have given any, this is reported.
+    fn held_by<B: Body + 'static>(&self, decision: Option<Decision>) -> Result<Option<Decision>, Rejection> {
+        let holds_place = decision.as_ref().is_some_and(Decision::holds_place);
+        if !holds_place || self.frees_with_head || body::is_known::<B>() {
+            return Ok(decision);
+        }
+        let problem = format!(
+            "the body {} cannot hold the place of a concurrent limit until it has ended: inside of the limits, box it by \
+             `.map_response(|response: http::Response<_>| response.map(http_body_util::combinators::BoxBody::new))`, or with \
+             `axum::body::Body::new`; or free places when the response begins, by `.free_with_head()` on the layer",
+            type_name::<B>()
+        );
+        let rejection = Rejection::NotSetUp(ConfigError::new(ConfigErrorKind::NoEffect, problem));
+        let may_refuse = |decision: &Decision| decision.statuses().any(|s| s.limit().is_concurrent() && !s.is_shadow());
+        if decision.as_ref().is_some_and(may_refuse) {
+            return Err(rejection);
+        }
+        self.events.mistake(&rejection);
+        Ok(decision)
+    }
+
     /// The response to a request that is not let through.
-    pub(super) fn reject<B>(
+    pub(super) fn reject<B: Body + 'static>(
         &self,
         request: &Parts,
         rejection: Rejection,
@@ -80,45 +115,26 @@ impl Policy {
         responder: &impl RejectionResponse<B>,
     ) -> Response<B> {
         self.events.rejected(&rejection);
-        let CheckDetails { partition_keys, left_out, .. } = details.map(|details| *details).unwrap_or_default();
+        let left_out = details.map(|details| details.left_out).unwrap_or_default();
         let shadow = self.report_shadow(rejection.decision(), left_out);
-        let head = rejection.head(self.headers, &partition_keys);
+        let head = rejection.head(self.headers);
         let mut response = responder.respond(&rejection, request, head);
         response.extensions_mut().insert(rejection);
-        if let Some(degraded) = degraded {
-            response.extensions_mut().insert(degraded);
-        }
-        if let Some(shadow) = shadow {
-            shadow.add_to(&mut response);
-        }
-        response
+        degraded.into_iter().for_each(|degraded| degraded.add_to(&mut response));
+        shadow.into_iter().for_each(|shadow| shadow.add_to(&mut response));
+        if request.method == Method::HEAD { body::without_content(response) } else { response }
     }
 
-    /// Reports a request that the store has not decided, or not under all of its limits.
+    /// Reports a request that the store has not decided.
     #[inline]
-    fn report_degraded(
-        &self,
-        outcome: &Result<Option<Decision>, Error>,
-        mode: FailureMode,
-        unchosen: Option<Degraded>,
-    ) -> Option<Degraded> {
-        let undecided = match outcome {
-            Ok(decision) => decision.as_ref().and_then(Decision::local_cause),
-            Err(Error::NeverFits(_) | Error::LimitNotChosen(_)) => None,
-            Err(error) => Some(error),
+    fn report_degraded(&self, outcome: &Result<Option<Decision>, Error>, mode: FailureMode) -> Option<Degraded> {
+        let error = match outcome {
+            Ok(decision) => decision.as_ref()?.local_cause()?,
+            Err(Error::NeverFits(_)) => return None,
+            Err(error) => error,
         };
-        let (events, limits) = (&self.events, || self.names());
-        if let Some(Degraded { error, mode, fallbacks }) = &unchosen {
-            metrics::failed(error.label(), &events.layer);
-            events.not_chosen(error, *mode, fallbacks, limits);
-            if undecided.is_none() {
-                metrics::degraded(mode.map_or("fallback", FailureMode::label), &events.layer);
-            }
-        }
-        let Some(error) = undecided else { return unchosen };
-        events.undecided(error, mode, limits);
-        let fallbacks = unchosen.map(|unchosen| unchosen.fallbacks).unwrap_or_default();
-        Some(Degraded { error: error.clone(), mode: Some(mode), fallbacks })
+        self.events.undecided(error, mode, || self.names());
+        Some(Degraded { error: error.clone(), mode, inner: None })
     }
 
     /// Reports the limits in the shadow that would have refused.
@@ -127,12 +143,12 @@ impl Policy {
         decision: Option<&Decision>,
         left_out: Vec<(Option<Limit>, Rejection)>,
     ) -> Option<ShadowRefusals> {
-        let (events, limits) = (&self.events, || self.names());
+        let events = &self.events;
         let refusals = ShadowRefusals::of(decision, left_out)?;
         events.shadow_refused(|| refusals.names().collect::<Vec<_>>().join(", "));
         for (_, rejection) in &refusals.left_out {
             match rejection {
-                Rejection::Unavailable(error) => events.not_chosen(error, Some(FailureMode::Open), &[], limits),
+                Rejection::Unavailable(error) => events.left_out(error),
                 rejection => events.mistake(rejection),
             }
         }
@@ -150,18 +166,15 @@ impl Completion {
     }
 
     /// Writes headers and extensions of the response. `settled` is the decision after the settlements.
-    pub(super) fn write<B: 'static>(self, settled: Option<&Decision>, mut response: Response<B>) -> Response<B> {
+    pub(super) fn write<B: Body + 'static>(self, settled: Option<&Decision>, mut response: Response<B>) -> Response<B> {
         if let Some(decision) = settled.or(self.decision.as_ref()) {
             // An inner layer's rejection keeps its figures, since its `Retry-After` belongs to them.
             if response.extensions().get::<Rejection>().is_none() {
                 self.headers.write_x_rate_limit(decision, response.headers_mut());
             }
-            let partition_keys = self.follow_up.as_ref().map_or(&[][..], |follow_up| &follow_up.details.partition_keys);
-            self.headers.write_rate_limit(decision, partition_keys, response.headers_mut());
+            self.headers.write_rate_limit(decision, response.headers_mut());
         }
-        if let Some(degraded) = self.degraded {
-            response.extensions_mut().insert(degraded);
-        }
+        self.degraded.into_iter().for_each(|degraded| degraded.add_to(&mut response));
         match self.follow_up {
             Some(follow_up) => follow_up.end(self.decision, response),
             None => response,
@@ -189,12 +202,10 @@ fn admission(outcome: Result<Option<Decision>, Error>, mode: FailureMode) -> Res
 impl axum::response::IntoResponse for Rejection {
     fn into_response(self) -> axum::response::Response {
         let degraded = report(&self);
-        let head = self.head(HeaderSets::default(), &[]);
+        let head = self.head(HeaderSets::default());
         let mut response = self.problem(head).map(axum::body::Body::from);
         response.extensions_mut().insert(self);
-        if let Some(degraded) = degraded {
-            response.extensions_mut().insert(degraded);
-        }
+        degraded.into_iter().for_each(|degraded| degraded.add_to(&mut response));
         response
     }
 }
@@ -205,7 +216,7 @@ impl axum::response::IntoResponse for Rejection {
 impl From<Rejection> for tonic::Status {
     fn from(rejection: Rejection) -> Self {
         report(&rejection);
-        rejection.to_grpc(rejection.head(HeaderSets::NONE, &[]).into_parts().0.headers)
+        rejection.to_grpc(rejection.head(HeaderSets::NONE).into_parts().0.headers)
     }
 }
 
@@ -218,5 +229,5 @@ fn report(rejection: &Rejection) -> Option<Degraded> {
     EVENTS.rejected(rejection);
     let Rejection::Unavailable(error) = rejection else { return None };
     EVENTS.undecided(error, FailureMode::Closed, || "a handler's".to_owned());
-    Some(Degraded { error: error.clone(), mode: Some(FailureMode::Closed), fallbacks: Vec::new() })
+    Some(Degraded { error: error.clone(), mode: FailureMode::Closed, inner: None })
 }

@@ -3,7 +3,7 @@
 //! 1. `Retry-After` (RFC 9110, section 10.2.3) of a 429 or 503, in seconds or as a date, goes before all else. In other
 //!    responses it has another meaning.
 //! 2. In any response, a limit with nothing left asks it to stay away until its reset: a member of `RateLimit`
-//!    (draft-ietf-httpapi-ratelimit-headers, the list of -08 and later, and the dictionary of -07), or
+//!    (draft-ietf-httpapi-ratelimit-headers, the list of -08 and later), or
 //!    `X-RateLimit-Remaining` with `-Reset`, also without the `X-`. Of several, the longest counts.
 //! 3. A `-Reset` is a number of seconds, above a billion a Unix time, and above a trillion a Unix time in milliseconds: no
 //!    upstream asks it to stay away of thirty years.
@@ -85,10 +85,7 @@ fn longest_used_up(field: &str) -> Option<u64> {
         let number_of = |name| split(member, ';').skip(1).find_map(|parameter| named(parameter, name));
         number_of("t").filter(|_| number_of("r") == Some(0))
     });
-    // The dictionary has one limit.
-    let number_of = |name| split(field, ',').find_map(|member| named(split(member, ';').next()?, name));
-    let dictionary = number_of("reset").filter(|_| number_of("remaining") == Some(0));
-    listed.chain(dictionary).max()
+    listed.max()
 }
 
 /// The number in `name=number`.
@@ -168,9 +165,7 @@ mod tests {
             (r#""default";r=0;t=0"#, None),
             (r#""default";r=0;t=100000"#, Some(86_400)),
             (r#"default;r=0;t=30"#, Some(30)),
-            ("limit=100, remaining=0, reset=30", Some(30)),
-            ("limit=100;w=60,remaining=0,reset=30", Some(30)),
-            ("limit=100, remaining=1, reset=30", None),
+            ("limit=100, remaining=0, reset=30", None),
             ("remaining=0", None),
             ("r=0;t=", None),
             (r#"";r=0;t=30"#, None),
@@ -248,7 +243,7 @@ mod tests {
             (200, "x-ratelimit-reset", "99999999999999999999", Some(86_400)),
             (200, "ratelimit-reset", "-1", None),
             (200, "ratelimit", "limit=1, remaining=0, reset=-1", None),
-            (200, "ratelimit", "limit=1, remaining=0, reset=99999999999", Some(86_400)),
+            (200, "ratelimit", "limit=1, remaining=0, reset=99999999999", None),
             (200, "ratelimit", r#""x";r=0;t=-1"#, None),
             (200, "ratelimit", r#""x";r=-1;t=5"#, None),
         ] {

@@ -1,7 +1,7 @@
 //! The in-process store.
 //!
-//! 1. It needs no runtime and no task, and decides at once, by a monotonic clock of its own. It never fails. Its retry times are
-//!    exact.
+//! 1. It needs no runtime and no task, and decides at once, by a clock of its own. It never fails. Its retry times are exact. Its clock
+//!    follows steps of the system clock.
 //! 2. It remembers at most [`capacity`](MemoryStore::capacity) admissions one by one, and forgets none that is still in its
 //!    window, since a client could then spend the same unit twice.
 //! 3. A limit grows only while it holds less than is still free. So one limit stops at half of the capacity. Two that
@@ -54,6 +54,12 @@ use crate::{
 ///
 /// [`large_limits`](crate::guide::large_limits#a-full-memorystore) has the rules and measurements.
 ///
+/// # Its clock
+///
+/// It begins with the time of the system, and goes on by a monotonic clock. If the system clock differs by more than a second later,
+/// because it was set or the machine was suspended, the store follows it, within a second of checks. A step back admits nothing too much, and
+/// a key is right again after at most one window. A step forward ends windows early by the step, as that of a Redis server's clock does.
+///
 /// # In tests
 ///
 /// Unless it has a [clock](MemoryStore::clock) of its own, a store uses tokio's time. So a test that
@@ -85,7 +91,7 @@ impl MemoryStore {
     /// [`capacity`](Self::capacity).
     #[must_use]
     pub fn new() -> Self {
-        Self::with(Clock::monotonic(), 1_000_000)
+        Self::with(Clock::following(), 1_000_000)
     }
 
     fn with(clock: Clock, capacity: usize) -> Self {
@@ -134,7 +140,9 @@ impl Store for MemoryStore {
     }
 
     fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
-        self.0.reset(&Charge::fitting(limit, key, 0));
+        if !limit.is_concurrent() {
+            self.0.reset(&Charge::fitting(limit, key, 0));
+        }
         Box::pin(ready(Ok(())))
     }
 }

@@ -167,8 +167,10 @@ impl RedisStoreBuilder {
             None | Some(Clock::System) => Clock::monotonic(),
             Some(clock) => clock.clone(),
         };
+        let server = Server::new(self.topology, self.nodes?, self.connection)?;
         Ok(Config {
-            server: Arc::new(Server::new(self.topology, self.nodes?, self.connection)?),
+            is_by_slot: server.is_cluster().into(),
+            server: Arc::new(server),
             keys: Keys::new(self.prefix, self.secret.as_ref()),
             clock: self.clock,
             local_state: LocalState::on(local_clock, LONGEST_DEADLINE).with_prefetch(),

@@ -39,7 +39,7 @@ use self::{
 };
 use super::{Store, StoreFuture};
 use crate::{
-    check::Check,
+    check::{Charge, Check},
     decision::{Decision, Settled, Settlement},
     error::{ConfigError, StoreError, StoreErrorKind},
     key::Key,
@@ -77,7 +77,7 @@ impl Runtimes {
     /// Sends a job from the current runtime.
     async fn ask(&self, job: Box<Job>) -> Answer {
         let dispatcher = self.current()?;
-        if dispatcher.is_cluster() { ask_slots(dispatcher, job).await } else { dispatcher.ask(job).await }
+        if dispatcher.is_by_slot() { ask_slots(dispatcher, job).await } else { dispatcher.ask(job).await }
     }
 
     /// The dispatcher of the current runtime.
@@ -183,7 +183,7 @@ impl RedisStoreBuilder {
         Ok(RedisStore { runtimes: Arc::new(Runtimes { config, is_alive, dispatchers: Mutex::default() }) })
     }
 
-    /// The store, after it has reached the server, run the script, deleted a key that does not exist, and opened all
+    /// The store, after it has reached the server, run the script, and each command on a key that does not exist, and opened all
     /// [connections](Self::connections) of this runtime. So no check waits for one, and the [default
     /// deadline](crate::Limiter::deadline) follows the round trip from the first check on. Whether the server has memory left
     /// shows at the first check.
@@ -191,7 +191,7 @@ impl RedisStoreBuilder {
     /// # Errors
     ///
     /// [`StoreError`] if a setting is wrong, as for [`build`](Self::build), if the server cannot be reached, if it is a
-    /// replica, or if this user may not write keys with the prefix. Print its [sources](std::error::Error::source) as well:
+    /// replica, or if this user may not write keys with the prefix or run a command, which the error names. Print its [sources](std::error::Error::source) as well:
     /// they have the address and the cause.
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
         let store =
@@ -227,9 +227,25 @@ impl Store for RedisStore {
     fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
         let runtimes = Arc::clone(&self.runtimes);
         Box::pin(async move {
+            if limit.is_concurrent() {
+                return Ok(());
+            }
             let reset = async { runtimes.current()?.reset(limit, &key).await };
             reset.await.map_err(|error| error.when("resetting a key"))
         })
+    }
+
+    fn part_of(&self, check: &Check) -> Option<Arc<str>> {
+        let Config { server, keys, .. } = &*self.runtimes.config;
+        if !server.is_cluster() {
+            return None;
+        }
+        let mut of: Vec<&Key> = check.charges().map(Charge::key).collect();
+        of.dedup();
+        let mut nodes: Vec<_> = of.into_iter().filter_map(|key| server.node_of(keys.hash_slot(key))).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        if nodes.len() > 1 { Some(nodes.join(" ").into()) } else { nodes.pop() }
     }
 
     fn local_state(&self) -> Option<&LocalState> {

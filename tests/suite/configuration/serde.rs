@@ -7,7 +7,7 @@ use serde::{
     de::{Visitor, value::Error},
     forward_to_deserialize_any,
 };
-use tower_sliding_window::{Algorithm, Limit, Prefetch, limit::QuotaUnit};
+use tower_sliding_window::{Algorithm, Limit, Prefetch};
 
 use crate::support::ms;
 
@@ -23,25 +23,23 @@ fn a_configuration_has_limits_as_text_or_as_maps() {
         Limit::per_hour("export", 100),
         Limit::per("slow", 1, ms(1_500)),
         Limit::per("burst", 10, ms(30_000)),
-        Limit::per_day("upload", 1 << 52)
-            .counted_in(QuotaUnit::ContentBytes)
-            .with_algorithm(Algorithm::compact_log(16)),
+        Limit::per_day("upload", 1 << 52).with_algorithm(Algorithm::compact_log(16)),
     ];
     let json = r#"{"routes": {"/": [
         "login=5/min",
         {"name": "export", "units": 100, "window": "h"},
-        {"window": "1500ms", "units": 1, "name": "slow", "unit": "requests", "algorithm": "log"},
+        {"window": "1500ms", "units": 1, "name": "slow", "algorithm": "log"},
         {"name": "burst", "units": 10, "window": 30},
-        {"name": "upload", "units": 4503599627370496, "window": "1d", "unit": "content-bytes", "algorithm": "compact(16)"}
+        {"name": "upload", "units": 4503599627370496, "window": "1d", "algorithm": "compact(16)"}
     ]}}"#;
     let toml = r#"
         [routes]
         "/" = [
             "login=5/min",
             { name = "export", units = 100, window = "h" },
-            { window = "1500ms", units = 1, name = "slow", unit = "requests", algorithm = "log" },
+            { window = "1500ms", units = 1, name = "slow", algorithm = "log" },
             { name = "burst", units = 10, window = 30 },
-            { name = "upload", units = 4503599627370496, window = "1d", unit = "content-bytes", algorithm = "compact(16)" },
+            { name = "upload", units = 4503599627370496, window = "1d", algorithm = "compact(16)" },
         ]
     "#;
     let read: [Routes; 2] = [serde_json::from_str(json).unwrap(), toml::from_str(toml).unwrap()];
@@ -49,7 +47,7 @@ fn a_configuration_has_limits_as_text_or_as_maps() {
         assert_eq!(routes["/"], expected);
         assert_eq!(
             serde_json::to_string(&routes["/"]).unwrap(),
-            r#"["login=5/min","export=100/h","slow=1/1500ms","burst=10/30s","upload=4503599627370496 content-bytes/d compact(16)"]"#
+            r#"["login=5/min","export=100/h","slow=1/1500ms","burst=10/30s","upload=4503599627370496/d compact(16)"]"#
         );
         let written = toml::to_string(&BTreeMap::from([("routes", &routes)])).unwrap();
         assert_eq!(toml::from_str::<Routes>(&written).unwrap().routes, routes);
@@ -88,7 +86,6 @@ fn an_error_keeps_its_reason() {
         (map("units = 5, window = -1"), "expected a window: a text such as \"10s\", or a whole number of seconds"),
         (map("units = 5, window = 0.5"), "expected a window: a text such as \"10s\", or a whole number of seconds"),
         (map("units = 5, window = '10'"), "the window \"10\" has no unit"),
-        (map("units = 5, window = 1, unit = 'bytes'"), "the unit must be requests or content-bytes, not \"bytes\""),
         (map("units = 5, window = 1, algorithm = 'compact(2)'"), "a compact log must have 3 to 1024 entries, not 2"),
         (map("units = 5, window = 1, key = 'ip'"), "unknown field `key`"),
         (r#"{ name = "a b", units = 5, window = 1 }"#.to_owned(), "not \"a b\""),

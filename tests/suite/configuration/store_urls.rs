@@ -102,7 +102,7 @@ async fn an_error_says_what_is_wrong_with_a_url_and_shows_no_password() {
         ("memcached://shop:s3cr3t@host", "memcached:// is not the scheme of a store's URL: it must begin with memory:"),
         ("shop:s3cr3t@host", "a URL, not shown since it may hold a password, is not the URL of a store"),
         ("memory://shop:s3cr3t", "the URL of the in-process store is memory: with nothing behind it"),
-        ("redis://shop:s3cr3t@host/db", "\"redis://…@host…\" is not a Redis URL"),
+        ("redis://shop:s3cr3t@host/db", "a URL, not shown since it may hold a password, is not a Redis URL"),
         #[cfg(not(feature = "tls"))]
         ("rediss://shop:s3cr3t@host", "need this crate's feature `tls`"),
     ] {

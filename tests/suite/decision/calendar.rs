@@ -1,6 +1,10 @@
 //! Limits by the calendar: on each store, a period ends where its time zone says.
 
-use std::time::{Duration, UNIX_EPOCH};
+use std::{
+    io::{BufRead, BufReader, Write},
+    net::TcpStream,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use tower_sliding_window::{Limit, Limiter, MemoryStore, store::ManualClock};
 
@@ -114,6 +118,47 @@ async fn a_clock_that_steps_back_opens_no_period_again() {
         assert!(!limiter.check(&monthly, "ada", 1).await.unwrap().is_allowed());
     })
     .await;
+}
+
+/// What a process has met before does not choose the name, which is in the keys of the store.
+#[test]
+fn a_time_zone_has_the_name_that_the_configuration_gives_it() {
+    let pairs = [["Asia/Calcutta", "Asia/Kolkata"], ["Europe/Kyiv", "Europe/Kiev"], ["US/Eastern", "America/New_York"]];
+    for name in pairs.into_iter().flatten() {
+        let quota = Limit::per_calendar_month("quota", 10).in_time_zone(name).unwrap();
+        assert_eq!(quota.to_string(), format!("quota=10/month {name}"));
+        assert_eq!(quota.to_string().parse(), Ok(quota));
+    }
+}
+
+/// The script of a store gets the time of the process only by the ends of periods, so other ends are another clock.
+#[tokio::test]
+async fn a_process_whose_clock_is_wrong_by_too_much_has_no_decision() {
+    let server = RedisServer::start();
+    let hourly = Limit::per_calendar_hour("hourly", 2);
+    let mut stream = TcpStream::connect(server.address()).unwrap();
+    stream.write_all(b"MONITOR\r\n").unwrap();
+    let limiter = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
+    assert!(limiter.check(&hourly, "ada", 1).await.unwrap().is_allowed());
+    let mut sent =
+        BufReader::new(stream).lines().map_while(Result::ok).filter(|line| line.to_lowercase().contains("\"evalsha\""));
+    let script = sent.next().unwrap().split('"').nth(3).unwrap().to_owned();
+    let (mut connection, key) = (server.connect(), server.only_key());
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let (hour, start) = (3_600, now - now % 3_600);
+    for (hours_ahead, is_decided) in
+        [(100, false), (3, false), (2, true), (0, true), (-3, true), (-4, false), (-100, false)]
+    {
+        let ends = (-2..=4)
+            .map(|number: i64| format!("{}000000", start.checked_add_signed((hours_ahead + number) * hour).unwrap()));
+        let ends = format!("ends {}", ends.collect::<Vec<_>>().join(" "));
+        let window = hourly.window().as_micros().to_string();
+        let mut command = redis::cmd("EVALSHA");
+        command.arg(&script).arg(1).arg(&key).arg("").arg("any").arg(1).arg(1);
+        command.arg(2).arg(0).arg(&window).arg(ends).arg(0).arg("").arg(1).arg("12345678");
+        let reply: redis::Value = command.query(&mut connection).unwrap();
+        assert_eq!(format!("{reply:?}").contains("periods"), !is_decided, "{hours_ahead} hours ahead: {reply:?}");
+    }
 }
 
 #[test]

@@ -217,8 +217,7 @@ async fn a_split_shadow_limit_refuses_nothing() {
 #[tokio::test]
 async fn a_chosen_limit_is_split_when_it_is_chosen() {
     for (units, expected) in [(80, 80), (3, 3), (1, 1)] {
-        let chosen =
-            KeyedLimit::chosen(anyone, move |_| async move { Ok::<_, Infallible>(Limit::per_hour("calls", units)) });
+        let chosen = KeyedLimit::chosen(anyone, move |_| Limit::per_hour("calls", units));
         assert_eq!(admitted(&send_requests(layer(chosen.split(8)), 200).await), expected);
     }
 }
@@ -249,9 +248,7 @@ fn invalid_parts_are_an_error_or_a_panic_where_the_limit_is_made() {
     }
     assert!(Split::new(limit(), 10).is_ok());
     let _ = limit().by(anyone).split(10);
-    let chosen = |parts| {
-        KeyedLimit::chosen(anyone, |_| async { Ok::<_, Infallible>(Limit::per_hour("calls", 10)) }).split(parts)
-    };
+    let chosen = |parts| KeyedLimit::chosen(anyone, |_| Limit::per_hour("calls", 10)).split(parts);
     assert!(catch_unwind(|| chosen(11)).is_ok() && catch_unwind(|| chosen(0)).is_err());
 }
 

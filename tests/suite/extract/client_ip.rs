@@ -69,7 +69,7 @@ fn only_the_chosen_header_is_read() {
 /// The walk never continues to the left of an unreadable hop.
 #[test]
 fn the_walk_stops_at_an_unreadable_address() {
-    for unreadable in ["unknown", "_hidden", "", "300.1.1.1", "fe80::1%eth0", "192.0.2.1:port", "for=192.0.2.1"] {
+    for unreadable in ["unknown", "_hidden", "300.1.1.1", "fe80::1%eth0", "192.0.2.1:port", "for=192.0.2.1"] {
         let chain = format!("198.51.100.1, {unreadable}, 10.9.9.9");
         assert_eq!(client(&behind(), PROXY, &[("x-forwarded-for", &chain)]), key("10.9.9.9"), "{unreadable}");
         let chain = format!("198.51.100.1, {unreadable}");
@@ -158,10 +158,47 @@ fn at_most_16_kib_of_a_header_are_read() {
     assert_eq!(behind().extract(&from(PROXY, &[("x-forwarded-for", &chain)])).unwrap_err().status(), 400);
 }
 
+/// As a list is read (RFC 9110, section 5.6.1). What the proxies have written decides all the same.
+#[test]
+fn empty_elements_of_a_list_are_ignored() {
+    for list in ["192.0.2.1,", "192.0.2.1, ,", "198.51.100.1, 192.0.2.1,, 10.9.9.9 ,", ",,192.0.2.1\t,"] {
+        assert_eq!(client(&behind(), PROXY, &[("x-forwarded-for", list)]), key("192.0.2.1"), "{list:?}");
+    }
+    let lines = [("x-forwarded-for", "198.51.100.1, 192.0.2.1"), ("x-forwarded-for", ""), ("x-forwarded-for", ", ")];
+    assert_eq!(client(&behind(), PROXY, &lines), key("192.0.2.1"));
+    let lines = [("forwarded", "for=198.51.100.1, for=192.0.2.1, , ")];
+    assert_eq!(client(&behind().forwarded(), PROXY, &lines), key("192.0.2.1"));
+    // Each of them is one of the 16 KiB that are read.
+    let chain = format!("192.0.2.1{}", ",".repeat(17_000));
+    assert_eq!(behind().extract(&from(PROXY, &[("x-forwarded-for", &chain)])).unwrap_err().status(), 400);
+}
+
+/// It always ends with a port, after an IPv6 address, too.
+#[test]
+fn the_viewer_address_of_cloudfront_is_read_without_its_port() {
+    const NAME: &str = "cloudfront-viewer-address";
+    let extractor = behind().single_header("CloudFront-Viewer-Address").ipv6_prefix(128).unwrap();
+    for (value, address) in [
+        ("203.0.113.7:46532", "203.0.113.7"),
+        ("203.0.113.7:1", "203.0.113.7"),
+        ("2600:300:f:abcd::9:9985", "2600:300:f:abcd::9"),
+        ("2600:300:f:abcd::9:80", "2600:300:f:abcd::9"),
+    ] {
+        let found = extractor.address(&from(PROXY, &[(NAME, value)])).map(|found| found.to_string());
+        assert_eq!(found.ok().as_deref(), Some(address), "{value}");
+    }
+    for value in ["203.0.113.7", "2600:300:f:abcd::beef", "203.0.113.7:46532, 203.0.113.8:46532"] {
+        assert_eq!(extractor.extract(&from(PROXY, &[(NAME, value)])).unwrap_err().status(), 400, "{value}");
+    }
+}
+
 #[test]
 fn a_single_value_header_must_be_there_once_and_hold_an_address() {
     let extractor = behind().single_header("x-real-ip");
-    assert_eq!(client(&extractor, PROXY, &[("x-real-ip", "192.0.2.1")]), key("192.0.2.1"));
+    // In every form in which other headers write an address.
+    for value in ["192.0.2.1", "192.0.2.1:443", "[::ffff:192.0.2.1]", "[::ffff:192.0.2.1]:443", "192.0.2.1:_p"] {
+        assert_eq!(client(&extractor, PROXY, &[("x-real-ip", value)]), key("192.0.2.1"), "{value}");
+    }
     for lines in [
         &[][..],
         &[("x-real-ip", "")],

@@ -148,7 +148,7 @@ fn an_untrusted_peer_is_the_client() {
 /// If the last proxy did not know the address, the hops before it are not read.
 #[test]
 fn nothing_is_read_left_of_an_unreadable_address() {
-    let unreadable = prop_oneof![Just("unknown"), Just("_hidden"), Just("999.1.1.1"), Just("[::"), Just("")];
+    let unreadable = prop_oneof![Just("unknown"), Just("_hidden"), Just("999.1.1.1"), Just("[::"), Just("\"")];
     fuzz(&(style(), claims(), unreadable, trusted()), |(style, mut lines, node, proxy)| {
         let hop = |node: String| style.element(&Hop { address: proxy, node, host: None });
         let line = [hop(node.to_owned()), hop(proxy.to_string())].join(&b", "[..]);
@@ -169,11 +169,46 @@ fn every_header_is_read_without_a_panic() {
         let parts = request(PROXY, style.name(), &lines);
         prop_assert!(style.extractor().extract(&parts).is_ok());
         let single = style.extractor().single_header(style.name()).extract(&parts);
-        let only = if let [line] = &lines[..] { str::from_utf8(line).ok() } else { None };
-        match only.and_then(|line| line.trim().parse::<IpAddr>().ok()) {
-            Some(address) => prop_assert_eq!(single.unwrap(), key(address)),
-            None => prop_assert_eq!(single.unwrap_err().status(), 400),
+        let only = if let [line] = &lines[..] { str::from_utf8(line).ok().map(str::trim) } else { None };
+        // One address has the same grammar alone and in a list.
+        let parts = request(PROXY, Style::XForwardedFor.name(), &[only.unwrap_or_default().as_bytes().to_vec()]);
+        let listed = Style::XForwardedFor.extractor().extract(&parts).unwrap();
+        match only.filter(|line| !line.contains(',') && listed != key(PROXY)) {
+            Some(_) => prop_assert_eq!(single.unwrap(), listed),
+            None => prop_assert_eq!(single.map_or_else(|error| error.status().as_u16(), |_| 200), 400),
         }
+        Ok(())
+    });
+}
+
+/// A header with one address reads it in every form of a list, and that of CloudFront with any port.
+#[test]
+fn a_single_address_is_read_in_every_form_and_its_port_makes_no_other_key() {
+    fuzz(&(hop(stranger()), any::<[u16; 2]>()), |(hop, ports)| {
+        let extractor = |name| Style::XForwardedFor.extractor().single_header(name).ipv6_prefix(128).unwrap();
+        let whole = PeerIp::new().ipv6_prefix(128).unwrap().key(hop.address);
+        let parts = request(PROXY, "x-real-ip", &[hop.node.into_bytes()]);
+        prop_assert_eq!(extractor("x-real-ip").extract(&parts).unwrap(), whole.clone());
+        for port in ports {
+            let name = "cloudfront-viewer-address";
+            let parts = request(PROXY, name, &[format!("{}:{port}", hop.address).into_bytes()]);
+            prop_assert_eq!(extractor(name).extract(&parts).unwrap(), whole.clone());
+        }
+        Ok(())
+    });
+}
+
+/// Wherever they are, empty elements change no key.
+#[test]
+fn empty_elements_never_change_the_key() {
+    let hops = vec((hop(prop_oneof![stranger(), trusted()]), 0..4_usize), 0..8);
+    fuzz(&(style(), hops, 0..4_usize), |(style, hops, left)| {
+        let join = |elements: Vec<Vec<u8>>| request(PROXY, style.name(), &[elements.join(&b","[..])]);
+        let full = join(hops.iter().map(|(hop, _)| style.element(hop)).collect());
+        let empty = |count: usize| (0..count).map(|place| b" ".repeat(place));
+        let around = hops.iter().flat_map(|(hop, right)| [style.element(hop)].into_iter().chain(empty(*right)));
+        let parts = join(empty(left).chain(around).collect());
+        prop_assert_eq!(style.extractor().extract(&parts).unwrap(), style.extractor().extract(&full).unwrap());
         Ok(())
     });
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use proptest::{collection::vec, prelude::*, sample::select};
-use tower_sliding_window::{Algorithm, Limit, limit::QuotaUnit, store};
+use tower_sliding_window::{Algorithm, Limit, store};
 
 use super::fuzz;
 
@@ -15,14 +15,13 @@ fn limits() -> impl Strategy<Value = Limit> {
         1 => select(vec![1_000, 1_001, 999_999, 1_500_000, 365 * DAY - 1, 365 * DAY]),
     ];
     let units = prop_oneof![1_u64..100, 1..=Limit::MAX_UNITS, Just(Limit::MAX_UNITS)];
-    let unit = select(vec![QuotaUnit::Requests, QuotaUnit::ContentBytes]);
     let algorithm = prop_oneof![
         select(vec![Algorithm::sliding_log(), Algorithm::sliding_window_counter(), Algorithm::fixed_window()]),
         (3_u16..=1_024).prop_map(Algorithm::compact_log),
     ];
-    ("[A-Za-z0-9_.-]{1,64}", units, window, unit, algorithm).prop_map(|(name, units, window, unit, algorithm)| {
+    ("[A-Za-z0-9_.-]{1,64}", units, window, algorithm).prop_map(|(name, units, window, algorithm)| {
         let limit = Limit::new(name, units, Duration::from_micros(window)).unwrap();
-        limit.counted_in(unit).with_algorithm(algorithm)
+        limit.with_algorithm(algorithm)
     })
 }
 

@@ -1,14 +1,6 @@
 //! `KeyedLimit::ban`: a key that has used up a limit is refused for a time of its own.
 
-use std::{
-    convert::Infallible,
-    future::ready,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{convert::Infallible, future::ready, time::Duration};
 
 use axum::body::Body;
 use http::{Request, Response, StatusCode, request::Parts};
@@ -208,41 +200,15 @@ async fn bans_have_the_options_of_their_limits<S: Store>(fixture: Fixture<S>) {
     for _ in 0..6 {
         assert_eq!(banned_for(&split, "dan").await, Some(TIME));
     }
-    // Chosen, with and without a future. The figures of an admission are those of the limit.
-    let later = KeyedLimit::chosen(by_user(), |_: &Parts| ready(Ok::<_, Infallible>(LOGIN))).ban(BAN, TIME);
-    for (limit, user) in [(later, "eve"), (KeyedLimit::chosen_now(by_user(), |_: &Parts| LOGIN).ban(BAN, TIME), "fay")]
-    {
-        let chosen = layer(limit);
-        self::use_up(&chosen, user).await;
-        for _ in 0..3 {
-            assert_eq!(banned_for(&chosen, user).await, Some(TIME));
-        }
+    // Chosen. The figures of an admission are those of the limit.
+    let chosen = layer(KeyedLimit::chosen(by_user(), |_: &Parts| LOGIN).ban(BAN, TIME));
+    self::use_up(&chosen, "eve").await;
+    for _ in 0..3 {
+        assert_eq!(banned_for(&chosen, "eve").await, Some(TIME));
     }
-}
-
-/// A flood of a banned client asks no database of plans.
-async fn no_limit_is_chosen_for_a_key_that_is_known_to_be_banned<S: Store>(fixture: Fixture<S>) {
-    let asked = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&asked);
-    let chosen = KeyedLimit::chosen(by_user(), move |_: &Parts| {
-        counted.fetch_add(1, Ordering::Relaxed);
-        ready(Ok::<_, Infallible>(LOGIN))
-    });
-    let layer = RateLimitLayer::new(fixture.limiter).limit(chosen.ban(BAN, TIME).ban_status(StatusCode::FORBIDDEN));
-    use_up(&layer, "ada").await;
-    assert_eq!(banned_for(&layer, "ada").await, Some(TIME));
-    assert_eq!(asked.load(Ordering::Relaxed), 4);
-    for _ in 0..20 {
-        assert_eq!(banned_for(&layer, "ada").await, Some(TIME));
-    }
-    assert_eq!(asked.load(Ordering::Relaxed), 4);
-    fixture.clock.advance(TIME);
-    use_up(&layer, "ada").await;
-    assert_eq!(asked.load(Ordering::Relaxed), 7);
 }
 
 for_every_store! {
-    no_limit_is_chosen_for_a_key_that_is_known_to_be_banned
     a_refusal_bans_its_key_for_exactly_the_time
     a_limit_that_counts_afterwards_bans_when_nothing_is_left
     a_ban_by_hand_lasts_up_to_a_year_and_is_lifted
@@ -309,12 +275,9 @@ async fn reserved_units_and_places_do_not_ban() {
     reserved.settle(0).await.unwrap();
     assert_eq!(send(&layer, "ada", 200).await.status(), 200);
 
-    let streams = Limit::concurrent("streams", 1);
-    let layer = RateLimitLayer::new(store).limit(streams.clone().by(by_user()).ban(BAN, TIME));
-    let held = limiter.check(&streams, key("bob"), 1).await.unwrap();
-    assert_eq!((send(&layer, "bob", 200).await.status().as_u16(), banned_for(&layer, "bob").await), (429, None));
-    drop(held);
-    assert_eq!(send(&layer, "bob", 200).await.status(), 200);
+    let streams = Limit::concurrent("streams", 1).by(by_user()).ban(BAN, TIME);
+    let error = RateLimitLayer::new(store).limits([streams]).unwrap_err();
+    assert!(error.to_string().contains("ban by a limit of a window"), "{error}");
 }
 
 /// Another limit that refuses bans nobody.
@@ -433,8 +396,10 @@ fn a_ban_has_a_name_of_its_own_and_its_own_kind_of_limit() {
         let made = std::panic::catch_unwind(|| by("login").ban(other, TIME));
         assert!(made.is_err());
     }
-    // Without a ban, its status has no effect.
-    drop(by("login").ban_status(StatusCode::FORBIDDEN));
+    // Its status may come first, and is nothing without it.
+    assert!(layer().limits([by("login").ban_status(StatusCode::FORBIDDEN).ban(BAN, TIME)]).is_ok());
+    let error = layer().limits([by("login").ban_status(StatusCode::FORBIDDEN)]).unwrap_err();
+    assert_eq!(error.kind(), ConfigErrorKind::NoEffect, "{error}");
 }
 
 /// Each of the limits may be the first to have used up its units, or both at once.
@@ -482,25 +447,22 @@ async fn a_shared_ban_is_hidden_if_it_is_hidden_by_either<S: Store>(fixture: Fix
 /// All requests of the key are refused, also those for which no limit is chosen.
 async fn a_banned_key_is_refused_where_it_has_no_limit<S: Store>(fixture: Fixture<S>) {
     let plan = |parts: &Parts| (parts.headers["x-answer"] == "200").then_some(LOGIN);
-    let later = KeyedLimit::chosen(by_user(), move |parts: &Parts| ready(Ok::<_, Infallible>(plan(parts))));
-    for (user, limit) in [("ada", KeyedLimit::chosen_now(by_user(), plan)), ("bob", later)] {
-        let layer = RateLimitLayer::new(fixture.limiter.clone()).limit(limit.ban(BAN, TIME));
-        assert_eq!(send(&layer, user, 204).await.status(), 204);
-        use_up(&layer, user).await;
-        assert_eq!(banned_for(&layer, user).await, Some(TIME));
-        fixture.clock.advance(seconds(5));
-        for _ in 0..2 {
-            let response = send(&layer, user, 204).await;
-            assert!(matches!(response.extensions().get(), Some(Rejection::Banned(..))), "{user} {response:?}");
-        }
+    let limit = KeyedLimit::chosen(by_user(), plan).ban(BAN, TIME);
+    let layer = RateLimitLayer::new(fixture.limiter.clone()).limit(limit);
+    assert_eq!(send(&layer, "ada", 204).await.status(), 204);
+    use_up(&layer, "ada").await;
+    assert_eq!(banned_for(&layer, "ada").await, Some(TIME));
+    fixture.clock.advance(seconds(5));
+    for _ in 0..2 {
+        let response = send(&layer, "ada", 204).await;
+        assert!(matches!(response.extensions().get(), Some(Rejection::Banned(..))), "{response:?}");
     }
 }
 
 /// Others wait before it, or what is in the way may be given back. So nobody is banned.
 #[tokio::test(start_paused = true)]
 async fn a_place_in_line_is_no_ban() {
-    let streams = || Limit::concurrent("streams", 1).by(by_user()).ban(BAN, TIME);
-    for (limit, used, wants) in [(login(), 1, 3), (login().settle(|_| 1), 3, 1), (streams(), 1, 1)] {
+    for (limit, used, wants) in [(login(), 1, 3), (login().settle(|_| 1), 3, 1)] {
         let limiter = Limiter::new(MemoryStore::new());
         let layer = |wait| {
             let cost = |parts: &Parts| parts.headers["x-cost"].to_str().unwrap().parse().unwrap();

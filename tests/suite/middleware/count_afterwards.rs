@@ -192,13 +192,7 @@ async fn a_split_limit_charges_the_part_it_asked(test: Fixture<impl Store + Clon
 
 /// Duplicate limits are charged once, at the larger cost.
 async fn duplicate_limits_are_counted_once(test: Fixture<impl Store + Clone>) {
-    let chosen = |limit: Limit| {
-        let choose = move |_: &Parts| {
-            let limit = limit.clone();
-            async move { Ok::<_, Infallible>(limit) }
-        };
-        KeyedLimit::chosen(anyone, choose)
-    };
+    let chosen = |limit: Limit| KeyedLimit::chosen(anyone, move |_: &Parts| limit.clone());
     let (large, small) = (Limit::per_minute("one", 100), Limit::per_minute("one", 50));
     for (other, dropped, counted) in [
         (chosen(large.clone()).count_afterwards(|_| 7), 0, 7),

@@ -183,8 +183,7 @@ async fn assert_dropped_request_costs<S: Store + Clone>(
 ) {
     for lease in [MINUTE, TOKENS.window()] {
         let limit = if chosen {
-            let choose = |_: &http::request::Parts| async { Ok::<_, Infallible>(TOKENS) };
-            KeyedLimit::chosen(anyone, choose).cost(|_| 500).settle(|_| 100)
+            KeyedLimit::chosen(anyone, |_: &http::request::Parts| TOKENS).cost(|_| 500).settle(|_| 100)
         } else {
             tokens()
         };

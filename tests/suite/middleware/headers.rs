@@ -2,7 +2,6 @@
 
 use std::{
     convert::Infallible,
-    future::ready,
     time::{Duration, Instant, UNIX_EPOCH},
 };
 
@@ -169,7 +168,7 @@ async fn a_layer_without_figures_leaves_those_of_an_inner_layer() {
         let layer = |limit| RateLimitLayer::new(test.store.clone()).limit(limit).headers(outer);
         let app = around(&test.layer(Limit::per_minute("inner", 9), inner), handler());
         let undecided = RateLimitLayer::new(failing()).limit(TOTAL.by(anyone)).headers(outer);
-        let unlimited = KeyedLimit::chosen(anyone, |_| ready(Ok::<Option<Limit>, Infallible>(None)));
+        let unlimited = KeyedLimit::chosen(anyone, |_| None::<Limit>);
         for app in [
             around(&layer(TOTAL.by(anyone).hidden()), app.clone()),
             around(&layer(TOTAL.by(anyone)).skip(|_| true), app.clone()),

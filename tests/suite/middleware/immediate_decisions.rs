@@ -214,7 +214,7 @@ async fn an_immediate_failure_reaches_the_failure_mode_and_the_breaker() {
             let response = app.call(request()).await.unwrap();
             assert_eq!(response.status(), status);
             let degraded: &Degraded = response.extensions().get().unwrap();
-            assert_eq!(degraded.mode, Some(mode));
+            assert_eq!(degraded.mode, mode);
         }
     }
     let store = FailsAtOnce::default();

@@ -1,20 +1,26 @@
 //! `RateLimitLayer` and its service: what a client gets, and what a request is charged.
 
-#[cfg(all(feature = "grpc", feature = "metrics"))]
 mod attacks;
 mod bans;
+mod bodies;
 mod choosing;
 mod concurrent_limits;
 mod count_afterwards;
 mod degraded_responses;
 mod dropped_requests;
+mod effects;
+#[cfg(all(feature = "grpc", feature = "metrics"))]
+mod floods;
 #[cfg(feature = "grpc")]
 mod grpc;
+mod head_requests;
 mod headers;
 mod heeding_upstreams;
 mod held_bodies;
 mod hidden_limits;
 mod immediate_decisions;
+mod known_refusals;
+mod meeting_points;
 mod outbound;
 mod rate_limit_fields;
 mod responses;
@@ -24,5 +30,6 @@ mod settling;
 mod shadow;
 mod skipping;
 mod stacked;
+mod stacked_decisions;
 mod stacks;
 mod usage;

@@ -108,7 +108,7 @@ async fn a_call_waits_for_capacity_up_to_max_wait() {
 
 #[tokio::test]
 async fn a_chosen_limit_waits_and_settles_like_any_other() {
-    let choose = |_: &Parts| async { Ok::<_, Infallible>(TIGHT) };
+    let choose = |_: &Parts| TIGHT;
     let layer = layer(KeyedLimit::chosen(anyone, choose).cost(|_| 2).settle(|_| 1)).wait_up_to(TEST_TIMEOUT);
     let (upstream, asked) = (Upstream::start().await, Instant::now());
     for remaining in ["1", "1"] {

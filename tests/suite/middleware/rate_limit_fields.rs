@@ -6,12 +6,12 @@ use axum::{
     body::Body,
     response::{IntoResponse, Response},
 };
-use http::{HeaderMap, Request, request::Parts};
+use http::{HeaderMap, Request};
 use sfv::{BareItem, ListEntry, Parser};
 use tower::{ServiceExt, service_fn, util::BoxCloneService};
 use tower_sliding_window::{
-    Decision, HeaderSets, Key, KeyedLimit, Limit, MemoryStore, RateLimitLayer, Rejection, Secret, Store,
-    decision::LimitStatus, extract::KeyError, limit::QuotaUnit, store::ManualClock,
+    Decision, HeaderSets, KeyedLimit, Limit, MemoryStore, RateLimitLayer, Rejection, Store, decision::LimitStatus,
+    store::ManualClock,
 };
 
 use crate::support::{
@@ -90,11 +90,11 @@ async fn each_visible_limit_has_an_item_on_admissions_and_refusals() {
             Limit::per_hour("hidden", 50).by(anyone).hidden(),
             Limit::per_hour("hourly", 100).by(anyone),
             Limit::per_minute("tried", 1).by(anyone).in_shadow(),
-            Limit::per("quick", 9, ms(999)).counted_in(QuotaUnit::ContentBytes).by(anyone),
+            Limit::per("quick", 9, ms(999)).by(anyone),
         ],
     );
     let app = around(&layer, handler());
-    let policy = r#""burst";q=2;w=2, "hourly";q=100;w=3600, "quick";q=9;qu="content-bytes""#;
+    let policy = r#""burst";q=2;w=2, "hourly";q=100;w=3600, "quick";q=9"#;
     for (wait, status, quotas) in [
         (0, 200, r#""burst";r=1;t=2, "hourly";r=99;t=3600, "quick";r=8;t=1"#),
         (400, 200, r#""burst";r=0;t=2, "hourly";r=98;t=3600, "quick";r=7;t=1"#),
@@ -254,43 +254,6 @@ async fn the_figures_are_those_after_a_settlement() {
     assert_eq!(items(ask(&app).await.headers(), "ratelimit")[0].r, Some(70));
 }
 
-fn by_path(parts: &Parts) -> Result<Key, KeyError> {
-    Ok(Key::new("path", parts.uri.path()))
-}
-
-#[tokio::test]
-async fn a_partition_key_tells_keys_apart_and_reveals_nothing() {
-    let secret = Secret::new("a secret that only the tests know").unwrap();
-    let limits = || [Limit::per_hour("a", 1).by(by_path), Limit::per_hour("b", 9).by(by_path)];
-    let plain = || on(&MemoryStore::new(), limits()).partition_key(&secret);
-    let choosing =
-        || plain().limit(KeyedLimit::chosen(by_path, |_| ready(Ok::<_, Infallible>(Limit::per_hour("c", 1)))));
-    for layer in [plain(), plain().headers(HeaderSets::BOTH), choosing(), choosing().wait_up_to(ms(1))] {
-        let app = around(&layer, handler());
-        let mut seen = Vec::new();
-        for (path, status) in [("/ada", 200), ("/ada", 429), ("/bob", 200)] {
-            let request = Request::get(path).body(Body::empty()).unwrap();
-            let response = app.clone().oneshot(request).await.unwrap();
-            assert_eq!(response.status(), status);
-            for field in ["ratelimit", "ratelimit-policy"] {
-                let items = items(response.headers(), field);
-                assert!(items.len() > 1);
-                let keys: Vec<_> = items.into_iter().map(|item| item.pk.unwrap()).collect();
-                assert!(keys.iter().all(|key| *key == keys[0] && key.len() == 15));
-                seen.push(keys[0].clone());
-            }
-        }
-        assert!(seen[..4].iter().all(|key| *key == seen[0]) && seen[4] != seen[0] && seen[4] == seen[5]);
-    }
-    let other = Secret::new("another secret that only tests know").unwrap();
-    let keys = [secret, other].map(|secret| async move {
-        let app = around(&on(&MemoryStore::new(), limits()).partition_key(&secret), handler());
-        items(ask(&app).await.headers(), "ratelimit")[0].pk.clone().unwrap()
-    });
-    let [one, another] = keys;
-    assert_ne!(one.await, another.await);
-}
-
 /// The decision of the layer just outside, in the response's extensions.
 #[derive(Clone)]
 struct Seen<const LAYER: usize>(Decision);
@@ -324,9 +287,11 @@ fn seconds_of(wait: Duration) -> u64 {
     u64::try_from(wait.as_nanos().div_ceil(1_000_000_000)).unwrap()
 }
 
-/// The items that belong to a decision.
+/// The items that belong to decisions. The two limits of a layer come first, those of the layers further out behind them.
 fn expected<'a>(decisions: &'a [&Decision]) -> impl Iterator<Item = (&'a LimitStatus, Item)> {
-    decisions.iter().flat_map(|decision| decision.statuses()).map(|status| {
+    let own = decisions.iter().flat_map(|decision| decision.statuses().take(2));
+    // The refusal cache may not know how a limit beside the refusing one stands.
+    own.filter(|status| !status.is_hidden()).map(|status| {
         let more = status.retry_after().map_or_else(|| status.reset_after(), |retry| retry.min(status.reset_after()));
         let t = (!more.is_zero()).then(|| seconds_of(more));
         let name = status.limit().name().to_owned();

@@ -201,10 +201,7 @@ async fn a_handlers_rejection_equals_a_layers_rejection() {
         assert_eq!(response.headers()["content-type"], "application/problem+json");
         assert!(response.extensions().get::<Rejection>().is_some());
         let degraded = response.extensions().get::<Degraded>();
-        assert_eq!(
-            degraded.and_then(|degraded: &Degraded| degraded.mode),
-            (status == 503).then_some(FailureMode::Closed)
-        );
+        assert_eq!(degraded.map(|degraded: &Degraded| degraded.mode), (status == 503).then_some(FailureMode::Closed));
     }
 }
 

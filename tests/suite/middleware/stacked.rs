@@ -1,7 +1,6 @@
 //! Stacked layers: the deadlines and the breaker that they share.
 
 use std::{
-    convert::Infallible,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -11,7 +10,7 @@ use http::Response;
 use tokio::time::{self, sleep};
 use tower::ServiceExt;
 use tower_sliding_window::{
-    Charge, Check, Decision, Error, Key, KeyedLimit, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Store,
+    Charge, Check, Decision, Error, Key, Limit, Limiter, MemoryStore, RateLimitLayer, RedisStore, Store,
     limiter::Breaker,
     middleware::Degraded,
     settlement::{Settled, Settlement},
@@ -20,7 +19,6 @@ use tower_sliding_window::{
 };
 
 use crate::support::{
-    TEST_TIMEOUT,
     log::Log,
     ms,
     outage::{millis, row},
@@ -162,28 +160,6 @@ async fn a_slow_layer_opens_no_breaker_of_an_inner_layer() {
     assert!(error(&app.oneshot(request()).await.unwrap()).is_none());
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_choice_takes_no_time_from_its_decision() {
-    let chosen_after = |time| {
-        KeyedLimit::chosen(anyone, move |_| async move {
-            sleep(time).await;
-            Ok::<_, Infallible>(Limit::per_hour("chosen", 5))
-        })
-    };
-    let store = with_fault(Fault::Hangs);
-    let layer_of = |limit| RateLimitLayer::new(Limiter::new(store.clone()).breaker(Breaker::OFF)).limit(limit);
-    for (takes, waits, asked) in [(30, 80, 2), (60, 100, 3)] {
-        // The inner layer gets the time that the decision of the outer one left. The choice takes nothing from it.
-        let app = around(&layer_without_breaker(&store, ms(50)), handler());
-        let app = around(&layer_of(chosen_after(ms(takes))), app);
-        let begun = time::Instant::now();
-        let response = app.oneshot(request()).await.unwrap();
-        assert_eq!((response.status().as_u16(), begun.elapsed()), (200, ms(waits)));
-        assert_eq!(store.calls(), asked, "in all, after a choice of {takes} ms");
-        assert!(matches!(error(&response), Some(Error::TimedOut { .. } | Error::LimitNotChosen(_))));
-    }
-}
-
 /// A wait for capacity does not count as time for a decision.
 #[tokio::test]
 async fn a_wait_for_capacity_takes_no_time_from_an_inner_layer() {
@@ -250,33 +226,4 @@ async fn a_store_knows_how_long_its_caller_waits() {
     }
     assert!(store.decide(Check::new(Charge::new(CALLS, "ada", 1).unwrap())).await.unwrap().is_allowed());
     assert_eq!(asked(), [Duration::MAX]);
-}
-
-/// The choice of the outer layer is slow, and the login layer inside of it has a working store.
-#[tokio::test]
-async fn a_slow_choice_of_an_outer_layer_leaves_time_for_an_inner_limit() {
-    use std::convert::Infallible;
-
-    use http::request::Parts;
-    use tower::{Layer, ServiceExt, service_fn};
-    use tower_sliding_window::{KeyedLimit, RateLimitLayer};
-
-    use crate::support::requests::{anyone, hello, request};
-
-    let server = RedisServer::start();
-    let store = RedisStore::builder(&server.url()).connect_timeout(TEST_TIMEOUT).build().unwrap();
-    let _ = Limiter::new(store.clone()).deadline(TEST_TIMEOUT).peek(&Limit::per_minute("login", 5), "x").await.unwrap();
-    let slow = KeyedLimit::chosen(anyone, |_: &Parts| async {
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        Ok::<_, Infallible>(Limit::per_hour("api", 1_000_000))
-    });
-    let api = RateLimitLayer::new(store.clone()).limit(slow);
-    let login = RateLimitLayer::new(store).limit(Limit::per_minute("login", 5).by(anyone));
-    let app = api.layer(login.layer(service_fn(hello)));
-    let mut admitted = 0;
-    let all: Vec<_> = (0..50).map(|_| tokio::spawn(app.clone().oneshot(request()))).collect();
-    for one in all {
-        admitted += u32::from(one.await.unwrap().unwrap().status() == 200);
-    }
-    assert!(admitted <= 5, "login of 5 a minute on a healthy Redis let {admitted} of 50 through");
 }

@@ -1,6 +1,6 @@
 //! `RateLimitLayer::peek` and `reset`: how the limits of a layer stand for the client of a request.
 
-use std::{convert::Infallible, future::ready, io};
+use std::{convert::Infallible, future::ready};
 
 use axum::body::Body;
 use http::{Request, Response, StatusCode, request::Parts};
@@ -42,16 +42,13 @@ fn owned<const N: usize>(expected: [(&str, u64, u64); N]) -> Vec<(String, u64, u
 
 async fn peek_shows_every_limit_and_spends_nothing<S: Store>(fixture: Fixture<S>) {
     let by_user = || Header::new("x-user");
-    let chosen = |parts: &Parts| {
-        let limit = (parts.headers["x-user"] != "root").then(|| Limit::per_minute("plan", 9));
-        ready(Ok::<_, Infallible>(limit))
-    };
+    let chosen = |parts: &Parts| (parts.headers["x-user"] != "root").then(|| Limit::per_minute("plan", 9));
     let layer = RateLimitLayer::new(fixture.limiter)
         .limit(Limit::per_minute("calls", 5).by(by_user()))
         .limit(Limit::per_minute("hidden", 20).by(anyone).hidden())
         .limit(Limit::per_minute("split", 30).by(by_user()).split(3))
         .limit(KeyedLimit::chosen(by_user(), chosen))
-        .limit(KeyedLimit::chosen_now(by_user(), |_: &Parts| Limit::per_hour("now", 8)).cost(|_| 2))
+        .limit(KeyedLimit::chosen(by_user(), |_: &Parts| Limit::per_hour("now", 8)).cost(|_| 2))
         .limit(Limit::per_minute("shadow", 1).by(by_user()).in_shadow())
         .limit(Limit::per_minute("settled", 7).by(by_user()).settle(|_| 3))
         .limit(Limit::per_minute("afterwards", 7).by(by_user()).count_afterwards(|_| 2));
@@ -91,7 +88,7 @@ async fn reset_forgets_what_every_limit_counts<S: Store>(fixture: Fixture<S>) {
     let layer = RateLimitLayer::new(fixture.limiter)
         .limit(Limit::per_minute("calls", 2).by(by_user()))
         .limit(Limit::per_hour("split", 30).by(by_user()).split(3))
-        .limit(KeyedLimit::chosen_now(by_user(), |_: &Parts| Limit::per_hour("chosen", 8)));
+        .limit(KeyedLimit::chosen(by_user(), |_: &Parts| Limit::per_hour("chosen", 8)));
     for user in ["ada", "bob"] {
         for status in [200, 200, 429, 429] {
             assert_eq!(call(&layer, user).await.status(), status);
@@ -135,7 +132,7 @@ for_every_store! {
 
 #[tokio::test]
 async fn a_layer_without_a_limit_for_the_request_shows_none() {
-    let layer = RateLimitLayer::new(MemoryStore::new()).limit(KeyedLimit::chosen_now(anyone, |_: &Parts| None));
+    let layer = RateLimitLayer::new(MemoryStore::new()).limit(KeyedLimit::chosen(anyone, |_: &Parts| None));
     assert_eq!(usage(&layer, "ada").await, []);
     layer.reset(&of("ada")).await.unwrap();
 }
@@ -161,7 +158,7 @@ async fn many_parts_are_shown_and_reset() {
 /// Limits that two extractors make one for a request are shown as they are decided.
 #[tokio::test]
 async fn duplicate_limits_are_shown_once() {
-    let few = KeyedLimit::chosen_now(anyone, |_: &Parts| Limit::per_minute("calls", 2));
+    let few = KeyedLimit::chosen(anyone, |_: &Parts| Limit::per_minute("calls", 2));
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(Limit::per_minute("calls", 9).by(anyone)).limit(few);
     call(&layer, "ada").await;
     assert_eq!(usage(&layer, "ada").await, owned([("calls", 1, 1)]));
@@ -182,13 +179,6 @@ async fn what_cannot_be_shown_is_an_error() {
             assert!(matches!(outcome, Err(Rejection::Unavailable(_))), "{outcome:?}");
         }
     }
-    let unchosen = KeyedLimit::chosen(anyone, |_: &Parts| ready(Err::<Limit, _>(io::Error::other("no plans"))));
-    let layer = RateLimitLayer::new(MemoryStore::new()).limit(unchosen.clone());
-    for outcome in [layer.peek(&nobody).await.map(drop), layer.reset(&nobody).await] {
-        assert!(matches!(outcome, Err(Rejection::Unavailable(_))), "{outcome:?}");
-    }
-    let layer = RateLimitLayer::new(MemoryStore::new()).limit(unchosen.fallback(Limit::per_minute("fallback", 3)));
-    assert_eq!(usage(&layer, "ada").await, owned([("fallback", 0, 3)]));
 }
 
 /// A store that cannot reset one of the limits.

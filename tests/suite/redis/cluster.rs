@@ -15,9 +15,10 @@ use tower_sliding_window::{
 };
 
 use crate::support::{
-    TEST_TIMEOUT,
+    ALGORITHMS, TEST_TIMEOUT,
     load::Load,
     log::Log,
+    ms,
     outage::{DEADLINE, millis, row},
     redis_cluster::RedisCluster,
     redis_server::RedisServer,
@@ -26,6 +27,23 @@ use crate::support::{
 
 fn charge(limit: &Limit, key: &str, cost: u64) -> Charge {
     Charge::new(limit.clone(), key, cost).unwrap()
+}
+
+#[tokio::test]
+async fn connections_to_nodes_that_are_closed_while_idle_fail_nothing() {
+    let cluster = RedisCluster::start(3).await;
+    let limiter = cluster.limiter(cluster.builder());
+    for round in 1..=3 {
+        sleep(ms(700)).await;
+        cluster.0.iter().for_each(|node| node.run::<()>("CLIENT KILL TYPE normal SKIPME yes"));
+        // One node after the other.
+        for key in ["ada", "bob", "eve", "joe"] {
+            for algorithm in ALGORITHMS {
+                let limit = Limit::per_day("calls", 100).with_algorithm(algorithm);
+                assert_eq!(limiter.check(&limit, key, 1).await.unwrap().used(), round, "{algorithm:?} {key}");
+            }
+        }
+    }
 }
 
 #[tokio::test]

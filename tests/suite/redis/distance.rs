@@ -207,7 +207,7 @@ async fn a_busy_key_far_away_is_decided_by_prefetches() {
     assert!(waiting <= 20, "{waiting} of the last 400 waited for the server");
 
     // Nothing is lost, and what is held is given back.
-    limiter.give_back_prefetched().await;
+    limiter.shutdown(TEST_TIMEOUT).await.unwrap();
     let near = Limiter::new(server.store().connect().await.unwrap());
     assert_eq!(near.peek(&limit, "ada").await.unwrap().used(), 800);
 }

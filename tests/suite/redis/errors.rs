@@ -2,13 +2,18 @@
 
 use std::time::Duration;
 
+use tokio::net::TcpListener;
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Error, Limit, Limiter, RedisStore, check::AdmissionId, error::StoreErrorKind,
+    Algorithm, Charge, Check, Error, Limit, Limiter, RedisStore,
+    check::AdmissionId,
+    error::{StoreError, StoreErrorKind},
     store::ManualClock,
 };
 
 use super::{limiter, used};
-use crate::support::{TEST_TIMEOUT, redis_server::RedisServer, with_causes};
+#[cfg(feature = "cluster")]
+use crate::support::redis_cluster::RedisCluster;
+use crate::support::{TEST_TIMEOUT, redis_server::RedisServer, until, with_causes};
 
 fn kind(error: &Error) -> StoreErrorKind {
     let Error::Unavailable(error) = error else { panic!("{error}") };
@@ -77,19 +82,193 @@ async fn a_missing_password_is_reported() {
     assert_eq!(used(&limiter(&right)).await.unwrap(), 1);
 }
 
-/// A user that may run only the commands listed in the guide, and only on keys of the store.
-#[tokio::test]
-async fn the_documented_permissions_are_enough() {
+/// The commands that the guide lists for this server.
+fn listed(server: &RedisServer) -> Vec<&'static str> {
     let page = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/guide/running_redis.md"));
     let (_, listed) = page.split_once("~shop:* -@all").unwrap();
     let (listed, _) = listed.split_once("```").unwrap();
     let mut commands: Vec<&str> = listed.split_whitespace().collect();
     assert!(commands.len() >= 12, "{commands:?}");
-
-    let server = RedisServer::start();
     if server.is_before_7() {
         commands.retain(|&command| command != "+pexpiretime");
     }
+    commands
+}
+
+/// Those that it adds for a kind of server.
+fn also_listed(kind: &str) -> Vec<&'static str> {
+    let page = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/guide/running_redis.md"));
+    let line = page.lines().find_map(|line| line.strip_prefix(&format!("* **{kind}:** "))).unwrap();
+    line.split('`').nth(1).unwrap().split(' ').collect()
+}
+
+/// `connect` as a user who may run these commands, on keys of the store.
+async fn connect_with(servers: &[RedisServer], commands: &[&str], connect: impl AsyncFn() -> Outcome) -> Outcome {
+    for server in servers {
+        server.run::<()>(&format!("ACL SETUSER limiter reset on >limiter ~tsw1:* -@all {}", commands.join(" ")));
+    }
+    connect().await
+}
+
+type Outcome = Result<RedisStore, StoreError>;
+
+/// Each way of a store needs them at some time, so a process learns at its start which one is missing.
+async fn each_is_named(servers: &[RedisServer], commands: &[&str], named: &[&str], connect: impl AsyncFn() -> Outcome) {
+    connect_with(servers, commands, &connect).await.unwrap();
+    for missing in named {
+        let rest: Vec<&str> = commands.iter().filter(|command| *command != missing).copied().collect();
+        let error = connect_with(servers, &rest, &connect).await.unwrap_err();
+        let text = with_causes(&error).to_lowercase();
+        assert_eq!(error.kind(), StoreErrorKind::Denied, "{missing}: {text}");
+        let name = missing[1..].split('|').next().unwrap();
+        assert!(text.contains(&format!("'{name}")) || text.contains(&format!("({name})")), "{missing}: {text}");
+        assert!(text.contains("`guide::running_redis`"), "{missing}: {text}");
+    }
+    assert!(servers.iter().all(|server| server.keys().is_empty()), "nothing stays");
+    connect_with(servers, commands, &connect).await.unwrap();
+}
+
+#[tokio::test]
+async fn connect_names_a_missing_command() {
+    let server = RedisServer::start();
+    let url = server.url().replace("redis://", "redis://limiter:limiter@");
+    let commands = listed(&server);
+    let named: Vec<&str> = commands.iter().filter(|command| !["+info", "+ping"].contains(command)).copied().collect();
+    let servers = [server];
+    each_is_named(&servers, &commands, &named, async || RedisStore::connect(&url).await).await;
+    let without_info = connect_with(&servers, &named, async || RedisStore::connect(&url).await).await;
+    without_info.unwrap();
+}
+
+#[tokio::test]
+async fn connect_names_a_missing_command_for_a_database() {
+    let server = RedisServer::start();
+    let url = format!("{}5", server.url().replace("redis://", "redis://limiter:limiter@"));
+    let added = also_listed("A database other than 0");
+    let commands = [listed(&server), added.clone()].concat();
+    each_is_named(&[server], &commands, &added, async || RedisStore::connect(&url).await).await;
+}
+
+/// Another memory limit than that of a key is no matter of permissions.
+#[tokio::test]
+async fn connect_needs_no_memory() {
+    let server = RedisServer::start();
+    server.run::<()>("CONFIG SET maxmemory 1");
+    RedisStore::connect(&server.url()).await.unwrap();
+}
+
+#[cfg(feature = "cluster")]
+#[tokio::test]
+async fn connect_names_a_missing_command_for_a_cluster() {
+    let cluster = RedisCluster::start(3).await;
+    let added = also_listed("A cluster");
+    let commands = [listed(&cluster.0[0]), added.clone()].concat();
+    let connect = async || cluster.builder().login("limiter", "limiter").connect().await;
+    each_is_named(&cluster.0, &commands, &added, connect).await;
+
+    // While a slot moves, the client is sent to its new node.
+    let limiter = cluster.limiter(cluster.builder().login("limiter", "limiter"));
+    let limit = Limit::per_day("calls", 9);
+    assert!(limiter.check(&limit, "ada", 1).await.unwrap().is_allowed());
+    let key = cluster.keys().pop().unwrap();
+    let from = cluster.0.iter().position(|node| node.keys().contains(&key)).unwrap();
+    let (from, to) = (&cluster.0[from], &cluster.0[(from + 1) % 3]);
+    let slot: u16 = from.run(&format!("CLUSTER KEYSLOT {key}"));
+    to.run::<()>(&format!("CLUSTER SETSLOT {slot} IMPORTING {}", from.run::<String>("CLUSTER MYID")));
+    from.run::<()>(&format!("CLUSTER SETSLOT {slot} MIGRATING {}", to.run::<String>("CLUSTER MYID")));
+    from.run::<()>(&format!("MIGRATE {} {key} 0 5000", to.address().replace(':', " ")));
+    assert_eq!(limiter.check(&limit, "ada", 1).await.unwrap().used(), 2);
+}
+
+/// A server that may not write, or is not ready, says so by the kind of its error.
+#[tokio::test]
+async fn a_server_that_cannot_write_has_kinds() {
+    let dir = tempfile::tempdir().unwrap();
+    let own = dir.path().join("own");
+    std::fs::create_dir(&own).unwrap();
+    let server = RedisServer::start_with(&["--dir", own.to_str().unwrap(), "--rdbcompression", "no"]);
+    let limiter = limiter(&server.url());
+    used(&limiter).await.unwrap();
+    let fails_with = async |word: &str, expected| {
+        let error = used(&limiter).await.unwrap_err();
+        assert!(with_causes(&error).contains(word), "{}", with_causes(&error));
+        assert_eq!(kind(&error), expected, "{}", with_causes(&error));
+        let page = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/guide/what_happens_when.md"));
+        assert!(page.contains(&format!("`, of the kind `{expected:?}`")), "{expected:?}");
+    };
+    server.run::<()>("CONFIG SET min-replicas-to-write 1");
+    fails_with("NOREPLICAS", StoreErrorKind::ReadOnly).await;
+    server.run::<()>("CONFIG SET min-replicas-to-write 0");
+    used(&limiter).await.unwrap();
+
+    // Some keys, each of which takes half a second to load, and is large enough for the server to reply meanwhile.
+    (0..9).for_each(|key| server.run::<()>(&format!("SET key-{key} {}", "x".repeat(2_500_000))));
+    server.run::<()>("SAVE");
+    std::fs::rename(own.join("dump.rdb"), dir.path().join("dump.rdb")).unwrap();
+
+    // A script of Redis 6.2 may write all the same.
+    if !server.is_before_7() {
+        std::fs::remove_dir_all(&own).unwrap();
+        redis::cmd("CONFIG").arg(&["SET", "save", "3600 1"]).query::<()>(&mut server.connect()).unwrap();
+        // It fails at once, or later.
+        let _ = redis::cmd("BGSAVE").query::<()>(&mut server.connect());
+        until("it can save", || server.run::<String>("INFO").contains("rdb_last_bgsave_status:err")).await;
+        fails_with("MISCONF", StoreErrorKind::ReadOnly).await;
+    }
+
+    drop(server);
+    let options = ["--key-load-delay", "500000", "--dir", dir.path().to_str().unwrap()];
+    let server = RedisServer::start_with(&options);
+    let patient = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
+    let error = used(&patient).await.unwrap_err();
+    assert_eq!(kind(&error), StoreErrorKind::Busy, "{}", with_causes(&error));
+}
+
+/// A server that has all its connections in use tells so, and hangs up.
+#[tokio::test]
+async fn the_words_of_a_server_with_too_many_clients_are_shown() {
+    let server = RedisServer::start_with(&["--maxclients", "1"]);
+    let held = loop {
+        if let Ok(held) = redis::Client::open(server.url()).unwrap().get_connection() {
+            break held;
+        }
+    };
+    let error = RedisStore::connect(&server.url()).await.unwrap_err();
+    assert!(with_causes(&error).contains("max number of clients"), "{}", with_causes(&error));
+    assert_eq!(error.kind(), StoreErrorKind::Unreachable);
+    let url = server.url().replace("redis://", "redis://:s3cret@");
+    let error = RedisStore::connect(&url).await.unwrap_err();
+    assert!(with_causes(&error).contains("`maxclients`"), "{}", with_causes(&error));
+    assert_eq!(error.kind(), StoreErrorKind::Unreachable);
+    drop(held);
+}
+
+/// What hangs up at the first command, as a proxy does that does not know it, and what says nothing.
+#[tokio::test]
+async fn a_server_that_hangs_up_or_is_silent_has_a_hint() {
+    for hangs_up in [true, false] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("redis://{}", listener.local_addr().unwrap());
+        let server = tokio::spawn(async move {
+            let mut open = Vec::new();
+            while let Ok((client, _)) = listener.accept().await {
+                if !hangs_up {
+                    open.push(client);
+                }
+            }
+        });
+        let error = RedisStore::builder(&url).connect_timeout(Duration::from_millis(300)).connect().await.unwrap_err();
+        assert!(with_causes(&error).contains("it hangs up or is silent"), "{}", with_causes(&error));
+        assert_eq!(error.kind(), StoreErrorKind::Unreachable);
+        server.abort();
+    }
+}
+
+/// A user that may run only the commands listed in the guide, and only on keys of the store.
+#[tokio::test]
+async fn the_documented_permissions_are_enough() {
+    let server = RedisServer::start();
+    let commands = listed(&server);
     server.run::<()>(&format!("ACL SETUSER limiter on >limiter ~tsw1:* -@all {}", commands.join(" ")));
     let url = server.url().replace("redis://", "redis://limiter:limiter@");
     let limiter = Limiter::new(RedisStore::connect(&url).await.unwrap()).deadline(TEST_TIMEOUT);
@@ -164,15 +343,18 @@ async fn a_busy_server_is_reported() {
 
 #[tokio::test]
 async fn invalid_settings_are_named_without_the_password() {
-    for (url, shown) in [
-        ("http://127.0.0.1", "http://127.0.0.1"),
-        ("redis://user:s3cret@:port/", "not shown"),
-        ("s3cret@nowhere", "not shown"),
-        ("redis://host/db?password=s3cret", "redis://host…"),
-        ("", "not shown"),
+    for url in [
+        "http://user:s3cret@127.0.0.1",
+        "redis://user:s3cret@:port/",
+        "s3cret@nowhere",
+        "redis://host/db?password=s3cret",
+        "",
     ] {
         let error = RedisStore::builder(url).build().unwrap_err();
-        assert!(error.to_string().contains(shown), "{error}");
+        assert!(
+            error.to_string().contains("a URL, not shown since it may hold a password, is not a Redis URL"),
+            "{error}"
+        );
         assert!(!format!("{error} {error:?} {:?}", RedisStore::builder(url)).contains("s3cret"));
     }
     #[cfg(not(feature = "tls"))]

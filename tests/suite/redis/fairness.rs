@@ -9,7 +9,7 @@ use std::{
 };
 
 use tokio::{task::JoinSet, time::sleep};
-use tower_sliding_window::{Error, Limit, Limiter, RedisStore, limiter::Breaker};
+use tower_sliding_window::{Charge, Check, Error, Limit, Limiter, RedisStore, limiter::Breaker};
 
 use crate::support::{TEST_TIMEOUT, ms, proxy::Proxy, redis_server::RedisServer, seconds};
 
@@ -71,6 +71,34 @@ async fn checks_that_wait_for_a_silent_server_open_the_breaker() {
         }
         server.resume();
     }
+}
+
+/// A check behind as many equal ones as its limit admits is refused before Redis is asked. The refusal tells what is known, and nothing of it
+/// is remembered.
+#[tokio::test]
+async fn a_check_behind_as_many_as_its_limit_admits_is_refused_at_once() {
+    let server = RedisServer::start();
+    let limiter = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
+    let few = Limit::per_hour("few", 4);
+    assert!(limiter.check(&few, "first", 1).await.unwrap().is_allowed());
+    server.pause();
+    let charge = |limit, cost| Charge::new(limit, "mallory", cost).unwrap();
+    let mut crowd = JoinSet::new();
+    for _ in 0..2_000 {
+        let check = Check::new(charge(few.clone(), 3)).and(charge(CALLS, 1)).unwrap();
+        crowd.spawn(limiter.check_all(check));
+    }
+    for number in 0..1_500 {
+        let refusal = crowd.join_next().await.unwrap().unwrap().unwrap();
+        assert_eq!(refusal.retry_after(), Some(seconds(1)), "{number}");
+        let (shown, other) = (refusal.visible().unwrap(), refusal.statuses().nth(1).unwrap());
+        assert_eq!((shown.limit(), shown.remaining(), shown.reset_after()), (&few, 0, few.window()), "{number}");
+        assert!(other.retry_after().is_none() && other.is_hidden(), "{number}: {other:?}");
+    }
+    crowd.shutdown().await;
+    server.resume();
+    // One of the crowd may have been admitted.
+    assert!(limiter.check(&few, "mallory", 1).await.unwrap().is_allowed());
 }
 
 /// One key sends thousands of checks at once. The checks of others do not wait for all of them.

@@ -11,6 +11,8 @@ mod errors;
 mod fairness;
 mod foreign_content;
 mod hashed_keys;
+#[cfg(feature = "cluster")]
+mod lost_nodes;
 mod opening;
 mod passwords;
 mod reconnecting;
@@ -20,6 +22,8 @@ mod sentinel;
 mod server_time;
 mod set_up;
 mod settlements;
+#[cfg(feature = "cluster")]
+mod several_slots;
 mod state;
 #[cfg(feature = "tls")]
 mod tls;

@@ -68,7 +68,7 @@ async fn pass(mut client: TcpStream, fate: Fate, address: String) {
         Fate::Hangs => {}
         Fate::SignsIn => {
             let _ = client.read(&mut bytes).await;
-            let _ = client.write_all(b"+OK\r\n+OK\r\n").await;
+            let _ = client.write_all(b"+OK\r\n+OK\r\n+OK\r\n").await;
         }
     }
     while let Ok(1..) = client.read(&mut bytes).await {}
@@ -124,7 +124,11 @@ async fn a_hanging_connection_fails_no_lone_call() {
 async fn a_connection_that_does_not_sign_in_in_time_holds_no_place() {
     let server = RedisServer::start();
     let door = Door::to(&server, |number| if number == 0 { Fate::SignsIn } else { Fate::Works }).await;
-    let store = RedisStore::builder(&door.url).connections(1).connect_timeout(ms(200)).reply_timeout(TEST_TIMEOUT);
+    let store = RedisStore::builder(&door.url)
+        .login("default", "any")
+        .connections(1)
+        .connect_timeout(ms(200))
+        .reply_timeout(TEST_TIMEOUT);
     let (limiter, begun) = (limiter(store), Instant::now());
     while limiter.check(&CALLS, "ada", 1).await.is_err() {}
     assert!(
@@ -139,7 +143,10 @@ async fn a_connection_that_does_not_sign_in_in_time_holds_no_place() {
 async fn opening_ends_with_the_store() {
     let server = RedisServer::start();
     let door = Door::to(&server, |_| Fate::SignsIn).await;
-    let store = RedisStore::builder(&door.url).connect_timeout(10 * TEST_TIMEOUT).reply_timeout(10 * TEST_TIMEOUT);
+    let store = RedisStore::builder(&door.url)
+        .login("default", "any")
+        .connect_timeout(10 * TEST_TIMEOUT)
+        .reply_timeout(10 * TEST_TIMEOUT);
     assert!(timeout(ms(300), store.connect()).await.is_err());
     until("the connection stays open", || door.open.load(Ordering::SeqCst) == 0).await;
 }

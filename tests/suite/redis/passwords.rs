@@ -116,17 +116,16 @@ proptest! {
 
 /// Passwords that were shown once: a beginning, a whole one, and one that reads like a host and a port.
 #[test]
-fn an_error_shows_at_most_the_host_of_a_url() {
-    for (url, host) in [
-        ("redis://shop:s3cr3t?p4ss@host", None),
-        ("default:s3cr3t", None),
-        ("s3cr3t@nowhere", None),
-        ("redis://shop:1234?p4ss@host", None),
-        ("redis://shop:s3cr3t@redis.internal/db", Some("redis://…@redis.internal…")),
-        ("redis://redis.internal/db?password=s3cr3t", Some("redis://redis.internal…")),
+fn an_error_shows_no_url() {
+    for url in [
+        "redis://shop:s3cr3t?p4ss@host",
+        "default:s3cr3t",
+        "s3cr3t@nowhere",
+        "redis://shop:1234?p4ss@host",
+        "redis://shop:s3cr3t@redis.internal/db",
+        "redis://redis.internal/db?password=s3cr3t",
     ] {
         let seen = shown(&RedisStore::builder(url).build().unwrap_err());
-        assert!(host.is_none_or(|host| seen.contains(host)), "{seen}");
         assert!(["s3cr3t", "p4ss", "1234", "shop", "default"].iter().all(|part| !seen.contains(part)), "{seen}");
     }
 }

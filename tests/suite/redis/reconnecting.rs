@@ -9,10 +9,10 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
 };
-use tower_sliding_window::{Error, Limit, Limiter, RedisStore, error::StoreErrorKind, limiter::Breaker};
+use tower_sliding_window::{Algorithm, Error, Limit, Limiter, RedisStore, error::StoreErrorKind, limiter::Breaker};
 
 use super::{CALLS, limiter, used};
-use crate::support::{TEST_TIMEOUT, ms, proxy::Proxy, redis_server::RedisServer, with_causes};
+use crate::support::{ALGORITHMS, TEST_TIMEOUT, ms, proxy::Proxy, redis_server::RedisServer, until, with_causes};
 
 #[tokio::test]
 async fn a_flushed_script_is_loaded_again() {
@@ -45,6 +45,48 @@ async fn closed_connections_fail_no_check_and_lose_no_unit() {
         assert_eq!(used(&limiter).await.unwrap(), expected);
         server.run::<()>("CLIENT KILL TYPE normal SKIPME yes");
     }
+}
+
+/// The server closes connections that nobody uses, as it does with `timeout`. A check that would count twice if it ran twice must be
+/// decided, too.
+#[tokio::test]
+async fn connections_that_are_closed_while_idle_fail_nothing() {
+    let server = RedisServer::start();
+    let limiters = ALGORITHMS.map(|_| limiter(&server.url()));
+    for round in 1..=3 {
+        sleep(ms(700)).await;
+        server.run::<()>("CLIENT KILL TYPE normal SKIPME yes");
+        for (limiter, algorithm) in limiters.iter().zip(ALGORITHMS) {
+            let limit = CALLS.with_algorithm(algorithm);
+            assert_eq!(limiter.check(&limit, "ada", 1).await.unwrap().used(), round, "{algorithm:?}");
+        }
+    }
+}
+
+/// What is done after a check, too: a settlement, a reset, and a place that is freed.
+#[tokio::test]
+async fn nothing_is_lost_after_idleness() {
+    let server = RedisServer::start();
+    let limiter = limiter(&server.url());
+    let counter = CALLS.with_algorithm(Algorithm::sliding_window_counter());
+    let places = Limit::concurrent("jobs", 3);
+    let reservation = limiter.reserve(&counter, "ada", 5, TEST_TIMEOUT).await.unwrap().unwrap();
+    let place = limiter.check(&places, "ada", 1).await.unwrap();
+    let close = async || {
+        sleep(ms(700)).await;
+        server.run::<()>("CLIENT KILL TYPE normal SKIPME yes");
+    };
+    close().await;
+    assert!(reservation.settle(2).await.unwrap().was_applied);
+    close().await;
+    drop(place);
+    let key = server.keys().into_iter().find(|key| key.contains("jobs")).unwrap();
+    until("the place is not freed", || server.run::<u64>(&format!("ZCARD {key}")) == 0).await;
+    close().await;
+    assert_eq!(limiter.peek(&counter, "ada").await.unwrap().used(), 2);
+    close().await;
+    limiter.reset(&counter, "ada").await.unwrap();
+    assert_eq!(limiter.peek(&counter, "ada").await.unwrap().used(), 0);
 }
 
 /// All callers that wait for a connection fail if making one fails, so it is made once more.

@@ -1,20 +1,25 @@
 //! Each mistake in the set-up of the guide's table is made, and its message is that of the table.
 
 use std::{
+    convert::Infallible,
     error::Error,
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
 use axum::{Router, body::Body, routing::get};
 use futures_util::FutureExt;
-use http::Request;
+use http::{Request, Response};
+use http_body_util::{Full, Limited};
+use hyper::body::Bytes;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
     runtime,
 };
-use tower::ServiceExt;
-use tower_sliding_window::{Everyone, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, RedisStore, Secret, store};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_sliding_window::{
+    Everyone, Limit, Limiter, MemoryStore, PeerIp, RateLimitLayer, RedisStore, Rejection, Secret, store,
+};
 
 use super::CALLS;
 use crate::support::{TEST_TIMEOUT, log::Log, ms, proxy::Proxy, redis_server::RedisServer, with_causes};
@@ -53,6 +58,11 @@ async fn a_mistake_in_a_layer_says_what_to_write() {
         "two limits of one name in a layer",
         &panic_of(|| drop(two().into_iter().fold(layer(), RateLimitLayer::limit))),
     );
+    let places = Limit::concurrent("streams", 1).by(Everyone).settle(|_| 1);
+    check_error(
+        "an option that has no effect on its limit, such as `settle` on a concurrent one",
+        &layer().limits([places]).unwrap_err(),
+    );
     check("a layer without a limit", &panic_of(|| drop(Router::<()>::new().layer(layer()))));
     check_error("a secret that is short, or stands in an example", &Secret::new("short").unwrap_err());
     check_error("the URL of another kind of server", &store::from_url("http://127.0.0.1").unwrap_err());
@@ -62,6 +72,19 @@ async fn a_mistake_in_a_layer_says_what_to_write() {
     let response = app.oneshot(Request::new(Body::empty())).await.unwrap();
     assert_eq!(response.status(), 500);
     check("axum without `ConnectInfo`", &log.text());
+
+    let twice = layer().limit(CALLS.by(Everyone));
+    let app = Router::new().route("/", get(|| async {}).layer(twice.clone())).layer(twice);
+    assert_eq!(app.oneshot(Request::new(Body::empty())).await.unwrap().status(), 200);
+    check("one layer on a router and on a route in it", &log.text());
+
+    let body = || Limited::new(Full::<Bytes>::default(), 1);
+    let streams = layer().limit(Limit::concurrent("streams", 1).by(Everyone));
+    let streams = streams.respond_with(move |_: &Rejection, head: Response<()>| head.map(|()| body()));
+    let app =
+        streams.layer(service_fn(move |_: Request<Body>| async move { Ok::<_, Infallible>(Response::new(body())) }));
+    assert_eq!(app.oneshot(Request::new(Body::empty())).await.unwrap().status(), 500);
+    check("a body that cannot hold a place", &log.text());
 }
 
 #[test]
@@ -143,10 +166,9 @@ async fn an_old_server_is_logged() {
     tokio::spawn(async move {
         while let Ok((mut client, _)) = listener.accept().await {
             let (mut bytes, info) = (vec![0; 65_536], "redis_version:5.0.6\r\nmaxmemory:0\r\n");
-            for reply in ["+OK\r\n+OK\r\n", &format!("${}\r\n{info}\r\n", info.len())] {
-                let _ = client.read(&mut bytes).await;
-                let _ = client.write_all(reply.as_bytes()).await;
-            }
+            let reply = format!("${}\r\n{info}\r\n", info.len());
+            let _ = client.read(&mut bytes).await;
+            let _ = client.write_all(reply.as_bytes()).await;
         }
     });
     let log = Log::start();

@@ -1,12 +1,14 @@
 //! TLS: the certificate authorities that a store trusts, and the certificate that it shows.
 
 use redis::{Client, ClientTlsConfig, TlsCertificates};
-use tower_sliding_window::{Error, Limit, Limiter, RedisStore, store::RedisStoreBuilder};
+use tower_sliding_window::{Error, Limit, Limiter, RedisStore, error::StoreErrorKind, store::RedisStoreBuilder};
 
 use crate::support::{
     TEST_TIMEOUT,
     certificates::Certificates,
+    ms,
     redis_server::{RedisServer, free_port},
+    with_causes,
 };
 
 const CALLS: Limit = Limit::per_hour("calls", 3);
@@ -54,6 +56,20 @@ async fn only_the_given_certificate_authority_is_trusted() {
     let error = builder.root_certificate("-----BEGIN CERTIFICATE-----\nnone\n-----END CERTIFICATE-----").build();
     assert!(error.unwrap_err().to_string().contains("certificate"));
     assert!(RedisStore::builder(&format!("{url}#insecure")).build().is_err());
+}
+
+/// Only one side speaks TLS.
+#[tokio::test]
+async fn the_wrong_scheme_has_a_hint() {
+    let certificates = Certificates::make();
+    let (server, url) = certificates.server("no");
+    let tls = RedisStore::builder(&server.url().replace("redis://", "rediss://"));
+    let plain = RedisStore::builder(&url.replace("rediss://", "redis://"));
+    for builder in [tls.root_certificate(certificates.read("ca.pem")), plain] {
+        let error = builder.connect_timeout(ms(500)).connect().await.unwrap_err();
+        assert!(with_causes(&error).contains("Is only one side set to TLS"), "{}", with_causes(&error));
+        assert_eq!(error.kind(), StoreErrorKind::Unreachable);
+    }
 }
 
 #[tokio::test]

@@ -43,11 +43,13 @@ impl Admission {
         self.charge.lease().is_some() && self.charge.takes() != Takes::Always && !self.is_settled
     }
 
-    /// Drops what has expired. If the clock has stepped back, no unit counts for longer than a window from now.
+    /// Drops what has expired. If the clock has stepped back, no unit counts for longer than a window from now, and settled ones count
+    /// from now on.
     fn tidy(all: &mut Vec<Self>, now: SystemTime) {
         all.retain(|one| one.ends > now);
         for one in all {
             one.ends = one.ends.min(now + one.charge.limit().window());
+            one.at = if one.is_settled { one.at.min(now) } else { one.at };
         }
     }
 }

@@ -6,6 +6,7 @@
 mod ours;
 mod rivals;
 // The crate's own rules, which are numbers alone.
+#[expect(dead_code, reason = "the simulation has no batches")]
 #[path = "../../../../src/local/prefetch/pace.rs"]
 mod pace;
 #[path = "../../../../src/local/prefetch/size.rs"]

@@ -10,6 +10,8 @@
 //!    all connections. Handing out the others one by one would fail one check each.
 //! 6. A connection that left several requests in a row without a reply, or one for a second, is given up too, with its generation.
 //!    It may be half open, which no error ever reports.
+//! 7. One without a reply for half a second proves itself before a check that must not run twice: the server or a proxy may have
+//!    closed it meanwhile. Of a cluster, this is known for parts of the slots, which mostly are on one node.
 
 use std::{
     convert::Infallible,
@@ -38,13 +40,19 @@ use super::{
     errors::{self, needs_new_connection},
     server::{Server, without_arguments},
 };
-use crate::{clock, error::StoreError, local::LONGEST_DEADLINE};
+use crate::{clock, error::StoreError, local::LONGEST_DEADLINE, store::redis::keys::HASH_SLOTS};
 
 /// A connection that left this many requests in a row without a reply is given up.
 const MAX_UNANSWERED: u32 = 3;
 
 /// A caller that stops waiting sooner, for example because its client hung up, says nothing about the connection.
 const TOO_SOON: Duration = Duration::from_millis(5);
+
+/// After this time without a reply, a server or a proxy may have closed a connection.
+const IDLE: Duration = Duration::from_millis(500);
+
+/// The parts of a cluster's slots that are told apart as idle.
+const PARTS: usize = 16;
 
 /// The connections of one runtime. Only that runtime may take them.
 pub(crate) struct Pool {
@@ -158,7 +166,10 @@ impl Pool {
                     distance.store(clock::micros(sent.elapsed()), Ordering::Relaxed);
                 }
                 #[cfg(feature = "cluster")]
-                Some(Connection::Cluster(nodes)) => server.warn_of_nodes(&nodes).await,
+                Some(Connection::Cluster(nodes, _)) => {
+                    server.learn_nodes(&nodes).await;
+                    server.warn_of_nodes(&nodes).await;
+                }
                 None => {}
             }
         });
@@ -197,7 +208,7 @@ impl ManageConnection for Places {
 pub(crate) enum Connection {
     Server(MultiplexedConnection, Arc<ConnectionHealth>),
     #[cfg(feature = "cluster")]
-    Cluster(Arc<ClusterConnections>),
+    Cluster(Arc<ClusterConnections>, Arc<LastReplies>),
 }
 
 impl Connection {
@@ -205,7 +216,7 @@ impl Connection {
     async fn open(server: &Server, generation: &Arc<AtomicU64>) -> RedisResult<Self> {
         #[cfg(feature = "cluster")]
         if server.is_cluster() {
-            return Ok(Self::Cluster(Arc::new(server.connect_to_cluster().await?)));
+            return Ok(Self::Cluster(Arc::new(server.connect_to_cluster().await?), Arc::new(LastReplies::new())));
         }
         let health = ConnectionHealth::new(generation);
         let connect = async {
@@ -230,7 +241,7 @@ impl Connection {
             }
             // It replaces broken connections by itself.
             #[cfg(feature = "cluster")]
-            Self::Cluster(connections) => connections.send(command, again).await,
+            Self::Cluster(connections, _) => connections.send(command, again).await,
         }
     }
 
@@ -243,7 +254,16 @@ impl Connection {
                 wait.end(connection.send_packed_commands(removals, 0, removals.len()).await.and_then(numbers))
             }
             #[cfg(feature = "cluster")]
-            Self::Cluster(connections) => connections.send_all(removals, again).await.and_then(numbers),
+            Self::Cluster(connections, _) => connections.send_all(removals, again).await.and_then(numbers),
+        }
+    }
+
+    /// When it has replied.
+    pub(crate) fn last_replies(&self) -> &LastReplies {
+        match self {
+            Self::Server(_, health) => &health.last_replies,
+            #[cfg(feature = "cluster")]
+            Self::Cluster(_, last) => last,
         }
     }
 
@@ -256,8 +276,35 @@ impl Connection {
         match self {
             Self::Server(_, health) => !health.is_broken(),
             #[cfg(feature = "cluster")]
-            Self::Cluster(connections) => !connections.are_silent(MAX_UNANSWERED),
+            Self::Cluster(connections, _) => !connections.are_silent(MAX_UNANSWERED),
         }
+    }
+}
+
+/// The times of the last replies, of each of equal parts of the slots. One server has the first part only.
+#[derive(Debug)]
+pub(crate) struct LastReplies {
+    opened: Instant,
+    /// By the local state of the store.
+    micros: [AtomicU64; PARTS],
+}
+
+impl LastReplies {
+    fn new() -> Self {
+        Self { opened: Instant::now(), micros: [const { AtomicU64::new(0) }; PARTS] }
+    }
+
+    fn part(&self, slot: u16) -> &AtomicU64 {
+        &self.micros[usize::from(slot) * PARTS / usize::from(HASH_SLOTS)]
+    }
+
+    pub(crate) fn are_old(&self, slot: u16, now: Instant, micros: u64) -> bool {
+        let last = self.part(slot).load(Ordering::Relaxed);
+        now.saturating_duration_since(self.opened) >= IDLE && micros >= last.saturating_add(clock::micros(IDLE))
+    }
+
+    pub(crate) fn note(&self, slot: u16, micros: u64) {
+        self.part(slot).store(micros, Ordering::Relaxed);
     }
 }
 
@@ -268,6 +315,7 @@ pub(crate) struct ConnectionHealth {
     generation: u64,
     current: Arc<AtomicU64>,
     unanswered: AtomicU32,
+    last_replies: LastReplies,
 }
 
 impl ConnectionHealth {
@@ -275,7 +323,8 @@ impl ConnectionHealth {
     /// lead to the old server.
     fn new(current: &Arc<AtomicU64>) -> Self {
         let generation = current.load(Ordering::Relaxed);
-        Self { generation, current: Arc::clone(current), unanswered: AtomicU32::new(0) }
+        let current = Arc::clone(current);
+        Self { generation, current, unanswered: AtomicU32::new(0), last_replies: LastReplies::new() }
     }
 
     fn is_broken(&self) -> bool {

@@ -8,10 +8,15 @@
 //!    nothing.
 //! 3. No connection to them stays open, because connections are made rarely.
 
-use std::fmt;
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, PoisonError, RwLock},
+};
 
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, RedisResult, Value,
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, RedisResult, ServerErrorKind,
+    Value,
     aio::{ConnectionLike, MultiplexedConnection},
     cmd, from_redis_value,
 };
@@ -40,6 +45,8 @@ pub(crate) struct Server {
     nodes: Vec<ConnectionInfo>,
     pub(super) settings: ConnectionSettings,
     unsuitable_line: Throttle,
+    /// The node of a cluster that has the slots from each of these on. A node that has lost a slot since then is still named until it says so.
+    nodes_of_slots: RwLock<BTreeMap<u16, Arc<str>>>,
 }
 
 impl Server {
@@ -60,7 +67,8 @@ impl Server {
         let signed_in = |node| if is_sentinel { node } else { settings.sign_in(node) };
         let nodes = nodes.into_iter().map(|node| settings.transport(node).map(signed_in));
         let nodes = nodes.collect::<Result<_, _>>()?;
-        let server = Self { topology, nodes, settings, unsuitable_line: Throttle::default() };
+        let server =
+            Self { topology, nodes, settings, unsuitable_line: Throttle::default(), nodes_of_slots: RwLock::default() };
         #[cfg(feature = "cluster")]
         if server.is_cluster() {
             cluster::client(&server.nodes, &server.settings, 0).map_err(|cause| {
@@ -74,6 +82,40 @@ impl Server {
 
     pub(crate) fn is_cluster(&self) -> bool {
         !matches!(self.topology, Topology::Node | Topology::Sentinels(_))
+    }
+
+    /// The node of a cluster that has a slot, as far as is known.
+    pub(crate) fn node_of(&self, slot: u16) -> Option<Arc<str>> {
+        let nodes = self.is_cluster().then(|| self.nodes_of_slots.read().unwrap_or_else(PoisonError::into_inner))?;
+        nodes.range(..=slot).next_back().map(|(_, node)| Arc::clone(node))
+    }
+
+    /// Takes note that a slot has another node, if the error says so.
+    pub(crate) fn note_moved(&self, error: &RedisError) {
+        let Some((node, slot)) = error.redirect_node() else { return };
+        let known = self.node_of(slot);
+        if error.kind() == ErrorKind::Server(ServerErrorKind::Moved) && known.as_deref() != Some(node) {
+            let mut nodes = self.nodes_of_slots.write().unwrap_or_else(PoisonError::into_inner);
+            if let Some(known) = known {
+                nodes.entry(slot + 1).or_insert(known);
+            }
+            nodes.insert(slot, node.into());
+        }
+    }
+
+    /// Asks a cluster which node has which slot.
+    #[cfg(feature = "cluster")]
+    pub(super) async fn learn_nodes(&self, connections: &ClusterConnections) {
+        let Ok(Value::Array(ranges)) = connections.send(cmd("CLUSTER").arg("SLOTS"), true).await else { return };
+        let node = |range| {
+            let Value::Array(fields) = range else { return None };
+            let [Value::Int(first), _, Value::Array(node), ..] = &*fields else { return None };
+            let [host, Value::Int(port), ..] = &**node else { return None };
+            let host = from_redis_value::<String>(host.clone()).unwrap_or_default();
+            Some((u16::try_from(*first).ok()?, Arc::from(format!("{host}:{port}"))))
+        };
+        let nodes = ranges.into_iter().filter_map(node).collect();
+        *self.nodes_of_slots.write().unwrap_or_else(PoisonError::into_inner) = nodes;
     }
 
     /// The most connections that a runtime opens.
@@ -93,10 +135,10 @@ impl Server {
             Topology::Sentinels(primary) => self.connect_to_primary(primary).await?,
             _ => open(&self.nodes[0]).await?,
         };
-        // A server that asks for a password replies to a whole script with a protocol error, or hangs up. Any other
-        // error comes again with the first batch, which may then be sent again.
+        // A server that asks for a password replies to a whole script with a protocol error, or hangs up, and one with all its
+        // connections in use hangs up after this. Any other error comes again with the first batch, which may then be sent again.
         match connection.req_packed_command(&cmd("INFO")).await.and_then(Value::extract_error) {
-            Err(error) if error.code() == Some("NOAUTH") => Err(error),
+            Err(error) if hangs_up(&error) => Err(error),
             info => {
                 self.warn_of(&info.and_then(|info| Ok(from_redis_value::<String>(info)?)).unwrap_or_default());
                 connection.set_response_timeout(self.settings.reply_timeout);
@@ -177,6 +219,11 @@ enum Step {
 async fn open(node: &ConnectionInfo) -> RedisResult<MultiplexedConnection> {
     let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
     Client::open(node.clone())?.get_multiplexed_async_connection_with_config(&config).await
+}
+
+fn hangs_up(error: &RedisError) -> bool {
+    let is_full = error.detail().is_some_and(|text| text.contains("max number of clients"));
+    error.code() == Some("NOAUTH") || error.is_connection_dropped() || is_full
 }
 
 /// The address of the primary, according to one sentinel.

@@ -108,7 +108,9 @@ impl ConnectionSettings {
         if let Some(database) = self.database {
             redis = redis.set_db(database.into());
         }
-        node.set_redis_settings(redis)
+        // Telling the client's name would hide why a server hangs up. Signing in hides it, too, as a wrong password.
+        let tells_name = redis.password().is_some();
+        node.set_redis_settings(if tells_name { redis } else { redis.set_skip_set_lib_name() })
     }
 }
 

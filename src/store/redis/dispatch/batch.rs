@@ -4,7 +4,9 @@
 //! script, in batches of their own: in the script, Redis would run 60 % more instructions for each.
 
 use std::{
+    collections::HashMap,
     iter,
+    sync::atomic::Ordering,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -18,27 +20,31 @@ use super::{
 use crate::{
     check::{AdmissionId, Check},
     clock::{Clock, micros_since_epoch, system_time},
-    decision::{Decision, LimitStatus},
+    decision::{Decision, LimitStatus, Settlement},
     error::{StoreError, StoreErrorKind},
     metrics,
     store::redis::{
-        connect::{ASKING, Connection, kind_of_reply},
+        connect::{ASKING, Connection, kind_of_reply, needs_new_connection, was_not_run},
         keys::Keys,
         script::{DECIDE, SHA1},
     },
 };
 
 pub(super) struct Batch {
-    jobs: Vec<Box<Job>>,
+    pub(super) jobs: Vec<Box<Job>>,
+    /// If batches are formed a slot at a time.
+    pub(super) slot: Option<u16>,
     /// The time for the script, in microseconds since the Unix epoch. Empty if the script reads the server's clock.
     now: String,
+    /// Whether the script may have run.
+    pub(super) is_sent: bool,
 }
 
 impl Batch {
-    pub(super) fn new(jobs: Vec<Box<Job>>, clock: Option<&Clock>) -> Self {
+    pub(super) fn new(jobs: Vec<Box<Job>>, slot: Option<u16>, clock: Option<&Clock>) -> Self {
         let mut jobs = if jobs.len() > 1 { copies::join(jobs) } else { jobs };
         jobs.iter_mut().for_each(|job| job.set_id());
-        Self { jobs, now: clock.map_or_else(String::new, time_of) }
+        Self { jobs, slot, now: clock.map_or_else(String::new, time_of), is_sent: false }
     }
 
     /// Keeps the jobs that are to be sent again, and fails the others. Returns whether any are left.
@@ -53,7 +59,23 @@ impl Batch {
     ///
     /// NOSCRIPT is followed by one EVAL, which runs the script and loads it: one round trip, to the right server, and without
     /// the permission that SCRIPT LOAD needs. It is not repeated: a loop does not help a server that loses scripts that fast.
-    pub(super) async fn send(&self, connection: &mut Connection, config: &Config, again: bool) -> RedisResult<Value> {
+    ///
+    /// In the first try, an idle connection proves itself before a check that must not run twice.
+    pub(super) async fn send(
+        &mut self,
+        connection: &mut Connection,
+        config: &Config,
+        again: bool,
+    ) -> RedisResult<Value> {
+        let slot = self.slot.unwrap_or_default();
+        if !again && let Some(unrepeatable) = self.jobs.iter().find(|job| !job.is_repeatable()) {
+            let now = Instant::now();
+            if connection.last_replies().are_old(slot, now, config.local_state.micros_at(now)) {
+                // In a box, since only few futures need it.
+                Box::pin(prove(unrepeatable, connection, &config.keys, now)).await?;
+            }
+        }
+        self.is_sent = true;
         if self.jobs.first().is_some_and(|job| job.is_release()) {
             let removals = self.removals(&config.keys);
             let reply = timed(config, async |sent| connection.send_all(&removals, again, sent).await).await;
@@ -66,12 +88,25 @@ impl Batch {
         let mut evalsha = Cmd::with_capacity(2 + arguments, 64 + 32 * arguments);
         self.write(evalsha.arg("EVALSHA").arg(&*SHA1), &config.keys, again);
         let reply = timed(config, async |sent| connection.send(&evalsha, again, sent).await).await;
+        if reply.is_ok() && !again {
+            connection.last_replies().note(slot, config.local_state.last_answered.load(Ordering::Relaxed));
+        }
         if !is_unknown(&reply) {
             return reply;
         }
         let mut eval = cmd("EVAL");
         self.write(eval.arg(DECIDE), &config.keys, again);
         timed(config, async |sent| connection.send(&eval, again, sent).await).await
+    }
+
+    /// What frees the places that each job may have taken, if no reply tells: by the ids of the jobs.
+    pub(super) fn lost_places(
+        &self,
+        reply: &Result<RedisResult<Value>, StoreError>,
+    ) -> HashMap<AdmissionId, Vec<Settlement>> {
+        let is_lost = matches!(reply, Ok(Err(error)) if error.is_timeout() || needs_new_connection(error));
+        let jobs = self.jobs.iter().filter(|_| self.is_sent && is_lost);
+        jobs.map(|job| (job.id, job.releases())).collect()
     }
 
     /// The commands that free the places of a batch of releases.
@@ -140,6 +175,16 @@ impl Batch {
         let mut answers = Vec::with_capacity(self.jobs.len());
         read(reply, &self.jobs, || self.time(), &mut answers).ok_or_else(malformed)?;
         Ok(answers)
+    }
+}
+
+/// Fails if the connection does not work, before a check that could not be sent again. Any reply of the key's node proves it.
+async fn prove(job: &Job, connection: &mut Connection, keys: &Keys, now: Instant) -> RedisResult<()> {
+    let Some(charge) = job.check().charges().next() else { return Ok(()) };
+    let read = cmd("ZCARD").arg(keys.of(charge.limit(), charge.key())).take();
+    match connection.send(&read, false, now).await {
+        Err(error) if error.is_timeout() || needs_new_connection(&error) || was_not_run(&error) => Err(error),
+        _ => Ok(()),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Checks whose keys are in several slots of a cluster, which no script can decide in one step.
+//! Checks whose keys are in several slots of a cluster, or of a server that refuses such keys, which no script can decide in one step.
 //!
 //! 1. The store asks the slots one after the other, always in the same order. Each decides its own charges, all or nothing. The
 //!    check is admitted when the last slot has admitted it. Before that, it may hold units for which others are refused.
@@ -21,13 +21,13 @@ use tokio::task::JoinHandle;
 
 use super::{
     dispatcher::{Dispatcher, without_runtime},
-    job::{Answer, Job, Work},
+    job::{Answer, Job, Work, hash_slot},
     queue::Caller,
 };
 use crate::{
     check::{AdmissionId, Check},
     decision::{Decision, LimitStatus, Settlement},
-    store::{give_back, redis::keys::Keys},
+    store::{StoreFuture, give_back, redis::keys::Keys},
 };
 
 /// A check of several slots.
@@ -44,13 +44,16 @@ struct CrossSlot {
     caller: Weak<Caller>,
 }
 
-/// Asks a cluster: slot by slot if there are several, and the dispatcher otherwise.
-pub(crate) async fn ask_slots(dispatcher: Arc<Dispatcher>, job: Box<Job>) -> Answer {
-    let Some((task, caller)) = in_slots(&dispatcher, &job) else { return dispatcher.ask(job).await };
-    drop(dispatcher);
-    let answer = task.await;
-    drop(caller);
-    answer.unwrap_or_else(|error| Err(without_runtime(error)))
+/// Asks a cluster, or a server that refuses keys of several slots: slot by slot if there are several.
+/// In a box, since the dispatcher waits for it in turn.
+pub(crate) fn ask_slots(dispatcher: Arc<Dispatcher>, job: Box<Job>) -> StoreFuture<(Decision, bool)> {
+    Box::pin(async move {
+        let Some((task, caller)) = in_slots(&dispatcher, &job) else { return dispatcher.ask(job).await };
+        drop(dispatcher);
+        let answer = task.await;
+        drop(caller);
+        answer.unwrap_or_else(|error| Err(without_runtime(error)))
+    })
 }
 
 /// A task that asks slot by slot, if there are several, and its caller as long as it waits.
@@ -94,8 +97,9 @@ impl CrossSlot {
         id: AdmissionId,
         at: SystemTime,
     ) -> Option<(Self, Arc<Caller>)> {
-        let slots = by_slot(&dispatcher.config.keys, check, id)?;
-        let caller = Arc::new(Caller::of(dispatcher.queue(&slots.first()?.0, false)));
+        let keys = &dispatcher.config.keys;
+        let slots = by_slot(keys, check, id)?;
+        let caller = Arc::new(Caller::of(dispatcher.queue(hash_slot(&slots.first()?.0, keys), false)));
         let statuses = check.charges().map(|charge| LimitStatus::new(charge, 0, Duration::ZERO, None)).collect();
         let (dispatcher, check) = (Arc::clone(dispatcher), check.clone());
         Some((Self { dispatcher, check, id, slots, statuses, at, caller: Arc::downgrade(&caller) }, caller))

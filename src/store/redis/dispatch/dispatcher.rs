@@ -4,12 +4,15 @@ use std::{
     collections::BTreeMap,
     error::Error,
     future::Future,
-    iter,
-    sync::{Arc, Weak, atomic::Ordering},
+    iter, mem,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
-use redis::{RedisError, RedisResult, Value, cmd};
+use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind::CrossSlot, Value, cmd};
 use tokio::{
     runtime::Handle,
     task::{JoinSet, yield_now},
@@ -18,20 +21,24 @@ use tokio::{
 
 use super::{
     batch::Batch,
-    job::{Answer, Job, hash_slot},
+    cross_slot::ask_slots,
+    job::{Answer, Job, hash_slot, only_slot},
     queue::{CAPACITY, Permit, Queue},
 };
 use crate::{
-    check::Check,
+    check::{Charge, Check},
     clock::Clock,
+    decision::Settlement,
     error::{StoreError, StoreErrorKind},
     key::Key,
     limit::Limit,
     local::LocalState,
     metrics,
+    store::give_back,
     store::redis::{
         connect::{ASKING, Connection, Pool, Server, failure, needs_new_connection, was_not_run},
         keys::{HASH_SLOTS, Keys},
+        script::TRY_OUT,
     },
 };
 
@@ -42,6 +49,9 @@ const CLUSTER_QUEUES: usize = 16;
 const BATCH_INTERVAL: Duration = Duration::from_millis(1);
 const MOST_IN_FLIGHT: u128 = 64;
 
+/// A server that has stood still may run a lost batch a moment after what came over another connection.
+const BEFORE_SECOND_RELEASE: Duration = Duration::from_millis(500);
+
 /// The parts of a store that the dispatchers of all runtimes share.
 pub(crate) struct Config {
     pub(crate) server: Arc<Server>,
@@ -49,6 +59,8 @@ pub(crate) struct Config {
     /// The clock of the store, instead of the server's, which the script reads.
     pub(crate) clock: Option<Clock>,
     pub(crate) local_state: LocalState,
+    /// Whether batches are formed a slot at a time: in a cluster, and once a server has refused keys of several slots.
+    pub(crate) is_by_slot: AtomicBool,
 }
 
 pub(crate) struct Dispatcher {
@@ -70,8 +82,9 @@ impl Dispatcher {
         Self { config, runtime, pool, queues }
     }
 
-    pub(crate) fn is_cluster(&self) -> bool {
-        self.queues.len() > 1
+    /// Whether batches are formed a slot at a time.
+    pub(crate) fn is_by_slot(&self) -> bool {
+        self.config.is_by_slot.load(Ordering::Relaxed)
     }
 
     /// Sends a job, or lets a task do it. While it waits for the answer, it holds nothing of the dispatcher, which so ends with its
@@ -79,7 +92,8 @@ impl Dispatcher {
     ///
     /// If nothing is in flight and a connection works, the caller of a check sends it.
     pub(crate) async fn ask(self: Arc<Self>, job: Box<Job>) -> Answer {
-        let (queue, wait) = (self.queue(job.check(), job.is_release()), job.may_wait());
+        let slot = self.is_by_slot().then(|| hash_slot(job.check(), &self.config.keys));
+        let (queue, wait) = (self.queue(slot.unwrap_or(0), job.is_release()), job.may_wait());
         // Until the first reply, a task sends it, and hears the reply even if it comes too late for the caller.
         if job.is_check()
             && wait.is_none()
@@ -90,12 +104,12 @@ impl Dispatcher {
             let (dispatcher, config) = (Arc::downgrade(&self), Arc::clone(&self.config));
             drop(self);
             // In a box, since only few futures send their check themselves.
-            return Box::pin(send_alone(job, connection, permit, dispatcher, config)).await;
+            return Box::pin(send_alone(job, slot, connection, permit, dispatcher, config)).await;
         }
         // Dropped after it, so that the job of a caller that stops waiting is cancelled before it is counted.
         let (answer, caller) = match queue.push(job) {
             Ok(queued) => queued,
-            Err(answer) => return answer,
+            Err(answer) => return *answer,
         };
         match wait {
             None => {
@@ -114,12 +128,8 @@ impl Dispatcher {
         answer.unwrap_or_else(|error| Err(without_runtime(error)))
     }
 
-    pub(super) fn queue(&self, check: &Check, is_release: bool) -> &Arc<Queue> {
-        let queues = match &*self.queues {
-            [queues] => queues,
-            all => &all[usize::from(hash_slot(check, &self.config.keys)) * all.len() / usize::from(HASH_SLOTS)],
-        };
-        &queues[usize::from(is_release)]
+    pub(super) fn queue(&self, slot: u16, is_release: bool) -> &Arc<Queue> {
+        &self.queues[usize::from(slot) * self.queues.len() / usize::from(HASH_SLOTS)][usize::from(is_release)]
     }
 
     /// So many batches are in flight that a check waits for no more than a fraction of the round trip. A server that is slow, and not
@@ -152,55 +162,99 @@ impl Dispatcher {
         }
     }
 
-    /// Sends jobs as one batch. In a cluster, sends the jobs of each slot as one batch, all at once.
+    /// Sends jobs as one batch, or, if batches are formed a slot at a time, as one for each slot, all at once.
     async fn send_all(self: &Arc<Self>, jobs: Vec<Box<Job>>) {
-        if !self.is_cluster() {
-            return self.send_batch(jobs).await;
+        if !self.is_by_slot() {
+            return self.send_batch(jobs, None).await;
         }
-        let mut slots = BTreeMap::<u16, Vec<_>>::new();
+        // A check of several slots has come before the server refused one.
+        let mut slots = BTreeMap::<Option<u16>, Vec<_>>::new();
         for job in jobs {
-            slots.entry(hash_slot(job.check(), &self.config.keys)).or_default().push(job);
+            slots.entry(only_slot(job.check(), &self.config.keys)).or_default().push(job);
         }
-        let send = |jobs| {
+        let send = |(slot, jobs)| {
             let dispatcher = Arc::clone(self);
-            async move { dispatcher.send_batch(jobs).await }
+            async move { dispatcher.send_batch(jobs, slot).await }
         };
-        let mut batches: JoinSet<_> = slots.into_values().map(send).collect();
+        let mut batches: JoinSet<_> = slots.into_iter().map(send).collect();
         while batches.join_next().await.is_some() {}
     }
 
-    async fn send_batch(&self, mut jobs: Vec<Box<Job>>) {
+    async fn send_batch(self: &Arc<Self>, mut jobs: Vec<Box<Job>>, slot: Option<u16>) {
         let connection = self.pool.take().await;
         // Callers may have stopped waiting while the connection was opened.
         jobs.retain(|job| !job.is_cancelled());
         if jobs.is_empty() {
             return;
         }
-        let mut batch = Batch::new(jobs, self.config.clock.as_ref());
-        let reply = self.try_send(connection, &batch, false).await;
+        let mut batch = Batch::new(jobs, slot, self.config.clock.as_ref());
+        let reply = self.try_send(connection, &mut batch, false).await;
         let reply = self.try_again(&mut batch, reply).await;
-        batch.finish(reply);
+        let refused = self.take_refused(&mut batch, &reply);
+        if refused.is_empty() {
+            return batch.finish(reply.and_then(|reply| reply.map_err(failure)));
+        }
+        for (job, caller) in refused.into_iter().flat_map(|job| job.apart()) {
+            let answer = ask_slots(Arc::clone(self), job);
+            self.runtime.spawn(async move { caller.send(answer.await) });
+        }
     }
 
-    /// The reply after a second try, if that may help. A node of a cluster that does not have the slot has run nothing, so all
-    /// jobs are sent again. After a broken connection, only those that count once. A check whose callers have left is not.
+    /// The jobs that the server has refused since their keys are in several slots. From then on batches are formed a slot at a time.
+    fn take_refused(&self, batch: &mut Batch, reply: &Result<RedisResult<Value>, StoreError>) -> Vec<Box<Job>> {
+        match reply {
+            Ok(Err(error)) if error.kind() == ErrorKind::Server(CrossSlot) && batch.slot.is_none() => {
+                self.config.is_by_slot.store(true, Ordering::Relaxed);
+                mem::take(&mut batch.jobs)
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// The reply after a second try, if that may help. A node of a cluster that does not have the slot has run nothing, and neither
+    /// has a connection that did not prove itself, so all jobs are sent again. After a broken connection, only those that count once. A check whose callers have left is not.
     async fn try_again(
-        &self,
+        self: &Arc<Self>,
         batch: &mut Batch,
         mut reply: Result<RedisResult<Value>, StoreError>,
-    ) -> Result<Value, StoreError> {
+    ) -> Result<RedisResult<Value>, StoreError> {
+        let mut lost = batch.lost_places(&reply);
         if let Ok(Err(error)) = &reply
             && self.is_worth_another_try(error)
         {
-            let (has_not_run, failed) = (self.has_certainly_not_run(error), failure(error.clone()));
+            self.config.server.note_moved(error);
+            let has_not_run = !batch.is_sent || self.has_certainly_not_run(error);
+            let failed = failure(error.clone());
             if batch.keep(|job| has_not_run || job.is_repeatable(), &failed) {
                 let connection = self.pool.take().await;
                 if batch.keep(|job| !job.is_cancelled(), &failed) {
-                    reply = self.try_send(connection, batch, true).await;
+                    let again = batch.is_sent || self.config.server.is_cluster();
+                    reply = self.try_send(connection, batch, again).await;
                 }
             }
         }
-        reply?.map_err(failure)
+        lost.retain(|id, _| !batch.jobs.iter().any(|job| job.id == *id));
+        lost.extend(batch.lost_places(&reply));
+        self.free_lost(lost.into_values().flatten().collect());
+        reply
+    }
+
+    /// Frees places that may have been taken, although no reply says so.
+    fn free_lost(self: &Arc<Self>, places: Vec<Settlement>) {
+        if places.is_empty() {
+            return;
+        }
+        let dispatcher = Arc::clone(self);
+        self.runtime.spawn(async move {
+            for _ in 0..2 {
+                let release = |place| {
+                    let job = Job::settle(place, &dispatcher.config.local_state);
+                    ask_slots(Arc::clone(&dispatcher), job)
+                };
+                give_back(places.clone(), release).await;
+                sleep(BEFORE_SECOND_RELEASE).await;
+            }
+        });
     }
 
     fn is_worth_another_try(&self, error: &RedisError) -> bool {
@@ -208,7 +262,7 @@ impl Dispatcher {
     }
 
     fn has_certainly_not_run(&self, error: &RedisError) -> bool {
-        self.is_cluster() && was_not_run(error)
+        self.is_by_slot() && was_not_run(error)
     }
 
     /// Sends a batch over a connection. The outer error says that there was none. The inner
@@ -216,21 +270,34 @@ impl Dispatcher {
     async fn try_send(
         &self,
         connection: Result<(Connection, impl Send), StoreError>,
-        batch: &Batch,
+        batch: &mut Batch,
         again: bool,
     ) -> Result<RedisResult<Value>, StoreError> {
         let (mut connection, _pooled) = connection?;
         Ok(batch.send(&mut connection, &self.config, again).await)
     }
 
-    /// Runs the script without a check, and deletes a key that no limit has. So the server is reached, knows the script,
-    /// and lets this user run it and write at our keys.
+    /// Runs each command on a key that no limit has, and looks at two keys. So the server is reached, knows the script, and lets this user run
+    /// all that will be needed, at our keys. If it refuses keys of several slots, that is known from then on.
     pub(crate) async fn try_out(self: Arc<Self>) -> Result<(), StoreError> {
         self.in_task(|dispatcher| async move {
-            let batch = Batch::new(Vec::new(), dispatcher.config.clock.as_ref());
-            let connection = dispatcher.pool.take().await;
-            dispatcher.try_send(connection, &batch, false).await?.map_err(failure)?;
-            dispatcher.unlink(&format!("{}:", dispatcher.config.keys.prefix)).await?;
+            let time = if dispatcher.config.clock.is_none() { "" } else { "given" };
+            let key = format!("{}:", dispatcher.config.keys.prefix);
+            dispatcher.send(cmd("EVAL").arg(TRY_OUT).arg(1).arg(key).arg(time)).await?;
+            if dispatcher.config.server.is_cluster() {
+                // The client sends it to a node to which a slot moves.
+                dispatcher.send(&cmd("ASKING")).await?;
+            }
+            let peek = |key| Check::new(Charge::fitting(Limit::per_second("connect", 1), Key::from(key), 0));
+            let tries: &[&[&str]] = if dispatcher.is_by_slot() { &[&[]] } else { &[&[], &["1", "2"]] };
+            for keys in tries {
+                let jobs = keys.iter().map(|key| Job::decide(peek(*key), Duration::MAX)).collect();
+                let mut batch = Batch::new(jobs, None, dispatcher.config.clock.as_ref());
+                let reply = dispatcher.try_send(dispatcher.pool.take().await, &mut batch, false).await;
+                if dispatcher.take_refused(&mut batch, &reply).is_empty() {
+                    reply?.map_err(failure)?;
+                }
+            }
             dispatcher.pool.open_all().await;
             Ok(())
         })
@@ -239,9 +306,9 @@ impl Dispatcher {
 
     /// Forgets the counted units of a limit and a key.
     pub(crate) async fn reset(self: Arc<Self>, limit: Limit, key: &Key) -> Result<(), StoreError> {
+        let outdated = self.config.local_state.outdate([(&limit, key)], None);
         let key = self.config.keys.of(&limit, key);
-        let outdated = self.config.local_state.outdate(vec![limit], None);
-        let result = self.in_task(|dispatcher| async move { dispatcher.unlink(&key).await }).await;
+        let result = self.in_task(|dispatcher| async move { dispatcher.send(cmd("UNLINK").arg(key)).await }).await;
         drop(outdated);
         result
     }
@@ -259,13 +326,11 @@ impl Dispatcher {
         result.unwrap_or_else(|error| Err(without_runtime(error)))
     }
 
-    /// Deletes a key. Deletes it again if the connection was broken, which does no harm.
-    async fn unlink(&self, key: &str) -> Result<(), StoreError> {
-        let mut command = cmd("UNLINK");
-        command.arg(key);
+    /// Sends a command, and once more if the connection was broken: each of them may run twice.
+    async fn send(&self, command: &Cmd) -> Result<(), StoreError> {
         let send = async |again| {
             let (mut connection, _pooled) = self.pool.take().await?;
-            Ok::<_, StoreError>(connection.send(&command, again, Instant::now()).await)
+            Ok::<_, StoreError>(connection.send(command, again, Instant::now()).await)
         };
         let mut reply = send(false).await?;
         if reply.as_ref().is_err_and(|error| self.is_worth_another_try(error)) {
@@ -279,13 +344,14 @@ impl Dispatcher {
 /// connection.
 async fn send_alone(
     job: Box<Job>,
+    slot: Option<u16>,
     mut connection: Connection,
     permit: Permit,
     dispatcher: Weak<Dispatcher>,
     config: Arc<Config>,
 ) -> Answer {
     metrics::batch(1, || 0);
-    let mut batch = Batch::new(vec![job], config.clock.as_ref());
+    let mut batch = Batch::new(vec![job], slot, config.clock.as_ref());
     let reply = batch.send(&mut connection, &config, false).await;
     drop(permit);
     let error = match reply {
@@ -294,8 +360,11 @@ async fn send_alone(
     };
     let Some(dispatcher) = dispatcher.upgrade() else { return Err(without_runtime(error)) };
     let try_again = |dispatcher: Arc<Dispatcher>| async move {
-        let reply = dispatcher.try_again(&mut batch, Ok(Err(error))).await?;
-        batch.only_answer(reply)
+        let reply = dispatcher.try_again(&mut batch, Ok(Err(error))).await;
+        match dispatcher.take_refused(&mut batch, &reply).pop() {
+            Some(job) => ask_slots(dispatcher, job).await,
+            None => batch.only_answer(reply?.map_err(failure)?),
+        }
     };
     dispatcher.in_task(try_again).await
 }

@@ -1,8 +1,9 @@
 //! A check or a settlement on its way, and the callers that wait for it.
 
 use std::{
-    sync::Weak,
-    time::{Duration, SystemTime},
+    mem,
+    sync::{Arc, Weak},
+    time::{Duration, Instant, SystemTime},
 };
 
 use redis::Cmd;
@@ -13,7 +14,7 @@ use crate::{
     check::{AdmissionId, Charge, Check},
     decision::{Decision, LimitStatus, Settlement},
     error::StoreError,
-    local::{LocalState, Outdated},
+    local::{LocalState, Outdated, Underway},
     store::redis::keys::Keys,
 };
 
@@ -25,6 +26,7 @@ const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 /// The decision, or the statuses after a settlement and whether it was applied.
 pub(crate) type Answer = Result<(Decision, bool), StoreError>;
 
+#[derive(Clone)]
 pub(super) enum Work {
     Decide(Check),
     /// In a box, so that the many checks stay small.
@@ -39,31 +41,39 @@ pub(crate) struct Job {
     caller: Option<Sender<Answer>>,
     /// The callers of equal checks, which travel as copies of this one.
     copies: Vec<Sender<Answer>>,
-    /// What a settlement makes outdated.
-    outdated: Option<Box<Outdated>>,
+    /// What a settlement makes outdated. It goes on if its caller leaves.
+    outdated: Option<Box<(Outdated, Underway)>>,
     /// How long its caller waits for the answer.
     pub(super) deadline: Duration,
+    /// When nobody waits for the answer any more, of a check that takes a place: its caller leaves, and a task waits to free that.
+    pub(super) end: Option<Instant>,
+    /// Held by equal checks that are not answered yet: see [`queue`](super::queue).
+    pub(super) crowd: Option<Arc<()>>,
     /// The caller of the whole check, where a task asks for it in one slot. Only whether it still waits is of interest.
     whole: Option<Weak<dyn Send + Sync>>,
 }
 
 impl Job {
     pub(crate) fn decide(check: Check, deadline: Duration) -> Box<Self> {
-        Self::new(AdmissionId::from(0), Work::Decide(check), deadline, None)
+        Self::new(AdmissionId::from(0), Work::Decide(check), deadline)
     }
 
     pub(crate) fn settle(settlement: Settlement, local_state: &LocalState) -> Box<Self> {
         // A prefetch outdates no refusal: one that counts its units as reserved is used for a life at most.
         // Nor does a place that is renewed.
-        let keeps = |charge: &Charge, cost| charge.is_prefetch() || charge.takes_place() && cost != Some(0);
+        let keeps = |charge: &Charge, cost: Option<u64>| {
+            charge.is_prefetch() || cost.is_none_or(|cost| charge.takes_place() && cost > 0)
+        };
         let others = settlement.accounts().filter(|(charge, cost)| !keeps(charge, *cost));
-        let limits = others.map(|(charge, _)| charge.limit().clone()).collect();
-        let outdated = local_state.outdate(limits, None);
-        Self::new(settlement.id(), Work::Settle(Box::new(settlement)), Duration::MAX, Some(Box::new(outdated)))
+        let outdated = local_state.outdate(others.map(|(charge, _)| (charge.limit(), charge.key())), None);
+        let mut job = Self::new(settlement.id(), Work::Settle(Box::new(settlement)), Duration::MAX);
+        job.outdated = Some(Box::new((outdated, local_state.owed.begin())));
+        job
     }
 
-    fn new(id: AdmissionId, work: Work, deadline: Duration, outdated: Option<Box<Outdated>>) -> Box<Self> {
-        Box::new(Self { work, id, caller: None, copies: Vec::new(), outdated, deadline, whole: None })
+    fn new(id: AdmissionId, work: Work, deadline: Duration) -> Box<Self> {
+        let copies = Vec::new();
+        Box::new(Self { work, id, caller: None, copies, outdated: None, deadline, end: None, crowd: None, whole: None })
     }
 
     /// It is not sent any more once the caller of the whole check has stopped waiting.
@@ -75,6 +85,10 @@ impl Job {
     /// Lets its caller wait for another to send it.
     pub(super) fn wait(&mut self) -> Receiver<Answer> {
         let (caller, answer) = channel();
+        // No other check costs a look at the clock.
+        if self.is_check() && self.check().takes_place() {
+            self.end = Instant::now().checked_add(self.deadline);
+        }
         self.caller = Some(caller);
         answer
     }
@@ -96,6 +110,15 @@ impl Job {
         if let Work::Decide(check) = &self.work {
             self.id = check.id().unwrap_or_else(|| AdmissionId::fresh_run(self.count()));
         }
+    }
+
+    /// Gives back the places that it and its copies have taken, if they have. One with an id of its caller's may be tried again.
+    pub(super) fn releases(&self) -> Vec<Settlement> {
+        let takes = |charge: &&Charge| self.is_check() && self.check().id().is_none() && charge.takes_place();
+        let places = self.check().charges().filter(takes).cloned();
+        let Some(places) = Check::of_distinct(places) else { return Vec::new() };
+        let release = |copy| Settlement::refund_by_id(places.clone(), AdmissionId(self.id.0.wrapping_add(copy)));
+        (0..self.count()).map(release).collect()
     }
 
     /// The job and its copies.
@@ -140,14 +163,11 @@ impl Job {
         charges.filter_map(|charge| charge.limit().units().checked_div(charge.units())).min()
     }
 
-    /// The refusal of a check behind so many equal ones. They may still be refused or leave, as reserved units may be given back.
+    /// The refusal of a check behind so many equal ones.
     pub(super) fn refused_behind(&self, ahead: u64) -> Decision {
         Decision::new(self.check(), SystemTime::now(), AdmissionId::fresh(), |charge| {
-            let (limit, units) = (charge.limit(), charge.units());
-            let refuses = charge.can_refuse() && limit.units().checked_div(units).is_some_and(|most| ahead >= most);
-            let used = if refuses { limit.units() } else { 0 };
-            let status = LimitStatus::new(charge, used, Duration::ZERO, refuses.then(|| limit.window()));
-            status.with_reserved(used, Duration::ZERO)
+            let most = charge.limit().units().checked_div(charge.units());
+            LimitStatus::estimate(charge, charge.can_refuse() && most.is_some_and(|most| ahead >= most))
         })
     }
 
@@ -158,6 +178,7 @@ impl Job {
 
     /// Makes an interchangeable job a copy of this one.
     pub(super) fn join(&mut self, other: Self) {
+        self.end = self.end.max(other.end);
         self.copies.extend(other.caller);
     }
 
@@ -175,16 +196,36 @@ impl Job {
         }
     }
 
+    /// Its callers, each with a job of its own. It has not run.
+    pub(super) fn apart(mut self) -> Vec<(Box<Self>, Sender<Answer>)> {
+        let callers = self.caller.take().into_iter().chain(mem::take(&mut self.copies));
+        let mut job = || {
+            let mut job = Self::new(self.id, self.work.clone(), self.deadline);
+            job.outdated = self.outdated.take();
+            job
+        };
+        callers.map(|caller| (job(), caller)).collect()
+    }
+
     /// Whether its callers have stopped waiting. A settlement is done nevertheless.
     pub(super) fn is_cancelled(&self) -> bool {
         let has_left = self.caller.as_ref().is_some_and(Sender::is_closed) && self.copies.iter().all(Sender::is_closed);
-        self.is_check() && (has_left || self.whole.as_ref().is_some_and(|caller| caller.strong_count() == 0))
+        let is_over = || self.end.is_some_and(|end| end <= Instant::now());
+        let has_left = has_left || self.whole.as_ref().is_some_and(|caller| caller.strong_count() == 0);
+        self.is_check() && (has_left || is_over())
     }
 }
 
 /// The slot of a check in a cluster. A check of several slots is split before it is sent.
 pub(super) fn hash_slot(check: &Check, keys: &Keys) -> u16 {
     check.charges().next().map_or(0, |charge| keys.hash_slot(charge.key()))
+}
+
+/// The slot of a check, if all of its keys are in one.
+pub(super) fn only_slot(check: &Check, keys: &Keys) -> Option<u16> {
+    let (slot, first) = (hash_slot(check, keys), check.charges().next().map(Charge::key));
+    let is_there = |charge: &Charge| Some(charge.key()) == first || keys.hash_slot(charge.key()) == slot;
+    check.charges().all(is_there).then_some(slot)
 }
 
 /// Appends the arguments that all jobs of one shape share. `now` is the time as far as this process knows it.

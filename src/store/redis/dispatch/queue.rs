@@ -52,6 +52,9 @@ pub(super) const CAPACITY: usize = 65_536;
 /// Cancelled jobs are removed once they may be this part of those that wait. So one walk through the queue serves many of them.
 const PART_OF_CANCELLED: usize = 32;
 
+/// And so are those that take places and whose deadlines have passed, this long after the last walk.
+const BETWEEN_WALKS: Duration = Duration::from_millis(10);
+
 /// While no more wait, they leave in the order of their arrival, which costs no look at their keys.
 const FEW: usize = 4 * MAX_BATCH;
 
@@ -80,10 +83,12 @@ struct State {
     /// The digests in `many`. The first has its turn: one job of it leaves.
     turns: VecDeque<u64>,
     waiting: usize,
-    /// The callers of equal checks that came while many waited, by the digest of their check. Each caller has a clone.
+    /// The equal checks that came while many waited, by the digest of their check. Each job has a clone until it is answered.
     crowds: HashMap<u64, Arc<()>, BuildHasherDefault<Prehashed>>,
     /// The callers that stopped waiting since cancelled jobs were last removed. Some of their jobs have left the queue.
     cancelled: usize,
+    /// When the first of the checks that take places may be cancelled, which nobody counts.
+    first_end: Option<Instant>,
     in_flight: usize,
     is_lone_check_in_flight: bool,
     /// The time from one batch to the next for each check of the first, smoothed. Zero until it is known, and once the queue has
@@ -110,39 +115,41 @@ impl Queue {
         Some(Permit { queue: Arc::downgrade(self), is_lone: true })
     }
 
-    /// Queues a job, or returns its answer. A task has to [serve](Self::batch_permit) the queue from then on.
-    pub(super) fn push(self: &Arc<Self>, mut job: Box<Job>) -> Result<(Receiver<Answer>, Caller), Answer> {
+    /// Queues a job, or returns its answer, in a box since that is rare. A task has to [serve](Self::batch_permit) the queue from then on.
+    pub(super) fn push(self: &Arc<Self>, mut job: Box<Job>) -> Result<(Receiver<Answer>, Caller), Box<Answer>> {
         let mut state = self.lock();
         let turn = state.turn_of(&job, &self.digester);
         // So that prefetches of thousands of keys never delay or fail the checks of callers.
         if job.is_check() && job.is_of_prefetch() && state.waiting > self.capacity / PART_OF_PREFETCHES {
-            return Err(Err(state.refusal(turn)));
+            return Err(Box::new(Err(state.refusal(turn))));
         }
         let crowd = turn.and_then(|_| state.crowd_of(&job, &self.digester));
-        if let Some(crowd) = &crowd {
-            // Without the clones of the table and of this caller.
-            let ahead = Arc::strong_count(crowd) as u64 - 2;
-            if job.most_admitted().is_some_and(|most| ahead >= most) {
-                return Err(Ok((job.refused_behind(ahead), false)));
-            }
-        }
+        // Without the clones of the table and of this check.
+        let ahead = || crowd.as_ref().map_or(0, |crowd| Arc::strong_count(crowd) as u64 - 2);
+        let is_behind = || crowd.is_some() && job.most_admitted().is_some_and(|most| ahead() >= most);
         // A settlement that is refused is lost, so checks leave places to them.
         let places = if job.is_check() { self.capacity } else { 2 * self.capacity };
         let is_too_long = |state: &State| state.waiting >= places || state.wait(turn) > job.deadline;
-        let mut is_refused = is_too_long(&state);
-        if is_refused && state.cancelled > state.waiting / PART_OF_CANCELLED {
+        let mut is_refused = is_behind() || is_too_long(&state);
+        let is_any_over = |state: &State| state.first_end.is_some_and(|end| end <= Instant::now());
+        if is_refused && (state.cancelled > state.waiting / PART_OF_CANCELLED || is_any_over(&state)) {
             state.remove_cancelled();
-            is_refused = is_too_long(&state);
+            is_refused = is_behind() || is_too_long(&state);
         }
         if is_refused {
+            if is_behind() {
+                return Err(Box::new(Ok((job.refused_behind(ahead()), false))));
+            }
             let refusal = state.refusal(turn);
             drop(state);
             metrics::queue_full();
-            return Err(Err(refusal));
+            return Err(Box::new(Err(refusal)));
         }
+        job.crowd = crowd;
         let answer = job.wait();
+        state.first_end = state.first_end.or(job.end);
         state.push(job, turn);
-        Ok((answer, Caller { queue: Arc::downgrade(self), _crowd: crowd }))
+        Ok((answer, Caller { queue: Arc::downgrade(self) }))
     }
 
     /// The permit to have one batch in flight. Without one, the tasks that have them serve the queue. A server that is far away may have
@@ -166,7 +173,7 @@ impl State {
         (!self.many.is_empty() || self.few.len() >= FEW).then(digest)
     }
 
-    /// The callers of checks that are equal to this one. `None` if no number of them tells that it is refused.
+    /// The checks that are equal to this one. `None` if no number of them tells that it is refused.
     fn crowd_of(&mut self, job: &Job, digester: &Digester) -> Option<Arc<()>> {
         job.most_admitted()?;
         if self.crowds.len() > FEW + 2 * self.waiting {
@@ -225,6 +232,8 @@ impl State {
 
     fn remove_cancelled(&mut self) {
         self.cancelled = 0;
+        // One walk through the queue serves many.
+        self.first_end = self.first_end.map(|_| Instant::now() + BETWEEN_WALKS);
         self.few.retain(|job| !job.is_cancelled());
         self.many.retain(|_, jobs| {
             jobs.retain(|job| !job.is_cancelled());
@@ -270,7 +279,7 @@ impl Permit {
         let (jobs, waiting) = (state.next_batch(), state.waiting);
         if jobs.is_empty() {
             state.in_flight -= 1;
-            (state.time_per_check, state.last_batch) = (Duration::ZERO, None);
+            (state.time_per_check, state.last_batch, state.first_end) = (Duration::ZERO, None, None);
             self.queue = Weak::new();
             return None;
         }
@@ -294,13 +303,11 @@ impl Drop for Permit {
 /// The caller of a job in the queue. When it stops waiting, its job is cancelled, and is counted as such.
 pub(super) struct Caller {
     queue: Weak<Queue>,
-    /// Counts it among the callers of equal checks until it is dropped.
-    _crowd: Option<Arc<()>>,
 }
 
 impl Caller {
     pub(super) fn of(queue: &Arc<Queue>) -> Self {
-        Self { queue: Arc::downgrade(queue), _crowd: None }
+        Self { queue: Arc::downgrade(queue) }
     }
 
     /// It has its answer.
@@ -370,6 +377,22 @@ mod tests {
     fn push(queue: &Arc<Queue>, key: u64, deadline: u64) -> Result<(Receiver<Answer>, Caller), String> {
         let check = Check::new(Charge::new(CALLS, key, 1).unwrap());
         queue.push(Job::decide(check, Duration::from_millis(deadline))).map_err(|error| format!("{error:?}"))
+    }
+
+    /// Their callers have left, and tasks wait to free the places.
+    #[test]
+    fn a_check_that_takes_a_place_is_not_sent_after_its_deadline() {
+        on_one_thread(|| {
+            let queue = Queue::new(2, 4);
+            let push = |deadline| {
+                let check = Check::new(Charge::new(Limit::concurrent("places", 1), "ada", 1).unwrap());
+                queue.push(Job::decide(check, deadline))
+            };
+            let mut asked: Vec<_> = (0..4).map(|_| push(Duration::ZERO).unwrap()).collect();
+            asked.push(push(Duration::MAX).unwrap_or_else(|answer| panic!("they still wait: {answer:?}")));
+            let batch = queue.batch_permit(|| 0).and_then(|mut permit| permit.next_batch());
+            assert_eq!(batch.map(|jobs| jobs.len()), Some(1));
+        });
     }
 
     /// A check comes behind many of its key whose callers have left. Of 400 other keys as many checks come as leave.

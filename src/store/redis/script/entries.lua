@@ -41,6 +41,10 @@ end
 local function recorded_at(charge, time)
   if not charge.part then return time end
   if charge.ends then
+    -- Not `time`, which is earlier for an admission that is settled.
+    if now < charge.ends[1] then
+      error('the clock of the process that asks is more than two periods ahead of that of the server', 0)
+    end
     for _, finish in ipairs(charge.ends) do
       if time < finish then return finish - charge.window end
     end

@@ -26,4 +26,7 @@ pub(super) const DECIDE: &str = concat!(
     include_str!("run.lua"),
 );
 
+/// Runs each of its commands without an effect.
+pub(super) const TRY_OUT: &str = include_str!("try_out.lua");
+
 pub(super) static SHA1: LazyLock<String> = LazyLock::new(|| redis::Script::new(DECIDE).get_hash().to_owned());

@@ -4,7 +4,10 @@ use std::collections::HashMap;
 
 use crate::support::model::{ModelCharge, ModelStatus, RETRY_RESERVED_AFTER, Takes};
 
-/// The status of each limit and key at the refusals of the last second: all that a refusal cache may know.
+/// A refusal is not asked about before this age.
+const MAX_AGE: u64 = 1_000_000;
+
+/// The status of each limit and key at the refusals until their own time is over: all that a refusal cache may know.
 #[derive(Default)]
 pub(super) struct Refusals(HashMap<(usize, usize), Vec<Refused>>);
 
@@ -21,16 +24,16 @@ impl Refusals {
         }
         for (charge, status) in charges.iter().zip(reported) {
             let refused = self.0.entry(charge.bucket).or_default();
-            refused.retain(|refused| now.wrapping_sub(refused.at) < 1_000_000);
+            refused.retain(|refused| now.wrapping_sub(refused.at) < refused.own_time().max(MAX_AGE));
             refused.push(Refused { at: now, cost: charge.cost, status: status.clone() });
         }
     }
 
     /// Whether the check was refused by cached statuses, and correctly: the model also refuses it, for at least as
-    /// long.
+    /// long. While others are asked about (`is_alone` is false), also by a refusal that is older than the greatest age.
     pub(super) fn has_refused(
         &self,
-        now: u64,
+        (now, is_alone): (u64, bool),
         (charges, id): (&[ModelCharge], Option<u64>),
         reported: &[ModelStatus],
         expected: &[ModelStatus],
@@ -38,15 +41,28 @@ impl Refusals {
         let retry = |statuses: &[ModelStatus]| {
             charges.iter().zip(statuses).filter(|(charge, _)| !charge.is_shadow).filter_map(|(_, s)| s.retry).max()
         };
-        let is_known = charges.iter().zip(reported).zip(expected).all(|((charge, reported), expected)| {
-            let refused = self.0.get(&charge.bucket).into_iter().flatten();
-            refused.into_iter().any(|refused| refused.is_reported(now, charge, reported, expected))
+        let is_reported = |charge: &ModelCharge, reported: &ModelStatus, expected: &ModelStatus, max_age: u64| {
+            let mut refused = self.0.get(&charge.bucket).into_iter().flatten();
+            refused.any(|refused| {
+                now.wrapping_sub(refused.at) < max_age && refused.is_reported(now, charge, reported, expected)
+            })
+        };
+        let all = charges.iter().zip(reported).zip(expected).map(|((charge, reported), expected)| {
+            let is_known = is_unknown(reported) || is_reported(charge, reported, expected, u64::MAX);
+            (is_known, reported.retry.is_some() && is_reported(charge, reported, expected, MAX_AGE))
         });
-        id.is_none() && is_known && is_refused(charges, reported) && retry(reported) <= retry(expected)
+        // One limit that is known to refuse is enough.
+        let (is_known, is_young) = all.fold((true, !is_alone), |all, one| (all.0 && one.0, all.1 || one.1));
+        id.is_none() && is_known && is_young && is_refused(charges, reported) && retry(reported) <= retry(expected)
     }
 }
 
 impl Refused {
+    /// The time in which it cannot have become less.
+    fn own_time(&self) -> u64 {
+        self.status.retry.map_or(self.status.reset, |retry| retry.min(self.status.reset))
+    }
+
     /// Whether the status of a charge follows from this refusal and is correct.
     fn is_reported(&self, now: u64, charge: &ModelCharge, reported: &ModelStatus, expected: &ModelStatus) -> bool {
         let (elapsed, left) = (now.wrapping_sub(self.at), charge.limit.units().saturating_sub(self.status.used));
@@ -71,12 +87,17 @@ impl Refused {
         };
         // With no units left nothing can be admitted, but spent units still count.
         let is_exact = left == 0 && refused.is_some() && self.cost == charge.cost && self.status.used == expected.used;
-        elapsed < 1_000_000
+        elapsed < if refuses { self.status.reset } else { MAX_AGE }
             && *reported == follows
             && reported.used <= expected.used
             && (reported.retry.is_none() || expected.retry >= reported.retry)
             && (!is_exact || reported == expected)
     }
+}
+
+/// Whether it is that of a limit of which the cache knows nothing.
+fn is_unknown(status: &ModelStatus) -> bool {
+    (status.used, status.reserved, status.reset, status.retry) == (0, 0, 0, None)
 }
 
 fn is_refused(charges: &[ModelCharge], statuses: &[ModelStatus]) -> bool {

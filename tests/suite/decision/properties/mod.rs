@@ -156,7 +156,7 @@ async fn replay(
                     let refusals = &mut refusals[checks.len().min(2) - 1];
                     if reported == expected {
                         refusals.note(now, charges, *id, &reported);
-                    } else if !refusals.has_refused(now, (charges, *id), &reported, &expected) {
+                    } else if !refusals.has_refused((now, checks.len() == 1), (charges, *id), &reported, &expected) {
                         prop_assert_eq!(reported, expected, "step {}: {:?}", number, step);
                     }
                     let retry = decision.retry_after();

@@ -215,7 +215,7 @@ impl Store for ProcessStore {
                 let at = micros(settled.decision.at()) + world.behind;
                 world.settle(&settlement, at);
             }
-            settlement.check().charges().for_each(|charge| store.state.forget_refusals(charge.limit()));
+            settlement.check().charges().for_each(|charge| store.state.forget_refusals(charge.limit(), charge.key()));
             store.lose(reply)
         })
     }

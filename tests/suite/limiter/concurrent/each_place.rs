@@ -36,7 +36,8 @@ async fn one_of_two_places_that_is_lost_is_taken_again() {
     });
     until_held(&other, &SHORT, 1).await;
     assert!(held.has_lost_place());
-    other.reset(&STREAMS, "ada").await.unwrap();
+    let key = server.keys().into_iter().find(|key| key.contains(STREAMS.name())).unwrap();
+    assert_eq!(server.run::<u64>(&format!("UNLINK {key}")), 1);
     until_held(&other, &STREAMS, 1).await;
     drop(held);
     until_held(&other, &SHORT, 0).await;

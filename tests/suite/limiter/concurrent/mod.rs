@@ -2,6 +2,7 @@
 
 mod each_place;
 mod freed;
+mod given_back;
 mod killed;
 mod places;
 mod renewals;

@@ -28,7 +28,7 @@ async fn a_prefetch_is_taken_and_given_back_by_few_calls() {
         hold(&server, &limiter, &LONG, key).await;
         server.run::<()>("CONFIG RESETSTAT");
         if key == "given back" {
-            limiter.give_back_prefetched().await;
+            limiter.shutdown(TEST_TIMEOUT).await.unwrap();
             assert_eq!(calls(&server), ["zadd 2", "zcount 1", "zrange 1", "zrem 2", "zrevrange 3", "zscore 2"]);
         }
     }
@@ -49,7 +49,7 @@ async fn prefetches_of_many_keys_travel_together() {
     }
     // Those that have to be given back meanwhile are, too.
     let before = server.script_calls();
-    limiter.give_back_prefetched().await;
+    limiter.shutdown(TEST_TIMEOUT).await.unwrap();
     let scripts = server.script_calls() - before;
     assert!(scripts > 0 && scripts < KEYS / 2, "{scripts} scripts for {KEYS} keys");
 }

@@ -30,7 +30,7 @@ async fn units_are_given_back_when_redis_answers_again() {
         sleep(Duration::from_millis(300)).await;
         server.resume();
     };
-    tokio::join!(limiter.give_back_prefetched(), back);
+    assert!(tokio::join!(limiter.shutdown(TEST_TIMEOUT), back).0.is_ok());
     wait_until_used(&server, &clock, &API, "ada", requests).await;
 }
 
@@ -46,7 +46,7 @@ async fn a_prefetch_whose_reply_is_lost_is_given_back() {
     }
     proxy.lose_replies(1);
     sleep(LIFE).await;
-    limiter.give_back_prefetched().await;
+    limiter.shutdown(TEST_TIMEOUT).await.unwrap();
     assert!(proxy.has_lost_them());
     assert_eq!(used(&server, &clock, &API, "ada").await, (16, 0));
 }

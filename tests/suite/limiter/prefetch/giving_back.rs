@@ -22,9 +22,9 @@ async fn all_units_are_given_back_at_once_if_asked() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
     let requests = hold(&server, &limiter, &API, "ada").await;
-    limiter.give_back_prefetched().await;
+    limiter.shutdown(TEST_TIMEOUT).await.unwrap();
     assert_eq!(used(&server, &clock, &API, "ada").await, (requests, 0));
-    limiter.give_back_prefetched().await;
+    limiter.shutdown(TEST_TIMEOUT).await.unwrap();
 }
 
 #[tokio::test]
@@ -32,7 +32,7 @@ async fn spent_units_leave_within_a_window_and_a_life() {
     let (server, clock) = (RedisServer::start(), ManualClock::new());
     let limiter = limiter_by(&server, &clock);
     hold(&server, &limiter, &API, "ada").await;
-    limiter.give_back_prefetched().await;
+    limiter.shutdown(TEST_TIMEOUT).await.unwrap();
     clock.advance(API.window() + LIFE);
     assert_eq!(used(&server, &clock, &API, "ada").await, (0, 0));
 }
@@ -96,7 +96,7 @@ fn what_a_runtime_has_left_is_given_back_by_another() {
     one_thread().block_on(async {
         clock.advance(LIFE);
         let more = hold(&server, &limiter, &API, "ada").await;
-        limiter.give_back_prefetched().await;
+        limiter.shutdown(TEST_TIMEOUT).await.unwrap();
         assert_eq!(used(&server, &clock, &API, "ada").await, (requests + more, 0));
     });
 }
@@ -120,7 +120,7 @@ fn a_prefetch_that_an_ended_runtime_has_asked_for_is_given_back_by_another() {
             assert!(begun.elapsed() < TEST_TIMEOUT, "the prefetch was never counted");
             sleep(Duration::from_millis(5)).await;
         }
-        limiter.give_back_prefetched().await;
+        limiter.shutdown(TEST_TIMEOUT).await.unwrap();
         assert_eq!(used(&server, &clock, &API, "ada").await, (16, 0));
     });
 }

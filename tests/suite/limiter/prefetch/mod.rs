@@ -4,6 +4,7 @@
 
 mod attacks;
 mod calls;
+mod costs;
 mod faults;
 mod giving_back;
 mod killed;

@@ -44,7 +44,7 @@ async fn four_processes_admit_the_whole_limit() {
         if request == 950 {
             clock.advance(LIFE);
             for process in &processes {
-                process.give_back_prefetched().await;
+                process.shutdown(TEST_TIMEOUT).await.unwrap();
             }
         }
         let decision = check(&processes[request % 4], &limit, "ada", 1).await;

@@ -52,7 +52,7 @@ async fn a_cluster_admits_the_whole_limit_and_is_hardly_asked() {
             while limiter.check(split.limit(), key.clone(), 100).await.unwrap().is_allowed() {
                 admitted += 100;
             }
-            limiter.give_back_prefetched().await;
+            limiter.shutdown(TEST_TIMEOUT).await.unwrap();
         }
         assert_eq!(admitted, 10_000);
     }
@@ -89,7 +89,7 @@ async fn a_server_that_loses_its_data_counts_no_prefetch_twice() {
             spent += u64::from(limiter.check(&API, "ada", 1).await.is_ok());
         }
         clock.advance(LIFE);
-        limiter.give_back_prefetched().await;
+        limiter.shutdown(TEST_TIMEOUT).await.unwrap();
         let (all, held) = used(&server, &clock, &API, "ada").await;
         assert!(all <= requests + spent && held == 0, "{all} of {requests} and {spent}, {held} held");
         limiter.reset(&API, "ada").await.unwrap();
@@ -118,7 +118,7 @@ async fn prefetches_whose_replies_come_too_late_end_with_their_lives() {
     let (all, _) = used(&server, &clock, &API, "ada").await;
     assert!(all >= admitted, "{all} counted, {admitted} admitted");
     clock.advance(API.window());
-    limiter.give_back_prefetched().await;
+    limiter.shutdown(TEST_TIMEOUT).await.unwrap();
     clock.advance(API.window() + LIFE);
     assert_eq!(used(&server, &clock, &API, "ada").await, (0, 0));
 }

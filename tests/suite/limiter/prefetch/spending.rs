@@ -165,7 +165,7 @@ async fn a_compact_log_is_held_and_given_back() {
         Limit::per_minute("rough", 1_000_000).with_algorithm(Algorithm::compact_log(16)).prefetch(Prefetch::new());
     let requests = hold(&server, &limiter, &limit, "ada").await;
     assert!(used(&server, &clock, &limit, "ada").await.1 >= 8);
-    limiter.give_back_prefetched().await;
+    limiter.shutdown(TEST_TIMEOUT).await.unwrap();
     assert_eq!(used(&server, &clock, &limit, "ada").await, (requests, 0));
 }
 
@@ -176,7 +176,7 @@ async fn prefetches_have_no_effect_in_process() {
     for used in 1..=100 {
         assert_eq!(limiter.check(&API, "ada", 1).await.unwrap().used(), used);
     }
-    limiter.give_back_prefetched().await;
+    limiter.shutdown(TEST_TIMEOUT).await.unwrap();
     clock.advance(API.window());
     assert_eq!(limiter.peek(&API, "ada").await.unwrap().used(), 0);
 }

@@ -4,6 +4,7 @@
 
 mod invalidation;
 mod refusals;
+mod standing;
 
 use tower_sliding_window::{
     Limit, Limiter, RedisStore,

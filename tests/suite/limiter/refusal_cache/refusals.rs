@@ -137,10 +137,14 @@ async fn limiters_on_clones_of_a_store_share_one_refusal_cache() {
     assert_eq!(statuses, [(2, true), (2, false)]);
     assert_eq!(test.scripts(), 0);
 
-    // The status of the other limit for another key is not known.
-    assert!(!test.limiter().check_all(both(1, "bob")).await.unwrap().is_allowed());
+    // The status of the other limit for another key is not known, and one limit that refuses is enough.
+    let refused = test.limiter().check_all(both(1, "bob")).await.unwrap();
+    let statuses: Vec<_> = refused.statuses().map(|status| (status.used(), status.is_hidden())).collect();
+    assert_eq!((refused.is_allowed(), statuses), (false, vec![(2, false), (0, true)]));
+    assert_eq!(refused.binding().limit(), &CALLS);
+    assert_eq!(test.scripts(), 0);
     assert!(test.limiter().check(&Limit::per_hour("hourly", 100), "ada", 1).await.unwrap().is_allowed());
-    assert_eq!(test.scripts(), 2, "a cached status that fits asks Redis");
+    assert_eq!(test.scripts(), 1, "a cached status that fits asks Redis");
     let own = test.limiter().refusal_cache(Duration::from_secs(1));
     assert!(!own.check(&CALLS, "ada", 1).await.unwrap().is_allowed());
     assert_eq!(test.scripts(), 1, "a new cache is empty");

@@ -4,7 +4,7 @@ mod clients;
 mod refusals;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     convert::Infallible,
     future::{poll_fn, ready},
     sync::{

@@ -39,9 +39,7 @@ async fn after_a_limit_was_lowered_a_client_that_waits_for_t_is_not_refused_agai
     let (store, clock) = clocked();
     let units = Arc::new(AtomicU64::new(3));
     let plan = Arc::clone(&units);
-    let chosen = KeyedLimit::chosen(anyone, move |_| {
-        ready(Ok::<_, Infallible>(Limit::per_hour("plan", plan.load(Ordering::Relaxed))))
-    });
+    let chosen = KeyedLimit::chosen(anyone, move |_| Limit::per_hour("plan", plan.load(Ordering::Relaxed)));
     let app = around(&RateLimitLayer::new(store).limit(chosen).headers(HeaderSets::RATE_LIMIT), handler());
     for _ in 0..3 {
         assert_eq!(ask(&app).await.status(), 200);

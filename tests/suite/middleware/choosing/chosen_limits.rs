@@ -2,7 +2,6 @@
 
 use std::{
     convert::Infallible,
-    error::Error as _,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -12,33 +11,16 @@ use std::{
 
 use axum::body::Body;
 use http::{Request, Response, request::Parts};
-use tokio::time::{Instant, sleep};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Decision, Header, KeyedLimit, Limit, MemoryStore, RateLimitLayer, Rejection, Store,
-    middleware::{Degraded, ShadowRefusals},
-    store::ManualClock,
+    Decision, Header, KeyedLimit, Limit, MemoryStore, RateLimitLayer, Rejection, Store, middleware::Degraded,
 };
 
-use super::{BURST, FREE, PRO, chosen, request_of_plan};
+use super::{BURST, PRO, by_plan, chosen, request_of_plan};
 use crate::support::{
-    Fixture, TEST_TIMEOUT, for_every_store,
-    redis_server::RedisServer,
+    Fixture, for_every_store,
     requests::{anyone, figures, hello, json, request},
 };
-
-/// Chooses by the header `x-plan`: `free`, `pro`, or no limit.
-fn by_plan(parts: &Parts) -> impl Future<Output = Result<Option<Limit>, Infallible>> + Send + use<> {
-    let plan = parts.headers.get("x-plan").map(|plan| plan.to_str().unwrap().to_owned());
-    async move {
-        tokio::task::yield_now().await;
-        Ok(match plan.as_deref() {
-            Some("free") => Some(FREE),
-            Some("pro") => Some(PRO),
-            _ => None,
-        })
-    }
-}
 
 #[tokio::test]
 async fn a_request_gets_the_limit_of_its_plan() {
@@ -90,36 +72,12 @@ async fn choosing_no_limit_leaves_the_other_limits_in_force() {
     assert_eq!(store.keys(), 1);
 }
 
-#[tokio::test(start_paused = true)]
-async fn limits_are_chosen_concurrently_within_the_deadline() {
-    let after = |millis: u64, name: &'static str| {
-        KeyedLimit::chosen(anyone, move |_: &Parts| async move {
-            sleep(Duration::from_millis(millis)).await;
-            Ok::<_, Infallible>(Limit::per_minute(name, 5))
-        })
-    };
-    let layer = RateLimitLayer::new(MemoryStore::new()).deadline(Duration::from_millis(40)).fail_closed();
-    let asked = Instant::now();
-    let app = layer.clone().limit(after(30, "a")).limit(after(30, "b")).layer(service_fn(hello));
-    assert_eq!(app.oneshot(request()).await.unwrap().status(), 200);
-    assert_eq!(asked.elapsed(), Duration::from_millis(30));
-
-    let asked = Instant::now();
-    let app = layer.limit(after(30, "a")).limit(after(50, "b")).layer(service_fn(hello));
-    let response = app.oneshot(request()).await.unwrap();
-    assert_eq!((response.status().as_u16(), asked.elapsed()), (503, Duration::from_millis(40)));
-    let Some(Rejection::Unavailable(error)) = response.extensions().get() else { panic!("{response:?}") };
-    assert_eq!(error.source().unwrap().to_string(), "choosing a limit took longer than 40ms");
-}
-
 /// Requests of one key, one after the other: those of one plan take no unit of the other, and make it forget none.
 async fn two_windows_under_one_name_count_apart<S: Store + Clone>(fixture: Fixture<S>) {
     let fixture = fixture.without_refusal_cache();
     let by_plan = KeyedLimit::chosen(anyone, |parts: &Parts| {
         let is_short = parts.headers["x-plan"] == "short";
-        async move {
-            Ok::<_, Infallible>(if is_short { Limit::per_minute("calls", 2) } else { Limit::per_hour("calls", 4) })
-        }
+        if is_short { Limit::per_minute("calls", 2) } else { Limit::per_hour("calls", 4) }
     });
     let app = RateLimitLayer::new(fixture.limiter.clone()).limit(by_plan).layer(service_fn(hello));
     for (seconds, plan, status, remaining) in [
@@ -151,74 +109,11 @@ async fn a_request_without_a_key_chooses_no_limit() {
     let counted = Arc::clone(&asked);
     let limit = KeyedLimit::chosen(Header::new("x-user"), move |_: &Parts| {
         counted.fetch_add(1, Ordering::Relaxed);
-        async { Ok::<_, Infallible>(None) }
+        None::<Limit>
     });
     let response =
         RateLimitLayer::new(MemoryStore::new()).limit(limit).layer(service_fn(hello)).oneshot(request()).await.unwrap();
     assert_eq!((response.status().as_u16(), asked.load(Ordering::Relaxed)), (400, 0));
-}
-
-/// A layer of 5 a minute by address, with a limit that is looked up for each request, and the number of look-ups.
-fn looked_up<S: Store>(store: S) -> (RateLimitLayer, Arc<AtomicUsize>) {
-    let look_ups = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&look_ups);
-    let plan = KeyedLimit::chosen(anyone, move |_: &Parts| {
-        counted.fetch_add(1, Ordering::Relaxed);
-        async { Ok::<_, Infallible>(Limit::per_hour("plan", 10_000)) }
-    });
-    let trial = Limit::per_minute("trial", 3).by(anyone).in_shadow();
-    let layer = RateLimitLayer::new(store).limit(plan).limit(Limit::per_minute("address", 5).by(anyone)).limit(trial);
-    (layer.deadline(TEST_TIMEOUT), look_ups)
-}
-
-/// How many of the requests are admitted. Refusals report the limit by address.
-async fn admitted(layer: &RateLimitLayer, requests: usize) -> usize {
-    let app = layer.layer(service_fn(hello));
-    let mut admitted = 0;
-    for _ in 0..requests {
-        let response = app.clone().oneshot(request()).await.unwrap();
-        if response.status() == 200 {
-            admitted += 1;
-            continue;
-        }
-        let [limit, remaining, reset, retry] = figures(response.headers());
-        assert_eq!((response.status().as_u16(), limit, remaining), (429, Some("5"), Some("0")));
-        let seconds = |figure: Option<&str>| figure.unwrap().parse::<u64>().unwrap();
-        assert!((1..=60).contains(&seconds(retry)) && seconds(reset) <= seconds(retry));
-        let shadow: &ShadowRefusals = response.extensions().get().unwrap();
-        assert_eq!(shadow.names().collect::<Vec<_>>(), ["trial"]);
-    }
-    admitted
-}
-
-#[tokio::test]
-async fn no_limit_is_chosen_for_a_request_that_another_limit_refuses() {
-    let clock = ManualClock::new();
-    let (layer, look_ups) = looked_up(MemoryStore::new().clock(&clock));
-    assert_eq!((admitted(&layer, 1_000).await, look_ups.load(Ordering::Relaxed)), (5, 5));
-    clock.advance(Duration::from_secs(60));
-    assert_eq!((admitted(&layer, 1_000).await, look_ups.load(Ordering::Relaxed)), (5, 10));
-}
-
-/// Redis must refuse once, and the refusal is cached for a second.
-#[tokio::test]
-async fn no_limit_is_chosen_for_a_request_with_a_cached_refusal() {
-    let (server, clock) = (RedisServer::start(), ManualClock::new());
-    let (layer, look_ups) = looked_up(server.store().clock(&clock).build().unwrap());
-    assert_eq!((admitted(&layer, 1_000).await, look_ups.load(Ordering::Relaxed)), (5, 6));
-    clock.advance(Duration::from_secs(1));
-    assert_eq!((admitted(&layer, 1_000).await, look_ups.load(Ordering::Relaxed)), (0, 7));
-    clock.advance(Duration::from_secs(59));
-    assert_eq!((admitted(&layer, 1_000).await, look_ups.load(Ordering::Relaxed)), (5, 13));
-}
-
-/// The wait depends on the chosen limit.
-#[tokio::test(start_paused = true)]
-async fn a_layer_that_waits_for_capacity_chooses_for_every_request() {
-    let clock = ManualClock::new();
-    let (layer, look_ups) = looked_up(MemoryStore::new().clock(&clock));
-    let layer = layer.wait_up_to(Duration::from_secs(1));
-    assert_eq!((admitted(&layer, 10).await, look_ups.load(Ordering::Relaxed)), (5, 10));
 }
 
 #[tokio::test]
@@ -236,11 +131,4 @@ async fn a_chosen_limit_charges_settles_and_refuses_like_any_other() {
     let costly = RateLimitLayer::new(MemoryStore::new()).limit(chosen(PRO)).cost(|_| 4).layer(service_fn(hello));
     let response = costly.oneshot(request()).await.unwrap();
     assert!(matches!(response.extensions().get(), Some(Rejection::NeverFits(_))), "{response:?}");
-}
-
-#[test]
-fn a_future_that_chooses_limits_is_send() {
-    fn is_sent<T: Send>(_: T) {}
-    let mut app = RateLimitLayer::new(MemoryStore::new()).limit(chosen(PRO)).layer(service_fn(hello));
-    is_sent(tower::Service::call(&mut app, request()));
 }

@@ -1,15 +1,8 @@
 //! Limits that are chosen for each request, such as by the plan of a customer.
 
+mod chosen;
 mod chosen_limits;
-mod chosen_now;
 mod duplicate_limits;
-mod failed_choices;
-mod fallbacks;
-
-use std::{
-    convert::Infallible,
-    future::{Ready, ready},
-};
 
 use axum::body::Body;
 use http::{Request, request::Parts};
@@ -21,15 +14,24 @@ const FREE: Limit = Limit::per_hour("calls", 1);
 const PRO: Limit = Limit::per_hour("calls", 3);
 const BURST: Limit = Limit::per_second("burst", 10);
 
-/// A choice that always yields the same limit.
-fn always(limit: Limit) -> impl Fn(&Parts) -> Ready<Result<Limit, Infallible>> {
-    move |_| ready(Ok(limit.clone()))
+/// Chooses by the header `x-plan`: `free`, `pro`, or no limit.
+fn by_plan(parts: &Parts) -> Option<Limit> {
+    match parts.headers.get("x-plan")?.as_bytes() {
+        b"free" => Some(FREE),
+        b"pro" => Some(PRO),
+        _ => None,
+    }
 }
 
-/// A limit whose choice takes no time. `None` chooses no limit.
+/// A choice that always yields the same limit.
+fn always(limit: Limit) -> impl Fn(&Parts) -> Limit {
+    move |_| limit.clone()
+}
+
+/// A limit that is chosen. `None` chooses no limit.
 fn chosen(limit: impl Into<Option<Limit>>) -> KeyedLimit {
     let limit = limit.into();
-    KeyedLimit::chosen(anyone, move |_: &Parts| ready(Ok::<_, Infallible>(limit.clone())))
+    KeyedLimit::chosen(anyone, move |_: &Parts| limit.clone())
 }
 
 fn request_of_plan(plan: &str) -> Request<Body> {

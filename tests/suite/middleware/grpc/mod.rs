@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod servers;
+mod stacked;
 mod statuses;
 
 use tower_sliding_window::{Limit, MemoryStore, PeerIp, RateLimitLayer, middleware::GrpcResponse};

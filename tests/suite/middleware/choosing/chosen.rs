@@ -1,4 +1,4 @@
-//! Limits that the request alone tells, without a future.
+//! How a limit is chosen for each request, and its options.
 
 use std::{
     convert::Infallible,
@@ -16,7 +16,7 @@ use tower_sliding_window::{
     middleware::ShadowRefusals,
 };
 
-use super::{BURST, FREE, PRO, chosen, request_of_plan};
+use super::{BURST, FREE, by_plan, request_of_plan};
 use crate::support::{
     Fixture, MICROSECOND, for_every_store,
     requests::{anyone, figures, hello, request},
@@ -24,17 +24,8 @@ use crate::support::{
     stores::failing,
 };
 
-/// Chooses by the header `x-plan`: `free`, `pro`, or no limit.
-fn by_plan(parts: &Parts) -> Option<Limit> {
-    match parts.headers.get("x-plan")?.as_bytes() {
-        b"free" => Some(FREE),
-        b"pro" => Some(PRO),
-        _ => None,
-    }
-}
-
 async fn a_request_gets_the_limit_of_its_plan_now<S: Store>(fixture: Fixture<S>) {
-    let limits = [KeyedLimit::chosen_now(anyone, by_plan), BURST.by(anyone)];
+    let limits = [KeyedLimit::chosen(anyone, by_plan), BURST.by(anyone)];
     let app = RateLimitLayer::new(fixture.limiter).limits(limits).unwrap().layer(service_fn(hello));
     for (plan, status, limit, remaining) in [
         ("free", 200, "1", "0"),
@@ -58,7 +49,7 @@ async fn a_limit_that_changes_keeps_what_is_counted<S: Store>(fixture: Fixture<S
     let set = |units| *setting.write().unwrap() = Limit::per_minute("calls", units);
     let current = Arc::clone(&setting);
     let calls =
-        KeyedLimit::chosen_now(anyone, move |_: &Parts| current.read().unwrap_or_else(PoisonError::into_inner).clone());
+        KeyedLimit::chosen(anyone, move |_: &Parts| current.read().unwrap_or_else(PoisonError::into_inner).clone());
     let app = RateLimitLayer::new(fixture.limiter.clone()).limit(calls).layer(service_fn(hello));
     let call = async || app.clone().oneshot(request()).await.unwrap();
     for remaining in ["3", "2", "1"] {
@@ -90,7 +81,7 @@ for_every_store! {
 
 /// The inner service is called before the first poll, as with a limit that is not chosen.
 #[tokio::test]
-async fn a_limit_that_is_chosen_now_is_decided_in_the_call() {
+async fn a_limit_that_is_chosen_is_decided_in_the_call() {
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&calls);
     let service = service_fn(move |request: Request<Body>| {
@@ -99,20 +90,14 @@ async fn a_limit_that_is_chosen_now_is_decided_in_the_call() {
         hello(request)
     });
     let layer = RateLimitLayer::new(MemoryStore::new());
-    let mut app = layer.clone().limit(KeyedLimit::chosen_now(anyone, by_plan)).layer(service.clone());
+    let mut app = layer.limit(KeyedLimit::chosen(anyone, by_plan)).layer(service);
     let response = app.ready().await.unwrap().call(request_of_plan("free"));
     assert_eq!(calls.load(Ordering::Relaxed), 1);
     assert_eq!(response.await.unwrap().status(), 200);
-
-    // Beside one that may take a while, it waits for that one.
-    let mut app = layer.limit(KeyedLimit::chosen_now(anyone, by_plan)).limit(chosen(BURST)).layer(service);
-    let response = app.ready().await.unwrap().call(request_of_plan("pro"));
-    assert_eq!(calls.load(Ordering::Relaxed), 1);
-    assert_eq!(figures(response.await.unwrap().headers())[0], Some("3"));
 }
 
 #[tokio::test]
-async fn a_limit_that_is_chosen_now_has_all_options() {
+async fn a_limit_that_is_chosen_has_all_options() {
     let respond = async |limits: Vec<KeyedLimit>, requests: usize| {
         let app = RateLimitLayer::new(MemoryStore::new()).limits(limits).unwrap().layer(service_fn(hello));
         let mut last = None;
@@ -121,7 +106,7 @@ async fn a_limit_that_is_chosen_now_has_all_options() {
         }
         last.unwrap()
     };
-    let pro = || KeyedLimit::chosen_now(anyone, by_plan);
+    let pro = || KeyedLimit::chosen(anyone, by_plan);
     let shown = |response: &Response<Body>| figures(response.headers())[1].map(str::to_owned);
     assert_eq!(shown(&respond(vec![pro().cost(|_| 2)], 1).await).as_deref(), Some("1"));
     assert_eq!(shown(&respond(vec![pro().settle(|_| 3)], 1).await).as_deref(), Some("0"));
@@ -133,8 +118,8 @@ async fn a_limit_that_is_chosen_now_has_all_options() {
     let in_shadow = respond(vec![pro().in_shadow(), BURST.by(anyone)], 4).await;
     let refusals: &ShadowRefusals = in_shadow.extensions().get().unwrap();
     assert_eq!((in_shadow.status().as_u16(), refusals.names().collect::<Vec<_>>()), (200, vec!["calls"]));
-    // Two that are one limit for a request are one charge, by the stricter. The fallback of one that cannot fail has no effect.
-    let free = KeyedLimit::chosen_now(anyone, |_: &Parts| FREE).fallback(BURST);
+    // Two that are one limit for a request are one charge, by the stricter.
+    let free = KeyedLimit::chosen(anyone, |_: &Parts| FREE);
     assert_eq!(figures(respond(vec![pro(), free], 1).await.headers())[..2], [Some("1"), Some("0")]);
 }
 
@@ -142,7 +127,7 @@ async fn a_limit_that_is_chosen_now_has_all_options() {
 async fn a_request_without_a_key_or_a_store_chooses_as_any_other() {
     let asked = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&asked);
-    let limit = KeyedLimit::chosen_now(Header::new("x-user"), move |parts: &Parts| {
+    let limit = KeyedLimit::chosen(Header::new("x-user"), move |parts: &Parts| {
         count.fetch_add(1, Ordering::Relaxed);
         by_plan(parts)
     });
@@ -160,8 +145,8 @@ async fn a_request_without_a_key_or_a_store_chooses_as_any_other() {
 
 /// In a layer that waits for capacity, too.
 #[tokio::test(start_paused = true)]
-async fn a_limit_that_is_chosen_now_is_waited_for() {
-    let limit = KeyedLimit::chosen_now(anyone, |_: &Parts| Limit::per_second("calls", 1));
+async fn a_limit_that_is_chosen_is_waited_for() {
+    let limit = KeyedLimit::chosen(anyone, |_: &Parts| Limit::per_second("calls", 1));
     let layer = RateLimitLayer::new(MemoryStore::new()).limit(limit).wait_up_to(seconds(5));
     let app = layer.layer(service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty()))));
     for _ in 0..3 {

@@ -1,0 +1,101 @@
+//! The end of a limiter in order, and futures that are completed even if nobody waits for them any more.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::runtime::Handle;
+
+use super::{Limiter, deadline::Deadline};
+use crate::{error::Error, local::Underway};
+
+impl Limiter {
+    /// Ends the limiters and layers on all clones of the store in order: gives back what this process holds, and completes what is on its way.
+    ///
+    /// Call it last, when the process serves no more requests, and before the runtime ends. A process that ends without it leaves behind what it has
+    /// taken: a place counts until its [life](crate::Limit::freed_after) is over, a prefetched unit until a window after the life of its
+    /// [prefetch](crate::limit::prefetch), and a settlement that was on its way is lost.
+    ///
+    /// 1. It gives back all units that are held with prefetch.
+    /// 2. It frees all places, also those of requests that have not ended, such as streams that are open.
+    ///    [`has_lost_place`](crate::Decision::has_lost_place) is true for these then.
+    /// 3. It waits for releases of places, settlements, counts, bans and resets that have begun, also for those whose caller has left.
+    ///
+    /// It ends after `within` at the latest: choose less than the time after which your platform kills the process. Then what is on its way goes on as
+    /// long as the runtime does. Requests that come later are decided as usual.
+    ///
+    /// Limiters on a store of your own without a [local state](crate::Store::local_state) know nothing of each other: end each of them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TimedOut`] if something was still on its way after `within`. [`Error::Unavailable`] without a tokio runtime.
+    ///
+    /// # Panics
+    ///
+    /// If something is on its way, and it is polled in a tokio runtime without time.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tower_sliding_window::Error> {
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Limiter, MemoryStore};
+    ///
+    /// let store = MemoryStore::new();
+    /// // axum::serve(listener, app).with_graceful_shutdown(signal).await?;
+    /// Limiter::new(store).shutdown(Duration::from_secs(5)).await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn shutdown(&self, within: Duration) -> Result<(), Error> {
+        let core = &self.core;
+        let end = async {
+            core.owed.give_back();
+            if let Some(prefetches) = &core.prefetches {
+                prefetches.give_back(|kept| core.hold(kept)).await;
+            }
+            core.owed.settled().await;
+        };
+        Deadline::new(end, within, Duration::ZERO).await
+    }
+
+    /// A future that a task completes if it is dropped.
+    pub(crate) fn detachable<T>(&self, future: impl Future<Output = T> + Send + 'static) -> Detachable<T> {
+        Detachable { future: Some(Box::pin(future)), underway: self.core.owed.begin() }
+    }
+}
+
+/// A future that a task of the current runtime completes if it is dropped before its end. Without a runtime it ends there.
+/// It needs a deadline of its own, since nothing waits for the task.
+pub(crate) struct Detachable<T: 'static> {
+    future: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
+    underway: Underway,
+}
+
+impl<T: 'static> Future for Detachable<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        // Put back only while pending, so that a future that panics is not polled again by a task.
+        let Some(mut future) = self.future.take() else { return Poll::Pending };
+        let polled = future.as_mut().poll(cx);
+        if polled.is_pending() {
+            self.future = Some(future);
+        }
+        polled
+    }
+}
+
+impl<T: 'static> Drop for Detachable<T> {
+    fn drop(&mut self) {
+        if let Some(future) = self.future.take()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            let underway = self.underway.clone();
+            runtime.spawn(async move {
+                drop(future.await);
+                drop(underway);
+            });
+        }
+    }
+}

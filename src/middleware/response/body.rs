@@ -1,0 +1,99 @@
+//! The types of bodies that the crate knows: how each holds the places of concurrent limits until its end, and how it is emptied.
+
+use std::{
+    any::Any,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use http::{Response, header::CONTENT_LENGTH};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::{
+    Empty, Full,
+    combinators::{BoxBody, UnsyncBoxBody},
+};
+use pin_project_lite::pin_project;
+
+use crate::decision::Decision;
+
+pin_project! {
+    /// A body, and the decision that holds the places until its end. Without a body it is empty.
+    struct Holding<B> {
+        #[pin]
+        body: Option<B>,
+        decision: Option<Decision>,
+    }
+}
+
+impl<B: Body> Body for Holding<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        let this = self.project();
+        let Some(body) = this.body.as_pin_mut() else { return Poll::Ready(None) };
+        let frame = ready!(body.poll_frame(cx));
+        if !matches!(frame, Some(Ok(_))) {
+            *this.decision = None;
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.as_ref().map_or_else(|| SizeHint::with_exact(0), Body::size_hint)
+    }
+}
+
+impl<B> Holding<B> {
+    fn new(body: B, decision: Option<&Decision>) -> Self {
+        Self { body: decision.map(|_| body), decision: decision.cloned() }
+    }
+}
+
+/// The response to a `HEAD` request: the headers of that to a `GET`, without the content. hyper would send it over HTTP/2. A body of an
+/// unknown type keeps it.
+pub(super) fn without_content<B: Body + 'static>(mut response: Response<B>) -> Response<B> {
+    if let Some(length) = response.body().size_hint().exact().filter(|length| *length > 0) {
+        response.headers_mut().entry(CONTENT_LENGTH).or_insert_with(|| length.into());
+    }
+    response.map(|body| changed(body, None))
+}
+
+/// The same body, holding the places of a decision until it has ended or is dropped. A body that is buffered whole does not: a connection
+/// takes all of it at once. Without a decision, an empty body. One of an unknown type stays as it is.
+#[cold]
+pub(super) fn changed<B: Body + 'static>(body: B, decision: Option<&Decision>) -> B {
+    let mut body = Some(body);
+    change(&mut body, decision);
+    body.unwrap_or_else(|| unreachable!("only replaced"))
+}
+
+/// Whether a body of this type can hold places, or need not since it is buffered whole.
+pub(super) fn is_known<B: Body + 'static>() -> bool {
+    change::<B>(&mut None, None)
+}
+
+/// Whether the type of the body is known.
+fn change<B: Body + 'static>(body: &mut Option<B>, decision: Option<&Decision>) -> bool {
+    let is_known = is_changed(body, |body| BoxBody::<B::Data, B::Error>::new(Holding::new(body, decision)))
+        || is_changed(body, |body| UnsyncBoxBody::<B::Data, B::Error>::new(Holding::new(body, decision)))
+        || is_changed(body, |body: Full<B::Data>| decision.map_or_else(Full::default, |_| body))
+        || is_changed(body, |body: String| decision.map_or_else(String::new, |_| body))
+        || is_changed(body, |body: Empty<B::Data>| body);
+    #[cfg(feature = "axum")]
+    let is_known = is_known || is_changed(body, |body| axum::body::Body::new(Holding::new(body, decision)));
+    #[cfg(feature = "grpc")]
+    let is_known = is_known || is_changed(body, |body| tonic::body::Body::new(Holding::new(body, decision)));
+    is_known
+}
+
+/// Changes a body of the type `T`; `false` for another.
+fn is_changed<B: 'static, T: 'static>(body: &mut Option<B>, change: impl FnOnce(T) -> T) -> bool {
+    let Some(body) = (body as &mut dyn Any).downcast_mut::<Option<T>>() else { return false };
+    *body = body.take().map(change);
+    true
+}

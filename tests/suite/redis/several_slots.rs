@@ -1,0 +1,114 @@
+//! A server behind one address that refuses keys of two slots in one call, as managed services do: a node of a cluster that has all slots.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use tokio::task::JoinSet;
+use tower_sliding_window::{
+    Algorithm, Charge, Check, Limit, Limiter, RedisStore, limiter::Breaker, settlement::Settlement,
+};
+
+use crate::support::{TEST_TIMEOUT, redis_cluster::RedisCluster};
+
+fn charge(limit: &Limit, key: &str) -> Charge {
+    Charge::new(limit.clone(), key, 1).unwrap()
+}
+
+fn limiter(store: RedisStore) -> Limiter {
+    Limiter::new(store).refusal_cache(Duration::ZERO).deadline(TEST_TIMEOUT).breaker(Breaker::OFF)
+}
+
+/// A store that has tried the server out, and one that has not.
+async fn limiters(cluster: &RedisCluster) -> [Limiter; 2] {
+    let builder = || cluster.0[0].store();
+    [limiter(builder().connect().await.unwrap()), limiter(builder().build().unwrap())]
+}
+
+/// 50 clients use ten keys, each of them 200 times in all, of which the limit admits 50.
+#[tokio::test]
+async fn many_clients_are_decided_at_once() {
+    for algorithm in [Algorithm::sliding_log(), Algorithm::fixed_window()] {
+        let cluster = RedisCluster::start(1).await;
+        for (number, limiter) in limiters(&cluster).await.into_iter().enumerate() {
+            let limit = Limit::new(format!("calls-{number}"), 50, Duration::from_secs(86_400)).unwrap();
+            let limit = limit.with_algorithm(algorithm);
+            let mut clients = JoinSet::new();
+            for client in 0..50 {
+                let (limiter, limit) = (limiter.clone(), limit.clone());
+                clients.spawn(async move {
+                    let mut outcomes = BTreeMap::<_, u64>::new();
+                    for number in 0..40 {
+                        let outcome = limiter.check(&limit, format!("key-{}", (client + number) % 10), 1).await;
+                        let outcome =
+                            outcome.map(|decision| decision.is_allowed()).map_err(|error| format!("{error:?}"));
+                        *outcomes.entry(outcome).or_default() += 1;
+                    }
+                    outcomes
+                });
+            }
+            let mut all = BTreeMap::new();
+            for (outcome, count) in clients.join_all().await.into_iter().flatten() {
+                *all.entry(outcome).or_default() += count;
+            }
+            assert_eq!(all, BTreeMap::from([(Ok(true), 500), (Ok(false), 1_500)]));
+        }
+    }
+}
+
+/// Alone and together, with a store that learns it at the first of them.
+#[tokio::test]
+async fn a_check_of_two_keys_is_decided() {
+    let (cluster, calls) = (RedisCluster::start(1).await, Limit::per_hour("calls", 20));
+    let pair = |number: usize| {
+        Check::new(charge(&calls, &format!("a-{number}"))).and(charge(&calls, &format!("b-{number}"))).unwrap()
+    };
+    for (kind, limiter) in limiters(&cluster).await.into_iter().enumerate() {
+        assert!(limiter.check_all(pair(kind)).await.unwrap().is_allowed(), "alone");
+        let copies: JoinSet<_> = (0..40).map(|_| limiter.check_all(pair(kind))).collect();
+        let admitted = copies.join_all().await.into_iter().filter(|outcome| outcome.as_ref().unwrap().is_allowed());
+        assert_eq!(admitted.count(), 19);
+    }
+    let [_, crowd] = limiters(&cluster).await;
+    // Those in flight at the first error, and copies, and those in the queue.
+    let checks: JoinSet<_> = (0..2_000).map(|number| crowd.check_all(pair(10 + number % 100))).collect();
+    let admitted = checks.join_all().await.into_iter().filter(|outcome| outcome.as_ref().unwrap().is_allowed());
+    assert_eq!(admitted.count(), 2_000);
+    assert_eq!(crowd.peek(&calls, "b-10").await.unwrap().used(), 20);
+}
+
+/// Places are freed, and units are settled, in several slots at once.
+#[tokio::test]
+async fn places_and_settlements_of_several_slots_are_done() {
+    let (cluster, calls, streams) =
+        (RedisCluster::start(1).await, Limit::per_hour("calls", 100), Limit::concurrent("streams", 1));
+    for limiter in limiters(&cluster).await {
+        let both = Check::new(charge(&streams, "ada")).and(charge(&streams, "bob")).unwrap();
+        for _ in 0..3 {
+            let held = limiter.acquire_all(both.clone(), TEST_TIMEOUT).await.unwrap();
+            assert!(held.is_allowed());
+            assert!(!limiter.check_all(both.clone()).await.unwrap().is_allowed());
+            drop(held);
+            let freed = limiter.acquire_all(both.clone(), TEST_TIMEOUT).await.unwrap();
+            assert!(freed.is_allowed());
+            drop(freed);
+            let one = limiter.acquire(&streams, "bob", 1, TEST_TIMEOUT).await.unwrap();
+            drop((one, limiter.acquire(&streams, "ada", 1, TEST_TIMEOUT).await.unwrap()));
+            assert!(limiter.acquire_all(both.clone(), TEST_TIMEOUT).await.unwrap().is_allowed());
+        }
+        let units = Check::new(charge(&calls, "ada").reserve(Duration::from_secs(60)))
+            .and(charge(&calls, "bob").reserve(Duration::from_secs(60)))
+            .unwrap();
+        let admitted = limiter.check_all(units.clone()).await.unwrap();
+        assert!(limiter.settle(Settlement::new(units, &admitted, |_| Some(7))).await.unwrap().was_applied);
+        for key in ["ada", "bob"] {
+            assert_eq!(limiter.peek(&calls, key).await.unwrap().used(), 7);
+            limiter.reset(&calls, key).await.unwrap();
+        }
+    }
+    // A store whose first call of several slots is a settlement.
+    let units = Check::new(charge(&calls, "ada")).and(charge(&calls, "bob")).unwrap();
+    let [first, second] = limiters(&cluster).await;
+    let admitted = first.check_all(units.clone()).await.unwrap();
+    let refund = Settlement::new(units, &admitted, |_| Some(0));
+    assert!(second.settle(refund).await.unwrap().was_applied);
+    assert_eq!(second.peek(&calls, "bob").await.unwrap().used(), 0);
+}
