@@ -268,7 +268,8 @@ impl Decision {
     /// 2. The request has a clone in its extensions. A handler that goes on longer than its response, such as the task of a WebSocket, keeps that
     ///    one: then the place is held until the task ends. Behind several layers, it holds the places of all of them.
     /// 3. With `RedisStore`, a task on the runtime of the check renews the places. The places of a process that has died are free at most
-    ///    [10 s](crate::Limit::freed_after) later. So is a place whose admission was lost on its way from Redis.
+    ///    [10 s](crate::Limit::freed_after) later. A place whose admission was lost on its way from Redis is freed once Redis
+    ///    answers again.
     /// 4. The clone that is dropped last frees the places, on any thread. If a process ends, [`shutdown`](crate::Limiter::shutdown) frees all.
     #[must_use]
     pub fn holds_place(&self) -> bool {

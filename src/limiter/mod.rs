@@ -171,10 +171,8 @@ impl Limiter {
     ///    [`retry_reserved_after`](Self::retry_reserved_after).
     /// 4. The cache does not refuse after a [reset](Self::reset), [block](Self::block) or [settlement](crate::settlement) of the limit
     ///    and key through any clone of the store, nor if the units, window or algorithm of the limit have changed, nor for a check
-    ///    with an id from its caller. If the
-    ///    store fails then, what was refused before is refused still. A reset or settlement through another store or process, or a failover to a server that has
-    ///    lost entries, is noticed after `max_age` if the store
-    ///    answers.
+    ///    with an id from its caller. If the store fails then, what was refused before is still refused. A reset or settlement through
+    ///    another store or process, or a failover to a server that has lost entries, is noticed after `max_age` if the store answers.
     /// 5. It remembers at most 10,000 limits and keys by 64-bit digests under a secret of the process, never the keys.
     ///    No client can make two digests collide. By chance, among 10,000 remembered and a million checks a second, two collide
     ///    once in fifty years.

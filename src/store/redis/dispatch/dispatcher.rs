@@ -247,10 +247,8 @@ impl Dispatcher {
         let dispatcher = Arc::clone(self);
         self.runtime.spawn(async move {
             for _ in 0..2 {
-                let release = |place| {
-                    let job = Job::settle(place, &dispatcher.config.local_state);
-                    ask_slots(Arc::clone(&dispatcher), job)
-                };
+                let settle = |place| Job::settle(place, &dispatcher.config.local_state);
+                let release = |place| ask_slots(Arc::clone(&dispatcher), settle(place));
                 give_back(places.clone(), release).await;
                 sleep(BEFORE_SECOND_RELEASE).await;
             }

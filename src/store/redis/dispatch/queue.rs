@@ -126,18 +126,19 @@ impl Queue {
         let crowd = turn.and_then(|_| state.crowd_of(&job, &self.digester));
         // Without the clones of the table and of this check.
         let ahead = || crowd.as_ref().map_or(0, |crowd| Arc::strong_count(crowd) as u64 - 2);
-        let is_behind = || crowd.is_some() && job.most_admitted().is_some_and(|most| ahead() >= most);
+        let most = crowd.as_ref().and_then(|_| job.most_admitted()).unwrap_or(u64::MAX);
+        let is_behind = |state: &State| ahead() >= most && ahead() - state.cancelled_in(turn, &crowd) >= most;
         // A settlement that is refused is lost, so checks leave places to them.
         let places = if job.is_check() { self.capacity } else { 2 * self.capacity };
         let is_too_long = |state: &State| state.waiting >= places || state.wait(turn) > job.deadline;
-        let mut is_refused = is_behind() || is_too_long(&state);
+        let mut is_refused = is_behind(&state) || is_too_long(&state);
         let is_any_over = |state: &State| state.first_end.is_some_and(|end| end <= Instant::now());
         if is_refused && (state.cancelled > state.waiting / PART_OF_CANCELLED || is_any_over(&state)) {
             state.remove_cancelled();
-            is_refused = is_behind() || is_too_long(&state);
+            is_refused = is_behind(&state) || is_too_long(&state);
         }
         if is_refused {
-            if is_behind() {
+            if is_behind(&state) {
                 return Err(Box::new(Ok((job.refused_behind(ahead()), false))));
             }
             let refusal = state.refusal(turn);
@@ -184,6 +185,14 @@ impl State {
             digest.rotate_left(1).wrapping_add(charge.limit().digest(digester, charge.key()).wrapping_mul(cost))
         });
         Some(Arc::clone(self.crowds.entry(digest).or_default()))
+    }
+
+    /// How many checks of this turn and crowd nobody waits for any more.
+    fn cancelled_in(&self, turn: Option<u64>, crowd: &Option<Arc<()>>) -> u64 {
+        let of_turn = turn.and_then(|digest| self.many.get(&digest)).into_iter().flatten();
+        of_turn
+            .filter(|job| job.crowd.as_ref().map(Arc::as_ptr) == crowd.as_ref().map(Arc::as_ptr) && job.is_cancelled())
+            .count() as u64
     }
 
     /// The time until the answer to a job of this turn that comes now. All jobs in flight and ahead of it are decided before. A third
