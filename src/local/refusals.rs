@@ -156,7 +156,8 @@ impl Refusals {
             let refuses = charge.can_refuse() && charge.cost() > refusal.status.remaining();
             let is_before = |last: &AtomicU64| last.load(Ordering::SeqCst) <= refusal.generation;
             let is_sure = self.generations.of(digest).any(is_before);
-            let holds = (refuses || is_sure) && refusal.holds_for(charge, refuses, now, reserved_for);
+            let may_hold = is_sure || refuses && refusal.status.reserved() == 0;
+            let holds = may_hold && refusal.holds_for(charge, refuses, now, reserved_for);
             holds.then_some(Known { index, refusal, refuses, is_sure })
         };
         let (mut charges, (digest, _)) = (check.charges(), lookup.charges.0);

@@ -277,7 +277,7 @@ async fn reserved_units_and_places_do_not_ban() {
 
     let streams = Limit::concurrent("streams", 1).by(by_user()).ban(BAN, TIME);
     let error = RateLimitLayer::new(store).limits([streams]).unwrap_err();
-    assert!(error.to_string().contains("ban by a limit of a window"), "{error}");
+    assert!(error.to_string().contains("put `ban` on a limit of a window"), "{error}");
 }
 
 /// Another limit that refuses bans nobody.
