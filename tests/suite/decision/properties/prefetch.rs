@@ -363,7 +363,9 @@ fn run(seed: u64, steps: usize, clock_steps: bool) -> Result<(u64, u64, u64), St
                                 let used = before + world.charged_since(asked, charge);
                                 used + charge.cost() > charge.limit().units()
                             });
-                            if !clock_steps && !is_justified {
+                            // A refusal that is known stands while the store fails.
+                            let fails = process.loses.load(Ordering::Relaxed);
+                            if !clock_steps && !is_justified && !fails {
                                 return Err(format!(
                                     "step {number}: {decision:?}, and only {before:?} units are charged"
                                 ));
