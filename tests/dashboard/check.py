@@ -5,6 +5,7 @@
 
 import contextlib
 import http.client
+import itertools
 import json
 import pathlib
 import re
@@ -78,11 +79,16 @@ class Servers(contextlib.ExitStack):
 
 def load(port, end):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    while not end.is_set():
+    for number in itertools.takewhile(lambda _: not end.is_set(), itertools.count()):
         for method, path, tenant in REQUESTS:
             connection.request(method, path, headers={"x-tenant": tenant} if tenant else {})
             connection.getresponse().read()
             time.sleep(0.01)
+        # A client whose refusal the server does not know meets the failure mode.
+        address = (f"127.1.{number // 250 % 250}.{number % 250 + 1}", 0)
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, 20, source_address=address)) as client:
+            client.request("POST", "/login")
+            client.getresponse().read()
 
 
 def check_metrics(exposition):
