@@ -8,16 +8,19 @@ use std::{
     time::Duration,
 };
 
-use tokio::runtime::Handle;
-
-use super::{Core, Limiter, deadline::Deadline, deadline::time_left, failure::FailureMode, places};
+use super::{
+    Core, Limiter,
+    deadline::{Deadline, time_left},
+    failure::FailureMode,
+    places,
+};
 use crate::{
     check::{Charge, Check},
     decision::Decision,
     error::{Error, StoreError},
     key::Key,
     limit::Limit,
-    local::Lookup,
+    local::{Lookup, Underway, complete},
     metrics,
     store::{MOST_TIME, Store, StoreFuture},
 };
@@ -35,13 +38,21 @@ pub(crate) struct Asking {
     pub(crate) reply: Deadline<StoreFuture<Decision>>,
     /// The place in the refusal cache that learns from the reply, if there is one.
     lookup: Option<Lookup>,
-    /// If this process decides in the store's place, or with prefetch, or knows a refusal, or if it takes a place: the check.
-    kept: Option<Box<Check>>,
+    /// If this process decides in the store's place, or with prefetch, or knows a refusal, or if it takes a place.
+    kept: Option<Box<Kept>>,
     mode: FailureMode,
     /// The part of the store that decides.
     part: Option<Arc<str>>,
     /// The last prefetch that was taken before.
     asked_after: u64,
+}
+
+/// A check that is needed when its reply comes.
+#[derive(Clone)]
+struct Kept {
+    check: Check,
+    /// If it takes places, which the end of the limiter waits for.
+    underway: Option<Underway>,
 }
 
 impl Future for Asking {
@@ -57,29 +68,31 @@ impl Future for Asking {
         let kept = self.kept.take();
         let Self { core, reply, lookup, mode, asked_after, .. } = &*self;
         let mut outcome = core.heard(reply, part, outcome);
-        if let Some(kept) = &kept {
-            outcome = outcome.map(|decision| core.note(kept, decision, *asked_after));
+        let check = kept.as_ref().map(|kept| &kept.check);
+        if let Some(check) = check {
+            outcome = outcome.map(|decision| core.note(check, decision, *asked_after));
         }
-        Poll::Ready(core.conclude(outcome, lookup.as_ref(), kept.as_deref(), *mode, || Some(reply.took())))
+        Poll::Ready(core.conclude(outcome, lookup.as_ref(), check, *mode, || Some(reply.took())))
     }
 }
 
 impl Asking {
-    /// Nobody waits for the reply any more. If the check takes places and may have been sent, a task hears the reply, and frees them at once.
+    /// Nobody waits for the reply any more. If the check takes places, or others are refused until it is answered, and if it may have been
+    /// sent, a task hears the reply, frees the places at once, and remembers the refusal, or forgets it.
     fn let_go(&mut self) {
-        let takes_place = self.kept.as_ref().filter(|check| check.takes_place() && self.reply.has_begun());
-        if let Some(check) = takes_place.cloned()
-            && let Ok(runtime) = Handle::try_current()
-        {
-            let (core, underway) = (Arc::clone(&self.core), self.core.owed.begin());
-            let reply = Deadline::new(self.reply.replace(Box::pin(pending())), MOST_TIME, Duration::ZERO);
-            runtime.spawn(async move {
-                if let Ok(Ok(decision)) = reply.await {
-                    drop(places::hold(&core, &check, decision, Some(Duration::ZERO)));
-                }
-                drop(underway);
-            });
+        let Some(kept) = self.kept.as_ref().filter(|_| self.reply.has_begun()) else { return };
+        if kept.underway.is_none() && !self.lookup.as_ref().is_some_and(|lookup| lookup.has_turn) {
+            return;
         }
+        let (core, kept, lookup) = (Arc::clone(&self.core), kept.clone(), self.lookup.take());
+        let reply = Deadline::new(self.reply.replace(Box::pin(pending())), MOST_TIME, Duration::ZERO);
+        complete(async move {
+            if let Ok(Ok(decision)) = reply.await {
+                core.learn(lookup.as_ref(), &decision);
+                drop(places::hold(&core, &kept.check, decision, Some(Duration::ZERO)));
+            }
+            drop(kept);
+        });
     }
 }
 
@@ -186,7 +199,8 @@ impl Limiter {
             || core.prefetches.is_some() && check.charges().any(|charge| charge.limit().prefetches.is_some())
             || check.takes_place()
             || lookup.as_ref().is_some_and(|lookup| lookup.asks);
-        let kept = is_kept.then(|| Box::new(check.clone()));
+        let underway = check.takes_place().then(|| core.owed.begin());
+        let kept = is_kept.then(|| Box::new(Kept { check: check.clone(), underway }));
         let asked_after = core.prefetches.as_ref().filter(|_| is_kept).map_or(0, |prefetches| prefetches.last_taken());
         let (deadline, part) = (core.deadline(), core.store.part_of(&check));
         let reply = core.store.decide_within(check, time_left(deadline, waited));
@@ -257,13 +271,7 @@ impl Core {
         let decision = match outcome {
             Ok(decision) => {
                 metrics::decided(&decision, &self.layer);
-                if let (Some(refusals), Some(lookup)) = (&self.refusals, lookup) {
-                    match decision.is_allowed() {
-                        false => refusals.learn(lookup, &decision),
-                        true if lookup.asks => refusals.forget(lookup, &decision),
-                        true => {}
-                    }
-                }
+                self.learn(lookup, &decision);
                 decision.with_retry_reserved_after(self.retry_reserved_after)
             }
             // Others may have been refused since it was asked.
@@ -273,6 +281,17 @@ impl Core {
             Some(check) => places::hold(self, check, decision, took()),
             None => decision,
         })
+    }
+
+    /// Takes note of the store's reply in the refusal cache.
+    #[inline]
+    fn learn(&self, lookup: Option<&Lookup>, decision: &Decision) {
+        let (Some(refusals), Some(lookup)) = (&self.refusals, lookup) else { return };
+        match decision.is_allowed() {
+            false => refusals.learn(lookup, decision),
+            true if lookup.asks => refusals.forget(lookup, decision),
+            true => {}
+        }
     }
 
     /// Tells the breaker how a call to this part of the store has ended.

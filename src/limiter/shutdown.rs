@@ -7,10 +7,11 @@ use std::{
     time::Duration,
 };
 
-use tokio::runtime::Handle;
-
 use super::{Limiter, deadline::Deadline};
-use crate::{error::Error, local::Underway};
+use crate::{
+    error::Error,
+    local::{Underway, complete},
+};
 
 impl Limiter {
     /// Ends the limiters and layers on all clones of the store in order: gives back what this process holds, and completes what is on its way.
@@ -20,7 +21,7 @@ impl Limiter {
     /// [prefetch](crate::limit::prefetch), and a settlement that was on its way is lost.
     ///
     /// 1. It gives back all units that are held with prefetch.
-    /// 2. It frees all places, also those of requests that have not ended, such as streams that are open.
+    /// 2. It frees all places, also those of requests that have not ended, such as streams that are open, and of checks that are on their way.
     ///    [`has_lost_place`](crate::Decision::has_lost_place) is true for these then.
     /// 3. It waits for releases of places, settlements, counts, bans and resets that have begun, also for those whose caller has left.
     ///
@@ -55,6 +56,9 @@ impl Limiter {
                 prefetches.give_back(|kept| core.hold(kept)).await;
             }
             core.owed.settled().await;
+            // Places of checks that were on their way.
+            core.owed.give_back();
+            core.owed.settled().await;
         };
         Deadline::new(end, within, Duration::ZERO).await
     }
@@ -65,7 +69,7 @@ impl Limiter {
     }
 }
 
-/// A future that a task of the current runtime completes if it is dropped before its end. Without a runtime it ends there.
+/// A future that a task completes if it is dropped before its end.
 /// It needs a deadline of its own, since nothing waits for the task.
 pub(crate) struct Detachable<T: 'static> {
     future: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
@@ -88,11 +92,9 @@ impl<T: 'static> Future for Detachable<T> {
 
 impl<T: 'static> Drop for Detachable<T> {
     fn drop(&mut self) {
-        if let Some(future) = self.future.take()
-            && let Ok(runtime) = Handle::try_current()
-        {
+        if let Some(future) = self.future.take() {
             let underway = self.underway.clone();
-            runtime.spawn(async move {
+            complete(async move {
                 drop(future.await);
                 drop(underway);
             });

@@ -1,8 +1,15 @@
 //! What this process has taken from a store and gives back before it ends, and the calls that must not be lost.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::{
+    future::Future,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    thread,
+};
 
-use tokio::sync::watch;
+use tokio::{
+    runtime::{Builder, Handle},
+    sync::watch,
+};
 
 /// Of all limiters and layers on the clones of a store.
 #[derive(Debug, Default)]
@@ -44,5 +51,20 @@ impl Owed {
     /// Waits until nothing is on its way.
     pub(crate) async fn settled(&self) {
         self.underway.closed().await;
+    }
+}
+
+/// Completes a future in a task of the current runtime, or without one on a thread.
+pub(crate) fn complete(future: impl Future<Output = ()> + Send + 'static) {
+    match Handle::try_current() {
+        Ok(runtime) => drop(runtime.spawn(future)),
+        Err(_) => on_thread(future),
+    }
+}
+
+/// Completes a future on a thread of its own. It is dropped if there is none.
+pub(crate) fn on_thread(future: impl Future<Output = ()> + Send + 'static) {
+    if let Ok(runtime) = Builder::new_current_thread().enable_all().build() {
+        _ = thread::Builder::new().spawn(move || runtime.block_on(future));
     }
 }

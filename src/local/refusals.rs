@@ -93,6 +93,8 @@ pub(crate) struct Lookup {
     generation: u64,
     /// Whether its refusal is known, and it is to ask the store all the same. If the store fails, the refusal stands.
     pub(crate) asks: bool,
+    /// Whether others are refused until it is answered, or for the longest time of an answer.
+    pub(crate) has_turn: bool,
     /// The digest of each limit and key, and the cost.
     charges: ((u64, u64), Vec<(u64, u64)>),
 }
@@ -137,7 +139,7 @@ impl Refusals {
         let digest = |charge: &Charge| self.generations.digest(charge.limit(), charge.key());
         let charges = check.map_charges(|charge| (digest(charge), charge.cost()));
         let generation = self.generations.last.load(Ordering::SeqCst);
-        Some(Lookup { asked_at: self.generations.clock.now(), generation, asks: false, charges })
+        Some(Lookup { asked_at: self.generations.clock.now(), generation, asks: false, has_turn: false, charges })
     }
 
     /// The refusal of a check of which the cache knows that one of its limits refuses. Statuses with reserved units are used for at
@@ -174,7 +176,9 @@ impl Refusals {
         let refused = &refusing().next()?.refusal;
         let is_due = |known: &Known| known.refusal.asks_at.load(Ordering::Relaxed) <= now;
         let is_asked_for = || !may_ask || refused.is_asked_for(now, self.max_age);
-        lookup.asks = self.is_asking || is_unsure || refusing().all(is_due) && is_asked_for();
+        let asks_each_time = self.is_asking || is_unsure;
+        lookup.has_turn = !asks_each_time && refusing().all(is_due) && is_asked_for();
+        lookup.asks = asks_each_time || lookup.has_turn;
         let (mut found, mut index) = (all().peekable(), 0..);
         Some(Decision::new(check, refused.at + refused.age(now), refused.id, |charge| {
             let index = index.next();

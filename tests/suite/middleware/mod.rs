@@ -9,8 +9,6 @@ mod count_afterwards;
 mod degraded_responses;
 mod dropped_requests;
 mod effects;
-#[cfg(all(feature = "grpc", feature = "metrics"))]
-mod floods;
 #[cfg(feature = "grpc")]
 mod grpc;
 mod head_requests;
@@ -19,8 +17,6 @@ mod heeding_upstreams;
 mod held_bodies;
 mod hidden_limits;
 mod immediate_decisions;
-mod known_refusals;
-mod meeting_points;
 mod outbound;
 mod rate_limit_fields;
 mod responses;
@@ -32,4 +28,5 @@ mod skipping;
 mod stacked;
 mod stacked_decisions;
 mod stacks;
+mod together;
 mod usage;

@@ -5,8 +5,8 @@
 
 use std::{
     collections::HashMap,
-    iter,
-    sync::atomic::Ordering,
+    iter, mem,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant, SystemTime},
 };
 
@@ -16,6 +16,7 @@ use super::{
     copies,
     dispatcher::Config,
     job::{Answer, Job, have_one_shape, single, write_shape},
+    lost::Lost,
 };
 use crate::{
     check::{AdmissionId, Check},
@@ -31,6 +32,7 @@ use crate::{
 };
 
 pub(super) struct Batch {
+    config: Arc<Config>,
     pub(super) jobs: Vec<Box<Job>>,
     /// If batches are formed a slot at a time.
     pub(super) slot: Option<u16>,
@@ -38,13 +40,16 @@ pub(super) struct Batch {
     now: String,
     /// Whether the script may have run.
     pub(super) is_sent: bool,
+    /// Whether its reply is waited for.
+    is_in_flight: bool,
 }
 
 impl Batch {
-    pub(super) fn new(jobs: Vec<Box<Job>>, slot: Option<u16>, clock: Option<&Clock>) -> Self {
+    pub(super) fn new(jobs: Vec<Box<Job>>, slot: Option<u16>, config: &Arc<Config>) -> Self {
         let mut jobs = if jobs.len() > 1 { copies::join(jobs) } else { jobs };
         jobs.iter_mut().for_each(|job| job.set_id());
-        Self { jobs, slot, now: clock.map_or_else(String::new, time_of), is_sent: false }
+        let now = config.clock.as_ref().map_or_else(String::new, time_of);
+        Self { config: Arc::clone(config), jobs, slot, now, is_sent: false, is_in_flight: false }
     }
 
     /// Keeps the jobs that are to be sent again, and fails the others. Returns whether any are left.
@@ -61,24 +66,19 @@ impl Batch {
     /// the permission that SCRIPT LOAD needs. It is not repeated: a loop does not help a server that loses scripts that fast.
     ///
     /// In the first try, an idle connection proves itself before a check that must not run twice.
-    pub(super) async fn send(
-        &mut self,
-        connection: &mut Connection,
-        config: &Config,
-        again: bool,
-    ) -> RedisResult<Value> {
+    pub(super) async fn send(&mut self, connection: &mut Connection, again: bool) -> RedisResult<Value> {
         let slot = self.slot.unwrap_or_default();
         if !again && let Some(unrepeatable) = self.jobs.iter().find(|job| !job.is_repeatable()) {
             let now = Instant::now();
-            if connection.last_replies().are_old(slot, now, config.local_state.micros_at(now)) {
+            if connection.last_replies().are_old(slot, now, self.config.local_state.micros_at(now)) {
                 // In a box, since only few futures need it.
-                Box::pin(prove(unrepeatable, connection, &config.keys, now)).await?;
+                Box::pin(prove(unrepeatable, connection, &self.config.keys, now)).await?;
             }
         }
         self.is_sent = true;
         if self.jobs.first().is_some_and(|job| job.is_release()) {
-            let removals = self.removals(&config.keys);
-            let reply = timed(config, async |sent| connection.send_all(&removals, again, sent).await).await;
+            let removals = self.removals();
+            let reply = self.timed(async |sent| connection.send_all(&removals, again, sent).await).await;
             // An earlier try may have freed them.
             return if again { reply.map(|_| Value::Array(vec![Value::Int(1); removals.len()])) } else { reply };
         }
@@ -86,17 +86,34 @@ impl Batch {
         // arguments for each shape.
         let arguments = 16 + 3 * self.jobs.len();
         let mut evalsha = Cmd::with_capacity(2 + arguments, 64 + 32 * arguments);
-        self.write(evalsha.arg("EVALSHA").arg(&*SHA1), &config.keys, again);
-        let reply = timed(config, async |sent| connection.send(&evalsha, again, sent).await).await;
+        self.write(evalsha.arg("EVALSHA").arg(&*SHA1), again);
+        let reply = self.timed(async |sent| connection.send(&evalsha, again, sent).await).await;
         if reply.is_ok() && !again {
-            connection.last_replies().note(slot, config.local_state.last_answered.load(Ordering::Relaxed));
+            connection.last_replies().note(slot, self.config.local_state.last_answered.load(Ordering::Relaxed));
         }
         if !is_unknown(&reply) {
             return reply;
         }
         let mut eval = cmd("EVAL");
-        self.write(eval.arg(DECIDE), &config.keys, again);
-        timed(config, async |sent| connection.send(&eval, again, sent).await).await
+        self.write(eval.arg(DECIDE), again);
+        self.timed(async |sent| connection.send(&eval, again, sent).await).await
+    }
+
+    /// Sends the batch now, and takes note of how long the reply takes.
+    async fn timed(&mut self, send: impl AsyncFnOnce(Instant) -> RedisResult<Value>) -> RedisResult<Value> {
+        let sent = Instant::now();
+        self.is_in_flight = true;
+        let reply = send(sent).await;
+        self.is_in_flight = false;
+        if reply.is_ok() {
+            // By the clock of a test, a reply takes no time, whatever the machine does meanwhile.
+            let is_by_test_clock = matches!(self.config.clock, Some(Clock::Manual(_)));
+            self.config.local_state.answered(sent, if is_by_test_clock { Duration::ZERO } else { sent.elapsed() });
+        }
+        if !is_unknown(&reply) {
+            metrics::script(sent);
+        }
+        reply
     }
 
     /// What frees the places that each job may have taken, if no reply tells: by the ids of the jobs.
@@ -110,7 +127,8 @@ impl Batch {
     }
 
     /// The commands that free the places of a batch of releases.
-    fn removals(&self, keys: &Keys) -> Pipeline {
+    fn removals(&self) -> Pipeline {
+        let keys = &self.config.keys;
         let mut removals = Pipeline::with_capacity(self.jobs.len());
         for job in &self.jobs {
             for charge in job.check().charges() {
@@ -121,7 +139,8 @@ impl Batch {
     }
 
     /// Appends the number of keys, the keys, and the arguments: `head.lua` describes them.
-    fn write(&self, command: &mut Cmd, keys: &Keys, again: bool) {
+    fn write(&self, command: &mut Cmd, again: bool) {
+        let keys = &self.config.keys;
         let charges = || self.jobs.iter().flat_map(|job| job.check().charges());
         command.arg(charges().count());
         for charge in charges() {
@@ -156,13 +175,13 @@ impl Batch {
     }
 
     /// Gives every caller its answer from the script's reply, or the error.
-    pub(super) fn finish(self, reply: Result<Value, StoreError>) {
+    pub(super) fn finish(mut self, reply: Result<Value, StoreError>) {
         match reply.and_then(|reply| self.answers(reply)) {
             Ok(answers) => {
                 let mut answers = answers.into_iter();
-                self.jobs.into_iter().for_each(|job| job.finish(&mut answers));
+                self.jobs.drain(..).for_each(|job| job.finish(&mut answers));
             }
-            Err(error) => fail(self.jobs, &error),
+            Err(error) => fail(mem::take(&mut self.jobs), &error),
         }
     }
 
@@ -178,6 +197,15 @@ impl Batch {
     }
 }
 
+/// A runtime that ends takes the reply with it, and not the places.
+impl Drop for Batch {
+    fn drop(&mut self) {
+        if self.is_in_flight {
+            drop(Lost::new(&self.config, self.jobs.iter().flat_map(|job| job.releases()).collect()));
+        }
+    }
+}
+
 /// Fails if the connection does not work, before a check that could not be sent again. Any reply of the key's node proves it.
 async fn prove(job: &Job, connection: &mut Connection, keys: &Keys, now: Instant) -> RedisResult<()> {
     let Some(charge) = job.check().charges().next() else { return Ok(()) };
@@ -186,21 +214,6 @@ async fn prove(job: &Job, connection: &mut Connection, keys: &Keys, now: Instant
         Err(error) if error.is_timeout() || needs_new_connection(&error) || was_not_run(&error) => Err(error),
         _ => Ok(()),
     }
-}
-
-/// Sends a batch now, and takes note of how long the reply takes.
-async fn timed(config: &Config, send: impl AsyncFnOnce(Instant) -> RedisResult<Value>) -> RedisResult<Value> {
-    let sent = Instant::now();
-    let reply = send(sent).await;
-    if reply.is_ok() {
-        // By the clock of a test, a reply takes no time, whatever the machine does meanwhile.
-        let is_by_test_clock = matches!(config.clock, Some(Clock::Manual(_)));
-        config.local_state.answered(sent, if is_by_test_clock { Duration::ZERO } else { sent.elapsed() });
-    }
-    if !is_unknown(&reply) {
-        metrics::script(sent);
-    }
-    reply
 }
 
 fn is_unknown(reply: &RedisResult<Value>) -> bool {

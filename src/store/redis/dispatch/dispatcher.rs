@@ -23,18 +23,17 @@ use super::{
     batch::Batch,
     cross_slot::ask_slots,
     job::{Answer, Job, hash_slot, only_slot},
+    lost::Lost,
     queue::{CAPACITY, Permit, Queue},
 };
 use crate::{
     check::{Charge, Check},
     clock::Clock,
-    decision::Settlement,
     error::{StoreError, StoreErrorKind},
     key::Key,
     limit::Limit,
     local::LocalState,
     metrics,
-    store::give_back,
     store::redis::{
         connect::{ASKING, Connection, Pool, Server, failure, needs_new_connection, was_not_run},
         keys::{HASH_SLOTS, Keys},
@@ -48,9 +47,6 @@ const CLUSTER_QUEUES: usize = 16;
 /// To a server that is far away, a batch leaves this often, and only so many are in flight.
 const BATCH_INTERVAL: Duration = Duration::from_millis(1);
 const MOST_IN_FLIGHT: u128 = 64;
-
-/// A server that has stood still may run a lost batch a moment after what came over another connection.
-const BEFORE_SECOND_RELEASE: Duration = Duration::from_millis(500);
 
 /// The parts of a store that the dispatchers of all runtimes share.
 pub(crate) struct Config {
@@ -187,8 +183,8 @@ impl Dispatcher {
         if jobs.is_empty() {
             return;
         }
-        let mut batch = Batch::new(jobs, slot, self.config.clock.as_ref());
-        let reply = self.try_send(connection, &mut batch, false).await;
+        let mut batch = Batch::new(jobs, slot, &self.config);
+        let reply = try_send(connection, &mut batch, false).await;
         let reply = self.try_again(&mut batch, reply).await;
         let refused = self.take_refused(&mut batch, &reply);
         if refused.is_empty() {
@@ -229,30 +225,17 @@ impl Dispatcher {
                 let connection = self.pool.take().await;
                 if batch.keep(|job| !job.is_cancelled(), &failed) {
                     let again = batch.is_sent || self.config.server.is_cluster();
-                    reply = self.try_send(connection, batch, again).await;
+                    reply = try_send(connection, batch, again).await;
                 }
             }
         }
         lost.retain(|id, _| !batch.jobs.iter().any(|job| job.id == *id));
         lost.extend(batch.lost_places(&reply));
-        self.free_lost(lost.into_values().flatten().collect());
-        reply
-    }
-
-    /// Frees places that may have been taken, although no reply says so.
-    fn free_lost(self: &Arc<Self>, places: Vec<Settlement>) {
-        if places.is_empty() {
-            return;
+        let places: Vec<_> = lost.into_values().flatten().collect();
+        if !places.is_empty() {
+            self.runtime.spawn(Lost::new(&self.config, places).free(Arc::clone(self)));
         }
-        let dispatcher = Arc::clone(self);
-        self.runtime.spawn(async move {
-            for _ in 0..2 {
-                let settle = |place| Job::settle(place, &dispatcher.config.local_state);
-                let release = |place| ask_slots(Arc::clone(&dispatcher), settle(place));
-                give_back(places.clone(), release).await;
-                sleep(BEFORE_SECOND_RELEASE).await;
-            }
-        });
+        reply
     }
 
     fn is_worth_another_try(&self, error: &RedisError) -> bool {
@@ -261,18 +244,6 @@ impl Dispatcher {
 
     fn has_certainly_not_run(&self, error: &RedisError) -> bool {
         self.is_by_slot() && was_not_run(error)
-    }
-
-    /// Sends a batch over a connection. The outer error says that there was none. The inner
-    /// one is of the server or of the connection.
-    async fn try_send(
-        &self,
-        connection: Result<(Connection, impl Send), StoreError>,
-        batch: &mut Batch,
-        again: bool,
-    ) -> Result<RedisResult<Value>, StoreError> {
-        let (mut connection, _pooled) = connection?;
-        Ok(batch.send(&mut connection, &self.config, again).await)
     }
 
     /// Runs each command on a key that no limit has, and looks at two keys. So the server is reached, knows the script, and lets this user run
@@ -290,8 +261,8 @@ impl Dispatcher {
             let tries: &[&[&str]] = if dispatcher.is_by_slot() { &[&[]] } else { &[&[], &["1", "2"]] };
             for keys in tries {
                 let jobs = keys.iter().map(|key| Job::decide(peek(*key), Duration::MAX)).collect();
-                let mut batch = Batch::new(jobs, None, dispatcher.config.clock.as_ref());
-                let reply = dispatcher.try_send(dispatcher.pool.take().await, &mut batch, false).await;
+                let mut batch = Batch::new(jobs, None, &dispatcher.config);
+                let reply = try_send(dispatcher.pool.take().await, &mut batch, false).await;
                 if dispatcher.take_refused(&mut batch, &reply).is_empty() {
                     reply?.map_err(failure)?;
                 }
@@ -338,6 +309,16 @@ impl Dispatcher {
     }
 }
 
+/// Sends a batch over a connection. The outer error says that there was none. The inner one is of the server or of the connection.
+async fn try_send(
+    connection: Result<(Connection, impl Send), StoreError>,
+    batch: &mut Batch,
+    again: bool,
+) -> Result<RedisResult<Value>, StoreError> {
+    let (mut connection, _pooled) = connection?;
+    Ok(batch.send(&mut connection, again).await)
+}
+
 /// Sends the check of its own caller. A task takes over after an error: a future that may not be polled must not wait for a
 /// connection.
 async fn send_alone(
@@ -349,8 +330,8 @@ async fn send_alone(
     config: Arc<Config>,
 ) -> Answer {
     metrics::batch(1, || 0);
-    let mut batch = Batch::new(vec![job], slot, config.clock.as_ref());
-    let reply = batch.send(&mut connection, &config, false).await;
+    let mut batch = Batch::new(vec![job], slot, &config);
+    let reply = batch.send(&mut connection, false).await;
     drop(permit);
     let error = match reply {
         Ok(reply) => return batch.only_answer(reply),

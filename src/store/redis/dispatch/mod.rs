@@ -12,6 +12,7 @@ mod copies;
 mod cross_slot;
 mod dispatcher;
 mod job;
+mod lost;
 mod queue;
 
 pub(super) use self::{

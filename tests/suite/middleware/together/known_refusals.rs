@@ -7,60 +7,19 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Instant,
 };
 
-use axum::{Router, body::Body, routing::get};
+use axum::body::Body;
 use futures_util::future::join_all;
-use http::{HeaderMap, Request, StatusCode};
+use http::Request;
 use tokio::{task::JoinSet, time::sleep};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_sliding_window::{
-    Everyone, Header, Limit, Limiter, RateLimitLayer, RedisStore, Rejection, limiter::Share, store::ManualClock,
-};
+use tower_sliding_window::{Everyone, Limit, Limiter, RateLimitLayer, Rejection};
 
-use crate::support::{
-    TEST_TIMEOUT, http_client::HttpClient, http_server::serve, ms, redis_server::RedisServer, seconds,
-};
+use super::{BAN, LOGIN, ask, by_user, login, modes, serve_logins, start, until_refused};
+use crate::support::{TEST_TIMEOUT, http_client::HttpClient, ms, redis_server::RedisServer, seconds};
 
 const CALLS: Limit = Limit::per_minute("calls", 3);
-const LOGIN: Limit = Limit::per_minute("login", 5);
-const BAN: Limit = Limit::per_day("login.ban", 1);
-
-fn by_user() -> Header {
-    Header::new("x-user")
-}
-
-/// The login layer of the docs of `ban`.
-fn login(limiter: impl Into<Limiter>) -> RateLimitLayer {
-    let failures = LOGIN
-        .by(by_user())
-        .settle(|exchange| u64::from(exchange.response.status == StatusCode::UNAUTHORIZED))
-        .ban(BAN, seconds(900))
-        .ban_status(StatusCode::FORBIDDEN);
-    RateLimitLayer::new(limiter).limit(failures)
-}
-
-/// The status of the response to a user whom the service answers with 401 if it is `ada`.
-async fn ask(layer: &RateLimitLayer, user: &str) -> u16 {
-    let service = service_fn(|request: Request<Body>| async move {
-        let status = if request.headers()["x-user"] == "ada" { 401 } else { 200 };
-        Ok::<_, Infallible>(http::Response::builder().status(status).body(Body::empty()).unwrap())
-    });
-    let request = Request::get("/").header("x-user", user).body(Body::empty()).unwrap();
-    layer.clone().layer(service).oneshot(request).await.unwrap().status().as_u16()
-}
-
-fn modes(layer: &RateLimitLayer) -> [(RateLimitLayer, u16); 3] {
-    let layer = || layer.clone();
-    [(layer().fail_open(), 200), (layer().fail_closed(), 503), (layer().fail_local(Share::one_of(2)), 200)]
-}
-
-fn start() -> (RedisServer, ManualClock, RedisStore) {
-    let (server, clock) = (RedisServer::start(), ManualClock::new());
-    let store = server.store().clock(&clock).build().unwrap();
-    (server, clock, store)
-}
 
 #[tokio::test]
 async fn a_known_refusal_stands_in_every_failure_mode_while_redis_is_gone() {
@@ -158,18 +117,8 @@ async fn a_banned_flooder_reaches_no_handler_while_others_log_in() {
     let server = RedisServer::start();
     let store = server.store().build().unwrap();
     let tried = Arc::new(AtomicU64::new(0));
-    let count = Arc::clone(&tried);
-    let handler = move |headers: HeaderMap| async move {
-        let is_ada = headers["x-user"] == "ada";
-        count.fetch_add(u64::from(is_ada), Ordering::SeqCst);
-        if is_ada { StatusCode::UNAUTHORIZED } else { StatusCode::OK }
-    };
-    let url = &serve(Router::new().route("/", get(handler)).layer(login(store))).await;
-    let banning = HttpClient::http2();
-    let begun = Instant::now();
-    while banning.send("GET", url, &[("x-user", "ada")]).await.status != 403 {
-        assert!(begun.elapsed() < TEST_TIMEOUT);
-    }
+    let url = &serve_logins([login(store)], &tried).await;
+    until_refused(url, 403).await;
     tried.store(0, Ordering::SeqCst);
 
     let (is_over, refused) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());

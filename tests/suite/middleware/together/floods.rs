@@ -1,62 +1,45 @@
 //! Many clients at once over HTTP/2 and two processes, while Redis stands still now and then.
 
 use std::{
+    array,
+    collections::BTreeMap,
     future::Future,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Instant,
 };
 
 use axum::{Extension, Router, routing::get};
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, Request, StatusCode};
 use tokio::{task::JoinSet, time::sleep};
-use tower_sliding_window::{Decision, Everyone, Header, Limit, Limiter, RateLimitLayer, limiter::Share};
+use tower_sliding_window::{Decision, Everyone, Key, KeyExtractor, Limit, Limiter, RateLimitLayer};
 
+use super::{BAN, LOGIN, by_user, login, modes, serve_logins, until_refused, user};
 use crate::support::{
     TEST_TIMEOUT, http_client::HttpClient, http_server::serve, ms, redis_server::RedisServer, seconds,
 };
 
-const LOGIN: Limit = Limit::per_minute("login", 5);
-const BAN: Limit = Limit::per_day("login.ban", 1);
-
-fn by_user() -> Header {
-    Header::new("x-user")
+/// Counts how many are inside now, and the most so far.
+#[derive(Default)]
+struct Inside {
+    now: AtomicU64,
+    most: AtomicU64,
 }
 
-fn login(limiter: Limiter) -> RateLimitLayer {
-    let failures = LOGIN
-        .by(by_user())
-        .settle(|exchange| u64::from(exchange.response.status == StatusCode::UNAUTHORIZED))
-        .ban(BAN, seconds(900))
-        .ban_status(StatusCode::FORBIDDEN);
-    RateLimitLayer::new(limiter).limit(failures)
-}
+struct Entered(Arc<Inside>);
 
-fn modes(layer: &RateLimitLayer) -> [(&'static str, RateLimitLayer); 3] {
-    let layer = || layer.clone();
-    [("open", layer().fail_open()), ("closed", layer().fail_closed()), ("local", layer().fail_local(Share::one_of(2)))]
-}
-
-/// Counts how many are inside, and the most so far.
-#[derive(Clone, Default)]
-struct Inside(Arc<(AtomicU64, AtomicU64, AtomicU64)>);
-
-struct Entered(Inside);
-
-impl Inside {
-    fn enter(&self) -> Entered {
-        let now = self.0.0.fetch_add(1, Ordering::SeqCst) + 1;
-        self.0.1.fetch_max(now, Ordering::SeqCst);
-        self.0.2.fetch_add(1, Ordering::SeqCst);
-        Entered(self.clone())
+impl Entered {
+    fn new(inside: &Arc<Inside>) -> Self {
+        let now = inside.now.fetch_add(1, Ordering::SeqCst) + 1;
+        inside.most.fetch_max(now, Ordering::SeqCst);
+        Self(Arc::clone(inside))
     }
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        self.0.0.0.fetch_sub(1, Ordering::SeqCst);
+        self.0.now.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -66,7 +49,7 @@ async fn flood(
     urls: &[String],
     user: impl Fn(u32, u32, u64) -> String + Clone + Send + 'static,
     meanwhile: impl Future<Output = ()>,
-) -> std::collections::BTreeMap<u16, u64> {
+) -> BTreeMap<u16, u64> {
     let is_over = Arc::<AtomicBool>::default();
     let mut clients = JoinSet::new();
     for connection in 0..64 {
@@ -89,7 +72,7 @@ async fn flood(
     }
     meanwhile.await;
     is_over.store(true, Ordering::SeqCst);
-    let mut all = std::collections::BTreeMap::new();
+    let mut all = BTreeMap::new();
     while let Some(seen) = clients.join_next().await {
         seen.unwrap().into_iter().for_each(|status| *all.entry(status).or_default() += 1);
     }
@@ -106,43 +89,35 @@ async fn pauses(server: &RedisServer) {
     sleep(ms(300)).await;
 }
 
-/// (a) A banned client at two processes, beside others that log in.
+async fn held_when_quiet(server: &RedisServer, limit: &Limit, key: Key) -> u64 {
+    sleep(ms(500)).await;
+    let limiter = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
+    limiter.peek(limit, key).await.unwrap().used()
+}
+
+/// A banned client at two processes, beside others that log in.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_banned_client_reaches_no_handler_of_two_processes_in_any_mode() {
-    let mut results = Vec::new();
     for mode in 0..3 {
         let server = RedisServer::start();
-        let tried = Arc::new(AtomicU64::new(0));
-        let mut urls = Vec::new();
+        let (tried, mut urls) = (Arc::new(AtomicU64::new(0)), Vec::new());
         for _ in 0..2 {
-            let (name, layer) = modes(&login(Limiter::new(server.store().build().unwrap())))[mode].clone();
-            let count = Arc::clone(&tried);
-            let handler = move |headers: HeaderMap| async move {
-                let is_ada = headers["x-user"] == "ada";
-                count.fetch_add(u64::from(is_ada), Ordering::SeqCst);
-                if is_ada { StatusCode::UNAUTHORIZED } else { StatusCode::OK }
-            };
-            urls.push(serve(Router::new().route("/", get(handler)).layer(layer)).await);
-            results.push(name.to_owned());
+            let layer = &modes(&login(Limiter::new(server.store().build().unwrap())))[mode].0;
+            urls.push(serve_logins([layer.clone()], &tried).await);
         }
         for url in &urls {
-            let begun = Instant::now();
-            while HttpClient::http2().send("GET", url, &[("x-user", "ada")]).await.status != 403 {
-                assert!(begun.elapsed() < TEST_TIMEOUT);
-            }
+            until_refused(url, 403).await;
         }
-        let before = tried.swap(0, Ordering::SeqCst);
+        tried.store(0, Ordering::SeqCst);
         let user = |connection, stream, turn| {
             if connection < 48 { "ada".into() } else { format!("{connection}-{stream}-{turn}") }
         };
         let statuses = flood(&urls, user, pauses(&server)).await;
-        results.push(format!("tried before {before}, {} reached, {statuses:?}", tried.load(Ordering::SeqCst)));
-        assert_eq!(tried.load(Ordering::SeqCst), 0, "{results:#?}");
+        assert_eq!(tried.load(Ordering::SeqCst), 0, "mode {mode}: {statuses:?}");
     }
-    println!("{results:#?}");
 }
 
-/// (b) One ban of an address that honest users share.
+/// One ban of an address that honest users share.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_ban_of_a_shared_key_holds_for_all_and_for_no_other() {
     let server = RedisServer::start();
@@ -152,25 +127,19 @@ async fn a_ban_of_a_shared_key_holds_for_all_and_for_no_other() {
         let failures = LOGIN.by(Everyone).ban(BAN, seconds(900)).ban_status(StatusCode::FORBIDDEN);
         let banning = RateLimitLayer::new(limiter.clone()).limit(failures);
         let places = RateLimitLayer::new(limiter).limit(Limit::concurrent("all", 500).by(Everyone));
-        let count = Arc::clone(&tried);
-        let handler = move || async move { _ = count.fetch_add(1, Ordering::SeqCst) };
-        urls.push(serve(Router::new().route("/", get(handler)).layer(banning).layer(places)).await);
+        urls.push(serve_logins([banning, places], &tried).await);
     }
     for url in &urls {
-        while HttpClient::http2().send("GET", url, &[("x-user", "ada")]).await.status != 403 {}
+        until_refused(url, 403).await;
     }
     assert_eq!(tried.swap(0, Ordering::SeqCst), 5);
-    let statuses = flood(&urls, |connection, _, _| connection.to_string(), pauses(&server)).await;
-    println!("{statuses:?}, {} reached", tried.load(Ordering::SeqCst));
-    assert_eq!(tried.load(Ordering::SeqCst), 0);
-    let store = server.store().build().unwrap();
-    let key = tower_sliding_window::KeyExtractor::extract(&Everyone, &http::Request::new(()).into_parts().0).unwrap();
-    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
-    sleep(ms(500)).await;
-    assert_eq!(limiter.peek(&Limit::concurrent("all", 500), key).await.unwrap().used(), 0);
+    let statuses = flood(&urls, |_, _, _| "ada".into(), pauses(&server)).await;
+    assert_eq!(tried.load(Ordering::SeqCst), 0, "{statuses:?}");
+    let key = Everyone.extract(&Request::new(()).into_parts().0).unwrap();
+    assert_eq!(held_when_quiet(&server, &Limit::concurrent("all", 500), key).await, 0);
 }
 
-/// (c) A window that is used up beside places.
+/// A window that is used up beside places.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_used_up_window_beside_places_admits_nobody() {
     for mode in 0..3 {
@@ -180,35 +149,26 @@ async fn a_used_up_window_beside_places_admits_nobody() {
             let layer = RateLimitLayer::new(server.store().build().unwrap())
                 .limit(Limit::concurrent("places", 50).by(by_user()))
                 .limit(Limit::per_hour("calls", 7).by(by_user()));
-            let count = Arc::clone(&tried);
-            let handler = move || async move { _ = count.fetch_add(1, Ordering::SeqCst) };
-            urls.push(serve(Router::new().route("/", get(handler)).layer(modes(&layer)[mode].1.clone())).await);
+            urls.push(serve_logins([modes(&layer)[mode].0.clone()], &tried).await);
         }
         for url in &urls {
-            while HttpClient::http2().send("GET", url, &[("x-user", "ada")]).await.status != 429 {}
+            until_refused(url, 429).await;
         }
         assert_eq!(tried.swap(0, Ordering::SeqCst), 7);
         let statuses = flood(&urls, |_, _, _| "ada".into(), pauses(&server)).await;
-        println!("mode {mode}: {statuses:?}, {} reached", tried.load(Ordering::SeqCst));
-        assert_eq!(tried.load(Ordering::SeqCst), 0);
-        let key = tower_sliding_window::KeyExtractor::extract(
-            &by_user(),
-            &http::Request::get("/").header("x-user", "ada").body(()).unwrap().into_parts().0,
-        );
-        let limiter = Limiter::new(server.store().build().unwrap()).deadline(TEST_TIMEOUT);
-        sleep(ms(500)).await;
-        assert_eq!(limiter.peek(&Limit::concurrent("places", 50), key.unwrap()).await.unwrap().used(), 0);
+        assert_eq!(tried.load(Ordering::SeqCst), 0, "mode {mode}: {statuses:?}");
+        assert_eq!(held_when_quiet(&server, &Limit::concurrent("places", 50), user("ada")).await, 0);
     }
 }
 
-/// (d) Three layers, and a task that keeps the decision of the request for longer than its response.
+/// Three layers, and a task that keeps the decision of the request for longer than its response.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_layers_hold_no_more_than_any_limit_and_nothing_when_quiet() {
     const FOR_ALL: Limit = Limit::concurrent("for-all", 40);
     const OF_CLIENT: Limit = Limit::concurrent("of-client", 3);
     let server = RedisServer::start();
     let (all, clients, mut urls) =
-        (Inside::default(), std::array::from_fn::<_, 32, _>(|_| Inside::default()), Vec::new());
+        (Arc::<Inside>::default(), array::from_fn::<_, 32, _>(|_| Arc::<Inside>::default()), Vec::new());
     for _ in 0..2 {
         let limiter = Limiter::new(server.store().build().unwrap());
         let outer = RateLimitLayer::new(limiter.clone()).limit(FOR_ALL.by(Everyone)).fail_closed();
@@ -220,7 +180,7 @@ async fn three_layers_hold_no_more_than_any_limit_and_nothing_when_quiet() {
         let (all, clients) = (all.clone(), clients.clone());
         let handler = move |headers: HeaderMap, place: Extension<Decision>| async move {
             let user: usize = headers["x-user"].to_str().unwrap().parse().unwrap();
-            let inside = (all.enter(), clients[user].enter());
+            let inside = (Entered::new(&all), Entered::new(&clients[user]));
             tokio::spawn(async move {
                 sleep(ms(5 + user as u64)).await;
                 // It has ended before the place is free.
@@ -234,17 +194,13 @@ async fn three_layers_hold_no_more_than_any_limit_and_nothing_when_quiet() {
     let user = |connection: u32, stream: u32, _| (connection * stream % 32).to_string();
     let statuses = flood(&urls, user, pauses(&server)).await;
     sleep(ms(800)).await;
-    let most = clients.iter().map(|client| client.0.1.load(Ordering::SeqCst)).max().unwrap();
-    println!(
-        "{statuses:?}: {} admitted, at most {} of all and {most} of a client",
-        all.0.2.load(Ordering::SeqCst),
-        all.0.1.load(Ordering::SeqCst)
-    );
-    assert!(all.0.1.load(Ordering::SeqCst) <= 40 && most <= 3);
+    let most = clients.iter().map(|client| client.most.load(Ordering::SeqCst)).max().unwrap();
+    assert!(all.most.load(Ordering::SeqCst) <= 40 && most <= 3, "{most} of a client: {statuses:?}");
+    assert!(statuses[&200] > 0, "{statuses:?}");
     let held: Vec<String> =
         server.keys().into_iter().filter(|key| key.contains("for-all") || key.contains("of-client")).collect();
     for key in held {
         assert_eq!(server.run::<u64>(&format!("ZCARD {key}")), 0, "{key}");
     }
-    assert_eq!(all.0.0.load(Ordering::SeqCst), 0);
+    assert_eq!(all.now.load(Ordering::SeqCst), 0);
 }

@@ -2,63 +2,35 @@
 //! and the calls of each option.
 
 use std::{
-    convert::Infallible,
     future::Future,
+    ops::Range,
     task::{Context, Waker},
 };
 
-use axum::body::Body;
 use futures_util::future::join_all;
-use http::{Request, StatusCode};
 use tokio::time::sleep;
-use tower::{Layer, ServiceExt, service_fn};
-use tower_sliding_window::{
-    Header, KeyExtractor, Limit, Limiter, RateLimitLayer, RedisStore, limiter::Breaker, store::ManualClock,
-};
+use tower_sliding_window::{Limit, Limiter, RateLimitLayer, limiter::Breaker};
 
-use crate::support::{TEST_TIMEOUT, ms, redis_server::RedisServer, seconds};
+use super::{BAN, LOGIN, ask, by_user, login, start, user};
+use crate::support::{TEST_TIMEOUT, ms, redis_server::RedisServer, seconds, two_threads};
 
-const LOGIN: Limit = Limit::per_minute("login", 5);
-const BAN: Limit = Limit::per_day("login.ban", 1);
 const PLACES: Limit = Limit::concurrent("places", 4);
 
-fn by_user() -> Header {
-    Header::new("x-user")
-}
-
-fn login(limiter: impl Into<Limiter>) -> RateLimitLayer {
-    let failures = LOGIN
-        .by(by_user())
-        .settle(|exchange| u64::from(exchange.response.status == StatusCode::UNAUTHORIZED))
-        .ban(BAN, seconds(900))
-        .ban_status(StatusCode::FORBIDDEN);
-    RateLimitLayer::new(limiter).limit(failures)
-}
-
-fn parts(user: &str) -> http::request::Parts {
-    Request::get("/").header("x-user", user).body(()).unwrap().into_parts().0
-}
-
-async fn ask(layer: &RateLimitLayer, user: &str) -> u16 {
-    let service = service_fn(|request: Request<Body>| async move {
-        let status = if request.headers()["x-user"] == "ada" { 401 } else { 200 };
-        Ok::<_, Infallible>(http::Response::builder().status(status).body(Body::empty()).unwrap())
-    });
-    let request = Request::get("/").header("x-user", user).body(Body::empty()).unwrap();
-    layer.clone().layer(service).oneshot(request).await.unwrap().status().as_u16()
-}
-
-async fn ask_as(layer: &RateLimitLayer, users: std::ops::Range<u32>) {
+async fn ask_as(layer: &RateLimitLayer, users: Range<u32>) {
     for first in users.clone().step_by(200) {
         let names: Vec<_> = (first..users.end.min(first + 200)).map(|user| format!("user-{user}")).collect();
         join_all(names.iter().map(|name| ask(layer, name))).await;
     }
 }
 
-fn start() -> (RedisServer, ManualClock, RedisStore) {
-    let (server, clock) = (RedisServer::start(), ManualClock::new());
-    let store = server.store().clock(&clock).build().unwrap();
-    (server, clock, store)
+/// Bans twenty users, and returns their names.
+async fn ban_twenty(limiter: &Limiter, layer: &RateLimitLayer) -> Vec<String> {
+    let banned: Vec<_> = (0..20).map(|number| format!("banned-{number}")).collect();
+    for name in &banned {
+        limiter.block(&BAN, user(name), seconds(900)).await.unwrap();
+        assert_eq!(ask(layer, name).await, 403);
+    }
+    banned
 }
 
 /// As many clients log in as in a minute of a busy application.
@@ -69,11 +41,7 @@ async fn a_known_ban_stands_however_many_others_have_settled() {
         let (mut server, _clock, store) = start();
         let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
         let layer = login(limiter.clone());
-        let banned: Vec<_> = (0..20).map(|number| format!("banned-{number}")).collect();
-        for name in &banned {
-            limiter.block(&BAN, by_user().extract(&parts(name)).unwrap(), seconds(900)).await.unwrap();
-            assert_eq!(ask(&layer, name).await, 403);
-        }
+        let banned = ban_twenty(&limiter, &layer).await;
         ask_as(&layer, 0..others).await;
         server.kill();
         let layer = layer.fail_open();
@@ -90,12 +58,9 @@ async fn a_known_ban_stands_however_many_others_are_refused() {
     let (mut server, _clock, store) = start();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
     let layer = login(limiter.clone());
-    let banned: Vec<_> = (0..20).map(|number| format!("banned-{number}")).collect();
+    let banned = ban_twenty(&limiter, &layer).await;
     for name in &banned {
-        limiter.block(&BAN, by_user().extract(&parts(name)).unwrap(), seconds(900)).await.unwrap();
-        for _ in 0..3 {
-            assert_eq!(ask(&layer, name).await, 403);
-        }
+        assert_eq!([ask(&layer, name).await, ask(&layer, name).await], [403; 2]);
     }
     let once = RateLimitLayer::new(limiter).limit(Limit::per_hour("once", 1).by(by_user()));
     ask_as(&once, 0..12_000).await;
@@ -173,16 +138,12 @@ async fn a_known_ban_stands_while_the_streams_of_others_end() {
     let (server, _clock, store) = start();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
     let layer = login(limiter.clone());
-    let banned: Vec<_> = (0..20).map(|number| format!("banned-{number}")).collect();
     let mut streams = Vec::new();
     for first in (0..10_000).step_by(200) {
         let open = (first..first + 200).map(|user| limiter.check(&PLACES, format!("user-{user}"), 1));
         streams.extend(join_all(open).await);
     }
-    for name in &banned {
-        limiter.block(&BAN, by_user().extract(&parts(name)).unwrap(), seconds(900)).await.unwrap();
-        assert_eq!(ask(&layer, name).await, 403);
-    }
+    let banned = ban_twenty(&limiter, &layer).await;
     server.pause();
     let hasty = layer.deadline(ms(50)).fail_open();
     assert_eq!(join_all(banned.iter().map(|name| ask(&hasty, name))).await, [403; 20]);
@@ -200,13 +161,87 @@ async fn a_known_ban_stands_if_it_cannot_be_prolonged() {
     let (mut server, _clock, store) = start();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
     let layer = login(limiter.clone()).fail_open();
-    let key = by_user().extract(&parts("bob")).unwrap();
-    limiter.block(&BAN, key.clone(), seconds(900)).await.unwrap();
+    limiter.block(&BAN, user("bob"), seconds(900)).await.unwrap();
     assert_eq!(ask(&layer, "bob").await, 403);
     server.kill();
     assert_eq!(ask(&layer, "bob").await, 403);
-    assert!(limiter.block(&BAN, key, seconds(3_600)).await.is_err());
+    assert!(limiter.block(&BAN, user("bob"), seconds(3_600)).await.is_err());
     assert_eq!(ask(&layer, "bob").await, 403);
+}
+
+/// Requests that have begun before the limiter ends, and whose replies come meanwhile.
+#[tokio::test]
+async fn places_of_checks_on_their_way_are_free_when_the_limiter_has_ended() {
+    let (server, _clock, store) = start();
+    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
+    drop(limiter.check(&PLACES, "ada", 1).await.unwrap());
+    server.pause();
+    let asking: Vec<_> = (0..4).map(|_| tokio::spawn(limiter.check(&PLACES, "ada", 1))).collect();
+    sleep(ms(50)).await;
+    let ending = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { limiter.shutdown(TEST_TIMEOUT).await }
+    });
+    sleep(ms(50)).await;
+    server.resume();
+    ending.await.unwrap().unwrap();
+    sleep(ms(100)).await;
+    let decisions = join_all(asking).await;
+    let used = limiter.peek(&PLACES, "ada").await.unwrap().used();
+    drop(decisions);
+    assert_eq!(used, 0);
+}
+
+/// The caller has left with its runtime. The process goes on.
+#[test]
+fn a_place_is_given_back_if_the_runtime_ends_before_the_reply() {
+    let (server, _clock, store) = start();
+    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
+    let (one, other) = (two_threads(), two_threads());
+    other.block_on(async { drop(limiter.check(&PLACES, "bob", 1).await.unwrap()) });
+    one.block_on(async { drop(limiter.check(&PLACES, "ada", 1).await.unwrap()) });
+    server.pause();
+    for _ in 0..4 {
+        one.spawn(limiter.check(&PLACES, "ada", 1));
+    }
+    std::thread::sleep(ms(100));
+    drop(one);
+    server.resume();
+    let used = other.block_on(async {
+        sleep(ms(1_000)).await;
+        limiter.peek(&PLACES, "ada").await.unwrap().used()
+    });
+    assert_eq!(used, 0, "a second later");
+}
+
+/// The key is shared. Its ban is lifted by another process. One client asks, and hangs up at once.
+#[tokio::test]
+async fn a_client_that_hangs_up_keeps_no_lifted_refusal_in_force() {
+    let (server, clock, store) = start();
+    let shared = Limit::per_day("shared", 1);
+    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
+    for _ in 0..2 {
+        drop(limiter.check(&shared, "all", 1).await.unwrap());
+    }
+    let other = Limiter::new(server.store().clock(&clock).build().unwrap()).deadline(TEST_TIMEOUT);
+    other.reset(&shared, "all").await.unwrap();
+    clock.advance(seconds(1));
+    let (mut tries, mut refused) = (0, true);
+    while refused && tries < 300 {
+        clock.advance(ms(110));
+        let mut hanging_up = Box::pin(limiter.check(&shared, "all", 1));
+        let is_pending = hanging_up.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending();
+        // As long as Redis takes for the reply.
+        sleep(ms(2)).await;
+        drop(hanging_up);
+        // Also units that it has taken are given back.
+        if is_pending {
+            other.reset(&shared, "all").await.unwrap();
+        }
+        refused = !limiter.check(&shared, "all", 1).await.unwrap().is_allowed();
+        tries += 1;
+    }
+    assert!(!refused, "refused for {:?} after the reset", ms(110 * tries) + seconds(1));
 }
 
 /// How often requests ask Redis, with each option.

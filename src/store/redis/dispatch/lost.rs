@@ -1,0 +1,62 @@
+//! Places that may have been taken, although no reply says so: of a batch whose connection broke, or whose runtime ended.
+
+use std::{mem, sync::Arc, time::Duration};
+
+use tokio::{runtime::Handle, time::sleep};
+
+use super::{
+    cross_slot::ask_slots,
+    dispatcher::{Config, Dispatcher},
+    job::Job,
+};
+use crate::{
+    decision::Settlement,
+    local::{Underway, on_thread},
+    store::give_back,
+};
+
+/// A server that has stood still may run a lost batch a moment after what came over another connection.
+const BEFORE_SECOND_RELEASE: Duration = Duration::from_millis(500);
+
+/// They are freed, whatever happens to the task that does it.
+pub(super) struct Lost {
+    config: Arc<Config>,
+    places: Vec<Settlement>,
+    _underway: Underway,
+}
+
+impl Lost {
+    pub(super) fn new(config: &Arc<Config>, places: Vec<Settlement>) -> Self {
+        Self { config: Arc::clone(config), places, _underway: config.local_state.owed.begin() }
+    }
+
+    pub(super) async fn free(mut self, dispatcher: Arc<Dispatcher>) {
+        free(dispatcher, &self.places).await;
+        self.places.clear();
+    }
+}
+
+/// Without its runtime, a thread frees them.
+impl Drop for Lost {
+    fn drop(&mut self) {
+        if !self.places.is_empty() {
+            let lost = Self::new(&self.config, Vec::new());
+            let places = mem::take(&mut self.places);
+            on_thread(async move {
+                free(Arc::new(Dispatcher::new(Arc::clone(&lost.config), Handle::current())), &places).await;
+                drop(lost);
+            });
+        }
+    }
+}
+
+async fn free(dispatcher: Arc<Dispatcher>, places: &[Settlement]) {
+    let release = || {
+        give_back(places.to_vec(), |place| {
+            ask_slots(Arc::clone(&dispatcher), Job::settle(place, &dispatcher.config.local_state))
+        })
+    };
+    release().await;
+    sleep(BEFORE_SECOND_RELEASE).await;
+    release().await;
+}
