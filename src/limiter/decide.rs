@@ -40,17 +40,17 @@ pub(crate) struct Asking {
     lookup: Option<Lookup>,
     /// If this process decides in the store's place, or with prefetch, or knows a refusal, or if it takes a place.
     kept: Option<Box<Kept>>,
-    mode: FailureMode,
+    pub(crate) mode: FailureMode,
     /// The part of the store that decides.
     part: Option<Arc<str>>,
-    /// The last prefetch that was taken before.
-    asked_after: u64,
 }
 
 /// A check that is needed when its reply comes.
 #[derive(Clone)]
 struct Kept {
     check: Check,
+    /// The last prefetch that was taken before.
+    asked_after: u64,
     /// If it takes places, which the end of the limiter waits for.
     underway: Option<Underway>,
 }
@@ -66,12 +66,12 @@ impl Future for Asking {
         let part = self.part.take();
         // So that nothing is left to do when this is dropped.
         let kept = self.kept.take();
-        let Self { core, reply, lookup, mode, asked_after, .. } = &*self;
+        let Self { core, reply, lookup, mode, .. } = &*self;
         let mut outcome = core.heard(reply, part, outcome);
-        let check = kept.as_ref().map(|kept| &kept.check);
-        if let Some(check) = check {
+        if let Some(Kept { check, asked_after, .. }) = kept.as_deref() {
             outcome = outcome.map(|decision| core.note(check, decision, *asked_after));
         }
+        let check = kept.as_ref().map(|kept| &kept.check);
         Poll::Ready(core.conclude(outcome, lookup.as_ref(), check, *mode, || Some(reply.took())))
     }
 }
@@ -199,12 +199,14 @@ impl Limiter {
             || core.prefetches.is_some() && check.charges().any(|charge| charge.limit().prefetches.is_some())
             || check.takes_place()
             || lookup.as_ref().is_some_and(|lookup| lookup.asks);
-        let underway = check.takes_place().then(|| core.owed.begin());
-        let kept = is_kept.then(|| Box::new(Kept { check: check.clone(), underway }));
-        let asked_after = core.prefetches.as_ref().filter(|_| is_kept).map_or(0, |prefetches| prefetches.last_taken());
+        let kept = is_kept.then(|| {
+            let asked_after = core.prefetches.as_ref().map_or(0, |prefetches| prefetches.last_taken());
+            let underway = check.takes_place().then(|| core.owed.begin());
+            Box::new(Kept { check: check.clone(), asked_after, underway })
+        });
         let (deadline, part) = (core.deadline(), core.store.part_of(&check));
         let reply = core.store.decide_within(check, time_left(deadline, waited));
-        Asking { reply: Deadline::new(reply, deadline, waited), core, lookup, kept, mode, part, asked_after }
+        Asking { reply: Deadline::new(reply, deadline, waited), core, lookup, kept, mode, part }
     }
 }
 

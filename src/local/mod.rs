@@ -126,10 +126,10 @@ pub struct LocalState {
 /// A call to the store is on its way that makes outdated what this process remembers of some keys: see [`LocalState::outdate`].
 #[must_use]
 pub(crate) struct Outdated {
-    state: LocalState,
+    generations: Arc<Generations>,
     /// The digests of the limits and keys.
     refusals: Vec<u64>,
-    prefetches: Option<(Limit, Key)>,
+    prefetches: Option<(Arc<Prefetches>, Limit, Key)>,
 }
 
 impl LocalState {
@@ -175,7 +175,8 @@ impl LocalState {
         prefetches: Option<(Limit, Key)>,
     ) -> Outdated {
         let refusals = keys.into_iter().map(|(limit, key)| self.generations.digest(limit, key)).collect();
-        let outdated = Outdated { state: self.clone(), refusals, prefetches };
+        let prefetches = self.prefetches.clone().zip(prefetches).map(|(all, (limit, key))| (all, limit, key));
+        let outdated = Outdated { generations: Arc::clone(&self.generations), refusals, prefetches };
         outdated.forget();
         outdated
     }
@@ -219,8 +220,8 @@ impl LocalState {
 
 impl Outdated {
     fn forget(&self) {
-        self.refusals.iter().for_each(|digest| self.state.generations.advance(*digest));
-        if let (Some(prefetches), Some((limit, key))) = (&self.state.prefetches, &self.prefetches) {
+        self.refusals.iter().for_each(|digest| self.generations.advance(*digest));
+        if let Some((prefetches, limit, key)) = &self.prefetches {
             prefetches.drop_prefetches_of(limit, key);
         }
     }

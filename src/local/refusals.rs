@@ -95,8 +95,15 @@ pub(crate) struct Lookup {
     pub(crate) asks: bool,
     /// Whether others are refused until it is answered, or for the longest time of an answer.
     pub(crate) has_turn: bool,
-    /// The digest of each limit and key, and the cost.
-    charges: ((u64, u64), Vec<(u64, u64)>),
+    first: Account,
+    others: Box<[Account]>,
+}
+
+/// A charge: the digest of its limit and key.
+#[derive(Debug)]
+struct Account {
+    digest: u64,
+    cost: u64,
 }
 
 impl Generations {
@@ -137,9 +144,16 @@ impl Refusals {
             return None;
         }
         let digest = |charge: &Charge| self.generations.digest(charge.limit(), charge.key());
-        let charges = check.map_charges(|charge| (digest(charge), charge.cost()));
+        let (first, others) = check.map_charges(|charge| Account { digest: digest(charge), cost: charge.cost() });
         let generation = self.generations.last.load(Ordering::SeqCst);
-        Some(Lookup { asked_at: self.generations.clock.now(), generation, asks: false, has_turn: false, charges })
+        Some(Lookup {
+            asked_at: self.generations.clock.now(),
+            generation,
+            asks: false,
+            has_turn: false,
+            first,
+            others: others.into(),
+        })
     }
 
     /// The refusal of a check of which the cache knows that one of its limits refuses. Statuses with reserved units are used for at
@@ -162,11 +176,11 @@ impl Refusals {
             let holds = may_hold && refusal.holds_for(charge, refuses, now, reserved_for);
             holds.then_some(Known { index, refusal, refuses, is_sure })
         };
-        let (mut charges, (digest, _)) = (check.charges(), lookup.charges.0);
-        let first = find(0, charges.next()?, digest);
+        let mut charges = check.charges();
+        let first = find(0, charges.next()?, lookup.first.digest);
         let mut others = Vec::new();
-        for (index, (charge, (digest, _))) in (1..).zip(charges.zip(&lookup.charges.1)) {
-            others.extend(find(index, charge, *digest));
+        for (index, (charge, account)) in (1..).zip(charges.zip(&lookup.others)) {
+            others.extend(find(index, charge, account.digest));
         }
 
         // If units may have been given back to all that refuse, each check asks. If the store fails, the refusal stands.
@@ -197,11 +211,11 @@ impl Refusals {
             Cache::with(CAPACITY, CAPACITY as u64, UnitWeighter, Default::default(), Default::default())
         });
         let asked_at = lookup.asked_at;
-        for ((digest, cost), status) in lookup.charges().zip(refusal.statuses()) {
-            let place = place(*digest, status.limit());
+        for (account, status) in lookup.accounts().zip(refusal.statuses()) {
+            let place = place(account.digest, status.limit());
             // The reply to a check that was asked later may have arrived before, such as that of one that has begun a ban.
             let is_newer = |known: Arc<Refusal>| (asked_at + 1..=replied_at).contains(&known.asked_at);
-            if status.is_estimate || table.get(&place).is_some_and(is_newer) {
+            if status.is_estimate || table.peek(&place).is_some_and(is_newer) {
                 continue;
             }
             // Without used units there is no reset time.
@@ -210,7 +224,7 @@ impl Refusals {
             let until = |time| asked_at.saturating_add(micros(time));
             let remembered = Refusal {
                 status: status.clone(),
-                cost: *cost,
+                cost: account.cost,
                 generation: lookup.generation,
                 asked_at,
                 fresh_until: until(self.max_age),
@@ -227,15 +241,15 @@ impl Refusals {
     /// Forgets what the store has admitted against.
     pub(crate) fn forget(&self, lookup: &Lookup, admission: &Decision) {
         let Some(table) = self.table.get() else { return };
-        for ((digest, _), status) in lookup.charges().zip(admission.statuses()) {
-            table.remove_if(&place(*digest, status.limit()), |known| known.asked_at <= lookup.asked_at);
+        for (account, status) in lookup.accounts().zip(admission.statuses()) {
+            table.remove_if(&place(account.digest, status.limit()), |known| known.asked_at <= lookup.asked_at);
         }
     }
 }
 
 impl Lookup {
-    fn charges(&self) -> impl Iterator<Item = &(u64, u64)> {
-        iter::once(&self.charges.0).chain(&self.charges.1)
+    fn accounts(&self) -> impl Iterator<Item = &Account> {
+        iter::once(&self.first).chain(&self.others)
     }
 }
 

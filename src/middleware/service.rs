@@ -19,7 +19,7 @@ use super::{
     rejection::{JsonResponse, RejectionResponse},
     response::{Completion, Settling},
 };
-use crate::limiter::{Asking, FailureMode};
+use crate::limiter::Asking;
 
 /// A service guarded by a [`RateLimitLayer`](super::RateLimitLayer). See the [module docs](crate::middleware).
 pub struct RateLimit<I, R = JsonResponse> {
@@ -43,12 +43,13 @@ where
     }
 
     /// Calls the inner service right away if the check is decided without waiting.
+    #[inline]
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
         let (parts, body) = request.into_parts();
         let state = match self.policy.plan(&parts) {
             Ok(Plan::Decided(decided)) => self.forward(decided, parts, body),
-            Ok(Plan::Ask { asking, mode, details }) => {
-                State::Asking { asking, mode, details, held: Some((self.take(), parts, body)) }
+            Ok(Plan::Ask { asking, details }) => {
+                State::Asking { asking, details, held: Some((self.take(), parts, body)) }
             }
             Ok(Plan::Wait(decision)) => State::Waiting { decision, held: Some((self.take(), parts, body)) },
             Err(rejection) => {
@@ -119,7 +120,6 @@ pin_project! {
     enum State<I, R, ReqBody, F, ResBody> {
         Asking {
             asking: Asking,
-            mode: FailureMode,
             details: Option<Box<CheckDetails>>,
             held: Option<(RateLimit<I, R>, Parts, ReqBody)>,
         },
@@ -145,11 +145,11 @@ where
         let mut state = self.project().state;
         loop {
             let next = match state.as_mut().project() {
-                StateProjection::Asking { asking, mode, details, held } => {
+                StateProjection::Asking { asking, details, held } => {
                     let outcome = ready!(Pin::new(&mut *asking).poll(cx)).map(Some);
                     let (mut service, parts, body) = take(held);
-                    let decided =
-                        Decided { outcome, mode: *mode, details: details.take(), waited: asking.reply.waited() };
+                    let (details, waited) = (details.take(), asking.reply.waited());
+                    let decided = Decided { outcome, mode: asking.mode, details, waited };
                     service.forward(decided, parts, body)
                 }
                 StateProjection::Waiting { decision, held } => {

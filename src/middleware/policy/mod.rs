@@ -74,7 +74,7 @@ pub(super) enum Plan {
     /// Without waiting, or there is nothing to decide.
     Decided(Decided),
     /// The store is asked about its check.
-    Ask { asking: Asking, mode: FailureMode, details: Option<Box<CheckDetails>> },
+    Ask { asking: Asking, details: Option<Box<CheckDetails>> },
     /// After a wait for capacity, or with a ban. In a box, since few requests need it.
     Wait(Pin<Box<dyn Future<Output = Decided> + Send>>),
 }
@@ -163,7 +163,7 @@ impl Policy {
         let Some(check) = check else { return Ok(at_once(Ok(None), mode, details)) };
         Ok(match self.limiter.decide_now(check, mode, || time_waited(request)) {
             DecideNow::Decided(outcome) => at_once(outcome.map(Some), mode, details),
-            DecideNow::Ask(asking) => Plan::Ask { asking, mode, details },
+            DecideNow::Ask(asking) => Plan::Ask { asking, details },
         })
     }
 

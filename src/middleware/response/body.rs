@@ -1,7 +1,7 @@
 //! The types of bodies that the crate knows: how each holds the places of concurrent limits until its end, and how it is emptied.
 
 use std::{
-    any::Any,
+    any::{Any, type_name},
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -14,7 +14,11 @@ use http_body_util::{
 };
 use pin_project_lite::pin_project;
 
-use crate::decision::Decision;
+use crate::{
+    decision::Decision,
+    error::{ConfigError, ConfigErrorKind},
+    middleware::rejection::Rejection,
+};
 
 pin_project! {
     /// A body, and the decision that holds the places until its end. Without a body it is empty.
@@ -57,8 +61,9 @@ impl<B> Holding<B> {
 /// The response to a `HEAD` request: the headers of that to a `GET`, without the content. hyper would send it over HTTP/2. A body of an
 /// unknown type keeps it.
 pub(super) fn without_content<B: Body + 'static>(mut response: Response<B>) -> Response<B> {
-    if let Some(length) = response.body().size_hint().exact().filter(|length| *length > 0) {
-        response.headers_mut().entry(CONTENT_LENGTH).or_insert_with(|| length.into());
+    let length = response.body().size_hint().exact().filter(|length| *length > 0);
+    if let Some(length) = length.filter(|_| !response.headers().contains_key(CONTENT_LENGTH)) {
+        response.headers_mut().insert(CONTENT_LENGTH, length.into());
     }
     response.map(|body| changed(body, None))
 }
@@ -75,6 +80,18 @@ pub(super) fn changed<B: Body + 'static>(body: B, decision: Option<&Decision>) -
 /// Whether a body of this type can hold places, or need not since it is buffered whole.
 pub(super) fn is_known<B: Body + 'static>() -> bool {
     change::<B>(&mut None, None)
+}
+
+/// The rejection of a request whose places a body of this type cannot hold.
+#[cold]
+pub(super) fn unknown<B>() -> Rejection {
+    let problem = format!(
+        "the body {} cannot hold the place of a concurrent limit until it has ended: inside of the limits, box it by \
+         `.map_response(|response: http::Response<_>| response.map(http_body_util::combinators::BoxBody::new))`, or with \
+         `axum::body::Body::new`; or free places when the response begins, by `.free_with_head()` on the layer",
+        type_name::<B>()
+    );
+    Rejection::NotSetUp(ConfigError::new(ConfigErrorKind::NoEffect, problem))
 }
 
 /// Whether the type of the body is known.

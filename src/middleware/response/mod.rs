@@ -6,9 +6,9 @@ mod upstream;
 
 #[cfg(any(feature = "axum", feature = "grpc"))]
 use std::sync::LazyLock;
-use std::{any::type_name, mem, sync::Arc};
+use std::{mem, sync::Arc};
 
-use http::{Method, Response, request::Parts};
+use http::{Extensions, Method, Response, request::Parts};
 use http_body::Body;
 
 use self::follow_up::FollowUp;
@@ -21,12 +21,7 @@ use super::{
     policy::{CheckDetails, Decided, Policy, TimeWaited},
     rejection::{Rejection, RejectionResponse, ShadowRefusals},
 };
-use crate::{
-    decision::Decision,
-    error::{ConfigError, ConfigErrorKind, Error},
-    limit::Limit,
-    limiter::FailureMode,
-};
+use crate::{decision::Decision, error::Error, limit::Limit, limiter::FailureMode};
 
 /// The decision and the settings that complete the response to a request that was let through.
 pub(super) struct Completion {
@@ -52,30 +47,32 @@ impl Policy {
             request.extensions.insert(TimeWaited(waited));
         }
         let degraded = self.report_degraded(&outcome, mode);
-        let admission = admission(outcome, mode);
-        // Plain limits have no places.
-        let is_plain = details.is_none();
-        let held = if is_plain { admission } else { admission.and_then(|decision| self.held_by::<B>(decision)) };
-        let decision = match held {
+        let decision = match admission(outcome, mode) {
             Ok(decision) => decision,
             Err(rejection) => return Err(self.reject(request, self.of_ban(rejection), details, degraded, responder)),
         };
+        // Plain limits have no places.
+        let holds_place = details.is_some() && decision.as_ref().is_some_and(Decision::holds_place);
+        if holds_place && !self.frees_with_head && !body::is_known::<B>() {
+            let problem = body::unknown::<B>();
+            let may_refuse =
+                |decision: &Decision| decision.statuses().any(|s| s.limit().is_concurrent() && !s.is_shadow());
+            if decision.as_ref().is_some_and(may_refuse) {
+                return Err(self.reject(request, problem, details, degraded, responder));
+            }
+            self.events.mistake(&problem);
+        }
         let follow_up = details.and_then(|mut details| {
             details.shadow = self.report_shadow(decision.as_ref(), mem::take(&mut details.left_out));
             let settles = details.check.is_some() && self.any(|limit| limit.cost_afterwards.is_some());
             details.request = settles.then(|| Box::new(request.clone()));
-            let holds_place = decision.as_ref().is_some_and(Decision::holds_place);
             let is_needed = details.shadow.is_some() || details.check.is_some() || holds_place;
             is_needed.then(|| Box::new(FollowUp { policy: Arc::clone(self), details }))
         });
         if let Some(decision) = &decision {
-            let own = || decision.clone().left_by(Arc::as_ptr(self).addr());
-            if let Some(outer) = request.extensions.insert(own()) {
-                let all = own().within(outer);
-                if all.counts_twice() {
-                    self.events.counts_twice(|| self.names());
-                }
-                request.extensions.insert(all);
+            let own = decision.clone().left_by(Arc::as_ptr(self).addr());
+            if let Some(outer) = request.extensions.insert(own) {
+                self.leave_within(outer, &mut request.extensions);
             }
         }
         // A response with figures of an upstream keeps them.
@@ -84,25 +81,14 @@ impl Policy {
         Ok(Completion { decision, headers, degraded, follow_up })
     }
 
-    /// Rejects a request whose places the body of its response cannot hold. If only limits in the shadow have given any, this is reported.
-    fn held_by<B: Body + 'static>(&self, decision: Option<Decision>) -> Result<Option<Decision>, Rejection> {
-        let holds_place = decision.as_ref().is_some_and(Decision::holds_place);
-        if !holds_place || self.frees_with_head || body::is_known::<B>() {
-            return Ok(decision);
+    /// Adds the decision of the layers further out to that of this layer.
+    #[cold]
+    fn leave_within(&self, outer: Decision, left: &mut Extensions) {
+        let Some(decision) = left.get_mut::<Decision>() else { return };
+        *decision = decision.clone().within(outer);
+        if decision.counts_twice() {
+            self.events.counts_twice(|| self.names());
         }
-        let problem = format!(
-            "the body {} cannot hold the place of a concurrent limit until it has ended: inside of the limits, box it by \
-             `.map_response(|response: http::Response<_>| response.map(http_body_util::combinators::BoxBody::new))`, or with \
-             `axum::body::Body::new`; or free places when the response begins, by `.free_with_head()` on the layer",
-            type_name::<B>()
-        );
-        let rejection = Rejection::NotSetUp(ConfigError::new(ConfigErrorKind::NoEffect, problem));
-        let may_refuse = |decision: &Decision| decision.statuses().any(|s| s.limit().is_concurrent() && !s.is_shadow());
-        if decision.as_ref().is_some_and(may_refuse) {
-            return Err(rejection);
-        }
-        self.events.mistake(&rejection);
-        Ok(decision)
     }
 
     /// The response to a request that is not let through.

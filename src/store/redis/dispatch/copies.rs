@@ -32,7 +32,7 @@ pub(super) fn join(jobs: Vec<Box<Job>>) -> Vec<Box<Job>> {
             place = place.filter(is_equal);
         }
         if let Some(place) = place {
-            joined[place].join(*job);
+            joined[place].join(job);
         } else {
             last_touch.extend(touched.iter().map(|hash| (*hash, joined.len())));
             joined.push(job);

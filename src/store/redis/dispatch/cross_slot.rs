@@ -65,7 +65,8 @@ fn in_slots(dispatcher: &Arc<Dispatcher>, job: &Job) -> Option<(JoinHandle<Answe
             let (slots, caller) = CrossSlot::new(dispatcher, check, id, SystemTime::UNIX_EPOCH)?;
             Some((runtime.spawn(slots.decide(job.deadline)), caller))
         }
-        Work::Settle(settlement) => {
+        Work::Settle(settling) => {
+            let settlement = &settling.settlement;
             let (slots, caller) = CrossSlot::new(dispatcher, settlement.check(), settlement.id(), settlement.at())?;
             let costs = settlement.accounts().map(|(_, cost)| cost).collect();
             Some((runtime.spawn(slots.settle(costs)), caller))

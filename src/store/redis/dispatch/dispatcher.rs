@@ -177,15 +177,19 @@ impl Dispatcher {
     }
 
     async fn send_batch(self: &Arc<Self>, mut jobs: Vec<Box<Job>>, slot: Option<u16>) {
-        let connection = self.pool.take().await;
+        let mut connection = self.pool.take().await;
         // Callers may have stopped waiting while the connection was opened.
         jobs.retain(|job| !job.is_cancelled());
         if jobs.is_empty() {
             return;
         }
         let mut batch = Batch::new(jobs, slot, &self.config);
-        let reply = try_send(connection, &mut batch, false).await;
-        let reply = self.try_again(&mut batch, reply).await;
+        let mut reply = try_send(&mut connection, &mut batch, false).await;
+        drop(connection);
+        if !matches!(reply, Ok(Ok(_))) {
+            // In a box, since few batches are sent again.
+            reply = Box::pin(self.try_again(&mut batch, reply)).await;
+        }
         let refused = self.take_refused(&mut batch, &reply);
         if refused.is_empty() {
             return batch.finish(reply.and_then(|reply| reply.map_err(failure)));
@@ -214,18 +218,17 @@ impl Dispatcher {
         batch: &mut Batch,
         mut reply: Result<RedisResult<Value>, StoreError>,
     ) -> Result<RedisResult<Value>, StoreError> {
+        let Ok(Err(error)) = &reply else { return reply };
         let mut lost = batch.lost_places(&reply);
-        if let Ok(Err(error)) = &reply
-            && self.is_worth_another_try(error)
-        {
+        if self.is_worth_another_try(error) {
             self.config.server.note_moved(error);
             let has_not_run = !batch.is_sent || self.has_certainly_not_run(error);
             let failed = failure(error.clone());
             if batch.keep(|job| has_not_run || job.is_repeatable(), &failed) {
-                let connection = self.pool.take().await;
+                let mut connection = self.pool.take().await;
                 if batch.keep(|job| !job.is_cancelled(), &failed) {
                     let again = batch.is_sent || self.config.server.is_cluster();
-                    reply = try_send(connection, batch, again).await;
+                    reply = try_send(&mut connection, batch, again).await;
                 }
             }
         }
@@ -262,7 +265,7 @@ impl Dispatcher {
             for keys in tries {
                 let jobs = keys.iter().map(|key| Job::decide(peek(*key), Duration::MAX)).collect();
                 let mut batch = Batch::new(jobs, None, &dispatcher.config);
-                let reply = try_send(dispatcher.pool.take().await, &mut batch, false).await;
+                let reply = try_send(&mut dispatcher.pool.take().await, &mut batch, false).await;
                 if dispatcher.take_refused(&mut batch, &reply).is_empty() {
                     reply?.map_err(failure)?;
                 }
@@ -311,12 +314,12 @@ impl Dispatcher {
 
 /// Sends a batch over a connection. The outer error says that there was none. The inner one is of the server or of the connection.
 async fn try_send(
-    connection: Result<(Connection, impl Send), StoreError>,
+    connection: &mut Result<(Connection, impl Send), StoreError>,
     batch: &mut Batch,
     again: bool,
 ) -> Result<RedisResult<Value>, StoreError> {
-    let (mut connection, _pooled) = connection?;
-    Ok(batch.send(&mut connection, again).await)
+    let (connection, _) = connection.as_mut().map_err(|error| error.clone())?;
+    Ok(batch.send(connection, again).await)
 }
 
 /// Sends the check of its own caller. A task takes over after an error: a future that may not be polled must not wait for a

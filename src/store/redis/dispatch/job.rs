@@ -2,17 +2,18 @@
 
 use std::{
     mem,
-    sync::{Arc, Weak},
-    time::{Duration, Instant, SystemTime},
+    sync::Weak,
+    time::{Duration, Instant},
 };
 
 use redis::Cmd;
 use tokio::sync::oneshot::{Receiver, Sender, channel};
 
+use super::crowds::Crowd;
 use crate::{
     algorithm::Kind,
     check::{AdmissionId, Charge, Check},
-    decision::{Decision, LimitStatus, Settlement},
+    decision::{Decision, Settlement},
     error::StoreError,
     local::{LocalState, Outdated, Underway},
     store::redis::keys::Keys,
@@ -26,11 +27,17 @@ const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 /// The decision, or the statuses after a settlement and whether it was applied.
 pub(crate) type Answer = Result<(Decision, bool), StoreError>;
 
-#[derive(Clone)]
 pub(super) enum Work {
     Decide(Check),
     /// In a box, so that the many checks stay small.
-    Settle(Box<Settlement>),
+    Settle(Box<Settling>),
+}
+
+/// A settlement, which goes on if its caller leaves.
+pub(super) struct Settling {
+    pub(super) settlement: Settlement,
+    _outdated: Outdated,
+    _underway: Underway,
 }
 
 pub(crate) struct Job {
@@ -41,16 +48,15 @@ pub(crate) struct Job {
     caller: Option<Sender<Answer>>,
     /// The callers of equal checks, which travel as copies of this one.
     copies: Vec<Sender<Answer>>,
-    /// What a settlement makes outdated. It goes on if its caller leaves.
-    outdated: Option<Box<(Outdated, Underway)>>,
     /// How long its caller waits for the answer.
     pub(super) deadline: Duration,
     /// When nobody waits for the answer any more, of a check that takes a place: its caller leaves, and a task waits to free that.
     pub(super) end: Option<Instant>,
     /// Held by equal checks that are not answered yet: see [`queue`](super::queue).
-    pub(super) crowd: Option<Arc<()>>,
-    /// The caller of the whole check, where a task asks for it in one slot. Only whether it still waits is of interest.
-    whole: Option<Weak<dyn Send + Sync>>,
+    pub(super) crowd: Option<Crowd>,
+    /// The caller of the whole check, where a task asks for it in one slot. Only whether it still waits is of interest. In a box, so that a
+    /// job is no larger than what is copied fast.
+    whole: Option<Box<Weak<dyn Send + Sync>>>,
 }
 
 impl Job {
@@ -66,19 +72,18 @@ impl Job {
         };
         let others = settlement.accounts().filter(|(charge, cost)| !keeps(charge, *cost));
         let outdated = local_state.outdate(others.map(|(charge, _)| (charge.limit(), charge.key())), None);
-        let mut job = Self::new(settlement.id(), Work::Settle(Box::new(settlement)), Duration::MAX);
-        job.outdated = Some(Box::new((outdated, local_state.owed.begin())));
-        job
+        let id = settlement.id();
+        let settling = Settling { settlement, _outdated: outdated, _underway: local_state.owed.begin() };
+        Self::new(id, Work::Settle(Box::new(settling)), Duration::MAX)
     }
 
     fn new(id: AdmissionId, work: Work, deadline: Duration) -> Box<Self> {
-        let copies = Vec::new();
-        Box::new(Self { work, id, caller: None, copies, outdated: None, deadline, end: None, crowd: None, whole: None })
+        Box::new(Self { work, id, caller: None, copies: Vec::new(), deadline, end: None, crowd: None, whole: None })
     }
 
     /// It is not sent any more once the caller of the whole check has stopped waiting.
     pub(super) fn while_wanted(mut self: Box<Self>, caller: Weak<dyn Send + Sync>) -> Box<Self> {
-        self.whole = Some(caller);
+        self.whole = Some(Box::new(caller));
         self
     }
 
@@ -97,7 +102,7 @@ impl Job {
     pub(super) fn check(&self) -> &Check {
         match &self.work {
             Work::Decide(check) => check,
-            Work::Settle(settlement) => settlement.check(),
+            Work::Settle(settling) => settling.settlement.check(),
         }
     }
 
@@ -141,7 +146,7 @@ impl Job {
     }
 
     pub(super) fn settlement(&self) -> Option<&Settlement> {
-        if let Work::Settle(settlement) = &self.work { Some(settlement) } else { None }
+        if let Work::Settle(settling) = &self.work { Some(&settling.settlement) } else { None }
     }
 
     /// Whether it takes a prefetch, or gives one back.
@@ -155,31 +160,17 @@ impl Job {
         Some((life / PART_OF_LIFE).min(LONGEST_WAIT)).filter(|wait| *wait >= SHORTEST_WAIT)
     }
 
-    /// How many equal checks their limits can ever admit together; `None` if no limit bounds them.
-    pub(super) fn most_admitted(&self) -> Option<u64> {
-        let Work::Decide(check) = &self.work else { return None };
-        // Under one id, all of them are one admission.
-        let charges = check.charges().filter(|charge| check.id().is_none() && charge.can_refuse());
-        charges.filter_map(|charge| charge.limit().units().checked_div(charge.units())).min()
-    }
-
-    /// The refusal of a check behind so many equal ones.
-    pub(super) fn refused_behind(&self, ahead: u64) -> Decision {
-        Decision::new(self.check(), SystemTime::now(), AdmissionId::fresh(), |charge| {
-            let most = charge.limit().units().checked_div(charge.units());
-            LimitStatus::estimate(charge, charge.can_refuse() && most.is_some_and(|most| ahead >= most))
-        })
-    }
-
     /// Whether the order of the two makes no difference.
     pub(super) fn is_interchangeable_with(&self, other: &Self) -> bool {
         self.is_check() && other.is_check() && self.check().is_interchangeable_with(other.check())
     }
 
     /// Makes an interchangeable job a copy of this one.
-    pub(super) fn join(&mut self, other: Self) {
-        self.end = self.end.max(other.end);
-        self.copies.extend(other.caller);
+    pub(super) fn join(&mut self, mut other: Box<Self>) {
+        if other.end.is_some() {
+            self.end = self.end.max(other.end);
+        }
+        self.copies.extend(other.caller.take());
     }
 
     /// Whether it counts once even if it is sent twice: the store remembers its id.
@@ -190,21 +181,19 @@ impl Job {
 
     /// Gives the next answers to the callers, in order.
     pub(super) fn finish(self, answers: &mut impl Iterator<Item = Answer>) {
-        drop(self.outdated);
+        drop(self.work);
         for (caller, answer) in self.caller.into_iter().chain(self.copies).zip(answers) {
             drop(caller.send(answer));
         }
     }
 
     /// Its callers, each with a job of its own. It has not run.
-    pub(super) fn apart(mut self) -> Vec<(Box<Self>, Sender<Answer>)> {
-        let callers = self.caller.take().into_iter().chain(mem::take(&mut self.copies));
-        let mut job = || {
-            let mut job = Self::new(self.id, self.work.clone(), self.deadline);
-            job.outdated = self.outdated.take();
-            job
-        };
-        callers.map(|caller| (job(), caller)).collect()
+    pub(super) fn apart(mut self: Box<Self>) -> Vec<(Box<Self>, Sender<Answer>)> {
+        let (caller, copies) = (self.caller.take(), mem::take(&mut self.copies));
+        let copy = |caller| (Self::decide(self.check().clone(), self.deadline), caller);
+        let mut apart: Vec<_> = copies.into_iter().map(copy).collect();
+        apart.extend(caller.map(|caller| (self, caller)));
+        apart
     }
 
     /// Whether its callers have stopped waiting. A settlement is done nevertheless.

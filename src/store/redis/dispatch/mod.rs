@@ -10,6 +10,7 @@
 mod batch;
 mod copies;
 mod cross_slot;
+mod crowds;
 mod dispatcher;
 mod job;
 mod lost;

@@ -31,7 +31,10 @@ use std::{
 use loom::sync::{Mutex, MutexGuard};
 use tokio::sync::oneshot::Receiver;
 
-use super::job::{Answer, Job};
+use super::{
+    crowds::{Crowd, Crowds},
+    job::{Answer, Job},
+};
 use crate::{
     error::{StoreError, StoreErrorKind},
     key::{Digester, Prehashed},
@@ -83,8 +86,8 @@ struct State {
     /// The digests in `many`. The first has its turn: one job of it leaves.
     turns: VecDeque<u64>,
     waiting: usize,
-    /// The equal checks that came while many waited, by the digest of their check. Each job has a clone until it is answered.
-    crowds: HashMap<u64, Arc<()>, BuildHasherDefault<Prehashed>>,
+    /// Of the checks that came while many waited.
+    crowds: Crowds,
     /// The callers that stopped waiting since cancelled jobs were last removed. Some of their jobs have left the queue.
     cancelled: usize,
     /// When the first of the checks that take places may be cancelled, which nobody counts.
@@ -123,32 +126,34 @@ impl Queue {
         if job.is_check() && job.is_of_prefetch() && state.waiting > self.capacity / PART_OF_PREFETCHES {
             return Err(Box::new(Err(state.refusal(turn))));
         }
-        let crowd = turn.and_then(|_| state.crowd_of(&job, &self.digester));
-        // Without the clones of the table and of this check.
-        let ahead = || crowd.as_ref().map_or(0, |crowd| Arc::strong_count(crowd) as u64 - 2);
-        let most = crowd.as_ref().and_then(|_| job.most_admitted()).unwrap_or(u64::MAX);
-        let is_behind = |state: &State| ahead() >= most && ahead() - state.cancelled_in(turn, &crowd) >= most;
+        let (is_check, most_crowds) = (job.is_check(), FEW + 2 * state.waiting);
+        let digest = turn.filter(|_| is_check);
+        let crowd = digest.and_then(|_| state.crowds.join(job.check(), &self.digester, most_crowds));
+        let is_behind = |crowd: &&Crowd, state: &State| crowd.refuses(job.check(), || state.cancelled_in(turn, crowd));
+        let behind = |state: &State| crowd.as_ref().filter(|crowd| is_behind(crowd, state));
         // A settlement that is refused is lost, so checks leave places to them.
-        let places = if job.is_check() { self.capacity } else { 2 * self.capacity };
+        let places = if is_check { self.capacity } else { 2 * self.capacity };
         let is_too_long = |state: &State| state.waiting >= places || state.wait(turn) > job.deadline;
-        let mut is_refused = is_behind(&state) || is_too_long(&state);
-        let is_any_over = |state: &State| state.first_end.is_some_and(|end| end <= Instant::now());
-        if is_refused && (state.cancelled > state.waiting / PART_OF_CANCELLED || is_any_over(&state)) {
-            state.remove_cancelled();
-            is_refused = is_behind(&state) || is_too_long(&state);
-        }
-        if is_refused {
-            if is_behind(&state) {
-                return Err(Box::new(Ok((job.refused_behind(ahead()), false))));
+        if behind(&state).is_some() || is_too_long(&state) {
+            let is_any_over = state.first_end.is_some_and(|end| end <= Instant::now());
+            if is_any_over || state.cancelled > state.waiting / PART_OF_CANCELLED {
+                state.remove_cancelled();
             }
-            let refusal = state.refusal(turn);
-            drop(state);
-            metrics::queue_full();
-            return Err(Box::new(Err(refusal)));
+            if let Some(crowd) = behind(&state) {
+                return Err(Box::new(Ok((crowd.refusal(job.check()), false))));
+            }
+            if is_too_long(&state) {
+                let refusal = state.refusal(turn);
+                drop(state);
+                metrics::queue_full();
+                return Err(Box::new(Err(refusal)));
+            }
         }
         job.crowd = crowd;
         let answer = job.wait();
-        state.first_end = state.first_end.or(job.end);
+        if let Some(end) = job.end {
+            state.first_end.get_or_insert(end);
+        }
         state.push(job, turn);
         Ok((answer, Caller { queue: Arc::downgrade(self) }))
     }
@@ -174,25 +179,11 @@ impl State {
         (!self.many.is_empty() || self.few.len() >= FEW).then(digest)
     }
 
-    /// The checks that are equal to this one. `None` if no number of them tells that it is refused.
-    fn crowd_of(&mut self, job: &Job, digester: &Digester) -> Option<Arc<()>> {
-        job.most_admitted()?;
-        if self.crowds.len() > FEW + 2 * self.waiting {
-            self.crowds.retain(|_, crowd| Arc::strong_count(crowd) > 1);
-        }
-        let digest = job.check().charges().fold(0_u64, |digest, charge| {
-            let cost = 2 * charge.cost() + 1;
-            digest.rotate_left(1).wrapping_add(charge.limit().digest(digester, charge.key()).wrapping_mul(cost))
-        });
-        Some(Arc::clone(self.crowds.entry(digest).or_default()))
-    }
-
     /// How many checks of this turn and crowd nobody waits for any more.
-    fn cancelled_in(&self, turn: Option<u64>, crowd: &Option<Arc<()>>) -> u64 {
+    fn cancelled_in(&self, turn: Option<u64>, crowd: &Crowd) -> u64 {
+        let is_in = |job: &Job| job.crowd.as_ref().is_some_and(|other| other.is(crowd));
         let of_turn = turn.and_then(|digest| self.many.get(&digest)).into_iter().flatten();
-        of_turn
-            .filter(|job| job.crowd.as_ref().map(Arc::as_ptr) == crowd.as_ref().map(Arc::as_ptr) && job.is_cancelled())
-            .count() as u64
+        of_turn.filter(|job| is_in(job) && job.is_cancelled()).count() as u64
     }
 
     /// The time until the answer to a job of this turn that comes now. All jobs in flight and ahead of it are decided before. A third

@@ -1,0 +1,63 @@
+//! Crowds of equal checks that wait together: see rule 9 of the [queue](super::queue).
+
+use std::{collections::HashMap, hash::BuildHasherDefault, sync::Arc, time::SystemTime};
+
+use crate::{
+    check::{AdmissionId, Check},
+    decision::{Decision, LimitStatus},
+    key::{Digester, Prehashed},
+};
+
+/// The crowds of a queue, by the digest of their check.
+#[derive(Default)]
+pub(super) struct Crowds(HashMap<u64, Crowd, BuildHasherDefault<Prehashed>>);
+
+/// Each of the equal checks has a clone until it is answered.
+#[derive(Clone, Default)]
+pub(super) struct Crowd(Arc<()>);
+
+impl Crowds {
+    /// The crowd that a check comes behind. `None` if no number of equal checks tells that this one is refused. Crowds that have gone are
+    /// removed once there are many more than checks that wait.
+    pub(super) fn join(&mut self, check: &Check, digester: &Digester, most: usize) -> Option<Crowd> {
+        most_admitted(check)?;
+        if self.0.len() > most {
+            self.0.retain(|_, Crowd(members)| Arc::strong_count(members) > 1);
+        }
+        let digest = check.charges().fold(0_u64, |digest, charge| {
+            let cost = 2 * charge.cost() + 1;
+            digest.rotate_left(1).wrapping_add(charge.limit().digest(digester, charge.key()).wrapping_mul(cost))
+        });
+        Some(self.0.entry(digest).or_default().clone())
+    }
+}
+
+impl Crowd {
+    /// The others: without the clones of the table and of this check.
+    fn ahead(&self) -> u64 {
+        Arc::strong_count(&self.0) as u64 - 2
+    }
+
+    /// Whether as many are ahead of this check as its limits can ever admit, without the `cancelled` ones.
+    pub(super) fn refuses(&self, check: &Check, cancelled: impl FnOnce() -> u64) -> bool {
+        most_admitted(check).is_some_and(|most| self.ahead() >= most && self.ahead() - cancelled() >= most)
+    }
+
+    /// The refusal of this check.
+    pub(super) fn refusal(&self, check: &Check) -> Decision {
+        Decision::new(check, SystemTime::now(), AdmissionId::fresh(), |charge| {
+            let most = charge.limit().units().checked_div(charge.units());
+            LimitStatus::estimate(charge, charge.can_refuse() && most.is_some_and(|most| self.ahead() >= most))
+        })
+    }
+
+    pub(super) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+/// How many equal checks their limits can ever admit together; `None` if no limit bounds them. Under one id, all of them are one admission.
+fn most_admitted(check: &Check) -> Option<u64> {
+    let charges = check.charges().filter(|charge| check.id().is_none() && charge.can_refuse());
+    charges.filter_map(|charge| charge.limit().units().checked_div(charge.units())).min()
+}
