@@ -3,7 +3,7 @@
 //! The units of the previous window count in proportion to its overlap with the sliding window. The estimate is made in
 //! double precision, as in Lua, so that every store gets the same result.
 
-use super::{chunk::UnitsOf, log::Log};
+use super::{entry::UnitsOf, log::Log};
 
 /// The most units of one of the clock's windows: a double counts no more exactly.
 const LARGEST: u64 = 1 << 53;
@@ -118,7 +118,7 @@ impl Counter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::window::chunk::Sum;
+    use crate::window::entry::Sum;
 
     const WINDOW: u64 = 60_000_000;
 

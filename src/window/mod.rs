@@ -4,15 +4,15 @@
 //! remembers two numbers. `store/redis/script/*.lua` is the same arithmetic in Lua. `testing/oracle.rs` and the model
 //! of the tests hold both to the same rules.
 
-mod chunk;
 mod counter;
+mod entry;
 mod log;
 
 use std::time::Duration;
 
 use self::{
-    chunk::{Entry, Kind, Sum, UnitsOf},
     counter::Counter,
+    entry::{Entry, Kind, Sum, UnitsOf},
     log::Log,
 };
 use crate::{

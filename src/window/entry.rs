@@ -1,0 +1,91 @@
+//! Entries of a log: units that leave the window together.
+
+use crate::check::AdmissionId;
+
+/// Units of a log: their time, and the id of their admission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// The units count until a window after this time.
+    pub(super) at: u64,
+    /// Zero in a sum.
+    pub(super) id: AdmissionId,
+    pub(super) kind: Kind,
+    pub(super) units: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// One admission, found by its id.
+    Named = 0,
+    /// The same, until it is settled.
+    Reserved = 1,
+    /// All other admissions of one time.
+    Sum = 2,
+    /// A settled admission.
+    Settled = 3,
+}
+
+/// The units of several entries, and how many of them are reserved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sum {
+    pub(super) units: u64,
+    pub(super) reserved: u64,
+}
+
+/// Chooses units of a sum: [`Sum::all`] or [`Sum::not_reserved`].
+pub(super) type UnitsOf = fn(Sum) -> u64;
+
+impl Entry {
+    /// The lowest bit of the kind in a packed entry.
+    const KIND: u32 = 62;
+
+    /// The most units of an entry.
+    const MOST: u64 = (1 << Self::KIND) - 1;
+
+    /// The packed units of a named entry of one unit, which most entries are.
+    pub(super) const SINGLE: u64 = 1;
+
+    /// The units, and above them the kind: one word for both.
+    pub(super) fn packed(self) -> u64 {
+        (self.kind as u64) << Self::KIND | self.units.min(Self::MOST)
+    }
+
+    pub(super) fn unpacked(at: u64, id: AdmissionId, packed: u64) -> Self {
+        let kind = match packed >> Self::KIND {
+            0 => Kind::Named,
+            1 => Kind::Reserved,
+            2 => Kind::Sum,
+            _ => Kind::Settled,
+        };
+        Self { at, id, kind, units: packed & Self::MOST }
+    }
+
+    /// The sum of packed units.
+    pub(super) fn sum_of(packed: u64) -> Sum {
+        Self::unpacked(0, AdmissionId::from(0), packed).sum()
+    }
+
+    pub(super) fn sum(self) -> Sum {
+        Sum { units: self.units, reserved: if self.kind == Kind::Reserved { self.units } else { 0 } }
+    }
+}
+
+impl Sum {
+    pub(super) fn all(self) -> u64 {
+        self.units
+    }
+
+    pub(super) fn not_reserved(self) -> u64 {
+        self.units.saturating_sub(self.reserved)
+    }
+
+    pub(super) fn add(&mut self, other: Self) {
+        self.units = self.units.saturating_add(other.units);
+        self.reserved = self.reserved.saturating_add(other.reserved);
+    }
+
+    pub(super) fn subtract(&mut self, other: Self) {
+        self.units = self.units.saturating_sub(other.units);
+        self.reserved = self.reserved.saturating_sub(other.reserved);
+    }
+}
