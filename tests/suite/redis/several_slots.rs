@@ -1,13 +1,17 @@
 //! A server behind one address that refuses keys of two slots in one call, as managed services do: a node of a cluster that has all slots.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    thread::sleep,
+    time::{Duration, Instant},
+};
 
 use tokio::task::JoinSet;
 use tower_sliding_window::{
     Algorithm, Charge, Check, Limit, Limiter, RedisStore, limiter::Breaker, settlement::Settlement,
 };
 
-use crate::support::{TEST_TIMEOUT, redis_cluster::RedisCluster};
+use crate::support::{TEST_TIMEOUT, redis_cluster::RedisCluster, two_threads};
 
 fn charge(limit: &Limit, key: &str) -> Charge {
     Charge::new(limit.clone(), key, 1).unwrap()
@@ -111,4 +115,34 @@ async fn places_and_settlements_of_several_slots_are_done() {
     let refund = Settlement::new(units, &admitted, |_| Some(0));
     assert!(second.settle(refund).await.unwrap().was_applied);
     assert_eq!(second.peek(&calls, "bob").await.unwrap().used(), 0);
+}
+
+/// Its first slot has admitted the check, or may have. The process goes on.
+#[test]
+fn a_runtime_that_ends_leaves_nothing_in_any_slot() {
+    let (one, other) = (two_threads(), two_threads());
+    let cluster = other.block_on(RedisCluster::start(1));
+    let [limiter, _] = other.block_on(limiters(&cluster));
+    let places = Limit::concurrent("places", 4).freed_after(Duration::from_secs(3_600));
+    let pair = || Check::new(charge(&places, "a")).and(charge(&places, "b")).unwrap();
+    one.block_on(async { drop(limiter.check_all(pair()).await.unwrap()) });
+    let server = &cluster.0[0];
+    server.pause();
+    for _ in 0..4 {
+        one.spawn(limiter.check_all(pair()));
+    }
+    sleep(Duration::from_millis(100));
+    drop(one);
+    server.resume();
+    let begun = Instant::now();
+    let held = || {
+        other.block_on(async {
+            let [a, b] = ["a", "b"].map(|key| limiter.peek(&places, key));
+            a.await.unwrap().used() + b.await.unwrap().used()
+        })
+    };
+    sleep(Duration::from_secs(1));
+    while held() > 0 {
+        assert!(begun.elapsed() < TEST_TIMEOUT, "{} are held", held());
+    }
 }

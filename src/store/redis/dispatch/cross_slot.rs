@@ -22,12 +22,13 @@ use tokio::task::JoinHandle;
 use super::{
     dispatcher::{Dispatcher, without_runtime},
     job::{Answer, Job, Work, hash_slot},
+    lost::Lost,
     queue::Caller,
 };
 use crate::{
     check::{AdmissionId, Check},
     decision::{Decision, LimitStatus, Settlement},
-    store::{StoreFuture, give_back, redis::keys::Keys},
+    store::{StoreFuture, redis::keys::Keys},
 };
 
 /// A check of several slots.
@@ -106,7 +107,17 @@ impl CrossSlot {
         Some((Self { dispatcher, check, id, slots, statuses, at, caller: Arc::downgrade(&caller) }, caller))
     }
 
-    async fn decide(mut self, left: Duration) -> Answer {
+    /// If its runtime ends meanwhile, a thread gives back what the check has taken.
+    async fn decide(self, left: Duration) -> Answer {
+        let is_given_back = self.check.id().is_none();
+        let taken = is_given_back.then(|| Settlement::refund_by_id(self.check.clone(), self.id));
+        let lost = Lost::new(&self.dispatcher.config, taken.into_iter().collect());
+        let answer = self.decide_in_turn(left).await;
+        lost.forget();
+        answer
+    }
+
+    async fn decide_in_turn(mut self, left: Duration) -> Answer {
         let is_given_back = self.check.id().is_none();
         for number in 0..self.slots.len() {
             let mut job = Job::decide(self.slots[number].0.clone(), left);
@@ -175,9 +186,8 @@ impl CrossSlot {
     /// Each slot for itself: a node that stays away delays none of the others.
     fn give_back_later(&self, taken: usize) {
         let refund = Settlement::refund_by_id(self.slots[taken].0.clone(), self.id);
-        let dispatcher = Arc::clone(&self.dispatcher);
-        let settle = move |settlement| settle_in_slot(Arc::clone(&dispatcher), settlement);
-        self.dispatcher.runtime.spawn(give_back(vec![refund], settle));
+        let lost = Lost::new(&self.dispatcher.config, vec![refund]);
+        self.dispatcher.runtime.spawn(lost.free(Arc::clone(&self.dispatcher)));
     }
 
     fn set(&mut self, slot: usize, decision: &Decision) {

@@ -1,4 +1,5 @@
-//! Places that may have been taken, although no reply says so: of a batch whose connection broke, or whose runtime ended.
+//! Places and units that may have been taken, although no reply says so: of a batch whose connection broke or whose runtime ended, and of a
+//! check that only some slots have admitted.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -18,42 +19,47 @@ use crate::{
 /// A server that has stood still may run a lost batch a moment after what came over another connection.
 const BEFORE_SECOND_RELEASE: Duration = Duration::from_millis(500);
 
-/// They are freed, whatever happens to the task that does it.
+/// They are given back, whatever happens to the task that does it.
 pub(super) struct Lost {
     config: Arc<Config>,
-    places: Vec<Settlement>,
+    taken: Vec<Settlement>,
     _underway: Underway,
 }
 
 impl Lost {
-    pub(super) fn new(config: &Arc<Config>, places: Vec<Settlement>) -> Self {
-        Self { config: Arc::clone(config), places, _underway: config.local_state.owed.begin() }
+    pub(super) fn new(config: &Arc<Config>, taken: Vec<Settlement>) -> Self {
+        Self { config: Arc::clone(config), taken, _underway: config.local_state.owed.begin() }
     }
 
-    pub(super) async fn free(mut self, dispatcher: Arc<Dispatcher>) {
-        free(dispatcher, &self.places).await;
-        self.places.clear();
+    pub(super) async fn free(self, dispatcher: Arc<Dispatcher>) {
+        free(dispatcher, &self.taken).await;
+        self.forget();
+    }
+
+    /// Nothing is lost.
+    pub(super) fn forget(mut self) {
+        self.taken.clear();
     }
 }
 
 /// Without its runtime, a thread frees them.
 impl Drop for Lost {
     fn drop(&mut self) {
-        if !self.places.is_empty() {
+        if !self.taken.is_empty() {
             let lost = Self::new(&self.config, Vec::new());
-            let places = mem::take(&mut self.places);
+            let taken = mem::take(&mut self.taken);
             on_thread(async move {
-                free(Arc::new(Dispatcher::new(Arc::clone(&lost.config), Handle::current())), &places).await;
+                free(Arc::new(Dispatcher::new(Arc::clone(&lost.config), Handle::current())), &taken).await;
                 drop(lost);
             });
         }
     }
 }
 
-async fn free(dispatcher: Arc<Dispatcher>, places: &[Settlement]) {
+async fn free(dispatcher: Arc<Dispatcher>, taken: &[Settlement]) {
     let release = || {
-        give_back(places.to_vec(), |place| {
-            ask_slots(Arc::clone(&dispatcher), Job::settle(place, &dispatcher.config.local_state))
+        give_back(taken.to_vec(), |taken| {
+            ask_slots(Arc::clone(&dispatcher), Job::settle(taken, &dispatcher.config.local_state))
         })
     };
     release().await;

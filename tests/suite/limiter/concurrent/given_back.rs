@@ -341,3 +341,28 @@ mod processes {
         }
     }
 }
+
+/// A check that is dropped on a thread without a runtime. Its own goes on.
+#[test]
+fn a_check_that_is_dropped_without_a_runtime_leaves_no_place() {
+    let (server, runtime) = (RedisServer::start(), two_threads());
+    let store = server.store().build().unwrap();
+    let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
+    runtime.block_on(async { drop(limiter.check(&long(), "ada", 1).await.unwrap()) });
+    for callers in [1, 100] {
+        server.pause();
+        let mut asked: Vec<_> = (0..callers).map(|_| Box::pin(limiter.check(&long(), "ada", 1))).collect();
+        runtime.block_on(async {
+            for asked in &mut asked {
+                assert!(asked.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            }
+            sleep(ms(50)).await;
+        });
+        drop(asked);
+        server.resume();
+        runtime.block_on(async {
+            sleep(ms(200)).await;
+            until_held(&limiter, &long(), 0).await;
+        });
+    }
+}
