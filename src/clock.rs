@@ -99,7 +99,7 @@ pub(crate) struct Following {
     started: Instant,
     /// The same moment by a clock that no test pauses.
     really_started: time::Instant,
-    /// What the system clock would have shown then.
+    /// The time that the system clock would have shown then.
     epoch: AtomicU64,
     /// When the clocks were compared, in microseconds since the start.
     compared_at: AtomicU64,

@@ -84,7 +84,7 @@ struct Core {
     lines: Arc<Lines>,
     /// The places that its decisions hold.
     renewals: Arc<Renewals>,
-    /// What is given back before the process ends, by the limiters of all clones of the store if it has a local state.
+    /// The places and calls that end before the process does, of the limiters of all clones of the store if it has a local state.
     owed: Arc<Owed>,
     /// The store of decisions in this process.
     local: MemoryStore,

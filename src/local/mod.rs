@@ -19,16 +19,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-#[cfg(feature = "redis")]
-pub(crate) use self::round_trip::LONGEST_DEADLINE;
 use self::{breaker::BreakerState, refusals::Generations, round_trip::RoundTrip};
 pub(crate) use self::{
     breaker::SharedBreaker,
-    owed::{Holder, Owed, Underway, complete, on_thread},
+    owed::{Holder, Owed, Underway, complete},
     prefetch::{KeptHolding, Prefetches, Step},
     refusals::{Lookup, Refusals},
     round_trip::SHORTEST_DEADLINE,
 };
+#[cfg(feature = "redis")]
+pub(crate) use self::{owed::on_thread, round_trip::LONGEST_DEADLINE};
 use crate::{
     clock::{Clock, ManualClock, micros},
     key::Key,
@@ -115,7 +115,7 @@ pub struct LocalState {
     pub(crate) refusals: Arc<Refusals>,
     /// The prefetches of all limiters on the store.
     pub(crate) prefetches: Option<Arc<Prefetches>>,
-    /// What all limiters on the store give back before the process ends.
+    /// The places and calls of all limiters on the store that end before the process does.
     pub(crate) owed: Arc<Owed>,
     made: Instant,
     /// When the last of all answered calls was sent, in microseconds since this state was made.

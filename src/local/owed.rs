@@ -1,4 +1,4 @@
-//! What this process has taken from a store and gives back before it ends, and the calls that must not be lost.
+//! Places that this process gives back before it ends, and calls that must not be lost.
 
 use std::{
     future::Future,

@@ -77,7 +77,7 @@ struct Refusal {
     id: AdmissionId,
 }
 
-/// What the cache knows of a charge.
+/// A refusal that the cache knows of a charge.
 struct Known {
     index: usize,
     refusal: Arc<Refusal>,

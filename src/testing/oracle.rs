@@ -120,7 +120,7 @@ impl Oracle {
     }
 }
 
-/// What one limit counts for one key.
+/// The units that one limit counts for one key.
 struct Tally<'a> {
     entries: &'a mut Vec<Entry>,
     charge: &'a Charge,

@@ -1,4 +1,4 @@
-//! What the prefetches of a process may cost its store: rule 11 of [`limit::prefetch`](crate::limit::prefetch).
+//! The calls that the prefetches of a process may cost its store: rule 11 of [`limit::prefetch`](crate::limit::prefetch).
 //!
 //! A prefetch is paid for before it is taken, by the checks that have asked the store and by those that did not have to. So no traffic can
 //! make prefetches cost more than that, whatever the distance of the store is.
@@ -12,7 +12,7 @@ use super::pace::LONGEST_BATCH;
 const CALL: u64 = 24;
 const PREFETCH: u64 = 2 * CALL;
 
-/// What a check earns that does not ask: a third of a call, which takes Redis as long as that check would have.
+/// A check that does not ask earns a third of a call, which takes Redis as long as that check would have.
 pub(super) const SAVED: u64 = CALL / 3;
 
 /// A process may owe the price of 64 prefetches. It pays nothing in advance, so quiet hours do not save up for a bad one.

@@ -34,7 +34,7 @@ pub(super) struct Place<'a> {
     capacity: &'a Capacity,
 }
 
-/// What a charge finds before its check is counted or refused.
+/// How the limit of a charge stands before its check is counted or refused.
 #[derive(Debug)]
 pub(super) struct Look<'a> {
     pub(super) charge: &'a Charge,
@@ -44,7 +44,7 @@ pub(super) struct Look<'a> {
     refuses: bool,
 }
 
-/// What becomes of a check.
+/// The outcome of a check.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Verdict {
     Admitted,

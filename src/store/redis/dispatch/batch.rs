@@ -116,7 +116,7 @@ impl Batch {
         reply
     }
 
-    /// What frees the places that each job may have taken, if no reply tells: by the ids of the jobs.
+    /// The settlements that free the places which each job may have taken, if no reply tells: by the ids of the jobs.
     pub(super) fn lost_places(
         &self,
         reply: &Result<RedisResult<Value>, StoreError>,
