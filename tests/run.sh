@@ -5,6 +5,8 @@
 #
 #   bash tests/run.sh [arguments of cargo test]
 #   bash tests/run.sh --server /path/to/redis-server [arguments of cargo test]
+#
+# With SOURCE=pool or SOURCE=closure, many tests let the application open the connections: a pool of bb8-redis, or a closure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tests/install.sh

@@ -38,3 +38,5 @@ pub mod what_an_attacker_can_do {}
 pub mod what_happens_when {}
 #[doc = include_str!("when_redis_fails.md")]
 pub mod when_redis_fails {}
+#[doc = include_str!("your_redis.md")]
+pub mod your_redis {}

@@ -15,6 +15,7 @@ mod limits;
 mod lone;
 mod memory;
 mod one_client;
+mod pool;
 mod prefetch;
 mod regions;
 mod server_time;
@@ -42,6 +43,7 @@ pub(crate) const SCENARIOS: &[Scenario] = &[
     Scenario { name: "burst", run: burst::run },
     Scenario { name: "lone", run: lone::run },
     Scenario { name: "server-time", run: server_time::run },
+    Scenario { name: "pool", run: pool::run },
     Scenario { name: "cost", run: cost::run },
     Scenario { name: "entries", run: entries::run },
     Scenario { name: "memory", run: memory::run },

@@ -6,8 +6,10 @@ use std::{fmt, sync::Arc, time::Duration};
 use redis::ClientTlsConfig;
 use redis::ConnectionInfo;
 
+#[cfg(feature = "credentials")]
+use super::connect::Credentials;
 use super::{
-    connect::{ConnectionSettings, Server, Topology, errors, node},
+    connect::{ConnectionSettings, Login, Server, Topology, errors, node},
     dispatch::Config,
     keys::{DEFAULT_PREFIX, Keys},
 };
@@ -106,7 +108,18 @@ impl RedisStoreBuilder {
     /// The ACL user to sign in as, and its password, so that it need not be in a URL. A server that asks for a password alone
     /// has the user `default`. Default: the login of the URL or the client. Behind sentinels, whose URLs have their own, none.
     pub fn login(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
-        self.connection.login = Some((user.into(), password.into()));
+        self.connection.login = Some(Login::Fixed { user: user.into(), password: password.into() });
+        self
+    }
+
+    /// The users and passwords that this provider gives, one after the other, such as tokens that a cloud gives out for some minutes:
+    /// [`redis::StreamingCredentialsProvider`]. Open connections sign in again with each, and new ones with the last. Behind sentinels,
+    /// those of the primary. Default: none. It replaces [`login`](Self::login).
+    ///
+    /// A stream that ends leaves the last credentials. A new connection whose stream yields none, or an error, fails.
+    #[cfg(feature = "credentials")]
+    pub fn credentials(mut self, provider: impl redis::StreamingCredentialsProvider + 'static) -> Self {
+        self.connection.login = Some(Login::Changing(Credentials(Arc::new(provider))));
         self
     }
 

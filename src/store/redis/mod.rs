@@ -23,6 +23,7 @@ mod script;
 
 use std::{
     fmt,
+    future::Future,
     sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
 };
@@ -34,7 +35,7 @@ use tokio::{
 
 pub use self::builder::RedisStoreBuilder;
 use self::{
-    connect::Topology,
+    connect::{Source, Topology},
     dispatch::{Answer, Config, Dispatcher, Job, ask_slots, without_runtime},
 };
 use super::{Store, StoreFuture};
@@ -120,7 +121,9 @@ impl RedisStore {
     }
 
     /// A store on the server of the application's Redis client. It takes over the client's address, TLS, user, password,
-    /// database and protocol, and the builder's settings override them. TLS needs this crate's feature `tls`.
+    /// database and protocol, and the builder's settings override them. The store opens its own connections: to share those of the
+    /// application, see [`from_pool`](Self::from_pool). A provider of credentials is no part of a client: give it to
+    /// [`credentials`](RedisStoreBuilder::credentials).
     ///
     /// ```no_run
     /// # async fn store() -> Result<(), Box<dyn std::error::Error>> {
@@ -130,11 +133,53 @@ impl RedisStore {
     /// # Ok(()) }
     /// ```
     ///
-    /// The client is one of the crate `redis` in version 1. The store opens its own connections, with its own timeouts and
-    /// keepalive, because it finds broken connections by the replies that pass through them. So it cannot use a pool or a
-    /// connection of the application.
+    /// The client is one of the crate `redis` in version 1.
     pub fn from_client(client: &redis::Client) -> RedisStoreBuilder {
         RedisStoreBuilder::new(Topology::Node, Ok(vec![client.get_connection_info().clone()]))
+    }
+
+    /// A store on the connections of the application's pool, such as one of `bb8_redis::RedisConnectionManager`: the store opens none of
+    /// its own. [`guide::your_redis`](crate::guide::your_redis) has an example, and says what the pool's settings mean for limits.
+    ///
+    /// The store takes a connection out of the pool, clones it, and gives it back at once. So it shares up to
+    /// [`connections`](RedisStoreBuilder::connections) of them with the application, and the pool has as many as before. It asks for
+    /// others when these fail. A pool that has none to spare is waited for, at most for the
+    /// [connect timeout](RedisStoreBuilder::connect_timeout), and only while no connection of the store works.
+    pub fn from_pool<M>(pool: bb8::Pool<M>) -> RedisStoreBuilder
+    where
+        M: bb8::ManageConnection<Error = redis::RedisError>,
+        M::Connection: redis::aio::ConnectionLike + Clone + Sync,
+    {
+        RedisStoreBuilder::new(Topology::Given(Source::of_pool(pool)), Ok(Vec::new()))
+    }
+
+    /// A store on the connections that this closure opens, such as clones of a `ConnectionManager`, or connections through a tunnel. The
+    /// store calls it whenever it needs one: at first for each of its [connections](RedisStoreBuilder::connections), and again when
+    /// these fail. A call may take the [connect timeout](RedisStoreBuilder::connect_timeout).
+    ///
+    /// The login, database and TLS are those of the connections. All must lead to one server, and none may be subscribed or in a
+    /// transaction.
+    ///
+    /// ```no_run
+    /// # async fn store() -> Result<(), Box<dyn std::error::Error>> {
+    /// # async fn token() -> Result<String, redis::RedisError> { unimplemented!() }
+    /// # use tower_sliding_window::RedisStore;
+    /// use redis::{Client, IntoConnectionInfo};
+    ///
+    /// let store = RedisStore::from_connections(|| async {
+    ///     let server = "redis://limits@10.0.0.1:6379".into_connection_info()?;
+    ///     let login = server.redis_settings().clone().set_password(token().await?);
+    ///     Client::open(server.set_redis_settings(login))?.get_multiplexed_async_connection().await
+    /// });
+    /// let store = store.connect().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn from_connections<F, C>(open: impl Fn() -> F + Send + Sync + 'static) -> RedisStoreBuilder
+    where
+        F: Future<Output = redis::RedisResult<C>> + Send + 'static,
+        C: redis::aio::ConnectionLike + Clone + Send + Sync + 'static,
+    {
+        RedisStoreBuilder::new(Topology::Given(Source::new(open)), Ok(Vec::new()))
     }
 
     /// A store on the primary that sentinels know by this name. The sentinels are at URLs such as `redis://10.0.0.1:26379`.

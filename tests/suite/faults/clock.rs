@@ -3,10 +3,14 @@
 use std::time::Duration;
 
 use tokio::{task::JoinSet, time::sleep};
-use tower_sliding_window::{Limit, Limiter, RedisStore, store::ManualClock};
+use tower_sliding_window::{Limit, Limiter, store::ManualClock};
 
 use super::{CLIENTS, reached};
-use crate::support::{TEST_TIMEOUT, outage::row, redis_server::RedisServer};
+use crate::support::{
+    TEST_TIMEOUT,
+    outage::row,
+    redis_server::{RedisServer, store_at},
+};
 
 const UNITS: u64 = 50;
 const LIMIT: Limit = Limit::per("calls", UNITS, Duration::from_secs(10));
@@ -15,7 +19,7 @@ const MICROSECOND: Duration = Duration::from_micros(1);
 
 /// With so many batches in flight at a time.
 fn limiter(server: &RedisServer, clock: &ManualClock, connections: u32) -> Limiter {
-    let store = RedisStore::builder(&server.url()).clock(clock).connections(connections).connect_timeout(TEST_TIMEOUT);
+    let store = store_at(&server.url()).clock(clock).connections(connections).connect_timeout(TEST_TIMEOUT);
     Limiter::new(store.build().unwrap()).deadline(TEST_TIMEOUT).refusal_cache(Duration::ZERO)
 }
 

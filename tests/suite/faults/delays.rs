@@ -6,14 +6,18 @@ use tokio::{
     task::JoinSet,
     time::{sleep, timeout},
 };
-use tower_sliding_window::{Error, Limit, Limiter, RedisStore, limiter::Breaker};
+use tower_sliding_window::{Error, Limit, Limiter, limiter::Breaker};
 
 use super::{
     CLIENTS,
     load::{History, Load},
     reached,
 };
-use crate::support::{TEST_TIMEOUT, proxy::Proxy, redis_server::RedisServer};
+use crate::support::{
+    TEST_TIMEOUT,
+    proxy::Proxy,
+    redis_server::{RedisServer, store_at},
+};
 
 const DEADLINE: Duration = Duration::from_millis(50);
 
@@ -46,8 +50,7 @@ async fn a_flood_behind_late_replies() {
 
     let server = RedisServer::start();
     let proxy = Proxy::start(&server).await;
-    let store =
-        RedisStore::builder(proxy.url()).connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT).build().unwrap();
+    let store = store_at(proxy.url()).connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT).build().unwrap();
     let limiter = Limiter::new(store).deadline(DEADLINE).refusal_cache(Duration::ZERO).breaker(Breaker::OFF);
     assert!(limiter.clone().deadline(TEST_TIMEOUT).peek(&CALLS, "ada").await.unwrap().is_allowed());
 

@@ -16,10 +16,10 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
-use tower_sliding_window::{Charge, Check, Error, Limit, Limiter, RedisStore, limiter::Breaker};
+use tower_sliding_window::{Charge, Check, Error, Limit, Limiter, limiter::Breaker};
 
 use super::reached;
-use crate::support::TEST_TIMEOUT;
+use crate::support::{TEST_TIMEOUT, redis_server::store_at};
 
 /// Exhausted many times within a run.
 const BURST: Limit = Limit::per("burst", 20, Duration::from_millis(100));
@@ -51,7 +51,7 @@ impl Load {
 
         let turn = Arc::clone(&TURN).lock_owned().await;
         let limiters: Vec<_> = (0..2)
-            .map(|_| Limiter::new(RedisStore::builder(url).build().unwrap()))
+            .map(|_| Limiter::new(store_at(url).build().unwrap()))
             // Every check must reach the server.
             .map(|limiter| limiter.deadline(deadline).refusal_cache(Duration::ZERO))
             .collect();

@@ -3,12 +3,15 @@
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
-use tower_sliding_window::{
-    Charge, Check, Decision, Error, Limit, Limiter, RedisStore, limiter::Breaker, settlement::Settlement,
-};
+use tower_sliding_window::{Charge, Check, Decision, Error, Limit, Limiter, limiter::Breaker, settlement::Settlement};
 
 use super::reached;
-use crate::support::{TEST_TIMEOUT, outage::row, proxy::Proxy, redis_server::RedisServer};
+use crate::support::{
+    TEST_TIMEOUT,
+    outage::row,
+    proxy::Proxy,
+    redis_server::{RedisServer, store_at},
+};
 
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
 const SHORT: Limit = Limit::per("short", 1_000_000, Duration::from_secs(10));
@@ -22,12 +25,8 @@ type Answer = JoinHandle<Result<Decision, Error>>;
 
 /// With one batch in flight at a time.
 fn limiter(proxy: &Proxy) -> Limiter {
-    let store = RedisStore::builder(proxy.url())
-        .connections(1)
-        .connect_timeout(TEST_TIMEOUT)
-        .reply_timeout(TEST_TIMEOUT)
-        .build()
-        .unwrap();
+    let store =
+        store_at(proxy.url()).connections(1).connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT).build().unwrap();
     Limiter::new(store).deadline(TEST_TIMEOUT).breaker(Breaker::OFF)
 }
 

@@ -4,13 +4,13 @@ use std::time::{Duration, Instant};
 
 use tokio::{task::spawn_blocking, time::sleep};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_sliding_window::{Limit, RateLimitLayer, RedisStore, middleware::Degraded};
+use tower_sliding_window::{Limit, RateLimitLayer, middleware::Degraded};
 
 use crate::support::{
     TEST_TIMEOUT,
     load::Load,
     outage::{millis, row},
-    redis_server::RedisServer,
+    redis_server::{RedisServer, store_at},
     requests::{anyone, hello, request},
 };
 
@@ -20,7 +20,7 @@ async fn a_server_that_dies_and_is_restarted() {
     const LIVES: usize = 3;
 
     let mut server = RedisServer::start();
-    let store = RedisStore::builder(&server.url()).build().unwrap();
+    let store = store_at(&server.url()).build().unwrap();
     let limit = Limit::per_hour("calls", 1_000_000_000).by(anyone);
     let app = RateLimitLayer::new(store).limit(limit).fail_open().layer(service_fn(hello));
     let load = Load::start(move |_| {

@@ -24,18 +24,20 @@ mod set_up;
 mod settlements;
 #[cfg(feature = "cluster")]
 mod several_slots;
+#[cfg(feature = "credentials")]
+mod sources;
 mod state;
 #[cfg(feature = "tls")]
 mod tls;
 
-use tower_sliding_window::{Error, Limit, Limiter, RedisStore};
+use tower_sliding_window::{Error, Limit, Limiter};
 
-use crate::support::TEST_TIMEOUT;
+use crate::support::{TEST_TIMEOUT, redis_server::store_at};
 
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
 
 fn limiter(url: &str) -> Limiter {
-    Limiter::new(RedisStore::builder(url).connections(2).build().unwrap()).deadline(TEST_TIMEOUT)
+    Limiter::new(store_at(url).connections(2).build().unwrap()).deadline(TEST_TIMEOUT)
 }
 
 /// Spends one unit of `CALLS`, and returns how many are used.

@@ -12,7 +12,12 @@ use tokio::{
 use tower_sliding_window::{Algorithm, Error, Limit, Limiter, RedisStore, error::StoreErrorKind, limiter::Breaker};
 
 use super::{CALLS, limiter, used};
-use crate::support::{ALGORITHMS, TEST_TIMEOUT, ms, proxy::Proxy, redis_server::RedisServer, until, with_causes};
+use crate::support::{
+    ALGORITHMS, TEST_TIMEOUT, ms,
+    proxy::Proxy,
+    redis_server::{RedisServer, store_at},
+    until, with_causes,
+};
 
 #[tokio::test]
 async fn a_flushed_script_is_loaded_again() {
@@ -107,7 +112,7 @@ async fn a_connection_that_is_cut_while_it_signs_in_fails_no_check() {
             open.spawn(async move { copy_bidirectional(&mut client, &mut server).await });
         }
     });
-    let store = RedisStore::builder(&url).connections(1).build().unwrap();
+    let store = store_at(&url).connections(1).build().unwrap();
     let limiter = Limiter::new(store).deadline(TEST_TIMEOUT);
     assert_eq!(used(&limiter).await.unwrap(), 1);
     proxy.abort();
@@ -158,7 +163,7 @@ async fn a_server_may_start_after_the_store() {
 
     let limiter = limiter(&server.url());
     // At once, without waiting for the connect timeout.
-    let patient = Limiter::new(RedisStore::builder(&server.url()).connect_timeout(TEST_TIMEOUT).build().unwrap());
+    let patient = Limiter::new(store_at(&server.url()).connect_timeout(TEST_TIMEOUT).build().unwrap());
     let error = used(&patient.deadline(TEST_TIMEOUT)).await.unwrap_err();
     assert!(with_causes(&error).contains("refused"), "the cause is named: {}", with_causes(&error));
     server.restart();
@@ -255,7 +260,7 @@ async fn a_failed_connection_fails_no_check_that_can_use_another() {
 async fn dropped_checks_open_no_new_connections() {
     use std::future::Future;
     let server = RedisServer::start();
-    let store = RedisStore::builder(&server.url()).connect_timeout(TEST_TIMEOUT).build().unwrap();
+    let store = store_at(&server.url()).connect_timeout(TEST_TIMEOUT).build().unwrap();
     let calls = Limit::per_hour("calls", 3_000_000);
     let limiter = Limiter::new(store);
     drop(limiter.check(&calls, "ada", 1).await.unwrap());

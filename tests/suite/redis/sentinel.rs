@@ -21,14 +21,14 @@ const SPENT: Limit = Limit::per_hour("spent", 50);
 const LOAD: Limit = Limit::per_hour("load", 1_000_000);
 
 /// A sentinel that watches the primary `main`, and calls it down after 500 ms.
-struct Sentinel {
+pub(super) struct Sentinel {
     process: Child,
     port: u16,
     _dir: TempDir,
 }
 
 impl Sentinel {
-    fn start(primary: &RedisServer) -> Self {
+    pub(super) fn start(primary: &RedisServer) -> Self {
         // Another process may take the port before the sentinel starts.
         let started = (0..10).find_map(|_| Self::try_start(primary));
         started.expect("no sentinel starts: `bash tests/run.sh` installs redis-server")
@@ -48,7 +48,7 @@ impl Sentinel {
         wait_until_up(&mut process, port).then_some(Self { process, port, _dir: dir })
     }
 
-    fn url(&self) -> String {
+    pub(super) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 

@@ -1,6 +1,9 @@
 //! TLS: the certificate authorities that a store trusts, and the certificate that it shows.
 
+use std::process::Command;
+
 use redis::{Client, ClientTlsConfig, TlsCertificates};
+use rustls::crypto::{CryptoProvider, ring};
 use tower_sliding_window::{Error, Limit, Limiter, RedisStore, error::StoreErrorKind, store::RedisStoreBuilder};
 
 use crate::support::{
@@ -21,6 +24,8 @@ async fn used(builder: RedisStoreBuilder) -> Result<u64, Error> {
 impl Certificates {
     /// A server that speaks TLS on its own port, and its URL. `clients` says whether clients must show a certificate.
     fn server(&self, clients: &str) -> (RedisServer, String) {
+        // Another test may have done so.
+        let _ = ring::default_provider().install_default();
         let port = free_port();
         let (cert, key, ca) = (self.path("server.pem"), self.path("server.key"), self.path("ca.pem"));
         let server = RedisServer::start_with(&[
@@ -99,4 +104,23 @@ async fn a_server_may_require_a_client_certificate() {
     assert!(used(builder.clone()).await.is_err());
     let (own, key) = (certificates.read("client.pem"), certificates.read("client.key"));
     assert_eq!(used(builder.client_certificate(own, key)).await.unwrap(), 1);
+}
+
+/// In a process of its own, since a provider is installed for a whole process.
+#[test]
+fn without_a_provider_of_cryptography_an_error_says_the_line_to_write() {
+    let process = ["--exact", "redis::tls::process_without_a_provider", "--ignored"];
+    let output = Command::new(std::env::current_exe().unwrap()).args(process).output().unwrap();
+    assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
+}
+
+#[test]
+#[ignore = "a process of without_a_provider_of_cryptography_an_error_says_the_line_to_write"]
+fn process_without_a_provider() {
+    let build = || RedisStore::builder("rediss://127.0.0.1:1").build();
+    let error = build().unwrap_err().to_string();
+    assert!(error.contains("`rustls::crypto::ring::default_provider().install_default()`"), "{error}");
+    assert!(CryptoProvider::get_default().is_none(), "the choice stays with the program");
+    ring::default_provider().install_default().unwrap();
+    build().unwrap();
 }

@@ -12,7 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use redis::{Connection, FromRedisValue};
+use bb8_redis::{RedisConnectionManager, bb8::Pool};
+use redis::{Client, Connection, FromRedisValue};
 use tempfile::TempDir;
 use tower_sliding_window::{RedisStore, store::RedisStoreBuilder};
 
@@ -51,7 +52,7 @@ impl RedisServer {
 
     /// A store on this server. It waits long enough on a busy machine.
     pub(crate) fn store(&self) -> RedisStoreBuilder {
-        RedisStore::builder(&self.url()).connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT)
+        store_at(&self.url()).connect_timeout(TEST_TIMEOUT).reply_timeout(TEST_TIMEOUT)
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -164,6 +165,25 @@ impl Drop for RedisServer {
 
 /// A port that no other call of this process returns, also after a server of it was killed. It is below those that systems give
 /// to clients, and so is the port of a cluster's nodes, 10,000 above.
+/// A store on the server at this URL. `SOURCE` says who opens its connections: `pool` a pool of the application, `closure` a closure.
+/// Otherwise the store does.
+pub(crate) fn store_at(url: &str) -> RedisStoreBuilder {
+    match env::var("SOURCE").as_deref() {
+        Ok("pool") => {
+            let manager = RedisConnectionManager::new(url).unwrap();
+            RedisStore::from_pool(Pool::builder().max_size(4).build_unchecked(manager))
+        }
+        Ok("closure") => {
+            let client = Client::open(url).unwrap();
+            RedisStore::from_connections(move || {
+                let client = client.clone();
+                async move { client.get_multiplexed_async_connection().await }
+            })
+        }
+        _ => RedisStore::builder(url),
+    }
+}
+
 pub(crate) fn free_port() -> u16 {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     loop {

@@ -26,6 +26,8 @@ use redis::{
 };
 use tokio::{task::JoinSet, time::timeout};
 
+#[cfg(feature = "credentials")]
+use super::settings::Login;
 use super::settings::{ConnectionSettings, tcp_settings};
 
 /// How long connecting to all nodes and asking one for the slots may take. Each step has a timeout of its own.
@@ -66,6 +68,11 @@ pub(super) fn client(
         .retries(retries);
     #[cfg(feature = "tls")]
     let builder = if settings.has_certificates() { builder.certs(settings.certificates.clone()) } else { builder };
+    #[cfg(feature = "credentials")]
+    let builder = match &settings.login {
+        Some(Login::Changing(credentials)) => builder.set_credentials_provider(credentials.clone()),
+        _ => builder,
+    };
     builder.build()
 }
 

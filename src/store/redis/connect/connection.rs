@@ -27,7 +27,7 @@ use std::{
 };
 
 use bb8::{ManageConnection, PooledConnection};
-use redis::{Cmd, Pipeline, RedisError, RedisResult, Value, aio::MultiplexedConnection, cmd};
+use redis::{Cmd, Pipeline, RedisError, RedisFuture, RedisResult, Value, cmd};
 use tokio::{
     sync::{oneshot, watch},
     task::JoinSet,
@@ -39,6 +39,7 @@ use super::cluster::ClusterConnections;
 use super::{
     errors::{self, needs_new_connection},
     server::{Server, without_arguments},
+    source::ServerConnection,
 };
 use crate::{clock, error::StoreError, local::LONGEST_DEADLINE, store::redis::keys::HASH_SLOTS};
 
@@ -206,7 +207,7 @@ impl ManageConnection for Places {
 /// A connection to one server, or connections to all nodes of a cluster. Clones share them.
 #[derive(Clone)]
 pub(crate) enum Connection {
-    Server(MultiplexedConnection, Arc<ConnectionHealth>),
+    Server(ServerConnection, Arc<ConnectionHealth>),
     #[cfg(feature = "cluster")]
     Cluster(Arc<ClusterConnections>, Arc<LastReplies>),
 }
@@ -218,7 +219,7 @@ impl Connection {
         if server.is_cluster() {
             return Ok(Self::Cluster(Arc::new(server.connect_to_cluster().await?), Arc::new(LastReplies::new())));
         }
-        let health = ConnectionHealth::new(generation);
+        let health = ConnectionHealth::new(generation, server.settings.reply_timeout);
         let connect = async {
             match server.connect().await {
                 // Cut in the middle of signing in, for example with `CLIENT KILL`: that says nothing about the next one.
@@ -237,7 +238,7 @@ impl Connection {
         match self {
             Self::Server(connection, health) => {
                 let wait = ReplyWait { health, since };
-                wait.end(connection.send_packed_command(command).await.and_then(Value::extract_error))
+                wait.end(health.in_time(connection.req_packed_command(command)).await.and_then(Value::extract_error))
             }
             // It replaces broken connections by itself.
             #[cfg(feature = "cluster")]
@@ -251,7 +252,8 @@ impl Connection {
         match self {
             Self::Server(connection, health) => {
                 let wait = ReplyWait { health, since };
-                wait.end(connection.send_packed_commands(removals, 0, removals.len()).await.and_then(numbers))
+                let replies = connection.req_packed_commands(removals, 0, removals.len());
+                wait.end(health.in_time(replies).await.and_then(numbers))
             }
             #[cfg(feature = "cluster")]
             Self::Cluster(connections, _) => connections.send_all(removals, again).await.and_then(numbers),
@@ -316,15 +318,21 @@ pub(crate) struct ConnectionHealth {
     current: Arc<AtomicU64>,
     unanswered: AtomicU32,
     last_replies: LastReplies,
+    reply_timeout: Duration,
 }
 
 impl ConnectionHealth {
     /// To be called before connecting: if the generation ends while a connection is being made, that connection may
     /// lead to the old server.
-    fn new(current: &Arc<AtomicU64>) -> Self {
+    fn new(current: &Arc<AtomicU64>, reply_timeout: Duration) -> Self {
         let generation = current.load(Ordering::Relaxed);
-        let current = Arc::clone(current);
-        Self { generation, current, unanswered: AtomicU32::new(0), last_replies: LastReplies::new() }
+        let (current, unanswered) = (Arc::clone(current), AtomicU32::new(0));
+        Self { generation, current, unanswered, last_replies: LastReplies::new(), reply_timeout }
+    }
+
+    async fn in_time<T>(&self, reply: RedisFuture<'_, T>) -> RedisResult<T> {
+        let wait = self.reply_timeout;
+        timeout(wait, reply).await.unwrap_or_else(|_| Err(late(wait)))
     }
 
     fn is_broken(&self) -> bool {

@@ -16,6 +16,12 @@ pub(crate) fn setting(problem: impl Into<Cow<'static, str>>) -> ConfigError {
 
 /// A URL that is not a Redis URL.
 pub(super) fn url(url: &str, cause: &RedisError) -> ConfigError {
+    let is_tls = ["rediss:", "valkeys:"].iter().any(|scheme| url.starts_with(scheme));
+    if is_tls && cause.to_string().contains("the feature is not enabled") {
+        return setting(
+            "rediss:// URLs, for TLS, need this crate's feature `tls`, or `tokio-native-tls-comp` of the crate `redis`",
+        );
+    }
     let problem = "a URL, not shown since it may hold a password, is not a Redis URL such as redis://127.0.0.1:6379/0";
     // The client's error repeats the values of parameters, and nothing else of the URL.
     setting(if url.contains('?') { problem.into() } else { format!("{problem}: {cause}") })

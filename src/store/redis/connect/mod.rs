@@ -1,7 +1,7 @@
 //! How a Redis server is reached.
 //!
-//! Each runtime has a [`Pool`] of [`Connection`]s to one [`Server`]: a single node, the primary that sentinels name, or a
-//! cluster.
+//! Each runtime has a [`Pool`] of [`Connection`]s to one [`Server`]: a single node, the primary that sentinels name, a
+//! cluster, or the one that the application's own connections lead to.
 
 #[cfg(feature = "cluster")]
 mod cluster;
@@ -9,10 +9,14 @@ mod connection;
 pub(super) mod errors;
 mod server;
 mod settings;
+mod source;
 
+#[cfg(feature = "credentials")]
+pub(super) use self::settings::Credentials;
 pub(super) use self::{
     connection::{Connection, Pool},
     errors::{ASKING, failure, kind_of_reply, needs_new_connection, was_not_run},
     server::{Server, Topology},
-    settings::{ConnectionSettings, node},
+    settings::{ConnectionSettings, Login, node},
+    source::Source,
 };

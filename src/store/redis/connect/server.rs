@@ -24,7 +24,11 @@ use tokio::task::JoinSet;
 
 #[cfg(feature = "cluster")]
 use super::cluster::{self, ClusterConnections};
-use super::{errors, settings::ConnectionSettings};
+use super::{
+    errors,
+    settings::{ConnectionSettings, without_timeouts},
+    source::{ServerConnection, Source},
+};
 use crate::{
     error::ConfigError,
     logging::{Throttle, warn},
@@ -34,6 +38,8 @@ use crate::{
 #[derive(Clone)]
 pub(crate) enum Topology {
     Node,
+    /// Behind connections that the application opens.
+    Given(Source),
     /// They know a primary by this name.
     Sentinels(String),
     #[cfg(feature = "cluster")]
@@ -56,7 +62,12 @@ impl Server {
         settings: ConnectionSettings,
     ) -> Result<Self, ConfigError> {
         let is_sentinel = matches!(topology, Topology::Sentinels(_));
-        if nodes.is_empty() {
+        if matches!(topology, Topology::Given(_)) {
+            if settings.changes_nodes() {
+                let problem = "the application opens the connections: set their login, database and certificates there";
+                return Err(errors::setting(problem));
+            }
+        } else if nodes.is_empty() {
             let what = if is_sentinel { "sentinel" } else { "node of the cluster" };
             return Err(errors::setting(format!("there must be 1 {what} or more, not 0")));
         }
@@ -81,7 +92,10 @@ impl Server {
     }
 
     pub(crate) fn is_cluster(&self) -> bool {
-        !matches!(self.topology, Topology::Node | Topology::Sentinels(_))
+        #[cfg(feature = "cluster")]
+        return matches!(self.topology, Topology::Cluster);
+        #[cfg(not(feature = "cluster"))]
+        false
     }
 
     /// The node of a cluster that has a slot, as far as is known.
@@ -130,10 +144,15 @@ impl Server {
     }
 
     /// A connection to the node or the primary.
-    pub(super) async fn connect(&self) -> RedisResult<MultiplexedConnection> {
-        let mut connection = match &self.topology {
-            Topology::Sentinels(primary) => self.connect_to_primary(primary).await?,
-            _ => open(&self.nodes[0]).await?,
+    pub(super) async fn connect(&self) -> RedisResult<ServerConnection> {
+        let mut connection: ServerConnection = match &self.topology {
+            Topology::Given(source) => {
+                let mut connection = source.open().await?;
+                connection.set_reply_timeout(self.settings.reply_timeout);
+                connection
+            }
+            Topology::Sentinels(primary) => Box::new(self.connect_to_primary(primary).await?),
+            _ => Box::new(open(self.nodes[0].clone(), &self.settings.connection_config()).await?),
         };
         // A server that asks for a password replies to a whole script with a protocol error, or hangs up, and one with all its
         // connections in use hangs up after this. Any other error comes again with the first batch, which may then be sent again.
@@ -141,7 +160,6 @@ impl Server {
             Err(error) if hangs_up(&error) => Err(error),
             info => {
                 self.warn_of(&info.and_then(|info| Ok(from_redis_value::<String>(info)?)).unwrap_or_default());
-                connection.set_response_timeout(self.settings.reply_timeout);
                 Ok(connection)
             }
         }
@@ -179,7 +197,7 @@ impl Server {
         while let Some(step) = steps.join_next().await {
             match step {
                 Ok(Ok(Step::Named(address))) if !tried.contains(&address) => {
-                    steps.spawn(connect_to(self.primary_at(address.clone())));
+                    steps.spawn(connect_to(self.primary_at(address.clone()), self.settings.connection_config()));
                     tried.push(address);
                 }
                 Ok(Ok(Step::Connected(connection))) => return Ok(connection),
@@ -215,10 +233,8 @@ enum Step {
     Failed(RedisError),
 }
 
-/// Without timeouts: the connect timeout of the caller covers all steps.
-async fn open(node: &ConnectionInfo) -> RedisResult<MultiplexedConnection> {
-    let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-    Client::open(node.clone())?.get_multiplexed_async_connection_with_config(&config).await
+async fn open(node: ConnectionInfo, config: &AsyncConnectionConfig) -> RedisResult<MultiplexedConnection> {
+    Client::open(node)?.get_multiplexed_async_connection_with_config(config).await
 }
 
 fn hangs_up(error: &RedisError) -> bool {
@@ -229,16 +245,16 @@ fn hangs_up(error: &RedisError) -> bool {
 /// The address of the primary, according to one sentinel.
 async fn ask(sentinel: ConnectionInfo, primary: String) -> RedisResult<Step> {
     let command = cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(primary).take();
-    match open(&sentinel).await?.req_packed_command(&command).await?.extract_error()? {
+    match open(sentinel, &without_timeouts()).await?.req_packed_command(&command).await?.extract_error()? {
         Value::Nil => Err(unknown()),
         address => Ok(Step::Named(from_redis_value(address)?)),
     }
 }
 
 /// Connects to a primary that a sentinel has named. A sentinel may be behind.
-async fn connect_to(primary: ConnectionInfo) -> RedisResult<Step> {
+async fn connect_to(primary: ConnectionInfo, config: AsyncConnectionConfig) -> RedisResult<Step> {
     let connected = async {
-        let mut connection = open(&primary).await?;
+        let mut connection = open(primary, &config).await?;
         // A user without the permission for ROLE learns it from the first write.
         match connection.req_packed_command(&cmd("ROLE")).await? {
             Value::Array(role) if role.first() == Some(&Value::BulkString(b"slave".to_vec())) => {
@@ -269,6 +285,7 @@ impl fmt::Display for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.topology {
             Topology::Node => {}
+            Topology::Given(_) => f.write_str("the end of the application's connections")?,
             Topology::Sentinels(primary) => write!(f, "the primary {primary:?} of the sentinels ")?,
             #[cfg(feature = "cluster")]
             Topology::Cluster => f.write_str("the cluster of ")?,

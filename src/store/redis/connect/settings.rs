@@ -1,12 +1,22 @@
 //! The settings of a connection, whichever server it leads to.
 
 use std::time::Duration;
+#[cfg(feature = "credentials")]
+use std::{pin::Pin, sync::Arc};
 
+#[cfg(feature = "credentials")]
+use futures_core::Stream;
+
+use redis::{
+    AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo,
+    io::tcp::{TcpSettings, socket2::TcpKeepalive},
+};
+#[cfg(feature = "credentials")]
+use redis::{BasicAuth, RedisResult, StreamingCredentialsProvider};
 #[cfg(feature = "tls")]
 use redis::{Client, TlsCertificates};
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, io::tcp::TcpSettings, io::tcp::socket2::TcpKeepalive};
 #[cfg(feature = "tls")]
-use rustls::crypto::{CryptoProvider, ring};
+use rustls::crypto::CryptoProvider;
 
 use super::errors;
 use crate::error::ConfigError;
@@ -17,11 +27,10 @@ const PEER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The builder's settings of connections. A `None` leaves the setting to the URL.
 ///
 /// 1. Certificates are always verified, against the root certificate of the settings or else the system's roots.
-/// 2. The cryptography is the provider that the process has installed for rustls, or else `ring`.
+/// 2. The cryptography is the provider that the process has installed for rustls: the application's choice.
 #[derive(Clone)]
 pub(crate) struct ConnectionSettings {
-    /// The user and the password.
-    pub(crate) login: Option<(String, String)>,
+    pub(crate) login: Option<Login>,
     pub(crate) database: Option<u32>,
     #[cfg(feature = "tls")]
     pub(crate) certificates: TlsCertificates,
@@ -29,6 +38,28 @@ pub(crate) struct ConnectionSettings {
     pub(crate) connections: u32,
     pub(crate) connect_timeout: Duration,
     pub(crate) reply_timeout: Duration,
+}
+
+#[derive(Clone)]
+pub(crate) enum Login {
+    Fixed {
+        user: String,
+        password: String,
+    },
+    #[cfg(feature = "credentials")]
+    Changing(Credentials),
+}
+
+/// Users and passwords, one after the other.
+#[cfg(feature = "credentials")]
+#[derive(Clone)]
+pub(crate) struct Credentials(pub(crate) Arc<dyn StreamingCredentialsProvider>);
+
+#[cfg(feature = "credentials")]
+impl StreamingCredentialsProvider for Credentials {
+    fn subscribe(&self) -> Pin<Box<dyn Stream<Item = RedisResult<BasicAuth>> + Send + 'static>> {
+        self.0.subscribe()
+    }
 }
 
 impl Default for ConnectionSettings {
@@ -47,10 +78,6 @@ impl Default for ConnectionSettings {
 
 /// The server at `url`, with the user, password and database of the URL.
 pub(crate) fn node(url: &str) -> Result<ConnectionInfo, ConfigError> {
-    #[cfg(not(feature = "tls"))]
-    if url.starts_with("rediss:") || url.starts_with("valkeys:") {
-        return Err(errors::setting("rediss:// URLs, for TLS, need this crate's feature `tls`"));
-    }
     let info = url.into_connection_info().map_err(|cause| errors::url(url, &cause))?;
     if errors::is_ambiguous(url) {
         return Err(errors::setting(
@@ -68,9 +95,10 @@ impl ConnectionSettings {
         if matches!(node.addr(), ConnectionAddr::TcpTls { .. }) { self.tls(node) } else { Ok(node) }
     }
 
+    /// By the TLS that the application has chosen for the Redis client.
     #[cfg(not(feature = "tls"))]
-    fn tls(&self, _: ConnectionInfo) -> Result<ConnectionInfo, ConfigError> {
-        Err(errors::setting("a client for TLS needs this crate's feature `tls`"))
+    fn tls(&self, node: ConnectionInfo) -> Result<ConnectionInfo, ConfigError> {
+        Ok(node)
     }
 
     /// A client of the application has certificates already, which those of the settings replace.
@@ -79,10 +107,12 @@ impl ConnectionSettings {
         if matches!(node.addr(), ConnectionAddr::TcpTls { insecure: true, .. }) {
             return Err(errors::setting("a rediss:// URL with #insecure is not supported: give the root certificate"));
         }
-        // rustls panics if two crates of one process bring different providers and none is installed.
+        // Without one, the Redis client would panic if the program has none of its own, or two.
         if CryptoProvider::get_default().is_none() {
-            // It fails if another thread has just installed one, which will do.
-            let _ = ring::default_provider().install_default();
+            return Err(errors::setting(
+                "TLS needs a provider of cryptography: begin the program with \
+                 `rustls::crypto::ring::default_provider().install_default()`, or another provider of rustls 0.23",
+            ));
         }
         let has_certificates = matches!(node.addr(), ConnectionAddr::TcpTls { tls_params: Some(_), .. });
         if has_certificates && !self.has_certificates() {
@@ -99,10 +129,29 @@ impl ConnectionSettings {
         self.certificates.root_cert.is_some() || self.certificates.client_tls.is_some()
     }
 
+    /// Whether a node is reached otherwise than its URL or client says.
+    pub(super) fn changes_nodes(&self) -> bool {
+        #[cfg(feature = "tls")]
+        if self.has_certificates() {
+            return true;
+        }
+        self.login.is_some() || self.database.is_some()
+    }
+
+    /// How a node is signed in at. Without timeouts: the connect timeout of the caller covers all steps.
+    pub(super) fn connection_config(&self) -> AsyncConnectionConfig {
+        let config = without_timeouts();
+        #[cfg(feature = "credentials")]
+        if let Some(Login::Changing(credentials)) = &self.login {
+            return config.set_credentials_provider(credentials.clone());
+        }
+        config
+    }
+
     /// Sets the user, the password and the database.
     pub(super) fn sign_in(&self, node: ConnectionInfo) -> ConnectionInfo {
         let mut redis = node.redis_settings().clone();
-        if let Some((user, password)) = &self.login {
+        if let Some(Login::Fixed { user, password }) = &self.login {
             redis = redis.set_username(user).set_password(password);
         }
         if let Some(database) = self.database {
@@ -112,6 +161,10 @@ impl ConnectionSettings {
         let tells_name = redis.password().is_some();
         node.set_redis_settings(if tells_name { redis } else { redis.set_skip_set_lib_name() })
     }
+}
+
+pub(super) fn without_timeouts() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None)
 }
 
 pub(super) fn tcp_settings() -> TcpSettings {

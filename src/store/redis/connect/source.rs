@@ -1,0 +1,95 @@
+//! Connections that the application opens: from a pool of its own, or by any closure.
+//!
+//! 1. The store asks for one whenever it opens a connection, and keeps a clone. So a pool gets its connection back at once, and is never
+//!    emptied by batches that wait.
+//! 2. The store gives a connection up by the same rules as its own, and asks for another.
+//! 3. The login, database and TLS are those of the application.
+
+use std::{any::Any, future::Future, io, pin::Pin, sync::Arc, time::Duration};
+
+use bb8::{ManageConnection, Pool, RunError};
+use redis::{
+    RedisError, RedisResult,
+    aio::{ConnectionLike, MultiplexedConnection},
+    cmd, from_redis_value,
+};
+
+/// Opens connections, and clones them.
+#[derive(Clone)]
+pub(crate) struct Source(Arc<dyn Fn() -> Opening + Send + Sync>);
+
+type Opening = Pin<Box<dyn Future<Output = RedisResult<ServerConnection>> + Send>>;
+
+/// A connection to one server, of the store or of the application. Clones share it.
+pub(crate) type ServerConnection = Box<dyn Shared>;
+
+pub(crate) trait Shared: ConnectionLike + Send + Sync {
+    fn cloned(&self) -> ServerConnection;
+
+    /// Lets this clone wait so long for replies, if it has a timeout of its own that can be changed.
+    fn set_reply_timeout(&mut self, timeout: Duration);
+}
+
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> Shared for C {
+    fn cloned(&self) -> ServerConnection {
+        Box::new(self.clone())
+    }
+
+    fn set_reply_timeout(&mut self, timeout: Duration) {
+        if let Some(connection) = (self as &mut dyn Any).downcast_mut::<MultiplexedConnection>() {
+            connection.set_response_timeout(timeout);
+        }
+    }
+}
+
+impl Clone for ServerConnection {
+    fn clone(&self) -> Self {
+        (**self).cloned()
+    }
+}
+
+impl Source {
+    pub(crate) fn new<F, C>(open: impl Fn() -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = RedisResult<C>> + Send + 'static,
+        C: ConnectionLike + Clone + Send + Sync + 'static,
+    {
+        Self(Arc::new(move || {
+            let opening = open();
+            Box::pin(async move { Ok(Box::new(opening.await?) as _) })
+        }))
+    }
+
+    /// A pool may hand out a connection that is dead, or leads to a primary that has become a replica. Then it opens another, which it does
+    /// not count.
+    pub(crate) fn of_pool<M>(pool: Pool<M>) -> Self
+    where
+        M: ManageConnection<Error = RedisError>,
+        M::Connection: ConnectionLike + Clone + Sync,
+    {
+        Self::new(move || {
+            let pool = pool.clone();
+            async move {
+                let mut connection = match pool.get().await {
+                    Ok(pooled) => M::Connection::clone(&pooled),
+                    Err(RunError::User(error)) => return Err(error),
+                    Err(RunError::TimedOut) => return Err(none_to_spare()),
+                };
+                let info = connection.req_packed_command(cmd("INFO").arg("REPLICATION")).await;
+                let is_of_no_use = match info.and_then(|info| Ok(from_redis_value::<String>(info)?)) {
+                    Ok(info) => info.contains("role:slave"),
+                    Err(error) => error.is_unrecoverable_error(),
+                };
+                if is_of_no_use { pool.dedicated_connection().await } else { Ok(connection) }
+            }
+        })
+    }
+
+    pub(super) async fn open(&self) -> RedisResult<ServerConnection> {
+        (self.0)().await
+    }
+}
+
+fn none_to_spare() -> RedisError {
+    io::Error::new(io::ErrorKind::TimedOut, "the pool has no connection to spare").into()
+}
