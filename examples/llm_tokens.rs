@@ -139,6 +139,6 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!("try: curl -i -H 'x-api-key: ada' -H 'x-max-tokens: 50' -d 'tell me a story' {url}/complete");
     println!("and word by word: curl -iN -H 'x-api-key: ada' -d 'tell me a long story' {url}/stream");
     axum::serve(listener, app).with_graceful_shutdown(async { drop(ctrl_c().await) }).await?;
-    // Completes the settlements that are on their way.
+    // Completes the settlements that are on their way. In a container, wait for SIGTERM as well, as `server/serve.rs` does.
     Ok(Limiter::new(store).shutdown(Duration::from_secs(5)).await?)
 }

@@ -47,6 +47,6 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!("and: curl -i -H 'x-account: ada' -d 'correct horse' {url}/login");
     let served = axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>());
     served.with_graceful_shutdown(async { drop(ctrl_c().await) }).await?;
-    // Completes the settlements that are on their way.
+    // Completes the settlements that are on their way. In a container, wait for SIGTERM as well, as `server/serve.rs` does.
     Ok(Limiter::new(store).shutdown(Duration::from_secs(5)).await?)
 }

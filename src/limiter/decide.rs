@@ -20,7 +20,7 @@ use crate::{
     error::{Error, StoreError},
     key::Key,
     limit::Limit,
-    local::{Lookup, Underway, complete},
+    local::{Lookup, Underway},
     metrics,
     store::{MOST_TIME, Store, StoreFuture},
 };
@@ -51,7 +51,7 @@ struct Kept {
     check: Check,
     /// The last prefetch that was taken before.
     asked_after: u64,
-    /// If it takes places, which the end of the limiter waits for.
+    /// From the first poll on, if it takes places: the end of the limiter waits for it.
     underway: Option<Underway>,
 }
 
@@ -59,6 +59,10 @@ impl Future for Asking {
     type Output = Result<Decision, Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        if let Some(kept) = this.kept.as_mut().filter(|kept| kept.underway.is_none() && kept.check.takes_place()) {
+            kept.underway = Some(this.core.owed.begin());
+        }
         let outcome = ready!(Pin::new(&mut self.reply).poll(cx));
         if outcome.is_err() {
             self.let_go();
@@ -86,7 +90,8 @@ impl Asking {
         }
         let (core, kept, lookup) = (Arc::clone(&self.core), kept.clone(), self.lookup.take());
         let reply = Deadline::new(self.reply.replace(Box::pin(pending())), MOST_TIME, Duration::ZERO);
-        complete(async move {
+        let owed = Arc::clone(&core.owed);
+        owed.complete(async move {
             if let Ok(Ok(decision)) = reply.await {
                 core.learn(lookup.as_ref(), &decision);
                 drop(places::hold(&core, &kept.check, decision, Some(Duration::ZERO)));
@@ -201,8 +206,7 @@ impl Limiter {
             || lookup.as_ref().is_some_and(|lookup| lookup.asks);
         let kept = is_kept.then(|| {
             let asked_after = core.prefetches.as_ref().map_or(0, |prefetches| prefetches.last_taken());
-            let underway = check.takes_place().then(|| core.owed.begin());
-            Box::new(Kept { check: check.clone(), asked_after, underway })
+            Box::new(Kept { check: check.clone(), asked_after, underway: None })
         });
         let (deadline, part) = (core.deadline(), core.store.part_of(&check));
         let reply = core.store.decide_within(check, time_left(deadline, waited));

@@ -22,12 +22,11 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Waker},
-    thread,
     time::{Duration, SystemTime},
 };
 
 use tokio::{
-    runtime::{self, Builder, Handle, RuntimeFlavor},
+    runtime::{self, Handle, RuntimeFlavor},
     task::{AbortHandle, JoinSet},
     time::{Instant, sleep, timeout},
 };
@@ -103,8 +102,6 @@ struct Table {
     held: BTreeMap<(Instant, usize), Arc<Place>>,
     /// Of each runtime.
     tasks: HashMap<runtime::Id, AbortHandle>,
-    /// For the thread that frees places without a runtime; `None` if there is no such thread.
-    on_thread: Option<Vec<Release>>,
 }
 
 /// Lets a decision hold the places that its admission has taken. The store has `took` so long for it, if it has not decided at once.
@@ -202,7 +199,7 @@ impl Drop for Release {
     fn drop(&mut self) {
         if !self.is_done {
             let (core, places, underway) = (Arc::clone(&self.core), self.places.clone(), self.underway.clone());
-            Renewals::free_on_thread(Self { core, places, underway, is_done: true });
+            self.core.owed.on_thread(Self { core, places, underway, is_done: true }.free());
         }
     }
 }
@@ -236,42 +233,6 @@ impl Renewals {
     fn remove(&self, places: &[Arc<Place>]) -> usize {
         let mut table = self.lock();
         places.iter().filter_map(|place| table.held.remove(&place.entry())).count()
-    }
-
-    /// One thread at a time.
-    fn free_on_thread(release: Release) {
-        let core = Arc::clone(&release.core);
-        let mut table = core.renewals.lock();
-        if let Some(waiting) = &mut table.on_thread {
-            return waiting.push(release);
-        }
-        table.on_thread = Some(vec![release]);
-        drop(table);
-        let renewals = Arc::clone(&core.renewals);
-        let free_all = move || {
-            let Ok(runtime) = Builder::new_current_thread().enable_all().build() else {
-                return drop(renewals.lock().on_thread.take());
-            };
-            while let Some(releases) = renewals.next_on_thread() {
-                runtime.block_on(async {
-                    let mut calls: JoinSet<_> = releases.into_iter().map(Release::free).collect();
-                    while calls.join_next().await.is_some() {}
-                });
-            }
-        };
-        if thread::Builder::new().spawn(free_all).is_err() {
-            core.renewals.lock().on_thread = None;
-        }
-    }
-
-    /// The places that the thread frees next; `None` ends it.
-    fn next_on_thread(&self) -> Option<Vec<Release>> {
-        let mut table = self.lock();
-        let waiting = mem::take(table.on_thread.as_mut()?);
-        if waiting.is_empty() {
-            table.on_thread = None;
-        }
-        Some(waiting).filter(|waiting| !waiting.is_empty())
     }
 
     fn has(&self, place: &Arc<Place>) -> bool {
@@ -318,12 +279,14 @@ impl Drop for Renewals {
 }
 
 impl Holder for Renewals {
-    fn give_back(&self) {
+    fn give_back(&self) -> bool {
         let held = mem::take(&mut self.lock().held);
+        let is_any_held = !held.is_empty();
         for place in held.into_values() {
             place.is_lost.store(true, Ordering::Relaxed);
             Release::new(&place.core, place.settlement(0)).begin(None);
         }
+        is_any_held
     }
 }
 

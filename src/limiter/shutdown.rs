@@ -3,6 +3,7 @@
 use std::{
     future::Future,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -10,7 +11,7 @@ use std::{
 use super::{Limiter, deadline::Deadline};
 use crate::{
     error::Error,
-    local::{Underway, complete},
+    local::{Owed, Underway},
 };
 
 impl Limiter {
@@ -26,13 +27,16 @@ impl Limiter {
     /// 3. It waits for releases of places, settlements, counts, bans and resets that have begun, also for those whose caller has left.
     ///
     /// It ends after `within` at the latest: choose less than the time after which your platform kills the process. Then what is on its way goes on as
-    /// long as the runtime does. Requests that come later are decided as usual.
+    /// long as the runtime does. Requests that come later, and callers that wait in line, are decided as usual, and their places are left behind if
+    /// the process ends then. So stop accepting requests first. A request that is still in its handler keeps the units that it has
+    /// [reserved](crate::limiter::Limiter::reserve) until their lease ends.
     ///
     /// Limiters on a store of your own without a [local state](crate::Store::local_state) know nothing of each other: end each of them.
     ///
     /// # Errors
     ///
-    /// [`Error::TimedOut`] if something was still on its way after `within`. [`Error::Unavailable`] without a tokio runtime.
+    /// [`Error::TimedOut`] if something was still on its way after `within`, such as while the store does not answer. So is a check that takes
+    /// places and whose future is kept without being polled. [`Error::Unavailable`] without a tokio runtime.
     ///
     /// # Panics
     ///
@@ -57,21 +61,24 @@ impl Limiter {
             }
             core.owed.settled().await;
             // Places of checks that were on their way.
-            core.owed.give_back();
-            core.owed.settled().await;
+            while core.owed.give_back() {
+                core.owed.settled().await;
+            }
         };
         Deadline::new(end, within, Duration::ZERO).await
     }
 
     /// A future that a task completes if it is dropped.
     pub(crate) fn detachable<T>(&self, future: impl Future<Output = T> + Send + 'static) -> Detachable<T> {
-        Detachable { future: Some(Box::pin(future)), underway: self.core.owed.begin() }
+        let owed = Arc::clone(&self.core.owed);
+        Detachable { future: Some(Box::pin(future)), underway: owed.begin(), owed }
     }
 }
 
 /// A future that a task completes if it is dropped before its end.
 /// It needs a deadline of its own, since nothing waits for the task.
 pub(crate) struct Detachable<T: 'static> {
+    owed: Arc<Owed>,
     future: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
     underway: Underway,
 }
@@ -94,7 +101,7 @@ impl<T: 'static> Drop for Detachable<T> {
     fn drop(&mut self) {
         if let Some(future) = self.future.take() {
             let underway = self.underway.clone();
-            complete(async move {
+            self.owed.complete(async move {
                 drop(future.await);
                 drop(underway);
             });

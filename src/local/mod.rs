@@ -19,16 +19,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+#[cfg(feature = "redis")]
+pub(crate) use self::round_trip::LONGEST_DEADLINE;
 use self::{breaker::BreakerState, refusals::Generations, round_trip::RoundTrip};
 pub(crate) use self::{
     breaker::SharedBreaker,
-    owed::{Holder, Owed, Underway, complete},
+    owed::{Holder, Owed, Underway},
     prefetch::{KeptHolding, Prefetches, Step},
     refusals::{Lookup, Refusals},
     round_trip::SHORTEST_DEADLINE,
 };
-#[cfg(feature = "redis")]
-pub(crate) use self::{owed::on_thread, round_trip::LONGEST_DEADLINE};
 use crate::{
     clock::{Clock, ManualClock, micros},
     key::Key,

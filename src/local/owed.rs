@@ -1,31 +1,48 @@
 //! Places that this process gives back before it ends, and calls that must not be lost.
+//!
+//! A call whose caller has left goes on in a task of the current runtime. If there is none, or if it ends, the call goes on on a thread, one
+//! for all calls of a store at a time, which ends with the last of them.
 
 use std::{
+    fmt,
     future::Future,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    mem,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    task::{Context, Poll},
     thread,
+    time::Duration,
 };
 
 use tokio::{
     runtime::{Builder, Handle},
     sync::watch,
+    task::JoinSet,
+    time::timeout,
 };
 
+/// The thread looks this often for further calls.
+const PAUSE: Duration = Duration::from_millis(10);
+
 /// Of all limiters and layers on the clones of a store.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Owed {
     /// Its receivers are the calls that are on their way.
     underway: watch::Sender<()>,
     holders: Mutex<Vec<Weak<dyn Holder>>>,
+    /// For the thread; `None` if there is no such thread.
+    on_thread: Mutex<Option<Vec<Call>>>,
 }
+
+type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// A call is on its way as long as this is kept.
 pub(crate) type Underway = watch::Receiver<()>;
 
 /// Has taken something that is to be given back.
 pub(crate) trait Holder: Send + Sync {
-    /// Begins to give everything back. The calls are [underway](Owed::begin) from then on.
-    fn give_back(&self);
+    /// Begins to give everything back, and returns whether there was anything. The calls are [underway](Owed::begin) from then on.
+    fn give_back(&self) -> bool;
 }
 
 impl Owed {
@@ -37,34 +54,108 @@ impl Owed {
     /// From now on a holder may have something to give back. A holder may register again.
     pub(crate) fn register<H: Holder + 'static>(&self, holder: &Arc<H>) {
         let holder: Weak<dyn Holder> = Arc::downgrade(holder) as _;
-        let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut holders = lock(&self.holders);
         holders.retain(|other| other.strong_count() > 0 && !other.ptr_eq(&holder));
         holders.push(holder);
     }
 
-    /// Lets all holders give back what they have.
-    pub(crate) fn give_back(&self) {
-        let holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        holders.iter().filter_map(Weak::upgrade).for_each(|holder| holder.give_back());
+    /// Lets all holders give back what they have, and returns whether that was anything.
+    pub(crate) fn give_back(&self) -> bool {
+        let holders = lock(&self.holders).clone();
+        holders.iter().filter_map(Weak::upgrade).fold(false, |any, holder| any | holder.give_back())
     }
 
     /// Waits until nothing is on its way.
     pub(crate) async fn settled(&self) {
         self.underway.closed().await;
     }
-}
 
-/// Completes a future in a task of the current runtime, or without one on a thread.
-pub(crate) fn complete(future: impl Future<Output = ()> + Send + 'static) {
-    match Handle::try_current() {
-        Ok(runtime) => drop(runtime.spawn(future)),
-        Err(_) => on_thread(future),
+    /// Completes a call whose caller has left. It must not depend on timers of its runtime.
+    pub(crate) fn complete(self: &Arc<Self>, call: impl Future<Output = ()> + Send + 'static) {
+        let detached = Detached { owed: Arc::clone(self), call: Some(Box::pin(call)) };
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(detached);
+        }
+    }
+
+    /// Completes a call on the thread. It is dropped if no thread can be started.
+    pub(crate) fn on_thread(self: &Arc<Self>, call: impl Future<Output = ()> + Send + 'static) {
+        let mut on_thread = lock(&self.on_thread);
+        if let Some(calls) = &mut *on_thread {
+            return calls.push(Box::pin(call));
+        }
+        *on_thread = Some(vec![Box::pin(call)]);
+        drop(on_thread);
+        let owed = Arc::clone(self);
+        let run = move || match Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => runtime.block_on(owed.complete_all()),
+            Err(_) => owed.drop_calls(),
+        };
+        if thread::Builder::new().spawn(run).is_err() {
+            self.drop_calls();
+        }
+    }
+
+    async fn complete_all(&self) {
+        let mut running = JoinSet::new();
+        while let Some(calls) = self.next_calls(running.is_empty()) {
+            calls.into_iter().for_each(|call| drop(running.spawn(call)));
+            let _ = timeout(PAUSE, running.join_next()).await;
+        }
+    }
+
+    /// Further calls for the thread. It ends if there are none, and none is running.
+    fn next_calls(&self, is_idle: bool) -> Option<Vec<Call>> {
+        let mut on_thread = lock(&self.on_thread);
+        let calls = mem::take(on_thread.as_mut()?);
+        if calls.is_empty() && is_idle {
+            *on_thread = None;
+            return None;
+        }
+        Some(calls)
+    }
+
+    fn drop_calls(&self) {
+        let calls = lock(&self.on_thread).take();
+        drop(calls);
     }
 }
 
-/// Completes a future on a thread of its own. It is dropped if there is none.
-pub(crate) fn on_thread(future: impl Future<Output = ()> + Send + 'static) {
-    if let Ok(runtime) = Builder::new_current_thread().enable_all().build() {
-        _ = thread::Builder::new().spawn(move || runtime.block_on(future));
+/// A call in a task, which goes on on the thread if the task is dropped before its end.
+struct Detached {
+    owed: Arc<Owed>,
+    call: Option<Call>,
+}
+
+impl Future for Detached {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        // Put back only while pending, so that a call that panics is not polled again.
+        let Some(mut call) = self.call.take() else { return Poll::Ready(()) };
+        let polled = call.as_mut().poll(cx);
+        if polled.is_pending() {
+            self.call = Some(call);
+        }
+        polled
+    }
+}
+
+impl Drop for Detached {
+    fn drop(&mut self) {
+        if let Some(call) = self.call.take() {
+            self.owed.on_thread(call);
+        }
+    }
+}
+
+/// No code that can panic runs under a lock.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl fmt::Debug for Owed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Owed").field("underway", &self.underway.receiver_count()).finish_non_exhaustive()
     }
 }

@@ -82,7 +82,11 @@ impl Events {
     }
 
     pub(crate) fn not_settled(&self, error: &Error) {
-        self.warn(5, error, "a request is not settled, and stays charged as it was");
+        self.warn(
+            5,
+            error,
+            "a request may not be settled: it stays charged until its lease ends, unless the store settles it late",
+        );
     }
 
     pub(crate) fn upstream_blocks(&self, time: Duration) {

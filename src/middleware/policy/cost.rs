@@ -44,7 +44,7 @@ impl KeyedLimit {
     ///   response shows the units that are left then.
     /// * A cost above the charge counts in full, even above the limit: the next requests are refused.
     /// * A request that is dropped before its response stays charged until its [`lease`](Self::lease) ends: its client has hung
-    ///   up, or the service has failed or panicked. So does a request whose settlement fails.
+    ///   up, or the service has failed or panicked. So may a request whose settlement gets no reply.
     /// * The cost is computed from the head of the response. For units that a body uses while it is streamed,
     ///   [reserve](crate::Limiter::reserve) them in the handler and settle at the end of the body: see the example
     ///   `llm_tokens`.

@@ -108,8 +108,9 @@ impl MemoryStore {
     /// Give the store at least twice the number of admissions that all limits together are expected to hold, and twice more
     /// for each limit that clients can fill.
     ///
-    /// A check takes microseconds, however many admissions of its key are remembered. One with an [id](crate::Check::id) of the caller's, and
-    /// the settlement of an old admission, take up to a millisecond among half a million of one key: they look for it.
+    /// A check takes microseconds, however many admissions of its key are remembered, with four exceptions. These take up to a millisecond
+    /// among half a million of one key: a check with an [id](crate::Check::id) of the caller's, the refusal of a large cost where admissions
+    /// have different costs, a reservation whose lease ends in the middle of the window, and the settlement of an old admission.
     #[must_use]
     pub fn capacity(&self, admissions: usize) -> Self {
         Self::with(self.0.clock.clone(), admissions)

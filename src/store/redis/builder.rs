@@ -1,10 +1,15 @@
 //! The settings of a store on Redis.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 #[cfg(feature = "tls")]
 use redis::ClientTlsConfig;
 use redis::ConnectionInfo;
+use tokio::sync::watch;
 
 #[cfg(feature = "credentials")]
 use super::connect::Credentials;
@@ -163,7 +168,7 @@ impl RedisStoreBuilder {
     }
 
     /// The parts of the store: `mod.rs` has `build` and `connect`.
-    pub(super) fn config(self) -> Result<Config, ConfigError> {
+    pub(super) fn config(self, store: watch::Receiver<()>) -> Result<Config, ConfigError> {
         if !is_fixed_alphabet(&self.prefix) {
             let rule = "the key prefix must be 1 to 64 characters of A-Z a-z 0-9 _ . -, not";
             return Err(errors::setting(format!("{rule} {:?}", self.prefix)));
@@ -186,6 +191,8 @@ impl RedisStoreBuilder {
             server: Arc::new(server),
             keys: Keys::new(self.prefix, self.secret.as_ref()),
             clock: self.clock,
+            dispatchers: Mutex::default(),
+            store,
             local_state: LocalState::on(local_clock, LONGEST_DEADLINE).with_prefetch(),
         })
     }

@@ -21,22 +21,14 @@ mod dispatch;
 mod keys;
 mod script;
 
-use std::{
-    fmt,
-    future::Future,
-    sync::{Arc, Mutex, PoisonError, Weak},
-    time::Duration,
-};
+use std::{fmt, future::Future, sync::Arc, time::Duration};
 
-use tokio::{
-    runtime::{Handle, Id},
-    sync::watch,
-};
+use tokio::sync::watch;
 
 pub use self::builder::RedisStoreBuilder;
 use self::{
     connect::{Source, Topology},
-    dispatch::{Answer, Config, Dispatcher, Job, ask_slots, without_runtime},
+    dispatch::{Answer, Config, Job, ask_slots},
 };
 use super::{Store, StoreFuture};
 use crate::{
@@ -58,47 +50,20 @@ use crate::{
 /// it. A settlement is done nevertheless, because spent units have to be settled.
 #[derive(Clone)]
 pub struct RedisStore {
-    runtimes: Arc<Runtimes>,
+    shared: Arc<Shared>,
 }
 
-/// One dispatcher for each tokio runtime that uses the store.
-///
-/// 1. A connection, and a task that sends, work only while their runtime is driven. So each runtime has its own queue and
-///    connections, and a runtime that is not driven, or ends, delays no other.
-/// 2. A task of the runtime owns its dispatcher, so the dispatcher ends with its runtime.
-/// 3. All dispatchers end with the store: the tasks wait for the end of `is_alive`.
-struct Runtimes {
+/// The dispatchers end with it.
+struct Shared {
     config: Arc<Config>,
-    is_alive: watch::Sender<()>,
-    /// Few, mostly one. The runtime tells them apart, so that none is dropped under the lock with the futures that wait for it.
-    dispatchers: Mutex<Vec<(Id, Weak<Dispatcher>)>>,
+    _alive: watch::Sender<()>,
 }
 
-impl Runtimes {
+impl Shared {
     /// Sends a job from the current runtime.
     async fn ask(&self, job: Box<Job>) -> Answer {
-        let dispatcher = self.current()?;
+        let dispatcher = self.config.dispatcher()?;
         if dispatcher.is_by_slot() { ask_slots(dispatcher, job).await } else { dispatcher.ask(job).await }
-    }
-
-    /// The dispatcher of the current runtime.
-    fn current(&self) -> Result<Arc<Dispatcher>, StoreError> {
-        let runtime = Handle::try_current().map_err(without_runtime)?;
-        let mut all = self.dispatchers.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut own = all.iter().filter(|(id, _)| *id == runtime.id());
-        if let Some(known) = own.find_map(|(_, dispatcher)| dispatcher.upgrade()) {
-            return Ok(known);
-        }
-        let dispatcher = Arc::new(Dispatcher::new(Arc::clone(&self.config), runtime.clone()));
-        all.retain(|(_, dispatcher)| dispatcher.strong_count() > 0);
-        all.push((runtime.id(), Arc::downgrade(&dispatcher)));
-        drop(all);
-        let (owned, mut store) = (Arc::clone(&dispatcher), self.is_alive.subscribe());
-        runtime.spawn(async move {
-            while store.changed().await.is_ok() {}
-            drop(owned);
-        });
-        Ok(dispatcher)
     }
 }
 
@@ -224,8 +189,9 @@ impl RedisStoreBuilder {
     /// not in PEM; the prefix has other characters; or the number of connections or the timeout
     /// is zero.
     pub fn build(self) -> Result<RedisStore, ConfigError> {
-        let (config, is_alive) = (Arc::new(self.config()?), watch::Sender::new(()));
-        Ok(RedisStore { runtimes: Arc::new(Runtimes { config, is_alive, dispatchers: Mutex::default() }) })
+        let alive = watch::Sender::new(());
+        let config = Arc::new(self.config(alive.subscribe())?);
+        Ok(RedisStore { shared: Arc::new(Shared { config, _alive: alive }) })
     }
 
     /// The store, after it has reached the server, run the script, and each command on a key that does not exist, and opened all
@@ -241,7 +207,7 @@ impl RedisStoreBuilder {
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
         let store =
             self.build().map_err(|error| StoreError::new("setting up the store", StoreErrorKind::Config, error))?;
-        let tried = async { store.runtimes.current()?.try_out().await };
+        let tried = async { store.shared.config.dispatcher()?.try_out().await };
         tried.await.map_err(|error| error.when("connecting to Redis"))?;
         Ok(store)
     }
@@ -253,35 +219,35 @@ impl Store for RedisStore {
     }
 
     fn decide_within(&self, check: Check, deadline: Duration) -> StoreFuture<Decision> {
-        let (runtimes, job) = (Arc::clone(&self.runtimes), Job::decide(check, deadline));
+        let (shared, job) = (Arc::clone(&self.shared), Job::decide(check, deadline));
         Box::pin(async move {
-            let answer = runtimes.ask(job).await;
+            let answer = shared.ask(job).await;
             answer.map(|(decision, _)| decision).map_err(|error| error.when("deciding a check"))
         })
     }
 
     fn settle(&self, settlement: Settlement) -> StoreFuture<Settled> {
-        let runtimes = Arc::clone(&self.runtimes);
+        let shared = Arc::clone(&self.shared);
         Box::pin(async move {
-            let job = Job::settle(settlement, &runtimes.config.local_state);
-            let settled = runtimes.ask(job).await.map(|(decision, was_applied)| Settled::new(decision, was_applied));
+            let job = Job::settle(settlement, &shared.config.local_state);
+            let settled = shared.ask(job).await.map(|(decision, was_applied)| Settled::new(decision, was_applied));
             settled.map_err(|error| error.when("settling an admission"))
         })
     }
 
     fn reset(&self, limit: Limit, key: Key) -> StoreFuture<()> {
-        let runtimes = Arc::clone(&self.runtimes);
+        let shared = Arc::clone(&self.shared);
         Box::pin(async move {
             if limit.is_concurrent() {
                 return Ok(());
             }
-            let reset = async { runtimes.current()?.reset(limit, &key).await };
+            let reset = async { shared.config.dispatcher()?.reset(limit, &key).await };
             reset.await.map_err(|error| error.when("resetting a key"))
         })
     }
 
     fn part_of(&self, check: &Check) -> Option<Arc<str>> {
-        let Config { server, keys, .. } = &*self.runtimes.config;
+        let Config { server, keys, .. } = &*self.shared.config;
         if !server.is_cluster() {
             return None;
         }
@@ -294,13 +260,13 @@ impl Store for RedisStore {
     }
 
     fn local_state(&self) -> Option<&LocalState> {
-        Some(&self.runtimes.config.local_state)
+        Some(&self.shared.config.local_state)
     }
 }
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let prefix = &self.runtimes.config.keys.prefix;
+        let prefix = &self.shared.config.keys.prefix;
         f.debug_struct("RedisStore").field("prefix", prefix).finish_non_exhaustive()
     }
 }

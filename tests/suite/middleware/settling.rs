@@ -254,7 +254,7 @@ async fn a_failed_settlement_sends_the_response_and_keeps_the_charge() {
         assert_eq!(spent(&limiter, &TOKENS).await, 1_000);
     }
     let lines = |text: &str| log.text().lines().filter(|line| line.contains(text)).count();
-    assert_eq!(lines("stays charged as it was"), 2, "one a second and layer: {}", log.text());
+    assert_eq!(lines("a request may not be settled"), 2, "one a second and layer: {}", log.text());
     assert_eq!(lines("settling an admission failed: out of order"), 1, "{}", log.text());
     assert_eq!(lines("did not answer within 40ms"), 1, "{}", log.text());
 }

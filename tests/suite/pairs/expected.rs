@@ -95,7 +95,7 @@ impl App {
 
     /// Whether this process remembers the refusals of its store.
     pub(super) fn remembers(&self) -> bool {
-        self.is("store", &["redis", "cluster"]) && !self.is("limiter", &["refusal_cache=0"])
+        self.is("store", &["redis", "pool", "cluster"]) && !self.is("limiter", &["refusal_cache=0"])
     }
 
     /// What becomes of a client of whom nothing is known, while the store is lost.

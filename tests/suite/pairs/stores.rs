@@ -5,6 +5,7 @@ use std::sync::{
     atomic::{AtomicU8, Ordering},
 };
 
+use bb8_redis::{RedisConnectionManager, bb8::Pool};
 use tokio::{
     task::{spawn_blocking, yield_now},
     time::sleep,
@@ -113,6 +114,11 @@ impl Stores {
             "memory" => Limiter::new(MemoryStore::new()),
             "wrapper" => Limiter::new(self.wrapper.clone()),
             "wrapper that decides at once" => Limiter::new(Wrapper { decides_at_once: true, ..self.wrapper.clone() }),
+            "pool" => {
+                let manager = RedisConnectionManager::new(self.redis.url()).unwrap();
+                connected(with_options(RedisStore::from_pool(Pool::builder().max_size(4).build_unchecked(manager))))
+                    .await?
+            }
             #[cfg(feature = "cluster")]
             "cluster" => {
                 let urls = self.cluster.0.iter().map(RedisServer::url);

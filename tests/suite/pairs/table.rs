@@ -273,6 +273,7 @@ pub(super) const DIMENSIONS: &[Dimension] = &[
         name: "store",
         values: &[
             plain("redis"),
+            plain("pool"),
             plain("memory"),
             plain("wrapper"),
             hiding(plain("wrapper that decides at once")),
@@ -320,6 +321,7 @@ pub(super) const NO_OPTIONS: &[(&str, &str)] = &[
     ("RedisStoreBuilder::build", "makes the store of each row"),
     ("RedisStoreBuilder::connect", "as `build`, once the server has answered: `redis::opening`"),
     ("RedisStoreBuilder::login", "needs a server with users: `redis::passwords`"),
+    ("RedisStoreBuilder::credentials", "needs a server whose users change: `redis::sources`"),
     ("RedisStoreBuilder::root_certificate", "needs a server with TLS: `redis::tls`"),
     ("RedisStoreBuilder::client_certificate", "needs a server with TLS: `redis::tls`"),
     ("RedisStoreBuilder::clock", "a test's clock; rows run by the real one"),

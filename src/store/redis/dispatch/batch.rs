@@ -11,6 +11,7 @@ use std::{
 };
 
 use redis::{Cmd, ErrorKind, Pipeline, RedisResult, ServerErrorKind, Value, cmd};
+use tokio::runtime::Handle;
 
 use super::{
     copies,
@@ -42,6 +43,8 @@ pub(super) struct Batch {
     pub(super) is_sent: bool,
     /// Whether its reply is waited for.
     is_in_flight: bool,
+    /// The settlements that free the places which each job may have taken, although no reply tells: by the ids of the jobs.
+    lost: HashMap<AdmissionId, Vec<Settlement>>,
 }
 
 impl Batch {
@@ -49,7 +52,8 @@ impl Batch {
         let mut jobs = if jobs.len() > 1 { copies::join(jobs) } else { jobs };
         jobs.iter_mut().for_each(|job| job.set_id());
         let now = config.clock.as_ref().map_or_else(String::new, time_of);
-        Self { config: Arc::clone(config), jobs, slot, now, is_sent: false, is_in_flight: false }
+        let (config, lost) = (Arc::clone(config), HashMap::new());
+        Self { config, jobs, slot, now, is_sent: false, is_in_flight: false, lost }
     }
 
     /// Keeps the jobs that are to be sent again, and fails the others. Returns whether any are left.
@@ -105,6 +109,11 @@ impl Batch {
         self.is_in_flight = true;
         let reply = send(sent).await;
         self.is_in_flight = false;
+        match &reply {
+            Err(error) if error.is_timeout() || needs_new_connection(error) => self.note_lost(),
+            Ok(_) if !self.lost.is_empty() => self.jobs.iter().for_each(|job| drop(self.lost.remove(&job.id))),
+            _ => {}
+        }
         if reply.is_ok() {
             // By the clock of a test, a reply takes no time, whatever the machine does meanwhile.
             let is_by_test_clock = matches!(self.config.clock, Some(Clock::Manual(_)));
@@ -116,14 +125,9 @@ impl Batch {
         reply
     }
 
-    /// The settlements that free the places which each job may have taken, if no reply tells: by the ids of the jobs.
-    pub(super) fn lost_places(
-        &self,
-        reply: &Result<RedisResult<Value>, StoreError>,
-    ) -> HashMap<AdmissionId, Vec<Settlement>> {
-        let is_lost = matches!(reply, Ok(Err(error)) if error.is_timeout() || needs_new_connection(error));
-        let jobs = self.jobs.iter().filter(|_| self.is_sent && is_lost);
-        jobs.map(|job| (job.id, job.releases())).collect()
+    fn note_lost(&mut self) {
+        let taken = self.jobs.iter().map(|job| (job.id, job.releases()));
+        self.lost.extend(taken.filter(|(_, releases)| !releases.is_empty()));
     }
 
     /// The commands that free the places of a batch of releases.
@@ -201,7 +205,13 @@ impl Batch {
 impl Drop for Batch {
     fn drop(&mut self) {
         if self.is_in_flight {
-            drop(Lost::new(&self.config, self.jobs.iter().flat_map(|job| job.releases()).collect()));
+            self.note_lost();
+        }
+        if !self.lost.is_empty() {
+            let lost = Lost::new(&self.config, self.lost.drain().flat_map(|(_, releases)| releases).collect());
+            if let Ok(runtime) = Handle::try_current() {
+                lost.begin(&runtime);
+            }
         }
     }
 }

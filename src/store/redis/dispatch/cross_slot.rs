@@ -21,7 +21,7 @@ use tokio::task::JoinHandle;
 
 use super::{
     dispatcher::{Dispatcher, without_runtime},
-    job::{Answer, Job, Work, hash_slot},
+    job::{Answer, Job, Work, hash_slot, places},
     lost::Lost,
     queue::Caller,
 };
@@ -107,10 +107,10 @@ impl CrossSlot {
         Some((Self { dispatcher, check, id, slots, statuses, at, caller: Arc::downgrade(&caller) }, caller))
     }
 
-    /// If its runtime ends meanwhile, a thread gives back what the check has taken.
+    /// If its runtime ends meanwhile, a thread frees the places that the check has taken.
     async fn decide(self, left: Duration) -> Answer {
-        let is_given_back = self.check.id().is_none();
-        let taken = is_given_back.then(|| Settlement::refund_by_id(self.check.clone(), self.id));
+        let places = places(&self.check).filter(|_| self.check.id().is_none());
+        let taken = places.map(|places| Settlement::refund_by_id(places, self.id));
         let lost = Lost::new(&self.dispatcher.config, taken.into_iter().collect());
         let answer = self.decide_in_turn(left).await;
         lost.forget();
@@ -186,8 +186,7 @@ impl CrossSlot {
     /// Each slot for itself: a node that stays away delays none of the others.
     fn give_back_later(&self, taken: usize) {
         let refund = Settlement::refund_by_id(self.slots[taken].0.clone(), self.id);
-        let lost = Lost::new(&self.dispatcher.config, vec![refund]);
-        self.dispatcher.runtime.spawn(lost.free(Arc::clone(&self.dispatcher)));
+        Lost::new(&self.dispatcher.config, vec![refund]).begin(&self.dispatcher.runtime);
     }
 
     fn set(&mut self, slot: usize, decision: &Decision) {

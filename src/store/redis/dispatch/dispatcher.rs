@@ -6,7 +6,7 @@ use std::{
     future::Future,
     iter, mem,
     sync::{
-        Arc, Weak,
+        Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -14,7 +14,8 @@ use std::{
 
 use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind::CrossSlot, Value, cmd};
 use tokio::{
-    runtime::Handle,
+    runtime::{Handle, Id},
+    sync::watch,
     task::{JoinSet, yield_now},
     time::sleep,
 };
@@ -23,7 +24,6 @@ use super::{
     batch::Batch,
     cross_slot::ask_slots,
     job::{Answer, Job, hash_slot, only_slot},
-    lost::Lost,
     queue::{CAPACITY, Permit, Queue},
 };
 use crate::{
@@ -55,10 +55,42 @@ pub(crate) struct Config {
     /// The clock of the store, instead of the server's, which the script reads.
     pub(crate) clock: Option<Clock>,
     pub(crate) local_state: LocalState,
+    /// Few, mostly one. The runtime tells them apart, so that none is dropped under the lock with the futures that wait for it.
+    pub(crate) dispatchers: Mutex<Vec<(Id, Weak<Dispatcher>)>>,
+    /// Ends with the last clone of the store.
+    pub(crate) store: watch::Receiver<()>,
     /// Whether batches are formed a slot at a time: in a cluster, and once a server has refused keys of several slots.
     pub(crate) is_by_slot: AtomicBool,
 }
 
+impl Config {
+    /// The dispatcher of the current runtime.
+    pub(crate) fn dispatcher(self: &Arc<Self>) -> Result<Arc<Dispatcher>, StoreError> {
+        let runtime = Handle::try_current().map_err(without_runtime)?;
+        let mut all = self.dispatchers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut own = all.iter().filter(|(id, _)| *id == runtime.id());
+        if let Some(known) = own.find_map(|(_, dispatcher)| dispatcher.upgrade()) {
+            return Ok(known);
+        }
+        let dispatcher = Arc::new(Dispatcher::new(Arc::clone(self), runtime.clone()));
+        all.retain(|(_, dispatcher)| dispatcher.strong_count() > 0);
+        all.push((runtime.id(), Arc::downgrade(&dispatcher)));
+        drop(all);
+        let (owned, mut store) = (Arc::clone(&dispatcher), self.store.clone());
+        runtime.spawn(async move {
+            while store.changed().await.is_ok() {}
+            drop(owned);
+        });
+        Ok(dispatcher)
+    }
+}
+
+/// One for each tokio runtime that uses the store.
+///
+/// 1. A connection, and a task that sends, work only while their runtime is driven. So each runtime has its own queue and
+///    connections, and a runtime that is not driven, or ends, delays no other.
+/// 2. A task of the runtime owns its dispatcher, so the dispatcher ends with its runtime.
+/// 3. All dispatchers end with the store.
 pub(crate) struct Dispatcher {
     pub(super) config: Arc<Config>,
     pub(crate) runtime: Handle,
@@ -69,7 +101,7 @@ pub(crate) struct Dispatcher {
 }
 
 impl Dispatcher {
-    pub(crate) fn new(config: Arc<Config>, runtime: Handle) -> Self {
+    fn new(config: Arc<Config>, runtime: Handle) -> Self {
         let server = &config.server;
         let count = if server.is_cluster() { CLUSTER_QUEUES } else { 1 };
         let queue = || Queue::new(server.connections() as usize, CAPACITY / count);
@@ -219,7 +251,6 @@ impl Dispatcher {
         mut reply: Result<RedisResult<Value>, StoreError>,
     ) -> Result<RedisResult<Value>, StoreError> {
         let Ok(Err(error)) = &reply else { return reply };
-        let mut lost = batch.lost_places(&reply);
         if self.is_worth_another_try(error) {
             self.config.server.note_moved(error);
             let has_not_run = !batch.is_sent || self.has_certainly_not_run(error);
@@ -231,12 +262,6 @@ impl Dispatcher {
                     reply = try_send(&mut connection, batch, again).await;
                 }
             }
-        }
-        lost.retain(|id, _| !batch.jobs.iter().any(|job| job.id == *id));
-        lost.extend(batch.lost_places(&reply));
-        let places: Vec<_> = lost.into_values().flatten().collect();
-        if !places.is_empty() {
-            self.runtime.spawn(Lost::new(&self.config, places).free(Arc::clone(self)));
         }
         reply
     }

@@ -119,9 +119,8 @@ impl Job {
 
     /// Gives back the places that it and its copies have taken, if they have. One with an id of its caller's may be tried again.
     pub(super) fn releases(&self) -> Vec<Settlement> {
-        let takes = |charge: &&Charge| self.is_check() && self.check().id().is_none() && charge.takes_place();
-        let places = self.check().charges().filter(takes).cloned();
-        let Some(places) = Check::of_distinct(places) else { return Vec::new() };
+        let is_of_caller = !self.is_check() || self.check().id().is_some();
+        let Some(places) = Some(self.check()).filter(|_| !is_of_caller).and_then(places) else { return Vec::new() };
         let release = |copy| Settlement::refund_by_id(places.clone(), AdmissionId(self.id.0.wrapping_add(copy)));
         (0..self.count()).map(release).collect()
     }
@@ -190,6 +189,8 @@ impl Job {
     /// Its callers, each with a job of its own. It has not run.
     pub(super) fn apart(mut self: Box<Self>) -> Vec<(Box<Self>, Sender<Answer>)> {
         let (caller, copies) = (self.caller.take(), mem::take(&mut self.copies));
+        // It joins the queue again.
+        self.crowd = None;
         let copy = |caller| (Self::decide(self.check().clone(), self.deadline), caller);
         let mut apart: Vec<_> = copies.into_iter().map(copy).collect();
         apart.extend(caller.map(|caller| (self, caller)));
@@ -203,6 +204,11 @@ impl Job {
         let has_left = has_left || self.whole.as_ref().is_some_and(|caller| caller.strong_count() == 0);
         self.is_check() && (has_left || is_over())
     }
+}
+
+/// The places that a check takes.
+pub(super) fn places(check: &Check) -> Option<Check> {
+    Check::of_distinct(check.charges().filter(|charge| charge.takes_place()).cloned())
 }
 
 /// The slot of a check in a cluster. A check of several slots is split before it is sent.

@@ -3,18 +3,14 @@
 
 use std::{mem, sync::Arc, time::Duration};
 
-use tokio::{runtime::Handle, time::sleep};
+use tokio::{runtime::Handle, task::JoinSet, time::sleep};
 
 use super::{
     cross_slot::ask_slots,
     dispatcher::{Config, Dispatcher},
     job::Job,
 };
-use crate::{
-    decision::Settlement,
-    local::{Underway, on_thread},
-    store::give_back,
-};
+use crate::{decision::Settlement, local::Underway, store::give_back};
 
 /// A server that has stood still may run a lost batch a moment after what came over another connection.
 const BEFORE_SECOND_RELEASE: Duration = Duration::from_millis(500);
@@ -23,17 +19,23 @@ const BEFORE_SECOND_RELEASE: Duration = Duration::from_millis(500);
 pub(super) struct Lost {
     config: Arc<Config>,
     taken: Vec<Settlement>,
-    _underway: Underway,
+    underway: Underway,
 }
 
 impl Lost {
     pub(super) fn new(config: &Arc<Config>, taken: Vec<Settlement>) -> Self {
-        Self { config: Arc::clone(config), taken, _underway: config.local_state.owed.begin() }
+        Self { config: Arc::clone(config), taken, underway: config.local_state.owed.begin() }
     }
 
-    pub(super) async fn free(self, dispatcher: Arc<Dispatcher>) {
-        free(dispatcher, &self.taken).await;
-        self.forget();
+    /// Gives them back in a task.
+    pub(super) fn begin(self, runtime: &Handle) {
+        let _in_runtime = runtime.enter();
+        if let Ok(dispatcher) = self.config.dispatcher() {
+            runtime.spawn(async move {
+                free(dispatcher, &self.taken).await;
+                self.forget();
+            });
+        }
     }
 
     /// Nothing is lost.
@@ -42,25 +44,32 @@ impl Lost {
     }
 }
 
-/// Without its runtime, a thread frees them.
+/// Without a runtime, a thread gives them back.
 impl Drop for Lost {
     fn drop(&mut self) {
         if !self.taken.is_empty() {
-            let lost = Self::new(&self.config, Vec::new());
-            let taken = mem::take(&mut self.taken);
-            on_thread(async move {
-                free(Arc::new(Dispatcher::new(Arc::clone(&lost.config), Handle::current())), &taken).await;
-                drop(lost);
+            let (config, taken) = (Arc::clone(&self.config), mem::take(&mut self.taken));
+            let underway = self.underway.clone();
+            self.config.local_state.owed.on_thread(async move {
+                if let Ok(dispatcher) = config.dispatcher() {
+                    free(dispatcher, &taken).await;
+                }
+                drop(underway);
             });
         }
     }
 }
 
 async fn free(dispatcher: Arc<Dispatcher>, taken: &[Settlement]) {
-    let release = || {
-        give_back(taken.to_vec(), |taken| {
-            ask_slots(Arc::clone(&dispatcher), Job::settle(taken, &dispatcher.config.local_state))
-        })
+    let release = async || {
+        // Together, so that they travel in one batch.
+        let give_back = |taken: &Settlement| {
+            let dispatcher = Arc::clone(&dispatcher);
+            let settle =
+                move |taken| ask_slots(Arc::clone(&dispatcher), Job::settle(taken, &dispatcher.config.local_state));
+            give_back(vec![taken.clone()], settle)
+        };
+        taken.iter().map(give_back).collect::<JoinSet<_>>().join_all().await;
     };
     release().await;
     sleep(BEFORE_SECOND_RELEASE).await;

@@ -4,6 +4,7 @@ mod each_place;
 mod freed;
 mod given_back;
 mod killed;
+mod left_behind;
 mod places;
 mod renewals;
 
