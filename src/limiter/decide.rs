@@ -90,14 +90,13 @@ impl Asking {
         }
         let (core, kept, lookup) = (Arc::clone(&self.core), kept.clone(), self.lookup.take());
         let reply = Deadline::new(self.reply.replace(Box::pin(pending())), MOST_TIME, Duration::ZERO);
-        let owed = Arc::clone(&core.owed);
-        owed.complete(async move {
+        // Dropped at once, so that it goes on without a caller.
+        drop(self.core.owed.detachable(async move {
             if let Ok(Ok(decision)) = reply.await {
                 core.learn(lookup.as_ref(), &decision);
                 drop(places::hold(&core, &kept.check, decision, Some(Duration::ZERO)));
             }
-            drop(kept);
-        });
+        }));
     }
 }
 

@@ -41,11 +41,8 @@ mod turns;
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
+pub(crate) use self::decide::{Asking, DecideNow};
 use self::{deadline::Deadline, lines::Lines, places::Renewals};
-pub(crate) use self::{
-    decide::{Asking, DecideNow},
-    shutdown::Detachable,
-};
 pub use self::{
     failure::{FailureMode, Share},
     settle::Reservation,

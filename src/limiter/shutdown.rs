@@ -1,18 +1,9 @@
-//! The end of a limiter in order, and futures that are completed even if nobody waits for them any more.
+//! The end of a limiter in order.
 
-use std::{
-    future::Future,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{future::Future, time::Duration};
 
 use super::{Limiter, deadline::Deadline};
-use crate::{
-    error::Error,
-    local::{Owed, Underway},
-};
+use crate::{error::Error, local::Detachable};
 
 impl Limiter {
     /// Ends the limiters and layers on all clones of the store in order: gives back what this process holds, and completes what is on its way.
@@ -68,43 +59,7 @@ impl Limiter {
         Deadline::new(end, within, Duration::ZERO).await
     }
 
-    /// A future that a task completes if it is dropped.
-    pub(crate) fn detachable<T>(&self, future: impl Future<Output = T> + Send + 'static) -> Detachable<T> {
-        let owed = Arc::clone(&self.core.owed);
-        Detachable { future: Some(Box::pin(future)), underway: owed.begin(), owed }
-    }
-}
-
-/// A future that a task completes if it is dropped before its end.
-/// It needs a deadline of its own, since nothing waits for the task.
-pub(crate) struct Detachable<T: 'static> {
-    owed: Arc<Owed>,
-    future: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
-    underway: Underway,
-}
-
-impl<T: 'static> Future for Detachable<T> {
-    type Output = T;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        // Put back only while pending, so that a future that panics is not polled again by a task.
-        let Some(mut future) = self.future.take() else { return Poll::Pending };
-        let polled = future.as_mut().poll(cx);
-        if polled.is_pending() {
-            self.future = Some(future);
-        }
-        polled
-    }
-}
-
-impl<T: 'static> Drop for Detachable<T> {
-    fn drop(&mut self) {
-        if let Some(future) = self.future.take() {
-            let underway = self.underway.clone();
-            self.owed.complete(async move {
-                drop(future.await);
-                drop(underway);
-            });
-        }
+    pub(crate) fn detachable<T: Send>(&self, future: impl Future<Output = T> + Send + 'static) -> Detachable<T> {
+        self.core.owed.detachable(future)
     }
 }

@@ -70,12 +70,12 @@ impl Owed {
         self.underway.closed().await;
     }
 
-    /// Completes a call whose caller has left. It must not depend on timers of its runtime.
-    pub(crate) fn complete(self: &Arc<Self>, call: impl Future<Output = ()> + Send + 'static) {
-        let detached = Detached { owed: Arc::clone(self), call: Some(Box::pin(call)) };
-        if let Ok(runtime) = Handle::try_current() {
-            runtime.spawn(detached);
-        }
+    /// A future that goes on if it is dropped before its end. It must not depend on timers of its runtime.
+    pub(crate) fn detachable<T>(self: &Arc<Self>, future: impl Future<Output = T> + Send + 'static) -> Detachable<T>
+    where
+        T: Send,
+    {
+        Detachable { owed: Arc::clone(self), underway: self.begin(), future: Some(Box::pin(future)), is_in_task: false }
     }
 
     /// Completes a call on the thread. It is dropped if no thread can be started.
@@ -121,30 +121,41 @@ impl Owed {
     }
 }
 
-/// A call in a task, which goes on on the thread if the task is dropped before its end.
-struct Detached {
+/// A future that goes on if it is dropped before its end: in a task of the current runtime, and on the thread if there is none, or if it ends.
+/// It needs a deadline of its own, since nothing waits for it then.
+pub(crate) struct Detachable<T: Send + 'static> {
     owed: Arc<Owed>,
-    call: Option<Call>,
+    underway: Underway,
+    future: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
+    is_in_task: bool,
 }
 
-impl Future for Detached {
-    type Output = ();
+impl<T: Send + 'static> Future for Detachable<T> {
+    type Output = T;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        // Put back only while pending, so that a call that panics is not polled again.
-        let Some(mut call) = self.call.take() else { return Poll::Ready(()) };
-        let polled = call.as_mut().poll(cx);
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        // Put back only while pending, so that a future that panics is not polled again.
+        let Some(mut future) = self.future.take() else { return Poll::Pending };
+        let polled = future.as_mut().poll(cx);
         if polled.is_pending() {
-            self.call = Some(call);
+            self.future = Some(future);
         }
         polled
     }
 }
 
-impl Drop for Detached {
+impl<T: Send + 'static> Drop for Detachable<T> {
     fn drop(&mut self) {
-        if let Some(call) = self.call.take() {
-            self.owed.on_thread(call);
+        let Some(future) = self.future.take() else { return };
+        let (owed, underway) = (Arc::clone(&self.owed), self.underway.clone());
+        match Handle::try_current() {
+            Ok(runtime) if !self.is_in_task => {
+                runtime.spawn(Self { owed, underway, future: Some(future), is_in_task: true });
+            }
+            _ => owed.on_thread(async move {
+                drop(future.await);
+                drop(underway);
+            }),
         }
     }
 }

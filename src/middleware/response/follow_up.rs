@@ -23,7 +23,8 @@ use crate::{
     error::Error,
     key::Key,
     limit::Limit,
-    limiter::{Detachable, FailureMode, Limiter},
+    limiter::{FailureMode, Limiter},
+    local::Detachable,
 };
 
 /// Most requests have no follow-up, so it is boxed.

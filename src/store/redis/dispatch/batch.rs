@@ -11,7 +11,6 @@ use std::{
 };
 
 use redis::{Cmd, ErrorKind, Pipeline, RedisResult, ServerErrorKind, Value, cmd};
-use tokio::runtime::Handle;
 
 use super::{
     copies,
@@ -208,10 +207,7 @@ impl Drop for Batch {
             self.note_lost();
         }
         if !self.lost.is_empty() {
-            let lost = Lost::new(&self.config, self.lost.drain().flat_map(|(_, releases)| releases).collect());
-            if let Ok(runtime) = Handle::try_current() {
-                lost.begin(&runtime);
-            }
+            drop(Lost::new(&self.config, self.lost.drain().flat_map(|(_, releases)| releases).collect()));
         }
     }
 }

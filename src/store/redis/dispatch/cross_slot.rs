@@ -186,7 +186,7 @@ impl CrossSlot {
     /// Each slot for itself: a node that stays away delays none of the others.
     fn give_back_later(&self, taken: usize) {
         let refund = Settlement::refund_by_id(self.slots[taken].0.clone(), self.id);
-        Lost::new(&self.dispatcher.config, vec![refund]).begin(&self.dispatcher.runtime);
+        drop(Lost::new(&self.dispatcher.config, vec![refund]));
     }
 
     fn set(&mut self, slot: usize, decision: &Decision) {

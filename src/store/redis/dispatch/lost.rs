@@ -3,7 +3,7 @@
 
 use std::{mem, sync::Arc, time::Duration};
 
-use tokio::{runtime::Handle, task::JoinSet, time::sleep};
+use tokio::{task::JoinSet, time::sleep};
 
 use super::{
     cross_slot::ask_slots,
@@ -15,7 +15,7 @@ use crate::{decision::Settlement, local::Underway, store::give_back};
 /// A server that has stood still may run a lost batch a moment after what came over another connection.
 const BEFORE_SECOND_RELEASE: Duration = Duration::from_millis(500);
 
-/// They are given back, whatever happens to the task that does it.
+/// A thread gives them back once this is dropped, whatever has become of the runtime.
 pub(super) struct Lost {
     config: Arc<Config>,
     taken: Vec<Settlement>,
@@ -27,24 +27,12 @@ impl Lost {
         Self { config: Arc::clone(config), taken, underway: config.local_state.owed.begin() }
     }
 
-    /// Gives them back in a task.
-    pub(super) fn begin(self, runtime: &Handle) {
-        let _in_runtime = runtime.enter();
-        if let Ok(dispatcher) = self.config.dispatcher() {
-            runtime.spawn(async move {
-                free(dispatcher, &self.taken).await;
-                self.forget();
-            });
-        }
-    }
-
     /// Nothing is lost.
     pub(super) fn forget(mut self) {
         self.taken.clear();
     }
 }
 
-/// Without a runtime, a thread gives them back.
 impl Drop for Lost {
     fn drop(&mut self) {
         if !self.taken.is_empty() {
