@@ -1,8 +1,9 @@
 //! The second program of README.md: limits for each route, behind a proxy, on Redis.
 
-use std::{env, error::Error, net::SocketAddr};
+use std::{env, error::Error, net::SocketAddr, time::Duration};
 
 use axum::{Router, routing};
+use tokio::signal::unix::{SignalKind, signal};
 use tower_sliding_window::{ApiKey, ClientIp, Limit, Limiter, RateLimitLayer, Secret, store};
 
 #[tokio::main]
@@ -16,9 +17,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let login =
         RateLimitLayer::new(limiter.clone()).limit(Limit::per_minute("login", 5).by(client.clone())).fail_closed();
-    let api = RateLimitLayer::new(limiter)
+    let api = RateLimitLayer::new(limiter.clone())
         .limit(Limit::per_second("burst", 10).by(ApiKey::header("x-api-key", &secret)))
         .limit(Limit::per_minute("address", 600).by(client))
+        // `nest` strips the prefix of the path.
         .cost(|request| if request.uri.path() == "/search" { 10 } else { 1 });
     let app = Router::new()
         .route("/login", routing::post(|| async { "welcome" }).layer(login))
@@ -26,6 +28,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
     // `ClientIp` begins with the address of the connection.
-    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
+    let served = axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>());
+    let mut terminate = signal(SignalKind::terminate())?;
+    served.with_graceful_shutdown(async move { _ = terminate.recv().await }).await?;
+    // Gives back places and prefetches, and completes settlements.
+    limiter.shutdown(Duration::from_secs(5)).await?;
     Ok(())
 }

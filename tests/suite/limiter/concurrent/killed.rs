@@ -168,16 +168,20 @@ async fn killed_and_stopped_processes_together_keep_the_limit() {
     };
     while begun.elapsed() < lasting() || begun.elapsed() < 4 * lasting() && !is_enough(&logs) {
         sleep(ms(30 + numbers.below(200))).await;
-        match numbers.below(8) {
+        // In the end only stops that are longer than a life, if no place has been lost yet.
+        let is_overtime = begun.elapsed() > lasting();
+        match if is_overtime { 3 } else { numbers.below(8) } {
             0..3 => {
                 processes.remove(0);
                 processes.push(start(&mut logs));
             }
             3..5 => {
-                let millis = if numbers.below(2) == 0 { 400 } else { 3_000 };
-                processes[0].signal("-STOP");
+                let millis = if !is_overtime && numbers.below(2) == 0 { 400 } else { 3_000 };
+                // Any of them: the places stay mostly in the processes that have some.
+                let stopped = &processes[numbers.below(PROCESSES as u64) as usize];
+                stopped.signal("-STOP");
                 sleep(ms(millis)).await;
-                processes[0].signal("-CONT");
+                stopped.signal("-CONT");
             }
             _ => proxy.lose_replies(20),
         }
@@ -192,7 +196,7 @@ async fn killed_and_stopped_processes_together_keep_the_limit() {
         held.asked, held.exceptions
     );
     assert!(most[0] <= 6 && most[1] <= 6 && most[2] <= 9, "{most:?} at once");
-    assert!(is_enough(&logs), "{most:?} of {places}: the limits are never reached");
+    assert!(is_enough(&logs), "{most:?} of {places}: the limits are never reached, or no place is lost");
     // Nothing of them stays.
     let limiter = Limiter::new(RedisStore::connect(&server.url()).await.unwrap());
     let died = Instant::now();
