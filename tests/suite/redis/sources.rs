@@ -189,6 +189,28 @@ fn a_connection_of_a_runtime_that_has_ended_is_replaced() {
     assert_eq!(two_threads().block_on(decided(&limiter, 100)), 100);
 }
 
+/// The store of a second runtime needs more connections than the pool has open. The pool would keep those that it opens there.
+#[test]
+fn a_pool_is_given_no_connection_of_another_runtime() {
+    let (server, first, second) = (RedisServer::start(), two_threads(), two_threads());
+    let pool = first.block_on(async {
+        let manager = RedisConnectionManager::new(server.url()).unwrap();
+        Pool::builder().max_size(4).test_on_check_out(false).build(manager).await.unwrap()
+    });
+    let limiter = limiter(RedisStore::from_pool(pool.clone()));
+    assert_eq!(first.block_on(decided(&limiter, 1)), 1);
+    first.block_on(async {
+        let _held = pool.get().await.unwrap();
+        assert_eq!(second.spawn(async move { decided(&limiter, 1_000).await }).await.unwrap(), 1_000);
+    });
+    drop(second);
+    first.block_on(async {
+        for mut connection in join_all((0..4).map(|_| pool.get_owned())).await.into_iter().map(Result::unwrap) {
+            connection.set("session", 1).await.unwrap();
+        }
+    });
+}
+
 #[tokio::test]
 async fn settings_that_belong_to_the_application_are_errors() {
     let server = RedisServer::start();

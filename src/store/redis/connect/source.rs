@@ -5,7 +5,14 @@
 //! 2. The store gives a connection up by the same rules as its own, and asks for another.
 //! 3. The login, database and TLS are those of the application.
 
-use std::{any::Any, future::Future, io, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    any::Any,
+    future::Future,
+    io,
+    pin::Pin,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use bb8::{ManageConnection, Pool, RunError};
 use redis::{
@@ -13,6 +20,7 @@ use redis::{
     aio::{ConnectionLike, MultiplexedConnection},
     cmd, from_redis_value,
 };
+use tokio::runtime::Handle;
 
 /// Opens connections, and clones them.
 #[derive(Clone)]
@@ -60,27 +68,34 @@ impl Source {
         }))
     }
 
-    /// A pool may hand out a connection that is dead, or leads to a primary that has become a replica. Then it opens another, which it does
-    /// not count.
+    /// A pool opens a connection in the runtime that asks, and it works as long as that runtime does. So only the first runtime asks the pool.
+    /// Others, and those to which it hands a connection that is dead or leads to a replica, get connections that it does not count.
     pub(crate) fn of_pool<M>(pool: Pool<M>) -> Self
     where
         M: ManageConnection<Error = RedisError>,
         M::Connection: ConnectionLike + Clone + Sync,
     {
+        let first = Arc::new(OnceLock::new());
         Self::new(move || {
-            let pool = pool.clone();
+            let (pool, first) = (pool.clone(), Arc::clone(&first));
             async move {
-                let mut connection = match pool.get().await {
-                    Ok(pooled) => M::Connection::clone(&pooled),
-                    Err(RunError::User(error)) => return Err(error),
-                    Err(RunError::TimedOut) => return Err(none_to_spare()),
-                };
-                let info = connection.req_packed_command(cmd("INFO").arg("REPLICATION")).await;
-                let is_of_no_use = match info.and_then(|info| Ok(from_redis_value::<String>(info)?)) {
-                    Ok(info) => info.contains("role:slave"),
-                    Err(error) => error.is_unrecoverable_error(),
-                };
-                if is_of_no_use { pool.dedicated_connection().await } else { Ok(connection) }
+                let runtime = Handle::current().id();
+                if *first.get_or_init(|| runtime) == runtime {
+                    let mut connection = match pool.get().await {
+                        Ok(pooled) => M::Connection::clone(&pooled),
+                        Err(RunError::User(error)) => return Err(error),
+                        Err(RunError::TimedOut) => return Err(none_to_spare()),
+                    };
+                    let info = connection.req_packed_command(cmd("INFO").arg("REPLICATION")).await;
+                    let is_of_use = match info.and_then(|info| Ok(from_redis_value::<String>(info)?)) {
+                        Ok(info) => !info.contains("role:slave"),
+                        Err(error) => !error.is_unrecoverable_error(),
+                    };
+                    if is_of_use {
+                        return Ok(connection);
+                    }
+                }
+                pool.dedicated_connection().await
             }
         })
     }
