@@ -57,6 +57,11 @@ impl Nodes {
         store
     }
 
+    /// How often the nodes that are not lost were asked for the slots.
+    fn look_ups(&self) -> u64 {
+        self.cluster.0[..2].iter().map(|node| node.calls("cluster")).sum()
+    }
+
     /// Loses the last node.
     fn lose(&mut self, loss: Loss) {
         match loss {
@@ -166,15 +171,20 @@ async fn failures_until_open<T>(what: &str, call: impl AsyncFn() -> Result<T, Er
     0
 }
 
-/// Asks until the call succeeds. The client may look up the slots meanwhile, and wait for the lost node as long as a reply may take, so that
-/// calls to others time out, and open the breaker for a moment.
-async fn succeeds<T>(call: impl AsyncFn() -> Result<T, Error>) -> T {
-    let begun = Instant::now();
+/// Asks until the call succeeds. While the client looks up the slots, all calls wait for the lost node as long as a reply may take. So calls to
+/// others may time out, and open the breaker. Nothing else may.
+async fn succeeds<T>(nodes: &Nodes, call: impl AsyncFn() -> Result<T, Error>) -> T {
+    let (begun, look_ups) = (Instant::now(), nodes.look_ups());
+    let mut was_open = false;
     loop {
         match call().await {
-            Ok(output) => return output,
+            Ok(output) => {
+                assert!(!was_open || nodes.look_ups() > look_ups, "the breaker opened, and nobody looked up the slots");
+                return output;
+            }
             Err(error) => {
-                let is_late = matches!(error, Error::TimedOut { .. } | Error::BreakerOpen(_));
+                was_open |= matches!(error, Error::BreakerOpen(_));
+                let is_late = was_open || matches!(error, Error::TimedOut { .. });
                 assert!(is_late && begun.elapsed() < TEST_TIMEOUT, "{error:?}");
             }
         }
@@ -200,21 +210,21 @@ async fn each_call_counts_against_its_node(loss: Loss) {
 
     let checks = limiter();
     assert_eq!(failures_until_open("a check", async || checks.check_all(check(&lost)).await).await, 5);
-    assert!(succeeds(async || checks.check_all(pair(&first, &second)).await).await.is_allowed());
+    assert!(succeeds(&nodes, async || checks.check_all(pair(&first, &second)).await).await.is_allowed());
     // If it hangs, the other node has answered its part meanwhile.
     if let Loss::Killed = loss {
         assert_eq!(failures_until_open("a pair", async || checks.check_all(pair(&first, &lost)).await).await, 5);
     }
     for others in [check(&first), check(&second), place(&second), pair(&second, &first)] {
-        assert!(succeeds(async || checks.check_all(others.clone()).await).await.is_allowed());
+        assert!(succeeds(&nodes, async || checks.check_all(others.clone()).await).await.is_allowed());
     }
-    succeeds(async || checks.reset(&CALLS, second.as_str()).await).await;
+    succeeds(&nodes, async || checks.reset(&CALLS, second.as_str()).await).await;
     let places = limiter();
     assert_eq!(failures_until_open("a place", async || places.check_all(place(&lost)).await).await, 5);
-    assert!(succeeds(async || places.check_all(place(&first)).await).await.is_allowed());
+    assert!(succeeds(&nodes, async || places.check_all(place(&first)).await).await.is_allowed());
     assert_eq!(failures_until_open("a settlement", async || gone.settle(1).await).await, 5);
     let tries = Cell::new(0);
-    let settled = succeeds(async || {
+    let settled = succeeds(&nodes, async || {
         tries.set(tries.get() + 1);
         kept.settle(1).await
     });
@@ -222,7 +232,7 @@ async fn each_call_counts_against_its_node(loss: Loss) {
     assert!(settled.await.was_applied || tries.get() > 1);
     let resets = limiter();
     assert_eq!(failures_until_open("a reset", async || resets.reset(&CALLS, lost.as_str()).await).await, 5);
-    succeeds(async || resets.reset(&CALLS, first.as_str()).await).await;
+    succeeds(&nodes, async || resets.reset(&CALLS, first.as_str()).await).await;
 
     // The breaker of the store, which other runtimes open.
     let shared = patient(&store);
@@ -233,7 +243,7 @@ async fn each_call_counts_against_its_node(loss: Loss) {
     });
     assert_eq!(opened.join().unwrap(), 5);
     for key in [first, second] {
-        assert!(succeeds(async || shared.check_all(check(&key)).await).await.is_allowed());
+        assert!(succeeds(&nodes, async || shared.check_all(check(&key)).await).await.is_allowed());
     }
 }
 
@@ -296,5 +306,5 @@ async fn moved_slots_count_against_their_new_node() {
     assert_eq!(store.part_of(&check(&nodes.keys[0][1])), before);
     nodes.lose(Loss::Stopped);
     assert_eq!(failures_until_open("a check", async || limiter.check_all(check(&moved)).await).await, 5);
-    assert!(succeeds(async || limiter.check_all(check(&nodes.keys[0][1])).await).await.is_allowed());
+    assert!(succeeds(&nodes, async || limiter.check_all(check(&nodes.keys[0][1])).await).await.is_allowed());
 }
