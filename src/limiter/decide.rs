@@ -309,7 +309,7 @@ impl Core {
         let outcome = outcome.and_then(|reply| Ok(reply?));
         let outcome = outcome.map_err(|error| error.at_distance(round_trip(&*self.store)));
         let has_waited_for_others =
-            || self.store.local_state().is_some_and(|state| state.has_answered_within(call.took()));
+            || self.store.local_state().is_some_and(|state| state.has_answered_within(part.as_deref(), call.took()));
         if !matches!(outcome, Err(Error::TimedOut { .. })) || call.blames_store() && !has_waited_for_others() {
             // At most the deadline, however late the reply was polled.
             self.breaker.count(|| part, &outcome, || call.took().min(call.deadline));

@@ -34,7 +34,7 @@ use crate::{
 };
 
 /// Once there are so many, the breakers of parts that work again are forgotten.
-const MOST_PARTS: usize = 1_024;
+pub(super) const MOST_PARTS: usize = 1_024;
 
 /// The name of a part of a store: see [`Store::part_of`](crate::Store::part_of).
 type Part = Option<Arc<str>>;

@@ -11,9 +11,10 @@ mod refusals;
 mod round_trip;
 
 use std::{
+    collections::HashMap,
     fmt,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -21,13 +22,17 @@ use std::{
 
 #[cfg(feature = "redis")]
 pub(crate) use self::round_trip::LONGEST_DEADLINE;
-use self::{breaker::BreakerState, refusals::Generations, round_trip::RoundTrip};
 pub(crate) use self::{
     breaker::SharedBreaker,
     owed::{Detachable, Holder, Owed, Underway},
     prefetch::{KeptHolding, Prefetches, Step},
     refusals::{Lookup, Refusals},
     round_trip::SHORTEST_DEADLINE,
+};
+use self::{
+    breaker::{BreakerState, MOST_PARTS},
+    refusals::Generations,
+    round_trip::RoundTrip,
 };
 use crate::{
     clock::{Clock, ManualClock, micros},
@@ -53,8 +58,7 @@ const MAX_FAILURES: u32 = 10_000;
 /// 4. A timeout counts only for checks with the same deadline or a shorter one, so a limiter with a short deadline never
 ///    cuts off one with more time. An error counts for all. An answer counts for all deadlines that are at least as long as
 ///    it took. A timeout does not count if the request had spent more than half of the deadline elsewhere, nor if a `RedisStore` has
-///    answered a call meanwhile that was sent later: then the check has only waited in the queue of this process. So a node of a cluster
-///    that hangs opens its breaker only while no other node answers.
+///    answered a call meanwhile that was sent later: then the check has only waited in the queue of this process.
 /// 5. While it is open, a probe goes to the store every 200 ms by default: the same check at no cost. No caller waits
 ///    for it. A probe has the longest deadline of the refused callers. If one of them has the
 ///    [default deadline](crate::Limiter::deadline) of a store that tells its round trip, such as `RedisStore`, each
@@ -68,7 +72,7 @@ const MAX_FAILURES: u32 = 10_000;
 /// 7. A cost above the limit, a limit that cannot be chosen, and an error
 ///    [of one check alone](crate::error::StoreError::of_one_check) are not failures of the store.
 /// 8. Each [part](crate::Store::part_of) of a store, such as a node of a cluster, has failures, answers and probes of its own. So a node that
-///    is lost fails no check of others. A check of several nodes counts for just these nodes together. At most 1,024 parts are remembered
+///    is lost or hangs fails no check of others. A check of several nodes counts for just these nodes together. At most 1,024 parts are remembered
 ///    that are open or have failed last. A `RedisStore` learns which node has which slot when it connects, and when a slot has moved.
 ///
 /// A closed breaker costs a check one atomic load.
@@ -118,8 +122,9 @@ pub struct LocalState {
     /// The places and calls of all limiters on the store that end before the process does.
     pub(crate) owed: Arc<Owed>,
     made: Instant,
-    /// When the last of all answered calls was sent, in microseconds since this state was made.
+    /// When the last of all answered calls was sent, in microseconds since this state was made, and the last to each part that has a name.
     pub(crate) last_answered: Arc<AtomicU64>,
+    last_answered_by: Arc<Mutex<HashMap<Arc<str>, u64>>>,
     pub(crate) round_trip: Arc<RoundTrip>,
 }
 
@@ -144,8 +149,18 @@ impl LocalState {
         let refusals = Arc::new(Refusals::new(DEFAULT_MAX_AGE, Arc::clone(&generations)));
         let breaker = Arc::new(BreakerState::new(Breaker::default()));
         let (made, last_answered, owed) = (Instant::now(), Arc::default(), Arc::default());
-        let round_trip = Arc::new(RoundTrip::new(first_deadline));
-        Self { generations, breaker, refusals, prefetches: None, owed, made, last_answered, round_trip }
+        let (last_answered_by, round_trip) = (Arc::default(), Arc::new(RoundTrip::new(first_deadline)));
+        Self {
+            generations,
+            breaker,
+            refusals,
+            prefetches: None,
+            owed,
+            made,
+            last_answered,
+            last_answered_by,
+            round_trip,
+        }
     }
 
     /// The same local state, with [prefetch](crate::limit::prefetch). Default: no prefetches, so every check asks the store.
@@ -187,12 +202,20 @@ impl LocalState {
         self.round_trip.learn(time, micros(self.made.elapsed()));
     }
 
-    /// Takes note that the store has answered a call that was sent at this time, after so long.
+    /// Takes note that a part of the store has answered a call that was sent at this time, after so long.
     #[cfg(feature = "redis")]
-    pub(crate) fn answered(&self, sent: Instant, took: Duration) {
+    pub(crate) fn answered(&self, part: Option<Arc<str>>, sent: Instant, took: Duration) {
         let sent = self.micros_at(sent);
         self.round_trip.learn(took, sent.saturating_add(micros(took)));
         self.last_answered.fetch_max(sent, Ordering::Relaxed);
+        if let Some(part) = part {
+            let mut parts = self.last_answered_by.lock().unwrap_or_else(PoisonError::into_inner);
+            if parts.len() >= MOST_PARTS {
+                parts.clear();
+            }
+            let last = parts.entry(part).or_default();
+            *last = sent.max(*last);
+        }
     }
 
     /// The microseconds of a moment since the store was made.
@@ -201,10 +224,12 @@ impl LocalState {
         micros(moment.saturating_duration_since(self.made))
     }
 
-    /// Whether the store has answered a call that was sent within this time.
-    pub(crate) fn has_answered_within(&self, time: Duration) -> bool {
-        let last_answered = Duration::from_micros(self.last_answered.load(Ordering::Relaxed));
-        !last_answered.is_zero() && self.made.elapsed().saturating_sub(last_answered) < time
+    /// Whether this part of the store, or each of several, has answered a call that was sent within this time.
+    pub(crate) fn has_answered_within(&self, part: Option<&str>, time: Duration) -> bool {
+        let is_within = |last: u64| last > 0 && self.made.elapsed().saturating_sub(Duration::from_micros(last)) < time;
+        let Some(part) = part else { return is_within(self.last_answered.load(Ordering::Relaxed)) };
+        let parts = self.last_answered_by.lock().unwrap_or_else(PoisonError::into_inner);
+        part.split(' ').all(|part| parts.get(part).is_some_and(|last| is_within(*last)))
     }
 
     /// The breaker of all limiters on the store.

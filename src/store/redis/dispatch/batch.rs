@@ -116,7 +116,12 @@ impl Batch {
         if reply.is_ok() {
             // By the clock of a test, a reply takes no time, whatever the machine does meanwhile.
             let is_by_test_clock = matches!(self.config.clock, Some(Clock::Manual(_)));
-            self.config.local_state.answered(sent, if is_by_test_clock { Duration::ZERO } else { sent.elapsed() });
+            let part = self.slot.and_then(|slot| self.config.server.node_of(slot));
+            self.config.local_state.answered(
+                part,
+                sent,
+                if is_by_test_clock { Duration::ZERO } else { sent.elapsed() },
+            );
         }
         if !is_unknown(&reply) {
             metrics::script(sent);
