@@ -22,17 +22,13 @@ use std::{
 
 #[cfg(feature = "redis")]
 pub(crate) use self::round_trip::LONGEST_DEADLINE;
+use self::{breaker::BreakerState, refusals::Generations, round_trip::RoundTrip};
 pub(crate) use self::{
     breaker::SharedBreaker,
     owed::{Detachable, Holder, Owed, Underway},
     prefetch::{KeptHolding, Prefetches, Step},
     refusals::{Lookup, Refusals},
     round_trip::SHORTEST_DEADLINE,
-};
-use self::{
-    breaker::{BreakerState, MOST_PARTS},
-    refusals::Generations,
-    round_trip::RoundTrip,
 };
 use crate::{
     clock::{Clock, ManualClock, micros},
@@ -210,7 +206,7 @@ impl LocalState {
         self.last_answered.fetch_max(sent, Ordering::Relaxed);
         if let Some(part) = part {
             let mut parts = self.last_answered_by.lock().unwrap_or_else(PoisonError::into_inner);
-            if parts.len() >= MOST_PARTS {
+            if parts.len() >= breaker::MOST_PARTS {
                 parts.clear();
             }
             let last = parts.entry(part).or_default();

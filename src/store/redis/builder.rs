@@ -11,10 +11,8 @@ use redis::ClientTlsConfig;
 use redis::ConnectionInfo;
 use tokio::sync::watch;
 
-#[cfg(feature = "credentials")]
-use super::connect::Credentials;
 use super::{
-    connect::{ConnectionSettings, Login, Server, Topology, errors, node},
+    connect::{ConnectionSettings, Server, Topology, errors, node},
     dispatch::Config,
     keys::{DEFAULT_PREFIX, Keys},
 };
@@ -42,6 +40,31 @@ pub struct RedisStoreBuilder {
 impl RedisStoreBuilder {
     pub(super) fn of_urls<U: Into<String>>(topology: Topology, urls: impl IntoIterator<Item = U>) -> Self {
         Self::new(topology, urls.into_iter().map(|url| node(&url.into())).collect())
+    }
+
+    /// At the URL of a server, of nodes of a cluster, or of sentinels.
+    pub(in crate::store) fn of_any_url(url: &str) -> Self {
+        let (scheme, rest) = url.trim().split_once("://").unwrap_or_default();
+        let (login, hosts) = rest.split_at(rest.rfind('@').map_or(0, |at| at + 1));
+        let (hosts, path) = hosts.split_once('/').unwrap_or((hosts, ""));
+        let urls = |scheme, login, path| hosts.split(',').map(move |host| format!("{scheme}://{login}{host}/{path}"));
+        match scheme.to_ascii_lowercase().split_once('+') {
+            Some((scheme, "sentinel")) => {
+                let mut sentinels = Self::of_urls(Topology::Sentinels(path.to_owned()), urls(scheme, "", ""));
+                match node(&format!("{scheme}://{login}primary")) {
+                    Ok(primary) => sentinels.connection.login = login_of(&primary),
+                    Err(error) => sentinels.nodes = Err(error),
+                }
+                sentinels
+            }
+            #[cfg(feature = "cluster")]
+            Some((scheme, "cluster")) => Self::of_urls(Topology::Cluster, urls(scheme, login, path)),
+            #[cfg(not(feature = "cluster"))]
+            Some((_, "cluster")) => {
+                Self::new(Topology::Node, Err(errors::setting("URLs of a cluster need this crate's feature `cluster`")))
+            }
+            _ => Self::of_urls(Topology::Node, [url]),
+        }
     }
 
     pub(super) fn new(topology: Topology, nodes: Result<Vec<ConnectionInfo>, ConfigError>) -> Self {
@@ -113,7 +136,7 @@ impl RedisStoreBuilder {
     /// The ACL user to sign in as, and its password, so that it need not be in a URL. A server that asks for a password alone
     /// has the user `default`. Default: the login of the URL or the client. Behind sentinels, whose URLs have their own, none.
     pub fn login(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
-        self.connection.login = Some(Login::Fixed { user: user.into(), password: password.into() });
+        self.opening().login = Some((user.into(), password.into()));
         self
     }
 
@@ -123,14 +146,20 @@ impl RedisStoreBuilder {
     ///
     /// A stream that ends leaves the last credentials. A new connection whose stream yields none, or an error, fails.
     #[cfg(feature = "credentials")]
-    pub fn credentials(mut self, provider: impl redis::StreamingCredentialsProvider + 'static) -> Self {
-        self.connection.login = Some(Login::Changing(Credentials(Arc::new(provider))));
+    pub fn credentials(mut self, provider: impl redis::StreamingCredentialsProvider + Clone + 'static) -> Self {
+        let opening = self.opening();
+        #[cfg(feature = "cluster")]
+        {
+            let provider = provider.clone();
+            opening.credentials = Some(Arc::new(move |client| client.set_credentials_provider(provider.clone())));
+        }
+        opening.signing_in = opening.signing_in.clone().set_credentials_provider(provider);
         self
     }
 
     /// The number of the database. Default: the number of the URL or the client. Behind sentinels, 0.
     pub fn database(mut self, number: u32) -> Self {
-        self.connection.database = Some(number);
+        self.opening().database = Some(number);
         self
     }
 
@@ -138,7 +167,7 @@ impl RedisStoreBuilder {
     /// Default: the authorities that the system trusts.
     #[cfg(feature = "tls")]
     pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
-        self.connection.certificates.root_cert = Some(pem.into());
+        self.opening().certificates.root_cert = Some(pem.into());
         self
     }
 
@@ -146,7 +175,7 @@ impl RedisStoreBuilder {
     #[cfg(feature = "tls")]
     pub fn client_certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         let (client_cert, client_key) = (pem.into(), key.into());
-        self.connection.certificates.client_tls = Some(ClientTlsConfig { client_cert, client_key });
+        self.opening().certificates.client_tls = Some(ClientTlsConfig { client_cert, client_key });
         self
     }
 
@@ -165,6 +194,11 @@ impl RedisStoreBuilder {
     pub fn clock(mut self, clock: &ManualClock) -> Self {
         self.clock = Some(Clock::Manual(clock.clone()));
         self
+    }
+
+    fn opening(&mut self) -> &mut ConnectionSettings {
+        self.connection.open_otherwise = true;
+        &mut self.connection
     }
 
     /// The parts of the store: `mod.rs` has `build` and `connect`.
@@ -196,6 +230,11 @@ impl RedisStoreBuilder {
             local_state: LocalState::on(local_clock, LONGEST_DEADLINE).with_prefetch(),
         })
     }
+}
+
+fn login_of(node: &ConnectionInfo) -> Option<(String, String)> {
+    let settings = node.redis_settings();
+    Some((settings.username().unwrap_or("default").to_owned(), settings.password()?.to_owned()))
 }
 
 impl fmt::Debug for RedisStoreBuilder {

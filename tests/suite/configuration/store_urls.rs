@@ -98,11 +98,24 @@ async fn connecting_fails_while_redis_is_down() {
 #[tokio::test]
 async fn an_error_says_what_is_wrong_with_a_url_and_shows_no_password() {
     for (url, problem) in [
-        ("", "the URL of the store is empty: it must begin with memory:, redis://, rediss:// or redis+unix://"),
-        ("memcached://shop:s3cr3t@host", "memcached:// is not the scheme of a store's URL: it must begin with memory:"),
-        ("shop:s3cr3t@host", "a URL, not shown since it may hold a password, is not the URL of a store"),
+        ("", "is not a Redis URL such as redis://127.0.0.1:6379/0"),
+        (" \n", "is not a Redis URL"),
+        ("memory", "is not a Redis URL"),
+        ("memcached://shop:s3cr3t@host", "a URL, not shown since it may hold a password, is not a Redis URL"),
+        ("shop:s3cr3t@host", "a URL, not shown since it may hold a password, is not a Redis URL"),
+        ("s3cr3t://host", "is not a Redis URL"),
+        ("shop:s3://cr3t@host", "is not a Redis URL"),
+        ("://s3cr3t@host", "is not a Redis URL"),
+        ("redis+sentinel://s3cr3t:1234/@host/main", "in a user name or password write / as %2F"),
+        ("redis+sentinel://shop:s3cr3t@host", "the name of the primary must not be empty"),
+        ("redis+sentinel://shop:s3cr3t@host:port/main", "is not a Redis URL"),
+        ("redis+other://shop:s3cr3t@host", "is not a Redis URL"),
+        #[cfg(not(feature = "cluster"))]
+        ("redis+cluster://shop:s3cr3t@host", "need this crate's feature `cluster`"),
+        #[cfg(feature = "cluster")]
+        ("redis+cluster://shop:s3cr3t/@host", "is not a Redis URL"),
         ("memory://shop:s3cr3t", "the URL of the in-process store is memory: with nothing behind it"),
-        ("redis://shop:s3cr3t@host/db", "a URL, not shown since it may hold a password, is not a Redis URL"),
+        ("redis://shop:s3cr3t@host/db", "is not a Redis URL such as redis://"),
         #[cfg(not(feature = "tls"))]
         ("rediss://shop:s3cr3t@host", "need this crate's feature `tls`"),
     ] {

@@ -10,8 +10,12 @@ use tokio::{
     time::sleep,
 };
 use tower_sliding_window::{
-    Algorithm, Charge, Check, Error, Limit, Limiter, Prefetch, RedisStore, check::AdmissionId, error::StoreErrorKind,
-    limiter::Breaker, settlement::Settlement, store::ManualClock,
+    Algorithm, Charge, Check, Error, Limit, Limiter, Prefetch, RedisStore,
+    check::AdmissionId,
+    error::StoreErrorKind,
+    limiter::Breaker,
+    settlement::Settlement,
+    store::{self, ManualClock},
 };
 
 use crate::support::{
@@ -44,6 +48,26 @@ async fn connections_to_nodes_that_are_closed_while_idle_fail_nothing() {
             }
         }
     }
+}
+
+/// Its login is for all nodes. The first node is down.
+#[tokio::test]
+async fn a_url_may_name_a_cluster() {
+    let cluster = RedisCluster::start(3).await;
+    cluster.0.iter().for_each(|node| node.run::<()>("ACL SETUSER shop on >s3:cr/t ~* +@all"));
+    let connect = async |login: &str| {
+        let url = format!("redis+cluster://{login}127.0.0.1:1,{}", cluster.0[0].address());
+        store::connect(&url).await.map_err(|error| error.kind())
+    };
+    for (round, login) in [(1, ""), (2, "shop:s3%3Acr%2Ft@")] {
+        let limiter = Limiter::new(connect(login).await.unwrap()).deadline(TEST_TIMEOUT);
+        for key in ["ada", "bob", "eve", "joe"] {
+            assert_eq!(limiter.check(&Limit::per_hour("calls", 100), key, 1).await.unwrap().used(), round);
+        }
+    }
+    assert_eq!(connect("shop:wrong@").await.unwrap_err(), StoreErrorKind::Denied);
+    let error = RedisStore::connect(&cluster.0[0].url()).await.unwrap_err();
+    assert!(with_causes(&error).contains("use `RedisStore::cluster`"), "{}", with_causes(&error));
 }
 
 #[tokio::test]

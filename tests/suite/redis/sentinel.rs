@@ -7,14 +7,18 @@ use std::{
 
 use redis::{RedisResult, Value};
 use tempfile::TempDir;
-use tower_sliding_window::{Charge, Check, Error, Limit, Limiter, RedisStore, store::RedisStoreBuilder};
+use tower_sliding_window::{
+    Charge, Check, Error, Limit, Limiter, RedisStore,
+    error::StoreErrorKind,
+    store::{self, RedisStoreBuilder},
+};
 
 use crate::support::{
     Lateness, TEST_TIMEOUT,
     load::Load,
     outage::{DEADLINE, millis, row},
     redis_server::{RedisServer, free_port, program, wait_until_up},
-    until,
+    until, with_causes,
 };
 
 const SPENT: Limit = Limit::per_hour("spent", 50);
@@ -69,6 +73,33 @@ impl Drop for Sentinel {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
+    }
+}
+
+/// Its login is for the primary. The first sentinel is down.
+#[tokio::test]
+async fn a_url_may_name_sentinels() {
+    let primary = RedisServer::start();
+    primary.run::<()>("ACL SETUSER shop on >s3:cr/t ~* +@all");
+    let sentinel = Sentinel::start(&primary);
+    let connect = async |scheme: &str, login: &str| {
+        let url = format!("{scheme}://{login}127.0.0.1:1,127.0.0.1:{}/main", sentinel.port);
+        store::connect(&url).await.map_err(|error| error.kind())
+    };
+    let used = async |store| Limiter::new(store).check(&SPENT, "ada", 1).await.unwrap().used();
+    assert_eq!(used(connect("redis+sentinel", "").await.unwrap()).await, 1);
+    assert_eq!(used(connect("Redis+Sentinel", "shop:s3%3Acr%2Ft@").await.unwrap()).await, 2);
+    assert_eq!(connect("redis+sentinel", "shop:wrong@").await.unwrap_err(), StoreErrorKind::Denied);
+}
+
+#[tokio::test]
+async fn a_sentinel_and_a_server_that_are_confused_are_named() {
+    let primary = RedisServer::start();
+    let sentinel = Sentinel::start(&primary);
+    let as_server = RedisStore::connect(&sentinel.url()).await.unwrap_err();
+    let as_sentinel = RedisStore::sentinel([primary.url()], "main").connect().await.unwrap_err();
+    for (error, mistake) in [(as_server, "use `RedisStore::sentinel`"), (as_sentinel, "the server is no sentinel")] {
+        assert!(with_causes(&error).contains(mistake), "{}", with_causes(&error));
     }
 }
 

@@ -216,7 +216,8 @@ async fn settings_that_belong_to_the_application_are_errors() {
     let server = RedisServer::start();
     let given =
         || RedisStore::from_pool(Pool::builder().build_unchecked(RedisConnectionManager::new(server.url()).unwrap()));
-    for builder in [given().login("shop", "s3cret"), given().database(3)] {
+    for builder in [given().login("shop", "s3cret"), given().database(3), given().credentials(Rotating::new("s3cret"))]
+    {
         let error = builder.build().unwrap_err().to_string();
         assert!(error.contains("the application opens the connections"), "{error}");
     }
@@ -317,6 +318,7 @@ async fn credentials_that_are_refused_or_end_are_errors() {
     let error = RedisStore::builder(&server.url()).credentials(Rotating::new("wrong")).connect().await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Denied, "{error:?}");
 
+    #[derive(Clone)]
     struct Ends;
     impl StreamingCredentialsProvider for Ends {
         fn subscribe(&self) -> Pin<Box<dyn Stream<Item = RedisResult<BasicAuth>> + Send + 'static>> {
@@ -326,6 +328,7 @@ async fn credentials_that_are_refused_or_end_are_errors() {
     let error = RedisStore::builder(&server.url()).credentials(Ends).connect().await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Denied, "{error:?}");
 
+    #[derive(Clone)]
     struct Never;
     impl StreamingCredentialsProvider for Never {
         fn subscribe(&self) -> Pin<Box<dyn Stream<Item = RedisResult<BasicAuth>> + Send + 'static>> {

@@ -52,11 +52,19 @@ async fn only_the_given_certificate_authority_is_trusted() {
     assert_eq!(used(builder.clone().root_certificate(certificates.read("ca.pem"))).await.unwrap(), 1);
 
     let other = Certificates::make();
-    for untrusting in [builder.clone(), builder.clone().root_certificate(other.read("ca.pem"))] {
+    let others = builder.clone().root_certificate(other.read("ca.pem"));
+    for (untrusting, cause) in [(builder.clone(), "set `root_certificate`"), (others, "certificate")] {
         let Error::Unavailable(error) = used(untrusting).await.unwrap_err() else {
             panic!("the error is not Unavailable")
         };
-        assert!(format!("{error:?}").contains("certificate"), "{error:?}");
+        assert!(format!("{error:?}").contains(cause), "{error:?}");
+    }
+    for (builder, problem) in [
+        (builder.clone().root_certificate("no PEM"), "the root certificate is not PEM"),
+        (RedisStore::builder("redis://127.0.0.1").root_certificate(certificates.read("ca.pem")), "with rediss://"),
+    ] {
+        let error = builder.build().unwrap_err().to_string();
+        assert!(error.contains(problem), "{error}");
     }
     let error = builder.root_certificate("-----BEGIN CERTIFICATE-----\nnone\n-----END CERTIFICATE-----").build();
     assert!(error.unwrap_err().to_string().contains("certificate"));

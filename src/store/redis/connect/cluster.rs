@@ -26,8 +26,6 @@ use redis::{
 };
 use tokio::{task::JoinSet, time::timeout};
 
-#[cfg(feature = "credentials")]
-use super::settings::Login;
 use super::settings::{ConnectionSettings, tcp_settings};
 
 /// How long connecting to all nodes and asking one for the slots may take. Each step has a timeout of its own.
@@ -69,10 +67,7 @@ pub(super) fn client(
     #[cfg(feature = "tls")]
     let builder = if settings.has_certificates() { builder.certs(settings.certificates.clone()) } else { builder };
     #[cfg(feature = "credentials")]
-    let builder = match &settings.login {
-        Some(Login::Changing(credentials)) => builder.set_credentials_provider(credentials.clone()),
-        _ => builder,
-    };
+    let builder = if let Some(give) = &settings.credentials { give(builder) } else { builder };
     builder.build()
 }
 

@@ -3,10 +3,11 @@
 //! No error shows a URL. A user name and a password come before the host, and may have any character. If a `/`, `?` or `#` in them is not
 //! percent-encoded, a parser takes the text before it for the host.
 
-use std::{borrow::Cow, fmt::Display};
+use std::borrow::Cow;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
+use super::server::Server;
 use crate::error::{ConfigError, ConfigErrorKind, StoreError, StoreErrorKind};
 
 /// A setting that is wrong.
@@ -37,28 +38,34 @@ pub(crate) fn failure(cause: RedisError) -> StoreError {
 }
 
 /// The failure that no connection could be opened.
-pub(super) fn no_connection(server: &impl Display, cause: &RedisError) -> StoreError {
+pub(super) fn no_connection(server: &Server, cause: &RedisError) -> StoreError {
     let kind = match kind(cause) {
         StoreErrorKind::Other | StoreErrorKind::TimedOut => StoreErrorKind::Unreachable,
         kind => kind,
     };
-    const HINT: &str =
-        ": it hangs up or is silent. Is only one side set to TLS, a proxy in between, or `maxclients` reached?";
+    let silence = if server.is_given() {
+        "does the application use all connections of its pool, or does the pool fail to open them?"
+    } else {
+        "it hangs up or is silent. Is only one side set to TLS, a proxy in between, or `maxclients` reached?"
+    };
     let is_silent =
         cause.is_connection_dropped() || cause.is_timeout() || cause.to_string().contains("corrupt message");
     // In the client's text of an error, these are the server's words.
     let is_clear = cause.is_connection_refusal() || cause.to_string().contains("Server(");
-    let hint = if is_silent && !is_clear { HINT } else { "" };
     let cause = explained(cause.clone());
+    let hint = if is_silent && !is_clear { format!(": {silence}") } else { String::new() };
     StoreError::new(ASKING, kind, format!("no connection to Redis at {server} could be opened: {cause}{hint}"))
 }
 
 /// Says what to do about a mistake in the set-up, where the words of the client or the server do not.
 fn explained(error: RedisError) -> RedisError {
-    const LOGIN: &str =
-        "the password is missing or wrong, set it with `login` or in the URL (of a sentinel, in its URL)";
+    const LOGIN: &str = "the password is missing or wrong, set it with `login`, `credentials` or in the URL (of a sentinel, in its URL)";
     const LACKS_COMMANDS: &str = "the user needs the commands that `guide::running_redis` lists";
-    const MISTAKES: [(&str, &str); 9] = [
+    const MISTAKES: [(&str, &str); 13] = [
+        ("UnknownIssuer", "no authority that is trusted has signed the server's certificate, set `root_certificate`"),
+        ("Moved:", "the server is a node of a cluster, use `RedisStore::cluster`"),
+        ("unknown command 'EVAL'", "the server runs no scripts: of sentinels, use `RedisStore::sentinel`"),
+        ("unknown command 'SENTINEL'", "the server is no sentinel, use `RedisStore::builder`"),
         ("read only replica", "the server is a replica, connect to its primary, or use `RedisStore::sentinel`"),
         ("NOAUTH", LOGIN),
         ("AuthenticationFailed", LOGIN),

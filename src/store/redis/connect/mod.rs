@@ -11,12 +11,10 @@ mod server;
 mod settings;
 mod source;
 
-#[cfg(feature = "credentials")]
-pub(super) use self::settings::Credentials;
 pub(super) use self::{
     connection::{Connection, Pool},
     errors::{ASKING, failure, kind_of_reply, needs_new_connection, was_not_run},
     server::{Server, Topology},
-    settings::{ConnectionSettings, Login, node},
+    settings::{ConnectionSettings, node},
     source::Source,
 };

@@ -63,7 +63,7 @@ impl Server {
     ) -> Result<Self, ConfigError> {
         let is_sentinel = matches!(topology, Topology::Sentinels(_));
         if matches!(topology, Topology::Given(_)) {
-            if settings.changes_nodes() {
+            if settings.open_otherwise {
                 let problem = "the application opens the connections: set their login, database and certificates there";
                 return Err(errors::setting(problem));
             }
@@ -96,6 +96,11 @@ impl Server {
         return matches!(self.topology, Topology::Cluster);
         #[cfg(not(feature = "cluster"))]
         false
+    }
+
+    /// Whether the application opens the connections.
+    pub(super) fn is_given(&self) -> bool {
+        matches!(self.topology, Topology::Given(_))
     }
 
     /// The node of a cluster that has a slot, as far as is known.
@@ -152,7 +157,7 @@ impl Server {
                 connection
             }
             Topology::Sentinels(primary) => Box::new(self.connect_to_primary(primary).await?),
-            _ => Box::new(open(self.nodes[0].clone(), &self.settings.connection_config()).await?),
+            _ => Box::new(open(self.nodes[0].clone(), &self.settings.signing_in).await?),
         };
         // A server that asks for a password replies to a whole script with a protocol error, or hangs up, and one with all its
         // connections in use hangs up after this. Any other error comes again with the first batch, which may then be sent again.
@@ -197,7 +202,7 @@ impl Server {
         while let Some(step) = steps.join_next().await {
             match step {
                 Ok(Ok(Step::Named(address))) if !tried.contains(&address) => {
-                    steps.spawn(connect_to(self.primary_at(address.clone()), self.settings.connection_config()));
+                    steps.spawn(connect_to(self.primary_at(address.clone()), self.settings.signing_in.clone()));
                     tried.push(address);
                 }
                 Ok(Ok(Step::Connected(connection))) => return Ok(connection),

@@ -1,18 +1,15 @@
 //! The settings of a connection, whichever server it leads to.
 
+#[cfg(all(feature = "cluster", feature = "credentials"))]
+use std::sync::Arc;
 use std::time::Duration;
-#[cfg(feature = "credentials")]
-use std::{pin::Pin, sync::Arc};
 
-#[cfg(feature = "credentials")]
-use futures_core::Stream;
-
+#[cfg(all(feature = "cluster", feature = "credentials"))]
+use redis::cluster::ClusterClientBuilder;
 use redis::{
     AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo,
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
-#[cfg(feature = "credentials")]
-use redis::{BasicAuth, RedisResult, StreamingCredentialsProvider};
 #[cfg(feature = "tls")]
 use redis::{Client, TlsCertificates};
 #[cfg(feature = "tls")]
@@ -30,7 +27,15 @@ const PEER_TIMEOUT: Duration = Duration::from_secs(5);
 /// 2. The cryptography is the provider that the process has installed for rustls: the application's choice.
 #[derive(Clone)]
 pub(crate) struct ConnectionSettings {
-    pub(crate) login: Option<Login>,
+    /// Whether one of those is set that the application's own connections have already.
+    pub(crate) open_otherwise: bool,
+    /// The user and the password.
+    pub(crate) login: Option<(String, String)>,
+    /// How a node is signed in at, with the provider of credentials. Without timeouts: the connect timeout of the caller covers all steps.
+    pub(crate) signing_in: AsyncConnectionConfig,
+    /// Gives a client of a cluster the provider of credentials.
+    #[cfg(all(feature = "cluster", feature = "credentials"))]
+    pub(crate) credentials: Option<Arc<dyn Fn(ClusterClientBuilder) -> ClusterClientBuilder + Send + Sync>>,
     pub(crate) database: Option<u32>,
     #[cfg(feature = "tls")]
     pub(crate) certificates: TlsCertificates,
@@ -40,32 +45,14 @@ pub(crate) struct ConnectionSettings {
     pub(crate) reply_timeout: Duration,
 }
 
-#[derive(Clone)]
-pub(crate) enum Login {
-    Fixed {
-        user: String,
-        password: String,
-    },
-    #[cfg(feature = "credentials")]
-    Changing(Credentials),
-}
-
-/// Users and passwords, one after the other.
-#[cfg(feature = "credentials")]
-#[derive(Clone)]
-pub(crate) struct Credentials(pub(crate) Arc<dyn StreamingCredentialsProvider>);
-
-#[cfg(feature = "credentials")]
-impl StreamingCredentialsProvider for Credentials {
-    fn subscribe(&self) -> Pin<Box<dyn Stream<Item = RedisResult<BasicAuth>> + Send + 'static>> {
-        self.0.subscribe()
-    }
-}
-
 impl Default for ConnectionSettings {
     fn default() -> Self {
         Self {
+            open_otherwise: false,
             login: None,
+            signing_in: without_timeouts(),
+            #[cfg(all(feature = "cluster", feature = "credentials"))]
+            credentials: None,
             database: None,
             #[cfg(feature = "tls")]
             certificates: TlsCertificates { client_tls: None, root_cert: None },
@@ -92,7 +79,14 @@ impl ConnectionSettings {
     /// Sets TCP and TLS up.
     pub(super) fn transport(&self, node: ConnectionInfo) -> Result<ConnectionInfo, ConfigError> {
         let node = node.set_tcp_settings(tcp_settings());
-        if matches!(node.addr(), ConnectionAddr::TcpTls { .. }) { self.tls(node) } else { Ok(node) }
+        if matches!(node.addr(), ConnectionAddr::TcpTls { .. }) {
+            return self.tls(node);
+        }
+        #[cfg(feature = "tls")]
+        if self.has_certificates() {
+            return Err(errors::setting("certificates are for TLS: begin the URL with rediss://"));
+        }
+        Ok(node)
     }
 
     /// By the TLS that the application has chosen for the Redis client.
@@ -118,6 +112,11 @@ impl ConnectionSettings {
         if has_certificates && !self.has_certificates() {
             return Ok(node);
         }
+        let root = self.certificates.root_cert.as_deref();
+        // The Redis client takes anything else for a list of no certificates.
+        if root.is_some_and(|pem| !String::from_utf8_lossy(pem).contains("-----BEGIN CERTIFICATE-----")) {
+            return Err(errors::setting("the root certificate is not PEM"));
+        }
         // Without the cause: if the PEM lost its line breaks, the cause repeats the key.
         let client = Client::build_with_tls(node, self.certificates.clone())
             .map_err(|_| errors::setting("a certificate, or its key, is not PEM, or has lost its line breaks"))?;
@@ -129,29 +128,10 @@ impl ConnectionSettings {
         self.certificates.root_cert.is_some() || self.certificates.client_tls.is_some()
     }
 
-    /// Whether a node is reached otherwise than its URL or client says.
-    pub(super) fn changes_nodes(&self) -> bool {
-        #[cfg(feature = "tls")]
-        if self.has_certificates() {
-            return true;
-        }
-        self.login.is_some() || self.database.is_some()
-    }
-
-    /// How a node is signed in at. Without timeouts: the connect timeout of the caller covers all steps.
-    pub(super) fn connection_config(&self) -> AsyncConnectionConfig {
-        let config = without_timeouts();
-        #[cfg(feature = "credentials")]
-        if let Some(Login::Changing(credentials)) = &self.login {
-            return config.set_credentials_provider(credentials.clone());
-        }
-        config
-    }
-
     /// Sets the user, the password and the database.
     pub(super) fn sign_in(&self, node: ConnectionInfo) -> ConnectionInfo {
         let mut redis = node.redis_settings().clone();
-        if let Some(Login::Fixed { user, password }) = &self.login {
+        if let Some((user, password)) = &self.login {
             redis = redis.set_username(user).set_password(password);
         }
         if let Some(database) = self.database {
