@@ -62,7 +62,7 @@ struct Shared {
 impl Shared {
     /// Sends a job from the current runtime.
     async fn ask(&self, job: Box<Job>) -> Answer {
-        let dispatcher = self.config.dispatcher()?;
+        let dispatcher = self.config.dispatcher(job.settlement().is_some())?;
         if dispatcher.is_by_slot() { ask_slots(dispatcher, job).await } else { dispatcher.ask(job).await }
     }
 }
@@ -207,7 +207,7 @@ impl RedisStoreBuilder {
     pub async fn connect(self) -> Result<RedisStore, StoreError> {
         let store =
             self.build().map_err(|error| StoreError::new("setting up the store", StoreErrorKind::Config, error))?;
-        let tried = async { store.shared.config.dispatcher()?.try_out().await };
+        let tried = async { store.shared.config.dispatcher(false)?.try_out().await };
         tried.await.map_err(|error| error.when("connecting to Redis"))?;
         Ok(store)
     }
@@ -241,7 +241,7 @@ impl Store for RedisStore {
             if limit.is_concurrent() {
                 return Ok(());
             }
-            let reset = async { shared.config.dispatcher()?.reset(limit, &key).await };
+            let reset = async { shared.config.dispatcher(false)?.reset(limit, &key).await };
             reset.await.map_err(|error| error.when("resetting a key"))
         })
     }

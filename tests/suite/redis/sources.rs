@@ -7,6 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
+    thread,
     time::Instant,
 };
 
@@ -17,6 +18,7 @@ use redis::{
     aio::{ConnectionManager, MultiplexedConnection},
 };
 use tokio::{
+    runtime::Handle,
     sync::watch,
     task::JoinSet,
     time::{sleep, timeout},
@@ -28,7 +30,7 @@ use tower_sliding_window::{
 use super::sentinel::Sentinel;
 #[cfg(feature = "cluster")]
 use crate::support::redis_cluster::RedisCluster;
-use crate::support::{TEST_TIMEOUT, ms, redis_server::RedisServer, seconds, two_threads, with_causes};
+use crate::support::{TEST_TIMEOUT, ms, proxy::Proxy, redis_server::RedisServer, seconds, two_threads, with_causes};
 
 const CALLS: Limit = Limit::per_hour("calls", 1_000_000);
 
@@ -119,21 +121,89 @@ async fn a_server_that_restarts_costs_a_pool_no_decision_afterwards() {
     }
 }
 
+/// A pool waits longer and longer between its tries to reach a server that is down.
+#[tokio::test]
+async fn a_store_decides_as_soon_as_the_server_of_its_pool_is_back() {
+    let mut server = RedisServer::start();
+    let limiter = limiter(RedisStore::from_pool(pool(&server, true).await));
+    assert_eq!(decided(&limiter, 10).await, 10);
+    server.kill();
+    let begun = Instant::now();
+    let mut texts = Vec::new();
+    while begun.elapsed() < seconds(6) {
+        texts.push(with_causes(&limiter.check(&CALLS, "ada", 1).await.unwrap_err()));
+    }
+    let text = texts.last().unwrap();
+    assert!(text.contains("Connection refused"), "{text}");
+    server.restart();
+    let begun = Instant::now();
+    while limiter.check(&CALLS, "ada", 1).await.is_err() {
+        assert!(begun.elapsed() < seconds(2), "the pool is waited for");
+    }
+}
+
+/// The pool does not test its connections, and the server or the network in between is silent on them.
+#[tokio::test]
+async fn silent_connections_of_a_pool_are_given_up() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server).await;
+    let manager = RedisConnectionManager::new(proxy.url()).unwrap();
+    let pool = Pool::builder().max_size(4).min_idle(4).test_on_check_out(false).build(manager).await.unwrap();
+    let limiter = limiter(RedisStore::from_pool(pool));
+    assert_eq!(decided(&limiter, 10).await, 10);
+    proxy.silence_open_connections();
+    let begun = Instant::now();
+    while decided(&limiter, 1).await == 0 {
+        assert!(begun.elapsed() < TEST_TIMEOUT);
+    }
+    assert_eq!(decided(&limiter, 100).await, 100);
+}
+
+/// Connections that a runtime opens break when it ends, and a `ConnectionManager` that reconnects there panics from then on. So places are
+/// given back over connections that the application's runtime opens: those of a lost batch, and those that a thread without a runtime drops.
+#[tokio::test]
+async fn places_are_given_back_in_the_runtime_of_the_applications_connections() {
+    let (server, home) = (RedisServer::start(), Handle::current().id());
+    let (url, is_elsewhere) = (server.url(), Arc::<AtomicBool>::default());
+    let was_elsewhere = Arc::clone(&is_elsewhere);
+    let builder = RedisStore::from_connections(move || {
+        was_elsewhere.fetch_or(Handle::current().id() != home, Ordering::SeqCst);
+        let url = url.clone();
+        async move { Client::open(url)?.get_multiplexed_async_connection().await }
+    });
+    let limiter = limiter(builder.reply_timeout(ms(300)));
+    let places = Limit::concurrent("streams", 100).freed_after(seconds(3_600));
+    let held = limiter.check(&places, "ada", 1).await.unwrap();
+    server.pause();
+    assert!(limiter.check(&places, "ada", 1).await.is_err());
+    server.resume();
+    thread::spawn(move || drop(held)).join().unwrap();
+    let begun = Instant::now();
+    while server.keys().iter().any(|key| server.run::<u64>(&format!("ZCARD {key}")) > 0) {
+        assert!(begun.elapsed() < TEST_TIMEOUT, "places are left");
+        sleep(ms(20)).await;
+    }
+    assert!(!is_elsewhere.load(Ordering::SeqCst));
+}
+
 #[tokio::test]
 async fn a_pool_that_the_application_keeps_empty_is_waited_for_and_named() {
     let server = RedisServer::start();
-    let manager = RedisConnectionManager::new(server.url()).unwrap();
-    let pool = Pool::builder().max_size(1).connection_timeout(ms(100)).build(manager).await.unwrap();
-    let limiter = limiter(RedisStore::from_pool(pool.clone()).connect_timeout(ms(300)));
-    let held = pool.get().await.unwrap();
-    let error = limiter.check(&CALLS, "ada", 1).await.unwrap_err();
-    let text = with_causes(&error);
-    assert!(text.contains("the pool has no connection to spare"), "{text}");
-    drop(held);
-    assert_eq!(decided(&limiter, 100).await, 100);
-    // It has a clone.
-    let _held = pool.get().await.unwrap();
-    assert_eq!(decided(&limiter, 100).await, 100);
+    // Sooner than the store's own timeout, and later.
+    for pool_waits in [ms(100), seconds(30)] {
+        let manager = RedisConnectionManager::new(server.url()).unwrap();
+        let pool = Pool::builder().max_size(1).connection_timeout(pool_waits).build(manager).await.unwrap();
+        let limiter = limiter(RedisStore::from_pool(pool.clone()).connect_timeout(ms(600)));
+        let held = pool.get().await.unwrap();
+        let error = limiter.check(&CALLS, "ada", 1).await.unwrap_err();
+        let text = with_causes(&error);
+        assert!(text.contains("does the application use all connections of its pool"), "{text}");
+        drop(held);
+        assert_eq!(decided(&limiter, 100).await, 100);
+        // It has a clone.
+        let _held = pool.get().await.unwrap();
+        assert_eq!(decided(&limiter, 100).await, 100);
+    }
 }
 
 /// The application's connections lead to a replica, belong to a runtime that has ended, or do not open.
@@ -159,8 +229,21 @@ async fn connections_that_are_of_no_use_are_errors() {
             Client::open(url)?.get_multiplexed_async_connection().await
         }
     }));
-    assert!(limiter_of_panics.check(&CALLS, "ada", 1).await.is_err());
+    let error = limiter_of_panics.check(&CALLS, "ada", 1).await.unwrap_err();
+    assert!(with_causes(&error).contains("opening it has panicked"), "{error:?}");
     assert_eq!(decided(&limiter_of_panics, 10).await, 10, "the next connection works");
+
+    let url = primary.url();
+    let in_transaction = RedisStore::from_connections(move || {
+        let url = url.clone();
+        async move {
+            let mut connection = Client::open(url)?.get_multiplexed_async_connection().await?;
+            redis::cmd("MULTI").query_async::<()>(&mut connection).await?;
+            Ok(connection)
+        }
+    });
+    let error = in_transaction.connect().await.unwrap_err();
+    assert!(with_causes(&error).contains("the reply is not the script's"), "{error:?}");
 
     let fails = || async { Err::<MultiplexedConnection, _>(RedisError::from((ErrorKind::Client, "no tunnel"))) };
     let error = RedisStore::from_connections(fails).connect().await.unwrap_err();

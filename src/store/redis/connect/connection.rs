@@ -140,7 +140,7 @@ impl Pool {
             }
             return Ok((connection.clone(), place));
         }
-        self.open(place).await.map_err(io::Error::other)?
+        self.open(place).await.map_err(|_| io::Error::other("opening it has panicked"))?
     }
 
     /// Opens the connection of a place.

@@ -10,7 +10,7 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
+    fmt, io,
     sync::{Arc, PoisonError, RwLock},
 };
 
@@ -99,7 +99,7 @@ impl Server {
     }
 
     /// Whether the application opens the connections.
-    pub(super) fn is_given(&self) -> bool {
+    pub(crate) fn is_given(&self) -> bool {
         matches!(self.topology, Topology::Given(_))
     }
 
@@ -209,6 +209,7 @@ impl Server {
                 // It tells more than the error of a sentinel that is down.
                 Ok(Ok(Step::Failed(error))) => failure = Some(error),
                 Ok(Err(error)) => failure = failure.or(Some(error)),
+                Err(error) if error.is_panic() => failure = Some(io::Error::other(error).into()),
                 // Another sentinel has named it, or the runtime shuts down.
                 Ok(Ok(Step::Named(_))) | Err(_) => {}
             }

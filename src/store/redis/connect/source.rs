@@ -20,7 +20,10 @@ use redis::{
     aio::{ConnectionLike, MultiplexedConnection},
     cmd, from_redis_value,
 };
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, time::timeout};
+
+/// How long a pool may take to hand out a connection, and that to reply.
+const PATIENCE: Duration = Duration::from_millis(400);
 
 /// Opens connections, and clones them.
 #[derive(Clone)]
@@ -68,32 +71,23 @@ impl Source {
         }))
     }
 
-    /// A pool opens a connection in the runtime that asks, and it works as long as that runtime does. So only the first runtime asks the pool.
-    /// Others, and those to which it hands a connection that is dead or leads to a replica, get connections that it does not count.
+    /// A pool opens a connection in the runtime that asks, and it works as long as that runtime does. So only the current runtime asks the
+    /// pool, or else the first. Others get connections that the pool does not count. So does a pool that has none and opens none, since it
+    /// waits ever longer between its tries, and one that hands out a connection that is dead, silent or leads to a replica.
     pub(crate) fn of_pool<M>(pool: Pool<M>) -> Self
     where
         M: ManageConnection<Error = RedisError>,
         M::Connection: ConnectionLike + Clone + Sync,
     {
-        let first = Arc::new(OnceLock::new());
+        let home = Arc::new(Handle::try_current().map_or_else(|_| OnceLock::new(), |home| home.id().into()));
         Self::new(move || {
-            let (pool, first) = (pool.clone(), Arc::clone(&first));
+            let (pool, home) = (pool.clone(), Arc::clone(&home));
             async move {
                 let runtime = Handle::current().id();
-                if *first.get_or_init(|| runtime) == runtime {
-                    let mut connection = match pool.get().await {
-                        Ok(pooled) => M::Connection::clone(&pooled),
-                        Err(RunError::User(error)) => return Err(error),
-                        Err(RunError::TimedOut) => return Err(none_to_spare()),
-                    };
-                    let info = connection.req_packed_command(cmd("INFO").arg("REPLICATION")).await;
-                    let is_of_use = match info.and_then(|info| Ok(from_redis_value::<String>(info)?)) {
-                        Ok(info) => !info.contains("role:slave"),
-                        Err(error) => !error.is_unrecoverable_error(),
-                    };
-                    if is_of_use {
-                        return Ok(connection);
-                    }
+                if *home.get_or_init(|| runtime) == runtime
+                    && let Some(connection) = handed_out(&pool).await?
+                {
+                    return Ok(connection);
                 }
                 pool.dedicated_connection().await
             }
@@ -103,6 +97,31 @@ impl Source {
     pub(super) async fn open(&self) -> RedisResult<ServerConnection> {
         (self.0)().await
     }
+}
+
+/// A connection of the pool that works and leads to no replica.
+async fn handed_out<M>(pool: &Pool<M>) -> RedisResult<Option<M::Connection>>
+where
+    M: ManageConnection<Error = RedisError>,
+    M::Connection: ConnectionLike + Clone,
+{
+    let pooled = match timeout(PATIENCE, pool.get()).await {
+        Ok(pooled) => pooled,
+        Err(_) if pool.state().connections == 0 => return Ok(None),
+        Err(_) => pool.get().await,
+    };
+    let mut connection = match pooled {
+        Ok(pooled) => M::Connection::clone(&pooled),
+        Err(RunError::User(_)) => return Ok(None),
+        Err(RunError::TimedOut) => return Err(none_to_spare()),
+    };
+    let info = timeout(PATIENCE, connection.req_packed_command(cmd("INFO").arg("REPLICATION"))).await;
+    let is_of_use = match info.map(|info| info.and_then(|info| Ok(from_redis_value::<String>(info)?))) {
+        Ok(Ok(info)) => !info.contains("role:slave"),
+        Ok(Err(error)) => !error.is_unrecoverable_error() && !error.is_timeout(),
+        Err(_) => false,
+    };
+    Ok(is_of_use.then_some(connection))
 }
 
 fn none_to_spare() -> RedisError {

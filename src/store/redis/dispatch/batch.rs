@@ -198,7 +198,7 @@ impl Batch {
         self.answers(reply)?.pop().unwrap_or_else(|| Err(malformed()))
     }
 
-    fn answers(&self, reply: Value) -> Result<Vec<Answer>, StoreError> {
+    pub(super) fn answers(&self, reply: Value) -> Result<Vec<Answer>, StoreError> {
         let mut answers = Vec::with_capacity(self.jobs.len());
         read(reply, &self.jobs, || self.time(), &mut answers).ok_or_else(malformed)?;
         Ok(answers)

@@ -64,13 +64,20 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// The dispatcher of the current runtime.
-    pub(crate) fn dispatcher(self: &Arc<Self>) -> Result<Arc<Dispatcher>, StoreError> {
+    /// The dispatcher of the current runtime. On the application's connections, a settlement rather goes to one of another runtime than to
+    /// a new one: a connection of the application must not be opened in a runtime that soon ends.
+    pub(crate) fn dispatcher(self: &Arc<Self>, is_settlement: bool) -> Result<Arc<Dispatcher>, StoreError> {
         let runtime = Handle::try_current().map_err(without_runtime)?;
         let mut all = self.dispatchers.lock().unwrap_or_else(PoisonError::into_inner);
         let mut own = all.iter().filter(|(id, _)| *id == runtime.id());
         if let Some(known) = own.find_map(|(_, dispatcher)| dispatcher.upgrade()) {
             return Ok(known);
+        }
+        if is_settlement
+            && self.server.is_given()
+            && let Some(other) = all.iter().find_map(|(_, dispatcher)| dispatcher.upgrade())
+        {
+            return Ok(other);
         }
         let dispatcher = Arc::new(Dispatcher::new(Arc::clone(self), runtime.clone()));
         all.retain(|(_, dispatcher)| dispatcher.strong_count() > 0);
@@ -292,7 +299,7 @@ impl Dispatcher {
                 let mut batch = Batch::new(jobs, None, &dispatcher.config);
                 let reply = try_send(&mut dispatcher.pool.take().await, &mut batch, false).await;
                 if dispatcher.take_refused(&mut batch, &reply).is_empty() {
-                    reply?.map_err(failure)?;
+                    batch.answers(reply?.map_err(failure)?)?;
                 }
             }
             dispatcher.pool.open_all().await;

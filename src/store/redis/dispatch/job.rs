@@ -144,7 +144,7 @@ impl Job {
             && self.settlement().is_some_and(|settlement| settlement.accounts().all(is_held))
     }
 
-    pub(super) fn settlement(&self) -> Option<&Settlement> {
+    pub(crate) fn settlement(&self) -> Option<&Settlement> {
         if let Work::Settle(settling) = &self.work { Some(&settling.settlement) } else { None }
     }
 

@@ -3,28 +3,25 @@
 
 use std::{mem, sync::Arc, time::Duration};
 
-use tokio::{task::JoinSet, time::sleep};
+use tokio::{runtime::Handle, task::JoinSet, time::sleep};
 
-use super::{
-    cross_slot::ask_slots,
-    dispatcher::{Config, Dispatcher},
-    job::Job,
-};
+use super::{cross_slot::ask_slots, dispatcher::Config, job::Job};
 use crate::{decision::Settlement, local::Underway, store::give_back};
 
 /// A server that has stood still may run a lost batch a moment after what came over another connection.
 const BEFORE_SECOND_RELEASE: Duration = Duration::from_millis(500);
 
-/// A thread gives them back once this is dropped, whatever has become of the runtime.
+/// A task of the current runtime gives them back once this is dropped, or a thread if there is no runtime, or if that ends.
 pub(super) struct Lost {
     config: Arc<Config>,
     taken: Vec<Settlement>,
     underway: Underway,
+    is_in_task: bool,
 }
 
 impl Lost {
     pub(super) fn new(config: &Arc<Config>, taken: Vec<Settlement>) -> Self {
-        Self { config: Arc::clone(config), taken, underway: config.local_state.owed.begin() }
+        Self { config: Arc::clone(config), taken, underway: config.local_state.owed.begin(), is_in_task: false }
     }
 
     /// Nothing is lost.
@@ -35,20 +32,28 @@ impl Lost {
 
 impl Drop for Lost {
     fn drop(&mut self) {
-        if !self.taken.is_empty() {
-            let (config, taken) = (Arc::clone(&self.config), mem::take(&mut self.taken));
-            let underway = self.underway.clone();
-            self.config.local_state.owed.on_thread(async move {
-                if let Ok(dispatcher) = config.dispatcher() {
-                    free(dispatcher, &taken).await;
-                }
+        if self.taken.is_empty() {
+            return;
+        }
+        let (config, taken, underway) = (Arc::clone(&self.config), mem::take(&mut self.taken), self.underway.clone());
+        match Handle::try_current() {
+            Ok(runtime) if !self.is_in_task => {
+                let lost = Self { config, taken, underway, is_in_task: true };
+                runtime.spawn(async move {
+                    free(&lost.config, &lost.taken).await;
+                    lost.forget();
+                });
+            }
+            _ => self.config.local_state.owed.on_thread(async move {
+                free(&config, &taken).await;
                 drop(underway);
-            });
+            }),
         }
     }
 }
 
-async fn free(dispatcher: Arc<Dispatcher>, taken: &[Settlement]) {
+async fn free(config: &Arc<Config>, taken: &[Settlement]) {
+    let Ok(dispatcher) = config.dispatcher(true) else { return };
     let release = async || {
         // Together, so that they travel in one batch.
         let give_back = |taken: &Settlement| {

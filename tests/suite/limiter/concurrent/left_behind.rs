@@ -344,3 +344,28 @@ fn process_of_many_hang_ups() {
     server.resume();
     assert!(most < before + 10, "{before} and then {most} threads");
 }
+
+/// Of a batch whose connection is given up, by a store that may open no further connection.
+#[test]
+fn places_of_a_lost_batch_are_freed_at_a_full_server() {
+    let (server, own) = (RedisServer::start(), two_threads());
+    let mut control = server.connect();
+    let mut ask = |words: &[&str]| redis::cmd(words[0]).arg(&words[1..]).query::<redis::Value>(&mut control).unwrap();
+    own.block_on(async {
+        let store = server.store().reply_timeout(ms(200)).connect().await.unwrap();
+        let limiter = Limiter::new(store).deadline(seconds(2)).breaker(Breaker::OFF);
+        let place = limiter.check(&long(), "ada", 1).await.unwrap();
+        // Those that are open.
+        ask(&["CONFIG", "SET", "maxclients", &server.connections().to_string()]);
+        server.pause();
+        let lost: JoinSet<_> = (0..50).map(|_| limiter.check(&long(), "ada", 1)).collect();
+        assert!(lost.join_all().await.iter().any(Result::is_err));
+        server.resume();
+        drop(place);
+        let begun = Instant::now();
+        while limiter.peek(&long(), "ada").await.is_ok_and(|peeked| peeked.used() > 0) {
+            assert!(begun.elapsed() < TEST_TIMEOUT, "places are left");
+            time::sleep(ms(50)).await;
+        }
+    });
+}
