@@ -141,8 +141,9 @@ impl RedisStoreBuilder {
     }
 
     /// The users and passwords that this provider gives, one after the other, such as tokens that a cloud gives out for some minutes:
-    /// [`redis::StreamingCredentialsProvider`]. Open connections sign in again with each, and new ones with the last. Behind sentinels,
-    /// those of the primary. Default: none. It replaces [`login`](Self::login).
+    /// [`redis::StreamingCredentialsProvider`]. A new connection signs in with the first that its stream yields, and again with each that
+    /// follows. Behind sentinels, those of the primary. Default: none. It replaces [`login`](Self::login).
+    /// [`guide::your_redis`](crate::guide::your_redis#tokens-and-passwords-that-change) has an example.
     ///
     /// A stream that ends leaves the last credentials. A new connection whose stream yields none, or an error, fails.
     #[cfg(feature = "credentials")]

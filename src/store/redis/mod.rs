@@ -103,8 +103,8 @@ impl RedisStore {
         RedisStoreBuilder::new(Topology::Node, Ok(vec![client.get_connection_info().clone()]))
     }
 
-    /// A store on the connections of the application's pool, such as one of `bb8_redis::RedisConnectionManager`: the store opens none of
-    /// its own. [`guide::your_redis`](crate::guide::your_redis) has an example, and says what the pool's settings mean for limits.
+    /// A store on the connections of the application's pool, such as one of `bb8_redis::RedisConnectionManager`. Call it in the runtime that
+    /// has the pool: in others, the store opens connections that the pool does not count. [`guide::your_redis`](crate::guide::your_redis) has an example, and says what the pool's settings mean for limits.
     ///
     /// The store takes a connection out of the pool, clones it, and gives it back at once. So it shares up to
     /// [`connections`](RedisStoreBuilder::connections) of them with the application, and the pool has as many as before. It asks for
