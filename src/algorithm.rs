@@ -42,6 +42,7 @@ pub(crate) const MOST_NAMED: usize = 10_000;
 
 /// How a limit counts. See the [module docs](self).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[must_use]
 pub struct Algorithm(Kind);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -69,7 +70,6 @@ impl Algorithm {
     pub const MAX_ENTRIES: u16 = 1024;
 
     /// A log of every admission, exact to the microsecond. The default.
-    #[must_use]
     pub const fn sliding_log() -> Self {
         Self(Kind::Log)
     }
@@ -83,7 +83,6 @@ impl Algorithm {
     ///
     /// If `entries` is less than [`MIN_ENTRIES`](Self::MIN_ENTRIES) or more than [`MAX_ENTRIES`](Self::MAX_ENTRIES); in
     /// a `const` that does not compile.
-    #[must_use]
     #[track_caller]
     pub const fn compact_log(entries: u16) -> Self {
         assert!(
@@ -99,7 +98,6 @@ impl Algorithm {
     /// The estimate assumes that the units of the previous window are spread evenly, and is rounded up. If they came late in
     /// it, the estimate is too low, and up to `2 L − 1` units can be in a sliding window. If they came early, it is too high:
     /// at worst, the whole limit still counts as used for less than a window.
-    #[must_use]
     pub const fn sliding_window_counter() -> Self {
         Self(Kind::Counter)
     }
@@ -108,7 +106,6 @@ impl Algorithm {
     /// epoch. For a day that is midnight UTC.
     ///
     /// A client can spend the limit just before that boundary and again just after it: twice the limit within moments.
-    #[must_use]
     pub const fn fixed_window() -> Self {
         Self(Kind::Fixed)
     }

@@ -44,6 +44,7 @@ use std::{
 
 /// The client, user, tenant or resource that spends units. See the [module docs](self).
 #[derive(Clone, PartialEq, Eq, Hash)]
+#[must_use]
 pub struct Key {
     namespace: &'static str,
     value: Value,
@@ -63,7 +64,6 @@ enum Value {
 
 impl Key {
     /// A key with any bytes as its value.
-    #[must_use]
     pub fn new(namespace: &'static str, value: impl AsRef<[u8]>) -> Self {
         Self { namespace, value: Value::of(&[value.as_ref()]) }
     }

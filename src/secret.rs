@@ -73,7 +73,6 @@ impl Secret {
     /// let key = secret.key("token", "t0ken");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    #[must_use]
     pub fn key(&self, namespace: &'static str, value: &str) -> Key {
         Key::new(namespace, self.domain(CREDENTIALS).hash(&[value.as_bytes()]))
     }

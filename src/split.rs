@@ -100,13 +100,11 @@ impl Split {
     }
 
     /// The limit of each part.
-    #[must_use]
     pub const fn limit(&self) -> &Limit {
         &self.limit
     }
 
     /// The key of the next part to charge for `key`.
-    #[must_use]
     pub fn next_key(&self, key: impl Into<Key>) -> Key {
         part_of(next_part(self.parts), &key.into())
     }

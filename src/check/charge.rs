@@ -11,6 +11,7 @@ use crate::{
 
 /// One limit, one key, one cost. See [`check`](crate::check).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[must_use]
 pub struct Charge {
     limit: Limit,
     key: Key,
@@ -97,7 +98,6 @@ impl Charge {
 
     /// A charge that takes nothing, and refuses the check if no unit is left: for work whose cost is counted
     /// [afterwards](Self::spent).
-    #[must_use]
     pub fn any_left(limit: Limit, key: impl Into<Key>) -> Self {
         Self { takes: Takes::Nothing, ..Self::fitting(limit, key.into(), 1) }
     }
@@ -123,7 +123,6 @@ impl Charge {
     ///
     /// A cost above both the limit and 2^32 counts as the larger of them. A place of a [concurrent](Limit::concurrent) limit cannot be
     /// spent: it is taken as by any other charge, and only if it is free.
-    #[must_use]
     pub fn spent(limit: Limit, key: impl Into<Key>, cost: u64) -> Self {
         let cost = cost.min(limit.most_spent());
         let takes = if limit.is_concurrent() { Takes::IfAdmitted } else { Takes::Always };
@@ -177,7 +176,6 @@ impl Charge {
     /// Reserves the units: they count until they are [settled](crate::settlement), or until the lease ends, when they are
     /// given back. A lease is at least a microsecond, and at most the window. A place of a [concurrent](Limit::concurrent) limit has no lease:
     /// it is held by the decision.
-    #[must_use]
     pub fn reserve(mut self, lease: Duration) -> Self {
         if self.limit.is_concurrent() {
             return self;
@@ -188,7 +186,6 @@ impl Charge {
 
     /// Puts the charge into the shadow: it never refuses the check. It is counted if it fits and the other charges are
     /// admitted. If it does not fit, its [`LimitStatus`](crate::decision::LimitStatus) says so.
-    #[must_use]
     pub fn in_shadow(mut self) -> Self {
         self.is_shadow = true;
         self
@@ -196,20 +193,17 @@ impl Charge {
 
     /// Hides the limit from clients: it counts and refuses, but appears neither in headers nor in the default body of a
     /// rejection. See [`Decision::visible`](crate::Decision::visible).
-    #[must_use]
     pub fn hidden(mut self) -> Self {
         self.is_hidden = true;
         self
     }
 
     /// The limit.
-    #[must_use]
     pub fn limit(&self) -> &Limit {
         &self.limit
     }
 
     /// The key.
-    #[must_use]
     pub fn key(&self) -> &Key {
         &self.key
     }

@@ -123,7 +123,6 @@ impl LimitStatus {
     }
 
     /// The limit.
-    #[must_use]
     pub fn limit(&self) -> &Limit {
         &self.limit
     }

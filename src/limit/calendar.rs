@@ -189,7 +189,6 @@ impl Limit {
     /// # Panics
     ///
     /// As [`Limit::per`].
-    #[must_use]
     #[track_caller]
     pub const fn per_calendar_hour(name: &'static str, units: u64) -> Self {
         Self::per_period(name, units, Period::Hour)
@@ -200,7 +199,6 @@ impl Limit {
     /// # Panics
     ///
     /// As [`Limit::per`].
-    #[must_use]
     #[track_caller]
     pub const fn per_calendar_day(name: &'static str, units: u64) -> Self {
         Self::per_period(name, units, Period::Day)
@@ -211,7 +209,6 @@ impl Limit {
     /// # Panics
     ///
     /// As [`Limit::per`].
-    #[must_use]
     #[track_caller]
     pub const fn per_calendar_week(name: &'static str, units: u64) -> Self {
         Self::per_period(name, units, Period::Week)
@@ -222,7 +219,6 @@ impl Limit {
     /// # Panics
     ///
     /// As [`Limit::per`].
-    #[must_use]
     #[track_caller]
     pub const fn per_calendar_month(name: &'static str, units: u64) -> Self {
         Self::per_period(name, units, Period::Month)
@@ -254,7 +250,6 @@ impl Limit {
     /// # Panics
     ///
     /// If the limit is not by the month, or the day is not 1 to 28, which all months have; in a `const`, that does not compile.
-    #[must_use]
     #[track_caller]
     pub const fn from_day(self, day: u8) -> Self {
         assert!(day >= 1 && day <= LAST_DAY, "{}", DAY_RULE);

@@ -59,6 +59,7 @@ pub(crate) struct Identity<'a> {
 
 /// A number of units, a window and a name. See the [module docs](self).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[must_use]
 pub struct Limit {
     pub(crate) name: Cow<'static, str>,
     units: u64,
@@ -99,7 +100,6 @@ impl Limit {
     ///
     /// If a value is outside the [rules](self). In a `const`, that does not compile. For values that are not known before run
     /// time there is [`Limit::new`].
-    #[must_use]
     #[track_caller]
     pub const fn per(name: &'static str, units: u64, window: Duration) -> Self {
         if let Some(rule) = rules::broken_rule(name, units, window) {
@@ -119,7 +119,6 @@ impl Limit {
     /// # Panics
     ///
     /// As [`Limit::per`].
-    #[must_use]
     #[track_caller]
     pub const fn per_second(name: &'static str, units: u64) -> Self {
         Self::per(name, units, Duration::from_secs(1))
@@ -130,7 +129,6 @@ impl Limit {
     /// # Panics
     ///
     /// As [`Limit::per`].
-    #[must_use]
     #[track_caller]
     pub const fn per_minute(name: &'static str, units: u64) -> Self {
         Self::per(name, units, Duration::from_secs(60))
@@ -141,7 +139,6 @@ impl Limit {
     /// # Panics
     ///
     /// As [`Limit::per`].
-    #[must_use]
     #[track_caller]
     pub const fn per_hour(name: &'static str, units: u64) -> Self {
         Self::per(name, units, Duration::from_secs(60 * 60))
@@ -152,7 +149,6 @@ impl Limit {
     /// # Panics
     ///
     /// As [`Limit::per`].
-    #[must_use]
     #[track_caller]
     pub const fn per_day(name: &'static str, units: u64) -> Self {
         Self::per(name, units, Duration::from_secs(24 * 60 * 60))
@@ -184,7 +180,6 @@ impl Limit {
     /// # Panics
     ///
     /// As [`Limit::per`].
-    #[must_use]
     #[track_caller]
     pub const fn concurrent(name: &'static str, places: u64) -> Self {
         Self::per(name, places, DEFAULT_LIFE).with_algorithm(Algorithm::concurrent())
@@ -199,7 +194,6 @@ impl Limit {
     ///
     /// If the limit is not concurrent, or the time is less than a second or longer than a [window](Self::MAX_WINDOW) may be; in a `const`, that
     /// does not compile.
-    #[must_use]
     #[track_caller]
     pub const fn freed_after(mut self, time: Duration) -> Self {
         assert!(self.is_concurrent(), "only the places of a concurrent limit are freed after a time");
@@ -211,7 +205,6 @@ impl Limit {
     /// The same limit with another algorithm. Default: [`Algorithm::sliding_log`], which is exact. A fixed window and a counter have no
     /// [prefetch](Self::prefetch). With that of a [concurrent](Self::concurrent) limit, a window of less than a second becomes 10 s, since places
     /// have to be renewed.
-    #[must_use]
     pub const fn with_algorithm(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = algorithm;
         #[cfg(feature = "calendar")]
@@ -257,7 +250,6 @@ impl Limit {
     }
 
     /// The algorithm.
-    #[must_use]
     pub const fn algorithm(&self) -> Algorithm {
         self.algorithm
     }

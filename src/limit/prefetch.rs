@@ -127,7 +127,6 @@ impl Limit {
     ///
     /// If the prefetches do not fit, as described there. In a `const`, that does not compile. For values that are not known before run
     /// time there is the text of [`Limit::parse`].
-    #[must_use]
     #[track_caller]
     pub const fn prefetch(mut self, prefetches: Prefetch) -> Self {
         if let Some(rule) = broken_rule(&self, prefetches) {

@@ -58,6 +58,7 @@ use crate::{
 /// A store with a deadline, a refusal cache, a breaker, and a share for when the store fails. Cheap to clone; clones share all
 /// of it. See the [module docs](self).
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct Limiter {
     core: Arc<Core>,
     /// Without a share, the caller gets an error.
@@ -97,7 +98,6 @@ impl<S: Store> From<S> for Limiter {
 impl Limiter {
     /// A limiter on `store`. It uses the refusal cache and the breaker of the store's [local state](Store::local_state), if it
     /// has one.
-    #[must_use]
     pub fn new(store: impl Store) -> Self {
         let local_state = store.local_state();
         let core = Core {
@@ -127,7 +127,6 @@ impl Limiter {
     ///   and so does the log when the limiter is made, if the round trip is known by then, and at each failure.
     ///
     /// [`guide::redis_is_far_away`](crate::guide::redis_is_far_away) says what else a distance changes.
-    #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         let round_trip = decide::round_trip(&*self.core.store);
         if let Some(round_trip) = round_trip.filter(|round_trip| deadline < *round_trip) {
@@ -145,7 +144,6 @@ impl Limiter {
     /// longer: see the rules of a [`decision`](crate::decision).
     ///
     /// [`acquire`](Self::acquire) asks again after this time, and the [refusal cache](Self::refusal_cache) remembers such a refusal for no longer.
-    #[must_use]
     pub fn retry_reserved_after(self, wait: Duration) -> Self {
         self.set(|core| core.retry_reserved_after = wait)
     }
@@ -188,7 +186,6 @@ impl Limiter {
     /// let without = limiter.refusal_cache(Duration::ZERO);
     /// # Ok(()) }
     /// ```
-    #[must_use]
     pub fn refusal_cache(self, max_age: Duration) -> Self {
         self.set(|core| core.refusals = core.store.local_state().map(|state| state.own_refusals(max_age)))
     }
@@ -200,7 +197,6 @@ impl Limiter {
 
     /// Gives this limiter and its clones a breaker of their own. Default: that of the store, with the settings of
     /// [`Breaker::default`].
-    #[must_use]
     pub fn breaker(self, breaker: Breaker) -> Self {
         self.set(|core| core.breaker = SharedBreaker::new(breaker))
     }
@@ -221,7 +217,6 @@ impl Limiter {
     /// }
     /// # Ok(()) }
     /// ```
-    #[must_use]
     pub fn fail_local(self, share: Share) -> Self {
         self.with_failure_mode(FailureMode::Local(share))
     }

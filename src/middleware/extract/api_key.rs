@@ -73,7 +73,6 @@ impl ApiKey {
     }
 
     /// The key of a token, for lists and resets. Spaces around the token are trimmed.
-    #[must_use]
     pub fn key(&self, token: &str) -> Key {
         self.secret.key("api-key", token.trim())
     }

@@ -141,7 +141,6 @@ impl ClientIp {
     }
 
     /// The key of an address, for lists and resets. An IPv6 address has the key of its whole prefix.
-    #[must_use]
     pub fn key(&self, address: IpAddr) -> Key {
         address::key(address, self.ipv6_bits)
     }

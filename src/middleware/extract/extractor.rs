@@ -94,6 +94,7 @@ impl KeyExtractor for Everyone {
 
 /// Why a request has no key, and the status of its rejection.
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct KeyError {
     what: Cow<'static, str>,
     problem: Cow<'static, str>,
@@ -106,7 +107,6 @@ pub struct KeyError {
 
 impl KeyError {
     /// The request has no `what`. The status is 400.
-    #[must_use]
     pub fn missing(what: impl Into<Cow<'static, str>>) -> Self {
         Self {
             what: what.into(),
@@ -118,20 +118,17 @@ impl KeyError {
     }
 
     /// The request has a `what` that cannot be used because of `problem`, such as "repeated". The status is 400.
-    #[must_use]
     pub fn invalid(what: impl Into<Cow<'static, str>>, problem: impl Into<Cow<'static, str>>) -> Self {
         Self { problem: problem.into(), is_missing: false, ..Self::missing(what) }
     }
 
     /// Sets the status. A 5xx means that the server is set up wrongly, and is logged.
-    #[must_use]
     pub fn with_status(mut self, status: StatusCode) -> Self {
         self.status = status;
         self
     }
 
     /// Sets the status 401 and this challenge (RFC 9110, section 11.6.1).
-    #[must_use]
     pub fn unauthorized(mut self, challenge: HeaderValue) -> Self {
         self.status = StatusCode::UNAUTHORIZED;
         self.challenge = Some(challenge);

@@ -46,7 +46,6 @@ impl Header {
     }
 
     /// The key of a value, for lists and resets. Spaces around the value are trimmed.
-    #[must_use]
     pub fn key(&self, value: &str) -> Key {
         // No header name has a colon, so no two headers have one key.
         Key::joined("header", &[self.name.as_str().as_bytes(), b":", value.trim().as_bytes()])

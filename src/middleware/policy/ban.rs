@@ -78,7 +78,6 @@ impl KeyedLimit {
     /// # Panics
     ///
     /// If the limit of the bans has more than one unit, or another algorithm than the [log](crate::Algorithm::sliding_log).
-    #[must_use]
     #[track_caller]
     pub fn ban(mut self, ban: Limit, time: Duration) -> Self {
         let is_ban = ban.units() == 1 && ban.algorithm() == Algorithm::sliding_log();
@@ -88,7 +87,6 @@ impl KeyedLimit {
     }
 
     /// Sets the status of rejections by the [ban](Self::ban). Default: 429. A layer takes no limit with it that has no ban.
-    #[must_use]
     pub fn ban_status(mut self, status: StatusCode) -> Self {
         self.ban_status = Some(status);
         self

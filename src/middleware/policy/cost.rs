@@ -11,7 +11,6 @@ impl KeyedLimit {
     ///
     /// Each request takes one place of a [concurrent](crate::Limit::concurrent) limit, so that has no cost of its own: see
     /// [`RateLimitLayer::limits`](crate::RateLimitLayer::limits).
-    #[must_use]
     pub fn cost(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.cost = Some(Arc::new(cost));
         self
@@ -55,7 +54,6 @@ impl KeyedLimit {
     /// **Count by client.** A reservation takes units from all clients that share the key. With
     /// [`Everyone`](crate::Everyone), a single client could exhaust the limit for everybody: it sends requests and hangs up,
     /// again and again.
-    #[must_use]
     pub fn settle(mut self, cost: impl Fn(&Exchange<'_>) -> u64 + Send + Sync + 'static) -> Self {
         self.cost_afterwards = Some(Arc::new(cost));
         self.counts_afterwards = false;
@@ -83,7 +81,6 @@ impl KeyedLimit {
     /// * A request that is dropped before its response costs nothing. A count that fails is logged, and nothing is counted.
     /// * The cost is computed from the head of the response. A handler that knows it only at the end of the body counts it
     ///   with [`Charge::spent`](crate::Charge::spent).
-    #[must_use]
     pub fn count_afterwards(mut self, cost: impl Fn(&Exchange<'_>) -> u64 + Send + Sync + 'static) -> Self {
         self.cost_afterwards = Some(Arc::new(cost));
         self.counts_afterwards = true;
@@ -99,7 +96,6 @@ impl KeyedLimit {
     ///   in between, so make the lease longer than most responses take.
     ///
     /// A layer takes no limit with a lease that does not settle: see [`RateLimitLayer::limits`](crate::RateLimitLayer::limits).
-    #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(lease);
         self

@@ -46,6 +46,7 @@ const DEFAULT_LEASE: Duration = Duration::from_secs(60);
 /// A limit and the extractor of its keys. Made by [`Limit::by`] or [`KeyedLimit::chosen`], and taken by
 /// [`RateLimitLayer::limit`](crate::RateLimitLayer::limit).
 #[derive(Clone)]
+#[must_use]
 pub struct KeyedLimit {
     /// The limit, or what chooses it for each request.
     limit: Result<Limit, ChooseLimit>,
@@ -75,7 +76,6 @@ pub(super) enum DraftCharge {
 
 impl Limit {
     /// Counts requests by the key that `extractor` finds in them.
-    #[must_use]
     pub fn by(self, extractor: impl KeyExtractor) -> KeyedLimit {
         KeyedLimit::new(Ok(self), extractor)
     }
@@ -130,7 +130,6 @@ impl KeyedLimit {
     ///    what to write.
     /// 5. Two such limits for one key are one limit, as for [`PeerIp`](crate::PeerIp) and [`ClientIp`](crate::ClientIp) without a
     ///    proxy. The one of fewer units is charged, at the larger cost. A limit in the shadow is left out beside one that is not.
-    #[must_use]
     pub fn chosen<E, C, L>(extractor: E, choose: C) -> Self
     where
         E: KeyExtractor,
@@ -164,7 +163,6 @@ impl KeyedLimit {
     /// * A call counts as of its response, but at most a tenth of the window after its admission, since the upstream may have
     ///   counted it that late. Until then its units are reserved. This costs up to a tenth of the throughput, and one more call
     ///   of the store for each request.
-    #[must_use]
     pub fn heed_upstream(mut self) -> Self {
         self.heeds_upstream = true;
         self
@@ -181,7 +179,6 @@ impl KeyedLimit {
     /// * Clients see the figures of the layer's other limits. Of a layer without other limits they see those of the limit in
     ///   the shadow, so put it into one layer with the limits that refuse.
     /// * If all limits of a layer are in the shadow, the layer fails open, whatever its failure mode.
-    #[must_use]
     pub fn in_shadow(mut self) -> Self {
         self.is_shadow = true;
         self
@@ -206,7 +203,6 @@ impl KeyedLimit {
     /// * If two [chosen](Self::chosen) limits are the same for a request, the limit that is decided is hidden if either is.
     ///
     /// [`RateLimitLayer::headers`](crate::RateLimitLayer::headers) hides the figures of all limits.
-    #[must_use]
     pub fn hidden(mut self) -> Self {
         self.is_hidden = true;
         self
@@ -232,7 +228,6 @@ impl KeyedLimit {
     /// # Panics
     ///
     /// If there are no parts, or more parts than units. [`Split::new`](crate::split::Split::new) tells this of a number from a configuration.
-    #[must_use]
     #[track_caller]
     pub fn split(mut self, parts: u32) -> Self {
         match number_of_parts(self.limit(), parts) {
