@@ -242,7 +242,7 @@ impl BreakerState {
             _ => {
                 let mut history = self.history();
                 // One failure is enough to open it again: a probe writes nothing, so it may pass where other checks fail.
-                self.set(&mut history, vec![u64::MAX; self.settings.failures.saturating_sub(1) as usize]);
+                history.failures = vec![u64::MAX; self.settings.failures.saturating_sub(1) as usize];
                 self.close(history);
             }
         }
@@ -258,11 +258,11 @@ impl BreakerState {
         if deadline <= self.open_for.load(Ordering::Relaxed) {
             return;
         }
-        let (mut failures, enough) = (mem::take(&mut history.failures), self.settings.failures as usize);
+        let (failures, enough) = (&mut history.failures, self.settings.failures as usize);
         failures.insert(failures.partition_point(|longer| *longer >= deadline), deadline);
         failures.truncate(enough);
         let shortest = failures.get(enough - 1).copied().unwrap_or(0);
-        self.set(&mut history, failures);
+        self.note_trouble(&mut history);
         if shortest <= self.open_for.load(Ordering::Relaxed) {
             return;
         }
@@ -289,17 +289,11 @@ impl BreakerState {
     /// Counts an answer. It proves nothing for checks with a shorter deadline than it took.
     fn count_answer(&self, took: impl FnOnce() -> Duration) {
         let (took, mut history) = (took(), self.history());
-        let mut failures = mem::take(&mut history.failures);
-        failures.retain(|deadline| *deadline < micros(took));
-        self.set(&mut history, failures);
+        history.failures.retain(|deadline| *deadline < micros(took));
+        self.note_trouble(&mut history);
         if self.is_open_for(took) {
             self.close(history);
         }
-    }
-
-    fn set(&self, history: &mut History, failures: Vec<u64>) {
-        history.failures = failures;
-        self.note_trouble(history);
     }
 
     fn note_trouble(&self, history: &mut History) {
