@@ -158,8 +158,8 @@ impl Drop for Held {
         let Some(free) = self.free.take().filter(|_| !are_given_back) else { return };
         if self.runtime.is_none() {
             // A store in this process is ready at once.
-            let (limiter, mut now) = (limiter(&self.core), Context::from_waker(Waker::noop()));
-            if let Poll::Ready(Ok(_)) = pin!(limiter.release(free.clone())).poll(&mut now) {
+            let (call, mut now) = (limiter(&self.core).release(free.clone()), Context::from_waker(Waker::noop()));
+            if let Poll::Ready(Ok(_)) = pin!(call).poll(&mut now) {
                 return;
             }
         }
@@ -181,14 +181,10 @@ impl Release {
     }
 
     async fn free(mut self) {
-        let limiter = limiter(&self.core);
-        if limiter.release(self.places.clone()).await.is_err() {
-            let again = move |places| {
-                let limiter = limiter.clone();
-                async move { limiter.release(places).await }
-            };
+        let release = |places| limiter(&self.core).release(places);
+        if release(self.places.clone()).await.is_err() {
             // In a box, since few are sent again.
-            Box::pin(give_back(vec![self.places.clone()], again)).await;
+            Box::pin(give_back(vec![self.places.clone()], release)).await;
         }
         self.is_done = true;
     }

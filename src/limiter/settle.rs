@@ -224,7 +224,7 @@ impl Limiter {
     }
 
     /// Frees the places of an admission.
-    pub(super) async fn release(&self, places: Settlement) -> Result<Settled, Error> {
+    pub(super) async fn release(self, places: Settlement) -> Result<Settled, Error> {
         let returning = self.returning(places.check(), places.check().charges().map(Charge::units));
         let store: &dyn Store = if places.is_local { &self.core.local } else { &self.core.store };
         let outcome = self.upkeep(store.settle(places), MOST_TIME).await;
