@@ -50,19 +50,16 @@ impl Events {
 
     /// A rejection, if it shows a mistake in the set-up of limits or server. A client's mistake is not logged.
     pub(crate) fn mistake(&self, rejection: &Rejection) {
-        match rejection {
+        let (kind, error, problem): (_, &dyn error::Error, _) = match rejection {
+            Rejection::NeverFits(error) => return self.warn(3, error, "request can never be admitted"),
             Rejection::NoKey(error) if error.status().is_server_error() => {
-                if let Some((layer, suppressed)) = self.pass(2) {
-                    error!(%error, layer, suppressed, "the server is not set up to find a rate-limit key");
-                }
+                (2, error, "the server is not set up to find a rate-limit key")
             }
-            Rejection::NeverFits(error) => self.warn(3, error, "request can never be admitted"),
-            Rejection::NotSetUp(error) => {
-                if let Some((layer, suppressed)) = self.pass(9) {
-                    error!(%error, layer, suppressed, "the server is not set up for its limits");
-                }
-            }
-            _ => {}
+            Rejection::NotSetUp(error) => (9, error, "the server is not set up for its limits"),
+            _ => return,
+        };
+        if let Some((layer, suppressed)) = self.pass(kind) {
+            error!(%error, layer, suppressed, "{problem}");
         }
     }
 
