@@ -155,12 +155,7 @@ impl Charge {
         Self { lease, ..Self::fitting(limit, key, units) }
     }
 
-    #[cfg(feature = "redis")]
-    pub(crate) fn is_prefetch(&self) -> bool {
-        self.life().is_some()
-    }
-
-    /// The life of a prefetch.
+    /// The life of a prefetch; `None` for other charges.
     #[cfg(feature = "redis")]
     pub(crate) fn life(&self) -> Option<Duration> {
         let life = self.lease.saturating_sub(self.limit.window_micros());

@@ -68,7 +68,7 @@ impl Job {
         // A prefetch outdates no refusal: one that counts its units as reserved is used for a life at most.
         // Nor does a place that is renewed.
         let keeps = |charge: &Charge, cost: Option<u64>| {
-            charge.is_prefetch() || cost.is_none_or(|cost| charge.takes_place() && cost > 0)
+            charge.life().is_some() || cost.is_none_or(|cost| charge.takes_place() && cost > 0)
         };
         let others = settlement.accounts().filter(|(charge, cost)| !keeps(charge, *cost));
         let outdated = local_state.outdate(others.map(|(charge, _)| (charge.limit(), charge.key())), None);
@@ -150,7 +150,7 @@ impl Job {
 
     /// Whether it takes a prefetch, or gives one back.
     pub(super) fn is_of_prefetch(&self) -> bool {
-        self.check().charges().any(Charge::is_prefetch)
+        self.check().charges().any(|charge| charge.life().is_some())
     }
 
     /// How long it may wait for others to travel with, if it may.
