@@ -36,8 +36,8 @@ pub(super) struct Batch {
     pub(super) jobs: Vec<Box<Job>>,
     /// If batches are formed a slot at a time.
     pub(super) slot: Option<u16>,
-    /// The time for the script, in microseconds since the Unix epoch. Empty if the script reads the server's clock.
-    now: String,
+    /// The time for the script, in microseconds since the Unix epoch. `None` if the script reads the server's clock.
+    now: Option<u64>,
     /// Whether the script may have run.
     pub(super) is_sent: bool,
     /// Whether its reply is waited for.
@@ -50,7 +50,7 @@ impl Batch {
     pub(super) fn new(jobs: Vec<Box<Job>>, slot: Option<u16>, config: &Arc<Config>) -> Self {
         let mut jobs = if jobs.len() > 1 { copies::join(jobs) } else { jobs };
         jobs.iter_mut().for_each(|job| job.set_id());
-        let now = config.clock.as_ref().map_or_else(String::new, time_of);
+        let now = config.clock.as_ref().map(Clock::now);
         let (config, lost) = (Arc::clone(config), HashMap::new());
         Self { config, jobs, slot, now, is_sent: false, is_in_flight: false, lost }
     }
@@ -114,14 +114,10 @@ impl Batch {
             _ => {}
         }
         if reply.is_ok() {
-            // By the clock of a test, a reply takes no time, whatever the machine does meanwhile.
-            let is_by_test_clock = matches!(self.config.clock, Some(Clock::Manual(_)));
             let part = self.slot.and_then(|slot| self.config.server.node_of(slot));
-            self.config.local_state.answered(
-                part,
-                sent,
-                if is_by_test_clock { Duration::ZERO } else { sent.elapsed() },
-            );
+            // By the clock of a test, a reply takes no time, whatever the machine does meanwhile.
+            let took = if self.is_by_test_clock() { Duration::ZERO } else { sent.elapsed() };
+            self.config.local_state.answered(part, sent, took);
         }
         if !is_unknown(&reply) {
             metrics::script(sent);
@@ -155,13 +151,15 @@ impl Batch {
             command.arg(keys.of(charge.limit(), charge.key()));
         }
         if let [job] = &*self.jobs
-            && self.now.is_empty()
+            && self.now.is_none()
             && !again
             && write_alone(job, command)
         {
             return;
         }
-        command.arg(&self.now);
+        // The script knows the clock of a test by its sign.
+        let sign = if self.is_by_test_clock() { "+" } else { "" };
+        command.arg(self.now.map_or_else(String::new, |now| format!("{sign}{now}")));
         for run in self.jobs.chunk_by(|job, next| have_one_shape(job, next)) {
             write_shape(&run[0], command, again, || self.time());
             command.arg(run.len());
@@ -178,8 +176,11 @@ impl Batch {
 
     /// The time as far as this process knows it.
     fn time(&self) -> u64 {
-        let given = self.now.trim_start_matches('+').parse();
-        given.unwrap_or_else(|_| micros_since_epoch(SystemTime::now()))
+        self.now.unwrap_or_else(|| micros_since_epoch(SystemTime::now()))
+    }
+
+    fn is_by_test_clock(&self) -> bool {
+        matches!(self.config.clock, Some(Clock::Manual(_)))
     }
 
     /// Gives every caller its answer from the script's reply, or the error.
@@ -229,12 +230,6 @@ async fn prove(job: &Job, connection: &mut Connection, keys: &Keys, now: Instant
 
 fn is_unknown(reply: &RedisResult<Value>) -> bool {
     reply.as_ref().is_err_and(|error| error.kind() == ErrorKind::Server(ServerErrorKind::NoScript))
-}
-
-/// The time of a clock as an argument of the script, which knows the clock of a test by its sign.
-fn time_of(clock: &Clock) -> String {
-    let sign = if matches!(clock, Clock::Manual(_)) { "+" } else { "" };
-    format!("{sign}{}", clock.now())
 }
 
 /// Appends the argument of the short form, if the job has one.
