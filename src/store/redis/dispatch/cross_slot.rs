@@ -142,7 +142,7 @@ impl CrossSlot {
             // The check is refused, even if one of these does not reply.
             for taken in (0..number).filter(|_| is_given_back) {
                 let refund = Settlement::refund_by_id(self.slots[taken].0.clone(), self.id);
-                match settle_in_slot(Arc::clone(&self.dispatcher), refund).await {
+                match self.settle_in_slot(refund).await {
                     Ok((decision, _)) => self.set(taken, &decision),
                     Err(_) => self.give_back_later(taken),
                 }
@@ -167,7 +167,7 @@ impl CrossSlot {
             let (check, indices) = &self.slots[number];
             let mut costs = indices.iter().map(|index| costs[*index]);
             let settlement = Settlement::by_id(check.clone(), self.id, at, |_| costs.next().flatten());
-            match settle_in_slot(Arc::clone(&self.dispatcher), settlement).await {
+            match self.settle_in_slot(settlement).await {
                 Ok((decision, is_known)) => {
                     was_applied |= is_known;
                     self.set(number, &decision);
@@ -181,6 +181,10 @@ impl CrossSlot {
 
     async fn ask(&self, job: Box<Job>) -> Answer {
         Arc::clone(&self.dispatcher).ask(job).await
+    }
+
+    async fn settle_in_slot(&self, settlement: Settlement) -> Answer {
+        self.ask(Job::settle(settlement, &self.dispatcher.config.local_state)).await
     }
 
     /// Each slot for itself: a node that stays away delays none of the others.
@@ -212,9 +216,4 @@ impl CrossSlot {
             statuses.next().unwrap_or_else(|| LimitStatus::new(charge, 0, Duration::ZERO, None))
         })
     }
-}
-
-async fn settle_in_slot(dispatcher: Arc<Dispatcher>, settlement: Settlement) -> Answer {
-    let job = Job::settle(settlement, &dispatcher.config.local_state);
-    dispatcher.ask(job).await
 }
