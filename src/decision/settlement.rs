@@ -154,11 +154,6 @@ impl Settlement {
         }
     }
 
-    /// The same settlement, of an admission that this process has decided in the store's place, or has not.
-    pub(crate) fn in_process(self, is_local: bool) -> Self {
-        Self { is_local, ..self }
-    }
-
     /// The check as it was admitted.
     pub fn check(&self) -> &Check {
         &self.check

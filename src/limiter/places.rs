@@ -125,8 +125,9 @@ pub(super) fn hold(core: &Arc<Core>, check: &Check, decision: Decision, took: Op
         renewed.extend(check.charges().map(|charge| place(charge, runtime.id())));
         core.renewals.add(&renewed, core, runtime);
     }
-    let free = Some(Settlement::by_id(check, id, at, |_| Some(0)).in_process(is_local));
-    decision.holding(Arc::new(Held { core: Arc::clone(core), free, renewed, runtime }))
+    let mut free = Settlement::by_id(check, id, at, |_| Some(0));
+    free.is_local = is_local;
+    decision.holding(Arc::new(Held { core: Arc::clone(core), free: Some(free), renewed, runtime }))
 }
 
 impl Place {
