@@ -141,8 +141,8 @@ pub(super) fn read(name: Cow<'static, str>, text: &str) -> Result<Limit, String>
     }
 }
 
-/// A number that is too large becomes the largest one, which is outside of every rule.
-fn whole_number(text: &str) -> Option<u64> {
+/// Digits only. A number that is too large becomes the largest one, which is outside of every rule.
+pub(crate) fn whole_number(text: &str) -> Option<u64> {
     let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| text.parse().unwrap_or(u64::MAX))
 }

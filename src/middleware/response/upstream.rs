@@ -17,6 +17,7 @@ use std::time::{Duration, SystemTime};
 use http::{HeaderMap, HeaderName, StatusCode, header::RETRY_AFTER};
 
 use super::super::headers::split;
+use crate::limit::text::whole_number;
 
 /// For a 429 without a time.
 const DEFAULT: Duration = Duration::from_secs(1);
@@ -46,7 +47,7 @@ pub(super) fn block_request(status: StatusCode, headers: &HeaderMap, now: System
     let used_up = || {
         let listed = values(headers, &RATE_LIMIT).filter_map(longest_used_up).map(Duration::from_secs);
         let paired = PAIRS.iter().filter_map(|(remaining, reset)| {
-            let is_used_up = values(headers, remaining).any(|value| number(value) == Some(0));
+            let is_used_up = values(headers, remaining).any(|value| whole_number(value) == Some(0));
             is_used_up.then(|| values(headers, reset).filter_map(|value| reset_after(value, now)).max())?
         });
         listed.chain(paired).max()
@@ -60,18 +61,18 @@ pub(super) fn block_request(status: StatusCode, headers: &HeaderMap, now: System
 }
 
 fn values<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> + use<'a> {
-    headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok())
+    headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok()).map(str::trim)
 }
 
 fn retry_after(value: &str, now: SystemTime) -> Option<Duration> {
-    match number(value) {
+    match whole_number(value) {
         Some(seconds) => Some(Duration::from_secs(seconds)),
-        None => httpdate::parse_http_date(value.trim()).ok()?.duration_since(now).ok(),
+        None => httpdate::parse_http_date(value).ok()?.duration_since(now).ok(),
     }
 }
 
 fn reset_after(value: &str, now: SystemTime) -> Option<Duration> {
-    let time = match number(value)? {
+    let time = match whole_number(value)? {
         seconds @ ..=FIRST_UNIX_TIME => return Some(Duration::from_secs(seconds)),
         seconds @ ..=FIRST_IN_MILLIS => Duration::from_secs(seconds),
         millis => Duration::from_millis(millis),
@@ -91,14 +92,7 @@ fn longest_used_up(field: &str) -> Option<u64> {
 /// The number in `name=number`.
 fn named(text: &str, name: &str) -> Option<u64> {
     let (key, value) = text.split_once('=')?;
-    (key.trim() == name).then(|| number(value))?
-}
-
-/// Digits only. A number that is too large saturates.
-fn number(text: &str) -> Option<u64> {
-    let text = text.trim();
-    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    is_number.then(|| text.parse().unwrap_or(u64::MAX))
+    (key.trim() == name).then(|| whole_number(value.trim()))?
 }
 
 #[cfg(test)]
