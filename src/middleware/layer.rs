@@ -2,16 +2,14 @@
 
 use std::{fmt, sync::Arc};
 
-use http::request::Parts;
 use tower_layer::Layer;
 
 use super::{
     policy::{KeyedLimit, Policy},
-    rejection::{JsonResponse, Rejection},
+    rejection::JsonResponse,
     service::RateLimit,
 };
 use crate::{
-    decision::LimitStatus,
     error::{ConfigError, ConfigErrorKind},
     limiter::Limiter,
 };
@@ -27,7 +25,7 @@ const NO_LIMITS: &str = "a layer needs at least one limit: add `.limit(..)`";
 /// service along, and leaves a clone for the next request. Put a `tower::buffer::BufferLayer` between the layer and a service that is not.
 #[must_use = "a layer guards nothing until it is applied to a service"]
 pub struct RateLimitLayer<R = JsonResponse> {
-    policy: Arc<Policy>,
+    pub(super) policy: Arc<Policy>,
     responder: Arc<R>,
 }
 
@@ -111,47 +109,6 @@ impl<R> RateLimitLayer<R> {
     /// ```
     pub fn respond_with<T>(self, responder: T) -> RateLimitLayer<T> {
         RateLimitLayer { policy: self.policy, responder: Arc::new(responder) }
-    }
-
-    /// Shows how each limit of the layer stands for the client of a request, without spending anything: by the same extractor and
-    /// choice of limits, in their order, with those that are hidden or in the shadow. A [split](super::KeyedLimit::split) limit is the sum of its parts.
-    ///
-    /// ```
-    /// use axum::extract::State;
-    /// use http::request::Parts;
-    /// use tower_sliding_window::{RateLimitLayer, Rejection};
-    ///
-    /// /// What is left for the caller. The state is a clone of the layer of other routes, so that this one costs nothing.
-    /// async fn left(State(limits): State<RateLimitLayer>, request: Parts) -> Result<String, Rejection> {
-    ///     let limits = limits.peek(&request).await?;
-    ///     let lines = limits.iter().filter(|status| !status.is_hidden());
-    ///     Ok(lines.map(|status| format!("{}: {}\n", status.limit().name(), status.remaining())).collect())
-    /// }
-    /// ```
-    ///
-    /// * A limit that is [chosen](super::KeyedLimit::chosen) as `None` for the request is not among them. If the path decides, set that path on
-    ///   the request.
-    /// * A [ban](super::KeyedLimit::ban) is a limit of its own: one unit of it is used while it lasts.
-    /// * Whether the request would be counted, denied or exempt makes no difference.
-    /// * More than 64 limits and parts are asked for in several calls, each with a deadline of its own.
-    /// * [`guide::choosing_keys`](crate::guide::choosing_keys#show-and-reset-a-client) has a handler for the operator.
-    ///
-    /// # Errors
-    ///
-    /// [`Rejection::NoKey`] if the request has no key for a limit. [`Rejection::Unavailable`] if the store does not answer within the deadline,
-    /// whatever the failure mode.
-    pub async fn peek(&self, request: &Parts) -> Result<Vec<LimitStatus>, Rejection> {
-        self.policy.peek(request).await
-    }
-
-    /// Forgets what the limits of the layer count for the client of a request: the limits and keys that [`peek`](Self::peek) shows, with all parts.
-    /// Places of a [concurrent](crate::Limit::concurrent) limit stay, since they are held.
-    ///
-    /// # Errors
-    ///
-    /// As [`peek`](Self::peek). If one limit cannot be reset, the others are.
-    pub async fn reset(&self, request: &Parts) -> Result<(), Rejection> {
-        self.policy.reset(request).await
     }
 
     pub(super) fn set(mut self, change: impl FnOnce(&mut Policy)) -> Self {

@@ -5,7 +5,7 @@ use std::iter;
 use http::request::Parts;
 
 use super::{
-    super::{futures::join, rejection::Rejection},
+    super::{futures::join, layer::RateLimitLayer, rejection::Rejection},
     CheckDetails, Policy,
 };
 use crate::{
@@ -21,9 +21,36 @@ const AT_ONCE: usize = 64;
 /// A charge at no cost to each limit of a request, and the charges to its parts, or to itself if it is whole.
 type Usage = Vec<(Charge, Vec<Charge>)>;
 
-impl Policy {
-    pub(in super::super) async fn peek(&self, request: &Parts) -> Result<Vec<LimitStatus>, Rejection> {
-        let (limits, limiter) = (self.usage(request)?, self.store_alone());
+impl<R> RateLimitLayer<R> {
+    /// Shows how each limit of the layer stands for the client of a request, without spending anything: by the same extractor and
+    /// choice of limits, in their order, with those that are hidden or in the shadow. A [split](super::KeyedLimit::split) limit is the sum of its parts.
+    ///
+    /// ```
+    /// use axum::extract::State;
+    /// use http::request::Parts;
+    /// use tower_sliding_window::{RateLimitLayer, Rejection};
+    ///
+    /// /// What is left for the caller. The state is a clone of the layer of other routes, so that this one costs nothing.
+    /// async fn left(State(limits): State<RateLimitLayer>, request: Parts) -> Result<String, Rejection> {
+    ///     let limits = limits.peek(&request).await?;
+    ///     let lines = limits.iter().filter(|status| !status.is_hidden());
+    ///     Ok(lines.map(|status| format!("{}: {}\n", status.limit().name(), status.remaining())).collect())
+    /// }
+    /// ```
+    ///
+    /// * A limit that is [chosen](super::KeyedLimit::chosen) as `None` for the request is not among them. If the path decides, set that path on
+    ///   the request.
+    /// * A [ban](super::KeyedLimit::ban) is a limit of its own: one unit of it is used while it lasts.
+    /// * Whether the request would be counted, denied or exempt makes no difference.
+    /// * More than 64 limits and parts are asked for in several calls, each with a deadline of its own.
+    /// * [`guide::choosing_keys`](crate::guide::choosing_keys#show-and-reset-a-client) has a handler for the operator.
+    ///
+    /// # Errors
+    ///
+    /// [`Rejection::NoKey`] if the request has no key for a limit. [`Rejection::Unavailable`] if the store does not answer within the deadline,
+    /// whatever the failure mode.
+    pub async fn peek(&self, request: &Parts) -> Result<Vec<LimitStatus>, Rejection> {
+        let (limits, limiter) = (self.policy.usage(request)?, self.policy.store_alone());
         let mut parts = limits.iter().flat_map(|(_, parts)| parts).cloned();
         let mut statuses = Vec::new();
         while let Some(check) = Check::of_distinct(parts.by_ref().take(AT_ONCE)) {
@@ -34,8 +61,14 @@ impl Policy {
         Ok(limits.iter().map(|(whole, parts)| LimitStatus::sum(whole, &of_parts(parts))).collect())
     }
 
-    pub(in super::super) async fn reset(&self, request: &Parts) -> Result<(), Rejection> {
-        let (limits, limiter) = (self.usage(request)?, self.store_alone());
+    /// Forgets what the limits of the layer count for the client of a request: the limits and keys that [`peek`](Self::peek) shows, with all parts.
+    /// Places of a [concurrent](crate::Limit::concurrent) limit stay, since they are held.
+    ///
+    /// # Errors
+    ///
+    /// As [`peek`](Self::peek). If one limit cannot be reset, the others are.
+    pub async fn reset(&self, request: &Parts) -> Result<(), Rejection> {
+        let (limits, limiter) = (self.policy.usage(request)?, self.policy.store_alone());
         // Held places are no figures of the past.
         let parts = limits.iter().flat_map(|(_, parts)| parts).filter(|part| !part.limit().is_concurrent());
         let resets = parts.map(|part| limiter.reset(part.limit(), part.key().clone()));
@@ -43,7 +76,9 @@ impl Policy {
         join(resets, |reset| failure = reset.err().or_else(|| failure.take())).await;
         failure.map_or(Ok(()), |error| Err(error.into()))
     }
+}
 
+impl Policy {
     fn usage(&self, request: &Parts) -> Result<Usage, Rejection> {
         let drafts = self.limits.iter().map(|limit| limit.whole_at_no_cost().draft(request, 0));
         let details = CheckDetails::of(drafts)?;
