@@ -7,7 +7,7 @@ use std::{
     fmt,
     future::Future,
     iter, mem,
-    sync::{Arc, PoisonError, atomic::Ordering},
+    sync::{Arc, PoisonError, Weak, atomic::Ordering},
     time::Duration,
 };
 
@@ -181,37 +181,14 @@ impl BreakerState {
                 // It has come to a stop, so the caller's check has to be the probe.
                 return None;
             }
-            history.probes = Some(self.send_probes(&runtime, deadline, probe));
+            let probes = send_probes(Arc::downgrade(self), self.probe_every(), deadline, probe);
+            history.probes = Some(runtime.spawn(probes).abort_handle());
             // No caller has come for so long that the store may be back, so this one asks as well.
             if is_first && history.opened.is_some_and(|opened| opened.elapsed() >= overdue) {
                 return None;
             }
         }
         Some(Error::BreakerOpen(last_failure))
-    }
-
-    /// Sends probes until one is answered. After each that is not, the next has twice as long, as in RFC 6298: the store may be
-    /// farther away than before.
-    fn send_probes<P, F>(self: &Arc<Self>, runtime: &Handle, mut deadline: Duration, probe: P) -> AbortHandle
-    where
-        P: Fn(Duration) -> F + Send + 'static,
-        F: Future<Output = Result<Result<Decision, StoreError>, Error>> + Send + 'static,
-    {
-        // Weak, so that the task does not keep the breaker of dropped limiters alive.
-        let (state, every) = (Arc::downgrade(self), self.probe_every());
-        let task = runtime.spawn(async move {
-            loop {
-                let Some(takes) = state.upgrade().map(|state| state.begin_probe(deadline)) else { return };
-                deadline = takes.saturating_mul(2);
-                let pause = sleep(every);
-                let outcome = probe(takes).await.and_then(|answer| Ok(answer?));
-                if !state.upgrade().is_some_and(|state| state.end_probe(outcome)) {
-                    return;
-                }
-                pause.await;
-            }
-        });
-        task.abort_handle()
     }
 
     fn is_open_for(&self, deadline: Duration) -> bool {
@@ -325,6 +302,27 @@ impl BreakerState {
 
     fn history(&self) -> MutexGuard<'_, History> {
         self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Sends probes until one is answered. After each that is not, the next has twice as long, as in RFC 6298: the store may be
+/// farther away than before. The breaker of limiters that are dropped is not kept alive.
+async fn send_probes<F>(
+    breaker: Weak<BreakerState>,
+    every: Duration,
+    mut deadline: Duration,
+    probe: impl Fn(Duration) -> F,
+) where
+    F: Future<Output = Result<Result<Decision, StoreError>, Error>>,
+{
+    while let Some(takes) = breaker.upgrade().map(|breaker| breaker.begin_probe(deadline)) {
+        deadline = takes.saturating_mul(2);
+        let pause = sleep(every);
+        let outcome = probe(takes).await.and_then(|answer| Ok(answer?));
+        if !breaker.upgrade().is_some_and(|breaker| breaker.end_probe(outcome)) {
+            return;
+        }
+        pause.await;
     }
 }
 
