@@ -49,11 +49,9 @@ struct CrossSlot {
 /// In a box, since the dispatcher waits for it in turn.
 pub(crate) fn ask_slots(dispatcher: Arc<Dispatcher>, job: Box<Job>) -> StoreFuture<(Decision, bool)> {
     Box::pin(async move {
-        let Some((task, caller)) = in_slots(&dispatcher, &job) else { return dispatcher.ask(job).await };
+        let Some((task, _caller)) = in_slots(&dispatcher, &job) else { return dispatcher.ask(job).await };
         drop(dispatcher);
-        let answer = task.await;
-        drop(caller);
-        answer.unwrap_or_else(|error| Err(without_runtime(error)))
+        task.await.unwrap_or_else(|error| Err(without_runtime(error)))
     })
 }
 

@@ -310,11 +310,9 @@ impl Dispatcher {
 
     /// Forgets the counted units of a limit and a key.
     pub(crate) async fn reset(self: Arc<Self>, limit: Limit, key: &Key) -> Result<(), StoreError> {
-        let outdated = self.config.local_state.outdate([(&limit, key)], None);
+        let _outdated = self.config.local_state.outdate([(&limit, key)], None);
         let key = self.config.keys.of(&limit, key);
-        let result = self.in_task(|dispatcher| async move { dispatcher.send(cmd("UNLINK").arg(key)).await }).await;
-        drop(outdated);
-        result
+        self.in_task(|dispatcher| async move { dispatcher.send(cmd("UNLINK").arg(key)).await }).await
     }
 
     /// Runs a future that takes a connection in a task, which ends if the caller stops waiting. Only the task holds the dispatcher, so
