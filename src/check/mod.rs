@@ -192,11 +192,11 @@ pub(crate) fn charged_twice(limit: &Limit) -> ConfigError {
 ///
 /// Never take it from a client: a client that repeats an id is admitted for free.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[must_use]
 pub struct AdmissionId(pub(crate) u64);
 
 impl AdmissionId {
     /// An id that no other admission has.
-    #[must_use]
     pub fn fresh() -> Self {
         Self::fresh_run(1)
     }

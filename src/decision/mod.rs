@@ -210,7 +210,6 @@ impl Decision {
     }
 
     /// The limit whose figures are those of the whole decision. See rule 5 of the [module docs](self).
-    #[must_use]
     pub fn binding(&self) -> &LimitStatus {
         self.fields.rest.iter().fold(&self.fields.first, LimitStatus::binding)
     }
@@ -292,7 +291,6 @@ impl Decision {
     }
 
     /// The id of the admission.
-    #[must_use]
     pub fn id(&self) -> AdmissionId {
         self.fields.id
     }

@@ -160,7 +160,6 @@ impl Settlement {
     }
 
     /// The id of the admission.
-    #[must_use]
     pub fn id(&self) -> AdmissionId {
         self.id
     }

@@ -6,6 +6,7 @@ use crate::{check::Charge, limit::Limit};
 
 /// How one limit stands after a decision, for the charged key.
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct LimitStatus {
     limit: Limit,
     used: u64,
@@ -33,7 +34,6 @@ impl LimitStatus {
     /// The status of `charge`: the units `used` after the decision, the time until the oldest of them leaves (zero if there
     /// are none), and the retry time if this charge refused the check.
     #[inline]
-    #[must_use]
     pub fn new(charge: &Charge, used: u64, reset_after: Duration, retry_after: Option<Duration>) -> Self {
         Self {
             limit: charge.limit().clone(),
@@ -62,7 +62,6 @@ impl LimitStatus {
 
     /// Sets how many of the used units are reserved, and, for a refusal, the retry time if all reserved units were given back now.
     #[inline]
-    #[must_use]
     pub fn with_reserved(mut self, units: u64, at_least: Duration) -> Self {
         self.reserved = units;
         self.waits = self.waits.map(|(_, most)| (at_least.min(most), most));

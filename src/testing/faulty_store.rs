@@ -52,6 +52,7 @@ use crate::{
 /// 3. [`with_local_state`](Self::with_local_state) makes a `MemoryStore` behave as `RedisStore` does.
 /// 4. It never decides [without a future](Store::decide_now), as `RedisStore` never does.
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct FaultyStore {
     store: Arc<dyn Store>,
     local_state: Option<LocalState>,
@@ -80,7 +81,6 @@ pub enum Fault {
 
 impl FaultyStore {
     /// A store that works until a test sets a fault.
-    #[must_use]
     pub fn new(store: impl Store) -> Self {
         let (fault, calls, hanging) = Default::default();
         Self { store: Arc::new(store), local_state: None, fault, calls, hanging }
@@ -91,7 +91,6 @@ impl FaultyStore {
     ///
     /// Both go by tokio's time. So a test that advances a [`ManualClock`](crate::store::ManualClock) may be refused by the refusal cache for up
     /// to a second more; one that advances paused time is not.
-    #[must_use]
     pub fn with_local_state(self) -> Self {
         Self { local_state: Some(LocalState::default()), ..self }
     }

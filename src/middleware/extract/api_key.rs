@@ -27,6 +27,7 @@ use crate::{key::Key, secret::Secret};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct ApiKey {
     /// `None` for a bearer token.
     header: Option<HeaderName>,
@@ -39,7 +40,6 @@ impl ApiKey {
     /// # Panics
     ///
     /// If `name` is a text that is not a header name. A [`HeaderName`] never panics.
-    #[must_use]
     #[track_caller]
     pub fn header(name: impl TryInto<HeaderName>, secret: &Secret) -> Self {
         Self { header: Some(header_name(name)), secret: secret.clone() }
@@ -67,7 +67,6 @@ impl ApiKey {
     /// let by_token_or_address = unless_basic.or(PeerIp::new());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    #[must_use]
     pub fn bearer(secret: &Secret) -> Self {
         Self { header: None, secret: secret.clone() }
     }

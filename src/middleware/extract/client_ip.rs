@@ -69,6 +69,7 @@ pub type PeerIp = ClientIp;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
+#[must_use]
 pub struct ClientIp {
     trusted: Vec<IpNet>,
     header: HeaderName,
@@ -86,7 +87,6 @@ impl Default for ClientIp {
 
 impl ClientIp {
     /// The address at the other end of the connection: no proxy is trusted.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
@@ -102,7 +102,6 @@ impl ClientIp {
     }
 
     /// Reads `Forwarded` (RFC 7239) instead of `X-Forwarded-For`.
-    #[must_use]
     pub fn forwarded(mut self) -> Self {
         (self.header, self.style) = (FORWARDED, Style::Rfc7239);
         self
@@ -118,7 +117,6 @@ impl ClientIp {
     /// # Panics
     ///
     /// If `name` is a text that is not a header name. A [`HeaderName`] never panics.
-    #[must_use]
     #[track_caller]
     pub fn single_header(mut self, name: impl TryInto<HeaderName>) -> Self {
         self.header = header_name(name);

@@ -84,12 +84,12 @@ use crate::{
 ///
 /// Time is paused only on the thread of the test's runtime. A test with other threads uses a [`ManualClock`].
 #[derive(Clone)]
+#[must_use]
 pub struct MemoryStore(Arc<Table>);
 
 impl MemoryStore {
     /// A store that remembers up to a million admissions, half of them under one limit: see
     /// [`capacity`](Self::capacity).
-    #[must_use]
     pub fn new() -> Self {
         Self::with(Clock::following(), 1_000_000)
     }
@@ -111,13 +111,11 @@ impl MemoryStore {
     /// A check takes microseconds, however many admissions of its key are remembered, with four exceptions. These take up to a millisecond
     /// among half a million of one key: a check with an [id](crate::Check::id) of the caller's, the refusal of a large cost where admissions
     /// have different costs, a reservation whose lease ends in the middle of the window, and the settlement of an old admission.
-    #[must_use]
     pub fn capacity(&self, admissions: usize) -> Self {
         Self::with(self.0.clock.clone(), admissions)
     }
 
     /// An empty store with the same capacity, and this clock instead of [tokio's](#in-tests): for tests.
-    #[must_use]
     pub fn clock(&self, clock: &ManualClock) -> Self {
         Self::with(Clock::Manual(clock.clone()), self.0.capacity.admissions)
     }
