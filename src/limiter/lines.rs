@@ -7,7 +7,7 @@ use std::{
     future::poll_fn,
     hash::BuildHasherDefault,
     mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     task::{Poll, Waker, ready},
     time::Duration,
 };
@@ -25,6 +25,7 @@ use crate::{
     decision::Decision,
     error::Error,
     key::{Digester, Prehashed},
+    lock::lock,
 };
 
 /// The lines of a limiter, which its clones share.
@@ -58,7 +59,7 @@ pub(super) struct Place {
 impl Lines {
     /// A caller arrives. Returns whether others are in its line; otherwise it asks now.
     pub(super) fn arrive(self: &Arc<Self>, check: &Check, deadline: Option<Duration>) -> (Place, bool) {
-        let (now, mut line, mut table) = (Instant::now(), deadline.map_or(u64::MAX, micros), self.lock());
+        let (now, mut line, mut table) = (Instant::now(), deadline.map_or(u64::MAX, micros), lock(&self.table));
         let wanted = check.charges().map(|charge| {
             let digest = self.digest(charge);
             // The same for the same limits and keys in any order, and for callers that these can refuse.
@@ -85,7 +86,7 @@ impl Lines {
 
     /// Units were freed: the callers that fit ask after a delay.
     pub(super) fn free(self: &Arc<Self>, freed: &[Freed], delay: Duration) {
-        let mut table = self.lock();
+        let mut table = lock(&self.table);
         for freed in freed {
             table.pairs.get_mut(&freed.digest).into_iter().for_each(|pair| pair.free(freed));
         }
@@ -105,7 +106,7 @@ impl Lines {
 
     /// Changes a line, and then wakes the callers that are to know. Starts its watch, or ends the line.
     fn change<T>(self: &Arc<Self>, change: impl FnOnce(&mut Table, &mut Wakers) -> (u64, T)) -> T {
-        let (mut wakers, mut ended, mut table) = (Wakers::default(), None, self.lock());
+        let (mut wakers, mut ended, mut table) = (Wakers::default(), None, lock(&self.table));
         let (id, result) = change(&mut table, &mut wakers);
         if let Some(line) = table.lines.get_mut(&id) {
             if line.is_empty() {
@@ -121,10 +122,6 @@ impl Lines {
         wakers.woken.into_iter().for_each(Waker::wake);
         self.wake(released, Duration::ZERO);
         result
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -333,7 +330,7 @@ impl Place {
 
     /// How long the first in line waits until it asks.
     pub(super) fn first_waits(&self) -> Duration {
-        let asks_at = self.lines.lock().lines.get(&self.line).map(|line| line.asks_at);
+        let asks_at = lock(&self.lines.table).lines.get(&self.line).map(|line| line.asks_at);
         asks_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()))
     }
 
@@ -360,6 +357,6 @@ impl Drop for Place {
 /// Shows how many lines there are.
 impl fmt::Debug for Lines {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Lines").field(&self.lock().lines.len()).finish()
+        f.debug_tuple("Lines").field(&lock(&self.table).lines.len()).finish()
     }
 }

@@ -18,7 +18,7 @@ use std::{
     pin::pin,
     ptr,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, Weak,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Waker},
@@ -36,6 +36,7 @@ use crate::{
     check::{AdmissionId, Charge, Check},
     decision::{Decision, Places, settlement::Settlement},
     local::{Holder, Underway},
+    lock::lock,
     store::{MOST_TIME, give_back},
 };
 
@@ -203,11 +204,6 @@ impl Drop for Release {
 
 fn limiter(core: &Arc<Core>) -> Limiter {
     Limiter { core: Arc::clone(core), failure_mode: FailureMode::Open }
-}
-
-/// No code that can panic runs under a lock.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Renewals {

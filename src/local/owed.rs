@@ -8,7 +8,7 @@ use std::{
     future::Future,
     mem,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
     task::{Context, Poll},
     thread,
     time::Duration,
@@ -20,6 +20,8 @@ use tokio::{
     task::JoinSet,
     time::timeout,
 };
+
+use crate::lock::lock;
 
 /// The thread looks this often for further calls.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -158,11 +160,6 @@ impl<T: Send + 'static> Drop for Detachable<T> {
             }),
         }
     }
-}
-
-/// No code that can panic runs under a lock.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl fmt::Debug for Owed {

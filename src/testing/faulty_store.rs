@@ -3,7 +3,7 @@
 use std::{
     future::pending,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -17,6 +17,7 @@ use crate::{
     error::{StoreError, StoreErrorKind},
     key::Key,
     limit::Limit,
+    lock::lock,
     store::{LocalState, Store, StoreFuture},
 };
 
@@ -97,7 +98,7 @@ impl FaultyStore {
 
     /// Sets what happens to all calls that begin from now on.
     pub fn set(&self, fault: Fault) {
-        *self.fault() = fault;
+        *lock(&self.fault) = fault;
     }
 
     /// The number of checks, settlements and resets so far, with the breaker's probes.
@@ -112,11 +113,6 @@ impl FaultyStore {
         Arc::weak_count(&self.hanging)
     }
 
-    fn fault(&self) -> MutexGuard<'_, Fault> {
-        // A panic of another test's thread leaves the value whole.
-        self.fault.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Counts a call, and calls the store inside as far as the fault lets it. Refusals of the `outdated` keys are forgotten before
     /// and afterwards.
     fn reply<T: Send + 'static>(
@@ -126,7 +122,7 @@ impl FaultyStore {
         outdated: Vec<(Limit, Key)>,
     ) -> StoreFuture<T> {
         self.calls.fetch_add(1, Ordering::SeqCst);
-        let (store, local_state, fault) = (Arc::clone(&self.store), self.local_state.clone(), *self.fault());
+        let (store, local_state, fault) = (Arc::clone(&self.store), self.local_state.clone(), *lock(&self.fault));
         let hanging = (fault == Fault::Hangs).then(|| Arc::downgrade(&self.hanging));
         Box::pin(async move {
             let _hanging = hanging;

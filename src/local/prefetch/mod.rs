@@ -15,7 +15,7 @@ use std::{
     fmt,
     hash::BuildHasherDefault,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::SystemTime,
@@ -33,6 +33,7 @@ use crate::{
     key::{Digester, Key, Prehashed},
     limit::{Limit, prefetch::Prefetch},
     local::round_trip::RoundTrip,
+    lock::lock,
 };
 
 /// The most limits and keys of which a process holds prefetches. The checks of others ask the store.
@@ -184,7 +185,7 @@ impl Prefetches {
         let holdings = self.holdings.get_or_init(|| {
             Cache::with(CAPACITY, CAPACITY as u64, UnitWeighter, Default::default(), Default::default())
         });
-        let _keeping = self.lock_keeping();
+        let _keeping = lock(&self.keeping);
         // If the limit was another one then, the task gives back what is left, and ends.
         let held = holdings.get(&holding.digest).filter(|held| !held.is_abandoned(now));
         if held.is_none() && self.kept.load(Ordering::Relaxed) >= CAPACITY {
@@ -199,7 +200,7 @@ impl Prefetches {
 
     /// The holdings that no task takes care of any more, since their runtimes have ended.
     fn abandoned(self: &Arc<Self>) -> Vec<KeptHolding> {
-        let (_keeping, now) = (self.lock_keeping(), self.clock.now());
+        let (_keeping, now) = (lock(&self.keeping), self.clock.now());
         let holdings = self.holdings.get().into_iter().flat_map(Cache::iter);
         holdings.filter_map(|(_, holding)| KeptHolding::begin(self, &holding, now)).collect()
     }
@@ -238,10 +239,6 @@ impl Prefetches {
         let [longest, trip, mostly] =
             [Prefetch::MAX_LIFE.min(limit.window()), self.round_trip.smoothed(), self.round_trip.mostly()].map(micros);
         Pace::new(set, longest, trip, mostly)
-    }
-
-    fn lock_keeping(&self) -> MutexGuard<'_, ()> {
-        self.keeping.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn digest(&self, limit: &Limit, key: &Key) -> u64 {

@@ -17,6 +17,7 @@ use crate::{
     decision::{Decision, Settlement},
     error::StoreError,
     limit::prefetch::Prefetch,
+    lock::lock,
 };
 
 /// A holding, as long as a task takes care of it.
@@ -143,7 +144,7 @@ impl KeptHolding {
 
 impl Drop for KeptHolding {
     fn drop(&mut self) {
-        let keeping = self.prefetches.lock_keeping();
+        let keeping = lock(&self.prefetches.keeping);
         let mut state = self.holding.lock();
         state.is_kept = false;
         let is_over = state.prefetches.is_empty() && state.asked.is_none();

@@ -8,7 +8,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock,
+        Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
@@ -17,6 +17,7 @@ use super::cells::Cells;
 use crate::{
     algorithm::Algorithm,
     limit::{Identity, Limit},
+    lock::lock,
     window::Window,
 };
 
@@ -87,7 +88,7 @@ impl Capacity {
     pub(super) fn forget_unused(&self, now: u64) {
         let mut limits = self.limits.write().unwrap_or_else(PoisonError::into_inner);
         limits.retain(|_, usage| {
-            let mut cells = usage.cells();
+            let mut cells = lock(&usage.cells);
             if let Some(over) = cells.take_if(|cells| cells.are_over(now)) {
                 usage.has_cells.store(false, Ordering::Relaxed);
                 self.cells.fetch_add(over.further(), Ordering::Relaxed);
@@ -129,7 +130,7 @@ impl Capacity {
         self.is_lacking.store(true, Ordering::Relaxed);
         let half = || self.cells.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| Some(free / 2));
         let new = || Cells::new(usage.identity.window_micros, half().map_or(0, |free| free.div_ceil(2)));
-        usage.cells().get_or_insert_with(new).add(digest, now, units);
+        lock(&usage.cells).get_or_insert_with(new).add(digest, now, units);
         usage.has_cells.store(true, Ordering::Relaxed);
     }
 
@@ -153,13 +154,9 @@ impl LimitUsage {
     /// The window of a key without a record: empty, or what its cells have counted.
     pub(super) fn window_of(&self, limit: &Limit, digest: u64, now: u64) -> Window {
         // The thread that counted the key in cells held the lock of its shard, as the caller does.
-        if let Some(cells) = self.has_cells().then(|| self.cells()).as_deref_mut().and_then(Option::as_mut) {
+        if let Some(cells) = self.has_cells().then(|| lock(&self.cells)).as_deref_mut().and_then(Option::as_mut) {
             return Window::of_sums(limit, cells.of_key(digest, now), now);
         }
         Window::new(limit)
-    }
-
-    fn cells(&self) -> MutexGuard<'_, Option<Cells>> {
-        self.cells.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
