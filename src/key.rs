@@ -37,8 +37,9 @@
 //! ```
 
 use std::{
+    collections::HashMap,
     fmt,
-    hash::{BuildHasher, Hash, Hasher, RandomState},
+    hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState},
     net::IpAddr,
 };
 
@@ -195,6 +196,9 @@ impl Digester {
         hasher.finish()
     }
 }
+
+/// A table whose keys are digests.
+pub(crate) type ByDigest<T> = HashMap<u64, T, BuildHasherDefault<Prehashed>>;
 
 /// A hasher for tables whose keys are digests already: it takes the digest for the hash.
 #[derive(Debug, Default)]

@@ -2,10 +2,8 @@
 //! keys. `turns.rs` is the order in one of them, `freed.rs` says who asks when units are freed.
 
 use std::{
-    collections::HashMap,
     fmt,
     future::poll_fn,
-    hash::BuildHasherDefault,
     mem,
     sync::{Arc, Mutex},
     task::{Poll, Waker, ready},
@@ -24,7 +22,7 @@ use crate::{
     clock::micros,
     decision::Decision,
     error::Error,
-    key::{Digester, Prehashed},
+    key::{ByDigest, Digester},
     lock::lock,
 };
 
@@ -39,9 +37,9 @@ pub(super) struct Lines {
 struct Table {
     last_number: u64,
     /// By their limits and keys. Two sets with the same digest share a line, which makes them slower, not wrong.
-    lines: HashMap<u64, Turns, BuildHasherDefault<Prehashed>>,
+    lines: ByDigest<Turns>,
     /// The limits and keys of all callers.
-    pairs: HashMap<u64, Pair, BuildHasherDefault<Prehashed>>,
+    pairs: ByDigest<Pair>,
     /// The limits and keys with units that a caller has claimed and does not use. Others are woken for them when the lock is free.
     released: Vec<u64>,
 }

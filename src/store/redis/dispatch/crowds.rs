@@ -1,16 +1,16 @@
 //! Crowds of equal checks that wait together: see rule 9 of the [queue](super::queue).
 
-use std::{collections::HashMap, hash::BuildHasherDefault, sync::Arc, time::SystemTime};
+use std::{sync::Arc, time::SystemTime};
 
 use crate::{
     check::{AdmissionId, Check},
     decision::{Decision, LimitStatus},
-    key::{Digester, Prehashed},
+    key::{ByDigest, Digester},
 };
 
 /// The crowds of a queue, by the digest of their check.
 #[derive(Default)]
-pub(super) struct Crowds(HashMap<u64, Crowd, BuildHasherDefault<Prehashed>>);
+pub(super) struct Crowds(ByDigest<Crowd>);
 
 /// Each of the equal checks has a clone until it is answered.
 #[derive(Clone, Default)]

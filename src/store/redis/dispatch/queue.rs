@@ -19,8 +19,7 @@
 #[cfg(not(test))]
 use std::sync::{Mutex, MutexGuard};
 use std::{
-    collections::{HashMap, VecDeque, hash_map::Entry},
-    hash::BuildHasherDefault,
+    collections::{VecDeque, hash_map::Entry},
     iter::from_fn,
     sync::{Arc, PoisonError, Weak, atomic::AtomicBool},
     time::{Duration, Instant},
@@ -37,7 +36,7 @@ use super::{
 };
 use crate::{
     error::{StoreError, StoreErrorKind},
-    key::{Digester, Prehashed},
+    key::{ByDigest, Digester},
     metrics,
     store::redis::connect::ASKING,
 };
@@ -82,7 +81,7 @@ struct State {
     /// They leave first, in the order of their arrival.
     few: VecDeque<Box<Job>>,
     /// Those behind them, by the digest of their first limit and key.
-    many: HashMap<u64, VecDeque<Box<Job>>, BuildHasherDefault<Prehashed>>,
+    many: ByDigest<VecDeque<Box<Job>>>,
     /// The digests in `many`. The first has its turn: one job of it leaves.
     turns: VecDeque<u64>,
     waiting: usize,
