@@ -18,7 +18,7 @@ use std::{
     pin::pin,
     ptr,
     sync::{
-        Arc, Mutex, MutexGuard, Weak,
+        Arc, Mutex, Weak,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, Waker},
@@ -207,12 +207,8 @@ fn limiter(core: &Arc<Core>) -> Limiter {
 }
 
 impl Renewals {
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        lock(&self.0)
-    }
-
     fn add(&self, places: &[Arc<Place>], core: &Arc<Core>, runtime: &Handle) {
-        let mut table = self.lock();
+        let mut table = lock(&self.0);
         table.held.extend(places.iter().map(|place| (place.entry(), Arc::clone(place))));
         table.tasks.retain(|_, task| !task.is_finished());
         let task = || {
@@ -224,17 +220,17 @@ impl Renewals {
 
     /// Returns how many of them were held.
     fn remove(&self, places: &[Arc<Place>]) -> usize {
-        let mut table = self.lock();
+        let mut table = lock(&self.0);
         places.iter().filter_map(|place| table.held.remove(&place.entry())).count()
     }
 
     fn has(&self, place: &Arc<Place>) -> bool {
-        self.lock().held.contains_key(&place.entry())
+        lock(&self.0).held.contains_key(&place.entry())
     }
 
     /// The places that the task of a runtime renews now; `None` if no place is held.
     fn due(&self, runtime: runtime::Id) -> Option<Vec<Arc<Place>>> {
-        let (mut table, now) = (self.lock(), Instant::now());
+        let (mut table, now) = (lock(&self.0), Instant::now());
         if table.held.is_empty() {
             table.tasks.remove(&runtime);
             return None;
@@ -246,12 +242,6 @@ impl Renewals {
         let due: Vec<_> = soon.filter(|place| is_own(place)).collect();
         due.iter().for_each(|place| table.delay(place, now + place.life / NEXT_TRY));
         Some(due)
-    }
-
-    /// Takes note that a place was renewed by a call that began then.
-    fn renewed(&self, place: &Arc<Place>, began: Instant) {
-        *lock(&place.kept_until) = began + place.life;
-        self.lock().delay(place, began + place.core.renewed_after(place.life));
     }
 }
 
@@ -267,13 +257,13 @@ impl Table {
 
 impl Drop for Renewals {
     fn drop(&mut self) {
-        self.lock().tasks.values().for_each(AbortHandle::abort);
+        lock(&self.0).tasks.values().for_each(AbortHandle::abort);
     }
 }
 
 impl Holder for Renewals {
     fn give_back(&self) -> bool {
-        let held = mem::take(&mut self.lock().held);
+        let held = mem::take(&mut lock(&self.0).held);
         let is_any_held = !held.is_empty();
         for place in held.into_values() {
             place.is_lost.store(true, Ordering::Relaxed);
@@ -324,7 +314,7 @@ async fn renew_one(limiter: Limiter, place: Arc<Place>) {
     let (began, renewals) = (Instant::now(), Arc::clone(&limiter.core.renewals));
     let (store, _underway) = (&limiter.core.store, limiter.core.owed.begin());
     let deadline = (place.life / LONGEST_TRY + round_trip(&**store).unwrap_or_default()).min(MOST_TIME);
-    let try_again = || renewals.lock().delay(&place, began + place.life / NEXT_TRY);
+    let try_again = || lock(&renewals.0).delay(&place, began + place.life / NEXT_TRY);
     let Ok(settled) = limiter.upkeep(store.settle(place.settlement(1)), deadline).await else { return try_again() };
     if !settled.was_applied && renewals.has(&place) {
         place.is_lost.store(true, Ordering::Relaxed);
@@ -338,13 +328,14 @@ async fn renew_one(limiter: Limiter, place: Arc<Place>) {
             return try_again();
         }
     }
-    renewals.renewed(&place, began);
+    *lock(&place.kept_until) = began + place.life;
+    lock(&renewals.0).delay(&place, began + limiter.core.renewed_after(place.life));
 }
 
 /// Shows how many places are renewed.
 impl fmt::Debug for Renewals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Renewals").field(&self.lock().held.len()).finish()
+        f.debug_tuple("Renewals").field(&lock(&self.0).held.len()).finish()
     }
 }
 
