@@ -202,12 +202,6 @@ impl Verdict {
         let refuses = looks.iter().any(|look| look.refuses && !look.charge.is_shadow());
         if refuses { Self::Refused } else { Self::Admitted }
     }
-
-    /// When the check was counted, if that was before.
-    #[inline]
-    pub(super) fn counted_at(self) -> Option<u64> {
-        if let Self::Known(at) = self { Some(at) } else { None }
-    }
 }
 
 impl Record {

@@ -66,7 +66,8 @@ impl Table {
         let id = check.id().unwrap_or_else(AdmissionId::fresh);
         let context = CheckContext { now, id, has_caller_id: check.id().is_some() };
         let decision = |verdict: Verdict, statuses| {
-            Decision::of_statuses(system_time(verdict.counted_at().unwrap_or(now)), id, statuses)
+            let at = if let Verdict::Known(at) = verdict { at } else { now };
+            Decision::of_statuses(system_time(at), id, statuses)
         };
         // Statuses are made after the locks are free.
         match check.only_charge() {
