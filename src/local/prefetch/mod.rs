@@ -81,7 +81,8 @@ impl Prefetches {
     /// Admits a check of limits with prefetch, if this process holds enough units for all of its charges.
     #[inline]
     pub(crate) fn spend(&self, check: &Check) -> Option<Decision> {
-        if !self.is_any_held() {
+        // If none are held, a check costs no look-up: prefetches are free where all limits are at their end.
+        if self.kept.load(Ordering::Relaxed) == 0 && !self.has_abandoned.load(Ordering::Relaxed) {
             return None;
         }
         let Some(charge) = check.only_charge() else { return self.spend_all(check) };
@@ -120,12 +121,6 @@ impl Prefetches {
     /// The unspent units that this process holds of a limit and key.
     pub(crate) fn held(&self, charge: &Charge) -> u64 {
         self.find(charge).map_or(0, |holding| holding.lock().left(self.clock.now()))
-    }
-
-    /// Whether it is worth looking for prefetches. If none are held, a check costs no look-up: prefetches are free where all limits are at
-    /// their end.
-    fn is_any_held(&self) -> bool {
-        self.kept.load(Ordering::Relaxed) > 0 || self.has_abandoned.load(Ordering::Relaxed)
     }
 
     /// The number of the last prefetch. A check that is asked now finds that prefetch counted.
