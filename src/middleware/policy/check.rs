@@ -55,11 +55,10 @@ impl CheckDetails {
         for (limit_index, draft) in drafts.into_iter().enumerate() {
             match draft {
                 DraftCharge::Charge(charge, ban) => {
-                    details.add_charge(limit_index, charge)?;
+                    charge.map(|charge| details.add_charge(limit_index, charge)).transpose()?;
                     ban.into_iter().for_each(|ban| details.add_ban(limit_index, *ban));
                 }
                 DraftCharge::LeftOut(limit, rejection) => details.left_out.push((limit, rejection)),
-                DraftCharge::Unlimited(ban) => _ = ban.map(|ban| details.ask(&ban)),
             }
         }
         Ok(details)
@@ -90,20 +89,15 @@ impl CheckDetails {
         Ok(())
     }
 
+    /// Asks for a ban, once for all limits that have it. Only a limit that charges the request begins it.
     fn add_ban(&mut self, limit_index: usize, begins: Charge) {
-        let charged = self.charged.iter().find(|charged| charged.limit_index == limit_index).copied();
-        let ban_index = self.ask(&begins);
-        self.bans.extend(charged.map(|charged| BanCharge { charged, ban_index, begins }));
-    }
-
-    /// Asks for a ban, once for all limits that have it. Returns its place.
-    fn ask(&mut self, begins: &Charge) -> usize {
-        let (place, same) = self.place_of(begins);
+        let (ban_index, same) = self.place_of(&begins);
         match (same, &mut self.check) {
-            (Some(other), Some(check)) => check.replace(place, other.asked_with(begins)),
+            (Some(other), Some(check)) => check.replace(ban_index, other.asked_with(&begins)),
             (_, check) => Check::push(check, begins.asks()),
         }
-        place
+        let charged = self.charged.iter().find(|charged| charged.limit_index == limit_index).copied();
+        self.bans.extend(charged.map(|charged| BanCharge { charged, ban_index, begins }));
     }
 
     /// The place of a charge on the same limit, for the same key or another part of it, and that charge; otherwise the place of a new one.

@@ -66,12 +66,10 @@ pub struct KeyedLimit {
 
 /// The charge of a request under one limit, or the reason why there is none.
 pub(super) enum DraftCharge {
-    /// With the one that begins its ban.
-    Charge(Charge, Option<Box<Charge>>),
+    /// With the one that begins its ban. `None` if no limit was chosen for this request.
+    Charge(Option<Charge>, Option<Box<Charge>>),
     /// The limit is in the shadow, and cannot charge the request for this reason.
     LeftOut(Option<Limit>, Rejection),
-    /// No limit was chosen for this request. With the charge that begins its ban.
-    Unlimited(Option<Box<Charge>>),
 }
 
 impl Limit {
@@ -317,7 +315,7 @@ impl KeyedLimit {
         };
         let ban = self.begins_ban(&key);
         // Without a limit, a key may still be banned.
-        let Some(limit) = limit else { return Ok(DraftCharge::Unlimited(ban)) };
+        let Some(limit) = limit else { return Ok(DraftCharge::Charge(None, ban)) };
         let (limit, key) = match self.parts {
             Some(parts) => {
                 let split = Split::of_at_most(limit, parts);
@@ -337,7 +335,7 @@ impl KeyedLimit {
                 // Reserved until the response, and counted as of its time.
                 let heeding = (self.heeds_upstream && charge.units() > 0).then(|| charge.limit().window());
                 let charge = settled_within.or(heeding).into_iter().fold(charge, Charge::reserve);
-                Ok(DraftCharge::Charge(self.flagged(charge), ban))
+                Ok(DraftCharge::Charge(Some(self.flagged(charge)), ban))
             }
             Err(error) => {
                 let error = NeverFits { is_hidden: self.is_hidden, ..error };
