@@ -50,7 +50,7 @@ impl<R> RateLimitLayer<R> {
     /// [`Rejection::NoKey`] if the request has no key for a limit. [`Rejection::Unavailable`] if the store does not answer within the deadline,
     /// whatever the failure mode.
     pub async fn peek(&self, request: &Parts) -> Result<Vec<LimitStatus>, Rejection> {
-        let (limits, limiter) = (self.policy.usage(request)?, self.policy.store_alone());
+        let (limits, limiter) = self.policy.usage(request)?;
         let mut parts = limits.iter().flat_map(|(_, parts)| parts).cloned();
         let mut statuses = Vec::new();
         while let Some(check) = Check::of_distinct(parts.by_ref().take(AT_ONCE)) {
@@ -68,7 +68,7 @@ impl<R> RateLimitLayer<R> {
     ///
     /// As [`peek`](Self::peek). If one limit cannot be reset, the others are.
     pub async fn reset(&self, request: &Parts) -> Result<(), Rejection> {
-        let (limits, limiter) = (self.policy.usage(request)?, self.policy.store_alone());
+        let (limits, limiter) = self.policy.usage(request)?;
         // Held places are no figures of the past.
         let parts = limits.iter().flat_map(|(_, parts)| parts).filter(|part| !part.limit().is_concurrent());
         let resets = parts.map(|part| limiter.reset(part.limit(), part.key().clone()));
@@ -79,7 +79,8 @@ impl<R> RateLimitLayer<R> {
 }
 
 impl Policy {
-    fn usage(&self, request: &Parts) -> Result<Usage, Rejection> {
+    /// With a limiter that asks the store alone: a store that fails is an error, and no share tells how its limits stand.
+    fn usage(&self, request: &Parts) -> Result<(Usage, Limiter), Rejection> {
         let drafts = self.limits.iter().map(|limit| limit.whole_at_no_cost().draft(request, 0));
         let details = CheckDetails::of(drafts)?;
         let whole = details.check.iter().flat_map(Check::charges).map(Charge::without_cost).enumerate();
@@ -92,11 +93,6 @@ impl Policy {
             };
             (whole, parts)
         });
-        Ok(in_parts.collect())
-    }
-
-    /// A store that fails is an error, and no share tells how its limits stand.
-    fn store_alone(&self) -> Limiter {
-        self.limiter.clone().with_failure_mode(FailureMode::Closed)
+        Ok((in_parts.collect(), self.limiter.clone().with_failure_mode(FailureMode::Closed)))
     }
 }
