@@ -31,7 +31,10 @@ pub(super) fn hops<'a>(headers: &'a HeaderMap, name: &HeaderName, style: Style) 
     let elements = iter::from_fn(move || {
         let line: &[u8] = rest.take().or_else(|| lines.next())?;
         let near = &line[line.len().saturating_sub(bytes_left)..];
-        let comma = style.last_comma(near);
+        let comma = match style {
+            Style::Rfc7239 => last_outside_quotes(near, b','),
+            _ => near.iter().rposition(|byte| *byte == b','),
+        };
         if comma.is_none() && near.len() < line.len() {
             bytes_left = 0;
             return Some(Some(Hop::TooFar));
@@ -59,13 +62,6 @@ pub(super) enum Style {
 }
 
 impl Style {
-    fn last_comma(self, line: &[u8]) -> Option<usize> {
-        match self {
-            Self::Rfc7239 => last_outside_quotes(line, b','),
-            _ => line.iter().rposition(|byte| *byte == b','),
-        }
-    }
-
     /// The address in an element, or in the value of a header with a single address. All headers write addresses by one grammar.
     pub(super) fn address(self, element: &[u8]) -> Option<IpAddr> {
         let node = match self {
