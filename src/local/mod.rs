@@ -14,7 +14,7 @@ use std::{
     collections::HashMap,
     fmt,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -34,6 +34,7 @@ use crate::{
     clock::{Clock, ManualClock, micros},
     key::Key,
     limit::Limit,
+    lock::lock,
 };
 
 /// How long the limiters of a store remember a refusal by default.
@@ -205,7 +206,7 @@ impl LocalState {
         self.round_trip.learn(took, sent.saturating_add(micros(took)));
         self.last_answered.fetch_max(sent, Ordering::Relaxed);
         if let Some(part) = part {
-            let mut parts = self.last_answered_by.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut parts = lock(&self.last_answered_by);
             if parts.len() >= breaker::MOST_PARTS {
                 parts.clear();
             }
@@ -224,7 +225,7 @@ impl LocalState {
     pub(crate) fn has_answered_within(&self, part: Option<&str>, time: Duration) -> bool {
         let is_within = |last: u64| last > 0 && self.made.elapsed().saturating_sub(Duration::from_micros(last)) < time;
         let Some(part) = part else { return is_within(self.last_answered.load(Ordering::Relaxed)) };
-        let parts = self.last_answered_by.lock().unwrap_or_else(PoisonError::into_inner);
+        let parts = lock(&self.last_answered_by);
         part.split(' ').all(|part| parts.get(part).is_some_and(|last| is_within(*last)))
     }
 

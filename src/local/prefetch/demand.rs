@@ -1,8 +1,9 @@
 //! Finds the keys that are asked for often, in a fixed amount of memory.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use super::{pace::Pace, size::rate};
+use crate::lock::lock;
 
 /// Keys share sets of a few counts: see [`Demand::count`].
 const SETS: usize = 1 << 13;
@@ -25,7 +26,7 @@ impl Demand {
     /// A count lasts for a life of its own key. A key that finds all counts of its set taken takes one off the smallest. So busy keys keep theirs, and
     /// many rare keys together do not look like a busy one.
     pub(super) fn count(&self, digest: u64, now: u64, pace: Pace) -> Option<u64> {
-        let mut set = self.0[digest as usize % SETS].lock().unwrap_or_else(PoisonError::into_inner);
+        let mut set = lock(&self.0[digest as usize % SETS]);
         // A time before it began means that the clock has stepped back.
         let is_alive = |count: &Count| (count.began..count.ends).contains(&now);
         let requests = |count: &Count| if is_alive(count) { count.requests } else { 0 };

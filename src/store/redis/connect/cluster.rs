@@ -12,7 +12,7 @@
 
 use std::{
     sync::{
-        Mutex, PoisonError,
+        Mutex,
         atomic::{AtomicU32, Ordering},
     },
     time::{Duration, Instant},
@@ -27,6 +27,7 @@ use redis::{
 use tokio::{task::JoinSet, time::timeout};
 
 use super::settings::{ConnectionSettings, tcp_settings};
+use crate::lock::lock;
 
 /// How long connecting to all nodes and asking one for the slots may take. Each step has a timeout of its own.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -130,7 +131,7 @@ impl Nodes {
     async fn hear<T>(&self, send: impl AsyncFnOnce(ClusterConnection) -> RedisResult<T>) -> RedisResult<T> {
         // Counted before the wait: a caller whose deadline passes drops the future in the middle of it.
         if self.unanswered.fetch_add(1, Ordering::Relaxed) == 0 {
-            *self.since.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+            *lock(&self.since) = Instant::now();
         }
         let result = send(self.connection.clone()).await;
         if !result.as_ref().is_err_and(RedisError::is_timeout) {
@@ -140,7 +141,6 @@ impl Nodes {
     }
 
     fn is_silent(&self, requests: u32, reply_timeout: Duration) -> bool {
-        self.unanswered.load(Ordering::Relaxed) >= requests
-            && self.since.lock().unwrap_or_else(PoisonError::into_inner).elapsed() >= reply_timeout
+        self.unanswered.load(Ordering::Relaxed) >= requests && lock(&self.since).elapsed() >= reply_timeout
     }
 }

@@ -19,7 +19,7 @@ use std::{
     io, mem,
     pin::pin,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
     task::Poll,
@@ -41,7 +41,7 @@ use super::{
     server::{Server, without_arguments},
     source::ServerConnection,
 };
-use crate::{clock, error::StoreError, local::LONGEST_DEADLINE, store::redis::keys::HASH_SLOTS};
+use crate::{clock, error::StoreError, local::LONGEST_DEADLINE, lock::lock, store::redis::keys::HASH_SLOTS};
 
 /// A connection that left this many requests in a row without a reply is given up.
 const MAX_UNANSWERED: u32 = 3;
@@ -148,7 +148,7 @@ impl Pool {
         let (server, shared) = (Arc::clone(&self.server), self.shared.clone());
         let (generation, distance) = (Arc::clone(&self.generation), Arc::clone(&self.distance));
         let (opened, outcome) = oneshot::channel();
-        let mut openings = self.openings.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut openings = lock(&self.openings);
         while openings.try_join_next().is_some() {}
         openings.spawn(async move {
             let outcome = Connection::open(&server, &generation).await.map_err(without_arguments);

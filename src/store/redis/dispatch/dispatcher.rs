@@ -6,7 +6,7 @@ use std::{
     future::Future,
     iter, mem,
     sync::{
-        Arc, Mutex, PoisonError, Weak,
+        Arc, Mutex, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -33,6 +33,7 @@ use crate::{
     key::Key,
     limit::Limit,
     local::LocalState,
+    lock::lock,
     metrics,
     store::redis::{
         connect::{ASKING, Connection, Pool, Server, failure, needs_new_connection, was_not_run},
@@ -68,7 +69,7 @@ impl Config {
     /// a new one: a connection of the application must not be opened in a runtime that soon ends.
     pub(crate) fn dispatcher(self: &Arc<Self>, is_settlement: bool) -> Result<Arc<Dispatcher>, StoreError> {
         let runtime = Handle::try_current().map_err(without_runtime)?;
-        let mut all = self.dispatchers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.dispatchers);
         let mut own = all.iter().filter(|(id, _)| *id == runtime.id());
         if let Some(known) = own.find_map(|(_, dispatcher)| dispatcher.upgrade()) {
             return Ok(known);
