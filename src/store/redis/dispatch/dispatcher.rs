@@ -65,8 +65,8 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// The dispatcher of the current runtime. On the application's connections, a settlement rather goes to one of another runtime than to
-    /// a new one: a connection of the application must not be opened in a runtime that soon ends.
+    /// The dispatcher of the current runtime. If that has none, a settlement over the application's connections goes to the dispatcher of
+    /// another runtime: no connection of the application may be opened in a runtime that soon ends.
     pub(crate) fn dispatcher(self: &Arc<Self>, is_settlement: bool) -> Result<Arc<Dispatcher>, StoreError> {
         let runtime = Handle::try_current().map_err(without_runtime)?;
         let mut all = lock(&self.dispatchers);
