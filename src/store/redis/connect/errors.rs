@@ -76,7 +76,8 @@ fn explained(error: RedisError) -> RedisError {
         ("cluster support disabled", "the server is not in cluster mode, use `RedisStore::builder`"),
         ("SELECT is not allowed in cluster mode", "this cluster has only database 0"),
     ];
-    let text = error.to_string();
+    // Redis 6.2 quotes otherwise.
+    let text = error.to_string().replace('`', "'");
     match MISTAKES.into_iter().find(|(words, _)| text.contains(words)) {
         Some((_, mistake)) => RedisError::from((error.kind(), mistake, text)),
         None => error,
