@@ -182,7 +182,7 @@ async fn succeeds<T>(nodes: &Nodes, call: impl AsyncFn() -> Result<T, Error>) ->
             }
             Err(error) => {
                 was_open |= matches!(error, Error::BreakerOpen(_));
-                let is_late = was_open || matches!(error, Error::TimedOut { .. });
+                let is_late = matches!(error, Error::BreakerOpen(_) | Error::TimedOut { .. });
                 assert!(is_late && begun.elapsed() < TEST_TIMEOUT, "{error:?}");
             }
         }
