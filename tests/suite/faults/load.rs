@@ -12,7 +12,7 @@ use std::{
 };
 
 use tokio::{
-    sync::{Mutex, OwnedMutexGuard},
+    sync::{Mutex, OwnedMutexGuard, RwLock},
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
@@ -41,6 +41,8 @@ pub(super) struct Load {
     clients: JoinSet<Seen>,
     number: usize,
     is_over: Arc<AtomicBool>,
+    /// Read by each check that is on its way.
+    underway: Arc<RwLock<()>>,
     _turn: OwnedMutexGuard<()>,
 }
 
@@ -55,20 +57,23 @@ impl Load {
             // Every check must reach the server.
             .map(|limiter| limiter.deadline(deadline).refusal_cache(Duration::ZERO))
             .collect();
-        let is_over = Arc::new(AtomicBool::new(false));
+        let (is_over, underway) = (Arc::new(AtomicBool::new(false)), Arc::default());
         let mut tasks = JoinSet::new();
         for number in 0..clients {
             let (limiter, is_over) = (limiters[number % limiters.len()].clone(), Arc::clone(&is_over));
+            let underway: Arc<RwLock<()>> = Arc::clone(&underway);
             tasks.spawn(async move {
                 let mut seen = Seen::default();
                 while !is_over.load(Ordering::Relaxed) {
+                    let asking = underway.read().await;
                     seen.ask(&limiter, number % KEYS.len(), deadline).await;
+                    drop(asking);
                     sleep(PAUSE).await;
                 }
                 seen
             });
         }
-        Self { limiters, clients: tasks, number: clients, is_over, _turn: turn }
+        Self { limiters, clients: tasks, number: clients, is_over, underway, _turn: turn }
     }
 
     /// A limiter of one of the processes.
@@ -76,9 +81,10 @@ impl Load {
         &self.limiters[0]
     }
 
-    /// Waits until the server answers both limiters again.
+    /// Waits until all checks that are on their way are answered, and the server answers both limiters again.
     pub(super) async fn goes_on(&self) {
         let healed = Instant::now();
+        drop(self.underway.write().await);
         for limiter in &self.limiters {
             let limiter = limiter.clone().deadline(TEST_TIMEOUT);
             while limiter.peek(&TOTAL, "all").await.is_err() {

@@ -205,3 +205,39 @@ async fn resent_checks_can_be_refunded() {
         assert_eq!(limiter.peek(&CALLS, "ada").await.unwrap().used(), 0, "{copies} copies of {cost}");
     }
 }
+
+/// A connection that was cut may have left a request in the server's buffer, which the server reads after the second try.
+#[tokio::test]
+async fn a_first_try_that_runs_after_the_second_counts_nothing_more() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(&server).await;
+    let limiter = limiter(&proxy);
+    assert!(limiter.peek(&CALLS, "ada").await.unwrap().is_allowed());
+    let mut used = 0;
+    for (copies, cost, is_reserved) in [
+        (1, 1, false),
+        (3, 1, false),
+        (1, 7, false),
+        (40, 1, false),
+        (40, 7, false),
+        (3, 1, false),
+        (1, 1, false),
+        (1, 7, true),
+    ] {
+        for limits in [&[CALLS][..], &[SHORT, CALLS]] {
+            let mut charges = limits.iter().map(|limit| Charge::new(limit.clone(), "ada", cost).unwrap());
+            let first = charges.next().unwrap();
+            let first = if is_reserved { first.reserve(Duration::from_secs(600)) } else { first };
+            let check = charges.try_fold(Check::new(first), Check::and).unwrap();
+            proxy.hold_request();
+            let answers: Vec<_> = (0..copies).map(|_| tokio::spawn(limiter.check_all(check.clone()))).collect();
+            for answer in answers {
+                assert!(answer.await.unwrap().unwrap().is_allowed());
+            }
+            used += copies * cost;
+            proxy.pass_on_held().await;
+            let counted = limiter.peek(&CALLS, "ada").await.unwrap().used();
+            assert_eq!(counted, used, "{copies} copies of {cost}, {} limits, reserved: {is_reserved}", limits.len());
+        }
+    }
+}

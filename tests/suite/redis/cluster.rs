@@ -406,15 +406,15 @@ async fn a_new_store_decides_while_a_primary_hangs() {
     let limiter = cluster.limiter(RedisStore::cluster(cluster.0.iter().map(RedisServer::url)));
     let limiter = limiter.deadline(Duration::from_millis(500)).breaker(Breaker::OFF);
     let (calls, begun, mut decided) = (Limit::per_hour("calls", 100), Instant::now(), 0);
-    while begun.elapsed() < Duration::from_secs(12) {
+    // A store that waits for the node that hangs decides one round of eight in each twelve seconds.
+    while decided < 20 && begun.elapsed() < Duration::from_secs(24) {
         let mut checks: JoinSet<_> = (0..12).map(|key| limiter.check(&calls, key.to_string(), 1)).collect();
         while let Some(outcome) = checks.join_next().await {
             decided += usize::from(outcome.unwrap().is_ok());
         }
     }
     cluster.0[2].resume();
-    // A store that waits for the node that hangs decides one round of them.
-    assert!(decided >= 20, "{decided} checks of some 190 for working slots");
+    assert!(decided >= 20, "{decided} checks for working slots in {:?}", begun.elapsed());
 }
 
 #[tokio::test]

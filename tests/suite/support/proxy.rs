@@ -13,7 +13,7 @@ use std::{
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::{TcpListener, TcpStream},
-    sync::{broadcast, mpsc},
+    sync::{Notify, broadcast, mpsc},
     time::{Instant, sleep_until},
 };
 
@@ -28,6 +28,10 @@ pub(crate) struct Proxy {
 struct Wires {
     target: Mutex<String>,
     to_lose: AtomicUsize,
+    is_holding: AtomicBool,
+    /// The request that is held may go on, and has been answered.
+    goes_on: Notify,
+    has_arrived: Notify,
     /// Connections with a lower number are silent.
     silent_below: AtomicUsize,
     accepted: AtomicUsize,
@@ -53,6 +57,9 @@ impl Proxy {
         let wires = Arc::new(Wires {
             target: Mutex::new(server.address()),
             to_lose: AtomicUsize::new(0),
+            is_holding: AtomicBool::new(false),
+            goes_on: Notify::new(),
+            has_arrived: Notify::new(),
             silent_below: AtomicUsize::new(0),
             accepted: AtomicUsize::new(0),
             delay_micros: AtomicU64::new(0),
@@ -91,6 +98,18 @@ impl Proxy {
         self.wires.to_lose.load(Ordering::SeqCst) == 0
     }
 
+    /// The next request stays in the proxy, and its connection is closed.
+    pub(crate) fn hold_request(&self) {
+        self.wires.is_holding.store(true, Ordering::SeqCst);
+    }
+
+    /// Passes on the request that it holds, and waits for the reply.
+    pub(crate) async fn pass_on_held(&self) {
+        assert!(!self.wires.is_holding.load(Ordering::SeqCst), "no request has come");
+        self.wires.goes_on.notify_one();
+        self.wires.has_arrived.notified().await;
+    }
+
     /// From now on each reply arrives so much later.
     pub(crate) fn delay_replies(&self, by: Duration) {
         self.wires.delay_micros.store(u64::try_from(by.as_micros()).unwrap(), Ordering::SeqCst);
@@ -116,8 +135,9 @@ async fn forward(mut client: TcpStream, wires: Arc<Wires>) {
     let mut cuts = wires.cuts.subscribe();
     client.set_nodelay(true).and_then(|()| server.set_nodelay(true)).unwrap();
     let ((from_client, to_client), (from_server, to_server)) = (client.split(), server.split());
+    let mut held = None;
     let cut = tokio::select! {
-        () = requests(from_client, to_server, &wires) => Cut::Close,
+        request = requests(from_client, to_server, &wires) => { held = request; Cut::Close },
         () = replies(from_server, to_client, number, &wires) => Cut::Close,
         cut = cuts.recv() => cut.unwrap_or(Cut::Close),
     };
@@ -125,15 +145,27 @@ async fn forward(mut client: TcpStream, wires: Arc<Wires>) {
         // It may be closed already.
         let _ = client.set_zero_linger();
     }
+    drop(client);
+    if let Some(request) = held {
+        wires.goes_on.notified().await;
+        server.write_all(&request).await.unwrap();
+        server.read_u8().await.unwrap();
+        wires.has_arrived.notify_one();
+    }
 }
 
-async fn requests(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, wires: &Wires) {
+/// Passes on requests, and returns one that is held.
+async fn requests(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, wires: &Wires) -> Option<Vec<u8>> {
     let mut request = vec![0; 64 * 1024];
     while let Ok(length @ 1..) = from.read(&mut request).await {
+        if wires.is_holding.swap(false, Ordering::SeqCst) {
+            return Some(request[..length].to_vec());
+        }
         if pass_on(&request[..length], &mut to, wires).await.is_err() {
             break;
         }
     }
+    None
 }
 
 /// Passes on each reply after the delay. The delay is that of the line: a reply that comes in several packets, as nested ones

@@ -9,7 +9,8 @@
 //! 5. A connection that failed takes its whole generation with it: a server that restarts or is demoted has mostly cut
 //!    all connections. Handing out the others one by one would fail one check each.
 //! 6. A connection that left several requests in a row without a reply, or one for a second, is given up too, with its generation.
-//!    It may be half open, which no error ever reports.
+//!    It may be half open, which no error ever reports. Nor may an error end a request that was sent just as its connection ended: tokio's
+//!    channel keeps such a message as long as its sender ([issue 7714](https://github.com/tokio-rs/tokio/issues/7714)).
 //! 7. One without a reply for half a second proves itself before a check that must not run twice: the server or a proxy may have
 //!    closed it meanwhile. Of a cluster, this is known for parts of the slots, which mostly are on one node.
 
