@@ -197,7 +197,7 @@ async fn a_pool_that_the_application_keeps_empty_is_waited_for_and_named() {
         let held = pool.get().await.unwrap();
         let error = limiter.check(&CALLS, "ada", 1).await.unwrap_err();
         let text = with_causes(&error);
-        assert!(text.contains("does the application use all connections of its pool"), "{text}");
+        assert!(text.contains("Are all connections of its pool in use"), "{text}");
         drop(held);
         assert_eq!(decided(&limiter, 100).await, 100);
         // It has a clone.

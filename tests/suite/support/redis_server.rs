@@ -7,7 +7,10 @@ use std::{
     ffi::OsString,
     net::TcpListener,
     process::{self, Child, Command, Stdio},
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        LazyLock,
+        atomic::{AtomicU32, Ordering},
+    },
     thread::sleep,
     time::{Duration, Instant},
 };
@@ -15,6 +18,7 @@ use std::{
 use bb8_redis::{RedisConnectionManager, bb8::Pool};
 use redis::{Client, Connection, FromRedisValue};
 use tempfile::TempDir;
+use tokio::runtime::{Handle, Runtime};
 use tower_sliding_window::{RedisStore, store::RedisStoreBuilder};
 
 use super::TEST_TIMEOUT;
@@ -163,13 +167,15 @@ impl Drop for RedisServer {
     }
 }
 
-/// A port that no other call of this process returns, also after a server of it was killed. It is below those that systems give
-/// to clients, and so is the port of a cluster's nodes, 10,000 above.
 /// A store on the server at this URL. `SOURCE` says who opens its connections: `pool` a pool of the application, `closure` a closure.
 /// Otherwise the store does.
 pub(crate) fn store_at(url: &str) -> RedisStoreBuilder {
+    static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
+
     match env::var("SOURCE").as_deref() {
         Ok("pool") => {
+            // A pool is built in a runtime.
+            let _entered = Handle::try_current().is_err().then(|| RUNTIME.enter());
             let manager = RedisConnectionManager::new(url).unwrap();
             RedisStore::from_pool(Pool::builder().max_size(4).build_unchecked(manager))
         }
@@ -184,6 +190,8 @@ pub(crate) fn store_at(url: &str) -> RedisStoreBuilder {
     }
 }
 
+/// A port that no other call of this process returns, also after a server of it was killed. It is below those that systems give
+/// to clients, and so is the port of a cluster's nodes, 10,000 above.
 pub(crate) fn free_port() -> u16 {
     static CALLS: AtomicU32 = AtomicU32::new(0);
     loop {

@@ -44,7 +44,7 @@ pub(super) fn no_connection(server: &Server, cause: &RedisError) -> StoreError {
         kind => kind,
     };
     let silence = if server.is_given() {
-        "does the application use all connections of its pool, or does the pool fail to open them?"
+        "the application gave none that works. Are all connections of its pool in use, or does it fail to open them?"
     } else {
         "it hangs up or is silent. Is only one side set to TLS, a proxy in between, or `maxclients` reached?"
     };
